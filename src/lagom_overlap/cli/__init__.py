@@ -1,0 +1,1 @@
+"""The shell's front door: one module per verb."""

@@ -1,0 +1,148 @@
+"""What may be tried for one collective: subspaces by (algorithm, protocol, transport), a lattice inside each.
+
+The division is AutoCCL's divide and conquer: implementation knobs choose a subspace, resource knobs (channels, threads,
+chunk) span a lattice inside it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise, product
+
+from lagom_overlap.collective.config import Algorithm, CommConfig, Protocol, Transport
+from lagom_overlap.errors import SpaceError
+
+RESOURCE_KNOBS = ("num_channels", "num_threads", "chunk_bytes")
+"""The knobs that span the lattice of a subspace, in AutoCCL's descent order."""
+
+
+def _check_axis(name: str, values: tuple[int | None, ...]) -> None:
+    if not values:
+        raise SpaceError(f"{name} allows no value")
+    if values == (None,):
+        return
+    numbers = [value for value in values if value is not None]
+    if len(numbers) != len(values) or any(a >= b for a, b in pairwise(numbers)) or numbers[0] < 1:
+        raise SpaceError(f"{name} is {list(values)}, must be increasing whole numbers of at least 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subspace:
+    """One choice of algorithm, protocol and transport, and the allowed values of each resource knob, increasing.
+
+    A knob that the engine lacks is the single value None.
+    """
+
+    algorithm: Algorithm | None = None
+    protocol: Protocol | None = None
+    transport: Transport | None = None
+    num_channels: tuple[int | None, ...] = (None,)
+    num_threads: tuple[int | None, ...] = (None,)
+    chunk_bytes: tuple[int | None, ...] = (None,)
+
+    def __post_init__(self) -> None:
+        for knob in RESOURCE_KNOBS:
+            _check_axis(knob, getattr(self, knob))
+
+    @property
+    def axes(self) -> tuple[tuple[int | None, ...], ...]:
+        """The values of (num_channels, num_threads, chunk_bytes)."""
+        return self.num_channels, self.num_threads, self.chunk_bytes
+
+    def __len__(self) -> int:
+        return len(self.num_channels) * len(self.num_threads) * len(self.chunk_bytes)
+
+    def __iter__(self) -> Iterator[CommConfig]:
+        for indices in product(*(range(len(axis)) for axis in self.axes)):
+            yield self.at(indices)
+
+    def __contains__(self, config: object) -> bool:
+        return isinstance(config, CommConfig) and self._same_implementation(config) and self._find(config) is not None
+
+    def at(self, indices: tuple[int, ...]) -> CommConfig:
+        """The configuration at lattice position (channel index, thread index, chunk index)."""
+        num_channels, num_threads, chunk_bytes = (axis[index] for axis, index in zip(self.axes, indices, strict=True))
+        return CommConfig(
+            algorithm=self.algorithm,
+            protocol=self.protocol,
+            transport=self.transport,
+            num_channels=num_channels,
+            num_threads=num_threads,
+            chunk_bytes=chunk_bytes,
+        )
+
+    def indices_of(self, config: CommConfig) -> tuple[int, int, int]:
+        """The lattice position of a configuration of this subspace.
+
+        Raises:
+            SpaceError: if it does not lie in it.
+        """
+        found = self._find(config) if self._same_implementation(config) else None
+        if found is None:
+            raise SpaceError(f"{config} lies outside {self}")
+        return found
+
+    def nearest(self, config: CommConfig) -> tuple[int, int, int]:
+        """The lattice position nearest to a configuration in each knob; the largest value where the knob is None."""
+        position = []
+        for knob, axis in zip(RESOURCE_KNOBS, self.axes, strict=True):
+            wanted = getattr(config, knob)
+            if wanted is None or axis == (None,):
+                position.append(len(axis) - 1)
+            else:
+                position.append(min(range(len(axis)), key=lambda i: (abs((axis[i] or 0) - wanted), i)))
+        return position[0], position[1], position[2]
+
+    @property
+    def minimum(self) -> CommConfig:
+        """The fewest channels and threads, the smallest chunk."""
+        return self.at((0, 0, 0))
+
+    @property
+    def maximum(self) -> CommConfig:
+        """The most channels and threads, the largest chunk."""
+        return self.at((len(self.num_channels) - 1, len(self.num_threads) - 1, len(self.chunk_bytes) - 1))
+
+    def _same_implementation(self, config: CommConfig) -> bool:
+        mine = (self.algorithm, self.protocol, self.transport)
+        return mine == (config.algorithm, config.protocol, config.transport)
+
+    def _find(self, config: CommConfig) -> tuple[int, int, int] | None:
+        try:
+            channel, thread, chunk = (
+                axis.index(getattr(config, knob)) for knob, axis in zip(RESOURCE_KNOBS, self.axes, strict=True)
+            )
+        except ValueError:
+            return None
+        return channel, thread, chunk
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigSpace:
+    """All configurations that may be tried for one collective: the union of its subspaces."""
+
+    subspaces: tuple[Subspace, ...]
+
+    def __post_init__(self) -> None:
+        if not self.subspaces:
+            raise SpaceError("a configuration space needs at least one subspace")
+
+    def __len__(self) -> int:
+        return sum(len(subspace) for subspace in self.subspaces)
+
+    def __iter__(self) -> Iterator[CommConfig]:
+        for subspace in self.subspaces:
+            yield from subspace
+
+    def __contains__(self, config: object) -> bool:
+        return any(config in subspace for subspace in self.subspaces)
+
+    def subspace_of(self, config: CommConfig) -> Subspace:
+        """The subspace that shares the configuration's algorithm, protocol and transport, else the first."""
+        for subspace in self.subspaces:
+            if (subspace.algorithm, subspace.protocol, subspace.transport) == (
+                config.algorithm,
+                config.protocol,
+                config.transport,
+            ):
+                return subspace
+        return self.subspaces[0]

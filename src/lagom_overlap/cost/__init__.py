@@ -1,0 +1,1 @@
+"""How long things take: kernels under contention, collectives as a function of their knobs."""

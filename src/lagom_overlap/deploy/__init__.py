@@ -1,0 +1,1 @@
+"""Write what a job reads."""

@@ -1,0 +1,1 @@
+"""Apply a configuration to real collectives."""

@@ -1,0 +1,72 @@
+"""What a user can fix, as one small tree.
+
+    LagomError                     a user's mistake or a machine's limit: one line, exit code 2
+    |-- JobError                   the job file: unreadable, unknown key, wrong type, impossible value
+    |-- UnknownNameError           a preset, model, tuner, backend or profile that does not exist
+    |-- SpaceError                 a knob outside its space, or a space that is empty
+    |-- OutputError                an output folder that exists or cannot be written
+    |-- BundleError                a measurement bundle that is damaged or belongs to another job
+    |-- TableError                 a plug-in table that is damaged, truncated or of another version
+    |-- MissingDependencyError     an extra that is not installed
+    `-- BackendError               the machine could not run the measurement
+        |-- RankError              a rank process died or hung
+        `-- WrongResultError       a collective returned wrong numbers: nothing was timed
+
+A wrong argument from code is a `ValueError`; `assert` is for our own bugs only.
+Every message says what was wrong, the value, and what is allowed.
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class LagomError(Exception):
+    """Raised for what a user can fix; the command line prints it as one line and exits with 2."""
+
+
+class JobError(LagomError):
+    """Raised when a job file cannot be read, or holds a key, type or value that is not allowed."""
+
+
+class UnknownNameError(LagomError):
+    """Raised when a name (preset, model, tuner, backend, profile) does not exist."""
+
+    @classmethod
+    def among(cls, what: str, name: str, allowed: Iterable[str]) -> "UnknownNameError":
+        """The error for `name`, listing what is allowed and the nearest word."""
+        names = sorted(allowed)
+        near = get_close_matches(name, names, n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        return cls(f"unknown {what} {name!r}{hint}; allowed: {', '.join(names)}")
+
+
+class SpaceError(LagomError):
+    """Raised when a knob's value lies outside the space that the engine offers."""
+
+
+class OutputError(LagomError):
+    """Raised when an output folder exists already or cannot be written."""
+
+
+class BundleError(LagomError):
+    """Raised when a measurement bundle is damaged or was recorded for another job."""
+
+
+class TableError(LagomError):
+    """Raised when a plug-in table is damaged, truncated or of another version."""
+
+
+class MissingDependencyError(LagomError):
+    """Raised when an optional package is needed; the message holds the pip line."""
+
+
+class BackendError(LagomError):
+    """Raised when the machine could not run what was asked; a `Failure` is one configuration, this is the run."""
+
+
+class RankError(BackendError):
+    """Raised when a rank process died or did not answer within its time."""
+
+
+class WrongResultError(BackendError):
+    """Raised when a collective returned wrong numbers under a configuration; nothing was timed."""

@@ -1,0 +1,8 @@
+"""What the machines are: GPUs, links, clusters, and presets with a source for each number."""
+
+from lagom_overlap.hardware.cluster import Cluster
+from lagom_overlap.hardware.gpu import Gpu
+from lagom_overlap.hardware.link import Link, LinkKind
+from lagom_overlap.hardware.presets import load_preset, preset_names
+
+__all__ = ["Cluster", "Gpu", "Link", "LinkKind", "load_preset", "preset_names"]

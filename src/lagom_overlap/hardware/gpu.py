@@ -1,0 +1,27 @@
+"""One GPU as the contention model sees it."""
+
+from dataclasses import dataclass
+
+from lagom_overlap.errors import JobError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """The resources that computation and communication share.
+
+    `hbm_bytes_per_s` is the bandwidth that a copy achieves, not the datasheet's peak
+    (A40: 600 of 696 GB/s); `gemm_flops` is the dense bf16 rate that a large matrix product achieves.
+    """
+
+    name: str
+    num_sms: int
+    gemm_flops: float
+    hbm_bytes_per_s: float
+    l2_bytes: int
+    memory_bytes: int
+
+    def __post_init__(self) -> None:
+        for field in ("num_sms", "gemm_flops", "hbm_bytes_per_s", "l2_bytes", "memory_bytes"):
+            value = getattr(self, field)
+            if not 0 < value < float("inf"):
+                raise JobError(f"gpu {self.name!r}: {field} is {value}, must be positive and finite")

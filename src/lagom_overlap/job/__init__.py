@@ -1,0 +1,1 @@
+"""A job file becomes objects, and one command runs end to end."""

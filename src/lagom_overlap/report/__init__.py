@@ -1,0 +1,1 @@
+"""Show a run to people: HTML, terminal tables."""

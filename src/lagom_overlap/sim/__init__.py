@@ -1,0 +1,1 @@
+"""Event simulation: a workload and a cost model become a timeline."""

@@ -1,0 +1,1 @@
+"""Profiler files to and from timelines."""

@@ -1,0 +1,68 @@
+"""Conversions to and from SI, used once at the edge of the program: files, flags, tables for people.
+
+Inside the program everything is in seconds, bytes, bytes per second and flop per second, and names say so.
+"""
+
+import re
+from typing import Final
+
+KIB: Final = 1024
+MIB: Final = 1024**2
+GIB: Final = 1024**3
+
+US: Final = 1e-6
+"""One microsecond in seconds."""
+MS: Final = 1e-3
+"""One millisecond in seconds."""
+NS: Final = 1e-9
+"""One nanosecond in seconds."""
+GB_PER_S: Final = 1e9
+"""One gigabyte per second in bytes per second."""
+GBIT_PER_S: Final = 1e9 / 8
+"""One gigabit per second in bytes per second."""
+TFLOPS: Final = 1e12
+"""One teraflop per second in flop per second."""
+
+_BYTE_UNITS: Final = {
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "KIB": KIB,
+    "MIB": MIB,
+    "GIB": GIB,
+}
+_BYTES: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*")
+
+
+def parse_bytes(text: str) -> int:
+    """The number of bytes in a text such as `"2 MiB"`, `"512 KiB"`, `"32 MB"` or `"4096 B"`.
+
+    Raises:
+        ValueError: if there is no unit, the unit is unknown, or the result is not a whole number of bytes.
+    """
+    match = _BYTES.fullmatch(text)
+    if match is None or match[2].upper() not in _BYTE_UNITS:
+        raise ValueError(f"{text!r} is not a size; write a number and one of B, KB, MB, GB, KiB, MiB, GiB")
+    value = float(match[1]) * _BYTE_UNITS[match[2].upper()]
+    if value != int(value):
+        raise ValueError(f"{text!r} is not a whole number of bytes")
+    return int(value)
+
+
+def format_bytes(num_bytes: float) -> str:
+    """A size for people in binary units, exact where it can be: `"2 MiB"`, `"684 KiB"`, `"1.33 MiB"`."""
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if abs(num_bytes) >= unit:
+            return f"{num_bytes / unit:.2f}".rstrip("0").rstrip(".") + f" {name}"
+    return f"{num_bytes:g} B"
+
+
+def format_seconds(seconds: float) -> str:
+    """A duration for people with three significant digits: `"1.23 ms"`, `"45.6 us"`, `"2.00 s"`."""
+    for unit, name in ((1.0, "s"), (MS, "ms"), (US, "us")):
+        if abs(seconds) >= unit:
+            value = seconds / unit
+            digits = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
+            return f"{value:.{digits}f} {name}"
+    return f"{seconds / NS:.0f} ns"

@@ -1,0 +1,18 @@
+"""What one training iteration does: operators on streams, overlap groups, named models."""
+
+from lagom_overlap.workload.iteration import Iteration
+from lagom_overlap.workload.ops import Attention, CommOp, CompOp, Gemm, Kernel, MemoryBound, Work
+from lagom_overlap.workload.overlap import OverlapGroup, find_overlap_groups
+
+__all__ = [
+    "Attention",
+    "CommOp",
+    "CompOp",
+    "Gemm",
+    "Iteration",
+    "Kernel",
+    "MemoryBound",
+    "OverlapGroup",
+    "Work",
+    "find_overlap_groups",
+]

@@ -1,0 +1,120 @@
+"""Operators of an iteration: computations by what they compute, communications by what they move."""
+
+from dataclasses import dataclass
+
+from lagom_overlap.collective import Collective
+from lagom_overlap.errors import JobError
+
+
+def _check_positive(what: object, **fields: float) -> None:
+    for name, value in fields.items():
+        if not 0 < value < float("inf"):
+            raise JobError(f"{type(what).__name__}: {name} is {value}, must be positive and finite")
+
+
+@dataclass(frozen=True, slots=True)
+class Gemm:
+    """A matrix product (m x k) (k x n)."""
+
+    m: int
+    n: int
+    k: int
+    element_bytes: int = 2
+
+    def __post_init__(self) -> None:
+        _check_positive(self, m=self.m, n=self.n, k=self.k, element_bytes=self.element_bytes)
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations: 2 m n k."""
+        return 2.0 * self.m * self.n * self.k
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """Scaled dot-product attention, forward; `passes` scales it (backward of a flash kernel is about 2.5)."""
+
+    batch: int
+    num_heads: int
+    seq_len: int
+    head_dim: int
+    causal: bool = True
+    passes: float = 1.0
+    element_bytes: int = 2
+
+    def __post_init__(self) -> None:
+        _check_positive(
+            self,
+            batch=self.batch,
+            num_heads=self.num_heads,
+            seq_len=self.seq_len,
+            head_dim=self.head_dim,
+            passes=self.passes,
+            element_bytes=self.element_bytes,
+        )
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations: 4 b h s^2 d, half of it where causal, times `passes`."""
+        full = 4.0 * self.batch * self.num_heads * self.seq_len**2 * self.head_dim
+        return full * (0.5 if self.causal else 1.0) * self.passes
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBound:
+    """An elementwise or normalising operator that reads and writes `num_bytes` in all."""
+
+    num_bytes: int
+
+    def __post_init__(self) -> None:
+        _check_positive(self, num_bytes=self.num_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """A kernel in the terms of the Lagom paper's Eqs 5 and 6.
+
+    `num_blocks` is the grid (mu), `blocks_per_sm` the resident blocks (TB), `wave_s` the time of one wave without
+    memory contention (theta), `block_bytes` the device-memory bytes of one block (D).
+    """
+
+    num_blocks: int
+    blocks_per_sm: int
+    wave_s: float
+    block_bytes: float
+
+    def __post_init__(self) -> None:
+        _check_positive(self, num_blocks=self.num_blocks, blocks_per_sm=self.blocks_per_sm, wave_s=self.wave_s)
+        if not 0 <= self.block_bytes < float("inf"):
+            raise JobError(f"Kernel: block_bytes is {self.block_bytes}, must be finite and not negative")
+
+
+Work = Gemm | Attention | MemoryBound | Kernel
+"""What a computation is: by shape, or as a kernel that was already reduced to the model's terms."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompOp:
+    """A computation on a stream; `deps` are names of operators on other streams that it waits for."""
+
+    name: str
+    work: Work
+    stream: str = "compute"
+    deps: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommOp:
+    """A collective on a stream; `deps` are names of operators on other streams that it waits for.
+
+    `communicator` is the framework's description of the communicator (`"fsdp"`, `"tp"`).
+    """
+
+    name: str
+    collective: Collective
+    stream: str = "comm"
+    communicator: str = "default"
+    deps: tuple[str, ...] = ()
+
+
+Op = CompOp | CommOp
