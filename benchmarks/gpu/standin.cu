@@ -7,7 +7,7 @@
 //
 // Both run until *stop is set (by a memset on the victim's stream, after the victim's last kernel: the victim is covered
 // by construction) or until deadline_ns, which is reported as such, so that a mistake cannot hang the device.
-// Each block counts itself in *num_resident, in host memory, so that the host starts the victim only when all hold an SM.
+// Each block sets its word of resident, in host memory, so that the host starts the victim only when all hold an SM.
 // dynamic shared memory (shared_bytes) keeps victims that need shared memory off the SM; small kernels still fit beside,
 // as they do beside NCCL.
 #include <cstddef>
@@ -44,8 +44,12 @@ __device__ void report(Report* r, unsigned long long start, unsigned long long c
   r->start_ns = start, r->end_ns = now_ns(), r->num_chunks = chunks, r->sm = sm_id(), r->reached_deadline = deadline;
 }
 
-__device__ void announce(unsigned int* num_resident) {
-  if (threadIdx.x == 0) atomicAdd_system(num_resident, 1u);
+// A plain store per block: host memory behind PCIe need not support atomics.
+__device__ void announce(volatile unsigned int* resident) {
+  if (threadIdx.x == 0) {
+    resident[blockIdx.x] = 1;
+    __threadfence_system();
+  }
   __syncthreads();
 }
 
@@ -73,10 +77,10 @@ __device__ __forceinline__ void copy_chunk(const uint4* from, uint4* to, size_t 
   }
 }
 
-__global__ void spin(const volatile unsigned int* stop, unsigned int* num_resident, Report* reports,
+__global__ void spin(const volatile unsigned int* stop, unsigned int* resident, Report* reports,
                      unsigned long long deadline_ns) {
   const unsigned long long start = now_ns();
-  announce(num_resident);
+  announce(resident);
   bool deadline = false;
   if (threadIdx.x == 0) {
     while (!*stop) {
@@ -92,7 +96,7 @@ __global__ void spin(const volatile unsigned int* stop, unsigned int* num_reside
 
 enum Verdict { kGo, kStop, kDeadline };
 
-__global__ void channel(const volatile unsigned int* stop, unsigned int* num_resident, Report* reports, char* user,
+__global__ void channel(const volatile unsigned int* stop, unsigned int* resident, Report* reports, char* user,
                         char* slots, Fifo* fifos, size_t window_bytes, size_t chunk_bytes, int num_slots,
                         double block_bytes_per_s, unsigned long long deadline_ns) {
   __shared__ int verdict;
@@ -103,7 +107,7 @@ __global__ void channel(const volatile unsigned int* stop, unsigned int* num_res
   char* const mine = user + (size_t)blockIdx.x * window_bytes;
   const size_t num_vectors = chunk_bytes / sizeof(uint4), chunks_per_window = window_bytes / chunk_bytes;
   const unsigned long long start = now_ns();
-  announce(num_resident);
+  announce(resident);
   unsigned long long k = 0;  // chunks moved by this block, in either direction
   for (;; k++) {
     if (threadIdx.x == 0) {
@@ -157,22 +161,22 @@ int standin_attributes(int is_channel, int* num_registers, int* max_threads) {
   return e;
 }
 
-int standin_spin(void* stop, void* num_resident, void* reports, int num_blocks, int num_threads, int shared_bytes,
+int standin_spin(void* stop, void* resident, void* reports, int num_blocks, int num_threads, int shared_bytes,
                  unsigned long long deadline_ns, void* stream) {
   cudaError_t e = cudaFuncSetAttribute(spin, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
   if (e != cudaSuccess) return e;
   spin<<<num_blocks, num_threads, shared_bytes, (cudaStream_t)stream>>>(
-      (const volatile unsigned int*)stop, (unsigned int*)num_resident, (Report*)reports, deadline_ns);
+      (const volatile unsigned int*)stop, (unsigned int*)resident, (Report*)reports, deadline_ns);
   return cudaGetLastError();
 }
 
-int standin_channel(void* stop, void* num_resident, void* reports, void* user, void* slots, void* fifos,
+int standin_channel(void* stop, void* resident, void* reports, void* user, void* slots, void* fifos,
                     size_t window_bytes, size_t chunk_bytes, int num_slots, double block_bytes_per_s, int num_blocks,
                     int num_threads, int shared_bytes, unsigned long long deadline_ns, void* stream) {
   cudaError_t e = cudaFuncSetAttribute(channel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
   if (e != cudaSuccess) return e;
   channel<<<num_blocks, num_threads, shared_bytes, (cudaStream_t)stream>>>(
-      (const volatile unsigned int*)stop, (unsigned int*)num_resident, (Report*)reports, (char*)user, (char*)slots,
+      (const volatile unsigned int*)stop, (unsigned int*)resident, (Report*)reports, (char*)user, (char*)slots,
       (Fifo*)fifos, window_bytes, chunk_bytes, num_slots, block_bytes_per_s, deadline_ns);
   return cudaGetLastError();
 }

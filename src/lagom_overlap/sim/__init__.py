@@ -1,1 +1,6 @@
 """Event simulation: a workload and a cost model become a timeline."""
+
+from lagom_overlap.sim.group import GroupSimulator, GroupTimes
+from lagom_overlap.sim.iteration import simulate_iteration
+
+__all__ = ["GroupSimulator", "GroupTimes", "simulate_iteration"]

@@ -9,10 +9,38 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
 
-from lagom_overlap.backends.base import Assignment, GroupProblem, Outcome
+from lagom_overlap.backends.base import Assignment, GroupProblem, Measurement, Outcome
 
 Problems = tuple[GroupProblem, ...]
 """The groups of an iteration, each with its spaces and default."""
+
+
+def problems_by_name(problems: Problems) -> dict[str, GroupProblem]:
+    """The problems by group name, in order.
+
+    Raises:
+        ValueError: if there is none, or two groups share a name.
+    """
+    named = {problem.group.name: problem for problem in problems}
+    if not problems or len(named) != len(problems):
+        raise ValueError(f"need at least one group and different names, got {[p.group.name for p in problems]}")
+    return named
+
+
+def check_outcomes(
+    problems: Mapping[str, GroupProblem], assignments: Mapping[str, Assignment], outcomes: Mapping[str, Outcome]
+) -> None:
+    """Checks that there is one outcome per group asked for, with one time per collective.
+
+    Raises:
+        ValueError: if a group's outcome is missing or foreign, or has another number of collectives.
+    """
+    if outcomes.keys() != assignments.keys():
+        raise ValueError(f"outcomes are of groups {sorted(outcomes)}, asked for {sorted(assignments)}")
+    for name, outcome in outcomes.items():
+        num_comms = len(problems[name].group.comms)
+        if isinstance(outcome, Measurement) and len(outcome.comm_s) != num_comms:
+            raise ValueError(f"group {name!r}: {len(outcome.comm_s)} communication times for {num_comms} collectives")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

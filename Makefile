@@ -1,0 +1,48 @@
+# Two commands do everything on a fresh machine: make demo, make test.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help venv demo test check bench clean
+
+help:
+	@echo "make demo   set up .venv, tune real collectives on this machine, say where the report is"
+	@echo "make test   set up .venv, run every check (all of CI)"
+	@echo "make check  the same without the slow tests"
+	@echo "make bench  the benchmarks, figures to stdout"
+
+venv: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*.c csrc/*.h csrc/CMakeLists.txt)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "lagom-overlap needs Python 3.11 or newer; set PYTHON=..."; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt scikit-build-core cmake ninja
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		--no-build-isolation --editable '.[torch,dev]'
+	@touch $@
+
+demo: venv
+	$(BIN)/lagom tune examples/gpt_fsdp_gloo.toml
+
+check: venv
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/pytest -m "not slow"
+
+test: venv
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/pytest
+
+bench: venv
+	$(BIN)/python benchmarks/simulation_speed.py
+	$(BIN)/python benchmarks/search_quality.py --groups 40 --seed 1 --noise 0,0.02 --num-comms 1,2,4
+	$(BIN)/python benchmarks/gloo_overlap.py examples/gpt_fsdp_gloo.toml
+
+clean:
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .import_linter_cache

@@ -1,0 +1,1255 @@
+// liblagom_tuner.so: NCCL tuner ABI v2 to v7 from one decision table. (Over 400 lines: one shared object, one file.)
+//
+// Environment, read when the first communicator is made:
+//   LAGOM_TABLE          decision table; %r is this process's rank (RANK, SLURM_PROCID, ...), %p its process id
+//   LAGOM_RECORD         record ring to create, same patterns; LAGOM_RECORD_ENTRIES its length (65536)
+//   LAGOM_CHAIN_TUNER    tuner for calls without a decision: path, name or "none"; unset: what NCCL would have loaded
+//   LAGOM_DISABLE        anything but empty or "0": decide nothing, only chain
+//
+// Rules of the decision path (get_coll_info, get_chunk_size): no allocation, lock, system call or parse; a call without
+// a decision is left as it was; the answer is always success, because NCCL turns any error into a failed collective.
+//
+// Memory: the table lives in two private buffers, each a seqlock, written only by a swap. The file is never mapped: one
+// truncated by somebody else would kill the job with SIGBUS. All state of a communicator is plain, because NCCL never
+// runs two calls on one communicator at once; indices are masked all the same.
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "lagom_table.h"
+#include "nccl_tuner_abi.h"
+
+#define EXPORT __attribute__((visibility("default")))
+#define COLD __attribute__((noinline, cold))
+#define LOAD(x) atomic_load_explicit(&(x), memory_order_relaxed)
+#define STORE(x, value) atomic_store_explicit(&(x), (value), memory_order_relaxed)
+
+enum {
+  NUM_SLOTS = 4 * LAGOM_MAX_DECISIONS,  // at most one head and one row per decision: load below 1/2
+  NUM_COUNTERS = 1024,                  // (kind, bytes) pairs that one communicator can count
+  MAX_COUNTERS_USED = NUM_COUNTERS * 3 / 4,
+  MAX_PENDING = 32,
+  MAX_TRIES = 64,
+  MAX_PATH = 4096,
+  NO_COMMUNICATOR = -1,
+};
+static const float DISABLED = 1e30F;
+
+// ---------------------------------------------------------------------------------------------- errors of a table
+
+enum table_error {
+  TABLE_OK = 0,
+  TABLE_NO_PATH,
+  TABLE_UNREADABLE,
+  TABLE_NOT_PRIVATE,
+  TABLE_WRONG_SIZE,
+  TABLE_WRONG_MAGIC,
+  TABLE_WRONG_VERSION,
+  TABLE_WRONG_CHECKSUM,
+  TABLE_WRONG_GENERATION,
+  TABLE_BAD_HEADER,
+  TABLE_BAD_COMMUNICATOR,
+  TABLE_BAD_DECISION,
+  TABLE_DUPLICATE,
+  TABLE_NO_MEMORY,
+  NUM_TABLE_ERRORS
+};
+
+static const char* const TABLE_ERROR_TEXT[NUM_TABLE_ERRORS] = {
+    "ok",
+    "LAGOM_TABLE is not set or too long",
+    "cannot be opened or read",
+    "is not a regular file of this user that only its owner may write",
+    "has another size than its header says, or none that a table can have",
+    "is not a lagom table",
+    "is of another version",
+    "is damaged: the checksum differs",
+    "is of another generation than asked for",
+    "has an impossible header",
+    "has an impossible communicator",
+    "has an impossible decision",
+    "names a communicator or call twice",
+    "does not fit into memory",
+};
+
+// ------------------------------------------------------------------------------------------------ validating a table
+
+static uint32_t crc_table[256];
+
+static void crc_prepare(void) {
+  for (uint32_t i = 0; i < 256; i++) {
+    uint32_t c = i;
+    for (int k = 0; k < 8; k++) c = c & 1 ? 0xEDB88320u ^ (c >> 1) : c >> 1;
+    crc_table[i] = c;
+  }
+}
+
+static uint32_t crc_update(uint32_t crc, const uint8_t* data, size_t size) {
+  for (size_t i = 0; i < size; i++) crc = crc_table[(crc ^ data[i]) & 0xFF] ^ (crc >> 8);
+  return crc;
+}
+
+static uint32_t table_checksum(const uint8_t* data, size_t size) {
+  static const uint8_t zero[4] = {0};
+  const size_t at = offsetof(lagom_table_header, checksum);
+  uint32_t crc = crc_update(0xFFFFFFFFu, data, at);
+  crc = crc_update(crc, zero, sizeof(zero));
+  return ~crc_update(crc, data + at + sizeof(zero), size - at - sizeof(zero));
+}
+
+static size_t grain_of(int protocol) {
+  return protocol == NCCL_LL ? NCCL_GRAIN_LL : protocol == NCCL_LL128 ? NCCL_GRAIN_LL128 : NCCL_GRAIN_SIMPLE;
+}
+
+static bool is_sound_communicator(const lagom_communicator* c) {
+  if (c->reserved || c->num_ranks < 1 || c->num_ranks > (1u << 24) || c->num_nodes > c->num_ranks) return false;
+  if (c->creation_order >= (1u << 24) || c->description[LAGOM_DESCRIPTION_BYTES - 1] != 0) return false;
+  size_t length = strlen(c->description);
+  for (size_t i = 0; i < LAGOM_DESCRIPTION_BYTES; i++) {
+    uint8_t byte = (uint8_t)c->description[i];
+    if (i < length ? byte < 0x20 || byte == 0x7F : byte != 0) return false;
+  }
+  return true;
+}
+
+static bool is_sound_decision(const lagom_decision* d, uint32_t num_communicators) {
+  if (d->communicator >= num_communicators || d->kind >= NCCL_NUM_KINDS || d->flags) return false;
+  if (d->num_bytes < 1 || d->num_bytes > LAGOM_MAX_BYTES) return false;
+  if (d->algorithm < -1 || d->algorithm >= NCCL_NUM_ALGORITHMS) return false;
+  if (d->protocol < -1 || d->protocol >= NCCL_NUM_PROTOCOLS) return false;
+  if (d->num_channels > NCCL_MAX_CHANNELS) return false;
+  if (d->chunk_bytes && (d->chunk_bytes < NCCL_GRAIN_LL || d->chunk_bytes > LAGOM_MAX_CHUNK_BYTES)) return false;
+  if (d->chunk_bytes && d->protocol >= 0 && d->chunk_bytes < grain_of(d->protocol)) return false;
+  if (d->occurrence == LAGOM_ANY_OCCURRENCE) return true;
+  return d->occurrence < (1u << 30) && (d->num_occurrences == 0 || d->occurrence < d->num_occurrences);
+}
+
+static int by_place(const void* left, const void* right) {
+  const lagom_communicator *a = left, *b = right;
+  if (a->num_ranks != b->num_ranks) return a->num_ranks < b->num_ranks ? -1 : 1;
+  if (a->num_nodes != b->num_nodes) return a->num_nodes < b->num_nodes ? -1 : 1;
+  return (a->creation_order > b->creation_order) - (a->creation_order < b->creation_order);
+}
+
+static enum table_error check_communicators(const uint8_t* data, uint32_t count) {
+  lagom_communicator* sorted = malloc((size_t)count * sizeof(*sorted) + 1);
+  if (!sorted) return TABLE_NO_MEMORY;
+  enum table_error error = TABLE_OK;
+  memcpy(sorted, data + sizeof(lagom_table_header), (size_t)count * sizeof(*sorted));
+  for (uint32_t i = 0; i < count && !error; i++) {
+    if (!is_sound_communicator(&sorted[i])) error = TABLE_BAD_COMMUNICATOR;
+  }
+  if (!error) qsort(sorted, count, sizeof(*sorted), by_place);
+  for (uint32_t i = 1; i < count && !error; i++) {
+    if (by_place(&sorted[i - 1], &sorted[i]) == 0) error = TABLE_DUPLICATE;
+  }
+  free(sorted);
+  return error;
+}
+
+// Trusts no byte of `data`. Duplicate decisions are found later, by insert_decisions.
+static enum table_error check_table(const uint8_t* data, size_t size) {
+  lagom_table_header h;
+  if (size < sizeof(h)) return TABLE_WRONG_SIZE;
+  memcpy(&h, data, sizeof(h));
+  if (h.magic != LAGOM_TABLE_MAGIC) return TABLE_WRONG_MAGIC;
+  if (h.version != LAGOM_TABLE_VERSION) return TABLE_WRONG_VERSION;
+  if (h.header_bytes != sizeof(h) || h.communicator_bytes != sizeof(lagom_communicator) ||
+      h.decision_bytes != sizeof(lagom_decision) || h.flags || h.reserved || h.generation == 0 ||
+      h.num_communicators > LAGOM_MAX_COMMUNICATORS || h.num_decisions > LAGOM_MAX_DECISIONS) {
+    return TABLE_BAD_HEADER;
+  }
+  uint64_t expected = sizeof(h) + (uint64_t)h.num_communicators * sizeof(lagom_communicator) +
+                      (uint64_t)h.num_decisions * sizeof(lagom_decision);
+  if (h.file_bytes != size || expected != size) return TABLE_WRONG_SIZE;
+  if (table_checksum(data, size) != h.checksum) return TABLE_WRONG_CHECKSUM;
+  enum table_error error = check_communicators(data, h.num_communicators);
+  if (error) return error;
+  const uint8_t* row = data + size - (size_t)h.num_decisions * sizeof(lagom_decision);
+  for (uint32_t i = 0; i < h.num_decisions; i++, row += sizeof(lagom_decision)) {
+    lagom_decision d;
+    memcpy(&d, row, sizeof(d));
+    if (!is_sound_decision(&d, h.num_communicators)) return TABLE_BAD_DECISION;
+  }
+  return TABLE_OK;
+}
+
+// ------------------------------------------------------------------------------------- the two private table buffers
+
+// An open-addressing hash of (communicator, kind, occurrence, bytes). Each (communicator, kind, bytes) has a head, at
+// LAGOM_ANY_OCCURRENCE, which knows the calls per step and whether single occurrences have rows of their own.
+typedef struct {
+  _Atomic uint64_t key;  // 0: empty
+  _Atomic uint64_t num_bytes;
+  _Atomic uint64_t what;
+  _Atomic uint64_t chunk_bytes;
+} slot;
+
+enum { WHAT_HAS_DECISION = 1 << 16, WHAT_HAS_ROWS = 1 << 17, WHAT_OCCURRENCES_SHIFT = 32 };
+
+typedef struct {
+  _Atomic uint32_t sequence;  // odd while being written
+  _Atomic uint32_t mask;
+  _Atomic uint64_t generation;
+  uint32_t num_communicators;  // these two: under `swap_lock` only
+  lagom_communicator communicators[LAGOM_MAX_COMMUNICATORS];
+  slot slots[NUM_SLOTS];
+} table;
+
+static table tables[2];
+static _Atomic uint32_t active;  // 0: no table, else 1 + index of the current one
+static _Atomic uint32_t disabled;
+static _Atomic uint32_t current_step;
+static pthread_mutex_t swap_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static uint64_t key_of(uint32_t communicator, uint32_t kind, uint32_t occurrence) {
+  return 1ULL << 63 | (uint64_t)(communicator & 0xFFFF) << 40 | (uint64_t)(kind & 0xFF) << 32 | occurrence;
+}
+
+static uint32_t hash_of(uint64_t key, uint64_t num_bytes) {
+  uint64_t h = (key ^ (key >> 29)) * 0x9E3779B97F4A7C15ULL ^ num_bytes * 0xC2B2AE3D27D4EB4FULL;
+  return (uint32_t)((h ^ (h >> 31)) * 0xD6E8FEB86659FD93ULL >> 32);
+}
+
+static slot* find_slot(table* t, uint32_t mask, uint64_t key, uint64_t num_bytes, bool or_empty) {
+  uint32_t i = hash_of(key, num_bytes) & mask;
+  for (uint32_t n = 0; n <= mask; n++, i = (i + 1) & mask) {
+    slot* s = &t->slots[i & (NUM_SLOTS - 1)];
+    uint64_t found = LOAD(s->key);
+    if (found == 0) return or_empty ? s : NULL;
+    if (found == key && LOAD(s->num_bytes) == num_bytes) return s;
+  }
+  return NULL;
+}
+
+static uint64_t pack_what(const lagom_decision* d) {
+  return (uint64_t)(d->algorithm + 1) | (uint64_t)(d->protocol + 1) << 4 | (uint64_t)d->num_channels << 8 |
+         WHAT_HAS_DECISION;
+}
+
+static enum table_error insert_decisions(table* t, uint32_t mask, const uint8_t* row, uint32_t count) {
+  for (uint32_t i = 0; i < count; i++, row += sizeof(lagom_decision)) {
+    lagom_decision d;
+    memcpy(&d, row, sizeof(d));
+    uint64_t head_key = key_of(d.communicator, d.kind, LAGOM_ANY_OCCURRENCE);
+    slot* head = find_slot(t, mask, head_key, d.num_bytes, true);
+    if (!head) return TABLE_BAD_HEADER;
+    uint64_t what = LOAD(head->what);
+    if (LOAD(head->key) == 0) {
+      STORE(head->key, head_key);
+      STORE(head->num_bytes, d.num_bytes);
+      what = (uint64_t)d.num_occurrences << WHAT_OCCURRENCES_SHIFT;
+    } else if (what >> WHAT_OCCURRENCES_SHIFT != d.num_occurrences) {
+      return TABLE_BAD_DECISION;  // rows of one call disagree on the calls per step
+    }
+    if (d.occurrence == LAGOM_ANY_OCCURRENCE) {
+      if (what & WHAT_HAS_DECISION) return TABLE_DUPLICATE;
+      STORE(head->what, what | pack_what(&d));
+      STORE(head->chunk_bytes, d.chunk_bytes);
+      continue;
+    }
+    STORE(head->what, what | WHAT_HAS_ROWS);
+    uint64_t row_key = key_of(d.communicator, d.kind, d.occurrence);
+    slot* s = find_slot(t, mask, row_key, d.num_bytes, true);
+    if (!s) return TABLE_BAD_HEADER;
+    if (LOAD(s->key)) return TABLE_DUPLICATE;
+    STORE(s->key, row_key);
+    STORE(s->num_bytes, d.num_bytes);
+    STORE(s->what, pack_what(&d));
+    STORE(s->chunk_bytes, d.chunk_bytes);
+  }
+  return TABLE_OK;
+}
+
+static void clear_slots(table* t, uint32_t mask) {
+  for (uint32_t i = 0; i <= mask; i++) {
+    STORE(t->slots[i].key, 0);
+    STORE(t->slots[i].num_bytes, 0);
+    STORE(t->slots[i].what, 0);
+    STORE(t->slots[i].chunk_bytes, 0);
+  }
+}
+
+// ------------------------------------------------------------------------------------------------------ communicators
+
+typedef struct {
+  int algorithm;
+  int protocol;
+  int num_channels;
+  size_t chunk_bytes;
+  uint64_t generation;
+  uint32_t communicator;
+  bool matched;
+} decision;
+
+static const decision NO_DECISION = {.algorithm = -1, .protocol = -1, .communicator = (uint32_t)NO_COMMUNICATOR};
+
+typedef struct {
+  uint64_t num_bytes;  // 0: free
+  uint32_t kind;
+  uint32_t step;
+  uint32_t count;
+} counter;
+
+// A call that was asked about but not yet seen launched (v6 on).
+typedef struct {
+  uint64_t num_bytes;
+  int kind;
+  int counter;
+  bool launched;
+  bool applied;
+  decision decision;
+} pending_call;
+
+typedef struct context {
+  struct context* next;
+  uint64_t comm_id;
+  size_t num_ranks;
+  size_t num_nodes;
+  uint32_t order_in_ranks;  // among communicators of this process with the same number of ranks
+  uint32_t order_in_nodes;  // ... and of nodes
+  int version;
+  void* chained;            // the chained tuner's context
+  bool is_chained;
+  _Atomic int32_t communicator[2];  // index in each table buffer
+  uint32_t num_counters;
+  counter counters[NUM_COUNTERS];
+  // v6 on: the batch of calls between two launches
+  uint32_t num_pending;
+  uint32_t batch_step;
+  bool is_launching;
+  bool is_overfull;
+  pending_call pending[MAX_PENDING];
+  // v2: what is left of the aggregate that was asked about last
+  size_t members_bytes;
+  int members_kind;
+  bool members_applied;
+  decision members_decision;
+} context;
+
+static context* contexts;  // under swap_lock
+
+static int32_t find_communicator(const table* t, const context* c) {
+  int32_t by_ranks = NO_COMMUNICATOR;
+  for (uint32_t i = 0; i < t->num_communicators; i++) {
+    const lagom_communicator* k = &t->communicators[i];
+    if (k->num_ranks != c->num_ranks) continue;
+    if (k->num_nodes == c->num_nodes && k->creation_order == c->order_in_nodes) return (int32_t)i;
+    if (k->num_nodes == 0 && k->creation_order == c->order_in_ranks) by_ranks = (int32_t)i;
+  }
+  return by_ranks;
+}
+
+// ------------------------------------------------------------------------------------------------- process-wide start
+
+typedef struct {
+  lagom_record_header* header;
+  lagom_record_entry* entries;
+  uint64_t mask;
+} recorder;
+
+static recorder record;
+static bool is_started;
+static char table_path[MAX_PATH];
+static uint64_t next_own_id = 1;
+
+#define LOG(log, level, ...)                                                                               \
+  do {                                                                                                     \
+    if (log) log(level, NCCL_SUBSYSTEM_INIT | NCCL_SUBSYSTEM_TUNING, "lagom_tuner", __LINE__, __VA_ARGS__); \
+  } while (0)
+
+static const char* rank_text(void) {
+  static const char* const names[] = {"RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"};
+  for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++) {
+    const char* value = getenv(names[i]);
+    if (value && *value && strlen(value) < 12) return value;
+  }
+  return "0";
+}
+
+static bool expand_path(const char* pattern, char* path) {
+  size_t used = 0;
+  for (const char* p = pattern; *p; p++) {
+    char number[16];
+    char self[2] = {*p, 0};
+    const char* piece = self;
+    if (p[0] == '%' && p[1] == 'p') {
+      snprintf(number, sizeof(number), "%ld", (long)getpid());
+      piece = number;
+      p++;
+    } else if (p[0] == '%' && p[1] == 'r') {
+      piece = rank_text();
+      p++;
+    }
+    size_t length = strlen(piece);
+    if (used + length + 1 > MAX_PATH) return false;
+    memcpy(path + used, piece, length);
+    used += length;
+  }
+  path[used] = 0;
+  return used > 0;
+}
+
+static enum table_error install_locked(const uint8_t* data, size_t size, uint64_t generation) {
+  enum table_error error = check_table(data, size);
+  if (error) return error;
+  lagom_table_header h;
+  memcpy(&h, data, sizeof(h));
+  if (generation && h.generation != generation) return TABLE_WRONG_GENERATION;
+
+  uint32_t now = LOAD(active);
+  uint32_t index = now == 1 ? 1 : 0;
+  table* t = &tables[index];
+  uint32_t slots_needed = 4;
+  while (slots_needed < 2 * (2 * h.num_decisions)) slots_needed *= 2;
+  uint32_t sequence = LOAD(t->sequence);
+  STORE(t->sequence, sequence + 1);
+  atomic_thread_fence(memory_order_release);
+  clear_slots(t, slots_needed - 1);
+  STORE(t->mask, slots_needed - 1);
+  STORE(t->generation, h.generation);
+  size_t rows_at = size - (size_t)h.num_decisions * sizeof(lagom_decision);
+  error = insert_decisions(t, slots_needed - 1, data + rows_at, h.num_decisions);
+  t->num_communicators = error ? 0 : h.num_communicators;
+  memcpy(t->communicators, data + sizeof(h), (size_t)t->num_communicators * sizeof(lagom_communicator));
+  for (context* c = contexts; c; c = c->next) STORE(c->communicator[index], find_communicator(t, c));
+  atomic_store_explicit(&t->sequence, sequence + 2, memory_order_release);
+  if (!error) atomic_store_explicit(&active, index + 1, memory_order_release);
+  return error;
+}
+
+static enum table_error load_locked(uint64_t generation) {
+  if (!table_path[0]) return TABLE_NO_PATH;
+  int fd = open(table_path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) return TABLE_UNREADABLE;
+  struct stat st;
+  const size_t most = sizeof(lagom_table_header) + LAGOM_MAX_COMMUNICATORS * sizeof(lagom_communicator) +
+                      LAGOM_MAX_DECISIONS * sizeof(lagom_decision);
+  enum table_error error = TABLE_OK;
+  uint8_t* data = NULL;
+  if (fstat(fd, &st)) error = TABLE_UNREADABLE;
+  else if (!S_ISREG(st.st_mode) || (st.st_mode & 022) || (st.st_uid != geteuid() && st.st_uid != 0)) {
+    error = TABLE_NOT_PRIVATE;
+  } else if (st.st_size < (off_t)sizeof(lagom_table_header) || (uint64_t)st.st_size > most) {
+    error = TABLE_WRONG_SIZE;
+  } else if (!(data = malloc((size_t)st.st_size + 1))) {
+    error = TABLE_NO_MEMORY;
+  }
+  size_t size = 0;
+  while (!error && size <= (size_t)st.st_size) {
+    ssize_t got = pread(fd, data + size, (size_t)st.st_size + 1 - size, (off_t)size);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) error = TABLE_UNREADABLE;
+    if (got <= 0) break;
+    size += (size_t)got;
+  }
+  if (!error && size != (size_t)st.st_size) error = TABLE_WRONG_SIZE;
+  if (!error) error = install_locked(data, size, generation);
+  free(data);
+  close(fd);
+  return error;
+}
+
+// A fresh file each time, so that a process that still maps an older one keeps it; blocks are reserved, so that a full
+// disk fails here and not with SIGBUS in a decision.
+static COLD void start_record(nccl_logger log) {
+  const char* pattern = getenv("LAGOM_RECORD");
+  if (!pattern || !*pattern) return;
+  char path[MAX_PATH];
+  uint64_t count = 65536;
+  const char* wanted = getenv("LAGOM_RECORD_ENTRIES");
+  if (wanted && *wanted) {
+    uint64_t least = strtoull(wanted, NULL, 10);
+    for (count = 16; count < least && count < (1u << 24);) count *= 2;
+  }
+  size_t size = sizeof(lagom_record_header) + count * sizeof(lagom_record_entry);
+  int fd = -1;
+  void* map = MAP_FAILED;
+  if (expand_path(pattern, path) && (unlink(path) == 0 || errno == ENOENT)) {
+    fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+  }
+  if (fd >= 0 && posix_fallocate(fd, 0, (off_t)size) == 0) {
+    map = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+  }
+  if (fd >= 0) close(fd);
+  if (map == MAP_FAILED) {
+    if (fd >= 0) unlink(path);
+    LOG(log, NCCL_LOG_LEVEL_WARN, "TUNER/lagom: cannot create the record %s; nothing is recorded", pattern);
+    return;
+  }
+  lagom_record_header* header = map;
+  header->version = LAGOM_RECORD_VERSION;
+  header->entry_bytes = sizeof(lagom_record_entry);
+  header->num_entries = count;
+  header->process_id = (uint64_t)getpid();
+  record.entries = (lagom_record_entry*)(header + 1);
+  record.mask = count - 1;
+  record.header = header;
+  header->magic = LAGOM_RECORD_MAGIC;
+  LOG(log, NCCL_LOG_LEVEL_INFO, "TUNER/lagom: recording to %s", path);
+}
+
+static COLD void start_locked(void) {
+  if (is_started) return;
+  is_started = true;
+  crc_prepare();
+  const char* off = getenv("LAGOM_DISABLE");
+  if (off && *off && strcmp(off, "0") != 0) STORE(disabled, 1);
+  const char* pattern = getenv("LAGOM_TABLE");
+  if (pattern && *pattern && !expand_path(pattern, table_path)) table_path[0] = 0;
+}
+
+static COLD void load_first_table(nccl_logger log) {
+  if (!table_path[0] || LOAD(active)) return;
+  enum table_error error = load_locked(0);
+  if (error) {
+    LOG(log, NCCL_LOG_LEVEL_WARN, "TUNER/lagom: table %s refused: it %s; nothing is tuned", table_path,
+        TABLE_ERROR_TEXT[error]);
+    return;
+  }
+  table* t = &tables[LOAD(active) - 1];
+  LOG(log, NCCL_LOG_LEVEL_INFO, "TUNER/lagom: table %s, generation %llu%s", table_path, (unsigned long long)t->generation,
+      LOAD(disabled) ? ", disabled" : "");
+}
+
+// --------------------------------------------------------------------------------------------------- the record ring
+
+static void record_entry(const lagom_record_entry* entry) {
+  if (!record.header) return;
+  uint64_t n = __atomic_fetch_add(&record.header->num_written, 1, __ATOMIC_RELAXED);
+  uint64_t* to = (uint64_t*)&record.entries[n & record.mask];
+  uint64_t words[sizeof(*entry) / 8];
+  memcpy(words, entry, sizeof(words));
+  __atomic_store_n(&to[0], 0, __ATOMIC_RELAXED);
+  __atomic_thread_fence(__ATOMIC_RELEASE);
+  for (size_t i = 1; i < sizeof(words) / 8; i++) __atomic_store_n(&to[i], words[i], __ATOMIC_RELAXED);
+  __atomic_store_n(&to[0], n + 1, __ATOMIC_RELEASE);
+}
+_Static_assert(sizeof(lagom_record_entry) % 8 == 0 && offsetof(lagom_record_entry, sequence) == 0, "word copies");
+
+// ------------------------------------------------------------------------------------------------- the chained tuner
+
+// The tuner that answers where the table has no decision. As NCCL does, the newest version it exports that is not newer
+// than the host's is used, and translated.
+typedef struct {
+  int version;  // 0: none
+  const void* tuner;
+} chain_link;
+
+static chain_link chain;
+static const void* const OWN_TUNERS[8];
+
+static bool take_chain(nccl_logger log, void* library, const char* name, int host_version) {
+  if (!library) return false;
+  for (int version = host_version; version >= 2; version--) {
+    char symbol[32];
+    snprintf(symbol, sizeof(symbol), "ncclTunerPlugin_v%d", version);
+    const void* tuner = dlsym(library, symbol);
+    if (!tuner) continue;
+    if (tuner == OWN_TUNERS[version]) break;
+    chain = (chain_link){.version = version, .tuner = tuner};
+    LOG(log, NCCL_LOG_LEVEL_INFO, "TUNER/lagom: calls without a decision go to %s (v%d)", name, version);
+    return true;  // the library stays open: its code runs until the process ends
+  }
+  dlclose(library);
+  return false;
+}
+
+static bool open_chain(nccl_logger log, const char* name, const char* prefix, int host_version) {
+  char path[MAX_PATH];
+  if (!strcmp(name, "STATIC_PLUGIN")) return take_chain(log, dlopen(NULL, RTLD_NOW), name, host_version);
+  if (take_chain(log, dlopen(name, RTLD_NOW | RTLD_LOCAL), name, host_version)) return true;
+  if (strchr(name, '/') || snprintf(path, sizeof(path), "%s-%s.so", prefix, name) >= (int)sizeof(path)) return false;
+  return take_chain(log, dlopen(path, RTLD_NOW | RTLD_LOCAL), path, host_version);
+}
+
+static COLD void start_chain(nccl_logger log, int host_version) {
+  const char* name = getenv("LAGOM_CHAIN_TUNER");
+  if (name && !strcasecmp(name, "none")) return;
+  if (name && *name) {
+    if (!open_chain(log, name, "libnccl-tuner", host_version)) {
+      LOG(log, NCCL_LOG_LEVEL_WARN, "TUNER/lagom: LAGOM_CHAIN_TUNER %s has no tuner that fits; NCCL decides", name);
+    }
+    return;
+  }
+  if (open_chain(log, "libnccl-tuner.so", "libnccl-tuner", host_version)) return;
+  const char* net = getenv("NCCL_NET_PLUGIN");
+  if (net && !strcasecmp(net, "none")) return;
+  open_chain(log, net && *net ? net : "libnccl-net.so", "libnccl-net", host_version);
+}
+
+static void to_v5_constants(const nccl_constants_v7* from, nccl_constants_v5* to) {
+  memcpy(to->base_latencies, from->base_latencies, sizeof(to->base_latencies));
+  memcpy(to->link_latencies, from->link_latencies, sizeof(to->link_latencies));
+  for (int i = 0; i < 5; i++) memcpy(to->bandwidths[i], from->bandwidths[i], sizeof(to->bandwidths[i]));
+}
+
+static void to_v7_constants(const nccl_constants_v5* from, nccl_constants_v7* to) {
+  memcpy(to->base_latencies, from->base_latencies, sizeof(to->base_latencies));
+  memcpy(to->link_latencies, from->link_latencies, sizeof(to->link_latencies));
+  for (int i = 0; i < 5; i++) memcpy(to->bandwidths[i], from->bandwidths[i], sizeof(from->bandwidths[i]));
+}
+
+static COLD void init_chained(context* c, nccl_logger log, nccl_nvlink_domains* domains, void* constants) {
+  nccl_result result = NCCL_SUCCESS;
+  if (chain.version == 0) return;
+  if (chain.version <= 4) {  // v2, v3 and v4 share init
+    result = ((const nccl_tuner_v2*)chain.tuner)->init(c->num_ranks, c->num_nodes, log, &c->chained);
+  } else if (chain.version == 7 || c->version < 7) {  // the same constants on both sides
+    result = ((const nccl_tuner_v5*)chain.tuner)
+                 ->init(&c->chained, c->comm_id, c->num_ranks, c->num_nodes, log, domains, constants);
+  } else {
+    nccl_constants_v5 narrow;
+    if (constants) to_v5_constants(constants, &narrow);
+    result = ((const nccl_tuner_v5*)chain.tuner)
+                 ->init(&c->chained, c->comm_id, c->num_ranks, c->num_nodes, log, domains, constants ? &narrow : NULL);
+    if (constants && result == NCCL_SUCCESS) to_v7_constants(&narrow, constants);
+  }
+  c->is_chained = result == NCCL_SUCCESS;
+  if (!c->is_chained) LOG(log, NCCL_LOG_LEVEL_WARN, "TUNER/lagom: the chained tuner failed to start (%d); left out", result);
+}
+
+static void finalize_chained(context* c) {
+  if (!c->is_chained) return;
+  switch (chain.version) {
+    case 2: ((const nccl_tuner_v2*)chain.tuner)->destroy(c->chained); break;
+    case 3: ((const nccl_tuner_v3*)chain.tuner)->destroy(c->chained); break;
+    case 4: ((const nccl_tuner_v4*)chain.tuner)->destroy(c->chained); break;
+    default: ((const nccl_tuner_v5*)chain.tuner)->finalize(c->chained);
+  }
+}
+
+// --------------------------------------------------------------------------------------------------- the decision path
+
+// What NCCL asks, in the form common to v2 to v7. `cost` is NULL and `algorithm`, `protocol` are set for v2 only.
+typedef struct {
+  int kind;
+  size_t num_bytes;
+  int num_pipe_ops;
+  float* cost;
+  int num_algorithms;
+  int num_protocols;
+  int registered;
+  bool collnet_support;
+  bool nvls_support;
+  int* algorithm;
+  int* protocol;
+  int* num_channels;
+} question;
+
+static void ask_chained_v2(context* c, const question* q) {
+  const nccl_tuner_v2* t = chain.tuner;
+  if (!q->cost) {
+    t->get_coll_info(c->chained, q->kind, q->num_bytes, q->collnet_support, q->nvls_support, q->num_pipe_ops,
+                     q->algorithm, q->protocol, q->num_channels);
+    return;
+  }
+  int a = -1, p = -1;
+  const int np = q->num_protocols;
+  if (q->num_algorithms < 6 || np < 3) return;
+  bool nvls = q->cost[NCCL_NVLS * np + NCCL_SIMPLE] >= 0 || q->cost[NCCL_NVLS_TREE * np + NCCL_SIMPLE] >= 0;
+  bool collnet = q->cost[NCCL_COLLNET_CHAIN * np + NCCL_SIMPLE] >= 0;
+  t->get_coll_info(c->chained, q->kind, q->num_bytes, collnet, nvls, q->num_pipe_ops, &a, &p, q->num_channels);
+  if (a >= 0 && a < q->num_algorithms && p >= 0 && p < np && q->cost[a * np + p] >= 0) q->cost[a * np + p] = 0;
+}
+
+static void ask_chained(context* c, const question* q) {
+  float** table = (float**)(void*)q->cost;
+  switch (chain.version) {
+    case 2:
+      ask_chained_v2(c, q);
+      return;
+    case 3:
+      ((const nccl_tuner_v3*)chain.tuner)
+          ->get_coll_info(c->chained, q->kind, q->num_bytes, q->num_pipe_ops, table, q->num_algorithms,
+                          q->num_protocols, q->num_channels);
+      return;
+    default:  // v4 to v7 share the call and its place
+      ((const nccl_tuner_v5*)chain.tuner)
+          ->get_coll_info(c->chained, q->kind, q->num_bytes, q->num_pipe_ops, table, q->num_algorithms,
+                          q->num_protocols, q->registered, q->num_channels);
+  }
+}
+#define SAME_PLACE(a, b, field) _Static_assert(offsetof(a, field) == offsetof(b, field), #field " moved")
+SAME_PLACE(nccl_tuner_v4, nccl_tuner_v5, get_coll_info);
+SAME_PLACE(nccl_tuner_v6, nccl_tuner_v5, get_coll_info);
+SAME_PLACE(nccl_tuner_v7, nccl_tuner_v5, get_coll_info);
+SAME_PLACE(nccl_tuner_v6, nccl_tuner_v5, finalize);
+SAME_PLACE(nccl_tuner_v7, nccl_tuner_v5, finalize);
+SAME_PLACE(nccl_tuner_v7, nccl_tuner_v6, get_chunk_size);
+SAME_PLACE(nccl_tuner_v3, nccl_tuner_v2, init);
+SAME_PLACE(nccl_tuner_v4, nccl_tuner_v2, init);
+_Static_assert(sizeof(nccl_tuner_v5) == 4 * sizeof(void*) && sizeof(nccl_tuner_v6) == 5 * sizeof(void*), "tuner");
+_Static_assert(sizeof(nccl_constants_v5) == 8 * (21 + 63 + 60), "constants v5");
+_Static_assert(sizeof(nccl_constants_v7) == 8 * (21 + 63 + 75), "constants v7");
+
+static decision unpack(uint64_t what, uint64_t chunk_bytes, decision d) {
+  d.algorithm = (int)(what & 0xF) - 1;
+  d.protocol = (int)(what >> 4 & 0xF) - 1;
+  d.num_channels = (int)(what >> 8 & 0xFF);
+  d.chunk_bytes = chunk_bytes;
+  d.matched = true;
+  return d;
+}
+
+// The decision for the `occurrence`-th call of the step, or NO_DECISION. Retries when a swap was under way.
+static decision look_up(context* c, uint32_t kind, uint64_t num_bytes, int64_t occurrence) {
+  for (int attempt = 0; attempt < MAX_TRIES; attempt++) {
+    uint32_t now = atomic_load_explicit(&active, memory_order_acquire);
+    if (now == 0 || LOAD(disabled)) return NO_DECISION;
+    table* t = &tables[(now - 1) & 1];
+    uint32_t sequence = atomic_load_explicit(&t->sequence, memory_order_acquire);
+    if (sequence & 1) continue;
+    decision d = NO_DECISION;
+    d.generation = LOAD(t->generation);
+    int32_t communicator = LOAD(c->communicator[(now - 1) & 1]);
+    uint32_t mask = LOAD(t->mask) & (NUM_SLOTS - 1);
+    d.communicator = (uint32_t)communicator;
+    if (communicator >= 0) {
+      slot* s = find_slot(t, mask, key_of(d.communicator, kind, LAGOM_ANY_OCCURRENCE), num_bytes, false);
+      if (s) {
+        uint64_t what = LOAD(s->what);
+        uint64_t chunk_bytes = LOAD(s->chunk_bytes);
+        if (what & WHAT_HAS_ROWS && occurrence >= 0) {
+          uint32_t num_occurrences = (uint32_t)(what >> WHAT_OCCURRENCES_SHIFT);
+          uint32_t n = num_occurrences ? (uint32_t)occurrence % num_occurrences : (uint32_t)occurrence;
+          slot* row = find_slot(t, mask, key_of(d.communicator, kind, n), num_bytes, false);
+          if (row) {
+            what = LOAD(row->what);
+            chunk_bytes = LOAD(row->chunk_bytes);
+          }
+        }
+        if (what & WHAT_HAS_DECISION) d = unpack(what, chunk_bytes, d);
+      }
+    }
+    atomic_thread_fence(memory_order_acquire);
+    if (LOAD(t->sequence) == sequence) return d;
+  }
+  return NO_DECISION;
+}
+
+// The counter of (kind, bytes), started anew when the step has changed; -1 when the communicator has too many.
+static int counter_of(context* c, uint32_t kind, uint64_t num_bytes, uint32_t step) {
+  uint32_t i = hash_of(kind, num_bytes);
+  for (uint32_t n = 0; n < NUM_COUNTERS; n++, i++) {
+    counter* k = &c->counters[i & (NUM_COUNTERS - 1)];
+    if (k->num_bytes == 0) {
+      if (c->num_counters >= MAX_COUNTERS_USED) return -1;
+      c->num_counters++;
+      *k = (counter){.num_bytes = num_bytes, .kind = kind, .step = step};
+    } else if (k->num_bytes != num_bytes || k->kind != kind) {
+      continue;
+    }
+    if (k->step != step) {
+      k->step = step;
+      k->count = 0;
+    }
+    return (int)(i & (NUM_COUNTERS - 1));
+  }
+  return -1;
+}
+
+// Counts the calls of the last batch that were seen launched, and forgets the others: queries and simulations.
+static void settle_batch(context* c, uint32_t step) {
+  for (uint32_t i = 0; i < c->num_pending; i++) {
+    pending_call* p = &c->pending[i & (MAX_PENDING - 1)];
+    if (!p->launched || p->counter < 0) continue;
+    counter* k = &c->counters[p->counter & (NUM_COUNTERS - 1)];
+    if (k->step == c->batch_step) k->count++;
+  }
+  c->num_pending = 0;
+  c->batch_step = step;
+  c->is_launching = false;
+  c->is_overfull = false;
+}
+
+static pending_call* pending_of(context* c, const question* q, uint32_t step) {
+  if (c->is_launching || c->batch_step != step) settle_batch(c, step);
+  for (uint32_t i = 0; i < c->num_pending; i++) {
+    pending_call* p = &c->pending[i & (MAX_PENDING - 1)];
+    if (p->num_bytes == q->num_bytes && p->kind == q->kind) return p;
+  }
+  if (c->num_pending >= MAX_PENDING) {
+    c->is_overfull = true;
+    return NULL;
+  }
+  pending_call* p = &c->pending[c->num_pending++ & (MAX_PENDING - 1)];
+  p->num_bytes = q->num_bytes;
+  p->kind = q->kind;
+  p->launched = false;
+  p->counter = counter_of(c, (uint32_t)q->kind, q->num_bytes, step);
+  return p;
+}
+
+static bool is_unclamped(int algorithm, size_t num_nodes) {
+  // NCCL does not cap the channels of these; a number above the communicator's own would crash.
+  return algorithm == NCCL_COLLNET_DIRECT || algorithm == NCCL_COLLNET_CHAIN || (algorithm == NCCL_NVLS && num_nodes > 1);
+}
+
+static bool has_unclamped_minimum(const question* q, size_t num_nodes) {
+  float least = DISABLED;
+  bool unclamped = false;
+  for (int i = 0; i < q->num_algorithms * q->num_protocols; i++) {
+    float cost = q->cost[i];
+    if (!(cost >= 0) || cost > least) continue;
+    bool risky = is_unclamped(i / q->num_protocols, num_nodes);
+    unclamped = cost < least ? risky : unclamped || risky;
+    least = cost;
+  }
+  return unclamped;
+}
+
+// NCCL 2.21 takes algorithm and protocol unchecked, so only what is known to be available is written.
+static bool is_safe_in_v2(const decision* d, const question* q, size_t num_nodes) {
+  if (d->algorithm < 0 && d->protocol < 0) return true;
+  if (d->protocol == NCCL_LL128) return false;  // off where NVLink is missing; nobody tells
+  switch (d->algorithm) {
+    case NCCL_RING: return d->protocol >= 0;
+    case NCCL_TREE: return d->protocol >= 0 && q->kind == NCCL_ALL_REDUCE;
+    case NCCL_COLLNET_DIRECT:
+    case NCCL_COLLNET_CHAIN:
+      return d->protocol == NCCL_SIMPLE && q->collnet_support && q->kind == NCCL_ALL_REDUCE && num_nodes > 1;
+    case NCCL_NVLS:
+      return d->protocol == NCCL_SIMPLE && q->nvls_support && q->kind == NCCL_ALL_REDUCE &&
+             (num_nodes == 1 || q->collnet_support);
+    case NCCL_NVLS_TREE:
+      return d->protocol == NCCL_SIMPLE && q->nvls_support && q->kind == NCCL_ALL_REDUCE && num_nodes > 1;
+    default: return false;  // one of the two alone, or an algorithm that 2.21 lacks
+  }
+}
+
+static bool apply_v2(const context* c, const decision* d, const question* q) {
+  if (!is_safe_in_v2(d, q, c->num_nodes)) return false;
+  if (d->algorithm >= 0) {
+    *q->algorithm = d->algorithm;
+    *q->protocol = d->protocol;
+  }
+  bool unclamped = d->algorithm >= 0 ? is_unclamped(d->algorithm, c->num_nodes) : q->collnet_support;
+  if (d->num_channels > 0 && !unclamped) *q->num_channels = d->num_channels;
+  return true;
+}
+
+static bool is_wanted(const decision* d, const question* q, int i) {
+  return (d->algorithm < 0 || d->algorithm == i / q->num_protocols) &&
+         (d->protocol < 0 || d->protocol == i % q->num_protocols);
+}
+
+// Writes a decision into the cost table; all of it or, where NCCL does not offer what it asks for, nothing.
+static bool apply_to_costs(const context* c, const decision* d, const question* q) {
+  const int count = q->num_algorithms * q->num_protocols;
+  if (d->algorithm >= 0 || d->protocol >= 0) {
+    bool is_offered = false;
+    for (int i = 0; i < count && !is_offered; i++) is_offered = is_wanted(d, q, i) && q->cost[i] >= 0;
+    if (!is_offered) return false;
+    const bool is_exact = d->algorithm >= 0 && d->protocol >= 0;
+    for (int i = 0; i < count; i++) {
+      if (!(q->cost[i] >= 0)) continue;  // unavailable: lowering it would crash, -1 would select it from 2.31 on
+      // 0 wins if it is the only one: ties go to the lowest entry up to 2.30 and to the highest after.
+      if (is_wanted(d, q, i)) q->cost[i] = is_exact ? 0 : q->cost[i];
+      else if (!is_exact || q->cost[i] == 0) q->cost[i] = DISABLED;
+    }
+  }
+  if (d->num_channels > 0) {
+    bool unclamped = d->algorithm >= 0 ? is_unclamped(d->algorithm, c->num_nodes) : has_unclamped_minimum(q, c->num_nodes);
+    if (!unclamped) *q->num_channels = d->num_channels;
+  }
+  return true;
+}
+
+static bool apply(const context* c, const decision* d, const question* q) {
+  return q->cost ? apply_to_costs(c, d, q) : apply_v2(c, d, q);
+}
+
+// Whether NCCL asks without a call behind it: 2.31's symmetric query, or nothing on offer.
+static bool is_query(const question* q) {
+  if (q->num_pipe_ops <= 0 || q->kind < 0 || q->kind >= NCCL_NUM_KINDS || q->num_bytes == 0) return true;
+  if (!q->cost) return false;
+  for (int i = 0; i < q->num_algorithms * q->num_protocols; i++) {
+    if (q->cost[i] >= 0) return false;
+  }
+  return true;
+}
+
+// 2.21 asks once for the aggregate of a group of equal collectives, then once for each member, also for a group of one.
+// The member calls repeat the aggregate's decision and are not counted.
+static bool is_member_call(context* c, const question* q) {
+  if (q->kind != c->members_kind || q->num_bytes > c->members_bytes) {
+    c->members_bytes = 0;
+    return false;
+  }
+  c->members_bytes -= q->num_bytes;
+  return true;
+}
+
+static COLD void record_decision(const context* c, const question* q, const decision* d, const float* offered,
+                                 uint32_t step, int64_t occurrence, uint32_t flags) {
+  lagom_record_entry e = {
+      .comm_id = c->comm_id,
+      .num_bytes = q->num_bytes,
+      .generation = d->generation,
+      .step = step,
+      .occurrence = occurrence < 0 ? LAGOM_ANY_OCCURRENCE : (uint32_t)occurrence,
+      .communicator = d->communicator,
+      .event = LAGOM_EVENT_DECISION,
+      .kind = (uint32_t)q->kind,
+      .flags = flags,
+      .abi_version = (uint32_t)c->version,
+      .num_pipe_ops = q->num_pipe_ops,
+      .registered = q->cost ? q->registered : (q->collnet_support ? 1 : 0) | (q->nvls_support ? 2 : 0),
+      .algorithm = d->algorithm,
+      .protocol = d->protocol,
+      .num_channels = *q->num_channels,
+      .chunk_set = d->chunk_bytes,
+  };
+  memcpy(e.cost_us, offered, sizeof(e.cost_us));
+  record_entry(&e);
+}
+
+static void keep_offer(const question* q, float* offered) {
+  for (int i = 0; i < LAGOM_COST_ENTRIES; i++) {
+    int a = i / NCCL_NUM_PROTOCOLS, p = i % NCCL_NUM_PROTOCOLS;
+    bool has = q->cost && a < q->num_algorithms && p < q->num_protocols;
+    offered[i] = has ? q->cost[a * q->num_protocols + p] : -1.0F;
+  }
+}
+
+static void answer(context* c, const question* q) {
+  if (!c || !q->num_channels) return;
+  if (q->cost && (q->num_algorithms < 1 || q->num_algorithms > 32 || q->num_protocols < 1 || q->num_protocols > 8)) return;
+  float offered[LAGOM_COST_ENTRIES];
+  if (record.header) keep_offer(q, offered);
+  const uint32_t step = LOAD(current_step);
+  decision d = NO_DECISION;
+  int64_t occurrence = -1;
+  uint32_t flags = 0;
+  if (is_query(q)) {
+    flags = LAGOM_FLAG_NOT_COUNTED;
+  } else if (c->version == 2 && is_member_call(c, q)) {
+    d = c->members_decision;
+    if (c->members_applied) apply_v2(c, &d, q);
+    flags = LAGOM_FLAG_NOT_COUNTED | (d.matched ? LAGOM_FLAG_MATCHED : 0) | (c->members_applied ? LAGOM_FLAG_APPLIED : 0);
+  } else {
+    pending_call* p = c->version >= 6 ? pending_of(c, q, step) : NULL;
+    int k = c->version < 6 ? counter_of(c, (uint32_t)q->kind, q->num_bytes, step) : p ? p->counter : -1;
+    if (k >= 0) occurrence = c->counters[k].count;
+    if (k >= 0 && c->version < 6) c->counters[k].count++;
+    d = look_up(c, (uint32_t)q->kind, q->num_bytes, occurrence);
+    bool applied = d.matched && apply(c, &d, q);
+    flags = (d.matched ? LAGOM_FLAG_MATCHED : 0) | (applied ? LAGOM_FLAG_APPLIED : 0);
+    if (p) {
+      p->decision = d;
+      p->applied = applied;
+    }
+    if (c->version == 2) {
+      c->members_bytes = q->num_bytes;
+      c->members_kind = q->kind;
+      c->members_decision = d;
+      c->members_applied = applied;
+    }
+  }
+  if (!(flags & LAGOM_FLAG_APPLIED) && c->is_chained) {
+    ask_chained(c, q);
+    flags |= LAGOM_FLAG_CHAINED;
+  }
+  if (record.header) record_decision(c, q, &d, offered, step, occurrence, flags);
+}
+
+// Chunk the decision asks for, made safe: a multiple of the protocol's grain, never below one, and for NVLS and CollNet
+// never above NCCL's own (NVLS buffers hold nvlsChunkSize a step, which NCCL's clamp does not know).
+static size_t safe_chunk(size_t wanted, size_t offered, int algorithm, int protocol) {
+  bool may_raise = algorithm == NCCL_TREE || algorithm == NCCL_RING || algorithm == NCCL_PAT;
+  size_t chunk = !may_raise && wanted > offered ? offered : wanted;
+  size_t grain = grain_of(protocol);
+  chunk -= chunk % grain;
+  return chunk < grain ? grain : chunk;
+}
+
+typedef enum { CHUNK_OURS, CHUNK_UNCLEAR, CHUNK_NOT_OURS } chunk_owner;
+
+// getChunkSize does not say which call it is about. It comes after the batch's getCollInfo calls, with the bytes of one
+// channel, up to three times a call. Every pending call that it may be about is taken as launched; the chunk is ours if
+// all of them agree on it.
+static chunk_owner find_chunk(context* c, int kind, size_t num_bytes, int algorithm, int protocol, size_t* wanted) {
+  chunk_owner owner = CHUNK_NOT_OURS;
+  bool is_first = true;
+  c->is_launching = true;
+  for (uint32_t i = 0; i < c->num_pending; i++) {
+    pending_call* p = &c->pending[i & (MAX_PENDING - 1)];
+    const decision* d = &p->decision;
+    bool fits = p->kind == kind && p->num_bytes >= num_bytes;
+    if (p->applied && d->algorithm >= 0 && d->algorithm != algorithm) fits = false;
+    if (p->applied && d->protocol >= 0 && d->protocol != protocol) fits = false;
+    if (!fits) continue;
+    p->launched = true;
+    size_t chunk = p->applied ? d->chunk_bytes : 0;
+    chunk_owner mine = p->applied ? CHUNK_OURS : CHUNK_NOT_OURS;
+    if (is_first) {
+      *wanted = chunk;
+      owner = mine;
+    } else if (owner != mine || *wanted != chunk) {
+      owner = CHUNK_UNCLEAR;
+    }
+    is_first = false;
+  }
+  return c->is_overfull && !is_first ? CHUNK_UNCLEAR : owner;
+}
+
+static nccl_result get_chunk_size(void* ctx, int kind, size_t num_bytes, int algorithm, int protocol, int num_channels,
+                                  size_t* chunk_bytes) {
+  context* c = ctx;
+  if (!c || !chunk_bytes) return NCCL_SUCCESS;
+  const size_t offered = *chunk_bytes;
+  size_t wanted = 0;
+  uint32_t flags = 0;
+  chunk_owner owner = find_chunk(c, kind, num_bytes, algorithm, protocol, &wanted);
+  if (owner == CHUNK_OURS) {
+    flags = LAGOM_FLAG_MATCHED;
+    if (wanted && protocol >= 0 && protocol < NCCL_NUM_PROTOCOLS) {
+      *chunk_bytes = safe_chunk(wanted, offered, algorithm, protocol);
+      flags |= LAGOM_FLAG_APPLIED;
+    }
+  } else if (owner == CHUNK_NOT_OURS && c->is_chained && chain.version >= 6) {
+    const nccl_tuner_v6* t = chain.tuner;
+    if (t->get_chunk_size) {
+      t->get_chunk_size(c->chained, kind, num_bytes, algorithm, protocol, num_channels, chunk_bytes);
+      flags = LAGOM_FLAG_CHAINED;
+    }
+  }
+  if (record.header) {
+    lagom_record_entry e = {
+        .comm_id = c->comm_id,
+        .num_bytes = num_bytes,
+        .chunk_offered = offered,
+        .chunk_set = *chunk_bytes,
+        .step = LOAD(current_step),
+        .occurrence = LAGOM_ANY_OCCURRENCE,
+        .communicator = (uint32_t)NO_COMMUNICATOR,
+        .event = LAGOM_EVENT_CHUNK,
+        .kind = (uint32_t)kind,
+        .flags = flags,
+        .abi_version = (uint32_t)c->version,
+        .algorithm = algorithm,
+        .protocol = protocol,
+        .num_channels = num_channels,
+    };
+    record_entry(&e);
+  }
+  return NCCL_SUCCESS;
+}
+
+// ------------------------------------------------------------------------------------------------- start and end of a
+// communicator
+
+typedef struct {
+  size_t num_ranks;
+  size_t num_nodes;
+  uint32_t count;
+} creation;
+
+static creation creations[LAGOM_MAX_COMMUNICATORS];  // (ranks, nodes) -> communicators made; nodes 0: any
+static uint32_t num_creations;
+
+static uint32_t next_order(size_t num_ranks, size_t num_nodes) {
+  uint32_t i = 0;
+  while (i < num_creations && (creations[i].num_ranks != num_ranks || creations[i].num_nodes != num_nodes)) i++;
+  if (i == LAGOM_MAX_COMMUNICATORS) return UINT32_MAX;  // beyond what a table can name
+  if (i == num_creations) creations[num_creations++] = (creation){.num_ranks = num_ranks, .num_nodes = num_nodes};
+  return creations[i].count++;
+}
+
+// Ranks of one communicator in one process (one thread, several GPUs) are the same communicator: from v5 on they share
+// the id.
+static void place_in_order(context* c) {
+  size_t num_members = 0;
+  context* first = NULL;
+  for (context* other = contexts; c->version >= 5 && other; other = other->next) {
+    if (other->version < 5 || other->comm_id != c->comm_id || other->num_ranks != c->num_ranks) continue;
+    first = other;
+    num_members++;
+  }
+  if (first && num_members < c->num_ranks) {
+    c->order_in_ranks = first->order_in_ranks;
+    c->order_in_nodes = first->order_in_nodes;
+    return;
+  }
+  c->order_in_ranks = next_order(c->num_ranks, 0);
+  c->order_in_nodes = next_order(c->num_ranks, c->num_nodes);
+}
+
+static COLD nccl_result start(void** out, int version, uint64_t comm_id, size_t num_ranks, size_t num_nodes,
+                              nccl_logger log, nccl_nvlink_domains* domains, void* constants) {
+  static bool is_loaded;
+  if (!out) return NCCL_SUCCESS;
+  context* c = calloc(1, sizeof(*c));
+  *out = c;
+  if (!c) return NCCL_SUCCESS;
+  c->version = version;
+  c->num_ranks = num_ranks;
+  c->num_nodes = num_nodes;
+  pthread_mutex_lock(&swap_lock);
+  start_locked();
+  if (!is_loaded) {
+    is_loaded = true;
+    load_first_table(log);
+    start_record(log);
+    start_chain(log, version);
+  }
+  c->comm_id = version >= 5 ? comm_id : next_own_id++;
+  place_in_order(c);
+  for (int i = 0; i < 2; i++) STORE(c->communicator[i], find_communicator(&tables[i], c));
+  c->next = contexts;
+  contexts = c;
+  uint32_t now = LOAD(active);
+  int32_t communicator = now ? LOAD(c->communicator[now - 1]) : NO_COMMUNICATOR;
+  LOG(log, NCCL_LOG_LEVEL_INFO, "TUNER/lagom: communicator of %zu ranks on %zu nodes, number %u of its kind: %s", num_ranks,
+      num_nodes, c->order_in_nodes, communicator < 0 ? "not in the table" : tables[now - 1].communicators[communicator].description);
+  lagom_record_entry e = {.comm_id = c->comm_id, .num_bytes = num_ranks, .event = LAGOM_EVENT_INIT,
+                          .occurrence = c->order_in_nodes, .communicator = (uint32_t)communicator,
+                          .abi_version = (uint32_t)version, .num_pipe_ops = (int)num_nodes,
+                          .step = LOAD(current_step), .algorithm = -1, .protocol = -1};
+  record_entry(&e);
+  pthread_mutex_unlock(&swap_lock);
+  init_chained(c, log, domains, constants);
+  return NCCL_SUCCESS;
+}
+
+static COLD nccl_result finish(void* ctx) {
+  context* c = ctx;
+  if (!c) return NCCL_SUCCESS;
+  finalize_chained(c);
+  pthread_mutex_lock(&swap_lock);
+  for (context** link = &contexts; *link; link = &(*link)->next) {
+    if (*link == c) {
+      *link = c->next;
+      break;
+    }
+  }
+  pthread_mutex_unlock(&swap_lock);
+  free(c);
+  return NCCL_SUCCESS;
+}
+
+// ---------------------------------------------------------------------------------------------- the six tuner versions
+
+#define DEFINE_OLD_INIT(version)                                                                              \
+  static nccl_result init_v##version(size_t num_ranks, size_t num_nodes, nccl_logger log, void** context_out) { \
+    return start(context_out, version, 0, num_ranks, num_nodes, log, NULL, NULL);                             \
+  }
+DEFINE_OLD_INIT(2)
+DEFINE_OLD_INIT(3)
+DEFINE_OLD_INIT(4)
+
+#define DEFINE_INIT(version, constants_type)                                                                   \
+  static nccl_result init_v##version(void** context_out, uint64_t comm_id, size_t num_ranks, size_t num_nodes, \
+                                     nccl_logger log, nccl_nvlink_domains* domains, constants_type* constants) { \
+    return start(context_out, version, comm_id, num_ranks, num_nodes, log, domains, constants);                \
+  }
+DEFINE_INIT(5, nccl_constants_v5)
+DEFINE_INIT(6, nccl_constants_v5)
+DEFINE_INIT(7, nccl_constants_v7)
+
+static nccl_result get_coll_info_v2(void* ctx, int kind, size_t num_bytes, int collnet_support, int nvls_support,
+                                    int num_pipe_ops, int* algorithm, int* protocol, int* num_channels) {
+  if (!algorithm || !protocol) return NCCL_SUCCESS;
+  question q = {.kind = kind, .num_bytes = num_bytes, .num_pipe_ops = num_pipe_ops, .num_channels = num_channels,
+                .collnet_support = collnet_support, .nvls_support = nvls_support, .algorithm = algorithm,
+                .protocol = protocol};
+  answer(ctx, &q);
+  return NCCL_SUCCESS;
+}
+
+static nccl_result get_coll_info(void* ctx, int kind, size_t num_bytes, int num_pipe_ops, float** cost,
+                                 int num_algorithms, int num_protocols, int registered, int* num_channels) {
+  if (!cost) return NCCL_SUCCESS;
+  question q = {.kind = kind, .num_bytes = num_bytes, .num_pipe_ops = num_pipe_ops, .cost = (float*)(void*)cost,
+                .num_algorithms = num_algorithms, .num_protocols = num_protocols, .registered = registered,
+                .num_channels = num_channels};
+  answer(ctx, &q);
+  return NCCL_SUCCESS;
+}
+
+static nccl_result get_coll_info_v3(void* ctx, int kind, size_t num_bytes, int num_pipe_ops, float** cost,
+                                    int num_algorithms, int num_protocols, int* num_channels) {
+  return get_coll_info(ctx, kind, num_bytes, num_pipe_ops, cost, num_algorithms, num_protocols, 0, num_channels);
+}
+
+#define NAME "lagom"
+EXPORT const nccl_tuner_v2 ncclTunerPlugin_v2 = {NAME, init_v2, get_coll_info_v2, finish};
+EXPORT const nccl_tuner_v3 ncclTunerPlugin_v3 = {NAME, init_v3, get_coll_info_v3, finish};
+EXPORT const nccl_tuner_v4 ncclTunerPlugin_v4 = {NAME, init_v4, get_coll_info, finish};
+EXPORT const nccl_tuner_v5 ncclTunerPlugin_v5 = {NAME, init_v5, get_coll_info, finish};
+EXPORT const nccl_tuner_v6 ncclTunerPlugin_v6 = {NAME, init_v6, get_coll_info, finish, get_chunk_size};
+EXPORT const nccl_tuner_v7 ncclTunerPlugin_v7 = {NAME, init_v7, get_coll_info, finish, get_chunk_size};
+static const void* const OWN_TUNERS[8] = {NULL, NULL, &ncclTunerPlugin_v2, &ncclTunerPlugin_v3, &ncclTunerPlugin_v4,
+                                          &ncclTunerPlugin_v5, &ncclTunerPlugin_v6, &ncclTunerPlugin_v7};
+
+// ------------------------------------------------------------------------- what the training process calls, at a step
+
+// Marks a step boundary: the next call of each kind and size is occurrence 0 again. Returns the new step's number.
+EXPORT uint32_t lagom_step(void) { return atomic_fetch_add_explicit(&current_step, 1, memory_order_relaxed) + 1; }
+
+// Reads LAGOM_TABLE again and, if it is sound and of `generation` (0: any), decides by it from the next call on. Returns
+// 0, or an error for lagom_error_text, and then the old table stays. Ranks agree first, then all call it at one step.
+EXPORT int lagom_swap(uint64_t generation) {
+  pthread_mutex_lock(&swap_lock);
+  start_locked();
+  enum table_error error = load_locked(generation);
+  pthread_mutex_unlock(&swap_lock);
+  return (int)error;
+}
+
+// The same from memory.
+EXPORT int lagom_install(const void* data, size_t size, uint64_t generation) {
+  pthread_mutex_lock(&swap_lock);
+  start_locked();
+  enum table_error error = data ? install_locked(data, size, generation) : TABLE_WRONG_SIZE;
+  pthread_mutex_unlock(&swap_lock);
+  return (int)error;
+}
+
+EXPORT const char* lagom_error_text(int error) {
+  return error >= 0 && error < NUM_TABLE_ERRORS ? TABLE_ERROR_TEXT[error] : "unknown error";
+}
+
+// The generation decided by, 0 if none.
+EXPORT uint64_t lagom_generation(void) {
+  pthread_mutex_lock(&swap_lock);
+  uint32_t now = LOAD(active);
+  uint64_t generation = now && !LOAD(disabled) ? LOAD(tables[now - 1].generation) : 0;
+  pthread_mutex_unlock(&swap_lock);
+  return generation;
+}
+
+// 0: decide nothing from the next call on (the chain still answers); 1: decide again.
+EXPORT void lagom_enable(int is_enabled) {
+  pthread_mutex_lock(&swap_lock);
+  start_locked();
+  STORE(disabled, is_enabled ? 0 : 1);
+  pthread_mutex_unlock(&swap_lock);
+}
+
+// Says which communicator of the table NCCL's `comm_id` is, where creation order would not tell. Returns the number of
+// communicators changed (0: no such id). Call it before the communicator's first collective, or between steps.
+EXPORT int lagom_bind(uint64_t comm_id, uint32_t num_nodes, uint32_t creation_order) {
+  int num_bound = 0;
+  pthread_mutex_lock(&swap_lock);
+  for (context* c = contexts; c; c = c->next) {
+    if (c->comm_id != comm_id) continue;
+    if (num_nodes) c->order_in_nodes = creation_order;
+    else c->order_in_ranks = creation_order;
+    for (int i = 0; i < 2; i++) STORE(c->communicator[i], find_communicator(&tables[i], c));
+    num_bound++;
+  }
+  pthread_mutex_unlock(&swap_lock);
+  return num_bound;
+}

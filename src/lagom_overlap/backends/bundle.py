@@ -1,0 +1,176 @@
+"""A measurement bundle, `measurements.jsonl`: a header that says for which job it was measured, then a line per step.
+
+The same rows are a study's journal (tune/journal.py) and what `--backend recorded` replays. Format: docs/formats.md.
+"""
+
+from collections.abc import Mapping
+from typing import Final, TypeVar
+
+import msgspec
+
+from lagom_overlap.backends.base import Assignment, Failure, GroupProblem, Measurement, Outcome
+from lagom_overlap.collective import Algorithm, CommConfig, ConfigSpace, Protocol, Transport
+from lagom_overlap.errors import BundleError
+
+FORMAT: Final = "lagom-measurements"
+VERSION: Final = 1
+
+
+class BundleGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What could be done to one group: collective names, their spaces, the default and the baselines."""
+
+    comms: tuple[str, ...]
+    spaces: tuple[ConfigSpace, ...]
+    default: Assignment
+    baselines: dict[str, Assignment]
+
+
+class BundleHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The first line of a bundle."""
+
+    format: str
+    version: int
+    job_fingerprint: str
+    backend: str
+    groups: dict[str, BundleGroup]
+
+
+def header_line(job_fingerprint: str, backend: str, problems: tuple[GroupProblem, ...]) -> str:
+    """The header of a run's measurements, one line of JSON."""
+    groups = {
+        problem.group.name: BundleGroup(
+            comms=problem.group.comm_names,
+            spaces=problem.spaces,
+            default=problem.default,
+            baselines=dict(problem.baselines),
+        )
+        for problem in problems
+    }
+    header = BundleHeader(
+        format=FORMAT, version=VERSION, job_fingerprint=job_fingerprint, backend=backend, groups=groups
+    )
+    return msgspec.json.encode(header).decode()
+
+
+def parse_header(line: str, where: str) -> BundleHeader:
+    """The header in a bundle's first line.
+
+    Raises:
+        BundleError: if it is damaged or of another version.
+    """
+    try:
+        header = msgspec.json.decode(line, type=BundleHeader)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise BundleError(f"{where}: the first line is no header of a measurement bundle: {error}") from None
+    if header.format != FORMAT or header.version != VERSION:
+        raise BundleError(
+            f"{where}: a bundle of format {header.format!r} version {header.version}; "
+            f"this version reads {FORMAT!r} version {VERSION}"
+        )
+    return header
+
+
+class _Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What every row shares: no field may be missing, none may be unknown."""
+
+
+class ConfigRow(_Row, frozen=True):
+    """A configuration; null is a knob that is not set."""
+
+    algorithm: Algorithm | None
+    protocol: Protocol | None
+    transport: Transport | None
+    num_channels: int | None
+    num_threads: int | None
+    chunk_bytes: int | None
+
+
+class MeasuredRow(_Row, frozen=True):
+    """A measurement, its collectives by name."""
+
+    makespan_s: float
+    comp_s: float
+    comm_s: dict[str, float]
+    num_repeats: int
+    makespan_iqr_s: float
+
+
+class GroupRow(_Row, frozen=True):
+    """One group in one step: configurations by collective, why, and what came of it; one of the last two is null."""
+
+    configs: dict[str, ConfigRow]
+    reason: str | None
+    priorities: dict[str, float]
+    measured: MeasuredRow | None
+    failure: str | None
+
+
+_KNOBS: Final = ConfigRow.__struct_fields__
+_T = TypeVar("_T")
+
+
+def group_row(
+    problem: GroupProblem,
+    assignment: Assignment,
+    outcome: Outcome,
+    reason: str | None = None,
+    priorities: Mapping[str, float] | None = None,
+) -> GroupRow:
+    """The row of one group in one step."""
+    names = problem.group.comm_names
+    measured = None
+    if isinstance(outcome, Measurement):
+        measured = MeasuredRow(
+            makespan_s=outcome.makespan_s,
+            comp_s=outcome.comp_s,
+            comm_s=dict(zip(names, outcome.comm_s, strict=True)),
+            num_repeats=outcome.num_repeats,
+            makespan_iqr_s=outcome.makespan_iqr_s,
+        )
+    return GroupRow(
+        configs={
+            name: ConfigRow(*(getattr(config, knob) for knob in _KNOBS))
+            for name, config in zip(names, assignment, strict=True)
+        },
+        reason=reason,
+        priorities=dict(priorities or {}),
+        measured=measured,
+        failure=outcome.reason if isinstance(outcome, Failure) else None,
+    )
+
+
+def assignment_of(row: GroupRow, problem: GroupProblem) -> Assignment:
+    """The assignment in a row.
+
+    Raises:
+        ValueError: if it does not name exactly the group's collectives.
+        SpaceError: if a knob is impossible.
+    """
+    rows = _in_order("configs", row.configs, problem)
+    return tuple(CommConfig(**{knob: getattr(config, knob) for knob in _KNOBS}) for config in rows)
+
+
+def outcome_of(row: GroupRow, problem: GroupProblem) -> Outcome:
+    """The outcome in a row.
+
+    Raises:
+        ValueError: if it holds both or neither of a measurement and a failure, or other collectives.
+    """
+    if (row.measured is None) == (row.failure is None):
+        raise ValueError("exactly one of measured and failure must be set")
+    if row.measured is None:
+        return Failure(row.failure or "")
+    return Measurement(
+        makespan_s=row.measured.makespan_s,
+        comp_s=row.measured.comp_s,
+        comm_s=_in_order("comm_s", row.measured.comm_s, problem),
+        num_repeats=row.measured.num_repeats,
+        makespan_iqr_s=row.measured.makespan_iqr_s,
+    )
+
+
+def _in_order(what: str, values: Mapping[str, _T], problem: GroupProblem) -> tuple[_T, ...]:
+    names = problem.group.comm_names
+    if values.keys() != set(names):
+        raise ValueError(f"{what} of group {problem.group.name!r} name {sorted(values)}, must name {sorted(names)}")
+    return tuple(values[name] for name in names)

@@ -1,0 +1,114 @@
+"""The recorded backend: replays the measurements of an earlier run of the same job.
+
+A configuration that was measured several times gives its measurements in their order, over and over; one that was never
+measured is a `Failure`. Nothing is interpolated.
+"""
+
+from collections import defaultdict
+from itertools import cycle
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from lagom_overlap.backends.base import Assignment, Backend, BackendRequest, Failure, GroupProblem, Outcome
+from lagom_overlap.backends.bundle import BundleHeader, GroupRow, assignment_of, outcome_of, parse_header
+from lagom_overlap.errors import BundleError, LagomError
+from lagom_overlap.workload import OverlapGroup
+
+MAX_BUNDLE_BYTES: Final = 1 << 30
+"""A bundle above 1 GiB is refused."""
+
+
+class _Line(msgspec.Struct, frozen=True):
+    """The part of a journal line that a replay needs; the rest is the study's."""
+
+    groups: dict[str, GroupRow]
+
+
+class Recorded:
+    """A bundle in memory; see the module's docstring."""
+
+    def __init__(self, header: BundleHeader, lines: list[tuple[int, _Line]], where: str) -> None:
+        self._header = header
+        self._lines = lines
+        self._where = where
+        self._replay: dict[tuple[str, Assignment], cycle[Outcome]] = {}
+
+    def problem(self, group: OverlapGroup) -> GroupProblem:
+        """The group as it was when the bundle was recorded.
+
+        Raises:
+            BundleError: if the bundle does not hold this group, or a line of it is damaged.
+        """
+        recorded = self._header.groups.get(group.name)
+        if recorded is None or recorded.comms != group.comm_names:
+            held = ", ".join(sorted(self._header.groups))
+            raise BundleError(f"{self._where}: it holds no group {group.name!r} with these collectives; it has {held}")
+        problem = GroupProblem(
+            group=group, spaces=recorded.spaces, default=recorded.default, baselines=recorded.baselines
+        )
+        outcomes: dict[Assignment, list[Outcome]] = defaultdict(list)
+        for number, line in self._lines:
+            if group.name not in line.groups:
+                continue
+            row = line.groups[group.name]
+            try:
+                outcomes[assignment_of(row, problem)].append(outcome_of(row, problem))
+            except (ValueError, LagomError) as error:
+                raise BundleError(f"{self._where}: line {number} is damaged: {error}") from None
+        for assignment, found in outcomes.items():
+            self._replay[group.name, assignment] = cycle(found)
+        return problem
+
+    def measure(self, group: OverlapGroup, assignment: Assignment) -> Outcome:
+        """The next recorded outcome of that assignment, or a failure if there is none."""
+        replay = self._replay.get((group.name, assignment))
+        return Failure("not in the recording") if replay is None else next(replay)
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+def _path_of(bundle: Path) -> Path:
+    return bundle / "measurements.jsonl" if bundle.is_dir() else bundle
+
+
+def _read(path: Path) -> list[str]:
+    try:
+        if path.stat().st_size > MAX_BUNDLE_BYTES:
+            raise BundleError(f"{str(path)!r} has more than {MAX_BUNDLE_BYTES} bytes, the most that is allowed")
+        return path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise BundleError(f"bundle {str(path)!r} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise BundleError(f"bundle {str(path)!r} is not UTF-8 text") from None
+
+
+def open_backend(request: BackendRequest) -> Backend:
+    """The backend over the bundle that the request names: a run folder, or its `measurements.jsonl`.
+
+    Raises:
+        BundleError: if it cannot be read, is damaged, or was recorded for another job.
+    """
+    if request.bundle is None:
+        raise BundleError("the recorded backend needs a bundle: a run folder or its measurements.jsonl")
+    path = _path_of(request.bundle)
+    lines = _read(path)
+    where = f"bundle {str(path)!r}"
+    if not lines:
+        raise BundleError(f"{where} is empty")
+    header = parse_header(lines[0], where)
+    if header.job_fingerprint != request.job_fingerprint:
+        raise BundleError(
+            f"{where} was recorded for another job (fingerprint {header.job_fingerprint}, "
+            f"this job has {request.job_fingerprint}); groups, collectives, ranks and machine must be the same"
+        )
+    decoder = msgspec.json.Decoder(_Line)
+    rows = []
+    for number, line in enumerate(lines[1:], start=2):
+        try:
+            rows.append((number, decoder.decode(line)))
+        except msgspec.MsgspecError as error:
+            raise BundleError(f"{where}: line {number} is damaged: {error}") from None
+    return Recorded(header, rows, where)

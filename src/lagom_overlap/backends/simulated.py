@@ -1,0 +1,122 @@
+"""The simulator as a backend: an overlap group on a cluster that need not exist.
+
+An untouched collective (`CommConfig()`) resolves to `ContentionModel.default_config`: the Lagom paper's default, what
+NCCL 2.18.3 took on its clusters (ring, Simple, 8 channels, 2 MiB chunks, 512 threads, 256 on links up to 12 GB/s).
+"""
+
+from dataclasses import replace
+from math import isfinite
+
+import numpy as np
+
+from lagom_overlap.backends.base import (
+    Assignment,
+    Backend,
+    BackendRequest,
+    Failure,
+    GroupProblem,
+    Measurement,
+    Outcome,
+)
+from lagom_overlap.collective import CommConfig
+from lagom_overlap.cost import ContentionModel, load_profile
+from lagom_overlap.errors import JobError, SpaceError
+from lagom_overlap.sim import GroupSimulator
+from lagom_overlap.workload import OverlapGroup
+
+
+class SimulatedBackend:
+    """Simulates groups; with noise, every timing of every run carries its own log-normal factor of median 1.
+
+    Noise depends on the seed and on how many measurements came before, nothing else. The timeline stays without noise.
+    """
+
+    def __init__(self, model: ContentionModel, request: BackendRequest) -> None:
+        self._model = model
+        self._request = request
+        self._simulators: dict[OverlapGroup, GroupSimulator] = {}
+        self._num_calls = 0
+
+    def problem(self, group: OverlapGroup) -> GroupProblem:
+        """The group's spaces within the job's limits; baselines are the corners of each default's subspace.
+
+        Raises:
+            SpaceError: if the limits ask for what the simulator cannot set, or leave nothing.
+            JobError: if the group's collectives have more ranks than the cluster has GPUs.
+        """
+        limits = self._request.limits
+        spaces = tuple(
+            self._model.space(
+                op.collective,
+                algorithms=limits.algorithms,
+                protocols=limits.protocols,
+                transports=limits.transports,
+                num_channels=limits.num_channels,
+                num_threads=limits.num_threads,
+                chunk_bytes=limits.chunk_bytes,
+            )
+            for op in group.comms
+        )
+        homes = [
+            space.subspace_of(self._model.default_config(op.collective))
+            for op, space in zip(group.comms, spaces, strict=True)
+        ]
+        return GroupProblem(
+            group=group,
+            spaces=spaces,
+            default=(CommConfig(),) * len(group.comms),
+            baselines={
+                "fixed_min": tuple(home.minimum for home in homes),
+                "fixed_max": tuple(home.maximum for home in homes),
+            },
+        )
+
+    def measure(self, group: OverlapGroup, assignment: Assignment) -> Outcome:
+        """The simulated times, the median of the requested repeats; `Failure` if a configuration cannot run."""
+        if group not in self._simulators:
+            self._simulators[group] = GroupSimulator(group, self._model)
+        simulator = self._simulators[group]
+        call, self._num_calls = self._num_calls, self._num_calls + 1
+        try:
+            times = simulator.evaluate(assignment)
+        except SpaceError as error:
+            return Failure(str(error))
+        clean = Measurement(
+            makespan_s=times.makespan_s,
+            comp_s=times.comp_s,
+            comm_s=times.comm_s,
+            timeline=simulator.timeline(assignment),
+        )
+        if not self._request.noise:
+            return replace(clean, num_repeats=self._request.repeats)
+        random = np.random.default_rng([self._request.seed, call])
+        return Measurement.from_runs([self._disturbed(clean, random) for _ in range(self._request.repeats)])
+
+    def close(self) -> None:
+        """Forgets what was kept for speed."""
+        self._simulators.clear()
+
+    def _disturbed(self, clean: Measurement, random: np.random.Generator) -> Measurement:
+        factors = np.exp(self._request.noise * random.standard_normal(2 + len(clean.comm_s)))
+        return replace(
+            clean,
+            makespan_s=clean.makespan_s * float(factors[0]),
+            comp_s=clean.comp_s * float(factors[1]),
+            comm_s=tuple(time_s * float(factor) for time_s, factor in zip(clean.comm_s, factors[2:], strict=True)),
+        )
+
+
+def open_backend(request: BackendRequest) -> Backend:
+    """The backend of a job with `backend = "simulated"`.
+
+    Raises:
+        JobError: if there is no cluster, or noise or repeats is out of range.
+        UnknownNameError: if there is no such cost profile.
+    """
+    if request.cluster is None:
+        raise JobError("the simulated backend needs a cluster; name a preset under [cluster]")
+    if not (isfinite(request.noise) and 0 <= request.noise <= 1):
+        raise JobError(f"noise is {request.noise}, must lie in 0..1")
+    if request.repeats < 1:
+        raise JobError(f"repeats is {request.repeats}, must be at least 1")
+    return SimulatedBackend(ContentionModel(request.cluster, load_profile(request.profile)), request)

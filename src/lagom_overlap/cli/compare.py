@@ -1,0 +1,66 @@
+"""`lagom compare JOB.toml`: several tuners on one job, one table."""
+
+import argparse
+import sys
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from lagom_overlap.cli.tune import seed
+from lagom_overlap.job.compare import DEFAULT_TUNERS, run_compare
+from lagom_overlap.job.spec import read_job
+from lagom_overlap.record import create_folder, write_private
+from lagom_overlap.report.terminal import compare_table
+
+
+def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds the verb's flags."""
+    parser = verbs.add_parser("compare", help="several tuners on one job, one table", description=__doc__)
+    parser.add_argument("job", type=Path, metavar="JOB.toml", help="the job file")
+    parser.add_argument("--tuners", default=",".join(DEFAULT_TUNERS), metavar="A,B", help="default: %(default)s")
+    parser.add_argument("--backend", metavar="NAME", help="what runs the measurements, instead of the job's")
+    parser.add_argument("--seed", type=seed, metavar="N", help="seed of search, noise and shuffling")
+    parser.add_argument("--bundle", type=Path, metavar="RUN", help="run folder to replay (--backend recorded)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="new folder for compare.json")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the verb and returns the exit code."""
+    tuners = [name.strip() for name in arguments.tuners.split(",") if name.strip()]
+    spec = read_job(arguments.job)
+    log = Console(stderr=True)
+    with log.status("compare") if sys.stderr.isatty() else _Quiet() as status:
+        result = run_compare(
+            spec,
+            tuners,
+            backend_name=arguments.backend,
+            seed=arguments.seed,
+            bundle=arguments.bundle,
+            note=status.update,
+        )
+    encoded = msgspec.json.encode(result)
+    if arguments.out is not None:
+        create_folder(arguments.out)
+        write_private(arguments.out / "compare.json", encoded + b"\n")
+    if arguments.json:
+        sys.stdout.write(encoded.decode() + "\n")
+    else:
+        Console(width=None if sys.stdout.isatty() else 80).print(compare_table(result.job, result.rows))
+    return 0
+
+
+class _Quiet:
+    """The status line that shows nothing: stderr is no terminal."""
+
+    def __enter__(self) -> "_Quiet":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing to end."""
+
+    def update(self, _line: str) -> None:
+        """Shows nothing."""

@@ -1,0 +1,44 @@
+"""`lagom doctor`: what this machine and its NCCL can do, what is missing, what would work."""
+
+import argparse
+import sys
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from lagom_overlap.job.doctor import DoctorJson, run_doctor
+
+
+def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds the verb's flags."""
+    parser = verbs.add_parser("doctor", help="what this machine can do and what is missing", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.set_defaults(run=run)
+
+
+def _table(report: DoctorJson) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 1))
+    for check in report.checks:
+        mark = Text("ok", style="green") if check.ok else Text("--", style="yellow")
+        found = check.found + (f"\n{check.remedy}" if check.remedy else "")
+        table.add_row(mark, Text(check.name), Text(found))
+    for name, values in (("tuners", report.tuners), ("backends", report.backends), ("presets", report.presets)):
+        table.add_row(Text(""), Text(name), Text(", ".join(values)))
+    return table
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the verb and returns the exit code."""
+    report = run_doctor()
+    if arguments.json:
+        sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
+        return 0
+    versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
+    console = Console(width=None if sys.stdout.isatty() else 80)
+    console.print(Text(f"lagom {report.version}: {versions}"))
+    console.print(Text(f"{report.machine['cpu']}, {report.machine['cores']} cores, load {report.machine['load_1min']}"))
+    console.print(_table(report))
+    return 0

@@ -1,0 +1,58 @@
+"""`lagom VERB ...`: parses, runs the verb, turns a user's mistake into one line and exit code 2."""
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from lagom_overlap import __version__
+from lagom_overlap.cli import compare, doctor, tune
+from lagom_overlap.errors import LagomError
+
+EXIT_DONE: Final = 0
+EXIT_BUG: Final = 1
+EXIT_INPUT: Final = 2
+EXIT_INTERRUPTED: Final = 130
+
+_VERBS: Final = (tune, compare, doctor)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:  # type: ignore[override]  # argparse exits here too; we keep it to one line
+        self.exit(EXIT_INPUT, f"{self.prog}: {message}; see '{self.prog} --help'\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="lagom", description="Give each collective just enough of the machine.")
+    parser.add_argument("--version", action="version", version=f"lagom {__version__}")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    for module in _VERBS:
+        module.add_parser(verbs)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns the exit code: 0 done, 1 our bug, 2 your input, 130 interrupted."""
+    arguments = _parser().parse_args(argv)
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="lagom: %(message)s")
+    try:
+        return int(arguments.run(arguments))
+    except LagomError as error:
+        if arguments.debug:
+            raise
+        sys.stderr.write(f"lagom {arguments.verb}: {' '.join(str(error).split())}\n")
+        return EXIT_INPUT
+    except KeyboardInterrupt:
+        sys.stderr.write(f"lagom {arguments.verb}: interrupted\n")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        sys.stderr.close()
+        return EXIT_DONE
+    except Exception as error:
+        if arguments.debug:
+            raise
+        sys.stderr.write(
+            f"lagom {arguments.verb}: this is our bug: {type(error).__name__}: {error}; run again with --debug\n"
+        )
+        return EXIT_BUG

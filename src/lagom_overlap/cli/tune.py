@@ -1,0 +1,102 @@
+"""`lagom tune JOB.toml`: search, judge by a paired A/B, write the run folder."""
+
+import argparse
+import sys
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from lagom_overlap.errors import BackendError
+from lagom_overlap.job.measure import Observer, ignore
+from lagom_overlap.job.measure import Progress as RunProgress
+from lagom_overlap.job.spec import JobSpec, read_job
+from lagom_overlap.job.tune import TuneRequest, run_tune
+from lagom_overlap.report.terminal import tune_summary
+from lagom_overlap.tune.journal import StepKind
+from lagom_overlap.units import format_seconds
+
+EXIT_INTERRUPTED = 130
+
+
+def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds the verb's flags."""
+    parser = verbs.add_parser("tune", help="search for a configuration and prove it by an A/B", description=__doc__)
+    parser.add_argument("job", type=Path, metavar="JOB.toml", help="the job file")
+    parser.add_argument("--backend", metavar="NAME", help="what runs the measurements, instead of the job's")
+    parser.add_argument("--tuner", metavar="NAME", help="what searches, instead of the job's")
+    parser.add_argument("--seed", type=seed, metavar="N", help="seed of search, noise and shuffling")
+    parser.add_argument("--bundle", type=Path, metavar="RUN", help="run folder to replay (--backend recorded)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="new folder for the run (default: below lagom-runs/)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.set_defaults(run=run)
+
+
+def seed(text: str) -> int:
+    """A seed: a whole number of at least 0."""
+    if not text.isdecimal() or len(text) > 18:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a seed; allowed: whole numbers from 0")
+    return int(text)
+
+
+class ProgressBar:
+    """A progress bar on a terminal with the best makespan so far; silent in a pipe."""
+
+    def __init__(self, spec: JobSpec) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[best]}"),
+            console=Console(stderr=True),
+            refresh_per_second=2,
+            disable=not sys.stderr.isatty(),
+        )
+        self._search = self._progress.add_task("search", total=spec.tune.budget.measurements, best="")
+        self._verdict = self._progress.add_task("verdict", total=None, start=False, best="")
+
+    def __enter__(self) -> Observer:
+        self._progress.start()
+        return self._observe
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def _observe(self, progress: RunProgress) -> None:
+        best = "" if progress.best_s is None else f"best {format_seconds(progress.best_s)}"
+        if progress.phase is StepKind.SEARCH:
+            self._progress.update(self._search, completed=progress.num_done, best=best)
+            return
+        if progress.num_done == 1:
+            self._progress.update(self._search, total=self._progress.tasks[self._search].completed)
+            self._progress.start_task(self._verdict)
+        self._progress.update(self._verdict, completed=progress.num_done, total=progress.num_planned)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the verb and returns the exit code."""
+    spec = read_job(arguments.job)
+    request = TuneRequest(
+        spec=spec,
+        backend=arguments.backend,
+        tuner=arguments.tuner,
+        seed=arguments.seed,
+        bundle=arguments.bundle,
+        out=arguments.out,
+    )
+    try:
+        with ProgressBar(spec) as observe:
+            result = run_tune(request, ignore if arguments.json and not sys.stderr.isatty() else observe)
+    except BackendError:
+        raise
+    if arguments.json:
+        sys.stdout.write(msgspec.json.encode(result.json).decode() + "\n")
+    else:
+        Console(width=None if sys.stdout.isatty() else 80).print(tune_summary(result.report))
+        sys.stdout.write(
+            f"\nReport: {result.folder / 'report.html'}\nTimeline (Perfetto): {result.folder / 'timeline.json'}\n"
+        )
+    return EXIT_INTERRUPTED if result.json.interrupted else 0

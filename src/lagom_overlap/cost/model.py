@@ -1,0 +1,198 @@
+"""How long the operators that run together take: the contention model of one cluster under one profile.
+
+Several operators at once, beyond the paper's one kernel beside one collective (departures, all conserve work):
+
+- collectives add up their SMs, their memory traffic and their FIFOs; on the same kind of link they scale down together
+  when their rates exceed it;
+- kernels on several streams take turns: each runs at 1/k of its rate;
+- the load that kernels put on the memory is taken from their times under the traffic of collectives without load: one
+  step of the mutual dependence, not its fixed point (as in the specification's prototype).
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from lagom_overlap.collective import Algorithm, Collective, CommConfig, ConfigSpace, Protocol, Transport
+from lagom_overlap.cost.communication import (
+    CollectiveCost,
+    algorithms_of,
+    collective_cost,
+    default_chunk_bytes,
+    protocols_of,
+)
+from lagom_overlap.cost.contention import eq5_waves, eq6_wave_time, l2_miss_share, traffic_bytes_per_s
+from lagom_overlap.cost.kernels import kernel_of
+from lagom_overlap.cost.profile import Profile
+from lagom_overlap.cost.space import collective_space
+from lagom_overlap.hardware import Cluster, LinkKind
+from lagom_overlap.units import GB_PER_S
+from lagom_overlap.workload import Kernel, Work
+
+PAPER_CHANNELS: Final = 8
+"""NCCL 2.18.3's own choice on the Lagom paper's A40 clusters (section 4.3: "NC=8, C=2MB")."""
+SLOW_LINK_BYTES_PER_S: Final = 12 * GB_PER_S
+"""NCCL 2.18.3, tuning.cc: 256 threads where the ring is no faster than PCI_BW = 12 GB/s, else 512."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunningTimes:
+    """Whole-operator times (s) while a set of operators runs together: per kernel, per collective."""
+
+    kernel_s: tuple[float, ...]
+    comm_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ContentionModel:
+    """Prices kernels and collectives of a cluster; pure, so results may be cached by arguments."""
+
+    cluster: Cluster
+    profile: Profile
+
+    def default_config(self, collective: Collective) -> CommConfig:
+        """What the engine does untouched: the paper's default, which NCCL 2.18.3 took on its clusters.
+
+        Ring, Simple, 8 channels, 2 MiB chunks (512 KiB for broadcast and reduce), 512 threads, or 256 on links up to
+        12 GB/s. Point-to-point has no algorithm and NCCL's own smaller chunks. NCCL's choice by message size is not
+        modelled, and another machine or version chooses otherwise.
+        """
+        kind, intra = collective.kind, self.cluster.intra.kind
+        algorithm, protocol = algorithms_of(kind)[0], protocols_of(kind, intra)[0]
+        slow = self.cluster.link_between(collective.num_ranks).bytes_per_s <= SLOW_LINK_BYTES_PER_S
+        return CommConfig(
+            algorithm=algorithm,
+            protocol=protocol,
+            num_channels=min(PAPER_CHANNELS, max(1, self.cluster.gpu.num_sms - 1)),
+            num_threads=256 if slow else 512,
+            chunk_bytes=default_chunk_bytes(kind, algorithm, protocol, intra),
+        )
+
+    def effective(self, collective: Collective, config: CommConfig) -> CommConfig:
+        """The configuration with every None filled from the default; the chunk from that of its algorithm and protocol.
+
+        Transport stays None: it is not modelled.
+        """
+        default = self.default_config(collective)
+        algorithm, protocol = config.algorithm or default.algorithm, config.protocol or default.protocol
+        chunk = config.chunk_bytes
+        if chunk is None:
+            kind, intra = collective.kind, self.cluster.intra.kind
+            chunk = default_chunk_bytes(kind, algorithm, protocol or Protocol.SIMPLE, intra)
+        return replace(
+            config,
+            algorithm=algorithm,
+            protocol=protocol,
+            num_channels=config.num_channels or default.num_channels,
+            num_threads=config.num_threads or default.num_threads,
+            chunk_bytes=chunk,
+        )
+
+    def space(
+        self,
+        collective: Collective,
+        *,
+        algorithms: Sequence[Algorithm] | None = None,
+        protocols: Sequence[Protocol] | None = None,
+        transports: Sequence[Transport] | None = None,
+        num_channels: Sequence[int] | None = None,
+        num_threads: Sequence[int] | None = None,
+        chunk_bytes: Sequence[int] | None = None,
+    ) -> ConfigSpace:
+        """What may be tried for a collective; see `space.collective_space`.
+
+        Raises:
+            SpaceError: if a limit asks for what cannot be.
+        """
+        return collective_space(
+            collective,
+            self.cluster,
+            algorithms=algorithms,
+            protocols=protocols,
+            transports=transports,
+            num_channels=num_channels,
+            num_threads=num_threads,
+            chunk_bytes=chunk_bytes,
+        )
+
+    def kernel(self, work: Work) -> Kernel:
+        """The kernel of a computation on this cluster's GPU."""
+        return kernel_of(work, self.cluster.gpu, self.profile)
+
+    def collective(self, collective: Collective, config: CommConfig) -> CollectiveCost:
+        """The cost terms of a collective under a configuration, its None knobs filled from the default.
+
+        Raises:
+            SpaceError: if the configuration cannot run.
+        """
+        return collective_cost(collective, self.effective(collective, config), self.cluster, self.profile)
+
+    def kernel_seconds(
+        self, kernel: Kernel, *, num_channels: int = 0, traffic_bytes_per_s: float = 0.0, fifo_bytes: float = 0.0
+    ) -> float:
+        """Seconds g f of a whole kernel beside collectives that hold SMs, take memory traffic and pollute the L2."""
+        profile, gpu = self.profile, self.cluster.gpu
+        small = kernel.blocks_per_sm >= profile.small_block_count
+        waves = eq5_waves(
+            kernel.num_blocks,
+            kernel.blocks_per_sm,
+            num_sms=gpu.num_sms,
+            num_channels=num_channels,
+            shared_blocks_per_sm=profile.small_block_share * kernel.blocks_per_sm if small else 0.0,
+            quantisation=profile.quantisation,
+        )
+        pollution = profile.pollution * l2_miss_share(fifo_bytes, gpu.l2_bytes, profile.l2_share)
+        return waves * eq6_wave_time(
+            kernel.wave_s,
+            waves,
+            num_blocks=kernel.num_blocks,
+            block_bytes=kernel.block_bytes * (1.0 + pollution),
+            free_bytes_per_s=gpu.hbm_bytes_per_s - traffic_bytes_per_s,
+            norm=profile.overlap_norm,
+        )
+
+    def running_times(self, kernels: Sequence[Kernel], comms: Sequence[CollectiveCost]) -> RunningTimes:
+        """The whole time of each operator while exactly these run together."""
+        memory_load = 0.0
+        if comms and kernels:
+            unloaded = self._kernel_times(kernels, comms, 0.0)
+            bandwidth = self.cluster.gpu.hbm_bytes_per_s
+            moved = (k.num_blocks * k.block_bytes / s for k, s in zip(kernels, unloaded, strict=True))
+            memory_load = min(1.0, sum(moved) / bandwidth)
+        shares = self._link_shares(comms, memory_load)
+        return RunningTimes(
+            kernel_s=self._kernel_times(kernels, comms, memory_load),
+            comm_s=tuple(comm.seconds(memory_load, share) for comm, share in zip(comms, shares, strict=True)),
+        )
+
+    def _kernel_times(
+        self, kernels: Sequence[Kernel], comms: Sequence[CollectiveCost], memory_load: float
+    ) -> tuple[float, ...]:
+        channels = min(sum(comm.num_channels for comm in comms), self.cluster.gpu.num_sms - 1)
+        fifo_bytes = sum(comm.fifo_bytes for comm in comms)
+        ceiling = self.profile.max_traffic_share * self.cluster.gpu.hbm_bytes_per_s
+        traffic = 0.0
+        for comm, share in zip(comms, self._link_shares(comms, memory_load), strict=True):
+            traffic += traffic_bytes_per_s(
+                share * comm.bytes_per_s(memory_load),
+                comm.touches,
+                amplification=self.profile.amplification,
+                ceiling_bytes_per_s=ceiling,
+            )
+        traffic = min(ceiling, traffic)
+        return tuple(
+            len(kernels)
+            * self.kernel_seconds(k, num_channels=channels, traffic_bytes_per_s=traffic, fifo_bytes=fifo_bytes)
+            for k in kernels
+        )
+
+    @staticmethod
+    def _link_shares(comms: Sequence[CollectiveCost], memory_load: float) -> list[float]:
+        """Each collective's share of its own rate: 1 unless the sum on its kind of link exceeds the link."""
+        if len(comms) < 2:
+            return [1.0] * len(comms)
+        wanted: dict[LinkKind, float] = defaultdict(float)
+        for comm in comms:
+            wanted[comm.link] += comm.bytes_per_s(memory_load) / comm.link_bytes_per_s
+        return [1.0 / max(1.0, wanted[comm.link]) for comm in comms]

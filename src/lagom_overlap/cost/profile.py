@@ -1,0 +1,184 @@
+"""The constants of the contention model, as data: profiles are TOML files in `data/`, each number with its source.
+
+A profile may say `extends = "other"`; then it holds only what differs. Symbols in brackets are those of
+docs/notation.md; which equation reads which constant is said in `contention.py` and `communication.py`.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from math import isnan
+from typing import Any, Final
+
+import msgspec
+
+from lagom_overlap.collective import Protocol
+from lagom_overlap.errors import UnknownNameError
+from lagom_overlap.hardware import LinkKind
+
+TILES: Final = ((128, 256), (256, 128), (128, 128), (128, 64), (64, 64))
+"""Output tiles (rows, columns) that a matrix product may use; `GpuConstants.tile_efficiency` follows this order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByLink:
+    """One number per kind of link."""
+
+    nvlink: float
+    pcie: float
+    network: float
+
+    def of(self, kind: LinkKind) -> float:
+        """The number of that kind of link."""
+        match kind:
+            case LinkKind.NVLINK:
+                return self.nvlink
+            case LinkKind.PCIE:
+                return self.pcie
+            case LinkKind.NETWORK:
+                return self.network
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByProtocol:
+    """One number per wire protocol."""
+
+    ll: float
+    ll128: float
+    simple: float
+
+    def of(self, protocol: Protocol) -> float:
+        """The number of that protocol."""
+        match protocol:
+            case Protocol.LL:
+                return self.ll
+            case Protocol.LL128:
+                return self.ll128
+            case Protocol.SIMPLE:
+                return self.simple
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuConstants:
+    """What differs between GPU generations.
+
+    `channel_bytes_per_s` [b_sm] is what one channel copies with many threads. `tile_efficiency` gives the rate of a
+    matrix product per tile of `TILES`, relative to the GPU's `gemm_flops`.
+    """
+
+    channel_bytes_per_s: float
+    tile_efficiency: tuple[float, float, float, float, float]
+
+    def __post_init__(self) -> None:
+        for value in (self.channel_bytes_per_s, *self.tile_efficiency):
+            if not 0 < value < float("inf"):
+                raise ValueError(f"{self} must hold positive, finite numbers")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """One calibration of the contention model.
+
+    `label` is shown wherever results of the profile are shown.
+    """
+
+    name: str
+    label: str
+
+    # Communication alone.
+    thread_scale: float
+    """[NT0] threads at which a channel reaches 63 % of its bandwidth."""
+    slice_overhead_s: ByLink
+    """[o] synchronisation per slice, Simple protocol."""
+    protocol_overhead: ByProtocol
+    """[ovh] synchronisation relative to Simple."""
+    protocol_efficiency: ByProtocol
+    """[eff] payload share of the wire."""
+    tree_efficiency: float
+    ring_base_s: ByProtocol
+    tree_base_s: ByProtocol
+    link_sharpness: float
+    """[m] how abruptly channels saturate the link."""
+    fill: float
+    """Slices exposed per pass before the pipeline is full."""
+
+    # Contention.
+    user_traffic: float
+    """[k_u] memory bytes per wire byte in the user's buffer."""
+    fifo_traffic: float
+    """[k_f] memory bytes per wire byte in the FIFO, where it misses the L2."""
+    l2_share: float
+    """[phi] share of the L2 that the FIFO may live in."""
+    amplification: float
+    """[kappa] of the communication's memory traffic; 1 conserves work."""
+    pollution: float
+    """[gamma] growth of a kernel's memory traffic through a polluted L2."""
+    max_traffic_share: float
+    """[vcap] of the memory bandwidth that communication can take."""
+    load_sensitivity: float
+    """[xi] of communication to a busy memory."""
+    overlap_norm: float
+    """[p] of Eq. 6: 1 adds computation and transfer (the paper), infinity hides the shorter."""
+    quantisation: float
+    """[s] of Eq. 5: 1 is the paper's ceiling, 0 is fluid."""
+    small_block_count: int
+    """Kernels with at least that many resident blocks per SM fit beside a communication block..."""
+    small_block_share: float
+    """...with this share of them."""
+
+    # Kernels from shapes.
+    launch_s: float
+    split_s: float
+    attention_efficiency: float
+    """Relative to the GPU's `gemm_flops`."""
+    gpus: Mapping[str, GpuConstants]
+    """By prefix of the GPU's name; `any` for all others."""
+
+    def __post_init__(self) -> None:
+        positive = ("thread_scale", "tree_efficiency", "link_sharpness", "attention_efficiency", "l2_share")
+        for field in positive:
+            if not 0 < getattr(self, field) < float("inf"):
+                raise ValueError(f"profile {self.name!r}: {field} is {getattr(self, field)}, must be positive")
+        amounts = ("fill", "user_traffic", "fifo_traffic", "amplification", "pollution", "launch_s", "split_s")
+        for field in amounts:
+            if not 0 <= getattr(self, field) < float("inf"):
+                raise ValueError(f"profile {self.name!r}: {field} is {getattr(self, field)}, must not be negative")
+        for field in ("load_sensitivity", "quantisation", "small_block_share"):
+            if not 0 <= getattr(self, field) <= 1:
+                raise ValueError(f"profile {self.name!r}: {field} is {getattr(self, field)}, must lie in 0..1")
+        if not 0 < self.max_traffic_share < 1:
+            raise ValueError(f"profile {self.name!r}: max_traffic_share is {self.max_traffic_share}, must lie in 0..1")
+        if isnan(self.overlap_norm) or self.overlap_norm < 1:
+            raise ValueError(f"profile {self.name!r}: overlap_norm is {self.overlap_norm}, must be at least 1")
+        if "any" not in self.gpus:
+            raise ValueError(f"profile {self.name!r}: gpus lacks 'any'")
+
+    def for_gpu(self, gpu_name: str) -> GpuConstants:
+        """The constants of the longest prefix of that name, else those of `any`."""
+        known = [prefix for prefix in self.gpus if gpu_name.upper().startswith(prefix.upper())]
+        return self.gpus[max(known, key=len)] if known else self.gpus["any"]
+
+
+def profile_names() -> list[str]:
+    """The names that `load_profile` knows, sorted."""
+    folder = resources.files(__package__) / "data"
+    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def _read(name: str) -> dict[str, Any]:
+    text = (resources.files(__package__) / "data" / f"{name}.toml").read_text(encoding="utf-8")
+    own = tomllib.loads(text)
+    base = own.pop("extends", None)
+    return own if base is None else {**_read(base), **own}
+
+
+def load_profile(name: str) -> Profile:
+    """The profile of that name.
+
+    Raises:
+        UnknownNameError: if there is no such profile.
+    """
+    if name not in profile_names():
+        raise UnknownNameError.among("cost profile", name, profile_names())
+    return msgspec.convert({"name": name, **_read(name)}, Profile)

@@ -1,0 +1,112 @@
+"""The bytes of the plug-in's two files, as `csrc/lagom_table.h` lays them out; a test compares both.
+
+Little endian, fixed size, no pointers. docs/formats.md says what each field means.
+"""
+
+from typing import Final
+
+import numpy as np
+
+from lagom_overlap.collective import Algorithm, CollectiveKind, Protocol
+
+TABLE_MAGIC: Final = int.from_bytes(b"LAGOMTBL", "little")
+RECORD_MAGIC: Final = int.from_bytes(b"LAGOMREC", "little")
+TABLE_VERSION: Final = 1
+RECORD_VERSION: Final = 1
+MAX_COMMUNICATORS: Final = 1024
+MAX_DECISIONS: Final = 16384
+MAX_CHANNELS: Final = 64
+MAX_CHUNK_BYTES: Final = 1 << 30
+MAX_BYTES: Final = 1 << 48
+MAX_DESCRIPTION_BYTES: Final = 63
+"""UTF-8 bytes of a description; the field has one more for the closing NUL."""
+ANY_OCCURRENCE: Final = 0xFFFFFFFF
+NO_COMMUNICATOR: Final = 0xFFFFFFFF
+
+KINDS: Final = (
+    CollectiveKind.BROADCAST,
+    CollectiveKind.REDUCE,
+    CollectiveKind.ALL_GATHER,
+    CollectiveKind.REDUCE_SCATTER,
+    CollectiveKind.ALL_REDUCE,
+)
+"""The collectives that reach a tuner, by NCCL's number."""
+ALGORITHMS: Final = tuple(Algorithm)
+PROTOCOLS: Final = tuple(Protocol)
+GRAIN_BYTES: Final = {Protocol.LL: 16, Protocol.LL128: 1920, Protocol.SIMPLE: 512}
+"""A chunk is a multiple of this, and at least one."""
+
+HEADER: Final = np.dtype(
+    [
+        ("magic", "<u8"),
+        ("version", "<u4"),
+        ("header_bytes", "<u4"),
+        ("file_bytes", "<u8"),
+        ("generation", "<u8"),
+        ("checksum", "<u4"),
+        ("communicator_bytes", "<u4"),
+        ("decision_bytes", "<u4"),
+        ("num_communicators", "<u4"),
+        ("num_decisions", "<u4"),
+        ("flags", "<u4"),
+        ("reserved", "<u8"),
+    ]
+)
+COMMUNICATOR: Final = np.dtype(
+    [
+        ("description", "S64"),
+        ("num_ranks", "<u4"),
+        ("num_nodes", "<u4"),
+        ("creation_order", "<u4"),
+        ("reserved", "<u4"),
+    ]
+)
+DECISION: Final = np.dtype(
+    [
+        ("num_bytes", "<u8"),
+        ("communicator", "<u4"),
+        ("kind", "<u4"),
+        ("occurrence", "<u4"),
+        ("num_occurrences", "<u4"),
+        ("algorithm", "<i4"),
+        ("protocol", "<i4"),
+        ("num_channels", "<u4"),
+        ("flags", "<u4"),
+        ("chunk_bytes", "<u8"),
+    ]
+)
+RECORD_HEADER: Final = np.dtype(
+    [
+        ("magic", "<u8"),
+        ("version", "<u4"),
+        ("entry_bytes", "<u4"),
+        ("num_entries", "<u8"),
+        ("num_written", "<u8"),
+        ("process_id", "<u8"),
+        ("reserved", "<u8", 3),
+    ]
+)
+RECORD_ENTRY: Final = np.dtype(
+    [
+        ("sequence", "<u8"),
+        ("comm_id", "<u8"),
+        ("num_bytes", "<u8"),
+        ("generation", "<u8"),
+        ("chunk_offered", "<u8"),
+        ("chunk_set", "<u8"),
+        ("step", "<u4"),
+        ("occurrence", "<u4"),
+        ("communicator", "<u4"),
+        ("event", "<u4"),
+        ("kind", "<u4"),
+        ("flags", "<u4"),
+        ("abi_version", "<u4"),
+        ("num_pipe_ops", "<i4"),
+        ("registered", "<i4"),
+        ("algorithm", "<i4"),
+        ("protocol", "<i4"),
+        ("num_channels", "<i4"),
+        ("cost_us", "<f4", 21),
+        ("reserved", "<u4"),
+    ]
+)

@@ -1,0 +1,162 @@
+"""Collectives on torch's gloo with two knobs that PyTorch does not give: slices, and channels to carry them.
+
+A message is cut into slices that go round-robin over channels. A channel is a `ProcessGroupGloo` of its own with one
+worker thread, one device and so its own TCP connections; it carries its slices one after another. All-to-all has no
+list form on gloo: a slice is one send and one receive per peer, posted on its channel.
+
+A call site without a row in the table, or with an untouched one, is the public PyTorch call on the default group.
+More than two ranks: a sliced all-reduce may sum in another order than the native call; all-gather and all-to-all move
+bytes only, and a reduce-scatter sums in gloo's order within each slice.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import cast
+
+import torch
+from torch import distributed as dist
+
+from lagom_overlap.collective import Collective, CollectiveKind, CommConfig, ConfigKey, ConfigSpace, ConfigTable
+from lagom_overlap.engines.base import Buffers, Handle
+from lagom_overlap.engines.gloo_group import GlooGroup, PrefixStore, Store, open_group
+from lagom_overlap.engines.gloo_space import ELEMENT_BYTES, check_config, gloo_space
+
+# torch 2.13 renamed these two and deprecates the old names; 2.11 and 2.12 have only those.
+_ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+Post = Callable[[], Handle | None]
+"""Starts one piece of a collective; None if it is done when the call returns."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlicesInFlight:
+    """A handle over every piece of a sliced call."""
+
+    handles: tuple[Handle, ...]
+
+    def wait(self) -> None:
+        """Returns when the last piece is complete."""
+        for handle in self.handles:
+            handle.wait()
+
+
+@dataclass(slots=True)
+class _Plan:
+    """The pieces of one call site on its buffers, made once so that a timed call allocates nothing of its own."""
+
+    buffers: Buffers
+    posts: tuple[Post, ...]
+
+
+@dataclass(slots=True)
+class GlooEngine:
+    """Implements `Engine`; the default process group must be open (it runs the untouched calls).
+
+    `store` and `host` serve to open channels, which happens in `apply`, when a table first needs them.
+    """
+
+    store: Store
+    rank: int
+    num_ranks: int
+    host: str | None = "127.0.0.1"
+    _channels: list[GlooGroup] = field(default_factory=list)
+    _table: ConfigTable = field(default_factory=lambda: ConfigTable({}))
+    _epoch: int = -1
+    _plans: dict[ConfigKey, _Plan] = field(default_factory=dict)
+
+    def space(self, collective: Collective) -> ConfigSpace:
+        """See `Engine`."""
+        return gloo_space(collective)
+
+    def apply(self, table: ConfigTable, epoch: int) -> None:
+        """See `Engine`."""
+        if epoch <= self._epoch:
+            raise ValueError(f"epoch {epoch} is not after {self._epoch}, the one in force")
+        for _, config in table:
+            check_config(config)
+        needed = max((config.num_channels or 1 for _, config in table if not config.is_untouched), default=0)
+        while len(self._channels) < needed:
+            store = PrefixStore(f"channel{len(self._channels)}", self.store)
+            self._channels.append(open_group(store, self.rank, self.num_ranks, self.host))
+        for key in list(self._plans):
+            if table.get(key) != self._table.get(key):
+                del self._plans[key]
+        self._table, self._epoch = table, epoch
+
+    def execute(self, key: ConfigKey, buffers: Buffers) -> Handle:
+        """See `Engine`."""
+        config = self._table.get(key)
+        if config is None or config.is_untouched:
+            return native_call(key.kind, buffers)
+        plan = self._plans.get(key)
+        if plan is None or plan.buffers is not buffers:
+            plan = self._plans[key] = _Plan(buffers, self._plan(key, config, buffers))
+        handles = (post() for post in plan.posts)
+        return SlicesInFlight(tuple(handle for handle in handles if handle is not None))
+
+    def _plan(self, key: ConfigKey, config: CommConfig, buffers: Buffers) -> tuple[Post, ...]:
+        channels = self._channels[: config.num_channels or 1]
+        slice_bytes = config.chunk_bytes or key.num_bytes
+        if key.kind is CollectiveKind.ALL_REDUCE:
+            bounds = slice_bounds(buffers.source.numel(), slice_bytes // ELEMENT_BYTES)
+        else:
+            part = key.num_bytes // ELEMENT_BYTES // self.num_ranks
+            bounds = slice_bounds(part, slice_bytes // ELEMENT_BYTES // self.num_ranks)
+        posts: list[Post] = []
+        if key.kind is CollectiveKind.ALL_TO_ALL:
+            posts.append(partial(_copy_own_part, self.rank, self.num_ranks, buffers))
+        for index, (start, end) in enumerate(bounds):
+            channel = channels[index % len(channels)]
+            posts.extend(self._posts_of_slice(key.kind, channel, buffers, slice(start, end)))
+        return tuple(posts)
+
+    def _posts_of_slice(self, kind: CollectiveKind, channel: GlooGroup, buffers: Buffers, piece: slice) -> list[Post]:
+        source, target = buffers.source, buffers.target
+        match kind:
+            case CollectiveKind.ALL_REDUCE:
+                return [partial(channel.allreduce, [target[piece]])]
+            case CollectiveKind.ALL_GATHER:
+                return [partial(channel.allgather, [self._of_each_part(target, piece)], [source[piece]])]
+            case CollectiveKind.REDUCE_SCATTER:
+                return [partial(channel.reduce_scatter, [target[piece]], [self._of_each_part(source, piece)])]
+            case CollectiveKind.ALL_TO_ALL:
+                leaving, arriving = self._of_each_part(source, piece), self._of_each_part(target, piece)
+                peers = [peer for peer in range(self.num_ranks) if peer != self.rank]
+                receives: list[Post] = [partial(channel.recv, [arriving[peer]], peer, 0) for peer in peers]
+                return receives + [partial(channel.send, [leaving[peer]], peer, 0) for peer in peers]
+            case _:
+                raise ValueError(f"{kind} is not offered")
+
+    def _of_each_part(self, tensor: torch.Tensor, piece: slice) -> list[torch.Tensor]:
+        """The same slice of each rank's part of a whole tensor."""
+        return [part[piece] for part in tensor.chunk(self.num_ranks)]
+
+
+def slice_bounds(num_elements: int, step: int) -> list[tuple[int, int]]:
+    """Start and end of each slice; the last one may be shorter."""
+    step = max(1, step)
+    return [(start, min(start + step, num_elements)) for start in range(0, num_elements, step)]
+
+
+def native_call(kind: CollectiveKind, buffers: Buffers) -> Handle:
+    """What users write: the asynchronous PyTorch call on the default group."""
+    match kind:
+        case CollectiveKind.ALL_GATHER:
+            work = _ALL_GATHER(buffers.target, buffers.source, async_op=True)
+        case CollectiveKind.REDUCE_SCATTER:
+            work = _REDUCE_SCATTER(buffers.target, buffers.source, async_op=True)
+        case CollectiveKind.ALL_REDUCE:
+            work = dist.all_reduce(buffers.target, async_op=True)
+        case CollectiveKind.ALL_TO_ALL:
+            work = dist.all_to_all_single(buffers.target, buffers.source, async_op=True)
+        case _:
+            raise ValueError(f"{kind} is not offered")
+    return cast(Handle, work)  # an asynchronous call on the default group always returns its handle
+
+
+def _copy_own_part(rank: int, num_ranks: int, buffers: Buffers) -> None:
+    part = buffers.source.numel() // num_ranks
+    own = slice(rank * part, (rank + 1) * part)
+    buffers.target[own].copy_(buffers.source[own])

@@ -1,0 +1,213 @@
+"""The rank process: `python -m lagom_overlap.engines.gloo_worker --rank R --ranks N --parent PID [--joined]`.
+
+Spawned by a controller on this machine: stdin brings commands and its end is the controller's end, stdout carries
+replies (rank 0), anything else that is printed goes to stderr. A spawned rank dies with its parent: the kernel kills it
+(PR_SET_PDEATHSIG), and the end of stdin does where that is not enough. SIGINT is ignored: the controller decides.
+
+Exit codes: 0 ended on command, `PEER_LOST` when another rank or the controller went away, 1 for any other error.
+"""
+
+import argparse
+import ctypes
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from queue import SimpleQueue
+from threading import Thread
+from typing import Final
+
+import torch
+from torch import distributed as dist
+from torch.distributed.rendezvous import rendezvous
+
+from lagom_overlap.engines.gloo_engine import GlooEngine
+from lagom_overlap.engines.gloo_group import NEVER, PrefixStore, Store, TCPStore, open_group
+from lagom_overlap.engines.gloo_rank import Control, RankSession
+from lagom_overlap.engines.messages import (
+    Join,
+    Listening,
+    Measure,
+    Ready,
+    Stop,
+    decode_command,
+    encode,
+)
+
+PEER_LOST: Final = 75
+"""Exit code of a rank that ended because another one did (EX_TEMPFAIL): not the one to blame."""
+LOOPBACK: Final = "127.0.0.1"
+MEETING_TIMEOUT: Final = timedelta(seconds=120)
+_PR_SET_PDEATHSIG: Final = 1
+
+_log = logging.getLogger(__name__)
+
+
+def pin_to_core(rank: int, num_ranks: int) -> int:
+    """Pins this process to the rank-th core that it may use; -1, and no pinning, if there are fewer cores than ranks.
+
+    Every thread of a rank then shares one core, as computation and communication share the SMs of a GPU.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < num_ranks:
+        return -1
+    os.sched_setaffinity(0, {cores[rank]})
+    return cores[rank]
+
+
+def die_with_parent(parent: int) -> None:
+    """Asks the kernel to kill this process when its parent ends."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(PEER_LOST)
+
+
+class CommandLines:
+    """Lines from the controller; when they end, the process ends at once, whatever it is doing."""
+
+    def __init__(self) -> None:
+        self._lines: SimpleQueue[bytes] = SimpleQueue()
+        Thread(target=self._read, name="commands", daemon=True).start()
+
+    def get(self) -> bytes:
+        """The next line."""
+        return self._lines.get()
+
+    def _read(self) -> None:
+        for line in sys.stdin.buffer:
+            self._lines.put(line)
+        os._exit(PEER_LOST)
+
+
+def claim_stdout() -> Callable[[bytes], None]:
+    """A writer to what was stdout; from now on prints of any library go to stderr."""
+    reply_fd = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+    def write(line: bytes) -> None:
+        view = memoryview(line)
+        while view:
+            view = view[os.write(reply_fd, view) :]
+
+    return write
+
+
+def open_session(*, rank: int, num_ranks: int, store: Store, host: str | None) -> tuple[RankSession, Control]:
+    """Meets the other ranks: the default group (native calls), the control group, the engine."""
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
+    if host is not None:
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # the default group binds by interface
+    default_store = PrefixStore("default", store)
+    dist.init_process_group("gloo", store=default_store, rank=rank, world_size=num_ranks, timeout=NEVER)
+    control = Control(open_group(PrefixStore("control", store), rank, num_ranks, host), num_ranks)
+    engine = GlooEngine(store=PrefixStore("engine", store), rank=rank, num_ranks=num_ranks, host=host)
+    control.barrier()
+    return RankSession(rank=rank, num_ranks=num_ranks, engine=engine, control=control), control
+
+
+def lead(
+    session: RankSession, control: Control, next_line: Callable[[], bytes], reply: Callable[[bytes], None]
+) -> None:
+    """Rank 0: passes each command on, executes it, answers; returns after `Stop`."""
+    while True:
+        line = next_line()
+        command = decode_command(line)
+        control.broadcast(line)
+        match command:
+            case Stop():
+                return
+            case Measure():
+                reply(encode(session.measure(command)))
+            case Join():
+                raise ValueError("rank 0 does not join: it is where the others join")
+
+
+def follow(session: RankSession, control: Control) -> None:
+    """Every other rank: executes what rank 0 passes on; returns after `Stop`."""
+    while True:
+        match decode_command(control.broadcast(None)):
+            case Stop():
+                return
+            case Measure() as command:
+                session.measure(command)
+            case Join():
+                raise ValueError("the ranks have joined already")
+
+
+def _run_spawned(rank: int, num_ranks: int, *, joined: bool) -> None:
+    lines = CommandLines()
+    reply = claim_stdout()
+    if joined:
+        core, store, host = _meet_under_launcher()
+    else:
+        core, host = pin_to_core(rank, num_ranks), LOOPBACK
+        if rank == 0:
+            store = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False, timeout=MEETING_TIMEOUT)
+            reply(encode(Listening(store.port)))
+        else:
+            command = decode_command(lines.get())
+            if not isinstance(command, Join):
+                raise ValueError(f"expected to be told where to join, got {command}")
+            store = TCPStore(LOOPBACK, command.port, is_master=False, timeout=MEETING_TIMEOUT)
+    session, control = open_session(rank=rank, num_ranks=num_ranks, store=store, host=host)
+    cores = control.gather(core)
+    if rank == 0:
+        reply(encode(Ready(torch.__version__, cores)))
+        lead(session, control, lines.get, reply)
+    else:
+        follow(session, control)
+    control.barrier()  # nobody closes a connection that another rank still reads from
+
+
+def _meet_under_launcher() -> tuple[int, Store, str | None]:
+    """This rank's core, the launcher's store, and the loopback address if all ranks are on this machine."""
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
+    core = pin_to_core(int(os.environ.get("LOCAL_RANK", os.environ["RANK"])), local_ranks)
+    store, _, num_ranks = next(rendezvous("env://", timeout=MEETING_TIMEOUT))
+    return core, PrefixStore("lagom", store), LOOPBACK if local_ranks == num_ranks else None
+
+
+def run_joined() -> int:
+    """The life of a rank other than 0 under torchrun, in the launched process itself; its exit code."""
+    try:
+        core, store, host = _meet_under_launcher()
+        rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        session, control = open_session(rank=rank, num_ranks=num_ranks, store=store, host=host)
+        control.gather(core)
+        follow(session, control)
+        control.barrier()
+    except RuntimeError as error:
+        _log.error("rank %s: rank 0 or another rank went away: %s", os.environ["RANK"], error)
+        return PEER_LOST
+    return 0
+
+
+def main() -> None:
+    """Lives until told to stop, or until the controller or another rank goes away."""
+    parser = argparse.ArgumentParser(description="One rank of lagom's gloo backend; started by it, not by hand.")
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--ranks", type=int, required=True)
+    parser.add_argument("--parent", type=int, required=True)
+    parser.add_argument("--joined", action="store_true")
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with_parent(arguments.parent)
+    try:
+        _run_spawned(arguments.rank, arguments.ranks, joined=arguments.joined)
+        code = 0
+    except RuntimeError:  # torch's errors when a connection breaks are of this kind
+        _log.exception("rank %d lost another rank", arguments.rank)
+        code = PEER_LOST
+    except Exception:
+        _log.exception("rank %d failed", arguments.rank)
+        code = 1
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(code)  # process groups with calls in flight would wait for each other on the way out
+
+
+if __name__ == "__main__":
+    main()

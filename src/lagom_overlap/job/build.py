@@ -1,0 +1,282 @@
+"""The only place where names become objects: a `JobSpec` becomes groups, a backend request, a backend, a tuner."""
+
+import hashlib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final, TypeVar, cast
+
+import msgspec
+
+from lagom_overlap.backends.base import Backend, BackendRequest, SpaceLimits
+from lagom_overlap.collective import Collective, chunk_bytes_of_slice
+from lagom_overlap.errors import JobError, MissingDependencyError, UnknownNameError
+from lagom_overlap.hardware import Cluster, load_preset
+from lagom_overlap.job.spec import BlockTable, CommTable, GroupTable, JobSpec, SpaceTable, link_bytes_per_s, size_bytes
+from lagom_overlap.tune.base import Problems, Tuner
+from lagom_overlap.tune.guard import Guarded
+from lagom_overlap.workload import Attention, CommOp, CompOp, Gemm, MemoryBound, OverlapGroup, Work, find_overlap_groups
+from lagom_overlap.workload.fsdp import fsdp_iteration
+from lagom_overlap.workload.models import load_model
+
+TUNERS: Final = "lagom_overlap.tuners"
+BACKENDS: Final = "lagom_overlap.backends"
+
+_EXTRA_OF: Final = {"torch": "torch"}
+"""Package -> our extra that brings it."""
+
+_FP32_BYTES: Final = 4
+
+
+def entry_point_names(group: str) -> list[str]:
+    """The names registered under an entry-point group, sorted."""
+    return sorted({entry.name for entry in metadata.entry_points(group=group)})
+
+
+def _load(group: str, what: str, name: str) -> Callable[..., Any]:
+    found = [entry for entry in metadata.entry_points(group=group) if entry.name == name]
+    if not found:
+        raise UnknownNameError.among(what, name, entry_point_names(group))
+    try:
+        return cast("Callable[..., Any]", found[0].load())
+    except ModuleNotFoundError as error:
+        extra = _EXTRA_OF.get(error.name or "")
+        if extra is None:
+            raise
+        raise MissingDependencyError(
+            f"{what} {name!r} needs the package {error.name!r}: pip install 'lagom-overlap[{extra}]'"
+        ) from None
+
+
+def cluster_of(spec: JobSpec) -> Cluster | None:
+    """The job's cluster, or None if it names none."""
+    return None if spec.cluster is None else load_preset(spec.cluster.preset, spec.cluster.nodes)
+
+
+def _block_ops(block: BlockTable) -> list[CompOp]:
+    """The forward pass of a transformer block: qkv, attention, output projection, up, activation, down."""
+    tokens, hidden, ffn = block.batch * block.seq_len, block.hidden, block.ffn
+    attention = Attention(
+        batch=block.batch,
+        num_heads=block.heads,
+        seq_len=block.seq_len,
+        head_dim=hidden // block.heads,
+        element_bytes=_FP32_BYTES,
+    )
+    works: dict[str, Work] = {
+        "qkv": Gemm(tokens, 3 * hidden, hidden, _FP32_BYTES),
+        "attention": attention,
+        "out": Gemm(tokens, hidden, hidden, _FP32_BYTES),
+        "up": Gemm(tokens, ffn, hidden, _FP32_BYTES),
+        "activation": MemoryBound(2 * tokens * ffn * _FP32_BYTES),
+        "down": Gemm(tokens, hidden, ffn, _FP32_BYTES),
+    }
+    return [CompOp(name=f"{name}.{i}", work=work) for i in range(block.repeat) for name, work in works.items()]
+
+
+def _listed_ops(group: GroupTable, place: str) -> list[CompOp]:
+    ops = []
+    for number, op in enumerate(group.op):
+        work: Gemm | Attention | MemoryBound
+        if op.gemm is not None:
+            m, n, k = op.gemm
+            work = Gemm(m, n, k, _FP32_BYTES)
+        elif op.attention is not None:
+            batch, heads, seq_len, head_dim = op.attention
+            work = Attention(
+                batch=batch, num_heads=heads, seq_len=seq_len, head_dim=head_dim, element_bytes=_FP32_BYTES
+            )
+        else:
+            work = MemoryBound(size_bytes(op.memory or 0, f"{place}.op[{number}].memory"))
+        ops.append(CompOp(name=op.name, work=work))
+    return ops
+
+
+def _comm_op(comm: CommTable, num_ranks: int, place: str) -> CommOp:
+    collective = Collective(comm.kind, size_bytes(comm.bytes, f"{place}.bytes"), num_ranks)
+    return CommOp(name=comm.name, collective=collective, communicator=comm.communicator)
+
+
+def _groups_from_shapes(spec: JobSpec) -> tuple[OverlapGroup, ...]:
+    groups, seen = [], set[str]()
+    for index, table in enumerate(spec.group):
+        place = f"group[{index}]"
+        comms = [_comm_op(comm, spec.job.ranks, f"{place}.comm[{i}]") for i, comm in enumerate(table.comm)]
+        for name in (table.name, *(comm.name for comm in comms)):
+            if name in seen:
+                raise JobError(f"{place}: the name {name!r} is used twice; groups and collectives need different names")
+            seen.add(name)
+        groups.append(
+            OverlapGroup(
+                name=table.name,
+                computations=tuple(_block_ops(table.block) if table.block else _listed_ops(table, place)),
+                comms=tuple(comms),
+                starts_after=tuple(comm.starts_after for comm in table.comm),
+                count=table.count,
+            )
+        )
+    return tuple(groups)
+
+
+def _groups_from_model(spec: JobSpec) -> tuple[OverlapGroup, ...]:
+    assert spec.model is not None and spec.parallel is not None  # noqa: PT018  checked when the file was read
+    parallel = spec.parallel
+    per_step = parallel.micro_batch * parallel.fsdp
+    global_batch = per_step if parallel.global_batch is None else parallel.global_batch
+    if global_batch % per_step:
+        raise JobError(
+            f"parallel.global_batch is {global_batch}, must be a multiple of micro_batch x fsdp = {per_step}"
+        )
+    cluster = cluster_of(spec)
+    assert cluster is not None
+    cluster.num_nodes_of(parallel.fsdp)
+    iteration = fsdp_iteration(
+        load_model(spec.model.name),
+        num_ranks=parallel.fsdp,
+        micro_batch=parallel.micro_batch,
+        seq_len=spec.model.seq_len,
+        prefetch=parallel.prefetch,
+    )
+    accumulation = global_batch // per_step
+    return tuple(replace(group, count=group.count * accumulation) for group in find_overlap_groups(iteration))
+
+
+def groups_of(spec: JobSpec) -> tuple[OverlapGroup, ...]:
+    """The overlap groups of a job, from its model or from its shapes.
+
+    Raises:
+        JobError: if names repeat, sizes are impossible or ranks do not fit the cluster.
+    """
+    groups = _groups_from_model(spec) if spec.model is not None else _groups_from_shapes(spec)
+    if not groups:
+        raise JobError("no communication of this job overlaps a computation: there is nothing to tune")
+    return groups
+
+
+def _sizes(values: list[int | str] | None, key: str) -> tuple[int, ...] | None:
+    if values is None:
+        return None
+    return _increasing([size_bytes(value, f"tune.space.{key}[{i}]") for i, value in enumerate(values)], key)
+
+
+def _increasing(values: list[int], key: str) -> tuple[int, ...]:
+    if not values:
+        raise JobError(f"tune.space.{key} is empty, must name at least one value")
+    return tuple(sorted(set(values)))
+
+
+_T = TypeVar("_T")
+
+
+def _chosen(values: list[_T] | None, key: str) -> tuple[_T, ...] | None:
+    if values == []:
+        raise JobError(f"tune.space.{key} is empty, must name at least one value")
+    return None if values is None else tuple(dict.fromkeys(values))
+
+
+def limits_of(space: SpaceTable) -> SpaceLimits:
+    """The values that a job allows per knob, slices converted to chunks.
+
+    Raises:
+        JobError: if a list is empty, or a size is none.
+    """
+    chunk_bytes = _sizes(space.chunk_bytes, "chunk_bytes")
+    slices = _sizes(space.slice_bytes, "slice_bytes")
+    if slices is not None:
+        try:
+            chunk_bytes = tuple(sorted({chunk_bytes_of_slice(value) for value in slices}))
+        except ValueError as error:
+            raise JobError(f"tune.space.slice_bytes: {error}") from None
+    return SpaceLimits(
+        algorithms=_chosen(space.algorithm, "algorithm"),
+        protocols=_chosen(space.protocol, "protocol"),
+        transports=_chosen(space.transport, "transport"),
+        num_channels=None if space.num_channels is None else _increasing(space.num_channels, "num_channels"),
+        num_threads=None if space.num_threads is None else _increasing(space.num_threads, "num_threads"),
+        chunk_bytes=chunk_bytes,
+    )
+
+
+def job_fingerprint(spec: JobSpec, groups: tuple[OverlapGroup, ...]) -> str:
+    """Sixteen hex digits that are equal exactly for equal workloads on equal (modelled) machines.
+
+    The tuner, its space and budget do not count: a bundle may be replayed with others.
+    """
+    machine = (spec.cluster, spec.cost.profile, spec.job.ranks, spec.job.link)
+    return hashlib.sha256(msgspec.json.encode((groups, machine), order="sorted")).hexdigest()[:16]
+
+
+def request_of(
+    spec: JobSpec, groups: tuple[OverlapGroup, ...], *, seed: int | None = None, bundle: Path | None = None
+) -> BackendRequest:
+    """What the job asks of its backend; `seed` overrides the job's."""
+    return BackendRequest(
+        job_fingerprint=job_fingerprint(spec, groups),
+        seed=spec.tune.seed if seed is None else seed,
+        repeats=spec.tune.repeats,
+        limits=limits_of(spec.tune.space),
+        cluster=cluster_of(spec),
+        profile=spec.cost.profile,
+        noise=spec.cost.noise,
+        bundle=bundle,
+        num_ranks=spec.job.ranks,
+        link_bytes_per_s=link_bytes_per_s(spec.job.link),
+        timeout_s=spec.job.timeout_s,
+    )
+
+
+def open_backend(spec: JobSpec, name: str, request: BackendRequest) -> Backend:
+    """The backend of that name, opened.
+
+    Raises:
+        UnknownNameError: if there is none.
+        MissingDependencyError: if it needs a package that is not installed.
+        JobError: if the job does not hold what the backend needs.
+    """
+    factory = _load(BACKENDS, "backend", name)
+    if name == "simulated" and request.cluster is None:
+        raise JobError("the simulated backend needs a cluster: give [cluster] preset = ... in the job file")
+    if name == "gloo" and spec.model is not None:
+        raise JobError("the gloo backend runs groups given by their shapes: give [[group]] instead of [model]")
+    if name == "recorded" and request.bundle is None:
+        raise JobError("the recorded backend needs a recording: give --bundle RUN_FOLDER")
+    if name != "recorded" and request.bundle is not None:
+        raise JobError(f"--bundle has no meaning with the {name} backend; allowed with: recorded")
+    return cast("Backend", factory(request))
+
+
+def _checked_options(factory: Callable[..., Any], name: str, options: Mapping[str, object]) -> Mapping[str, object]:
+    allowed = {
+        parameter.name: parameter
+        for parameter in inspect.signature(factory).parameters.values()
+        if parameter.kind is parameter.KEYWORD_ONLY and parameter.name != "seed"
+    }
+    for key, value in options.items():
+        if key not in allowed:
+            offered = f"allowed: {', '.join(sorted(allowed))}" if allowed else "it has none"
+            raise JobError(f"tune.options: tuner {name!r} has no option {key!r}; {offered}")
+        default = allowed[key].default
+        wanted = (int, float) if isinstance(default, float) else type(default)
+        if isinstance(value, bool) != isinstance(default, bool) or not isinstance(value, wanted):
+            raise JobError(
+                f"tune.options.{key} is {value!r}: tuner {name!r} expects {type(default).__name__}, such as {default!r}"
+            )
+    return options
+
+
+def make_tuner(name: str, problems: Problems, *, seed: int, options: Mapping[str, object], guarded: bool) -> Tuner:
+    """The tuner of that name over these problems, under the guard if asked.
+
+    Raises:
+        UnknownNameError: if there is none.
+        JobError: if it has no such option, or the option's value is of another type or not allowed.
+    """
+    factory = _load(TUNERS, "tuner", name)
+    checked = _checked_options(factory, name, options)
+    try:
+        tuner = cast("Tuner", factory(problems, seed=seed, **checked))
+    except ValueError as error:
+        raise JobError(f"tune.options of tuner {name!r}: {error}") from None
+    return Guarded(tuner, problems) if guarded else tuner

@@ -1,0 +1,140 @@
+"""`lagom doctor`: what this machine can do, what is missing, what would work."""
+
+import ctypes
+import importlib.util
+import os
+import shutil
+from importlib import resources
+from pathlib import Path
+
+import msgspec
+
+from lagom_overlap import __version__
+from lagom_overlap.hardware import preset_names
+from lagom_overlap.job.build import BACKENDS, TUNERS, entry_point_names
+from lagom_overlap.record import describe_machine, package_versions
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """One finding: does it work, what was found, and what to do where it does not."""
+
+    name: str
+    ok: bool
+    found: str
+    remedy: str = ""
+
+
+class DoctorJson(msgspec.Struct, frozen=True, kw_only=True):
+    """All findings."""
+
+    tool: str
+    version: str
+    machine: dict[str, str]
+    versions: dict[str, str]
+    tuners: list[str]
+    backends: list[str]
+    presets: list[str]
+    checks: list[Check]
+
+
+def _torch() -> Check:
+    if importlib.util.find_spec("torch") is None:
+        return Check(name="torch", ok=False, found="not installed", remedy="pip install 'lagom-overlap[torch]'")
+    import torch  # noqa: PLC0415  torch is an extra: imported only where it was found
+    import torch.distributed as dist  # noqa: PLC0415
+
+    gloo = dist.is_available() and dist.is_gloo_available()
+    return Check(
+        name="torch",
+        ok=gloo,
+        found=f"{torch.__version__}, gloo {'available' if gloo else 'missing'}",
+        remedy="" if gloo else "install a torch build with torch.distributed and gloo",
+    )
+
+
+def _cuda() -> Check:
+    found, version = "no NVIDIA driver", ctypes.c_int(0)
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        if driver.cuInit(0) == 0 and driver.cuDriverGetVersion(ctypes.byref(version)) == 0:
+            found = f"driver for CUDA {version.value // 1000}.{version.value % 1000 // 10}"
+    except OSError:
+        pass
+    ok = version.value > 0
+    return Check(name="GPU", ok=ok, found=found, remedy="" if ok else "not needed for --backend gloo or simulated")
+
+
+def nccl_version() -> tuple[int, int, int] | None:
+    """The version of the NCCL that this Python would load, or None."""
+    candidates = ["libnccl.so.2"]
+    spec = importlib.util.find_spec("nvidia")
+    for folder in spec.submodule_search_locations or () if spec else ():
+        candidates.append(str(Path(folder) / "nccl" / "lib" / "libnccl.so.2"))
+    for candidate in candidates:
+        try:
+            library, code = ctypes.CDLL(candidate), ctypes.c_int(0)
+            if library.ncclGetVersion(ctypes.byref(code)) == 0:
+                return code.value // 10000, code.value // 100 % 100, code.value % 100
+        except (OSError, AttributeError):
+            continue
+    return None
+
+
+def _nccl() -> Check:
+    version = nccl_version()
+    if version is None:
+        return Check(name="NCCL", ok=False, found="not found", remedy="not needed for --backend gloo or simulated")
+    reach = "algorithm, protocol, channels" + (" and chunk size" if version >= (2, 30, 3) else "; no chunk size")
+    return Check(name="NCCL", ok=True, found=f"{'.'.join(map(str, version))}: a tuner plug-in can set {reach}")
+
+
+def _plugin() -> Check:
+    library = resources.files("lagom_overlap") / "lib" / "liblagom_tuner.so"
+    path = Path(str(library))
+    if not path.is_file():
+        return Check(name="tuner plug-in", ok=False, found="not in this installation", remedy="install from a wheel")
+    try:
+        exported = [v for v in range(2, 8) if hasattr(ctypes.CDLL(str(path)), f"ncclTunerPlugin_v{v}")]
+    except OSError as error:
+        return Check(name="tuner plug-in", ok=False, found=str(error), remedy="reinstall lagom-overlap")
+    return Check(
+        name="tuner plug-in", ok=bool(exported), found=f"liblagom_tuner.so, ABI v{exported[0]} to v{exported[-1]}"
+    )
+
+
+def _link_emulation() -> Check:
+    if importlib.util.find_spec("torch") is None:
+        return Check(name="link emulation", ok=False, found="needs torch", remedy="pip install 'lagom-overlap[torch]'")
+    from lagom_overlap.backends.gloo import probe_link_emulation  # noqa: PLC0415  torch is an extra
+
+    why = probe_link_emulation()
+    return Check(
+        name="link emulation",
+        ok=why is None,
+        found="unprivileged network namespaces work" if why is None else why,
+        remedy="" if why is None else 'use link = "loopback"',
+    )
+
+
+def _cores() -> Check:
+    cores, memory = len(os.sched_getaffinity(0)), shutil.disk_usage(Path.cwd()).free
+    return Check(
+        name="cores",
+        ok=cores >= 2,
+        found=f"{cores} cores, {memory / 1e9:.0f} GB free disk here",
+        remedy="" if cores >= 2 else "with one core, rank processes share it: ratios say little",
+    )
+
+
+def run_doctor() -> DoctorJson:
+    """Every check, none of which changes anything."""
+    return DoctorJson(
+        tool="lagom doctor",
+        version=__version__,
+        machine=describe_machine(),
+        versions=package_versions(),
+        tuners=entry_point_names(TUNERS),
+        backends=entry_point_names(BACKENDS),
+        presets=preset_names(),
+        checks=[_cores(), _torch(), _link_emulation(), _plugin(), _nccl(), _cuda()],
+    )

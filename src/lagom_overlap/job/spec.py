@@ -1,0 +1,302 @@
+"""The job file: TOML checked key by key. A job file is data; nothing in it is run.
+
+`read_job` gives a `JobSpec` or raises a `JobError` of one line that names the key, the value and what is allowed. The
+format is described in docs/formats.md.
+"""
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta
+
+from lagom_overlap.collective import Algorithm, CollectiveKind, Protocol, Transport
+from lagom_overlap.errors import JobError
+from lagom_overlap.units import GBIT_PER_S, format_bytes, parse_bytes
+
+MAX_JOB_BYTES: Final = 1 << 20
+"""A job file above 1 MiB is refused: it is not one that a person wrote."""
+
+MAX_SIZE_BYTES: Final = 1 << 48
+
+Name = Annotated[str, Meta(min_length=1, max_length=120)]
+Count = Annotated[int, Meta(ge=1, le=MAX_SIZE_BYTES)]
+Size = str | Count
+"""Bytes as a number, or text with a unit: "32 MiB"."""
+
+
+class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A table of the job file: unknown keys are errors."""
+
+
+class JobTable(Spec, frozen=True):
+    """`[job]`: the name, the backend, and for `backend = "gloo"` the ranks and the link."""
+
+    name: Name
+    backend: Name = "simulated"
+    ranks: Annotated[int, Meta(ge=2, le=64)] = 2
+    link: str = "loopback"
+    timeout_s: Annotated[float, Meta(gt=0, le=86_400)] = 60.0
+
+
+class ModelTable(Spec, frozen=True):
+    """`[model]`: a named model."""
+
+    name: Name
+    seq_len: Count
+
+
+class ClusterTable(Spec, frozen=True):
+    """`[cluster]`: a preset, with another number of nodes if given."""
+
+    preset: Name
+    nodes: Count | None = None
+
+
+class ParallelTable(Spec, frozen=True):
+    """`[parallel]`: fully sharded data parallelism over `fsdp` ranks."""
+
+    fsdp: Annotated[int, Meta(ge=2)]
+    micro_batch: Count = 1
+    global_batch: Count | None = None
+    prefetch: Count = 1
+
+
+class CostTable(Spec, frozen=True):
+    """`[cost]`: the simulator's profile, and the sigma of the log-normal factor on every simulated time."""
+
+    profile: Name = "plausible"
+    noise: Annotated[float, Meta(ge=0, le=1)] = 0.0
+
+
+class BlockTable(Spec, frozen=True):
+    """`[group.block]`: a transformer block by its shapes, repeated `repeat` times."""
+
+    seq_len: Count
+    hidden: Count
+    heads: Count
+    ffn: Count
+    batch: Count = 1
+    repeat: Count = 1
+
+
+class OpTable(Spec, frozen=True):
+    """`[[group.op]]`: one computation; exactly one of gemm = [m, n, k], attention, memory."""
+
+    name: Name
+    gemm: Annotated[list[Count], Meta(min_length=3, max_length=3)] | None = None
+    attention: Annotated[list[Count], Meta(min_length=4, max_length=4)] | None = None
+    memory: Size | None = None
+
+
+class CommTable(Spec, frozen=True):
+    """`[[group.comm]]`: one collective; `starts_after` holds it back until that many computations are done."""
+
+    name: Name
+    kind: CollectiveKind
+    bytes: Size
+    communicator: Name = "default"
+    starts_after: Annotated[int, Meta(ge=0)] = 0
+
+
+class GroupTable(Spec, frozen=True):
+    """`[[group]]`: computations (`block` or `op`) beside collectives (`comm`)."""
+
+    name: Name
+    comm: Annotated[list[CommTable], Meta(min_length=1, max_length=64)]
+    block: BlockTable | None = None
+    op: list[OpTable] = []
+    count: Count = 1
+
+
+class SpaceTable(Spec, frozen=True):
+    """`[tune] space`: allowed values per knob; a knob that is absent keeps the engine's own values.
+
+    `chunk_bytes` are chunks on the wire; `slice_bytes` are the papers' C and are converted; give one of the two.
+    """
+
+    algorithm: list[Algorithm] | None = None
+    protocol: list[Protocol] | None = None
+    transport: list[Transport] | None = None
+    num_channels: list[Count] | None = None
+    num_threads: list[Count] | None = None
+    chunk_bytes: list[Size] | None = None
+    slice_bytes: list[Size] | None = None
+
+
+class BudgetTable(Spec, frozen=True):
+    """`[tune] budget`: the search ends at whichever comes first; the verdict's pairs are not counted."""
+
+    measurements: Count = 40
+    seconds: Annotated[float, Meta(gt=0, le=10_000_000)] = 300.0
+
+
+class TuneTable(Spec, frozen=True):
+    """`[tune]`: the tuner and its options, the space, the budget, the verdict."""
+
+    tuner: Name = "lagom"
+    guard: bool = True
+    options: dict[str, bool | int | float | str] = {}
+    space: SpaceTable = SpaceTable()
+    budget: BudgetTable = BudgetTable()
+    pairs: Annotated[int, Meta(ge=3, le=101)] = 13
+    repeats: Annotated[int, Meta(ge=1, le=101)] = 1
+    seed: Annotated[int, Meta(ge=0, le=1 << 62)] = 0
+
+
+class JobSpec(Spec, frozen=True):
+    """A whole job file."""
+
+    job: JobTable
+    model: ModelTable | None = None
+    cluster: ClusterTable | None = None
+    parallel: ParallelTable | None = None
+    cost: CostTable = CostTable()
+    group: list[GroupTable] = []
+    tune: TuneTable = TuneTable()
+
+
+def size_bytes(value: str | int, where: str) -> int:
+    """A size of the job file in bytes.
+
+    Raises:
+        JobError: if the text is no size or is not positive.
+    """
+    if isinstance(value, int):
+        return value
+    try:
+        num_bytes = parse_bytes(value)
+    except ValueError as error:
+        raise JobError(f"{where}: {error}") from None
+    if not 1 <= num_bytes <= MAX_SIZE_BYTES:
+        raise JobError(f"{where}: {value!r} is outside 1 B to {format_bytes(MAX_SIZE_BYTES)}")
+    return num_bytes
+
+
+def link_bytes_per_s(text: str) -> float | None:
+    """`"loopback"` -> None; `"3 Gbit/s"` -> bytes per second of an emulated link, one direction.
+
+    Raises:
+        JobError: if it is neither.
+    """
+    if text == "loopback":
+        return None
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*Gbit/s\s*", text)
+    if match is None or float(match[1]) <= 0:
+        raise JobError(f'job.link: {text!r} is not a link; allowed: "loopback", or an emulated rate such as "3 Gbit/s"')
+    return float(match[1]) * GBIT_PER_S
+
+
+def read_job(path: Path) -> JobSpec:
+    """The job file at `path`.
+
+    Raises:
+        JobError: if it is missing, unreadable, oversized, no TOML, or holds what is not allowed.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_JOB_BYTES + 1)
+    except FileNotFoundError:
+        raise JobError(f"job file {str(path)!r} does not exist") from None
+    except OSError as error:
+        raise JobError(f"job file {str(path)!r} cannot be read: {error.strerror}") from None
+    if len(content) > MAX_JOB_BYTES:
+        raise JobError(f"job file {str(path)!r} has more than {MAX_JOB_BYTES} bytes, the most that is allowed")
+    try:
+        raw = tomllib.loads(content.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise JobError(f"job file {str(path)!r} is not UTF-8 text (byte {error.start})") from None
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise JobError(f"job file {str(path)!r} is not TOML: {error}") from None
+    return parse_job(raw, str(path))
+
+
+def parse_job(raw: dict[str, Any], where: str) -> JobSpec:
+    """A decoded TOML document as a `JobSpec`.
+
+    Raises:
+        JobError: naming the key, its value and what is allowed.
+    """
+    try:
+        spec = msgspec.convert(raw, JobSpec)
+    except msgspec.ValidationError as error:
+        raise JobError(f"{where}: {_explain(str(error), raw)}") from None
+    _check_together(spec, where)
+    return spec
+
+
+def _check_together(spec: JobSpec, where: str) -> None:
+    if (spec.model is None) == (not spec.group):
+        raise JobError(f"{where}: give either [model] with [parallel] and [cluster], or at least one [[group]]")
+    if spec.model is not None and (spec.parallel is None or spec.cluster is None):
+        missing = "[parallel]" if spec.parallel is None else "[cluster]"
+        raise JobError(f"{where}: [model] needs {missing} too")
+    if spec.model is None and spec.parallel is not None:
+        raise JobError(f"{where}: [parallel] has no meaning without [model]")
+    link_bytes_per_s(spec.job.link)
+    for index, group in enumerate(spec.group):
+        place = f"{where}: group[{index}]"
+        if (group.block is None) == (not group.op):
+            raise JobError(f"{place} {group.name!r}: give either block or op, one of the two")
+        if group.block is not None and group.block.hidden % group.block.heads:
+            raise JobError(f"{place}.block: hidden {group.block.hidden} is not a multiple of heads {group.block.heads}")
+        for number, op in enumerate(group.op):
+            if sum(work is not None for work in (op.gemm, op.attention, op.memory)) != 1:
+                raise JobError(f"{place}.op[{number}] {op.name!r}: give exactly one of gemm, attention, memory")
+    space = spec.tune.space
+    if space.chunk_bytes is not None and space.slice_bytes is not None:
+        raise JobError(f"{where}: tune.space: give chunk_bytes or slice_bytes, not both")
+
+
+_PATH: Final = re.compile(r" - at `\$?(.*)`$")
+_UNKNOWN: Final = re.compile(r"^Object contains unknown field `(.*)`$")
+_MISSING: Final = re.compile(r"^Object missing required field `(.*)`$")
+
+
+def _lookup(raw: Any, path: str) -> Any:  # any TOML value
+    for part in re.findall(r"\[(\d+)\]|\.([^.\[]+)", path):
+        raw = raw[int(part[0])] if part[0] else raw[part[1]]
+    return raw
+
+
+def _struct_at(path: str) -> type[Spec] | None:
+    """The table type that a path such as `.group[0].comm[1]` leads to."""
+    current: type[Spec] = JobSpec
+    for name in re.findall(r"\.([^.\[]+)", path):
+        annotation = str(current.__annotations__.get(name, ""))
+        match = next((spec for spec in Spec.__subclasses__() if spec.__name__ in annotation), None)
+        if match is None:
+            return None
+        current = match
+    return current
+
+
+def _explain(message: str, raw: dict[str, Any]) -> str:
+    """One line for a msgspec complaint: the key, the value, what is allowed."""
+    found = _PATH.search(message)
+    path = found[1] if found else ""
+    complaint = message[: found.start()] if found else message
+    key = path.lstrip(".")
+    if unknown := _UNKNOWN.match(complaint):
+        table = _struct_at(path)
+        allowed = f"; allowed: {', '.join(sorted(table.__struct_fields__))}" if table else ""
+        return f"unknown key {f'{key}.{unknown[1]}'.lstrip('.')!r}{allowed}"
+    if missing := _MISSING.match(complaint):
+        return f"missing key {f'{key}.{missing[1]}'.lstrip('.')!r}"
+    try:
+        value = repr(_lookup(raw, path))
+    except (KeyError, IndexError, TypeError):
+        value = "?"
+    table = _struct_at(path.rpartition(".")[0])
+    return f"{key} is {value[:80]}: {complaint.replace('`', '')}" + _enum_hint(path, table)
+
+
+def _enum_hint(path: str, table: type[Spec] | None) -> str:
+    name = re.sub(r"\[\d+\]$", "", path.rpartition(".")[2])
+    annotation = str(table.__annotations__.get(name, "")) if table else ""
+    for enum in (CollectiveKind, Algorithm, Protocol, Transport):
+        if enum.__name__ in annotation:
+            return f"; allowed: {', '.join(enum)}"
+    return ""

@@ -1,0 +1,88 @@
+"""What was run, on what: the machine, the versions, and files written whole or not at all."""
+
+import os
+import platform
+import sys
+import tempfile
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+
+from lagom_overlap.errors import OutputError
+
+_VERSIONED = ("lagom-overlap", "numpy", "scipy", "torch")
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Writes a file atomically, readable by its owner alone: a reader sees the old content or the new, never a part.
+
+    Raises:
+        OutputError: if it cannot be written.
+    """
+    try:
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    except OSError as error:
+        raise OutputError(f"cannot write {str(path)!r}: {error.strerror}") from error
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).replace(path)
+    except OSError as error:
+        Path(temporary).unlink(missing_ok=True)
+        raise OutputError(f"cannot write {str(path)!r}: {error.strerror}") from error
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def create_folder(path: Path) -> None:
+    """Creates a new run folder, private to its owner.
+
+    Raises:
+        OutputError: if it exists already, or its parent does not exist or cannot be written.
+    """
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        raise OutputError(f"output folder {str(path)!r} exists already; name one that does not") from None
+    except FileNotFoundError:
+        raise OutputError(f"cannot create output folder {str(path)!r}: {str(path.parent)!r} does not exist") from None
+    except OSError as error:
+        raise OutputError(f"cannot create output folder {str(path)!r}: {error.strerror}") from error
+
+
+def utc_now() -> str:
+    """The date and time in UTC to the second, ISO 8601."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or "unknown"
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def describe_machine() -> dict[str, str]:
+    """This machine in words; nothing that names its owner."""
+    load = os.getloadavg()[0]
+    return {
+        "cpu": _cpu_model(),
+        "cores": str(len(os.sched_getaffinity(0))),
+        "load_1min": f"{load:.1f}",
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+    }
+
+
+def package_versions() -> dict[str, str]:
+    """Python and the packages that decide a result; absent ones are left out."""
+    found = {"python": ".".join(str(part) for part in sys.version_info[:3])}
+    for name in _VERSIONED:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,223 @@
+"""What the page says, ready to print: every text and number of `report.html` as strings, in the order of the page."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from lagom_overlap.backends.base import Failure, Measurement
+from lagom_overlap.collective import Collective
+from lagom_overlap.report.model import DEFAULT, ENGINE_DEFAULT, TuneReport
+from lagom_overlap.report.probes import GroupHistory, Probe
+from lagom_overlap.report.sentences import (
+    KNOB_WORDS,
+    change_text,
+    comm_time,
+    config_text,
+    fixed_sentence,
+    knob_text,
+    median_text,
+    num_search_steps,
+    quartiles_text,
+    share_sentence,
+)
+from lagom_overlap.report.style import colour_of
+from lagom_overlap.tune.journal import StepKind
+from lagom_overlap.tune.verdict import PairedRatio
+from lagom_overlap.units import format_bytes, format_seconds
+
+MAX_LISTED_PROBES = 300
+"""Probes of one group in the page's table; all are in measurements.jsonl."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One big number with what it is and how it spreads."""
+
+    what: str
+    number: str
+    spread: str
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """One knob before and after."""
+
+    before: str
+    after: str
+
+    @property
+    def same(self) -> bool:
+        """Whether nothing changes."""
+        return self.before == self.after
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeRow:
+    """A time before and after; `tone` is the style of the change, `css` that of the row."""
+
+    name: str
+    before: str
+    after: str
+    change: str
+    tone: str
+    css: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommRow:
+    """One collective of the table."""
+
+    name: str
+    call: str
+    colour: str
+    knobs: tuple[Knob, ...]
+    before: str
+    after: str
+    change: str
+    tone: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeRow:
+    """One measurement of the search; `failure` is None where it ran."""
+
+    number: int
+    configs: tuple[str, ...]
+    reason: str
+    x: str
+    y: str
+    z: str
+    failure: str | None
+
+
+def time_row(name: str, before_s: float | None, after_s: float | None, css: str = "") -> TimeRow:
+    """A row of the table from two times, either of which may be missing."""
+    change = change_text(before_s, after_s)
+    tone = ""
+    if before_s and after_s is not None and abs(after_s - before_s) > 0.005 * before_s:
+        tone = "better" if after_s < before_s else "worse"
+    return TimeRow(name=name, before=_time(before_s), after=_time(after_s), change=change, tone=tone, css=css)
+
+
+def _time(seconds: float | None) -> str:
+    return "not measured" if seconds is None else format_seconds(seconds)
+
+
+def call_text(collective: Collective) -> str:
+    """A call in words: `"all-gather, 32 MiB, 8 ranks"`."""
+    name = collective.kind.value.replace("_", "-")
+    return f"{name}, {format_bytes(collective.num_bytes)}, {collective.num_ranks} ranks"
+
+
+def shown_knobs(report: TuneReport) -> tuple[str, ...]:
+    """The knobs that the default or the tuned assignment sets anywhere."""
+    configs = [config for problem in report.problems for config in (*problem.default, *report.tuned_of(problem))]
+    return tuple(knob for knob in KNOB_WORDS if any(getattr(config, knob) is not None for config in configs))
+
+
+def comm_rows(report: TuneReport, history: GroupHistory) -> Iterator[CommRow]:
+    """One row per collective of a group."""
+    problem = history.problem
+    knobs = shown_knobs(report)
+    for index, comm in enumerate(problem.group.comms):
+        default, tuned = problem.default[index], report.tuned_of(problem)[index]
+        times = time_row(comm.name, comm_time(history.default, index), comm_time(history.tuned, index))
+        yield CommRow(
+            name=comm.name,
+            call=call_text(comm.collective),
+            colour=colour_of(index),
+            knobs=tuple(Knob(knob_text(default, knob), knob_text(tuned, knob)) for knob in knobs),
+            before=times.before,
+            after=times.after,
+            change=times.change,
+            tone=times.tone,
+        )
+
+
+def sum_rows(history: GroupHistory) -> tuple[TimeRow, ...]:
+    """X, Y and Z of a group before and after."""
+
+    def pair(read: str) -> tuple[float | None, float | None]:
+        both: list[Measurement | None] = [history.default, history.tuned]
+        before, after = (None if m is None else float(getattr(m, read)) for m in both)
+        return before, after
+
+    return (
+        time_row("communication X", *pair("total_comm_s")),
+        time_row("computation Y", *pair("comp_s")),
+        time_row("makespan Z", *pair("makespan_s"), css="makespan"),
+    )
+
+
+def tiles(report: TuneReport) -> tuple[Tile, ...]:
+    """The verdict's numbers; none without a verdict or where nothing changes."""
+    share, verdict = report.engine_share, report.verdict
+    if share is None or verdict is None or report.changes_nothing:
+        return ()
+    found = [_tile(f"tuned over {report.words_for(DEFAULT)}", share.whole)]
+    if share.engine is not None:
+        found.append(
+            _tile(f"of which engine: {report.words_for(ENGINE_DEFAULT)} over {report.words_for(DEFAULT)}", share.engine)
+        )
+    if share.tuning is not None:
+        found.append(_tile(f"of which tuning: tuned over {report.words_for(ENGINE_DEFAULT)}", share.tuning))
+    fixed = verdict.over_baselines.get(verdict.best_fixed) if verdict.best_fixed else None
+    if verdict.best_fixed and fixed is not None:
+        found.append(_tile(f"tuned over the best fixed setting ({report.words_for(verdict.best_fixed)})", fixed))
+    return tuple(found)
+
+
+def _tile(what: str, ratio: PairedRatio) -> Tile:
+    spread = f"quartiles {quartiles_text(ratio)}, {ratio.num_wins}/{ratio.num_pairs} wins"
+    return Tile(what, median_text(ratio), spread)
+
+
+def sentences(report: TuneReport) -> tuple[str, ...]:
+    """What part is engine, what part is tuning, and how far a fixed setting would have come."""
+    if report.changes_nothing:
+        return ()
+    return tuple(text for text in (share_sentence(report), fixed_sentence(report)) if text)
+
+
+def probe_rows(history: GroupHistory) -> tuple[ProbeRow, ...]:
+    """The search's probes, at most `MAX_LISTED_PROBES`."""
+    names = history.problem.group.comm_names
+    return tuple(_probe_row(probe, names) for probe in history.probes[:MAX_LISTED_PROBES])
+
+
+def _probe_row(probe: Probe, names: tuple[str, ...]) -> ProbeRow:
+    failed = isinstance(probe.outcome, Failure)
+    m = probe.measurement
+    return ProbeRow(
+        number=probe.number,
+        configs=tuple(f"{name}: {config_text(config)}" for name, config in zip(names, probe.assignment, strict=True)),
+        reason=probe.reason,
+        x=_time(m.total_comm_s if m else None),
+        y=_time(m.comp_s if m else None),
+        z=_time(m.makespan_s if m else None),
+        failure=probe.outcome.reason if isinstance(probe.outcome, Failure) and failed else None,
+    )
+
+
+def facts(report: TuneReport) -> tuple[tuple[str, str], ...]:
+    """The table of how it was measured."""
+    failures = sum(
+        isinstance(outcome, Failure)
+        for entry in report.entries
+        if entry.step.kind is StepKind.SEARCH
+        for outcome in entry.outcomes.values()
+    )
+    rounds = {entry.step.round for entry in report.entries if entry.step.kind is StepKind.VERDICT}
+    guard = "guarded: the default stays the incumbent" if report.guarded else "unguarded, as published"
+    runs = "one run" if report.repeats == 1 else f"median of {report.repeats} runs, each the maximum over ranks"
+    found = [
+        ("what ran", f"{report.backend}: {report.backend_description}"),
+        ("tuner", f"{report.tuner} ({guard})"),
+        ("seed", str(report.seed)),
+        ("measurements of the search", str(num_search_steps(report))),
+        ("one measurement", runs),
+        ("configurations that could not run", str(failures)),
+        ("rounds of the A/B", f"{len(rounds)}, contenders in shuffled order in each, counted apart from the search"),
+        ("date", report.date),
+        ("duration", format_seconds(report.duration_s)),
+    ]
+    return (*found, *report.machine.items(), *report.versions.items())

@@ -1,0 +1,121 @@
+"""The paired A/B as two figures: how much faster tuned is than each contender, and each round's makespan."""
+
+from statistics import median
+
+import plotly.graph_objects as go
+
+from lagom_overlap.report.model import DEFAULT, ENGINE_DEFAULT, TUNED, TuneReport
+from lagom_overlap.report.sentences import median_text
+from lagom_overlap.report.style import ACCENT, BAD, GOOD, NEUTRAL, label, lay_out, time_unit
+from lagom_overlap.tune.verdict import PairedRatio, Verdict
+from lagom_overlap.units import format_seconds
+
+_ROW_PX, _FRAME_PX = 46, 84
+
+
+def _order(verdict: Verdict, arms: set[str]) -> list[str]:
+    """Tuned last, before it the default, the engine, the best fixed setting, the others by name."""
+    first = [DEFAULT, ENGINE_DEFAULT, *([verdict.best_fixed] if verdict.best_fixed else [])]
+    known = [arm for arm in dict.fromkeys(first) if arm in arms]
+    return known + sorted(arms - set(known) - {TUNED}) + ([TUNED] if TUNED in arms else [])
+
+
+def _jitter(num: int) -> list[float]:
+    """Fixed offsets around 0 that keep neighbouring rounds apart."""
+    return [((index * 5) % 7 - 3) / 24 for index in range(num)]
+
+
+def _wrapped(text: str, width: int = 20) -> str:
+    """A label on several lines."""
+    lines = [""]
+    for word in text.split(" "):
+        if lines[-1] and len(lines[-1]) + len(word) + 1 > width:
+            lines.append("")
+        lines[-1] = f"{lines[-1]} {word}".strip()
+    return "<br>".join(label(line, width + 6) for line in lines[:3])
+
+
+def ratio_figure(report: TuneReport, verdict: Verdict) -> go.Figure:
+    """Each contender's makespan over tuned's: the pairs as dots, the quartiles as a bar, the median as a mark."""
+    ratios: dict[str, PairedRatio] = {DEFAULT: verdict.over_default, **verdict.over_baselines}
+    arms = list(reversed([arm for arm in _order(verdict, set(ratios)) if arm != TUNED]))
+    figure = go.Figure()
+    for row, arm in enumerate(arms):
+        ratio = ratios[arm]
+        colour = GOOD if ratio.q25 > 1 else BAD if ratio.q75 < 1 else NEUTRAL
+        _add_pairs(figure, verdict, arm, row)
+        figure.add_scatter(
+            x=[ratio.q25, ratio.q75], y=[row, row], mode="lines", line={"color": colour, "width": 7}, hoverinfo="skip"
+        )
+        figure.add_scatter(
+            x=[ratio.median_ratio],
+            y=[row],
+            mode="markers+text",
+            marker={"symbol": "line-ns", "size": 20, "line": {"width": 3, "color": colour}},
+            text=[f"{median_text(ratio)}, {ratio.num_wins}/{ratio.num_pairs} wins"],
+            textposition="top center",
+            hovertext=f"over {label(report.words_for(arm))}: {median_text(ratio)}",
+            hoverinfo="text",
+        )
+    figure.add_vline(x=1, line={"color": NEUTRAL, "width": 1.2, "dash": "dash"})
+    lay_out(figure, _ROW_PX * len(arms) + _FRAME_PX, showlegend=False, margin={"l": 8, "r": 16, "t": 12, "b": 48})
+    figure.update_xaxes(title_text="times faster than … (right of 1: tuned is faster)")
+    _name_rows(figure, [_wrapped(report.words_for(arm)) for arm in arms])
+    return figure
+
+
+def _add_pairs(figure: go.Figure, verdict: Verdict, arm: str, row: int) -> None:
+    mine, tuned = verdict.makespans_s.get(arm, ()), verdict.makespans_s.get(TUNED, ())
+    if len(mine) != len(tuned) or not tuned or min(tuned) <= 0:
+        return
+    ratios = [base / best for base, best in zip(mine, tuned, strict=True)]
+    figure.add_scatter(
+        x=ratios,
+        y=[row - 0.02 + offset for offset in _jitter(len(ratios))],
+        mode="markers",
+        marker={"color": NEUTRAL, "size": 6, "opacity": 0.6},
+        hovertext=[f"round {index + 1}: {ratio:.3f}×" for index, ratio in enumerate(ratios)],
+        hoverinfo="text",
+    )
+
+
+def _name_rows(figure: go.Figure, names: list[str]) -> None:
+    figure.update_yaxes(
+        tickmode="array", tickvals=list(range(len(names))), ticktext=names, range=[-0.6, len(names) - 0.3],
+        showgrid=False, ticks="", showline=False,
+    )  # fmt: skip
+
+
+def rounds_figure(report: TuneReport, verdict: Verdict) -> go.Figure | None:
+    """Every round's makespan by contender, with its median; None where no rounds are kept."""
+    kept = {arm: times for arm, times in verdict.makespans_s.items() if times}
+    if not kept:
+        return None
+    arms = list(reversed(_order(verdict, set(kept))))
+    unit, name = time_unit(max(max(times) for times in kept.values()))
+    figure = go.Figure()
+    for row, arm in enumerate(arms):
+        times = kept[arm]
+        middle = median(times)
+        figure.add_scatter(
+            x=[time / unit for time in times],
+            y=[row + offset for offset in _jitter(len(times))],
+            mode="markers",
+            marker={"color": ACCENT if arm == TUNED else NEUTRAL, "size": 7, "opacity": 0.7},
+            hovertext=[f"round {index + 1}: {format_seconds(time)}" for index, time in enumerate(times)],
+            hoverinfo="text",
+        )
+        figure.add_scatter(
+            x=[middle / unit],
+            y=[row],
+            mode="markers+text",
+            marker={"symbol": "line-ns", "size": 26, "line": {"width": 2.5, "color": ACCENT if arm == TUNED else BAD}},
+            text=[format_seconds(middle)],
+            textposition="top center",
+            hovertext=f"{label(report.words_for(arm))}: median {format_seconds(middle)}",
+            hoverinfo="text",
+        )
+    lay_out(figure, _ROW_PX * len(arms) + _FRAME_PX, showlegend=False, margin={"l": 8, "r": 16, "t": 12, "b": 48})
+    figure.update_xaxes(title_text=f"makespan of the overlap groups in one iteration ({name})")
+    _name_rows(figure, [_wrapped(report.words_for(arm)) for arm in arms])
+    return figure

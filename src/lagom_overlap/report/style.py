@@ -1,0 +1,72 @@
+"""How the figures look: one palette, one layout, labels that cannot be markup.
+
+Figures leave the colours of text, axes and grids to the page, which knows whether it is light, dark or on paper.
+The palette is Okabe and Ito's (2008), safe for colour-blind readers, less the black and the yellow that one of the two
+backgrounds would swallow, and two more hues at its end.
+"""
+
+import html
+from typing import Final
+
+import plotly.graph_objects as go
+
+from lagom_overlap.units import MS, US
+
+PALETTE: Final = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#7A5C3E")
+"""One colour per collective of a group, in order; they repeat after eight."""
+NEUTRAL: Final = "#8A919C"
+"""Lines and marks that should stay behind; readable on white and on near-black."""
+ACCENT: Final = "#0072B2"
+GOOD: Final = "#009E73"
+BAD: Final = "#D55E00"
+COMPUTE: Final = ("#7B8794", "#98A3AF")
+"""Computations in a timeline, taking turns so that neighbours stay apart."""
+MAKESPAN_SCALE: Final = "Viridis"
+
+_DASHES: Final = ("solid", "dash", "dot", "dashdot")
+
+
+def colour_of(index: int) -> str:
+    """The colour of the `index`-th collective."""
+    return PALETTE[index % len(PALETTE)]
+
+
+def dash_of(index: int) -> str:
+    """A line style that changes when the colours repeat."""
+    return _DASHES[index // len(PALETTE) % len(_DASHES)]
+
+
+def label(text: str, max_length: int = 40) -> str:
+    """A text as plotly shows it literally: control characters made visible, shortened, no markup."""
+    plain = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+    if len(plain) > max_length:
+        plain = plain[: max_length - 1] + "…"
+    return html.escape(plain, quote=False)
+
+
+def time_unit(largest_s: float) -> tuple[float, str]:
+    """The unit for an axis that reaches `largest_s`: its length in seconds and its name."""
+    for unit, name in ((1.0, "s"), (MS, "ms")):
+        if largest_s >= unit:
+            return unit, name
+    return US, "µs"
+
+
+def lay_out(figure: go.Figure, height: int, **layout: object) -> go.Figure:
+    """The figure with the common layout and this one's on top."""
+    figure.update_layout(
+        template=None,
+        height=height,
+        margin={"l": 64, "r": 16, "t": 36, "b": 48},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        font={"family": "system-ui, -apple-system, Segoe UI, Roboto, sans-serif", "size": 12},
+        hovermode="closest",
+        hoverlabel={"align": "left"},
+        legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "xanchor": "left", "title": {"text": ""}},
+        dragmode="zoom",
+    )
+    figure.update_layout(**layout)
+    figure.update_xaxes(automargin=True, ticks="outside", ticklen=4, zeroline=False, showline=True, title_standoff=8)
+    figure.update_yaxes(automargin=True, ticks="outside", ticklen=4, zeroline=False, showline=True, title_standoff=8)
+    return figure

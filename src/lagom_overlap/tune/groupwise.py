@@ -1,0 +1,115 @@
+"""From a search over one group to a tuner over all groups of an iteration.
+
+A search is a generator: it yields a `Probe`, is sent the outcome, and returns the assignment that it stands by. Every
+trial advances all groups that are not finished, because one training step runs them all.
+"""
+
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
+from random import Random
+from types import MappingProxyType
+
+from lagom_overlap.backends.base import Assignment, Failure, GroupProblem, Outcome
+from lagom_overlap.tune.base import Problems, Trial, check_outcomes, problems_by_name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """An assignment of one group to measure, why, and what the search stands by before it knows the outcome.
+
+    `stand` None: as before. `priorities` holds the metric H by collective name, finite values only.
+    """
+
+    assignment: Assignment
+    reason: str
+    stand: Assignment | None = None
+    priorities: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+
+
+Search = Generator[Probe, Outcome, Assignment]
+"""A search over one group."""
+
+
+def group_random(seed: int, problem: GroupProblem) -> Random:
+    """Random numbers of one group: its own stream, so that groups do not depend on each other's progress."""
+    return Random(f"{seed}/{problem.group.name}")
+
+
+class _Run:
+    """One group's search: the probe that waits for its outcome, and the stand, which is never one that failed."""
+
+    def __init__(self, problem: GroupProblem, search: Search) -> None:
+        self._default = problem.default
+        self._search = search
+        self._failed: set[Assignment] = set()
+        self.stand = problem.default
+        self.probe: Probe | None = None
+        try:
+            self._take(next(search))
+        except StopIteration as end:
+            self._settle(end.value)
+
+    def tell(self, outcome: Outcome) -> None:
+        assert self.probe is not None, "told a finished search"
+        if isinstance(outcome, Failure):
+            self._failed.add(self.probe.assignment)
+        try:
+            self._take(self._search.send(outcome))
+        except StopIteration as end:
+            self.probe = None
+            self._settle(end.value)
+
+    def _take(self, probe: Probe) -> None:
+        assert len(probe.assignment) == len(self._default), "a probe of another group"
+        self.probe = probe
+        self._settle(self.stand if probe.stand is None else probe.stand)
+
+    def _settle(self, wanted: Assignment) -> None:
+        if wanted not in self._failed:
+            self.stand = wanted
+        elif self.stand in self._failed:
+            self.stand = self._default
+
+
+class GroupwiseTuner:
+    """A `Tuner` that runs one search per group side by side; subclasses give the search.
+
+    A search runs up to its first probe when the tuner is built, so a bad option is refused there.
+    """
+
+    def __init__(self, problems: Problems, search: Callable[[GroupProblem], Search]) -> None:
+        self._problems = problems_by_name(problems)
+        self._runs = {name: _Run(problem, search(problem)) for name, problem in self._problems.items()}
+        self._asked: Trial | None = None
+        self._num_told = 0
+
+    def ask(self) -> Trial | None:
+        """The next probe of every group that is not finished; None when all are."""
+        if self._asked is None:
+            probes = {name: run.probe for name, run in self._runs.items() if run.probe is not None}
+            if probes:
+                self._asked = Trial(
+                    number=self._num_told,
+                    assignments={name: probe.assignment for name, probe in probes.items()},
+                    reasons={name: probe.reason for name, probe in probes.items()},
+                    priorities={name: dict(probe.priorities) for name, probe in probes.items() if probe.priorities},
+                )
+        return self._asked
+
+    def tell(self, trial: Trial, outcomes: Mapping[str, Outcome]) -> None:
+        """Advances each group of the trial by its outcome.
+
+        Raises:
+            ValueError: if it is not the trial just asked for, or a group's outcome is missing or foreign.
+        """
+        if self._asked is None or trial != self._asked:
+            raise ValueError(f"told trial {trial.number}, which is not the one just asked for")
+        check_outcomes(self._problems, trial.assignments, outcomes)
+        self._asked = None
+        self._num_told += 1
+        for name in trial.assignments:
+            self._runs[name].tell(outcomes[name])
+
+    def recommend(self) -> Mapping[str, Assignment]:
+        """What each group's search stands by now; the default where it knows nothing."""
+        return {name: run.stand for name, run in self._runs.items()}

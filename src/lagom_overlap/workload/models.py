@@ -1,0 +1,109 @@
+"""Named models: one TOML file each under `data`, with the source of its numbers."""
+
+import tomllib
+from dataclasses import dataclass
+from importlib import resources
+
+import msgspec
+
+from lagom_overlap.errors import JobError, UnknownNameError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformerModel:
+    """A decoder-only transformer by its shapes.
+
+    `gated` is an MLP of three matrices (SwiGLU) instead of two. `norms_per_layer` is 1 where attention and MLP stand
+    side by side behind one norm. The four last fields only decide the count of parameters.
+    """
+
+    name: str
+    num_layers: int
+    hidden: int
+    ffn: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab: int
+    gated: bool
+    norms_per_layer: int = 2
+    linear_bias: bool = False
+    norm_bias: bool = False
+    head_bias: bool = False
+    tied_embeddings: bool = False
+
+    def __post_init__(self) -> None:
+        for field in ("num_layers", "hidden", "ffn", "num_heads", "num_kv_heads", "head_dim", "vocab"):
+            value = getattr(self, field)
+            if value < 1:
+                raise JobError(f"model {self.name!r}: {field} is {value}, must be at least 1")
+        if self.num_heads % self.num_kv_heads:
+            raise JobError(
+                f"model {self.name!r}: num_kv_heads is {self.num_kv_heads}, must divide num_heads {self.num_heads}"
+            )
+        if self.norms_per_layer not in (1, 2):
+            raise JobError(f"model {self.name!r}: norms_per_layer is {self.norms_per_layer}, must be 1 or 2")
+
+    @property
+    def qkv_columns(self) -> int:
+        """Columns of the joint query, key and value projection."""
+        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+
+    @property
+    def attention_columns(self) -> int:
+        """Columns that attention returns: heads times their width."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def up_columns(self) -> int:
+        """Columns of the MLP's first product: the gate's beside the up projection's where gated."""
+        return self.ffn * (2 if self.gated else 1)
+
+    @property
+    def layer_matrix_params(self) -> int:
+        """Parameters of one layer's matrices: 12 h^2 for a plain layer with ffn 4h."""
+        return self.hidden * (self.qkv_columns + self.attention_columns + self.up_columns + self.ffn)
+
+    @property
+    def layer_params(self) -> int:
+        """Parameters of one layer: matrices, biases, norms."""
+        biases = self.qkv_columns + self.hidden + self.up_columns + self.hidden
+        return self.layer_matrix_params + biases * self.linear_bias + self.norms_per_layer * self._norm_params
+
+    @property
+    def embedding_params(self) -> int:
+        """Parameters of the token embedding; positions are rotary or ALiBi and have none."""
+        return self.vocab * self.hidden
+
+    @property
+    def head_params(self) -> int:
+        """Parameters that the last product and the norm before it need: a tied matrix counts here too."""
+        return self.embedding_params + self.vocab * self.head_bias + self._norm_params
+
+    @property
+    def num_params(self) -> int:
+        """Parameters in all, a tied matrix once."""
+        shared = self.embedding_params if self.tied_embeddings else 0
+        return self.num_layers * self.layer_params + self.embedding_params + self.head_params - shared
+
+    @property
+    def _norm_params(self) -> int:
+        return self.hidden * (2 if self.norm_bias else 1)
+
+
+def model_names() -> list[str]:
+    """The names that `load_model` knows, sorted."""
+    folder = resources.files(__package__) / "data"
+    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def load_model(name: str) -> TransformerModel:
+    """The model of that name.
+
+    Raises:
+        UnknownNameError: if there is no such model.
+    """
+    if name not in model_names():
+        raise UnknownNameError.among("model", name, model_names())
+    text = (resources.files(__package__) / "data" / f"{name}.toml").read_text(encoding="utf-8")
+    return msgspec.convert(tomllib.loads(text), TransformerModel)

@@ -1,0 +1,99 @@
+import tomllib
+from dataclasses import fields
+from importlib import resources
+from itertools import pairwise
+
+import pytest
+
+from lagom_overlap.errors import JobError, UnknownNameError
+from lagom_overlap.hardware import Cluster, Gpu, Link, LinkKind, load_preset, preset_names
+
+NAMES = ["a100_dgx", "a40_nvlink", "a40_pcie", "h100_dgx", "h200"]
+
+# NVIDIA's datasheets: SMs, dense bf16 peak, memory peak, memory, one direction of the GPU's NVLink or PCIe slot.
+DATASHEET = {
+    "a40_nvlink": (84, 149.7e12, 696e9, 48e9, 56.25e9),
+    "a40_pcie": (84, 149.7e12, 696e9, 48e9, 31.5e9),
+    "a100_dgx": (108, 312e12, 2039e9, 80e9, 300e9),
+    "h100_dgx": (132, 989.4e12, 3350e9, 80e9, 450e9),
+    "h200": (132, 989.4e12, 4800e9, 141e9, 450e9),
+}
+
+
+def raw(name: str) -> dict[str, object]:
+    text = (resources.files("lagom_overlap.hardware") / "data" / f"{name}.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+def test_the_presets_that_the_issue_names_exist() -> None:
+    assert preset_names() == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_preset_loads_and_is_called_like_its_file(name: str) -> None:
+    assert load_preset(name).name == name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_preset_spells_out_every_field_and_no_other(name: str) -> None:
+    data = raw(name)
+    assert set(data) == {f.name for f in fields(Cluster)}
+    assert set(data["gpu"]) == {f.name for f in fields(Gpu)}  # type: ignore[call-overload]
+    for link in ("intra", "inter"):
+        assert set(data[link]) == {f.name for f in fields(Link)}  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sms_and_memory_are_the_datasheets_and_rates_lie_below_its_peaks(name: str) -> None:
+    num_sms, peak_flops, peak_hbm, memory, wire = DATASHEET[name]
+    cluster = load_preset(name)
+    gpu = cluster.gpu
+    assert (gpu.num_sms, gpu.memory_bytes) == (num_sms, memory)
+    assert 0.6 * peak_flops < gpu.gemm_flops < peak_flops
+    assert 0.75 * peak_hbm < gpu.hbm_bytes_per_s < peak_hbm
+    assert 0.6 * wire < cluster.intra.bytes_per_s < wire
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_ring_over_nodes_is_never_wider_than_the_ring_inside_one(name: str) -> None:
+    cluster = load_preset(name, num_nodes=2)
+    assert cluster.link_between(16).bytes_per_s <= cluster.link_between(8).bytes_per_s
+    assert cluster.link_between(16).kind is LinkKind.NETWORK
+
+
+def test_clusters_a_and_b_have_the_shape_of_the_papers_section_4_1() -> None:
+    a, b = load_preset("a40_nvlink"), load_preset("a40_pcie")
+    assert (a.num_nodes, a.gpus_per_node, a.num_gpus) == (b.num_nodes, b.gpus_per_node, b.num_gpus) == (2, 8, 16)
+    assert a.gpu == b.gpu
+    assert (a.intra.kind, b.intra.kind) == (LinkKind.NVLINK, LinkKind.PCIE)
+    assert a.intra.bytes_per_s < 400e9 / 8  # achievable of 400 Gb/s
+    assert b.inter.bytes_per_s < 100e9 / 8  # achievable of 100 Gb/s
+
+
+def test_the_a40_agrees_with_measured_kernels_of_phi_2() -> None:
+    # microsoft/vidur @513ddc1, 4096 tokens: medians 1.434 ms (qkv), 0.480 (o), 1.889 (up), 1.813 (down), 0.295 (GELU).
+    gpu = load_preset("a40_nvlink").gpu
+    for columns, depth, measured_s in (
+        (7680, 2560, 1.434e-3),
+        (2560, 2560, 0.480e-3),
+        (10240, 2560, 1.889e-3),
+        (2560, 10240, 1.813e-3),
+    ):
+        assert 2 * 4096 * columns * depth / gpu.gemm_flops == pytest.approx(measured_s, rel=0.05)
+    assert 2 * 4096 * 10240 * 2 / gpu.hbm_bytes_per_s == pytest.approx(0.295e-3, rel=0.06)
+
+
+def test_the_number_of_nodes_can_be_asked_for() -> None:
+    assert load_preset("a40_nvlink", num_nodes=1).num_gpus == 8
+    with pytest.raises(JobError, match="num_nodes is 0"):
+        load_preset("a40_nvlink", num_nodes=0)
+
+
+def test_an_unknown_preset_names_the_nearest_one() -> None:
+    with pytest.raises(UnknownNameError, match=r"'a40_nvlnk'.*did you mean 'a40_nvlink'.*allowed: a100_dgx"):
+        load_preset("a40_nvlnk")
+
+
+def test_gpus_grow_in_sms_from_generation_to_generation() -> None:
+    sms = [load_preset(name).gpu.num_sms for name in ("a40_nvlink", "a100_dgx", "h100_dgx", "h200")]
+    assert all(older <= newer for older, newer in pairwise(sms))

@@ -1,0 +1,80 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lagom_overlap.units import GIB, KIB, MIB, format_bytes, format_seconds, parse_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [
+        ("2 MiB", 2_097_152),
+        ("512 KiB", 524_288),
+        ("32 MB", 32_000_000),
+        ("4096 B", 4096),
+        ("684KiB", 700_416),
+        ("  1.5 GiB ", 1_610_612_736),
+        ("0.5 kib", 512),
+        ("40 gb", 40_000_000_000),
+    ],
+)
+def test_sizes_are_read_with_decimal_and_binary_units(text: str, num_bytes: int) -> None:
+    assert parse_bytes(text) == num_bytes
+
+
+@pytest.mark.parametrize(
+    "text", ["", "2", "MiB", "2 MiBs", "2 M", "-2 MiB", "1e3 B", "two MiB", "2 MiB 3 KiB", "2 Mb/s"]
+)
+def test_a_size_without_a_known_unit_is_refused_not_guessed(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a size; write a number and one of B, KB"):
+        parse_bytes(text)
+
+
+def test_a_fraction_of_a_byte_is_refused() -> None:
+    with pytest.raises(ValueError, match="not a whole number of bytes"):
+        parse_bytes("0.3 B")
+
+
+@given(st.integers(0, 4095), st.sampled_from([("B", 1), ("KiB", KIB), ("MiB", MIB), ("GiB", GIB)]))
+def test_what_is_printed_exactly_reads_back(count: int, unit: tuple[str, int]) -> None:
+    num_bytes = count * unit[1]
+    text = format_bytes(num_bytes)
+    assert abs(parse_bytes_rounded(text) - num_bytes) <= 0.005 * max(num_bytes, 1)
+    if num_bytes < KIB or (unit[1] > 1 and count < KIB):
+        assert parse_bytes(text) == num_bytes
+
+
+def parse_bytes_rounded(text: str) -> float:
+    number, unit = text.split()
+    return float(number) * {"B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB}[unit]
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (684 * KIB, "684 KiB"),
+        (2 * MIB, "2 MiB"),
+        (1366 * KIB, "1.33 MiB"),
+        (1e10, "9.31 GiB"),
+    ],
+)
+def test_sizes_are_printed_in_binary_units(num_bytes: float, text: str) -> None:
+    assert format_bytes(num_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (2, "2.00 s"),
+        (1.234e-3, "1.23 ms"),
+        (45.6e-6, "45.6 us"),
+        (0.123, "123 ms"),
+        (5e-9, "5 ns"),
+        (0, "0 ns"),
+        (61, "61.0 s"),
+    ],
+)
+def test_durations_are_printed_with_three_digits(seconds: float, text: str) -> None:
+    assert format_seconds(seconds) == text
