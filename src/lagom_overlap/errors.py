@@ -6,6 +6,7 @@
     |-- SpaceError                 a knob outside its space, or a space that is empty
     |-- OutputError                an output folder that exists or cannot be written
     |-- BundleError                a measurement bundle that is damaged or belongs to another job
+    |-- TraceError                 a profiler file that cannot be read, is damaged, or is none
     |-- TableError                 a plug-in table that is damaged, truncated or of another version
     |-- MissingDependencyError     an extra that is not installed
     `-- BackendError               the machine could not run the measurement
@@ -50,6 +51,10 @@ class OutputError(LagomError):
 
 class BundleError(LagomError):
     """Raised when a measurement bundle is damaged or was recorded for another job."""
+
+
+class TraceError(LagomError):
+    """Raised when a profiler file cannot be read, is damaged, or is none."""
 
 
 class TableError(LagomError):

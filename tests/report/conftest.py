@@ -3,7 +3,6 @@
 import random
 from dataclasses import replace
 from itertools import product
-from statistics import median, quantiles
 
 import pytest
 
@@ -12,14 +11,14 @@ from lagom_overlap.collective import Collective, CollectiveKind, CommConfig, Con
 from lagom_overlap.report import TuneReport
 from lagom_overlap.timeline import Span, SpanKind, Timeline
 from lagom_overlap.tune.journal import Entry, Step, StepKind
-from lagom_overlap.tune.verdict import PairedRatio, Verdict
+from lagom_overlap.tune.verdict import Verdict, judge
 from lagom_overlap.units import KIB, MIB
 from lagom_overlap.workload import CommOp, CompOp, Gemm, OverlapGroup
 
-RUNGS = tuple(
-    zip((1, 2, 3, 4, 6, 8, 16), (k * KIB for k in (64, 341, 684, 1024, 1366, 2048, 4096)), strict=True)
+RUNGS = tuple(zip((1, 2, 3, 4, 6, 8, 16), (k * KIB for k in (64, 341, 684, 1024, 1366, 2048, 4096)), strict=True))
+SPACE = ConfigSpace(
+    (Subspace(num_channels=tuple(channels for channels, _ in RUNGS), chunk_bytes=tuple(chunk for _, chunk in RUNGS)),)
 )
-SPACE = ConfigSpace((Subspace(num_channels=tuple(channels for channels, _ in RUNGS), chunk_bytes=tuple(chunk for _, chunk in RUNGS)),))
 DEFAULT = CommConfig(num_channels=8, chunk_bytes=4 * MIB)
 
 
@@ -68,14 +67,6 @@ def toy_run(group: OverlapGroup, assignment: Assignment, noise: float = 1.0) -> 
     return Measurement(makespan_s=timeline.makespan_s, comp_s=now, comm_s=comm_s, timeline=timeline)
 
 
-def paired(baseline: tuple[float, ...], tuned: tuple[float, ...]) -> PairedRatio:
-    ratios = [a / b for a, b in zip(baseline, tuned, strict=True)]
-    low, middle, high = quantiles(ratios, n=4, method="inclusive")
-    assert middle == pytest.approx(median(ratios))
-    wins = sum(ratio > 1 for ratio in ratios)
-    return PairedRatio(num_pairs=len(ratios), median_ratio=middle, q25=low, q75=high, num_wins=wins)
-
-
 def toy_search(problems: tuple[GroupProblem, ...]) -> tuple[list[Entry], dict[str, Assignment]]:
     """Lagom's way over the rungs: raise the collective with the smallest H until it stops paying."""
     entries: list[Entry] = []
@@ -87,7 +78,7 @@ def toy_search(problems: tuple[GroupProblem, ...]) -> tuple[list[Entry], dict[st
             kind=StepKind.SEARCH,
             assignments={group.name: assignment},
             reasons={group.name: reason},
-            priorities={group.name: h} if h else {},
+            priorities={group.name: dict(h)} if h else {},
         )
         result = toy_run(group, assignment)
         entries.append(Entry(step=step, outcomes={group.name: result}))
@@ -131,17 +122,8 @@ def toy_verdict(problems, recommended, entries, num_rounds=13, sigma=0.02) -> Ve
         entries.append(Entry(step=step, outcomes=outcomes))
         total = sum(problem.group.count * outcomes[problem.group.name].makespan_s for problem in problems)
         times.setdefault(arm, []).append(total)
-    makespans = {arm: tuple(held) for arm, held in times.items()}
-    over = {arm: paired(held, makespans["tuned"]) for arm, held in makespans.items() if arm != "tuned"}
-    over_default = over.pop("default")
     changed = any(recommended[p.group.name] != p.default for p in problems)
-    return Verdict(
-        over_default=over_default,
-        over_baselines=over,
-        best_fixed=min(("fixed_min", "fixed_max"), key=lambda arm: median(makespans[arm])),
-        adopted=over_default.q25 > 1 and changed,
-        makespans_s=makespans,
-    )
+    return judge({arm: tuple(held) for arm, held in times.items()}, tuned_differs=changed, failures={})
 
 
 def toy_report(groups: tuple[OverlapGroup, ...] | None = None, with_verdict: bool = True, **changes) -> TuneReport:

@@ -136,8 +136,11 @@ class BackendRequest:
 class Backend(Protocol):
     """Something that can run overlap groups.
 
-    `measure` raises `BackendError` when the machine, not the configuration, is at fault; the run then ends.
+    `description` says in one line what the times come from. `measure` raises `BackendError` when the machine, not the
+    configuration, is at fault; the run then ends.
     """
+
+    description: str
 
     def problem(self, group: OverlapGroup) -> GroupProblem:
         """The group's spaces, its untouched default and further baselines."""

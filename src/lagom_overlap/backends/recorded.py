@@ -33,6 +33,7 @@ class Recorded:
         self._header = header
         self._lines = lines
         self._where = where
+        self.description = f"replayed from {where} (recorded on backend {header.backend})"
         self._replay: dict[tuple[str, Assignment], cycle[Outcome]] = {}
 
     def problem(self, group: OverlapGroup) -> GroupProblem:

@@ -1,7 +1,7 @@
 """The simulator as a backend: an overlap group on a cluster that need not exist.
 
-An untouched collective (`CommConfig()`) resolves to `ContentionModel.default_config`: the Lagom paper's default, what
-NCCL 2.18.3 took on its clusters (ring, Simple, 8 channels, 2 MiB chunks, 512 threads, 256 on links up to 12 GB/s).
+The default is spelled out (`ContentionModel.default_config`): the Lagom paper's, what NCCL 2.18.3 took on its clusters
+(ring, Simple, 8 channels, 2 MiB chunks, 512 threads, 256 on links up to 12 GB/s). `CommConfig()` resolves to the same.
 """
 
 from dataclasses import replace
@@ -18,7 +18,7 @@ from lagom_overlap.backends.base import (
     Measurement,
     Outcome,
 )
-from lagom_overlap.collective import CommConfig
+from lagom_overlap.collective import Collective, CommConfig
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.errors import JobError, SpaceError
 from lagom_overlap.sim import GroupSimulator
@@ -34,6 +34,11 @@ class SimulatedBackend:
     def __init__(self, model: ContentionModel, request: BackendRequest) -> None:
         self._model = model
         self._request = request
+        noise = f", {request.noise:.1%} noise" if request.noise else ""
+        cluster = model.cluster
+        self.description = (
+            f"simulated: {cluster.gpu.name} GPUs of cluster {cluster.name}, profile {request.profile}{noise}"
+        )
         self._simulators: dict[OverlapGroup, GroupSimulator] = {}
         self._num_calls = 0
 
@@ -64,12 +69,17 @@ class SimulatedBackend:
         return GroupProblem(
             group=group,
             spaces=spaces,
-            default=(CommConfig(),) * len(group.comms),
+            default=tuple(self._default(op.collective) for op in group.comms),
             baselines={
                 "fixed_min": tuple(home.minimum for home in homes),
                 "fixed_max": tuple(home.maximum for home in homes),
             },
         )
+
+    def _default(self, collective: Collective) -> CommConfig:
+        """The default spelled out; the number of threads is left alone unless the job tunes it."""
+        default = self._model.default_config(collective)
+        return default if self._request.limits.num_threads else replace(default, num_threads=None)
 
     def measure(self, group: OverlapGroup, assignment: Assignment) -> Outcome:
         """The simulated times, the median of the requested repeats; `Failure` if a configuration cannot run."""

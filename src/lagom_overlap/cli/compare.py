@@ -8,6 +8,7 @@ import msgspec
 from rich.console import Console
 
 from lagom_overlap.cli.tune import seed
+from lagom_overlap.job.build import join_launched
 from lagom_overlap.job.compare import DEFAULT_TUNERS, run_compare
 from lagom_overlap.job.spec import read_job
 from lagom_overlap.record import create_folder, write_private
@@ -32,6 +33,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the verb and returns the exit code."""
     tuners = [name.strip() for name in arguments.tuners.split(",") if name.strip()]
     spec = read_job(arguments.job)
+    if (code := join_launched(arguments.backend or spec.job.backend)) is not None:
+        return code
     log = Console(stderr=True)
     with log.status("compare") if sys.stderr.isatty() else _Quiet() as status:
         result = run_compare(
@@ -49,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         sys.stdout.write(encoded.decode() + "\n")
     else:
-        Console(width=None if sys.stdout.isatty() else 80).print(compare_table(result.job, result.rows))
+        Console(width=None if sys.stdout.isatty() else 80).print(compare_table(result.rows))
     return 0
 
 

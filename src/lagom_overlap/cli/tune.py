@@ -8,12 +8,12 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from lagom_overlap.errors import BackendError
-from lagom_overlap.job.measure import Observer, ignore
+from lagom_overlap.job.build import join_launched
+from lagom_overlap.job.measure import Observer
 from lagom_overlap.job.measure import Progress as RunProgress
 from lagom_overlap.job.spec import JobSpec, read_job
 from lagom_overlap.job.tune import TuneRequest, run_tune
-from lagom_overlap.report.terminal import tune_summary
+from lagom_overlap.report.terminal import config_table, verdict_panel
 from lagom_overlap.tune.journal import StepKind
 from lagom_overlap.units import format_seconds
 
@@ -87,15 +87,16 @@ def run(arguments: argparse.Namespace) -> int:
         bundle=arguments.bundle,
         out=arguments.out,
     )
-    try:
-        with ProgressBar(spec) as observe:
-            result = run_tune(request, ignore if arguments.json and not sys.stderr.isatty() else observe)
-    except BackendError:
-        raise
+    if (code := join_launched(request.backend_name)) is not None:
+        return code
+    with ProgressBar(spec) as observe:
+        result = run_tune(request, observe)
     if arguments.json:
         sys.stdout.write(msgspec.json.encode(result.json).decode() + "\n")
     else:
-        Console(width=None if sys.stdout.isatty() else 80).print(tune_summary(result.report))
+        Console(width=None if sys.stdout.isatty() else 80).print(
+            verdict_panel(result.report), config_table(result.report)
+        )
         sys.stdout.write(
             f"\nReport: {result.folder / 'report.html'}\nTimeline (Perfetto): {result.folder / 'timeline.json'}\n"
         )

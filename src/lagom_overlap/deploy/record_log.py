@@ -119,14 +119,17 @@ def read_record(path: Path) -> RecordLog:
         raise TableError(f"cannot read the record {path}: {error.strerror}") from error
     entries, num_lost = _entries(path, data)
     communicators, decisions, chunks = [], [], []
-    for entry in entries:
-        match int(entry["event"]):
-            case Event.INIT:
-                communicators.append(_communicator(entry))
-            case Event.DECISION if entry["kind"] < len(layout.KINDS):
-                decisions.append(_decision(entry))
-            case Event.CHUNK if entry["kind"] < len(layout.KINDS):
-                chunks.append(_chunk(entry))
+    try:
+        for entry in entries[entries["kind"] < len(layout.KINDS)]:
+            match Event(int(entry["event"])):
+                case Event.INIT:
+                    communicators.append(_communicator(entry))
+                case Event.DECISION:
+                    decisions.append(_decision(entry))
+                case Event.CHUNK:
+                    chunks.append(_chunk(entry))
+    except (IndexError, ValueError) as error:
+        raise TableError(f"{path}: an entry is damaged: {error}") from error
     return RecordLog(tuple(communicators), tuple(decisions), tuple(chunks), num_lost)
 
 

@@ -71,7 +71,7 @@ def encode_table(
     if not 0 < generation < 1 << 64:
         raise ValueError(f"generation is {generation}, must be from 1 to 2**64 - 1")
     if communicators is None:
-        communicators = [ProcessCommunicator(id) for id in dict.fromkeys(key.communicator for key, _ in table)]
+        communicators = [ProcessCommunicator(name) for name in dict.fromkeys(key.communicator for key, _ in table)]
     places = {communicator.id: i for i, communicator in enumerate(communicators)}
     if len(places) != len(communicators):
         raise ValueError("a communicator is listed twice")

@@ -153,7 +153,7 @@ def native_call(kind: CollectiveKind, buffers: Buffers) -> Handle:
             work = dist.all_to_all_single(buffers.target, buffers.source, async_op=True)
         case _:
             raise ValueError(f"{kind} is not offered")
-    return cast(Handle, work)  # an asynchronous call on the default group always returns its handle
+    return cast("Handle", work)  # an asynchronous call on the default group always returns its handle
 
 
 def _copy_own_part(rank: int, num_ranks: int, buffers: Buffers) -> None:

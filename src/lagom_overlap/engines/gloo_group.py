@@ -57,4 +57,4 @@ def open_group(store: Store, rank: int, num_ranks: int, host: str | None) -> Glo
         options._devices = [dist.ProcessGroupGloo.create_default_device()]
     else:
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
-    return cast(GlooGroup, dist.ProcessGroupGloo(store, rank, num_ranks, options))
+    return cast("GlooGroup", dist.ProcessGroupGloo(store, rank, num_ranks, options))

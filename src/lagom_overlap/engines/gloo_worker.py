@@ -9,6 +9,7 @@ Exit codes: 0 ended on command, `PEER_LOST` when another rank or the controller 
 
 import argparse
 import ctypes
+import gc
 import logging
 import os
 import signal
@@ -105,6 +106,8 @@ def open_session(*, rank: int, num_ranks: int, store: Store, host: str | None) -
     control = Control(open_group(PrefixStore("control", store), rank, num_ranks, host), num_ranks)
     engine = GlooEngine(store=PrefixStore("engine", store), rank=rank, num_ranks=num_ranks, host=host)
     control.barrier()
+    gc.collect()
+    gc.freeze()  # torch's own objects need no visit by the collection before each measurement
     return RankSession(rank=rank, num_ranks=num_ranks, engine=engine, control=control), control
 
 
@@ -155,7 +158,7 @@ def _run_spawned(rank: int, num_ranks: int, *, joined: bool) -> None:
     session, control = open_session(rank=rank, num_ranks=num_ranks, store=store, host=host)
     cores = control.gather(core)
     if rank == 0:
-        reply(encode(Ready(torch.__version__, cores)))
+        reply(encode(Ready(str(torch.__version__), cores)))
         lead(session, control, lines.get, reply)
     else:
         follow(session, control)

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar, cast
 import msgspec
 
 from lagom_overlap.backends.base import Backend, BackendRequest, SpaceLimits
+from lagom_overlap.backends.gloo import join_if_launched_by_torchrun
 from lagom_overlap.collective import Collective, chunk_bytes_of_slice
 from lagom_overlap.errors import JobError, MissingDependencyError, UnknownNameError
 from lagom_overlap.hardware import Cluster, load_preset
@@ -225,6 +226,14 @@ def request_of(
         link_bytes_per_s=link_bytes_per_s(spec.job.link),
         timeout_s=spec.job.timeout_s,
     )
+
+
+def join_launched(backend: str) -> int | None:
+    """The exit code of this process if a launcher started it as a rank other than 0; it lives through its rank here.
+
+    A command calls it before it writes or prints anything, and ends with the code if there is one.
+    """
+    return join_if_launched_by_torchrun() if backend == "gloo" else None
 
 
 def open_backend(spec: JobSpec, name: str, request: BackendRequest) -> Backend:

@@ -9,8 +9,9 @@ from statistics import median
 from lagom_overlap.backends.base import Assignment, Backend, BackendRequest, Measurement
 from lagom_overlap.errors import BackendError, JobError
 from lagom_overlap.job.build import entry_point_names, groups_of, make_tuner, open_backend, request_of
-from lagom_overlap.job.result import CompareJson, CompareRow
+from lagom_overlap.job.result import CompareJson
 from lagom_overlap.job.spec import JobSpec
+from lagom_overlap.report.model import CompareRow
 from lagom_overlap.tune.base import Problems
 from lagom_overlap.tune.study import Study
 

@@ -1,6 +1,5 @@
-"""What a backend is, in words for people, and what may not be concluded from its figures."""
+"""What a backend's contenders are, in words for people, and what may not be concluded from its figures."""
 
-from lagom_overlap.job.build import cluster_of
 from lagom_overlap.job.spec import JobSpec
 
 _SIMULATED = ("Simulated: no hardware was measured. The times come from the contention model under the named profile.",)
@@ -16,17 +15,13 @@ _EMULATED = ("The link is emulated by a rate limit on the loopback of a network 
 _RECORDED = ("Replayed from a recording: nothing was measured in this run.",)
 
 
-def describe_backend(spec: JobSpec, backend: str) -> str:
-    """One line: what ran the measurements."""
-    cluster = cluster_of(spec)
-    if backend == "simulated" and cluster is not None:
-        ranks = spec.parallel.fsdp if spec.parallel else spec.job.ranks
-        noise = f", {spec.cost.noise:.0%} noise" if spec.cost.noise else ""
-        return f"simulated: {ranks} x {cluster.gpu.name} ({cluster.name}), profile {spec.cost.profile}{noise}"
+def arm_words(backend: str) -> dict[str, str]:
+    """What the contenders of the verdict are, in words, by arm name."""
     if backend == "gloo":
-        link = "loopback" if spec.job.link == "loopback" else f"emulated link of {spec.job.link}"
-        return f"gloo: {spec.job.ranks} rank processes on this machine, {link}"
-    return backend
+        return {"default": "the native PyTorch call", "engine_default": "the engine's whole-message setting"}
+    if backend == "simulated":
+        return {"default": "NCCL's default (simulated)"}
+    return {}
 
 
 def notes_of(spec: JobSpec, backend: str) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import msgspec
 
 from lagom_overlap.backends.base import Assignment, Measurement, Outcome
 from lagom_overlap.collective import CommConfig
+from lagom_overlap.report.model import CompareRow
 from lagom_overlap.tune.base import Problems
 from lagom_overlap.tune.journal import Entry, StepKind
 from lagom_overlap.tune.verdict import PairedRatio, Verdict
@@ -71,16 +72,6 @@ class TuneJson(msgspec.Struct, frozen=True, kw_only=True):
     verdict: VerdictJson | None
     notes: list[str]
     files: list[str]
-
-
-class CompareRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One tuner of `lagom compare`."""
-
-    tuner: str
-    num_measurements: int
-    makespan_s: float
-    speedup_over_default: float
-    regret_over_best: float
 
 
 class CompareJson(msgspec.Struct, frozen=True, kw_only=True):

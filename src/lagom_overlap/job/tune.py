@@ -14,7 +14,7 @@ from lagom_overlap.backends.base import Assignment, Measurement
 from lagom_overlap.backends.bundle import header_line
 from lagom_overlap.deploy.configs import configs_toml
 from lagom_overlap.job.build import groups_of, make_tuner, open_backend, request_of
-from lagom_overlap.job.describe import describe_backend, notes_of
+from lagom_overlap.job.describe import arm_words, notes_of
 from lagom_overlap.job.measure import Observer, Run, ignore
 from lagom_overlap.job.result import TuneJson, configs_json, times_of_assignment, verdict_json
 from lagom_overlap.job.spec import JobSpec
@@ -179,7 +179,8 @@ def _write(request: TuneRequest, folder: Path, run: Run, journal: _Journal, dura
     report = TuneReport(
         job=request.spec.job.name,
         backend=request.backend_name,
-        backend_description=describe_backend(request.spec, request.backend_name),
+        backend_description=run.backend.description,
+        arm_words=arm_words(request.backend_name),
         tuner=request.tuner_name,
         guarded=request.spec.tune.guard,
         seed=request.effective_seed,

@@ -3,10 +3,11 @@
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from lagom_overlap.report.model import DEFAULT, TuneReport
+from lagom_overlap.report.model import TuneReport
 from lagom_overlap.report.probes import GroupHistory
-from lagom_overlap.report.style import COMPUTE, NEUTRAL, colour_of, label, lay_out, time_unit
+from lagom_overlap.report.style import COMPUTE, NEUTRAL, colour_of, ink_on, label, lay_out, time_unit
 from lagom_overlap.timeline import Span, SpanKind, Timeline
+from lagom_overlap.tune.verdict import DEFAULT_ARM
 from lagom_overlap.units import format_seconds
 
 _ROW_PX, _TITLE_PX, _FRAME_PX = 34, 44, 70
@@ -18,7 +19,7 @@ def gantt_figure(report: TuneReport, history: GroupHistory) -> go.Figure | None:
     """The figure of one group; None where no timeline was kept."""
     name = history.problem.group.name
     titled = [
-        (f"before: {report.words_for(DEFAULT)}", report.timelines_before.get(name)),
+        (f"before: {report.words_for(DEFAULT_ARM)}", report.timelines_before.get(name)),
         ("after: tuned", report.timelines_after.get(name)),
     ]
     shown = [(title, timeline) for title, timeline in titled if timeline is not None and timeline.spans]
@@ -80,20 +81,18 @@ def _add_spans(figure: go.Figure, history: GroupHistory, timeline: Timeline, uni
     origin = timeline.spans[0].start_s
     comms = {name: colour_of(index) for index, name in enumerate(history.problem.group.comm_names)}
     turn = {op.name: COMPUTE[index % 2] for index, op in enumerate(history.problem.group.computations)}
+    colours = [comms.get(span.name) or turn.get(span.name) or NEUTRAL for span in spans]
     figure.add_bar(
         orientation="h",
         x=[span.duration_s / unit for span in spans],
         base=[(span.start_s - origin) / unit for span in spans],
         y=[_row_of(span, several) for span in spans],
-        marker={
-            "color": [comms.get(span.name) or turn.get(span.name) or NEUTRAL for span in spans],
-            "line": {"width": 0},
-        },
+        marker={"color": colours, "line": {"width": 0}},
         text=[label(span.name, 24) for span in spans],
         textposition="inside",
         insidetextanchor="middle",
         textangle=0,
-        insidetextfont={"color": "#FFFFFF"},
+        insidetextfont={"color": [ink_on(colour) for colour in colours]},
         hovertext=[
             f"<b>{label(span.name)}</b><br>{format_seconds(span.duration_s)}, from "
             f"{format_seconds(span.start_s - origin)} to {format_seconds(span.end_s - origin)}"

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from lagom_overlap.report.gantt import gantt_figure
-from lagom_overlap.report.model import DEFAULT, TUNED, TuneReport
+from lagom_overlap.report.model import TuneReport
 from lagom_overlap.report.page import (
     CommRow,
     ProbeRow,
@@ -21,7 +21,6 @@ from lagom_overlap.report.page import (
     comm_rows,
     facts,
     probe_rows,
-    sentences,
     shown_knobs,
     sum_rows,
     tiles,
@@ -29,8 +28,17 @@ from lagom_overlap.report.page import (
 from lagom_overlap.report.plane import MAX_ARROWS, plane_figure
 from lagom_overlap.report.probes import GroupHistory, histories
 from lagom_overlap.report.rounds import ratio_figure, rounds_figure
-from lagom_overlap.report.sentences import KNOB_WORDS, change_text, headline, num_search_steps
+from lagom_overlap.report.sentences import (
+    KNOB_WORDS,
+    change_text,
+    failure_sentences,
+    headline,
+    num_search_steps,
+    share_sentence,
+)
 from lagom_overlap.report.trajectory import trajectory_figure
+from lagom_overlap.tune.journal import StepKind
+from lagom_overlap.tune.verdict import DEFAULT_ARM, TUNED_ARM
 from lagom_overlap.units import format_seconds
 
 
@@ -116,7 +124,7 @@ def _page(report: TuneReport) -> _Page:
         verdict_word="No verdict" if verdict is None else "Adopted" if verdict.adopted else "Not adopted",
         headline=headline(report),
         tiles=tiles(report),
-        sentences=sentences(report),
+        sentences=_sentences(report),
         changes_note=_changes_note(report),
         knobs=tuple(KNOB_WORDS[knob] for knob in shown_knobs(report)),
         groups=tuple(_group_part(report, history) for history in histories(report)),
@@ -129,13 +137,22 @@ def _page(report: TuneReport) -> _Page:
     )
 
 
+def _sentences(report: TuneReport) -> tuple[str, ...]:
+    """The words that the tiles do not say already."""
+    share = report.engine_share
+    if share is None or share.engine is not None or report.changes_nothing:
+        return failure_sentences(report)
+    return (share_sentence(report), *failure_sentences(report))
+
+
 def _changes_note(report: TuneReport) -> str:
-    times = (
-        "Times are medians of the A/B's rounds."
-        if report.verdict is not None
-        else "No A/B ran: times are single measurements of the search and were not paired."
-    )
-    before = report.words_for(DEFAULT)
+    if report.verdict is not None:
+        times = "Times are medians of the A/B's rounds."
+    elif any(entry.step.kind is StepKind.VERDICT for entry in report.entries):
+        times = "The A/B was not finished: times are medians of the rounds that ran, and prove nothing."
+    else:
+        times = "No A/B ran: times are the search's own, one after the other, and prove nothing."
+    before = report.words_for(DEFAULT_ARM)
     kept = "" if report.verdict is None or report.verdict.adopted else " It was not adopted."
     return f"Before: {before}. After: what the tuner recommends.{kept} “auto” leaves a knob to the engine. {times}"
 
@@ -143,12 +160,14 @@ def _changes_note(report: TuneReport) -> str:
 def _rounds_note(report: TuneReport) -> str:
     if report.verdict is None:
         return ""
+    if TUNED_ARM in report.verdict.failures:
+        return "Tuned failed in the rounds, so there is nothing to compare; the makespans are those that ran."
     num = report.verdict.over_default.num_pairs
-    words = report.words_for(TUNED)
+    words = report.words_for(TUNED_ARM)
     return (
         f"In each of {num} rounds every contender ran once, in shuffled order; {words} is compared with the others of "
         "the same round. A makespan is the sum over the groups of occurrences in an iteration times makespan. "
-        f"It is adopted only if the lower quartile over {report.words_for(DEFAULT)} is above 1."
+        f"It is adopted only if the lower quartile over {report.words_for(DEFAULT_ARM)} is above 1."
     )
 
 

@@ -2,25 +2,20 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from statistics import median, quantiles
 from types import MappingProxyType
 from typing import Final
 
 from lagom_overlap.backends.base import Assignment, GroupProblem
 from lagom_overlap.timeline import Timeline
 from lagom_overlap.tune.journal import Entry
-from lagom_overlap.tune.verdict import PairedRatio, Verdict
+from lagom_overlap.tune.verdict import DEFAULT_ARM, TUNED_ARM, PairedRatio, Verdict
 
-DEFAULT: Final = "default"
-"""The arm that runs the untouched default."""
-TUNED: Final = "tuned"
-"""The arm that runs what the tuner recommends."""
 ENGINE_DEFAULT: Final = "engine_default"
 """The arm that runs our engine with no knob set; only where the default is another engine."""
 
 _ARM_WORDS: Final = {
-    DEFAULT: "the untouched default",
-    TUNED: "tuned",
+    DEFAULT_ARM: "the untouched default",
+    TUNED_ARM: "tuned",
     ENGINE_DEFAULT: "the engine's whole-message setting",
     "fixed_min": "all knobs minimal",
     "fixed_max": "all knobs maximal",
@@ -31,8 +26,8 @@ _ARM_WORDS: Final = {
 class EngineShare:
     """The gain over the default split in two: `whole` = engine and tuning, `tuning` alone, `engine` alone.
 
-    `engine` and `tuning` are None where no `engine_default` arm ran: then the default is already the engine's own and
-    the whole difference is tuning.
+    `engine` and `tuning` are None where there is no `engine_default` arm (then the default is already the engine's own
+    and the whole difference is tuning) or where that arm failed.
     """
 
     whole: PairedRatio
@@ -99,31 +94,15 @@ class TuneReport:
 
     @property
     def engine_share(self) -> EngineShare | None:
-        """What part of the gain is engine and what part is tuning; None without a verdict."""
-        if self.verdict is None:
+        """What part of the gain is engine and what part is tuning; None where the verdict has no pairs."""
+        if self.verdict is None or self.verdict.over_default.num_pairs == 0:
             return None
         tuning = self.verdict.over_baselines.get(ENGINE_DEFAULT)
-        engine = None
-        if tuning is not None:
-            engine = paired_ratio(
-                self.verdict.makespans_s.get(DEFAULT, ()), self.verdict.makespans_s.get(ENGINE_DEFAULT, ())
-            )
+        default_s = self.verdict.makespans_s.get(DEFAULT_ARM, ())
+        engine_s = self.verdict.makespans_s.get(ENGINE_DEFAULT, ())
+        pairs = tuning is not None and len(default_s) == len(engine_s) > 1 and min(engine_s) > 0
+        engine = PairedRatio.of(default_s, engine_s) if pairs else None
         return EngineShare(whole=self.verdict.over_default, tuning=tuning, engine=engine)
-
-
-def paired_ratio(baseline_s: tuple[float, ...], contender_s: tuple[float, ...]) -> PairedRatio | None:
-    """Baseline over contender, round by round; None where the rounds do not pair."""
-    if not baseline_s or len(baseline_s) != len(contender_s) or min(contender_s) <= 0:
-        return None
-    ratios = [base / contender for base, contender in zip(baseline_s, contender_s, strict=True)]
-    low, _, high = quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else (ratios[0],) * 3
-    return PairedRatio(
-        num_pairs=len(ratios),
-        median_ratio=median(ratios),
-        q25=low,
-        q75=high,
-        num_wins=sum(ratio > 1 for ratio in ratios),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,13 +5,14 @@ from dataclasses import dataclass
 
 from lagom_overlap.backends.base import Failure, Measurement
 from lagom_overlap.collective import Collective
-from lagom_overlap.report.model import DEFAULT, ENGINE_DEFAULT, TuneReport
+from lagom_overlap.report.model import ENGINE_DEFAULT, TuneReport
 from lagom_overlap.report.probes import GroupHistory, Probe
 from lagom_overlap.report.sentences import (
     KNOB_WORDS,
     change_text,
     comm_time,
     config_text,
+    failure_sentences,
     fixed_sentence,
     knob_text,
     median_text,
@@ -21,7 +22,7 @@ from lagom_overlap.report.sentences import (
 )
 from lagom_overlap.report.style import colour_of
 from lagom_overlap.tune.journal import StepKind
-from lagom_overlap.tune.verdict import PairedRatio
+from lagom_overlap.tune.verdict import DEFAULT_ARM, PairedRatio
 from lagom_overlap.units import format_bytes, format_seconds
 
 MAX_LISTED_PROBES = 300
@@ -30,11 +31,13 @@ MAX_LISTED_PROBES = 300
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One big number with what it is and how it spreads."""
+    """One big number with its name, what it compares and how it spreads."""
 
-    what: str
+    name: str
     number: str
-    spread: str
+    what: str
+    quartiles: str
+    wins: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,6 @@ class CommRow:
     before: str
     after: str
     change: str
-    tone: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +131,6 @@ def comm_rows(report: TuneReport, history: GroupHistory) -> Iterator[CommRow]:
             before=times.before,
             after=times.after,
             change=times.change,
-            tone=times.tone,
         )
 
 
@@ -153,29 +154,28 @@ def tiles(report: TuneReport) -> tuple[Tile, ...]:
     share, verdict = report.engine_share, report.verdict
     if share is None or verdict is None or report.changes_nothing:
         return ()
-    found = [_tile(f"tuned over {report.words_for(DEFAULT)}", share.whole)]
+    default, engine = report.words_for(DEFAULT_ARM), report.words_for(ENGINE_DEFAULT)
+    found = [_tile("The whole gain", f"tuned over {default}", share.whole)]
     if share.engine is not None:
-        found.append(
-            _tile(f"of which engine: {report.words_for(ENGINE_DEFAULT)} over {report.words_for(DEFAULT)}", share.engine)
-        )
+        found.append(_tile("Of which engine", f"{engine} over {default}", share.engine))
     if share.tuning is not None:
-        found.append(_tile(f"of which tuning: tuned over {report.words_for(ENGINE_DEFAULT)}", share.tuning))
+        found.append(_tile("Of which tuning", f"tuned over {engine}", share.tuning))
     fixed = verdict.over_baselines.get(verdict.best_fixed) if verdict.best_fixed else None
     if verdict.best_fixed and fixed is not None:
-        found.append(_tile(f"tuned over the best fixed setting ({report.words_for(verdict.best_fixed)})", fixed))
+        found.append(_tile("Over the best fixed", f"tuned over {report.words_for(verdict.best_fixed)}", fixed))
     return tuple(found)
 
 
-def _tile(what: str, ratio: PairedRatio) -> Tile:
-    spread = f"quartiles {quartiles_text(ratio)}, {ratio.num_wins}/{ratio.num_pairs} wins"
-    return Tile(what, median_text(ratio), spread)
+def _tile(name: str, what: str, ratio: PairedRatio) -> Tile:
+    quartiles, wins = f"quartiles {quartiles_text(ratio)}", f"{ratio.num_wins}/{ratio.num_pairs} wins"
+    return Tile(name, median_text(ratio), what, quartiles, wins)
 
 
 def sentences(report: TuneReport) -> tuple[str, ...]:
-    """What part is engine, what part is tuning, and how far a fixed setting would have come."""
+    """What part is engine, what part is tuning, how far a fixed setting would have come, and what failed."""
     if report.changes_nothing:
         return ()
-    return tuple(text for text in (share_sentence(report), fixed_sentence(report)) if text)
+    return tuple(text for text in (share_sentence(report), fixed_sentence(report), *failure_sentences(report)) if text)
 
 
 def probe_rows(history: GroupHistory) -> tuple[ProbeRow, ...]:

@@ -2,7 +2,7 @@
 
 Source: Lagom (arXiv 2602.20656v1), section 3.3. Each arrow is one step of the search, drawn in the colour of the
 collective whose configuration it changed; its slope is what that step cost the computation for what it gained the
-communication. The contours are max(X, Y), the makespan of Eq. 1.
+communication. The ground and its contours are max(X, Y), the makespan of Eq. 1.
 
 Departures: an arrow starts at the latest earlier probe that differs in the fewest collectives, because a search that
 takes a step back does not go on from its last probe. Points are coloured by the measured makespan Z, which may lie
@@ -15,10 +15,11 @@ from math import ceil, floor, log10
 import plotly.graph_objects as go
 
 from lagom_overlap.backends.base import Measurement
-from lagom_overlap.report.model import DEFAULT, TUNED, TuneReport
+from lagom_overlap.report.model import ENGINE_DEFAULT, TuneReport
 from lagom_overlap.report.probes import GroupHistory, Probe
 from lagom_overlap.report.sentences import config_text
-from lagom_overlap.report.style import ACCENT, BAD, MAKESPAN_SCALE, NEUTRAL, colour_of, label, lay_out, time_unit
+from lagom_overlap.report.style import ACCENT, MAKESPAN_SCALE, NEUTRAL, colour_of, label, lay_out, log_axis, time_unit
+from lagom_overlap.tune.verdict import DEFAULT_ARM, TUNED_ARM
 from lagom_overlap.units import format_seconds
 
 MAX_ARROWS = 200
@@ -26,6 +27,8 @@ MAX_ARROWS = 200
 LOG_ABOVE = 12.0
 """An axis whose largest value is that many times its smallest is logarithmic."""
 
+_GROUND_STEPS = 48
+_SYMBOLS = {ENGINE_DEFAULT: "square-open", "fixed_min": "triangle-down-open", "fixed_max": "triangle-up-open"}
 _Range = tuple[float, float]
 
 
@@ -40,30 +43,63 @@ def plane_figure(report: TuneReport, history: GroupHistory) -> go.Figure | None:
     x_log, y_log = _is_wide(xs), _is_wide(ys)
     x_range, y_range = _padded(xs, x_log), _padded(ys, y_log)
     figure = go.Figure()
+    figure.add_trace(_valley(x_range, y_range, x_log or y_log))
     for trace in _contours(x_range, y_range, name):
         figure.add_trace(trace)
     if len(history.measured) <= MAX_ARROWS:
         for trace in _arrows(history, unit):
             figure.add_trace(trace)
     if history.measured:
-        figure.add_trace(_points(history, unit, name))
+        figure.add_trace(_points(history, unit))
     for trace in _mark_traces(marks, unit):
         figure.add_trace(trace)
-    lay_out(figure, 500, margin={"l": 64, "r": 16, "t": 60, "b": 48})
+    lay_out(figure, 520, margin={"l": 64, "r": 16, "t": 60, "b": 48}, coloraxis=_colour_axis(points, unit, name))
     figure.update_xaxes(title_text=f"communication X ({name})", showgrid=False, **_axis(x_range, x_log))
     figure.update_yaxes(title_text=f"computation Y ({name})", showgrid=False, **_axis(y_range, y_log))
     _name_regions(figure, x_range, y_range)
     return figure
 
 
+def _colour_axis(points: list[Measurement], unit: float, name: str) -> dict[str, object]:
+    makespans = [point.makespan_s / unit for point in points]
+    return {
+        "colorscale": MAKESPAN_SCALE,
+        "cmin": min(makespans),
+        "cmax": max(makespans),
+        "colorbar": {"title": {"text": f"makespan Z<br>({name})"}, "thickness": 10, "len": 0.8, "outlinewidth": 0},
+    }
+
+
+def _valley(x_range: _Range, y_range: _Range, log: bool) -> go.Heatmap:
+    """max(X, Y) as a pale ground under the points, on their colour scale."""
+    xs, ys = (_steps(shown, log, _GROUND_STEPS) for shown in (x_range, y_range))
+    return go.Heatmap(
+        x=xs,
+        y=ys,
+        z=[[float(f"{max(x, y):.4g}") for x in xs] for y in ys],
+        zsmooth=False if log else "best",
+        coloraxis="coloraxis",
+        opacity=0.16,
+        hoverinfo="skip",
+        showlegend=False,
+    )
+
+
+def _steps(shown: _Range, log: bool, num: int) -> list[float]:
+    low, high = max(shown[0], 1e-9), shown[1]
+    if log:
+        return [low * (high / low) ** (index / (num - 1)) for index in range(num)]
+    return [low + (high - low) * index / (num - 1) for index in range(num)]
+
+
 def _marks(report: TuneReport, history: GroupHistory) -> list[tuple[str, str, str, Measurement]]:
     """The contenders to mark: legend text, symbol, colour, times."""
     marks = []
     for arm, measurement in history.arms.items():
-        if arm not in (DEFAULT, TUNED):
-            marks.append((label(report.words_for(arm)), "square-open", NEUTRAL, measurement))
+        if arm not in (DEFAULT_ARM, TUNED_ARM):
+            marks.append((label(report.words_for(arm), 28), _SYMBOLS.get(arm, "cross-open"), NEUTRAL, measurement))
     if history.default is not None:
-        marks.append((label(report.words_for(DEFAULT)), "diamond-open", BAD, history.default))
+        marks.append((label(report.words_for(DEFAULT_ARM), 28), "diamond-open", NEUTRAL, history.default))
     if history.best is not None:
         marks.append(("fastest probe", "circle-open", ACCENT, history.best[1]))
     if history.tuned is not None:
@@ -85,15 +121,15 @@ def _padded(values: list[float], log: bool) -> _Range:
 
 def _axis(shown: _Range, log: bool) -> dict[str, object]:
     if log:
-        return {"type": "log", "range": [log10(shown[0]), log10(shown[1])], "dtick": "D2"}
+        return log_axis(*shown)
     return {"type": "linear", "range": list(shown)}
 
 
 def _levels(low: float, high: float) -> list[float]:
-    """About six round numbers between low and high."""
+    """About five round numbers between low and high."""
     if high <= low:
         return []
-    raw = (high - low) / 6
+    raw = (high - low) / 5
     power = 10.0 ** floor(log10(raw))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw)
     return [index * step for index in range(ceil(low / step), floor(high / step) + 1)]
@@ -102,7 +138,8 @@ def _levels(low: float, high: float) -> list[float]:
 def _contours(x_range: _Range, y_range: _Range, name: str) -> Iterator[go.Scatter]:
     """Lines of equal max(X, Y), the line X = Y, and the levels' labels."""
     (x_low, x_high), (y_low, y_high) = x_range, y_range
-    levels = _levels(max(x_low, y_low), max(x_high, y_high))
+    low, high = max(x_low, y_low), min(x_high, y_high)
+    levels = sorted({*_levels(low, high), *_levels(max(low, high), max(x_high, y_high))})
     xs: list[float | None] = []
     ys: list[float | None] = []
     labels: list[tuple[float, float, str, str]] = []
@@ -118,8 +155,7 @@ def _contours(x_range: _Range, y_range: _Range, name: str) -> Iterator[go.Scatte
             if not y_low < level < y_high:
                 labels.append((level, y_low, text, "top right"))
     quiet = {"hoverinfo": "skip", "showlegend": False}
-    yield go.Scatter(x=xs, y=ys, mode="lines", line={"color": NEUTRAL, "width": 0.7}, opacity=0.55, **quiet)
-    low, high = max(x_low, y_low), min(x_high, y_high)
+    yield go.Scatter(x=xs, y=ys, mode="lines", line={"color": NEUTRAL, "width": 0.8}, opacity=0.7, **quiet)
     if low < high:
         line = {"color": NEUTRAL, "width": 1.2, "dash": "dash"}
         yield go.Scatter(x=[low, high], y=[low, high], mode="lines", line=line, **quiet)
@@ -179,7 +215,7 @@ def _arrows(history: GroupHistory, unit: float) -> Iterator[go.Scatter]:
         )
 
 
-def _points(history: GroupHistory, unit: float, name: str) -> go.Scatter:
+def _points(history: GroupHistory, unit: float) -> go.Scatter:
     group = history.problem.group
     hover = []
     for probe, measurement in history.measured:
@@ -201,9 +237,8 @@ def _points(history: GroupHistory, unit: float, name: str) -> go.Scatter:
         marker={
             "size": 9,
             "color": [m.makespan_s / unit for _, m in history.measured],
-            "colorscale": MAKESPAN_SCALE,
+            "coloraxis": "coloraxis",
             "line": {"width": 1, "color": NEUTRAL},
-            "colorbar": {"title": {"text": f"makespan Z<br>({name})"}, "thickness": 10, "len": 0.7, "outlinewidth": 0},
         },
         hovertext=hover,
         hoverinfo="text",
@@ -219,7 +254,7 @@ def _mark_traces(marks: list[tuple[str, str, str, Measurement]], unit: float) ->
             name=text,
             marker={
                 "symbol": symbol,
-                "size": 17 if symbol != "square-open" else 12,
+                "size": 17 if colour == ACCENT else 13,
                 "color": colour,
                 "line": {"width": 2},
             },
@@ -232,6 +267,6 @@ def _name_regions(figure: go.Figure, x_range: _Range, y_range: _Range) -> None:
     """Says which side of X = Y is which, where that side is in view."""
     quiet = {"xref": "paper", "yref": "paper", "showarrow": False, "font": {"size": 11, "color": NEUTRAL}}
     if x_range[1] > y_range[0]:
-        figure.add_annotation(text="communication-bound", x=0.99, y=0.02, xanchor="right", yanchor="bottom", **quiet)
+        figure.add_annotation(text="communication-bound", x=0.99, y=0.06, xanchor="right", yanchor="bottom", **quiet)
     if y_range[1] > x_range[0]:
-        figure.add_annotation(text="computation-bound", x=0.01, y=0.98, xanchor="left", yanchor="top", **quiet)
+        figure.add_annotation(text="computation-bound", x=0.1, y=0.98, xanchor="left", yanchor="top", **quiet)

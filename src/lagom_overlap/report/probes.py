@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from math import isfinite
 
 from lagom_overlap.backends.base import Assignment, Failure, GroupProblem, Measurement
-from lagom_overlap.report.model import DEFAULT, TUNED, TuneReport
+from lagom_overlap.report.model import TuneReport
 from lagom_overlap.tune.journal import StepKind
+from lagom_overlap.tune.verdict import DEFAULT_ARM, TUNED_ARM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,10 +93,11 @@ def _history(report: TuneReport, problem: GroupProblem) -> GroupHistory:
             runs.setdefault(entry.step.arm, []).append(outcome)
     arms = {arm: Measurement.from_runs(held) for arm, held in runs.items()}
     found = tuple(probes)
+    default, recommended = arms.get(DEFAULT_ARM) or _median_of(found, problem.default), report.tuned_of(problem)
     return GroupHistory(
         problem=problem,
         probes=found,
         arms=arms,
-        default=arms.get(DEFAULT) or _median_of(found, problem.default),
-        tuned=arms.get(TUNED) or _median_of(found, report.tuned_of(problem)),
+        default=default,
+        tuned=arms.get(TUNED_ARM) or (default if recommended == problem.default else _median_of(found, recommended)),
     )

@@ -4,20 +4,23 @@ from statistics import median
 
 import plotly.graph_objects as go
 
-from lagom_overlap.report.model import DEFAULT, ENGINE_DEFAULT, TUNED, TuneReport
+from lagom_overlap.report.model import ENGINE_DEFAULT, TuneReport
 from lagom_overlap.report.sentences import median_text
-from lagom_overlap.report.style import ACCENT, BAD, GOOD, NEUTRAL, label, lay_out, time_unit
-from lagom_overlap.tune.verdict import PairedRatio, Verdict
+from lagom_overlap.report.style import ACCENT, BAD, GOOD, NEUTRAL, label, lay_out, log_axis, time_unit
+from lagom_overlap.tune.verdict import DEFAULT_ARM, TUNED_ARM, PairedRatio, Verdict
 from lagom_overlap.units import format_seconds
 
-_ROW_PX, _FRAME_PX = 46, 84
+LOG_ABOVE = 3.0
+"""Makespans whose largest is that many times the smallest are shown on a logarithmic axis."""
+
+_ROW_PX, _FRAME_PX = 58, 76
 
 
 def _order(verdict: Verdict, arms: set[str]) -> list[str]:
     """Tuned last, before it the default, the engine, the best fixed setting, the others by name."""
-    first = [DEFAULT, ENGINE_DEFAULT, *([verdict.best_fixed] if verdict.best_fixed else [])]
+    first = [DEFAULT_ARM, ENGINE_DEFAULT, *([verdict.best_fixed] if verdict.best_fixed else [])]
     known = [arm for arm in dict.fromkeys(first) if arm in arms]
-    return known + sorted(arms - set(known) - {TUNED}) + ([TUNED] if TUNED in arms else [])
+    return known + sorted(arms - set(known) - {TUNED_ARM}) + ([TUNED_ARM] if TUNED_ARM in arms else [])
 
 
 def _jitter(num: int) -> list[float]:
@@ -35,10 +38,16 @@ def _wrapped(text: str, width: int = 20) -> str:
     return "<br>".join(label(line, width + 6) for line in lines[:3])
 
 
-def ratio_figure(report: TuneReport, verdict: Verdict) -> go.Figure:
-    """Each contender's makespan over tuned's: the pairs as dots, the quartiles as a bar, the median as a mark."""
-    ratios: dict[str, PairedRatio] = {DEFAULT: verdict.over_default, **verdict.over_baselines}
-    arms = list(reversed([arm for arm in _order(verdict, set(ratios)) if arm != TUNED]))
+def ratio_figure(report: TuneReport, verdict: Verdict) -> go.Figure | None:
+    """The makespan of the default, the engine and the best fixed setting over tuned's.
+
+    The pairs are dots, the quartiles a bar, the median a stroke. None where there are no pairs.
+    """
+    if verdict.over_default.num_pairs == 0:
+        return None
+    ratios: dict[str, PairedRatio] = {DEFAULT_ARM: verdict.over_default, **verdict.over_baselines}
+    asked = {DEFAULT_ARM, ENGINE_DEFAULT, verdict.best_fixed}
+    arms = list(reversed([arm for arm in _order(verdict, set(ratios)) if arm in asked]))
     figure = go.Figure()
     for row, arm in enumerate(arms):
         ratio = ratios[arm]
@@ -50,22 +59,24 @@ def ratio_figure(report: TuneReport, verdict: Verdict) -> go.Figure:
         figure.add_scatter(
             x=[ratio.median_ratio],
             y=[row],
-            mode="markers+text",
-            marker={"symbol": "line-ns", "size": 20, "line": {"width": 3, "color": colour}},
-            text=[f"{median_text(ratio)}, {ratio.num_wins}/{ratio.num_pairs} wins"],
-            textposition="top center",
+            mode="markers",
+            marker={"symbol": "line-ns", "size": 22, "line": {"width": 3, "color": colour}},
             hovertext=f"over {label(report.words_for(arm))}: {median_text(ratio)}",
             hoverinfo="text",
         )
     figure.add_vline(x=1, line={"color": NEUTRAL, "width": 1.2, "dash": "dash"})
     lay_out(figure, _ROW_PX * len(arms) + _FRAME_PX, showlegend=False, margin={"l": 8, "r": 16, "t": 12, "b": 48})
-    figure.update_xaxes(title_text="times faster than … (right of 1: tuned is faster)")
-    _name_rows(figure, [_wrapped(report.words_for(arm)) for arm in arms])
+    shown = [x for trace in figure.data for x in trace.x] + [1.0]
+    pad = 0.06 * (max(shown) - min(shown)) or 0.05
+    figure.update_xaxes(
+        title_text="speed of tuned over it (right of 1: faster)", range=[min(shown) - pad, max(shown) + pad]
+    )
+    _name_rows(figure, [f"{_wrapped(report.words_for(arm))}<br><b>{median_text(ratios[arm])}</b>" for arm in arms])
     return figure
 
 
 def _add_pairs(figure: go.Figure, verdict: Verdict, arm: str, row: int) -> None:
-    mine, tuned = verdict.makespans_s.get(arm, ()), verdict.makespans_s.get(TUNED, ())
+    mine, tuned = verdict.makespans_s.get(arm, ()), verdict.makespans_s.get(TUNED_ARM, ())
     if len(mine) != len(tuned) or not tuned or min(tuned) <= 0:
         return
     ratios = [base / best for base, best in zip(mine, tuned, strict=True)]
@@ -101,21 +112,27 @@ def rounds_figure(report: TuneReport, verdict: Verdict) -> go.Figure | None:
             x=[time / unit for time in times],
             y=[row + offset for offset in _jitter(len(times))],
             mode="markers",
-            marker={"color": ACCENT if arm == TUNED else NEUTRAL, "size": 7, "opacity": 0.7},
+            marker={"color": ACCENT if arm == TUNED_ARM else NEUTRAL, "size": 7, "opacity": 0.7},
             hovertext=[f"round {index + 1}: {format_seconds(time)}" for index, time in enumerate(times)],
             hoverinfo="text",
         )
         figure.add_scatter(
             x=[middle / unit],
             y=[row],
-            mode="markers+text",
-            marker={"symbol": "line-ns", "size": 26, "line": {"width": 2.5, "color": ACCENT if arm == TUNED else BAD}},
-            text=[format_seconds(middle)],
-            textposition="top center",
+            mode="markers",
+            marker={
+                "symbol": "line-ns",
+                "size": 26,
+                "line": {"width": 3, "color": ACCENT if arm == TUNED_ARM else NEUTRAL},
+            },
             hovertext=f"{label(report.words_for(arm))}: median {format_seconds(middle)}",
             hoverinfo="text",
         )
     lay_out(figure, _ROW_PX * len(arms) + _FRAME_PX, showlegend=False, margin={"l": 8, "r": 16, "t": 12, "b": 48})
-    figure.update_xaxes(title_text=f"makespan of the overlap groups in one iteration ({name})")
-    _name_rows(figure, [_wrapped(report.words_for(arm)) for arm in arms])
+    low, high = min(map(min, kept.values())) / unit, max(map(max, kept.values())) / unit
+    scale = log_axis(low / 1.1, high * 1.1) if low > 0 and high / low > LOG_ABOVE else {}
+    figure.update_xaxes(title_text=f"makespan per iteration ({name})", **scale)
+    _name_rows(
+        figure, [f"{_wrapped(report.words_for(arm))}<br><b>{format_seconds(median(kept[arm]))}</b>" for arm in arms]
+    )
     return figure

@@ -2,9 +2,9 @@
 
 from lagom_overlap.backends.base import Measurement
 from lagom_overlap.collective import CommConfig
-from lagom_overlap.report.model import DEFAULT, ENGINE_DEFAULT, EngineShare, TuneReport
+from lagom_overlap.report.model import ENGINE_DEFAULT, EngineShare, TuneReport
 from lagom_overlap.tune.journal import StepKind
-from lagom_overlap.tune.verdict import PairedRatio, Verdict
+from lagom_overlap.tune.verdict import DEFAULT_ARM, TUNED_ARM, PairedRatio, Verdict
 from lagom_overlap.units import format_bytes
 
 KNOB_WORDS = {
@@ -67,6 +67,8 @@ def _pairs_text(ratio: PairedRatio) -> str:
 
 
 def _speed_text(ratio: PairedRatio, than: str) -> str:
+    if f"{ratio.median_ratio:.3f}" == "1.000":
+        return f"as fast as {than}"
     if ratio.median_ratio >= 1:
         return f"{median_text(ratio)} faster than {than}"
     return f"slower than {than}: {median_text(ratio)} its speed"
@@ -81,9 +83,11 @@ def headline(report: TuneReport) -> str:
         if report.interrupted:
             return f"No verdict: interrupted after {done}, before the paired A/B was complete."
         return f"No verdict: the run ended after {done} without a paired A/B."
-    than = report.words_for(DEFAULT)
+    than = report.words_for(DEFAULT_ARM)
     if report.changes_nothing:
         return f"Not adopted: the search found nothing better than {than}, which stays."
+    if TUNED_ARM in verdict.failures:
+        return f"Not adopted: tuned failed in the A/B ({verdict.failures[TUNED_ARM]}). {_upper(than)} stays."
     ratio = verdict.over_default
     claim = f"Tuned is {_speed_text(ratio, than)} ({_pairs_text(ratio)})"
     if verdict.adopted:
@@ -94,17 +98,23 @@ def headline(report: TuneReport) -> str:
 def _refusal(verdict: Verdict, than: str) -> str:
     if verdict.over_default.q25 <= 1:
         return f"The lower quartile is not above 1, so {than} stays."
-    return f"{than[0].upper()}{than[1:]} stays."
+    return f"{_upper(than)} stays."
+
+
+def _upper(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def share_sentence(report: TuneReport) -> str:
     """What part of the gain is engine and what part is tuning; empty without a verdict."""
     share = report.engine_share
-    if share is None:
+    if share is None or report.verdict is None:
         return ""
+    if ENGINE_DEFAULT in report.verdict.failures:
+        return f"What part is engine and what part is tuning is not known: {_failed(report, ENGINE_DEFAULT)}."
     if share.tuning is None:
         return (
-            f"No knob of another engine is involved: {report.words_for(DEFAULT)} runs on the same engine, "
+            f"No knob of another engine is involved: {report.words_for(DEFAULT_ARM)} runs on the same engine, "
             "so the whole difference is tuning."
         )
     return f"{_engine_sentence(report, share)} Tuning alone: {_speed_text(share.tuning, 'that')} " + (
@@ -115,11 +125,22 @@ def share_sentence(report: TuneReport) -> str:
 def _engine_sentence(report: TuneReport, share: EngineShare) -> str:
     engine = report.words_for(ENGINE_DEFAULT)
     if share.engine is None:
-        return f"The engine alone ({engine}) was not paired with {report.words_for(DEFAULT)}."
+        return f"The engine alone ({engine}) was not paired with {report.words_for(DEFAULT_ARM)}."
     return (
-        f"Engine alone ({engine}): {_speed_text(share.engine, report.words_for(DEFAULT))} "
+        f"Engine alone ({engine}): {_speed_text(share.engine, report.words_for(DEFAULT_ARM))} "
         f"(quartiles {quartiles_text(share.engine)})."
     )
+
+
+def _failed(report: TuneReport, arm: str) -> str:
+    reason = "" if report.verdict is None else report.verdict.failures[arm]
+    return f"{report.words_for(arm)} failed in the A/B ({reason})"
+
+
+def failure_sentences(report: TuneReport) -> tuple[str, ...]:
+    """The fixed settings that failed in the A/B and why."""
+    failures = {} if report.verdict is None else report.verdict.failures
+    return tuple(f"{_upper(_failed(report, arm))}." for arm in failures if arm not in (TUNED_ARM, ENGINE_DEFAULT))
 
 
 def fixed_sentence(report: TuneReport) -> str:
@@ -128,6 +149,8 @@ def fixed_sentence(report: TuneReport) -> str:
     if verdict is None or verdict.best_fixed is None or verdict.best_fixed not in verdict.over_baselines:
         return ""
     ratio = verdict.over_baselines[verdict.best_fixed]
+    if ratio.num_pairs == 0:
+        return ""
     than = f"the best fixed setting ({report.words_for(verdict.best_fixed)})"
     return (
         f"Tuned is {_speed_text(ratio, than)} "

@@ -2,24 +2,26 @@
 
 Figures leave the colours of text, axes and grids to the page, which knows whether it is light, dark or on paper.
 The palette is Okabe and Ito's (2008), safe for colour-blind readers, less the black and the yellow that one of the two
-backgrounds would swallow, and two more hues at its end.
+backgrounds would swallow and the blue that is kept for what a run arrived at, and three more hues at its end.
 """
 
 import html
+from math import ceil, floor, log10
 from typing import Final
 
 import plotly.graph_objects as go
 
 from lagom_overlap.units import MS, US
 
-PALETTE: Final = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#7A5C3E")
+PALETTE: Final = ("#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#8C6BB1", "#7A5C3E", "#999933")
 """One colour per collective of a group, in order; they repeat after eight."""
 NEUTRAL: Final = "#8A919C"
 """Lines and marks that should stay behind; readable on white and on near-black."""
 ACCENT: Final = "#0072B2"
+"""What the run arrived at: the best so far, tuned; never a collective."""
 GOOD: Final = "#009E73"
 BAD: Final = "#D55E00"
-COMPUTE: Final = ("#7B8794", "#98A3AF")
+COMPUTE: Final = ("#66717E", "#7D8894")
 """Computations in a timeline, taking turns so that neighbours stay apart."""
 MAKESPAN_SCALE: Final = "Viridis"
 
@@ -36,6 +38,14 @@ def dash_of(index: int) -> str:
     return _DASHES[index // len(PALETTE) % len(_DASHES)]
 
 
+def ink_on(colour: str) -> str:
+    """Black or white, whichever reads better on the colour (relative luminance of WCAG 2.1)."""
+    channels = (int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5))
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return "#14171B" if luminance > 0.36 else "#FFFFFF"
+
+
 def label(text: str, max_length: int = 40) -> str:
     """A text as plotly shows it literally: control characters made visible, shortened, no markup."""
     plain = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
@@ -49,7 +59,20 @@ def time_unit(largest_s: float) -> tuple[float, str]:
     for unit, name in ((1.0, "s"), (MS, "ms")):
         if largest_s >= unit:
             return unit, name
-    return US, "µs"
+    return US, "us"
+
+
+def log_axis(low: float, high: float) -> dict[str, object]:
+    """A logarithmic axis from `low` to `high` with the numbers 1, 2, 5 times powers of ten spelled out."""
+    powers = range(floor(log10(low)), ceil(log10(high)) + 1)
+    ticks = [value for power in powers for factor in (1, 2, 5) if low <= (value := factor * 10.0**power) <= high]
+    return {
+        "type": "log",
+        "range": [log10(low), log10(high)],
+        "tickmode": "array",
+        "tickvals": ticks,
+        "ticktext": [f"{tick:g}" for tick in ticks],
+    }
 
 
 def lay_out(figure: go.Figure, height: int, **layout: object) -> go.Figure:

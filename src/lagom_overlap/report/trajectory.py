@@ -8,11 +8,15 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from lagom_overlap.collective import CommConfig
-from lagom_overlap.report.model import DEFAULT, TuneReport
+from lagom_overlap.report.model import TuneReport
 from lagom_overlap.report.probes import GroupHistory, Probe
 from lagom_overlap.report.sentences import KNOB_WORDS, config_text, knob_text
-from lagom_overlap.report.style import ACCENT, BAD, NEUTRAL, colour_of, dash_of, label, lay_out, time_unit
+from lagom_overlap.report.style import ACCENT, BAD, NEUTRAL, colour_of, dash_of, label, lay_out, log_axis, time_unit
+from lagom_overlap.tune.verdict import DEFAULT_ARM
 from lagom_overlap.units import format_seconds
+
+LOG_ABOVE = 4.0
+"""Makespans whose largest is that many times the smallest are shown on a logarithmic axis."""
 
 _TOP_PX, _ROW_PX, _FRAME_PX = 240, 120, 110
 
@@ -82,9 +86,9 @@ def _add_makespan(figure: go.Figure, report: TuneReport, history: GroupHistory) 
             x=ends,
             y=[default / unit] * 2,
             mode="lines",
-            name=label(report.words_for(DEFAULT)),
-            line={"color": BAD, "width": 1.5, "dash": "dash"},
-            hovertext=f"{label(report.words_for(DEFAULT))}: {format_seconds(default)}",
+            name=label(report.words_for(DEFAULT_ARM)),
+            line={"color": NEUTRAL, "width": 1.5, "dash": "dash"},
+            hovertext=f"{label(report.words_for(DEFAULT_ARM))}: {format_seconds(default)}",
             hoverinfo="text",
             row=1,
             col=1,
@@ -103,7 +107,10 @@ def _add_makespan(figure: go.Figure, report: TuneReport, history: GroupHistory) 
             row=1,
             col=1,
         )
-    figure.update_yaxes(title_text=f"makespan ({name})", rangemode="tozero" if not times else "normal", row=1, col=1)
+    shown = [time for time in [*times, default] if time]
+    wide = bool(shown) and max(shown) / min(shown) > LOG_ABOVE
+    scale = log_axis(min(shown) / unit / 1.1, max(shown) / unit * 1.1) if wide else {}
+    figure.update_yaxes(title_text=f"makespan ({name})", **scale, row=1, col=1)
 
 
 def _hover(history: GroupHistory, probe: Probe, result: str) -> str:

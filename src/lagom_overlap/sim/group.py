@@ -1,8 +1,8 @@
 """Event simulation of one overlap group: a stream of computations beside a stream of collectives.
 
 Both streams start together; collective j waits for its predecessor and for `starts_after[j]` computations. Between two
-events the same pair runs, so its rates (Eq. 4, time-weighted) are constant; the next event is the nearer end. A tie ends
-both. The result is a pure function of group, assignment and model: the same call gives the same bits.
+events the same pair runs, so its rates (Eq. 4, time-weighted) are constant; the next event is the nearer end, and a
+tie ends both. The result is a pure function of group, assignment and model: the same call gives the same bits.
 """
 
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ from typing import Final
 
 from lagom_overlap.collective import Collective, CommConfig
 from lagom_overlap.cost import CollectiveCost, ContentionModel
+from lagom_overlap.cost.contention import eq1_makespan
 from lagom_overlap.errors import SpaceError
 from lagom_overlap.timeline import Span, SpanKind, Timeline
 from lagom_overlap.workload import Kernel, OverlapGroup
@@ -77,7 +78,7 @@ class GroupSimulator:
         """
         run = self._run(assignment)
         return GroupTimes(
-            makespan_s=max(run.comp_ends[-1], run.comm_ends[-1]),
+            makespan_s=eq1_makespan(run.comp_ends[-1], run.comm_ends[-1]),
             comp_s=run.comp_ends[-1],
             comm_s=tuple([end - start for start, end in zip(run.comm_starts, run.comm_ends, strict=True)]),
         )
@@ -124,7 +125,8 @@ class GroupSimulator:
         candidates = [self._candidate(place, config) for place, config in enumerate(assignment)]
         kinds, alone_s, starts_after = self._kinds, self._alone_s, self._group.starts_after
         num_comps, num_comms = len(kinds), len(candidates)
-        comp_starts, comp_ends, comm_starts, comm_ends = [0.0], [], [], []
+        comp_starts, comp_ends = [0.0], list[float]()
+        comm_starts, comm_ends = list[float](), list[float]()
         now, comp, comm, comp_left, comm_left = 0.0, 0, 0, 1.0, 1.0
         while comp < num_comps or comm < num_comms:
             if comm < num_comms and starts_after[comm] <= comp:
@@ -141,10 +143,10 @@ class GroupSimulator:
                     comp_ends_now, comm_ends_now = to_comp_s <= to_comm_s, to_comm_s <= to_comp_s
                     if comp_ends_now:
                         now += to_comp_s
-                        comm_left -= to_comp_s / whole_comm_s
+                        comm_left = max(0.0, comm_left - to_comp_s / whole_comm_s)
                     else:
                         now += to_comm_s
-                        comp_left -= to_comm_s / whole_comp_s
+                        comp_left = max(0.0, comp_left - to_comm_s / whole_comp_s)
             else:
                 now += comp_left * alone_s[comp]
                 comp_ends_now, comm_ends_now = True, False

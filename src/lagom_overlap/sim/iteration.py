@@ -19,7 +19,7 @@ _UNTOUCHED = CommConfig()
 
 @dataclass(frozen=True, slots=True)
 class _Priced:
-    """The operators of an iteration as rows: distinct kernels and collective costs, and each operator's number there."""
+    """Distinct kernels and collective costs of an iteration, and each operator's number among them."""
 
     kernels: list[Kernel]
     costs: list[CollectiveCost]
@@ -130,7 +130,7 @@ def simulate_iteration(iteration: Iteration, configs: Mapping[str, CommConfig], 
                 ends[number] = now
                 ready += queue.ended(number)
             else:
-                left[number] -= step_s / time_s
+                left[number] = max(0.0, left[number] - step_s / time_s)
                 still.append(number)
         for number in ready:
             starts[number] = now

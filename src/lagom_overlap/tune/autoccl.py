@@ -111,13 +111,13 @@ class _Descent:
                 place, time_s = sample, sample_s
         if place not in self._visited:
             time_s = yield from self._train(place, "start")
-        for _ in range(num_restarts + 1):
-            yield from self._descend(place, time_s)
+        yield from self._descend(place, time_s)
+        for _ in range(num_restarts):
             unvisited = self._samples(rng, 1)
             if self._is_over() or not unvisited:
                 return
-            place = unvisited[0]
-            time_s = yield from self._train(place, "restart")
+            time_s = yield from self._train(unvisited[0], "restart")
+            yield from self._descend(unvisited[0], time_s)
 
     def _descend(self, place: Place, time_s: float) -> Generator[Wish, float, None]:
         knob, direction, num_failures, lr = 0, 1, 0, NO_LR

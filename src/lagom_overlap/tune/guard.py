@@ -1,8 +1,9 @@
 """The guard: the default stays unless something was measured to be better. Ours, not the papers'."""
 
 from collections.abc import Mapping
+from math import inf
 
-from lagom_overlap.backends.base import Assignment, Failure, Measurement, Outcome
+from lagom_overlap.backends.base import Assignment, Failure, Outcome
 from lagom_overlap.tune.base import Problems, Trial, Tuner, check_outcomes, problems_by_name
 
 
@@ -10,9 +11,10 @@ class Guarded:
     """A tuner around a tuner that measures the default first and keeps it as incumbent.
 
     A group's recommendation is the inner tuner's only if that very assignment was measured and its makespan is below
-    the default's; one that was never measured is measured once at the end. If the default itself cannot run, any
-    measured recommendation replaces it. An inner tuner that begins with the default is answered from the guard's own
-    measurement, so guarding it costs nothing.
+    the default's; one that was never measured is measured once at the end. Where a search is stopped before that, the
+    fastest assignment measured so far stands in for it. If the default itself cannot run, anything that did replaces
+    it. An inner tuner that begins with the default is answered from the guard's own measurement, so guarding it costs
+    nothing.
     """
 
     def __init__(self, tuner: Tuner, problems: Problems) -> None:
@@ -82,10 +84,11 @@ class Guarded:
             self._measured[name][assignment] = outcome
 
     def _better(self, name: str, wanted: Assignment) -> Assignment:
-        incumbent = self._measured[name].get(self._defaults[name])
-        candidate = self._measured[name].get(wanted)
-        if not isinstance(candidate, Measurement):
-            return self._defaults[name]
-        if isinstance(incumbent, Measurement) and candidate.makespan_s >= incumbent.makespan_s:
-            return self._defaults[name]
-        return wanted
+        times = {assignment: _makespan_s(outcome) for assignment, outcome in self._measured[name].items()}
+        default = self._defaults[name]
+        candidate = wanted if wanted in times else min(times, key=times.__getitem__, default=default)
+        return candidate if times.get(candidate, inf) < times.get(default, inf) else default
+
+
+def _makespan_s(outcome: Outcome) -> float:
+    return inf if isinstance(outcome, Failure) else outcome.makespan_s

@@ -17,7 +17,7 @@ Departures, by row of the spec's table of readings (the algorithms as printed do
  2. The step is applied to normalised coordinates, log2 of channels and linear chunk, rounded up to the lattice and at
     least one position in each.
  3. Default `step="ladder"`: channels double, the chunk climbs by thirds (`ladder.py`, which reading is named in every
-    reason); a data-dependent step could not hit both reported pairs.
+    reason); a data-dependent step could not hit both reported pairs. `"lr"` can jump over the balance.
  4. The number of threads stays fixed: the option `num_threads`, else the default's, else 128 (nearest allowed).
  5. Before its first probe x_j is infinite: the corner of minimal resources cannot "regress", and the first step is
     one rung, never a quotient.

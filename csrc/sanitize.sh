@@ -1,0 +1,33 @@
+#!/bin/sh
+# Sanitizer runs of the plug-in: address + undefined on the fuzzer and on the stress driver, thread on the stress driver.
+#   csrc/sanitize.sh [build folder] [decisions] [executions]
+# Needs gcc or clang (CC). TSan knows no fences; every word that two threads share is atomic, so it needs to know none.
+set -eu
+source=$(cd "$(dirname "$0")" && pwd)
+build=${1:-build/sanitize}
+decisions=${2:-1000000}
+executions=${3:-1000000}
+cc=${CC:-cc}
+mkdir -p "$build"
+flags="-std=c11 -g -O1 -fno-omit-frame-pointer -Wall -Wextra"
+
+echo "== address, undefined: fuzzer, $executions executions"
+$cc $flags -fsanitize=address,undefined -fno-sanitize-recover=all -o "$build/fuzz_asan" "$source/fuzz_table.c" -ldl -lpthread
+"$build/fuzz_asan" "$executions" 7
+
+echo "== address, undefined: stress, $decisions decisions"
+$cc $flags -fsanitize=address,undefined -fno-sanitize-recover=all -fPIC -shared -fvisibility=hidden \
+  -o "$build/liblagom_tuner_asan.so" "$source/lagom_tuner.c" -ldl -lpthread
+$cc $flags -fsanitize=address,undefined -fno-sanitize-recover=all -o "$build/stress_asan" \
+  "$source/stress.c" "$source/fake_nccl.c" -ldl -lm -lpthread
+LAGOM_RECORD="$build/record.asan" LAGOM_RECORD_ENTRIES=4096 \
+  "$build/stress_asan" "$build/liblagom_tuner_asan.so" "$decisions" 4
+
+echo "== thread: stress, $decisions decisions"
+tsan_flags="$flags -fsanitize=thread"
+case $($cc --version) in *clang*) ;; *) tsan_flags="$tsan_flags -Wno-tsan" ;; esac
+$cc $tsan_flags -fPIC -shared -fvisibility=hidden -o "$build/liblagom_tuner_tsan.so" "$source/lagom_tuner.c" -ldl -lpthread
+$cc $tsan_flags -o "$build/stress_tsan" "$source/stress.c" "$source/fake_nccl.c" -ldl -lm -lpthread
+LAGOM_RECORD="$build/record.tsan" LAGOM_RECORD_ENTRIES=4096 TSAN_OPTIONS=halt_on_error=1:exitcode=66 \
+  "$build/stress_tsan" "$build/liblagom_tuner_tsan.so" "$decisions" 4
+echo "all clean"

@@ -1,0 +1,1 @@
+"""What a measured timeline says: exposure, contention, waiting, advice."""

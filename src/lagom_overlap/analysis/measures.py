@@ -1,0 +1,151 @@
+"""Where the time of a rank went: exact to the nanosecond, per step and in all.
+
+Over a window: span = busy + idle; communication = overlapped + exposed; overlapped is communication while at least one
+kernel computes; exposed is communication while none does (a copy beside it does not hide it). Copies and sets are
+counted apart from computation. An idle gap is host-bound as far as the CPU had not yet begun to launch the event that
+ends it.
+
+Step windows. The profiler marks steps on the CPU, the GPU lags behind. The GPU's step k begins where the first kernel
+launched in the CPU's step k starts, and ends where step k+1 begins (the last one: at the trace's end), so that steps
+share nothing and leave nothing out between the first and the last.
+"""
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from lagom_overlap.analysis.intervals import Intervals
+from lagom_overlap.trace.gpu_trace import NO_TIME, GpuEvents, GpuTrace, Int64, Role
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measures:
+    """Lengths in nanoseconds; `memory_ns` are copies and sets, `host_bound_ns` is the part of idle that waits for the CPU."""
+
+    span_ns: int
+    compute_ns: int
+    comm_ns: int
+    memory_ns: int
+    overlap_ns: int
+    exposed_comm_ns: int
+    idle_ns: int
+    host_bound_ns: int
+
+    @property
+    def overlap_pct(self) -> float | None:
+        """Overlapped communication per cent of communication; None without communication."""
+        return 100 * self.overlap_ns / self.comm_ns if self.comm_ns else None
+
+    def __add__(self, other: "Measures") -> "Measures":
+        return Measures(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(Measures)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMeasures:
+    """One step's window on the GPU and its measures."""
+
+    number: int
+    start_ns: int
+    end_ns: int
+    measures: Measures
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Occupation:
+    """The sets of time in which a rank computes, communicates, moves memory, does anything; and its host-bound gaps."""
+
+    compute: Intervals
+    comm: Intervals
+    memory: Intervals
+    overlap: Intervals
+    busy: Intervals
+    host_bound: Intervals
+
+    def measures(self, start_ns: int, end_ns: int) -> Measures:
+        """The measures of a window."""
+        start, end = np.array([start_ns]), np.array([end_ns])
+        inside = {name: int(getattr(self, name).within(start, end)[0]) for name in Occupation.__slots__}
+        return Measures(
+            span_ns=end_ns - start_ns,
+            compute_ns=inside["compute"],
+            comm_ns=inside["comm"],
+            memory_ns=inside["memory"],
+            overlap_ns=inside["overlap"],
+            exposed_comm_ns=inside["comm"] - inside["overlap"],
+            idle_ns=end_ns - start_ns - inside["busy"],
+            host_bound_ns=inside["host_bound"],
+        )
+
+
+def _host_bound(events: GpuEvents, busy: Intervals) -> Intervals:
+    """The part of each idle gap before the launch of the event that ends it began.
+
+    Of several events that end a gap together, the first launched counts; one without a known launch, as if it had
+    been launched in time.
+    """
+    gap_start, gap_end = busy.end_ns[:-1], busy.start_ns[1:]
+    if not len(gap_start):
+        return Intervals(gap_start, gap_end)
+    first = np.searchsorted(events.start_ns, gap_end, side="left")
+    last = np.searchsorted(events.start_ns, gap_end, side="right")
+    launch = np.where(events.launch_ns == NO_TIME, gap_start.min(), events.launch_ns)
+    earliest = np.array([launch[a:b].min() for a, b in zip(first, last, strict=True)], dtype=np.int64)
+    return Intervals.union(gap_start, np.clip(earliest, gap_start, gap_end))
+
+
+def occupation_of(events: GpuEvents) -> Occupation:
+    """The sets of time of a rank."""
+    sets = {}
+    for role in Role:
+        rows = events.rows(role)
+        sets[role] = Intervals.union(events.start_ns[rows], events.end_ns[rows])
+    busy = Intervals.union(events.start_ns, events.end_ns)
+    return Occupation(
+        compute=sets[Role.COMPUTE],
+        comm=sets[Role.COMM],
+        memory=sets[Role.MEMORY],
+        overlap=sets[Role.COMPUTE].intersect(sets[Role.COMM]),
+        busy=busy,
+        host_bound=_host_bound(events, busy),
+    )
+
+
+def whole(events: GpuEvents, occupation: Occupation) -> Measures:
+    """The measures from the first event's start to the last one's end."""
+    if not len(events):
+        return occupation.measures(0, 0)
+    return occupation.measures(int(events.start_ns[0]), int(events.end_ns.max()))
+
+
+def step_of_events(trace: GpuTrace) -> Int64:
+    """The index of the CPU step in which each event was launched; -1 before the first. Unknown launches: by start."""
+    begins = np.array([step.start_ns for step in trace.steps], dtype=np.int64)
+    at = np.where(trace.events.launch_ns == NO_TIME, trace.events.start_ns, trace.events.launch_ns)
+    return (np.searchsorted(begins, at, side="right") - 1).astype(np.int64)
+
+
+def step_windows(trace: GpuTrace) -> tuple[tuple[int, int, int], ...]:
+    """(number, start, end) of every step's window on the GPU; the whole trace as step 0 where it has no steps."""
+    events = trace.events
+    if not len(events):
+        return ()
+    last_end = int(events.end_ns.max())
+    if not trace.steps:
+        return ((0, int(events.start_ns[0]), last_end),)
+    step = step_of_events(trace)
+    works = events.memory_op == 0
+    found: list[tuple[int, int]] = []
+    for index, cpu_step in enumerate(trace.steps):
+        starts = events.start_ns[works & (step == index)]
+        if len(starts) and (not found or starts[0] > found[-1][1]):
+            found.append((cpu_step.number, int(starts[0])))
+    ends = [start for _, start in found[1:]] + [last_end]
+    return tuple((number, start, end) for (number, start), end in zip(found, ends, strict=True))
+
+
+def step_measures(trace: GpuTrace, occupation: Occupation) -> tuple[StepMeasures, ...]:
+    """The measures of every step."""
+    return tuple(
+        StepMeasures(number=number, start_ns=start, end_ns=end, measures=occupation.measures(start, end))
+        for number, start, end in step_windows(trace)
+    )

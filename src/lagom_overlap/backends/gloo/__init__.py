@@ -1,0 +1,10 @@
+"""Measure overlap groups on real collectives: rank processes, torch's gloo, CPU cores.
+
+Importing this package needs no torch; opening a backend does.
+"""
+
+from lagom_overlap.backends.gloo.backend import GlooBackend, open_backend
+from lagom_overlap.backends.gloo.launched import join_if_launched_by_torchrun
+from lagom_overlap.backends.gloo.link import probe_link_emulation
+
+__all__ = ["GlooBackend", "join_if_launched_by_torchrun", "open_backend", "probe_link_emulation"]

@@ -1,0 +1,175 @@
+"""The gloo backend: what may be tried, and one measurement at a time on the rank processes."""
+
+import importlib.util
+import logging
+from types import MappingProxyType
+
+from lagom_overlap.backends.base import (
+    Assignment,
+    BackendRequest,
+    Failure,
+    GroupProblem,
+    Measurement,
+    Outcome,
+)
+from lagom_overlap.backends.gloo.footprint import check_memory
+from lagom_overlap.backends.gloo.launched import launched_local_num_ranks, launched_num_ranks
+from lagom_overlap.backends.gloo.link import EmulatedLink
+from lagom_overlap.backends.gloo.ranks import RankProcesses
+from lagom_overlap.backends.gloo.space import space_within
+from lagom_overlap.collective import CommConfig
+from lagom_overlap.engines.gloo_space import check_collective, check_config, whole_message
+from lagom_overlap.engines.messages import GroupMessage, Measure, Measured, Wrong
+from lagom_overlap.errors import BackendError, MissingDependencyError, SpaceError, WrongResultError
+from lagom_overlap.timeline import Timeline
+from lagom_overlap.workload import OverlapGroup
+
+_log = logging.getLogger(__name__)
+
+
+class GlooBackend:
+    """Implements `Backend` on rank processes; `description` says in one line what the times were measured on."""
+
+    def __init__(self, request: BackendRequest) -> None:
+        """Starts the ranks.
+
+        Raises:
+            BackendError: if the launcher's world or the machine does not fit the request.
+            RankError: if a rank ends, or the ranks do not meet.
+        """
+        launched = launched_num_ranks()
+        if launched is not None and launched != request.num_ranks:
+            raise BackendError(
+                f"the launcher started {launched} ranks (WORLD_SIZE), but the job names {request.num_ranks}; start as "
+                "many as the job names, or start lagom without a launcher and it starts them itself"
+            )
+        if request.num_ranks < 2:
+            raise BackendError(f"the job names {request.num_ranks} ranks, gloo needs at least 2")
+        if launched is not None and request.link_bytes_per_s is not None:
+            raise BackendError("a link can be emulated only between ranks that lagom starts itself, not under torchrun")
+        self._request = request
+        self._link: EmulatedLink | None = None
+        self._group_messages: dict[OverlapGroup, GroupMessage] = {}
+        try:
+            if request.link_bytes_per_s is not None:
+                self._link = EmulatedLink(request.link_bytes_per_s, request.num_ranks)
+            prefix = self._link.prefix if self._link else ()
+            self._ranks = RankProcesses(request.num_ranks, prefix=prefix, joined=launched is not None)
+        except BaseException:
+            if self._link:
+                self._link.close()
+            raise
+        self.description = self._describe(joined=launched is not None)
+        _log.info("%s", self.description)
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids of the ranks that this process started, by rank; empty after `close`."""
+        return self._ranks.pids
+
+    def problem(self, group: OverlapGroup) -> GroupProblem:
+        """See `Backend`; the default is the native PyTorch call for every collective.
+
+        Baselines: `engine_default` (each message as one slice on one channel: the engine without tuning), `fixed_min`
+        and `fixed_max` (the lower and upper corner of each collective's space).
+        """
+        GroupMessage.of(group)
+        for comm in group.comms:
+            if comm.collective.num_ranks != self._request.num_ranks:
+                raise BackendError(
+                    f"group {group.name!r}: {comm.name!r} runs over {comm.collective.num_ranks} ranks, "
+                    f"but the job starts {self._request.num_ranks}"
+                )
+        check_memory(group, launched_local_num_ranks() or self._request.num_ranks)
+        spaces = tuple(space_within(comm.collective, self._request.limits) for comm in group.comms)
+        return GroupProblem(
+            group=group,
+            spaces=spaces,
+            default=(CommConfig(),) * len(group.comms),
+            baselines=MappingProxyType(
+                {
+                    "engine_default": tuple(whole_message(comm.collective) for comm in group.comms),
+                    "fixed_min": tuple(space.subspaces[0].minimum for space in spaces),
+                    "fixed_max": tuple(space.subspaces[0].maximum for space in spaces),
+                }
+            ),
+        )
+
+    def measure(self, group: OverlapGroup, assignment: Assignment) -> Outcome:
+        """See `Backend`.
+
+        Each collective's answer is checked once per configuration before it is timed; a new assignment runs once
+        untimed. The timeline is rank 0's, so its makespan may be a little below the maximum over ranks.
+
+        Raises:
+            WrongResultError: if a collective gave wrong numbers.
+            RankError: if a rank ended, or the measurement took longer than the job allows.
+        """
+        if len(assignment) != len(group.comms):
+            raise ValueError(f"{len(assignment)} configurations for {len(group.comms)} collectives")
+        for comm, config in zip(group.comms, assignment, strict=True):
+            check_collective(comm.collective)
+            try:
+                check_config(config)
+            except SpaceError as error:
+                return Failure(f"{comm.name}: {error}")
+        message = self._group_messages.get(group)
+        if message is None:
+            message = self._group_messages[group] = GroupMessage.of(group)
+        what = f"measuring group {group.name!r}"
+        command = Measure(message, assignment, self._request.repeats)
+        reply = self._ranks.exchange(command, what, self._request.timeout_s)
+        match reply:
+            case Measured():
+                return _measurement(reply)
+            case Wrong():
+                self.close()
+                comm = group.comms[reply.comm]
+                raise WrongResultError(
+                    f"{comm.collective.kind} {comm.name!r} of {comm.collective.num_bytes} bytes gave wrong numbers on "
+                    f"rank {', '.join(map(str, reply.ranks))} under {assignment[reply.comm]}; nothing was timed"
+                )
+            case _:
+                self.close()
+                raise BackendError(f"rank 0 said {reply} while {what}")
+
+    def close(self) -> None:
+        """See `Backend`."""
+        self._ranks.close()
+        if self._link:
+            self._link.close()
+
+    def _describe(self, *, joined: bool) -> str:
+        ready, request = self._ranks.ready, self._request
+        pinned = "not pinned (fewer cores than ranks)"
+        if min(ready.cores) >= 0:
+            pinned = f"pinned to cores {', '.join(map(str, ready.cores))}"
+        started = "started by a launcher" if joined else "on this machine"
+        link = ""
+        if request.link_bytes_per_s is not None:
+            link = (
+                f", EMULATED link of {request.link_bytes_per_s:g} bytes/s per direction (one token bucket of "
+                f"{request.num_ranks} times that for all ranks; bandwidth only, no latency)"
+            )
+        return f"gloo (torch {ready.torch_version}), {request.num_ranks} ranks {started}, {pinned}{link}"
+
+
+def _measurement(reply: Measured) -> Measurement:
+    timeline = Timeline(reply.spans)
+    runs = [
+        Measurement(makespan_s=run.makespan_s, comp_s=run.comp_s, comm_s=run.comm_s, timeline=timeline)
+        for run in reply.runs
+    ]
+    return Measurement.from_runs(runs)
+
+
+def open_backend(request: BackendRequest) -> GlooBackend:
+    """The gloo backend of a job; the entry point.
+
+    Raises:
+        MissingDependencyError: if torch is not installed.
+        BackendError: if the machine or the launcher does not fit.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise MissingDependencyError('the gloo backend needs torch: pip install "lagom-overlap[torch]"')
+    return GlooBackend(request)

@@ -1,0 +1,316 @@
+"""Events of a Chrome/Kineto JSON trace, decoded in bounded memory, as far as a damaged file goes.
+
+A file is read in blocks. Each block is cut at a comma between two events and decoded as a list of typed events (msgspec
+skips what no field names). A cut inside a string or a nested list cannot decode, because the brackets do not close, so
+a wrong cut is noticed and an earlier one is tried. The end of the list is where msgspec finds "trailing characters".
+
+Kineto writes times in microseconds with up to three decimals. A float64 holds them exactly below 2^53 ns (104 days);
+Kineto since torch 2.4 counts from `baseTimeNanoseconds` and stays below. Files with decimals beyond are decoded again
+with `Decimal`, slower and exact.
+"""
+
+import re
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any, Final
+
+import msgspec
+
+from lagom_overlap.errors import TraceError
+from lagom_overlap.trace.files import Stream
+from lagom_overlap.units import MIB, format_bytes
+
+_EXACT_US: Final = 2**53 / 1000
+_BLOCK: Final = 4 * MIB
+_MAX_HEADER: Final = 64 * MIB
+_MAX_BUFFER: Final = 512 * MIB
+_MAX_CUTS: Final = 24
+_EVENTS_KEY: Final = re.compile(rb'"traceEvents"\s*:\s*\[')
+_BYTE: Final = re.compile(r"\(byte (\d+)\)")
+_SPACE: Final = b" \t\r\n"
+_BAD_NUMBER: Final = re.compile(rb"([:\[,]\s*)-?(?:nan(?:\(ind\))?|inf(?:inity)?)(?=\s*[,}\]])", re.IGNORECASE)
+_BAD_ESCAPE: Final = re.compile(rb'\\(?!["\\/bfnrtu])')
+
+
+class Args(msgspec.Struct, gc=False):
+    """The arguments of an event that we read; types differ between tools, so they are checked where used."""
+
+    correlation: Any = None
+    device: Any = None
+    stream: Any = None
+    grid: Any = None
+    block: Any = None
+    bytes: Any = None
+    external_id: Any = msgspec.field(default=None, name="External id")
+    external_id_old: Any = msgspec.field(default=None, name="external id")
+    collective_name: Any = msgspec.field(default=None, name="Collective name")
+    in_nelems: Any = msgspec.field(default=None, name="In msg nelems")
+    out_nelems: Any = msgspec.field(default=None, name="Out msg nelems")
+    in_size: Any = msgspec.field(default=None, name="In msg size")
+    group_size: Any = msgspec.field(default=None, name="Group size")
+    dtype: Any = None
+    pg_name: Any = msgspec.field(default=None, name="Process Group Name")
+    pg_description: Any = msgspec.field(default=None, name="Process Group Description")
+    pg_ranks: Any = msgspec.field(default=None, name="Process Group Ranks")
+    seq: Any = msgspec.field(default=None, name="Seq")
+    input_dims: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="Input Dims")
+    input_type: Any = msgspec.field(default=None, name="Input type")
+    name: Any = None
+
+
+class Event(msgspec.Struct, gc=False):
+    """One event of a trace."""
+
+    ph: Any = ""
+    cat: Any = ""
+    name: Any = ""
+    pid: Any = None
+    tid: Any = None
+    ts: Any = None
+    dur: Any = None
+    args: Args | None = None
+
+
+class ExactEvent(msgspec.Struct, gc=False):
+    """One event with times to the last digit."""
+
+    ph: Any = ""
+    cat: Any = ""
+    name: Any = ""
+    pid: Any = None
+    tid: Any = None
+    ts: Decimal | None = None
+    dur: Decimal | None = None
+    args: Args | None = None
+
+
+class Header(msgspec.Struct):
+    """What stands beside the events."""
+
+    device_properties: Any = msgspec.field(default=None, name="deviceProperties")
+    distributed_info: Any = msgspec.field(default=None, name="distributedInfo")
+    base_time: Any = msgspec.field(default=None, name="baseTimeNanoseconds")
+
+
+class _Whole(Header):
+    trace_events: list[Event] = msgspec.field(default_factory=list, name="traceEvents")
+
+
+_WHOLE: Final = msgspec.json.Decoder(_Whole)
+_EVENTS: Final = msgspec.json.Decoder(list[Event])
+_EXACT_EVENTS: Final = msgspec.json.Decoder(list[ExactEvent])
+_HEADER: Final = msgspec.json.Decoder(Header)
+_DECODE_ERRORS: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+def _byte_of(error: Exception) -> int | None:
+    found = _BYTE.search(str(error))
+    return int(found[1]) if found else None
+
+
+def _repaired(data: bytes) -> bytes:
+    """The bytes with what profilers write and JSON forbids mended: nan, inf, lone backslashes, broken UTF-8."""
+    data = _BAD_NUMBER.sub(rb"\1null", data)
+    data = _BAD_ESCAPE.sub(rb"\\\\", data)
+    return data.decode("utf-8", errors="replace").encode()
+
+
+def _cut_before(data: bytes, end: int) -> int:
+    """The last comma before `end` that may stand between two events; -1 where there is none."""
+    while True:
+        brace = data.rfind(b"{", 0, end)
+        if brace < 0:
+            return -1
+        comma = brace - 1
+        while comma >= 0 and data[comma] in _SPACE:
+            comma -= 1
+        before = comma - 1
+        while before >= 0 and data[before] in _SPACE:
+            before -= 1
+        if before >= 0 and data[comma] == ord(",") and data[before] == ord("}"):
+            return comma
+        end = brace
+
+
+class EventReader:
+    """The events of one file in blocks; `header` and `warnings` are complete after the last one."""
+
+    def __init__(self, stream: Stream, prefix: bytes = b"", block_bytes: int = _BLOCK) -> None:
+        self.header = Header()
+        self.warnings: list[str] = []
+        self._stream = stream
+        self._prefix = prefix
+        self._block = block_bytes
+        self._exact = False
+        self._at = 0
+
+    def blocks(self) -> Iterator[list[Event]]:
+        """The events, block by block.
+
+        Raises:
+            TraceError: if this is not a trace or its JSON is broken, with the byte position.
+        """
+        data = self._prefix
+        if len(data) < self._block:
+            data += self._stream.read(self._block - len(data))
+        if len(data) < self._block and not self._stream.was_cut:
+            try:
+                whole = _WHOLE.decode(data)
+            except _DECODE_ERRORS:
+                pass
+            else:
+                if not self._wants_exact(whole.trace_events):
+                    self.header = whole
+                    yield whole.trace_events
+                    return
+        yield from self._in_blocks(data)
+
+    def _fail(self, why: str, at: int) -> TraceError:
+        return TraceError(f"{self._stream.name}: broken JSON at byte {at}: {why}")
+
+    @staticmethod
+    def _wants_exact(events: list[Event]) -> bool:
+        return any(type(e.ts) is float and abs(e.ts) >= _EXACT_US and not e.ts.is_integer() for e in events)
+
+    def _start(self, data: bytes) -> tuple[bytes, bytes]:
+        """(what stands before the events as an open object, what follows the opening bracket)."""
+        head = data.lstrip(b"\xef\xbb\xbf" + _SPACE)
+        if head.startswith(b"["):
+            self._at = len(data) - len(head) + 1
+            return b"", head[1:]
+        found = _EVENTS_KEY.search(data)
+        while found is None:
+            more = self._stream.read(self._block)
+            if not more or len(data) > _MAX_HEADER:
+                raise TraceError(f"{self._stream.name}: is not a trace: no \"traceEvents\" in it")
+            data += more
+            found = _EVENTS_KEY.search(data)
+        self._at = found.end()
+        return data[: found.end()].lstrip(b"\xef\xbb\xbf"), data[found.end() :]
+
+    def _in_blocks(self, data: bytes) -> Iterator[list[Event]]:
+        header, buffer = self._start(data)
+        wanted = self._block
+        while True:
+            more = self._stream.read(max(0, wanted - len(buffer)))
+            buffer += more
+            if len(buffer) < wanted:
+                break
+            events, used, done = self._decode_block(buffer)
+            if events is None:
+                wanted *= 2
+                if wanted > _MAX_BUFFER:
+                    raise TraceError(
+                        f"{self._stream.name}: byte {self._at}: one event of more than {format_bytes(_MAX_BUFFER // 2)}"
+                    )
+                continue
+            wanted = self._block
+            yield events
+            self._at += used
+            buffer = buffer[used:]
+            if done:
+                self._finish(header, buffer)
+                return
+        events, used = self._decode_last(buffer)
+        yield events
+        self._finish(header, buffer[used:] if used is not None else None)
+
+    def _decode(self, data: bytes) -> list[Event]:
+        """The events of a complete list, its numbers mended where JSON forbids them."""
+        try:
+            events = _EVENTS.decode(data)
+        except _DECODE_ERRORS as first:
+            if "trailing" in str(first) or "truncated" in str(first):
+                raise
+            mended = _repaired(data)
+            if mended == data:
+                raise
+            events = _EVENTS.decode(mended)
+            self._warn_once("numbers or text that JSON forbids (nan, inf, lone backslash) were read as absent")
+            data = mended
+        if self._exact or self._wants_exact(events):
+            self._exact = True
+            return _EXACT_EVENTS.decode(data)  # type: ignore[return-value]  # the same fields
+        return events
+
+    def _warn_once(self, text: str) -> None:
+        if text not in self.warnings:
+            self.warnings.append(text)
+
+    def _decode_to_end(self, data: bytes) -> tuple[list[Event], int, bool]:
+        """(events, bytes used, whether the list ended) of a buffer that starts inside the list."""
+        try:
+            return self._decode(data), len(data), False
+        except _DECODE_ERRORS as error:
+            at = _byte_of(error)
+            if "trailing" not in str(error) or at is None:
+                raise
+        return self._decode(data[: at - 1]), at - 2, True
+
+    def _decode_block(self, buffer: bytes) -> tuple[list[Event] | None, int, bool]:
+        """(events, bytes used, whether the list ended); no events where the buffer is too short for one."""
+        cut = len(buffer)
+        for _ in range(_MAX_CUTS):
+            cut = _cut_before(buffer, cut)
+            if cut < 0:
+                return None, 0, False
+            try:
+                events, used, done = self._decode_to_end(b"[" + buffer[:cut] + b"]")
+            except _DECODE_ERRORS as error:
+                at = _byte_of(error)
+                if at is not None and at < cut - 1 and "trailing" not in str(error):
+                    raise self._fail(str(error), self._at + at - 1) from error
+                continue
+            return events, used if done else cut + 1, done
+        raise self._fail("no event ends here", self._at)
+
+    def _decode_last(self, buffer: bytes) -> tuple[list[Event], int | None]:
+        """(events, bytes used) of what remains; the bytes are None where the file ends inside the list."""
+        data = b"[" + buffer
+        try:
+            events, used, _ = self._decode_to_end(data)
+        except _DECODE_ERRORS as error:
+            truncated = "truncated" in str(error)
+            if not truncated:
+                raise self._fail(str(error), self._at + (_byte_of(error) or 1) - 1) from error
+        else:
+            return events, used
+        ending = f"file ends at byte {self._at + len(buffer)} inside the list of events; read as far as it goes"
+        closed = buffer.rstrip(_SPACE + b",")
+        cut = len(closed)
+        for _ in range(_MAX_CUTS):
+            try:
+                events = self._decode(b"[" + closed[:cut] + b"]")
+            except _DECODE_ERRORS:
+                cut = _cut_before(buffer, cut)
+                if cut < 0:
+                    break
+            else:
+                self.warnings.append(ending)
+                return events, None
+        self.warnings.append(ending)
+        return [], None
+
+    def _finish(self, header: bytes, trailer: bytes | None) -> None:
+        """Reads what stands around the events."""
+        if not header:
+            return
+        if trailer is None:
+            trailer = b"]}"
+        else:
+            trailer += self._stream.read(_MAX_HEADER)
+        if not trailer.lstrip(_SPACE).startswith(b"]"):
+            trailer = b"]" + trailer
+        data = header + trailer
+        try:
+            self.header = _HEADER.decode(data)
+        except _DECODE_ERRORS:
+            try:
+                self.header = _HEADER.decode(_repaired(data))
+            except _DECODE_ERRORS as error:
+                if self._stream.was_cut or "truncated" in str(error):
+                    try:
+                        self.header = _HEADER.decode(header + b"]}")
+                    except _DECODE_ERRORS:
+                        pass
+                self._warn_once(f"what stands beside the events could not be read: {error}")

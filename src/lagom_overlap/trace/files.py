@@ -1,0 +1,212 @@
+"""Trace files as byte streams: plain, gzip or tar, of bounded size, as far as they go.
+
+Nothing is trusted: a compressed file may hold a thousand times its size, end in the middle, or be no trace at all. A
+stream counts what it gives out and refuses to go on past `Limits`; a truncated gzip file ends early and says so.
+"""
+
+import gzip
+import io
+import tarfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from lagom_overlap.errors import TraceError
+from lagom_overlap.trace.gpu_trace import short_name
+from lagom_overlap.units import GIB, KIB, MIB, format_bytes
+
+_GZIP_MAGIC: Final = b"\x1f\x8b"
+_SQLITE_MAGIC: Final = b"SQLite format 3\x00"
+_TAR_MAGIC_AT: Final = 257
+_PEEK: Final = 512
+_TRACE_SUFFIXES: Final = (".json", ".json.gz", ".jsonl", ".jsonl.gz", ".log", ".tar.gz", ".tgz", ".tar", ".sqlite")
+_FOREIGN: Final = {
+    b"PK\x03\x04": "a zip archive; unpack it first",
+    b"\x80": "a pickle, which may run code when loaded; write it as JSON (torchfrtrace, or the flight recorder's JSON dump)",
+    b"7z\xbc\xaf": "a 7z archive; unpack it first",
+    b"\xfd7zX": "an xz file; unpack it first",
+    b"\x28\xb5\x2f\xfd": "a zstandard file; unpack it first",
+    b"BZh": "a bzip2 file; unpack it first",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How much a file may unpack to: in all, and over its packed size once it is beyond `free_bytes`."""
+
+    max_bytes: int = 64 * GIB
+    max_ratio: float = 200.0
+    free_bytes: int = 256 * MIB
+    max_members: int = 10_000
+
+
+DEFAULT_LIMITS: Final = Limits()
+
+
+class Stream:
+    """Bytes of one trace, unpacked; `name` for messages, `was_cut` once the packed data ended early."""
+
+    def __init__(self, source: BinaryIO, name: str, packed_bytes: int | None, limits: Limits) -> None:
+        self.name = name
+        self.was_cut = False
+        self._source = source
+        self._limits = limits
+        self._max = limits.max_bytes
+        if packed_bytes is not None:
+            self._max = min(self._max, max(limits.free_bytes, int(packed_bytes * limits.max_ratio)))
+        self._given = 0
+
+    def read(self, num_bytes: int) -> bytes:
+        """Up to `num_bytes` more, fewer only at the end.
+
+        Raises:
+            TraceError: if the file unpacks to more than the limits allow, or its packed data is damaged.
+        """
+        parts: list[bytes] = []
+        missing = num_bytes
+        while missing > 0 and not self.was_cut:
+            try:
+                part = self._source.read(min(missing, MIB))
+            except EOFError:
+                self.was_cut = True
+                break
+            except (zlib.error, gzip.BadGzipFile, tarfile.TarError, OSError) as error:
+                if not self._given and not parts:
+                    raise TraceError(f"{self.name}: cannot be unpacked: {error}") from error
+                raise TraceError(f"{self.name}: packed data is damaged after {self._given} bytes: {error}") from error
+            if not part:
+                break
+            parts.append(part)
+            missing -= len(part)
+            self._given += len(part)
+            if self._given > self._max:
+                raise TraceError(
+                    f"{self.name}: refused, it unpacks to more than {format_bytes(self._max)}; "
+                    "unpack it yourself if you trust it"
+                )
+        return b"".join(parts)
+
+
+class _Prefixed(io.RawIOBase):
+    """A stream with the bytes put back that were read to see what it is."""
+
+    def __init__(self, prefix: bytes, rest: BinaryIO) -> None:
+        self._prefix = prefix
+        self._rest = rest
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        if self._prefix:
+            part = self._prefix if size < 0 else self._prefix[:size]
+            self._prefix = self._prefix[len(part) :]
+            return part
+        return self._rest.read(size)
+
+
+class _CountedFile(io.RawIOBase):
+    """What tarfile reads from: a limited stream, so that a tar of zeros is refused as any bomb."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        return self._stream.read(64 * KIB if size < 0 else size)
+
+
+def is_sqlite(path: Path) -> bool:
+    """Whether the file is an SQLite database.
+
+    Raises:
+        TraceError: if it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_SQLITE_MAGIC)) == _SQLITE_MAGIC
+    except OSError as error:
+        raise TraceError(f"cannot read {str(path)!r}: {error.strerror}") from error
+
+
+def trace_paths(path: Path) -> tuple[Path, ...]:
+    """The path itself, or, of a folder, every file in it that is named like a trace, in order of name.
+
+    Raises:
+        TraceError: if it does not exist, or the folder holds no such file.
+    """
+    if not path.exists():
+        raise TraceError(f"{str(path)!r} does not exist")
+    if not path.is_dir():
+        return (path,)
+    found = tuple(sorted(p for p in path.iterdir() if p.is_file() and p.name.endswith(_TRACE_SUFFIXES)))
+    if not found:
+        raise TraceError(f"folder {str(path)!r} holds no trace; allowed: {', '.join(_TRACE_SUFFIXES)}")
+    return found
+
+
+def _refuse_foreign(head: bytes, name: str) -> None:
+    for magic, what in _FOREIGN.items():
+        if head.startswith(magic):
+            raise TraceError(f"{name}: this is {what}")
+    if not head.strip():
+        raise TraceError(f"{name}: is empty; a trace is expected")
+
+
+def _is_tar(head: bytes) -> bool:
+    return head[_TAR_MAGIC_AT : _TAR_MAGIC_AT + 5] == b"ustar"
+
+
+def _members(stream: Stream, path: Path, limits: Limits) -> Iterator[Stream]:
+    try:
+        with tarfile.open(fileobj=_CountedFile(stream), mode="r|") as archive:
+            for index, member in enumerate(archive):
+                if index >= limits.max_members:
+                    raise TraceError(f"{stream.name}: refused, more than {limits.max_members} files in it")
+                base = Path(member.name).name
+                if not member.isfile() or base.startswith("._") or not base.endswith(_TRACE_SUFFIXES[:5]):
+                    continue
+                held = archive.extractfile(member)
+                if held is None:
+                    continue
+                name = short_name(path, member.name)
+                if base.endswith(".gz"):
+                    packed = gzip.GzipFile(fileobj=held)
+                    yield Stream(packed, name, member.size, limits)  # type: ignore[arg-type]  # GzipFile reads as BinaryIO does
+                else:
+                    yield Stream(held, name, None, limits)  # type: ignore[arg-type]  # IO[bytes] reads as BinaryIO does
+    except tarfile.TarError as error:
+        if not stream.was_cut:
+            raise TraceError(f"{stream.name}: damaged tar archive: {error}") from error
+
+
+@contextmanager
+def open_streams(path: Path, limits: Limits = DEFAULT_LIMITS) -> Iterator[Iterator[Stream]]:
+    """The traces in a file: one, or one for every trace in a tar archive; read each before asking for the next.
+
+    Raises:
+        TraceError: if the file cannot be read, is empty, or is of a kind that is not a trace.
+    """
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise TraceError(f"cannot read {str(path)!r}: {error.strerror}") from error
+    name = short_name(path)
+    with file:
+        packed_bytes = None
+        head = file.read(_PEEK)
+        file.seek(0)
+        source: BinaryIO = file
+        if head.startswith(_GZIP_MAGIC):
+            packed_bytes = path.stat().st_size
+            source = gzip.GzipFile(fileobj=file)  # type: ignore[assignment]  # GzipFile reads as BinaryIO does
+            head = Stream(source, name, packed_bytes, limits).read(_PEEK)
+            source = _Prefixed(head, source)  # type: ignore[assignment]  # reads as BinaryIO does
+        _refuse_foreign(head, name)
+        stream = Stream(source, name, packed_bytes, limits)
+        yield _members(stream, path, limits) if _is_tar(head) else iter((stream,))

@@ -1,0 +1,171 @@
+"""What one rank's GPU did, as columns in whole nanoseconds.
+
+Every reader of `trace/` ends here, and `analysis/` starts here. Columns instead of one object per event: a trace holds
+millions. Times are integers, so that sums and differences are exact.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lagom_overlap.collective import CollectiveKind
+
+Int64 = NDArray[np.int64]
+
+NS_PER_S: Final = 10**9
+"""Nanoseconds in a second; dividing by it rounds correctly, multiplying by 1e-9 does not."""
+NO_TIME: Final = int(np.iinfo(np.int64).min)
+"""In a column of times: the trace does not say."""
+UNKNOWN: Final = -1
+"""In a column of numbers: the trace does not say."""
+
+
+class Role(StrEnum):
+    """What a GPU event does; `ROLE_CODES` numbers it in columns."""
+
+    COMPUTE = "compute"
+    COMM = "comm"
+    MEMORY = "memory"
+
+
+ROLE_CODES: Final = {Role.COMPUTE: 0, Role.COMM: 1, Role.MEMORY: 2}
+
+
+class Reach(StrEnum):
+    """Which knobs of NCCL reach a collective (source: NCCL 2.30.7, enqueue.cc; see `names.reach_of`)."""
+
+    TUNER = "tuner"
+    P2P_CHANNELS = "p2p_channels"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuEvents:
+    """The GPU's events in order of start; all columns have the same length.
+
+    `name`, `stream` and `shape` are indices into `names`, `streams` and the trace's own shapes (`UNKNOWN` where none
+    was recorded). `role` holds `ROLE_CODES`, `memory_op` is 0 for a kernel, 1 for a copy, 2 for a set. `grid` and
+    `block` are (n, 3), zero where unknown. `launch_ns` is the start of the CPU call that launched the event, `NO_TIME`
+    where none was found.
+    """
+
+    start_ns: Int64
+    end_ns: Int64
+    name: Int64
+    stream: Int64
+    role: Int64
+    memory_op: Int64
+    shape: Int64
+    grid: Int64
+    block: Int64
+    num_bytes: Int64
+    launch_ns: Int64
+    names: tuple[str, ...]
+    streams: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        num = len(self.start_ns)
+        for field in ("end_ns", "name", "stream", "role", "memory_op", "shape", "grid", "block", "num_bytes", "launch_ns"):
+            if len(getattr(self, field)) != num:
+                raise ValueError(f"column {field} has {len(getattr(self, field))} rows, start_ns has {num}")
+        if num and (np.any(np.diff(self.start_ns) < 0) or np.any(self.end_ns < self.start_ns)):
+            raise ValueError("events must be in order of start and end after they start")
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    def rows(self, role: Role) -> Int64:
+        """The rows of one role."""
+        return np.flatnonzero(self.role == ROLE_CODES[role])
+
+    @property
+    def span_ns(self) -> int:
+        """From the first start to the last end."""
+        return int(self.end_ns.max() - self.start_ns[0]) if len(self) else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommCall:
+    """One collective as one rank ran it.
+
+    `event` is its row among the GPU's events, `UNKNOWN` where the file has no timeline (NCCL Inspector, flight
+    recorder). `op` is the name in our words (`"all_reduce"`, `"gather"`, `"unknown"`), `kind` the same as a
+    `CollectiveKind` where there is one. `num_bytes` is the whole tensor, as `Collective.num_bytes` means it. A number
+    that the trace does not say is 0; `sequence` None. `ranks` is empty where unknown.
+    """
+
+    event: int
+    op: str
+    kind: CollectiveKind | None
+    communicator: str
+    reach: Reach
+    duration_ns: int
+    ranks: tuple[int, ...] = ()
+    num_ranks: int = 0
+    num_bytes: int = 0
+    num_channels: int = 0
+    num_threads: int = 0
+    dtype: str = ""
+    sequence: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One profiler step as the CPU saw it."""
+
+    number: int
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuTrace:
+    """One rank's trace.
+
+    `base_ns` is what has to be added to its times to compare them with another rank's. `frameworks` are words found in
+    the CPU events that say which framework made them (`"FSDP"`, `"DDP"`). `format` names the file format in words.
+    """
+
+    file: str
+    format: str
+    rank: int | None
+    events: GpuEvents
+    calls: tuple[CommCall, ...]
+    steps: tuple[Step, ...] = ()
+    base_ns: int = 0
+    world_size: int | None = None
+    gpu_name: str = ""
+    num_sms: int | None = None
+    nccl_version: str = ""
+    frameworks: frozenset[str] = frozenset()
+    warnings: tuple[str, ...] = ()
+
+
+def short_name(path: Path, member: str = "") -> str:
+    """How a file is named in a result: without its folders."""
+    return f"{path.name}:{Path(member).name}" if member else path.name
+
+
+def empty_events() -> GpuEvents:
+    """No events: for files that hold collectives without a timeline."""
+    none = np.empty(0, dtype=np.int64)
+    triple = np.empty((0, 3), dtype=np.int64)
+    return GpuEvents(
+        start_ns=none,
+        end_ns=none,
+        name=none,
+        stream=none,
+        role=none,
+        memory_op=none,
+        shape=none,
+        grid=triple,
+        block=triple,
+        num_bytes=none,
+        launch_ns=none,
+        names=(),
+        streams=(),
+    )

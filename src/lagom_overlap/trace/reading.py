@@ -1,0 +1,122 @@
+"""Opens whatever a profiler wrote and says what each rank's GPU did."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from lagom_overlap.errors import TraceError
+from lagom_overlap.trace.collective_logs import read_flight_recorder, read_inspector
+from lagom_overlap.trace.files import DEFAULT_LIMITS, Limits, Stream, is_sqlite, open_streams, short_name, trace_paths
+from lagom_overlap.trace.gpu_trace import GpuTrace
+from lagom_overlap.trace.kineto import read_kineto
+from lagom_overlap.trace.nsys import read_nsys
+from lagom_overlap.units import KIB, MIB
+
+_SNIFF: Final = 64 * KIB
+_MAX_SNIFF: Final = 64 * MIB
+_MAX_PATTERN: Final = 1000
+_MARKS: Final = tuple(re.compile(mark) for mark in (rb'"traceEvents"\s*:', rb'"coll_perf"\s*:', rb'"entries"\s*:'))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """How to read: the user's own word for communication, and how much a file may unpack to."""
+
+    pattern: re.Pattern[str] | None = None
+    limits: Limits = DEFAULT_LIMITS
+
+
+def compile_pattern(text: str | None) -> re.Pattern[str] | None:
+    """The user's pattern for kernels that communicate.
+
+    Raises:
+        TraceError: if it is no regular expression, or matches everything.
+    """
+    if text is None:
+        return None
+    if len(text) > _MAX_PATTERN:
+        raise TraceError(f"--pattern is {len(text)} characters long, at most {_MAX_PATTERN} are allowed")
+    try:
+        pattern = re.compile(text)
+    except re.error as error:
+        raise TraceError(f"--pattern {text!r} is not a regular expression: {error}") from error
+    if pattern.search(""):
+        raise TraceError(f"--pattern {text!r} matches every kernel; name the kernels that communicate")
+    return pattern
+
+
+def _which(data: bytes) -> int | None:
+    """Which mark comes first; None where there is none."""
+    found = [(match.start(), index) for index, mark in enumerate(_MARKS) if (match := mark.search(data))]
+    return min(found)[1] if found else None
+
+
+def _read_stream(stream: Stream, options: ReadOptions) -> tuple[GpuTrace, ...]:
+    data = stream.read(_SNIFF)
+    first = data.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
+    if first not in (b"{", b"["):
+        raise TraceError(f"{stream.name}: is not a trace: JSON is expected, it starts with {first!r}")
+    if first == b"[":
+        return read_kineto(stream, data, options.pattern)
+    which = _which(data)
+    while which is None and len(data) < _MAX_SNIFF:
+        more = stream.read(MIB)
+        if not more:
+            break
+        data += more
+        which = _which(data)
+    match which:
+        case 0:
+            return read_kineto(stream, data, options.pattern)
+        case 1:
+            return read_inspector(stream, data)
+        case 2:
+            return read_flight_recorder(stream, data)
+        case _:
+            raise TraceError(
+                f"{stream.name}: is not a trace: no \"traceEvents\" (Kineto), \"coll_perf\" (NCCL Inspector) or "
+                '"entries" (flight recorder) in it'
+            )
+
+
+def read_file(path: Path, options: ReadOptions) -> Iterator[GpuTrace]:
+    """The traces of one file, in the order in which they stand in it.
+
+    Raises:
+        TraceError: if it cannot be read, or holds no trace.
+    """
+    if is_sqlite(path):
+        yield from read_nsys(path, options.pattern)
+        return
+    num_traces = 0
+    with open_streams(path, options.limits) as streams:
+        for stream in streams:
+            for trace in _read_stream(stream, options):
+                num_traces += 1
+                yield trace
+    if not num_traces:
+        raise TraceError(f"{short_name(path)}: an archive without a trace in it")
+
+
+def _ignore(_: str) -> None:
+    """Tells nobody."""
+
+
+def read_traces(
+    paths: Sequence[Path], options: ReadOptions | None = None, observe: Callable[[str], None] = _ignore
+) -> tuple[GpuTrace, ...]:
+    """All traces of the given files and folders, in order of rank; `observe` hears of each one's name.
+
+    Raises:
+        TraceError: if a file cannot be read, or a rank comes twice.
+    """
+    found: list[GpuTrace] = []
+    for path in paths:
+        for file in trace_paths(path):
+            for trace in read_file(file, options or ReadOptions()):
+                observe(trace.file)
+                found.append(trace)
+    ordered = sorted(enumerate(found), key=lambda pair: (pair[1].rank is None, pair[1].rank or 0, pair[0]))
+    return tuple(trace for _, trace in ordered)

@@ -1,0 +1,6 @@
+"""Puts the benchmark scripts on the path, as running them does."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))

@@ -1,0 +1,198 @@
+"""Bad input: one line that names the key or path, the value and what is allowed; exit code 2; nothing written."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lagom_overlap.cli import main
+from lagom_overlap.job import build
+
+SIMULATED = """
+[job]
+name = "toy"
+[cluster]
+preset = "a40_nvlink"
+[[group]]
+name = "g"
+block = { seq_len = 512, hidden = 512, heads = 8, ffn = 2048 }
+[[group.comm]]
+name = "ag"
+kind = "all_gather"
+bytes = "8 MiB"
+[tune]
+budget = { measurements = 6 }
+pairs = 3
+"""
+
+
+def tune(tmp_path: Path, capsys, text: str, *flags: str) -> tuple[int, str, str]:
+    job = tmp_path / "job.toml"
+    job.write_text(text, encoding="utf-8")
+    code = main(["tune", str(job), *flags])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def expect_refusal(tmp_path: Path, capsys, text: str, words: list[str], *flags: str) -> None:
+    out = tmp_path / "run"
+    (tmp_path / "job.toml").touch()
+    before = sorted(tmp_path.iterdir())
+    code, stdout, stderr = tune(tmp_path, capsys, text, "--out", str(out), *flags)
+    assert code == 2
+    assert stdout == ""
+    assert stderr.count("\n") == 1, stderr
+    for word in words:
+        assert word in stderr
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('name = "toy"', 'name = "toy"\nrank = 2', ["job.rank", "allowed", "ranks"]),
+        ("a40_nvlink", "a40_nvlnk", ["'a40_nvlnk'", "did you mean 'a40_nvlink'", "h200"]),
+        ('"8 MiB"', "-1", ["group[0].comm[0].bytes is -1", ">= 1"]),
+        ('"8 MiB"', '"8 Mib/s"', ["group[0].comm[0].bytes", "MiB"]),
+        ('"all_gather"', '"gather"', ["'gather'", "all_gather"]),
+        ("pairs = 3", 'pairs = 3\ntuner = "lagon"', ["'lagon'", "did you mean 'lagom'"]),
+        ("pairs = 3", 'pairs = 3\noptions = { stop = "x" }', ["tune.options", "'stop'", "step"]),
+        ("pairs = 3", "pairs = 3\noptions = { step = 3 }", ["tune.options.step is 3", "str"]),
+        ("pairs = 3", 'pairs = 3\noptions = { step = "leap" }', ["'leap'", "ladder"]),
+        ("pairs = 3", "pairs = 3\nspace = { num_channels = [0] }", ["num_channels[0] is 0", ">= 1"]),
+        ("pairs = 3", "pairs = 3\nspace = { num_channels = [4, 999] }", ["999"]),
+        ("pairs = 3", "pairs = 3\nspace = { num_channels = [] }", ["num_channels", "empty"]),
+        ("pairs = 3", 'pairs = 3\nspace = { slice_bytes = ["4 MiB"] }', ["slice_bytes", "2097152"]),
+        ('name = "toy"', 'name = "toy"\nranks = 64', ["64 ranks", "16 GPUs"]),
+        ('[cluster]\npreset = "a40_nvlink"', "", ["[cluster]"]),
+        ("[tune]", '[cost]\nprofile = "ideal"\n[tune]', ["'ideal'", "plausible"]),
+        ("hidden = 512", "hidden = 500", ["hidden 500", "heads 8"]),
+    ],
+)
+def test_a_mistake_in_the_job_file_is_one_line_and_exit_code_2(tmp_path, capsys, old, new, words):
+    assert old in SIMULATED
+    expect_refusal(tmp_path, capsys, SIMULATED.replace(old, new), words)
+
+
+def test_an_unknown_backend_is_refused(tmp_path, capsys):
+    expect_refusal(tmp_path, capsys, SIMULATED, ["'nccl4'", "simulated"], "--backend", "nccl4")
+
+
+def test_an_unknown_tuner_is_refused(tmp_path, capsys):
+    expect_refusal(tmp_path, capsys, SIMULATED, ["'magic'", "autoccl"], "--tuner", "magic")
+
+
+def test_a_recording_is_needed_and_only_for_the_recorded_backend(tmp_path, capsys):
+    expect_refusal(tmp_path, capsys, SIMULATED, ["--bundle"], "--backend", "recorded")
+    expect_refusal(tmp_path, capsys, SIMULATED, ["--bundle", "recorded"], "--bundle", str(tmp_path))
+
+
+def test_a_bundle_of_another_job_is_refused(tmp_path, capsys):
+    first = tmp_path / "first"
+    assert tune(tmp_path, capsys, SIMULATED, "--out", str(first), "--json")[0] == 0
+    other = SIMULATED.replace("8 MiB", "16 MiB")
+    expect_refusal(tmp_path, capsys, other, ["another job"], "--backend", "recorded", "--bundle", str(first))
+
+
+def test_an_output_folder_that_exists_is_left_as_it_is(tmp_path, capsys):
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "mine.txt").write_text("keep", encoding="utf-8")
+    code, _, stderr = tune(tmp_path, capsys, SIMULATED, "--out", str(out))
+    assert code == 2
+    assert "exists already" in stderr
+    assert [path.name for path in out.iterdir()] == ["mine.txt"]
+
+
+def test_an_output_folder_without_a_parent_is_refused(tmp_path, capsys):
+    code, _, stderr = tune(tmp_path, capsys, SIMULATED, "--out", str(tmp_path / "no" / "run"))
+    assert code == 2
+    assert "does not exist" in stderr
+
+
+def test_a_missing_job_file_is_refused(tmp_path, capsys):
+    assert main(["tune", str(tmp_path / "nothing.toml")]) == 2
+    assert "nothing.toml" in capsys.readouterr().err
+
+
+def test_a_wrong_flag_is_one_line_and_exit_code_2(tmp_path):
+    for flags in (["tune"], ["tune", "x.toml", "--sed", "1"], ["tune", "x.toml", "--seed", "-1"], ["tone"], []):
+        done = subprocess.run(
+            [sys.executable, "-m", "lagom_overlap", *flags], capture_output=True, text=True, check=False, cwd=tmp_path
+        )
+        assert done.returncode == 2
+        assert done.stdout == ""
+        assert done.stderr.count("\n") == 1, done.stderr
+
+
+def test_torch_missing_gives_the_pip_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *_: None if name == "torch" else object())
+    text = SIMULATED.replace('name = "toy"', 'name = "toy"\nbackend = "gloo"')
+    expect_refusal(tmp_path, capsys, text, ["torch", "pip install"])
+
+
+def test_an_extra_that_is_missing_gives_the_pip_line(monkeypatch):
+    class Broken:
+        name = "gloo"
+
+        def load(self):
+            raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+    monkeypatch.setattr(build.metadata, "entry_points", lambda group: [Broken()])
+    with pytest.raises(build.MissingDependencyError, match=r"pip install 'lagom-overlap\[torch\]'"):
+        build._load("lagom_overlap.backends", "backend", "gloo")
+
+
+def test_tune_prints_one_json_object_with_the_promised_keys(tmp_path, capsys):
+    code, stdout, stderr = tune(tmp_path, capsys, SIMULATED, "--out", str(tmp_path / "run"), "--json", "--seed", "3")
+    assert (code, stderr) == (0, "")
+    result = json.loads(stdout)
+    assert {"tool", "version", "seed", "backend", "tuner", "job", "num_measurements", "default", "best", "configs"} <= (
+        result.keys()
+    )
+    assert result["seed"] == 3
+    assert result["default"].keys() == {"makespan_s", "comp_s", "comm_s"}
+    config = result["configs"]["g"]["ag"]
+    assert list(config) == ["algorithm", "protocol", "transport", "num_channels", "num_threads", "chunk_bytes"]
+    verdict = result["verdict"]
+    assert verdict["pairs"] == 3
+    assert verdict["adopted"] == (verdict["q25"] > 1)
+    for path in result["files"]:
+        assert Path(path).stat().st_mode & 0o077 == 0
+    recorded = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
+    assert recorded["result"] == result
+
+
+def test_the_same_seed_gives_the_same_result_and_a_recording_replays_it(tmp_path, capsys):
+    noisy = SIMULATED.replace("[tune]", "[cost]\nnoise = 0.05\n[tune]")
+    runs = []
+    for name in ("a", "b"):
+        code, stdout, _ = tune(tmp_path, capsys, noisy, "--out", str(tmp_path / name), "--json", "--seed", "5")
+        assert code == 0
+        runs.append(json.loads(stdout))
+    replay = ("--backend", "recorded", "--bundle", str(tmp_path / "a"))
+    code, stdout, _ = tune(tmp_path, capsys, noisy, "--out", str(tmp_path / "c"), "--json", "--seed", "5", *replay)
+    assert code == 0
+    runs.append(json.loads(stdout))
+    for key in ("default", "best", "configs", "verdict", "num_measurements"):
+        assert runs[0][key] == runs[1][key]
+    assert runs[0]["configs"] == runs[2]["configs"]
+
+
+def test_compare_prints_one_row_per_tuner(tmp_path, capsys):
+    job = tmp_path / "job.toml"
+    job.write_text(SIMULATED, encoding="utf-8")
+    assert main(["compare", str(job), "--tuners", "default,lagom,fixed_max", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert [row["tuner"] for row in result["rows"]] == ["default", "lagom", "fixed_max"]
+    assert result["rows"][0]["speedup_over_default"] == 1.0
+    assert min(row["regret_over_best"] for row in result["rows"]) == 0.0
+
+
+def test_doctor_speaks_json(capsys):
+    assert main(["doctor", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert {"lagom", "autoccl"} <= set(report["tuners"])
+    assert all({"name", "ok", "found", "remedy"} == check.keys() for check in report["checks"])

@@ -1,0 +1,110 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, CommConfig, Protocol
+from lagom_overlap.cost import ContentionModel, Profile, load_profile
+from lagom_overlap.hardware import Cluster
+from lagom_overlap.units import KIB, MIB
+from lagom_overlap.workload import Gemm, Kernel, MemoryBound
+
+AG = Collective(CollectiveKind.ALL_GATHER, 64 * MIB, 8)
+AR = Collective(CollectiveKind.ALL_REDUCE, 32 * MIB, 8)
+
+
+def test_the_default_is_the_paper_s(nvlink_model: ContentionModel, pcie_model: ContentionModel) -> None:
+    """Lagom, section 4.3: NC = 8, C = 2 MB; NCCL 2.18.3 takes 256 threads on links up to 12 GB/s."""
+    assert nvlink_model.default_config(AG) == CommConfig(
+        algorithm=Algorithm.RING, protocol=Protocol.SIMPLE, num_channels=8, num_threads=512, chunk_bytes=2 * MIB
+    )
+    assert pcie_model.default_config(replace(AG, num_ranks=16)).num_threads == 256
+
+
+def test_untouched_knobs_are_filled_from_the_default(nvlink_model: ContentionModel) -> None:
+    assert nvlink_model.effective(AG, CommConfig()) == nvlink_model.default_config(AG)
+    tree = nvlink_model.effective(AR, CommConfig(algorithm=Algorithm.TREE, num_channels=3))
+    assert (tree.num_channels, tree.num_threads, tree.chunk_bytes) == (3, 512, 512 * KIB)
+    assert nvlink_model.effective(AR, CommConfig(protocol=Protocol.LL)).chunk_bytes == 32 * KIB
+
+
+def test_a_collective_alone_and_a_kernel_alone_take_their_own_times(nvlink_model: ContentionModel) -> None:
+    cost = nvlink_model.collective(AG, CommConfig())
+    assert nvlink_model.running_times([], [cost]).comm_s == (cost.seconds(),)
+    kernel = Kernel(num_blocks=168, blocks_per_sm=1, wave_s=1e-4, block_bytes=0.0)
+    assert nvlink_model.running_times([kernel], []).kernel_s == (2e-4,)
+
+
+def test_two_kernels_take_turns(nvlink_model: ContentionModel) -> None:
+    kernels = [nvlink_model.kernel(Gemm(4096, 2560, 2560)), nvlink_model.kernel(MemoryBound(10**8))]
+    alone = [nvlink_model.running_times([kernel], []).kernel_s[0] for kernel in kernels]
+    assert nvlink_model.running_times(kernels, []).kernel_s == pytest.approx([2 * time_s for time_s in alone])
+
+
+def test_two_collectives_share_one_link(nvlink_model: ContentionModel) -> None:
+    """Each saturates the link alone; together they take about twice as long."""
+    cost = nvlink_model.collective(AG, CommConfig())
+    both = nvlink_model.running_times([], [cost, cost]).comm_s
+    assert both[0] == both[1] == pytest.approx(2 * cost.seconds(), rel=0.05)
+
+
+def test_two_collectives_too_slow_for_the_link_do_not_hinder_each_other(nvlink_model: ContentionModel) -> None:
+    cost = nvlink_model.collective(AG, CommConfig(num_channels=1, chunk_bytes=64 * KIB))
+    assert nvlink_model.running_times([], [cost, cost]).comm_s == (cost.seconds(), cost.seconds())
+
+
+def test_collectives_on_different_links_do_not_share(pcie_model: ContentionModel) -> None:
+    inside = pcie_model.collective(AG, CommConfig())
+    across = pcie_model.collective(replace(AG, num_ranks=16), CommConfig())
+    assert pcie_model.running_times([], [inside, across]).comm_s == (inside.seconds(), across.seconds())
+
+
+def test_collectives_that_ask_for_all_sms_leave_one(nvlink_model: ContentionModel) -> None:
+    cost = nvlink_model.collective(AG, CommConfig(num_channels=60))
+    kernel = Kernel(num_blocks=84, blocks_per_sm=1, wave_s=1e-4, block_bytes=0.0)
+    assert nvlink_model.running_times([kernel], [cost, cost]).kernel_s[0] == pytest.approx(84e-4)
+
+
+def test_memory_contention_is_conserved_in_plausible(nvlink: Cluster, plausible: Profile) -> None:
+    """However many channels, a kernel waits no longer than three touches of every byte take, 3 W / B."""
+    model = ContentionModel(nvlink, plausible)
+    kernel = Kernel(num_blocks=84 * 1280, blocks_per_sm=16, wave_s=1e-9, block_bytes=1e5)
+    for num_channels in (1, 4, 16):
+        cost = model.collective(AG, CommConfig(num_channels=num_channels))
+        times = model.running_times([kernel], [cost])
+        alone = model.running_times([kernel], []).kernel_s[0]
+        lost = times.comm_s[0] * (1 - alone / times.kernel_s[0])
+        assert lost <= 1.05 * 3 * AG.wire_bytes / 600e9
+
+
+def test_paper_scale_contends_more(nvlink: Cluster, plausible: Profile) -> None:
+    slowdowns = []
+    for profile in (plausible, load_profile("paper_scale")):
+        model = ContentionModel(nvlink, profile)
+        kernel = model.kernel(MemoryBound(10**9))
+        cost = model.collective(AG, CommConfig())
+        slowdowns.append(
+            model.running_times([kernel], [cost]).kernel_s[0] / model.running_times([kernel], []).kernel_s[0]
+        )
+    assert 1.05 < slowdowns[0] < 1.4
+    assert slowdowns[1] > 2 * slowdowns[0]
+
+
+@given(
+    num_channels=st.integers(1, 60),
+    chunk_bytes=st.integers(16 * KIB, 2 * MIB),
+    shape=st.tuples(st.integers(64, 8192), st.integers(64, 8192), st.integers(64, 8192)),
+)
+def test_one_more_channel_never_speeds_up_a_kernel(
+    nvlink_model: ContentionModel, num_channels: int, chunk_bytes: int, shape: tuple[int, int, int]
+) -> None:
+    kernel = nvlink_model.kernel(Gemm(*shape))
+    fewer, more = (
+        nvlink_model.running_times(
+            [kernel], [nvlink_model.collective(AG, CommConfig(num_channels=c, chunk_bytes=chunk_bytes))]
+        ).kernel_s[0]
+        for c in (num_channels, num_channels + 1)
+    )
+    assert more >= fewer * (1 - 1e-4)
+    assert fewer >= nvlink_model.running_times([kernel], []).kernel_s[0]

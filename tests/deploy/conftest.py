@@ -1,0 +1,85 @@
+import ctypes
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from lagom_overlap.deploy import write_table
+from lagom_overlap.deploy.plugin import TunerPlugin
+
+sys.path.insert(0, str(Path(__file__).parent))  # the helpers beside the tests
+
+from fake_host import FakeNccl, load_fake_library
+from tuner_rows import Rows, encode_rows
+
+CSRC = Path(__file__).parents[2] / "csrc"
+FLAGS = ["-std=c11", "-O1", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"]
+LINK = ["-ldl", "-lm", "-lpthread"]
+
+
+def compile_c(output: Path, *sources: Path, shared: bool = True, link: tuple[str, ...] = ()) -> Path:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    flags = [*FLAGS, f"-I{CSRC}", *(["-shared"] if shared else [])]
+    subprocess.run([compiler, *flags, "-o", str(output), *map(str, sources), *link, *LINK], check=True)
+    return output
+
+
+@pytest.fixture(scope="session")
+def build_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("csrc")
+
+
+@pytest.fixture(scope="session")
+def plugin_library(build_dir: Path) -> Path:
+    return compile_c(build_dir / "liblagom_tuner.so", CSRC / "lagom_tuner.c", link=("-Wl,-z,nodelete",))
+
+
+@pytest.fixture(scope="session")
+def fake_library(build_dir: Path) -> ctypes.CDLL:
+    return load_fake_library(compile_c(build_dir / "libfake_nccl.so", CSRC / "fake_nccl.c"))
+
+
+@pytest.fixture
+def plugin_path(plugin_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the plug-in: another file is another instance, so no test sees another's state."""
+    for name in ("LAGOM_TABLE", "LAGOM_RECORD", "LAGOM_RECORD_ENTRIES", "LAGOM_DISABLE", "NCCL_NET_PLUGIN", "RANK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("LAGOM_CHAIN_TUNER", "none")
+    path = tmp_path / "liblagom_tuner.so"
+    shutil.copy(plugin_library, path)
+    monkeypatch.setenv("NCCL_TUNER_PLUGIN", str(path))
+    return path
+
+
+@pytest.fixture
+def plugin(plugin_path: Path) -> TunerPlugin:
+    return TunerPlugin(plugin_path)
+
+
+@pytest.fixture
+def open_nccl(fake_library: ctypes.CDLL, plugin_path: Path) -> Iterator[Callable[[str], FakeNccl]]:
+    hosts: list[FakeNccl] = []
+
+    def open_release(release: str) -> FakeNccl:
+        hosts.append(FakeNccl(fake_library, release))
+        return hosts[-1]
+
+    yield open_release
+    for host in hosts:
+        host.__exit__(None, None, None)
+
+
+@pytest.fixture
+def use_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    def write_rows(rows: Rows, **options: object) -> Path:
+        path = tmp_path / "table.bin"
+        write_table(path, encode_rows(rows, **options))  # type: ignore[arg-type]  # passed on by name
+        monkeypatch.setenv("LAGOM_TABLE", str(path))
+        return path
+
+    return write_rows

@@ -1,0 +1,205 @@
+"""csrc/fake_nccl.c from Python: a stand-in for NCCL that drives the real plug-in."""
+
+import ctypes
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntFlag
+from pathlib import Path
+from types import TracebackType
+
+from lagom_overlap.collective import Algorithm, CollectiveKind, Protocol
+from lagom_overlap.deploy.table_layout import ALGORITHMS, KINDS, PROTOCOLS
+
+RELEASES = {"2.21": 22105, "2.22": 22203, "2.24": 22403, "2.28": 22807, "2.30": 23003, "2.31": 23102, "2.32.6": 23206}
+WITH_CHUNKS = ("2.30", "2.31", "2.32.6")
+
+
+class Mode(IntFlag):
+    PLAIN = 0
+    SIMULATE = 1
+    SYMMETRIC = 2
+    REGISTERED = 4
+    HELPERS = 8
+
+
+class Fault(IntFlag):
+    NO_CHOICE = 1
+    UNAVAILABLE = 2
+    CHANNELS = 4
+    CHUNK_ZERO = 8
+    NVLS_OVERRUN = 16
+    OUT_OF_BOUNDS = 32
+    TUNER_ERROR = 64
+
+
+class _Spec(ctypes.Structure):
+    _fields_ = (
+        ("comm_id", ctypes.c_uint64),
+        ("num_ranks", ctypes.c_uint64),
+        ("num_nodes", ctypes.c_uint64),
+        ("num_channels", ctypes.c_int32),
+        ("nvls_channels", ctypes.c_int32),
+        ("has_collnet", ctypes.c_int32),
+        ("has_ll128", ctypes.c_int32),
+    )
+
+
+class _Call(ctypes.Structure):
+    _fields_ = (("num_bytes", ctypes.c_uint64), ("kind", ctypes.c_int32), ("op_and_type", ctypes.c_int32))
+
+
+class _Result(ctypes.Structure):
+    _fields_ = (
+        ("algorithm", ctypes.c_int32),
+        ("protocol", ctypes.c_int32),
+        ("max_channels", ctypes.c_int32),
+        ("num_channels", ctypes.c_int32),
+        ("chunk_bytes", ctypes.c_uint64 * 3),
+        ("channel_bytes", ctypes.c_uint64 * 3),
+        ("tuner_channels", ctypes.c_int32),
+        ("num_tuner_calls", ctypes.c_int32),
+        ("num_chunk_calls", ctypes.c_int32),
+        ("faults", ctypes.c_uint32),
+        ("predicted_us", ctypes.c_float),
+        ("cost_before", ctypes.c_float * 21),
+        ("cost_after", ctypes.c_float * 21),
+        ("reserved", ctypes.c_uint32),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    kind: CollectiveKind
+    num_bytes: int
+    op_and_type: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    algorithm: Algorithm
+    protocol: Protocol
+    max_channels: int
+    num_channels: int
+    chunk_bytes: tuple[int, ...]
+    channel_bytes: tuple[int, ...]
+    tuner_channels: int
+    num_tuner_calls: int
+    num_chunk_calls: int
+    faults: Fault
+    predicted_us: float
+    cost_before: tuple[float, ...]
+    cost_after: tuple[float, ...]
+
+    @property
+    def is_untouched(self) -> bool:
+        return self.tuner_channels == 0 and self.cost_before == self.cost_after
+
+
+class FakeComm:
+    def __init__(self, library: ctypes.CDLL, pointer: int) -> None:
+        self._library = library
+        self._pointer = pointer
+
+    def set_costs(self, costs_us: dict[tuple[Algorithm, Protocol], float]) -> None:
+        flat = [costs_us.get((a, p), -1.0) for a in ALGORITHMS for p in PROTOCOLS]
+        self._library.fake_set_costs(self._pointer, (ctypes.c_float * 21)(*flat))
+
+    def group(self, *calls: Call, mode: Mode = Mode.PLAIN) -> list[Outcome]:
+        array = (_Call * len(calls))(*((c.num_bytes, KINDS.index(c.kind), c.op_and_type) for c in calls))
+        results = (_Result * len(calls))()
+        self._library.fake_group(self._pointer, array, len(calls), int(mode), results)
+        return [_outcome(r) for r in results]
+
+    def run(self, kind: CollectiveKind, num_bytes: int, mode: Mode = Mode.PLAIN) -> Outcome:
+        return self.group(Call(kind, num_bytes), mode=mode)[0]
+
+    def finalize(self) -> None:
+        if self._pointer:
+            self._library.fake_comm_finalize(self._pointer)
+        self._pointer = 0
+
+
+def _outcome(r: _Result) -> Outcome:
+    return Outcome(
+        algorithm=ALGORITHMS[r.algorithm],
+        protocol=PROTOCOLS[r.protocol],
+        max_channels=r.max_channels,
+        num_channels=r.num_channels,
+        chunk_bytes=tuple(b for b in r.chunk_bytes if b),
+        channel_bytes=tuple(b for b in r.channel_bytes if b),
+        tuner_channels=r.tuner_channels,
+        num_tuner_calls=r.num_tuner_calls,
+        num_chunk_calls=r.num_chunk_calls,
+        faults=Fault(r.faults),
+        predicted_us=r.predicted_us,
+        cost_before=tuple(r.cost_before),
+        cost_after=tuple(r.cost_after),
+    )
+
+
+def load_fake_library(path: Path) -> ctypes.CDLL:
+    library = ctypes.CDLL(str(path))
+    library.fake_open.restype = ctypes.c_void_p
+    library.fake_close.argtypes = [ctypes.c_void_p]
+    library.fake_tuner_version.argtypes = [ctypes.c_void_p]
+    library.fake_tuner_name.argtypes = [ctypes.c_void_p]
+    library.fake_tuner_name.restype = ctypes.c_char_p
+    library.fake_comm_init.argtypes = [ctypes.c_void_p, ctypes.POINTER(_Spec)]
+    library.fake_comm_init.restype = ctypes.c_void_p
+    library.fake_comm_finalize.argtypes = [ctypes.c_void_p]
+    library.fake_set_costs.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    library.fake_group.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
+    library.fake_take_log.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
+    return library
+
+
+class FakeNccl:
+    """One process's NCCL of one release; the plug-in is found through the environment, as by NCCL."""
+
+    def __init__(self, library: ctypes.CDLL, release: str) -> None:
+        self._library = library
+        self.take_log()
+        self._pointer = library.fake_open(RELEASES[release])
+        self._comms: list[FakeComm] = []
+
+    @property
+    def tuner_version(self) -> int:
+        return int(self._library.fake_tuner_version(self._pointer))
+
+    @property
+    def tuner_name(self) -> str:
+        return str(self._library.fake_tuner_name(self._pointer).decode())
+
+    def comm(
+        self,
+        num_ranks: int = 8,
+        num_nodes: int = 1,
+        *,
+        comm_id: int | None = None,
+        num_channels: int = 24,
+        nvls_channels: int = 0,
+        has_collnet: bool = False,
+        has_ll128: bool = True,
+    ) -> FakeComm:
+        comm_id = int.from_bytes(os.urandom(8), "little") if comm_id is None else comm_id  # new in every run
+        spec = _Spec(comm_id, num_ranks, num_nodes, num_channels, nvls_channels, has_collnet, has_ll128)
+        pointer = self._library.fake_comm_init(self._pointer, ctypes.byref(spec))
+        assert pointer, "the tuner's init failed"
+        self._comms.append(FakeComm(self._library, pointer))
+        return self._comms[-1]
+
+    def take_log(self) -> list[str]:
+        buffer = ctypes.create_string_buffer(1 << 16)
+        self._library.fake_take_log(buffer, len(buffer))
+        return buffer.value.decode().splitlines()
+
+    def __enter__(self) -> "FakeNccl":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for comm in self._comms:
+            comm.finalize()
+        self._library.fake_close(self._pointer)

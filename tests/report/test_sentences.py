@@ -1,0 +1,125 @@
+from dataclasses import replace
+
+import pytest
+
+from lagom_overlap.collective import CommConfig
+from lagom_overlap.report.sentences import (
+    change_text,
+    config_text,
+    fixed_sentence,
+    headline,
+    knob_text,
+    ratio_text,
+    share_sentence,
+)
+from lagom_overlap.tune.verdict import NO_PAIRS, PairedRatio, Verdict, judge
+from lagom_overlap.units import MIB
+
+EIGHTEEN = PairedRatio(num_pairs=13, median_ratio=1.18, q25=1.15, q75=1.21, num_wins=13)
+
+
+def verdict_of(ratio: PairedRatio, adopted: bool, **baselines: PairedRatio) -> Verdict:
+    makespans = {"default": (1.0,) * 13, "tuned": (1.0,) * 13}
+    return Verdict(
+        over_default=ratio, over_baselines=baselines, best_fixed=None, adopted=adopted, makespans_s=makespans
+    )
+
+
+def test_an_adopted_verdict_is_one_sentence_with_all_its_numbers(report):
+    text = headline(replace(report, verdict=verdict_of(EIGHTEEN, adopted=True)))
+    assert text == (
+        "Tuned is 1.18× faster than the native PyTorch call "
+        "(median of 13 shuffled pairs, quartiles 1.15–1.21, 13/13 wins): adopted."
+    )
+
+
+def test_a_gain_whose_lower_quartile_is_below_one_is_said_not_to_be_adopted_and_why(report):
+    ratio = PairedRatio(num_pairs=11, median_ratio=1.03, q25=0.996, q75=1.06, num_wins=7)
+    text = headline(replace(report, verdict=verdict_of(ratio, adopted=False)))
+    assert text == (
+        "Not adopted: tuned is 1.030× faster than the native PyTorch call "
+        "(median of 11 shuffled pairs, quartiles 0.996–1.060, 7/11 wins). "
+        "The lower quartile is not above 1, so the native PyTorch call stays."
+    )
+
+
+def test_a_loss_is_called_slower(report):
+    ratio = PairedRatio(num_pairs=11, median_ratio=0.87, q25=0.85, q75=0.9, num_wins=0)
+    text = headline(replace(report, verdict=verdict_of(ratio, adopted=False)))
+    assert text.startswith("Not adopted: tuned is slower than the native PyTorch call: 0.87× its speed (")
+
+
+def test_a_search_that_ends_at_the_default_claims_nothing(report):
+    defaults = {problem.group.name: problem.default for problem in report.problems}
+    assert headline(replace(report, recommended=defaults)) == (
+        "Not adopted: the search found nothing better than the native PyTorch call, which stays."
+    )
+
+
+def test_an_interrupted_run_says_so_and_counts_the_searchs_measurements_only(make_report):
+    report = make_report(with_verdict=False)
+    num = len(report.entries)
+    assert f"interrupted after {num} measurements of the search" in headline(report)
+    assert "interrupted" not in headline(replace(report, interrupted=False))
+
+
+def test_a_tuned_assignment_that_failed_in_the_rounds_is_not_adopted(report):
+    verdict = judge(
+        {"default": (1.0, 1.0, 1.0), "tuned": (), "engine_default": (1.0, 1.0, 1.0)},
+        tuned_differs=True,
+        failures={"tuned": "no memory"},
+    )
+    assert verdict.over_default == NO_PAIRS
+    failed = replace(report, verdict=verdict)
+    assert headline(failed) == ("Not adopted: tuned failed in the A/B (no memory). The native PyTorch call stays.")
+    assert share_sentence(failed) == ""
+    assert fixed_sentence(failed) == ""
+
+
+def test_engine_and_tuning_multiply_to_the_whole_where_times_are_exact(report):
+    default, engine, tuned = (1.2,) * 11, (1.1,) * 11, (1.0,) * 11
+    verdict = judge({"default": default, "engine_default": engine, "tuned": tuned}, tuned_differs=True, failures={})
+    share = replace(report, verdict=verdict).engine_share
+    assert share.engine.median_ratio * share.tuning.median_ratio == pytest.approx(share.whole.median_ratio)
+    text = share_sentence(replace(report, verdict=verdict))
+    assert "Engine alone (the engine's whole-message setting): 1.09× faster than the native PyTorch call" in text
+    assert "Tuning alone: 1.10× faster than that" in text
+
+
+def test_without_another_engine_the_whole_difference_is_tuning(report):
+    text = share_sentence(replace(report, verdict=verdict_of(EIGHTEEN, adopted=True)))
+    assert text.endswith("so the whole difference is tuning.")
+
+
+def test_an_engine_that_failed_in_the_rounds_leaves_the_shares_unknown(report):
+    verdict = replace(verdict_of(EIGHTEEN, adopted=True), failures={"engine_default": "no memory"})
+    text = share_sentence(replace(report, verdict=verdict))
+    assert "is not known" in text
+    assert "no memory" in text
+
+
+def test_the_best_fixed_setting_is_named(report):
+    verdict = replace(verdict_of(EIGHTEEN, adopted=True, fixed_max=EIGHTEEN), best_fixed="fixed_max")
+    assert fixed_sentence(replace(report, verdict=verdict)) == (
+        "Tuned is 1.18× faster than the best fixed setting (all knobs maximal) (quartiles 1.15–1.21, 13/13 wins)."
+    )
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"), [(1.18, "1.18×"), (0.5, "0.50×"), (1.004, "1.004×"), (0.9996, "1.000×"), (2.0, "2.00×")]
+)
+def test_ratios_near_one_get_a_third_digit(ratio, text):
+    assert ratio_text(ratio) == text
+
+
+def test_changes_are_signed_per_cents():
+    assert change_text(2.0, 1.0) == "−50.0 %"
+    assert change_text(1.0, 1.25) == "+25.0 %"
+    assert change_text(1.0, 1.0) == "0.0 %"
+    assert change_text(None, 1.0) == change_text(1.0, None) == change_text(0.0, 1.0) == ""
+
+
+def test_a_knob_that_the_engine_decides_is_auto():
+    assert knob_text(CommConfig(), "chunk_bytes") == "auto"
+    assert config_text(CommConfig()) == "untouched"
+    assert config_text(CommConfig(num_channels=8, chunk_bytes=2 * MIB)) == "8 channels, 2 MiB chunk"
