@@ -80,4 +80,9 @@ int fake_raw_coll_info(fake_comm* comm, int kind, uint64_t num_bytes, int num_pi
 int fake_raw_chunk_size(fake_comm* comm, int kind, uint64_t num_bytes, int algorithm, int protocol, int num_channels,
                         uint64_t* chunk_bytes);
 
+// Times single decisions: one getCollInfo each, and with_chunk one getChunkSize after it. Writes nanoseconds, less the
+// cost of reading the clock, and returns that cost.
+double fake_time(fake_comm* const* comms, const uint32_t* which, const uint64_t* sizes, int num_calls, int with_chunk,
+                 float* nanoseconds);
+
 #endif

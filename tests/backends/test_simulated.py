@@ -63,14 +63,25 @@ def test_the_profile_is_the_job_s() -> None:
     assert measured(backend(profile="paper_scale")).makespan_s > measured(backend()).makespan_s
 
 
-def test_the_default_is_untouched_and_means_the_paper_s_default() -> None:
+def test_the_default_is_the_paper_s_and_what_untouched_means() -> None:
     opened = backend()
     problem = opened.problem(GROUP)
     spelled = CommConfig(
         algorithm=Algorithm.RING, protocol=Protocol.SIMPLE, num_channels=8, num_threads=512, chunk_bytes=2 * MIB
     )
-    assert problem.default == UNTOUCHED
-    assert measured(opened, problem.default) == measured(opened, (spelled, spelled))
+    assert problem.default == (replace(spelled, num_threads=None),) * 2
+    assert all(config in space for config, space in zip(problem.default, problem.spaces, strict=True))
+    assert measured(opened, problem.default) == measured(opened, (spelled, spelled)) == measured(opened)
+
+
+def test_the_default_names_its_threads_where_the_job_does() -> None:
+    problem = backend(limits=SpaceLimits(num_threads=(128, 512))).problem(GROUP)
+    assert all(config in space for config, space in zip(problem.default, problem.spaces, strict=True))
+    assert [config.num_threads for config in problem.default] == [512, 512]
+
+
+def test_it_says_what_its_times_come_from() -> None:
+    assert backend(noise=0.02).description == "simulated: A40 GPUs of cluster box, profile plausible, 2.0% noise"
 
 
 def test_the_baselines_are_the_corners_of_the_default_s_subspace() -> None:

@@ -58,6 +58,11 @@ def test_small_blocks_keep_their_share_of_a_taken_sm() -> None:
     assert waves == 10.0
 
 
+def test_a_grid_smaller_than_the_gpu_takes_a_whole_wave_even_when_fluid() -> None:
+    assert [eq5_waves(40, 1, num_sms=84, quantisation=s) for s in (0.0, 1.0)] == [1.0, 1.0]
+    assert eq5_waves(63, 1, num_sms=84, num_channels=42, quantisation=0.0) == 1.5
+
+
 def test_half_quantisation_lies_half_way() -> None:
     assert eq5_waves(90, 1, num_sms=60, quantisation=0.5) == 1.75
 

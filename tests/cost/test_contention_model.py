@@ -36,6 +36,23 @@ def test_a_collective_alone_and_a_kernel_alone_take_their_own_times(nvlink_model
     assert nvlink_model.running_times([kernel], []).kernel_s == (2e-4,)
 
 
+def test_a_kernel_of_small_blocks_loses_a_quarter_of_the_sms_taken(nvlink: Cluster, plausible: Profile) -> None:
+    """Beside 8 channels 76 x 16 + 8 x 12 of its 84 x 16 blocks fit; a kernel of large blocks loses the 8 SMs."""
+    model = ContentionModel(nvlink, replace(plausible, quantisation=0.0))
+    small = Kernel(num_blocks=10**6, blocks_per_sm=16, wave_s=1e-6, block_bytes=0.0)
+    large = replace(small, blocks_per_sm=2)
+    slower = [model.kernel_seconds(k, num_channels=8) / model.kernel_seconds(k) for k in (small, large)]
+    assert slower == pytest.approx([1344 / 1312, 84 / 76])
+
+
+def test_a_polluted_cache_costs_a_kernel_more_traffic(nvlink: Cluster, plausible: Profile) -> None:
+    """A FIFO of half the L2 misses half of the time (phi = 1/2): with gamma = 1 a kernel moves 1.5 times its bytes."""
+    model = ContentionModel(nvlink, replace(plausible, pollution=1.0))
+    kernel = Kernel(num_blocks=84, blocks_per_sm=1, wave_s=1e-12, block_bytes=1e6)
+    polluted = model.kernel_seconds(kernel, fifo_bytes=3_000_000)
+    assert polluted == pytest.approx(1.5 * model.kernel_seconds(kernel), rel=1e-6)
+
+
 def test_two_kernels_take_turns(nvlink_model: ContentionModel) -> None:
     kernels = [nvlink_model.kernel(Gemm(4096, 2560, 2560)), nvlink_model.kernel(MemoryBound(10**8))]
     alone = [nvlink_model.running_times([kernel], []).kernel_s[0] for kernel in kernels]

@@ -39,6 +39,15 @@ def test_a_product_of_one_full_wave_takes_two_beside_a_single_channel(nvlink_mod
     assert beside == 2 * alone
 
 
+def test_a_wave_of_tiles_reloads_the_panels_of_its_super_tile(nvlink_model: ContentionModel) -> None:
+    """By hand: 84 tiles of 128 x 256 form a square of 1659 elements a side; each wave reads two panels of it."""
+    m, n, k = 84 * 128, 84 * 256, 4096
+    kernel = nvlink_model.kernel(Gemm(m, n, k))
+    assert kernel.num_blocks == 84 * 84
+    side = (84 * 128 * 256) ** 0.5
+    assert kernel.num_blocks * kernel.block_bytes == pytest.approx(2 * (84 * 2 * side * k + m * n))
+
+
 def test_a_large_product_runs_near_the_rate_of_the_gpu(nvlink_model: ContentionModel) -> None:
     product = Gemm(16384, 16384, 16384)
     assert product.flops / alone_s(nvlink_model, product) == pytest.approx(115e12, rel=0.03)

@@ -26,7 +26,7 @@ def fluid(model: ContentionModel) -> ContentionModel:
 def fixed_steps(
     group: OverlapGroup, assignment: Sequence[CommConfig], model: ContentionModel, step_s: float
 ) -> GroupTimes:
-    """The same physics with a clock that ticks: every tick each stream's head advances by tick / whole time."""
+    """The same physics with a clock that ticks; an operator that ends inside a tick wastes the rest of it."""
     kernels = [model.kernel(op.work) for op in group.computations]
     costs = [model.collective(op.collective, config) for op, config in zip(group.comms, assignment, strict=True)]
     comp = comm = ticks = 0
@@ -44,9 +44,9 @@ def fixed_steps(
             comp_ticks += 1
             done_comp += step_s / times.kernel_s[0]
         if done_comp >= 1:
-            comp, done_comp = comp + 1, done_comp - 1
+            comp, done_comp = comp + 1, 0.0
         if done_comm >= 1:
-            comm, done_comm = comm + 1, done_comm - 1
+            comm, done_comm = comm + 1, 0.0
     return GroupTimes(ticks * step_s, comp_ticks * step_s, tuple(n * step_s for n in comm_ticks))
 
 
@@ -60,7 +60,7 @@ def test_events_give_what_a_ticking_clock_gives(
     assignment = tuple(CommConfig(num_channels=n, chunk_bytes=c) for n, c in (first, second))
     step_s = 2e-6
     events, ticks = GroupSimulator(layer, model).evaluate(assignment), fixed_steps(layer, assignment, model, step_s)
-    slack = 10 * step_s
+    slack = (len(layer.computations) + len(layer.comms)) * step_s  # what the ticks waste at most
     assert events.makespan_s == pytest.approx(ticks.makespan_s, abs=slack)
     assert events.comp_s == pytest.approx(ticks.comp_s, abs=slack)
     assert events.comm_s == pytest.approx(ticks.comm_s, abs=slack)

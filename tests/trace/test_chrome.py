@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lagom_overlap.errors import BundleError
@@ -95,6 +95,7 @@ spans = st.builds(
 )
 
 
+@settings(deadline=None, max_examples=60, derandomize=True)
 @given(st.dictionaries(st.text(max_size=5), st.lists(spans, max_size=6).map(lambda s: Timeline(tuple(s))), max_size=3))
 def test_a_file_of_ours_reads_back_to_the_nanosecond(timelines):
     def whole_ns(timeline: Timeline) -> list[tuple]:

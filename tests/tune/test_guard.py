@@ -82,6 +82,13 @@ def test_a_recommendation_that_fails_when_measured_is_dropped() -> None:
     assert guarded.recommend() == {"g": PROBLEM.default}
 
 
+def test_what_failed_once_is_not_trusted_when_it_runs_later() -> None:
+    answers = iter([measured(1, 6.0), Failure("once"), measured(1, 2.0)])
+    guarded = Guarded(Scripted([2, 2], stand=2), (PROBLEM,))
+    drive(guarded, lambda name, assignment: next(answers))
+    assert guarded.recommend() == {"g": PROBLEM.default}
+
+
 def test_equal_times_keep_the_default() -> None:
     guarded = Guarded(Scripted([4], stand=4), (PROBLEM,))
     drive(guarded, TABLE)

@@ -213,6 +213,23 @@ def test_subspaces_compete_by_makespan_and_the_second_is_checked_at_the_end(
     assert tuner.recommend()["g"][0].algorithm is algorithm
 
 
+def test_the_climb_runs_in_the_subspace_that_is_fastest_at_the_default_s_resources() -> None:
+    def run(name: str, assignment: Assignment) -> Outcome:
+        config = assignment[0]
+        if config.algorithm is Algorithm.PAT:
+            return Failure("not on this machine")
+        return measured(0.5, (10.0 if config.algorithm is Algorithm.RING else 5.0) + (config.num_channels or 0) / 10)
+
+    pat = Subspace(algorithm=Algorithm.PAT, protocol=Protocol.SIMPLE, num_channels=(1, 2, 8))
+    tuner = Lagom((problem(ConfigSpace((RING, pat, TREE)), default=RING_DEFAULT),))
+    trials = drive(tuner, run)
+    asked = [(trial.assignments["g"][0].algorithm, trial.assignments["g"][0].num_channels) for trial in trials]
+    ring, tree = Algorithm.RING, Algorithm.TREE
+    # More channels slow the tree at once; one channel is then tried in the ring, the second best.
+    assert asked == [(ring, 8), (Algorithm.PAT, 8), (tree, 8), (tree, 1), (tree, 2), (ring, 1)]
+    assert tuner.recommend()["g"][0] == CommConfig(algorithm=tree, protocol=Protocol.SIMPLE, num_channels=1)
+
+
 def at(*values: int) -> Assignment:
     return tuple(CommConfig(num_channels=value) for value in values)
 

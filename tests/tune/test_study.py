@@ -159,7 +159,8 @@ def test_a_tuned_assignment_that_fails_ends_the_verdict_unadopted() -> None:
     def run(name: str, assignment: Assignment) -> Outcome:
         return Failure("gone") if channels(assignment) == (1,) else TABLE(name, assignment)
 
-    finish(study, run)
+    steps = finish(study, run)
+    assert steps[-1].arm == "tuned"
     assert study.verdict is not None
     assert (study.verdict.adopted, study.verdict.failures) == (False, {"tuned": "gone"})
     assert study.chosen == {"g": PROBLEM.default}

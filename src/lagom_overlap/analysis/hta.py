@@ -1,18 +1,20 @@
 """HolisticTraceAnalysis's figures (MIT, release 0.5.0), for comparison with reports that use them.
 
 Its conventions, found by running it and reading its output:
-- GPU events are kernels, copies and sets; communication is what matches `^nccl.*Kernel`, memory `^Memcpy|^Memset`, all
-  else computes, copies between GPUs and foreign collectives included;
-- start = ceil(ts), end = floor(ts + dur) in whole microseconds (events shorter than that may end before they start);
+- a GPU event is whatever carries a stream number: kernels, copies, sets, but also Triton's CPU operators;
+- communication is what matches `^nccl.*Kernel`, memory `^Memcpy|^Memset|^dma`; all else computes, copies between GPUs
+  and foreign collectives included, unless its name contains "Sync" or "Memcpy";
+- start = ceil(ts), end = floor(ts + dur) in whole microseconds, in float64;
 - with more than one profiler step only events launched before the last step begins are kept, and those without a known
   launch are dropped;
 - overlap = |union(comm) n union(compute)| / |union(comm)|; idle = span - |union(all)|; non_compute = span - idle - compute.
 
-The rounding understates overlap and idle of nanosecond traces; our own figures are exact.
+The rounding understates overlap and overstates idle time of nanosecond traces; our own figures are exact.
 """
 
 import re
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 
 import numpy as np
@@ -20,9 +22,21 @@ import numpy as np
 from lagom_overlap.analysis.intervals import Intervals
 from lagom_overlap.trace.gpu_trace import NO_TIME, GpuTrace, Int64
 
-_COMM: Final = re.compile(r"^nccl.*Kernel")
-_MEMORY: Final = re.compile(r"^Memcpy|^Memset")
 _US: Final = 1000
+
+
+class _Kind(StrEnum):
+    COMM = "comm"
+    MEMORY = "memory"
+    COMPUTE = "compute"
+    OTHER = "other"
+
+
+_KINDS: Final = (
+    (re.compile(r"^nccl.*Kernel"), _Kind.COMM),
+    (re.compile(r"^Memcpy|^Memset|^dma"), _Kind.MEMORY),
+    (re.compile(r".*Memcpy|.*Sync"), _Kind.OTHER),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,27 +52,38 @@ class HtaFigures:
     overlap_us: float
 
 
-def _kept(trace: GpuTrace) -> Int64:
-    events = trace.events
-    if len({step.number for step in trace.steps}) < 2:
-        return np.arange(len(events))
-    last_ns = max(step.start_ns for step in trace.steps)
-    return np.flatnonzero((events.launch_ns != NO_TIME) & (events.launch_ns < last_ns))
+def _kind_of(name: str) -> _Kind:
+    return next((kind for pattern, kind in _KINDS if pattern.match(name)), _Kind.COMPUTE)
+
+
+def _rounded(start_ns: Int64, end_ns: Int64) -> tuple[Int64, Int64]:
+    """Start and end in whole microseconds as HTA rounds them, back in nanoseconds; whole starts are left alone."""
+    if not np.any(start_ns % _US):
+        return start_ns, end_ns
+    start_us, length_us = start_ns // _US + start_ns % _US / _US, (end_ns - start_ns) / _US
+    start = np.ceil(start_us).astype(np.int64) * _US
+    return start, np.floor(start_us + length_us).astype(np.int64) * _US
 
 
 def hta_figures(trace: GpuTrace, *, rounded: bool = True) -> HtaFigures:
-    """HTA's overlap and temporal breakdown of one rank."""
-    events = trace.events
-    rows = _kept(trace)
-    start, end = events.start_ns[rows], events.end_ns[rows]
+    """HTA's overlap and temporal breakdown of one rank; `rounded=False` is its HTA_DISABLE_NS_ROUNDING=1."""
+    events, marked = trace.events, trace.marked
+    start = np.concatenate((events.start_ns, np.array([m.start_ns for m in marked], dtype=np.int64)))
+    end = np.concatenate((events.end_ns, np.array([m.end_ns for m in marked], dtype=np.int64)))
+    launch = np.concatenate((events.launch_ns, np.array([m.launch_ns for m in marked], dtype=np.int64)))
+    order = {kind: code for code, kind in enumerate(_Kind)}
+    of_name = np.array([order[_kind_of(name)] for name in events.names], dtype=np.int64)
+    codes = np.concatenate((of_name[events.name], np.array([order[_kind_of(m.name)] for m in marked], dtype=np.int64)))
+    if len({step.number for step in trace.steps}) > 1:
+        kept = (launch != NO_TIME) & (launch < max(step.start_ns for step in trace.steps))
+        start, end, codes = start[kept], end[kept], codes[kept]
     if rounded:
-        start, end = -(-start // _US) * _US, end // _US * _US
-    codes = np.array(
-        [0 if _COMM.match(name) else 1 if _MEMORY.match(name) else 2 for name in events.names], dtype=np.int64
-    )[events.name[rows]]
-    comm, compute = (Intervals.union(start[codes == code], end[codes == code]) for code in (0, 2))
+        start, end = _rounded(start, end)
+    comm, compute = (
+        Intervals.union(start[codes == order[kind]], end[codes == order[kind]]) for kind in (_Kind.COMM, _Kind.COMPUTE)
+    )
     overlap_ns = comm.intersect(compute).length_ns
-    span_ns = int(end.max() - start.min()) if len(rows) else 0
+    span_ns = int(end.max() - start.min()) if len(start) else 0
     idle_ns = span_ns - Intervals.union(start, end).length_ns
     return HtaFigures(
         overlap_pct=100 * overlap_ns / comm.length_ns if comm.length_ns else None,

@@ -30,7 +30,6 @@ hops"); a tree is a chain inside the node, as NCCL's latency formula has it; an 
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 from math import ceil, exp, log2
 from typing import Final
 
@@ -52,11 +51,11 @@ _POINT_TO_POINT: Final = (CollectiveKind.ALL_TO_ALL, CollectiveKind.SEND_RECV)
 _CHAINED: Final = (CollectiveKind.BROADCAST, CollectiveKind.REDUCE)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveCost:
     """A collective under one full configuration, reduced to the terms of its time.
 
-    Not slotted: the rate without load is cached. `link` names the wire that it shares with other collectives.
+    `link` names the wire that it shares with other collectives; the rest are the module's symbols.
     """
 
     num_channels: int
@@ -94,11 +93,6 @@ class CollectiveCost:
         rate = link_share * self.bytes_per_s(memory_load)
         latency = self.base_s + self.steps_s * (1.0 + self.load_sensitivity * memory_load) + self.hops_s
         return latency + (self.fill_bytes + self.wire_bytes) / rate
-
-    @cached_property
-    def alone_bytes_per_s(self) -> float:
-        """R with an idle memory."""
-        return self.bytes_per_s()
 
 
 def default_chunk_bytes(

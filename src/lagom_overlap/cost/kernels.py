@@ -76,8 +76,7 @@ def gemm_kernel(gemm: Gemm, gpu: Gpu, profile: Profile) -> Kernel:
     compulsory = gemm.m * gemm.k + gemm.n * gemm.k + gemm.m * gemm.n
     fluid_waves = ceil(gemm.m / rows) * ceil(gemm.n / columns) / gpu.num_sms
     reloaded = fluid_waves * 2 * (gpu.num_sms * rows * columns) ** 0.5 * gemm.k
-    no_reuse = gemm.m * gemm.k * ceil(gemm.n / columns) + gemm.n * gemm.k * ceil(gemm.m / rows)
-    elements = max(compulsory, min(reloaded, no_reuse) + gemm.m * gemm.n)
+    elements = max(compulsory, reloaded + gemm.m * gemm.n)
     return _from_time_alone(
         gpu, profile, alone_s=alone_s, num_blocks=num_blocks, blocks_per_sm=1, total_bytes=elements * gemm.element_bytes
     )

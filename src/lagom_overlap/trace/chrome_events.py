@@ -211,9 +211,9 @@ class EventReader:
             if done:
                 self._finish(header, buffer)
                 return
-        events, used = self._decode_last(buffer)
+        events, closed_at = self._decode_last(buffer)
         yield events
-        self._finish(header, buffer[used:] if used is not None else None)
+        self._finish(header, buffer[closed_at:] if closed_at is not None else None)
 
     def _decode(self, data: bytes) -> list[Event]:
         """The events of a complete list, its numbers mended where JSON forbids them."""

@@ -123,6 +123,19 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MarkedEvent:
+    """An event off the GPU that carries a stream number all the same (Triton's CPU operators, stream waits).
+
+    We do not count it; HTA does, so `--compat hta` needs it.
+    """
+
+    name: str
+    start_ns: int
+    end_ns: int
+    launch_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GpuTrace:
     """One rank's trace.
 
@@ -142,6 +155,7 @@ class GpuTrace:
     num_sms: int | None = None
     nccl_version: str = ""
     frameworks: frozenset[str] = frozenset()
+    marked: tuple[MarkedEvent, ...] = ()
     warnings: tuple[str, ...] = ()
 
 

@@ -25,7 +25,7 @@ from lagom_overlap.errors import TraceError
 from lagom_overlap.trace.chrome_events import Args, Event, EventReader
 from lagom_overlap.trace.event_columns import MAX_NS, EventColumns, join, launches_of
 from lagom_overlap.trace.files import Stream
-from lagom_overlap.trace.gpu_trace import NO_TIME, ROLE_CODES, UNKNOWN, CommCall, GpuEvents, GpuTrace, Int64, Role, Step
+from lagom_overlap.trace.gpu_trace import NO_TIME, ROLE_CODES, UNKNOWN, CommCall, GpuEvents, GpuTrace, Int64, MarkedEvent, Role, Step
 from lagom_overlap.trace.names import dtype_bytes, function_name, is_communication, kind_of, op_of, reach_of, whole_bytes
 
 _log = logging.getLogger(__name__)
@@ -137,6 +137,7 @@ class _Builder:
     steps: dict[int, Step] = field(default_factory=dict)
     frameworks: set[str] = field(default_factory=set)
     dropped: Counter[str] = field(default_factory=Counter)
+    marked: list[tuple[str, int, int, int]] = field(default_factory=list)
 
     def take(self, events: Iterable[Event]) -> None:
         """Keeps what matters of some events."""
@@ -153,6 +154,9 @@ class _Builder:
                 self._take_launch(event)
             elif category in gpu:
                 self._take_gpu(event, gpu[category])
+                continue
+            if event.args is not None and event.args.stream is not None:
+                self._take_marked(event, event.args)
 
     def _thread(self, event: Event) -> int:
         key = (event.pid, event.tid) if not isinstance(event.tid, list | dict) else None
@@ -160,6 +164,23 @@ class _Builder:
             return self.threads.setdefault(key, len(self.threads))
         except TypeError:
             return UNKNOWN
+
+    def _take_marked(self, event: Event, args: Args) -> None:
+        start_ns, length_ns = to_ns(event.ts), to_ns(event.dur)
+        if to_int(args.stream) >= 0 and start_ns is not None and length_ns is not None and length_ns >= 0:
+            self.marked.append((str(event.name), start_ns, start_ns + length_ns, to_int(args.correlation)))
+
+    def marked_events(self) -> tuple[MarkedEvent, ...]:
+        """The events off the GPU that carry a stream number."""
+        launch = launches_of(
+            np.array([row[3] for row in self.marked], dtype=np.int64),
+            np.asarray(self.call_correlation, dtype=np.int64),
+            np.asarray(self.call_ns, dtype=np.int64),
+        )
+        return tuple(
+            MarkedEvent(name=name, start_ns=start, end_ns=end, launch_ns=int(at))
+            for (name, start, end, _), at in zip(self.marked, launch, strict=True)
+        )
 
     def _take_launch(self, event: Event) -> None:
         start_ns = to_ns(event.ts)
@@ -426,6 +447,7 @@ def read_kineto(
                 num_sms=num_sms,
                 nccl_version=version if type(version) is str else "",
                 frameworks=frozenset(builder.frameworks),
+                marked=builder.marked_events(),
                 warnings=tuple([*warnings, *more]),
             )
         )

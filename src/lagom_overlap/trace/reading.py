@@ -8,8 +8,8 @@ from typing import Final
 
 from lagom_overlap.errors import TraceError
 from lagom_overlap.trace.collective_logs import read_flight_recorder, read_inspector
-from lagom_overlap.trace.files import DEFAULT_LIMITS, Limits, Stream, is_sqlite, open_streams, short_name, trace_paths
-from lagom_overlap.trace.gpu_trace import GpuTrace
+from lagom_overlap.trace.files import DEFAULT_LIMITS, Limits, Stream, is_sqlite, open_streams, trace_paths
+from lagom_overlap.trace.gpu_trace import GpuTrace, short_name
 from lagom_overlap.trace.kineto import read_kineto
 from lagom_overlap.trace.nsys import read_nsys
 from lagom_overlap.units import KIB, MIB

@@ -58,6 +58,8 @@ from lagom_overlap.units import format_bytes
 STEPS: Final = ("ladder", "lr")
 PAPER_NUM_THREADS: Final = 128
 """The number of threads of the paper's Fig. 3."""
+LEAST_STEP: Final = 1e-6
+"""The smallest allowed `min_step`: far above the slack of rounding up."""
 IQR_OF_SIGMA: Final = 1.349
 """The interquartile range of a normal distribution in standard deviations."""
 
@@ -126,11 +128,11 @@ class _Climb:
         self.place = place
 
     def _after_step(self, step: float, top: Place) -> Place:
+        # The step is above the slack, so this is at least one position where there is one.
         reached = []
         for coordinates, now, last in zip(_coordinates(self.subspace), self.place, top, strict=True):
             wanted = coordinates[now] + step - 1e-12
-            up = next((index for index, value in enumerate(coordinates) if value >= wanted), last)
-            reached.append(min(max(up, now + 1), last))
+            reached.append(next((index for index, value in enumerate(coordinates) if value >= wanted), last))
         return reached[0], reached[1]
 
 
@@ -322,8 +324,8 @@ class Lagom(GroupwiseTuner):
     ) -> None:
         if step not in STEPS:
             raise UnknownNameError.among("step", step, STEPS)
-        if not 0 < min_step <= 1:
-            raise SpaceError(f"min_step is {min_step}, must be above 0 and at most 1")
+        if not LEAST_STEP <= min_step <= 1:
+            raise SpaceError(f"min_step is {min_step}, must be between {LEAST_STEP} and 1")
         if num_threads is not None and num_threads < 1:
             raise SpaceError(f"num_threads is {num_threads}, must be at least 1")
         options = _Options(step=step, ladder=ladder_named(ladder), num_threads=num_threads, min_step=min_step)

@@ -1,0 +1,354 @@
+"""What to change, each with its evidence in this trace; a rule that cannot show evidence stays silent.
+
+Every rule is one function from `Findings` to at most a few `Advice`. A predicted gain is per step of the average rank and
+is an upper bound where the sentence says "at most". Knobs are named only where they reach: by the kind of collective
+(`Reach`), and by NCCL's version where the trace says it. Not covered, because a Kineto trace does not show it:
+CUDA_DEVICE_MAX_CONNECTIONS (a queue and a true dependency look alike), the wire chunk (no field holds it).
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from lagom_overlap.analysis.collectives import CollectiveKey, CollectiveRow
+from lagom_overlap.analysis.contention import Slowdown
+from lagom_overlap.analysis.findings import Findings, RankFindings
+from lagom_overlap.analysis.kernel_class import KernelClass
+from lagom_overlap.collective import CollectiveKind
+from lagom_overlap.trace.gpu_trace import NO_TIME, NS_PER_S, UNKNOWN, Reach
+from lagom_overlap.units import MIB, format_bytes, format_seconds
+
+_MIN_GAIN: Final = 0.002
+"""Advice worth less than this part of a step is left out."""
+_HIDDEN: Final = 0.25
+"""A collective counts as hidden if at most this part of it is exposed."""
+_NEAR_NS: Final = 20_000
+"""A kernel that starts this soon after its cause followed it at once."""
+_LARGE: Final = 4 * MIB
+_SMALL: Final = 1 * MIB
+_MAX_NODE_RANKS: Final = 8
+_HOST_SHARE: Final = 0.10
+_WAIT_SHARE: Final = 0.30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """One change: what, the line to apply, why, and what it may gain per step of the average rank."""
+
+    rule: str
+    what: str
+    apply: str
+    evidence: str
+    predicted_gain_s: float
+
+
+def describe(key: CollectiveKey) -> str:
+    """A collective for people: `"all_gather of 64 MiB on fsdp (8 channels)"`."""
+    size = f" of {format_bytes(key.num_bytes)}" if key.num_bytes else ""
+    channels = f" ({key.num_channels} channels)" if key.num_channels else ""
+    return f"{key.op}{size.strip()} on {key.communicator}{channels}".replace("  ", " ")
+
+
+def nccl_version(text: str) -> tuple[int, int] | None:
+    """(major, minor) of `"2.27.5"`; None where the trace does not say."""
+    parts = text.split(".")
+    return (int(parts[0]), int(parts[1])) if len(parts) >= 2 and all(p.isdecimal() for p in parts[:2]) else None
+
+
+def _version(findings: Findings) -> tuple[int, int] | None:
+    return next((v for rank in findings.ranks if (v := nccl_version(rank.trace.nccl_version)) is not None), None)
+
+
+def _per_step(findings: Findings, length_ns: float) -> float:
+    return length_ns / NS_PER_S / findings.num_windows
+
+
+def _time(findings: Findings, length_ns: float) -> str:
+    return f"{format_seconds(_per_step(findings, length_ns))} per step"
+
+
+def _ratio(found: Slowdown) -> str:
+    interval = f" ({found.low:.2f}-{found.high:.2f})" if found.low is not None and found.high is not None else ""
+    return f"{found.slowdown:.2f} times as long{interval}"
+
+
+def _channel_line(key: CollectiveKey, channels: int, version: tuple[int, int] | None) -> str:
+    if key.reach is Reach.P2P_CHANNELS:
+        return f"export NCCL_MAX_P2P_NCHANNELS={channels}"
+    if version is not None and version < (2, 17):
+        return f"export NCCL_MAX_NCHANNELS={channels}"
+    return f"opts = dist.ProcessGroupNCCL.Options(); opts.config.max_ctas = {channels}  # pg_options of {key.communicator}"
+
+
+def _fewer_channels(findings: Findings) -> Iterator[Advice]:
+    rows = {row.key: row for row in findings.rows}
+    for key, found in findings.contention.by_collective.items():
+        row = rows.get(key)
+        if row is None or key.reach is Reach.NONE or not found.is_proven or key.num_channels < 2:
+            continue
+        if row.exposed_ns > _HIDDEN * row.total_ns:
+            continue
+        channels = max(1, key.num_channels // 2)
+        yield Advice(
+            rule="fewer_channels",
+            what=f"Give {describe(key)} {channels} channel{'s' if channels > 1 else ''}: at most half of its stretch goes",
+            apply=_channel_line(key, channels, _version(findings)),
+            evidence=f"{found.num_beside} kernel runs beside it take {_ratio(found)}, "
+            f"{_time(findings, found.stretched_ns)} in all; only {100 * row.exposed_ns / row.total_ns:.0f} % of it is exposed",
+            predicted_gain_s=_per_step(findings, found.stretched_ns / 2),
+        )
+
+
+def _more_channels(findings: Findings) -> Iterator[Advice]:
+    for row in findings.rows:
+        key = row.key
+        if key.reach is not Reach.TUNER or key.num_bytes < _LARGE or row.busbw_bytes_per_s is None:
+            continue
+        if key.num_channels < 1 or row.exposed_ns < row.total_ns / 2:
+            continue
+        better = [
+            other
+            for other in findings.rows
+            if (other.key.op, other.key.communicator, other.key.num_ranks) == (key.op, key.communicator, key.num_ranks)
+            and other.key.num_channels > key.num_channels
+            and key.num_bytes <= 4 * other.key.num_bytes <= 16 * key.num_bytes
+            and (other.busbw_bytes_per_s or 0) >= 1.3 * row.busbw_bytes_per_s
+        ]
+        if not better:
+            continue
+        best = max(better, key=lambda other: (other.busbw_bytes_per_s or 0, other.key))
+        channels = best.key.num_channels
+        yield Advice(
+            rule="more_channels",
+            what=f"Give {describe(key)} {channels} channels",
+            apply=f"export NCCL_MIN_CTAS={channels}"
+            if key.communicator == "default_pg"
+            else f"opts = dist.ProcessGroupNCCL.Options(); opts.config.min_ctas = {channels}  # pg_options of {key.communicator}",
+            evidence=f"it runs at {row.busbw_bytes_per_s / 1e9:.1f} GB/s of bus bandwidth and is "
+            f"{100 * row.exposed_ns / row.total_ns:.0f} % exposed; {describe(best.key)} reaches "
+            f"{(best.busbw_bytes_per_s or 0) / 1e9:.1f} GB/s in this trace",
+            predicted_gain_s=_per_step(
+                findings, row.exposed_ns * (1 - row.busbw_bytes_per_s / (best.busbw_bytes_per_s or 1))
+            ),
+        )
+
+
+def _larger_buckets(findings: Findings) -> Iterator[Advice]:
+    if "DDP" not in findings.frameworks:
+        return
+    reduces = [row for row in findings.rows if row.kind is CollectiveKind.ALL_REDUCE and row.busbw_bytes_per_s]
+    for communicator in sorted({row.key.communicator for row in reduces}):
+        held = [row for row in reduces if row.key.communicator == communicator]
+        small = [row for row in held if row.key.num_bytes < _SMALL]
+        large = [row for row in held if row.key.num_bytes >= _SMALL]
+        if not large or sum(row.count for row in small) < 4 * findings.num_windows:
+            continue
+        best = max(row.busbw_bytes_per_s or 0 for row in large)
+        gain = sum(row.exposed_ns * max(0.0, 1 - (row.busbw_bytes_per_s or 0) / best) for row in small)
+        count = sum(row.count for row in small)
+        yield Advice(
+            rule="larger_buckets",
+            what=f"Put the small all-reduces on {communicator} into larger buckets: at most their latency goes",
+            apply="DistributedDataParallel(model, bucket_cap_mb=100)",
+            evidence=f"{count / findings.num_windows:.0f} all-reduces below {format_bytes(_SMALL)} per step, exposed for "
+            f"{_time(findings, sum(row.exposed_ns for row in small))}; large ones reach {best / 1e9:.1f} GB/s",
+            predicted_gain_s=_per_step(findings, gain),
+        )
+
+
+def _queued_behind(rank: RankFindings) -> tuple[int, int, int]:
+    """(reduce-scatters queued behind an all-gather of their communicator, ns queued, ns of it that may be won)."""
+    events, calls = rank.trace.events, rank.trace.calls
+    by_group: dict[str, list[int]] = {}
+    for index, call in enumerate(calls):
+        if call.event != UNKNOWN:
+            by_group.setdefault(call.communicator, []).append(index)
+    count = queued_ns = won_ns = 0
+    for held in by_group.values():
+        held.sort(key=lambda index: int(events.start_ns[calls[index].event]))
+        for before, after in zip(held, held[1:], strict=False):
+            if (calls[before].kind, calls[after].kind) != (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER):
+                continue
+            ended = int(events.end_ns[calls[before].event])
+            row = calls[after].event
+            start, launch = int(events.start_ns[row]), int(events.launch_ns[row])
+            if launch == NO_TIME or launch >= ended or not 0 <= start - ended <= _NEAR_NS:
+                continue
+            count += 1
+            queued_ns += start - launch
+            won_ns += min(start - launch, int(rank.exposed_ns[after]))
+    return count, queued_ns, won_ns
+
+
+def _separate_reduce_scatter(findings: Findings) -> Iterator[Advice]:
+    if "FSDP" not in findings.frameworks:
+        return
+    parts = [_queued_behind(rank) for rank in findings.ranks]
+    count, queued_ns, won_ns = (sum(part[index] for part in parts) for index in range(3))
+    if count:
+        yield Advice(
+            rule="separate_reduce_scatter",
+            what="Give reduce-scatter its own communicator: one communicator runs one collective at a time",
+            apply="model.set_separate_reduce_scatter_group(True)  # FSDP2, torch 2.13 or later",
+            evidence=f"{count} reduce-scatters started at once when an all-gather of the same communicator ended, "
+            f"queued for {_time(findings, queued_ns)}; of that at most {_time(findings, won_ns)} was exposed",
+            predicted_gain_s=_per_step(findings, won_ns),
+        )
+
+
+def _late_all_gathers(rank: RankFindings) -> tuple[int, int, int]:
+    """(all-gathers launched too late, their exposed ns, exposed ns of all all-gathers)."""
+    events = rank.trace.events
+    count = late_ns = all_ns = 0
+    for index, call in enumerate(rank.trace.calls):
+        if call.kind is not CollectiveKind.ALL_GATHER or call.event == UNKNOWN:
+            continue
+        exposed_ns = int(rank.exposed_ns[index])
+        all_ns += exposed_ns
+        launch, start = int(events.launch_ns[call.event]), int(events.start_ns[call.event])
+        if launch != NO_TIME and 0 <= start - launch <= _NEAR_NS and exposed_ns > 0:
+            count += 1
+            late_ns += exposed_ns
+    return count, late_ns, all_ns
+
+
+def _prefetch(findings: Findings) -> Iterator[Advice]:
+    if "FSDP" not in findings.frameworks:
+        return
+    parts = [_late_all_gathers(rank) for rank in findings.ranks]
+    count, late_ns, all_ns = (sum(part[index] for part in parts) for index in range(3))
+    if count and late_ns >= all_ns / 2:
+        yield Advice(
+            rule="prefetch",
+            what="Prefetch the next layers' all-gathers further ahead: at most their exposed time goes",
+            apply="for a, b, c in zip(layers, layers[1:], layers[2:]): a.set_modules_to_forward_prefetch([b, c])",
+            evidence=f"{count} exposed all-gathers started within {format_seconds(_NEAR_NS / NS_PER_S)} of their launch: "
+            f"the wire was free, the launch came late; exposed {_time(findings, late_ns)}",
+            predicted_gain_s=_per_step(findings, late_ns),
+        )
+
+
+def _carve_out(findings: Findings) -> Iterator[Advice]:
+    sms = next((rank.trace.num_sms for rank in findings.ranks if rank.trace.num_sms), None)
+    gpu = next((rank.trace.gpu_name for rank in findings.ranks if rank.trace.gpu_name), "")
+    if sms is None:
+        return
+    channels = max((row.key.num_channels for row in findings.rows if row.key.num_channels < sms), default=0)
+    for kernel in findings.contention.kernels:
+        blocks = kernel.grid[0] * kernel.grid[1] * kernel.grid[2]
+        found = kernel.found
+        if kernel.kernel_class is not KernelClass.GEMM or blocks != sms or not found.is_proven or not channels:
+            continue
+        gain_ns = found.stretched_ns - found.base_ns * channels / (sms - channels)
+        if gain_ns <= 0:
+            continue
+        blackwell = any(word in gpu for word in ("B100", "B200", "B300", "GB200", "GB300"))
+        yield Advice(
+            rule="carve_out",
+            what=f"Leave {channels} SMs to the collectives: the persistent GEMM waits for a second wave",
+            apply=f"torch.cuda.GreenContext.create(num_sms={sms - channels})"
+            if blackwell
+            else f"torch._C._set_sm_carveout_experimental({channels})",
+            evidence=f"a GEMM with one block for each of the {sms} SMs takes {_ratio(found)} beside collectives of up to "
+            f"{channels} channels ({found.num_beside} runs)",
+            predicted_gain_s=_per_step(findings, gain_ns),
+        )
+        return
+
+
+def _copy_engine(findings: Findings) -> Iterator[Advice]:
+    version = _version(findings)
+    if "FSDP" not in findings.frameworks or version is None or version < (2, 28):
+        return
+    held = [
+        (key, found)
+        for key, found in findings.contention.by_collective.items()
+        if key.op == CollectiveKind.ALL_GATHER and found.is_proven and 2 <= key.num_ranks <= _MAX_NODE_RANKS
+    ]
+    stretched_ns = sum(found.stretched_ns for _, found in held)
+    if held:
+        yield Advice(
+            rule="copy_engine_all_gather",
+            what="Let the copy engines gather (no SM): at most the stretch beside all-gathers goes; needs one NVLink domain",
+            apply='model.set_symm_mem_for_comm("NCCL"); opts.config.cta_policy = dist.ProcessGroupNCCL.NCCL_CTA_POLICY_ZERO',
+            evidence=f"kernels beside {describe(held[0][0])} take {_ratio(held[0][1])}; "
+            f"NCCL {version[0]}.{version[1]} has copy-engine collectives",
+            predicted_gain_s=_per_step(findings, stretched_ns),
+        )
+
+
+def _host_bound(findings: Findings) -> Iterator[Advice]:
+    host_ns = sum(rank.measures.host_bound_ns for rank in findings.ranks)
+    span_ns = sum(rank.measures.span_ns for rank in findings.ranks)
+    if span_ns and host_ns >= _HOST_SHARE * span_ns:
+        yield Advice(
+            rule="host_bound",
+            what="The CPU launches too slowly: no communication knob helps before that; capture the step in CUDA graphs",
+            apply='model = torch.compile(model, mode="reduce-overhead")',
+            evidence=f"in {100 * host_ns / span_ns:.0f} % of the time the GPU had nothing to do because the next kernel was not "
+            f"yet launched ({_time(findings, host_ns)}; profiling itself slows launches)",
+            predicted_gain_s=_per_step(findings, host_ns),
+        )
+
+
+def _late_peers(findings: Findings) -> Iterator[Advice]:
+    waits = [sum(wait for wait in rank.waiting_ns if wait is not None) for rank in findings.ranks]
+    matched = [
+        sum(call.duration_ns for call, wait in zip(rank.trace.calls, rank.waiting_ns, strict=True) if wait is not None)
+        for rank in findings.ranks
+    ]
+    if len(findings.ranks) < 2 or not sum(matched) or sum(waits) < _WAIT_SHARE * sum(matched):
+        return
+    late = int(np.argmin([wait / held if held else 1.0 for wait, held in zip(waits, matched, strict=True)]))
+    rank = findings.ranks[late].trace
+    name = f"rank {rank.rank}" if rank.rank is not None else rank.file
+    yield Advice(
+        rule="late_peers",
+        what=f"Ranks wait for each other, most of all for {name}: even out the work before tuning collectives",
+        apply=f"lagom analyze <trace of {name}>  # find why it arrives late; no NCCL knob shortens this wait",
+        evidence=f"{100 * sum(waits) / sum(matched):.0f} % of the matched communication is waiting for the last peer "
+        f"({_time(findings, sum(waits))}); {name} itself waits least",
+        predicted_gain_s=_per_step(findings, sum(waits)),
+    )
+
+
+def _pipeline_bubbles(findings: Findings) -> Iterator[Advice]:
+    held = [
+        row
+        for row in findings.rows
+        if row.kind is CollectiveKind.SEND_RECV and any(w in row.key.communicator.lower() for w in ("pp", "pipeline"))
+    ]
+    exposed_ns = sum(row.exposed_ns for row in held)
+    span_ns = sum(rank.measures.span_ns for rank in findings.ranks)
+    if span_ns and exposed_ns >= _HOST_SHARE * span_ns:
+        yield Advice(
+            rule="pipeline_bubbles",
+            what="Split the batch into twice as many micro-batches: at most half of the bubble goes",
+            apply="num_microbatches *= 2  # of the pipeline schedule",
+            evidence=f"stages wait exposed in send/receive for {100 * exposed_ns / span_ns:.0f} % of the time",
+            predicted_gain_s=_per_step(findings, exposed_ns / 2),
+        )
+
+
+_RULES: Final[tuple[Callable[[Findings], Iterator[Advice]], ...]] = (
+    _fewer_channels,
+    _more_channels,
+    _larger_buckets,
+    _separate_reduce_scatter,
+    _prefetch,
+    _carve_out,
+    _copy_engine,
+    _host_bound,
+    _late_peers,
+    _pipeline_bubbles,
+)
+
+
+def advice_of(findings: Findings) -> tuple[Advice, ...]:
+    """All advice that this trace gives evidence for and that is worth at least `_MIN_GAIN` of a step, best first."""
+    span_s = sum(rank.measures.span_ns for rank in findings.ranks) / NS_PER_S / findings.num_windows
+    found = [advice for rule in _RULES for advice in rule(findings)]
+    worth = [advice for advice in found if advice.predicted_gain_s >= _MIN_GAIN * span_s and advice.predicted_gain_s > 0]
+    return tuple(sorted(worth, key=lambda advice: (-advice.predicted_gain_s, advice.rule, advice.what)))

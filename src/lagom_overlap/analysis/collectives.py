@@ -1,0 +1,183 @@
+"""The collectives of a job: how long, how exposed, how fast, what they waited for.
+
+Waiting against moving. An NCCL kernel starts when its own rank is ready and ends when the bytes are there, so its
+duration contains the wait for the last peer. Over the ranks that ran the same call, the shortest duration is the one
+that waited least: it is taken as the time that moves bytes, the rest of every other rank's duration as waiting
+(TraceLens's "implicit sync" rule). Calls are matched by (communicator, sequence number), and without numbers by their
+order on the communicator if all ranks agree on that order. Send and receive pair ranks, not groups: they are not matched.
+
+Bus bandwidth is nccl-tests' busbw: wire bytes of a ring over time (`Collective.wire_bytes`), the time being the moving
+time where several ranks are given, the whole duration otherwise.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from lagom_overlap.analysis.measures import Occupation
+from lagom_overlap.collective import Collective, CollectiveKind
+from lagom_overlap.trace.gpu_trace import NS_PER_S, UNKNOWN, CommCall, GpuTrace, Int64, Reach
+
+_MIN_RANKS: Final = 2
+
+
+@dataclass(frozen=True, slots=True, order=True, kw_only=True)
+class CollectiveKey:
+    """What makes two calls one row: the same operation, communicator, size and launch."""
+
+    op: str
+    communicator: str
+    num_bytes: int
+    num_channels: int
+    num_threads: int
+    num_ranks: int
+    reach: Reach
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveRow:
+    """All calls of one key over all ranks; times in ns summed over ranks and calls.
+
+    `exposed_ns` is each call's own time without computation beside it: calls that are exposed at once each count it.
+    `waiting_ns` is None where no call could be matched with its peers; `busbw_bytes_per_s` None where the bytes or the
+    number of ranks are unknown.
+    """
+
+    key: CollectiveKey
+    kind: CollectiveKind | None
+    count: int
+    total_ns: int
+    exposed_ns: int
+    waiting_ns: int | None
+    median_ns: float
+    min_ns: int
+    busbw_bytes_per_s: float | None
+
+
+def key_of(call: CommCall) -> CollectiveKey:
+    """The row that a call belongs to."""
+    return CollectiveKey(
+        op=call.op,
+        communicator=call.communicator,
+        num_bytes=call.num_bytes,
+        num_channels=call.num_channels,
+        num_threads=call.num_threads,
+        num_ranks=call.num_ranks,
+        reach=call.reach,
+    )
+
+
+def exposed_of_calls(trace: GpuTrace, occupation: Occupation) -> Int64:
+    """Each call's time without computation beside it; 0 for a call without a timeline."""
+    rows = np.array([call.event for call in trace.calls], dtype=np.int64)
+    exposed = np.zeros(len(rows), dtype=np.int64)
+    timed = rows != UNKNOWN
+    start, end = trace.events.start_ns[rows[timed]], trace.events.end_ns[rows[timed]]
+    exposed[timed] = end - start - occupation.compute.within(start, end)
+    return exposed
+
+
+def _call_names(trace: GpuTrace) -> list[tuple[object, ...]]:
+    """A name for every call that its peers on other ranks give to the same call."""
+    seen: Counter[tuple[object, ...]] = Counter()
+    names: list[tuple[object, ...]] = []
+    for call in trace.calls:
+        group = (call.communicator, call.ranks)
+        if call.sequence is not None:
+            names.append((*group, "seq", call.sequence, call.op))
+            continue
+        names.append((*group, "order", seen[group], call.op))
+        seen[group] += 1
+    return names
+
+
+def _agree(traces: Sequence[GpuTrace]) -> frozenset[tuple[object, ...]]:
+    """The communicators on which all ranks that use them ran the same operations in the same order."""
+    orders: dict[tuple[object, ...], set[tuple[str, ...]]] = defaultdict(set)
+    for trace in traces:
+        held: dict[tuple[object, ...], list[str]] = defaultdict(list)
+        for call in trace.calls:
+            held[call.communicator, call.ranks].append(call.op)
+        for group, ops in held.items():
+            orders[group].add(tuple(ops))
+    return frozenset(group for group, found in orders.items() if len(found) == 1)
+
+
+def waiting_of_calls(traces: Sequence[GpuTrace]) -> tuple[tuple[int | None, ...], ...]:
+    """For every rank and call, the part of its duration that waited for peers; None where no peer is known."""
+    agreed = _agree(traces)
+    names = [_call_names(trace) for trace in traces]
+    shortest: dict[tuple[object, ...], int] = {}
+    peers: Counter[tuple[object, ...]] = Counter()
+    for trace, held in zip(traces, names, strict=True):
+        for call, name in zip(trace.calls, held, strict=True):
+            peers[name] += 1
+            shortest[name] = min(shortest.get(name, call.duration_ns), call.duration_ns)
+
+    def waiting(call: CommCall, name: tuple[object, ...]) -> int | None:
+        matched = call.sequence is not None or (call.communicator, call.ranks) in agreed
+        if not matched or peers[name] < _MIN_RANKS or call.kind is CollectiveKind.SEND_RECV:
+            return None
+        return call.duration_ns - shortest[name]
+
+    return tuple(
+        tuple(waiting(call, name) for call, name in zip(trace.calls, held, strict=True))
+        for trace, held in zip(traces, names, strict=True)
+    )
+
+
+def _busbw(key: CollectiveKey, kind: CollectiveKind | None, count: int, moving_ns: int) -> float | None:
+    if kind is None or key.num_bytes < 1 or key.num_ranks < _MIN_RANKS or moving_ns < 1:
+        return None
+    wire = Collective(kind=kind, num_bytes=key.num_bytes, num_ranks=key.num_ranks).wire_bytes
+    return wire * count * NS_PER_S / moving_ns
+
+
+def collective_rows(
+    traces: Sequence[GpuTrace],
+    exposed: Sequence[Int64],
+    waiting: Sequence[tuple[int | None, ...]],
+) -> tuple[CollectiveRow, ...]:
+    """One row per key, the longest in total first."""
+    calls: dict[CollectiveKey, list[tuple[CommCall, int, int | None]]] = defaultdict(list)
+    for trace, bare, waited in zip(traces, exposed, waiting, strict=True):
+        for call, exposed_ns, waiting_ns in zip(trace.calls, bare.tolist(), waited, strict=True):
+            calls[key_of(call)].append((call, exposed_ns, waiting_ns))
+    rows = [_row(key, held) for key, held in calls.items()]
+    return tuple(sorted(rows, key=lambda row: (-row.total_ns, row.key)))
+
+
+def _row(key: CollectiveKey, held: list[tuple[CommCall, int, int | None]]) -> CollectiveRow:
+    durations = [call.duration_ns for call, _, _ in held]
+    total_ns = sum(durations)
+    waits = [wait for _, _, wait in held if wait is not None]
+    waiting_ns = sum(waits) if len(waits) == len(held) else None
+    kind = held[0][0].kind
+    return CollectiveRow(
+        key=key,
+        kind=kind,
+        count=len(held),
+        total_ns=total_ns,
+        exposed_ns=sum(bare for _, bare, _ in held),
+        waiting_ns=waiting_ns,
+        median_ns=float(np.median(durations)),
+        min_ns=min(durations),
+        busbw_bytes_per_s=_busbw(key, kind, len(held), total_ns - (waiting_ns or 0)),
+    )
+
+
+def unreachable_ns(rows: Sequence[CollectiveRow]) -> int:
+    """Communication that no knob of NCCL reaches."""
+    return sum(row.total_ns for row in rows if row.key.reach is Reach.NONE)
+
+
+def totals_by_communicator(rows: Sequence[CollectiveRow]) -> Mapping[str, tuple[int, int]]:
+    """(total, exposed) of every communicator in ns."""
+    found: dict[str, tuple[int, int]] = {}
+    for row in rows:
+        total, exposed = found.get(row.key.communicator, (0, 0))
+        found[row.key.communicator] = (total + row.total_ns, exposed + row.exposed_ns)
+    return found

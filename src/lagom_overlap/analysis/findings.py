@@ -1,0 +1,104 @@
+"""Everything that is known of a job after its traces were read: what the report shows and advice is drawn from."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lagom_overlap.analysis.collectives import (
+    CollectiveRow,
+    collective_rows,
+    exposed_of_calls,
+    waiting_of_calls,
+)
+from lagom_overlap.analysis.contention import Contention, contention_of
+from lagom_overlap.analysis.measures import Measures, Occupation, StepMeasures, occupation_of, step_measures, whole
+from lagom_overlap.trace.gpu_trace import GpuTrace, Int64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFindings:
+    """One rank: its trace, where its time went, and per call its exposure and waiting (ns, None where unknown)."""
+
+    trace: GpuTrace
+    occupation: Occupation
+    measures: Measures
+    steps: tuple[StepMeasures, ...]
+    exposed_ns: Int64
+    waiting_ns: tuple[int | None, ...]
+    stretched_ns: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """A job."""
+
+    ranks: tuple[RankFindings, ...]
+    rows: tuple[CollectiveRow, ...]
+    contention: Contention
+    warnings: tuple[str, ...]
+
+    @property
+    def num_windows(self) -> int:
+        """Steps over all ranks, at least 1: a sum over the job divided by it is per step of the average rank."""
+        return max(1, sum(max(1, len(rank.steps)) for rank in self.ranks))
+
+    @property
+    def frameworks(self) -> frozenset[str]:
+        """Frameworks that any rank's trace names."""
+        return frozenset().union(*(rank.trace.frameworks for rank in self.ranks))
+
+
+def _warnings(traces: Sequence[GpuTrace]) -> tuple[str, ...]:
+    found: list[str] = []
+    for trace in traces:
+        found.extend(f"{trace.file}: {text}" for text in trace.warnings)
+        if trace.steps or not len(trace.events):
+            continue
+        found.append(f"{trace.file}: no profiler steps; the whole trace counts as one step")
+    worlds = {trace.world_size for trace in traces if trace.world_size}
+    known = {trace.rank for trace in traces if trace.rank is not None}
+    if worlds and len(known) < max(worlds):
+        found.append(
+            f"{len(known)} of {max(worlds)} ranks given: one per parallel role suffices for exposure and contention; "
+            "waiting for late peers shows only between ranks that are here"
+        )
+    repeated = sorted(rank for rank in known if sum(trace.rank == rank for trace in traces) > 1)
+    if repeated:
+        found.append(f"rank {repeated[0]} comes more than once: its times are added up")
+    unsure = sum(call.op == "unknown" for trace in traces for call in trace.calls)
+    if unsure:
+        found.append(f"{unsure} communicating events do not say which collective they are; their op is 'unknown'")
+    return tuple(dict.fromkeys(found))
+
+
+def analyse(traces: Sequence[GpuTrace], *, seed: int = 0) -> Findings:
+    """What the traces of a job's ranks say; the same traces and seed give the same findings.
+
+    Raises:
+        ValueError: if no trace is given.
+    """
+    if not traces:
+        raise ValueError("no trace to analyse, at least one is needed")
+    occupations = [occupation_of(trace.events) for trace in traces]
+    exposed = [exposed_of_calls(trace, held) for trace, held in zip(traces, occupations, strict=True)]
+    waiting = waiting_of_calls(traces)
+    contention = contention_of(traces, occupations, seed)
+    ranks = tuple(
+        RankFindings(
+            trace=trace,
+            occupation=occupation,
+            measures=whole(trace.events, occupation),
+            steps=step_measures(trace, occupation),
+            exposed_ns=bare,
+            waiting_ns=waited,
+            stretched_ns=stretched,
+        )
+        for trace, occupation, bare, waited, stretched in zip(
+            traces, occupations, exposed, waiting, contention.of_rank, strict=True
+        )
+    )
+    return Findings(
+        ranks=ranks,
+        rows=collective_rows(traces, exposed, waiting),
+        contention=contention,
+        warnings=_warnings(traces),
+    )

@@ -1,0 +1,2 @@
+"""x"""
+def render_analysis(report): return ""

@@ -1,0 +1,116 @@
+"""The analysis for a terminal of 80 columns, on one screen: rich renderables that the command line prints.
+
+Names are data: they are never read as markup, and characters that would move the cursor are made visible.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from lagom_overlap.report.analyze_report import AnalyzeReport
+from lagom_overlap.report.analyze_words import (
+    advice_texts,
+    collective_cells,
+    contention_cells,
+    contention_sentence,
+    headline,
+    rank_cells,
+)
+
+WIDTH: Final = 80
+"""Columns that every renderable fits into."""
+MAX_RANKS: Final = 8
+MAX_COLLECTIVES: Final = 8
+MAX_CLASSES: Final = 5
+MAX_ADVICE: Final = 5
+MAX_WARNINGS: Final = 4
+
+
+def plain(text: str) -> str:
+    """A text whose unprintable characters are made visible."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def _short(text: str, width: int) -> str:
+    shown = plain(text)
+    return shown if len(shown) <= width else shown[: width - 1] + "…"
+
+
+def _table(
+    title: str, columns: Sequence[tuple[str, int]], rows: Sequence[Sequence[str]], most: int, tail: str
+) -> RenderableType:
+    """A table whose first column is a name, the others numbers of a fixed width."""
+    table = Table(box=None, width=WIDTH, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim", title_justify="left")
+    table.add_column(title, no_wrap=True, overflow="ellipsis", ratio=1)
+    for name, width in columns:
+        table.add_column(name, justify="right", no_wrap=True, width=width)
+    for name, *cells in rows[:most]:
+        table.add_row(Text(_short(name, WIDTH)), *(Text(plain(cell)) for cell in cells))
+    if len(rows) > most:
+        table.add_row(Text(f"and {len(rows) - most} more {tail}", style="dim"))
+    return table
+
+
+def analysis_summary(report: AnalyzeReport) -> RenderableType:
+    """The whole summary."""
+    parts: list[RenderableType] = [Text(plain(headline(report)), style="bold"), Text("")]
+    ranks = rank_cells(report)
+    if ranks:
+        parts.append(
+            _table(
+                "per rank" if report.compat is None else "per rank (HTA)",
+                (("span", 8), ("compute", 8), ("comm", 8), ("exposed", 8), ("overlap", 8), ("stretch", 8), ("idle", 8)),
+                ranks,
+                MAX_RANKS,
+                "ranks",
+            )
+        )
+    collectives = collective_cells(report)
+    if collectives:
+        parts += [
+            Text(""),
+            _table(
+                "collective",
+                (("calls", 5), ("total", 8), ("exposed", 8), ("stretch", 8), ("waiting", 8), ("busbw", 9)),
+                collectives,
+                MAX_COLLECTIVES,
+                "collectives",
+            ),
+        ]
+    parts += [Text(""), Text(plain(contention_sentence(report)))]
+    classes = contention_cells(report)
+    if classes:
+        parts.append(
+            _table(
+                "kernels beside a collective",
+                (("runs", 6), ("slowdown", 8), ("95 %", 11), ("stretch", 8)),
+                classes,
+                MAX_CLASSES,
+                "pairs",
+            )
+        )
+    parts += _advice(report)
+    warnings = report.findings.warnings
+    parts += [Text("")] if warnings else []
+    parts += [Text(f"! {plain(text)}", style="yellow") for text in warnings[:MAX_WARNINGS]]
+    if len(warnings) > MAX_WARNINGS:
+        parts.append(Text(f"! and {len(warnings) - MAX_WARNINGS} more warnings (--json)", style="yellow"))
+    return Group(*parts)
+
+
+def _advice(report: AnalyzeReport) -> list[RenderableType]:
+    texts = advice_texts(report)
+    if not texts:
+        return [Text(""), Text("No advice: no rule finds evidence in these traces.", style="dim")]
+    parts: list[RenderableType] = [Text("")]
+    for number, (gain, what, evidence, line) in enumerate(texts[:MAX_ADVICE], start=1):
+        parts.append(Text(f"{number}. {plain(what)} ", style="bold").append(Text(f"[{gain}]", style="green")))
+        parts.append(Padding(Text(plain(evidence), style="dim"), (0, 0, 0, 3)))
+        parts.append(Padding(Text(plain(line), style="cyan"), (0, 0, 0, 3)))
+    if len(texts) > MAX_ADVICE:
+        parts.append(Text(f"and {len(texts) - MAX_ADVICE} more (--json or --out)", style="dim"))
+    return parts

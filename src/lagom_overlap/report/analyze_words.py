@@ -1,0 +1,158 @@
+"""The analysis in words and cells; the same in the page and in the terminal."""
+
+from lagom_overlap.analysis.collectives import CollectiveKey
+from lagom_overlap.analysis.hta import HtaFigures
+from lagom_overlap.analysis.measures import Measures
+from lagom_overlap.report.analyze_report import AnalyzeReport
+from lagom_overlap.trace.gpu_trace import NS_PER_S
+from lagom_overlap.units import GB_PER_S, US, format_bytes, format_seconds
+
+_NONE = "–"
+
+
+def time_text(length_ns: float) -> str:
+    """A duration for people; a signed one keeps its sign."""
+    return f"−{format_seconds(-length_ns / NS_PER_S)}" if length_ns < 0 else format_seconds(length_ns / NS_PER_S)
+
+
+def percent_text(part: float, whole: float) -> str:
+    """A share in per cent; a dash of nothing."""
+    return f"{100 * part / whole:.1f} %" if whole else _NONE
+
+
+def collective_text(key: CollectiveKey) -> str:
+    """A collective in a table: `"all_reduce 30 MiB default_pg 8ch"`."""
+    size = f" {format_bytes(key.num_bytes)}" if key.num_bytes else ""
+    channels = f" {key.num_channels}ch" if key.num_channels else ""
+    return f"{key.op}{size}{channels} {key.communicator}"
+
+
+def job_measures(report: AnalyzeReport) -> Measures:
+    """The measures of all ranks added up."""
+    first, *others = (rank.measures for rank in report.findings.ranks)
+    for other in others:
+        first = first + other
+    return first
+
+
+def headline(report: AnalyzeReport) -> str:
+    """Where a step's time goes, in one or two sentences."""
+    findings = report.findings
+    timed = [rank for rank in findings.ranks if len(rank.trace.events)]
+    if not timed:
+        total = sum(row.total_ns for row in findings.rows)
+        return f"{time_text(total)} of collectives over {len(findings.ranks)} ranks; the files hold no timeline."
+    found = job_measures(report)
+    windows = sum(max(1, len(rank.steps)) for rank in timed)
+    span = found.span_ns
+    stretched = sum(findings.contention.of_rank)
+    parts = [
+        f"exposed communication {time_text(found.exposed_comm_ns / windows)} ({percent_text(found.exposed_comm_ns, span)})",
+        f"computation stretched by it {time_text(stretched / windows)} ({percent_text(stretched, span)})",
+        f"idle {time_text(found.idle_ns / windows)} ({percent_text(found.idle_ns, span)}, of it waiting for the CPU "
+        f"{percent_text(found.host_bound_ns, found.idle_ns)})",
+    ]
+    steps = f"{windows} step{'s' if windows > 1 else ''}" if any(rank.trace.steps for rank in timed) else "1 trace"
+    if len(timed) > 1:
+        steps = f"{steps} of {len(timed)} ranks"
+    return f"A step takes {time_text(span / windows)} (mean of {steps}): {', '.join(parts)}."
+
+
+def _hta_cells(name: str, found: HtaFigures) -> tuple[str, ...]:
+    return (
+        name,
+        format_seconds(found.span_us * US),
+        format_seconds(found.compute_us * US),
+        format_seconds(found.comm_us * US),
+        format_seconds((found.comm_us - found.overlap_us) * US),
+        _NONE if found.overlap_pct is None else f"{found.overlap_pct:.2f} %",
+        _NONE,
+        format_seconds(found.idle_us * US),
+    )
+
+
+def rank_cells(report: AnalyzeReport) -> list[tuple[str, ...]]:
+    """One row per rank with a timeline."""
+    rows: list[tuple[str, ...]] = []
+    for index, rank in enumerate(report.findings.ranks):
+        if not len(rank.trace.events):
+            continue
+        name = f"rank {rank.trace.rank}" if rank.trace.rank is not None else rank.trace.file
+        if report.hta:
+            rows.append(_hta_cells(name, report.hta[index]))
+            continue
+        found = rank.measures
+        rows.append(
+            (
+                name,
+                time_text(found.span_ns),
+                time_text(found.compute_ns),
+                time_text(found.comm_ns),
+                time_text(found.exposed_comm_ns),
+                percent_text(found.overlap_ns, found.comm_ns),
+                time_text(rank.stretched_ns),
+                time_text(found.idle_ns),
+            )
+        )
+    return rows
+
+
+def collective_cells(report: AnalyzeReport) -> list[tuple[str, ...]]:
+    """One row per kind of call, the longest in total first."""
+    blame = report.findings.contention.blame
+    return [
+        (
+            collective_text(row.key),
+            str(row.count),
+            time_text(row.total_ns),
+            time_text(row.exposed_ns),
+            time_text(blame.get(row.key, 0.0)),
+            _NONE if row.waiting_ns is None else time_text(row.waiting_ns),
+            _NONE if row.busbw_bytes_per_s is None else f"{row.busbw_bytes_per_s / GB_PER_S:.1f} GB/s",
+        )
+        for row in report.findings.rows
+    ]
+
+
+def contention_sentence(report: AnalyzeReport) -> str:
+    """What is known of contention, and of how much nothing is."""
+    found = report.findings.contention
+    beside_ns = found.covered_ns + found.uncovered_ns
+    if not beside_ns:
+        return "No computation runs beside a collective: nothing is stretched."
+    if not found.total.num_beside:
+        return f"{time_text(beside_ns)} of computation runs beside collectives, none of it with an uncontended twin."
+    interval = ""
+    if found.total.low is not None and found.total.high is not None:
+        interval = f" (95 %: {found.total.low:.2f}–{found.total.high:.2f})"
+    without = f"; {time_text(found.uncovered_ns)} more has no uncontended twin" if found.uncovered_ns else ""
+    return (
+        f"Beside collectives the same kernels take {found.total.slowdown:.2f}×{interval} as long as alone, over "
+        f"{time_text(found.covered_ns)} of computation{without}."
+    )
+
+
+def contention_cells(report: AnalyzeReport) -> list[tuple[str, ...]]:
+    """One row per kernel class and collective, the costliest first."""
+    rows = []
+    for row in report.findings.contention.classes:
+        found = row.found
+        interval = _NONE if found.low is None or found.high is None else f"{found.low:.2f}–{found.high:.2f}"
+        rows.append(
+            (
+                f"{row.kernel_class} | {collective_text(row.collective)}",
+                str(found.num_beside),
+                f"{found.slowdown:.2f}×",
+                interval,
+                time_text(found.stretched_ns),
+            )
+        )
+    return rows
+
+
+def advice_texts(report: AnalyzeReport) -> list[tuple[str, str, str, str]]:
+    """(gain, what, evidence, line) of every piece of advice."""
+    return [
+        (f"up to {format_seconds(held.predicted_gain_s)} per step", held.what, held.evidence, held.apply)
+        for held in report.advice
+    ]
