@@ -27,6 +27,7 @@ from lagom_overlap.backends.gloo import (
     open_backend,
     probe_link_emulation,
     ranks,
+    torch_extra,
 )
 from lagom_overlap.backends.gloo.space import space_within
 from lagom_overlap.collective import Collective, CollectiveKind, CommConfig, Protocol
@@ -351,7 +352,7 @@ def test_one_rank_is_too_few() -> None:
 
 
 def test_without_torch_the_pip_line_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(torch_extra.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(MissingDependencyError, match=r"pip install .*\[torch\]"):
         open_backend(request())
 

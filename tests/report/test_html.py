@@ -330,3 +330,12 @@ def test_how_it_was_measured_is_there(page, report):
     num = sum(e.step.kind is StepKind.SEARCH for e in report.entries)
     assert f"measurements of the search {num}" in page.text
     assert "median of 5 runs" in page.text
+
+
+def test_the_group_that_takes_most_of_the_iteration_is_open(make_report, make_group):
+    groups = (make_group("once", count=1), make_group("often", count=30), make_group("twice", count=2))
+    source = render_html(make_report(groups))
+    opened = re.search(r"<details id=\"group-(\d)\" open><summary><h3>(\w+)</h3>(.*?)</summary>", source, re.DOTALL)
+    assert opened[1] == "2"
+    assert opened[2] == "often"
+    assert "91% of the groups&#39; time" in opened[3] or "91% of the groups' time" in opened[3]

@@ -26,9 +26,10 @@ from lagom_overlap.workload import OverlapGroup
 
 
 class SimulatedBackend:
-    """Simulates groups; with noise, every timing of every run carries its own log-normal factor of median 1.
+    """Simulates groups; with noise, each computation and collective time carries its own log-normal factor of median 1.
 
-    Noise depends on the seed and on how many measurements came before, nothing else. The timeline stays without noise.
+    The noisy makespan follows the stream that is longer without noise, and is never shorter than either. Noise depends
+    on the seed and on how many measurements came before, nothing else. The timeline stays without noise.
     """
 
     def __init__(self, model: ContentionModel, request: BackendRequest) -> None:
@@ -107,13 +108,13 @@ class SimulatedBackend:
         self._simulators.clear()
 
     def _disturbed(self, clean: Measurement, random: np.random.Generator) -> Measurement:
-        factors = np.exp(self._request.noise * random.standard_normal(2 + len(clean.comm_s)))
-        return replace(
-            clean,
-            makespan_s=clean.makespan_s * float(factors[0]),
-            comp_s=clean.comp_s * float(factors[1]),
-            comm_s=tuple(time_s * float(factor) for time_s, factor in zip(clean.comm_s, factors[2:], strict=True)),
-        )
+        comp_factor, *comm_factors = np.exp(self._request.noise * random.standard_normal(1 + len(clean.comm_s))).tolist()
+        comp_s = clean.comp_s * comp_factor
+        comm_s = tuple(time_s * factor for time_s, factor in zip(clean.comm_s, comm_factors, strict=True))
+        comm_factor = sum(comm_s) / clean.total_comm_s
+        longer = comp_factor if clean.comp_s >= clean.total_comm_s else comm_factor
+        makespan_s = max(comp_s, sum(comm_s), clean.makespan_s * longer)
+        return replace(clean, makespan_s=makespan_s, comp_s=comp_s, comm_s=comm_s)
 
 
 def open_backend(request: BackendRequest) -> Backend:

@@ -28,6 +28,7 @@ from lagom_overlap.engines.gloo_engine import GlooEngine
 from lagom_overlap.engines.gloo_group import NEVER, PrefixStore, Store, TCPStore, open_group
 from lagom_overlap.engines.gloo_rank import Control, RankSession
 from lagom_overlap.engines.messages import (
+    PEER_LOST,
     Join,
     Listening,
     Measure,
@@ -37,8 +38,6 @@ from lagom_overlap.engines.messages import (
     encode,
 )
 
-PEER_LOST: Final = 75
-"""Exit code of a rank that ended because another one did (EX_TEMPFAIL): not the one to blame."""
 LOOPBACK: Final = "127.0.0.1"
 MEETING_TIMEOUT: Final = timedelta(seconds=120)
 _PR_SET_PDEATHSIG: Final = 1

@@ -3,12 +3,17 @@
 Needs no torch. The controller speaks to rank 0, which passes each command on to the other ranks; only rank 0 answers.
 """
 
+from typing import Final
+
 import msgspec
 
 from lagom_overlap.collective import CommConfig
 from lagom_overlap.errors import BackendError, LagomError
 from lagom_overlap.timeline import Span
 from lagom_overlap.workload import Attention, CommOp, CompOp, Gemm, Kernel, MemoryBound, OverlapGroup, Work
+
+PEER_LOST: Final = 75
+"""Exit code of a rank that ended because another one, or the controller, did (EX_TEMPFAIL): not the one to blame."""
 
 
 class GemmWork(msgspec.Struct, frozen=True, tag="gemm", forbid_unknown_fields=True):

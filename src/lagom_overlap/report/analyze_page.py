@@ -1,2 +1,189 @@
-"""x"""
-def render_analysis(report): return ""
+"""The page of one analysis: one HTML file that needs no network, in the look of the tuning report.
+
+Names of kernels, files and communicators come from the trace: jinja2 escapes them in the text, `style.label` in the
+figures, and the figures' JSON escapes what could end a script.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import jinja2
+import plotly.graph_objects as go
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
+from lagom_overlap.analysis.collectives import CollectiveRow
+from lagom_overlap.analysis.findings import RankFindings
+from lagom_overlap.report.analyze_figures import (
+    ranks_figure,
+    slowdown_figure,
+    steps_figure,
+    streams_figure,
+    typical_step,
+)
+from lagom_overlap.report.analyze_report import AnalyzeReport
+from lagom_overlap.report.analyze_words import (
+    advice_texts,
+    collective_cells,
+    collective_text,
+    contention_cells,
+    contention_sentence,
+    headline,
+    rank_cells,
+    time_text,
+)
+from lagom_overlap.units import format_seconds
+
+MAX_RANK_PARTS: Final = 8
+MAX_DETAILS: Final = 20
+_REACH_WORDS: Final = {
+    "tuner": "NCCL's tuner reaches it: algorithm, protocol, channels, chunk",
+    "p2p_channels": "only NCCL_MAX_P2P_NCHANNELS reaches it",
+    "none": "no knob of NCCL reaches it",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Figure:
+    json: Markup
+    height: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RankPart:
+    title: str
+    note: str
+    streams_caption: str
+    steps: _Figure | None
+    streams: _Figure | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Detail:
+    title: str
+    facts: tuple[tuple[str, str], ...]
+    beside: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Page:
+    title: str
+    meta: str
+    headline: str
+    ranks_title: str
+    rank_rows: tuple[tuple[str, ...], ...]
+    collective_rows: tuple[tuple[str, ...], ...]
+    contention: str
+    contention_rows: tuple[tuple[str, ...], ...]
+    kernel_rows: tuple[tuple[str, ...], ...]
+    advice: tuple[tuple[str, ...], ...]
+    unreachable: str
+    ranks: _Figure | None
+    slowdowns: _Figure | None
+    rank_parts: tuple[_RankPart, ...]
+    details: tuple[_Detail, ...]
+    warnings: tuple[str, ...]
+
+
+def render_analysis(report: AnalyzeReport) -> str:
+    """The analysis as one HTML page; the same report gives the same page."""
+    loader = jinja2.PackageLoader("lagom_overlap.report")
+    environment = jinja2.Environment(
+        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+
+    def inline(name: str) -> Markup:
+        source, _, _ = loader.get_source(environment, name)
+        return Markup(source)
+
+    return environment.get_template("analyze.html.j2").render(
+        page=_page(report), css=inline("report.css"), js=inline("report.js"), plotly_js=Markup(get_plotlyjs())
+    )
+
+
+def _figure(figure: go.Figure | None) -> _Figure | None:
+    if figure is None:
+        return None
+    text = figure.to_json().replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return _Figure(Markup(text), int(figure.layout.height))
+
+
+def _page(report: AnalyzeReport) -> _Page:
+    findings = report.findings
+    timed = [rank for rank in findings.ranks if len(rank.trace.events)]
+    gpus = sorted({rank.trace.gpu_name for rank in findings.ranks if rank.trace.gpu_name})
+    unreachable = ""
+    if report.unreachable_s > 0:
+        kinds = [row for row in findings.rows if row.key.reach.value == "none"]
+        names = ", ".join(dict.fromkeys(collective_text(row.key) for row in kinds[:4]))
+        unreachable = f"{format_seconds(report.unreachable_s)} of communication is beyond every knob of NCCL: {names}."
+    return _Page(
+        title=timed[0].trace.file if timed else findings.ranks[0].trace.file,
+        meta=f"{len(findings.ranks)} trace(s), {', '.join(gpus) or 'GPU not named'}, {report.date}",
+        headline=headline(report),
+        ranks_title="Where the time went" + (" (table: HTA's conventions)" if report.hta else ""),
+        rank_rows=tuple(rank_cells(report)),
+        collective_rows=tuple(collective_cells(report)),
+        contention=contention_sentence(report),
+        contention_rows=tuple(contention_cells(report)),
+        kernel_rows=_kernel_rows(report),
+        advice=tuple(advice_texts(report)),
+        unreachable=unreachable,
+        ranks=_figure(ranks_figure(findings.ranks)),
+        slowdowns=_figure(slowdown_figure(findings.contention.classes)),
+        rank_parts=tuple(_rank_part(rank) for rank in timed[:MAX_RANK_PARTS]),
+        details=tuple(_detail(report, row) for row in findings.rows[:MAX_DETAILS]),
+        warnings=findings.warnings,
+    )
+
+
+def _kernel_rows(report: AnalyzeReport) -> tuple[tuple[str, ...], ...]:
+    return tuple(
+        (
+            row.name,
+            "×".join(str(size) for size in row.grid),
+            f"{row.found.num_beside} / {row.found.num_alone}",
+            f"{row.found.slowdown:.2f}×",
+            "–" if row.found.low is None or row.found.high is None else f"{row.found.low:.2f}–{row.found.high:.2f}",
+            time_text(row.found.stretched_ns),
+        )
+        for row in report.findings.contention.kernels[:MAX_DETAILS]
+    )
+
+
+def _rank_part(rank: RankFindings) -> _RankPart:
+    step = typical_step(rank)
+    trace = rank.trace
+    name = f"Rank {trace.rank}" if trace.rank is not None else trace.file
+    return _RankPart(
+        title=name,
+        note=f"{trace.file}: {trace.format}, {len(trace.events)} GPU events, {len(trace.calls)} collectives",
+        streams_caption=""
+        if step is None
+        else f"The streams of step {step.number}, the one of median length." if trace.steps else "The streams.",
+        steps=_figure(steps_figure(rank)),
+        streams=None if step is None else _figure(streams_figure(rank, step)),
+    )
+
+
+def _detail(report: AnalyzeReport, row: CollectiveRow) -> _Detail:
+    key, contention = row.key, report.findings.contention
+    facts = [
+        ("communicator", f"{key.communicator}, {key.num_ranks or 'unknown number of'} ranks"),
+        ("calls", f"{row.count}, median {time_text(row.median_ns)}, shortest {time_text(row.min_ns)}"),
+        ("launch", f"{key.num_channels or 'unknown'} channels, {key.num_threads or 'unknown'} threads"),
+        ("knobs", _REACH_WORDS[key.reach.value]),
+        ("exposed", f"{time_text(row.exposed_ns)} of {time_text(row.total_ns)}"),
+        ("stretches computation by", time_text(contention.blame.get(key, 0.0))),
+    ]
+    if row.waiting_ns is not None:
+        facts.append(("waiting for peers", time_text(row.waiting_ns)))
+    return _Detail(
+        title=collective_text(key),
+        facts=tuple(facts),
+        beside=tuple(
+            cells
+            for cells, held in zip(contention_cells(report), contention.classes, strict=True)
+            if held.collective == key
+        ),
+    )

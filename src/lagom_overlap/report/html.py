@@ -78,6 +78,7 @@ class _Page:
     changes_note: str
     knobs: tuple[str, ...]
     groups: tuple[_GroupPart, ...]
+    opened: int
     rounds_note: str
     ratios: _Figure | None
     rounds: _Figure | None
@@ -114,6 +115,8 @@ def _figure(figure: go.Figure | None) -> _Figure | None:
 
 def _page(report: TuneReport) -> _Page:
     verdict = report.verdict
+    held = histories(report)
+    shares = _shares(held)
     guard = "guarded" if report.guarded else "unguarded"
     return _Page(
         title=f"{report.job}: tuning report",
@@ -127,7 +130,8 @@ def _page(report: TuneReport) -> _Page:
         sentences=_sentences(report),
         changes_note=_changes_note(report),
         knobs=tuple(KNOB_WORDS[knob] for knob in shown_knobs(report)),
-        groups=tuple(_group_part(report, history) for history in histories(report)),
+        groups=tuple(_group_part(report, history, share) for history, share in zip(held, shares, strict=True)),
+        opened=max(range(len(shares)), key=lambda index: shares[index] or 0.0) + 1,
         rounds_note=_rounds_note(report),
         ratios=_figure(ratio_figure(report, verdict)) if verdict is not None else None,
         rounds=_figure(rounds_figure(report, verdict)) if verdict is not None else None,
@@ -176,7 +180,14 @@ def _search_note(report: TuneReport) -> str:
     return f"{_number(num, 'measurement')}, chosen by {report.tuner}; the A/B's rounds are not among them."
 
 
-def _group_part(report: TuneReport, history: GroupHistory) -> _GroupPart:
+def _shares(held: tuple[GroupHistory, ...]) -> tuple[float | None, ...]:
+    """Each group's part of the iteration's makespan under the default, None where a group was not measured."""
+    times = [h.problem.group.count * h.default.makespan_s if h.default else None for h in held]
+    total = sum(time or 0.0 for time in times)
+    return tuple(None if time is None or not total else time / total for time in times)
+
+
+def _group_part(report: TuneReport, history: GroupHistory, share: float | None) -> _GroupPart:
     group = history.problem.group
     failures = f" {history.num_failures} could not run." if history.num_failures else ""
     arrows = (
@@ -191,7 +202,7 @@ def _group_part(report: TuneReport, history: GroupHistory) -> _GroupPart:
             f"{_number(len(group.computations), 'computation')} beside {_number(len(group.comms), 'collective')}, "
             f"{group.count} × per iteration"
         ),
-        summary=_summary(history),
+        summary=_summary(history, share),
         comms=tuple(comm_rows(report, history)),
         sums=sum_rows(history),
         plane=_figure(plane_figure(report, history)),
@@ -218,8 +229,9 @@ def _number(num: int, noun: str) -> str:
     return f"{num} {noun}{'' if num == 1 else 's'}"
 
 
-def _summary(history: GroupHistory) -> str:
+def _summary(history: GroupHistory, share: float | None) -> str:
     if history.default is None or history.tuned is None:
         return ""
     before, after = history.default.makespan_s, history.tuned.makespan_s
-    return f"{format_seconds(before)} → {format_seconds(after)} ({change_text(before, after)})"
+    part = "" if share is None else f", {share:.0%} of the groups' time"
+    return f"{format_seconds(before)} → {format_seconds(after)} ({change_text(before, after)}){part}"

@@ -27,6 +27,9 @@ MAX_ARROWS = 200
 LOG_ABOVE = 12.0
 """An axis whose largest value is that many times its smallest is logarithmic."""
 
+MIN_PAD = 0.05
+"""An axis reaches at least that share of its largest value beyond the points, lest noise look like a trend."""
+
 _GROUND_STEPS = 48
 _SYMBOLS = {ENGINE_DEFAULT: "square-open", "fixed_min": "triangle-down-open", "fixed_max": "triangle-up-open"}
 _Range = tuple[float, float]
@@ -115,7 +118,7 @@ def _padded(values: list[float], log: bool) -> _Range:
     low, high = min(values), max(values)
     if log:
         return low / 1.25, high * 1.25
-    pad = 0.12 * (high - low) or 0.1 * high or 1.0
+    pad = max(0.12 * (high - low), MIN_PAD * high) or 1.0
     return max(0.0, low - pad), high + pad
 
 

@@ -113,10 +113,8 @@ def share_sentence(report: TuneReport) -> str:
     if ENGINE_DEFAULT in report.verdict.failures:
         return f"What part is engine and what part is tuning is not known: {_failed(report, ENGINE_DEFAULT)}."
     if share.tuning is None:
-        return (
-            f"No knob of another engine is involved: {report.words_for(DEFAULT_ARM)} runs on the same engine, "
-            "so the whole difference is tuning."
-        )
+        default = _upper(report.words_for(DEFAULT_ARM))
+        return f"{default} runs on the same engine as tuned, so the whole difference is tuning."
     return f"{_engine_sentence(report, share)} Tuning alone: {_speed_text(share.tuning, 'that')} " + (
         f"(quartiles {quartiles_text(share.tuning)}, {share.tuning.num_wins}/{share.tuning.num_pairs} wins)."
     )

@@ -1,6 +1,5 @@
 """The gloo backend: what may be tried, and one measurement at a time on the rank processes."""
 
-import importlib.util
 import logging
 from types import MappingProxyType
 
@@ -17,10 +16,11 @@ from lagom_overlap.backends.gloo.launched import launched_local_num_ranks, launc
 from lagom_overlap.backends.gloo.link import EmulatedLink
 from lagom_overlap.backends.gloo.ranks import RankProcesses
 from lagom_overlap.backends.gloo.space import space_within
+from lagom_overlap.backends.gloo.torch_extra import require_torch
 from lagom_overlap.collective import CommConfig
 from lagom_overlap.engines.gloo_space import check_collective, check_config, whole_message
 from lagom_overlap.engines.messages import GroupMessage, Measure, Measured, Wrong
-from lagom_overlap.errors import BackendError, MissingDependencyError, SpaceError, WrongResultError
+from lagom_overlap.errors import BackendError, SpaceError, WrongResultError
 from lagom_overlap.timeline import Timeline
 from lagom_overlap.workload import OverlapGroup
 
@@ -170,6 +170,5 @@ def open_backend(request: BackendRequest) -> GlooBackend:
         MissingDependencyError: if torch is not installed.
         BackendError: if the machine or the launcher does not fit.
     """
-    if importlib.util.find_spec("torch") is None:
-        raise MissingDependencyError('the gloo backend needs torch: pip install "lagom-overlap[torch]"')
+    require_torch()
     return GlooBackend(request)

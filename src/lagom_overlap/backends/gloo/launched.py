@@ -7,6 +7,7 @@ or drawing a progress bar never shares a process with what is measured. Every ot
 import os
 from typing import Final
 
+from lagom_overlap.backends.gloo.torch_extra import require_torch
 from lagom_overlap.errors import BackendError
 
 _VARIABLES: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -34,10 +35,16 @@ def join_if_launched_by_torchrun() -> int | None:
     """The exit code of this process if it is a launched rank other than 0, which it lives through here; else None.
 
     To be called first thing by a command that is about to open the gloo backend, before it writes or prints anything:
-    a process that gets a number must exit with it and do nothing else. Without torch the rank ends with exit code 2.
+    a process that gets a number must exit with it and do nothing else. Rank 0 gets None and goes on as if alone; its
+    `open_backend` meets the others here, and its `close` ends them.
+
+    Raises:
+        BackendError: if the launcher's variables are not whole numbers.
+        MissingDependencyError: if torch is not installed.
     """
     if launched_num_ranks() is None or _whole_number("RANK") == 0:
         return None
+    require_torch()
     # Not at the top: torch is only needed where the process becomes a rank.
     from lagom_overlap.engines.gloo_worker import run_joined  # noqa: PLC0415
 

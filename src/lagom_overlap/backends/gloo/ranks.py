@@ -10,6 +10,7 @@ import contextlib
 import os
 import select
 import signal
+import site
 import subprocess
 import sys
 import tempfile
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import IO, Final
 
 import lagom_overlap
-from lagom_overlap.engines.messages import Command, Join, Listening, Ready, Reply, Stop, decode_reply, encode
+from lagom_overlap.engines.messages import PEER_LOST, Command, Join, Listening, Ready, Reply, Stop, decode_reply, encode
 from lagom_overlap.errors import BackendError, RankError
 
 START_TIMEOUT_S: Final = 120.0
@@ -27,8 +28,6 @@ START_TIMEOUT_S: Final = 120.0
 STOP_TIMEOUT_S: Final = 3.0
 BLAME_GRACE_S: Final = 0.5
 """After a first death others follow; so long we wait to tell the culprit from those who lost it."""
-PEER_LOST: Final = 75
-"""As in `engines.gloo_worker`, which cannot be imported here: it needs torch."""
 _MODULE: Final = "lagom_overlap.engines.gloo_worker"
 _TAIL_BYTES: Final = 4000
 _TAIL_LINES: Final = 6
@@ -218,12 +217,13 @@ class RankProcesses:
 
 
 def _environment(*, joined: bool) -> dict[str, str]:
-    """Ours, with one thread a rank, our own package first on the path, and no other launcher's traces."""
+    """Ours, with one thread a rank, this package on the path, and no other launcher's traces."""
     environment = dict(os.environ, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
     environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its warnings would be taken for a rank's last words
     package_root = str(Path(lagom_overlap.__file__).parents[1])
-    inherited = environment.get("PYTHONPATH")
-    environment["PYTHONPATH"] = os.pathsep.join([package_root, *([inherited] if inherited else [])])
+    if package_root not in site.getsitepackages():  # run from a checkout: the ranks must find the same code
+        inherited = environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = os.pathsep.join([package_root, *([inherited] if inherited else [])])
     if not joined:
         for variable in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
             environment.pop(variable, None)

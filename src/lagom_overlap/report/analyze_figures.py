@@ -1,0 +1,145 @@
+"""The figures of an analysis: where the time of ranks and steps went, one step's streams, slowdowns with intervals."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import plotly.graph_objects as go
+
+from lagom_overlap.analysis.contention import ClassSlowdown
+from lagom_overlap.analysis.findings import RankFindings
+from lagom_overlap.analysis.measures import Measures, StepMeasures
+from lagom_overlap.report.analyze_words import collective_text
+from lagom_overlap.report.style import ACCENT, BAD, COMPUTE, GOOD, NEUTRAL, PALETTE, label, lay_out, time_unit
+from lagom_overlap.trace.gpu_trace import NS_PER_S, ROLE_CODES, Role
+
+MAX_BARS: Final = 64
+MAX_EVENTS: Final = 3000
+MAX_ROWS: Final = 16
+_PARTS: Final = (
+    ("computation alone", COMPUTE[0]),
+    ("computation beside communication", GOOD),
+    ("exposed communication", BAD),
+    ("copies alone", PALETTE[4]),
+    ("idle, waiting for the CPU", PALETTE[3]),
+    ("idle, other", NEUTRAL),
+)
+
+
+def parts_of(found: Measures) -> tuple[int, ...]:
+    """The span as a sum, in the order of the figure's legend, in ns."""
+    copies_ns = found.span_ns - found.idle_ns - found.compute_ns - found.exposed_comm_ns
+    return (
+        found.compute_ns - found.overlap_ns,
+        found.overlap_ns,
+        found.exposed_comm_ns,
+        copies_ns,
+        found.host_bound_ns,
+        found.idle_ns - found.host_bound_ns,
+    )
+
+
+def _bars(names: Sequence[str], held: Sequence[Measures]) -> go.Figure:
+    unit, unit_name = time_unit(max((found.span_ns for found in held), default=0) / NS_PER_S)
+    figure = go.Figure()
+    rows = [parts_of(found) for found in held]
+    for index, (part, colour) in enumerate(_PARTS):
+        figure.add_bar(
+            name=part,
+            orientation="h",
+            y=[label(name) for name in names],
+            x=[row[index] / NS_PER_S / unit for row in rows],
+            marker={"color": colour, "line": {"width": 0}},
+            hovertemplate=f"%{{y}}: {part} %{{x:.4g}} {unit_name}<extra></extra>",
+        )
+    height = 150 + 24 * len(names)
+    axis = {"title": {"text": unit_name}}
+    return lay_out(
+        figure, height, barmode="stack", bargap=0.25, xaxis=axis, yaxis={"autorange": "reversed", "type": "category"}
+    )
+
+
+def ranks_figure(ranks: Sequence[RankFindings]) -> go.Figure | None:
+    """Where the time of every rank went."""
+    timed = [rank for rank in ranks if len(rank.trace.events)][:MAX_BARS]
+    if not timed:
+        return None
+    names = [f"rank {rank.trace.rank}" if rank.trace.rank is not None else rank.trace.file for rank in timed]
+    return _bars(names, [rank.measures for rank in timed])
+
+
+def steps_figure(rank: RankFindings) -> go.Figure | None:
+    """Where the time of every step of a rank went."""
+    steps = rank.steps[:MAX_BARS]
+    if not rank.trace.steps or not steps:
+        return None
+    return _bars([f"step {step.number}" for step in steps], [step.measures for step in steps])
+
+
+def typical_step(rank: RankFindings) -> StepMeasures | None:
+    """The step of median length, the earlier of two."""
+    ordered = sorted(rank.steps, key=lambda step: (step.measures.span_ns, step.number))
+    return ordered[(len(ordered) - 1) // 2] if ordered else None
+
+
+def streams_figure(rank: RankFindings, step: StepMeasures) -> go.Figure:
+    """The streams of one step; of too many events only the longest."""
+    events = rank.trace.events
+    rows = np.flatnonzero((events.start_ns < step.end_ns) & (events.end_ns > step.start_ns))
+    if len(rows) > MAX_EVENTS:
+        length = events.end_ns[rows] - events.start_ns[rows]
+        rows = np.sort(rows[np.argsort(-length, kind="stable")[:MAX_EVENTS]])
+    unit, unit_name = time_unit((step.end_ns - step.start_ns) / NS_PER_S)
+    busiest = np.unique(events.stream[rows], return_counts=True)
+    streams = [int(s) for s in busiest[0][np.argsort(-busiest[1], kind="stable")][:MAX_ROWS]]
+    figure = go.Figure()
+    colours = {Role.COMPUTE: COMPUTE[0], Role.COMM: BAD, Role.MEMORY: PALETTE[4]}
+    for role, colour in colours.items():
+        mine = rows[(events.role[rows] == ROLE_CODES[role]) & np.isin(events.stream[rows], streams)]
+        if not len(mine):
+            continue
+        scale = NS_PER_S * unit
+        figure.add_bar(
+            name={Role.COMPUTE: "computation", Role.COMM: "communication", Role.MEMORY: "copies and sets"}[role],
+            orientation="h",
+            y=[label(events.streams[int(s)]) for s in events.stream[mine]],
+            base=((events.start_ns[mine] - step.start_ns) / scale).round(6).tolist(),
+            x=((events.end_ns[mine] - events.start_ns[mine]) / scale).round(6).tolist(),
+            marker={"color": colour, "line": {"width": 0}},
+            text=[label(events.names[int(n)], 60) for n in events.name[mine]],
+            textposition="none",
+            hovertemplate=f"%{{text}}<br>%{{x:.4g}} {unit_name} from %{{base:.4g}}<extra></extra>",
+        )
+    axis = {"title": {"text": f"{unit_name} since the step began"}}
+    height = 150 + 30 * len(streams)
+    return lay_out(figure, height, barmode="overlay", bargap=0.2, xaxis=axis, yaxis={"type": "category"})
+
+
+def slowdown_figure(rows: Sequence[ClassSlowdown]) -> go.Figure | None:
+    """Slowdowns with their 95 % intervals, the costliest on top."""
+    shown = [row for row in rows if row.found.low is not None and row.found.high is not None][:MAX_ROWS]
+    if not shown:
+        return None
+    names = [f"{row.kernel_class} | {label(collective_text(row.collective), 44)}" for row in shown]
+    values = [row.found.slowdown for row in shown]
+    figure = go.Figure()
+    figure.add_scatter(
+        x=values,
+        y=names,
+        mode="markers",
+        marker={"color": [BAD if row.found.is_proven else NEUTRAL for row in shown], "size": 9},
+        error_x={
+            "type": "data",
+            "symmetric": False,
+            "array": [max(0.0, (row.found.high or 0) - row.found.slowdown) for row in shown],
+            "arrayminus": [max(0.0, row.found.slowdown - (row.found.low or 0)) for row in shown],
+            "color": NEUTRAL,
+            "thickness": 1.5,
+        },
+        customdata=[[row.found.num_beside, row.found.num_alone] for row in shown],
+        hovertemplate="%{y}<br>%{x:.3f}, %{customdata[0]} runs beside, %{customdata[1]} alone<extra></extra>",
+        showlegend=False,
+    )
+    figure.add_vline(x=1, line={"color": ACCENT, "width": 1, "dash": "dot"})
+    axis = {"title": {"text": "duration beside the collective over duration alone"}}
+    return lay_out(figure, 130 + 26 * len(shown), xaxis=axis, yaxis={"autorange": "reversed"})
