@@ -56,10 +56,12 @@ struct fake_comm {
 static pthread_mutex_t log_lock = PTHREAD_MUTEX_INITIALIZER;
 static char log_text[1 << 16];
 static size_t log_used;
+static bool is_quiet;
 
 __attribute__((format(printf, 5, 6))) static void take_line(int level, unsigned long subsystems, const char* file,
                                                             int line, const char* format, ...) {
   (void)subsystems, (void)file, (void)line;
+  if (is_quiet) return;
   char text[512];
   va_list arguments;
   va_start(arguments, format);
@@ -652,6 +654,7 @@ static int by_value(const void* a, const void* b) {
 
 API double fake_time(fake_comm* const* comms, const uint32_t* which, const uint64_t* sizes, int num_calls, int with_chunk,
                      float* nanoseconds) {
+  is_quiet = true;  // NCCL without NCCL_DEBUG drops a line at once
   uint64_t empty[1001];
   for (int i = 0; i < 1001; i++) {
     uint64_t begin = ticks();
@@ -673,5 +676,6 @@ API double fake_time(fake_comm* const* comms, const uint32_t* which, const uint6
     uint64_t spent = with_chunk ? end - middle : middle - begin;
     nanoseconds[i] = spent > empty[500] ? (float)((double)(spent - empty[500]) * scale) : 0;
   }
+  is_quiet = false;
   return (double)empty[500] * scale;
 }

@@ -57,6 +57,31 @@ def test_six_failures_in_a_row_end_the_descent() -> None:
     assert descent_of(times, default=10) == [10, 10, 13, 7]
 
 
+def test_both_directions_of_a_knob_come_before_the_next_and_an_improvement_starts_the_count_anew() -> None:
+    # Three values each; (1, 1) is the middle. Slower in channels and threads - ; faster in threads +.
+    space = ConfigSpace((Subspace(num_channels=(1, 2, 3), num_threads=(1, 2, 3), chunk_bytes=(1, 2, 3)),))
+    default = CommConfig(num_channels=2, num_threads=2, chunk_bytes=2)
+    tuner = AutoCcl((problem(space, default=default),), num_pretrain=0, num_restarts=0)
+
+    def run(name: str, assignment: Assignment) -> Measurement:
+        config = assignment[0]
+        return measured(1, 10.0 if config.num_threads == 3 else 20.0 + abs((config.num_channels or 0) - 2))
+
+    asked = [
+        (
+            trial.assignments["g"][0].num_channels,
+            trial.assignments["g"][0].num_threads,
+            trial.assignments["g"][0].chunk_bytes,
+        )
+        for trial in drive(tuner, run)
+    ]
+    start = [(2, 2, 2), (2, 2, 2)]
+    # Channels + and - fail; threads + succeeds; above it nothing, so threads - (2 visited): 1, slower.
+    first = [(3, 2, 2), (1, 2, 2), (2, 3, 2), (2, 1, 2)]
+    # Five more failures are allowed: chunk + and -, channels + and - from the new place; the sixth is channels -.
+    assert asked == [*start, *first, (2, 3, 3), (2, 3, 1), (3, 3, 2), (1, 3, 2)]
+
+
 def test_the_budget_ends_the_descent() -> None:
     times = {value: 100.0 - value for value in range(1, 41)}
     assert len(descent_of(times, default=1, num_train=3)) == 1 + 3

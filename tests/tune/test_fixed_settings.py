@@ -86,6 +86,14 @@ def test_only_threads_move_and_the_fastest_group_wins() -> None:
     assert tuner.recommend()["g"][0].num_threads == 128
 
 
+def test_a_direction_that_is_slower_is_not_followed() -> None:
+    times = {96: 1.0, 128: 9.0, 256: 8.0, 512: 9.0}
+    tuner = ThreadsOnly((problem(BOTH, default=RING_DEFAULT),))
+    trials = drive(tuner, lambda name, assignment: measured(1, times[assignment[0].num_threads or 0]))
+    assert [trial.assignments["g"][0].num_threads for trial in trials] == [256, 128, 512]
+    assert tuner.recommend()["g"] == (RING_DEFAULT,)
+
+
 def test_threads_of_one_collective_after_the_other() -> None:
     one = problem(BOTH, default=RING_DEFAULT, num_comms=2)
     wanted = (512, 96)
@@ -122,6 +130,13 @@ def test_exhaustive_search_finds_the_smallest_makespan() -> None:
     drive(tuner, overlap)
     # (2, 4): X 5, Y 6.
     assert channels(tuner.recommend()["g"]) == (2, 4)
+
+
+def test_exhaustive_search_keeps_the_first_of_equals() -> None:
+    tuner = Exhaustive((problem(channels_only(1, 2), default=CommConfig(num_channels=2)),))
+    trials = drive(tuner, flat)
+    assert [channels(trial.assignments["g"]) for trial in trials] == [(2,), (1,)]
+    assert channels(tuner.recommend()["g"]) == (2,)
 
 
 def test_exhaustive_search_keeps_to_what_runs() -> None:

@@ -147,3 +147,8 @@ GROUP = ("groups", "block/0")
 def test_a_damaged_line_is_named(line: str) -> None:
     with pytest.raises(BundleError, match=r"^line 2 of the measurements is damaged: "):
         entries_from_json([entry_to_json(good(), PROBLEMS), line], PROBLEMS)
+
+
+def test_lines_are_counted_as_in_their_file() -> None:
+    with pytest.raises(BundleError, match="line 5 of the measurements"):
+        entries_from_json([entry_to_json(good(), PROBLEMS), "{"], PROBLEMS, first_line=4)

@@ -18,10 +18,11 @@ def test_a_quartile_between_two_ratios_is_interpolated() -> None:
 
 
 @pytest.mark.parametrize(
-    ("default_s", "adopted"), [((11, 11, 11), True), ((11, 11, 10), True), ((11, 9, 10), False), ((10, 10, 10), False)]
+    ("default_s", "adopted"),
+    [((11, 11, 11), True), ((11, 11, 10), True), ((11, 9, 10), False), ((11, 11, 9), False), ((10, 10, 10), False)],
 )
 def test_it_is_adopted_only_if_the_lower_quartile_is_above_one(default_s: tuple[float, ...], adopted: bool) -> None:
-    # (11, 11, 10): sorted 1.0, 1.1, 1.1, lower quartile 1.05.
+    # (11, 11, 10): sorted 1.0, 1.1, 1.1, lower quartile 1.05. (11, 11, 9): 0.9, 1.1, 1.1, lower quartile 1.0.
     verdict = judge({"default": default_s, "tuned": (10, 10, 10)}, tuned_differs=True, failures={})
     assert verdict.adopted is adopted
 

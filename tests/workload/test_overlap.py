@@ -71,12 +71,27 @@ def test_call_sites_count_calls_of_the_same_communicator_kind_and_size() -> None
     assert dict(zip(group.comm_names, group.occurrences, strict=True)) == {"x": (0,), "r": (0,), "y": (1,), "z": (0,)}
 
 
-def test_a_collective_that_waits_for_an_operator_of_its_own_window_starts_after_it() -> None:
-    # A wait for a computation begins a new window, so only a wait inside an already later window can hold back.
-    ops = (comp("a"), comm("x"), comp("b", "x"), comp("c"), comm("y", "a"), comm("z", "a"))
+def test_a_collective_that_waits_for_a_computation_of_its_own_window_starts_after_it() -> None:
+    ops = (comp("a"), comm("x"), comp("b", "x"), comp("c"), comm("y", "a"), comm("z", "b"))
     (first, second) = find_overlap_groups(Iteration("it", ops))
     assert (first.comm_names, second.comm_names) == (("x",), ("y", "z"))
-    assert second.starts_after == (0, 0)
+    assert second.starts_after == (0, 1)
+
+
+def test_gathering_several_layers_ahead_keeps_each_layer_beside_the_gather_issued_with_it() -> None:
+    # Gathers of layers 0, 1, 2 first; then layer i is issued with the gather of layer i + 3, freed by layer i - 1.
+    ops: list[Op] = [comp("start"), *(comm(f"g{i}") for i in range(3))]
+    previous = "start"
+    for i in range(6):
+        if i + 3 < 6:
+            ops.append(comm(f"g{i + 3}", previous))
+        ops.append(comp(f"layer{i}", f"g{i}", work=OTHER))
+        previous = f"layer{i}"
+    assert groups_of(*ops) == [
+        (["start"], ["g0"], 1),
+        (["layer0"], ["g1", "g2", "g3"], 1),
+        (["layer1"], ["g4"], 2),
+    ]
 
 
 def test_groups_that_differ_in_work_size_or_communicator_stay_apart() -> None:

@@ -108,7 +108,9 @@ class SimulatedBackend:
         self._simulators.clear()
 
     def _disturbed(self, clean: Measurement, random: np.random.Generator) -> Measurement:
-        comp_factor, *comm_factors = np.exp(self._request.noise * random.standard_normal(1 + len(clean.comm_s))).tolist()
+        comp_factor, *comm_factors = np.exp(
+            self._request.noise * random.standard_normal(1 + len(clean.comm_s))
+        ).tolist()
         comp_s = clean.comp_s * comp_factor
         comm_s = tuple(time_s * factor for time_s, factor in zip(clean.comm_s, comm_factors, strict=True))
         comm_factor = sum(comm_s) / clean.total_comm_s

@@ -134,7 +134,7 @@ def contention_sentence(report: AnalyzeReport) -> str:
 
 def contention_cells(report: AnalyzeReport) -> list[tuple[str, ...]]:
     """One row per kernel class and collective, the costliest first."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for row in report.findings.contention.classes:
         found = row.found
         interval = _NONE if found.low is None or found.high is None else f"{found.low:.2f}–{found.high:.2f}"

@@ -93,7 +93,7 @@ class Header(msgspec.Struct):
 
 
 class _Whole(Header):
-    trace_events: list[Event] = msgspec.field(default_factory=list, name="traceEvents")
+    trace_events: list[Event] | None = msgspec.field(default=None, name="traceEvents")
 
 
 _WHOLE: Final = msgspec.json.Decoder(_Whole)
@@ -159,18 +159,23 @@ class EventReader:
             except _DECODE_ERRORS:
                 pass
             else:
+                if whole.trace_events is None:
+                    raise self._no_events()
                 if not self._wants_exact(whole.trace_events):
                     self.header = whole
                     yield whole.trace_events
                     return
         yield from self._in_blocks(data)
 
+    def _no_events(self) -> TraceError:
+        return TraceError(f'{self._stream.name}: is not a trace: no "traceEvents" in it')
+
     def _fail(self, why: str, at: int) -> TraceError:
         return TraceError(f"{self._stream.name}: broken JSON at byte {at}: {why}")
 
     @staticmethod
     def _wants_exact(events: list[Event]) -> bool:
-        return any(type(e.ts) is float and abs(e.ts) >= _EXACT_US and not e.ts.is_integer() for e in events)
+        return any(type(e.ts) is float and abs(e.ts) >= _EXACT_US for e in events)
 
     def _start(self, data: bytes) -> tuple[bytes, bytes]:
         """(what stands before the events as an open object, what follows the opening bracket)."""
@@ -182,7 +187,7 @@ class EventReader:
         while found is None:
             more = self._stream.read(self._block)
             if not more or len(data) > _MAX_HEADER:
-                raise TraceError(f"{self._stream.name}: is not a trace: no \"traceEvents\" in it")
+                raise self._no_events()
             data += more
             found = _EVENTS_KEY.search(data)
         self._at = found.end()
@@ -192,12 +197,11 @@ class EventReader:
         header, buffer = self._start(data)
         wanted = self._block
         while True:
-            more = self._stream.read(max(0, wanted - len(buffer)))
-            buffer += more
+            buffer += self._stream.read(max(0, wanted - len(buffer)))
             if len(buffer) < wanted:
                 break
-            events, used, done = self._decode_block(buffer)
-            if events is None:
+            found = self._decode_block(buffer)
+            if found is None:
                 wanted *= 2
                 if wanted > _MAX_BUFFER:
                     raise TraceError(
@@ -205,103 +209,99 @@ class EventReader:
                     )
                 continue
             wanted = self._block
+            events, rest, has_ended = found
             yield events
-            self._at += used
-            buffer = buffer[used:]
-            if done:
-                self._finish(header, buffer)
+            if has_ended:
+                self._finish(header, rest)
                 return
-        events, closed_at = self._decode_last(buffer)
+            self._at += len(buffer) - len(rest)
+            buffer = rest
+        events, after = self._decode_last(buffer)
         yield events
-        self._finish(header, buffer[closed_at:] if closed_at is not None else None)
+        self._finish(header, after)
 
-    def _decode(self, data: bytes) -> list[Event]:
-        """The events of a complete list, its numbers mended where JSON forbids them."""
-        try:
-            events = _EVENTS.decode(data)
-        except _DECODE_ERRORS as first:
-            if "trailing" in str(first) or "truncated" in str(first):
-                raise
-            mended = _repaired(data)
-            if mended == data:
-                raise
-            events = _EVENTS.decode(mended)
-            self._warn_once("numbers or text that JSON forbids (nan, inf, lone backslash) were read as absent")
-            data = mended
+    def _exactly(self, data: bytes) -> list[Event]:
+        """The events of a complete list, with exact times where floats are too coarse."""
+        events = _EVENTS.decode(data)
         if self._exact or self._wants_exact(events):
             self._exact = True
             return _EXACT_EVENTS.decode(data)  # type: ignore[return-value]  # the same fields
         return events
 
-    def _warn_once(self, text: str) -> None:
-        if text not in self.warnings:
-            self.warnings.append(text)
-
-    def _decode_to_end(self, data: bytes) -> tuple[list[Event], int, bool]:
-        """(events, bytes used, whether the list ended) of a buffer that starts inside the list."""
+    def _decode_to_end(self, data: bytes) -> tuple[list[Event], bytes | None]:
+        """(events, what follows the list) of bytes that start with the list; None where nothing follows."""
         try:
-            return self._decode(data), len(data), False
+            return self._exactly(data), None
         except _DECODE_ERRORS as error:
             at = _byte_of(error)
             if "trailing" not in str(error) or at is None:
                 raise
-        return self._decode(data[: at - 1]), at - 2, True
+        end = len(data[: at - 1].rstrip(_SPACE))
+        return self._exactly(data[:end]), data[end:]
 
-    def _decode_block(self, buffer: bytes) -> tuple[list[Event] | None, int, bool]:
-        """(events, bytes used, whether the list ended); no events where the buffer is too short for one."""
+    def _decode(self, data: bytes) -> tuple[list[Event], bytes | None]:
+        """As `_decode_to_end`, numbers and text mended where JSON forbids them."""
+        try:
+            return self._decode_to_end(data)
+        except _DECODE_ERRORS as error:
+            mended = data if "truncated" in str(error) else _repaired(data)
+            if mended == data:
+                raise
+        found = self._decode_to_end(mended)
+        self._warn_once("numbers or text that JSON forbids (nan, inf, lone backslash, broken UTF-8) were replaced")
+        return found
+
+    def _warn_once(self, text: str) -> None:
+        if text not in self.warnings:
+            self.warnings.append(text)
+
+    def _decode_block(self, buffer: bytes) -> tuple[list[Event], bytes, bool] | None:
+        """(events, what follows them, whether the list has ended); None where the buffer is too short for one event."""
         cut = len(buffer)
         for _ in range(_MAX_CUTS):
             cut = _cut_before(buffer, cut)
             if cut < 0:
-                return None, 0, False
+                return None
             try:
-                events, used, done = self._decode_to_end(b"[" + buffer[:cut] + b"]")
+                events, after = self._decode(b"[" + buffer[:cut] + b"]")
             except _DECODE_ERRORS as error:
                 at = _byte_of(error)
-                if at is not None and at < cut - 1 and "trailing" not in str(error):
+                if at is not None and at < cut - 1:
                     raise self._fail(str(error), self._at + at - 1) from error
                 continue
-            return events, used if done else cut + 1, done
+            if after is None:
+                return events, buffer[cut + 1 :], False
+            return events, after[:-1] + buffer[cut:], True
         raise self._fail("no event ends here", self._at)
 
-    def _decode_last(self, buffer: bytes) -> tuple[list[Event], int | None]:
-        """(events, bytes used) of what remains; the bytes are None where the file ends inside the list."""
-        data = b"[" + buffer
+    def _decode_last(self, buffer: bytes) -> tuple[list[Event], bytes | None]:
+        """(events, what follows the list) of what remains; None where the file ends inside the list."""
         try:
-            events, used, _ = self._decode_to_end(data)
+            events, after = self._decode(b"[" + buffer)
         except _DECODE_ERRORS as error:
-            truncated = "truncated" in str(error)
-            if not truncated:
+            if "truncated" not in str(error):
                 raise self._fail(str(error), self._at + (_byte_of(error) or 1) - 1) from error
         else:
-            return events, used
-        ending = f"file ends at byte {self._at + len(buffer)} inside the list of events; read as far as it goes"
+            return events, after or b""
+        self.warnings.append(
+            f"file ends at byte {self._at + len(buffer)} inside the list of events; read as far as it goes"
+        )
         closed = buffer.rstrip(_SPACE + b",")
         cut = len(closed)
         for _ in range(_MAX_CUTS):
             try:
-                events = self._decode(b"[" + closed[:cut] + b"]")
+                return self._decode(b"[" + closed[:cut] + b"]")[0], None
             except _DECODE_ERRORS:
                 cut = _cut_before(buffer, cut)
                 if cut < 0:
                     break
-            else:
-                self.warnings.append(ending)
-                return events, None
-        self.warnings.append(ending)
         return [], None
 
     def _finish(self, header: bytes, trailer: bytes | None) -> None:
         """Reads what stands around the events."""
         if not header:
             return
-        if trailer is None:
-            trailer = b"]}"
-        else:
-            trailer += self._stream.read(_MAX_HEADER)
-        if not trailer.lstrip(_SPACE).startswith(b"]"):
-            trailer = b"]" + trailer
-        data = header + trailer
+        data = header + (b"]}" if trailer is None else b"]" + trailer + self._stream.read(_MAX_HEADER))
         try:
             self.header = _HEADER.decode(data)
         except _DECODE_ERRORS:

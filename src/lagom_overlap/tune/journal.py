@@ -134,8 +134,8 @@ def _measured_row(problem: GroupProblem, outcome: Outcome) -> _MeasuredRow | Non
     )
 
 
-def entries_from_json(lines: Iterable[str], problems: Problems) -> tuple[Entry, ...]:
-    """The entries of a journal, one per line.
+def entries_from_json(lines: Iterable[str], problems: Problems, *, first_line: int = 1) -> tuple[Entry, ...]:
+    """The entries of a journal, one per line; `first_line` is the number of the first in its file, for messages.
 
     Raises:
         BundleError: if a line is damaged, or speaks of groups or collectives that are not in the problems; the
@@ -144,7 +144,7 @@ def entries_from_json(lines: Iterable[str], problems: Problems) -> tuple[Entry, 
     named = problems_by_name(problems)
     decoder = msgspec.json.Decoder(_EntryRow)
     entries = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(lines, start=first_line):
         try:
             entries.append(_entry(decoder.decode(line), named))
         except (msgspec.MsgspecError, SpaceError, ValueError) as error:

@@ -213,9 +213,6 @@ def fsdp_iteration(
     `gradient_element_bytes`. Layer i's operators are `fwd.layer<i>.qkv`, `fwd.layer<i>.gather`, `bwd.layer<i>.reduce`
     and so on; the embedding's and the head's units are `embed` and `head`.
 
-    With `prefetch` 1 the overlap groups are one unit each; deeper prefetching ties several units into one window, and
-    from 3 on `find_overlap_groups` no longer sees gathers and backward layers together: simulate the whole step then.
-
     Raises:
         JobError: if a count is below 1, or there are fewer than two ranks.
     """

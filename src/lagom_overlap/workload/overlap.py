@@ -1,13 +1,12 @@
 """Overlap groups: M computations beside N collectives between two joins (Lagom, section 3.1), the unit of tuning.
 
-Departure: the paper does not say how a group is delimited. Here a window ends where one stream waits for the other:
+Departure: the paper does not say how a group is delimited. Here the computations are cut where one of them waits for a
+collective that none waited for before: a join. What lies between two joins is a window. A collective belongs to the
+window whose computations are issued next after it, because that is what it runs beside; if one of those waits for it,
+it belongs to the window before. A collective that waits for the last computation of its window runs beside nothing and
+belongs to no group.
 
-    window(op) = max( window(previous op of the same stream),
-                      window(dep) + 1   for each dep on the other kind of stream,
-                      window(dep)       for each dep of the same kind )
-
-A window that holds both computations and collectives is a group; equal windows (same works, same collectives, same
-starts) are one group that occurs `count` times.
+Equal windows (same works, same collectives, same starts) are one group that occurs `count` times.
 """
 
 from collections import defaultdict
@@ -15,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from lagom_overlap.errors import JobError
 from lagom_overlap.workload.iteration import Iteration
-from lagom_overlap.workload.ops import CommOp, CompOp, Op
+from lagom_overlap.workload.ops import CommOp, CompOp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,16 +56,40 @@ class OverlapGroup:
         return tuple(comm.name for comm in self.comms)
 
 
-def _windows(iteration: Iteration) -> dict[str, int]:
-    kind = {op.name: isinstance(op, CompOp) for op in iteration.ops}
-    window: dict[str, int] = {}
-    last_of_stream: dict[str, int] = defaultdict(int)
-    for op in iteration.ops:
-        reached = last_of_stream[op.stream]
-        for dep in op.deps:
-            reached = max(reached, window[dep] + (kind[dep] != kind[op.name]))
-        window[op.name] = last_of_stream[op.stream] = reached
-    return window
+@dataclass(slots=True)
+class _Window:
+    """What lies between two joins; `joins` are the collectives that its computations wait for."""
+
+    computations: list[CompOp]
+    comms: list[CommOp]
+    joins: set[str]
+
+
+def _windows(iteration: Iteration) -> list[_Window]:
+    comm_names = {op.name for op in iteration.comms}
+    waited: set[str] = set()
+    windows: list[_Window] = []
+    for op in iteration.computations:
+        joins = {dep for dep in op.deps if dep in comm_names} - waited
+        if joins or not windows:
+            windows.append(_Window([], [], set()))
+        windows[-1].computations.append(op)
+        windows[-1].joins |= joins
+        waited |= joins
+    return windows
+
+
+def _place_comms(iteration: Iteration, windows: list[_Window]) -> None:
+    """Adds each collective to its window."""
+    place = {op.name: index for index, window in enumerate(windows) for op in window.computations}
+    issued_next = len(windows) - 1
+    for op in reversed(iteration.ops):
+        if isinstance(op, CompOp):
+            issued_next = place[op.name]
+            continue
+        home = issued_next - 1 if op.name in windows[issued_next].joins else issued_next
+        if home >= 0:
+            windows[home].comms.insert(0, op)
 
 
 def _call_sites(iteration: Iteration) -> dict[str, int]:
@@ -80,9 +103,9 @@ def _call_sites(iteration: Iteration) -> dict[str, int]:
     return sites
 
 
-def _starts_after(comms: list[CommOp], computations: list[CompOp]) -> tuple[int, ...]:
+def _starts_after(comm: CommOp, computations: list[CompOp]) -> int:
     place = {op.name: index + 1 for index, op in enumerate(computations)}
-    return tuple(max((place.get(dep, 0) for dep in comm.deps), default=0) for comm in comms)
+    return max((place.get(dep, 0) for dep in comm.deps), default=0)
 
 
 def find_overlap_groups(iteration: Iteration) -> tuple[OverlapGroup, ...]:
@@ -90,18 +113,18 @@ def find_overlap_groups(iteration: Iteration) -> tuple[OverlapGroup, ...]:
 
     Operator names inside a group are those of its first occurrence.
     """
-    window = _windows(iteration)
-    members: dict[int, list[Op]] = defaultdict(list)
-    for op in iteration.ops:
-        members[window[op.name]].append(op)
+    windows = _windows(iteration)
+    if not windows:
+        return ()
+    _place_comms(iteration, windows)
     sites = _call_sites(iteration)
     merged: dict[object, OverlapGroup] = {}
-    for index in sorted(members):
-        computations = [op for op in members[index] if isinstance(op, CompOp)]
-        comms = [op for op in members[index] if isinstance(op, CommOp)]
-        if not computations or not comms:
+    for window in windows:
+        computations = window.computations
+        comms = [comm for comm in window.comms if _starts_after(comm, computations) < len(computations)]
+        if not comms:
             continue
-        starts = _starts_after(comms, computations)
+        starts = tuple(_starts_after(comm, computations) for comm in comms)
         works = tuple(op.work for op in computations)
         calls = tuple((op.collective, op.communicator) for op in comms)
         occurrences = tuple((sites[op.name],) for op in comms)
