@@ -4,7 +4,8 @@
 
 The plug-in is built from `csrc/` unless given. Other tuner plug-ins are timed in the same run, in turns with ours; one
 that reads NVIDIA's CSV (`NCCL_TUNER_CONFIG_FILE`) is given the same calls. Every call is timed singly with the time stamp
-counter, serialised on both sides, less the cost of reading it; the answer is checked, too.
+counter, serialised on both sides, less the cost of reading it; the answer is checked, too. Warm: every call site was
+asked for before in the same round. Cold: 16 MiB of other data were written before each call.
 """
 
 import argparse
@@ -39,7 +40,9 @@ from lagom_overlap.collective import (  # noqa: E402
 from lagom_overlap.deploy import ProcessCommunicator, encode_table, write_table  # noqa: E402
 
 NUM_COMMUNICATORS, NUM_SIZES, NUM_OCCURRENCES = 4, 256, 4
-CALLS_PER_ROUND, NUM_ROUNDS = 20_000, 30
+CALLS_PER_ROUND, NUM_WARM_UP, NUM_ROUNDS = 25_000, 15_000, 30
+COLD_CALLS, COLD_ROUNDS = 200, 5
+COLL_INFO, CHUNK_SIZE, COLD = range(3)
 RING_SIMPLE = (Algorithm.RING, Protocol.SIMPLE)
 TARGET_MEDIAN_NS, TARGET_P99_NS = 50.0, 100.0
 
@@ -115,15 +118,16 @@ def check(case: Case) -> None:
         assert comm.run(CollectiveKind.ALL_REDUCE, size_of(7)).is_untouched
 
 
-def time_round(library: ctypes.CDLL, case: Case, seed: int, *, with_chunk: bool) -> np.ndarray:
+def time_round(library: ctypes.CDLL, case: Case, seed: int, timing: int) -> np.ndarray:
     """Nanoseconds of calls at random communicators and sizes."""
+    num_calls, num_warm_up = (COLD_CALLS, 0) if timing == COLD else (CALLS_PER_ROUND, NUM_WARM_UP)
     rng = random.Random(seed)
     comms = (ctypes.c_void_p * NUM_COMMUNICATORS)(*(comm._pointer for comm in case.comms))
-    which = (ctypes.c_uint32 * CALLS_PER_ROUND)(*(rng.randrange(NUM_COMMUNICATORS) for _ in range(CALLS_PER_ROUND)))
-    sizes = (ctypes.c_uint64 * CALLS_PER_ROUND)(*(size_of(rng.randrange(NUM_SIZES)) for _ in range(CALLS_PER_ROUND)))
-    spent = np.empty(CALLS_PER_ROUND, np.float32)
-    library.fake_time(comms, which, sizes, CALLS_PER_ROUND, int(with_chunk), spent.ctypes.data_as(ctypes.c_void_p))
-    return spent
+    which = (ctypes.c_uint32 * num_calls)(*(rng.randrange(NUM_COMMUNICATORS) for _ in range(num_calls)))
+    sizes = (ctypes.c_uint64 * num_calls)(*(size_of(rng.randrange(NUM_SIZES)) for _ in range(num_calls)))
+    spent = np.empty(num_calls, np.float32)
+    library.fake_time(comms, which, sizes, num_calls, timing, spent.ctypes.data_as(ctypes.c_void_p))
+    return spent[num_warm_up:]
 
 
 def cpu_name() -> str:
@@ -137,11 +141,11 @@ def cpu_name() -> str:
 def measure(library: ctypes.CDLL, cases: list[Case]) -> list[str]:
     """Markdown rows: all cases in turns, so that a slow moment of the machine hits all of them."""
     rows = []
-    for with_chunk, what in ((False, "getCollInfo"), (True, "getChunkSize")):
+    for timing, what in ((COLL_INFO, "getCollInfo"), (CHUNK_SIZE, "getChunkSize"), (COLD, "getCollInfo, cold")):
         spent: dict[str, list[np.ndarray]] = {case.name: [] for case in cases}
-        for turn in range(NUM_ROUNDS):
+        for turn in range(COLD_ROUNDS if timing == COLD else NUM_ROUNDS):
             for case in cases[turn % len(cases) :] + cases[: turn % len(cases)]:
-                spent[case.name].append(time_round(library, case, turn, with_chunk=with_chunk))
+                spent[case.name].append(time_round(library, case, turn, timing))
         for case in cases:
             rounds = np.array(spent[case.name])
             medians = np.median(rounds, axis=1)
@@ -150,7 +154,7 @@ def measure(library: ctypes.CDLL, cases: list[Case]) -> list[str]:
                 f"| {what} | {case.name} | {np.median(rounds):.1f} | {medians.min():.1f} - {medians.max():.1f} |"
                 f" {p99:.1f} | {np.percentile(rounds, 99.9):.1f} |"
             )
-            if case.has_rows and not with_chunk:
+            if case.has_rows and timing == COLL_INFO:
                 verdict = np.median(rounds) <= TARGET_MEDIAN_NS and p99 <= TARGET_P99_NS
                 rows[-1] += " met |" if verdict else " MISSED |"
             else:
@@ -192,8 +196,9 @@ def main() -> None:
             f" {date.today().isoformat()}.",
             f"Table of {num_entries} entries: {NUM_COMMUNICATORS} communicators x {NUM_SIZES} sizes x"
             f" {NUM_OCCURRENCES} occurrences; calls at random communicators and sizes; fake NCCL 2.30 host.",
-            f"{NUM_ROUNDS} rounds of {CALLS_PER_ROUND} calls, all plug-ins in turns; every call timed singly (time stamp"
-            " counter, fenced), less the clock's own cost.",
+            f"{NUM_ROUNDS} rounds of {CALLS_PER_ROUND - NUM_WARM_UP} calls after {NUM_WARM_UP} untimed ones, all plug-ins in"
+            " turns; every call timed singly (time stamp counter, fenced), less the clock's own cost.",
+            f"Cold: {COLD_ROUNDS} rounds of {COLD_CALLS} calls, 16 MiB of other data written before each.",
             f"Target: getCollInfo with a row for each call at most {TARGET_MEDIAN_NS:.0f} ns median and"
             f" {TARGET_P99_NS:.0f} ns at the 99th percentile.",
             "",

@@ -80,9 +80,15 @@ int fake_raw_coll_info(fake_comm* comm, int kind, uint64_t num_bytes, int num_pi
 int fake_raw_chunk_size(fake_comm* comm, int kind, uint64_t num_bytes, int algorithm, int protocol, int num_channels,
                         uint64_t* chunk_bytes);
 
-// Times single decisions: one getCollInfo each, and with_chunk one getChunkSize after it. Writes nanoseconds, less the
-// cost of reading the clock, and returns that cost.
-double fake_time(fake_comm* const* comms, const uint32_t* which, const uint64_t* sizes, int num_calls, int with_chunk,
+enum fake_timing {
+  FAKE_TIME_COLL_INFO = 0,
+  FAKE_TIME_CHUNK_SIZE = 1,
+  FAKE_TIME_COLD = 2,  // getCollInfo after the caches were flushed with 16 MiB of other data
+};
+
+// Times single decisions, a getCollInfo and a getChunkSize each. Writes the nanoseconds of one of the two, less the cost
+// of reading the clock, and returns that cost.
+double fake_time(fake_comm* const* comms, const uint32_t* which, const uint64_t* sizes, int num_calls, int timing,
                  float* nanoseconds);
 
 #endif

@@ -16,6 +16,7 @@ enum {
   LAGOM_RECORD_VERSION = 1,
   LAGOM_MAX_COMMUNICATORS = 1024,
   LAGOM_MAX_DECISIONS = 16384,
+  LAGOM_MAX_ROWS = 65536,  // sum over call sites of the highest occurrence with a row, plus one
   LAGOM_DESCRIPTION_BYTES = 64,
   LAGOM_COST_ENTRIES = 21,
 };

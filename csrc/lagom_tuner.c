@@ -39,7 +39,7 @@
 #define STORE(x, value) atomic_store_explicit(&(x), (value), memory_order_relaxed)
 
 enum {
-  NUM_SLOTS = 4 * LAGOM_MAX_DECISIONS,  // at most one head and one row per decision: load below 1/2
+  NUM_SITES = 2 * LAGOM_MAX_DECISIONS,  // load at most 1/2
   NUM_COUNTERS = 1024,                  // (kind, bytes) pairs that one communicator can count
   MAX_COUNTERS_USED = NUM_COUNTERS * 3 / 4,
   MAX_PENDING = 32,
@@ -161,7 +161,7 @@ static enum table_error check_communicators(const uint8_t* data, uint32_t count)
   return error;
 }
 
-// Trusts no byte of `data`. Duplicate decisions are found later, by insert_decisions.
+// Trusts no byte of `data`. Duplicate decisions are found when they are inserted.
 static enum table_error check_table(const uint8_t* data, size_t size) {
   lagom_table_header h;
   if (size < sizeof(h)) return TABLE_WRONG_SIZE;
@@ -190,16 +190,20 @@ static enum table_error check_table(const uint8_t* data, size_t size) {
 
 // ------------------------------------------------------------------------------------- the two private table buffers
 
-// An open-addressing hash of (communicator, kind, occurrence, bytes). Each (communicator, kind, bytes) has a head, at
-// LAGOM_ANY_OCCURRENCE, which knows the calls per step and whether single occurrences have rows of their own.
+// An open-addressing hash of call sites, (communicator, kind, bytes), which point to one word for each occurrence.
+// Packed, because the cost of a decision is its cache misses: 4,096 rows of 1,024 sites take 96 KiB.
 typedef struct {
-  _Atomic uint64_t key;  // 0: empty
-  _Atomic uint64_t num_bytes;
-  _Atomic uint64_t what;
-  _Atomic uint64_t chunk_bytes;
-} slot;
+  _Atomic uint64_t num_bytes;  // 0: empty
+  _Atomic uint32_t communicator_and_kind;
+  _Atomic uint32_t num_occurrences;  // calls per step, 0: not known
+  _Atomic uint32_t first_row;
+  _Atomic uint32_t num_rows;  // 0: no occurrence has a row of its own
+  _Atomic uint64_t any;       // the decision for every other occurrence, 0: none
+} site;
+_Static_assert(sizeof(site) == 32, "two sites in a cache line");
 
-enum { WHAT_HAS_DECISION = 1 << 16, WHAT_HAS_ROWS = 1 << 17, WHAT_OCCURRENCES_SHIFT = 32 };
+// A decision in a word: chunk | channels, protocol + 1, algorithm + 1, "there is one". 0: none.
+enum { WORD_ALGORITHM = 1, WORD_PROTOCOL = 5, WORD_CHANNELS = 8, WORD_CHUNK = 16 };
 
 typedef struct {
   _Atomic uint32_t sequence;  // odd while being written
@@ -207,7 +211,8 @@ typedef struct {
   _Atomic uint64_t generation;
   uint32_t num_communicators;  // these two: under `swap_lock` only
   lagom_communicator communicators[LAGOM_MAX_COMMUNICATORS];
-  slot slots[NUM_SLOTS];
+  _Alignas(64) site sites[NUM_SITES];
+  _Atomic uint64_t rows[LAGOM_MAX_ROWS];
 } table;
 
 static table tables[2];
@@ -216,72 +221,120 @@ static _Atomic uint32_t disabled;
 static _Atomic uint32_t current_step;
 static pthread_mutex_t swap_lock = PTHREAD_MUTEX_INITIALIZER;
 
-static uint64_t key_of(uint32_t communicator, uint32_t kind, uint32_t occurrence) {
-  return 1ULL << 63 | (uint64_t)(communicator & 0xFFFF) << 40 | (uint64_t)(kind & 0xFF) << 32 | occurrence;
+static uint32_t site_key(uint32_t communicator, uint32_t kind) { return communicator << 8 | (kind & 0xFF); }
+
+static uint32_t hash_of(uint32_t key, uint64_t num_bytes) {
+  uint64_t h = (num_bytes ^ (uint64_t)key << 40) * 0x9E3779B97F4A7C15ULL;
+  return (uint32_t)((h ^ h >> 32) * 0xD6E8FEB86659FD93ULL >> 32);
 }
 
-static uint32_t hash_of(uint64_t key, uint64_t num_bytes) {
-  uint64_t h = (key ^ (key >> 29)) * 0x9E3779B97F4A7C15ULL ^ num_bytes * 0xC2B2AE3D27D4EB4FULL;
-  return (uint32_t)((h ^ (h >> 31)) * 0xD6E8FEB86659FD93ULL >> 32);
-}
-
-static slot* find_slot(table* t, uint32_t mask, uint64_t key, uint64_t num_bytes, bool or_empty) {
+static site* find_site(table* t, uint32_t mask, uint32_t key, uint64_t num_bytes, bool or_empty) {
   uint32_t i = hash_of(key, num_bytes) & mask;
   for (uint32_t n = 0; n <= mask; n++, i = (i + 1) & mask) {
-    slot* s = &t->slots[i & (NUM_SLOTS - 1)];
-    uint64_t found = LOAD(s->key);
+    site* s = &t->sites[i & (NUM_SITES - 1)];
+    uint64_t found = LOAD(s->num_bytes);
     if (found == 0) return or_empty ? s : NULL;
-    if (found == key && LOAD(s->num_bytes) == num_bytes) return s;
+    if (found == num_bytes && LOAD(s->communicator_and_kind) == key) return s;
   }
   return NULL;
 }
 
-static uint64_t pack_what(const lagom_decision* d) {
-  return (uint64_t)(d->algorithm + 1) | (uint64_t)(d->protocol + 1) << 4 | (uint64_t)d->num_channels << 8 |
-         WHAT_HAS_DECISION;
+static uint64_t pack(const lagom_decision* d) {
+  return 1 | (uint64_t)(d->algorithm + 1) << WORD_ALGORITHM | (uint64_t)(d->protocol + 1) << WORD_PROTOCOL |
+         (uint64_t)d->num_channels << WORD_CHANNELS | d->chunk_bytes << WORD_CHUNK;
 }
 
-static enum table_error insert_decisions(table* t, uint32_t mask, const uint8_t* row, uint32_t count) {
-  for (uint32_t i = 0; i < count; i++, row += sizeof(lagom_decision)) {
-    lagom_decision d;
-    memcpy(&d, row, sizeof(d));
-    uint64_t head_key = key_of(d.communicator, d.kind, LAGOM_ANY_OCCURRENCE);
-    slot* head = find_slot(t, mask, head_key, d.num_bytes, true);
-    if (!head) return TABLE_BAD_HEADER;
-    uint64_t what = LOAD(head->what);
-    if (LOAD(head->key) == 0) {
-      STORE(head->key, head_key);
-      STORE(head->num_bytes, d.num_bytes);
-      what = (uint64_t)d.num_occurrences << WHAT_OCCURRENCES_SHIFT;
-    } else if (what >> WHAT_OCCURRENCES_SHIFT != d.num_occurrences) {
-      return TABLE_BAD_DECISION;  // rows of one call disagree on the calls per step
+static lagom_decision decision_at(const uint8_t* rows, uint32_t i) {
+  lagom_decision d;
+  memcpy(&d, rows + (size_t)i * sizeof(d), sizeof(d));
+  return d;
+}
+
+// First pass: a site for each (communicator, kind, bytes), with room for its highest occurrence.
+static enum table_error insert_sites(table* t, uint32_t mask, const uint8_t* rows, uint32_t count) {
+  for (uint32_t i = 0; i < count; i++) {
+    lagom_decision d = decision_at(rows, i);
+    uint32_t key = site_key(d.communicator, d.kind);
+    site* s = find_site(t, mask, key, d.num_bytes, true);
+    if (!s) return TABLE_BAD_HEADER;
+    if (LOAD(s->num_bytes) == 0) {
+      STORE(s->num_bytes, d.num_bytes);
+      STORE(s->communicator_and_kind, key);
+      STORE(s->num_occurrences, d.num_occurrences);
+    } else if (LOAD(s->num_occurrences) != d.num_occurrences) {
+      return TABLE_BAD_DECISION;  // rows of one site disagree on the calls per step
     }
     if (d.occurrence == LAGOM_ANY_OCCURRENCE) {
-      if (what & WHAT_HAS_DECISION) return TABLE_DUPLICATE;
-      STORE(head->what, what | pack_what(&d));
-      STORE(head->chunk_bytes, d.chunk_bytes);
-      continue;
+      if (LOAD(s->any)) return TABLE_DUPLICATE;
+      STORE(s->any, pack(&d));
+    } else if (d.occurrence >= LOAD(s->num_rows)) {
+      STORE(s->num_rows, d.occurrence + 1);
     }
-    STORE(head->what, what | WHAT_HAS_ROWS);
-    uint64_t row_key = key_of(d.communicator, d.kind, d.occurrence);
-    slot* s = find_slot(t, mask, row_key, d.num_bytes, true);
-    if (!s) return TABLE_BAD_HEADER;
-    if (LOAD(s->key)) return TABLE_DUPLICATE;
-    STORE(s->key, row_key);
-    STORE(s->num_bytes, d.num_bytes);
-    STORE(s->what, pack_what(&d));
-    STORE(s->chunk_bytes, d.chunk_bytes);
   }
   return TABLE_OK;
 }
 
-static void clear_slots(table* t, uint32_t mask) {
+static enum table_error insert_rows(table* t, uint32_t mask, const uint8_t* rows, uint32_t count) {
+  uint32_t used = 0;
   for (uint32_t i = 0; i <= mask; i++) {
-    STORE(t->slots[i].key, 0);
-    STORE(t->slots[i].num_bytes, 0);
-    STORE(t->slots[i].what, 0);
-    STORE(t->slots[i].chunk_bytes, 0);
+    site* s = &t->sites[i];
+    uint32_t num_rows = LOAD(s->num_rows);
+    if (num_rows > LAGOM_MAX_ROWS - used) return TABLE_BAD_DECISION;  // occurrences too far apart
+    STORE(s->first_row, used);
+    for (uint32_t n = 0; n < num_rows; n++) STORE(t->rows[used + n], 0);
+    used += num_rows;
   }
+  for (uint32_t i = 0; i < count; i++) {
+    lagom_decision d = decision_at(rows, i);
+    if (d.occurrence == LAGOM_ANY_OCCURRENCE) continue;
+    site* s = find_site(t, mask, site_key(d.communicator, d.kind), d.num_bytes, false);
+    if (!s) return TABLE_BAD_HEADER;
+    _Atomic uint64_t* word = &t->rows[LOAD(s->first_row) + d.occurrence];
+    if (LOAD(*word)) return TABLE_DUPLICATE;
+    STORE(*word, pack(&d));
+  }
+  return TABLE_OK;
+}
+
+static void clear_sites(table* t, uint32_t mask) {
+  for (uint32_t i = 0; i <= mask; i++) {
+    site* s = &t->sites[i];
+    STORE(s->num_bytes, 0);
+    STORE(s->communicator_and_kind, 0);
+    STORE(s->num_occurrences, 0);
+    STORE(s->first_row, 0);
+    STORE(s->num_rows, 0);
+    STORE(s->any, 0);
+  }
+}
+
+// How many slots to hash into: the power of two from twice the sites on, which are counted by hashing into the largest.
+static uint32_t mask_for(uint32_t num_sites) {
+  uint32_t slots = 4;
+  while (slots < 2 * num_sites) slots *= 2;
+  return slots - 1;
+}
+
+static uint32_t count_sites(const table* t, uint32_t mask) {
+  uint32_t count = 0;
+  for (uint32_t i = 0; i <= mask; i++) count += LOAD(t->sites[i].num_bytes) != 0;
+  return count;
+}
+
+// Fills a table that no one decides by. Hashes twice: first to count the sites, then into as few slots as they need.
+static enum table_error fill(table* t, const uint8_t* rows, uint32_t count) {
+  uint32_t mask = mask_for(count);
+  clear_sites(t, mask);
+  enum table_error error = insert_sites(t, mask, rows, count);
+  if (error) return error;
+  uint32_t tight = mask_for(count_sites(t, mask));
+  if (tight < mask) {
+    mask = tight;
+    clear_sites(t, mask);
+    error = insert_sites(t, mask, rows, count);
+  }
+  STORE(t->mask, mask);
+  return error ? error : insert_rows(t, mask, rows, count);
 }
 
 // ------------------------------------------------------------------------------------------------------ communicators
@@ -299,8 +352,7 @@ typedef struct {
 static const decision NO_DECISION = {.algorithm = -1, .protocol = -1, .communicator = (uint32_t)NO_COMMUNICATOR};
 
 typedef struct {
-  uint64_t num_bytes;  // 0: free
-  uint32_t kind;
+  uint64_t key;  // bytes and kind, 0: free
   uint32_t step;
   uint32_t count;
 } counter;
@@ -327,7 +379,6 @@ typedef struct context {
   bool is_chained;
   _Atomic int32_t communicator[2];  // index in each table buffer
   uint32_t num_counters;
-  counter counters[NUM_COUNTERS];
   // v6 on: the batch of calls between two launches
   uint32_t num_pending;
   uint32_t batch_step;
@@ -339,6 +390,7 @@ typedef struct context {
   int members_kind;
   bool members_applied;
   decision members_decision;
+  _Alignas(64) counter counters[NUM_COUNTERS];
 } context;
 
 static context* contexts;  // under swap_lock
@@ -414,16 +466,11 @@ static enum table_error install_locked(const uint8_t* data, size_t size, uint64_
   uint32_t now = LOAD(active);
   uint32_t index = now == 1 ? 1 : 0;
   table* t = &tables[index];
-  uint32_t slots_needed = 4;
-  while (slots_needed < 2 * (2 * h.num_decisions)) slots_needed *= 2;
   uint32_t sequence = LOAD(t->sequence);
   STORE(t->sequence, sequence + 1);
   atomic_thread_fence(memory_order_release);
-  clear_slots(t, slots_needed - 1);
-  STORE(t->mask, slots_needed - 1);
   STORE(t->generation, h.generation);
-  size_t rows_at = size - (size_t)h.num_decisions * sizeof(lagom_decision);
-  error = insert_decisions(t, slots_needed - 1, data + rows_at, h.num_decisions);
+  error = fill(t, data + size - (size_t)h.num_decisions * sizeof(lagom_decision), h.num_decisions);
   t->num_communicators = error ? 0 : h.num_communicators;
   memcpy(t->communicators, data + sizeof(h), (size_t)t->num_communicators * sizeof(lagom_communicator));
   for (context* c = contexts; c; c = c->next) STORE(c->communicator[index], find_communicator(t, c));
@@ -697,13 +744,25 @@ _Static_assert(sizeof(nccl_tuner_v5) == 4 * sizeof(void*) && sizeof(nccl_tuner_v
 _Static_assert(sizeof(nccl_constants_v5) == 8 * (21 + 63 + 60), "constants v5");
 _Static_assert(sizeof(nccl_constants_v7) == 8 * (21 + 63 + 75), "constants v7");
 
-static decision unpack(uint64_t what, uint64_t chunk_bytes, decision d) {
-  d.algorithm = (int)(what & 0xF) - 1;
-  d.protocol = (int)(what >> 4 & 0xF) - 1;
-  d.num_channels = (int)(what >> 8 & 0xFF);
-  d.chunk_bytes = chunk_bytes;
+static decision unpack(uint64_t word, decision d) {
+  d.algorithm = (int)(word >> WORD_ALGORITHM & 0xF) - 1;
+  d.protocol = (int)(word >> WORD_PROTOCOL & 0x7) - 1;
+  d.num_channels = (int)(word >> WORD_CHANNELS & 0xFF);
+  d.chunk_bytes = (size_t)(word >> WORD_CHUNK);
   d.matched = true;
   return d;
+}
+
+static uint64_t word_of(table* t, site* s, int64_t occurrence) {
+  const uint32_t num_rows = LOAD(s->num_rows), first_row = LOAD(s->first_row);
+  LAGOM_BETWEEN_READS();
+  if (num_rows && occurrence >= 0) {
+    uint32_t n = (uint32_t)occurrence, calls = LOAD(s->num_occurrences);
+    if (calls && n >= calls) n %= calls;
+    uint64_t word = n < num_rows ? LOAD(t->rows[(first_row + n) & (LAGOM_MAX_ROWS - 1)]) : 0;
+    if (word) return word;
+  }
+  return LOAD(s->any);
 }
 
 // The decision for the `occurrence`-th call of the step, or NO_DECISION. Retries when a swap was under way.
@@ -717,25 +776,11 @@ static decision look_up(context* c, uint32_t kind, uint64_t num_bytes, int64_t o
     decision d = NO_DECISION;
     d.generation = LOAD(t->generation);
     int32_t communicator = LOAD(c->communicator[(now - 1) & 1]);
-    uint32_t mask = LOAD(t->mask) & (NUM_SLOTS - 1);
     d.communicator = (uint32_t)communicator;
     if (communicator >= 0) {
-      slot* s = find_slot(t, mask, key_of(d.communicator, kind, LAGOM_ANY_OCCURRENCE), num_bytes, false);
-      if (s) {
-        uint64_t what = LOAD(s->what);
-        LAGOM_BETWEEN_READS();
-        uint64_t chunk_bytes = LOAD(s->chunk_bytes);
-        if (what & WHAT_HAS_ROWS && occurrence >= 0) {
-          uint32_t num_occurrences = (uint32_t)(what >> WHAT_OCCURRENCES_SHIFT);
-          uint32_t n = num_occurrences ? (uint32_t)occurrence % num_occurrences : (uint32_t)occurrence;
-          slot* row = find_slot(t, mask, key_of(d.communicator, kind, n), num_bytes, false);
-          if (row) {
-            what = LOAD(row->what);
-            chunk_bytes = LOAD(row->chunk_bytes);
-          }
-        }
-        if (what & WHAT_HAS_DECISION) d = unpack(what, chunk_bytes, d);
-      }
+      site* s = find_site(t, LOAD(t->mask) & (NUM_SITES - 1), site_key(d.communicator, kind), num_bytes, false);
+      uint64_t word = s ? word_of(t, s, occurrence) : 0;
+      if (word) d = unpack(word, d);
     }
     atomic_thread_fence(memory_order_acquire);
     if (LOAD(t->sequence) == sequence) return d;
@@ -743,16 +788,27 @@ static decision look_up(context* c, uint32_t kind, uint64_t num_bytes, int64_t o
   return NO_DECISION;
 }
 
+// Starts to fetch the call site while the counter is looked for.
+static void prefetch_site(const context* c, uint32_t kind, uint64_t num_bytes) {
+  uint32_t now = LOAD(active);
+  if (now == 0) return;
+  const table* t = &tables[(now - 1) & 1];
+  uint32_t key = site_key((uint32_t)LOAD(c->communicator[(now - 1) & 1]), kind);
+  __builtin_prefetch(&t->sites[hash_of(key, num_bytes) & LOAD(t->mask) & (NUM_SITES - 1)]);
+}
+
 // The counter of (kind, bytes), started anew when the step has changed; -1 when the communicator has too many.
 static int counter_of(context* c, uint32_t kind, uint64_t num_bytes, uint32_t step) {
+  if (num_bytes > LAGOM_MAX_BYTES) return -1;
+  const uint64_t key = num_bytes << 3 | kind;
   uint32_t i = hash_of(kind, num_bytes);
   for (uint32_t n = 0; n < NUM_COUNTERS; n++, i++) {
     counter* k = &c->counters[i & (NUM_COUNTERS - 1)];
-    if (k->num_bytes == 0) {
+    if (k->key == 0) {
       if (c->num_counters >= MAX_COUNTERS_USED) return -1;
       c->num_counters++;
-      *k = (counter){.num_bytes = num_bytes, .kind = kind, .step = step};
-    } else if (k->num_bytes != num_bytes || k->kind != kind) {
+      *k = (counter){.key = key, .step = step};
+    } else if (k->key != key) {
       continue;
     }
     if (k->step != step) {
@@ -804,12 +860,14 @@ static bool is_unclamped(int algorithm, size_t num_nodes) {
 static bool has_unclamped_minimum(const question* q, size_t num_nodes) {
   float least = DISABLED;
   bool unclamped = false;
-  for (int i = 0; i < q->num_algorithms * q->num_protocols; i++) {
-    float cost = q->cost[i];
-    if (!(cost >= 0) || cost > least) continue;
-    bool risky = is_unclamped(i / q->num_protocols, num_nodes);
-    unclamped = cost < least ? risky : unclamped || risky;
-    least = cost;
+  const float* cost = q->cost;
+  for (int a = 0; a < q->num_algorithms; a++) {
+    const bool risky = is_unclamped(a, num_nodes);
+    for (int p = 0; p < q->num_protocols; p++, cost++) {
+      if (!(*cost >= 0) || *cost > least) continue;
+      unclamped = *cost < least ? risky : unclamped || risky;
+      least = *cost;
+    }
   }
   return unclamped;
 }
@@ -844,29 +902,48 @@ static bool apply_v2(const context* c, const decision* d, const question* q) {
   return true;
 }
 
-static bool is_wanted(const decision* d, const question* q, int i) {
-  return (d->algorithm < 0 || d->algorithm == i / q->num_protocols) &&
-         (d->protocol < 0 || d->protocol == i % q->num_protocols);
+// 0 selects if it is the only one: ties go to the lowest entry up to 2.30, to the highest from 2.31 on. What is
+// unavailable stays at -1: lowering it would crash, and writing -1 elsewhere selects from 2.31 on.
+static bool select_entry(const decision* d, const question* q) {
+  if (d->algorithm >= q->num_algorithms || d->protocol >= q->num_protocols) return false;
+  float* wanted = &q->cost[d->algorithm * q->num_protocols + d->protocol];
+  if (!(*wanted >= 0)) return false;
+  const int count = q->num_algorithms * q->num_protocols;
+  for (int i = 0; i < count; i++) q->cost[i] = q->cost[i] == 0 ? DISABLED : q->cost[i];
+  *wanted = 0;
+  return true;
+}
+
+// One of the two alone: all others are made too dear, and NCCL picks the cheapest of those left.
+static bool restrict_entries(const decision* d, const question* q) {
+  bool is_offered = false;
+  for (int pass = 0; pass < 2; pass++) {
+    float* cost = q->cost;
+    for (int a = 0; a < q->num_algorithms; a++) {
+      for (int p = 0; p < q->num_protocols; p++, cost++) {
+        if (!(*cost >= 0)) continue;
+        const bool is_wanted = a == d->algorithm || p == d->protocol;
+        if (pass == 0) is_offered = is_offered || is_wanted;
+        else if (!is_wanted) *cost = DISABLED;
+      }
+    }
+    if (!is_offered) return false;
+  }
+  return true;
 }
 
 // Writes a decision into the cost table; all of it or, where NCCL does not offer what it asks for, nothing.
 static bool apply_to_costs(const context* c, const decision* d, const question* q) {
-  const int count = q->num_algorithms * q->num_protocols;
-  if (d->algorithm >= 0 || d->protocol >= 0) {
-    bool is_offered = false;
-    for (int i = 0; i < count && !is_offered; i++) is_offered = is_wanted(d, q, i) && q->cost[i] >= 0;
-    if (!is_offered) return false;
-    const bool is_exact = d->algorithm >= 0 && d->protocol >= 0;
-    for (int i = 0; i < count; i++) {
-      if (!(q->cost[i] >= 0)) continue;  // unavailable: lowering it would crash, -1 would select it from 2.31 on
-      // 0 wins if it is the only one: ties go to the lowest entry up to 2.30 and to the highest after.
-      if (is_wanted(d, q, i)) q->cost[i] = is_exact ? 0 : q->cost[i];
-      else if (!is_exact || q->cost[i] == 0) q->cost[i] = DISABLED;
-    }
+  if (d->algorithm >= 0 && d->protocol >= 0) {
+    if (!select_entry(d, q)) return false;
+  } else if (d->algorithm >= 0 || d->protocol >= 0) {
+    if (!restrict_entries(d, q)) return false;
   }
   if (d->num_channels > 0) {
-    bool unclamped = d->algorithm >= 0 ? is_unclamped(d->algorithm, c->num_nodes) : has_unclamped_minimum(q, c->num_nodes);
-    if (!unclamped) *q->num_channels = d->num_channels;
+    const bool is_exact = d->algorithm >= 0;
+    if (!(is_exact ? is_unclamped(d->algorithm, c->num_nodes) : has_unclamped_minimum(q, c->num_nodes))) {
+      *q->num_channels = d->num_channels;
+    }
   }
   return true;
 }
@@ -944,6 +1021,7 @@ static void answer(context* c, const question* q) {
     if (c->members_applied) apply_v2(c, &d, q);
     flags = LAGOM_FLAG_NOT_COUNTED | (d.matched ? LAGOM_FLAG_MATCHED : 0) | (c->members_applied ? LAGOM_FLAG_APPLIED : 0);
   } else {
+    prefetch_site(c, (uint32_t)q->kind, q->num_bytes);
     pending_call* p = c->version >= 6 ? pending_of(c, q, step) : NULL;
     int k = c->version < 6 ? counter_of(c, (uint32_t)q->kind, q->num_bytes, step) : p ? p->counter : -1;
     if (k >= 0) occurrence = c->counters[k].count;
@@ -1095,9 +1173,10 @@ static COLD nccl_result start(void** out, int version, uint64_t comm_id, size_t 
                               nccl_logger log, nccl_nvlink_domains* domains, void* constants) {
   static bool is_loaded;
   if (!out) return NCCL_SUCCESS;
-  context* c = calloc(1, sizeof(*c));
+  context* c = aligned_alloc(64, sizeof(*c));
   *out = c;
   if (!c) return NCCL_SUCCESS;
+  memset(c, 0, sizeof(*c));
   c->version = version;
   c->num_ranks = num_ranks;
   c->num_nodes = num_nodes;

@@ -47,8 +47,9 @@ class GroupProblem:
 class Measurement:
     """Times of one group under one assignment: medians over `num_repeats` runs, each a maximum over ranks.
 
-    `makespan_s` is Z, `comp_s` is Y (the summed computation), `comm_s[j]` is x_j. `makespan_iqr_s` is the
-    interquartile range of Z over the repeats (0 for one run). The timeline, if any, is of the last run.
+    `makespan_s` is Z, `comp_s` is Y, the time of the computations with what they lose between them, `comm_s[j]` is x_j.
+    `makespan_iqr_s` is the interquartile range of Z over the repeats (0 for one run). The timeline, if any, is of the
+    last run.
     """
 
     makespan_s: float

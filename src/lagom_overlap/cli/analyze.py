@@ -63,5 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     Console(width=None if sys.stdout.isatty() else WIDTH).print(analysis_summary(result.report))
     if result.folder is not None:
-        sys.stdout.write(f"\nReport: {result.folder / 'report.html'}\nTimeline (Perfetto): {result.folder / 'timeline.json'}\n")
+        sys.stdout.write(
+            f"\nReport: {result.folder / 'report.html'}\nTimeline (Perfetto): {result.folder / 'timeline.json'}\n"
+        )
     return 0

@@ -36,15 +36,14 @@ def run(arguments: argparse.Namespace) -> int:
     if (code := join_launched(arguments.backend or spec.job.backend)) is not None:
         return code
     log = Console(stderr=True)
-    with log.status("compare") if sys.stderr.isatty() else _Quiet() as status:
-        result = run_compare(
-            spec,
-            tuners,
-            backend_name=arguments.backend,
-            seed=arguments.seed,
-            bundle=arguments.bundle,
-            note=status.update,
-        )
+    result = run_compare(
+        spec,
+        tuners,
+        backend_name=arguments.backend,
+        seed=arguments.seed,
+        bundle=arguments.bundle,
+        note=log.print if sys.stderr.isatty() else lambda _: None,
+    )
     encoded = msgspec.json.encode(result)
     if arguments.out is not None:
         create_folder(arguments.out)
@@ -54,16 +53,3 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         Console(width=None if sys.stdout.isatty() else 80).print(compare_table(result.rows))
     return 0
-
-
-class _Quiet:
-    """The status line that shows nothing: stderr is no terminal."""
-
-    def __enter__(self) -> "_Quiet":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing to end."""
-
-    def update(self, _line: str) -> None:
-        """Shows nothing."""

@@ -52,7 +52,7 @@ class ProgressBar:
             TimeElapsedColumn(),
             TextColumn("{task.fields[best]}"),
             console=Console(stderr=True),
-            refresh_per_second=2,
+            auto_refresh=False,  # a refreshing thread would run on the cores that are measured
             disable=not sys.stderr.isatty(),
         )
         self._search = self._progress.add_task("search", total=spec.tune.budget.measurements, best="")
@@ -66,6 +66,10 @@ class ProgressBar:
         self._progress.stop()
 
     def _observe(self, progress: RunProgress) -> None:
+        self._update(progress)
+        self._progress.refresh()
+
+    def _update(self, progress: RunProgress) -> None:
         best = "" if progress.best_s is None else f"best {format_seconds(progress.best_s)}"
         if progress.phase is StepKind.SEARCH:
             self._progress.update(self._search, completed=progress.num_done, best=best)

@@ -15,6 +15,8 @@ TABLE_VERSION: Final = 1
 RECORD_VERSION: Final = 1
 MAX_COMMUNICATORS: Final = 1024
 MAX_DECISIONS: Final = 16384
+MAX_ROWS: Final = 65536
+"""Sum over call sites of the highest occurrence that has a row of its own, plus one."""
 MAX_CHANNELS: Final = 64
 MAX_CHUNK_BYTES: Final = 1 << 30
 MAX_BYTES: Final = 1 << 48

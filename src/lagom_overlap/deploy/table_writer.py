@@ -205,6 +205,12 @@ def _assemble(
             f"{len(communicators)} communicators and {len(rows)} rows; the plug-in holds at most"
             f" {layout.MAX_COMMUNICATORS} and {layout.MAX_DECISIONS}"
         )
+    highest = Counter[tuple[int, ...]]()
+    for num_bytes, place, kind, occurrence, *_ in rows:
+        if occurrence != layout.ANY_OCCURRENCE:
+            highest[num_bytes, place, kind] = max(highest[num_bytes, place, kind], occurrence + 1)
+    if highest.total() > layout.MAX_ROWS:
+        raise TableError(f"{highest.total()} occurrences to tell apart; the plug-in holds at most {layout.MAX_ROWS}")
     body = np.array(communicators, layout.COMMUNICATOR).tobytes() + np.array(rows, layout.DECISION).tobytes()
     header = np.zeros((), layout.HEADER)
     header["magic"] = layout.TABLE_MAGIC

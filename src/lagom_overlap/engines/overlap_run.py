@@ -49,10 +49,14 @@ class RankTimes:
     makespan_s: float
 
     def as_vector(self) -> list[float]:
-        """Makespan, summed computation, then each collective: what is compared between ranks."""
+        """Makespan, the computation's time, then each collective: what is compared between ranks.
+
+        The computations never wait for a collective of their group, so their time runs from the run's start to their
+        last end: a core that the collectives hold before or between them is contention like any other.
+        """
         return [
             self.makespan_s,
-            sum(end - start for start, end in self.computations),
+            self.computations[-1][1],
             *(end - start for start, end in self.calls),
         ]
 

@@ -29,7 +29,7 @@ _EVENTS_KEY: Final = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BYTE: Final = re.compile(r"\(byte (\d+)\)")
 _SPACE: Final = b" \t\r\n"
 _BAD_NUMBER: Final = re.compile(rb"([:\[,]\s*)-?(?:nan(?:\(ind\))?|inf(?:inity)?)(?=\s*[,}\]])", re.IGNORECASE)
-_BAD_ESCAPE: Final = re.compile(rb'\\(?!["\\/bfnrtu])')
+_ESCAPE: Final = re.compile(rb'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})|\\')
 
 
 class Args(msgspec.Struct, gc=False):
@@ -111,7 +111,7 @@ def _byte_of(error: Exception) -> int | None:
 def _repaired(data: bytes) -> bytes:
     """The bytes with what profilers write and JSON forbids mended: nan, inf, lone backslashes, broken UTF-8."""
     data = _BAD_NUMBER.sub(rb"\1null", data)
-    data = _BAD_ESCAPE.sub(rb"\\\\", data)
+    data = _ESCAPE.sub(lambda found: found[0] if len(found[0]) > 1 else b"\\\\", data)
     return data.decode("utf-8", errors="replace").encode()
 
 

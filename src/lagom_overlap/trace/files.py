@@ -4,7 +4,6 @@ Nothing is trusted: a compressed file may hold a thousand times its size, end in
 stream counts what it gives out and refuses to go on past `Limits`; a truncated gzip file ends early and says so.
 """
 
-import gzip
 import io
 import tarfile
 import zlib
@@ -12,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import IO, Final, Protocol
 
 from lagom_overlap.errors import TraceError
 from lagom_overlap.trace.gpu_trace import short_name
@@ -20,6 +19,8 @@ from lagom_overlap.units import GIB, KIB, MIB, format_bytes
 
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 _SQLITE_MAGIC: Final = b"SQLite format 3\x00"
+_GZIP_BITS: Final = 31
+_PACKED_BLOCK: Final = 64 * KIB
 _TAR_MAGIC_AT: Final = 257
 _PEEK: Final = 512
 _TRACE_SUFFIXES: Final = (".json", ".json.gz", ".jsonl", ".jsonl.gz", ".log", ".tar.gz", ".tgz", ".tar", ".sqlite")
@@ -46,10 +47,14 @@ class Limits:
 DEFAULT_LIMITS: Final = Limits()
 
 
+class _Source(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
+
 class Stream:
     """Bytes of one trace, unpacked; `name` for messages, `was_cut` once the packed data ended early."""
 
-    def __init__(self, source: BinaryIO, name: str, packed_bytes: int | None, limits: Limits) -> None:
+    def __init__(self, source: _Source, name: str, packed_bytes: int | None, limits: Limits) -> None:
         self.name = name
         self.was_cut = False
         self._source = source
@@ -73,7 +78,7 @@ class Stream:
             except EOFError:
                 self.was_cut = True
                 break
-            except (zlib.error, gzip.BadGzipFile, tarfile.TarError, OSError) as error:
+            except (zlib.error, tarfile.TarError, OSError) as error:
                 if not self._given and not parts:
                     raise TraceError(f"{self.name}: cannot be unpacked: {error}") from error
                 raise TraceError(f"{self.name}: packed data is damaged after {self._given} bytes: {error}") from error
@@ -90,10 +95,40 @@ class Stream:
         return b"".join(parts)
 
 
+class _Gunzip(io.RawIOBase):
+    """A gzip file of one or more members, unpacked in bounded memory; unlike gzip's, it gives out all there is of a cut
+    file before it raises `EOFError`.
+    """
+
+    def __init__(self, packed: IO[bytes]) -> None:
+        self._packed = packed
+        self._inflate = zlib.decompressobj(wbits=_GZIP_BITS)
+        self._ready = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        size = _PACKED_BLOCK if size < 0 else size
+        while size:
+            ready = self._ready or self._packed.read(_PACKED_BLOCK)
+            if self._inflate.eof:
+                if not ready.lstrip(b"\0"):
+                    return b""
+                self._inflate = zlib.decompressobj(wbits=_GZIP_BITS)
+            part = self._inflate.decompress(ready, size)
+            self._ready = self._inflate.unused_data if self._inflate.eof else self._inflate.unconsumed_tail
+            if part:
+                return part
+            if not ready:
+                raise EOFError("the gzip file ends before its end mark")
+        return b""
+
+
 class _Prefixed(io.RawIOBase):
     """A stream with the bytes put back that were read to see what it is."""
 
-    def __init__(self, prefix: bytes, rest: BinaryIO) -> None:
+    def __init__(self, prefix: bytes, rest: _Source) -> None:
         self._prefix = prefix
         self._rest = rest
 
@@ -176,10 +211,9 @@ def _members(stream: Stream, path: Path, limits: Limits) -> Iterator[Stream]:
                     continue
                 name = short_name(path, member.name)
                 if base.endswith(".gz"):
-                    packed = gzip.GzipFile(fileobj=held)
-                    yield Stream(packed, name, member.size, limits)  # type: ignore[arg-type]  # GzipFile reads as BinaryIO does
+                    yield Stream(_Gunzip(held), name, member.size, limits)
                 else:
-                    yield Stream(held, name, None, limits)  # type: ignore[arg-type]  # IO[bytes] reads as BinaryIO does
+                    yield Stream(held, name, None, limits)
     except tarfile.TarError as error:
         if not stream.was_cut:
             raise TraceError(f"{stream.name}: damaged tar archive: {error}") from error
@@ -201,12 +235,12 @@ def open_streams(path: Path, limits: Limits = DEFAULT_LIMITS) -> Iterator[Iterat
         packed_bytes = None
         head = file.read(_PEEK)
         file.seek(0)
-        source: BinaryIO = file
+        source: _Source = file
         if head.startswith(_GZIP_MAGIC):
             packed_bytes = path.stat().st_size
-            source = gzip.GzipFile(fileobj=file)  # type: ignore[assignment]  # GzipFile reads as BinaryIO does
-            head = Stream(source, name, packed_bytes, limits).read(_PEEK)
-            source = _Prefixed(head, source)  # type: ignore[assignment]  # reads as BinaryIO does
+            unpacked = _Gunzip(file)
+            head = Stream(unpacked, name, packed_bytes, limits).read(_PEEK)
+            source = _Prefixed(head, unpacked)
         _refuse_foreign(head, name)
         stream = Stream(source, name, packed_bytes, limits)
         yield _members(stream, path, limits) if _is_tar(head) else iter((stream,))

@@ -1,0 +1,123 @@
+"""The algorithm bandwidth that NCCL's tuning model expects: bytes of the whole tensor per second.
+
+Source: NCCL 2.30.7, src/graph/tuning.cc. A graph's channels times their speed give a bus bandwidth, which each
+algorithm and protocol lowers; a collective's steps turn it into bytes of the user's tensor per second.
+
+    here                 meaning
+    bus                  num_channels x speed per channel (B/s)
+    per_channel_limit    measured limits of one channel, from `constants.py`
+
+Departures: CollNet (in-network reduction) is left out; NCCL has it off by default.
+"""
+
+from lagom_overlap.collective import Algorithm, CollectiveKind, Protocol
+from lagom_overlap.cost.nccl.constants import ChannelLimit, Constants
+from lagom_overlap.cost.nccl.topology import Graph, PathType, Topology
+
+_GATHER = (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER)
+_LL128_TREE_ONE_NODE = 7.0 / 9.0
+_LL128_PAYLOAD = 120.0 / 128.0
+
+
+def graph_of(topology: Topology, algorithm: Algorithm) -> Graph | None:
+    """The graph that an algorithm runs on; PAT uses the tree's."""
+    match algorithm:
+        case Algorithm.RING:
+            return topology.ring
+        case Algorithm.TREE | Algorithm.PAT:
+            return topology.tree
+        case Algorithm.NVLS | Algorithm.NVLS_TREE:
+            return topology.nvls
+        case _:
+            return None
+
+
+def num_steps(kind: CollectiveKind, num_ranks: int) -> int:
+    """Steps of a ring: 2(n-1) for an all-reduce, n-1 for gather and scatter, n for broadcast and reduce."""
+    if kind is CollectiveKind.ALL_REDUCE:
+        return 2 * (num_ranks - 1)
+    return num_ranks - 1 if kind in _GATHER else num_ranks
+
+
+def is_available(kind: CollectiveKind, algorithm: Algorithm, protocol: Protocol, topology: Topology) -> bool:
+    """Whether NCCL would consider it by default: implemented, supported by the machine, not switched off."""
+    graph = graph_of(topology, algorithm)
+    if graph is None:
+        return False
+    all_reduce, one_node = kind is CollectiveKind.ALL_REDUCE, topology.num_nodes == 1
+    if protocol is not Protocol.SIMPLE and algorithm not in (Algorithm.RING, Algorithm.TREE):
+        return False
+    if protocol is Protocol.LL128 and not _ll128_allowed(graph, topology.compute_capability):
+        return False
+    match algorithm:
+        case Algorithm.RING:
+            return True
+        case Algorithm.TREE:
+            return all_reduce
+        case Algorithm.NVLS:
+            return one_node and graph.num_channels > 1 and (all_reduce or kind in _GATHER)
+        case Algorithm.NVLS_TREE:
+            return all_reduce and not one_node and graph.num_channels > 1
+        case Algorithm.PAT:
+            return kind in _GATHER and topology.ranks_per_node == 1
+        case _:
+            return False
+
+
+def _ll128_allowed(graph: Graph, compute_capability: int) -> bool:
+    farthest = PathType.PXN if compute_capability >= 90 else PathType.PXB
+    return compute_capability >= 70 and graph.intra_type <= PathType.NVB and graph.inter_type <= farthest
+
+
+def _nvls_channel(kind: CollectiveKind, algorithm: Algorithm, topology: Topology, constants: Constants) -> float:
+    """Bus bandwidth of one NVLS channel: the switch's, or the network's behind it."""
+    graph, per_node = topology.nvls, topology.ranks_per_node
+    assert graph is not None
+    channels = graph.num_channels
+    intra = graph.intra_bytes_per_s * constants.nvls_efficiency[topology.generation] * (channels - 1) / channels
+    intra *= 2.0 if kind is CollectiveKind.ALL_REDUCE else (per_node - 1) / per_node
+    if algorithm is Algorithm.NVLS:
+        return min(intra, graph.inter_bytes_per_s)
+    limit = constants.channel_max(ChannelLimit.NVLS_TREE, topology.generation, topology.num_nodes)
+    return min(intra, graph.inter_bytes_per_s * (2.0 if topology.num_nodes <= 2 else 1.0), limit)
+
+
+def bytes_per_s(
+    kind: CollectiveKind, algorithm: Algorithm, protocol: Protocol, topology: Topology, constants: Constants
+) -> float:
+    """Bytes of the whole tensor per second, before the correction of trees by size; 0 where not available."""
+    if not is_available(kind, algorithm, protocol, topology):
+        return 0.0
+    graph = graph_of(topology, algorithm)
+    assert graph is not None
+    num_nodes, channels = topology.num_nodes, graph.num_channels
+    if algorithm in (Algorithm.NVLS, Algorithm.NVLS_TREE):
+        bus = channels * _nvls_channel(kind, algorithm, topology, constants)
+    else:
+        bus = channels * (graph.intra_bytes_per_s if num_nodes <= 2 else graph.inter_bytes_per_s)
+
+    def per_channel_limit(limit: ChannelLimit) -> float:
+        return channels * constants.channel_max(limit, topology.generation, num_nodes)
+
+    ll_max = constants.ll_max(topology.generation, topology.cpu_vendor, num_nodes)
+    if algorithm is Algorithm.RING:
+        if protocol is Protocol.LL:
+            bus = min(ll_max, 0.5 * bus)
+        elif protocol is Protocol.LL128:
+            bus = min(0.92 * bus, per_channel_limit(ChannelLimit.RING_LL128))
+    elif algorithm is Algorithm.TREE:
+        bus = min(0.92 * bus, per_channel_limit(ChannelLimit.TREE))
+        if protocol is Protocol.LL:
+            bus = min(bus / 3.8, ll_max)
+        elif protocol is Protocol.LL128:
+            share = _LL128_TREE_ONE_NODE if num_nodes == 1 else _LL128_PAYLOAD
+            bus = min(bus * share, per_channel_limit(ChannelLimit.TREE_LL128))
+        if topology.fallback_tree:
+            bus *= 0.85
+    elif algorithm is Algorithm.PAT:
+        bus *= 0.75
+    if kind in _GATHER and algorithm is not Algorithm.RING:
+        return bus
+    if algorithm in (Algorithm.RING, Algorithm.NVLS, Algorithm.NVLS_TREE):
+        return bus * topology.num_ranks / num_steps(kind, topology.num_ranks)
+    return 0.5 * bus

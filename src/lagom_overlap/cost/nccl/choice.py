@@ -1,0 +1,162 @@
+"""What NCCL does untouched: the algorithm, protocol, channels and threads that its tuning model prefers for a size.
+
+Source: NCCL 2.30.7, src/graph/tuning.cc (time), src/enqueue.cc (choice, channels, threads).
+
+    time = latency + bytes / bandwidth                        for every algorithm and protocol that is available
+    choice = the least time; on a tie the first in NCCL's numbering
+
+Channels are given up one by one while a channel's threads would have less than a threshold of bytes each, then threads
+are halved. `num_bytes` is what NCCL's tuner counts: the whole tensor (`Collective.num_bytes`). The channels are the
+choice of the tuning model: at launch NCCL also gives each at least 32 KiB of traffic, and registered buffers and
+plug-ins change them.
+
+Point-to-point has no tuning model in NCCL; see `point_to_point.py`.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, CommConfig, Protocol
+from lagom_overlap.cost.nccl.bandwidth import bytes_per_s
+from lagom_overlap.cost.nccl.chunk import default_chunk_bytes
+from lagom_overlap.cost.nccl.constants import Constants, load_constants
+from lagom_overlap.cost.nccl.latency import latency_s
+from lagom_overlap.cost.nccl.topology import Topology
+
+PLATEAU_BYTES: Final = 64
+"""tuning.cc: Simple rings over nodes are slower from that many bytes per channel and rank on..."""
+PLATEAU: Final = 1.4
+OLD_PLATEAU: Final = 1.9
+"""...by this factor on their latency, or this one before Ampere."""
+WARP: Final = 32
+MAX_THREADS: Final = 640
+SLOW_RING_BYTES_PER_S: Final = 12e9
+"""tuning.cc: Simple rings whose search channels carry no more in all use 256 threads instead of 512."""
+
+_MODELLED: Final = (Algorithm.TREE, Algorithm.RING, Algorithm.NVLS, Algorithm.NVLS_TREE, Algorithm.PAT)
+POINT_TO_POINT: Final = (CollectiveKind.ALL_TO_ALL, CollectiveKind.SEND_RECV)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One algorithm and protocol in NCCL's table: its latency, bandwidth (whole tensor) and time at a size."""
+
+    algorithm: Algorithm
+    protocol: Protocol
+    latency_s: float
+    bytes_per_s: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What NCCL runs, with every knob set, and the time that its model expects."""
+
+    config: CommConfig
+    seconds: float
+
+
+def candidates(
+    collective: Collective, topology: Topology, constants: Constants | None = None
+) -> tuple[Candidate, ...]:
+    """NCCL's table for a collective: every available algorithm and protocol, in NCCL's order.
+
+    Raises:
+        ValueError: if the collective is point-to-point or its ranks are not the topology's.
+    """
+    kind, num_bytes = collective.kind, collective.num_bytes
+    _check(collective, topology)
+    tables = constants or load_constants()
+    found = []
+    for algorithm in _MODELLED:
+        for protocol in Protocol:
+            rate = bytes_per_s(kind, algorithm, protocol, topology, tables)
+            if rate == 0.0:
+                continue
+            latency = latency_s(kind, algorithm, protocol, topology, tables)
+            seconds = _seconds(collective, topology, tables, algorithm, protocol, (latency, rate))
+            found.append(
+                Candidate(
+                    algorithm=algorithm, protocol=protocol, latency_s=latency, bytes_per_s=rate, seconds=seconds
+                )
+            )
+    assert found, f"{kind} of {num_bytes} bytes on {topology.name}"
+    return tuple(found)
+
+
+def choose(collective: Collective, topology: Topology, constants: Constants | None = None) -> Choice:
+    """NCCL's default for a collective on a topology.
+
+    Raises:
+        ValueError: if the collective is point-to-point or its ranks are not the topology's.
+    """
+    best = min(candidates(collective, topology, constants), key=lambda candidate: candidate.seconds)
+    channels, threads = channels_and_threads(collective.num_bytes, best.algorithm, best.protocol, topology)
+    config = CommConfig(
+        algorithm=best.algorithm,
+        protocol=best.protocol,
+        num_channels=channels,
+        num_threads=threads,
+        chunk_bytes=default_chunk_bytes(collective, best.algorithm, best.protocol, channels, topology),
+    )
+    return Choice(config, best.seconds)
+
+
+def channels_and_threads(
+    num_bytes: int, algorithm: Algorithm, protocol: Protocol, topology: Topology
+) -> tuple[int, int]:
+    """NCCL's channels and threads for a size under an algorithm and protocol (enqueue.cc)."""
+    if algorithm in (Algorithm.NVLS, Algorithm.NVLS_TREE):
+        return topology.num_nvls_channels, MAX_THREADS
+    threads = most = _max_threads(algorithm, protocol, topology)
+    per_thread = 64 if protocol is Protocol.SIMPLE else 8
+    if protocol is Protocol.LL and algorithm is Algorithm.RING:
+        per_thread *= topology.num_ranks
+    channels = min(topology.num_channels, max(1, num_bytes // (most * per_thread)))
+    while num_bytes < channels * threads * per_thread and threads % 128 == 0:
+        threads //= 2
+    if algorithm is not Algorithm.RING:
+        return channels, MAX_THREADS
+    if protocol is Protocol.SIMPLE:
+        threads += WARP
+    return channels, max(threads, 3 * WARP)
+
+
+def _max_threads(algorithm: Algorithm, protocol: Protocol, topology: Topology) -> int:
+    if protocol is Protocol.LL128:
+        return MAX_THREADS
+    ring = topology.ring
+    slow = ring.intra_bytes_per_s * ring.num_channels <= SLOW_RING_BYTES_PER_S
+    return 256 if slow and algorithm is Algorithm.RING and protocol is Protocol.SIMPLE else 512
+
+
+def _check(collective: Collective, topology: Topology) -> None:
+    if collective.kind in POINT_TO_POINT:
+        raise ValueError(f"{collective.kind} has no algorithm in NCCL; use point_to_point.choose_point_to_point")
+    if collective.num_ranks != topology.num_ranks:
+        raise ValueError(
+            f"{collective.kind} has {collective.num_ranks} ranks, topology {topology.name!r} {topology.num_ranks}"
+        )
+
+
+def _seconds(
+    collective: Collective,
+    topology: Topology,
+    constants: Constants,
+    algorithm: Algorithm,
+    protocol: Protocol,
+    terms: tuple[float, float],
+) -> float:
+    """NCCL's time of a candidate, with its two corrections that depend on the size."""
+    latency, rate = terms
+    num_bytes, all_reduce = collective.num_bytes, collective.kind is CollectiveKind.ALL_REDUCE
+    old = topology.compute_capability < 80
+    if all_reduce and (
+        algorithm is Algorithm.TREE or (algorithm is Algorithm.NVLS_TREE and topology.compute_capability >= 100)
+    ):
+        rate *= constants.tree_correction.of(protocol, num_bytes)
+    plateau = num_bytes // (topology.num_channels * topology.num_ranks) >= PLATEAU_BYTES
+    simple_ring = algorithm is Algorithm.RING and protocol is Protocol.SIMPLE
+    if all_reduce and simple_ring and topology.num_nodes > 1 and plateau:
+        latency *= OLD_PLATEAU if old else PLATEAU
+    return latency + num_bytes / rate

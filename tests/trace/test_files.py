@@ -1,0 +1,150 @@
+import gzip
+import io
+import os
+import pickle
+
+import pytest
+from kineto_traces import KinetoFile, tar_gz
+
+from lagom_overlap.errors import TraceError
+from lagom_overlap.trace.files import Limits, Stream, open_streams, trace_paths
+from lagom_overlap.trace.reading import ReadOptions, read_traces
+
+SMALL = ReadOptions(limits=Limits(max_bytes=1 << 20, max_ratio=50, free_bytes=1 << 16, max_members=5))
+
+
+def one_kernel() -> bytes:
+    file = KinetoFile()
+    for n in range(50):
+        file.kernel("a", n * 10, 5)
+    return file.to_json()
+
+
+@pytest.mark.parametrize(
+    ("name", "pack"),
+    [
+        ("t.json", lambda data: data),
+        ("t.json.gz", gzip.compress),
+        ("t.tar.gz", lambda data: tar_gz({"x/w0.json": data})),
+        ("t.tar.gz", lambda data: tar_gz({"x/w0.json.gz": gzip.compress(data), "x/readme.txt": b"no"})),
+        ("any name", gzip.compress),
+    ],
+)
+def test_a_trace_reads_the_same_however_it_is_packed(tmp_path, name, pack):
+    path = tmp_path / name
+    path.write_bytes(pack(one_kernel()))
+    (trace,) = read_traces([path])
+    assert len(trace.events) == 50
+    assert trace.warnings == ()
+
+
+def test_a_tar_of_ranks_gives_one_trace_for_each_in_order_of_rank(tmp_path):
+    members = {}
+    for rank in (2, 0, 1):
+        file = KinetoFile(distributedInfo={"rank": rank, "world_size": 3})
+        file.kernel("a", 0, rank + 1)
+        members[f"r/worker{rank}.json"] = file.to_json()
+    path = tmp_path / "t.tar.gz"
+    path.write_bytes(tar_gz(members))
+    traces = read_traces([path])
+    assert [trace.rank for trace in traces] == [0, 1, 2]
+    assert traces[1].file == "t.tar.gz:worker1.json"
+
+
+def test_a_folder_gives_its_traces_and_nothing_else(tmp_path):
+    (tmp_path / "b.json").write_bytes(one_kernel())
+    (tmp_path / "a.json.gz").write_bytes(gzip.compress(one_kernel()))
+    (tmp_path / "notes.txt").write_bytes(b"no")
+    assert [path.name for path in trace_paths(tmp_path)] == ["a.json.gz", "b.json"]
+
+
+def test_a_gzip_file_cut_in_the_middle_is_read_as_far_as_it_goes(tmp_path):
+    packed = gzip.compress(one_kernel())
+    path = tmp_path / "t.json.gz"
+    path.write_bytes(packed[: len(packed) * 3 // 4])
+    (trace,) = read_traces([path])
+    assert 0 < len(trace.events) < 50
+    assert any("ends early" in text for text in trace.warnings)
+
+
+def test_a_gzip_bomb_is_refused_by_its_size_before_it_fills_the_memory(tmp_path):
+    path = tmp_path / "bomb.json.gz"
+    path.write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * (1 << 22)))
+    with pytest.raises(TraceError, match="refused, it unpacks to more than"):
+        read_traces([path], SMALL)
+
+
+def test_a_bomb_inside_a_tar_is_refused_too(tmp_path):
+    path = tmp_path / "bomb.tar.gz"
+    path.write_bytes(tar_gz({"a.json": b"[" + b" " * (1 << 22)}))
+    with pytest.raises(TraceError, match="refused"):
+        read_traces([path], SMALL)
+    path.write_bytes(tar_gz({"a.json.gz": gzip.compress(b"[" * (1 << 22))}))
+    with pytest.raises(TraceError, match="refused"):
+        read_traces([path], SMALL)
+
+
+def test_a_tar_of_too_many_files_is_refused(tmp_path):
+    path = tmp_path / "many.tar.gz"
+    path.write_bytes(tar_gz({f"{n}.txt": b"" for n in range(9)}))
+    with pytest.raises(TraceError, match="more than 5 files"):
+        read_traces([path], SMALL)
+
+
+class _Explodes:
+    def __reduce__(self):
+        return os.system, ("touch pickled",)
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"", "is empty"),
+        (b"  \n ", "is empty"),
+        (b"PK\x03\x04zip", "zip archive"),
+        (pickle.dumps(_Explodes()), "pickle"),
+        (b"hello", "is not a trace"),
+        (b'{"a": 1}', "is not a trace"),
+        (b"{", "is not a trace"),
+        (b"[1, 2", "broken JSON|no GPU event"),
+        (b'"text"', "is not a trace"),
+        (gzip.compress(b""), "is empty"),
+        (gzip.compress(b'{"traceEvents": []}')[:-12] + b"xxxxxxxxxxxx", "damaged|cannot be unpacked|is not a trace"),
+        (b"\x1f\x8bnot gzip at all", "cannot be unpacked"),
+        (b'{"traceEvents": []}', "no GPU event"),
+        (b'{"traceEvents": 5}', "is not a trace|broken"),
+        (b'{"traceEvents": [5]}', "broken"),
+    ],
+)
+def test_what_is_no_trace_is_refused_in_one_line(tmp_path, data, why):
+    path = tmp_path / "t.json"
+    path.write_bytes(data)
+    with pytest.raises(TraceError, match=why) as caught:
+        read_traces([path])
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith("t.json")
+
+
+def test_a_missing_file_and_an_empty_folder_are_named(tmp_path):
+    with pytest.raises(TraceError, match="does not exist"):
+        read_traces([tmp_path / "none.json"])
+    with pytest.raises(TraceError, match="holds no trace"):
+        read_traces([tmp_path])
+
+
+def test_a_stream_gives_exactly_what_it_holds():
+    stream = Stream(io.BytesIO(b"abcdef"), "x", None, Limits())
+    assert (stream.read(4), stream.read(4), stream.read(4)) == (b"abcd", b"ef", b"")
+
+
+def test_links_in_a_tar_are_not_followed(tmp_path):
+    import tarfile
+
+    path = tmp_path / "t.tar"
+    with tarfile.open(path, "w") as archive:
+        info = tarfile.TarInfo("a.json")
+        info.type = tarfile.SYMTYPE
+        info.linkname = "/etc/passwd"
+        archive.addfile(info)
+    with pytest.raises(TraceError, match="without a trace"), open_streams(path):
+        read_traces([path])
