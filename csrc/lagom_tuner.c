@@ -308,7 +308,6 @@ static void clear_sites(table* t, uint32_t mask) {
   }
 }
 
-// How many slots to hash into: the power of two from twice the sites on, which are counted by hashing into the largest.
 static uint32_t mask_for(uint32_t num_sites) {
   uint32_t slots = 4;
   while (slots < 2 * num_sites) slots *= 2;
@@ -339,17 +338,17 @@ static enum table_error fill(table* t, const uint8_t* rows, uint32_t count) {
 
 // ------------------------------------------------------------------------------------------------------ communicators
 
+// Where a decision came from: for the record only.
 typedef struct {
-  int algorithm;
-  int protocol;
-  int num_channels;
-  size_t chunk_bytes;
   uint64_t generation;
   uint32_t communicator;
-  bool matched;
-} decision;
+} origin;
 
-static const decision NO_DECISION = {.algorithm = -1, .protocol = -1, .communicator = (uint32_t)NO_COMMUNICATOR};
+// The fields of a word; a word, not a struct, goes from hand to hand, because copies of just written structs stall.
+static int algorithm_of(uint64_t word) { return word ? (int)(word >> WORD_ALGORITHM & 0xF) - 1 : -1; }
+static int protocol_of(uint64_t word) { return word ? (int)(word >> WORD_PROTOCOL & 0x7) - 1 : -1; }
+static int channels_of(uint64_t word) { return (int)(word >> WORD_CHANNELS & 0xFF); }
+static size_t chunk_of(uint64_t word) { return (size_t)(word >> WORD_CHUNK); }
 
 typedef struct {
   uint64_t key;  // bytes and kind, 0: free
@@ -363,8 +362,7 @@ typedef struct {
   int kind;
   int counter;
   bool launched;
-  bool applied;
-  decision decision;
+  uint64_t applied;  // the decision's word, 0: none, or not on offer
 } pending_call;
 
 typedef struct context {
@@ -388,8 +386,7 @@ typedef struct context {
   // v2: what is left of the aggregate that was asked about last
   size_t members_bytes;
   int members_kind;
-  bool members_applied;
-  decision members_decision;
+  uint64_t members_applied;
   _Alignas(64) counter counters[NUM_COUNTERS];
 } context;
 
@@ -744,15 +741,6 @@ _Static_assert(sizeof(nccl_tuner_v5) == 4 * sizeof(void*) && sizeof(nccl_tuner_v
 _Static_assert(sizeof(nccl_constants_v5) == 8 * (21 + 63 + 60), "constants v5");
 _Static_assert(sizeof(nccl_constants_v7) == 8 * (21 + 63 + 75), "constants v7");
 
-static decision unpack(uint64_t word, decision d) {
-  d.algorithm = (int)(word >> WORD_ALGORITHM & 0xF) - 1;
-  d.protocol = (int)(word >> WORD_PROTOCOL & 0x7) - 1;
-  d.num_channels = (int)(word >> WORD_CHANNELS & 0xFF);
-  d.chunk_bytes = (size_t)(word >> WORD_CHUNK);
-  d.matched = true;
-  return d;
-}
-
 static uint64_t word_of(table* t, site* s, int64_t occurrence) {
   const uint32_t num_rows = LOAD(s->num_rows), first_row = LOAD(s->first_row);
   LAGOM_BETWEEN_READS();
@@ -765,27 +753,30 @@ static uint64_t word_of(table* t, site* s, int64_t occurrence) {
   return LOAD(s->any);
 }
 
-// The decision for the `occurrence`-th call of the step, or NO_DECISION. Retries when a swap was under way.
-static decision look_up(context* c, uint32_t kind, uint64_t num_bytes, int64_t occurrence) {
+// The word for the `occurrence`-th call of the step, 0: none. Retries when a swap was under way.
+static uint64_t look_up(context* c, uint32_t kind, uint64_t num_bytes, int64_t occurrence, origin* from) {
+  from->generation = 0;
+  from->communicator = (uint32_t)NO_COMMUNICATOR;
   for (int attempt = 0; attempt < MAX_TRIES; attempt++) {
     uint32_t now = atomic_load_explicit(&active, memory_order_acquire);
-    if (now == 0 || LOAD(disabled)) return NO_DECISION;
+    if (now == 0 || LOAD(disabled)) return 0;
     table* t = &tables[(now - 1) & 1];
     uint32_t sequence = atomic_load_explicit(&t->sequence, memory_order_acquire);
     if (sequence & 1) continue;
-    decision d = NO_DECISION;
-    d.generation = LOAD(t->generation);
+    from->generation = LOAD(t->generation);
     int32_t communicator = LOAD(c->communicator[(now - 1) & 1]);
-    d.communicator = (uint32_t)communicator;
+    from->communicator = (uint32_t)communicator;
+    uint64_t word = 0;
     if (communicator >= 0) {
-      site* s = find_site(t, LOAD(t->mask) & (NUM_SITES - 1), site_key(d.communicator, kind), num_bytes, false);
-      uint64_t word = s ? word_of(t, s, occurrence) : 0;
-      if (word) d = unpack(word, d);
+      uint32_t mask = LOAD(t->mask) & (NUM_SITES - 1);
+      site* s = find_site(t, mask, site_key((uint32_t)communicator, kind), num_bytes, false);
+      if (s) word = word_of(t, s, occurrence);
     }
     atomic_thread_fence(memory_order_acquire);
-    if (LOAD(t->sequence) == sequence) return d;
+    if (LOAD(t->sequence) == sequence) return word;
   }
-  return NO_DECISION;
+  from->generation = 0;
+  return 0;
 }
 
 // Starts to fetch the call site while the counter is looked for.
@@ -848,6 +839,7 @@ static pending_call* pending_of(context* c, const question* q, uint32_t step) {
   p->num_bytes = q->num_bytes;
   p->kind = q->kind;
   p->launched = false;
+  p->applied = 0;
   p->counter = counter_of(c, (uint32_t)q->kind, q->num_bytes, step);
   return p;
 }
@@ -873,56 +865,59 @@ static bool has_unclamped_minimum(const question* q, size_t num_nodes) {
 }
 
 // NCCL 2.21 takes algorithm and protocol unchecked, so only what is known to be available is written.
-static bool is_safe_in_v2(const decision* d, const question* q, size_t num_nodes) {
-  if (d->algorithm < 0 && d->protocol < 0) return true;
-  if (d->protocol == NCCL_LL128) return false;  // off where NVLink is missing; nobody tells
-  switch (d->algorithm) {
-    case NCCL_RING: return d->protocol >= 0;
-    case NCCL_TREE: return d->protocol >= 0 && q->kind == NCCL_ALL_REDUCE;
+static bool is_safe_in_v2(int algorithm, int protocol, const question* q, size_t num_nodes) {
+  if (algorithm < 0 && protocol < 0) return true;
+  if (protocol == NCCL_LL128) return false;  // off where NVLink is missing; nobody tells
+  if (algorithm == NCCL_RING) return protocol >= 0;
+  if (q->kind != NCCL_ALL_REDUCE) return false;
+  if (algorithm == NCCL_TREE) return protocol >= 0;
+  if (protocol != NCCL_SIMPLE) return false;
+  switch (algorithm) {
     case NCCL_COLLNET_DIRECT:
-    case NCCL_COLLNET_CHAIN:
-      return d->protocol == NCCL_SIMPLE && q->collnet_support && q->kind == NCCL_ALL_REDUCE && num_nodes > 1;
-    case NCCL_NVLS:
-      return d->protocol == NCCL_SIMPLE && q->nvls_support && q->kind == NCCL_ALL_REDUCE &&
-             (num_nodes == 1 || q->collnet_support);
-    case NCCL_NVLS_TREE:
-      return d->protocol == NCCL_SIMPLE && q->nvls_support && q->kind == NCCL_ALL_REDUCE && num_nodes > 1;
+    case NCCL_COLLNET_CHAIN: return q->collnet_support && num_nodes > 1;
+    case NCCL_NVLS: return q->nvls_support && (num_nodes == 1 || q->collnet_support);
+    case NCCL_NVLS_TREE: return q->nvls_support && num_nodes > 1;
     default: return false;  // one of the two alone, or an algorithm that 2.21 lacks
   }
 }
 
-static bool apply_v2(const context* c, const decision* d, const question* q) {
-  if (!is_safe_in_v2(d, q, c->num_nodes)) return false;
-  if (d->algorithm >= 0) {
-    *q->algorithm = d->algorithm;
-    *q->protocol = d->protocol;
+static bool apply_v2(const context* c, uint64_t word, const question* q) {
+  const int algorithm = algorithm_of(word), protocol = protocol_of(word);
+  if (!is_safe_in_v2(algorithm, protocol, q, c->num_nodes)) return false;
+  if (algorithm >= 0) {
+    *q->algorithm = algorithm;
+    *q->protocol = protocol;
   }
-  bool unclamped = d->algorithm >= 0 ? is_unclamped(d->algorithm, c->num_nodes) : q->collnet_support;
-  if (d->num_channels > 0 && !unclamped) *q->num_channels = d->num_channels;
+  bool unclamped = algorithm >= 0 ? is_unclamped(algorithm, c->num_nodes) : q->collnet_support;
+  if (channels_of(word) > 0 && !unclamped) *q->num_channels = channels_of(word);
   return true;
 }
 
 // 0 selects if it is the only one: ties go to the lowest entry up to 2.30, to the highest from 2.31 on. What is
 // unavailable stays at -1: lowering it would crash, and writing -1 elsewhere selects from 2.31 on.
-static bool select_entry(const decision* d, const question* q) {
-  if (d->algorithm >= q->num_algorithms || d->protocol >= q->num_protocols) return false;
-  float* wanted = &q->cost[d->algorithm * q->num_protocols + d->protocol];
-  if (!(*wanted >= 0)) return false;
-  const int count = q->num_algorithms * q->num_protocols;
-  for (int i = 0; i < count; i++) q->cost[i] = q->cost[i] == 0 ? DISABLED : q->cost[i];
-  *wanted = 0;
+static bool select_entry(int algorithm, int protocol, const question* q) {
+  if (algorithm >= q->num_algorithms || protocol >= q->num_protocols) return false;
+  float* cost = q->cost;
+  const int count = q->num_algorithms * q->num_protocols, wanted = algorithm * q->num_protocols + protocol;
+  if (!(cost[wanted] >= 0)) return false;
+  int num_free = 0;
+  for (int i = 0; i < count; i++) num_free += cost[i] == 0;
+  if (num_free) {
+    for (int i = 0; i < count; i++) cost[i] = cost[i] == 0 ? DISABLED : cost[i];
+  }
+  cost[wanted] = 0;
   return true;
 }
 
 // One of the two alone: all others are made too dear, and NCCL picks the cheapest of those left.
-static bool restrict_entries(const decision* d, const question* q) {
+static bool restrict_entries(int algorithm, int protocol, const question* q) {
   bool is_offered = false;
   for (int pass = 0; pass < 2; pass++) {
     float* cost = q->cost;
     for (int a = 0; a < q->num_algorithms; a++) {
       for (int p = 0; p < q->num_protocols; p++, cost++) {
         if (!(*cost >= 0)) continue;
-        const bool is_wanted = a == d->algorithm || p == d->protocol;
+        const bool is_wanted = a == algorithm || p == protocol;
         if (pass == 0) is_offered = is_offered || is_wanted;
         else if (!is_wanted) *cost = DISABLED;
       }
@@ -933,31 +928,32 @@ static bool restrict_entries(const decision* d, const question* q) {
 }
 
 // Writes a decision into the cost table; all of it or, where NCCL does not offer what it asks for, nothing.
-static bool apply_to_costs(const context* c, const decision* d, const question* q) {
-  if (d->algorithm >= 0 && d->protocol >= 0) {
-    if (!select_entry(d, q)) return false;
-  } else if (d->algorithm >= 0 || d->protocol >= 0) {
-    if (!restrict_entries(d, q)) return false;
+static bool apply_to_costs(const context* c, uint64_t word, const question* q) {
+  const int algorithm = algorithm_of(word), protocol = protocol_of(word);
+  if (algorithm >= 0 && protocol >= 0) {
+    if (!select_entry(algorithm, protocol, q)) return false;
+  } else if (algorithm >= 0 || protocol >= 0) {
+    if (!restrict_entries(algorithm, protocol, q)) return false;
   }
-  if (d->num_channels > 0) {
-    const bool is_exact = d->algorithm >= 0;
-    if (!(is_exact ? is_unclamped(d->algorithm, c->num_nodes) : has_unclamped_minimum(q, c->num_nodes))) {
-      *q->num_channels = d->num_channels;
-    }
+  if (channels_of(word) > 0) {
+    bool unclamped = algorithm >= 0 ? is_unclamped(algorithm, c->num_nodes) : has_unclamped_minimum(q, c->num_nodes);
+    if (!unclamped) *q->num_channels = channels_of(word);
   }
   return true;
 }
 
-static bool apply(const context* c, const decision* d, const question* q) {
-  return q->cost ? apply_to_costs(c, d, q) : apply_v2(c, d, q);
+static bool apply(const context* c, uint64_t word, const question* q) {
+  return q->cost ? apply_to_costs(c, word, q) : apply_v2(c, word, q);
 }
 
 // Whether NCCL asks without a call behind it: 2.31's symmetric query, or nothing on offer.
 static bool is_query(const question* q) {
   if (q->num_pipe_ops <= 0 || q->kind < 0 || q->kind >= NCCL_NUM_KINDS || q->num_bytes == 0) return true;
   if (!q->cost) return false;
-  for (int i = 0; i < q->num_algorithms * q->num_protocols; i++) {
-    if (q->cost[i] >= 0) return false;
+  const float* cost = q->cost;
+  const int count = q->num_algorithms * q->num_protocols;
+  for (int i = 0; i < count; i++) {
+    if (cost[i] >= 0) return false;
   }
   return true;
 }
@@ -973,25 +969,25 @@ static bool is_member_call(context* c, const question* q) {
   return true;
 }
 
-static COLD void record_decision(const context* c, const question* q, const decision* d, const float* offered,
-                                 uint32_t step, int64_t occurrence, uint32_t flags) {
+static COLD void record_decision(const context* c, const question* q, uint64_t word, const origin* from,
+                                 const float* offered, uint32_t step, int64_t occurrence, uint32_t flags) {
   lagom_record_entry e = {
       .comm_id = c->comm_id,
       .num_bytes = q->num_bytes,
-      .generation = d->generation,
+      .generation = from->generation,
       .step = step,
       .occurrence = occurrence < 0 ? LAGOM_ANY_OCCURRENCE : (uint32_t)occurrence,
-      .communicator = d->communicator,
+      .communicator = from->communicator,
       .event = LAGOM_EVENT_DECISION,
       .kind = (uint32_t)q->kind,
       .flags = flags,
       .abi_version = (uint32_t)c->version,
       .num_pipe_ops = q->num_pipe_ops,
       .registered = q->cost ? q->registered : (q->collnet_support ? 1 : 0) | (q->nvls_support ? 2 : 0),
-      .algorithm = d->algorithm,
-      .protocol = d->protocol,
+      .algorithm = algorithm_of(word),
+      .protocol = protocol_of(word),
       .num_channels = *q->num_channels,
-      .chunk_set = d->chunk_bytes,
+      .chunk_set = chunk_of(word),
   };
   memcpy(e.cost_us, offered, sizeof(e.cost_us));
   record_entry(&e);
@@ -1010,33 +1006,30 @@ static void answer(context* c, const question* q) {
   if (q->cost && (q->num_algorithms < 1 || q->num_algorithms > 32 || q->num_protocols < 1 || q->num_protocols > 8)) return;
   float offered[LAGOM_COST_ENTRIES];
   if (record.header) keep_offer(q, offered);
-  const uint32_t step = LOAD(current_step);
-  decision d = NO_DECISION;
+  const uint32_t step = LOAD(current_step), kind = (uint32_t)q->kind;
+  origin from = {.communicator = (uint32_t)NO_COMMUNICATOR};
+  uint64_t word = 0;
   int64_t occurrence = -1;
   uint32_t flags = 0;
   if (is_query(q)) {
     flags = LAGOM_FLAG_NOT_COUNTED;
   } else if (c->version == 2 && is_member_call(c, q)) {
-    d = c->members_decision;
-    if (c->members_applied) apply_v2(c, &d, q);
-    flags = LAGOM_FLAG_NOT_COUNTED | (d.matched ? LAGOM_FLAG_MATCHED : 0) | (c->members_applied ? LAGOM_FLAG_APPLIED : 0);
+    word = c->members_applied;
+    flags = LAGOM_FLAG_NOT_COUNTED;
+    if (word && apply_v2(c, word, q)) flags |= LAGOM_FLAG_MATCHED | LAGOM_FLAG_APPLIED;
   } else {
-    prefetch_site(c, (uint32_t)q->kind, q->num_bytes);
+    prefetch_site(c, kind, q->num_bytes);
     pending_call* p = c->version >= 6 ? pending_of(c, q, step) : NULL;
-    int k = c->version < 6 ? counter_of(c, (uint32_t)q->kind, q->num_bytes, step) : p ? p->counter : -1;
+    int k = c->version < 6 ? counter_of(c, kind, q->num_bytes, step) : p ? p->counter : -1;
     if (k >= 0) occurrence = c->counters[k].count;
     if (k >= 0 && c->version < 6) c->counters[k].count++;
-    d = look_up(c, (uint32_t)q->kind, q->num_bytes, occurrence);
-    bool applied = d.matched && apply(c, &d, q);
-    flags = (d.matched ? LAGOM_FLAG_MATCHED : 0) | (applied ? LAGOM_FLAG_APPLIED : 0);
-    if (p) {
-      p->decision = d;
-      p->applied = applied;
-    }
+    word = look_up(c, kind, q->num_bytes, occurrence, &from);
+    if (word) flags = apply(c, word, q) ? LAGOM_FLAG_MATCHED | LAGOM_FLAG_APPLIED : LAGOM_FLAG_MATCHED;
+    uint64_t applied = flags & LAGOM_FLAG_APPLIED ? word : 0;
+    if (p) p->applied = applied;
     if (c->version == 2) {
       c->members_bytes = q->num_bytes;
       c->members_kind = q->kind;
-      c->members_decision = d;
       c->members_applied = applied;
     }
   }
@@ -1044,7 +1037,7 @@ static void answer(context* c, const question* q) {
     ask_chained(c, q);
     flags |= LAGOM_FLAG_CHAINED;
   }
-  if (record.header) record_decision(c, q, &d, offered, step, occurrence, flags);
+  if (record.header) record_decision(c, q, word, &from, offered, step, occurrence, flags);
 }
 
 // Chunk the decision asks for, made safe: a multiple of the protocol's grain, never below one, and for NVLS and CollNet
@@ -1068,18 +1061,16 @@ static chunk_owner find_chunk(context* c, int kind, size_t num_bytes, int algori
   c->is_launching = true;
   for (uint32_t i = 0; i < c->num_pending; i++) {
     pending_call* p = &c->pending[i & (MAX_PENDING - 1)];
-    const decision* d = &p->decision;
-    bool fits = p->kind == kind && p->num_bytes >= num_bytes;
-    if (p->applied && d->algorithm >= 0 && d->algorithm != algorithm) fits = false;
-    if (p->applied && d->protocol >= 0 && d->protocol != protocol) fits = false;
-    if (!fits) continue;
+    const uint64_t word = p->applied;
+    if (p->kind != kind || p->num_bytes < num_bytes) continue;
+    if (algorithm_of(word) >= 0 && algorithm_of(word) != algorithm) continue;
+    if (protocol_of(word) >= 0 && protocol_of(word) != protocol) continue;
     p->launched = true;
-    size_t chunk = p->applied ? d->chunk_bytes : 0;
-    chunk_owner mine = p->applied ? CHUNK_OURS : CHUNK_NOT_OURS;
+    const chunk_owner mine = word ? CHUNK_OURS : CHUNK_NOT_OURS;
     if (is_first) {
-      *wanted = chunk;
+      *wanted = chunk_of(word);
       owner = mine;
-    } else if (owner != mine || *wanted != chunk) {
+    } else if (owner != mine || *wanted != chunk_of(word)) {
       owner = CHUNK_UNCLEAR;
     }
     is_first = false;

@@ -43,10 +43,12 @@ int main(void) {
   install_next();
   for (int round = 0; round < 1000; round++) {
     swaps_left = round % 5;  // one swap leaves the reader's buffer alone, two overwrite it
-    decision d = look_up(c, NCCL_ALL_REDUCE, 4096, 0);
-    if (!d.matched || d.chunk_bytes != 512 * (size_t)d.num_channels || d.generation % 60 + 1 != (uint64_t)d.num_channels) {
-      fprintf(stderr, "torn: %d channels, chunk %zu, generation %llu\n", d.num_channels, d.chunk_bytes,
-              (unsigned long long)d.generation);
+    origin from;
+    uint64_t word = look_up(c, NCCL_ALL_REDUCE, 4096, 0, &from);
+    uint64_t channels = (uint64_t)channels_of(word);
+    if (!word || chunk_of(word) != 512 * channels || from.generation % 60 + 1 != channels) {
+      fprintf(stderr, "torn: %llu channels, chunk %zu, generation %llu\n", (unsigned long long)channels, chunk_of(word),
+              (unsigned long long)from.generation);
       return 1;
     }
   }

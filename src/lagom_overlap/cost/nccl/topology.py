@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
 from functools import cache
 from importlib import resources
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -152,18 +152,19 @@ class Topology:
         return replace(self, num_nodes=num_nodes, num_ranks=num_nodes * self.ranks_per_node)
 
 
-def _decode(kind: type, value: object) -> object:
-    if kind is PathType and isinstance(value, str) and value.upper() in PathType.__members__:
-        return PathType[value.upper()]
-    raise ValueError(f"{value!r} is no path type; one of {', '.join(name.lower() for name in PathType.__members__)}")
+def _numbered(entry: dict[str, Any]) -> dict[str, Any]:
+    """A graph's table with its path types as numbers; other values as they are."""
+    return {key: PathType[value.upper()].value if key.endswith("_type") else value for key, value in entry.items()}
 
 
 @cache
 def _presets() -> dict[str, Topology]:
     text = (resources.files(__package__) / "data" / "topologies.toml").read_text(encoding="utf-8")
-    entries = tomllib.loads(text)
-    named = {name: {"name": name, **entry} for name, entry in entries.items()}
-    return msgspec.convert(named, dict[str, Topology], dec_hook=_decode)
+    named = {
+        name: {"name": name, **{key: _numbered(part) if isinstance(part, dict) else part for key, part in entry.items()}}
+        for name, entry in tomllib.loads(text).items()
+    }
+    return msgspec.convert(named, dict[str, Topology])
 
 
 def topology_names() -> list[str]:

@@ -1,0 +1,67 @@
+"""What the README and the examples promise is true of this checkout."""
+
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from lagom_overlap.cli import main
+from lagom_overlap.job.build import groups_of, limits_of
+from lagom_overlap.job.spec import parse_job, read_job
+
+ROOT = Path(__file__).parent.parent
+TUNE_EXAMPLES = sorted(
+    path for path in (ROOT / "examples").glob("*.toml") if "[tune]" in path.read_text(encoding="utf-8")
+)
+
+
+@pytest.mark.parametrize("path", TUNE_EXAMPLES, ids=lambda path: path.name)
+def test_every_example_job_is_accepted(path: Path):
+    spec = read_job(path)
+    assert groups_of(spec)
+    limits_of(spec.tune.space)
+
+
+def test_the_job_in_the_readme_is_accepted():
+    blocks = re.findall(r"```toml\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert blocks
+    for block in blocks:
+        assert groups_of(parse_job(tomllib.loads(block), "README.md"))
+
+
+def test_the_simulated_example_tunes_the_papers_two_patterns(tmp_path: Path, capsys):
+    example = ROOT / "examples" / "phi2_fsdp_a40.toml"
+    code = main(["tune", str(example), "--backend", "simulated", "--out", str(tmp_path / "run"), "--json"])
+    assert code == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["verdict"]["adopted"] is True
+    assert result["best"]["makespan_s"] < result["default"]["makespan_s"]
+    tuned = [config for group in result["configs"].values() for config in group.values()]
+    assert min(config["num_channels"] for config in tuned) < 8  # NCCL's default in the paper
+
+
+@pytest.mark.gloo
+@pytest.mark.slow
+def test_the_gloo_example_runs_end_to_end_on_smaller_sizes(tmp_path: Path, capsys):
+    text = (ROOT / "examples" / "gpt_fsdp_gloo.toml").read_text(encoding="utf-8")
+    small = text.replace('"32 MiB"', '"4 MiB"').replace("repeat = 4", "repeat = 1").replace("pairs = 13", "pairs = 3")
+    small = re.sub(r"chunk_bytes = \[.*?\]", 'chunk_bytes = ["512 KiB", "2 MiB"]', small)
+    job = tmp_path / "job.toml"
+    job.write_text(small, encoding="utf-8")
+    assert main(["tune", str(job), "--out", str(tmp_path / "run"), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["verdict"]["pairs"] == 3
+    assert result["verdict"]["over_engine_default"] is not None
+    assert result["configs"]["block"]["all_gather"]["algorithm"] is None
+    events = json.loads((tmp_path / "run" / "timeline.json").read_text(encoding="utf-8"))["traceEvents"]
+    assert {"all_gather", "reduce_scatter"} <= {event["name"] for event in events}
+
+
+def test_every_verb_has_a_help_page(capsys):
+    for verb in ("tune", "compare", "doctor"):
+        with pytest.raises(SystemExit) as ended:
+            main([verb, "--help"])
+        assert ended.value.code == 0
+        assert verb in capsys.readouterr().out

@@ -1,0 +1,46 @@
+"""Files are written whole or not at all, and only their owner reads them."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from lagom_overlap.errors import OutputError
+from lagom_overlap.record import create_folder, describe_machine, package_versions, write_private
+
+
+def test_a_file_is_replaced_whole_and_private(tmp_path: Path):
+    path = tmp_path / "f"
+    path.write_bytes(b"old")
+    write_private(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [left.name for left in tmp_path.iterdir()] == ["f"]
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_rest(tmp_path: Path, monkeypatch):
+    path = tmp_path / "f"
+    path.write_bytes(b"old")
+
+    def full(_fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OutputError, match="No space left"):
+        write_private(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert [left.name for left in tmp_path.iterdir()] == ["f"]
+
+
+def test_a_folder_is_private_and_never_reused(tmp_path: Path):
+    create_folder(tmp_path / "run")
+    assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
+    with pytest.raises(OutputError, match="exists already"):
+        create_folder(tmp_path / "run")
+    with pytest.raises(OutputError, match="does not exist"):
+        create_folder(tmp_path / "a" / "b")
+
+
+def test_the_machine_and_its_versions_are_named():
+    assert {"cpu", "cores", "load_1min", "system"} == describe_machine().keys()
+    assert {"python", "numpy", "lagom-overlap"} <= package_versions().keys()
