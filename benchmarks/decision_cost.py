@@ -3,9 +3,9 @@
     python benchmarks/decision_cost.py [--plugin liblagom_tuner.so] [--out benchmarks/results] [OTHER.so ...]
 
 The plug-in is built from `csrc/` unless given. Other tuner plug-ins are timed in the same run, in turns with ours; one
-that reads NVIDIA's CSV (`NCCL_TUNER_CONFIG_FILE`) is given the same calls. Every call is timed singly with the time stamp
-counter, serialised on both sides, less the cost of reading it; the answer is checked, too. Warm: every call site was
-asked for before in the same round. Cold: 16 MiB of other data were written before each call.
+that reads NVIDIA's CSV (`NCCL_TUNER_CONFIG_FILE`) is given the same calls. Every call is timed singly with the time
+stamp counter, serialised on both sides, less the cost of reading it; the answer is checked, too. Warm: every call site
+was asked for before in the same round. Cold: 16 MiB of other data were written before each call.
 """
 
 import argparse
@@ -154,7 +154,7 @@ def measure(library: ctypes.CDLL, cases: list[Case]) -> list[str]:
                 f"| {what} | {case.name} | {np.median(rounds):.1f} | {medians.min():.1f} - {medians.max():.1f} |"
                 f" {p99:.1f} | {np.percentile(rounds, 99.9):.1f} |"
             )
-            if case.has_rows and timing == COLL_INFO:
+            if case is cases[0] and timing == COLL_INFO:
                 verdict = np.median(rounds) <= TARGET_MEDIAN_NS and p99 <= TARGET_P99_NS
                 rows[-1] += " met |" if verdict else " MISSED |"
             else:
@@ -196,8 +196,8 @@ def main() -> None:
             f" {date.today().isoformat()}.",
             f"Table of {num_entries} entries: {NUM_COMMUNICATORS} communicators x {NUM_SIZES} sizes x"
             f" {NUM_OCCURRENCES} occurrences; calls at random communicators and sizes; fake NCCL 2.30 host.",
-            f"{NUM_ROUNDS} rounds of {CALLS_PER_ROUND - NUM_WARM_UP} calls after {NUM_WARM_UP} untimed ones, all plug-ins in"
-            " turns; every call timed singly (time stamp counter, fenced), less the clock's own cost.",
+            f"{NUM_ROUNDS} rounds of {CALLS_PER_ROUND - NUM_WARM_UP} calls after {NUM_WARM_UP} untimed ones, all"
+            " plug-ins in turns; every call timed singly (time stamp counter, fenced), less the clock's own cost.",
             f"Cold: {COLD_ROUNDS} rounds of {COLD_CALLS} calls, 16 MiB of other data written before each.",
             f"Target: getCollInfo with a row for each call at most {TARGET_MEDIAN_NS:.0f} ns median and"
             f" {TARGET_P99_NS:.0f} ns at the 99th percentile.",
@@ -206,7 +206,9 @@ def main() -> None:
             "|---|---|---|---|---|---|---|",
             *rows,
             "",
-            "Command: `python benchmarks/decision_cost.py --out benchmarks/results OTHER.so ...`",
+            "Command: `python benchmarks/decision_cost.py --out benchmarks/results OTHER.so ...`.",
+            "Values are multiples of the counter's step. libnccl-tuner-example and -basic, where listed: NVIDIA/nccl"
+            " v2.30.7-1, plugins/tuner, built with gcc -O2; the example reads 1,024 CSV lines for the same calls.",
             "",
         ]
     )

@@ -1,7 +1,7 @@
 """How often our reading of NCCL's tuning model chooses as NCCL itself does, on its golden outputs.
 
-The golden files hold, per synthetic topology, the graphs that NCCL's search found and, per collective and size, what its
-model then chose. Three comparisons:
+The golden files hold, per synthetic topology, the graphs that NCCL's search found and, per collective and size, what
+its model then chose. Three comparisons:
 
 1. choice: graphs as given; algorithm, protocol, channels, threads and predicted time of every row;
 2. table: graphs as given; every latency and bandwidth that NCCL prints;
@@ -177,7 +177,9 @@ def compare_tables(path: Path, topologies: dict[str, Topology]) -> dict[str, obj
             kind = KINDS.get(line.split(" ")[0])
             if kind is None:
                 continue
-            ours = {(c.algorithm, c.protocol): c for c in candidates(Collective(kind, 1024, topology.num_ranks), topology)}
+            ours = {
+                (c.algorithm, c.protocol): c for c in candidates(Collective(kind, 1024, topology.num_ranks), topology)
+            }
             theirs = {(ALGORITHMS[m[1]], PROTOCOLS[m[2]]): (float(m[3]), float(m[4])) for m in TABLE.finditer(line)}
             for key in theirs.keys() | ours.keys():
                 checked += 1
@@ -203,7 +205,8 @@ def derived(topologies: dict[str, Topology]) -> tuple[dict[str, Topology], list[
         for graph in ("ring", "tree", "nvls"):
             mine, theirs = getattr(made[name], graph), getattr(given, graph)
             numbers = [
-                None if g is None else (g.num_channels, g.intra_bytes_per_s, g.inter_bytes_per_s) for g in (mine, theirs)
+                None if g is None else (g.num_channels, g.intra_bytes_per_s, g.inter_bytes_per_s)
+                for g in (mine, theirs)
             ]
             if numbers[0] != numbers[1]:
                 differing.append(f"{name}: {graph} {numbers[0]}, NCCL's search {numbers[1]}")

@@ -816,8 +816,7 @@ static void settle_batch(context* c, uint32_t step) {
   for (uint32_t i = 0; i < c->num_pending; i++) {
     pending_call* p = &c->pending[i & (MAX_PENDING - 1)];
     if (!p->launched || p->counter < 0) continue;
-    counter* k = &c->counters[p->counter & (NUM_COUNTERS - 1)];
-    if (k->step == c->batch_step) k->count++;
+    c->counters[p->counter & (NUM_COUNTERS - 1)].count++;
   }
   c->num_pending = 0;
   c->batch_step = step;

@@ -23,7 +23,7 @@ def gpu_trace(
     calls: Sequence[dict[str, object]] | None = None,
     **fields: object,
 ) -> GpuTrace:
-    """A trace; `calls` are fields of the collectives in order of start, all-reduces of 1 MiB unless they say otherwise."""
+    """A trace; `calls` are fields of the collectives in order of start, all-reduces of 1 MiB unless they say other."""
     columns = EventColumns()
     for index, (role, start, end) in enumerate(rows):
         columns.add(

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from gpu_traces import gpu_trace
@@ -9,7 +11,9 @@ from lagom_overlap.trace.gpu_trace import Role
 
 LAST = 80
 ROWS = st.lists(
-    st.tuples(st.sampled_from(list(Role)), st.integers(0, LAST), st.integers(0, 20)).map(lambda r: (r[0], r[1], r[1] + r[2])),
+    st.tuples(st.sampled_from(list(Role)), st.integers(0, LAST), st.integers(1, 20)).map(
+        lambda r: (r[0], r[1], r[1] + r[2])
+    ),
     min_size=1,
     max_size=20,
 )
@@ -57,7 +61,7 @@ def test_a_window_counts_only_what_lies_inside(rows, a, b):
     occupation = occupation_of(events)
     start, end = int(events.start_ns[0]), int(events.end_ns.max())
     cut = sorted({start, end, *(t for t in (a, b) if start < t < end)})
-    parts = [occupation.measures(x, y) for x, y in zip(cut, cut[1:], strict=False)]
+    parts = [occupation.measures(x, y) for x, y in pairwise(cut)]
     if parts:
         total = parts[0]
         for part in parts[1:]:
@@ -75,7 +79,14 @@ def test_steps_share_nothing_and_leave_nothing_out():
     assert (first.number, first.start_ns, first.end_ns) == (1, 10, 130)
     assert (second.number, second.start_ns, second.end_ns) == (2, 130, 200)
     assert first.measures == Measures(
-        span_ns=120, compute_ns=50, comm_ns=75, memory_ns=0, overlap_ns=10, exposed_comm_ns=65, idle_ns=5, host_bound_ns=0
+        span_ns=120,
+        compute_ns=50,
+        comm_ns=75,
+        memory_ns=0,
+        overlap_ns=10,
+        exposed_comm_ns=65,
+        idle_ns=5,
+        host_bound_ns=0,
     )
     assert first.measures + second.measures == whole(trace.events, occupation)
 

@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntFlag
 from pathlib import Path
@@ -114,6 +113,16 @@ class FakeComm:
     def run(self, kind: CollectiveKind, num_bytes: int, mode: Mode = Mode.PLAIN) -> Outcome:
         return self.group(Call(kind, num_bytes), mode=mode)[0]
 
+    def ask_raw(
+        self, kind: CollectiveKind, num_bytes: int, *, num_pipe_ops: int, costs_us: list[float]
+    ) -> tuple[list[float], int]:
+        """One getCollInfo with these costs: the costs and channels after it."""
+        costs, channels = (ctypes.c_float * 21)(*costs_us), ctypes.c_int(0)
+        self._library.fake_raw_coll_info(
+            self._pointer, KINDS.index(kind), num_bytes, num_pipe_ops, costs, 7, 3, 0, ctypes.byref(channels)
+        )
+        return list(costs), channels.value
+
     def finalize(self) -> None:
         if self._pointer:
             self._library.fake_comm_finalize(self._pointer)
@@ -150,6 +159,10 @@ def load_fake_library(path: Path) -> ctypes.CDLL:
     library.fake_comm_finalize.argtypes = [ctypes.c_void_p]
     library.fake_set_costs.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     library.fake_group.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
+    library.fake_raw_coll_info.argtypes = [
+        *(ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64, ctypes.c_int, ctypes.c_void_p),
+        *(ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_void_p),
+    ]
     library.fake_take_log.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
     return library
 

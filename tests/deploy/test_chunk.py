@@ -23,7 +23,7 @@ def test_all_of_up_to_three_calls_get_the_chunk_and_see_the_bytes_of_one_channel
 
 @with_chunks
 @pytest.mark.parametrize(
-    ("protocol", "wanted", "expected"),
+    "case",
     [
         (LL, 1000, 992),  # grain 16
         (LL, 16, 16),
@@ -33,7 +33,8 @@ def test_all_of_up_to_three_calls_get_the_chunk_and_see_the_bytes_of_one_channel
         (SIMPLE, 512, 512),
     ],
 )
-def test_a_chunk_is_a_multiple_of_the_protocols_grain(open_nccl, use_table, release, protocol, wanted, expected):
+def test_a_chunk_is_a_multiple_of_the_protocols_grain(open_nccl, use_table, release, case):
+    protocol, wanted, expected = case
     use_table({(AR, 64 * MIB, 0): CommConfig(algorithm=RING, protocol=protocol, chunk_bytes=wanted)})
     outcome = open_nccl(release).comm().run(AR, 64 * MIB)
     assert set(outcome.chunk_bytes) == {expected}
@@ -96,12 +97,16 @@ def test_each_call_of_a_group_gets_its_own_chunk_when_kind_or_algorithm_tell_the
 
 
 @with_chunks
-def test_the_bytes_tell_a_call_too_small_to_be_meant(open_nccl, use_table, release):
-    use_table({(AR, 2 * MIB, 0): CommConfig(algorithm=RING, protocol=SIMPLE, chunk_bytes=8 * KIB)})
+def test_a_call_smaller_than_one_channel_of_another_is_not_taken_for_it(open_nccl, use_table, release):
+    use_table(
+        {
+            (AR, 2 * MIB, 0): CommConfig(algorithm=RING, protocol=SIMPLE, chunk_bytes=8 * KIB),
+            (AR, 512 * MIB, 0): CommConfig(algorithm=RING, protocol=SIMPLE, chunk_bytes=16 * KIB),
+        }
+    )
     comm = open_nccl(release).comm()
-    comm.run(AR, 2 * MIB, Mode.SIMULATE)  # stays pending, but a channel of the next call holds more bytes than all of it
-    outcome = comm.run(AR, 512 * MIB)
-    assert 8 * KIB not in outcome.chunk_bytes
+    comm.run(AR, 2 * MIB, Mode.SIMULATE)  # still waits for a launch
+    assert set(comm.run(AR, 512 * MIB).chunk_bytes) == {16 * KIB}
     assert set(comm.run(AR, 2 * MIB).chunk_bytes) == {8 * KIB}
 
 

@@ -40,9 +40,7 @@ def channels(comm):
 
 
 @every_release
-def test_equal_communicators_are_told_apart_by_creation_order_whatever_their_ids(
-    open_nccl, use_communicators, release
-):
+def test_equal_communicators_are_told_apart_by_creation_order_whatever_their_ids(open_nccl, use_communicators, release):
     use_communicators(*(ProcessCommunicator(name("dp", 8, n), 1) for n in range(3)))
     nccl = open_nccl(release)
     assert [channels(nccl.comm()) for _ in range(4)] == [1, 2, 3, 0]
@@ -51,7 +49,9 @@ def test_equal_communicators_are_told_apart_by_creation_order_whatever_their_ids
 @every_release
 def test_ranks_and_nodes_tell_communicators_apart(open_nccl, use_communicators, release):
     use_communicators(
-        ProcessCommunicator(name("tp", 8), 1), ProcessCommunicator(name("dp", 8), 8), ProcessCommunicator(name("pp", 4), 4)
+        ProcessCommunicator(name("tp", 8), 1),
+        ProcessCommunicator(name("dp", 8), 8),
+        ProcessCommunicator(name("pp", 4), 4),
     )
     nccl = open_nccl(release)
     data, pipeline, tensor, other = nccl.comm(8, 8), nccl.comm(4, 4), nccl.comm(8, 1), nccl.comm(16, 2)

@@ -17,7 +17,9 @@ def counting_rows(num_calls, kind=AR, num_bytes=64 * MIB):
 
 
 @every_release
-def test_each_call_of_the_step_has_its_own_decision_and_the_next_step_starts_over(open_nccl, use_table, plugin, release):
+def test_each_call_of_the_step_has_its_own_decision_and_the_next_step_starts_over(
+    open_nccl, use_table, plugin, release
+):
     use_table(counting_rows(5), calls_per_step={(AR, 64 * MIB): 8})
     comm = open_nccl(release).comm()
     for _ in range(3):
@@ -72,6 +74,16 @@ def test_simulated_calls_are_not_counted(open_nccl, use_table, release):
         if mode == Mode.PLAIN:
             seen.append(outcome.tuner_channels)
     assert seen == [1, 2, 3]
+
+
+@with_chunks
+def test_a_simulated_call_is_not_counted_when_another_one_is_launched_after_it(open_nccl, use_table, release):
+    use_table(counting_rows(4))
+    comm = open_nccl(release).comm()
+    for expected in (1, 2, 3):
+        comm.run(AR, 64 * MIB, Mode.SIMULATE)
+        comm.run(RS, 64 * MIB)
+        assert comm.run(AR, 64 * MIB).tuner_channels == expected
 
 
 @pytest.mark.parametrize("release", ["2.22", "2.24", "2.28"])
@@ -130,6 +142,26 @@ def test_beyond_the_calls_it_can_count_only_rows_for_every_call_apply(open_nccl,
         comm.run(AG, 4096 * size)
     assert comm.run(AR, 64 * MIB).tuner_channels == 0
     assert comm.run(AR, MIB).tuner_channels == 3
+
+
+def test_a_call_without_pipelined_operations_is_a_query_even_with_a_full_table(open_nccl, use_table):
+    use_table(counting_rows(3))
+    comm = open_nccl("2.31").comm()
+    assert comm.run(AR, 64 * MIB).tuner_channels == 1
+    offered = [5.0 + n for n in range(21)]
+    for _ in range(5):
+        assert comm.ask_raw(AR, 64 * MIB, num_pipe_ops=0, costs_us=offered) == (offered, 0)
+    assert comm.run(AR, 64 * MIB).tuner_channels == 2
+
+
+@with_chunks
+def test_calls_beyond_those_it_remembers_do_not_get_the_chunk_of_others(open_nccl, use_table, release):
+    remembered = [Call(AG, MIB + 8192 * n, op_and_type=n) for n in range(32)]
+    use_table({(AG, call.num_bytes, 0): CommConfig(chunk_bytes=4096) for call in remembered})
+    comm = open_nccl(release).comm()
+    outcomes = comm.group(*remembered, *(Call(AG, MIB // 2 + 8192 * n, op_and_type=40 + n) for n in range(8)))
+    assert all(4096 not in o.chunk_bytes for o in outcomes[32:])
+    assert set(comm.group(*remembered)[0].chunk_bytes) == {4096}
 
 
 @with_chunks

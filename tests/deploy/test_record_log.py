@@ -45,7 +45,9 @@ def test_a_step_is_recorded_as_it_happened(open_nccl, use_table, plugin, record,
     if release in ("2.28", *WITH_CHUNKS):
         assert {d.comm_id for d in log.decisions} == {99}
     assert len(log.chunks) == sum(o.num_chunk_calls for o in outcomes)
-    assert all(c.chunk_bytes == (c.offered_bytes if c.kind == AG or c.protocol != Protocol.LL else 4096) for c in log.chunks)
+    assert all(
+        c.chunk_bytes == (c.offered_bytes if c.kind == AG or c.protocol != Protocol.LL else 4096) for c in log.chunks
+    )
 
 
 @pytest.mark.parametrize("release", RELEASES)

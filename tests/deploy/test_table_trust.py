@@ -85,9 +85,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_table_is_refused_with_one_line_and_touches_nothing(
-    open_nccl, tmp_path, monkeypatch, plugin, damage
-):
+def test_a_damaged_table_is_refused_with_one_line_and_touches_nothing(open_nccl, tmp_path, monkeypatch, plugin, damage):
     path = tmp_path / "table.bin"
     write_table(path, DAMAGES[damage](encode_rows(ROWS)))
     monkeypatch.setenv("LAGOM_TABLE", str(path))

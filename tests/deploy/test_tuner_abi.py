@@ -43,9 +43,7 @@ def test_each_release_loads_the_newest_version_it_knows(open_nccl, release):
 
 @every_release
 def test_a_decision_sets_algorithm_protocol_and_channels(open_nccl, use_table, release):
-    use_table(
-        {(AR, 64 * MIB, 0): CommConfig(algorithm=Algorithm.TREE, protocol=Protocol.SIMPLE, num_channels=5)}
-    )
+    use_table({(AR, 64 * MIB, 0): CommConfig(algorithm=Algorithm.TREE, protocol=Protocol.SIMPLE, num_channels=5)})
     outcome = open_nccl(release).comm().run(AR, 64 * MIB)
     assert (outcome.algorithm, outcome.protocol) == (Algorithm.TREE, Protocol.SIMPLE)
     assert (outcome.max_channels, outcome.num_channels, outcome.faults) == (5, 5, Fault(0))
@@ -76,9 +74,7 @@ def test_channels_alone_leave_the_choice_of_algorithm_to_nccl(open_nccl, use_tab
 
 @pytest.mark.parametrize("release", WITH_COSTS)
 def test_what_nccl_does_not_offer_is_never_touched(open_nccl, use_table, release):
-    use_table(
-        {(AR, 64 * MIB, 0): CommConfig(algorithm=Algorithm.RING, protocol=Protocol.LL128, num_channels=2)}
-    )
+    use_table({(AR, 64 * MIB, 0): CommConfig(algorithm=Algorithm.RING, protocol=Protocol.LL128, num_channels=2)})
     outcome = open_nccl(release).comm(has_ll128=False).run(AR, 64 * MIB)
     assert outcome.is_untouched  # the channels were meant for LL128, so they stay away, too
     assert outcome.faults == Fault(0)

@@ -58,7 +58,9 @@ class KinetoFile:
         self.add(ph="X", cat=cat, name=name, pid=0, tid=stream, ts=start, dur=length, args=held | args)
         return self._correlation
 
-    def nccl(self, what: str, start: float, length: float, *, op: str, nelems: int, stream: int = 20, **args: Any) -> None:
+    def nccl(
+        self, what: str, start: float, length: float, *, op: str, nelems: int, stream: int = 20, **args: Any
+    ) -> None:
         """An NCCL kernel with the fields of torch 2.4 and later; bf16, 8 ranks, 16 channels unless said otherwise."""
         gathers = op in ("_allgather_base", "all_gather")
         scatters = op in ("_reduce_scatter_base",)

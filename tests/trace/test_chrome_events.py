@@ -89,11 +89,14 @@ def test_numbers_that_json_forbids_are_read_as_absent(bad):
 
 
 def test_broken_utf8_and_lone_backslashes_do_not_stop_the_reading():
-    assert names(b'{"traceEvents": [{"name": "a\xff"}, {"name": "C:\\Users\\\\x\\users"}]}') == ["a\ufffd", "C:\\Users\\x\\users"]
+    assert names(b'{"traceEvents": [{"name": "a\xff"}, {"name": "C:\\Users\\\\x\\users"}]}') == [
+        "a\ufffd",
+        "C:\\Users\\x\\users",
+    ]
 
 
 def test_what_has_no_events_is_no_trace():
-    with pytest.raises(TraceError, match="no \"traceEvents\""):
+    with pytest.raises(TraceError, match='no "traceEvents"'):
         names(b'{"a": 1}')
 
 

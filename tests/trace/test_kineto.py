@@ -19,7 +19,8 @@ def read(file: KinetoFile, tmp_path: Path, name: str = "rank0.json", pattern: st
 def test_the_fields_of_an_a100_sample_become_one_all_reduce(tmp_path):
     # The event printed in HTA's own test data (nccl_data.json.gz), word for word.
     sample = json.loads(
-        '{"ph":"X","cat":"kernel","name":"ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*, unsigned long, ncclWork*)",'
+        '{"ph":"X","cat":"kernel",'
+        '"name":"ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*, unsigned long, ncclWork*)",'
         '"pid":0,"tid":40,"ts":4458677009853.422,"dur":2636.669,"args":{"External id":12945,"queued":0,"device":0,'
         '"context":1,"stream":40,"correlation":60047,"registers per thread":96,"shared memory":87568,'
         '"blocks per SM":0.074074,"warps per SM":1.259259,"grid":[8,1,1],"block":[544,1,1],'
@@ -153,7 +154,9 @@ def test_kernels_of_two_devices_in_one_file_become_two_traces(tmp_path):
 def test_two_groups_of_one_description_keep_apart(tmp_path):
     file = KinetoFile()
     file.nccl("AllGather_RING_LL", 0, 5, op="_allgather_base", nelems=800)
-    file.nccl("ReduceScatter_Sum_bf16_RING_LL", 9, 5, op="_reduce_scatter_base", nelems=800, **{"Process Group Name": "9"})
+    file.nccl(
+        "ReduceScatter_Sum_bf16_RING_LL", 9, 5, op="_reduce_scatter_base", nelems=800, **{"Process Group Name": "9"}
+    )
     first, second = read(file, tmp_path).calls
     assert (first.communicator, second.communicator) == ("fsdp", "fsdp (pg 9)")
     assert first.num_bytes == second.num_bytes == 1600
@@ -184,7 +187,13 @@ def test_shapes_of_the_cpu_operator_tell_two_problems_of_one_kernel_apart(tmp_pa
     [
         {"stream": "seven", "correlation": "x", "grid": "big", "device": None},
         {"stream": [1], "grid": [1, 2, 3, 4], "block": {"x": 1}, "correlation": 1e300},
-        {"Collective name": 5, "Group size": "many", "In msg nelems": -4, "dtype": 3, "Process Group Ranks": "[0, ...]"},
+        {
+            "Collective name": 5,
+            "Group size": "many",
+            "In msg nelems": -4,
+            "dtype": 3,
+            "Process Group Ranks": "[0, ...]",
+        },
         {"bytes": -1, "External id": 2**70, "Input Dims": "none"},
     ],
 )

@@ -2,7 +2,15 @@ import pytest
 
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.trace.gpu_trace import Reach
-from lagom_overlap.trace.names import dtype_bytes, function_name, is_communication, kind_of, op_of, reach_of, whole_bytes
+from lagom_overlap.trace.names import (
+    dtype_bytes,
+    function_name,
+    is_communication,
+    kind_of,
+    op_of,
+    reach_of,
+    whole_bytes,
+)
 
 COMMUNICATES = [
     "ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*, unsigned long, ncclWork*)",
@@ -86,11 +94,15 @@ def test_function_names_lose_types_templates_and_parameters():
     assert function_name("void (anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16, 8>(x*)") == (
         "multimem_all_reduce_kernel"
     )
-    assert function_name("ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*)") == "ncclKernel_AllReduce_RING_LL_Sum_float"
+    assert (
+        function_name("ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*)")
+        == "ncclKernel_AllReduce_RING_LL_Sum_float"
+    )
 
 
 @pytest.mark.parametrize(
-    ("dtype", "size"), [("Float", 4), ("c10::BFloat16", 2), ("long int", 8), ("Byte", 1), ("Float8_e4m3fn", 1), ("?", 0)]
+    ("dtype", "size"),
+    [("Float", 4), ("c10::BFloat16", 2), ("long int", 8), ("Byte", 1), ("Float8_e4m3fn", 1), ("?", 0)],
 )
 def test_types_have_sizes(dtype, size):
     assert dtype_bytes(dtype) == size

@@ -1,8 +1,10 @@
-"""The guard's promise: noise-free, no group ends slower than with its default."""
+"""The guard's promise: noise-free, no group ends slower than with its default; under noise, evidence decides."""
 
 from collections.abc import Callable
+from itertools import chain, repeat
 from zlib import crc32
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_overlap import Run, TableOverlap, channels, channels_only, drive, failing, measured, problem
@@ -48,7 +50,7 @@ def asked(trials: list[Trial]) -> list[tuple[int | None, ...]]:
 
 def test_the_default_is_measured_first_and_stays_against_something_slower() -> None:
     guarded = Guarded(Scripted([2, 1], stand=1), (PROBLEM,))
-    assert asked(drive(guarded, TABLE)) == [(None,), (2,), (1,)]
+    assert asked(drive(guarded, TABLE)) == [(None,), (2,), (1,)]  # 9 s are clearly more than 6 s: no race
     assert guarded.recommend() == {"g": PROBLEM.default}
 
 
@@ -61,8 +63,9 @@ def test_something_measured_faster_replaces_the_default() -> None:
 def test_a_recommendation_that_was_never_measured_is_measured_once() -> None:
     guarded = Guarded(Scripted([1], stand=2), (PROBLEM,))
     trials = drive(guarded, TABLE)
-    assert asked(trials) == [(None,), (1,), (2,)]
-    assert "never measured" in trials[-1].reasons["g"]
+    assert asked(trials)[:3] == [(None,), (1,), (2,)]
+    assert "never measured" in trials[2].reasons["g"]
+    assert asked(trials)[3:] == [(None,)]  # 5 s against 6 s: one repetition shows that there is no noise
     assert channels(guarded.recommend()["g"]) == (2,)
 
 
@@ -104,7 +107,144 @@ def test_a_default_that_cannot_run_gives_way_to_anything_that_ran() -> None:
 def test_a_tuner_that_begins_with_the_default_costs_nothing_more_when_guarded() -> None:
     assert asked(drive(Guarded(Default((PROBLEM,)), (PROBLEM,)), TABLE)) == [(None,)]
     alone = asked(drive(Lagom((PROBLEM,)), TABLE))
-    assert asked(drive(Guarded(Lagom((PROBLEM,)), (PROBLEM,)), TABLE)) == alone
+    guarded = Guarded(Lagom((PROBLEM,)), (PROBLEM,), num_confirmations=0)
+    assert asked(drive(guarded, TABLE)) == alone
+
+
+class Sequence:
+    """Group g's makespans in the order they are asked for: the default's and another's. Beyond the end it fails."""
+
+    def __init__(self, default_s: list[float], other_s: list[float]) -> None:
+        self._times = {True: iter(default_s), False: iter(other_s)}
+
+    def __call__(self, name: str, assignment: Assignment) -> Outcome:
+        time_s = next(self._times[assignment == PROBLEM.default], None)
+        return Failure("not in the sequence") if time_s is None else measured(1, time_s)
+
+
+def race(default_s: list[float], other_s: list[float], **options: int) -> tuple[str, str]:
+    """Who was measured in the race (d or c), and who won it; the first of each list is the search's."""
+    guarded = Guarded(Scripted([2], stand=2), (PROBLEM,), **options)
+    trials = drive(guarded, Sequence(default_s, other_s))
+
+    def letter(assignment: Assignment) -> str:
+        return "d" if assignment == PROBLEM.default else "c"
+
+    return "".join(letter(trial.assignments["g"]) for trial in trials[2:]), letter(guarded.recommend()["g"])
+
+
+@pytest.mark.parametrize(
+    ("default_s", "other_s", "run", "won"),
+    [
+        # A lucky sample: ratios 0.9, then 1.04 twice; two lost pairs of four cannot be made up for.
+        ([10, 10.1, 10.5], [9, 10.5, 10.9], "dccd", "d"),
+        # An unlucky sample: ratios 1.1, then 0.8, 0.81, 0.79; the samples overlap, so all pairs are run.
+        # Upper quartile: 0.81 + (1.1 - 0.81) / 4 < 1.
+        ([10, 12, 13, 12.5], [11, 9.6, 10.53, 9.875], "dccddc", "c"),
+        # Three won, the fourth lost by more: ratios 0.99, 0.98, 0.99, 1.4; 0.99 + 0.41 / 4 > 1.
+        ([10, 10.5, 9.5, 10], [9.9, 10.29, 9.405, 14], "dccddc", "d"),
+        # The same with the fourth lost by little: ratios 0.99, 0.98, 0.99, 1.02; 0.99 + 0.03 / 4 < 1.
+        ([10, 10.5, 9.5, 10], [9.9, 10.29, 9.405, 10.2], "dccddc", "c"),
+        # Apart: ranges 0.5 and 0.4 wide, the gap is 0.8.
+        ([10, 10.5], [9.2, 8.8], "dc", "c"),
+        # Never overlapping, but the gap of at most 0.2 is narrower than the ranges of 0.5 and 0.4.
+        ([10, 10.5, 10.2, 10.1], [9.8, 9.4, 9.5, 9.7], "dccddc", "c"),
+        # One side repeats exactly, the other does not: that is noise all the same.
+        ([10, 10.5, 10.2, 10.1], [9.9, 9.9, 9.9, 9.9], "dccddc", "c"),
+        # Lost in the search and again: one repetition is enough.
+        ([10, 10.3], [11, 10.5], "dc", "d"),
+        # More than 1.5 apart, either way: no race.
+        ([15.1], [10], "", "c"),
+        ([10], [15.1], "", "d"),
+        # Equal to the last bit: no noise, and the candidate need not be repeated.
+        ([10, 10], [9.999], "d", "c"),
+        ([10, 10], [10], "d", "d"),
+        ([10, 10], [10.001], "d", "d"),
+    ],
+)
+def test_close_to_the_default_the_pairs_decide(
+    default_s: list[float], other_s: list[float], run: str, won: str
+) -> None:
+    assert race(default_s, other_s) == (run, won)
+
+
+def test_a_failure_in_the_race_ends_it() -> None:
+    assert race([10, 10.5], [9]) == ("dc", "d")
+    assert race([10], [9]) == ("d", "c")
+
+
+@pytest.mark.parametrize(("num_confirmations", "run"), [(0, ""), (1, "dc"), (2, "dccd"), (5, "dccddccddc")])
+def test_there_are_at_most_as_many_pairs_as_asked_for(num_confirmations: int, run: str) -> None:
+    # Each pair is won by a little while the machine drifts a lot.
+    default_s = [10.0, 11, 12, 13, 14, 15]
+    other_s = [0.99 * time_s for time_s in default_s]
+    assert race(default_s, other_s, num_confirmations=num_confirmations) == (run, "c")
+
+
+def test_a_negative_number_of_pairs_is_refused() -> None:
+    with pytest.raises(ValueError, match="num_confirmations is -1, must not be negative"):
+        Guarded(Scripted([], stand=1), (PROBLEM,), num_confirmations=-1)
+
+
+def test_stopped_in_the_race_the_whole_pairs_so_far_decide() -> None:
+    # Ratios 0.9, then 1.6: lost after the first whole pair, not before it.
+    guarded, run = Guarded(Scripted([2], stand=2), (PROBLEM,)), Sequence([10, 8], [9, 12.8])
+    stands = []
+    for _ in range(4):
+        trial = guarded.ask()
+        assert trial is not None
+        guarded.tell(trial, {"g": run("g", trial.assignments["g"])})
+        stands.append(channels(guarded.recommend()["g"]))
+    assert stands[1:] == [(2,), (2,), (None,)]
+
+
+def test_repetitions_in_the_search_show_that_there_is_no_noise() -> None:
+    assert asked(drive(Guarded(Scripted([2, 2], stand=2), (PROBLEM,)), TABLE)) == [(None,), (2,), (2,)]
+
+
+def test_what_failed_twice_does_not_show_that_there_is_no_noise() -> None:
+    guarded = Guarded(Scripted([1, 1, 2], stand=2), (PROBLEM,))
+    trials = drive(guarded, failing((CommConfig(num_channels=1),), otherwise=TABLE))
+    assert asked(trials)[3:] == [(2,), (None,)]
+
+
+def test_equal_makespans_of_different_parts_are_noise() -> None:
+    # Communication hides behind 6 s of computation: the makespan repeats, the parts do not.
+    noise = chain([1.0, 2.0], repeat(3.0))
+
+    def run(name: str, assignment: Assignment) -> Measurement:
+        return measured(6 if assignment == PROBLEM.default else 5, next(noise))
+
+    assert asked(drive(Guarded(Scripted([2], stand=2), (PROBLEM,)), run)) == [(None,), (2,), (None,), (2,)]
+
+
+def test_only_the_groups_that_differ_and_are_close_race_and_each_ends_by_itself() -> None:
+    problems = tuple(problem(ONE, name=name) for name in ("same", "far", "apart", "long"))
+    minimal = (CommConfig(num_channels=1),)
+    times = {
+        ("far", True): iter([10]),
+        ("far", False): iter([2]),
+        ("apart", True): iter([10, 10.1]),
+        ("apart", False): iter([9, 9.1]),
+        ("long", True): iter([10, 11, 12, 13]),
+        ("long", False): iter([9.9, 10.9, 11.9, 12.9]),
+        ("same", True): iter([10]),
+    }
+
+    class Mixed(FixedMin):
+        def recommend(self) -> dict[str, Assignment]:
+            return dict.fromkeys(("far", "apart", "long"), minimal) | {"same": PROBLEM.default}
+
+    def run(name: str, assignment: Assignment) -> Measurement:
+        if name == "same" and assignment == minimal:
+            return measured(1, 20)
+        return measured(1, next(times[name, assignment == PROBLEM.default]))
+
+    guarded = Guarded(Mixed(problems), problems)
+    races = drive(guarded, run)[2:]
+    assert [sorted(trial.assignments) for trial in races] == [["apart", "long"]] * 2 + [["long"]] * 4
+    assert [channels(trial.assignments["long"]) for trial in races] == [(None,), (1,), (1,), (None,), (None,), (1,)]
+    assert guarded.recommend() == dict.fromkeys(("far", "apart", "long"), minimal) | {"same": PROBLEM.default}
 
 
 def test_groups_are_guarded_one_by_one() -> None:

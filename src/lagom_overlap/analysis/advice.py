@@ -1,18 +1,19 @@
 """What to change, each with its evidence in this trace; a rule that cannot show evidence stays silent.
 
-Every rule is one function from `Findings` to at most a few `Advice`. A predicted gain is per step of the average rank and
-is an upper bound where the sentence says "at most". Knobs are named only where they reach: by the kind of collective
-(`Reach`), and by NCCL's version where the trace says it. Not covered, because a Kineto trace does not show it:
-CUDA_DEVICE_MAX_CONNECTIONS (a queue and a true dependency look alike), the wire chunk (no field holds it).
+Every rule is one function from `Findings` to at most a few `Advice`. A predicted gain is per step of the average rank
+and is an upper bound where the sentence says "at most". Knobs are named only where they reach: by the kind of
+collective (`Reach`), and by NCCL's version where the trace says it. Not covered, because a Kineto trace does not show
+it: CUDA_DEVICE_MAX_CONNECTIONS (a queue and a true dependency look alike), the wire chunk (no field holds it).
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
 
-from lagom_overlap.analysis.collectives import CollectiveKey, CollectiveRow
+from lagom_overlap.analysis.collectives import CollectiveKey
 from lagom_overlap.analysis.contention import Slowdown
 from lagom_overlap.analysis.findings import Findings, RankFindings
 from lagom_overlap.analysis.kernel_class import KernelClass
@@ -31,6 +32,7 @@ _SMALL: Final = 1 * MIB
 _MAX_NODE_RANKS: Final = 8
 _HOST_SHARE: Final = 0.10
 _WAIT_SHARE: Final = 0.30
+_OPTIONS: Final = "opts = dist.ProcessGroupNCCL.Options()"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +81,9 @@ def _channel_line(key: CollectiveKey, channels: int, version: tuple[int, int] | 
         return f"export NCCL_MAX_P2P_NCHANNELS={channels}"
     if version is not None and version < (2, 17):
         return f"export NCCL_MAX_NCHANNELS={channels}"
-    return f"opts = dist.ProcessGroupNCCL.Options(); opts.config.max_ctas = {channels}  # pg_options of {key.communicator}"
+    return (
+        f"opts = dist.ProcessGroupNCCL.Options(); opts.config.max_ctas = {channels}  # pg_options of {key.communicator}"
+    )
 
 
 def _fewer_channels(findings: Findings) -> Iterator[Advice]:
@@ -93,10 +97,12 @@ def _fewer_channels(findings: Findings) -> Iterator[Advice]:
         channels = max(1, key.num_channels // 2)
         yield Advice(
             rule="fewer_channels",
-            what=f"Give {describe(key)} {channels} channel{'s' if channels > 1 else ''}: at most half of its stretch goes",
+            what=f"Give {describe(key)} {channels} channel{'s' if channels > 1 else ''}: at most half of its "
+            "stretch goes",
             apply=_channel_line(key, channels, _version(findings)),
             evidence=f"{found.num_beside} kernel runs beside it take {_ratio(found)}, "
-            f"{_time(findings, found.stretched_ns)} in all; only {100 * row.exposed_ns / row.total_ns:.0f} % of it is exposed",
+            f"{_time(findings, found.stretched_ns)} in all; only "
+            f"{100 * row.exposed_ns / row.total_ns:.0f} % of it is exposed",
             predicted_gain_s=_per_step(findings, found.stretched_ns / 2),
         )
 
@@ -125,7 +131,7 @@ def _more_channels(findings: Findings) -> Iterator[Advice]:
             what=f"Give {describe(key)} {channels} channels",
             apply=f"export NCCL_MIN_CTAS={channels}"
             if key.communicator == "default_pg"
-            else f"opts = dist.ProcessGroupNCCL.Options(); opts.config.min_ctas = {channels}  # pg_options of {key.communicator}",
+            else f"{_OPTIONS}; opts.config.min_ctas = {channels}  # pg_options of {key.communicator}",
             evidence=f"it runs at {row.busbw_bytes_per_s / 1e9:.1f} GB/s of bus bandwidth and is "
             f"{100 * row.exposed_ns / row.total_ns:.0f} % exposed; {describe(best.key)} reaches "
             f"{(best.busbw_bytes_per_s or 0) / 1e9:.1f} GB/s in this trace",
@@ -152,8 +158,9 @@ def _larger_buckets(findings: Findings) -> Iterator[Advice]:
             rule="larger_buckets",
             what=f"Put the small all-reduces on {communicator} into larger buckets: at most their latency goes",
             apply="DistributedDataParallel(model, bucket_cap_mb=100)",
-            evidence=f"{count / findings.num_windows:.0f} all-reduces below {format_bytes(_SMALL)} per step, exposed for "
-            f"{_time(findings, sum(row.exposed_ns for row in small))}; large ones reach {best / 1e9:.1f} GB/s",
+            evidence=f"{count / findings.num_windows:.0f} all-reduces below {format_bytes(_SMALL)} per step, "
+            f"exposed for {_time(findings, sum(row.exposed_ns for row in small))}; "
+            f"large ones reach {best / 1e9:.1f} GB/s",
             predicted_gain_s=_per_step(findings, gain),
         )
 
@@ -168,7 +175,7 @@ def _queued_behind(rank: RankFindings) -> tuple[int, int, int]:
     count = queued_ns = won_ns = 0
     for held in by_group.values():
         held.sort(key=lambda index: int(events.start_ns[calls[index].event]))
-        for before, after in zip(held, held[1:], strict=False):
+        for before, after in pairwise(held):
             if (calls[before].kind, calls[after].kind) != (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER):
                 continue
             ended = int(events.end_ns[calls[before].event])
@@ -224,8 +231,8 @@ def _prefetch(findings: Findings) -> Iterator[Advice]:
             rule="prefetch",
             what="Prefetch the next layers' all-gathers further ahead: at most their exposed time goes",
             apply="for a, b, c in zip(layers, layers[1:], layers[2:]): a.set_modules_to_forward_prefetch([b, c])",
-            evidence=f"{count} exposed all-gathers started within {format_seconds(_NEAR_NS / NS_PER_S)} of their launch: "
-            f"the wire was free, the launch came late; exposed {_time(findings, late_ns)}",
+            evidence=f"{count} exposed all-gathers started within {format_seconds(_NEAR_NS / NS_PER_S)} of their "
+            f"launch: the wire was free, the launch came late; exposed {_time(findings, late_ns)}",
             predicted_gain_s=_per_step(findings, late_ns),
         )
 
@@ -251,8 +258,8 @@ def _carve_out(findings: Findings) -> Iterator[Advice]:
             apply=f"torch.cuda.GreenContext.create(num_sms={sms - channels})"
             if blackwell
             else f"torch._C._set_sm_carveout_experimental({channels})",
-            evidence=f"a GEMM with one block for each of the {sms} SMs takes {_ratio(found)} beside collectives of up to "
-            f"{channels} channels ({found.num_beside} runs)",
+            evidence=f"a GEMM with one block for each of the {sms} SMs takes {_ratio(found)} beside collectives of "
+            f"up to {channels} channels ({found.num_beside} runs)",
             predicted_gain_s=_per_step(findings, gain_ns),
         )
         return
@@ -271,8 +278,10 @@ def _copy_engine(findings: Findings) -> Iterator[Advice]:
     if held:
         yield Advice(
             rule="copy_engine_all_gather",
-            what="Let the copy engines gather (no SM): at most the stretch beside all-gathers goes; needs one NVLink domain",
-            apply='model.set_symm_mem_for_comm("NCCL"); opts.config.cta_policy = dist.ProcessGroupNCCL.NCCL_CTA_POLICY_ZERO',
+            what="Let the copy engines gather (no SM): at most the stretch beside all-gathers goes; "
+            "needs one NVLink domain",
+            apply='model.set_symm_mem_for_comm("NCCL"); '
+            "opts.config.cta_policy = dist.ProcessGroupNCCL.NCCL_CTA_POLICY_ZERO",
             evidence=f"kernels beside {describe(held[0][0])} take {_ratio(held[0][1])}; "
             f"NCCL {version[0]}.{version[1]} has copy-engine collectives",
             predicted_gain_s=_per_step(findings, stretched_ns),
@@ -285,10 +294,11 @@ def _host_bound(findings: Findings) -> Iterator[Advice]:
     if span_ns and host_ns >= _HOST_SHARE * span_ns:
         yield Advice(
             rule="host_bound",
-            what="The CPU launches too slowly: no communication knob helps before that; capture the step in CUDA graphs",
+            what="The CPU launches too slowly: no communication knob helps before that; "
+            "capture the step in CUDA graphs",
             apply='model = torch.compile(model, mode="reduce-overhead")',
-            evidence=f"in {100 * host_ns / span_ns:.0f} % of the time the GPU had nothing to do because the next kernel was not "
-            f"yet launched ({_time(findings, host_ns)}; profiling itself slows launches)",
+            evidence=f"in {100 * host_ns / span_ns:.0f} % of the time the GPU had nothing to do because the next "
+            f"kernel was not yet launched ({_time(findings, host_ns)}; profiling itself slows launches)",
             predicted_gain_s=_per_step(findings, host_ns),
         )
 
@@ -350,5 +360,7 @@ def advice_of(findings: Findings) -> tuple[Advice, ...]:
     """All advice that this trace gives evidence for and that is worth at least `_MIN_GAIN` of a step, best first."""
     span_s = sum(rank.measures.span_ns for rank in findings.ranks) / NS_PER_S / findings.num_windows
     found = [advice for rule in _RULES for advice in rule(findings)]
-    worth = [advice for advice in found if advice.predicted_gain_s >= _MIN_GAIN * span_s and advice.predicted_gain_s > 0]
+    worth = [
+        advice for advice in found if advice.predicted_gain_s >= _MIN_GAIN * span_s and advice.predicted_gain_s > 0
+    ]
     return tuple(sorted(worth, key=lambda advice: (-advice.predicted_gain_s, advice.rule, advice.what)))

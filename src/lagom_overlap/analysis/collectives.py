@@ -4,7 +4,9 @@ Waiting against moving. An NCCL kernel starts when its own rank is ready and end
 duration contains the wait for the last peer. Over the ranks that ran the same call, the shortest duration is the one
 that waited least: it is taken as the time that moves bytes, the rest of every other rank's duration as waiting
 (TraceLens's "implicit sync" rule). Calls are matched by (communicator, sequence number), and without numbers by their
-order on the communicator if all ranks agree on that order. Send and receive pair ranks, not groups: they are not matched.
+order on the communicator if all ranks agree on that order; more calls than the communicator has ranks are several
+communicators of one name, and are left alone. Send and receive pair ranks, not groups: they are not
+matched.
 
 Bus bandwidth is nccl-tests' busbw: wire bytes of a ring over time (`Collective.wire_bytes`), the time being the moving
 time where several ranks are given, the whole duration otherwise.
@@ -119,7 +121,9 @@ def waiting_of_calls(traces: Sequence[GpuTrace]) -> tuple[tuple[int | None, ...]
 
     def waiting(call: CommCall, name: tuple[object, ...]) -> int | None:
         matched = call.sequence is not None or (call.communicator, call.ranks) in agreed
-        if not matched or peers[name] < _MIN_RANKS or call.kind is CollectiveKind.SEND_RECV:
+        if not matched or call.kind is CollectiveKind.SEND_RECV:
+            return None
+        if not _MIN_RANKS <= peers[name] <= (call.num_ranks or peers[name]):
             return None
         return call.duration_ns - shortest[name]
 

@@ -40,6 +40,8 @@ Floats = NDArray[np.float64]
 
 MIN_ALONE: Final = 3
 """Runs alone that make a base."""
+MIN_PROOF: Final = 5
+"""Runs beside and alone that make a proof: a bootstrap of fewer is too sure of itself."""
 CROWDED: Final = 0.05
 """The part of a run during which another kernel computes, above which it is left out."""
 PLAUSIBLE: Final = 4.0
@@ -48,6 +50,8 @@ MAX_SPREAD: Final = 2.0
 """How much the runs alone of a kernel whose shapes are unknown may differ and still be one problem."""
 _RESOLUTION_NS: Final = 2000
 NUM_RESAMPLES: Final = 400
+TOP_KERNELS: Final = 50
+"""Kernels that are told one by one."""
 _MAX_SAMPLE: Final = 256
 _MAX_KERNELS_RESAMPLED: Final = 2000
 _CONFIDENCE: Final = (2.5, 97.5)
@@ -75,8 +79,8 @@ class Slowdown:
 
     @property
     def is_proven(self) -> bool:
-        """Whether the interval excludes 1 from below."""
-        return self.low is not None and self.low > 1
+        """Whether the interval excludes 1 from below; of fewer than `MIN_PROOF` runs on a side it never does."""
+        return self.low is not None and self.low > 1 and min(self.num_beside, self.num_alone) >= MIN_PROOF
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +115,8 @@ class StretchedRuns:
 class Contention:
     """The contention of a job. Times summed over all ranks; `of_rank` is stretched time by trace, in order.
 
-    `by_collective` groups runs by the collective that lies longest beside each; `blame` shares each run's stretch among all.
+    `by_collective` groups runs by the collective that lies longest beside each; `blame` shares each run's stretch among
+    all.
     `covered_ns` is computation beside collectives whose kernels have a base, `uncovered_ns` the rest of it.
     """
 
@@ -124,6 +129,22 @@ class Contention:
     runs: StretchedRuns
     covered_ns: int
     uncovered_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kernel:
+    """What makes two runs twins; `trace` is the trace's index where shapes are known (they are numbered per trace)."""
+
+    gpu_name: str
+    name: str
+    trace: int
+    shape: int
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+
+    @property
+    def kernel_class(self) -> KernelClass:
+        return kernel_class(self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,16 +162,18 @@ class _Runs:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """Stretched time of every run beside that has a base."""
+    """The kernels' bases; `alone` holds the durations alone, kernel after kernel, cut at `edges`."""
 
     runs: _Runs
     base: Floats
     has_base: NDArray[np.bool_]
     num_alone: Int64
+    alone: Int64
+    edges: Int64
 
 
-def _runs_of(traces: Sequence[GpuTrace], occupations: Sequence[Occupation]) -> tuple[_Runs, list[tuple[object, ...]]]:
-    kernels: dict[tuple[object, ...], int] = {}
+def _runs_of(traces: Sequence[GpuTrace], occupations: Sequence[Occupation]) -> tuple[_Runs, list[_Kernel]]:
+    kernels: dict[_Kernel, int] = {}
     parts: list[tuple[NDArray[np.generic], ...]] = []
     for index, (trace, occupation) in enumerate(zip(traces, occupations, strict=True)):
         events = trace.events
@@ -159,19 +182,25 @@ def _runs_of(traces: Sequence[GpuTrace], occupations: Sequence[Occupation]) -> t
         duration = end - start
         columns = np.column_stack((events.name[rows], events.shape[rows], events.grid[rows], events.block[rows]))
         unique, inverse = np.unique(columns, axis=0, return_inverse=True) if len(rows) else (columns, rows)
-        numbers = np.array(
-            [
-                kernels.setdefault((trace.gpu_name, events.names[name], index if shape >= 0 else -1, shape, *rest), len(kernels))
-                for name, shape, *rest in unique.tolist()
-            ],
-            dtype=np.int64,
-        )
+        numbers = np.empty(len(unique), dtype=np.int64)
+        for at, (name, shape, gx, gy, gz, bx, by, bz) in enumerate(unique.tolist()):
+            kernel = _Kernel(
+                gpu_name=trace.gpu_name,
+                name=events.names[name],
+                trace=index if shape >= 0 else UNKNOWN,
+                shape=shape,
+                grid=(gx, gy, gz),
+                block=(bx, by, bz),
+            )
+            numbers[at] = kernels.setdefault(kernel, len(kernels))
         crowded = depth_at_least(start, end, 2).within(start, end)
         beside = occupation.comm.within(start, end) > 0
         usable = (duration > 0) & (crowded <= CROWDED * duration)
         shaped = events.shape[rows] != UNKNOWN
         parts.append((numbers[inverse.ravel()], duration, beside, usable, shaped, np.full(len(rows), index), rows))
-    columns_of = [np.concatenate(column) if parts else np.empty(0, dtype=np.int64) for column in zip(*parts, strict=True)]
+    columns_of = [
+        np.concatenate(column) if parts else np.empty(0, dtype=np.int64) for column in zip(*parts, strict=True)
+    ]
     if not columns_of:
         none = np.empty(0, dtype=np.int64)
         false = none.astype(np.bool_)
@@ -185,7 +214,8 @@ def _bases(runs: _Runs, num_kernels: int) -> _Table:
     alone = np.flatnonzero(runs.usable & ~runs.beside)
     order = alone[np.lexsort((runs.duration[alone], runs.kernel[alone]))]
     counts = np.bincount(runs.kernel[alone], minlength=num_kernels).astype(np.int64)
-    first = np.concatenate(([0], np.cumsum(counts)))[:-1]
+    edges = np.concatenate(([0], np.cumsum(counts)))
+    first = edges[:-1]
     ready = np.flatnonzero(counts >= MIN_ALONE)
     low = order[first[ready] + (counts[ready] - 1) // 2] if len(ready) else ready
     high = order[first[ready] + counts[ready] // 2] if len(ready) else ready
@@ -196,7 +226,7 @@ def _bases(runs: _Runs, num_kernels: int) -> _Table:
         slow = runs.duration[order[first[ready] + counts[ready] - 1 - (counts[ready] - 1) // 10]]
         mixed = (slow > MAX_SPREAD * quick) & (slow - quick > _RESOLUTION_NS)
         has_base[ready] = runs.shaped[low] | ~mixed
-    return _Table(runs, base, has_base, counts)
+    return _Table(runs, base, has_base, counts, runs.duration[order], edges)
 
 
 def _believed(table: _Table) -> NDArray[np.bool_]:
@@ -211,14 +241,11 @@ def _resampled(table: _Table, beside: Int64, seed: int) -> tuple[Floats, Floats]
     rng = np.random.default_rng(seed)
     runs = table.runs
     total_beside, total_base = np.zeros(NUM_RESAMPLES), np.zeros(NUM_RESAMPLES)
-    alone_rows = np.flatnonzero(runs.usable & ~runs.beside)
-    by_kernel = alone_rows[np.argsort(runs.kernel[alone_rows], kind="stable")]
-    edges = np.searchsorted(runs.kernel[by_kernel], np.arange(len(table.base) + 1))
     ordered = beside[np.argsort(runs.kernel[beside], kind="stable")]
     kernels, starts, counts = np.unique(runs.kernel[ordered], return_index=True, return_counts=True)
     heaviest = np.argsort(-counts * table.base[kernels], kind="stable")[:_MAX_KERNELS_RESAMPLED]
     for kernel, at, count in zip(kernels[heaviest], starts[heaviest], counts[heaviest], strict=True):
-        alone = _thinned(runs.duration[by_kernel[edges[kernel] : edges[kernel + 1]]])
+        alone = _thinned(table.alone[table.edges[kernel] : table.edges[kernel + 1]])
         held = _thinned(runs.duration[ordered[at : at + count]])
         total_base += count * np.median(rng.choice(alone, (NUM_RESAMPLES, len(alone))), axis=1)
         total_beside += count * rng.choice(held, (NUM_RESAMPLES, len(held))).mean(axis=1)
@@ -226,7 +253,7 @@ def _resampled(table: _Table, beside: Int64, seed: int) -> tuple[Floats, Floats]
 
 
 def _thinned(values: Int64) -> Int64:
-    """At most `_MAX_SAMPLE` values, evenly spaced in order of size: the bootstrap of more costs and says no more."""
+    """At most `_MAX_SAMPLE` values, evenly spaced in order of size; the interval becomes wider by it, never narrower."""
     if len(values) <= _MAX_SAMPLE:
         return values
     return np.sort(values)[np.linspace(0, len(values) - 1, _MAX_SAMPLE).round().astype(np.int64)]
@@ -281,7 +308,7 @@ def contention_of(traces: Sequence[GpuTrace], occupations: Sequence[Occupation],
     of_rank = np.bincount(runs.rank[covered], weights=excess, minlength=len(traces))
     blame: dict[CollectiveKey, float] = defaultdict(float)
     groups: dict[tuple[KernelClass, CollectiveKey], list[int]] = defaultdict(list)
-    classes = [kernel_class(str(kernel[1])) for kernel in kernels]
+    classes = [kernel.kernel_class for kernel in kernels]
     for index, trace in enumerate(traces):
         mine = np.flatnonzero(runs.rank[covered] == index)
         keys = [key_of(call) for call in trace.calls]
@@ -300,7 +327,7 @@ def contention_of(traces: Sequence[GpuTrace], occupations: Sequence[Occupation],
     return Contention(
         total=_slowdown(table, covered, seed),
         of_rank=tuple(float(value) for value in of_rank),
-        kernels=_kernel_rows(table, covered, kernels, classes, seed),
+        kernels=_kernel_rows(table, covered, kernels, seed),
         classes=tuple(
             sorted(
                 (
@@ -319,9 +346,12 @@ def contention_of(traces: Sequence[GpuTrace], occupations: Sequence[Occupation],
 
 
 def _kernel_rows(
-    table: _Table, covered: Int64, kernels: list[tuple[object, ...]], classes: list[KernelClass], seed: int, top: int = 50
+    table: _Table,
+    covered: Int64,
+    kernels: list[_Kernel],
+    seed: int,
 ) -> tuple[KernelSlowdown, ...]:
-    """The kernels that lost most, at most `top`."""
+    """The kernels that lost most, at most `TOP_KERNELS`."""
     runs = table.runs
     if not len(covered):
         return ()
@@ -329,15 +359,14 @@ def _kernel_rows(
         runs.kernel[covered], weights=runs.duration[covered] - table.base[runs.kernel[covered]], minlength=len(kernels)
     )
     touched = np.unique(runs.kernel[covered])
-    worst = touched[np.argsort(-excess[touched], kind="stable")][:top]
+    worst = touched[np.argsort(-excess[touched], kind="stable")][:TOP_KERNELS]
     rows = []
     for kernel in worst.tolist():
-        x, y, z = (int(str(size)) for size in kernels[kernel][4:7])
         rows.append(
             KernelSlowdown(
-                name=str(kernels[kernel][1]),
-                kernel_class=classes[kernel],
-                grid=(x, y, z),
+                name=kernels[kernel].name,
+                kernel_class=kernels[kernel].kernel_class,
+                grid=kernels[kernel].grid,
                 found=_slowdown(table, covered[runs.kernel[covered] == kernel], seed),
             )
         )

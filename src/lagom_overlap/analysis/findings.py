@@ -2,6 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
 
 from lagom_overlap.analysis.collectives import (
     CollectiveRow,
@@ -11,7 +14,10 @@ from lagom_overlap.analysis.collectives import (
 )
 from lagom_overlap.analysis.contention import Contention, contention_of
 from lagom_overlap.analysis.measures import Measures, Occupation, StepMeasures, occupation_of, step_measures, whole
-from lagom_overlap.trace.gpu_trace import GpuTrace, Int64
+from lagom_overlap.trace.gpu_trace import NS_PER_S, GpuTrace, Int64
+
+_JUMP_NS: Final = 10 * NS_PER_S
+_JUMP_RATIO: Final = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,13 +53,25 @@ class Findings:
         return frozenset().union(*(rank.trace.frameworks for rank in self.ranks))
 
 
+def _clock_warning(trace: GpuTrace) -> tuple[str, ...]:
+    """A warning where one gap is so much longer than all the rest that a clock has more likely jumped."""
+    events = trace.events
+    gaps = events.start_ns[1:] - np.maximum.accumulate(events.end_ns)[:-1]
+    longest = int(gaps.max()) if len(gaps) else 0
+    if longest > _JUMP_NS and longest > _JUMP_RATIO * (events.span_ns - longest):
+        return (f"{trace.file}: nothing runs for {longest / NS_PER_S:.0f} s in one piece: a clock may have jumped",)
+    return ()
+
+
 def _warnings(traces: Sequence[GpuTrace]) -> tuple[str, ...]:
     found: list[str] = []
     for trace in traces:
         found.extend(f"{trace.file}: {text}" for text in trace.warnings)
-        if trace.steps or not len(trace.events):
+        if not len(trace.events):
             continue
-        found.append(f"{trace.file}: no profiler steps; the whole trace counts as one step")
+        if not trace.steps:
+            found.append(f"{trace.file}: no profiler steps; the whole trace counts as one step")
+        found.extend(_clock_warning(trace))
     worlds = {trace.world_size for trace in traces if trace.world_size}
     known = {trace.rank for trace in traces if trace.rank is not None}
     if worlds and len(known) < max(worlds):

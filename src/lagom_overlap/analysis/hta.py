@@ -7,7 +7,8 @@ Its conventions, found by running it and reading its output:
 - start = ceil(ts), end = floor(ts + dur) in whole microseconds, in float64;
 - with more than one profiler step only events launched before the last step begins are kept, and those without a known
   launch are dropped;
-- overlap = |union(comm) n union(compute)| / |union(comm)|; idle = span - |union(all)|; non_compute = span - idle - compute.
+- overlap = |union(comm) n union(compute)| / |union(comm)|; idle = span - |union(all)|; non_compute = span - idle -
+  compute.
 
 The rounding understates overlap and overstates idle time of nanosecond traces; our own figures are exact.
 """

@@ -20,7 +20,7 @@ from lagom_overlap.trace.gpu_trace import NO_TIME, GpuEvents, GpuTrace, Int64, R
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measures:
-    """Lengths in nanoseconds; `memory_ns` are copies and sets, `host_bound_ns` is the part of idle that waits for the CPU."""
+    """Lengths in nanoseconds; `memory_ns` are copies and sets, `host_bound_ns` is idle time that waits for the CPU."""
 
     span_ns: int
     compute_ns: int

@@ -20,8 +20,8 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         type=Path,
         nargs="+",
         metavar="TRACE",
-        help="Kineto JSON (.json, .json.gz, .tar.gz), Nsight Systems SQLite, NCCL Inspector JSON lines, flight recorder "
-        "JSON, or a folder of them; one rank per parallel role suffices",
+        help="Kineto JSON (.json, .json.gz, .tar.gz), Nsight Systems SQLite, NCCL Inspector JSON lines, flight "
+        "recorder JSON, or a folder of them; one rank per parallel role suffices",
     )
     parser.add_argument("--compat", choices=[c.value for c in Compat], help="print HolisticTraceAnalysis's figures")
     parser.add_argument("--pattern", metavar="REGEX", help="kernels that communicate besides those known")

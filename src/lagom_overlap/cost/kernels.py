@@ -37,7 +37,7 @@ _LEAST_COMPUTE: Final = 0.02
 """Share of a kernel's time alone that is computation at least: no kernel is pure transfer."""
 
 
-def _from_time_alone(
+def kernel_of_time(
     gpu: Gpu, profile: Profile, *, alone_s: float, num_blocks: int, blocks_per_sm: int, total_bytes: float
 ) -> Kernel:
     """The kernel that the model runs alone in `alone_s`, or slower where its memory traffic needs longer."""
@@ -77,7 +77,7 @@ def gemm_kernel(gemm: Gemm, gpu: Gpu, profile: Profile) -> Kernel:
     fluid_waves = ceil(gemm.m / rows) * ceil(gemm.n / columns) / gpu.num_sms
     reloaded = fluid_waves * 2 * (gpu.num_sms * rows * columns) ** 0.5 * gemm.k
     elements = max(compulsory, reloaded + gemm.m * gemm.n)
-    return _from_time_alone(
+    return kernel_of_time(
         gpu, profile, alone_s=alone_s, num_blocks=num_blocks, blocks_per_sm=1, total_bytes=elements * gemm.element_bytes
     )
 
@@ -90,7 +90,7 @@ def attention_kernel(attention: Attention, gpu: Gpu, profile: Profile) -> Kernel
     idle = max(1.0, gpu.num_sms / num_blocks)
     alone_s = profile.launch_s + attention.flops / rate * idle
     tensor_bytes = heads * attention.seq_len * attention.head_dim * attention.element_bytes
-    return _from_time_alone(
+    return kernel_of_time(
         gpu,
         profile,
         alone_s=alone_s,
@@ -104,7 +104,7 @@ def memory_kernel(work: MemoryBound, gpu: Gpu, profile: Profile) -> Kernel:
     """The kernel of an elementwise operator: many small blocks, as fast as the memory."""
     num_blocks = gpu.num_sms * SMALL_BLOCKS * SMALL_WAVES
     alone_s = profile.launch_s + work.num_bytes / gpu.hbm_bytes_per_s
-    return _from_time_alone(
+    return kernel_of_time(
         gpu,
         profile,
         alone_s=alone_s,

@@ -48,7 +48,7 @@ class AnalyzeRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnalyzeResult:
-    """What was found: the object that is printed, the findings behind it, the folder (None where none was asked for)."""
+    """What was found: the object that is printed, the findings behind it, the folder (None where none was asked)."""
 
     json: AnalyzeJson
     report: AnalyzeReport

@@ -54,9 +54,9 @@ def _bars(names: Sequence[str], held: Sequence[Measures]) -> go.Figure:
         )
     height = 150 + 24 * len(names)
     axis = {"title": {"text": unit_name}}
-    return lay_out(
-        figure, height, barmode="stack", bargap=0.25, xaxis=axis, yaxis={"autorange": "reversed", "type": "category"}
-    )
+    rows_axis = {"autorange": "reversed", "type": "category"}
+    lay_out(figure, height, barmode="stack", bargap=0.25, xaxis=axis, yaxis=rows_axis)
+    return figure.update_layout(legend={"traceorder": "normal"})
 
 
 def ranks_figure(ranks: Sequence[RankFindings]) -> go.Figure | None:

@@ -118,8 +118,9 @@ def _page(report: AnalyzeReport) -> _Page:
         names = ", ".join(dict.fromkeys(collective_text(row.key) for row in kinds[:4]))
         unreachable = f"{format_seconds(report.unreachable_s)} of communication is beyond every knob of NCCL: {names}."
     return _Page(
-        title=timed[0].trace.file if timed else findings.ranks[0].trace.file,
-        meta=f"{len(findings.ranks)} trace(s), {', '.join(gpus) or 'GPU not named'}, {report.date}",
+        title=_title(report),
+        meta=f"{len(findings.ranks)} trace{'s' if len(findings.ranks) > 1 else ''}, "
+        f"{', '.join(gpus) or 'GPU not named'}, {report.date}",
         headline=headline(report),
         ranks_title="Where the time went" + (" (table: HTA's conventions)" if report.hta else ""),
         rank_rows=tuple(rank_cells(report)),
@@ -135,6 +136,12 @@ def _page(report: AnalyzeReport) -> _Page:
         details=tuple(_detail(report, row) for row in findings.rows[:MAX_DETAILS]),
         warnings=findings.warnings,
     )
+
+
+def _title(report: AnalyzeReport) -> str:
+    """The file, or of several the first and how many more."""
+    files = list(dict.fromkeys(rank.trace.file.partition(":")[0] for rank in report.findings.ranks))
+    return files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
 
 
 def _kernel_rows(report: AnalyzeReport) -> tuple[tuple[str, ...], ...]:
@@ -160,7 +167,9 @@ def _rank_part(rank: RankFindings) -> _RankPart:
         note=f"{trace.file}: {trace.format}, {len(trace.events)} GPU events, {len(trace.calls)} collectives",
         streams_caption=""
         if step is None
-        else f"The streams of step {step.number}, the one of median length." if trace.steps else "The streams.",
+        else f"The streams of step {step.number}, the one of median length."
+        if trace.steps
+        else "The streams.",
         steps=_figure(steps_figure(rank)),
         streams=None if step is None else _figure(streams_figure(rank, step)),
     )

@@ -47,8 +47,11 @@ def headline(report: AnalyzeReport) -> str:
     span = found.span_ns
     stretched = sum(findings.contention.of_rank)
     parts = [
-        f"exposed communication {time_text(found.exposed_comm_ns / windows)} ({percent_text(found.exposed_comm_ns, span)})",
-        f"computation stretched by it {time_text(stretched / windows)} ({percent_text(stretched, span)})",
+        f"exposed communication {time_text(found.exposed_comm_ns / windows)} "
+        f"({percent_text(found.exposed_comm_ns, span)})",
+        "computation stretched by it unknown"
+        if findings.contention.uncovered_ns and not findings.contention.total.num_beside
+        else f"computation stretched by it {time_text(stretched / windows)} ({percent_text(stretched, span)})",
         f"idle {time_text(found.idle_ns / windows)} ({percent_text(found.idle_ns, span)}, of it waiting for the CPU "
         f"{percent_text(found.host_bound_ns, found.idle_ns)})",
     ]

@@ -11,6 +11,7 @@ with `Decimal`, slower and exact.
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from decimal import Decimal
 from typing import Any, Final
 
@@ -271,7 +272,7 @@ class EventReader:
                 continue
             if after is None:
                 return events, buffer[cut + 1 :], False
-            return events, after[:-1] + buffer[cut:], True
+            return events, after + buffer[cut:], True
         raise self._fail("no event ends here", self._at)
 
     def _decode_last(self, buffer: bytes) -> tuple[list[Event], bytes | None]:
@@ -309,8 +310,6 @@ class EventReader:
                 self.header = _HEADER.decode(_repaired(data))
             except _DECODE_ERRORS as error:
                 if self._stream.was_cut or "truncated" in str(error):
-                    try:
+                    with suppress(*_DECODE_ERRORS):
                         self.header = _HEADER.decode(header + b"]}")
-                    except _DECODE_ERRORS:
-                        pass
                 self._warn_once(f"what stands beside the events could not be read: {error}")

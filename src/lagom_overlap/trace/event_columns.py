@@ -8,6 +8,8 @@ import numpy as np
 
 from lagom_overlap.trace.gpu_trace import NO_TIME, UNKNOWN, GpuEvents, Int64
 
+MAX_NAME: Final = 4096
+"""Characters of a kernel's name that are kept: templates make long names, nobody makes longer ones in earnest."""
 MAX_NS: Final = 2**62
 """Times beyond are no times; also keeps sums of two within int64."""
 

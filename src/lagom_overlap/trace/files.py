@@ -26,7 +26,7 @@ _PEEK: Final = 512
 _TRACE_SUFFIXES: Final = (".json", ".json.gz", ".jsonl", ".jsonl.gz", ".log", ".tar.gz", ".tgz", ".tar", ".sqlite")
 _FOREIGN: Final = {
     b"PK\x03\x04": "a zip archive; unpack it first",
-    b"\x80": "a pickle, which may run code when loaded; write it as JSON (torchfrtrace, or the flight recorder's JSON dump)",
+    b"\x80": "a pickle, which may run code when loaded; write it as JSON (the flight recorder's JSON dump)",
     b"7z\xbc\xaf": "a 7z archive; unpack it first",
     b"\xfd7zX": "an xz file; unpack it first",
     b"\x28\xb5\x2f\xfd": "a zstandard file; unpack it first",
@@ -96,8 +96,9 @@ class Stream:
 
 
 class _Gunzip(io.RawIOBase):
-    """A gzip file of one or more members, unpacked in bounded memory; unlike gzip's, it gives out all there is of a cut
-    file before it raises `EOFError`.
+    """A gzip file of one or more members, unpacked in bounded memory.
+
+    Unlike gzip's own reader it gives out all there is of a cut file before it raises `EOFError`.
     """
 
     def __init__(self, packed: IO[bytes]) -> None:

@@ -69,7 +69,18 @@ class GpuEvents:
 
     def __post_init__(self) -> None:
         num = len(self.start_ns)
-        for field in ("end_ns", "name", "stream", "role", "memory_op", "shape", "grid", "block", "num_bytes", "launch_ns"):
+        for field in (
+            "end_ns",
+            "name",
+            "stream",
+            "role",
+            "memory_op",
+            "shape",
+            "grid",
+            "block",
+            "num_bytes",
+            "launch_ns",
+        ):
             if len(getattr(self, field)) != num:
                 raise ValueError(f"column {field} has {len(getattr(self, field))} rows, start_ns has {num}")
         if num and (np.any(np.diff(self.start_ns) < 0) or np.any(self.end_ns < self.start_ns)):

@@ -1,10 +1,10 @@
 """PyTorch's profiler traces (Kineto JSON), CUDA and ROCm, old field names and new.
 
 Source of the fields: kineto libkineto/include/MetadataFieldCatalog.h and output_json.cpp. A GPU event is a complete
-event of category kernel, gpu_memcpy or gpu_memset; it carries `correlation`, which the launching CPU call (cuda_runtime,
-cuda_driver and their HIP equals) shares. NCCL's fields stand on the kernel itself since torch 2.2; before, the
-collective is known from the `nccl:*` or `record_param_comms` CPU event around the launch, and its bytes from that
-event's `Input Dims`.
+event of category kernel, gpu_memcpy or gpu_memset; it carries `correlation`, which the launching CPU call
+(cuda_runtime, cuda_driver and their HIP equals) shares. NCCL's fields stand on the kernel itself since torch 2.2;
+before, the collective is known from the `nccl:*` or `record_param_comms` CPU event around the launch, and its bytes
+from that event's `Input Dims`.
 """
 
 import logging
@@ -23,10 +23,29 @@ import numpy as np
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.errors import TraceError
 from lagom_overlap.trace.chrome_events import Args, Event, EventReader
-from lagom_overlap.trace.event_columns import MAX_NS, EventColumns, join, launches_of
+from lagom_overlap.trace.event_columns import MAX_NAME, MAX_NS, EventColumns, join, launches_of
 from lagom_overlap.trace.files import Stream
-from lagom_overlap.trace.gpu_trace import NO_TIME, ROLE_CODES, UNKNOWN, CommCall, GpuEvents, GpuTrace, Int64, MarkedEvent, Role, Step
-from lagom_overlap.trace.names import dtype_bytes, function_name, is_communication, kind_of, op_of, reach_of, whole_bytes
+from lagom_overlap.trace.gpu_trace import (
+    NO_TIME,
+    ROLE_CODES,
+    UNKNOWN,
+    CommCall,
+    GpuEvents,
+    GpuTrace,
+    Int64,
+    MarkedEvent,
+    Role,
+    Step,
+)
+from lagom_overlap.trace.names import (
+    dtype_bytes,
+    function_name,
+    is_communication,
+    kind_of,
+    op_of,
+    reach_of,
+    whole_bytes,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +57,9 @@ _GPU_CATEGORIES: Final = {
     "gpu_memset": 2,
     "Memset": 2,
 }
-_LAUNCH_CATEGORIES: Final = frozenset({"cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "Runtime", "runtime"})
+_LAUNCH_CATEGORIES: Final = frozenset(
+    {"cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "Runtime", "runtime"}
+)
 _CPU_CATEGORIES: Final = frozenset({"cpu_op", "Operator", "user_annotation", "cpu_instant_event"})
 _STEP: Final = re.compile(r"ProfilerStep\s?#\s?(\d+)")
 _RANK_IN_NAME: Final = re.compile(r"(?:rank|worker)[_\-]?(\d+)", re.IGNORECASE)
@@ -168,7 +189,7 @@ class _Builder:
     def _take_marked(self, event: Event, args: Args) -> None:
         start_ns, length_ns = to_ns(event.ts), to_ns(event.dur)
         if to_int(args.stream) >= 0 and start_ns is not None and length_ns is not None and length_ns >= 0:
-            self.marked.append((str(event.name), start_ns, start_ns + length_ns, to_int(args.correlation)))
+            self.marked.append((str(event.name)[:MAX_NAME], start_ns, start_ns + length_ns, to_int(args.correlation)))
 
     def marked_events(self) -> tuple[MarkedEvent, ...]:
         """The events off the GPU that carry a stream number."""
@@ -229,7 +250,7 @@ class _Builder:
 
     def _take_gpu(self, event: Event, memory_op: int) -> None:
         start_ns, length_ns = to_ns(event.ts), to_ns(event.dur)
-        name = event.name if type(event.name) is str else str(event.name)
+        name = (event.name if type(event.name) is str else str(event.name))[:MAX_NAME]
         if start_ns is None or length_ns is None:
             self.dropped["without a start or duration"] += 1
             return
@@ -304,7 +325,7 @@ class _Builder:
             for row, at in zip(rows, call, strict=True)
         )
 
-    def _call(
+    def _call(  # noqa: PLR0917
         self, events: GpuEvents, row: int, args: Args, call: int, groups: "_Communicators", world_size: int | None
     ) -> CommCall:
         kernel = events.names[int(events.name[row])]
@@ -357,7 +378,9 @@ def _bytes_of(kind: CollectiveKind | None, args: Args, around: tuple[_CommOp, ..
         except msgspec.MsgspecError:
             continue
         sizes = [
-            num_elements(shape) * dtype_bytes(kind_) for shape, kind_ in zip(shapes, types, strict=False) if type(kind_) is str
+            num_elements(shape) * dtype_bytes(kind_)
+            for shape, kind_ in zip(shapes, types, strict=False)
+            if type(kind_) is str
         ]
         if any(sizes):
             return str(types[0]), whole_bytes(kind, sum(sizes), 0, num_ranks)
@@ -448,7 +471,7 @@ def read_kineto(
                 nccl_version=version if type(version) is str else "",
                 frameworks=frozenset(builder.frameworks),
                 marked=builder.marked_events(),
-                warnings=tuple([*warnings, *more]),
+                warnings=(*warnings, *more),
             )
         )
     return tuple(found)

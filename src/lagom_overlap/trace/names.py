@@ -19,11 +19,13 @@ from lagom_overlap.trace.gpu_trace import Reach
 
 _LIBRARY: Final = re.compile(
     r"""nccl(dev|symk\w*)?kernel | ^nccl | ncclsymk | ^rccl | ^mscclpp | ^msccl\w*kernel | mscclpp:: | ^hccl | ^oneccl
-    | deep_ep:: | (^|::)(internode|intranode|internode_ll|hybrid_ep)::\w*(dispatch|combine|notify|cached_notify) | nvshmem
+    | deep_ep:: | (^|::)(internode|intranode|internode_ll|hybrid_ep)::\w*(dispatch|combine|notify)
+    | nvshmem
     | multimem_(all|one_shot|reduce) | (one|two)_shot_all_?reduce | (one|two)shot_?all_?reduce
     | cross_device_reduce | quickreduce | allreduce_prototype | lamport\w*(all_?reduce|reduce)
     | userbuffers | ubuf_\w+ | (^|::)pplx
-    | (?<!warp)(?<!warp_)(?<!block)(?<!block_)(?<!group)(?<!thread)(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)
+    | (?<!warp)(?<!warp_)(?<!block)(?<!block_)(?<!group)(?<!thread)
+      (all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)
     """,
     re.IGNORECASE | re.VERBOSE,
 )
@@ -37,7 +39,10 @@ _KINDS: Final = (
     (re.compile(r"all_?gather", re.IGNORECASE), CollectiveKind.ALL_GATHER),
     (re.compile(r"all_?reduce|cross_device_reduce|quickreduce", re.IGNORECASE), CollectiveKind.ALL_REDUCE),
     (re.compile(r"broadcast", re.IGNORECASE), CollectiveKind.BROADCAST),
-    (re.compile(r"send_?recv|\bi?send\b|\bi?recv\b|^(batch_)?isend|^i?recv|^i?send", re.IGNORECASE), CollectiveKind.SEND_RECV),
+    (
+        re.compile(r"send_?recv|\bi?send\b|\bi?recv\b|^(batch_)?isend|^i?recv|^i?send", re.IGNORECASE),
+        CollectiveKind.SEND_RECV,
+    ),
     (re.compile(r"(^|[^a-z])_?reduce", re.IGNORECASE), CollectiveKind.REDUCE),
 )
 _OTHER_OPS: Final = ("barrier", "gather", "scatter")

@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from lagom_overlap.errors import TraceError
-from lagom_overlap.trace.event_columns import MAX_NS, EventColumns, launches_of
+from lagom_overlap.trace.event_columns import MAX_NAME, MAX_NS, EventColumns, launches_of
 from lagom_overlap.trace.gpu_trace import ROLE_CODES, UNKNOWN, CommCall, GpuEvents, GpuTrace, Role, Step, short_name
 from lagom_overlap.trace.names import function_name, is_communication, kind_of, op_of, reach_of
 
@@ -27,7 +27,9 @@ _COPIES: Final = "CUPTI_ACTIVITY_KIND_MEMCPY"
 _SETS: Final = "CUPTI_ACTIVITY_KIND_MEMSET"
 _CALLS: Final = "CUPTI_ACTIVITY_KIND_RUNTIME"
 _TABLES: Final = (_KERNELS, _COPIES, _SETS, _CALLS, "StringIds", "NVTX_EVENTS", "TARGET_INFO_GPU")
-_STEP: Final = re.compile(r"^(?:ProfilerStep\s?#\s?|(?:train[_ ])?(?:step|iteration|iter)[ _:#]*)(\d{1,12})\b", re.IGNORECASE)
+_STEP: Final = re.compile(
+    r"^(?:ProfilerStep\s?#\s?|(?:train[_ ])?(?:step|iteration|iter)[ _:#]*)(\d{1,12})\b", re.IGNORECASE
+)
 _COPY_KINDS: Final = {1: "Memcpy HtoD", 2: "Memcpy DtoH", 8: "Memcpy DtoD", 10: "Memcpy PtoP"}
 _MAX_ROWS: Final = 50_000_000
 _BATCH: Final = 50_000
@@ -81,7 +83,7 @@ class _Reader:
         self._database = database
         self._pattern = pattern
         self._texts = {
-            row[0]: row[1] for row in database.rows("StringIds", ("id", "value")) if type(row[1]) is str
+            row[0]: row[1][:MAX_NAME] for row in database.rows("StringIds", ("id", "value")) if type(row[1]) is str
         }
         self._codes: dict[str, int] = {}
         self.columns: dict[int, EventColumns] = {}

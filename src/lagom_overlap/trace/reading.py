@@ -76,7 +76,7 @@ def _read_stream(stream: Stream, options: ReadOptions) -> tuple[GpuTrace, ...]:
             return read_flight_recorder(stream, data)
         case _:
             raise TraceError(
-                f"{stream.name}: is not a trace: no \"traceEvents\" (Kineto), \"coll_perf\" (NCCL Inspector) or "
+                f'{stream.name}: is not a trace: no "traceEvents" (Kineto), "coll_perf" (NCCL Inspector) or '
                 '"entries" (flight recorder) in it'
             )
 

@@ -17,12 +17,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TypeVar
 
 import msgspec
 
-from lagom_overlap.backends.base import Assignment, Failure, GroupProblem, Measurement, Outcome
-from lagom_overlap.collective import Algorithm, CommConfig, Protocol, Transport
+from lagom_overlap.backends.base import Assignment, GroupProblem, Outcome
+from lagom_overlap.backends.bundle import GroupRow, assignment_of, group_row, outcome_of
 from lagom_overlap.errors import BundleError, SpaceError
 from lagom_overlap.tune.base import Problems, problems_by_name
 
@@ -59,44 +58,14 @@ class Entry:
     outcomes: Mapping[str, Outcome]
 
 
-# Rows as they stand in the file: no field may be missing, none may be unknown.
-
-
-class _ConfigRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    algorithm: Algorithm | None
-    protocol: Protocol | None
-    transport: Transport | None
-    num_channels: int | None
-    num_threads: int | None
-    chunk_bytes: int | None
-
-
-class _MeasuredRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    makespan_s: float
-    comp_s: float
-    comm_s: dict[str, float]
-    num_repeats: int
-    makespan_iqr_s: float
-
-
-class _GroupRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    configs: dict[str, _ConfigRow]
-    reason: str | None
-    priorities: dict[str, float]
-    measured: _MeasuredRow | None
-    failure: str | None
-
-
 class _EntryRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A line as it stands in the file: no field may be missing, none may be unknown."""
+
     number: int
     kind: StepKind
     arm: str | None
     round: int | None
-    groups: dict[str, _GroupRow]
-
-
-_KNOBS = _ConfigRow.__struct_fields__
-_T = TypeVar("_T")
+    groups: dict[str, GroupRow]
 
 
 def entry_to_json(entry: Entry, problems: Problems) -> str:
@@ -104,34 +73,17 @@ def entry_to_json(entry: Entry, problems: Problems) -> str:
     named = problems_by_name(problems)
     step = entry.step
     groups = {
-        name: _GroupRow(
-            configs=_config_rows(named[name], assignment),
+        name: group_row(
+            named[name],
+            assignment,
+            entry.outcomes[name],
             reason=step.reasons.get(name),
-            priorities=dict(step.priorities.get(name, {})),
-            measured=_measured_row(named[name], entry.outcomes[name]),
-            failure=outcome.reason if isinstance(outcome := entry.outcomes[name], Failure) else None,
+            priorities=step.priorities.get(name),
         )
         for name, assignment in step.assignments.items()
     }
     row = _EntryRow(number=step.number, kind=step.kind, arm=step.arm, round=step.round, groups=groups)
     return msgspec.json.encode(row).decode()
-
-
-def _config_rows(problem: GroupProblem, assignment: Assignment) -> dict[str, _ConfigRow]:
-    pairs = zip(problem.group.comm_names, assignment, strict=True)
-    return {name: _ConfigRow(*(getattr(config, knob) for knob in _KNOBS)) for name, config in pairs}
-
-
-def _measured_row(problem: GroupProblem, outcome: Outcome) -> _MeasuredRow | None:
-    if isinstance(outcome, Failure):
-        return None
-    return _MeasuredRow(
-        makespan_s=outcome.makespan_s,
-        comp_s=outcome.comp_s,
-        comm_s=dict(zip(problem.group.comm_names, outcome.comm_s, strict=True)),
-        num_repeats=outcome.num_repeats,
-        makespan_iqr_s=outcome.makespan_iqr_s,
-    )
 
 
 def entries_from_json(lines: Iterable[str], problems: Problems, *, first_line: int = 1) -> tuple[Entry, ...]:
@@ -155,7 +107,7 @@ def entries_from_json(lines: Iterable[str], problems: Problems, *, first_line: i
 def _entry(row: _EntryRow, problems: Mapping[str, GroupProblem]) -> Entry:
     if foreign := row.groups.keys() - problems.keys():
         raise ValueError(f"group {min(foreign)!r} is not one of {sorted(problems)}")
-    assignments = {name: _assignment(group, problems[name]) for name, group in row.groups.items()}
+    assignments = {name: assignment_of(group, problems[name]) for name, group in row.groups.items()}
     step = Step(
         number=row.number,
         kind=row.kind,
@@ -165,40 +117,4 @@ def _entry(row: _EntryRow, problems: Mapping[str, GroupProblem]) -> Entry:
         reasons={name: group.reason for name, group in row.groups.items() if group.reason is not None},
         priorities={name: group.priorities for name, group in row.groups.items() if group.priorities},
     )
-    return Entry(step=step, outcomes={name: _outcome(group, problems[name]) for name, group in row.groups.items()})
-
-
-def _in_order(what: str, values: Mapping[str, _T], problem: GroupProblem) -> tuple[_T, ...]:
-    names = problem.group.comm_names
-    if values.keys() != set(names):
-        raise ValueError(f"{what} of group {problem.group.name!r} name {sorted(values)}, must name {sorted(names)}")
-    return tuple(values[name] for name in names)
-
-
-def _assignment(row: _GroupRow, problem: GroupProblem) -> Assignment:
-    rows = _in_order("configs", row.configs, problem)
-    return tuple(
-        CommConfig(
-            algorithm=config.algorithm,
-            protocol=config.protocol,
-            transport=config.transport,
-            num_channels=config.num_channels,
-            num_threads=config.num_threads,
-            chunk_bytes=config.chunk_bytes,
-        )
-        for config in rows
-    )
-
-
-def _outcome(row: _GroupRow, problem: GroupProblem) -> Outcome:
-    if (row.measured is None) == (row.failure is None):
-        raise ValueError("exactly one of measured and failure must be set")
-    if row.measured is None:
-        return Failure(row.failure or "")
-    return Measurement(
-        makespan_s=row.measured.makespan_s,
-        comp_s=row.measured.comp_s,
-        comm_s=_in_order("comm_s", row.measured.comm_s, problem),
-        num_repeats=row.measured.num_repeats,
-        makespan_iqr_s=row.measured.makespan_iqr_s,
-    )
+    return Entry(step=step, outcomes={name: outcome_of(group, problems[name]) for name, group in row.groups.items()})

@@ -14,7 +14,11 @@ class TransformerModel:
     """A decoder-only transformer by its shapes.
 
     `gated` is an MLP of three matrices (SwiGLU) instead of two. `norms_per_layer` is 1 where attention and MLP stand
-    side by side behind one norm. The four last fields only decide the count of parameters.
+    side by side behind one norm. `linear_bias` to `tied_embeddings` only decide the count of parameters.
+
+    A mixture of experts has `num_experts` MLPs of width `ffn` per layer, of which every token visits
+    `experts_per_token`, and a dense one of width `shared_ffn` that every token visits. `dropout` says whether it is
+    trained with dropout, `learned_positions` is the length of a learned position table (0: rotary or ALiBi).
     """
 
     name: str
@@ -31,6 +35,11 @@ class TransformerModel:
     norm_bias: bool = False
     head_bias: bool = False
     tied_embeddings: bool = False
+    num_experts: int = 0
+    experts_per_token: int = 0
+    shared_ffn: int = 0
+    dropout: bool = False
+    learned_positions: int = 0
 
     def __post_init__(self) -> None:
         for field in ("num_layers", "hidden", "ffn", "num_heads", "num_kv_heads", "head_dim", "vocab"):
@@ -40,6 +49,15 @@ class TransformerModel:
         if self.num_heads % self.num_kv_heads:
             raise JobError(
                 f"model {self.name!r}: num_kv_heads is {self.num_kv_heads}, must divide num_heads {self.num_heads}"
+            )
+        for field in ("num_experts", "experts_per_token", "shared_ffn", "learned_positions"):
+            value = getattr(self, field)
+            if value < 0:
+                raise JobError(f"model {self.name!r}: {field} is {value}, must be at least 0")
+        if not (self.num_experts == self.experts_per_token == 0 or 1 <= self.experts_per_token <= self.num_experts):
+            raise JobError(
+                f"model {self.name!r}: experts_per_token is {self.experts_per_token}, "
+                f"must be 1 to num_experts = {self.num_experts}, or both 0"
             )
         if self.norms_per_layer not in (1, 2):
             raise JobError(f"model {self.name!r}: norms_per_layer is {self.norms_per_layer}, must be 1 or 2")
@@ -61,8 +79,27 @@ class TransformerModel:
 
     @property
     def layer_matrix_params(self) -> int:
-        """Parameters of one layer's matrices: 12 h^2 for a plain layer with ffn 4h."""
-        return self.hidden * (self.qkv_columns + self.attention_columns + self.up_columns + self.ffn)
+        """Parameters of one layer's matrices: 12 h^2 for a plain layer with ffn 4h; all experts and the router count."""
+        attention = self.hidden * (self.qkv_columns + self.attention_columns)
+        return attention + self.expert_layer_params + self.dense_mlp_params
+
+    @property
+    def expert_layer_params(self) -> int:
+        """Parameters of one layer's experts, the router left out."""
+        return self.num_experts * self.hidden * (self.up_columns + self.ffn)
+
+    @property
+    def dense_mlp_params(self) -> int:
+        """Parameters of one layer's MLP that every token visits, with the router of a mixture of experts."""
+        if not self.num_experts:
+            return self.hidden * (self.up_columns + self.ffn)
+        return self.hidden * (self.shared_ffn * (3 if self.gated else 2) + self.num_experts)
+
+    @property
+    def active_layer_params(self) -> int:
+        """Parameters of one layer's matrices that a token visits."""
+        visited = self.experts_per_token * self.hidden * (self.up_columns + self.ffn)
+        return self.layer_matrix_params - self.expert_layer_params + visited
 
     @property
     def layer_params(self) -> int:
@@ -72,18 +109,18 @@ class TransformerModel:
 
     @property
     def embedding_params(self) -> int:
-        """Parameters of the token embedding; positions are rotary or ALiBi and have none."""
-        return self.vocab * self.hidden
+        """Parameters of the token embedding and of the learned positions; rotary and ALiBi have none."""
+        return (self.vocab + self.learned_positions) * self.hidden
 
     @property
     def head_params(self) -> int:
         """Parameters that the last product and the norm before it need: a tied matrix counts here too."""
-        return self.embedding_params + self.vocab * self.head_bias + self._norm_params
+        return self.vocab * self.hidden + self.vocab * self.head_bias + self._norm_params
 
     @property
     def num_params(self) -> int:
         """Parameters in all, a tied matrix once."""
-        shared = self.embedding_params if self.tied_embeddings else 0
+        shared = self.vocab * self.hidden if self.tied_embeddings else 0
         return self.num_layers * self.layer_params + self.embedding_params + self.head_params - shared
 
     @property

@@ -88,36 +88,43 @@ def bytes_per_s(
     """Bytes of the whole tensor per second, before the correction of trees by size; 0 where not available."""
     if not is_available(kind, algorithm, protocol, topology):
         return 0.0
-    graph = graph_of(topology, algorithm)
-    assert graph is not None
-    num_nodes, channels = topology.num_nodes, graph.num_channels
-    if algorithm in (Algorithm.NVLS, Algorithm.NVLS_TREE):
-        bus = channels * _nvls_channel(kind, algorithm, topology, constants)
-    else:
-        bus = channels * (graph.intra_bytes_per_s if num_nodes <= 2 else graph.inter_bytes_per_s)
-
-    def per_channel_limit(limit: ChannelLimit) -> float:
-        return channels * constants.channel_max(limit, topology.generation, num_nodes)
-
-    ll_max = constants.ll_max(topology.generation, topology.cpu_vendor, num_nodes)
-    if algorithm is Algorithm.RING:
-        if protocol is Protocol.LL:
-            bus = min(ll_max, 0.5 * bus)
-        elif protocol is Protocol.LL128:
-            bus = min(0.92 * bus, per_channel_limit(ChannelLimit.RING_LL128))
-    elif algorithm is Algorithm.TREE:
-        bus = min(0.92 * bus, per_channel_limit(ChannelLimit.TREE))
-        if protocol is Protocol.LL:
-            bus = min(bus / 3.8, ll_max)
-        elif protocol is Protocol.LL128:
-            share = _LL128_TREE_ONE_NODE if num_nodes == 1 else _LL128_PAYLOAD
-            bus = min(bus * share, per_channel_limit(ChannelLimit.TREE_LL128))
-        if topology.fallback_tree:
-            bus *= 0.85
-    elif algorithm is Algorithm.PAT:
-        bus *= 0.75
+    bus = _bus_bytes_per_s(kind, algorithm, protocol, topology, constants)
     if kind in _GATHER and algorithm is not Algorithm.RING:
         return bus
     if algorithm in (Algorithm.RING, Algorithm.NVLS, Algorithm.NVLS_TREE):
         return bus * topology.num_ranks / num_steps(kind, topology.num_ranks)
     return 0.5 * bus
+
+
+def _bus_bytes_per_s(
+    kind: CollectiveKind, algorithm: Algorithm, protocol: Protocol, topology: Topology, constants: Constants
+) -> float:
+    """Bytes past each rank per second."""
+    graph = graph_of(topology, algorithm)
+    assert graph is not None
+    generation, num_nodes, channels = topology.generation, topology.num_nodes, graph.num_channels
+    if algorithm in (Algorithm.NVLS, Algorithm.NVLS_TREE):
+        return channels * _nvls_channel(kind, algorithm, topology, constants)
+    bus = channels * (graph.intra_bytes_per_s if num_nodes <= 2 else graph.inter_bytes_per_s)
+    ll_max = constants.ll_max(generation, topology.cpu_vendor, num_nodes)
+
+    def most(limit: ChannelLimit) -> float:
+        return channels * constants.channel_max(limit, generation, num_nodes)
+
+    if algorithm is Algorithm.RING:
+        match protocol:
+            case Protocol.LL:
+                return min(ll_max, 0.5 * bus)
+            case Protocol.LL128:
+                return min(0.92 * bus, most(ChannelLimit.RING_LL128))
+            case Protocol.SIMPLE:
+                return bus
+    if algorithm is Algorithm.PAT:
+        return 0.75 * bus
+    bus = min(0.92 * bus, most(ChannelLimit.TREE))
+    if protocol is Protocol.LL:
+        bus = min(bus / 3.8, ll_max)
+    elif protocol is Protocol.LL128:
+        share = _LL128_TREE_ONE_NODE if num_nodes == 1 else _LL128_PAYLOAD
+        bus = min(bus * share, most(ChannelLimit.TREE_LL128))
+    return 0.85 * bus if topology.fallback_tree else bus

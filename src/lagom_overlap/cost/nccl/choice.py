@@ -13,7 +13,8 @@ plug-ins change them.
 Point-to-point has no tuning model in NCCL; see `point_to_point.py`.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Final
 
 from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, CommConfig, Protocol
@@ -56,9 +57,7 @@ class Choice:
     seconds: float
 
 
-def candidates(
-    collective: Collective, topology: Topology, constants: Constants | None = None
-) -> tuple[Candidate, ...]:
+def candidates(collective: Collective, topology: Topology, constants: Constants | None = None) -> tuple[Candidate, ...]:
     """NCCL's table for a collective: every available algorithm and protocol, in NCCL's order.
 
     Raises:
@@ -74,12 +73,10 @@ def candidates(
             if rate == 0.0:
                 continue
             latency = latency_s(kind, algorithm, protocol, topology, tables)
-            seconds = _seconds(collective, topology, tables, algorithm, protocol, (latency, rate))
-            found.append(
-                Candidate(
-                    algorithm=algorithm, protocol=protocol, latency_s=latency, bytes_per_s=rate, seconds=seconds
-                )
+            plain = Candidate(
+                algorithm=algorithm, protocol=protocol, latency_s=latency, bytes_per_s=rate, seconds=math.inf
             )
+            found.append(replace(plain, seconds=_seconds(plain, collective, topology, tables)))
     assert found, f"{kind} of {num_bytes} bytes on {topology.name}"
     return tuple(found)
 
@@ -139,24 +136,16 @@ def _check(collective: Collective, topology: Topology) -> None:
         )
 
 
-def _seconds(
-    collective: Collective,
-    topology: Topology,
-    constants: Constants,
-    algorithm: Algorithm,
-    protocol: Protocol,
-    terms: tuple[float, float],
-) -> float:
+def _seconds(plain: Candidate, collective: Collective, topology: Topology, constants: Constants) -> float:
     """NCCL's time of a candidate, with its two corrections that depend on the size."""
-    latency, rate = terms
-    num_bytes, all_reduce = collective.num_bytes, collective.kind is CollectiveKind.ALL_REDUCE
-    old = topology.compute_capability < 80
-    if all_reduce and (
-        algorithm is Algorithm.TREE or (algorithm is Algorithm.NVLS_TREE and topology.compute_capability >= 100)
-    ):
-        rate *= constants.tree_correction.of(protocol, num_bytes)
-    plateau = num_bytes // (topology.num_channels * topology.num_ranks) >= PLATEAU_BYTES
-    simple_ring = algorithm is Algorithm.RING and protocol is Protocol.SIMPLE
-    if all_reduce and simple_ring and topology.num_nodes > 1 and plateau:
-        latency *= OLD_PLATEAU if old else PLATEAU
+    latency, rate, num_bytes = plain.latency_s, plain.bytes_per_s, collective.num_bytes
+    if collective.kind is not CollectiveKind.ALL_REDUCE:
+        return latency + num_bytes / rate
+    new_nvls_tree = plain.algorithm is Algorithm.NVLS_TREE and topology.compute_capability >= 100
+    if plain.algorithm is Algorithm.TREE or new_nvls_tree:
+        rate *= constants.tree_correction.of(plain.protocol, num_bytes)
+    simple_ring = plain.algorithm is Algorithm.RING and plain.protocol is Protocol.SIMPLE
+    share = num_bytes // (topology.num_channels * topology.num_ranks)
+    if simple_ring and topology.num_nodes > 1 and share >= PLATEAU_BYTES:
+        latency *= PLATEAU if topology.compute_capability >= 80 else OLD_PLATEAU
     return latency + num_bytes / rate

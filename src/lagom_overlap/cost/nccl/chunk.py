@@ -7,7 +7,6 @@ Departures: Blackwell's own chunks of NVLS trees over nodes (nvls.cc) are left o
 channel's part of a small tensor: the kernel shrinks its last loop.
 """
 
-from collections.abc import Callable
 from typing import Final
 
 from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, Protocol
@@ -36,13 +35,15 @@ def default_chunk_bytes(
             return _nvls_tree_chunk(num_bytes, num_channels, topology)
         case Algorithm.PAT:
             share = 32 if collective.kind is CollectiveKind.ALL_GATHER else 16
-            return _halved(STEP_BYTES, 64 * KIB, lambda chunk: chunk * num_channels * share > num_bytes)
+            return _pat_chunk(num_bytes, num_channels * share)
         case _:
             pass
     if protocol is Protocol.LL:
         return LL_CHUNK_BYTES
     if protocol is Protocol.LL128:
-        return LL128_CHUNK_BYTES if algorithm is Algorithm.RING else _ll128_tree_chunk(num_bytes, num_channels, topology)
+        return (
+            LL128_CHUNK_BYTES if algorithm is Algorithm.RING else _ll128_tree_chunk(num_bytes, num_channels, topology)
+        )
     long_ring = algorithm is Algorithm.RING and collective.kind in _GATHER_LIKE
     return 4 * STEP_BYTES if long_ring else STEP_BYTES
 
@@ -65,18 +66,19 @@ def _nvls_tree_chunk(num_bytes: int, num_channels: int, topology: Topology) -> i
     return chunk
 
 
+def _pat_chunk(num_bytes: int, pieces: int) -> int:
+    chunk = STEP_BYTES
+    while chunk > 64 * KIB and chunk * pieces > num_bytes:
+        chunk //= 2
+    return chunk
+
+
 def _ll128_tree_chunk(num_bytes: int, num_channels: int, topology: Topology) -> int:
     per_node = topology.ranks_per_node
     steps = 1 + topology.num_nodes.bit_length() - 1 + 0.1 * per_node
     chunk = LL128_CHUNK_BYTES
     for loops, least in ((64, 128 * KIB), (16, 32 * KIB)):
         wanted = steps * loops / per_node
-        chunk = _halved(chunk, least, lambda size, wanted=wanted: num_bytes // (num_channels * size) < wanted)
-    return chunk
-
-
-def _halved(chunk: int, least: int, too_large: Callable[[int], bool]) -> int:
-    """The chunk, halved while it is too large and above the least."""
-    while chunk > least and too_large(chunk):
-        chunk //= 2
+        while chunk > least and num_bytes // (num_channels * chunk) < wanted:
+            chunk //= 2
     return chunk

@@ -1,6 +1,6 @@
 """The latency that NCCL's tuning model expects of a collective: a base and its hops.
 
-Source: NCCL 2.30.7, src/graph/tuning.cc. Departure: POWER and Arm hosts, whose tables differ in one entry, are left out.
+Source: NCCL 2.30.7, src/graph/tuning.cc. Departure: POWER hosts, for which one entry differs, are left out.
 """
 
 from lagom_overlap.collective import Algorithm, CollectiveKind, Protocol

@@ -1,4 +1,4 @@
-"""The graphs of machines with an NVSwitch, derived from link speeds instead of searched for.
+"""The graphs of machines with an NVSwitch, or of rings over PCIe, derived from link speeds instead of searched for.
 
 Behind a switch every ring is as good as any other, so NCCL's search (src/graph/search.cc, 2.30.7) comes down to
 arithmetic: take the fastest speed of its list for which channels of that speed fit the GPU's links, prefer a slower one
@@ -9,9 +9,10 @@ the fastest speed of the other list that the card carries; trees may then be fas
     A100      12 x 20.0 = 240         12 x 20            -
     H100      18 x 20.6 = 370.8       12 x 30            8 at (40, 60)
 
-Both rows, and two and four nodes of either with a card per GPU on a switch shared in pairs, agree with NCCL's own search
-(golden graphs of 2.30.7). Not derived: PCIe machines, bridged pairs, hosts where a card is behind the CPU (`a100_2_nodes_
-shared_bridge`): take those from `topologies.toml`. Blackwell's rows follow the same rule and were not compared.
+Both rows, and two and four nodes of either with a card per GPU on a switch shared in pairs, agree with NCCL's own
+search (golden graphs of 2.30.7). Blackwell's rows follow the same rule and were not compared. Over PCIe a ring goes at
+the fastest speed that the narrowest part of the host carries (AMD sockets 16: 15, Intel Skylake 10: 10 GB/s, as in the
+golden graphs of eight A40). Not derived: bridged pairs and PCIe hosts over several nodes; `topologies.toml` has some.
 
 Departure, read off the golden graphs: an NVLS head takes the switch once more than there are heads (40 and not 42 GB/s
 for 8 heads of 370.8).
@@ -45,7 +46,10 @@ _SPLIT_WIDE: Final = 50.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NvswitchMachine:
-    """Nodes of GPUs behind an NVSwitch; `nic_bytes_per_s` is what one card carries through its PCIe slot."""
+    """Nodes of GPUs behind an NVSwitch.
+
+    `nic_bytes_per_s` is what one card carries through its PCIe slot, `nic_path` the path from a GPU to its card.
+    """
 
     name: str
     compute_capability: int
@@ -53,6 +57,7 @@ class NvswitchMachine:
     nvlink_bytes_per_s: float
     num_nics: int
     nic_bytes_per_s: float
+    nic_path: PathType = PathType.PIX
 
     def __post_init__(self) -> None:
         if self.compute_capability < 80:
@@ -82,6 +87,36 @@ def nvswitch_topology(machine: NvswitchMachine, num_ranks: int, num_nodes: int) 
         tree=tree,
         nvls=_nvls(machine, local, num_nodes),
         fallback_tree=num_nodes > 1 and machine.compute_capability >= 90,
+    )
+
+
+def pcie_topology(
+    name: str, num_ranks: int, bus_bytes_per_s: float, *, compute_capability: int, cpu_vendor: CpuVendor
+) -> Topology:
+    """One node whose GPUs meet over PCIe: one ring at the fastest speed that its narrowest part carries.
+
+    Raises:
+        ValueError: if that part carries nothing, or there are fewer than two ranks.
+    """
+    if not 0 < bus_bytes_per_s < float("inf"):
+        raise ValueError(f"bus_bytes_per_s is {bus_bytes_per_s}, must be positive and finite")
+    speeds = _row(_INTRA, max(80, compute_capability))
+    speed = max((speed for speed in speeds if speed * _GB <= bus_bytes_per_s), default=speeds[-1])
+    graph = Graph(
+        num_channels=1,
+        intra_bytes_per_s=speed * _GB,
+        inter_bytes_per_s=speed * _GB,
+        intra_type=PathType.SYS,
+        same_channels=True,
+    )
+    return Topology(
+        name=name,
+        compute_capability=compute_capability,
+        cpu_vendor=cpu_vendor,
+        num_nodes=1,
+        num_ranks=num_ranks,
+        ring=graph,
+        tree=graph,
     )
 
 
@@ -115,8 +150,8 @@ def _several_nodes(machine: NvswitchMachine, local: int) -> tuple[Graph, Graph]:
         if faster * count > total or slower >= 2 * speed:
             break
         inside = faster
-    alone = local == 1
-    return _graph(count, speed, speed), _graph(count, speed if alone else inside, speed)
+    tree_inside = speed if local == 1 else inside
+    return _graph(count, speed, speed, path=machine.nic_path), _graph(count, tree_inside, speed, path=machine.nic_path)
 
 
 def _nvls(machine: NvswitchMachine, local: int, num_nodes: int) -> Graph | None:
@@ -137,12 +172,12 @@ def _fitting(total: float, speed: float) -> int:
     return min(_MAX_SEARCH_CHANNELS, int(total // speed))
 
 
-def _graph(count: int, intra: float, inter: float, *, same: bool = False) -> Graph:
+def _graph(count: int, intra: float, inter: float, *, same: bool = False, path: PathType = PathType.PIX) -> Graph:
     return Graph(
         num_channels=count,
         intra_bytes_per_s=intra * _GB,
         inter_bytes_per_s=inter * _GB,
         intra_type=PathType.NVL,
-        inter_type=PathType.PIX,
+        inter_type=path,
         same_channels=same,
     )

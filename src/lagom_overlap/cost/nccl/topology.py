@@ -161,7 +161,10 @@ def _numbered(entry: dict[str, Any]) -> dict[str, Any]:
 def _presets() -> dict[str, Topology]:
     text = (resources.files(__package__) / "data" / "topologies.toml").read_text(encoding="utf-8")
     named = {
-        name: {"name": name, **{key: _numbered(part) if isinstance(part, dict) else part for key, part in entry.items()}}
+        name: {
+            "name": name,
+            **{key: _numbered(part) if isinstance(part, dict) else part for key, part in entry.items()},
+        }
         for name, entry in tomllib.loads(text).items()
     }
     return msgspec.convert(named, dict[str, Topology])

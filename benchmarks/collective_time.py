@@ -1,0 +1,312 @@
+"""How well two numbers per link predict measured collective times at sizes that the fit has not seen.
+
+Reads, as they are published:
+
+- vidur's profiles (CSV with time_stats.<collective>.median in ms; bytes in `size`, or num_tokens x n_embd x 2);
+- vTrain's all-reduce tables (AR_GPU<n>_..., nccl-tests columns, ns).
+
+Every (file, ranks, nodes) is a system with its own link. The split is fixed beforehand: sizes of 1 MiB and more fall
+into quarter octaves; the fit sees the even ones, errors are over the odd ones, every distinct size counting once.
+
+The topology decides what NCCL chooses. It is given for the systems that we know; for others every topology with the
+right ranks is tried, and the one with the least error on the sizes that the fit sees is taken and named with a "?"
+(`--topology` forces one).
+
+    python benchmarks/collective_time.py [FILE_OR_FOLDER ...] [--topology NAME] [--json]
+
+Without arguments: vidur/ and validation/vtrain_a100_allreduce_lut/ in $LAGOM_DATA, else in ../shared/data beside the
+checkout.
+"""
+
+import argparse
+import csv
+import json
+import os
+import re
+import sys
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean, median
+
+from lagom_overlap.collective import Collective, CollectiveKind
+from lagom_overlap.cost.link_fit import LinkFit, Measurement, fit_link, is_held_out
+from lagom_overlap.cost.nccl import CpuVendor, PathType, Topology, choose, load_topology, topology_names
+from lagom_overlap.cost.nccl.choice import POINT_TO_POINT
+from lagom_overlap.cost.nccl.search import NvswitchMachine, nvswitch_topology, pcie_topology
+from lagom_overlap.cost.nccl.wire import wire_terms
+
+MIN_BYTES = 1024**2
+TARGET_PCT = 5.0
+VIDUR_TIME = re.compile(r"time_stats\.(\w+)\.median")
+VTRAIN_NAME = re.compile(r"AR_GPU(\d+)_")
+DGX_A100 = NvswitchMachine(
+    name="dgx_a100",
+    compute_capability=80,
+    cpu_vendor=CpuVendor.AMD,
+    nvlink_bytes_per_s=240e9,
+    num_nics=8,
+    nic_bytes_per_s=24e9,
+)
+DGX_H100 = NvswitchMachine(
+    name="dgx_h100",
+    compute_capability=90,
+    cpu_vendor=CpuVendor.INTEL,
+    nvlink_bytes_per_s=370.8e9,
+    num_nics=8,
+    nic_bytes_per_s=48e9,
+)
+REQUIRED = {
+    "a40_allreduce 2x1": 2,
+    "a40_allreduce 4x1": 4,
+    "a40_allreduce 8x1": 8,
+    "a100_dgx_allreduce 8x1": 8,
+    "h100_dgx_allreduce 8x1": 8,
+}
+"""The systems of the project's target, and vTrain's tables."""
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """One measured system: seconds by size."""
+
+    name: str
+    source: str
+    kind: CollectiveKind
+    num_ranks: int
+    num_nodes: int
+    seconds: dict[int, float]
+
+
+def read_vidur(path: Path) -> list[System]:
+    """The systems of one of vidur's files; where a size occurs more than once, the median."""
+    times = defaultdict(lambda: defaultdict(list))
+    with path.open(encoding="utf-8", newline="") as lines:
+        reader = csv.DictReader(lines)
+        found = [match for name in reader.fieldnames or () if (match := VIDUR_TIME.fullmatch(name))]
+        if len(found) != 1:
+            raise ValueError("no single column time_stats.<collective>.median")
+        column, kind = found[0][0], CollectiveKind(found[0][1])
+        for row in reader:
+            ranks = int(row["num_workers"])
+            per_node = int(row.get("devices_per_node") or ranks)
+            num_bytes = int(row["size"]) if row.get("size") else int(row["n_embd"]) * int(row["num_tokens"]) * 2
+            seconds = float(row[column]) * 1e-3
+            if num_bytes >= MIN_BYTES and seconds > 0 and ranks % per_node == 0:
+                times[ranks, ranks // per_node][num_bytes].append(seconds)
+    return [
+        System(
+            f"{path.stem} {ranks}x{nodes}",
+            path.stem,
+            kind,
+            ranks,
+            nodes,
+            {size: median(found[size]) for size in sorted(found)},
+        )
+        for (ranks, nodes), found in sorted(times.items())
+    ]
+
+
+def read_vtrain(path: Path) -> list[System]:
+    """The system of one of vTrain's tables (out of place)."""
+    named = VTRAIN_NAME.match(path.name)
+    if named is None:
+        raise ValueError("the file name does not say the number of GPUs (AR_GPU<n>_...)")
+    with path.open(encoding="utf-8", newline="") as lines:
+        rows = list(csv.reader(lines))[1:]
+    ranks = int(named[1])
+    seconds = {int(row[0]): float(row[3]) * 1e-9 for row in rows if row}
+    kept = {size: value for size, value in sorted(seconds.items()) if size >= MIN_BYTES and value > 0}
+    return [System(f"vtrain_a100 {ranks}x1", "vtrain", CollectiveKind.ALL_REDUCE, ranks, 1, kept)]
+
+
+def known_topology(system: System) -> Topology | None:
+    """The topology of the systems that we know by name."""
+    ranks, nodes = system.num_ranks, system.num_nodes
+    if nodes > 1:
+        return None  # the files do not say what network it was
+    if system.source == "vtrain" or system.source.startswith("a100_dgx"):
+        return nvswitch_topology(DGX_A100, ranks, nodes)
+    if system.source.startswith("h100_dgx"):
+        return nvswitch_topology(DGX_H100, ranks, nodes)
+    name = f"a40_{ranks}_bridged"
+    return load_topology(name) if system.source.startswith("a40") and nodes == 1 and name in topology_names() else None
+
+
+def possible_topologies(system: System) -> list[Topology]:
+    """Every topology of the right ranks and nodes: switches, rings over PCIe, cards near and far, presets."""
+    ranks, nodes = system.num_ranks, system.num_nodes
+    if nodes == 1:
+        made = [nvswitch_topology(machine, ranks, nodes) for machine in (DGX_A100, DGX_H100)]
+        made += [
+            pcie_topology(
+                f"pcie_{speed}",
+                ranks,
+                speed * 1e9,
+                compute_capability=machine.compute_capability,
+                cpu_vendor=CpuVendor.AMD,
+            )
+            for machine in (DGX_A100, DGX_H100)
+            for speed in (12, 24, 40)
+        ]
+    else:
+        made = [
+            nvswitch_topology(
+                replace(machine, num_nics=nics, nic_path=path, name=f"{machine.name}_{path.name.lower()}_{nics}"),
+                ranks,
+                nodes,
+            )
+            for machine in (DGX_A100, DGX_H100)
+            for nics in (1, 2, 4, 8)
+            for path in (PathType.PIX, PathType.PHB)
+        ]
+    for name in topology_names():
+        preset = load_topology(name)
+        if nodes > 1 and preset.num_nodes > 1 and preset.ranks_per_node == ranks // nodes:
+            made.append(preset.with_nodes(nodes))
+        elif (preset.num_nodes, preset.num_ranks) == (nodes, ranks):
+            made.append(preset)
+    return made
+
+
+def measurements(system: System, *, held_out: bool) -> list[Measurement]:
+    """The sizes that the fit sees, or those that it does not."""
+    return [
+        Measurement(Collective(system.kind, size, system.num_ranks), seconds)
+        for size, seconds in system.seconds.items()
+        if is_held_out(size) == held_out
+    ]
+
+
+def fitted(system: System, forced: Topology | None) -> tuple[LinkFit, Topology, bool]:
+    """The fit, its topology, and whether that was chosen by the fit."""
+    seen = measurements(system, held_out=False)
+    topology = forced or known_topology(system)
+    if topology is not None:
+        return fit_link(seen, topology), topology, False
+    fits = [(fit_link(seen, candidate), candidate) for candidate in possible_topologies(system)]
+    best = min(fits, key=lambda pair: pair[0].mean_abs_error)
+    return *best, True
+
+
+def evaluate(system: System, forced: Topology | None) -> dict[str, object]:
+    """Fit on the even bands, report on the odd ones."""
+    fit, topology, chosen_by_fit = fitted(system, forced)
+    errors, parts = [], defaultdict(list)
+    for held in measurements(system, held_out=True):
+        predicted = wire_terms(held.collective, topology).seconds(fit.link)
+        error = 100 * (predicted / held.seconds - 1)
+        errors.append(error)
+        parts[held.collective.num_bytes.bit_length() - 1].append((error, held.collective))
+    octaves = []
+    for octave, members in sorted(parts.items()):
+        way = "point-to-point"
+        if system.kind not in POINT_TO_POINT:
+            config = choose(members[0][1], topology).config
+            way = f"{config.algorithm}/{config.protocol}"
+        octaves.append(
+            {
+                "from_bytes": 1 << octave,
+                "num_sizes": len(members),
+                "mean_abs_error_pct": fmean(abs(error) for error, _ in members),
+                "bias_pct": fmean(error for error, _ in members),
+                "choice_at_first": way,
+            }
+        )
+    return {
+        "system": system.name,
+        "collective": system.kind.value,
+        "required": system.name in REQUIRED or system.source == "vtrain",
+        "topology": topology.name,
+        "topology_chosen_by_fit": chosen_by_fit,
+        "num_fitted": len(fit.log_residuals),
+        "num_held_out": len(errors),
+        "bytes_per_s": fit.link.bytes_per_s,
+        "bytes_per_s_error_pct": 100 * fit.bytes_per_s_error,
+        "latency_scale": fit.link.latency_scale,
+        "latency_scale_error_pct": 100 * fit.latency_scale_error,
+        "correlation": fit.correlation,
+        "fitted_error_pct": 100 * fit.mean_abs_error,
+        "mean_abs_error_pct": fmean(abs(error) for error in errors),
+        "mean_abs_error_by_octave_pct": fmean(octave["mean_abs_error_pct"] for octave in octaves),
+        "max_abs_error_pct": max(abs(error) for error in errors),
+        "octaves": octaves,
+    }
+
+
+def find_files(given: list[Path]) -> list[Path]:
+    """The measurement files in the places given, or in the usual ones."""
+    beside = Path(__file__).resolve().parents[2] / "shared" / "data"
+    roots = [Path(os.environ["LAGOM_DATA"])] if "LAGOM_DATA" in os.environ else []
+    root = next((place for place in [*roots, beside] if place.is_dir()), beside)
+    places = given or [root / "vidur", root / "validation" / "vtrain_a100_allreduce_lut"]
+    found = []
+    for place in places:
+        if place.is_dir():
+            found += [path for path in sorted(place.rglob("*")) if is_measurement(path)]
+        elif place.is_file():
+            found.append(place)
+    return found
+
+
+def is_measurement(path: Path) -> bool:
+    """Whether a file's name says that it holds times of collectives."""
+    return path.is_file() and (
+        VTRAIN_NAME.match(path.name) is not None
+        or re.search(r"(all_?reduce|send_?recv).*\.csv$", path.name) is not None
+    )
+
+
+def main() -> int:
+    """Fit, report; exit code 1 if a required system misses the target, 2 without data."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("places", type=Path, nargs="*", metavar="FILE_OR_FOLDER")
+    parser.add_argument("--topology", choices=topology_names())
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    files = find_files(args.places)
+    if not files:
+        print("no measurements found: give files or folders, or set LAGOM_DATA", file=sys.stderr)
+        return 2
+    forced = load_topology(args.topology) if args.topology else None
+    rows, unread = [], []
+    for path in files:
+        try:
+            systems = read_vtrain(path) if VTRAIN_NAME.match(path.name) else read_vidur(path)
+        except (ValueError, KeyError, IndexError) as error:
+            unread.append({"file": path.name, "why": str(error)})
+            continue
+        for system in systems:
+            try:
+                rows.append(evaluate(system, forced))
+            except ValueError as error:
+                unread.append({"file": system.name, "why": str(error)})
+    rows.sort(key=lambda row: not row["required"])
+    if args.json:
+        print(json.dumps({"min_bytes": MIN_BYTES, "target_pct": TARGET_PCT, "systems": rows, "not_read": unread}))
+    else:
+        report(rows, unread)
+    missed = [row for row in rows if row["required"] and row["mean_abs_error_pct"] > TARGET_PCT]
+    return 1 if missed or not rows else 0
+
+
+def report(rows: list[dict], unread: list[dict]) -> None:
+    """Print the table for people."""
+    print("sizes >= 1 MiB; fitted on even quarter octaves, errors on odd ones; * target at most 5 %")
+    print(f"{'system':26} {'topology':22} {'fit':>5} {'held':>5}  B GB/s (+-)     s (+-)       error  octaves   max")
+    for row in rows:
+        chosen = "?" if row["topology_chosen_by_fit"] else " "
+        print(
+            f"{'*' if row['required'] else ' '}{row['system']:25} {row['topology']:21}{chosen} "
+            f"{row['num_fitted']:5} {row['num_held_out']:5}  "
+            f"{row['bytes_per_s'] / 1e9:6.1f} {row['bytes_per_s_error_pct']:4.1f}%  "
+            f"{row['latency_scale']:5.2f} {row['latency_scale_error_pct']:5.1f}%  "
+            f"{row['mean_abs_error_pct']:6.2f}% {row['mean_abs_error_by_octave_pct']:6.2f}% "
+            f"{row['max_abs_error_pct']:6.1f}%"
+        )
+    for entry in unread:
+        print(f"not read: {entry['file']}: {entry['why']}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

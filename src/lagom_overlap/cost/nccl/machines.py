@@ -1,0 +1,100 @@
+"""From a cluster preset to NCCL's graphs: which topology a collective on so many of its ranks sees.
+
+GPUs behind an NVSwitch get derived graphs (`search.py`), bridged A40 the presets of `topologies.toml`, anything else one
+ring at its own link's speed. Departures: ranks that do not fill their nodes evenly are taken as if they did; the number
+of network cards is the node's bandwidth in cards of the machine's kind; without a preset, nodes without a switch are
+taken as one ring over their cards.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import resources
+
+import msgspec
+
+from lagom_overlap.collective import Collective
+from lagom_overlap.cost.nccl.choice import POINT_TO_POINT, Choice, choose
+from lagom_overlap.cost.nccl.point_to_point import choose_point_to_point
+from lagom_overlap.cost.nccl.search import NvswitchMachine, nvswitch_topology, pcie_topology
+from lagom_overlap.cost.nccl.topology import CpuVendor, PathType, Topology, load_topology
+from lagom_overlap.hardware import Cluster, LinkKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Machine:
+    compute_capability: int
+    cpu_vendor: CpuVendor
+    nvlink_bytes_per_s: float
+    nvswitch: bool
+    card_bytes_per_s: float
+    graphs: Mapping[str, str] = field(default_factory=dict)
+    graphs_of_several_nodes: Mapping[str, str] = field(default_factory=dict)
+
+
+@cache
+def _machines() -> dict[str, _Machine]:
+    text = (resources.files(__package__) / "data" / "machines.toml").read_text(encoding="utf-8")
+    return msgspec.convert(tomllib.loads(text), dict[str, _Machine])
+
+
+def _machine_of(gpu_name: str) -> _Machine:
+    machines = _machines()
+    known = [prefix for prefix in machines if prefix != "any" and gpu_name.upper().startswith(prefix)]
+    return machines[max(known, key=len)] if known else machines["any"]
+
+
+def topology_of(cluster: Cluster, num_ranks: int) -> Topology:
+    """The topology of `num_ranks` consecutive ranks of a cluster, nodes filled evenly.
+
+    Raises:
+        JobError: if the cluster has fewer GPUs.
+        ValueError: if there are fewer than two ranks.
+    """
+    if num_ranks < 2:
+        raise ValueError(f"num_ranks is {num_ranks}, a collective has at least 2")
+    nodes = cluster.num_nodes_of(num_ranks)
+    local = num_ranks if nodes == 1 else cluster.gpus_per_node
+    machine = _machine_of(cluster.gpu.name)
+    named = (machine.graphs if nodes == 1 else machine.graphs_of_several_nodes).get(str(local))
+    if named is not None:
+        preset = load_topology(named)
+        return preset if nodes == 1 else preset.with_nodes(nodes)
+    if machine.nvswitch and cluster.intra.kind is LinkKind.NVLINK:
+        return nvswitch_topology(_switched(cluster, machine), nodes * local, nodes)
+    narrowest = cluster.link_between(num_ranks)
+    ring = pcie_topology(
+        f"{cluster.name}/{nodes * local}/{nodes}",
+        nodes * local,
+        narrowest.bytes_per_s,
+        compute_capability=machine.compute_capability,
+        cpu_vendor=machine.cpu_vendor,
+    )
+    if nodes == 1:
+        return ring
+    graph = replace(ring.ring, inter_type=PathType.PHB)
+    return replace(ring, num_nodes=nodes, ring=graph, tree=graph)
+
+
+def default_choice(collective: Collective, cluster: Cluster) -> Choice:
+    """What NCCL does untouched for a collective on a cluster, every knob set, and the time that its model expects.
+
+    Raises:
+        JobError: if the cluster has fewer GPUs than the collective has ranks.
+    """
+    topology = topology_of(cluster, collective.num_ranks)
+    filled = Collective(collective.kind, collective.num_bytes, topology.num_ranks)
+    return choose_point_to_point(filled, topology) if filled.kind in POINT_TO_POINT else choose(filled, topology)
+
+
+def _switched(cluster: Cluster, machine: _Machine) -> NvswitchMachine:
+    cards = max(1, min(cluster.gpus_per_node, round(cluster.inter.bytes_per_s / machine.card_bytes_per_s)))
+    return NvswitchMachine(
+        name=cluster.name,
+        compute_capability=machine.compute_capability,
+        cpu_vendor=machine.cpu_vendor,
+        nvlink_bytes_per_s=machine.nvlink_bytes_per_s,
+        num_nics=cards,
+        nic_bytes_per_s=cluster.inter.bytes_per_s if cards == 1 else machine.card_bytes_per_s,
+    )

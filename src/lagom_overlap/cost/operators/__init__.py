@@ -1,0 +1,15 @@
+"""How long single operators take alone: matrix products, attention, memory-bound kernels, collectives of a layout."""
+
+from lagom_overlap.cost.operators.constants import FrameworkConstants, OperatorConstants, load_framework, load_operators
+from lagom_overlap.cost.operators.links import GroupLinks, LinkConstants
+from lagom_overlap.cost.operators.times import OperatorTimes
+
+__all__ = [
+    "FrameworkConstants",
+    "GroupLinks",
+    "LinkConstants",
+    "OperatorConstants",
+    "OperatorTimes",
+    "load_framework",
+    "load_operators",
+]

@@ -1,0 +1,83 @@
+"""Time of a matrix product alone, from tiles, waves and split-K.
+
+For every tile a x b and split s of the depth:
+
+    waves  w = g + q (ceil(g) - g),  g = ceil(m/a) ceil(n/b) batch s / lambda,  at least 1
+    t      = t0 + [ (w (2 a b k / s / rate_ab + store))^p + (bytes / B)^p ]^(1/p)  (+ t_split and the workspace if s > 1)
+
+and the product takes the fastest. `store` is the tile's way back to memory, a b elements from every SM at once, which
+one resident block per SM cannot hide: no constant of its own. `bytes` are the operands and the result once, of which
+the share that the L2 can hold is read at `l2_speedup` times B. q blends the ceiling (1) and the fluid quotient (0).
+
+Fitted: rates of four classes of tile, t0, t_split, B, p, q, L2 share and speedup; which rows, in the data file.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil
+from typing import Final
+
+TILES: Final = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
+_RATE_OF_TILE: Final = (0, 0, 1, 2, 2, 3)
+SPLITS: Final = (1, 2, 3, 4, 6, 8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GemmConstants:
+    """Constants of one GPU.
+
+    `tile_flops` are the rates per SM of tiles 256x128, 128x128, 128x64 and 64x64; `norm` is p, `quantisation` q.
+    """
+
+    tile_flops: tuple[float, float, float, float]
+    launch_s: float
+    split_s: float
+    bytes_per_s: float
+    norm: float
+    quantisation: float
+    l2_share: float
+    l2_speedup: float
+
+    def __post_init__(self) -> None:
+        values = (*self.tile_flops, self.launch_s, self.split_s, self.bytes_per_s, self.l2_share, self.l2_speedup)
+        if not all(0 < value < float("inf") for value in values):
+            raise ValueError(f"{self} must hold positive, finite numbers")
+        if not (self.norm >= 1 and 0 <= self.quantisation <= 1):
+            raise ValueError(f"norm is {self.norm} (at least 1), quantisation {self.quantisation} (0 to 1)")
+
+
+@dataclass(frozen=True, slots=True)
+class GemmTime:
+    """A product's time alone in seconds, and its grid under the tile that was fastest."""
+
+    alone_s: float
+    num_blocks: int
+
+
+@lru_cache(maxsize=65_536)
+def gemm_time(
+    shape: tuple[int, int, int], batch: int, element_bytes: int, num_sms: int, l2_bytes: int, constants: GemmConstants
+) -> GemmTime:
+    """The time alone of `batch` products (m x k) (k x n) on a GPU with `num_sms` SMs, launched together."""
+    m, n, k = shape
+    c, width = constants, element_bytes
+    l2_rate = c.bytes_per_s * c.l2_speedup
+    num_bytes = float(width * batch * (m * k + n * k + m * n))
+    hit = min(1.0, c.l2_share * l2_bytes / num_bytes)
+    memory_s = num_bytes * ((1.0 - hit) / c.bytes_per_s + hit / l2_rate)
+    best = GemmTime(float("inf"), 1)
+    for (rows, columns), place in zip(TILES, _RATE_OF_TILE, strict=True):
+        tiles = ceil(m / rows) * ceil(n / columns) * batch
+        store_s = rows * columns * width * num_sms / l2_rate
+        rate = c.tile_flops[place] * 2 / width
+        for split in SPLITS:
+            fluid = tiles * split / num_sms
+            waves = max(1.0, fluid + c.quantisation * (ceil(fluid) - fluid))
+            tile_s = 2.0 * rows * columns * k / split / rate + store_s * (1 if split == 1 else 2)
+            longer, shorter = max(waves * tile_s, memory_s), min(waves * tile_s, memory_s)
+            alone_s = c.launch_s + longer * (1.0 + (shorter / longer) ** c.norm) ** (1.0 / c.norm)
+            if split > 1:
+                alone_s += c.split_s + 8.0 * m * n * batch * split / l2_rate
+            if alone_s < best.alone_s:
+                best = GemmTime(alone_s, tiles * split)
+    return best

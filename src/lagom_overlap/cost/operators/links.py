@@ -1,0 +1,100 @@
+"""Time of a collective alone over the ranks of a parallel group: a ring by its wire bytes and its steps.
+
+    t = base + steps hop + wire bytes / (efficiency x narrowest link)
+
+Ranks are laid out as Megatron does: tensor parallelism inside a node first, then data, then pipeline. A ring over
+several nodes shares its nodes' network with the other groups that cross it at the same time: with r of a group's ranks
+in a node of g GPUs, g / r rings share the node's ports.
+
+`base_s`, `hop_s` and the efficiencies come from the GPU's data file; link rates from the cluster's preset.
+"""
+
+from dataclasses import dataclass
+
+from lagom_overlap.collective import Collective, CollectiveKind
+from lagom_overlap.hardware import Cluster
+from lagom_overlap.workload.parallel import GroupKind, ParallelLayout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkConstants:
+    """Latency terms in seconds, what a ring reaches of a preset's link rate, the channels (SMs) that NCCL takes."""
+
+    base_s: float
+    hop_s: float
+    network_hop_s: float
+    intra_efficiency: float
+    inter_efficiency: float
+    intra_channels: int
+    inter_channels: int
+
+    def __post_init__(self) -> None:
+        for field in ("base_s", "hop_s", "network_hop_s"):
+            if not 0 <= getattr(self, field) < float("inf"):
+                raise ValueError(f"links: {field} is {getattr(self, field)}, must be finite and not negative")
+        for field in ("intra_efficiency", "inter_efficiency"):
+            if not 0 < getattr(self, field) < float("inf"):
+                raise ValueError(f"links: {field} is {getattr(self, field)}, must be positive and finite")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupShape:
+    """Ranks of a group, how many of them share a node, and the stride between them in GPUs."""
+
+    num_ranks: int
+    ranks_per_node: int
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes that the group crosses."""
+        return -(-self.num_ranks // self.ranks_per_node)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLinks:
+    """The groups of a layout on a cluster, and what their collectives take."""
+
+    cluster: Cluster
+    layout: ParallelLayout
+    constants: LinkConstants
+
+    def shape(self, group: GroupKind) -> GroupShape:
+        """Where the ranks of a group lie."""
+        layout, per_node = self.layout, self.cluster.gpus_per_node
+        stride, num = {
+            GroupKind.TENSOR: (1, layout.tensor),
+            GroupKind.DATA: (layout.tensor, layout.data),
+            GroupKind.EXPERT: (layout.tensor, layout.expert),
+            GroupKind.PIPELINE: (layout.tensor * layout.data, layout.pipeline),
+        }[group]
+        return GroupShape(num, max(1, min(num, per_node // stride)))
+
+    def bytes_per_s(self, group: GroupKind) -> float:
+        """What one ring of the group reaches, one direction."""
+        shape, cluster, c = self.shape(group), self.cluster, self.constants
+        intra = cluster.intra.bytes_per_s * c.intra_efficiency
+        if shape.num_nodes == 1:
+            return intra
+        share = shape.ranks_per_node / cluster.gpus_per_node
+        return min(intra, cluster.inter.bytes_per_s * c.inter_efficiency * share)
+
+    def channels(self, group: GroupKind) -> int:
+        """Channels of the group's collectives."""
+        return self.constants.intra_channels if self.shape(group).num_nodes == 1 else self.constants.inter_channels
+
+    def latency_s(self, kind: CollectiveKind, group: GroupKind) -> float:
+        """What a collective of no bytes takes."""
+        shape, c = self.shape(group), self.constants
+        if kind is CollectiveKind.SEND_RECV:
+            return c.base_s + (c.hop_s if shape.num_nodes == 1 else c.network_hop_s)
+        passes = 2 if kind is CollectiveKind.ALL_REDUCE else 1
+        between = passes * (shape.num_nodes - 1)
+        return c.base_s + (passes * (shape.num_ranks - 1) - between) * c.hop_s + between * c.network_hop_s
+
+    def seconds(self, kind: CollectiveKind, num_bytes: int, group: GroupKind) -> float:
+        """The time alone of a collective over the group; 0 where the group has one rank."""
+        shape = self.shape(group)
+        if shape.num_ranks == 1:
+            return 0.0
+        wire = Collective(kind, num_bytes, shape.num_ranks).wire_bytes
+        return self.latency_s(kind, group) + wire / self.bytes_per_s(group)

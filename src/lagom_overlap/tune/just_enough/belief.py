@@ -1,0 +1,98 @@
+"""What a group believes about its wire and its computations: priors, fits to the measurements, and how sure they are."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from lagom_overlap.tune.just_enough.fit import Fit, fit
+from lagom_overlap.tune.just_enough.forecast import CURVE_SD, Forecast, Wires, body_sd, use_of
+from lagom_overlap.tune.just_enough.lattice import Floats, Ints, gather
+from lagom_overlap.tune.just_enough.sight import Record, Sight
+from lagom_overlap.tune.just_enough.victim import Pace, Victim, finish_times, kernel_times
+from lagom_overlap.tune.just_enough.wire import Prior, comm_times
+
+MAX_SM_COUNTS: Final = 4
+"""SM counts that stay in question once there are a few measurements."""
+FEW: Final = 3
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Belief:
+    """The priors and the last fits, from which the next ones start; `sms` are the SM counts still in question."""
+
+    sight: Sight
+    victim: Victim
+    wire_prior: Prior
+    wire: Fit | None = None
+    body: Fit | None = None
+    sms: Ints | None = None
+
+    def update(self, record: Record, sigma: float) -> None:
+        """Fits the wire, then the computations beside it."""
+        self.wire = self._fit_wire(record, sigma)
+        self._fit_body(record, sigma, self.wire.params[0])
+
+    def forecast(self, record: Record, sigma: float) -> Forecast:
+        """The forecast of the best fits."""
+        assert self.wire is not None, "no fit yet"
+        assert self.body is not None, "no fit yet"
+        assert self.sms is not None, "no fit yet"
+        best = int(np.argmin(self.body.cost))
+        wire, body = self.wire.params[0], self.body.params[best]
+        return Forecast(self.sight, self.victim, record, sigma, wire, body, int(self.sms[best]))
+
+    def drawn(self, record: Record, sigma: float, rng: np.random.Generator) -> Forecast:
+        """A forecast that could as well be true: fits drawn from how sure they are."""
+        assert self.wire is not None, "no fit yet"
+        assert self.body is not None, "no fit yet"
+        assert self.sms is not None, "no fit yet"
+        weights = np.exp(self.body.cost.min() - self.body.cost)
+        index = int(rng.choice(len(weights), p=weights / weights.sum()))
+        wire = rng.multivariate_normal(self.wire.params[0], self.wire.covariance[0], method="cholesky")
+        body = rng.multivariate_normal(self.body.params[index], self.body.covariance[index], method="cholesky")
+        return Forecast(self.sight, self.victim, record, sigma, wire, body, int(self.sms[index]))
+
+    def _fit_wire(self, record: Record, sigma: float) -> Fit:
+        lattices, num_comms = self.sight.lattices, len(self.sight.lattices)
+        channels = gather([lattice.channels for lattice in lattices], record.places).ravel()
+        chunks = gather([lattice.chunk_bytes for lattice in lattices], record.places).ravel()
+        kind = gather([lattice.kind for lattice in lattices], record.places).ravel()
+        wire_bytes = np.tile(self.sight.wire_bytes, len(record.num))
+        sd = np.sqrt(sigma**2 / np.repeat(record.num, num_comms) + CURVE_SD**2 / 2)
+
+        def predict(params: Floats) -> Floats:
+            return np.asarray(np.log(comm_times(params, wire_bytes, channels, chunks, kind)))
+
+        start = self.wire_prior.mean[None] if self.wire is None else self.wire.params
+        return fit(predict, np.log(record.comm_s.ravel()), sd, self.wire_prior, start)
+
+    def _fit_body(self, record: Record, sigma: float, wire: Floats) -> None:
+        lattices, victim = self.sight.lattices, self.victim
+        channels = gather([lattice.channels for lattice in lattices], record.places)
+        chunks = gather([lattice.chunk_bytes for lattice in lattices], record.places)
+        use = gather(use_of(self.sight, wire), record.places)
+        comm_s = gather(Wires(self.sight, record, wire, sigma).comm_s, record.places)
+        sms = np.arange(len(victim.sm_counts)) if self.sms is None else self.sms
+        none = np.zeros(1)
+
+        def predict(params: Floats) -> Floats:
+            wide, index = params[:, :, None, :], sms[:, None, None]
+            shape = (*params.shape[:2], len(record.num))
+            under = [
+                kernel_times(victim, index, wide, channels[:, j], chunks[:, j], use[:, j])
+                for j in range(len(lattices))
+            ]
+            times = [np.broadcast_to(column, shape) for column in comm_s.T]
+            alone = kernel_times(victim, index, wide, none, none, none)
+            return np.asarray(np.log(finish_times(Pace.of(alone), under, times)))
+
+        prior = victim.prior
+        sd = np.sqrt(sigma**2 / record.num + body_sd(victim) ** 2)
+        start = np.tile(prior.mean, (len(sms), 1)) if self.body is None else self.body.params
+        found = fit(predict, np.log(record.comp_s), sd, prior, start)
+        if len(record.num) >= FEW:
+            kept = np.argsort(found.cost, kind="stable")[:MAX_SM_COUNTS]
+            sms = sms[kept]
+            found = Fit(params=found.params[kept], covariance=found.covariance[kept], cost=found.cost[kept])
+        self.body, self.sms = found, sms

@@ -1,0 +1,91 @@
+"""The configurations of one collective as arrays, thinned where a space is huge."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import log
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from lagom_overlap.collective import CommConfig, ConfigSpace, Subspace
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.intp]
+Implementation = tuple[object, object, object]
+"""Algorithm, protocol and transport."""
+
+MAX_CHANNEL_VALUES: Final = 32
+MAX_CHUNK_VALUES: Final = 12
+USUAL_NUM_THREADS: Final = 512
+"""Where the default leaves threads alone: NCCL's choice on fast links (tuning.cc)."""
+
+
+def implementation(of: Subspace | CommConfig) -> Implementation:
+    """The knobs that say how a collective is done, not with how much."""
+    return of.algorithm, of.protocol, of.transport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Lattice:
+    """One place per configuration: `channels` and `chunk_bytes` are 1 where the engine lacks the knob.
+
+    `kind[p]` is the index of the place's implementation in `kinds`.
+    """
+
+    configs: tuple[CommConfig, ...]
+    channels: Floats
+    chunk_bytes: Floats
+    kind: Ints
+    kinds: tuple[Implementation, ...]
+    place: dict[CommConfig, int] = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.configs)
+
+
+def _thinned(axis: Sequence[int | None], most: int, keep: int | None) -> list[int]:
+    """Indices of at most about `most` values: even in the logarithm, the ends and `keep` among them."""
+    if len(axis) <= most:
+        return list(range(len(axis)))
+    logs = np.log([value or 1 for value in axis])
+    wanted = np.linspace(logs[0], logs[-1], most)
+    chosen = {int(np.argmin(np.abs(logs - want))) for want in wanted}
+    if keep in axis:
+        chosen.add(axis.index(keep))
+    return sorted(chosen)
+
+
+def _places(subspace: Subspace, default: CommConfig) -> list[CommConfig]:
+    """Threads stay where the default has them: their effect is negligible (Lagom, section 3.2)."""
+    _, thread, _ = subspace.nearest(CommConfig(num_threads=default.num_threads or USUAL_NUM_THREADS))
+    channels = _thinned(subspace.num_channels, MAX_CHANNEL_VALUES, default.num_channels)
+    chunks = _thinned(subspace.chunk_bytes, MAX_CHUNK_VALUES, default.chunk_bytes)
+    return [subspace.at((channel, thread, chunk)) for channel in channels for chunk in chunks]
+
+
+def lattice_of(space: ConfigSpace, default: CommConfig, kinds: Sequence[Implementation]) -> Lattice:
+    """The places of a space; `kinds` lists the implementations of all collectives of the group."""
+    configs = dict.fromkeys(config for subspace in space.subspaces for config in _places(subspace, default))
+    if default in space:
+        configs[default] = None
+    return Lattice(
+        configs=tuple(configs),
+        channels=np.array([float(config.num_channels or 1) for config in configs]),
+        chunk_bytes=np.array([float(config.chunk_bytes or 1) for config in configs]),
+        kind=np.array([kinds.index(implementation(config)) for config in configs], dtype=np.intp),
+        kinds=tuple(kinds),
+        place={config: index for index, config in enumerate(configs)},
+    )
+
+
+def distances(lattice: Lattice, reach_channels: float = log(2.0), reach_chunk: float = log(3.0)) -> Floats:
+    """Squared distances between all places in units of the reaches; another implementation is far."""
+    channels, chunks = np.log(lattice.channels) / reach_channels, np.log(lattice.chunk_bytes) / reach_chunk
+    apart = np.subtract.outer(channels, channels) ** 2 + np.subtract.outer(chunks, chunks) ** 2
+    return apart + 4.0 * (lattice.kind[:, None] != lattice.kind[None, :])
+
+
+def gather(values: Sequence[npt.NDArray[np.generic]], places: Ints) -> npt.NDArray[Any]:
+    """(D, N) of one array per collective at places (D, N)."""
+    return np.stack([array[places[:, j]] for j, array in enumerate(values)], axis=1)

@@ -1,0 +1,170 @@
+"""How a model is cut over GPUs: the degrees of parallelism, the schedule, what is recomputed and what is sharded."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from lagom_overlap.errors import JobError
+from lagom_overlap.hardware import Cluster
+from lagom_overlap.workload.models import TransformerModel
+
+
+class Schedule(StrEnum):
+    """In which order a pipeline stage runs its micro-batches."""
+
+    GPIPE = "gpipe"
+    ONE_F_ONE_B = "1f1b"
+    INTERLEAVED = "interleaved"
+
+
+class Recompute(StrEnum):
+    """Which activations are computed again in backward: none, the attention's core, every layer."""
+
+    NONE = "none"
+    SELECTIVE = "selective"
+    FULL = "full"
+
+
+MAX_ZERO_STAGE: Final = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelLayout:
+    """Degrees of parallelism and the choices that go with them.
+
+    `micro_batch` and `global_batch` are in sequences. `chunks` are the model chunks (virtual stages) of one GPU under
+    the interleaved schedule. `zero_stage` shards over the data-parallel ranks: 1 the optimizer (Megatron's distributed
+    optimizer), 2 the gradients too, 3 the parameters too (FSDP). `overlap_gradients` reduces buckets of
+    `bucket_bytes` beside the last backward instead of everything after it; `prefetch` is in layers (stage 3).
+    `async_tensor` hides the all-reduce of input gradients behind the weight gradient's product (no sequence
+    parallelism).
+    """
+
+    tensor: int = 1
+    pipeline: int = 1
+    data: int = 1
+    expert: int = 1
+    micro_batch: int = 1
+    global_batch: int = 1
+    schedule: Schedule = Schedule.ONE_F_ONE_B
+    chunks: int = 1
+    recompute: Recompute = Recompute.NONE
+    sequence_parallel: bool = False
+    async_tensor: bool = False
+    zero_stage: int = 0
+    gradient_bytes: int = 4
+    overlap_gradients: bool = False
+    bucket_bytes: int = 160_000_000
+    prefetch: int = 1
+    flash_attention: bool = True
+    accumulate_gradients: bool = True
+    scatter_gather: bool = False
+
+    def __post_init__(self) -> None:
+        counts = ("tensor", "pipeline", "data", "expert", "micro_batch", "global_batch", "chunks", "prefetch")
+        for field in (*counts, "bucket_bytes"):
+            value = getattr(self, field)
+            if value < 1:
+                raise JobError(f"parallel.{field} is {value}, must be at least 1")
+        if not 0 <= self.zero_stage <= MAX_ZERO_STAGE:
+            raise JobError(f"parallel.zero_stage is {self.zero_stage}, must be 0 to {MAX_ZERO_STAGE}")
+        if self.gradient_bytes not in (2, 4):
+            raise JobError(f"parallel.gradient_bytes is {self.gradient_bytes}, must be 2 or 4")
+        self._check_batches()
+        self._check_schedule()
+        if self.sequence_parallel and self.tensor == 1:
+            raise JobError("parallel.sequence_parallel needs tensor of at least 2: it shards what tensor leaves whole")
+        if self.data % self.expert:
+            raise JobError(
+                f"parallel.expert is {self.expert}, must divide parallel.data = {self.data}: "
+                "experts are spread over data-parallel ranks"
+            )
+
+    def _check_batches(self) -> None:
+        per_step = self.micro_batch * self.data
+        if self.global_batch % per_step:
+            raise JobError(
+                f"parallel.global_batch is {self.global_batch}, must be a multiple of "
+                f"micro_batch x data = {self.micro_batch} x {self.data} = {per_step}"
+            )
+
+    def _check_schedule(self) -> None:
+        if self.schedule is Schedule.INTERLEAVED:
+            if self.pipeline < 2 or self.chunks < 2:
+                raise JobError(
+                    f"parallel.schedule is interleaved with pipeline = {self.pipeline} and chunks = {self.chunks}; "
+                    "both must be at least 2"
+                )
+            if self.num_micro_batches % self.pipeline:
+                raise JobError(
+                    f"parallel.schedule is interleaved with {self.num_micro_batches} micro-batches, "
+                    f"must be a multiple of pipeline = {self.pipeline}"
+                )
+        elif self.chunks != 1:
+            raise JobError(f"parallel.chunks is {self.chunks}, must be 1 unless schedule is interleaved")
+        if self.zero_stage >= 2 and self.pipeline > 1:
+            raise JobError(
+                f"parallel.zero_stage is {self.zero_stage} with pipeline = {self.pipeline}; stages 2 and 3 "
+                "are modelled without a pipeline: allowed there are 0 and 1"
+            )
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs in all: tensor x pipeline x data (experts live on the data-parallel ranks)."""
+        return self.tensor * self.pipeline * self.data
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Micro-batches that one pipeline runs per iteration."""
+        return self.global_batch // (self.micro_batch * self.data)
+
+    @property
+    def num_chunks(self) -> int:
+        """Model chunks in all: stages times chunks."""
+        return self.pipeline * self.chunks
+
+
+def check_layout(model: TransformerModel, layout: ParallelLayout, cluster: Cluster, seq_len: int) -> None:
+    """Refuses a layout that cannot be built: divisibility of the model, size of the cluster.
+
+    Raises:
+        JobError: naming the key, its value and what is allowed.
+    """
+    if layout.num_gpus != cluster.num_gpus:
+        raise JobError(
+            f"parallel: tensor x pipeline x data = {layout.tensor} x {layout.pipeline} x {layout.data} = "
+            f"{layout.num_gpus} GPUs, but cluster {cluster.name!r} has {cluster.num_gpus} "
+            f"({cluster.num_nodes} x {cluster.gpus_per_node})"
+        )
+    check_model(model, layout, seq_len)
+    if layout.tensor > cluster.gpus_per_node and layout.tensor % cluster.gpus_per_node:
+        raise JobError(
+            f"parallel.tensor is {layout.tensor}, must divide a node or be a multiple of its {cluster.gpus_per_node} GPUs"
+        )
+
+
+def check_model(model: TransformerModel, layout: ParallelLayout, seq_len: int) -> None:
+    """Refuses degrees that do not divide the model.
+
+    Raises:
+        JobError: naming the key, its value and what it must divide.
+    """
+    for what, size in (("heads", model.num_heads), ("ffn", model.ffn)):
+        if size % layout.tensor:
+            raise JobError(f"parallel.tensor is {layout.tensor}, must divide the model's {what} ({size})")
+    if max(model.num_kv_heads, layout.tensor) % min(model.num_kv_heads, layout.tensor):
+        raise JobError(
+            f"parallel.tensor is {layout.tensor}, must divide the model's key-value heads ({model.num_kv_heads}) "
+            "or be a multiple of them"
+        )
+    if model.num_layers % layout.num_chunks:
+        raise JobError(
+            f"parallel.pipeline x chunks = {layout.pipeline} x {layout.chunks} = {layout.num_chunks}, "
+            f"must divide the model's layers ({model.num_layers})"
+        )
+    if layout.sequence_parallel and seq_len % layout.tensor:
+        raise JobError(
+            f"parallel.tensor is {layout.tensor}, must divide seq_len ({seq_len}) for sequence parallelism"
+        )
+    if layout.expert > 1 and (not model.num_experts or model.num_experts % layout.expert):
+        raise JobError(f"parallel.expert is {layout.expert}, must divide the model's experts ({model.num_experts})")

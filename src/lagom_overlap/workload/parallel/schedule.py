@@ -1,0 +1,57 @@
+"""The order in which a pipeline stage runs forwards and backwards: GPipe, 1F1B, interleaved 1F1B.
+
+Sources: GPipe (arXiv 1811.06965); 1F1B with a flush (PipeDream-Flush, arXiv 2006.09503); interleaved: Megatron-LM
+(arXiv 2104.04473, section 2.2), whose warm-up holds 2 (p - rank - 1) + (chunks - 1) p forwards.
+"""
+
+from dataclasses import dataclass
+
+from lagom_overlap.workload.parallel.layout import ParallelLayout, Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One forward or backward of one micro-batch through one model chunk of a stage."""
+
+    forward: bool
+    micro_batch: int
+    chunk: int = 0
+
+
+def stage_slots(layout: ParallelLayout, rank: int) -> tuple[Slot, ...]:
+    """What stage `rank` runs, in order: every micro-batch once forward and once backward through every chunk."""
+    num = layout.num_micro_batches
+    if layout.schedule is Schedule.INTERLEAVED:
+        return _interleaved(layout.pipeline, layout.chunks, num, rank)
+    warm_up = num if layout.schedule is Schedule.GPIPE else min(num, layout.pipeline - rank - 1)
+    slots = [Slot(True, index) for index in range(warm_up)]
+    for index in range(warm_up, num):
+        slots += [Slot(True, index), Slot(False, index - warm_up)]
+    slots += [Slot(False, index) for index in range(num - warm_up, num)]
+    return tuple(slots)
+
+
+def _interleaved(pipeline: int, chunks: int, num: int, rank: int) -> tuple[Slot, ...]:
+    """Chunks take turns every `pipeline` micro-batches; backwards go through them from the last."""
+    total, period = num * chunks, pipeline * chunks
+
+    def slot(index: int, forward: bool) -> Slot:
+        block, place = divmod(index, period)
+        chunk, offset = divmod(place, pipeline)
+        return Slot(forward, block * pipeline + offset, chunk if forward else chunks - 1 - chunk)
+
+    warm_up = total if num == pipeline else min(total, 2 * (pipeline - rank - 1) + (chunks - 1) * pipeline)
+    slots = [slot(index, True) for index in range(warm_up)]
+    for index in range(warm_up, total):
+        slots += [slot(index, True), slot(index - warm_up, False)]
+    slots += [slot(index, False) for index in range(total - warm_up, total)]
+    return tuple(slots)
+
+
+def most_in_flight(slots: tuple[Slot, ...]) -> int:
+    """The most chunk forwards whose backward is still to come, at any time: their activations are held."""
+    held = most = 0
+    for slot in slots:
+        held += 1 if slot.forward else -1
+        most = max(most, held)
+    return most

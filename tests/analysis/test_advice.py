@@ -1,0 +1,141 @@
+import pytest
+from gpu_traces import gpu_trace
+
+from lagom_overlap.analysis.advice import advice_of, nccl_version
+from lagom_overlap.analysis.findings import analyse
+from lagom_overlap.collective import CollectiveKind
+from lagom_overlap.trace.gpu_trace import Reach, Role
+
+COMM, COMP = Role.COMM, Role.COMPUTE
+AG = {"kind": CollectiveKind.ALL_GATHER, "op": "all_gather", "communicator": "fsdp"}
+RS = {"kind": CollectiveKind.REDUCE_SCATTER, "op": "reduce_scatter", "communicator": "fsdp"}
+
+
+def advice(*traces):
+    return {held.rule: held for held in advice_of(analyse(traces))}
+
+
+def stretched(num=20, **fields):
+    """GEMMs of 100 us alone, of 150 us beside a hidden collective."""
+    rows, names, calls = [], [], []
+    for n in range(num):
+        at = n * 400_000
+        rows += [(COMP, at, at + 100_000), (COMP, at + 200_000, at + 350_000), (COMM, at + 205_000, at + 345_000)]
+        names += ["gemm", "gemm", "ncclDevKernel_AllGather"]
+        calls.append(AG)
+    return gpu_trace(rows, names=names, calls=calls, **fields)
+
+
+def test_a_hidden_collective_that_stretches_gets_fewer_channels():
+    found = advice(stretched())["fewer_channels"]
+    # 20 runs x 50 us, one window, half of it: 0.5 ms.
+    assert found.predicted_gain_s == pytest.approx(0.5e-3)
+    assert "1.50 times" in found.evidence
+    assert "max_ctas = 8" in found.apply
+
+
+def test_an_all_to_all_is_told_its_own_variable():
+    trace = stretched()
+    calls = tuple(
+        type(call)(**{f: getattr(call, f) for f in call.__slots__} | {
+            "kind": CollectiveKind.ALL_TO_ALL, "op": "all_to_all", "reach": Reach.P2P_CHANNELS,
+        })
+        for call in trace.calls
+    )  # fmt: skip
+    changed = type(trace)(**{f: getattr(trace, f) for f in trace.__slots__} | {"calls": calls})
+    assert advice(changed)["fewer_channels"].apply == "export NCCL_MAX_P2P_NCHANNELS=8"
+
+
+def test_what_no_knob_reaches_gets_no_channels():
+    trace = stretched()
+    calls = tuple(
+        type(call)(**{f: getattr(call, f) for f in call.__slots__} | {"reach": Reach.NONE}) for call in trace.calls
+    )
+    changed = type(trace)(**{f: getattr(trace, f) for f in trace.__slots__} | {"calls": calls})
+    assert "fewer_channels" not in advice(changed)
+
+
+def test_a_healthy_trace_gets_no_advice():
+    rows = [(COMP, n * 100_000, n * 100_000 + 99_000) for n in range(40)]
+    assert advice(gpu_trace(rows)) == {}
+
+
+def test_an_exposed_collective_learns_from_a_faster_one_in_the_same_trace():
+    calls = [{"num_bytes": 64 << 20, "num_channels": 4}, {"num_bytes": 64 << 20, "num_channels": 16}]
+    trace = gpu_trace([(COMM, 0, 4_000_000), (COMM, 5_000_000, 6_000_000)], calls=calls)
+    found = advice(trace)["more_channels"]
+    assert found.predicted_gain_s == pytest.approx(3e-3)
+    assert "16" in found.apply
+
+
+def test_small_all_reduces_under_ddp_ask_for_larger_buckets():
+    calls = [{"num_bytes": 1 << 16}] * 8 + [{"num_bytes": 32 << 20}]
+    rows = [(COMM, n * 100_000, n * 100_000 + 50_000) for n in range(8)] + [(COMM, 900_000, 1_900_000)]
+    assert "larger_buckets" not in advice(gpu_trace(rows, calls=calls))
+    found = advice(gpu_trace(rows, calls=calls, frameworks=frozenset({"DDP"})))["larger_buckets"]
+    # At the large one's rate 64 KiB take 1/512 of 1 ms: 8 x (50 us - 1.953 us).
+    assert found.predicted_gain_s == pytest.approx(8 * (50e-6 - 1e-3 / 512))
+
+
+def test_a_reduce_scatter_queued_behind_an_all_gather_asks_for_its_own_communicator():
+    rows = [(COMM, 0, 500_000), (COMM, 501_000, 900_000), (COMP, 900_000, 1_000_000)]
+    queued = gpu_trace(rows, calls=[AG, RS], launches=[0, 100_000, 890_000], frameworks=frozenset({"FSDP"}))
+    found = advice(queued)["separate_reduce_scatter"]
+    assert found.predicted_gain_s == pytest.approx(399e-6)
+    assert "set_separate_reduce_scatter_group" in found.apply
+    late = gpu_trace(rows, calls=[AG, RS], launches=[0, 500_500, 890_000], frameworks=frozenset({"FSDP"}))
+    assert "separate_reduce_scatter" not in advice(late)
+
+
+def test_all_gathers_that_start_as_soon_as_they_are_launched_are_launched_too_late():
+    rows = [(COMM, n * 200_000, n * 200_000 + 50_000) for n in range(5)]
+    rows += [(COMP, n * 200_000 + 50_000, n * 200_000 + 190_000) for n in range(5)]
+    launches = [max(0, n * 200_000 - 4_000) for n in range(5)] + [0] * 5
+    trace = gpu_trace(rows, calls=[AG] * 5, launches=launches, frameworks=frozenset({"FSDP"}))
+    assert advice(trace)["prefetch"].predicted_gain_s == pytest.approx(250e-6)
+
+
+def test_a_persistent_gemm_gets_a_carve_out_and_others_do_not():
+    fields = {"num_sms": 132, "gpu_name": "NVIDIA H100"}
+    assert "carve_out" not in advice(stretched(**fields))
+    persistent = stretched(grids=[(132, 1, 1), (132, 1, 1), (16, 1, 1)] * 20, **fields)
+    found = advice(persistent)["carve_out"]
+    # 20 x (50 us - 100 us * 16 / 116)
+    assert found.predicted_gain_s == pytest.approx(20 * (50e-6 - 100e-6 * 16 / 116))
+    assert "_set_sm_carveout_experimental(16)" in found.apply
+    blackwell = stretched(grids=[(148, 1, 1), (148, 1, 1), (16, 1, 1)] * 20, num_sms=148, gpu_name="NVIDIA B200")
+    assert "GreenContext" in advice(blackwell)["carve_out"].apply
+
+
+def test_copy_engines_are_named_only_where_this_nccl_has_them():
+    fsdp = frozenset({"FSDP"})
+    assert "copy_engine_all_gather" not in advice(stretched(frameworks=fsdp, nccl_version="2.27.5"))
+    assert "copy_engine_all_gather" in advice(stretched(frameworks=fsdp, nccl_version="2.28.9"))
+
+
+def test_a_gpu_that_waits_for_the_cpu_is_told_so_first():
+    rows = [(COMP, n * 100_000, n * 100_000 + 20_000) for n in range(10)]
+    trace = gpu_trace(rows, launches=[max(0, n * 100_000 - 5_000) for n in range(10)])
+    found = advice(trace)["host_bound"]
+    assert found.predicted_gain_s == pytest.approx(9 * 75e-6)
+
+
+def test_waiting_for_a_late_rank_names_the_rank():
+    early = gpu_trace([(COMM, 0, 1_000_000), (COMP, 1_000_000, 1_100_000)], rank=0)
+    late = gpu_trace([(COMM, 900_000, 1_000_000), (COMP, 1_000_000, 1_100_000)], rank=5)
+    found = advice(early, late)["late_peers"]
+    assert "rank 5" in found.what
+    assert found.predicted_gain_s == pytest.approx(0.45e-3)
+
+
+def test_pipeline_bubbles_are_named_only_on_a_pipeline_s_communicator():
+    call = {"kind": CollectiveKind.SEND_RECV, "op": "send_recv", "reach": Reach.P2P_CHANNELS}
+    rows = [(COMM, 0, 500_000), (COMP, 500_000, 1_000_000)]
+    assert "pipeline_bubbles" not in advice(gpu_trace(rows, calls=[call]))
+    found = advice(gpu_trace(rows, calls=[call | {"communicator": "mesh_pp"}]))["pipeline_bubbles"]
+    assert found.predicted_gain_s == pytest.approx(0.25e-3)
+
+
+@pytest.mark.parametrize(("text", "version"), [("2.27.5", (2, 27)), ("", None), ("unknown", None), ("2", None)])
+def test_versions_of_nccl_are_read_or_not_at_all(text, version):
+    assert nccl_version(text) == version

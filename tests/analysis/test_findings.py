@@ -1,0 +1,44 @@
+import pytest
+from gpu_traces import gpu_trace
+
+from lagom_overlap.analysis.findings import analyse
+from lagom_overlap.analysis.tracks import rank_timeline
+from lagom_overlap.trace.gpu_trace import Role
+
+COMM, COMP = Role.COMM, Role.COMPUTE
+
+
+def warnings(*traces):
+    return " | ".join(analyse(traces).warnings)
+
+
+def test_a_jump_of_the_clock_is_told_and_an_ordinary_gap_is_not():
+    jump = 60 * 10**9
+    assert "clock may have jumped" in warnings(gpu_trace([(COMP, 0, 10**6), (COMP, jump, jump + 10**6)]))
+    assert "clock" not in warnings(gpu_trace([(COMP, 0, 10**6), (COMP, 10**9, 10**9 + 10)]))
+
+
+def test_missing_ranks_missing_steps_and_repeated_ranks_are_told():
+    trace = gpu_trace([(COMP, 0, 10)], world_size=8)
+    told = warnings(trace, trace)
+    assert "1 of 8 ranks given" in told
+    assert "no profiler steps" in told
+    assert "rank 0 comes more than once" in told
+
+
+def test_communication_of_unknown_kind_is_told():
+    assert "do not say which collective" in warnings(
+        gpu_trace([(COMM, 0, 10)], calls=[{"op": "unknown", "kind": None}])
+    )
+
+
+def test_no_trace_is_a_bad_argument():
+    with pytest.raises(ValueError, match="at least one"):
+        analyse([])
+
+
+def test_the_timeline_of_a_large_trace_keeps_the_longest_events():
+    rows = [(COMP, n * 100, n * 100 + n + 1) for n in range(50)]
+    findings = analyse([gpu_trace(rows)])
+    spans = [s for s in rank_timeline(findings, 0, room=5).spans if s.stream == "stream 0"]
+    assert sorted(round(s.duration_s * 1e9) for s in spans) == [46, 47, 48, 49, 50]

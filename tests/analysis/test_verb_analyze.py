@@ -1,0 +1,236 @@
+"""The verb from end to end: job/analyze.py, cli/analyze.py and the report's analyze modules."""
+
+import argparse
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+from kineto_traces import NCCL, KinetoFile, tar_gz
+from rich.console import Console
+
+from lagom_overlap.cli import analyze as verb
+from lagom_overlap.errors import LagomError, OutputError, TraceError
+from lagom_overlap.job.analyze import AnalyzeRequest, Compat, run_analyze
+from lagom_overlap.report.analyze_page import render_analysis
+from lagom_overlap.report.analyze_terminal import WIDTH, analysis_summary
+from lagom_overlap.trace.chrome import timelines_from_chrome
+
+FIELDS_OF_RANKS = {
+    "file", "rank", "steps", "span_s", "compute_s", "comm_s", "overlap_s", "exposed_comm_s", "idle_s", "overlap_pct",
+    "stretched_compute_s",
+}  # fmt: skip
+FIELDS_OF_COLLECTIVES = {
+    "kind", "communicator", "bytes", "channels", "count", "total_s", "exposed_s", "stretched_s", "busbw_bytes_per_s",
+}  # fmt: skip
+
+
+def job(rank: int = 0, world: int = 2) -> KinetoFile:
+    """Three steps: a GEMM alone, a GEMM beside an all-gather, an exposed all-reduce, a copy."""
+    file = KinetoFile(
+        distributedInfo={"rank": rank, "world_size": world, "nccl_version": "2.28.9"},
+    )
+    for step in range(6):
+        at = step * 1000.0
+        file.step(step, at, 1000.0)
+        file.kernel("gemm<128>", at + 10, 100, grid=[264, 1, 1])
+        file.kernel("gemm<128>", at + 200, 150, grid=[264, 1, 1])
+        file.nccl("AllGather_RING_LL", at + 190, 180 + rank, op="_allgather_base", nelems=1 << 20)
+        file.nccl("AllReduce_Sum_bf16_RING_LL", at + 500, 200, op="allreduce", nelems=1 << 22)
+        file.kernel("Memcpy DtoH (Device -> Pageable)", at + 800, 10, cat="gpu_memcpy", bytes=4)
+    return file
+
+
+@pytest.fixture
+def trace(tmp_path):
+    return job().write(tmp_path / "rank0.json.gz")
+
+
+def test_the_json_has_the_promised_fields_and_figures(trace):
+    result = run_analyze(AnalyzeRequest(traces=(trace,))).json
+    (rank,) = result.ranks
+    assert set(rank.__struct_fields__) >= FIELDS_OF_RANKS
+    assert set(result.collectives[0].__struct_fields__) >= FIELDS_OF_COLLECTIVES
+    assert rank.steps == len(rank.per_step) == 6
+    assert rank.compute_s == pytest.approx(6 * 250e-6)
+    assert rank.comm_s == pytest.approx(6 * 380e-6)
+    assert rank.exposed_comm_s == pytest.approx(6 * 230e-6)
+    assert rank.overlap_pct == pytest.approx(100 * 150 / 380)
+    assert rank.stretched_compute_s == pytest.approx(6 * 50e-6)
+    gather = next(row for row in result.collectives if row.kind == "all_gather")
+    assert (gather.communicator, gather.bytes, gather.channels, gather.count) == ("fsdp", 2 << 20, 16, 6)
+    assert gather.stretched_s == pytest.approx(6 * 50e-6)
+    assert sum(step.span_s for step in rank.per_step) == pytest.approx(rank.span_s)
+
+
+def test_two_ranks_tell_waiting_from_moving(tmp_path):
+    paths = tuple(job(rank).write(tmp_path / f"rank{rank}.json") for rank in (0, 1))
+    result = run_analyze(AnalyzeRequest(traces=paths)).json
+    gather = next(row for row in result.collectives if row.kind == "all_gather")
+    assert gather.waiting_s == pytest.approx(6e-6)
+    assert [rank.waiting_s for rank in result.ranks] == [0, pytest.approx(6e-6)]
+
+
+def test_hta_s_conventions_replace_the_figures_of_ranks(trace):
+    exact = run_analyze(AnalyzeRequest(traces=(trace,))).json.ranks[0]
+    hta = run_analyze(AnalyzeRequest(traces=(trace,), compat=Compat.HTA)).json
+    assert hta.compat == "hta"
+    assert hta.ranks[0].span_s == pytest.approx(4810e-6 - 10e-6)
+    assert hta.ranks[0].span_s < exact.span_s
+    assert hta.ranks[0].overlap_pct == 39.47
+
+
+def test_the_run_folder_holds_the_record_the_report_and_the_timeline(trace, tmp_path):
+    out = tmp_path / "run"
+    result = run_analyze(AnalyzeRequest(traces=(trace,), out=out))
+    assert sorted(path.name for path in out.iterdir()) == ["report.html", "run.json", "timeline.json"]
+    record = json.loads((out / "run.json").read_bytes())
+    assert record["result"]["ranks"][0]["file"] == "rank0.json.gz"
+    assert record["request"]["traces"] == ["rank0.json.gz"]
+    assert str(tmp_path) not in (out / "report.html").read_text()
+    (timeline,) = timelines_from_chrome((out / "timeline.json").read_bytes()).values()
+    streams = {span.stream for span in timeline.spans}
+    assert {"~ exposed communication", "~ stretched by communication", "~ steps", "stream 7"} <= streams
+    exposed = sum(s.duration_s for s in timeline.spans if s.stream == "~ exposed communication")
+    assert exposed == pytest.approx(result.json.ranks[0].exposed_comm_s)
+    with pytest.raises(OutputError):
+        run_analyze(AnalyzeRequest(traces=(trace,), out=out))
+
+
+def parse(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    verb.add_parser(parser.add_subparsers())
+    return parser.parse_args(["analyze", *arguments])
+
+
+def test_json_is_one_object_and_nothing_else(trace, capsys):
+    assert verb.run(parse(str(trace), "--json")) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["tool"] == "lagom analyze"
+    assert printed.out.count("\n") == 1
+
+
+def test_the_summary_fits_a_terminal_of_80_columns_and_one_screen(trace, tmp_path, capsys):
+    assert verb.run(parse(str(trace), "--out", str(tmp_path / "o"))) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(len(line) for line in lines if not line.startswith(("Report:", "Timeline"))) <= WIDTH
+    assert len(lines) < 50
+    text = "\n".join(lines)
+    assert "exposed communication" in text
+    assert "stretched" in text
+
+
+def test_at_most_eight_flags():
+    parser = argparse.ArgumentParser()
+    verb.add_parser(parser.add_subparsers())
+    (subparsers,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    flags = [a for a in subparsers.choices["analyze"]._actions if a.option_strings and a.dest != "help"]
+    assert len(flags) <= 8
+
+
+def test_names_from_the_trace_are_text_on_the_page_and_in_the_terminal(tmp_path):
+    file = job()
+    evil = "</script><script>alert(1)</script>\x1b[31m[bold]&lt;"
+    for n in range(12):
+        file.kernel(evil, 7000 + n * 100, 20)
+    file.nccl("AllGather", 8300, 20, op="_allgather_base", nelems=8, **{"Process Group Description": evil})
+    report = run_analyze(AnalyzeRequest(traces=(file.write(tmp_path / "t.json"),))).report
+    page = render_analysis(report)
+    assert "alert(1)</script>" not in page.replace("&lt;/script&gt;", "")
+    console = Console(width=WIDTH, record=True, force_terminal=False, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
+    console.print(analysis_summary(report))
+    assert "\x1b[31m" not in console.export_text()
+    console.file.close()
+
+
+class _Balance(HTMLParser):
+    VOID = frozenset({"meta", "br", "link", "input", "img", "hr"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_and_loads_nothing(trace):
+    report = run_analyze(AnalyzeRequest(traces=(trace,))).report
+    page = render_analysis(report)
+    parser = _Balance()
+    parser.feed(page)
+    assert parser.open == []
+    assert not re.search(r'<(script|link|img)[^>]+(src|href)="http', page)
+    for figure in re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', page, re.DOTALL):
+        assert json.loads(figure)["data"]
+    assert render_analysis(report) == page
+
+
+def test_a_log_without_a_timeline_still_gives_collectives(tmp_path):
+    path = tmp_path / "inspector.log"
+    row = {
+        "header": {"id": "a", "rank": 0, "n_ranks": 4},
+        "coll_perf": {"coll": "AllReduce", "coll_sn": 1, "coll_msg_size_bytes": 10**6, "coll_exec_time_us": 100},
+    }
+    path.write_text(json.dumps(row) + "\n")
+    result = run_analyze(AnalyzeRequest(traces=(path,), out=tmp_path / "o"))
+    (collective,) = result.json.collectives
+    assert collective.busbw_bytes_per_s == pytest.approx(1.5 * 10**6 / 100e-6)
+    assert "hold no timeline" in Console(width=80).render_str("").plain + str(analysis_text(result.report))
+    with pytest.raises(TraceError, match="compat"):
+        run_analyze(AnalyzeRequest(traces=(path,), compat=Compat.HTA))
+
+
+def analysis_text(report) -> str:
+    from lagom_overlap.report.analyze_words import headline
+
+    return headline(report)
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"nonsense", b'{"traceEvents": []}', b"\x80\x04pickle"])
+def test_bad_input_is_a_lagom_error_before_a_folder_is_made(tmp_path, data):
+    path = tmp_path / "bad.json"
+    path.write_bytes(data)
+    with pytest.raises(LagomError):
+        verb.run(parse(str(path), "--out", str(tmp_path / "o")))
+    assert not (tmp_path / "o").exists()
+
+
+def test_ranks_in_a_tar_come_back_in_order(tmp_path):
+    path = tmp_path / "job.tar.gz"
+    path.write_bytes(tar_gz({f"worker{rank}.json": job(rank).to_json() for rank in (1, 0)}))
+    result = run_analyze(AnalyzeRequest(traces=(path,))).json
+    assert [rank.rank for rank in result.ranks] == [0, 1]
+    assert not any("ranks given" in text for text in result.warnings)
+
+
+def test_communication_beyond_every_knob_is_named(tmp_path):
+    file = job()
+    file.kernel("void deep_ep::intranode::dispatch<8>(int*)", 7000, 50)
+    file.kernel(NCCL.format("SendRecv"), 7100, 50)
+    result = run_analyze(AnalyzeRequest(traces=(file.write(tmp_path / "t.json"),))).json
+    assert result.unreachable_comm_s == pytest.approx(50e-6)
+
+
+def test_the_same_traces_give_the_same_json(trace):
+    assert run_analyze(AnalyzeRequest(traces=(trace,))).json == run_analyze(AnalyzeRequest(traces=(trace,))).json
+
+
+def test_every_real_trace_is_analysed_and_adds_up(shared_traces):
+    paths = (
+        *sorted(shared_traces.glob("*/*.json.gz")),
+        shared_traces / "param_dlrm_8xV100" / "dlrm_kineto.tar.gz",
+    )
+    for path in paths:
+        result = run_analyze(AnalyzeRequest(traces=(path,)))
+        for rank in result.report.findings.ranks:
+            found = rank.measures
+            assert found.comm_ns == found.overlap_ns + found.exposed_comm_ns
+            assert 0 <= found.host_bound_ns <= found.idle_ns <= found.span_ns
+        contention = result.report.findings.contention
+        assert sum(contention.of_rank) == pytest.approx(sum(contention.blame.values()))
+        assert sum(contention.of_rank) == pytest.approx(contention.total.stretched_ns)
