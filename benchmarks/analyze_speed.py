@@ -2,8 +2,8 @@
 
     python benchmarks/analyze_speed.py TRACE... [--make EVENTS] [--hta PYTHON] [--repeats N] [--json]
 
-Every measurement is a process of its own: wall time of the work without the interpreter's start and imports, and the
-peak of resident memory less that of the process just before the work (so that nothing above the bare interpreter and
+Every measurement is a process of its own: wall and CPU time of the work without the interpreter's start and imports (on a
+busy machine the CPU time is the fairer one; HTA may start workers, whose time is not in it), and the peak of resident memory less that of the process just before the work (so that nothing above the bare interpreter and
 its imports is hidden). `--make N` writes a synthetic trace of about N events into a temporary folder and adds it.
 `--hta` names a Python that has HolisticTraceAnalysis installed; it runs its overlap and temporal breakdown on the same
 file. The answers are compared: our HTA-compatible figures must equal HTA's.
@@ -25,10 +25,10 @@ def memory():
 path = sys.argv[1]
 {imports}
 before = memory()
-start = time.perf_counter()
+start, cpu = time.perf_counter(), time.process_time()
 {work}
-took = time.perf_counter() - start
-print(json.dumps({{"seconds": took, "memory_bytes": memory() - before, "answer": answer}}))
+took, cpu = time.perf_counter() - start, time.process_time() - cpu
+print(json.dumps({{"seconds": took, "cpu_s": cpu, "memory_bytes": memory() - before, "answer": answer}}))
 """
 _CODE = {
     "json.loads": (
@@ -131,6 +131,7 @@ def measure(what: str, path: Path, python: str, repeats: int) -> dict[str, objec
         "what": what,
         "seconds": statistics.median(seconds),
         "spread_s": max(seconds) - min(seconds),
+        "cpu_s": statistics.median(run["cpu_s"] for run in runs),
         "memory_bytes": statistics.median(run["memory_bytes"] for run in runs),
         "answer": runs[0]["answer"],
     }
@@ -175,7 +176,7 @@ def main() -> None:
                 print(f"  {row['what']:14} failed: {row['failed']}")
                 continue
             print(
-                f"  {row['what']:14} {row['seconds']:8.3f} s (spread {row['spread_s']:.3f})"
+                f"  {row['what']:14} {row['seconds']:8.3f} s (spread {row['spread_s']:.3f}, CPU {row['cpu_s']:.3f})"
                 f" {size / row['seconds'] / 1e6:7.1f} MB/s {row['memory_bytes'] / 2**20:8.1f} MiB  {row['answer']}"
             )
 

@@ -192,7 +192,7 @@ def main() -> None:
         [
             "# Decision cost of the tuner plug-in",
             "",
-            f"{cpu_name()}, {os.cpu_count()} cores (shared, not pinned, frequency not fixed), {platform.release()},"
+            f"{cpu_name()}, {os.cpu_count()} cores (shared, not pinned, frequency not fixed), {platform.system()},"
             f" {date.today().isoformat()}.",
             f"Table of {num_entries} entries: {NUM_COMMUNICATORS} communicators x {NUM_SIZES} sizes x"
             f" {NUM_OCCURRENCES} occurrences; calls at random communicators and sizes; fake NCCL 2.30 host.",

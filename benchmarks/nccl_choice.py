@@ -9,7 +9,7 @@ its model then chose. Three comparisons:
 
     python benchmarks/nccl_choice.py [FOLDER] [--json]
 
-FOLDER holds nccl_*.txt; default: $LAGOM_DATA/nccl_golden, else ../shared/data/nccl_golden beside the checkout.
+FOLDER holds nccl_*.txt; default: nccl_golden in $LAGOM_DATA, else in ../shared/data beside the checkout.
 """
 
 import argparse
@@ -215,8 +215,9 @@ def derived(topologies: dict[str, Topology]) -> tuple[dict[str, Topology], list[
 
 def find_folder(given: Path | None) -> Path | None:
     """The folder of the golden files, or None."""
-    beside = Path(__file__).resolve().parents[2] / "shared" / "data" / "nccl_golden"
-    places = [given] if given else [Path(os.environ.get("LAGOM_DATA", "/nonexistent")) / "nccl_golden", beside]
+    beside = Path(__file__).resolve().parents[2] / "shared" / "data"
+    roots = [Path(os.environ[name]) for name in ("LAGOM_DATA", "LAGOM_SHARED_DATA") if os.environ.get(name)]
+    places = [given] if given else [root / "nccl_golden" for root in [*roots, beside]]
     return next((place for place in places if place.is_dir() and list(place.glob("nccl_*.txt"))), None)
 
 

@@ -25,6 +25,7 @@ from lagom_overlap.tune import Guarded, Problems, Trial, Tuner
 from lagom_overlap.tune.autoccl import AutoCcl
 from lagom_overlap.tune.exhaustive import Exhaustive
 from lagom_overlap.tune.fixed import Default, FixedMax, FixedMin
+from lagom_overlap.tune.just_enough import JustEnough
 from lagom_overlap.tune.lagom import Lagom
 from lagom_overlap.tune.static_cap import StaticCap
 from lagom_overlap.tune.threads_only import ThreadsOnly
@@ -44,6 +45,7 @@ TUNERS: dict[str, Make] = {
     "lagom": lambda problems: Lagom(problems, seed=3),
     "lagom by lr": lambda problems: Lagom(problems, seed=3, step="lr"),
     "lagom proportional": lambda problems: Lagom(problems, seed=3, ladder="proportional"),
+    "just_enough": lambda problems: JustEnough(problems, seed=3),
 }
 TUNERS |= {
     f"guarded {name}": lambda problems, make=make: Guarded(make(problems), problems) for name, make in TUNERS.items()

@@ -211,3 +211,19 @@ def test_a_trace_without_gpu_events_says_how_to_record_them(tmp_path):
     file.step(1, 0, 10)
     with pytest.raises(TraceError, match=r"no GPU event among 1 events.*ProfilerActivity"):
         read(file, tmp_path)
+
+
+def test_of_nested_cpu_events_the_innermost_names_the_collective(tmp_path):
+    file = KinetoFile()
+    for name, start, length in (("nccl:all_reduce", 80.0, 50.0), ("nccl:broadcast", 90.0, 20.0)):
+        file.add(ph="X", cat="user_annotation", name=name, pid=10, tid=1, ts=start, dur=length, args={})
+    file.kernel("ncclDevKernel_Generic(x)", 200, 50, launch=95.0)
+    assert read(file, tmp_path).calls[0].kind is CollectiveKind.BROADCAST
+
+
+def test_of_several_calls_with_one_correlation_the_earliest_launched(tmp_path):
+    file = KinetoFile()
+    correlation = file.kernel("a", 100, 10, launch=60.0)
+    for at in (70.0, 40.0, 50.0):
+        file.add(ph="X", cat="cuda_driver", name="x", pid=1, tid=1, ts=at, dur=1, args={"correlation": correlation})
+    assert read(file, tmp_path).events.launch_ns.tolist() == [40_000]

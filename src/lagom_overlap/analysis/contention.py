@@ -49,7 +49,7 @@ PLAUSIBLE: Final = 4.0
 MAX_SPREAD: Final = 2.0
 """How much the runs alone of a kernel whose shapes are unknown may differ and still be one problem."""
 _RESOLUTION_NS: Final = 2000
-NUM_RESAMPLES: Final = 400
+NUM_RESAMPLES: Final = 300
 TOP_KERNELS: Final = 50
 """Kernels that are told one by one."""
 _MAX_SAMPLE: Final = 256
@@ -253,7 +253,7 @@ def _resampled(table: _Table, beside: Int64, seed: int) -> tuple[Floats, Floats]
 
 
 def _thinned(values: Int64) -> Int64:
-    """At most `_MAX_SAMPLE` values, evenly spaced in order of size; the interval becomes wider by it, never narrower."""
+    """At most `_MAX_SAMPLE` values, evenly spaced in order of size; the interval becomes wider by it."""
     if len(values) <= _MAX_SAMPLE:
         return values
     return np.sort(values)[np.linspace(0, len(values) - 1, _MAX_SAMPLE).round().astype(np.int64)]

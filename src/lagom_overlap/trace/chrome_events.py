@@ -272,7 +272,7 @@ class EventReader:
                 continue
             if after is None:
                 return events, buffer[cut + 1 :], False
-            return events, after + buffer[cut:], True
+            return events, after[:-1] + buffer[cut:], True
         raise self._fail("no event ends here", self._at)
 
     def _decode_last(self, buffer: bytes) -> tuple[list[Event], bytes | None]:

@@ -61,11 +61,13 @@ _LAUNCH_CATEGORIES: Final = frozenset(
     {"cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "Runtime", "runtime"}
 )
 _CPU_CATEGORIES: Final = frozenset({"cpu_op", "Operator", "user_annotation", "cpu_instant_event"})
+_TELLING: Final = ("nccl:", "record_param_comms", "ProfilerStep", "FSDP::", "DistributedDataParallel")
 _STEP: Final = re.compile(r"ProfilerStep\s?#\s?(\d+)")
 _RANK_IN_NAME: Final = re.compile(r"(?:rank|worker)[_\-]?(\d+)", re.IGNORECASE)
 _NO_DESCRIPTION: Final = ("", "undefined", "None")
 _COMPUTE, _COMM, _MEMORY = (ROLE_CODES[role] for role in (Role.COMPUTE, Role.COMM, Role.MEMORY))
 _US: Final = 1000
+_MAX_GRID: Final = 2**31
 _MAX_COMM_OP_DEPTH: Final = 8
 
 
@@ -107,8 +109,10 @@ def to_triple(value: Any) -> tuple[int, int, int]:
     """A grid or block; zeros where unknown. ROCm writes it as text in some versions."""
     if type(value) is str:
         value = [to_int(part) for part in re.findall(r"\d+", value)]
-    if type(value) is list and 1 <= len(value) <= 3 and all(type(v) is int and 0 <= v < 2**31 for v in value):
-        x, y, z = (*value, 1, 1)[:3]
+    if type(value) is not list or not 1 <= len(value) <= 3:
+        return 0, 0, 0
+    x, y, z = value if len(value) == 3 else (*value, 1, 1)[:3]
+    if type(x) is type(y) is type(z) is int and 0 <= x < _MAX_GRID and 0 <= y < _MAX_GRID and 0 <= z < _MAX_GRID:
         return x, y, z
     return 0, 0, 0
 
@@ -217,14 +221,8 @@ class _Builder:
         name, args = event.name, event.args
         if type(name) is not str:
             return
-        if name.startswith("nccl:") or name == "record_param_comms":
-            self._take_comm_op(event, name)
-        elif name.startswith("ProfilerStep"):
-            self._take_step(event, name)
-        elif name.startswith("FSDP::"):
-            self.frameworks.add("FSDP")
-        elif name.startswith("DistributedDataParallel"):
-            self.frameworks.add("DDP")
+        if name.startswith(_TELLING):
+            self._take_telling(event, name)
         if args is not None:
             dims = bytes(args.input_dims)
             if len(dims) > 2:
@@ -232,6 +230,15 @@ class _Builder:
                 if external > 0:
                     self.shape_external.append(external)
                     self.shape_of.append(self.shapes.setdefault(dims, len(self.shapes)))
+
+    def _take_telling(self, event: Event, name: str) -> None:
+        """A CPU event whose name says what it is; almost none does, so the others are passed over at once."""
+        if name.startswith(("nccl:", "record_param_comms")):
+            self._take_comm_op(event, name)
+        elif name.startswith("ProfilerStep"):
+            self._take_step(event, name)
+        else:
+            self.frameworks.add("FSDP" if name.startswith("FSDP::") else "DDP")
 
     def _take_step(self, event: Event, name: str) -> None:
         found = _STEP.match(name)

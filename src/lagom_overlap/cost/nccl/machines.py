@@ -1,9 +1,9 @@
 """From a cluster preset to NCCL's graphs: which topology a collective on so many of its ranks sees.
 
-GPUs behind an NVSwitch get derived graphs (`search.py`), bridged A40 the presets of `topologies.toml`, anything else one
-ring at its own link's speed. Departures: ranks that do not fill their nodes evenly are taken as if they did; the number
-of network cards is the node's bandwidth in cards of the machine's kind; without a preset, nodes without a switch are
-taken as one ring over their cards.
+GPUs behind an NVSwitch get derived graphs (`search.py`), bridged A40 the presets of `topologies.toml`, anything else
+one ring at its own link's speed. Departures: ranks that do not fill their nodes evenly are taken as if they did; the
+number of network cards is the node's bandwidth in cards of the machine's kind; without a preset, nodes without a switch
+are taken as one ring over their cards.
 """
 
 import tomllib

@@ -5,7 +5,6 @@ all collectives (`belief.py`). What the curves miss is smoothed over the lattice
 amplitude), so that a forecast near a measurement follows the measurement, however wrong the curve is there.
 """
 
-from collections.abc import Sequence
 from functools import cached_property
 from typing import Final
 
@@ -34,6 +33,15 @@ LEAST_VARIANCE: Final = 1e-8
 def body_sd(victim: Victim) -> float:
     """The amplitude that fits the victim."""
     return BODY_SD if victim.knows_grid else BLIND_BODY_SD
+
+
+def rounded_max(comm_s: Floats, comp_s: Floats, doubt: float) -> Floats:
+    """The expected larger of two uncertain times: half of sum and distance, rounded off where they meet.
+
+    Equal means give 0.4 standard deviations more than either, as the expected larger of two normals does.
+    """
+    blur = doubt * np.maximum(comm_s, comp_s)
+    return np.asarray(0.5 * (comm_s + comp_s + np.sqrt((comm_s - comp_s) ** 2 + 0.64 * blur**2)))
 
 
 def use_of(sight: Sight, wire: Floats) -> list[Floats]:
@@ -107,6 +115,11 @@ class Forecast:
             if id(lattice) not in tables:
                 tables[id(lattice)] = kernel_times(victim, index, body, lattice.channels, lattice.chunk_bytes, share)
         self._under = [tables[id(lattice)] for lattice in sight.lattices]
+        self.knots = np.concatenate([[0.0], self._pace.ends])
+        self.alone_upto = np.concatenate([[0.0], np.cumsum(self._pace.alone)])
+        upto = {key: np.pad(np.cumsum(table, axis=-1), ((0, 0), (1, 0))) for key, table in tables.items()}
+        self.upto = [upto[id(lattice)] for lattice in sight.lattices]
+        self.shares_lattice = len(tables) == 1
         rest = np.log(record.comp_s) - np.log(self._base(record.places))
         variance = body_sd(victim) ** 2
         cover = variance * self._likeness(record.places) + np.diag(sigma**2 / record.num + LEAST_VARIANCE)
@@ -129,13 +142,16 @@ class Forecast:
         return total, self._base(places) * np.exp(self._likeness(places) @ self._weights)
 
     def makespans(self, places: Ints, doubt: float = 0.0) -> Floats:
-        """Expected Z of assignments; with a `doubt` (share) in X and Y the larger of the two is larger still.
+        """Expected Z of assignments (A, N); `doubt` is the uncertainty of X and Y as a share."""
+        return rounded_max(*self.times(places), doubt)
 
-        E max of two normals: half of sum and distance, the distance rounded off where they meet (0.4 sd at equality).
-        """
-        comm_s, comp_s = self.times(places)
-        blur = doubt * np.maximum(comm_s, comp_s)
-        return np.asarray(0.5 * (comm_s + comp_s + np.sqrt((comm_s - comp_s) ** 2 + 0.64 * blur**2)))
+    def correction(self, places: Ints, j: int, tried: Ints) -> Floats:
+        """What the residuals do to Y as a factor, with collective j at each of the tried places."""
+        apart = self._sight.spreads[j][tried[:, None], self._record.places[:, j]]
+        for i, spread in enumerate(self._sight.spreads):
+            if i != j:
+                apart = apart + spread[places[i], self._record.places[:, i]]
+        return np.asarray(np.exp(np.exp(-0.5 * apart / self.num_comms) @ self._weights))
 
     @cached_property
     def fronts(self) -> list[Ints]:
@@ -150,39 +166,3 @@ class Forecast:
             before = np.concatenate([[np.inf], least[:-1]])
             fronts[id(lattice)] = np.sort(order[harm[order] <= before * NEAR_FRONT])
         return [fronts[id(lattice)] for lattice in self._sight.lattices]
-
-    def best(self, starts: Sequence[Sequence[int]], barred: Sequence[set[int]], doubt: float) -> tuple[float, Ints]:
-        """The smallest expected makespan that coordinate search over the fronts finds, and where."""
-        allowed = [
-            np.array([place for place in front.tolist() if place not in bar], dtype=np.intp)
-            for front, bar in zip(self.fronts, barred, strict=True)
-        ]
-        alike = self._best_alike(allowed, doubt)
-        found = [self._descend(start, allowed, doubt) for start in (*starts, *alike)]
-        return min(found, key=lambda pair: pair[0])
-
-    def _best_alike(self, allowed: Sequence[Ints], doubt: float) -> list[Sequence[int]]:
-        """The best assignment with one place for all, where the collectives share a lattice."""
-        if any(lattice is not self._sight.lattices[0] for lattice in self._sight.lattices):
-            return []
-        common = sorted(set.intersection(*(set(places.tolist()) for places in allowed)))
-        if not common:
-            return []
-        places = np.repeat(np.array(common)[:, None], self.num_comms, axis=1)
-        return [places[int(np.argmin(self.makespans(places, doubt)))].tolist()]
-
-    def _descend(self, start: Sequence[int], allowed: Sequence[Ints], doubt: float) -> tuple[float, Ints]:
-        places = np.array(start, dtype=np.intp)
-        best = float(self.makespans(places[None], doubt)[0])
-        since = j = 0
-        while since < self.num_comms:
-            since += 1
-            if len(allowed[j]):
-                tried = np.repeat(places[None], len(allowed[j]), axis=0)
-                tried[:, j] = allowed[j]
-                makespans = self.makespans(tried, doubt)
-                at = int(np.argmin(makespans))
-                if makespans[at] < best * (1 - 1e-6):
-                    best, places, since = float(makespans[at]), tried[at], 1
-            j = (j + 1) % self.num_comms
-        return best, places

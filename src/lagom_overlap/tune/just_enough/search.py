@@ -10,6 +10,7 @@ import numpy as np
 from lagom_overlap.backends.base import Assignment, Failure, GroupProblem, Measurement, Outcome
 from lagom_overlap.tune.groupwise import Probe
 from lagom_overlap.tune.just_enough.evidence import Arms
+from lagom_overlap.tune.just_enough.allocate import Allocation
 from lagom_overlap.tune.just_enough.belief import Belief
 from lagom_overlap.tune.just_enough.forecast import Forecast
 from lagom_overlap.tune.just_enough.sight import Record, record_of, sight_of
@@ -140,7 +141,7 @@ class GroupSearch:
         incumbent = self._contender()
         places = None if incumbent is None else self._sight.places_of(incumbent)
         starts = [] if places is None else [places]
-        _, best = forecast.best(starts, self._barred, DOUBT)
+        _, best = Allocation(forecast, self._barred, DOUBT).best(starts)
         assignment = self._sight.assignment_at(best)
         if self._arms.knows(assignment):
             return None

@@ -103,9 +103,7 @@ class _Layer:
 
     def _residual(self, name: str) -> ComputeStep:
         elements = self._whole_rows * self._model.hidden
-        return (
-            self.touch(name, 7 * elements, Access.REDUCTION) if self._model.dropout else self.touch(name, 6 * elements)
-        )
+        return self.touch(name, (7 if self._model.dropout else 6) * elements)
 
     def _residual_backward(self, name: str) -> list[Step]:
         elements = self._whole_rows * self._model.hidden
@@ -123,12 +121,12 @@ class _Layer:
             return [*self._rotary(), ComputeStep("attention", self._attention(1.0))]
         batch, s, d = self._layout.micro_batch * self._heads, self._seq_len, self._model.head_dim
         if batch % SOFTMAX_FUSION_MULTIPLE:
-            softmax = self.touch("softmax", 34 * self._scores, Access.REDUCTION, 5)
+            softmax = self.touch("softmax", 34 * self._scores, num_launches=5)
         else:
-            softmax = self.touch("softmax", 4 * self._scores, Access.REDUCTION)
+            softmax = self.touch("softmax", 4 * self._scores)
         steps = [*self._rotary(), self.gemm("scores", s, d, batch, rows=s), softmax]
         if self._model.dropout:
-            steps.append(self.touch("dropout", 5 * self._scores, Access.REDUCTION))
+            steps.append(self.touch("dropout", 5 * self._scores))
         return [
             *steps,
             self.gemm("context", d, s, batch, rows=s),
@@ -148,9 +146,9 @@ class _Layer:
         if self._model.dropout:
             steps.append(self.touch("dropout_d", 5 * self._scores))
         if batch % SOFTMAX_FUSION_MULTIPLE:
-            steps.append(self.touch("softmax_d", 34 * self._scores, Access.REDUCTION, 4))
+            steps.append(self.touch("softmax_d", 34 * self._scores, num_launches=4))
         else:
-            steps.append(self.touch("softmax_d", 6 * self._scores, Access.REDUCTION))
+            steps.append(self.touch("softmax_d", 6 * self._scores))
         return [
             *steps,
             self.gemm("scores_d", d, s, batch, rows=s),
@@ -223,7 +221,7 @@ class _Layer:
         tag, moved = ("_d", 6) if backward else ("", 4)
         steps: list[Step] = [
             self.gemm(f"router{tag}", model.num_experts, h),
-            self.touch(f"top_k{tag}", 12 * t * model.num_experts, Access.REDUCTION, 4),
+            self.touch(f"top_k{tag}", 12 * t * model.num_experts, num_launches=4),
             self.touch(f"dispatch{tag}", moved * routed * h),
             *self._exchange(f"dispatch{tag}_a2a", routed),
         ]

@@ -82,10 +82,10 @@ def embedding_passes(model: TransformerModel, layout: ParallelLayout, seq_len: i
     if model.learned_positions:
         forward.append(_touch("positions", 6 * whole, num_launches=2))
     if model.dropout:
-        forward.append(_touch("embedding_dropout", 5 * whole, Access.REDUCTION))
+        forward.append(_touch("embedding_dropout", 5 * whole))
     table = model.vocab * model.hidden // layout.tensor
     backward: list[Step] = [
-        _touch("scatter", 8 * elements + 2 * ELEMENT_BYTES * table, Access.REDUCTION, 4),
+        _touch("scatter", 8 * elements + 2 * ELEMENT_BYTES * table, num_launches=4),
     ]
     return Pass(tuple(forward)), Pass(tuple(backward))
 

@@ -11,8 +11,8 @@ from lagom_overlap.workload.ops import Attention, Gemm, MemoryBound
 class Access(StrEnum):
     """How an elementwise kernel walks its memory, which decides the bandwidth it reaches.
 
-    `stream` reads and writes once in order (addition, activation); `reduction` reduces along rows or draws random
-    numbers (norm, softmax, dropout).
+    `stream` reads and writes once in order (addition, activation, dropout, fused softmax); `reduction` reduces along
+    rows or columns of activations (norms, gradients of biases).
     """
 
     STREAM = "stream"
