@@ -1,6 +1,5 @@
 import ctypes
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,21 +11,9 @@ from lagom_overlap.deploy.plugin import TunerPlugin
 
 sys.path.insert(0, str(Path(__file__).parent))  # the helpers beside the tests
 
+from c_build import CSRC, compile_c
 from fake_host import FakeNccl, load_fake_library
 from tuner_rows import Rows, encode_rows
-
-CSRC = Path(__file__).parents[2] / "csrc"
-FLAGS = ["-std=c11", "-O1", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"]
-LINK = ["-ldl", "-lm", "-lpthread"]
-
-
-def compile_c(output: Path, *sources: Path, shared: bool = True, link: tuple[str, ...] = ()) -> Path:
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no C compiler")
-    flags = [*FLAGS, f"-I{CSRC}", *(["-shared"] if shared else [])]
-    subprocess.run([compiler, *flags, "-o", str(output), *map(str, sources), *link, *LINK], check=True)
-    return output
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ import shutil
 import subprocess
 
 import pytest
-from conftest import CSRC, compile_c
+from c_build import CSRC, compile_c
 
 
 def run(*command):

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import compile_c
+from c_build import compile_c
 from fake_host import RELEASES, Fault
 
 from lagom_overlap.collective import Algorithm, CollectiveKind, CommConfig, Protocol

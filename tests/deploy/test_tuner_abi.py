@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from conftest import CSRC
+from c_build import CSRC
 from fake_host import RELEASES, WITH_CHUNKS, Fault, Mode
 
 from lagom_overlap.collective import Algorithm, CollectiveKind, CommConfig, Protocol

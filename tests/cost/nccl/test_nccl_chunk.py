@@ -33,6 +33,7 @@ def test_rings_and_trees_take_their_buffers_steps(
         (4 * MIB, 16 * KIB),
         (8 * MIB - 1, 16 * KIB),
         (8 * MIB, 32 * KIB),
+        (64 * MIB - 1, 32 * KIB),
         (64 * MIB, 64 * KIB),
         (GIB - 1, 64 * KIB),
         (GIB, 128 * KIB),

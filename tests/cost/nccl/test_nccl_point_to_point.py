@@ -1,8 +1,10 @@
+from dataclasses import replace
+
 import pytest
 
 from lagom_overlap.collective import Collective, CollectiveKind, Protocol
 from lagom_overlap.cost.nccl.point_to_point import channels_per_peer, choose_point_to_point, point_to_point_terms
-from lagom_overlap.cost.nccl.topology import load_topology
+from lagom_overlap.cost.nccl.topology import PathType, load_topology
 from lagom_overlap.units import KIB, MIB
 
 SEND, SWAP = CollectiveKind.SEND_RECV, CollectiveKind.ALL_TO_ALL
@@ -15,6 +17,12 @@ def test_channels_per_peer_follow_the_links() -> None:
     # A 48 GB/s card needs 4 channels of 14; 16 ranks in batches of 8 and 16 channels leave 4.
     assert channels_per_peer(load_topology("h100_2_nodes")) == 4
     assert channels_per_peer(load_topology("h100_2_nodes").with_nodes(8)) == 2
+
+
+def test_one_gpu_per_node_has_only_peers_over_the_network() -> None:
+    wide = replace(load_topology("h100_2_nodes").ring, num_channels=1, intra_type=PathType.LOC)
+    alone = replace(load_topology("h100_2_nodes"), num_ranks=2, ring=wide, tree=wide, nvls=None)
+    assert channels_per_peer(alone) == 4
 
 
 def test_small_messages_take_ll_and_few_channels() -> None:

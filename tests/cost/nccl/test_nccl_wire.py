@@ -52,6 +52,13 @@ def test_nvls_approaches_its_rate_as_loops_and_chunks_grow() -> None:
     assert rates[-1] == pytest.approx(340e9 * 272.0 / 205.7 * 128 / 136, rel=0.01)
 
 
+def test_an_nvls_loop_is_exposed_and_every_chunk_pays() -> None:
+    # 32 MiB: chunks of 32 KiB, loops of 16 x 8 x 32 KiB = 4 MiB, so 8 loops and one exposed.
+    terms = wire_terms(Collective(AR, 32 * MIB, 8), load_topology("h100_dgx"))
+    ideal = 1.75 * 32 * MIB * (12 * 30) / (8 * 40 * 0.85 * 7 / 8 * 2)
+    assert terms.wire_bytes == pytest.approx(ideal * (1 + 1 / 8) * (1 + 8 / 32))
+
+
 def test_a_way_can_be_forced_and_point_to_point_has_its_own() -> None:
     topology = load_topology("h100_dgx")
     ring = wire_terms(Collective(AR, 64 * MIB, 8), topology, Algorithm.RING, Protocol.SIMPLE)

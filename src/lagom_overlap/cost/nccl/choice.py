@@ -15,6 +15,8 @@ Point-to-point has no tuning model in NCCL; see `point_to_point.py`.
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
 from typing import Final
 
 from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, CommConfig, Protocol
@@ -63,21 +65,30 @@ def candidates(collective: Collective, topology: Topology, constants: Constants 
     Raises:
         ValueError: if the collective is point-to-point or its ranks are not the topology's.
     """
-    kind, num_bytes = collective.kind, collective.num_bytes
     _check(collective, topology)
+    table = (
+        _default_table(collective.kind, topology) if constants is None else _table(collective.kind, topology, constants)
+    )
     tables = constants or load_constants()
+    return tuple(replace(plain, seconds=_seconds(plain, collective, topology, tables)) for plain in table)
+
+
+@lru_cache(maxsize=1024)
+def _default_table(kind: CollectiveKind, topology: Topology) -> tuple[Candidate, ...]:
+    return _table(kind, topology, load_constants())
+
+
+def _table(kind: CollectiveKind, topology: Topology, constants: Constants) -> tuple[Candidate, ...]:
+    """What does not depend on the size; the seconds are not known yet."""
     found = []
-    for algorithm in _MODELLED:
-        for protocol in Protocol:
-            rate = bytes_per_s(kind, algorithm, protocol, topology, tables)
-            if rate == 0.0:
-                continue
-            latency = latency_s(kind, algorithm, protocol, topology, tables)
-            plain = Candidate(
-                algorithm=algorithm, protocol=protocol, latency_s=latency, bytes_per_s=rate, seconds=math.inf
+    for algorithm, protocol in product(_MODELLED, Protocol):
+        rate = bytes_per_s(kind, algorithm, protocol, topology, constants)
+        if rate > 0.0:
+            latency = latency_s(kind, algorithm, protocol, topology, constants)
+            found.append(
+                Candidate(algorithm=algorithm, protocol=protocol, latency_s=latency, bytes_per_s=rate, seconds=math.inf)
             )
-            found.append(replace(plain, seconds=_seconds(plain, collective, topology, tables)))
-    assert found, f"{kind} of {num_bytes} bytes on {topology.name}"
+    assert found, f"a ring of Simple is always there: {kind} on {topology.name}"
     return tuple(found)
 
 

@@ -9,7 +9,7 @@ are taken as one ring over their cards.
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 
 import msgspec
@@ -45,6 +45,7 @@ def _machine_of(gpu_name: str) -> _Machine:
     return machines[max(known, key=len)] if known else machines["any"]
 
 
+@lru_cache(maxsize=256)
 def topology_of(cluster: Cluster, num_ranks: int) -> Topology:
     """The topology of `num_ranks` consecutive ranks of a cluster, nodes filled evenly.
 

@@ -158,13 +158,12 @@ def _nvls(machine: NvswitchMachine, local: int, num_nodes: int) -> Graph | None:
     """One head per GPU, where there are at least two and the switch reduces (Hopper)."""
     if machine.compute_capability < 90 or local < 2:
         return None
-    total = machine.nvlink_bytes_per_s / _GB
-    speeds = _row(_INTRA, machine.compute_capability)
+    capability, total = machine.compute_capability, machine.nvlink_bytes_per_s / _GB
+    speeds = _row(_INTRA if num_nodes == 1 else _INTER, capability)
     intra = max((speed for speed in speeds if speed * (local + 1) <= total), default=speeds[-1])
     if num_nodes > 1:
         card = machine.nic_bytes_per_s / _GB
-        carried = [speed for speed in _row(_INTER, machine.compute_capability) if speed <= card]
-        return _graph(local, intra, max(carried, default=intra))
+        return _graph(local, intra, max((speed for speed in speeds if speed <= card), default=intra))
     return _graph(local, intra, max(speed for speed in speeds if speed < 2 * intra))
 
 

@@ -9,11 +9,11 @@ import numpy as np
 
 from lagom_overlap.backends.base import Assignment, Failure, GroupProblem, Measurement, Outcome
 from lagom_overlap.tune.groupwise import Probe
-from lagom_overlap.tune.just_enough.evidence import Arms
+from lagom_overlap.tune.just_enough.evidence import TOLERATED, Arms
 from lagom_overlap.tune.just_enough.allocate import Allocation
 from lagom_overlap.tune.just_enough.belief import Belief
 from lagom_overlap.tune.just_enough.forecast import Forecast
-from lagom_overlap.tune.just_enough.sight import Record, record_of, sight_of
+from lagom_overlap.tune.just_enough.sight import LEAST_S, Record, record_of, sight_of
 from lagom_overlap.tune.just_enough.victim import victim_of
 from lagom_overlap.tune.just_enough.wire import wire_prior
 
@@ -31,6 +31,8 @@ class Patience:
     least_gain: float = 0.003
     num_draws: int = 4
     max_explore: int = 8
+    model_sd: float = 0.02
+    check_at: int = 0
 
 
 class GroupSearch:
@@ -77,7 +79,21 @@ class GroupSearch:
             return default
         if not self._arms.ran(default):
             return best if self._arms.failed(default) else default
-        return best if self._arms.is_better(best, default, self._patience.confidence) else default
+        return best if self._is_better(best) else default
+
+    def _is_better(self, arm: Assignment) -> bool:
+        """Whether an arm is faster than the default on average, and beyond doubt not slower."""
+        default, arms = self._problem.default, self._arms
+        if not arms.mean_s(arm) < arms.mean_s(default):
+            return False
+        gain = log(max(self._estimate(default), LEAST_S) / max(self._estimate(arm), LEAST_S))
+        doubt = sqrt(self._variance(arm) + self._variance(default))
+        return gain + TOLERATED > self._patience.confidence * doubt
+
+    def _variance(self, arm: Assignment) -> float:
+        """Of the logarithm of an estimate: measurements and forecast together."""
+        known = self._arms.num(arm) / self._arms.sigma**2
+        return 1 / (known + (0.0 if self._sight.places_of(arm) is None else self._patience.model_sd**-2))
 
     def _next(self) -> Probe | None:
         if self._num_told >= self._patience.max_measurements:
@@ -126,6 +142,8 @@ class GroupSearch:
     # -- probe
 
     def _propose(self, forecast: Forecast) -> Probe | None:
+        if self._num_told == self._patience.check_at and self._num_told > 0 and self._arms.ran(self._problem.default):
+            return Probe(assignment=self._problem.default, reason="noise: the default once more")
         probe = self._favoured(forecast, "forecast")
         if probe is not None or self._num_told >= self._patience.max_explore:
             return probe
@@ -173,7 +191,7 @@ class GroupSearch:
         best, default = self._contender(), self._problem.default
         if best is None or best == default or not self._arms.ran(default):
             return None
-        if self._arms.is_better(best, default, self._patience.confidence):
+        if self._is_better(best):
             return None
         counts = self._arms.num(best), self._arms.num(default)
         if min(counts) >= self._patience.max_repeats:
@@ -197,4 +215,4 @@ def _at_share(channels: np.ndarray, chunks: np.ndarray, kind: np.ndarray, share:
     return int(np.argmin(apart))
 
 
-_ = (Mapping, exp, sqrt, Measurement)
+_ = (Mapping, exp, Measurement)

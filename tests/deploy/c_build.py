@@ -1,0 +1,20 @@
+"""Compiles the C sources for the tests, apart from the wheel's own build."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+CSRC = Path(__file__).parents[2] / "csrc"
+FLAGS = ["-std=c11", "-O1", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"]
+LINK = ["-ldl", "-lm", "-lpthread"]
+
+
+def compile_c(output: Path, *sources: Path, shared: bool = True, link: tuple[str, ...] = ()) -> Path:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    flags = [*FLAGS, f"-I{CSRC}", *(["-shared"] if shared else [])]
+    subprocess.run([compiler, *flags, "-o", str(output), *map(str, sources), *link, *LINK], check=True)
+    return output
