@@ -2,11 +2,11 @@
 
     python benchmarks/analyze_speed.py TRACE... [--make EVENTS] [--hta PYTHON] [--repeats N] [--json]
 
-Every measurement is a process of its own: wall and CPU time of the work without the interpreter's start and imports (on a
-busy machine the CPU time is the fairer one; HTA may start workers, whose time is not in it), and the peak of resident memory less that of the process just before the work (so that nothing above the bare interpreter and
-its imports is hidden). `--make N` writes a synthetic trace of about N events into a temporary folder and adds it.
-`--hta` names a Python that has HolisticTraceAnalysis installed; it runs its overlap and temporal breakdown on the same
-file. The answers are compared: our HTA-compatible figures must equal HTA's.
+Every measurement is a process of its own: wall and CPU time of the work without the interpreter's start and imports
+(on a busy machine the CPU time is the fairer one), and the peak of resident memory less that of the process just before
+the work. `--make N` writes a synthetic trace of about N events into a temporary folder and adds it. `--hta` names a
+Python that has HolisticTraceAnalysis installed; it runs its overlap and temporal breakdown on the same file.
+The answers are compared: our HTA-compatible figures must equal HTA's.
 """
 
 import argparse

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from lagom_overlap import __version__
-from lagom_overlap.cli import compare, doctor, tune
+from lagom_overlap.cli import analyze, compare, doctor, tune
 from lagom_overlap.errors import LagomError
 
 EXIT_DONE: Final = 0
@@ -15,7 +15,7 @@ EXIT_BUG: Final = 1
 EXIT_INPUT: Final = 2
 EXIT_INTERRUPTED: Final = 130
 
-_VERBS: Final = (tune, compare, doctor)
+_VERBS: Final = (tune, compare, analyze, doctor)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -172,6 +172,7 @@ class EventReader:
         return TraceError(f'{self._stream.name}: is not a trace: no "traceEvents" in it')
 
     def _fail(self, why: str, at: int) -> TraceError:
+        why = _BYTE.sub("", why.removeprefix("JSON is malformed: ")).strip()
         return TraceError(f"{self._stream.name}: broken JSON at byte {at}: {why}")
 
     @staticmethod

@@ -14,9 +14,9 @@ import msgspec
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.errors import TraceError
 from lagom_overlap.trace.event_columns import MAX_NS
+from lagom_overlap.trace.fields import num_elements, to_int, to_ns, to_ranks
 from lagom_overlap.trace.files import Stream
 from lagom_overlap.trace.gpu_trace import UNKNOWN, CommCall, GpuTrace, Reach, empty_events
-from lagom_overlap.trace.kineto import num_elements, to_int, to_ns, to_ranks
 from lagom_overlap.trace.names import dtype_bytes, kind_of, op_of, whole_bytes
 from lagom_overlap.units import GIB, MIB, format_bytes
 

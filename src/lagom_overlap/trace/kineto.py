@@ -8,13 +8,11 @@ from that event's `Input Dims`.
 """
 
 import logging
-import math
 import re
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from decimal import Decimal
 from typing import Any, Final
 
 import msgspec
@@ -23,7 +21,8 @@ import numpy as np
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.errors import TraceError
 from lagom_overlap.trace.chrome_events import Args, Event, EventReader
-from lagom_overlap.trace.event_columns import MAX_NAME, MAX_NS, EventColumns, join, launches_of
+from lagom_overlap.trace.event_columns import MAX_NAME, EventColumns, join, launches_of
+from lagom_overlap.trace.fields import num_elements, to_int, to_ns, to_ranks, to_triple
 from lagom_overlap.trace.files import Stream
 from lagom_overlap.trace.gpu_trace import (
     NO_TIME,
@@ -66,71 +65,7 @@ _STEP: Final = re.compile(r"ProfilerStep\s?#\s?(\d+)")
 _RANK_IN_NAME: Final = re.compile(r"(?:rank|worker)[_\-]?(\d+)", re.IGNORECASE)
 _NO_DESCRIPTION: Final = ("", "undefined", "None")
 _COMPUTE, _COMM, _MEMORY = (ROLE_CODES[role] for role in (Role.COMPUTE, Role.COMM, Role.MEMORY))
-_US: Final = 1000
-_MAX_GRID: Final = 2**31
 _MAX_COMM_OP_DEPTH: Final = 8
-
-
-def to_ns(value: Any) -> int | None:
-    """Microseconds of a trace in whole nanoseconds; None where it is no time.
-
-    Raises:
-        Nothing: what is no number is None.
-    """
-    if type(value) is int:
-        ns = value * _US
-    elif type(value) is float:
-        if not math.isfinite(value):
-            return None
-        ns = round(value * _US)
-    elif isinstance(value, Decimal | str):
-        try:
-            number = Decimal(value) * _US
-            ns = int(number.to_integral_value()) if abs(number) < MAX_NS else MAX_NS
-        except (ArithmeticError, ValueError):
-            return None
-    else:
-        return None
-    return ns if abs(ns) < MAX_NS else None
-
-
-def to_int(value: Any) -> int:
-    """A whole number of a trace; `UNKNOWN` where it is none."""
-    if type(value) is int:
-        return value if abs(value) < MAX_NS else UNKNOWN
-    if type(value) is str and value.strip().lstrip("-").isdecimal() and len(value) < 19:
-        return int(value)
-    if type(value) is float and value.is_integer() and abs(value) < MAX_NS:
-        return int(value)
-    return UNKNOWN
-
-
-def to_triple(value: Any) -> tuple[int, int, int]:
-    """A grid or block; zeros where unknown. ROCm writes it as text in some versions."""
-    if type(value) is str:
-        value = [to_int(part) for part in re.findall(r"\d+", value)]
-    if type(value) is not list or not 1 <= len(value) <= 3:
-        return 0, 0, 0
-    x, y, z = value if len(value) == 3 else (*value, 1, 1)[:3]
-    if type(x) is type(y) is type(z) is int and 0 <= x < _MAX_GRID and 0 <= y < _MAX_GRID and 0 <= z < _MAX_GRID:
-        return x, y, z
-    return 0, 0, 0
-
-
-def to_ranks(value: Any) -> tuple[int, ...]:
-    """The ranks of a process group; empty where unknown or shortened with `...`."""
-    if type(value) is list and all(type(v) is int for v in value):
-        return tuple(value)
-    if type(value) is str and "..." not in value:
-        return tuple(int(part) for part in re.findall(r"\d+", value)[:1_000_000])
-    return ()
-
-
-def num_elements(dims: Any) -> int:
-    """The elements of a shape such as `[2, 1024]`; 0 where it is none."""
-    if type(dims) is list and dims and all(type(v) is int and v >= 0 for v in dims):
-        return math.prod(dims)
-    return 0
 
 
 @dataclass(frozen=True, slots=True)

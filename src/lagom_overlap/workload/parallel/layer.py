@@ -91,13 +91,13 @@ class _Layer:
         return self._tensor(name, kind)
 
     def _norm(self, name: str) -> ComputeStep:
-        return self.touch(name, 4 * self._whole_rows * self._model.hidden, Access.REDUCTION)
+        return self.touch(name, 4 * self._whole_rows * self._model.hidden)
 
     def _norm_backward(self, name: str) -> list[Step]:
         """Gradients of input and scale, then the sum with the residual's gradient."""
         elements = self._whole_rows * self._model.hidden
         return [
-            self.touch(f"{name}_d", 10 * elements, Access.REDUCTION, 2),
+            self.touch(f"{name}_d", 10 * elements, num_launches=2),
             self.touch(f"{name}_sum", 6 * elements),
         ]
 

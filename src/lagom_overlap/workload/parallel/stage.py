@@ -100,7 +100,7 @@ def head_passes(model: TransformerModel, layout: ParallelLayout, seq_len: int) -
         num_bytes = tokens * h * ELEMENT_BYTES
         gather = [CommStep("logits_gather", CollectiveKind.ALL_GATHER, num_bytes, GroupKind.TENSOR)]
     forward: list[Step] = [
-        _touch("norm", 4 * whole * h, Access.REDUCTION),
+        _touch("norm", 4 * whole * h),
         *gather,
         ComputeStep("logits", Gemm(tokens, columns, h, ELEMENT_BYTES)),
         _touch("cross_entropy", CROSS_ENTROPY_BYTES * tokens * columns, num_launches=10),
@@ -115,6 +115,6 @@ def head_passes(model: TransformerModel, layout: ParallelLayout, seq_len: int) -
         backward.append(CommStep("logits_reduce_d", kind, tokens * h * ELEMENT_BYTES, GroupKind.TENSOR))
     backward += [
         ComputeStep("logits_w", Gemm(columns, h, tokens, ELEMENT_BYTES)),
-        _touch("norm_d", 10 * whole * h, Access.REDUCTION, 2),
+        _touch("norm_d", 10 * whole * h, num_launches=2),
     ]
     return Pass(tuple(forward)), Pass(tuple(backward))

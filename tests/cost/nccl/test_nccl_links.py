@@ -1,0 +1,35 @@
+"""Single published figures, none of them fitted alone: vidur's median times and nccl-tests, with their sources."""
+
+import pytest
+
+from lagom_overlap.collective import Collective, CollectiveKind
+from lagom_overlap.cost.nccl.links import link_of, measured_seconds
+from lagom_overlap.errors import JobError
+from lagom_overlap.hardware import load_preset
+from lagom_overlap.units import MIB
+
+AR = CollectiveKind.ALL_REDUCE
+
+
+@pytest.mark.parametrize(
+    ("preset", "ranks", "size", "seconds", "tolerance"),
+    [
+        ("a40_nvlink", 2, 128 * MIB, 3.14e-3, 0.05),  # vidur a40 @513ddc1
+        ("a40_nvlink", 8, 128 * MIB, 8.7e-3, 0.05),
+        ("a40_nvlink", 8, 4 * MIB, 0.32e-3, 0.10),
+        ("h100_dgx", 8, 32 * MIB, 0.196e-3, 0.05),  # vidur h100_dgx: 300 GB/s bus bandwidth
+        ("a100_dgx", 8, 1024 * MIB, 8.19e-3, 0.03),  # vTrain: 229 GB/s
+        ("a100_dgx", 4, 128 * MIB, 0.9986e-3, 0.04),  # vTrain: 202 GB/s
+    ],
+)
+def test_published_times_are_met(preset: str, ranks: int, size: int, seconds: float, tolerance: float) -> None:
+    found = measured_seconds(Collective(AR, size, ranks), load_preset(preset))
+    assert found == pytest.approx(seconds, rel=tolerance)
+
+
+def test_where_nobody_measured_there_is_no_link() -> None:
+    assert link_of(load_preset("a100_dgx", 2), 16) is None
+    assert link_of(load_preset("h200"), 8) is None
+    assert measured_seconds(Collective(AR, MIB, 6), load_preset("h100_dgx")) is None
+    with pytest.raises(JobError, match="do not fit"):
+        link_of(load_preset("a100_dgx"), 9)
