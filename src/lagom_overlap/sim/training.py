@@ -164,18 +164,24 @@ class TrainingSimulator:
         run = run_streams(pieces, [QueuedComm(cost, 0)], self._contention)
         return CommTimes(run.comm_s, run.exposed_s, run.stretched_s)
 
-    def _pass(self, one: Pass, launch_s: float) -> PassTimes:
-        norm = self._framework.launch_norm
-        return pass_times(one, self._times, self._links, self._beside, launch_s=launch_s, launch_norm=norm)
+    def _pass(self, one: Pass) -> PassTimes:
+        framework = self._framework
+        return pass_times(
+            one,
+            self._times,
+            self._links,
+            self._beside,
+            launch_s=framework.launch_s,
+            launch_norm=framework.launch_norm,
+        )
 
     def _chunks(self, stage: StagePlan) -> list[_ChunkTimes]:
         """Every chunk of a stage, sending included."""
-        layout, forward_s = self._layout, self._framework.forward_launch_s
-        backward_s = self._framework.backward_launch_s
+        layout = self._layout
         layer = layer_passes(self._model, layout, self._seq_len)
-        forward = self._pass(layer.forward, forward_s)
-        again = forward if layout.recompute is Recompute.FULL else self._pass(layer.recompute, forward_s)
-        backward = again + self._pass(layer.backward, backward_s)
+        forward = self._pass(layer.forward)
+        again = forward if layout.recompute is Recompute.FULL else self._pass(layer.recompute)
+        backward = again + self._pass(layer.backward)
         chunks = []
         last = layout.num_chunks - 1
         for chunk in range(layout.chunks):
@@ -183,10 +189,10 @@ class TrainingSimulator:
             ahead, back = forward * stage.layers_per_chunk, backward * stage.layers_per_chunk
             if place == 0:
                 first, first_back = embedding_passes(self._model, layout, self._seq_len)
-                ahead, back = ahead + self._pass(first, forward_s), back + self._pass(first_back, backward_s)
+                ahead, back = ahead + self._pass(first), back + self._pass(first_back)
             if place == last:
                 head, head_back = head_passes(self._model, layout, self._seq_len)
-                ahead, back = ahead + self._pass(head, forward_s), back + self._pass(head_back, backward_s)
+                ahead, back = ahead + self._pass(head), back + self._pass(head_back)
             if layout.pipeline > 1:
                 ahead = ahead + self._send(place < last)
                 back = back + self._send(place > 0)
@@ -257,10 +263,10 @@ class TrainingSimulator:
 
     # ZeRO 2 and 3: one micro-batch with sharded gradients and parameters.
 
-    def _sharded_pass(self, one: Pass, count: int, launch_s: float, gathers: bool, reduces: bool) -> PassTimes:
+    def _sharded_pass(self, one: Pass, count: int, gathers: bool, reduces: bool) -> PassTimes:
         """`count` equal layers; each waits for its parameters and sends its gradients while the next one runs."""
         layout = self._layout
-        plain = self._pass(one, launch_s)
+        plain = self._pass(one)
         kernels: list[Kernel | Fixed] = [self._times.kernel(step, self._profile) for step in one.kernels]
         fixed_s = plain.seconds - plain.compute_s
         if fixed_s > 0:
@@ -283,16 +289,16 @@ class TrainingSimulator:
         return PassTimes(result.compute_s, result.host_s, comms)
 
     def _sharded_chunk(self, stage: StagePlan) -> _ChunkTimes:
-        layout, framework = self._layout, self._framework
+        layout = self._layout
         layer = layer_passes(self._model, layout, self._seq_len)
         full = layout.zero_stage == 3
-        forward = self._sharded_pass(layer.forward, stage.num_layers, framework.forward_launch_s, full, False)
+        forward = self._sharded_pass(layer.forward, stage.num_layers, full, False)
         both = Pass((*layer.recompute.steps, *layer.backward.steps))
-        backward = self._sharded_pass(both, stage.num_layers, framework.backward_launch_s, full, True)
+        backward = self._sharded_pass(both, stage.num_layers, full, True)
         for passes in (embedding_passes, head_passes):
             ahead, back = passes(self._model, layout, self._seq_len)
-            forward = forward + self._pass(ahead, framework.forward_launch_s)
-            backward = backward + self._pass(back, framework.backward_launch_s)
+            forward = forward + self._pass(ahead)
+            backward = backward + self._pass(back)
         tables = stage.num_params - stage.num_layers * layer_params_per_gpu(self._model, layout)
         extra = self._data_seconds(CollectiveKind.REDUCE_SCATTER, tables * layout.gradient_bytes)
         backward = backward + PassTimes(comms={GroupKind.DATA: CommTimes(extra, extra)})

@@ -1,6 +1,6 @@
 """Collectives that copy engines carry: no SM, no channel, bytes straight from buffer to buffer.
 
-Source of what exists: NCCL 2.30.7, src/ce_coll.cc: all-gather and all-to-all (also gather and scatter), from CUDA 12.5 on,
+Source of what exists: NCCL 2.30.7, src/ce_coll.cc: all-gather and all-to-all (gather and scatter too), since CUDA 12.5,
 among ranks that all reach each other over NVLink, with buffers registered as symmetric windows. Each rank waits for its
 peers, copies its part to each of them, and waits again. NCCL never chooses it by size: the caller's registration does.
 

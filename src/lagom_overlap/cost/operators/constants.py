@@ -53,16 +53,14 @@ class FrameworkConstants:
 
     name: str
     fitted_on: str
-    forward_launch_s: float
-    backward_launch_s: float
+    launch_s: float
     launch_norm: float
     optimizer_bytes: float
     gradient_pass_bytes: float
     data_bytes_per_s: float
 
     def __post_init__(self) -> None:
-        for field in ("forward_launch_s", "backward_launch_s", "optimizer_bytes", "gradient_pass_bytes",
-                      "data_bytes_per_s"):
+        for field in ("launch_s", "optimizer_bytes", "gradient_pass_bytes", "data_bytes_per_s"):
             value = getattr(self, field)
             if not 0 <= value < float("inf"):
                 raise ValueError(f"framework {self.name!r}: {field} is {value}, must be finite and not negative")

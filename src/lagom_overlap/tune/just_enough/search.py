@@ -13,6 +13,7 @@ from lagom_overlap.tune.just_enough.evidence import TOLERATED, Arms
 from lagom_overlap.tune.just_enough.allocate import Allocation
 from lagom_overlap.tune.just_enough.belief import Belief
 from lagom_overlap.tune.just_enough.forecast import Forecast
+from lagom_overlap.tune.just_enough.pool import Pool
 from lagom_overlap.tune.just_enough.sight import LEAST_S, Record, record_of, sight_of
 from lagom_overlap.tune.just_enough.victim import victim_of
 from lagom_overlap.tune.just_enough.wire import wire_prior
@@ -38,14 +39,14 @@ class Patience:
 class GroupSearch:
     """The state of one group: what was measured, what is asked, what is recommended."""
 
-    def __init__(self, problem: GroupProblem, patience: Patience, seed: int) -> None:
+    def __init__(self, problem: GroupProblem, patience: Patience, seed: int, pool: Pool) -> None:
         self._problem, self._patience = problem, patience
         self._sight = sight_of(problem)
         self._arms = Arms(problem.default)
         self._barred: list[set[int]] = [set() for _ in self._sight.lattices]
         self._belief: Belief | None = None
         self._record: Record | None = None
-        self._seed = seed
+        self._seed, self._pool = seed, pool
         self._forecast: Forecast | None = None
         self._num_told = 0
         self._surprises = 0
@@ -117,15 +118,17 @@ class GroupSearch:
             return None
         if self._belief is None:
             most = max(int(lattice.channels.max()) for lattice in self._sight.lattices)
+            victim = victim_of(self._problem.group, most, first[0].comp_s)
+            kinds = self._sight.lattices[0].kinds
             self._belief = Belief(
                 sight=self._sight,
-                victim=victim_of(self._problem.group, most, first[0].comp_s),
-                wire_prior=wire_prior(
-                    self._sight.lattices[0].kinds, self._sight.wire_bytes, np.array(first[0].comm_s)
-                ),
+                victim=victim,
+                wire_prior=wire_prior(kinds, self._sight.wire_bytes, np.array(first[0].comm_s)),
+                wire_key=("wire", kinds, frozenset(comm.communicator for comm in self._problem.group.comms)),
+                sms=np.arange(len(victim.sm_counts)),
             )
         self._record = record_of(runs)
-        self._belief.update(self._record, self._arms.sigma)
+        self._belief.update(self._record, self._arms.sigma, self._pool, self._problem.group.name)
         return self._belief.forecast(self._record, self._arms.sigma)
 
     def _calibrate(self) -> Probe | None:

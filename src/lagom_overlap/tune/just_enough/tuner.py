@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from lagom_overlap.backends.base import Assignment, Outcome
 from lagom_overlap.tune.base import Problems, Trial, check_outcomes, problems_by_name
+from lagom_overlap.tune.just_enough.pool import Pool
 from lagom_overlap.tune.just_enough.search import GroupSearch, Patience
 
 
@@ -13,7 +14,8 @@ class JustEnough:
     def __init__(self, problems: Problems, *, seed: int = 0, **kw) -> None:
         self._problems = problems_by_name(problems)
         patience = Patience(**kw)
-        self._searches = {name: GroupSearch(problem, patience, seed) for name, problem in self._problems.items()}
+        pool = Pool()
+        self._searches = {name: GroupSearch(problem, patience, seed, pool) for name, problem in self._problems.items()}
         self._asked: Trial | None = None
         self._num_told = 0
 
