@@ -6,53 +6,19 @@ Every tuner searches unguarded; then all results are measured in shuffled rounds
 """
 
 import argparse
-import random
-import sys
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median, quantiles
 
 import msgspec
 
-from lagom_overlap.backends.base import Assignment, Backend, Measurement
-from lagom_overlap.job.build import groups_of, make_tuner, open_backend, request_of
-from lagom_overlap.job.spec import JobSpec, read_job
+from lagom_overlap.job.build import groups_of, open_backend, request_of
+from lagom_overlap.job.compare import measure_rounds, search
+from lagom_overlap.job.spec import read_job
 from lagom_overlap.record import describe_machine, package_versions, utc_now
-from lagom_overlap.tune.base import Problems
-from lagom_overlap.tune.study import Study
 from lagom_overlap.units import MS
 
 TUNERS = ("autoccl", "lagom")
-
-
-def searched(spec: JobSpec, name: str, problems: Problems, backend: Backend) -> tuple[Mapping[str, Assignment], int]:
-    """What a tuner ends with, and the measurements it took."""
-    tuner = make_tuner(name, problems, seed=spec.tune.seed, options={}, guarded=False)
-    study = Study(problems, tuner, seed=spec.tune.seed, max_measurements=spec.tune.budget.measurements)
-    study.skip_verdict()
-    groups = {problem.group.name: problem.group for problem in problems}
-    while (step := study.next()) is not None:
-        study.report(step, {name: backend.measure(groups[name], a) for name, a in step.assignments.items()})
-    return study.recommended, study.num_measurements
-
-
-def rounds(backend: Backend, problems: Problems, arms: Mapping[str, Mapping[str, Assignment]], pairs: int, seed: int):
-    """Per arm: the iteration's makespan, computation and summed communication of every round, in seconds."""
-    rng, order = random.Random(seed), list(arms)
-    times: dict[str, list[tuple[float, float, float]]] = {name: [] for name in arms}
-    for _ in range(pairs):
-        rng.shuffle(order)
-        for name in order:
-            total = (0.0, 0.0, 0.0)
-            for problem in problems:
-                run = backend.measure(problem.group, arms[name][problem.group.name])
-                if not isinstance(run, Measurement):
-                    sys.exit(f"{name} cannot run: {run.reason}")
-                parts = (run.makespan_s, run.comp_s, run.total_comm_s)
-                total = tuple(t + problem.group.count * part for t, part in zip(total, parts, strict=True))
-            times[name].append(total)
-    return times
 
 
 def main() -> None:
@@ -72,22 +38,23 @@ def main() -> None:
             arms[name] = {p.group.name: p.baselines[name] for p in problems}
         used = dict.fromkeys(arms, 0)
         for name in TUNERS:
-            arms[name], used[name] = searched(spec, name, problems, backend)
-        times = rounds(backend, problems, arms, arguments.pairs, spec.tune.seed)
+            study = search(spec, name, problems, backend, spec.tune.seed)
+            arms[name], used[name] = study.recommended, study.num_measurements
+        times = measure_rounds(backend, problems, arms, arguments.pairs, spec.tune.seed)
     finally:
         backend.close()
-    native = [z for z, _, _ in times["native"]]
+    native = [run.makespan_s for run in times["native"]]
     rows = []
     for name, runs in times.items():
-        ratios = [n / z for n, (z, _, _) in zip(native, runs, strict=True)]
+        ratios = [n / run.makespan_s for n, run in zip(native, runs, strict=True)]
         q25, _, q75 = quantiles(ratios, n=4, method="inclusive")
         rows.append(
             {
                 "arm": name,
                 "num_measurements": used[name],
-                "makespan_s": median(z for z, _, _ in runs),
-                "comp_s": median(y for _, y, _ in runs),
-                "comm_s": median(x for _, _, x in runs),
+                "makespan_s": median(run.makespan_s for run in runs),
+                "comp_s": median(run.comp_s for run in runs),
+                "comm_s": median(run.comm_s for run in runs),
                 "median_ratio_over_native": median(ratios),
                 "q25": q25,
                 "q75": q75,

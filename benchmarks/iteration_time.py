@@ -20,7 +20,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Final
 
-from lagom_overlap.cost.operators import load_framework, load_operators
+from lagom_overlap.cost.operators import FrameworkConstants, load_framework, load_operators
 from lagom_overlap.cost.profile import load_profile
 from lagom_overlap.errors import LagomError
 from lagom_overlap.hardware import load_preset
@@ -199,7 +199,7 @@ def _vtrain_case(columns: Sequence[str], row: int, v: Values) -> Case:
         layout=layout,
         seq_len=int(v["seq"]),
         num_gpus=int(v["gpus"]),
-        framework="vtrain",
+        framework="megatron_deepspeed",
         measured_s=v["measured_ms"] * MS,
         fitted="params_B" not in columns and int(v["layers"]) == 12,
     )
@@ -229,6 +229,7 @@ def _table_case(scheme: str, row: int, v: Values) -> Case | Refused:
     if zero is None:
         return Refused(row, scheme, f"scheme is {scheme[:40]!r}; known: PTD, ZeRO-3")
     measured = v.get("measured_iter_s", v.get("derived_iter_s"))
+    megatron = "megatron_deepspeed" if not scheme and "measured_iter_s" in v else "megatron"
     layout = replace(_layout(v, Recompute.FULL), zero_stage=zero)
     return Case(
         row=row,
@@ -237,7 +238,7 @@ def _table_case(scheme: str, row: int, v: Values) -> Case | Refused:
         layout=layout,
         seq_len=int(v["seq"]),
         num_gpus=int(v["gpus"]),
-        framework="deepspeed_zero3" if zero else "megatron",
+        framework="deepspeed_zero3" if zero else megatron,
         measured_s=seconds_of_tflops(v) if measured is None else measured,
         fitted=zero == 3 and (int(v["layers"]), int(v["gpus"])) == (96, 1536),
     )
@@ -257,8 +258,8 @@ def cases_of(columns: Sequence[str], rows: Sequence[tuple[str, Values]]) -> Iter
             yield Refused(row, scheme, " ".join(str(error).split()))
 
 
-def predict(case: Case) -> float:
-    """The predicted iteration time in seconds.
+def predict(case: Case, framework: FrameworkConstants | None = None) -> float:
+    """The predicted iteration time in seconds; `framework` instead of the case's own.
 
     Raises:
         LagomError: if the layout cannot be built.
@@ -273,7 +274,7 @@ def predict(case: Case) -> float:
         seq_len=case.seq_len,
         cluster=cluster,
         operators=load_operators(cluster.gpu.name),
-        framework=load_framework(case.framework),
+        framework=framework or load_framework(case.framework),
         profile=load_profile("plausible"),
     )
     return simulator.times().iteration_s

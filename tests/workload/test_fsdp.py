@@ -10,7 +10,7 @@ from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.errors import JobError
 from lagom_overlap.workload import Attention, CommOp, CompOp, Gemm, Iteration, find_overlap_groups
 from lagom_overlap.workload.fsdp import fsdp_iteration
-from lagom_overlap.workload.models import load_model, model_names
+from lagom_overlap.workload.models import load_model
 
 TOKENS = 2 * 2048
 CAPTURES = {"phi-2": "out_hf_phi2", "llama-3-8b": "out_hf_llama3", "mpt-7b": "out_hf_mpt"}
@@ -36,7 +36,7 @@ def captured(name: str) -> list[dict[str, object]]:
         return [json.loads(line) for line in lines]
 
 
-@pytest.mark.parametrize("name", model_names())
+@pytest.mark.parametrize("name", list(CAPTURES))
 def test_products_cost_two_flops_per_parameter_and_token_forward_and_four_backward(name: str) -> None:
     model, iteration = load_model(name), step(name)
     used = model.num_layers * model.layer_matrix_params + model.embedding_params
@@ -44,7 +44,7 @@ def test_products_cost_two_flops_per_parameter_and_token_forward_and_four_backwa
     assert gemm_flops(iteration, "bwd") == 4 * used * TOKENS
 
 
-@pytest.mark.parametrize("name", model_names())
+@pytest.mark.parametrize("name", list(CAPTURES))
 def test_attention_costs_the_causal_half_of_four_b_h_s2_d(name: str) -> None:
     model = load_model(name)
     per_layer = 0.5 * 4 * 2 * model.num_heads * 2048**2 * model.head_dim
@@ -59,7 +59,7 @@ def test_phi_2_moves_the_bytes_of_a_captured_fsdp2_step() -> None:
     assert sizes[CollectiveKind.REDUCE_SCATTER, 314_685_440] == 32
 
 
-@pytest.mark.parametrize("name", model_names())
+@pytest.mark.parametrize("name", list(CAPTURES))
 def test_bytes_and_flops_are_those_of_the_captured_step(name: str) -> None:
     rows = captured(name)
     iteration = step(name, num_ranks=16, micro_batch=1, gradient_element_bytes=4)
@@ -112,7 +112,7 @@ def test_a_backward_layer_runs_beside_the_reduction_above_and_the_gather_below()
     assert group.comm_names == ("bwd.layer31.reduce", "bwd.layer29.gather")
 
 
-@pytest.mark.parametrize("name", model_names())
+@pytest.mark.parametrize("name", list(CAPTURES))
 @pytest.mark.parametrize("prefetch", [1, 2, 5, 40])
 def test_every_layer_waits_for_its_own_gather_and_is_reduced_once(name: str, prefetch: int) -> None:
     iteration = step(name, prefetch=prefetch)

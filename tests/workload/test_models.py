@@ -6,8 +6,8 @@ from lagom_overlap.errors import JobError, UnknownNameError
 from lagom_overlap.workload.models import load_model, model_names
 
 
-def test_the_papers_dense_models_are_known() -> None:
-    assert model_names() == ["llama-3-8b", "mpt-7b", "phi-2"]
+def test_the_papers_models_are_known() -> None:
+    assert {"llama-3-8b", "mpt-7b", "phi-2", "deepseek-moe-16b", "olmoe-1b-7b"} <= set(model_names())
     assert all(load_model(name).name == name for name in model_names())
 
 
@@ -18,6 +18,8 @@ def test_the_papers_dense_models_are_known() -> None:
         ("phi-2", 2_779_683_840),
         ("llama-3-8b", 8_030_261_248),
         ("mpt-7b", 6_649_286_656),
+        ("llama-2-7b", 6_738_415_616),
+        ("llama-3-70b", 70_553_706_496),
     ],
 )
 def test_parameter_counts_are_the_published_ones(name: str, num_params: int) -> None:
@@ -50,7 +52,7 @@ def test_a_tied_matrix_counts_once_in_all_and_twice_where_it_is_used() -> None:
 
 
 def test_an_unknown_model_names_the_nearest_one() -> None:
-    with pytest.raises(UnknownNameError, match=r"unknown model 'phi2' \(did you mean 'phi-2'\?\); allowed: llama-3-8b"):
+    with pytest.raises(UnknownNameError, match=r"unknown model 'phi2' \(did you mean 'phi-2'\?\); allowed: "):
         load_model("phi2")
 
 
@@ -68,3 +70,22 @@ def test_key_heads_must_divide_the_heads() -> None:
 def test_a_layer_has_one_or_two_norms() -> None:
     with pytest.raises(JobError, match="norms_per_layer is 3"):
         replace(load_model("phi-2"), norms_per_layer=3)
+
+
+@pytest.mark.parametrize(("name", "billions"), [("gpt-22b", 22.0), ("gpt-175b", 174.6), ("gpt-530b", 529.6)])
+def test_gpt_sizes_are_those_that_the_megatron_papers_print(name: str, billions: float) -> None:
+    assert load_model(name).num_params == pytest.approx(billions * 1e9, rel=0.005)
+
+
+def test_a_mixture_of_experts_counts_all_experts_and_visits_a_few() -> None:
+    # OLMoE's card: 6.9 B parameters, 1.3 B active. The norms on queries and keys (2 x 16 x 2048) are not ours.
+    model = load_model("olmoe-1b-7b")
+    assert model.num_params == 6_919_161_856 - 2 * 16 * 2048
+    active = model.num_layers * model.active_layer_params + 2 * model.vocab * model.hidden
+    assert active == pytest.approx(1.3e9, rel=0.02)
+
+
+@pytest.mark.parametrize("experts_per_token", [0, 65])
+def test_experts_per_token_must_be_some_of_the_experts(experts_per_token: int) -> None:
+    with pytest.raises(JobError, match="experts_per_token is"):
+        replace(load_model("olmoe-1b-7b"), experts_per_token=experts_per_token)

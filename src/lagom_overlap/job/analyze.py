@@ -12,9 +12,11 @@ from lagom_overlap import __version__
 from lagom_overlap.analysis.advice import Advice, advice_of
 from lagom_overlap.analysis.collectives import unreachable_ns
 from lagom_overlap.analysis.findings import Findings, analyse
+from lagom_overlap.analysis.groups import overlap_groups
 from lagom_overlap.analysis.hta import hta_figures
 from lagom_overlap.analysis.tracks import MAX_SPANS, rank_timeline
 from lagom_overlap.errors import TraceError
+from lagom_overlap.job.analyze_groups import groups_json
 from lagom_overlap.job.analyze_result import AnalyzeJson, advice_json, collectives_json, contention_json, rank_json
 from lagom_overlap.record import create_folder, describe_machine, package_versions, utc_now, write_private
 from lagom_overlap.report.analyze_page import render_analysis
@@ -94,7 +96,7 @@ def _json(request: AnalyzeRequest, findings: Findings, advice: tuple[Advice, ...
         ranks=[rank_json(rank, hta_figures(rank.trace) if hta else None) for rank in findings.ranks],
         collectives=collectives_json(findings),
         contention=contention_json(findings.contention),
-        groups=[],
+        groups=groups_json(overlap_groups(findings)),
         advice=advice_json(advice),
         unreachable_comm_s=unreachable_ns(findings.rows) / NS_PER_S,
         warnings=list(findings.warnings),

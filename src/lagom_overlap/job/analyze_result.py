@@ -10,6 +10,7 @@ from lagom_overlap.analysis.contention import Contention, Slowdown
 from lagom_overlap.analysis.findings import Findings, RankFindings
 from lagom_overlap.analysis.hta import HtaFigures
 from lagom_overlap.analysis.measures import StepMeasures
+from lagom_overlap.job.analyze_groups import GroupJson
 from lagom_overlap.trace.gpu_trace import NS_PER_S
 
 _US_PER_S = 10**6
@@ -115,7 +116,7 @@ class AnalyzeJson(msgspec.Struct, frozen=True, kw_only=True):
     ranks: list[RankJson]
     collectives: list[CollectiveJson]
     contention: ContentionJson
-    groups: list[str]
+    groups: list[GroupJson]
     advice: list[AdviceJson]
     unreachable_comm_s: float
     warnings: list[str]

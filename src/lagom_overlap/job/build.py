@@ -124,6 +124,10 @@ def _groups_from_shapes(spec: JobSpec) -> tuple[OverlapGroup, ...]:
 def _groups_from_model(spec: JobSpec) -> tuple[OverlapGroup, ...]:
     assert spec.model is not None and spec.parallel is not None  # noqa: PT018  checked when the file was read
     parallel = spec.parallel
+    if beyond := parallel.beyond_fsdp():
+        raise JobError(f"parallel.{beyond[0]} is read by `lagom simulate` only; here [parallel] takes fsdp alone")
+    if parallel.fsdp is None:
+        raise JobError("missing key 'parallel.fsdp': overlap groups are built for fully sharded data parallelism")
     per_step = parallel.micro_batch * parallel.fsdp
     global_batch = per_step if parallel.global_batch is None else parallel.global_batch
     if global_batch % per_step:

@@ -3,6 +3,7 @@
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -16,6 +17,16 @@ from lagom_overlap.tune.base import Problems
 from lagom_overlap.tune.study import Study
 
 DEFAULT_TUNERS = ("default", "fixed_min", "fixed_max", "static_cap", "autoccl", "lagom")
+
+
+@dataclass(frozen=True, slots=True)
+class IterationTimes:
+    """Sums over groups, each times its count: makespan, computation, communication."""
+
+    makespan_s: float
+    comp_s: float
+    comm_s: float
+
 
 Note = Callable[[str], None]
 """Called with one line before each stage."""
@@ -48,16 +59,17 @@ def run_compare(
     backend = open_backend(spec, backend_name or spec.job.backend, request)
     try:
         problems = tuple(backend.problem(group) for group in groups)
-        studies = {name: _study(spec, name, problems, seed) for name in tuners}
-        for name, study in studies.items():
+        studies = {}
+        for name in tuners:
             note(f"search: {name}")
-            _search(study, backend, problems, spec.tune.budget.seconds)
+            studies[name] = search(spec, name, problems, backend, seed)
         arms = {name: dict(study.recommended) for name, study in studies.items()}
         reference = {problem.group.name: problem.default for problem in problems}
         note("measuring the results side by side")
-        makespans = _rounds(backend, problems, {"": reference, **arms}, spec.tune.pairs, seed)
+        times = measure_rounds(backend, problems, {"": reference, **arms}, spec.tune.pairs, seed)
     finally:
         backend.close()
+    makespans = {name: [run.makespan_s for run in runs] for name, runs in times.items()}
     best_s = min(median(makespans[name]) for name in tuners)
     rows = [
         CompareRow(
@@ -78,40 +90,51 @@ def _study(spec: JobSpec, name: str, problems: Problems, seed: int) -> Study:
     return Study(problems, tuner, seed=seed, num_pairs=3, max_measurements=spec.tune.budget.measurements)
 
 
-def _search(study: Study, backend: Backend, problems: Problems, max_seconds: float) -> None:
+def search(spec: JobSpec, name: str, problems: Problems, backend: Backend, seed: int) -> Study:
+    """A tuner's search over all groups, unguarded, within the job's budget; no verdict."""
+    study = _study(spec, name, problems, seed)
     study.skip_verdict()
     groups = {problem.group.name: problem.group for problem in problems}
-    deadline = time.monotonic() + max_seconds
+    deadline = time.monotonic() + spec.tune.budget.seconds
     while (step := study.next()) is not None:
         if time.monotonic() > deadline:
             study.stop_search()
             continue
         study.report(step, {name: backend.measure(groups[name], a) for name, a in step.assignments.items()})
+    return study
 
 
-def _rounds(
+def measure_rounds(
     backend: Backend,
     problems: Problems,
     arms: Mapping[str, Mapping[str, Assignment]],
     num_rounds: int,
     seed: int,
-) -> dict[str, list[float]]:
-    """The iteration's makespan of every arm in every round, arms shuffled within a round."""
+) -> dict[str, list[IterationTimes]]:
+    """The iteration's times of every arm in every round, arms shuffled within a round.
+
+    Raises:
+        BackendError: if an arm cannot run.
+    """
     rng = random.Random(seed)
     order = list(arms)
-    makespans: dict[str, list[float]] = {name: [] for name in arms}
+    times: dict[str, list[IterationTimes]] = {name: [] for name in arms}
     for _ in range(num_rounds):
         rng.shuffle(order)
         for name in order:
-            makespans[name].append(_iteration_s(backend, problems, arms[name], name))
-    return makespans
+            times[name].append(_iteration_times(backend, problems, arms[name], name))
+    return times
 
 
-def _iteration_s(backend: Backend, problems: Problems, assignments: Mapping[str, Assignment], name: str) -> float:
-    total = 0.0
+def _iteration_times(
+    backend: Backend, problems: Problems, assignments: Mapping[str, Assignment], name: str
+) -> IterationTimes:
+    makespan_s = comp_s = comm_s = 0.0
     for problem in problems:
         outcome = backend.measure(problem.group, assignments[problem.group.name])
         if not isinstance(outcome, Measurement):
             raise BackendError(f"what {name or 'default'!r} ended with cannot run: {outcome.reason}")
-        total += problem.group.count * outcome.makespan_s
-    return total
+        makespan_s += problem.group.count * outcome.makespan_s
+        comp_s += problem.group.count * outcome.comp_s
+        comm_s += problem.group.count * outcome.total_comm_s
+    return IterationTimes(makespan_s, comp_s, comm_s)

@@ -15,6 +15,7 @@ from msgspec import Meta
 from lagom_overlap.collective import Algorithm, CollectiveKind, Protocol, Transport
 from lagom_overlap.errors import JobError
 from lagom_overlap.units import GBIT_PER_S, format_bytes, parse_bytes
+from lagom_overlap.workload.parallel import Recompute, Schedule
 
 MAX_JOB_BYTES: Final = 1 << 20
 """A job file above 1 MiB is refused: it is not one that a person wrote."""
@@ -56,12 +57,38 @@ class ClusterTable(Spec, frozen=True):
 
 
 class ParallelTable(Spec, frozen=True):
-    """`[parallel]`: fully sharded data parallelism over `fsdp` ranks."""
+    """`[parallel]`: fully sharded data parallelism over `fsdp` ranks, or degrees of their own for `lagom simulate`.
 
-    fsdp: Annotated[int, Meta(ge=2)]
+    `fsdp = N` is `data = N` with `zero_stage = 3`. What the other keys mean: `workload.parallel.ParallelLayout`.
+    """
+
+    fsdp: Annotated[int, Meta(ge=2)] | None = None
     micro_batch: Count = 1
     global_batch: Count | None = None
     prefetch: Count = 1
+    data: Count | None = None
+    tensor: Count = 1
+    pipeline: Count = 1
+    expert: Count = 1
+    schedule: Schedule = Schedule.ONE_F_ONE_B
+    chunks: Count = 1
+    recompute: Recompute = Recompute.NONE
+    sequence_parallel: bool = False
+    async_tensor: bool = False
+    zero_stage: Annotated[int, Meta(ge=0, le=3)] | None = None
+    gradient_bytes: Annotated[int, Meta(ge=2, le=4)] = 4
+    overlap_gradients: bool = True
+    bucket_bytes: Size = "160 MB"
+    flash_attention: bool = True
+    scatter_gather: bool = False
+    framework: Name = "megatron"
+
+    def beyond_fsdp(self) -> list[str]:
+        """The keys that are set to other than their default and only `lagom simulate` reads."""
+        read_by_all = {"fsdp", "micro_batch", "global_batch", "prefetch"}
+        default = ParallelTable()
+        names = (name for name in self.__struct_fields__ if name not in read_by_all)
+        return [name for name in names if getattr(self, name) != getattr(default, name)]
 
 
 class CostTable(Spec, frozen=True):
@@ -235,6 +262,8 @@ def _check_together(spec: JobSpec, where: str) -> None:
         raise JobError(f"{where}: [model] needs {missing} too")
     if spec.model is None and spec.parallel is not None:
         raise JobError(f"{where}: [parallel] has no meaning without [model]")
+    if spec.parallel is not None:
+        _check_parallel(spec.parallel, where)
     link_bytes_per_s(spec.job.link)
     for index, group in enumerate(spec.group):
         place = f"{where}: group[{index}]"
@@ -248,6 +277,14 @@ def _check_together(spec: JobSpec, where: str) -> None:
     space = spec.tune.space
     if space.chunk_bytes is not None and space.slice_bytes is not None:
         raise JobError(f"{where}: tune.space: give chunk_bytes or slice_bytes, not both")
+
+
+def _check_parallel(parallel: ParallelTable, where: str) -> None:
+    if parallel.fsdp is None:
+        return
+    for name in ("data", "zero_stage"):
+        if getattr(parallel, name) is not None:
+            raise JobError(f"{where}: parallel.fsdp already says parallel.{name}: give one of the two")
 
 
 _PATH: Final = re.compile(r" - at `\$?(.*)`$")
@@ -296,7 +333,7 @@ def _explain(message: str, raw: dict[str, Any]) -> str:
 def _enum_hint(path: str, table: type[Spec] | None) -> str:
     name = re.sub(r"\[\d+\]$", "", path.rpartition(".")[2])
     annotation = str(table.__annotations__.get(name, "")) if table else ""
-    for enum in (CollectiveKind, Algorithm, Protocol, Transport):
+    for enum in (CollectiveKind, Algorithm, Protocol, Transport, Schedule, Recompute):
         if enum.__name__ in annotation:
             return f"; allowed: {', '.join(enum)}"
     return ""

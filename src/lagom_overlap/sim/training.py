@@ -114,7 +114,7 @@ class TrainingSimulator:
     ) -> None:
         self._model, self._layout, self._seq_len = model, layout, seq_len
         self._framework, self._profile = framework, profile
-        self._times = OperatorTimes(cluster.gpu, operators)
+        self._times = OperatorTimes(cluster.gpu, operators, framework.memory_efficiency)
         self._links = GroupLinks(cluster, layout, operators.links)
         self._contention = ContentionModel(cluster, profile)
         self._cluster = cluster

@@ -24,30 +24,39 @@ def join(keys: Int64, sought: Int64) -> Int64:
     return np.where(ordered[at] == sought, order[at], UNKNOWN)
 
 
-def _longs() -> "array[int]":
-    return array("q")
+_COLUMNS: Final = (
+    "start_ns",
+    "end_ns",
+    "name",
+    "device",
+    "stream",
+    "role",
+    "memory_op",
+    "correlation",
+    "external_id",
+    "shape",
+    "num_bytes",
+)
+_GEOMETRY: Final = len(_COLUMNS)
+_WIDTH: Final = _GEOMETRY + 6
 
 
 @dataclass(slots=True)
 class EventColumns:
-    """GPU events in the order of the file; `add` one, then `build`."""
+    """GPU events in the order of the file; `add` one, then `build`.
 
-    start_ns: "array[int]" = field(default_factory=_longs)
-    end_ns: "array[int]" = field(default_factory=_longs)
-    name: "array[int]" = field(default_factory=_longs)
-    device: "array[int]" = field(default_factory=_longs)
-    stream: "array[int]" = field(default_factory=_longs)
-    role: "array[int]" = field(default_factory=_longs)
-    memory_op: "array[int]" = field(default_factory=_longs)
-    correlation: "array[int]" = field(default_factory=_longs)
-    external_id: "array[int]" = field(default_factory=_longs)
-    shape: "array[int]" = field(default_factory=_longs)
-    geometry: "array[int]" = field(default_factory=_longs)
-    num_bytes: "array[int]" = field(default_factory=_longs)
+    All numbers of an event stand behind each other in one array (one call per event is what makes reading fast).
+    """
+
+    numbers: "array[int]" = field(default_factory=lambda: array("q"))
     names: dict[str, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        return len(self.start_ns)
+        return len(self.numbers) // _WIDTH
+
+    def column(self, name: str) -> Int64:
+        """A copy of one column, in the order of adding."""
+        return np.frombuffer(self.numbers, dtype=np.int64)[_COLUMNS.index(name) :: _WIDTH].copy()
 
     def add(
         self,
@@ -67,25 +76,30 @@ class EventColumns:
         num_bytes: int = 0,
     ) -> int:
         """Adds one event and returns its number in the order of adding."""
-        self.start_ns.append(start_ns)
-        self.end_ns.append(end_ns)
-        self.name.append(self.names.setdefault(name, len(self.names)))
-        self.device.append(device)
-        self.stream.append(stream)
-        self.role.append(role)
-        self.memory_op.append(memory_op)
-        self.correlation.append(correlation)
-        self.external_id.append(external_id)
-        self.shape.append(shape)
-        self.geometry.extend(grid)
-        self.geometry.extend(block)
-        self.num_bytes.append(num_bytes)
-        return len(self.start_ns) - 1
+        number = self.names.setdefault(name, len(self.names))
+        self.numbers.extend(
+            (
+                start_ns,
+                end_ns,
+                number,
+                device,
+                stream,
+                role,
+                memory_op,
+                correlation,
+                external_id,
+                shape,
+                num_bytes,
+                *grid,
+                *block,
+            )
+        )
+        return len(self.numbers) // _WIDTH - 1
 
     def devices(self) -> tuple[int, ...]:
         """The devices that ran kernels; of a trace without kernels, all of them."""
-        device = np.asarray(self.device, dtype=np.int64)
-        ran = device[np.asarray(self.memory_op) == 0]
+        device = self.column("device")
+        ran = device[self.column("memory_op") == 0]
         return tuple(int(d) for d in np.unique(ran if len(ran) else device))
 
     def build(self, launch_ns: Int64, shape: Int64, *, device: int | None = None) -> tuple[GpuEvents, Int64]:
@@ -93,23 +107,23 @@ class EventColumns:
 
         `launch_ns` and `shape` are given in the order of adding.
         """
-        start, end = np.asarray(self.start_ns, dtype=np.int64), np.asarray(self.end_ns, dtype=np.int64)
+        start, end = self.column("start_ns"), self.column("end_ns")
         order = np.lexsort((end, start))
         if device is not None:
-            order = order[np.asarray(self.device, dtype=np.int64)[order] == device]
-        geometry = np.asarray(self.geometry, dtype=np.int64).reshape(-1, 6)[order]
-        streams, stream = np.unique(np.asarray(self.stream, dtype=np.int64)[order], return_inverse=True)
+            order = order[self.column("device")[order] == device]
+        geometry = np.frombuffer(self.numbers, dtype=np.int64).reshape(-1, _WIDTH)[order, _GEOMETRY:]
+        streams, stream = np.unique(self.column("stream")[order], return_inverse=True)
         events = GpuEvents(
             start_ns=start[order],
             end_ns=end[order],
-            name=np.asarray(self.name, dtype=np.int64)[order],
+            name=self.column("name")[order],
             stream=stream.astype(np.int64),
-            role=np.asarray(self.role, dtype=np.int64)[order],
-            memory_op=np.asarray(self.memory_op, dtype=np.int64)[order],
+            role=self.column("role")[order],
+            memory_op=self.column("memory_op")[order],
             shape=shape[order],
             grid=geometry[:, :3],
             block=geometry[:, 3:],
-            num_bytes=np.asarray(self.num_bytes, dtype=np.int64)[order],
+            num_bytes=self.column("num_bytes")[order],
             launch_ns=launch_ns[order],
             names=tuple(self.names),
             streams=tuple(f"stream {s}" for s in streams.tolist()),

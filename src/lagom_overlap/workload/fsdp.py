@@ -214,8 +214,10 @@ def fsdp_iteration(
     and so on; the embedding's and the head's units are `embed` and `head`.
 
     Raises:
-        JobError: if a count is below 1, or there are fewer than two ranks.
+        JobError: if a count is below 1, there are fewer than two ranks, or the model is a mixture of experts.
     """
+    if model.num_experts:
+        raise JobError(f"fsdp: model {model.name!r} is a mixture of experts; its step is built by workload.parallel")
     _check_counts(
         micro_batch=micro_batch,
         seq_len=seq_len,

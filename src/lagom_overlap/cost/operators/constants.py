@@ -46,7 +46,8 @@ class FrameworkConstants:
     """What a training framework adds to the kernels.
 
     The host needs `launch_s` to issue one kernel; a pass that the GPU finishes earlier takes the host's time, blended
-    by `launch_norm` (p of a p-norm). `optimizer_bytes` is the memory traffic per parameter of the optimizer step,
+    by `launch_norm` (p of a p-norm). `memory_efficiency` is what the framework's memory-bound kernels reach of the
+    GPU's bandwidths. `optimizer_bytes` is the memory traffic per parameter of the optimizer step,
     `gradient_pass_bytes` that of unscaling, checking and clipping. `data_bytes_per_s` limits what the framework's
     data-parallel collectives reach between nodes, where it is not the wire (0: the wire).
     """
@@ -55,6 +56,7 @@ class FrameworkConstants:
     fitted_on: str
     launch_s: float
     launch_norm: float
+    memory_efficiency: float
     optimizer_bytes: float
     gradient_pass_bytes: float
     data_bytes_per_s: float
@@ -64,6 +66,8 @@ class FrameworkConstants:
             value = getattr(self, field)
             if not 0 <= value < float("inf"):
                 raise ValueError(f"framework {self.name!r}: {field} is {value}, must be finite and not negative")
+        if not 0 < self.memory_efficiency <= 1:
+            raise ValueError(f"framework {self.name!r}: memory_efficiency is {self.memory_efficiency}, must be in (0, 1]")
         if self.launch_norm < 1:
             raise ValueError(f"framework {self.name!r}: launch_norm is {self.launch_norm}, must be at least 1")
 

@@ -22,6 +22,7 @@ class OperatorTimes:
 
     gpu: Gpu
     constants: OperatorConstants
+    memory_efficiency: float = 1.0
 
     def step_seconds(self, step: ComputeStep) -> float:
         """The GPU's time for a step; further launches cost what an empty kernel does."""
@@ -33,7 +34,7 @@ class OperatorTimes:
             case Touch():
                 stream = work.access is Access.STREAM
                 rate = self.constants.stream_bytes_per_s if stream else self.constants.reduction_bytes_per_s
-                return self.constants.touch_s + work.work.num_bytes / rate
+                return self.constants.touch_s + work.work.num_bytes / (rate * self.memory_efficiency)
             case Attention():
                 blocks = work.batch * work.num_heads * ceil(work.seq_len / QUERY_ROWS)
                 idle = max(1.0, self.gpu.num_sms / blocks)

@@ -1,6 +1,6 @@
 """The configurations of one collective as arrays, thinned where a space is huge."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from math import log
 from typing import Any, Final
@@ -42,6 +42,14 @@ class Lattice:
 
     def __len__(self) -> int:
         return len(self.configs)
+
+    def moved(self, place: int, channels: float, chunk: float, barred: Container[int] = ()) -> int:
+        """The place nearest to a multiple of a place's channels and chunk, of the same implementation."""
+        wanted = log(self.channels[place] * channels), log(self.chunk_bytes[place] * chunk)
+        apart = np.abs(np.log(self.channels) - wanted[0]) + np.abs(np.log(self.chunk_bytes) - wanted[1])
+        apart[self.kind != self.kind[place]] = np.inf
+        order = np.argsort(apart, kind="stable").tolist()
+        return next((near for near in order if near not in barred and apart[near] < np.inf), place)
 
 
 def _thinned(axis: Sequence[int | None], most: int, keep: int | None) -> list[int]:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import exp, inf, log, sqrt
+from statistics import NormalDist
 from typing import Final
 
 import numpy as np
@@ -18,6 +19,17 @@ from lagom_overlap.tune.just_enough.sight import LEAST_S, Record, record_of, sig
 from lagom_overlap.tune.just_enough.victim import victim_of
 from lagom_overlap.tune.just_enough.wire import wire_prior
 
+NORMAL: Final = NormalDist()
+MODEL_SD: Final = 0.015
+"""How far a forecast beside a measurement may be off."""
+BLIND_MODEL_SD: Final = 0.03
+"""The same where the kernels' grids are unknown."""
+FIRST_TRUSTED: Final = 4
+"""Earlier forecasts come from priors: they may be far off."""
+SURPRISE: Final = 0.1
+"""A makespan farther than this from its forecast, noise apart, counts against the model."""
+MOST_SURPRISES: Final = 3
+"""As many in a row, and the model is not asked any more."""
 DOUBT: Final = 0.03
 """Uncertainty of a forecast X or Y: an assignment that balances them is worth less than it seems."""
 
@@ -28,12 +40,21 @@ class Patience:
 
     max_measurements: int = 24
     max_repeats: int = 5
-    confidence: float = 2.3
+    confidence: float = 1.6
     least_gain: float = 0.003
     num_draws: int = 4
     max_explore: int = 8
-    model_sd: float = 0.02
-    check_at: int = 0
+    tolerated_loss: float = 0.004
+    check_at: int = 4
+
+
+STEPS: Final = (
+    ("half the channels", 0.5, 1.0),
+    ("twice the channels", 2.0, 1.0),
+    ("half the chunk", 1.0, 0.5),
+    ("twice the chunk", 1.0, 2.0),
+)
+"""Words, factor of the channels, factor of the chunk."""
 
 
 class GroupSearch:
@@ -62,9 +83,9 @@ class GroupSearch:
         self._arms.add(assignment, outcome)
         if isinstance(outcome, Failure):
             self._bar(assignment)
-        elif self._expected_s is not None:
-            off = abs(log(outcome.makespan_s / self._expected_s)) if outcome.makespan_s > 0 else inf
-            self._surprises = self._surprises + 1 if off > 0.1 + 3 * self._arms.sigma else 0
+        elif self._expected_s is not None and self._num_told > FIRST_TRUSTED and self._surprises < MOST_SURPRISES:
+            off = abs(log(max(outcome.makespan_s, LEAST_S) / self._expected_s))
+            self._surprises = self._surprises + 1 if off > SURPRISE + 3 * self._arms.sigma else 0
         self._expected_s = None
 
     def plan(self) -> None:
@@ -93,8 +114,12 @@ class GroupSearch:
 
     def _variance(self, arm: Assignment) -> float:
         """Of the logarithm of an estimate: measurements and forecast together."""
-        known = self._arms.num(arm) / self._arms.sigma**2
-        return 1 / (known + (0.0 if self._sight.places_of(arm) is None else self._patience.model_sd**-2))
+        precision = self._arms.num(arm) / self._arms.sigma**2
+        trusted = self._belief is not None and self._surprises < MOST_SURPRISES
+        if trusted and self._sight.places_of(arm) is not None:
+            assert self._belief is not None
+            precision += (MODEL_SD if self._belief.victim.knows_grid else BLIND_MODEL_SD) ** -2
+        return 1 / precision
 
     def _next(self) -> Probe | None:
         if self._num_told >= self._patience.max_measurements:
@@ -147,6 +172,8 @@ class GroupSearch:
     def _propose(self, forecast: Forecast) -> Probe | None:
         if self._num_told == self._patience.check_at and self._num_told > 0 and self._arms.ran(self._problem.default):
             return Probe(assignment=self._problem.default, reason="noise: the default once more")
+        if self._surprises >= MOST_SURPRISES:
+            return self._step()
         probe = self._favoured(forecast, "forecast")
         if probe is not None or self._num_told >= self._patience.max_explore:
             return probe
@@ -156,6 +183,23 @@ class GroupSearch:
             probe = self._favoured(self._belief.drawn(self._record, self._arms.sigma, rng), "could be")
             if probe is not None:
                 return probe
+        return None
+
+    def _step(self) -> Probe | None:
+        """Without the model: from the fastest so far, twice or half the channels or the chunk of all."""
+        known = [arm for arm in self._arms.runs if self._sight.places_of(arm) is not None]
+        if not known:
+            return None
+        places = self._sight.places_of(min(known, key=self._arms.mean_s))
+        assert places is not None, "a known arm off the lattice"
+        for words, channels, chunk in STEPS:
+            moved = [
+                lattice.moved(place, channels, chunk, barred)
+                for lattice, place, barred in zip(self._sight.lattices, places, self._barred, strict=True)
+            ]
+            assignment = self._sight.assignment_at(moved)
+            if not self._arms.knows(assignment):
+                return Probe(assignment=assignment, reason=f"the model does not fit here: {words} of all")
         return None
 
     def _favoured(self, forecast: Forecast, why: str) -> Probe | None:
@@ -184,23 +228,35 @@ class GroupSearch:
 
     def _estimate(self, assignment: Assignment) -> float:
         places = self._sight.places_of(assignment)
-        if places is None or self._forecast is None:
+        if places is None or self._forecast is None or self._surprises >= MOST_SURPRISES:
             return self._arms.mean_s(assignment)
         return float(self._forecast.makespans(np.array([places]))[0]) + self._arms.gap_s
 
     # -- race
 
     def _race(self) -> Probe | None:
+        """Repeats of the best and what it has to beat: first the default, beyond doubt, then its closest rival."""
         best, default = self._contender(), self._problem.default
-        if best is None or best == default or not self._arms.ran(default):
+        if best is None or not self._arms.ran(default):
             return None
-        if self._is_better(best):
+        rival = default
+        if best == default or self._is_better(best):
+            rivals = [arm for arm in self._arms.runs if arm not in (best, default)]
+            losses = {arm: self._loss(best, arm) for arm in rivals}
+            rival = max(rivals, key=losses.__getitem__, default=best)
+            if rival == best or losses[rival] <= self._patience.tolerated_loss:
+                return None
+        arm = best if self._arms.num(best) <= self._arms.num(rival) else rival
+        if self._arms.num(arm) >= self._patience.max_repeats:
             return None
-        counts = self._arms.num(best), self._arms.num(default)
-        if min(counts) >= self._patience.max_repeats:
-            return None
-        arm = best if counts[0] <= counts[1] else default
-        return Probe(assignment=arm, reason="race: the default against the best so far, once more")
+        against = "the default" if rival == default else "its closest rival"
+        return Probe(assignment=arm, reason=f"race: the best so far against {against}")
+
+    def _loss(self, arm: Assignment, rival: Assignment) -> float:
+        """The expected loss, as a share, of taking an arm where the rival might be faster."""
+        lead = log(max(self._estimate(rival), LEAST_S) / max(self._estimate(arm), LEAST_S))
+        doubt = sqrt(self._variance(arm) + self._variance(rival))
+        return doubt * NORMAL.pdf(lead / doubt) - lead * NORMAL.cdf(-lead / doubt)
 
     def _bar(self, assignment: Assignment) -> None:
         """No more of the configurations of a failed assignment that never ran anywhere."""

@@ -1,0 +1,289 @@
+"""Overlap groups in a measured timeline: what computes beside which collectives between two joins.
+
+A *join* is a place where the computation waited for a collective: nothing computed, a collective ended, and within
+`NEAR_NS` the next kernel began, launched before that end where its launch is known (else it waited for the CPU). What
+lies between two joins of a step is a window; a collective belongs to the window in which most of it runs, and to none
+if no kernel runs beside it at all: it is exposed whatever its settings. Equal windows are one group.
+
+Stable across steps and ranks: steps that run the same kernels beside the same collectives vote, kernel by kernel, on
+where the joins are; a majority cuts all of them alike, so that one late kernel makes no new group.
+
+A join that the computation reached after its collective had ended leaves no trace. A window may therefore hold several
+of the workload's groups, and how much slower its hidden collectives may become before they are waited for is not known.
+
+The bound of a group: communication-bound if in most of its occurrences a collective ends after the last kernel and
+before the next window's first, compute-bound otherwise.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lagom_overlap.analysis.collectives import CollectiveKey, key_of
+from lagom_overlap.analysis.findings import Findings, RankFindings
+from lagom_overlap.trace.gpu_trace import NO_TIME, UNKNOWN, Int64, Role
+
+NEAR_NS: Final = 20_000
+"""A kernel that begins this soon after a collective's end followed it at once."""
+_MAJORITY: Final = 0.5
+
+
+class Bound(StrEnum):
+    """Which stream ends a group."""
+
+    COMPUTE = "compute"
+    COMMUNICATION = "communication"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class KernelKey:
+    """A kernel by its code and launch: what two runs share that do the same."""
+
+    name: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceKernel:
+    """A kernel of a group: how long it took there (median over occurrences, collectives beside it or not)."""
+
+    key: KernelKey
+    median_ns: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceComm:
+    """A collective of a group; it began when `starts_after` of the group's kernels had ended (median)."""
+
+    key: CollectiveKey
+    starts_after: int
+    median_ns: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceGroup:
+    """A group found in a timeline: `num_occurrences` windows over all steps and ranks, medians over them.
+
+    `per_step` is how often it occurs in a step of the average rank. `makespan_ns` runs from the first kernel's or
+    collective's start to the last end, `comp_ns` from the first kernel's start to the last one's end, `comm_ns` is the
+    collectives' summed time, `exposed_ns` what of it no kernel hides. `agreement` is the share of occurrences with the
+    group's bound.
+    """
+
+    name: str
+    kernels: tuple[TraceKernel, ...]
+    comms: tuple[TraceComm, ...]
+    num_occurrences: int
+    per_step: float
+    makespan_ns: float
+    comp_ns: float
+    comm_ns: float
+    exposed_ns: float
+    bound: Bound
+    agreement: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One step of one rank: its kernels and collectives in order of start, as numbers and as rows of the events."""
+
+    rank: int
+    kernels: Int64
+    kernel_rows: Int64
+    calls: tuple[int, ...]
+    call_keys: tuple[CollectiveKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """One occurrence: kernels [first, last) of a step, which of its calls, and each call's start in kernels."""
+
+    step: _Step
+    first: int
+    last: int
+    calls: tuple[int, ...]
+    starts_after: tuple[int, ...]
+
+
+def _steps_of(rank: RankFindings, index: int, numbers: dict[KernelKey, int]) -> list[_Step]:
+    events, calls = rank.trace.events, rank.trace.calls
+    rows = events.rows(Role.COMPUTE)
+    if not len(rows):
+        return []
+    columns = np.column_stack((events.name[rows], events.grid[rows], events.block[rows]))
+    unique, inverse = np.unique(columns, axis=0, return_inverse=True)
+    number_of = np.array(
+        [
+            numbers.setdefault(KernelKey(events.names[name], (gx, gy, gz), (bx, by, bz)), len(numbers))
+            for name, gx, gy, gz, bx, by, bz in unique.tolist()
+        ],
+        dtype=np.int64,
+    )
+    kernel = number_of[inverse.ravel()]
+    timed = [at for at, call in enumerate(calls) if call.event != UNKNOWN]
+    timed.sort(key=lambda at: (int(events.start_ns[calls[at].event]), at))
+    call_start = np.array([events.start_ns[calls[at].event] for at in timed], dtype=np.int64)
+    windows = [(step.start_ns, step.end_ns) for step in rank.steps]
+    found = []
+    for start, end in windows:
+        low, high = np.searchsorted(events.start_ns[rows], (start, end))
+        first, last = np.searchsorted(call_start, (start, end))
+        if high > low:
+            mine = tuple(timed[first:last])
+            found.append(
+                _Step(index, kernel[low:high], rows[low:high], mine, tuple(key_of(calls[at]) for at in mine))
+            )
+    return found
+
+
+def _joins(rank: RankFindings, step: _Step) -> NDArray[np.bool_]:
+    """For each kernel of a step whether the computation waited for a collective right before it."""
+    events = rank.trace.events
+    rows = step.kernel_rows
+    start, end = events.start_ns[rows], events.end_ns[rows]
+    ends = np.sort(np.array([events.end_ns[rank.trace.calls[at].event] for at in step.calls], dtype=np.int64))
+    joined = np.zeros(len(rows), dtype=np.bool_)
+    if not len(ends) or len(rows) < 2:
+        return joined
+    busy_until = np.maximum.accumulate(end)[:-1]
+    at = np.searchsorted(ends, start[1:], side="right") - 1
+    ended = ends[np.maximum(at, 0)]
+    near = (at >= 0) & (start[1:] - ended <= NEAR_NS) & (ended > busy_until)
+    launch = events.launch_ns[rows][1:]
+    joined[1:] = near & ((launch == NO_TIME) | (launch <= ended))
+    return joined
+
+
+def _homes(rank: RankFindings, step: _Step, cuts: Sequence[int]) -> list[int]:
+    """For each call of a step the window in which most of it runs; -1 where no kernel runs beside it."""
+    events = rank.trace.events
+    begins = events.start_ns[step.kernel_rows[list(cuts)]]
+    edges = np.append(begins[1:], np.iinfo(np.int64).max)
+    found = []
+    for at in step.calls:
+        row = rank.trace.calls[at].event
+        start, end = events.start_ns[row : row + 1], events.end_ns[row : row + 1]
+        if not rank.occupation.compute.within(start, end)[0]:
+            found.append(-1)
+            continue
+        inside = np.minimum(edges, end[0]) - np.maximum(np.append(np.iinfo(np.int64).min, begins[1:]), start[0])
+        found.append(int(np.argmax(inside)))
+    return found
+
+
+def _mode(values: Sequence[int]) -> int:
+    """The most frequent value; of equals the smallest."""
+    found, counts = np.unique(np.asarray(values), return_counts=True)
+    return int(found[np.argmax(counts)])
+
+
+def _windows(ranks: Sequence[RankFindings], steps: Sequence[_Step]) -> list[_Window]:
+    """The windows of steps that all run the same: cut where a majority joins, collectives placed as most are."""
+    votes = np.mean([_joins(ranks[step.rank], step) for step in steps], axis=0)
+    cuts = [0, *np.flatnonzero(votes > _MAJORITY).tolist()]
+    homes = [_homes(ranks[step.rank], step, cuts) for step in steps]
+    home = [_mode(held) for held in zip(*homes, strict=True)]
+    edges = [*cuts, len(steps[0].kernels)]
+    found = []
+    for step in steps:
+        events, calls = ranks[step.rank].trace.events, ranks[step.rank].trace.calls
+        for number, (first, last) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
+            mine = tuple(at for at, held in zip(step.calls, home, strict=True) if held == number)
+            if not mine:
+                continue
+            ends = np.sort(events.end_ns[step.kernel_rows[first:last]])
+            starts = events.start_ns[[calls[at].event for at in mine]]
+            after = np.searchsorted(ends, starts, side="right")
+            found.append(_Window(step, first, last, mine, tuple(after.tolist())))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """One occurrence's times in ns."""
+
+    makespan: int
+    comp: int
+    comms: tuple[int, ...]
+    exposed: int
+    comm_ends_last: bool
+
+
+def _times(rank: RankFindings, window: _Window) -> _Times:
+    events = rank.trace.events
+    rows = window.step.kernel_rows[window.first : window.last]
+    comm = np.array([rank.trace.calls[at].event for at in window.calls], dtype=np.int64)
+    comp_start, comp_end = int(events.start_ns[rows[0]]), int(events.end_ns[rows].max())
+    after = window.step.kernel_rows[window.last : window.last + 1]
+    next_start = int(events.start_ns[after[0]]) if len(after) else np.iinfo(np.int64).max
+    start, end = events.start_ns[comm], events.end_ns[comm]
+    hidden = rank.occupation.compute.within(start, end)
+    return _Times(
+        makespan=max(comp_end, int(end.max())) - min(comp_start, int(start.min())),
+        comp=comp_end - comp_start,
+        comms=tuple((end - start).tolist()),
+        exposed=int((end - start - hidden).sum()),
+        comm_ends_last=bool(np.any((end > comp_end) & (end <= next_start))),
+    )
+
+
+def _group(
+    name: str, windows: Sequence[_Window], ranks: Sequence[RankFindings], kernels: Sequence[KernelKey], num_steps: int
+) -> TraceGroup:
+    times = [_times(ranks[window.step.rank], window) for window in windows]
+    durations = []
+    for window in windows:
+        events = ranks[window.step.rank].trace.events
+        rows = window.step.kernel_rows[window.first : window.last]
+        durations.append(events.end_ns[rows] - events.start_ns[rows])
+    median_ns = np.median(durations, axis=0)
+    first = windows[0]
+    share = float(np.mean([found.comm_ends_last for found in times]))
+    keys = {at: key for at, key in zip(first.step.calls, first.step.call_keys, strict=True)}
+    after = np.median([window.starts_after for window in windows], axis=0)
+    lengths = np.median([found.comms for found in times], axis=0)
+    return TraceGroup(
+        name=name,
+        kernels=tuple(
+            TraceKernel(key=kernels[number], median_ns=float(length))
+            for number, length in zip(first.step.kernels[first.first : first.last].tolist(), median_ns, strict=True)
+        ),
+        comms=tuple(
+            TraceComm(key=keys[at], starts_after=int(begun), median_ns=float(length))
+            for at, begun, length in zip(first.calls, after, lengths, strict=True)
+        ),
+        num_occurrences=len(windows),
+        per_step=len(windows) / num_steps,
+        makespan_ns=float(np.median([found.makespan for found in times])),
+        comp_ns=float(np.median([found.comp for found in times])),
+        comm_ns=float(np.median([sum(found.comms) for found in times])),
+        exposed_ns=float(np.median([found.exposed for found in times])),
+        bound=Bound.COMMUNICATION if share > _MAJORITY else Bound.COMPUTE,
+        agreement=max(share, 1 - share),
+    )
+
+
+def overlap_groups(findings: Findings) -> tuple[TraceGroup, ...]:
+    """The overlap groups of a job's traces in order of first occurrence; the same traces give the same groups."""
+    numbers: dict[KernelKey, int] = {}
+    steps = [step for index, rank in enumerate(findings.ranks) for step in _steps_of(rank, index, numbers)]
+    alike: dict[tuple[bytes, tuple[CollectiveKey, ...]], list[_Step]] = defaultdict(list)
+    for step in steps:
+        alike[step.kernels.tobytes(), step.call_keys].append(step)
+    groups: dict[object, list[_Window]] = defaultdict(list)
+    for held in alike.values():
+        for window in _windows(findings.ranks, held):
+            keys = dict(zip(window.step.calls, window.step.call_keys, strict=True))
+            ran = window.step.kernels[window.first : window.last].tobytes()
+            groups[ran, tuple(keys[at] for at in window.calls)].append(window)
+    kernels = list(numbers)
+    return tuple(
+        _group(f"group{number}", windows, findings.ranks, kernels, len(steps))
+        for number, windows in enumerate(groups.values())
+    )
