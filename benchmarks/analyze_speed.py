@@ -61,6 +61,7 @@ def make_trace(path: Path, num_events: int) -> None:
     """A synthetic FSDP-like trace: per kernel a CPU operator, a launch, two flow events and a Python frame."""
     rng = random.Random(1)
     names = [f"void at::native::elementwise_kernel_{n}<float, {'x' * (40 + n % 80)}>(float*, int)" for n in range(200)]
+    stack = ";".join(f"model/layers/block_{n}.py({100 + n}): forward_{n}" for n in range(12))
     with path.open("w", encoding="utf-8") as file:
         file.write('{"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "NVIDIA H100", "numSms": 132}],\n')
         file.write('"distributedInfo": {"backend": "nccl", "rank": 0, "world_size": 8, "nccl_version": "2.27.5"},\n')
@@ -75,6 +76,7 @@ def make_trace(path: Path, num_events: int) -> None:
                 f' "args": {{"External id": {corr + 10**7}, "Record function id": 0,'
                 f' "Concrete Inputs": ["", "1"],'
                 f' "Input type": ["float", "Scalar"], "Input Strides": [[4096, 1], []], "Input Dims": {shape},'
+                f' "Sequence number": {n}, "Fwd thread id": 0, "Call stack": "{stack}",'
                 f' "Ev Idx": {n}}}}}',
                 f'{{"ph": "X", "cat": "python_function", "name": "torch/nn/modules/module.py(1553): _call_impl",'
                 f' "pid": 9, "tid": 9, "ts": {at - 40:.3f}, "dur": 25.5, "args": {{"Python parent id": {n},'

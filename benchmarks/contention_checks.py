@@ -20,7 +20,7 @@ from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.cost.contention import eq5_waves
 from lagom_overlap.cost.kernels import kernel_of_time
 from lagom_overlap.hardware import Cluster, Gpu, Link, LinkKind, load_preset
-from lagom_overlap.sim import GroupSimulator
+from lagom_overlap.sim import DispatchSimulator, GroupSimulator
 from lagom_overlap.units import KIB, MIB, MS
 from lagom_overlap.workload import CommOp, CompOp, Gemm, Kernel, MemoryBound, OverlapGroup, fsdp_iteration, load_model
 from lagom_overlap.workload.overlap import find_overlap_groups
@@ -42,6 +42,8 @@ MI300X = Cluster(  # datasheet 2023: 304 CUs, 5.3 TB/s, 256 MB last-level cache;
     intra=XGMI,
     inter=XGMI,
 )
+ONE_WAVE = Gemm(11 * 128, 12 * 256, 8192)
+"""132 tiles of 128 x 256: one block per SM of an H100."""
 COMPUTE_BOUND = tuple(Gemm(m, n, 8192) for m, n in product((4096, 8192, 16384), (8192, 16384)))
 """Shapes of a check whose source gives none; the median over them is the prediction."""
 
@@ -51,6 +53,7 @@ class Check:
     """One line: a ratio measured elsewhere, ours, and whether they agree within what was stated beforehand."""
 
     name: str
+    simulator: str
     what: str
     measured: float
     predicted: float
@@ -69,9 +72,22 @@ class Check:
         return abs(self.error) <= self.tolerance
 
 
-def _check(name: str, what: str, measured: float, predicted: list[float], tolerance: float) -> Check:
+Simulator = type[GroupSimulator] | type[DispatchSimulator]
+RATES, BLOCKS = "rates", "blocks"
+SIMULATORS: dict[str, Simulator] = {RATES: GroupSimulator, BLOCKS: DispatchSimulator}
+"""Average rates, on which tuners search, and blocks dispatched to SMs, the yardstick; the constants are the same."""
+
+
+def _alone_s(group: OverlapGroup, model: ContentionModel) -> float:
+    return GroupSimulator(group, model).comp_alone_s
+
+
+def _check(
+    name: str, what: str, measured: float, predicted: list[float], tolerance: float, *, simulator: str = RATES
+) -> Check:
     return Check(
         name=name,
+        simulator=simulator,
         what=what,
         measured=measured,
         predicted=median(predicted),
@@ -92,24 +108,24 @@ def covered_ffn(m: int, hidden: int, inner: int) -> OverlapGroup:
     )
 
 
-def t1() -> list[Check]:
+def t1(kind: str) -> list[Check]:
     """Lagom, figure 3: 16 against 32 channels on an A40, computation 30.2 % apart."""
     alone = [eq5_waves(1e6, 1, num_sms=84, num_channels=n) for n in (16, 32)]
     model = ContentionModel(load_preset("a40_pcie"), PROFILE)
     ratios = []
     for m, (hidden, inner) in product((1024, 2048, 4096, 8192), ((2560, 10240), (4096, 14336), (4096, 16384))):
-        simulator = GroupSimulator(covered_ffn(m, hidden, inner), model)
+        simulator = SIMULATORS[kind](covered_ffn(m, hidden, inner), model)
         few, many = (
             simulator.evaluate((CommConfig(num_channels=n, chunk_bytes=128 * KIB),) * 40).comp_s for n in (16, 32)
         )
         ratios.append(many / few)
-    return [
-        _check("T1", "A40, NC 16 -> 32: Eq. 5 alone", 1.302, [alone[1] / alone[0]], 0.02),
-        _check("T1b", "the same, whole model, FFN of 12 shapes", 1.302, ratios, 0.02),
-    ]
+    whole = _check("T1b", "A40, NC 16 -> 32: whole model, FFN of 12 shapes", 1.302, ratios, 0.02, simulator=kind)
+    if kind == BLOCKS:
+        return [whole]
+    return [_check("T1", "A40, NC 16 -> 32: Eq. 5 alone", 1.302, [alone[1] / alone[0]], 0.02), whole]
 
 
-def hopper_gemm(alone_s: float | None = None, gemm: Gemm = Gemm(11 * 128, 12 * 256, 8192)) -> Kernel:
+def hopper_gemm(gemm: Gemm, alone_s: float | None = None) -> Kernel:
     """A product whose grid is one block per SM of an H100, at its own or a measured time alone."""
     cluster = load_preset("h100_dgx")
     kernel = ContentionModel(cluster, PROFILE).kernel(gemm)
@@ -125,24 +141,24 @@ def hopper_gemm(alone_s: float | None = None, gemm: Gemm = Gemm(11 * 128, 12 * 2
     )
 
 
-def t2() -> list[Check]:
+def t2(kind: str) -> list[Check]:
     """NVIDIA forum 337991: 132 blocks on 132 SMs, an all-gather holds 24: MFU 80 -> 47 %."""
-    kernel = hopper_gemm()
+    kernel = hopper_gemm(ONE_WAVE)
     group = OverlapGroup(
         name="forum",
         computations=(CompOp(name="gemm", work=kernel),),
         comms=(CommOp(name="ag", collective=Collective(CollectiveKind.ALL_GATHER, 512 * MIB, 8)),),
     )
-    simulator = GroupSimulator(group, ContentionModel(load_preset("h100_dgx"), PROFILE))
-    times = simulator.evaluate((CommConfig(num_channels=24),))
-    ratio = times.comp_s / simulator.comp_alone_s
-    return [_check("T2", "H100, 132 blocks beside 24 channels throughout", 80 / 47, [ratio], 0.10)]
+    model = ContentionModel(load_preset("h100_dgx"), PROFILE)
+    times = SIMULATORS[kind](group, model).evaluate((CommConfig(num_channels=24),))
+    ratio = times.comp_s / _alone_s(group, model)
+    return [_check("T2", "H100, 132 blocks beside 24 channels throughout", 80 / 47, [ratio], 0.10, simulator=kind)]
 
 
-def fuser_group(comm_s: float) -> tuple[OverlapGroup, ContentionModel, CommConfig]:
+def fuser_group(comm_s: float, kind: str) -> tuple[OverlapGroup, ContentionModel, CommConfig]:
     """NVIDIA/Fuser 5742: a product of 1.351 ms beside an all-reduce of two H100 that takes `comm_s` beside it."""
     model = ContentionModel(load_preset("h100_dgx"), PROFILE)
-    kernel, config = hopper_gemm(1.351 * MS, Gemm(8192, 8192, 8192)), CommConfig(num_channels=24)
+    kernel, config = hopper_gemm(Gemm(8192, 8192, 8192), 1.351 * MS), CommConfig(num_channels=24)
 
     def group(num_bytes: int) -> OverlapGroup:
         collective = Collective(CollectiveKind.ALL_REDUCE, num_bytes, 2)
@@ -153,21 +169,21 @@ def fuser_group(comm_s: float) -> tuple[OverlapGroup, ContentionModel, CommConfi
         )
 
     low, high = 1 * MIB, 1024 * MIB
-    while high - low > 1024:
+    while high - low > 256 * KIB:
         middle = (low + high) // 2
-        if GroupSimulator(group(middle), model).evaluate((config,)).comm_s[0] < comm_s:
+        if SIMULATORS[kind](group(middle), model).evaluate((config,)).comm_s[0] < comm_s:
             low = middle
         else:
             high = middle
     return group(low), model, config
 
 
-def t3() -> list[Check]:
+def t3(kind: str) -> list[Check]:
     """NVIDIA/Fuser 5742: the same, but the all-reduce ends after 0.300 ms: 1.351 -> 1.556 ms."""
-    group, model, config = fuser_group(0.300 * MS)
-    simulator = GroupSimulator(group, model)
-    ratio = simulator.evaluate((config,)).comp_s / simulator.comp_alone_s
-    return [_check("T3", "H100, 132 blocks beside 24 channels for 0.300 of 1.351 ms", 1.556 / 1.351, [ratio], 0.05)]
+    group, model, config = fuser_group(0.300 * MS, kind)
+    ratio = SIMULATORS[kind](group, model).evaluate((config,)).comp_s / _alone_s(group, model)
+    what = "H100, 132 blocks beside 24 channels for 0.300 of 1.351 ms"
+    return [_check("T3", what, 1.556 / 1.351, [ratio], 0.05, simulator=kind)]
 
 
 def t4() -> list[Check]:
@@ -234,7 +250,8 @@ def t5() -> list[Check]:
         error = sum(abs(ratio - 1) for ratio in ratios) / len(ratios)
         checks.append(
             Check(
-                name=f"T5/{system.split()[0]}",
+                name=f"T5/{system.split()[-1]}",
+                simulator=RATES,
                 what=f"{system}: bandwidth at 1 to 8 channels, mean error of 10 points not fitted",
                 measured=1.0,
                 predicted=1.0 + error,
@@ -246,7 +263,7 @@ def t5() -> list[Check]:
     return checks
 
 
-def t6() -> list[Check]:
+def t6(kind: str) -> list[Check]:
     """Row 16: a product beside a reduce-scatter with 16 of 304 blocks, product 1.221 times as long."""
     model = ContentionModel(MI300X, PROFILE)
     ratios = []
@@ -256,12 +273,12 @@ def t6() -> list[Check]:
             computations=(CompOp(name="gemm", work=gemm),),
             comms=(CommOp(name="rs", collective=Collective(CollectiveKind.REDUCE_SCATTER, 8 << 30, 8)),),
         )
-        simulator = GroupSimulator(group, model)
-        ratios.append(simulator.evaluate((CommConfig(num_channels=16),)).comp_s / simulator.comp_alone_s)
-    return [_check("T6", "MI300X, product beside a reduce-scatter on 16 CUs", 1.221, ratios, 0.05)]
+        comp_s = SIMULATORS[kind](group, model).evaluate((CommConfig(num_channels=16),)).comp_s
+        ratios.append(comp_s / _alone_s(group, model))
+    return [_check("T6", "MI300X, product beside a reduce-scatter on 16 CUs", 1.221, ratios, 0.05, simulator=kind)]
 
 
-def t7() -> list[Check]:
+def t7(kind: str) -> list[Check]:
     """Lagom, figure 8, by order only: 61 channels < default < what Lagom chose, in both patterns."""
     cluster = load_preset("a40_nvlink", num_nodes=1)
     model = ContentionModel(cluster, PROFILE)
@@ -276,7 +293,7 @@ def t7() -> list[Check]:
         ("T7/AG", forward, 0, CommConfig(num_channels=2, chunk_bytes=chunk_bytes_of_slice(684 * KIB)), 1.35),
         ("T7/RS", backward, 0, CommConfig(num_channels=4, chunk_bytes=chunk_bytes_of_slice(1366 * KIB)), 1.43),
     ):
-        simulator = GroupSimulator(group, model)
+        simulator = SIMULATORS[kind](group, model)
         base = [default] * len(group.comms)
         before = simulator.evaluate(base).makespan_s
         base[place] = config
@@ -285,6 +302,7 @@ def t7() -> list[Check]:
         checks.append(
             Check(
                 name=name,
+                simulator=kind,
                 what=f"Phi-2 FSDP 8: {config.num_channels} channels, faster or slower than the default",
                 measured=measured,
                 predicted=ratio,
@@ -298,7 +316,8 @@ def t7() -> list[Check]:
 
 def checks() -> list[Check]:
     """All of them, in order."""
-    return [*t1(), *t2(), *t3(), *t4(), *t5(), *t6(), *t7()]
+    shared = [check for test in (t1, t2, t3, t6, t7) for kind in SIMULATORS for check in test(kind)]
+    return sorted([*shared, *t4(), *t5()], key=lambda check: (check.name[:2], check.simulator != RATES))
 
 
 def main() -> int:
@@ -312,8 +331,9 @@ def main() -> int:
     for row in rows:
         tolerance = "order only" if row.name.startswith("T7") else f"{row.tolerance:.0%}"
         print(
-            f"{row.name:12} measured {row.measured:6.3f}  predicted {row.predicted:6.3f} [{row.low:.3f}, {row.high:.3f}]"
-            f"  error {row.error:+6.1%}  tolerance {tolerance:10}  {'pass' if row.passes else 'MISS'}  {row.what}"
+            f"{row.name:10} {row.simulator:6} measured {row.measured:6.3f}  predicted {row.predicted:6.3f}"
+            f" [{row.low:.3f}, {row.high:.3f}]  error {row.error:+6.1%}  tolerance {tolerance:10}"
+            f"  {'pass' if row.passes else 'MISS'}  {row.what}"
         )
     return 0
 

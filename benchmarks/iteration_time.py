@@ -1,10 +1,13 @@
 """Predicted against measured iteration times, for any file in the formats of the shared validation data.
 
-    python benchmarks/iteration_time.py FILE.csv [--json] [--split]
+    python benchmarks/iteration_time.py FILE.csv [--json]
 
 Formats, told apart by their columns: vTrain (single node, or with a leading "Parameters (billion)"), the tables of
 Narayanan et al. (SC'21, arXiv 2104.04473) and of arXiv 2201.11990, Table 5 of arXiv 2205.05198 (two measured times a
-row). `--split` reports rows that were fitted on apart from the others. What was fitted on what: docs/accuracy_iteration.md.
+row). Rows that a constant was fitted on are marked; what was fitted on what: docs/accuracy_iteration.md.
+
+Where a table has no such column: sequences of 2048 tokens, as many replicas as the GPUs give, micro-batches of one
+sequence, a vocabulary of 51,200, no interleaving, PTD.
 
 Every measured value is either predicted or named under `not_simulated` with the reason; `num_rows` counts both. A file
 that is empty or damaged, or holds negative, infinite or missing figures, ends with one line and exit code 2.
@@ -51,7 +54,8 @@ _VTRAIN: Final = {
 _COUNTS: Final = (
     "gpus", "global_batch", "microbatch", "hidden", "heads", "layers", "seq", "vocab", "tp", "dp", "pp", "interleave",
 )  # fmt: skip
-_NEEDED: Final = ("gpus", "global_batch", "hidden", "heads", "layers", "seq", "tp", "dp", "pp")
+_NEEDED: Final = ("gpus", "global_batch", "hidden", "heads", "layers", "tp", "pp")
+_SEQ: Final = 2048
 _MEASURED: Final = (
     "measured_ms", "measured_iter_s", "derived_iter_s", "measured_full_recompute_s", "measured_seqpar_selective_s",
     "measured_tflops_per_gpu",
@@ -133,7 +137,10 @@ def read_rows(path: Path) -> tuple[list[str], list[tuple[str, Values]]]:
             raise BadFileError(f"row {number} has {len(cells)} values, the header has {len(columns)}")
         named = {name: cell.strip() for name, cell in zip(columns, cells, strict=True)}
         wanted = [name for name in columns if name in _COUNTS or name in _MEASURED]
-        rows.append((named.get("scheme", ""), {name: _number(named[name], name, number) for name in wanted}))
+        values = {name: _number(named[name], name, number) for name in wanted}
+        values.setdefault("seq", _SEQ)
+        values.setdefault("dp", max(1, values["gpus"] // (values["tp"] * values["pp"])))
+        rows.append((named.get("scheme", ""), values))
     if not rows:
         raise BadFileError(f"{str(path)!r} has a header and no rows")
     return columns, rows
@@ -189,7 +196,7 @@ def seconds_of_tflops(v: Values) -> float:
 
 
 def _vtrain_case(columns: Sequence[str], row: int, v: Values) -> Case:
-    """vTrain. Its single-node rows show no recomputation and no accumulation (docs/accuracy_iteration.md)."""
+    """A row of vTrain; the single-node ones show no recomputation and no accumulation (docs/accuracy_iteration.md)."""
     recompute = Recompute.FULL if "params_B" in columns else Recompute.NONE
     layout = replace(_layout(v, recompute), accumulate_gradients=False)
     return Case(
@@ -206,7 +213,7 @@ def _vtrain_case(columns: Sequence[str], row: int, v: Values) -> Case:
 
 
 def _table5_cases(row: int, v: Values) -> Iterator[Case]:
-    """arXiv 2205.05198, Table 5: the same job recomputed in full, then with sequence parallelism and selectively."""
+    """Table 5 of arXiv 2205.05198: a job recomputed in full, and selectively with sequence parallelism."""
     full = replace(_layout(v, Recompute.FULL), gradient_bytes=4, async_tensor=True)
     cut = replace(full, recompute=Recompute.SELECTIVE, sequence_parallel=int(v["tp"]) > 1, async_tensor=False)
     for what, layout in (("full_recompute", full), ("seqpar_selective", cut)):
@@ -240,7 +247,7 @@ def _table_case(scheme: str, row: int, v: Values) -> Case | Refused:
         num_gpus=int(v["gpus"]),
         framework="deepspeed_zero3" if zero else megatron,
         measured_s=seconds_of_tflops(v) if measured is None else measured,
-        fitted=zero == 3 and (int(v["layers"]), int(v["gpus"])) == (96, 1536),
+        fitted=zero == 3 and int(v["layers"]) == 96,
     )
 
 
@@ -273,7 +280,7 @@ def predict(case: Case, framework: FrameworkConstants | None = None) -> float:
         case.layout,
         seq_len=case.seq_len,
         cluster=cluster,
-        operators=load_operators(cluster.gpu.name),
+        operators=load_operators(cluster.gpu),
         framework=framework or load_framework(case.framework),
         profile=load_profile("plausible"),
     )
@@ -340,8 +347,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(result))
         return 0
     for row in result["rows"]:  # type: ignore[attr-defined]  # the object is for JSON, its values are of many types
-        print(f"row {row['row']:>4} {row['what']:<18} measured {row['measured_s']:>9.4f} s  "
-              f"predicted {row['predicted_s']:>9.4f} s  {row['error_pct']:+6.1f} %{'  (fitted on)' if row['fitted'] else ''}")
+        mark = "  (fitted on)" if row["fitted"] else ""
+        print(
+            f"row {row['row']:>4} {row['what']:<18} measured {row['measured_s']:>9.4f} s  "
+            f"predicted {row['predicted_s']:>9.4f} s  {row['error_pct']:+6.1f} %{mark}"
+        )
     for row in result["not_simulated"]:  # type: ignore[attr-defined]  # as above
         print(f"row {row['row']:>4} {row['what']:<18} not simulated: {row['why']}")
     for key in ("num_rows", "num_fitted", "mean_abs_error_pct", "mean_abs_error_not_fitted_pct"):

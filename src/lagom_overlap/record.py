@@ -5,7 +5,6 @@ import platform
 import sys
 import tempfile
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 
 from lagom_overlap.errors import OutputError
@@ -79,6 +78,8 @@ def describe_machine() -> dict[str, str]:
 
 def package_versions() -> dict[str, str]:
     """Python and the packages that decide a result; absent ones are left out."""
+    from importlib import metadata  # noqa: PLC0415 - not for runs that write no record
+
     found = {"python": ".".join(str(part) for part in sys.version_info[:3])}
     for name in _VERSIONED:
         try:

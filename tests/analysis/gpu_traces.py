@@ -39,7 +39,7 @@ def gpu_trace(
             block=(64, 1, 1),
         )
     launch = np.array([NO_TIME if at is None else at for at in launches or [None] * len(rows)], dtype=np.int64)
-    events, _ = columns.build(launch, np.asarray(columns.shape, dtype=np.int64))
+    events, _ = columns.build(launch, columns.column("shape"))
     comm = events.rows(Role.COMM).tolist()
     held = []
     for row, given in zip(comm, calls or [{}] * len(comm), strict=True):

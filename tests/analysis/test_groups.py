@@ -100,6 +100,13 @@ def test_one_step_out_of_line_makes_no_group_of_its_own():
     assert first.agreement == pytest.approx(2 / 3)
 
 
+def test_a_join_that_only_a_minority_of_steps_shows_cuts_nothing():
+    hidden = [(K, "a", 0, 10, 0), (C, "gather", 0, 8), (K, "b", 10, 20, 0)]
+    waited = [(K, "a", 0, 10, 0), (C, "gather", 0, 15), (K, "b", 15.002, 25, 0)]
+    (group,) = groups_of(trace_of(hidden, hidden, waited))
+    assert (len(group.kernels), group.num_occurrences, group.bound) == (2, 3, Bound.COMPUTE)
+
+
 def test_a_step_with_other_kernels_has_groups_of_its_own():
     other = [(K, "z", 0, 10, 0), (C, "gather", 0, 8)]
     assert [group.num_occurrences for group in groups_of(trace_of(LAYERS, LAYERS, other))] == [2, 2, 1]

@@ -8,13 +8,15 @@ import pytest
 from lagom_overlap.errors import JobError, UnknownNameError
 from lagom_overlap.hardware import Cluster, Gpu, Link, LinkKind, load_preset, preset_names
 
-NAMES = ["a100_dgx", "a40_nvlink", "a40_pcie", "h100_dgx", "h200"]
+NAMES = ["a100_dgx", "a100_hdr1", "a100_hdr4", "a40_nvlink", "a40_pcie", "h100_dgx", "h200"]
 
 # NVIDIA's datasheets: SMs, dense bf16 peak, memory peak, memory, one direction of the GPU's NVLink or PCIe slot.
 DATASHEET = {
     "a40_nvlink": (84, 149.7e12, 696e9, 48e9, 56.25e9),
     "a40_pcie": (84, 149.7e12, 696e9, 48e9, 31.5e9),
     "a100_dgx": (108, 312e12, 2039e9, 80e9, 300e9),
+    "a100_hdr1": (108, 312e12, 2039e9, 80e9, 300e9),
+    "a100_hdr4": (108, 312e12, 2039e9, 80e9, 300e9),
     "h100_dgx": (132, 989.4e12, 3350e9, 80e9, 450e9),
     "h200": (132, 989.4e12, 4800e9, 141e9, 450e9),
 }
@@ -68,6 +70,14 @@ def test_clusters_a_and_b_have_the_shape_of_the_papers_section_4_1() -> None:
     assert (a.intra.kind, b.intra.kind) == (LinkKind.NVLINK, LinkKind.PCIE)
     assert a.intra.bytes_per_s < 400e9 / 8  # achievable of 400 Gb/s
     assert b.inter.bytes_per_s < 100e9 / 8  # achievable of 100 Gb/s
+
+
+def test_centauris_clusters_differ_in_their_network_alone() -> None:
+    a, b, dgx = load_preset("a100_hdr1"), load_preset("a100_hdr4"), load_preset("a100_dgx")
+    assert (a.gpu, a.intra, a.gpus_per_node) == (b.gpu, b.intra, b.gpus_per_node)
+    assert (a.gpu, a.intra) == (dgx.gpu, dgx.intra)
+    assert a.inter.bytes_per_s < 16e9  # PCIe 3.0 x16 before the one port of 25 GB/s
+    assert 16e9 < b.inter.bytes_per_s < 4 * 25e9
 
 
 def test_the_a40_agrees_with_measured_kernels_of_phi_2() -> None:

@@ -50,7 +50,7 @@ def describe(key: CollectiveKey) -> str:
     """A collective for people: `"all_gather of 64 MiB on fsdp (8 channels)"`."""
     size = f" of {format_bytes(key.num_bytes)}" if key.num_bytes else ""
     channels = f" ({key.num_channels} channels)" if key.num_channels else ""
-    return f"{key.op}{size.strip()} on {key.communicator}{channels}".replace("  ", " ")
+    return f"{key.op}{size} on {key.communicator}{channels}"
 
 
 def nccl_version(text: str) -> tuple[int, int] | None:

@@ -24,7 +24,7 @@ This is an observation, not an experiment: runs beside a collective may also dif
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -50,6 +50,8 @@ MAX_SPREAD: Final = 2.0
 """How much the runs alone of a kernel whose shapes are unknown may differ and still be one problem."""
 _RESOLUTION_NS: Final = 2000
 NUM_RESAMPLES: Final = 300
+MAX_BLAMED: Final = 64
+"""Collectives that share the blame for one run, those longest beside it: a damaged trace may show thousands."""
 TOP_KERNELS: Final = 50
 """Kernels that are told one by one."""
 _MAX_SAMPLE: Final = 256
@@ -104,11 +106,15 @@ class KernelSlowdown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StretchedRuns:
-    """Every run beside a collective that has a base: its trace's index, its row among the events, duration - base."""
+    """Every run beside a collective that has a base: its trace's index, its row among the events, duration - base.
+
+    `call` is the index among its trace's calls of the collective that lies longest beside it, `UNKNOWN` of none.
+    """
 
     rank: Int64
     row: Int64
     excess_ns: Floats
+    call: Int64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +176,7 @@ class _Table:
     num_alone: Int64
     alone: Int64
     edges: Int64
+    medians: dict[int, Floats] = field(default_factory=dict)
 
 
 def _runs_of(traces: Sequence[GpuTrace], occupations: Sequence[Occupation]) -> tuple[_Runs, list[_Kernel]]:
@@ -245,11 +252,28 @@ def _resampled(table: _Table, beside: Int64, seed: int) -> tuple[Floats, Floats]
     kernels, starts, counts = np.unique(runs.kernel[ordered], return_index=True, return_counts=True)
     heaviest = np.argsort(-counts * table.base[kernels], kind="stable")[:_MAX_KERNELS_RESAMPLED]
     for kernel, at, count in zip(kernels[heaviest], starts[heaviest], counts[heaviest], strict=True):
-        alone = _thinned(table.alone[table.edges[kernel] : table.edges[kernel + 1]])
         held = _thinned(runs.duration[ordered[at : at + count]])
-        total_base += count * np.median(rng.choice(alone, (NUM_RESAMPLES, len(alone))), axis=1)
-        total_beside += count * rng.choice(held, (NUM_RESAMPLES, len(held))).mean(axis=1)
+        total_base += count * _resampled_base(table, int(kernel), seed)
+        total_beside += held[rng.integers(len(held), size=(NUM_RESAMPLES, len(held)))].sum(axis=1) * (count / len(held))
     return total_beside, total_base
+
+
+def _resampled_base(table: _Table, kernel: int, seed: int) -> Floats:
+    """The medians of resamples of a kernel's runs alone; the same in every group of runs that asks.
+
+    The k-th smallest of n uniform draws is Beta(k, n + 1 - k), the next one above it the least of the n - k draws
+    left: two numbers instead of n for each resample.
+    """
+    if kernel not in table.medians:
+        rng = np.random.default_rng((seed, kernel))
+        alone = _thinned(table.alone[table.edges[kernel] : table.edges[kernel + 1]])
+        num = len(alone)
+        below = (num + 1) // 2
+        low = rng.beta(below, num + 1 - below, NUM_RESAMPLES)
+        high = low if num % 2 else low + (1 - low) * rng.beta(1, num - below, NUM_RESAMPLES)
+        picks = np.minimum((np.stack((low, high)) * num).astype(np.int64), num - 1)
+        table.medians[kernel] = np.sort(alone)[picks].mean(axis=0)
+    return table.medians[kernel]
 
 
 def _thinned(values: Int64) -> Int64:
@@ -291,10 +315,11 @@ def _touching(trace: GpuTrace, rows: Int64) -> list[list[tuple[int, int]]]:
     found: list[list[tuple[int, int]]] = []
     for row, low, high in zip(rows.tolist(), first.tolist(), last.tolist(), strict=True):
         begins, ends = int(events.start_ns[row]), int(events.end_ns[row])
-        near = [
-            (calls[int(order[at])], min(ends, int(end[at])) - max(begins, int(start[at]))) for at in range(low, high)
-        ]
-        found.append([(call, length) for call, length in near if length > 0])
+        lengths = np.minimum(end[low:high], ends) - np.maximum(start[low:high], begins)
+        near = np.flatnonzero(lengths > 0)
+        if len(near) > MAX_BLAMED:
+            near = np.sort(near[np.argsort(-lengths[near], kind="stable")[:MAX_BLAMED]])
+        found.append([(calls[int(order[low + at])], int(lengths[at])) for at in near.tolist()])
     return found
 
 
@@ -309,6 +334,7 @@ def contention_of(traces: Sequence[GpuTrace], occupations: Sequence[Occupation],
     blame: dict[CollectiveKey, float] = defaultdict(float)
     groups: dict[tuple[KernelClass, CollectiveKey], list[int]] = defaultdict(list)
     classes = [kernel.kernel_class for kernel in kernels]
+    blamed = np.full(len(covered), UNKNOWN, dtype=np.int64)
     for index, trace in enumerate(traces):
         mine = np.flatnonzero(runs.rank[covered] == index)
         keys = [key_of(call) for call in trace.calls]
@@ -319,6 +345,7 @@ def contention_of(traces: Sequence[GpuTrace], occupations: Sequence[Occupation],
                 blame[keys[call]] += float(excess[at]) * length / whole
             if touched:
                 longest = max(touched, key=lambda pair: (pair[1], -pair[0]))[0]
+                blamed[at] = longest
                 groups[classes[int(runs.kernel[run])], keys[longest]].append(run)
     by_key: dict[CollectiveKey, list[int]] = defaultdict(list)
     for (_, key), held in groups.items():
@@ -339,7 +366,7 @@ def contention_of(traces: Sequence[GpuTrace], occupations: Sequence[Occupation],
         ),
         by_collective={key: _slowdown(table, np.array(held), seed) for key, held in sorted(by_key.items())},
         blame=dict(sorted(blame.items(), key=lambda pair: (-pair[1], pair[0]))),
-        runs=StretchedRuns(rank=runs.rank[covered], row=runs.row[covered], excess_ns=excess),
+        runs=StretchedRuns(rank=runs.rank[covered], row=runs.row[covered], excess_ns=excess, call=blamed),
         covered_ns=covered_ns,
         uncovered_ns=int(runs.duration[candidates].sum()) - covered_ns,
     )

@@ -19,12 +19,14 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lagom_overlap.analysis.collectives import CollectiveKey, key_of
+from lagom_overlap.analysis.equal_rows import equal_rows
 from lagom_overlap.analysis.findings import Findings, RankFindings
 from lagom_overlap.trace.gpu_trace import NO_TIME, UNKNOWN, Int64, Role
 
@@ -51,10 +53,17 @@ class KernelKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceKernel:
-    """A kernel of a group: how long it took there (median over occurrences, collectives beside it or not)."""
+    """A kernel of a group as it ran there: medians over occurrences.
+
+    `median_ns` is its length, `advance_ns` the part of it in which no earlier kernel of the group still ran,
+    `beside_ns` the part with a collective beside it, `gap_ns` the time until the next kernel in which none ran.
+    """
 
     key: KernelKey
     median_ns: float
+    advance_ns: float
+    beside_ns: float
+    gap_ns: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +82,7 @@ class TraceGroup:
     `per_step` is how often it occurs in a step of the average rank. `makespan_ns` runs from the first kernel's or
     collective's start to the last end, `comp_ns` from the first kernel's start to the last one's end, `comm_ns` is the
     collectives' summed time, `exposed_ns` what of it no kernel hides. `agreement` is the share of occurrences with the
-    group's bound.
+    group's bound. `occurrences` holds the index of the trace, start and end (ns) of each.
     """
 
     name: str
@@ -87,15 +96,20 @@ class TraceGroup:
     exposed_ns: float
     bound: Bound
     agreement: float
+    occurrences: tuple[tuple[int, int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One step of one rank: its kernels and collectives in order of start, as numbers and as rows of the events."""
+    """One step of one rank: its kernels and collectives in order of start, as numbers and as rows of the events.
+
+    `beside_ns` is how much of each kernel runs beside a collective.
+    """
 
     rank: int
     kernels: Int64
     kernel_rows: Int64
+    beside_ns: Int64
     calls: tuple[int, ...]
     call_keys: tuple[CollectiveKey, ...]
 
@@ -117,15 +131,16 @@ def _steps_of(rank: RankFindings, index: int, numbers: dict[KernelKey, int]) -> 
     if not len(rows):
         return []
     columns = np.column_stack((events.name[rows], events.grid[rows], events.block[rows]))
-    unique, inverse = np.unique(columns, axis=0, return_inverse=True)
+    first, inverse = equal_rows(columns)
     number_of = np.array(
         [
             numbers.setdefault(KernelKey(events.names[name], (gx, gy, gz), (bx, by, bz)), len(numbers))
-            for name, gx, gy, gz, bx, by, bz in unique.tolist()
+            for name, gx, gy, gz, bx, by, bz in columns[first].tolist()
         ],
         dtype=np.int64,
     )
-    kernel = number_of[inverse.ravel()]
+    kernel = number_of[inverse]
+    beside = rank.occupation.comm.within(events.start_ns[rows], events.end_ns[rows])
     timed = [at for at, call in enumerate(calls) if call.event != UNKNOWN]
     timed.sort(key=lambda at: (int(events.start_ns[calls[at].event]), at))
     call_start = np.array([events.start_ns[calls[at].event] for at in timed], dtype=np.int64)
@@ -136,9 +151,8 @@ def _steps_of(rank: RankFindings, index: int, numbers: dict[KernelKey, int]) -> 
         first, last = np.searchsorted(call_start, (start, end))
         if high > low:
             mine = tuple(timed[first:last])
-            found.append(
-                _Step(index, kernel[low:high], rows[low:high], mine, tuple(key_of(calls[at]) for at in mine))
-            )
+            keys = tuple(key_of(calls[at]) for at in mine)
+            found.append(_Step(index, kernel[low:high], rows[low:high], beside[low:high], mine, keys))
     return found
 
 
@@ -163,17 +177,17 @@ def _joins(rank: RankFindings, step: _Step) -> NDArray[np.bool_]:
 def _homes(rank: RankFindings, step: _Step, cuts: Sequence[int]) -> list[int]:
     """For each call of a step the window in which most of it runs; -1 where no kernel runs beside it."""
     events = rank.trace.events
-    begins = events.start_ns[step.kernel_rows[list(cuts)]]
-    edges = np.append(begins[1:], np.iinfo(np.int64).max)
+    begins = events.start_ns[step.kernel_rows[list(cuts[1:])]]
     found = []
     for at in step.calls:
         row = rank.trace.calls[at].event
-        start, end = events.start_ns[row : row + 1], events.end_ns[row : row + 1]
-        if not rank.occupation.compute.within(start, end)[0]:
+        start, end = int(events.start_ns[row]), int(events.end_ns[row])
+        if rank.exposed_ns[at] >= end - start:
             found.append(-1)
             continue
-        inside = np.minimum(edges, end[0]) - np.maximum(np.append(np.iinfo(np.int64).min, begins[1:]), start[0])
-        found.append(int(np.argmax(inside)))
+        first, last = np.searchsorted(begins, (start, end), side="right")
+        edges = [start, *begins[first:last].tolist(), end]
+        found.append(int(first) + int(np.argmax(np.diff(edges))))
     return found
 
 
@@ -193,7 +207,7 @@ def _windows(ranks: Sequence[RankFindings], steps: Sequence[_Step]) -> list[_Win
     found = []
     for step in steps:
         events, calls = ranks[step.rank].trace.events, ranks[step.rank].trace.calls
-        for number, (first, last) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
+        for number, (first, last) in enumerate(pairwise(edges)):
             mine = tuple(at for at, held in zip(step.calls, home, strict=True) if held == number)
             if not mine:
                 continue
@@ -208,6 +222,7 @@ def _windows(ranks: Sequence[RankFindings], steps: Sequence[_Step]) -> list[_Win
 class _Times:
     """One occurrence's times in ns."""
 
+    start: int
     makespan: int
     comp: int
     comms: tuple[int, ...]
@@ -223,36 +238,46 @@ def _times(rank: RankFindings, window: _Window) -> _Times:
     after = window.step.kernel_rows[window.last : window.last + 1]
     next_start = int(events.start_ns[after[0]]) if len(after) else np.iinfo(np.int64).max
     start, end = events.start_ns[comm], events.end_ns[comm]
-    hidden = rank.occupation.compute.within(start, end)
     return _Times(
+        start=min(comp_start, int(start.min())),
         makespan=max(comp_end, int(end.max())) - min(comp_start, int(start.min())),
         comp=comp_end - comp_start,
         comms=tuple((end - start).tolist()),
-        exposed=int((end - start - hidden).sum()),
+        exposed=int(rank.exposed_ns[list(window.calls)].sum()),
         comm_ends_last=bool(np.any((end > comp_end) & (end <= next_start))),
     )
+
+
+def _kernel_times(rank: RankFindings, window: _Window) -> NDArray[np.float64]:
+    """Rows: length, advance, beside, gap of every kernel of an occurrence."""
+    events = rank.trace.events
+    rows = window.step.kernel_rows[window.first : window.last]
+    start, end = events.start_ns[rows], events.end_ns[rows]
+    reach = np.maximum.accumulate(end)
+    before = np.concatenate((start[:1], reach[:-1]))
+    gap = np.append(np.maximum(0, start[1:] - reach[:-1]), 0)
+    advance = np.maximum(0, end - np.maximum(start, before))
+    beside = window.step.beside_ns[window.first : window.last]
+    return np.array([end - start, advance, beside, gap], dtype=np.float64)
 
 
 def _group(
     name: str, windows: Sequence[_Window], ranks: Sequence[RankFindings], kernels: Sequence[KernelKey], num_steps: int
 ) -> TraceGroup:
     times = [_times(ranks[window.step.rank], window) for window in windows]
-    durations = []
-    for window in windows:
-        events = ranks[window.step.rank].trace.events
-        rows = window.step.kernel_rows[window.first : window.last]
-        durations.append(events.end_ns[rows] - events.start_ns[rows])
-    median_ns = np.median(durations, axis=0)
+    lengths_ns = np.median([_kernel_times(ranks[window.step.rank], window) for window in windows], axis=0)
     first = windows[0]
     share = float(np.mean([found.comm_ends_last for found in times]))
-    keys = {at: key for at, key in zip(first.step.calls, first.step.call_keys, strict=True)}
+    keys = dict(zip(first.step.calls, first.step.call_keys, strict=True))
     after = np.median([window.starts_after for window in windows], axis=0)
     lengths = np.median([found.comms for found in times], axis=0)
     return TraceGroup(
         name=name,
         kernels=tuple(
-            TraceKernel(key=kernels[number], median_ns=float(length))
-            for number, length in zip(first.step.kernels[first.first : first.last].tolist(), median_ns, strict=True)
+            TraceKernel(key=kernels[number], median_ns=length, advance_ns=advance, beside_ns=beside, gap_ns=gap)
+            for number, (length, advance, beside, gap) in zip(
+                first.step.kernels[first.first : first.last].tolist(), lengths_ns.T.tolist(), strict=True
+            )
         ),
         comms=tuple(
             TraceComm(key=keys[at], starts_after=int(begun), median_ns=float(length))
@@ -266,6 +291,10 @@ def _group(
         exposed_ns=float(np.median([found.exposed for found in times])),
         bound=Bound.COMMUNICATION if share > _MAJORITY else Bound.COMPUTE,
         agreement=max(share, 1 - share),
+        occurrences=tuple(
+            (window.step.rank, found.start, found.start + found.makespan)
+            for window, found in zip(windows, times, strict=True)
+        ),
     )
 
 

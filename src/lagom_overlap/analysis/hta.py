@@ -26,7 +26,9 @@ from lagom_overlap.trace.gpu_trace import NO_TIME, GpuTrace, Int64
 _US: Final = 1000
 
 
-class _Kind(StrEnum):
+class HtaKind(StrEnum):
+    """What an event is by its name."""
+
     COMM = "comm"
     MEMORY = "memory"
     COMPUTE = "compute"
@@ -34,9 +36,9 @@ class _Kind(StrEnum):
 
 
 _KINDS: Final = (
-    (re.compile(r"^nccl.*Kernel"), _Kind.COMM),
-    (re.compile(r"^Memcpy|^Memset|^dma"), _Kind.MEMORY),
-    (re.compile(r".*Memcpy|.*Sync"), _Kind.OTHER),
+    (re.compile(r"^nccl.*Kernel"), HtaKind.COMM),
+    (re.compile(r"^Memcpy|^Memset|^dma"), HtaKind.MEMORY),
+    (re.compile(r".*Memcpy|.*Sync"), HtaKind.OTHER),
 )
 
 
@@ -53,8 +55,9 @@ class HtaFigures:
     overlap_us: float
 
 
-def _kind_of(name: str) -> _Kind:
-    return next((kind for pattern, kind in _KINDS if pattern.match(name)), _Kind.COMPUTE)
+def hta_kind(name: str) -> HtaKind:
+    """What an event of this name is to HTA."""
+    return next((kind for pattern, kind in _KINDS if pattern.match(name)), HtaKind.COMPUTE)
 
 
 def _rounded(start_ns: Int64, end_ns: Int64) -> tuple[Int64, Int64]:
@@ -72,16 +75,17 @@ def hta_figures(trace: GpuTrace, *, rounded: bool = True) -> HtaFigures:
     start = np.concatenate((events.start_ns, np.array([m.start_ns for m in marked], dtype=np.int64)))
     end = np.concatenate((events.end_ns, np.array([m.end_ns for m in marked], dtype=np.int64)))
     launch = np.concatenate((events.launch_ns, np.array([m.launch_ns for m in marked], dtype=np.int64)))
-    order = {kind: code for code, kind in enumerate(_Kind)}
-    of_name = np.array([order[_kind_of(name)] for name in events.names], dtype=np.int64)
-    codes = np.concatenate((of_name[events.name], np.array([order[_kind_of(m.name)] for m in marked], dtype=np.int64)))
+    order = {kind: code for code, kind in enumerate(HtaKind)}
+    of_name = np.array([order[hta_kind(name)] for name in events.names], dtype=np.int64)
+    codes = np.concatenate((of_name[events.name], np.array([order[hta_kind(m.name)] for m in marked], dtype=np.int64)))
     if len({step.number for step in trace.steps}) > 1:
         kept = (launch != NO_TIME) & (launch < max(step.start_ns for step in trace.steps))
         start, end, codes = start[kept], end[kept], codes[kept]
     if rounded:
         start, end = _rounded(start, end)
     comm, compute = (
-        Intervals.union(start[codes == order[kind]], end[codes == order[kind]]) for kind in (_Kind.COMM, _Kind.COMPUTE)
+        Intervals.union(start[codes == order[kind]], end[codes == order[kind]])
+        for kind in (HtaKind.COMM, HtaKind.COMPUTE)
     )
     overlap_ns = comm.intersect(compute).length_ns
     span_ns = int(end.max() - start.min()) if len(start) else 0

@@ -2,6 +2,7 @@
 
 import re
 from enum import StrEnum
+from functools import lru_cache
 from typing import Final
 
 
@@ -36,6 +37,7 @@ _RULES: Final = (
 )
 
 
+@lru_cache(maxsize=10_000)
 def kernel_class(name: str) -> KernelClass:
     """The class of a kernel by its name; the first rule that matches."""
     return next((found for pattern, found in _RULES if pattern.search(name)), KernelClass.OTHER)

@@ -1,18 +1,23 @@
 """The measured timeline with what was found drawn into it: a `Timeline` for every rank, ready for Perfetto."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
 
+from lagom_overlap.analysis.advice import describe
+from lagom_overlap.analysis.collectives import key_of
 from lagom_overlap.analysis.findings import Findings, RankFindings
 from lagom_overlap.analysis.intervals import Intervals
 from lagom_overlap.timeline import Span, SpanKind, Timeline
-from lagom_overlap.trace.gpu_trace import NS_PER_S, ROLE_CODES, Int64, Role
+from lagom_overlap.trace.gpu_trace import NS_PER_S, ROLE_CODES, UNKNOWN, Int64, Role
 
 MAX_SPANS: Final = 200_000
 """Spans of a file in all; beyond, the shortest GPU events are left out."""
-_MAX_NAME: Final = 120
+_MAX_NAME: Final = 160
+
+GroupSpan = tuple[str, int, int, int]
+"""One occurrence of an overlap group: name, start and end in the trace's ns, index of the rank among the findings'."""
 
 
 def _short(name: str) -> str:
@@ -46,8 +51,36 @@ def _kept(rank: RankFindings, room: int) -> Int64:
     return np.sort(longest)
 
 
-def rank_timeline(findings: Findings, index: int, *, room: int = MAX_SPANS) -> Timeline:
-    """One rank's streams, then its steps, exposed communication, host-bound gaps and stretched computation."""
+def _groups(rank: RankFindings, index: int, groups: Sequence[GroupSpan], origin_ns: int) -> Iterator[Span]:
+    for name, start_ns, end_ns, of_rank in groups:
+        if of_rank == index and end_ns >= start_ns:
+            window = Intervals(np.array([start_ns]), np.array([end_ns]))
+            yield from _spans(window, _short(name), SpanKind.COMP, "~ overlap groups", origin_ns)
+
+
+def _stretched(findings: Findings, index: int, origin_ns: int) -> Iterator[Span]:
+    """The stretched kernels, each with the collective to blame in its name: the one longest beside it."""
+    trace, runs = findings.ranks[index].trace, findings.contention.runs
+    events, mine = trace.events, runs.rank == index
+    for row, excess, at in zip(
+        runs.row[mine].tolist(), runs.excess_ns[mine].tolist(), runs.call[mine].tolist(), strict=True
+    ):
+        length = int(events.end_ns[row]) - int(events.start_ns[row])
+        if excess <= 0:
+            continue
+        blamed = "" if at == UNKNOWN else f" by {describe(key_of(trace.calls[at]))}"
+        name = f"x{length / (length - excess):.2f}{blamed}: {events.names[int(events.name[row])]}"
+        only = Intervals(events.start_ns[row : row + 1], events.end_ns[row : row + 1])
+        yield from _spans(only, _short(name), SpanKind.COMP, "~ stretched by communication", origin_ns)
+
+
+def rank_timeline(
+    findings: Findings, index: int, *, room: int = MAX_SPANS, groups: Sequence[GroupSpan] = ()
+) -> Timeline:
+    """One rank's streams, then its steps, overlap groups, exposed communication, host-bound gaps, stretched kernels.
+
+    Of `groups` this rank's are drawn.
+    """
     rank = findings.ranks[index]
     events = rank.trace.events
     if not len(events):
@@ -70,11 +103,6 @@ def rank_timeline(findings: Findings, index: int, *, room: int = MAX_SPANS) -> T
         spans.extend(_spans(window, f"step {step.number}", SpanKind.COMP, "~ steps", origin_ns))
     spans.extend(_spans(_exposed(rank), "exposed", SpanKind.COMM, "~ exposed communication", origin_ns))
     spans.extend(_spans(rank.occupation.host_bound, "host-bound", SpanKind.COMP, "~ waits for the CPU", origin_ns))
-    runs = findings.contention.runs
-    for row, excess in zip(runs.row[runs.rank == index].tolist(), runs.excess_ns[runs.rank == index], strict=True):
-        if excess > 0:
-            alone = 1 - excess / (int(events.end_ns[row]) - int(events.start_ns[row]))
-            only = Intervals(events.start_ns[row : row + 1], events.end_ns[row : row + 1])
-            name = f"x{1 / alone:.2f} {_short(events.names[int(events.name[row])])}"
-            spans.extend(_spans(only, name, SpanKind.COMP, "~ stretched by communication", origin_ns))
+    spans.extend(_groups(rank, index, groups, origin_ns))
+    spans.extend(_stretched(findings, index, origin_ns))
     return Timeline(tuple(spans))

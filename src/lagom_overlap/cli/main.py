@@ -4,10 +4,10 @@ import argparse
 import logging
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Final
 
 from lagom_overlap import __version__
-from lagom_overlap.cli import analyze, compare, doctor, tune
 from lagom_overlap.errors import LagomError
 
 EXIT_DONE: Final = 0
@@ -15,7 +15,7 @@ EXIT_BUG: Final = 1
 EXIT_INPUT: Final = 2
 EXIT_INTERRUPTED: Final = 130
 
-_VERBS: Final = (tune, compare, analyze, doctor)
+_VERBS: Final = ("tune", "compare", "analyze", "doctor")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -23,18 +23,20 @@ class _Parser(argparse.ArgumentParser):
         self.exit(EXIT_INPUT, f"{self.prog}: {message}; see '{self.prog} --help'\n")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(wanted: str = "") -> argparse.ArgumentParser:
+    """The parser; of a verb that is named, that verb's alone: importing the others may take longer than running it."""
     parser = _Parser(prog="lagom", description="Give each collective just enough of the machine.")
     parser.add_argument("--version", action="version", version=f"lagom {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for module in _VERBS:
-        module.add_parser(verbs)
+    for name in (wanted,) if wanted in _VERBS else _VERBS:
+        import_module(f"lagom_overlap.cli.{name}").add_parser(verbs)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code: 0 done, 1 our bug, 2 your input, 130 interrupted."""
-    arguments = _parser().parse_args(argv)
+    given = sys.argv[1:] if argv is None else list(argv)
+    arguments = _parser(given[0] if given else "").parse_args(given)
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="lagom: %(message)s")
     try:
         return int(arguments.run(arguments))

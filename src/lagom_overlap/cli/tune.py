@@ -1,4 +1,7 @@
-"""`lagom tune JOB.toml`: search, judge by a paired A/B, write the run folder."""
+"""`lagom tune JOB.toml`: search, judge by a paired A/B, write the run folder.
+
+`lagom tune --from-trace TRACES` predicts instead: groups and model come from profiler traces, nothing is run.
+"""
 
 import argparse
 import sys
@@ -8,11 +11,14 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from lagom_overlap.errors import JobError
 from lagom_overlap.job.build import join_launched
+from lagom_overlap.job.from_trace import FromTraceRequest, ground_of, spec_of
 from lagom_overlap.job.measure import Observer
 from lagom_overlap.job.measure import Progress as RunProgress
+from lagom_overlap.job.own_trace import ground_of_run, is_own_run
 from lagom_overlap.job.spec import JobSpec, read_job
-from lagom_overlap.job.tune import TuneRequest, run_tune
+from lagom_overlap.job.tune import Ground, TuneRequest, run_tune
 from lagom_overlap.report.terminal import config_table, verdict_panel
 from lagom_overlap.tune.journal import StepKind
 from lagom_overlap.units import format_seconds
@@ -23,7 +29,14 @@ EXIT_INTERRUPTED = 130
 def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Adds the verb's flags."""
     parser = verbs.add_parser("tune", help="search for a configuration and prove it by an A/B", description=__doc__)
-    parser.add_argument("job", type=Path, metavar="JOB.toml", help="the job file")
+    parser.add_argument("job", type=Path, nargs="?", metavar="JOB.toml", help="the job file")
+    parser.add_argument(
+        "--from-trace",
+        type=Path,
+        metavar="DIR",
+        help="predict from profiler traces (a file, or a folder of them) what tuning would gain; of JOB.toml, if "
+        "given, only [tune], [cluster] and [cost] count",
+    )
     parser.add_argument("--backend", metavar="NAME", help="what runs the measurements, instead of the job's")
     parser.add_argument("--tuner", metavar="NAME", help="what searches, instead of the job's")
     parser.add_argument("--seed", type=seed, metavar="N", help="seed of search, noise and shuffling")
@@ -80,11 +93,30 @@ class ProgressBar:
         self._progress.update(self._verdict, completed=progress.num_done, total=progress.num_planned)
 
 
+def _job_and_ground(arguments: argparse.Namespace) -> tuple[JobSpec, Ground | None]:
+    """The job, and what a trace puts in the place of its groups and backend."""
+    spec = None if arguments.job is None else read_job(arguments.job)
+    if arguments.from_trace is None:
+        if spec is None:
+            raise JobError("lagom tune needs a job file, or --from-trace with profiler traces")
+        return spec, None
+    for flag in ("backend", "bundle"):
+        if getattr(arguments, flag) is not None:
+            raise JobError(f"--{flag} has no meaning with --from-trace: the times are predicted from the trace")
+    if is_own_run(arguments.from_trace):
+        if spec is not None:
+            raise JobError("a job file has no meaning beside --from-trace RUN: a run folder holds its own")
+        return ground_of_run(arguments.from_trace)
+    request = FromTraceRequest(traces=(arguments.from_trace,), spec=spec, seed=arguments.seed)
+    return spec_of(request), ground_of(request)
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Runs the verb and returns the exit code."""
-    spec = read_job(arguments.job)
+    spec, ground = _job_and_ground(arguments)
     request = TuneRequest(
         spec=spec,
+        ground=ground,
         backend=arguments.backend,
         tuner=arguments.tuner,
         seed=arguments.seed,

@@ -24,11 +24,12 @@ from lagom_overlap.cost.communication import (
 )
 from lagom_overlap.cost.contention import eq5_waves, eq6_wave_time, l2_miss_share, traffic_bytes_per_s
 from lagom_overlap.cost.kernels import kernel_of
+from lagom_overlap.cost.persistent import as_persistent
 from lagom_overlap.cost.profile import Profile
 from lagom_overlap.cost.space import collective_space
 from lagom_overlap.hardware import Cluster, LinkKind
 from lagom_overlap.units import GB_PER_S
-from lagom_overlap.workload import Kernel, Work
+from lagom_overlap.workload import Gemm, Kernel, Work
 
 PAPER_CHANNELS: Final = 8
 """NCCL 2.18.3's own choice on the Lagom paper's A40 clusters (section 4.3: "NC=8, C=2MB")."""
@@ -46,10 +47,15 @@ class RunningTimes:
 
 @dataclass(frozen=True, slots=True)
 class ContentionModel:
-    """Prices kernels and collectives of a cluster; pure, so results may be cached by arguments."""
+    """Prices kernels and collectives of a cluster; pure, so results may be cached by arguments.
+
+    With `persistent_carve_out_sms` matrix products are persistent kernels that leave so many SMs free
+    (`persistent.py`); None: they are plain ones, whose blocks go wherever there is room.
+    """
 
     cluster: Cluster
     profile: Profile
+    persistent_carve_out_sms: int | None = None
 
     def default_config(self, collective: Collective) -> CommConfig:
         """What the engine does untouched: the paper's default, which NCCL 2.18.3 took on its clusters.
@@ -118,7 +124,10 @@ class ContentionModel:
 
     def kernel(self, work: Work) -> Kernel:
         """The kernel of a computation on this cluster's GPU."""
-        return kernel_of(work, self.cluster.gpu, self.profile)
+        kernel = kernel_of(work, self.cluster.gpu, self.profile)
+        if self.persistent_carve_out_sms is None or not isinstance(work, Gemm):
+            return kernel
+        return as_persistent(kernel, self.cluster.gpu.num_sms, self.persistent_carve_out_sms)
 
     def collective(self, collective: Collective, config: CommConfig) -> CollectiveCost:
         """The cost terms of a collective under a configuration, its None knobs filled from the default.
@@ -152,6 +161,26 @@ class ContentionModel:
             norm=profile.overlap_norm,
         )
 
+    def block_seconds(
+        self, kernel: Kernel, num_resident: int, comms: Sequence[CollectiveCost], memory_load: float = 0.0
+    ) -> float:
+        """Seconds of one block of a kernel of which `num_resident` run, beside collectives that move bytes (Eq. 6)."""
+        profile, gpu = self.profile, self.cluster.gpu
+        pollution = profile.pollution * l2_miss_share(sum(c.fifo_bytes for c in comms), gpu.l2_bytes, profile.l2_share)
+        return eq6_wave_time(
+            kernel.wave_s,
+            1.0,
+            num_blocks=num_resident,
+            block_bytes=kernel.block_bytes * (1.0 + pollution),
+            free_bytes_per_s=gpu.hbm_bytes_per_s - self._traffic(comms, memory_load),
+            norm=profile.overlap_norm,
+        )
+
+    def collective_seconds(self, comms: Sequence[CollectiveCost], memory_load: float) -> list[float]:
+        """Seconds of each whole collective while exactly these run."""
+        shares = self._link_shares(comms, memory_load)
+        return [comm.seconds(memory_load, share) for comm, share in zip(comms, shares, strict=True)]
+
     def running_times(self, kernels: Sequence[Kernel], comms: Sequence[CollectiveCost]) -> RunningTimes:
         """The whole time of each operator while exactly these run together."""
         memory_load = 0.0
@@ -171,6 +200,15 @@ class ContentionModel:
     ) -> tuple[float, ...]:
         channels = min(sum(comm.num_channels for comm in comms), self.cluster.gpu.num_sms - 1)
         fifo_bytes = sum(comm.fifo_bytes for comm in comms)
+        traffic = self._traffic(comms, memory_load)
+        return tuple(
+            len(kernels)
+            * self.kernel_seconds(k, num_channels=channels, traffic_bytes_per_s=traffic, fifo_bytes=fifo_bytes)
+            for k in kernels
+        )
+
+    def _traffic(self, comms: Sequence[CollectiveCost], memory_load: float) -> float:
+        """V: the memory bandwidth that the collectives take together."""
         ceiling = self.profile.max_traffic_share * self.cluster.gpu.hbm_bytes_per_s
         traffic = 0.0
         for comm, share in zip(comms, self._link_shares(comms, memory_load), strict=True):
@@ -180,12 +218,7 @@ class ContentionModel:
                 amplification=self.profile.amplification,
                 ceiling_bytes_per_s=ceiling,
             )
-        traffic = min(ceiling, traffic)
-        return tuple(
-            len(kernels)
-            * self.kernel_seconds(k, num_channels=channels, traffic_bytes_per_s=traffic, fifo_bytes=fifo_bytes)
-            for k in kernels
-        )
+        return min(ceiling, traffic)
 
     @staticmethod
     def _link_shares(comms: Sequence[CollectiveCost], memory_load: float) -> list[float]:

@@ -13,32 +13,31 @@ Collectives run one after the other; after the computation's end the one that is
 later end. g and f are shared by all kinds. A native call is one slice on one channel, so b, o and g have no meaning
 for it.
 
-The constants are fitted to logarithms of makespans, computations and collectives with a soft L1 norm, so that a few
-disturbed runs do not pull them. A constant is *identified* if its relative standard error is below `IDENTIFIED`; one that
-the runs say nothing about keeps its start and is named.
+The constants are fitted to logarithms of makespans, computations and collectives (`fit.py`); those that the runs do not
+determine are named.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, exp, inf, log
+from math import ceil, inf, log
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.optimize import brentq, least_squares
+from scipy.optimize import brentq
 
 from lagom_overlap.collective import Collective, CollectiveKind, CommConfig
+from lagom_overlap.cost.fit import Constant, FittedConstant, fit_constants
 from lagom_overlap.units import GB_PER_S, MS
 
-IDENTIFIED: Final = 0.3
-"""A constant counts as identified while its standard error is below that share of it."""
-_SOFT_LIMIT: Final = 0.1
-_SINGULAR: Final = 1e-6
-"""Directions in which the fit's information is below this share of the largest are unknown."""
 _COMM_WEIGHT: Final = 0.3
 """Weight of a collective's time in the fit; makespan and computation count 1."""
-_SPAN: Final = log(1000.0)
-"""How far from its start a constant may go, up or down."""
+_SPAN: Final = 1000.0
+"""How many times larger or smaller than its start a constant may become."""
+_SCALING_STEPS: Final = 12
+_DAMPING: Final = 0.7
+_MAX_SCALE: Final = 3.0
+_LEAST_S: Final = 1e-9
+"""Predicted times below count as this: their logarithm is needed."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -188,18 +187,38 @@ def comp_alone_from_makespan(overlap: Overlap, constants: OverlapConstants, make
     return float(brentq(excess, 0.0, makespan_s, xtol=1e-9))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FittedConstant:
-    """One constant: its value and relative standard error (infinite where the runs say nothing)."""
+def comp_alone_from_default(overlap: Overlap, constants: OverlapConstants, times: OverlapTimes) -> float:
+    """The computation alone behind one measured setting, its collectives' own times taken into account.
 
-    name: str
-    value: float
-    error: float
+    The constants of that setting's ways are scaled, all by one factor, until the collectives take as long in sum as
+    measured: how costly they are in this job is read from its own trace, not only from other overlaps.
 
-    @property
-    def identified(self) -> bool:
-        """Whether the runs determine it."""
-        return self.error < IDENTIFIED
+    Raises:
+        ValueError: if the collectives alone take longer than the makespan.
+    """
+    scale, alone_s = 1.0, 0.0
+    for _ in range(_SCALING_STEPS):
+        scaled = _scaled(overlap, constants, scale)
+        found = predict(replace(overlap, comp_alone_s=0.0), scaled).makespan_s
+        alone_s = comp_alone_from_makespan(overlap, scaled, times.makespan_s) if found < times.makespan_s else 0.0
+        predicted_s = sum(predict(replace(overlap, comp_alone_s=alone_s), scaled).comm_s)
+        if not 0 < sum(times.comm_s) < inf or predicted_s <= 0:
+            break
+        wanted = scale * (sum(times.comm_s) / predicted_s) ** _DAMPING
+        scale = min(_MAX_SCALE, max(1 / _MAX_SCALE, wanted))
+    if alone_s <= 0:
+        raise ValueError(f"collectives of {sum(times.comm_s)} s leave nothing of a makespan of {times.makespan_s} s")
+    return alone_s
+
+
+def _scaled(overlap: Overlap, constants: OverlapConstants, scale: float) -> OverlapConstants:
+    """The constants with the ways that an overlap uses made that much dearer."""
+    used = {way_of(collective, config) for collective, config in zip(overlap.collectives, overlap.configs, strict=True)}
+    ways = {
+        way: WayConstants(**{name: (scale if way in used else 1.0) * getattr(held, name) for name in _FIELDS})
+        for way, held in constants.ways.items()
+    }
+    return replace(constants, ways=ways)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,35 +250,20 @@ _START: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """Where each constant stands in the vector of parameters: logarithms, then g, then log f."""
+def _slots(ways: Sequence[Way]) -> list[tuple[Way, str]]:
+    return [(way, name) for way in ways for name in (_FIELDS if way.sliced else _NATIVE_FIELDS)]
 
-    ways: tuple[Way, ...]
 
-    @property
-    def slots(self) -> list[tuple[Way, str]]:
-        return [(way, name) for way in self.ways for name in (_FIELDS if way.sliced else _NATIVE_FIELDS)]
-
-    def names(self) -> list[str]:
-        return [f"{way} {name}" for way, name in self.slots] + ["channel_power", "queueing"]
-
-    def start(self) -> NDArray[np.float64]:
-        return np.array([log(_START[name]) for _, name in self.slots] + [0.5, log(1.5)])
-
-    def bounds(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        middle = self.start()[:-2]
-        return np.append(middle - _SPAN, [0.0, 0.0]), np.append(middle + _SPAN, [1.0, log(5.0)])
-
-    def constants(self, vector: NDArray[np.float64]) -> OverlapConstants:
-        held: dict[Way, dict[str, float]] = {way: dict.fromkeys(_FIELDS, 0.0) for way in self.ways}
-        for (way, name), value in zip(self.slots, vector[:-2].tolist(), strict=True):
-            held[way][name] = exp(value)
-        return OverlapConstants(
-            ways={way: WayConstants(**values) for way, values in held.items()},
-            channel_power=min(1.0, max(0.0, float(vector[-2]))),
-            queueing=max(1.0, exp(float(vector[-1]))),
-        )
+def _constants(ways: Sequence[Way], values: Sequence[float]) -> OverlapConstants:
+    """The values in the order of `_slots`, then g and f."""
+    held: dict[Way, dict[str, float]] = {way: dict.fromkeys(_FIELDS, 0.0) for way in ways}
+    for (way, name), value in zip(_slots(ways), values[:-2], strict=True):
+        held[way][name] = value
+    return OverlapConstants(
+        ways={way: WayConstants(**fields) for way, fields in held.items()},
+        channel_power=values[-2],
+        queueing=values[-1],
+    )
 
 
 def fit_overlaps(observations: Sequence[Observation]) -> OverlapFit:
@@ -270,39 +274,23 @@ def fit_overlaps(observations: Sequence[Observation]) -> OverlapFit:
     """
     if not observations:
         raise ValueError("no measured overlap to fit")
-    layout = _Layout(
-        tuple(
-            sorted(
-                {
-                    way_of(collective, config)
-                    for held in observations
-                    for collective, config in zip(held.overlap.collectives, held.overlap.configs, strict=True)
-                }
-            )
-        )
-    )
+    pairs = (zip(held.overlap.collectives, held.overlap.configs, strict=True) for held in observations)
+    ways = sorted({way_of(collective, config) for pair in pairs for collective, config in pair})
+    wanted = [
+        Constant(f"{way} {name}", _START[name], _START[name] / _SPAN, _START[name] * _SPAN)
+        for way, name in _slots(ways)
+    ]
+    wanted += [Constant("channel_power", 0.5, 0.01, 1.0), Constant("queueing", 1.5, 1.0, 5.0)]
 
-    def residuals(vector: NDArray[np.float64]) -> NDArray[np.float64]:
-        constants = layout.constants(vector)
-        found: list[float] = []
-        for held in observations:
-            found += _residuals(predict(held.overlap, constants), held.times)
-        return np.array(found)
+    def residuals(values: Sequence[float]) -> list[float]:
+        constants = _constants(ways, values)
+        return [left for held in observations for left in _residuals(predict(held.overlap, constants), held.times)]
 
-    fit = least_squares(
-        residuals, layout.start(), bounds=layout.bounds(), loss="soft_l1", f_scale=_SOFT_LIMIT, x_scale="jac"
-    )
-    constants = layout.constants(fit.x)
-    errors = _errors(_jacobian(residuals, fit.x), residuals(fit.x))
-    values = [getattr(constants.ways[way], name) for way, name in layout.slots]
-    values += [constants.channel_power, constants.queueing]
-    errors[-2] /= max(abs(float(fit.x[-2])), 1e-9)  # g is fitted as it is, not by its logarithm
+    table = fit_constants(residuals, wanted)
+    constants = _constants(ways, [constant.value for constant in table])
     return OverlapFit(
         constants=constants,
-        table=tuple(
-            FittedConstant(name=name, value=value, error=error)
-            for name, value, error in zip(layout.names(), values, errors, strict=True)
-        ),
+        table=table,
         log_residuals=tuple(
             log(predict(held.overlap, constants).makespan_s / held.times.makespan_s) for held in observations
         ),
@@ -312,25 +300,4 @@ def fit_overlaps(observations: Sequence[Observation]) -> OverlapFit:
 def _residuals(found: OverlapTimes, measured: OverlapTimes) -> list[float]:
     pairs = [(found.makespan_s, measured.makespan_s, 1.0), (found.comp_s, measured.comp_s, 1.0)]
     pairs += [(ours, theirs, _COMM_WEIGHT) for ours, theirs in zip(found.comm_s, measured.comm_s, strict=True)]
-    return [weight * log(max(ours, 1e-9) / theirs) if theirs > 0 else 0.0 for ours, theirs, weight in pairs]
-
-
-def _jacobian(residuals: "Callable[[NDArray[np.float64]], NDArray[np.float64]]", at: NDArray[np.float64], step: float = 1e-4) -> NDArray[np.float64]:
-    """Central differences: the model has kinks where one stream overtakes the other."""
-    columns = []
-    for index in range(len(at)):
-        low, high = at.copy(), at.copy()
-        low[index] -= step
-        high[index] += step
-        columns.append((residuals(high) - residuals(low)) / (2 * step))
-    return np.stack(columns, axis=1)
-
-
-def _errors(jacobian: NDArray[np.float64], left: NDArray[np.float64]) -> list[float]:
-    """Standard errors of the parameters; infinite for those that lie in directions without information."""
-    variance = float(left @ left) / max(1, len(left) - jacobian.shape[1])
-    values, vectors = np.linalg.eigh(jacobian.T @ jacobian)
-    known = values > _SINGULAR * values[-1]
-    spread = (vectors[:, known] ** 2 / values[known]).sum(axis=1) * variance
-    lost = (vectors[:, ~known] ** 2).sum(axis=1) > 0.01
-    return [inf if gone else float(np.sqrt(value)) for gone, value in zip(lost, spread, strict=True)]
+    return [weight * log(max(ours, _LEAST_S) / theirs) if theirs > 0 else 0.0 for ours, theirs, weight in pairs]

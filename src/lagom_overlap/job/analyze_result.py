@@ -7,9 +7,12 @@ import msgspec
 from lagom_overlap.analysis.advice import Advice
 from lagom_overlap.analysis.collectives import CollectiveRow
 from lagom_overlap.analysis.contention import Contention, Slowdown
+from lagom_overlap.analysis.fill_in import FillIn
 from lagom_overlap.analysis.findings import Findings, RankFindings
 from lagom_overlap.analysis.hta import HtaFigures
 from lagom_overlap.analysis.measures import StepMeasures
+from lagom_overlap.job.analyze_against import AgainstJson
+from lagom_overlap.job.analyze_fill_in import FillInJson, fill_in_json
 from lagom_overlap.job.analyze_groups import GroupJson
 from lagom_overlap.trace.gpu_trace import NS_PER_S
 
@@ -95,6 +98,7 @@ class ContentionJson(msgspec.Struct, frozen=True, kw_only=True):
     classes: list[SlowdownJson]
     covered_s: float
     uncovered_s: float
+    filled_in: FillInJson
 
 
 class AdviceJson(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,6 +125,12 @@ class AnalyzeJson(msgspec.Struct, frozen=True, kw_only=True):
     unreachable_comm_s: float
     warnings: list[str]
     files: list[str]
+    against: AgainstJson | None = None
+
+    def to_dict(self) -> dict[str, object]:
+        """The whole result as dictionaries, lists, numbers and text."""
+        found: dict[str, object] = msgspec.to_builtins(self)
+        return found
 
 
 def _seconds(length_ns: float) -> float:
@@ -219,7 +229,7 @@ def _slowdown_json(found: Slowdown, **names: str | int | None) -> SlowdownJson:
     )
 
 
-def contention_json(contention: Contention) -> ContentionJson:
+def contention_json(contention: Contention, filled: FillIn) -> ContentionJson:
     """The contention table."""
     return ContentionJson(
         total=_slowdown_json(contention.total),
@@ -236,6 +246,7 @@ def contention_json(contention: Contention) -> ContentionJson:
         ],
         covered_s=_seconds(contention.covered_ns),
         uncovered_s=_seconds(contention.uncovered_ns),
+        filled_in=fill_in_json(filled),
     )
 
 

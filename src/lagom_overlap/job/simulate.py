@@ -123,7 +123,9 @@ def run_simulate(request: SimulateRequest) -> SimulateResult:
     """
     spec = request.spec
     if spec.model is None or spec.parallel is None:
-        raise JobError("lagom simulate needs [model], [parallel] and [cluster]; groups given by shapes are for tune")
+        raise JobError(
+            "the job has no [model]: simulate needs [model], [parallel], [cluster]; groups given by shapes are for tune"
+        )
     if spec.job.backend != "simulated":
         raise JobError(f"job.backend is {spec.job.backend!r}; lagom simulate runs the simulated one only")
     model, layout = load_model(spec.model.name), layout_of(spec.parallel)
@@ -131,7 +133,7 @@ def run_simulate(request: SimulateRequest) -> SimulateResult:
     check_layout(model, layout, cluster, spec.model.seq_len)
     framework = load_framework(spec.parallel.framework)
     profile = load_profile(spec.cost.profile)
-    operators = load_operators(cluster.gpu.name)
+    operators = load_operators(cluster.gpu)
     stages = plan_stages(model, layout)
     memories = [stage_memory(model, layout, stage, spec.model.seq_len) for stage in stages]
     _check_memory(memories, cluster)
@@ -147,40 +149,45 @@ def run_simulate(request: SimulateRequest) -> SimulateResult:
     times = simulator.times()
     notes = [_NOTE, f"GPU operators: {operators.fitted_on}", f"Framework {framework.name}: {framework.fitted_on}"]
     notes += [f"Profile {profile.label}", *_unused(spec)]
-    result = _json(request, model, layout, cluster, times, memories, operators.peak_flops, notes)
+    ran = _Ran(model, layout, cluster, times, memories, operators.peak_flops)
+    result = _json(request, ran, notes)
     if request.out is not None:
         _write(request, request.out, result, times)
     return SimulateResult(json=result, folder=request.out)
 
 
-def _json(
-    request: SimulateRequest,
-    model: TransformerModel,
-    layout: ParallelLayout,
-    cluster: Cluster,
-    times: TrainingTimes,
-    memories: Sequence[StageMemory],
-    peak_flops: float,
-    notes: list[str],
-) -> SimulateJson:
+@dataclass(frozen=True, slots=True)
+class _Ran:
+    """What was simulated and what came of it."""
+
+    model: TransformerModel
+    layout: ParallelLayout
+    cluster: Cluster
+    times: TrainingTimes
+    memories: Sequence[StageMemory]
+    peak_flops: float
+
+
+def _json(request: SimulateRequest, ran: _Ran, notes: list[str]) -> SimulateJson:
     assert request.spec.model is not None
+    layout, times, memories = ran.layout, ran.times, ran.memories
     critical = max(times.stages, key=lambda s: s.end_s + s.gradients_s + s.optimizer_s)
     tokens = layout.global_batch * request.spec.model.seq_len
     return SimulateJson(
         tool="lagom simulate",
         version=__version__,
         job=request.spec.job.name,
-        model=model.name,
-        cluster=cluster.name,
+        model=ran.model.name,
+        cluster=ran.cluster.name,
         num_gpus=layout.num_gpus,
         num_micro_batches=layout.num_micro_batches,
         iteration_s=times.iteration_s,
         tokens_per_s=tokens / times.iteration_s,
         model_flops=times.model_flops,
-        mfu=times.mfu(layout.num_gpus, peak_flops),
-        peak_flops_per_gpu=peak_flops,
+        mfu=times.mfu(layout.num_gpus, ran.peak_flops),
+        peak_flops_per_gpu=ran.peak_flops,
         memory_bytes=max(memory.total_bytes for memory in memories),
-        memory_limit_bytes=cluster.gpu.memory_bytes,
+        memory_limit_bytes=ran.cluster.gpu.memory_bytes,
         bubble_s=critical.bubble_s,
         communicators=communicators_json(critical.comms),
         stages=[

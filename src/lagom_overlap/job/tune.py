@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from lagom_overlap import __version__
-from lagom_overlap.backends.base import Assignment, Measurement
+from lagom_overlap.backends.base import Assignment, Backend, Measurement
 from lagom_overlap.backends.bundle import header_line
 from lagom_overlap.deploy.configs import configs_toml
 from lagom_overlap.job.build import groups_of, make_tuner, open_backend, request_of
@@ -26,16 +26,33 @@ from lagom_overlap.trace.chrome import chrome_trace
 from lagom_overlap.tune.base import Problems
 from lagom_overlap.tune.journal import Entry, StepKind, entry_to_json
 from lagom_overlap.tune.study import Study
+from lagom_overlap.workload import OverlapGroup
 
 RUNS_FOLDER: Final = "lagom-runs"
 """Where a run is written when no folder is named, below the current one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Ground:
+    """Groups and a backend made ready elsewhere, in place of the job file's; `record` is kept in run.json."""
+
+    groups: tuple[OverlapGroup, ...]
+    backend: Backend
+    backend_name: str
+    notes: tuple[str, ...]
+    arm_words: Mapping[str, str]
+    record: msgspec.Struct
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TuneRequest:
-    """A job and what the command line says beside it; None leaves the job's own word."""
+    """A job and what the command line says beside it; None leaves the job's own word.
+
+    `ground`, if given, is what is tuned in place of the job's groups and backend.
+    """
 
     spec: JobSpec
+    ground: Ground | None = None
     backend: str | None = None
     tuner: str | None = None
     seed: int | None = None
@@ -45,6 +62,8 @@ class TuneRequest:
     @property
     def backend_name(self) -> str:
         """The backend that will run."""
+        if self.ground is not None:
+            return self.ground.backend_name
         return self.backend or self.spec.job.backend
 
     @property
@@ -116,11 +135,11 @@ def run_tune(request: TuneRequest, observe: Observer = ignore) -> TuneResult:
         LagomError: for a user's mistake, or a machine that failed; what was measured until then stays in the folder.
     """
     spec, seed = request.spec, request.effective_seed
-    groups = groups_of(spec)
+    groups = request.ground.groups if request.ground else groups_of(spec)
     backend_request = request_of(spec, groups, seed=seed, bundle=request.bundle)
     folder = request.out or default_folder(spec.job.name)
     started = time.monotonic()
-    backend = open_backend(spec, request.backend_name, backend_request)
+    backend = request.ground.backend if request.ground else open_backend(spec, request.backend_name, backend_request)
     try:
         problems = tuple(backend.problem(group) for group in groups)
         tuner = make_tuner(request.tuner_name, problems, seed=seed, options=request.options, guarded=spec.tune.guard)
@@ -157,7 +176,7 @@ def _write(request: TuneRequest, folder: Path, run: Run, journal: _Journal, dura
     adopted = study.verdict is not None and study.verdict.adopted
     machine, versions, date = describe_machine(), package_versions(), utc_now()
     before, after = _timelines(journal.entries, "default"), _timelines(journal.entries, "tuned")
-    notes = notes_of(request.spec, request.backend_name)
+    notes = request.ground.notes if request.ground else notes_of(request.spec, request.backend_name)
     names = ["run.json", "configs.toml", "report.html", "timeline.json", "measurements.jsonl"]
     result = TuneJson(
         tool="lagom tune",
@@ -180,7 +199,7 @@ def _write(request: TuneRequest, folder: Path, run: Run, journal: _Journal, dura
         job=request.spec.job.name,
         backend=request.backend_name,
         backend_description=run.backend.description,
-        arm_words=arm_words(request.backend_name),
+        arm_words=request.ground.arm_words if request.ground else arm_words(request.backend_name),
         tuner=request.tuner_name,
         guarded=request.spec.tune.guard,
         seed=request.effective_seed,
@@ -198,7 +217,8 @@ def _write(request: TuneRequest, folder: Path, run: Run, journal: _Journal, dura
         notes=notes,
         interrupted=run.interrupted,
     )
-    record = {
+    record: dict[str, object] = {"from_trace": request.ground.record} if request.ground else {}
+    record |= {
         "job": request.spec,
         "result": result,
         "machine": machine,

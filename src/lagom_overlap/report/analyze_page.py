@@ -12,8 +12,10 @@ import plotly.graph_objects as go
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
+from lagom_overlap.analysis.against import Against
 from lagom_overlap.analysis.collectives import CollectiveRow
 from lagom_overlap.analysis.findings import RankFindings
+from lagom_overlap.report.analyze_against import HEADS, against_headline, change_cells, step_cells
 from lagom_overlap.report.analyze_figures import (
     ranks_figure,
     slowdown_figure,
@@ -36,6 +38,7 @@ from lagom_overlap.units import format_seconds
 
 MAX_RANK_PARTS: Final = 8
 MAX_DETAILS: Final = 20
+MAX_CHANGES: Final = 40
 _REACH_WORDS: Final = {
     "tuner": "NCCL's tuner reaches it: algorithm, protocol, channels, chunk",
     "p2p_channels": "only NCCL_MAX_P2P_NCHANNELS reaches it",
@@ -82,6 +85,18 @@ class _Page:
     slowdowns: _Figure | None
     rank_parts: tuple[_RankPart, ...]
     details: tuple[_Detail, ...]
+    warnings: tuple[str, ...]
+    against: "_AgainstPart | None"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _AgainstPart:
+    headline: str
+    heads: tuple[str, ...]
+    steps: tuple[tuple[str, ...], ...]
+    kinds: tuple[tuple[str, ...], ...]
+    communicators: tuple[tuple[str, ...], ...]
+    collectives: tuple[tuple[str, ...], ...]
     warnings: tuple[str, ...]
 
 
@@ -135,6 +150,19 @@ def _page(report: AnalyzeReport) -> _Page:
         rank_parts=tuple(_rank_part(rank) for rank in timed[:MAX_RANK_PARTS]),
         details=tuple(_detail(report, row) for row in findings.rows[:MAX_DETAILS]),
         warnings=findings.warnings,
+        against=None if report.against is None else _against_part(report.against),
+    )
+
+
+def _against_part(found: Against) -> _AgainstPart:
+    return _AgainstPart(
+        headline=against_headline(found),
+        heads=HEADS,
+        steps=tuple(step_cells(found)),
+        kinds=tuple(change_cells(found.kinds)),
+        communicators=tuple(change_cells(found.communicators)),
+        collectives=tuple(change_cells(found.collectives[:MAX_CHANGES])),
+        warnings=found.warnings,
     )
 
 

@@ -3,13 +3,18 @@
 from dataclasses import dataclass
 
 from lagom_overlap.analysis.advice import Advice
+from lagom_overlap.analysis.against import Against
 from lagom_overlap.analysis.findings import Findings
 from lagom_overlap.analysis.hta import HtaFigures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnalyzeReport:
-    """One analysis; `hta` holds HTA's figures by rank where they were asked for, else nothing."""
+    """One analysis.
+
+    `hta` holds HTA's figures by rank where they were asked for, else nothing; `against` the comparison with another
+    run.
+    """
 
     findings: Findings
     advice: tuple[Advice, ...]
@@ -17,3 +22,4 @@ class AnalyzeReport:
     unreachable_s: float
     compat: str | None = None
     hta: tuple[HtaFigures, ...] = ()
+    against: Against | None = None

@@ -11,6 +11,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from lagom_overlap.analysis.against import Against
+from lagom_overlap.report.analyze_against import against_headline, change_cells, step_cells
 from lagom_overlap.report.analyze_report import AnalyzeReport
 from lagom_overlap.report.analyze_words import (
     advice_texts,
@@ -28,6 +30,8 @@ MAX_COLLECTIVES: Final = 8
 MAX_CLASSES: Final = 5
 MAX_ADVICE: Final = 5
 MAX_WARNINGS: Final = 4
+MAX_KINDS: Final = 4
+MAX_CHANGES: Final = 5
 
 
 def plain(text: str) -> str:
@@ -58,6 +62,8 @@ def _table(
 def analysis_summary(report: AnalyzeReport) -> RenderableType:
     """The whole summary."""
     parts: list[RenderableType] = [Text(plain(headline(report)), style="bold"), Text("")]
+    if report.against is not None:
+        parts += _against(report.against)
     ranks = rank_cells(report)
     if ranks:
         parts.append(
@@ -77,7 +83,7 @@ def analysis_summary(report: AnalyzeReport) -> RenderableType:
                 "collective",
                 (("calls", 5), ("total", 8), ("exposed", 8), ("stretch", 8), ("waiting", 8), ("busbw", 9)),
                 collectives,
-                MAX_COLLECTIVES,
+                MAX_COLLECTIVES if report.against is None else MAX_COLLECTIVES // 2,
                 "collectives",
             ),
         ]
@@ -89,7 +95,7 @@ def analysis_summary(report: AnalyzeReport) -> RenderableType:
                 "kernels beside a collective",
                 (("runs", 6), ("slowdown", 8), ("95 %", 11), ("stretch", 8)),
                 classes,
-                MAX_CLASSES,
+                MAX_CLASSES if report.against is None else MAX_CLASSES // 2,
                 "pairs",
             )
         )
@@ -100,6 +106,30 @@ def analysis_summary(report: AnalyzeReport) -> RenderableType:
     if len(warnings) > MAX_WARNINGS:
         parts.append(Text(f"! and {len(warnings) - MAX_WARNINGS} more warnings (--json)", style="yellow"))
     return Group(*parts)
+
+
+def _against(found: Against) -> list[RenderableType]:
+    columns = (("calls", 9), ("total", 8), ("Δ total", 8), ("Δ exposed", 9), ("Δ stretch", 9), ("channels", 8))
+    parts: list[RenderableType] = [
+        Text(plain(against_headline(found)), style="bold"),
+        _table(
+            "per step",
+            (("other run", 10), ("this run", 10), ("difference", 10), ("", 9)),
+            step_cells(found),
+            MAX_RANKS,
+            "",
+        ),
+        Text(""),
+    ]
+    if len(found.kinds) > 1:
+        parts += [_table("changed, by kind", columns, change_cells(found.kinds), MAX_KINDS, "kinds"), Text("")]
+    if found.collectives:
+        parts += [
+            _table("changed most", columns, change_cells(found.collectives), MAX_CHANGES, "collectives"),
+            Text(""),
+        ]
+    parts += [Text(f"! {plain(text)}", style="yellow") for text in found.warnings]
+    return parts
 
 
 def _advice(report: AnalyzeReport) -> list[RenderableType]:

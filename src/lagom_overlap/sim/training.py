@@ -62,7 +62,7 @@ class StageTimes:
     @property
     def bubble_s(self) -> float:
         """Waiting for other stages before the last backward."""
-        return self.end_s - self.busy_s
+        return max(0.0, self.end_s - self.busy_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,12 +214,8 @@ class TrainingSimulator:
     def _gradients(self, stage: StagePlan) -> CommTimes:
         """Reducing the gradients of a stage after its last backward, and gathering what the optimizer wrote."""
         layout = self._layout
-        dense = stage.num_params - stage.num_expert_params
         reduce = CollectiveKind.REDUCE_SCATTER if layout.zero_stage else CollectiveKind.ALL_REDUCE
-        seconds = self._data_seconds(reduce, dense * layout.gradient_bytes)
-        if stage.num_expert_params and layout.data > layout.expert:
-            share = stage.num_expert_params * layout.gradient_bytes
-            seconds += 2 * share * (1 - layout.expert / layout.data) / self._data_rate()
+        seconds = self._data_seconds(reduce, stage.reduced_params(layout) * layout.gradient_bytes)
         return CommTimes(seconds, seconds)
 
     def _bucketed(self, stage: StagePlan, last: PassTimes) -> CommTimes:
@@ -233,14 +229,15 @@ class TrainingSimulator:
         alone_s = sum(self._times.step_seconds(step) for step in steps)
         extra = Fixed(max(0.0, last.seconds / stage.num_layers - alone_s))
         comms, filled = [], 0.0
-        layer_bytes = layer_params_per_gpu(self._model, layout) * layout.gradient_bytes
+        reduced = stage.reduced_params(layout) * layout.gradient_bytes
+        layer_bytes = reduced * stage.layer_share / stage.num_layers
         for _ in range(stage.num_layers):
             pieces += [*per_layer, extra]
             filled += layer_bytes
             if filled >= layout.bucket_bytes:
                 comms.append(QueuedComm(self._cost(kind, filled, GroupKind.DATA), len(pieces)))
                 filled = 0.0
-        rest = filled + stage.num_params * layout.gradient_bytes - stage.num_layers * layer_bytes
+        rest = filled + reduced * (1.0 - stage.layer_share)
         if rest > 0:
             comms.append(QueuedComm(self._cost(kind, rest, GroupKind.DATA), len(pieces)))
         run = run_streams(pieces, comms, self._contention)
@@ -249,12 +246,12 @@ class TrainingSimulator:
     def _after(self, stage: StagePlan) -> tuple[float, float]:
         """Seconds after the reduction: tied embeddings and parameters to gather, optimizer."""
         layout, framework = self._layout, self._framework
-        shard = stage.num_params / layout.data if layout.zero_stage else stage.num_params
+        shard = stage.shard_params(layout) if layout.zero_stage else stage.num_params
         rate = self._times.constants.stream_bytes_per_s
         optimizer_s = shard * (framework.optimizer_bytes + framework.gradient_pass_bytes) / rate
         gather_s = 0.0
         if layout.zero_stage in (1, 2):
-            gather_s = self._data_seconds(CollectiveKind.ALL_GATHER, stage.num_params * ELEMENT_BYTES)
+            gather_s = self._data_seconds(CollectiveKind.ALL_GATHER, stage.reduced_params(layout) * ELEMENT_BYTES)
         tied_s = 0.0
         if stage.tied_params:
             wire = stage.tied_params * layout.gradient_bytes
@@ -278,7 +275,13 @@ class TrainingSimulator:
         queue = []
         for index in range(count):
             if gathers:
-                queue.append((max(0, index - layout.prefetch) * size, 0, QueuedComm(gather, max(0, index - layout.prefetch) * size, index * size)))
+                queue.append(
+                    (
+                        max(0, index - layout.prefetch) * size,
+                        0,
+                        QueuedComm(gather, max(0, index - layout.prefetch) * size, index * size),
+                    )
+                )
             if reduces:
                 queue.append(((index + 1) * size, -1, QueuedComm(reduce, (index + 1) * size)))
         queue.sort(key=lambda entry: entry[:2])
@@ -356,5 +359,3 @@ def _sum(parts: Iterable[PassTimes]) -> PassTimes:
     for part in parts:
         total = total + part
     return total
-
-

@@ -11,13 +11,22 @@ def training_timeline(times: TrainingTimes) -> Timeline:
         for run in runs:
             chunk = f".{run.slot.chunk}" if run.slot.chunk else ""
             name = f"{'F' if run.slot.forward else 'B'}{run.slot.micro_batch}{chunk}"
-            spans.append(_span(name, SpanKind.COMP, "compute", run.start_s, run.end_s, stage.rank))
+            spans.append(_compute(name, stage.rank, run.start_s, run.end_s))
         reduced_s = stage.end_s + stage.gradients_s
         if stage.gradients_s > 0:
-            spans.append(_span("gradients", SpanKind.COMM, "dp", stage.end_s, reduced_s, stage.rank))
-        spans.append(_span("optimizer", SpanKind.COMP, "compute", reduced_s, reduced_s + stage.optimizer_s, stage.rank))
+            spans.append(
+                Span(
+                    name="gradients",
+                    kind=SpanKind.COMM,
+                    stream="dp",
+                    start_s=stage.end_s,
+                    end_s=reduced_s,
+                    rank=stage.rank,
+                )
+            )
+        spans.append(_compute("optimizer", stage.rank, reduced_s, reduced_s + stage.optimizer_s))
     return Timeline(tuple(spans))
 
 
-def _span(name: str, kind: SpanKind, stream: str, start_s: float, end_s: float, rank: int) -> Span:
-    return Span(name=name, kind=kind, stream=stream, start_s=start_s, end_s=end_s, rank=rank)
+def _compute(name: str, rank: int, start_s: float, end_s: float) -> Span:
+    return Span(name=name, kind=SpanKind.COMP, stream="compute", start_s=start_s, end_s=end_s, rank=rank)

@@ -21,10 +21,11 @@ from lagom_overlap.errors import TraceError
 from lagom_overlap.trace.files import Stream
 from lagom_overlap.units import MIB, format_bytes
 
-_EXACT_US: Final = 2**53 / 1000
-_BLOCK: Final = 4 * MIB
+_NEARLY_US: Final = 0.9 * 2**53 / 1000
+_SAMPLE: Final = 16
+_BLOCK: Final = MIB
 _MAX_HEADER: Final = 64 * MIB
-_MAX_BUFFER: Final = 512 * MIB
+_MAX_BUFFER: Final = 64 * MIB
 _MAX_CUTS: Final = 24
 _EVENTS_KEY: Final = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BYTE: Final = re.compile(r"\(byte (\d+)\)")
@@ -55,7 +56,7 @@ class Args(msgspec.Struct, gc=False):
     pg_ranks: Any = msgspec.field(default=None, name="Process Group Ranks")
     seq: Any = msgspec.field(default=None, name="Seq")
     input_dims: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="Input Dims")
-    input_type: Any = msgspec.field(default=None, name="Input type")
+    input_type: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="Input type")
     name: Any = None
 
 
@@ -177,7 +178,8 @@ class EventReader:
 
     @staticmethod
     def _wants_exact(events: list[Event]) -> bool:
-        return any(type(e.ts) is float and abs(e.ts) >= _EXACT_US for e in events)
+        """Whether any time may be beyond what floats hold; no clock jumps by days and back within a few events."""
+        return any(type(e.ts) is float and abs(e.ts) >= _NEARLY_US for e in events[::_SAMPLE])
 
     def _start(self, data: bytes) -> tuple[bytes, bytes]:
         """(what stands before the events as an open object, what follows the opening bracket)."""

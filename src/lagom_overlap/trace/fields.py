@@ -9,17 +9,20 @@ from lagom_overlap.trace.event_columns import MAX_NS
 from lagom_overlap.trace.gpu_trace import UNKNOWN
 
 _US: Final = 1000
+_PLAIN_US: Final = MAX_NS / (2 * _US)
 _MAX_GRID: Final = 2**31
 
 
 def to_ns(value: Any) -> int | None:
     """Microseconds of a trace in whole nanoseconds; None where it is no time."""
-    if type(value) is int:
-        ns = value * _US
-    elif type(value) is float:
+    if type(value) is float:
+        if -_PLAIN_US < value < _PLAIN_US:  # false for nan
+            return round(value * _US)
         if not math.isfinite(value):
             return None
         ns = round(value * _US)
+    elif type(value) is int:
+        ns = value * _US
     elif isinstance(value, Decimal | str):
         try:
             number = Decimal(value) * _US
@@ -44,6 +47,10 @@ def to_int(value: Any) -> int:
 
 def to_triple(value: Any) -> tuple[int, int, int]:
     """A grid or block; zeros where unknown. ROCm writes it as text in some versions."""
+    if type(value) is list and len(value) == 3:
+        x, y, z = value
+        if type(x) is type(y) is type(z) is int and 0 <= x < _MAX_GRID and 0 <= y < _MAX_GRID and 0 <= z < _MAX_GRID:
+            return x, y, z
     if type(value) is str:
         value = [to_int(part) for part in re.findall(r"\d+", value)]
     if type(value) is not list or not 1 <= len(value) <= 3:

@@ -48,18 +48,16 @@ from lagom_overlap.trace.names import (
 
 _log = logging.getLogger(__name__)
 
-_GPU_CATEGORIES: Final = {
-    "kernel": 0,
-    "Kernel": 0,
-    "gpu_memcpy": 1,
-    "Memcpy": 1,
-    "gpu_memset": 2,
-    "Memset": 2,
+_CPU, _LAUNCH, _KERNEL, _COPY, _SET, _OTHER = range(6)
+_GPU: Final = frozenset({_KERNEL, _COPY, _SET})
+_CATEGORIES: Final = {
+    **dict.fromkeys(("cpu_op", "Operator", "user_annotation", "cpu_instant_event"), _CPU),
+    **dict.fromkeys(("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "Runtime", "runtime"), _LAUNCH),
+    **dict.fromkeys(("kernel", "Kernel"), _KERNEL),
+    **dict.fromkeys(("gpu_memcpy", "Memcpy"), _COPY),
+    **dict.fromkeys(("gpu_memset", "Memset"), _SET),
 }
-_LAUNCH_CATEGORIES: Final = frozenset(
-    {"cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "Runtime", "runtime"}
-)
-_CPU_CATEGORIES: Final = frozenset({"cpu_op", "Operator", "user_annotation", "cpu_instant_event"})
+_NO_ARGS: Final = Args()
 _TELLING: Final = ("nccl:", "record_param_comms", "ProfilerStep", "FSDP::", "DistributedDataParallel")
 _STEP: Final = re.compile(r"ProfilerStep\s?#\s?(\d+)")
 _RANK_IN_NAME: Final = re.compile(r"(?:rank|worker)[_\-]?(\d+)", re.IGNORECASE)
@@ -78,6 +76,12 @@ class _CommOp:
     args: Args
 
 
+def _kept(args: Args) -> Args:
+    """The arguments with copies of what would hold the whole block of the file in memory."""
+    args.input_dims, args.input_type = args.input_dims.copy(), args.input_type.copy()
+    return args
+
+
 @dataclass(slots=True)
 class _Builder:
     """Everything that is kept of a file while its events pass by."""
@@ -86,9 +90,7 @@ class _Builder:
     columns: EventColumns = field(default_factory=EventColumns)
     roles: dict[str, int] = field(default_factory=dict)
     comm_args: dict[int, Args] = field(default_factory=dict)
-    call_correlation: "array[int]" = field(default_factory=lambda: array("q"))
-    call_ns: "array[int]" = field(default_factory=lambda: array("q"))
-    call_thread: "array[int]" = field(default_factory=lambda: array("q"))
+    launches: "array[int]" = field(default_factory=lambda: array("q"))
     shape_external: "array[int]" = field(default_factory=lambda: array("q"))
     shape_of: "array[int]" = field(default_factory=lambda: array("q"))
     shapes: dict[bytes, int] = field(default_factory=dict)
@@ -101,22 +103,32 @@ class _Builder:
 
     def take(self, events: Iterable[Event]) -> None:
         """Keeps what matters of some events."""
-        gpu, launch, cpu = _GPU_CATEGORIES, _LAUNCH_CATEGORIES, _CPU_CATEGORIES
+        kinds, takers = (
+            _CATEGORIES,
+            (self._take_cpu, self._take_launch, self._take_kernel, self._take_copy, self._take_set),
+        )
         for event in events:
             if event.ph != "X":
                 continue
             category = event.cat
-            if type(category) is not str:
+            kind = kinds.get(category, _OTHER) if type(category) is str else None
+            if kind is None:
                 continue
-            if category in cpu:
-                self._take_cpu(event)
-            elif category in launch:
-                self._take_launch(event)
-            elif category in gpu:
-                self._take_gpu(event, gpu[category])
-                continue
-            if event.args is not None and event.args.stream is not None:
-                self._take_marked(event, event.args)
+            args = event.args
+            if kind != _OTHER:
+                takers[kind](event, args or _NO_ARGS)
+            if kind not in _GPU and args is not None and args.stream is not None:
+                self._take_marked(event, args)
+
+    @property
+    def call_correlation(self) -> Int64:
+        """The launches' correlations, in the order of the file."""
+        return np.frombuffer(self.launches, dtype=np.int64)[0::3].copy()
+
+    @property
+    def call_ns(self) -> Int64:
+        """The launches' times."""
+        return np.frombuffer(self.launches, dtype=np.int64)[1::3].copy()
 
     def _thread(self, event: Event) -> int:
         key = (event.pid, event.tid) if not isinstance(event.tid, list | dict) else None
@@ -134,37 +146,40 @@ class _Builder:
         """The events off the GPU that carry a stream number."""
         launch = launches_of(
             np.array([row[3] for row in self.marked], dtype=np.int64),
-            np.asarray(self.call_correlation, dtype=np.int64),
-            np.asarray(self.call_ns, dtype=np.int64),
+            self.call_correlation,
+            self.call_ns,
         )
         return tuple(
             MarkedEvent(name=name, start_ns=start, end_ns=end, launch_ns=int(at))
             for (name, start, end, _), at in zip(self.marked, launch, strict=True)
         )
 
-    def _take_launch(self, event: Event) -> None:
-        start_ns = to_ns(event.ts)
-        if event.args is None or start_ns is None:
-            return
-        correlation = to_int(event.args.correlation)
-        if correlation > 0:
-            self.call_correlation.append(correlation)
-            self.call_ns.append(start_ns)
-            self.call_thread.append(self._thread(event))
+    def _take_launch(self, event: Event, args: Args) -> None:
+        correlation = to_int(args.correlation)
+        if correlation > 0 and (start_ns := to_ns(event.ts)) is not None:
+            self.launches.extend((correlation, start_ns, self._thread(event)))
 
-    def _take_cpu(self, event: Event) -> None:
-        name, args = event.name, event.args
+    def _take_cpu(self, event: Event, args: Args) -> None:
+        name = event.name
         if type(name) is not str:
             return
         if name.startswith(_TELLING):
             self._take_telling(event, name)
-        if args is not None:
-            dims = bytes(args.input_dims)
-            if len(dims) > 2:
-                external = to_int(args.external_id if args.external_id is not None else args.external_id_old)
-                if external > 0:
-                    self.shape_external.append(external)
-                    self.shape_of.append(self.shapes.setdefault(dims, len(self.shapes)))
+        dims = bytes(args.input_dims)
+        if len(dims) > 2:
+            external = to_int(args.external_id if args.external_id is not None else args.external_id_old)
+            if external > 0:
+                self.shape_external.append(external)
+                self.shape_of.append(self.shapes.setdefault(dims, len(self.shapes)))
+
+    def _take_kernel(self, event: Event, args: Args) -> None:
+        self._take_gpu(event, args, 0)
+
+    def _take_copy(self, event: Event, args: Args) -> None:
+        self._take_gpu(event, args, 1)
+
+    def _take_set(self, event: Event, args: Args) -> None:
+        self._take_gpu(event, args, 2)
 
     def _take_telling(self, event: Event, name: str) -> None:
         """A CPU event whose name says what it is; almost none does, so the others are passed over at once."""
@@ -187,10 +202,10 @@ class _Builder:
     def _take_comm_op(self, event: Event, name: str) -> None:
         start_ns, length_ns = to_ns(event.ts), to_ns(event.dur)
         if start_ns is not None and length_ns is not None and length_ns >= 0:
-            op = _CommOp(start_ns, start_ns + length_ns, name, event.args or Args())
+            op = _CommOp(start_ns, start_ns + length_ns, name, _kept(event.args or Args()))
             self.comm_ops[self._thread(event)].append(op)
 
-    def _take_gpu(self, event: Event, memory_op: int) -> None:
+    def _take_gpu(self, event: Event, args: Args, memory_op: int) -> None:
         start_ns, length_ns = to_ns(event.ts), to_ns(event.dur)
         name = (event.name if type(event.name) is str else str(event.name))[:MAX_NAME]
         if start_ns is None or length_ns is None:
@@ -199,7 +214,6 @@ class _Builder:
         if length_ns < 0:
             self.dropped["with a negative duration"] += 1
             return
-        args = event.args or Args()
         named = type(args.collective_name) is str and args.collective_name != ""
         role = self._role(name, memory_op)
         if named and memory_op == 0:
@@ -220,7 +234,7 @@ class _Builder:
             num_bytes=max(0, to_int(args.bytes)),
         )
         if role == _COMM:
-            self.comm_args[number] = args
+            self.comm_args[number] = _kept(args)
 
     def _role(self, name: str, memory_op: int) -> int:
         role = self.roles.get(name)
@@ -232,10 +246,10 @@ class _Builder:
 
     def shape_column(self) -> Int64:
         """The shape of the CPU operator behind each GPU event, by "External id"; old traces repeat `correlation`."""
-        external = np.asarray(self.columns.external_id, dtype=np.int64)
+        external = self.columns.column("external_id")
         shape = np.full(len(external), UNKNOWN, dtype=np.int64)
         found = join(np.asarray(self.shape_external, dtype=np.int64), external)
-        known = (found != UNKNOWN) & (external != np.asarray(self.columns.correlation, dtype=np.int64))
+        known = (found != UNKNOWN) & (external != self.columns.column("correlation"))
         shape[known] = np.asarray(self.shape_of, dtype=np.int64)[found[known]]
         return shape
 
@@ -259,8 +273,8 @@ class _Builder:
     def calls(self, events: GpuEvents, added: Int64, world_size: int | None) -> tuple[CommCall, ...]:
         """The collectives among the events of one device."""
         rows = np.flatnonzero(events.role == _COMM)
-        correlation = np.asarray(self.columns.correlation, dtype=np.int64)[added[rows]]
-        call = join(np.asarray(self.call_correlation, dtype=np.int64), correlation)
+        correlation = self.columns.column("correlation")[added[rows]]
+        call = join(self.call_correlation, correlation)
         groups = _Communicators()
         return tuple(
             self._call(events, int(row), self.comm_args[int(added[row])], int(at), groups, world_size)
@@ -274,7 +288,7 @@ class _Builder:
         words = args.collective_name if type(args.collective_name) is str else ""
         fallback: tuple[_CommOp, ...] = ()
         if not words and call != UNKNOWN:
-            fallback = self.comm_op_of(self.call_thread[call], self.call_ns[call])
+            fallback = self.comm_op_of(self.launches[3 * call + 2], self.launches[3 * call + 1])
             words = next((op.name for op in fallback if op.name.startswith("nccl:")), "")
             with_fields = next((op.args for op in fallback if type(op.args.collective_name) is str), None)
             if with_fields is not None:
@@ -312,12 +326,13 @@ def _bytes_of(kind: CollectiveKind | None, args: Args, around: tuple[_CommOp, ..
         return dtype, whole_bytes(kind, *given, num_ranks)
     for op in around:
         dims = bytes(op.args.input_dims)
-        types = op.args.input_type
-        if not op.name.startswith("nccl:") or len(dims) <= 2 or type(types) is not list:
+        if not op.name.startswith("nccl:") or len(dims) <= 2:
             continue
         try:
-            shapes = msgspec.json.decode(dims)
+            shapes, types = msgspec.json.decode(dims), msgspec.json.decode(op.args.input_type)
         except msgspec.MsgspecError:
+            continue
+        if type(shapes) is not list or type(types) is not list:
             continue
         sizes = [
             num_elements(shape) * dtype_bytes(kind_)
@@ -385,9 +400,9 @@ def read_kineto(
     if rank < 0 and named is not None and len(named[1]) < 8:
         rank = int(named[1])
     launch = launches_of(
-        np.asarray(builder.columns.correlation, dtype=np.int64),
-        np.asarray(builder.call_correlation, dtype=np.int64),
-        np.asarray(builder.call_ns, dtype=np.int64),
+        builder.columns.column("correlation"),
+        builder.call_correlation,
+        builder.call_ns,
     )
     shape = builder.shape_column()
     devices = builder.columns.devices()

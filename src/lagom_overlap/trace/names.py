@@ -12,6 +12,7 @@ and all-to-all obey `NCCL_MAX_P2P_NCHANNELS` only; symmetric kernels and everyth
 """
 
 import re
+from functools import lru_cache
 from typing import Final
 
 from lagom_overlap.collective import CollectiveKind
@@ -29,6 +30,11 @@ _LIBRARY: Final = re.compile(
     """,
     re.IGNORECASE | re.VERBOSE,
 )
+_HINTS: Final = (
+    *("ccl", "deep_ep", "internode", "intranode", "hybrid_ep", "nvshmem", "multimem", "shot", "reduce", "ubuf"),
+    *("userbuffers", "pplx", "gather", "scatter", "to_all", "toall", "p2p", "ptop", "peer"),
+)
+"""One of these stands in every name that communicates: a quick no for the thousands that do not."""
 _NCCL: Final = re.compile(r"^(void )?[nr]ccl(dev)?kernel|^[nr]ccldevkernel", re.IGNORECASE)
 _PEER_COPY: Final = re.compile(r"^Memcpy (PtoP|P2P)\b|Peer ?[Tt]o ?[Pp]eer", re.IGNORECASE)
 _WITHOUT: Final = re.compile(r"\(anonymous namespace\)::|^void |^std::enable_if.*?::type ")
@@ -81,9 +87,13 @@ def is_communication(kernel: str, pattern: re.Pattern[str] | None = None) -> boo
     """Whether a kernel or copy communicates, by its name alone."""
     if pattern is not None and pattern.search(kernel):
         return True
+    low = kernel.lower()
+    if not any(hint in low for hint in _HINTS):
+        return False
     return _LIBRARY.search(function_name(kernel)) is not None or _PEER_COPY.search(kernel) is not None
 
 
+@lru_cache(maxsize=4096)
 def kind_of(words: str) -> CollectiveKind | None:
     """The collective that a kernel's function name or NCCL's "Collective name" means; None where it is none of ours."""
     text = words.removeprefix("nccl:").removeprefix("c10d::").removeprefix("nccl_")
@@ -92,6 +102,7 @@ def kind_of(words: str) -> CollectiveKind | None:
     return next((kind for pattern, kind in _KINDS if pattern.search(text)), None)
 
 
+@lru_cache(maxsize=4096)
 def op_of(words: str) -> str:
     """The collective in our words: a `CollectiveKind`, or NCCL's own word, or `"unknown"`."""
     kind = kind_of(words)

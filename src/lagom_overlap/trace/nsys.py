@@ -214,12 +214,12 @@ def read_nsys(path: Path, pattern: re.Pattern[str] | None = None) -> tuple[GpuTr
         columns = reader.columns[process]
         correlations, starts = calls.get(process, ([], []))
         launch = launches_of(
-            np.asarray(columns.correlation, dtype=np.int64),
+            columns.column("correlation"),
             np.asarray(correlations, dtype=np.int64),
             np.asarray(starts, dtype=np.int64),
         )
         for device in columns.devices():
-            events, _ = columns.build(launch, np.asarray(columns.shape, dtype=np.int64), device=device)
+            events, _ = columns.build(launch, columns.column("shape"), device=device)
             gpu_name, num_sms = devices.get(device, ("", None))
             warnings = [f"Nsight names no ranks: process {len(found)} in order is called rank {len(found)}"]
             if reader.dropped:

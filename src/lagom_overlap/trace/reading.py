@@ -1,8 +1,10 @@
 """Opens whatever a profiler wrote and says what each rank's GPU did."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -11,12 +13,15 @@ from lagom_overlap.trace.collective_logs import read_flight_recorder, read_inspe
 from lagom_overlap.trace.files import DEFAULT_LIMITS, Limits, Stream, is_sqlite, open_streams, trace_paths
 from lagom_overlap.trace.gpu_trace import GpuTrace, short_name
 from lagom_overlap.trace.kineto import read_kineto
-from lagom_overlap.trace.nsys import read_nsys
 from lagom_overlap.units import KIB, MIB
 
 _SNIFF: Final = 64 * KIB
 _MAX_SNIFF: Final = 64 * MIB
 _MAX_PATTERN: Final = 1000
+_MIN_PARALLEL: Final = 64 * MIB
+_ZIPPED: Final = frozenset({".gz", ".tgz"})
+_PACKED: Final = 12
+"""Kineto's JSON is about this many times its gzip."""
 _MARKS: Final = tuple(re.compile(mark) for mark in (rb'"traceEvents"\s*:', rb'"coll_perf"\s*:', rb'"entries"\s*:'))
 
 
@@ -88,6 +93,8 @@ def read_file(path: Path, options: ReadOptions) -> Iterator[GpuTrace]:
         TraceError: if it cannot be read, or holds no trace.
     """
     if is_sqlite(path):
+        from lagom_overlap.trace.nsys import read_nsys  # noqa: PLC0415 - sqlite3, which most runs never need
+
         yield from read_nsys(path, options.pattern)
         return
     num_traces = 0
@@ -100,23 +107,78 @@ def read_file(path: Path, options: ReadOptions) -> Iterator[GpuTrace]:
         raise TraceError(f"{short_name(path)}: an archive without a trace in it")
 
 
-def _ignore(_: str) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadProgress:
+    """How far reading is: files done of all, traces found so far, the trace just read (None: a file is done)."""
+
+    num_done: int
+    num_files: int
+    num_traces: int
+    trace: str | None
+
+
+def _ignore(_: ReadProgress) -> None:
     """Tells nobody."""
 
 
+def _one_by_one(files: Sequence[Path], options: ReadOptions) -> Generator[tuple[int, GpuTrace | None], None, None]:
+    for index, file in enumerate(files):
+        for trace in read_file(file, options):
+            yield index, trace
+        yield index, None
+
+
+def _worth_processes(files: Sequence[Path], num_jobs: int) -> bool:
+    """Whether there is so much to read that starting processes pays."""
+    if min(len(files), num_jobs) < 2:
+        return False
+    return sum(file.stat().st_size * (_PACKED if file.suffix in _ZIPPED else 1) for file in files) >= _MIN_PARALLEL
+
+
 def read_traces(
-    paths: Sequence[Path], options: ReadOptions | None = None, observe: Callable[[str], None] = _ignore
+    paths: Sequence[Path],
+    options: ReadOptions | None = None,
+    observe: Callable[[ReadProgress], None] = _ignore,
+    *,
+    num_jobs: int = 1,
 ) -> tuple[GpuTrace, ...]:
-    """All traces of the given files and folders, in order of rank; `observe` hears of each one's name.
+    """All traces of the given files and folders, in order of rank; the same for any number of jobs.
+
+    With several jobs, files that are large enough are read by that many processes; call it from a module that can be
+    imported without running it (`if __name__ == "__main__"`), as `multiprocessing` asks.
 
     Raises:
-        TraceError: if a file cannot be read, or a rank comes twice.
+        TraceError: if a file cannot be read.
+        ValueError: if the number of jobs is below 1.
     """
-    found: list[GpuTrace] = []
-    for path in paths:
-        for file in trace_paths(path):
-            for trace in read_file(file, options or ReadOptions()):
-                observe(trace.file)
-                found.append(trace)
-    ordered = sorted(enumerate(found), key=lambda pair: (pair[1].rank is None, pair[1].rank or 0, pair[0]))
-    return tuple(trace for _, trace in ordered)
+    if num_jobs < 1:
+        raise ValueError(f"num_jobs is {num_jobs}, must be at least 1")
+    options = options or ReadOptions()
+    files = tuple(file for path in paths for file in trace_paths(path))
+    parts = _one_by_one(files, options)
+    if _worth_processes(files, num_jobs):
+        from lagom_overlap.trace.parallel import read_in_processes  # noqa: PLC0415 - multiprocessing takes its time
+
+        parts = read_in_processes(files, partial(_read_all, options=options), num_jobs)
+    found: list[tuple[int, GpuTrace]] = []
+    num_done = 0
+    with closing(parts):
+        for index, trace in parts:
+            if trace is None:
+                num_done += 1
+            else:
+                found.append((index, trace))
+            observe(
+                ReadProgress(
+                    num_done=num_done,
+                    num_files=len(files),
+                    num_traces=len(found),
+                    trace=None if trace is None else trace.file,
+                )
+            )
+    found.sort(key=lambda pair: (pair[1].rank is None, pair[1].rank or 0, pair[0]))
+    return tuple(trace for _, trace in found)
+
+
+def _read_all(file: Path, options: ReadOptions) -> Iterator[GpuTrace]:
+    return read_file(file, options)

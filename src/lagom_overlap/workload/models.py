@@ -79,7 +79,7 @@ class TransformerModel:
 
     @property
     def layer_matrix_params(self) -> int:
-        """Parameters of one layer's matrices: 12 h^2 for a plain layer with ffn 4h; all experts and the router count."""
+        """Parameters of one layer's matrices: 12 h^2 for a plain layer with ffn 4h; all experts count."""
         attention = self.hidden * (self.qkv_columns + self.attention_columns)
         return attention + self.expert_layer_params + self.dense_mlp_params
 

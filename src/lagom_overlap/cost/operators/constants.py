@@ -1,18 +1,23 @@
 """Constants of operators and of training frameworks, as data: TOML files in `data/`, each with how it was fitted."""
 
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from importlib.resources.abc import Traversable
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from lagom_overlap.cost.operators.gemm import GemmConstants
 from lagom_overlap.cost.operators.links import LinkConstants
 from lagom_overlap.errors import UnknownNameError
+from lagom_overlap.hardware import Gpu
 
-FALLBACK: Final = "any"
+_REFERENCE: Final = "a100"
+_REFERENCE_SMS: Final = 108
+_REFERENCE_SM_FLOPS: Final = 240e12 / _REFERENCE_SMS
+_REFERENCE_BYTES_PER_S: Final = 1.7e12
+"""The A100 as its preset describes it: what a GPU without a file is compared with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +72,9 @@ class FrameworkConstants:
             if not 0 <= value < float("inf"):
                 raise ValueError(f"framework {self.name!r}: {field} is {value}, must be finite and not negative")
         if not 0 < self.memory_efficiency <= 1:
-            raise ValueError(f"framework {self.name!r}: memory_efficiency is {self.memory_efficiency}, must be in (0, 1]")
+            raise ValueError(
+                f"framework {self.name!r}: memory_efficiency is {self.memory_efficiency}, must be in (0, 1]"
+            )
         if self.launch_norm < 1:
             raise ValueError(f"framework {self.name!r}: launch_norm is {self.launch_norm}, must be at least 1")
 
@@ -80,12 +87,37 @@ def _names(kind: str) -> list[str]:
     return sorted(entry.name.removesuffix(".toml") for entry in _folder(kind).iterdir() if entry.name.endswith(".toml"))
 
 
-def load_operators(gpu_name: str) -> OperatorConstants:
-    """The constants of the GPU whose file's name begins `gpu_name` ("A100-SXM4-80GB" -> a100), else of the fallback."""
-    names = [name for name in _names("gpus") if gpu_name.lower().startswith(name)]
-    chosen = max(names, key=len) if names else FALLBACK
-    text = (_folder("gpus") / f"{chosen}.toml").read_text(encoding="utf-8")
-    return msgspec.convert(tomllib.loads(text), OperatorConstants)
+def _read(kind: str, name: str) -> dict[str, Any]:  # any TOML value
+    return tomllib.loads((_folder(kind) / f"{name}.toml").read_text(encoding="utf-8"))
+
+
+def load_operators(gpu: Gpu) -> OperatorConstants:
+    """The constants of a GPU, by the file whose name begins its own ("A100-SXM4-80GB": a100).
+
+    A GPU without a file gets the A100's, its rates scaled by the achieved product rate and memory bandwidth of the
+    two; `fitted_on` says so.
+    """
+    names = [name for name in _names("gpus") if gpu.name.lower().startswith(name)]
+    if names:
+        return msgspec.convert(_read("gpus", max(names, key=len)), OperatorConstants)
+    known = msgspec.convert(_read("gpus", _REFERENCE), OperatorConstants)
+    per_sm = gpu.gemm_flops / gpu.num_sms / _REFERENCE_SM_FLOPS
+    memory = gpu.hbm_bytes_per_s / _REFERENCE_BYTES_PER_S
+    first, second, third = known.gemm.tile_flops
+    return replace(
+        known,
+        name=gpu.name,
+        fitted_on=f"nothing: {gpu.name} has no file, its rates follow the A100's by datasheet ratios",
+        gemm=replace(
+            known.gemm,
+            tile_flops=(first * per_sm, second * per_sm, third * per_sm),
+            bytes_per_s=known.gemm.bytes_per_s * memory,
+        ),
+        stream_bytes_per_s=known.stream_bytes_per_s * memory,
+        reduction_bytes_per_s=known.reduction_bytes_per_s * memory,
+        attention_flops=known.attention_flops * per_sm * gpu.num_sms / _REFERENCE_SMS,
+        peak_flops=gpu.gemm_flops,
+    )
 
 
 def load_framework(name: str) -> FrameworkConstants:
@@ -96,5 +128,4 @@ def load_framework(name: str) -> FrameworkConstants:
     """
     if name not in _names("frameworks"):
         raise UnknownNameError.among("framework", name, _names("frameworks"))
-    text = (_folder("frameworks") / f"{name}.toml").read_text(encoding="utf-8")
-    return msgspec.convert(tomllib.loads(text), FrameworkConstants)
+    return msgspec.convert(_read("frameworks", name), FrameworkConstants)

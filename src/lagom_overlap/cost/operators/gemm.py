@@ -3,7 +3,7 @@
 For every tile a x b and split s of the depth:
 
     waves  w = g + q (ceil(g) - g),  g = ceil(m/a) ceil(n/b) batch s / lambda,  at least 1
-    t      = t0 + [ (w (2 a b k / s / rate_ab + store))^p + (bytes / B)^p ]^(1/p)  (+ t_split and the workspace if s > 1)
+    t      = t0 + [ (w (2 a b k / s / rate_ab + store))^p + (bytes / B)^p ]^(1/p)   (s > 1: + t_split and the workspace)
 
 and the product takes the fastest. `store` is the tile's way back to memory, a b elements from every SM at once, which
 one resident block per SM cannot hide: no constant of its own. `bytes` are the operands and the result once, of which
@@ -57,7 +57,13 @@ class GemmTime:
 
 @lru_cache(maxsize=65_536)
 def gemm_time(
-    shape: tuple[int, int, int], batch: int, element_bytes: int, num_sms: int, l2_bytes: int, constants: GemmConstants
+    shape: tuple[int, int, int],
+    *,
+    batch: int = 1,
+    element_bytes: int = 2,
+    num_sms: int,
+    l2_bytes: int,
+    constants: GemmConstants,
 ) -> GemmTime:
     """The time alone of `batch` products (m x k) (k x n) on a GPU with `num_sms` SMs, launched together."""
     m, n, k = shape

@@ -5,7 +5,7 @@ from math import ceil
 
 from lagom_overlap.cost.kernels import SMALL_BLOCKS, SMALL_WAVES, kernel_of_time
 from lagom_overlap.cost.operators.constants import OperatorConstants
-from lagom_overlap.cost.operators.gemm import gemm_time
+from lagom_overlap.cost.operators.gemm import GemmTime, gemm_time
 from lagom_overlap.cost.profile import Profile
 from lagom_overlap.hardware import Gpu
 from lagom_overlap.workload import Attention, Gemm, Kernel
@@ -41,15 +41,19 @@ class OperatorTimes:
                 rate = self.constants.attention_flops * 2 / work.element_bytes
                 return self.constants.gemm.launch_s + work.flops / rate * idle
             case Gemm():
-                return self._gemm(work, 1)
+                return self._gemm(work, 1).alone_s
             case BatchedGemm():
-                return self._gemm(work.gemm, work.batch)
+                return self._gemm(work.gemm, work.batch).alone_s
 
-    def _gemm(self, gemm: Gemm, batch: int) -> float:
-        shape = (gemm.m, gemm.n, gemm.k)
-        gpu = self.gpu
-        time = gemm_time(shape, batch, gemm.element_bytes, gpu.num_sms, gpu.l2_bytes, self.constants.gemm)
-        return time.alone_s
+    def _gemm(self, gemm: Gemm, batch: int) -> GemmTime:
+        return gemm_time(
+            (gemm.m, gemm.n, gemm.k),
+            batch=batch,
+            element_bytes=gemm.element_bytes,
+            num_sms=self.gpu.num_sms,
+            l2_bytes=self.gpu.l2_bytes,
+            constants=self.constants.gemm,
+        )
 
     def kernel(self, step: ComputeStep, profile: Profile) -> Kernel:
         """The step as the contention model sees it: the same time alone, its grid and its memory traffic."""
@@ -63,8 +67,7 @@ class OperatorTimes:
             num_bytes = 4.0 * tensor * work.passes
         else:
             gemm, batch = (work.gemm, work.batch) if isinstance(work, BatchedGemm) else (work, 1)
-            shape = (gemm.m, gemm.n, gemm.k)
-            time = gemm_time(shape, batch, gemm.element_bytes, gpu.num_sms, gpu.l2_bytes, self.constants.gemm)
+            time = self._gemm(gemm, batch)
             blocks, per_sm = time.num_blocks, 1
             elements = batch * (gemm.m * gemm.k + gemm.n * gemm.k + gemm.m * gemm.n)
             num_bytes = float(elements * gemm.element_bytes)

@@ -1,18 +1,27 @@
-"""Coordinate search on a forecast: one collective's places at a time, all others fixed, until none helps.
+"""The best assignment on a forecast: exact for up to two collectives, else coordinate search with trades.
 
-Nothing is measured here. What does not change is not computed again: the collectives before the one that varies give a
+One collective's places at a time are searched, all others fixed, until none helps; then pairs are moved against each
+other (one faster, one gentler), which a maximum of two sums needs to get past its ridges. Nothing is measured. What does not change is not computed again: the collectives before the one that varies give a
 start, those after it are piecewise linear functions of what it leaves.
 """
 
 from collections.abc import Sequence
+from itertools import combinations
+from typing import Final
 
 import numpy as np
 
 from lagom_overlap.tune.just_enough.forecast import Forecast, rounded_max
 from lagom_overlap.tune.just_enough.lattice import Floats, Ints
 
-LEAST_STEP = 1e-6
+LEAST_STEP: Final = 1e-6
 """A smaller relative gain is none."""
+MOST_PAIRS: Final = 4096
+"""Assignments of two collectives that are all looked at."""
+REACH: Final = 2
+"""Places up and down in speed that a trade looks at."""
+NEAR: Final = 8
+"""Up to as many collectives all pairs trade, beyond only neighbours."""
 
 
 class Allocation:
@@ -25,16 +34,16 @@ class Allocation:
             for front, bar in zip(forecast.fronts, barred, strict=True)
         ]
 
-    def best(self, starts: Sequence[Sequence[int]]) -> tuple[float, Ints]:
-        """The smallest expected makespan found from the starts and from the best equal places, and where.
+    def best(self, starts: Sequence[Sequence[int]]) -> Ints | None:
+        """Where the expected makespan is smallest, searched from the starts and from the best equal places.
 
-        Raises:
-            ValueError: if there is no start: none given and no equal places.
+        None without any of them.
         """
+        if self._forecast.num_comms == 2 and 0 < len(self._allowed[0]) * len(self._allowed[1]) <= MOST_PAIRS:
+            pairs = np.stack(np.meshgrid(*self._allowed, indexing="ij"), axis=-1).reshape(-1, 2)
+            return np.asarray(pairs[int(np.argmin(self._forecast.makespans(pairs, self._doubt)))])
         found = [self._descend(start) for start in (*starts, *self._alike())]
-        if not found:
-            raise ValueError("no place to start from")
-        return min(found, key=lambda pair: pair[0])
+        return min(found, key=lambda pair: pair[0])[1] if found else None
 
     def _alike(self) -> list[Sequence[int]]:
         """The best assignment with one place for all, where the collectives share a lattice."""
@@ -59,7 +68,31 @@ class Allocation:
                     best, since = float(makespans[at]), 1
                     places[j] = self._allowed[j][at]
             j = (j + 1) % num_comms
+            if since == num_comms and (trade := self._trade(places, best)) is not None:
+                (best, places), since = trade, 0
         return best, places
+
+    def _trade(self, places: Ints, best: float) -> tuple[float, Ints] | None:
+        """The best move of two collectives at once, a few places in speed; None if none helps."""
+        options = [self._near_in_speed(places[j], j) for j in range(len(places))]
+        tried = []
+        for i, j in combinations(range(len(places)), 2):
+            if len(places) <= NEAR or j == i + 1:
+                rows = np.repeat(places[None], len(options[i]) * len(options[j]), axis=0)
+                rows[:, i], rows[:, j] = np.repeat(options[i], len(options[j])), np.tile(options[j], len(options[i]))
+                tried.append(rows)
+        if not tried:
+            return None
+        moves = np.concatenate(tried)
+        makespans = self._forecast.makespans(moves, self._doubt)
+        at = int(np.argmin(makespans))
+        return (float(makespans[at]), moves[at]) if makespans[at] < best * (1 - LEAST_STEP) else None
+
+    def _near_in_speed(self, place: int, j: int) -> Ints:
+        comm_s, allowed = self._forecast.comm_s[j], self._allowed[j]
+        order = allowed[np.argsort(comm_s[allowed], kind="stable")]
+        at = int(np.searchsorted(comm_s[order], comm_s[place]))
+        return order[max(0, at - REACH) : at + REACH + 1]
 
     def _vary(self, places: Ints, j: int) -> Floats:
         """Expected makespans with collective j at each of its allowed places."""

@@ -1,4 +1,4 @@
-"""What a group believes about its wire and its computations: priors, fits to the measurements, and how sure they are."""
+"""What a group believes of its wire and its computations: priors, fits to the measurements, and how sure they are."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from lagom_overlap.tune.just_enough.forecast import CURVE_SD, Forecast, Wires, b
 from lagom_overlap.tune.just_enough.lattice import Floats, Ints, gather
 from lagom_overlap.tune.just_enough.pool import Lesson, Pool
 from lagom_overlap.tune.just_enough.sight import Record, Sight
-from lagom_overlap.tune.just_enough.victim import Pace, Victim, finish_times, kernel_times
+from lagom_overlap.tune.just_enough.victim import Beside, Pace, Victim, finish_times
 from lagom_overlap.tune.just_enough.wire import Prior, comm_times
 
 MAX_SM_COUNTS: Final = 4
@@ -45,7 +45,7 @@ class Belief:
         assert self.body is not None, "no fit yet"
         best = int(np.argmin(self.body.cost))
         wire, body = self.wire.params[0], self.body.params[best]
-        return Forecast(self.sight, self.victim, record, sigma, wire, body, int(self.sms[best]))
+        return self._forecast(record, sigma, wire, best, body)
 
     def drawn(self, record: Record, sigma: float, rng: np.random.Generator) -> Forecast:
         """A forecast that could as well be true: fits drawn from how sure they are."""
@@ -55,7 +55,11 @@ class Belief:
         index = int(rng.choice(len(weights), p=weights / weights.sum()))
         wire = rng.multivariate_normal(self.wire.params[0], self.wire.covariance[0], method="cholesky")
         body = rng.multivariate_normal(self.body.params[index], self.body.covariance[index], method="cholesky")
-        return Forecast(self.sight, self.victim, record, sigma, wire, body, int(self.sms[index]))
+        return self._forecast(record, sigma, wire, index, body)
+
+    def _forecast(self, record: Record, sigma: float, wire: Floats, index: int, body: Floats) -> Forecast:
+        beside = Beside(victim=self.victim, sms=np.array(self.sms[index]), params=body)
+        return Forecast(self.sight, record, sigma, wire=wire, beside=beside)
 
     def _fit_wire(self, record: Record, sigma: float, prior: Prior) -> Fit:
         lattices, num_comms = self.sight.lattices, len(self.sight.lattices)
@@ -69,7 +73,7 @@ class Belief:
             return np.asarray(np.log(comm_times(params, wire_bytes, channels, chunks, kind)))
 
         start = prior.mean[None] if self.wire is None else self.wire.params
-        return fit(predict, np.log(record.comm_s.ravel()), sd, prior, start)
+        return fit(predict, np.log(record.comm_s.ravel()), sd=sd, prior=prior, start=start)
 
     def _fit_body(self, record: Record, sigma: float, wire: Floats, pool: Pool, name: str) -> None:
         victim, prior = self.victim, self.victim.prior
@@ -98,19 +102,14 @@ class Belief:
         chunks = gather([lattice.chunk_bytes for lattice in lattices], record.places)
         use = gather(use_of(self.sight, wire), record.places)
         comm_s = gather(Wires(self.sight, record, wire, sigma).comm_s, record.places)
-        none = np.zeros(1)
 
         def predict(params: Floats) -> Floats:
-            wide, index = params[:, :, None, :], self.sms[:, None, None]
+            beside = Beside(victim=victim, sms=self.sms[:, None, None], params=params[:, :, None, :])
             shape = (*params.shape[:2], len(record.num))
-            under = [
-                kernel_times(victim, index, wide, channels[:, j], chunks[:, j], use[:, j])
-                for j in range(len(lattices))
-            ]
+            under = [beside.kernel_times(channels[:, j], chunks[:, j], use[:, j]) for j in range(len(lattices))]
             times = [np.broadcast_to(column, shape) for column in comm_s.T]
-            alone = kernel_times(victim, index, wide, none, none, none)
-            return np.asarray(np.log(finish_times(Pace.of(alone), under, times)))
+            return np.asarray(np.log(finish_times(Pace.of(beside.alone_times()), under, times)))
 
         sd = np.sqrt(sigma**2 / record.num + body_sd(victim) ** 2)
         start = np.tile(prior.mean, (len(self.sms), 1)) if self.body is None else self.body.params
-        return fit(predict, np.log(record.comp_s), sd, prior, start)
+        return fit(predict, np.log(record.comp_s), sd=sd, prior=prior, start=start)

@@ -23,7 +23,7 @@ class Fit:
     cost: Floats
 
 
-def fit(predict: Predict, observed: Floats, sd: Floats, prior: Prior, start: Floats, num_steps: int = 8) -> Fit:
+def fit(predict: Predict, observed: Floats, *, sd: Floats, prior: Prior, start: Floats, num_steps: int = 8) -> Fit:
     """The fits from starts (S, P) to D observed logarithms of standard deviations `sd`."""
     num_starts, num_params = start.shape
     params, damping = start.copy(), np.full(num_starts, 1e-3)
@@ -50,7 +50,7 @@ def fit(predict: Predict, observed: Floats, sd: Floats, prior: Prior, start: Flo
             break
     jacobian = np.swapaxes((values[:, 1:] - values[:, :1]) / STEP, 1, 2) / sd[:, None]
     normal = np.swapaxes(jacobian, 1, 2) @ jacobian + np.diag(prior.sd**-2)
-    return Fit(params=params, covariance=np.linalg.inv(normal), cost=cost)
+    return Fit(params=params, covariance=np.asarray(np.linalg.inv(normal), dtype=np.float64), cost=cost)
 
 
 def _cost(values: Floats, params: Floats, observed: Floats, sd: Floats, prior: Prior) -> Floats:

@@ -12,7 +12,7 @@ import numpy as np
 
 from lagom_overlap.tune.just_enough.lattice import Floats, Ints, gather
 from lagom_overlap.tune.just_enough.sight import Record, Sight
-from lagom_overlap.tune.just_enough.victim import Pace, Victim, finish_times, kernel_times
+from lagom_overlap.tune.just_enough.victim import Beside, Pace, Victim, finish_times
 from lagom_overlap.tune.just_enough.wire import comm_times, rates
 
 CURVE_SD: Final = 0.04
@@ -72,7 +72,9 @@ class Wires:
             left = rest - gather(smooth, record.places)
             factor = left.sum(axis=0) / (len(left) + (variance.mean() + SPOT_SD**2) / COLLECTIVE_SD**2)
         spot = self._spots(rest - factor - gather(smooth, record.places), variance)
-        self.comm_s = [np.exp(parts) for parts in (c + s + f + o for c, s, f, o in zip(curves, smooth, factor, spot, strict=True))]
+        self.comm_s = [
+            np.exp(parts) for parts in (c + s + f + o for c, s, f, o in zip(curves, smooth, factor, spot, strict=True))
+        ]
 
     def _smoothed(self, rest: Floats, variance: Floats) -> list[Floats]:
         """The smooth rest on every lattice; collectives on one lattice share what they show."""
@@ -99,21 +101,17 @@ class Wires:
 
 
 class Forecast:
-    """Forecasts of one group: a wire (P,), a body (Q,) with its index of SM counts, and its measurements so far."""
+    """Forecasts of one group: its wire's constants (P,), its computations, and its measurements so far."""
 
-    def __init__(
-        self, sight: Sight, victim: Victim, record: Record, sigma: float, wire: Floats, body: Floats, sms: int
-    ) -> None:
+    def __init__(self, sight: Sight, record: Record, sigma: float, *, wire: Floats, beside: Beside) -> None:
         self._sight, self._record = sight, record
         self.num_comms = len(sight.lattices)
         self.comm_s = Wires(sight, record, wire, sigma).comm_s
-        index, none = np.array(sms), np.zeros(())
-        self._pace = Pace.of(kernel_times(victim, index, body, none, none, none))
-        use = use_of(sight, wire)
+        self._pace = Pace.of(beside.alone_times())
         tables: dict[int, Floats] = {}
-        for lattice, share in zip(sight.lattices, use, strict=True):
+        for lattice, use in zip(sight.lattices, use_of(sight, wire), strict=True):
             if id(lattice) not in tables:
-                tables[id(lattice)] = kernel_times(victim, index, body, lattice.channels, lattice.chunk_bytes, share)
+                tables[id(lattice)] = beside.kernel_times(lattice.channels, lattice.chunk_bytes, use)
         self._under = [tables[id(lattice)] for lattice in sight.lattices]
         self.knots = np.concatenate([[0.0], self._pace.ends])
         self.alone_upto = np.concatenate([[0.0], np.cumsum(self._pace.alone)])
@@ -121,7 +119,7 @@ class Forecast:
         self.upto = [upto[id(lattice)] for lattice in sight.lattices]
         self.shares_lattice = len(tables) == 1
         rest = np.log(record.comp_s) - np.log(self._base(record.places))
-        variance = body_sd(victim) ** 2
+        variance = body_sd(beside.victim) ** 2
         cover = variance * self._likeness(record.places) + np.diag(sigma**2 / record.num + LEAST_VARIANCE)
         self._weights = variance * np.linalg.solve(cover, rest)
 

@@ -8,12 +8,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from lagom_overlap.collective import CommConfig, ConfigSpace, Subspace
+from lagom_overlap.collective import Algorithm, CommConfig, ConfigSpace, Protocol, Subspace, Transport
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.intp]
-Implementation = tuple[object, object, object]
-"""Algorithm, protocol and transport."""
+Implementation = tuple[Algorithm | None, Protocol | None, Transport | None]
+"""The knobs that say how a collective is done, not with how much."""
 
 MAX_CHANNEL_VALUES: Final = 32
 MAX_CHUNK_VALUES: Final = 12
@@ -22,7 +22,7 @@ USUAL_NUM_THREADS: Final = 512
 
 
 def implementation(of: Subspace | CommConfig) -> Implementation:
-    """The knobs that say how a collective is done, not with how much."""
+    """Of a subspace or of a configuration."""
     return of.algorithm, of.protocol, of.transport
 
 
@@ -43,13 +43,21 @@ class Lattice:
     def __len__(self) -> int:
         return len(self.configs)
 
+    def between(self, share: float, barred: Container[int] = ()) -> int:
+        """The place nearest to a share of both logarithmic ranges, of the first place's implementation."""
+        channels, chunks = np.log(self.channels), np.log(self.chunk_bytes)
+        apart = sum(np.abs(axis - axis.min() - share * np.ptp(axis)) for axis in (channels, chunks))
+        return self._nearest(np.asarray(apart), int(self.kind[0]), 0, barred)
+
     def moved(self, place: int, channels: float, chunk: float, barred: Container[int] = ()) -> int:
         """The place nearest to a multiple of a place's channels and chunk, of the same implementation."""
         wanted = log(self.channels[place] * channels), log(self.chunk_bytes[place] * chunk)
         apart = np.abs(np.log(self.channels) - wanted[0]) + np.abs(np.log(self.chunk_bytes) - wanted[1])
-        apart[self.kind != self.kind[place]] = np.inf
-        order = np.argsort(apart, kind="stable").tolist()
-        return next((near for near in order if near not in barred and apart[near] < np.inf), place)
+        return self._nearest(apart, int(self.kind[place]), place, barred)
+
+    def _nearest(self, apart: Floats, kind: int, otherwise: int, barred: Container[int]) -> int:
+        order = np.argsort(np.where(self.kind == kind, apart, np.inf), kind="stable").tolist()
+        return next((near for near in order if near not in barred and self.kind[near] == kind), otherwise)
 
 
 def _thinned(axis: Sequence[int | None], most: int, keep: int | None) -> list[int]:
@@ -91,7 +99,7 @@ def distances(lattice: Lattice, reach_channels: float = log(2.0), reach_chunk: f
     """Squared distances between all places in units of the reaches; another implementation is far."""
     channels, chunks = np.log(lattice.channels) / reach_channels, np.log(lattice.chunk_bytes) / reach_chunk
     apart = np.subtract.outer(channels, channels) ** 2 + np.subtract.outer(chunks, chunks) ** 2
-    return apart + 4.0 * (lattice.kind[:, None] != lattice.kind[None, :])
+    return np.asarray(apart + 4.0 * (lattice.kind[:, None] != lattice.kind[None, :]))
 
 
 def gather(values: Sequence[npt.NDArray[np.generic]], places: Ints) -> npt.NDArray[Any]:

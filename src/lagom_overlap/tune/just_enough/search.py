@@ -1,18 +1,29 @@
-"""One group's search: calibrate with the default, probe what the forecast favours, race the winner with the default."""
+"""One group's search: calibrate with the default, probe what the forecast favours, race the winner.
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from math import exp, inf, log, sqrt
+    1. The default is measured: incumbent, scale of the priors. Where it lies on no lattice (an engine's own, untouched)
+       middling settings calibrate.
+    2. Probe: fit, allocate on the forecast, measure what it favours. When it favours nothing new, forecasts drawn from
+       what the fits leave open are asked too (Thompson, 1933): what is still likely to be better is measured.
+    3. Race: the best against the default until it is better beyond doubt, then against its closest rival until the
+       expected loss is small; always the arm with fewer measurements. It ends where keeping the default loses little.
+    4. Settle: the best if it was measured faster than the default on average and beyond doubt not slower, else the
+       default.
+
+Where forecasts miss three times in a row the model is not asked any more: doubling and halving from the fastest so far.
+"""
+
+from math import inf, log, sqrt
 from statistics import NormalDist
 from typing import Final
 
 import numpy as np
 
-from lagom_overlap.backends.base import Assignment, Failure, GroupProblem, Measurement, Outcome
-from lagom_overlap.tune.groupwise import Probe
-from lagom_overlap.tune.just_enough.evidence import TOLERATED, Arms
+from lagom_overlap.backends.base import Assignment, Failure, GroupProblem, Outcome
+from lagom_overlap.tune.groupwise import Probe, group_random
 from lagom_overlap.tune.just_enough.allocate import Allocation
 from lagom_overlap.tune.just_enough.belief import Belief
+from lagom_overlap.tune.just_enough.effort import Effort
+from lagom_overlap.tune.just_enough.evidence import Arms
 from lagom_overlap.tune.just_enough.forecast import Forecast
 from lagom_overlap.tune.just_enough.pool import Pool
 from lagom_overlap.tune.just_enough.sight import LEAST_S, Record, record_of, sight_of
@@ -20,34 +31,27 @@ from lagom_overlap.tune.just_enough.victim import victim_of
 from lagom_overlap.tune.just_enough.wire import wire_prior
 
 NORMAL: Final = NormalDist()
+DOUBT: Final = 0.03
+"""Uncertainty of a forecast X or Y: an assignment that balances them is worth less than it seems."""
+LEAST_GAIN: Final = 0.003
+MOST_GAIN: Final = 0.01
+"""A probe promises at least this, more where the noise hides it."""
 MODEL_SD: Final = 0.015
 """How far a forecast beside a measurement may be off."""
 BLIND_MODEL_SD: Final = 0.03
 """The same where the kernels' grids are unknown."""
+NOISE_CHECK: Final = 4
+"""After so many measurements the default is measured once more: it tells the noise, and the race needs it."""
 FIRST_TRUSTED: Final = 4
 """Earlier forecasts come from priors: they may be far off."""
 SURPRISE: Final = 0.1
 """A makespan farther than this from its forecast, noise apart, counts against the model."""
 MOST_SURPRISES: Final = 3
 """As many in a row, and the model is not asked any more."""
-DOUBT: Final = 0.03
-"""Uncertainty of a forecast X or Y: an assignment that balances them is worth less than it seems."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
-    """When a group's search ends: `confidence` in standard deviations of the comparison with the default."""
-
-    max_measurements: int = 24
-    max_repeats: int = 5
-    confidence: float = 1.6
-    least_gain: float = 0.003
-    num_draws: int = 4
-    max_explore: int = 8
-    tolerated_loss: float = 0.004
-    check_at: int = 4
-
-
+TOLERATED: Final = 0.005
+"""A share by which an adopted assignment may be slower without harm."""
+SHARES: Final = (0.6, 0.3, 1.0, 0.0)
+"""Calibration without a default on the lattice: parts of the logarithmic ranges."""
 STEPS: Final = (
     ("half the channels", 0.5, 1.0),
     ("twice the channels", 2.0, 1.0),
@@ -58,19 +62,20 @@ STEPS: Final = (
 
 
 class GroupSearch:
-    """The state of one group: what was measured, what is asked, what is recommended."""
+    """The state of one group: what was measured, what is asked (`probe`, None at the end), what is recommended."""
 
-    def __init__(self, problem: GroupProblem, patience: Patience, seed: int, pool: Pool) -> None:
-        self._problem, self._patience = problem, patience
+    def __init__(self, problem: GroupProblem, effort: Effort, confidence: float, seed: int, pool: Pool) -> None:
+        self._problem, self._effort, self._confidence = problem, effort, confidence
+        self._pool = pool
+        self._seed = group_random(seed, problem).getrandbits(32)
         self._sight = sight_of(problem)
-        self._arms = Arms(problem.default)
+        self._arms = Arms()
         self._barred: list[set[int]] = [set() for _ in self._sight.lattices]
         self._belief: Belief | None = None
         self._record: Record | None = None
-        self._seed, self._pool = seed, pool
         self._forecast: Forecast | None = None
         self._num_told = 0
-        self._surprises = 0
+        self._num_surprises = 0
         self._expected_s: float | None = None
         self.stand = problem.default
         self.probe: Probe | None = Probe(assignment=problem.default, reason="the default, as the incumbent")
@@ -83,113 +88,163 @@ class GroupSearch:
         self._arms.add(assignment, outcome)
         if isinstance(outcome, Failure):
             self._bar(assignment)
-        elif self._expected_s is not None and self._num_told > FIRST_TRUSTED and self._surprises < MOST_SURPRISES:
+        elif self._expected_s is not None and self._num_told > FIRST_TRUSTED and self._is_trusted:
             off = abs(log(max(outcome.makespan_s, LEAST_S) / self._expected_s))
-            self._surprises = self._surprises + 1 if off > SURPRISE + 3 * self._arms.sigma else 0
+            self._num_surprises = self._num_surprises + 1 if off > SURPRISE + 3 * self._arms.sigma else 0
         self._expected_s = None
 
     def plan(self) -> None:
-        """The next probe, None at the end, and the stand."""
+        """The next probe and the stand after what was told."""
         self.probe = self._next()
-        if self.probe is None or self._forecast is None:
-            self.stand = self._settled()
+        self.stand = self._settled()
 
-    def _settled(self) -> Assignment:
-        best = self._contender()
-        default = self._problem.default
-        if best is None or not self._arms.ran(best):
-            return default
-        if not self._arms.ran(default):
-            return best if self._arms.failed(default) else default
-        return best if self._is_better(best) else default
-
-    def _is_better(self, arm: Assignment) -> bool:
-        """Whether an arm is faster than the default on average, and beyond doubt not slower."""
-        default, arms = self._problem.default, self._arms
-        if not arms.mean_s(arm) < arms.mean_s(default):
-            return False
-        gain = log(max(self._estimate(default), LEAST_S) / max(self._estimate(arm), LEAST_S))
-        doubt = sqrt(self._variance(arm) + self._variance(default))
-        return gain + TOLERATED > self._patience.confidence * doubt
-
-    def _variance(self, arm: Assignment) -> float:
-        """Of the logarithm of an estimate: measurements and forecast together."""
-        precision = self._arms.num(arm) / self._arms.sigma**2
-        trusted = self._belief is not None and self._surprises < MOST_SURPRISES
-        if trusted and self._sight.places_of(arm) is not None:
-            assert self._belief is not None
-            precision += (MODEL_SD if self._belief.victim.knows_grid else BLIND_MODEL_SD) ** -2
-        return 1 / precision
+    @property
+    def _is_trusted(self) -> bool:
+        return self._num_surprises < MOST_SURPRISES
 
     def _next(self) -> Probe | None:
-        if self._num_told >= self._patience.max_measurements:
+        if self._num_told >= self._effort.max_measurements:
             return None
         self._forecast = self._look()
         if self._forecast is None:
             return self._calibrate()
-        probe = self._propose(self._forecast)
-        return probe if probe is not None else self._race()
+        return self._propose(self._forecast) or self._race()
 
-    # -- calibrate
+    def _settled(self) -> Assignment:
+        best, default = self._best(), self._problem.default
+        if best is None:
+            return default
+        if self._arms.failed(default):
+            return best
+        return best if self._is_better(best) else default
+
+    # What is known
 
     def _look(self) -> Forecast | None:
+        """The forecast after all that was told; None where nothing on the lattice ran."""
         runs = {
             places: done
             for assignment, done in self._arms.runs.items()
             if (places := self._sight.places_of(assignment)) is not None
         }
-        first = next(iter(self._arms.runs.values()), None)
-        if first is None or not runs or min(min(run.comm_s) for done in runs.values() for run in done) <= 0:
+        if not runs:
             return None
-        if self._belief is None:
-            most = max(int(lattice.channels.max()) for lattice in self._sight.lattices)
-            victim = victim_of(self._problem.group, most, first[0].comp_s)
-            kinds = self._sight.lattices[0].kinds
-            self._belief = Belief(
-                sight=self._sight,
-                victim=victim,
-                wire_prior=wire_prior(kinds, self._sight.wire_bytes, np.array(first[0].comm_s)),
-                wire_key=("wire", kinds, frozenset(comm.communicator for comm in self._problem.group.comms)),
-                sms=np.arange(len(victim.sm_counts)),
-            )
         self._record = record_of(runs)
+        if self._belief is None:
+            self._belief = self._first_belief()
         self._belief.update(self._record, self._arms.sigma, self._pool, self._problem.group.name)
         return self._belief.forecast(self._record, self._arms.sigma)
 
+    def _first_belief(self) -> Belief:
+        group, lattices = self._problem.group, self._sight.lattices
+        first = next(iter(self._arms.runs.values()))[0]
+        most_channels = max(int(lattice.channels.max()) for lattice in lattices)
+        victim = victim_of(group, most_channels, max(first.comp_s, LEAST_S))
+        comm_s = np.maximum(np.array(first.comm_s), LEAST_S)
+        return Belief(
+            sight=self._sight,
+            victim=victim,
+            wire_prior=wire_prior(lattices[0].kinds, self._sight.wire_bytes, comm_s),
+            wire_key=("wire", lattices[0].kinds, frozenset(comm.communicator for comm in group.comms)),
+            sms=np.arange(len(victim.sm_counts)),
+        )
+
+    def _best(self) -> Assignment | None:
+        """The best of what ran by its estimate, the default too."""
+        return min(self._arms.runs, key=self._estimate_s, default=None)
+
+    def _estimate_s(self, arm: Assignment) -> float:
+        """The makespan of what ran: the forecast, which has seen the measurement; the mean where it does not apply."""
+        places = self._sight.places_of(arm)
+        if places is None or self._forecast is None or not self._is_trusted:
+            return max(self._arms.mean_s(arm), LEAST_S)
+        return float(self._forecast.makespans(np.array([places]))[0]) + self._arms.gap_s
+
+    def _variance(self, arm: Assignment) -> float:
+        """Of the logarithm of an estimate: measurements and forecast together."""
+        precision = self._arms.num(arm) / self._arms.sigma**2
+        if self._belief is not None and self._is_trusted and self._sight.places_of(arm) is not None:
+            precision += (MODEL_SD if self._belief.victim.knows_grid else BLIND_MODEL_SD) ** -2
+        return 1 / precision
+
+    def _is_better(self, arm: Assignment) -> bool:
+        """Whether an arm is faster than the default on average, and beyond doubt not slower."""
+        arms, default = self._arms, self._problem.default
+        mine_s, other_s = arms.mean_s(arm), arms.mean_s(default)
+        if not mine_s < other_s:
+            return False
+        noise = arms.sigma * sqrt(1 / arms.num(arm) + 1 / arms.num(default)) if other_s < inf else 0.0
+        if log(other_s / max(mine_s, LEAST_S)) + TOLERATED <= self._confidence * noise:
+            return False
+        lead = log(self._estimate_s(default) / self._estimate_s(arm))
+        return lead + TOLERATED > self._confidence * sqrt(self._variance(arm) + self._variance(default))
+
+    def _bar(self, assignment: Assignment) -> None:
+        """No more of the configurations of a failed assignment that never ran: any of them may be the reason."""
+        for j, config in enumerate(assignment):
+            place = self._sight.lattices[j].place.get(config)
+            if place is not None and not any(ran[j] == config for ran in self._arms.runs):
+                self._barred[j].add(place)
+
+    # Calibrate
+
     def _calibrate(self) -> Probe | None:
-        """Middling resources where the default says nothing about the lattice, less after failures."""
-        for share in (0.6, 0.3, 1.0, 0.0):
-            assignment = tuple(
-                lattice.configs[_at_share(lattice.channels, lattice.chunk_bytes, lattice.kind, share, barred)]
+        for share in SHARES:
+            places = [
+                lattice.between(share, barred)
                 for lattice, barred in zip(self._sight.lattices, self._barred, strict=True)
-            )
+            ]
+            assignment = self._sight.assignment_at(places)
             if not self._arms.knows(assignment):
                 return Probe(assignment=assignment, reason="calibrate: resources between the extremes")
         return None
 
-    # -- probe
+    # Probe
 
     def _propose(self, forecast: Forecast) -> Probe | None:
-        if self._num_told == self._patience.check_at and self._num_told > 0 and self._arms.ran(self._problem.default):
+        if self._num_told == NOISE_CHECK and self._arms.num(self._problem.default):
             return Probe(assignment=self._problem.default, reason="noise: the default once more")
-        if self._surprises >= MOST_SURPRISES:
+        if not self._is_trusted:
             return self._step()
         probe = self._favoured(forecast, "forecast")
-        if probe is not None or self._num_told >= self._patience.max_explore:
+        if probe is not None or self._num_told >= self._effort.max_explore:
             return probe
-        assert self._belief is not None and self._record is not None
+        assert self._belief is not None, "a forecast without a belief"
+        assert self._record is not None, "a forecast without a record"
         rng = np.random.default_rng([self._seed, self._num_told])
-        for _ in range(self._patience.num_draws):
-            probe = self._favoured(self._belief.drawn(self._record, self._arms.sigma, rng), "could be")
+        for _ in range(self._effort.num_draws):
+            drawn = self._belief.drawn(self._record, self._arms.sigma, rng)
+            probe = self._favoured(drawn, "could be")
             if probe is not None:
                 return probe
         return None
 
+    def _favoured(self, forecast: Forecast, why: str) -> Probe | None:
+        """What a forecast favours; None if it is known or promises too little."""
+        best = self._best()
+        places = None if best is None else self._sight.places_of(best)
+        allocation = Allocation(forecast, self._barred, DOUBT)
+        starts = [places for places in map(self._sight.places_of, self._arms.runs) if places is not None][:1]
+        found = allocation.best(starts if places is None else [places])
+        if found is None:
+            return None
+        assignment = self._sight.assignment_at(found.tolist())
+        if self._arms.knows(assignment):
+            return None
+        expected_s = float(forecast.makespans(found[None])[0]) + self._arms.gap_s
+        if best is not None:
+            now_s = self._estimate_s(best)
+            if places is not None:
+                now_s = float(forecast.makespans(np.array([places]))[0]) + self._arms.gap_s
+            least_gain = max(LEAST_GAIN, min(MOST_GAIN, self._arms.sigma / 3))
+            if expected_s > now_s * (1 - least_gain):
+                return None
+        self._expected_s = max(expected_s, LEAST_S)
+        return Probe(assignment=assignment, reason=f"{why}: makespan {1e3 * expected_s:.4g} ms, the shortest")
+
     def _step(self) -> Probe | None:
         """Without the model: from the fastest so far, twice or half the channels or the chunk of all."""
         known = [arm for arm in self._arms.runs if self._sight.places_of(arm) is not None]
-        if not known:
-            return None
         places = self._sight.places_of(min(known, key=self._arms.mean_s))
         assert places is not None, "a known arm off the lattice"
         for words, channels, chunk in STEPS:
@@ -202,76 +257,29 @@ class GroupSearch:
                 return Probe(assignment=assignment, reason=f"the model does not fit here: {words} of all")
         return None
 
-    def _favoured(self, forecast: Forecast, why: str) -> Probe | None:
-        incumbent = self._contender()
-        places = None if incumbent is None else self._sight.places_of(incumbent)
-        starts = [] if places is None else [places]
-        _, best = Allocation(forecast, self._barred, DOUBT).best(starts)
-        assignment = self._sight.assignment_at(best)
-        if self._arms.knows(assignment):
-            return None
-        expected_s = float(forecast.makespans(best[None])[0])
-        if places is not None:
-            now_s = float(forecast.makespans(np.array([places]))[0])
-            if expected_s > now_s * (1 - self._tolerance()):
-                return None
-        self._expected_s = expected_s + self._arms.gap_s
-        return Probe(assignment=assignment, reason=f"{why}: makespan {expected_s:.3g} s, the smallest")
-
-    def _tolerance(self) -> float:
-        return max(self._patience.least_gain, min(0.01, self._arms.sigma / 3))
-
-    def _contender(self) -> Assignment | None:
-        """The best of what ran by its estimate, the default too."""
-        ran = list(self._arms.runs)
-        return min(ran, key=self._estimate, default=None)
-
-    def _estimate(self, assignment: Assignment) -> float:
-        places = self._sight.places_of(assignment)
-        if places is None or self._forecast is None or self._surprises >= MOST_SURPRISES:
-            return self._arms.mean_s(assignment)
-        return float(self._forecast.makespans(np.array([places]))[0]) + self._arms.gap_s
-
-    # -- race
+    # Race
 
     def _race(self) -> Probe | None:
-        """Repeats of the best and what it has to beat: first the default, beyond doubt, then its closest rival."""
-        best, default = self._contender(), self._problem.default
-        if best is None or not self._arms.ran(default):
+        """Repeats of the best and what it has to beat: first the default, then its closest rival."""
+        best, default = self._best(), self._problem.default
+        if best is None or not self._arms.num(default):
             return None
         rival = default
         if best == default or self._is_better(best):
-            rivals = [arm for arm in self._arms.runs if arm not in (best, default)]
-            losses = {arm: self._loss(best, arm) for arm in rivals}
-            rival = max(rivals, key=losses.__getitem__, default=best)
-            if rival == best or losses[rival] <= self._patience.tolerated_loss:
+            losses = {arm: self._loss(best, arm) for arm in self._arms.runs if arm not in (best, default)}
+            rival = max(losses, key=losses.__getitem__, default=best)
+            if rival == best or losses[rival] <= self._effort.tolerated_loss:
                 return None
+        elif self._loss(default, best) <= self._effort.tolerated_loss:
+            return None
         arm = best if self._arms.num(best) <= self._arms.num(rival) else rival
-        if self._arms.num(arm) >= self._patience.max_repeats:
+        if self._arms.num(arm) >= self._effort.max_repeats:
             return None
         against = "the default" if rival == default else "its closest rival"
         return Probe(assignment=arm, reason=f"race: the best so far against {against}")
 
     def _loss(self, arm: Assignment, rival: Assignment) -> float:
         """The expected loss, as a share, of taking an arm where the rival might be faster."""
-        lead = log(max(self._estimate(rival), LEAST_S) / max(self._estimate(arm), LEAST_S))
+        lead = log(self._estimate_s(rival) / self._estimate_s(arm))
         doubt = sqrt(self._variance(arm) + self._variance(rival))
         return doubt * NORMAL.pdf(lead / doubt) - lead * NORMAL.cdf(-lead / doubt)
-
-    def _bar(self, assignment: Assignment) -> None:
-        """No more of the configurations of a failed assignment that never ran anywhere."""
-        for j, config in enumerate(assignment):
-            place = self._sight.lattices[j].place.get(config)
-            if place is not None and not any(ran[j] == config for ran in self._arms.runs):
-                self._barred[j].add(place)
-
-
-def _at_share(channels: np.ndarray, chunks: np.ndarray, kind: np.ndarray, share: float, barred: set[int]) -> int:
-    logs = [np.log(channels), np.log(chunks)]
-    wanted = [low + share * (axis.max() - low) for axis in logs if (low := axis.min()) is not None]
-    apart = sum(np.abs(axis - want) for axis, want in zip(logs, wanted, strict=True)) + 100.0 * (kind != kind[0])
-    apart[list(barred)] = np.inf
-    return int(np.argmin(apart))
-
-
-_ = (Mapping, exp, Measurement)

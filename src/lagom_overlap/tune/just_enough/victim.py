@@ -5,9 +5,9 @@ chunk and u = R / (largest R):
 
     T_i = scale theta_i waves_i(NC) (1 + a q_i h(u) + g F / (F + F0)),   h(u) = u / (2 - u),   F = NC C
 
-`waves` lies between the fluid and the whole count, q is the kernel's memory intensity over the mean. Eq. 6's B / (B - V)
-gives h, with V = B / 2 at full speed. Where the kernels' grids are unknown the computations are one body whose speed
-falls with lambda / (lambda - NC) to a fitted extent.
+`waves` lies between the fluid and the whole count, q is the kernel's memory intensity over the mean. Eq. 6's
+B / (B - V) gives h, with V = B / 2 at full speed. Where the kernels' grids are unknown the computations are one body
+whose time grows with NC / (lambda - NC) to a fitted extent.
 
 Progress (Eq. 4 as repaired): collective j lasts x_j and during it computation advances at the rate of T under j.
 """
@@ -19,7 +19,7 @@ from typing import Final
 
 import numpy as np
 
-from lagom_overlap.tune.just_enough.lattice import Floats
+from lagom_overlap.tune.just_enough.lattice import Floats, Ints
 from lagom_overlap.tune.just_enough.wire import Prior
 from lagom_overlap.units import MIB
 from lagom_overlap.workload import Kernel, OverlapGroup
@@ -50,12 +50,14 @@ def victim_of(group: OverlapGroup, most_channels: int, default_comp_s: float) ->
     mean = np.array([0.0, 0.9, log(0.3), log(0.2), log(6 * MIB)])
     channels = np.arange(most_channels + 1)
     if len(kernels) < len(group.computations):
-        counts = (max(UNKNOWN_SMS, most_channels + 1),)
-        share = channels / np.maximum(counts[0] - channels, 1)
+        num_sms = max(UNKNOWN_SMS, most_channels + 1)
+        share = channels / (num_sms - channels)
         sd[:2], mean[:2] = (0.15, 0.5), (log(0.85 * max(default_comp_s, 1e-12)), log(0.7))
         table = share[None, :, None]
         prior = Prior(mean, sd)
-        return Victim(sm_counts=counts, fluid=table, whole=table, intensity=np.ones(1), knows_grid=False, prior=prior)
+        return Victim(
+            sm_counts=(num_sms,), fluid=table, whole=table, intensity=np.ones(1), knows_grid=False, prior=prior
+        )
     counts = tuple(count for count in SM_COUNTS if count > most_channels) or (most_channels + 1,)
     blocks = np.array([kernel.num_blocks / kernel.blocks_per_sm for kernel in kernels])
     wave_s = np.array([kernel.wave_s for kernel in kernels])
@@ -74,22 +76,35 @@ def victim_of(group: OverlapGroup, most_channels: int, default_comp_s: float) ->
     )
 
 
-def kernel_times(
-    victim: Victim, sms: Floats, params: Floats, channels: Floats, chunk_bytes: Floats, use: Floats
-) -> Floats:
-    """T: `params` (..., P), `sms` indices (...), places (...,) that broadcast; a kernel axis is added at the end."""
-    scale, share, pressure, pollution, half = (params[..., i] for i in range(NUM_PARAMS))
-    index = channels.astype(np.intp)
-    flight = channels * chunk_bytes
-    polluted = np.exp(pollution) * flight / (flight + np.exp(half))
-    pressed = (np.exp(pressure) * use / (2 - use))[..., None] * victim.intensity
-    slow = 1 + pressed + polluted[..., None]
-    if victim.knows_grid:
-        mix = np.clip(share, 0.0, 1.0)[..., None]
-        waves = victim.fluid[sms, index] * (1 - mix) + victim.whole[sms, index] * mix
-    else:
-        waves = 1 + np.exp(share)[..., None] * victim.fluid[sms, index]
-    return np.asarray(np.exp(scale)[..., None] * waves * slow)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Beside:
+    """The computations under constants `params` (..., P), with indices of SM counts `sms` (...)."""
+
+    victim: Victim
+    sms: Ints
+    params: Floats
+
+    def kernel_times(self, channels: Floats, chunk_bytes: Floats, use: Floats) -> Floats:
+        """T beside collectives that broadcast against (...); a kernel axis is added at the end."""
+        scale, share, pressure, pollution, half = (self.params[..., i] for i in range(NUM_PARAMS))
+        index, flight = channels.astype(np.intp), channels * chunk_bytes
+        polluted = np.exp(pollution) * flight / (flight + np.exp(half))
+        pressed = (np.exp(pressure) * use / (2 - use))[..., None] * self.victim.intensity
+        return self._solo(scale, share, index) * (1 + pressed + polluted[..., None])
+
+    def alone_times(self) -> Floats:
+        """T beside nothing, at (..., K)."""
+        scale, share = self.params[..., 0], self.params[..., 1]
+        return self._solo(scale, share, np.zeros(np.shape(scale), dtype=np.intp))
+
+    def _solo(self, scale: Floats, share: Floats, channels: Ints) -> Floats:
+        fluid, whole = self.victim.fluid[self.sms, channels], self.victim.whole[self.sms, channels]
+        if self.victim.knows_grid:
+            mix = np.clip(share, 0.0, 1.0)[..., None]
+            waves = fluid * (1 - mix) + whole * mix
+        else:
+            waves = 1 + np.exp(share)[..., None] * fluid
+        return np.asarray(np.exp(scale)[..., None] * waves)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

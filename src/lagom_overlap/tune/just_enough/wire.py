@@ -7,7 +7,7 @@ Form (spec, contention model, section 1, with its sharpness m left free), W wire
     R = B s / (1 + s^m)^(1/m) exp(-p NC)
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import log
 from typing import Final
@@ -32,18 +32,21 @@ class Prior:
     sd: Floats
 
 
-def _kind_prior(kind: Implementation, first: Implementation) -> tuple[list[float], list[float]]:
-    """What a change of protocol does before anything is measured (spec, contention model, section 1)."""
-    link = {Protocol.LL: log(0.5), Protocol.LL128: log(0.93)}
-    chunk = {Protocol.LL: log(0.25), Protocol.LL128: log(0.25)}
-    # LL and LL128 carry flags with the data: no synchronisation per slice, so small chunks cost less.
-    ratio = [
-        link.get(kind[1], 0.0) - link.get(first[1], 0.0),  # type: ignore[call-overload]
-        0.5 * (link.get(kind[1], 0.0) - link.get(first[1], 0.0)),  # type: ignore[call-overload]
-        chunk.get(kind[1], 0.0) - chunk.get(first[1], 0.0),  # type: ignore[call-overload]
-        0.0,
-    ]
-    return ratio, [0.12, 0.4, 0.7, 0.5]
+LN_LINK: Final = {Protocol.LL: log(0.5), Protocol.LL128: log(0.93)}
+"""Share of the link that a protocol's flags leave to data (spec, contention model, section 1)."""
+LN_HALF_CHUNK: Final = {Protocol.LL: log(0.25), Protocol.LL128: log(0.25)}
+"""LL and LL128 carry flags with the data: no synchronisation per slice, so small chunks cost less (a guess)."""
+KIND_SD: Final = [0.12, 0.4, 0.7, 0.5]
+
+
+def _kind_prior(kind: Implementation, first: Implementation) -> list[float]:
+    """What a change of implementation does before anything is measured: only the protocol counts."""
+    (_, new, _), (_, old, _) = kind, first
+
+    def change(table: Mapping[Protocol, float]) -> float:
+        return (table.get(new, 0.0) if new else 0.0) - (table.get(old, 0.0) if old else 0.0)
+
+    return [change(LN_LINK), 0.5 * change(LN_LINK), change(LN_HALF_CHUNK), 0.0]
 
 
 def wire_prior(kinds: Sequence[Implementation], wire_bytes: Floats, default_comm_s: Floats) -> Prior:
@@ -53,9 +56,8 @@ def wire_prior(kinds: Sequence[Implementation], wire_bytes: Floats, default_comm
     mean += [log(1.4), log(0.75), log(0.1), 0.002]
     sd = [0.4, 0.6, 0.8, 1.0, 0.3, 0.3, 0.5, 0.002]
     for kind in kinds[1:]:
-        more_mean, more_sd = _kind_prior(kind, kinds[0])
-        mean += more_mean
-        sd += more_sd
+        mean += _kind_prior(kind, kinds[0])
+        sd += KIND_SD
     return Prior(np.array(mean), np.array(sd))
 
 
@@ -73,7 +75,7 @@ def rates(params: Floats, channels: Floats, chunk_bytes: Floats, kind: Ints) -> 
 
 
 def comm_times(params: Floats, wire_bytes: Floats, channels: Floats, chunk_bytes: Floats, kind: Ints) -> Floats:
-    """x in seconds."""
+    """The times x in seconds."""
     latency = params[..., 3, None]
     if params.shape[-1] > NUM_SHARED:
         latency = latency + _ratios(params, kind)[3]

@@ -94,10 +94,10 @@ class _Layer:
         return self.touch(name, 4 * self._whole_rows * self._model.hidden)
 
     def _norm_backward(self, name: str) -> list[Step]:
-        """Gradients of input and scale, then the sum with the residual's gradient."""
+        """Gradients of input and scale in one pass over both (a persistent kernel), then the residual's added."""
         elements = self._whole_rows * self._model.hidden
         return [
-            self.touch(f"{name}_d", 10 * elements, num_launches=2),
+            self.touch(f"{name}_d", 6 * elements, num_launches=2),
             self.touch(f"{name}_sum", 6 * elements),
         ]
 
@@ -136,7 +136,11 @@ class _Layer:
     def _core_backward(self) -> list[Step]:
         split = self.touch("qkv_join", 4 * self._tokens * self._qkv_columns)
         if self._layout.flash_attention:
-            return [ComputeStep("attention_d", self._attention(FLASH_BACKWARD_PASSES)), *self._rotary("rotary_d"), split]
+            return [
+                ComputeStep("attention_d", self._attention(FLASH_BACKWARD_PASSES)),
+                *self._rotary("rotary_d"),
+                split,
+            ]
         batch, s, d = self._layout.micro_batch * self._heads, self._seq_len, self._model.head_dim
         steps: list[Step] = [
             self.touch("permute_d", 4 * self._tokens * self._attention_columns),
@@ -237,8 +241,9 @@ class _Layer:
         steps.insert(-1, self.touch(f"expert_act{tag}", factor * routed * self._ffn))
         steps += [*self._exchange(f"combine{tag}_a2a", routed), self.touch(f"combine{tag}", moved * routed * h)]
         if model.shared_ffn:
-            shared = _Layer(replace(model, ffn=model.shared_ffn, num_experts=0, experts_per_token=0), self._layout,
-                            self._seq_len)
+            shared = _Layer(
+                replace(model, ffn=model.shared_ffn, num_experts=0, experts_per_token=0), self._layout, self._seq_len
+            )
             steps += shared._mlp_backward() if backward else shared._mlp()
         elif self._layout.tensor > 1:
             steps += self._enter(f"mlp_gather{tag}") + self._leave(f"mlp_reduce{tag}")

@@ -26,6 +26,9 @@ class Recompute(StrEnum):
 
 
 MAX_ZERO_STAGE: Final = 3
+MAX_SLOTS: Final = 2_000_000
+"""Forwards of all stages that an iteration may have; a simulation of more would not end."""
+MAX_LAYERS: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +75,12 @@ class ParallelLayout:
             raise JobError(f"parallel.gradient_bytes is {self.gradient_bytes}, must be 2 or 4")
         self._check_batches()
         self._check_schedule()
+        num_slots = self.num_micro_batches * self.num_chunks
+        if num_slots > MAX_SLOTS:
+            raise JobError(
+                f"parallel: {self.num_micro_batches} micro-batches through {self.num_chunks} model chunks are "
+                f"{num_slots} forwards, at most {MAX_SLOTS} are simulated"
+            )
         if self.sequence_parallel and self.tensor == 1:
             raise JobError("parallel.sequence_parallel needs tensor of at least 2: it shards what tensor leaves whole")
         if self.data % self.expert:
@@ -102,10 +111,10 @@ class ParallelLayout:
                 )
         elif self.chunks != 1:
             raise JobError(f"parallel.chunks is {self.chunks}, must be 1 unless schedule is interleaved")
-        if self.zero_stage >= 2 and self.pipeline > 1:
+        if self.zero_stage >= 2 and (self.pipeline > 1 or self.expert > 1):
             raise JobError(
-                f"parallel.zero_stage is {self.zero_stage} with pipeline = {self.pipeline}; stages 2 and 3 "
-                "are modelled without a pipeline: allowed there are 0 and 1"
+                f"parallel.zero_stage is {self.zero_stage} with pipeline = {self.pipeline} and expert = {self.expert}; "
+                "stages 2 and 3 are modelled without either: allowed there are 0 and 1"
             )
 
     @property
@@ -139,7 +148,8 @@ def check_layout(model: TransformerModel, layout: ParallelLayout, cluster: Clust
     check_model(model, layout, seq_len)
     if layout.tensor > cluster.gpus_per_node and layout.tensor % cluster.gpus_per_node:
         raise JobError(
-            f"parallel.tensor is {layout.tensor}, must divide a node or be a multiple of its {cluster.gpus_per_node} GPUs"
+            f"parallel.tensor is {layout.tensor}, must be at most a node's {cluster.gpus_per_node} GPUs "
+            "or a multiple of them"
         )
 
 
@@ -149,6 +159,8 @@ def check_model(model: TransformerModel, layout: ParallelLayout, seq_len: int) -
     Raises:
         JobError: naming the key, its value and what it must divide.
     """
+    if model.num_layers > MAX_LAYERS:
+        raise JobError(f"model {model.name!r} has {model.num_layers} layers, at most {MAX_LAYERS} are simulated")
     for what, size in (("heads", model.num_heads), ("ffn", model.ffn)):
         if size % layout.tensor:
             raise JobError(f"parallel.tensor is {layout.tensor}, must divide the model's {what} ({size})")
@@ -163,8 +175,6 @@ def check_model(model: TransformerModel, layout: ParallelLayout, seq_len: int) -
             f"must divide the model's layers ({model.num_layers})"
         )
     if layout.sequence_parallel and seq_len % layout.tensor:
-        raise JobError(
-            f"parallel.tensor is {layout.tensor}, must divide seq_len ({seq_len}) for sequence parallelism"
-        )
+        raise JobError(f"parallel.tensor is {layout.tensor}, must divide seq_len ({seq_len}) for sequence parallelism")
     if layout.expert > 1 and (not model.num_experts or model.num_experts % layout.expert):
         raise JobError(f"parallel.expert is {layout.expert}, must divide the model's experts ({model.num_experts})")

@@ -60,8 +60,8 @@ def layer_activation_bytes(model: TransformerModel, layout: ParallelLayout, seq_
 
 def stage_memory(model: TransformerModel, layout: ParallelLayout, stage: StagePlan, seq_len: int) -> StageMemory:
     """The peak of one GPU of a stage."""
-    data, zero = layout.data, layout.zero_stage
-    params = stage.num_params
+    zero = layout.zero_stage
+    params, shard = stage.num_params, stage.shard_params(layout)
     in_flight = most_in_flight(stage_slots(layout, stage.rank))
     per_chunk = stage.layers_per_chunk * layer_activation_bytes(model, layout, seq_len, layout.recompute)
     activations = in_flight * per_chunk
@@ -71,8 +71,8 @@ def stage_memory(model: TransformerModel, layout: ParallelLayout, stage: StagePl
         activations += LOGIT_BYTES * layout.micro_batch * seq_len * model.vocab // layout.tensor
     gathered = (layout.prefetch + 1) * layer_params_per_gpu(model, layout) if zero == 3 else 0
     return StageMemory(
-        parameter_bytes=ELEMENT_BYTES * (params // data + gathered if zero == 3 else params),
-        gradient_bytes=layout.gradient_bytes * (params // data if zero >= 2 else params),
-        optimizer_bytes=OPTIMIZER_BYTES * (params // data if zero >= 1 else params),
+        parameter_bytes=ELEMENT_BYTES * (shard + gathered if zero == 3 else params),
+        gradient_bytes=layout.gradient_bytes * (shard if zero >= 2 else params),
+        optimizer_bytes=OPTIMIZER_BYTES * (shard if zero >= 1 else params),
         activation_bytes=activations,
     )

@@ -19,8 +19,9 @@ CROSS_ENTROPY_BACKWARD_BYTES = 22
 class StagePlan:
     """A pipeline stage: layers per chunk, whether it begins with the embedding and ends with the head, parameters.
 
-    `num_params` and `num_expert_params` are per GPU; the latter are part of the former and are reduced over
-    data / expert ranks only. `tied_params` are embedding gradients summed between first and last stage.
+    `num_params` and `num_expert_params` are per GPU; the latter are part of the former and are reduced over data /
+    expert ranks only. `layer_share` is the layers' share of the parameters, the rest are tables. `tied_params` are
+    embedding gradients summed between first and last stage.
     """
 
     rank: int
@@ -31,6 +32,19 @@ class StagePlan:
     num_params: int
     num_expert_params: int
     tied_params: int
+    layer_share: float
+
+    def shard_params(self, layout: ParallelLayout) -> int:
+        """Parameters per GPU when they are sharded: all ranks share the dense ones, data / expert ranks the experts."""
+        dense = self.num_params - self.num_expert_params
+        return dense // layout.data + self.num_expert_params * layout.expert // layout.data
+
+    def reduced_params(self, layout: ParallelLayout) -> int:
+        """Parameters whose reduction over all data ranks sends as much as reducing each over its own ranks does."""
+        if layout.data == 1:
+            return 0
+        dense = self.num_params - self.num_expert_params
+        return dense + self.num_expert_params * (layout.data - layout.expert) // (layout.data - 1)
 
     @property
     def num_layers(self) -> int:
@@ -62,6 +76,7 @@ def plan_stages(model: TransformerModel, layout: ParallelLayout) -> tuple[StageP
                 num_params=params,
                 num_expert_params=num_layers * experts,
                 tied_params=tied,
+                layer_share=num_layers * layer / params,
             )
         )
     return tuple(stages)
@@ -115,6 +130,6 @@ def head_passes(model: TransformerModel, layout: ParallelLayout, seq_len: int) -
         backward.append(CommStep("logits_reduce_d", kind, tokens * h * ELEMENT_BYTES, GroupKind.TENSOR))
     backward += [
         ComputeStep("logits_w", Gemm(columns, h, tokens, ELEMENT_BYTES)),
-        _touch("norm_d", 10 * whole * h, num_launches=2),
+        _touch("norm_d", 6 * whole * h, num_launches=2),
     ]
     return Pass(tuple(forward)), Pass(tuple(backward))

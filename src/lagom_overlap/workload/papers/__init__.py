@@ -1,0 +1,15 @@
+"""The workloads that the papers measure: the Lagom paper's Table 2, and what the Megatron notes say is hidden."""
+
+from lagom_overlap.workload.papers.domino import domino_iteration
+from lagom_overlap.workload.papers.dual_batch import dual_batch_iteration
+from lagom_overlap.workload.papers.table2 import PaperStep, PaperWorkload, Strategy, load_table2, paper_step
+
+__all__ = [
+    "PaperStep",
+    "PaperWorkload",
+    "Strategy",
+    "domino_iteration",
+    "dual_batch_iteration",
+    "load_table2",
+    "paper_step",
+]

@@ -1,0 +1,156 @@
+"""The benchmark on files of its formats: every row predicted or named, damaged files refused."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from iteration_time import evaluate, main, seconds_of_tflops
+
+VTRAIN = (
+    "# GPUs,global batch,micro batch,hidden size,attention heads,# layers,sequence length,tensor parallelism,"
+    "data parallelism,pipeline parallelism,iteration time (ms)"
+)
+SC21 = (
+    "scheme,params_B,heads,hidden,layers,tp,pp,dp,global_batch,gpus,microbatch,seq,vocab,measured_tflops_per_gpu,"
+    "derived_iter_s,reported_days_300B_tokens,days_from_derived"
+)
+TABLE5 = (
+    "model,layers,hidden,heads,tp,pp,dp,gpus,global_batch,microbatch,interleave,seq,"
+    "measured_full_recompute_s,measured_seqpar_selective_s"
+)
+SHARED = Path(os.environ.get("LAGOM_SHARED_DATA", Path(__file__).parents[2].parent / "shared" / "data")) / "validation"
+
+
+def shared(name: str) -> Path:
+    path = SHARED / name
+    if not path.exists():
+        pytest.skip(f"measured iteration times are absent: {name} in $LAGOM_SHARED_DATA/validation")
+    return path
+
+
+def table(tmp_path: Path, *lines: str) -> Path:
+    path = tmp_path / "table.csv"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def run(path: Path) -> dict[str, Any]:
+    return evaluate(path)
+
+
+def test_a_vtrain_row_is_read_and_predicted(tmp_path: Path) -> None:
+    found = run(table(tmp_path, VTRAIN, "8,8,2,2048,16,20,1024,4,1,2,160.6027"))
+    (row,) = found["rows"]
+    assert row["measured_s"] == pytest.approx(0.1606027)
+    assert row["error_pct"] == pytest.approx(100 * (row["predicted_s"] / row["measured_s"] - 1))
+    assert found["mean_abs_error_pct"] == abs(row["error_pct"])
+
+
+def test_a_multi_node_vtrain_row_is_recomputed_in_full(tmp_path: Path) -> None:
+    single = run(table(tmp_path, VTRAIN, "64,64,1,8192,64,64,2048,8,2,4,10000"))["rows"][0]
+    path = table(tmp_path, "Parameters (billion)," + VTRAIN, "52.2,64,64,1,8192,64,64,2048,8,2,4,10000")
+    multi = run(path)["rows"][0]
+    assert 1.2 < multi["predicted_s"] / single["predicted_s"] < 1.4
+
+
+def test_table_5_gives_two_values_a_row(tmp_path: Path) -> None:
+    found = run(table(tmp_path, TABLE5, "22B,48,6144,64,8,1,1,8,4,4,1,2048,1.42,1.1"))
+    assert [(row["row"], row["what"]) for row in found["rows"]] == [(1, "full_recompute"), (1, "seqpar_selective")]
+    assert found["num_rows"] == 2
+
+
+def test_rows_that_cannot_be_simulated_are_named_and_counted(tmp_path: Path) -> None:
+    lines = [
+        "PTD,174.6,96,12288,96,8,12,4,1536,384,1,2048,51200,153,76.78,84,84.7",
+        "PTD,174.6,96,12288,96,8,12,4,1536,100,1,2048,51200,153,76.78,84,84.7",
+        "PTD,174.6,96,12288,96,8,13,4,1536,416,1,2048,51200,153,76.78,84,84.7",
+        "Zig,174.6,96,12288,96,8,12,4,1536,384,1,2048,51200,153,76.78,84,84.7",
+        "PTD,174.6,96,12288,96,8,12,5,1536,480,1,2048,51200,153,76.78,84,84.7",
+    ]
+    found = run(table(tmp_path, SC21, *lines))
+    assert [row["row"] for row in found["rows"]] == [1]
+    assert [row["row"] for row in found["not_simulated"]] == [2, 3, 4, 5]
+    assert found["num_rows"] == 5
+    whys = " ".join(row["why"] for row in found["not_simulated"])
+    for word in ("100", "layers (96)", "scheme is 'Zig'", "global_batch is 1536"):
+        assert word in whys
+
+
+def test_a_table_of_throughputs_alone_is_turned_into_times(tmp_path: Path) -> None:
+    header = "params_B,heads,hidden,layers,tp,pp,dp,global_batch,gpus,seq,vocab,measured_tflops_per_gpu"
+    found = run(table(tmp_path, header, "174.6,96,12288,96,8,12,4,1536,384,2048,51200,153"))
+    # The derived time that the shared table prints for the same row.
+    assert found["rows"][0]["measured_s"] == pytest.approx(76.78, rel=1e-3)
+    values = {"layers": 96, "hidden": 12288, "seq": 2048, "vocab": 51200, "global_batch": 1536, "gpus": 384}
+    assert seconds_of_tflops(values | {"measured_tflops_per_gpu": 153.0}) == pytest.approx(76.78, rel=1e-3)
+
+
+ROW = "8,8,2,2048,16,20,1024,4,1,2,160.6027"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "is empty"),
+        ("\n\n", "is empty"),
+        (VTRAIN, "has a header and no rows"),
+        ("a,b\n1,2", "none of the known tables: no column 'gpus'"),
+        (VTRAIN.replace(",iteration time (ms)", "") + "\n" + ROW.rpartition(",")[0], "none of the columns"),
+        (f"{VTRAIN}\n8,8", "row 1 has 2 values, the header has 11"),
+        (f"{VTRAIN}\n{ROW}\n{ROW.replace('160.6027', 'nan')}", "row 2: measured_ms is nan"),
+        (f"{VTRAIN}\n{ROW.replace('160.6027', '-3')}", "row 1: measured_ms is -3"),
+        (f"{VTRAIN}\n{ROW.replace('160.6027', 'inf')}", "row 1: measured_ms is inf"),
+        (f"{VTRAIN}\n{ROW.replace('160.6027', 'x')}", "row 1: measured_ms is 'x', must be a number"),
+        (f"{VTRAIN}\n{ROW.replace('2048', '2048.5')}", "must be a whole number"),
+        (f"{VTRAIN}\n{ROW.replace('8,8,2', '8,0,2')}", "row 1: global_batch is 0"),
+        (f"{VTRAIN},{VTRAIN}\n{ROW},{ROW}", "names a column twice"),
+        ("\0", "zero bytes"),
+    ],
+)
+def test_damaged_files_end_with_one_line_and_exit_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, words: str
+) -> None:
+    path = tmp_path / "bad.csv"
+    path.write_text(content, encoding="utf-8")
+    assert main([str(path), "--json"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert words in err
+    assert err.count("\n") == 1
+
+
+def test_a_missing_or_binary_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    binary = tmp_path / "x.csv"
+    binary.write_bytes(b"\xff\xfe\x00\x01")
+    assert main([str(binary)]) == main([str(tmp_path / "none.csv")]) == main([str(tmp_path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 3
+
+
+def test_json_is_one_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(table(tmp_path, VTRAIN, ROW)), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["num_rows"] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "num_rows", "most_pct"),
+    [
+        # The project's targets, on rows that no constant was fitted on.
+        ("megatron_sc21_table2_a100.csv", 12, 8.0),
+        ("seqpar_2205.05198_table5_a100.csv", 4, 3.5),
+    ],
+)
+def test_the_published_tables_are_met(name: str, num_rows: int, most_pct: float) -> None:
+    found = run(shared(name))
+    assert found["num_rows"] == num_rows
+    assert found["not_simulated"] == []
+    assert found["mean_abs_error_not_fitted_pct"] <= most_pct
+
+
+@pytest.mark.slow
+def test_vtrains_single_node_rows_are_met() -> None:
+    found = run(shared("vtrain_single_node_a100.csv"))
+    assert (found["num_rows"], found["num_fitted"]) == (1008, 256)
+    assert found["mean_abs_error_not_fitted_pct"] <= 7.0

@@ -1,0 +1,43 @@
+"""`lagom reproduce` from the command line."""
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from lagom_overlap.cli import reproduce
+from lagom_overlap.errors import OutputError, UnknownNameError
+
+
+def run(*flags: str) -> int:
+    parser = argparse.ArgumentParser()
+    reproduce.add_parser(parser.add_subparsers())
+    arguments = parser.parse_args(["reproduce", *flags])
+    return int(arguments.run(arguments))
+
+
+def test_json_is_one_object_with_a_verdict_and_a_reason_per_line(capsys) -> None:
+    assert run("fig5", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["chapters"] == ["fig5"]
+    assert {line["profile"] for line in found["lines"]} == {"plausible", "paper_scale"}
+    assert all(line["verdict"] in {"reproduced", "direction only", "not reproduced"} for line in found["lines"])
+    assert all(line["why"] and line["published"] and line["ours"] for line in found["lines"])
+
+
+def test_out_gets_the_page_and_the_same_object(tmp_path: Path, capsys) -> None:
+    out = tmp_path / "run"
+    assert run("fig5", "--out", str(out)) == 0
+    assert sorted(path.name for path in out.iterdir()) == ["report.html", "reproduce.json"]
+    printed = capsys.readouterr().out
+    assert "direction" in printed
+    assert max(len(line) for line in printed.split("\n\n")[0].splitlines()) <= 80
+
+
+def test_a_folder_that_exists_and_an_unknown_figure_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="exists already"):
+        run("fig5", "--out", str(tmp_path))
+    with pytest.raises(UnknownNameError, match=r"did you mean 'fig8'.*allowed: all, convergence, fig3"):
+        run("fig9", "--out", str(tmp_path / "run"))
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,68 @@
+"""Where the groups of a layout lie on a cluster, and what their collectives take."""
+
+import pytest
+
+from lagom_overlap.collective import CollectiveKind
+from lagom_overlap.cost.operators import GroupLinks, LinkConstants
+from lagom_overlap.hardware import Cluster, load_preset
+from lagom_overlap.workload.parallel import GroupKind, ParallelLayout
+
+FREE = LinkConstants(
+    base_s=0.0, hop_s=0.0, network_hop_s=0.0, intra_efficiency=1.0, inter_efficiency=1.0, intra_channels=24,
+    inter_channels=16,
+)  # fmt: skip
+CLUSTER: Cluster = load_preset("a100_dgx", 8)
+
+
+def links(layout: ParallelLayout, constants: LinkConstants = FREE) -> GroupLinks:
+    return GroupLinks(CLUSTER, layout, constants)
+
+
+def test_tensor_ranks_share_a_node_and_data_ranks_lie_a_stride_apart() -> None:
+    found = links(ParallelLayout(tensor=4, data=4, pipeline=4, global_batch=4))
+    assert found.shape(GroupKind.TENSOR).num_nodes == 1
+    data = found.shape(GroupKind.DATA)
+    assert (data.num_ranks, data.ranks_per_node, data.num_nodes) == (4, 2, 2)
+    pipeline = found.shape(GroupKind.PIPELINE)
+    assert (pipeline.num_ranks, pipeline.ranks_per_node, pipeline.num_nodes) == (4, 1, 4)
+
+
+def test_rings_that_cross_nodes_share_the_nodes_ports() -> None:
+    # Eight GPUs of a node each have a ring of their own: an eighth of the node's network each.
+    found = links(ParallelLayout(tensor=8, data=8, global_batch=8))
+    assert found.bytes_per_s(GroupKind.DATA) == CLUSTER.inter.bytes_per_s / 8
+    # One ring over all GPUs has the node's ports for itself.
+    whole = links(ParallelLayout(data=64, global_batch=64))
+    assert whole.bytes_per_s(GroupKind.DATA) == min(CLUSTER.intra.bytes_per_s, CLUSTER.inter.bytes_per_s)
+
+
+@pytest.mark.parametrize(
+    ("kind", "passes"), [(CollectiveKind.ALL_REDUCE, 2), (CollectiveKind.ALL_GATHER, 1), (CollectiveKind.ALL_TO_ALL, 1)]
+)
+def test_a_collective_takes_its_wire_bytes_over_the_link(kind: CollectiveKind, passes: int) -> None:
+    found = links(ParallelLayout(tensor=8))
+    by_hand = passes * 7 / 8 * 1e9 / CLUSTER.intra.bytes_per_s
+    assert found.seconds(kind, 10**9, GroupKind.TENSOR) == pytest.approx(by_hand)
+
+
+def test_latency_counts_the_steps_of_the_ring_by_kind_of_hop() -> None:
+    constants = LinkConstants(
+        base_s=1.0, hop_s=0.1, network_hop_s=10.0, intra_efficiency=1.0, inter_efficiency=1.0, intra_channels=1,
+        inter_channels=1,
+    )  # fmt: skip
+    found = links(ParallelLayout(data=16, global_batch=16), constants)
+    assert found.latency_s(CollectiveKind.ALL_GATHER, GroupKind.DATA) == pytest.approx(1 + 14 * 0.1 + 10)
+    assert found.latency_s(CollectiveKind.ALL_REDUCE, GroupKind.DATA) == pytest.approx(1 + 28 * 0.1 + 20)
+
+
+def test_a_group_of_one_communicates_for_free() -> None:
+    assert links(ParallelLayout()).seconds(CollectiveKind.ALL_REDUCE, 10**9, GroupKind.TENSOR) == 0.0
+
+
+def test_all_reduces_of_eight_a100_are_near_the_measured_ones() -> None:
+    # nccl-tests, 8 x A100 (VIA-Research/vTrain, MIT): 232 us at 16 MB, 1 GB at about 227 GB/s of bus bandwidth.
+    from lagom_overlap.cost.operators import load_operators
+
+    found = links(ParallelLayout(tensor=8), load_operators(CLUSTER.gpu).links)
+    seconds = found.seconds(CollectiveKind.ALL_REDUCE, 16 << 20, GroupKind.TENSOR)
+    assert seconds == pytest.approx(232e-6, rel=0.15)

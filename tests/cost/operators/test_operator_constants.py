@@ -1,0 +1,64 @@
+"""Data files of GPUs and frameworks: every preset's GPU has one, and what is derived says so."""
+
+from dataclasses import replace
+
+import pytest
+
+from lagom_overlap.cost.operators import OperatorTimes, load_framework, load_operators
+from lagom_overlap.errors import UnknownNameError
+from lagom_overlap.hardware import load_preset
+from lagom_overlap.workload import Attention, Gemm, MemoryBound
+from lagom_overlap.workload.parallel import Access, ComputeStep, Touch
+
+
+@pytest.mark.parametrize(
+    ("preset", "name"), [("a100_dgx", "A100"), ("a40_pcie", "A40"), ("h100_dgx", "H100"), ("h200", "H200")]
+)
+def test_every_gpu_of_a_preset_finds_its_own_file(preset: str, name: str) -> None:
+    assert load_operators(load_preset(preset).gpu).name == name
+
+
+def test_a_gpu_without_a_file_follows_the_a100_by_its_rates_and_says_so() -> None:
+    known = load_preset("a100_dgx").gpu
+    unknown = replace(known, name="X1", gemm_flops=2 * known.gemm_flops, hbm_bytes_per_s=3 * known.hbm_bytes_per_s)
+    base, derived = load_operators(known), load_operators(unknown)
+    assert derived.fitted_on.startswith("nothing: X1 has no file")
+    assert derived.gemm.tile_flops[0] == pytest.approx(2 * base.gemm.tile_flops[0])
+    assert derived.stream_bytes_per_s == pytest.approx(3 * base.stream_bytes_per_s)
+
+
+def test_an_unknown_framework_names_those_that_exist() -> None:
+    with pytest.raises(UnknownNameError, match=r"unknown framework 'megatrn'.*did you mean 'megatron'"):
+        load_framework("megatrn")
+
+
+def test_memory_bound_work_takes_its_bytes_and_a_share_where_the_framework_is_slow() -> None:
+    gpu = load_preset("a100_dgx").gpu
+    constants = load_operators(gpu)
+    work = Touch(MemoryBound(10**9), Access.STREAM)
+    fast, slow = OperatorTimes(gpu, constants), OperatorTimes(gpu, constants, memory_efficiency=0.5)
+    moving = 1e9 / constants.stream_bytes_per_s
+    assert fast.seconds(work) == pytest.approx(constants.touch_s + moving)
+    assert slow.seconds(work) == pytest.approx(constants.touch_s + 2 * moving)
+    step = ComputeStep("three", work, num_launches=3)
+    assert fast.step_seconds(step) == pytest.approx(3 * constants.touch_s + moving)
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        Gemm(4096, 4096, 4096),
+        Touch(MemoryBound(10**9), Access.STREAM),
+        Attention(batch=8, num_heads=32, seq_len=2048, head_dim=128),
+    ],
+)
+def test_the_contention_model_runs_a_step_alone_in_the_same_time(work: Gemm | Touch | Attention) -> None:
+    from lagom_overlap.cost import ContentionModel, load_profile
+
+    cluster, profile = load_preset("a100_dgx"), load_profile("plausible")
+    times = OperatorTimes(cluster.gpu, load_operators(cluster.gpu))
+    step = ComputeStep("step", work)
+    kernel = times.kernel(step, profile)
+    alone = ContentionModel(cluster, profile).running_times([kernel], []).kernel_s[0]
+    # Its traffic at the preset's copy bandwidth may take a little longer than the fitted time allows.
+    assert alone == pytest.approx(times.step_seconds(step), rel=0.05)

@@ -1,0 +1,363 @@
+"""The model-guided tuner, judged by brute force and closed forms that are not its own model."""
+
+from dataclasses import replace
+from itertools import product
+from math import exp, inf
+from random import Random
+
+import numpy as np
+import pytest
+from tests.tune.toy_overlap import Run, drive, failing, measured, problem
+
+from lagom_overlap.backends.base import Assignment, Failure, Measurement
+from lagom_overlap.collective import Algorithm, CommConfig, ConfigSpace, Protocol, Subspace
+from lagom_overlap.errors import SpaceError, UnknownNameError
+from lagom_overlap.tune import Problems
+from lagom_overlap.tune.just_enough import JustEnough
+from lagom_overlap.tune.just_enough.allocate import Allocation
+from lagom_overlap.tune.just_enough.belief import Belief
+from lagom_overlap.tune.just_enough.evidence import LEAST_SIGMA, PRIOR_SIGMA, Arms
+from lagom_overlap.tune.just_enough.fit import fit
+from lagom_overlap.tune.just_enough.forecast import Forecast
+from lagom_overlap.tune.just_enough.lattice import Floats, lattice_of
+from lagom_overlap.tune.just_enough.pool import Lesson, Pool
+from lagom_overlap.tune.just_enough.sight import record_of, sight_of
+from lagom_overlap.tune.just_enough.victim import Pace, finish_times, victim_of
+from lagom_overlap.tune.just_enough.wire import Prior, comm_times, wire_prior
+from lagom_overlap.workload import CompOp, Kernel
+
+CHANNELS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+CHUNKS = tuple(2**k for k in range(15, 22))
+SPACE = ConfigSpace((Subspace(num_channels=CHANNELS, chunk_bytes=CHUNKS),))
+DEFAULT = CommConfig(num_channels=8, chunk_bytes=2**21)
+GLOO = ConfigSpace((Subspace(num_channels=(1, 2, 4, 8), chunk_bytes=(2**19, 2**20, 2**21)),))
+
+
+def overlap(num_comms: int, *, comp_s: float = 2e-3, noise: float = 0.0, seed: int = 0) -> Run:
+    """x falls with channels and chunk, each collective costs computation in proportion to its channels.
+
+    A power law in the channels and an exponential in the chunk: neither is a form that the tuner fits.
+    """
+    rng = Random(seed)
+
+    def run(name: str, assignment: Assignment) -> Measurement:
+        comm_s, extra_s = [], 0.0
+        for config in assignment:
+            channels, chunk = config.num_channels or 8, config.chunk_bytes or 2**21
+            comm_s.append(1e-3 * (0.2 + 2 * channels**-0.8 + exp(-chunk / 2**17)) * exp(rng.gauss(0, noise)))
+            extra_s += 1e-3 * (0.06 * channels + 0.1 * chunk / 2**21) / num_comms
+        return measured((comp_s + extra_s) * exp(rng.gauss(0, noise)), *comm_s)
+
+    return run
+
+
+def shortest_s(problems: Problems, run: Run) -> float:
+    """Brute force over the space of the first group."""
+    spaces = [list(space) for space in problems[0].spaces]
+    return min(makespan_s(run, assignment) for assignment in product(*spaces))
+
+
+def makespan_s(run: Run, assignment: Assignment) -> float:
+    outcome = run("g", assignment)
+    return outcome.makespan_s if isinstance(outcome, Measurement) else inf
+
+
+@pytest.mark.parametrize("num_comms", [1, 2])
+@pytest.mark.parametrize("comp_s", [0.5e-3, 2e-3, 6e-3])
+def test_it_finds_nearly_what_brute_force_finds_in_few_measurements(num_comms: int, comp_s: float) -> None:
+    problems = (problem(SPACE, num_comms=num_comms, default=DEFAULT),)
+    run = overlap(num_comms, comp_s=comp_s)
+    tuner = JustEnough(problems)
+    trials = drive(tuner, run)
+    assert len(trials) <= 16
+    assert makespan_s(run, tuner.recommend()["g"]) <= 1.02 * shortest_s(problems, run)
+
+
+def test_more_collectives_do_not_need_more_measurements() -> None:
+    counts = []
+    for num_comms in (1, 4, 16):
+        problems = (problem(SPACE, num_comms=num_comms, default=DEFAULT),)
+        counts.append(len(drive(JustEnough(problems), overlap(num_comms, comp_s=1e-3 * num_comms))))
+    assert max(counts) <= 16
+
+
+def test_sixty_four_collectives_are_tuned_together() -> None:
+    problems = (problem(SPACE, num_comms=64, default=DEFAULT),)
+    run = overlap(64, comp_s=0.05)
+    tuner = JustEnough(problems, effort="quick")
+    assert len(drive(tuner, run)) <= 12
+    assert makespan_s(run, tuner.recommend()["g"]) < makespan_s(run, problems[0].default)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_without_noise_it_never_ends_slower_than_the_default(seed: int) -> None:
+    # A machine without any structure: no model fits.
+    rng = Random(seed)
+    times = {config: (rng.uniform(1, 2), rng.uniform(1, 4)) for config in (*SPACE, CommConfig())}
+
+    def run(name: str, assignment: Assignment) -> Measurement:
+        comm_s = [times[config][0] for config in assignment]
+        return measured(sum(times[config][1] for config in assignment), *comm_s)
+
+    for default in (DEFAULT, CommConfig()):
+        tuner = JustEnough((problem(SPACE, num_comms=2, default=default),))
+        drive(tuner, run)
+        assert makespan_s(run, tuner.recommend()["g"]) <= makespan_s(run, (default,) * 2)
+
+
+def test_a_default_that_is_best_is_kept_under_noise() -> None:
+    # All settings are equal: whatever looks better is noise, and adopting it would be harmless but unfounded.
+    kept = 0
+    for seed in range(20):
+        rng = Random(seed)
+
+        def run(name: str, assignment: Assignment, rng: Random = rng) -> Measurement:
+            penalty = 1.0 if assignment == (DEFAULT,) else 1.03
+            return measured(2e-3 * penalty * exp(rng.gauss(0, 0.02)), 1e-3 * exp(rng.gauss(0, 0.02)))
+
+        tuner = JustEnough((problem(SPACE, default=DEFAULT),), seed=seed)
+        drive(tuner, run)
+        kept += tuner.recommend()["g"] == (DEFAULT,)
+    assert kept >= 19
+
+
+def test_an_untouched_default_outside_the_space_is_an_arm_like_any_other() -> None:
+    problems = (problem(GLOO, num_comms=2),)
+    slow = overlap(2)
+
+    def run(name: str, assignment: Assignment) -> Measurement:
+        if assignment == problems[0].default:
+            return measured(1e-3, 0.5e-3, 0.4e-3)
+        outcome = slow(name, assignment)
+        assert isinstance(outcome, Measurement)
+        return outcome
+
+    tuner = JustEnough(problems)
+    drive(tuner, run)
+    assert tuner.recommend()["g"] == problems[0].default
+    tuner = JustEnough(problems)
+    drive(tuner, slow)
+    assert makespan_s(slow, tuner.recommend()["g"]) <= 1.02 * shortest_s(problems, slow)
+
+
+def test_what_failed_is_not_asked_again_and_not_recommended() -> None:
+    problems = (problem(SPACE, num_comms=1, default=DEFAULT),)
+    everything = overlap(1)
+    first = drive(JustEnough(problems), everything)[1].assignments["g"]
+    tuner = JustEnough(problems)
+    trials = drive(tuner, failing(first, otherwise=everything))
+    assert [trial.assignments["g"] for trial in trials].count(first) == 1
+    assert tuner.recommend()["g"] not in {first, (DEFAULT,)}
+
+
+def test_where_the_default_cannot_run_anything_that_does_replaces_it() -> None:
+    problems = (problem(SPACE, num_comms=1, default=DEFAULT),)
+    tuner = JustEnough(problems)
+    run = failing((DEFAULT,), otherwise=overlap(1))
+    drive(tuner, run)
+    assert not isinstance(run("g", tuner.recommend()["g"]), Failure)
+
+
+def test_a_model_that_keeps_missing_is_not_asked_any_more() -> None:
+    # Makespans jump by a factor of up to three from place to place.
+    rng = Random(5)
+    times = {config: 10 ** rng.uniform(0, 0.5) for config in SPACE}
+
+    def run(name: str, assignment: Assignment) -> Measurement:
+        return measured(times[assignment[0]], 0.5)
+
+    reasons = [
+        trial.reasons["g"]
+        for seed in range(6)
+        for trial in drive(JustEnough((problem(SPACE, default=DEFAULT),), seed=seed, effort="thorough"), run)
+    ]
+    assert any("the model does not fit here" in reason for reason in reasons)
+
+
+def test_a_huge_space_is_thinned_and_keeps_its_ends_and_the_default() -> None:
+    default = CommConfig(num_channels=37, num_threads=320, chunk_bytes=2048 * 77)
+    space = ConfigSpace(
+        (
+            Subspace(
+                num_channels=tuple(range(1, 129)),
+                num_threads=tuple(range(96, 641, 32)),
+                chunk_bytes=tuple(2048 * k for k in range(1, 1025)),
+            ),
+        )
+    )
+    lattice = lattice_of(space, default, [(None, None, None)])
+    assert len(lattice) < 600
+    assert default in lattice.place
+    assert {config.num_channels for config in lattice.configs} >= {1, 128, 37}
+    assert {config.num_threads for config in lattice.configs} == {320}
+    assert all(config in space for config in lattice.configs)
+
+
+def test_a_second_implementation_that_is_faster_is_found() -> None:
+    space = ConfigSpace(
+        tuple(
+            Subspace(algorithm=Algorithm.RING, protocol=protocol, num_channels=CHANNELS, chunk_bytes=CHUNKS)
+            for protocol in (Protocol.SIMPLE, Protocol.LL128)
+        )
+    )
+    default = replace(DEFAULT, algorithm=Algorithm.RING, protocol=Protocol.SIMPLE)
+    base = overlap(2, comp_s=1e-3)
+
+    def run(name: str, assignment: Assignment) -> Measurement:
+        outcome = base(name, assignment)
+        assert isinstance(outcome, Measurement)
+        factors = [0.8 if config.protocol is Protocol.LL128 else 1.0 for config in assignment]
+        return measured(outcome.comp_s, *(x * factor for x, factor in zip(outcome.comm_s, factors, strict=True)))
+
+    tuner = JustEnough((problem(space, num_comms=2, default=default),))
+    drive(tuner, run)
+    assert Protocol.LL128 in {config.protocol for config in tuner.recommend()["g"]}
+
+
+def test_groups_on_one_wire_need_fewer_measurements_together() -> None:
+    run = overlap(1, noise=0.02)
+    many = tuple(problem(SPACE, name=f"g{k}", default=DEFAULT) for k in range(8))
+    together = sum(len(trial.assignments) for trial in drive(JustEnough(many), run))
+    alone = sum(len(drive(JustEnough((one,)), run)) for one in many)
+    assert together < alone
+
+
+@pytest.mark.parametrize("effort", ["quick", "normal", "thorough"])
+def test_an_effort_bounds_the_measurements(effort: str) -> None:
+    run = overlap(2, noise=0.1)
+    num_trials = len(drive(JustEnough((problem(SPACE, num_comms=2, default=DEFAULT),), effort=effort), run))
+    assert num_trials <= {"quick": 12, "normal": 24, "thorough": 60}[effort]
+
+
+def test_bad_options_are_refused() -> None:
+    problems = (problem(SPACE, default=DEFAULT),)
+    with pytest.raises(UnknownNameError, match="thorough"):
+        JustEnough(problems, effort="throrough")
+    with pytest.raises(SpaceError, match="confidence is -1"):
+        JustEnough(problems, confidence=-1)
+
+
+# The parts
+
+
+def test_a_fit_of_a_straight_line_is_the_closed_form() -> None:
+    # Observed a + b t with sd 1 and a wide prior: ordinary least squares.
+    t, observed = np.arange(5.0), np.array([1.0, 3.1, 4.9, 7.2, 8.8])
+
+    def predict(params: Floats) -> Floats:
+        return params[..., 0, None] + params[..., 1, None] * t
+
+    wide = Prior(np.zeros(2), np.full(2, 1e4))
+    found = fit(predict, observed, sd=np.ones(5), prior=wide, start=np.zeros((1, 2)))
+    slope, offset = np.polyfit(t, observed, 1)
+    assert found.params[0] == pytest.approx([offset, slope], abs=1e-6)
+    design = np.stack([np.ones(5), t], axis=1)
+    assert found.covariance[0] == pytest.approx(np.linalg.inv(design.T @ design), rel=1e-3)
+
+
+def test_computations_beside_collectives_take_what_is_worked_by_hand() -> None:
+    # Two kernels of 1 s and 3 s; beside the first collective (1 s) twice as long, beside the second (4 s) 1.5 times.
+    # After 1 s: half of kernel 0 is done. It ends 0.75 s into the second; of kernel 1, 3.25 s at 1.5 are 2.1667 s.
+    # The rest of it, 0.8333 s, runs alone: Y = 5.8333 s.
+    pace = Pace.of(np.array([1.0, 3.0]))
+    under = [np.array([[2.0, 6.0]]), np.array([[1.5, 4.5]])]
+    finish = finish_times(pace, under, [np.array([1.0]), np.array([4.0])])
+    assert finish == pytest.approx([5 + 3 - 3.25 / 1.5])
+
+
+def test_computations_that_end_before_the_communication_are_not_slowed_any_more() -> None:
+    pace = Pace.of(np.array([1.0]))
+    assert finish_times(pace, [np.array([[1.5]])], [np.array([9.0])]) == pytest.approx([1.5])
+
+
+def test_the_wire_tends_to_latency_plus_bytes_over_the_link() -> None:
+    prior = wire_prior([(None, None, None)], np.array([1e8]), np.array([1e-2]))
+    params = prior.mean.copy()
+    params[[3, 6, 7]] = np.log(2e-5), -50.0, 0.0
+    kind = np.zeros(1, dtype=np.intp)
+    time_s = comm_times(params, np.array([1e8]), np.array([1e6]), np.array([1e9]), kind)
+    assert time_s == pytest.approx(2e-5 + 1e8 / np.exp(params[0]), rel=1e-3)
+
+
+def forecast_of(num_comms: int) -> tuple[Forecast, Belief]:
+    """A forecast after three noise-free measurements of the toy, with kernels whose grids are known."""
+    made = problem(SPACE, num_comms=num_comms, default=DEFAULT)
+    computations = tuple(CompOp(name=f"k{i}", work=work) for i, work in enumerate(_kernels()))
+    made = replace(made, group=replace(made.group, computations=computations))
+    sight, run, rng = sight_of(made), overlap(num_comms), Random(1)
+    runs = {}
+    for _ in range(3):
+        places = tuple(rng.randrange(len(lattice)) for lattice in sight.lattices)
+        outcome = run("g", sight.assignment_at(places))
+        assert isinstance(outcome, Measurement)
+        runs[places] = [outcome]
+    record = record_of(runs)
+    victim = victim_of(made.group, 32, 2e-3)
+    prior = wire_prior(sight.lattices[0].kinds, sight.wire_bytes, record.comm_s[0])
+    belief = Belief(sight=sight, victim=victim, wire_prior=prior, wire_key="w", sms=np.arange(len(victim.sm_counts)))
+    belief.update(record, 1e-3, Pool(), "g")
+    forecast = belief.forecast(record, 1e-3)
+    comm_s, comp_s = forecast.times(record.places)
+    assert comm_s == pytest.approx(record.comm_s.sum(axis=1), rel=0.01)
+    assert comp_s == pytest.approx(record.comp_s, rel=0.02)
+    return forecast, belief
+
+
+def _kernels() -> tuple[Kernel, ...]:
+    return (
+        Kernel(num_blocks=600, blocks_per_sm=1, wave_s=1e-4, block_bytes=1e3),
+        Kernel(num_blocks=300, blocks_per_sm=1, wave_s=2e-4, block_bytes=1e4),
+    )
+
+
+def test_allocation_finds_the_best_of_all_pairs_of_its_candidates() -> None:
+    forecast, _ = forecast_of(2)
+    found = Allocation(forecast, [set(), set()], 0.0).best([[0, 0]])
+    assert found is not None
+    pairs = np.array(list(product(*(front.tolist() for front in forecast.fronts))))
+    assert forecast.makespans(found[None])[0] == pytest.approx(forecast.makespans(pairs).min(), rel=1e-3)
+
+
+def test_candidates_lose_hardly_anything_of_the_whole_lattice() -> None:
+    forecast, _ = forecast_of(1)
+    places = np.arange(len(SPACE))[:, None]
+    makespans = forecast.makespans(places)
+    assert makespans[forecast.fronts[0]].min() <= 1.002 * makespans.min()
+
+
+def test_barred_places_are_not_allocated() -> None:
+    forecast, _ = forecast_of(1)
+    free = Allocation(forecast, [set()], 0.0).best([[0]])
+    assert free is not None
+    barred = Allocation(forecast, [{int(free[0])}], 0.0).best([[0]])
+    assert barred is not None
+    assert int(barred[0]) != int(free[0])
+
+
+def test_what_a_group_learns_moves_the_prior_of_another_but_not_its_own() -> None:
+    prior = Prior(np.zeros(2), np.ones(2))
+    pool = Pool()
+    pool.learn("wire", "a", Lesson(precision=np.array([100.0, 1e-9]), mean=np.array([0.5, 9.0])))
+    assert pool.prior("wire", "a", prior) is None
+    assert pool.prior("another wire", "b", prior) is None
+    taught = pool.prior("wire", "b", prior)
+    assert taught is not None
+    # Weight 1 / (1/100 + 1/16) against the prior's 1.
+    weight = 1 / (0.01 + 0.0625)
+    assert taught.mean[0] == pytest.approx(0.5 * weight / (1 + weight))
+    assert taught.mean[1] == pytest.approx(0.0, abs=1e-6)
+    assert taught.sd[0] < 0.4
+    assert taught.sd[1] == pytest.approx(1.0)
+
+
+def test_noise_is_believed_until_repeats_tell_it() -> None:
+    arms = Arms()
+    arms.add((DEFAULT,), measured(1.0, 0.5))
+    assert arms.sigma == PRIOR_SIGMA
+    arms.add((DEFAULT,), measured(1.0, 0.5))
+    assert arms.sigma == LEAST_SIGMA
+    rng = Random(2)
+    noisy = Arms()
+    for _ in range(200):
+        noisy.add((DEFAULT,), measured(exp(rng.gauss(0, 0.05)), exp(rng.gauss(0, 0.05))))
+    assert noisy.sigma == pytest.approx(0.05, rel=0.1)

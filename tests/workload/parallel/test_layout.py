@@ -1,0 +1,64 @@
+"""Layouts that cannot be built are refused with the key, its value and what is allowed."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from lagom_overlap.errors import JobError
+from lagom_overlap.hardware import load_preset
+from lagom_overlap.workload.models import load_model
+from lagom_overlap.workload.parallel import ParallelLayout, Schedule
+from lagom_overlap.workload.parallel.layout import check_layout
+
+GOOD = ParallelLayout(tensor=8, pipeline=4, data=2, micro_batch=1, global_batch=16)
+
+
+def test_the_degrees_multiply_to_gpus_and_the_batches_divide_to_micro_batches() -> None:
+    assert GOOD.num_gpus == 64
+    assert GOOD.num_micro_batches == 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"tensor": 0}, "parallel.tensor is 0, must be at least 1"),
+        ({"global_batch": 15}, "parallel.global_batch is 15, must be a multiple of micro_batch x data = 1 x 2 = 2"),
+        ({"zero_stage": 4}, "parallel.zero_stage is 4, must be 0 to 3"),
+        ({"zero_stage": 3}, "zero_stage is 3 with pipeline = 4"),
+        ({"gradient_bytes": 3}, "parallel.gradient_bytes is 3, must be 2 or 4"),
+        ({"schedule": Schedule.INTERLEAVED}, "pipeline = 4 and chunks = 1; both must be at least 2"),
+        ({"schedule": Schedule.INTERLEAVED, "chunks": 2, "global_batch": 12}, "6 micro-batches, must be a multiple"),
+        ({"chunks": 2}, "parallel.chunks is 2, must be 1 unless schedule is interleaved"),
+        ({"tensor": 1, "sequence_parallel": True}, "sequence_parallel needs tensor of at least 2"),
+        ({"global_batch": 10**7}, "5000000 micro-batches through 4 model chunks are 20000000 forwards"),
+        ({"expert": 4}, "parallel.expert is 4, must divide parallel.data = 2"),
+    ],
+)
+def test_degrees_that_contradict_each_other_are_refused(changes: dict[str, object], words: str) -> None:
+    with pytest.raises(JobError, match=re.escape(words)):
+        replace(GOOD, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "model", "seq_len", "words"),
+    [
+        ({"data": 4}, "gpt-175b", 2048, "8 x 4 x 4 = 128 GPUs, but cluster 'a100_dgx' has 64 (8 x 8)"),
+        ({"tensor": 5, "data": 1}, "gpt-175b", 2048, "5 x 4 x 1 = 20 GPUs"),
+        ({"pipeline": 2, "data": 4}, "gpt-530b", 2048, "parallel.pipeline x chunks = 2 x 1 = 2, must divide"),
+        ({"sequence_parallel": True}, "gpt-175b", 2049, "must divide seq_len (2049)"),
+        ({"expert": 2}, "gpt-175b", 2048, "parallel.expert is 2, must divide the model's experts (0)"),
+    ],
+)
+def test_layouts_that_do_not_fit_model_or_cluster_are_refused(
+    changes: dict[str, object], model: str, seq_len: int, words: str
+) -> None:
+    with pytest.raises(JobError, match=re.escape(words)):
+        check_layout(load_model(model), replace(GOOD, **changes), load_preset("a100_dgx", 8), seq_len)
+
+
+def test_tensor_parallelism_must_divide_heads_and_key_value_heads() -> None:
+    layout = ParallelLayout(tensor=16, data=1, pipeline=1)
+    check_layout(load_model("llama-3-70b"), layout, load_preset("a100_dgx", 2), 2048)
+    with pytest.raises(JobError, match=re.escape("must divide the model's heads (32)")):
+        check_layout(load_model("llama-3-8b"), replace(layout, tensor=24), load_preset("a100_dgx", 3), 2048)
