@@ -15,7 +15,7 @@ EXIT_BUG: Final = 1
 EXIT_INPUT: Final = 2
 EXIT_INTERRUPTED: Final = 130
 
-_VERBS: Final = ("tune", "compare", "analyze", "doctor")
+_VERBS: Final = (tune, compare, simulate, analyze, doctor)
 
 
 class _Parser(argparse.ArgumentParser):
