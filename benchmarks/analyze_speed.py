@@ -4,7 +4,7 @@
 
 Every measurement is a process of its own: wall and CPU time of the work without the interpreter's start and imports
 (on a busy machine the CPU time is the fairer one), and the peak of resident memory less that of the process just before
-the work. `--make N` writes a synthetic trace of about N events into a temporary folder and adds it. `--hta` names a
+the work; then ("process") CPU time and peak of the whole process, imports included. `--make N` writes a synthetic trace of about N events into a temporary folder and adds it. `--hta` names a
 Python that has HolisticTraceAnalysis installed; it runs its overlap and temporal breakdown on the same file.
 The answers are compared: our HTA-compatible figures must equal HTA's.
 """
@@ -28,7 +28,8 @@ before = memory()
 start, cpu = time.perf_counter(), time.process_time()
 {work}
 took, cpu = time.perf_counter() - start, time.process_time() - cpu
-print(json.dumps({{"seconds": took, "cpu_s": cpu, "memory_bytes": memory() - before, "answer": answer}}))
+print(json.dumps({{"seconds": took, "cpu_s": cpu, "memory_bytes": memory() - before, "answer": answer,
+    "process_cpu_s": time.process_time(), "peak_bytes": memory()}}))
 """
 _CODE = {
     "json.loads": (
@@ -134,7 +135,10 @@ def measure(what: str, path: Path, python: str, repeats: int) -> dict[str, objec
         "seconds": statistics.median(seconds),
         "spread_s": max(seconds) - min(seconds),
         "cpu_s": statistics.median(run["cpu_s"] for run in runs),
+        "cpu_spread_s": max(run["cpu_s"] for run in runs) - min(run["cpu_s"] for run in runs),
         "memory_bytes": statistics.median(run["memory_bytes"] for run in runs),
+        "process_cpu_s": statistics.median(run["process_cpu_s"] for run in runs),
+        "peak_bytes": statistics.median(run["peak_bytes"] for run in runs),
         "answer": runs[0]["answer"],
     }
 
@@ -178,7 +182,8 @@ def main() -> None:
                 print(f"  {row['what']:14} failed: {row['failed']}")
                 continue
             print(
-                f"  {row['what']:14} {row['seconds']:8.3f} s (spread {row['spread_s']:.3f}, CPU {row['cpu_s']:.3f})"
+                f"  {row['what']:14} {row['seconds']:8.3f} s (spread {row['spread_s']:.3f}), CPU {row['cpu_s']:.3f}"
+                f" (spread {row['cpu_spread_s']:.3f}), process {row['process_cpu_s']:.2f} s {row['peak_bytes'] / 2**20:.0f} MiB"
                 f" {size / row['seconds'] / 1e6:7.1f} MB/s {row['memory_bytes'] / 2**20:8.1f} MiB  {row['answer']}"
             )
 

@@ -139,9 +139,12 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
     return low, middle, high
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """One held-out makespan: by the computation alone, and by the default run only; `spread` is IQR over median."""
+    """One held-out makespan; `spread` is IQR over median.
+
+    Predicted from the computation measured alone, from the default runs only, and from these without use of twins.
+    """
 
     shape: str
     setting: str
@@ -149,6 +152,7 @@ class Prediction:
     spread: float
     error_alone: float
     error_from_default: float | None
+    error_by_model: float | None
     is_tuned: bool
 
 
@@ -159,18 +163,26 @@ def words(config: CommConfig) -> str:
     return f"{config.num_channels}x{(config.chunk_bytes or 0) / MIB:g}M"
 
 
-def inferred_alone_s(group: OverlapGroup, runs: Sequence[Measurement], constants: OverlapConstants) -> float | None:
-    """The computation alone from runs under the default only: twins in their timelines, else by the model."""
+def twins_alone_s(group: OverlapGroup, runs: Sequence[Measurement]) -> float | None:
+    """The computation alone from computations that ran after the collectives' end; None if most runs have no such."""
     twins = [comp_alone_from_twins(group, run.timeline) for run in runs if run.timeline is not None]
     known = [twin for twin in twins if twin is not None]
-    if 2 * len(known) > len(runs):
-        return median(known)
+    return median(known) if 2 * len(known) > len(runs) else None
+
+
+def modelled_alone_s(group: OverlapGroup, runs: Sequence[Measurement], constants: OverlapConstants) -> float | None:
+    """The computation alone by the model, from the times under the default."""
     mean = Measurement.from_runs(runs)
     times = OverlapTimes(mean.makespan_s, mean.comp_s, mean.comm_s)
     try:
         return comp_alone_from_default(overlap_of(group, (UNTOUCHED,) * len(group.comms), 0.0), constants, times)
     except ValueError:
         return None
+
+
+def inferred_alone_s(group: OverlapGroup, runs: Sequence[Measurement], constants: OverlapConstants) -> float | None:
+    """The computation alone from runs under the default only: twins in their timelines, else by the model."""
+    return twins_alone_s(group, runs) or modelled_alone_s(group, runs, constants)
 
 
 class Calibration:
@@ -208,18 +220,29 @@ class Calibration:
         """A shape predicted by a fit that never saw it."""
         constants = fit_overlaps(self.observations(without=group.name)).constants
         default = overlap_of(group, (UNTOUCHED,) * len(group.comms), self.alone_s[group.name])
-        inferred_s = inferred_alone_s(group, self._runs[group, default.configs], constants)
+        runs = self._runs[group, default.configs]
+        ways = {"twins": twins_alone_s(group, runs), "model": modelled_alone_s(group, runs, constants)}
         rows = []
         for config in SETTINGS:
             overlap = replace(default, configs=(config,) * len(group.comms))
             times = self.makespans(group, config)
             low, middle, high = quartiles(times)
-            by_default = None
-            if inferred_s is not None and not config.is_untouched:
-                by_default = predict(replace(overlap, comp_alone_s=inferred_s), constants).makespan_s / middle - 1
+            errors = {
+                way: None
+                if alone_s is None or config.is_untouched
+                else predict(replace(overlap, comp_alone_s=alone_s), constants).makespan_s / middle - 1
+                for way, alone_s in ways.items()
+            }
             predicted = predict(overlap, constants).makespan_s
             row = Prediction(
-                group.name, words(config), middle, (high - low) / middle, predicted / middle - 1, by_default, False
+                shape=group.name,
+                setting=words(config),
+                measured_s=middle,
+                spread=(high - low) / middle,
+                error_alone=predicted / middle - 1,
+                error_from_default=errors["model"] if errors["twins"] is None else errors["twins"],
+                error_by_model=errors["model"],
+                is_tuned=False,
             )
             rows.append((predicted, row))
         tuned = min(range(1, len(rows)), key=lambda index: rows[index][0])  # the setting that the fit would choose
@@ -317,7 +340,7 @@ def show(result: Mapping[str, object], fit: OverlapFit, rows: Sequence[Predictio
             if row.shape == name
         ]
         print(f"  {name:8} " + "  ".join(cells))
-    for key in ("held_out_alone", "held_out_from_default", "held_out_tuned_alone", "held_out_tuned_from_default"):
+    for key in [key for key in result if key.startswith("held_out_")]:
         found = result[key]
         print(
             f"  {key}: mean {found['mean']:.1%}, quartiles {found['q25']:.1%} {found['median']:.1%} "
@@ -391,6 +414,9 @@ def main() -> None:
         "held_out": [asdict(row) for row in rows],
         "held_out_alone": summary([row.error_alone for row in rows]),
         "held_out_from_default": summary([row.error_from_default for row in from_default]),
+        "held_out_from_default_by_model": summary(
+            [row.error_by_model for row in rows if row.error_by_model is not None]
+        ),
         "held_out_tuned_alone": summary([row.error_alone for row in rows if row.is_tuned]),
         "held_out_tuned_from_default": summary([row.error_from_default for row in from_default if row.is_tuned]),
         "job": job,

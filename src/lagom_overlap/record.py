@@ -1,9 +1,13 @@
 """What was run, on what: the machine, the versions, and files written whole or not at all."""
 
+import contextlib
 import os
 import platform
+import signal
 import sys
 import tempfile
+import threading
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -50,6 +54,50 @@ def create_folder(path: Path) -> None:
         raise OutputError(f"cannot create output folder {str(path)!r}: {str(path.parent)!r} does not exist") from None
     except OSError as error:
         raise OutputError(f"cannot create output folder {str(path)!r}: {error.strerror}") from error
+
+
+def append_line(path: Path, line: str) -> None:
+    """Adds a line to a file in one write.
+
+    Raises:
+        OutputError: if it cannot be written.
+    """
+    try:
+        with path.open("ab") as file:
+            file.write(line.encode() + b"\n")
+    except OSError as error:
+        raise OutputError(f"cannot write {str(path)!r}: {error.strerror}") from error
+
+
+def check_new_folder(path: Path) -> None:
+    """Refuses a folder that could not be created, without creating it.
+
+    Raises:
+        OutputError: if it exists already, its parent does not exist or cannot be written, or its name is no text.
+    """
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise OutputError(f"output folder {str(path)!r} has a name that is not UTF-8 text") from None
+    if path.exists() or path.is_symlink():
+        raise OutputError(f"output folder {str(path)!r} exists already; name one that does not")
+    if not path.parent.is_dir():
+        raise OutputError(f"cannot create output folder {str(path)!r}: {str(path.parent)!r} does not exist")
+    if not os.access(path.parent, os.W_OK):
+        raise OutputError(f"cannot create output folder {str(path)!r}: {str(path.parent)!r} cannot be written")
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Holds Ctrl-C back until the block is done, so that what belongs together is written together."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def utc_now() -> str:

@@ -4,6 +4,7 @@ Inside the program everything is in seconds, bytes, bytes per second and flop pe
 """
 
 import re
+from fractions import Fraction
 from typing import Final
 
 KIB: Final = 1024
@@ -33,21 +34,33 @@ _BYTE_UNITS: Final = {
     "GIB": GIB,
 }
 _BYTES: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*")
+_MAX_NUMBER_LENGTH: Final = 40
+"""More characters than any size needs; longer numbers are refused before any arithmetic."""
 
 
 def parse_bytes(text: str) -> int:
     """The number of bytes in a text such as `"2 MiB"`, `"512 KiB"`, `"32 MB"` or `"4096 B"`.
 
     Raises:
-        ValueError: if there is no unit, the unit is unknown, or the result is not a whole number of bytes.
+        ValueError: if there is no unit, the unit is unknown, the number has more than 40 characters, or the result is
+            not a whole number of bytes.
     """
     match = _BYTES.fullmatch(text)
     if match is None or match[2].upper() not in _BYTE_UNITS:
-        raise ValueError(f"{text!r} is not a size; write a number and one of B, KB, MB, GB, KiB, MiB, GiB")
-    value = float(match[1]) * _BYTE_UNITS[match[2].upper()]
-    if value != int(value):
-        raise ValueError(f"{text!r} is not a whole number of bytes")
-    return int(value)
+        raise ValueError(f"{_shortened(text)} is not a size; write a number and one of B, KB, MB, GB, KiB, MiB, GiB")
+    if len(match[1]) > _MAX_NUMBER_LENGTH:
+        raise ValueError(
+            f"{_shortened(text)} has a number of {len(match[1])} characters; a size has at most {_MAX_NUMBER_LENGTH}"
+        )
+    value = Fraction(match[1]) * _BYTE_UNITS[match[2].upper()]  # exact: 4.1 MB is 4,100,000 bytes
+    if value.denominator != 1:
+        raise ValueError(f"{_shortened(text)} is not a whole number of bytes")
+    return value.numerator
+
+
+def _shortened(text: str) -> str:
+    """The text quoted, its middle left out where it is long."""
+    return repr(text) if len(text) <= _MAX_NUMBER_LENGTH else f"{text[:16]!r}...{text[-8:]!r}"
 
 
 def format_bytes(num_bytes: float) -> str:

@@ -89,7 +89,7 @@ def test_a_missing_file_is_named(tmp_path: Path):
 
 
 def test_a_folder_is_no_job_file(tmp_path: Path):
-    with pytest.raises(JobError, match="cannot be read"):
+    with pytest.raises(JobError, match="no regular file"):
         read_job(tmp_path)
 
 

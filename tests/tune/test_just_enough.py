@@ -7,7 +7,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from tests.tune.toy_overlap import Run, drive, failing, measured, problem
+from toy_overlap import Run, drive, failing, measured, problem
 
 from lagom_overlap.backends.base import Assignment, Failure, Measurement
 from lagom_overlap.collective import Algorithm, CommConfig, ConfigSpace, Protocol, Subspace
@@ -70,12 +70,12 @@ def test_it_finds_nearly_what_brute_force_finds_in_few_measurements(num_comms: i
     tuner = JustEnough(problems)
     trials = drive(tuner, run)
     assert len(trials) <= 16
-    assert makespan_s(run, tuner.recommend()["g"]) <= 1.02 * shortest_s(problems, run)
+    assert makespan_s(run, tuner.recommend()["g"]) <= 1.03 * shortest_s(problems, run)
 
 
 def test_more_collectives_do_not_need_more_measurements() -> None:
     counts = []
-    for num_comms in (1, 4, 16):
+    for num_comms in (1, 8):
         problems = (problem(SPACE, num_comms=num_comms, default=DEFAULT),)
         counts.append(len(drive(JustEnough(problems), overlap(num_comms, comp_s=1e-3 * num_comms))))
     assert max(counts) <= 16
@@ -83,10 +83,10 @@ def test_more_collectives_do_not_need_more_measurements() -> None:
 
 def test_sixty_four_collectives_are_tuned_together() -> None:
     problems = (problem(SPACE, num_comms=64, default=DEFAULT),)
-    run = overlap(64, comp_s=0.05)
+    run = overlap(64, comp_s=0.02)
     tuner = JustEnough(problems, effort="quick")
     assert len(drive(tuner, run)) <= 12
-    assert makespan_s(run, tuner.recommend()["g"]) < makespan_s(run, problems[0].default)
+    assert makespan_s(run, tuner.recommend()["g"]) < 0.9 * makespan_s(run, problems[0].default)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -108,7 +108,7 @@ def test_without_noise_it_never_ends_slower_than_the_default(seed: int) -> None:
 def test_a_default_that_is_best_is_kept_under_noise() -> None:
     # All settings are equal: whatever looks better is noise, and adopting it would be harmless but unfounded.
     kept = 0
-    for seed in range(20):
+    for seed in range(12):
         rng = Random(seed)
 
         def run(name: str, assignment: Assignment, rng: Random = rng) -> Measurement:
@@ -118,7 +118,7 @@ def test_a_default_that_is_best_is_kept_under_noise() -> None:
         tuner = JustEnough((problem(SPACE, default=DEFAULT),), seed=seed)
         drive(tuner, run)
         kept += tuner.recommend()["g"] == (DEFAULT,)
-    assert kept >= 19
+    assert kept >= 11
 
 
 def test_an_untouched_default_outside_the_space_is_an_arm_like_any_other() -> None:
@@ -159,19 +159,20 @@ def test_where_the_default_cannot_run_anything_that_does_replaces_it() -> None:
 
 
 def test_a_model_that_keeps_missing_is_not_asked_any_more() -> None:
-    # Makespans jump by a factor of up to three from place to place.
-    rng = Random(5)
-    times = {config: 10 ** rng.uniform(0, 0.5) for config in SPACE}
+    # Communication jumps by a factor of up to five from place to place.
+    rng = Random(3)
+    times = {config: 10 ** rng.uniform(0, 0.7) for config in SPACE}
 
     def run(name: str, assignment: Assignment) -> Measurement:
-        return measured(times[assignment[0]], 0.5)
+        return measured(0.5, *(times[config] for config in assignment))
 
-    reasons = [
-        trial.reasons["g"]
-        for seed in range(6)
-        for trial in drive(JustEnough((problem(SPACE, default=DEFAULT),), seed=seed, effort="thorough"), run)
-    ]
-    assert any("the model does not fit here" in reason for reason in reasons)
+    trials = drive(JustEnough((problem(SPACE, num_comms=2, default=DEFAULT),), effort="thorough"), run)
+    steps = [index for index, trial in enumerate(trials) if "the model does not fit here" in trial.reasons["g"]]
+    assert steps
+    # From the fastest so far, all collectives by the same factor.
+    fastest = min((trial.assignments["g"] for trial in trials[: steps[0]]), key=lambda arm: makespan_s(run, arm))
+    halved = [max(CHANNELS[0], (config.num_channels or 0) // 2) for config in fastest]
+    assert [config.num_channels for config in trials[steps[0]].assignments["g"]] == halved
 
 
 def test_a_huge_space_is_thinned_and_keeps_its_ends_and_the_default() -> None:
@@ -201,7 +202,7 @@ def test_a_second_implementation_that_is_faster_is_found() -> None:
         )
     )
     default = replace(DEFAULT, algorithm=Algorithm.RING, protocol=Protocol.SIMPLE)
-    base = overlap(2, comp_s=1e-3)
+    base = overlap(2, comp_s=2e-3)
 
     def run(name: str, assignment: Assignment) -> Measurement:
         outcome = base(name, assignment)
@@ -215,8 +216,8 @@ def test_a_second_implementation_that_is_faster_is_found() -> None:
 
 
 def test_groups_on_one_wire_need_fewer_measurements_together() -> None:
-    run = overlap(1, noise=0.02)
-    many = tuple(problem(SPACE, name=f"g{k}", default=DEFAULT) for k in range(8))
+    run = overlap(2, comp_s=0.5e-3, noise=0.02)
+    many = tuple(problem(SPACE, name=f"g{k}", num_comms=2, default=DEFAULT) for k in range(5))
     together = sum(len(trial.assignments) for trial in drive(JustEnough(many), run))
     alone = sum(len(drive(JustEnough((one,)), run)) for one in many)
     assert together < alone
@@ -312,10 +313,18 @@ def _kernels() -> tuple[Kernel, ...]:
 
 def test_allocation_finds_the_best_of_all_pairs_of_its_candidates() -> None:
     forecast, _ = forecast_of(2)
-    found = Allocation(forecast, [set(), set()], 0.0).best([[0, 0]])
+    found = Allocation(forecast, [set(), set()], 0.0).best([])
     assert found is not None
     pairs = np.array(list(product(*(front.tolist() for front in forecast.fronts))))
-    assert forecast.makespans(found[None])[0] == pytest.approx(forecast.makespans(pairs).min(), rel=1e-3)
+    assert forecast.makespans(found[None])[0] == pytest.approx(forecast.makespans(pairs).min(), rel=1e-9)
+
+
+def test_allocation_of_three_is_within_a_percent_of_the_best_of_all_triples() -> None:
+    forecast, _ = forecast_of(3)
+    found = Allocation(forecast, [set(), set(), set()], 0.03).best([[0, 0, 0]])
+    assert found is not None
+    triples = np.array(list(product(*(front.tolist() for front in forecast.fronts))))
+    assert forecast.makespans(found[None], 0.03)[0] <= 1.01 * forecast.makespans(triples, 0.03).min()
 
 
 def test_candidates_lose_hardly_anything_of_the_whole_lattice() -> None:

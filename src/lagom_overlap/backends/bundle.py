@@ -3,14 +3,14 @@
 The same rows are a study's journal (tune/journal.py) and what `--backend recorded` replays. Format: docs/formats.md.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, TypeVar
 
 import msgspec
 
-from lagom_overlap.backends.base import Assignment, Failure, GroupProblem, Measurement, Outcome
+from lagom_overlap.backends.base import Assignment, Failure, GroupProblem, Measurement, Outcome, SpaceLimits
 from lagom_overlap.collective import Algorithm, CommConfig, ConfigSpace, Protocol, Transport
-from lagom_overlap.errors import BundleError
+from lagom_overlap.errors import BundleError, LagomError
 
 FORMAT: Final = "lagom-measurements"
 VERSION: Final = 1
@@ -25,18 +25,35 @@ class BundleGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     baselines: dict[str, Assignment]
 
 
-class BundleHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The first line of a bundle."""
+class BundleHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The first line of a bundle.
+
+    The fields with a default may be absent: what the recording backend said of itself (`description`), the caveats
+    that belong beside its figures (`notes`), its contenders in words (`arm_words`), and the job's limits on the knobs.
+    """
 
     format: str
     version: int
     job_fingerprint: str
     backend: str
     groups: dict[str, BundleGroup]
+    description: str = ""
+    notes: tuple[str, ...] = ()
+    arm_words: dict[str, str] = msgspec.field(default_factory=dict)
+    limits: SpaceLimits | None = None
 
 
-def header_line(job_fingerprint: str, backend: str, problems: tuple[GroupProblem, ...]) -> str:
-    """The header of a run's measurements, one line of JSON."""
+def header_line(
+    job_fingerprint: str,
+    backend: str,
+    problems: tuple[GroupProblem, ...],
+    *,
+    description: str = "",
+    notes: Sequence[str] = (),
+    arm_words: Mapping[str, str] | None = None,
+    limits: SpaceLimits | None = None,
+) -> str:
+    """The header of a run's measurements, one line of JSON; what is not given is left out."""
     groups = {
         problem.group.name: BundleGroup(
             comms=problem.group.comm_names,
@@ -47,21 +64,29 @@ def header_line(job_fingerprint: str, backend: str, problems: tuple[GroupProblem
         for problem in problems
     }
     header = BundleHeader(
-        format=FORMAT, version=VERSION, job_fingerprint=job_fingerprint, backend=backend, groups=groups
+        format=FORMAT,
+        version=VERSION,
+        job_fingerprint=job_fingerprint,
+        backend=backend,
+        groups=groups,
+        description=description,
+        notes=tuple(notes),
+        arm_words=dict(arm_words or {}),
+        limits=limits,
     )
     return msgspec.json.encode(header).decode()
 
 
 def parse_header(line: str, where: str) -> BundleHeader:
-    """The header in a bundle's first line.
+    """The header in a bundle's first line; `where` names the bundle in an error.
 
     Raises:
         BundleError: if it is damaged or of another version.
     """
     try:
         header = msgspec.json.decode(line, type=BundleHeader)
-    except (msgspec.DecodeError, ValueError) as error:
-        raise BundleError(f"{where}: the first line is no header of a measurement bundle: {error}") from None
+    except (msgspec.DecodeError, ValueError, LagomError, RecursionError) as error:
+        raise BundleError(f"{where}: line 1 is no header of a measurement bundle: {error}") from None
     if header.format != FORMAT or header.version != VERSION:
         raise BundleError(
             f"{where}: a bundle of format {header.format!r} version {header.version}; "

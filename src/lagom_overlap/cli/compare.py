@@ -7,11 +7,12 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
+from lagom_overlap.cli.output import say, show
 from lagom_overlap.cli.tune import seed
 from lagom_overlap.job.build import join_launched
 from lagom_overlap.job.compare import DEFAULT_TUNERS, run_compare
 from lagom_overlap.job.spec import read_job
-from lagom_overlap.record import create_folder, write_private
+from lagom_overlap.record import check_new_folder, create_folder, write_private
 from lagom_overlap.report.terminal import compare_table
 
 
@@ -36,6 +37,8 @@ def run(arguments: argparse.Namespace) -> int:
     if (code := join_launched(arguments.backend or spec.job.backend)) is not None:
         return code
     log = Console(stderr=True)
+    if arguments.out is not None:
+        check_new_folder(arguments.out)
     result = run_compare(
         spec,
         tuners,
@@ -49,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         create_folder(arguments.out)
         write_private(arguments.out / "compare.json", encoded + b"\n")
     if arguments.json:
-        sys.stdout.write(encoded.decode() + "\n")
+        say(encoded.decode())
     else:
-        Console(width=None if sys.stdout.isatty() else 80).print(compare_table(result.rows))
+        show(compare_table(result.rows))
     return 0

@@ -1,13 +1,12 @@
 """`lagom doctor`: what this machine and its NCCL can do, what is missing, what would work."""
 
 import argparse
-import sys
 
 import msgspec
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from lagom_overlap.cli.output import say, show
 from lagom_overlap.job.doctor import DoctorJson, run_doctor
 
 
@@ -34,11 +33,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the verb and returns the exit code."""
     report = run_doctor()
     if arguments.json:
-        sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
+        say(msgspec.json.encode(report).decode())
         return 0
     versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
-    console = Console(width=None if sys.stdout.isatty() else 80)
-    console.print(Text(f"lagom {report.version}: {versions}"))
-    console.print(Text(f"{report.machine['cpu']}, {report.machine['cores']} cores, load {report.machine['load_1min']}"))
-    console.print(_table(report))
+    machine = f"{report.machine['cpu']}, {report.machine['cores']} cores, load {report.machine['load_1min']}"
+    show(Text(f"lagom {report.version}: {versions}"), Text(machine), _table(report))
     return 0

@@ -10,12 +10,11 @@ from typing import Final
 from lagom_overlap import __version__
 from lagom_overlap.errors import LagomError
 
-EXIT_DONE: Final = 0
 EXIT_BUG: Final = 1
 EXIT_INPUT: Final = 2
 EXIT_INTERRUPTED: Final = 130
 
-_VERBS: Final = (tune, compare, simulate, analyze, doctor)
+_VERBS: Final = ("tune", "compare", "simulate", "analyze", "reproduce", "doctor")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -36,25 +35,28 @@ def _parser(wanted: str = "") -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code: 0 done, 1 our bug, 2 your input, 130 interrupted."""
     given = sys.argv[1:] if argv is None else list(argv)
-    arguments = _parser(given[0] if given else "").parse_args(given)
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="lagom: %(message)s")
+    verb, debug = given[0] if given else "", "--debug" in given
     try:
+        arguments = _parser(verb).parse_args(given)
+        logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="lagom: %(message)s")
         return int(arguments.run(arguments))
     except LagomError as error:
-        if arguments.debug:
+        if debug:
             raise
-        sys.stderr.write(f"lagom {arguments.verb}: {' '.join(str(error).split())}\n")
+        _complain(verb, str(error))
         return EXIT_INPUT
     except KeyboardInterrupt:
-        sys.stderr.write(f"lagom {arguments.verb}: interrupted\n")
+        _complain(verb, "interrupted")
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        sys.stderr.close()
-        return EXIT_DONE
     except Exception as error:
-        if arguments.debug:
+        if debug:
             raise
-        sys.stderr.write(
-            f"lagom {arguments.verb}: this is our bug: {type(error).__name__}: {error}; run again with --debug\n"
-        )
+        _complain(verb, f"this is our bug: {type(error).__name__}: {error}; run again with --debug")
         return EXIT_BUG
+
+
+def _complain(verb: str, text: str) -> None:
+    """One line on stderr; what cannot be printed is escaped."""
+    line = " ".join(text.split()).encode("utf-8", "backslashreplace").decode()
+    if sys.stderr is not None:
+        sys.stderr.write(f"lagom {verb}: {line}\n")

@@ -11,6 +11,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from lagom_overlap.cli.output import say, show
 from lagom_overlap.errors import JobError
 from lagom_overlap.job.build import join_launched
 from lagom_overlap.job.from_trace import FromTraceRequest, ground_of, spec_of
@@ -128,12 +129,8 @@ def run(arguments: argparse.Namespace) -> int:
     with ProgressBar(spec) as observe:
         result = run_tune(request, observe)
     if arguments.json:
-        sys.stdout.write(msgspec.json.encode(result.json).decode() + "\n")
+        say(msgspec.json.encode(result.json).decode())
     else:
-        Console(width=None if sys.stdout.isatty() else 80).print(
-            verdict_panel(result.report), config_table(result.report)
-        )
-        sys.stdout.write(
-            f"\nReport: {result.folder / 'report.html'}\nTimeline (Perfetto): {result.folder / 'timeline.json'}\n"
-        )
+        show(verdict_panel(result.report), config_table(result.report))
+        say(f"\nReport: {result.folder / 'report.html'}\nTimeline (Perfetto): {result.folder / 'timeline.json'}")
     return EXIT_INTERRUPTED if result.json.interrupted else 0

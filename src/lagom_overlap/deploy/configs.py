@@ -6,22 +6,29 @@ from dataclasses import asdict
 import tomli_w
 
 from lagom_overlap.backends.base import Assignment, GroupProblem
+from lagom_overlap.collective import CommConfig
 
-_HEADER = """\
-# Written by lagom tune. A collective with no keys is left untouched.
-# adopted = false: the paired A/B did not show a gain, so nothing is set.
-"""
+_HEADER = "# Written by lagom tune. A collective with no keys is left untouched.\n"
+_REFUSED = "# The paired A/B did not show a gain, so nothing is set.\n"
 
 
 def configs_toml(problems: tuple[GroupProblem, ...], assignments: Mapping[str, Assignment], *, adopted: bool) -> str:
-    """The assignments as TOML: group -> collective -> the knobs that are set."""
+    """What to set, as TOML: group -> collective -> knobs.
+
+    Nothing is set where the assignments were not adopted, nor for a collective that keeps its default: what the default
+    spells out is the engine's own choice and need not be forced.
+    """
     table: dict[str, object] = {"adopted": adopted}
     groups: dict[str, dict[str, dict[str, object]]] = {}
     for problem in problems:
         assignment = assignments[problem.group.name]
+        rows = zip(problem.group.comm_names, assignment, problem.default, strict=True)
         groups[problem.group.name] = {
-            name: {knob: value for knob, value in asdict(config).items() if value is not None}
-            for name, config in zip(problem.group.comm_names, assignment, strict=True)
+            name: _knobs(config) if adopted and config != default else {} for name, config, default in rows
         }
     table["groups"] = groups
-    return _HEADER + tomli_w.dumps(table)
+    return _HEADER + ("" if adopted else _REFUSED) + tomli_w.dumps(table)
+
+
+def _knobs(config: CommConfig) -> dict[str, object]:
+    return {knob: value for knob, value in asdict(config).items() if value is not None}

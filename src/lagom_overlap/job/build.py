@@ -260,6 +260,15 @@ def open_backend(spec: JobSpec, name: str, request: BackendRequest) -> Backend:
     return cast("Backend", factory(request))
 
 
+def check_tuner_name(name: str) -> None:
+    """Refuses a tuner that does not exist, before anything is started.
+
+    Raises:
+        UnknownNameError: if there is none of that name.
+    """
+    _load(TUNERS, "tuner", name)
+
+
 def _checked_options(factory: Callable[..., Any], name: str, options: Mapping[str, object]) -> Mapping[str, object]:
     allowed = {
         parameter.name: parameter

@@ -9,7 +9,7 @@ from statistics import median
 
 from lagom_overlap.backends.base import Assignment, Backend, BackendRequest, Measurement
 from lagom_overlap.errors import BackendError, JobError
-from lagom_overlap.job.build import entry_point_names, groups_of, make_tuner, open_backend, request_of
+from lagom_overlap.job.build import check_tuner_name, entry_point_names, groups_of, make_tuner, open_backend, request_of
 from lagom_overlap.job.result import CompareJson
 from lagom_overlap.job.spec import JobSpec
 from lagom_overlap.report.model import CompareRow
@@ -53,6 +53,8 @@ def run_compare(
         raise JobError(f"no tuner to compare; allowed: {', '.join(entry_point_names('lagom_overlap.tuners'))}")
     if len(set(tuners)) != len(tuners):
         raise JobError(f"a tuner is named twice: {', '.join(tuners)}")
+    for name in tuners:
+        check_tuner_name(name)
     seed = spec.tune.seed if seed is None else seed
     groups = groups_of(spec)
     request: BackendRequest = request_of(spec, groups, seed=seed, bundle=bundle)

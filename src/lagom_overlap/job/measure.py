@@ -39,6 +39,12 @@ class Run:
     max_measurements: int
     num_pairs: int
     interrupted: bool = False
+    out_of_time: bool = False
+
+    @property
+    def out_of_budget(self) -> bool:
+        """Whether the budget, not the tuner, ended the search."""
+        return self.out_of_time or self.study.num_measurements >= self.max_measurements
 
     def drive(self, observe: Observer = ignore, keep: Callable[[Entry], None] = lambda _: None) -> None:
         """Runs every step; `keep` receives each entry as soon as it is measured.
@@ -60,6 +66,7 @@ class Run:
         done = {StepKind.SEARCH: 0, StepKind.VERDICT: 0}
         while (step := self.study.next()) is not None:
             if step.kind is StepKind.SEARCH and time.monotonic() > deadline:
+                self.out_of_time = True
                 self.study.stop_search()
                 continue
             outcomes = {

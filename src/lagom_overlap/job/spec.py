@@ -106,7 +106,7 @@ class BlockTable(Spec, frozen=True):
     heads: Count
     ffn: Count
     batch: Count = 1
-    repeat: Count = 1
+    repeat: Annotated[int, Meta(ge=1, le=10_000)] = 1
 
 
 class OpTable(Spec, frozen=True):
@@ -134,7 +134,7 @@ class GroupTable(Spec, frozen=True):
     name: Name
     comm: Annotated[list[CommTable], Meta(min_length=1, max_length=64)]
     block: BlockTable | None = None
-    op: list[OpTable] = []
+    op: Annotated[list[OpTable], Meta(max_length=60_000)] = []
     count: Count = 1
 
 
@@ -223,6 +223,8 @@ def read_job(path: Path) -> JobSpec:
         JobError: if it is missing, unreadable, oversized, no TOML, or holds what is not allowed.
     """
     try:
+        if path.exists() and not path.is_file():
+            raise JobError(f"job file {str(path)!r} is no regular file")
         with path.open("rb") as file:
             content = file.read(MAX_JOB_BYTES + 1)
     except FileNotFoundError:
@@ -235,7 +237,7 @@ def read_job(path: Path) -> JobSpec:
         raw = tomllib.loads(content.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise JobError(f"job file {str(path)!r} is not UTF-8 text (byte {error.start})") from None
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError, or an integer of thousands of digits
         raise JobError(f"job file {str(path)!r} is not TOML: {error}") from None
     return parse_job(raw, str(path))
 

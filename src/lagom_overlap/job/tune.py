@@ -1,9 +1,8 @@
 """`lagom tune`: a job file becomes groups, a study is driven through a backend, the verdict is written down."""
 
-import re
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -13,23 +12,23 @@ from lagom_overlap import __version__
 from lagom_overlap.backends.base import Assignment, Backend, Measurement
 from lagom_overlap.backends.bundle import header_line
 from lagom_overlap.deploy.configs import configs_toml
-from lagom_overlap.job.build import groups_of, make_tuner, open_backend, request_of
-from lagom_overlap.job.describe import arm_words, notes_of
+from lagom_overlap.job.build import check_tuner_name, groups_of, make_tuner, open_backend, request_of
+from lagom_overlap.job.describe import OUT_OF_BUDGET, arm_words, notes_of
 from lagom_overlap.job.measure import Observer, Run, ignore
 from lagom_overlap.job.result import TuneJson, configs_json, times_of_assignment, verdict_json
+from lagom_overlap.job.run_folder import Journal, check_folder, create_run_folder
 from lagom_overlap.job.spec import JobSpec
-from lagom_overlap.record import create_folder, describe_machine, package_versions, utc_now, write_private
+from lagom_overlap.record import describe_machine, package_versions, uninterrupted, utc_now, write_private
 from lagom_overlap.report.html import render_html
 from lagom_overlap.report.model import TuneReport
 from lagom_overlap.timeline import Timeline
 from lagom_overlap.trace.chrome import chrome_trace
-from lagom_overlap.tune.base import Problems
-from lagom_overlap.tune.journal import Entry, StepKind, entry_to_json
+from lagom_overlap.tune.journal import Entry, StepKind
 from lagom_overlap.tune.study import Study
 from lagom_overlap.workload import OverlapGroup
 
-RUNS_FOLDER: Final = "lagom-runs"
-"""Where a run is written when no folder is named, below the current one."""
+RUN_FILES: Final = ("configs.toml", "report.html", "timeline.json", "run.json")
+"""What is written at the end, in this order: a folder with run.json is whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,31 +90,7 @@ class TuneResult:
     folder: Path
 
 
-def default_folder(job_name: str) -> Path:
-    """A fresh folder name below `lagom-runs/`, by job and time."""
-    safe = re.sub(r"[^A-Za-z0-9._-]+", "-", job_name).strip(".-") or "job"
-    stamp = utc_now().replace(":", "").replace("-", "")
-    return Path(RUNS_FOLDER) / f"{safe}-{stamp}"
-
-
-@dataclass(slots=True)
-class _Journal:
-    """The measurements of a run, on disk as soon as they are made."""
-
-    path: Path
-    problems: Problems
-    entries: list[Entry] = field(default_factory=list)
-
-    def start(self, header: str) -> None:
-        write_private(self.path, header.encode() + b"\n")
-
-    def keep(self, entry: Entry) -> None:
-        self.entries.append(entry)
-        with self.path.open("ab") as file:
-            file.write(entry_to_json(entry, self.problems).encode() + b"\n")
-
-
-def _timelines(entries: list[Entry], arm: str) -> dict[str, Timeline]:
+def _timelines(entries: Sequence[Entry], arm: str) -> dict[str, Timeline]:
     """The last timeline of every group in a verdict arm."""
     found: dict[str, Timeline] = {}
     for entry in entries:
@@ -137,7 +112,8 @@ def run_tune(request: TuneRequest, observe: Observer = ignore) -> TuneResult:
     spec, seed = request.spec, request.effective_seed
     groups = request.ground.groups if request.ground else groups_of(spec)
     backend_request = request_of(spec, groups, seed=seed, bundle=request.bundle)
-    folder = request.out or default_folder(spec.job.name)
+    check_tuner_name(request.tuner_name)
+    check_folder(request.out)
     started = time.monotonic()
     backend = request.ground.backend if request.ground else open_backend(spec, request.backend_name, backend_request)
     try:
@@ -150,10 +126,8 @@ def run_tune(request: TuneRequest, observe: Observer = ignore) -> TuneResult:
             num_pairs=spec.tune.pairs,
             max_measurements=spec.tune.budget.measurements,
         )
-        if request.out is None:
-            folder.parent.mkdir(exist_ok=True)
-        create_folder(folder)
-        journal = _Journal(folder / "measurements.jsonl", problems)
+        folder = create_run_folder(request.out, spec.job.name)
+        journal = Journal(folder / "measurements.jsonl", problems)
         journal.start(header_line(backend_request.job_fingerprint, request.backend_name, problems))
         run = Run(
             study=study,
@@ -166,71 +140,81 @@ def run_tune(request: TuneRequest, observe: Observer = ignore) -> TuneResult:
         run.drive(observe, journal.keep)
     finally:
         backend.close()
-    return _write(request, folder, run, journal, time.monotonic() - started)
+    with uninterrupted():
+        return _write(request, folder, run, journal, time.monotonic() - started)
 
 
-def _write(request: TuneRequest, folder: Path, run: Run, journal: _Journal, duration_s: float) -> TuneResult:
-    study, problems = run.study, journal.problems
-    recommended = study.recommended
+def _notes(request: TuneRequest, run: Run) -> tuple[str, ...]:
+    notes = request.ground.notes if request.ground else notes_of(request.spec, request.backend_name, run.backend)
+    return (*notes, OUT_OF_BUDGET) if run.out_of_budget else notes
+
+
+def _write(request: TuneRequest, folder: Path, run: Run, journal: Journal, duration_s: float) -> TuneResult:
+    spec, study, problems, entries = request.spec, run.study, journal.problems, tuple(journal.entries)
     default: dict[str, Assignment] = {problem.group.name: problem.default for problem in problems}
     adopted = study.verdict is not None and study.verdict.adopted
-    machine, versions, date = describe_machine(), package_versions(), utc_now()
-    before, after = _timelines(journal.entries, "default"), _timelines(journal.entries, "tuned")
-    notes = request.ground.notes if request.ground else notes_of(request.spec, request.backend_name)
-    names = ["run.json", "configs.toml", "report.html", "timeline.json", "measurements.jsonl"]
+    words = request.ground.arm_words if request.ground else arm_words(request.backend_name, run.backend)
+    report = TuneReport(
+        job=spec.job.name,
+        backend=request.backend_name,
+        backend_description=run.backend.description,
+        arm_words=words,
+        tuner=request.tuner_name,
+        guarded=spec.tune.guard,
+        seed=request.effective_seed,
+        problems=problems,
+        entries=entries,
+        recommended=study.recommended,
+        verdict=study.verdict,
+        timelines_before=_timelines(entries, "default"),
+        timelines_after=_timelines(entries, "tuned"),
+        machine=describe_machine(),
+        versions=package_versions(),
+        date=utc_now(),
+        duration_s=duration_s,
+        repeats=spec.tune.repeats,
+        notes=_notes(request, run),
+        interrupted=run.interrupted,
+    )
     result = TuneJson(
         tool="lagom tune",
         version=__version__,
-        seed=request.effective_seed,
-        backend=request.backend_name,
-        tuner=request.tuner_name,
-        guarded=request.spec.tune.guard,
-        job=request.spec.job.name,
-        interrupted=run.interrupted,
+        seed=report.seed,
+        backend=report.backend,
+        tuner=report.tuner,
+        guarded=report.guarded,
+        job=report.job,
+        interrupted=report.interrupted,
         num_measurements=study.num_measurements,
-        default=times_of_assignment(problems, journal.entries, "default", default),
-        best=times_of_assignment(problems, journal.entries, "tuned", recommended),
-        configs=configs_json(problems, recommended),
+        default=times_of_assignment(problems, entries, "default", default),
+        best=times_of_assignment(problems, entries, "tuned", study.recommended),
+        configs=configs_json(problems, study.recommended),
         verdict=verdict_json(study.verdict),
-        notes=list(notes),
-        files=[str(folder / name) for name in names],
+        notes=list(report.notes),
+        files=[str(folder / name) for name in (*RUN_FILES, journal.path.name)],
     )
-    report = TuneReport(
-        job=request.spec.job.name,
-        backend=request.backend_name,
-        backend_description=run.backend.description,
-        arm_words=request.ground.arm_words if request.ground else arm_words(request.backend_name),
-        tuner=request.tuner_name,
-        guarded=request.spec.tune.guard,
-        seed=request.effective_seed,
-        problems=problems,
-        entries=tuple(journal.entries),
-        recommended=recommended,
-        verdict=study.verdict,
-        timelines_before=before,
-        timelines_after=after,
-        machine=machine,
-        versions=versions,
-        date=date,
-        duration_s=duration_s,
-        repeats=request.spec.tune.repeats,
-        notes=notes,
-        interrupted=run.interrupted,
+    stages = {f"before: {name}": line for name, line in report.timelines_before.items()}
+    stages |= {f"after: {name}": line for name, line in report.timelines_after.items()}
+    contents = (
+        configs_toml(problems, study.recommended, adopted=adopted).encode(),
+        render_html(report).encode(),
+        chrome_trace(stages),
+        _record(request, report, result),
     )
+    for name, content in zip(RUN_FILES, contents, strict=True):
+        write_private(folder / name, content)
+    return TuneResult(json=result, report=report, folder=folder)
+
+
+def _record(request: TuneRequest, report: TuneReport, result: TuneJson) -> bytes:
     record: dict[str, object] = {"from_trace": request.ground.record} if request.ground else {}
     record |= {
         "job": request.spec,
         "result": result,
-        "machine": machine,
-        "versions": versions,
-        "date": date,
-        "duration_s": duration_s,
+        "backend": report.backend_description,
+        "machine": report.machine,
+        "versions": report.versions,
+        "date": report.date,
+        "duration_s": report.duration_s,
     }
-    deployed = recommended if adopted else default
-    write_private(folder / "run.json", msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
-    write_private(folder / "configs.toml", configs_toml(problems, deployed, adopted=adopted).encode())
-    write_private(folder / "report.html", render_html(report).encode())
-    stages = {f"before: {name}": line for name, line in before.items()}
-    stages |= {f"after: {name}": line for name, line in after.items()}
-    write_private(folder / "timeline.json", chrome_trace(stages))
-    return TuneResult(json=result, report=report, folder=folder)
+    return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"

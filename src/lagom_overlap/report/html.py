@@ -204,7 +204,7 @@ def _group_part(report: TuneReport, history: GroupHistory, share: float | None) 
         ),
         summary=_summary(history, share),
         comms=tuple(comm_rows(report, history)),
-        sums=sum_rows(history),
+        sums=sum_rows(history, changed=report.tuned_of(history.problem) != history.problem.default),
         plane=_figure(plane_figure(report, history)),
         plane_caption=(
             f"Each dot is one measurement, coloured by its makespan. {arrows}Thin lines join points of equal "

@@ -1,7 +1,7 @@
 """What the page says, ready to print: every text and number of `report.html` as strings, in the order of the page."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lagom_overlap.backends.base import Failure, Measurement
 from lagom_overlap.collective import Collective
@@ -123,6 +123,8 @@ def comm_rows(report: TuneReport, history: GroupHistory) -> Iterator[CommRow]:
     for index, comm in enumerate(problem.group.comms):
         default, tuned = problem.default[index], report.tuned_of(problem)[index]
         times = time_row(comm.name, comm_time(history.default, index), comm_time(history.tuned, index))
+        if default == tuned:
+            times = replace(times, change="")
         yield CommRow(
             name=comm.name,
             call=call_text(comm.collective),
@@ -134,19 +136,20 @@ def comm_rows(report: TuneReport, history: GroupHistory) -> Iterator[CommRow]:
         )
 
 
-def sum_rows(history: GroupHistory) -> tuple[TimeRow, ...]:
-    """X, Y and Z of a group before and after."""
+def sum_rows(history: GroupHistory, *, changed: bool) -> tuple[TimeRow, ...]:
+    """X, Y and Z of a group before and after; where nothing changed, what differs is noise and no change is named."""
 
     def pair(read: str) -> tuple[float | None, float | None]:
         both: list[Measurement | None] = [history.default, history.tuned]
         before, after = (None if m is None else float(getattr(m, read)) for m in both)
         return before, after
 
-    return (
+    rows = (
         time_row("communication X", *pair("total_comm_s")),
         time_row("computation Y", *pair("comp_s")),
         time_row("makespan Z", *pair("makespan_s"), css="makespan"),
     )
+    return rows if changed else tuple(replace(row, change="", tone="") for row in rows)
 
 
 def tiles(report: TuneReport) -> tuple[Tile, ...]:
@@ -162,7 +165,7 @@ def tiles(report: TuneReport) -> tuple[Tile, ...]:
         found.append(_tile("Of which tuning", f"tuned over {engine}", share.tuning))
     fixed = verdict.over_baselines.get(verdict.best_fixed) if verdict.best_fixed else None
     if verdict.best_fixed and fixed is not None:
-        found.append(_tile("Over the best fixed", f"tuned over {report.words_for(verdict.best_fixed)}", fixed))
+        found.append(_tile("Over the better corner", f"tuned over {report.words_for(verdict.best_fixed)}", fixed))
     return tuple(found)
 
 
@@ -210,7 +213,7 @@ def facts(report: TuneReport) -> tuple[tuple[str, str], ...]:
     guard = "guarded: the default stays the incumbent" if report.guarded else "unguarded, as published"
     runs = "one run" if report.repeats == 1 else f"median of {report.repeats} runs, each the maximum over ranks"
     found = [
-        ("what ran", f"{report.backend}: {report.backend_description}"),
+        ("what ran", report.backend_description),
         ("tuner", f"{report.tuner} ({guard})"),
         ("seed", str(report.seed)),
         ("measurements of the search", str(num_search_steps(report))),

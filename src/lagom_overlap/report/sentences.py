@@ -149,7 +149,7 @@ def fixed_sentence(report: TuneReport) -> str:
     ratio = verdict.over_baselines[verdict.best_fixed]
     if ratio.num_pairs == 0:
         return ""
-    than = f"the best fixed setting ({report.words_for(verdict.best_fixed)})"
+    than = f"the better of all knobs minimal and maximal ({report.words_for(verdict.best_fixed)})"
     return (
         f"Tuned is {_speed_text(ratio, than)} "
         f"(quartiles {quartiles_text(ratio)}, {ratio.num_wins}/{ratio.num_pairs} wins)."

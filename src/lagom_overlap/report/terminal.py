@@ -51,10 +51,10 @@ def config_table(report: TuneReport) -> Table:
         for index, name in enumerate(group.comm_names):
             row = time_row(name, comm_time(history.default, index), comm_time(history.tuned, index))
             changes = _changes(report, history.problem, index)
-            table.add_row(
-                Text("  " + _short(name, _NAME_WIDTH - 2)), changes, *_times(row.before, row.after, row.change)
-            )
-        for row in sum_rows(history):
+            same = history.problem.default[index] == report.tuned_of(history.problem)[index]
+            times = _times(row.before, row.after, "" if same else row.change)
+            table.add_row(Text("  " + _short(name, _NAME_WIDTH - 2)), changes, *times)
+        for row in sum_rows(history, changed=report.tuned_of(history.problem) != history.problem.default):
             style = "bold" if row.css else "dim"
             table.add_row(Text("  " + row.name, style=style), "", *_times(row.before, row.after, row.change, style))
     if len(found) > MAX_GROUPS:

@@ -39,7 +39,7 @@ class Limits:
     """How much a file may unpack to: in all, and over its packed size once it is beyond `free_bytes`."""
 
     max_bytes: int = 64 * GIB
-    max_ratio: float = 200.0
+    max_ratio: float = 60.0
     free_bytes: int = 256 * MIB
     max_members: int = 10_000
 

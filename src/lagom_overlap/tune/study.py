@@ -219,7 +219,7 @@ class Study:
         else:
             self._failures[arm] = failed.reason
             self._queue = [(number, other) for number, other in self._queue if other != arm]
-            if arm == DEFAULT_ARM:
+            if arm == DEFAULT_ARM or (arm == TUNED_ARM and dict(self.recommended) == self._defaults):
                 self._phase = Phase.DONE
                 raise BackendError(f"the untouched default cannot run in the verdict: {failed.reason}")
         if not self._queue or TUNED_ARM in self._failures:

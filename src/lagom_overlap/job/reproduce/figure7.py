@@ -108,7 +108,7 @@ _WHY_BOUND = (
     " get faster by channels and chunk alone."
 )
 _WHY_AUTOCCL = (
-    "A search on communication time alone takes up to 60 channels for a few tenths of a per cent: without noise it"
+    "A search on communication time alone takes up to 60 channels for a few per cent: without noise it"
     " follows a flat valley, and the SMs that it takes cost more than it gains."
 )
 _WHY_CLUSTER = (

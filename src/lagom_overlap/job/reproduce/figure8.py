@@ -122,8 +122,8 @@ def _own_choices(held: _Patterns, seed: int) -> tuple[list[Bar], list[Line]]:
             after_s = held.model.collective(group.comms[0].collective, config).seconds()
             why = (
                 f"Alone the choice is {100 * (before_s / after_s - 1):.1f} % faster than the default: with many"
-                " channels and small chunks the valley is flat, and a search on that time alone does not see"
-                " what it costs."
+                " channels and the space's smallest chunk less of the pipeline has to fill. A search on that time alone"
+                " does not see what it costs."
             )
         lines.append(
             Line(

@@ -1,8 +1,10 @@
 """The best assignment on a forecast: exact for up to two collectives, else coordinate search with trades.
 
 One collective's places at a time are searched, all others fixed, until none helps; then pairs are moved against each
-other (one faster, one gentler), which a maximum of two sums needs to get past its ridges. Nothing is measured. What does not change is not computed again: the collectives before the one that varies give a
-start, those after it are piecewise linear functions of what it leaves.
+other (one faster, one gentler), which a maximum of two sums needs to get past its ridges. Nothing is measured.
+
+What does not change is not computed again: the collectives before the one that varies give a start, those after it are
+piecewise linear functions of what it leaves.
 """
 
 from collections.abc import Sequence
@@ -28,7 +30,7 @@ class Allocation:
     """The search over `allowed` places per collective; `doubt` as in `Forecast.makespans`."""
 
     def __init__(self, forecast: Forecast, barred: Sequence[set[int]], doubt: float) -> None:
-        self._forecast, self._doubt = forecast, doubt
+        self._forecast, self._barred, self._doubt = forecast, barred, doubt
         self._allowed = [
             np.array([place for place in front.tolist() if place not in bar], dtype=np.intp)
             for front, bar in zip(forecast.fronts, barred, strict=True)
@@ -45,15 +47,31 @@ class Allocation:
         found = [self._descend(start) for start in (*starts, *self._alike())]
         return min(found, key=lambda pair: pair[0])[1] if found else None
 
+    def best_of_kind(self, kind: int) -> Ints | None:
+        """The best equal places of one implementation; where a collective lacks it, None."""
+        chosen = [
+            np.array(
+                [place for place in np.flatnonzero(lattice.kind == kind).tolist() if place not in bar], dtype=np.intp
+            )
+            for lattice, bar in zip(self._forecast.lattices, self._barred, strict=True)
+        ]
+        if not self._forecast.shares_lattice or any(len(places) == 0 for places in chosen):
+            return None
+        return self._best_equal(chosen)
+
     def _alike(self) -> list[Sequence[int]]:
         """The best assignment with one place for all, where the collectives share a lattice."""
         if not self._forecast.shares_lattice:
             return []
-        common = sorted(set.intersection(*(set(places.tolist()) for places in self._allowed)))
+        found = self._best_equal(self._allowed)
+        return [] if found is None else [found.tolist()]
+
+    def _best_equal(self, choices: Sequence[Ints]) -> Ints | None:
+        common = sorted(set.intersection(*(set(places.tolist()) for places in choices)))
         if not common:
-            return []
+            return None
         places = np.repeat(np.array(common)[:, None], self._forecast.num_comms, axis=1)
-        return [places[int(np.argmin(self._forecast.makespans(places, self._doubt)))].tolist()]
+        return np.asarray(places[int(np.argmin(self._forecast.makespans(places, self._doubt)))])
 
     def _descend(self, start: Sequence[int]) -> tuple[float, Ints]:
         places, num_comms = np.array(start, dtype=np.intp), self._forecast.num_comms

@@ -105,7 +105,7 @@ class Forecast:
 
     def __init__(self, sight: Sight, record: Record, sigma: float, *, wire: Floats, beside: Beside) -> None:
         self._sight, self._record = sight, record
-        self.num_comms = len(sight.lattices)
+        self.num_comms, self.lattices = len(sight.lattices), sight.lattices
         self.comm_s = Wires(sight, record, wire, sigma).comm_s
         self._pace = Pace.of(beside.alone_times())
         tables: dict[int, Floats] = {}

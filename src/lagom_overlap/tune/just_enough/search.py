@@ -50,6 +50,10 @@ MOST_SURPRISES: Final = 3
 """As many in a row, and the model is not asked any more."""
 TOLERATED: Final = 0.005
 """A share by which an adopted assignment may be slower without harm."""
+MOST_SCOUTS: Final = 3
+"""Implementations that are measured although no forecast favours them."""
+HOPELESS: Final = 1.25
+"""Not even then, if the forecast is this much longer than the best."""
 SHARES: Final = (0.6, 0.3, 1.0, 0.0)
 """Calibration without a default on the lattice: parts of the logarithmic ranges."""
 STEPS: Final = (
@@ -75,6 +79,7 @@ class GroupSearch:
         self._record: Record | None = None
         self._forecast: Forecast | None = None
         self._num_told = 0
+        self._scouted: set[int] = set()
         self._num_surprises = 0
         self._expected_s: float | None = None
         self.stand = problem.default
@@ -207,6 +212,8 @@ class GroupSearch:
         if not self._is_trusted:
             return self._step()
         probe = self._favoured(forecast, "forecast")
+        if probe is None:
+            probe = self._scout(forecast)
         if probe is not None or self._num_told >= self._effort.max_explore:
             return probe
         assert self._belief is not None, "a forecast without a belief"
@@ -218,6 +225,33 @@ class GroupSearch:
             if probe is not None:
                 return probe
         return None
+
+    def _scout(self, forecast: Forecast) -> Probe | None:
+        """One look at an implementation never measured, at its best by the forecast; None if it looks hopeless."""
+        assert self._record is not None, "a forecast without a record"
+        lattices, best = self._sight.lattices, self._best()
+        seen = {
+            int(lattice.kind[place])
+            for row in self._record.places
+            for lattice, place in zip(lattices, row, strict=True)
+        }
+        new = [kind for kind in range(len(lattices[0].kinds)) if kind not in seen | self._scouted]
+        looks = []
+        for kind in new:
+            places = Allocation(forecast, self._barred, DOUBT).best_of_kind(kind)
+            if places is not None:
+                looks.append((float(forecast.makespans(places[None])[0]), kind, places))
+        if not looks or best is None:
+            return None
+        expected_s, kind, found = min(looks, key=lambda look: look[:2])
+        assignment = self._sight.assignment_at(found.tolist())
+        if len(self._scouted) >= MOST_SCOUTS or expected_s > HOPELESS * self._estimate_s(best):
+            return None
+        self._scouted.add(kind)
+        if self._arms.knows(assignment):
+            return None
+        names = "/".join(str(part) for part in lattices[0].kinds[kind] if part is not None)
+        return Probe(assignment=assignment, reason=f"scout: {names} was never measured")
 
     def _favoured(self, forecast: Forecast, why: str) -> Probe | None:
         """What a forecast favours; None if it is known or promises too little."""

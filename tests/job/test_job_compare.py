@@ -1,0 +1,196 @@
+"""`lagom compare` with made-up times: every figure of the table against one worked out by hand."""
+
+import msgspec
+import pytest
+from stub_backend import (
+    JUDGED,
+    SEARCHED,
+    TUNED_G,
+    TUNED_H,
+    UNTOUCHED_G,
+    UNTOUCHED_H,
+    Setting,
+    StubBackend,
+    Times,
+    assignment_of,
+    in_turn,
+    install,
+    job,
+    raising,
+)
+
+from lagom_overlap.errors import BackendError, JobError, SpaceError
+from lagom_overlap.job.build import groups_of
+from lagom_overlap.job.compare import IterationTimes, measure_rounds, run_compare, search
+
+MINIMAL: Times = {
+    ("g", (2, 2)): [5.0],
+    ("h", (2,)): [6.0],
+}
+"""The search of fixed_min."""
+
+ROUNDS: Times = {
+    **JUDGED,
+    # 20, 14, 20
+    ("g", (2, 2)): [4, 4, 4],
+    ("h", (2,)): [4, 2, 4],
+}
+TIMES = in_turn(SEARCHED, MINIMAL, ROUNDS)
+TUNERS = ["exhaustive", "fixed_min"]
+
+
+def rows_of(monkeypatch, stub: StubBackend, tuners: list[str], **tune: object) -> dict[str, dict[str, float]]:
+    install(monkeypatch, stub)
+    result = msgspec.to_builtins(run_compare(job(**tune), tuners))
+    assert result["job"] == "toy job"
+    assert [row["tuner"] for row in result["rows"]] == tuners
+    return {row.pop("tuner"): row for row in result["rows"]}
+
+
+def test_each_row_holds_the_median_iteration_the_paired_speedup_and_the_regret(monkeypatch):
+    stub = StubBackend(TIMES)
+    rows = rows_of(monkeypatch, stub, TUNERS, guard=True)
+    # Iterations 2 g + 3 h of the default: 6, 28, 20; of exhaustive's result: 8, 8, 10; of fixed_min's: 20, 14, 20.
+    assert rows == {
+        # Ratios 0.75, 3.5, 2; of the medians it would be 2.5.
+        "exhaustive": {"num_measurements": 5, "makespan_s": 8, "speedup_over_default": 2, "regret_over_best": 0},
+        # Ratios 0.3, 2, 1; 20 over 8 is 1.5 more.
+        "fixed_min": {"num_measurements": 1, "makespan_s": 20, "speedup_over_default": 1, "regret_over_best": 1.5},
+    }
+    assert stub.num_closed == 1
+    # 8 for exhaustive's search, 2 for fixed_min's, then three rounds of three arms over two groups
+    assert len(stub.calls) == 8 + 2 + 3 * 3 * 2
+
+
+def test_the_rows_come_in_the_order_asked_for(monkeypatch):
+    times = in_turn(MINIMAL, SEARCHED, ROUNDS)
+    rows = rows_of(monkeypatch, StubBackend(times), TUNERS[::-1])
+    assert rows["exhaustive"]["makespan_s"] == 8
+    assert rows["fixed_min"]["makespan_s"] == 20
+
+
+def test_the_best_of_the_tuners_has_no_regret_even_if_the_default_is_faster(monkeypatch):
+    times: Times = {("g", UNTOUCHED_G): [1], ("h", UNTOUCHED_H): [1], ("g", (2, 2)): [2], ("h", (2,)): [2]}
+    rows = rows_of(monkeypatch, StubBackend(times), ["fixed_min"])
+    assert rows["fixed_min"] == {
+        "num_measurements": 1,
+        "makespan_s": 2 * 2 + 3 * 2,
+        "speedup_over_default": 0.5,
+        "regret_over_best": 0,
+    }
+
+
+def test_as_many_rounds_are_run_as_the_job_wants_pairs(monkeypatch):
+    stub = StubBackend(TIMES)
+    rows_of(monkeypatch, stub, ["fixed_min"], pairs=7)
+    assert len(stub.calls) == 2 + 7 * 2 * 2
+    assert stub.settings_of("g").count(UNTOUCHED_G) == 7
+
+
+def test_the_number_of_measurements_bounds_each_search(monkeypatch):
+    stub = StubBackend(TIMES)
+    rows = rows_of(monkeypatch, stub, TUNERS, budget={"measurements": 3, "seconds": 1000})
+    assert {name: row["num_measurements"] for name, row in rows.items()} == {"exhaustive": 3, "fixed_min": 1}
+
+
+def test_the_seconds_bound_each_search_by_itself(monkeypatch):
+    # Exhaustive's steps take two seconds; fixed_min still finds its own three seconds after them.
+    stub = StubBackend(TIMES)
+    rows = rows_of(monkeypatch, stub, TUNERS, budget={"measurements": 40, "seconds": 3})
+    assert {name: row["num_measurements"] for name, row in rows.items()} == {"exhaustive": 2, "fixed_min": 1}
+
+
+def test_options_are_for_the_jobs_own_tuner_alone(monkeypatch):
+    rows_of(monkeypatch, StubBackend(TIMES), ["fixed_min"], options={"limit": 3})
+    stub = install(monkeypatch, StubBackend(TIMES))
+    with pytest.raises(SpaceError, match="exhaustive search tries at most 3"):
+        run_compare(job(options={"limit": 3}), ["fixed_min", "exhaustive"])
+    assert stub.num_closed == 1
+
+
+def test_a_result_that_cannot_run_is_an_error_with_its_tuners_name(monkeypatch):
+    times = {**TIMES, ("h", (2,)): [6.0, 0.0]}
+    stub = install(monkeypatch, StubBackend(times))
+    with pytest.raises(BackendError, match=r"what 'fixed_min' ended with cannot run: \(2,\) cannot run"):
+        run_compare(job(), ["fixed_min"])
+    assert stub.num_closed == 1
+
+
+def test_a_default_that_cannot_run_is_an_error_with_its_name(monkeypatch):
+    install(monkeypatch, StubBackend({**TIMES, ("h", UNTOUCHED_H): [0.0]}))
+    with pytest.raises(BackendError, match="what 'default' ended with cannot run"):
+        run_compare(job(), ["fixed_min"])
+
+
+def test_the_backend_is_closed_when_the_user_interrupts(monkeypatch):
+    stub = install(monkeypatch, StubBackend(TIMES, before_call=raising(KeyboardInterrupt(), 4)))
+    with pytest.raises(KeyboardInterrupt):
+        run_compare(job(), TUNERS)
+    assert stub.num_closed == 1
+
+
+def test_backend_and_seed_of_the_call_come_before_the_jobs(monkeypatch):
+    stub = install(monkeypatch, StubBackend(TIMES))
+    run_compare(job(seed=3), ["fixed_min"])
+    assert stub.opened_as == "simulated"
+    assert stub.request is not None
+    assert stub.request.seed == 3
+    run_compare(job(seed=3), ["fixed_min"], backend_name="gloo", seed=0)
+    assert stub.opened_as == "gloo"
+    assert stub.request.seed == 0
+
+
+def test_each_stage_is_named_before_it_runs(monkeypatch):
+    stub = install(monkeypatch, StubBackend(TIMES))
+    notes: list[tuple[str, int]] = []
+    run_compare(job(), TUNERS, note=lambda text: notes.append((text, len(stub.calls))))
+    assert notes == [("search: exhaustive", 0), ("search: fixed_min", 8), ("measuring the results side by side", 10)]
+
+
+def test_no_tuner_or_one_named_twice_is_refused(monkeypatch):
+    install(monkeypatch, StubBackend(TIMES))
+    with pytest.raises(JobError, match="no tuner to compare; allowed: .*lagom"):
+        run_compare(job(), [])
+    with pytest.raises(JobError, match="a tuner is named twice: lagom, default, lagom"):
+        run_compare(job(), ["lagom", "default", "lagom"])
+
+
+def test_a_search_ends_without_a_verdict(monkeypatch):
+    stub = install(monkeypatch, StubBackend(SEARCHED))
+    spec = job()
+    problems = tuple(stub.problem(group) for group in groups_of(spec))
+    study = search(spec, "exhaustive", problems, stub, 0)
+    assert study.verdict is None
+    assert study.recommended == {"g": assignment_of(TUNED_G), "h": assignment_of(TUNED_H)}
+    assert stub.settings_of("g") == [UNTOUCHED_G, (2, 2), (2, 4), (4, 2), (4, 4)]
+    assert stub.settings_of("h") == [UNTOUCHED_H, (2,), (4,)]
+
+
+def arms_of(*settings: tuple[Setting, Setting]) -> dict[str, dict[str, tuple]]:
+    return {str(g): {"g": assignment_of(g), "h": assignment_of(h)} for g, h in settings}
+
+
+def test_a_round_sums_every_time_over_the_groups_and_their_counts():
+    stub = StubBackend({("g", (2, 2)): [8, 16], ("h", (2,)): [16, 32]})
+    problems = tuple(stub.problem(group) for group in groups_of(job()))
+    times = measure_rounds(stub, problems, arms_of(((2, 2), (2,))), 2, seed=0)
+    # g: Y 4, x 2 + 1; h: Y 8, x 4
+    first = IterationTimes(makespan_s=2 * 8 + 3 * 16, comp_s=2 * 4 + 3 * 8, comm_s=2 * (2 + 1) + 3 * 4)
+    assert times == {"(2, 2)": [first, IterationTimes(2 * first.makespan_s, 2 * first.comp_s, 2 * first.comm_s)]}
+
+
+def test_every_arm_runs_once_in_each_round_in_an_order_that_the_seed_shuffles():
+    settings: list[tuple[Setting, Setting]] = [((n, n), (n,)) for n in (1, 2, 3, 4)]
+    times: Times = {("g", g): [1.0] for g, _ in settings} | {("h", h): [1.0] for _, h in settings}
+
+    def rounds(seed: int) -> list[list[Setting]]:
+        stub = StubBackend(times)
+        problems = tuple(stub.problem(group) for group in groups_of(job()))
+        measure_rounds(stub, problems, arms_of(*settings), 6, seed)
+        ran = stub.settings_of("g")
+        return [ran[start : start + 4] for start in range(0, 24, 4)]
+
+    assert all(sorted(order) == [(n, n) for n in (1, 2, 3, 4)] for order in rounds(0))
+    assert len({tuple(order) for order in rounds(0)}) > 1
+    assert rounds(0) == rounds(0)
+    assert rounds(0) != rounds(1)
