@@ -4,9 +4,10 @@
 
 Every measurement is a process of its own: wall and CPU time of the work without the interpreter's start and imports
 (on a busy machine the CPU time is the fairer one), and the peak of resident memory less that of the process just before
-the work; then ("process") CPU time and peak of the whole process, imports included. `--make N` writes a synthetic trace of about N events into a temporary folder and adds it. `--hta` names a
-Python that has HolisticTraceAnalysis installed; it runs its overlap and temporal breakdown on the same file.
-The answers are compared: our HTA-compatible figures must equal HTA's.
+the work; then ("process") CPU time and peak of the whole process, imports included. `--make N` writes a synthetic trace
+of about N events into a temporary folder and adds it. `--hta` names a Python that has HolisticTraceAnalysis installed;
+it runs its overlap and temporal breakdown on the same file. The answers are compared: our HTA-compatible figures must
+equal HTA's.
 """
 
 import argparse
@@ -183,7 +184,8 @@ def main() -> None:
                 continue
             print(
                 f"  {row['what']:14} {row['seconds']:8.3f} s (spread {row['spread_s']:.3f}), CPU {row['cpu_s']:.3f}"
-                f" (spread {row['cpu_spread_s']:.3f}), process {row['process_cpu_s']:.2f} s {row['peak_bytes'] / 2**20:.0f} MiB"
+                f" (spread {row['cpu_spread_s']:.3f}), process {row['process_cpu_s']:.2f} s"
+                f" {row['peak_bytes'] / 2**20:.0f} MiB"
                 f" {size / row['seconds'] / 1e6:7.1f} MB/s {row['memory_bytes'] / 2**20:8.1f} MiB  {row['answer']}"
             )
 

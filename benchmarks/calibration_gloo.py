@@ -36,8 +36,8 @@ from lagom_overlap.cost.overlap_fit import (
     OverlapConstants,
     OverlapFit,
     OverlapTimes,
-    comp_alone_from_default,
     fit_overlaps,
+    infer_from_default,
     predict,
 )
 from lagom_overlap.cost.overlap_preset import constants_to_json
@@ -175,7 +175,9 @@ def modelled_alone_s(group: OverlapGroup, runs: Sequence[Measurement], constants
     mean = Measurement.from_runs(runs)
     times = OverlapTimes(mean.makespan_s, mean.comp_s, mean.comm_s)
     try:
-        return comp_alone_from_default(overlap_of(group, (UNTOUCHED,) * len(group.comms), 0.0), constants, times)
+        return infer_from_default(
+            overlap_of(group, (UNTOUCHED,) * len(group.comms), 0.0), constants, times
+        ).comp_alone_s
     except ValueError:
         return None
 

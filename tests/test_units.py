@@ -16,6 +16,7 @@ from lagom_overlap.units import GIB, KIB, MIB, format_bytes, format_seconds, par
         ("  1.5 GiB ", 1_610_612_736),
         ("0.5 kib", 512),
         ("40 gb", 40_000_000_000),
+        ("4.1 MB", 4_100_000),
     ],
 )
 def test_sizes_are_read_with_decimal_and_binary_units(text: str, num_bytes: int) -> None:
@@ -28,6 +29,24 @@ def test_sizes_are_read_with_decimal_and_binary_units(text: str, num_bytes: int)
 def test_a_size_without_a_known_unit_is_refused_not_guessed(text: str) -> None:
     with pytest.raises(ValueError, match="is not a size; write a number and one of B, KB"):
         parse_bytes(text)
+
+
+@given(st.integers(0, 10**15), st.sampled_from([("KB", 3), ("MB", 6), ("GB", 9)]))
+def test_decimal_fractions_are_exact(num_bytes: int, unit: tuple[str, int]) -> None:
+    whole, rest = divmod(num_bytes, 10 ** unit[1])
+    assert parse_bytes(f"{whole}.{rest:0{unit[1]}d} {unit[0]}") == num_bytes
+
+
+@pytest.mark.parametrize("number", ["9" * 400, "0." + "0" * 400 + "1", "9" * 5000])
+def test_an_endless_number_is_refused_in_few_words(number: str) -> None:
+    with pytest.raises(
+        ValueError, match=rf"\.\.\..* has a number of {len(number)} characters; .* at most 40"
+    ) as caught:
+        parse_bytes(f"{number} GiB")
+    assert len(str(caught.value)) < 150
+    with pytest.raises(ValueError, match="is not a size") as caught:
+        parse_bytes(number)
+    assert len(str(caught.value)) < 150
 
 
 def test_a_fraction_of_a_byte_is_refused() -> None:

@@ -1,5 +1,6 @@
 """The gloo backend on real rank processes; messages are small, so that a busy machine of two cores is enough."""
 
+import contextlib
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,8 +31,9 @@ from lagom_overlap.backends.gloo import (
     ranks,
     torch_extra,
 )
+from lagom_overlap.backends.gloo.link import EmulatedLink
 from lagom_overlap.backends.gloo.space import space_within
-from lagom_overlap.collective import Collective, CollectiveKind, CommConfig, Protocol
+from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, CommConfig, Protocol, Transport
 from lagom_overlap.engines.messages import Measure, Ready, Wrong
 from lagom_overlap.errors import BackendError, MissingDependencyError, RankError, SpaceError, WrongResultError
 from lagom_overlap.timeline import SpanKind
@@ -180,7 +183,7 @@ def test_a_group_that_cannot_run_is_refused_with_the_reason(two_ranks: GlooBacke
     kernel = CompOp(name="k", work=Kernel(num_blocks=1, blocks_per_sm=1, wave_s=1.0, block_bytes=0.0))
     with pytest.raises(BackendError, match="'k' is a kernel"):
         two_ranks.problem(OverlapGroup(name="g", computations=(kernel,), comms=small_group().comms))
-    with pytest.raises(BackendError, match=r"needs [0-9.]+ GiB for 2 ranks, this machine has"):
+    with pytest.raises(BackendError, match=r"needs [0-9.]+ GiB \([0-9]+ bytes\) for 2 ranks, this machine has"):
         two_ranks.problem(group_of(Collective(CollectiveKind.ALL_GATHER, 1 << 50, 2)))
 
 
@@ -206,13 +209,15 @@ def test_of_slices_beyond_the_message_one_is_kept() -> None:
 @pytest.mark.parametrize(
     ("limits", "message"),
     [
-        (SpaceLimits(num_threads=(64,)), r"space\.num_threads is \[64\]"),
-        (SpaceLimits(protocols=(Protocol.LL,)), r"space\.protocols"),
-        (SpaceLimits(num_channels=(1, 16)), "holds 16, gloo offers 1 to 8"),
-        (SpaceLimits(num_channels=(0, 1)), "holds 0, gloo offers 1 to 8"),
-        (SpaceLimits(num_channels=()), "allows no value"),
-        (SpaceLimits(num_channels=(4, 2)), "must be increasing"),
-        (SpaceLimits(chunk_bytes=(64 * KIB,)), "chunk_bytes is 65536"),
+        (SpaceLimits(num_threads=(64,)), r"^tune\.space\.num_threads is \[64\]: gloo has no such knob"),
+        (SpaceLimits(algorithms=(Algorithm.RING,)), r"^tune\.space\.algorithm is \['ring'\]: gloo has no such knob"),
+        (SpaceLimits(protocols=(Protocol.LL, Protocol.SIMPLE)), r"^tune\.space\.protocol is \['ll', 'simple'\]"),
+        (SpaceLimits(transports=(Transport.SHM,)), r"^tune\.space\.transport is \['shm'\]"),
+        (SpaceLimits(num_channels=(1, 16)), r"^tune\.space\.num_channels holds 16, gloo offers 1 to 8"),
+        (SpaceLimits(num_channels=(0, 1)), r"^tune\.space\.num_channels holds 0, gloo offers 1 to 8"),
+        (SpaceLimits(num_channels=()), r"^tune\.space\.num_channels allows no value"),
+        (SpaceLimits(num_channels=(4, 2)), r"^tune\.space\.num_channels is \[4, 2\], must be increasing"),
+        (SpaceLimits(chunk_bytes=(64 * KIB,)), r"^tune\.space\.chunk_bytes is 65536"),
     ],
 )
 def test_limits_outside_what_gloo_offers_are_refused(limits: SpaceLimits, message: str) -> None:
@@ -389,7 +394,47 @@ def test_memory_of_a_rank_counts_equal_computations_once() -> None:
     group = OverlapGroup(
         name="g", computations=tuple(CompOp(name=f"{i}", work=w) for i, w in enumerate(works)), comms=comms
     )
-    assert footprint.rank_bytes(group) == 2 * (800 + 400) + 4 * (10 * 30 + 30 * 20 + 10 * 20) + 64
+    assert footprint.rank_bytes([group]) == 2 * (800 + 400) + 4 * (10 * 30 + 30 * 20 + 10 * 20) + 64
+
+
+def test_groups_share_buffers_and_computations_but_what_differs_adds_up() -> None:
+    gather, reduce = Collective(CollectiveKind.ALL_GATHER, 8000, 2), Collective(CollectiveKind.ALL_REDUCE, 4000, 2)
+    one, two, both = group_of(gather), group_of(gather, gather), group_of(gather, reduce)
+    works = footprint.kept_bytes([one]) - (8000 + 4000)
+    assert footprint.kept_bytes([one, two]) == footprint.kept_bytes([two]) == works + 2 * (8000 + 4000)
+    assert footprint.kept_bytes([one, two, both]) == works + 2 * (8000 + 4000) + 4000
+    assert footprint.rank_bytes([one, two, both]) == works + 2 * (8000 + 4000) + 4000 + (8000 + 4000)
+
+
+def test_groups_that_fit_one_by_one_but_not_together_are_refused_before_any_is_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    groups = [
+        group_of(Collective(CollectiveKind.ALL_REDUCE, 8 * MIB + 8 * index, 2), name=f"g{index}") for index in range(3)
+    ]
+    free_bytes = 2 * footprint.rank_bytes(groups[:2])
+    monkeypatch.setattr(footprint, "_available_bytes", lambda: free_bytes)
+    monkeypatch.setattr(backend, "RankProcesses", RanksThatAreWrong)
+    opened = open_backend(request())
+    for group in groups[:2]:
+        opened.problem(group)
+        opened.problem(group)  # asked again, it needs nothing more
+    needed = 2 * footprint.rank_bytes(groups)
+    words = rf"groups 'g0', 'g1', 'g2' together need .* \({needed} bytes\) for 2 ranks, .* \({free_bytes} bytes\)"
+    with pytest.raises(BackendError, match=words):
+        opened.problem(groups[2])
+    with pytest.raises(BackendError, match=words):
+        opened.measure(groups[2], (CommConfig(),))
+    assert opened.problem(groups[1]).group == groups[1]
+
+
+def test_what_the_ranks_hold_already_is_not_asked_for_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    group, other = small_group(), group_of(Collective(CollectiveKind.ALL_REDUCE, 8 * KIB, 2), name="h")
+    left = 2 * (footprint.rank_bytes([group, other]) - footprint.kept_bytes([group]))
+    monkeypatch.setattr(footprint, "_available_bytes", lambda: left)
+    footprint.check_memory([group, other], 2, held=[group])
+    with pytest.raises(BackendError, match="group 'h' needs"):
+        footprint.check_memory([group, other], 2)
 
 
 @pytest.mark.slow
@@ -409,7 +454,7 @@ def test_an_emulated_link_is_no_faster_than_its_rate(open_for: Callable[..., Glo
 def test_a_machine_without_the_tools_is_told_which_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link.shutil, "which", lambda tool: None if tool == "tc" else f"/bin/{tool}")
     assert "missing: tc" in (probe_link_emulation() or "")
-    with pytest.raises(BackendError, match="cannot emulate a link: missing tc"):
+    with pytest.raises(BackendError, match=r"^job\.link: cannot emulate a link: missing tc"):
         open_backend(request(link_bytes_per_s=1e9))
 
 
@@ -417,11 +462,42 @@ def test_a_machine_that_refuses_namespaces_says_why(monkeypatch: pytest.MonkeyPa
     refusing = ["sh", "-c", "echo 'unshare failed: Operation not permitted' >&2; exit 1"]
     monkeypatch.setattr(link, "_set_up", lambda *_: refusing)
     assert probe_link_emulation() == "unshare failed: Operation not permitted"
-    with pytest.raises(BackendError, match="Operation not permitted"):
+    with pytest.raises(BackendError, match=r"^job\.link: .*Operation not permitted"):
         open_backend(request(link_bytes_per_s=1e9))
+
+
+def _session_of(leader: int) -> list[int]:
+    """The processes of the leader's session."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if int(path.read_text().rpartition(")")[2].split()[3]) == leader:
+                found.append(int(path.parent.name))
+    return found
+
+
+@pytest.mark.parametrize("script", ["sleep 60", "printf rea; sleep 60"])
+def test_a_namespace_that_is_never_ready_is_given_up_and_leaves_no_process(
+    script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Kept(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            started.append(self)
+
+    monkeypatch.setattr(link.subprocess, "Popen", Kept)
+    monkeypatch.setattr(link, "_set_up", lambda *_: ["sh", "-c", f"{script}; echo ready"])
+    monkeypatch.setattr(link, "_TIMEOUT_S", 0.2)
+    with pytest.raises(BackendError, match=r"^job\.link: setting up a network namespace took more than 0\.2 s"):
+        EmulatedLink(1e9, 2)
+    (holder,) = started
+    assert holder.returncode == -signal.SIGKILL
+    assert all_gone(tuple(_session_of(holder.pid)))  # nor the tool that it waited for
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
 def test_an_impossible_rate_is_refused(rate: float) -> None:
-    with pytest.raises(BackendError, match="emulated link of"):
+    with pytest.raises(BackendError, match=r"^job\.link: an emulated link of .* Gbit/s; .* at least 0\.008 Gbit/s"):
         open_backend(request(link_bytes_per_s=rate))

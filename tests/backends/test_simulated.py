@@ -6,7 +6,7 @@ import pytest
 
 from lagom_overlap.backends import Backend, BackendRequest, Failure, Measurement, SpaceLimits
 from lagom_overlap.backends.simulated import open_backend
-from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, CommConfig, Protocol
+from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, CommConfig, Protocol, Transport
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.errors import JobError, SpaceError, UnknownNameError
 from lagom_overlap.hardware import Cluster, Gpu, Link, LinkKind
@@ -108,9 +108,20 @@ def test_spaces_keep_to_the_job_s_limits() -> None:
         assert {config.algorithm for config in space} == {Algorithm.RING}
 
 
-def test_limits_that_cannot_be_are_refused() -> None:
-    with pytest.raises(SpaceError, match="num_channels allows 84"):
-        backend(limits=SpaceLimits(num_channels=(84,))).problem(GROUP)
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        (SpaceLimits(num_channels=(84,)), r"^tune\.space\.num_channels allows 84;"),
+        (SpaceLimits(num_threads=(65,)), r"^tune\.space\.num_threads allows 65;"),
+        (SpaceLimits(chunk_bytes=(4 * MIB,)), r"^tune\.space\.chunk_bytes allows 4194304;"),
+        (SpaceLimits(algorithms=(Algorithm.NVLS,)), r"^tune\.space\.algorithm allows only nvls,"),
+        (SpaceLimits(transports=(Transport.SHM,)), r"^tune\.space\.transport allows shm,"),
+        (SpaceLimits(protocols=(Protocol.LL,), chunk_bytes=(2 * MIB,)), r"^tune\.space: nothing is left to try"),
+    ],
+)
+def test_limits_that_cannot_be_are_refused_by_their_key(limits: SpaceLimits, message: str) -> None:
+    with pytest.raises(SpaceError, match=message):
+        backend(limits=limits).problem(GROUP)
 
 
 def test_a_configuration_that_cannot_run_is_a_failure_with_its_reason() -> None:

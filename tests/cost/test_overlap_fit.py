@@ -11,9 +11,9 @@ from lagom_overlap.cost.overlap_fit import (
     OverlapTimes,
     Way,
     WayConstants,
-    comp_alone_from_default,
     comp_alone_from_makespan,
     fit_overlaps,
+    infer_from_default,
     num_slices,
     predict,
     work_and_wait,
@@ -165,7 +165,8 @@ def test_what_the_default_costs_in_this_job_is_read_from_its_own_times(dearer):
     default = overlap(0.25, (AG, 32, NATIVE), (RS, 32, NATIVE))
     times = predict(default, replace(CONSTANTS, ways=costly))
     blind = replace(default, comp_alone_s=0.0)
-    assert comp_alone_from_default(blind, CONSTANTS, times) == pytest.approx(0.25, rel=0.005)
+    assert infer_from_default(blind, CONSTANTS, times).comp_alone_s == pytest.approx(0.25, rel=0.005)
+    assert infer_from_default(blind, CONSTANTS, times).scale == pytest.approx(dearer, rel=0.01)
 
 
 def test_a_makespan_shorter_than_its_collectives_says_nothing():

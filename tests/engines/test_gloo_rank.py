@@ -1,5 +1,10 @@
 # ruff: noqa: E402  # without torch the file is skipped before it imports what needs torch
-"""One rank of two in one process: the other one is played by a fake that knows the pattern by its formula."""
+"""One rank of two in one process: the other one is played by a fake that knows the pattern by its formula.
+
+Only the agreement between ranks is tested on two real ones, two threads of this process.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -7,7 +12,8 @@ torch = pytest.importorskip("torch")
 
 from lagom_overlap.collective import Collective, CollectiveKind, CommConfig, ConfigKey, ConfigSpace, ConfigTable
 from lagom_overlap.engines.base import Buffers
-from lagom_overlap.engines.gloo_rank import RankSession
+from lagom_overlap.engines.gloo_group import PrefixStore, TCPStore, open_group
+from lagom_overlap.engines.gloo_rank import Control, RankSession
 from lagom_overlap.engines.messages import GroupMessage, Measure, Measured, Wrong
 from lagom_overlap.workload import CommOp, CompOp, Gemm, OverlapGroup
 
@@ -107,3 +113,37 @@ def test_a_measurement_holds_every_run_and_the_spans_of_the_last() -> None:
     assert len(reply.runs) == 3
     assert [span.name for span in reply.spans] == ["c", "first", "second"]
     assert all(run.makespan_s >= max(run.comp_s, sum(run.comm_s)) for run in reply.runs)
+
+
+class BesideASlowerRank(Alone):
+    """Agreement with a second rank that took 100 s for everything but the first collective, which took it no time."""
+
+    def maxima(self, values: list[float]) -> list[float]:
+        theirs = [100.0, 100.0, 0.0, 100.0]
+        return [max(pair) for pair in zip(values, theirs, strict=True)]
+
+
+def test_what_is_reported_are_the_maxima_over_ranks_and_not_this_rank_s_own_times() -> None:
+    reply = session_on(TwoRankGather(), BesideASlowerRank()).measure(Measure(GroupMessage.of(GROUP), (WHOLE, WHOLE), 1))
+    assert isinstance(reply, Measured)
+    (run,) = reply.runs
+    assert (run.makespan_s, run.comp_s, run.comm_s[1]) == (100.0, 100.0, 100.0)
+    first = next(span for span in reply.spans if span.name == "first")
+    assert 0 < run.comm_s[0] == first.end_s - first.start_s
+
+
+@pytest.mark.gloo
+def test_two_ranks_with_unequal_times_agree_on_the_larger_of_each() -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+    def agree(rank: int) -> tuple[list[float], tuple[int, ...]]:
+        own = PrefixStore("control", store if rank == 0 else TCPStore("127.0.0.1", store.port, is_master=False))
+        control = Control(open_group(own, rank, 2, "127.0.0.1"), 2)
+        control.barrier()
+        agreed = control.maxima([[1.0, 5.0, 1e-9], [3.0, 2.0, 2e-9]][rank])
+        gathered = control.gather(10 + rank)
+        control.barrier()
+        return agreed, gathered
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(agree, range(2))) == [([3.0, 5.0, 2e-9], (10, 11))] * 2

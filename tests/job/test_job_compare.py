@@ -149,7 +149,7 @@ def test_each_stage_is_named_before_it_runs(monkeypatch):
 
 def test_no_tuner_or_one_named_twice_is_refused(monkeypatch):
     install(monkeypatch, StubBackend(TIMES))
-    with pytest.raises(JobError, match="no tuner to compare; allowed: .*lagom"):
+    with pytest.raises(JobError, match=r"no tuner to compare; allowed: .*lagom"):
         run_compare(job(), [])
     with pytest.raises(JobError, match="a tuner is named twice: lagom, default, lagom"):
         run_compare(job(), ["lagom", "default", "lagom"])

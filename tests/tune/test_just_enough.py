@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from toy_overlap import Run, drive, failing, measured, problem
 
-from lagom_overlap.backends.base import Assignment, Failure, Measurement
+from lagom_overlap.backends.base import Assignment, Failure, Measurement, Outcome
 from lagom_overlap.collective import Algorithm, CommConfig, ConfigSpace, Protocol, Subspace
 from lagom_overlap.errors import SpaceError, UnknownNameError
 from lagom_overlap.tune import Problems
@@ -148,6 +148,35 @@ def test_what_failed_is_not_asked_again_and_not_recommended() -> None:
     trials = drive(tuner, failing(first, otherwise=everything))
     assert [trial.assignments["g"] for trial in trials].count(first) == 1
     assert tuner.recommend()["g"] not in {first, (DEFAULT,)}
+
+
+def test_configurations_of_a_failed_assignment_are_left_out_of_others() -> None:
+    # More than 8 channels cannot run. The first forecasts want 12 and more; without learning, most probes would fail.
+    problems = (problem(SPACE, num_comms=4, default=DEFAULT),)
+    everything = overlap(4, comp_s=0.5e-3)
+    failed: list[Assignment] = []
+
+    def run(name: str, assignment: Assignment) -> Outcome:
+        if max(config.num_channels or 0 for config in assignment) > 8:
+            failed.append(assignment)
+            return Failure("too many channels")
+        return everything(name, assignment)
+
+    drive(JustEnough(problems), run)
+    assert failed
+    bad = [{(j, config) for j, config in enumerate(arm) if (config.num_channels or 0) > 8} for arm in failed]
+    assert all(not one & other for index, one in enumerate(bad) for other in bad[:index])
+
+
+def test_what_ran_once_and_fails_later_is_forgotten() -> None:
+    arms = Arms()
+    arms.add((DEFAULT,), measured(1.0, 0.5))
+    arms.add((DEFAULT,), Failure("out of memory"))
+    assert arms.failed((DEFAULT,))
+    assert arms.num((DEFAULT,)) == 0
+    assert arms.mean_s((DEFAULT,)) == inf
+    arms.add((DEFAULT,), measured(1.0, 0.5))
+    assert arms.failed((DEFAULT,))
 
 
 def test_where_the_default_cannot_run_anything_that_does_replaces_it() -> None:

@@ -2,17 +2,32 @@
 
 A configuration that was measured several times gives its measurements in their order, over and over; one that was never
 measured is a `Failure`. Nothing is interpolated.
+
+The job's limits (`tune.space`) narrow the recorded spaces. The default and the baselines stay the recorded ones, the
+only that can be replayed: under narrower limits a baseline may lie outside its space.
 """
 
 from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
 
-from lagom_overlap.backends.base import Assignment, Backend, BackendRequest, Failure, GroupProblem, Outcome
+from lagom_overlap.backends.base import (
+    Assignment,
+    BackendRequest,
+    Failure,
+    GroupProblem,
+    Outcome,
+    SpaceLimits,
+)
 from lagom_overlap.backends.bundle import BundleHeader, GroupRow, assignment_of, outcome_of, parse_header
+from lagom_overlap.backends.recorded_space import check_recorded, within_limits
+from lagom_overlap.collective import ConfigSpace
 from lagom_overlap.errors import BundleError, LagomError
 from lagom_overlap.workload import OverlapGroup
 
@@ -27,28 +42,46 @@ class _Line(msgspec.Struct, frozen=True):
 
 
 class Recorded:
-    """A bundle in memory; see the module's docstring."""
+    """A bundle in memory; see the module's docstring. `recorded_backend` names the backend that it was recorded on."""
 
-    def __init__(self, header: BundleHeader, lines: list[tuple[int, _Line]], where: str) -> None:
+    def __init__(
+        self, header: BundleHeader, lines: list[tuple[int, _Line]], where: str, limits: SpaceLimits | None = None
+    ) -> None:
         self._header = header
         self._lines = lines
         self._where = where
-        self.description = f"replayed from {where} (recorded on backend {header.backend})"
+        self._limits = limits or SpaceLimits()
+        self.recorded_backend = header.backend
+        self.description = f"replayed: {header.description or header.backend}"
         self._replay: dict[tuple[str, Assignment], cycle[Outcome]] = {}
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The caveats that belonged beside the recorded figures; empty if the bundle does not say."""
+        return self._header.notes
+
+    @property
+    def arm_words(self) -> Mapping[str, str]:
+        """The recorded backend's contenders in words, by arm; empty if the bundle does not say."""
+        return MappingProxyType(self._header.arm_words)
+
     def problem(self, group: OverlapGroup) -> GroupProblem:
-        """The group as it was when the bundle was recorded.
+        """The group as it was when the bundle was recorded, its spaces within the job's limits.
 
         Raises:
             BundleError: if the bundle does not hold this group, or a line of it is damaged.
+            SpaceError: if the limits name a value that was not recorded, or leave nothing.
         """
         recorded = self._header.groups.get(group.name)
         if recorded is None or recorded.comms != group.comm_names:
             held = ", ".join(sorted(self._header.groups))
             raise BundleError(f"{self._where}: it holds no group {group.name!r} with these collectives; it has {held}")
-        problem = GroupProblem(
-            group=group, spaces=recorded.spaces, default=recorded.default, baselines=recorded.baselines
-        )
+        try:
+            problem = GroupProblem(
+                group=group, spaces=recorded.spaces, default=recorded.default, baselines=recorded.baselines
+            )
+        except ValueError as error:
+            raise BundleError(f"{self._where}: line 1 is damaged: group {group.name!r}: {error}") from None
         outcomes: dict[Assignment, list[Outcome]] = defaultdict(list)
         for number, line in self._lines:
             if group.name not in line.groups:
@@ -60,7 +93,7 @@ class Recorded:
                 raise BundleError(f"{self._where}: line {number} is damaged: {error}") from None
         for assignment, found in outcomes.items():
             self._replay[group.name, assignment] = cycle(found)
-        return problem
+        return replace(problem, spaces=self._narrowed(problem))
 
     def measure(self, group: OverlapGroup, assignment: Assignment) -> Outcome:
         """The next recorded outcome of that assignment, or a failure if there is none."""
@@ -69,6 +102,15 @@ class Recorded:
 
     def close(self) -> None:
         """Nothing to free."""
+
+    def _narrowed(self, problem: GroupProblem) -> tuple[ConfigSpace, ...]:
+        every = (space for held in self._header.groups.values() for space in held.spaces)
+        check_recorded(self._limits, every, self._header.limits)
+        group = problem.group
+        return tuple(
+            within_limits(space, self._limits, f"{comm.name!r} of group {group.name!r}")
+            for comm, space in zip(group.comms, problem.spaces, strict=True)
+        )
 
 
 def _path_of(bundle: Path) -> Path:
@@ -86,7 +128,7 @@ def _read(path: Path) -> list[str]:
         raise BundleError(f"bundle {str(path)!r} is not UTF-8 text") from None
 
 
-def open_backend(request: BackendRequest) -> Backend:
+def open_backend(request: BackendRequest) -> Recorded:
     """The backend over the bundle that the request names: a run folder, or its `measurements.jsonl`.
 
     Raises:
@@ -110,6 +152,6 @@ def open_backend(request: BackendRequest) -> Backend:
     for number, line in enumerate(lines[1:], start=2):
         try:
             rows.append((number, decoder.decode(line)))
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise BundleError(f"{where}: line {number} is damaged: {error}") from None
-    return Recorded(header, rows, where)
+    return Recorded(header, rows, where, request.limits)

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from lagom_overlap.backends.base import SpaceLimits
-from lagom_overlap.collective import RESOURCE_KNOBS, ConfigSpace, Subspace
+from lagom_overlap.collective import ConfigSpace, Subspace
+from lagom_overlap.collective.space import RESOURCE_KNOBS
 from lagom_overlap.errors import SpaceError
 
 _FIELD_OF: Final = {
@@ -35,7 +36,8 @@ class _Limit:
         kept = tuple(value for value in held if value in self.values)
         if not kept:
             return None
-        return replace(subspace, **{self.knob: kept}) if self.knob in RESOURCE_KNOBS else subspace
+        change: dict[str, Any] = {self.knob: kept} if self.knob in RESOURCE_KNOBS else {}
+        return replace(subspace, **change)
 
 
 def shown(values: Iterable[object]) -> list[object]:
@@ -58,7 +60,7 @@ def check_recorded(limits: SpaceLimits, recorded: Iterable[ConfigSpace], recorde
         known = set(offered) | set(_asked(recorded_limits, limit.knob) or ())
         for value in limit.values:
             if value not in known:
-                words = sorted(shown(held for held in offered if held is not None), key=lambda word: (str(type(word)), word))
+                words = shown(held for held in offered if held is not None)
                 has = f"holds {words}" if words else "holds no such knob"
                 raise SpaceError(f"tune.space.{limit.knob} holds {shown([value])[0]!r}, but the recording {has}")
 

@@ -6,6 +6,7 @@ The default is spelled out (`ContentionModel.default_config`): the Lagom paper's
 
 from dataclasses import replace
 from math import isfinite
+from typing import Final
 
 import numpy as np
 
@@ -18,11 +19,27 @@ from lagom_overlap.backends.base import (
     Measurement,
     Outcome,
 )
-from lagom_overlap.collective import Collective, CommConfig
+from lagom_overlap.collective import Collective, CommConfig, ConfigSpace
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.errors import JobError, SpaceError
 from lagom_overlap.sim import GroupSimulator
 from lagom_overlap.workload import OverlapGroup
+
+_KEYS: Final = {
+    "algorithms": "algorithm",
+    "protocols": "protocol",
+    "transports": "transport",
+    "num_channels": "num_channels",
+    "num_threads": "num_threads",
+    "chunk_bytes": "chunk_bytes",
+}
+"""The cost model's argument, with which its message begins -> the job's key below `tune.space`."""
+
+
+def _by_key(message: str) -> str:
+    """The cost model's refusal of a limit, with the key of the job file in place of its argument."""
+    argument, _, rest = message.partition(" ")
+    return f"tune.space.{_KEYS[argument]} {rest}" if argument in _KEYS else f"tune.space: {message}"
 
 
 class SimulatedBackend:
@@ -50,19 +67,7 @@ class SimulatedBackend:
             SpaceError: if the limits ask for what the simulator cannot set, or leave nothing.
             JobError: if the group's collectives have more ranks than the cluster has GPUs.
         """
-        limits = self._request.limits
-        spaces = tuple(
-            self._model.space(
-                op.collective,
-                algorithms=limits.algorithms,
-                protocols=limits.protocols,
-                transports=limits.transports,
-                num_channels=limits.num_channels,
-                num_threads=limits.num_threads,
-                chunk_bytes=limits.chunk_bytes,
-            )
-            for op in group.comms
-        )
+        spaces = tuple(self._space(op.collective) for op in group.comms)
         homes = [
             space.subspace_of(self._model.default_config(op.collective))
             for op, space in zip(group.comms, spaces, strict=True)
@@ -76,6 +81,21 @@ class SimulatedBackend:
                 "fixed_max": tuple(home.maximum for home in homes),
             },
         )
+
+    def _space(self, collective: Collective) -> ConfigSpace:
+        limits = self._request.limits
+        try:
+            return self._model.space(
+                collective,
+                algorithms=limits.algorithms,
+                protocols=limits.protocols,
+                transports=limits.transports,
+                num_channels=limits.num_channels,
+                num_threads=limits.num_threads,
+                chunk_bytes=limits.chunk_bytes,
+            )
+        except SpaceError as error:
+            raise SpaceError(_by_key(str(error))) from None
 
     def _default(self, collective: Collective) -> CommConfig:
         """The default spelled out; the number of threads is left alone unless the job tunes it."""

@@ -187,35 +187,42 @@ def comp_alone_from_makespan(overlap: Overlap, constants: OverlapConstants, make
     return float(brentq(excess, 0.0, makespan_s, xtol=1e-9))
 
 
-def comp_alone_from_default(overlap: Overlap, constants: OverlapConstants, times: OverlapTimes) -> float:
+@dataclass(frozen=True, slots=True)
+class Inferred:
+    """What one default run tells: its computation alone, and how much dearer its collectives were than fitted."""
+
+    comp_alone_s: float
+    scale: float
+
+
+def infer_from_default(overlap: Overlap, constants: OverlapConstants, times: OverlapTimes) -> Inferred:
     """The computation alone behind one measured setting, its collectives' own times taken into account.
 
-    The constants of that setting's ways are scaled, all by one factor, until the collectives take as long in sum as
-    measured: how costly they are in this job is read from its own trace, not only from other overlaps.
+    The constants are scaled, all by one factor, until the collectives take as long in sum as measured: how costly they
+    were in this run is read from its own times, not only from other overlaps.
 
     Raises:
         ValueError: if the collectives alone take longer than the makespan.
     """
     scale, alone_s = 1.0, 0.0
     for _ in range(_SCALING_STEPS):
-        scaled = _scaled(overlap, constants, scale)
-        found = predict(replace(overlap, comp_alone_s=0.0), scaled).makespan_s
-        alone_s = comp_alone_from_makespan(overlap, scaled, times.makespan_s) if found < times.makespan_s else 0.0
-        predicted_s = sum(predict(replace(overlap, comp_alone_s=alone_s), scaled).comm_s)
+        dearer = scaled(constants, scale)
+        bare_s = predict(replace(overlap, comp_alone_s=0.0), dearer).makespan_s
+        alone_s = comp_alone_from_makespan(overlap, dearer, times.makespan_s) if bare_s < times.makespan_s else 0.0
+        predicted_s = sum(predict(replace(overlap, comp_alone_s=alone_s), dearer).comm_s)
         if not 0 < sum(times.comm_s) < inf or predicted_s <= 0:
             break
         wanted = scale * (sum(times.comm_s) / predicted_s) ** _DAMPING
         scale = min(_MAX_SCALE, max(1 / _MAX_SCALE, wanted))
     if alone_s <= 0:
         raise ValueError(f"collectives of {sum(times.comm_s)} s leave nothing of a makespan of {times.makespan_s} s")
-    return alone_s
+    return Inferred(alone_s, scale)
 
 
-def _scaled(overlap: Overlap, constants: OverlapConstants, scale: float) -> OverlapConstants:
-    """The constants with the ways that an overlap uses made that much dearer."""
-    used = {way_of(collective, config) for collective, config in zip(overlap.collectives, overlap.configs, strict=True)}
+def scaled(constants: OverlapConstants, scale: float) -> OverlapConstants:
+    """The constants of a machine on which collectives are that many times as costly."""
     ways = {
-        way: WayConstants(**{name: (scale if way in used else 1.0) * getattr(held, name) for name in _FIELDS})
+        way: WayConstants(**{name: scale * getattr(held, name) for name in _FIELDS})
         for way, held in constants.ways.items()
     }
     return replace(constants, ways=ways)

@@ -1,7 +1,8 @@
 """`lagom tune --from-trace RUN`, where RUN is a run folder of ours: its default runs are the trace.
 
-Of the recording only the runs of the untouched default are used. They tell how long the computation takes alone, given
-the machine's constants; those come from `calibration.json` in the same folder, fitted on other overlaps (one default
+Of the recording only the runs of the untouched default are used. They tell how long the computation takes alone, and by
+which factor collectives cost more there than in the calibration (another load, another clock), given the machine's
+constants; those come from `calibration.json` in the same folder, fitted on other overlaps (one default
 setting cannot tell how slices and channels act). What is predicted of the recording's other arms can be compared with
 what was measured of them (`arms_of_run`).
 """
@@ -18,7 +19,7 @@ import msgspec
 from lagom_overlap.backends.base import Assignment, GroupProblem, Measurement
 from lagom_overlap.backends.bundle import parse_header
 from lagom_overlap.backends.fitted import FittedBackend, overlap_of
-from lagom_overlap.cost.overlap_fit import OverlapConstants, OverlapTimes, comp_alone_from_default
+from lagom_overlap.cost.overlap_fit import OverlapConstants, OverlapTimes, infer_from_default, scaled
 from lagom_overlap.cost.overlap_preset import FILE_NAME, read_constants
 from lagom_overlap.errors import BundleError, JobError
 from lagom_overlap.job.build import groups_of, limits_of
@@ -33,13 +34,17 @@ _MAX_BYTES: Final = 1 << 30
 
 
 class OwnTraceJson(msgspec.Struct, frozen=True, kw_only=True):
-    """What a predicted run keeps of the recording: default makespans as measured, computations alone as inferred."""
+    """What a predicted run keeps of the recording: default makespans as measured, computations alone as inferred.
+
+    `scale` is how much dearer collectives were in the recording than in the calibration.
+    """
 
     recorded_on: str
     calibration: str
     num_default_runs: dict[str, int]
     default_s: dict[str, float]
     comp_alone_s: dict[str, float]
+    scale: float
 
 
 class _Record(msgspec.Struct, frozen=True):
@@ -115,6 +120,7 @@ def fitted_to_default(run: OwnRun, constants: OverlapConstants) -> tuple[FittedB
     """
     runs = run.runs_of({problem.group.name: problem.default for problem in run.problems})
     default_s, alone_s, count = dict[str, float](), dict[str, float](), dict[str, int]()
+    scales = dict[str, float]()
     for problem in run.problems:
         name = problem.group.name
         if name not in runs:
@@ -124,13 +130,19 @@ def fitted_to_default(run: OwnRun, constants: OverlapConstants) -> tuple[FittedB
             overlap = overlap_of(problem.group, problem.default, 0.0)
             mean = Measurement.from_runs(runs[name])
             times = OverlapTimes(mean.makespan_s, mean.comp_s, mean.comm_s)
-            alone_s[name] = comp_alone_from_default(overlap, constants, times)
+            found = infer_from_default(overlap, constants, times)
+            alone_s[name], scales[name] = found.comp_alone_s, found.scale
         except (ValueError, KeyError) as error:
             raise BundleError(f"group {name!r}: the default runs do not tell the computation alone: {error}") from None
     kept = OwnTraceJson(
-        recorded_on=run.recorded_on, calibration="", num_default_runs=count, default_s=default_s, comp_alone_s=alone_s
+        recorded_on=run.recorded_on,
+        calibration="",
+        num_default_runs=count,
+        default_s=default_s,
+        comp_alone_s=alone_s,
+        scale=median(scales.values()),
     )
-    return FittedBackend(constants, alone_s, limits_of(run.spec.tune.space)), kept
+    return FittedBackend(scaled(constants, kept.scale), alone_s, limits_of(run.spec.tune.space)), kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +208,8 @@ def ground_of_run(folder: Path) -> tuple[JobSpec, Ground]:
         backend_name=BACKEND_NAME,
         notes=(
             "Predicted from a trace: nothing was run. Of the recording only the default's runs are used.",
-            f"The computations alone are inferred from them: {alone}.",
+            f"Inferred from them: the computations alone take {alone}; collectives cost {kept.scale:.2f} times what "
+            "they did in the calibration.",
             f"How slices and channels act comes from {FILE_NAME}: {note}",
         ),
         arm_words={"default": "the recorded default (predicted)"},

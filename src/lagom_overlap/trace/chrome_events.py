@@ -19,11 +19,11 @@ import msgspec
 
 from lagom_overlap.errors import TraceError
 from lagom_overlap.trace.files import Stream
-from lagom_overlap.units import MIB, format_bytes
+from lagom_overlap.units import KIB, MIB, format_bytes
 
 _NEARLY_US: Final = 0.9 * 2**53 / 1000
 _SAMPLE: Final = 16
-_BLOCK: Final = MIB
+_BLOCK: Final = 256 * KIB
 _MAX_HEADER: Final = 64 * MIB
 _MAX_BUFFER: Final = 64 * MIB
 _MAX_CUTS: Final = 24

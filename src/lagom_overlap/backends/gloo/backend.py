@@ -46,10 +46,13 @@ class GlooBackend:
         if request.num_ranks < 2:
             raise BackendError(f"the job names {request.num_ranks} ranks, gloo needs at least 2")
         if launched is not None and request.link_bytes_per_s is not None:
-            raise BackendError("a link can be emulated only between ranks that lagom starts itself, not under torchrun")
+            raise BackendError(
+                "job.link: a link can be emulated only between ranks that lagom starts itself, not under torchrun"
+            )
         self._request = request
         self._link: EmulatedLink | None = None
         self._group_messages: dict[OverlapGroup, GroupMessage] = {}
+        self._asked_for: dict[OverlapGroup, None] = {}
         try:
             if request.link_bytes_per_s is not None:
                 self._link = EmulatedLink(request.link_bytes_per_s, request.num_ranks)
@@ -72,6 +75,10 @@ class GlooBackend:
 
         Baselines: `engine_default` (each message as one slice on one channel: the engine without tuning), `fixed_min`
         and `fixed_max` (the lower and upper corner of each collective's space).
+
+        Raises:
+            BackendError: if gloo cannot run the group, or there is no memory for it beside the groups before it.
+            SpaceError: if the job's limits are not within what gloo offers.
         """
         GroupMessage.of(group)
         for comm in group.comms:
@@ -80,8 +87,8 @@ class GlooBackend:
                     f"group {group.name!r}: {comm.name!r} runs over {comm.collective.num_ranks} ranks, "
                     f"but the job starts {self._request.num_ranks}"
                 )
-        check_memory(group, launched_local_num_ranks() or self._request.num_ranks)
         spaces = tuple(space_within(comm.collective, self._request.limits) for comm in group.comms)
+        self._check_memory(group)
         return GroupProblem(
             group=group,
             spaces=spaces,
@@ -115,6 +122,7 @@ class GlooBackend:
                 return Failure(f"{comm.name}: {error}")
         message = self._group_messages.get(group)
         if message is None:
+            self._check_memory(group)
             message = self._group_messages[group] = GroupMessage.of(group)
         what = f"measuring group {group.name!r}"
         command = Measure(message, assignment, self._request.repeats)
@@ -138,6 +146,13 @@ class GlooBackend:
         self._ranks.close()
         if self._link:
             self._link.close()
+
+    def _check_memory(self, group: OverlapGroup) -> None:
+        """Counts a group as one of those that the ranks will hold, if they can hold them all."""
+        groups = {**self._asked_for, group: None}
+        num_ranks = launched_local_num_ranks() or self._request.num_ranks
+        check_memory(tuple(groups), num_ranks, held=self._group_messages)
+        self._asked_for = groups
 
     def _describe(self, *, joined: bool) -> str:
         ready, request = self._ranks.ready, self._request

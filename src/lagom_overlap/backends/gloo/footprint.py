@@ -1,5 +1,11 @@
-"""Memory that a group takes on all ranks of this machine, checked before any rank is told to allocate it."""
+"""Memory that groups take on all ranks of this machine, checked before any rank is told to allocate it.
 
+A rank keeps what it made ready for every group that it has run, and shares it between groups: equal computations, and
+the k-th collective of a kind, size and number of ranks in one group with the k-th such in another.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -10,18 +16,23 @@ from lagom_overlap.units import KIB, format_bytes
 from lagom_overlap.workload import Attention, Gemm, Kernel, MemoryBound, OverlapGroup, Work
 
 _MEMINFO: Final = Path("/proc/meminfo")
+_MAX_NAMES: Final = 4
 
 
 def _buffer_bytes(collective: Collective) -> int:
-    """Source, target, and while the answer is checked a pattern and an expected target."""
-    part = collective.num_bytes // collective.num_ranks
+    """Source and target; an all-reduce has one for both."""
     match collective.kind:
         case CollectiveKind.ALL_REDUCE:
-            return 3 * collective.num_bytes
+            return collective.num_bytes
         case CollectiveKind.ALL_TO_ALL:
-            return 4 * collective.num_bytes
+            return 2 * collective.num_bytes
         case _:
-            return 2 * (collective.num_bytes + part)
+            return collective.num_bytes + collective.num_bytes // collective.num_ranks
+
+
+def _check_bytes(collective: Collective) -> int:
+    """A pattern and an expected target, while the answer is checked."""
+    return _buffer_bytes(collective) * (2 if collective.kind is CollectiveKind.ALL_REDUCE else 1)
 
 
 def _work_bytes(work: Work) -> int:
@@ -36,25 +47,48 @@ def _work_bytes(work: Work) -> int:
             return 0
 
 
-def rank_bytes(group: OverlapGroup) -> int:
-    """Bytes of one rank; equal computations share their tensors."""
-    works = {op.work for op in group.computations}
-    return sum(_buffer_bytes(comm.collective) for comm in group.comms) + sum(_work_bytes(work) for work in works)
+def kept_bytes(groups: Collection[OverlapGroup]) -> int:
+    """What one rank keeps once it has run all of these groups."""
+    slots: Counter[Collective] = Counter()
+    for group in groups:
+        slots |= Counter(comm.collective for comm in group.comms)
+    works = {op.work for group in groups for op in group.computations}
+    buffers = sum(count * _buffer_bytes(collective) for collective, count in slots.items())
+    return buffers + sum(_work_bytes(work) for work in works)
 
 
-def check_memory(group: OverlapGroup, num_ranks: int) -> None:
-    """Refuses a group that cannot fit.
+def rank_bytes(groups: Collection[OverlapGroup]) -> int:
+    """The most that one rank holds at a time: what it keeps, and the check of its largest collective."""
+    checks = (_check_bytes(comm.collective) for group in groups for comm in group.comms)
+    return kept_bytes(groups) + max(checks, default=0)
+
+
+def check_memory(groups: Sequence[OverlapGroup], num_ranks: int, held: Collection[OverlapGroup] = ()) -> None:
+    """Refuses groups that cannot fit side by side; the ranks have run the groups `held`, whose memory is taken already.
 
     Raises:
-        BackendError: if it needs more than the machine has available.
+        BackendError: if they need more than the machine has available; it names the last group alone if that alone
+            does not fit.
     """
     available = _available_bytes()
-    needed = num_ranks * rank_bytes(group)
-    if available is not None and needed > available:
-        raise BackendError(
-            f"group {group.name!r} needs {format_bytes(needed)} for {num_ranks} ranks, "
-            f"this machine has {format_bytes(available)} of memory available"
-        )
+    if available is None:
+        return
+    free = available + num_ranks * kept_bytes(held)
+    for asked in (groups[-1:], groups):
+        needed = num_ranks * rank_bytes(asked)
+        if needed > free:
+            raise BackendError(
+                f"{_named(asked)} {format_bytes(needed)} ({needed} bytes) for {num_ranks} ranks, "
+                f"this machine has {format_bytes(free)} ({free} bytes) of memory free for that"
+            )
+
+
+def _named(groups: Sequence[OverlapGroup]) -> str:
+    names = [repr(group.name) for group in groups]
+    if len(names) == 1:
+        return f"group {names[0]} needs"
+    shown = ", ".join(names[:_MAX_NAMES]) + (f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else "")
+    return f"the ranks keep the buffers of every group: groups {shown} together need"
 
 
 def _available_bytes() -> int | None:

@@ -9,11 +9,16 @@ It is a slower loopback, not a cluster.
 Needs no privilege where user namespaces are allowed: `unshare`, `nsenter` (util-linux), `ip` and `tc` (iproute2).
 """
 
+import os
+import select
 import shutil
+import signal
 import subprocess
-from typing import Final
+import time
+from typing import IO, Final
 
 from lagom_overlap.errors import BackendError
+from lagom_overlap.units import GBIT_PER_S
 
 TOOLS: Final = ("unshare", "nsenter", "ip", "tc")
 _BURST: Final = "512kb"
@@ -21,6 +26,7 @@ _QUEUE: Final = "16mb"
 _PROBE_BYTES_PER_S: Final = 125e6
 _TIMEOUT_S: Final = 10.0
 _MIN_BYTES_PER_S: Final = 1e6
+_INSTEAD: Final = 'with job.link = "loopback" no link is emulated'
 
 
 def _missing_tools() -> list[str]:
@@ -58,6 +64,24 @@ def _first_line(text: str) -> str:
     return lines[0] if lines else ""
 
 
+def _read_line(pipe: IO[bytes], timeout_s: float) -> bytes:
+    """What an unbuffered pipe brings up to its first newline, or to its end.
+
+    Raises:
+        TimeoutError: if neither has come in time.
+    """
+    deadline, line = time.monotonic() + timeout_s, b""
+    while not line.endswith(b"\n"):
+        readable, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
+        if not readable:
+            raise TimeoutError
+        byte = os.read(pipe.fileno(), 1)
+        if not byte:
+            break
+        line += byte
+    return line
+
+
 class EmulatedLink:
     """A namespace with a shaped loopback, held by a process that ends when we do."""
 
@@ -69,25 +93,40 @@ class EmulatedLink:
         """
         if not _MIN_BYTES_PER_S <= bytes_per_s < float("inf"):
             raise BackendError(
-                f"emulated link of {bytes_per_s:g} bytes/s: must be at least {_MIN_BYTES_PER_S:g} bytes/s"
+                f"job.link: an emulated link of {bytes_per_s / GBIT_PER_S:g} Gbit/s; it must be finite and at least "
+                f"{_MIN_BYTES_PER_S / GBIT_PER_S:g} Gbit/s"
             )
         missing = _missing_tools()
         if missing:
-            raise BackendError(f"cannot emulate a link: missing {', '.join(missing)}; run without a link rate")
+            raise BackendError(f"job.link: cannot emulate a link: missing {', '.join(missing)}; {_INSTEAD}")
         # The holder reads its stdin, a pipe of ours: it ends with us, however we end.
         self._holder = subprocess.Popen(
             _set_up(bytes_per_s * num_ranks, "echo ready && exec cat"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            bufsize=0,
             start_new_session=True,
         )
-        assert self._holder.stdout is not None
-        if self._holder.stdout.readline() != b"ready\n":
-            assert self._holder.stderr is not None
-            reason = _first_line(self._holder.stderr.read().decode(errors="replace"))
+        try:
+            self._wait_until_set_up()
+        except BaseException:
             self.close()
-            raise BackendError(f"cannot emulate a link on this machine: {reason}; run without a link rate")
+            raise
+
+    def _wait_until_set_up(self) -> None:
+        assert self._holder.stdout is not None
+        assert self._holder.stderr is not None
+        try:
+            said = _read_line(self._holder.stdout, _TIMEOUT_S)
+        except TimeoutError:
+            raise BackendError(
+                f"job.link: setting up a network namespace took more than {_TIMEOUT_S:g} s; {_INSTEAD}"
+            ) from None
+        if said != b"ready\n":
+            self._kill()
+            reason = _first_line(self._holder.stderr.read().decode(errors="replace"))
+            raise BackendError(f"job.link: cannot emulate a link on this machine: {reason}; {_INSTEAD}")
 
     @property
     def prefix(self) -> list[str]:
@@ -97,8 +136,13 @@ class EmulatedLink:
 
     def close(self) -> None:
         """Frees the namespace; safe to call twice."""
-        self._holder.kill()
-        self._holder.wait()
+        self._kill()
         for pipe in (self._holder.stdin, self._holder.stdout, self._holder.stderr):
             if pipe is not None:
                 pipe.close()
+
+    def _kill(self) -> None:
+        """Ends the holder and whatever tool it waits for; they are a session of their own."""
+        if self._holder.poll() is None:
+            os.killpg(self._holder.pid, signal.SIGKILL)
+            self._holder.wait()

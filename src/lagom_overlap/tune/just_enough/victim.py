@@ -133,7 +133,7 @@ class Pace:
         upto = np.cumsum(under, axis=-1)
         left = np.maximum(upto[..., -1] - spent, 0.0)
         inside = comm_s < left
-        took = comm_s
+        took = np.where(inside, comm_s, left)
         gone = np.clip((spent + took)[..., None] - (upto - under), 0.0, under)
         return np.where(inside, (gone / slope).sum(axis=-1), 1.0), took
 
