@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -187,6 +188,20 @@ def install(monkeypatch: pytest.MonkeyPatch, stub: StubBackend) -> StubBackend:
         monkeypatch.setattr(f"lagom_overlap.job.{module}.time", SimpleNamespace(monotonic=stub.monotonic))
     monkeypatch.setattr("lagom_overlap.job.tune.render_html", lambda report: f"a page of {report.job}")
     return stub
+
+
+def spy(monkeypatch: pytest.MonkeyPatch, target: str, key: str) -> list[Any]:
+    """What a function is given under a keyword, call by call; it does what it did."""
+    module, _, name = target.rpartition(".")
+    real = getattr(import_module(module), name)
+    seen: list[Any] = []
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        seen.append(kwargs[key])
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(target, call)
+    return seen
 
 
 def raising(error: BaseException, at: int) -> Callable[[int], None]:

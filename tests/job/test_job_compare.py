@@ -17,9 +17,10 @@ from stub_backend import (
     install,
     job,
     raising,
+    spy,
 )
 
-from lagom_overlap.errors import BackendError, JobError, SpaceError
+from lagom_overlap.errors import BackendError, JobError, SpaceError, UnknownNameError
 from lagom_overlap.job.build import groups_of
 from lagom_overlap.job.compare import IterationTimes, measure_rounds, run_compare, search
 
@@ -138,6 +139,21 @@ def test_backend_and_seed_of_the_call_come_before_the_jobs(monkeypatch):
     run_compare(job(seed=3), ["fixed_min"], backend_name="gloo", seed=0)
     assert stub.opened_as == "gloo"
     assert stub.request.seed == 0
+
+
+def test_the_seed_reaches_every_tuner_and_every_study(monkeypatch):
+    install(monkeypatch, StubBackend(TIMES))
+    tuner_seeds = spy(monkeypatch, "lagom_overlap.job.compare.make_tuner", "seed")
+    study_seeds = spy(monkeypatch, "lagom_overlap.job.compare.Study", "seed")
+    run_compare(job(seed=9), TUNERS)
+    assert tuner_seeds == study_seeds == [9, 9]
+
+
+def test_a_tuner_that_does_not_exist_is_refused_before_the_backend_is_opened(monkeypatch):
+    stub = install(monkeypatch, StubBackend(TIMES))
+    with pytest.raises(UnknownNameError, match="fixed_mim.*did you mean 'fixed_min'"):
+        run_compare(job(), ["exhaustive", "fixed_mim"])
+    assert stub.opened_as is None
 
 
 def test_each_stage_is_named_before_it_runs(monkeypatch):

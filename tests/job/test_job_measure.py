@@ -86,6 +86,13 @@ def test_a_slower_step_or_a_failed_one_does_not_replace_the_best(monkeypatch):
     assert [p.best_s for p in shown[:3]] == [220, 2 * 60 + 3 * 6, 138]
 
 
+def test_a_faster_run_of_the_verdict_is_no_find_of_the_search(monkeypatch):
+    times = {**in_turn(SEARCHED, JUDGED), ("g", TUNED_G): [0.5, 0.25], ("h", TUNED_H): [0.5, 0.25]}
+    shown: list[Progress] = []
+    run_of(monkeypatch, StubBackend(times)).drive(shown.append)
+    assert {p.best_s for p in shown if p.phase is StepKind.VERDICT} == {2.5}
+
+
 def test_no_best_is_shown_before_a_whole_iteration_ran(monkeypatch):
     times = {**in_turn(SEARCHED, JUDGED), ("g", UNTOUCHED_G): [0.0, 1.5, 2, 4]}
     shown: list[Progress] = []

@@ -1,6 +1,7 @@
 """`lagom tune` with made-up times: the object that is printed, the report's data and the run folder."""
 
 import json
+import signal
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,12 @@ from stub_backend import (
     install,
     job,
     raising,
+    spy,
 )
 
 from lagom_overlap import __version__
 from lagom_overlap.backends.bundle import parse_header
-from lagom_overlap.errors import BackendError, OutputError, SpaceError
+from lagom_overlap.errors import BackendError, OutputError, SpaceError, UnknownNameError
 from lagom_overlap.job.build import groups_of, job_fingerprint
 from lagom_overlap.job.describe import OUT_OF_BUDGET
 from lagom_overlap.job.spec import parse_job
@@ -356,7 +358,39 @@ def test_a_folder_that_exists_is_refused_and_left_as_it_is(monkeypatch, tmp_path
     with pytest.raises(OutputError, match="exists already"):
         tuned(monkeypatch, tmp_path, stub)
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["mine.txt"]
-    assert stub.calls == []
+    assert stub.opened_as is None
+
+
+def test_a_tuner_that_does_not_exist_is_refused_before_the_backend_is_opened(monkeypatch, tmp_path):
+    stub = StubBackend(TIMES)
+    with pytest.raises(UnknownNameError, match="fixed_mim.*did you mean 'fixed_min'"):
+        tuned(monkeypatch, tmp_path, stub, tuner="fixed_mim")
+    assert stub.opened_as is None
+    assert not (tmp_path / "run").exists()
+
+
+def test_ctrl_c_while_the_results_are_written_waits_until_they_are(monkeypatch, tmp_path):
+    def page(_report: object) -> str:
+        signal.raise_signal(signal.SIGINT)
+        return "a page"
+
+    install(monkeypatch, StubBackend(TIMES))
+    monkeypatch.setattr("lagom_overlap.job.tune.render_html", page)
+    try:
+        result = run_tune(TuneRequest(spec=job(), out=tmp_path / "run"))
+    except KeyboardInterrupt:
+        pytest.fail("the results were cut off")
+    assert result.json.interrupted is False
+    assert all(Path(file).exists() for file in result.json.files)
+
+
+def test_the_run_record_is_written_last_so_that_a_folder_with_it_is_whole(monkeypatch, tmp_path):
+    written: list[str] = []
+    install(monkeypatch, StubBackend(TIMES))
+    monkeypatch.setattr("lagom_overlap.job.tune.write_private", lambda path, _content: written.append(path.name))
+    run_tune(TuneRequest(spec=job(), out=tmp_path / "run"))
+    assert sorted(written) == ["configs.toml", "report.html", "run.json", "timeline.json"]
+    assert written[-1] == "run.json"
 
 
 def test_without_a_folder_each_run_gets_its_own_below_lagom_runs_under_the_jobs_name(monkeypatch, tmp_path):
@@ -389,14 +423,16 @@ def test_the_jobs_options_reach_its_tuner_and_a_wrong_one_makes_no_folder(monkey
     assert stub.num_closed == 1
 
 
-def test_the_seed_orders_the_rounds(monkeypatch, tmp_path):
+def test_the_seed_orders_the_rounds_and_reaches_the_tuner(monkeypatch, tmp_path):
     def order(name: str, seed: int) -> list[str | None]:
         (tmp_path / name).mkdir()
         report = tuned(monkeypatch, tmp_path / name, StubBackend(TIMES), seed=seed).report
         return [entry.step.arm for entry in report.entries]
 
+    seeds = spy(monkeypatch, "lagom_overlap.job.tune.make_tuner", "seed")
     assert order("a", 1) == order("b", 1)
     assert order("c", 1) != order("d", 2)
+    assert seeds == [1, 1, 1, 2]
 
 
 class Origin(msgspec.Struct, frozen=True):

@@ -109,7 +109,10 @@ class _Explodes:
         (b"[1, 2", "broken JSON|no GPU event"),
         (b'"text"', "is not a trace"),
         (gzip.compress(b"", mtime=0), "is empty"),
-        (gzip.compress(b'{"traceEvents": []}', mtime=0)[:-12] + b"xxxxxxxxxxxx", "damaged|cannot be unpacked|is not a trace"),
+        (
+            gzip.compress(b'{"traceEvents": []}', mtime=0)[:-12] + b"xxxxxxxxxxxx",
+            "damaged|cannot be unpacked|is not a trace",
+        ),
         (b"\x1f\x8bnot gzip at all", "cannot be unpacked"),
         (b'{"traceEvents": []}', "no GPU event"),
         (b'{"traceEvents": 5}', "is not a trace|broken"),

@@ -18,7 +18,7 @@ from lagom_overlap.workload import OverlapGroup
 class FittedBackend:
     """Implements `Backend`; `comp_alone_s` gives the time of each group's computations alone, by group name."""
 
-    description = "predicted by a contention model fitted to measured overlaps: nothing is run"
+    description = "predicted from a trace by a model fitted to measured overlaps: nothing was run"
 
     def __init__(
         self, constants: OverlapConstants, comp_alone_s: Mapping[str, float], limits: SpaceLimits | None = None

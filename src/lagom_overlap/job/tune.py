@@ -128,7 +128,17 @@ def run_tune(request: TuneRequest, observe: Observer = ignore) -> TuneResult:
         )
         folder = create_run_folder(request.out, spec.job.name)
         journal = Journal(folder / "measurements.jsonl", problems)
-        journal.start(header_line(backend_request.job_fingerprint, request.backend_name, problems))
+        journal.start(
+            header_line(
+                backend_request.job_fingerprint,
+                request.backend_name,
+                problems,
+                description=backend.description,
+                notes=_backend_notes(request, backend),
+                arm_words=_arm_words(request, backend),
+                limits=backend_request.limits,
+            )
+        )
         run = Run(
             study=study,
             backend=backend,
@@ -144,8 +154,16 @@ def run_tune(request: TuneRequest, observe: Observer = ignore) -> TuneResult:
         return _write(request, folder, run, journal, time.monotonic() - started)
 
 
+def _backend_notes(request: TuneRequest, backend: Backend) -> tuple[str, ...]:
+    return request.ground.notes if request.ground else notes_of(request.spec, request.backend_name, backend)
+
+
+def _arm_words(request: TuneRequest, backend: Backend) -> Mapping[str, str]:
+    return request.ground.arm_words if request.ground else arm_words(request.backend_name, backend)
+
+
 def _notes(request: TuneRequest, run: Run) -> tuple[str, ...]:
-    notes = request.ground.notes if request.ground else notes_of(request.spec, request.backend_name, run.backend)
+    notes = _backend_notes(request, run.backend)
     return (*notes, OUT_OF_BUDGET) if run.out_of_budget else notes
 
 
@@ -153,12 +171,11 @@ def _write(request: TuneRequest, folder: Path, run: Run, journal: Journal, durat
     spec, study, problems, entries = request.spec, run.study, journal.problems, tuple(journal.entries)
     default: dict[str, Assignment] = {problem.group.name: problem.default for problem in problems}
     adopted = study.verdict is not None and study.verdict.adopted
-    words = request.ground.arm_words if request.ground else arm_words(request.backend_name, run.backend)
     report = TuneReport(
         job=spec.job.name,
         backend=request.backend_name,
         backend_description=run.backend.description,
-        arm_words=words,
+        arm_words=_arm_words(request, run.backend),
         tuner=request.tuner_name,
         guarded=spec.tune.guard,
         seed=request.effective_seed,
