@@ -151,7 +151,7 @@ def test_the_seed_reaches_every_tuner_and_every_study(monkeypatch):
 
 def test_a_tuner_that_does_not_exist_is_refused_before_the_backend_is_opened(monkeypatch):
     stub = install(monkeypatch, StubBackend(TIMES))
-    with pytest.raises(UnknownNameError, match="fixed_mim.*did you mean 'fixed_min'"):
+    with pytest.raises(UnknownNameError, match=r"fixed_mim.*did you mean 'fixed_min'"):
         run_compare(job(), ["exhaustive", "fixed_mim"])
     assert stub.opened_as is None
 

@@ -363,7 +363,7 @@ def test_a_folder_that_exists_is_refused_and_left_as_it_is(monkeypatch, tmp_path
 
 def test_a_tuner_that_does_not_exist_is_refused_before_the_backend_is_opened(monkeypatch, tmp_path):
     stub = StubBackend(TIMES)
-    with pytest.raises(UnknownNameError, match="fixed_mim.*did you mean 'fixed_min'"):
+    with pytest.raises(UnknownNameError, match=r"fixed_mim.*did you mean 'fixed_min'"):
         tuned(monkeypatch, tmp_path, stub, tuner="fixed_mim")
     assert stub.opened_as is None
     assert not (tmp_path / "run").exists()

@@ -101,7 +101,8 @@ def test_an_engine_that_failed_in_the_rounds_leaves_the_shares_unknown(report):
 def test_the_best_fixed_setting_is_named(report):
     verdict = replace(verdict_of(EIGHTEEN, adopted=True, fixed_max=EIGHTEEN), best_fixed="fixed_max")
     assert fixed_sentence(replace(report, verdict=verdict)) == (
-        "Tuned is 1.18× faster than the better of all knobs minimal and maximal (all knobs maximal) (quartiles 1.15–1.21, 13/13 wins)."
+        "Tuned is 1.18× faster than the better of all knobs minimal and maximal (all knobs maximal) "
+        "(quartiles 1.15–1.21, 13/13 wins)."
     )
 
 

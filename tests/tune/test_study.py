@@ -257,3 +257,20 @@ def test_a_measurement_keeps_its_makespan_in_the_journal() -> None:
     outcome = Measurement(makespan_s=7, comp_s=1, comm_s=(6,))
     study.report(step, {"g": outcome})
     assert study.entries[0].outcomes["g"] == outcome
+
+
+def test_a_tuner_that_ends_with_its_last_measurement_is_not_cut_short_by_the_budget() -> None:
+    one = problem(channels_only(1, 2))
+    for budget, finished in ((1, True), (2, True), (None, True)):
+        study = Study((one,), FixedMin((one,)), num_pairs=3, max_measurements=budget)
+        study.skip_verdict()
+        while (step := study.next()) is not None:
+            study.report(step, {name: measured(1.0, 1.0) for name in step.assignments})
+        assert study.tuner_finished is finished
+    cut = Study((one,), Exhaustive((one,)), num_pairs=3, max_measurements=1)
+    cut.skip_verdict()
+    step = cut.next()
+    assert step is not None
+    cut.report(step, {name: measured(1.0, 1.0) for name in step.assignments})
+    assert cut.next() is None
+    assert cut.tuner_finished is False

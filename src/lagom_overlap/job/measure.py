@@ -44,7 +44,9 @@ class Run:
     @property
     def out_of_budget(self) -> bool:
         """Whether the budget, not the tuner, ended the search."""
-        return self.out_of_time or self.study.num_measurements >= self.max_measurements
+        return self.out_of_time or (
+            self.study.num_measurements >= self.max_measurements and not self.study.tuner_finished
+        )
 
     def drive(self, observe: Observer = ignore, keep: Callable[[Entry], None] = lambda _: None) -> None:
         """Runs every step; `keep` receives each entry as soon as it is measured.

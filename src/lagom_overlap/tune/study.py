@@ -61,6 +61,7 @@ class Study:
         self._num_pairs = num_pairs
         self._max_measurements = max_measurements
         self._wants_verdict = True
+        self._tuner_finished = False
         self._phase = Phase.SEARCH
         self._asked: Step | None = None
         self._trial: Trial | None = None
@@ -96,6 +97,14 @@ class Study:
     def chosen(self) -> Mapping[str, Assignment]:
         """What to run from now on: the recommendation, or the default where the verdict did not adopt it."""
         return self.recommended if self._verdict is None or self._verdict.adopted else dict(self._defaults)
+
+    @property
+    def tuner_finished(self) -> bool:
+        """Whether the tuner ended the search by itself; False where a budget, a stop or nothing did so far.
+
+        A search that used its last measurement is asked once more, so that its end is known.
+        """
+        return self._tuner_finished
 
     @property
     def num_measurements(self) -> int:
@@ -166,9 +175,11 @@ class Study:
 
     def _next_search(self) -> Step | None:
         if self._max_measurements is not None and self._num_measurements >= self._max_measurements:
+            self._tuner_finished = self._tuner.ask() is None
             return None
         self._trial = self._tuner.ask()
         if self._trial is None:
+            self._tuner_finished = True
             return None
         return Step(
             number=len(self._entries),
