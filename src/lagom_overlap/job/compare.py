@@ -16,7 +16,7 @@ from lagom_overlap.report.model import CompareRow
 from lagom_overlap.tune.base import Problems
 from lagom_overlap.tune.study import Study
 
-DEFAULT_TUNERS = ("default", "fixed_min", "fixed_max", "static_cap", "autoccl", "lagom")
+DEFAULT_TUNERS = ("default", "fixed_min", "fixed_max", "static_cap", "autoccl", "lagom", "just_enough")
 
 
 @dataclass(frozen=True, slots=True)
