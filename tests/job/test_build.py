@@ -5,7 +5,7 @@ import copy
 import pytest
 
 from lagom_overlap.errors import JobError, LagomError
-from lagom_overlap.job.build import groups_of, job_fingerprint, limits_of
+from lagom_overlap.job.build import groups_of, job_fingerprint, limits_of, unused_keys
 from lagom_overlap.job.spec import SpaceTable, parse_job
 from lagom_overlap.units import KIB, MIB
 from lagom_overlap.workload import Attention, Gemm, MemoryBound
@@ -128,3 +128,16 @@ def test_slices_become_chunks_on_the_wire():
     limits = limits_of(SpaceTable(slice_bytes=["684 KiB", "1366 KiB"], num_channels=[4, 2, 2]))
     assert limits.chunk_bytes == (1366 * KIB, 1368 * KIB)
     assert limits.num_channels == (2, 4)
+
+
+def test_a_key_that_the_backend_has_no_use_for_is_named():
+    def unused(raw: dict, backend: str) -> tuple[str, ...]:
+        return unused_keys(parse_job(raw, "job.toml"), backend)
+
+    assert unused(BLOCK, "simulated") == unused(BLOCK, "gloo") == ()
+    linked = with_(BLOCK, "job", link="1 Gbit/s", ranks=4)
+    assert unused(linked, "simulated") == ("job.link",)
+    assert unused(linked, "gloo") == ()
+    assert unused(with_(MODEL, "job", ranks=4), "simulated") == ("job.ranks",)
+    assert unused(with_(BLOCK, "cost", noise=0.1), "gloo") == ("cost",)
+    assert unused(with_(BLOCK, "cost", noise=0.1), "simulated") == ()

@@ -2,6 +2,7 @@
 
 import hashlib
 import inspect
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import metadata
@@ -15,12 +16,24 @@ from lagom_overlap.backends.gloo import join_if_launched_by_torchrun
 from lagom_overlap.collective import Collective, chunk_bytes_of_slice
 from lagom_overlap.errors import JobError, MissingDependencyError, UnknownNameError
 from lagom_overlap.hardware import Cluster, load_preset
-from lagom_overlap.job.spec import BlockTable, CommTable, GroupTable, JobSpec, SpaceTable, link_bytes_per_s, size_bytes
+from lagom_overlap.job.spec import (
+    BlockTable,
+    CommTable,
+    CostTable,
+    GroupTable,
+    JobSpec,
+    JobTable,
+    SpaceTable,
+    link_bytes_per_s,
+    size_bytes,
+)
 from lagom_overlap.tune.base import Problems, Tuner
 from lagom_overlap.tune.guard import Guarded
 from lagom_overlap.workload import Attention, CommOp, CompOp, Gemm, MemoryBound, OverlapGroup, Work, find_overlap_groups
 from lagom_overlap.workload.fsdp import fsdp_iteration
 from lagom_overlap.workload.models import load_model
+
+_log = logging.getLogger(__name__)
 
 TUNERS: Final = "lagom_overlap.tuners"
 BACKENDS: Final = "lagom_overlap.backends"
@@ -240,6 +253,19 @@ def join_launched(backend: str) -> int | None:
     return join_if_launched_by_torchrun() if backend == "gloo" else None
 
 
+def unused_keys(spec: JobSpec, backend: str) -> tuple[str, ...]:
+    """Keys that the job sets and this backend has no use for; a recording takes the place of all of them."""
+    default = JobTable(name=spec.job.name)
+    found = []
+    if backend == "simulated":
+        found += ["job.link"] if spec.job.link != default.link else []
+        found += ["job.timeout_s"] if spec.job.timeout_s != default.timeout_s else []
+        found += ["job.ranks"] if spec.model is not None and spec.job.ranks != default.ranks else []
+    if backend == "gloo":
+        found += ["cost"] if spec.cost != CostTable() else []
+    return tuple(found)
+
+
 def open_backend(spec: JobSpec, name: str, request: BackendRequest) -> Backend:
     """The backend of that name, opened.
 
@@ -249,6 +275,8 @@ def open_backend(spec: JobSpec, name: str, request: BackendRequest) -> Backend:
         JobError: if the job does not hold what the backend needs.
     """
     factory = _load(BACKENDS, "backend", name)
+    for key in unused_keys(spec, name):
+        _log.warning("%s has no meaning with the %s backend and is not used", key, name)
     if name == "simulated" and request.cluster is None:
         raise JobError("the simulated backend needs a cluster: give [cluster] preset = ... in the job file")
     if name == "gloo" and spec.model is not None:
