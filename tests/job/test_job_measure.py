@@ -39,7 +39,6 @@ def run_of(
         problems=problems,
         max_seconds=max_seconds,
         max_measurements=max_measurements,
-        num_pairs=3,
     )
 
 

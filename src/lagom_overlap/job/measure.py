@@ -37,7 +37,6 @@ class Run:
     problems: Problems
     max_seconds: float
     max_measurements: int
-    num_pairs: int
     interrupted: bool = False
     out_of_time: bool = False
 
@@ -86,8 +85,7 @@ class Run:
     def _num_planned(self, kind: StepKind) -> int:
         if kind is StepKind.SEARCH:
             return self.max_measurements
-        arms = {name for problem in self.problems for name in problem.baselines}
-        return self.num_pairs * (2 + len(arms))
+        return self.study.num_verdict_steps
 
 
 def iteration_makespan_s(problems: Problems, outcomes: Mapping[str, Outcome]) -> float | None:

@@ -145,7 +145,6 @@ def run_tune(request: TuneRequest, observe: Observer = ignore) -> TuneResult:
             problems=problems,
             max_seconds=spec.tune.budget.seconds,
             max_measurements=spec.tune.budget.measurements,
-            num_pairs=spec.tune.pairs,
         )
         run.drive(observe, journal.keep)
     finally:
