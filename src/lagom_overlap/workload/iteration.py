@@ -6,15 +6,38 @@ from lagom_overlap.errors import JobError
 from lagom_overlap.workload.ops import CommOp, CompOp, Op
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buffer:
+    """Device memory that lives from the start of `maker` to the end of the last of `users` (for ever if there is none).
+
+    Names are operators of the iteration. Gathered parameters, activations kept for the backward, unreduced gradients.
+    """
+
+    name: str
+    num_bytes: int
+    maker: str
+    users: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.num_bytes < 1:
+            raise JobError(f"buffer {self.name!r}: bytes is {self.num_bytes}, must be at least 1")
+
+
 @dataclass(frozen=True, slots=True)
 class Iteration:
     """Operators of one rank in the order in which the host issues them.
 
     Operators of one stream run in that order; `deps` are waits for operators issued earlier (on any stream).
+    `is_dataflow` promises that `deps` hold every data dependence, on the same stream too: only then may a planner
+    change the order. `buffers` are what comes and goes in memory, `resident_bytes` what stays (parameters, optimizer
+    state).
     """
 
     name: str
     ops: tuple[Op, ...]
+    is_dataflow: bool = False
+    buffers: tuple[Buffer, ...] = ()
+    resident_bytes: int = 0
 
     def __post_init__(self) -> None:
         seen: set[str] = set()
@@ -25,6 +48,12 @@ class Iteration:
             if missing:
                 raise JobError(f"iteration {self.name!r}: {op.name!r} waits for {missing[0]!r}, not issued before it")
             seen.add(op.name)
+        for buffer in self.buffers:
+            unknown = [name for name in (buffer.maker, *buffer.users) if name not in seen]
+            if unknown:
+                raise JobError(
+                    f"iteration {self.name!r}: buffer {buffer.name!r} names {unknown[0]!r}, no operator of it"
+                )
 
     @property
     def computations(self) -> tuple[CompOp, ...]:

@@ -1,9 +1,22 @@
 """Operators of an iteration: computations by what they compute, communications by what they move."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from lagom_overlap.collective import Collective
 from lagom_overlap.errors import JobError
+from lagom_overlap.workload.sharding import ShardSpec
+
+
+class Phase(StrEnum):
+    """The part of a training step that an operator belongs to."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    WEIGHT_GRAD = "weight_grad"
+    RECOMPUTE = "recompute"
+    OPTIMIZER = "optimizer"
+    LOSS = "loss"
 
 
 def _check_positive(what: object, **fields: float) -> None:
@@ -94,20 +107,46 @@ Work = Gemm | Attention | MemoryBound | Kernel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where in the model an operator comes from: what planners group and repeat by, and what a reader recognises.
+
+    `module` is the fully qualified name of the module (`"layers.3.attention"`), `kernel` the framework's operator
+    (`"aten.mm"`); `layer` and `microbatch` count from 0, None and 0 where there is none.
+    """
+
+    phase: Phase | None = None
+    layer: int | None = None
+    microbatch: int = 0
+    module: str = ""
+    kernel: str = ""
+
+
+NO_ORIGIN = Origin()
+"""Nothing known of where an operator comes from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CompOp:
-    """A computation on a stream; `deps` are names of operators on other streams that it waits for."""
+    """A computation on a stream; `deps` are names of operators that it waits for.
+
+    Its predecessor on its stream need not be named, unless the iteration is a data-flow one. `shards` says along which
+    axes it can be cut (None: it cannot).
+    """
 
     name: str
     work: Work
     stream: str = "compute"
     deps: tuple[str, ...] = ()
+    origin: Origin = NO_ORIGIN
+    shards: ShardSpec | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommOp:
-    """A collective on a stream; `deps` are names of operators on other streams that it waits for.
+    """A collective on a stream; `deps` are names of operators that it waits for, as in `CompOp`.
 
-    `communicator` is the framework's description of the communicator (`"fsdp"`, `"tp"`).
+    `communicator` is the framework's description of the communicator (`"fsdp"`, `"tp"`). `shards` says along which axes
+    of its payload it can be cut, so that a computation beside it can work on the parts.
     """
 
     name: str
@@ -115,6 +154,8 @@ class CommOp:
     stream: str = "comm"
     communicator: str = "default"
     deps: tuple[str, ...] = ()
+    origin: Origin = NO_ORIGIN
+    shards: ShardSpec | None = None
 
 
 Op = CompOp | CommOp

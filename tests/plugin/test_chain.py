@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from c_build import compile_c
-from fake_host import RELEASES, Fault
+from lagom_overlap.plugin.fake_host import RELEASES, Fault
 
 from lagom_overlap.collective import Algorithm, CollectiveKind, CommConfig, Protocol
 

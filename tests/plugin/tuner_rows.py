@@ -1,7 +1,7 @@
 """Tables for the tests: one communicator of eight ranks on one node, the first of its kind."""
 
 from lagom_overlap.collective import CollectiveKind, CommConfig, CommunicatorId, ConfigKey, ConfigTable
-from lagom_overlap.deploy import ProcessCommunicator, encode_table
+from lagom_overlap.plugin import ProcessCommunicator, encode_table
 
 FSDP = CommunicatorId(description="fsdp", ranks=tuple(range(8)))
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from lagom_overlap.deploy import write_table
-from lagom_overlap.deploy.plugin import TunerPlugin
+from lagom_overlap.plugin import write_table
+from lagom_overlap.plugin.library import TunerPlugin
 
 sys.path.insert(0, str(Path(__file__).parent))  # the helpers beside the tests
 
 from c_build import CSRC, compile_c
-from fake_host import FakeNccl, load_fake_library
+from lagom_overlap.plugin.fake_host import FakeNccl, load_fake_library
 from tuner_rows import Rows, encode_rows
 
 

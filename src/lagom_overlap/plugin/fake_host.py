@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 
 from lagom_overlap.collective import Algorithm, CollectiveKind, Protocol
-from lagom_overlap.deploy.table_layout import ALGORITHMS, KINDS, PROTOCOLS
+from lagom_overlap.plugin.table_layout import ALGORITHMS, KINDS, PROTOCOLS
 
 RELEASES = {"2.21": 22105, "2.22": 22203, "2.24": 22403, "2.28": 22807, "2.30": 23003, "2.31": 23102, "2.32.6": 23206}
 WITH_CHUNKS = ("2.30", "2.31", "2.32.6")

@@ -1,7 +1,7 @@
 """getChunkSize: no identity, bytes of one channel, up to three calls, and the values that would crash NCCL."""
 
 import pytest
-from fake_host import RELEASES, WITH_CHUNKS, Call, Fault, Mode
+from lagom_overlap.plugin.fake_host import RELEASES, WITH_CHUNKS, Call, Fault, Mode
 
 from lagom_overlap.collective import Algorithm, CollectiveKind, CommConfig, Protocol
 

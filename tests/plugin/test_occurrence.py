@@ -1,7 +1,7 @@
 """Which call of the step it is: the counter, its reset, and the calls that are none."""
 
 import pytest
-from fake_host import RELEASES, WITH_CHUNKS, Call, Mode
+from lagom_overlap.plugin.fake_host import RELEASES, WITH_CHUNKS, Call, Mode
 
 from lagom_overlap.collective import CollectiveKind, CommConfig
 

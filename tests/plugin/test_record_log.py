@@ -3,11 +3,11 @@
 import os
 
 import pytest
-from fake_host import RELEASES, WITH_CHUNKS, Call, Mode
+from lagom_overlap.plugin.fake_host import RELEASES, WITH_CHUNKS, Call, Mode
 
 from lagom_overlap.collective import Algorithm, CollectiveKind, CommConfig, Protocol
-from lagom_overlap.deploy import read_record
-from lagom_overlap.deploy.record_log import Flag
+from lagom_overlap.plugin import read_record
+from lagom_overlap.plugin.record_log import Flag
 from lagom_overlap.errors import TableError
 
 MIB = 1 << 20

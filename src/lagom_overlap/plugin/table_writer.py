@@ -16,7 +16,7 @@ from typing import TypeAlias
 import numpy as np
 
 from lagom_overlap.collective import CollectiveKind, CommConfig, CommunicatorId, ConfigKey, ConfigTable
-from lagom_overlap.deploy import table_layout as layout
+from lagom_overlap.plugin import table_layout as layout
 from lagom_overlap.errors import OutputError, TableError
 
 CallSite: TypeAlias = tuple[CommunicatorId, CollectiveKind, int]

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lagom_overlap.collective import Algorithm, CollectiveKind, Protocol
-from lagom_overlap.deploy import table_layout as layout
+from lagom_overlap.plugin import table_layout as layout
 from lagom_overlap.errors import TableError
 from lagom_overlap.units import US
 

@@ -1,0 +1,1 @@
+"""Model code becomes an iteration: a training step captured without a GPU and without weights."""

@@ -1,0 +1,1 @@
+"""Plan and parameters as one problem."""

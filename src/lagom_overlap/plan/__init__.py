@@ -1,0 +1,1 @@
+"""Planning: an iteration becomes one that computes the same and overlaps more."""

@@ -1,0 +1,1 @@
+"""The training job's front door: tuning inside a running job."""

@@ -1,0 +1,113 @@
+"""The rewrites a plan is made of, as data: read and written by planners, plan files and the engines that execute them.
+
+A plan is a sequence of rewrites, each of which keeps what the step computes, closed by one `Reorder`. The names of the
+operators that a rewrite makes follow from it alone, so that an engine that rewrites a program (an FX graph) and
+`apply.rewritten`, which rewrites an `Iteration`, agree without exchanging anything:
+
+    Substitute(c, REDUCE_SCATTER_ALL_GATHER)   c.rs, c.ag
+    Substitute(c, REDUCES | BROADCASTS)        c.0 ... c.P-1
+    PartitionGroups(c, mesh, order)            c/g0 ... c/gd-1, gk over axis k of the mesh, executed in `order`
+    Split(c, ...)                              o#0 ... o#N-1 for the collective and every operator of the chains;
+                                               o#join where what follows needs the whole of a gathered o
+    Fuse((c, d, e))                            c+2
+    Reorder(names)                             no new name
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from math import prod
+
+from lagom_overlap.errors import JobError
+
+
+class Substitution(StrEnum):
+    """What one collective can be replaced by (Centauri, tree level 1; spec, planners section 2.1)."""
+
+    REDUCE_SCATTER_ALL_GATHER = "reduce_scatter_all_gather"
+    REDUCES = "reduces"
+    BROADCASTS = "broadcasts"
+
+
+@dataclass(frozen=True, slots=True)
+class Substitute:
+    """Replaces a collective by others that together do the same."""
+
+    comm: str
+    into: Substitution
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionGroups:
+    """Runs a collective over the axes of a mesh laid over its group, one axis after the other.
+
+    `mesh` has the sizes [N1 .. Nd], their product is the group's size; index k of the group's r-th rank is
+    `(r // prod(mesh[k+1:])) % mesh[k]`. `order` lists the axes as they are executed.
+    """
+
+    comm: str
+    mesh: tuple[int, ...]
+    order: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.mesh) < 2 or min(self.mesh) < 2:
+            raise JobError(f"{self.comm}: mesh is {list(self.mesh)}, must be at least two axes of at least 2")
+        if sorted(self.order) != list(range(len(self.mesh))):
+            raise JobError(f"{self.comm}: order is {list(self.order)}, must name each axis of {list(self.mesh)} once")
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the group."""
+        return prod(self.mesh)
+
+
+@dataclass(frozen=True, slots=True)
+class ChainLink:
+    """An operator that is cut beside a collective, and its shard axis."""
+
+    op: str
+    axis: int
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Cuts a collective, the chain before it and the chain after it into `num_chunks` equal pieces.
+
+    `axis` is the collective's own shard axis. Piece k of the collective waits for piece k of `before` and is waited for
+    by piece k of `after`. An empty chain waits for, or is waited for by, all pieces.
+    """
+
+    comm: str
+    axis: int
+    num_chunks: int
+    before: tuple[ChainLink, ...] = ()
+    after: tuple[ChainLink, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.num_chunks < 2:
+            raise JobError(f"{self.comm}: num_chunks is {self.num_chunks}, must be at least 2")
+
+
+@dataclass(frozen=True, slots=True)
+class Fuse:
+    """Runs collectives of one kind, group and element type as one."""
+
+    comms: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.comms) < 2 or len(set(self.comms)) != len(self.comms):
+            raise JobError(f"fuse {list(self.comms)}: must be at least two different collectives")
+
+
+@dataclass(frozen=True, slots=True)
+class Reorder:
+    """Issues all operators in this order: a topological order of the data flow, the same on every rank.
+
+    `streams` moves operators to another stream, by name; collectives of one stream run in the order given.
+    """
+
+    order: tuple[str, ...]
+    streams: tuple[tuple[str, str], ...] = ()
+
+
+Rewrite = Substitute | PartitionGroups | Split | Fuse | Reorder
+"""One step of a plan."""
