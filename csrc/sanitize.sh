@@ -1,5 +1,5 @@
 #!/bin/sh
-# Sanitizer runs of the plug-in: address + undefined on the fuzzer and on the stress driver, thread on the stress driver.
+# Sanitizer runs: address + undefined on the fuzzer and on both stress drivers (plug-in, workers), thread on the latter.
 #   csrc/sanitize.sh [build folder] [decisions] [executions]
 # Needs gcc or clang (CC). TSan knows no fences; every word that two threads share is atomic, so it needs to know none.
 set -eu
@@ -30,4 +30,12 @@ $cc $tsan_flags -fPIC -shared -fvisibility=hidden -o "$build/liblagom_tuner_tsan
 $cc $tsan_flags -o "$build/stress_tsan" "$source/stress.c" "$source/fake_nccl.c" -ldl -lm -lpthread
 LAGOM_RECORD="$build/record.tsan" LAGOM_RECORD_ENTRIES=4096 TSAN_OPTIONS=halt_on_error=1:exitcode=66 \
   "$build/stress_tsan" "$build/liblagom_tuner_tsan.so" "$decisions" 4
+
+for sanitizer in address,undefined thread; do
+  echo "== $sanitizer: workers, 3000, 1000 and 200 collectives on 2, 3 and 4 ranks"
+  $cc $flags -fsanitize=$sanitizer -fno-sanitize-recover=all -o "$build/stress_workers" "$source/stress_workers.c" -lpthread
+  "$build/stress_workers" 3000 2 1
+  "$build/stress_workers" 1000 3 2
+  "$build/stress_workers" 200 4 3
+done
 echo "all clean"

@@ -21,7 +21,7 @@ pytest.importorskip("torch")
 import lagom_overlap
 from lagom_overlap.backends import BackendRequest, Failure, Measurement, SpaceLimits
 from lagom_overlap.backends.gloo import (
-    GlooBackend,
+    RankBackend,
     backend,
     footprint,
     join_if_launched_by_torchrun,
@@ -96,7 +96,7 @@ def all_gone(pids: tuple[int, ...]) -> bool:
 
 
 @pytest.fixture(scope="module")
-def two_ranks() -> Iterator[GlooBackend]:
+def two_ranks() -> Iterator[RankBackend]:
     opened = open_backend(request(repeats=3))
     pids = opened.pids
     assert len(pids) == 2
@@ -108,13 +108,13 @@ def two_ranks() -> Iterator[GlooBackend]:
 
 
 @pytest.fixture
-def open_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., GlooBackend]]:
+def open_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., RankBackend]]:
     """Opens backends whose temporary files, if they left any, would be found in `tmp_path`."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    opened: list[GlooBackend] = []
+    opened: list[RankBackend] = []
 
-    def open_one(**changes: object) -> GlooBackend:
+    def open_one(**changes: object) -> RankBackend:
         opened.append(open_backend(request(**changes)))
         return opened[-1]
 
@@ -128,7 +128,7 @@ def open_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callab
 
 
 @pytest.mark.parametrize("config", [CommConfig(), sliced(1), sliced(3), sliced(8, 513 * KIB + 1), sliced(8, 64 * MIB)])
-def test_all_collectives_are_right_and_times_fit_together(two_ranks: GlooBackend, config: CommConfig) -> None:
+def test_all_collectives_are_right_and_times_fit_together(two_ranks: RankBackend, config: CommConfig) -> None:
     odd = 8 * (131072 * 3 + 77)  # elements per rank that are no multiple of any slice
     group = group_of(*(Collective(kind, odd, 2) for kind in KINDS), starts_after=(0, 2, 1, 3))
     outcome = two_ranks.measure(group, (config,) * 4)  # raises WrongResultError where an answer is wrong
@@ -147,14 +147,14 @@ def test_all_collectives_are_right_and_times_fit_together(two_ranks: GlooBackend
             assert comms[name].start_s >= timeline.of(SpanKind.COMP)[start - 1].end_s
 
 
-def test_collectives_may_differ_in_configuration_and_small_ones_work(two_ranks: GlooBackend) -> None:
+def test_collectives_may_differ_in_configuration_and_small_ones_work(two_ranks: RankBackend) -> None:
     tiny = group_of(*(Collective(kind, 8, 2) for kind in KINDS), Collective(CollectiveKind.ALL_GATHER, 8, 2))
     assignment = (CommConfig(), sliced(2), CommConfig(num_channels=4), CommConfig(chunk_bytes=MIB), sliced(8))
     assert isinstance(two_ranks.measure(tiny, assignment), Measurement)
 
 
 @pytest.mark.slow
-def test_four_ranks_are_right_too(open_for: Callable[..., GlooBackend]) -> None:
+def test_four_ranks_are_right_too(open_for: Callable[..., RankBackend]) -> None:
     opened = open_for(num_ranks=4)
     group = group_of(*(Collective(kind, 16 * (131072 + 13), 4) for kind in KINDS))
     for config in (CommConfig(), sliced(2), sliced(3, 777_777)):
@@ -164,7 +164,7 @@ def test_four_ranks_are_right_too(open_for: Callable[..., GlooBackend]) -> None:
 # --- what may be tried
 
 
-def test_the_problem_offers_the_native_call_and_three_baselines(two_ranks: GlooBackend) -> None:
+def test_the_problem_offers_the_native_call_and_three_baselines(two_ranks: RankBackend) -> None:
     group = group_of(Collective(CollectiveKind.ALL_GATHER, 8 * MIB, 2))
     problem = two_ranks.problem(group)
     assert problem.default == (CommConfig(),)
@@ -175,7 +175,7 @@ def test_the_problem_offers_the_native_call_and_three_baselines(two_ranks: GlooB
     }
 
 
-def test_a_group_that_cannot_run_is_refused_with_the_reason(two_ranks: GlooBackend) -> None:
+def test_a_group_that_cannot_run_is_refused_with_the_reason(two_ranks: RankBackend) -> None:
     with pytest.raises(BackendError, match="runs over 4 ranks, but the job starts 2"):
         two_ranks.problem(small_group(4))
     with pytest.raises(BackendError, match=r"must be a multiple of 8 bytes"):
@@ -187,7 +187,7 @@ def test_a_group_that_cannot_run_is_refused_with_the_reason(two_ranks: GlooBacke
         two_ranks.problem(group_of(Collective(CollectiveKind.ALL_GATHER, 1 << 50, 2)))
 
 
-def test_a_configuration_that_gloo_lacks_is_a_failure_and_the_search_goes_on(two_ranks: GlooBackend) -> None:
+def test_a_configuration_that_gloo_lacks_is_a_failure_and_the_search_goes_on(two_ranks: RankBackend) -> None:
     outcome = two_ranks.measure(small_group(), (CommConfig(protocol=Protocol.LL),))
     assert isinstance(outcome, Failure)
     assert "protocol is ll" in outcome.reason
@@ -228,7 +228,7 @@ def test_limits_outside_what_gloo_offers_are_refused(limits: SpaceLimits, messag
 # --- ends: good, bad, and none left behind
 
 
-def test_a_killed_rank_ends_the_run_with_its_number_and_signal(open_for: Callable[..., GlooBackend]) -> None:
+def test_a_killed_rank_ends_the_run_with_its_number_and_signal(open_for: Callable[..., RankBackend]) -> None:
     opened = open_for(repeats=10**6)
     pids = opened.pids
     threading.Timer(0.3, os.kill, (pids[1], signal.SIGKILL)).start()
@@ -239,7 +239,7 @@ def test_a_killed_rank_ends_the_run_with_its_number_and_signal(open_for: Callabl
 
 @pytest.mark.slow
 def test_a_rank_that_is_killed_while_idle_is_named_at_the_next_measurement(
-    open_for: Callable[..., GlooBackend],
+    open_for: Callable[..., RankBackend],
 ) -> None:
     opened = open_for()
     os.kill(opened.pids[0], signal.SIGKILL)
@@ -248,7 +248,7 @@ def test_a_rank_that_is_killed_while_idle_is_named_at_the_next_measurement(
 
 
 @pytest.mark.slow
-def test_a_stopped_rank_ends_the_run_within_the_time_of_a_measurement(open_for: Callable[..., GlooBackend]) -> None:
+def test_a_stopped_rank_ends_the_run_within_the_time_of_a_measurement(open_for: Callable[..., RankBackend]) -> None:
     opened = open_for(repeats=10**6, timeout_s=1.0)
     pids = opened.pids
     threading.Timer(0.3, os.kill, (pids[1], signal.SIGSTOP)).start()
@@ -257,7 +257,7 @@ def test_a_stopped_rank_ends_the_run_within_the_time_of_a_measurement(open_for: 
     assert all_gone(pids)
 
 
-def test_ranks_ignore_the_ctrl_c_that_a_terminal_sends_to_all(two_ranks: GlooBackend) -> None:
+def test_ranks_ignore_the_ctrl_c_that_a_terminal_sends_to_all(two_ranks: RankBackend) -> None:
     for pid in two_ranks.pids:
         os.kill(pid, signal.SIGINT)
     assert isinstance(two_ranks.measure(small_group(), (CommConfig(),)), Measurement)
@@ -265,7 +265,7 @@ def test_ranks_ignore_the_ctrl_c_that_a_terminal_sends_to_all(two_ranks: GlooBac
 
 @pytest.mark.slow
 def test_ctrl_c_in_the_controller_leaves_no_rank_and_no_backend(
-    open_for: Callable[..., GlooBackend], monkeypatch: pytest.MonkeyPatch
+    open_for: Callable[..., RankBackend], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = open_for(repeats=10**6)
     pids = opened.pids
@@ -438,7 +438,7 @@ def test_what_the_ranks_hold_already_is_not_asked_for_twice(monkeypatch: pytest.
 
 
 @pytest.mark.slow
-def test_an_emulated_link_is_no_faster_than_its_rate(open_for: Callable[..., GlooBackend]) -> None:
+def test_an_emulated_link_is_no_faster_than_its_rate(open_for: Callable[..., RankBackend]) -> None:
     reason = probe_link_emulation()
     if reason is not None:
         pytest.skip(f"no link emulation here: {reason}")

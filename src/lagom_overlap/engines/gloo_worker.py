@@ -1,4 +1,4 @@
-"""The rank process: `python -m lagom_overlap.engines.gloo_worker --rank R --ranks N --parent PID [--joined]`.
+"""The rank process: `python -m lagom_overlap.engines.gloo_worker --rank R --ranks N --parent PID ...`.
 
 Spawned by a controller on this machine: stdin brings commands and its end is the controller's end, stdout carries
 replies (rank 0), anything else that is printed goes to stderr. A spawned rank dies with its parent: the kernel kills it
@@ -24,6 +24,7 @@ import torch
 from torch import distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
+from lagom_overlap.engines.base import Engine
 from lagom_overlap.engines.gloo_engine import GlooEngine
 from lagom_overlap.engines.gloo_group import NEVER, PrefixStore, Store, TCPStore, open_group
 from lagom_overlap.engines.gloo_rank import Control, RankSession
@@ -37,6 +38,7 @@ from lagom_overlap.engines.messages import (
     decode_command,
     encode,
 )
+from lagom_overlap.engines.workers_engine import open_workers
 
 LOOPBACK: Final = "127.0.0.1"
 MEETING_TIMEOUT: Final = timedelta(seconds=120)
@@ -94,7 +96,18 @@ def claim_stdout() -> Callable[[bytes], None]:
     return write
 
 
-def open_session(*, rank: int, num_ranks: int, store: Store, host: str | None) -> tuple[RankSession, Control]:
+def open_engine(name: str, store: Store, *, rank: int, num_ranks: int, host: str | None) -> Engine:
+    """The engine that is measured: `gloo`, or `workers` where all ranks are on this machine."""
+    if name == "gloo":
+        return GlooEngine(store=store, rank=rank, num_ranks=num_ranks, host=host)
+    if name == "workers" and host is not None:
+        return open_workers(store, rank=rank, num_ranks=num_ranks, host=host)
+    raise ValueError(f"no engine {name!r} here")
+
+
+def open_session(
+    *, rank: int, num_ranks: int, store: Store, host: str | None, engine: str = "gloo"
+) -> tuple[RankSession, Control]:
     """Meets the other ranks: the default group (native calls), the control group, the engine."""
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
@@ -103,11 +116,11 @@ def open_session(*, rank: int, num_ranks: int, store: Store, host: str | None) -
     default_store = PrefixStore("default", store)
     dist.init_process_group("gloo", store=default_store, rank=rank, world_size=num_ranks, timeout=NEVER)
     control = Control(open_group(PrefixStore("control", store), rank, num_ranks, host), num_ranks)
-    engine = GlooEngine(store=PrefixStore("engine", store), rank=rank, num_ranks=num_ranks, host=host)
+    opened = open_engine(engine, PrefixStore("engine", store), rank=rank, num_ranks=num_ranks, host=host)
     control.barrier()
     gc.collect()
     gc.freeze()  # torch's own objects need no visit by the collection before each measurement
-    return RankSession(rank=rank, num_ranks=num_ranks, engine=engine, control=control), control
+    return RankSession(rank=rank, num_ranks=num_ranks, engine=opened, control=control), control
 
 
 def lead(
@@ -139,7 +152,7 @@ def follow(session: RankSession, control: Control) -> None:
                 raise ValueError("the ranks have joined already")
 
 
-def _run_spawned(rank: int, num_ranks: int, *, joined: bool) -> None:
+def _run_spawned(rank: int, num_ranks: int, *, joined: bool, engine: str) -> None:
     lines = CommandLines()
     reply = claim_stdout()
     if joined:
@@ -154,7 +167,7 @@ def _run_spawned(rank: int, num_ranks: int, *, joined: bool) -> None:
             if not isinstance(command, Join):
                 raise ValueError(f"expected to be told where to join, got {command}")
             store = TCPStore(LOOPBACK, command.port, is_master=False, timeout=MEETING_TIMEOUT)
-    session, control = open_session(rank=rank, num_ranks=num_ranks, store=store, host=host)
+    session, control = open_session(rank=rank, num_ranks=num_ranks, store=store, host=host, engine=engine)
     cores = control.gather(core)
     if rank == 0:
         reply(encode(Ready(str(torch.__version__), cores)))
@@ -189,16 +202,19 @@ def run_joined() -> int:
 
 def main() -> None:
     """Lives until told to stop, or until the controller or another rank goes away."""
-    parser = argparse.ArgumentParser(description="One rank of lagom's gloo backend; started by it, not by hand.")
+    parser = argparse.ArgumentParser(
+        description="One rank of lagom's gloo or workers backend; started by it, not by hand."
+    )
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--ranks", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--joined", action="store_true")
+    parser.add_argument("--engine", choices=("gloo", "workers"), default="gloo")
     arguments = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent(arguments.parent)
     try:
-        _run_spawned(arguments.rank, arguments.ranks, joined=arguments.joined)
+        _run_spawned(arguments.rank, arguments.ranks, joined=arguments.joined, engine=arguments.engine)
         code = 0
     except RuntimeError:  # torch's errors when a connection breaks are of this kind
         _log.exception("rank %d lost another rank", arguments.rank)

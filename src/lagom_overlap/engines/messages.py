@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from lagom_overlap.collective import CommConfig
+from lagom_overlap.collective import Collective, CommConfig
 from lagom_overlap.errors import BackendError, LagomError
 from lagom_overlap.timeline import Span
 from lagom_overlap.workload import Attention, CommOp, CompOp, Gemm, Kernel, MemoryBound, OverlapGroup, Work
@@ -41,12 +41,20 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     work: GemmWork | AttentionWork | MemoryBoundWork
 
 
+class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One collective of a group; where it comes from in a model stays with the controller."""
+
+    name: str
+    collective: Collective
+    communicator: str
+
+
 class GroupMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An overlap group by what has to be run; how often it occurs stays with the controller."""
 
     name: str
     steps: tuple[Step, ...]
-    comms: tuple[CommOp, ...]
+    calls: tuple[Call, ...]
     starts_after: tuple[int, ...]
 
     @classmethod
@@ -57,14 +65,15 @@ class GroupMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             BackendError: if it holds a `Kernel`.
         """
         steps = tuple(Step(op.name, _work_message(group.name, op.name, op.work)) for op in group.computations)
-        return cls(group.name, steps, group.comms, group.starts_after)
+        calls = tuple(Call(comm.name, comm.collective, comm.communicator) for comm in group.comms)
+        return cls(group.name, steps, calls, group.starts_after)
 
     def to_group(self) -> OverlapGroup:
         """The group again."""
         return OverlapGroup(
             name=self.name,
             computations=tuple(CompOp(name=step.name, work=step.work.work) for step in self.steps),
-            comms=self.comms,
+            comms=tuple(CommOp(name=c.name, collective=c.collective, communicator=c.communicator) for c in self.calls),
             starts_after=self.starts_after,
         )
 

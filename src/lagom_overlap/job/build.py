@@ -29,7 +29,17 @@ from lagom_overlap.job.spec import (
 )
 from lagom_overlap.tune.base import Problems, Tuner
 from lagom_overlap.tune.guard import Guarded
-from lagom_overlap.workload import Attention, CommOp, CompOp, Gemm, MemoryBound, OverlapGroup, Work, find_overlap_groups
+from lagom_overlap.workload import (
+    Attention,
+    CommOp,
+    CompOp,
+    Gemm,
+    Iteration,
+    MemoryBound,
+    OverlapGroup,
+    Work,
+    find_overlap_groups,
+)
 from lagom_overlap.workload.fsdp import fsdp_iteration
 from lagom_overlap.workload.models import load_model
 
@@ -37,6 +47,8 @@ _log = logging.getLogger(__name__)
 
 TUNERS: Final = "lagom_overlap.tuners"
 BACKENDS: Final = "lagom_overlap.backends"
+RANK_BACKENDS: Final = ("gloo", "workers")
+"""Backends that start rank processes: they run shapes, not models, and no cost model prices them."""
 
 _EXTRA_OF: Final = {"torch": "torch"}
 """Package -> our extra that brings it."""
@@ -134,29 +146,40 @@ def _groups_from_shapes(spec: JobSpec) -> tuple[OverlapGroup, ...]:
     return tuple(groups)
 
 
-def _groups_from_model(spec: JobSpec) -> tuple[OverlapGroup, ...]:
-    assert spec.model is not None and spec.parallel is not None  # noqa: PT018  checked when the file was read
+def iteration_of(spec: JobSpec) -> Iteration | None:
+    """One micro-batch's forward and backward of the job's model; None for a job that gives groups by their shapes.
+
+    Raises:
+        JobError: if [parallel] names what no overlap groups are built for, or ranks do not fit the cluster.
+    """
+    if spec.model is None or spec.parallel is None:
+        return None
     parallel = spec.parallel
     if beyond := parallel.beyond_fsdp():
         raise JobError(f"parallel.{beyond[0]} is read by `lagom simulate` only; here [parallel] takes fsdp alone")
     if parallel.fsdp is None:
         raise JobError("missing key 'parallel.fsdp': overlap groups are built for fully sharded data parallelism")
-    per_step = parallel.micro_batch * parallel.fsdp
-    global_batch = per_step if parallel.global_batch is None else parallel.global_batch
-    if global_batch % per_step:
-        raise JobError(
-            f"parallel.global_batch is {global_batch}, must be a multiple of micro_batch x fsdp = {per_step}"
-        )
     cluster = cluster_of(spec)
     assert cluster is not None
     cluster.num_nodes_of(parallel.fsdp)
-    iteration = fsdp_iteration(
+    return fsdp_iteration(
         load_model(spec.model.name),
         num_ranks=parallel.fsdp,
         micro_batch=parallel.micro_batch,
         seq_len=spec.model.seq_len,
         prefetch=parallel.prefetch,
     )
+
+
+def _groups_from_model(spec: JobSpec) -> tuple[OverlapGroup, ...]:
+    iteration, parallel = iteration_of(spec), spec.parallel
+    assert iteration is not None and parallel is not None and parallel.fsdp is not None  # noqa: PT018  checked above
+    per_step = parallel.micro_batch * parallel.fsdp
+    global_batch = per_step if parallel.global_batch is None else parallel.global_batch
+    if global_batch % per_step:
+        raise JobError(
+            f"parallel.global_batch is {global_batch}, must be a multiple of micro_batch x fsdp = {per_step}"
+        )
     accumulation = global_batch // per_step
     return tuple(replace(group, count=group.count * accumulation) for group in find_overlap_groups(iteration))
 
@@ -261,7 +284,7 @@ def unused_keys(spec: JobSpec, backend: str) -> tuple[str, ...]:
         found += ["job.link"] if spec.job.link != default.link else []
         found += ["job.timeout_s"] if spec.job.timeout_s != default.timeout_s else []
         found += ["job.ranks"] if spec.model is not None and spec.job.ranks != default.ranks else []
-    if backend == "gloo":
+    if backend in RANK_BACKENDS:
         found += ["cost"] if spec.cost != CostTable() else []
     return tuple(found)
 
@@ -279,8 +302,8 @@ def open_backend(spec: JobSpec, name: str, request: BackendRequest) -> Backend:
         _log.warning("%s has no meaning with the %s backend and is not used", key, name)
     if name == "simulated" and request.cluster is None:
         raise JobError("the simulated backend needs a cluster: give [cluster] preset = ... in the job file")
-    if name == "gloo" and spec.model is not None:
-        raise JobError("the gloo backend runs groups given by their shapes: give [[group]] instead of [model]")
+    if name in RANK_BACKENDS and spec.model is not None:
+        raise JobError(f"the {name} backend runs groups given by their shapes: give [[group]] instead of [model]")
     if name == "recorded" and request.bundle is None:
         raise JobError("the recorded backend needs a recording: give --bundle RUN_FOLDER")
     if name != "recorded" and request.bundle is not None:

@@ -1,4 +1,4 @@
-"""The gloo backend: what may be tried, and one measurement at a time on the rank processes."""
+"""The backend of rank processes: what may be tried, and one measurement at a time on them."""
 
 import logging
 from types import MappingProxyType
@@ -15,10 +15,8 @@ from lagom_overlap.backends.gloo.footprint import check_memory
 from lagom_overlap.backends.gloo.launched import launched_local_num_ranks, launched_num_ranks
 from lagom_overlap.backends.gloo.link import EmulatedLink
 from lagom_overlap.backends.gloo.ranks import RankProcesses
-from lagom_overlap.backends.gloo.space import space_within
+from lagom_overlap.backends.gloo.terms import GLOO, EngineTerms
 from lagom_overlap.backends.gloo.torch_extra import require_torch
-from lagom_overlap.collective import CommConfig
-from lagom_overlap.engines.gloo_space import check_collective, check_config, whole_message
 from lagom_overlap.engines.messages import GroupMessage, Measure, Measured, Wrong
 from lagom_overlap.errors import BackendError, SpaceError, WrongResultError
 from lagom_overlap.timeline import Timeline
@@ -27,10 +25,10 @@ from lagom_overlap.workload import OverlapGroup
 _log = logging.getLogger(__name__)
 
 
-class GlooBackend:
+class RankBackend:
     """Implements `Backend` on rank processes; `description` says in one line what the times were measured on."""
 
-    def __init__(self, request: BackendRequest) -> None:
+    def __init__(self, request: BackendRequest, terms: EngineTerms = GLOO) -> None:
         """Starts the ranks.
 
         Raises:
@@ -44,12 +42,13 @@ class GlooBackend:
                 "many as the job names, or start lagom without a launcher and it starts them itself"
             )
         if request.num_ranks < 2:
-            raise BackendError(f"the job names {request.num_ranks} ranks, gloo needs at least 2")
+            raise BackendError(f"the job names {request.num_ranks} ranks, {terms.name} needs at least 2")
         if launched is not None and request.link_bytes_per_s is not None:
             raise BackendError(
                 "job.link: a link can be emulated only between ranks that lagom starts itself, not under torchrun"
             )
         self._request = request
+        self._terms = terms
         self._link: EmulatedLink | None = None
         self._group_messages: dict[OverlapGroup, GroupMessage] = {}
         self._asked_for: dict[OverlapGroup, None] = {}
@@ -57,7 +56,9 @@ class GlooBackend:
             if request.link_bytes_per_s is not None:
                 self._link = EmulatedLink(request.link_bytes_per_s, request.num_ranks)
             prefix = self._link.prefix if self._link else ()
-            self._ranks = RankProcesses(request.num_ranks, prefix=prefix, joined=launched is not None)
+            self._ranks = RankProcesses(
+                request.num_ranks, engine=terms.name, prefix=prefix, joined=launched is not None
+            )
         except BaseException:
             if self._link:
                 self._link.close()
@@ -71,14 +72,11 @@ class GlooBackend:
         return self._ranks.pids
 
     def problem(self, group: OverlapGroup) -> GroupProblem:
-        """See `Backend`; the default is the native PyTorch call for every collective.
-
-        Baselines: `engine_default` (each message as one slice on one channel: the engine without tuning), `fixed_min`
-        and `fixed_max` (the lower and upper corner of each collective's space).
+        """See `Backend`; default and baselines are the engine's (`EngineTerms`).
 
         Raises:
-            BackendError: if gloo cannot run the group, or there is no memory for it beside the groups before it.
-            SpaceError: if the job's limits are not within what gloo offers.
+            BackendError: if the engine cannot run the group, or there is no memory for it beside the groups before it.
+            SpaceError: if the job's limits are not within what the engine offers.
         """
         GroupMessage.of(group)
         for comm in group.comms:
@@ -87,19 +85,15 @@ class GlooBackend:
                     f"group {group.name!r}: {comm.name!r} runs over {comm.collective.num_ranks} ranks, "
                     f"but the job starts {self._request.num_ranks}"
                 )
-        spaces = tuple(space_within(comm.collective, self._request.limits) for comm in group.comms)
+        terms = self._terms
+        spaces = tuple(terms.space_within(comm.collective, self._request.limits) for comm in group.comms)
         self._check_memory(group)
+        offered = [terms.baselines(comm.collective, space) for comm, space in zip(group.comms, spaces, strict=True)]
         return GroupProblem(
             group=group,
             spaces=spaces,
-            default=(CommConfig(),) * len(group.comms),
-            baselines=MappingProxyType(
-                {
-                    "engine_default": tuple(whole_message(comm.collective) for comm in group.comms),
-                    "fixed_min": tuple(space.subspaces[0].minimum for space in spaces),
-                    "fixed_max": tuple(space.subspaces[0].maximum for space in spaces),
-                }
-            ),
+            default=(terms.default,) * len(group.comms),
+            baselines=MappingProxyType({name: tuple(of_comm[name] for of_comm in offered) for name in offered[0]}),
         )
 
     def measure(self, group: OverlapGroup, assignment: Assignment) -> Outcome:
@@ -115,9 +109,9 @@ class GlooBackend:
         if len(assignment) != len(group.comms):
             raise ValueError(f"{len(assignment)} configurations for {len(group.comms)} collectives")
         for comm, config in zip(group.comms, assignment, strict=True):
-            check_collective(comm.collective)
+            self._terms.check_collective(comm.collective)
             try:
-                check_config(config)
+                self._terms.check_config(config)
             except SpaceError as error:
                 return Failure(f"{comm.name}: {error}")
         message = self._group_messages.get(group)
@@ -166,7 +160,7 @@ class GlooBackend:
                 f", EMULATED link of {request.link_bytes_per_s:g} bytes/s per direction (one token bucket of "
                 f"{request.num_ranks} times that for all ranks; bandwidth only, no latency)"
             )
-        return f"gloo (torch {ready.torch_version}), {request.num_ranks} ranks {started}, {pinned}{link}"
+        return f"{self._terms.name} (torch {ready.torch_version}), {request.num_ranks} ranks {started}, {pinned}{link}"
 
 
 def _measurement(reply: Measured) -> Measurement:
@@ -178,7 +172,7 @@ def _measurement(reply: Measured) -> Measurement:
     return Measurement.from_runs(runs)
 
 
-def open_backend(request: BackendRequest) -> GlooBackend:
+def open_backend(request: BackendRequest) -> RankBackend:
     """The gloo backend of a job; the entry point.
 
     Raises:
@@ -186,4 +180,4 @@ def open_backend(request: BackendRequest) -> GlooBackend:
         BackendError: if the machine or the launcher does not fit.
     """
     require_torch()
-    return GlooBackend(request)
+    return RankBackend(request)

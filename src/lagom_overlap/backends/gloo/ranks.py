@@ -99,7 +99,9 @@ class RankProcesses:
     Call from a thread that lives as long as the ranks: the kernel kills them when the starting thread ends.
     """
 
-    def __init__(self, num_ranks: int, *, prefix: Sequence[str] = (), joined: bool = False) -> None:
+    def __init__(
+        self, num_ranks: int, *, engine: str = "gloo", prefix: Sequence[str] = (), joined: bool = False
+    ) -> None:
         """Starts them and waits until all have met.
 
         Raises:
@@ -112,7 +114,7 @@ class RankProcesses:
         try:
             for rank in range(1 if joined else num_ranks):
                 command = [*prefix, sys.executable, "-P", "-m", _MODULE, f"--rank={rank}", f"--ranks={num_ranks}"]
-                command += [f"--parent={os.getpid()}", *(["--joined"] if joined else [])]
+                command += [f"--parent={os.getpid()}", f"--engine={engine}", *(["--joined"] if joined else [])]
                 self._ranks.append(_RankProcess(rank, command, _environment(joined=joined)))
             self.ready = self._meet(time.monotonic() + START_TIMEOUT_S)
         except BaseException:
@@ -133,7 +135,7 @@ class RankProcesses:
             RankError: if a rank ends, or there is no answer in time.
         """
         if not self._ranks:
-            raise BackendError("the gloo ranks have ended; open the backend again")
+            raise BackendError("the ranks have ended; open the backend again")
         try:
             self._ranks[0].send(encode(command))
             return self._reply(what, time.monotonic() + timeout_s, timeout_s)
