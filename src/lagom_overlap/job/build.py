@@ -27,6 +27,7 @@ from lagom_overlap.job.spec import (
     link_bytes_per_s,
     size_bytes,
 )
+from lagom_overlap.plan.base import Planner
 from lagom_overlap.tune.base import Problems, Tuner
 from lagom_overlap.tune.guard import Guarded
 from lagom_overlap.workload import (
@@ -47,10 +48,11 @@ _log = logging.getLogger(__name__)
 
 TUNERS: Final = "lagom_overlap.tuners"
 BACKENDS: Final = "lagom_overlap.backends"
+PLANNERS: Final = "lagom_overlap.planners"
 RANK_BACKENDS: Final = ("gloo", "workers")
 """Backends that start rank processes: they run shapes, not models, and no cost model prices them."""
 
-_EXTRA_OF: Final = {"torch": "torch"}
+_EXTRA_OF: Final = {"torch": "torch", "ortools": "plan", "transformers": "models"}
 """Package -> our extra that brings it."""
 
 _FP32_BYTES: Final = 4
@@ -190,6 +192,8 @@ def groups_of(spec: JobSpec) -> tuple[OverlapGroup, ...]:
     Raises:
         JobError: if names repeat, sizes are impossible or ranks do not fit the cluster.
     """
+    if spec.program is not None:
+        raise JobError("[program] is read by `lagom plan` only; here give [model] or [[group]]")
     groups = _groups_from_model(spec) if spec.model is not None else _groups_from_shapes(spec)
     if not groups:
         raise JobError("no communication of this job overlaps a computation: there is nothing to tune")
@@ -276,6 +280,16 @@ def join_launched(backend: str) -> int | None:
     return join_if_launched_by_torchrun() if backend == "gloo" else None
 
 
+def backend_factory(name: str) -> Callable[[BackendRequest], Backend]:
+    """What opens the backend of that name.
+
+    Raises:
+        UnknownNameError: if there is none.
+        MissingDependencyError: if it needs a package that is not installed.
+    """
+    return _load(BACKENDS, "backend", name)
+
+
 def unused_keys(spec: JobSpec, backend: str) -> tuple[str, ...]:
     """Keys that the job sets and this backend has no use for; a recording takes the place of all of them."""
     default = JobTable(name=spec.job.name)
@@ -297,7 +311,7 @@ def open_backend(spec: JobSpec, name: str, request: BackendRequest) -> Backend:
         MissingDependencyError: if it needs a package that is not installed.
         JobError: if the job does not hold what the backend needs.
     """
-    factory = _load(BACKENDS, "backend", name)
+    factory = backend_factory(name)
     for key in unused_keys(spec, name):
         _log.warning("%s has no meaning with the %s backend and is not used", key, name)
     if name == "simulated" and request.cluster is None:
@@ -320,23 +334,55 @@ def check_tuner_name(name: str) -> None:
     _load(TUNERS, "tuner", name)
 
 
-def _checked_options(factory: Callable[..., Any], name: str, options: Mapping[str, object]) -> Mapping[str, object]:
+_NO_OPTIONS: Final = ("seed", "on_progress")
+"""Keyword arguments of tuners and planners that a job file does not set."""
+
+
+def _checked_options(
+    factory: Callable[..., Any], name: str, options: Mapping[str, object], *, what: str = "tuner", table: str = "tune"
+) -> Mapping[str, object]:
     allowed = {
         parameter.name: parameter
         for parameter in inspect.signature(factory).parameters.values()
-        if parameter.kind is parameter.KEYWORD_ONLY and parameter.name != "seed"
+        if parameter.kind is parameter.KEYWORD_ONLY and parameter.name not in _NO_OPTIONS
     }
     for key, value in options.items():
         if key not in allowed:
             offered = f"allowed: {', '.join(sorted(allowed))}" if allowed else "it has none"
-            raise JobError(f"tune.options: tuner {name!r} has no option {key!r}; {offered}")
+            raise JobError(f"{table}.options: {what} {name!r} has no option {key!r}; {offered}")
         default = allowed[key].default
         wanted = (int, float) if isinstance(default, float) else type(default)
         if isinstance(value, bool) != isinstance(default, bool) or not isinstance(value, wanted):
             raise JobError(
-                f"tune.options.{key} is {value!r}: tuner {name!r} expects {type(default).__name__}, such as {default!r}"
+                f"{table}.options.{key} is {value!r}: {what} {name!r} expects {type(default).__name__}, "
+                f"such as {default!r}"
             )
     return options
+
+
+def planner_names() -> list[str]:
+    """The planners that are registered, sorted."""
+    return entry_point_names(PLANNERS)
+
+
+def make_planner(
+    name: str, options: Mapping[str, object], *, on_progress: Callable[[Any], None] | None = None
+) -> Planner:
+    """The planner of that name; it reports progress if it can.
+
+    Raises:
+        UnknownNameError: if there is none.
+        MissingDependencyError: if it needs a package that is not installed.
+        JobError: if it has no such option, or the option's value is of another type or not allowed.
+    """
+    factory = _load(PLANNERS, "planner", name)
+    given = dict(_checked_options(factory, name, options, what="planner", table="plan"))
+    if on_progress is not None and "on_progress" in inspect.signature(factory).parameters:
+        given["on_progress"] = on_progress  # type: ignore[assignment]  # not one of the job file's values
+    try:
+        return cast("Planner", factory(**given))
+    except ValueError as error:
+        raise JobError(f"plan.options of planner {name!r}: {error}") from None
 
 
 def make_tuner(name: str, problems: Problems, *, seed: int, options: Mapping[str, object], guarded: bool) -> Tuner:
