@@ -3,8 +3,9 @@
     python benchmarks/search_quality.py --groups 200 --seed 1 --noise 0,0.02,0.05 --num-comms 1,2,4,8 --json
 
 Regret is the noise-free makespan of what the tuner recommends over the oracle's, minus one (`overlap_generator.py` says
-what the groups are). Tuners run as published, unguarded; `NAME+guard` is the same inside `Guarded`. A measurement is
-one told trial. The oracle is a multi-start coordinate search: a tuner that beats it has a negative regret.
+what the groups are). Tuners run as published, unguarded; `NAME+guard` is the same inside `Guarded`; `optuna_gp` and
+`optuna_tpe` (pip install optuna) and `random` take as many measurements as their name says. A measurement is one told
+trial. The oracle is a multi-start coordinate search: a tuner that beats it has a negative regret.
 """
 
 import argparse
@@ -33,8 +34,16 @@ from overlap_generator import FROZEN, SPACE, SimulatedGroup, draw_group
 
 GUARD = "+guard"
 GUARDED = ("lagom", "autoccl")
-OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {"lagom_lr": ("lagom", {"step": "lr"})}
+OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "lagom_lr": ("lagom", {"step": "lr"}),
+    "random_40": ("random", {"num_measurements": 40}),
+    "optuna_gp_10": ("optuna", {"method": "gp", "num_measurements": 10}),
+    "optuna_gp_40": ("optuna", {"method": "gp", "num_measurements": 40}),
+    "optuna_tpe_40": ("optuna", {"method": "tpe", "num_measurements": 40}),
+}
 """Variants: name here -> (entry point, options)."""
+OUTSIDE = {"optuna": "optuna_search:OptunaSearch"}
+"""Tuners that are no part of the package; they run when they are named, not under `all`."""
 EXHAUSTIVE_LIMIT = 2000
 """Assignments above which `exhaustive` is left out."""
 WORSE = 1.005
@@ -81,7 +90,7 @@ def tuner_paths() -> dict[str, str]:
 def all_tuners() -> list[str]:
     """The names that `--tuners` knows: every entry point, the variants, the guarded ones."""
     names = list(tuner_paths())
-    variants = [name for name, (base, _) in OPTIONS.items() if base in names]
+    variants = [name for name, (base, _) in OPTIONS.items() if base in (*names, *OUTSIDE)]
     return [*names, *variants, *(f"{name}{GUARD}" for name in GUARDED if name in names)]
 
 
@@ -91,7 +100,7 @@ def build_tuner(name: str, group: SimulatedGroup, seed: int) -> Tuner:
     if name.endswith(GUARD):
         return Guarded(build_tuner(name.removesuffix(GUARD), group, seed), problems)
     base, options = OPTIONS.get(name, (name, {}))
-    module, _, attribute = tuner_paths()[base].partition(":")
+    module, _, attribute = (tuner_paths() | OUTSIDE)[base].partition(":")
     make: Callable[..., Tuner] = getattr(import_module(module), attribute)
     return make(problems, seed=seed, **options)
 
@@ -239,7 +248,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout, nothing else")
     args = parser.parse_args(argv)
     known = all_tuners()
-    args.tuners = known if args.tuners == "all" else args.tuners.split(",")
+    packaged = [name for name in known if OPTIONS.get(name, (name, {}))[0] not in OUTSIDE]
+    args.tuners = packaged if args.tuners == "all" else args.tuners.split(",")
     unknown = [name for name in args.tuners if name.removesuffix(GUARD) not in known]
     if unknown:
         parser.error(f"unknown tuner {unknown[0]!r}; allowed: {', '.join(known)}")

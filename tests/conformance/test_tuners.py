@@ -27,6 +27,7 @@ from lagom_overlap.tune.exhaustive import Exhaustive
 from lagom_overlap.tune.fixed import Default, FixedMax, FixedMin
 from lagom_overlap.tune.just_enough import JustEnough
 from lagom_overlap.tune.lagom import Lagom
+from lagom_overlap.tune.random_search import RandomSearch
 from lagom_overlap.tune.static_cap import StaticCap
 from lagom_overlap.tune.threads_only import ThreadsOnly
 from lagom_overlap.workload import CommOp, CompOp, Gemm, OverlapGroup
@@ -45,6 +46,7 @@ TUNERS: dict[str, Make] = {
     "lagom": lambda problems: Lagom(problems, seed=3),
     "lagom by lr": lambda problems: Lagom(problems, seed=3, step="lr"),
     "lagom proportional": lambda problems: Lagom(problems, seed=3, ladder="proportional"),
+    "random": lambda problems: RandomSearch(problems, seed=3),
     "just_enough": lambda problems: JustEnough(problems, seed=3),
 }
 TUNERS |= {

@@ -43,14 +43,15 @@ class JobTable(Spec, frozen=True):
 
 
 class ModelTable(Spec, frozen=True):
-    """`[model]`: a named model."""
+    """`[model]`: a named model, or a file of one (`*.toml`), or a captured step (`capture`, seen from the job file)."""
 
-    name: Name
-    seq_len: Count
+    name: Name | None = None
+    seq_len: Count | None = None
+    capture: Name | None = None
 
 
 class ClusterTable(Spec, frozen=True):
-    """`[cluster]`: a preset, with another number of nodes if given."""
+    """`[cluster]`: a preset by name or a file of one (`*.toml`), with another number of nodes if given."""
 
     preset: Name
     nodes: Count | None = None
@@ -92,10 +93,14 @@ class ParallelTable(Spec, frozen=True):
 
 
 class CostTable(Spec, frozen=True):
-    """`[cost]`: the simulator's profile, and the sigma of the log-normal factor on every simulated time."""
+    """`[cost]`: the simulator's profile, and the sigma of the log-normal factor on every simulated time.
+
+    With `sm_carveout` matrix products are persistent kernels that leave so many SMs free; without it plain ones.
+    """
 
     profile: Name = "plausible"
     noise: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    sm_carveout: Annotated[int, Meta(ge=0, le=4096)] | None = None
 
 
 class BlockTable(Spec, frozen=True):
@@ -163,7 +168,7 @@ class BudgetTable(Spec, frozen=True):
 class TuneTable(Spec, frozen=True):
     """`[tune]`: the tuner and its options, the space, the budget, the verdict."""
 
-    tuner: Name = "lagom"
+    tuner: Name = "just_enough"
     guard: bool = True
     options: dict[str, bool | int | float | str] = {}
     space: SpaceTable = SpaceTable()
@@ -171,6 +176,30 @@ class TuneTable(Spec, frozen=True):
     pairs: Annotated[int, Meta(ge=3, le=101)] = 13
     repeats: Annotated[int, Meta(ge=1, le=101)] = 1
     seed: Annotated[int, Meta(ge=0, le=1 << 62)] = 0
+
+
+class ProgramTable(Spec, frozen=True):
+    """`[program]`: a training step as code, for `lagom plan`: a function of a Python file, seen from the job file."""
+
+    script: Name
+    function: Name = "step"
+
+
+class PlanTable(Spec, frozen=True):
+    """`[plan]`: the planner and its options, what bounds the plan, and how often it is run against the program.
+
+    `prefetch` is how many gathered parameter groups may be held (0: no limit), `exact` forbids what changes the order
+    of a reduction, `rounds` are those of `--execute`.
+    """
+
+    planner: Name = "ours"
+    memory_limit: Size | None = None
+    prefetch: Annotated[int, Meta(ge=0, le=1_000_000)] = 3
+    exact: bool = False
+    budget_s: Annotated[float, Meta(gt=0, le=1_000_000)] = 10.0
+    options: dict[str, bool | int | float | str] = {}
+    seed: Annotated[int, Meta(ge=0, le=1 << 62)] = 0
+    rounds: Annotated[int, Meta(ge=3, le=101)] = 11
 
 
 class JobSpec(Spec, frozen=True):
@@ -183,6 +212,8 @@ class JobSpec(Spec, frozen=True):
     cost: CostTable = CostTable()
     group: list[GroupTable] = []
     tune: TuneTable = TuneTable()
+    program: ProgramTable | None = None
+    plan: PlanTable = PlanTable()
 
 
 def size_bytes(value: str | int, where: str) -> int:
@@ -239,7 +270,15 @@ def read_job(path: Path) -> JobSpec:
         raise JobError(f"job file {str(path)!r} is not UTF-8 text (byte {error.start})") from None
     except (ValueError, RecursionError) as error:  # TOMLDecodeError, or an integer of thousands of digits
         raise JobError(f"job file {str(path)!r} is not TOML: {error}") from None
-    return parse_job(raw, str(path))
+    return _seen_from(parse_job(raw, str(path)), path.parent)
+
+
+def _seen_from(spec: JobSpec, folder: Path) -> JobSpec:
+    """The job with its capture's path as seen from where we are, not from the job file's folder."""
+    if spec.model is None or spec.model.capture is None:
+        return spec
+    model = msgspec.structs.replace(spec.model, capture=str(folder / spec.model.capture))
+    return msgspec.structs.replace(spec, model=model)
 
 
 def parse_job(raw: dict[str, Any], where: str) -> JobSpec:
@@ -257,9 +296,17 @@ def parse_job(raw: dict[str, Any], where: str) -> JobSpec:
 
 
 def _check_together(spec: JobSpec, where: str) -> None:
-    if (spec.model is None) == (not spec.group):
-        raise JobError(f"{where}: give either [model] with [parallel] and [cluster], or at least one [[group]]")
-    if spec.model is not None and (spec.parallel is None or spec.cluster is None):
+    if (spec.model is not None) + bool(spec.group) + (spec.program is not None) != 1:
+        raise JobError(
+            f"{where}: give either [model] with [parallel] and [cluster], or at least one [[group]], or [program]"
+        )
+    if spec.model is not None and spec.model.capture is not None:
+        _check_captured(spec, spec.model, where)
+    elif spec.model is not None:
+        missing_keys = [key for key in ("name", "seq_len") if getattr(spec.model, key) is None]
+        if missing_keys:
+            raise JobError(f"{where}: missing key 'model.{missing_keys[0]}'")
+    if spec.model is not None and spec.model.capture is None and (spec.parallel is None or spec.cluster is None):
         missing = "[parallel]" if spec.parallel is None else "[cluster]"
         raise JobError(f"{where}: [model] needs {missing} too")
     if spec.model is None and spec.parallel is not None:
@@ -279,6 +326,16 @@ def _check_together(spec: JobSpec, where: str) -> None:
     space = spec.tune.space
     if space.chunk_bytes is not None and space.slice_bytes is not None:
         raise JobError(f"{where}: tune.space: give chunk_bytes or slice_bytes, not both")
+
+
+def _check_captured(spec: JobSpec, model: ModelTable, where: str) -> None:
+    for key in ("name", "seq_len"):
+        if getattr(model, key) is not None:
+            raise JobError(f"{where}: model.capture already says model.{key}: give one of the two")
+    if spec.parallel is not None:
+        raise JobError(f"{where}: [parallel] has no meaning with model.capture: the captured step is parallel already")
+    if spec.cluster is None:
+        raise JobError(f"{where}: [model] needs [cluster] too")
 
 
 def _check_parallel(parallel: ParallelTable, where: str) -> None:

@@ -24,6 +24,7 @@ happens upon, a cliff far from the default, stays unseen: the default is then wh
 """
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 from lagom_overlap.backends.base import Assignment, Outcome
 from lagom_overlap.tune.base import Problems, Trial, check_outcomes, problems_by_name
@@ -42,6 +43,8 @@ class JustEnough:
         UnknownNameError: if there is no such effort.
         SpaceError: if the confidence is negative.
     """
+
+    guards_itself: ClassVar[bool] = True
 
     def __init__(self, problems: Problems, *, seed: int = 0, effort: str = "normal", confidence: float = 1.8) -> None:
         self._problems = problems_by_name(problems)
