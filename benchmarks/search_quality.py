@@ -5,7 +5,8 @@
 Regret is the noise-free makespan of what the tuner recommends over the oracle's, minus one (`overlap_generator.py` says
 what the groups are). Tuners run as published, unguarded; `NAME+guard` is the same inside `Guarded`; `optuna_gp` and
 `optuna_tpe` (pip install optuna) and `random` take as many measurements as their name says. A measurement is one told
-trial. The oracle is a multi-start coordinate search: a tuner that beats it has a negative regret.
+trial; *right kind* is the share of collectives that end with the algorithm and protocol of the oracle's assignment. The
+oracle is a multi-start coordinate search: a tuner that beats it has a negative regret.
 """
 
 import argparse
@@ -28,6 +29,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from lagom_overlap.backends.base import Assignment
 from lagom_overlap.tune.base import Tuner
 from lagom_overlap.tune.guard import Guarded
 from overlap_generator import FROZEN, SPACE, SimulatedGroup, draw_group
@@ -62,6 +64,7 @@ class Run:
     regret: float
     num_measurements: int
     worse_than_default: bool
+    right_kind_share: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +108,7 @@ def build_tuner(name: str, group: SimulatedGroup, seed: int) -> Tuner:
     return make(problems, seed=seed, **options)
 
 
-def run_tuner(name: str, group: SimulatedGroup, best_s: float, *, seed: int, noise: float) -> Run:
+def run_tuner(name: str, group: SimulatedGroup, oracle: tuple[Assignment, float], *, seed: int, noise: float) -> Run:
     """Lets one tuner search one group to its end.
 
     Raises:
@@ -120,7 +123,9 @@ def run_tuner(name: str, group: SimulatedGroup, best_s: float, *, seed: int, noi
         num_measurements += 1
         if num_measurements > MAX_TRIALS:
             raise RuntimeError(f"{name} asked for more than {MAX_TRIALS} trials on {key}")
-    makespan_s = group.exact(tuner.recommend()[key]).makespan_s
+    found, (best, best_s) = tuner.recommend()[key], oracle
+    makespan_s = group.exact(found).makespan_s
+    kinds = [(a.algorithm, a.protocol) == (b.algorithm, b.protocol) for a, b in zip(found, best, strict=True)]
     return Run(
         tuner=name,
         num_comms=group.num_comms,
@@ -128,6 +133,7 @@ def run_tuner(name: str, group: SimulatedGroup, best_s: float, *, seed: int, noi
         regret=makespan_s / best_s - 1,
         num_measurements=num_measurements,
         worse_than_default=makespan_s > WORSE * group.exact(group.problem.default).makespan_s,
+        right_kind_share=fmean(kinds),
     )
 
 
@@ -136,9 +142,9 @@ def do_task(task: Task) -> list[Run]:
     runs = []
     for index in task.indices:
         group = draw_group(task.seed, index, task.num_comms)
-        _, best_s = group.oracle()
+        oracle = group.oracle()
         for noise in task.noises:
-            runs += [run_tuner(name, group, best_s, seed=index, noise=noise) for name in task.tuners]
+            runs += [run_tuner(name, group, oracle, seed=index, noise=noise) for name in task.tuners]
     return runs
 
 
@@ -191,6 +197,7 @@ def summarise(runs: Iterable[Run], order: list[str]) -> list[dict[str, object]]:
                 "p95_regret": percentile_95(regrets),
                 "mean_measurements": fmean(run.num_measurements for run in cell),
                 "worse_than_default_share": fmean(run.worse_than_default for run in cell),
+                "right_kind_share": fmean(run.right_kind_share for run in cell),
             }
         )
     return rows
@@ -204,7 +211,16 @@ def percentile_95(values: list[float]) -> float:
 def print_table(rows: list[dict[str, object]]) -> None:
     """The rows for people, in percent."""
     table = Table(title=f"search quality, generator {FROZEN}, percent")
-    for column in ("comms", "noise", "tuner", "mean regret", "p95 regret", "measured", "worse than default"):
+    for column in (
+        "comms",
+        "noise",
+        "tuner",
+        "mean regret",
+        "p95 regret",
+        "measured",
+        "worse than default",
+        "right kind",
+    ):
         table.add_column(column, justify="left" if column == "tuner" else "right", no_wrap=column == "tuner")
     for row in rows:
         table.add_row(
@@ -215,6 +231,7 @@ def print_table(rows: list[dict[str, object]]) -> None:
             f"{100 * float(str(row['p95_regret'])):.1f}",
             f"{row['mean_measurements']:.1f}",
             f"{100 * float(str(row['worse_than_default_share'])):.0f}",
+            f"{100 * float(str(row['right_kind_share'])):.0f}",
         )
     Console().print(table)
 

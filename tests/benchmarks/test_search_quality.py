@@ -47,11 +47,12 @@ def test_the_default_is_measured_once_and_never_worse_than_itself(capsys: pytest
 def test_without_noise_exhaustive_search_has_no_regret_and_a_guard_never_ends_worse() -> None:
     for index in range(4):
         group = draw_group(9, index, 1)
-        best_s = group.oracle()[1]
-        exhaustive = run_tuner("exhaustive", group, best_s, seed=0, noise=0.0)
+        oracle = group.oracle()
+        exhaustive = run_tuner("exhaustive", group, oracle, seed=0, noise=0.0)
         assert exhaustive.regret == pytest.approx(0.0, abs=1e-12)
+        assert exhaustive.right_kind_share == 1.0
         for name in ("lagom+guard", "autoccl+guard"):
-            assert not run_tuner(name, group, best_s, seed=0, noise=0.0).worse_than_default
+            assert not run_tuner(name, group, oracle, seed=0, noise=0.0).worse_than_default
 
 
 def test_exhaustive_is_left_out_of_large_spaces_and_said(capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,7 +88,7 @@ def test_entry_points_are_read_from_the_project_when_nothing_is_installed(monkey
 
 def test_a_row_is_mean_percentile_and_share_of_its_runs() -> None:
     runs = [
-        Run(tuner="t", num_comms=1, noise=0.0, regret=r, num_measurements=m, worse_than_default=w)
+        Run(tuner="t", num_comms=1, noise=0.0, regret=r, num_measurements=m, worse_than_default=w, right_kind_share=1.0)
         for r, m, w in ((0.1, 3, False), (0.3, 5, True))
     ]
     (row,) = summarise(runs, ["t"])
