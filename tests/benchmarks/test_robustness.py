@@ -4,10 +4,10 @@ import json
 from random import Random
 
 import pytest
-from overlap_generator import draw_group
-from robustness import DISTURBANCES, LATE_SHAPES, LONGER, drift, longer_computations, main, neighbour, warm_up
 
 from lagom_overlap.backends.base import Measurement
+from overlap_generator import draw_group
+from robustness import DISTURBANCES, LATE_SHAPES, LONGER, drift, longer_computations, main, neighbour, warm_up
 
 TOLD = Measurement(makespan_s=3.0, comp_s=2.0, comm_s=(1.0, 2.0))
 

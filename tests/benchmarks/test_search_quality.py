@@ -31,6 +31,7 @@ def test_one_row_per_tuner_noise_and_number_of_collectives(capsys: pytest.Captur
         "p95_regret",
         "mean_measurements",
         "worse_than_default_share",
+        "right_kind_share",
     }
 
 
