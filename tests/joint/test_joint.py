@@ -113,7 +113,7 @@ def test_the_bound_mixes_settings_until_link_and_computation_are_equally_long() 
     gentle, fast = _Option(link, 10.0, 1.0), _Option(link, 4.0, 4.0)
     # shares 1 - s and s: 10 - 6 s = 6 + 1 + 3 s at s = 1/3
     assert _solved(6.0, [[gentle, fast]]) == pytest.approx(8.0)
-    assert _solved(0.5, [[gentle, fast]]) == pytest.approx(4.5)  # all fast: 4 on the link, 0.5 + 4 computing
+    assert _solved(0.5, [[gentle, fast]]) == pytest.approx(13 / 3)  # 10 - 6 s = 1.5 + 3 s at s = 17/18
     assert _solved(100.0, [[gentle, fast]]) == pytest.approx(101.0)
     assert _solved(3.0, [[gentle], [gentle]]) == pytest.approx(20.0)
     assert _solved(3.0, []) == 3.0
