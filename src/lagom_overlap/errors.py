@@ -7,6 +7,7 @@
     |-- OutputError                an output folder that exists or cannot be written
     |-- BundleError                a measurement bundle that is damaged or belongs to another job
     |-- TraceError                 a profiler file that cannot be read, is damaged, or is none
+    |-- DataError                  a third-party dataset that is absent, cannot be fetched, or is something else
     |-- TableError                 a plug-in table that is damaged, truncated or of another version
     |-- MissingDependencyError     an extra that is not installed
     `-- BackendError               the machine could not run the measurement
@@ -55,6 +56,10 @@ class BundleError(LagomError):
 
 class TraceError(LagomError):
     """Raised when a profiler file cannot be read, is damaged, or is none."""
+
+
+class DataError(LagomError):
+    """Raised when a third-party dataset is absent, cannot be fetched, or is not what the manifest says."""
 
 
 class TableError(LagomError):

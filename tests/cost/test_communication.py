@@ -150,7 +150,9 @@ def test_no_collective_is_faster_than_its_wire(nvlink_model: ContentionModel) ->
     for kind in CollectiveKind:
         collective = Collective(kind, 64 * MIB, 8 if kind is not CollectiveKind.SEND_RECV else 2)
         for config in nvlink_model.space(collective):
-            assert nvlink_model.collective(collective, config).seconds() > collective.wire_bytes / 44e9
+            assert (
+                nvlink_model.collective(collective, config).seconds() > collective.wire_bytes / 45e9
+            )  # a bridged pair's own wire
 
 
 def test_ll_wins_small_messages_and_simple_large_ones(nvlink_model: ContentionModel) -> None:

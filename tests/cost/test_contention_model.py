@@ -4,9 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, CommConfig, Protocol
-from lagom_overlap.cost import ContentionModel, Profile, load_profile
-from lagom_overlap.hardware import Cluster
+from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, CommConfig, Protocol, Transport
+from lagom_overlap.cost import Collectives, ContentionModel, Links, Profile, load_profile
+from lagom_overlap.cost.nccl.links import measured_seconds
+from lagom_overlap.errors import JobError, SpaceError
+from lagom_overlap.hardware import Cluster, load_preset, preset_names
 from lagom_overlap.units import KIB, MIB
 from lagom_overlap.workload import Gemm, Kernel, MemoryBound
 
@@ -14,18 +16,122 @@ AG = Collective(CollectiveKind.ALL_GATHER, 64 * MIB, 8)
 AR = Collective(CollectiveKind.ALL_REDUCE, 32 * MIB, 8)
 
 
-def test_the_default_is_the_paper_s(nvlink_model: ContentionModel, pcie_model: ContentionModel) -> None:
+def test_a_paper_profile_s_default_is_the_paper_s(nvlink: Cluster, pcie: Cluster, plausible: Profile) -> None:
     """Lagom, section 4.3: NC = 8, C = 2 MB; NCCL 2.18.3 takes 256 threads on links up to 12 GB/s."""
-    assert nvlink_model.default_config(AG) == CommConfig(
+    paper = replace(plausible, collectives=Collectives.PAPER)
+    assert ContentionModel(nvlink, paper).default_config(AG) == CommConfig(
         algorithm=Algorithm.RING, protocol=Protocol.SIMPLE, num_channels=8, num_threads=512, chunk_bytes=2 * MIB
     )
-    assert pcie_model.default_config(replace(AG, num_ranks=16)).num_threads == 256
+    assert ContentionModel(pcie, paper).default_config(replace(AG, num_ranks=16)).num_threads == 256
+
+
+@pytest.mark.parametrize(
+    ("preset", "kind", "num_bytes", "expected"),
+    [
+        # Printed by NCCL 2.30.7 itself on such topologies (the project's golden output, Nov 2026).
+        ("a100_dgx", CollectiveKind.ALL_REDUCE, 64 * MIB, (Algorithm.RING, Protocol.SIMPLE, 24)),
+        ("a100_dgx", CollectiveKind.ALL_REDUCE, 4 * MIB, (Algorithm.RING, Protocol.LL128, 24)),
+        ("h100_dgx", CollectiveKind.ALL_REDUCE, 64 * MIB, (Algorithm.NVLS, Protocol.SIMPLE, 16)),
+    ],
+)
+def test_the_default_is_nccl_s_own_choice_by_size_and_machine(
+    plausible: Profile, preset: str, kind: CollectiveKind, num_bytes: int, expected: tuple[object, ...]
+) -> None:
+    config = ContentionModel(load_preset(preset), plausible).default_config(Collective(kind, num_bytes, 8))
+    assert (config.algorithm, config.protocol, config.num_channels) == expected
+
+
+@pytest.mark.parametrize("preset", preset_names())
+@pytest.mark.parametrize("kind", list(CollectiveKind))
+@pytest.mark.parametrize("num_bytes", [1, 64 * KIB, 4 * MIB, 512 * MIB])
+def test_every_default_can_run_and_lies_in_its_space(
+    plausible: Profile, preset: str, kind: CollectiveKind, num_bytes: int
+) -> None:
+    model = ContentionModel(load_preset(preset, 2), plausible)
+    for num_ranks in (2, 8, 16):
+        collective = Collective(kind, num_bytes, num_ranks)
+        default = model.default_config(collective)
+        space = model.space(collective, num_threads=[default.num_threads or 0])
+        assert default in space.subspaces[0]
+        assert model.collective(collective, CommConfig()).seconds() > 0
+
+
+@pytest.mark.parametrize(
+    ("preset", "num_ranks", "mib", "measured_s"),
+    [
+        ("a100_dgx", 8, 1024, 8.19e-3),  # vTrain: 229 GB/s of bus bandwidth
+        ("a100_dgx", 4, 128, 0.9986e-3),  # vTrain: 202 GB/s
+        ("h100_dgx", 8, 32, 0.196e-3),  # vidur h100_dgx: 300 GB/s, through NVLS
+        ("a40_bridged", 8, 128, 8.7e-3),  # vidur a40
+        ("a40_bridged", 2, 128, 3.14e-3),
+    ],
+)
+def test_an_untouched_all_reduce_takes_the_measured_time(
+    plausible: Profile, preset: str, num_ranks: int, mib: int, measured_s: float
+) -> None:
+    model = ContentionModel(load_preset(preset), plausible)
+    cost = model.collective(Collective(CollectiveKind.ALL_REDUCE, mib * MIB, num_ranks), CommConfig())
+    assert cost.seconds() == pytest.approx(measured_s, rel=0.06)
+
+
+@pytest.mark.parametrize("preset", ["a100_dgx", "h100_dgx", "a40_bridged"])
+@pytest.mark.parametrize("kind", [CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.ALL_TO_ALL])
+@pytest.mark.parametrize("num_bytes", [MIB, 64 * MIB, 1024 * MIB])
+def test_what_nobody_touched_takes_what_the_fitted_link_says(
+    plausible: Profile, preset: str, kind: CollectiveKind, num_bytes: int
+) -> None:
+    """From 1 MiB, where links were measured, the default's channels, threads and chunks cost little beyond the wire."""
+    collective, cluster = Collective(kind, num_bytes, 8), load_preset(preset)
+    expected = measured_seconds(collective, cluster)
+    assert expected is not None
+    found = ContentionModel(cluster, plausible).collective(collective, CommConfig()).seconds()
+    assert expected <= found <= 1.12 * expected
+
+
+def test_a_stated_link_is_taken_as_stated(plausible: Profile) -> None:
+    model = ContentionModel(load_preset("a100_dgx"), replace(plausible, links=Links.STATED))
+    assert model.collective(AR, CommConfig()).link_bytes_per_s == 206e9
+
+
+def test_fewer_channels_slow_nvls_down_only_below_what_its_switch_needs(plausible: Profile) -> None:
+    model = ContentionModel(load_preset("h100_dgx"), plausible)
+    collective = Collective(CollectiveKind.ALL_REDUCE, 256 * MIB, 8)
+    times = {
+        n: model.collective(collective, CommConfig(algorithm=Algorithm.NVLS, num_channels=n)).seconds()
+        for n in (2, 12, 16)
+    }
+    assert times[2] > 2 * times[16]
+    assert times[12] < 1.05 * times[16]
+
+
+def test_copy_engines_leave_every_sm_to_computation(plausible: Profile) -> None:
+    model = ContentionModel(load_preset("h100_dgx"), plausible)
+    kernel = Kernel(num_blocks=132, blocks_per_sm=1, wave_s=1e-4, block_bytes=0.0)
+    copied = model.collective(replace(AG, num_bytes=512 * MIB), CommConfig(transport=Transport.COPY_ENGINE))
+    assert copied.num_channels == 0
+    assert model.running_times([kernel], [copied]).kernel_s == model.running_times([kernel], []).kernel_s
+    assert copied.seconds() > copied.wire_bytes / copied.link_bytes_per_s
+    assert copied.seconds(memory_load=1.0) > copied.seconds()
+    with pytest.raises(SpaceError, match="copy engines carry all-gathers"):
+        model.collective(AR, CommConfig(transport=Transport.COPY_ENGINE))
+    assert list(model.space(AG, transports=[Transport.COPY_ENGINE])) == [CommConfig(transport=Transport.COPY_ENGINE)]
+    with pytest.raises(SpaceError, match="does not carry all_reduce"):
+        model.space(AR, transports=[Transport.COPY_ENGINE])
+
+
+def test_a_group_of_one_gpu_per_node_shares_the_node_s_cards(plausible: Profile) -> None:
+    """Eight data-parallel groups of a node, one ring each: an eighth of the cards for each."""
+    model = ContentionModel(load_preset("a100_dgx", 2), plausible)
+    spread = Collective(CollectiveKind.ALL_REDUCE, 256 * MIB, 2, num_nodes=2)
+    cost = model.collective(spread, CommConfig())
+    assert cost.link_bytes_per_s == pytest.approx(192e9 / 8, rel=0.1)
+    assert cost.seconds() > 256 * MIB / (192e9 / 8)
 
 
 def test_untouched_knobs_are_filled_from_the_default(nvlink_model: ContentionModel) -> None:
     assert nvlink_model.effective(AG, CommConfig()) == nvlink_model.default_config(AG)
     tree = nvlink_model.effective(AR, CommConfig(algorithm=Algorithm.TREE, num_channels=3))
-    assert (tree.num_channels, tree.num_threads, tree.chunk_bytes) == (3, 512, 512 * KIB)
+    assert (tree.num_channels, tree.num_threads, tree.chunk_bytes) == (3, 544, 512 * KIB)
     assert nvlink_model.effective(AR, CommConfig(protocol=Protocol.LL)).chunk_bytes == 32 * KIB
 
 
@@ -125,3 +231,9 @@ def test_one_more_channel_never_speeds_up_a_kernel(
     )
     assert more >= fewer * (1 - 1e-4)
     assert fewer >= nvlink_model.running_times([kernel], []).kernel_s[0]
+
+
+@pytest.mark.parametrize("carved", [-1, 84])
+def test_a_carve_out_leaves_computation_at_least_one_sm(nvlink: Cluster, plausible: Profile, carved: int) -> None:
+    with pytest.raises(JobError, match=rf"cost.sm_carveout is {carved}, must lie in 0..83 on A40"):
+        ContentionModel(nvlink, plausible, carved)

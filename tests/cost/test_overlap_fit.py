@@ -16,6 +16,7 @@ from lagom_overlap.cost.overlap_fit import (
     infer_from_default,
     num_slices,
     predict,
+    scaled,
     work_and_wait,
 )
 from lagom_overlap.units import MIB
@@ -156,17 +157,26 @@ def test_the_computation_alone_is_inferred_from_one_default_run():
     assert comp_alone_from_makespan(blind, CONSTANTS, makespan_s) == pytest.approx(0.17, rel=1e-4)
 
 
-@pytest.mark.parametrize("dearer", [0.6, 1.0, 1.7])
-def test_what_the_default_costs_in_this_job_is_read_from_its_own_times(dearer):
+@pytest.mark.parametrize(("dearer", "alone_s"), [(0.6, 0.25), (1.0, 0.25), (1.7, 0.25), (7.0, 2.0)])
+def test_what_the_default_costs_in_this_job_is_read_from_its_own_times(dearer, alone_s):
     costly = {
         way: held if way.sliced else ways(*(dearer * getattr(held, name) for name in held.__slots__))
         for way, held in CONSTANTS.ways.items()
     }
-    default = overlap(0.25, (AG, 32, NATIVE), (RS, 32, NATIVE))
+    default = overlap(alone_s, (AG, 32, NATIVE), (RS, 32, NATIVE))
     times = predict(default, replace(CONSTANTS, ways=costly))
     blind = replace(default, comp_alone_s=0.0)
-    assert infer_from_default(blind, CONSTANTS, times).comp_alone_s == pytest.approx(0.25, rel=0.005)
+    assert infer_from_default(blind, CONSTANTS, times).comp_alone_s == pytest.approx(alone_s, rel=0.005)
     assert infer_from_default(blind, CONSTANTS, times).scale == pytest.approx(dearer, rel=0.01)
+
+
+def test_on_a_busier_machine_work_grows_with_the_scale_and_a_slices_wait_with_its_root():
+    dearer = scaled(CONSTANTS, 4.0)
+    for way, held in CONSTANTS.ways.items():
+        assert dearer.ways[way].work_s_per_byte == pytest.approx(4 * held.work_s_per_byte)
+        assert dearer.ways[way].work_s_per_slice == pytest.approx(4 * held.work_s_per_slice)
+        assert dearer.ways[way].wait_s_per_byte == pytest.approx(4 * held.wait_s_per_byte)
+        assert dearer.ways[way].wait_s_per_slice == pytest.approx(2 * held.wait_s_per_slice)
 
 
 def test_a_makespan_shorter_than_its_collectives_says_nothing():

@@ -30,7 +30,7 @@ def test_plausible_conserves_work_and_reads_the_equations_as_printed(plausible: 
 def test_paper_scale_is_plausible_with_more_contention_and_says_so(plausible: Profile) -> None:
     scaled = load_profile("paper_scale")
     changed = {f.name for f in fields(Profile) if getattr(scaled, f.name) != getattr(plausible, f.name)}
-    assert changed == {"name", "label", "amplification", "pollution"}
+    assert changed == {"name", "label", "collectives", "links", "amplification", "pollution"}
     assert "fitted to the published end-to-end range, not physical" in scaled.label
     assert (scaled.amplification, scaled.pollution) == (3.0, 1.0)
 

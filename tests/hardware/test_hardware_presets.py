@@ -8,10 +8,11 @@ import pytest
 from lagom_overlap.errors import JobError, UnknownNameError
 from lagom_overlap.hardware import Cluster, Gpu, Link, LinkKind, load_preset, preset_names
 
-NAMES = ["a100_dgx", "a100_hdr1", "a100_hdr4", "a40_nvlink", "a40_pcie", "h100_dgx", "h200"]
+NAMES = ["a100_dgx", "a100_hdr1", "a100_hdr4", "a40_bridged", "a40_nvlink", "a40_pcie", "h100_dgx", "h200"]
 
 # NVIDIA's datasheets: SMs, dense bf16 peak, memory peak, memory, one direction of the GPU's NVLink or PCIe slot.
 DATASHEET = {
+    "a40_bridged": (84, 149.7e12, 696e9, 48e9, 31.5e9),  # the ring crosses PCIe
     "a40_nvlink": (84, 149.7e12, 696e9, 48e9, 56.25e9),
     "a40_pcie": (84, 149.7e12, 696e9, 48e9, 31.5e9),
     "a100_dgx": (108, 312e12, 2039e9, 80e9, 300e9),

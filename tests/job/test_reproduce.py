@@ -1,7 +1,7 @@
 """`lagom reproduce`: rules of judgement, closed forms, and what the papers print."""
 
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 
 import pytest
 
@@ -56,7 +56,7 @@ def test_hidden_shares_lie_between_nothing_and_all_and_grow_with_the_micro_batch
     shares = {curve.name: curve.y for curve in curves}
     for values in shares.values():
         assert all(0 <= value <= 100 for value in values)
-    assert list(shares["gradients"]) == sorted(shares["gradients"])
+    assert all(more > fewer - 0.01 for fewer, more in pairwise(shares["gradients"]))
     assert all(cut > bulk for cut, bulk in zip(shares["tensor, 4 splits"], shares["tensor, bulk"], strict=True))
 
 

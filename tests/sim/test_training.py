@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.cost import load_profile
-from lagom_overlap.cost.operators import FrameworkConstants, load_framework, load_operators
+from lagom_overlap.cost.operators import FrameworkConstants, GroupLinks, load_framework, load_operators
 from lagom_overlap.hardware import Cluster, load_preset
 from lagom_overlap.sim.training import TrainingSimulator, TrainingTimes, model_flops
 from lagom_overlap.sim.training_timeline import training_timeline
@@ -22,6 +23,7 @@ def simulate(
     seq_len: int = 2048,
     framework: FrameworkConstants = MEGATRON,
     cluster: Cluster | None = None,
+    sm_carveout: int | None = None,
 ) -> TrainingTimes:
     nodes, rest = divmod(layout.num_gpus, 8)
     machine = cluster or load_preset("a100_dgx", nodes + bool(rest))
@@ -33,6 +35,7 @@ def simulate(
         operators=load_operators(machine.gpu),
         framework=framework,
         profile=load_profile("plausible"),
+        sm_carveout=sm_carveout,
     ).times()
 
 
@@ -146,3 +149,73 @@ def test_the_timeline_ends_with_the_iteration_and_holds_every_slot() -> None:
     timeline = training_timeline(times)
     assert timeline.makespan_s == pytest.approx(times.iteration_s)
     assert len(timeline.spans) >= 8 * 64 * 3 * 2 + 8
+
+
+MOE = load_model("olmoe-1b-7b")
+
+
+def endless(cluster: Cluster) -> Cluster:
+    """Wires that nobody measured, with no end of bandwidth."""
+    gpu = replace(cluster.gpu, name="A100-none")
+    intra, inter = (replace(link, bytes_per_s=1e18) for link in (cluster.intra, cluster.inter))
+    return replace(cluster, gpu=gpu, intra=intra, inter=inter)
+
+
+@pytest.mark.parametrize("zero_stage", [2, 3])
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [
+        (SMALL, ParallelLayout(pipeline=2, data=4, tensor=2, global_batch=32)),
+        (
+            SMALL,
+            ParallelLayout(
+                pipeline=2, data=8, chunks=2, schedule=Schedule.INTERLEAVED, global_batch=64, gradient_bytes=2
+            ),
+        ),
+        (MOE, ParallelLayout(data=16, expert=8, global_batch=32)),
+        (MOE, ParallelLayout(data=8, expert=8, pipeline=2, global_batch=32)),
+    ],
+)
+def test_sharding_beside_a_pipeline_or_experts_costs_communication_and_nothing_else(
+    model: TransformerModel, layout: ParallelLayout, zero_stage: int
+) -> None:
+    """But for latencies and the channels, an endless wire leaves unsharded gradients' time; a real one costs more."""
+    sharded = replace(layout, zero_stage=zero_stage)
+    free = endless(load_preset("a100_dgx", 2))
+    bare, plain = simulate(model, sharded, cluster=free), simulate(model, replace(layout, zero_stage=1), cluster=free)
+    assert bare.iteration_s == pytest.approx(plain.iteration_s, rel=0.2)
+    slow = replace(free, inter=replace(free.inter, bytes_per_s=20e9), intra=replace(free.intra, bytes_per_s=20e9))
+    real = simulate(model, sharded, cluster=slow)
+    assert real.iteration_s > 1.2 * bare.iteration_s
+    assert all(stage.comms[GroupKind.DATA].total_s > 0 for stage in real.stages)
+
+
+def test_gathering_for_every_micro_batch_grows_with_their_number() -> None:
+    """ZeRO 3 beside a pipeline: each micro-batch gathers every layer twice (forward and backward)."""
+    layout = ParallelLayout(pipeline=2, data=8, zero_stage=3, global_batch=16)
+    few, many = (simulate(SMALL, replace(layout, global_batch=n)) for n in (16, 64))
+    one, four = (times.stages[0].comms[GroupKind.DATA].total_s for times in (few, many))
+    assert four == pytest.approx(4 * one, rel=0.02)
+
+
+def test_a_carve_out_slows_products_down_and_frees_them_from_the_collectives_beside_them() -> None:
+    layout = ParallelLayout(data=8, zero_stage=3, global_batch=8)
+    plain, carved = simulate(SMALL, layout), simulate(SMALL, layout, sm_carveout=24)
+    assert carved.stages[0].compute_s > 1.1 * plain.stages[0].compute_s
+    persistent = simulate(SMALL, layout, sm_carveout=0)
+    stretched = [times.stages[0].comms[GroupKind.DATA].stretched_s for times in (persistent, carved)]
+    assert stretched[0] > 2 * stretched[1]
+
+
+def test_a_sharded_stage_reduces_its_layers_and_its_tables_for_every_micro_batch() -> None:
+    """ZeRO 2, second of two stages: 16 layers and a head of 20 x 32,000 rows, each reduced once per micro-batch."""
+    model = replace(SMALL, vocab=20 * SMALL.vocab)
+    layout = ParallelLayout(pipeline=2, data=8, zero_stage=2, global_batch=32)
+    cluster = load_preset("a100_dgx", 2)
+    links = GroupLinks(cluster, layout, load_operators(cluster.gpu).links)
+    sizes = [model.layer_params] * 16 + [model.vocab * model.hidden]
+    by_hand = 4 * sum(links.seconds(CollectiveKind.REDUCE_SCATTER, 4 * size, GroupKind.DATA) for size in sizes)
+    found = simulate(model, layout).stages[1].comms[GroupKind.DATA]
+    # Afterwards the optimizer's parameters are gathered; beside a busy memory a collective takes up to a sixth longer.
+    gathered = links.seconds(CollectiveKind.ALL_GATHER, 2 * sum(sizes), GroupKind.DATA)
+    assert by_hand + gathered <= found.total_s <= 1.17 * (by_hand + gathered)

@@ -2,6 +2,15 @@
 
 from lagom_overlap.cost.communication import CollectiveCost
 from lagom_overlap.cost.model import ContentionModel, RunningTimes
-from lagom_overlap.cost.profile import Profile, load_profile, profile_names
+from lagom_overlap.cost.profile import Collectives, Links, Profile, load_profile, profile_names
 
-__all__ = ["CollectiveCost", "ContentionModel", "Profile", "RunningTimes", "load_profile", "profile_names"]
+__all__ = [
+    "CollectiveCost",
+    "Collectives",
+    "ContentionModel",
+    "Links",
+    "Profile",
+    "RunningTimes",
+    "load_profile",
+    "profile_names",
+]

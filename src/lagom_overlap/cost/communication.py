@@ -24,21 +24,31 @@ Slice and chunk: NCCL's kernel cuts a chunk of the Simple ring into two slices o
 C as the chunk on the wire, which is `CommConfig.chunk_bytes`. F reads C as a slice: a slice takes 1, 2 or 4 of the
 FIFO's 8 steps of 512 KiB and leaves 8, 4 or 2 slots.
 
+Where a link was measured (`nccl.links`) and the profile asks for it, latency, bytes and B_link are NCCL's own model on
+the measured link, so that what nobody touched takes as long as measured; the channels, threads and chunk still enter
+through tau. NVLS and PAT are priced so everywhere. A chunk then counts in the same bytes (LL's flags included).
+
 Departures from the specification: the depths of chains and of rings over nodes are ours (it says only "strong for NIC
 hops"); a tree is a chain inside the node, as NCCL's latency formula has it; an all-to-all over nodes sends
 (n - ppn) / n of its bytes through the node's card, which all ppn ranks share.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, exp, log2
 from typing import Final
 
-from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, CommConfig, Protocol
+from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, CommConfig, Protocol, Transport
 from lagom_overlap.collective.slices import STEP_BYTES
 from lagom_overlap.cost.contention import l2_miss_share
-from lagom_overlap.cost.profile import Profile
+from lagom_overlap.cost.nccl.choice import candidates
+from lagom_overlap.cost.nccl.copy_engine import copy_engine_available, copy_engine_terms
+from lagom_overlap.cost.nccl.links import link_of
+from lagom_overlap.cost.nccl.machines import on_topology
+from lagom_overlap.cost.nccl.wire import FittedLink, wire_terms
+from lagom_overlap.cost.profile import Links, Profile
+from lagom_overlap.cost.ways import BEYOND_RINGS, CHAINED, algorithms_of, largest_chunk_bytes, protocols_of
 from lagom_overlap.errors import SpaceError
-from lagom_overlap.hardware import Cluster, LinkKind
+from lagom_overlap.hardware import Cluster, Link, LinkKind
 from lagom_overlap.units import KIB
 
 FIFO_STEPS: Final = 8
@@ -47,8 +57,8 @@ MIN_SLICE_BYTES: Final = 32 * KIB
 MIN_BYTES_PER_THREAD: Final = 16
 """One 16-byte load per thread: the kernel makes no smaller chunk."""
 
-_POINT_TO_POINT: Final = (CollectiveKind.ALL_TO_ALL, CollectiveKind.SEND_RECV)
-_CHAINED: Final = (CollectiveKind.BROADCAST, CollectiveKind.REDUCE)
+COPY_TOUCHES: Final = 2.0
+"""Memory bytes per wire byte of a copy engine: read here, written there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +94,8 @@ class CollectiveCost:
             + self.exposed_hop_s
             + self.chunk_bytes / (self.channel_bytes_per_s * (1.0 - 0.5 * slow))
         )
+        if not self.num_channels:  # copy engines: nothing but the link bounds them
+            return self.link_bytes_per_s * (1.0 - 0.5 * slow)
         channels = self.num_channels * self.chunk_bytes / tau
         narrow, wide = sorted((channels, self.link_bytes_per_s))
         return float(narrow * (1.0 + (narrow / wide) ** self.link_sharpness) ** (-1.0 / self.link_sharpness))
@@ -93,40 +105,6 @@ class CollectiveCost:
         rate = link_share * self.bytes_per_s(memory_load)
         latency = self.base_s + self.steps_s * (1.0 + self.load_sensitivity * memory_load) + self.hops_s
         return latency + (self.fill_bytes + self.wire_bytes) / rate
-
-
-def default_chunk_bytes(
-    kind: CollectiveKind, algorithm: Algorithm | None, protocol: Protocol, intra: LinkKind = LinkKind.NVLINK
-) -> int:
-    """NCCL's chunk on the wire, which is also the largest: a number of FIFO steps of the protocol's buffer.
-
-    Simple: 4 steps (2 MiB) for rings of all-reduce, all-gather, reduce-scatter; 1 step (512 KiB) for trees, broadcast
-    and reduce; 512 KiB per peer over NVLink and 128 KiB otherwise for point-to-point (NCCL_P2P_NVL_CHUNKSIZE,
-    NCCL_P2P_PCI_CHUNKSIZE). LL: one step of 64 KiB, half of it data. LL128: one step of 600 KiB, 15/16 of it data.
-    """
-    match protocol:
-        case Protocol.LL:
-            return 32 * KIB
-        case Protocol.LL128:
-            return 600 * KIB * 15 // 16
-        case Protocol.SIMPLE:
-            if kind in _POINT_TO_POINT:
-                return STEP_BYTES if intra is LinkKind.NVLINK else 128 * KIB
-            return STEP_BYTES if algorithm is Algorithm.TREE or kind in _CHAINED else 4 * STEP_BYTES
-
-
-def algorithms_of(kind: CollectiveKind) -> tuple[Algorithm | None, ...]:
-    """The algorithms modelled for a kind, the default first: point-to-point has none, only all-reduce has trees."""
-    if kind in _POINT_TO_POINT:
-        return (None,)
-    return (Algorithm.RING, Algorithm.TREE) if kind is CollectiveKind.ALL_REDUCE else (Algorithm.RING,)
-
-
-def protocols_of(kind: CollectiveKind, intra: LinkKind) -> tuple[Protocol, ...]:
-    """The protocols that NCCL has for a kind, the default first: LL128 needs NVLink and is not for point-to-point."""
-    if kind in _POINT_TO_POINT or intra is not LinkKind.NVLINK:
-        return Protocol.SIMPLE, Protocol.LL
-    return Protocol.SIMPLE, Protocol.LL, Protocol.LL128
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +128,7 @@ def _path(collective: Collective, algorithm: Algorithm | None, num_nodes: int, g
             return _Path(n - 1, 0, 1.0, n)
         away = n - gpus_per_node
         return _Path(gpus_per_node - 1, away, 2.0, n, link_share=(n - 1) / (gpus_per_node * away))
-    if kind in _CHAINED:
+    if kind in CHAINED:
         return _Path(n - 1 - between, between, float(n - 1), 1)
     if algorithm is Algorithm.TREE:
         inside = min(gpus_per_node, n) - 1
@@ -159,29 +137,44 @@ def _path(collective: Collective, algorithm: Algorithm | None, num_nodes: int, g
     return _Path(passes * (n - 1 - between), passes * between, 1.0 + passes * between, n)
 
 
-def _check(collective: Collective, config: CommConfig, cluster: Cluster) -> tuple[Protocol, int, int, int]:
-    """The knobs that must be set, after refusing what the cluster cannot run."""
+@dataclass(frozen=True, slots=True)
+class _Knobs:
+    """A full configuration: every knob set and allowed."""
+
+    algorithm: Algorithm | None
+    protocol: Protocol
+    channels: int
+    threads: int
+    chunk_bytes: float
+
+
+def _check(collective: Collective, config: CommConfig, cluster: Cluster, profile: Profile) -> _Knobs:
+    """The knobs, after refusing what the cluster cannot run."""
     protocol, channels, threads, chunk = config.protocol, config.num_channels, config.num_threads, config.chunk_bytes
     if protocol is None or channels is None or threads is None or chunk is None:
         raise ValueError(f"{config} is not full; fill it with ContentionModel.effective")
     if config.transport is not None:
-        raise SpaceError(f"transport is {config.transport}, but the cost model has no transport knob; leave it out")
-    algorithms = algorithms_of(collective.kind)
+        raise SpaceError(
+            f"transport is {config.transport}, but the cost model has no transport knob; leave it out, or take "
+            f"{Transport.COPY_ENGINE}"
+        )
+    kind, intra = collective.kind, cluster.intra.kind
+    algorithms = algorithms_of(collective, cluster, profile.collectives)
     if config.algorithm not in algorithms:
         names = ", ".join(a or "none" for a in algorithms)
-        raise SpaceError(f"algorithm is {config.algorithm or 'none'}; {collective.kind} has {names}")
-    protocols = protocols_of(collective.kind, cluster.intra.kind)
+        raise SpaceError(f"algorithm is {config.algorithm or 'none'}; {kind} has {names}")
+    protocols = protocols_of(kind, intra, config.algorithm)
     if protocol not in protocols:
-        raise SpaceError(f"protocol is {protocol}; {collective.kind} has {', '.join(protocols)} here")
+        raise SpaceError(f"protocol is {protocol}; {kind} has {', '.join(protocols)} here")
     if channels >= cluster.gpu.num_sms:
         raise SpaceError(
             f"num_channels is {channels}, but {cluster.gpu.name} has {cluster.gpu.num_sms} SMs: "
             "computation would never run; allowed: fewer channels than SMs"
         )
-    largest = default_chunk_bytes(collective.kind, config.algorithm, protocol, cluster.intra.kind)
+    largest = largest_chunk_bytes(kind, config.algorithm, protocol, intra)
     if chunk > largest:
-        raise SpaceError(f"chunk_bytes is {chunk}; {collective.kind} with {protocol} takes at most {largest}")
-    return protocol, channels, threads, chunk
+        raise SpaceError(f"chunk_bytes is {chunk}; {kind} with {protocol} takes at most {largest}")
+    return _Knobs(config.algorithm, protocol, channels, threads, chunk)
 
 
 def collective_cost(collective: Collective, config: CommConfig, cluster: Cluster, profile: Profile) -> CollectiveCost:
@@ -192,42 +185,165 @@ def collective_cost(collective: Collective, config: CommConfig, cluster: Cluster
         JobError: if the cluster has fewer GPUs than the collective has ranks.
         ValueError: if a knob is None.
     """
-    num_nodes = cluster.num_nodes_of(collective.num_ranks)
-    protocol, channels, threads, chunk_limit = _check(collective, config, cluster)
-    path = _path(collective, config.algorithm, num_nodes, cluster.gpus_per_node)
-    tree, ring = config.algorithm is Algorithm.TREE, config.algorithm is Algorithm.RING
-    link = cluster.link_between(collective.num_ranks)
+    if config.transport is Transport.COPY_ENGINE:
+        return _by_copy_engine(collective, config, cluster, profile)
+    knobs = _check(collective, config, cluster, profile)
+    measured = _measured(collective, cluster, profile)
+    if knobs.algorithm in BEYOND_RINGS:
+        return _by_nccl(collective, knobs, cluster, profile, measured or FittedLink(_wire(collective, cluster)))
+    if measured is not None and _in_table(collective, knobs, cluster):
+        return _by_nccl(collective, knobs, cluster, profile, measured)
+    return _by_specification(collective, knobs, cluster, profile)
+
+
+def _measured(collective: Collective, cluster: Cluster, profile: Profile) -> FittedLink | None:
+    if profile.links is Links.STATED:
+        return None
+    return link_of(cluster, collective.num_ranks, collective.num_nodes)
+
+
+def _wire(collective: Collective, cluster: Cluster) -> float:
+    """The narrowest wire of a ring as the cluster states it, in B/s."""
+    link = cluster.link_between(collective.num_ranks, collective.num_nodes)
+    return min(cluster.intra.bytes_per_s, link.bytes_per_s)
+
+
+def _in_table(collective: Collective, knobs: _Knobs, cluster: Cluster) -> bool:
+    """Whether NCCL's own table has that algorithm and protocol there."""
+    if knobs.algorithm is None:
+        return True
+    found = candidates(*on_topology(collective, cluster))
+    return any((way.algorithm, way.protocol) == (knobs.algorithm, knobs.protocol) for way in found)
+
+
+def _slices(collective: Collective, knobs: _Knobs) -> int:
+    """sigma: slices in the chunk."""
+    ring = knobs.algorithm is Algorithm.RING and knobs.protocol is Protocol.SIMPLE
+    return 2 if ring and collective.kind not in CHAINED and knobs.chunk_bytes > MIN_SLICE_BYTES else 1
+
+
+def _fifo(knobs: _Knobs, num_slices: int, cluster: Cluster, link: Link, profile: Profile) -> tuple[float, float]:
+    """F, the bytes that the FIFO's slots touch, and the memory bytes per wire byte that follow from it."""
+    slice_bytes = knobs.chunk_bytes / num_slices
+    slots = FIFO_STEPS // {1: 1, 2: 2}.get(ceil(slice_bytes / STEP_BYTES), 4)
+    fifo_bytes = knobs.channels * min(slots * slice_bytes, FIFO_STEPS * STEP_BYTES)
+    miss = 0.0 if link.host_fifo else l2_miss_share(fifo_bytes, cluster.gpu.l2_bytes, profile.l2_share)
+    return fifo_bytes, profile.user_traffic + profile.fifo_traffic * miss
+
+
+def _channel_rate(threads: int, cluster: Cluster, profile: Profile) -> float:
+    """What one channel copies with so many threads, in B/s."""
+    return profile.for_gpu(cluster.gpu.name).channel_bytes_per_s * (1.0 - exp(-threads / profile.thread_scale))
+
+
+def _by_specification(collective: Collective, knobs: _Knobs, cluster: Cluster, profile: Profile) -> CollectiveCost:
+    """The terms of the module's text on the cluster's stated wires."""
+    num_nodes = cluster.num_nodes_of(collective.num_ranks, collective.num_nodes)
+    per_node = -(-collective.num_ranks // num_nodes) if collective.num_nodes else cluster.gpus_per_node
+    path = _path(collective, knobs.algorithm, num_nodes, per_node)
+    tree = knobs.algorithm is Algorithm.TREE
+    link = cluster.link_between(collective.num_ranks, collective.num_nodes)
     narrow = min(cluster.intra.bytes_per_s, link.bytes_per_s * path.link_share)
-    efficiency = profile.protocol_efficiency.of(protocol)
-    overhead = profile.protocol_overhead.of(protocol)
+    efficiency = profile.protocol_efficiency.of(knobs.protocol)
+    overhead = profile.protocol_overhead.of(knobs.protocol)
     intra_o, inter_o = (profile.slice_overhead_s.of(end.kind) * overhead for end in (cluster.intra, cluster.inter))
 
-    least = MIN_BYTES_PER_THREAD * threads
-    chunk = min(chunk_limit, max(collective.num_bytes / (path.num_parts * channels), least))
-    cut = ring and protocol is Protocol.SIMPLE and collective.kind not in _CHAINED and chunk > MIN_SLICE_BYTES
-    num_slices = 2 if cut else 1
-    slice_bytes = chunk / num_slices
-    slots = FIFO_STEPS // {1: 1, 2: 2}.get(ceil(slice_bytes / STEP_BYTES), 4)
-    fifo_bytes = channels * min(slots * slice_bytes, FIFO_STEPS * STEP_BYTES)
-    miss = 0.0 if link.host_fifo else l2_miss_share(fifo_bytes, cluster.gpu.l2_bytes, profile.l2_share)
+    least = MIN_BYTES_PER_THREAD * knobs.threads
+    chunk = min(knobs.chunk_bytes, max(collective.num_bytes / (path.num_parts * knobs.channels), least))
+    cut = replace(knobs, chunk_bytes=chunk)
+    num_slices = _slices(collective, cut)
+    fifo_bytes, touches = _fifo(cut, num_slices, cluster, link, profile)
     bases = profile.tree_base_s if tree else profile.ring_base_s
-    channel_rate = profile.for_gpu(cluster.gpu.name).channel_bytes_per_s
     return CollectiveCost(
-        num_channels=channels,
+        num_channels=knobs.channels,
         wire_bytes=collective.wire_bytes,
         chunk_bytes=chunk,
         num_slices=num_slices,
         slice_s=intra_o if num_nodes == 1 else inter_o,
         exposed_hop_s=link.hop_s if num_slices == 1 else 0.0,
-        channel_bytes_per_s=channel_rate * (1.0 - exp(-threads / profile.thread_scale)) * efficiency,
+        channel_bytes_per_s=_channel_rate(knobs.threads, cluster, profile) * efficiency,
         link=link.kind,
         link_bytes_per_s=narrow * efficiency * (profile.tree_efficiency if tree else 1.0),
-        base_s=bases.of(protocol),
+        base_s=bases.of(knobs.protocol),
         steps_s=path.intra_steps * intra_o + path.inter_steps * inter_o,
         hops_s=path.intra_steps * cluster.intra.hop_s + path.inter_steps * cluster.inter.hop_s,
-        fill_bytes=profile.fill * slice_bytes * channels * path.depth,
+        fill_bytes=profile.fill * chunk / num_slices * knobs.channels * path.depth,
         fifo_bytes=fifo_bytes,
-        touches=profile.user_traffic + profile.fifo_traffic * miss,
+        touches=touches,
+        link_sharpness=profile.link_sharpness,
+        load_sensitivity=profile.load_sensitivity,
+    )
+
+
+def _by_nccl(
+    collective: Collective, knobs: _Knobs, cluster: Cluster, profile: Profile, measured: FittedLink
+) -> CollectiveCost:
+    """NCCL's own latency and bytes on a measured link; channels, threads and chunk as in the specification.
+
+    Bytes are counted at the Simple ring's efficiency (`nccl.wire`), and chunks in the same unit. The unfilled pipeline
+    is part of the measured latency.
+    """
+    filled, topology = on_topology(collective, cluster)
+    nvls = knobs.algorithm in (Algorithm.NVLS, Algorithm.NVLS_TREE)
+    terms = wire_terms(filled, topology, knobs.algorithm, knobs.protocol, knobs.chunk_bytes if nvls else None)
+    link = cluster.link_between(collective.num_ranks, collective.num_nodes)
+    parts = 1 if knobs.algorithm is Algorithm.TREE else filled.num_ranks
+    least = MIN_BYTES_PER_THREAD * knobs.threads
+    chunk = min(knobs.chunk_bytes, max(collective.num_bytes / (parts * knobs.channels), least))
+    cut = replace(knobs, chunk_bytes=chunk)
+    num_slices = _slices(collective, cut)
+    fifo_bytes, touches = _fifo(cut, num_slices, cluster, link, profile)
+    # NCCL's latency holds the first loop's synchronisation; every further loop of chunks pays its own.
+    loops = ceil(collective.num_bytes / (parts * knobs.channels * chunk))
+    further = 0.0 if nvls else 1.0 - 1.0 / loops
+    overhead = profile.slice_overhead_s.of(link.kind) * profile.protocol_overhead.of(knobs.protocol)
+    return CollectiveCost(
+        num_channels=knobs.channels,
+        wire_bytes=terms.wire_bytes,
+        chunk_bytes=chunk * terms.wire_bytes / collective.wire_bytes,
+        num_slices=num_slices,
+        slice_s=further * overhead,
+        exposed_hop_s=further * link.hop_s if num_slices == 1 else 0.0,
+        channel_bytes_per_s=_channel_rate(knobs.threads, cluster, profile),
+        link=link.kind,
+        link_bytes_per_s=measured.bytes_per_s,
+        base_s=terms.fixed_s + measured.latency_scale * terms.scaled_s,
+        steps_s=0.0,
+        hops_s=0.0,
+        fill_bytes=0.0,
+        fifo_bytes=fifo_bytes,
+        touches=touches,
+        link_sharpness=profile.link_sharpness,
+        load_sensitivity=profile.load_sensitivity,
+    )
+
+
+def _by_copy_engine(collective: Collective, config: CommConfig, cluster: Cluster, profile: Profile) -> CollectiveCost:
+    """No SM and no FIFO: bytes cross the link, read once and written once."""
+    filled, topology = on_topology(collective, cluster)
+    if not copy_engine_available(collective.kind, topology):
+        raise SpaceError(
+            f"transport is {config.transport}; copy engines carry all-gathers and all-to-alls of one node's NVLink, "
+            f"not {collective.kind} of {collective.num_ranks} ranks on {cluster.name!r}"
+        )
+    terms = copy_engine_terms(filled, topology)
+    measured = _measured(collective, cluster, profile) or FittedLink(_wire(collective, cluster))
+    return CollectiveCost(
+        num_channels=0,
+        wire_bytes=terms.wire_bytes,
+        chunk_bytes=float(collective.num_bytes),
+        num_slices=1,
+        slice_s=0.0,
+        exposed_hop_s=0.0,
+        channel_bytes_per_s=measured.bytes_per_s,
+        link=cluster.intra.kind,
+        link_bytes_per_s=measured.bytes_per_s,
+        base_s=measured.latency_scale * terms.scaled_s,
+        steps_s=0.0,
+        hops_s=0.0,
+        fill_bytes=0.0,
+        fifo_bytes=0.0,
+        touches=COPY_TOUCHES,
         link_sharpness=profile.link_sharpness,
         load_sensitivity=profile.load_sensitivity,
     )

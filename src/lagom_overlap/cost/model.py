@@ -15,18 +15,15 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from lagom_overlap.collective import Algorithm, Collective, CommConfig, ConfigSpace, Protocol, Transport
-from lagom_overlap.cost.communication import (
-    CollectiveCost,
-    algorithms_of,
-    collective_cost,
-    default_chunk_bytes,
-    protocols_of,
-)
+from lagom_overlap.cost.communication import CollectiveCost, collective_cost
 from lagom_overlap.cost.contention import eq5_waves, eq6_wave_time, l2_miss_share, traffic_bytes_per_s
-from lagom_overlap.cost.kernels import kernel_of
+from lagom_overlap.cost.nccl.machines import default_choice
+from lagom_overlap.cost.operators import OperatorConstants, OperatorTimes, load_operators
 from lagom_overlap.cost.persistent import as_persistent
-from lagom_overlap.cost.profile import Profile
+from lagom_overlap.cost.profile import Collectives, Profile
 from lagom_overlap.cost.space import collective_space
+from lagom_overlap.cost.ways import algorithms_of, largest_chunk_bytes, protocols_of
+from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import Cluster, LinkKind
 from lagom_overlap.units import GB_PER_S
 from lagom_overlap.workload import Gemm, Kernel, Work
@@ -50,42 +47,59 @@ class ContentionModel:
     """Prices kernels and collectives of a cluster; pure, so results may be cached by arguments.
 
     With `persistent_carve_out_sms` matrix products are persistent kernels that leave so many SMs free
-    (`persistent.py`); None: they are plain ones, whose blocks go wherever there is room.
+    (`persistent.py`); None: they are plain ones, whose blocks go wherever there is room. `operators` are what single
+    operators take on this GPU; None: those of the package's file for it.
     """
 
     cluster: Cluster
     profile: Profile
     persistent_carve_out_sms: int | None = None
+    operators: OperatorConstants | None = None
+
+    def __post_init__(self) -> None:
+        carved, gpu = self.persistent_carve_out_sms, self.cluster.gpu
+        if carved is not None and not 0 <= carved < gpu.num_sms:
+            raise JobError(f"cost.sm_carveout is {carved}, must lie in 0..{gpu.num_sms - 1} on {gpu.name}")
 
     def default_config(self, collective: Collective) -> CommConfig:
-        """What the engine does untouched: the paper's default, which NCCL 2.18.3 took on its clusters.
+        """What the engine does untouched, every knob but the transport set.
 
-        Ring, Simple, 8 channels, 2 MiB chunks (512 KiB for broadcast and reduce), 512 threads, or 256 on links up to
-        12 GB/s. Point-to-point has no algorithm and NCCL's own smaller chunks. NCCL's choice by message size is not
-        modelled, and another machine or version chooses otherwise.
+        NCCL 2.30.7's own choice by size and topology (`nccl.machines.default_choice`), with fewer channels where the
+        GPU has no SM left for computation otherwise. Under a profile with `collectives = "paper"` what NCCL 2.18.3 took
+        on the paper's clusters: ring, Simple, 8 channels, 2 MiB chunks (512 KiB for broadcast and reduce), 512 threads,
+        or 256 on links up to 12 GB/s; point-to-point has no algorithm and NCCL's own smaller chunks.
         """
+        most = max(1, self.cluster.gpu.num_sms - 1)
+        if self.profile.collectives is Collectives.NCCL:
+            config = default_choice(collective, self.cluster).config
+            return config if (config.num_channels or 0) <= most else replace(config, num_channels=most)
         kind, intra = collective.kind, self.cluster.intra.kind
-        algorithm, protocol = algorithms_of(kind)[0], protocols_of(kind, intra)[0]
-        slow = self.cluster.link_between(collective.num_ranks).bytes_per_s <= SLOW_LINK_BYTES_PER_S
+        algorithm = algorithms_of(collective, self.cluster, self.profile.collectives)[0]
+        protocol = protocols_of(kind, intra)[0]
+        link = self.cluster.link_between(collective.num_ranks, collective.num_nodes)
         return CommConfig(
             algorithm=algorithm,
             protocol=protocol,
-            num_channels=min(PAPER_CHANNELS, max(1, self.cluster.gpu.num_sms - 1)),
-            num_threads=256 if slow else 512,
-            chunk_bytes=default_chunk_bytes(kind, algorithm, protocol, intra),
+            num_channels=min(PAPER_CHANNELS, most),
+            num_threads=256 if link.bytes_per_s <= SLOW_LINK_BYTES_PER_S else 512,
+            chunk_bytes=largest_chunk_bytes(kind, algorithm, protocol, intra),
         )
 
     def effective(self, collective: Collective, config: CommConfig) -> CommConfig:
         """The configuration with every None filled from the default; the chunk from that of its algorithm and protocol.
 
-        Transport stays None: it is not modelled.
+        Transport stays None: it is not modelled, but for copy engines, which have no other knob.
         """
+        if config.transport is Transport.COPY_ENGINE:
+            return config
         default = self.default_config(collective)
         algorithm, protocol = config.algorithm or default.algorithm, config.protocol or default.protocol
         chunk = config.chunk_bytes
         if chunk is None:
             kind, intra = collective.kind, self.cluster.intra.kind
-            chunk = default_chunk_bytes(kind, algorithm, protocol or Protocol.SIMPLE, intra)
+            own = (algorithm, protocol) == (default.algorithm, default.protocol)
+            chunk = default.chunk_bytes if own else None
+            chunk = chunk or largest_chunk_bytes(kind, algorithm, protocol or Protocol.SIMPLE, intra)
         return replace(
             config,
             algorithm=algorithm,
@@ -114,6 +128,8 @@ class ContentionModel:
         return collective_space(
             collective,
             self.cluster,
+            self.profile.collectives,
+            default=self.default_config(collective),
             algorithms=algorithms,
             protocols=protocols,
             transports=transports,
@@ -124,7 +140,10 @@ class ContentionModel:
 
     def kernel(self, work: Work) -> Kernel:
         """The kernel of a computation on this cluster's GPU."""
-        kernel = kernel_of(work, self.cluster.gpu, self.profile)
+        if isinstance(work, Kernel):
+            return work
+        gpu = self.cluster.gpu
+        kernel = OperatorTimes(gpu, self.operators or load_operators(gpu)).kernel(work, self.profile)
         if self.persistent_carve_out_sms is None or not isinstance(work, Gemm):
             return kernel
         return as_persistent(kernel, self.cluster.gpu.num_sms, self.persistent_carve_out_sms)

@@ -35,7 +35,9 @@ _SPAN: Final = 1000.0
 """How many times larger or smaller than its start a constant may become."""
 _SCALING_STEPS: Final = 12
 _DAMPING: Final = 0.7
-_MAX_SCALE: Final = 3.0
+_MAX_SCALE: Final = 30.0
+_LATENCY_POWER: Final = 0.5
+"""How a slice's wait grows with the machine's state: measured, see `scaled`."""
 _LEAST_S: Final = 1e-9
 """Predicted times below count as this: their logarithm is needed."""
 
@@ -198,8 +200,8 @@ class Inferred:
 def infer_from_default(overlap: Overlap, constants: OverlapConstants, times: OverlapTimes) -> Inferred:
     """The computation alone behind one measured setting, its collectives' own times taken into account.
 
-    The constants are scaled, all by one factor, until the collectives take as long in sum as measured: how costly they
-    were in this run is read from its own times, not only from other overlaps.
+    The constants are scaled by one factor (`scaled`) until the collectives take as long in sum as measured: how costly
+    they were in this run is read from its own times, not only from other overlaps.
 
     Raises:
         ValueError: if the collectives alone take longer than the makespan.
@@ -220,9 +222,15 @@ def infer_from_default(overlap: Overlap, constants: OverlapConstants, times: Ove
 
 
 def scaled(constants: OverlapConstants, scale: float) -> OverlapConstants:
-    """The constants of a machine on which collectives are that many times as costly."""
+    """The constants of a machine on which collectives are that many times as costly.
+
+    What a slice waits beside its bytes is mostly the scheduler's latency, which grows more slowly than work does: with
+    the square root of the scale. The power was chosen on two recordings of the gloo demo (scales 2.2 and 2.6) and
+    holds on three later ones (6.0 to 7.0): benchmarks/results/calibration_gloo_amd_epyc_2026-11-20.md.
+    """
+    powers = {name: _LATENCY_POWER if name == "wait_s_per_slice" else 1.0 for name in _FIELDS}
     ways = {
-        way: WayConstants(**{name: scale * getattr(held, name) for name in _FIELDS})
+        way: WayConstants(**{name: scale ** powers[name] * getattr(held, name) for name in _FIELDS})
         for way, held in constants.ways.items()
     }
     return replace(constants, ways=ways)

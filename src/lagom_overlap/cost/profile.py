@@ -7,9 +7,10 @@ docs/notation.md; which equation reads which constant is said in `contention.py`
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from importlib import resources
 from math import isnan
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -17,8 +18,23 @@ from lagom_overlap.collective import Protocol
 from lagom_overlap.errors import UnknownNameError
 from lagom_overlap.hardware import LinkKind
 
-TILES: Final = ((128, 256), (256, 128), (128, 128), (128, 64), (64, 64))
-"""Output tiles (rows, columns) that a matrix product may use; `GpuConstants.tile_efficiency` follows this order."""
+
+class Collectives(StrEnum):
+    """What NCCL does with a collective that nobody touched.
+
+    `nccl`: NCCL 2.30.7's own choice by size and topology. `paper`: what NCCL 2.18.3 took on the Lagom paper's clusters
+    (section 4.3: 8 channels, 2 MiB).
+    """
+
+    NCCL = "nccl"
+    PAPER = "paper"
+
+
+class Links(StrEnum):
+    """Which bandwidth and latency a link has: as measured where somebody measured it, or as the cluster states them."""
+
+    MEASURED = "measured"
+    STATED = "stated"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,17 +79,14 @@ class ByProtocol:
 class GpuConstants:
     """What differs between GPU generations.
 
-    `channel_bytes_per_s` [b_sm] is what one channel copies with many threads. `tile_efficiency` gives the rate of a
-    matrix product per tile of `TILES`, relative to the GPU's `gemm_flops`.
+    `channel_bytes_per_s` [b_sm] is what one channel copies with many threads.
     """
 
     channel_bytes_per_s: float
-    tile_efficiency: tuple[float, float, float, float, float]
 
     def __post_init__(self) -> None:
-        for value in (self.channel_bytes_per_s, *self.tile_efficiency):
-            if not 0 < value < float("inf"):
-                raise ValueError(f"{self} must hold positive, finite numbers")
+        if not 0 < self.channel_bytes_per_s < float("inf"):
+            raise ValueError(f"channel_bytes_per_s is {self.channel_bytes_per_s}, must be positive and finite")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +98,8 @@ class Profile:
 
     name: str
     label: str
+    collectives: Collectives
+    links: Links
 
     # Communication alone.
     thread_scale: float
@@ -127,20 +142,15 @@ class Profile:
     small_block_share: float
     """...with this share of them."""
 
-    # Kernels from shapes.
-    launch_s: float
-    split_s: float
-    attention_efficiency: float
-    """Relative to the GPU's `gemm_flops`."""
     gpus: Mapping[str, GpuConstants]
     """By prefix of the GPU's name; `any` for all others."""
 
     def __post_init__(self) -> None:
-        positive = ("thread_scale", "tree_efficiency", "link_sharpness", "attention_efficiency", "l2_share")
+        positive = ("thread_scale", "tree_efficiency", "link_sharpness", "l2_share")
         for field in positive:
             if not 0 < getattr(self, field) < float("inf"):
                 raise ValueError(f"profile {self.name!r}: {field} is {getattr(self, field)}, must be positive")
-        amounts = ("fill", "user_traffic", "fifo_traffic", "amplification", "pollution", "launch_s", "split_s")
+        amounts = ("fill", "user_traffic", "fifo_traffic", "amplification", "pollution")
         for field in amounts:
             if not 0 <= getattr(self, field) < float("inf"):
                 raise ValueError(f"profile {self.name!r}: {field} is {getattr(self, field)}, must not be negative")

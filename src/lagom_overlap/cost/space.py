@@ -1,24 +1,27 @@
 """What may be tried for one collective in the simulator: NCCL's choices, cut down to what a job allows.
 
-The first subspace is the one of the untouched default. Threads stay with NCCL unless a job names them (the paper's
-section 3.2: their effect is negligible). Transport is not modelled.
+The first subspace is that of the untouched default. Threads stay with NCCL unless a job names them (the paper's
+section 3.2: their effect is negligible). Of transports only copy engines are modelled, where a job asks for them.
 """
 
 from collections.abc import Sequence
-from itertools import product
 from typing import Final, TypeVar
 
 from lagom_overlap.collective import (
     Algorithm,
     Collective,
     CollectiveKind,
+    CommConfig,
     ConfigSpace,
     Protocol,
     Subspace,
     Transport,
     chunk_bytes_of_slice,
 )
-from lagom_overlap.cost.communication import algorithms_of, default_chunk_bytes, protocols_of
+from lagom_overlap.cost.nccl.copy_engine import copy_engine_available
+from lagom_overlap.cost.nccl.machines import on_topology
+from lagom_overlap.cost.profile import Collectives
+from lagom_overlap.cost.ways import algorithms_of, largest_chunk_bytes, protocols_of
 from lagom_overlap.errors import SpaceError
 from lagom_overlap.hardware import Cluster
 from lagom_overlap.units import KIB, MIB
@@ -39,10 +42,8 @@ NCCL_MAX_THREADS: Final = 640
 
 
 def max_threads(algorithm: Algorithm | None, protocol: Protocol) -> int:
-    """The most threads of a block: 640, but Simple keeps a warp for synchronisation: 608 in a ring, 512 in a tree."""
-    if protocol is not Protocol.SIMPLE:
-        return NCCL_MAX_THREADS
-    return 512 if algorithm is Algorithm.TREE else 608
+    """The most threads of a block: 640, of which a Simple ring leaves a warp to synchronisation (608)."""
+    return 608 if algorithm is Algorithm.RING and protocol is Protocol.SIMPLE else NCCL_MAX_THREADS
 
 
 def _listed(values: Sequence[object]) -> str:
@@ -59,8 +60,9 @@ def _chosen(knob: str, asked: Sequence[_T] | None, offered: Sequence[_T], what: 
     return chosen
 
 
-def _channels(asked: Sequence[int] | None, num_sms: int, gpu: str) -> tuple[int, ...]:
-    values = sorted(set(asked)) if asked is not None else [count for count in NUM_CHANNELS if count < num_sms]
+def _channels(asked: Sequence[int] | None, default: int, num_sms: int, gpu: str) -> tuple[int, ...]:
+    values = sorted(set(asked)) if asked is not None else sorted({*NUM_CHANNELS, default})
+    values = values if asked is not None else [count for count in values if count < num_sms]
     for value in values:
         if not 1 <= value < num_sms:
             raise SpaceError(f"num_channels allows {value}; on {gpu} (simulated) it must lie in 1..{num_sms - 1}")
@@ -90,10 +92,48 @@ def _chunks(asked: Sequence[int] | None, kind: CollectiveKind) -> tuple[int, ...
     return tuple(sorted(set(asked)))
 
 
+def _copy_engine(collective: Collective, cluster: Cluster, transports: Sequence[Transport]) -> Subspace:
+    """The one configuration that copy engines have.
+
+    Raises:
+        SpaceError: if another transport is asked for, or copy engines cannot carry the collective.
+    """
+    if set(transports) != {Transport.COPY_ENGINE}:
+        raise SpaceError(
+            f"transports allows {_listed(transports)}, but the simulated engine has no transport knob "
+            f"other than {Transport.COPY_ENGINE}"
+        )
+    if not copy_engine_available(collective.kind, on_topology(collective, cluster)[1]):
+        raise SpaceError(
+            f"transports allows only {Transport.COPY_ENGINE}, which does not carry {collective.kind} of "
+            f"{collective.num_ranks} ranks on {cluster.name!r}: all-gathers and all-to-alls of one node's NVLink"
+        )
+    return Subspace(transport=Transport.COPY_ENGINE)
+
+
+def _ways(
+    collective: Collective,
+    cluster: Cluster,
+    collectives: Collectives,
+    default: CommConfig,
+    asked: tuple[Sequence[Algorithm] | None, Sequence[Protocol] | None],
+) -> list[tuple[Algorithm | None, Protocol]]:
+    """Algorithms and protocols that are offered and asked for, the default's first."""
+    kind, intra = collective.kind, cluster.intra.kind
+    own = algorithms_of(collective, cluster, collectives)
+    algorithms = list(own) if own == (None,) else _chosen("algorithms", asked[0], own, kind)
+    offered = list(dict.fromkeys(wire for way in algorithms for wire in protocols_of(kind, intra, way)))
+    wires = _chosen("protocols", asked[1], offered, f"{kind} over {intra}")
+    ways = [(way, wire) for way in algorithms for wire in wires if wire in protocols_of(kind, intra, way)]
+    return sorted(ways, key=lambda way: way != (default.algorithm, default.protocol))
+
+
 def collective_space(
     collective: Collective,
     cluster: Cluster,
+    collectives: Collectives,
     *,
+    default: CommConfig,
     algorithms: Sequence[Algorithm] | None = None,
     protocols: Sequence[Protocol] | None = None,
     transports: Sequence[Transport] | None = None,
@@ -103,27 +143,29 @@ def collective_space(
 ) -> ConfigSpace:
     """The space of a collective on a cluster within the limits given; None leaves a knob's own values.
 
-    A limit on algorithms does not touch point-to-point collectives, which have none. A chunk or thread count that a
-    protocol cannot take is left out of its subspaces; a subspace without values is dropped.
+    `default` is what the engine does untouched: its channels and chunk are among a knob's own values. A limit on
+    algorithms does not touch point-to-point collectives, which have none. A chunk or thread count that a protocol
+    cannot take is left out of its subspaces; a subspace without values is dropped.
 
     Raises:
         SpaceError: if a value can never be set, or nothing is left.
     """
-    kind, intra = collective.kind, cluster.intra.kind
     if transports is not None:
-        raise SpaceError(f"transports allows {_listed(transports)}, but the simulated engine has no transport knob")
-    own = algorithms_of(kind)
-    ways = list(own) if own == (None,) else _chosen("algorithms", algorithms, own, kind)
-    wires = _chosen("protocols", protocols, protocols_of(kind, intra), f"{kind} over {intra}")
-    channels = _channels(num_channels, cluster.gpu.num_sms, cluster.gpu.name)
+        return ConfigSpace((_copy_engine(collective, cluster, transports),))
+    kind, intra = collective.kind, cluster.intra.kind
+    ways = _ways(collective, cluster, collectives, default, (algorithms, protocols))
+    channels = _channels(num_channels, default.num_channels or 1, cluster.gpu.num_sms, cluster.gpu.name)
     threads = _threads(num_threads)
     chunks = _chunks(chunk_bytes, kind)
     subspaces = []
-    for way, wire in product(ways, wires):
-        largest = default_chunk_bytes(kind, way, wire, intra)
-        fitting = tuple(size for size in chunks if size <= largest)
-        if chunk_bytes is None and largest not in fitting:
-            fitting += (largest,)
+    for way, wire in ways:
+        largest = largest_chunk_bytes(kind, way, wire, intra)
+        fitting = {size for size in chunks if size <= largest}
+        if chunk_bytes is None:
+            fitting.add(largest)
+            fitting |= (
+                {default.chunk_bytes or largest} if (way, wire) == (default.algorithm, default.protocol) else set()
+            )
         warps = None if threads is None else tuple(n for n in threads if n <= max_threads(way, wire))
         if fitting and warps != ():
             subspaces.append(
@@ -132,15 +174,15 @@ def collective_space(
                     protocol=wire,
                     num_channels=channels,
                     num_threads=warps or (None,),
-                    chunk_bytes=fitting,
+                    chunk_bytes=tuple(sorted(fitting)),
                 )
             )
     if not subspaces:
-        sizes = max(default_chunk_bytes(kind, way, wire, intra) for way, wire in product(ways, wires))
-        most = max(max_threads(way, wire) for way, wire in product(ways, wires))
+        sizes = max(largest_chunk_bytes(kind, way, wire, intra) for way, wire in ways)
+        most = max(max_threads(way, wire) for way, wire in ways)
         raise SpaceError(
-            f"nothing is left to try for {kind}: with {_listed(ways)} and {_listed(wires)} a chunk has at most "
-            f"{sizes} bytes (allowed: {_listed(chunks)}), a block at most {most} threads (allowed: "
-            f"{_listed(threads) if threads else 'any'})"
+            f"nothing is left to try for {kind}: with {_listed([way for way, _ in ways])} and "
+            f"{_listed([wire for _, wire in ways])} a chunk has at most {sizes} bytes (allowed: {_listed(chunks)}), "
+            f"a block at most {most} threads (allowed: {_listed(threads) if threads else 'any'})"
         )
     return ConfigSpace(tuple(subspaces))

@@ -3,6 +3,6 @@
 from lagom_overlap.hardware.cluster import Cluster
 from lagom_overlap.hardware.gpu import Gpu
 from lagom_overlap.hardware.link import Link, LinkKind
-from lagom_overlap.hardware.presets import load_preset, preset_names
+from lagom_overlap.hardware.presets import load_preset, preset_names, read_preset_file
 
-__all__ = ["Cluster", "Gpu", "Link", "LinkKind", "load_preset", "preset_names"]
+__all__ = ["Cluster", "Gpu", "Link", "LinkKind", "load_preset", "preset_names", "read_preset_file"]

@@ -1,6 +1,6 @@
 """Nodes of equal GPUs, the wires inside a node and between nodes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware.gpu import Gpu
@@ -29,19 +29,47 @@ class Cluster:
         """GPUs in all."""
         return self.num_nodes * self.gpus_per_node
 
-    def num_nodes_of(self, num_ranks: int) -> int:
-        """Nodes that `num_ranks` consecutive ranks cover.
+    def num_nodes_of(self, num_ranks: int, num_nodes: int | None = None) -> int:
+        """Nodes that `num_ranks` ranks cover: `num_nodes` evenly, else as many as consecutive ranks fill.
 
         Raises:
-            JobError: if the cluster has fewer GPUs.
+            JobError: if the cluster has fewer GPUs or nodes, or a node would hold more ranks than GPUs.
         """
         if num_ranks > self.num_gpus:
             raise JobError(
                 f"{num_ranks} ranks do not fit: cluster {self.name!r} has {self.num_gpus} GPUs "
                 f"({self.num_nodes} x {self.gpus_per_node})"
             )
-        return -(-num_ranks // self.gpus_per_node)
+        if num_nodes is None:
+            return -(-num_ranks // self.gpus_per_node)
+        if num_nodes > self.num_nodes or num_ranks > num_nodes * self.gpus_per_node:
+            raise JobError(
+                f"{num_ranks} ranks on {num_nodes} nodes do not fit: cluster {self.name!r} has "
+                f"{self.num_nodes} x {self.gpus_per_node} GPUs"
+            )
+        return num_nodes
 
-    def link_between(self, num_ranks: int) -> Link:
-        """The narrowest wire on a ring of `num_ranks` consecutive ranks."""
-        return self.intra if self.num_nodes_of(num_ranks) == 1 else self.inter
+    def link_between(self, num_ranks: int, num_nodes: int | None = None) -> Link:
+        """The narrowest wire on a ring of `num_ranks` consecutive ranks, or of as many on each of `num_nodes` nodes.
+
+        A group that spreads over nodes without filling them shares their ports with the groups of its neighbours,
+        which communicate at the same time: its part of the wire is its part of a node's GPUs.
+        """
+        nodes = self.num_nodes_of(num_ranks, num_nodes)
+        if nodes == 1:
+            return self.intra
+        per_node = self.gpus_per_node if num_nodes is None else -(-num_ranks // nodes)
+        if per_node >= self.gpus_per_node:
+            return self.inter
+        return replace(self.inter, bytes_per_s=self.inter.bytes_per_s * per_node / self.gpus_per_node)
+
+    def part(self, num_ranks: int, num_nodes: int | None = None) -> "Cluster":
+        """What a group of ranks sees of the cluster, as a cluster of its own: its GPUs, its share of the wires.
+
+        Raises:
+            JobError: if the cluster has fewer GPUs or nodes, or a node would hold more ranks than GPUs.
+        """
+        nodes = self.num_nodes_of(num_ranks, num_nodes)
+        per_node = num_ranks if nodes == 1 else self.gpus_per_node if num_nodes is None else -(-num_ranks // nodes)
+        inter = self.inter if nodes == 1 else self.link_between(num_ranks, num_nodes)
+        return replace(self, gpus_per_node=per_node, num_nodes=nodes, inter=inter)

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from lagom_overlap import __version__
-from lagom_overlap.cost.operators import load_framework, load_operators
+from lagom_overlap.cost.operators import load_framework, load_operators, operators_of_preset
 from lagom_overlap.cost.profile import load_profile
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import Cluster, load_preset
@@ -122,18 +122,19 @@ def run_simulate(request: SimulateRequest) -> SimulateResult:
         LagomError: if the job cannot be read as a layout, does not fit the model, the cluster or the memory.
     """
     spec = request.spec
-    if spec.model is None or spec.parallel is None:
+    if spec.model is None or spec.parallel is None or spec.cluster is None:
         raise JobError(
             "the job has no [model]: simulate needs [model], [parallel], [cluster]; groups given by shapes are for tune"
         )
     if spec.job.backend != "simulated":
         raise JobError(f"job.backend is {spec.job.backend!r}; lagom simulate runs the simulated one only")
+    assert spec.model.name is not None and spec.model.seq_len is not None  # noqa: PT018  checked when the file was read
     model, layout = load_model(spec.model.name), layout_of(spec.parallel)
     cluster = cluster_for(spec, layout)
     check_layout(model, layout, cluster, spec.model.seq_len)
     framework = load_framework(spec.parallel.framework)
     profile = load_profile(spec.cost.profile)
-    operators = load_operators(cluster.gpu)
+    operators = operators_of_preset(spec.cluster.preset) or load_operators(cluster.gpu)
     stages = plan_stages(model, layout)
     memories = [stage_memory(model, layout, stage, spec.model.seq_len) for stage in stages]
     _check_memory(memories, cluster)
@@ -145,6 +146,7 @@ def run_simulate(request: SimulateRequest) -> SimulateResult:
         operators=operators,
         framework=framework,
         profile=profile,
+        sm_carveout=spec.cost.sm_carveout,
     )
     times = simulator.times()
     notes = [_NOTE, f"GPU operators: {operators.fitted_on}", f"Framework {framework.name}: {framework.fitted_on}"]
@@ -169,7 +171,7 @@ class _Ran:
 
 
 def _json(request: SimulateRequest, ran: _Ran, notes: list[str]) -> SimulateJson:
-    assert request.spec.model is not None
+    assert request.spec.model is not None and request.spec.model.seq_len is not None  # noqa: PT018
     layout, times, memories = ran.layout, ran.times, ran.memories
     critical = max(times.stages, key=lambda s: s.end_s + s.gradients_s + s.optimizer_s)
     tokens = layout.global_batch * request.spec.model.seq_len

@@ -20,7 +20,7 @@ from lagom_overlap.report.reproduce_figures import (
     trade_figure,
     verdicts_figure,
 )
-from lagom_overlap.report.reproduce_report import Line, ReproduceReport, Verdict
+from lagom_overlap.report.reproduce_report import SIMULATOR, Line, ReproduceReport, Verdict
 from lagom_overlap.units import format_seconds
 
 TITLES: Final = {
@@ -31,6 +31,9 @@ TITLES: Final = {
     "convergence": "Figure 8c: iterations to converge",
     "hidden": "What is hidden: the Megatron notes' percentages",
 }
+_FOOTER: Final = (
+    "Every number of ours is simulated. Hidden: communication with computation beside it, under NCCL's default."
+)
 TONES: Final = {Verdict.REPRODUCED: "better", Verdict.DIRECTION: "quiet", Verdict.NOT: "worse"}
 
 
@@ -54,6 +57,7 @@ class _Chapter:
 class _Page:
     title: str
     meta: str
+    footer: str
     headline: str
     profiles: tuple[str, ...]
     overview: _Figure
@@ -79,7 +83,7 @@ def render_reproduction(report: ReproduceReport) -> str:
 def headline(report: ReproduceReport) -> str:
     """How many lines got which verdict, in one sentence."""
     counts = ", ".join(f"{report.count(verdict)} {verdict.value}" for verdict in Verdict)
-    return f"{len(report.lines)} lines of the papers against the simulator: {counts}."
+    return f"{len(report.lines)} lines of the papers against {report.ground}: {counts}."
 
 
 def _figure(figure: go.Figure, caption: str) -> _Figure:
@@ -88,9 +92,12 @@ def _figure(figure: go.Figure, caption: str) -> _Figure:
 
 
 def _page(report: ReproduceReport) -> _Page:
+    is_simulated = report.ground == SIMULATOR
+    source = "simulated, nothing measured" if is_simulated else f"measured on {report.ground}"
     return _Page(
         title="Reproduction of the Lagom paper's evaluation",
-        meta=f"simulated, nothing measured; seed {report.seed}, {report.date}",
+        footer=_FOOTER if is_simulated else "",
+        meta=f"{source}; seed {report.seed}, {report.date}",
         headline=headline(report),
         profiles=tuple(report.profile_labels.values()),
         overview=_figure(verdicts_figure(report.lines), "Verdicts by figure. Rules: docs/guides/reproduce.md."),

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
+
+SIMULATOR: Final = "the simulator"
 
 
 class Verdict(StrEnum):
@@ -95,7 +98,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReproduceReport:
-    """All that one run found; chapters that were not asked for are empty."""
+    """All that one run found; chapters that were not asked for are empty. `ground` is where our figures come from."""
 
     chapters: tuple[str, ...]
     date: str
@@ -106,6 +109,7 @@ class ReproduceReport:
     cases: tuple[Case, ...] = ()
     bars: tuple[Bar, ...] = ()
     profile_labels: dict[str, str] = field(default_factory=dict)
+    ground: str = SIMULATOR
 
     def count(self, verdict: Verdict) -> int:
         """Lines with that verdict."""

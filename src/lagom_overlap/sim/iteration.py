@@ -5,53 +5,62 @@ ended. Between two events the same set runs, so its rates are constant; they are
 ends fall together end together; what becomes ready starts in order of (time, collectives first, issue number).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lagom_overlap.collective import CommConfig
 from lagom_overlap.cost import CollectiveCost, ContentionModel
 from lagom_overlap.errors import SpaceError
 from lagom_overlap.timeline import Span, SpanKind, Timeline
-from lagom_overlap.workload import CompOp, Iteration, Kernel
+from lagom_overlap.workload import CommOp, Iteration, Kernel, Work
 
 _UNTOUCHED = CommConfig()
 
 
 @dataclass(frozen=True, slots=True)
 class _Priced:
-    """Distinct kernels and collective costs of an iteration, and each operator's number among them."""
+    """Distinct collective costs and kernels of an iteration; each operator's number among them, kernels last."""
 
-    kernels: list[Kernel]
     costs: list[CollectiveCost]
+    kernels: list[Kernel]
     kinds: list[int]
-    is_comp: list[bool]
 
 
 def _price(iteration: Iteration, configs: Mapping[str, CommConfig], model: ContentionModel) -> _Priced:
     unknown = sorted(set(configs) - {op.name for op in iteration.comms})
     if unknown:
         raise ValueError(f"configs name {unknown[0]!r}, no collective of iteration {iteration.name!r}")
-    kernel_places: dict[object, int] = {}
     cost_places: dict[object, int] = {}
-    kernels: list[Kernel] = []
     costs: list[CollectiveCost] = []
-    kinds: list[int] = []
-    for op in iteration.ops:
-        if isinstance(op, CompOp):
-            if op.work not in kernel_places:
-                kernel_places[op.work] = len(kernels)
-                kernels.append(model.kernel(op.work))
-            kinds.append(kernel_places[op.work])
-            continue
-        key = (op.collective, configs.get(op.name, _UNTOUCHED))
+    places: list[int] = []
+    for call in iteration.comms:
+        key = (call.collective, configs.get(call.name, _UNTOUCHED))
         if key not in cost_places:
             cost_places[key] = len(costs)
             try:
                 costs.append(model.collective(*key))
             except SpaceError as error:
-                raise SpaceError(f"{op.name}: {error}") from error
-        kinds.append(cost_places[key])
-    return _Priced(kernels, costs, kinds, [isinstance(op, CompOp) for op in iteration.ops])
+                raise SpaceError(f"{call.name}: {error}") from error
+        places.append(cost_places[key])
+    # Layers share their works as objects more often than not: an object's identity is found faster than its value.
+    by_object: dict[int, int] = {}
+    by_value: dict[Work, int] = {}
+    kernels: list[Kernel] = []
+    kinds: list[int] = []
+    comm = iter(places)
+    for op in iteration.ops:
+        if isinstance(op, CommOp):
+            kinds.append(next(comm))
+            continue
+        kind = by_object.get(id(op.work))
+        if kind is None:
+            kind = by_value.get(op.work)
+            if kind is None:
+                kind = by_value[op.work] = len(costs) + len(kernels)
+                kernels.append(model.kernel(op.work))
+            by_object[id(op.work)] = kind
+        kinds.append(kind)
+    return _Priced(costs, kernels, kinds)
 
 
 class _Clock:
@@ -60,49 +69,75 @@ class _Clock:
     def __init__(self, priced: _Priced, model: ContentionModel) -> None:
         self._priced = priced
         self._model = model
-        self._known: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[float, ...]] = {}
+        self._known: dict[tuple[int, ...], tuple[float, ...]] = {}
 
-    def whole_times(self, running: Sequence[int]) -> tuple[float, ...]:
-        """One time (s) per running operator; `running` lists the collectives first."""
-        priced = self._priced
-        comms = tuple([priced.kinds[place] for place in running if not priced.is_comp[place]])
-        comps = tuple([priced.kinds[place] for place in running if priced.is_comp[place]])
-        known = self._known.get((comms, comps))
+    def whole_times(self, kinds: tuple[int, ...]) -> tuple[float, ...]:
+        """One time (s) per running operator by its kind, the collectives first."""
+        known = self._known.get(kinds)
         if known is None:
-            times = self._model.running_times([priced.kernels[k] for k in comps], [priced.costs[c] for c in comms])
-            known = self._known[comms, comps] = (*times.comm_s, *times.kernel_s)
+            costs, kernels = self._priced.costs, self._priced.kernels
+            num_costs = len(costs)
+            times = self._model.running_times(
+                [kernels[kind - num_costs] for kind in kinds if kind >= num_costs],
+                [costs[kind] for kind in kinds if kind < num_costs],
+            )
+            known = self._known[kinds] = (*times.comm_s, *times.kernel_s)
         return known
 
 
-class _Queue:
-    """Which operators may start: the head of each stream once everything it waits for has ended."""
+def _waits(iteration: Iteration) -> tuple[list[int], list[list[int]]]:
+    """How many operators each one waits for (its stream's last and its `deps`), and who waits for it."""
+    place: dict[str, int] = {}
+    waiting: list[int] = []
+    followers: list[list[int]] = []
+    last_of_stream: dict[str, int] = {}
+    for number, op in enumerate(iteration.ops):
+        place[op.name] = number
+        followers.append([])
+        last = last_of_stream.get(op.stream)
+        last_of_stream[op.stream] = number
+        waits = [] if last is None else [last]
+        if op.deps:
+            waits = list({*waits, *[place[dep] for dep in op.deps]})
+        waiting.append(len(waits))
+        for earlier in waits:
+            followers[earlier].append(number)
+    return waiting, followers
 
-    def __init__(self, iteration: Iteration) -> None:
-        place = {op.name: number for number, op in enumerate(iteration.ops)}
-        self._waiting = []
-        self._followers: list[list[int]] = [[] for _ in iteration.ops]
-        last_of_stream: dict[str, int] = {}
-        for number, op in enumerate(iteration.ops):
-            waits = {place[dep] for dep in op.deps}
-            if op.stream in last_of_stream:
-                waits.add(last_of_stream[op.stream])
-            last_of_stream[op.stream] = number
-            self._waiting.append(len(waits))
-            for earlier in waits:
-                self._followers[earlier].append(number)
 
-    def first(self) -> list[int]:
-        """The operators that wait for nothing."""
-        return [number for number, waits in enumerate(self._waiting) if not waits]
+def _run(priced: _Priced, waits: tuple[list[int], list[list[int]]], model: ContentionModel) -> tuple[list[float], ...]:
+    """Start and end (s) of every operator.
 
-    def ended(self, number: int) -> list[int]:
-        """The operators that an end lets start."""
-        ready = []
-        for follower in self._followers[number]:
-            self._waiting[follower] -= 1
-            if not self._waiting[follower]:
-                ready.append(follower)
-        return ready
+    `running` stays in the order of (collectives first, issue number), which is that of (kind's class, number).
+    """
+    waiting, followers = waits
+    kinds, num_costs, clock = priced.kinds, len(priced.costs), _Clock(priced, model)
+    num_ops, now = len(kinds), 0.0
+    starts, ends, left = [0.0] * num_ops, [0.0] * num_ops, [1.0] * num_ops
+    running = [number for number, count in enumerate(waiting) if not count]
+    while running:
+        if len(running) > 1:
+            running.sort(key=lambda number: (kinds[number] >= num_costs, number))
+        whole = clock.whole_times(tuple([kinds[number] for number in running]))
+        until_end = [left[number] * time_s for number, time_s in zip(running, whole, strict=True)]
+        step_s = min(until_end)
+        now += step_s
+        still: list[int] = []
+        for number, time_s, end_s in zip(running, whole, until_end, strict=True):
+            if end_s > step_s:
+                left[number] = max(0.0, left[number] - step_s / time_s)
+                still.append(number)
+        for number, end_s in zip(running, until_end, strict=True):
+            if end_s > step_s:
+                continue
+            ends[number] = now
+            for follower in followers[number]:
+                waiting[follower] -= 1
+                if not waiting[follower]:
+                    starts[follower] = now
+                    still.append(follower)
+        running = still
+    return starts, ends
 
 
 def simulate_iteration(iteration: Iteration, configs: Mapping[str, CommConfig], model: ContentionModel) -> Timeline:
@@ -113,37 +148,18 @@ def simulate_iteration(iteration: Iteration, configs: Mapping[str, CommConfig], 
         ValueError: if `configs` names what is no collective of the iteration.
     """
     priced = _price(iteration, configs, model)
-    clock, queue = _Clock(priced, model), _Queue(iteration)
-    num_ops = len(iteration.ops)
-    starts, ends, left = [0.0] * num_ops, [0.0] * num_ops, [1.0] * num_ops
-    running = queue.first()
-    now = 0.0
-    while running:
-        running.sort(key=lambda number: (priced.is_comp[number], number))
-        whole = clock.whole_times(running)
-        until_end = [left[number] * time_s for number, time_s in zip(running, whole, strict=True)]
-        step_s = min(until_end)
-        now += step_s
-        still, ready = [], []
-        for number, time_s, end_s in zip(running, whole, until_end, strict=True):
-            if end_s <= step_s:
-                ends[number] = now
-                ready += queue.ended(number)
-            else:
-                left[number] = max(0.0, left[number] - step_s / time_s)
-                still.append(number)
-        for number in ready:
-            starts[number] = now
-        running = still + ready
+    starts, ends = _run(priced, _waits(iteration), model)
     return Timeline(
         tuple(
-            Span(
-                name=op.name,
-                kind=SpanKind.COMP if priced.is_comp[number] else SpanKind.COMM,
-                stream=op.stream,
-                start_s=starts[number],
-                end_s=ends[number],
-            )
-            for number, op in enumerate(iteration.ops)
+            [
+                Span(
+                    name=op.name,
+                    kind=SpanKind.COMM if isinstance(op, CommOp) else SpanKind.COMP,
+                    stream=op.stream,
+                    start_s=start_s,
+                    end_s=end_s,
+                )
+                for op, start_s, end_s in zip(iteration.ops, starts, ends, strict=True)
+            ]
         )
     )

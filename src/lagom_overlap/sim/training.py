@@ -8,21 +8,23 @@ ZeRO 2 and 3 beside every backward, and with 3 the parameters are gathered besid
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
-from lagom_overlap.collective import Collective, CollectiveKind
+from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.cost import CollectiveCost, ContentionModel
 from lagom_overlap.cost.contention import l2_miss_share
-from lagom_overlap.cost.operators import FrameworkConstants, GroupLinks, OperatorConstants, OperatorTimes
+from lagom_overlap.cost.operators import FrameworkConstants, GroupLinks, GroupTerms, OperatorConstants, OperatorTimes
 from lagom_overlap.cost.operators.passes import CommTimes, PassTimes, pass_times
+from lagom_overlap.cost.persistent import as_persistent
 from lagom_overlap.cost.profile import Profile
 from lagom_overlap.hardware import Cluster
 from lagom_overlap.sim.pipeline import SlotRun, SlotTimes, run_pipeline
 from lagom_overlap.sim.streams import Fixed, QueuedComm, run_streams
-from lagom_overlap.workload import Kernel
+from lagom_overlap.workload import Gemm, Kernel
 from lagom_overlap.workload.models import TransformerModel
 from lagom_overlap.workload.parallel import (
+    BatchedGemm,
     CommStep,
     ComputeStep,
     GroupKind,
@@ -34,12 +36,15 @@ from lagom_overlap.workload.parallel import (
     plan_stages,
     stage_slots,
 )
-from lagom_overlap.workload.parallel.layer import ELEMENT_BYTES, layer_params_per_gpu
+from lagom_overlap.workload.parallel.layer import ELEMENT_BYTES, layer_params_per_gpu, reduced_layer_params
+from lagom_overlap.workload.parallel.layout import MAX_ZERO_STAGE
 from lagom_overlap.workload.parallel.stage import embedding_passes, head_passes
 
 SLICE_BYTES = 1 << 20
 """A slice of NCCL's Simple protocol; the FIFO that collectives keep in the L2 is channels x 4 of them."""
 TOUCHES_USER, TOUCHES_FIFO = 1.0, 2.0
+SHARDED_GRADIENTS = 2
+"""ZeRO stage from which gradients are reduced beside every backward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,34 +116,49 @@ class TrainingSimulator:
         operators: OperatorConstants,
         framework: FrameworkConstants,
         profile: Profile,
+        sm_carveout: int | None = None,
     ) -> None:
         self._model, self._layout, self._seq_len = model, layout, seq_len
+        self._shards_gradients = layout.zero_stage >= SHARDED_GRADIENTS and layout.data > 1
         self._framework, self._profile = framework, profile
         self._times = OperatorTimes(cluster.gpu, operators, framework.memory_efficiency)
         self._links = GroupLinks(cluster, layout, operators.links)
-        self._contention = ContentionModel(cluster, profile)
+        self._contention = ContentionModel(cluster, profile, sm_carveout)
         self._cluster = cluster
 
     # Prices.
 
+    def _kernel(self, step: ComputeStep) -> Kernel:
+        """A step as the contention model sees it; with a carve-out, products are persistent kernels."""
+        kernel, carved = self._times.step_kernel(step, self._profile), self._contention.persistent_carve_out_sms
+        if carved is None or not isinstance(step.work, Gemm | BatchedGemm):
+            return kernel
+        return as_persistent(kernel, self._cluster.gpu.num_sms, carved)
+
+    def _seconds(self, step: ComputeStep) -> float:
+        """A step alone."""
+        if self._contention.persistent_carve_out_sms is None:
+            return self._times.step_seconds(step)
+        return self._contention.kernel_seconds(self._kernel(step))
+
     def _cost(self, kind: CollectiveKind, num_bytes: float, group: GroupKind) -> CollectiveCost:
         """A collective of a group as the contention model sees it."""
-        links, gpu = self._links, self._cluster.gpu
-        shape, channels = links.shape(group), links.channels(group)
-        link = self._cluster.intra if shape.num_nodes == 1 else self._cluster.inter
-        fifo_bytes = channels * 4.0 * SLICE_BYTES
+        gpu, one_node = self._cluster.gpu, self._links.shape(group).num_nodes == 1
+        terms = self._terms(kind, num_bytes, group)
+        link = self._cluster.intra if one_node else self._cluster.inter
+        fifo_bytes = terms.num_channels * 4.0 * SLICE_BYTES
         miss = 0.0 if link.host_fifo else l2_miss_share(fifo_bytes, gpu.l2_bytes, self._profile.l2_share)
         return CollectiveCost(
-            num_channels=channels,
-            wire_bytes=Collective(kind, max(1, ceil(num_bytes)), shape.num_ranks).wire_bytes,
+            num_channels=terms.num_channels,
+            wire_bytes=terms.wire_bytes,
             chunk_bytes=2.0 * SLICE_BYTES,
             num_slices=2,
             slice_s=0.0,
             exposed_hop_s=0.0,
             channel_bytes_per_s=self._profile.for_gpu(gpu.name).channel_bytes_per_s,
             link=link.kind,
-            link_bytes_per_s=self._data_rate() if group is GroupKind.DATA else links.bytes_per_s(group),
-            base_s=links.latency_s(kind, group),
+            link_bytes_per_s=terms.bytes_per_s,
+            base_s=terms.latency_s,
             steps_s=0.0,
             hops_s=0.0,
             fill_bytes=0.0,
@@ -148,18 +168,21 @@ class TrainingSimulator:
             load_sensitivity=self._profile.load_sensitivity,
         )
 
-    def _data_rate(self) -> float:
-        wire, limit = self._links.bytes_per_s(GroupKind.DATA), self._framework.data_bytes_per_s
-        return min(wire, limit) if limit and self._links.shape(GroupKind.DATA).num_nodes > 1 else wire
+    def _terms(self, kind: CollectiveKind, num_bytes: float, group: GroupKind) -> GroupTerms:
+        """A collective over a group; the framework may limit what data parallelism reaches between nodes."""
+        terms = self._links.terms(kind, max(1, ceil(num_bytes)), group)
+        limit = self._framework.data_bytes_per_s
+        if group is not GroupKind.DATA or not limit or self._links.shape(group).num_nodes == 1:
+            return terms
+        return replace(terms, bytes_per_s=min(terms.bytes_per_s, limit))
 
     def _data_seconds(self, kind: CollectiveKind, num_bytes: float) -> float:
         if self._layout.data == 1 or not num_bytes:
             return 0.0
-        wire = Collective(kind, max(1, ceil(num_bytes)), self._layout.data).wire_bytes
-        return self._links.latency_s(kind, GroupKind.DATA) + wire / self._data_rate()
+        return self._terms(kind, num_bytes, GroupKind.DATA).seconds
 
     def _beside(self, comm: CommStep, kernels: tuple[ComputeStep, ...]) -> CommTimes:
-        pieces = [self._times.kernel(step, self._profile) for step in kernels]
+        pieces = [self._kernel(step) for step in kernels]
         cost = self._cost(comm.kind, comm.num_bytes, comm.group)
         run = run_streams(pieces, [QueuedComm(cost, 0)], self._contention)
         return CommTimes(run.comm_s, run.exposed_s, run.stretched_s)
@@ -168,7 +191,7 @@ class TrainingSimulator:
         framework = self._framework
         return pass_times(
             one,
-            self._times,
+            self._seconds,
             self._links,
             self._beside,
             launch_s=framework.launch_s,
@@ -178,26 +201,34 @@ class TrainingSimulator:
     def _chunks(self, stage: StagePlan) -> list[_ChunkTimes]:
         """Every chunk of a stage, sending included."""
         layout = self._layout
-        layer = layer_passes(self._model, layout, self._seq_len)
-        forward = self._pass(layer.forward)
-        again = forward if layout.recompute is Recompute.FULL else self._pass(layer.recompute)
-        backward = again + self._pass(layer.backward)
+        forward, backward = self._sharded_layers(stage) if self._shards_gradients else self._layers(stage)
         chunks = []
         last = layout.num_chunks - 1
         for chunk in range(layout.chunks):
             place = chunk * layout.pipeline + stage.rank
-            ahead, back = forward * stage.layers_per_chunk, backward * stage.layers_per_chunk
+            ahead, back = forward, backward
             if place == 0:
                 first, first_back = embedding_passes(self._model, layout, self._seq_len)
                 ahead, back = ahead + self._pass(first), back + self._pass(first_back)
             if place == last:
                 head, head_back = head_passes(self._model, layout, self._seq_len)
                 ahead, back = ahead + self._pass(head), back + self._pass(head_back)
+            if place in (0, last) and self._shards_gradients:
+                gathers, reduces = self._sharded_tables(stage)
+                ahead, back = ahead + gathers, back + gathers + reduces
             if layout.pipeline > 1:
                 ahead = ahead + self._send(place < last)
                 back = back + self._send(place > 0)
             chunks.append(_ChunkTimes(ahead, back))
         return chunks
+
+    def _layers(self, stage: StagePlan) -> tuple[PassTimes, PassTimes]:
+        """Forward and backward of a chunk's layers."""
+        layer = layer_passes(self._model, self._layout, self._seq_len)
+        forward = self._pass(layer.forward)
+        again = forward if self._layout.recompute is Recompute.FULL else self._pass(layer.recompute)
+        backward = again + self._pass(layer.backward)
+        return forward * stage.layers_per_chunk, backward * stage.layers_per_chunk
 
     def _send(self, sends: bool) -> PassTimes:
         if not sends:
@@ -225,8 +256,8 @@ class TrainingSimulator:
         layer = layer_passes(self._model, layout, self._seq_len)
         steps = (*layer.recompute.kernels, *layer.backward.kernels)
         pieces: list[Kernel | Fixed] = []
-        per_layer = [self._times.kernel(step, self._profile) for step in steps]
-        alone_s = sum(self._times.step_seconds(step) for step in steps)
+        per_layer = [self._kernel(step) for step in steps]
+        alone_s = sum(self._seconds(step) for step in steps)
         extra = Fixed(max(0.0, last.seconds / stage.num_layers - alone_s))
         comms, filled = [], 0.0
         reduced = stage.reduced_params(layout) * layout.gradient_bytes
@@ -258,17 +289,17 @@ class TrainingSimulator:
             tied_s = wire / self._links.bytes_per_s(GroupKind.PIPELINE)
         return gather_s + tied_s, optimizer_s
 
-    # ZeRO 2 and 3: one micro-batch with sharded gradients and parameters.
+    # ZeRO 2 and 3: every micro-batch with sharded gradients and parameters.
 
     def _sharded_pass(self, one: Pass, count: int, gathers: bool, reduces: bool) -> PassTimes:
         """`count` equal layers; each waits for its parameters and sends its gradients while the next one runs."""
         layout = self._layout
         plain = self._pass(one)
-        kernels: list[Kernel | Fixed] = [self._times.kernel(step, self._profile) for step in one.kernels]
+        kernels: list[Kernel | Fixed] = [self._kernel(step) for step in one.kernels]
         fixed_s = plain.seconds - plain.compute_s
         if fixed_s > 0:
             kernels.append(Fixed(fixed_s))
-        params = layer_params_per_gpu(self._model, layout)
+        params = reduced_layer_params(self._model, layout)
         gather = self._cost(CollectiveKind.ALL_GATHER, params * ELEMENT_BYTES, GroupKind.DATA)
         reduce = self._cost(CollectiveKind.REDUCE_SCATTER, params * layout.gradient_bytes, GroupKind.DATA)
         size = len(kernels)
@@ -291,25 +322,25 @@ class TrainingSimulator:
         comms[GroupKind.DATA] = CommTimes(run.comm_s, run.exposed_s, run.stretched_s)
         return PassTimes(result.compute_s, result.host_s, comms)
 
-    def _sharded_chunk(self, stage: StagePlan) -> _ChunkTimes:
-        layout = self._layout
-        layer = layer_passes(self._model, layout, self._seq_len)
-        full = layout.zero_stage == 3
-        forward = self._sharded_pass(layer.forward, stage.num_layers, full, False)
+    def _sharded_layers(self, stage: StagePlan) -> tuple[PassTimes, PassTimes]:
+        """Forward and backward of a chunk's layers, gradients (and with stage 3 parameters) sharded."""
+        layer = layer_passes(self._model, self._layout, self._seq_len)
+        full = self._layout.zero_stage == MAX_ZERO_STAGE
+        forward = self._sharded_pass(layer.forward, stage.layers_per_chunk, full, False)
         both = Pass((*layer.recompute.steps, *layer.backward.steps))
-        backward = self._sharded_pass(both, stage.num_layers, full, True)
-        for passes in (embedding_passes, head_passes):
-            ahead, back = passes(self._model, layout, self._seq_len)
-            forward = forward + self._pass(ahead)
-            backward = backward + self._pass(back)
-        tables = stage.num_params - stage.num_layers * layer_params_per_gpu(self._model, layout)
-        extra = self._data_seconds(CollectiveKind.REDUCE_SCATTER, tables * layout.gradient_bytes)
-        backward = backward + PassTimes(comms={GroupKind.DATA: CommTimes(extra, extra)})
-        if full:
-            extra = self._data_seconds(CollectiveKind.ALL_GATHER, tables * ELEMENT_BYTES)
-            gather = PassTimes(comms={GroupKind.DATA: CommTimes(extra, extra)})
-            forward, backward = forward + gather, backward + gather
-        return _ChunkTimes(forward, backward)
+        return forward, self._sharded_pass(both, stage.layers_per_chunk, full, True)
+
+    def _sharded_tables(self, stage: StagePlan) -> tuple[PassTimes, PassTimes]:
+        """Gathering the stage's embedding and head, which nothing hides, and reducing their gradients."""
+        tables = stage.num_params - stage.num_layers * layer_params_per_gpu(self._model, self._layout)
+        gather_s = 0.0
+        if self._layout.zero_stage == MAX_ZERO_STAGE:
+            gather_s = self._data_seconds(CollectiveKind.ALL_GATHER, tables * ELEMENT_BYTES)
+        reduce_s = self._data_seconds(CollectiveKind.REDUCE_SCATTER, tables * self._layout.gradient_bytes)
+        gathers, reduces = (
+            PassTimes(comms={GroupKind.DATA: CommTimes(seconds, seconds)}) for seconds in (gather_s, reduce_s)
+        )
+        return gathers, reduces
 
     # The iteration.
 
@@ -317,8 +348,7 @@ class TrainingSimulator:
         """The iteration."""
         layout = self._layout
         stages = plan_stages(self._model, layout)
-        sharded = layout.zero_stage >= 2 and layout.data > 1
-        chunks = [[self._sharded_chunk(stage)] if sharded else self._chunks(stage) for stage in stages]
+        chunks = [self._chunks(stage) for stage in stages]
         orders = [stage_slots(layout, stage.rank) for stage in stages]
         slot_times = [
             SlotTimes(tuple(c.forward.seconds for c in own), tuple(c.backward.seconds for c in own)) for own in chunks
@@ -329,7 +359,7 @@ class TrainingSimulator:
             one = _sum(c.forward + c.backward for c in own)
             total = one * layout.num_micro_batches
             data = CommTimes()
-            if layout.data > 1 and not sharded:
+            if layout.data > 1 and not self._shards_gradients:
                 last = _sum(c.backward for c in own)
                 data = self._bucketed(stage, last) if layout.overlap_gradients else self._gradients(stage)
             after_s, optimizer_s = self._after(stage)

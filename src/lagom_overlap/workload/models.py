@@ -3,10 +3,14 @@
 import tomllib
 from dataclasses import dataclass
 from importlib import resources
+from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from lagom_overlap.errors import JobError, UnknownNameError
+
+MAX_MODEL_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,12 +139,31 @@ def model_names() -> list[str]:
 
 
 def load_model(name: str) -> TransformerModel:
-    """The model of that name.
+    """The model of that name, or of that file where the name ends in `.toml`.
 
     Raises:
         UnknownNameError: if there is no such model.
+        JobError: if the file cannot be read or describes no model.
     """
+    if name.endswith(".toml"):
+        return _model_of_file(Path(name))
     if name not in model_names():
         raise UnknownNameError.among("model", name, model_names())
     text = (resources.files(__package__) / "data" / f"{name}.toml").read_text(encoding="utf-8")
     return msgspec.convert(tomllib.loads(text), TransformerModel)
+
+
+def _model_of_file(path: Path) -> TransformerModel:
+    try:
+        if path.stat().st_size > MAX_MODEL_BYTES:
+            raise JobError(f"model file {str(path)!r} has more than {MAX_MODEL_BYTES} bytes, the most that is allowed")
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        unknown = sorted(set(table) - set(TransformerModel.__slots__))
+        if unknown:
+            allowed = ", ".join(TransformerModel.__slots__)
+            raise JobError(f"model file {str(path)!r}: unknown key {unknown[0]!r}; allowed: {allowed}")
+        return msgspec.convert(table, TransformerModel)
+    except OSError as error:
+        raise JobError(f"model file {str(path)!r} cannot be read: {error.strerror}") from None
+    except ValueError as error:  # no TOML, no UTF-8, or not a model's fields
+        raise JobError(f"model file {str(path)!r} is no model: {error}") from None

@@ -58,7 +58,7 @@ def test_the_contention_model_runs_a_step_alone_in_the_same_time(work: Gemm | To
     cluster, profile = load_preset("a100_dgx"), load_profile("plausible")
     times = OperatorTimes(cluster.gpu, load_operators(cluster.gpu))
     step = ComputeStep("step", work)
-    kernel = times.kernel(step, profile)
+    kernel = times.step_kernel(step, profile)
     alone = ContentionModel(cluster, profile).running_times([kernel], []).kernel_s[0]
     # Its traffic at the preset's copy bandwidth may take a little longer than the fitted time allows.
     assert alone == pytest.approx(times.step_seconds(step), rel=0.05)

@@ -7,7 +7,7 @@ import pytest
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.workload.models import TransformerModel, load_model
 from lagom_overlap.workload.parallel import GroupKind, ParallelLayout, Pass, Recompute, layer_passes
-from lagom_overlap.workload.parallel.layer import layer_params_per_gpu
+from lagom_overlap.workload.parallel.layer import layer_params_per_gpu, reduced_layer_params
 from lagom_overlap.workload.parallel.stage import head_passes
 
 GPT = load_model("gpt-22b")
@@ -109,3 +109,16 @@ def test_the_heads_products_are_two_per_logit_weight_each_way() -> None:
 
     by_hand = 2.0 * 4 * SEQ * GPT.vocab * GPT.hidden
     assert flops(GPT) == (by_hand, 2 * by_hand)
+
+
+@pytest.mark.parametrize(("data", "expert"), [(8, 8), (16, 8), (16, 4), (8, 1)])
+def test_what_is_gathered_of_a_layer_with_experts_sends_as_much_as_each_part_over_its_own_ranks(
+    data: int, expert: int
+) -> None:
+    """A part P over g ranks sends (g - 1) / g P: dense parameters over all data ranks, experts over data / expert."""
+    model = load_model("olmoe-1b-7b")
+    layout = ParallelLayout(data=data, expert=expert, global_batch=data)
+    experts, holders = model.expert_layer_params // expert, data // expert
+    dense = model.layer_params - model.expert_layer_params
+    sent = dense * (data - 1) / data + experts * (holders - 1) / holders
+    assert reduced_layer_params(model, layout) * (data - 1) / data == pytest.approx(sent, rel=1e-6)

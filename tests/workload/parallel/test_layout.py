@@ -25,7 +25,6 @@ def test_the_degrees_multiply_to_gpus_and_the_batches_divide_to_micro_batches() 
         ({"tensor": 0}, "parallel.tensor is 0, must be at least 1"),
         ({"global_batch": 15}, "parallel.global_batch is 15, must be a multiple of micro_batch x data = 1 x 2 = 2"),
         ({"zero_stage": 4}, "parallel.zero_stage is 4, must be 0 to 3"),
-        ({"zero_stage": 3}, "zero_stage is 3 with pipeline = 4"),
         ({"gradient_bytes": 3}, "parallel.gradient_bytes is 3, must be 2 or 4"),
         ({"schedule": Schedule.INTERLEAVED}, "pipeline = 4 and chunks = 1; both must be at least 2"),
         ({"schedule": Schedule.INTERLEAVED, "chunks": 2, "global_batch": 12}, "6 micro-batches, must be a multiple"),

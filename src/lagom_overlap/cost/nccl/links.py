@@ -2,15 +2,19 @@
 
 import tomllib
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
+from typing import Final
 
 import msgspec
 
 from lagom_overlap.collective import Collective
-from lagom_overlap.cost.nccl.machines import topology_of
+from lagom_overlap.cost.nccl.machines import on_topology
 from lagom_overlap.cost.nccl.wire import FittedLink, wire_terms
-from lagom_overlap.hardware import Cluster
+from lagom_overlap.hardware import Cluster, LinkKind
+
+_AGREEMENT: Final = (0.75, 2.0)
+"""Fewer ranks may have a faster wire than the whole node's ring, which a cluster states: bridged pairs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,21 +32,25 @@ def _entries() -> dict[tuple[str, int], FittedLink]:
     return {(entry.gpu, entry.num_ranks): FittedLink(entry.bytes_per_s, entry.latency_scale) for entry in entries}
 
 
-def link_of(cluster: Cluster, num_ranks: int) -> FittedLink | None:
+@lru_cache(maxsize=256)
+def link_of(cluster: Cluster, num_ranks: int, num_nodes: int | None = None) -> FittedLink | None:
     """The measured link of so many ranks on one node of such GPUs, or None where nobody measured it.
 
-    The machines measured are those of the file's sources: eight A40 in bridged pairs, DGX A100 and H100. A cluster that
-    is said to have other wires is not theirs.
+    The machines measured are those of the file's sources: eight A40 in bridged pairs, DGX A100 and H100. A measurement
+    refines what a cluster says of its wires and does not contradict it: where the kind is another, or the bandwidth
+    outside `_AGREEMENT` times the stated one, the cluster is not one of those machines.
 
     Raises:
         JobError: if the cluster has fewer GPUs.
     """
-    if cluster.num_nodes_of(num_ranks) > 1:
+    if cluster.num_nodes_of(num_ranks, num_nodes) > 1 or cluster.intra.kind is not LinkKind.NVLINK:
         return None
     name = cluster.gpu.name.upper()
-    return next(
-        (link for (gpu, ranks), link in _entries().items() if name.startswith(gpu) and ranks == num_ranks), None
-    )
+    for (gpu, ranks), link in _entries().items():
+        ratio = link.bytes_per_s / cluster.intra.bytes_per_s
+        if name.startswith(gpu) and ranks == num_ranks and _AGREEMENT[0] <= ratio <= _AGREEMENT[1]:
+            return link
+    return None
 
 
 def measured_seconds(collective: Collective, cluster: Cluster) -> float | None:
@@ -53,5 +61,5 @@ def measured_seconds(collective: Collective, cluster: Cluster) -> float | None:
     Raises:
         JobError: if the cluster has fewer GPUs than the collective has ranks.
     """
-    link = link_of(cluster, collective.num_ranks)
-    return None if link is None else wire_terms(collective, topology_of(cluster, collective.num_ranks)).seconds(link)
+    link = link_of(cluster, collective.num_ranks, collective.num_nodes)
+    return None if link is None else wire_terms(*on_topology(collective, cluster)).seconds(link)

@@ -46,25 +46,26 @@ def _machine_of(gpu_name: str) -> _Machine:
 
 
 @lru_cache(maxsize=256)
-def topology_of(cluster: Cluster, num_ranks: int) -> Topology:
-    """The topology of `num_ranks` consecutive ranks of a cluster, nodes filled evenly.
+def topology_of(cluster: Cluster, num_ranks: int, num_nodes: int | None = None) -> Topology:
+    """The topology of `num_ranks` ranks of a cluster: consecutive ones, or as many on each of `num_nodes` nodes.
 
     Raises:
-        JobError: if the cluster has fewer GPUs.
+        JobError: if the cluster has fewer GPUs or nodes.
         ValueError: if there are fewer than two ranks.
     """
     if num_ranks < 2:
         raise ValueError(f"num_ranks is {num_ranks}, a collective has at least 2")
-    nodes = cluster.num_nodes_of(num_ranks)
-    local = num_ranks if nodes == 1 else cluster.gpus_per_node
+    seen = cluster.part(num_ranks, num_nodes)
+    nodes, local = seen.num_nodes, seen.gpus_per_node
     machine = _machine_of(cluster.gpu.name)
+    nvlink = cluster.intra.kind is LinkKind.NVLINK
     named = (machine.graphs if nodes == 1 else machine.graphs_of_several_nodes).get(str(local))
-    if named is not None:
-        preset = load_topology(named)
+    preset = None if named is None else load_topology(named)
+    if preset is not None and (nvlink or preset.ring.intra_type > PathType.NVB):
         return preset if nodes == 1 else preset.with_nodes(nodes)
-    if machine.nvswitch and cluster.intra.kind is LinkKind.NVLINK:
-        return nvswitch_topology(_switched(cluster, machine), nodes * local, nodes)
-    narrowest = cluster.link_between(num_ranks)
+    if machine.nvswitch and nvlink:
+        return nvswitch_topology(_switched(seen, machine), nodes * local, nodes)
+    narrowest = seen.link_between(nodes * local)
     ring = pcie_topology(
         f"{cluster.name}/{nodes * local}/{nodes}",
         nodes * local,
@@ -78,14 +79,24 @@ def topology_of(cluster: Cluster, num_ranks: int) -> Topology:
     return replace(ring, num_nodes=nodes, ring=graph, tree=graph)
 
 
+def on_topology(collective: Collective, cluster: Cluster) -> tuple[Collective, Topology]:
+    """The topology that a collective sees, and the collective with as many ranks as the topology has.
+
+    Raises:
+        JobError: if the cluster has fewer GPUs or nodes than the collective has.
+    """
+    topology = topology_of(cluster, collective.num_ranks, collective.num_nodes)
+    return Collective(collective.kind, collective.num_bytes, topology.num_ranks), topology
+
+
+@lru_cache(maxsize=4096)
 def default_choice(collective: Collective, cluster: Cluster) -> Choice:
     """What NCCL does untouched for a collective on a cluster, every knob set, and the time that its model expects.
 
     Raises:
         JobError: if the cluster has fewer GPUs than the collective has ranks.
     """
-    topology = topology_of(cluster, collective.num_ranks)
-    filled = Collective(collective.kind, collective.num_bytes, topology.num_ranks)
+    filled, topology = on_topology(collective, cluster)
     return choose_point_to_point(filled, topology) if filled.kind in POINT_TO_POINT else choose(filled, topology)
 
 

@@ -95,8 +95,11 @@ def wire_terms(
     topology: Topology,
     algorithm: Algorithm | None = None,
     protocol: Protocol | None = None,
+    chunk_bytes: float | None = None,
 ) -> WireTerms:
     """The terms of a collective under an algorithm and protocol, both NCCL's own choice if not given.
+
+    `chunk_bytes` is read by NVLS alone; None: NCCL's own.
 
     Raises:
         ValueError: if only one of the two is given, NCCL has no such way, or the ranks are not the topology's.
@@ -112,7 +115,7 @@ def wire_terms(
     if algorithm is None or protocol is None:
         raise ValueError(f"algorithm is {algorithm} and protocol {protocol}: give both or neither")
     constants = load_constants()
-    rate = _rate(collective, topology, constants, algorithm, protocol)
+    rate = _rate(collective, topology, constants, (algorithm, protocol), chunk_bytes)
     latency = latency_s(collective.kind, algorithm, protocol, topology, constants)
     ring = topology.ring
     bus = ring.num_channels * (ring.intra_bytes_per_s if topology.num_nodes <= 2 else ring.inter_bytes_per_s)
@@ -125,10 +128,15 @@ def _terms(latency: float, wire_bytes: float, protocol: Protocol) -> WireTerms:
 
 
 def _rate(
-    collective: Collective, topology: Topology, constants: Constants, algorithm: Algorithm, protocol: Protocol
+    collective: Collective,
+    topology: Topology,
+    constants: Constants,
+    way: tuple[Algorithm, Protocol],
+    chunk_bytes: float | None,
 ) -> float:
     """NCCL's bytes of the whole tensor per second, corrected by what was measured."""
     kind, num_bytes = collective.kind, collective.num_bytes
+    algorithm, protocol = way
     rate = bytes_per_s(kind, algorithm, protocol, topology, constants)
     if rate == 0.0:
         raise ValueError(f"NCCL has no {algorithm} with {protocol} for {kind} on {topology.name!r}")
@@ -137,7 +145,7 @@ def _rate(
         rate *= own.ll128_share[topology.generation] / _NCCL_LL128_SHARE
     elif algorithm is Algorithm.NVLS:
         channels = topology.num_nvls_channels
-        chunk = nvls_chunk_bytes(num_bytes, channels, topology.ranks_per_node)
+        chunk = chunk_bytes or nvls_chunk_bytes(num_bytes, channels, topology.ranks_per_node)
         loop = channels * topology.ranks_per_node * chunk
         rate /= (1 + own.nvls.exposed_loops * loop / num_bytes) * (1 + own.nvls.overhead_bytes / chunk)
     elif algorithm is Algorithm.TREE and protocol is Protocol.SIMPLE and topology.bridged_pairs:

@@ -1,15 +1,23 @@
 """How long single operators take alone: matrix products, attention, memory-bound kernels, collectives of a layout."""
 
-from lagom_overlap.cost.operators.constants import FrameworkConstants, OperatorConstants, load_framework, load_operators
-from lagom_overlap.cost.operators.links import GroupLinks, LinkConstants
+from lagom_overlap.cost.operators.constants import (
+    FrameworkConstants,
+    OperatorConstants,
+    load_framework,
+    load_operators,
+    operators_of_preset,
+)
+from lagom_overlap.cost.operators.links import GroupLinks, GroupTerms, LinkConstants
 from lagom_overlap.cost.operators.times import OperatorTimes
 
 __all__ = [
     "FrameworkConstants",
     "GroupLinks",
+    "GroupTerms",
     "LinkConstants",
     "OperatorConstants",
     "OperatorTimes",
     "load_framework",
     "load_operators",
+    "operators_of_preset",
 ]

@@ -2,16 +2,18 @@
 
 import tomllib
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from lagom_overlap.cost.operators.gemm import GemmConstants
 from lagom_overlap.cost.operators.links import LinkConstants
-from lagom_overlap.errors import UnknownNameError
-from lagom_overlap.hardware import Gpu
+from lagom_overlap.errors import JobError, UnknownNameError
+from lagom_overlap.hardware import Gpu, read_preset_file
 
 _REFERENCE: Final = "a100"
 _REFERENCE_SMS: Final = 108
@@ -26,7 +28,8 @@ class OperatorConstants:
 
     `stream_bytes_per_s` and `reduction_bytes_per_s` are the bandwidths of memory-bound kernels by `Access`;
     `touch_s` is what such a kernel costs without bytes. `attention_flops` is the rate of a flash attention;
-    `peak_flops` the datasheet's dense 2-byte rate, which only the MFU refers to.
+    `attention_rows` the query rows of one block of it; `peak_flops` the datasheet's dense 2-byte rate, which only the
+    MFU refers to.
     """
 
     name: str
@@ -38,8 +41,11 @@ class OperatorConstants:
     attention_flops: float
     peak_flops: float
     links: LinkConstants
+    attention_rows: int = 128
 
     def __post_init__(self) -> None:
+        if self.attention_rows < 1:
+            raise ValueError(f"operators of {self.name!r}: attention_rows is {self.attention_rows}, must be positive")
         for field in ("stream_bytes_per_s", "reduction_bytes_per_s", "touch_s", "attention_flops", "peak_flops"):
             value = getattr(self, field)
             if not 0 < value < float("inf"):
@@ -91,6 +97,7 @@ def _read(kind: str, name: str) -> dict[str, Any]:  # any TOML value
     return tomllib.loads((_folder(kind) / f"{name}.toml").read_text(encoding="utf-8"))
 
 
+@cache
 def load_operators(gpu: Gpu) -> OperatorConstants:
     """The constants of a GPU, by the file whose name begins its own ("A100-SXM4-80GB": a100).
 
@@ -118,6 +125,23 @@ def load_operators(gpu: Gpu) -> OperatorConstants:
         attention_flops=known.attention_flops * per_sm * gpu.num_sms / _REFERENCE_SMS,
         peak_flops=gpu.gemm_flops,
     )
+
+
+def operators_of_preset(preset: str) -> OperatorConstants | None:
+    """The `[operators]` table of a cluster file; None for a preset by name, or a file without one.
+
+    Raises:
+        JobError: if the file cannot be read, or the table is none.
+    """
+    if not preset.endswith(".toml"):
+        return None
+    table = read_preset_file(Path(preset)).get("operators")
+    if table is None:
+        return None
+    try:
+        return msgspec.convert(table, OperatorConstants)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise JobError(f"cluster file {preset!r}: operators: {error}") from None
 
 
 def load_framework(name: str) -> FrameworkConstants:

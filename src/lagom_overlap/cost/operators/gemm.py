@@ -9,6 +9,10 @@ and the product takes the fastest. `store` is the tile's way back to memory, a b
 one resident block per SM cannot hide: no constant of its own. `bytes` are the operands and the result once, of which
 the share that the L2 can hold is read at `l2_speedup` times B. q blends the ceiling (1) and the fluid quotient (0).
 
+The grid is that of the fastest tile. Its memory traffic, which the contention model needs and the time alone does not,
+counts the reloads of each wave's super-tile of lambda a b elements: 2 sqrt(lambda a b) k per wave, at least every
+operand once, and the result once.
+
 Fitted: rates of three classes of tile, t0, t_split, B, p, q, L2 share and speedup; which rows, in the data file.
 """
 
@@ -49,10 +53,11 @@ class GemmConstants:
 
 @dataclass(frozen=True, slots=True)
 class GemmTime:
-    """A product's time alone in seconds, and its grid under the tile that was fastest."""
+    """A product's time alone in seconds, its grid under the tile that was fastest, the bytes that it moves."""
 
     alone_s: float
     num_blocks: int
+    total_bytes: float
 
 
 @lru_cache(maxsize=65_536)
@@ -72,7 +77,7 @@ def gemm_time(
     num_bytes = float(width * batch * (m * k + n * k + m * n))
     hit = min(1.0, c.l2_share * l2_bytes / num_bytes)
     memory_s = num_bytes * ((1.0 - hit) / c.bytes_per_s + hit / l2_rate)
-    best = GemmTime(float("inf"), 1)
+    best: tuple[float, int, int, int] | None = None
     for (rows, columns), place in zip(TILES, _RATE_OF_TILE, strict=True):
         tiles = ceil(m / rows) * ceil(n / columns) * batch
         store_s = rows * columns * width * num_sms / l2_rate
@@ -85,6 +90,9 @@ def gemm_time(
             alone_s = c.launch_s + longer * (1.0 + (shorter / longer) ** c.norm) ** (1.0 / c.norm)
             if split > 1:
                 alone_s += c.split_s + 8.0 * m * n * batch * split / l2_rate
-            if alone_s < best.alone_s:
-                best = GemmTime(alone_s, tiles * split)
-    return best
+            if best is None or alone_s < best[0]:
+                best = alone_s, tiles * split, tiles, rows * columns
+    assert best is not None
+    alone_s, num_blocks, tiles, area = best
+    reloaded = tiles / num_sms * 2 * (num_sms * area) ** 0.5 * k * width
+    return GemmTime(alone_s, num_blocks, max(num_bytes, reloaded + width * batch * m * n))

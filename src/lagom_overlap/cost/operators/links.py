@@ -1,6 +1,11 @@
-"""Time of a collective alone over the ranks of a parallel group: a ring by its wire bytes and its steps.
+"""Time of a collective alone over the ranks of a parallel group.
+
+Inside a node whose link was measured (`nccl.links`): NCCL's choice, latency and bytes on that link (`nccl.wire`).
+Elsewhere a ring by its wire bytes and its steps:
 
     t = base + steps hop + wire bytes / (efficiency x narrowest link)
+
+Channels (SMs) are NCCL's own choice for the group's part of the cluster.
 
 Ranks are laid out as Megatron does: tensor parallelism inside a node first, then data, then pipeline. A ring over
 several nodes shares its nodes' network with the other groups that cross it at the same time: with r of a group's ranks
@@ -12,21 +17,22 @@ in a node of g GPUs, g / r rings share the node's ports.
 from dataclasses import dataclass
 
 from lagom_overlap.collective import Collective, CollectiveKind
+from lagom_overlap.cost.nccl.links import link_of
+from lagom_overlap.cost.nccl.machines import default_choice, on_topology
+from lagom_overlap.cost.nccl.wire import wire_terms
 from lagom_overlap.hardware import Cluster
 from lagom_overlap.workload.parallel import GroupKind, ParallelLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkConstants:
-    """Latency terms in seconds, what a ring reaches of a preset's link rate, the channels (SMs) that NCCL takes."""
+    """Latency terms in seconds and what a ring reaches of a preset's link rate, where no link was measured."""
 
     base_s: float
     hop_s: float
     network_hop_s: float
     intra_efficiency: float
     inter_efficiency: float
-    intra_channels: int
-    inter_channels: int
 
     def __post_init__(self) -> None:
         for field in ("base_s", "hop_s", "network_hop_s"):
@@ -48,6 +54,21 @@ class GroupShape:
     def num_nodes(self) -> int:
         """Nodes that the group crosses."""
         return -(-self.num_ranks // self.ranks_per_node)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupTerms:
+    """What a collective over a group takes: start, bytes past each rank and their rate, channels (SMs)."""
+
+    latency_s: float
+    wire_bytes: float
+    bytes_per_s: float
+    num_channels: int
+
+    @property
+    def seconds(self) -> float:
+        """The whole, alone."""
+        return self.latency_s + self.wire_bytes / self.bytes_per_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +99,6 @@ class GroupLinks:
         share = shape.ranks_per_node / cluster.gpus_per_node
         return min(intra, cluster.inter.bytes_per_s * c.inter_efficiency * share)
 
-    def channels(self, group: GroupKind) -> int:
-        """Channels of the group's collectives."""
-        return self.constants.intra_channels if self.shape(group).num_nodes == 1 else self.constants.inter_channels
-
     def latency_s(self, kind: CollectiveKind, group: GroupKind) -> float:
         """What a collective of no bytes takes."""
         shape, c = self.shape(group), self.constants
@@ -91,10 +108,35 @@ class GroupLinks:
         between = passes * (shape.num_nodes - 1)
         return c.base_s + (passes * (shape.num_ranks - 1) - between) * c.hop_s + between * c.network_hop_s
 
+    def terms(self, kind: CollectiveKind, num_bytes: int, group: GroupKind) -> GroupTerms:
+        """The terms of a collective over a group of at least two ranks."""
+        shape, cluster = self.shape(group), self.cluster
+        pair = kind is CollectiveKind.SEND_RECV
+        one_node = shape.num_nodes == 1
+        ranks, nodes = (2, min(2, shape.num_nodes)) if pair else (shape.num_ranks, shape.num_nodes)
+        measured = link_of(cluster, ranks) if one_node else None
+        if measured is not None:
+            collective = Collective(kind, num_bytes, ranks)
+            terms = wire_terms(*on_topology(collective, cluster))
+            return GroupTerms(
+                latency_s=terms.fixed_s + measured.latency_scale * terms.scaled_s,
+                wire_bytes=terms.wire_bytes,
+                bytes_per_s=measured.bytes_per_s,
+                num_channels=_channels(collective, cluster),
+            )
+        per_node = 1 if pair and nodes > 1 else shape.ranks_per_node
+        filled = Collective(kind, num_bytes, ranks if one_node else nodes * per_node, None if one_node else nodes)
+        return GroupTerms(
+            latency_s=self.latency_s(kind, group),
+            wire_bytes=Collective(kind, num_bytes, shape.num_ranks).wire_bytes,
+            bytes_per_s=self.bytes_per_s(group),
+            num_channels=_channels(filled, cluster),
+        )
+
     def seconds(self, kind: CollectiveKind, num_bytes: int, group: GroupKind) -> float:
         """The time alone of a collective over the group; 0 where the group has one rank."""
-        shape = self.shape(group)
-        if shape.num_ranks == 1:
-            return 0.0
-        wire = Collective(kind, num_bytes, shape.num_ranks).wire_bytes
-        return self.latency_s(kind, group) + wire / self.bytes_per_s(group)
+        return 0.0 if self.shape(group).num_ranks == 1 else self.terms(kind, num_bytes, group).seconds
+
+
+def _channels(collective: Collective, cluster: Cluster) -> int:
+    return default_choice(collective, cluster).config.num_channels or 1

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from lagom_overlap.cost.operators.links import GroupLinks
-from lagom_overlap.cost.operators.times import OperatorTimes
 from lagom_overlap.workload.parallel import CommStep, ComputeStep, GroupKind, Pass
 
 
@@ -54,14 +53,20 @@ Beside = Callable[[CommStep, tuple[ComputeStep, ...]], CommTimes]
 
 
 def pass_times(
-    one: Pass, times: OperatorTimes, links: GroupLinks, beside: Beside, *, launch_s: float, launch_norm: float
+    one: Pass,
+    step_seconds: Callable[[ComputeStep], float],
+    links: GroupLinks,
+    beside: Beside,
+    *,
+    launch_s: float,
+    launch_norm: float,
 ) -> PassTimes:
-    """The parts of a pass; `launch_s` is the host's time per kernel.
+    """The parts of a pass; `step_seconds` is the GPU's time for a step alone, `launch_s` the host's per kernel.
 
     The host's time for all launches and the GPU's for all kernels blend by a p-norm: a short pass is as long as its
     launches. A collective that the stream waits for adds its own time: behind it the launch queue has run empty.
     """
-    compute_s = sum(times.step_seconds(step) for step in one.kernels)
+    compute_s = sum(step_seconds(step) for step in one.kernels)
     host_s = launch_s * sum(step.num_launches for step in one.kernels)
     longer, shorter = max(compute_s, host_s), min(compute_s, host_s)
     blended_s = longer * (1.0 + (shorter / longer) ** launch_norm) ** (1.0 / launch_norm) if longer else 0.0

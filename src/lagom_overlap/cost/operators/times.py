@@ -1,19 +1,33 @@
-"""Times of operators alone on one GPU, and the same operators as kernels for the contention model."""
+"""Times of operators alone on one GPU, and the same operators as kernels for the contention model.
+
+One source for both: overlap groups and whole iterations are priced by the same constants. Attention is a grid of query
+rows per block and head; a memory-bound operator is a grid of many small blocks, of which a plain `MemoryBound`
+streams.
+
+Known limit: the fastest of all tiles is more even than what cuBLAS does. Measured times show whole waves of 128x256
+tiles (vidur, A40, 2560 x 2560: one time for every m in 3232..4096) where this model finds a smaller tile. A caller who
+knows the grid gives a `Kernel`. Rates scale with 2 / element_bytes from bf16.
+"""
 
 from dataclasses import dataclass
 from math import ceil
+from typing import Final
 
-from lagom_overlap.cost.kernels import SMALL_BLOCKS, SMALL_WAVES, kernel_of_time
+from lagom_overlap.cost.kernels import kernel_of_time
 from lagom_overlap.cost.operators.constants import OperatorConstants
 from lagom_overlap.cost.operators.gemm import GemmTime, gemm_time
 from lagom_overlap.cost.profile import Profile
 from lagom_overlap.hardware import Gpu
-from lagom_overlap.workload import Attention, Gemm, Kernel
+from lagom_overlap.workload import Attention, Gemm, Kernel, MemoryBound
 from lagom_overlap.workload.parallel import Access, BatchedGemm, ComputeStep, Touch
 from lagom_overlap.workload.parallel.steps import StepWork
 
-QUERY_ROWS = 128
-"""Query rows of one block of a flash attention."""
+SMALL_BLOCKS: Final = 16
+"""Resident blocks per SM of an elementwise kernel..."""
+SMALL_WAVES: Final = 8
+"""...and its waves: enough that quantisation does not matter."""
+
+OperatorWork = StepWork | MemoryBound
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,22 +42,54 @@ class OperatorTimes:
         """The GPU's time for a step; further launches cost what an empty kernel does."""
         return self.seconds(step.work) + (step.num_launches - 1) * self.constants.touch_s
 
-    def seconds(self, work: StepWork) -> float:
+    def seconds(self, work: OperatorWork) -> float:
         """The GPU's time for a work."""
         match work:
             case Touch():
-                stream = work.access is Access.STREAM
-                rate = self.constants.stream_bytes_per_s if stream else self.constants.reduction_bytes_per_s
-                return self.constants.touch_s + work.work.num_bytes / (rate * self.memory_efficiency)
+                return self._touch(work.work.num_bytes, work.access)
+            case MemoryBound():
+                return self._touch(work.num_bytes, Access.STREAM)
             case Attention():
-                blocks = work.batch * work.num_heads * ceil(work.seq_len / QUERY_ROWS)
-                idle = max(1.0, self.gpu.num_sms / blocks)
+                idle = max(1.0, self.gpu.num_sms / self._attention_blocks(work))
                 rate = self.constants.attention_flops * 2 / work.element_bytes
                 return self.constants.gemm.launch_s + work.flops / rate * idle
             case Gemm():
                 return self._gemm(work, 1).alone_s
             case BatchedGemm():
                 return self._gemm(work.gemm, work.batch).alone_s
+
+    def kernel(self, work: OperatorWork, profile: Profile, *, alone_s: float | None = None) -> Kernel:
+        """The work as the contention model sees it: its time alone (or the one given), grid and memory traffic."""
+        blocks_per_sm = 1
+        match work:
+            case Touch() | MemoryBound():
+                num_blocks, blocks_per_sm = self.gpu.num_sms * SMALL_BLOCKS * SMALL_WAVES, SMALL_BLOCKS
+                total_bytes = float(work.work.num_bytes if isinstance(work, Touch) else work.num_bytes)
+            case Attention():
+                num_blocks = self._attention_blocks(work)
+                tensor = work.batch * work.num_heads * work.seq_len * work.head_dim * work.element_bytes
+                total_bytes = 4.0 * tensor * work.passes
+            case Gemm() | BatchedGemm():
+                gemm, batch = (work.gemm, work.batch) if isinstance(work, BatchedGemm) else (work, 1)
+                time = self._gemm(gemm, batch)
+                num_blocks, total_bytes = time.num_blocks, time.total_bytes
+        return kernel_of_time(
+            self.gpu,
+            profile,
+            alone_s=self.seconds(work) if alone_s is None else alone_s,
+            num_blocks=num_blocks,
+            blocks_per_sm=blocks_per_sm,
+            total_bytes=total_bytes,
+        )
+
+    def step_kernel(self, step: ComputeStep, profile: Profile) -> Kernel:
+        """A step as one kernel, its further launches included."""
+        return self.kernel(step.work, profile, alone_s=self.step_seconds(step))
+
+    def _touch(self, num_bytes: int, access: Access) -> float:
+        c = self.constants
+        rate = c.stream_bytes_per_s if access is Access.STREAM else c.reduction_bytes_per_s
+        return c.touch_s + num_bytes / (rate * self.memory_efficiency)
 
     def _gemm(self, gemm: Gemm, batch: int) -> GemmTime:
         return gemm_time(
@@ -55,27 +101,5 @@ class OperatorTimes:
             constants=self.constants.gemm,
         )
 
-    def kernel(self, step: ComputeStep, profile: Profile) -> Kernel:
-        """The step as the contention model sees it: the same time alone, its grid and its memory traffic."""
-        work, gpu = step.work, self.gpu
-        if isinstance(work, Touch):
-            blocks, per_sm = gpu.num_sms * SMALL_BLOCKS * SMALL_WAVES, SMALL_BLOCKS
-            num_bytes = float(work.work.num_bytes)
-        elif isinstance(work, Attention):
-            blocks, per_sm = work.batch * work.num_heads * ceil(work.seq_len / QUERY_ROWS), 1
-            tensor = work.batch * work.num_heads * work.seq_len * work.head_dim * work.element_bytes
-            num_bytes = 4.0 * tensor * work.passes
-        else:
-            gemm, batch = (work.gemm, work.batch) if isinstance(work, BatchedGemm) else (work, 1)
-            time = self._gemm(gemm, batch)
-            blocks, per_sm = time.num_blocks, 1
-            elements = batch * (gemm.m * gemm.k + gemm.n * gemm.k + gemm.m * gemm.n)
-            num_bytes = float(elements * gemm.element_bytes)
-        return kernel_of_time(
-            gpu,
-            profile,
-            alone_s=self.step_seconds(step),
-            num_blocks=blocks,
-            blocks_per_sm=per_sm,
-            total_bytes=num_bytes,
-        )
+    def _attention_blocks(self, work: Attention) -> int:
+        return work.batch * work.num_heads * ceil(work.seq_len / self.constants.attention_rows)

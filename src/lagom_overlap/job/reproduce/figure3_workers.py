@@ -182,6 +182,7 @@ def figure3_on_workers(
         seed=seed,
         lines=tuple(line for wait in WAITS for line in _lines(wait, points)),
         surfaces=tuple(surface for surface, _ in pictures),
+        ground="worker threads on this machine",
         curves=tuple(curve for _, curves in pictures for curve in curves),
         profile_labels={
             f"workers, {word}": f"measured on this machine: worker threads that {word} while they wait"

@@ -10,14 +10,14 @@ default under both.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
 
 from lagom_overlap.backends.base import Assignment, BackendRequest, Measurement, SpaceLimits
 from lagom_overlap.backends.simulated import SimulatedBackend
 from lagom_overlap.collective import Algorithm, CommConfig, Protocol, chunk_bytes_of_slice
-from lagom_overlap.cost import ContentionModel, load_profile
+from lagom_overlap.cost import Collectives, ContentionModel, Links, load_profile
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.job.build import make_tuner
 from lagom_overlap.sim import GroupSimulator
@@ -41,8 +41,9 @@ _MAX_STEPS: Final = 2000
 
 @cache
 def model_of(cluster: str, profile: str, num_nodes: int | None = None) -> ContentionModel:
-    """The contention model of a preset under a profile."""
-    return ContentionModel(load_preset(cluster, num_nodes=num_nodes), load_profile(profile))
+    """The contention model of a preset under a profile, with the paper's default and wires under both."""
+    held = replace(load_profile(profile), collectives=Collectives.PAPER, links=Links.STATED)
+    return ContentionModel(load_preset(cluster, num_nodes=num_nodes), held)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

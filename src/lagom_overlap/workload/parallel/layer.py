@@ -306,6 +306,16 @@ def layer_params_per_gpu(model: TransformerModel, layout: ParallelLayout) -> int
     return experts + dense + small
 
 
+def reduced_layer_params(model: TransformerModel, layout: ParallelLayout) -> int:
+    """Parameters of one layer whose gather over all data ranks sends as much as gathering each over its own ranks does.
+
+    Experts are held by data / expert ranks each, and by one alone where that is 1.
+    """
+    experts = model.expert_layer_params // (layout.tensor * layout.expert)
+    shared = experts * (layout.data - layout.expert) // max(1, layout.data - 1)
+    return layer_params_per_gpu(model, layout) - experts + shared
+
+
 def layer_passes(model: TransformerModel, layout: ParallelLayout, seq_len: int) -> LayerPasses:
     """The passes of one layer on one GPU."""
     layer = _Layer(model, layout, seq_len)

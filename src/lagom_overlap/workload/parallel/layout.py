@@ -111,11 +111,6 @@ class ParallelLayout:
                 )
         elif self.chunks != 1:
             raise JobError(f"parallel.chunks is {self.chunks}, must be 1 unless schedule is interleaved")
-        if self.zero_stage >= 2 and (self.pipeline > 1 or self.expert > 1):
-            raise JobError(
-                f"parallel.zero_stage is {self.zero_stage} with pipeline = {self.pipeline} and expert = {self.expert}; "
-                "stages 2 and 3 are modelled without either: allowed there are 0 and 1"
-            )
 
     @property
     def num_gpus(self) -> int:

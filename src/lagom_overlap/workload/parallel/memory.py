@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from lagom_overlap.workload.models import TransformerModel
 from lagom_overlap.workload.parallel.layer import ELEMENT_BYTES, layer_params_per_gpu
-from lagom_overlap.workload.parallel.layout import ParallelLayout, Recompute
+from lagom_overlap.workload.parallel.layout import MAX_ZERO_STAGE, ParallelLayout, Recompute
 from lagom_overlap.workload.parallel.schedule import most_in_flight, stage_slots
 from lagom_overlap.workload.parallel.stage import StagePlan
 
@@ -69,9 +69,13 @@ def stage_memory(model: TransformerModel, layout: ParallelLayout, stage: StagePl
         activations += layer_activation_bytes(model, layout, seq_len, Recompute.NONE)
     if stage.has_head:
         activations += LOGIT_BYTES * layout.micro_batch * seq_len * model.vocab // layout.tensor
-    gathered = (layout.prefetch + 1) * layer_params_per_gpu(model, layout) if zero == 3 else 0
+    gathered = 0
+    if zero == MAX_ZERO_STAGE:
+        experts = model.expert_layer_params // (layout.tensor * layout.expert)
+        whole = layer_params_per_gpu(model, layout) - (experts if layout.data == layout.expert else 0)
+        gathered = (layout.prefetch + 1) * whole
     return StageMemory(
-        parameter_bytes=ELEMENT_BYTES * (shard + gathered if zero == 3 else params),
+        parameter_bytes=ELEMENT_BYTES * (shard + gathered if zero == MAX_ZERO_STAGE else params),
         gradient_bytes=layout.gradient_bytes * (shard if zero >= 2 else params),
         optimizer_bytes=OPTIMIZER_BYTES * (shard if zero >= 1 else params),
         activation_bytes=activations,

@@ -1,0 +1,17 @@
+"""What tells graphs apart: a digest of operators and their data flow."""
+
+import hashlib
+
+import msgspec
+
+from lagom_overlap.workload.iteration import Iteration
+from lagom_overlap.workload.ops import CommOp, Op
+
+
+def graph_digest(iteration: Iteration) -> str:
+    """Sixteen hex digits that are equal for equal graphs: operators, what they move and compute, their data flow."""
+
+    def line(op: Op) -> tuple[object, ...]:
+        return (op.name, repr(op.collective if isinstance(op, CommOp) else op.work), sorted(op.deps))
+
+    return hashlib.sha256(msgspec.json.encode([line(op) for op in iteration.ops])).hexdigest()[:16]
