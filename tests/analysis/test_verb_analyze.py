@@ -12,17 +12,24 @@ from rich.console import Console
 from lagom_overlap.cli import analyze as verb
 from lagom_overlap.errors import LagomError, OutputError, TraceError
 from lagom_overlap.job.analyze import AnalyzeRequest, Compat, run_analyze
+from lagom_overlap.report.analyze_figures import waterfall_of
 from lagom_overlap.report.analyze_page import render_analysis
 from lagom_overlap.report.analyze_terminal import WIDTH, analysis_summary
 from lagom_overlap.trace.chrome import timelines_from_chrome
 
-FIELDS_OF_RANKS = {
-    "file", "rank", "steps", "span_s", "compute_s", "comm_s", "overlap_s", "exposed_comm_s", "idle_s", "overlap_pct",
-    "stretched_compute_s",
+PROMISED = {
+    "ranks": {
+        "file", "rank", "steps", "span_s", "compute_s", "comm_s", "overlap_s", "exposed_comm_s", "idle_s",
+        "overlap_pct", "stretched_compute_s",
+    },
+    "collectives": {
+        "kind", "communicator", "bytes", "channels", "count", "total_s", "exposed_s", "stretched_s",
+        "busbw_bytes_per_s",
+    },
+    "groups": {"name", "bound", "per_step", "makespan_s", "collectives"},
+    "advice": {"what", "apply", "evidence", "predicted_gain_s"},
 }  # fmt: skip
-FIELDS_OF_COLLECTIVES = {
-    "kind", "communicator", "bytes", "channels", "count", "total_s", "exposed_s", "stretched_s", "busbw_bytes_per_s",
-}  # fmt: skip
+"""The keys of the JSON that are promised to stay, by the list that holds them."""
 
 
 def job(rank: int = 0, world: int = 2) -> KinetoFile:
@@ -46,11 +53,40 @@ def trace(tmp_path):
     return job().write(tmp_path / "rank0.json.gz")
 
 
-def test_the_json_has_the_promised_fields_and_figures(trace):
+def test_every_promised_key_stands_in_what_is_printed(trace, capsys):
+    assert verb.run(parse(str(trace), "--json")) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert set(printed) >= {*PROMISED, "unreachable_comm_s", "warnings"}
+    for name, keys in PROMISED.items():
+        assert printed[name], f"{name} is empty: its keys are not checked"
+        for row in printed[name]:
+            assert set(row) >= keys
+    assert isinstance(printed["unreachable_comm_s"], float)
+    assert all(isinstance(text, str) for text in printed["warnings"])
+
+
+def test_the_waterfall_adds_up_to_the_step_of_the_average_rank(trace, tmp_path):
+    other = job(rank=1).write(tmp_path / "rank1.json.gz")
+    findings = run_analyze(AnalyzeRequest(traces=(trace, other))).report.findings
+    span_ns = sum(rank.measures.span_ns for rank in findings.ranks)
+    parts = waterfall_of(findings)
+    assert sum(length for _, length, _ in parts) == pytest.approx(span_ns / 12)
+    assert {"computation", "copies alone"} <= {name for name, _, _ in parts}
+
+
+def test_the_waterfall_takes_off_what_two_collectives_expose_at_once(tmp_path):
+    file = job()
+    file.nccl("Broadcast_RING_LL", 550, 100, op="broadcast", nelems=1 << 10, stream=21)
+    findings = run_analyze(AnalyzeRequest(traces=(file.write(tmp_path / "rank0.json"),))).report.findings
+    parts = waterfall_of(findings)
+    assert sum(length for _, length, _ in parts) == pytest.approx(findings.ranks[0].measures.span_ns / 6)
+    twice = [length for name, length, _ in parts if name == "exposed at once, counted twice"]
+    assert twice == [pytest.approx(-100_000 / 6)]
+
+
+def test_the_json_has_the_promised_figures(trace):
     result = run_analyze(AnalyzeRequest(traces=(trace,))).json
     (rank,) = result.ranks
-    assert set(rank.__struct_fields__) >= FIELDS_OF_RANKS
-    assert set(result.collectives[0].__struct_fields__) >= FIELDS_OF_COLLECTIVES
     assert rank.steps == len(rank.per_step) == 6
     assert rank.compute_s == pytest.approx(6 * 250e-6)
     assert rank.comm_s == pytest.approx(6 * 380e-6)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from lagom_overlap.errors import BundleError
 from lagom_overlap.timeline import Span, SpanKind, Timeline
-from lagom_overlap.trace import chrome_trace, timelines_from_chrome
+from lagom_overlap.trace.chrome import chrome_trace, timelines_from_chrome
 
 
 def span(name: str, stream: str, start_s: float, end_s: float, rank: int = 0) -> Span:

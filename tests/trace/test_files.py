@@ -1,5 +1,6 @@
 import gzip
 import io
+import json
 import os
 import pickle
 
@@ -126,6 +127,23 @@ def test_what_is_no_trace_is_refused_in_one_line(tmp_path, data, why):
         read_traces([path])
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith("t.json")
+
+
+@pytest.mark.parametrize(
+    ("at", "value"),
+    [(2, 7), (3, 0xFF), (-8, None), (-1, None)],
+    ids=["method", "flags", "checksum", "length"],
+)
+def test_damaged_gzip_names_the_byte_of_the_packed_file(tmp_path, at, value):
+    events = [{"ph": "X", "cat": "kernel", "name": f"k{n * n}", "ts": n, "dur": 1} for n in range(20_000)]
+    packed = bytearray(gzip.compress(json.dumps({"traceEvents": events}).encode(), mtime=0))
+    packed[at] = packed[at] ^ 0xFF if value is None else value
+    path = tmp_path / "t.json.gz"
+    path.write_bytes(packed)
+    with pytest.raises(TraceError, match=r"damaged gzip near byte \d+ of the packed file") as caught:
+        read_traces([path])
+    found = int(str(caught.value).partition("near byte ")[2].split()[0])
+    assert abs(found - at % len(packed)) <= 8  # zlib looks at the whole header, and at the whole checksum, at once
 
 
 def test_a_missing_file_and_an_empty_folder_are_named(tmp_path):

@@ -24,19 +24,20 @@ This is an observation, not an experiment: runs beside a collective may also dif
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from lagom_overlap.analysis.beside import beside
+from lagom_overlap.analysis.bootstrap import heaviest, intervals, resampled_medians, resampled_sums
 from lagom_overlap.analysis.collectives import CollectiveKey, key_of
+from lagom_overlap.analysis.equal_rows import equal_rows
 from lagom_overlap.analysis.intervals import depth_at_least
 from lagom_overlap.analysis.kernel_class import KernelClass, kernel_class
 from lagom_overlap.analysis.measures import Occupation
-from lagom_overlap.trace.gpu_trace import UNKNOWN, GpuTrace, Int64, Role
-
-Floats = NDArray[np.float64]
+from lagom_overlap.analysis.uniform import Uniform
+from lagom_overlap.trace.gpu_trace import UNKNOWN, Bools, Floats, GpuTrace, Int64, Role
 
 MIN_ALONE: Final = 3
 """Runs alone that make a base."""
@@ -49,14 +50,8 @@ PLAUSIBLE: Final = 4.0
 MAX_SPREAD: Final = 2.0
 """How much the runs alone of a kernel whose shapes are unknown may differ and still be one problem."""
 _RESOLUTION_NS: Final = 2000
-NUM_RESAMPLES: Final = 300
-MAX_BLAMED: Final = 64
-"""Collectives that share the blame for one run, those longest beside it: a damaged trace may show thousands."""
 TOP_KERNELS: Final = 50
 """Kernels that are told one by one."""
-_MAX_SAMPLE: Final = 256
-_MAX_KERNELS_RESAMPLED: Final = 2000
-_CONFIDENCE: Final = (2.5, 97.5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,9 +154,9 @@ class _Runs:
 
     kernel: Int64
     duration: Int64
-    beside: NDArray[np.bool_]
-    usable: NDArray[np.bool_]
-    shaped: NDArray[np.bool_]
+    beside: Bools
+    usable: Bools
+    shaped: Bools
     rank: Int64
     row: Int64
 
@@ -172,25 +167,24 @@ class _Table:
 
     runs: _Runs
     base: Floats
-    has_base: NDArray[np.bool_]
+    has_base: Bools
     num_alone: Int64
     alone: Int64
     edges: Int64
-    medians: dict[int, Floats] = field(default_factory=dict)
 
 
 def _runs_of(traces: Sequence[GpuTrace], occupations: Sequence[Occupation]) -> tuple[_Runs, list[_Kernel]]:
     kernels: dict[_Kernel, int] = {}
-    parts: list[tuple[NDArray[np.generic], ...]] = []
+    parts: list[tuple[Int64 | Bools, ...]] = []
     for index, (trace, occupation) in enumerate(zip(traces, occupations, strict=True)):
         events = trace.events
         rows = events.rows(Role.COMPUTE)
         start, end = events.start_ns[rows], events.end_ns[rows]
         duration = end - start
         columns = np.column_stack((events.name[rows], events.shape[rows], events.grid[rows], events.block[rows]))
-        unique, inverse = np.unique(columns, axis=0, return_inverse=True) if len(rows) else (columns, rows)
-        numbers = np.empty(len(unique), dtype=np.int64)
-        for at, (name, shape, gx, gy, gz, bx, by, bz) in enumerate(unique.tolist()):
+        first, inverse = equal_rows(columns)
+        numbers = np.empty(len(first), dtype=np.int64)
+        for at, (name, shape, gx, gy, gz, bx, by, bz) in enumerate(columns[first].tolist()):
             kernel = _Kernel(
                 gpu_name=trace.gpu_name,
                 name=events.names[name],
@@ -201,10 +195,10 @@ def _runs_of(traces: Sequence[GpuTrace], occupations: Sequence[Occupation]) -> t
             )
             numbers[at] = kernels.setdefault(kernel, len(kernels))
         crowded = depth_at_least(start, end, 2).within(start, end)
-        beside = occupation.comm.within(start, end) > 0
+        touched = occupation.comm.within(start, end) > 0
         usable = (duration > 0) & (crowded <= CROWDED * duration)
         shaped = events.shape[rows] != UNKNOWN
-        parts.append((numbers[inverse.ravel()], duration, beside, usable, shaped, np.full(len(rows), index), rows))
+        parts.append((numbers[inverse], duration, touched, usable, shaped, np.full(len(rows), index), rows))
     columns_of = [
         np.concatenate(column) if parts else np.empty(0, dtype=np.int64) for column in zip(*parts, strict=True)
     ]
@@ -236,91 +230,121 @@ def _bases(runs: _Runs, num_kernels: int) -> _Table:
     return _Table(runs, base, has_base, counts, runs.duration[order], edges)
 
 
-def _believed(table: _Table) -> NDArray[np.bool_]:
+def _believed(table: _Table) -> Bools:
     """The runs that can be compared with a base: not crowded, and not evidently another problem."""
     runs, base = table.runs, table.base[table.runs.kernel]
     plausible = (runs.duration <= PLAUSIBLE * base) & (PLAUSIBLE * runs.duration >= base)
     return runs.usable & table.has_base[runs.kernel] & (runs.shaped | plausible)
 
 
-def _resampled(table: _Table, beside: Int64, seed: int) -> tuple[Floats, Floats]:
-    """(durations beside, bases) of every kernel in `beside`'s rows, resampled `NUM_RESAMPLES` times and summed."""
-    rng = np.random.default_rng(seed)
-    runs = table.runs
-    total_beside, total_base = np.zeros(NUM_RESAMPLES), np.zeros(NUM_RESAMPLES)
-    ordered = beside[np.argsort(runs.kernel[beside], kind="stable")]
-    kernels, starts, counts = np.unique(runs.kernel[ordered], return_index=True, return_counts=True)
-    heaviest = np.argsort(-counts * table.base[kernels], kind="stable")[:_MAX_KERNELS_RESAMPLED]
-    for kernel, at, count in zip(kernels[heaviest], starts[heaviest], counts[heaviest], strict=True):
-        held = _thinned(runs.duration[ordered[at : at + count]])
-        total_base += count * _resampled_base(table, int(kernel), seed)
-        total_beside += held[rng.integers(len(held), size=(NUM_RESAMPLES, len(held)))].sum(axis=1) * (count / len(held))
-    return total_beside, total_base
+@dataclass(frozen=True, slots=True)
+class _Cells:
+    """Covered runs by (`of`, kernel): how many, their summed durations and bases, and both resampled.
 
-
-def _resampled_base(table: _Table, kernel: int, seed: int) -> Floats:
-    """The medians of resamples of a kernel's runs alone; the same in every group of runs that asks.
-
-    The k-th smallest of n uniform draws is Beta(k, n + 1 - k), the next one above it the least of the n - k draws
-    left: two numbers instead of n for each resample.
+    The resamples, (resample, cell), are those of the cells `drawn`.
     """
-    if kernel not in table.medians:
-        rng = np.random.default_rng((seed, kernel))
-        alone = _thinned(table.alone[table.edges[kernel] : table.edges[kernel + 1]])
-        num = len(alone)
-        below = (num + 1) // 2
-        low = rng.beta(below, num + 1 - below, NUM_RESAMPLES)
-        high = low if num % 2 else low + (1 - low) * rng.beta(1, num - below, NUM_RESAMPLES)
-        picks = np.minimum((np.stack((low, high)) * num).astype(np.int64), num - 1)
-        table.medians[kernel] = np.sort(alone)[picks].mean(axis=0)
-    return table.medians[kernel]
+
+    kernel: Int64
+    of: Int64
+    count: Int64
+    duration_ns: Int64
+    base_ns: Floats
+    num_alone: Int64
+    drawn: Int64
+    durations: Floats
+    bases: Floats
 
 
-def _thinned(values: Int64) -> Int64:
-    """At most `_MAX_SAMPLE` values, evenly spaced in order of size; the interval becomes wider by it."""
-    if len(values) <= _MAX_SAMPLE:
-        return values
-    return np.sort(values)[np.linspace(0, len(values) - 1, _MAX_SAMPLE).round().astype(np.int64)]
-
-
-def _slowdown(table: _Table, beside: Int64, seed: int) -> Slowdown:
-    """The slowdown over some runs beside that have a base."""
+def _cells(table: _Table, covered: Int64, of: Int64, seed: int) -> _Cells:
     runs = table.runs
-    kernels = np.unique(runs.kernel[beside])
-    base_ns = float(table.base[runs.kernel[beside]].sum())
-    low = high = None
-    if len(beside) >= MIN_ALONE:
-        durations, bases = _resampled(table, beside, seed)
-        low, high = (float(v) for v in np.percentile(durations / np.maximum(bases, 1e-9), _CONFIDENCE))
-    return Slowdown(
-        num_beside=len(beside),
-        num_alone=int(table.num_alone[kernels].sum()),
+    uniform = Uniform(seed)
+    order = np.lexsort((runs.kernel[covered], of))
+    of, rows = of[order], covered[order]
+    kernel, duration = runs.kernel[rows], runs.duration[rows]
+    begins = np.flatnonzero(np.diff(of, prepend=UNKNOWN) | np.diff(kernel, prepend=UNKNOWN))
+    count = np.diff(begins, append=len(rows))
+    kernel, of = kernel[begins], of[begins]
+    base_ns = count * table.base[kernel]
+    drawn = heaviest(base_ns)
+    which, inverse = np.unique(kernel[drawn], return_inverse=True)
+    edges = np.concatenate(([0], np.cumsum(count[drawn])))
+    kept = np.concatenate([np.arange(at, at + num) for at, num in zip(begins[drawn], count[drawn], strict=True)])
+    alone_edges = np.concatenate(([0], np.cumsum(table.num_alone[which])))
+    alone = np.concatenate([table.alone[table.edges[k] : table.edges[k + 1]] for k in which.tolist()])
+    return _Cells(
+        kernel=kernel,
+        of=of,
+        count=count,
+        duration_ns=np.add.reduceat(duration, begins),
         base_ns=base_ns,
-        stretched_ns=float(runs.duration[beside].sum()) - base_ns,
-        low=low,
-        high=high,
+        num_alone=table.num_alone[kernel],
+        drawn=drawn,
+        durations=resampled_sums(duration[kept], edges, uniform),
+        bases=resampled_medians(alone, alone_edges, uniform)[:, inverse] * count[drawn],
     )
 
 
-def _touching(trace: GpuTrace, rows: Int64) -> list[list[tuple[int, int]]]:
-    """For each kernel run (event row) the collectives beside it: (index among the calls, ns beside it)."""
-    calls = [index for index, call in enumerate(trace.calls) if call.event != UNKNOWN]
-    events = trace.events
-    comm = np.array([trace.calls[index].event for index in calls], dtype=np.int64)
-    order = np.argsort(events.start_ns[comm], kind="stable")
-    start, end = events.start_ns[comm[order]], events.end_ns[comm[order]]
-    reach = np.maximum.accumulate(end) if len(end) else end
-    first = np.searchsorted(reach, events.start_ns[rows], side="right")
-    last = np.searchsorted(start, events.end_ns[rows], side="left")
-    found: list[list[tuple[int, int]]] = []
-    for row, low, high in zip(rows.tolist(), first.tolist(), last.tolist(), strict=True):
-        begins, ends = int(events.start_ns[row]), int(events.end_ns[row])
-        lengths = np.minimum(end[low:high], ends) - np.maximum(start[low:high], begins)
-        near = np.flatnonzero(lengths > 0)
-        if len(near) > MAX_BLAMED:
-            near = np.sort(near[np.argsort(-lengths[near], kind="stable")[:MAX_BLAMED]])
-        found.append([(calls[int(order[low + at])], int(lengths[at])) for at in near.tolist()])
-    return found
+def _slowdowns(cells: _Cells, group: Int64) -> list[Slowdown]:
+    """The slowdown of each group of cells; groups are numbered from 0, none is empty, none holds a kernel twice."""
+    num = int(group.max()) + 1
+
+    def summed(values: Int64 | Floats) -> Floats:
+        return np.bincount(group, weights=values, minlength=num).astype(np.float64, copy=False)
+
+    count, base_ns = summed(cells.count), summed(cells.base_ns)
+    duration_ns, num_alone = summed(cells.duration_ns), summed(cells.num_alone)
+    order = np.argsort(group[cells.drawn], kind="stable")
+    begins = np.flatnonzero(np.diff(group[cells.drawn][order], prepend=UNKNOWN))
+    bounds = np.full((2, num), np.nan)
+    bounds[:, group[cells.drawn][order[begins]]] = intervals(
+        np.add.reduceat(cells.durations[:, order], begins, axis=1),
+        np.add.reduceat(cells.bases[:, order], begins, axis=1),
+    )
+    bounds[:, count < MIN_ALONE] = np.nan
+    return [
+        Slowdown(
+            num_beside=int(count[at]),
+            num_alone=int(num_alone[at]),
+            base_ns=float(base_ns[at]),
+            stretched_ns=float(duration_ns[at] - base_ns[at]),
+            low=None if np.isnan(bounds[0, at]) else float(bounds[0, at]),
+            high=None if np.isnan(bounds[1, at]) else float(bounds[1, at]),
+        )
+        for at in range(num)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Blame:
+    """Stretched time by collective, and for each covered run the call and the key of the one longest beside it."""
+
+    by_key: dict[CollectiveKey, float]
+    keys: tuple[CollectiveKey, ...]
+    call: Int64
+    key: Int64
+
+
+def _blame(traces: Sequence[GpuTrace], runs: _Runs, covered: Int64, excess: Floats) -> _Blame:
+    numbers: dict[CollectiveKey, int] = {}
+    shares: dict[int, float] = defaultdict(float)
+    longest, key = (np.full(len(covered), UNKNOWN, dtype=np.int64) for _ in range(2))
+    for index, trace in enumerate(traces):
+        mine = np.flatnonzero(runs.rank[covered] == index)
+        if not len(mine):
+            continue
+        key_of_call = np.array([numbers.setdefault(key_of(call), len(numbers)) for call in trace.calls], dtype=np.int64)
+        pairs = beside(trace, runs.row[covered[mine]])
+        whole = np.bincount(pairs.run, weights=pairs.shared_ns, minlength=len(mine))
+        share = excess[mine[pairs.run]] * pairs.shared_ns / whole[pairs.run]
+        for number, blamed in enumerate(np.bincount(key_of_call[pairs.call], weights=share).tolist()):
+            shares[number] += blamed
+        first = pairs.longest
+        longest[mine[pairs.run[first]]] = pairs.call[first]
+        key[mine[pairs.run[first]]] = key_of_call[pairs.call[first]]
+    keys = tuple(numbers)
+    touched = set(np.unique(key).tolist())
+    by_key = {keys[number]: blamed for number, blamed in shares.items() if blamed or number in touched}
+    return _Blame(dict(sorted(by_key.items(), key=lambda pair: (-pair[1], pair[0]))), keys, longest, key)
 
 
 def contention_of(traces: Sequence[GpuTrace], occupations: Sequence[Occupation], seed: int = 0) -> Contention:
@@ -330,71 +354,60 @@ def contention_of(traces: Sequence[GpuTrace], occupations: Sequence[Occupation],
     candidates = np.flatnonzero(runs.beside)
     covered = candidates[_believed(table)[candidates]] if len(kernels) else candidates
     excess = runs.duration[covered] - table.base[runs.kernel[covered]]
-    of_rank = np.bincount(runs.rank[covered], weights=excess, minlength=len(traces))
-    blame: dict[CollectiveKey, float] = defaultdict(float)
-    groups: dict[tuple[KernelClass, CollectiveKey], list[int]] = defaultdict(list)
-    classes = [kernel.kernel_class for kernel in kernels]
-    blamed = np.full(len(covered), UNKNOWN, dtype=np.int64)
-    for index, trace in enumerate(traces):
-        mine = np.flatnonzero(runs.rank[covered] == index)
-        keys = [key_of(call) for call in trace.calls]
-        for at, touched in zip(mine.tolist(), _touching(trace, runs.row[covered[mine]]), strict=True):
-            whole = sum(length for _, length in touched)
-            run = int(covered[at])
-            for call, length in touched:
-                blame[keys[call]] += float(excess[at]) * length / whole
-            if touched:
-                longest = max(touched, key=lambda pair: (pair[1], -pair[0]))[0]
-                blamed[at] = longest
-                groups[classes[int(runs.kernel[run])], keys[longest]].append(run)
-    by_key: dict[CollectiveKey, list[int]] = defaultdict(list)
-    for (_, key), held in groups.items():
-        by_key[key].extend(held)
+    blame = _blame(traces, runs, covered, excess)
+    total, of_kernels = _by_kernel(table, covered, kernels, seed)
+    classes, by_collective = _by_collective(table, covered, kernels, blame, seed)
     covered_ns = int(runs.duration[covered].sum())
     return Contention(
-        total=_slowdown(table, covered, seed),
-        of_rank=tuple(float(value) for value in of_rank),
-        kernels=_kernel_rows(table, covered, kernels, seed),
-        classes=tuple(
-            sorted(
-                (
-                    ClassSlowdown(kernel_class=sort, collective=key, found=_slowdown(table, np.array(held), seed))
-                    for (sort, key), held in groups.items()
-                ),
-                key=lambda row: (-row.found.stretched_ns, row.kernel_class, row.collective),
-            )
-        ),
-        by_collective={key: _slowdown(table, np.array(held), seed) for key, held in sorted(by_key.items())},
-        blame=dict(sorted(blame.items(), key=lambda pair: (-pair[1], pair[0]))),
-        runs=StretchedRuns(rank=runs.rank[covered], row=runs.row[covered], excess_ns=excess, call=blamed),
+        total=total,
+        of_rank=tuple(np.bincount(runs.rank[covered], weights=excess, minlength=len(traces)).tolist()),
+        kernels=of_kernels,
+        classes=classes,
+        by_collective=by_collective,
+        blame=blame.by_key,
+        runs=StretchedRuns(rank=runs.rank[covered], row=runs.row[covered], excess_ns=excess, call=blame.call),
         covered_ns=covered_ns,
         uncovered_ns=int(runs.duration[candidates].sum()) - covered_ns,
     )
 
 
-def _kernel_rows(
-    table: _Table,
-    covered: Int64,
-    kernels: list[_Kernel],
-    seed: int,
-) -> tuple[KernelSlowdown, ...]:
-    """The kernels that lost most, at most `TOP_KERNELS`."""
-    runs = table.runs
+def _by_kernel(
+    table: _Table, covered: Int64, kernels: list[_Kernel], seed: int
+) -> tuple[Slowdown, tuple[KernelSlowdown, ...]]:
+    """All runs in one, and the kernels that lost most, at most `TOP_KERNELS`."""
     if not len(covered):
-        return ()
-    excess = np.bincount(
-        runs.kernel[covered], weights=runs.duration[covered] - table.base[runs.kernel[covered]], minlength=len(kernels)
+        return Slowdown(num_beside=0, num_alone=0, base_ns=0.0, stretched_ns=0.0, low=None, high=None), ()
+    cells = _cells(table, covered, np.zeros(len(covered), dtype=np.int64), seed)
+    (total,) = _slowdowns(cells, np.zeros(len(cells.kernel), dtype=np.int64))
+    each = _slowdowns(cells, np.arange(len(cells.kernel)))
+    worst = np.argsort([-found.stretched_ns for found in each], kind="stable")[:TOP_KERNELS].tolist()
+    return total, tuple(
+        KernelSlowdown(name=held.name, kernel_class=held.kernel_class, grid=held.grid, found=each[at])
+        for at in worst
+        for held in (kernels[int(cells.kernel[at])],)
     )
-    touched = np.unique(runs.kernel[covered])
-    worst = touched[np.argsort(-excess[touched], kind="stable")][:TOP_KERNELS]
-    rows = []
-    for kernel in worst.tolist():
-        rows.append(
-            KernelSlowdown(
-                name=kernels[kernel].name,
-                kernel_class=kernels[kernel].kernel_class,
-                grid=kernels[kernel].grid,
-                found=_slowdown(table, covered[runs.kernel[covered] == kernel], seed),
-            )
-        )
-    return tuple(rows)
+
+
+def _by_collective(
+    table: _Table, covered: Int64, kernels: list[_Kernel], blame: _Blame, seed: int
+) -> tuple[tuple[ClassSlowdown, ...], dict[CollectiveKey, Slowdown]]:
+    """The runs by kernel class and the collective longest beside them, and by that collective alone."""
+    known = np.flatnonzero(blame.key != UNKNOWN)
+    if not len(known):
+        return (), {}
+    cells = _cells(table, covered[known], blame.key[known], seed)
+    numbers: dict[tuple[KernelClass, int], int] = {}
+    sorts = [kernels[kernel].kernel_class for kernel in cells.kernel.tolist()]
+    group = [numbers.setdefault(pair, len(numbers)) for pair in zip(sorts, cells.of.tolist(), strict=True)]
+    classes = [
+        ClassSlowdown(kernel_class=sort, collective=blame.keys[number], found=found)
+        for (sort, number), found in zip(numbers, _slowdowns(cells, np.array(group)), strict=True)
+    ]
+    held, group_of_key = np.unique(cells.of, return_inverse=True)
+    by_key = {
+        blame.keys[number]: found for number, found in zip(held.tolist(), _slowdowns(cells, group_of_key), strict=True)
+    }
+    return (
+        tuple(sorted(classes, key=lambda row: (-row.found.stretched_ns, row.kernel_class, row.collective))),
+        dict(sorted(by_key.items())),
+    )

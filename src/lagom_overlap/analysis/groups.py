@@ -23,12 +23,11 @@ from itertools import pairwise
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lagom_overlap.analysis.collectives import CollectiveKey, key_of
 from lagom_overlap.analysis.equal_rows import equal_rows
 from lagom_overlap.analysis.findings import Findings, RankFindings
-from lagom_overlap.trace.gpu_trace import NO_TIME, UNKNOWN, Int64, Role
+from lagom_overlap.trace.gpu_trace import NO_TIME, UNKNOWN, Bools, Floats, Int64, Role
 
 NEAR_NS: Final = 20_000
 """A kernel that begins this soon after a collective's end followed it at once."""
@@ -75,18 +74,20 @@ class TraceComm:
     median_ns: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TraceGroup:
     """A group found in a timeline: `num_occurrences` windows over all steps and ranks, medians over them.
 
     `per_step` is how often it occurs in a step of the average rank. `makespan_ns` runs from the first kernel's or
     collective's start to the last end, `comp_ns` from the first kernel's start to the last one's end, `comm_ns` is the
     collectives' summed time, `exposed_ns` what of it no kernel hides. `agreement` is the share of occurrences with the
-    group's bound. `occurrences` holds the index of the trace, start and end (ns) of each.
+    group's bound. `kernel_times_ns` holds the rows of `TraceKernel`'s times, kernels in columns. `occurrences` holds
+    the index of the trace, start and end (ns) of each.
     """
 
     name: str
-    kernels: tuple[TraceKernel, ...]
+    kernel_keys: tuple[KernelKey, ...]
+    kernel_times_ns: Floats
     comms: tuple[TraceComm, ...]
     num_occurrences: int
     per_step: float
@@ -97,6 +98,16 @@ class TraceGroup:
     bound: Bound
     agreement: float
     occurrences: tuple[tuple[int, int, int], ...] = ()
+
+    @property
+    def kernels(self) -> tuple[TraceKernel, ...]:
+        """The group's kernels in order of start."""
+        return tuple(
+            TraceKernel(key=key, median_ns=length, advance_ns=advance, beside_ns=beside, gap_ns=gap)
+            for key, (length, advance, beside, gap) in zip(
+                self.kernel_keys, self.kernel_times_ns.T.tolist(), strict=True
+            )
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +167,7 @@ def _steps_of(rank: RankFindings, index: int, numbers: dict[KernelKey, int]) -> 
     return found
 
 
-def _joins(rank: RankFindings, step: _Step) -> NDArray[np.bool_]:
+def _joins(rank: RankFindings, step: _Step) -> Bools:
     """For each kernel of a step whether the computation waited for a collective right before it."""
     events = rank.trace.events
     rows = step.kernel_rows
@@ -248,7 +259,7 @@ def _times(rank: RankFindings, window: _Window) -> _Times:
     )
 
 
-def _kernel_times(rank: RankFindings, window: _Window) -> NDArray[np.float64]:
+def _kernel_times(rank: RankFindings, window: _Window) -> Floats:
     """Rows: length, advance, beside, gap of every kernel of an occurrence."""
     events = rank.trace.events
     rows = window.step.kernel_rows[window.first : window.last]
@@ -273,12 +284,8 @@ def _group(
     lengths = np.median([found.comms for found in times], axis=0)
     return TraceGroup(
         name=name,
-        kernels=tuple(
-            TraceKernel(key=kernels[number], median_ns=length, advance_ns=advance, beside_ns=beside, gap_ns=gap)
-            for number, (length, advance, beside, gap) in zip(
-                first.step.kernels[first.first : first.last].tolist(), lengths_ns.T.tolist(), strict=True
-            )
-        ),
+        kernel_keys=tuple(kernels[number] for number in first.step.kernels[first.first : first.last].tolist()),
+        kernel_times_ns=lengths_ns,
         comms=tuple(
             TraceComm(key=keys[at], starts_after=int(begun), median_ns=float(length))
             for at, begun, length in zip(first.calls, after, lengths, strict=True)

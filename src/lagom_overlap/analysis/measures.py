@@ -89,7 +89,8 @@ def _host_bound(events: GpuEvents, busy: Intervals) -> Intervals:
     first = np.searchsorted(events.start_ns, gap_end, side="left")
     last = np.searchsorted(events.start_ns, gap_end, side="right")
     launch = np.where(events.launch_ns == NO_TIME, gap_start.min(), events.launch_ns)
-    earliest = np.array([launch[a:b].min() for a, b in zip(first, last, strict=True)], dtype=np.int64)
+    inside = np.append(launch, NO_TIME)  # reduceat's ends must be indices too
+    earliest = np.minimum.reduceat(inside, np.column_stack((first, last)).ravel())[::2]
     return Intervals.union(gap_start, np.clip(earliest, gap_start, gap_end))
 
 

@@ -22,7 +22,7 @@ from lagom_overlap.analysis.traced_job import TracedGroup
 from lagom_overlap.collective import CommConfig
 from lagom_overlap.cost import ContentionModel
 from lagom_overlap.cost.fit import Constant, FittedConstant, fit_constants
-from lagom_overlap.cost.profile import ByLink, ByProtocol
+from lagom_overlap.cost.profile import ByLink, ByProtocol, Links
 from lagom_overlap.sim import GroupSimulator
 
 MAX_GROUPS: Final = 6
@@ -82,6 +82,7 @@ def model_with(model: ContentionModel, values: Mapping[str, float]) -> Contentio
         replace(cluster, intra=wires["intra"], inter=wires["inter"]),
         replace(
             profile,
+            links=Links.STATED,  # the trace's own wire takes the place of a published one
             gpus=gpus,
             amplification=values["amplification"],
             slice_overhead_s=_scaled_link(profile.slice_overhead_s, latency),

@@ -16,10 +16,10 @@ from typing import Final
 
 import numpy as np
 
+from lagom_overlap.analysis.beside_model import alone_ns, slowdown_beside
 from lagom_overlap.analysis.collectives import CollectiveKey, CollectiveRow
 from lagom_overlap.analysis.contention import MIN_ALONE, PLAUSIBLE
 from lagom_overlap.analysis.equal_rows import equal_rows
-from lagom_overlap.analysis.fill_in import alone_ns, slowdown_beside
 from lagom_overlap.analysis.findings import Findings
 from lagom_overlap.analysis.groups import KernelKey, TraceGroup, TraceKernel
 from lagom_overlap.analysis.modelled_kernel import modelled_kernel
@@ -151,7 +151,7 @@ class _Builder:
                 name=group.name,
                 computations=tuple(ops),
                 comms=tuple(comms),
-                starts_after=tuple(places[min(comm.starts_after, len(group.kernels))] for comm in group.comms),
+                starts_after=tuple(places[min(comm.starts_after, len(group.kernel_keys))] for comm in group.comms),
                 count=max(1, round(group.per_step)),
             ),
             source=group,

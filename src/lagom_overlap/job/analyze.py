@@ -11,27 +11,23 @@ import msgspec
 from lagom_overlap import __version__
 from lagom_overlap.analysis.advice import Advice, advice_of
 from lagom_overlap.analysis.against import against
-from lagom_overlap.analysis.anonymous import Anonymiser
 from lagom_overlap.analysis.collectives import unreachable_ns
-from lagom_overlap.analysis.fill_in import FillIn, fill_in
+from lagom_overlap.analysis.estimate import FillIn
 from lagom_overlap.analysis.findings import Findings, analyse
 from lagom_overlap.analysis.groups import TraceGroup, overlap_groups
 from lagom_overlap.analysis.hta import hta_figures
-from lagom_overlap.analysis.tracks import MAX_SPANS, GroupSpan, rank_timeline
 from lagom_overlap.errors import TraceError
 from lagom_overlap.job.analyze_against import against_json
 from lagom_overlap.job.analyze_groups import groups_json
 from lagom_overlap.job.analyze_result import AnalyzeJson, advice_json, collectives_json, contention_json, rank_json
 from lagom_overlap.job.analyze_tables import Record, tables_of
-from lagom_overlap.record import create_folder, describe_machine, package_versions, utc_now, write_private
+from lagom_overlap.record import check_new_folder, utc_now
 from lagom_overlap.report.analyze_report import AnalyzeReport
-from lagom_overlap.timeline import Timeline
-from lagom_overlap.trace.chrome import chrome_trace
 from lagom_overlap.trace.files import DEFAULT_LIMITS, Limits
 from lagom_overlap.trace.gpu_trace import NS_PER_S, GpuTrace
 from lagom_overlap.trace.reading import ReadOptions, ReadProgress, compile_pattern, read_traces
 
-_FILES: Final = ("run.json", "report.html", "timeline.json")
+FILES: Final = ("run.json", "report.html", "timeline.json")
 
 
 class Compat(StrEnum):
@@ -82,18 +78,19 @@ def run_analyze(request: AnalyzeRequest, observe: Callable[[ReadProgress], None]
     Raises:
         LagomError: if a trace cannot be read, the pattern is no pattern, or the folder cannot be made.
     """
+    if request.out is not None:
+        check_new_folder(request.out)
     options = ReadOptions(pattern=compile_pattern(request.pattern), limits=request.limits)
-    anonymiser = Anonymiser() if request.is_anonymous else None
+    rename = _renaming(request)
 
     def read(paths: tuple[Path, ...]) -> tuple[GpuTrace, ...]:
-        found = read_traces(paths, options, observe, num_jobs=request.num_jobs)
-        return found if anonymiser is None else tuple(anonymiser.trace(trace) for trace in found)
+        return tuple(rename(trace) for trace in read_traces(paths, options, observe, num_jobs=request.num_jobs))
 
     traces = read(request.traces)
     if request.compat is Compat.HTA and not any(len(trace.events) for trace in traces):
         raise TraceError("--compat hta needs a trace with a timeline; HTA reads Kineto traces only")
     findings = analyse(traces, seed=request.seed)
-    filled = fill_in(findings)
+    filled = _filled(findings)
     findings = replace(findings, warnings=findings.warnings + filled.sentences)
     other = analyse(read(request.against), seed=request.seed) if request.against else None
     compared = None if other is None else against(findings, other, seed=request.seed)
@@ -111,10 +108,44 @@ def run_analyze(request: AnalyzeRequest, observe: Callable[[ReadProgress], None]
         hta=tuple(hta_figures(trace) for trace in traces) if request.compat else (),
         unreachable_s=result.unreachable_comm_s,
         against=compared,
+        groups=groups,
     )
     if request.out is not None:
-        _write(request, request.out, result, report, _group_spans(groups))
+        from lagom_overlap.job.analyze_folder import write_analysis  # noqa: PLC0415 - plotly takes longer than reading
+
+        write_analysis(request.out, _record(request), result, report)
     return AnalyzeResult(json=result, report=report, folder=request.out)
+
+
+def _renaming(request: AnalyzeRequest) -> Callable[[GpuTrace], GpuTrace]:
+    """What becomes of a trace before anything is computed of it."""
+    if not request.is_anonymous:
+        return lambda trace: trace
+    from lagom_overlap.analysis.anonymous import Anonymiser  # noqa: PLC0415 - seldom asked for
+
+    return Anonymiser().trace
+
+
+def _filled(findings: Findings) -> FillIn:
+    """What the cost model estimates of kernels without a twin."""
+    if not findings.contention.uncovered_ns:
+        return FillIn.nothing()
+    from lagom_overlap.analysis.fill_in import fill_in  # noqa: PLC0415 - the cost model takes its time to import
+
+    return fill_in(findings)
+
+
+def _record(request: AnalyzeRequest) -> dict[str, object]:
+    """The request as the run folder keeps it."""
+    bare = request.is_anonymous
+    return {
+        "traces": [f"trace {n}" if bare else path.name for n, path in enumerate(request.traces, start=1)],
+        "against": [f"trace {n}" if bare else path.name for n, path in enumerate(request.against, start=1)],
+        "compat": request.compat.value if request.compat else None,
+        "pattern": None if bare else request.pattern,
+        "seed": request.seed,
+        "anonymise": bare,
+    }
 
 
 def _json(
@@ -140,56 +171,7 @@ def _json(
     )
 
 
-def _group_spans(groups: tuple[TraceGroup, ...]) -> tuple[GroupSpan, ...]:
-    """Every occurrence of every group, as the timeline's track takes them."""
-    return tuple(
-        (f"{group.name} ({group.bound}-bound)", start, end, index)
-        for group in groups
-        for index, start, end in group.occurrences
-    )
-
-
 def _files(request: AnalyzeRequest) -> list[str]:
     if request.out is None:
         return []
-    return [name if request.is_anonymous else str(request.out / name) for name in _FILES]
-
-
-def timelines_of(findings: Findings, groups: tuple[GroupSpan, ...] = ()) -> dict[str, Timeline]:
-    """One timeline for every rank that has one, by a name that no two share."""
-    timed = [index for index, rank in enumerate(findings.ranks) if len(rank.trace.events)]
-    room = MAX_SPANS // max(1, len(timed))
-    found: dict[str, Timeline] = {}
-    for index in timed:
-        trace = findings.ranks[index].trace
-        name = f"rank {trace.rank}" if trace.rank is not None else trace.file
-        found[name if name not in found else f"{name} ({index})"] = rank_timeline(
-            findings, index, room=room, groups=groups
-        )
-    return found
-
-
-def _write(
-    request: AnalyzeRequest, folder: Path, result: AnalyzeJson, report: AnalyzeReport, groups: tuple[GroupSpan, ...]
-) -> None:
-    from lagom_overlap.report.analyze_page import render_analysis  # noqa: PLC0415 - plotly takes longer than reading
-
-    create_folder(folder)
-    bare = request.is_anonymous
-    record = {
-        "request": {
-            "traces": [f"trace {n}" if bare else path.name for n, path in enumerate(request.traces, start=1)],
-            "against": [f"trace {n}" if bare else path.name for n, path in enumerate(request.against, start=1)],
-            "compat": result.compat,
-            "pattern": None if bare else request.pattern,
-            "seed": request.seed,
-            "anonymise": bare,
-        },
-        "result": result,
-        "machine": {} if bare else describe_machine(),
-        "versions": package_versions(),
-        "date": report.date,
-    }
-    write_private(folder / "run.json", msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
-    write_private(folder / "report.html", render_analysis(report).encode())
-    write_private(folder / "timeline.json", chrome_trace(timelines_of(report.findings, groups)))
+    return [name if request.is_anonymous else str(request.out / name) for name in FILES]

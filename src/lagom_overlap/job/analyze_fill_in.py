@@ -2,7 +2,7 @@
 
 import msgspec
 
-from lagom_overlap.analysis.fill_in import FillIn
+from lagom_overlap.analysis.estimate import FillIn
 from lagom_overlap.trace.gpu_trace import NS_PER_S
 
 

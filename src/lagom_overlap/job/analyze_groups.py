@@ -44,7 +44,7 @@ def groups_json(groups: Sequence[TraceGroup]) -> list[GroupJson]:
             agreement=group.agreement,
             num_occurrences=group.num_occurrences,
             per_step=group.per_step,
-            num_kernels=len(group.kernels),
+            num_kernels=len(group.kernel_keys),
             makespan_s=group.makespan_ns / NS_PER_S,
             comp_s=group.comp_ns / NS_PER_S,
             comm_s=group.comm_ns / NS_PER_S,

@@ -7,7 +7,7 @@ import msgspec
 from lagom_overlap.analysis.advice import Advice
 from lagom_overlap.analysis.collectives import CollectiveRow
 from lagom_overlap.analysis.contention import Contention, Slowdown
-from lagom_overlap.analysis.fill_in import FillIn
+from lagom_overlap.analysis.estimate import FillIn
 from lagom_overlap.analysis.findings import Findings, RankFindings
 from lagom_overlap.analysis.hta import HtaFigures
 from lagom_overlap.analysis.measures import StepMeasures

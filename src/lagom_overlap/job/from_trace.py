@@ -14,22 +14,20 @@ import msgspec
 
 from lagom_overlap.analysis.findings import Findings, analyse
 from lagom_overlap.analysis.groups import overlap_groups
-from lagom_overlap.analysis.modelled_kernel import cluster_of_trace
 from lagom_overlap.analysis.trace_fit import TraceFit, default_of, fit_trace
+from lagom_overlap.analysis.trace_gpu import cluster_of_trace
 from lagom_overlap.analysis.traced_job import TracedGroup, TracedJob, traced_job
 from lagom_overlap.backends.traced import TracedBackend, TracedDefault
-from lagom_overlap.cost import ContentionModel, load_profile
+from lagom_overlap.cost import ContentionModel
 from lagom_overlap.errors import JobError, TraceError
 from lagom_overlap.hardware import Cluster
-from lagom_overlap.job.build import cluster_of, request_of
+from lagom_overlap.job.build import cluster_of, contention_model_of, request_of
 from lagom_overlap.job.spec import JobSpec, JobTable, TuneTable
 from lagom_overlap.job.tune import Ground
+from lagom_overlap.report.model import PREDICTED
 from lagom_overlap.trace.gpu_trace import NS_PER_S, Reach
 from lagom_overlap.trace.reading import read_traces
 from lagom_overlap.units import format_seconds
-
-BACKEND_NAME = "predicted_from_trace"
-"""What stands in the place of a backend's name wherever the run is shown."""
 
 TUNER = "just_enough"
 """The tuner where no job file names one: from a default of many channels the paper's ladder goes up, not down."""
@@ -146,7 +144,7 @@ def _record(request: FromTraceRequest, job: TracedJob, fit: TraceFit) -> FromTra
                 per_step=held.source.per_step,
                 measured_s=held.makespan_s,
                 simulated_s=ratio * held.makespan_s,
-                num_kernels=len(held.source.kernels),
+                num_kernels=len(held.source.kernel_keys),
                 num_estimated=held.num_estimated,
             )
             for held, ratio in zip(job.groups, ratios, strict=True)
@@ -164,7 +162,7 @@ def ground_of(request: FromTraceRequest) -> Ground:
     spec = spec_of(request)
     findings = analyse(read_traces(request.traces))
     cluster = _cluster(spec, findings)
-    model = ContentionModel(cluster, load_profile(spec.cost.profile))
+    model = contention_model_of(spec, cluster)
     job = traced_job(findings, overlap_groups(findings), model)
     if not job.groups:
         why = f" ({job.left_out[0]})" if job.left_out else ""
@@ -175,7 +173,7 @@ def ground_of(request: FromTraceRequest) -> Ground:
     return Ground(
         groups=groups,
         backend=TracedBackend(fit.model, backend_request, _defaults(job.groups, fit.model)),
-        backend_name=BACKEND_NAME,
+        backend_name=PREDICTED,
         notes=_notes(job, fit, findings),
         arm_words={"default": "what the trace ran (simulated)"},
         record=_record(request, job, fit),

@@ -25,11 +25,11 @@ from lagom_overlap.errors import BundleError, JobError
 from lagom_overlap.job.build import groups_of, limits_of
 from lagom_overlap.job.spec import JobSpec
 from lagom_overlap.job.tune import Ground
+from lagom_overlap.report.model import PREDICTED
 from lagom_overlap.tune.journal import Entry, StepKind, entries_from_json
 from lagom_overlap.tune.verdict import DEFAULT_ARM
 from lagom_overlap.units import format_seconds
 
-BACKEND_NAME: Final = "predicted_from_trace"
 _MAX_BYTES: Final = 1 << 30
 
 
@@ -205,7 +205,7 @@ def ground_of_run(folder: Path) -> tuple[JobSpec, Ground]:
     return run.spec, Ground(
         groups=tuple(problem.group for problem in run.problems),
         backend=backend,
-        backend_name=BACKEND_NAME,
+        backend_name=PREDICTED,
         notes=(
             "Predicted from a trace: nothing was run. Of the recording only the default's runs are used.",
             f"Inferred from them: the computations alone take {alone}; collectives cost {kept.scale:.2f} times what "

@@ -52,8 +52,9 @@ def step_cells(found: Against) -> list[tuple[str, ...]]:
     return rows
 
 
-def _name(key: CallKey) -> str:
-    parts = (key.op, None if not key.num_bytes else format_bytes(key.num_bytes), key.communicator)
+def _name(key: CallKey, only: str | None) -> str:
+    communicator = None if key.communicator == only else key.communicator
+    parts = (key.op, None if not key.num_bytes else format_bytes(key.num_bytes), communicator)
     return " ".join(part for part in parts if part)
 
 
@@ -61,14 +62,14 @@ def _channels(share: CallShare) -> str:
     return "/".join(str(number) for number in share.channels if number) or _NONE
 
 
-def _cells(change: Change) -> tuple[str, ...]:
+def _cells(change: Change, only: str | None) -> tuple[str, ...]:
     was, became = change.before, change.after
     calls = f"{became.count:.3g}" if became.count == was.count else f"{was.count:.3g}→{became.count:.3g}"
     channels = _channels(became)
     if _channels(was) != channels:
         channels = f"{_channels(was)}→{channels}"
     return (
-        _name(change.key),
+        _name(change.key, only),
         calls,
         time_text(became.total_ns),
         difference_text(was.total_ns, became.total_ns),
@@ -78,6 +79,12 @@ def _cells(change: Change) -> tuple[str, ...]:
     )
 
 
-def change_cells(changes: tuple[Change, ...]) -> list[tuple[str, ...]]:
-    """One row per group of collectives; times per step."""
-    return [_cells(change) for change in changes]
+def change_cells(changes: tuple[Change, ...], only: str | None = None) -> list[tuple[str, ...]]:
+    """One row per group of collectives; times per step; the communicator `only` is not named."""
+    return [_cells(change, only) for change in changes]
+
+
+def only_communicator_of(found: Against) -> str | None:
+    """The communicator of both runs' collectives; None where there are several, or none."""
+    names = {change.key.communicator for change in found.collectives}
+    return names.pop() if len(names) == 1 else None

@@ -1,5 +1,6 @@
 """The figures of an analysis: where the time of ranks and steps went, one step's streams, slowdowns with intervals."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
@@ -7,7 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from lagom_overlap.analysis.contention import ClassSlowdown
-from lagom_overlap.analysis.findings import RankFindings
+from lagom_overlap.analysis.findings import Findings, RankFindings
 from lagom_overlap.analysis.measures import Measures, StepMeasures
 from lagom_overlap.report.analyze_words import collective_text
 from lagom_overlap.report.style import ACCENT, BAD, COMPUTE, GOOD, NEUTRAL, PALETTE, label, lay_out, time_unit
@@ -16,6 +17,7 @@ from lagom_overlap.trace.gpu_trace import NS_PER_S, ROLE_CODES, Role
 MAX_BARS: Final = 64
 MAX_EVENTS: Final = 3000
 MAX_ROWS: Final = 16
+MAX_FALLS: Final = 6
 _PARTS: Final = (
     ("computation alone", COMPUTE[0]),
     ("computation beside communication", GOOD),
@@ -74,6 +76,69 @@ def steps_figure(rank: RankFindings) -> go.Figure | None:
     if not rank.trace.steps or not steps:
         return None
     return _bars([f"step {step.number}" for step in steps], [step.measures for step in steps])
+
+
+def waterfall_of(findings: Findings) -> tuple[tuple[str, float, str], ...]:
+    """(part, ns, colour) whose sum is the step of the average rank; the collectives' parts are their exposed time."""
+    timed = [rank.measures for rank in findings.ranks if len(rank.trace.events)]
+    if not timed:
+        return ()
+    whole = sum(timed[1:], timed[0])
+    rows = sorted(findings.rows, key=lambda row: (-row.exposed_ns, row.key))
+    bare = [(collective_text(row.key), row.exposed_ns, BAD) for row in rows[:MAX_FALLS] if row.exposed_ns > 0]
+    rest_ns = sum(row.exposed_ns for row in rows[MAX_FALLS:])
+    copies_ns = whole.span_ns - whole.idle_ns - whole.compute_ns - whole.exposed_comm_ns
+    parts = [
+        ("computation", whole.compute_ns, COMPUTE[0]),
+        *bare,
+        ("other collectives, exposed", rest_ns, BAD),
+        ("exposed at once, counted twice", whole.exposed_comm_ns - sum(row.exposed_ns for row in rows), ACCENT),
+        ("copies alone", copies_ns, PALETTE[4]),
+        ("idle, waiting for the CPU", whole.host_bound_ns, PALETTE[3]),
+        ("idle, other", whole.idle_ns - whole.host_bound_ns, NEUTRAL),
+    ]
+    num = findings.num_windows
+    return tuple((name, length_ns / num, colour) for name, length_ns, colour in parts if length_ns)
+
+
+def _told_apart(names: Sequence[str]) -> list[str]:
+    """The names with a number behind those that came before: equal ones would share a row."""
+    seen: Counter[str] = Counter()
+    found = []
+    for name in names:
+        seen[name] += 1
+        found.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+    return found
+
+
+def waterfall_figure(findings: Findings) -> go.Figure | None:
+    """How a step of the average rank adds up, part after part."""
+    parts = waterfall_of(findings)
+    if not parts:
+        return None
+    total_ns = sum(length_ns for _, length_ns, _ in parts)
+    unit, unit_name = time_unit(total_ns / NS_PER_S)
+    scale = NS_PER_S * unit
+    ends = np.cumsum([length_ns for _, length_ns, _ in parts])
+    bases = [*(ends - [length_ns for _, length_ns, _ in parts]).tolist(), 0.0]
+    names = _told_apart([*(label(name, 44) for name, _, _ in parts), "the step"])
+    lengths = [*(length_ns for _, length_ns, _ in parts), total_ns]
+    figure = go.Figure()
+    figure.add_bar(
+        orientation="h",
+        y=names,
+        x=[length_ns / scale for length_ns in lengths],
+        base=[base / scale for base in bases],
+        marker={"color": [*(colour for _, _, colour in parts), ACCENT], "line": {"width": 0}},
+        text=[f"{length_ns / scale:.3g} {unit_name}" for length_ns in lengths],
+        textposition="outside",
+        cliponaxis=False,
+        hovertemplate=f"%{{y}}: %{{x:.4g}} {unit_name}<extra></extra>",
+        showlegend=False,
+    )
+    axis = {"title": {"text": f"{unit_name} per step"}, "range": [0, 1.12 * total_ns / scale]}
+    rows_axis = {"autorange": "reversed", "type": "category"}
+    return lay_out(figure, 110 + 26 * len(names), bargap=0.25, xaxis=axis, yaxis=rows_axis)
 
 
 def typical_step(rank: RankFindings) -> StepMeasures | None:

@@ -15,6 +15,7 @@ from plotly.offline import get_plotlyjs
 from lagom_overlap.analysis.against import Against
 from lagom_overlap.analysis.collectives import CollectiveRow
 from lagom_overlap.analysis.findings import RankFindings
+from lagom_overlap.analysis.groups import TraceGroup
 from lagom_overlap.report.analyze_against import HEADS, against_headline, change_cells, step_cells
 from lagom_overlap.report.analyze_figures import (
     ranks_figure,
@@ -22,6 +23,7 @@ from lagom_overlap.report.analyze_figures import (
     steps_figure,
     streams_figure,
     typical_step,
+    waterfall_figure,
 )
 from lagom_overlap.report.analyze_report import AnalyzeReport
 from lagom_overlap.report.analyze_words import (
@@ -81,7 +83,9 @@ class _Page:
     kernel_rows: tuple[tuple[str, ...], ...]
     advice: tuple[tuple[str, ...], ...]
     unreachable: str
+    waterfall: _Figure | None
     ranks: _Figure | None
+    group_rows: tuple[tuple[str, ...], ...]
     slowdowns: _Figure | None
     rank_parts: tuple[_RankPart, ...]
     details: tuple[_Detail, ...]
@@ -145,7 +149,9 @@ def _page(report: AnalyzeReport) -> _Page:
         kernel_rows=_kernel_rows(report),
         advice=tuple(advice_texts(report)),
         unreachable=unreachable,
+        waterfall=_figure(waterfall_figure(findings)),
         ranks=_figure(ranks_figure(findings.ranks)),
+        group_rows=_group_rows(report),
         slowdowns=_figure(slowdown_figure(findings.contention.classes)),
         rank_parts=tuple(_rank_part(rank) for rank in timed[:MAX_RANK_PARTS]),
         details=tuple(_detail(report, row) for row in findings.rows[:MAX_DETAILS]),
@@ -170,6 +176,28 @@ def _title(report: AnalyzeReport) -> str:
     """The file, or of several the first and how many more."""
     files = list(dict.fromkeys(rank.trace.file.partition(":")[0] for rank in report.findings.ranks))
     return files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
+
+
+def _group_rows(report: AnalyzeReport) -> tuple[tuple[str, ...], ...]:
+    """The groups that take longest in a step."""
+    ordered = sorted(report.groups, key=lambda group: -group.makespan_ns * group.per_step)
+    return tuple(
+        (
+            f"{group.name}: {len(group.kernel_keys)} kernels beside {_comms_text(group)}",
+            group.bound.value,
+            f"{group.per_step:.2g}",
+            time_text(group.makespan_ns),
+            time_text(group.comp_ns),
+            time_text(group.comm_ns),
+            time_text(group.exposed_ns),
+        )
+        for group in ordered[:MAX_DETAILS]
+    )
+
+
+def _comms_text(group: TraceGroup) -> str:
+    names = list(dict.fromkeys(collective_text(comm.key) for comm in group.comms))
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
 def _kernel_rows(report: AnalyzeReport) -> tuple[tuple[str, ...], ...]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from lagom_overlap.analysis.advice import Advice
 from lagom_overlap.analysis.against import Against
 from lagom_overlap.analysis.findings import Findings
+from lagom_overlap.analysis.groups import TraceGroup
 from lagom_overlap.analysis.hta import HtaFigures
 
 
@@ -23,3 +24,4 @@ class AnalyzeReport:
     compat: str | None = None
     hta: tuple[HtaFigures, ...] = ()
     against: Against | None = None
+    groups: tuple[TraceGroup, ...] = ()

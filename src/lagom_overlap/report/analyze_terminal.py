@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lagom_overlap.analysis.against import Against
-from lagom_overlap.report.analyze_against import against_headline, change_cells, step_cells
+from lagom_overlap.report.analyze_against import against_headline, change_cells, only_communicator_of, step_cells
 from lagom_overlap.report.analyze_report import AnalyzeReport
 from lagom_overlap.report.analyze_words import (
     advice_texts,
@@ -20,6 +20,7 @@ from lagom_overlap.report.analyze_words import (
     contention_cells,
     contention_sentence,
     headline,
+    only_communicator,
     rank_cells,
 )
 
@@ -68,19 +69,20 @@ def analysis_summary(report: AnalyzeReport) -> RenderableType:
     if ranks:
         parts.append(
             _table(
-                "per rank" if report.compat is None else "per rank (HTA)",
+                "rank, whole trace" if report.compat is None else "rank, as HTA has it",
                 (("span", 8), ("compute", 8), ("comm", 8), ("exposed", 8), ("overlap", 8), ("stretch", 8), ("idle", 8)),
                 ranks,
                 MAX_RANKS,
                 "ranks",
             )
         )
-    collectives = collective_cells(report)
+    only = only_communicator(report)
+    collectives = collective_cells(report, only)
     if collectives:
         parts += [
             Text(""),
             _table(
-                "collective",
+                "collective" if only is None else f"collective on {plain(only)}",
                 (("calls", 5), ("total", 8), ("exposed", 8), ("stretch", 8), ("waiting", 8), ("busbw", 9)),
                 collectives,
                 MAX_COLLECTIVES if report.against is None else MAX_COLLECTIVES // 2,
@@ -88,7 +90,7 @@ def analysis_summary(report: AnalyzeReport) -> RenderableType:
             ),
         ]
     parts += [Text(""), Text(plain(contention_sentence(report)))]
-    classes = contention_cells(report)
+    classes = contention_cells(report, only)
     if classes:
         parts.append(
             _table(
@@ -109,6 +111,7 @@ def analysis_summary(report: AnalyzeReport) -> RenderableType:
 
 
 def _against(found: Against) -> list[RenderableType]:
+    only = only_communicator_of(found)
     columns = (("calls", 9), ("total", 8), ("Δ total", 8), ("Δ exposed", 9), ("Δ stretch", 9), ("channels", 8))
     parts: list[RenderableType] = [
         Text(plain(against_headline(found)), style="bold"),
@@ -125,7 +128,13 @@ def _against(found: Against) -> list[RenderableType]:
         parts += [_table("changed, by kind", columns, change_cells(found.kinds), MAX_KINDS, "kinds"), Text("")]
     if found.collectives:
         parts += [
-            _table("changed most", columns, change_cells(found.collectives), MAX_CHANGES, "collectives"),
+            _table(
+                "changed most" if only is None else f"changed, on {plain(only)}",
+                columns,
+                change_cells(found.collectives, only),
+                MAX_CHANGES,
+                "collectives",
+            ),
             Text(""),
         ]
     parts += [Text(f"! {plain(text)}", style="yellow") for text in found.warnings]

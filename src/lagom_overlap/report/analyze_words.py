@@ -8,6 +8,7 @@ from lagom_overlap.trace.gpu_trace import NS_PER_S
 from lagom_overlap.units import GB_PER_S, US, format_bytes, format_seconds
 
 _NONE = "–"
+_LEAST_GB_PER_S = 0.1
 
 
 def time_text(length_ns: float) -> str:
@@ -15,16 +16,28 @@ def time_text(length_ns: float) -> str:
     return f"−{format_seconds(-length_ns / NS_PER_S)}" if length_ns < 0 else format_seconds(length_ns / NS_PER_S)
 
 
+def rate_text(bytes_per_s: float) -> str:
+    """Bytes per second for people: `"32.1 GB/s"`, `"0.8 MB/s"`."""
+    rate = bytes_per_s / GB_PER_S
+    return f"{rate:.1f} GB/s" if rate >= _LEAST_GB_PER_S else f"{1000 * rate:.1f} MB/s"
+
+
 def percent_text(part: float, whole: float) -> str:
     """A share in per cent; a dash of nothing."""
     return f"{100 * part / whole:.1f} %" if whole else _NONE
 
 
-def collective_text(key: CollectiveKey) -> str:
-    """A collective in a table: `"all_reduce 30 MiB default_pg 8ch"`."""
+def collective_text(key: CollectiveKey, only: str | None = None) -> str:
+    """A collective in a table: `"all_reduce 30 MiB 8ch default_pg"`; without its communicator if that is `only`."""
     size = f" {format_bytes(key.num_bytes)}" if key.num_bytes else ""
     channels = f" {key.num_channels}ch" if key.num_channels else ""
-    return f"{key.op}{size}{channels} {key.communicator}"
+    return f"{key.op}{size}{channels}" + ("" if key.communicator == only else f" {key.communicator}")
+
+
+def only_communicator(report: AnalyzeReport) -> str | None:
+    """The communicator that all collectives run on; None where there are several, or none."""
+    names = {row.key.communicator for row in report.findings.rows}
+    return names.pop() if len(names) == 1 else None
 
 
 def job_measures(report: AnalyzeReport) -> Measures:
@@ -55,9 +68,11 @@ def headline(report: AnalyzeReport) -> str:
         f"idle {time_text(found.idle_ns / windows)} ({percent_text(found.idle_ns, span)}, of it waiting for the CPU "
         f"{percent_text(found.host_bound_ns, found.idle_ns)})",
     ]
-    steps = f"{windows} step{'s' if windows > 1 else ''}" if any(rank.trace.steps for rank in timed) else "1 trace"
+    counts = {max(1, len(rank.steps)) for rank in timed}
+    num = counts.pop() if len(counts) == 1 else windows
+    steps = f"{num} step{'s' if num > 1 else ''}" if any(rank.trace.steps for rank in timed) else "1 trace"
     if len(timed) > 1:
-        steps = f"{steps} of {len(timed)} ranks"
+        steps = f"{steps} on {'each of ' if num < windows else ''}{len(timed)} ranks"
     return f"A step takes {time_text(span / windows)} (mean of {steps}): {', '.join(parts)}."
 
 
@@ -100,18 +115,18 @@ def rank_cells(report: AnalyzeReport) -> list[tuple[str, ...]]:
     return rows
 
 
-def collective_cells(report: AnalyzeReport) -> list[tuple[str, ...]]:
-    """One row per kind of call, the longest in total first."""
+def collective_cells(report: AnalyzeReport, only: str | None = None) -> list[tuple[str, ...]]:
+    """One row per kind of call, the longest in total first; `only` as `collective_text` has it."""
     blame = report.findings.contention.blame
     return [
         (
-            collective_text(row.key),
+            collective_text(row.key, only),
             str(row.count),
             time_text(row.total_ns),
             time_text(row.exposed_ns),
             time_text(blame.get(row.key, 0.0)),
             _NONE if row.waiting_ns is None else time_text(row.waiting_ns),
-            _NONE if row.busbw_bytes_per_s is None else f"{row.busbw_bytes_per_s / GB_PER_S:.1f} GB/s",
+            _NONE if row.busbw_bytes_per_s is None else rate_text(row.busbw_bytes_per_s),
         )
         for row in report.findings.rows
     ]
@@ -135,15 +150,15 @@ def contention_sentence(report: AnalyzeReport) -> str:
     )
 
 
-def contention_cells(report: AnalyzeReport) -> list[tuple[str, ...]]:
-    """One row per kernel class and collective, the costliest first."""
+def contention_cells(report: AnalyzeReport, only: str | None = None) -> list[tuple[str, ...]]:
+    """One row per kernel class and collective, the costliest first; `only` as `collective_text` has it."""
     rows: list[tuple[str, ...]] = []
     for row in report.findings.contention.classes:
         found = row.found
         interval = _NONE if found.low is None or found.high is None else f"{found.low:.2f}–{found.high:.2f}"
         rows.append(
             (
-                f"{row.kernel_class} | {collective_text(row.collective)}",
+                f"{row.kernel_class} | {collective_text(row.collective, only)}",
                 str(found.num_beside),
                 f"{found.slowdown:.2f}×",
                 interval,

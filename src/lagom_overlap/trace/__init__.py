@@ -1,5 +1,1 @@
-"""Profiler files to and from timelines."""
-
-from lagom_overlap.trace.chrome import chrome_trace, timelines_from_chrome
-
-__all__ = ["chrome_trace", "timelines_from_chrome"]
+"""Profiler files to and from timelines; import its modules: a reader should not have to load a writer."""

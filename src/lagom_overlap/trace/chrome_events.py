@@ -4,13 +4,16 @@ A file is read in blocks. Each block is cut at a comma between two events and de
 skips what no field names). A cut inside a string or a nested list cannot decode, because the brackets do not close, so
 a wrong cut is noticed and an earlier one is tried. The end of the list is where msgspec finds "trailing characters".
 
+Whoever reads may decode the usual block in a quicker way of its own (`usual_events.py`): each complete block is offered
+as bytes first, and decoded here only if it is turned down.
+
 Kineto writes times in microseconds with up to three decimals. A float64 holds them exactly below 2^53 ns (104 days);
 Kineto since torch 2.4 counts from `baseTimeNanoseconds` and stays below. Files with decimals beyond are decoded again
 with `Decimal`, slower and exact.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from decimal import Decimal
 from typing import Any, Final
@@ -19,14 +22,18 @@ import msgspec
 
 from lagom_overlap.errors import TraceError
 from lagom_overlap.trace.files import Stream
+from lagom_overlap.trace.usual_events import CollectiveArgs
 from lagom_overlap.units import KIB, MIB, format_bytes
 
-_NEARLY_US: Final = 0.9 * 2**53 / 1000
+NEARLY_US: Final = 0.9 * 2**53 / 1000
+"""Microseconds below which a float64 holds nanoseconds exactly, with some room."""
 _SAMPLE: Final = 16
 _BLOCK: Final = 256 * KIB
 _MAX_HEADER: Final = 64 * MIB
 _MAX_BUFFER: Final = 64 * MIB
 _MAX_CUTS: Final = 24
+_MAX_REFUSED: Final = 8
+"""Blocks turned down one after the other, after which none is offered any more."""
 _EVENTS_KEY: Final = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BYTE: Final = re.compile(r"\(byte (\d+)\)")
 _SPACE: Final = b" \t\r\n"
@@ -34,7 +41,7 @@ _BAD_NUMBER: Final = re.compile(rb"([:\[,]\s*)-?(?:nan(?:\(ind\))?|inf(?:inity)?
 _ESCAPE: Final = re.compile(rb'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})|\\')
 
 
-class Args(msgspec.Struct, gc=False):
+class Args(CollectiveArgs, gc=False):
     """The arguments of an event that we read; types differ between tools, so they are checked where used."""
 
     correlation: Any = None
@@ -45,19 +52,6 @@ class Args(msgspec.Struct, gc=False):
     bytes: Any = None
     external_id: Any = msgspec.field(default=None, name="External id")
     external_id_old: Any = msgspec.field(default=None, name="external id")
-    collective_name: Any = msgspec.field(default=None, name="Collective name")
-    in_nelems: Any = msgspec.field(default=None, name="In msg nelems")
-    out_nelems: Any = msgspec.field(default=None, name="Out msg nelems")
-    in_size: Any = msgspec.field(default=None, name="In msg size")
-    group_size: Any = msgspec.field(default=None, name="Group size")
-    dtype: Any = None
-    pg_name: Any = msgspec.field(default=None, name="Process Group Name")
-    pg_description: Any = msgspec.field(default=None, name="Process Group Description")
-    pg_ranks: Any = msgspec.field(default=None, name="Process Group Ranks")
-    seq: Any = msgspec.field(default=None, name="Seq")
-    input_dims: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="Input Dims")
-    input_type: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="Input type")
-    name: Any = None
 
 
 class Event(msgspec.Struct, gc=False):
@@ -134,6 +128,11 @@ def _cut_before(data: bytes, end: int) -> int:
         end = brace
 
 
+def _refuse(_: bytes) -> bool:
+    """Takes no block."""
+    return False
+
+
 class EventReader:
     """The events of one file in blocks; `header` and `warnings` are complete after the last one."""
 
@@ -145,13 +144,16 @@ class EventReader:
         self._block = block_bytes
         self._exact = False
         self._at = 0
+        self._take: Callable[[bytes], bool] = _refuse
+        self._num_refused = _MAX_REFUSED
 
-    def blocks(self) -> Iterator[list[Event]]:
-        """The events, block by block.
+    def blocks(self, take: Callable[[bytes], bool] = _refuse) -> Iterator[list[Event]]:
+        """The events, block by block, but for those that `take` took: it is offered complete lists of events.
 
         Raises:
             TraceError: if this is not a trace or its JSON is broken, with the byte position.
         """
+        self._take, self._num_refused = take, 0
         data = self._prefix
         if len(data) < self._block:
             data += self._stream.read(self._block - len(data))
@@ -179,7 +181,7 @@ class EventReader:
     @staticmethod
     def _wants_exact(events: list[Event]) -> bool:
         """Whether any time may be beyond what floats hold; no clock jumps by days and back within a few events."""
-        return any(type(e.ts) is float and abs(e.ts) >= _NEARLY_US for e in events[::_SAMPLE])
+        return any(type(e.ts) is float and abs(e.ts) >= NEARLY_US for e in events[::_SAMPLE])
 
     def _start(self, data: bytes) -> tuple[bytes, bytes]:
         """(what stands before the events as an open object, what follows the opening bracket)."""
@@ -266,8 +268,11 @@ class EventReader:
             cut = _cut_before(buffer, cut)
             if cut < 0:
                 return None
+            block = b"".join((b"[", memoryview(buffer)[:cut], b"]"))
+            if self._is_taken(block):
+                return [], buffer[cut + 1 :], False
             try:
-                events, after = self._decode(b"[" + buffer[:cut] + b"]")
+                events, after = self._decode(block)
             except _DECODE_ERRORS as error:
                 at = _byte_of(error)
                 if at is not None and at < cut - 1:
@@ -277,6 +282,14 @@ class EventReader:
                 return events, buffer[cut + 1 :], False
             return events, after[:-1] + buffer[cut:], True
         raise self._fail("no event ends here", self._at)
+
+    def _is_taken(self, block: bytes) -> bool:
+        """Whether whoever reads has decoded a block in a way of their own."""
+        if self._exact or self._num_refused >= _MAX_REFUSED:
+            return False
+        taken = self._take(block)
+        self._num_refused = 0 if taken else self._num_refused + 1
+        return taken
 
     def _decode_last(self, buffer: bytes) -> tuple[list[Event], bytes | None]:
         """(events, what follows the list) of what remains; None where the file ends inside the list."""

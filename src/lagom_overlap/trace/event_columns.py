@@ -1,6 +1,7 @@
 """Collects GPU events one by one and lays them out as `GpuEvents`: what every reader with a timeline ends with."""
 
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -95,6 +96,20 @@ class EventColumns:
             )
         )
         return len(self.numbers) // _WIDTH - 1
+
+    def extend(self, columns: Mapping[str, Int64]) -> int:
+        """Adds events given by columns (`geometry` is (n, 6): grid, block) and returns the first one's number.
+
+        A column left out is unknown. The names' numbers are those of `names`.
+        """
+        first, num = len(self), len(columns["start_ns"])
+        rows = np.full((num, _WIDTH), UNKNOWN, dtype=np.int64)
+        for index, name in enumerate(_COLUMNS):
+            if name in columns:
+                rows[:, index] = columns[name]
+        rows[:, _GEOMETRY:] = columns["geometry"]
+        self.numbers.frombytes(rows.tobytes())
+        return first
 
     def devices(self) -> tuple[int, ...]:
         """The devices that ran kernels; of a trace without kernels, all of them."""

@@ -10,14 +10,22 @@ from lagom_overlap.trace.gpu_trace import UNKNOWN
 
 _US: Final = 1000
 _PLAIN_US: Final = MAX_NS / (2 * _US)
-_MAX_GRID: Final = 2**31
+MAX_GRID: Final = 2**31
+"""No side of a grid or block is as long."""
 
 
 def to_ns(value: Any) -> int | None:
-    """Microseconds of a trace in whole nanoseconds; None where it is no time."""
+    """Microseconds of a trace in whole nanoseconds; None where it is no time.
+
+    A float is what the nearest one to n/1000 is, and the product with 1000 rounds once more: from 2^42 us on it may lie
+    next to n, which the division tells.
+    """
     if type(value) is float:
         if -_PLAIN_US < value < _PLAIN_US:  # false for nan
-            return round(value * _US)
+            ns = round(value * _US)
+            if ns / _US == value:
+                return ns
+            return next((near for near in (ns - 1, ns + 1) if near / _US == value), ns)
         if not math.isfinite(value):
             return None
         ns = round(value * _US)
@@ -49,14 +57,14 @@ def to_triple(value: Any) -> tuple[int, int, int]:
     """A grid or block; zeros where unknown. ROCm writes it as text in some versions."""
     if type(value) is list and len(value) == 3:
         x, y, z = value
-        if type(x) is type(y) is type(z) is int and 0 <= x < _MAX_GRID and 0 <= y < _MAX_GRID and 0 <= z < _MAX_GRID:
+        if type(x) is type(y) is type(z) is int and 0 <= x < MAX_GRID and 0 <= y < MAX_GRID and 0 <= z < MAX_GRID:
             return x, y, z
     if type(value) is str:
         value = [to_int(part) for part in re.findall(r"\d+", value)]
     if type(value) is not list or not 1 <= len(value) <= 3:
         return 0, 0, 0
     x, y, z = value if len(value) == 3 else (*value, 1, 1)[:3]
-    if type(x) is type(y) is type(z) is int and 0 <= x < _MAX_GRID and 0 <= y < _MAX_GRID and 0 <= z < _MAX_GRID:
+    if type(x) is type(y) is type(z) is int and 0 <= x < MAX_GRID and 0 <= y < MAX_GRID and 0 <= z < MAX_GRID:
         return x, y, z
     return 0, 0, 0
 

@@ -79,9 +79,7 @@ class Stream:
                 self.was_cut = True
                 break
             except (zlib.error, tarfile.TarError, OSError) as error:
-                if not self._given and not parts:
-                    raise TraceError(f"{self.name}: cannot be unpacked: {error}") from error
-                raise TraceError(f"{self.name}: packed data is damaged after {self._given} bytes: {error}") from error
+                raise TraceError(f"{self.name}: cannot be unpacked: {error}") from error
             if not part:
                 break
             parts.append(part)
@@ -105,25 +103,53 @@ class _Gunzip(io.RawIOBase):
         self._packed = packed
         self._inflate = zlib.decompressobj(wbits=_GZIP_BITS)
         self._ready = b""
+        self._num_packed = 0
 
     def readable(self) -> bool:
         return True
 
+    def _unpack(self, ready: bytes, size: int) -> bytes:
+        """Up to `size` bytes of what is next.
+
+        Raises:
+            zlib.error: if it is damaged, with the byte of the packed file.
+        """
+        before = self._inflate.copy()
+        try:
+            return self._inflate.decompress(ready, size)
+        except zlib.error as error:
+            at = self._num_packed - len(ready) + _bad_byte(before, ready)
+            reason = str(error).rpartition(": ")[2]
+            raise zlib.error(f"damaged gzip near byte {at} of the packed file: {reason}") from error
+
     def read(self, size: int = -1) -> bytes:
         size = _PACKED_BLOCK if size < 0 else size
         while size:
-            ready = self._ready or self._packed.read(_PACKED_BLOCK)
+            ready = self._ready
+            if not ready:
+                ready = self._packed.read(_PACKED_BLOCK)
+                self._num_packed += len(ready)
             if self._inflate.eof:
                 if not ready.lstrip(b"\0"):
                     return b""
                 self._inflate = zlib.decompressobj(wbits=_GZIP_BITS)
-            part = self._inflate.decompress(ready, size)
+            part = self._unpack(ready, size)
             self._ready = self._inflate.unused_data if self._inflate.eof else self._inflate.unconsumed_tail
             if part:
                 return part
             if not ready:
                 raise EOFError("the gzip file ends before its end mark")
         return b""
+
+
+def _bad_byte(inflate: "zlib._Decompress", packed: bytes) -> int:
+    """The first byte that cannot be unpacked."""
+    for at in range(len(packed)):
+        try:
+            inflate.decompress(packed[at : at + 1])
+        except zlib.error:
+            return at
+    return len(packed)
 
 
 class _Prefixed(io.RawIOBase):

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lagom_overlap.collective import CollectiveKind
 
-Int64 = NDArray[np.int64]
+Int64 = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+"""As `NDArray[np.int64]`, but for importing numpy.typing, which takes longer than reading a small trace."""
+Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+Bools = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
 
 NS_PER_S: Final = 10**9
 """Nanoseconds in a second; dividing by it rounds correctly, multiplying by 1e-9 does not."""

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Final
 
 from lagom_overlap.errors import TraceError
-from lagom_overlap.trace.collective_logs import read_flight_recorder, read_inspector
 from lagom_overlap.trace.files import DEFAULT_LIMITS, Limits, Stream, is_sqlite, open_streams, trace_paths
 from lagom_overlap.trace.gpu_trace import GpuTrace, short_name
 from lagom_overlap.trace.kineto import read_kineto
@@ -72,18 +71,17 @@ def _read_stream(stream: Stream, options: ReadOptions) -> tuple[GpuTrace, ...]:
             break
         data += more
         which = _which(data)
-    match which:
-        case 0:
-            return read_kineto(stream, data, options.pattern)
-        case 1:
-            return read_inspector(stream, data)
-        case 2:
-            return read_flight_recorder(stream, data)
-        case _:
-            raise TraceError(
-                f'{stream.name}: is not a trace: no "traceEvents" (Kineto), "coll_perf" (NCCL Inspector) or '
-                '"entries" (flight recorder) in it'
-            )
+    if which is None:
+        raise TraceError(
+            f'{stream.name}: is not a trace: no "traceEvents" (Kineto), "coll_perf" (NCCL Inspector) or '
+            '"entries" (flight recorder) in it'
+        )
+    if which == 0:
+        return read_kineto(stream, data, options.pattern)
+    from lagom_overlap.trace import collective_logs  # noqa: PLC0415 - most runs read profiler traces only
+
+    read = collective_logs.read_inspector if which == 1 else collective_logs.read_flight_recorder
+    return read(stream, data)
 
 
 def read_file(path: Path, options: ReadOptions) -> Iterator[GpuTrace]:
