@@ -1,0 +1,306 @@
+"""`lagom capture`: model code, a named model or a job file becomes a capture file; and a job's capture, read.
+
+A script is the user's own Python and is run as it stands. Modules that need torch are imported only when something is
+captured: reading a capture needs none.
+"""
+
+import re
+import runpy
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from lagom_overlap import __version__
+from lagom_overlap.capture.base import Capture
+from lagom_overlap.capture.file import read_capture, write_capture
+from lagom_overlap.errors import JobError, LagomError, MissingDependencyError, OutputError
+from lagom_overlap.hardware import Cluster
+from lagom_overlap.job.spec import JobSpec, ParallelTable, read_job
+from lagom_overlap.workload import MemoryBound
+
+DEFAULT_RANKS: Final = 8
+DEFAULT_SEQ_LEN: Final = 2048
+
+_SCRIPT: Final = re.compile(r"(?P<path>.+\.py):(?P<function>[A-Za-z_]\w*)")
+_PARALLEL_KEYS: Final = (
+    "replicate",
+    "fsdp",
+    "tensor",
+    "expert",
+    "pipeline",
+    "axial",
+    "sequence",
+    "micro_batches",
+    "schedule",
+    "chunks",
+)
+
+
+class CommunicatorJson(msgspec.Struct, frozen=True, kw_only=True):
+    """One communicator of the captured rank: its ranks, its collectives, what they move (whole tensors)."""
+
+    name: str
+    ranks: tuple[int, ...]
+    num_comms: int
+    num_bytes: int
+
+
+class CaptureJson(msgspec.Struct, frozen=True, kw_only=True):
+    """What `lagom capture --json` prints."""
+
+    tool: str
+    version: str
+    name: str
+    num_ranks: int
+    rank: int
+    num_ops: int
+    num_comms: int
+    num_shardable: int
+    flops: float
+    resident_bytes: int
+    communicators: tuple[CommunicatorJson, ...]
+    capture_s: float
+    notes: tuple[str, ...]
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureRequest:
+    """What is captured: `target` is SCRIPT.py:FUNCTION, a job file, or a model's name; None leaves the default."""
+
+    target: str
+    out: Path
+    num_ranks: int | None = None
+    rank: int = 0
+    parallel: str | None = None
+    seq_len: int | None = None
+    micro_batch: int | None = None
+
+
+def capture_of(spec: JobSpec, cluster: Cluster | None = None) -> Capture | None:
+    """The capture that a job's `[model] capture` names, laid out on `cluster` if given; None if it names none.
+
+    Raises:
+        JobError: if the file cannot be read, or has more ranks than the cluster has GPUs.
+    """
+    if spec.model is None or spec.model.capture is None:
+        return None
+    capture = read_capture(Path(spec.model.capture))
+    return capture if cluster is None else capture.placed_on(cluster)
+
+
+def run_capture(request: CaptureRequest) -> CaptureJson:
+    """Captures a step and writes the file.
+
+    Raises:
+        LagomError: for a user's mistake, a script that fails, or an extra that is not installed.
+    """
+    if request.out.exists():
+        raise OutputError(f"{str(request.out)!r} exists already; give another name or remove it")
+    if not request.out.parent.is_dir():
+        raise OutputError(f"{str(request.out)!r} cannot be written: its folder does not exist")
+    started = time.perf_counter()
+    capture = _captured(request)
+    seconds = time.perf_counter() - started
+    write_capture(request.out, capture)
+    return _json(request, capture, seconds)
+
+
+def _captured(request: CaptureRequest) -> Capture:
+    if script := _SCRIPT.fullmatch(request.target):
+        return _capture_script(request, Path(script["path"]), script["function"])
+    if request.target.endswith(".py"):
+        raise JobError(f"{request.target!r} names no function; give SCRIPT.py:FUNCTION")
+    if request.target.endswith(".toml"):
+        return _capture_job(request, read_job(Path(request.target)))
+    if request.num_ranks is not None:
+        raise JobError("--ranks goes with a script; a named model has as many ranks as --parallel says")
+    options = parse_parallel(request.parallel or f"fsdp={DEFAULT_RANKS}")
+    seq_len = DEFAULT_SEQ_LEN if request.seq_len is None else request.seq_len
+    return _capture_named(request.target, options, request, seq_len=seq_len, micro_batch=request.micro_batch or 1)
+
+
+def parse_parallel(text: str) -> dict[str, int | str]:
+    """`"fsdp=8,tensor=2"` as numbers by name.
+
+    Raises:
+        JobError: naming the word that is wrong and what is allowed.
+    """
+    found: dict[str, int | str] = {}
+    for part in text.split(","):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if key not in _PARALLEL_KEYS or not equals:
+            raise JobError(f"--parallel: {part.strip()!r} is no degree; allowed: {', '.join(_PARALLEL_KEYS)}, as key=N")
+        if key in found:
+            raise JobError(f"--parallel: {key} is given twice")
+        if key == "schedule":
+            found[key] = value
+        elif re.fullmatch(r"\d{1,6}", value):
+            found[key] = int(value)
+        else:
+            raise JobError(f"--parallel: {key} is {value!r}, must be a whole number")
+    return found
+
+
+# Named models.
+
+
+def _torch_part(module: str) -> Any:
+    """A module of ours that needs torch, or transformers."""
+    try:
+        return import_module(f"lagom_overlap.capture.{module}")
+    except ModuleNotFoundError as error:
+        extra = {"torch": "torch", "transformers": "models"}.get(error.name or "")
+        if extra is None:
+            raise
+        raise MissingDependencyError(
+            f"capture needs the package {error.name!r}: pip install 'lagom-overlap[{extra}]'"
+        ) from None
+
+
+def _capture_named(
+    name: str, options: Mapping[str, int | str], request: CaptureRequest, *, seq_len: int, micro_batch: int
+) -> Capture:
+    for what, value in (("--seq-len", seq_len), ("--micro-batch", micro_batch)):
+        if not 1 <= value <= 1 << 20:
+            raise JobError(f"{what} is {value}, must be 1 to {1 << 20}")
+    named = _torch_part("models.named")
+    with _failures_explained(name):
+        capture: Capture = named.capture_named(
+            name, options, micro_batch=micro_batch, seq_len=seq_len, rank=request.rank
+        )
+    return capture
+
+
+def _capture_job(request: CaptureRequest, spec: JobSpec) -> Capture:
+    if spec.model is None or spec.model.name is None or spec.parallel is None or spec.model.seq_len is None:
+        raise JobError(f"{request.target!r} names no model to capture: give [model] with name and seq_len")
+    for flag in ("num_ranks", "parallel", "seq_len", "micro_batch"):
+        if getattr(request, flag) is not None:
+            raise JobError(
+                f"--{flag.removeprefix('num_').replace('_', '-')} does not go with a job file, which says it"
+            )
+    options = _options_of(spec.parallel)
+    return _capture_named(
+        spec.model.name, options, request, seq_len=spec.model.seq_len, micro_batch=spec.parallel.micro_batch
+    )
+
+
+def _options_of(parallel: ParallelTable) -> dict[str, int | str]:
+    """A job's `[parallel]` as a capture's: `data` with zero_stage 3 is sharded, without it replicated."""
+    if parallel.zero_stage in (1, 2):
+        raise JobError(f"parallel.zero_stage is {parallel.zero_stage}: only 0 (replicated) and 3 (FSDP) are captured")
+    if parallel.recompute != "none":
+        raise JobError(f"parallel.recompute is {parallel.recompute}: named models are captured without recomputation")
+    data = parallel.fsdp or parallel.data or 1
+    sharded = parallel.fsdp is not None or parallel.zero_stage == 3
+    options: dict[str, int | str] = {
+        "fsdp" if sharded else "replicate": data,
+        "tensor": parallel.tensor,
+        "expert": parallel.expert,
+        "pipeline": parallel.pipeline,
+        "sequence": int(parallel.sequence_parallel),
+        "chunks": parallel.chunks,
+        "schedule": str(parallel.schedule),
+    }
+    per_step = parallel.micro_batch * data
+    total = parallel.global_batch or per_step
+    if total % per_step:
+        raise JobError(f"parallel.global_batch is {total}, must be a multiple of micro_batch x data = {per_step}")
+    options["micro_batches"] = total // per_step
+    return options
+
+
+# Scripts.
+
+
+def _capture_script(request: CaptureRequest, path: Path, function: str) -> Capture:
+    for flag in ("parallel", "seq_len", "micro_batch"):
+        if getattr(request, flag) is not None:
+            raise JobError(f"--{flag.replace('_', '-')} goes with a named model; a script says it itself")
+    if not path.is_file():
+        raise JobError(f"script {str(path)!r} does not exist")
+    fake_tensor = _torch_part("fake_tensor")
+    with _failures_explained(str(path)):
+        build = _function_of(path, function)
+        capture: Capture = fake_tensor.capture_step(
+            build,
+            num_ranks=DEFAULT_RANKS if request.num_ranks is None else request.num_ranks,
+            rank=request.rank,
+            name=f"{path.stem}-{function}",
+        )
+    return capture
+
+
+def _function_of(path: Path, function: str) -> Callable[..., Any]:
+    """The function of that name after running the script; the script's folder is on the path, as with `python`."""
+    folder = str(path.resolve().parent)
+    sys.path.insert(0, folder)
+    try:
+        names = runpy.run_path(str(path), run_name="lagom_capture")
+    finally:
+        sys.path.remove(folder)
+    found = names.get(function)
+    if not callable(found):
+        raise JobError(f"script {str(path)!r} has no function {function!r}")
+    checked: Callable[..., Any] = found
+    return checked
+
+
+@contextmanager
+def _failures_explained(where: str) -> Iterator[None]:
+    """What model code raises becomes one line: where, what, and what a capture cannot do."""
+    try:
+        yield
+    except LagomError:
+        raise
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        frame = next((frame for frame in reversed(frames) if frame.filename.endswith(where)), frames[-1])
+        kind = type(error).__name__
+        hint = ""
+        if kind in ("DynamicOutputShapeException", "DataDependentOutputException", "GuardOnDataDependentSymNode"):
+            hint = " (it depends on the values of a tensor, which a capture does not have)"
+        text = str(error).strip().partition("\n")[0][:300]
+        place = f"{Path(frame.filename).name}:{frame.lineno}"
+        raise JobError(f"{where}: the step failed at {place}: {kind}: {text}{hint}") from error
+
+
+def _json(request: CaptureRequest, capture: Capture, seconds: float) -> CaptureJson:
+    iteration = capture.iteration
+    communicators = tuple(
+        CommunicatorJson(
+            name=name,
+            ranks=ranks,
+            num_comms=len(found),
+            num_bytes=sum(comm.collective.num_bytes for comm in found),
+        )
+        for name, ranks in capture.groups.items()
+        if (found := [comm for comm in iteration.comms if comm.communicator == name]) is not None
+    )
+    return CaptureJson(
+        tool="lagom capture",
+        version=__version__,
+        name=iteration.name,
+        num_ranks=capture.num_ranks,
+        rank=request.rank,
+        num_ops=len(iteration.ops),
+        num_comms=len(iteration.comms),
+        num_shardable=sum(op.shards is not None for op in iteration.ops),
+        flops=sum(
+            getattr(op.work, "flops", 0.0) for op in iteration.computations if not isinstance(op.work, MemoryBound)
+        ),
+        resident_bytes=iteration.resident_bytes,
+        communicators=communicators,
+        capture_s=seconds,
+        notes=capture.notes,
+        files=(str(request.out),),
+    )
