@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 import pytest
+from c_build import CSRC, compile_c
 
 from lagom_overlap.backends import (
     Backend,
@@ -19,6 +20,7 @@ from lagom_overlap.backends import (
     simulated,
 )
 from lagom_overlap.backends.bundle import group_row, header_line
+from lagom_overlap.backends.fake_nccl import FakeNcclBackend
 from lagom_overlap.collective import Collective, CollectiveKind, CommConfig
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.timeline import SpanKind
@@ -68,6 +70,13 @@ def open_recorded(folder: Path) -> Backend:
     return recorded.open_backend(BackendRequest(job_fingerprint="job", bundle=path))
 
 
+def open_fake_nccl(folder: Path) -> Backend:
+    """The real tuner plug-in, compiled here, under the fake NCCL."""
+    plugin = compile_c(folder / "liblagom_tuner.so", CSRC / "lagom_tuner.c", link=("-Wl,-z,nodelete",))
+    fake = compile_c(folder / "libfake_nccl.so", CSRC / "fake_nccl.c")
+    return FakeNcclBackend(simulated_request(), fake_library=fake, plugin_library=plugin)
+
+
 def open_gloo(folder: Path) -> Backend:
     pytest.importorskip("torch")
     return gloo.open_backend(BackendRequest(job_fingerprint="job", repeats=REPEATS))
@@ -77,6 +86,7 @@ Open = Callable[[Path], Backend]
 BACKENDS: Final = [
     pytest.param(open_simulated, id="simulated"),
     pytest.param(open_recorded, id="recorded"),
+    pytest.param(open_fake_nccl, id="fake_nccl"),
     pytest.param(open_gloo, id="gloo", marks=[pytest.mark.torch, pytest.mark.gloo]),
 ]
 

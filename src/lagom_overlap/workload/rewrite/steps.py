@@ -6,9 +6,13 @@ operators that a rewrite makes follow from it alone, so that an engine that rewr
 
     Substitute(c, REDUCE_SCATTER_ALL_GATHER)   c.rs, c.ag
     Substitute(c, REDUCES | BROADCASTS)        c.0 ... c.P-1
-    PartitionGroups(c, mesh, order)            c/g0 ... c/gd-1, gk over axis k of the mesh, executed in `order`
+    PartitionGroups(c, mesh, order, chain)     c/g0 ... c/gd-1, gk over axis k of the mesh, executed in `order`;
+                                               c/gkr where axis k comes twice: what the other axis brought or leaves;
+                                               o#0 ... for every operator of the chain, as by Split; c#join
+                                               where what follows needs the whole of what several steps bring
     Split(c, ...)                              o#0 ... o#N-1 for the collective and every operator of the chains;
                                                o#join where what follows needs the whole of a gathered o
+                                               (of a summed o it waits for the last piece: pieces add up in order)
     Fuse((c, d, e))                            c+2
     Reorder(names)                             no new name
 """
@@ -37,21 +41,40 @@ class Substitute:
 
 
 @dataclass(frozen=True, slots=True)
+class ChainLink:
+    """An operator that is cut beside a collective, and its shard axis."""
+
+    op: str
+    axis: int
+
+
+TWICE = (1, 0, 1)
+"""The order of a mesh of two axes in three steps: the inner axis, the outer one, the inner one for the rest."""
+
+
+@dataclass(frozen=True, slots=True)
 class PartitionGroups:
     """Runs a collective over the axes of a mesh laid over its group, one axis after the other.
 
     `mesh` has the sizes [N1 .. Nd], their product is the group's size; index k of the group's r-th rank is
-    `(r // prod(mesh[k+1:])) % mesh[k]`. `order` lists the axes as they are executed.
+    `(r // prod(mesh[k+1:])) % mesh[k]`. `order` lists the axes as they are executed: each once, or `TWICE`.
+
+    `chain` is cut with an all-gather (operators after it: piece k works on what step k brings) or a reduce-scatter
+    (operators before it: piece k is what step k takes in), along the collective's shard axis `axis`. The pieces are
+    unequal: Centauri's granularity (Algorithm 1).
     """
 
     comm: str
     mesh: tuple[int, ...]
     order: tuple[int, ...]
+    axis: int = 0
+    chain: tuple[ChainLink, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.mesh) < 2 or min(self.mesh) < 2:
             raise JobError(f"{self.comm}: mesh is {list(self.mesh)}, must be at least two axes of at least 2")
-        if sorted(self.order) != list(range(len(self.mesh))):
+        once = sorted(self.order) == list(range(len(self.mesh)))
+        if not once and not (self.order == TWICE and len(self.mesh) == 2):
             raise JobError(f"{self.comm}: order is {list(self.order)}, must name each axis of {list(self.mesh)} once")
 
     @property
@@ -61,19 +84,13 @@ class PartitionGroups:
 
 
 @dataclass(frozen=True, slots=True)
-class ChainLink:
-    """An operator that is cut beside a collective, and its shard axis."""
-
-    op: str
-    axis: int
-
-
-@dataclass(frozen=True, slots=True)
 class Split:
     """Cuts a collective, the chain before it and the chain after it into `num_chunks` equal pieces.
 
     `axis` is the collective's own shard axis. Piece k of the collective waits for piece k of `before` and is waited for
     by piece k of `after`. An empty chain waits for, or is waited for by, all pieces.
+
+    With both chains empty `comm` may name a computation: cut alone, it fills gaps that it is too long for as a whole.
     """
 
     comm: str
@@ -102,11 +119,14 @@ class Fuse:
 class Reorder:
     """Issues all operators in this order: a topological order of the data flow, the same on every rank.
 
-    `streams` moves operators to another stream, by name; collectives of one stream run in the order given.
+    `streams` moves operators to another stream, by name; collectives of one stream run in the order given. `waits` are
+    pairs (operator, earlier operator): the first one also waits for the second, which no data forces it to. That is how
+    a plan limits a prefetch, or keeps memory low.
     """
 
     order: tuple[str, ...]
     streams: tuple[tuple[str, str], ...] = ()
+    waits: tuple[tuple[str, str], ...] = ()
 
 
 Rewrite = Substitute | PartitionGroups | Split | Fuse | Reorder

@@ -1,0 +1,331 @@
+"""Our planner as a pass of Inductor beside Inductor's own overlap scheduling and bucketing: one graph, two gloo ranks.
+
+    python benchmarks/plan_inductor.py examples/plan_zero.py --rounds 9 [--json]
+
+Every arm is compiled by Inductor for the CPU. Exposed time is predicted by our simulator from the final graph of each
+arm, with operators timed alone on these ranks; what is measured is the step. Arms run in shuffled order in every round.
+
+Inductor's scheduler gets the same times as ours (`custom_runtime_estimation`); its own need a GPU.
+"""
+
+import argparse
+import contextlib
+import copy
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch import fx
+from torch._inductor import compile_fx, config
+from torch._inductor.fx_passes import overlap_scheduling
+
+from lagom_overlap.backends.gloo.link import EmulatedLink
+from lagom_overlap.capture.fx import capture_graph
+from lagom_overlap.engines.gloo_worker import pin_to_core
+from lagom_overlap.engines.planned.apply import name_operators
+from lagom_overlap.engines.planned.inductor import PlanPass
+from lagom_overlap.engines.planned.nodes import is_collective
+from lagom_overlap.engines.planned.program import load_program
+from lagom_overlap.engines.planned.session import PlannedSession
+from lagom_overlap.hardware import load_preset
+from lagom_overlap.job.build import make_planner
+from lagom_overlap.job.plan_problem import ProportionalTimes
+from lagom_overlap.job.spec import link_bytes_per_s
+from lagom_overlap.plan.base import PlanProblem
+from lagom_overlap.plan.predict import predict
+from lagom_overlap.plan.schedule import lower_bound, task_graph
+from lagom_overlap.plan.times import ShapeTimes
+from lagom_overlap.record import describe_machine, package_versions, utc_now
+from lagom_overlap.workload import CommOp
+
+REPEATS = 5
+PORT_ENV = "LAGOM_BENCHMARK_PORT"
+
+
+def spawn(arguments: argparse.Namespace, num_ranks: int) -> int:
+    """Starts the ranks, rank 0 prints; on an emulated link if asked."""
+    rate = link_bytes_per_s(arguments.link)
+    link = EmulatedLink(rate, num_ranks) if rate is not None else None
+    prefix = link.prefix if link else []
+    environment = {**os.environ, PORT_ENV: str(random.randint(20000, 60000)), "GLOO_SOCKET_IFNAME": "lo"}
+    environment |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    processes = [
+        subprocess.Popen([*prefix, sys.executable, __file__, *sys.argv[1:], "--rank", str(rank)], env=environment)
+        for rank in range(num_ranks)
+    ]
+    code = max(process.wait() for process in processes)
+    if link:
+        link.close()
+    return code
+
+
+def main() -> int:
+    """Parses; spawns the ranks, or is one."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("program", type=Path)
+    parser.add_argument("--function", default="step")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--link", default="2 Gbit/s")
+    parser.add_argument("--budget", type=float, default=5.0, help="seconds of our planner")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--rank", type=int)
+    arguments = parser.parse_args()
+    if arguments.rank is None:
+        return spawn(arguments, 2)
+    run_rank(arguments)
+    return 0
+
+
+def run_rank(arguments: argparse.Namespace) -> None:
+    """One rank's life."""
+    rank = arguments.rank
+    pin_to_core(rank, 2)
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
+    store = dist.TCPStore("127.0.0.1", int(os.environ[PORT_ENV]), is_master=rank == 0)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    program = load_program(arguments.program, arguments.function)
+    bench = Bench(program, arguments)
+    rows = bench.rows()
+    if rank == 0:
+        record = {"rows": rows, "machine": describe_machine(), "versions": package_versions(), "date": utc_now()}
+        print(
+            json.dumps(record, indent=1)
+            if arguments.json
+            else shown(rows) + f"\n\n{record['date']}, {record['machine']}, {record['versions']}"
+        )
+        sys.stdout.flush()
+    dist.barrier()
+    os._exit(0)  # compiler threads and process groups would wait for each other on the way out
+
+
+class Everyone:
+    """Agreement of all ranks, for the session."""
+
+    def barrier(self) -> None:
+        """Returns when every rank has come."""
+        dist.barrier()
+
+    def maxima(self, values: list[float]) -> list[float]:
+        """Each value's maximum over ranks."""
+        tensor = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+        return [float(value) for value in tensor]
+
+    def gather(self, value: int) -> tuple[int, ...]:
+        """This rank's number alone: nothing here asks for others'."""
+        return (value,)
+
+
+class Bench:
+    """The arms, compiled and measured on this rank."""
+
+    def __init__(self, program: Any, arguments: argparse.Namespace) -> None:
+
+        self._program = program
+        self._arguments = arguments
+        self._seconds = self._profile()
+        self._graphs: dict[str, Any] = {}
+        self._of_graph: Any = None
+        self._by_name: dict[str, float] = {}
+
+    def _profile(self) -> Any:
+        """Times by shape of the program's operators alone, the slower rank's."""
+        captured = self._program.captured("program")
+        name_operators(captured.graph_module.graph, captured.iteration)
+        session = PlannedSession(Everyone())
+        runs = [session._alone(captured.graph_module, self._program.inputs) for _ in range(REPEATS + 1)][1:]
+        names = list(runs[0])
+        slowest = Everyone().maxima([median(run[name] for run in runs) for name in names])
+        measured = dict(zip(names, slowest, strict=True))
+        table: dict[Any, float] = {}
+        for op in captured.iteration.ops:
+            shape = op.collective if isinstance(op, CommOp) else op.work
+            table[shape] = max(table.get(shape, 0.0), measured[op.name])
+        return ShapeTimes(table, ProportionalTimes.of(captured.iteration, measured))
+
+    def _problem(self, capture: Any, iteration: Any | None = None) -> Any:
+
+        cluster = replace(load_preset("a40_nvlink"), gpus_per_node=2, num_nodes=1)
+        return PlanProblem(
+            iteration=iteration or capture.iteration,
+            cluster=cluster,
+            times=self._seconds,
+            groups=capture.groups,
+            prefetch=None,
+            budget_s=self._arguments.budget,
+        )
+
+    def _decide(self, capture: Any) -> Any:
+
+        return make_planner("ours", {}).plan(self._problem(capture)).rewrites
+
+    @contextlib.contextmanager
+    def _arm(self, name: str) -> Iterator[None]:
+        """Inductor as the arm has it; notes the last graph before it is lowered."""
+        overlap_scheduling.estimate_roofline_runtime_ms = lambda node: 1e-3  # the stock one asks the GPU
+        settings: dict[str, Any] = {"fx_graph_cache": False}
+        keep = _Keep(self._graphs, name)
+        if name == "ours":
+            settings["post_grad_custom_post_pass"] = PlanPass(self._decide)
+        if name.startswith("inductor overlap"):
+            settings |= {
+                f"aten_distributed_optimizations.{key}": value
+                for key, value in {
+                    "enable_overlap_scheduling": True,
+                    "collective_bucketing": name.endswith("bucketing"),
+                    "pre_bucketing_fsdp_collectives": name.endswith("bucketing"),
+                    "enable_fusion_regions": False,  # its costs ask the GPU
+                    "bucket_mode": "default",
+                    "compute_estimator": "analytical",
+                    "collective_estimator": "analytical",
+                    "custom_runtime_estimation": self._estimate,
+                }.items()
+            }
+        with config.patch(settings), keep:
+            yield
+
+    def _estimate(self, node: Any, override_size: int | None = None) -> float | None:
+        """Milliseconds of a node, as Inductor asks for them."""
+        known = getattr(self, "_by_name", None)
+        if known is None or node.graph is not self._of_graph:
+            self._of_graph = node.graph
+            capture = capture_graph(_holder(node.graph), num_ranks=dist.get_world_size())
+            known = self._by_name = {op.name: self._seconds.seconds(op) for op in capture.iteration.ops}
+        if is_collective(node) and override_size is not None:
+            value = node.meta["val"]
+            whole = value.numel() * value.element_size()
+            return 1e3 * known.get(node.name, 1e-6) * override_size / max(1, whole)
+        return 1e3 * known[node.name] if node.name in known else None
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row per arm."""
+        expected = self._program.step(*self._program.inputs)
+        compiled: dict[str, Callable[..., Any]] = {}
+        rows: dict[str, dict[str, Any]] = {}
+        for name in ("plain", "inductor overlap", "inductor overlap and bucketing", "ours"):
+            torch._dynamo.reset()
+            with self._arm(name):
+                compiled[name] = torch.compile(_own_copy(self._program.step), dynamic=False)
+                found = compiled[name](*self._program.inputs)
+            error = max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(found, expected, strict=True))
+            rows[name] = {"arm": name, "max_error": error, **self._predicted(self._graphs[name])}
+        times: dict[str, list[float]] = {name: [] for name in compiled}
+        rng = random.Random(0)
+        order = list(compiled)
+        for number in range(self._arguments.rounds + 1):
+            rng.shuffle(order)
+            for name in order:
+                dist.barrier()
+                start = perf_counter()
+                compiled[name](*self._program.inputs)
+                slowest = torch.tensor([perf_counter() - start], dtype=torch.float64)
+                dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+                if number:
+                    times[name].append(float(slowest))
+        for name, row in rows.items():
+            ratios = [plain / mine for plain, mine in zip(times["plain"], times[name], strict=True)]
+            row |= {
+                "measured_s": median(times[name]),
+                "speedup_over_plain": median(ratios),
+                "measured_all_s": times[name],
+            }
+        return list(rows.values())
+
+    def _predicted(self, graph: Any) -> dict[str, float]:
+        """Iteration and exposed time of a final graph as it is issued, and the bound of its data flow."""
+        capture = capture_graph(_holder(graph), num_ranks=dist.get_world_size())
+        problem = self._problem(capture)
+        predicted = predict(problem, replace(capture.issued, is_dataflow=True))
+        bound = task_graph(problem)
+        return {
+            "num_comms": len(capture.iteration.comms),
+            "predicted_s": predicted.overlap.makespan_s,
+            "predicted_exposed_s": predicted.overlap.exposed_s,
+            "bound_s": bound.seconds(lower_bound(bound)),
+        }
+
+
+class _Keep:
+    """Keeps a copy of the last graph that Inductor's passes leave, while it is entered."""
+
+    def __init__(self, graphs: dict[str, Any], name: str) -> None:
+        self._graphs, self._name = graphs, name
+
+    def __enter__(self) -> None:
+
+        self._real = compile_fx._recursive_post_grad_passes
+
+        def passes(module: Any, is_inference: bool = False) -> None:
+            self._real(module, is_inference)
+            self._graphs[self._name] = _without_control_deps(module)
+
+        compile_fx._recursive_post_grad_passes = passes
+
+    def __exit__(self, *_: object) -> None:
+
+        compile_fx._recursive_post_grad_passes = self._real
+
+
+def _without_control_deps(module: Any) -> fx.Graph:
+    """A copy of the graph; operators that Inductor wrapped to pin their order are plain again, in that order."""
+    graph = copy.deepcopy(module.graph)
+    for node in list(graph.nodes):
+        if node.op != "call_function" or "control_deps" not in str(node.target):
+            continue
+        inner = getattr(module, str(node.args[1].target)).graph
+        values = dict(zip((n for n in inner.nodes if n.op == "placeholder"), node.args[2:], strict=True))
+        with graph.inserting_before(node):
+            for wrapped in inner.nodes:
+                if wrapped.op == "call_function":
+                    args, kwargs = fx.map_arg((wrapped.args, wrapped.kwargs), values.__getitem__)
+                    values[wrapped] = graph.call_function(wrapped.target, args, kwargs)
+                    values[wrapped].meta = dict(wrapped.meta) | {"val": wrapped.meta.get("val", node.meta.get("val"))}
+        made = values[next(n for n in inner.nodes if n.op == "output").args[0]]
+        made.meta["val"] = node.meta["val"]
+        node.replace_all_uses_with(made)
+        graph.erase_node(node)
+    return graph
+
+
+def _holder(graph: Any) -> Any:
+    """A graph as something that has it, which is all that a capture needs."""
+    return SimpleNamespace(graph=graph)
+
+
+def _own_copy(step: Callable[..., Any]) -> Callable[..., Any]:
+    """The step as another function, so that arms do not share compiled code."""
+
+    def arm(*inputs: Any) -> Any:
+        return step(*inputs)
+
+    return arm
+
+
+def shown(rows: list[dict[str, Any]]) -> str:
+    """The table."""
+    lines = [
+        "| arm | collectives | predicted | exposed | bound | measured | over plain | largest error |",
+        "|---" * 8 + "|",
+    ]
+    for row in rows:
+        cells = [row["arm"], row["num_comms"]]
+        cells += [f"{1e3 * row[key]:.0f} ms" for key in ("predicted_s", "predicted_exposed_s", "bound_s", "measured_s")]
+        cells += [f"{row['speedup_over_plain']:.3f}x", f"{row['max_error']:.0e}"]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

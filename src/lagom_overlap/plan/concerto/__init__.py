@@ -1,0 +1,1 @@
+"""Concerto (ASPLOS 2025) as a planner: decomposition, scheduling by blocks, fusion; loaded through an entry point."""

@@ -1,0 +1,1 @@
+"""Megatron-LM's overlap strategies as plans, and the usual baselines; loaded through entry points."""

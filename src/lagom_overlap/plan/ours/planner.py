@@ -1,0 +1,212 @@
+"""Our planner: near the lower bound on steps of 20,000 operators within seconds (spec, planners section 5.3).
+
+    T0  lower bounds
+    T1  portfolio of priorities (`schedule.portfolio`)
+    T2  steady state of the repeated layers as a priority (`kernel`)
+    T4  cuts of operators that are too coarse to fill gaps (`cut_search`), then T1 and T2 on what they make
+    T3  windows solved exactly, until the budget ends (`cpsat.windows`); a small step is solved whole
+
+Each tier starts from what is known; the best schedule is never lost; all stop at the bound. Memory is in the graph as
+arcs (`memory`), so that no tier knows of it.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from lagom_overlap.plan.base import Plan, PlanProblem
+from lagom_overlap.plan.cpsat import improve_by_windows, solve_graph
+from lagom_overlap.plan.deadline import Deadline
+from lagom_overlap.plan.kernel import steady_priorities
+from lagom_overlap.plan.layers import stages_of
+from lagom_overlap.plan.memory import with_memory
+from lagom_overlap.plan.ours.cut_search import search_cuts
+from lagom_overlap.plan.ours.cuts import Cutter, splits_of
+from lagom_overlap.plan.ours.robust import most_robust
+from lagom_overlap.plan.schedule import Schedule, TaskGraph, check, lower_bound, reorder_of, simulate, task_graph
+from lagom_overlap.plan.schedule.generation import Side, improved, parallel, serial
+from lagom_overlap.plan.schedule.incumbent import Incumbent, Progress
+from lagom_overlap.plan.schedule.portfolio import run_portfolio
+from lagom_overlap.workload import Iteration
+from lagom_overlap.workload.rewrite.apply import rewritten
+from lagom_overlap.workload.rewrite.steps import Reorder, Rewrite, Split
+
+_log = logging.getLogger(__name__)
+
+TOLERANCE: Final = 0.0005
+"""A schedule so near to the bound is not improved."""
+_GOOD: Final = 0.001
+"""Within this of the bound neither a steady state nor cuts are looked for."""
+_SMALL: Final = 150
+"""Graphs of so many tasks are solved whole."""
+_RESERVE: Final = 0.08
+"""Share of the budget for rewriting and checking at the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A rewritten step with its graph (memory arcs included) and the search on it."""
+
+    rewrites: tuple[Rewrite, ...]
+    iteration: Iteration
+    graph: TaskGraph
+    search: Incumbent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ours:
+    """The planner. `robust` chooses among the orders found the one that bears errors of the times best.
+
+    `split` allows operators to be cut. `on_progress` is told every better schedule with the bound.
+    """
+
+    robust: bool = False
+    split: bool = True
+    on_progress: Callable[[Progress], None] | None = None
+
+    def plan(self, problem: PlanProblem) -> Plan:
+        """The best plan found within the problem's budget.
+
+        Raises:
+            JobError: if no schedule fits the memory limit; says by how much.
+        """
+        deadline = Deadline(problem.budget_s * (1.0 - _RESERVE))
+        bound = lower_bound(task_graph(problem))
+        whole = self._searched(problem, (), bound, deadline)
+        best = whole
+        if self.split and not _is_near_bound(whole.search):
+            best = self._with_cuts(problem, whole, bound, deadline)
+        if not best.search.is_done and len(best.graph) > _SMALL:
+            improve_by_windows(best.graph, best.search, seed=problem.seed)
+        return self._finished(problem, best, bound)
+
+    def replan(self, problem: PlanProblem, previous: Plan) -> Plan:
+        """The plan for other times of the same step (another batch size), from a plan that exists: in under a second.
+
+        Cuts and order are kept as far as they still serve; the problem's budget bounds the time.
+        """
+        deadline = Deadline(min(problem.budget_s, 1.0) * (1.0 - _RESERVE))
+        kept = tuple(step for step in previous.rewrites if not isinstance(step, Reorder))
+        bound = lower_bound(task_graph(problem))
+        iteration = rewritten(problem.iteration, kept) if kept else problem.iteration
+        graph = _with_arcs(problem, iteration, task_graph(problem, iteration))
+        search = Incumbent(bound, deadline, tolerance=TOLERANCE, on_progress=self.on_progress)
+        place = {op.name: float(number) for number, op in enumerate(previous.iteration.ops)}
+        priority = [place.get(name, float(number)) for number, name in enumerate(graph.names)]
+        _offer_priority(graph, priority, "the previous plan's order", search, deadline)
+        if not search.is_done:
+            run_portfolio(graph, search, deadline, max_rounds=4)
+        return self._finished(problem, _Candidate(kept, iteration, graph, search), bound)
+
+    def _searched(
+        self, problem: PlanProblem, rewrites: tuple[Rewrite, ...], bound: int, deadline: Deadline
+    ) -> _Candidate:
+        """T1 and T2 on the step after some rewrites; a small graph is solved whole."""
+        iteration = rewritten(problem.iteration, rewrites) if rewrites else problem.iteration
+        base = task_graph(problem, iteration)
+        graph = _with_arcs(problem, iteration, base)
+        search = Incumbent(bound, deadline, tolerance=TOLERANCE, on_progress=self.on_progress)
+        run_portfolio(graph, search, deadline.within(0.3 * deadline.left_s), max_rounds=8)
+        if not search.is_done and len(graph) <= _SMALL:
+            solved, proved = solve_graph(
+                graph, search.best, bound=bound, limit_s=0.4 * deadline.left_s, seed=problem.seed
+            )
+            search.offer(solved, "solved whole")
+            if proved == search.best.makespan:
+                search.prove()
+        if not _is_near_bound(search) and not search.is_done:
+            self._steady(problem, iteration, graph, search, deadline.within(0.4 * deadline.left_s))
+        return _Candidate(rewrites, iteration, graph, search)
+
+    def _steady(
+        self, problem: PlanProblem, iteration: Iteration, graph: TaskGraph, search: Incumbent, deadline: Deadline
+    ) -> None:
+        stages = stages_of(iteration, graph)
+        if not stages:
+            return
+        priority = steady_priorities(graph, stages, deadline.within(0.7 * deadline.left_s), seed=problem.seed)
+        if priority is not None:
+            _offer_priority(graph, priority, "steady state", search, deadline)
+
+    def _with_cuts(self, problem: PlanProblem, whole: _Candidate, bound: int, deadline: Deadline) -> _Candidate:
+        """The better of a searched step and the same step with cuts."""
+        cutter = Cutter(problem)
+        cuts = search_cuts(
+            problem.iteration,
+            whole.graph,
+            cutter,
+            exact=problem.exact,
+            deadline=deadline.within(0.4 * deadline.left_s),
+        )
+        if not cuts or deadline.left_s <= 0:
+            return whole
+        candidate = self._searched(problem, splits_of(cuts), bound, deadline)
+        return candidate if candidate.search.best.makespan < whole.search.best.makespan else whole
+
+    def _finished(self, problem: PlanProblem, best: _Candidate, bound: int) -> Plan:
+        graph, schedule = best.graph, best.search.best
+        if self.robust:
+            schedule = most_robust(graph, best.search.latest)
+        check(graph, schedule)
+        reorder = reorder_of(best.iteration, graph, schedule)
+        rewrites = (*best.rewrites, reorder)
+        place = {name: number for number, name in enumerate(graph.names)}
+        issued = simulate(graph, [place[name] for name in reorder.order])
+        assert issued.makespan <= schedule.makespan, "issue order is slower than its schedule"
+        return Plan(
+            planner="ours",
+            rewrites=rewrites,
+            iteration=rewritten(best.iteration, (reorder,)),
+            lower_bound_s=graph.seconds(bound),
+            is_optimal=_is_shortest(best, issued, bound),
+            notes=_notes(best, schedule),
+        )
+
+
+def _is_shortest(best: _Candidate, issued: Schedule, bound: int) -> bool:
+    """No schedule of the uncut step is shorter: proved by the bound, or by solving it whole."""
+    proved = not best.rewrites and best.search.is_proved and issued.makespan == best.search.best.makespan
+    return issued.makespan <= bound or proved
+
+
+def _is_near_bound(search: Incumbent) -> bool:
+    return search.best.makespan <= search.bound * (1.0 + _GOOD)
+
+
+def _with_arcs(problem: PlanProblem, iteration: Iteration, base: TaskGraph) -> TaskGraph:
+    """The graph with the arcs of the prefetch depth, and those of the limit unless all buffers together keep it."""
+    graph = with_memory(base, iteration, depth=problem.prefetch, limit_bytes=None)
+    limit = problem.memory_limit_bytes
+    if limit is None:
+        return graph
+    everything = iteration.resident_bytes + sum(buffer.num_bytes for buffer in iteration.buffers)
+    if everything <= limit:
+        return graph  # no order can hold more
+    return with_memory(graph, iteration, depth=None, limit_bytes=limit)
+
+
+def _offer_priority(
+    graph: TaskGraph, priority: Sequence[float], name: str, search: Incumbent, deadline: Deadline
+) -> None:
+    forward, backward = Side.forward(graph), Side.backward(graph)
+    for made, generators in (
+        (serial(forward, priority), (serial, serial)),
+        (parallel(forward, priority), (parallel, serial)),
+    ):
+        search.offer(made, name)
+        better = improved(
+            made, forward, backward, generators=generators, max_rounds=8, target=search.target, deadline=deadline
+        )
+        search.offer(better, f"{name}, improved")
+        if search.is_done:
+            return
+
+
+def _notes(best: _Candidate, schedule: Schedule) -> tuple[str, ...]:
+    ratio = schedule.makespan / best.search.bound if best.search.bound else 1.0
+    notes = [f"{ratio:.4f} of the lower bound; best schedule by: {best.search.history[-1].found_by}"]
+    cuts = [step for step in best.rewrites if isinstance(step, Split)]
+    if cuts:
+        notes.append(f"{len(cuts)} operators are cut")
+    return tuple(notes)

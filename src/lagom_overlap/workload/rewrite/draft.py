@@ -1,0 +1,185 @@
+"""An iteration while it is being rewritten: operators by name, who waits for whom, issue order, buffers.
+
+Issue order is a key per operator. What takes an operator's place gets its key with a number appended, so that no other
+operator moves; keys are compared as tuples.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from lagom_overlap.errors import JobError
+from lagom_overlap.workload.iteration import Buffer, Iteration
+from lagom_overlap.workload.ops import CommOp, Op
+from lagom_overlap.workload.sharding import ShardSpec, TensorUse
+
+Key = tuple[int, ...]
+_BEHIND_ALL: Final = 1 << 60
+"""In a key: behind every piece of the operator before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """What takes an operator's place, in issue order, and what those who waited for it wait for instead.
+
+    `join` is one more operator, issued just before the first of those who wait for it.
+    """
+
+    ops: tuple[Op, ...]
+    results: tuple[str, ...]
+    join: Op | None = None
+
+
+@dataclass(slots=True)
+class _DraftBuffer:
+    name: str
+    num_bytes: int
+    maker: str
+    users: list[str]
+
+
+class Draft:
+    """A mutable copy of an iteration; `finished` makes an iteration of it again."""
+
+    def __init__(self, iteration: Iteration) -> None:
+        self._iteration = iteration
+        self._ops: dict[str, Op] = {}
+        self._keys: dict[str, Key] = {}
+        self._followers: dict[str, dict[str, None]] = {}
+        for number, op in enumerate(iteration.ops):
+            self._insert(op, (number,))
+        self._buffers = [_DraftBuffer(b.name, b.num_bytes, b.maker, list(b.users)) for b in iteration.buffers]
+        self._buffers_of: dict[str, list[_DraftBuffer]] = {}
+        for buffer in self._buffers:
+            for name in {buffer.maker, *buffer.users}:
+                self._buffers_of.setdefault(name, []).append(buffer)
+
+    def _insert(self, op: Op, key: Key) -> None:
+        if op.name in self._ops:
+            raise JobError(f"iteration {self._iteration.name!r}: a rewrite makes {op.name!r}, which exists already")
+        self._ops[op.name] = op
+        self._keys[op.name] = key
+        self._followers.setdefault(op.name, {})
+        for dep in op.deps:
+            self._followers.setdefault(dep, {})[op.name] = None
+
+    def op(self, name: str) -> Op:
+        """The operator of that name.
+
+        Raises:
+            JobError: if there is none: the plan belongs to another graph.
+        """
+        found = self._ops.get(name)
+        if found is None:
+            raise JobError(
+                f"a plan for another graph: iteration {self._iteration.name!r} has no operator {name!r} at this point"
+            )
+        return found
+
+    def comm(self, name: str) -> CommOp:
+        """The collective of that name.
+
+        Raises:
+            JobError: if there is none, or it is a computation.
+        """
+        found = self.op(name)
+        if not isinstance(found, CommOp):
+            raise JobError(f"a plan for another graph: {name!r} is a computation, the plan needs a collective there")
+        return found
+
+    def key(self, name: str) -> Key:
+        """The operator's place in issue order."""
+        return self._keys[name]
+
+    def followers(self, name: str) -> tuple[str, ...]:
+        """Operators that wait for it."""
+        return tuple(self._followers[name])
+
+    def between(self, starts: Iterable[str], last: Key) -> set[str]:
+        """What follows `starts`, on any path, and is issued before `last`."""
+        found: set[str] = set()
+        stack = list(starts)
+        while stack:
+            for follower in self._followers[stack.pop()]:
+                if follower not in found and self._keys[follower] < last:
+                    found.add(follower)
+                    stack.append(follower)
+        return found
+
+    def replace(self, replacements: Mapping[str, Replacement]) -> None:
+        """Puts others in the places of operators; whoever waited for one waits for its results."""
+        for old, new in replacements.items():
+            for follower in self._followers[old]:
+                if follower not in replacements:
+                    self._rewire(follower, old, new.results)
+        for old in replacements:
+            op = self._ops.pop(old)
+            for dep in op.deps:
+                if dep in self._followers:
+                    self._followers[dep].pop(old, None)
+            del self._followers[old]
+        for old, new in replacements.items():
+            key = self._keys.pop(old)
+            for number, op in enumerate(new.ops):
+                self._insert(op, (*key, number))
+            made = [op.name for op in new.ops] or list(new.results)
+            if new.join is not None:
+                first = min(self._keys[name] for name in self._followers[new.join.name])
+                self._insert(new.join, (*first[:-1], first[-1] - 1, _BEHIND_ALL, *key))
+                made.append(new.join.name)
+            self._move_buffers(old, made)
+
+    def _rewire(self, follower: str, old: str, results: tuple[str, ...]) -> None:
+        op = self._ops[follower]
+        deps: dict[str, None] = {}
+        for dep in op.deps:
+            deps.update(dict.fromkeys(results if dep == old else (dep,)))
+        shards = renamed_source(op.shards, old, results[-1] if len(results) == 1 else "")
+        self._ops[follower] = replace(op, deps=tuple(deps), shards=shards)
+        for name in results:
+            self._followers.setdefault(name, {})[follower] = None
+
+    def _move_buffers(self, old: str, new: list[str]) -> None:
+        for buffer in self._buffers_of.pop(old, []):
+            if buffer.maker == old:
+                buffer.maker = new[0]
+            if old in buffer.users:
+                buffer.users = [n for user in buffer.users for n in (new if user == old else (user,))]
+            for name in new:
+                self._buffers_of.setdefault(name, []).append(buffer)
+
+    def join(self, members: tuple[str, ...], joined: Op, after: Iterable[str]) -> None:
+        """Puts one operator in the place of the last of several; the operators `after` move behind it, in their order.
+
+        `members` are in issue order.
+        """
+        key = self._keys[members[-1]]
+        for number, name in enumerate(sorted(after, key=self._keys.__getitem__)):
+            self._keys[name] = (*key, 1, number)
+        gone = {name: Replacement((), (joined.name,)) for name in members[:-1]}
+        self.replace(gone | {members[-1]: Replacement((joined,), (joined.name,))})
+
+    def finished(self) -> Iteration:
+        """The iteration, its operators in issue order."""
+        order = sorted(self._ops, key=self._keys.__getitem__)
+        return Iteration(
+            self._iteration.name,
+            tuple(self._ops[name] for name in order),
+            is_dataflow=self._iteration.is_dataflow,
+            buffers=tuple(
+                Buffer(name=b.name, num_bytes=b.num_bytes, maker=b.maker, users=_unique(b.users)) for b in self._buffers
+            ),
+            resident_bytes=self._iteration.resident_bytes,
+        )
+
+
+def _unique(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names))
+
+
+def renamed_source(shards: ShardSpec | None, old: str, new: str) -> ShardSpec | None:
+    """The same axes with another name for one source."""
+    if shards is None or all(use.source != old for use in shards.inputs):
+        return shards
+    uses = tuple(TensorUse(new, use.axes) if use.source == old else use for use in shards.inputs)
+    return replace(shards, inputs=uses)
