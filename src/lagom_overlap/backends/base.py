@@ -13,6 +13,7 @@ from typing import Protocol
 
 from lagom_overlap.collective import Algorithm, CommConfig, ConfigSpace, Transport
 from lagom_overlap.collective import Protocol as Protocol_
+from lagom_overlap.cost.operators import OperatorConstants
 from lagom_overlap.hardware import Cluster
 from lagom_overlap.timeline import Timeline
 from lagom_overlap.workload import OverlapGroup
@@ -116,9 +117,11 @@ class BackendRequest:
     """What a job asks of its backend; a backend's `open_backend(request)` is its entry point.
 
     `job_fingerprint` names the workload and the machine model, so that a bundle of another job is refused. `repeats` is
-    the number of runs behind one measurement. `cluster`, `profile` and `noise` (sigma of a log-normal factor) drive the
-    simulator; `bundle` is the recording to replay; `num_ranks`, `link_bytes_per_s` (emulated link, one direction, None
-    for the plain loopback) and `timeout_s` (the longest that one measurement may take) drive rank processes.
+    the number of runs behind one measurement. `cluster`, `profile`, `noise` (sigma of a log-normal factor),
+    `sm_carveout` (persistent products leave so many SMs free; None: plain ones) and `operators` (None: the package's
+    for that GPU) drive the simulator; `bundle` is the recording to replay; `num_ranks`, `link_bytes_per_s` (emulated
+    link, one direction, None for the plain loopback) and `timeout_s` (the longest that one measurement may take) drive
+    rank processes.
     """
 
     job_fingerprint: str
@@ -128,6 +131,8 @@ class BackendRequest:
     cluster: Cluster | None = None
     profile: str = "plausible"
     noise: float = 0.0
+    sm_carveout: int | None = None
+    operators: OperatorConstants | None = None
     bundle: Path | None = None
     num_ranks: int = 2
     link_bytes_per_s: float | None = None

@@ -1,7 +1,7 @@
 """The simulator as a backend: an overlap group on a cluster that need not exist.
 
-The default is spelled out (`ContentionModel.default_config`): the Lagom paper's, what NCCL 2.18.3 took on its clusters
-(ring, Simple, 8 channels, 2 MiB chunks, 512 threads, 256 on links up to 12 GB/s). `CommConfig()` resolves to the same.
+The default is spelled out (`ContentionModel.default_config`): NCCL 2.30.7's own choice by size and topology, or, where
+the profile says so, what NCCL 2.18.3 took on the Lagom paper's clusters. `CommConfig()` resolves to the same.
 """
 
 from dataclasses import replace
@@ -143,7 +143,7 @@ def open_backend(request: BackendRequest) -> Backend:
     """The backend of a job with `backend = "simulated"`.
 
     Raises:
-        JobError: if there is no cluster, or noise or repeats is out of range.
+        JobError: if there is no cluster, or noise, repeats or the carve-out is out of range.
         UnknownNameError: if there is no such cost profile.
     """
     if request.cluster is None:
@@ -152,4 +152,5 @@ def open_backend(request: BackendRequest) -> Backend:
         raise JobError(f"noise is {request.noise}, must lie in 0..1")
     if request.repeats < 1:
         raise JobError(f"repeats is {request.repeats}, must be at least 1")
-    return SimulatedBackend(ContentionModel(request.cluster, load_profile(request.profile)), request)
+    model = ContentionModel(request.cluster, load_profile(request.profile), request.sm_carveout, request.operators)
+    return SimulatedBackend(model, request)

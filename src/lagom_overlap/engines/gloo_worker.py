@@ -16,9 +16,10 @@ import signal
 import sys
 from collections.abc import Callable
 from datetime import timedelta
+from importlib import import_module
 from queue import SimpleQueue
 from threading import Thread
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import distributed as dist
@@ -38,6 +39,7 @@ from lagom_overlap.engines.messages import (
     decode_command,
     encode,
 )
+from lagom_overlap.engines.planned.commands import PlanRun, Profiled, ProfileProgram, Refused, RunPlan
 from lagom_overlap.engines.workers_engine import open_workers
 
 LOOPBACK: Final = "127.0.0.1"
@@ -123,10 +125,28 @@ def open_session(
     return RankSession(rank=rank, num_ranks=num_ranks, engine=opened, control=control), control
 
 
+class ProgramSession:
+    """Executes what is asked about programs; what that needs is imported when the first one comes."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+        self._session: Any = None
+
+    def execute(self, command: ProfileProgram | RunPlan) -> Profiled | PlanRun | Refused:
+        """The answer, or why there is none."""
+        if self._session is None:
+            planned = import_module("lagom_overlap.engines.planned.session")  # tracing: half a second more to import
+            self._session = planned.PlannedSession(self._control)
+        run = self._session.run if isinstance(command, RunPlan) else self._session.profile
+        answer: Profiled | PlanRun | Refused = run(command)
+        return answer
+
+
 def lead(
     session: RankSession, control: Control, next_line: Callable[[], bytes], reply: Callable[[bytes], None]
 ) -> None:
     """Rank 0: passes each command on, executes it, answers; returns after `Stop`."""
+    programs = ProgramSession(control)
     while True:
         line = next_line()
         command = decode_command(line)
@@ -136,18 +156,23 @@ def lead(
                 return
             case Measure():
                 reply(encode(session.measure(command)))
+            case ProfileProgram() | RunPlan():
+                reply(encode(programs.execute(command)))
             case Join():
                 raise ValueError("rank 0 does not join: it is where the others join")
 
 
 def follow(session: RankSession, control: Control) -> None:
     """Every other rank: executes what rank 0 passes on; returns after `Stop`."""
+    programs = ProgramSession(control)
     while True:
         match decode_command(control.broadcast(None)):
             case Stop():
                 return
             case Measure() as command:
                 session.measure(command)
+            case ProfileProgram() | RunPlan() as command:
+                programs.execute(command)
             case Join():
                 raise ValueError("the ranks have joined already")
 

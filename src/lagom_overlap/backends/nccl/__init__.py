@@ -1,0 +1,10 @@
+"""Measure overlap groups on real NCCL: ranks started by torchrun or srun, one GPU each, set by the tuner plug-in.
+
+Importing this package needs no torch; opening the backend does. Never run on a GPU so far: everything but the CUDA
+calls of `device.CudaDevice` is tested over gloo with the plug-in under a fake NCCL.
+"""
+
+from lagom_overlap.backends.nccl.launched import Launched, read_launched
+from lagom_overlap.backends.nccl.open import join_if_launched, open_backend
+
+__all__ = ["Launched", "join_if_launched", "open_backend", "read_launched"]

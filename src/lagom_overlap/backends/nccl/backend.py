@@ -1,0 +1,171 @@
+"""The nccl backend on rank 0: what may be tried, and one measurement at a time on all ranks.
+
+A command can fail on one rank only (a full disk); all ranks then say so before anyone runs on, because collectives that
+some ranks never make hang.
+"""
+
+import contextlib
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from lagom_overlap.backends.base import (
+    Assignment,
+    BackendRequest,
+    Failure,
+    GroupProblem,
+    Measurement,
+    Outcome,
+)
+from lagom_overlap.backends.nccl.commands import MeasureNccl, StopNccl, decode, encode
+from lagom_overlap.backends.nccl.session import NcclSession
+from lagom_overlap.collective import CommConfig, ConfigSpace, Subspace
+from lagom_overlap.engines.messages import GroupMessage, Measured, Wrong
+from lagom_overlap.errors import BackendError, SpaceError, WrongResultError
+from lagom_overlap.plugin import RecordedDecision
+from lagom_overlap.plugin.record_log import Flag
+from lagom_overlap.plugin.space import tuner_space
+from lagom_overlap.plugin.table_layout import KINDS as TUNER_KINDS
+from lagom_overlap.timeline import Timeline
+from lagom_overlap.workload import CommOp, OverlapGroup
+
+
+class NcclBackend:
+    """Implements `Backend`; the other ranks follow by `follow`."""
+
+    def __init__(self, request: BackendRequest, session: NcclSession, *, num_ranks: int, description: str) -> None:
+        self._request = request
+        self._num_ranks = num_ranks
+        self._session = session
+        self._is_closed = False
+        self._spaces: dict[OverlapGroup, tuple[ConfigSpace, ...]] = {}
+        self.description = f"{description}, {num_ranks} ranks"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What belongs beside the figures."""
+        return (
+            "Measured on one overlap at a time; the job's other kernels, its framework and its network's other users "
+            "are not there.",
+        )
+
+    @property
+    def arm_words(self) -> Mapping[str, str]:
+        """The verdict's contenders in words."""
+        return MappingProxyType({"default": "NCCL's own choice"})
+
+    def problem(self, group: OverlapGroup) -> GroupProblem:
+        """See `Backend`; the group runs once untouched, to learn what NCCL offers. Baselines: the space's corners.
+
+        Raises:
+            BackendError: if the group cannot be run, or NCCL has not loaded the plug-in.
+            SpaceError: if the job's limits are not within what NCCL offers.
+        """
+        for comm in group.comms:
+            if comm.collective.num_ranks != self._num_ranks:
+                raise BackendError(
+                    f"group {group.name!r}: {comm.name!r} runs over {comm.collective.num_ranks} ranks, "
+                    f"but the launcher started {self._num_ranks}"
+                )
+        if group not in self._spaces:
+            untouched = (CommConfig(),) * len(group.comms)
+            outcome, decisions = self._command(group, untouched, repeats=1)
+            if isinstance(outcome, Failure):
+                raise BackendError(f"group {group.name!r} cannot run untouched: {outcome.reason}")
+            version = self._session.tuner_version
+            if version is None:
+                raise BackendError(
+                    "NCCL did not load the tuner plug-in: is NCCL_TUNER_PLUGIN overridden, or NCCL older than 2.21?"
+                )
+            self._spaces[group] = tuple(self._space(op, decisions, version) for op in group.comms)
+        spaces = self._spaces[group]
+        return GroupProblem(
+            group=group,
+            spaces=spaces,
+            default=(CommConfig(),) * len(group.comms),
+            baselines=MappingProxyType(
+                {
+                    "fixed_min": tuple(space.subspaces[0].minimum for space in spaces),
+                    "fixed_max": tuple(space.subspaces[0].maximum for space in spaces),
+                }
+            ),
+        )
+
+    def measure(self, group: OverlapGroup, assignment: Assignment) -> Outcome:
+        """See `Backend`; a failure also where NCCL did not offer what was asked for.
+
+        Raises:
+            WrongResultError: if a collective gave wrong numbers.
+            BackendError: if a rank could not follow.
+        """
+        if len(assignment) != len(group.comms):
+            raise ValueError(f"{len(assignment)} configurations for {len(group.comms)} collectives")
+        outcome, decisions = self._command(group, assignment, repeats=self._request.repeats)
+        for asked in decisions:
+            if Flag.MATCHED in asked.flags and Flag.APPLIED not in asked.flags:
+                return Failure(f"NCCL does not offer {asked.algorithm}/{asked.protocol} for {asked.kind}")
+        return outcome
+
+    def close(self) -> None:
+        """Ends the other ranks; safe to call twice."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._session.control.broadcast(encode(StopNccl()))
+            self._session.close()
+
+    def _command(
+        self, group: OverlapGroup, assignment: Assignment, *, repeats: int
+    ) -> tuple[Outcome, list[RecordedDecision]]:
+        """Runs on all ranks: the outcome, and what NCCL asked this rank's plug-in meanwhile."""
+        message = GroupMessage.of(group)
+        self._session.decisions()
+        self._session.control.broadcast(encode(MeasureNccl(message, assignment, repeats)))
+        try:
+            reply = self._session.measure(message.to_group(), assignment, repeats)
+        except SpaceError as error:
+            return Failure(str(error)), []
+        if isinstance(reply, Wrong):
+            comm = group.comms[reply.comm]
+            raise WrongResultError(
+                f"{comm.collective.kind} {comm.name!r} of {comm.collective.num_bytes} bytes gave wrong numbers on rank "
+                f"{', '.join(map(str, reply.ranks))} under {assignment[reply.comm]}; nothing was timed"
+            )
+        return _measurement(reply), self._session.decisions()
+
+    def _space(self, op: CommOp, decisions: list[RecordedDecision], version: int) -> ConfigSpace:
+        if op.collective.kind not in TUNER_KINDS:
+            return ConfigSpace((Subspace(),))
+        limits = self._request.limits
+        for knob, values in (("num_threads", limits.num_threads), ("transport", limits.transports)):
+            if values is not None:
+                raise SpaceError(f"tune.space.{knob}: no release of NCCL lets a tuner set it; leave it out")
+        site = (op.collective.kind, op.collective.num_bytes)
+        offers = [frozenset(d.offered_s) for d in decisions if (d.kind, d.num_bytes) == site]
+        return tuner_space(
+            frozenset.intersection(*offers) if offers else frozenset(),
+            version,
+            algorithms=limits.algorithms,
+            protocols=limits.protocols,
+            num_channels=limits.num_channels,
+            chunk_bytes=limits.chunk_bytes,
+        )
+
+
+def follow(session: NcclSession) -> None:
+    """Executes rank 0's commands on another rank until it says stop.
+
+    Raises:
+        BackendError: if rank 0 sent what is no command, or a group cannot be run.
+    """
+    while isinstance(command := decode(session.control.broadcast(None)), MeasureNccl):
+        with contextlib.suppress(SpaceError):  # raised on every rank alike; rank 0 reports it
+            session.measure(command.group.to_group(), command.assignment, command.repeats)
+
+
+def _measurement(reply: Measured) -> Measurement:
+    timeline = Timeline(reply.spans)
+    return Measurement.from_runs(
+        [
+            Measurement(makespan_s=run.makespan_s, comp_s=run.comp_s, comm_s=run.comm_s, timeline=timeline)
+            for run in reply.runs
+        ]
+    )

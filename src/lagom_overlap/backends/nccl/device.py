@@ -1,0 +1,105 @@
+"""The seam to the GPU: memory, streams, marks in time. The only module of this backend that calls CUDA."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Final, Protocol
+
+import torch
+
+from lagom_overlap.errors import BackendError
+
+HEAD_START_CYCLES: Final = 4_000_000
+"""What the GPU sleeps before a run, so that the host has queued everything when it begins: about 2 ms."""
+
+
+class Mark(Protocol):
+    """A point in a stream's order."""
+
+
+class Stream(Protocol):
+    """An ordered queue of work."""
+
+
+class Device(Protocol):
+    """One rank's device."""
+
+    torch_device: torch.device
+    group_backend: str
+    description: str
+
+    def new_stream(self) -> Stream:
+        """A stream of its own, beside the default one."""
+
+    def use(self, stream: Stream | None) -> AbstractContextManager[object]:
+        """Work issued inside goes to the stream; None: the default one."""
+
+    def mark(self, stream: Stream | None) -> Mark:
+        """A mark after what the stream was given so far."""
+
+    def wait(self, stream: Stream | None, mark: Mark) -> None:
+        """The stream goes on only after the mark."""
+
+    def head_start(self) -> None:
+        """Holds the default stream back while the host queues a run."""
+
+    def finish(self) -> None:
+        """Returns when the device is idle."""
+
+    def seconds(self, marks: Sequence[Mark]) -> list[float]:
+        """Seconds from the first mark to each; the device is idle."""
+
+
+class CudaDevice:
+    """Implements `Device` on one GPU. Never run on a GPU so far."""
+
+    group_backend = "nccl"
+
+    def __init__(self, local_rank: int) -> None:
+        """Takes the GPU.
+
+        Raises:
+            BackendError: if there is none of that number.
+        """
+        num = torch.cuda.device_count()
+        if local_rank >= num:
+            raise BackendError(f"local rank {local_rank} needs a GPU of its own, this node has {num}")
+        torch.cuda.set_device(local_rank)
+        self.torch_device = torch.device("cuda", local_rank)
+        name = torch.cuda.get_device_name(self.torch_device)
+        version = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]  # torch's own
+        self.description = f"{name}, NCCL {version}, torch {torch.__version__}"
+
+    def new_stream(self) -> Stream:
+        """See `Device`."""
+        return torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+    def use(self, stream: Stream | None) -> AbstractContextManager[object]:
+        """See `Device`."""
+        return torch.cuda.stream(self._stream(stream))
+
+    def mark(self, stream: Stream | None) -> Mark:
+        """See `Device`."""
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        event.record(self._stream(stream))
+        return event
+
+    def wait(self, stream: Stream | None, mark: Mark) -> None:
+        """See `Device`."""
+        assert isinstance(mark, torch.cuda.Event), "a mark of this device"
+        self._stream(stream).wait_event(mark)
+
+    def head_start(self) -> None:
+        """See `Device`."""
+        torch.cuda._sleep(HEAD_START_CYCLES)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+    def finish(self) -> None:
+        """See `Device`."""
+        torch.cuda.synchronize(self.torch_device)
+
+    def seconds(self, marks: Sequence[Mark]) -> list[float]:
+        """See `Device`."""
+        events = [mark for mark in marks if isinstance(mark, torch.cuda.Event)]
+        return [events[0].elapsed_time(event) * 1e-3 for event in events]  # CUDA counts in milliseconds
+
+    def _stream(self, stream: Stream | None) -> torch.cuda.Stream:
+        return stream if isinstance(stream, torch.cuda.Stream) else torch.cuda.current_stream(self.torch_device)

@@ -1,0 +1,49 @@
+"""The ranks of the nccl backend: rank 0 leads, the others follow; each has a plug-in table and a record of its own."""
+
+import atexit
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from lagom_overlap.backends.base import BackendRequest
+from lagom_overlap.backends.nccl.backend import NcclBackend, follow
+from lagom_overlap.backends.nccl.device import CudaDevice
+from lagom_overlap.backends.nccl.launched import Launched
+from lagom_overlap.backends.nccl.session import NcclSession, PluginFiles
+from lagom_overlap.plugin import installed_library
+
+LEAST_TIMEOUT_S: Final = 300.0
+"""How long a rank waits for the others: NCCL's first collective on many nodes alone may take a minute."""
+
+
+def lead(launched: Launched, request: BackendRequest) -> NcclBackend:
+    """Rank 0's backend.
+
+    Raises:
+        BackendError: if this rank has no GPU, or the ranks do not meet.
+        MissingDependencyError: if this installation lacks the plug-in.
+    """
+    device = CudaDevice(launched.local_rank)
+    session = _session(device, launched, max(request.timeout_s, LEAST_TIMEOUT_S))
+    return NcclBackend(request, session, num_ranks=launched.num_ranks, description=device.description)
+
+
+def follow_rank_0(launched: Launched) -> None:
+    """The life of another rank.
+
+    Raises:
+        BackendError: if this rank has no GPU, or the ranks do not meet.
+        MissingDependencyError: if this installation lacks the plug-in.
+    """
+    session = _session(CudaDevice(launched.local_rank), launched, LEAST_TIMEOUT_S)
+    follow(session)
+    session.close()
+
+
+def _session(device: CudaDevice, launched: Launched, timeout_s: float) -> NcclSession:
+    library = installed_library()
+    folder = Path(tempfile.mkdtemp(prefix=f"lagom-nccl-{launched.rank}-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    files = PluginFiles(library=library, table=folder / "table.bin", record=folder / "record.bin")
+    return NcclSession(device, files, rank=launched.rank, num_ranks=launched.num_ranks, timeout_s=timeout_s)

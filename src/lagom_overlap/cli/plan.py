@@ -1,0 +1,82 @@
+"""`lagom plan JOB.toml | CAPTURE`: a schedule of a training step that hides more communication."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.status import Status
+
+from lagom_overlap.cli.output import say, show
+from lagom_overlap.job.plan import PlanRequest, run_plan
+from lagom_overlap.job.plan_problem import read_input
+from lagom_overlap.record import check_new_folder
+from lagom_overlap.report.plan_terminal import plan_summary
+
+
+def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds the verb's flags."""
+    parser = verbs.add_parser("plan", help="plan how a step's collectives overlap its computation", description=__doc__)
+    parser.add_argument("job", type=Path, metavar="JOB.toml|CAPTURE", help="a job file, or a captured step")
+    parser.add_argument("--planner", metavar="NAME", help="who plans, instead of the job's (default: ours)")
+    parser.add_argument("--cluster", metavar="NAME", help="the machine, for a capture")
+    parser.add_argument("--apply", type=Path, metavar="plan.toml", help="a plan to use instead of making one")
+    parser.add_argument("--execute", action="store_true", help="run the plan beside the program on real ranks")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="new folder for plan.toml, report.html, timeline.json")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the verb and returns the exit code."""
+    if arguments.out is not None:
+        check_new_folder(arguments.out)
+    log = Console(stderr=True)
+    with log.status("reading the step") if sys.stderr.isatty() else _Quiet() as status:
+        given = read_input(arguments.job, cluster=arguments.cluster)
+        try:
+            request = PlanRequest(
+                planner=arguments.planner,
+                apply=arguments.apply,
+                execute=arguments.execute,
+                out=arguments.out,
+                on_progress=_Shown(status),
+            )
+            status.update("planning")
+            result = run_plan(given, request)
+        finally:
+            given.close()
+    if arguments.json:
+        say(msgspec.json.encode(result.json).decode())
+        return 0
+    show(plan_summary(result.view))
+    if result.folder is not None:
+        say(f"\nReport: {result.folder / 'report.html'}\nPlan: {result.folder / 'plan.toml'}")
+    return 0
+
+
+class _Quiet:
+    """A status line that nobody sees: stderr is no terminal."""
+
+    def __enter__(self) -> "_Quiet":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def update(self, text: str) -> None:
+        """Shows nothing."""
+
+
+class _Shown:
+    """Progress of a planner on the status line: the best schedule so far and the bound."""
+
+    def __init__(self, status: Status | _Quiet) -> None:
+        self._status = status
+
+    def __call__(self, progress: Any) -> None:
+        over = progress.makespan / progress.bound - 1 if progress.bound else 0.0
+        self._status.update(f"planning: {over:.3%} above the bound ({progress.found_by}, {progress.elapsed_s:.1f} s)")

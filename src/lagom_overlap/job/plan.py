@@ -1,0 +1,224 @@
+"""`lagom plan`: a step becomes a plan, the plan becomes files, and runs beside the program if asked."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import quantiles
+from typing import Any
+
+import msgspec
+
+from lagom_overlap.engines.planned.commands import PlanRun
+from lagom_overlap.errors import JobError
+from lagom_overlap.job.build import make_planner
+from lagom_overlap.job.plan_advice import fsdp2_advice, megatron_arguments
+from lagom_overlap.job.plan_file import plan_toml, read_plan
+from lagom_overlap.job.plan_problem import PlanInput
+from lagom_overlap.job.plan_result import decisions_of
+from lagom_overlap.plan.base import Plan
+from lagom_overlap.plan.deadline import ended_by_ctrl_c
+from lagom_overlap.plan.predict import Prediction, predict
+from lagom_overlap.record import create_folder, describe_machine, package_versions, utc_now, write_private
+from lagom_overlap.report.plan_model import BeforeAfter, ExecutionJson, IterationTimes, PeakMemory, PlanJson, Spread
+from lagom_overlap.report.plan_page import render_plan
+from lagom_overlap.report.plan_view import PlanView, critical_path, exposed_by, timeline_of
+from lagom_overlap.timeline import Timeline
+from lagom_overlap.trace.chrome import chrome_trace
+from lagom_overlap.workload.digest import graph_digest
+
+_FILES = ("run.json", "plan.toml", "report.html", "timeline.json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRequest:
+    """What is asked of a problem.
+
+    `planner` overrides the job's; `apply` is a plan file that takes the planner's place; `out` is where to write.
+    """
+
+    planner: str | None = None
+    apply: Path | None = None
+    execute: bool = False
+    out: Path | None = None
+    on_progress: Callable[[Any], None] | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanResult:
+    """The object that is printed, what the views show, and the folder that was written."""
+
+    json: PlanJson
+    view: PlanView
+    folder: Path | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A plan with its predictions and the seconds that it took."""
+
+    plan: Plan
+    before: Prediction
+    after: Prediction
+    solve_s: float
+
+
+def planned(given: PlanInput, planner: str, *, on_progress: Callable[[Any], None] | None = None) -> Planned:
+    """The plan of a planner, judged by the one simulator that judges all.
+
+    Raises:
+        LagomError: if there is no such planner, or no plan fits the memory limit.
+    """
+    options = given.options if planner == given.planner else {}
+    maker = make_planner(planner, options, on_progress=on_progress)
+    start = time.monotonic()
+    with ended_by_ctrl_c() as interrupted:
+        plan = maker.plan(given.problem)
+        if interrupted.is_set():
+            plan = replace(plan, notes=(*plan.notes, "The search was ended by Ctrl-C: this is the best it had found."))
+    return judged(given, plan, time.monotonic() - start)
+
+
+def judged(given: PlanInput, plan: Plan, solve_s: float) -> Planned:
+    """A plan with its predictions.
+
+    Raises:
+        JobError: if it needs more memory than the limit.
+    """
+    before, after = predict(given.problem, given.issued), predict(given.problem, plan.iteration)
+    limit = given.problem.memory_limit_bytes
+    if limit is not None and after.peak_bytes > limit:
+        raise JobError(
+            f"memory_limit is {limit} bytes, but the plan needs {after.peak_bytes}: "
+            f"{after.peak_bytes - limit} bytes too many"
+        )
+    return Planned(plan=plan, before=before, after=after, solve_s=solve_s)
+
+
+def run_plan(given: PlanInput, request: PlanRequest) -> PlanResult:
+    """Plans or reads a plan, runs it if asked, writes the folder.
+
+    Raises:
+        LagomError: for a user's mistake or a machine that failed.
+    """
+    if request.execute and given.ranks is None:
+        raise JobError('--execute needs a program on real ranks: give [program] and backend = "gloo" in the job file')
+    if request.apply is not None:
+        if request.planner is not None:
+            raise JobError("give --planner or --apply, not both")
+        found = judged(given, read_plan(request.apply, given.problem, given.num_ranks), 0.0)
+    else:
+        found = planned(given, request.planner or given.planner, on_progress=request.on_progress)
+    run = _run(given, found.plan) if request.execute else None
+    execution = None if run is None else _execution(given, found, run)
+    files = [] if request.out is None else [str(request.out / name) for name in _FILES]
+    json = plan_json(given, found, files=files, execution=execution)
+    view = _view(given, found, json, run)
+    if request.out is not None:
+        _write(request.out, given, found, json, view)
+    return PlanResult(json=json, view=view, folder=request.out)
+
+
+def plan_json(
+    given: PlanInput, found: Planned, *, files: list[str], execution: ExecutionJson | None = None
+) -> PlanJson:
+    """What is printed with --json."""
+    before, after = found.before, found.after
+    return PlanJson(
+        planner=found.plan.planner,
+        num_ops=len(given.problem.iteration.ops),
+        num_comms=len(given.problem.iteration.comms),
+        iteration_s=IterationTimes(
+            before=before.overlap.makespan_s, after=after.overlap.makespan_s, lower_bound=found.plan.lower_bound_s
+        ),
+        exposed_comm_s=BeforeAfter(before=before.overlap.exposed_s, after=after.overlap.exposed_s),
+        peak_memory_bytes=PeakMemory(
+            before=before.peak_bytes, after=after.peak_bytes, limit=given.problem.memory_limit_bytes
+        ),
+        decisions=decisions_of(given.problem.iteration, found.plan),
+        solve_s=found.solve_s,
+        files=files,
+        execution=msgspec.UNSET if execution is None else execution,
+    )
+
+
+def _run(given: PlanInput, plan: Plan) -> PlanRun:
+    assert given.ranks is not None
+    digest = graph_digest(given.problem.iteration)
+    return given.ranks.run(plan.rewrites, rounds=given.rounds, seed=given.seed, graph=digest)
+
+
+def _spread(values: list[float]) -> Spread:
+    low, middle, high = quantiles(values, n=4, method="inclusive")
+    return Spread(median=middle, q25=low, q75=high)
+
+
+def _execution(given: PlanInput, found: Planned, run: PlanRun) -> ExecutionJson:
+    assert given.ranks is not None
+    ratios = [before / after for before, after in zip(run.before.makespan_s, run.after.makespan_s, strict=True)]
+    arms = {"before": run.before, "after": run.after}
+    return ExecutionJson(
+        backend=given.ranks.description,
+        num_ranks=given.num_ranks,
+        rounds=len(run.before.makespan_s),
+        max_error=run.max_error,
+        is_bitwise_equal=run.max_error == 0,
+        order_digest=run.order_digest,
+        iteration_s={name: _spread(list(arm.makespan_s)) for name, arm in arms.items()},
+        exposed_comm_s={name: _spread(list(arm.exposed_s)) for name, arm in arms.items()},
+        predicted_iteration_s=BeforeAfter(before=found.before.overlap.makespan_s, after=found.after.overlap.makespan_s),
+        predicted_exposed_comm_s=BeforeAfter(
+            before=found.before.overlap.exposed_s, after=found.after.overlap.exposed_s
+        ),
+        speedup=_spread(ratios),
+    )
+
+
+def _view(given: PlanInput, found: Planned, json: PlanJson, run: PlanRun | None) -> PlanView:
+    timelines = {
+        "before": timeline_of(given.issued, found.before),
+        "after": timeline_of(found.plan.iteration, found.after),
+    }
+    measured = {} if run is None else {"before": Timeline(run.before.spans), "after": Timeline(run.after.spans)}
+    return PlanView(
+        job=given.name,
+        num_ranks=given.num_ranks,
+        result=json,
+        timelines=timelines,
+        measured=measured,
+        critical=critical_path(found.plan.iteration, found.after),
+        exposed=exposed_by(timelines["after"], found.plan.iteration),
+        notes=(*given.notes, *found.plan.notes),
+        is_optimal=found.plan.is_optimal,
+        advice=_advice(given, found.plan),
+    )
+
+
+def _advice(given: PlanInput, plan: Plan) -> dict[str, tuple[str, ...]]:
+    """The plan as settings, by framework; nothing for a program, which runs the plan itself."""
+    if given.ranks is not None:
+        return {}
+    fsdp2 = fsdp2_advice(given.problem, plan)
+    megatron = megatron_arguments(given.problem, plan)
+    said = {"FSDP2": fsdp2.sentences() if fsdp2 is not None else (), "Megatron-LM": (" ".join(megatron),)}
+    return {framework: lines for framework, lines in said.items() if any(lines)}
+
+
+def _write(folder: Path, given: PlanInput, found: Planned, json: PlanJson, view: PlanView) -> None:
+    create_folder(folder)
+    record = {
+        "job": given.name,
+        "result": json,
+        "notes": view.notes,
+        "num_ranks": given.num_ranks,
+        "machine": describe_machine(),
+        "versions": package_versions(),
+        "date": utc_now(),
+    }
+    text = plan_toml(given.name, found.plan, given.problem.iteration, given.num_ranks)
+    shown = {f"{name}, predicted": line for name, line in view.timelines.items()}
+    shown |= {f"{name}, measured": line for name, line in view.measured.items()}
+    write_private(folder / "run.json", msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+    write_private(folder / "plan.toml", text)
+    write_private(folder / "report.html", render_plan(view).encode())
+    write_private(folder / "timeline.json", chrome_trace(shown))

@@ -1,0 +1,53 @@
+"""`lagom compare --planners`: several planners on one problem, judged by one simulator."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import msgspec
+
+from lagom_overlap.errors import JobError
+from lagom_overlap.job.build import check_planner_name, planner_names
+from lagom_overlap.job.plan import planned
+from lagom_overlap.job.plan_problem import PlanInput
+from lagom_overlap.report.plan_model import PlannerRow
+
+
+class PlannersJson(msgspec.Struct, frozen=True, kw_only=True):
+    """What `lagom compare --planners --json` prints."""
+
+    job: str
+    rows: list[PlannerRow]
+
+
+def compare_planners(
+    given: PlanInput, planners: Sequence[str], *, seed: int | None = None, note: Callable[[str], None] = lambda _: None
+) -> PlannersJson:
+    """One row per planner, in the order given; `seed` overrides the job's.
+
+    Raises:
+        LagomError: if a planner does not exist or finds no plan.
+    """
+    if not planners:
+        raise JobError(f"no planner to compare; allowed: {', '.join(planner_names())}")
+    if len(set(planners)) != len(planners):
+        raise JobError(f"a planner is named twice: {', '.join(planners)}")
+    for name in planners:
+        check_planner_name(name)
+    if seed is not None:
+        given = replace(given, problem=replace(given.problem, seed=seed))
+    rows = []
+    for name in planners:
+        note(f"planning: {name}")
+        found = planned(given, name)
+        rows.append(
+            PlannerRow(
+                planner=name,
+                before_s=found.before.overlap.makespan_s,
+                after_s=found.after.overlap.makespan_s,
+                lower_bound_s=found.plan.lower_bound_s,
+                exposed_comm_s=found.after.overlap.exposed_s,
+                peak_memory_bytes=found.after.peak_bytes,
+                solve_s=found.solve_s,
+            )
+        )
+    return PlannersJson(job=given.name, rows=rows)

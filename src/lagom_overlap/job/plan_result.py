@@ -1,0 +1,67 @@
+"""What a plan decides, collective by collective."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from lagom_overlap.plan.base import Plan
+from lagom_overlap.plan.times import origin_name
+from lagom_overlap.report.plan_model import Decision, GroupsJson
+from lagom_overlap.workload import CompOp, Iteration
+from lagom_overlap.workload.rewrite.steps import Fuse, PartitionGroups, Split, Substitute
+from lagom_overlap.workload.sharding import Gather
+
+
+def decisions_of(before: Iteration, plan: Plan) -> list[Decision]:
+    """What the plan decides for each collective of the program whose treatment changes."""
+    known = {comm.name: comm for comm in before.comms}
+    changed: dict[str, dict[str, object]] = {}
+
+    def note(name: str, **fields: object) -> None:
+        changed.setdefault(origin_name(name, known), {}).update(fields)
+
+    for step in plan.rewrites:
+        match step:
+            case Substitute():
+                note(step.comm, substitution=str(step.into))
+            case PartitionGroups():
+                note(step.comm, groups=GroupsJson(mesh=list(step.mesh), order=list(step.order)))
+            case Split():
+                base = known.get(origin_name(step.comm, known))
+                combine = base.shards.combine[step.axis] if base is not None and base.shards is not None else None
+                dim = combine.dim if isinstance(combine, Gather) else step.axis
+                note(step.comm, split_dim=dim, num_chunks=step.num_chunks)
+            case Fuse():
+                for name in step.comms:
+                    note(name, fused_with=[other for other in step.comms if other != name])
+    leads_before, leads_after = _leads(before, known), _leads(plan.iteration, known)
+    found = []
+    for name in known:
+        lead = leads_after.get(name, leads_before.get(name, 0))
+        if name in changed or lead != leads_before.get(name, 0):
+            found.append(msgspec.convert({"comm": name, "prefetch": lead, **changed.get(name, {})}, Decision))
+    return found
+
+
+def _leads(iteration: Iteration, known: Iterable[str]) -> dict[str, int]:
+    """Computations issued between the first part of each collective and the first that waits for a part of it."""
+    names = dict.fromkeys(known)
+    started: dict[str, int] = {}
+    leads: dict[str, int] = {}
+    num_computations = 0
+    base_of: dict[str, str] = {}
+    for op in iteration.ops:
+        base = origin_name(op.name, names)
+        is_part = base in names and not isinstance(op, CompOp)
+        for dep in op.deps:
+            waited = base_of.get(dep)
+            if waited is not None and waited not in leads and not (is_part and base == waited):
+                leads[waited] = num_computations - started[waited]
+        if is_part:
+            base_of[op.name] = base
+            started.setdefault(base, num_computations)
+        else:
+            num_computations += isinstance(op, CompOp)
+    for base, start in started.items():
+        leads.setdefault(base, num_computations - start)
+    return leads

@@ -1,0 +1,104 @@
+"""What `lagom plan` prints with --json and draws: typed, stable, in SI units. Format: docs/formats_plan.md."""
+
+import msgspec
+
+
+class IterationTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """Predicted makespans (s): as the framework issues it, as planned, and a bound of the unsplit graph's schedules."""
+
+    before: float
+    after: float
+    lower_bound: float
+
+
+class BeforeAfter(msgspec.Struct, frozen=True, kw_only=True):
+    """A quantity before and after the plan."""
+
+    before: float
+    after: float
+
+
+class PeakMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """Most bytes held, and the most that are allowed (null: no limit)."""
+
+    before: int
+    after: int
+    limit: int | None
+
+
+class GroupsJson(msgspec.Struct, frozen=True, kw_only=True):
+    """A mesh over the group, and its axes in the order in which they run."""
+
+    mesh: list[int]
+    order: list[int]
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """What the plan does with one collective of the program.
+
+    `split_dim` is the dimension of its result along which it is cut into `num_chunks`; `prefetch` counts computations
+    that are issued between it and the first that needs it.
+    """
+
+    comm: str
+    substitution: str | None = None
+    groups: GroupsJson | None = None
+    split_dim: int | None = None
+    num_chunks: int = 1
+    fused_with: list[str] = []
+    prefetch: int = 0
+
+
+class Spread(msgspec.Struct, frozen=True, kw_only=True):
+    """Median and quartiles."""
+
+    median: float
+    q25: float
+    q75: float
+
+
+class ExecutionJson(msgspec.Struct, frozen=True, kw_only=True):
+    """The plan run against the program on real ranks, in interleaved rounds; times are the slowest rank's (s).
+
+    `max_error` is the largest difference of an output relative to the largest value of that output on any rank; 0 is
+    equal bit for bit. `speedup` is the ratio of the two in the same round.
+    """
+
+    backend: str
+    num_ranks: int
+    rounds: int
+    max_error: float
+    is_bitwise_equal: bool
+    order_digest: str
+    iteration_s: dict[str, Spread]
+    exposed_comm_s: dict[str, Spread]
+    predicted_iteration_s: BeforeAfter
+    predicted_exposed_comm_s: BeforeAfter
+    speedup: Spread
+
+
+class PlanJson(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of `lagom plan`."""
+
+    planner: str
+    num_ops: int
+    num_comms: int
+    iteration_s: IterationTimes
+    exposed_comm_s: BeforeAfter
+    peak_memory_bytes: PeakMemory
+    decisions: list[Decision]
+    solve_s: float
+    files: list[str]
+    execution: ExecutionJson | msgspec.UnsetType = msgspec.UNSET
+
+
+class PlannerRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One planner of `lagom compare --planners`: predicted seconds, bytes, and the seconds that it took."""
+
+    planner: str
+    before_s: float
+    after_s: float
+    lower_bound_s: float
+    exposed_comm_s: float
+    peak_memory_bytes: int
+    solve_s: float

@@ -1,0 +1,74 @@
+"""One rank of `lagom tune --backend nccl` without a GPU: gloo moves the bytes, a fake NCCL drives the plug-in.
+
+python nccl_on_host.py PLUGIN FAKE_NCCL RELEASE lagom-arguments...
+"""
+
+import contextlib
+import sys
+from pathlib import Path
+from time import perf_counter
+
+import torch
+
+from lagom_overlap.backends.fake_nccl import Rehearsal
+from lagom_overlap.backends.nccl import ranks
+from lagom_overlap.backends.nccl.session import NcclSession, PluginFiles
+from lagom_overlap.cli import main
+from lagom_overlap.cost import ContentionModel, load_profile
+from lagom_overlap.hardware import load_preset
+
+PLUGIN, FAKE, RELEASE, *ARGUMENTS = sys.argv[1:]
+
+
+class HostDevice:
+    """The CPU: one queue, marks are the clock."""
+
+    torch_device = torch.device("cpu")
+    group_backend = "gloo"
+    description = "host"
+
+    def __init__(self, local_rank):
+        torch.set_num_threads(1)
+
+    def new_stream(self):
+        return object()
+
+    def use(self, stream):
+        return contextlib.nullcontext()
+
+    def mark(self, stream):
+        return perf_counter()
+
+    def wait(self, stream, mark):
+        assert isinstance(mark, float)
+
+    def head_start(self):
+        pass
+
+    def finish(self):
+        pass
+
+    def seconds(self, marks):
+        return [mark - marks[0] for mark in marks]
+
+
+def session(device, launched, timeout_s):
+    model = ContentionModel(load_preset("a40_nvlink", 1), load_profile("plausible"))
+    rehearsal = Rehearsal(model, fake_library=Path(FAKE), plugin_library=Path(PLUGIN), release=RELEASE)
+    files = PluginFiles(
+        library=rehearsal.table.parent / Path(PLUGIN).name, table=rehearsal.table, record=rehearsal.record
+    )
+    return NcclSession(
+        device,
+        files,
+        rank=launched.rank,
+        num_ranks=launched.num_ranks,
+        timeout_s=30.0,
+        after_issue=rehearsal.run,
+    )
+
+
+torch.cuda.is_available = lambda: True
+ranks.CudaDevice = HostDevice
+ranks._session = session
+sys.exit(main(ARGUMENTS))

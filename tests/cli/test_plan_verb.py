@@ -1,0 +1,303 @@
+"""`lagom plan`: what it prints, writes, applies and refuses."""
+
+import json
+import os
+import signal
+import threading
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from lagom_overlap.cli import main
+from lagom_overlap.job import build
+from lagom_overlap.plan.baselines import ProgramOrder
+from lagom_overlap.plan.deadline import Deadline
+from lagom_overlap.plan.finish import Issue, finished
+from lagom_overlap.plan.memory import parameter_gathers
+
+JOB = """
+[job]
+name = "small"
+[model]
+name = "phi-2"
+seq_len = 256
+[cluster]
+preset = "a40_nvlink"
+nodes = 1
+[parallel]
+fsdp = 8
+[plan]
+planner = "gathers_first"
+"""
+
+
+class GathersFirst:
+    """Issues every parameter gather at once; takes its time if asked."""
+
+    def __init__(self, *, seconds: float = 0.0):
+        self._seconds = seconds
+
+    def plan(self, problem):
+        deadline = Deadline(self._seconds)
+        while deadline.left_s > 0:
+            time.sleep(0.01)
+        names = [op.name for op in problem.iteration.ops]
+        first = {buffer.maker for buffer in parameter_gathers(problem.iteration)}
+        first = {op.name for op in problem.iteration.ops if op.name in first and not op.deps}
+        order = [name for name in names if name in first] + [name for name in names if name not in first]
+        return finished(problem, "gathers_first", (), Issue(order=tuple(order), streams={}))
+
+
+@pytest.fixture(autouse=True)
+def planners(monkeypatch):
+    known = {"gathers_first": GathersFirst, "program_order": ProgramOrder}
+    real = build._load
+
+    def load(group, what, name):
+        return known[name] if group == build.PLANNERS and name in known else real(group, what, name)
+
+    monkeypatch.setattr(build, "_load", load)
+
+
+def lagom(tmp_path: Path, capsys, text: str, *flags: str) -> tuple[int, str, str]:
+    job = tmp_path / "job.toml"
+    job.write_text(text, encoding="utf-8")
+    code = main(["plan", str(job), *flags])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def refused(tmp_path, capsys, text, words, *flags):
+    code, out, err = lagom(tmp_path, capsys, text, *flags)
+    assert code == 2, err
+    assert out == ""
+    assert err.count("\n") == 1, err
+    for word in words:
+        assert word in err
+
+
+def test_json_is_the_stable_object_and_nothing_else(tmp_path, capsys):
+    code, out, err = lagom(tmp_path, capsys, JOB, "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert list(found) == [
+        "planner", "num_ops", "num_comms", "iteration_s", "exposed_comm_s", "peak_memory_bytes", "decisions",
+        "solve_s", "files",
+    ]  # fmt: skip
+    assert list(found["iteration_s"]) == ["before", "after", "lower_bound"]
+    assert list(found["peak_memory_bytes"]) == ["before", "after", "limit"]
+    assert set(found["decisions"][0]) == {
+        "comm", "substitution", "groups", "split_dim", "num_chunks", "fused_with", "prefetch",
+    }  # fmt: skip
+    assert found["iteration_s"]["lower_bound"] <= found["iteration_s"]["after"] <= found["iteration_s"]["before"]
+
+
+def test_a_pipe_gets_80_columns(tmp_path, capsys):
+    _, out, err = lagom(tmp_path, capsys, JOB)
+    assert err == ""
+    assert max(map(len, out.splitlines())) <= 80
+    assert "above the lower bound" in " ".join(out.split())
+
+
+def test_the_folder_holds_the_plan_the_page_and_the_timeline(tmp_path, capsys):
+    out = tmp_path / "run"
+    code, text, _ = lagom(tmp_path, capsys, JOB, "--out", str(out), "--json")
+    assert code == 0
+    assert sorted(json.loads(text)["files"]) == sorted(str(path) for path in out.iterdir())
+    page = (out / "report.html").read_text()
+    assert "Critical path" in page
+    assert "http" not in page.split("</style>")[1]
+    assert json.loads((out / "timeline.json").read_text())
+
+
+def test_a_plan_file_gives_the_same_prediction_again(tmp_path, capsys):
+    out = tmp_path / "run"
+    made = json.loads(lagom(tmp_path, capsys, JOB, "--out", str(out), "--json")[1])
+    again = json.loads(lagom(tmp_path, capsys, JOB, "--apply", str(out / "plan.toml"), "--json")[1])
+    for key in ("planner", "iteration_s", "exposed_comm_s", "peak_memory_bytes", "decisions"):
+        assert again[key] == made[key]
+
+
+def test_an_edited_plan_is_applied_as_edited(tmp_path, capsys):
+    out = tmp_path / "run"
+    made = json.loads(lagom(tmp_path, capsys, JOB, "--out", str(out), "--json")[1])
+    plan = out / "plan.toml"
+    head, _, _ = plan.read_text().partition("[[rewrite]]")  # the order is taken out: the program's own is left
+    plan.write_text(head)
+    edited = json.loads(lagom(tmp_path, capsys, JOB, "--apply", str(plan), "--json")[1])
+    assert made["iteration_s"]["after"] < edited["iteration_s"]["after"] == edited["iteration_s"]["before"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("fsdp = 8", "fsdp = 4", ["is for 8 ranks", "4"]),
+        ("seq_len = 256", "seq_len = 512", ["another graph"]),
+    ],
+)
+def test_a_plan_for_another_job_is_refused(tmp_path, capsys, old, new, words):
+    out = tmp_path / "run"
+    lagom(tmp_path, capsys, JOB, "--out", str(out))
+    refused(tmp_path, capsys, JOB.replace(old, new), words, "--apply", str(out / "plan.toml"))
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (lambda text: text.replace("version = 1", "version = 9"), ["version 9", "version 1"]),
+        (lambda text: text.replace("[plan]", "[plan]\ncolour = 3"), ["no plan", "colour"]),
+        (lambda text: text.replace('rewrite = "reorder"', 'rewrite = "shuffle"'), ["no plan", "shuffle"]),
+        (lambda text: text + '\n[[rewrite]]\nrewrite = "fuse"\ncomms = ["nobody", "else"]\n', ["nobody"]),
+        (lambda text: "x = [", ["no plan"]),
+    ],
+)
+def test_a_broken_plan_file_is_one_line(tmp_path, capsys, edit, words):
+    out = tmp_path / "run"
+    lagom(tmp_path, capsys, JOB, "--out", str(out))
+    plan = out / "plan.toml"
+    plan.write_text(edit(plan.read_text()))
+    refused(tmp_path, capsys, JOB, words, "--apply", str(plan))
+
+
+def test_an_order_against_the_data_flow_is_refused(tmp_path, capsys):
+    out = tmp_path / "run"
+    lagom(tmp_path, capsys, JOB, "--out", str(out))
+    plan = out / "plan.toml"
+    order = tomllib.loads(plan.read_text())["rewrite"][-1]["order"]
+    text = plan.read_text().replace(f'    "{order[-1]}",\n', "", 1)
+    plan.write_text(text.replace("order = [\n", f'order = [\n    "{order[-1]}",\n', 1))
+    refused(tmp_path, capsys, JOB, [order[-1]], "--apply", str(plan))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('planner = "gathers_first"', 'planner = "gather_first"', ["'gather_first'"]),
+        ('planner = "gathers_first"', 'planner = "program_order"\nmemory_limit = "1 MiB"', ["1048576", "too many"]),
+        ('planner = "gathers_first"', "prefetch = -1", ["plan.prefetch is -1"]),
+        (
+            'planner = "gathers_first"',
+            'options = { colour = "red" }\nplanner = "gathers_first"',
+            ["'colour'", "seconds"],
+        ),
+        ('planner = "gathers_first"', 'memory_limit = "much"', ["plan.memory_limit", "much"]),
+        ('planner = "gathers_first"', "plannner = 1", ["plan.plannner", "planner"]),
+        ("fsdp = 8", "fsdp = 1000", ["1000"]),
+    ],
+)
+def test_a_mistake_in_the_job_file_is_one_line(tmp_path, capsys, old, new, words):
+    refused(tmp_path, capsys, JOB.replace(old, new), words)
+
+
+def test_groups_by_shapes_cannot_be_planned(tmp_path, capsys):
+    text = '[job]\nname = "g"\n[[group]]\nname = "a"\nop = [{ name = "m", gemm = [8, 8, 8] }]\n'
+    text += '[[group.comm]]\nname = "c"\nkind = "all_gather"\nbytes = 64\n'
+    refused(tmp_path, capsys, text, ["[model]", "tune"])
+
+
+def test_flags_that_contradict_each_other_are_refused(tmp_path, capsys):
+    refused(tmp_path, capsys, JOB, ["--execute", "[program]"], "--execute")
+    refused(tmp_path, capsys, JOB, ["--planner or --apply"], "--planner", "program_order", "--apply", "x.toml")
+    refused(tmp_path, capsys, JOB, ["--cluster"], "--cluster", "a40_nvlink")
+
+
+def test_a_capture_needs_a_cluster_and_must_be_one(tmp_path, capsys):
+    file = tmp_path / "step.json"
+    file.write_text("{}")
+    assert main(["plan", str(file)]) == 2
+    assert "--cluster" in capsys.readouterr().err
+    assert main(["plan", str(file), "--cluster", "a40_nvlink"]) == 2
+    assert "no capture" in capsys.readouterr().err
+
+
+def test_the_first_ctrl_c_ends_the_search_and_keeps_its_plan(tmp_path, capsys):
+    text = JOB + "options = { seconds = 60.0 }\n"
+    timer = threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    started = time.monotonic()
+    code, out, _ = lagom(tmp_path, capsys, text)
+    timer.cancel()
+    assert code == 0
+    assert time.monotonic() - started < 50
+    assert "Ctrl-C" in out
+
+
+def test_planners_are_compared_in_one_table(tmp_path, capsys):
+    job = tmp_path / "job.toml"
+    job.write_text(JOB, encoding="utf-8")
+    assert main(["compare", str(job), "--planners", "program_order,gathers_first", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["planner"] for row in rows] == ["program_order", "gathers_first"]
+    assert rows[1]["after_s"] < rows[0]["after_s"]
+    assert rows[0]["lower_bound_s"] == rows[1]["lower_bound_s"]
+    assert main(["compare", str(job), "--planners", "program_order,program_order"]) == 2
+    assert "named twice" in capsys.readouterr().err
+    assert main(["compare", str(job), "--planners", "program_order", "--backend", "gloo"]) == 2
+    assert "--backend" in capsys.readouterr().err
+
+
+def test_the_before_of_a_program_order_plan_is_its_after(tmp_path, capsys):
+    found = json.loads(lagom(tmp_path, capsys, JOB, "--planner", "program_order", "--json")[1])
+    assert found["iteration_s"]["before"] == found["iteration_s"]["after"]
+    assert found["decisions"] == []
+
+
+PROGRAM_JOB = """
+[job]
+name = "program"
+backend = "simulated"
+ranks = 2
+[cluster]
+preset = "a40_nvlink"
+[program]
+script = "mine.py"
+[plan]
+planner = "program_order"
+"""
+
+PROGRAM = """
+import torch
+from torch import distributed as dist
+C10D = torch.ops._c10d_functional
+def step():
+    def run(x, w):
+        n, name = dist.group.WORLD.size(), dist.group.WORLD.group_name
+        return (torch.relu(C10D.wait_tensor(C10D.all_gather_into_tensor(x, n, name)) @ w),)
+    return run, [torch.zeros(4, 8), torch.zeros(8, 8)]
+"""
+
+
+@pytest.mark.torch
+def test_a_program_is_captured_and_planned(tmp_path, capsys):
+    (tmp_path / "mine.py").write_text(PROGRAM)
+    code, out, err = lagom(tmp_path, capsys, PROGRAM_JOB, "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert (found["num_ops"], found["num_comms"]) == (3, 1)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("", None, ["mine.py", "does not exist"]),
+        ("def step", "def steps", ["no function 'step'"]),
+        ("import torch", "import torch\n1 / 0", ["ZeroDivisionError"]),
+        ("return run, [", "return run; [", ["must return (step, inputs)"]),
+        ("torch.relu(", "torch.relu(x.item() * ", ["mine.py", "cannot be traced"]),
+    ],
+)
+def test_a_program_that_does_not_work_is_one_line(tmp_path, capsys, old, new, words):
+    if new is not None:
+        (tmp_path / "mine.py").write_text(PROGRAM.replace(old, new, 1))
+    refused(tmp_path, capsys, PROGRAM_JOB, words)
+
+
+@pytest.mark.torch
+def test_a_program_cannot_be_tuned(tmp_path, capsys):
+    job = tmp_path / "job.toml"
+    job.write_text(PROGRAM_JOB, encoding="utf-8")
+    assert main(["tune", str(job)]) == 2
+    assert "[program] is read by `lagom plan` only" in capsys.readouterr().err

@@ -1,0 +1,279 @@
+"""What ranks do in the tests of planned execution; each function runs on every rank and returns plain values."""
+
+from itertools import count
+from pathlib import Path
+
+import torch
+from torch import distributed as dist
+
+from lagom_overlap.capture.fx import capture_fx
+from lagom_overlap.engines.planned.agreement import check_agreement, signature
+from lagom_overlap.engines.planned.apply import apply_rewrites
+from lagom_overlap.engines.planned.fsdp2_advice import Fsdp2Advice
+from lagom_overlap.engines.planned.groups import ProcessGroups
+from lagom_overlap.engines.planned.nodes import OP_NAME
+from lagom_overlap.engines.planned.program import load_program
+from lagom_overlap.engines.planned.streams import Arrival, StreamedStep, settled
+from lagom_overlap.timeline import SpanKind
+from lagom_overlap.workload.rewrite.steps import Reorder
+
+FC = torch.ops._c10d_functional
+GROUPS = ProcessGroups()
+RUNS = count()
+
+
+def world():
+    return dist.group.WORLD.group_name
+
+
+def gather(x, size=4, group=None):
+    return FC.wait_tensor(FC.all_gather_into_tensor(x, size, group or world()))
+
+
+def scatter(x, size=4, group=None):
+    return FC.wait_tensor(FC.reduce_scatter_tensor(x, "sum", size, group or world()))
+
+
+def reduced(x, group=None):
+    return FC.wait_tensor(FC.all_reduce(x, "sum", group or world()))
+
+
+def exchanged(x, size=4, group=None):
+    part = x.shape[0] // size
+    return FC.wait_tensor(FC.all_to_all_single(x, [part] * size, [part] * size, group or world()))
+
+
+def traced(function, inputs):
+    return capture_fx(function, inputs, is_fake=True)
+
+
+def seeded(*shapes):
+    """The same tensors of small integers on every rank but for the rank, so that sums are exact in any order."""
+    generator = torch.Generator().manual_seed(dist.get_rank() + 1)
+    return [torch.randint(-4, 5, shape, generator=generator).float() for shape in shapes]
+
+
+def compare(case, rewrites):
+    """Largest differences between the planned and the unplanned outputs, and the operators in order."""
+    function, inputs = CASES[case]()
+    captured = traced(function, inputs)
+    planned = apply_rewrites(captured.graph_module, captured.iteration, rewrites, GROUPS)
+    expected = function(*inputs)
+    plain = planned(*inputs)
+    step = StreamedStep(planned, GROUPS)
+    streamed = step.run(inputs).outputs
+    step.close()
+    names = [node.meta[OP_NAME] for node in planned.graph.nodes if OP_NAME in node.meta]
+    errors = [
+        max(float((a - b).abs().max()) for a, b in zip(expected, outputs, strict=True)) for outputs in (plain, streamed)
+    ]
+    return errors, names
+
+
+def names_of(case):
+    function, inputs = CASES[case]()
+    return [op.name for op in traced(function, inputs).iteration.ops]
+
+
+def _gather_products():
+    def function(x, w1, w2):
+        h = gather(x) @ w1
+        return (torch.relu(h) @ w2, h)
+
+    return function, seeded((8, 12), (12, 16), (16, 8))
+
+
+def _product_scatter():
+    def function(x, w):
+        return (scatter(torch.relu(x) @ w),)
+
+    return function, seeded((32, 12), (12, 16))
+
+
+def _product_reduce():
+    def function(x, w, v):
+        return (reduced(x @ w) @ v, reduced(x[:3, :3]))
+
+    return function, seeded((8, 6), (6, 16), (16, 4))
+
+
+def _exchange():
+    def function(x, w):
+        return (exchanged(exchanged(x) @ w),)
+
+    return function, seeded((16, 6), (6, 6))
+
+
+def _two_gathers():
+    def function(x, y, w):
+        a = gather(x)
+        b = gather(y)
+        return (a @ w, (b @ w).sum(), scatter(a), scatter(torch.cat([b, b])))
+
+    return function, seeded((2, 6), (4, 6), (6, 6))
+
+
+CASES = {
+    "gather_products": _gather_products,
+    "product_scatter": _product_scatter,
+    "product_reduce": _product_reduce,
+    "exchange": _exchange,
+    "two_gathers": _two_gathers,
+}
+
+
+def steps_across(num_steps):
+    """Parameters gathered at the end of a step and used in the next: unfinished gathers are handed on.
+
+    Returns whether the outputs equal those of plain steps, and whether a gather was still on its way in between.
+    """
+
+    def step(x, whole, shard):
+        gradient = x.t() @ (x @ whole)
+        new = shard - 0.5 * scatter(gradient)
+        return (gather(new), new)
+
+    x, shard = seeded((6, 8), (2, 3))
+    whole = gather(shard)
+    captured = traced(step, [x, whole, shard])
+    planned = apply_rewrites(captured.graph_module, captured.iteration, (), GROUPS)
+    streamed = StreamedStep(planned, GROUPS)
+    expected = found = (whole, shard)
+    was_open = False
+    for _ in range(num_steps):
+        expected = step(x, *expected)
+    for _ in range(num_steps):
+        found = streamed.run([x, *found], defer=True).outputs
+        was_open = was_open or any(isinstance(value, Arrival) for value in found)
+    found = [settled(value) for value in found]
+    streamed.close()
+    return all(torch.equal(a, b) for a, b in zip(expected, found, strict=True)), was_open
+
+
+def micro_batches_together():
+    """Two micro-batches whose gathers are launched together, in one step; differences from one after the other."""
+
+    def step(a, b, w):
+        out = []
+        for x in (a, b):
+            out.append(torch.relu(gather(x) @ w))
+        return tuple(out)
+
+    inputs = seeded((2, 6), (2, 6), (6, 4))
+    captured = traced(step, inputs)
+    names = [op.name for op in captured.iteration.ops]
+    order = sorted(names, key=lambda name: (not name.startswith("all_gather"), names.index(name)))
+    planned = apply_rewrites(captured.graph_module, captured.iteration, (Reorder(tuple(order)),), GROUPS)
+    streamed = StreamedStep(planned, GROUPS)
+    run = streamed.run(inputs)
+    streamed.close()
+    first = min(span.start_s for span in run.spans if span.kind is SpanKind.COMP)
+    issued = [node.meta[OP_NAME] for node in planned.graph.nodes if OP_NAME in node.meta][:2]
+    equal = all(torch.equal(a, b) for a, b in zip(step(*inputs), run.outputs, strict=True))
+    return equal, issued, first >= 0
+
+
+def orders(rank_with_another):
+    """What the check of orders says where one rank would run two collectives the other way round."""
+    captured = traced(*_two_gathers())
+    names = [op.name for op in captured.iteration.ops]
+    if dist.get_rank() == rank_with_another:
+        names[0], names[1] = names[1], names[0]
+    planned = apply_rewrites(captured.graph_module, captured.iteration, (Reorder(tuple(names)),), GROUPS)
+    lines = signature(planned.graph, GROUPS.ranks)
+    store = dist.distributed_c10d._get_default_store()
+    return check_agreement(lines, store, rank=dist.get_rank(), num_ranks=4, step=f"test/{rank_with_another}")
+
+
+def failing_collective():
+    """A collective that fails: its error comes where its result is used, and nothing hangs."""
+
+    def step(x):
+        return (gather(x) + 1,)
+
+    inputs = seeded((2, 3))
+    captured = traced(step, inputs)
+    streamed = StreamedStep(captured.graph_module, GROUPS)
+    try:
+        streamed.run([3.0])
+    except Exception as error:
+        return type(error).__name__
+    return ""
+
+
+def fsdp2_losses(advice):
+    """Losses of three steps of a small model under FSDP2, with and without the advice."""
+    from torch import nn
+
+    from lagom_overlap.engines.planned.fsdp2 import shard_as_advised
+
+    def losses(given):
+        torch.manual_seed(0)
+        blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)) for _ in range(5))
+        model = nn.Sequential(*blocks)
+        shard_as_advised(model, list(blocks), given)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        x = torch.randn(4, 8, generator=torch.Generator().manual_seed(dist.get_rank()))
+        found = []
+        for _ in range(3):
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append(loss.item())
+        return found
+
+    with torch.enable_grad():
+        return losses(Fsdp2Advice()), losses(advice)
+
+
+def as_compiler_pass():
+    """The pass on a graph as torch.compile gives it, compiled by running it: outputs, orders, what was planned."""
+    from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
+    from torch._inductor import config
+    from torch._inductor.fx_passes.post_grad import post_grad_passes
+
+    from lagom_overlap.engines.planned.inductor import PlanPass
+
+    def step(x, w, v):
+        return (torch.relu(gather(x) @ w), gather(v) @ w)
+
+    inputs = seeded((2, 6), (6, 6), (4, 6))
+    plan_pass = PlanPass(lambda capture: _gathers_first(capture.iteration))
+
+    def backend(module, example):
+        def compiled(graph_module, _):
+            with config.patch(post_grad_custom_post_pass=plan_pass):
+                post_grad_passes(graph_module, is_inference=True)
+            return make_boxed_func(graph_module.forward)
+
+        return aot_module_simplified(module, example, fw_compiler=compiled)
+
+    torch._dynamo.reset()
+    found = torch.compile(step, backend=backend, dynamic=False)(*inputs)
+    expected = step(*inputs)
+    (seen,) = plan_pass.seen
+    names = [op.name for op in seen.capture.iteration.ops]
+    return all(torch.equal(a, b) for a, b in zip(expected, found, strict=True)), names, seen.order_digest
+
+
+def _gathers_first(iteration):
+    names = [op.name for op in iteration.ops]
+    comms = [op.name for op in iteration.comms]
+    return [Reorder((*comms, *(name for name in names if name not in comms)))]
+
+
+def run_program(script, rewrites):
+    """A program under a plan: the largest difference from the program relative to the largest value, the order."""
+    program = load_program(Path(script), "step")
+    captured = program.captured("block")
+    planned = apply_rewrites(captured.graph_module, captured.iteration, rewrites, GROUPS)
+    lines = signature(planned.graph, GROUPS.ranks)
+    store = dist.distributed_c10d._get_default_store()
+    digest = check_agreement(lines, store, rank=dist.get_rank(), num_ranks=4, step=f"test/program/{next(RUNS)}")
+    expected = program.step(*program.inputs)
+    streamed = StreamedStep(planned, GROUPS)
+    found = streamed.run(program.inputs).outputs
+    streamed.close()
+    worst = max(float((a - b).abs().max() / a.abs().max()) for a, b in zip(expected, found, strict=True))
+    return worst, digest

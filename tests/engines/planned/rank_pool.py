@@ -1,0 +1,81 @@
+"""Four gloo ranks that run functions of `rank_cases`: started once, because importing torch takes seconds."""
+
+import contextlib
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+NUM_RANKS = 4
+
+
+class RankPool:
+    def __init__(self):
+        self._ranks = []
+        port = None
+        for rank in range(NUM_RANKS):
+            command = [sys.executable, __file__, str(rank), str(port or 0), str(os.getpid())]
+            environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+            self._ranks.append(process)
+            if rank == 0:
+                port = pickle.load(process.stdout)
+
+    def call(self, function, *arguments, ranks=range(NUM_RANKS)):
+        """Runs `function(*arguments)` on the ranks; their results by rank. All must take part in what is collective."""
+        chosen = [self._ranks[rank] for rank in ranks]
+        for process in chosen:
+            pickle.dump((function, arguments), process.stdin)
+            process.stdin.flush()
+        outcomes = [pickle.load(process.stdout) for process in chosen]
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                raise outcome
+        return outcomes
+
+    def close(self):
+        for process in self._ranks:
+            process.kill()
+        for process in self._ranks:
+            process.wait()
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+            process.stdout.close()
+
+
+def _serve(rank, port, parent):
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    from lagom_overlap.engines.gloo_worker import die_with_parent
+
+    die_with_parent(parent)
+    sys.path.insert(0, str(Path(__file__).parent))
+    import rank_cases
+    import torch
+    from torch import distributed as dist
+
+    torch.set_num_threads(1)
+    if rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        pickle.dump(store.port, replies)
+        replies.flush()
+    else:
+        store = dist.TCPStore("127.0.0.1", port)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=NUM_RANKS)
+    while True:
+        try:
+            function, arguments = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            break
+        try:
+            outcome = getattr(rank_cases, function)(*arguments)
+        except Exception as error:
+            outcome = error
+        pickle.dump(outcome, replies)
+        replies.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    _serve(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

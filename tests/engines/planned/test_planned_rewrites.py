@@ -1,0 +1,155 @@
+"""Every kind of rewrite on four gloo ranks; inputs are small integers, so that equal means equal."""
+
+import pytest
+
+from lagom_overlap.workload.rewrite.steps import (
+    ChainLink,
+    Fuse,
+    PartitionGroups,
+    Reorder,
+    Split,
+    Substitute,
+    Substitution,
+)
+
+pytestmark = [pytest.mark.torch, pytest.mark.gloo, pytest.mark.slow]
+
+AG, RS, AR, A2A = "all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce", "all_to_all_single"
+
+
+def same(ranks, case, *rewrites):
+    outcomes = ranks.call("compare", case, rewrites)
+    assert all(errors == [0.0, 0.0] for errors, _ in outcomes), outcomes
+    assert len({tuple(names) for _, names in outcomes}) == 1
+    return outcomes[0][1]
+
+
+def test_an_unplanned_graph_computes_what_it_did(ranks):
+    for case in ("gather_products", "product_scatter", "product_reduce", "exchange", "two_gathers"):
+        same(ranks, case)
+
+
+@pytest.mark.parametrize("comm", ["all_reduce", "all_reduce_1"])
+def test_an_all_reduce_becomes_scatter_and_gather_even_where_it_does_not_divide(ranks, comm):
+    names = same(ranks, "product_reduce", Substitute(comm, Substitution.REDUCE_SCATTER_ALL_GATHER))
+    assert f"{comm}.rs" in names
+    assert f"{comm}.ag" in names
+
+
+def test_a_reduce_scatter_becomes_one_reduce_per_rank(ranks):
+    names = same(ranks, "product_scatter", Substitute(RS, Substitution.REDUCES))
+    assert [name for name in names if name.startswith(RS)] == [f"{RS}.{root}" for root in range(4)]
+
+
+def test_an_all_gather_becomes_one_broadcast_per_rank(ranks):
+    same(ranks, "gather_products", Substitute(AG, Substitution.BROADCASTS))
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize(
+    ("case", "comm"), [("gather_products", AG), ("product_scatter", RS), ("product_reduce", AR), ("exchange", A2A)]
+)
+def test_a_collective_runs_over_a_mesh_of_two_by_two(ranks, case, comm, order):
+    names = same(ranks, case, PartitionGroups(comm, (2, 2), order))
+    assert [name for name in names if name.startswith(f"{comm}/")] == [f"{comm}/g{axis}" for axis in order]
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_an_all_gather_is_cut_without_a_chain(ranks, axis):
+    names = same(ranks, "gather_products", Split(AG, axis, 2))
+    assert f"{AG}#join" in names
+
+
+def test_an_all_gather_is_cut_along_rows_with_the_products_that_follow(ranks):
+    chain = (ChainLink("mm", 0), ChainLink("relu", 0), ChainLink("mm_1", 0))
+    names = same(ranks, "gather_products", Split(AG, 0, 4, after=chain))
+    assert {f"{AG}#3", "mm#3", "mm#join", "relu#3", "mm_1#join"} <= set(names)
+    assert "relu#join" not in names  # nothing else needs the whole of it
+
+
+def test_an_all_gather_is_cut_along_what_a_product_sums_over(ranks):
+    names = same(ranks, "gather_products", Split(AG, 1, 3, after=(ChainLink("mm", 1),)))
+    assert "mm#2" in names
+    assert "mm#join" not in names  # pieces are added
+
+
+@pytest.mark.parametrize(("axis", "op_axis"), [(0, 0), (1, 2)])
+def test_a_reduce_scatter_is_cut_with_the_product_that_feeds_it(ranks, axis, op_axis):
+    same(ranks, "product_scatter", Split(RS, axis, 2, before=(ChainLink("mm", op_axis),)))
+
+
+def test_a_chain_before_a_reduce_scatter_reaches_back_over_two_operators(ranks):
+    chain = (ChainLink("relu", 0), ChainLink("mm", 0))
+    names = same(ranks, "product_scatter", Split(RS, 0, 2, before=chain))
+    assert [name for name in names if "#" in name and "relu" in name] == ["relu#0", "relu#1"]
+
+
+def test_an_all_reduce_is_cut_between_a_product_before_and_one_after(ranks):
+    split = Split(AR, 0, 2, before=(ChainLink("mm", 0),), after=(ChainLink("mm_1", 0),))
+    same(ranks, "product_reduce", split)
+
+
+def test_an_all_to_all_is_cut_along_rows_of_every_rank(ranks):
+    split = Split(A2A, 0, 2, after=(ChainLink("mm", 0),))
+    same(ranks, "exchange", split)
+
+
+def test_gathers_of_different_sizes_are_fused(ranks):
+    names = same(ranks, "two_gathers", Fuse((AG, f"{AG}_1")))
+    assert f"{AG}+1" in names
+
+
+def test_reduce_scatters_of_different_sizes_are_fused(ranks):
+    same(ranks, "two_gathers", Fuse((RS, f"{RS}_1")))
+
+
+def test_collectives_that_depend_on_each_other_are_not_fused(ranks):
+    with pytest.raises(Exception, match=r"depends on"):
+        ranks.call("compare", "exchange", (Fuse((A2A, f"{A2A}_1")),))
+
+
+def test_a_rewrite_of_what_a_rewrite_made_is_possible(ranks):
+    names = same(
+        ranks,
+        "product_reduce",
+        Substitute(AR, Substitution.REDUCE_SCATTER_ALL_GATHER),
+        PartitionGroups(f"{AR}.ag", (2, 2), (1, 0)),
+        PartitionGroups(f"{AR}.rs", (2, 2), (0, 1)),
+    )
+    assert f"{AR}.ag/g1" in names
+
+
+def test_an_order_is_followed_and_waits_come_late(ranks):
+    order = [AG, f"{AG}_1", "mm_1", "sum_1", "mm", RS, "cat", f"{RS}_1"]
+    names = same(ranks, "two_gathers", Reorder(tuple(order)))
+    assert names == order
+
+
+def test_an_order_against_the_data_flow_is_refused(ranks):
+    with pytest.raises(Exception, match="before"):
+        ranks.call("compare", "gather_products", (Reorder(("mm", AG)),))
+
+
+def test_a_second_stream_gets_process_groups_of_its_own(ranks):
+    names = ranks.call("names_of", "two_gathers")[0]
+    same(ranks, "two_gathers", Reorder(tuple(names), ((f"{AG}_1", "inter"), (f"{RS}_1", "inter"))))
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0), (1, 0, 1)])
+def test_an_all_gather_over_a_mesh_feeds_products_with_what_each_step_brings(ranks, order):
+    chain = (ChainLink("mm", 0), ChainLink("relu", 0), ChainLink("mm_1", 0))
+    names = same(ranks, "gather_products", PartitionGroups(AG, (2, 2), order, 0, chain))
+    assert sum(name.startswith("relu#") for name in names) == len(order)
+
+
+def test_an_all_gather_in_three_steps_gathers_what_one_does(ranks):
+    names = same(ranks, "gather_products", PartitionGroups(AG, (2, 2), (1, 0, 1)))
+    assert {f"{AG}/g1", f"{AG}/g0", f"{AG}/g1r"} <= set(names)
+
+
+@pytest.mark.parametrize("chain", [(), (ChainLink("relu", 0), ChainLink("mm", 0))])
+@pytest.mark.parametrize("order", [(0, 1), (1, 0), (1, 0, 1)])
+def test_a_reduce_scatter_over_a_mesh_takes_in_products_as_they_are_made(ranks, order, chain):
+    if not chain and len(order) == 2:
+        pytest.skip("tested above without a chain")
+    same(ranks, "product_scatter", PartitionGroups(RS, (2, 2), order, 0, chain))
