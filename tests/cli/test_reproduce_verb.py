@@ -38,6 +38,6 @@ def test_out_gets_the_page_and_the_same_object(tmp_path: Path, capsys) -> None:
 def test_a_folder_that_exists_and_an_unknown_figure_are_refused(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="exists already"):
         run("fig5", "--out", str(tmp_path))
-    with pytest.raises(UnknownNameError, match=r"did you mean 'fig8'.*allowed: all, convergence, fig3"):
+    with pytest.raises(UnknownNameError, match=r"did you mean 'fig8'.*allowed: all, convergence, data, fig3"):
         run("fig9", "--out", str(tmp_path / "run"))
     assert list(tmp_path.iterdir()) == []

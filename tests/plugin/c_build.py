@@ -18,3 +18,15 @@ def compile_c(output: Path, *sources: Path, shared: bool = True, link: tuple[str
     flags = [*FLAGS, f"-I{CSRC}", *(["-shared"] if shared else [])]
     subprocess.run([compiler, *flags, "-o", str(output), *map(str, sources), *link, *LINK], check=True)
     return output
+
+
+def build_libraries(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The plug-in and the fake NCCL host, compiled once per session."""
+    if not _built:
+        folder = tmp_path_factory.mktemp("csrc")
+        _built["plugin"] = compile_c(folder / "liblagom_tuner.so", CSRC / "lagom_tuner.c", link=("-Wl,-z,nodelete",))
+        _built["fake"] = compile_c(folder / "libfake_nccl.so", CSRC / "fake_nccl.c")
+    return _built["plugin"], _built["fake"]
+
+
+_built: dict[str, Path] = {}

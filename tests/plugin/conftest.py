@@ -11,24 +11,20 @@ from lagom_overlap.plugin.library import TunerPlugin
 
 sys.path.insert(0, str(Path(__file__).parent))  # the helpers beside the tests
 
-from c_build import CSRC, compile_c
-from lagom_overlap.plugin.fake_host import FakeNccl, load_fake_library
+from c_build import build_libraries
 from tuner_rows import Rows, encode_rows
 
-
-@pytest.fixture(scope="session")
-def build_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("csrc")
+from lagom_overlap.plugin.fake_host import FakeNccl, load_fake_library
 
 
 @pytest.fixture(scope="session")
-def plugin_library(build_dir: Path) -> Path:
-    return compile_c(build_dir / "liblagom_tuner.so", CSRC / "lagom_tuner.c", link=("-Wl,-z,nodelete",))
+def plugin_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_libraries(tmp_path_factory)[0]
 
 
 @pytest.fixture(scope="session")
-def fake_library(build_dir: Path) -> ctypes.CDLL:
-    return load_fake_library(compile_c(build_dir / "libfake_nccl.so", CSRC / "fake_nccl.c"))
+def fake_library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return load_fake_library(build_libraries(tmp_path_factory)[1])
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from c_build import compile_c
-from lagom_overlap.plugin.fake_host import RELEASES, Fault
 
 from lagom_overlap.collective import Algorithm, CollectiveKind, CommConfig, Protocol
+from lagom_overlap.plugin.fake_host import RELEASES, Fault
 
 MIB = 1 << 20
 AR = CollectiveKind.ALL_REDUCE
@@ -18,11 +18,11 @@ PAIRS = [(r, v) for r in RELEASES for v in (2, 3, 5, 6) if v <= HOST_VERSION[r]]
 
 
 @pytest.fixture
-def chained(build_dir, tmp_path, plugin_path, monkeypatch):
+def chained(plugin_library, tmp_path, plugin_path, monkeypatch):
     """Builds a tuner of one version and makes it the one to chain to."""
 
     def build(version, name="libother.so"):
-        built = build_dir / f"libchained{version}.so"
+        built = plugin_library.parent / f"libchained{version}.so"
         if not built.exists():
             compile_c(built, Path(__file__).parent / "chained_tuner.c", link=(f"-DCHAINED_VERSION={version}",))
         path = tmp_path / name

@@ -1,9 +1,9 @@
 """getChunkSize: no identity, bytes of one channel, up to three calls, and the values that would crash NCCL."""
 
 import pytest
-from lagom_overlap.plugin.fake_host import RELEASES, WITH_CHUNKS, Call, Fault, Mode
 
 from lagom_overlap.collective import Algorithm, CollectiveKind, CommConfig, Protocol
+from lagom_overlap.plugin.fake_host import RELEASES, WITH_CHUNKS, Call, Fault, Mode
 
 MIB, KIB = 1 << 20, 1 << 10
 AR, AG, RS = CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER

@@ -3,10 +3,10 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from lagom_overlap.plugin.fake_host import RELEASES
 
 from lagom_overlap.collective import CollectiveKind, CommConfig, CommunicatorId, ConfigKey, ConfigTable
 from lagom_overlap.plugin import ProcessCommunicator, encode_table, write_table
+from lagom_overlap.plugin.fake_host import RELEASES
 
 MIB = 1 << 20
 AR = CollectiveKind.ALL_REDUCE

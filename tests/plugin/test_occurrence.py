@@ -1,9 +1,9 @@
 """Which call of the step it is: the counter, its reset, and the calls that are none."""
 
 import pytest
-from lagom_overlap.plugin.fake_host import RELEASES, WITH_CHUNKS, Call, Mode
 
 from lagom_overlap.collective import CollectiveKind, CommConfig
+from lagom_overlap.plugin.fake_host import RELEASES, WITH_CHUNKS, Call, Mode
 
 MIB = 1 << 20
 AR, AG, RS = CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER

@@ -3,12 +3,12 @@
 import os
 
 import pytest
-from lagom_overlap.plugin.fake_host import RELEASES, WITH_CHUNKS, Call, Mode
 
 from lagom_overlap.collective import Algorithm, CollectiveKind, CommConfig, Protocol
-from lagom_overlap.plugin import read_record
-from lagom_overlap.plugin.record_log import Flag
 from lagom_overlap.errors import TableError
+from lagom_overlap.plugin import RecordRing, read_record
+from lagom_overlap.plugin.fake_host import RELEASES, WITH_CHUNKS, Call, Mode
+from lagom_overlap.plugin.record_log import Flag
 
 MIB = 1 << 20
 AR, AG, RS = CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER
@@ -113,3 +113,32 @@ def test_a_file_that_is_no_record_is_refused(open_nccl, record, damage):
     record.write_bytes(record.read_bytes()[:-1] if damage == "short" else damage)
     with pytest.raises(TableError):
         read_record(record)
+
+
+def test_a_ring_is_read_piece_by_piece_each_entry_once(open_nccl, use_table, record):
+    use_table({(AR, 64 * MIB, 0): CommConfig(num_channels=3)})
+    comm = open_nccl("2.28").comm()
+    ring = RecordRing(record)
+    assert [c.num_ranks for c in ring.take().communicators] == [8]
+    for _ in range(2):
+        sizes = [64 * MIB, 32 * MIB, MIB]
+        for num_bytes in sizes:
+            comm.run(AR, num_bytes)
+        log = ring.take()
+        assert [d.num_bytes for d in log.decisions] == sizes
+        assert log.communicators == ()
+        assert log.num_lost == 0
+    assert ring.take().decisions == ()
+
+
+def test_a_ring_that_was_overrun_says_how_many_entries_are_lost(open_nccl, use_table, record, monkeypatch):
+    monkeypatch.setenv("LAGOM_RECORD_ENTRIES", "16")
+    use_table({(AR, 64 * MIB, 0): CommConfig(num_channels=3)})
+    comm = open_nccl("2.28").comm()
+    ring = RecordRing(record)
+    ring.take()
+    for size in range(1, 41):
+        comm.run(AR, size * MIB)
+    log = ring.take()
+    assert [d.num_bytes // MIB for d in log.decisions] == list(range(25, 41))
+    assert log.num_lost == 24

@@ -5,14 +5,14 @@ import zlib
 
 import numpy as np
 import pytest
-from lagom_overlap.plugin.fake_host import Mode
 from tuner_rows import encode_rows
 
 from lagom_overlap.collective import CollectiveKind, CommConfig
+from lagom_overlap.errors import TableError
 from lagom_overlap.plugin import decode_table, write_table
 from lagom_overlap.plugin import table_layout as layout
+from lagom_overlap.plugin.fake_host import Mode
 from lagom_overlap.plugin.table_writer import table_checksum
-from lagom_overlap.errors import TableError
 
 MIB = 1 << 20
 AR = CollectiveKind.ALL_REDUCE

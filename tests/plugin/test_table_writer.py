@@ -14,9 +14,9 @@ from lagom_overlap.collective import (
     Protocol,
     Transport,
 )
+from lagom_overlap.errors import OutputError, TableError
 from lagom_overlap.plugin import ProcessCommunicator, decode_table, encode_table, read_table, write_table
 from lagom_overlap.plugin.table_layout import GRAIN_BYTES, KINDS
-from lagom_overlap.errors import OutputError, TableError
 
 FSDP = CommunicatorId(description="fsdp", ranks=(0, 1, 2, 3))
 TP = CommunicatorId(description="tp", ranks=(0, 1))

@@ -5,10 +5,10 @@ import re
 import numpy as np
 import pytest
 from c_build import CSRC
-from lagom_overlap.plugin.fake_host import RELEASES, WITH_CHUNKS, Fault, Mode
 
 from lagom_overlap.collective import Algorithm, CollectiveKind, CommConfig, Protocol
 from lagom_overlap.plugin import table_layout as layout
+from lagom_overlap.plugin.fake_host import RELEASES, WITH_CHUNKS, Fault, Mode
 
 MIB = 1 << 20
 AR, AG, RS = CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER

@@ -1,4 +1,4 @@
-"""`lagom compare JOB.toml`: several tuners on one job, one table."""
+"""`lagom compare JOB.toml`: several tuners, or several planners, on one job, one table."""
 
 import argparse
 import sys
@@ -9,18 +9,24 @@ from rich.console import Console
 
 from lagom_overlap.cli.output import say, show
 from lagom_overlap.cli.tune import seed
+from lagom_overlap.errors import JobError
 from lagom_overlap.job.build import join_launched
 from lagom_overlap.job.compare import DEFAULT_TUNERS, run_compare
+from lagom_overlap.job.plan_compare import compare_planners
+from lagom_overlap.job.plan_problem import read_input
 from lagom_overlap.job.spec import read_job
 from lagom_overlap.record import check_new_folder, create_folder, write_private
+from lagom_overlap.report.plan_terminal import planners_table
 from lagom_overlap.report.terminal import compare_table
 
 
 def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Adds the verb's flags."""
-    parser = verbs.add_parser("compare", help="several tuners on one job, one table", description=__doc__)
+    parser = verbs.add_parser("compare", help="several tuners or planners on one job, one table", description=__doc__)
     parser.add_argument("job", type=Path, metavar="JOB.toml", help="the job file")
-    parser.add_argument("--tuners", default=",".join(DEFAULT_TUNERS), metavar="A,B", help="default: %(default)s")
+    who = parser.add_mutually_exclusive_group()
+    who.add_argument("--tuners", default=",".join(DEFAULT_TUNERS), metavar="A,B", help="default: %(default)s")
+    who.add_argument("--planners", metavar="A,B", help="compare plans of the step instead of tuned collectives")
     parser.add_argument("--backend", metavar="NAME", help="what runs the measurements, instead of the job's")
     parser.add_argument("--seed", type=seed, metavar="N", help="seed of search, noise and shuffling")
     parser.add_argument("--bundle", type=Path, metavar="RUN", help="run folder to replay (--backend recorded)")
@@ -32,6 +38,8 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the verb and returns the exit code."""
+    if arguments.planners is not None:
+        return _planners(arguments)
     tuners = [name.strip() for name in arguments.tuners.split(",") if name.strip()]
     spec = read_job(arguments.job)
     if (code := join_launched(arguments.backend or spec.job.backend)) is not None:
@@ -55,4 +63,32 @@ def run(arguments: argparse.Namespace) -> int:
         say(encoded.decode())
     else:
         show(compare_table(result.rows))
+    return 0
+
+
+def _planners(arguments: argparse.Namespace) -> int:
+    for flag in ("backend", "bundle"):
+        if getattr(arguments, flag) is not None:
+            raise JobError(f"--{flag} does not go with --planners: plans are compared by prediction")
+    if arguments.out is not None:
+        check_new_folder(arguments.out)
+    log = Console(stderr=True)
+    given = read_input(arguments.job)
+    try:
+        result = compare_planners(
+            given,
+            [name.strip() for name in arguments.planners.split(",") if name.strip()],
+            seed=arguments.seed,
+            note=log.print if sys.stderr.isatty() else lambda _: None,
+        )
+    finally:
+        given.close()
+    encoded = msgspec.json.encode(result)
+    if arguments.out is not None:
+        create_folder(arguments.out)
+        write_private(arguments.out / "compare.json", encoded + b"\n")
+    if arguments.json:
+        say(encoded.decode())
+    else:
+        show(planners_table(result.rows))
     return 0

@@ -29,6 +29,27 @@ def _table(report: DoctorJson) -> Table:
     return table
 
 
+_LEGEND = (
+    "P: by the tuner plug-in; S: by sibling communicators; 'lower': only below NCCL's own; 'some': with limits, see "
+    "docs/support.md. Transport: never. From NCCL's sources, not tried on a GPU."
+)
+_HEADERS = {"channels of all-to-all": "all-to-all"}
+_ROUTES = {"plugin": "P", "sibling": "S"}
+_REACHES = {"yes": "", "lower only": " lower", "partly": " some"}
+
+
+def _support(report: DoctorJson) -> Table:
+    """The support matrix: by which route each knob can be set, per NCCL."""
+    table = Table(box=None, padding=(0, 1))
+    for header in ("NCCL", "torch", *report.support[0].knobs):
+        table.add_column(_HEADERS.get(header, header))
+    for row in report.support:
+        cells = [_ROUTES[k.route] + _REACHES[k.reach] if k.route else "-" for k in row.knobs.values()]
+        style = "bold" if row.is_here else ""
+        table.add_row(*(Text(cell) for cell in (row.nccl, ", ".join(row.torch) or "-", *cells)), style=style)
+    return table
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Runs the verb and returns the exit code."""
     report = run_doctor()
@@ -38,4 +59,6 @@ def run(arguments: argparse.Namespace) -> int:
     versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
     machine = f"{report.machine['cpu']}, {report.machine['cores']} cores, load {report.machine['load_1min']}"
     show(Text(f"lagom {report.version}: {versions}"), Text(machine), _table(report))
+    say("\nWhat can be set in a running job, by NCCL:")
+    show(_support(report), Text(_LEGEND))
     return 0

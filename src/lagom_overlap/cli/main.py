@@ -14,7 +14,7 @@ EXIT_BUG: Final = 1
 EXIT_INPUT: Final = 2
 EXIT_INTERRUPTED: Final = 130
 
-_VERBS: Final = ("tune", "compare", "simulate", "analyze", "reproduce", "doctor")
+_VERBS: Final = ("tune", "plan", "compare", "simulate", "capture", "analyze", "reproduce", "run", "export", "doctor")
 
 
 class _Parser(argparse.ArgumentParser):

@@ -1,22 +1,36 @@
-"""`lagom simulate JOB.toml`: predict an iteration: time, MFU, memory, what is exposed and what is stretched."""
+"""`lagom simulate JOB.toml`: predict an iteration: time, MFU, memory, what is exposed and what is stretched.
+
+With --profile: measure the job's operators on this machine, fit the cost model, write it as a cluster file.
+"""
 
 import argparse
-import sys
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
 
+from lagom_overlap.cli.output import say, show
+from lagom_overlap.errors import JobError
 from lagom_overlap.job.simulate import SimulateRequest, run_simulate
-from lagom_overlap.job.spec import read_job
-from lagom_overlap.report.simulate_terminal import WIDTH, simulation_summary
+from lagom_overlap.job.simulate_capture import captured_summary, simulate_capture
+from lagom_overlap.job.simulate_profile import run_profile
+from lagom_overlap.job.spec import JobSpec, read_job
+from lagom_overlap.report.profile_terminal import profile_summary
+from lagom_overlap.report.simulate_terminal import simulation_summary
 
 
 def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Adds the verb's flags."""
     parser = verbs.add_parser("simulate", help="predict the time of a training iteration", description=__doc__)
     parser.add_argument("job", type=Path, metavar="JOB.toml", help="the job file")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="new folder for run.json, report.html, timeline.json")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="new folder for run.json, report.html, timeline.json (of --profile: machine.toml)",
+    )
+    parser.add_argument(
+        "--profile", action="store_true", help="measure operators here and write DIR/machine.toml, a cluster preset"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     parser.set_defaults(run=run)
@@ -24,13 +38,34 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the verb and returns the exit code."""
-    result = run_simulate(SimulateRequest(spec=read_job(arguments.job), out=arguments.out))
+    if arguments.profile:
+        return _profile(arguments)
+    spec = read_job(arguments.job)
+    if spec.model is not None and spec.model.capture is not None:
+        return _captured(spec, arguments)
+    result = run_simulate(SimulateRequest(spec=spec, out=arguments.out))
     if arguments.json:
-        sys.stdout.write(msgspec.json.encode(result.json).decode() + "\n")
+        say(msgspec.json.encode(result.json).decode())
         return 0
-    Console(width=None if sys.stdout.isatty() else WIDTH).print(simulation_summary(result.json))
+    show(simulation_summary(result.json))
     if result.folder is not None:
-        sys.stdout.write(
-            f"\nReport: {result.folder / 'report.html'}\nTimeline (Perfetto): {result.folder / 'timeline.json'}\n"
-        )
+        say(f"\nReport: {result.folder / 'report.html'}\nTimeline (Perfetto): {result.folder / 'timeline.json'}")
+    return 0
+
+
+def _captured(spec: JobSpec, arguments: argparse.Namespace) -> int:
+    result = simulate_capture(spec, arguments.out)
+    say(msgspec.json.encode(result).decode() if arguments.json else captured_summary(result))
+    return 0
+
+
+def _profile(arguments: argparse.Namespace) -> int:
+    if arguments.out is None:
+        raise JobError("--profile writes a cluster file: give --out DIR")
+    result = run_profile(read_job(arguments.job), arguments.out)
+    if arguments.json:
+        say(msgspec.json.encode(result).decode())
+        return 0
+    show(profile_summary(result))
+    say(f'\nUse it: [cluster] preset = "{result.files[0]}"')
     return 0

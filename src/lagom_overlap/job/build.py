@@ -11,11 +11,15 @@ from typing import Any, Final, TypeVar, cast
 
 import msgspec
 
+from lagom_overlap.backends import nccl
 from lagom_overlap.backends.base import Backend, BackendRequest, SpaceLimits
 from lagom_overlap.backends.gloo import join_if_launched_by_torchrun
 from lagom_overlap.collective import Collective, chunk_bytes_of_slice
+from lagom_overlap.cost import ContentionModel, load_profile
+from lagom_overlap.cost.operators import operators_of_preset
 from lagom_overlap.errors import JobError, MissingDependencyError, UnknownNameError
 from lagom_overlap.hardware import Cluster, load_preset
+from lagom_overlap.job.capture import capture_of
 from lagom_overlap.job.spec import (
     BlockTable,
     CommTable,
@@ -149,11 +153,16 @@ def _groups_from_shapes(spec: JobSpec) -> tuple[OverlapGroup, ...]:
 
 
 def iteration_of(spec: JobSpec) -> Iteration | None:
-    """One micro-batch's forward and backward of the job's model; None for a job that gives groups by their shapes.
+    """One micro-batch's forward and backward of the job's model, or its captured step as the framework issues it.
+
+    None for a job that gives groups by their shapes.
 
     Raises:
         JobError: if [parallel] names what no overlap groups are built for, or ranks do not fit the cluster.
     """
+    captured = capture_of(spec, cluster_of(spec))
+    if captured is not None:
+        return captured.issued
     if spec.model is None or spec.parallel is None:
         return None
     parallel = spec.parallel
@@ -164,6 +173,7 @@ def iteration_of(spec: JobSpec) -> Iteration | None:
     cluster = cluster_of(spec)
     assert cluster is not None
     cluster.num_nodes_of(parallel.fsdp)
+    assert spec.model.name is not None and spec.model.seq_len is not None  # noqa: PT018  checked when the file was read
     return fsdp_iteration(
         load_model(spec.model.name),
         num_ranks=parallel.fsdp,
@@ -175,6 +185,8 @@ def iteration_of(spec: JobSpec) -> Iteration | None:
 
 def _groups_from_model(spec: JobSpec) -> tuple[OverlapGroup, ...]:
     iteration, parallel = iteration_of(spec), spec.parallel
+    if iteration is not None and parallel is None:
+        return find_overlap_groups(iteration)
     assert iteration is not None and parallel is not None and parallel.fsdp is not None  # noqa: PT018  checked above
     per_step = parallel.micro_batch * parallel.fsdp
     global_batch = per_step if parallel.global_batch is None else parallel.global_batch
@@ -249,7 +261,9 @@ def job_fingerprint(spec: JobSpec, groups: tuple[OverlapGroup, ...]) -> str:
 
     The tuner, its space and budget do not count: a bundle may be replayed with others.
     """
-    machine = (spec.cluster, spec.cost.profile, spec.job.ranks, spec.job.link)
+    machine: tuple[object, ...] = (spec.cluster, spec.cost.profile, spec.job.ranks, spec.job.link)
+    if spec.cost.sm_carveout is not None:
+        machine += (spec.cost.sm_carveout,)
     return hashlib.sha256(msgspec.json.encode((groups, machine), order="sorted")).hexdigest()[:16]
 
 
@@ -265,6 +279,8 @@ def request_of(
         cluster=cluster_of(spec),
         profile=spec.cost.profile,
         noise=spec.cost.noise,
+        sm_carveout=spec.cost.sm_carveout,
+        operators=None if spec.cluster is None else operators_of_preset(spec.cluster.preset),
         bundle=bundle,
         num_ranks=spec.job.ranks,
         link_bytes_per_s=link_bytes_per_s(spec.job.link),
@@ -277,7 +293,8 @@ def join_launched(backend: str) -> int | None:
 
     A command calls it before it writes or prints anything, and ends with the code if there is one.
     """
-    return join_if_launched_by_torchrun() if backend == "gloo" else None
+    join = {"gloo": join_if_launched_by_torchrun, "nccl": nccl.join_if_launched}.get(backend)
+    return None if join is None else join()
 
 
 def backend_factory(name: str) -> Callable[[BackendRequest], Backend]:
@@ -288,6 +305,12 @@ def backend_factory(name: str) -> Callable[[BackendRequest], Backend]:
         MissingDependencyError: if it needs a package that is not installed.
     """
     return _load(BACKENDS, "backend", name)
+
+
+def contention_model_of(spec: JobSpec, cluster: Cluster) -> ContentionModel:
+    """The cost model of the job's profile, operators and carve-out on this cluster."""
+    operators = None if spec.cluster is None else operators_of_preset(spec.cluster.preset)
+    return ContentionModel(cluster, load_profile(spec.cost.profile), spec.cost.sm_carveout, operators)
 
 
 def unused_keys(spec: JobSpec, backend: str) -> tuple[str, ...]:
@@ -322,7 +345,7 @@ def open_backend(spec: JobSpec, name: str, request: BackendRequest) -> Backend:
         raise JobError("the recorded backend needs a recording: give --bundle RUN_FOLDER")
     if name != "recorded" and request.bundle is not None:
         raise JobError(f"--bundle has no meaning with the {name} backend; allowed with: recorded")
-    return cast("Backend", factory(request))
+    return factory(request)
 
 
 def check_tuner_name(name: str) -> None:
@@ -365,6 +388,15 @@ def planner_names() -> list[str]:
     return entry_point_names(PLANNERS)
 
 
+def check_planner_name(name: str) -> None:
+    """Refuses a planner that does not exist, before anything is started.
+
+    Raises:
+        UnknownNameError: if there is none of that name.
+    """
+    _load(PLANNERS, "planner", name)
+
+
 def make_planner(
     name: str, options: Mapping[str, object], *, on_progress: Callable[[Any], None] | None = None
 ) -> Planner:
@@ -378,7 +410,7 @@ def make_planner(
     factory = _load(PLANNERS, "planner", name)
     given = dict(_checked_options(factory, name, options, what="planner", table="plan"))
     if on_progress is not None and "on_progress" in inspect.signature(factory).parameters:
-        given["on_progress"] = on_progress  # type: ignore[assignment]  # not one of the job file's values
+        given["on_progress"] = on_progress
     try:
         return cast("Planner", factory(**given))
     except ValueError as error:
@@ -398,4 +430,5 @@ def make_tuner(name: str, problems: Problems, *, seed: int, options: Mapping[str
         tuner = cast("Tuner", factory(problems, seed=seed, **checked))
     except ValueError as error:
         raise JobError(f"tune.options of tuner {name!r}: {error}") from None
-    return Guarded(tuner, problems) if guarded else tuner
+    guards_itself = getattr(factory, "guards_itself", False)  # the default was raced already: not a second time
+    return Guarded(tuner, problems) if guarded and not guards_itself else tuner

@@ -4,15 +4,22 @@ import ctypes
 import importlib.util
 import os
 import shutil
-from importlib import resources
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from lagom_overlap import __version__
+from lagom_overlap.errors import MissingDependencyError
 from lagom_overlap.hardware import preset_names
 from lagom_overlap.job.build import BACKENDS, TUNERS, entry_point_names
+from lagom_overlap.job.conflicts import conflicts
+from lagom_overlap.plugin import installed_library
+from lagom_overlap.plugin.support import NCCL_OF_TORCH, Knob, Reach, best_route, support_of, tuner_version
 from lagom_overlap.record import describe_machine, package_versions
+
+_OTHER_RELEASES: Final = ((2, 21, 5), (2, 23, 4), (2, 27, 7), (2, 31, 2), (2, 32, 6))
+"""Releases beside those of PyTorch's wheels, one per change of what can be set."""
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,6 +29,23 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     ok: bool
     found: str
     remedy: str = ""
+
+
+class KnobSupport(msgspec.Struct, frozen=True, kw_only=True):
+    """By which route a knob can be set, how far, and what to know."""
+
+    route: str | None
+    reach: str
+    note: str
+
+
+class SupportRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One release of NCCL: the PyTorch releases that bring it, whether it is the one found here, each knob."""
+
+    nccl: str
+    torch: list[str]
+    is_here: bool
+    knobs: dict[str, KnobSupport]
 
 
 class DoctorJson(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +59,7 @@ class DoctorJson(msgspec.Struct, frozen=True, kw_only=True):
     backends: list[str]
     presets: list[str]
     checks: list[Check]
+    support: list[SupportRow]
 
 
 def _torch() -> Check:
@@ -84,22 +109,63 @@ def _nccl() -> Check:
     version = nccl_version()
     if version is None:
         return Check(name="NCCL", ok=False, found="not found", remedy="not needed for --backend gloo or simulated")
-    reach = "algorithm, protocol, channels" + (" and chunk size" if version >= (2, 30, 3) else "; no chunk size")
-    return Check(name="NCCL", ok=True, found=f"{'.'.join(map(str, version))}: a tuner plug-in can set {reach}")
+    abi = tuner_version(version)
+    name = ".".join(map(str, version))
+    if abi is None:
+        return Check(name="NCCL", ok=False, found=f"{name}: takes no tuner plug-in", remedy="NCCL 2.21 or newer does")
+    return Check(name="NCCL", ok=True, found=f"{name}: takes our tuner plug-in, interface v{abi}")
 
 
 def _plugin() -> Check:
-    library = resources.files("lagom_overlap") / "lib" / "liblagom_tuner.so"
-    path = Path(str(library))
-    if not path.is_file():
-        return Check(name="tuner plug-in", ok=False, found="not in this installation", remedy="install from a wheel")
     try:
+        path = installed_library()
         exported = [v for v in range(2, 8) if hasattr(ctypes.CDLL(str(path)), f"ncclTunerPlugin_v{v}")]
+    except MissingDependencyError as error:
+        return Check(name="tuner plug-in", ok=False, found=str(error), remedy="install from a wheel")
     except OSError as error:
         return Check(name="tuner plug-in", ok=False, found=str(error), remedy="reinstall lagom-overlap")
     return Check(
-        name="tuner plug-in", ok=bool(exported), found=f"liblagom_tuner.so, ABI v{exported[0]} to v{exported[-1]}"
+        name="tuner plug-in", ok=bool(exported), found=f"{path.name}, interface v{exported[0]} to v{exported[-1]}"
     )
+
+
+def _environment() -> Check:
+    found = conflicts(os.environ)
+    names = ", ".join(f"{conflict.variable}={conflict.value}" for conflict in found)
+    return Check(
+        name="NCCL variables",
+        ok=not found,
+        found=f"{names} would take knobs away from tuning" if found else "none that would take a knob away",
+        remedy="; ".join(conflict.why for conflict in found),
+    )
+
+
+def support_matrix() -> list[SupportRow]:
+    """A row per NCCL that a PyTorch wheel brings, newer ones, and the NCCL found here."""
+    here = nccl_version()
+    releases: dict[tuple[int, int, int], list[str]] = {}
+    for torch_release, version in NCCL_OF_TORCH.items():
+        releases.setdefault(version, []).append(torch_release)
+    for version in (*_OTHER_RELEASES, *([here] if here else [])):
+        releases.setdefault(version, [])
+    return [
+        SupportRow(
+            nccl=".".join(map(str, version)),
+            torch=torch_releases,
+            is_here=version == here,
+            knobs={
+                knob: KnobSupport(
+                    route=route,
+                    reach=support_of(version)[route][knob].reach,
+                    note=support_of(version)[route][knob].note,
+                )
+                if (route := best_route(version, knob)) is not None
+                else KnobSupport(route=None, reach=Reach.NO, note="")
+                for knob in Knob
+            },
+        )
+        for version, torch_releases in sorted(releases.items())
+    ]
 
 
 def _link_emulation() -> Check:
@@ -136,5 +202,6 @@ def run_doctor() -> DoctorJson:
         tuners=entry_point_names(TUNERS),
         backends=entry_point_names(BACKENDS),
         presets=preset_names(),
-        checks=[_cores(), _torch(), _link_emulation(), _plugin(), _nccl(), _cuda()],
+        checks=[_cores(), _torch(), _link_emulation(), _plugin(), _nccl(), _environment(), _cuda()],
+        support=support_matrix(),
     )

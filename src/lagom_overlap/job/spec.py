@@ -47,7 +47,7 @@ class ModelTable(Spec, frozen=True):
 
     name: Name | None = None
     seq_len: Count | None = None
-    capture: Name | None = None
+    capture: Annotated[str, Meta(min_length=1, max_length=4096)] | None = None
 
 
 class ClusterTable(Spec, frozen=True):
@@ -179,10 +179,15 @@ class TuneTable(Spec, frozen=True):
 
 
 class ProgramTable(Spec, frozen=True):
-    """`[program]`: a training step as code, for `lagom plan`: a function of a Python file, seen from the job file."""
+    """`[program]`: a training step as code, for `lagom plan`: a function of a Python file, seen from the job file.
+
+    `nodes` is how many nodes the plan takes the gloo ranks to be spread over, in order: it decides which links a
+    collective uses.
+    """
 
     script: Name
     function: Name = "step"
+    nodes: Annotated[int, Meta(ge=1, le=64)] = 1
 
 
 class PlanTable(Spec, frozen=True):
@@ -314,6 +319,13 @@ def _check_together(spec: JobSpec, where: str) -> None:
     if spec.parallel is not None:
         _check_parallel(spec.parallel, where)
     link_bytes_per_s(spec.job.link)
+    _check_groups(spec, where)
+    space = spec.tune.space
+    if space.chunk_bytes is not None and space.slice_bytes is not None:
+        raise JobError(f"{where}: tune.space: give chunk_bytes or slice_bytes, not both")
+
+
+def _check_groups(spec: JobSpec, where: str) -> None:
     for index, group in enumerate(spec.group):
         place = f"{where}: group[{index}]"
         if (group.block is None) == (not group.op):
@@ -323,9 +335,6 @@ def _check_together(spec: JobSpec, where: str) -> None:
         for number, op in enumerate(group.op):
             if sum(work is not None for work in (op.gemm, op.attention, op.memory)) != 1:
                 raise JobError(f"{place}.op[{number}] {op.name!r}: give exactly one of gemm, attention, memory")
-    space = spec.tune.space
-    if space.chunk_bytes is not None and space.slice_bytes is not None:
-        raise JobError(f"{where}: tune.space: give chunk_bytes or slice_bytes, not both")
 
 
 def _check_captured(spec: JobSpec, model: ModelTable, where: str) -> None:

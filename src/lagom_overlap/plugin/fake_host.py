@@ -1,20 +1,32 @@
-"""csrc/fake_nccl.c from Python: a stand-in for NCCL that drives the real plug-in."""
+"""csrc/fake_nccl.c from Python: a stand-in for NCCL that drives the real plug-in through dlopen, without a GPU.
+
+It does what NCCL does around a tuner (lookup, questions, choice, aggregation, channels, chunks) per release; its times
+are a caricature. It is our reading of NCCL's sources, not NCCL.
+"""
 
 import ctypes
 import os
 from dataclasses import dataclass
 from enum import IntFlag
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
+from typing import Final
 
 from lagom_overlap.collective import Algorithm, CollectiveKind, Protocol
 from lagom_overlap.plugin.table_layout import ALGORITHMS, KINDS, PROTOCOLS
 
-RELEASES = {"2.21": 22105, "2.22": 22203, "2.24": 22403, "2.28": 22807, "2.30": 23003, "2.31": 23102, "2.32.6": 23206}
-WITH_CHUNKS = ("2.30", "2.31", "2.32.6")
+FAKE_LIBRARY_NAME: Final = "libfake_nccl.so"
+RELEASES: Final = MappingProxyType(
+    {"2.21": 22105, "2.22": 22203, "2.24": 22403, "2.28": 22807, "2.30": 23003, "2.31": 23102, "2.32.6": 23206}
+)
+"""The releases that the host imitates, by NCCL's version code."""
+WITH_CHUNKS: Final = ("2.30", "2.31", "2.32.6")
+"""Those that ask a tuner for the chunk."""
 
 
 class Mode(IntFlag):
+    """How a group of calls is made: asked for only, with symmetric memory, registered buffers, helper threads."""
+
     PLAIN = 0
     SIMULATE = 1
     SYMMETRIC = 2
@@ -23,6 +35,8 @@ class Mode(IntFlag):
 
 
 class Fault(IntFlag):
+    """What would have gone wrong in NCCL."""
+
     NO_CHOICE = 1
     UNAVAILABLE = 2
     CHANNELS = 4
@@ -69,6 +83,8 @@ class _Result(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Call:
+    """A collective as NCCL's tuner sees it; calls of one `op_and_type` in a group are aggregated."""
+
     kind: CollectiveKind
     num_bytes: int
     op_and_type: int = 0
@@ -76,6 +92,11 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
+    """What became of a call: NCCL's choice after the tuner, the grid, the chunk of each channel group, and faults.
+
+    `num_tuner_calls` counts getCollInfo, `num_chunk_calls` getChunkSize; `predicted_us` and the costs are in us.
+    """
+
     algorithm: Algorithm
     protocol: Protocol
     max_channels: int
@@ -92,25 +113,31 @@ class Outcome:
 
     @property
     def is_untouched(self) -> bool:
+        """Whether the tuner left the call as it was."""
         return self.tuner_channels == 0 and self.cost_before == self.cost_after
 
 
 class FakeComm:
+    """One communicator of the host."""
+
     def __init__(self, library: ctypes.CDLL, pointer: int) -> None:
         self._library = library
         self._pointer = pointer
 
     def set_costs(self, costs_us: dict[tuple[Algorithm, Protocol], float]) -> None:
+        """Fixes the cost table (us) that is offered from now on; what is not named is unavailable."""
         flat = [costs_us.get((a, p), -1.0) for a in ALGORITHMS for p in PROTOCOLS]
         self._library.fake_set_costs(self._pointer, (ctypes.c_float * 21)(*flat))
 
     def group(self, *calls: Call, mode: Mode = Mode.PLAIN) -> list[Outcome]:
-        array = (_Call * len(calls))(*((c.num_bytes, KINDS.index(c.kind), c.op_and_type) for c in calls))
+        """Enqueues the calls between ncclGroupStart and ncclGroupEnd, and launches them."""
+        array = (_Call * len(calls))(*[_Call(c.num_bytes, KINDS.index(c.kind), c.op_and_type) for c in calls])
         results = (_Result * len(calls))()
         self._library.fake_group(self._pointer, array, len(calls), int(mode), results)
         return [_outcome(r) for r in results]
 
     def run(self, kind: CollectiveKind, num_bytes: int, mode: Mode = Mode.PLAIN) -> Outcome:
+        """One call by itself."""
         return self.group(Call(kind, num_bytes), mode=mode)[0]
 
     def ask_raw(
@@ -124,6 +151,7 @@ class FakeComm:
         return list(costs), channels.value
 
     def finalize(self) -> None:
+        """Destroys the communicator; safe to call twice."""
         if self._pointer:
             self._library.fake_comm_finalize(self._pointer)
         self._pointer = 0
@@ -148,6 +176,7 @@ def _outcome(r: _Result) -> Outcome:
 
 
 def load_fake_library(path: Path) -> ctypes.CDLL:
+    """The host's library with its functions typed."""
     library = ctypes.CDLL(str(path))
     library.fake_open.restype = ctypes.c_void_p
     library.fake_close.argtypes = [ctypes.c_void_p]
@@ -178,10 +207,12 @@ class FakeNccl:
 
     @property
     def tuner_version(self) -> int:
+        """The interface version of the tuner that was found; 0: none."""
         return int(self._library.fake_tuner_version(self._pointer))
 
     @property
     def tuner_name(self) -> str:
+        """The tuner's own name."""
         return str(self._library.fake_tuner_name(self._pointer).decode())
 
     def comm(
@@ -195,6 +226,7 @@ class FakeNccl:
         has_collnet: bool = False,
         has_ll128: bool = True,
     ) -> FakeComm:
+        """A new communicator; its id is random, as in every run of NCCL."""
         comm_id = int.from_bytes(os.urandom(8), "little") if comm_id is None else comm_id  # new in every run
         spec = _Spec(comm_id, num_ranks, num_nodes, num_channels, nvls_channels, has_collnet, has_ll128)
         pointer = self._library.fake_comm_init(self._pointer, ctypes.byref(spec))
@@ -203,6 +235,7 @@ class FakeNccl:
         return self._comms[-1]
 
     def take_log(self) -> list[str]:
+        """What was logged in this process since the last call."""
         buffer = ctypes.create_string_buffer(1 << 16)
         self._library.fake_take_log(buffer, len(buffer))
         return buffer.value.decode().splitlines()

@@ -7,21 +7,23 @@ import ctypes
 from pathlib import Path
 from typing import Final
 
+import lagom_overlap
 from lagom_overlap.errors import MissingDependencyError, TableError
 
 LIBRARY_NAME: Final = "liblagom_tuner.so"
 
 
-def installed_library() -> Path:
-    """Where the wheel put `liblagom_tuner.so`: the value for `NCCL_TUNER_PLUGIN`.
+def installed_library(name: str = LIBRARY_NAME) -> Path:
+    """Where the wheel put a shared object of ours; of the plug-in it is the value for `NCCL_TUNER_PLUGIN`.
 
     Raises:
         MissingDependencyError: if this installation has none (a source tree that was not built).
     """
-    path = Path(__file__).parent.parent / "lib" / LIBRARY_NAME
-    if not path.is_file():
-        raise MissingDependencyError(f"{LIBRARY_NAME} is not built; run: pip install lagom-overlap")
-    return path
+    for folder in lagom_overlap.__path__:  # an editable install keeps what is built apart from the sources
+        path = Path(folder) / "lib" / name
+        if path.is_file():
+            return path
+    raise MissingDependencyError(f"{name} is not built; run: pip install lagom-overlap")
 
 
 class TunerPlugin:

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lagom_overlap.collective import Algorithm, CollectiveKind, Protocol
-from lagom_overlap.plugin import table_layout as layout
 from lagom_overlap.errors import TableError
+from lagom_overlap.plugin import table_layout as layout
 from lagom_overlap.units import US
 
 Implementation: TypeAlias = tuple[Algorithm, Protocol]
@@ -107,17 +107,54 @@ class RecordLog:
         return frozenset.intersection(*tables) if tables else frozenset()
 
 
+class RecordRing:
+    """A ring that is being written, read piece by piece: what was added since the last look."""
+
+    def __init__(self, path: Path) -> None:
+        """Maps the file.
+
+        Raises:
+            TableError: if the file is not a record of this version.
+        """
+        self._path = path
+        _entries(path, _read(path))
+        start = layout.RECORD_HEADER.itemsize
+        self._header = np.memmap(path, layout.RECORD_HEADER, "r", 0, (1,))
+        self._ring = np.memmap(path, layout.RECORD_ENTRY, "r", start, (int(self._header[0]["num_entries"]),))
+        self._num_seen = 0
+
+    def take(self) -> RecordLog:
+        """The entries since the last call, oldest first; entries still being written are left for lost.
+
+        Raises:
+            TableError: if an entry is damaged.
+        """
+        num_written = int(self._header[0]["num_written"])
+        first = max(self._num_seen, num_written - len(self._ring))
+        entries = self._ring[np.arange(first, num_written) % len(self._ring)]
+        whole = entries[entries["sequence"] == np.arange(first, num_written) + 1]
+        num_lost = num_written - self._num_seen - len(whole)
+        self._num_seen = num_written
+        return _log_of(self._path, whole, num_lost)
+
+
 def read_record(path: Path) -> RecordLog:
     """The ring in a file, also while a process still writes it: entries under way are left out.
 
     Raises:
         TableError: if the file is not a record of this version.
     """
+    return _log_of(path, *_entries(path, _read(path)))
+
+
+def _read(path: Path) -> bytes:
     try:
-        data = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise TableError(f"cannot read the record {path}: {error.strerror}") from error
-    entries, num_lost = _entries(path, data)
+
+
+def _log_of(path: Path, entries: NDArray[np.void], num_lost: int) -> RecordLog:
     communicators, decisions, chunks = [], [], []
     try:
         for entry in entries[entries["kind"] < len(layout.KINDS)]:

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 
 from lagom_overlap.collective import CollectiveKind, CommConfig
+from lagom_overlap.errors import TableError
 from lagom_overlap.plugin import table_layout as layout
 from lagom_overlap.plugin.table_writer import table_checksum
-from lagom_overlap.errors import TableError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

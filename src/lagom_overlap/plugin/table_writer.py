@@ -16,8 +16,8 @@ from typing import TypeAlias
 import numpy as np
 
 from lagom_overlap.collective import CollectiveKind, CommConfig, CommunicatorId, ConfigKey, ConfigTable
-from lagom_overlap.plugin import table_layout as layout
 from lagom_overlap.errors import OutputError, TableError
+from lagom_overlap.plugin import table_layout as layout
 
 CallSite: TypeAlias = tuple[CommunicatorId, CollectiveKind, int]
 """A communicator, a kind and a size: the calls that occurrences number."""
@@ -61,8 +61,9 @@ def encode_table(
     """The plug-in's table for one process.
 
     Without `communicators`, those of the rows are taken to be all, made in the order of the rows. `calls_per_step` says
-    how often a call site is called in a step; where it is missing, the rows are taken to name every call. A site whose
-    calls all share one configuration becomes one row that needs no counting.
+    how often a call site is called in a step; where it is missing, the rows are taken to name every call; 0 says that
+    it is not known, and then only `lagom_step()` makes the count start over. A site whose calls all share one
+    configuration becomes one row that needs no counting.
 
     Raises:
         TableError: if the table does not fit: too many rows, a knob outside the plug-in's range, a bad description.
@@ -155,7 +156,7 @@ def _site_rows(
     """The decision records of one call site; untouched calls have none."""
     _, kind, num_bytes = site
     num_occurrences = max(configs) + 1 if num_calls is None else num_calls
-    if max(configs) >= num_occurrences:
+    if num_occurrences and max(configs) >= num_occurrences:
         raise TableError(f"{site}: a row for occurrence {max(configs)}, but {num_occurrences} calls per step")
     every = [configs.get(n) for n in range(num_occurrences)] if num_occurrences <= len(configs) else []
     if every and all(config == every[0] for config in every):

@@ -1,1 +1,1 @@
-"""The training job's front door: tuning inside a running job."""
+"""The training job's front door: tune its collectives while it runs."""

@@ -1,0 +1,190 @@
+"""Agreement of ranks through the job's own store: no extra collective, no synchronisation of a device.
+
+Every decision is one key that is written once: whoever comes first writes it (compare-and-set), everyone reads what was
+written. A rank that has waited its time for a decision writes "off" in its place; if the leader was quicker, the rank
+reads the leader's word, else the leader and all others read "off". So no two ranks ever act on different words, however
+late one of them is, and nobody waits longer than the timeout.
+
+    plan/<w>      what to do in window w: the leader's plan, or "off"
+    report/<w>/<r>  what rank r saw in window w
+    go/<e>        whether all ranks switch to the settings of epoch e: "yes" by the last one ready, or somebody's "no"
+    program/<f>   the step of fingerprint f, as the first rank saw it
+    journal/<r>   the journal that rank r found at its start
+
+If the store itself is lost there is nothing to agree by: `StoreLost`. What is in force then stays in force.
+"""
+
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from time import monotonic
+from typing import Protocol, TypeVar
+
+from lagom_overlap.errors import BackendError
+from lagom_overlap.runtime.messages import Plan, Report, State, decode, encode
+from lagom_overlap.runtime.program import Program
+
+Result = TypeVar("Result")
+
+
+class Store(Protocol):
+    """The part of a `torch.distributed.Store` that we use; its errors are `RuntimeError`s."""
+
+    def set(self, key: str, value: str) -> None:
+        """Writes."""
+
+    def get(self, key: str) -> bytes:
+        """Reads, waiting for the key to appear."""
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """Reads several."""
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        """Returns when all keys are there, raises when the time is over."""
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        """Writes if the value is the expected one (empty: none yet); returns what is written now."""
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all keys are there; does not wait."""
+
+    def add(self, key: str, amount: int) -> int:
+        """Adds to a counter and returns the sum."""
+
+    def delete_key(self, key: str) -> bool:
+        """Forgets."""
+
+
+class StoreLost(BackendError):  # noqa: N818 - a state, as StopIteration is
+    """Raised when the job's store does not answer: its process is gone, or the network to it."""
+
+
+class ReportMissing(BackendError):  # noqa: N818
+    """Raised when a rank did not report in time."""
+
+
+class Exchange:
+    """One rank's end. `timeout_s` is the longest that one call waits."""
+
+    def __init__(self, store: Store, *, rank: int, num_ranks: int, timeout_s: float) -> None:
+        if timeout_s <= 0:
+            raise ValueError(f"timeout_s is {timeout_s}, must be positive")
+        self._store = store
+        self.rank = rank
+        self.num_ranks = num_ranks
+        self.timeout_s = timeout_s
+
+    def plan(self, window: int) -> Plan:
+        """The agreed plan of a window; "off" if there is none in time.
+
+        Raises:
+            StoreLost: if the store does not answer.
+        """
+        key = f"plan/{window}"
+        if not self._appears(key, self.timeout_s):
+            reason = f"rank {self.rank} waited {self.timeout_s:g} s for rank 0's decision on window {window}"
+            return self.veto(window, reason)
+        return self._plan(self._ask(lambda: self._store.get(key)), window)
+
+    def propose(self, plan: Plan) -> Plan:
+        """Publishes the leader's plan; returns the agreed one, which is "off" if a rank had given up before."""
+        key, text = f"plan/{plan.window}", encode(plan)
+        return self._plan(self._ask(lambda: self._store.compare_set(key, "", text)), plan.window)
+
+    def is_decided(self, window: int) -> bool:
+        """Whether the plan of a window is out; does not wait."""
+        return self._ask(lambda: self._store.check([f"plan/{window}"]))
+
+    def veto(self, window: int, reason: str) -> Plan:
+        """Switches everything off from this window on, unless its plan is out already; returns the agreed plan."""
+        return self.propose(Plan(window=window, state=State.OFF, reason=reason))
+
+    def report(self, window: int, report: Report) -> None:
+        """Tells the leader what this rank saw."""
+        text = encode(report)
+        self._ask(lambda: self._store.set(f"report/{window}/{self.rank}", text))
+
+    def reports(self, window: int) -> list[Report]:
+        """All ranks' reports of a window, by rank.
+
+        Raises:
+            ReportMissing: naming the ranks that did not report in time.
+            StoreLost: if the store does not answer.
+        """
+        deadline = monotonic() + self.timeout_s
+        keys = [f"report/{window}/{rank}" for rank in range(self.num_ranks)]
+        missing = [rank for rank, key in enumerate(keys) if not self._appears(key, deadline - monotonic())]
+        if missing:
+            raise ReportMissing(f"rank {', '.join(map(str, missing))} did not report within {self.timeout_s:g} s")
+        return [decode(data, Report) for data in self._ask(partial(self._store.multi_get, keys))]
+
+    def agree(self, epoch: int, *, refusal: str = "") -> str:
+        """Whether every rank is ready for the settings of an epoch: empty if so, else one rank's refusal.
+
+        All ranks call it between the same two steps, and all get the same answer.
+        """
+        ready, go = f"ready/{epoch}", f"go/{epoch}"
+        answer = refusal
+        if not refusal:
+            if self._ask(lambda: self._store.add(ready, 1)) == self.num_ranks:
+                return self._settle(go, "yes")
+            if self._appears(go, self.timeout_s):
+                return self._said(self._ask(lambda: self._store.get(go)))
+            answer = f"rank {self.rank} waited {self.timeout_s:g} s for the others to be ready to switch"
+        return self._settle(go, f"no {answer}")
+
+    def share_program(self, fingerprint: str, program: Program) -> Program:
+        """The program that all ranks of this fingerprint work by: the first one published."""
+        text = encode(program)
+        return decode(self._ask(lambda: self._store.compare_set(f"program/{fingerprint}", "", text)), Program)
+
+    def program(self, fingerprint: str) -> Program:
+        """A program that some rank published before it reported its fingerprint."""
+        return decode(self._ask(lambda: self._store.get(f"program/{fingerprint}")), Program)
+
+    def share_journal(self, text: str) -> None:
+        """Publishes the journal that this rank found."""
+        self._ask(lambda: self._store.set(f"journal/{self.rank}", text))
+
+    def journal(self, rank: int) -> str:
+        """The journal that a rank found; it published it before its first report."""
+        return self._ask(lambda: self._store.get(f"journal/{rank}")).decode()
+
+    def forget(self, window: int) -> None:
+        """Removes what this rank said about a window that every rank has left behind."""
+        self._ask(lambda: self._store.delete_key(f"report/{window}/{self.rank}"))
+        if self.rank == 0:
+            self._ask(lambda: self._store.delete_key(f"plan/{window}"))
+
+    def _settle(self, go: str, word: str) -> str:
+        return self._said(self._ask(lambda: self._store.compare_set(go, "", word)))
+
+    @staticmethod
+    def _said(word: bytes) -> str:
+        text = word.decode(errors="replace")
+        return "" if text == "yes" else text.removeprefix("no ") or "refused"
+
+    def _plan(self, data: bytes, window: int) -> Plan:
+        """A plan that cannot be read is "off" to everyone, for everyone reads the same bytes."""
+        try:
+            plan = decode(data, Plan)
+        except ValueError as error:
+            return Plan(window=window, state=State.OFF, reason=f"the plan of window {window} cannot be read: {error}")
+        if plan.window != window:
+            return Plan(window=window, state=State.OFF, reason=f"found the plan of window {plan.window} for {window}")
+        return plan
+
+    def _appears(self, key: str, timeout_s: float) -> bool:
+        """Whether a key is there within the time; False also where the wait failed, which the next call will tell."""
+        try:
+            self._store.wait([key], timedelta(seconds=max(timeout_s, 0.001)))
+        except RuntimeError:
+            return False
+        return True
+
+    @staticmethod
+    def _ask(question: Callable[[], Result]) -> Result:
+        try:
+            return question()
+        except RuntimeError as error:
+            raise StoreLost(f"the job's store does not answer: {str(error).splitlines()[0]}") from error

@@ -1,0 +1,257 @@
+"""One rank of a job that `lagom run` started: observing it, or tuning it, without a line of its code.
+
+The session begins when the job has its process group. What fails is said on stderr, and the job goes on without us; but
+a switch that all ranks agreed on and this one cannot make ends the job, whose collectives would hang.
+"""
+
+import contextlib
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from time import perf_counter
+from typing import Final, Protocol
+
+from torch import distributed as dist
+from torch import nn
+
+from lagom_overlap.errors import BackendError, JobError
+from lagom_overlap.plugin import TunerPlugin, read_record
+from lagom_overlap.plugin.support import NcclVersion
+from lagom_overlap.runtime.events import JsonLines, PrometheusFile, rank_of
+from lagom_overlap.runtime.launch_hooks import safely
+from lagom_overlap.runtime.launch_steps import TrainingSteps, is_trained, is_trained_in_parallel
+from lagom_overlap.runtime.messages import State
+from lagom_overlap.runtime.nccl_route import expanded, nccl_in_use
+from lagom_overlap.runtime.observe import Sampler, Shares, report_lines
+from lagom_overlap.runtime.observe_profiler import ProfiledStep, profiler_runs
+from lagom_overlap.runtime.observe_record import record_lines
+from lagom_overlap.runtime.online import OnlineTuner
+from lagom_overlap.runtime.options import is_disabled
+
+MODE_VARIABLE: Final = "LAGOM_RUN_MODE"
+FOLDER_VARIABLE: Final = "LAGOM_RUN_FOLDER"
+CONFIG_VARIABLE: Final = "LAGOM_RUN_CONFIG"
+SETTINGS_NAME: Final = "settings.json"
+FLUSH_EVERY: Final = 50
+"""Steps between two writes of the metrics where nothing happens."""
+
+
+class Session(Protocol):
+    """What is done with a job."""
+
+    def on_model(self, model: nn.Module) -> None:
+        """The model is known; its first step follows."""
+
+    def on_step(self) -> None:
+        """A step begins."""
+
+    def close(self) -> None:
+        """The job ends."""
+
+
+class Rank:
+    """A rank's files and its session; `close` takes every hook away."""
+
+    def __init__(
+        self,
+        session: Session,
+        events: JsonLines,
+        metrics: PrometheusFile,
+        accepts: Callable[[nn.Module], bool] = is_trained,
+    ) -> None:
+        self._session = session
+        self._events = events
+        self._metrics = metrics
+        self._num_steps = 0
+        self._began_s = 0.0
+        self._steps = TrainingSteps(self._guarded_model, self._guarded_step, accepts)
+
+    def close(self) -> None:
+        """Ends the session; safe to call twice."""
+        self._steps.close()
+        self._session.close()
+        self._metrics.flush()
+        self._events.write("end", steps=self._num_steps)
+
+    def _guarded_model(self, model: nn.Module) -> None:
+        safely(lambda: self._session.on_model(model))
+
+    def _guarded_step(self) -> None:
+        # The one error of ours that ends a job: all ranks agreed to switch, and this one then could not.
+        safely(self._step, ends_the_job=BackendError)
+
+    def _step(self) -> None:
+        if is_disabled():
+            self.close()
+            return
+        now = perf_counter()
+        if self._num_steps:
+            self._metrics.set("lagom_step_seconds", now - self._began_s)
+        self._began_s = now
+        self._num_steps += 1
+        self._metrics.set("lagom_steps", self._num_steps)
+        self._session.on_step()
+        if self._num_steps % FLUSH_EVERY == 1:
+            self._metrics.flush()
+
+
+class Observing:
+    """Samples a few steps and says what could be reached; see `observe`."""
+
+    def __init__(
+        self,
+        nccl: NcclVersion | None,
+        events: JsonLines,
+        metrics: PrometheusFile,
+        *,
+        rank: int,
+        record: Path | None = None,
+    ) -> None:
+        profiled = ProfiledStep()
+        self._shares = Shares(nccl)
+        self._sampler = Sampler(self._shares, profiled.begin, profiled.end, profiler_runs)
+        self._events, self._metrics, self._rank = events, metrics, rank
+        self._record = record
+        self._is_said = False
+
+    def on_model(self, model: nn.Module) -> None:
+        """Notes the model."""
+        self._events.write("model", type=type(model).__name__)
+
+    def on_step(self) -> None:
+        """Samples; after the last sample the report."""
+        if self._sampler.next_step():
+            self._say()
+
+    def close(self) -> None:
+        """The report of what there is, if it was not said."""
+        self._sampler.close()
+        self._say()
+
+    def _say(self) -> None:
+        if self._is_said:
+            return
+        self._is_said = True
+        shares = self._shares
+        num = max(1, shares.num_steps)
+        for kind, time_s in shares.by_kind_s.items():
+            self._metrics.set("lagom_communication_seconds", time_s / num, kind=kind)
+            self._events.write("communication", kind=kind, seconds_per_step=time_s / num)
+        for knob, ratio in shares.ratios().items():
+            self._metrics.set("lagom_reachable_ratio", ratio, knob=knob)
+            self._events.write("reachable", knob=knob, ratio=ratio)
+        self._metrics.flush()
+        if self._rank == 0:
+            say(report_lines(shares, self._sampler.reason))
+            if self._record is not None and self._record.exists():
+                say(record_lines(read_record(self._record)))
+
+
+class Tuning:
+    """Hands the job to `OnlineTuner`, which starts from a file if there is one."""
+
+    def __init__(
+        self,
+        events: JsonLines,
+        metrics: PrometheusFile,
+        *,
+        folder: Path,
+        config: Path | None,
+        rank: int,
+    ) -> None:
+        self._events, self._metrics = events, metrics
+        self._folder, self._config, self._rank = folder, config, rank
+        self._tuner: OnlineTuner | None = None
+        self._open: contextlib.AbstractContextManager[None] | None = None
+        self._last: tuple[State, str] | None = None
+
+    def on_model(self, model: nn.Module) -> None:
+        """Makes the tuner, on all ranks at the same call of the model."""
+        journal = self._folder / f"journal.{self._rank}.jsonl"
+        self._tuner = OnlineTuner(model, config=self._config, journal=journal)
+        self._events.write("model", type=type(model).__name__)
+
+    def on_step(self) -> None:
+        """Ends the step before and begins the next."""
+        if self._tuner is None:
+            return
+        opened, self._open = self._open, None
+        if opened is not None:
+            opened.__exit__(None, None, None)
+        self._note(self._tuner)
+        entered = self._tuner.step()
+        entered.__enter__()
+        self._open = entered
+
+    def close(self) -> None:
+        """Takes no further part; a step that was cut off by the end of the job is not counted."""
+        self._open = None
+        if self._tuner is not None:
+            self._tuner.close()
+
+    def _note(self, tuner: OnlineTuner) -> None:
+        """Says what changed, and saves the settings whenever they are settled anew."""
+        now = (tuner.state, tuner.reason)
+        if now == self._last:
+            return
+        if self._last is None or self._last[0] is not tuner.state:
+            self._metrics.forget("lagom_state")
+            self._metrics.set("lagom_state", 1, state=tuner.state)
+            if self._rank == 0 and self._last is not None:
+                say([f"online tuning: {tuner.state} ({tuner.reason})"])
+            if tuner.state in (State.WATCH, State.DONE):
+                tuner.save(self._folder / SETTINGS_NAME)
+        self._last = now
+        self._metrics.set("lagom_settings", len(tuner.settings))
+        self._metrics.flush()
+        self._events.write("state", state=tuner.state, reason=tuner.reason, settings=len(tuner.settings))
+
+
+def begin_session(environment: Mapping[str, str]) -> Rank:
+    """The session of this rank, begun.
+
+    Raises:
+        LagomError: if the plug-in or a file of ours cannot be used.
+    """
+    mode, folder, rank = environment[MODE_VARIABLE], Path(environment[FOLDER_VARIABLE]), rank_of(environment)
+    events = JsonLines(folder / f"events.{rank}.jsonl", rank=rank)
+    metrics = PrometheusFile(folder / f"metrics.{rank}.prom", rank=rank)
+    nccl = nccl_in_use()
+    events.write("begin", mode=mode, world_size=dist.get_world_size(), backend=dist.get_backend())
+    match mode:
+        case "observe":
+            pattern = environment.get("LAGOM_RECORD")
+            record = expanded(pattern, rank) if pattern else None
+            return Rank(Observing(nccl, events, metrics, rank=rank, record=record), events, metrics)
+        case "online":
+            config = environment.get(CONFIG_VARIABLE)
+            tuning = Tuning(events, metrics, folder=folder, config=Path(config) if config else None, rank=rank)
+            # On gloo an adapter has to fit the model; below the plug-in any framework will do.
+            return Rank(tuning, events, metrics, is_trained_in_parallel if nccl is None else is_trained)
+        case "fixed":
+            return Rank(Marking(nccl, environment), events, metrics)
+        case _:
+            raise JobError(f"{MODE_VARIABLE} is {mode!r}; allowed: observe, online, fixed")
+
+
+class Marking:
+    """Tells the plug-in where steps begin, so that occurrences count from 0 in each; the table does the rest."""
+
+    def __init__(self, nccl: NcclVersion | None, environment: Mapping[str, str]) -> None:
+        self._plugin = None if nccl is None else TunerPlugin(Path(environment["NCCL_TUNER_PLUGIN"]))
+
+    def on_model(self, model: nn.Module) -> None:
+        """Nothing to do."""
+
+    def on_step(self) -> None:
+        """Marks the step."""
+        if self._plugin is not None:
+            self._plugin.step()
+
+    def close(self) -> None:
+        """Nothing to undo."""
+
+
+def say(lines: list[str]) -> None:
+    """Lines for people, on stderr: stdout is the job's."""
+    sys.stderr.write("".join(f"lagom: {line}\n" for line in lines))

@@ -1,0 +1,357 @@
+"""Rank 0's decisions, as a state machine: reports of a window in, the plan of the next one out.
+
+    RECORD --(ranks agree on steps and calls)--> SEARCH --(tuner done or budget)--> VERDICT --> WATCH or DONE
+    any   --(sequences or step numbers differ)--> FROZEN --(they agree again)--> RECORD
+    WATCH --(drift, or another step)--> RECORD, at most `max_rearms` times
+    any   --(a rank wants to stop)--> OFF
+
+A trial is two windows under one setting: a short one, whose one measured step decides whether it is abandoned, then one
+that measures. The verdict's windows alternate default and tuned, in the study's shuffled rounds; unless tuned is
+faster there, the default comes back. Pure: no clock, file, store or torch; the same reports give the same plans.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from lagom_overlap.backends.base import Assignment, Failure, Outcome
+from lagom_overlap.backends.bundle import header_line
+from lagom_overlap.errors import BundleError
+from lagom_overlap.runtime.journal import entries_of, whole_lines
+from lagom_overlap.runtime.messages import Plan, Report, State
+from lagom_overlap.runtime.options import OnlineOptions
+from lagom_overlap.runtime.payback import Payback
+from lagom_overlap.runtime.problems import JobProblems, job_problems, slowest
+from lagom_overlap.runtime.program import Program
+from lagom_overlap.runtime.sites import SiteSetting
+from lagom_overlap.tune.base import Problems
+from lagom_overlap.tune.journal import Entry, Step, StepKind, entry_to_json
+from lagom_overlap.tune.study import Phase, Study
+from lagom_overlap.units import format_seconds
+
+_log = logging.getLogger(__name__)
+
+PROBATION_STEPS: Final = 3
+"""One step to settle, one measured, one while the reports travel."""
+MAX_VOID: Final = 20
+"""Windows in a row whose times meant nothing, after which the tuner waits in long windows."""
+FROZEN_STEPS: Final = 50
+"""Length of a window while ranks disagree, or nothing can be measured."""
+MAX_FREEZES: Final = 20
+"""As many times, and the tuner gives up for good."""
+WATCHED_STEPS: Final = 4
+"""The last steps of a long window: all but the very last are measured."""
+
+StudyFactory = Callable[[Problems], Study]
+
+
+@dataclass(slots=True)
+class _Trial:
+    """The study's step under way."""
+
+    step: Step
+    is_probation: bool
+
+
+class Leader:
+    """Tunes one job; `started` are settings to begin with, in place of a search."""
+
+    def __init__(
+        self,
+        options: OnlineOptions,
+        make_study: StudyFactory,
+        *,
+        num_ranks: int,
+        route_name: str,
+        started: tuple[SiteSetting, ...] = (),
+    ) -> None:
+        self._options = options
+        self._make_study = make_study
+        self._num_ranks = num_ranks
+        self._route_name = route_name
+        self._started = started
+        self._window = 0
+        self._epoch = 0
+        self._settings: tuple[SiteSetting, ...] = ()
+        self._state = State.RECORD
+        self._reason = ""
+        self._plan: Plan | None = None
+        self._job: JobProblems | None = None
+        self._programs: tuple[str, ...] = ()
+        self._study: Study | None = None
+        self._assignments: dict[str, Assignment] = {}
+        self._trial: _Trial | None = None
+        self._base: dict[str, float] = {}
+        self._payback = Payback()
+        self._found_journal = ""
+        self._journal: list[str] = []
+        self._journal_is_new = False
+        self._num_void = 0
+        self._num_drifted = 0
+        self._num_rearms = 0
+        self._num_freezes = 0
+        self._reference_s = 0.0
+
+    @property
+    def plan(self) -> Plan | None:
+        """The last plan given."""
+        return self._plan
+
+    @property
+    def study(self) -> Study | None:
+        """The study under way or done, if one began."""
+        return self._study
+
+    def first(self) -> Plan:
+        """The plan of the first window: record the untouched job, or run what was found before."""
+        if self._started:
+            return self._watch(self._started, "started with saved settings")
+        return self._record("the job as it is, untouched")
+
+    def offer_journal(self, text: str) -> None:
+        """A journal that some rank found, to go on with if it is of this job."""
+        self._found_journal = text
+
+    def next(self, reports: Sequence[Report], programs: Mapping[str, Program], now_s: float) -> Plan:
+        """The plan after a window; `programs` holds every program that the reports name."""
+        assert self._plan is not None, "next before first"
+        self._payback.took(self._plan, reports, now_s)
+        stopped = next((report for report in reports if report.stop), None)
+        if stopped is not None:
+            return self._off(f"rank {stopped.rank}: {stopped.stop}")
+        if disagreement := _disagreement(reports):
+            return self._freeze(disagreement)
+        void = next((report for report in reports if report.void or not report.program), None)
+        if void is not None:
+            return self._again(f"rank {void.rank}: {void.void or 'its measured steps were not alike'}")
+        shapes = tuple(report.program for report in reports)
+        match self._state:
+            case State.RECORD:
+                return self._recorded(reports, shapes, programs)
+            case State.FROZEN:
+                return self._record("the ranks agree again")
+            case State.WATCH:
+                return self._watched(reports, shapes)
+            case _ if shapes != self._programs:
+                return self._again("the step's calls changed")
+            case _:
+                return self._measured(reports)
+
+    # What is run next. ------------------------------------------------------------------------------------------------
+
+    def _give(self, state: State, reason: str, num_steps: int, first_measured: int) -> Plan:
+        self._state, self._reason = state, reason
+        plan = Plan(
+            window=self._window,
+            state=state,
+            reason=reason,
+            num_steps=num_steps,
+            first_measured=first_measured,
+            epoch=self._epoch,
+            settings=self._settings if self._plan is None or self._plan.epoch != self._epoch else (),
+            journal=tuple(self._journal),
+            journal_is_new=self._journal_is_new,
+        )
+        self._window += 1
+        self._journal, self._journal_is_new = [], False
+        self._plan = plan
+        return plan
+
+    def _set(self, settings: tuple[SiteSetting, ...]) -> bool:
+        """Makes the settings those of the next plan; False if they are in force already."""
+        if settings == self._settings:
+            return False
+        self._settings, self._epoch = settings, self._epoch + 1
+        return True
+
+    def _record(self, reason: str) -> Plan:
+        self._set(())
+        self._trial = self._study = self._job = None
+        return self._give(State.RECORD, reason, self._options.window_steps, 1)
+
+    def _freeze(self, reason: str) -> Plan:
+        _log.warning("online tuning is frozen, everything runs untouched: %s", reason)
+        self._set(())
+        self._trial = self._study = None
+        self._num_freezes += 1
+        if self._num_freezes > MAX_FREEZES:
+            return self._give(State.DONE, f"given up, everything runs untouched: {reason}", 1, 0)
+        return self._give(State.FROZEN, reason, FROZEN_STEPS, FROZEN_STEPS - WATCHED_STEPS)
+
+    def _again(self, reason: str) -> Plan:
+        """The same window once more; after many, in long windows, untouched until something can be measured."""
+        assert self._plan is not None, "nothing to repeat"
+        self._num_void += 1
+        if self._state is State.WATCH:
+            return self._drifted(reason)
+        if self._num_void > MAX_VOID or self._state is State.FROZEN:
+            return self._freeze(reason)
+        return self._give(self._state, reason, self._plan.num_steps, self._plan.first_measured)
+
+    def _watch(self, settings: tuple[SiteSetting, ...], reason: str) -> Plan:
+        self._set(settings)
+        self._trial = None
+        self._reference_s, self._num_drifted = 0.0, 0
+        if not self._options.watch_steps:
+            return self._give(State.DONE, reason, 1, 0)
+        return self._still_watching(reason)
+
+    def _still_watching(self, reason: str) -> Plan:
+        steps = self._options.watch_steps
+        return self._give(State.WATCH, reason, steps, max(0, steps - WATCHED_STEPS))
+
+    def _off(self, reason: str) -> Plan:
+        self._set(())
+        return self._give(State.OFF, reason, 1, 0)
+
+    # What a window told. ----------------------------------------------------------------------------------------------
+
+    def _recorded(self, reports: Sequence[Report], shapes: tuple[str, ...], programs: Mapping[str, Program]) -> Plan:
+        self._num_void = 0
+        self._programs = shapes
+        self._job = job = job_problems(programs[shape] for shape in dict.fromkeys(shapes))
+        base_s = max(report.step_s for report in reports)
+        self._payback.arm(reports, base_s)
+        if not job.groups:
+            return self._watch((), "nothing to tune: no setting reaches a collective of this job")
+        self._study = self._make_study(job.problems)
+        if self._verdict_steps() > self._options.max_steps:
+            budget = f"max_steps is {self._options.max_steps}, the verdict alone takes {self._verdict_steps()} steps"
+            return self._watch((), f"the budget is too small: {budget}")
+        self._take_up_journal(job, self._study)
+        self._assignments = job.default
+        # A rank's groups are measured from the next window on; the first trial of a guarded tuner is the default.
+        self._base = {}
+        return self._next_trial()
+
+    def _take_up_journal(self, job: JobProblems, study: Study) -> None:
+        options = self._options
+        name = job.fingerprint(self._num_ranks, options.tuner, options.tuner_options, options.seed, options.num_pairs)
+        lines, self._found_journal = whole_lines(self._found_journal), ""
+        kept: Sequence[Entry] = ()
+        try:
+            kept = entries_of(lines, job.problems, name)
+            study.replay(kept)
+            if kept:
+                _log.info("the journal holds %d measured settings of this job: going on behind them", len(kept))
+        except BundleError as error:
+            _log.warning("starting anew: %s", error)
+            kept = ()
+            self._study = self._make_study(job.problems)
+        header = header_line(name, f"online-{self._route_name}", job.problems, description="a running job")
+        self._journal = [header, *(entry_to_json(entry, job.problems) for entry in kept)]
+        self._journal_is_new = True
+
+    def _measured(self, reports: Sequence[Report]) -> Plan:
+        assert self._trial is not None, "measured without a trial"
+        assert self._study is not None, "measured without a study"
+        assert self._job is not None, "measured without a job"
+        step, plan = self._trial.step, self._plan
+        num_repeats = sum(plan.measures(number) for number in range(plan.num_steps)) if plan else 1
+        measured = {name: slowest(reports, name, num_repeats) for name in self._job.groups}
+        outcomes: dict[str, Outcome] = {
+            name: outcome for name, outcome in measured.items() if outcome is not None and name in step.assignments
+        }
+        if missing := step.assignments.keys() - outcomes.keys():
+            return self._again(f"no rank measured {min(missing)!r}")
+        self._num_void = 0
+        step_s = max(report.step_s for report in reports)
+        if self._trial.is_probation:
+            too_slow = step_s > self._options.max_slowdown * self._payback.base_s
+            if not too_slow:
+                self._trial.is_probation = False
+                return self._give(self._state, self._reason, self._options.window_steps - 1, 0)
+            outcomes |= self._abandoned(outcomes, step_s)
+        elif dict(step.assignments) == self._job.default:
+            self._base = {name: outcome.makespan_s for name, outcome in measured.items() if outcome is not None}
+            self._payback.saw_default(step_s)
+        self._study.report(step, outcomes)
+        self._journal.append(entry_to_json(Entry(step=step, outcomes=outcomes), self._job.problems))
+        return self._next_trial()
+
+    def _abandoned(self, outcomes: Mapping[str, Outcome], step_s: float) -> dict[str, Outcome]:
+        """The groups to blame for a step that took too long: those too slow themselves, else the worst."""
+        ratios = {
+            name: outcome.makespan_s / self._base[name]
+            for name, outcome in outcomes.items()
+            if not isinstance(outcome, Failure) and self._base.get(name)
+        }
+        slow = [name for name, ratio in ratios.items() if ratio > self._options.max_slowdown]
+        blamed = slow or ([max(ratios, key=ratios.__getitem__)] if ratios else list(outcomes))
+        took = f"{format_seconds(step_s)}, the default takes {format_seconds(self._payback.base_s)}"
+        return {name: Failure(f"abandoned after one step: the step took {took}") for name in blamed}
+
+    def _next_trial(self) -> Plan:
+        assert self._study is not None, "a trial without a study"
+        assert self._job is not None, "a trial without a job"
+        study, options = self._study, self._options
+        if study.phase is Phase.SEARCH:
+            rest = self._verdict_steps()
+            out_of_steps = self._payback.num_steps + rest + 2 * options.window_steps > options.max_steps
+            if out_of_steps or self._payback.elapsed_s + rest * self._payback.base_s > options.max_seconds:
+                study.stop_search()
+        step = study.next()
+        if step is None:
+            return self._settle(study)
+        self._assignments |= step.assignments
+        self._set(self._job.settings(self._assignments))
+        is_search = step.kind is StepKind.SEARCH
+        state = State.SEARCH if is_search else State.VERDICT
+        is_default = dict(self._assignments) == self._job.default
+        self._trial = _Trial(step, is_probation=is_search and not is_default)
+        reason = next(iter(step.reasons.values()), f"{step.arm} in round {step.round}")
+        if self._trial.is_probation:
+            return self._give(state, reason, PROBATION_STEPS, 1)
+        return self._give(state, reason, options.window_steps, 1)
+
+    def _settle(self, study: Study) -> Plan:
+        assert self._job is not None, "settled without a job"
+        verdict = study.verdict
+        is_adopted = verdict is not None and verdict.adopted
+        settings = self._job.settings(study.chosen) if is_adopted else ()
+        return self._watch(settings, self._payback.sentence(verdict))
+
+    def _verdict_steps(self) -> int:
+        """Training steps of the verdict."""
+        assert self._study is not None, "no study"
+        return self._study.num_verdict_steps * self._options.window_steps
+
+    def _watched(self, reports: Sequence[Report], shapes: tuple[str, ...]) -> Plan:
+        self._programs = self._programs or shapes
+        step_s = max(report.step_s for report in reports)
+        if shapes != self._programs:
+            return self._drifted("the step's calls changed")
+        if not self._reference_s:
+            self._reference_s = step_s
+        if step_s > self._options.drift_ratio * self._reference_s:
+            return self._drifted(
+                f"steps take {format_seconds(step_s)}, they took {format_seconds(self._reference_s)} when settled"
+            )
+        self._num_drifted = 0
+        return self._still_watching(self._reason)
+
+    def _drifted(self, reason: str) -> Plan:
+        self._num_drifted += 1
+        if self._num_drifted < self._options.drift_windows:
+            return self._still_watching(self._reason)
+        if self._num_rearms >= self._options.max_rearms:
+            return self._give(State.DONE, f"{self._reason}; it has changed since ({reason})", 1, 0)
+        self._num_rearms += 1
+        _log.info("tuning again: %s", reason)
+        return self._record(reason)
+
+
+def _disagreement(reports: Sequence[Report]) -> str:
+    """Why the ranks cannot be switched together, in words; empty if they can."""
+    counts = {report.num_steps for report in reports}
+    if len(counts) > 1:
+        words = ", ".join(f"rank {report.rank}: {report.num_steps}" for report in reports)
+        return f"the ranks are at different steps ({words})"
+    seen: dict[str, tuple[int, str]] = {}
+    for report in reports:
+        for communicator, sequence in report.sequences.items():
+            rank, other = seen.setdefault(communicator, (report.rank, sequence))
+            if other != sequence:
+                return f"ranks {rank} and {report.rank} made different calls on communicator {communicator}"
+    return ""

@@ -1,0 +1,342 @@
+"""One rank's part in the lock-step: windows of steps, one agreed plan each, a report before each ends.
+
+    step 0 of a window     read the plan, switch if it names new settings (all ranks or none)
+    measured steps         the route times every collective
+    last step but one      report
+    last step              rank 0 reads the reports and publishes the next plan, while the others go on
+
+Whatever fails here is this rank's wish to stop, written where the next plan would stand, so that all ranks stop at the
+same step; the job itself is never disturbed. Only a commit that fails after all agreed ends the job, because its
+collectives would hang. No torch; the clock and the route are given.
+"""
+
+import hashlib
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from time import monotonic, perf_counter
+
+from lagom_overlap.collective import ConfigKey, ConfigSpace
+from lagom_overlap.errors import BackendError
+from lagom_overlap.runtime.exchange import Exchange, ReportMissing, StoreLost
+from lagom_overlap.runtime.journal import JournalFile, whole_lines
+from lagom_overlap.runtime.leader import Leader
+from lagom_overlap.runtime.messages import Plan, Report, State
+from lagom_overlap.runtime.program import GroupTimes, Program, fingerprint, groups_of, program_of, times_of
+from lagom_overlap.runtime.route import Route, StepRecord
+from lagom_overlap.runtime.sites import SiteSetting, table_of
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Window:
+    """The window under way: what it is to do, how far it is, what was measured."""
+
+    plan: Plan
+    step: int = 0
+    records: list[StepRecord] = field(default_factory=list)
+    void: str = ""
+
+
+class Member:
+    """One rank; `leader` on rank 0 only. `is_exact_only` leaves alone what would change a reduction's order.
+
+    `why_not` says, before a step is measured, why it must not be (another profiler runs), and is empty otherwise.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        route: Route,
+        *,
+        leader: Leader | None = None,
+        journal: JournalFile | None = None,
+        is_exact_only: bool = False,
+        why_not: Callable[[], str] = str,
+    ) -> None:
+        self._exchange = exchange
+        self._route = route
+        self._leader = leader
+        self._journal = journal or JournalFile(None)
+        self._is_exact_only = is_exact_only
+        self._why_not = why_not
+        self._stop = ""
+        self._num_steps = 0
+        self._stepped_s = 0.0
+        self._exchange_s = 0.0
+        self._step_began = 0.0
+        self._is_measuring = False
+        self._programs: dict[str, Program] = {}
+        self._epoch = 0
+        self._settings: tuple[SiteSetting, ...] = ()
+        self._is_over = False
+        self._is_closed = False
+        self._window = _Window(Plan(window=0, state=State.RECORD, reason="not begun"))
+        self._num_journal_lines = self._begin()
+
+    @property
+    def plan(self) -> Plan:
+        """The plan in force."""
+        return self._window.plan
+
+    @property
+    def settings(self) -> tuple[SiteSetting, ...]:
+        """The settings in force."""
+        return self._settings
+
+    @property
+    def num_steps(self) -> int:
+        """Steps so far."""
+        return self._num_steps
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will change: settled for good, or off."""
+        return self._is_over
+
+    def stop(self, reason: str) -> None:
+        """Asks all ranks to go back to the untouched job at the end of this window."""
+        self._stop = self._stop or reason
+
+    def begin_step(self) -> None:
+        """Before the job's step; at a window's first one it waits for the plan, at most the timeout.
+
+        Raises:
+            BackendError: if all ranks agreed to switch and this one then could not.
+        """
+        if not self._is_over and self._window.step == 0:
+            self._timed(self._enter)
+        self._is_measuring = not self._is_over and self._window.plan.measures(self._window.step)
+        if self._is_measuring:
+            self._window.void = self._window.void or self._why_not()
+            self._is_measuring = not self._window.void
+        if not self._is_closed:
+            self._guarded(lambda: self._route.begin_step(is_measured=self._is_measuring))
+        self._step_began = perf_counter()
+
+    def end_step(self) -> None:
+        """After the job's step."""
+        if self._is_over:
+            return
+        self._stepped_s += perf_counter() - self._step_began
+        self._num_steps += 1
+        if self._is_measuring:
+            self._guarded(self._take)
+        self._window.step += 1
+        plan = self._window.plan
+        if self._window.step == max(1, plan.num_steps - 1):
+            self._timed(self._report)
+        if self._window.step >= plan.num_steps:
+            if self._leader is not None:
+                self._timed(self._decide)
+            self._window = _Window(plan, step=0)
+
+    def leave(self, reason: str) -> None:
+        """This rank takes no further part: the others go on untouched from the next window on. Never waits."""
+        if self._is_over:
+            return
+        self._is_over = True
+        self._close()
+        window = self._window.plan.window
+        try:
+            # The next plan may be out already; the one after it is not, because it needs this rank's report.
+            for number in (window + 1, window + 2):
+                self._exchange.veto(number, f"rank {self._exchange.rank}: {reason}")
+        except StoreLost as error:
+            _log.debug("could not tell the others: %s", error)
+
+    # Windows. ---------------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> int:
+        """Publishes the journal found here, and on rank 0 the first plan; returns the journal's length."""
+        found = self._journal.read()
+        try:
+            if found:
+                self._exchange.share_journal(found)
+            if self._leader is not None:
+                self._exchange.propose(self._leader.first())
+        except StoreLost as error:
+            self._lose(error)
+        return len(whole_lines(found))
+
+    def _enter(self) -> None:
+        """The next window: its plan, and the switch if it brings other settings."""
+        number = self._window.plan.window + (1 if self._num_steps else 0)
+        try:
+            plan = self._exchange.plan(number)
+            self._window = _Window(plan)
+            if plan.state is State.OFF:
+                self._end(plan)
+                return
+            if plan.epoch != self._epoch:
+                self._switch(plan)
+            if plan.journal:
+                self._journal.write(plan.journal, is_new=plan.journal_is_new)
+            if plan.is_last:
+                self._end(plan)
+            elif number >= 2:
+                self._exchange.forget(number - 2)
+        except StoreLost as error:
+            self._lose(error)
+
+    def _switch(self, plan: Plan) -> None:
+        refusal = ""
+        try:
+            self._route.prepare(table_of(plan.settings, self._route.communicators()), plan.epoch)
+        except Exception as error:  # whatever it is, it must not end the job
+            refusal = f"rank {self._exchange.rank} cannot switch: {_line(error)}"
+        refused = self._exchange.agree(plan.epoch, refusal=refusal)
+        if refused:
+            _log.warning("no rank switches: %s", refused)
+            self.stop(refused)
+            return
+        try:
+            self._route.commit(plan.epoch)
+        except Exception as error:
+            self._is_over = True
+            raise BackendError(
+                f"rank {self._exchange.rank} could not switch to settings that all ranks agreed on ({error}); "
+                "the job ends here, because its collectives would hang"
+            ) from error
+        self._epoch, self._settings = plan.epoch, plan.settings
+
+    def _end(self, plan: Plan) -> None:
+        """Settled for good, or off: from now on a step costs nothing."""
+        self._is_over = True
+        if plan.state is State.OFF:
+            self._settings = ()
+            self._close()
+            _log.warning("online tuning is off, everything runs untouched: %s", plan.reason)
+
+    def _close(self) -> None:
+        self._is_closed = True
+        self._guarded(self._route.close)
+
+    def _lose(self, error: StoreLost) -> None:
+        """Without the store nothing can be agreed on, so nothing changes any more."""
+        _log.warning("online tuning stops, what is set stays: %s", error)
+        self._is_over = True
+
+    def _take(self) -> None:
+        record = self._route.end_step()
+        self._window.records.append(record)
+        if not record.is_timed:
+            self._window.void = self._window.void or "the step could not be timed"
+
+    def _report(self) -> None:
+        try:
+            self._exchange.report(self._window.plan.window, self._summary())
+        except StoreLost as error:
+            self._lose(error)
+
+    def _summary(self) -> Report:
+        records, stop, times = self._window.records, self._stop, dict[str, GroupTimes]()
+        shapes = {fingerprint(record) for record in records}
+        shape = shapes.pop() if len(shapes) == 1 else ""
+        if shape and not stop:
+            try:
+                program = self._program(shape, records)
+                times = _medians([times_of(program, groups_of(program), record) for record in records])
+            except ValueError as error:
+                stop = f"the step cannot be understood: {error}"
+        return Report(
+            rank=self._exchange.rank,
+            num_steps=self._num_steps,
+            sequences=_sequences(records),
+            program=shape,
+            times=times,
+            step_s=median(record.duration_s for record in records) if records else 0.0,
+            stepped_s=self._stepped_s,
+            exchange_s=self._exchange_s,
+            void=self._window.void,
+            stop=stop,
+            journal_lines=self._num_journal_lines,
+        )
+
+    def _program(self, shape: str, records: Sequence[StepRecord]) -> Program:
+        """The program of this shape that all ranks work by."""
+        if shape not in self._programs:
+            spaces = [self._space(call.key) for call in records[0].calls]
+            self._programs[shape] = self._exchange.share_program(shape, program_of(records, spaces))
+        return self._programs[shape]
+
+    def _space(self, key: ConfigKey) -> ConfigSpace | None:
+        if self._is_exact_only and not self._route.is_exact(key):
+            return None
+        return self._route.space(key)
+
+    def _decide(self) -> None:
+        """Rank 0: the next plan; "off" if a rank is missing or the decision fails."""
+        assert self._leader is not None, "only rank 0 decides"
+        window = self._window.plan.window
+        try:
+            try:
+                if self._exchange.is_decided(window + 1):  # a rank has left: nobody need wait for its report
+                    return
+                reports = self._exchange.reports(window)
+                if window == 0:
+                    self._offer_journal(self._leader, reports)
+                shapes = {report.program for report in reports} - {""}
+                programs = {shape: self._exchange.program(shape) for shape in shapes}
+                self._exchange.propose(self._leader.next(reports, programs, monotonic()))
+            except ReportMissing as error:
+                self._exchange.veto(window + 1, str(error))
+            except StoreLost:
+                raise
+            except Exception as error:  # ours, not the job's: it must not end the job
+                _log.exception("deciding on window %d failed", window)
+                self._exchange.veto(window + 1, f"rank 0 could not decide: {_line(error)}")
+        except StoreLost as error:
+            self._lose(error)
+
+    def _offer_journal(self, leader: Leader, reports: Sequence[Report]) -> None:
+        """The longest journal that any rank found, wherever rank 0 runs now."""
+        longest = max(reports, key=lambda report: report.journal_lines)
+        if longest.journal_lines:
+            leader.offer_journal(self._exchange.journal(longest.rank))
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """Runs a part of ours; its failure is a wish to stop, never the job's."""
+        try:
+            work()
+        except Exception as error:
+            _log.exception("online tuning failed on rank %d", self._exchange.rank)
+            self.stop(f"failed: {_line(error)}")
+
+    def _timed(self, work: Callable[[], None]) -> None:
+        began = perf_counter()
+        try:
+            work()
+        finally:
+            self._exchange_s += perf_counter() - began
+
+
+def _medians(steps: Sequence[dict[str, GroupTimes]]) -> dict[str, GroupTimes]:
+    """Each group's times over several steps of one program, field by field."""
+    return {
+        name: GroupTimes(
+            makespan_s=median(step[name].makespan_s for step in steps),
+            comp_s=median(step[name].comp_s for step in steps),
+            comm_s=tuple(median(times) for times in zip(*(step[name].comm_s for step in steps), strict=True)),
+        )
+        for name in steps[0]
+    }
+
+
+def _sequences(records: Sequence[StepRecord]) -> dict[str, str]:
+    """The hash of each communicator's calls, in order, over the given steps."""
+    hashes: dict[str, hashlib._Hash] = defaultdict(hashlib.sha256)
+    for record in records:
+        for call in record.calls:
+            name = call.key.communicator
+            ranks = hashlib.sha256(repr(name.ranks).encode()).hexdigest()[:8]
+            words = f"{name.description}#{name.creation_order}/{len(name.ranks)}:{ranks}"
+            hashes[words].update(f"{call.key.kind} {call.key.num_bytes} {call.key.occurrence};".encode())
+    return {words: found.hexdigest()[:16] for words, found in hashes.items()}
+
+
+def _line(error: BaseException) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

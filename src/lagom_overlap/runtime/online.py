@@ -1,0 +1,277 @@
+"""`OnlineTuner`: two lines in a training loop that tune its collectives while it runs.
+
+    tuner = OnlineTuner(model, optimizer)
+    for batch in loader:
+        with tuner.step():
+            loss = model(batch); loss.backward(); optimizer.step(); optimizer.zero_grad()
+    tuner.save("lagom.json")
+
+What is decided, when, and how ranks agree: `leader`, `member`, `exchange`. Here it meets torch: the store of the
+default process group, the route, the adapters, the user's own profiler, the end of the process.
+"""
+
+import atexit
+import contextlib
+import logging
+import os
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from itertools import count
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, cast
+
+import torch
+from torch import distributed as dist
+from torch import nn
+from torch.distributed.distributed_c10d import _get_default_store
+
+from lagom_overlap.errors import BackendError, BundleError, LagomError, UnknownNameError
+from lagom_overlap.job.build import check_tuner_name, make_tuner
+from lagom_overlap.record import utc_now
+from lagom_overlap.runtime.adapters.base import Adapter
+from lagom_overlap.runtime.adapters.calls import CallsAdapter
+from lagom_overlap.runtime.adapters.ddp import DdpAdapter
+from lagom_overlap.runtime.adapters.fsdp2 import Fsdp2Adapter
+from lagom_overlap.runtime.exchange import Exchange, Store
+from lagom_overlap.runtime.gloo_route import GlooRoute
+from lagom_overlap.runtime.journal import JournalFile
+from lagom_overlap.runtime.leader import Leader
+from lagom_overlap.runtime.member import Member
+from lagom_overlap.runtime.messages import State
+from lagom_overlap.runtime.nccl_route import nccl_in_use, open_nccl_route
+from lagom_overlap.runtime.options import DISABLE_VARIABLE, OnlineOptions, is_disabled
+from lagom_overlap.runtime.route import Route
+from lagom_overlap.runtime.saved import SavedSettings, read_saved, write_saved
+from lagom_overlap.runtime.sites import SiteSetting
+from lagom_overlap.tune.base import Problems
+from lagom_overlap.tune.study import Study
+
+_log = logging.getLogger(__name__)
+
+ADAPTERS: Final = MappingProxyType(
+    {adapter.name: adapter for adapter in cast("list[Adapter]", [Fsdp2Adapter(), DdpAdapter(), CallsAdapter()])}
+)
+_instances = count()
+"""Tuners of this process so far: each speaks under a prefix of its own."""
+
+
+class OnlineTuner:
+    """Tunes the collectives of a model's training steps; made on every rank, after the process group and the model.
+
+    Without `route` it is the job's own: NCCL's (`nccl_route`) or gloo's. `adapters` names what to attach on gloo
+    (`"fsdp2"`, `"ddp"`, `"calls"`); None takes those that fit. `config` is a file that `save` wrote: the job starts
+    with it and searches only if it drifts. `optimizer` is only held, to say what a step is; `step()` counts them.
+    `enabled` False, or `LAGOM_DISABLE=1` at any time, leaves the job alone. All ranks must make the same tuners in the
+    same order; options other than the journal's path are rank 0's.
+
+    Raises:
+        BackendError: if there is no process group.
+        UnknownNameError: if a tuner or adapter does not exist.
+        ValueError: if an option is out of range.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        options: OnlineOptions | None = None,
+        config: str | Path | None = None,
+        journal: str | Path | None = None,
+        adapters: Sequence[str] | None = None,
+        route: Route | None = None,
+        enabled: bool = True,
+        **changes: object,
+    ) -> None:
+        chosen = replace(options or OnlineOptions(), **changes)  # type: ignore[arg-type]  # checked by the class
+        check_tuner_name(chosen.tuner)
+        if adapters is not None:
+            for name in adapters:
+                if name not in ADAPTERS:
+                    raise UnknownNameError.among("adapter", name, ADAPTERS)
+        self.model, self.optimizer, self.options = model, optimizer, chosen
+        self._member: Member | None = None
+        self._is_in_step = False
+        number = next(_instances)
+        if not dist.is_available() or not dist.is_initialized():
+            raise BackendError("online tuning needs a process group: call torch.distributed.init_process_group first")
+        self._world_size = dist.get_world_size()
+        if self._world_size == 1:
+            _log.info("online tuning: one rank has no collectives to tune")
+            return
+        store = _store_of(number, chosen.timeout_s)
+        exchange = Exchange(store, rank=dist.get_rank(), num_ranks=self._world_size, timeout_s=chosen.timeout_s)
+        if not enabled or is_disabled():
+            self._refuse(exchange)
+            return
+        self._route: Route = route or _nccl_route(model) or _gloo_route(model, store, chosen, adapters)
+        self._member = self._join(exchange, self._route, config, journal or chosen.journal)
+        atexit.register(_leave, weakref.ref(self))
+
+    def step(self) -> contextlib.AbstractContextManager[None]:
+        """The job's next step, all of it: forward, backward, optimizer."""
+        if self._member is None:
+            return contextlib.nullcontext()
+        return self._step(self._member)
+
+    @contextlib.contextmanager
+    def _step(self, member: Member) -> Iterator[None]:
+        if self._is_in_step:
+            raise ValueError("tuner.step() is open already: one step at a time, closed before the next begins")
+        self._is_in_step = True
+        try:
+            if is_disabled():
+                member.stop(f"{DISABLE_VARIABLE} is set")
+            member.begin_step()
+            yield
+        except BaseException as error:
+            member.leave(f"its step ended with {type(error).__name__}")
+            raise
+        finally:
+            self._is_in_step = False
+        member.end_step()
+
+    @property
+    def state(self) -> State:
+        """What the tuner is doing; OFF where it was never on."""
+        return self._member.plan.state if self._member is not None else State.OFF
+
+    @property
+    def reason(self) -> str:
+        """Why, in words: the trial under way, the verdict, or what ended the tuning."""
+        return self._member.plan.reason if self._member is not None else "not enabled"
+
+    @property
+    def settings(self) -> tuple[SiteSetting, ...]:
+        """What is set now, by call site; empty where everything is as without us."""
+        return self._member.settings if self._member is not None else ()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the search is over, one way or the other."""
+        return self.state in (State.WATCH, State.DONE, State.OFF)
+
+    def save(self, path: str | Path) -> bool:
+        """Writes what the job was tuned to, on rank 0; False if it is not settled (nothing is written).
+
+        Raises:
+            OutputError: if the file cannot be written.
+        """
+        if self._member is None or self.state not in (State.WATCH, State.DONE):
+            _log.warning("nothing to save: online tuning is at %r (%s)", str(self.state), self.reason)
+            return False
+        if dist.get_rank() == 0:
+            saved = SavedSettings(
+                world_size=self._world_size,
+                route=self._route.name,
+                is_adopted=bool(self.settings),
+                settings=self.settings,
+                verdict=self.reason,
+                date=utc_now(),
+            )
+            write_saved(Path(path), saved)
+        return True
+
+    def freeze(self, reason: str = "frozen by the job") -> None:
+        """Goes back to the untouched job for good, at the end of this window, on all ranks: before a CUDA graph."""
+        if self._member is not None:
+            self._member.stop(reason)
+
+    def close(self) -> None:
+        """Takes no further part; the other ranks go on untouched. Done by itself when the process ends."""
+        if self._member is not None:
+            self._member.leave("the job closed its tuner")
+
+    def _join(self, exchange: Exchange, route: Route, config: str | Path | None, journal: str | Path | None) -> Member:
+        leader = None
+        if exchange.rank == 0:
+            leader = Leader(
+                self.options,
+                _study_factory(self.options),
+                num_ranks=self._world_size,
+                route_name=route.name,
+                started=_started(config, self._world_size),
+            )
+        keeps = exchange.rank == 0 or os.environ.get("LOCAL_RANK") == "0"
+        return Member(
+            exchange,
+            route,
+            leader=leader,
+            journal=JournalFile(Path(journal) if journal and keeps else None),
+            is_exact_only=self.options.deterministic,
+            why_not=_why_not,
+        )
+
+    @staticmethod
+    def _refuse(exchange: Exchange) -> None:
+        """Tells the other ranks not to wait for this one."""
+        with contextlib.suppress(BackendError):
+            for window in (0, 1):  # the first plan may be out already
+                exchange.veto(window, f"rank {exchange.rank}: it is disabled there")
+
+
+def _leave(reference: "weakref.ref[OnlineTuner]") -> None:
+    tuner = reference()
+    if tuner is not None:
+        tuner.close()
+
+
+def _store_of(number: int, timeout_s: float) -> Store:
+    """The job's store under a prefix of ours, by a connection of its own: its waits hold nobody else up."""
+    base = _get_default_store()
+    with contextlib.suppress(RuntimeError, AttributeError):  # not every store can be cloned; a shared one does
+        base = base.clone()  # type: ignore[attr-defined]
+        base.set_timeout(timedelta(seconds=timeout_s))
+    return cast("Store", dist.PrefixStore(f"lagom/{number}", base))  # type: ignore[attr-defined]
+
+
+def _nccl_route(model: nn.Module) -> Route | None:
+    """The route of a job on NCCL; None if it is on another backend."""
+    nccl = nccl_in_use()
+    return None if nccl is None else open_nccl_route(model, nccl)
+
+
+def _gloo_route(model: nn.Module, store: Store, options: OnlineOptions, adapters: Sequence[str] | None) -> GlooRoute:
+    route = GlooRoute(store, meeting_timeout_s=options.timeout_s)  # type: ignore[arg-type]  # the same store, by its class
+    chosen = [a for name, a in ADAPTERS.items() if (a.fits(model) if adapters is None else name in adapters)]
+    for adapter in chosen:
+        route.on_close(adapter.attach(model, route))
+    if not chosen:
+        _log.warning(
+            "no adapter fits %s: nothing will be tuned; allowed: %s", type(model).__name__, ", ".join(ADAPTERS)
+        )
+    return route
+
+
+def _study_factory(options: OnlineOptions) -> Callable[[Problems], Study]:
+    def make(problems: Problems) -> Study:
+        tuner = make_tuner(options.tuner, problems, seed=options.seed, options=options.tuner_options, guarded=True)
+        return Study(problems, tuner, seed=options.seed, num_pairs=options.num_pairs)
+
+    return make
+
+
+def _started(config: str | Path | None, world_size: int) -> tuple[SiteSetting, ...]:
+    """The settings in a file; none, with a warning, if it is not of this job: the job is then tuned as if without."""
+    if config is None:
+        return ()
+    try:
+        return read_saved(Path(config), world_size=world_size).settings
+    except BundleError as error:
+        _log.warning("%s; starting untouched", error)
+        return ()
+
+
+def _why_not() -> str:
+    """Why this step must not be measured."""
+    if torch._C._autograd._profiler_enabled():
+        return "another profiler runs"
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        return "a CUDA graph is being captured"
+    return ""
+
+
+__all__ = ["LagomError", "OnlineOptions", "OnlineTuner"]

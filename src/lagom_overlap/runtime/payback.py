@@ -1,0 +1,65 @@
+"""What tuning has cost so far, what it gains, and after how many steps it has paid for itself."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from lagom_overlap.runtime.messages import Plan, Report
+from lagom_overlap.tune.verdict import Verdict
+from lagom_overlap.units import format_seconds
+
+
+@dataclass(slots=True)
+class Payback:
+    """Counts from the moment a job was recorded untouched; `base_s` is the latest time of its default step."""
+
+    base_s: float = 0.0
+    num_steps: int = 0
+    elapsed_s: float = 0.0
+    _first_s: float | None = None
+    _stepped_s: float = 0.0
+    _exchange_s: float = 0.0
+    _armed_stepped_s: float = 0.0
+    _armed_exchange_s: float = 0.0
+
+    def took(self, plan: Plan, reports: Sequence[Report], now_s: float) -> None:
+        """A window is over."""
+        self._first_s = now_s if self._first_s is None else self._first_s
+        self.elapsed_s = now_s - self._first_s
+        self.num_steps += plan.num_steps
+        self._stepped_s = max(report.stepped_s for report in reports)
+        self._exchange_s = max(report.exchange_s for report in reports)
+
+    def arm(self, reports: Sequence[Report], base_s: float) -> None:
+        """The search begins: the job was recorded, its untouched step takes `base_s`."""
+        self.base_s = base_s
+        self.num_steps, self.elapsed_s, self._first_s = 0, 0.0, None
+        self._armed_stepped_s = max(report.stepped_s for report in reports)
+        self._armed_exchange_s = max(report.exchange_s for report in reports)
+
+    def saw_default(self, step_s: float) -> None:
+        """The untouched step was measured again."""
+        self.base_s = step_s
+
+    @property
+    def cost_s(self) -> float:
+        """Time lost to slower settings and to agreement; not negative."""
+        slower_s = self._stepped_s - self._armed_stepped_s - self.num_steps * self.base_s
+        return max(0.0, slower_s) + self._exchange_s - self._armed_exchange_s
+
+    def sentence(self, verdict: Verdict | None) -> str:
+        """The outcome for people: adopted or not, gain, cost, payback."""
+        cost = f"tuning took {self.num_steps} steps and cost {format_seconds(self.cost_s)}"
+        if verdict is None:
+            return f"no verdict, the default stays; {cost}"
+        ratio = verdict.over_default
+        if "tuned" in verdict.failures:
+            return f"the tuned setting failed in the verdict, the default stays; {cost}"
+        compared = (
+            f"default over tuned {ratio.median_ratio:.3f} [{ratio.q25:.3f}, {ratio.q75:.3f}] in {ratio.num_pairs} pairs"
+        )
+        if not verdict.adopted:
+            return f"the default stays ({compared}); {cost}"
+        gain_s = median(verdict.makespans_s["default"]) - median(verdict.makespans_s["tuned"])
+        steps = f", paid back after {self.cost_s / gain_s:.0f} steps" if gain_s > 0 else ""
+        return f"tuned ({compared}), {format_seconds(gain_s)} a step; {cost}{steps}"

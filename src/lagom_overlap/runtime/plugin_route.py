@@ -1,0 +1,168 @@
+"""The route of jobs on NCCL 2.21 and later: decisions by the tuner plug-in, times by the profiler's kernels.
+
+What a step calls is told by the plug-in's own record: what NCCL asked, on which communicator, with which bytes, as
+which occurrence. So the keys of a table are those that the plug-in will look up. A communicator is named by what NCCL
+tells a tuner: its ranks, its nodes and its place among the equal ones of this process, the same in every run of a job.
+
+What may be tried is what NCCL offered in its cost tables (`plugin.space`).
+
+Which kernel a call was is told by order: as many collective kernels as recorded calls, kind by kind and size by size.
+Where they do not match (grouped calls share a kernel), the step is not timed.
+"""
+
+import logging
+from collections import Counter
+from pathlib import Path
+from typing import Final, Protocol
+
+from lagom_overlap.collective import CollectiveKind, CommunicatorId, ConfigKey, ConfigSpace, ConfigTable
+from lagom_overlap.errors import TableError
+from lagom_overlap.plugin import (
+    ProcessCommunicator,
+    RecordedCommunicator,
+    RecordedDecision,
+    RecordRing,
+    TunerPlugin,
+    encode_table,
+    write_table,
+)
+from lagom_overlap.plugin.record_log import Flag, Implementation
+from lagom_overlap.plugin.space import tuner_space
+from lagom_overlap.runtime.plugin_route_events import TimedCall, step_record
+from lagom_overlap.runtime.route import StepRecord
+
+_log = logging.getLogger(__name__)
+
+_EXACT: Final = (CollectiveKind.ALL_GATHER, CollectiveKind.BROADCAST)
+
+
+class StepTimer(Protocol):
+    """What times a step's kernels."""
+
+    def begin(self) -> None:
+        """The measured step begins."""
+
+    def end(self) -> tuple[float, tuple[TimedCall, ...] | None]:
+        """The step's length in seconds and its calls in the order of launch; None where they could not be told."""
+
+
+class PluginRoute:
+    """Implements `Route`; `table` and `record` are the paths that the plug-in was started with."""
+
+    name = "plugin"
+
+    def __init__(self, plugin: TunerPlugin, *, table: Path, record: Path, timer: StepTimer) -> None:
+        self.description = "NCCL's tuner plug-in: all-reduce, all-gather, reduce-scatter, broadcast, reduce"
+        self._plugin = plugin
+        self._table = table
+        self._next_table = table.with_name(f"{table.name}.next")
+        self._record = record
+        self._timer = timer
+        self._ring: RecordRing | None = None
+        self._known: dict[int, RecordedCommunicator] = {}
+        self._offered: dict[ConfigKey, frozenset[Implementation]] = {}
+        self._calls_per_step: Counter[tuple[CommunicatorId, CollectiveKind, int]] = Counter()
+        self._prepared: int | None = None
+        self._is_measured = False
+
+    def communicators(self) -> tuple[CommunicatorId, ...]:
+        """See `Route`."""
+        self._take()
+        return tuple(communicator.id for communicator in self._process())
+
+    def space(self, key: ConfigKey) -> ConfigSpace | None:
+        """See `Route`: None for what NCCL has not offered yet."""
+        offered = self._offered.get(key)
+        if offered is None:
+            return None
+        return tuner_space(offered, max(known.abi_version for known in self._known.values()))
+
+    def is_exact(self, key: ConfigKey) -> bool:
+        """See `Route`: what only moves bytes is exact; channels and algorithms reorder every reduction."""
+        return key.kind in _EXACT
+
+    def prepare(self, table: ConfigTable, epoch: int) -> None:
+        """See `Route`: writes the table beside the one in force, so that a full disk is found out before any switch."""
+        self._take()
+        encoded = encode_table(
+            table,
+            generation=epoch,
+            communicators=self._process(),
+            calls_per_step={(k.communicator, k.kind, k.num_bytes): self._num_calls(k) for k, _ in table},
+        )
+        for lost in encoded.left_out:
+            _log.warning("%s of %d bytes: %s", lost.key.kind, lost.key.num_bytes, lost.what)
+        write_table(self._next_table, encoded.data)
+        self._prepared = epoch
+
+    def commit(self, epoch: int) -> None:
+        """See `Route`."""
+        if self._prepared != epoch:
+            raise TableError(f"nothing was prepared for epoch {epoch}")
+        try:
+            self._next_table.replace(self._table)
+        except OSError as error:
+            raise TableError(f"cannot put the table {self._table} in place: {error.strerror}") from error
+        self._plugin.swap(epoch)
+        self._prepared = None
+
+    def begin_step(self, *, is_measured: bool) -> None:
+        """See `Route`."""
+        self._plugin.step()
+        self._is_measured = is_measured
+        if is_measured:
+            self._take()
+            self._timer.begin()
+
+    def end_step(self) -> StepRecord:
+        """See `Route`."""
+        duration_s, timed = self._timer.end() if self._is_measured else (0.0, None)
+        self._is_measured = False
+        decisions = self._take()
+        keys = [self._key(decision) for decision in decisions]
+        self._calls_per_step = Counter((key.communicator, key.kind, key.num_bytes) for key in keys)
+        return step_record(keys, duration_s, timed)
+
+    def close(self) -> None:
+        """See `Route`."""
+        self._plugin.enable(is_enabled=False)
+
+    def _take(self) -> list[RecordedDecision]:
+        """What NCCL asked since the last look; calls on communicators of one rank are left out."""
+        if self._ring is None:
+            if not self._record.exists():  # NCCL has made no communicator yet
+                return []
+            self._ring = RecordRing(self._record)
+        log = self._ring.take()
+        self._known |= {communicator.comm_id: communicator for communicator in log.communicators}
+        counted = [d for d in log.decisions if d.occurrence is not None and Flag.NOT_COUNTED not in d.flags]
+        known = [d for d in counted if d.comm_id in self._known and self._known[d.comm_id].num_ranks > 1]
+        for decision in known:
+            key, offered = self._key(decision), frozenset(decision.offered_s)
+            self._offered[key] = self._offered.get(key, offered) & offered
+        return known
+
+    def _process(self) -> list[ProcessCommunicator]:
+        """This process's communicators in the order of their creation; ranks of one communicator share it."""
+        several = [known for known in self._known.values() if known.num_ranks > 1]
+        return list(dict.fromkeys(ProcessCommunicator(_name(known), known.num_nodes) for known in several))
+
+    def _key(self, decision: RecordedDecision) -> ConfigKey:
+        return ConfigKey(
+            communicator=_name(self._known[decision.comm_id]),
+            kind=decision.kind,
+            num_bytes=decision.num_bytes,
+            occurrence=decision.occurrence or 0,
+        )
+
+    def _num_calls(self, key: ConfigKey) -> int:
+        """How often the key's site is called in a step; 0 where the last step does not tell."""
+        found = self._calls_per_step[key.communicator, key.kind, key.num_bytes]
+        return found if key.occurrence < found else 0
+
+
+def _name(known: RecordedCommunicator) -> CommunicatorId:
+    nodes = f"{known.num_nodes} node{'s' if known.num_nodes != 1 else ''}"
+    return CommunicatorId(
+        description=f"nccl on {nodes}", ranks=tuple(range(known.num_ranks)), creation_order=known.creation_order
+    )

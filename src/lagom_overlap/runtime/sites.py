@@ -1,0 +1,71 @@
+"""Call sites by what is the same on every rank: the vocabulary in which ranks speak of settings.
+
+A `ConfigKey` names one rank's communicator by its global ranks. Ranks of a job make the same calls on different
+communicators of one role (each tensor-parallel pair its own), and all of a role are set alike, so what is exchanged and
+saved names the role: description, number of ranks, creation order.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from lagom_overlap.collective import Collective, CollectiveKind, CommConfig, CommunicatorId, ConfigKey, ConfigTable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class CallType:
+    """What calls of one kind and size on communicators of one role share."""
+
+    description: str
+    num_ranks: int
+    creation_order: int
+    kind: CollectiveKind
+    num_bytes: int
+
+    @property
+    def collective(self) -> Collective:
+        """The call without its communicator."""
+        return Collective(self.kind, self.num_bytes, self.num_ranks)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Site:
+    """One call of a step: the `occurrence`-th of its type on this rank's communicator, from 0."""
+
+    call: CallType
+    occurrence: int
+
+
+@dataclass(frozen=True, slots=True)
+class SiteSetting:
+    """How one site is to be run."""
+
+    site: Site
+    config: CommConfig
+
+
+def site_of(key: ConfigKey) -> Site:
+    """The site of a rank's own key."""
+    name = key.communicator
+    call = CallType(
+        description=name.description,
+        num_ranks=len(name.ranks),
+        creation_order=name.creation_order,
+        kind=key.kind,
+        num_bytes=key.num_bytes,
+    )
+    return Site(call, key.occurrence)
+
+
+def table_of(settings: Iterable[SiteSetting], communicators: Iterable[CommunicatorId]) -> ConfigTable:
+    """The settings as a table of this rank: a row for each site of a role in which this rank has a communicator."""
+    mine = {(name.description, len(name.ranks), name.creation_order): name for name in communicators}
+    rows: dict[ConfigKey, CommConfig] = {}
+    for setting in settings:
+        call = setting.site.call
+        name = mine.get((call.description, call.num_ranks, call.creation_order))
+        if name is not None and not setting.config.is_untouched:
+            key = ConfigKey(
+                communicator=name, kind=call.kind, num_bytes=call.num_bytes, occurrence=setting.site.occurrence
+            )
+            rows[key] = setting.config
+    return ConfigTable(rows)

@@ -1,0 +1,119 @@
+"""Agreement: one word per decision, whoever is late; ten thousand switches under load."""
+
+import random
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from job_of_threads import FakeStore
+
+from lagom_overlap.runtime.exchange import Exchange, ReportMissing, StoreLost
+from lagom_overlap.runtime.messages import Plan, Report, State
+
+
+def exchanges(num_ranks: int, timeout_s: float = 5.0) -> list[Exchange]:
+    store = FakeStore()
+    return [Exchange(store, rank=rank, num_ranks=num_ranks, timeout_s=timeout_s) for rank in range(num_ranks)]
+
+
+def report(rank: int) -> Report:
+    return Report(rank=rank, num_steps=1, sequences={}, program="", times={}, step_s=0.0, stepped_s=0.0, exchange_s=0.0)
+
+
+def test_ten_thousand_switches_under_load_are_the_same_on_all_ranks() -> None:
+    """Four ranks at their own pace beside a thread that computes; each switch is a plan and an agreement."""
+    ranks, num_switches = exchanges(4, timeout_s=30.0), 10_000
+    is_over = threading.Event()
+
+    def load() -> None:
+        while not is_over.is_set():
+            sum(range(200))
+            time.sleep(0.0001)
+
+    def live(exchange: Exchange) -> list[tuple[int, str]]:
+        pace = random.Random(exchange.rank)
+        seen = []
+        for window in range(num_switches):
+            if exchange.rank == 0:
+                exchange.propose(Plan(window=window, state=State.SEARCH, reason=str(window % 7), epoch=window + 1))
+            plan = exchange.plan(window)
+            refusal = "full disk" if window % 1000 == 999 and exchange.rank == window // 1000 % 4 else ""
+            refused = exchange.agree(plan.epoch, refusal=refusal)
+            seen.append((plan.epoch, plan.reason, refused))
+            if window > 1:
+                exchange.forget(window - 2)
+            if pace.random() < 0.001:
+                time.sleep(0.001)
+        return seen
+
+    threading.Thread(target=load, daemon=True).start()
+    with ThreadPoolExecutor(4) as pool:
+        seen = list(pool.map(live, ranks))
+    is_over.set()
+    assert all(one == seen[0] for one in seen)
+    assert [epoch for epoch, _, _ in seen[0]] == list(range(1, num_switches + 1))
+    assert sum(refused == "full disk" for _, _, refused in seen[0]) == 10
+
+
+def test_a_plan_that_does_not_come_in_time_is_off_for_everybody_also_for_a_late_leader() -> None:
+    leader, other, third = exchanges(3, timeout_s=0.05)
+    assert other.plan(3).state is State.OFF
+    assert leader.propose(Plan(window=3, state=State.SEARCH, reason="late")).state is State.OFF
+    assert third.plan(3).state is State.OFF
+    assert "rank 1 waited 0.05 s for rank 0's decision" in third.plan(3).reason
+
+
+def test_a_plan_that_is_out_cannot_be_vetoed() -> None:
+    leader, other = exchanges(2)
+    leader.propose(Plan(window=0, state=State.SEARCH, reason="a trial"))
+    assert other.veto(0, "too late").state is State.SEARCH
+
+
+def test_a_rank_that_never_becomes_ready_keeps_the_others_from_switching() -> None:
+    one, two, _ = exchanges(3, timeout_s=0.05)
+    with ThreadPoolExecutor(2) as pool:
+        refusals = list(pool.map(lambda exchange: exchange.agree(1), (one, two)))
+    assert refusals[0] == refusals[1] != ""
+    assert "to be ready to switch" in refusals[0]
+
+
+def test_the_last_rank_that_is_ready_reads_the_refusal_of_one_that_gave_up() -> None:
+    one, two = exchanges(2, timeout_s=0.05)
+    assert "to be ready" in one.agree(7)
+    assert "to be ready" in two.agree(7)
+
+
+def test_missing_reports_are_named_and_waited_for_no_longer_than_the_timeout() -> None:
+    leader, other, _ = exchanges(3, timeout_s=0.1)
+    leader.report(0, report(0))
+    other.report(0, report(1))
+    began = time.monotonic()
+    with pytest.raises(ReportMissing, match=r"rank 2 did not report within 0\.1 s"):
+        leader.reports(0)
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("garbage", ["", "{}", '{"window":0,"state":"search"}', "[" * 5000, '{"window":1,'])
+def test_a_plan_that_cannot_be_read_is_off(garbage: str) -> None:
+    leader, other = exchanges(2)
+    leader._store.set("plan/0", garbage)
+    assert other.plan(0).state is State.OFF
+
+
+def test_the_plan_of_another_window_is_off() -> None:
+    leader, other = exchanges(2)
+    leader._store.set("plan/0", '{"window":5,"state":"search","reason":""}')
+    assert other.plan(0).state is State.OFF
+
+
+def test_a_lost_store_is_told_apart_from_a_late_rank() -> None:
+    leader, other = exchanges(2)
+    leader._store.is_gone = True
+    with pytest.raises(StoreLost, match="Connection reset by peer"):
+        other.plan(0)
+
+
+def test_a_timeout_must_be_positive() -> None:
+    with pytest.raises(ValueError, match="timeout_s is 0"):
+        Exchange(FakeStore(), rank=0, num_ranks=2, timeout_s=0)

@@ -1,0 +1,65 @@
+"""A call is waited for once, and what follows it is done once, by whoever waits."""
+
+import threading
+import time
+
+import pytest
+
+pytest.importorskip("torch")
+
+from lagom_overlap.runtime.gloo_clock import CallClock, Mark
+from lagom_overlap.runtime.gloo_route import RunWork
+
+pytestmark = pytest.mark.torch
+
+
+class OnceOnly:
+    """As gloo's receives: a second wait would never return."""
+
+    def __init__(self, error: RuntimeError | None = None) -> None:
+        self.release = threading.Event()
+        self.num_waits = 0
+        self.error = error
+
+    def wait(self) -> None:
+        self.num_waits += 1
+        assert self.num_waits == 1, "waited for twice"
+        self.release.wait(10)
+        if self.error is not None:
+            raise self.error
+
+
+def test_the_clock_waits_once_and_the_computation_waits_for_the_clock() -> None:
+    clock, handle, mark, done = CallClock(), OnceOnly(), Mark(), []
+    work = RunWork(clock.watch(handle, mark, time.perf_counter()), mark, lambda: done.append(mark.ended_s))
+    handle.release.set()
+    assert work.wait()
+    assert work.wait()
+    assert clock.is_idle()
+    assert handle.num_waits == 1
+    assert len(done) == 1
+    assert mark.issued_s <= mark.began_s <= mark.ended_s
+    assert mark.joined_s is not None
+    assert mark.joined_s <= mark.resumed_s
+    clock.close()
+
+
+def test_shares_of_one_group_do_not_overlap() -> None:
+    clock, handles, marks = CallClock(), [OnceOnly(), OnceOnly()], [Mark(), Mark()]
+    for handle, mark in zip(handles, marks, strict=True):
+        clock.watch(handle, mark, time.perf_counter())
+    handles[1].release.set()
+    handles[0].release.set()
+    assert clock.is_idle()
+    assert marks[1].issued_s < marks[0].ended_s == marks[1].began_s <= marks[1].ended_s
+    clock.close()
+
+
+def test_an_error_of_the_call_is_raised_where_it_is_waited_for() -> None:
+    clock, handle = CallClock(), OnceOnly(RuntimeError("Connection closed by peer"))
+    work = RunWork(clock.watch(handle, Mark(), 0.0), None, None)
+    handle.release.set()
+    with pytest.raises(RuntimeError, match="Connection closed by peer"):
+        work.wait()
+    assert clock.is_idle()
+    clock.close()

@@ -1,0 +1,95 @@
+"""`lagom run` under torchrun with real FSDP2 and DDP on gloo: watched and tuned; the numbers never change."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("torch")
+pytestmark = [pytest.mark.torch, pytest.mark.gloo, pytest.mark.slow, pytest.mark.timeout(240)]
+
+TRAIN = """
+import sys, torch, torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+kind, num_steps, code = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+torch.set_num_threads(1)
+model = torch.nn.Sequential(*(torch.nn.Linear(544, 544) for _ in range(3)))
+if kind == "ddp":
+    model = DistributedDataParallel(model)
+else:
+    for layer in model:
+        fully_shard(layer)
+    fully_shard(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(num_steps):
+    loss = model(torch.ones(4, 544) * (dist.get_rank() + step)).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if dist.get_rank() == 0:
+        print(step, loss.item())
+dist.destroy_process_group()
+sys.exit(code)
+"""
+
+
+def run(folder, *arguments, kind="fsdp", steps=12, code=0, prefix=True, **more):
+    """(exit code, the printed losses, stderr)"""
+    (folder / "train.py").write_text(TRAIN)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
+    job = [*torchrun[:-2], "--standalone", "train.py", kind, str(steps), str(code)]
+    lagom = [sys.executable, "-m", "lagom_overlap", "run", *arguments, "--"] if prefix else []
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("LAGOM", "NCCL"))}
+    result = subprocess.run(
+        lagom + job,
+        cwd=folder,
+        env=own | {"OMP_NUM_THREADS": "1"} | more,
+        capture_output=True,
+        text=True,
+        timeout=220,
+        check=False,
+    )
+    return result.returncode, result.stdout, result.stderr
+
+
+def events(folder, rank):
+    return [json.loads(line) for line in (folder / f"events.{rank}.jsonl").read_text().splitlines()]
+
+
+def test_observing_changes_no_number_nor_exit_code_and_says_what_could_be_reached(tmp_path):
+    code, plain, error = run(tmp_path, kind="ddp", code=7, prefix=False)
+    assert code == 1, error  # torchrun's own word for a rank that failed
+    code, watched, error = run(tmp_path, "--observe", "--out", "seen", kind="ddp", code=7)
+    assert code == 1
+    assert "exitcode  : 7" in error
+    assert watched == plain
+    said = [line for line in error.splitlines() if line.startswith("lagom: ")]
+    assert re.search(r"gloo: [0-9.]+ ms of collectives per step \(3 steps sampled\)", said[0])
+    assert sum("channels" in line and "100.0%" in line for line in said) == 1
+    assert "sitecustomize" not in error
+    for rank in range(2):
+        found = events(tmp_path / "seen", rank)
+        assert [found[0]["event"], found[-1]["event"]] == ["begin", "end"]
+        assert found[-1]["steps"] == 12
+        assert {event["kind"] for event in found if event["event"] == "communication"} == {"all_reduce"}
+        assert "lagom_reachable_ratio" in (tmp_path / "seen" / f"metrics.{rank}.prom").read_text()
+
+
+def test_tuning_without_a_line_of_code_keeps_every_loss_and_saves_what_it_found(tmp_path):
+    code, plain, error = run(tmp_path, steps=30, prefix=False)
+    assert code == 0, error
+    code, tuned, error = run(tmp_path, "--online", "--out", "tuned", steps=30)
+    assert code == 0, error
+    assert tuned == plain
+    states = [event["state"] for event in events(tmp_path / "tuned", 0) if event["event"] == "state"]
+    assert list(dict.fromkeys(states))[:2] == ["record", "search"]
+    if {"watch", "done"} & set(states):
+        saved = json.loads((tmp_path / "tuned" / "settings.json").read_text())
+        assert saved["format"] == "lagom-online"
+        assert saved["world_size"] == 2

@@ -1,0 +1,135 @@
+"""Windows, groups and times of steps worked by hand."""
+
+import pytest
+
+from lagom_overlap.collective import CollectiveKind, CommunicatorId, ConfigKey, ConfigSpace, Subspace
+from lagom_overlap.runtime.problems import job_problems
+from lagom_overlap.runtime.program import Event, events_of, fingerprint, groups_of, program_of, times_of
+from lagom_overlap.runtime.route import CallRecord, StepRecord
+
+SPACE = ConfigSpace((Subspace(num_channels=(1, 2)),))
+GATHER, SCATTER = CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER
+
+
+def call(  # noqa: PLR0917 - read in columns below
+    kind: CollectiveKind,
+    occurrence: int,
+    issued: float,
+    ran: tuple[float, float],
+    joined: tuple[float, float] | None,
+    ranks: tuple[int, ...] = (0, 1),
+) -> CallRecord:
+    communicator = CommunicatorId(description="fsdp", ranks=ranks)
+    return CallRecord(
+        key=ConfigKey(communicator=communicator, kind=kind, num_bytes=1 << 20, occurrence=occurrence),
+        issued_s=issued,
+        begun_s=ran[0],
+        ended_s=ran[1],
+        joined_s=None if joined is None else joined[0],
+        resumed_s=None if joined is None else joined[1],
+    )
+
+
+def backward() -> StepRecord:
+    """Two layers: gather 0 is waited for at once; gather 1 runs beside layer 0, scatter 0 beside layer 1.
+
+    0      1                5      6                10     12
+    |g0----|g1 issued  comp |join g1
+                       s0 issued at 4.9 (late)  comp |join s0
+    """
+    return StepRecord(
+        duration_s=14.0,
+        calls=(
+            call(GATHER, 0, 0.0, (0.0, 1.0), (0.0, 1.0)),
+            call(GATHER, 1, 1.0, (1.0, 6.0), (5.0, 6.0)),
+            call(SCATTER, 0, 4.9, (6.0, 12.0), (10.0, 12.0)),
+        ),
+    )
+
+
+def test_events_are_in_the_order_of_the_computation() -> None:
+    assert events_of(backward()) == (
+        Event(0, is_join=False),
+        Event(0, is_join=True),
+        Event(1, is_join=False),
+        Event(2, is_join=False),
+        Event(1, is_join=True),
+        Event(2, is_join=True),
+    )
+
+
+def test_a_call_that_hardly_any_computation_follows_belongs_to_the_next_window() -> None:
+    """Scatter 0 is issued 0.1 before the join of a window of 4: it runs beside what follows."""
+    record = backward()
+    extra = call(GATHER, 2, 6.0, (12.0, 13.0), (10.5, 13.0))
+    calls = (*record.calls[:2], record.calls[2], extra)
+    program = program_of([StepRecord(duration_s=14.0, calls=calls)], [SPACE] * 4)
+    assert program.late == (False, False, True, False)
+    names = [group.name for group in groups_of(program)]
+    assert len(names) == 2, "the first two windows are equal: a gather until a gather"
+    assert names[1].startswith("reduce_scatter 1 MiB (1048576 B) on fsdp/2 + all_gather")
+
+
+def test_times_add_up_to_the_step_and_waiting_is_not_computing() -> None:
+    program = program_of([backward()], [SPACE] * 3)
+    groups = groups_of(program)
+    times = times_of(program, groups, backward())
+    first, second = (times[group.name] for group in groups)
+    assert (first.makespan_s, first.comp_s, first.comm_s) == (1.0, 0.0, (1.0,))
+    # From 1 to 12: joins at 5 to 6 and 10 to 12, so 8 of 11 compute; both calls are of this window (the last one).
+    assert second.makespan_s == 11.0
+    assert second.comp_s == 8.0
+    assert second.comm_s == (5.0, 6.0)
+
+
+def test_calls_that_cannot_be_set_are_no_part_of_a_problem() -> None:
+    groups = groups_of(program_of([backward()], [None, SPACE, None]))
+    assert [group.calls[0].kind for group in groups] == [GATHER]
+    assert groups[0].occurrences == ((1,),)
+    assert groups_of(program_of([backward()], [None] * 3)) == ()
+
+
+def test_equal_windows_are_one_group() -> None:
+    calls = [call(GATHER, n, 2.0 * n, (2.0 * n, 2.0 * n + 1), (2.0 * n + 1.5, 2.0 * n + 2)) for n in range(3)]
+    record = StepRecord(duration_s=6.0, calls=tuple(calls))
+    (group,) = groups_of(program_of([record], [SPACE] * 3))
+    assert group.count == 3
+    assert group.occurrences == ((0, 1, 2),)
+    times = times_of(program_of([record], [SPACE] * 3), [group], record)[group.name]
+    assert times.makespan_s == pytest.approx(2.0)
+    assert times.comp_s == pytest.approx(1.5)
+
+
+def test_a_fingerprint_tells_steps_by_their_calls_not_by_their_times_or_ranks() -> None:
+    slower = StepRecord(
+        duration_s=3.0,
+        calls=(
+            call(GATHER, 0, 0.0, (0.0, 2.0), (0.0, 2.0), ranks=(4, 5)),
+            call(GATHER, 1, 2.1, (2.1, 2.2), (2.5, 2.6), ranks=(4, 5)),
+            call(SCATTER, 0, 2.4, (2.4, 2.5), (2.9, 2.95), ranks=(4, 5)),
+        ),
+    )
+    assert fingerprint(slower) == fingerprint(backward())
+    fewer = StepRecord(duration_s=3.0, calls=slower.calls[:2])
+    assert fingerprint(fewer) != fingerprint(backward())
+
+
+def test_steps_of_several_shapes_make_no_program() -> None:
+    fewer = StepRecord(duration_s=14.0, calls=backward().calls[:2])
+    with pytest.raises(ValueError, match="steps of one shape"):
+        program_of([backward(), fewer], [SPACE] * 3)
+
+
+def test_a_call_is_set_once_whatever_groups_other_ranks_see_it_in() -> None:
+    """The second rank waits elsewhere: its groups would claim the same calls under other names."""
+    other = StepRecord(
+        duration_s=14.0,
+        calls=(
+            call(GATHER, 0, 0.0, (0.0, 1.0), (6.0, 7.0)),
+            call(GATHER, 1, 1.0, (1.0, 6.0), (8.0, 9.0)),
+            call(SCATTER, 0, 4.9, (6.0, 12.0), (10.0, 12.0)),
+        ),
+    )
+    job = job_problems(program_of([record], [SPACE] * 3) for record in (backward(), other))
+    sites = [site for group in job.groups.values() for held in group.sites for site in held]
+    assert len(sites) == len(set(sites)) == 3
