@@ -2,12 +2,14 @@
 
     python benchmarks/analyze_speed.py TRACE... [--make EVENTS] [--hta PYTHON] [--repeats N] [--json]
 
-Every measurement is a process of its own: wall and CPU time of the work without the interpreter's start and imports
-(on a busy machine the CPU time is the fairer one), and the peak of resident memory less that of the process just before
-the work; then ("process") CPU time and peak of the whole process, imports included. `--make N` writes a synthetic trace
-of about N events into a temporary folder and adds it. `--hta` names a Python that has HolisticTraceAnalysis installed;
-it runs its overlap and temporal breakdown on the same file. The answers are compared: our HTA-compatible figures must
-equal HTA's.
+A TRACE is a file, or a folder with one file per rank. Every measurement is a process of its own, the contenders in turn
+on each trace. Of each process: wall and CPU time from its start to its answer, imports included; the peak of its
+resident memory above that of an interpreter that does nothing; and the CPU time of the same work done a second time in
+the same process, when everything is imported ("work"). Of processes that a contender starts the CPU time counts, and
+the peak of the largest. "floor" unpacks, and decodes every event into as little as `lagom analyze` does, nothing else.
+`--make N` writes a synthetic trace of about N events into a temporary folder and adds it. `--hta` names a Python that
+has HolisticTraceAnalysis installed; it runs its overlap and temporal breakdown on the same files. The answers are
+compared: our HTA-compatible figures must equal HTA's.
 """
 
 import argparse
@@ -17,44 +19,74 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 _MEASURE = """
-import json, resource, sys, time
-def memory():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-path = sys.argv[1]
+import resource, sys, time
+def cpu():
+    own, theirs = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    return own.ru_utime + own.ru_stime + theirs.ru_utime + theirs.ru_stime
+def peak():  # not ru_maxrss, which begins with what the parent had
+    with open("/proc/self/status") as status:
+        own = next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
+    return 1024 * max(own, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+path, began = sys.argv[1], float(sys.argv[2])
 {imports}
-before = memory()
-start, cpu = time.perf_counter(), time.process_time()
 {work}
-took, cpu = time.perf_counter() - start, time.process_time() - cpu
-print(json.dumps({{"seconds": took, "cpu_s": cpu, "memory_bytes": memory() - before, "answer": answer,
-    "process_cpu_s": time.process_time(), "peak_bytes": memory()}}))
+wall_s, cpu_s, peak_bytes = time.time() - began, cpu(), peak()
+{work}
+work_cpu_s = cpu() - cpu_s
+import json
+print(json.dumps({{"wall_s": wall_s, "cpu_s": cpu_s, "work_cpu_s": work_cpu_s, "peak_bytes": peak_bytes,
+    "answer": answer}}))
 """
+_FILES = (
+    "from pathlib import Path\n"
+    "held = Path(path)\n"
+    "files = sorted(p for p in held.iterdir() if p.name.endswith(('.json', '.gz'))) if held.is_dir() else [held]\n"
+)
 _CODE = {
+    "bare": ("", "answer = 0"),
     "json.loads": (
-        "import gzip",
-        "data = open(path, 'rb').read()\n"
-        "data = gzip.decompress(data) if data[:2] == b'\\x1f\\x8b' else data\n"
-        "answer = len(json.loads(data)['traceEvents'])",
+        "import gzip, json\n" + _FILES,
+        "answer = 0\n"
+        "for file in files:\n"
+        "    data = file.read_bytes()\n"
+        "    data = gzip.decompress(data) if data[:2] == b'\\x1f\\x8b' else data\n"
+        "    answer += len(json.loads(data)['traceEvents'])",
     ),
-    "lagom read": (
-        "from pathlib import Path\nfrom lagom_overlap.trace.reading import read_traces",
-        "answer = sum(len(trace.events) for trace in read_traces([Path(path)]))",
+    "floor": (
+        "from lagom_overlap.trace.chrome_events import EventReader\n"
+        "from lagom_overlap.trace.files import open_streams\n"
+        "from lagom_overlap.trace.usual_events import USUAL_EVENTS\n" + _FILES,
+        "answer = 0\n"
+        "def count(block):\n"
+        "    global answer\n"
+        "    try:\n"
+        "        answer += len(USUAL_EVENTS.decode(block))\n"
+        "    except Exception:\n"
+        "        return False\n"
+        "    return True\n"
+        "for file in files:\n"
+        "    with open_streams(file) as streams:\n"
+        "        for stream in streams:\n"
+        "            answer += sum(map(len, EventReader(stream).blocks(count)))",
     ),
     "lagom analyze": (
+        "import os\nos.environ.setdefault('OPENBLAS_NUM_THREADS', '1')  # as the command does\n"
         "from pathlib import Path\nfrom lagom_overlap.job.analyze import AnalyzeRequest, Compat, run_analyze",
-        "found = run_analyze(AnalyzeRequest(traces=(Path(path),), compat=Compat.HTA)).json.ranks[0]\n"
-        "answer = [found.overlap_pct, round(found.idle_s * 1e6), round(found.compute_s * 1e6)]",
+        "found = run_analyze(AnalyzeRequest(traces=(Path(path),), compat=Compat.HTA)).json.ranks\n"
+        "answer = sorted([[r.overlap_pct, round(r.idle_s * 1e6), round(r.compute_s * 1e6)] for r in found])",
     ),
     "HTA": (
         "import logging, warnings\nlogging.disable(logging.CRITICAL)\nwarnings.simplefilter('ignore')\n"
-        "from hta.trace_analysis import TraceAnalysis",
-        "hta = TraceAnalysis(trace_files={0: path}, trace_dir='/')\n"
+        "from hta.trace_analysis import TraceAnalysis\n" + _FILES,
+        "hta = TraceAnalysis(trace_files=dict(enumerate(map(str, files))), trace_dir='/')\n"
         "overlap = hta.get_comm_comp_overlap(visualize=False)\n"
         "parts = hta.get_temporal_breakdown(visualize=False)\n"
-        "answer = [float(overlap.iloc[0, 1]), int(parts['idle_time(us)'][0]), int(parts['compute_time(us)'][0])]",
+        "rows = zip(overlap.iloc[:, 1], parts['idle_time(us)'], parts['compute_time(us)'])\n"
+        "answer = sorted([[float(a), int(b), int(c)] for a, b, c in rows])",
     ),
 }
 
@@ -121,40 +153,43 @@ def make_trace(path: Path, num_events: int) -> None:
 
 
 def measure(what: str, path: Path, python: str, repeats: int) -> dict[str, object]:
-    """Median seconds, median memory and the answer of some runs."""
+    """Medians, spreads and the answer of some runs."""
     imports, work = _CODE[what]
     code = _MEASURE.format(imports=imports, work=work)
     runs = []
     for _ in range(repeats):
-        done = subprocess.run([python, "-c", code, str(path)], capture_output=True, text=True, check=False)
+        command = [python, "-c", code, str(path), str(time.time())]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             return {"what": what, "failed": done.stderr.strip().splitlines()[-1:]}
         runs.append(json.loads(done.stdout.splitlines()[-1]))
-    seconds = [run["seconds"] for run in runs]
-    return {
-        "what": what,
-        "seconds": statistics.median(seconds),
-        "spread_s": max(seconds) - min(seconds),
-        "cpu_s": statistics.median(run["cpu_s"] for run in runs),
-        "cpu_spread_s": max(run["cpu_s"] for run in runs) - min(run["cpu_s"] for run in runs),
-        "memory_bytes": statistics.median(run["memory_bytes"] for run in runs),
-        "process_cpu_s": statistics.median(run["process_cpu_s"] for run in runs),
-        "peak_bytes": statistics.median(run["peak_bytes"] for run in runs),
-        "answer": runs[0]["answer"],
-    }
+    found: dict[str, object] = {"what": what, "answer": runs[0]["answer"]}
+    for name in ("wall_s", "cpu_s", "work_cpu_s", "peak_bytes"):
+        values = [run[name] for run in runs]
+        found[name] = statistics.median(values)
+        found[f"{name}_spread"] = max(values) - min(values)
+    return found
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file, or of a folder's files."""
+    return sum(p.stat().st_size for p in path.iterdir()) if path.is_dir() else path.stat().st_size
 
 
 def run_file(path: Path, arguments: argparse.Namespace) -> dict[str, object]:
-    """All measurements of one file."""
-    kinds = [(what, sys.executable) for what in _CODE if what != "HTA"]
-    if arguments.hta:
-        kinds.append(("HTA", arguments.hta))
-    rows = [measure(what, path, python, arguments.repeats) for what, python in kinds]
-    ours = next(row for row in rows if row["what"] == "lagom analyze")
-    theirs = next((row for row in rows if row["what"] == "HTA" and "answer" in row), None)
-    if theirs is not None and ours.get("answer") != theirs["answer"]:
-        raise SystemExit(f"{path.name}: our HTA figures {ours.get('answer')} are not HTA's {theirs['answer']}")
-    return {"file": path.name, "file_bytes": path.stat().st_size, "rows": rows}
+    """All measurements of one trace."""
+    contenders = [(what, arguments.hta if what == "HTA" else sys.executable) for what in _CODE]
+    rows = {what: measure(what, path, python, arguments.repeats) for what, python in contenders if python}
+    ours, theirs, bare = rows["lagom analyze"], rows.get("HTA", {}), rows["bare"]
+    found: dict[str, object] = {"file": path.name, "file_bytes": size_of(path), "rows": list(rows.values())}
+    if "answer" in theirs and "answer" in ours:
+        if ours["answer"] != theirs["answer"]:
+            raise SystemExit(f"{path.name}: our HTA figures {ours['answer']} are not HTA's {theirs['answer']}")
+        for name in ("wall_s", "cpu_s", "work_cpu_s"):
+            found[f"times_faster_{name}"] = theirs[name] / ours[name]  # type: ignore[operator]
+        memory = [row["peak_bytes"] - bare["peak_bytes"] for row in (ours, theirs)]  # type: ignore[operator]
+        found["share_of_memory"] = memory[0] / memory[1]
+    return found
 
 
 def main() -> None:
@@ -176,18 +211,27 @@ def main() -> None:
         print(json.dumps(found))
         return
     for held in found:
-        size = held["file_bytes"]
-        print(f"{held['file']} ({size / 1e6:.1f} MB)")
-        for row in held["rows"]:
-            if "failed" in row:
-                print(f"  {row['what']:14} failed: {row['failed']}")
-                continue
-            print(
-                f"  {row['what']:14} {row['seconds']:8.3f} s (spread {row['spread_s']:.3f}), CPU {row['cpu_s']:.3f}"
-                f" (spread {row['cpu_spread_s']:.3f}), process {row['process_cpu_s']:.2f} s"
-                f" {row['peak_bytes'] / 2**20:.0f} MiB"
-                f" {size / row['seconds'] / 1e6:7.1f} MB/s {row['memory_bytes'] / 2**20:8.1f} MiB  {row['answer']}"
-            )
+        show(held)
+
+
+def show(held: dict[str, object]) -> None:
+    """One trace's table."""
+    print(f"{held['file']} ({held['file_bytes'] / 1e6:.1f} MB)")
+    for row in held["rows"]:
+        if "failed" in row:
+            print(f"  {row['what']:14} failed: {row['failed']}")
+            continue
+        print(
+            f"  {row['what']:14} wall {row['wall_s']:7.3f} s (spread {row['wall_s_spread']:.3f}), "
+            f"CPU {row['cpu_s']:7.3f} (spread {row['cpu_s_spread']:.3f}), work {row['work_cpu_s']:7.3f} "
+            f"(spread {row['work_cpu_s_spread']:.3f}), peak {row['peak_bytes'] / 2**20:6.1f} MiB"
+        )
+    if "share_of_memory" in held:
+        print(
+            f"  against HTA: {held['times_faster_work_cpu_s']:.1f} times faster (work), "
+            f"{held['times_faster_cpu_s']:.1f} (process, CPU), {held['times_faster_wall_s']:.1f} (process, wall), "
+            f"{held['share_of_memory']:.2f} of its memory above the bare interpreter"
+        )
 
 
 if __name__ == "__main__":

@@ -63,6 +63,8 @@ SETTINGS: tuple[CommConfig, ...] = (
     sliced(1, 256),
     sliced(1, 8),
     sliced(1, 2),
+    sliced(1, 0.5),
+    sliced(2, 0.5),
     sliced(2, 2),
     sliced(2, 8),
     sliced(4, 2),

@@ -14,14 +14,13 @@ right ranks is tried, and the one with the least error on the sizes that the fit
 
     python benchmarks/collective_time.py [FILE_OR_FOLDER ...] [--topology NAME] [--split alternate] [--json]
 
-Without arguments: vidur/ and validation/vtrain_a100_allreduce_lut/ in $LAGOM_DATA, else in ../shared/data beside the
-checkout.
+Without arguments: vidur/ and validation/vtrain_a100_allreduce_lut/ in the folders of `lagom reproduce data`
+($LAGOM_DATA, ../shared/data beside the checkout, the cache).
 """
 
 import argparse
 import csv
 import json
-import os
 import re
 import sys
 from collections import defaultdict
@@ -35,6 +34,7 @@ from lagom_overlap.cost.nccl import CpuVendor, PathType, Topology, choose, load_
 from lagom_overlap.cost.nccl.choice import POINT_TO_POINT
 from lagom_overlap.cost.nccl.search import NvswitchMachine, nvswitch_topology, pcie_topology
 from lagom_overlap.cost.nccl.wire import wire_terms
+from lagom_overlap.job.reproduce.datasets import data_roots
 
 MIN_BYTES = 1024**2
 TARGET_PCT = 5.0
@@ -241,9 +241,8 @@ def evaluate(system: System, forced: Topology | None, split: str = "bands") -> d
 
 def find_files(given: list[Path]) -> list[Path]:
     """The measurement files in the places given, or in the usual ones."""
-    beside = Path(__file__).resolve().parents[2] / "shared" / "data"
-    roots = [Path(os.environ[name]) for name in ("LAGOM_DATA", "LAGOM_SHARED_DATA") if os.environ.get(name)]
-    root = next((place for place in [*roots, beside] if place.is_dir()), beside)
+    roots = data_roots()
+    root = next((place for place in roots if (place / "vidur").is_dir()), roots[-1])
     places = given or [root / "vidur", root / "validation" / "vtrain_a100_allreduce_lut"]
     found = []
     for place in places:

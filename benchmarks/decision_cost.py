@@ -24,9 +24,7 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "deploy")]
-
-from lagom_overlap.plugin.fake_host import FakeComm, FakeNccl, load_fake_library  # noqa: E402  # found through the line above
+sys.path.insert(0, str(ROOT / "src"))
 
 from lagom_overlap.collective import (  # noqa: E402
     Algorithm,
@@ -38,6 +36,7 @@ from lagom_overlap.collective import (  # noqa: E402
     Protocol,
 )
 from lagom_overlap.plugin import ProcessCommunicator, encode_table, write_table  # noqa: E402
+from lagom_overlap.plugin.fake_host import FakeComm, FakeNccl, load_fake_library  # noqa: E402
 
 NUM_COMMUNICATORS, NUM_SIZES, NUM_OCCURRENCES = 4, 256, 4
 CALLS_PER_ROUND, NUM_WARM_UP, NUM_ROUNDS = 25_000, 15_000, 30

@@ -9,12 +9,11 @@ its model then chose. Three comparisons:
 
     python benchmarks/nccl_choice.py [FOLDER] [--json]
 
-FOLDER holds nccl_*.txt; default: nccl_golden in $LAGOM_DATA, else in ../shared/data beside the checkout.
+FOLDER holds nccl_*.txt; default: nccl_golden in $LAGOM_DATA, ../shared/data or the cache (`lagom reproduce data`).
 """
 
 import argparse
 import json
-import os
 import re
 import sys
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from pathlib import Path
 from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, Protocol
 from lagom_overlap.cost.nccl import CpuVendor, Graph, PathType, Topology, candidates, choose
 from lagom_overlap.cost.nccl.search import NvswitchMachine, nvswitch_topology
+from lagom_overlap.job.reproduce.datasets import data_roots
 
 TARGET = 0.95
 KINDS = {
@@ -215,9 +215,8 @@ def derived(topologies: dict[str, Topology]) -> tuple[dict[str, Topology], list[
 
 def find_folder(given: Path | None) -> Path | None:
     """The folder of the golden files, or None."""
-    beside = Path(__file__).resolve().parents[2] / "shared" / "data"
-    roots = [Path(os.environ[name]) for name in ("LAGOM_DATA", "LAGOM_SHARED_DATA") if os.environ.get(name)]
-    places = [given] if given else [root / "nccl_golden" for root in [*roots, beside]]
+    roots = data_roots()
+    places = [given] if given else [root / "nccl_golden" for root in roots]
     return next((place for place in places if place.is_dir() and list(place.glob("nccl_*.txt"))), None)
 
 

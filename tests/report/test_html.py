@@ -339,3 +339,12 @@ def test_the_group_that_takes_most_of_the_iteration_is_open(make_report, make_gr
     assert opened[1] == "2"
     assert opened[2] == "often"
     assert "91% of the groups&#39; time" in opened[3] or "91% of the groups' time" in opened[3]
+
+
+def test_a_prediction_is_never_called_adopted_and_draws_no_rounds(report):
+    text = Page(render_html(replace(report, backend="predicted_from_trace")))
+    assert "A prediction, not an A/B" in text.text
+    assert "Nothing was run" in text.text
+    assert "Adopted" not in text.text
+    assert not {"figure-ratios", "figure-rounds"} & set(text.figures)
+    assert {"figure-ratios", "figure-rounds"} & set(Page(render_html(report)).figures)

@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 
 from lagom_overlap.collective import CommConfig
+from lagom_overlap.report.page import sentences
 from lagom_overlap.report.sentences import (
     change_text,
     config_text,
@@ -30,6 +31,24 @@ def test_an_adopted_verdict_is_one_sentence_with_all_its_numbers(report):
     assert text == (
         "Tuned is 1.18× faster than the native PyTorch call "
         "(median of 13 shuffled pairs, quartiles 1.15–1.21, 13/13 wins): adopted."
+    )
+
+
+def test_a_prediction_has_a_sentence_of_its_own_and_adopts_nothing(report):
+    predicted = replace(
+        report,
+        backend="predicted_from_trace",
+        verdict=verdict_of(EIGHTEEN, adopted=True, engine_default=EIGHTEEN),
+        arm_words={"default": "what the trace ran (simulated)"},
+    )
+    assert headline(predicted) == (
+        "A prediction, not an A/B: tuned would be 1.18× faster than what the trace ran (simulated). "
+        "Nothing was run; only an A/B on the machine can adopt a setting."
+    )
+    assert sentences(predicted) == ()
+    defaults = {problem.group.name: problem.default for problem in report.problems}
+    assert "the search found nothing better than what the trace ran" in headline(
+        replace(predicted, recommended=defaults)
     )
 
 

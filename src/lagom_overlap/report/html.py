@@ -118,13 +118,15 @@ def _page(report: TuneReport) -> _Page:
     held = histories(report)
     shares = _shares(held)
     guard = "guarded" if report.guarded else "unguarded"
+    verdict_class, verdict_word = _verdict_words(report)
+    paired = None if report.is_prediction else verdict
     return _Page(
         title=f"{report.job}: tuning report",
         job=report.job,
         backend_description=report.backend_description,
         meta=f"tuner {report.tuner} ({guard}), seed {report.seed}, {report.date}",
-        verdict_class="none" if verdict is None else "adopted" if verdict.adopted else "refused",
-        verdict_word="No verdict" if verdict is None else "Adopted" if verdict.adopted else "Not adopted",
+        verdict_class=verdict_class,
+        verdict_word=verdict_word,
         headline=headline(report),
         tiles=tiles(report),
         sentences=_sentences(report),
@@ -133,12 +135,21 @@ def _page(report: TuneReport) -> _Page:
         groups=tuple(_group_part(report, history, share) for history, share in zip(held, shares, strict=True)),
         opened=max(range(len(shares)), key=lambda index: shares[index] or 0.0) + 1,
         rounds_note=_rounds_note(report),
-        ratios=_figure(ratio_figure(report, verdict)) if verdict is not None else None,
-        rounds=_figure(rounds_figure(report, verdict)) if verdict is not None else None,
+        ratios=_figure(ratio_figure(report, paired)) if paired is not None else None,
+        rounds=_figure(rounds_figure(report, paired)) if paired is not None else None,
         search_note=_search_note(report),
         facts=facts(report),
         notes=report.notes,
     )
+
+
+def _verdict_words(report: TuneReport) -> tuple[str, str]:
+    """(colour, word) of the verdict."""
+    if report.verdict is None:
+        return "none", "No verdict"
+    if report.is_prediction:
+        return "none", "Predicted"
+    return ("adopted", "Adopted") if report.verdict.adopted else ("refused", "Not adopted")
 
 
 def _sentences(report: TuneReport) -> tuple[str, ...]:
@@ -150,20 +161,24 @@ def _sentences(report: TuneReport) -> tuple[str, ...]:
 
 
 def _changes_note(report: TuneReport) -> str:
-    if report.verdict is not None:
+    if report.is_prediction:
+        times = "Times are the fitted model's."
+    elif report.verdict is not None:
         times = "Times are medians of the A/B's rounds."
     elif any(entry.step.kind is StepKind.VERDICT for entry in report.entries):
         times = "The A/B was not finished: times are medians of the rounds that ran, and prove nothing."
     else:
         times = "No A/B ran: times are the search's own, one after the other, and prove nothing."
     before = report.words_for(DEFAULT_ARM)
-    kept = "" if report.verdict is None or report.verdict.adopted else " It was not adopted."
+    kept = "" if report.verdict is None or report.verdict.adopted or report.is_prediction else " It was not adopted."
     return f"Before: {before}. After: what the tuner recommends.{kept} “auto” leaves a knob to the engine. {times}"
 
 
 def _rounds_note(report: TuneReport) -> str:
     if report.verdict is None:
         return ""
+    if report.is_prediction:
+        return "Nothing was run: every time on this page is the fitted model's, so there are no rounds to compare."
     if TUNED_ARM in report.verdict.failures:
         return "Tuned failed in the rounds, so there is nothing to compare; the makespans are those that ran."
     num = report.verdict.over_default.num_pairs
@@ -177,6 +192,8 @@ def _rounds_note(report: TuneReport) -> str:
 
 def _search_note(report: TuneReport) -> str:
     num = num_search_steps(report)
+    if report.is_prediction:
+        return f"{_number(num, 'prediction')}, asked for by {report.tuner}."
     return f"{_number(num, 'measurement')}, chosen by {report.tuner}; the A/B's rounds are not among them."
 
 

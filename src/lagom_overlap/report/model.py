@@ -22,6 +22,10 @@ _ARM_WORDS: Final = {
 }
 
 
+PREDICTED: Final = "predicted_from_trace"
+"""The backend's name in a run whose times a model fitted to a trace gave."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineShare:
     """The gain over the default split in two: `whole` = engine and tuning, `tuning` alone, `engine` alone.
@@ -86,6 +90,11 @@ class TuneReport:
     def tuned_of(self, problem: GroupProblem) -> Assignment:
         """What the tuner recommends for a group; its default where it says nothing."""
         return self.recommended.get(problem.group.name, problem.default)
+
+    @property
+    def is_prediction(self) -> bool:
+        """Whether a model stood in for the machine: the verdict compares its own predictions, nothing was run."""
+        return self.backend == PREDICTED
 
     @property
     def changes_nothing(self) -> bool:

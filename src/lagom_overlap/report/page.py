@@ -157,6 +157,9 @@ def tiles(report: TuneReport) -> tuple[Tile, ...]:
     share, verdict = report.engine_share, report.verdict
     if share is None or verdict is None or report.changes_nothing:
         return ()
+    if report.is_prediction:
+        than = f"tuned over {report.words_for(DEFAULT_ARM)}"
+        return (Tile("The whole gain", median_text(share.whole), than, "predicted", "nothing was run"),)
     default, engine = report.words_for(DEFAULT_ARM), report.words_for(ENGINE_DEFAULT)
     found = [_tile("The whole gain", f"tuned over {default}", share.whole)]
     if share.engine is not None:
@@ -178,6 +181,8 @@ def sentences(report: TuneReport) -> tuple[str, ...]:
     """What part is engine, what part is tuning, how far a fixed setting would have come, and what failed."""
     if report.changes_nothing:
         return ()
+    if report.is_prediction:
+        return failure_sentences(report)
     return tuple(text for text in (share_sentence(report), fixed_sentence(report), *failure_sentences(report)) if text)
 
 

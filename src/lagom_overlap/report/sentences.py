@@ -84,6 +84,8 @@ def headline(report: TuneReport) -> str:
             return f"No verdict: interrupted after {done}, before the paired A/B was complete."
         return f"No verdict: the run ended after {done} without a paired A/B."
     than = report.words_for(DEFAULT_ARM)
+    if report.is_prediction:
+        return _prediction(report, verdict, than)
     if report.changes_nothing:
         return f"Not adopted: the search found nothing better than {than}, which stays."
     if TUNED_ARM in verdict.failures:
@@ -93,6 +95,17 @@ def headline(report: TuneReport) -> str:
     if verdict.adopted:
         return f"{claim}: adopted."
     return f"Not adopted: {claim[0].lower()}{claim[1:]}. {_refusal(verdict, than)}"
+
+
+def _prediction(report: TuneReport, verdict: Verdict, than: str) -> str:
+    """The word of a run in which nothing was run: never that something is adopted."""
+    if report.changes_nothing:
+        found = f"the search found nothing better than {than}"
+    elif TUNED_ARM in verdict.failures:
+        found = f"tuned cannot be predicted ({verdict.failures[TUNED_ARM]})"
+    else:
+        found = f"tuned would be {_speed_text(verdict.over_default, than)}"
+    return f"A prediction, not an A/B: {found}. Nothing was run; only an A/B on the machine can adopt a setting."
 
 
 def _refusal(verdict: Verdict, than: str) -> str:

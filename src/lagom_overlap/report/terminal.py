@@ -25,8 +25,9 @@ _NAME_WIDTH = 24
 
 
 def verdict_panel(report: TuneReport) -> Panel:
-    """The verdict in a box: green where adopted, red where not, plain where there is none."""
-    style = "white" if report.verdict is None else "green" if report.verdict.adopted else "red"
+    """The verdict in a box: green where adopted, red where not, plain where there is none or nothing was run."""
+    plain = report.verdict is None or report.is_prediction
+    style = "white" if plain or report.verdict is None else "green" if report.verdict.adopted else "red"
     lines = [Text(_plain(headline(report)), style="bold")]
     lines += [Text(_plain(sentence)) for sentence in sentences(report)]
     guard = "guarded" if report.guarded else "unguarded"
