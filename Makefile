@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*.c csrc
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt scikit-build-core cmake ninja
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-		--no-build-isolation --editable '.[torch,dev]'
+		--no-build-isolation --editable '.[torch,plan,models,dev]'
 	@touch $@
 
 demo: venv

@@ -140,6 +140,8 @@ def capture_graph(
             name=node.name,
             forward_node=node.meta.get(_FORWARD_NODE),
         )
+        if "out" in kwargs and isinstance(value, torch.Tensor):  # so does it with what is written into `out`
+            recorder.storages.alias(value, recorder.storages.external(kwargs["out"]))
     for node in graph_module.graph.output_node().all_input_nodes:
         for tensor in tensors_in(node.meta.get("val")):
             recorder.keep(tensor)

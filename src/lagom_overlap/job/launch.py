@@ -26,7 +26,6 @@ import lagom_overlap
 from lagom_overlap.deploy.plugin_table import FILE_NAME, plugin_table
 from lagom_overlap.errors import JobError, MissingDependencyError, OutputError
 from lagom_overlap.job.conflicts import conflicts
-from lagom_overlap.job.export import read_deployment
 from lagom_overlap.job.online_settings import is_online_settings, read_online_deployment
 from lagom_overlap.job.run_folder import RUNS_FOLDER, check_folder, create_run_folder
 from lagom_overlap.plugin import decode_table, installed_library, read_table, write_table
@@ -173,6 +172,9 @@ def _library() -> tuple[Path | None, str]:
 def _table(config: Path) -> bytes:
     """The plug-in table of a run folder, of settings that online tuning saved, or of a table file."""
     if config.is_dir():
+        # Not at the top: reading runs needs what tunes them, and most launches have none.
+        from lagom_overlap.job.export import read_deployment  # noqa: PLC0415
+
         return plugin_table(read_deployment(config).deployment).content
     if not config.is_file():
         raise JobError(f"--config {str(config)!r} does not exist; give a run folder, saved settings or a plug-in table")

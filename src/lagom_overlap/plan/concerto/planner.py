@@ -53,25 +53,26 @@ class Concerto:
     limits: FusionLimits = FusionLimits()  # noqa: RUF009  frozen and without arguments
 
     def plan(self, problem: PlanProblem) -> Plan:
-        """The plan found within the budget: a third for scheduling without cuts, the rest for cuts and fusion.
+        """The plan found within the budget: shares for the order without cuts, with cuts, for the better one again.
 
         Raises:
             JobError: if nothing fits the memory limit, or `contention` is asked of times without a cost model.
         """
         deadline = Deadline(problem.budget_s)
-        share = 0.35 if self.decompose else 0.8
-        base = self._scheduled(problem, (), deadline.within(problem.budget_s * share))
+        base = self._scheduled(problem, (), deadline.within(problem.budget_s * (0.3 if self.decompose else 0.5)))
         best, rewrites = base, list[Rewrite]()
         notes: list[str] = []
         if self.decompose:
             strategies = self._strategies(problem, deadline)
             splits = [step for strategy in strategies if (step := strategy.rewrite) is not None]
             if splits:
-                cut = self._scheduled(problem, splits, deadline.within(0.75 * max(0.05, deadline.left_s)), base)
+                cut = self._scheduled(problem, splits, deadline.within(0.5 * deadline.left_s), base)
                 better = _makespan(problem, cut) <= _makespan(problem, base)
                 if better or self.cost_mode is CostMode.PAPER:
                     best, rewrites = cut, list(splits)
                 notes.append(f"{len(splits)} communications cut" + ("" if better else ", which is no shorter"))
+        if self.block_mode is BlockMode.HEADS_TAILS:
+            best = self._in_blocks(problem, best, deadline.within(0.6 * deadline.left_s))
         if self.fuse:
             fusions, best = fused(problem, best, self.limits, deadline)
             rewrites += fusions
@@ -110,7 +111,10 @@ class Concerto:
         waits = memory_waits(problem, iteration)
         ranks = _ranks_like(like, iteration) if like is not None and self.cost_mode is CostMode.SIMULATED else {}
         start = Issue(order=order_by(iteration, ranks, waits), streams={}, waits=waits)
-        iteration = rewritten(iteration, (start.rewrite,))
+        return self._in_blocks(problem, rewritten(iteration, (start.rewrite,)), deadline)
+
+    def _in_blocks(self, problem: PlanProblem, iteration: Iteration, deadline: Deadline) -> Iteration:
+        """The iteration in the order that odd-even blocks find from its own."""
         graph = task_graph(problem, iteration)
         order = odd_even(
             graph,

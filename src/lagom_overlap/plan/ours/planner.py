@@ -2,8 +2,8 @@
 
     T0  lower bounds
     T1  portfolio of priorities (`schedule.portfolio`)
-    T2  steady state of the repeated layers as a priority (`kernel`)
-    T4  cuts of operators that are too coarse to fill gaps (`cut_search`), then T1 and T2 on what they make
+    T4  cuts of operators that are too coarse to fill gaps (`cut_search`), then T1 on what they make
+    T2  steady state of the repeated layers as a priority (`kernel`), with the cuts if they serve
     T3  windows solved exactly, until the budget ends (`cpsat.windows`); a small step is solved whole
 
 Each tier starts from what is known; the best schedule is never lost; all stop at the bound. Memory is in the graph as
@@ -77,6 +77,8 @@ class Ours:
         best = whole
         if self.split and not _is_near_bound(whole.search):
             best = self._with_cuts(problem, whole, bound, deadline)
+        if not _is_near_bound(best.search) and not best.search.is_done:
+            _offer_steady(best, deadline.within(0.6 * deadline.left_s), problem.seed)
         if not best.search.is_done and len(best.graph) > _SMALL:
             improve_by_windows(best.graph, best.search, seed=problem.seed)
         return self._finished(problem, best, bound)
@@ -102,12 +104,12 @@ class Ours:
     def _searched(
         self, problem: PlanProblem, rewrites: tuple[Rewrite, ...], bound: int, deadline: Deadline
     ) -> _Candidate:
-        """T1 and T2 on the step after some rewrites; a small graph is solved whole."""
+        """T1 on the step after some rewrites; a small graph is solved whole."""
         iteration = rewritten(problem.iteration, rewrites) if rewrites else problem.iteration
         base = task_graph(problem, iteration)
         graph = _with_arcs(problem, iteration, base)
         search = Incumbent(bound, deadline, tolerance=TOLERANCE, on_progress=self.on_progress)
-        run_portfolio(graph, search, deadline.within(0.3 * deadline.left_s), max_rounds=8)
+        run_portfolio(graph, search, deadline.within(0.35 * deadline.left_s), max_rounds=8)
         if not search.is_done and len(graph) <= _SMALL:
             solved, proved = solve_graph(
                 graph, search.best, bound=bound, limit_s=0.4 * deadline.left_s, seed=problem.seed
@@ -115,19 +117,7 @@ class Ours:
             search.offer(solved, "solved whole")
             if proved == search.best.makespan:
                 search.prove()
-        if not _is_near_bound(search) and not search.is_done:
-            self._steady(problem, iteration, graph, search, deadline.within(0.4 * deadline.left_s))
         return _Candidate(rewrites, iteration, graph, search)
-
-    def _steady(
-        self, problem: PlanProblem, iteration: Iteration, graph: TaskGraph, search: Incumbent, deadline: Deadline
-    ) -> None:
-        stages = stages_of(iteration, graph)
-        if not stages:
-            return
-        priority = steady_priorities(graph, stages, deadline.within(0.7 * deadline.left_s), seed=problem.seed)
-        if priority is not None:
-            _offer_priority(graph, priority, "steady state", search, deadline)
 
     def _with_cuts(self, problem: PlanProblem, whole: _Candidate, bound: int, deadline: Deadline) -> _Candidate:
         """The better of a searched step and the same step with cuts."""
@@ -162,6 +152,15 @@ class Ours:
             is_optimal=_is_shortest(best, issued, bound),
             notes=_notes(best, schedule),
         )
+
+
+def _offer_steady(best: _Candidate, deadline: Deadline, seed: int) -> None:
+    """T2 on a candidate."""
+    stages = stages_of(best.iteration, best.graph)
+    if stages:
+        priority = steady_priorities(best.graph, stages, deadline.within(0.7 * deadline.left_s), seed=seed)
+        if priority is not None:
+            _offer_priority(best.graph, priority, "steady state", best.search, deadline)
 
 
 def _is_shortest(best: _Candidate, issued: Schedule, bound: int) -> bool:
