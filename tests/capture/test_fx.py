@@ -72,6 +72,19 @@ def test_waits_and_views_are_no_operators_but_hand_the_data_on(captured: FxCaptu
     assert ops["relu"].deps == ("all_reduce",)
 
 
+def test_a_stream_that_waited_holds_back_what_needs_nothing_of_it() -> None:
+    """The framework's wait is among the waits of the next operator, not among its data dependences."""
+
+    def step(x: "torch.Tensor", other: "torch.Tensor") -> tuple:
+        total = funcol.wait_tensor(funcol.all_reduce(x, "sum", dist.group.WORLD))
+        return total, other * 2
+
+    with fake_world(2):
+        capture = capture_fx(step, (torch.zeros(4), torch.zeros(4)), is_fake=True).capture
+    assert capture.iteration.ops[1].deps == ()
+    assert capture.waits == {"mul": ("all_reduce",)}
+
+
 def test_what_is_returned_is_kept(captured: FxCapture) -> None:
     kept = {buffer.maker for buffer in captured.iteration.buffers if not buffer.users}
     returned = {node.name for node in captured.graph_module.graph.output_node().all_input_nodes}

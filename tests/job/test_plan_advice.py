@@ -4,7 +4,7 @@ from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.job.plan_advice import fsdp2_advice, megatron_arguments
 from lagom_overlap.plan.base import Plan, PlanProblem
-from lagom_overlap.workload import Buffer, CommOp, CompOp, Iteration, MemoryBound, Origin, Phase
+from lagom_overlap.workload import Buffer, CommOp, CompOp, Gemm, Iteration, Origin, Phase
 from lagom_overlap.workload.rewrite.apply import rewritten
 from lagom_overlap.workload.rewrite.steps import Fuse, Reorder
 
@@ -28,12 +28,12 @@ def step():
     for layer in range(LAYERS):
         ops += [
             gather(f"ag{layer}", FORWARD),
-            CompOp(name=f"f{layer}", work=MemoryBound(8), deps=(f"ag{layer}", *last), origin=FORWARD),
+            CompOp(name=f"f{layer}", work=Gemm(8, 8, 8), deps=(f"ag{layer}", *last), origin=FORWARD),
         ]
         last = (f"f{layer}",)
     for layer in reversed(range(LAYERS)):
         ops.append(gather(f"bg{layer}", BACKWARD))
-        ops.append(CompOp(name=f"b{layer}", work=MemoryBound(8), deps=(f"bg{layer}", *last), origin=BACKWARD))
+        ops.append(CompOp(name=f"b{layer}", work=Gemm(8, 8, 8), deps=(f"bg{layer}", *last), origin=BACKWARD))
         last = (f"b{layer}",)
         scatter = Collective(CollectiveKind.REDUCE_SCATTER, 64, 2)
         ops.append(CommOp(name=f"rs{layer}", collective=scatter, communicator="fsdp", deps=last, origin=BACKWARD))
@@ -84,7 +84,7 @@ def test_fused_gathers_are_units_of_several_modules():
 
 
 def test_a_step_without_parameter_gathers_gets_no_advice():
-    ops = (CompOp(name="a", work=MemoryBound(8)),)
+    ops = (CompOp(name="a", work=Gemm(8, 8, 8)),)
     iteration = Iteration("plain", ops, is_dataflow=True)
     problem = PlanProblem(iteration=iteration, cluster=load_preset("a40_nvlink"), times=Times())
     plan = Plan(planner="p", rewrites=(), iteration=iteration, lower_bound_s=1e-3)

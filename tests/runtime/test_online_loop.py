@@ -1,6 +1,7 @@
 """The whole loop on threads and formulas: record, search, verdict, settle, watch, drift, failures."""
 
 import logging
+import time
 from itertools import product
 from pathlib import Path
 
@@ -351,3 +352,41 @@ def test_a_failure_of_ours_while_a_step_is_measured_is_a_wish_to_stop() -> None:
     job.run(30)
     assert job.plans[0][-1][0] == job.plans[1][-1][0] == State.OFF
     assert "rank 1: failed: the timer broke" in job.members[0].plan.reason
+
+
+@pytest.mark.parametrize("leaver", [0, 1])
+@pytest.mark.parametrize("step", [0, 5, 17, 18, 19])
+def test_a_rank_that_leaves_and_goes_on_is_untouched_at_the_same_step_as_the_others(leaver: int, step: int) -> None:
+    job = Job(options=options(timeout_s=20.0))
+
+    def work(rank: int, number: int) -> None:
+        if rank == leaver and number == step:
+            job.members[rank].leave("the job closed its tuner")
+
+    began = time.monotonic()
+    job.run(60, work)
+    assert time.monotonic() - began < 15, "somebody waited for the rank that left"
+    assert job.plans[0] == job.plans[1]
+    assert job.members[1 - leaver].plan.state is State.OFF
+    assert all(route.is_closed for route in job.routes)
+    assert not job.meeting.mismatches
+
+
+def test_a_step_that_raises_on_all_ranks_ends_the_tuning_not_the_job() -> None:
+    job = Job(options=options(timeout_s=20.0))
+    original = Job.one_step
+
+    def one_step(rank: int):
+        if job.members[rank].num_steps == 16:
+            job.members[rank].begin_step()
+            job.plans[rank].append((str(job.members[rank].plan.state), job.members[rank].plan.epoch))
+            record = job.routes[rank].run()
+            job.members[rank].fail_step("its step ended with OutOfMemoryError")
+            return record
+        return original(job, rank)
+
+    job.one_step = one_step
+    job.run(60)
+    assert job.plans[0] == job.plans[1]
+    assert "OutOfMemoryError" in job.members[0].plan.reason
+    assert not job.meeting.mismatches

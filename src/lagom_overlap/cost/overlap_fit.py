@@ -226,7 +226,7 @@ def scaled(constants: OverlapConstants, scale: float) -> OverlapConstants:
 
     What a slice waits beside its bytes is mostly the scheduler's latency, which grows more slowly than work does: with
     the square root of the scale. The power was chosen on two recordings of the gloo demo (scales 2.2 and 2.6) and
-    holds on three later ones (6.0 to 7.0): benchmarks/results/calibration_gloo_amd_epyc_2026-11-20.md.
+    holds on five others (6.0 to 7.6): benchmarks/results/calibration_gloo_amd_epyc_2026-11-20.md.
     """
     powers = {name: _LATENCY_POWER if name == "wait_s_per_slice" else 1.0 for name in _FIELDS}
     ways = {

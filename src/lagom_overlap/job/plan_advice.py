@@ -13,7 +13,7 @@ from lagom_overlap.plan.base import Plan, PlanProblem
 from lagom_overlap.plan.megatron.flags import MegatronFlags, TensorOverlap
 from lagom_overlap.plan.memory import parameter_gathers
 from lagom_overlap.plan.times import origin_name
-from lagom_overlap.workload import CommOp, CompOp, Iteration, Op, Phase
+from lagom_overlap.workload import CommOp, CompOp, Iteration, MemoryBound, Op, Phase
 from lagom_overlap.workload.rewrite.steps import Fuse, Split
 
 _FORWARD = (Phase.FORWARD, Phase.LOSS)
@@ -51,20 +51,24 @@ def _typical(numbers: list[int]) -> int:
 
 
 def _depths(iteration: Iteration, gathers: Mapping[str, object]) -> dict[str, int]:
-    """For each gather, how many units ahead of the one in use it is issued: those gathered and not used yet, and it."""
-    place = {op.name: number for number, op in enumerate(iteration.ops)}
+    """For each gather, how many units ahead of the one in use it is issued: those gathered and not used yet, and it.
+
+    Copies that read nothing but the gather (FSDP2's copy-out) are part of it.
+    """
     first_use: dict[str, int] = {}
     base_of: dict[str, str] = {}
     issued: dict[str, int] = {}
-    for op in iteration.ops:
-        for dep in op.deps:
-            base = base_of.get(dep)
-            if base is not None and isinstance(op, CompOp):
-                first_use.setdefault(base, place[op.name])
+    for place, op in enumerate(iteration.ops):
+        read = {base_of[dep] for dep in op.deps if dep in base_of}
         base = origin_name(op.name, gathers)
         if base in gathers:
+            issued.setdefault(base, place)
             base_of[op.name] = base
-            issued.setdefault(base, place[op.name])
+        elif isinstance(op, CompOp) and isinstance(op.work, MemoryBound) and len(read) == len(op.deps) == 1:
+            base_of[op.name] = read.pop()
+        elif isinstance(op, CompOp):
+            for used in read:
+                first_use.setdefault(used, place)
     order = sorted(issued, key=issued.__getitem__)
     end = len(iteration.ops)
     return {

@@ -135,11 +135,13 @@ class Member:
             self._window = _Window(plan, step=0)
 
     def leave(self, reason: str) -> None:
-        """This rank takes no further part: the others go on untouched from the next window on. Never waits."""
+        """Tells the others not to wait for this rank; never waits itself.
+
+        What is set stays set here until the window ends, as it does on the others: a rank that goes on making steps
+        takes its settings back at the same step as they do.
+        """
         if self._is_over:
             return
-        self._is_over = True
-        self._close()
         window = self._window.plan.window
         try:
             # The next plan may be out already; the one after it is not, because it needs this rank's report.
@@ -147,6 +149,12 @@ class Member:
                 self._exchange.veto(number, f"rank {self._exchange.rank}: {reason}")
         except StoreLost as error:
             _log.debug("could not tell the others: %s", error)
+
+    def fail_step(self, reason: str) -> None:
+        """In place of `end_step` where the job's step raised: nobody waits, and the step counts all the same."""
+        self.leave(reason)
+        self._window.void = self._window.void or reason
+        self.end_step()
 
     # Windows. ---------------------------------------------------------------------------------------------------------
 

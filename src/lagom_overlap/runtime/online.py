@@ -126,13 +126,14 @@ class OnlineTuner:
             if is_disabled():
                 member.stop(f"{DISABLE_VARIABLE} is set")
             member.begin_step()
-            yield
-        except BaseException as error:
-            member.leave(f"its step ended with {type(error).__name__}")
-            raise
+            try:
+                yield
+            except BaseException as error:
+                member.fail_step(f"its step ended with {type(error).__name__}")
+                raise
+            member.end_step()
         finally:
             self._is_in_step = False
-        member.end_step()
 
     @property
     def state(self) -> State:
@@ -181,7 +182,7 @@ class OnlineTuner:
             self._member.stop(reason)
 
     def close(self) -> None:
-        """Takes no further part; the other ranks go on untouched. Done by itself when the process ends."""
+        """Ends the tuning on all ranks, after this window if they go on. Done by itself when the process ends."""
         if self._member is not None:
             self._member.leave("the job closed its tuner")
 

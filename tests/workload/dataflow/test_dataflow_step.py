@@ -4,7 +4,7 @@ from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.errors import JobError
 from lagom_overlap.workload import Gemm, Iteration, Phase, TransformerModel
 from lagom_overlap.workload.dataflow import Unit, dataflow_iteration
-from lagom_overlap.workload.parallel import ParallelLayout
+from lagom_overlap.workload.parallel import ParallelLayout, plan_stages, stage_memory
 
 DENSE = TransformerModel(
     name="tiny", num_layers=3, hidden=64, ffn=128, num_heads=4, num_kv_heads=4, head_dim=16, vocab=256, gated=True
@@ -128,3 +128,13 @@ def test_every_source_is_waited_for() -> None:
 def test_a_layout_that_does_not_fit_is_refused(layout: dict[str, int], shard: int | None, message: str) -> None:
     with pytest.raises(JobError, match=message):
         _step(shard=shard, **layout)
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_what_stays_on_a_rank_is_what_the_memory_model_counts(stage: int) -> None:
+    """Against `parallel.memory`, which counts norms too."""
+    layout = ParallelLayout(data=8, zero_stage=stage, global_batch=8)
+    (plan,) = plan_stages(DENSE, layout)
+    memory = stage_memory(DENSE, layout, plan, 32)
+    expected = memory.parameter_bytes + memory.gradient_bytes + memory.optimizer_bytes
+    assert _step(data=8, zero_stage=stage, global_batch=8).resident_bytes == pytest.approx(expected, rel=0.01)

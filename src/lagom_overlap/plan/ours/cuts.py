@@ -22,7 +22,7 @@ from lagom_overlap.workload import CommOp, CompOp, Iteration, Op, Reduce
 from lagom_overlap.workload.rewrite.pieces import joined, piece
 from lagom_overlap.workload.rewrite.steps import Split
 
-FACTORS: Final = (2, 4, 8)
+FACTORS: Final = (2, 4)
 """Numbers of pieces that are tried."""
 
 

@@ -19,6 +19,7 @@ class Packed:
     demands: tuple[int, ...]
     preds: tuple[tuple[int, ...], ...]
     succs: tuple[tuple[int, ...], ...]
+    topological: tuple[int, ...]
     free: int
     guard: int
     horizon: int
@@ -30,6 +31,7 @@ class Packed:
             demands=self.demands,
             preds=self.succs,
             succs=self.preds,
+            topological=self.topological[::-1],
             free=self.free,
             guard=self.guard,
             horizon=self.horizon,
@@ -48,6 +50,7 @@ def packed(project: Project) -> Packed:
         demands=tuple(sum(need << at for need, at in zip(row, shifts, strict=True)) for row in project.demands),
         preds=project.preds,
         succs=tuple(map(tuple, project.succs())),
+        topological=tuple(project.topological()),
         free=guard + sum(c << at for at, c in zip(shifts, project.capacities, strict=True)),
         guard=guard,
         horizon=sum(project.durations) + max(project.durations) + 1,
@@ -56,20 +59,26 @@ def packed(project: Project) -> Packed:
 
 def serial(project: Packed, priority: Sequence[float]) -> list[int]:
     """Starts of the active schedule that takes activities in a topological order, the smallest priority first."""
-    durations, demands, preds, succs, guard = (
-        project.durations,
-        project.demands,
-        project.preds,
-        project.succs,
-        project.guard,
-    )
-    free = [project.free] * project.horizon
-    waits = [len(before) for before in preds]
-    ends = [0] * len(durations)
+    waits = [len(before) for before in project.preds]
     ready = [(priority[activity], activity) for activity, count in enumerate(waits) if not count]
     heapq.heapify(ready)
+    order = []
     while ready:
         activity = heapq.heappop(ready)[1]
+        order.append(activity)
+        for succ in project.succs[activity]:
+            waits[succ] -= 1
+            if not waits[succ]:
+                heapq.heappush(ready, (priority[succ], succ))
+    return placed(project, order)
+
+
+def placed(project: Packed, order: Sequence[int]) -> list[int]:
+    """Starts if activities are placed in this topological order, each as early as what is placed allows."""
+    durations, demands, preds, guard = project.durations, project.demands, project.preds, project.guard
+    free = [project.free] * project.horizon
+    ends = [0] * len(durations)
+    for activity in order:
         duration, demand = durations[activity], demands[activity]
         period = 0
         for pred in preds[activity]:
@@ -84,10 +93,6 @@ def serial(project: Packed, priority: Sequence[float]) -> list[int]:
             for period in range(end - duration, end):
                 free[period] -= demand
         ends[activity] = end
-        for succ in succs[activity]:
-            waits[succ] -= 1
-            if not waits[succ]:
-                heapq.heappush(ready, (priority[succ], succ))
     return [end - duration for end, duration in zip(ends, durations, strict=True)]
 
 
@@ -101,11 +106,12 @@ def justified(project: Packed, backward: Packed, starts: Sequence[int], max_roun
     best, shortest = list(starts), makespan(project, starts)
     current = best
     for _ in range(max_rounds):
+        # Ties in topological order: an activity without duration ends where what it waits for does.
         ends_first = [-start - duration for start, duration in zip(current, project.durations, strict=True)]
-        right = serial(backward, ends_first)
+        right = placed(backward, sorted(backward.topological, key=ends_first.__getitem__))
         length = makespan(project, right)
         latest = [length - start - duration for start, duration in zip(right, project.durations, strict=True)]
-        current = serial(project, latest)
+        current = placed(project, sorted(project.topological, key=latest.__getitem__))
         if makespan(project, current) >= shortest:
             break
         best, shortest = current, makespan(project, current)

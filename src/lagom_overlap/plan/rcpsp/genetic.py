@@ -12,7 +12,7 @@ from random import Random
 from typing import Final
 
 from lagom_overlap.plan.deadline import Deadline
-from lagom_overlap.plan.rcpsp.generation import Packed, justified, serial
+from lagom_overlap.plan.rcpsp.generation import Packed, justified, placed, serial
 from lagom_overlap.plan.rcpsp.project import Project
 
 _POPULATION: Final = 120
@@ -83,20 +83,21 @@ class Genetic:
 
     def _child(self) -> None:
         mother, father = self._chosen(), self._chosen()
-        duration = self._project.durations
-        order = sorted(range(len(duration)), key=lambda a: (mother[1][a], duration[a]))
-        other = sorted(range(len(duration)), key=lambda a: (father[1][a], duration[a]))
+        order = sorted(self._ahead.topological, key=mother[1].__getitem__)  # ties in topological order
+        other = sorted(self._ahead.topological, key=father[1].__getitem__)
         begin, end = self._stretch(mother)
         kept = [a for a in order if begin <= mother[1][a] < end]
         inside = set(kept)
         # What the kept stretch waits for comes before it, in the father's order; the rest behind it.
         earlier = {a for a in order if mother[1][a] < begin}
         made = [a for a in other if a in earlier] + kept + [a for a in other if a not in earlier and a not in inside]
+        if self._random.random() < 0.5:
+            self._take(placed(self._ahead, made))
+            return
         priority = [0.0] * len(made)
         for place, activity in enumerate(made):
             priority[activity] = float(place)
-        if self._random.random() < 0.5:
-            self._mutate(priority)
+        self._mutate(priority)
         self._take(serial(self._ahead, priority))
 
     def _chosen(self) -> _Individual:
