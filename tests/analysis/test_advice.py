@@ -43,7 +43,7 @@ def test_an_all_to_all_is_told_its_own_variable():
         for call in trace.calls
     )  # fmt: skip
     changed = type(trace)(**{f: getattr(trace, f) for f in trace.__slots__} | {"calls": calls})
-    assert advice(changed)["fewer_channels"].apply == "export NCCL_MAX_P2P_NCHANNELS=8"
+    assert advice(changed)["fewer_channels"].apply.startswith("export NCCL_MAX_P2P_NCHANNELS=8 ")
 
 
 def test_what_no_knob_reaches_gets_no_channels():
@@ -65,7 +65,14 @@ def test_an_exposed_collective_learns_from_a_faster_one_in_the_same_trace():
     trace = gpu_trace([(COMM, 0, 4_000_000), (COMM, 5_000_000, 6_000_000)], calls=calls)
     found = advice(trace)["more_channels"]
     assert found.predicted_gain_s == pytest.approx(3e-3)
-    assert "16" in found.apply
+    assert "min_ctas = 16" in found.apply
+    assert "new_group(" in found.apply
+    assert "holds for all its collectives" in found.apply
+    old = advice(gpu_trace([(COMM, 0, 4_000_000), (COMM, 5_000_000, 6_000_000)], calls=calls, nccl_version="2.14.3"))
+    assert old["more_channels"].apply.startswith("export NCCL_MIN_NCHANNELS=16")
+    world = [call | {"communicator": "default_pg"} for call in calls]
+    whole = advice(gpu_trace([(COMM, 0, 4_000_000), (COMM, 5_000_000, 6_000_000)], calls=world))
+    assert "init_process_group(" in whole["more_channels"].apply
 
 
 def test_small_all_reduces_under_ddp_ask_for_larger_buckets():
@@ -118,6 +125,18 @@ def test_a_gpu_that_waits_for_the_cpu_is_told_so_first():
     trace = gpu_trace(rows, launches=[max(0, n * 100_000 - 5_000) for n in range(10)])
     found = advice(trace)["host_bound"]
     assert found.predicted_gain_s == pytest.approx(9 * 75e-6)
+    assert "CUDA graphs" in found.what
+    assert "0 % of it in 0 gaps" in found.evidence
+
+
+def test_a_few_long_waits_for_the_cpu_are_no_matter_of_launching():
+    # Nine gaps of 75 us and one of 2 ms: 75 % of the waiting is one stall, which CUDA graphs do not shorten.
+    rows = [(COMP, n * 100_000, n * 100_000 + 20_000) for n in range(10)] + [(COMP, 2_925_000, 2_945_000)]
+    trace = gpu_trace(rows, launches=[max(0, start - 5_000) for _, start, _ in rows])
+    found = advice(trace)["host_bound"]
+    assert "stalls" in found.what
+    assert "set_sync_debug_mode" in found.apply
+    assert "75 % of it in 1 gaps of more than 1.00 ms" in found.evidence
 
 
 def test_waiting_for_a_late_rank_names_the_rank():

@@ -68,6 +68,15 @@ def test_without_a_preset_of_the_gpu_nothing_is_estimated():
     assert (filled.num_runs, filled.left_ns) == (0, 100 * US)
 
 
+def test_what_is_neither_measured_nor_estimated_is_left():
+    # The second kernel runs while another one computes: no estimate, but it stands beside the collective.
+    rows = [(K, 0, 100 * US), (C, 0, 400 * US), (K, 200 * US, 300 * US), (K, 210 * US, 290 * US)]
+    findings = findings_of(rows)
+    filled = fill_in(findings)
+    assert (filled.num_runs, filled.run_ns, filled.left_ns) == (1, 100 * US, 180 * US)
+    assert filled.run_ns + filled.left_ns == findings.contention.uncovered_ns
+
+
 def test_the_longest_collective_beside_a_run_counts():
     rows = [(K, 0, 100 * US), (C, 0, 10 * US), (C, 10 * US, 90 * US)]
     few, many = ({"num_channels": channels} for channels in (1, 64))

@@ -227,6 +227,13 @@ def analysis_text(report) -> str:
     return headline(report)
 
 
+def terminal_text(report) -> str:
+    console = Console(width=WIDTH)
+    with console.capture() as capture:
+        console.print(analysis_summary(report))
+    return capture.get()
+
+
 @pytest.mark.parametrize("data", [b"", b"{}", b"nonsense", b'{"traceEvents": []}', b"\x80\x04pickle"])
 def test_bad_input_is_a_lagom_error_before_a_folder_is_made(tmp_path, data):
     path = tmp_path / "bad.json"
@@ -250,6 +257,15 @@ def test_communication_beyond_every_knob_is_named(tmp_path):
     file.kernel(NCCL.format("SendRecv"), 7100, 50)
     result = run_analyze(AnalyzeRequest(traces=(file.write(tmp_path / "t.json"),))).json
     assert result.unreachable_comm_s == pytest.approx(50e-6)
+    shown = terminal_text(run_analyze(AnalyzeRequest(traces=(tmp_path / "t.json",))).report)
+    assert "50.0 us of communication is beyond every knob of NCCL: dispatch" in shown
+
+
+def test_a_trace_without_steps_is_not_called_a_step(tmp_path):
+    file = KinetoFile()
+    file.kernel("gemm", 0, 100)
+    report = run_analyze(AnalyzeRequest(traces=(file.write(tmp_path / "t.json"),))).report
+    assert analysis_text(report).startswith("The whole trace takes 100 us (no steps marked): ")
 
 
 def test_the_same_traces_give_the_same_json(trace):

@@ -21,7 +21,7 @@ from lagom_overlap.hardware import load_preset  # noqa: E402
 from lagom_overlap.sim.iteration import simulate_iteration  # noqa: E402
 from lagom_overlap.workload import Attention, Gather, Gemm, Phase  # noqa: E402
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]  # a shared machine may be slow
 
 AG, RS, AR, A2A = (
     CollectiveKind.ALL_GATHER,

@@ -17,7 +17,7 @@ from lagom_overlap.capture.fx import FxCapture, capture_fx  # noqa: E402
 from lagom_overlap.collective import CollectiveKind  # noqa: E402
 from lagom_overlap.workload import Gemm, Phase  # noqa: E402
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]  # a shared machine may be slow
 
 gather = getattr(funcol, "all_gather_single", None) or funcol.all_gather_tensor
 scatter = getattr(funcol, "reduce_scatter_single", None) or funcol.reduce_scatter_tensor

@@ -18,7 +18,7 @@ from lagom_overlap.collective import CollectiveKind  # noqa: E402
 from lagom_overlap.errors import JobError, UnknownNameError  # noqa: E402
 from lagom_overlap.workload import Gemm, Phase, load_model  # noqa: E402
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]  # a shared machine may be slow
 
 needs_transformers = pytest.mark.skipif(find_spec("transformers") is None, reason="needs transformers")
 

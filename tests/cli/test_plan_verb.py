@@ -10,12 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from lagom_overlap.capture.base import Capture
+from lagom_overlap.capture.file import write_capture
 from lagom_overlap.cli import main
+from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.job import build
+from lagom_overlap.job.spec import read_job
 from lagom_overlap.plan.baselines import ProgramOrder
 from lagom_overlap.plan.deadline import Deadline
 from lagom_overlap.plan.finish import Issue, finished
 from lagom_overlap.plan.memory import parameter_gathers
+from lagom_overlap.workload import CommOp, CompOp, Iteration, MemoryBound
 
 JOB = """
 [job]
@@ -301,3 +306,36 @@ def test_a_program_cannot_be_tuned(tmp_path, capsys):
     job.write_text(PROGRAM_JOB, encoding="utf-8")
     assert main(["tune", str(job)]) == 2
     assert "[program] is read by `lagom plan` only" in capsys.readouterr().err
+
+
+def test_a_capture_with_a_collective_that_nothing_touches_is_refused(tmp_path, capsys):
+    ops = (
+        CompOp(name="a", work=MemoryBound(64)),
+        CommOp(name="lost", collective=Collective(CollectiveKind.ALL_GATHER, 64, 2), communicator="fsdp"),
+    )
+    capture = Capture(iteration=Iteration("odd", ops, is_dataflow=True), num_ranks=2, groups={"fsdp": (0, 1)})
+    file = tmp_path / "odd.json"
+    write_capture(file, capture)
+    assert main(["plan", str(file), "--cluster", "a40_nvlink", "--planner", "program_order"]) == 2
+    err = capsys.readouterr().err
+    assert "disconnected" in err
+    assert "'lost'" in err
+    assert err.count("\n") == 1
+
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("plan_*.toml"))
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_the_example_programs_are_captured_and_hold_their_collectives(path):
+    from lagom_overlap.capture.fake_world import fake_world
+    from lagom_overlap.engines.planned.program import load_program
+
+    spec = read_job(path)
+    with fake_world(spec.job.ranks):
+        loaded = load_program(path.parent / spec.program.script, spec.program.function)
+        iteration = loaded.captured("example").iteration
+    assert iteration.is_dataflow
+    assert len(iteration.comms) >= 16
+    assert all(op.shards is not None for op in iteration.comms)

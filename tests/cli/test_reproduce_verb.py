@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lagom_overlap.cli import reproduce
-from lagom_overlap.errors import OutputError, UnknownNameError
+from lagom_overlap.errors import JobError, OutputError, UnknownNameError
 
 
 def run(*flags: str) -> int:
@@ -32,7 +32,12 @@ def test_out_gets_the_page_and_the_same_object(tmp_path: Path, capsys) -> None:
     assert sorted(path.name for path in out.iterdir()) == ["report.html", "reproduce.json"]
     printed = capsys.readouterr().out
     assert "direction" in printed
-    assert max(len(line) for line in printed.split("\n\n")[0].splitlines()) <= 80
+    assert max(len(line) for line in printed.split("Report: ")[0].splitlines()) <= 80
+
+
+def test_a_link_without_workers_is_refused() -> None:
+    with pytest.raises(JobError, match="--link '3 Gbit/s' has no meaning without --backend workers"):
+        run("fig3", "--link", "3 Gbit/s")
 
 
 def test_a_folder_that_exists_and_an_unknown_figure_are_refused(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from lagom_overlap.job.spec import parse_job, read_job
 from lagom_overlap.timeline import Span, SpanKind, Timeline
 from lagom_overlap.workload import Buffer, CommOp, CompOp, Gemm, Iteration
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]  # a shared machine may be slow
 
 SCRIPT = """
 import torch

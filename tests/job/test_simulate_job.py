@@ -99,6 +99,17 @@ def test_bad_layouts_are_refused_with_one_line(parallel: dict[str, Any], changes
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("parallel", [{"data": 8, "zero_stage": 3}, {"pipeline": 8, "global_batch": 8}])
+def test_a_cluster_on_which_nothing_ends_is_refused(tmp_path: Path, parallel: dict[str, Any]) -> None:
+    gpu = {"num_sms": 84, "gemm_flops": 1e-300, "hbm_bytes_per_s": 6e11, "l2_bytes": 6_291_456, "memory_bytes": 8e10}
+    wires = "".join(f"[{end}]\nkind = 'network'\nbytes_per_s = 1e-300\nhop_s = 1e-6\n" for end in ("intra", "inter"))
+    numbers = "".join(f"{key} = {int(value) if 'bytes' in key else value}\n" for key, value in gpu.items())
+    path = tmp_path / "mine.toml"
+    path.write_text(f"name = 'mine'\ngpus_per_node = 8\nnum_nodes = 1\n[gpu]\nname = 'mine'\n{numbers}{wires}")
+    with pytest.raises(LagomError, match=r"inf"):
+        simulate({**parallel, "recompute": "full"}, cluster={"preset": str(path)})
+
+
 def test_a_job_of_groups_is_refused() -> None:
     with pytest.raises(JobError, match="the job has no \\[model\\]"):
         run_simulate(SimulateRequest(spec=read_job(EXAMPLES / "gpt_fsdp_gloo.toml")))

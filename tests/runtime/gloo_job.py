@@ -80,7 +80,7 @@ class GlooJob:
             self.processes.append(process)
         return self
 
-    def wait_for(self, is_true: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    def wait_for(self, is_true: Callable[[], bool], timeout_s: float = 100.0) -> None:
         """Until something is so."""
         deadline = time.monotonic() + timeout_s
         while not is_true():

@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 from gloo_job import GlooJob
 from test_online_gloo import settings_file
 
-pytestmark = [pytest.mark.torch, pytest.mark.gloo, pytest.mark.slow, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.torch, pytest.mark.gloo, pytest.mark.slow, pytest.mark.timeout(240)]
 
 TIMEOUT_S = 3.0
 SLACK_S = 40.0

@@ -3,6 +3,7 @@
 import pytest
 
 from lagom_overlap.cost import CollectiveCost, ContentionModel, load_profile
+from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import LinkKind, load_preset
 from lagom_overlap.sim.streams import Fixed, QueuedComm, run_streams
 from lagom_overlap.workload import Kernel
@@ -66,6 +67,11 @@ def test_a_kernel_beside_a_collective_loses_its_channels() -> None:
     assert run.stretched_s == pytest.approx(0.1)
     short = run_streams([kernel], [QueuedComm(cost(0.55), 0)], MODEL)
     assert short.comp_end_s == pytest.approx(0.55 + 0.5 * 1.0)
+
+
+def test_a_collective_that_never_ends_is_refused_and_not_waited_for() -> None:
+    with pytest.raises(JobError, match="cluster 'a100_dgx': kernel 1 or collective 0 takes inf s"):
+        run_streams([Fixed(1.0)], [QueuedComm(cost(float("inf")), 0)], MODEL)
 
 
 def test_a_circle_of_waits_is_refused() -> None:

@@ -80,6 +80,15 @@ def test_broken_json_in_the_middle_names_the_byte(block):
         names(data, block)
 
 
+@pytest.mark.parametrize("bad", ["null", "7", '{"ph": "X", "args": "text"}'])
+@pytest.mark.parametrize("block", [64, 1 << 20])
+def test_right_json_that_is_no_event_is_not_called_broken(bad, block):
+    good = '{"name": "a", "ph": "X", "ts": 1}'
+    data = f'{{"traceEvents": [{good}, {bad}, {", ".join([good] * 50)}]}}'.encode()
+    with pytest.raises(TraceError, match=r"not an event in the list from byte \d+: Expected `object`"):
+        names(data, block)
+
+
 @pytest.mark.parametrize("bad", [b"nan", b"-nan", b"inf", b"-Infinity", b"NaN"])
 def test_numbers_that_json_forbids_are_read_as_absent(bad):
     data = b'{"traceEvents": [{"name": "a", "args": {"x": ' + bad + b', "y": 1}}, {"name": "b is ' + bad + b'"}]}'

@@ -149,7 +149,7 @@ def test_damaged_gzip_names_the_byte_of_the_packed_file(tmp_path, at, value):
 def test_a_missing_file_and_an_empty_folder_are_named(tmp_path):
     with pytest.raises(TraceError, match="does not exist"):
         read_traces([tmp_path / "none.json"])
-    with pytest.raises(TraceError, match="holds no trace"):
+    with pytest.raises(TraceError, match=r"holds no trace \(folders in it are not searched\)"):
         read_traces([tmp_path])
 
 

@@ -9,7 +9,7 @@ it: CUDA_DEVICE_MAX_CONNECTIONS (a queue and a true dependency look alike), the 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 
@@ -32,7 +32,10 @@ _SMALL: Final = 1 * MIB
 _MAX_NODE_RANKS: Final = 8
 _HOST_SHARE: Final = 0.10
 _WAIT_SHARE: Final = 0.30
-_OPTIONS: Final = "opts = dist.ProcessGroupNCCL.Options()"
+_STALL_NS: Final = 1_000_000
+"""A launch takes microseconds; a GPU that waits longer than this for one waits for something else on the CPU."""
+_CTAS_SINCE: Final = (2, 17)
+"""The first NCCL whose communicators take minCTAs and maxCTAs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,13 +79,17 @@ def _ratio(found: Slowdown) -> str:
     return f"{found.slowdown:.2f} times as long{interval}"
 
 
-def _channel_line(key: CollectiveKey, channels: int, version: tuple[int, int] | None) -> str:
+def _channel_line(key: CollectiveKey, bound: Literal["min", "max"], channels: int, findings: Findings) -> str:
+    """What bounds the channels, and of how much more than this collective."""
+    version = _version(findings)
     if key.reach is Reach.P2P_CHANNELS:
-        return f"export NCCL_MAX_P2P_NCHANNELS={channels}"
-    if version is not None and version < (2, 17):
-        return f"export NCCL_MAX_NCHANNELS={channels}"
+        return f"export NCCL_{bound.upper()}_P2P_NCHANNELS={channels}  # of every communicator's point-to-point"
+    if version is not None and version < _CTAS_SINCE:
+        return f"export NCCL_{bound.upper()}_NCHANNELS={channels}  # of every communicator"
+    made = "init_process_group" if key.communicator == "default_pg" else "new_group"
     return (
-        f"opts = dist.ProcessGroupNCCL.Options(); opts.config.max_ctas = {channels}  # pg_options of {key.communicator}"
+        f"opts = dist.ProcessGroupNCCL.Options(); opts.config.{bound}_ctas = {channels}; "
+        f"dist.{made}(..., pg_options=opts)  # where {key.communicator} is made; holds for all its collectives"
     )
 
 
@@ -99,7 +106,7 @@ def _fewer_channels(findings: Findings) -> Iterator[Advice]:
             rule="fewer_channels",
             what=f"Give {describe(key)} {channels} channel{'s' if channels > 1 else ''}: at most half of its "
             "stretch goes",
-            apply=_channel_line(key, channels, _version(findings)),
+            apply=_channel_line(key, "max", channels, findings),
             evidence=f"{found.num_beside} kernel runs beside it take {_ratio(found)}, "
             f"{_time(findings, found.stretched_ns)} in all; only "
             f"{100 * row.exposed_ns / row.total_ns:.0f} % of it is exposed",
@@ -129,9 +136,7 @@ def _more_channels(findings: Findings) -> Iterator[Advice]:
         yield Advice(
             rule="more_channels",
             what=f"Give {describe(key)} {channels} channels",
-            apply=f"export NCCL_MIN_CTAS={channels}"
-            if key.communicator == "default_pg"
-            else f"{_OPTIONS}; opts.config.min_ctas = {channels}  # pg_options of {key.communicator}",
+            apply=_channel_line(key, "min", channels, findings),
             evidence=f"it runs at {row.busbw_bytes_per_s / 1e9:.1f} GB/s of bus bandwidth and is "
             f"{100 * row.exposed_ns / row.total_ns:.0f} % exposed; {describe(best.key)} reaches "
             f"{(best.busbw_bytes_per_s or 0) / 1e9:.1f} GB/s in this trace",
@@ -156,8 +161,9 @@ def _larger_buckets(findings: Findings) -> Iterator[Advice]:
         count = sum(row.count for row in small)
         yield Advice(
             rule="larger_buckets",
-            what=f"Put the small all-reduces on {communicator} into larger buckets: at most their latency goes",
-            apply="DistributedDataParallel(model, bucket_cap_mb=100)",
+            what=f"Join the small all-reduces on {communicator} into fewer: at most their latency goes",
+            apply="DistributedDataParallel(model, bucket_cap_mb=25)  # if they are gradient buckets; "
+            "metrics and statistics: reduce one joined tensor",
             evidence=f"{count / findings.num_windows:.0f} all-reduces below {format_bytes(_SMALL)} per step, "
             f"exposed for {_time(findings, sum(row.exposed_ns for row in small))}; "
             f"large ones reach {best / 1e9:.1f} GB/s",
@@ -230,7 +236,8 @@ def _prefetch(findings: Findings) -> Iterator[Advice]:
         yield Advice(
             rule="prefetch",
             what="Prefetch the next layers' all-gathers further ahead: at most their exposed time goes",
-            apply="for a, b, c in zip(layers, layers[1:], layers[2:]): a.set_modules_to_forward_prefetch([b, c])",
+            apply="for a, b, c in zip(layers, layers[1:], layers[2:]): a.set_modules_to_forward_prefetch([b, c])"
+            "  # FSDP2; over reversed(layers) set_modules_to_backward_prefetch",
             evidence=f"{count} exposed all-gathers started within {format_seconds(_NEAR_NS / NS_PER_S)} of their "
             f"launch: the wire was free, the launch came late; exposed {_time(findings, late_ns)}",
             predicted_gain_s=_per_step(findings, late_ns),
@@ -255,7 +262,7 @@ def _carve_out(findings: Findings) -> Iterator[Advice]:
         yield Advice(
             rule="carve_out",
             what=f"Leave {channels} SMs to the collectives: the persistent GEMM waits for a second wave",
-            apply=f"torch.cuda.GreenContext.create(num_sms={sms - channels})"
+            apply=f"torch.cuda.GreenContext.create(num_sms={sms - channels}).set_context()"
             if blackwell
             else f"torch._C._set_sm_carveout_experimental({channels})",
             evidence=f"a GEMM with one block for each of the {sms} SMs takes {_ratio(found)} beside collectives of "
@@ -280,8 +287,7 @@ def _copy_engine(findings: Findings) -> Iterator[Advice]:
             rule="copy_engine_all_gather",
             what="Let the copy engines gather (no SM): at most the stretch beside all-gathers goes; "
             "needs one NVLink domain",
-            apply='model.set_symm_mem_for_comm("NCCL"); '
-            "opts.config.cta_policy = dist.ProcessGroupNCCL.NCCL_CTA_POLICY_ZERO",
+            apply='model.set_symm_mem_for_comm("NCCL")  # FSDP2, torch 2.13 or later; start with NCCL_CTA_POLICY=2',
             evidence=f"kernels beside {describe(held[0][0])} take {_ratio(held[0][1])}; "
             f"NCCL {version[0]}.{version[1]} has copy-engine collectives",
             predicted_gain_s=_per_step(findings, stretched_ns),
@@ -291,16 +297,28 @@ def _copy_engine(findings: Findings) -> Iterator[Advice]:
 def _host_bound(findings: Findings) -> Iterator[Advice]:
     host_ns = sum(rank.measures.host_bound_ns for rank in findings.ranks)
     span_ns = sum(rank.measures.span_ns for rank in findings.ranks)
-    if span_ns and host_ns >= _HOST_SHARE * span_ns:
-        yield Advice(
-            rule="host_bound",
-            what="The CPU launches too slowly: no communication knob helps before that; "
-            "capture the step in CUDA graphs",
-            apply='model = torch.compile(model, mode="reduce-overhead")',
-            evidence=f"in {100 * host_ns / span_ns:.0f} % of the time the GPU had nothing to do because the next "
-            f"kernel was not yet launched ({_time(findings, host_ns)}; profiling itself slows launches)",
-            predicted_gain_s=_per_step(findings, host_ns),
-        )
+    if not span_ns or host_ns < _HOST_SHARE * span_ns:
+        return
+    gaps_ns = np.concatenate(
+        [held.end_ns - held.start_ns for held in (r.occupation.host_bound for r in findings.ranks)]
+    )
+    stalls_ns = gaps_ns[gaps_ns > _STALL_NS]
+    stalled_ns = int(stalls_ns.sum())
+    stalls = 2 * stalled_ns >= host_ns
+    yield Advice(
+        rule="host_bound",
+        what="The CPU stalls before it launches more: look for data loading and synchronisation; no communication knob "
+        "helps before that"
+        if stalls
+        else "The CPU launches too slowly: no communication knob helps before that; capture the step in CUDA graphs",
+        apply='torch.cuda.set_sync_debug_mode("warn")  # names what waits for the GPU; then DataLoader(num_workers=)'
+        if stalls
+        else 'model = torch.compile(model, mode="reduce-overhead")',
+        evidence=f"in {100 * host_ns / span_ns:.0f} % of the time the GPU had nothing to do because the next "
+        f"kernel was not yet launched ({_time(findings, host_ns)}; {100 * stalled_ns / host_ns:.0f} % of it in "
+        f"{len(stalls_ns)} gaps of more than {format_seconds(_STALL_NS / NS_PER_S)}; profiling itself slows launches)",
+        predicted_gain_s=_per_step(findings, host_ns),
+    )
 
 
 def _late_peers(findings: Findings) -> Iterator[Advice]:

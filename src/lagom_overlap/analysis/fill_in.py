@@ -50,14 +50,13 @@ def _longest_beside(rank: RankFindings, rows: Int64) -> Int64:
 def fill_in(findings: Findings) -> FillIn:
     """What the cost model estimates of all runs without a twin; nothing where the GPU has no preset."""
     rows_of_keys = {row.key: row for row in findings.rows}
-    num = run_ns = left_ns = 0
+    num = run_ns = 0
     estimated_ns = 0.0
     for index, rank in enumerate(findings.ranks):
         rows, cluster = _uncovered(findings, index), cluster_of_trace(rank.trace)
         events = rank.trace.events
         lengths = events.end_ns[rows] - events.start_ns[rows]
         if cluster is None:
-            left_ns += int(lengths.sum())
             continue
         from lagom_overlap.analysis import beside_model  # noqa: PLC0415 - the cost model takes its time to import
 
@@ -68,9 +67,8 @@ def fill_in(findings: Findings) -> FillIn:
         known = calls != UNKNOWN
         num += int(known.sum())
         run_ns += int(lengths[known].sum())
-        left_ns += int(lengths[~known].sum())
         estimated_ns += float((lengths - touched_ns * (1 - 1 / ratio))[known].sum())
-    return FillIn(num_runs=num, run_ns=run_ns, alone_ns=estimated_ns, left_ns=left_ns)
+    return FillIn(num_runs=num, run_ns=run_ns, alone_ns=estimated_ns, left_ns=findings.contention.uncovered_ns - run_ns)
 
 
 def _ratios(

@@ -26,6 +26,7 @@ from lagom_overlap.report.reproduce_report import ReproduceReport
 from lagom_overlap.report.reproduce_terminal import lines_table
 
 DATA: Final = "data"
+WORKERS_LINK: Final = "3 Gbit/s"
 
 
 def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -40,9 +41,8 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     )
     parser.add_argument(
         "--link",
-        default="3 Gbit/s",
         metavar="RATE",
-        help="emulated link of --backend workers, or loopback (default: 3 Gbit/s)",
+        help="emulated link of --backend workers, or loopback (default: " + WORKERS_LINK + ")",
     )
     parser.add_argument("--seed", type=seed, default=1, metavar="N", help="seed of the searches (default: 1)")
     parser.add_argument("--fetch", action="store_true", help="with data: fetch what is missing, into the cache")
@@ -62,6 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise DataError(f"--fetch goes with `lagom reproduce {DATA}`, not with {arguments.figure!r}")
     if arguments.backend == "workers" and arguments.figure != "fig3":
         raise JobError(f"--backend workers measures fig3, not {arguments.figure}; leave it out for the simulator")
+    if arguments.backend != "workers" and arguments.link is not None:
+        raise JobError(f"--link {arguments.link!r} has no meaning without --backend workers")
     if arguments.out is not None:
         create_folder(arguments.out)
     log = Console(stderr=True)
@@ -78,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
         say(encoded.decode())
         return 0
     show(lines_table(report))
-    say(f"\n{headline(report)}")
+    show(f"\n{headline(report)}")
     if arguments.out is not None:
         say(f"Report: {arguments.out / 'report.html'}")
     return 0
@@ -87,7 +89,9 @@ def run(arguments: argparse.Namespace) -> int:
 def _on_workers(arguments: argparse.Namespace, note: Callable[[str], None]) -> ReproduceReport:
     from lagom_overlap.job.reproduce.figure3_workers import figure3_on_workers  # noqa: PLC0415  torch is an extra
 
-    return figure3_on_workers(seed=arguments.seed, link_bytes_per_s=link_bytes_per_s(arguments.link), note=note)
+    return figure3_on_workers(
+        seed=arguments.seed, link_bytes_per_s=link_bytes_per_s(arguments.link or WORKERS_LINK), note=note
+    )
 
 
 def _data(arguments: argparse.Namespace) -> int:

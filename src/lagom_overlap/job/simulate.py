@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 from pathlib import Path
 
 import msgspec
@@ -149,7 +150,10 @@ def run_simulate(request: SimulateRequest) -> SimulateResult:
         sm_carveout=spec.cost.sm_carveout,
     )
     times = simulator.times()
-    notes = [_NOTE, f"GPU operators: {operators.fitted_on}", f"Framework {framework.name}: {framework.fitted_on}"]
+    if not isfinite(times.iteration_s):
+        raise JobError(f"the iteration takes {times.iteration_s} s: a rate of cluster {cluster.name!r} is too small")
+    notes = [_NOTE, f"GPU operators, fitted on: {operators.fitted_on}"]
+    notes.append(f"Framework {framework.name}, fitted on: {framework.fitted_on}")
     notes += [f"Profile {profile.label}", *_unused(spec)]
     ran = _Ran(model, layout, cluster, times, memories, operators.peak_flops)
     result = _json(request, ran, notes)

@@ -27,8 +27,8 @@ class PlanProblem:
     """What is to be planned.
 
     `groups` are the global ranks of each communicator, by description. `memory_limit_bytes` bounds resident memory plus
-    live buffers on one GPU. `prefetch` is how many gathered parameter groups may be held ahead of the one in use (None:
-    no limit). `exact` forbids what changes the order of a reduction.
+    live buffers on one GPU. `prefetch` is how many gathered parameter groups may be held at once, the one in use
+    included (None: no limit). `exact` forbids what changes the order of a reduction.
     """
 
     iteration: Iteration

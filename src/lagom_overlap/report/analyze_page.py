@@ -35,8 +35,8 @@ from lagom_overlap.report.analyze_words import (
     headline,
     rank_cells,
     time_text,
+    unreachable_sentence,
 )
-from lagom_overlap.units import format_seconds
 
 MAX_RANK_PARTS: Final = 8
 MAX_DETAILS: Final = 20
@@ -131,11 +131,6 @@ def _page(report: AnalyzeReport) -> _Page:
     findings = report.findings
     timed = [rank for rank in findings.ranks if len(rank.trace.events)]
     gpus = sorted({rank.trace.gpu_name for rank in findings.ranks if rank.trace.gpu_name})
-    unreachable = ""
-    if report.unreachable_s > 0:
-        kinds = [row for row in findings.rows if row.key.reach.value == "none"]
-        names = ", ".join(dict.fromkeys(collective_text(row.key) for row in kinds[:4]))
-        unreachable = f"{format_seconds(report.unreachable_s)} of communication is beyond every knob of NCCL: {names}."
     return _Page(
         title=_title(report),
         meta=f"{len(findings.ranks)} trace{'s' if len(findings.ranks) > 1 else ''}, "
@@ -148,7 +143,7 @@ def _page(report: AnalyzeReport) -> _Page:
         contention_rows=tuple(contention_cells(report)),
         kernel_rows=_kernel_rows(report),
         advice=tuple(advice_texts(report)),
-        unreachable=unreachable,
+        unreachable=unreachable_sentence(report),
         waterfall=_figure(waterfall_figure(findings)),
         ranks=_figure(ranks_figure(findings.ranks)),
         group_rows=_group_rows(report),

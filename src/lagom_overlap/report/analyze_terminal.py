@@ -22,6 +22,7 @@ from lagom_overlap.report.analyze_words import (
     headline,
     only_communicator,
     rank_cells,
+    unreachable_sentence,
 )
 
 WIDTH: Final = 80
@@ -101,6 +102,8 @@ def analysis_summary(report: AnalyzeReport) -> RenderableType:
                 "pairs",
             )
         )
+    unreachable = unreachable_sentence(report)
+    parts += [Text(""), Text(plain(unreachable))] if unreachable else []
     parts += _advice(report)
     warnings = report.findings.warnings
     parts += [Text("")] if warnings else []

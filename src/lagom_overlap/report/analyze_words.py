@@ -4,11 +4,12 @@ from lagom_overlap.analysis.collectives import CollectiveKey
 from lagom_overlap.analysis.hta import HtaFigures
 from lagom_overlap.analysis.measures import Measures
 from lagom_overlap.report.analyze_report import AnalyzeReport
-from lagom_overlap.trace.gpu_trace import NS_PER_S
+from lagom_overlap.trace.gpu_trace import NS_PER_S, Reach
 from lagom_overlap.units import GB_PER_S, US, format_bytes, format_seconds
 
 _NONE = "–"
 _LEAST_GB_PER_S = 0.1
+_MAX_NAMES = 4
 
 
 def time_text(length_ns: float) -> str:
@@ -70,10 +71,13 @@ def headline(report: AnalyzeReport) -> str:
     ]
     counts = {max(1, len(rank.steps)) for rank in timed}
     num = counts.pop() if len(counts) == 1 else windows
-    steps = f"{num} step{'s' if num > 1 else ''}" if any(rank.trace.steps for rank in timed) else "1 trace"
+    steps = f"{num} step{'s' if num > 1 else ''}"
     if len(timed) > 1:
         steps = f"{steps} on {'each of ' if num < windows else ''}{len(timed)} ranks"
-    return f"A step takes {time_text(span / windows)} (mean of {steps}): {', '.join(parts)}."
+    subject, mean = "A step", f"mean of {steps}"
+    if not any(rank.trace.steps for rank in timed):
+        subject, mean = "The whole trace", f"mean of {len(timed)} ranks" if len(timed) > 1 else "no steps marked"
+    return f"{subject} takes {time_text(span / windows)} ({mean}): {', '.join(parts)}."
 
 
 def _hta_cells(name: str, found: HtaFigures) -> tuple[str, ...]:
@@ -147,6 +151,19 @@ def contention_sentence(report: AnalyzeReport) -> str:
     return (
         f"Beside collectives the same kernels take {found.total.slowdown:.2f}×{interval} as long as alone, over "
         f"{time_text(found.covered_ns)} of computation{without}."
+    )
+
+
+def unreachable_sentence(report: AnalyzeReport) -> str:
+    """The communication that no knob reaches, by name; empty where a knob reaches all of it."""
+    beyond = [row.key for row in report.findings.rows if row.key.reach is Reach.NONE]
+    if not beyond:
+        return ""
+    names = list(dict.fromkeys(collective_text(key) for key in beyond))
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return (
+        f"{format_seconds(report.unreachable_s)} of communication is beyond every knob of NCCL: "
+        f"{', '.join(names[:_MAX_NAMES])}{more}."
     )
 
 

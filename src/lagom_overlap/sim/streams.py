@@ -7,10 +7,11 @@ time-weighted). A `Fixed` piece on the kernel stream takes its time whatever run
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
+from math import inf, isfinite
 from typing import Final
 
 from lagom_overlap.cost import CollectiveCost, ContentionModel
+from lagom_overlap.errors import JobError
 from lagom_overlap.workload import Kernel
 
 NEVER: Final = 1 << 60
@@ -79,6 +80,7 @@ def run_streams(pieces: Sequence[Kernel | Fixed], comms: Sequence[QueuedComm], m
     """When both streams end.
 
     Raises:
+        JobError: if a kernel or a collective never ends, because a rate of the cluster is next to nothing.
         ValueError: if a collective must end before a kernel that it waits for itself.
     """
     rates = _Rates(model)
@@ -97,6 +99,8 @@ def run_streams(pieces: Sequence[Kernel | Fixed], comms: Sequence[QueuedComm], m
             comp_s = rates.alone(piece) if piece is not None else inf
             comm_s = queued.cost.seconds() if queued is not None else inf
         step_s = min(comp_left * comp_s, comm_left * comm_s)
+        if not isfinite(step_s):
+            raise JobError(f"cluster {model.cluster.name!r}: kernel {comp} or collective {comm} takes {step_s} s")
         now += step_s
         if queued is not None:
             comm_busy += step_s

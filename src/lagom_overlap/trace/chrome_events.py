@@ -178,6 +178,10 @@ class EventReader:
         why = _BYTE.sub("", why.removeprefix("JSON is malformed: ")).strip()
         return TraceError(f"{self._stream.name}: broken JSON at byte {at}: {why}")
 
+    def _no_event(self, error: msgspec.ValidationError) -> TraceError:
+        """Of JSON that is right where what stands in it is no event; the path counts from where this block begins."""
+        return TraceError(f"{self._stream.name}: not an event in the list from byte {self._at}: {error}")
+
     @staticmethod
     def _wants_exact(events: list[Event]) -> bool:
         """Whether any time may be beyond what floats hold; no clock jumps by days and back within a few events."""
@@ -273,6 +277,8 @@ class EventReader:
                 return [], buffer[cut + 1 :], False
             try:
                 events, after = self._decode(block)
+            except msgspec.ValidationError as error:
+                raise self._no_event(error) from error
             except _DECODE_ERRORS as error:
                 at = _byte_of(error)
                 if at is not None and at < cut - 1:
@@ -295,6 +301,8 @@ class EventReader:
         """(events, what follows the list) of what remains; None where the file ends inside the list."""
         try:
             events, after = self._decode(b"[" + buffer)
+        except msgspec.ValidationError as error:
+            raise self._no_event(error) from error
         except _DECODE_ERRORS as error:
             if "truncated" not in str(error):
                 raise self._fail(str(error), self._at + (_byte_of(error) or 1) - 1) from error

@@ -208,7 +208,8 @@ def trace_paths(path: Path) -> tuple[Path, ...]:
         return (path,)
     found = tuple(sorted(p for p in path.iterdir() if p.is_file() and p.name.endswith(_TRACE_SUFFIXES)))
     if not found:
-        raise TraceError(f"folder {str(path)!r} holds no trace; allowed: {', '.join(_TRACE_SUFFIXES)}")
+        allowed = ", ".join(_TRACE_SUFFIXES)
+        raise TraceError(f"folder {str(path)!r} holds no trace (folders in it are not searched); allowed: {allowed}")
     return found
 
 

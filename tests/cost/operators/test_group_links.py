@@ -63,6 +63,15 @@ def test_channels_are_nccl_s_for_the_group_s_part_of_the_cluster() -> None:
     assert found.terms(CollectiveKind.ALL_REDUCE, 1 << 30, GroupKind.DATA).num_channels == 2
 
 
+@pytest.mark.parametrize(("tensor", "experts"), [(1, 64), (1, 16), (4, 16), (8, 8)])
+def test_an_all_to_all_over_nodes_sends_every_rank_s_bytes_through_the_node_s_ports(tensor: int, experts: int) -> None:
+    """By hand: all eight GPUs of a node send what leaves it, each (n - r) / n of a GB, r = 8 / tensor ranks a node."""
+    found = links(ParallelLayout(tensor=tensor, data=64 // tensor, expert=experts, global_batch=64 // tensor))
+    away = 1 - 8 / tensor / experts
+    by_hand = 8 * away * 1e9 / CLUSTER.inter.bytes_per_s
+    assert found.seconds(CollectiveKind.ALL_TO_ALL, 10**9, GroupKind.EXPERT) == pytest.approx(by_hand)
+
+
 def test_latency_counts_the_steps_of_the_ring_by_kind_of_hop() -> None:
     constants = LinkConstants(
         base_s=1.0, hop_s=0.1, network_hop_s=10.0, intra_efficiency=1.0, inter_efficiency=1.0,

@@ -19,7 +19,7 @@ from lagom_overlap.plan.schedule import (
 from lagom_overlap.plan.schedule.bounds import preemptive_one_machine
 from lagom_overlap.plan.schedule.generation import Side, improved, parallel, serial
 from lagom_overlap.plan.schedule.incumbent import Incumbent, Progress
-from lagom_overlap.plan.schedule.portfolio import best_of_portfolio
+from lagom_overlap.plan.schedule.portfolio import run_portfolio
 
 
 def _graph(ticks: list[int], resource: list[int], preds: list[tuple[int, ...]]) -> TaskGraph:
@@ -81,7 +81,12 @@ def test_the_bound_never_exceeds_the_shortest_schedule_and_generators_never_unde
 def test_the_portfolio_finds_the_shortest_schedule_of_most_small_graphs() -> None:
     graphs = [random_graph(Random(seed), 8) for seed in range(40)]
     shortest = [shortest_by_enumeration(graph) for graph in graphs]
-    found = [best_of_portfolio(g, 10.0, lower_bound(g)).makespan for g in graphs]
+    found = []
+    for graph in graphs:
+        incumbent = Incumbent(lower_bound(graph), Deadline(10.0))
+        run_portfolio(graph, incumbent, incumbent.deadline)
+        check(graph, incumbent.best)
+        found.append(incumbent.best.makespan)
     assert all(f >= s for f, s in zip(found, shortest, strict=True))
     assert sum(f == s for f, s in zip(found, shortest, strict=True)) >= 36
 

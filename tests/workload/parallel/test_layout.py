@@ -46,7 +46,7 @@ def test_degrees_that_contradict_each_other_are_refused(changes: dict[str, objec
         ({"tensor": 5, "data": 1}, "gpt-175b", 2048, "5 x 4 x 1 = 20 GPUs"),
         ({"pipeline": 2, "data": 4}, "gpt-530b", 2048, "parallel.pipeline x chunks = 2 x 1 = 2, must divide"),
         ({"sequence_parallel": True}, "gpt-175b", 2049, "must divide seq_len (2049)"),
-        ({"expert": 2}, "gpt-175b", 2048, "parallel.expert is 2, must divide the model's experts (0)"),
+        ({"expert": 2}, "gpt-175b", 2048, "parallel.expert is 2, must be 1: model 'gpt-175b' has no experts"),
     ],
 )
 def test_layouts_that_do_not_fit_model_or_cluster_are_refused(

@@ -49,6 +49,15 @@ def test_zero_3_shards_the_parameters_and_holds_the_layers_in_flight() -> None:
     assert memory.parameter_bytes == pytest.approx(2 * (model.num_params / 8 + 3 * model.layer_params), rel=1e-3)
 
 
+def test_no_more_layers_are_gathered_than_there_are() -> None:
+    model = load_model("llama-2-7b")
+    layout = ParallelLayout(data=8, global_batch=8, zero_stage=3, prefetch=10_000)
+    (stage,) = plan_stages(model, layout)
+    layers = model.num_layers * model.layer_params
+    gathered = stage_memory(model, layout, stage, 2048).parameter_bytes
+    assert gathered == pytest.approx(2 * (model.num_params / 8 + layers), rel=1e-3)
+
+
 def test_parameters_of_all_stages_and_ranks_are_the_models() -> None:
     layout = ParallelLayout(tensor=8, pipeline=12, flash_attention=False)
     stages = plan_stages(GPT, layout)

@@ -9,7 +9,8 @@ Channels (SMs) are NCCL's own choice for the group's part of the cluster.
 
 Ranks are laid out as Megatron does: tensor parallelism inside a node first, then data, then pipeline. A ring over
 several nodes shares its nodes' network with the other groups that cross it at the same time: with r of a group's ranks
-in a node of g GPUs, g / r rings share the node's ports.
+in a node of g GPUs, g / r rings share the node's ports. A ring crosses them once; in an all-to-all each of the r ranks
+sends (n - r) / n of its own bytes through them.
 
 `base_s`, `hop_s` and the efficiencies come from the GPU's data file; link rates from the cluster's preset.
 """
@@ -45,7 +46,7 @@ class LinkConstants:
 
 @dataclass(frozen=True, slots=True)
 class GroupShape:
-    """Ranks of a group, how many of them share a node, and the stride between them in GPUs."""
+    """Ranks of a group, and how many of them share a node."""
 
     num_ranks: int
     ranks_per_node: int
@@ -90,13 +91,16 @@ class GroupLinks:
         }[group]
         return GroupShape(num, max(1, min(num, per_node // stride)))
 
-    def bytes_per_s(self, group: GroupKind) -> float:
-        """What one ring of the group reaches, one direction."""
+    def bytes_per_s(self, group: GroupKind, kind: CollectiveKind | None = None) -> float:
+        """Wire bytes per second and rank of a collective of the group, one direction; without a kind, of a ring."""
         shape, cluster, c = self.shape(group), self.cluster, self.constants
         intra = cluster.intra.bytes_per_s * c.intra_efficiency
         if shape.num_nodes == 1:
             return intra
         share = shape.ranks_per_node / cluster.gpus_per_node
+        if kind is CollectiveKind.ALL_TO_ALL:
+            away = shape.num_ranks - shape.ranks_per_node
+            share *= (shape.num_ranks - 1) / (shape.ranks_per_node * away)
         return min(intra, cluster.inter.bytes_per_s * c.inter_efficiency * share)
 
     def latency_s(self, kind: CollectiveKind, group: GroupKind) -> float:
@@ -129,7 +133,7 @@ class GroupLinks:
         return GroupTerms(
             latency_s=self.latency_s(kind, group),
             wire_bytes=Collective(kind, num_bytes, shape.num_ranks).wire_bytes,
-            bytes_per_s=self.bytes_per_s(group),
+            bytes_per_s=self.bytes_per_s(group, kind),
             num_channels=_channels(filled, cluster),
         )
 

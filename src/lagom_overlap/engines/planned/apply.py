@@ -17,7 +17,7 @@ from lagom_overlap.engines.planned.reorder import STREAM, WAITS, reorder
 from lagom_overlap.engines.planned.split import split
 from lagom_overlap.engines.planned.substitute import substitute
 from lagom_overlap.errors import JobError
-from lagom_overlap.workload import Iteration
+from lagom_overlap.workload import CommOp, Iteration
 from lagom_overlap.workload.rewrite.apply import rewritten
 from lagom_overlap.workload.rewrite.steps import Fuse, PartitionGroups, Reorder, Rewrite, Split, Substitute
 
@@ -81,7 +81,7 @@ def _mark(graph: fx.Graph, iteration: Iteration) -> None:
 
 
 def name_operators(graph: fx.Graph, iteration: Iteration) -> None:
-    """Marks the nodes that are operators of the iteration.
+    """Marks the nodes that are operators of the iteration, collectives with their streams.
 
     Raises:
         JobError: if one of them is not in the graph.
@@ -91,6 +91,8 @@ def name_operators(graph: fx.Graph, iteration: Iteration) -> None:
         if op.name not in nodes:
             raise JobError(f"operator {op.name!r} of iteration {iteration.name!r} is no node of this graph")
         nodes[op.name].meta[OP_NAME] = op.name
+        if isinstance(op, CommOp):
+            nodes[op.name].meta[STREAM] = op.stream
 
 
 def _collective(nodes: dict[str, fx.Node], name: str) -> fx.Node:

@@ -13,13 +13,13 @@ from lagom_overlap.plan.rcpsp.genetic import Genetic
 from lagom_overlap.plan.rcpsp.model import ExactSearch, paths
 from lagom_overlap.plan.rcpsp.project import Project, Solution, check_solution
 
-_WARM_UP: Final = 0.1
+_WARM_UP: Final = 0.2
 """Share of the time before CP-SAT starts, from the best schedule until then."""
 _SLICE_S: Final = 0.2
 _SMALL: Final = 40
-"""Up to so many activities CP-SAT has both cores to itself."""
+"""Up to so many activities CP-SAT has both cores to itself after the warm-up."""
 _LARGE: Final = 80
-"""From so many activities on, CP-SAT gets one thread beside the genetic search instead of two."""
+"""Beyond so many activities CP-SAT has one core; up to here two, half of the time shared with the genetic search."""
 
 
 def solve(project: Project, limit_s: float, seed: int = 0) -> Solution:
@@ -63,10 +63,10 @@ def _beside_cp_sat(project: Project, genetic: Genetic, bound: int, deadline: Dea
         on_solution=take,
     )
     while deadline.left_s > 0 and genetic.best[0] > bound and exact.is_running:
-        if len(project) <= _SMALL:
-            exact.wait(_SLICE_S)
-        else:
+        if len(project) > _SMALL:
             genetic.run(deadline.within(_SLICE_S), bound)
+        if len(project) <= _LARGE:
+            exact.wait(min(_SLICE_S, max(0.0, deadline.left_s)))
         with lock:
             fresh, found[:] = list(found), []
         for starts in fresh:

@@ -77,11 +77,3 @@ def run_portfolio(
         incumbent.offer(better, f"{name}, improved")
         if incumbent.is_done or deadline.left_s <= 0:
             return
-
-
-def best_of_portfolio(graph: TaskGraph, budget_s: float, bound: int) -> Schedule:
-    """The portfolio's best schedule within a budget; ends early at the bound (ticks)."""
-    deadline = Deadline(budget_s)
-    incumbent = Incumbent(bound, deadline)
-    run_portfolio(graph, incumbent, deadline)
-    return incumbent.best

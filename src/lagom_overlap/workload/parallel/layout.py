@@ -171,5 +171,7 @@ def check_model(model: TransformerModel, layout: ParallelLayout, seq_len: int) -
         )
     if layout.sequence_parallel and seq_len % layout.tensor:
         raise JobError(f"parallel.tensor is {layout.tensor}, must divide seq_len ({seq_len}) for sequence parallelism")
-    if layout.expert > 1 and (not model.num_experts or model.num_experts % layout.expert):
+    if layout.expert > 1 and not model.num_experts:
+        raise JobError(f"parallel.expert is {layout.expert}, must be 1: model {model.name!r} has no experts")
+    if layout.expert > 1 and model.num_experts % layout.expert:
         raise JobError(f"parallel.expert is {layout.expert}, must divide the model's experts ({model.num_experts})")

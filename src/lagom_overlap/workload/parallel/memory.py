@@ -73,7 +73,7 @@ def stage_memory(model: TransformerModel, layout: ParallelLayout, stage: StagePl
     if zero == MAX_ZERO_STAGE:
         experts = model.expert_layer_params // (layout.tensor * layout.expert)
         whole = layer_params_per_gpu(model, layout) - (experts if layout.data == layout.expert else 0)
-        gathered = (layout.prefetch + 1) * whole
+        gathered = min(layout.prefetch + 1, stage.num_layers) * whole
     return StageMemory(
         parameter_bytes=ELEMENT_BYTES * (shard + gathered if zero == MAX_ZERO_STAGE else params),
         gradient_bytes=layout.gradient_bytes * (shard if zero >= 2 else params),
