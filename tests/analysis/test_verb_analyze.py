@@ -258,7 +258,7 @@ def test_communication_beyond_every_knob_is_named(tmp_path):
     result = run_analyze(AnalyzeRequest(traces=(file.write(tmp_path / "t.json"),))).json
     assert result.unreachable_comm_s == pytest.approx(50e-6)
     shown = terminal_text(run_analyze(AnalyzeRequest(traces=(tmp_path / "t.json",))).report)
-    assert "50.0 us of communication is beyond every knob of NCCL: dispatch" in shown
+    assert "50.0 us of communication is beyond every knob of NCCL: all_to_all" in shown
 
 
 def test_a_trace_without_steps_is_not_called_a_step(tmp_path):

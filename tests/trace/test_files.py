@@ -107,7 +107,7 @@ class _Explodes:
         (b"hello", "is not a trace"),
         (b'{"a": 1}', "is not a trace"),
         (b"{", "is not a trace"),
-        (b"[1, 2", "broken JSON|no GPU event"),
+        (b"[1, 2", "not an event"),
         (b'"text"', "is not a trace"),
         (gzip.compress(b"", mtime=0), "is empty"),
         (
@@ -117,7 +117,7 @@ class _Explodes:
         (b"\x1f\x8bnot gzip at all", "cannot be unpacked"),
         (b'{"traceEvents": []}', "no GPU event"),
         (b'{"traceEvents": 5}', "is not a trace|broken"),
-        (b'{"traceEvents": [5]}', "broken"),
+        (b'{"traceEvents": [5]}', "not an event"),
     ],
 )
 def test_what_is_no_trace_is_refused_in_one_line(tmp_path, data, why):
