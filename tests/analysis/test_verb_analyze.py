@@ -286,3 +286,16 @@ def test_every_real_trace_is_analysed_and_adds_up(shared_traces):
         contention = result.report.findings.contention
         assert sum(contention.of_rank) == pytest.approx(sum(contention.blame.values()))
         assert sum(contention.of_rank) == pytest.approx(contention.total.stretched_ns)
+
+
+def test_the_headline_says_of_how_much_the_stretch_is_known(tmp_path):
+    # Beside collectives runs a GEMM of 150 us with twins and another of 450 us without: 25 % is known.
+    file = KinetoFile()
+    for step in range(6):
+        at = step * 2000.0
+        file.kernel("gemm<128>", at, 100)
+        file.kernel("gemm<128>", at + 200, 150)
+        file.kernel("gemm<256>", at + 400, 450)
+        file.nccl("AllGather_RING_LL", at + 190, 700, op="_allgather_base", nelems=1 << 20)
+    report = run_analyze(AnalyzeRequest(traces=(file.write(tmp_path / "t.json"),))).report
+    assert "stretched by it 300 us (2.8 %, known of 25 % of what runs beside)" in analysis_text(report)

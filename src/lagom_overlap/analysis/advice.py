@@ -294,16 +294,19 @@ def _copy_engine(findings: Findings) -> Iterator[Advice]:
         )
 
 
+def _stalled_ns(rank: RankFindings) -> int:
+    """The host-bound time of a rank that comes in gaps too long for a launch."""
+    gaps = rank.occupation.host_bound
+    lengths_ns = gaps.end_ns - gaps.start_ns
+    return int(lengths_ns[lengths_ns > _STALL_NS].sum())
+
+
 def _host_bound(findings: Findings) -> Iterator[Advice]:
     host_ns = sum(rank.measures.host_bound_ns for rank in findings.ranks)
     span_ns = sum(rank.measures.span_ns for rank in findings.ranks)
     if not span_ns or host_ns < _HOST_SHARE * span_ns:
         return
-    gaps_ns = np.concatenate(
-        [held.end_ns - held.start_ns for held in (r.occupation.host_bound for r in findings.ranks)]
-    )
-    stalls_ns = gaps_ns[gaps_ns > _STALL_NS]
-    stalled_ns = int(stalls_ns.sum())
+    stalled_ns = sum(_stalled_ns(rank) for rank in findings.ranks)
     stalls = 2 * stalled_ns >= host_ns
     yield Advice(
         rule="host_bound",
@@ -315,8 +318,8 @@ def _host_bound(findings: Findings) -> Iterator[Advice]:
         if stalls
         else 'model = torch.compile(model, mode="reduce-overhead")',
         evidence=f"in {100 * host_ns / span_ns:.0f} % of the time the GPU had nothing to do because the next "
-        f"kernel was not yet launched ({_time(findings, host_ns)}; {100 * stalled_ns / host_ns:.0f} % of it in "
-        f"{len(stalls_ns)} gaps of more than {format_seconds(_STALL_NS / NS_PER_S)}; profiling itself slows launches)",
+        f"kernel was not yet launched ({_time(findings, host_ns)}; {100 * stalled_ns / host_ns:.0f} % of it in gaps "
+        f"of more than {format_seconds(_STALL_NS / NS_PER_S)}; profiling itself slows launches)",
         predicted_gain_s=_per_step(findings, host_ns),
     )
 

@@ -89,9 +89,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _on_workers(arguments: argparse.Namespace, note: Callable[[str], None]) -> ReproduceReport:
     from lagom_overlap.job.reproduce.figure3_workers import figure3_on_workers  # noqa: PLC0415  torch is an extra
 
-    return figure3_on_workers(
-        seed=arguments.seed, link_bytes_per_s=link_bytes_per_s(arguments.link or WORKERS_LINK), note=note
-    )
+    link = WORKERS_LINK if arguments.link is None else arguments.link
+    return figure3_on_workers(seed=arguments.seed, link_bytes_per_s=link_bytes_per_s(link), note=note)
 
 
 def _data(arguments: argparse.Namespace) -> int:

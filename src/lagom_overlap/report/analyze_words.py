@@ -1,6 +1,7 @@
 """The analysis in words and cells; the same in the page and in the terminal."""
 
 from lagom_overlap.analysis.collectives import CollectiveKey
+from lagom_overlap.analysis.contention import Contention
 from lagom_overlap.analysis.hta import HtaFigures
 from lagom_overlap.analysis.measures import Measures
 from lagom_overlap.report.analyze_report import AnalyzeReport
@@ -10,6 +11,7 @@ from lagom_overlap.units import GB_PER_S, US, format_bytes, format_seconds
 _NONE = "–"
 _LEAST_GB_PER_S = 0.1
 _MAX_NAMES = 4
+_NEARLY_ALL = 0.95
 
 
 def time_text(length_ns: float) -> str:
@@ -63,9 +65,7 @@ def headline(report: AnalyzeReport) -> str:
     parts = [
         f"exposed communication {time_text(found.exposed_comm_ns / windows)} "
         f"({percent_text(found.exposed_comm_ns, span)})",
-        "computation stretched by it unknown"
-        if findings.contention.uncovered_ns and not findings.contention.total.num_beside
-        else f"computation stretched by it {time_text(stretched / windows)} ({percent_text(stretched, span)})",
+        f"computation stretched by it {_stretch_text(findings.contention, stretched / windows, span / windows)}",
         f"idle {time_text(found.idle_ns / windows)} ({percent_text(found.idle_ns, span)}, of it waiting for the CPU "
         f"{percent_text(found.host_bound_ns, found.idle_ns)})",
     ]
@@ -78,6 +78,15 @@ def headline(report: AnalyzeReport) -> str:
     if not any(rank.trace.steps for rank in timed):
         subject, mean = "The whole trace", f"mean of {len(timed)} ranks" if len(timed) > 1 else "no steps marked"
     return f"{subject} takes {time_text(span / windows)} ({mean}): {', '.join(parts)}."
+
+
+def _stretch_text(found: Contention, stretched_ns: float, span_ns: float) -> str:
+    """The stretch in a step; where much of the computation beside collectives has no twin, of how much it is known."""
+    if found.uncovered_ns and not found.total.num_beside:
+        return "unknown"
+    known = found.covered_ns / max(1, found.covered_ns + found.uncovered_ns)
+    part = f", known of {100 * known:.0f} % of what runs beside" if found.uncovered_ns and known < _NEARLY_ALL else ""
+    return f"{time_text(stretched_ns)} ({percent_text(stretched_ns, span_ns)}{part})"
 
 
 def _hta_cells(name: str, found: HtaFigures) -> tuple[str, ...]:

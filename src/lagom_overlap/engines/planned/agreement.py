@@ -57,7 +57,7 @@ def check_agreement(lines: tuple[str, ...], board: Board, *, rank: int, num_rank
     board.set(f"{step}/order/{rank}", text)
     first = board.get(f"{step}/digest/0").decode()
     for other in range(1, num_ranks):
-        if board.get(f"{step}/digest/{other}").decode() == "never":
+        if board.get(f"{step}/digest/{other}").decode() != first:
             raise BackendError(_difference(board, step, other))
     return digest
 

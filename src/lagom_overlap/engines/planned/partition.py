@@ -83,7 +83,7 @@ class _Stages:
         part = list(value_of(node).shape)
         for axis in self._order:
             node = self._stage(node, axis)
-        placed = tuple(self._order)
+        placed = tuple(reversed(self._order))
         parts = self._editor.reshape(node, [*(self._mesh[axis] for axis in placed), *part])
         back = [placed.index(axis) for axis in range(len(placed))]
         parts = self._editor.permute(parts, [*back, *range(len(back), len(back) + len(part))])

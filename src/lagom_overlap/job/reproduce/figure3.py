@@ -121,7 +121,7 @@ def _lines_of_3a(profile: str, points: Sequence[_Point]) -> list[Line]:
             what="Contention slows computation by up to 35 % (section 1)",
             published="up to 35 %",
             ours=f"{100 * (min(slowest) - 1):.0f} to {100 * (max(slowest) - 1):.0f} % at NC = 32, C = 2 MB",
-            verdict=judge_number(median(slowest), 1.35),
+            verdict=judge_number(max(slowest), 1.35),
             why="The paper's figure is an upper end over settings that it does not list; ours is the far corner.",
         ),
         line(

@@ -119,10 +119,11 @@ def breakdown_70b() -> tuple[float, float]:
 
 
 def _range_line(what: str, low: float, high: float, curve: Curve, why: str) -> Line:
-    if any(low - 1 <= share <= high + 1 for share in curve.y):
+    """A share that the notes state as a constant: reproduced if it is one, direction only if it is ever reached."""
+    if all(low - 1 <= share <= high + 1 for share in curve.y):
         verdict = Verdict.REPRODUCED
     else:
-        verdict = Verdict.DIRECTION if max(curve.y) > high else Verdict.NOT
+        verdict = Verdict.DIRECTION if max(curve.y) >= low - 1 else Verdict.NOT
     ours = ", ".join(f"{x:g}: {y:.0f} %" for x, y in zip(curve.x, curve.y, strict=True))
     return Line(
         figure="hidden",
