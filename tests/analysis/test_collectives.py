@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 from lagom_overlap.analysis.collectives import (
     collective_rows,
     exposed_of_calls,
-    totals_by_communicator,
     unreachable_ns,
     waiting_of_calls,
 )
@@ -89,7 +88,6 @@ def test_rows_differ_by_size_and_channels_and_add_up():
     )
     rows = rows_of(trace)
     assert [(row.key.num_channels, row.total_ns) for row in rows] == [(16, 15), (8, 10), (8, 5)]
-    assert totals_by_communicator(rows) == {"dp": (25, 0), "tp": (5, 0)}
 
 
 def test_communication_that_no_knob_reaches_is_added_up():

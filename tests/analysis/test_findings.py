@@ -26,6 +26,15 @@ def test_missing_ranks_missing_steps_and_repeated_ranks_are_told():
     assert "rank 0 comes more than once" in told
 
 
+def test_traces_that_do_not_look_like_one_job_are_told():
+    def rank(number, gpu, world):
+        return gpu_trace([(COMP, 0, 10)], rank=number, gpu_name=gpu, world_size=world)
+
+    assert "different GPUs (A100, V100): they are added up" in warnings(rank(0, "V100", 2), rank(1, "A100", 2))
+    assert "different numbers of ranks (2, 8)" in warnings(rank(0, "A100", 8), rank(1, "A100", 2))
+    assert "different" not in warnings(rank(0, "A100", 2), rank(1, "A100", 2))
+
+
 def test_communication_of_unknown_kind_is_told():
     assert "do not say which collective" in warnings(
         gpu_trace([(COMM, 0, 10)], calls=[{"op": "unknown", "kind": None}])

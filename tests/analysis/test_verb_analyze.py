@@ -299,3 +299,11 @@ def test_the_headline_says_of_how_much_the_stretch_is_known(tmp_path):
         file.nccl("AllGather_RING_LL", at + 190, 700, op="_allgather_base", nelems=1 << 20)
     report = run_analyze(AnalyzeRequest(traces=(file.write(tmp_path / "t.json"),))).report
     assert "stretched by it 300 us (2.8 %, known of 25 % of what runs beside)" in analysis_text(report)
+
+
+def test_the_headline_tells_copies_that_nothing_hides_where_they_weigh(tmp_path):
+    file = KinetoFile()
+    file.kernel("gemm", 0, 90)
+    file.kernel("Memcpy HtoD (Pinned -> Device)", 80, 20, cat="gpu_memcpy", bytes=4)
+    report = run_analyze(AnalyzeRequest(traces=(file.write(tmp_path / "t.json"),))).report
+    assert analysis_text(report).endswith(", copies alone 10.0 us (10.0 %).")

@@ -114,7 +114,7 @@ class GlooJob:
 
     def words(self) -> str:
         """The last words of every rank."""
-        return "\n".join(f"--- {log.name}\n{log.read_text()[-3000:]}" for log in self.logs)
+        return "\n".join(f"--- {log.name}\n{log.read_text()[-12_000:]}" for log in self.logs)
 
     def results(self) -> list[dict[str, Any]]:
         """What each rank wrote at the end of a job that went well."""

@@ -17,7 +17,7 @@ def test_it_stands_by_the_fastest_of_as_many_as_it_was_given() -> None:
         assignment = trial.assignments[PROBLEM.group.name]
         makespan_s = 1.0 + (hash(str(assignment)) % 97) / 100
         seen.append((makespan_s, assignment))
-        tuner.tell(trial, {PROBLEM.group.name: Measurement(makespan_s=makespan_s, comp_s=1.0, comm_s=(0.1, 0.1))})
+        tuner.tell(trial, {PROBLEM.group.name: Measurement(makespan_s=makespan_s, comp_s=1.0, comm_s=(0.1,))})
     assert len(seen) == 12
     assert seen[0][1] == PROBLEM.default
     assert all(config in space for _, drawn in seen[1:] for config, space in zip(drawn, PROBLEM.spaces, strict=True))

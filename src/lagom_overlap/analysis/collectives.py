@@ -13,7 +13,7 @@ time where several ranks are given, the whole duration otherwise.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -176,12 +176,3 @@ def _row(key: CollectiveKey, held: list[tuple[CommCall, int, int | None]]) -> Co
 def unreachable_ns(rows: Sequence[CollectiveRow]) -> int:
     """Communication that no knob of NCCL reaches."""
     return sum(row.total_ns for row in rows if row.key.reach is Reach.NONE)
-
-
-def totals_by_communicator(rows: Sequence[CollectiveRow]) -> Mapping[str, tuple[int, int]]:
-    """(total, exposed) of every communicator in ns."""
-    found: dict[str, tuple[int, int]] = {}
-    for row in rows:
-        total, exposed = found.get(row.key.communicator, (0, 0))
-        found[row.key.communicator] = (total + row.total_ns, exposed + row.exposed_ns)
-    return found

@@ -74,6 +74,10 @@ def _warnings(traces: Sequence[GpuTrace]) -> tuple[str, ...]:
             found.append(f"{trace.file}: no profiler steps; the whole trace counts as one step")
         found.extend(_clock_warning(trace))
     worlds = {trace.world_size for trace in traces if trace.world_size}
+    gpus = sorted({trace.gpu_name for trace in traces if trace.gpu_name})
+    if len(gpus) > 1 or len(worlds) > 1:
+        what, named = ("GPUs", gpus) if len(gpus) > 1 else ("numbers of ranks", [str(num) for num in sorted(worlds)])
+        found.append(f"the traces name different {what} ({', '.join(named)}): they are added up as one job")
     known = {trace.rank for trace in traces if trace.rank is not None}
     if worlds and len(known) < max(worlds):
         found.append(

@@ -36,6 +36,11 @@ class Measures:
         """Overlapped communication per cent of communication; None without communication."""
         return 100 * self.overlap_ns / self.comm_ns if self.comm_ns else None
 
+    @property
+    def copies_alone_ns(self) -> int:
+        """Copies and sets while nothing computes or communicates."""
+        return self.span_ns - self.idle_ns - self.compute_ns - self.exposed_comm_ns
+
     def __add__(self, other: "Measures") -> "Measures":
         return Measures(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(Measures)})
 

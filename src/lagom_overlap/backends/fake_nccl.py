@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from threading import Lock
 from types import MappingProxyType
 from typing import Final
 
@@ -275,22 +276,29 @@ def communicator_of(op: CommOp) -> CommunicatorId:
     return CommunicatorId(description=op.communicator, ranks=tuple(range(op.collective.num_ranks)))
 
 
+_ENVIRONMENT_LOCK: Final = Lock()
+
+
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """The process's environment as a launcher would have made it, while NCCL and the plug-in read it."""
+    """The process's environment as a launcher would have made it, while NCCL and the plug-in read it.
+
+    One at a time: rehearsals on several threads would read each other's.
+    """
     names = (*variables, *_FOREIGN_VARIABLES)
-    before = {name: os.environ.get(name) for name in names}
-    for name in _FOREIGN_VARIABLES:
-        os.environ.pop(name, None)
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+    with _ENVIRONMENT_LOCK:
+        before = {name: os.environ.get(name) for name in names}
+        for name in _FOREIGN_VARIABLES:
+            os.environ.pop(name, None)
+        os.environ.update(variables)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
 
 
 def open_backend(request: BackendRequest) -> Backend:

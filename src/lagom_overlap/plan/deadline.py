@@ -32,6 +32,11 @@ def ended_by_ctrl_c() -> Iterator[threading.Event]:
         _interrupted.clear()
 
 
+def is_interrupted() -> bool:
+    """The user has ended the search by Ctrl-C."""
+    return _interrupted.is_set()
+
+
 class Deadline:
     """A moment so many seconds from now; the only clock of planning."""
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from ortools.sat.python import cp_model
 
-from lagom_overlap.plan.cpsat.no_overlap import NUM_WORKERS
+from lagom_overlap.plan.cpsat.solver import new_solver, solve
 from lagom_overlap.plan.deadline import Deadline
 from lagom_overlap.plan.layers import Stage
 from lagom_overlap.plan.schedule.graph import TaskGraph
@@ -159,11 +159,8 @@ def modulo_schedule(kernel: Kernel, interval: int, limit_s: float, seed: int = 0
             else:
                 intervals.append(model.new_fixed_size_interval_var(offsets[task] + interval, kernel.ticks[task], ""))
         model.add_no_overlap(intervals)
-    solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = max(limit_s, 0.01)
-    solver.parameters.num_workers = NUM_WORKERS
-    solver.parameters.random_seed = seed
-    if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+    solver = new_solver(limit_s=limit_s, seed=seed)
+    if not solve(solver, model):
         return None
     starts = [solver.value(o) + interval * solver.value(k) for o, k in zip(offsets, ahead, strict=True)]
     return Steady(interval=interval, starts=tuple(starts))

@@ -30,12 +30,11 @@ _PARTS: Final = (
 
 def parts_of(found: Measures) -> tuple[int, ...]:
     """The span as a sum, in the order of the figure's legend, in ns."""
-    copies_ns = found.span_ns - found.idle_ns - found.compute_ns - found.exposed_comm_ns
     return (
         found.compute_ns - found.overlap_ns,
         found.overlap_ns,
         found.exposed_comm_ns,
-        copies_ns,
+        found.copies_alone_ns,
         found.host_bound_ns,
         found.idle_ns - found.host_bound_ns,
     )
@@ -87,13 +86,12 @@ def waterfall_of(findings: Findings) -> tuple[tuple[str, float, str], ...]:
     rows = sorted(findings.rows, key=lambda row: (-row.exposed_ns, row.key))
     bare = [(collective_text(row.key), row.exposed_ns, BAD) for row in rows[:MAX_FALLS] if row.exposed_ns > 0]
     rest_ns = sum(row.exposed_ns for row in rows[MAX_FALLS:])
-    copies_ns = whole.span_ns - whole.idle_ns - whole.compute_ns - whole.exposed_comm_ns
     parts = [
         ("computation", whole.compute_ns, COMPUTE[0]),
         *bare,
         ("other collectives, exposed", rest_ns, BAD),
         ("exposed at once, counted twice", whole.exposed_comm_ns - sum(row.exposed_ns for row in rows), ACCENT),
-        ("copies alone", copies_ns, PALETTE[4]),
+        ("copies alone", whole.copies_alone_ns, PALETTE[4]),
         ("idle, waiting for the CPU", whole.host_bound_ns, PALETTE[3]),
         ("idle, other", whole.idle_ns - whole.host_bound_ns, NEUTRAL),
     ]

@@ -12,6 +12,7 @@ _NONE = "–"
 _LEAST_GB_PER_S = 0.1
 _MAX_NAMES = 4
 _NEARLY_ALL = 0.95
+_TELLING = 0.05
 
 
 def time_text(length_ns: float) -> str:
@@ -69,6 +70,9 @@ def headline(report: AnalyzeReport) -> str:
         f"idle {time_text(found.idle_ns / windows)} ({percent_text(found.idle_ns, span)}, of it waiting for the CPU "
         f"{percent_text(found.host_bound_ns, found.idle_ns)})",
     ]
+    if found.copies_alone_ns >= _TELLING * span > 0:
+        copies_ns = found.copies_alone_ns
+        parts.append(f"copies alone {time_text(copies_ns / windows)} ({percent_text(copies_ns, span)})")
     counts = {max(1, len(rank.steps)) for rank in timed}
     num = counts.pop() if len(counts) == 1 else windows
     steps = f"{num} step{'s' if num > 1 else ''}"

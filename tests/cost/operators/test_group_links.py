@@ -2,7 +2,8 @@
 
 import pytest
 
-from lagom_overlap.collective import CollectiveKind
+from lagom_overlap.collective import Collective, CollectiveKind, CommConfig
+from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.cost.operators import GroupLinks, LinkConstants
 from lagom_overlap.hardware import Cluster, load_preset
 from lagom_overlap.workload.parallel import GroupKind, ParallelLayout
@@ -70,6 +71,16 @@ def test_an_all_to_all_over_nodes_sends_every_rank_s_bytes_through_the_node_s_po
     away = 1 - 8 / tensor / experts
     by_hand = 8 * away * 1e9 / CLUSTER.inter.bytes_per_s
     assert found.seconds(CollectiveKind.ALL_TO_ALL, 10**9, GroupKind.EXPERT) == pytest.approx(by_hand)
+
+
+@pytest.mark.parametrize("kind", [CollectiveKind.ALL_TO_ALL, CollectiveKind.ALL_GATHER])
+def test_groups_and_iterations_price_large_collectives_over_nodes_alike(kind: CollectiveKind) -> None:
+    """Two implementations: the cost model of overlap groups and the links of a layout."""
+    cluster = load_preset("a40_nvlink", 8)
+    found = GroupLinks(cluster, ParallelLayout(data=64, expert=64, global_batch=64), FREE)
+    group = ContentionModel(cluster, load_profile("plausible"))
+    apart = group.collective(Collective(kind, 1 << 30, 64), CommConfig()).seconds()
+    assert found.seconds(kind, 1 << 30, GroupKind.EXPERT) == pytest.approx(apart, rel=0.05)
 
 
 def test_latency_counts_the_steps_of_the_ring_by_kind_of_hop() -> None:

@@ -20,6 +20,7 @@ from ortools.sat.python import cp_model
 
 from lagom_overlap.plan.base import OpTimes
 from lagom_overlap.plan.concerto.strategies import Strategy
+from lagom_overlap.plan.cpsat.solver import new_solver, solve
 from lagom_overlap.plan.step_index import StepIndex
 
 _UNITS_PER_S = 1e9
@@ -150,10 +151,8 @@ def _by_cpsat(
             if other > comm:
                 terms += _pair_terms(model, (options[comm], variables), (options[other], picks[other]), seconds)
     model.minimize(sum(terms))
-    solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = limit_s
-    solver.parameters.num_workers = 2
-    if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+    solver = new_solver(limit_s=limit_s)
+    if not solve(solver, model):
         return {comm: options[comm][0] for comm in component}
     return {
         comm: next(s for s, variable in zip(options[comm], variables, strict=True) if solver.value(variable))

@@ -9,10 +9,8 @@ from dataclasses import dataclass, field
 
 from ortools.sat.python import cp_model
 
+from lagom_overlap.plan.cpsat.solver import NUM_WORKERS, new_solver, solve
 from lagom_overlap.plan.schedule.graph import Schedule, TaskGraph
-
-NUM_WORKERS = 2
-"""Threads of a solve."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,18 +65,15 @@ def solve_block(
     for task, start in block.hint.items():
         model.add_hint(starts[task], start)
     model.minimize(objective)
-    solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = max(limit_s, 0.01)
-    solver.parameters.num_workers = num_workers
-    solver.parameters.random_seed = seed
-    status = solver.solve(model)
-    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+    solver = new_solver(limit_s=limit_s, num_workers=num_workers, seed=seed)
+    if not solve(solver, model):
         return None
+    found, bound = round(solver.objective_value), round(solver.best_objective_bound)
     return Solved(
         starts={task: solver.value(start) for task, start in starts.items()},
-        objective=round(solver.objective_value),
-        bound=round(solver.best_objective_bound),
-        is_optimal=status == cp_model.OPTIMAL,
+        objective=found,
+        bound=bound,
+        is_optimal=found <= bound,
     )
 
 
