@@ -37,7 +37,8 @@ test: venv
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 -m "not gloo"
+	$(BIN)/pytest -m gloo
 
 bench: venv
 	$(BIN)/python benchmarks/simulation_speed.py

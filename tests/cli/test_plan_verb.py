@@ -243,6 +243,24 @@ def test_planners_are_compared_in_one_table(tmp_path, capsys):
     assert "--backend" in capsys.readouterr().err
 
 
+def test_a_planner_that_finds_no_plan_does_not_end_the_comparison(tmp_path, capsys):
+    job = tmp_path / "job.toml"
+    job.write_text(JOB, encoding="utf-8")
+    assert main(["compare", str(job), "--planners", "program_order,gathers_first", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    needs, more = (row["peak_memory_bytes"] for row in rows)
+    assert needs < more
+    job.write_text(f'{JOB}memory_limit = "{needs} B"\n', encoding="utf-8")
+    assert main(["compare", str(job), "--planners", "program_order,gathers_first", "--json"]) == 0
+    kept, failed = json.loads(capsys.readouterr().out)["rows"]
+    assert (kept["failure"], failed["after_s"]) == (None, None)
+    assert "bytes too many" in failed["failure"]
+    assert main(["compare", str(job), "--planners", "program_order,gathers_first"]) == 0
+    assert "gathers_first: memory_limit is" in capsys.readouterr().out
+    assert main(["compare", str(job), "--planners", "gathers_first"]) == 2
+    assert "no planner found a plan; gathers_first: memory_limit" in capsys.readouterr().err
+
+
 def test_the_before_of_a_program_order_plan_is_its_after(tmp_path, capsys):
     found = json.loads(lagom(tmp_path, capsys, JOB, "--planner", "program_order", "--json")[1])
     assert found["iteration_s"]["before"] == found["iteration_s"]["after"]
@@ -290,6 +308,7 @@ def test_a_program_is_captured_and_planned(tmp_path, capsys):
         ("", None, ["mine.py", "does not exist"]),
         ("def step", "def steps", ["no function 'step'"]),
         ("import torch", "import torch\n1 / 0", ["ZeroDivisionError"]),
+        ("import torch", "import torch\nraise SystemExit(0)", ["SystemExit"]),
         ("return run, [", "return run; [", ["must return (step, inputs)"]),
         ("torch.relu(", "torch.relu(x.item() * ", ["mine.py", "cannot be traced"]),
     ],
@@ -308,15 +327,41 @@ def test_a_program_cannot_be_tuned(tmp_path, capsys):
     assert "[program] is read by `lagom plan` only" in capsys.readouterr().err
 
 
+def test_what_is_wrong_whatever_the_step_is_refused_before_it_is_read(tmp_path, capsys):
+    (tmp_path / "mine.py").write_text("raise SystemExit('this script must not run')")
+    refused(tmp_path, capsys, PROGRAM_JOB, ["unknown planner 'nobody'"], "--planner", "nobody")
+    refused(tmp_path, capsys, PROGRAM_JOB, ["'none.toml' does not exist"], "--apply", "none.toml")
+    assert main(["compare", str(tmp_path / "job.toml"), "--planners", "program_order,nobody"]) == 2
+    assert "unknown planner 'nobody'" in capsys.readouterr().err
+
+
+def a_capture(tmp_path, *ops):
+    capture = Capture(iteration=Iteration("odd", ops, is_dataflow=True), num_ranks=2, groups={"fsdp": (0, 1)})
+    write_capture(tmp_path / "odd.json", capture)
+    return str(tmp_path / "odd.json")
+
+
+def test_a_step_without_operators_is_refused(tmp_path, capsys):
+    assert main(["plan", a_capture(tmp_path), "--cluster", "a40_nvlink"]) == 2
+    assert capsys.readouterr().err == "lagom plan: step 'odd' has no operators: there is nothing to plan\n"
+
+
+def test_planners_are_compared_on_a_capture(tmp_path, capsys):
+    file = a_capture(tmp_path, CompOp(name="a", work=MemoryBound(64)))
+    assert main(["compare", file, "--cluster", "a40_nvlink", "--planners", "program_order", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["job"] == "odd"
+    assert main(["compare", file, "--planners", "program_order"]) == 2
+    assert "give --cluster NAME" in capsys.readouterr().err
+    assert main(["compare", file, "--cluster", "a40_nvlink"]) == 2
+    assert "--cluster goes with --planners" in capsys.readouterr().err
+
+
 def test_a_capture_with_a_collective_that_nothing_touches_is_refused(tmp_path, capsys):
     ops = (
         CompOp(name="a", work=MemoryBound(64)),
         CommOp(name="lost", collective=Collective(CollectiveKind.ALL_GATHER, 64, 2), communicator="fsdp"),
     )
-    capture = Capture(iteration=Iteration("odd", ops, is_dataflow=True), num_ranks=2, groups={"fsdp": (0, 1)})
-    file = tmp_path / "odd.json"
-    write_capture(file, capture)
-    assert main(["plan", str(file), "--cluster", "a40_nvlink", "--planner", "program_order"]) == 2
+    assert main(["plan", a_capture(tmp_path, *ops), "--cluster", "a40_nvlink", "--planner", "program_order"]) == 2
     err = capsys.readouterr().err
     assert "disconnected" in err
     assert "'lost'" in err

@@ -146,6 +146,7 @@ def test_more_ranks_than_gpus_are_refused(folder: Path, tmp_path: Path) -> None:
         ("llama-3-8b", ["--parallel", "fsdp=-2"], "must be a whole number"),
         ("llama-3-8b", ["--ranks", "4"], "--ranks goes with a script"),
         ("llama-3-8b", ["--seq-len", "0"], "--seq-len is 0"),
+        ("llama-3-8b", ["--micro-batch", "0"], "--micro-batch is 0"),
     ],
 )
 def test_bad_input_ends_in_one_line(

@@ -1,5 +1,7 @@
 """A plan as FSDP2's settings and Megatron's switches, against orders of known depth."""
 
+from dataclasses import replace
+
 from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.job.plan_advice import fsdp2_advice, megatron_arguments
@@ -76,6 +78,17 @@ def test_the_depth_of_the_plan_is_the_depth_of_the_lists():
         advice = fsdp2_advice(*planned(ahead(depth)))
         assert (advice.forward_prefetch, advice.backward_prefetch) == (depth, depth)
         assert f"the {depth} unit" in " ".join(advice.sentences())
+
+
+def test_a_step_that_keeps_its_parameters_is_told_to_keep_them():
+    whole = step()
+    kept = tuple(op for op in whole.ops if not op.name.startswith("bg"))
+    kept = tuple(replace(op, deps=tuple(dep for dep in op.deps if not dep.startswith("bg"))) for op in kept)
+    buffers = tuple(buffer for buffer in whole.buffers if buffer.maker.startswith("ag"))
+    iteration = replace(whole, ops=kept, buffers=buffers)
+    problem = PlanProblem(iteration=iteration, cluster=load_preset("a40_nvlink"), times=Times())
+    plan = Plan(planner="p", rewrites=(), iteration=iteration, lower_bound_s=1e-3)
+    assert not fsdp2_advice(problem, plan).reshard_after_forward
 
 
 def test_fused_gathers_are_units_of_several_modules():

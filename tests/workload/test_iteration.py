@@ -25,7 +25,12 @@ def test_a_name_that_occurs_twice_is_refused() -> None:
         Iteration("step", (CompOp(name="a", work=GEMM), CommOp(name="a", collective=GATHER)))
 
 
-@pytest.mark.parametrize("dep", ["later", "unknown", "a"])
+def test_a_wait_for_an_operator_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(JobError, match="'a' waits for 'unknown', no operator of it"):
+        Iteration("step", (CompOp(name="a", work=GEMM, deps=("unknown",)),))
+
+
+@pytest.mark.parametrize("dep", ["later", "a"])
 def test_a_wait_for_what_was_not_issued_before_is_refused(dep: str) -> None:
-    with pytest.raises(JobError, match=f"'a' waits for '{dep}', not issued before it"):
+    with pytest.raises(JobError, match=f"'a' waits for '{dep}', not issued before it: a cycle"):
         Iteration("step", (CompOp(name="a", work=GEMM, deps=(dep,)), CompOp(name="later", work=GEMM)))

@@ -44,7 +44,10 @@ class Capture:
                 )
         for name, ranks in self.groups.items():
             if len(set(ranks)) != len(ranks) or not all(0 <= rank < self.num_ranks for rank in ranks):
-                raise JobError(f"capture {self.iteration.name!r}: ranks of {name!r} are {list(ranks)}")
+                raise JobError(
+                    f"capture {self.iteration.name!r}: ranks of {name!r} are {list(ranks)},"
+                    f" must be different ones of 0 to {self.num_ranks - 1}"
+                )
 
     @property
     def issued(self) -> Iteration:

@@ -12,7 +12,7 @@ from lagom_overlap.cli.tune import seed
 from lagom_overlap.errors import JobError
 from lagom_overlap.job.build import join_launched
 from lagom_overlap.job.compare import DEFAULT_TUNERS, run_compare
-from lagom_overlap.job.plan_compare import compare_planners
+from lagom_overlap.job.plan_compare import check_planners, compare_planners
 from lagom_overlap.job.plan_problem import read_input
 from lagom_overlap.job.spec import read_job
 from lagom_overlap.record import check_new_folder, create_folder, write_private
@@ -23,11 +23,14 @@ from lagom_overlap.report.terminal import compare_table
 def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Adds the verb's flags."""
     parser = verbs.add_parser("compare", help="several tuners or planners on one job, one table", description=__doc__)
-    parser.add_argument("job", type=Path, metavar="JOB.toml", help="the job file")
+    parser.add_argument(
+        "job", type=Path, metavar="JOB.toml|CAPTURE", help="a job file; with --planners also a captured step"
+    )
     who = parser.add_mutually_exclusive_group()
     who.add_argument("--tuners", default=",".join(DEFAULT_TUNERS), metavar="A,B", help="default: %(default)s")
     who.add_argument("--planners", metavar="A,B", help="compare plans of the step instead of tuned collectives")
     parser.add_argument("--backend", metavar="NAME", help="what runs the measurements, instead of the job's")
+    parser.add_argument("--cluster", metavar="NAME", help="the machine, for a capture (with --planners)")
     parser.add_argument("--seed", type=seed, metavar="N", help="seed of search, noise and shuffling")
     parser.add_argument("--bundle", type=Path, metavar="RUN", help="run folder to replay (--backend recorded)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="new folder for compare.json")
@@ -40,6 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the verb and returns the exit code."""
     if arguments.planners is not None:
         return _planners(arguments)
+    if arguments.cluster is not None:
+        raise JobError("--cluster goes with --planners and a capture; a job file names its own: [cluster] preset = ...")
     tuners = [name.strip() for name in arguments.tuners.split(",") if name.strip()]
     spec = read_job(arguments.job)
     if (code := join_launched(arguments.backend or spec.job.backend)) is not None:
@@ -73,11 +78,13 @@ def _planners(arguments: argparse.Namespace) -> int:
     if arguments.out is not None:
         check_new_folder(arguments.out)
     log = Console(stderr=True)
-    given = read_input(arguments.job)
+    planners = [name.strip() for name in arguments.planners.split(",") if name.strip()]
+    check_planners(planners)
+    given = read_input(arguments.job, cluster=arguments.cluster)
     try:
         result = compare_planners(
             given,
-            [name.strip() for name in arguments.planners.split(",") if name.strip()],
+            planners,
             seed=arguments.seed,
             note=log.print if sys.stderr.isatty() else lambda _: None,
         )

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.status import Status
 
 from lagom_overlap.cli.output import say, show
-from lagom_overlap.job.plan import PlanRequest, run_plan
+from lagom_overlap.job.plan import PlanRequest, check_request, run_plan
 from lagom_overlap.job.plan_problem import read_input
 from lagom_overlap.record import check_new_folder
 from lagom_overlap.report.plan_terminal import plan_summary
@@ -36,15 +36,16 @@ def run(arguments: argparse.Namespace) -> int:
         check_new_folder(arguments.out)
     log = Console(stderr=True)
     with log.status("reading the step") if sys.stderr.isatty() else _Quiet() as status:
+        request = PlanRequest(
+            planner=arguments.planner,
+            apply=arguments.apply,
+            execute=arguments.execute,
+            out=arguments.out,
+            on_progress=_Shown(status),
+        )
+        check_request(request)
         given = read_input(arguments.job, cluster=arguments.cluster)
         try:
-            request = PlanRequest(
-                planner=arguments.planner,
-                apply=arguments.apply,
-                execute=arguments.execute,
-                out=arguments.out,
-                on_progress=_Shown(status),
-            )
             status.update("planning")
             result = run_plan(given, request)
         finally:

@@ -125,7 +125,8 @@ def _captured(request: CaptureRequest) -> Capture:
         raise JobError("--ranks goes with a script; a named model has as many ranks as --parallel says")
     options = parse_parallel(request.parallel or f"fsdp={DEFAULT_RANKS}")
     seq_len = DEFAULT_SEQ_LEN if request.seq_len is None else request.seq_len
-    return _capture_named(request.target, options, request, seq_len=seq_len, micro_batch=request.micro_batch or 1)
+    micro_batch = 1 if request.micro_batch is None else request.micro_batch
+    return _capture_named(request.target, options, request, seq_len=seq_len, micro_batch=micro_batch)
 
 
 def parse_parallel(text: str) -> dict[str, int | str]:
@@ -276,15 +277,15 @@ def _failures_explained(where: str) -> Iterator[None]:
 
 def _json(request: CaptureRequest, capture: Capture, seconds: float) -> CaptureJson:
     iteration = capture.iteration
+    comms = {name: [comm for comm in iteration.comms if comm.communicator == name] for name in capture.groups}
     communicators = tuple(
         CommunicatorJson(
             name=name,
             ranks=ranks,
-            num_comms=len(found),
-            num_bytes=sum(comm.collective.num_bytes for comm in found),
+            num_comms=len(comms[name]),
+            num_bytes=sum(comm.collective.num_bytes for comm in comms[name]),
         )
         for name, ranks in capture.groups.items()
-        if (found := [comm for comm in iteration.comms if comm.communicator == name]) is not None
     )
     return CaptureJson(
         tool="lagom capture",

@@ -5,19 +5,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import quantiles
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from lagom_overlap.engines.planned.commands import PlanRun
-from lagom_overlap.errors import JobError
-from lagom_overlap.job.build import make_planner
+from lagom_overlap.errors import JobError, WrongResultError
+from lagom_overlap.job.build import check_planner_name, make_planner
 from lagom_overlap.job.plan_advice import fsdp2_advice, megatron_arguments
-from lagom_overlap.job.plan_file import plan_toml, read_plan
+from lagom_overlap.job.plan_file import check_plan_file, plan_toml, read_plan
 from lagom_overlap.job.plan_problem import PlanInput
 from lagom_overlap.job.plan_result import decisions_of
 from lagom_overlap.plan.base import Plan
 from lagom_overlap.plan.deadline import ended_by_ctrl_c
+from lagom_overlap.plan.memory import refuse_beyond
 from lagom_overlap.plan.predict import Prediction, predict
 from lagom_overlap.record import create_folder, describe_machine, package_versions, utc_now, write_private
 from lagom_overlap.report.plan_model import BeforeAfter, ExecutionJson, IterationTimes, PeakMemory, PlanJson, Spread
@@ -27,7 +28,9 @@ from lagom_overlap.timeline import Timeline
 from lagom_overlap.trace.chrome import chrome_trace
 from lagom_overlap.workload.digest import graph_digest
 
-_FILES = ("run.json", "plan.toml", "report.html", "timeline.json")
+MAX_ERROR: Final = 0.02
+"""The largest difference of outputs, relative to the largest value, that is rounding: five times that of bfloat16."""
+_FILES: Final = ("run.json", "plan.toml", "report.html", "timeline.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,13 +89,22 @@ def judged(given: PlanInput, plan: Plan, solve_s: float) -> Planned:
         JobError: if it needs more memory than the limit.
     """
     before, after = predict(given.problem, given.issued), predict(given.problem, plan.iteration)
-    limit = given.problem.memory_limit_bytes
-    if limit is not None and after.peak_bytes > limit:
-        raise JobError(
-            f"memory_limit is {limit} bytes, but the plan needs {after.peak_bytes}: "
-            f"{after.peak_bytes - limit} bytes too many"
-        )
+    refuse_beyond("the plan", after.peak_bytes, given.problem.memory_limit_bytes)
     return Planned(plan=plan, before=before, after=after, solve_s=solve_s)
+
+
+def check_request(request: PlanRequest) -> None:
+    """Refuses what is wrong whatever the step is; reading the step may take minutes of measuring.
+
+    Raises:
+        LagomError: if there is no such planner, the plan file is none, or both are given.
+    """
+    if request.apply is not None and request.planner is not None:
+        raise JobError("give --planner or --apply, not both")
+    if request.apply is not None:
+        check_plan_file(request.apply)
+    if request.planner is not None:
+        check_planner_name(request.planner)
 
 
 def run_plan(given: PlanInput, request: PlanRequest) -> PlanResult:
@@ -101,11 +113,10 @@ def run_plan(given: PlanInput, request: PlanRequest) -> PlanResult:
     Raises:
         LagomError: for a user's mistake or a machine that failed.
     """
+    check_request(request)
     if request.execute and given.ranks is None:
         raise JobError('--execute needs a program on real ranks: give [program] and backend = "gloo" in the job file')
     if request.apply is not None:
-        if request.planner is not None:
-            raise JobError("give --planner or --apply, not both")
         found = judged(given, read_plan(request.apply, given.problem, given.num_ranks), 0.0)
     else:
         found = planned(given, request.planner or given.planner, on_progress=request.on_progress)
@@ -145,7 +156,13 @@ def plan_json(
 def _run(given: PlanInput, plan: Plan) -> PlanRun:
     assert given.ranks is not None
     digest = graph_digest(given.problem.iteration)
-    return given.ranks.run(plan.rewrites, rounds=given.rounds, seed=given.seed, graph=digest)
+    run = given.ranks.run(plan.rewrites, rounds=given.rounds, seed=given.seed, graph=digest)
+    if run.max_error > MAX_ERROR:
+        raise WrongResultError(
+            f"the plan's outputs differ from the program's by {run.max_error:.1e} of the largest value, or are not "
+            f"finite; {MAX_ERROR:g} is allowed for rounding: the run is not reported"
+        )
+    return run
 
 
 def _spread(values: list[float]) -> Spread:

@@ -23,8 +23,7 @@ _REDUCES = (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_REDUCE)
 def fsdp2_advice(problem: PlanProblem, plan: Plan) -> Fsdp2Advice | None:
     """The plan as FSDP2's settings; None where the step gathers no parameters.
 
-    Parameters are kept after forward (no second gather) only if the plan's peak and all gathered parameters together
-    fit the memory limit; without a limit they are released, as FSDP2 does.
+    Parameters are kept after forward where the step does so (its backward pass gathers none): no plan changes that.
     """
     before = problem.iteration
     gathers = [buffer.maker for buffer in parameter_gathers(before)]
@@ -34,6 +33,7 @@ def fsdp2_advice(problem: PlanProblem, plan: Plan) -> Fsdp2Advice | None:
     depths = _depths(plan.iteration, dict.fromkeys(gathers))
     forward = [depths[name] for name in gathers if name in depths and ops[name].origin.phase in _FORWARD]
     backward = [depths[name] for name in gathers if name in depths and ops[name].origin.phase is Phase.BACKWARD]
+    goes_back = any(op.origin.phase is Phase.BACKWARD for op in before.computations)
     fused = [step.comms for step in plan.rewrites if isinstance(step, Fuse)]
     together = [len(names) for names in fused if set(names) <= set(gathers)]
     streams = {op.stream for op in plan.iteration.comms if op.collective.kind is CollectiveKind.ALL_GATHER}
@@ -41,6 +41,7 @@ def fsdp2_advice(problem: PlanProblem, plan: Plan) -> Fsdp2Advice | None:
     return Fsdp2Advice(
         forward_prefetch=_typical(forward),
         backward_prefetch=_typical(backward),
+        reshard_after_forward=bool(backward) or not goes_back,
         modules_per_unit=max(1, _typical(together)),
         separate_reduce_scatter_group=bool(streams and scatters and not streams & scatters),
     )

@@ -9,6 +9,7 @@ from lagom_overlap.errors import JobError
 from lagom_overlap.job.build import check_planner_name, planner_names
 from lagom_overlap.job.plan import planned
 from lagom_overlap.job.plan_problem import PlanInput
+from lagom_overlap.plan.predict import predict
 from lagom_overlap.report.plan_model import PlannerRow
 
 
@@ -19,13 +20,11 @@ class PlannersJson(msgspec.Struct, frozen=True, kw_only=True):
     rows: list[PlannerRow]
 
 
-def compare_planners(
-    given: PlanInput, planners: Sequence[str], *, seed: int | None = None, note: Callable[[str], None] = lambda _: None
-) -> PlannersJson:
-    """One row per planner, in the order given; `seed` overrides the job's.
+def check_planners(planners: Sequence[str]) -> None:
+    """Refuses what cannot be compared; reading the step may take minutes of measuring.
 
     Raises:
-        LagomError: if a planner does not exist or finds no plan.
+        LagomError: if there are no planners, one is named twice, or one does not exist.
     """
     if not planners:
         raise JobError(f"no planner to compare; allowed: {', '.join(planner_names())}")
@@ -33,21 +32,40 @@ def compare_planners(
         raise JobError(f"a planner is named twice: {', '.join(planners)}")
     for name in planners:
         check_planner_name(name)
+
+
+def compare_planners(
+    given: PlanInput, planners: Sequence[str], *, seed: int | None = None, note: Callable[[str], None] = lambda _: None
+) -> PlannersJson:
+    """One row per planner, in the order given; `seed` overrides the job's.
+
+    Raises:
+        LagomError: if a planner does not exist or none of them finds a plan.
+    """
+    check_planners(planners)
     if seed is not None:
         given = replace(given, problem=replace(given.problem, seed=seed))
     rows = []
     for name in planners:
         note(f"planning: {name}")
-        found = planned(given, name)
-        rows.append(
-            PlannerRow(
-                planner=name,
-                before_s=found.before.overlap.makespan_s,
-                after_s=found.after.overlap.makespan_s,
-                lower_bound_s=found.plan.lower_bound_s,
-                exposed_comm_s=found.after.overlap.exposed_s,
-                peak_memory_bytes=found.after.peak_bytes,
-                solve_s=found.solve_s,
-            )
-        )
+        rows.append(_row(given, name))
+    if all(row.failure is not None for row in rows):
+        raise JobError(f"no planner found a plan; {rows[0].planner}: {rows[0].failure}")
     return PlannersJson(job=given.name, rows=rows)
+
+
+def _row(given: PlanInput, planner: str) -> PlannerRow:
+    try:
+        found = planned(given, planner)
+    except JobError as error:  # its plan does not fit the memory limit, another's may
+        before = predict(given.problem, given.issued)
+        return PlannerRow(planner=planner, before_s=before.overlap.makespan_s, failure=str(error))
+    return PlannerRow(
+        planner=planner,
+        before_s=found.before.overlap.makespan_s,
+        after_s=found.after.overlap.makespan_s,
+        lower_bound_s=found.plan.lower_bound_s,
+        exposed_comm_s=found.after.overlap.exposed_s,
+        peak_memory_bytes=found.after.peak_bytes,
+        solve_s=found.solve_s,
+    )

@@ -52,6 +52,15 @@ def plan_toml(job: str, plan: Plan, iteration: Iteration, num_ranks: int) -> byt
     return (_HEAD + tomli_w.dumps({"plan": msgspec.to_builtins(head), "rewrite": tables})).encode()
 
 
+def check_plan_file(path: Path) -> None:
+    """Refuses what is no plan of any graph.
+
+    Raises:
+        JobError: if the file is missing, no plan, or of another version.
+    """
+    _decoded(path)
+
+
 def read_plan(path: Path, problem: PlanProblem, num_ranks: int) -> Plan:
     """The plan of a file, for a problem.
 

@@ -215,6 +215,8 @@ def _problem(
     *,
     groups: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
 ) -> PlanProblem:
+    if not iteration.ops:
+        raise JobError(f"step {iteration.name!r} has no operators: there is nothing to plan")
     limit = None if table.memory_limit is None else size_bytes(table.memory_limit, "plan.memory_limit")
     return PlanProblem(
         iteration=iteration,

@@ -1,7 +1,7 @@
 """What planners are compared with: the step as it is."""
 
-from lagom_overlap.errors import JobError
 from lagom_overlap.plan.base import Plan, PlanProblem
+from lagom_overlap.plan.memory import refuse_beyond
 from lagom_overlap.plan.predict import predict
 from lagom_overlap.plan.schedule import lower_bound
 
@@ -16,12 +16,7 @@ class ProgramOrder:
             JobError: if the step does not fit the memory limit as it is; says by how much.
         """
         predicted = predict(problem)
-        limit = problem.memory_limit_bytes
-        if limit is not None and predicted.peak_bytes > limit:
-            raise JobError(
-                f"memory_limit is {limit} bytes, but program order needs {predicted.peak_bytes}:"
-                f" {predicted.peak_bytes - limit} bytes too many"
-            )
+        refuse_beyond("program order", predicted.peak_bytes, problem.memory_limit_bytes)
         bound = lower_bound(predicted.graph)
         return Plan(
             planner="program_order",

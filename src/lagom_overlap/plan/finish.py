@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from lagom_overlap.errors import JobError
 from lagom_overlap.plan.base import Plan, PlanProblem
-from lagom_overlap.plan.memory import depth_arcs, limit_arcs
+from lagom_overlap.plan.memory import depth_arcs, limit_arcs, refuse_beyond
 from lagom_overlap.plan.predict import predict
 from lagom_overlap.plan.schedule import lower_bound, task_graph
 from lagom_overlap.workload import Iteration
@@ -86,12 +86,7 @@ def finished(
     graph = task_graph(problem)
     bound = lower_bound(graph)
     predicted = predict(problem, iteration)
-    limit = problem.memory_limit_bytes
-    if limit is not None and predicted.peak_bytes > limit:
-        raise JobError(
-            f"memory_limit is {limit} bytes, but {planner}'s plan needs {predicted.peak_bytes}:"
-            f" {predicted.peak_bytes - limit} bytes too many"
-        )
+    refuse_beyond(f"{planner}'s plan", predicted.peak_bytes, problem.memory_limit_bytes)
     return Plan(
         planner=planner,
         rewrites=steps,

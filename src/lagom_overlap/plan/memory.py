@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.errors import JobError
 from lagom_overlap.plan.schedule.graph import Schedule, TaskGraph
+from lagom_overlap.units import format_bytes
 from lagom_overlap.workload import Buffer, CommOp, CompOp, Iteration, MemoryBound, Op
 
 
@@ -113,7 +114,7 @@ def limit_arcs(iteration: Iteration, limit_bytes: int) -> list[tuple[str, str]]:
         JobError: if the lean order itself, one operator after the other, holds more; says by how much.
     """
     order = lean_order(iteration)
-    _refuse_beyond(peak_of_order(iteration, order), limit_bytes)
+    refuse_beyond("even one operator after the other", peak_of_order(iteration, order), limit_bytes)
     moment = {iteration.ops[task].name: number for number, task in enumerate(order)}
     made = sorted(iteration.buffers, key=lambda buffer: moment[buffer.maker])
     released = sorted((b for b in made if b.users), key=lambda buffer: max(moment[user] for user in buffer.users))
@@ -155,12 +156,26 @@ class _LastTasks:
                 self._covered |= ahead | bit
 
 
-def _refuse_beyond(needed_bytes: int, limit_bytes: int) -> None:
-    if needed_bytes > limit_bytes:
+def refuse_beyond(who: str, needed_bytes: int, limit_bytes: int | None) -> None:
+    """Says by how much the limit (None: there is none) is exceeded.
+
+    Raises:
+        JobError: if it is.
+    """
+    if limit_bytes is not None and needed_bytes > limit_bytes:
+        over = needed_bytes - limit_bytes
         raise JobError(
-            f"memory_limit is {limit_bytes} bytes, but even one operator after the other needs {needed_bytes}:"
-            f" {needed_bytes - limit_bytes} bytes too many"
+            f"memory_limit is {limit_bytes} bytes, but {who} needs {needed_bytes}: {over} bytes too many"
+            f" ({format_bytes(over)})"
         )
+
+
+def fits(iteration: Iteration, limit_bytes: int | None) -> bool:
+    """The lean order, one operator after the other, holds no more than the limit (None: there is none).
+
+    A rewritten step may need more than the step itself: inputs are held until the last piece has run.
+    """
+    return limit_bytes is None or peak_of_order(iteration, lean_order(iteration)) <= limit_bytes
 
 
 def peak_of_order(iteration: Iteration, order: Sequence[int]) -> int:

@@ -93,12 +93,16 @@ class PlanJson(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlannerRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One planner of `lagom compare --planners`: predicted seconds, bytes, and the seconds that it took."""
+    """One planner of `lagom compare --planners`: predicted seconds, bytes, and the seconds that it took.
+
+    Where it found no plan, `failure` says why and what a plan would have is None.
+    """
 
     planner: str
     before_s: float
-    after_s: float
-    lower_bound_s: float
-    exposed_comm_s: float
-    peak_memory_bytes: int
-    solve_s: float
+    after_s: float | None = None
+    lower_bound_s: float | None = None
+    exposed_comm_s: float | None = None
+    peak_memory_bytes: int | None = None
+    solve_s: float | None = None
+    failure: str | None = None

@@ -146,19 +146,23 @@ def _execution(run: ExecutionJson) -> list[RenderableType]:
     ]
 
 
-def planners_table(rows: Sequence[PlannerRow]) -> Table:
-    """`lagom compare --planners`: one row per planner."""
+def planners_table(rows: Sequence[PlannerRow]) -> Group:
+    """`lagom compare --planners`: one row per planner, and below why some have no plan."""
     table = _table("planner", "before", "after", "bound", "over bound", "exposed", "memory", "solved in")
     for row in rows:
-        over = row.after_s / row.lower_bound_s - 1 if row.lower_bound_s else 0.0
+        over = row.after_s / row.lower_bound_s - 1 if row.after_s and row.lower_bound_s else None
         table.add_row(
             Text(row.planner),
             format_seconds(row.before_s),
-            format_seconds(row.after_s),
-            format_seconds(row.lower_bound_s),
-            f"{over:.2%}",
-            format_seconds(row.exposed_comm_s),
-            format_bytes(row.peak_memory_bytes),
-            format_seconds(row.solve_s),
+            _seconds(row.after_s),
+            _seconds(row.lower_bound_s),
+            "-" if over is None else f"{over:.2%}",
+            _seconds(row.exposed_comm_s),
+            "-" if row.peak_memory_bytes is None else format_bytes(row.peak_memory_bytes),
+            _seconds(row.solve_s),
         )
-    return table
+    return Group(table, *(Text(f"{row.planner}: {row.failure}", style="dim") for row in rows if row.failure))
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else format_seconds(value)

@@ -46,7 +46,7 @@ class Iteration:
                 raise JobError(f"iteration {self.name!r}: operator {op.name!r} occurs twice")
             missing = [dep for dep in op.deps if dep not in seen]
             if missing:
-                raise JobError(f"iteration {self.name!r}: {op.name!r} waits for {missing[0]!r}, not issued before it")
+                raise JobError(f"iteration {self.name!r}: {self._why_not(op.name, missing[0])}")
             seen.add(op.name)
         for buffer in self.buffers:
             unknown = [name for name in (buffer.maker, *buffer.users) if name not in seen]
@@ -54,6 +54,12 @@ class Iteration:
                 raise JobError(
                     f"iteration {self.name!r}: buffer {buffer.name!r} names {unknown[0]!r}, no operator of it"
                 )
+
+    def _why_not(self, name: str, dep: str) -> str:
+        """Why an operator cannot wait for another one that is not issued before it."""
+        if all(op.name != dep for op in self.ops):
+            return f"{name!r} waits for {dep!r}, no operator of it"
+        return f"{name!r} waits for {dep!r}, not issued before it: a cycle, or operators out of order"
 
     @property
     def computations(self) -> tuple[CompOp, ...]:

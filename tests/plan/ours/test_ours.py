@@ -5,14 +5,14 @@ import pytest
 
 pytest.importorskip("ortools", reason="needs the extra plan (ortools)")
 
-from random_graphs import NamedSeconds, fsdp_problem, random_graph, shortest_by_enumeration
+from random_graphs import GEMM, SCATTER, SHARDS, NamedSeconds, fsdp_problem, random_graph, shortest_by_enumeration
 
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.plan.base import PlanProblem
 from lagom_overlap.plan.baselines import ProgramOrder
 from lagom_overlap.plan.layers import Pass, stages_of
-from lagom_overlap.plan.memory import lean_order, peak_of_order
+from lagom_overlap.plan.memory import fits, lean_order, peak_of_order
 from lagom_overlap.plan.ours import Ours
 from lagom_overlap.plan.ours.contraction import contracted
 from lagom_overlap.plan.ours.cuts import Cutter, cuts_of, op_types, splits_of
@@ -21,9 +21,9 @@ from lagom_overlap.plan.predict import predict
 from lagom_overlap.plan.schedule import check, decode, lower_bound, simulate, task_graph
 from lagom_overlap.plan.schedule.generation import Side, parallel, serial
 from lagom_overlap.plan.schedule.incumbent import Progress
-from lagom_overlap.workload import Gemm, Iteration
+from lagom_overlap.workload import Buffer, CommOp, CompOp, Gemm, Iteration
 from lagom_overlap.workload.rewrite.apply import rewritten
-from lagom_overlap.workload.rewrite.steps import Reorder
+from lagom_overlap.workload.rewrite.steps import Reorder, Split
 
 
 def test_a_plan_is_shorter_than_program_order_and_not_below_the_bound() -> None:
@@ -59,6 +59,27 @@ def test_the_memory_limit_and_the_depth_are_kept() -> None:
         assert predict(limited, plan.iteration).peak_bytes <= lean + 1
     with pytest.raises(JobError, match="1 bytes too many"):
         Ours().plan(replace(problem, memory_limit_bytes=lean - 1))
+
+
+def test_cuts_for_which_the_limit_leaves_no_room_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `w` reads is held until its pieces are joined, just before the end: that is 32 bytes, whole it needs 22."""
+    ops = (
+        CompOp(name="a", work=GEMM),
+        CompOp(name="w", work=GEMM, deps=("a",), shards=SHARDS),
+        CompOp(name="b", work=GEMM, deps=("a",)),
+        CompOp(name="c", work=GEMM, deps=("b",)),
+        CommOp(name="end", collective=SCATTER, communicator="fsdp", deps=("w", "c")),
+    )
+    made = (("read", 10, "a", "w"), ("made", 10, "w", "end"), ("other", 12, "b", "c"))
+    buffers = tuple(Buffer(name=name, num_bytes=size, maker=by, users=(user,)) for name, size, by, user in made)
+    times = NamedSeconds({op.name: 1e-3 for op in ops})
+    step = Iteration("step", ops, True, buffers)
+    problem = replace(fsdp_problem(2), iteration=step, times=times, memory_limit_bytes=22)
+    monkeypatch.setattr("lagom_overlap.plan.ours.planner.search_cuts", lambda *_, **__: {"w": (0, 2)})
+    monkeypatch.setattr("lagom_overlap.plan.ours.planner._is_near_bound", lambda _: False)
+    assert not fits(rewritten(step, (Split("w", 0, 2),)), 31)
+    plan = Ours().plan(problem)
+    assert predict(problem, plan.iteration).peak_bytes <= 22
 
 
 def test_program_order_that_does_not_fit_says_by_how_much() -> None:

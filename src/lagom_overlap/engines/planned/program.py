@@ -60,7 +60,7 @@ def load_program(script: Path, function: str) -> LoadedProgram:
             spec.loader.exec_module(module)
             made = getattr(module, function, None)
             returned = made() if callable(made) else None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise JobError(f"{where} failed: {type(error).__name__}: {error}") from error
     if made is None:
         raise JobError(f"{where} has no function {function!r}")

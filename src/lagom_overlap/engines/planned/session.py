@@ -1,7 +1,9 @@
 """One rank's side of running a program: times of its operators alone; the program and its plan, round by round."""
 
 import gc
+import math
 import random
+import sys
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
@@ -183,13 +185,23 @@ def _exposed_s(run: StepRun) -> float:
 
 
 def _difference(arms: dict[str, StreamedStep], inputs: Sequence[Any]) -> float:
-    """The largest relative difference of the arms' outputs on this rank; infinite where one is not finite."""
+    """The largest relative difference of the arms' outputs on this rank."""
     before, after = (arms[name].run(inputs).outputs for name in ("before", "after"))
-    worst = 0.0
-    for expected, found in zip(before, after, strict=True):
-        if not isinstance(expected, torch.Tensor) or torch.equal(expected, found):
-            continue
-        scale = float(expected.abs().max()) or 1.0
-        error = float((expected - found).abs().max()) / scale
-        worst = max(worst, error if error == error else float("inf"))  # noqa: PLR0124  not a number
-    return worst
+    pairs = zip(before, after, strict=True)
+    return max((relative_error(*pair) for pair in pairs if isinstance(pair[0], torch.Tensor)), default=0.0)
+
+
+def relative_error(expected: torch.Tensor, found: torch.Tensor) -> float:
+    """The largest difference relative to the largest finite value; what is no number in both is equal.
+
+    The largest float there is where one of them alone is not finite: messages know no infinity.
+    """
+    if not (expected.is_floating_point() or expected.is_complex()):
+        expected, found = expected.double(), found.double()
+    differs = (expected != found) & ~(expected.isnan() & found.isnan())
+    if not bool(differs.any()):
+        return 0.0
+    finite = expected[expected.isfinite()].abs()
+    scale = float(finite.max()) if finite.numel() else 0.0
+    error = float((expected - found)[differs].abs().max()) / (scale or 1.0)
+    return error if math.isfinite(error) else sys.float_info.max

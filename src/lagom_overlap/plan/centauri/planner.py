@@ -28,7 +28,7 @@ from lagom_overlap.plan.centauri.model_tier import Launch, ModelCosts, launch
 from lagom_overlap.plan.deadline import Deadline
 from lagom_overlap.plan.exact import adds_numbers
 from lagom_overlap.plan.finish import Issue, finished, memory_waits, order_by
-from lagom_overlap.plan.memory import parameter_gathers
+from lagom_overlap.plan.memory import fits, parameter_gathers
 from lagom_overlap.plan.predict import predict
 from lagom_overlap.plan.resources import Resource, resource_of
 from lagom_overlap.plan.step_index import StepIndex
@@ -102,6 +102,8 @@ class Centauri:
         found: list[tuple[int, int, _Candidate]] = []
         for rewrites in self._partitions(problem):
             index = StepIndex(rewritten(problem.iteration, rewrites))
+            if found and not fits(index.iteration, problem.memory_limit_bytes):
+                continue  # the step without rewrites fits: it came first
             waits = memory_waits(problem, index.iteration)
             streams = _streams(problem, index.iteration)
             for ordering in self._orderings(problem, index):

@@ -30,7 +30,10 @@ class FusionLimits:
 def fused(
     problem: PlanProblem, iteration: Iteration, limits: FusionLimits, deadline: Deadline
 ) -> tuple[list[Fuse], Iteration]:
-    """The fusions that do not make the step longer, and the iteration after them; it is in order of issue."""
+    """The fusions that neither make the step longer nor break the memory limit, and the iteration after them.
+
+    The iteration is in order of issue.
+    """
     makespan = predict(problem, iteration).schedule.makespan
     done: list[Fuse] = []
     refused: set[tuple[str, ...]] = set()
@@ -41,9 +44,10 @@ def fused(
             break
         step = Fuse(group)
         made = rewritten(iteration, (step,))
-        found = predict(problem, made).schedule.makespan
-        if found <= makespan:
-            iteration, makespan = made, found
+        found = predict(problem, made)
+        fits = problem.memory_limit_bytes is None or found.peak_bytes <= problem.memory_limit_bytes
+        if fits and found.schedule.makespan <= makespan:
+            iteration, makespan = made, found.schedule.makespan
             done.append(step)
         else:
             refused.add(group)

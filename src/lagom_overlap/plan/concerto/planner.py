@@ -23,6 +23,7 @@ from lagom_overlap.plan.cpsat import BlockMode, odd_even
 from lagom_overlap.plan.deadline import Deadline
 from lagom_overlap.plan.exact import adds_numbers
 from lagom_overlap.plan.finish import Issue, finished, memory_waits, order_by
+from lagom_overlap.plan.memory import fits
 from lagom_overlap.plan.predict import predict
 from lagom_overlap.plan.schedule import simulate, task_graph
 from lagom_overlap.plan.schedule.reorder import reorder_of
@@ -65,7 +66,9 @@ class Concerto:
         if self.decompose:
             strategies = self._strategies(problem, deadline)
             splits = [step for strategy in strategies if (step := strategy.rewrite) is not None]
-            if splits:
+            if splits and not fits(rewritten(problem.iteration, splits), problem.memory_limit_bytes):
+                notes.append(f"{len(splits)} communications to cut, for which the memory limit leaves no room")
+            elif splits:
                 cut = self._scheduled(problem, splits, deadline.within(0.5 * deadline.left_s), base)
                 better = _makespan(problem, cut) <= _makespan(problem, base)
                 if better or self.cost_mode is CostMode.PAPER:

@@ -20,7 +20,7 @@ from lagom_overlap.plan.cpsat import improve_by_windows, solve_graph
 from lagom_overlap.plan.deadline import Deadline
 from lagom_overlap.plan.kernel import steady_priorities
 from lagom_overlap.plan.layers import stages_of
-from lagom_overlap.plan.memory import with_memory
+from lagom_overlap.plan.memory import fits, with_memory
 from lagom_overlap.plan.ours.cut_search import search_cuts
 from lagom_overlap.plan.ours.cuts import Cutter, splits_of
 from lagom_overlap.plan.ours.robust import most_robust
@@ -129,9 +129,10 @@ class Ours:
             exact=problem.exact,
             deadline=deadline.within(0.4 * deadline.left_s),
         )
-        if not cuts or deadline.left_s <= 0:
+        splits = splits_of(cuts)
+        if not splits or deadline.left_s <= 0 or not _cut_fits(problem, splits):
             return whole
-        candidate = self._searched(problem, splits_of(cuts), bound, deadline)
+        candidate = self._searched(problem, splits, bound, deadline)
         return candidate if candidate.search.best.makespan < whole.search.best.makespan else whole
 
     def _finished(self, problem: PlanProblem, best: _Candidate, bound: int) -> Plan:
@@ -171,6 +172,11 @@ def _is_shortest(best: _Candidate, issued: Schedule, bound: int) -> bool:
 
 def _is_near_bound(search: Incumbent) -> bool:
     return search.best.makespan <= search.bound * (1.0 + _GOOD)
+
+
+def _cut_fits(problem: PlanProblem, splits: tuple[Split, ...]) -> bool:
+    limit = problem.memory_limit_bytes
+    return limit is None or fits(rewritten(problem.iteration, splits), limit)
 
 
 def _with_arcs(problem: PlanProblem, iteration: Iteration, base: TaskGraph) -> TaskGraph:
