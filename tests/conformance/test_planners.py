@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import load_preset
-from lagom_overlap.plan.base import Planner, PlanProblem
+from lagom_overlap.joint import Joint
+from lagom_overlap.plan.base import Plan, Planner, PlanProblem
 from lagom_overlap.plan.baselines import ProgramOrder
 from lagom_overlap.plan.centauri.planner import Centauri
 from lagom_overlap.plan.centauri.planner import from_options as centauri_options
@@ -25,11 +27,20 @@ from lagom_overlap.plan.megatron.planner import from_options as megatron_options
 from lagom_overlap.plan.ours import Ours
 from lagom_overlap.plan.predict import predict
 from lagom_overlap.plan.schedule import check, lower_bound
-from lagom_overlap.plan.times import origin_name
+from lagom_overlap.plan.times import ModelTimes, origin_name
 from lagom_overlap.workload import CommOp, Gemm, Iteration, MemoryBound, Op, TransformerModel
 from lagom_overlap.workload.dataflow import Unit, dataflow_iteration
 from lagom_overlap.workload.parallel import ParallelLayout
 from lagom_overlap.workload.rewrite.apply import rewritten
+
+
+class JointOnModel:
+    """`joint` needs the cost model's times: it alone knows contention."""
+
+    def plan(self, problem: PlanProblem) -> Plan:
+        times = ModelTimes(ContentionModel(problem.cluster, load_profile("plausible")))
+        return Joint().plan(replace(problem, times=times))
+
 
 PLANNERS: dict[str, Callable[[], Planner]] = {
     "program_order": ProgramOrder,
@@ -44,6 +55,7 @@ PLANNERS: dict[str, Callable[[], Planner]] = {
     "centauri_paper": centauri_paper,
     "concerto": Concerto,
     "concerto_paper": concerto_paper,
+    "joint": JointOnModel,
 }
 MODEL = TransformerModel(
     name="tiny", num_layers=2, hidden=128, ffn=256, num_heads=8, num_kv_heads=8, head_dim=16, vocab=512, gated=True
@@ -111,9 +123,9 @@ def _members(name: str, plan: object) -> tuple[str, ...]:
     return (*members, *(part for member in members for part in _members(member, plan)))
 
 
-@pytest.mark.parametrize("planner", [name for name in PLANNERS if not name.startswith(("concerto", "ours"))])
+@pytest.mark.parametrize("planner", [name for name in PLANNERS if not name.startswith(("concerto", "ours", "joint"))])
 def test_the_same_problem_has_the_same_plan(planner: str) -> None:
-    """All ranks plan alike: their collectives come in one order (two plans depend on the time they are given)."""
+    """All ranks plan alike: their collectives come in one order (three depend on the time they are given)."""
     problem = replace(_problem("sequence parallel"), budget_s=60.0)
     assert PLANNERS[planner]().plan(problem) == PLANNERS[planner]().plan(problem)
 
@@ -125,7 +137,7 @@ def test_a_memory_limit_nothing_fits_in_is_refused_by_how_much(planner: str) -> 
         PLANNERS[planner]().plan(problem)
 
 
-@pytest.mark.parametrize("planner", ["ours", "centauri", "concerto"])
+@pytest.mark.parametrize("planner", ["ours", "centauri", "concerto", "joint"])
 def test_a_memory_limit_is_kept(planner: str) -> None:
     problem = _problem("fsdp")
     lean = predict(problem, Megatron().plan(problem).iteration).peak_bytes

@@ -10,6 +10,7 @@ order and every setting, so that the distance to it is the most that anything co
 """
 
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Final
 
 from lagom_overlap.errors import JobError
@@ -19,6 +20,7 @@ from lagom_overlap.joint.settings import Choices, choices_of, tuned_settings
 from lagom_overlap.plan.base import Plan, Planner, PlanProblem
 from lagom_overlap.plan.deadline import Deadline
 from lagom_overlap.plan.ours import Ours
+from lagom_overlap.plan.predict import predict
 from lagom_overlap.plan.schedule import lower_bound, task_graph
 from lagom_overlap.plan.times import ModelTimes, NamedTimes
 from lagom_overlap.units import format_bytes
@@ -75,7 +77,7 @@ class Joint:
         )
 
     def solve(self, problem: PlanProblem) -> JointPlan:
-        """The best order and settings found within the problem's budget; never worse than the step as it is.
+        """The best order and settings found within the problem's budget; never worse than a step that fits as it is.
 
         Raises:
             JobError: if the problem's times are not the cost model's (contention is not known then), or the planner
@@ -112,6 +114,11 @@ def lower_bound_s(problem: PlanProblem) -> float:
     return graph.seconds(lower_bound(graph))
 
 
+def _fits_unplanned(problem: PlanProblem) -> bool:
+    limit = problem.memory_limit_bytes
+    return limit is None or predict(problem).peak_bytes <= limit
+
+
 class _State:
     """The best order and settings so far."""
 
@@ -119,7 +126,7 @@ class _State:
         self._contended, self._choices, self._problem = contended, choices, problem
         self.plan = Plan(planner="none", rewrites=(), iteration=problem.iteration, lower_bound_s=0.0)
         self.settings: Settings = {}
-        self.best_s = default_s
+        self.best_s = default_s if _fits_unplanned(problem) else inf
         self.rounds_s: list[float] = []
 
     def replan(self, planner: Planner, deadline: Deadline) -> None:
