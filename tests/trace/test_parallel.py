@@ -63,7 +63,9 @@ def test_more_files_than_processes_are_all_read():
 def test_ctrl_c_ends_every_process_quietly(tmp_path):
     script = tmp_path / "run.py"
     script.write_text(
-        "import sys, time\nfrom pathlib import Path\nfrom lagom_overlap.trace.parallel import read_in_processes\n"
+        "import signal, sys, time\nfrom pathlib import Path\n"
+        "from lagom_overlap.trace.parallel import read_in_processes\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a job in the background ignores it
         "def read(path):\n    yield 1\n    time.sleep(60)\n"
         "if __name__ == '__main__':\n    try:\n        for _ in read_in_processes([Path('a'), Path('b')], read, 2):\n"
         "            print('started', flush=True)\n    except KeyboardInterrupt:\n        print('interrupted')\n"
