@@ -11,7 +11,7 @@ import torch
 
 from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.engines.base import Buffers
-from lagom_overlap.engines.gloo_space import ELEMENT_BYTES
+from lagom_overlap.engines.cpu_limits import ELEMENT_BYTES
 
 PERIOD: Final = 65521
 """A prime, so that a slice put in another slice's place shows; 256 x 65520 < 2^24, the exact integers of fp32."""

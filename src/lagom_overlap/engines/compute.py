@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch.nn import functional
 
-from lagom_overlap.engines.gloo_space import ELEMENT_BYTES
+from lagom_overlap.engines.cpu_limits import ELEMENT_BYTES
 from lagom_overlap.errors import BackendError
 from lagom_overlap.workload import Attention, Gemm, Kernel, MemoryBound, Work
 

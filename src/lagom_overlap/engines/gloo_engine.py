@@ -22,8 +22,9 @@ from torch import distributed as dist
 
 from lagom_overlap.collective import Collective, CollectiveKind, CommConfig, ConfigKey, ConfigSpace, ConfigTable
 from lagom_overlap.engines.base import Buffers, Handle
+from lagom_overlap.engines.cpu_limits import ELEMENT_BYTES
 from lagom_overlap.engines.gloo_group import NEVER, GlooGroup, PrefixStore, Store, open_group
-from lagom_overlap.engines.gloo_space import ELEMENT_BYTES, check_config, gloo_space
+from lagom_overlap.engines.gloo_space import check_config, gloo_space
 
 # torch 2.13 renamed these two and deprecates the old names; 2.11 and 2.12 have only those.
 _ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

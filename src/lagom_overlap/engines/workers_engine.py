@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 from lagom_overlap.collective import Collective, ConfigKey, ConfigSpace, ConfigTable, Protocol
 from lagom_overlap.engines.base import Buffers, Handle
+from lagom_overlap.engines.cpu_limits import ELEMENT_BYTES
 from lagom_overlap.engines.gloo_group import Store
-from lagom_overlap.engines.gloo_space import ELEMENT_BYTES
 from lagom_overlap.engines.workers_library import WorkersLibrary
 from lagom_overlap.engines.workers_mesh import WorkersMesh
 from lagom_overlap.engines.workers_space import CHANNELS, DEFAULT, PROTOCOLS, check_config, effective, workers_space

@@ -8,10 +8,9 @@ of latency against cost; nothing else of NCCL's protocols is meant.
 
 from typing import Final
 
-from lagom_overlap.collective import Collective, CollectiveKind, CommConfig, ConfigSpace, Protocol, Subspace
-from lagom_overlap.engines.gloo_space import ELEMENT_BYTES, KINDS
-from lagom_overlap.errors import BackendError, SpaceError
-from lagom_overlap.units import KIB, MIB, format_bytes
+from lagom_overlap.collective import Collective, CommConfig, ConfigSpace, Protocol, Subspace
+from lagom_overlap.engines.cpu_limits import check_fp32_collective, check_knobs
+from lagom_overlap.units import KIB, MIB
 
 CHANNELS: Final = (1, 2, 4, 8)
 """The channel counts that a search is offered; the last is the most that the engine opens."""
@@ -25,38 +24,13 @@ DEFAULT: Final = CommConfig(protocol=Protocol.LL128, num_channels=8, chunk_bytes
 
 
 def check_collective(collective: Collective) -> None:
-    """Refuses what the engine cannot run.
-
-    Raises:
-        BackendError: for another kind, or a size that is not a whole number of fp32 elements in equal parts.
-    """
-    if collective.kind not in KINDS:
-        raise BackendError(f"workers cannot run {collective.kind}; they can run {', '.join(KINDS)}")
-    unit = ELEMENT_BYTES * (1 if collective.kind is CollectiveKind.ALL_REDUCE else collective.num_ranks)
-    if collective.num_bytes % unit:
-        raise BackendError(
-            f"{collective.kind} of {collective.num_bytes} bytes over {collective.num_ranks} ranks: workers move fp32 "
-            f"elements in equal parts, so the size must be a multiple of {unit} bytes"
-        )
+    """See `cpu_limits.check_fp32_collective`."""
+    check_fp32_collective(collective, "workers")
 
 
 def check_config(config: CommConfig) -> None:
-    """Refuses a configuration that the engine cannot set; an untouched one is always fine.
-
-    Raises:
-        SpaceError: naming the knob, its value and what is allowed.
-    """
-    for knob in LACKING:
-        value = getattr(config, knob)
-        if value is not None:
-            raise SpaceError(f"{knob} is {value}, but workers have no such knob: leave it out")
-    if config.num_channels is not None and config.num_channels > CHANNELS[-1]:
-        raise SpaceError(f"num_channels is {config.num_channels}, workers offer 1 to {CHANNELS[-1]}")
-    if config.chunk_bytes is not None and config.chunk_bytes < MIN_CHUNK_BYTES:
-        raise SpaceError(
-            f"chunk_bytes is {config.chunk_bytes} ({format_bytes(config.chunk_bytes)}), with workers at least "
-            f"{MIN_CHUNK_BYTES} ({format_bytes(MIN_CHUNK_BYTES)})"
-        )
+    """See `cpu_limits.check_knobs`."""
+    check_knobs(config, "workers", lacking=LACKING, most_channels=CHANNELS[-1], least_chunk_bytes=MIN_CHUNK_BYTES)
 
 
 def effective(config: CommConfig) -> CommConfig:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from lagom_overlap.collective import CollectiveKind
-from lagom_overlap.engines.gloo_space import KINDS as GLOO_KINDS
+from lagom_overlap.engines.cpu_limits import KINDS as GLOO_KINDS
 from lagom_overlap.plugin.support import NO, Knob, NcclVersion, Reach, best_route, support_of
 from lagom_overlap.plugin.table_layout import KINDS as TUNER_KINDS
 

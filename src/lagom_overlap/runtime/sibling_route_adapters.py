@@ -4,7 +4,6 @@ Nothing is made asynchronous or reordered here: each call goes where the route s
 whose communication the user replaced is left alone.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,14 +16,8 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from lagom_overlap.collective import CollectiveKind
-from lagom_overlap.runtime.adapters.fsdp2 import _ALL_GATHER, _REDUCE_SCATTER, STOCK, _param_groups
+from lagom_overlap.runtime.adapters.fsdp2 import _ALL_GATHER, _REDUCE_SCATTER, STOCK, _Allocation, _param_groups
 from lagom_overlap.runtime.sibling_route import SiblingRoute
-
-
-class _Allocation:
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """An uninitialised tensor, as FSDP2's own."""
-        return torch.empty(*size, dtype=dtype, device=device)
 
 
 class SiblingAllGather(_Allocation, AllGather):  # type: ignore[misc]  # the base spells sizes with SymInt, too

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from lagom_overlap.collective import Collective, CollectiveKind
-from lagom_overlap.engines.gloo_space import ELEMENT_BYTES
+from lagom_overlap.engines.cpu_limits import ELEMENT_BYTES
 from lagom_overlap.errors import BackendError
 from lagom_overlap.units import KIB, format_bytes
 from lagom_overlap.workload import Attention, Gemm, Kernel, MemoryBound, OverlapGroup, Work
