@@ -43,7 +43,7 @@ test: venv
 bench: venv
 	$(BIN)/python benchmarks/simulation_speed.py
 	$(BIN)/python benchmarks/search_quality.py --groups 40 --seed 1 --noise 0,0.02 --num-comms 1,2,4
-	$(BIN)/python benchmarks/gloo_overlap.py examples/gpt_fsdp_gloo.toml
+	$(BIN)/python benchmarks/paired_tuners.py examples/overlaps/gloo_fsdp.toml
 
 clean:
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .import_linter_cache
