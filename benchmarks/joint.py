@@ -1,126 +1,244 @@
-"""Plan and settings together against one after the other, simulated with contention.
+"""Plan and settings together against one after the other on the papers' grids, simulated with contention.
 
-    python benchmarks/joint.py --seconds 20 --json
+    python benchmarks/joint.py [lagom] [centauri] [concerto] [--seconds 10] [--every N] [--seed S] [--json]
 
-Per workload and cluster: the step as issued with NCCL's default settings; only planned; only tuned; planned, then
-tuned; jointly. Seconds and ratios to the contended lower bound, which covers every order and setting (under the model,
-collectives of one link one after the other). Every time is simulated; all methods get the same seconds.
+Per step and cluster: as issued with NCCL's default settings; only planned; only tuned; planned, then tuned; jointly;
+the contended lower bound. "Planned, then tuned" is the joint search's first candidate, so it is never better; what each
+further kind of move gains is shown too. Every time is simulated: nothing here was measured, on a GPU or elsewhere.
+
+Three gathered parameter groups at most are held at once, by every method; "any depth" may hold more, as far as GPU
+memory allows. `--seconds` go to a step's plan (a third), to tuning it as issued, and to the joint search, each.
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
-
-from rich.console import Console
-from rich.table import Table
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from lagom_overlap.cost import ContentionModel, load_profile
-from lagom_overlap.hardware import load_preset
-from lagom_overlap.joint import Joint
-from lagom_overlap.joint.bound import contended_bound_s
+from lagom_overlap.errors import JobError
+from lagom_overlap.hardware import Cluster, load_preset
+from lagom_overlap.joint import Joint, JointPlan
+from lagom_overlap.joint.bound import Limit
 from lagom_overlap.joint.contended import Contended
 from lagom_overlap.joint.settings import choices_of, tuned_settings
 from lagom_overlap.plan.base import PlanProblem
 from lagom_overlap.plan.deadline import Deadline
+from lagom_overlap.plan.memory import depth_arcs
 from lagom_overlap.plan.ours import Ours
+from lagom_overlap.plan.predict import predict
 from lagom_overlap.plan.times import ModelTimes
-from lagom_overlap.workload import load_model
-from lagom_overlap.workload.dataflow import dataflow_iteration
+from lagom_overlap.workload import Iteration, TransformerModel, load_model
+from lagom_overlap.workload.dataflow import Unit, dataflow_iteration
+from lagom_overlap.workload.papers.table2 import TENSOR_DEGREE, PaperWorkload, Strategy, load_table2
 from lagom_overlap.workload.parallel import ParallelLayout
+from lagom_overlap.workload.rewrite.apply import rewritten
+from lagom_overlap.workload.rewrite.steps import Reorder
+from plan_papers import A800_NETWORK, A800_NVLINK, A800_PCIE, gpt, sharded
 
+SEQ_LEN = 2048
+GPUS_PER_NODE = 8
+PREFETCH = 3
+PLAN_SHARE = 1 / 3
 METHODS = ("as issued", "planned", "tuned", "planned, then tuned", "jointly")
+NEAR_BOUND, LEAST_GAIN = 1.01, 0.002
+WHY = {
+    Limit.LINK: "link-bound: no computation to spare",
+    Limit.COMPUTATION: "all hidden: only the tax of hiding is left",
+    Limit.BOTH: "link and computation equally long",
+    Limit.DEPENDENCES: "waits: part of the communication cannot be hidden",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A model under a layout on a cluster."""
+    """A step on a cluster: who printed it, in words, and what it is."""
 
-    model: str
-    cluster: str
-    num_nodes: int
+    paper: str
+    name: str
+    cluster: Cluster
+    model: TransformerModel
     layout: ParallelLayout
-    seq_len: int
+    shard: int | None = None
+
+    def step(self) -> Iteration:
+        """The step in program order."""
+        return dataflow_iteration(
+            self.model, self.layout, seq_len=SEQ_LEN, gpus_per_node=GPUS_PER_NODE, shard=self.shard, unit=Unit.LAYER
+        )
 
 
-def fsdp(model: str, cluster: str, num_nodes: int, micro_batch: int) -> Case:
-    """Fully sharded over every GPU of the nodes."""
-    ranks = 8 * num_nodes
-    layout = ParallelLayout(data=ranks, zero_stage=3, micro_batch=micro_batch, global_batch=ranks * micro_batch)
-    return Case(model, cluster, num_nodes, layout, 2048)
+def held_back(step: Iteration) -> Iteration:
+    """The step as issued, a gather waiting until few enough groups are held, as FSDP's rate limiter does."""
+    waits = tuple((maker, user) for user, maker in depth_arcs(step, PREFETCH))
+    return rewritten(step, (Reorder(tuple(op.name for op in step.ops), (), waits),)) if waits else step
 
 
-def tensor(model: str, cluster: str, micro_batch: int) -> Case:
-    """Tensor parallel over a node, with sequence parallelism."""
-    layout = ParallelLayout(data=1, tensor=8, sequence_parallel=True, micro_batch=micro_batch, global_batch=micro_batch)
-    return Case(model, cluster, 1, layout, 2048)
+def lagom_cases() -> Iterator[Case]:
+    """Table 2 of the Lagom paper; replicas of tensor parallelism do not change a step."""
+    for row in load_table2():
+        if row.strategy is Strategy.TP and row.degree > 1:
+            continue
+        num_nodes = -(-row.degree // GPUS_PER_NODE) if row.strategy is not Strategy.TP else 1
+        cluster = load_preset(row.cluster, num_nodes)
+        yield Case("Lagom", row.name, cluster, load_model(row.model), table2_layout(row))
 
 
-CASES = tuple(
-    case
-    for cluster in ("a40_nvlink", "a40_pcie")
-    for case in (
-        fsdp("phi-2", cluster, 1, 2),
-        fsdp("llama-3-8b", cluster, 1, 1),
-        fsdp("mpt-7b", cluster, 2, 1),
-        tensor("phi-2", cluster, 2),
-    )
-)
+def table2_layout(row: PaperWorkload) -> ParallelLayout:
+    """One micro-batch; under tensor and expert parallelism its two halves, which overlap each other."""
+    half = row.micro_batch // 2
+    match row.strategy:
+        case Strategy.FSDP:
+            return sharded(row.degree, row.micro_batch)
+        case Strategy.TP:
+            return ParallelLayout(
+                data=1, tensor=TENSOR_DEGREE, sequence_parallel=True, micro_batch=half, global_batch=2 * half
+            )
+        case Strategy.EP:
+            ranks = row.degree
+            return ParallelLayout(data=ranks, expert=ranks, micro_batch=half, global_batch=2 * half * ranks)
 
 
-def times_of(case: Case, profile: str, seconds: float) -> dict[str, float]:
-    """Simulated seconds by method, and the bound."""
-    cluster = load_preset(case.cluster, case.num_nodes)
-    model = ContentionModel(cluster, load_profile(profile))
-    step = dataflow_iteration(load_model(case.model), case.layout, seq_len=case.seq_len, gpus_per_node=8)
+def centauri_cases() -> Iterator[Case]:
+    """LLaMA of four sizes: FSDP, FSDP + DP, DP, one stage of TP + PP + DP on cluster A; FSDP on cluster B."""
+    models = {size: load_model(f"centauri-llama-{size}") for size in ("small", "medium", "big", "large")}
+    models["big"] = replace(models["big"], num_layers=8)
+    two, six, many = load_preset("a100_hdr1", 2), load_preset("a100_hdr1", 6), load_preset("a100_hdr4", 32)
+    for size, batch in (("small", 1), ("small", 4), ("small", 8), ("medium", 4), ("big", 4), ("large", 4)):
+        yield Case("Centauri", f"LLaMA {size} FSDP 16, batch {batch}", two, models[size], sharded(16, batch))
+    for shard in (16, 8, 4):
+        name = f"LLaMA big DP {48 // shard} x FSDP {shard}"
+        yield Case("Centauri", name, six, models["big"], sharded(48, 4), shard)
+    for size in ("small", "large"):
+        layout = sharded(16, 4, stage=1, batches=2)
+        yield Case("Centauri", f"LLaMA {size} DP 16", two, models[size], layout)
+    stage = replace(models["medium"], num_layers=models["medium"].num_layers // 3)
+    for batch in (1, 4):
+        layout = ParallelLayout(
+            tensor=4,
+            data=4,
+            zero_stage=1,
+            sequence_parallel=True,
+            micro_batch=batch,
+            global_batch=2 * 4 * batch,
+            gradient_bytes=2,
+        )
+        yield Case("Centauri", f"LLaMA medium TP 4 x DP 4, a stage of PP 3, batch {batch}", six, stage, layout)
+    yield Case("Centauri", "LLaMA big FSDP 256, batch 4", many, models["big"], sharded(256, 4))
+
+
+def concerto_cases() -> Iterator[Case]:
+    """Tables 3 and 4 in FP16 (the cost model's contention is of 2-byte kernels)."""
+    for nvlink in (True, False):
+        intra, link = (A800_NVLINK, "NVLink") if nvlink else (A800_PCIE, "PCIe")
+        cluster = replace(load_preset("a100_dgx", 4), name=f"a800 {link}", intra=intra, inter=A800_NETWORK)
+        for tensor, data in ((16, 1), (8, 2)):
+            layout = ParallelLayout(tensor=tensor, data=data, micro_batch=8 // data, global_batch=8, gradient_bytes=2)
+            name = f"GPT 14.5B TP {tensor} x DP {data}"
+            yield Case("Concerto", name, cluster, gpt("gpt-14.5b", 8192, 32), layout)
+        if nvlink:
+            for ranks in (8, 16, 32):
+                yield Case("Concerto", f"GPT 0.9B FSDP {ranks}", cluster, gpt("gpt-0.9b", 2048, 16), sharded(ranks, 2))
+
+
+PAPERS = {"lagom": lagom_cases, "centauri": centauri_cases, "concerto": concerto_cases}
+
+
+def row_of(case: Case, profile: str, seconds: float, seed: int) -> dict[str, object]:
+    """Simulated seconds by method, the bound, what each kind of move reached."""
+    model = ContentionModel(case.cluster, load_profile(profile))
+    step = case.step()
     contended = Contended(step, model)
     choices = choices_of(contended)
-    problem = PlanProblem(iteration=step, cluster=cluster, times=ModelTimes(model), budget_s=seconds / 2)
-    planned = Ours().plan(problem).iteration
-    joint = PlanProblem(iteration=step, cluster=cluster, times=ModelTimes(model), budget_s=seconds)
-    return {
-        "as issued": contended.makespan_s(step, {}),
-        "planned": contended.makespan_s(planned, {}),
-        "tuned": tuned_settings(contended, step, choices, {}, Deadline(seconds))[1],
-        "planned, then tuned": tuned_settings(contended, planned, choices, {}, Deadline(seconds / 2))[1],
-        "jointly": Joint().solve(joint).makespan_s,
-        "bound": contended_bound_s(contended, choices),
+    problem = PlanProblem(
+        iteration=step, cluster=case.cluster, times=ModelTimes(model), prefetch=PREFETCH, budget_s=seconds, seed=seed
+    )
+    planned = Ours().plan(replace(problem, budget_s=PLAN_SHARE * seconds))
+    issued = contended.issued(held_back(step))
+    found = Joint().solve(problem, (planned,))
+    row: dict[str, object] = {
+        "paper": case.paper,
+        "step": case.name,
+        "cluster": case.cluster.name,
+        "num_ops": len(step.ops),
+        "as issued": issued.makespan_s({}),
+        "planned": contended.issued(planned.iteration).makespan_s({}),
+        "tuned": tuned_settings(issued, choices, {}, Deadline(seconds))[1],
+        "planned, then tuned": found.history[0].makespan_s,
+        "jointly": found.makespan_s,
+        "prefetch": found.prefetch,
+        "bound": found.bound.seconds,
+        "limit": found.bound.limit,
+        "moves": {step.name: step.makespan_s for step in found.history},
     }
+    deeper = any_depth(problem, found)
+    row["any depth"] = None if deeper is None else deeper.makespan_s
+    row["any depth, prefetch"] = None if deeper is None else deeper.prefetch
+    return row
 
 
-def rows_of(profile: str, seconds: float) -> Iterator[dict[str, object]]:
-    """A row per case."""
-    for case in CASES:
-        ways = "tp8" if case.layout.tensor > 1 else f"fsdp{case.layout.data}"
-        sys.stderr.write(f"{case.model} {ways} on {case.cluster}\n")
-        yield {"model": case.model, "layout": ways, "cluster": case.cluster, **times_of(case, profile, seconds)}
+def any_depth(problem: PlanProblem, found: JointPlan) -> JointPlan | None:
+    """The joint search with prefetch limited by GPU memory only; None where nothing is gathered or it does not fit."""
+    memory = problem.cluster.gpu.memory_bytes
+    if not depth_arcs(problem.iteration, PREFETCH) or predict(problem, found.plan.iteration).peak_bytes > memory:
+        return None
+    try:
+        return Joint().solve(replace(problem, prefetch=None, memory_limit_bytes=memory), (found.plan,))
+    except JobError:
+        return None
 
 
-def print_table(rows: list[dict[str, object]]) -> None:
+def why(row: dict[str, object]) -> str:
+    """What the joint search gained by, or why not."""
+    bound_s, before_s = float(str(row["bound"])), float(str(row["planned, then tuned"]))
+    after_s = float(str(row["jointly"]))
+    if after_s < before_s * (1 - LEAST_GAIN):
+        gains, last_s = {}, before_s
+        for name, reached_s in dict(row["moves"]).items():  # type: ignore[call-overload]
+            gains[name], last_s = last_s - reached_s, reached_s
+        return "gains: " + max(gains, key=lambda name: gains[name])
+    if before_s <= NEAR_BOUND * bound_s:
+        return f"at the bound before ({WHY[Limit(str(row['limit']))]})"
+    return f"none found ({WHY[Limit(str(row['limit']))]})"
+
+
+def markdown(rows: Sequence[dict[str, object]]) -> Iterator[str]:
     """Ratios to the bound."""
-    table = Table(title="simulated step over the contended lower bound")
-    for column in ("model", "layout", "cluster", *METHODS, "bound"):
-        table.add_column(column)
+    head = ("paper", "step", "cluster", *METHODS, "gain", "any depth", "bound, ms", "why")
+    yield "| " + " | ".join(head) + " |"
+    yield "|" + "---|" * len(head)
     for row in rows:
         bound_s = float(str(row["bound"]))
         ratios = [f"{float(str(row[method])) / bound_s:.3f}" for method in METHODS]
-        names = [str(row[key]) for key in ("model", "layout", "cluster")]
-        table.add_row(*names, *ratios, f"{1e3 * bound_s:.0f} ms")
-    Console(width=120).print(table)
+        gain = 1 - float(str(row["jointly"])) / float(str(row["planned, then tuned"]))
+        depth = row["any depth, prefetch"]
+        deeper = "" if row["any depth"] is None else f"{float(str(row['any depth'])) / bound_s:.3f} ({depth or 'all'})"
+        cells = (str(row["paper"]), str(row["step"]), str(row["cluster"]), *ratios, f"{gain:.1%}", deeper)
+        yield "| " + " | ".join((*cells, f"{1e3 * bound_s:.0f}", why(row))) + " |"
 
 
 def main(argv: list[str] | None = None) -> None:
     """Runs the benchmark and prints its rows."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=20.0, help="for each method on each case (default: 20)")
+    parser.add_argument("papers", nargs="*", metavar="PAPER", help=f"of {', '.join(PAPERS)} (default: all)")
+    parser.add_argument("--seconds", type=float, default=10.0, help="for the joint search on each step (default: 10)")
+    parser.add_argument("--every", type=int, default=1, help="only each so many steps of a grid (default: 1, all)")
     parser.add_argument("--profile", default="plausible")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout, nothing else")
     args = parser.parse_args(argv)
-    if not args.seconds > 0:
-        parser.error(f"--seconds is {args.seconds}, must be positive")
-    rows = list(rows_of(args.profile, args.seconds))
-    print(json.dumps({"rows": rows}, indent=1)) if args.json else print_table(rows)
+    unknown = [name for name in args.papers if name not in PAPERS]
+    if unknown:
+        parser.error(f"paper is {unknown[0]!r}, must be one of {', '.join(PAPERS)}")
+    if not args.seconds > 0 or args.every < 1:
+        parser.error("--seconds and --every must be positive")
+    rows = []
+    for paper in args.papers or PAPERS:
+        for case in list(PAPERS[paper]())[:: args.every]:
+            rows.append(row_of(case, args.profile, args.seconds, args.seed))
+            sys.stderr.write(f"{list(markdown(rows[-1:]))[-1]}\n")
+    sys.stdout.write(json.dumps({"rows": rows}, indent=1) + "\n" if args.json else "\n".join(markdown(rows)) + "\n")
 
 
 if __name__ == "__main__":

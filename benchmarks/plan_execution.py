@@ -13,14 +13,14 @@ import msgspec
 
 from lagom_overlap.errors import LagomError
 from lagom_overlap.job.plan import PlanRequest, run_plan
-from lagom_overlap.job.plan_problem import read_input
+from lagom_overlap.job.plan_problem import Asked, read_input
 from lagom_overlap.record import describe_machine, package_versions, utc_now
 from lagom_overlap.report.plan_model import ExecutionJson
 
 
 def rows_of(job: Path, planners: list[str]) -> list[dict[str, object]]:
     """One row per planner; one that cannot plan this program says why."""
-    given = read_input(job)
+    given = read_input(job, Asked(execute=True))
     rows: list[dict[str, object]] = []
     try:
         for name in planners:

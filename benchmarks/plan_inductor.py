@@ -53,23 +53,6 @@ REPEATS = 5
 PORT_ENV = "LAGOM_BENCHMARK_PORT"
 
 
-def spawn(arguments: argparse.Namespace, num_ranks: int) -> int:
-    """Starts the ranks, rank 0 prints; on an emulated link if asked."""
-    rate = link_bytes_per_s(arguments.link)
-    link = EmulatedLink(rate, num_ranks) if rate is not None else None
-    prefix = link.prefix if link else []
-    environment = {**os.environ, PORT_ENV: str(random.randint(20000, 60000)), "GLOO_SOCKET_IFNAME": "lo"}
-    environment |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen([*prefix, sys.executable, __file__, *sys.argv[1:], "--rank", str(rank)], env=environment)
-        for rank in range(num_ranks)
-    ]
-    code = max(process.wait() for process in processes)
-    if link:
-        link.close()
-    return code
-
-
 def main() -> int:
     """Parses; spawns the ranks, or is one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -82,7 +65,7 @@ def main() -> int:
     parser.add_argument("--rank", type=int)
     arguments = parser.parse_args()
     if arguments.rank is None:
-        return spawn(arguments, 2)
+        return spawn(NUM_RANKS, arguments.link)
     run_rank(arguments)
     return 0
 
@@ -90,11 +73,7 @@ def main() -> int:
 def run_rank(arguments: argparse.Namespace) -> None:
     """One rank's life."""
     rank = arguments.rank
-    pin_to_core(rank, 2)
-    torch.set_num_threads(1)
-    torch.set_grad_enabled(False)
-    store = dist.TCPStore("127.0.0.1", int(os.environ[PORT_ENV]), is_master=rank == 0)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    join(rank, NUM_RANKS)
     program = load_program(arguments.program, arguments.function)
     bench = Bench(program, arguments)
     rows = bench.rows()
@@ -105,27 +84,7 @@ def run_rank(arguments: argparse.Namespace) -> None:
             if arguments.json
             else shown(rows) + f"\n\n{record['date']}, {record['machine']}, {record['versions']}"
         )
-        sys.stdout.flush()
-    dist.barrier()
-    os._exit(0)  # compiler threads and process groups would wait for each other on the way out
-
-
-class Everyone:
-    """Agreement of all ranks, for the session."""
-
-    def barrier(self) -> None:
-        """Returns when every rank has come."""
-        dist.barrier()
-
-    def maxima(self, values: list[float]) -> list[float]:
-        """Each value's maximum over ranks."""
-        tensor = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
-        return [float(value) for value in tensor]
-
-    def gather(self, value: int) -> tuple[int, ...]:
-        """This rank's number alone: nothing here asks for others'."""
-        return (value,)
+    leave()
 
 
 class Bench:

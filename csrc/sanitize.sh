@@ -1,5 +1,5 @@
 #!/bin/sh
-# Sanitizer runs: address + undefined on the fuzzer and on both stress drivers (plug-in, workers), thread on the latter.
+# Sanitizer runs: address + undefined on the fuzzer and on the stress drivers (plug-in, workers, search), thread on the first two.
 #   csrc/sanitize.sh [build folder] [decisions] [executions]
 # Needs gcc or clang (CC). TSan knows no fences; every word that two threads share is atomic, so it needs to know none.
 set -eu
@@ -38,4 +38,7 @@ for sanitizer in address,undefined thread; do
   "$build/stress_workers" 1000 3 2
   "$build/stress_workers" 200 4 3
 done
+echo "== address, undefined: search, 3000 searches"
+$cc $flags -fsanitize=address,undefined -fno-sanitize-recover=all -o "$build/stress_search" "$source/stress_search.c" -lm
+"$build/stress_search" 3000 1
 echo "all clean"

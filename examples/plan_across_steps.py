@@ -1,4 +1,4 @@
-"""Two training steps of two micro-batches with a sharded optimizer (ZeRO-1), for `lagom plan`: Centauri's model tier.
+"""Three training steps of two micro-batches with a sharded optimizer (ZeRO-1), for `lagom plan`: Centauri's model tier.
 
 Parameters are whole on every rank; gradients are scattered after the last micro-batch, the shards updated and gathered
 again. Written plainly, the gathers are awaited at the end of the step. Planned, they run into the next step's forward,
@@ -9,7 +9,7 @@ import torch
 from torch import distributed as dist
 
 FUNCTIONAL = torch.ops._c10d_functional
-STEPS, MICRO_BATCHES, LAYERS, WIDTH, TOKENS = 2, 2, 4, 512, 192
+STEPS, MICRO_BATCHES, LAYERS, WIDTH, TOKENS = 3, 2, 4, 512, 256
 
 
 def step():

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lagom_overlap.errors import OutputError
-from lagom_overlap.record import create_folder, describe_machine, package_versions, write_private
+from lagom_overlap.record import check_new_folder, create_folder, describe_machine, package_versions, write_private
 
 
 def test_a_file_is_replaced_whole_and_private(tmp_path: Path):
@@ -35,10 +35,37 @@ def test_a_failed_write_leaves_the_old_file_and_no_rest(tmp_path: Path, monkeypa
 def test_a_folder_is_private_and_never_reused(tmp_path: Path):
     create_folder(tmp_path / "run")
     assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
+    write_private(tmp_path / "run" / "f", b"kept")
+    assert [held.name for held in (tmp_path / "run").iterdir()] == ["f"]
     with pytest.raises(OutputError, match="exists already"):
         create_folder(tmp_path / "run")
     with pytest.raises(OutputError, match="does not exist"):
         create_folder(tmp_path / "a" / "b")
+
+
+def test_a_folder_in_which_an_interrupted_run_wrote_nothing_is_taken_over(tmp_path: Path):
+    run = tmp_path / "run"
+    create_folder(run)
+    (run / ".run.json.abcd_123").write_bytes(b"half")  # what a kill in the middle of a write leaves
+    check_new_folder(run)
+    create_folder(run)
+    write_private(run / "run.json", b"{}")
+    assert [held.name for held in run.iterdir()] == ["run.json"]
+    with pytest.raises(OutputError, match="exists already"):
+        check_new_folder(run)
+
+
+def test_an_empty_folder_that_is_not_ours_or_holds_a_file_of_the_users_is_refused(tmp_path: Path):
+    (tmp_path / "theirs").mkdir()
+    create_folder(tmp_path / "ours")
+    (tmp_path / "ours" / "notes.txt").write_text("of the user")
+    (tmp_path / "link").symlink_to(tmp_path / "ours")
+    for name in ("theirs", "ours", "link"):
+        with pytest.raises(OutputError, match="exists already"):
+            check_new_folder(tmp_path / name)
+        with pytest.raises(OutputError, match="exists already"):
+            create_folder(tmp_path / name)
+    assert (tmp_path / "ours" / "notes.txt").read_text() == "of the user"
 
 
 def test_the_machine_and_its_versions_are_named():

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import platform
+import re
 import signal
 import sys
 import tempfile
@@ -13,6 +14,8 @@ from pathlib import Path
 
 from lagom_overlap.errors import OutputError
 
+_MARK = ".lagom-unwritten"
+_HALF_WRITTEN = re.compile(r"\..+\.[a-z0-9_]{8}")
 _VERSIONED = ("lagom-overlap", "numpy", "scipy", "torch")
 
 
@@ -32,6 +35,7 @@ def write_private(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).replace(path)
+        (path.parent / _MARK).unlink(missing_ok=True)
     except OSError as error:
         Path(temporary).unlink(missing_ok=True)
         raise OutputError(f"cannot write {str(path)!r}: {error.strerror}") from error
@@ -41,10 +45,30 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def create_folder(path: Path) -> None:
-    """Creates a new run folder, private to its owner.
+    """Creates a new run folder, private to its owner, or takes over one in which a run of ours has written nothing.
+
+    Such a folder is known by its mark, which goes with the first file.
 
     Raises:
         OutputError: if it exists already, or its parent does not exist or cannot be written.
+    """
+    if _is_unwritten(path):
+        for leftover in path.iterdir():
+            if leftover.name != _MARK:
+                leftover.unlink(missing_ok=True)
+        return
+    make_folder(path)
+    try:
+        (path / _MARK).touch(mode=0o600)
+    except OSError as error:
+        raise OutputError(f"cannot write {str(path / _MARK)!r}: {error.strerror}") from error
+
+
+def make_folder(path: Path) -> None:
+    """Creates a new folder, private to its owner.
+
+    Raises:
+        OutputError: as `create_folder`.
     """
     try:
         path.mkdir(mode=0o700)
@@ -54,6 +78,13 @@ def create_folder(path: Path) -> None:
         raise OutputError(f"cannot create output folder {str(path)!r}: {str(path.parent)!r} does not exist") from None
     except OSError as error:
         raise OutputError(f"cannot create output folder {str(path)!r}: {error.strerror}") from error
+
+
+def _is_unwritten(path: Path) -> bool:
+    """Whether a run of ours created the folder and ended before it had written a file."""
+    if path.is_symlink() or not (path / _MARK).is_file():
+        return False
+    return all(held.name == _MARK or _HALF_WRITTEN.fullmatch(held.name) for held in path.iterdir())
 
 
 def append_line(path: Path, line: str) -> None:
@@ -79,6 +110,8 @@ def check_new_folder(path: Path) -> None:
         str(path).encode()
     except UnicodeEncodeError:
         raise OutputError(f"output folder {str(path)!r} has a name that is not UTF-8 text") from None
+    if _is_unwritten(path):
+        return
     if path.exists() or path.is_symlink():
         raise OutputError(f"output folder {str(path)!r} exists already; name one that does not")
     if not path.parent.is_dir():

@@ -5,6 +5,7 @@ The outcomes are made up from a checksum of the assignment: no structure to rely
 
 import tomllib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from zlib import crc32
@@ -18,11 +19,17 @@ from lagom_overlap.collective import (
     CollectiveKind,
     CommConfig,
     ConfigSpace,
+    LaunchOrder,
+    LaunchScope,
+    LaunchSpace,
     Protocol,
+    StreamPriority,
     Subspace,
+    launch_of,
 )
 from lagom_overlap.tune import Guarded, Problems, Trial, Tuner
 from lagom_overlap.tune.autoccl import AutoCcl
+from lagom_overlap.tune.both_sides import BothSides
 from lagom_overlap.tune.exhaustive import Exhaustive
 from lagom_overlap.tune.fixed import Default, FixedMax, FixedMin
 from lagom_overlap.tune.just_enough import JustEnough
@@ -48,6 +55,8 @@ TUNERS: dict[str, Make] = {
     "lagom proportional": lambda problems: Lagom(problems, seed=3, ladder="proportional"),
     "random": lambda problems: RandomSearch(problems, seed=3),
     "just_enough": lambda problems: JustEnough(problems, seed=3),
+    "both_sides": lambda problems: BothSides(problems, seed=3),
+    "both_sides of lagom": lambda problems: BothSides(problems, seed=3, inner="lagom"),
 }
 TUNERS |= {
     f"guarded {name}": lambda problems, make=make: Guarded(make(problems), problems) for name, make in TUNERS.items()
@@ -83,6 +92,11 @@ NCCL_DEFAULT = CommConfig(
 )
 ODD_DEFAULT = CommConfig(algorithm=Algorithm.NVLS, num_channels=24)
 
+LAUNCHES = LaunchSpace(
+    sm_carveouts=(0, 4, 8), orders=(LaunchOrder.COMPUTATION_FIRST,), priorities=(StreamPriority.NORMAL,)
+)
+SHARED = replace(LAUNCHES, scope=LaunchScope.STEP)
+
 JOBS: dict[str, Problems] = {
     "two knobs, default outside": (group_problem("g", 2, GLOO),),
     "one value": (group_problem("g", 1, ONE_VALUE),),
@@ -90,6 +104,12 @@ JOBS: dict[str, Problems] = {
     "four subspaces, default inside": (group_problem("g", 2, NCCL, NCCL_DEFAULT),),
     "four subspaces, default of another kind": (group_problem("g", 2, NCCL, ODD_DEFAULT),),
     "eight collectives": (group_problem("g", 8, TWO_VALUES),),
+    "a computation's side": (replace(group_problem("g", 2, NCCL, NCCL_DEFAULT), launches=LAUNCHES),),
+    "a computation's side shared by groups": (
+        replace(group_problem("g", 2, NCCL, NCCL_DEFAULT), launches=SHARED),
+        replace(group_problem("h", 1, TWO_VALUES), launches=SHARED),
+        group_problem("i", 1, GLOO),
+    ),
     "three groups": (
         group_problem("g", 1, GLOO),
         group_problem("h", 3, TWO_VALUES),
@@ -143,6 +163,7 @@ def check_allowed(assignments: Mapping[str, Assignment], problems: Problems) -> 
         assert len(assignment) == len(problem.spaces)
         for config, space, default in zip(assignment, problem.spaces, problem.default, strict=True):
             assert config in space or config == default, f"{config} lies outside its space"
+        assert launch_of(assignment) in problem.launches
 
 
 every_tuner = pytest.mark.parametrize("make", TUNERS.values(), ids=TUNERS)

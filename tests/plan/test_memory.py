@@ -15,14 +15,14 @@ from lagom_overlap.plan.memory import (
     with_memory,
 )
 from lagom_overlap.plan.schedule import Schedule, TaskGraph, check, task_graph
-from lagom_overlap.plan.schedule.generation import Side, parallel, serial
+from lagom_overlap.plan.schedule.generation import Generation, Kind
 from lagom_overlap.workload import Buffer, Iteration
 
 
 def _random_schedules(graph: TaskGraph, seed: int) -> list[Schedule]:
-    side = Side.forward(graph)
+    made = Generation(graph)
     priority = [Random(seed).random() for _ in range(len(graph))]
-    return [serial(side, priority), parallel(side, priority), serial(side, range(len(graph)))]
+    return [*(made.schedule(kind, priority) for kind in Kind), made.schedule(Kind.SERIAL, range(len(graph)))]
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])

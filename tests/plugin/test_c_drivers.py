@@ -66,3 +66,9 @@ def test_the_decision_path_makes_no_system_call_and_allocates_nothing(tmp_path, 
             elif target in functions:
                 queue.append(target)
     assert outside <= {"memcpy@plt", "memset@plt", "__stack_chk_fail@plt"}, outside
+
+
+def test_random_groups_are_searched_to_answers_that_hold(tmp_path):
+    result = run(compile_c(tmp_path / "stress_search", CSRC / "stress_search.c", shared=False), 500, 3)
+    assert result.returncode == 0, result.stderr
+    assert "500 searches" in result.stdout

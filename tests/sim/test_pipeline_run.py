@@ -58,3 +58,13 @@ def test_orders_that_wait_in_a_circle_are_refused() -> None:
     orders = [[Slot(True, 0), Slot(False, 0)], [Slot(False, 0), Slot(True, 0)]]
     with pytest.raises(ValueError, match="in a circle"):
         run_pipeline(orders, [SlotTimes((F,), (B,))] * 2)
+
+
+def test_a_transfer_beside_the_next_slot_delays_only_who_waits_for_it() -> None:
+    """One micro-batch: p forwards, p backwards and 2 (p - 1) transfers in a row, whoever sends."""
+    stages, transfer_s = 4, 0.25
+    layout = ParallelLayout(pipeline=stages, global_batch=1)
+    orders = [stage_slots(layout, rank) for rank in range(stages)]
+    runs = run_pipeline(orders, [SlotTimes((F,), (B,), transfer_s)] * stages)
+    assert runs[0][-1].end_s == pytest.approx(stages * (F + B) + 2 * (stages - 1) * transfer_s)
+    assert runs[0][0].end_s == pytest.approx(F)

@@ -1,6 +1,7 @@
 """The seam between what is tuned and what runs it.
 
-An `Assignment` gives each collective of a group, in order, its configuration.
+An `Assignment` gives each collective of a group, in order, its configuration; `collective.launched` says how it also
+carries the computation's side.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from statistics import median, quantiles
 from types import MappingProxyType
 from typing import Protocol
 
-from lagom_overlap.collective import Algorithm, CommConfig, ConfigSpace, Transport
+from lagom_overlap.collective import NO_LAUNCHES, Algorithm, CommConfig, ConfigSpace, LaunchSpace, Transport
 from lagom_overlap.collective import Protocol as Protocol_
 from lagom_overlap.cost.operators import OperatorConstants
 from lagom_overlap.hardware import Cluster
@@ -27,13 +28,15 @@ class GroupProblem:
     """A group and what may be done to it.
 
     `default` is what the engine does untouched: the baseline that users have today. `baselines` are further named
-    settings to compare with in the verdict (`"engine_default"`, `"fixed_min"`, ...).
+    settings to compare with in the verdict (`"engine_default"`, `"fixed_min"`, ...). `launches` is what may be tried on
+    the computation's side; nothing, where it is not given.
     """
 
     group: OverlapGroup
     spaces: tuple[ConfigSpace, ...]
     default: Assignment
     baselines: Mapping[str, Assignment] = field(default_factory=lambda: MappingProxyType({}))
+    launches: LaunchSpace = NO_LAUNCHES
 
     def __post_init__(self) -> None:
         num_comms = len(self.group.comms)
@@ -101,7 +104,8 @@ Outcome = Measurement | Failure
 class SpaceLimits:
     """The values that a job allows for each knob; None leaves the engine's own.
 
-    Sizes are chunks on the wire in bytes. An engine refuses (`SpaceError`) what it cannot set.
+    Sizes are chunks on the wire in bytes. An engine refuses (`SpaceError`) what it cannot set. `launches` holds the
+    values of the computation's side; None: it is left alone.
     """
 
     algorithms: tuple[Algorithm, ...] | None = None
@@ -110,6 +114,7 @@ class SpaceLimits:
     num_channels: tuple[int, ...] | None = None
     num_threads: tuple[int, ...] | None = None
     chunk_bytes: tuple[int, ...] | None = None
+    launches: LaunchSpace | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,20 +9,38 @@ from typing import Final, TypeVar
 import msgspec
 
 from lagom_overlap.backends.base import Assignment, Failure, GroupProblem, Measurement, Outcome, SpaceLimits
-from lagom_overlap.collective import Algorithm, CommConfig, ConfigSpace, Protocol, Transport
+from lagom_overlap.collective import (
+    NO_LAUNCHES,
+    UNTOUCHED_LAUNCH,
+    Algorithm,
+    CommConfig,
+    ConfigSpace,
+    LaunchConfig,
+    LaunchOrder,
+    LaunchSpace,
+    Protocol,
+    StreamPriority,
+    Transport,
+    launch_of,
+    launched,
+)
 from lagom_overlap.errors import BundleError, LagomError
 
 FORMAT: Final = "lagom-measurements"
 VERSION: Final = 1
 
 
-class BundleGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What could be done to one group: collective names, their spaces, the default and the baselines."""
+class BundleGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What could be done to one group: collective names, their spaces, the default and the baselines.
+
+    `launches`, what could be tried on the computation's side, is absent where nothing could.
+    """
 
     comms: tuple[str, ...]
     spaces: tuple[ConfigSpace, ...]
     default: Assignment
     baselines: dict[str, Assignment]
+    launches: LaunchSpace = NO_LAUNCHES
 
 
 class BundleHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -60,6 +78,7 @@ def header_line(
             spaces=problem.spaces,
             default=problem.default,
             baselines=dict(problem.baselines),
+            launches=problem.launches,
         )
         for problem in problems
     }
@@ -110,6 +129,14 @@ class ConfigRow(_Row, frozen=True):
     chunk_bytes: int | None
 
 
+class LaunchRow(_Row, frozen=True):
+    """How the computation was launched; null is a knob that is not set."""
+
+    sm_carveout: int | None
+    order: LaunchOrder | None
+    priority: StreamPriority | None
+
+
 class MeasuredRow(_Row, frozen=True):
     """A measurement, its collectives by name."""
 
@@ -120,17 +147,22 @@ class MeasuredRow(_Row, frozen=True):
     makespan_iqr_s: float
 
 
-class GroupRow(_Row, frozen=True):
-    """One group in one step: configurations by collective, why, and what came of it; one of the last two is null."""
+class GroupRow(_Row, frozen=True, omit_defaults=True):
+    """One group in one step: configurations by collective, why, and what came of it; `measured` or `failure` is null.
+
+    `launch` is absent where the computation was untouched.
+    """
 
     configs: dict[str, ConfigRow]
     reason: str | None
     priorities: dict[str, float]
     measured: MeasuredRow | None
     failure: str | None
+    launch: LaunchRow | None = None
 
 
 _KNOBS: Final = ConfigRow.__struct_fields__
+_LAUNCH_KNOBS: Final = LaunchRow.__struct_fields__
 _T = TypeVar("_T")
 
 
@@ -142,7 +174,7 @@ def group_row(
     priorities: Mapping[str, float] | None = None,
 ) -> GroupRow:
     """The row of one group in one step."""
-    names = problem.group.comm_names
+    names, launch = problem.group.comm_names, launch_of(assignment)
     measured = None
     if isinstance(outcome, Measurement):
         measured = MeasuredRow(
@@ -161,6 +193,7 @@ def group_row(
         priorities=dict(priorities or {}),
         measured=measured,
         failure=outcome.reason if isinstance(outcome, Failure) else None,
+        launch=None if launch.is_untouched else LaunchRow(*(getattr(launch, knob) for knob in _LAUNCH_KNOBS)),
     )
 
 
@@ -172,7 +205,12 @@ def assignment_of(row: GroupRow, problem: GroupProblem) -> Assignment:
         SpaceError: if a knob is impossible.
     """
     rows = _in_order("configs", row.configs, problem)
-    return tuple(CommConfig(**{knob: getattr(config, knob) for knob in _KNOBS}) for config in rows)
+    configs = (CommConfig(**{knob: getattr(config, knob) for knob in _KNOBS}) for config in rows)
+    found = row.launch
+    launch = (
+        UNTOUCHED_LAUNCH if found is None else LaunchConfig(**{knob: getattr(found, knob) for knob in _LAUNCH_KNOBS})
+    )
+    return launched(configs, launch)
 
 
 def outcome_of(row: GroupRow, problem: GroupProblem) -> Outcome:

@@ -26,7 +26,7 @@ from lagom_overlap.backends.base import (
     SpaceLimits,
 )
 from lagom_overlap.backends.bundle import BundleHeader, GroupRow, assignment_of, outcome_of, parse_header
-from lagom_overlap.backends.recorded_space import check_recorded, within_limits
+from lagom_overlap.backends.recorded_space import check_recorded, launches_within, within_limits
 from lagom_overlap.collective import ConfigSpace
 from lagom_overlap.errors import BundleError, LagomError
 from lagom_overlap.workload import OverlapGroup
@@ -78,7 +78,11 @@ class Recorded:
             raise BundleError(f"{self._where}: it holds no group {group.name!r} with these collectives; it has {held}")
         try:
             problem = GroupProblem(
-                group=group, spaces=recorded.spaces, default=recorded.default, baselines=recorded.baselines
+                group=group,
+                spaces=recorded.spaces,
+                default=recorded.default,
+                baselines=recorded.baselines,
+                launches=recorded.launches,
             )
         except ValueError as error:
             raise BundleError(f"{self._where}: line 1 is damaged: group {group.name!r}: {error}") from None
@@ -93,7 +97,8 @@ class Recorded:
                 raise BundleError(f"{self._where}: line {number} is damaged: {error}") from None
         for assignment, found in outcomes.items():
             self._replay[group.name, assignment] = cycle(found)
-        return replace(problem, spaces=self._narrowed(problem))
+        launches = launches_within(recorded.launches, self._limits.launches)
+        return replace(problem, spaces=self._narrowed(problem), launches=launches)
 
     def measure(self, group: OverlapGroup, assignment: Assignment) -> Outcome:
         """The next recorded outcome of that assignment, or a failure if there is none."""

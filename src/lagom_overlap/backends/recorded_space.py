@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from lagom_overlap.backends.base import SpaceLimits
-from lagom_overlap.collective import ConfigSpace, Subspace
+from lagom_overlap.collective import NO_LAUNCHES, ConfigSpace, LaunchSpace, Subspace
 from lagom_overlap.collective.space import RESOURCE_KNOBS
 from lagom_overlap.errors import SpaceError
 
@@ -81,6 +81,23 @@ def within_limits(space: ConfigSpace, limits: SpaceLimits, what: str) -> ConfigS
             raise SpaceError(f"{limit}, but the recording of {what} holds {held}{beside}: nothing is left to try")
         left = kept
     return ConfigSpace(left)
+
+
+def launches_within(recorded: LaunchSpace, wanted: LaunchSpace | None) -> LaunchSpace:
+    """The part of the recorded computation's side that the job asks for; nothing where it does not ask.
+
+    Raises:
+        SpaceError: if it asks for a value that was not recorded.
+    """
+    if wanted is None:
+        return NO_LAUNCHES
+    for key, field in (("sm_carveout", "sm_carveouts"), ("launch_order", "orders"), ("stream_priority", "priorities")):
+        held = getattr(recorded, field)
+        for value in getattr(wanted, field):
+            if value not in held:
+                has = f"holds {shown(held)}" if held else "holds no such knob"
+                raise SpaceError(f"tune.space.{key} holds {shown([value])[0]!r}, but the recording {has}")
+    return wanted
 
 
 def _limits(limits: SpaceLimits) -> list[_Limit]:

@@ -19,7 +19,15 @@ from lagom_overlap.backends.base import (
     Measurement,
     Outcome,
 )
-from lagom_overlap.collective import Collective, CommConfig, ConfigSpace
+from lagom_overlap.collective import (
+    NO_LAUNCHES,
+    Collective,
+    CommConfig,
+    ConfigSpace,
+    LaunchConfig,
+    LaunchSpace,
+    launch_of,
+)
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.errors import JobError, SpaceError
 from lagom_overlap.sim import GroupSimulator
@@ -57,7 +65,8 @@ class SimulatedBackend:
         self.description = (
             f"simulated: {cluster.gpu.name} GPUs of cluster {cluster.name}, profile {request.profile}{noise}"
         )
-        self._simulators: dict[OverlapGroup, GroupSimulator] = {}
+        self._launches = _checked_launches(model, request.limits.launches)
+        self._simulators: dict[tuple[OverlapGroup, LaunchConfig], GroupSimulator] = {}
         self._num_calls = 0
 
     def problem(self, group: OverlapGroup) -> GroupProblem:
@@ -80,6 +89,7 @@ class SimulatedBackend:
                 "fixed_min": tuple(home.minimum for home in homes),
                 "fixed_max": tuple(home.maximum for home in homes),
             },
+            launches=self._launches,
         )
 
     def _space(self, collective: Collective) -> ConfigSpace:
@@ -104,9 +114,10 @@ class SimulatedBackend:
 
     def measure(self, group: OverlapGroup, assignment: Assignment) -> Outcome:
         """The simulated times, the median of the requested repeats; `Failure` if a configuration cannot run."""
-        if group not in self._simulators:
-            self._simulators[group] = GroupSimulator(group, self._model)
-        simulator = self._simulators[group]
+        key = group, launch_of(assignment)
+        if key not in self._simulators:
+            self._simulators[key] = GroupSimulator(group, self._model, key[1])
+        simulator = self._simulators[key]
         call, self._num_calls = self._num_calls, self._num_calls + 1
         try:
             times = simulator.evaluate(assignment)
@@ -139,11 +150,33 @@ class SimulatedBackend:
         return replace(clean, makespan_s=makespan_s, comp_s=comp_s, comm_s=comm_s)
 
 
+def _checked_launches(model: ContentionModel, launches: LaunchSpace | None) -> LaunchSpace:
+    """What may be tried on the computation's side.
+
+    Raises:
+        SpaceError: if a carve-out leaves no SM, or no product of this machine heeds one.
+    """
+    if launches is None:
+        return NO_LAUNCHES
+    num_sms, gpu = model.cluster.gpu.num_sms, model.cluster.gpu.name
+    if launches.sm_carveouts and model.persistent_carve_out_sms is None:
+        raise SpaceError(
+            "tune.space.sm_carveout: matrix products of this machine are plain kernels, which heed no carve-out; "
+            "with cost.sm_carveout = 0 they are persistent ones"
+        )
+    if launches.sm_carveouts and launches.sm_carveouts[-1] >= num_sms:
+        raise SpaceError(
+            f"tune.space.sm_carveout holds {launches.sm_carveouts[-1]}, must lie in 0..{num_sms - 1} on {gpu}"
+        )
+    return launches
+
+
 def open_backend(request: BackendRequest) -> Backend:
     """The backend of a job with `backend = "simulated"`.
 
     Raises:
         JobError: if there is no cluster, or noise, repeats or the carve-out is out of range.
+        SpaceError: if the limits on the computation's side ask for what the simulator cannot set.
         UnknownNameError: if there is no such cost profile.
     """
     if request.cluster is None:

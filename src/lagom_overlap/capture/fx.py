@@ -25,7 +25,7 @@ from lagom_overlap.capture.recorder import StepRecorder
 from lagom_overlap.capture.whereabouts import Whereabouts
 from lagom_overlap.workload import Iteration, Origin, Phase
 
-_ORIGIN = "lagom_origin"
+ORIGIN = "lagom_origin"
 _FORWARD_NODE = "lagom_forward_node"
 
 
@@ -50,7 +50,7 @@ class FxCapture:
         return self.capture.groups
 
 
-class _NoteOrigins(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
+class NoteOrigins(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
     """While make_fx traces: writes on each new node where it comes from."""
 
     def __init__(self, whereabouts: Whereabouts) -> None:
@@ -66,7 +66,7 @@ class _NoteOrigins(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         mode = get_proxy_mode()
         if mode is not None:
             for fresh in _newest(mode.tracer.graph, self._noted):
-                fresh.meta[_ORIGIN], fresh.meta[_FORWARD_NODE] = origin, node
+                fresh.meta[ORIGIN], fresh.meta[_FORWARD_NODE] = origin, node
             self._noted = len(mode.tracer.graph.nodes)
         return result
 
@@ -99,7 +99,7 @@ def capture_fx(
     whereabouts = Whereabouts(model)
 
     def noted(*inputs: Any) -> Any:
-        with _NoteOrigins(whereabouts):
+        with NoteOrigins(whereabouts):
             return function(*inputs)
 
     mode = FakeTensorMode(allow_non_fake_inputs=True) if is_fake else nullcontext()
@@ -136,7 +136,7 @@ def capture_graph(
             args,
             kwargs,
             value,
-            origin=node.meta.get(_ORIGIN, _plain_origin(node)),
+            origin=node.meta.get(ORIGIN, _plain_origin(node)),
             name=node.name,
             forward_node=node.meta.get(_FORWARD_NODE),
         )

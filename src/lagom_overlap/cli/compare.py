@@ -5,17 +5,19 @@ import sys
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
 
-from lagom_overlap.cli.output import say, show
+from lagom_overlap.cli.output import EXIT_INTERRUPTED, say, show
 from lagom_overlap.cli.tune import seed
 from lagom_overlap.errors import JobError
 from lagom_overlap.job.build import join_launched
 from lagom_overlap.job.compare import DEFAULT_TUNERS, run_compare
-from lagom_overlap.job.plan_compare import check_planners, compare_planners
-from lagom_overlap.job.plan_problem import read_input
+from lagom_overlap.job.plan_compare import PlannersJson, check_planners, compare_planners
+from lagom_overlap.job.plan_problem import Asked, read_input
+from lagom_overlap.job.result import CompareJson
 from lagom_overlap.job.spec import read_job
-from lagom_overlap.record import check_new_folder, create_folder, write_private
+from lagom_overlap.record import check_new_folder, create_folder, uninterrupted, write_private
 from lagom_overlap.report.plan_terminal import planners_table
 from lagom_overlap.report.terminal import compare_table
 
@@ -31,6 +33,9 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     who.add_argument("--planners", metavar="A,B", help="compare plans of the step instead of tuned collectives")
     parser.add_argument("--backend", metavar="NAME", help="what runs the measurements, instead of the job's")
     parser.add_argument("--cluster", metavar="NAME", help="the machine, for a capture (with --planners)")
+    parser.add_argument(
+        "--times", metavar="TRACE|measure|model", help="where operators' times come from (with --planners)"
+    )
     parser.add_argument("--seed", type=seed, metavar="N", help="seed of search, noise and shuffling")
     parser.add_argument("--bundle", type=Path, metavar="RUN", help="run folder to replay (--backend recorded)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="new folder for compare.json")
@@ -45,6 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
         return _planners(arguments)
     if arguments.cluster is not None:
         raise JobError("--cluster goes with --planners and a capture; a job file names its own: [cluster] preset = ...")
+    if arguments.times is not None:
+        raise JobError("--times goes with --planners: tuners measure what they search")
     tuners = [name.strip() for name in arguments.tuners.split(",") if name.strip()]
     spec = read_job(arguments.job)
     if (code := join_launched(arguments.backend or spec.job.backend)) is not None:
@@ -60,15 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
         bundle=arguments.bundle,
         note=log.print if sys.stderr.isatty() else lambda _: None,
     )
-    encoded = msgspec.json.encode(result)
-    if arguments.out is not None:
-        create_folder(arguments.out)
-        write_private(arguments.out / "compare.json", encoded + b"\n")
-    if arguments.json:
-        say(encoded.decode())
-    else:
-        show(compare_table(result.rows))
-    return 0
+    return _finish(arguments, result, compare_table(result.rows), len(tuners))
 
 
 def _planners(arguments: argparse.Namespace) -> int:
@@ -80,7 +79,7 @@ def _planners(arguments: argparse.Namespace) -> int:
     log = Console(stderr=True)
     planners = [name.strip() for name in arguments.planners.split(",") if name.strip()]
     check_planners(planners)
-    given = read_input(arguments.job, cluster=arguments.cluster)
+    given = read_input(arguments.job, Asked(cluster=arguments.cluster, times=arguments.times))
     try:
         result = compare_planners(
             given,
@@ -90,12 +89,24 @@ def _planners(arguments: argparse.Namespace) -> int:
         )
     finally:
         given.close()
+    said = [] if given.times is None else [Text(note, style="dim") for note in given.notes]
+    return _finish(arguments, result, Group(planners_table(result.rows), *said), len(planners))
+
+
+def _finish(
+    arguments: argparse.Namespace, result: CompareJson | PlannersJson, table: RenderableType, num_asked: int
+) -> int:
+    """Writes and prints a comparison, also one that the user ended; the exit code."""
     encoded = msgspec.json.encode(result)
-    if arguments.out is not None:
-        create_folder(arguments.out)
-        write_private(arguments.out / "compare.json", encoded + b"\n")
-    if arguments.json:
-        say(encoded.decode())
-    else:
-        show(planners_table(result.rows))
-    return 0
+    with uninterrupted():
+        if arguments.out is not None:
+            create_folder(arguments.out)
+            write_private(arguments.out / "compare.json", encoded + b"\n")
+        if arguments.json:
+            say(encoded.decode())
+        else:
+            show(table)
+    if result.partial is not True:
+        return 0
+    sys.stderr.write(f"lagom compare: interrupted; {len(result.rows)} of {num_asked} were done and are kept\n")
+    return EXIT_INTERRUPTED

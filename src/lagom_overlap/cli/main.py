@@ -8,11 +8,11 @@ from importlib import import_module
 from typing import Final
 
 from lagom_overlap import __version__
+from lagom_overlap.cli.output import EXIT_INTERRUPTED
 from lagom_overlap.errors import LagomError
 
 EXIT_BUG: Final = 1
 EXIT_INPUT: Final = 2
-EXIT_INTERRUPTED: Final = 130
 
 _VERBS: Final = ("tune", "plan", "compare", "simulate", "capture", "analyze", "reproduce", "run", "export", "doctor")
 

@@ -4,11 +4,14 @@ import contextlib
 import io
 import os
 import sys
+from typing import Final
 
 from rich.console import Console, RenderableType
 
 from lagom_overlap.errors import OutputError
 
+EXIT_INTERRUPTED: Final = 130
+"""What a shell says of a program that Ctrl-C ended."""
 WIDTH = 80
 """Columns where stdout is no terminal."""
 

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.status import Status
 
 from lagom_overlap.cli.output import say, show
-from lagom_overlap.job.plan import PlanRequest, check_request, run_plan
-from lagom_overlap.job.plan_problem import read_input
+from lagom_overlap.job.plan import PlanRequest, check_request, run_plan, step_check
+from lagom_overlap.job.plan_problem import Asked, read_input
 from lagom_overlap.record import check_new_folder
 from lagom_overlap.report.plan_terminal import plan_summary
 
@@ -22,6 +22,11 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     parser.add_argument("job", type=Path, metavar="JOB.toml|CAPTURE", help="a job file, or a captured step")
     parser.add_argument("--planner", metavar="NAME", help="who plans, instead of the job's (default: ours)")
     parser.add_argument("--cluster", metavar="NAME", help="the machine, for a capture")
+    parser.add_argument(
+        "--times",
+        metavar="TRACE|measure|model",
+        help="where operators' times come from, instead of the job's [plan] times",
+    )
     parser.add_argument("--apply", type=Path, metavar="plan.toml", help="a plan to use instead of making one")
     parser.add_argument("--execute", action="store_true", help="run the plan beside the program on real ranks")
     parser.add_argument("--out", type=Path, metavar="DIR", help="new folder for plan.toml, report.html, timeline.json")
@@ -44,10 +49,17 @@ def run(arguments: argparse.Namespace) -> int:
             on_progress=_Shown(status),
         )
         check_request(request)
-        given = read_input(arguments.job, cluster=arguments.cluster)
+        asked = Asked(
+            cluster=arguments.cluster, times=arguments.times, execute=request.execute, check=step_check(request)
+        )
+        given = read_input(arguments.job, asked)
         try:
             status.update("planning")
             result = run_plan(given, request)
+        except KeyboardInterrupt:
+            if request.out is not None and (request.out / "plan.toml").exists():
+                log.print(f"lagom plan: the plan is in {request.out}, without a run", markup=False, highlight=False)
+            raise
         finally:
             given.close()
     if arguments.json:

@@ -90,7 +90,7 @@ def _on_workers(arguments: argparse.Namespace, note: Callable[[str], None]) -> R
     from lagom_overlap.job.reproduce.figure3_workers import figure3_on_workers  # noqa: PLC0415  torch is an extra
 
     link = WORKERS_LINK if arguments.link is None else arguments.link
-    return figure3_on_workers(seed=arguments.seed, link_bytes_per_s=link_bytes_per_s(link), note=note)
+    return figure3_on_workers(seed=arguments.seed, link_bytes_per_s=link_bytes_per_s(link, "--link"), note=note)
 
 
 def _data(arguments: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from lagom_overlap.cli.output import say, show
+from lagom_overlap.cli.output import EXIT_INTERRUPTED, say, show
 from lagom_overlap.errors import JobError
 from lagom_overlap.job.build import join_launched
 from lagom_overlap.job.from_trace import FromTraceRequest, ground_of, spec_of
@@ -23,8 +23,6 @@ from lagom_overlap.job.tune import Ground, TuneRequest, run_tune
 from lagom_overlap.report.terminal import config_table, verdict_panel
 from lagom_overlap.tune.journal import StepKind
 from lagom_overlap.units import format_seconds
-
-EXIT_INTERRUPTED = 130
 
 
 def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -1,12 +1,24 @@
-"""One collective call, the knobs it can be run with, and the names by which a saved configuration finds it again."""
+"""One collective call, its knobs and those of the computation beside it, and the names that a saved setting goes by."""
 
 from lagom_overlap.collective.call import Collective, CollectiveKind
 from lagom_overlap.collective.config import Algorithm, CommConfig, Protocol, Transport
 from lagom_overlap.collective.identity import CommunicatorId, ConfigKey, ConfigTable
+from lagom_overlap.collective.launch import (
+    NO_LAUNCHES,
+    UNTOUCHED_LAUNCH,
+    LaunchConfig,
+    LaunchOrder,
+    LaunchScope,
+    LaunchSpace,
+    StreamPriority,
+)
+from lagom_overlap.collective.launched import LaunchedAssignment, launch_of, launched
 from lagom_overlap.collective.slices import chunk_bytes_of_slice, slices_per_chunk
 from lagom_overlap.collective.space import ConfigSpace, Subspace
 
 __all__ = [
+    "NO_LAUNCHES",
+    "UNTOUCHED_LAUNCH",
     "Algorithm",
     "Collective",
     "CollectiveKind",
@@ -15,9 +27,17 @@ __all__ = [
     "ConfigKey",
     "ConfigSpace",
     "ConfigTable",
+    "LaunchConfig",
+    "LaunchOrder",
+    "LaunchScope",
+    "LaunchSpace",
+    "LaunchedAssignment",
     "Protocol",
+    "StreamPriority",
     "Subspace",
     "Transport",
     "chunk_bytes_of_slice",
+    "launch_of",
+    "launched",
     "slices_per_chunk",
 ]

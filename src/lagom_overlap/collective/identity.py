@@ -4,11 +4,12 @@ NCCL's own communicator id is random per run, so it is never part of a saved key
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from lagom_overlap.collective.call import CollectiveKind
 from lagom_overlap.collective.config import CommConfig
+from lagom_overlap.collective.launch import LaunchConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +49,17 @@ class ConfigKey:
 
 @dataclass(frozen=True, slots=True)
 class ConfigTable:
-    """Call site -> configuration; iterates over its rows in insertion order."""
+    """Call site -> configuration; iterates over its rows in insertion order.
+
+    `launches` says how the computation beside a call is launched, for calls beside which it is not untouched.
+    """
 
     rows: Mapping[ConfigKey, CommConfig]
+    launches: Mapping[ConfigKey, LaunchConfig] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rows", MappingProxyType(dict(self.rows)))
+        object.__setattr__(self, "launches", MappingProxyType(dict(self.launches)))
 
     def __len__(self) -> int:
         return len(self.rows)

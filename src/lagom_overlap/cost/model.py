@@ -14,7 +14,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from lagom_overlap.collective import Algorithm, Collective, CommConfig, ConfigSpace, Protocol, Transport
+from lagom_overlap.collective import (
+    Algorithm,
+    Collective,
+    CommConfig,
+    ConfigSpace,
+    LaunchConfig,
+    Protocol,
+    Transport,
+)
 from lagom_overlap.cost.communication import CollectiveCost, collective_cost
 from lagom_overlap.cost.contention import eq5_waves, eq6_wave_time, l2_miss_share, traffic_bytes_per_s
 from lagom_overlap.cost.nccl.machines import default_choice
@@ -60,6 +68,19 @@ class ContentionModel:
         carved, gpu = self.persistent_carve_out_sms, self.cluster.gpu
         if carved is not None and not 0 <= carved < gpu.num_sms:
             raise JobError(f"cost.sm_carveout is {carved}, must lie in 0..{gpu.num_sms - 1} on {gpu.name}")
+
+    def launched(self, launch: LaunchConfig) -> "ContentionModel":
+        """The model under another launch of the computation: persistent products leave other SMs free.
+
+        Plain ones heed no carve-out: their blocks go wherever there is room. Order and priority are the simulators'.
+
+        Raises:
+            JobError: if the carve-out leaves no SM.
+        """
+        carved = launch.sm_carveout
+        if self.persistent_carve_out_sms is None or carved is None:
+            return self
+        return replace(self, persistent_carve_out_sms=carved)
 
     def default_config(self, collective: Collective) -> CommConfig:
         """What the engine does untouched, every knob but the transport set.

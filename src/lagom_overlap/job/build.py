@@ -14,7 +14,7 @@ import msgspec
 from lagom_overlap.backends import nccl
 from lagom_overlap.backends.base import Backend, BackendRequest, SpaceLimits
 from lagom_overlap.backends.gloo import join_if_launched_by_torchrun
-from lagom_overlap.collective import Collective, chunk_bytes_of_slice
+from lagom_overlap.collective import Collective, LaunchSpace, chunk_bytes_of_slice
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.cost.operators import operators_of_preset
 from lagom_overlap.errors import JobError, MissingDependencyError, UnknownNameError
@@ -55,6 +55,8 @@ BACKENDS: Final = "lagom_overlap.backends"
 PLANNERS: Final = "lagom_overlap.planners"
 RANK_BACKENDS: Final = ("gloo", "workers")
 """Backends that start rank processes: they run shapes, not models, and no cost model prices them."""
+NO_LAUNCH_BACKENDS: Final = (*RANK_BACKENDS, "nccl", "fake_nccl")
+"""Backends of ours that cannot set the computation's side of an overlap."""
 
 _EXTRA_OF: Final = {"torch": "torch", "ortools": "plan", "transformers": "models"}
 """Package -> our extra that brings it."""
@@ -253,6 +255,18 @@ def limits_of(space: SpaceTable) -> SpaceLimits:
         num_channels=None if space.num_channels is None else _increasing(space.num_channels, "num_channels"),
         num_threads=None if space.num_threads is None else _increasing(space.num_threads, "num_threads"),
         chunk_bytes=chunk_bytes,
+        launches=_launches(space),
+    )
+
+
+def _launches(space: SpaceTable) -> LaunchSpace | None:
+    """The values of the computation's side; None where the job gives none."""
+    if not space.launch_keys:
+        return None
+    return LaunchSpace(
+        sm_carveouts=() if space.sm_carveout is None else _increasing(space.sm_carveout, "sm_carveout"),
+        orders=_chosen(space.launch_order, "launch_order") or (),
+        priorities=_chosen(space.stream_priority, "stream_priority") or (),
     )
 
 
@@ -335,6 +349,11 @@ def open_backend(spec: JobSpec, name: str, request: BackendRequest) -> Backend:
         JobError: if the job does not hold what the backend needs.
     """
     factory = backend_factory(name)
+    if spec.tune.space.launch_keys and name in NO_LAUNCH_BACKENDS:
+        raise JobError(
+            f"tune.space.{spec.tune.space.launch_keys[0]}: the {name} backend cannot set the computation's side; "
+            "allowed with: simulated, recorded"
+        )
     for key in unused_keys(spec, name):
         _log.warning("%s has no meaning with the %s backend and is not used", key, name)
     if name == "simulated" and request.cluster is None:
@@ -355,6 +374,15 @@ def check_tuner_name(name: str) -> None:
         UnknownNameError: if there is none of that name.
     """
     _load(TUNERS, "tuner", name)
+
+
+def searches_launches(name: str) -> bool:
+    """Whether a tuner searches the computation's side too.
+
+    Raises:
+        UnknownNameError: if there is none of that name.
+    """
+    return bool(getattr(_load(TUNERS, "tuner", name), "searches_launches", False))
 
 
 _NO_OPTIONS: Final = ("seed", "on_progress")

@@ -2,10 +2,12 @@
 
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+
+import msgspec
 
 from lagom_overlap.backends.base import Assignment, Backend, BackendRequest, Measurement
 from lagom_overlap.errors import BackendError, JobError
@@ -46,7 +48,10 @@ def run_compare(
     Tuners run as published, unguarded. Their searches are counted; then every result, and the default, is measured in
     `pairs` shuffled rounds: `makespan_s` is the median, `speedup_over_default` the median of the paired ratios.
 
+    Ctrl-C ends it with what there is: the tuners whose search was done, times from the rounds that were complete.
+
     Raises:
+        KeyboardInterrupt: if the user ends it before one search is done.
         LagomError: for a user's mistake or a machine that failed.
     """
     if not tuners:
@@ -59,31 +64,48 @@ def run_compare(
     groups = groups_of(spec)
     request: BackendRequest = request_of(spec, groups, seed=seed, bundle=bundle)
     backend = open_backend(spec, backend_name or spec.job.backend, request)
+    studies: dict[str, Study] = {}
+    times: dict[str, list[IterationTimes]] = {}
+    interrupted = False
     try:
         problems = tuple(backend.problem(group) for group in groups)
-        studies = {}
         for name in tuners:
             note(f"search: {name}")
             studies[name] = search(spec, name, problems, backend, seed)
         arms = {name: dict(study.recommended) for name, study in studies.items()}
         reference = {problem.group.name: problem.default for problem in problems}
         note("measuring the results side by side")
-        times = measure_rounds(backend, problems, {"": reference, **arms}, spec.tune.pairs, seed)
+        for row in measured_rounds(backend, problems, {"": reference, **arms}, spec.tune.pairs, seed):
+            for name, held in row.items():
+                times.setdefault(name, []).append(held)
+    except KeyboardInterrupt:
+        if not studies:
+            raise
+        interrupted = True
     finally:
         backend.close()
+    rows = _rows(studies, times)
+    return CompareJson(job=spec.job.name, rows=rows, partial=True if interrupted else msgspec.UNSET)
+
+
+def _rows(studies: Mapping[str, Study], times: Mapping[str, Sequence[IterationTimes]]) -> list[CompareRow]:
+    """One row per finished search; without a complete round only its measurements are known."""
     makespans = {name: [run.makespan_s for run in runs] for name, runs in times.items()}
-    best_s = min(median(makespans[name]) for name in tuners)
-    rows = [
-        CompareRow(
-            tuner=name,
-            num_measurements=studies[name].num_measurements,
-            makespan_s=median(makespans[name]),
-            speedup_over_default=median(d / z for d, z in zip(makespans[""], makespans[name], strict=True)),
-            regret_over_best=median(makespans[name]) / best_s - 1,
+    best_s = min((median(makespans[name]) for name in studies if name in makespans), default=0.0)
+    rows = []
+    for name, study in studies.items():
+        runs = makespans.get(name)
+        pairs = zip(makespans[""], runs, strict=True) if runs else ()
+        rows.append(
+            CompareRow(
+                tuner=name,
+                num_measurements=study.num_measurements,
+                makespan_s=median(runs) if runs else None,
+                speedup_over_default=median(d / z for d, z in pairs) if runs else None,
+                regret_over_best=median(runs) / best_s - 1 if runs else None,
+            )
         )
-        for name in tuners
-    ]
-    return CompareJson(job=spec.job.name, rows=rows)
+    return rows
 
 
 def _study(spec: JobSpec, name: str, problems: Problems, seed: int) -> Study:
@@ -118,14 +140,23 @@ def measure_rounds(
     Raises:
         BackendError: if an arm cannot run.
     """
+    rounds = list(measured_rounds(backend, problems, arms, num_rounds, seed))
+    return {name: [held[name] for held in rounds] for name in arms}
+
+
+def measured_rounds(
+    backend: Backend,
+    problems: Problems,
+    arms: Mapping[str, Mapping[str, Assignment]],
+    num_rounds: int,
+    seed: int,
+) -> Iterator[dict[str, IterationTimes]]:
+    """The same, a round at a time as it is complete."""
     rng = random.Random(seed)
     order = list(arms)
-    times: dict[str, list[IterationTimes]] = {name: [] for name in arms}
     for _ in range(num_rounds):
         rng.shuffle(order)
-        for name in order:
-            times[name].append(_iteration_times(backend, problems, arms[name], name))
-    return times
+        yield {name: _iteration_times(backend, problems, arms[name], name) for name in order}
 
 
 def _iteration_times(

@@ -20,6 +20,10 @@ _EMULATED = ("The link is emulated by a rate limit on the loopback of a network 
 _RECORDED = ("Replayed from a recording: nothing was measured in this run.",)
 
 
+ONE_SIDED = (
+    "The computation's side ({keys}) was not searched: tuner {tuner!r} knows the collectives only, "
+    "'both_sides' searches both."
+)
 OUT_OF_BUDGET = "The search was ended by its budget, not by the tuner: more measurements may find more."
 
 

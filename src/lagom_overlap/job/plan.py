@@ -13,14 +13,21 @@ from lagom_overlap.engines.planned.commands import PlanRun
 from lagom_overlap.errors import JobError, WrongResultError
 from lagom_overlap.job.build import check_planner_name, make_planner
 from lagom_overlap.job.plan_advice import fsdp2_advice, megatron_arguments
-from lagom_overlap.job.plan_file import check_plan_file, plan_toml, read_plan
-from lagom_overlap.job.plan_problem import PlanInput
+from lagom_overlap.job.plan_file import check_plan, check_plan_file, plan_toml, read_plan
+from lagom_overlap.job.plan_problem import Check, PlanInput
 from lagom_overlap.job.plan_result import decisions_of
 from lagom_overlap.plan.base import Plan
 from lagom_overlap.plan.deadline import ended_by_ctrl_c
 from lagom_overlap.plan.memory import refuse_beyond
 from lagom_overlap.plan.predict import Prediction, predict
-from lagom_overlap.record import create_folder, describe_machine, package_versions, utc_now, write_private
+from lagom_overlap.record import (
+    create_folder,
+    describe_machine,
+    package_versions,
+    uninterrupted,
+    utc_now,
+    write_private,
+)
 from lagom_overlap.report.plan_model import BeforeAfter, ExecutionJson, IterationTimes, PeakMemory, PlanJson, Spread
 from lagom_overlap.report.plan_page import render_plan
 from lagom_overlap.report.plan_view import PlanView, critical_path, exposed_by, timeline_of
@@ -58,12 +65,13 @@ class PlanResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """A plan with its predictions and the seconds that it took."""
+    """A plan with its predictions and the seconds that it took; `interrupted`: the user ended the search."""
 
     plan: Plan
     before: Prediction
     after: Prediction
     solve_s: float
+    interrupted: bool = False
 
 
 def planned(given: PlanInput, planner: str, *, on_progress: Callable[[Any], None] | None = None) -> Planned:
@@ -77,9 +85,10 @@ def planned(given: PlanInput, planner: str, *, on_progress: Callable[[Any], None
     start = time.monotonic()
     with ended_by_ctrl_c() as interrupted:
         plan = maker.plan(given.problem)
-        if interrupted.is_set():
-            plan = replace(plan, notes=(*plan.notes, "The search was ended by Ctrl-C: this is the best it had found."))
-    return judged(given, plan, time.monotonic() - start)
+        was_ended = interrupted.is_set()
+    if was_ended:
+        plan = replace(plan, notes=(*plan.notes, "The search was ended by Ctrl-C: this is the best it had found."))
+    return replace(judged(given, plan, time.monotonic() - start), interrupted=was_ended)
 
 
 def judged(given: PlanInput, plan: Plan, solve_s: float) -> Planned:
@@ -107,11 +116,19 @@ def check_request(request: PlanRequest) -> None:
         check_planner_name(request.planner)
 
 
+def step_check(request: PlanRequest) -> Check:
+    """What of a request is checked against a step before anything is measured: that a plan file is for it."""
+    path = request.apply
+    return (
+        (lambda step, num_ranks: None) if path is None else (lambda step, num_ranks: check_plan(path, step, num_ranks))
+    )
+
+
 def run_plan(given: PlanInput, request: PlanRequest) -> PlanResult:
-    """Plans or reads a plan, runs it if asked, writes the folder.
+    """Plans or reads a plan, writes the folder, runs the plan if asked and adds what was measured to the folder.
 
     Raises:
-        LagomError: for a user's mistake or a machine that failed.
+        LagomError: for a user's mistake or a machine that failed; the folder then holds the plan all the same.
     """
     check_request(request)
     if request.execute and given.ranks is None:
@@ -120,20 +137,23 @@ def run_plan(given: PlanInput, request: PlanRequest) -> PlanResult:
         found = judged(given, read_plan(request.apply, given.problem, given.num_ranks), 0.0)
     else:
         found = planned(given, request.planner or given.planner, on_progress=request.on_progress)
-    run = _run(given, found.plan) if request.execute else None
-    execution = None if run is None else _execution(given, found, run)
     files = [] if request.out is None else [str(request.out / name) for name in _FILES]
-    json = plan_json(given, found, files=files, execution=execution)
-    view = _view(given, found, json, run)
+    json = plan_json(given, found, files=files)
+    view = _view(given, found, json, None)
     if request.out is not None:
+        create_folder(request.out)
         _write(request.out, given, found, json, view)
+    if request.execute:
+        run = _run(given, found.plan)
+        json = msgspec.structs.replace(json, execution=_execution(given, found, run))
+        view = _view(given, found, json, run)
+        if request.out is not None:
+            _write(request.out, given, found, json, view)
     return PlanResult(json=json, view=view, folder=request.out)
 
 
-def plan_json(
-    given: PlanInput, found: Planned, *, files: list[str], execution: ExecutionJson | None = None
-) -> PlanJson:
-    """What is printed with --json."""
+def plan_json(given: PlanInput, found: Planned, *, files: list[str]) -> PlanJson:
+    """What is printed with --json, but for a run."""
     before, after = found.before, found.after
     return PlanJson(
         planner=found.plan.planner,
@@ -149,7 +169,7 @@ def plan_json(
         decisions=decisions_of(given.problem.iteration, found.plan),
         solve_s=found.solve_s,
         files=files,
-        execution=msgspec.UNSET if execution is None else execution,
+        times=msgspec.UNSET if given.times is None else given.times,
     )
 
 
@@ -222,7 +242,7 @@ def _advice(given: PlanInput, plan: Plan) -> dict[str, tuple[str, ...]]:
 
 
 def _write(folder: Path, given: PlanInput, found: Planned, json: PlanJson, view: PlanView) -> None:
-    create_folder(folder)
+    """All files, each whole; Ctrl-C waits until they are of one run."""
     record = {
         "job": given.name,
         "result": json,
@@ -232,10 +252,19 @@ def _write(folder: Path, given: PlanInput, found: Planned, json: PlanJson, view:
         "versions": package_versions(),
         "date": utc_now(),
     }
-    text = plan_toml(given.name, found.plan, given.problem.iteration, given.num_ranks)
+    text = plan_toml(given.name, found.plan, given.problem.iteration, given.num_ranks, _times_in_words(given))
     shown = {f"{name}, predicted": line for name, line in view.timelines.items()}
     shown |= {f"{name}, measured": line for name, line in view.measured.items()}
-    write_private(folder / "run.json", msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
-    write_private(folder / "plan.toml", text)
-    write_private(folder / "report.html", render_plan(view).encode())
-    write_private(folder / "timeline.json", chrome_trace(shown))
+    contents = (
+        msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n",
+        text,
+        render_plan(view).encode(),
+        chrome_trace(shown),
+    )
+    with uninterrupted():
+        for name, content in zip(_FILES, contents, strict=True):
+            write_private(folder / name, content)
+
+
+def _times_in_words(given: PlanInput) -> str:
+    return "cost model" if given.times is None else given.times.file or "measured on ranks"

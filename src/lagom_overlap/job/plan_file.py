@@ -38,6 +38,7 @@ class _Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     graph: str
     num_ranks: Annotated[int, Meta(ge=1)]
     job: str = ""
+    times: str = ""
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,9 +46,9 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rewrite: tuple[RewriteTable, ...] = ()
 
 
-def plan_toml(job: str, plan: Plan, iteration: Iteration, num_ranks: int) -> bytes:
-    """The file of a plan made for `iteration`."""
-    head = _Head(VERSION, plan.planner, graph_digest(iteration), num_ranks, job)
+def plan_toml(job: str, plan: Plan, iteration: Iteration, num_ranks: int, times: str = "") -> bytes:
+    """The file of a plan made for `iteration`; `times` says where its times came from."""
+    head = _Head(VERSION, plan.planner, graph_digest(iteration), num_ranks, job, times)
     tables = [msgspec.to_builtins(table_of(step)) for step in plan.rewrites]
     return (_HEAD + tomli_w.dumps({"plan": msgspec.to_builtins(head), "rewrite": tables})).encode()
 
@@ -61,28 +62,51 @@ def check_plan_file(path: Path) -> None:
     _decoded(path)
 
 
+def check_plan(path: Path, iteration: Iteration, num_ranks: int) -> None:
+    """Refuses a plan that cannot be applied to a step, whatever its operators take.
+
+    Raises:
+        JobError: as `read_plan`.
+    """
+    _applied(path, iteration, num_ranks)
+
+
 def read_plan(path: Path, problem: PlanProblem, num_ranks: int) -> Plan:
     """The plan of a file, for a problem.
 
     Raises:
         JobError: if the file is missing or no plan, is for another graph or number of ranks, or does what is not legal.
     """
+    planner, rewrites, iteration = _applied(path, problem.iteration, num_ranks)
+    graph = task_graph(problem)
+    bound_s = graph.seconds(lower_bound(graph))
+    return Plan(planner=planner, rewrites=rewrites, iteration=iteration, lower_bound_s=bound_s)
+
+
+def read_rewrites(path: Path, iteration: Iteration, num_ranks: int) -> tuple[Rewrite, ...]:
+    """The rewrites of a plan's file for a step, checked against it: what an engine applies.
+
+    Raises:
+        JobError: as `read_plan`.
+    """
+    return _applied(path, iteration, num_ranks)[1]
+
+
+def _applied(path: Path, iteration: Iteration, num_ranks: int) -> tuple[str, tuple[Rewrite, ...], Iteration]:
+    """(planner, rewrites, what they make of the step)."""
     held = _decoded(path)
     if held.plan.num_ranks != num_ranks:
         raise JobError(f"plan {str(path)!r} is for {held.plan.num_ranks} ranks, this job has {num_ranks}")
-    digest = graph_digest(problem.iteration)
+    digest = graph_digest(iteration)
     if held.plan.graph != digest:
         raise JobError(
             f"plan {str(path)!r} is for another graph: it names {held.plan.graph}, this job's graph is {digest}"
         )
     rewrites: tuple[Rewrite, ...] = tuple(rewrite_of(table) for table in held.rewrite)
     try:
-        iteration = rewritten(problem.iteration, rewrites)
+        return held.plan.planner, rewrites, rewritten(iteration, rewrites)
     except JobError as error:
         raise JobError(f"plan {str(path)!r}: {error}") from None
-    graph = task_graph(problem)
-    bound_s = graph.seconds(lower_bound(graph))
-    return Plan(planner=held.plan.planner, rewrites=rewrites, iteration=iteration, lower_bound_s=bound_s)
 
 
 def _decoded(path: Path) -> _File:

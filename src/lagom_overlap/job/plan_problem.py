@@ -1,6 +1,6 @@
 """From a job file or a capture to a planning problem: the step, the machine, how long operators take on it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -14,25 +14,28 @@ from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import Cluster, load_preset
 from lagom_overlap.job.build import contention_model_of
 from lagom_overlap.job.capture import capture_of
+from lagom_overlap.job.plan_times import FoundTimes, TimesSource, TimesWish, from_model, from_ranks, from_trace
 from lagom_overlap.job.simulate import cluster_for, layout_of
 from lagom_overlap.job.spec import JobSpec, PlanTable, ProgramTable, link_bytes_per_s, read_job, size_bytes
 from lagom_overlap.plan.base import OpTimes, PlanProblem
-from lagom_overlap.plan.times import ModelTimes, NamedTimes
-from lagom_overlap.workload import CommOp, Gemm, Iteration, Op
+from lagom_overlap.plan.times import ModelTimes
+from lagom_overlap.report.plan_model import TimesJson
+from lagom_overlap.workload import Iteration
 from lagom_overlap.workload.dataflow import dataflow_iteration
 from lagom_overlap.workload.models import load_model
 
-PROFILE_REPEATS: Final = 7
 _ANY_GPU: Final = "a40_nvlink"
 """Ranks on CPU cores are planned as if each were a GPU of this preset; its speed is not used, times are measured."""
+_PROFILE: Final = "plausible"
+"""Of a capture without a job file, which would name one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanInput:
     """A problem with what surrounds it.
 
-    `issued` is the step as the framework runs it before any plan. `ranks` run the program, if the job has one and names
-    a backend that runs it; close it.
+    `issued` is the step as the framework runs it before any plan. `times` says which of the problem's times were
+    measured (None: none). `ranks` run the program, if the job has one and names a backend that runs it; close it.
     """
 
     name: str
@@ -44,6 +47,7 @@ class PlanInput:
     planner: str = "ours"
     options: Mapping[str, bool | int | float | str] = field(default_factory=lambda: MappingProxyType({}))
     notes: tuple[str, ...] = ()
+    times: TimesJson | None = None
     ranks: ProgramRanks | None = None
 
     def close(self) -> None:
@@ -52,50 +56,83 @@ class PlanInput:
             self.ranks.close()
 
 
-def read_input(path: Path, *, cluster: str | None = None) -> PlanInput:
+Check = Callable[[Iteration, int], object]
+"""Given a step and its number of ranks, raises if what is asked does not fit it, before anything is measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What comes from the command line besides the file: a machine for a capture, times, a check of the step.
+
+    Without `execute`, ranks are started only if their times are wanted.
+    """
+
+    cluster: str | None = None
+    times: str | None = None
+    execute: bool = False
+    check: Check = field(default=lambda step, num_ranks: None)
+
+
+def read_input(path: Path, asked: Asked | None = None) -> PlanInput:
     """The problem of a job file (`.toml`) or of a capture, which needs the name of a cluster.
 
     Raises:
-        LagomError: if the file cannot be read or holds nothing that can be planned.
+        LagomError: if the file cannot be read or holds nothing that can be planned, or the step fails the check.
     """
+    asked = asked or Asked()
+    wish = TimesWish.of(asked.times, Path())
     if path.suffix != ".toml":
-        if cluster is None:
+        if asked.cluster is None:
             raise JobError(
                 f"{str(path)!r} is taken for a capture, which says nothing of a machine: give --cluster NAME"
             )
-        return of_capture(read_capture(path), cluster)
+        return _of_capture(read_capture(path), asked.cluster, wish, asked.check)
     spec = read_job(path)
-    if cluster is not None:
+    if asked.cluster is not None:
         raise JobError("--cluster is for captures; a job file names its own: [cluster] preset = ...")
-    return of_job(spec, path)
+    if asked.times is None:
+        wish = TimesWish.of(spec.plan.times, path.parent)
+    if spec.program is not None:
+        return _of_program(spec, spec.program, path, wish, asked)
+    return _of_job(spec, wish, asked.check)
 
 
-def of_capture(capture: Capture, cluster_name: str) -> PlanInput:
+def _of_capture(capture: Capture, cluster_name: str, wish: TimesWish, check: Check) -> PlanInput:
     """The problem of a captured step on a preset, on as many nodes as its ranks fill."""
     preset = load_preset(cluster_name)
     nodes = -(-capture.num_ranks // preset.gpus_per_node)
     cluster = replace(preset, num_nodes=nodes)
     placed = _checked(capture.placed_on(cluster))
-    times = ModelTimes(ContentionModel(cluster, load_profile("plausible")))
-    problem = _problem(PlanTable(), placed.iteration, cluster, times, groups=placed.groups)
+    check(placed.iteration, capture.num_ranks)
+    model = ModelTimes(ContentionModel(cluster, load_profile(_PROFILE)))
+    found = _modelled(wish, placed.iteration, model, _PROFILE)
+    problem = _problem(PlanTable(), placed.iteration, cluster, found.times, groups=placed.groups)
     return PlanInput(
         name=capture.iteration.name,
         problem=problem,
         issued=replace(placed.issued, is_dataflow=True),
         num_ranks=capture.num_ranks,
-        notes=(*_MODEL_NOTE, *capture.notes),
+        notes=(*found.notes, *capture.notes),
+        times=found.json,
     )
 
 
-_MODEL_NOTE: Final = ("Times come from the cost model (profile plausible): nothing was measured.",)
+def _modelled(wish: TimesWish, iteration: Iteration, model: ModelTimes, profile: str) -> FoundTimes:
+    """Times of a step that nothing here can run."""
+    if wish.trace is not None:
+        return from_trace(wish.trace, iteration, model)
+    if wish.source is TimesSource.MEASURE:
+        raise JobError(
+            'times = "measure" needs a program on real ranks: [program] and backend = "gloo" in the job file; '
+            "the times of a captured or named step come from a trace of it, or from the cost model"
+        )
+    return from_model(model, profile)
 
 
-def of_job(spec: JobSpec, path: Path) -> PlanInput:
-    """The problem of a job."""
-    if spec.program is not None:
-        return _of_program(spec, spec.program, path)
+def _of_job(spec: JobSpec, wish: TimesWish, check: Check) -> PlanInput:
+    """The problem of a job with a model, named or captured."""
     if spec.model is not None and spec.model.capture is not None:
-        return _of_captured_job(spec)
+        return _of_captured_job(spec, wish, check)
     if spec.model is None or spec.parallel is None:
         raise JobError("the job has no [model] and no [program]: groups given by shapes are for tune")
     if spec.job.backend != "simulated":
@@ -110,24 +147,30 @@ def of_job(spec: JobSpec, path: Path) -> PlanInput:
     iteration = dataflow_iteration(
         load_model(spec.model.name), layout, seq_len=spec.model.seq_len, gpus_per_node=cluster.gpus_per_node
     )
-    times = ModelTimes(contention_model_of(spec, cluster))
-    problem = _problem(spec.plan, iteration, cluster, times)
-    note = f"Times come from the cost model (profile {spec.cost.profile}): nothing was measured."
-    return _input(spec, problem, iteration, layout.num_gpus, notes=(note,))
+    check(iteration, layout.num_gpus)
+    found = _modelled(wish, iteration, ModelTimes(contention_model_of(spec, cluster)), spec.cost.profile)
+    problem = _problem(spec.plan, iteration, cluster, found.times)
+    return _input(spec, problem, iteration, layout.num_gpus, found)
 
 
-def _of_captured_job(spec: JobSpec) -> PlanInput:
+def _of_captured_job(spec: JobSpec, wish: TimesWish, check: Check) -> PlanInput:
     """The problem of a job whose model is a capture file, on the job's cluster."""
     assert spec.model is not None and spec.model.capture is not None  # noqa: PT018  asked by the only caller
     if spec.cluster is None:
         raise JobError("a capture says nothing of a machine: give [cluster] preset = ... in the job file")
     cluster = load_preset(spec.cluster.preset, spec.cluster.nodes)
-    found = capture_of(spec, cluster)
-    assert found is not None
-    times = ModelTimes(contention_model_of(spec, cluster))
-    problem = _problem(spec.plan, _checked(found).iteration, cluster, times, groups=found.groups)
-    note = f"Times come from the cost model (profile {spec.cost.profile}): nothing was measured."
-    return _input(spec, problem, found.issued, found.num_ranks, notes=(note, *found.notes))
+    captured = capture_of(spec, cluster)
+    assert captured is not None
+    return _placed(spec, _checked(captured), cluster, wish, check)
+
+
+def _placed(spec: JobSpec, placed: Capture, cluster: Cluster, wish: TimesWish, check: Check) -> PlanInput:
+    """The problem of a captured step that is placed on the job's cluster, under the cost model or a trace."""
+    check(placed.iteration, placed.num_ranks)
+    model = ModelTimes(contention_model_of(spec, cluster))
+    found = _modelled(wish, placed.iteration, model, spec.cost.profile)
+    problem = _problem(spec.plan, placed.iteration, cluster, found.times, groups=placed.groups)
+    return _input(spec, problem, placed.issued, placed.num_ranks, found, more=placed.notes)
 
 
 def _checked(capture: Capture) -> Capture:
@@ -136,27 +179,37 @@ def _checked(capture: Capture) -> Capture:
     return capture
 
 
-def _of_program(spec: JobSpec, program: ProgramTable, path: Path) -> PlanInput:
+def _of_program(spec: JobSpec, program: ProgramTable, path: Path, wish: TimesWish, asked: Asked) -> PlanInput:
     """A program, captured in a fake world; with `backend = "gloo"` its operators are timed on real ranks."""
     script = path.parent / program.script
     num_ranks = spec.job.ranks
+    if spec.job.backend not in ("simulated", "gloo"):
+        raise JobError(f"job.backend is {spec.job.backend!r}: programs are planned with simulated or gloo")
+    if num_ranks % program.nodes:
+        raise JobError(f"program.nodes is {program.nodes}, must divide job.ranks = {num_ranks}")
     capture = _captured(script, program.function, num_ranks)
     if spec.job.backend == "simulated":
         if spec.cluster is None:
             raise JobError("the simulated backend needs a cluster: give [cluster] preset = ... in the job file")
         cluster = load_preset(spec.cluster.preset, spec.cluster.nodes)
-        placed = capture.placed_on(cluster)
-        times: OpTimes = ModelTimes(contention_model_of(spec, cluster))
-        problem = _problem(spec.plan, placed.iteration, cluster, times, groups=placed.groups)
-        note = f"Times come from the cost model (profile {spec.cost.profile}): nothing was measured."
-        return _input(spec, problem, placed.issued, num_ranks, notes=(note, *capture.notes))
-    if spec.job.backend != "gloo":
-        raise JobError(f"job.backend is {spec.job.backend!r}: programs are planned with simulated or gloo")
-    if num_ranks % program.nodes:
-        raise JobError(f"program.nodes is {program.nodes}, must divide job.ranks = {num_ranks}")
+        return _placed(spec, capture.placed_on(cluster), cluster, wish, asked.check)
     cluster = replace(
         load_preset(_ANY_GPU), name="cpu_ranks", gpus_per_node=num_ranks // program.nodes, num_nodes=program.nodes
     )
+    if wish.source is TimesSource.MODEL:
+        raise JobError(
+            'times = "model" has no meaning with backend = "gloo": no cost model describes these ranks; '
+            'allowed: "measure", or a trace of one rank'
+        )
+    placed = capture.placed_on(cluster)
+    asked.check(placed.iteration, num_ranks)
+    traced = None
+    if wish.trace is not None:
+        model = ModelTimes(contention_model_of(spec, cluster))
+        traced = from_trace(wish.trace, placed.iteration, model, on_ranks=True)
+        if not asked.execute:
+            problem = _problem(spec.plan, placed.iteration, cluster, traced.times, groups=placed.groups)
+            return _input(spec, problem, placed.issued, num_ranks, traced, more=capture.notes)
     ranks = ProgramRanks(
         script,
         program.function,
@@ -165,15 +218,12 @@ def _of_program(spec: JobSpec, program: ProgramTable, path: Path) -> PlanInput:
         timeout_s=spec.job.timeout_s,
     )
     try:
-        measured = ranks.profile(PROFILE_REPEATS)
-        placed = capture.placed_on(cluster)
-        times = NamedTimes(measured, placed.iteration, ProportionalTimes.of(placed.iteration, measured))
-        problem = _problem(spec.plan, placed.iteration, cluster, times, groups=placed.groups)
+        found = traced or from_ranks(ranks, placed.iteration)
+        problem = _problem(spec.plan, placed.iteration, cluster, found.times, groups=placed.groups)
     except BaseException:
         ranks.close()
         raise
-    note = f"Operators were timed alone on {ranks.description}; pieces of them are estimated."
-    return _input(spec, problem, placed.issued, num_ranks, notes=(note, *capture.notes), ranks=ranks)
+    return _input(spec, problem, placed.issued, num_ranks, found, more=capture.notes, ranks=ranks)
 
 
 def _captured(script: Path, function: str, num_ranks: int) -> Capture:
@@ -189,8 +239,9 @@ def _input(
     problem: PlanProblem,
     issued: Iteration,
     num_ranks: int,
+    found: FoundTimes,
     *,
-    notes: tuple[str, ...],
+    more: tuple[str, ...] = (),
     ranks: ProgramRanks | None = None,
 ) -> PlanInput:
     return PlanInput(
@@ -202,7 +253,8 @@ def _input(
         rounds=spec.plan.rounds,
         planner=spec.plan.planner,
         options=spec.plan.options,
-        notes=(*notes, *_unused(spec)),
+        notes=(*found.notes, *more, *_unused(spec)),
+        times=found.json,
         ranks=ranks,
     )
 
@@ -239,53 +291,5 @@ def _unused(spec: JobSpec) -> list[str]:
     if spec.cost.noise:
         notes.append("cost.noise is not read by plan: it has no noise.")
     if spec.program is not None and spec.job.backend == "gloo" and spec.cluster is not None:
-        notes.append("[cluster] is not read with the gloo backend: times are measured.")
+        notes.append("[cluster] is not read with the gloo backend: its ranks are on this machine.")
     return notes
-
-
-@dataclass(frozen=True, slots=True)
-class ProportionalTimes:
-    """A fixed part and a part that grows with the work: how the time of a piece follows from that of the whole.
-
-    `NamedTimes` scales it to what was measured. The fixed part is the shortest operator's time, of computations and of
-    collectives apart; that of a piece is a guess, not a measurement.
-    """
-
-    comp_overhead_s: float
-    comm_overhead_s: float
-    comp_s_per_unit: float
-    comm_s_per_byte: float
-
-    @classmethod
-    def of(cls, iteration: Iteration, measured_s: Mapping[str, float]) -> "ProportionalTimes":
-        """From the times of an iteration's operators."""
-        comps = [(measured_s[op.name], _units(op)) for op in iteration.computations]
-        comms = [(measured_s[op.name], _units(op)) for op in iteration.comms]
-        return cls(*(_fixed_s(times) for times in (comps, comms)), *(_slope(times) for times in (comps, comms)))
-
-    def seconds(self, op: Op) -> float:
-        """Seconds of one operator alone."""
-        if isinstance(op, CommOp):
-            return self.comm_overhead_s + self.comm_s_per_byte * _units(op)
-        return self.comp_overhead_s + self.comp_s_per_unit * _units(op)
-
-
-def _units(op: Op) -> float:
-    """Bytes of a collective; of a computation floating-point operations, or bytes where that is all that is known."""
-    if isinstance(op, CommOp):
-        return float(op.collective.num_bytes)
-    work = op.work
-    if isinstance(work, Gemm):
-        return work.flops
-    return float(getattr(work, "flops", 0) or getattr(work, "num_bytes", 0) or 1)
-
-
-def _fixed_s(times: list[tuple[float, float]]) -> float:
-    return min((seconds for seconds, _ in times), default=1e-6)
-
-
-def _slope(times: list[tuple[float, float]]) -> float:
-    """Seconds per unit beyond the fixed part, of all together."""
-    fixed = _fixed_s(times)
-    units = sum(count for _, count in times)
-    return max(sum(seconds - fixed for seconds, _ in times) / units, 1e-18) if units else 1e-18

@@ -1,4 +1,4 @@
-"""What a plan decides, collective by collective."""
+"""What a plan decides, collective by collective, and which computations it cuts alone."""
 
 from collections.abc import Iterable
 
@@ -13,8 +13,13 @@ from lagom_overlap.workload.sharding import Gather
 
 
 def decisions_of(before: Iteration, plan: Plan) -> list[Decision]:
-    """What the plan decides for each collective of the program whose treatment changes."""
+    """What the plan decides for collectives of the program that it treats otherwise, then for computations cut alone.
+
+    A computation that is cut with a collective belongs to that collective's decision.
+    """
     known = {comm.name: comm for comm in before.comms}
+    comps = {comp.name: comp for comp in before.computations}
+    alone: dict[str, Decision] = {}
     changed: dict[str, dict[str, object]] = {}
 
     def note(name: str, **fields: object) -> None:
@@ -26,6 +31,14 @@ def decisions_of(before: Iteration, plan: Plan) -> list[Decision]:
                 note(step.comm, substitution=str(step.into))
             case PartitionGroups():
                 note(step.comm, groups=GroupsJson(mesh=list(step.mesh), order=list(step.order)))
+            case Split() if (name := origin_name(step.comm, comps)) in comps:
+                earlier = alone[name].num_chunks if name in alone else 1
+                alone[name] = Decision(
+                    comm=name,
+                    split_dim=_result_dim(comps[name], step.axis),
+                    num_chunks=earlier + step.num_chunks - 1,
+                    is_computation=True,
+                )
             case Split():
                 base = known.get(origin_name(step.comm, known))
                 combine = base.shards.combine[step.axis] if base is not None and base.shards is not None else None
@@ -40,7 +53,13 @@ def decisions_of(before: Iteration, plan: Plan) -> list[Decision]:
         lead = leads_after.get(name, leads_before.get(name, 0))
         if name in changed or lead != leads_before.get(name, 0):
             found.append(msgspec.convert({"comm": name, "prefetch": lead, **changed.get(name, {})}, Decision))
-    return found
+    return [*found, *(alone[name] for name in comps if name in alone)]
+
+
+def _result_dim(op: CompOp, axis: int) -> int | None:
+    """The dimension of a computation's result along which pieces of an axis lie; None where they are summed."""
+    combine = op.shards.combine[axis] if op.shards is not None else None
+    return combine.dim if isinstance(combine, Gather) else None
 
 
 def _leads(iteration: Iteration, known: Iterable[str]) -> dict[str, int]:

@@ -6,7 +6,7 @@ from statistics import median
 import msgspec
 
 from lagom_overlap.backends.base import Assignment, Measurement, Outcome
-from lagom_overlap.collective import CommConfig
+from lagom_overlap.collective import CommConfig, LaunchConfig, launch_of
 from lagom_overlap.report.model import CompareRow
 from lagom_overlap.tune.base import Problems
 from lagom_overlap.tune.journal import Entry, StepKind
@@ -54,8 +54,16 @@ class ConfigJson(msgspec.Struct, frozen=True, kw_only=True):
     chunk_bytes: int | None
 
 
+class LaunchJson(msgspec.Struct, frozen=True, kw_only=True):
+    """How a group's computation is launched; null is left alone."""
+
+    sm_carveout: int | None
+    order: str | None
+    priority: str | None
+
+
 class TuneJson(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of `lagom tune`."""
+    """One run of `lagom tune`; `launches` is absent where nothing of the computation's side could be tried."""
 
     tool: str
     version: str
@@ -69,16 +77,18 @@ class TuneJson(msgspec.Struct, frozen=True, kw_only=True):
     default: Times | None
     best: Times | None
     configs: dict[str, dict[str, ConfigJson]]
+    launches: dict[str, LaunchJson] | msgspec.UnsetType = msgspec.UNSET
     verdict: VerdictJson | None
     notes: list[str]
     files: list[str]
 
 
 class CompareJson(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of `lagom compare`."""
+    """One run of `lagom compare`; `partial` (else absent) says that the user ended it: what was there by then."""
 
     job: str
     rows: list[CompareRow]
+    partial: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 def config_json(config: CommConfig) -> ConfigJson:
@@ -102,6 +112,23 @@ def configs_json(problems: Problems, assignments: Mapping[str, Assignment]) -> d
         }
         for problem in problems
     }
+
+
+def launch_json(launch: LaunchConfig) -> LaunchJson:
+    """A launch as it is printed."""
+    return LaunchJson(sm_carveout=launch.sm_carveout, order=launch.order, priority=launch.priority)
+
+
+def launches_json(
+    problems: Problems, assignments: Mapping[str, Assignment]
+) -> dict[str, LaunchJson] | msgspec.UnsetType:
+    """Group -> how its computation is launched, for groups in which something could be tried; unset without any."""
+    found = {
+        problem.group.name: launch_json(launch_of(assignments[problem.group.name]))
+        for problem in problems
+        if not problem.launches.is_untouched
+    }
+    return found or msgspec.UNSET
 
 
 def times_of(problems: Problems, runs: Mapping[str, Sequence[Outcome]]) -> Times | None:

@@ -6,7 +6,7 @@ from itertools import count
 from pathlib import Path
 from typing import Final
 
-from lagom_overlap.record import append_line, check_new_folder, create_folder, utc_now, write_private
+from lagom_overlap.record import append_line, check_new_folder, create_folder, make_folder, utc_now, write_private
 from lagom_overlap.tune.base import Problems
 from lagom_overlap.tune.journal import Entry, entry_to_json
 
@@ -38,7 +38,7 @@ def create_run_folder(out: Path | None, job_name: str) -> Path:
         return out
     runs = Path(RUNS_FOLDER)
     if not runs.is_dir():
-        create_folder(runs)
+        make_folder(runs)
     safe = re.sub(r"[^A-Za-z0-9._-]+", "-", job_name).strip(".-")[:80] or "job"
     stamp = utc_now().replace(":", "").replace("-", "")
     numbers = (f"-{number}" if number > 1 else "" for number in count(1))

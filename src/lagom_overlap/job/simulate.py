@@ -70,6 +70,7 @@ def layout_of(parallel: ParallelTable) -> ParallelLayout:
         prefetch=parallel.prefetch,
         flash_attention=parallel.flash_attention,
         scatter_gather=parallel.scatter_gather,
+        overlap_p2p=parallel.overlap_p2p,
     )
 
 

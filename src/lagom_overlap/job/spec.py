@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from lagom_overlap.collective import Algorithm, CollectiveKind, Protocol, Transport
+from lagom_overlap.collective import Algorithm, CollectiveKind, LaunchOrder, Protocol, StreamPriority, Transport
 from lagom_overlap.errors import JobError
 from lagom_overlap.units import GBIT_PER_S, format_bytes, parse_bytes
 from lagom_overlap.workload.parallel import Recompute, Schedule
@@ -26,6 +26,7 @@ Name = Annotated[str, Meta(min_length=1, max_length=120)]
 Count = Annotated[int, Meta(ge=1, le=MAX_SIZE_BYTES)]
 Size = str | Count
 """Bytes as a number, or text with a unit: "32 MiB"."""
+NumSms = Annotated[int, Meta(ge=0, le=4096)]
 
 
 class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -82,6 +83,7 @@ class ParallelTable(Spec, frozen=True):
     bucket_bytes: Size = "160 MB"
     flash_attention: bool = True
     scatter_gather: bool = False
+    overlap_p2p: bool = False
     framework: Name = "megatron"
 
     def beyond_fsdp(self) -> list[str]:
@@ -100,7 +102,7 @@ class CostTable(Spec, frozen=True):
 
     profile: Name = "plausible"
     noise: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    sm_carveout: Annotated[int, Meta(ge=0, le=4096)] | None = None
+    sm_carveout: NumSms | None = None
 
 
 class BlockTable(Spec, frozen=True):
@@ -147,6 +149,8 @@ class SpaceTable(Spec, frozen=True):
     """`[tune] space`: allowed values per knob; a knob that is absent keeps the engine's own values.
 
     `chunk_bytes` are chunks on the wire; `slice_bytes` are the papers' C and are converted; give one of the two.
+    `sm_carveout`, `launch_order` and `stream_priority` are of the computation's side, which the tuner `both_sides`
+    searches beside the collectives; absent ones are left alone.
     """
 
     algorithm: list[Algorithm] | None = None
@@ -156,6 +160,15 @@ class SpaceTable(Spec, frozen=True):
     num_threads: list[Count] | None = None
     chunk_bytes: list[Size] | None = None
     slice_bytes: list[Size] | None = None
+    sm_carveout: list[NumSms] | None = None
+    launch_order: list[LaunchOrder] | None = None
+    stream_priority: list[StreamPriority] | None = None
+
+    @property
+    def launch_keys(self) -> tuple[str, ...]:
+        """The keys of the computation's side that are given."""
+        keys = ("sm_carveout", "launch_order", "stream_priority")
+        return tuple(key for key in keys if getattr(self, key) is not None)
 
 
 class BudgetTable(Spec, frozen=True):
@@ -194,10 +207,12 @@ class PlanTable(Spec, frozen=True):
     """`[plan]`: the planner and its options, what bounds the plan, and how often it is run against the program.
 
     `prefetch` is how many gathered parameter groups may be held (0: no limit), `exact` forbids what changes the order
-    of a reduction, `rounds` are those of `--execute`.
+    of a reduction, `rounds` are those of `--execute`. `times` is "model", "measure" or one rank's trace, seen from the
+    job file; without it, the model's, or measured where there are ranks.
     """
 
     planner: Name = "ours"
+    times: Annotated[str, Meta(min_length=1, max_length=4096)] | None = None
     memory_limit: Size | None = None
     prefetch: Annotated[int, Meta(ge=0, le=1_000_000)] = 3
     exact: bool = False
@@ -238,17 +253,17 @@ def size_bytes(value: str | int, where: str) -> int:
     return num_bytes
 
 
-def link_bytes_per_s(text: str) -> float | None:
+def link_bytes_per_s(text: str, where: str = "job.link") -> float | None:
     """`"loopback"` -> None; `"3 Gbit/s"` -> bytes per second of an emulated link, one direction.
 
     Raises:
-        JobError: if it is neither.
+        JobError: if it is neither; `where` names the key or the flag that said so.
     """
     if text == "loopback":
         return None
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*Gbit/s\s*", text)
     if match is None or float(match[1]) <= 0:
-        raise JobError(f'job.link: {text!r} is not a link; allowed: "loopback", or an emulated rate such as "3 Gbit/s"')
+        raise JobError(f'{where}: {text!r} is not a link; allowed: "loopback", or an emulated rate such as "3 Gbit/s"')
     return float(match[1]) * GBIT_PER_S
 
 

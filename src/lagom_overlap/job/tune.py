@@ -12,10 +12,17 @@ from lagom_overlap import __version__
 from lagom_overlap.backends.base import Assignment, Backend, Measurement
 from lagom_overlap.backends.bundle import header_line
 from lagom_overlap.deploy.configs import configs_toml
-from lagom_overlap.job.build import check_tuner_name, groups_of, make_tuner, open_backend, request_of
-from lagom_overlap.job.describe import OUT_OF_BUDGET, arm_words, notes_of
+from lagom_overlap.job.build import (
+    check_tuner_name,
+    groups_of,
+    make_tuner,
+    open_backend,
+    request_of,
+    searches_launches,
+)
+from lagom_overlap.job.describe import ONE_SIDED, OUT_OF_BUDGET, arm_words, notes_of
 from lagom_overlap.job.measure import Observer, Run, ignore
-from lagom_overlap.job.result import TuneJson, configs_json, times_of_assignment, verdict_json
+from lagom_overlap.job.result import TuneJson, configs_json, launches_json, times_of_assignment, verdict_json
 from lagom_overlap.job.run_folder import Journal, check_folder, create_run_folder
 from lagom_overlap.job.spec import JobSpec
 from lagom_overlap.record import describe_machine, package_versions, uninterrupted, utc_now, write_private
@@ -154,7 +161,12 @@ def run_tune(request: TuneRequest, observe: Observer = ignore) -> TuneResult:
 
 
 def _backend_notes(request: TuneRequest, backend: Backend) -> tuple[str, ...]:
-    return request.ground.notes if request.ground else notes_of(request.spec, request.backend_name, backend)
+    if request.ground:
+        return request.ground.notes
+    notes, keys = notes_of(request.spec, request.backend_name, backend), request.spec.tune.space.launch_keys
+    if keys and not searches_launches(request.tuner_name):
+        return (*notes, ONE_SIDED.format(keys=", ".join(keys), tuner=request.tuner_name))
+    return notes
 
 
 def _arm_words(request: TuneRequest, backend: Backend) -> Mapping[str, str]:
@@ -205,6 +217,7 @@ def _write(request: TuneRequest, folder: Path, run: Run, journal: Journal, durat
         default=times_of_assignment(problems, entries, "default", default),
         best=times_of_assignment(problems, entries, "tuned", study.recommended),
         configs=configs_json(problems, study.recommended),
+        launches=launches_json(problems, study.recommended),
         verdict=verdict_json(study.verdict),
         notes=list(report.notes),
         files=[str(folder / name) for name in (*RUN_FILES, journal.path.name)],

@@ -1,82 +1,157 @@
 """A lower bound on the contended makespan, over every order and every choice of settings.
 
-Each class is split over its settings by shares (a convex mix costs no less than the best pure choice, so the bound
-holds). Per link, collectives of one link running one after the other:
+Two bounds, the larger counts. With contention, a linear program: of every class, so many calls run with setting s
+beside kernel k (z, or beside nothing), which takes x of the collective and stretches the kernel from T to T'. Per link,
+collectives of one link running one after the other:
 
-    makespan >= sum of x                        the link is busy so long
-    makespan >= Y + sum of x tax                each second of a collective costs the computation at least `tax`
-                                                seconds: hidden, it slows it; exposed, it leaves it idle
+    makespan >= sum of z x                               the link is busy so long
+    makespan >= Y + sum of z x (1 - T / T')              a second beside a kernel costs it its share of progress,
+                                                         a second beside nothing is lost whole (T / T' = 0)
+    makespan >= Y + h + t + the same beside kernels      nothing computes before the first computation can start, nor
+                                                         after the last
+    sum of z x / T' <= number of kernels k               there is no more of it to run beside
 
-`tax` is the least share of its rate that any kernel of the step loses beside that setting. Spec, planners section 5.8.
+Every schedule is a point of it, so its minimum bounds them all. Spec, planners section 5.8, whose bound has one `tax`
+per setting, the least over all kernels; this one knows how much of each kernel there is.
+
+With dependences: critical path and Jackson's preemptive bound (`plan.schedule`), every collective at its fastest
+setting, every computation alone. Cuts do not get below it: a piece takes at least its share of the whole.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
 
 import numpy as np
 from scipy.optimize import linprog
 
-from lagom_overlap.collective import CommConfig
 from lagom_overlap.hardware import LinkKind
-from lagom_overlap.joint.contended import CommClass, Contended, class_of
+from lagom_overlap.joint.contended import Contended, class_of
 from lagom_overlap.joint.settings import Choices
-from lagom_overlap.workload import Kernel
+from lagom_overlap.plan.base import OpTimes, PlanProblem
+from lagom_overlap.plan.schedule import lower_bound, task_graph
+from lagom_overlap.plan.schedule.bounds import heads, tails
+from lagom_overlap.workload import CommOp, CompOp, Op
+
+_MOSTLY: Final = 0.95
+"""Of a second more on a link, or of the computation, this much reaches the bound: it alone is what limits."""
+_ALIKE: Final = 0.99
+"""Dependences that lengthen the bound by less than this are not what limits."""
+
+
+class Limit(StrEnum):
+    """What a bound says is short: the link, the computation, both alike, or nothing but the waits between them."""
+
+    LINK = "link"
+    COMPUTATION = "computation"
+    BOTH = "both"
+    DEPENDENCES = "dependences"
 
 
 @dataclass(frozen=True, slots=True)
-class _Option:
-    """One setting of a class: seconds of all its collectives, and what they cost the computation at least."""
+class Bound:
+    """Seconds that nothing beats, and what they are spent on."""
 
-    link: LinkKind
-    comm_s: float
-    taxed_s: float
+    seconds: float
+    limit: Limit
 
 
-def contended_bound_s(contended: Contended, choices: Choices) -> float:
-    """Seconds that no order and no choice of settings can beat under the model."""
+def joint_bound(problem: PlanProblem, choices: Choices) -> Bound:
+    """The larger of both bounds.
+
+    Raises:
+        JobError: if the problem's times are not the cost model's.
+    """
+    contended = Contended.of(problem)
+    graph = task_graph(replace(problem, times=_Fastest(problem.times, contended, choices)))
+    ends = zip(problem.iteration.ops, heads(graph), tails(graph), strict=True)
+    computing = [(head, tail) for op, head, tail in ends if isinstance(op, CompOp)]
+    idle_s = graph.seconds(sum(map(min, zip(*computing, strict=True))))
+    found = contention_bound(contended, choices, idle_s)
+    waits_s = graph.seconds(lower_bound(graph))
+    if found.seconds >= waits_s:
+        return found
+    return Bound(waits_s, found.limit if found.seconds > _ALIKE * waits_s else Limit.DEPENDENCES)
+
+
+class _Fastest:
+    """Times of the untouched step with every collective at its fastest setting."""
+
+    def __init__(self, times: OpTimes, contended: Contended, choices: Choices) -> None:
+        self._times = times
+        model = contended.model
+        self._least_s = {
+            kind: min(model.collective(kind.collective, config).seconds() for config in configs)
+            for kind, configs in choices.items()
+        }
+
+    def seconds(self, op: Op) -> float:
+        """Seconds of one operator alone."""
+        return self._least_s[class_of(op)] if isinstance(op, CommOp) else self._times.seconds(op)
+
+
+def contention_bound(contended: Contended, choices: Choices, idle_s: float = 0.0) -> Bound:
+    """The bound with contention; of dependences it knows that nothing computes for `idle_s` (s) at both ends in all."""
     model = contended.model
     kernels = Counter(model.kernel(op.work) for op in contended.whole.computations)
-    alone_s = sum(count * model.kernel_seconds(kernel) for kernel, count in kernels.items())
+    alone_s = {kernel: model.kernel_seconds(kernel) for kernel in kernels}
     counts = Counter(class_of(comm) for comm in contended.whole.comms)
-    options = [
-        [_option(contended, kind, config, counts[kind], tuple(kernels)) for config in configs]
-        for kind, configs in choices.items()
-    ]
-    return _solved(alone_s, options)
+    pairs: dict[LinkKind, list[_Pair]] = defaultdict(list)
+    for number, (kind, configs) in enumerate(choices.items()):
+        for config in configs:
+            cost = model.collective(kind.collective, config)
+            pairs[cost.link].append(_Pair(number, None, model.collective_seconds([cost], 0.0)[0], 1.0, 0.0))
+            for place, kernel in enumerate(kernels):
+                beside = model.running_times([kernel], [cost])
+                comm_s, kernel_s = beside.comm_s[0], beside.kernel_s[0]
+                lost = max(0.0, 1 - alone_s[kernel] / kernel_s)
+                pairs[cost.link].append(_Pair(number, place, comm_s, lost, comm_s / kernel_s))
+    total_s = sum(count * alone_s[kernel] for kernel, count in kernels.items())
+    classes = [counts[kind] for kind in choices]
+    found = [_solved(total_s, idle_s, of_link, classes, list(kernels.values())) for of_link in pairs.values()]
+    return max(found, key=lambda bound: bound.seconds, default=Bound(total_s + idle_s, Limit.COMPUTATION))
 
 
-def _option(
-    contended: Contended, kind: CommClass, config: CommConfig, count: int, kernels: Sequence[Kernel]
-) -> _Option:
-    model = contended.model
-    cost = model.collective(kind.collective, config)
-    comm_s = count * model.collective_seconds([cost], 0.0)[0]
-    tax = min(
-        (1 - model.kernel_seconds(kernel) / model.running_times([kernel], [cost]).kernel_s[0] for kernel in kernels),
-        default=0.0,
-    )
-    return _Option(cost.link, comm_s, comm_s * max(0.0, tax))
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """A class under one setting beside one kernel (None: beside nothing).
+
+    Seconds of the collective, share of its rate that the kernel loses, and how many kernels pass beside one call.
+    """
+
+    kind: int
+    kernel: int | None
+    comm_s: float
+    lost: float
+    passed: float
 
 
-def _solved(alone_s: float, options: Sequence[Sequence[_Option]]) -> float:
-    """The smallest M that covers every link and the taxed computation: a linear program over the shares."""
-    flat = [option for of_class in options for option in of_class]
-    if not flat:
-        return alone_s
-    rows, limits = [], []
-    for link in sorted({option.link for option in flat}):
-        on_link = [option.link == link for option in flat]
-        rows.append([*(o.comm_s * here for o, here in zip(flat, on_link, strict=True)), -1.0])
-        limits.append(0.0)
-        rows.append([*(o.taxed_s * here for o, here in zip(flat, on_link, strict=True)), -1.0])
-        limits.append(-alone_s)
-    whole, place = np.zeros((len(options), len(flat) + 1)), 0
-    for number, of_class in enumerate(options):
-        whole[number, place : place + len(of_class)] = 1.0
-        place += len(of_class)
-    goal = np.zeros(len(flat) + 1)
-    goal[-1] = 1.0
-    solved = linprog(goal, A_ub=np.array(rows), b_ub=limits, A_eq=whole, b_eq=np.ones(len(options)))
+def _solved(
+    alone_s: float, idle_s: float, pairs: Sequence[_Pair], calls: Sequence[int], kernels: Sequence[int]
+) -> Bound:
+    """The least makespan of one link's collectives: the linear program over numbers of calls, and the makespan last.
+
+    `calls` are the calls of every class, `kernels` how often each kernel runs; a class uses one link.
+    """
+    size, here = len(pairs), sorted({pair.kind for pair in pairs})
+    rows = np.zeros((3 + len(kernels), size + 1))
+    rows[0, :size] = [pair.comm_s for pair in pairs]
+    rows[1, :size] = [pair.comm_s * pair.lost for pair in pairs]
+    rows[2, :size] = [0.0 if pair.kernel is None else pair.comm_s * pair.lost for pair in pairs]
+    rows[:3, size] = -1.0
+    whole = np.zeros((len(here), size + 1))
+    for at, pair in enumerate(pairs):
+        whole[here.index(pair.kind), at] = 1.0
+        if pair.kernel is not None:
+            rows[3 + pair.kernel, at] = pair.passed
+    goal = np.zeros(size + 1)
+    goal[size] = 1.0
+    limits = [0.0, -alone_s, -alone_s - idle_s, *kernels]
+    solved = linprog(goal, A_ub=rows, b_ub=limits, A_eq=whole, b_eq=[calls[kind] for kind in here])
     assert solved.fun is not None, f"a bounded, feasible program was not solved: {solved.message}"
-    return float(solved.fun)
+    link, *computation = (-price for price in solved.ineqlin.marginals[:3])  # they add up to 1
+    if link > _MOSTLY:
+        return Bound(float(solved.fun), Limit.LINK)
+    return Bound(float(solved.fun), Limit.COMPUTATION if sum(computation) > _MOSTLY else Limit.BOTH)

@@ -1,73 +1,90 @@
-"""The joint planner: order and settings by turns, each for what the other gave.
+"""The joint planner: cuts, prefetch depth, order and settings as one problem, searched by turns under contention.
 
-    1. times := alone, settings := default
-    2. plan under the times; keep the order if it is shorter under contention with the settings
-    3. tune the settings for the order by simulation
-    4. times := what each operator took beside what ran beside it; again from 2 until nothing gains
+    1. plan under the operators' times alone, then tune the settings for that order by simulation: plan-then-tune is
+       the first candidate, so that nothing that follows ends behind it
+    2. times := what each operator took beside what ran beside it; plan again, with every prefetch depth up to the
+       problem's, with cuts and without; orders near the best under contention get settings near the best's; the
+       best is kept and tuned; again from 2 until nothing gains
+    3. cut one type of operator otherwise, replan, tune
+    4. settings of runs of calls instead of whole classes
 
-Spec, planners section 5.8. Step 2 is any planner's; step 3 costs a simulation per setting tried. The bound covers every
-order and every setting, so that the distance to it is the most that anything could still gain.
+Spec, planners section 5.8. The bound covers every order, cut and setting, so that the distance to it is the most that
+anything could still gain.
 """
 
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Final
 
 from lagom_overlap.errors import JobError
-from lagom_overlap.joint.bound import contended_bound_s
-from lagom_overlap.joint.contended import Contended, Settings
-from lagom_overlap.joint.settings import Choices, choices_of, tuned_settings
+from lagom_overlap.joint.bound import Bound, joint_bound
+from lagom_overlap.joint.candidates import recut, variants_of
+from lagom_overlap.joint.contended import CommClass, Contended, Issued, Settings
+from lagom_overlap.joint.settings import Choices, choices_of, nearby_settings, tuned_calls, tuned_settings
 from lagom_overlap.plan.base import Plan, Planner, PlanProblem
 from lagom_overlap.plan.deadline import Deadline
 from lagom_overlap.plan.ours import Ours
 from lagom_overlap.plan.predict import predict
 from lagom_overlap.plan.schedule import lower_bound, task_graph
-from lagom_overlap.plan.times import ModelTimes, NamedTimes
+from lagom_overlap.plan.times import NamedTimes
 from lagom_overlap.units import format_bytes
 
-MOST_ROUNDS: Final = 6
+MOST_ROUNDS: Final = 4
 LEAST_GAIN: Final = 1e-4
 """A round that gains less is the last."""
-_PLAN_SHARE: Final = 0.25
-"""Share of what is left of the budget for one call of the planner."""
+NEAR: Final = 1.02
+"""An order that is this much longer than the best under the best's settings is not tuned."""
+PLAN_SHARE: Final = 0.25
+"""Share of the budget for the first plan."""
+_QUICK_SHARE: Final = 0.05
+"""Share of what is left for one more plan."""
+_VARIANTS_SHARE, _CUTS_SHARE = 0.5, 0.3
+"""Shares of what is left for all other plans, and for other cuts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one kind of move led to: the makespan (s) after it."""
+
+    name: str
+    makespan_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JointPlan:
     """A plan with its settings; all times in seconds, under contention.
 
-    `default_s` is the unplanned step with default settings, `bound_s` bounds every order and setting, `rounds_s` the
-    makespan after each round.
+    `default_s` is the unplanned step with default settings, `bound` bounds every order and setting, `history` the
+    makespan after each kind of move, `prefetch` the depth that was planned with (None: no limit).
     """
 
     plan: Plan
     settings: Settings
+    prefetch: int | None
     makespan_s: float
     default_s: float
-    bound_s: float
-    rounds_s: tuple[float, ...]
+    bound: Bound
+    history: tuple[Step, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Joint:
-    """Alternates a planner and a search over settings; `planner` makes the orders."""
+    """Searches orders and settings together; `planner` makes the orders."""
 
     planner: Planner = field(default_factory=Ours)
 
     def plan(self, problem: PlanProblem) -> Plan:
         """The order of `solve`, with the settings and what both gain under contention as notes: see `Planner`."""
         found = self.solve(problem)
+        depth = "without limit" if found.prefetch is None else f"{found.prefetch} groups"
         notes = [
             f"under contention {1e3 * found.makespan_s:.4g} ms with the settings below, {1e3 * found.default_s:.4g} ms"
-            f" unplanned with the default's; no order and setting gets below {1e3 * found.bound_s:.4g} ms"
+            f" unplanned with the default's; no order and setting gets below {1e3 * found.bound.seconds:.4g} ms",
+            f"parameters are gathered ahead: {depth}",
+            *_setting_notes(found),
         ]
-        for kind, config in found.settings.items():
-            chunk = "default" if config.chunk_bytes is None else format_bytes(config.chunk_bytes)
-            phase = f", {kind.phase}" if kind.phase else ""
-            notes.append(
-                f"{kind.communicator} {kind.collective.kind} of {format_bytes(kind.collective.num_bytes)}{phase}:"
-                f" {config.num_channels} channels, chunk {chunk}"
-            )
         return replace(
             found.plan,
             planner="joint",
@@ -76,36 +93,55 @@ class Joint:
             notes=(*found.plan.notes, *notes),
         )
 
-    def solve(self, problem: PlanProblem) -> JointPlan:
-        """The best order and settings found within the problem's budget; never worse than a step that fits as it is.
+    def solve(self, problem: PlanProblem, plans: Sequence[Plan] = ()) -> JointPlan:
+        """The best order and settings found within the problem's budget.
+
+        Never worse than a step that fits as it is, nor than any of `plans` (made for this problem; without any the
+        planner makes one first) with the settings that tuning finds for it.
 
         Raises:
             JobError: if the problem's times are not the cost model's (contention is not known then), or the planner
                 finds no schedule.
         """
-        times = problem.times
-        if not isinstance(times, ModelTimes):
-            raise JobError("joint planning needs the cost model's times: measured ones say nothing of contention")
-        deadline = Deadline(problem.budget_s)
-        contended = Contended(problem.iteration, times.model)
-        choices = choices_of(contended)
-        default_s = contended.makespan_s(problem.iteration, {})
-        state = _State(contended, choices, problem, default_s)
-        for _ in range(MOST_ROUNDS):
-            before_s = state.best_s
-            state.replan(self.planner, deadline)
-            state.retune(deadline)
-            state.rounds_s.append(state.best_s)
-            if deadline.left_s <= 0 or state.best_s > before_s * (1 - LEAST_GAIN):
-                break
+        contended, deadline = Contended.of(problem), Deadline(problem.budget_s)
+        search = _Search(problem, contended)
+        default_s = search.offer_unplanned()
+        for plan in plans or (self.planner.plan(replace(problem, budget_s=PLAN_SHARE * problem.budget_s)),):
+            search.tune_plan(plan, deadline)
+        search.note("planned, then tuned")
+        search.try_variants(self.planner, deadline.within(_VARIANTS_SHARE * deadline.left_s))
+        search.note("planned again under contention")
+        if isinstance(self.planner, Ours) and self.planner.split:
+            search.try_cuts(self.planner, deadline.within(_CUTS_SHARE * deadline.left_s))
+            search.note("other cuts")
+        search.tune_calls(deadline)
+        search.note("settings of single calls")
+        best = search.best
         return JointPlan(
-            plan=state.plan,
-            settings=state.settings,
-            makespan_s=state.best_s,
+            plan=best.plan,
+            settings=best.settings,
+            prefetch=best.prefetch,
+            makespan_s=best.makespan_s,
             default_s=default_s,
-            bound_s=contended_bound_s(contended, choices),
-            rounds_s=tuple(state.rounds_s),
+            bound=joint_bound(problem, search.choices),
+            history=tuple(search.history),
         )
+
+
+def _setting_notes(found: JointPlan) -> list[str]:
+    notes = []
+    for kind, config in found.settings.items():
+        if isinstance(kind, CommClass):
+            chunk = "default" if config.chunk_bytes is None else format_bytes(config.chunk_bytes)
+            phase = f", {kind.phase}" if kind.phase else ""
+            notes.append(
+                f"{kind.communicator} {kind.collective.kind} of {format_bytes(kind.collective.num_bytes)}{phase}:"
+                f" {config.num_channels} channels, chunk {chunk}"
+            )
+    apart = [
+        f"{name} {config.num_channels} channels" for name, config in found.settings.items() if isinstance(name, str)
+    ]
+    return [*notes, f"{len(apart)} calls apart: {', '.join(apart)}"] if apart else notes
 
 
 def lower_bound_s(problem: PlanProblem) -> float:
@@ -114,43 +150,99 @@ def lower_bound_s(problem: PlanProblem) -> float:
     return graph.seconds(lower_bound(graph))
 
 
-def _fits_unplanned(problem: PlanProblem) -> bool:
-    limit = problem.memory_limit_bytes
-    return limit is None or predict(problem).peak_bytes <= limit
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """An order with settings and what they take under contention (s)."""
+
+    plan: Plan
+    issued: Issued
+    prefetch: int | None
+    settings: Settings
+    makespan_s: float
 
 
-class _State:
+class _Search:
     """The best order and settings so far."""
 
-    def __init__(self, contended: Contended, choices: Choices, problem: PlanProblem, default_s: float) -> None:
-        self._contended, self._choices, self._problem = contended, choices, problem
-        self.plan = Plan(planner="none", rewrites=(), iteration=problem.iteration, lower_bound_s=0.0)
-        self.settings: Settings = {}
-        self.best_s = default_s if _fits_unplanned(problem) else inf
-        self.rounds_s: list[float] = []
+    def __init__(self, problem: PlanProblem, contended: Contended) -> None:
+        self._problem, self._contended = problem, contended
+        self.choices: Choices = choices_of(contended)
+        plan = Plan(planner="none", rewrites=(), iteration=problem.iteration, lower_bound_s=0.0)
+        self.best = _Found(plan, contended.issued(problem.iteration), problem.prefetch, {}, inf)
+        self._seen = {problem.iteration.ops}
+        self.history: list[Step] = []
 
-    def replan(self, planner: Planner, deadline: Deadline) -> None:
-        """Plans for the times that the operators took; keeps the plan if it is shorter under contention."""
-        stretched = self._contended.stretched_s(self.plan.iteration, self.settings)
-        times = self._problem.times
-        problem = PlanProblem(
-            iteration=self._problem.iteration,
-            cluster=self._problem.cluster,
-            times=NamedTimes(stretched, self._problem.iteration, times),
-            groups=self._problem.groups,
-            memory_limit_bytes=self._problem.memory_limit_bytes,
-            prefetch=self._problem.prefetch,
-            exact=self._problem.exact,
-            budget_s=max(0.05, _PLAN_SHARE * deadline.left_s),
-            seed=self._problem.seed,
-        )
-        plan = planner.plan(problem)
-        planned_s = self._contended.makespan_s(plan.iteration, self.settings)
-        if planned_s < self.best_s:
-            self.plan, self.best_s = plan, planned_s
+    def note(self, name: str) -> None:
+        """Keeps what has been reached."""
+        self.history.append(Step(name, self.best.makespan_s))
 
-    def retune(self, deadline: Deadline) -> None:
-        """Settings for the order that is kept."""
-        self.settings, self.best_s = tuned_settings(
-            self._contended, self.plan.iteration, self._choices, self.settings, deadline
-        )
+    def offer_unplanned(self) -> float:
+        """The step as it is, untouched: a candidate if it fits; its makespan (s)."""
+        default_s = self.best.issued.makespan_s({})
+        limit = self._problem.memory_limit_bytes
+        if limit is None or predict(self._problem).peak_bytes <= limit:
+            self.best = replace(self.best, makespan_s=default_s)
+        return default_s
+
+    def tune_plan(self, plan: Plan, deadline: Deadline) -> None:
+        """Tunes a plan from the default settings on; keeps it if it is shorter."""
+        self._seen.add(plan.iteration.ops)
+        issued = self._contended.issued(plan.iteration)
+        settings, found_s = tuned_settings(issued, self.choices, {}, deadline)
+        self._keep(_Found(plan, issued, self._problem.prefetch, settings, found_s))
+
+    def try_variants(self, planner: Planner, deadline: Deadline) -> None:
+        """Plans for the times that the operators took, in several ways, until nothing gains."""
+        for _ in range(MOST_ROUNDS):
+            before_s, problem = self.best.makespan_s, self._stretched()
+            for variant in variants_of(planner, problem):
+                if deadline.left_s <= 0:
+                    break
+                timed = replace(problem, budget_s=max(0.05, _QUICK_SHARE * deadline.left_s))
+                with suppress(JobError):  # what was planned first fits the memory; a variant need not
+                    self._offer(variant.plan(timed), variant.prefetch, deadline)
+            self._tune_best(deadline)
+            if deadline.left_s <= 0 or self.best.makespan_s > before_s * (1 - LEAST_GAIN):
+                return
+
+    def try_cuts(self, planner: Ours, deadline: Deadline) -> None:
+        """Cuts types of operators otherwise."""
+        problem, before = replace(self._stretched(), prefetch=self.best.prefetch), self.best
+        for changed in recut(problem, before.plan):
+            if deadline.left_s <= 0:
+                break
+            timed = replace(problem, budget_s=max(0.05, _QUICK_SHARE * deadline.left_s))
+            with suppress(JobError):
+                self._offer(planner.replan(timed, changed), before.prefetch, deadline)
+        if self.best is not before:
+            self._tune_best(deadline)
+
+    def tune_calls(self, deadline: Deadline) -> None:
+        """Settings of runs of calls for the order that is kept."""
+        best = self.best
+        settings, found_s = tuned_calls(best.issued, self.choices, best.settings, deadline)
+        self._keep(replace(best, settings=settings, makespan_s=found_s))
+
+    def _offer(self, plan: Plan, prefetch: int | None, deadline: Deadline) -> None:
+        """Keeps a plan that with settings near the best's is shorter."""
+        if plan.iteration.ops in self._seen:
+            return
+        self._seen.add(plan.iteration.ops)
+        issued, settings = self._contended.issued(plan.iteration), self.best.settings
+        if issued.makespan_s(settings) < NEAR * self.best.makespan_s:
+            settings, found_s = nearby_settings(issued, self.choices, settings, deadline)
+            self._keep(_Found(plan, issued, prefetch, settings, found_s))
+
+    def _tune_best(self, deadline: Deadline) -> None:
+        best = self.best
+        settings, found_s = tuned_settings(best.issued, self.choices, best.settings, deadline)
+        self._keep(replace(best, settings=settings, makespan_s=found_s))
+
+    def _keep(self, found: _Found) -> None:
+        if found.makespan_s < self.best.makespan_s:
+            self.best = found
+
+    def _stretched(self) -> PlanProblem:
+        """The problem with the times that the operators take in the best so far."""
+        took_s = self.best.issued.stretched_s(self.best.settings)
+        return replace(self._problem, times=NamedTimes(took_s, self._problem.iteration, self._problem.times))

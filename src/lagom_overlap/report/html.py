@@ -33,6 +33,7 @@ from lagom_overlap.report.sentences import (
     change_text,
     failure_sentences,
     headline,
+    launch_text,
     num_search_steps,
     share_sentence,
 )
@@ -206,6 +207,7 @@ def _shares(held: tuple[GroupHistory, ...]) -> tuple[float | None, ...]:
 
 def _group_part(report: TuneReport, history: GroupHistory, share: float | None) -> _GroupPart:
     group = history.problem.group
+    launch = launch_text(history.problem, report.tuned_of(history.problem))
     failures = f" {history.num_failures} could not run." if history.num_failures else ""
     arrows = (
         "An arrow is a step of the search in the colour of the collective that it changed: "
@@ -217,7 +219,7 @@ def _group_part(report: TuneReport, history: GroupHistory, share: float | None) 
         title=group.name,
         size=(
             f"{_number(len(group.computations), 'computation')} beside {_number(len(group.comms), 'collective')}, "
-            f"{group.count} × per iteration"
+            f"{group.count} × per iteration{f'; computation: {launch}' if launch else ''}"
         ),
         summary=_summary(history, share),
         comms=tuple(comm_rows(report, history)),

@@ -116,10 +116,13 @@ class TuneReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompareRow:
-    """One tuner of `lagom compare`: `regret_over_best` is makespan over the best tuner's, minus 1."""
+    """One tuner of `lagom compare`: `regret_over_best` is makespan over the best tuner's, minus 1.
+
+    The last three are None where the user ended the comparison before the results were measured side by side.
+    """
 
     tuner: str
     num_measurements: int
-    makespan_s: float
-    speedup_over_default: float
-    regret_over_best: float
+    makespan_s: float | None
+    speedup_over_default: float | None
+    regret_over_best: float | None

@@ -15,6 +15,7 @@ from lagom_overlap.report.sentences import (
     failure_sentences,
     fixed_sentence,
     knob_text,
+    launch_lines,
     median_text,
     num_search_steps,
     quartiles_text,
@@ -195,9 +196,10 @@ def probe_rows(history: GroupHistory) -> tuple[ProbeRow, ...]:
 def _probe_row(probe: Probe, names: tuple[str, ...]) -> ProbeRow:
     failed = isinstance(probe.outcome, Failure)
     m = probe.measurement
+    configs = (f"{name}: {config_text(config)}" for name, config in zip(names, probe.assignment, strict=True))
     return ProbeRow(
         number=probe.number,
-        configs=tuple(f"{name}: {config_text(config)}" for name, config in zip(names, probe.assignment, strict=True)),
+        configs=tuple(configs) + launch_lines(probe.assignment),
         reason=probe.reason,
         x=_time(m.total_comm_s if m else None),
         y=_time(m.comp_s if m else None),

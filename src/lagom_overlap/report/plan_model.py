@@ -34,10 +34,10 @@ class GroupsJson(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """What the plan does with one collective of the program.
+    """What the plan does with one collective of the program, or that it cuts a computation alone (`is_computation`).
 
-    `split_dim` is the dimension of its result along which it is cut into `num_chunks`; `prefetch` counts computations
-    that are issued between it and the first that needs it.
+    `split_dim` is the dimension of its result along which it is cut into `num_chunks`; None for a computation whose
+    pieces are summed. `prefetch` counts computations that are issued between it and the first that needs it.
     """
 
     comm: str
@@ -47,6 +47,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     num_chunks: int = 1
     fused_with: list[str] = []
     prefetch: int = 0
+    is_computation: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +78,33 @@ class ExecutionJson(msgspec.Struct, frozen=True, kw_only=True):
     speedup: Spread
 
 
+class HeldTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """How many operators there are, for how many a time was measured, and those's share of all their time."""
+
+    num: int
+    num_measured: int
+    share_of_time: float
+
+
+class TimesJson(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the times come from: `source` is "trace" or "ranks".
+
+    Of a trace: its file, its steps (0: it marks none), and whether times are those of GPU kernels; `num_in_order` were
+    matched in the order of the step, the rest of those measured by shape. `scale` is, per sort of operator, the factor
+    on the model's time of what was not measured. `num_pieces` are the shapes of pieces that were measured too.
+    """
+
+    source: str
+    computations: HeldTimes
+    collectives: HeldTimes
+    file: str | None = None
+    num_steps: int = 0
+    is_gpu: bool = False
+    num_in_order: int = 0
+    scale: dict[str, float] = {}
+    num_pieces: int = 0
+
+
 class PlanJson(msgspec.Struct, frozen=True, kw_only=True):
     """One run of `lagom plan`."""
 
@@ -89,6 +117,7 @@ class PlanJson(msgspec.Struct, frozen=True, kw_only=True):
     decisions: list[Decision]
     solve_s: float
     files: list[str]
+    times: TimesJson | msgspec.UnsetType = msgspec.UNSET
     execution: ExecutionJson | msgspec.UnsetType = msgspec.UNSET
 
 

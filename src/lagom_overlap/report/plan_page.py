@@ -11,7 +11,7 @@ import jinja2
 from markupsafe import Markup
 
 from lagom_overlap.report.plan_model import ExecutionJson
-from lagom_overlap.report.plan_terminal import decision_text, headline
+from lagom_overlap.report.plan_terminal import decision_text, decisions_headline, headline
 from lagom_overlap.report.plan_view import PathPart, PlanView
 from lagom_overlap.report.style import COMPUTE, colour_of
 from lagom_overlap.timeline import SpanKind, Timeline
@@ -104,6 +104,7 @@ def render_plan(view: PlanView) -> str:
         path=_path_bars(view.critical, {}),
         path_parts=sorted(_path_sums(view.critical), key=lambda row: -row[2])[:MAX_PATH_PARTS],
         decisions=[(decision.comm, decision_text(decision)) for decision in result.decisions[:MAX_DECISIONS]],
+        decisions_headline=decisions_headline(result.decisions),
         decisions_left=max(0, len(result.decisions) - MAX_DECISIONS),
         seconds=format_seconds,
         size=format_bytes,

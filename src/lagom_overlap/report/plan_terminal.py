@@ -82,11 +82,19 @@ def decision_text(decision: Decision) -> str:
         mesh = " x ".join(map(str, decision.groups.mesh))
         said.append(f"over {mesh} ranks, axes {', '.join(map(str, decision.groups.order))}")
     if decision.num_chunks > 1:
-        said.append(f"in {decision.num_chunks} pieces along {decision.split_dim}")
+        along = "that are summed" if decision.split_dim is None else f"along {decision.split_dim}"
+        said.append(f"in {decision.num_chunks} pieces {along}")
     if decision.fused_with:
         said.append(f"fused with {len(decision.fused_with)} more")
-    said.append(f"{decision.prefetch} computations ahead")
+    said.append("a computation" if decision.is_computation is True else f"{decision.prefetch} computations ahead")
     return "; ".join(said)
+
+
+def decisions_headline(decisions: Sequence[Decision]) -> str:
+    """How many collectives are treated otherwise, and how many computations are cut alone."""
+    num_comps = sum(decision.is_computation is True for decision in decisions)
+    alone = f", {num_comps} computations cut alone" if num_comps else ""
+    return f"{len(decisions) - num_comps} collectives treated otherwise{alone}"
 
 
 def _decisions(decisions: Sequence[Decision]) -> list[RenderableType]:
@@ -104,7 +112,7 @@ def _decisions(decisions: Sequence[Decision]) -> list[RenderableType]:
         if applies
     )
     said = ", ".join(f"{number} {kind}" for kind, number in counts.items())
-    table = _table("collective")
+    table = _table("collective or computation" if any(d.is_computation is True for d in decisions) else "collective")
     table.columns[0].ratio = None
     table.columns[0].overflow = "ellipsis"
     table.columns[0].max_width = 30
@@ -115,7 +123,7 @@ def _decisions(decisions: Sequence[Decision]) -> list[RenderableType]:
         table.add_row(Text(decision.comm), Text(decision_text(decision)))
     left = len(decisions) - min(len(decisions), MAX_ROWS)
     more = [Text(f"... and {left} more, in --json and in the report", style="dim")] if left else []
-    return [Text(f"{len(decisions)} collectives treated otherwise{': ' + said if said else ''}"), table, *more]
+    return [Text(f"{decisions_headline(decisions)}{': ' + said if said else ''}"), table, *more]
 
 
 def _exposed(view: PlanView) -> Table:

@@ -17,7 +17,7 @@ import plotly.graph_objects as go
 from lagom_overlap.backends.base import Measurement
 from lagom_overlap.report.model import ENGINE_DEFAULT, TuneReport
 from lagom_overlap.report.probes import GroupHistory, Probe
-from lagom_overlap.report.sentences import config_text
+from lagom_overlap.report.sentences import config_text, launch_lines
 from lagom_overlap.report.style import ACCENT, MAKESPAN_SCALE, NEUTRAL, colour_of, label, lay_out, log_axis, time_unit
 from lagom_overlap.tune.verdict import DEFAULT_ARM, TUNED_ARM
 from lagom_overlap.units import format_seconds
@@ -226,6 +226,7 @@ def _points(history: GroupHistory, unit: float) -> go.Scatter:
             f"{label(comm, 24)}: {config_text(config)}"
             for comm, config in zip(group.comm_names, probe.assignment, strict=True)
         )
+        configs = "<br>".join((configs, *launch_lines(probe.assignment)))
         reason = f"<br><i>{label(probe.reason, 80)}</i>" if probe.reason else ""
         hover.append(
             f"<b>step {probe.number}</b>  Z {format_seconds(measurement.makespan_s)}<br>"

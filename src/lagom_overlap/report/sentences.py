@@ -1,7 +1,7 @@
 """The verdict in words that a colleague understands; the same words in the page and in the terminal."""
 
-from lagom_overlap.backends.base import Measurement
-from lagom_overlap.collective import CommConfig
+from lagom_overlap.backends.base import Assignment, GroupProblem, Measurement
+from lagom_overlap.collective import CommConfig, launch_of
 from lagom_overlap.report.model import ENGINE_DEFAULT, EngineShare, TuneReport
 from lagom_overlap.tune.journal import StepKind
 from lagom_overlap.tune.verdict import DEFAULT_ARM, TUNED_ARM, PairedRatio, Verdict
@@ -34,6 +34,20 @@ def config_text(config: CommConfig) -> str:
             text = knob_text(config, knob)
             words.append(f"{text} {word}" if knob in ("num_channels", "num_threads", "chunk_bytes") else text)
     return ", ".join(words) or "untouched"
+
+
+def launch_text(problem: GroupProblem, tuned: Assignment) -> str:
+    """How a group's computation is launched before and after, in one line; empty where nothing could be tried."""
+    if problem.launches.is_untouched:
+        return ""
+    before, after = launch_of(problem.default), launch_of(tuned)
+    return str(before) if before == after else f"{before} → {after}"
+
+
+def launch_lines(assignment: Assignment) -> tuple[str, ...]:
+    """One line on the computation's side of what was measured; none where it was untouched."""
+    launch = launch_of(assignment)
+    return () if launch.is_untouched else (f"computation: {launch}",)
 
 
 def ratio_text(ratio: float, *others: float) -> str:

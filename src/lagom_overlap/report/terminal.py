@@ -14,7 +14,7 @@ from lagom_overlap.backends.base import GroupProblem
 from lagom_overlap.report.model import CompareRow, TuneReport
 from lagom_overlap.report.page import sentences, sum_rows, time_row
 from lagom_overlap.report.probes import histories
-from lagom_overlap.report.sentences import KNOB_WORDS, comm_time, headline, knob_text, num_search_steps
+from lagom_overlap.report.sentences import KNOB_WORDS, comm_time, headline, knob_text, launch_text, num_search_steps
 from lagom_overlap.units import format_seconds
 
 WIDTH = 80
@@ -49,6 +49,8 @@ def config_table(report: TuneReport) -> Table:
         group = history.problem.group
         count = Text(f" × {group.count}", style="dim")
         table.add_row(Text(_short(group.name, _NAME_WIDTH - len(count)), style="bold") + count)
+        if launch := launch_text(history.problem, report.tuned_of(history.problem)):
+            table.add_row(Text("  computation's side"), Text(launch), "", "", "")
         for index, name in enumerate(group.comm_names):
             row = time_row(name, comm_time(history.default, index), comm_time(history.tuned, index))
             changes = _changes(report, history.problem, index)
@@ -73,9 +75,9 @@ def compare_table(rows: Sequence[CompareRow]) -> Table:
         table.add_row(
             Text(_short(row.tuner, _NAME_WIDTH)),
             Text(str(row.num_measurements)),
-            Text(format_seconds(row.makespan_s)),
-            Text(f"{row.speedup_over_default:.3f}×"),
-            Text(f"{row.regret_over_best * 100:.1f} %"),
+            Text("-" if row.makespan_s is None else format_seconds(row.makespan_s)),
+            Text("-" if row.speedup_over_default is None else f"{row.speedup_over_default:.3f}×"),
+            Text("-" if row.regret_over_best is None else f"{row.regret_over_best * 100:.1f} %"),
         )
     return table
 

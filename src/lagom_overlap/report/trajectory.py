@@ -10,7 +10,7 @@ from plotly.subplots import make_subplots
 from lagom_overlap.collective import CommConfig
 from lagom_overlap.report.model import TuneReport
 from lagom_overlap.report.probes import GroupHistory, Probe
-from lagom_overlap.report.sentences import KNOB_WORDS, config_text, knob_text
+from lagom_overlap.report.sentences import KNOB_WORDS, config_text, knob_text, launch_lines
 from lagom_overlap.report.style import ACCENT, BAD, NEUTRAL, colour_of, dash_of, label, lay_out, log_axis, time_unit
 from lagom_overlap.tune.verdict import DEFAULT_ARM
 from lagom_overlap.units import format_seconds
@@ -117,6 +117,7 @@ def _hover(history: GroupHistory, probe: Probe, result: str) -> str:
     lines = [f"<b>step {probe.number}</b>  {result}"]
     names = history.problem.group.comm_names
     lines += [f"{label(n, 24)}: {config_text(c)}" for n, c in zip(names, probe.assignment, strict=True)]
+    lines += launch_lines(probe.assignment)
     if probe.reason:
         lines.append(f"<i>{label(probe.reason, 80)}</i>")
     return "<br>".join(lines)

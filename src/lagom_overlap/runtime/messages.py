@@ -1,5 +1,7 @@
 """What ranks say to each other through the job's store: strictly typed JSON, never pickled, nothing in it is run."""
 
+import hashlib
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final, TypeVar
 
@@ -51,30 +53,50 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return self.first_measured <= step < self.num_steps - 1
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one rank saw in one window.
+class Calls(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What some of a communicator's ranks called: `digest` of the calls as `rank` told it, by how many of `size`."""
 
-    `num_steps` counts its steps since the tuner began. `sequences` is the hash of each communicator's calls in the
-    measured steps, by the communicator's name. `program` is the fingerprint of the measured steps, empty if they
-    differed; without measured steps of the program that the rank works by, `times` is empty. `step_s` is the median
-    measured step (0: none), `stepped_s` the sum of all steps so far, `exchange_s` the time spent on agreement so far.
-    `void` says why times mean nothing, `stop` why this rank wants no more tuning. `journal_lines` is the length of the
-    journal that the rank found (first window only).
+    rank: int
+    digest: str
+    num_ranks: int
+    size: int
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one rank saw in one window, or, merged, what a range of ranks did: its size does not grow with the ranks.
+
+    `num_steps` counts steps since the tuner began, of the first rank. `disagreement` says how ranks differ in steps or
+    calls, `void` why times mean nothing, `stop` why a rank wants no more tuning; each names one rank, all are empty
+    where all is well. `calls` are those of communicators that not all ranks of the range share, `MOST_CALLS` at most;
+    `balance` is 0 for all ranks together if, and very nearly only if, all calls agree (`balance_of`). `programs` are
+    the fingerprints of the measured steps in order of rank, `shapes` says which rank had which. `times` are the largest
+    that any rank saw, so are `step_s` (median measured step, 0: none), `steps_s` (each step of the window but the
+    last), `stepped_s` (all steps so far) and `exchange_s` (spent on agreement so far). `journal_lines` is the length of
+    the longest journal that a rank found, `journal_rank` that rank (first window only).
     """
 
     rank: int
     num_steps: int
-    sequences: dict[str, str]
-    program: str
-    times: dict[str, GroupTimes]
-    step_s: float
-    stepped_s: float
-    exchange_s: float
+    num_ranks: int = 1
+    calls: dict[str, Calls] = {}
+    balance: int = 0
+    programs: tuple[str, ...] = ()
+    shapes: int = 0
+    times: dict[str, GroupTimes] = {}
+    step_s: float = 0.0
+    steps_s: tuple[float, ...] = ()
+    stepped_s: float = 0.0
+    exchange_s: float = 0.0
+    disagreement: str = ""
     void: str = ""
     stop: str = ""
     journal_lines: int = 0
+    journal_rank: int = 0
 
 
+MOST_CALLS: Final = 64
+"""Communicators that a merged report tells apart; disagreement on others is found, but not named."""
+MODULUS: Final = 2**61 - 1
 Message = TypeVar("Message", Plan, Report, Program)
 _ENCODER: Final = msgspec.json.Encoder()
 
@@ -94,3 +116,92 @@ def decode(data: bytes, kind: type[Message]) -> Message:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, LagomError, RecursionError) as error:
         raise ValueError(f"not a {kind.__name__.lower()}: {error}") from error
+
+
+def _number(*words: object) -> int:
+    """A number below the modulus that looks random and is the same on every rank."""
+    digest = hashlib.sha256("/".join(map(str, words)).encode()).digest()
+    return int.from_bytes(digest[:8]) % MODULUS
+
+
+def balance_of(name: str, place: int, size: int, digest: str) -> int:
+    """One rank's share of a communicator's balance, its `place`-th of `size` ranks.
+
+    The factors of all places sum up to nothing, so equal digests cancel out; unequal ones do not, but for one chance in
+    2^61. Shares of all communicators and ranks may be added in any order, modulo `MODULUS`.
+    """
+    factor = _number(name, place) - _number(name, (place + 1) % size)
+    return factor * _number(digest) % MODULUS
+
+
+def shape_of(rank: int, program: str) -> int:
+    """One rank's share of `shapes`."""
+    return _number(rank, program)
+
+
+def merged(reports: Sequence[Report]) -> Report:
+    """The report of all ranks of some reports, given in order of rank.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    if not reports:
+        raise ValueError("no report to merge")
+    longest = max(reports, key=lambda report: report.journal_lines)
+    calls, quarrel = _merged_calls(reports)
+    odd = next((report for report in reports if report.num_steps != reports[0].num_steps), None)
+    if odd is not None:
+        first = reports[0]
+        words = f"rank {first.rank}: {first.num_steps}, rank {odd.rank}: {odd.num_steps}"
+        quarrel = f"the ranks are at different steps ({words})"
+    return Report(
+        rank=reports[0].rank,
+        num_ranks=sum(report.num_ranks for report in reports),
+        num_steps=reports[0].num_steps,
+        calls=calls,
+        balance=sum(report.balance for report in reports) % MODULUS,
+        programs=tuple(dict.fromkeys(program for report in reports for program in report.programs)),
+        shapes=sum(report.shapes for report in reports) % MODULUS,
+        times=_slowest([report.times for report in reports]),
+        step_s=max(report.step_s for report in reports),
+        steps_s=tuple(max(steps) for steps in zip(*(report.steps_s for report in reports), strict=False)),
+        stepped_s=max(report.stepped_s for report in reports),
+        exchange_s=max(report.exchange_s for report in reports),
+        disagreement=next((report.disagreement for report in reports if report.disagreement), quarrel),
+        void=next((report.void for report in reports if report.void), ""),
+        stop=next((report.stop for report in reports if report.stop), ""),
+        journal_lines=longest.journal_lines,
+        journal_rank=longest.journal_rank,
+    )
+
+
+def _merged_calls(reports: Sequence[Report]) -> tuple[dict[str, Calls], str]:
+    """The calls of communicators whose ranks are not all here yet, and the first difference in words."""
+    seen: dict[str, Calls] = {}
+    quarrel = ""
+    for report in reports:
+        for name, calls in report.calls.items():
+            other = seen.get(name)
+            if other is not None and other.digest != calls.digest and not quarrel:
+                quarrel = f"ranks {other.rank} and {calls.rank} made different calls on communicator {name}"
+            first = calls if other is None else other
+            num_ranks = calls.num_ranks + (0 if other is None else other.num_ranks)
+            seen[name] = Calls(rank=first.rank, digest=first.digest, num_ranks=num_ranks, size=first.size)
+    open_ = [(name, calls) for name, calls in seen.items() if calls.num_ranks < calls.size]
+    return dict(open_[:MOST_CALLS]), quarrel
+
+
+def _slowest(seen: Sequence[dict[str, GroupTimes]]) -> dict[str, GroupTimes]:
+    """Each group's times, each the largest that any rank saw."""
+    found: dict[str, list[GroupTimes]] = {}
+    for times in seen:
+        for name, each in times.items():
+            found.setdefault(name, []).append(each)
+    return {
+        name: GroupTimes(
+            makespan_s=max(times.makespan_s for times in each),
+            comp_s=max(times.comp_s for times in each),
+            comm_s=tuple(max(lengths) for lengths in zip(*(times.comm_s for times in each), strict=True)),
+        )
+        for name, each in found.items()
+    }

@@ -28,13 +28,16 @@ from torch import distributed as dist
 from torch import nn
 from torch.distributed.distributed_c10d import _get_default_store
 
+from lagom_overlap.collective import LaunchConfig, LaunchScope, LaunchSpace
 from lagom_overlap.errors import BackendError, BundleError, LagomError, UnknownNameError
-from lagom_overlap.job.build import check_tuner_name, make_tuner
+from lagom_overlap.job.build import check_tuner_name, make_tuner, searches_launches
 from lagom_overlap.record import utc_now
 from lagom_overlap.runtime.adapters.base import Adapter
 from lagom_overlap.runtime.adapters.calls import CallsAdapter
 from lagom_overlap.runtime.adapters.ddp import DdpAdapter
 from lagom_overlap.runtime.adapters.fsdp2 import Fsdp2Adapter
+from lagom_overlap.runtime.carve_out_route import open_compute_route
+from lagom_overlap.runtime.compute_route import BothSidesRoute, ComputeRoute
 from lagom_overlap.runtime.exchange import Exchange, Store
 from lagom_overlap.runtime.gloo_route import GlooRoute
 from lagom_overlap.runtime.journal import JournalFile
@@ -62,7 +65,8 @@ class OnlineTuner:
     """Tunes the collectives of a model's training steps; made on every rank, after the process group and the model.
 
     Without `route` it is the job's own: NCCL's (`nccl_route`) or gloo's. `adapters` names what to attach on gloo
-    (`"fsdp2"`, `"ddp"`, `"calls"`); None takes those that fit. `config` is a file that `save` wrote: the job starts
+    (`"fsdp2"`, `"ddp"`, `"calls"`); None takes those that fit. `compute` sets the computation's side, torch's SM
+    carve-out where there is one. `config` is a file that `save` wrote: the job starts
     with it and searches only if it drifts. `optimizer` is only held, to say what a step is; `step()` counts them.
     `enabled` False, or `LAGOM_DISABLE=1` at any time, leaves the job alone. All ranks must make the same tuners in the
     same order; options other than the journal's path are rank 0's.
@@ -83,6 +87,7 @@ class OnlineTuner:
         journal: str | Path | None = None,
         adapters: Sequence[str] | None = None,
         route: Route | None = None,
+        compute: ComputeRoute | None = None,
         enabled: bool = True,
         **changes: object,
     ) -> None:
@@ -107,7 +112,10 @@ class OnlineTuner:
         if not enabled or is_disabled():
             self._refuse(exchange)
             return
-        self._route: Route = route or _nccl_route(model) or _gloo_route(model, store, chosen, adapters)
+        computation = compute or open_compute_route()
+        self.options = chosen = _settable(chosen, computation)
+        collectives = route or _nccl_route(model) or _gloo_route(model, store, chosen, adapters)
+        self._route: Route = BothSidesRoute(collectives, computation)
         self._member = self._join(exchange, self._route, config, journal or chosen.journal)
         atexit.register(_leave, weakref.ref(self))
 
@@ -247,8 +255,26 @@ def _gloo_route(model: nn.Module, store: Store, options: OnlineOptions, adapters
     return route
 
 
+def _settable(options: OnlineOptions, compute: ComputeRoute) -> OnlineOptions:
+    """The options without carve-outs where they cannot be set."""
+    if not options.sm_carveouts:
+        return options
+    try:
+        compute.check(LaunchConfig(sm_carveout=options.sm_carveouts[-1]))
+    except LagomError as error:
+        _log.warning("%s; tuning the collectives only", error)
+        return replace(options, sm_carveouts=())
+    if not searches_launches(options.tuner):
+        words = "sm_carveouts are not searched: tuner %r knows the collectives only, 'both_sides' searches both"
+        _log.warning(words, options.tuner)
+    return options
+
+
 def _study_factory(options: OnlineOptions) -> Callable[[Problems], Study]:
+    launches = LaunchSpace(sm_carveouts=options.sm_carveouts, scope=LaunchScope.STEP)
+
     def make(problems: Problems) -> Study:
+        problems = tuple(replace(problem, launches=launches) for problem in problems)
         tuner = make_tuner(options.tuner, problems, seed=options.seed, options=options.tuner_options, guarded=True)
         return Study(problems, tuner, seed=options.seed, num_pairs=options.num_pairs)
 

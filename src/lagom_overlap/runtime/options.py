@@ -22,7 +22,8 @@ class OnlineOptions:
     the default. `max_steps` and `max_seconds` bound the search and its verdict of `num_pairs` rounds together.
     `watch_steps` is the length of a window once all is settled (0: stop for good); a job that then takes `drift_ratio`
     times as long in `drift_windows` windows running is tuned again, at most `max_rearms` times. `timeout_s` is the
-    longest that any rank ever waits for another one on our account.
+    longest that any rank ever waits for another one on our account. `sm_carveouts` are SMs that the computation may
+    leave free, one number for the whole step; the tuner must search them (`both_sides`).
     """
 
     tuner: str = "lagom"
@@ -40,6 +41,7 @@ class OnlineOptions:
     max_rearms: int = 2
     timeout_s: float = 60.0
     journal: Path | None = None
+    sm_carveouts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         wrong = [
@@ -59,6 +61,12 @@ class OnlineOptions:
                 ("drift_windows", "at least 1", self.drift_windows >= 1),
                 ("max_rearms", "at least 0", self.max_rearms >= 0),
                 ("timeout_s", "positive and finite", isfinite(self.timeout_s) and self.timeout_s > 0),
+                (
+                    "sm_carveouts",
+                    "increasing and not negative",
+                    list(self.sm_carveouts) == sorted(set(self.sm_carveouts))
+                    and min(self.sm_carveouts, default=0) >= 0,
+                ),
             )
             if not is_right
         ]

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
+from msgspec import UNSET
 
 from lagom_overlap.backends.base import Assignment, GroupProblem, Measurement
-from lagom_overlap.collective import CommConfig
+from lagom_overlap.collective import CommConfig, launch_of
 from lagom_overlap.runtime.messages import Report
 from lagom_overlap.runtime.program import Program, StepGroup, groups_of
 from lagom_overlap.runtime.sites import Site, SiteSetting
@@ -30,11 +31,12 @@ class TunedGroup:
     sites: tuple[tuple[Site, ...], ...]
 
     def settings(self, assignment: Assignment) -> list[SiteSetting]:
-        """The assignment, site by site; untouched calls need none."""
+        """The assignment, site by site; calls that are untouched on both sides need none."""
+        launch = launch_of(assignment)
         return [
-            SiteSetting(site, config)
+            SiteSetting(site, config, UNSET if launch.is_untouched else launch)
             for config, sites in zip(assignment, self.sites, strict=True)
-            if not config.is_untouched
+            if not (config.is_untouched and launch.is_untouched)
             for site in sites
         ]
 

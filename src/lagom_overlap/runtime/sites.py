@@ -8,7 +8,17 @@ saved names the role: description, number of ranks, creation order.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from lagom_overlap.collective import Collective, CollectiveKind, CommConfig, CommunicatorId, ConfigKey, ConfigTable
+from msgspec import UNSET, UnsetType
+
+from lagom_overlap.collective import (
+    Collective,
+    CollectiveKind,
+    CommConfig,
+    CommunicatorId,
+    ConfigKey,
+    ConfigTable,
+    LaunchConfig,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -37,10 +47,11 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class SiteSetting:
-    """How one site is to be run."""
+    """How one site is to be run; `launch`, if set, how the computation beside it is launched."""
 
     site: Site
     config: CommConfig
+    launch: LaunchConfig | UnsetType = UNSET
 
 
 def site_of(key: ConfigKey) -> Site:
@@ -57,15 +68,18 @@ def site_of(key: ConfigKey) -> Site:
 
 
 def table_of(settings: Iterable[SiteSetting], communicators: Iterable[CommunicatorId]) -> ConfigTable:
-    """The settings as a table of this rank: a row for each site of a role in which this rank has a communicator."""
+    """The settings as a table of this rank: what each site of a role in which it has a communicator is set to."""
     mine = {(name.description, len(name.ranks), name.creation_order): name for name in communicators}
     rows: dict[ConfigKey, CommConfig] = {}
+    launches: dict[ConfigKey, LaunchConfig] = {}
     for setting in settings:
         call = setting.site.call
         name = mine.get((call.description, call.num_ranks, call.creation_order))
-        if name is not None and not setting.config.is_untouched:
-            key = ConfigKey(
-                communicator=name, kind=call.kind, num_bytes=call.num_bytes, occurrence=setting.site.occurrence
-            )
+        if name is None:
+            continue
+        key = ConfigKey(communicator=name, kind=call.kind, num_bytes=call.num_bytes, occurrence=setting.site.occurrence)
+        if not setting.config.is_untouched:
             rows[key] = setting.config
-    return ConfigTable(rows)
+        if isinstance(setting.launch, LaunchConfig) and not setting.launch.is_untouched:
+            launches[key] = setting.launch
+    return ConfigTable(rows, launches)

@@ -2,6 +2,6 @@
 
 from lagom_overlap.sim.dispatch import DispatchSimulator
 from lagom_overlap.sim.group import GroupSimulator, GroupTimes
-from lagom_overlap.sim.iteration import simulate_iteration
+from lagom_overlap.sim.iteration import IterationSimulator, simulate_iteration
 
-__all__ = ["DispatchSimulator", "GroupSimulator", "GroupTimes", "simulate_iteration"]
+__all__ = ["DispatchSimulator", "GroupSimulator", "GroupTimes", "IterationSimulator", "simulate_iteration"]

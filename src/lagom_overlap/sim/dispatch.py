@@ -3,7 +3,9 @@
 What is different from the rates of Eqs 4-6:
 
 - Blocks go to free SMs. A collective takes SMs first (NCCL's stream has priority), but only free ones: it waits for
-  blocks that run, holds what it has, and moves bytes once all its channels are resident.
+  blocks that run, holds what it has, and moves bytes once all its channels are resident. A launch can turn that round:
+  a computation enqueued first takes free SMs before a collective issued at the same moment, and on a stream of normal
+  priority a collective takes none while the kernel launched before it still has blocks to start.
 - A displaced block waits until an SM is free: the collective has ended, or a block has. A wave that is cut short by
   the end of a collective is refilled at once, and the last wave is as full as it is.
 - A block takes theta and, beside n - 1 others, n D / (B - V) for its bytes (Eq. 6 with the blocks that really run), so
@@ -23,7 +25,7 @@ from dataclasses import dataclass
 from math import ceil, inf
 from typing import Final
 
-from lagom_overlap.collective import CommConfig
+from lagom_overlap.collective import UNTOUCHED_LAUNCH, CommConfig, LaunchConfig, LaunchOrder, StreamPriority
 from lagom_overlap.cost import CollectiveCost, ContentionModel
 from lagom_overlap.sim.group import GroupTimes
 from lagom_overlap.workload import Kernel, OverlapGroup
@@ -41,11 +43,15 @@ class _Batch:
 
 @dataclass(slots=True)
 class _Comm:
-    """A collective that was issued: SMs that it still needs, the share of its bytes that remains."""
+    """A collective that was issued: SMs that it still needs, the share of its bytes that remains.
+
+    `is_behind`: the blocks of the kernel that runs go first.
+    """
 
     cost: CollectiveCost
     needs: int
     start_s: float
+    is_behind: bool = False
     left: float = 1.0
     end_s: float | None = None
 
@@ -63,8 +69,10 @@ class _Comm:
 class _Sms:
     """The SMs: who holds how many, and what runs on them."""
 
-    def __init__(self, model: ContentionModel) -> None:
+    def __init__(self, model: ContentionModel, launch: LaunchConfig) -> None:
         self._model = model
+        self._is_normal = launch.priority is StreamPriority.NORMAL
+        self._computation_first = launch.order is LaunchOrder.COMPUTATION_FIRST
         self._num_sms = model.cluster.gpu.num_sms
         self.batches: list[_Batch] = []
         self.comms: list[_Comm] = []
@@ -74,6 +82,14 @@ class _Sms:
     def launch(self, kernel: Kernel) -> None:
         """Queues all blocks of the next kernel."""
         self._kernel, self.waiting = kernel, kernel.num_blocks
+        for comm in self.comms:
+            comm.is_behind = False
+
+    def issue(self, comm: _Comm) -> None:
+        """Queues a collective: behind the kernel, if that was launched earlier or goes first."""
+        is_new = self._kernel is not None and self.waiting == self._kernel.num_blocks
+        comm.is_behind = bool(self.waiting) and (self._computation_first if is_new else self._is_normal)
+        self.comms.append(comm)
 
     @property
     def resident(self) -> int:
@@ -84,17 +100,29 @@ class _Sms:
         return kernel.blocks_per_sm >= self._model.profile.small_block_count
 
     def dispatch(self) -> None:
-        """Collectives take free SMs in order of issue, then blocks what room there is."""
+        """Collectives take free SMs in order of issue, blocks what room is left; collectives behind come after them."""
+        self._take_sms([comm for comm in self.comms if not comm.is_behind])
+        self._start_blocks()
+        behind = [comm for comm in self.comms if comm.is_behind]
+        self._take_sms(behind)
+        if not self._is_normal or not self.waiting:
+            for comm in behind:
+                comm.is_behind = False
+
+    def _take_sms(self, comms: Sequence[_Comm]) -> None:
         kernel, held = self._kernel, sum(comm.held for comm in self.comms)
         busy = 0
         if kernel is not None and not self._shares_sm(kernel):
             busy = ceil(self.resident / kernel.blocks_per_sm)
         free = self._num_sms - held - busy
-        for comm in self.comms:
+        for comm in comms:
             # The last SM stays with computation, as in the rates: otherwise nothing would ever end.
             taken = max(0, min(comm.needs, free, self._num_sms - 1 - held))
             comm.needs -= taken
             held, free = held + taken, free - taken
+
+    def _start_blocks(self) -> None:
+        kernel, held = self._kernel, sum(comm.held for comm in self.comms)
         if kernel is None or not self.waiting:
             return
         room = (self._num_sms - held) * kernel.blocks_per_sm - self.resident
@@ -137,9 +165,10 @@ class _Sms:
 class DispatchSimulator:
     """Evaluates assignments of one group block by block; the same call gives the same bits."""
 
-    def __init__(self, group: OverlapGroup, model: ContentionModel) -> None:
+    def __init__(self, group: OverlapGroup, model: ContentionModel, launch: LaunchConfig = UNTOUCHED_LAUNCH) -> None:
         self._group = group
-        self._model = model
+        self._model = model = model.launched(launch)
+        self._launch = launch
         self._kernels: Final = [model.kernel(op.work) for op in group.computations]
 
     def evaluate(self, assignment: Sequence[CommConfig]) -> GroupTimes:
@@ -157,7 +186,7 @@ class DispatchSimulator:
             self._model.collective(op.collective, config)
             for op, config in zip(self._group.comms, assignment, strict=True)
         ]
-        sms = _Sms(self._model)
+        sms = _Sms(self._model, self._launch)
         issued: dict[int, _Comm] = {}
         comp, now, comp_end = 0, 0.0, 0.0
         sms.launch(self._kernels[0])
@@ -197,5 +226,5 @@ class DispatchSimulator:
             if self._group.starts_after[place] <= comp:
                 limit = self._model.cluster.gpu.num_sms - 1
                 issued[place] = _Comm(costs[place], min(costs[place].num_channels, limit), now)
-                sms.comms.append(issued[place])
+                sms.issue(issued[place])
         sms.comms = [comm for comm in sms.comms if comm.end_s is None]

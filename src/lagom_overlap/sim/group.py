@@ -3,15 +3,27 @@
 Both streams start together; collective j waits for its predecessor and for `starts_after[j]` computations. Between two
 events the same pair runs, so its rates (Eq. 4, time-weighted) are constant; the next event is the nearer end, and a
 tie ends both. The result is a pure function of group, assignment and model: the same call gives the same bits.
+
+A launch says what persistent products leave free, and who gets SMs first (`cost.launch_order`). Untouched, a collective
+has its SMs as soon as it is issued: it is enqueued first, on a stream of high priority. Where it comes behind a kernel,
+that kernel runs alone for a share of it, which counts into the collective's time.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from lagom_overlap.collective import Collective, CommConfig
+from lagom_overlap.collective import (
+    UNTOUCHED_LAUNCH,
+    Collective,
+    CommConfig,
+    LaunchConfig,
+    LaunchOrder,
+    StreamPriority,
+)
 from lagom_overlap.cost import CollectiveCost, ContentionModel
 from lagom_overlap.cost.contention import eq1_makespan
+from lagom_overlap.cost.launch_order import share_before_collective
 from lagom_overlap.errors import SpaceError
 from lagom_overlap.timeline import Span, SpanKind, Timeline
 from lagom_overlap.workload import Kernel, OverlapGroup
@@ -51,9 +63,12 @@ class _Run:
 class GroupSimulator:
     """Evaluates assignments of one group; whatever depends only on (kernel, collective, configuration) is kept."""
 
-    def __init__(self, group: OverlapGroup, model: ContentionModel) -> None:
+    def __init__(self, group: OverlapGroup, model: ContentionModel, launch: LaunchConfig = UNTOUCHED_LAUNCH) -> None:
         self._group = group
-        self._model = model
+        self._model = model = model.launched(launch)
+        self._is_behind: Final = launch.order is LaunchOrder.COMPUTATION_FIRST
+        self._priority: Final = launch.priority or StreamPriority.HIGH
+        self._may_wait: Final = self._is_behind or self._priority is StreamPriority.NORMAL
         kernels = [model.kernel(op.work) for op in group.computations]
         self._kernels: Final[tuple[Kernel, ...]] = tuple(dict.fromkeys(kernels))
         place = {kernel: index for index, kernel in enumerate(self._kernels)}
@@ -118,6 +133,18 @@ class GroupSimulator:
         candidate.beside[kind] = pair
         return pair
 
+    def _left_before(self, candidate: _Candidate, kind: int, comp_left: float) -> float:
+        """What is left of the running kernel when a collective issued now holds its SMs; at most `comp_left`."""
+        kernel, profile = self._kernels[kind], self._model.profile
+        is_new = comp_left == 1.0
+        comes_behind = self._is_behind if is_new else self._priority is StreamPriority.NORMAL
+        if not comes_behind or kernel.blocks_per_sm >= profile.small_block_count:
+            return comp_left
+        num_sms = self._model.cluster.gpu.num_sms
+        num_channels = min(candidate.cost.num_channels, num_sms - 1)
+        share = share_before_collective(kernel, num_channels, num_sms=num_sms, priority=self._priority)
+        return min(comp_left, 1.0 - share)
+
     def _run(self, assignment: Sequence[CommConfig]) -> _Run:
         """The event loop; one computation and one collective can run at a time."""
         if len(assignment) != len(self._tables):
@@ -128,28 +155,33 @@ class GroupSimulator:
         comp_starts, comp_ends = [0.0], list[float]()
         comm_starts, comm_ends = list[float](), list[float]()
         now, comp, comm, comp_left, comm_left = 0.0, 0, 0, 1.0, 1.0
+        held_comp, held_left = -1, 0.0
         while comp < num_comps or comm < num_comms:
-            if comm < num_comms and starts_after[comm] <= comp:
-                candidate = candidates[comm]
-                if len(comm_starts) == comm:
-                    comm_starts.append(now)
-                if comp == num_comps:
-                    now += comm_left * candidate.alone_s
-                    comp_ends_now, comm_ends_now = False, True
-                else:
-                    kind = kinds[comp]
-                    whole_comp_s, whole_comm_s = candidate.beside[kind] or self._pair(candidate, kind)
-                    to_comp_s, to_comm_s = comp_left * whole_comp_s, comm_left * whole_comm_s
-                    comp_ends_now, comm_ends_now = to_comp_s <= to_comm_s, to_comm_s <= to_comp_s
-                    if comp_ends_now:
-                        now += to_comp_s
-                        comm_left = max(0.0, comm_left - to_comp_s / whole_comm_s)
-                    else:
-                        now += to_comm_s
-                        comp_left = max(0.0, comp_left - to_comm_s / whole_comp_s)
+            is_issued = comm < num_comms and starts_after[comm] <= comp
+            if is_issued and len(comm_starts) == comm:
+                comm_starts.append(now)
+                if self._may_wait and comp < num_comps:
+                    held_comp, held_left = comp, self._left_before(candidates[comm], kinds[comp], comp_left)
+            waits = is_issued and held_comp == comp and comp_left > held_left
+            if waits or not is_issued:
+                until_left = held_left if waits else 0.0
+                now += (comp_left - until_left) * alone_s[comp]
+                comp_left = until_left
+                comp_ends_now, comm_ends_now = comp_left == 0.0, False
+            elif comp == num_comps:
+                now += comm_left * candidates[comm].alone_s
+                comp_ends_now, comm_ends_now = False, True
             else:
-                now += comp_left * alone_s[comp]
-                comp_ends_now, comm_ends_now = True, False
+                candidate, kind = candidates[comm], kinds[comp]
+                whole_comp_s, whole_comm_s = candidate.beside[kind] or self._pair(candidate, kind)
+                to_comp_s, to_comm_s = comp_left * whole_comp_s, comm_left * whole_comm_s
+                comp_ends_now, comm_ends_now = to_comp_s <= to_comm_s, to_comm_s <= to_comp_s
+                if comp_ends_now:
+                    now += to_comp_s
+                    comm_left = max(0.0, comm_left - to_comp_s / whole_comm_s)
+                else:
+                    now += to_comm_s
+                    comp_left = max(0.0, comp_left - to_comm_s / whole_comp_s)
             if comp_ends_now:
                 comp_ends.append(now)
                 comp, comp_left = comp + 1, 1.0

@@ -6,9 +6,8 @@ ends fall together end together; what becomes ready starts in order of (time, co
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-from lagom_overlap.collective import CommConfig
+from lagom_overlap.collective import Collective, CommConfig
 from lagom_overlap.cost import CollectiveCost, ContentionModel
 from lagom_overlap.errors import SpaceError
 from lagom_overlap.timeline import Span, SpanKind, Timeline
@@ -17,69 +16,142 @@ from lagom_overlap.workload import CommOp, Iteration, Kernel, Work
 _UNTOUCHED = CommConfig()
 
 
-@dataclass(frozen=True, slots=True)
-class _Priced:
-    """Distinct collective costs and kernels of an iteration; each operator's number among them, kernels last."""
+class IterationSimulator:
+    """Simulates one iteration under any number of configurations; prices, rates and waits are computed once."""
 
-    costs: list[CollectiveCost]
-    kernels: list[Kernel]
-    kinds: list[int]
+    def __init__(self, iteration: Iteration, model: ContentionModel) -> None:
+        self._iteration = iteration
+        self._prices = _Prices(model)
+        self._waiting, self._followers = _waits(iteration)
+        self._kinds = self._prices.kernel_kinds(iteration)
+        self._comms = [(number, op) for number, op in enumerate(iteration.ops) if isinstance(op, CommOp)]
+        self._comm_names = {op.name for _, op in self._comms}
 
+    def makespan_s(self, configs: Mapping[str, CommConfig]) -> float:
+        """Seconds of the iteration; a collective that `configs` does not name runs untouched.
 
-def _price(iteration: Iteration, configs: Mapping[str, CommConfig], model: ContentionModel) -> _Priced:
-    unknown = sorted(set(configs) - {op.name for op in iteration.comms})
-    if unknown:
-        raise ValueError(f"configs name {unknown[0]!r}, no collective of iteration {iteration.name!r}")
-    cost_places: dict[object, int] = {}
-    costs: list[CollectiveCost] = []
-    places: list[int] = []
-    for call in iteration.comms:
-        key = (call.collective, configs.get(call.name, _UNTOUCHED))
-        if key not in cost_places:
-            cost_places[key] = len(costs)
+        Raises:
+            SpaceError: if a configuration cannot run.
+            ValueError: if `configs` names what is no collective of the iteration.
+        """
+        return max(self._run(configs)[1], default=0.0)
+
+    def timeline(self, configs: Mapping[str, CommConfig]) -> Timeline:
+        """Who runs when; raises what `makespan_s` does."""
+        starts, ends = self._run(configs)
+        return Timeline(
+            tuple(
+                [
+                    Span(
+                        name=op.name,
+                        kind=SpanKind.COMM if isinstance(op, CommOp) else SpanKind.COMP,
+                        stream=op.stream,
+                        start_s=start_s,
+                        end_s=end_s,
+                    )
+                    for op, start_s, end_s in zip(self._iteration.ops, starts, ends, strict=True)
+                ]
+            )
+        )
+
+    def _priced(self, configs: Mapping[str, CommConfig]) -> list[int]:
+        """Each operator's kind under the configurations."""
+        unknown = sorted(configs.keys() - self._comm_names)
+        if unknown:
+            raise ValueError(f"configs name {unknown[0]!r}, no collective of iteration {self._iteration.name!r}")
+        kinds = self._kinds.copy()
+        for number, op in self._comms:
             try:
-                costs.append(model.collective(*key))
+                kinds[number] = self._prices.comm_kind(op.collective, configs.get(op.name, _UNTOUCHED))
             except SpaceError as error:
-                raise SpaceError(f"{call.name}: {error}") from error
-        places.append(cost_places[key])
-    # Layers share their works as objects more often than not: an object's identity is found faster than its value.
-    by_object: dict[int, int] = {}
-    by_value: dict[Work, int] = {}
-    kernels: list[Kernel] = []
-    kinds: list[int] = []
-    comm = iter(places)
-    for op in iteration.ops:
-        if isinstance(op, CommOp):
-            kinds.append(next(comm))
-            continue
-        kind = by_object.get(id(op.work))
-        if kind is None:
-            kind = by_value.get(op.work)
-            if kind is None:
-                kind = by_value[op.work] = len(costs) + len(kernels)
-                kernels.append(model.kernel(op.work))
-            by_object[id(op.work)] = kind
-        kinds.append(kind)
-    return _Priced(costs, kernels, kinds)
+                raise SpaceError(f"{op.name}: {error}") from error
+        return kinds
+
+    def _run(self, configs: Mapping[str, CommConfig]) -> tuple[list[float], list[float]]:
+        """Start and end (s) of every operator.
+
+        `running` stays in the order of (collectives first, issue number), which is that of (kind's class, number).
+        """
+        kinds, waiting, followers = self._priced(configs), self._waiting.copy(), self._followers
+        whole_times = self._prices.whole_times
+        num_ops, now = len(kinds), 0.0
+        starts, ends, left = [0.0] * num_ops, [0.0] * num_ops, [1.0] * num_ops
+        running = [number for number, count in enumerate(waiting) if not count]
+        while running:
+            if len(running) > 1:
+                running.sort(key=lambda number: (kinds[number] < 0, number))
+            whole = whole_times(tuple([kinds[number] for number in running]))
+            until_end = [left[number] * time_s for number, time_s in zip(running, whole, strict=True)]
+            step_s = min(until_end)
+            now += step_s
+            still: list[int] = []
+            for number, time_s, end_s in zip(running, whole, until_end, strict=True):
+                if end_s > step_s:
+                    left[number] = max(0.0, left[number] - step_s / time_s)
+                    still.append(number)
+            for number, end_s in zip(running, until_end, strict=True):
+                if end_s > step_s:
+                    continue
+                ends[number] = now
+                for follower in followers[number]:
+                    waiting[follower] -= 1
+                    if not waiting[follower]:
+                        starts[follower] = now
+                        still.append(follower)
+            running = still
+        return starts, ends
 
 
-class _Clock:
-    """The whole time of every running operator, computed once per multiset of what runs."""
+class _Prices:
+    """Distinct collective costs (kinds from 0 up) and kernels (kinds from -1 down), and their times together."""
 
-    def __init__(self, priced: _Priced, model: ContentionModel) -> None:
-        self._priced = priced
+    def __init__(self, model: ContentionModel) -> None:
         self._model = model
+        self._costs: list[CollectiveCost] = []
+        self._kernels: list[Kernel] = []
+        self._comm_kinds: dict[tuple[Collective, CommConfig], int] = {}
         self._known: dict[tuple[int, ...], tuple[float, ...]] = {}
+
+    def comm_kind(self, collective: Collective, config: CommConfig) -> int:
+        """The kind of a collective under a configuration.
+
+        Raises:
+            SpaceError: if it cannot run.
+        """
+        key = (collective, config)
+        kind = self._comm_kinds.get(key)
+        if kind is None:
+            self._costs.append(self._model.collective(collective, config))
+            kind = self._comm_kinds[key] = len(self._costs) - 1
+        return kind
+
+    def kernel_kinds(self, iteration: Iteration) -> list[int]:
+        """The kind of every computation of an iteration; 0 for its collectives."""
+        # Layers share their works as objects more often than not: an object's identity is found faster than its value.
+        by_object: dict[int, int] = {}
+        by_value: dict[Work, int] = {}
+        kinds: list[int] = []
+        for op in iteration.ops:
+            if isinstance(op, CommOp):
+                kinds.append(0)
+                continue
+            kind = by_object.get(id(op.work))
+            if kind is None:
+                kind = by_value.get(op.work)
+                if kind is None:
+                    self._kernels.append(self._model.kernel(op.work))
+                    kind = by_value[op.work] = -len(self._kernels)
+                by_object[id(op.work)] = kind
+            kinds.append(kind)
+        return kinds
 
     def whole_times(self, kinds: tuple[int, ...]) -> tuple[float, ...]:
         """One time (s) per running operator by its kind, the collectives first."""
         known = self._known.get(kinds)
         if known is None:
-            costs, kernels = self._priced.costs, self._priced.kernels
-            num_costs = len(costs)
             times = self._model.running_times(
-                [kernels[kind - num_costs] for kind in kinds if kind >= num_costs],
-                [costs[kind] for kind in kinds if kind < num_costs],
+                [self._kernels[-1 - kind] for kind in kinds if kind < 0],
+                [self._costs[kind] for kind in kinds if kind >= 0],
             )
             known = self._known[kinds] = (*times.comm_s, *times.kernel_s)
         return known
@@ -105,41 +177,6 @@ def _waits(iteration: Iteration) -> tuple[list[int], list[list[int]]]:
     return waiting, followers
 
 
-def _run(priced: _Priced, waits: tuple[list[int], list[list[int]]], model: ContentionModel) -> tuple[list[float], ...]:
-    """Start and end (s) of every operator.
-
-    `running` stays in the order of (collectives first, issue number), which is that of (kind's class, number).
-    """
-    waiting, followers = waits
-    kinds, num_costs, clock = priced.kinds, len(priced.costs), _Clock(priced, model)
-    num_ops, now = len(kinds), 0.0
-    starts, ends, left = [0.0] * num_ops, [0.0] * num_ops, [1.0] * num_ops
-    running = [number for number, count in enumerate(waiting) if not count]
-    while running:
-        if len(running) > 1:
-            running.sort(key=lambda number: (kinds[number] >= num_costs, number))
-        whole = clock.whole_times(tuple([kinds[number] for number in running]))
-        until_end = [left[number] * time_s for number, time_s in zip(running, whole, strict=True)]
-        step_s = min(until_end)
-        now += step_s
-        still: list[int] = []
-        for number, time_s, end_s in zip(running, whole, until_end, strict=True):
-            if end_s > step_s:
-                left[number] = max(0.0, left[number] - step_s / time_s)
-                still.append(number)
-        for number, end_s in zip(running, until_end, strict=True):
-            if end_s > step_s:
-                continue
-            ends[number] = now
-            for follower in followers[number]:
-                waiting[follower] -= 1
-                if not waiting[follower]:
-                    starts[follower] = now
-                    still.append(follower)
-        running = still
-    return starts, ends
-
-
 def simulate_iteration(iteration: Iteration, configs: Mapping[str, CommConfig], model: ContentionModel) -> Timeline:
     """Who runs when in one iteration; a collective that `configs` does not name runs untouched.
 
@@ -147,19 +184,4 @@ def simulate_iteration(iteration: Iteration, configs: Mapping[str, CommConfig], 
         SpaceError: if a configuration cannot run.
         ValueError: if `configs` names what is no collective of the iteration.
     """
-    priced = _price(iteration, configs, model)
-    starts, ends = _run(priced, _waits(iteration), model)
-    return Timeline(
-        tuple(
-            [
-                Span(
-                    name=op.name,
-                    kind=SpanKind.COMM if isinstance(op, CommOp) else SpanKind.COMP,
-                    stream=op.stream,
-                    start_s=start_s,
-                    end_s=end_s,
-                )
-                for op, start_s, end_s in zip(iteration.ops, starts, ends, strict=True)
-            ]
-        )
-    )
+    return IterationSimulator(iteration, model).timeline(configs)

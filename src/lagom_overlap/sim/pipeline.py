@@ -1,8 +1,9 @@
 """Event simulation of a pipeline: every stage runs its slots in order, each waits for its neighbour's result.
 
 A forward of model chunk c waits for the same micro-batch's forward of chunk c - 1, a backward for that of c + 1 (the
-last chunk's backward for its own forward). Sending blocks the sender: its time is part of the slot (Megatron-LM waits
-for every point-to-point before it goes on).
+last chunk's backward for its own forward). Sending blocks the sender, its time is part of the slot (Megatron-LM waits
+for every point-to-point before it goes on), or takes `transfer_s` beside the sender's next slot (its interleaved
+schedule with `overlap_p2p_comm`; what the transfer takes from the products beside it is not modelled).
 """
 
 from collections.abc import Sequence
@@ -13,10 +14,14 @@ from lagom_overlap.workload.parallel import Slot
 
 @dataclass(frozen=True, slots=True)
 class SlotTimes:
-    """Seconds of one forward and one backward of a stage through each of its chunks, sending included."""
+    """Seconds of one forward and one backward of a stage through each of its chunks, sending included if it blocks.
+
+    `transfer_s` passes between a slot's end and the arrival of what it sent; the sender goes on.
+    """
 
     forward_s: tuple[float, ...]
     backward_s: tuple[float, ...]
+    transfer_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +42,7 @@ def run_pipeline(orders: Sequence[Sequence[Slot]], times: Sequence[SlotTimes]) -
     """
     num_stages, chunks = len(orders), len(times[0].forward_s)
     last = num_stages * chunks - 1
-    ends: dict[tuple[bool, int, int], float] = {}
+    ends: dict[tuple[bool, int, int], float] = {}  # where they are needed
     clocks, places = [0.0] * num_stages, [0] * num_stages
     runs: list[list[SlotRun]] = [[] for _ in range(num_stages)]
     waiting: dict[tuple[bool, int, int], int] = {}
@@ -61,7 +66,8 @@ def run_pipeline(orders: Sequence[Sequence[Slot]], times: Sequence[SlotTimes]) -
             runs[rank].append(SlotRun(rank, slot, start, end))
             clocks[rank], places[rank] = end, places[rank] + 1
             key = (slot.forward, slot.micro_batch, chunk)
-            ends[key] = end
+            is_sent = chunk < last if slot.forward else chunk > 0
+            ends[key] = end + (own.transfer_s if is_sent else 0.0)
             if key in waiting:
                 ready.append(waiting.pop(key))
     if any(place < len(order) for place, order in zip(places, orders, strict=True)):

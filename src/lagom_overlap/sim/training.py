@@ -233,12 +233,17 @@ class TrainingSimulator:
     def _send(self, sends: bool) -> PassTimes:
         if not sends:
             return PassTimes()
+        seconds = self._transfer_s()
+        exposed_s = 0.0 if self._layout.overlap_p2p else seconds
+        return PassTimes(comms={GroupKind.PIPELINE: CommTimes(seconds, exposed_s)})
+
+    def _transfer_s(self) -> float:
+        """One stage's activations, or their gradients, to its neighbour."""
         layout = self._layout
         num_bytes = layout.micro_batch * self._seq_len * self._model.hidden * ELEMENT_BYTES
         if layout.sequence_parallel or layout.scatter_gather:
             num_bytes //= layout.tensor
-        seconds = self._links.seconds(CollectiveKind.SEND_RECV, num_bytes, GroupKind.PIPELINE)
-        return PassTimes(comms={GroupKind.PIPELINE: CommTimes(seconds, seconds)})
+        return self._links.seconds(CollectiveKind.SEND_RECV, num_bytes, GroupKind.PIPELINE)
 
     # After and beside the last backward.
 
@@ -350,8 +355,10 @@ class TrainingSimulator:
         stages = plan_stages(self._model, layout)
         chunks = [self._chunks(stage) for stage in stages]
         orders = [stage_slots(layout, stage.rank) for stage in stages]
+        transfer_s = self._transfer_s() if layout.overlap_p2p else 0.0
         slot_times = [
-            SlotTimes(tuple(c.forward.seconds for c in own), tuple(c.backward.seconds for c in own)) for own in chunks
+            SlotTimes(tuple(c.forward.seconds for c in own), tuple(c.backward.seconds for c in own), transfer_s)
+            for own in chunks
         ]
         runs = run_pipeline(orders, slot_times)
         rows, ends = [], []

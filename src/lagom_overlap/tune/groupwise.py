@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from random import Random
 from types import MappingProxyType
+from typing import Generic, Protocol, TypeVar
 
 from lagom_overlap.backends.base import Assignment, Failure, GroupProblem, Outcome
 from lagom_overlap.tune.base import Problems, Trial, check_outcomes, problems_by_name
@@ -71,15 +72,25 @@ class _Run:
             self.stand = self._default
 
 
-class GroupwiseTuner:
-    """A `Tuner` that runs one search per group side by side; subclasses give the search.
+class GroupRun(Protocol):
+    """One group's part of a search: what it asks next (None at the end), and what it stands by."""
 
-    A search runs up to its first probe when the tuner is built, so a bad option is refused there.
-    """
+    probe: Probe | None
+    stand: Assignment
 
-    def __init__(self, problems: Problems, search: Callable[[GroupProblem], Search]) -> None:
+    def tell(self, outcome: Outcome) -> None:
+        """Takes the outcome of the probe just asked for."""
+
+
+Run = TypeVar("Run", bound=GroupRun)
+
+
+class SideBySide(Generic[Run]):
+    """A `Tuner` that advances the searches of all groups side by side; `begin` makes a group's."""
+
+    def __init__(self, problems: Problems, begin: Callable[[GroupProblem], Run]) -> None:
         self._problems = problems_by_name(problems)
-        self._runs = {name: _Run(problem, search(problem)) for name, problem in self._problems.items()}
+        self._runs = {name: begin(problem) for name, problem in self._problems.items()}
         self._asked: Trial | None = None
         self._num_told = 0
 
@@ -113,3 +124,13 @@ class GroupwiseTuner:
     def recommend(self) -> Mapping[str, Assignment]:
         """What each group's search stands by now; the default where it knows nothing."""
         return {name: run.stand for name, run in self._runs.items()}
+
+
+class GroupwiseTuner(SideBySide[_Run]):
+    """A `Tuner` that runs one generator per group side by side; subclasses give the search.
+
+    A search runs up to its first probe when the tuner is built, so a bad option is refused there.
+    """
+
+    def __init__(self, problems: Problems, search: Callable[[GroupProblem], Search]) -> None:
+        super().__init__(problems, lambda problem: _Run(problem, search(problem)))

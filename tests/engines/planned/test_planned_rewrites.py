@@ -94,6 +94,13 @@ def test_an_all_to_all_is_cut_along_rows_of_every_rank(ranks):
     same(ranks, "exchange", split)
 
 
+@pytest.mark.parametrize(("op", "axis"), [("mm", 0), ("mm", 1), ("mm", 2), ("relu", 0), ("relu", 1)])
+def test_a_computation_is_cut_alone(ranks, op, axis):
+    names = same(ranks, "gather_products", Split(op, axis, 2))
+    assert {f"{op}#0", f"{op}#1"} <= set(names)
+    assert op not in names
+
+
 def test_gathers_of_different_sizes_are_fused(ranks):
     names = same(ranks, "two_gathers", Fuse((AG, f"{AG}_1")))
     assert f"{AG}+1" in names

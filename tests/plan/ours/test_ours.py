@@ -19,7 +19,7 @@ from lagom_overlap.plan.ours.cuts import Cutter, cuts_of, op_types, splits_of
 from lagom_overlap.plan.ours.robust import COMM_SCALES, most_robust, scaled
 from lagom_overlap.plan.predict import predict
 from lagom_overlap.plan.schedule import check, decode, lower_bound, simulate, task_graph
-from lagom_overlap.plan.schedule.generation import Side, parallel, serial
+from lagom_overlap.plan.schedule.generation import Generation, Kind
 from lagom_overlap.plan.schedule.incumbent import Progress
 from lagom_overlap.workload import Buffer, CommOp, CompOp, Gemm, Iteration
 from lagom_overlap.workload.rewrite.apply import rewritten
@@ -163,8 +163,8 @@ def test_replanning_for_other_times_keeps_the_cuts_and_is_no_worse_than_the_old_
 
 def test_the_most_robust_order_has_the_least_greatest_regret() -> None:
     graph = random_graph(Random(4), 40, num_resources=2)
-    side = Side.forward(graph)
-    schedules = [make(side, [Random(s).random() for _ in range(40)]) for s in range(5) for make in (serial, parallel)]
+    make = Generation(graph).schedule
+    schedules = [make(kind, [Random(s).random() for _ in range(40)]) for s in range(5) for kind in Kind]
 
     def regret(schedule: object) -> float:
         order = decode(graph, schedule)  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from lagom_overlap.plan.schedule import (
     simulate,
 )
 from lagom_overlap.plan.schedule.bounds import preemptive_one_machine
-from lagom_overlap.plan.schedule.generation import Side, improved, parallel, serial
+from lagom_overlap.plan.schedule.generation import Generation, Kind
 from lagom_overlap.plan.schedule.incumbent import Incumbent, Progress
 from lagom_overlap.plan.schedule.portfolio import run_portfolio
 
@@ -69,11 +69,11 @@ def test_the_bound_never_exceeds_the_shortest_schedule_and_generators_never_unde
         found = bounds_of(graph)
         assert found.best <= shortest
         assert max(found.critical_path, *found.one_machine) == found.best
-        forward, backward = Side.forward(graph), Side.backward(graph)
-        for generator in (serial, parallel):
-            made = generator(forward, [Random(seed).random() for _ in range(7)])
+        generation = Generation(graph)
+        for kind in Kind:
+            made = generation.schedule(kind, [Random(seed).random() for _ in range(7)])
             check(graph, made)
-            better = improved(made, forward, backward)
+            better = generation.improved(made)
             check(graph, better)
             assert shortest <= better.makespan <= made.makespan
 
@@ -94,7 +94,7 @@ def test_the_portfolio_finds_the_shortest_schedule_of_most_small_graphs() -> Non
 def test_a_decoded_order_runs_like_its_schedule_or_better() -> None:
     for seed in range(40):
         graph = random_graph(Random(seed), 30, num_resources=3)
-        made = serial(Side.forward(graph), [Random(seed).random() for _ in range(30)])
+        made = Generation(graph).schedule(Kind.SERIAL, [Random(seed).random() for _ in range(30)])
         issued = simulate(graph, decode(graph, made))
         check(graph, issued)
         assert issued.makespan <= made.makespan

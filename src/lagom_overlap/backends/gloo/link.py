@@ -26,7 +26,7 @@ _QUEUE: Final = "16mb"
 _PROBE_BYTES_PER_S: Final = 125e6
 _TIMEOUT_S: Final = 10.0
 _MIN_BYTES_PER_S: Final = 1e6
-_INSTEAD: Final = 'with job.link = "loopback" no link is emulated'
+_INSTEAD: Final = 'with the link "loopback" none is emulated'
 
 
 def _missing_tools() -> list[str]:
@@ -93,12 +93,12 @@ class EmulatedLink:
         """
         if not _MIN_BYTES_PER_S <= bytes_per_s < float("inf"):
             raise BackendError(
-                f"job.link: an emulated link of {bytes_per_s / GBIT_PER_S:g} Gbit/s; it must be finite and at least "
+                f"an emulated link of {bytes_per_s / GBIT_PER_S:g} Gbit/s: must be finite and at least "
                 f"{_MIN_BYTES_PER_S / GBIT_PER_S:g} Gbit/s"
             )
         missing = _missing_tools()
         if missing:
-            raise BackendError(f"job.link: cannot emulate a link: missing {', '.join(missing)}; {_INSTEAD}")
+            raise BackendError(f"cannot emulate a link: missing {', '.join(missing)}; {_INSTEAD}")
         # The holder reads its stdin, a pipe of ours: it ends with us, however we end.
         self._holder = subprocess.Popen(
             _set_up(bytes_per_s * num_ranks, "echo ready && exec cat"),
@@ -121,12 +121,12 @@ class EmulatedLink:
             said = _read_line(self._holder.stdout, _TIMEOUT_S)
         except TimeoutError:
             raise BackendError(
-                f"job.link: setting up a network namespace took more than {_TIMEOUT_S:g} s; {_INSTEAD}"
+                f"setting up a network namespace took more than {_TIMEOUT_S:g} s; {_INSTEAD}"
             ) from None
         if said != b"ready\n":
             self._kill()
             reason = _first_line(self._holder.stderr.read().decode(errors="replace"))
-            raise BackendError(f"job.link: cannot emulate a link on this machine: {reason}; {_INSTEAD}")
+            raise BackendError(f"cannot emulate a link on this machine: {reason}; {_INSTEAD}")
 
     @property
     def prefix(self) -> list[str]:

@@ -1,16 +1,56 @@
 """Programs on gloo ranks: their operators timed alone, and the program run beside its plan."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
 
 from lagom_overlap.backends.gloo.link import EmulatedLink
 from lagom_overlap.backends.gloo.ranks import RankProcesses
 from lagom_overlap.backends.gloo.torch_extra import require_torch
+from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.engines.messages import Command
 from lagom_overlap.engines.planned.commands import PlanRun, Profiled, ProfileProgram, Program, Refused, RunPlan
 from lagom_overlap.errors import BackendError, JobError
 from lagom_overlap.workload.rewrite.steps import Rewrite
 from lagom_overlap.workload.rewrite.tables import table_of
+
+_FP32_BYTES: Final = 4
+_CALLS: Final = {
+    CollectiveKind.ALL_GATHER: "all_gather_into_tensor({shard}, {ranks}, name)",
+    CollectiveKind.REDUCE_SCATTER: "reduce_scatter_tensor({whole}, 'sum', {ranks}, name)",
+    CollectiveKind.ALL_REDUCE: "all_reduce({whole}, 'sum', name)",
+}
+
+
+def can_time(collective: Collective, num_ranks: int) -> bool:
+    """Whether `ProgramRanks.time_collectives` can run it: of a known kind, over all ranks, in whole elements."""
+    shard_bytes, rest = divmod(collective.num_bytes, collective.num_ranks)
+    is_whole = not rest and shard_bytes > 0 and shard_bytes % _FP32_BYTES == 0
+    return collective.kind in _CALLS and collective.num_ranks == num_ranks and is_whole
+
+
+def _script_of(collectives: Sequence[Collective]) -> str:
+    """A program of these collectives, one after the other."""
+    lines = [
+        "import torch",
+        "from torch import distributed as dist",
+        "C10D = torch.ops._c10d_functional",
+        "def collectives():",
+        "    return step, [torch.zeros(size) for size in SIZES]",
+        "def step(*given):",
+        "    name = dist.group.WORLD.group_name",
+    ]
+    sizes = []
+    for number, collective in enumerate(collectives):
+        elements = collective.num_bytes // _FP32_BYTES
+        is_shard = collective.kind is CollectiveKind.ALL_GATHER
+        sizes.append(elements // collective.num_ranks if is_shard else elements)
+        given = f"given[{number}]"
+        call = _CALLS[collective.kind].format(shard=given, whole=given, ranks=collective.num_ranks)
+        lines.append(f"    out_{number} = C10D.wait_tensor(C10D.{call})")
+    outs = ", ".join(f"out_{number}" for number in range(len(collectives)))
+    return "\n".join([*lines, f"    return ({outs},)", f"SIZES = {sizes}", ""])
 
 
 class ProgramRanks:
@@ -26,6 +66,7 @@ class ProgramRanks:
         """
         require_torch()
         self._program = Program(str(script.resolve()), function)
+        self.num_ranks = num_ranks
         self._timeout_s = timeout_s
         self._link = EmulatedLink(link_bytes_per_s, num_ranks) if link_bytes_per_s is not None else None
         try:
@@ -52,6 +93,26 @@ class ProgramRanks:
         if not isinstance(reply, Profiled):
             raise BackendError(f"rank 0 said {reply}, expected times")
         return reply.seconds
+
+    def time_collectives(self, collectives: Sequence[Collective], repeats: int) -> dict[Collective, float]:
+        """Median seconds of collectives over all ranks alone, of the slowest rank; fp32, on data of their own.
+
+        Raises:
+            ValueError: if one runs over some of the ranks only, or is of a kind that `can_time` refuses.
+            RankError: if a rank ends or takes too long.
+        """
+        if not all(can_time(collective, self.num_ranks) for collective in collectives):
+            raise ValueError(f"only {', '.join(_CALLS)} over all {self.num_ranks} ranks can be timed")
+        if not collectives:
+            return {}
+        with TemporaryDirectory(prefix="lagom-") as folder:
+            script = Path(folder) / "collectives.py"
+            script.write_text(_script_of(collectives), encoding="utf-8")
+            program = Program(str(script), "collectives")
+            reply = self._ask(ProfileProgram(program, repeats), "timing pieces of collectives")
+        if not isinstance(reply, Profiled):
+            raise BackendError(f"rank 0 said {reply}, expected times")
+        return dict(zip(collectives, reply.seconds.values(), strict=True))
 
     def run(self, rewrites: Iterable[Rewrite], *, rounds: int, seed: int, graph: str) -> PlanRun:
         """The program beside its plan; raises like `profile`, and JobError for a plan of another graph."""

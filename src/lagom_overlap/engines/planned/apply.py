@@ -54,7 +54,7 @@ def rewrite_graph(graph: fx.Graph, iteration: Iteration, rewrites: Sequence[Rewr
                 partition_groups(graph, _collective(nodes, step.comm), step, ops, groups)
             case Split():
                 reorder(graph, list(ops))
-                split(graph, _collective(nodes, step.comm), step, ops, groups)
+                split(graph, _node(nodes, step.comm), step, ops, groups)
             case Fuse():
                 fuse(graph, [_collective(nodes, name) for name in step.comms], groups)
             case Reorder():
@@ -95,9 +95,14 @@ def name_operators(graph: fx.Graph, iteration: Iteration) -> None:
             nodes[op.name].meta[STREAM] = op.stream
 
 
-def _collective(nodes: dict[str, fx.Node], name: str) -> fx.Node:
+def _node(nodes: dict[str, fx.Node], name: str) -> fx.Node:
     if name not in nodes:
         raise JobError(f"the plan rewrites {name!r}, no operator of this graph: it was made for another one")
-    if not is_collective(nodes[name]):
-        raise JobError(f"the plan rewrites {name!r}, which is no collective")
     return nodes[name]
+
+
+def _collective(nodes: dict[str, fx.Node], name: str) -> fx.Node:
+    node = _node(nodes, name)
+    if not is_collective(node):
+        raise JobError(f"the plan rewrites {name!r}, which is no collective")
+    return node

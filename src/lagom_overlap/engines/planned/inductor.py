@@ -3,20 +3,23 @@
 Under `torch.compile` functional collectives are nodes of the graph that the pass is given; it captures the graph,
 has it planned, applies the rewrites in place and hands it on to be compiled. Rank 0 plans and the others apply what it
 found: planners are given time, so two of them may end with two plans. Every rank must compile the same graphs in the
-same order, as `torch.compile` itself requires.
+same order, as `torch.compile` itself requires. Graphs of open sizes (`dynamic=True`) are left as they are.
 
-Inductor lowers nodes in the order of the graph and keeps it, except for what it fuses: an element-wise operator may
-move to its consumer. Collectives and waits are never fused.
+Inductor lowers nodes in the order of the graph; what it fuses may move to its consumer, collectives and waits never
+do. Its scheduler then looks for an order that needs less memory (`reorder_for_peak_memory`, on by default), which can
+undo a plan: turn it off.
 """
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import cast
+from typing import Protocol, cast
 
 import msgspec
 from torch import distributed as dist
 from torch import fx
+from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.distributed import distributed_c10d
 
@@ -24,15 +27,21 @@ from lagom_overlap.capture.base import Capture
 from lagom_overlap.capture.fx import capture_graph
 from lagom_overlap.engines.planned.agreement import check_agreement, signature
 from lagom_overlap.engines.planned.apply import rewrite_graph
+from lagom_overlap.engines.planned.graph_times import has_fixed_shapes, times_alone
 from lagom_overlap.engines.planned.groups import ProcessGroups
 from lagom_overlap.engines.planned.nodes import is_collective
 from lagom_overlap.workload.rewrite.steps import Rewrite
 from lagom_overlap.workload.rewrite.tables import RewriteTable, rewrite_of, table_of
 
-Decide = Callable[[Capture], Sequence[Rewrite]]
-"""A planner as the pass sees it: the captured graph in, rewrites out; called on rank 0 alone."""
-
 _PASSES = count()
+_log = logging.getLogger(__name__)
+
+
+class Decide(Protocol):
+    """A planner as the pass sees it; called on rank 0 alone."""
+
+    def __call__(self, capture: Capture, times_s: Mapping[str, float]) -> Sequence[Rewrite]:
+        """The rewrites of a captured graph; `times_s` are its operators' times alone, those that were measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +63,10 @@ class _HasGraph:
 class PlanPass(CustomGraphPass):
     """Plans every graph that holds collectives; the default process group must be open."""
 
-    def __init__(self, decide: Decide) -> None:
+    def __init__(self, decide: Decide, *, measure: bool = False) -> None:
+        """Makes the pass; with `measure` all ranks time each operator of a graph alone before it is planned."""
         self._decide = decide
+        self._measure = measure
         self._groups = ProcessGroups()
         self._name = f"lagom/pass/{next(_PASSES)}"
         self._number = count()
@@ -70,12 +81,18 @@ class PlanPass(CustomGraphPass):
         """
         if not any(is_collective(node) for node in graph.nodes):
             return
+        if not has_fixed_shapes(graph):
+            _log.warning("a graph with collectives is not planned: its sizes are open; compile with dynamic=False")
+            return
+        if config.reorder_for_peak_memory:
+            _log.warning("torch._inductor.config.reorder_for_peak_memory is on: it may undo the order of the plan")
         rank, num_ranks = dist.get_rank(), dist.get_world_size()
         store = distributed_c10d._get_default_store()
         step = f"{self._name}/{next(self._number)}"
         capture = capture_graph(cast("fx.GraphModule", _HasGraph(graph)), num_ranks=num_ranks, name=step)
+        times_s = self._times_s(graph, capture, step)
         if rank == 0:
-            plan = msgspec.json.encode([table_of(rewrite) for rewrite in self._decide(capture)])
+            plan = msgspec.json.encode([table_of(rewrite) for rewrite in self._decide(capture, times_s)])
             store.set(f"{step}/plan", plan.decode())
         tables = msgspec.json.decode(store.get(f"{step}/plan"), type=list[RewriteTable])
         rewrites = tuple(rewrite_of(table) for table in tables)
@@ -83,6 +100,19 @@ class PlanPass(CustomGraphPass):
         lines = signature(graph, self._groups.ranks)
         digest = check_agreement(lines, store, rank=rank, num_ranks=num_ranks, step=step)
         self.seen.append(PlannedGraph(capture, rewrites, digest))
+
+    def _times_s(self, graph: fx.Graph, capture: Capture, step: str) -> Mapping[str, float]:
+        """On rank 0 the slowest rank's times, of what every rank could time; nothing on the others."""
+        if not self._measure:
+            return {}
+        store = distributed_c10d._get_default_store()
+        mine = times_alone(graph, capture.iteration)
+        store.set(f"{step}/times/{dist.get_rank()}", msgspec.json.encode(mine).decode())
+        if dist.get_rank() != 0:
+            return {}
+        ranks = range(dist.get_world_size())
+        every = [msgspec.json.decode(store.get(f"{step}/times/{rank}"), type=dict[str, float]) for rank in ranks]
+        return {name: max(times[name] for times in every) for name in mine if all(name in times for times in every)}
 
     def uuid(self) -> None:
         """None: what the pass does depends on more than the graph, so compiled graphs are not cached."""

@@ -67,7 +67,7 @@ class PlannedSession:
             return loaded
         program, captured = loaded
         name_operators(captured.graph_module.graph, captured.iteration)
-        times = [self._alone(captured.graph_module, program.inputs) for _ in range(command.repeats + 1)][1:]
+        times = [self.alone_s(captured.graph_module, program.inputs) for _ in range(command.repeats + 1)][1:]
         names = list(times[0])
         slowest = self._ranks.maxima([median(one[name] for one in times) for name in names])
         return Profiled(dict(zip(names, slowest, strict=True)))
@@ -99,7 +99,7 @@ class PlannedSession:
         }
         try:
             max_error = self._ranks.maxima([_difference(arms, program.inputs)])[0]
-            runs = self._rounds(arms, program.inputs, command.rounds, command.seed)
+            runs = self.rounds(arms, program.inputs, command.rounds, command.seed)
         finally:
             for arm in arms.values():
                 arm.close()
@@ -119,7 +119,7 @@ class PlannedSession:
             return Refused(reason or f"rank {able.index(0)} cannot load program {program.script!r}")
         return self._loaded[program]
 
-    def _alone(self, module: fx.GraphModule, inputs: Sequence[Any]) -> dict[str, float]:
+    def alone_s(self, module: fx.GraphModule, inputs: Sequence[Any]) -> dict[str, float]:
         """Seconds of each operator with nothing beside it; views before an operator count to it."""
         values: dict[fx.Node, Any] = {}
         times: dict[str, float] = {}
@@ -148,9 +148,10 @@ class PlannedSession:
                 start = perf_counter()
         return times
 
-    def _rounds(
+    def rounds(
         self, arms: dict[str, StreamedStep], inputs: Sequence[Any], num_rounds: int, seed: int
     ) -> dict[str, ArmRuns]:
+        """The arms `num_rounds` times each, in shuffled order within a round, after `WARM_UP_RUNS` untimed ones."""
         rng = random.Random(seed)
         order = list(arms)
         runs: dict[str, list[StepRun]] = {name: [] for name in arms}

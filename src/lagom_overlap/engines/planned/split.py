@@ -39,11 +39,14 @@ class Pieces:
 
 
 def split(graph: fx.Graph, node: fx.Node, step: Split, ops: Mapping[str, Op], groups: Groups) -> None:
-    """Applies the step to the collective `node`; `ops` are the operators by name.
+    """Applies the step to the collective `node`, or to a computation alone; `ops` are the operators by name.
 
     Raises:
         JobError: if an operator cannot be cut along its axis, or the chain does not hang together.
     """
+    if not is_collective(node):
+        _split_computation(graph, node, step, ops)
+        return
     what = collective_of(node)
     num_ranks = len(groups.ranks(what.group))
     taken, given = _cuts_of_collective(node, step, ops.get(step.comm), num_ranks)
@@ -61,6 +64,18 @@ def split(graph: fx.Graph, node: fx.Node, step: Split, ops: Mapping[str, Op], gr
     pieces.cut[waited], pieces.made[waited] = given, parts
     chains.cut_after(step.after, pieces)
     retire(editor, [*chains.last_first(step.after), node, *chains.last_first(step.before)], pieces)
+
+
+def _split_computation(graph: fx.Graph, node: fx.Node, step: Split, ops: Mapping[str, Op]) -> None:
+    if step.before or step.after:
+        raise JobError(f"{step.comm!r} is no collective: a computation is cut without chains")
+    axis = call_axis(node, step.axis, ops)
+    lengths = {value_of(arg).shape[dim] for arg, dim in zip(axis.args, axis.dims, strict=True) if dim is not None}
+    if len(lengths) != 1:
+        raise JobError(f"{step.comm!r} cannot be cut along axis {step.axis}: its inputs have lengths {sorted(lengths)}")
+    editor, pieces = Editor(graph), Pieces()
+    Chains(editor, ops).cut_alone(node, axis, cuts.equal_parts(0, lengths.pop(), step.num_chunks), pieces)
+    retire(editor, [node], pieces)
 
 
 def _cuts_of_collective(node: fx.Node, step: Split, op: Op | None, num_ranks: int) -> tuple[Cut, Cut]:
@@ -169,6 +184,10 @@ class Chains:
         for node, number in self._in_order(chain):
             axis = call_axis(node, number, self._ops)
             self._cut(node, axis, self._owner_from(node, axis, pieces), pieces)
+
+    def cut_alone(self, node: fx.Node, axis: CallAxis, cut: Cut, pieces: Pieces) -> None:
+        """Cuts one computation between whole tensors."""
+        self._cut(node, axis, cut.owner, pieces)
 
     def _wanted_of(self, node: fx.Node, wanted: Mapping[fx.Node, Cut]) -> Cut:
         """The cut in which a member has to come out, followed back through views."""

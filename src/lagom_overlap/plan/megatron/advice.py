@@ -2,17 +2,20 @@
 
 Scales and switches as the notes recommend them (small up to 64 GPUs, medium up to 256, large beyond), written with the
 switches that exist. A recommendation is not believed: `advise` plans the step with and without each switch and says
-what changes. Interleaving, userbuffers and SHARP are outside what a plan of one stage can show and are only listed.
+what changes; under a contention model also what registered buffers give back (`userbuffers`). What a plan of one stage
+cannot show, interleaving and the overlap of transfers, is `pipeline_advice`'s.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from lagom_overlap.cost import ContentionModel
 from lagom_overlap.errors import JobError
 from lagom_overlap.plan.base import PlanProblem
 from lagom_overlap.plan.megatron.flags import MegatronFlags, TensorOverlap
 from lagom_overlap.plan.megatron.planner import Megatron
+from lagom_overlap.plan.megatron.userbuffers import contended_s
 from lagom_overlap.plan.predict import predict
 
 SMALL_GPUS, MEDIUM_GPUS = 64, 256
@@ -33,10 +36,18 @@ def scale_of(num_gpus: int) -> Scale:
     return Scale.MEDIUM if num_gpus <= MEDIUM_GPUS else Scale.LARGE
 
 
-def recommended(scale: Scale, *, has_experts: bool = False) -> MegatronFlags:
-    """The notes' switches: gradients and parameters always, bulk from medium on, pieces when large, experts."""
+def recommended(scale: Scale, *, has_experts: bool = False, fully_sharded: bool = False) -> MegatronFlags:
+    """The notes' switches: gradients and parameters always, bulk from medium on, pieces when large, experts.
+
+    `fully_sharded` is Megatron-FSDP with registered buffers, which forces its double buffer.
+    """
     overlap = {Scale.SMALL: TensorOverlap.NONE, Scale.MEDIUM: TensorOverlap.BULK, Scale.LARGE: TensorOverlap.PIPELINED}
-    flags = MegatronFlags(tensor_overlap=overlap[scale])
+    flags = MegatronFlags(
+        tensor_overlap=overlap[scale],
+        megatron_fsdp=fully_sharded,
+        double_buffer=fully_sharded,
+        nccl_userbuffers=fully_sharded,
+    )
     return replace(flags, overlap_experts=True, delay_weight_grad=True) if has_experts else flags
 
 
@@ -54,13 +65,16 @@ class Advice:
         return self.without_s / self.with_s - 1.0
 
 
-def advise(problem: PlanProblem, flags: MegatronFlags) -> tuple[Advice, ...]:
-    """The effect of every switch that is on, largest first; switches that the step has no use for are left out."""
-    with_s = _step_s(problem, flags)
+def advise(problem: PlanProblem, flags: MegatronFlags, model: ContentionModel | None = None) -> tuple[Advice, ...]:
+    """The effect of every switch that is on, largest first; switches that the step has no use for are left out.
+
+    With a contention model computations and collectives slow each other; without one they do not.
+    """
+    with_s = step_s(problem, flags, model)
     found: list[Advice] = []
     for switch, without in _one_off(flags):
         try:
-            without_s = _step_s(problem, without)
+            without_s = step_s(problem, without, model)
         except JobError:
             continue
         if without_s != with_s:
@@ -84,15 +98,20 @@ def _one_off(flags: MegatronFlags) -> Sequence[tuple[str, MegatronFlags]]:
         found.append(("--overlap-moe-expert-parallel-comm", replace(flags, overlap_experts=False)))
     if flags.delay_weight_grad:
         found.append(("--delay-wgrad-compute", replace(flags, delay_weight_grad=False)))
+    if flags.nccl_userbuffers:
+        found.append(("--nccl-ub", replace(flags, nccl_userbuffers=False)))
     return found
 
 
-def _step_s(problem: PlanProblem, flags: MegatronFlags) -> float:
+def step_s(problem: PlanProblem, flags: MegatronFlags, model: ContentionModel | None = None) -> float:
+    """The predicted step (s) that the switches mean, under a contention model if there is one."""
+    if model is not None:
+        return contended_s(problem, flags, model)
     plan = Megatron(flags).plan(problem)
     return predict(problem, plan.iteration).overlap.makespan_s
 
 
-def without_overlap_s(problem: PlanProblem, flags: MegatronFlags) -> float:
+def without_overlap_s(problem: PlanProblem, flags: MegatronFlags, model: ContentionModel | None = None) -> float:
     """The predicted step with the same buckets and every switch off: each collective is waited for."""
     off = MegatronFlags(
         overlap_grad_reduce=False,
@@ -100,4 +119,4 @@ def without_overlap_s(problem: PlanProblem, flags: MegatronFlags) -> float:
         tensor_overlap=TensorOverlap.NONE,
         bucket_elements=flags.bucket_elements,
     )
-    return _step_s(problem, off)
+    return step_s(problem, off, model)

@@ -5,11 +5,11 @@ transfer is waited for (`overlap_p2p_comm` is refused there); with interleaving 
 Guideline of the notes: at least four micro-batches per pipeline stage, then transfers cost less than 5 %.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lagom_overlap.errors import JobError
-from lagom_overlap.workload.parallel import ParallelLayout, Slot, stage_slots
+from lagom_overlap.sim.pipeline import SlotTimes, run_pipeline
+from lagom_overlap.workload.parallel import ParallelLayout, stage_slots
 
 MICRO_BATCHES_PER_STAGE = 4
 """The notes' rule."""
@@ -64,32 +64,18 @@ def pipeline_s(layout: ParallelLayout, seconds: SlotSeconds, *, overlap_p2p: boo
     if overlap_p2p and layout.chunks == 1:
         raise JobError("megatron: overlap_p2p needs the interleaved schedule; 1F1B without interleaving forbids it")
     orders = [stage_slots(layout, rank) for rank in range(layout.pipeline)]
-    return _run(orders, seconds, blocks=not overlap_p2p)
+    return max(run[-1].end_s for run in run_pipeline(orders, _slot_times(layout, seconds, overlap_p2p)))
 
 
-def _run(orders: Sequence[Sequence[Slot]], seconds: SlotSeconds, *, blocks: bool) -> float:
-    """Arrivals by (direction, micro-batch, chunk of the model); a stage runs its slots in order."""
-    num, last = len(orders), len(orders) * (1 + max(slot.chunk for slot in orders[0])) - 1
-    arrived: dict[tuple[bool, int, int], float] = {}
-    clock, place = [0.0] * num, [0] * num
-    moved = True
-    while moved:
-        moved = False
-        for rank, order in enumerate(orders):
-            while place[rank] < len(order):
-                slot = order[place[rank]]
-                chunk = slot.chunk * num + rank
-                if slot.forward:
-                    need = (True, slot.micro_batch, chunk - 1) if chunk else None
-                else:
-                    need = (False, slot.micro_batch, chunk + 1) if chunk < last else (True, slot.micro_batch, chunk)
-                if need is not None and need not in arrived:
-                    break
-                start = max(clock[rank], arrived[need] if need is not None else 0.0)
-                end = start + (seconds.forward_s if slot.forward else seconds.backward_s)
-                sends = chunk < last if slot.forward else chunk > 0
-                arrived[slot.forward, slot.micro_batch, chunk] = end + seconds.transfer_s * sends
-                clock[rank] = end + seconds.transfer_s * (sends and blocks)
-                place[rank] += 1
-                moved = True
-    return max(clock)
+def _slot_times(layout: ParallelLayout, seconds: SlotSeconds, overlap_p2p: bool) -> list[SlotTimes]:
+    """Per stage; a blocking transfer is part of every slot whose result goes to a neighbour."""
+    blocking_s = 0.0 if overlap_p2p else seconds.transfer_s
+    last, chunks = layout.num_chunks - 1, range(layout.chunks)
+    return [
+        SlotTimes(
+            tuple(seconds.forward_s + blocking_s * (chunk * layout.pipeline + rank < last) for chunk in chunks),
+            tuple(seconds.backward_s + blocking_s * (chunk * layout.pipeline + rank > 0) for chunk in chunks),
+            seconds.transfer_s if overlap_p2p else 0.0,
+        )
+        for rank in range(layout.pipeline)
+    ]

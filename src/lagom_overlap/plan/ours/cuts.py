@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from math import gcd
 from typing import Final
 
 from lagom_overlap.errors import JobError
@@ -22,7 +23,7 @@ from lagom_overlap.workload import CommOp, CompOp, Iteration, Op, Reduce
 from lagom_overlap.workload.rewrite.pieces import joined, piece
 from lagom_overlap.workload.rewrite.steps import Split
 
-FACTORS: Final = (2, 4)
+FACTORS: Final = (2, 4, 8)
 """Numbers of pieces that are tried."""
 
 
@@ -59,7 +60,9 @@ def _type_name(op: Op) -> str:
 def _axis(op: Op, exact: bool) -> int | None:
     if op.shards is None or (exact and isinstance(op, CommOp) and adds_numbers(op)):
         return None
-    fits = [axis for axis, size in enumerate(op.shards.sizes) if all(size % factor == 0 for factor in FACTORS)]
+    finest = [gcd(size, FACTORS[-1]) for size in op.shards.sizes]
+    fits = [axis for axis, parts in enumerate(finest) if parts >= FACTORS[0]]
+    fits.sort(key=lambda axis: -finest[axis])
     summed = [axis for axis in fits if isinstance(op.shards.combine[axis], Reduce)]
     aside = [axis for axis in fits if axis not in summed]
     if isinstance(op, CompOp) and summed and not exact:

@@ -25,7 +25,7 @@ from lagom_overlap.plan.ours.cut_search import search_cuts
 from lagom_overlap.plan.ours.cuts import Cutter, splits_of
 from lagom_overlap.plan.ours.robust import most_robust
 from lagom_overlap.plan.schedule import Schedule, TaskGraph, check, lower_bound, reorder_of, simulate, task_graph
-from lagom_overlap.plan.schedule.generation import Side, improved, parallel, serial
+from lagom_overlap.plan.schedule.generation import Generation, Kind
 from lagom_overlap.plan.schedule.incumbent import Incumbent, Progress
 from lagom_overlap.plan.schedule.portfolio import run_portfolio
 from lagom_overlap.workload import Iteration
@@ -194,14 +194,12 @@ def _with_arcs(problem: PlanProblem, iteration: Iteration, base: TaskGraph) -> T
 def _offer_priority(
     graph: TaskGraph, priority: Sequence[float], name: str, search: Incumbent, deadline: Deadline
 ) -> None:
-    forward, backward = Side.forward(graph), Side.backward(graph)
-    for made, generators in (
-        (serial(forward, priority), (serial, serial)),
-        (parallel(forward, priority), (parallel, serial)),
-    ):
+    generation = Generation(graph)
+    for kind in Kind:
+        made = generation.schedule(kind, priority)
         search.offer(made, name)
-        better = improved(
-            made, forward, backward, generators=generators, max_rounds=8, target=search.target, deadline=deadline
+        better = generation.improved(
+            made, (kind, Kind.SERIAL), max_rounds=8, target=search.target, deadline=deadline
         )
         search.offer(better, f"{name}, improved")
         if search.is_done:

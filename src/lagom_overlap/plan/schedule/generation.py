@@ -1,176 +1,77 @@
 """Schedule generation: lists by priority (parallel), insertion into gaps (serial), forward-backward improvement.
 
-Parallel generation makes non-delay schedules, which alone are 5-30 % off on graphs where a long gather started just
-before an urgent collective; serial generation with insertion makes active ones and repairs that (spec, planners section
-5.3). Improvement is Tormos and Lova's double justification: schedule backward by the ends, forward by those starts.
+Parallel generation makes the non-delay schedule: a free resource takes the most urgent task that is ready. Those alone
+are 5-30 % off on graphs where a long gather started just before an urgent collective. Serial generation makes the
+active schedule: tasks in a topological order by priority, each into the earliest gap that it fits in; it repairs that
+(spec, planners section 5.3). Improvement is Tormos and Lova's double justification: schedule backward by the ends,
+forward by those starts.
+
+All of it runs in liblagom_list_schedule.so (csrc/lagom_list_schedule.c): 20,000 tasks take milliseconds.
 """
 
-import heapq
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+import numpy as np
+from numpy.typing import ArrayLike
 
 from lagom_overlap.plan.deadline import Deadline
 from lagom_overlap.plan.schedule.graph import Schedule, TaskGraph
+from lagom_overlap.plan.schedule.library import GraphArrays, library, schedule_of
 
-_NEVER = 1 << 62
+PATIENCE: Final = 2
+"""So many rounds of improvement without gain are the last."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
-    """A graph as generation walks it: along its arcs, or against them."""
+class Kind(IntEnum):
+    """How a schedule is made of priorities; the numbers are the library's."""
 
-    ticks: tuple[int, ...]
-    resource: tuple[int, ...]
-    preds: tuple[tuple[int, ...], ...]
-    succs: tuple[tuple[int, ...], ...]
-    num_resources: int
+    SERIAL = 0
+    PARALLEL = 1
 
-    @classmethod
-    def forward(cls, graph: TaskGraph) -> "Side":
-        """Along the arcs."""
-        return cls(
-            ticks=graph.ticks,
-            resource=graph.resource,
-            preds=graph.preds,
-            succs=graph.succs,
-            num_resources=len(graph.resources),
+
+class Generation:
+    """Makes schedules of one graph. Any number of threads may use it at once."""
+
+    def __init__(self, graph: TaskGraph) -> None:
+        self.graph = graph
+        self._arrays = GraphArrays(graph)
+
+    def schedule(self, kind: Kind, priority: ArrayLike) -> Schedule:
+        """The schedule of a priority per task: the smallest goes first, of equal ones the task with the lesser number.
+
+        Raises:
+            ValueError: if there are not as many priorities as tasks, or one is no number.
+        """
+        urgency = np.ascontiguousarray(priority, np.float64)
+        if urgency.shape != (len(self.graph),) or np.isnan(urgency).any():
+            raise ValueError(f"priorities must be {len(self.graph)} numbers")
+        starts = np.zeros(len(self.graph), np.int64)
+        if not len(starts):
+            return Schedule((), 0)
+        makespan = library().lls_generate(self._arrays.forward, kind, urgency.ctypes.data, starts.ctypes.data)
+        return schedule_of(makespan, starts)
+
+    def improved(
+        self,
+        schedule: Schedule,
+        kinds: tuple[Kind, Kind] = (Kind.SERIAL, Kind.SERIAL),
+        *,
+        max_rounds: int = 20,
+        target: int = 0,
+        deadline: Deadline | None = None,
+    ) -> Schedule:
+        """The best of forward-backward rounds from a schedule; never worse than it.
+
+        `kinds` make the forward and the backward schedules. Rounds end after `PATIENCE` without gain, at a makespan of
+        `target` ticks, or at the deadline.
+        """
+        starts = np.array(schedule.starts, np.int64)
+        if not len(starts):
+            return schedule
+        limit_s = deadline.left_s if deadline is not None else float("inf")
+        makespan = library().lls_improve(
+            *(self._arrays.forward, *kinds, max_rounds, PATIENCE, target, limit_s, starts.ctypes.data)
         )
+        return schedule_of(makespan, starts)
 
-    @classmethod
-    def backward(cls, graph: TaskGraph) -> "Side":
-        """Against the arcs."""
-        return cls(
-            ticks=graph.ticks,
-            resource=graph.resource,
-            preds=graph.succs,
-            succs=graph.preds,
-            num_resources=len(graph.resources),
-        )
-
-
-Generator = Callable[[Side, Sequence[float]], Schedule]
-"""Makes a schedule from a priority per task; the smallest goes first."""
-
-
-def _ranked(priority: Sequence[float]) -> tuple[list[int], list[int]]:
-    """Tasks by (priority, number), and each task's place among them: heaps of places are heaps of plain integers."""
-    by_rank = sorted(range(len(priority)), key=priority.__getitem__)
-    rank = [0] * len(by_rank)
-    for place, task in enumerate(by_rank):
-        rank[task] = place
-    return by_rank, rank
-
-
-def parallel(side: Side, priority: Sequence[float]) -> Schedule:
-    """The non-delay schedule: a free resource takes the most urgent task that is ready."""
-    ticks, resource, succs = side.ticks, side.resource, side.succs
-    by_rank, rank = _ranked(priority)
-    waits = [len(preds) for preds in side.preds]
-    starts = [0] * len(ticks)
-    ready: list[list[int]] = [[] for _ in range(side.num_resources)]
-    for task, count in enumerate(waits):
-        if not count:
-            ready[resource[task]].append(rank[task])
-    for queue in ready:
-        heapq.heapify(queue)
-    busy = [False] * side.num_resources
-    ends: list[tuple[int, int]] = []
-    push, pop = heapq.heappush, heapq.heappop
-    now = 0
-    while True:
-        for number, queue in enumerate(ready):
-            if queue and not busy[number]:
-                task = by_rank[pop(queue)]
-                starts[task] = now
-                busy[number] = True
-                push(ends, (now + ticks[task], task))
-        if not ends:
-            return Schedule(tuple(starts), now)
-        now = ends[0][0]
-        while ends and ends[0][0] == now:
-            task = pop(ends)[1]
-            busy[resource[task]] = False
-            for succ in succs[task]:
-                waits[succ] -= 1
-                if not waits[succ]:
-                    push(ready[resource[succ]], rank[succ])
-
-
-def serial(side: Side, priority: Sequence[float]) -> Schedule:
-    """The active schedule: tasks in a topological order by priority, each into the earliest gap that it fits in."""
-    ticks, resource, preds, succs = side.ticks, side.resource, side.preds, side.succs
-    by_rank, rank = _ranked(priority)
-    waits = [len(tasks) for tasks in preds]
-    starts, ends = [0] * len(ticks), [0] * len(ticks)
-    gap_starts: list[list[int]] = [[0] for _ in range(side.num_resources)]
-    gap_ends: list[list[int]] = [[_NEVER] for _ in range(side.num_resources)]
-    ready = [rank[task] for task, count in enumerate(waits) if not count]
-    heapq.heapify(ready)
-    push, pop = heapq.heappush, heapq.heappop
-    while ready:
-        task = by_rank[pop(ready)]
-        earliest, length = 0, ticks[task]
-        for pred in preds[task]:
-            if ends[pred] > earliest:  # noqa: PLR1730 - the innermost loop, where a call of max costs
-                earliest = ends[pred]
-        opens, closes = gap_starts[resource[task]], gap_ends[resource[task]]
-        place = max(0, bisect_right(opens, earliest) - 1)
-        while True:
-            gap = opens[place]
-            start = gap if gap > earliest else earliest
-            if start + length <= closes[place]:
-                break
-            place += 1
-        end = start + length
-        starts[task], ends[task] = start, end
-        close = closes[place]
-        if start == gap:
-            if end == close:
-                del opens[place], closes[place]
-            else:
-                opens[place] = end
-        else:
-            closes[place] = start
-            if end < close:
-                opens.insert(place + 1, end)
-                closes.insert(place + 1, close)
-        for succ in succs[task]:
-            waits[succ] -= 1
-            if not waits[succ]:
-                push(ready, rank[succ])
-    return Schedule(tuple(starts), max(ends, default=0))
-
-
-def improved(
-    schedule: Schedule,
-    forward: Side,
-    backward: Side,
-    *,
-    generators: tuple[Generator, Generator] = (serial, serial),
-    max_rounds: int = 20,
-    target: int = 0,
-    deadline: Deadline | None = None,
-) -> Schedule:
-    """The best of forward-backward rounds from a schedule; never worse than it.
-
-    `generators` make the forward and the backward schedules. Rounds end after two without gain, at a makespan of
-    `target` ticks, or at the deadline.
-    """
-    best = current = schedule
-    without_gain = 0
-    for _ in range(max_rounds):
-        if best.makespan <= target or without_gain == 2 or (deadline is not None and deadline.left_s <= 0):
-            break
-        from_end = generators[1](
-            backward, [-start - ticks for start, ticks in zip(current.starts, forward.ticks, strict=True)]
-        )
-        latest = [
-            from_end.makespan - start - ticks for start, ticks in zip(from_end.starts, forward.ticks, strict=True)
-        ]
-        current = generators[0](forward, latest)
-        if current.makespan < best.makespan:
-            best, without_gain = current, 0
-        else:
-            without_gain += 1
-    return best

@@ -7,34 +7,35 @@ gathers far ahead, program order alone leaves gaps where a branch waits.
 from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from lagom_overlap.plan.deadline import Deadline
 from lagom_overlap.plan.schedule.bounds import tails
-from lagom_overlap.plan.schedule.generation import Generator, Side, improved, parallel, serial
+from lagom_overlap.plan.schedule.generation import Generation, Kind
 from lagom_overlap.plan.schedule.graph import Schedule, TaskGraph
 from lagom_overlap.plan.schedule.incumbent import Incumbent
 
-_MEMBERS: Final[tuple[tuple[str, Generator, Generator, float], ...]] = (
-    ("insertion, critical path", serial, serial, 0.0),
-    ("lists, blend 0.1", parallel, serial, 0.1),
-    ("lists both ways, blend 0.1", parallel, parallel, 0.1),
-    ("insertion, blend 0.5", serial, serial, 0.5),
-    ("lists, blend 0.5", parallel, serial, 0.5),
-    ("insertion and lists, blend 0.3", serial, parallel, 0.3),
-    ("lists, blend 0.8", parallel, serial, 0.8),
-    ("insertion, blend 0.9", serial, serial, 0.9),
-    ("insertion, program order", serial, serial, 1.0),
-    ("lists, critical path", parallel, serial, 0.0),
-    ("lists, program order", parallel, serial, 1.0),
+_MEMBERS: Final[tuple[tuple[str, Kind, Kind, float], ...]] = (
+    ("insertion, critical path", Kind.SERIAL, Kind.SERIAL, 0.0),
+    ("lists, blend 0.1", Kind.PARALLEL, Kind.SERIAL, 0.1),
+    ("lists both ways, blend 0.1", Kind.PARALLEL, Kind.PARALLEL, 0.1),
+    ("insertion, blend 0.5", Kind.SERIAL, Kind.SERIAL, 0.5),
+    ("lists, blend 0.5", Kind.PARALLEL, Kind.SERIAL, 0.5),
+    ("insertion and lists, blend 0.3", Kind.SERIAL, Kind.PARALLEL, 0.3),
+    ("lists, blend 0.8", Kind.PARALLEL, Kind.SERIAL, 0.8),
+    ("insertion, blend 0.9", Kind.SERIAL, Kind.SERIAL, 0.9),
+    ("insertion, program order", Kind.SERIAL, Kind.SERIAL, 1.0),
+    ("lists, critical path", Kind.PARALLEL, Kind.SERIAL, 0.0),
+    ("lists, program order", Kind.PARALLEL, Kind.SERIAL, 1.0),
 )
 
 
-def blended(graph: TaskGraph, after: Sequence[int], blend: float) -> list[float]:
+def blended(graph: TaskGraph, after: Sequence[int], blend: float) -> NDArray[np.float64]:
     """Priorities between the critical path (0) and program order (1), both scaled to [0, 1]; `after` are the tails."""
-    longest = max((tail + ticks for tail, ticks in zip(after, graph.ticks, strict=True)), default=1)
-    return [
-        blend * task / len(graph) - (1.0 - blend) * (after[task] + ticks) / longest
-        for task, ticks in enumerate(graph.ticks)
-    ]
+    path = np.asarray(after, np.float64) + np.asarray(graph.ticks, np.float64)
+    place = np.arange(len(graph)) / max(1, len(graph))
+    return blend * place - (1.0 - blend) * path / path.max(initial=1.0)
 
 
 QUICK: Final = 4
@@ -49,31 +50,28 @@ def run_portfolio(
     max_rounds: int = 20,
     num_members: int = len(_MEMBERS),
     num_improved: int = len(_MEMBERS),
-) -> None:
+) -> list[Schedule]:
     """Offers each member's schedule, then improves them, the shortest first, until the target or the deadline.
 
-    The first is always made.
+    The first is always made. Returns what was made, the shortest first.
     """
-    forward, backward = Side.forward(graph), Side.backward(graph)
+    generation = Generation(graph)
     after = tails(graph)
     made: list[tuple[int, int, Schedule]] = []
     for number, (name, ahead, _, blend) in enumerate(_MEMBERS[:num_members]):
-        schedule = ahead(forward, blended(graph, after, blend))
+        schedule = generation.schedule(ahead, blended(graph, after, blend))
         incumbent.offer(schedule, name)
-        if incumbent.is_done or deadline.left_s <= 0:
-            return
         made.append((schedule.makespan, number, schedule))
-    for _, number, schedule in sorted(made, key=lambda entry: entry[:2])[:num_improved]:
-        name, ahead, back, _ = _MEMBERS[number]
-        better = improved(
-            schedule,
-            forward,
-            backward,
-            generators=(ahead, back),
-            max_rounds=max_rounds,
-            target=incumbent.target,
-            deadline=deadline,
-        )
-        incumbent.offer(better, f"{name}, improved")
         if incumbent.is_done or deadline.left_s <= 0:
-            return
+            break
+    made.sort(key=lambda entry: entry[:2])
+    found = [schedule for _, _, schedule in made]
+    for place, (_, number, schedule) in enumerate(made[:num_improved]):
+        if incumbent.is_done or deadline.left_s <= 0:
+            break
+        name, ahead, back, _ = _MEMBERS[number]
+        found[place] = generation.improved(
+            schedule, (ahead, back), max_rounds=max_rounds, target=incumbent.target, deadline=deadline
+        )
+        incumbent.offer(found[place], f"{name}, improved")
+    return sorted(found, key=lambda schedule: schedule.makespan)

@@ -1,115 +1,114 @@
 """What a group believes of its wire and its computations: priors, fits to the measurements, and how sure they are."""
 
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
 
-from lagom_overlap.tune.just_enough.fit import Fit, fit
-from lagom_overlap.tune.just_enough.forecast import CURVE_SD, Forecast, Wires, body_sd, use_of
-from lagom_overlap.tune.just_enough.lattice import Floats, Ints, gather
+from lagom_overlap.tune.just_enough.forecast import Forecast
+from lagom_overlap.tune.just_enough.lattice import Floats, Ints
+from lagom_overlap.tune.just_enough.model import Evidence, Fit, GroupModel, Wires
 from lagom_overlap.tune.just_enough.pool import Lesson, Pool
-from lagom_overlap.tune.just_enough.sight import Record, Sight
-from lagom_overlap.tune.just_enough.victim import Beside, Pace, Victim, finish_times
-from lagom_overlap.tune.just_enough.wire import Prior, comm_times
+from lagom_overlap.tune.just_enough.sight import Record
+from lagom_overlap.tune.just_enough.victim import Victim
+from lagom_overlap.tune.just_enough.wire import Prior
 
 MAX_SM_COUNTS: Final = 4
 """SM counts that stay in question once there are a few measurements."""
 FEW: Final = 3
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Beliefs:
+    """The last fits, on what they rest, and the wires that follow from the best."""
+
+    evidence: Evidence
+    wires: Wires
+    wire: Fit
+    body: Fit
+    roots: dict[int, Floats] = field(default_factory=dict)
+
+    def root(self, number: int, covariance: Floats) -> Floats:
+        """The Cholesky factor of a covariance, computed once: -1 is the wire's, others by SM count."""
+        if number not in self.roots:
+            self.roots[number] = np.asarray(np.linalg.cholesky(covariance), dtype=np.float64)
+        return self.roots[number]
+
+
 class Belief:
     """The priors and the last fits, from which the next ones start; `sms` are the SM counts still in question."""
 
-    sight: Sight
-    victim: Victim
-    wire_prior: Prior
-    wire_key: Hashable
-    sms: Ints
-    wire: Fit | None = None
-    body: Fit | None = None
+    def __init__(self, model: GroupModel, wire_prior: Prior, wire_key: Hashable) -> None:
+        self._model, self._wire_prior, self._wire_key = model, wire_prior, wire_key
+        self._sms: Ints = np.arange(len(model.victim.sm_counts))
+        self._last: _Beliefs | None = None
+
+    @property
+    def victim(self) -> Victim:
+        """The computations."""
+        return self._model.victim
+
+    @property
+    def record(self) -> Record:
+        """What the last fits rest on."""
+        assert self._last is not None, "no fit yet"
+        return self._last.evidence.record
+
+    @property
+    def work(self) -> int:
+        """Evaluations so far."""
+        return self._model.work
 
     def update(self, record: Record, sigma: float, pool: Pool, name: str) -> None:
         """Fits the wire, then the computations beside it: by itself for the others, then with what they know."""
-        wire = self._fit_wire(record, sigma, self.wire_prior)
-        pool.learn(self.wire_key, name, Lesson.of(wire, 0, self.wire_prior))
-        taught = pool.prior(self.wire_key, name, self.wire_prior)
-        self.wire = wire if taught is None else self._fit_wire(record, sigma, taught)
-        self._fit_body(record, sigma, self.wire.params[0], pool, name)
+        evidence = Evidence(self._model, record, sigma)
+        wire = evidence.fit_wire(
+            self._wire_prior, self._wire_prior.mean if self._last is None else self._last.wire.params[0]
+        )
+        pool.learn(self._wire_key, name, Lesson.of(wire, 0, self._wire_prior))
+        taught = pool.prior(self._wire_key, name, self._wire_prior)
+        if taught is not None:
+            wire = evidence.fit_wire(taught, wire.params[0])
+        wires = Wires(evidence, wire.params[0])
+        body = self._fit_body(evidence, wires, pool, name)
+        self._last = _Beliefs(evidence=evidence, wires=wires, wire=wire, body=body)
 
-    def forecast(self, record: Record, sigma: float) -> Forecast:
+    def forecast(self) -> Forecast:
         """The forecast of the best fits."""
-        assert self.wire is not None, "no fit yet"
-        assert self.body is not None, "no fit yet"
-        best = int(np.argmin(self.body.cost))
-        wire, body = self.wire.params[0], self.body.params[best]
-        return self._forecast(record, sigma, wire, best, body)
+        assert self._last is not None, "no fit yet"
+        best = int(np.argmin(self._last.body.cost))
+        return Forecast(self._last.evidence, self._last.wires, int(self._sms[best]), self._last.body.params[best])
 
-    def drawn(self, record: Record, sigma: float, rng: np.random.Generator) -> Forecast:
+    def drawn(self, rng: np.random.Generator) -> Forecast:
         """A forecast that could as well be true: fits drawn from how sure they are."""
-        assert self.wire is not None, "no fit yet"
-        assert self.body is not None, "no fit yet"
-        weights = np.exp(self.body.cost.min() - self.body.cost)
+        assert self._last is not None, "no fit yet"
+        wire, body = self._last.wire, self._last.body
+        weights = np.exp(body.cost.min() - body.cost)
         index = int(rng.choice(len(weights), p=weights / weights.sum()))
-        wire = rng.multivariate_normal(self.wire.params[0], self.wire.covariance[0], method="cholesky")
-        body = rng.multivariate_normal(self.body.params[index], self.body.covariance[index], method="cholesky")
-        return self._forecast(record, sigma, wire, index, body)
+        roots = self._last.root(-1, wire.covariance[0]), self._last.root(index, body.covariance[index])
+        wire_drawn = wire.params[0] + roots[0] @ rng.standard_normal(len(roots[0]))
+        body_drawn = body.params[index] + roots[1] @ rng.standard_normal(len(roots[1]))
+        wires = Wires(self._last.evidence, wire_drawn)
+        return Forecast(self._last.evidence, wires, int(self._sms[index]), body_drawn)
 
-    def _forecast(self, record: Record, sigma: float, wire: Floats, index: int, body: Floats) -> Forecast:
-        beside = Beside(victim=self.victim, sms=np.array(self.sms[index]), params=body)
-        return Forecast(self.sight, record, sigma, wire=wire, beside=beside)
-
-    def _fit_wire(self, record: Record, sigma: float, prior: Prior) -> Fit:
-        lattices, num_comms = self.sight.lattices, len(self.sight.lattices)
-        channels = gather([lattice.channels for lattice in lattices], record.places).ravel()
-        chunks = gather([lattice.chunk_bytes for lattice in lattices], record.places).ravel()
-        kind = gather([lattice.kind for lattice in lattices], record.places).ravel()
-        wire_bytes = np.tile(self.sight.wire_bytes, len(record.num))
-        sd = np.sqrt(sigma**2 / np.repeat(record.num, num_comms) + CURVE_SD**2 / 2)
-
-        def predict(params: Floats) -> Floats:
-            return np.asarray(np.log(comm_times(params, wire_bytes, channels, chunks, kind)))
-
-        start = prior.mean[None] if self.wire is None else self.wire.params
-        return fit(predict, np.log(record.comm_s.ravel()), sd=sd, prior=prior, start=start)
-
-    def _fit_body(self, record: Record, sigma: float, wire: Floats, pool: Pool, name: str) -> None:
-        victim, prior = self.victim, self.victim.prior
+    def _fit_body(self, evidence: Evidence, wires: Wires, pool: Pool, name: str) -> Fit:
+        victim, prior = self._model.victim, self._model.victim.prior
         key = "body", victim.knows_grid
-        found = self._fitted_body(record, sigma, wire, prior)
+        start = np.tile(prior.mean, (len(self._sms), 1)) if self._last is None else self._last.body.params
+        found = evidence.fit_body(wires, self._sms, prior, start)
         pool.learn(key, name, Lesson.of(found, int(np.argmin(found.cost)), prior))
-        counts = [victim.sm_counts[index] for index in self.sms]
+        counts = [victim.sm_counts[index] for index in self._sms]
         if victim.knows_grid:
             pool.learn_sm_counts(name, dict(zip(counts, found.cost.tolist(), strict=True)))
         taught = pool.prior(key, name, prior)
         if taught is not None:
             # The scale is a group's own.
-            mean, sd = np.r_[prior.mean[:1], taught.mean[1:]], np.r_[prior.sd[:1], taught.sd[1:]]
-            found = self._fitted_body(record, sigma, wire, Prior(mean, sd))
-        against = np.array([pool.against_sm_count(name, count) for count in counts])
-        found = replace(found, cost=found.cost + against)
-        if len(record.num) >= FEW:
+            taught.mean[0], taught.sd[0] = prior.mean[0], prior.sd[0]
+            found = evidence.fit_body(wires, self._sms, taught, found.params)
+        found = replace(found, cost=found.cost + pool.against_sm_counts(name, counts))
+        if len(evidence.record.num) >= FEW and len(self._sms) > MAX_SM_COUNTS:
             kept = np.argsort(found.cost, kind="stable")[:MAX_SM_COUNTS]
-            self.sms = self.sms[kept]
+            self._sms = self._sms[kept]
             found = Fit(params=found.params[kept], covariance=found.covariance[kept], cost=found.cost[kept])
-        self.body = found
-
-    def _fitted_body(self, record: Record, sigma: float, wire: Floats, prior: Prior) -> Fit:
-        lattices, victim = self.sight.lattices, self.victim
-        channels = gather([lattice.channels for lattice in lattices], record.places)
-        chunks = gather([lattice.chunk_bytes for lattice in lattices], record.places)
-        use = gather(use_of(self.sight, wire), record.places)
-        comm_s = gather(Wires(self.sight, record, wire, sigma).comm_s, record.places)
-
-        def predict(params: Floats) -> Floats:
-            beside = Beside(victim=victim, sms=self.sms[:, None, None], params=params[:, :, None, :])
-            shape = (*params.shape[:2], len(record.num))
-            under = [beside.kernel_times(channels[:, j], chunks[:, j], use[:, j]) for j in range(len(lattices))]
-            times = [np.broadcast_to(column, shape) for column in comm_s.T]
-            return np.asarray(np.log(finish_times(Pace.of(beside.alone_times()), under, times)))
-
-        sd = np.sqrt(sigma**2 / record.num + body_sd(victim) ** 2)
-        start = np.tile(prior.mean, (len(self.sms), 1)) if self.body is None else self.body.params
-        return fit(predict, np.log(record.comp_s), sd=sd, prior=prior, start=start)
+        return found

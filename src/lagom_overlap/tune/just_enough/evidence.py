@@ -1,9 +1,10 @@
 """What was measured, arm by arm, and how noisy it is."""
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from math import inf, sqrt
-from statistics import fmean
 from typing import Final
+
+import numpy as np
 
 from lagom_overlap.backends.base import Assignment, Failure, Measurement, Outcome
 
@@ -26,16 +27,21 @@ class Arms:
         self.sigma = PRIOR_SIGMA
         self.gap_s = 0.0
         self._failures: set[Assignment] = set()
+        self._spreads: dict[Assignment, tuple[float, int]] = {}
 
     def add(self, assignment: Assignment, outcome: Outcome) -> None:
         """Takes an outcome; what failed once stays failed."""
         if isinstance(outcome, Failure):
             self._failures.add(assignment)
             self.runs.pop(assignment, None)
+            self._spreads.pop(assignment, None)
         elif assignment not in self._failures:
-            self.runs.setdefault(assignment, []).append(outcome)
+            done = self.runs.setdefault(assignment, [])
+            done.append(outcome)
+            if len(done) > 1:
+                self._spreads[assignment] = _spread(done)
         gaps = [run.makespan_s - max(run.total_comm_s, run.comp_s) for done in self.runs.values() for run in done]
-        self.gap_s = max(0.0, fmean(gaps)) if gaps else 0.0
+        self.gap_s = max(0.0, sum(gaps) / len(gaps)) if gaps else 0.0
         self.sigma = self._noise()
 
     def knows(self, assignment: Assignment) -> bool:
@@ -53,22 +59,20 @@ class Arms:
     def mean_s(self, assignment: Assignment) -> float:
         """Its mean makespan; infinite if it never ran."""
         done = self.runs.get(assignment)
-        return fmean(run.makespan_s for run in done) if done else inf
+        return sum(run.makespan_s for run in done) / len(done) if done else inf
 
     def _noise(self) -> float:
         """From repeats of one arm and the prior; identical repeats mean that there is none."""
-        squares, num = 0.0, 0
-        for values in self._repeated():
-            mean = fmean(values)
-            if mean > 0:
-                squares += sum((value / mean - 1) ** 2 for value in values)
-                num += len(values) - 1
+        squares = sum(spread[0] for spread in self._spreads.values())
+        num = sum(spread[1] for spread in self._spreads.values())
         if num and squares == 0:
             return LEAST_SIGMA
         return max(LEAST_SIGMA, sqrt((squares + PRIOR_WEIGHT * PRIOR_SIGMA**2) / (num + PRIOR_WEIGHT)))
 
-    def _repeated(self) -> Iterator[list[float]]:
-        for done in self.runs.values():
-            if len(done) > 1:
-                yield [run.comp_s for run in done]
-                yield from ([run.comm_s[j] for run in done] for j in range(len(done[0].comm_s)))
+
+def _spread(done: Sequence[Measurement]) -> tuple[float, int]:
+    """Sum of squared relative deviations of Y and every x_j over an arm's repeats, and the degrees of freedom."""
+    values = np.array([(run.comp_s, *run.comm_s) for run in done])
+    mean = values.mean(axis=0)
+    away = values[:, mean > 0] / mean[mean > 0] - 1
+    return float((away**2).sum()), away.shape[1] * (len(done) - 1)

@@ -5,34 +5,13 @@ all collectives (`belief.py`). What the curves miss is smoothed over the lattice
 amplitude), so that a forecast near a measurement follows the measurement, however wrong the curve is there.
 """
 
-from functools import cached_property
-from typing import Final
+from ctypes import byref
 
 import numpy as np
 
-from lagom_overlap.tune.just_enough.lattice import Floats, Ints, gather
-from lagom_overlap.tune.just_enough.sight import Record, Sight
-from lagom_overlap.tune.just_enough.victim import Beside, Pace, Victim, finish_times
-from lagom_overlap.tune.just_enough.wire import comm_times, rates
-
-CURVE_SD: Final = 0.04
-"""How far the communication's curve may be off, smoothly, as a share."""
-COLLECTIVE_SD: Final = 0.05
-"""How far one collective may be from the others at equal bytes."""
-SPOT_SD: Final = 0.01
-"""How far one collective at one place may be from all else."""
-BODY_SD: Final = 0.02
-"""How far the computation's slowdown may be off, smoothly over assignments, where grids are known."""
-BLIND_BODY_SD: Final = 0.04
-"""The same where they are not."""
-NEAR_FRONT: Final = 1.004
-"""Places that slow the computation by less than this over the least at their speed stay candidates."""
-LEAST_VARIANCE: Final = 1e-8
-
-
-def body_sd(victim: Victim) -> float:
-    """The amplitude that fits the victim."""
-    return BODY_SD if victim.knows_grid else BLIND_BODY_SD
+from lagom_overlap.tune.just_enough.lattice import Floats, Ints
+from lagom_overlap.tune.just_enough.library import ForecastStruct, address, call
+from lagom_overlap.tune.just_enough.model import Evidence, Wires
 
 
 def rounded_max(comm_s: Floats, comp_s: Floats, doubt: float) -> Floats:
@@ -44,123 +23,50 @@ def rounded_max(comm_s: Floats, comp_s: Floats, doubt: float) -> Floats:
     return np.asarray(0.5 * (comm_s + comp_s + np.sqrt((comm_s - comp_s) ** 2 + 0.64 * blur**2)))
 
 
-def use_of(sight: Sight, wire: Floats) -> list[Floats]:
-    """Per collective the share of the largest rate at every place."""
-    shares: dict[int, Floats] = {}
-    for lattice in sight.lattices:
-        if id(lattice) not in shares:
-            rate = rates(wire, lattice.channels, lattice.chunk_bytes, lattice.kind)
-            shares[id(lattice)] = rate / rate.max()
-    return [shares[id(lattice)] for lattice in sight.lattices]
-
-
-class Wires:
-    """x_j at every place: the curve, the smooth rest of all, the collective's own factor, what one spot showed."""
-
-    def __init__(self, sight: Sight, record: Record, wire: Floats, sigma: float) -> None:
-        self._sight, self._record = sight, record
-        variance = sigma**2 / record.num + LEAST_VARIANCE
-        curves = [
-            np.log(comm_times(wire, wire_bytes, lattice.channels, lattice.chunk_bytes, lattice.kind))
-            for lattice, wire_bytes in zip(sight.lattices, sight.wire_bytes, strict=True)
-        ]
-        rest = np.log(record.comm_s) - gather(curves, record.places)
-        smooth = [np.zeros(len(lattice)) for lattice in sight.lattices]
-        factor = np.zeros(len(sight.lattices))
-        for _ in range(2):
-            smooth = self._smoothed(rest - factor, variance)
-            left = rest - gather(smooth, record.places)
-            factor = left.sum(axis=0) / (len(left) + (variance.mean() + SPOT_SD**2) / COLLECTIVE_SD**2)
-        spot = self._spots(rest - factor - gather(smooth, record.places), variance)
-        self.comm_s = [
-            np.exp(parts) for parts in (c + s + f + o for c, s, f, o in zip(curves, smooth, factor, spot, strict=True))
-        ]
-
-    def _smoothed(self, rest: Floats, variance: Floats) -> list[Floats]:
-        """The smooth rest on every lattice; collectives on one lattice share what they show."""
-        result: dict[int, Floats] = {}
-        for lattice, spread in zip(self._sight.lattices, self._sight.spreads, strict=True):
-            if id(lattice) in result:
-                continue
-            mine = [j for j, other in enumerate(self._sight.lattices) if other is lattice]
-            weights = np.repeat(1 / (variance + SPOT_SD**2), len(mine))
-            seen, index = np.unique(self._record.places[:, mine].ravel(), return_inverse=True)
-            precision = np.bincount(index, weights)
-            mean = np.bincount(index, weights * rest[:, mine].ravel()) / precision
-            cover = CURVE_SD**2 * np.exp(-0.5 * spread[:, seen])
-            result[id(lattice)] = cover @ np.linalg.solve(cover[seen] + np.diag(1 / precision), mean)
-        return [result[id(lattice)] for lattice in self._sight.lattices]
-
-    def _spots(self, rest: Floats, variance: Floats) -> list[Floats]:
-        spots = []
-        for j, lattice in enumerate(self._sight.lattices):
-            places = self._record.places[:, j]
-            precision = np.bincount(places, 1 / variance, minlength=len(lattice))
-            spots.append(np.bincount(places, rest[:, j] / variance, minlength=len(lattice)) / (precision + SPOT_SD**-2))
-        return spots
-
-
 class Forecast:
-    """Forecasts of one group: its wire's constants (P,), its computations, and its measurements so far."""
+    """Forecasts of one group: its wires, its computations under one SM count's constants, its measurements so far."""
 
-    def __init__(self, sight: Sight, record: Record, sigma: float, *, wire: Floats, beside: Beside) -> None:
-        self._sight, self._record = sight, record
-        self.num_comms, self.lattices = len(sight.lattices), sight.lattices
-        self.comm_s = Wires(sight, record, wire, sigma).comm_s
-        self._pace = Pace.of(beside.alone_times())
-        tables: dict[int, Floats] = {}
-        for lattice, use in zip(sight.lattices, use_of(sight, wire), strict=True):
-            if id(lattice) not in tables:
-                tables[id(lattice)] = beside.kernel_times(lattice.channels, lattice.chunk_bytes, use)
-        self._under = [tables[id(lattice)] for lattice in sight.lattices]
-        self.knots = np.concatenate([[0.0], self._pace.ends])
-        self.alone_upto = np.concatenate([[0.0], np.cumsum(self._pace.alone)])
-        upto = {key: np.pad(np.cumsum(table, axis=-1), ((0, 0), (1, 0))) for key, table in tables.items()}
-        self.upto = [upto[id(lattice)] for lattice in sight.lattices]
-        self.shares_lattice = len(tables) == 1
-        rest = np.log(record.comp_s) - np.log(self._base(record.places))
-        variance = body_sd(beside.victim) ** 2
-        cover = variance * self._likeness(record.places) + np.diag(sigma**2 / record.num + LEAST_VARIANCE)
-        self._weights = variance * np.linalg.solve(cover, rest)
+    def __init__(self, evidence: Evidence, wires: Wires, sm: int, body: Floats) -> None:
+        self._evidence, self._wires = evidence, wires
+        model = self.model = evidence.model
+        self.lattices, self.num_comms = model.sight.lattices, len(model.sight.lattices)
+        num_surfaces, num_kernels = len(model.sight.surfaces), model.victim.fluid.shape[-1]
+        self._under = np.empty((num_surfaces, model.most_places, num_kernels))
+        self._reals = np.empty(num_kernels + len(evidence.record.num))
+        self._fronts = np.empty((num_surfaces, model.most_places), dtype=np.int64)
+        self._num_front = np.empty(num_surfaces, dtype=np.int64)
+        self.struct = ForecastStruct(
+            use=wires.struct.use,
+            comm_s=wires.struct.comm_s,
+            under=address(self._under),
+            alone=address(self._reals),
+            weights=address(self._reals) + 8 * num_kernels,
+            fronts=address(self._fronts),
+            num_front=address(self._num_front),
+        )
+        model.run("ls_computations", byref(evidence.struct), sm, address(body), byref(self.struct))
 
-    def _likeness(self, places: Ints) -> Floats:
-        """(A, D) between assignments and the record's, by their mean squared distance."""
-        apart = np.zeros((len(places), len(self._record.num)))
-        for j, spread in enumerate(self._sight.spreads):
-            apart += spread[places[:, j][:, None], self._record.places[:, j]]
-        return np.asarray(np.exp(-0.5 * apart / self.num_comms))
+    @property
+    def evidence(self) -> Evidence:
+        """What it rests on."""
+        return self._evidence
 
-    def _base(self, places: Ints) -> Floats:
-        under = [table[places[:, j]] for j, table in enumerate(self._under)]
-        return finish_times(self._pace, under, [table[places[:, j]] for j, table in enumerate(self.comm_s)])
+    @property
+    def fronts(self) -> list[Ints]:
+        """Per collective the places that no other beats in speed and in harmlessness, nearly; the fastest first."""
+        return [self._fronts[m, : self._num_front[m]] for m in self.model.sight.surface_of]
 
     def times(self, places: Ints) -> tuple[Floats, Floats]:
         """X and Y of assignments (A, N)."""
-        total = sum((table[places[:, j]] for j, table in enumerate(self.comm_s)), start=np.zeros(len(places)))
-        return total, self._base(places) * np.exp(self._likeness(places) @ self._weights)
+        places = np.ascontiguousarray(places, dtype=np.intp)
+        comm_s, comp_s = np.empty(len(places)), np.empty(len(places))
+        call(
+            "ls_times",
+            *(byref(self.model.struct), byref(self._evidence.struct), byref(self.struct), address(places), len(places)),
+            *(address(comm_s), address(comp_s)),
+        )
+        return comm_s, comp_s
 
     def makespans(self, places: Ints, doubt: float = 0.0) -> Floats:
         """Expected Z of assignments (A, N); `doubt` is the uncertainty of X and Y as a share."""
         return rounded_max(*self.times(places), doubt)
-
-    def correction(self, places: Ints, j: int, tried: Ints) -> Floats:
-        """What the residuals do to Y as a factor, with collective j at each of the tried places."""
-        apart = self._sight.spreads[j][tried[:, None], self._record.places[:, j]]
-        for i, spread in enumerate(self._sight.spreads):
-            if i != j:
-                apart = apart + spread[places[i], self._record.places[:, i]]
-        return np.asarray(np.exp(np.exp(-0.5 * apart / self.num_comms) @ self._weights))
-
-    @cached_property
-    def fronts(self) -> list[Ints]:
-        """Per collective the places that no other beats in speed and in harmlessness, nearly."""
-        fronts: dict[int, Ints] = {}
-        for lattice, comm_s, under in zip(self._sight.lattices, self.comm_s, self._under, strict=True):
-            if id(lattice) in fronts:
-                continue
-            harm = under.sum(axis=-1)
-            order = np.lexsort((harm, comm_s))
-            least = np.minimum.accumulate(harm[order])
-            before = np.concatenate([[np.inf], least[:-1]])
-            fronts[id(lattice)] = np.sort(order[harm[order] <= before * NEAR_FRONT])
-        return [fronts[id(lattice)] for lattice in self._sight.lattices]

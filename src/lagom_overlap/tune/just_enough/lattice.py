@@ -3,7 +3,7 @@
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from math import log
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -100,8 +100,3 @@ def distances(lattice: Lattice, reach_channels: float = log(2.0), reach_chunk: f
     channels, chunks = np.log(lattice.channels) / reach_channels, np.log(lattice.chunk_bytes) / reach_chunk
     apart = np.subtract.outer(channels, channels) ** 2 + np.subtract.outer(chunks, chunks) ** 2
     return np.asarray(apart + 4.0 * (lattice.kind[:, None] != lattice.kind[None, :]))
-
-
-def gather(values: Sequence[npt.NDArray[np.generic]], places: Ints) -> npt.NDArray[Any]:
-    """(D, N) of one array per collective at places (D, N)."""
-    return np.stack([array[places[:, j]] for j, array in enumerate(values)], axis=1)

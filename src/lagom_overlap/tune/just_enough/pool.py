@@ -2,17 +2,19 @@
 
 Each group is first fitted by itself. What its measurements say of a constant beyond its prior (precision and mean) is
 offered to the others, widened by how far groups may differ. Only groups with the same communicators and
-implementations share; SM counts are shared by all whose grids are known.
+implementations share; SM counts are shared by all whose grids are known. What the others say in sum is kept as a sum,
+so that a group's prior costs the same among two groups as among a hundred.
 """
 
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 
-from lagom_overlap.tune.just_enough.fit import Fit
 from lagom_overlap.tune.just_enough.lattice import Floats
+from lagom_overlap.tune.just_enough.model import Fit
+from lagom_overlap.tune.just_enough.victim import SM_COUNTS
 from lagom_overlap.tune.just_enough.wire import Prior
 
 BETWEEN_GROUPS: Final = 0.25
@@ -27,6 +29,7 @@ class Lesson:
 
     precision: Floats
     mean: Floats
+    prior_sd: Floats
 
     @classmethod
     def of(cls, found: Fit, best: int, prior: Prior) -> "Lesson":
@@ -35,40 +38,58 @@ class Lesson:
         after = 1 / np.diagonal(found.covariance[best])
         precision = np.maximum(after - before, 1e-9)
         mean = (after * found.params[best] - before * prior.mean) / precision
-        return cls(precision=precision, mean=mean)
+        return cls(precision=precision, mean=mean, prior_sd=prior.sd)
+
+    def weighed(self) -> Floats:
+        """(2, P): the weight of each constant for another group, and weight times mean."""
+        weighed = np.empty((2, len(self.mean)))
+        weighed[0] = 1 / (1 / self.precision + (BETWEEN_GROUPS * self.prior_sd) ** 2)
+        weighed[1] = weighed[0] * self.mean
+        return weighed
+
+
+@dataclass(slots=True)
+class _Class:
+    """The lessons of those who share, as weights, and their sum."""
+
+    lessons: dict[str, Floats] = field(default_factory=dict)
+    total: Floats = field(default_factory=lambda: np.zeros(1))
 
 
 class Pool:
     """The latest lessons of every group, by the kind of constants and what must be equal to share them."""
 
     def __init__(self) -> None:
-        self._lessons: dict[Hashable, dict[str, Lesson]] = {}
-        self._odds: dict[str, Mapping[int, float]] = {}
+        self._classes: dict[Hashable, _Class] = {}
+        self._odds: Floats = np.zeros(len(SM_COUNTS))
+        self._own_odds: dict[str, Floats] = {}
 
     def learn(self, key: Hashable, name: str, lesson: Lesson) -> None:
         """Keeps a group's lesson in place of its last one."""
-        self._lessons.setdefault(key, {})[name] = lesson
+        known = self._classes.setdefault(key, _Class())
+        weighed = lesson.weighed()
+        known.total = known.total + weighed - known.lessons.get(name, 0.0)
+        known.lessons[name] = weighed
 
     def learn_sm_counts(self, name: str, costs: Mapping[int, float]) -> None:
-        """Keeps a group's costs (minus log likelihoods) by SM count."""
-        self._odds[name] = costs
+        """Keeps a group's costs (minus log likelihoods) by SM count, over its least; the worst where it has none."""
+        least, worst = min(costs.values()), max(costs.values())
+        self._odds = self._odds - self._own_odds.get(name, 0.0)
+        self._own_odds[name] = np.array([costs.get(count, worst) - least for count in SM_COUNTS])
+        self._odds = self._odds + self._own_odds[name]
 
     def prior(self, key: Hashable, name: str, own: Prior) -> Prior | None:
         """A group's prior with what the others know; None where nobody else shares."""
-        others = [lesson for other, lesson in self._lessons.get(key, {}).items() if other != name]
-        if not others:
+        known = self._classes.get(key)
+        if known is None or len(known.lessons) == (name in known.lessons):
             return None
+        weight, weighted = known.total - known.lessons.get(name, 0.0)
+        precision = own.sd**-2 + np.maximum(weight, 0.0)
+        mean = (own.mean * own.sd**-2 + weighted) / precision
         between = (BETWEEN_GROUPS * own.sd) ** 2
-        precision, weighted = own.sd**-2, own.mean * own.sd**-2
-        for lesson in others:
-            weight = 1 / (1 / lesson.precision + between)
-            precision, weighted = precision + weight, weighted + weight * lesson.mean
-        return Prior(weighted / precision, np.minimum(np.sqrt(1 / precision + between), own.sd))
+        return Prior(mean, np.minimum(np.sqrt(1 / precision + between), own.sd))
 
-    def against_sm_count(self, name: str, count: int) -> float:
-        """What the other groups hold against an SM count, as a cost."""
-        total = 0.0
-        for other, costs in self._odds.items():
-            if other != name and costs:
-                total += costs.get(count, max(costs.values())) - min(costs.values())
-        return min(total, MOST_EVIDENCE)
+    def against_sm_counts(self, name: str, counts: Sequence[int]) -> Floats:
+        """What the other groups hold against each SM count, as costs."""
+        others = dict(zip(SM_COUNTS, (self._odds - self._own_odds.get(name, 0.0)).tolist(), strict=True))
+        return np.array([min(max(others.get(count, 0.0), 0.0), MOST_EVIDENCE) for count in counts])

@@ -25,8 +25,9 @@ from lagom_overlap.tune.just_enough.belief import Belief
 from lagom_overlap.tune.just_enough.effort import Effort
 from lagom_overlap.tune.just_enough.evidence import Arms
 from lagom_overlap.tune.just_enough.forecast import Forecast
+from lagom_overlap.tune.just_enough.model import GroupModel
 from lagom_overlap.tune.just_enough.pool import Pool
-from lagom_overlap.tune.just_enough.sight import LEAST_S, Record, record_of, sight_of
+from lagom_overlap.tune.just_enough.sight import LEAST_S, Places, Surfaces, record_of, sight_of
 from lagom_overlap.tune.just_enough.victim import victim_of
 from lagom_overlap.tune.just_enough.wire import wire_prior
 
@@ -54,6 +55,8 @@ MOST_SCOUTS: Final = 3
 """Implementations that are measured although no forecast favours them."""
 HOPELESS: Final = 1.25
 """Not even then, if the forecast is this much longer than the best."""
+WORK_PER_COMM: Final = 3_000
+"""What a first plan takes, before any was made."""
 SHARES: Final = (0.6, 0.3, 1.0, 0.0)
 """Calibration without a default on the lattice: parts of the logarithmic ranges."""
 STEPS: Final = (
@@ -68,17 +71,30 @@ STEPS: Final = (
 class GroupSearch:
     """The state of one group: what was measured, what is asked (`probe`, None at the end), what is recommended."""
 
-    def __init__(self, problem: GroupProblem, effort: Effort, confidence: float, seed: int, pool: Pool) -> None:
+    def __init__(
+        self,
+        problem: GroupProblem,
+        effort: Effort,
+        *,
+        confidence: float,
+        seed: int,
+        pool: Pool,
+        surfaces: Surfaces,
+    ) -> None:
         self._problem, self._effort, self._confidence = problem, effort, confidence
         self._pool = pool
         self._seed = group_random(seed, problem).getrandbits(32)
-        self._sight = sight_of(problem)
+        self._sight = sight_of(problem, surfaces)
         self._arms = Arms()
         self._barred: list[set[int]] = [set() for _ in self._sight.lattices]
         self._belief: Belief | None = None
-        self._record: Record | None = None
         self._forecast: Forecast | None = None
+        self._places: dict[Assignment, Places] = {}
+        self._estimates_s: dict[Assignment, float] = {}
         self._num_told = 0
+        self._num_planned = 0
+        self._num_waited = 0
+        self.expected_work = WORK_PER_COMM * len(problem.group.comms)
         self._scouted: set[int] = set()
         self._num_surprises = 0
         self._expected_s: float | None = None
@@ -98,10 +114,29 @@ class GroupSearch:
             self._num_surprises = self._num_surprises + 1 if off > SURPRISE + 3 * self._arms.sigma else 0
         self._expected_s = None
 
-    def plan(self) -> None:
-        """The next probe and the stand after what was told."""
+    def plan(self) -> int:
+        """Finds the next probe and the stand after what was told; returns the work that took."""
+        before = 0 if self._belief is None else self._belief.work
+        self._num_planned += 1
+        self._num_waited = 0
         self.probe = self._next()
         self.stand = self._settled()
+        self.expected_work = (0 if self._belief is None else self._belief.work) - before
+        return self.expected_work
+
+    def wait(self) -> None:
+        """Has no plan made now: the same is measured once more, the default where that cannot run."""
+        assert self.probe is not None, "a finished search does not wait"
+        self._num_waited += 1
+        asked = self.probe.assignment
+        asked = self._problem.default if self._arms.failed(asked) else asked
+        self.probe = Probe(assignment=asked, reason="once more: it is planned in a later step")
+
+    @property
+    def urgency(self) -> tuple[int, float]:
+        """Who is planned first: who has waited longest, then whose time in a step is longest."""
+        default_s = self._arms.mean_s(self._problem.default)
+        return self._num_waited, self._problem.group.count * (default_s if default_s < inf else 0.0)
 
     @property
     def _is_trusted(self) -> bool:
@@ -126,19 +161,20 @@ class GroupSearch:
     # What is known
 
     def _look(self) -> Forecast | None:
-        """The forecast after all that was told; None where nothing on the lattice ran."""
-        runs = {
-            places: done
-            for assignment, done in self._arms.runs.items()
-            if (places := self._sight.places_of(assignment)) is not None
-        }
-        if not runs:
+        """The forecast after all that was told, and its estimates; None where nothing on the lattice ran."""
+        self._places = {arm: places for arm in self._arms.runs if (places := self._sight.places_of(arm)) is not None}
+        self._estimates_s = {}
+        if not self._places:
             return None
-        self._record = record_of(runs)
         if self._belief is None:
             self._belief = self._first_belief()
-        self._belief.update(self._record, self._arms.sigma, self._pool, self._problem.group.name)
-        return self._belief.forecast(self._record, self._arms.sigma)
+        record = record_of({places: self._arms.runs[arm] for arm, places in self._places.items()})
+        self._belief.update(record, self._arms.sigma, self._pool, self._problem.group.name)
+        forecast = self._belief.forecast()
+        if self._is_trusted:
+            makespans_s = (forecast.makespans(record.places) + self._arms.gap_s).tolist()
+            self._estimates_s = dict(zip(self._places, makespans_s, strict=True))
+        return forecast
 
     def _first_belief(self) -> Belief:
         group, lattices = self._problem.group, self._sight.lattices
@@ -147,11 +183,9 @@ class GroupSearch:
         victim = victim_of(group, most_channels, max(first.comp_s, LEAST_S))
         comm_s = np.maximum(np.array(first.comm_s), LEAST_S)
         return Belief(
-            sight=self._sight,
-            victim=victim,
+            GroupModel(self._sight, victim),
             wire_prior=wire_prior(lattices[0].kinds, self._sight.wire_bytes, comm_s),
             wire_key=("wire", lattices[0].kinds, frozenset(comm.communicator for comm in group.comms)),
-            sms=np.arange(len(victim.sm_counts)),
         )
 
     def _best(self) -> Assignment | None:
@@ -160,15 +194,13 @@ class GroupSearch:
 
     def _estimate_s(self, arm: Assignment) -> float:
         """The makespan of what ran: the forecast, which has seen the measurement; the mean where it does not apply."""
-        places = self._sight.places_of(arm)
-        if places is None or self._forecast is None or not self._is_trusted:
-            return max(self._arms.mean_s(arm), LEAST_S)
-        return float(self._forecast.makespans(np.array([places]))[0]) + self._arms.gap_s
+        estimate_s = self._estimates_s.get(arm)
+        return max(self._arms.mean_s(arm), LEAST_S) if estimate_s is None else estimate_s
 
     def _variance(self, arm: Assignment) -> float:
         """Of the logarithm of an estimate: measurements and forecast together."""
         precision = self._arms.num(arm) / self._arms.sigma**2
-        if self._belief is not None and self._is_trusted and self._sight.places_of(arm) is not None:
+        if self._belief is not None and arm in self._estimates_s:
             precision += (MODEL_SD if self._belief.victim.knows_grid else BLIND_MODEL_SD) ** -2
         return 1 / precision
 
@@ -207,32 +239,30 @@ class GroupSearch:
     # Probe
 
     def _propose(self, forecast: Forecast) -> Probe | None:
-        if self._num_told == NOISE_CHECK and self._arms.num(self._problem.default):
+        if self._num_planned == NOISE_CHECK and 0 < self._arms.num(self._problem.default) < NOISE_CHECK:
             return Probe(assignment=self._problem.default, reason="noise: the default once more")
         if not self._is_trusted:
             return self._step()
         probe = self._favoured(forecast, "forecast")
         if probe is None:
             probe = self._scout(forecast)
-        if probe is not None or self._num_told >= self._effort.max_explore:
+        if probe is not None or self._num_planned >= self._effort.max_explore:
             return probe
         assert self._belief is not None, "a forecast without a belief"
-        assert self._record is not None, "a forecast without a record"
-        rng = np.random.default_rng([self._seed, self._num_told])
+        rng = np.random.default_rng([self._seed, self._num_planned])
         for _ in range(self._effort.num_draws):
-            drawn = self._belief.drawn(self._record, self._arms.sigma, rng)
-            probe = self._favoured(drawn, "could be")
+            probe = self._favoured(self._belief.drawn(rng), "could be")
             if probe is not None:
                 return probe
         return None
 
     def _scout(self, forecast: Forecast) -> Probe | None:
         """One look at an implementation never measured, at its best by the forecast; None if it looks hopeless."""
-        assert self._record is not None, "a forecast without a record"
+        assert self._belief is not None, "a forecast without a belief"
         lattices, best = self._sight.lattices, self._best()
         seen = {
             int(lattice.kind[place])
-            for row in self._record.places
+            for row in self._belief.record.places
             for lattice, place in zip(lattices, row, strict=True)
         }
         new = [kind for kind in range(len(lattices[0].kinds)) if kind not in seen | self._scouted]
@@ -256,20 +286,19 @@ class GroupSearch:
     def _favoured(self, forecast: Forecast, why: str) -> Probe | None:
         """What a forecast favours; None if it is known or promises too little."""
         best = self._best()
-        places = None if best is None else self._sight.places_of(best)
+        places = None if best is None else self._places.get(best)
         allocation = Allocation(forecast, self._barred, DOUBT)
-        starts = [places for places in map(self._sight.places_of, self._arms.runs) if places is not None][:1]
+        starts = list(self._places.values())[:1]
         found = allocation.best(starts if places is None else [places])
         if found is None:
             return None
         assignment = self._sight.assignment_at(found.tolist())
         if self._arms.knows(assignment):
             return None
-        expected_s = float(forecast.makespans(found[None])[0]) + self._arms.gap_s
+        compared = np.array([found] if places is None else [found, places])
+        expected_s, *now = (forecast.makespans(compared) + self._arms.gap_s).tolist()
         if best is not None:
-            now_s = self._estimate_s(best)
-            if places is not None:
-                now_s = float(forecast.makespans(np.array([places]))[0]) + self._arms.gap_s
+            now_s = now[0] if now else self._estimate_s(best)
             least_gain = max(LEAST_GAIN, min(MOST_GAIN, self._arms.sigma / 3))
             if expected_s > now_s * (1 - least_gain):
                 return None
@@ -278,9 +307,7 @@ class GroupSearch:
 
     def _step(self) -> Probe | None:
         """Without the model: from the fastest so far, twice or half the channels or the chunk of all."""
-        known = [arm for arm in self._arms.runs if self._sight.places_of(arm) is not None]
-        places = self._sight.places_of(min(known, key=self._arms.mean_s))
-        assert places is not None, "a known arm off the lattice"
+        places = self._places[min(self._places, key=self._arms.mean_s)]
         for words, channels, chunk in STEPS:
             moved = [
                 lattice.moved(place, channels, chunk, barred)

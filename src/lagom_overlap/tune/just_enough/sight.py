@@ -6,7 +6,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from lagom_overlap.backends.base import Assignment, GroupProblem, Measurement
-from lagom_overlap.tune.just_enough.lattice import Floats, Ints, Lattice, distances, implementation, lattice_of
+from lagom_overlap.collective import CommConfig, ConfigSpace
+from lagom_overlap.tune.just_enough.lattice import (
+    Floats,
+    Implementation,
+    Ints,
+    Lattice,
+    distances,
+    implementation,
+    lattice_of,
+)
 
 Places = tuple[int, ...]
 """One place per collective of a group."""
@@ -15,11 +24,42 @@ LEAST_S = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Sight:
-    """One lattice per collective, equal spaces share one object; squared distances between its places."""
+class Surface:
+    """A lattice and how alike its places are: exp(-d^2 / 2), and its root of degree N for a group of N collectives."""
 
+    lattice: Lattice
+    near: Floats
+    near_root: Floats
+
+
+class Surfaces:
+    """The surfaces of an iteration: groups of equal spaces, defaults and numbers of collectives share theirs."""
+
+    def __init__(self) -> None:
+        self._lattices: dict[object, tuple[Lattice, Floats]] = {}
+        self._surfaces: dict[object, Surface] = {}
+
+    def of(self, space: ConfigSpace, default: CommConfig, kinds: tuple[Implementation, ...], num_comms: int) -> Surface:
+        """The surface of one collective among so many of its group."""
+        key = space, default, kinds
+        if key not in self._lattices:
+            lattice = lattice_of(space, default, kinds)
+            self._lattices[key] = lattice, distances(lattice)
+        lattice, apart = self._lattices[key]
+        if (key, num_comms) not in self._surfaces:
+            near_root = np.exp(-0.5 / num_comms * apart)
+            near = near_root if num_comms == 1 else self.of(space, default, kinds, 1).near
+            self._surfaces[key, num_comms] = Surface(lattice=lattice, near=near, near_root=near_root)
+        return self._surfaces[key, num_comms]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sight:
+    """The surfaces of a group's collectives: `surfaces[surface_of[j]]` is collective j's; their bytes on the wire."""
+
+    surfaces: tuple[Surface, ...]
+    surface_of: Ints
     lattices: tuple[Lattice, ...]
-    spreads: tuple[Floats, ...]
     wire_bytes: Floats
 
     def places_of(self, assignment: Assignment) -> Places | None:
@@ -43,29 +83,31 @@ class Record:
     num: Floats
 
 
-def sight_of(problem: GroupProblem) -> Sight:
+def sight_of(problem: GroupProblem, surfaces: Surfaces) -> Sight:
     """The lattices of a group's collectives; the default's implementation is the first kind where it is allowed."""
     pairs = list(zip(problem.spaces, problem.default, strict=True))
     kinds = dict.fromkeys(implementation(space.subspace_of(default)) for space, default in pairs)
     kinds |= dict.fromkeys(implementation(subspace) for space in problem.spaces for subspace in space.subspaces)
-    known: dict[object, tuple[Lattice, Floats]] = {}
-    for pair in pairs:
-        if pair not in known:
-            lattice = lattice_of(*pair, list(kinds))
-            known[pair] = lattice, distances(lattice)
+    found = [surfaces.of(space, default, tuple(kinds), len(pairs)) for space, default in pairs]
+    different = list(dict.fromkeys(map(id, found)))
     return Sight(
-        lattices=tuple(known[pair][0] for pair in pairs),
-        spreads=tuple(known[pair][1] for pair in pairs),
-        wire_bytes=np.array([comm.collective.wire_bytes for comm in problem.group.comms]),
+        surfaces=tuple(next(surface for surface in found if id(surface) == each) for each in different),
+        surface_of=np.array([different.index(id(surface)) for surface in found], dtype=np.intp),
+        lattices=tuple(surface.lattice for surface in found),
+        wire_bytes=np.array([float(comm.collective.wire_bytes) for comm in problem.group.comms]),
     )
 
 
 def record_of(runs: Mapping[Places, Sequence[Measurement]]) -> Record:
     """The means of the measurements at each place."""
-    comm_s = [np.mean([run.comm_s for run in done], axis=0) for done in runs.values()]
+    comm_s = [_mean([run.comm_s for run in done]) for done in runs.values()]
     return Record(
         places=np.array(list(runs), dtype=np.intp),
-        comm_s=np.maximum(np.array(comm_s), LEAST_S),
-        comp_s=np.maximum([np.mean([run.comp_s for run in done]) for done in runs.values()], LEAST_S),
+        comm_s=np.maximum(np.array(comm_s, dtype=np.float64), LEAST_S),
+        comp_s=np.maximum([sum(run.comp_s for run in done) / len(done) for done in runs.values()], LEAST_S),
         num=np.array([float(sum(run.num_repeats for run in done)) for done in runs.values()]),
     )
+
+
+def _mean(rows: Sequence[Sequence[float]]) -> Sequence[float]:
+    return rows[0] if len(rows) == 1 else [sum(column) / len(rows) for column in zip(*rows, strict=True)]

@@ -24,20 +24,29 @@ happens upon, a cliff far from the default, stays unseen: the default is then wh
 """
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Final
 
-from lagom_overlap.backends.base import Assignment, Outcome
-from lagom_overlap.tune.base import Problems, Trial, check_outcomes, problems_by_name
+from lagom_overlap.backends.base import GroupProblem, Outcome
+from lagom_overlap.tune.base import Problems, Trial
+from lagom_overlap.tune.groupwise import SideBySide
 from lagom_overlap.tune.just_enough.effort import check_confidence, effort_named
 from lagom_overlap.tune.just_enough.pool import Pool
 from lagom_overlap.tune.just_enough.search import GroupSearch
+from lagom_overlap.tune.just_enough.sight import Surfaces
+
+STEP_WORK: Final = 700_000
+"""Work of one decision step at most (`GroupModel.work`; measured: 30 to 50 ns a unit)."""
 
 
-class JustEnough:
+class JustEnough(SideBySide[GroupSearch]):
     """A model-guided tuner over all groups of an iteration, which learn from each other; guarded by construction.
 
     `effort` is `"quick"`, `"normal"` or `"thorough"`. What is recommended was measured to be faster than the default,
     and by at least `confidence` standard deviations not slower than 0.5 % above it; else it is the default.
+
+    A step plans as many groups as `step_work` allows, those first that have waited longest, then the longest of the
+    iteration; the others are measured once more with what they have. Work is counted, not timed: the same tells give
+    the same asks on any machine.
 
     Raises:
         UnknownNameError: if there is no such effort.
@@ -46,43 +55,34 @@ class JustEnough:
 
     guards_itself: ClassVar[bool] = True
 
-    def __init__(self, problems: Problems, *, seed: int = 0, effort: str = "normal", confidence: float = 1.8) -> None:
-        self._problems = problems_by_name(problems)
-        pool, chosen, beyond = Pool(), effort_named(effort), check_confidence(confidence)
-        self._searches = {
-            name: GroupSearch(problem, chosen, beyond, seed, pool) for name, problem in self._problems.items()
-        }
-        self._asked: Trial | None = None
-        self._num_told = 0
+    def __init__(
+        self,
+        problems: Problems,
+        *,
+        seed: int = 0,
+        effort: str = "normal",
+        confidence: float = 1.8,
+        step_work: int = STEP_WORK,
+    ) -> None:
+        pool, surfaces, chosen, beyond = Pool(), Surfaces(), effort_named(effort), check_confidence(confidence)
+        self._step_work = step_work
 
-    def ask(self) -> Trial | None:
-        """The next probe of every group that is not finished; None when all are."""
-        if self._asked is None:
-            probes = {name: search.probe for name, search in self._searches.items() if search.probe is not None}
-            if probes:
-                self._asked = Trial(
-                    number=self._num_told,
-                    assignments={name: probe.assignment for name, probe in probes.items()},
-                    reasons={name: probe.reason for name, probe in probes.items()},
-                )
-        return self._asked
+        def begin(problem: GroupProblem) -> GroupSearch:
+            return GroupSearch(problem, chosen, confidence=beyond, seed=seed, pool=pool, surfaces=surfaces)
+
+        super().__init__(problems, begin)
 
     def tell(self, trial: Trial, outcomes: Mapping[str, Outcome]) -> None:
-        """Takes the outcomes of all groups, then plans each one's next probe.
+        """Takes the outcomes of all groups, then plans the next probe of as many as one step allows.
 
         Raises:
             ValueError: if it is not the trial just asked for, or a group's outcome is missing or foreign.
         """
-        if self._asked is None or trial != self._asked:
-            raise ValueError(f"told trial {trial.number}, which is not the one just asked for")
-        check_outcomes(self._problems, trial.assignments, outcomes)
-        self._asked = None
-        self._num_told += 1
-        for name in trial.assignments:
-            self._searches[name].tell(outcomes[name])
-        for name in trial.assignments:
-            self._searches[name].plan()
-
-    def recommend(self) -> Mapping[str, Assignment]:
-        """What each group's search stands by now; the default where nothing is better beyond doubt."""
-        return {name: search.stand for name, search in self._searches.items()}
+        super().tell(trial, outcomes)
+        waiting = sorted((self._runs[name] for name in trial.assignments), key=lambda run: run.urgency, reverse=True)
+        spent = 0
+        for number, run in enumerate(waiting):
+            if number and spent + run.expected_work > self._step_work:
+                run.wait()
+            else:
+                spent += run.plan()

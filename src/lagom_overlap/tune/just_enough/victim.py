@@ -10,16 +10,18 @@ B / (B - V) gives h, with V = B / 2 at full speed. Where the kernels' grids are 
 whose time grows with NC / (lambda - NC) to a fitted extent.
 
 Progress (Eq. 4 as repaired): collective j lasts x_j and during it computation advances at the rate of T under j.
+
+Here are the constants and what is believed of them; times are computed by `kernel_s` and `finish_s` in
+csrc/lagom_search.c.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
 from typing import Final
 
 import numpy as np
 
-from lagom_overlap.tune.just_enough.lattice import Floats, Ints
+from lagom_overlap.tune.just_enough.lattice import Floats
 from lagom_overlap.tune.just_enough.wire import Prior
 from lagom_overlap.units import MIB
 from lagom_overlap.workload import Kernel, OverlapGroup
@@ -53,7 +55,7 @@ def victim_of(group: OverlapGroup, most_channels: int, default_comp_s: float) ->
         num_sms = max(UNKNOWN_SMS, most_channels + 1)
         share = channels / (num_sms - channels)
         sd[:2], mean[:2] = (0.15, 0.5), (log(0.85 * max(default_comp_s, 1e-12)), log(0.7))
-        table = share[None, :, None]
+        table = np.ascontiguousarray(share[None, :, None])
         prior = Prior(mean, sd)
         return Victim(
             sm_counts=(num_sms,), fluid=table, whole=table, intensity=np.ones(1), knows_grid=False, prior=prior
@@ -68,85 +70,9 @@ def victim_of(group: OverlapGroup, most_channels: int, default_comp_s: float) ->
     intensity = per_s / mean_per_s if mean_per_s > 0 else np.ones(len(kernels))
     return Victim(
         sm_counts=counts,
-        fluid=fluid * wave_s,
-        whole=whole * wave_s,
+        fluid=np.ascontiguousarray(fluid * wave_s),
+        whole=np.ascontiguousarray(whole * wave_s),
         intensity=intensity,
         knows_grid=True,
         prior=Prior(mean, sd),
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Beside:
-    """The computations under constants `params` (..., P), with indices of SM counts `sms` (...)."""
-
-    victim: Victim
-    sms: Ints
-    params: Floats
-
-    def kernel_times(self, channels: Floats, chunk_bytes: Floats, use: Floats) -> Floats:
-        """T beside collectives that broadcast against (...); a kernel axis is added at the end."""
-        scale, share, pressure, pollution, half = (self.params[..., i] for i in range(NUM_PARAMS))
-        index, flight = channels.astype(np.intp), channels * chunk_bytes
-        polluted = np.exp(pollution) * flight / (flight + np.exp(half))
-        pressed = (np.exp(pressure) * use / (2 - use))[..., None] * self.victim.intensity
-        return self._solo(scale, share, index) * (1 + pressed + polluted[..., None])
-
-    def alone_times(self) -> Floats:
-        """T beside nothing, at (..., K)."""
-        scale, share = self.params[..., 0], self.params[..., 1]
-        return self._solo(scale, share, np.zeros(np.shape(scale), dtype=np.intp))
-
-    def _solo(self, scale: Floats, share: Floats, channels: Ints) -> Floats:
-        fluid, whole = self.victim.fluid[self.sms, channels], self.victim.whole[self.sms, channels]
-        if self.victim.knows_grid:
-            mix = np.clip(share, 0.0, 1.0)[..., None]
-            waves = fluid * (1 - mix) + whole * mix
-        else:
-            waves = 1 + np.exp(share)[..., None] * fluid
-        return np.asarray(np.exp(scale)[..., None] * waves)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Pace:
-    """The computations in solo time: shares of the work by kernel (K,), where each begins and ends."""
-
-    alone: Floats
-    work: Floats
-    begins: Floats
-    ends: Floats
-
-    @classmethod
-    def of(cls, alone: Floats) -> "Pace":
-        """From solo times (..., K)."""
-        work = alone / alone.sum(axis=-1, keepdims=True)
-        ends = np.cumsum(work, axis=-1)
-        return cls(alone=alone, work=work, begins=ends - work, ends=ends)
-
-    def beside(self, done: Floats, under: Floats, comm_s: Floats) -> tuple[Floats, Floats]:
-        """The share of the work done after a collective, and the time computed beside it.
-
-        Kernels take `under` (..., K) beside the collective, which lasts `comm_s` (...), from a share `done` (...).
-        """
-        slope = under / self.work
-        spent = (np.clip(done[..., None] - self.begins, 0.0, self.work) * slope).sum(axis=-1)
-        upto = np.cumsum(under, axis=-1)
-        left = np.maximum(upto[..., -1] - spent, 0.0)
-        inside = comm_s < left
-        took = np.where(inside, comm_s, left)
-        gone = np.clip((spent + took)[..., None] - (upto - under), 0.0, under)
-        return np.where(inside, (gone / slope).sum(axis=-1), 1.0), took
-
-    def rest_s(self, done: Floats) -> Floats:
-        """The time of the work that no collective runs beside."""
-        left = np.clip(self.ends - np.maximum(self.begins, done[..., None]), 0.0, None)
-        return np.asarray((left / self.work * self.alone).sum(axis=-1))
-
-
-def finish_times(pace: Pace, under: Sequence[Floats], comm_s: Sequence[Floats]) -> Floats:
-    """Y: kernels take `under[j]` (..., K) beside collective j, which lasts `comm_s[j]` (...)."""
-    done, finish = np.zeros(comm_s[0].shape), np.zeros(comm_s[0].shape)
-    for each, times in zip(under, comm_s, strict=True):
-        done, took = pace.beside(done, each, times)
-        finish = finish + took
-    return np.asarray(finish + pace.rest_s(done))

@@ -5,6 +5,8 @@ Form (spec, contention model, section 1, with its sharpness m left free), W wire
     x = L + (W + fill min(W, NC C)) / R
     s = NC / r (C / (C + C0))^q        channels over those that would fill the link; the cost per chunk
     R = B s / (1 + s^m)^(1/m) exp(-p NC)
+
+Here are the constants and what is believed of them; the curve itself is `predict_wire` in csrc/lagom_search.c.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from lagom_overlap.collective import Protocol
-from lagom_overlap.tune.just_enough.lattice import Floats, Implementation, Ints
+from lagom_overlap.tune.just_enough.lattice import Floats, Implementation
 from lagom_overlap.units import KIB
 
 NUM_SHARED: Final = 8
@@ -59,33 +61,3 @@ def wire_prior(kinds: Sequence[Implementation], wire_bytes: Floats, default_comm
         mean += _kind_prior(kind, kinds[0])
         sd += KIND_SD
     return Prior(np.array(mean), np.array(sd))
-
-
-def rates(params: Floats, channels: Floats, chunk_bytes: Floats, kind: Ints) -> Floats:
-    """R in bytes per second; `params` is (..., P), the others broadcast against its leading axes plus one."""
-    link, saturate, half, sharp, power, penalty = (params[..., i, None] for i in (0, 1, 2, 4, 5, 7))
-    if params.shape[-1] > NUM_SHARED:
-        ratios = _ratios(params, kind)
-        link, half = link + ratios[0], half + ratios[2]
-        saturate = saturate + ratios[0] - ratios[1]
-    per_chunk = np.exp(power) * np.log1p(np.exp(half - np.log(chunk_bytes)))
-    fill = np.exp(sharp) * (np.log(channels) - saturate - per_chunk)
-    exponent = link - np.logaddexp(0.0, -fill) / np.exp(sharp) - penalty * channels
-    return np.asarray(np.exp(exponent))
-
-
-def comm_times(params: Floats, wire_bytes: Floats, channels: Floats, chunk_bytes: Floats, kind: Ints) -> Floats:
-    """The times x in seconds."""
-    latency = params[..., 3, None]
-    if params.shape[-1] > NUM_SHARED:
-        latency = latency + _ratios(params, kind)[3]
-    first = np.exp(params[..., 6, None]) * np.minimum(wire_bytes, channels * chunk_bytes)
-    moved = (wire_bytes + first) / rates(params, channels, chunk_bytes, kind)
-    return np.asarray(np.exp(latency) + moved)
-
-
-def _ratios(params: Floats, kind: Ints) -> list[Floats]:
-    """The four ratios of each place's implementation, zero for the first."""
-    own = params[..., NUM_SHARED:].reshape(*params.shape[:-1], -1, NUM_OF_KIND)
-    padded = np.concatenate([np.zeros((*own.shape[:-2], 1, NUM_OF_KIND)), own], axis=-2)
-    return [padded[..., kind, i] for i in range(NUM_OF_KIND)]

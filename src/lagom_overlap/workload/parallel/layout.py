@@ -40,7 +40,7 @@ class ParallelLayout:
     optimizer), 2 the gradients too, 3 the parameters too (FSDP). `overlap_gradients` reduces buckets of
     `bucket_bytes` beside the last backward instead of everything after it; `prefetch` is in layers (stage 3).
     `async_tensor` hides the all-reduce of input gradients behind the weight gradient's product (no sequence
-    parallelism).
+    parallelism). `overlap_p2p` lets a stage go on while its results travel to its neighbours (interleaved only).
     """
 
     tensor: int = 1
@@ -62,6 +62,7 @@ class ParallelLayout:
     flash_attention: bool = True
     accumulate_gradients: bool = True
     scatter_gather: bool = False
+    overlap_p2p: bool = False
 
     def __post_init__(self) -> None:
         counts = ("tensor", "pipeline", "data", "expert", "micro_batch", "global_batch", "chunks", "prefetch")
@@ -111,6 +112,8 @@ class ParallelLayout:
                 )
         elif self.chunks != 1:
             raise JobError(f"parallel.chunks is {self.chunks}, must be 1 unless schedule is interleaved")
+        elif self.overlap_p2p:
+            raise JobError(f"parallel.overlap_p2p is true with schedule {self.schedule}: Megatron-LM needs interleaved")
 
     @property
     def num_gpus(self) -> int:

@@ -12,6 +12,8 @@ from lagom_overlap.workload.sharding import Reduce, ShardSpec
 
 JOIN_MOVES: Final = 2
 """A joined tensor is read and written once."""
+JOIN_SUFFIX: Final = "#join"
+"""What is added to an operator's name for the copy that joins its pieces."""
 
 
 def check_axis(op: Op, axis: int, shares: tuple[Fraction, ...]) -> ShardSpec:
@@ -109,7 +111,7 @@ def _collective_output_bytes(collective: Collective) -> int:
 def joined(op: Op, pieces: tuple[str, ...], stream: str) -> CompOp:
     """The copy that makes one tensor of the pieces' outputs."""
     return CompOp(
-        name=f"{op.name}#join",
+        name=op.name + JOIN_SUFFIX,
         work=MemoryBound(JOIN_MOVES * output_bytes(op)),
         stream=stream,
         deps=pieces,

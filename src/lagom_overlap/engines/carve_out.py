@@ -1,0 +1,90 @@
+"""Torch's SM carve-out: the one knob of the computation's side that a running process can turn.
+
+`torch._C._set_sm_carveout_experimental(n)` (pytorch#147966; in torch 2.13 still "a temporary experimental mitigation")
+sets a number in the process's global context. It is read when a kernel is launched, by the launching thread, so it
+holds for kernels launched after it, on every stream and device, and for none that is queued already. What heeds it, by
+torch's sources (nothing here was run on a GPU); cuBLAS itself only from pytorch#183330 on:
+
+    cuBLASLt (addmm with bias, scaled_mm; mm where torch prefers cuBLASLt)   CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET
+    CUTLASS row-wise scaled and grouped products                             the number of SMs they are given
+    FlashAttention 3 (torch.nn.attention)                                    sm_margin
+    Inductor's persistent Triton templates                                   NUM_SMS, when they are compiled
+
+On Hopper (9.x) cuBLASLt's grids follow it; on later GPUs NVIDIA calls it a heuristic's input (pytorch#183330) and the
+supported way is a green context; on earlier ones products are no persistent kernels. What was compiled or captured in a
+CUDA graph keeps the carve-out it was made with. ROCm ignores it (pytorch#149280).
+
+Green contexts (`torch.cuda.green_contexts.GreenContext.create(num_sms=)`) bound every kernel, whoever wrote it, but a
+stream belongs to one context: the job's own code would have to run on the context's stream. That is no setting that can
+be made beside a running job, so only their presence is reported.
+"""
+
+import warnings
+from dataclasses import dataclass
+
+import torch
+
+from lagom_overlap.errors import BackendError
+
+HEEDING_MAJOR = 9
+"""Compute capability (major) on which cuBLASLt's grids are known to follow the carve-out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CarveOutSupport:
+    """What this process's torch can do: `why_not` is empty where a carve-out reaches kernels, `caveat` what to know."""
+
+    why_not: str
+    caveat: str
+    green_contexts: bool
+    num_sms: int | None
+
+
+def carve_out_support() -> CarveOutSupport:
+    """What torch and the current device offer; starts CUDA where there is some."""
+    green = hasattr(torch._C, "_CUDAGreenContext")
+    if not hasattr(torch._C, "_set_sm_carveout_experimental"):
+        return _none("this torch has no SM carve-out (2.7 or newer has)", green)
+    if torch.version.hip is not None:
+        return _none("ROCm ignores torch's SM carve-out", green)
+    if not torch.cuda.is_available():
+        return _none(f"torch {torch.__version__} sees no CUDA device: no kernel would heed a carve-out", green)
+    device = torch.cuda.get_device_properties(torch.cuda.current_device())
+    caveat = ""
+    if device.major > HEEDING_MAJOR:
+        caveat = f"on {device.name} cuBLAS takes a carve-out as a hint only; green contexts are the supported way"
+    elif device.major < HEEDING_MAJOR:
+        caveat = f"on {device.name} most products are plain kernels, which need no carve-out"
+    return CarveOutSupport(why_not="", caveat=caveat, green_contexts=green, num_sms=int(device.multi_processor_count))
+
+
+def _none(why_not: str, green: bool) -> CarveOutSupport:
+    return CarveOutSupport(why_not=why_not, caveat="", green_contexts=green, num_sms=None)
+
+
+class TorchCarveOut:
+    """The flag of this process, and its value before us.
+
+    Raises:
+        BackendError: if nothing here would heed it.
+    """
+
+    def __init__(self) -> None:
+        support = carve_out_support()
+        if support.why_not:
+            raise BackendError(support.why_not)
+        self.num_sms = support.num_sms or 0
+        self.caveat = support.caveat
+        self._before: int | None = torch._C._get_sm_carveout_experimental()
+
+    def set(self, num_sms: int | None) -> None:
+        """Leaves so many SMs free from the next launch on; None: as many as before us.
+
+        Raises:
+            BackendError: if it leaves no SM.
+        """
+        if num_sms is not None and not 0 <= num_sms < self.num_sms:
+            raise BackendError(f"a carve-out of {num_sms} SMs must lie in 0..{self.num_sms - 1} on this device")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns once that the function is experimental: said above
+            torch._C._set_sm_carveout_experimental(self._before if num_sms is None else num_sms)

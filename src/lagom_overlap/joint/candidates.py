@@ -1,0 +1,73 @@
+"""Orders to try under contention: what the planner makes of other prefetch depths, with cuts and without, other cuts.
+
+A planner knows of contention only what the times it is given say: here what each operator took beside what ran beside
+it. Which of several good orders suffers least is for the simulation to tell.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from lagom_overlap.plan.base import Plan, Planner, PlanProblem
+from lagom_overlap.plan.memory import parameter_gathers
+from lagom_overlap.plan.ours import Ours
+from lagom_overlap.plan.ours.cuts import FACTORS, Cutter, OpType, op_types
+from lagom_overlap.workload.rewrite.apply import rewritten
+from lagom_overlap.workload.rewrite.steps import Reorder, Rewrite, Split
+
+DEPTHS: Final = (1, 2, 3, 4, 6, 8)
+"""Gathered parameter groups held at once that are tried, none above the problem's own."""
+MOST_TYPES: Final = 6
+"""Types of operators whose cuts are changed one by one: the longest ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A way to plan: with at most `prefetch` gathered groups (None: no limit), by `planner`."""
+
+    prefetch: int | None
+    planner: Planner
+
+    def plan(self, problem: PlanProblem) -> Plan:
+        """The plan.
+
+        Raises:
+            JobError: if no schedule fits the memory limit.
+        """
+        return self.planner.plan(replace(problem, prefetch=self.prefetch))
+
+
+def variants_of(planner: Planner, problem: PlanProblem) -> Iterator[Variant]:
+    """The problem's own prefetch depth, then shallower ones, the deepest first; our planner also without cuts."""
+    most, gathers = problem.prefetch, len(parameter_gathers(problem.iteration))
+    shallower = [depth for depth in reversed(DEPTHS) if depth < gathers and (most is None or depth < most)]
+    planners = [planner]
+    if isinstance(planner, Ours) and planner.split:
+        planners.append(replace(planner, split=False))
+    for depth in (most, *shallower):
+        for each in planners:
+            yield Variant(depth, each)
+
+
+def recut(problem: PlanProblem, plan: Plan) -> Iterator[Plan]:
+    """The plan with one type of operator cut otherwise, in the plan's order as far as that goes; to be replanned."""
+    cutter, ops = Cutter(problem), problem.iteration.ops
+    held = {step.comm: step for step in plan.rewrites if isinstance(step, Split)}
+    others: list[Rewrite] = [step for step in plan.rewrites if not isinstance(step, Split | Reorder)]
+    if others:
+        return  # made by a planner that does more than cut
+
+    def weight(kind: OpType) -> float:
+        return sum(problem.times.seconds(ops[task]) for task in kind.tasks)
+
+    for kind in sorted(op_types(problem.iteration, exact=problem.exact), key=weight, reverse=True)[:MOST_TYPES]:
+        names = [ops[task].name for task in kind.tasks]
+        now = held[names[0]].num_chunks if names[0] in held else 1
+        for factor in (1, *FACTORS):
+            if factor == now or (factor > 1 and not cutter.can(kind, factor)):
+                continue
+            rest = [step for name, step in held.items() if name not in names]
+            axes = zip(names, kind.axes, strict=True)
+            new = [Split(name, axis, factor) for name, axis in axes] if factor > 1 else []
+            cuts: tuple[Rewrite, ...] = (*rest, *new)
+            yield replace(plan, rewrites=cuts, iteration=rewritten(problem.iteration, cuts))

@@ -1,0 +1,259 @@
+"""The best sharding as an integer program: Alpa's intra-operator formulation (arXiv 2201.12023, section 4.2), on CP-SAT.
+
+| paper | here |
+|---|---|
+| one-hot strategy vector s_v | `_Model.option[kind][k]` |
+| computing and communication of a strategy, c_v + d_v | `Option.seconds` (sums are finished by conversions, not by c_v) |
+| resharding matrix R_vu, linearised by e_vu | `_Model.way`: a needed layout is made from one that its tensor is made in |
+| memory (Alpa's code, not in the formula) | a linear bound at each moment of the step that could break it |
+
+A needed layout costs once however many calls need it (`problem`). Per tensor, need and layout that it may be made in,
+`way <= made in that layout` and `sum of ways = needed`: the linear relaxation of this is tighter than e >= a + b - 1.
+
+Nodes of the same kind in several layers share their decision (`tie_layers`): layers are alike, and a program of 24 has
+the variables of one. Memory is bounded at the moments where the last solution broke the limit, until none does.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ortools.sat.python import cp_model
+
+from lagom_overlap.errors import JobError
+from lagom_overlap.plan.cpsat.solver import new_solver, solve
+from lagom_overlap.plan.deadline import Deadline
+from lagom_overlap.plan.sharding_search.layouts import Held, Layout, local_bytes
+from lagom_overlap.plan.sharding_search.memory import Lifetimes
+from lagom_overlap.plan.sharding_search.problem import ShardingProblem
+from lagom_overlap.units import format_bytes
+
+_TICK_S: Final = 1e-8
+_MAX_ROUNDS: Final = 12
+"""Times that the limit is bounded at more moments before what is left counts as not to be had."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharding:
+    """An option for every node of a problem; `is_optimal` as proved, layers tied or not as asked."""
+
+    problem: ShardingProblem
+    choice: tuple[int, ...]
+    is_optimal: bool
+    peak_bytes: int
+
+    @property
+    def seconds(self) -> float:
+        """Computing and communication one after the other."""
+        return self.problem.seconds(self.choice)
+
+
+def choose_sharding(
+    problem: ShardingProblem,
+    *,
+    memory_limit_bytes: int | None = None,
+    tie_layers: bool = True,
+    limit_s: float = 30.0,
+    seed: int = 0,
+) -> Sharding:
+    """The cheapest combination that fits.
+
+    Raises:
+        JobError: if nothing fits the memory limit (says by how much), or nothing was found in time.
+    """
+    deadline = Deadline(limit_s)
+    lifetimes = Lifetimes(problem)
+    moments = lifetimes.likely_peaks()
+    for _ in range(_MAX_ROUNDS):
+        model = _Model(problem, tie_layers=tie_layers)
+        if memory_limit_bytes is not None:
+            for moment in moments:
+                model.bound_memory(lifetimes, moment, memory_limit_bytes)
+        found = model.solved(deadline, seed)
+        if found is None:
+            raise JobError(_why_none(problem, lifetimes, moments, memory_limit_bytes, tie_layers, deadline, seed))
+        choice, is_optimal = found
+        peak, moment = lifetimes.peak(choice)
+        if memory_limit_bytes is None or peak <= memory_limit_bytes:
+            return Sharding(problem=problem, choice=choice, is_optimal=is_optimal, peak_bytes=peak)
+        if moment in moments:
+            break
+        moments = [*moments, moment]
+    raise JobError(f"no sharding was found that fits the memory limit {format_bytes(memory_limit_bytes or 0)} in time")
+
+
+def _why_none(
+    problem: ShardingProblem,
+    lifetimes: Lifetimes,
+    moments: Sequence[int],
+    limit: int | None,
+    tie_layers: bool,
+    deadline: Deadline,
+    seed: int,
+) -> str:
+    """By how much the leanest sharding misses the limit."""
+    if limit is None:
+        return "no sharding was found in time: give the search more seconds"
+    model = _Model(problem, tie_layers=tie_layers)
+    model.minimise_memory(lifetimes, moments)
+    found = model.solved(deadline, seed)
+    if found is None:
+        return "no sharding was found in time: give the search more seconds"
+    peak, _ = lifetimes.peak(found[0])
+    if peak <= limit:
+        return "no sharding within the memory limit was found in time: give the search more seconds"
+    shape = "x".join(map(str, problem.mesh.shape))
+    return (
+        f"memory_limit is {format_bytes(limit)}: the leanest sharding found over a mesh of {shape} ranks takes "
+        f"{format_bytes(peak)}, {format_bytes(peak - limit)} too much"
+    )
+
+
+class _Model:
+    """The integer program of one problem."""
+
+    def __init__(self, problem: ShardingProblem, *, tie_layers: bool) -> None:
+        self._problem = problem
+        self._model = cp_model.CpModel()
+        kinds = {node.name: node.kind if tie_layers else node.name for node in problem.nodes}
+        self._kind_of = [kinds[node.name] for node in problem.nodes]
+        self._cost: list[cp_model.LinearExprT] = []
+        self.option: dict[object, list[cp_model.IntVar]] = {}
+        self._made: dict[str, dict[Layout, cp_model.LinearExpr]] = {}
+        self.way: dict[tuple[str, object, Layout], dict[Layout, cp_model.IntVar]] = {}
+        self._options()
+        self._conversions()
+        self._model.minimize(sum(self._cost))
+
+    def _options(self) -> None:
+        made: dict[str, dict[Layout, list[cp_model.IntVar]]] = defaultdict(lambda: defaultdict(list))
+        for node, kind in zip(self._problem.nodes, self._kind_of, strict=True):
+            if kind not in self.option:
+                self.option[kind] = [self._model.new_bool_var("") for _ in node.options]
+                self._model.add_exactly_one(self.option[kind])
+            for variable, option in zip(self.option[kind], node.options, strict=True):
+                ticks = round(option.seconds / _TICK_S)
+                if not node.calls:  # between layouts that cost the same, a parameter is cut as finely as can be
+                    ticks += sum(Held.WHOLE in layout for _, layout in option.makes)
+                self._cost.append(ticks * variable)
+                for value, layout in option.makes:
+                    made[value][layout].append(variable)
+        self._made = {
+            value: {layout: cp_model.LinearExpr.sum(variables) for layout, variables in layouts.items()}
+            for value, layouts in made.items()
+        }
+
+    def _conversions(self) -> None:
+        """Ways of tensors that are alike (made by one kind in one place, read by the same kinds) are one variable."""
+        readers = self._readers()
+        makers = {
+            value: (kind, place)
+            for node, kind in zip(self._problem.nodes, self._kind_of, strict=True)
+            for place, (value, _) in enumerate(node.options[0].makes)
+        }
+        known: dict[object, dict[Layout, dict[Layout, cp_model.IntVar]]] = {}
+        for (value, part), of_kind in readers.items():
+            alike = (makers[value], part, frozenset((kind, tuple(sorted(places))) for kind, places in of_kind.items()))
+            if alike not in known:
+                known[alike] = self._ways_of(value, part, list(of_kind))
+            for layout, ways in known[alike].items():
+                self.way[value, part, layout] = ways
+                for before, variable in ways.items():
+                    found = self._problem.conversions.between(self._problem.program.values[value], before, layout)
+                    assert found is not None
+                    self._cost.append(round(found.seconds / _TICK_S) * variable)
+
+    def _readers(self) -> dict[tuple[str, object], dict[object, set[int]]]:
+        """For each tensor and part of the step the kinds that read it, and where among their needs."""
+        found: dict[tuple[str, object], dict[object, set[int]]] = defaultdict(lambda: defaultdict(set))
+        for node, kind in zip(self._problem.nodes, self._kind_of, strict=True):
+            for option in node.options:
+                for place, need in enumerate(option.needs):
+                    found[need.value, need.part][kind].add(place)
+        return found
+
+    def _ways_of(self, value: str, part: object, kinds: Sequence[object]) -> dict[Layout, dict[Layout, cp_model.IntVar]]:
+        asking: dict[Layout, list[cp_model.LinearExprT]] = defaultdict(list)
+        asked: list[set[Layout]] = []
+        wanted = set(kinds)
+        for node, kind in zip(self._problem.nodes, self._kind_of, strict=True):
+            if kind not in wanted or not any(n.value == value and n.part == part for o in node.options for n in o.needs):
+                continue
+            by_layout: dict[Layout, list[cp_model.IntVar]] = defaultdict(list)
+            for variable, option in zip(self.option[kind], node.options, strict=True):
+                for layout in {n.layout for n in option.needs if n.value == value and n.part == part}:
+                    by_layout[layout].append(variable)
+            for layout, variables in by_layout.items():
+                asking[layout].append(cp_model.LinearExpr.sum(variables))
+            asked.append(set(by_layout))
+        whole = self._problem.program.values[value]
+        found: dict[Layout, dict[Layout, cp_model.IntVar]] = {}
+        for layout, askers in asking.items():
+            ways = {
+                before: self._model.new_bool_var("")
+                for before in self._made[value]
+                if self._problem.conversions.between(whole, before, layout) is not None
+            }
+            for before, variable in ways.items():
+                self._model.add(variable <= self._made[value][before])
+            for asker in askers:
+                self._model.add(sum(ways.values()) >= asker)
+            found[layout] = ways
+        for layouts in asked:  # implied for whole numbers, not for the relaxation: each reader is served by some way
+            for before, made in self._made[value].items():
+                self._model.add(sum(found[layout][before] for layout in layouts if before in found[layout]) >= made)
+        return found
+
+    # Memory.
+
+    def bound_memory(self, lifetimes: Lifetimes, moment: int, limit_bytes: int) -> None:
+        """At one moment of the step no more is held than the limit."""
+        self._model.add(self._held(lifetimes, moment) <= limit_bytes >> 10)
+
+    def minimise_memory(self, lifetimes: Lifetimes, moments: Sequence[int]) -> None:
+        """The most that is held, in place of the time."""
+        most = self._model.new_int_var(0, 1 << 50, "")
+        for moment in moments:
+            self._model.add(self._held(lifetimes, moment) <= most)
+        self._model.minimize(most)
+
+    def _held(self, lifetimes: Lifetimes, moment: int) -> cp_model.LinearExprT:
+        """KiB held, rounded up."""
+        terms: list[cp_model.LinearExprT] = []
+        program, mesh = self._problem.program, self._problem.mesh
+
+        def kib(value: str, layout: Layout) -> int:
+            return -(-local_bytes(program.values[value], layout, mesh) // 1024)
+
+        for node, kind in zip(self._problem.nodes, self._kind_of, strict=True):
+            for variable, option in zip(self.option[kind], node.options, strict=True):
+                if option.resident_bytes:
+                    terms.append(-(-option.resident_bytes // 1024) * variable)
+        for value in lifetimes.held(moment):
+            terms += [kib(value, layout) * made for layout, made in self._made[value].items()]
+        for value, part in lifetimes.copies_held(moment):
+            for (of_value, of_part, layout), ways in self._ways(value, part):
+                del of_value, of_part
+                terms += [kib(value, layout) * way for before, way in ways.items() if before != layout]
+        return sum(terms)
+
+    def _ways(
+        self, value: str, part: object
+    ) -> list[tuple[tuple[str, object, Layout], dict[Layout, cp_model.IntVar]]]:
+        return [(key, ways) for key, ways in self.way.items() if key[0] == value and key[1] == part]
+
+    def solved(self, deadline: Deadline, seed: int) -> tuple[tuple[int, ...], bool] | None:
+        """The number of the option of every node, and whether it was proved best; None if none was found."""
+        solver = new_solver(limit_s=deadline.left_s, num_workers=1, seed=seed)
+        solver.parameters.linearization_level = 2  # the bound comes from the relaxation, see above
+        if not solve(solver, self._model):
+            return None
+        taken = {
+            kind: next(number for number, variable in enumerate(variables) if solver.value(variable))
+            for kind, variables in self.option.items()
+        }
+        is_optimal = solver.objective_value <= solver.best_objective_bound + 1
+        return tuple(taken[kind] for kind in self._kind_of), is_optimal
+
+
