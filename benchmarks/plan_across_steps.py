@@ -2,18 +2,25 @@
 
     python benchmarks/plan_across_steps.py [--rounds 21] [--link "1 Gbit/s"] [--json]
 
-Three arms of one graph, `examples/plan_across_steps.py` (several steps of two micro-batches, a sharded optimizer):
+Arms of one graph, `examples/plan_across_steps.py` (several steps of two micro-batches, a sharded optimizer):
 
     program   as written: every collective awaited where it stands
     closed    our plan, each step by itself: no computation of a step before every gather of the one before
-    open      our plan of all steps: gathers run into the next forward
+    in turn   our plan of all steps, no computation of a micro-batch before the last product of the one before
+    open      our plan of all steps: gathers run into the next forward, micro-batches run together
 
-`open` over `closed` is what the steps' overlap is worth, everything else alike. Arms run in shuffled order in every
-round; times are the slowest rank's. Where time goes is read off rank 0's spans of the last round: `waits` is the time in
-which a computation stood still for what it reads, `could compute` the part of it in which a later computation had all
-that it reads (what an order fixed beforehand costs), `preempted` the time in which nothing was computed though the next
-one could have been, `work of a collective` the processor time of this rank per second of collectives alone: no order
-hides that on a core that computes as well.
+`open` over `closed` is what the steps' overlap is worth, `open` over `in turn` what micro-batches launched together
+are, everything else alike. Arms run in shuffled order in every
+round; times are the slowest rank's; equal outputs are checked. Where time goes is read off rank 0's spans of the last
+round:
+
+    waits          a computation stood still for what it reads
+    could compute  of it at most: the time of later computations that had all that they read when it began
+    preempted      nothing was computed though the next one could have been: other processes, this rank's own streams
+    tail           collectives after the last computation
+
+`work of a collective` is the processor time of this rank per second of collectives alone: no order hides that on a core
+that computes as well.
 """
 
 import argparse
@@ -48,7 +55,7 @@ from lagom_overlap.plan.predict import predict
 from lagom_overlap.plan.times import ModelTimes, NamedTimes
 from lagom_overlap.record import describe_machine, package_versions, utc_now
 from lagom_overlap.timeline import SpanKind
-from lagom_overlap.workload import CommOp, Iteration
+from lagom_overlap.workload import CommOp, Gemm, Iteration
 from lagom_overlap.workload.rewrite.steps import Reorder, Rewrite
 from lagom_overlap.workload.rewrite.tables import RewriteTable, rewrite_of, table_of
 from paired import compared
@@ -67,6 +74,19 @@ def closed_steps(iteration: Iteration, gathers_per_step: int) -> Iteration:
             open_gathers.append(op.name)
             if len(open_gathers) == gathers_per_step:
                 before, open_gathers = tuple(open_gathers), []
+    return replace(iteration, ops=tuple(ops))
+
+
+def batches_in_turn(iteration: Iteration, num_batches: int) -> Iteration:
+    """The iteration in which every product of a micro-batch also waits for the products of the one before."""
+    products = [op.name for op in iteration.computations if isinstance(op.work, Gemm)]
+    per_batch = len(products) // num_batches
+    place = {name: number for number, name in enumerate(products)}
+    ops = []
+    for op in iteration.ops:
+        batch = place.get(op.name, 0) // per_batch
+        before = products[(batch - 1) * per_batch : batch * per_batch] if batch else []
+        ops.append(replace(op, deps=tuple(dict.fromkeys((*op.deps, *before)))))
     return replace(iteration, ops=tuple(ops))
 
 
@@ -91,7 +111,8 @@ def waits_of(run: ArmRuns, iteration: Iteration) -> dict[str, Any]:
         ready = [max((ends[dep] for dep in deps[later.name]), default=0.0) for later in computed[number:]]
         waited_until = min(max(at, ready[0]), span.start_s)
         waits_s += waited_until - at
-        could_s += max(0.0, waited_until - max(at, min(ready)))
+        others = zip(computed[number:], ready, strict=True)
+        could_s += min(waited_until - at, sum(later.duration_s for later, when in others if when <= at))
         preempted_s += span.start_s - waited_until
         at = span.end_s
     return {
@@ -141,11 +162,12 @@ def rank_main(arguments: argparse.Namespace) -> None:
             budget_s=arguments.budget,
         )
         predicted["program"] = predict(problem, replace(captured.capture.issued, is_dataflow=True)).overlap.makespan_s
-        for arm, iteration in (("closed", closed_steps(real, gathers)), ("open", real)):
+        in_turn = batches_in_turn(real, arguments.steps * arguments.batches)
+        for arm, iteration in (("closed", closed_steps(real, gathers)), ("in turn", in_turn), ("open", real)):
             rewrites, predicted[arm] = plan_of(replace(problem, iteration=iteration), real)
             store.set(arm, msgspec.json.encode([table_of(step) for step in rewrites]).decode())
     steps = {"program": StreamedStep(captured.graph_module, groups, as_written=True)}
-    for arm in ("closed", "open"):
+    for arm in ("closed", "in turn", "open"):
         tables = msgspec.json.decode(store.get(arm), type=list[RewriteTable])
         planned = apply_rewrites(captured.graph_module, real, [rewrite_of(table) for table in tables], groups)
         steps[arm] = StreamedStep(planned, groups)
@@ -168,7 +190,7 @@ def _record(
     runs: Mapping[str, ArmRuns], predicted: Mapping[str, float], errors: Mapping[str, float], iteration: Iteration
 ) -> dict[str, Any]:
     pairs = {"closed over program": ("program", "closed"), "open over program": ("program", "open")}
-    pairs["open over closed"] = ("closed", "open")
+    pairs |= {"open over closed": ("closed", "open"), "open over in turn": ("in turn", "open")}
     return {
         "arms": {
             arm: {
@@ -181,7 +203,7 @@ def _record(
             for arm, run in runs.items()
         },
         "ratios": {name: str(compared(runs[a].makespan_s, runs[b].makespan_s)) for name, (a, b) in pairs.items()},
-        "predicted_open_over_closed": predicted["closed"] / predicted["open"],
+        "predicted": {name: predicted[a] / predicted[b] for name, (a, b) in pairs.items()},
         "load": os.getloadavg()[0],
         "machine": describe_machine(),
         "versions": package_versions(),
@@ -200,8 +222,8 @@ def _shown(record: dict[str, Any]) -> str:
         cells = [f"{1e3 * row[key]:.0f} ms" for key in keys]
         equal = "equal bit for bit" if not row["max_error"] else f"within {row['max_error']:.0e}"
         lines.append("| " + " | ".join([arm, *cells, equal]) + " |")
-    lines += ["", *(f"- {name}: {text}" for name, text in record["ratios"].items())]
-    lines.append(f"- predicted, open over closed: {record['predicted_open_over_closed']:.3f}")
+    predicted = record["predicted"]
+    lines += ["", *(f"- {name}: {text}; predicted {predicted[name]:.3f}" for name, text in record["ratios"].items())]
     lines.append(f"- work of a collective: {record['work_of_a_collective']:.2f} of its time is this rank's processor")
     lines.append(f"- load {record['load']:.1f}, {record['date']}, {record['machine']}, {record['versions']}")
     return "\n".join(lines)
@@ -212,6 +234,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--program", type=Path, default=EXAMPLES / "plan_across_steps.py")
     parser.add_argument("--steps", type=int, default=3, help="steps that the program holds")
+    parser.add_argument("--batches", type=int, default=2, help="micro-batches of a step")
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--link", default="1 Gbit/s")
     parser.add_argument("--budget", type=float, default=5.0, help="seconds of our planner, per plan")

@@ -1,74 +1,103 @@
 """Plans of several planners beside the program on gloo ranks: predicted, measured, and whether results are equal.
 
-    python benchmarks/plan_execution.py examples/plan_zero_gloo.toml --planners ours,centauri [--json]
+    python benchmarks/plan_execution.py examples/plan_*_gloo.toml [--planners ours,centauri] [--rounds 11] [--json]
 
-Times are medians over interleaved rounds of the slowest rank; the speed-up is the median of the paired ratios.
+Per job file the operators are timed once, and every planner plans with those times. Measured times are medians over
+shuffled rounds of the slowest rank; a speed-up is of program over plan within a round, with an interval (`paired.py`)
+and what follows from it. A planner that cannot plan a program, or whose plan the ranks cannot run, says why.
 """
 
 import argparse
 import json
+import os
 from pathlib import Path
+from statistics import median
+from typing import Any
 
-import msgspec
-
-from lagom_overlap.errors import LagomError
-from lagom_overlap.job.plan import PlanRequest, run_plan
-from lagom_overlap.job.plan_problem import Asked, read_input
+from lagom_overlap.errors import LagomError, RankError
+from lagom_overlap.job.plan import planned
+from lagom_overlap.job.plan_problem import Asked, PlanInput, read_input
 from lagom_overlap.record import describe_machine, package_versions, utc_now
-from lagom_overlap.report.plan_model import ExecutionJson
+from lagom_overlap.workload.digest import graph_digest
+from paired import compared
+
+PLANNERS = "program_order,ours,centauri,concerto,megatron"
 
 
-def rows_of(job: Path, planners: list[str]) -> list[dict[str, object]]:
-    """One row per planner; one that cannot plan this program says why."""
+def rows_of(job: Path, planners: list[str], num_rounds: int) -> list[dict[str, Any]]:
+    """One row per planner."""
     given = read_input(job, Asked(execute=True))
-    rows: list[dict[str, object]] = []
+    rows: list[dict[str, Any]] = []
     try:
         for name in planners:
+            said = {"job": job.name, "ranks": given.num_ranks, "planner": name, "load": os.getloadavg()[0]}
             try:
-                result = run_plan(given, PlanRequest(planner=name, execute=True)).json
+                rows.append(said | _row(given, name, num_rounds))
+            except RankError as error:
+                rows.append(said | {"refused": str(error)})
+                given.close()
+                given = read_input(job, Asked(execute=True))  # the ranks are gone; these time the operators again
             except LagomError as error:
-                rows.append({"planner": name, "refused": str(error)})
-                continue
-            assert isinstance(result.execution, ExecutionJson)
-            rows.append({"planner": name, **msgspec.to_builtins(result)})
+                rows.append(said | {"refused": str(error)})
     finally:
         given.close()
     return rows
 
 
-def shown(rows: list[dict]) -> str:
+def _row(given: PlanInput, name: str, num_rounds: int) -> dict[str, Any]:
+    assert given.ranks is not None, "the job names a backend that runs programs"
+    found = planned(given, name)
+    digest = graph_digest(given.problem.iteration)
+    run = given.ranks.run(found.plan.rewrites, rounds=num_rounds, seed=given.seed, graph=digest)
+    ratio = compared(run.before.makespan_s, run.after.makespan_s)
+    return {
+        "num_rewrites": len(found.plan.rewrites),
+        "predicted_before_s": found.before.overlap.makespan_s,
+        "predicted_after_s": found.after.overlap.makespan_s,
+        "bound_s": found.plan.lower_bound_s,
+        "before_s": median(run.before.makespan_s),
+        "after_s": median(run.after.makespan_s),
+        "exposed_before_s": median(run.before.exposed_s),
+        "exposed_after_s": median(run.after.exposed_s),
+        "max_error": run.max_error,
+        "speedup": {"ratio": ratio.ratio, "low": ratio.low, "high": ratio.high, "verdict": ratio.verdict},
+        "shown": str(ratio),
+    }
+
+
+def shown(rows: list[dict[str, Any]]) -> str:
     """The table."""
-    names = "planner, predicted before, after, bound, measured before, after, speed-up, exposed before, after, equal"
-    lines = ["| " + names.replace(", ", " | ") + " |", "|---" * 10 + "|"]
+    heads = ["job", "ranks", "planner", "load", "predicted before", "after", "bound", "measured before", "after"]
+    heads += ["speed-up", "exposed before", "after", "outputs"]
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    times = ("predicted_before_s", "predicted_after_s", "bound_s", "before_s", "after_s")
     for row in rows:
+        cells = [row["job"], str(row["ranks"]), row["planner"], f"{row['load']:.0f}"]
         if "refused" in row:
-            lines.append(f"| {row['planner']} | refused: {row['refused']} |" + " |" * 8)
-            continue
-        run, times = row["execution"], row["iteration_s"]
-        equal = "bitwise" if run["is_bitwise_equal"] else f"{run['max_error']:.0e}"
-        measured, exposed, speed = run["iteration_s"], run["exposed_comm_s"], run["speedup"]
-        cells = [row["planner"], *(f"{1e3 * times[key]:.0f} ms" for key in ("before", "after", "lower_bound"))]
-        cells += [f"{1e3 * measured[arm]['median']:.0f} ms" for arm in ("before", "after")]
-        cells.append(f"{speed['median']:.3f} ({speed['q25']:.3f} to {speed['q75']:.3f})")
-        cells += [f"{1e3 * exposed[arm]['median']:.0f} ms" for arm in ("before", "after")]
-        lines.append("| " + " | ".join([*cells, equal]) + " |")
+            cells += [f"refused: {row['refused']}", *[""] * (len(heads) - 5)]
+        else:
+            cells += [f"{1e3 * row[key]:.0f} ms" for key in times] + [row["shown"]]
+            cells += [f"{1e3 * row[key]:.0f} ms" for key in ("exposed_before_s", "exposed_after_s")]
+            cells.append(f"within {row['max_error']:.0e}" if row["max_error"] else "equal bit for bit")
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def main() -> None:
     """Parses, runs, prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("job", type=Path)
-    parser.add_argument("--planners", default="program_order,ours,centauri,concerto,megatron")
+    parser.add_argument("jobs", type=Path, nargs="+")
+    parser.add_argument("--planners", default=PLANNERS)
+    parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    rows = rows_of(arguments.job, arguments.planners.split(","))
-    if arguments.json:
-        record = {"rows": rows, "machine": describe_machine(), "versions": package_versions(), "date": utc_now()}
-        print(json.dumps(record, indent=1))
-        return
-    print(shown(rows))
-    print(f"\n{utc_now()}, {describe_machine()}, {package_versions()}")
+    rows: list[dict[str, Any]] = []
+    for job in arguments.jobs:
+        rows += rows_of(job, arguments.planners.split(","), arguments.rounds)
+    record = {"rows": rows, "machine": describe_machine(), "versions": package_versions(), "date": utc_now()}
+    print(json.dumps(record, indent=1) if arguments.json else shown(rows))
+    if not arguments.json:
+        print(f"\n{record['date']}, {record['machine']}, {record['versions']}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,18 @@
 """Our planner as a pass of Inductor beside Inductor's own overlap scheduling and bucketing: one graph, two gloo ranks.
 
-    python benchmarks/plan_inductor.py examples/plan_zero.py --rounds 9 [--json]
+    python benchmarks/plan_inductor.py examples/plan_zero.py --rounds 21 [--json]
 
-Every arm is compiled by Inductor for the CPU. Exposed time is predicted by our simulator from the final graph of each
-arm, with operators timed alone on these ranks; what is measured is the step. Arms run in shuffled order in every round.
+Arms, each compiled by Inductor for the CPU:
+
+    plain                            as Inductor is: its scheduler reorders for less memory after all passes
+    order kept                       the same without `reorder_for_peak_memory`
+    inductor overlap [and bucketing] its own scheduling, order kept
+    ours                             `PlanPass` with our planner, order kept
+
+They run in shuffled order in every round; a ratio is of two arms in one round, with an interval (`paired.py`) and what
+follows from it: faster, slower, or not separable. `issued` is what the generated code does, not what a pass left:
+collectives that are awaited before anything else is called, of all. Exposed time is predicted by our simulator from
+the graph that the passes leave, with operators timed alone on these ranks; not for `plain`, whose order is another.
 
 Inductor's scheduler gets the same times as ours (`custom_runtime_estimation`); its own need a GPU.
 """
@@ -14,7 +23,7 @@ import copy
 import json
 import os
 import random
-import subprocess
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -29,28 +38,27 @@ from torch import distributed as dist
 from torch import fx
 from torch._inductor import compile_fx, config
 from torch._inductor.fx_passes import overlap_scheduling
+from torch._inductor.utils import run_and_get_code
 
-from lagom_overlap.backends.gloo.link import EmulatedLink
+from gloo_ranks import join, leave, spawn, times_alone
 from lagom_overlap.capture.fx import capture_graph
-from lagom_overlap.engines.gloo_worker import pin_to_core
-from lagom_overlap.engines.planned.apply import name_operators
 from lagom_overlap.engines.planned.inductor import PlanPass
 from lagom_overlap.engines.planned.nodes import is_collective
 from lagom_overlap.engines.planned.program import load_program
-from lagom_overlap.engines.planned.session import PlannedSession
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.job.build import make_planner
-from lagom_overlap.job.plan_problem import ProportionalTimes
-from lagom_overlap.job.spec import link_bytes_per_s
+from lagom_overlap.job.plan_proportional import ProportionalTimes
 from lagom_overlap.plan.base import PlanProblem
 from lagom_overlap.plan.predict import predict
 from lagom_overlap.plan.schedule import lower_bound, task_graph
 from lagom_overlap.plan.times import ShapeTimes
 from lagom_overlap.record import describe_machine, package_versions, utc_now
 from lagom_overlap.workload import CommOp
+from paired import compared
 
-REPEATS = 5
-PORT_ENV = "LAGOM_BENCHMARK_PORT"
+NUM_RANKS, REPEATS = 2, 5
+ARMS = ("plain", "order kept", "inductor overlap", "inductor overlap and bucketing", "ours")
+CALL = re.compile(r"\s*(?:\w+ = )?(?:torch\.ops\._c10d_functional|extern_kernels)\.(\w+)[.(]|\s*\w*cpp_fused")
 
 
 def main() -> int:
@@ -58,11 +66,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program", type=Path)
     parser.add_argument("--function", default="step")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--link", default="2 Gbit/s")
     parser.add_argument("--budget", type=float, default=5.0, help="seconds of our planner")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--rank", type=int)
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.rank is None:
         return spawn(NUM_RANKS, arguments.link)
@@ -78,11 +86,18 @@ def run_rank(arguments: argparse.Namespace) -> None:
     bench = Bench(program, arguments)
     rows = bench.rows()
     if rank == 0:
-        record = {"rows": rows, "machine": describe_machine(), "versions": package_versions(), "date": utc_now()}
+        record = {
+            "rows": rows,
+            "load": os.getloadavg()[0],
+            "machine": describe_machine(),
+            "versions": package_versions(),
+            "date": utc_now(),
+        }
         print(
             json.dumps(record, indent=1)
             if arguments.json
-            else shown(rows) + f"\n\n{record['date']}, {record['machine']}, {record['versions']}"
+            else shown(rows)
+            + f"\n\nload {record['load']:.1f}, {record['date']}, {record['machine']}, {record['versions']}"
         )
     leave()
 
@@ -91,7 +106,6 @@ class Bench:
     """The arms, compiled and measured on this rank."""
 
     def __init__(self, program: Any, arguments: argparse.Namespace) -> None:
-
         self._program = program
         self._arguments = arguments
         self._seconds = self._profile()
@@ -102,12 +116,7 @@ class Bench:
     def _profile(self) -> Any:
         """Times by shape of the program's operators alone, the slower rank's."""
         captured = self._program.captured("program")
-        name_operators(captured.graph_module.graph, captured.iteration)
-        session = PlannedSession(Everyone())
-        runs = [session._alone(captured.graph_module, self._program.inputs) for _ in range(REPEATS + 1)][1:]
-        names = list(runs[0])
-        slowest = Everyone().maxima([median(run[name] for run in runs) for name in names])
-        measured = dict(zip(names, slowest, strict=True))
+        measured = times_alone(captured, self._program.inputs, REPEATS)
         table: dict[Any, float] = {}
         for op in captured.iteration.ops:
             shape = op.collective if isinstance(op, CommOp) else op.work
@@ -115,7 +124,6 @@ class Bench:
         return ShapeTimes(table, ProportionalTimes.of(captured.iteration, measured))
 
     def _problem(self, capture: Any, iteration: Any | None = None) -> Any:
-
         cluster = replace(load_preset("a40_nvlink"), gpus_per_node=2, num_nodes=1)
         return PlanProblem(
             iteration=iteration or capture.iteration,
@@ -126,15 +134,14 @@ class Bench:
             budget_s=self._arguments.budget,
         )
 
-    def _decide(self, capture: Any) -> Any:
-
-        return make_planner("ours", {}).plan(self._problem(capture)).rewrites
+    def _decide(self, capture: Any, _: Any) -> Any:
+        return make_planner("ours", {"split": False}).plan(self._problem(capture)).rewrites
 
     @contextlib.contextmanager
     def _arm(self, name: str) -> Iterator[None]:
         """Inductor as the arm has it; notes the last graph before it is lowered."""
         overlap_scheduling.estimate_roofline_runtime_ms = lambda node: 1e-3  # the stock one asks the GPU
-        settings: dict[str, Any] = {"fx_graph_cache": False}
+        settings: dict[str, Any] = {"fx_graph_cache": False, "reorder_for_peak_memory": name == "plain"}
         keep = _Keep(self._graphs, name)
         if name == "ours":
             settings["post_grad_custom_post_pass"] = PlanPass(self._decide)
@@ -173,13 +180,15 @@ class Bench:
         expected = self._program.step(*self._program.inputs)
         compiled: dict[str, Callable[..., Any]] = {}
         rows: dict[str, dict[str, Any]] = {}
-        for name in ("plain", "inductor overlap", "inductor overlap and bucketing", "ours"):
+        for name in ARMS:
             torch._dynamo.reset()
             with self._arm(name):
                 compiled[name] = torch.compile(_own_copy(self._program.step), dynamic=False)
-                found = compiled[name](*self._program.inputs)
+                found, codes = run_and_get_code(compiled[name], *self._program.inputs)
             error = max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(found, expected, strict=True))
-            rows[name] = {"arm": name, "max_error": error, **self._predicted(self._graphs[name])}
+            rows[name] = {"arm": name, "max_error": error, **_issued(codes[0])}
+            if name != "plain":
+                rows[name] |= self._predicted(self._graphs[name])
         times: dict[str, list[float]] = {name: [] for name in compiled}
         rng = random.Random(0)
         order = list(compiled)
@@ -194,12 +203,9 @@ class Bench:
                 if number:
                     times[name].append(float(slowest))
         for name, row in rows.items():
-            ratios = [plain / mine for plain, mine in zip(times["plain"], times[name], strict=True)]
-            row |= {
-                "measured_s": median(times[name]),
-                "speedup_over_plain": median(ratios),
-                "measured_all_s": times[name],
-            }
+            row["measured_s"] = median(times[name])
+            row["over"] = {other: str(compared(times[other], times[name])) for other in ARMS if other != name}
+            row["measured_all_s"] = times[name]
         return list(rows.values())
 
     def _predicted(self, graph: Any) -> dict[str, float]:
@@ -209,11 +215,21 @@ class Bench:
         predicted = predict(problem, replace(capture.issued, is_dataflow=True))
         bound = task_graph(problem)
         return {
-            "num_comms": len(capture.iteration.comms),
             "predicted_s": predicted.overlap.makespan_s,
             "predicted_exposed_s": predicted.overlap.exposed_s,
             "bound_s": bound.seconds(lower_bound(bound)),
         }
+
+
+def _issued(code: str) -> dict[str, int]:
+    """Collectives that the generated code calls, and those that it awaits before it calls anything else."""
+    matches = [CALL.match(line) for line in code.splitlines()]
+    calls = [match.group(1) or "fused" for match in matches if match]
+    starts = [number for number, call in enumerate(calls) if call.startswith(("all_gather", "reduce_scatter"))]
+    return {
+        "num_comms": len(starts),
+        "awaited_at_once": sum(calls[number + 1 : number + 2] == ["wait_tensor"] for number in starts),
+    }
 
 
 class _Keep:
@@ -273,16 +289,17 @@ def _own_copy(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def shown(rows: list[dict[str, Any]]) -> str:
-    """The table."""
-    lines = [
-        "| arm | collectives | predicted | exposed | bound | measured | over plain | largest error |",
-        "|---" * 8 + "|",
-    ]
+    """The tables."""
+    heads = ["arm", "collectives", "awaited at once", "predicted", "exposed", "bound", "measured", "largest error"]
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for row in rows:
-        cells = [row["arm"], row["num_comms"]]
-        cells += [f"{1e3 * row[key]:.0f} ms" for key in ("predicted_s", "predicted_exposed_s", "bound_s", "measured_s")]
-        cells += [f"{row['speedup_over_plain']:.3f}x", f"{row['max_error']:.0e}"]
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
+        cells = [row["arm"], row["num_comms"], row["awaited_at_once"]]
+        keys = ("predicted_s", "predicted_exposed_s", "bound_s", "measured_s")
+        cells += [f"{1e3 * row[key]:.0f} ms" if key in row else "" for key in keys]
+        lines.append("| " + " | ".join(map(str, [*cells, f"{row['max_error']:.0e}"])) + " |")
+    lines.append("")
+    lines += [f"- ours over {other}: {text}" for other, text in rows[-1]["over"].items()]
+    lines += [f"- {row['arm']} over plain: {row['over']['plain']}" for row in rows[1:-1]]
     return "\n".join(lines)
 
 

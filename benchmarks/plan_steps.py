@@ -5,7 +5,8 @@ their shapes and bytes; they are repeated over layers and microbatches. Collecti
 (FSDP: gathers of a layer's parameters, reduce-scatters of its gradients; TP: all-gathers and reduce-scatters around
 attention and MLP; EP: all-to-alls around the experts). Times are a roofline of an accelerator, scaled so that all
 collectives together take `load` times what the computations take. Data flow: forward and data gradients are a chain,
-weight gradients hang on it.
+weight gradients hang on it. Tensor-parallel collectives, products and element-wise operators on the chain say how they
+read what is before them, so that they can be cut together along the tokens.
 """
 
 import gzip
@@ -135,7 +136,8 @@ class _Builder:
         seconds = LAUNCH_S + (
             work.flops / FLOPS if isinstance(work, Gemm) else getattr(work, "num_bytes", 0) / BYTES_PER_S
         )
-        op = CompOp(name=name, work=work, deps=tuple(deps), origin=origin, shards=_shards(work))
+        reads = "" if step.is_weight_grad or "attention" in step.kernel else self._chained(deps)
+        op = CompOp(name=name, work=work, deps=tuple(deps), origin=origin, shards=_shards(work, reads))
         self.times.whole[name] = (seconds * self.noise(), _size(op))
         self.ops.append(op)
         return name
@@ -145,11 +147,17 @@ class _Builder:
     ) -> str:
         num_bytes = PARAMETER_BYTES if group == "fsdp" else ACTIVATION_BYTES
         call = Collective(kind, num_bytes, len(GROUPS[group]), None if group == "tp" else 2)
-        self.ops.append(
-            CommOp(name=name, collective=call, stream=group, communicator=group, deps=tuple(deps), origin=origin)
-        )
+        op = CommOp(name=name, collective=call, stream=group, communicator=group, deps=tuple(deps), origin=origin)
+        if group == "tp":
+            op = replace(op, shards=_by_tokens(self._chained(deps), TOKENS // len(GROUPS[group])))
+        self.ops.append(op)
         self.weights[name] = weight * self.noise()
         return name
+
+    @staticmethod
+    def _chained(deps: list[str]) -> str:
+        """What comes before on the chain, which is the first wait; parameters come behind it."""
+        return deps[0] if deps and not deps[0].endswith(".gather") else ""
 
     def scaled(self, load: float) -> Times:
         computing = sum(seconds for seconds, _ in self.times.whole.values())
@@ -160,11 +168,17 @@ class _Builder:
         return self.times
 
 
-def _shards(work: Work) -> ShardSpec | None:
-    if not isinstance(work, Gemm):
-        return None
-    inputs = (TensorUse("", (0, 1)), TensorUse("", (1, 2)))
-    return ShardSpec(inputs, (Gather(0), Reduce(), Gather(1)), (work.m, work.k, work.n))
+def _shards(work: Work, reads: str) -> ShardSpec | None:
+    """The axes of a product, and of an element-wise operator that is on the chain; `reads` is its first input."""
+    if isinstance(work, Gemm):
+        inputs = (TensorUse(reads, (0, 1)), TensorUse("", (1, 2)))
+        return ShardSpec(inputs, (Gather(0), Reduce(), Gather(1)), (work.m, work.k, work.n))
+    return _by_tokens(reads, TOKENS) if reads else None
+
+
+def _by_tokens(reads: str, tokens: int) -> ShardSpec:
+    """Cut along the tokens, which lie along the first dimension."""
+    return ShardSpec((TensorUse(reads, (0,)),), (Gather(0),), (tokens,))
 
 
 _FORWARD_GATHERS = ("self_attn.q_proj", "mlp.gate_proj")

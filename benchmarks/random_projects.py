@@ -106,15 +106,18 @@ def capacities(succs: list[set[int]], durations: list[int], needs: list[list[int
     return found
 
 
-def project(name: str, seed: int, num: int, complexity: float, factor: float, strength: float) -> str:
-    """One project as the text of a `.sm` file."""
+def project(name: str, seed: int, num: int, cell: tuple[float, float, float]) -> str:
+    """One project as the text of a `.sm` file; `cell` is its strength, factor and complexity."""
+    strength, factor, complexity = cell
     random = Random(f"{name} {seed}")
     succs = network(random, num, complexity)
     durations = [0, *(random.randint(1, 10) for _ in range(num)), 0]
     none = [0] * _NUM_RESOURCES
     needs = [none, *demands(random, num, factor), none]
     limits = capacities(succs, durations, needs, strength)
-    arcs = [f"{a + 1:4} 1 {len(after):4}  " + "".join(f"{s + 1:5}" for s in sorted(after)) for a, after in enumerate(succs)]
+    arcs = [
+        f"{a + 1:4} 1 {len(after):4}  " + "".join(f"{s + 1:5}" for s in sorted(after)) for a, after in enumerate(succs)
+    ]
     rows = [
         f"{a + 1:4} 1 {duration:4}  " + "".join(f"{need:5}" for need in row)
         for a, (duration, row) in enumerate(zip(durations, needs, strict=True))
@@ -134,23 +137,23 @@ def project(name: str, seed: int, num: int, complexity: float, factor: float, st
     )
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Writes the files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="made if it does not exist")
     parser.add_argument("--activities", type=int, default=120)
     parser.add_argument("--count", type=int, default=9)
     parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
     if args.activities < 10 or args.count < 1:
         parser.error("at least 10 activities and 1 project")
     args.folder.mkdir(parents=True, exist_ok=True)
     cells = list(product(_STRENGTHS, _FACTORS, _COMPLEXITIES))
     # Neighbours in the list differ in all three.
     order = cycle(cells[7 * i % len(cells)] for i in range(len(cells)))
-    for number, (strength, factor, complexity) in enumerate(islice(order, args.count), start=1):
+    for number, cell in enumerate(islice(order, args.count), start=1):
         name = f"r{args.activities}_{number}"
-        text = project(name, args.seed, args.activities, complexity, factor, strength)
+        text = project(name, args.seed, args.activities, cell)
         (args.folder / f"{name}.sm").write_text(text, encoding="utf-8")
     return 0
 

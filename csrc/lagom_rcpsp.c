@@ -1,14 +1,15 @@
 /* liblagom_rcpsp.so: the search loop of plan.rcpsp, schedules of projects with renewable resources.
  *
- * A schedule is made from a list of activities in a topological order: each is placed as early as what is placed allows
- * (serial schedule generation), then all are shifted right and left again for as long as that shortens it (double
- * justification; V. Valls, F. Ballestin, S. Quintanilla, EJOR 165 (2005) 375-386). What is free of all resources in one
- * period is a few words: a field per resource with a guard bit above it. A demand fits if no guard bit is borrowed from,
- * one subtraction and one mask per word.
+ * A schedule is made from a list of activities in a topological order: each is placed as early as what is placed
+ * allows (serial schedule generation), then all are shifted right and left for as long as that shortens it (double
+ * justification; V. Valls, F. Ballestin, S. Quintanilla, EJOR 165 (2005) 375-386). What is free of all resources in
+ * one period is a few words: a field per resource with a guard bit above it. A demand fits if no guard bit is borrowed
+ * from, one subtraction and one mask per word.
  *
  * The search is a genetic one over such lists (S. Hartmann, Naval Research Logistics 45 (1998) 733-750; justified
- * children as in Valls et al., EJOR 185 (2008) 495-508). It depends on the seed, the size of the population and the
- * number of children alone, however a caller slices it. One thread per search; memory of a caller is not kept.
+ * children as in Valls et al., EJOR 185 (2008) 495-508). Populations grow stale one after another; the best quarters of
+ * four make the next, and when that is stale all begins anew. The search depends on the seed, the size of a population
+ * and the number of children alone, however a caller slices it. One thread per search; memory of a caller is not kept.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -31,10 +32,11 @@ enum {
     MAX_HORIZON = 1 << 22,
     MIN_POPULATION = 8,
     MAX_POPULATION = 1 << 14,
-    SEEN_PER_MEMBER = 16, /* places for what is known already; a power of two */
-    MAX_ROUNDS = 10,      /* of justification */
+    SEEN_PER_MEMBER = 16, /* places for what is known already, at least */
     CLOCK_EVERY = 8,      /* children between two looks at the clock */
-    STALE = 30            /* generations without a better schedule after which the population is made anew */
+    NUM_ISLANDS = 4,      /* populations that one is made of */
+    STALE_ISLAND = 15,    /* children per member without a shorter schedule after which a population ends */
+    STALE_UNION = 30      /* the same of what is made of four */
 };
 
 /* Arcs by the activity at their later end, in one direction of time. */
@@ -50,8 +52,9 @@ struct member {
 
 struct lagom_rcpsp {
     int num, num_words, horizon; /* activities; words of one period; periods of the longest schedule */
+    int32_t *rows; /* memory of all that is [num] */
     int32_t *durations;
-    uint64_t *demands;                  /* [num][num_words] */
+    uint64_t *demands; /* [num][num_words] */
     uint64_t full[MAX_RESOURCES], guard[MAX_RESOURCES]; /* an empty period, and its guard bits */
     struct arcs preds, succs;
     int32_t *topological; /* [num] */
@@ -59,18 +62,22 @@ struct lagom_rcpsp {
     uint64_t *profile;    /* [horizon][num_words] free, between two schedules `full` everywhere */
     int32_t *counts;      /* [horizon + 2] of sorting */
     /* Work space of one schedule, [num] each. */
-    int32_t *ends, *keys, *flipped, *ahead, *back, *starts_ahead, *starts_back;
+    int32_t *ends, *keys, *flipped, *ahead, *back, *right;
     /* Work space of one child, [num] each. */
     int32_t *child, *starts, *sorted, *waits, *ready, *place_of;
     double *noisy;
     /* The search. */
     uint64_t random;
-    int population, num_members, longest_tail;
+    int population, num_members, num_sampled, longest_tail;
     struct member *members; /* a heap, the longest schedule first */
+    struct member *kept;    /* [population] the best of the islands so far */
+    int num_kept, num_islands;
     uint64_t *seen;         /* hashes of lists, direct-mapped */
-    int32_t *memory;        /* of the lists */
+    size_t num_seen;        /* places of `seen`, a power of two */
+    int32_t *lists;         /* [2 population][num] of `members` and `kept` */
     int64_t since_better;
-    int32_t best;
+    int32_t shortest; /* of this population */
+    int32_t best;     /* of all */
     int32_t *best_starts;
 };
 
@@ -123,8 +130,10 @@ INLINE int placed(struct lagom_rcpsp *p, const struct arcs *preds, const int32_t
                     period += duration;
                 }
             }
-            for (int period = start; period < start + duration; period++)
-                for (int w = 0; w < num_words; w++) profile[(size_t)period * (size_t)num_words + (size_t)w] -= demand[w];
+            for (int period = start; period < start + duration; period++) {
+                uint64_t *free = profile + (size_t)period * (size_t)num_words;
+                for (int w = 0; w < num_words; w++) free[w] -= demand[w];
+            }
         }
         starts[activity] = start;
         p->ends[activity] = start + duration;
@@ -158,28 +167,27 @@ static void flip(struct lagom_rcpsp *p, const int32_t *list, const int32_t *star
     sort_by(p, p->flipped, p->keys, makespan, to);
 }
 
-/* Places `list`, shifts right and left for as long as it helps; `starts` and the makespan of the best. A schedule of
- * equal length replaces the one before it. */
+/* Places `list`, shifts right and left for as long as that shortens it; `starts` of the last, and its makespan. */
 static int justify(struct lagom_rcpsp *p, const int32_t *list, int32_t *starts) {
-    int makespan = place(p, &p->preds, list, p->starts_ahead);
+    int makespan = place(p, &p->preds, list, starts), before;
     memcpy(p->ahead, list, sizeof *list * (size_t)p->num);
-    memcpy(starts, p->starts_ahead, sizeof *starts * (size_t)p->num);
-    int length = makespan;
-    for (int round = 0; round < MAX_ROUNDS; round++) {
-        flip(p, p->ahead, p->starts_ahead, length, p->back);
-        length = place(p, &p->succs, p->back, p->starts_back);
-        flip(p, p->back, p->starts_back, length, p->ahead);
-        length = place(p, &p->preds, p->ahead, p->starts_ahead);
-        if (length > makespan) break;
-        bool is_better = length < makespan;
-        makespan = length;
-        memcpy(starts, p->starts_ahead, sizeof *starts * (size_t)p->num);
-        if (!is_better) break;
-    }
+    do { /* a shift never lengthens */
+        before = makespan;
+        flip(p, p->ahead, starts, makespan, p->back);
+        makespan = place(p, &p->succs, p->back, p->right);
+        flip(p, p->back, p->right, makespan, p->ahead);
+        makespan = place(p, &p->preds, p->ahead, starts);
+    } while (makespan < before);
     return makespan;
 }
 
 /* ---- the population ---- */
+
+static void swap(struct member *a, struct member *b) {
+    struct member other = *a;
+    *a = *b;
+    *b = other;
+}
 
 static void sink(struct member *heap, int num, int at) {
     for (;;) {
@@ -187,19 +195,14 @@ static void sink(struct member *heap, int num, int at) {
         for (int child = 2 * at + 1; child <= 2 * at + 2 && child < num; child++)
             if (heap[child].makespan > heap[most].makespan) most = child;
         if (most == at) return;
-        struct member other = heap[at];
-        heap[at] = heap[most];
-        heap[most] = other;
+        swap(&heap[at], &heap[most]);
         at = most;
     }
 }
 
 static void rise(struct member *heap, int at) {
-    for (int above; at > 0 && heap[at].makespan > heap[above = (at - 1) / 2].makespan; at = above) {
-        struct member other = heap[at];
-        heap[at] = heap[above];
-        heap[above] = other;
-    }
+    for (int above; at > 0 && heap[at].makespan > heap[above = (at - 1) / 2].makespan; at = above)
+        swap(&heap[at], &heap[above]);
 }
 
 static bool is_known(struct lagom_rcpsp *p, const int32_t *list) {
@@ -208,9 +211,9 @@ static bool is_known(struct lagom_rcpsp *p, const int32_t *list) {
         hash = (hash ^ (uint64_t)(uint32_t)list[i]) * UINT64_C(1099511628211);
         hash ^= hash >> 29;
     }
-    uint64_t *place_of = &p->seen[hash & ((uint64_t)p->population * SEEN_PER_MEMBER - 1)];
-    bool is_same = *place_of == hash;
-    *place_of = hash;
+    uint64_t *known = &p->seen[hash & (p->num_seen - 1)];
+    bool is_same = *known == hash;
+    *known = hash;
     return is_same;
 }
 
@@ -219,10 +222,13 @@ static void take(struct lagom_rcpsp *p, const int32_t *list) {
     int32_t *sorted = p->sorted;
     int makespan = justify(p, list, p->starts);
     p->since_better++;
+    if (makespan < p->shortest) {
+        p->shortest = makespan;
+        p->since_better = 0;
+    }
     if (makespan < p->best) {
         p->best = makespan;
         memcpy(p->best_starts, p->starts, sizeof *p->starts * (size_t)p->num);
-        p->since_better = 0;
     }
     sort_by(p, p->topological, p->starts, makespan, sorted);
     if (is_known(p, sorted)) return;
@@ -302,18 +308,42 @@ static void mutate(struct lagom_rcpsp *p, int32_t *list) {
     }
 }
 
+/* The next population: an island from samples, or the union of the best of each; then all from the start. */
+static void renew(struct lagom_rcpsp *p) {
+    bool is_union = p->num_islands == NUM_ISLANDS;
+    p->shortest = INT32_MAX;
+    p->since_better = 0;
+    p->num_sampled = 0;
+    p->num_islands = is_union ? 0 : p->num_islands + 1;
+    if (!is_union) {
+        while (p->num_members > p->population / NUM_ISLANDS) {
+            swap(&p->members[0], &p->members[--p->num_members]);
+            sink(p->members, p->num_members, 0);
+        }
+        for (int i = 0; i < p->num_members; i++) swap(&p->kept[p->num_kept++], &p->members[i]);
+    }
+    p->num_members = 0;
+    if (p->num_islands < NUM_ISLANDS) return;
+    while (p->num_kept) {
+        swap(&p->members[p->num_members], &p->kept[--p->num_kept]);
+        if (p->members[p->num_members].makespan < p->shortest) p->shortest = p->members[p->num_members].makespan;
+        rise(p->members, p->num_members++);
+    }
+}
+
 static void one_child(struct lagom_rcpsp *p) {
-    if (p->num_members < p->population) {
+    /* A small project may not have as many lists as there are members. */
+    bool is_short = p->num_members < p->population && p->num_sampled < 2 * p->population;
+    if (is_short || p->num_members < 2) {
         sample(p, p->child);
+        p->num_sampled++;
     } else {
         cross(p, p->child);
         mutate(p, p->child);
     }
     take(p, p->child);
-    if (p->since_better > (int64_t)STALE * p->population) {
-        p->num_members = 0;
-        p->since_better = 0;
-    }
+    int64_t patience = p->num_islands == NUM_ISLANDS ? STALE_UNION : STALE_ISLAND;
+    if (p->since_better > patience * p->population) renew(p);
 }
 
 /* ---- what is called from outside ---- */
@@ -323,11 +353,8 @@ API int lr_version(void) { return LR_VERSION; }
 API void lr_close(struct lagom_rcpsp *p) {
     if (!p) return;
     void *const blocks[] = {
-        p->durations,     p->demands,     p->preds.begin, p->preds.activities, p->succs.begin, p->succs.activities,
-        p->topological,   p->tails,       p->profile,     p->counts,           p->ends,        p->keys,
-        p->flipped,       p->ahead,       p->back,        p->starts_ahead,     p->starts_back, p->child,
-        p->starts,        p->sorted,      p->waits,       p->ready,            p->place_of,    p->noisy,
-        p->members,       p->seen,        p->memory,      p->best_starts,
+        p->preds.begin, p->preds.activities, p->succs.begin, p->succs.activities, p->rows, p->demands, p->profile,
+        p->counts,      p->noisy,            p->members,     p->kept,             p->seen, p->lists,
     };
     for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++) free(blocks[i]);
     free(p);
@@ -338,12 +365,12 @@ static int32_t *numbers(size_t num) { return calloc(num ? num : 1, sizeof(int32_
 static bool allocate(struct lagom_rcpsp *p, int num_arcs) {
     size_t num = (size_t)p->num, words = (size_t)p->num_words, horizon = (size_t)p->horizon;
     int32_t **const rows[] = {
-        &p->durations, &p->topological,  &p->tails,       &p->ends,  &p->keys,   &p->flipped, &p->ahead, &p->back,
-        &p->starts_ahead, &p->starts_back, &p->child, &p->starts, &p->sorted,  &p->waits, &p->ready,
-        &p->place_of,  &p->best_starts,
+        &p->durations, &p->topological, &p->tails,  &p->ends,   &p->keys,  &p->flipped, &p->ahead,    &p->back,
+        &p->right,     &p->child,       &p->starts, &p->sorted, &p->waits, &p->ready,   &p->place_of, &p->best_starts,
     };
-    bool is_complete = true;
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) is_complete &= (*rows[i] = numbers(num)) != NULL;
+    size_t num_rows = sizeof rows / sizeof *rows;
+    bool is_complete = (p->rows = numbers(num_rows * num)) != NULL;
+    for (size_t i = 0; is_complete && i < num_rows; i++) *rows[i] = p->rows + i * num;
     is_complete &= (p->preds.begin = numbers(num + 1)) != NULL && (p->succs.begin = numbers(num + 1)) != NULL;
     is_complete &= (p->preds.activities = numbers((size_t)num_arcs)) != NULL;
     is_complete &= (p->succs.activities = numbers((size_t)num_arcs)) != NULL;
@@ -352,8 +379,9 @@ static bool allocate(struct lagom_rcpsp *p, int num_arcs) {
     is_complete &= (p->profile = calloc(horizon * words + 1, sizeof *p->profile)) != NULL;
     is_complete &= (p->noisy = calloc(num, sizeof *p->noisy)) != NULL;
     is_complete &= (p->members = calloc((size_t)p->population, sizeof *p->members)) != NULL;
-    is_complete &= (p->seen = calloc((size_t)p->population * SEEN_PER_MEMBER, sizeof *p->seen)) != NULL;
-    is_complete &= (p->memory = numbers((size_t)p->population * num)) != NULL;
+    is_complete &= (p->kept = calloc((size_t)p->population, sizeof *p->kept)) != NULL;
+    is_complete &= (p->seen = calloc(p->num_seen, sizeof *p->seen)) != NULL;
+    is_complete &= (p->lists = numbers(2 * (size_t)p->population * num)) != NULL;
     return is_complete;
 }
 
@@ -398,7 +426,10 @@ static void pack(struct lagom_rcpsp *p, int num_resources, const int64_t *demand
 static void index_arcs(struct arcs *arcs, int num, int num_arcs, const int32_t *pairs, int end) {
     for (int i = 0; i < num_arcs; i++) arcs->begin[pairs[2 * i + end] + 1]++;
     for (int i = 0; i < num; i++) arcs->begin[i + 1] += arcs->begin[i];
-    for (int i = num_arcs - 1; i >= 0; i--) arcs->activities[--arcs->begin[pairs[2 * i + end] + 1]] = pairs[2 * i + 1 - end];
+    for (int i = num_arcs - 1; i >= 0; i--) {
+        int at = --arcs->begin[pairs[2 * i + end] + 1];
+        arcs->activities[at] = pairs[2 * i + 1 - end];
+    }
     /* Each begin has moved down to that of the activity before: shift them back. */
     for (int i = 0; i < num; i++) arcs->begin[i] = arcs->begin[i + 1];
     arcs->begin[num] = num_arcs;
@@ -429,8 +460,8 @@ static bool order_activities(struct lagom_rcpsp *p) {
     return true;
 }
 
-/* A search. `demands` is [num][num_resources], `arcs` [num_arcs] pairs (before, after). NULL with `error` set: EINVAL if
- * an argument is out of range or precedence has a cycle, ENOMEM. The population is rounded up to a power of two. */
+/* A search. `demands` is [num][num_resources], `arcs` [num_arcs] pairs (before, after). NULL with `error` set: EINVAL
+ * if an argument is out of range or precedence has a cycle, or ENOMEM. */
 API struct lagom_rcpsp *lr_open(int num, int num_resources, const int32_t *durations, const int64_t *demands,
                                 const int64_t *capacities, int num_arcs, const int32_t *arcs, uint64_t seed,
                                 int population, int *error) {
@@ -452,7 +483,8 @@ API struct lagom_rcpsp *lr_open(int num, int num_resources, const int32_t *durat
     struct lagom_rcpsp *p = calloc(1, sizeof *p);
     if (!p) return NULL;
     p->num = num, p->num_words = num_words, p->horizon = (int)horizon;
-    for (p->population = MIN_POPULATION; p->population < population;) p->population *= 2;
+    p->population = population;
+    for (p->num_seen = 1; p->num_seen < (size_t)population * SEEN_PER_MEMBER;) p->num_seen *= 2;
     if (!allocate(p, num_arcs)) return lr_close(p), NULL;
     memcpy(p->durations, durations, sizeof *durations * (size_t)num);
     pack(p, num_resources, demands, capacities, words, shifts);
@@ -460,11 +492,14 @@ API struct lagom_rcpsp *lr_open(int num, int num_resources, const int32_t *durat
     index_arcs(&p->succs, num, num_arcs, arcs, 0);
     *error = EINVAL;
     if (!order_activities(p)) return lr_close(p), NULL;
-    for (int i = 0; i < p->population; i++) p->members[i].list = p->memory + (size_t)i * (size_t)num;
+    for (int i = 0; i < p->population; i++) {
+        p->members[i].list = p->lists + (size_t)i * (size_t)num;
+        p->kept[i].list = p->members[i].list + (size_t)population * (size_t)num;
+    }
     p->random = (seed + 1) * UINT64_C(0x9E3779B97F4A7C15);
     p->random ^= p->random >> 31;
     if (!p->random) p->random = 1;
-    p->best = INT32_MAX;
+    p->best = p->shortest = INT32_MAX;
     *error = 0;
     return p;
 }
@@ -516,8 +551,8 @@ API int lr_add(struct lagom_rcpsp *p, const int32_t *starts) {
     return 0;
 }
 
-/* The makespan of a list and its starts: placed in order, forward or backward in time, or justified; -EINVAL if it is no
- * topological list of that direction. Leaves the search alone. */
+/* The makespan of a list and its starts: placed in order, forward or backward in time, or justified; -EINVAL if it is
+ * no topological list of that direction. Leaves the search alone. */
 API int lr_place(struct lagom_rcpsp *p, int is_backward, const int32_t *list, int32_t *starts) {
     const struct arcs *preds = is_backward ? &p->succs : &p->preds;
     return is_list(p, preds, list) ? place(p, preds, list, starts) : -EINVAL;

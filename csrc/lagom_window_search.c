@@ -127,9 +127,9 @@ static void sort_by_priority(struct window *w) {
     }
 }
 
-/* Moves some priorities by up to half of the window's span. */
+/* Moves some priorities by up to the window's span. */
 static void move_priorities(struct window *w, int64_t span, uint64_t *random) {
-    int64_t reach = 1 + (span >> (1 + random_below(random, 6)));
+    int64_t reach = 1 + (span >> random_below(random, 7));
     int64_t by = random_below(random, 2 * reach + 1) - reach;
     int64_t choice = random_below(random, 8);
     if (choice == 0) { /* a little of all */

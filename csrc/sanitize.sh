@@ -1,5 +1,6 @@
 #!/bin/sh
-# Sanitizer runs: address + undefined on the fuzzer and on the stress drivers (plug-in, workers, search), thread on the first two.
+# Sanitizer runs: address + undefined on the fuzzer and on the stress drivers (plug-in, workers, search,
+# projects), thread on the first two.
 #   csrc/sanitize.sh [build folder] [decisions] [executions]
 # Needs gcc or clang (CC). TSan knows no fences; every word that two threads share is atomic, so it needs to know none.
 set -eu
@@ -41,4 +42,13 @@ done
 echo "== address, undefined: search, 3000 searches"
 $cc $flags -fsanitize=address,undefined -fno-sanitize-recover=all -o "$build/stress_search" "$source/stress_search.c" -lm
 "$build/stress_search" 3000 1
+echo "== address, undefined: schedules of projects, 2000 searches"
+$cc $flags -fsanitize=address,undefined -fno-sanitize-recover=all -o "$build/stress_rcpsp" "$source/stress_rcpsp.c"
+"$build/stress_rcpsp" 2000 1
+
+for sanitizer in address,undefined thread; do
+  echo "== $sanitizer: schedules of 300 random graphs on two threads"
+  $cc $flags -fsanitize=$sanitizer -fno-sanitize-recover=all -o "$build/stress_list_schedule" "$source/stress_list_schedule.c" -lpthread
+  "$build/stress_list_schedule" 300 1
+done
 echo "all clean"

@@ -59,7 +59,8 @@ def test_an_empty_folder_that_is_not_ours_or_holds_a_file_of_the_users_is_refuse
     (tmp_path / "theirs").mkdir()
     create_folder(tmp_path / "ours")
     (tmp_path / "ours" / "notes.txt").write_text("of the user")
-    (tmp_path / "link").symlink_to(tmp_path / "ours")
+    create_folder(tmp_path / "unwritten")
+    (tmp_path / "link").symlink_to(tmp_path / "unwritten")
     for name in ("theirs", "ours", "link"):
         with pytest.raises(OutputError, match="exists already"):
             check_new_folder(tmp_path / name)

@@ -124,3 +124,34 @@ class StandIn:
     def _check(self, status: int) -> None:
         if status:
             raise StandInError(f"CUDA error {status}: {self._lib.standin_error(status).decode()}")
+
+
+class Spin:
+    """One launch of the spinner that ends by itself: its blocks hold their SMs for `duration_s` each."""
+
+    def __init__(self, library: Path, setting: Setting, stream: torch.cuda.Stream, duration_s: float) -> None:
+        self._lib = ctypes.CDLL(str(library))
+        self._lib.standin_error.restype = ctypes.c_char_p
+        self._num_blocks, self._duration_ns, self.stream = setting.num_blocks, int(duration_s * 1e9), stream
+        device = torch.device("cuda")
+        self._stop = torch.zeros(1, dtype=torch.int32, device=device)
+        self._resident = torch.zeros(self._num_blocks, dtype=torch.int32).pin_memory()
+        self._reports = torch.zeros(self._num_blocks, REPORT_WORDS, dtype=torch.int64, device=device)
+        torch.cuda.synchronize()  # made on the default stream, used on another
+
+    def launch(self) -> None:
+        """Enqueue it; does not wait."""
+        flags = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (self._stop, self._resident, self._reports)]
+        shape = [ctypes.c_int(value) for value in (self._num_blocks, 512, SHARED_BYTES)]
+        stream = ctypes.c_void_p(self.stream.cuda_stream)
+        status = int(self._lib.standin_spin(*flags, *shape, ctypes.c_ulonglong(self._duration_ns), stream))
+        if status:
+            raise StandInError(f"CUDA error {status}: {self._lib.standin_error(status).decode()}")
+
+    def first_start_ns(self) -> int:
+        """When its first block began, by the device's timer; it must have ended."""
+        return int(self._reports.cpu()[:, 0].min())
+
+    def last_start_ns(self) -> int:
+        """When its last block began: the spinner held all its SMs."""
+        return int(self._reports.cpu()[:, 0].max())

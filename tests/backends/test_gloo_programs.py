@@ -4,6 +4,7 @@ import pytest
 
 from lagom_overlap.backends.gloo.programs import ProgramRanks
 from lagom_overlap.capture.fake_world import fake_world
+from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.engines.planned.program import load_program
 from lagom_overlap.errors import JobError
 from lagom_overlap.workload.digest import graph_digest
@@ -56,6 +57,28 @@ def test_every_operator_is_timed_alone(ranks, iteration):
     seconds = ranks.profile(3)
     assert set(seconds) == {op.name for op in iteration.ops}
     assert min(seconds.values()) > 0
+
+
+def test_collectives_of_given_sizes_are_timed_on_data_of_their_own(ranks):
+    kinds = (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_REDUCE)
+    asked = [Collective(kind, num_bytes, 2) for kind in kinds for num_bytes in (1 << 10, 1 << 24)]
+    seconds = ranks.time_collectives(asked, 3)
+    assert list(seconds) == asked
+    assert all(0 < seconds[small] < seconds[large] for small, large in zip(asked[::2], asked[1::2], strict=True))
+    assert ranks.time_collectives([], 3) == {}
+
+
+@pytest.mark.parametrize(
+    "collective",
+    [
+        Collective(CollectiveKind.ALL_GATHER, 1 << 10, 4),
+        Collective(CollectiveKind.BROADCAST, 1 << 10, 2),
+        Collective(CollectiveKind.ALL_REDUCE, 12, 2),
+    ],
+)
+def test_a_collective_of_other_ranks_kind_or_half_elements_is_not_timed(ranks, collective):
+    with pytest.raises(ValueError, match="over all 2 ranks can be timed"):
+        ranks.time_collectives([collective], 3)
 
 
 def test_a_plan_runs_beside_the_program_and_gives_its_results(ranks, iteration):

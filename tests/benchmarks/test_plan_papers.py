@@ -4,14 +4,15 @@ import pytest
 
 pytest.importorskip("ortools", reason="needs the extra plan")
 
-import plan_papers
+from plan_papers import algorithm_1, concerto_tables
+from plan_papers.judged import verdict
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_algorithm_1_is_as_good_as_the_prototype_measured(number: int) -> None:
     """Specification, planners 2.4: best in 94, 65, 18 % of gathers; mean regret 0.2, 4.7, 45.9 %."""
-    _, intra, inter, nodes, in_node, stated_best, stated_regret = plan_papers.RIGS[number]
-    best, regret, _ = plan_papers.algorithm_1_regret((intra, inter, nodes, in_node), num_cases=1500)
+    _, intra, inter, nodes, in_node, stated_best, stated_regret = algorithm_1.RIGS[number]
+    best, regret, _ = algorithm_1.algorithm_1_regret((intra, inter, nodes, in_node), num_cases=1500)
     assert best == pytest.approx(stated_best, abs=0.04)
     assert regret == pytest.approx(stated_regret, abs=0.03)
 
@@ -29,11 +30,11 @@ def test_caps_of_overlap_are_those_of_concertos_serial_parts(
 
 
 def test_table_3_is_monotone_in_the_paper() -> None:
-    assert all(stated >= scheduled >= cut for *_, stated, scheduled, cut in plan_papers.TABLE_3)
+    assert all(stated >= scheduled >= cut for *_, stated, scheduled, cut in concerto_tables.TABLE_3)
 
 
 def test_a_verdict_is_near_same_sign_or_not() -> None:
-    verdicts = [plan_papers.verdict(found, 0.45) for found in (0.41, 0.1, 0.0)]
+    verdicts = [verdict(found, 0.45) for found in (0.41, 0.1, 0.0)]
     assert verdicts == ["reproduced", "direction", "not"]
 
 

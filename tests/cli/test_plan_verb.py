@@ -14,7 +14,7 @@ from lagom_overlap.capture.base import Capture
 from lagom_overlap.capture.file import write_capture
 from lagom_overlap.cli import main
 from lagom_overlap.collective import Collective, CollectiveKind
-from lagom_overlap.job import build
+from lagom_overlap.job import build, plan_compare, plan_problem
 from lagom_overlap.job.spec import read_job
 from lagom_overlap.plan.baselines import ProgramOrder
 from lagom_overlap.plan.deadline import Deadline
@@ -320,6 +320,21 @@ def test_a_program_that_does_not_work_is_one_line(tmp_path, capsys, old, new, wo
 
 
 @pytest.mark.torch
+@pytest.mark.parametrize(
+    ("ranks", "words"), [(2, ["'plan.toml' is for another graph"]), (4, ["is for 2 ranks, this job has 4"])]
+)
+def test_a_foreign_plan_is_refused_before_ranks_are_started(tmp_path, capsys, monkeypatch, ranks, words):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plan_problem, "ProgramRanks", lambda *_, **__: pytest.fail("ranks were started"))
+    (tmp_path / "mine.py").write_text(PROGRAM)
+    lagom(tmp_path, capsys, PROGRAM_JOB, "--out", "made")
+    (tmp_path / "made" / "plan.toml").rename("plan.toml")
+    (tmp_path / "mine.py").write_text(PROGRAM.replace("torch.relu(", "torch.sigmoid("))
+    text = PROGRAM_JOB.replace('"simulated"', '"gloo"').replace("ranks = 2", f"ranks = {ranks}")
+    refused(tmp_path, capsys, text, words, "--apply", "plan.toml", "--execute")
+
+
+@pytest.mark.torch
 def test_a_program_cannot_be_tuned(tmp_path, capsys):
     job = tmp_path / "job.toml"
     job.write_text(PROGRAM_JOB, encoding="utf-8")
@@ -344,6 +359,53 @@ def a_capture(tmp_path, *ops):
 def test_a_step_without_operators_is_refused(tmp_path, capsys):
     assert main(["plan", a_capture(tmp_path), "--cluster", "a40_nvlink"]) == 2
     assert capsys.readouterr().err == "lagom plan: step 'odd' has no operators: there is nothing to plan\n"
+
+
+def interrupt_at(monkeypatch, number):
+    """Ctrl-C while so many planners have been asked."""
+    asked = []
+
+    def stopped(real, *arguments, **more):
+        asked.append(arguments)
+        if len(asked) == number:
+            raise KeyboardInterrupt
+        return real(*arguments, **more)
+
+    real = plan_compare.planned
+    monkeypatch.setattr(plan_compare, "planned", lambda *arguments, **more: stopped(real, *arguments, **more))
+
+
+def test_an_interrupted_comparison_of_planners_keeps_those_that_were_done(tmp_path, capsys, monkeypatch):
+    job, out = tmp_path / "job.toml", tmp_path / "run"
+    job.write_text(JOB, encoding="utf-8")
+    interrupt_at(monkeypatch, 2)
+    code = main(["compare", str(job), "--planners", "program_order,gathers_first", "--json", "--out", str(out)])
+    captured = capsys.readouterr()
+    assert (code, captured.err) == (130, "lagom compare: interrupted; 1 of 2 were done and are kept\n")
+    kept = json.loads((out / "compare.json").read_text())
+    assert kept == json.loads(captured.out)
+    assert kept["partial"] is True
+    assert [row["planner"] for row in kept["rows"]] == ["program_order"]
+
+
+def test_a_comparison_interrupted_before_the_first_planner_was_done_keeps_nothing(tmp_path, capsys, monkeypatch):
+    job, out = tmp_path / "job.toml", tmp_path / "run"
+    job.write_text(JOB, encoding="utf-8")
+    interrupt_at(monkeypatch, 1)
+    assert main(["compare", str(job), "--planners", "program_order", "--out", str(out)]) == 130
+    assert capsys.readouterr() == ("", "lagom compare: interrupted\n")
+    assert not out.exists()
+
+
+def test_a_planner_that_ctrl_c_cut_short_is_not_compared(tmp_path, capsys):
+    job = tmp_path / "job.toml"
+    job.write_text(JOB + "options = { seconds = 60.0 }\n", encoding="utf-8")
+    timer = threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    code = main(["compare", str(job), "--planners", "program_order,gathers_first", "--json"])
+    timer.cancel()
+    assert code == 130
+    assert [row["planner"] for row in json.loads(capsys.readouterr().out)["rows"]] == ["program_order"]
 
 
 def test_planners_are_compared_on_a_capture(tmp_path, capsys):

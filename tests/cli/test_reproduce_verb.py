@@ -40,6 +40,11 @@ def test_a_link_without_workers_is_refused() -> None:
         run("fig3", "--link", "3 Gbit/s")
 
 
+def test_a_link_that_is_none_is_named_as_the_flag_that_said_so() -> None:
+    with pytest.raises(JobError, match=r"^--link: '3 Gbits' is not a link"):
+        run("fig3", "--backend", "workers", "--link", "3 Gbits")
+
+
 def test_a_folder_that_exists_and_an_unknown_figure_are_refused(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="exists already"):
         run("fig5", "--out", str(tmp_path))

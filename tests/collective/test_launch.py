@@ -15,6 +15,7 @@ from lagom_overlap.collective import (
     StreamPriority,
     launch_of,
     launched,
+    one_launch,
 )
 from lagom_overlap.errors import SpaceError
 
@@ -93,3 +94,12 @@ def test_a_launch_in_words() -> None:
     every = LaunchConfig(sm_carveout=8, order=LaunchOrder.COLLECTIVE_FIRST, priority=StreamPriority.HIGH)
     assert str(every) == "8 SMs carved out, collective first, high stream priority"
     assert str(UNTOUCHED_LAUNCH) == "untouched"
+
+
+def test_one_launch_for_several_has_the_largest_carve_out_and_what_all_share() -> None:
+    first = LaunchOrder.COMPUTATION_FIRST
+    four = LaunchConfig(sm_carveout=4, order=first, priority=StreamPriority.NORMAL)
+    eight = LaunchConfig(sm_carveout=8, order=first)
+    assert one_launch([four, eight]) == LaunchConfig(sm_carveout=8, order=first)
+    assert one_launch([LaunchConfig(sm_carveout=0)]) == LaunchConfig(sm_carveout=0)
+    assert one_launch([]) == one_launch([UNTOUCHED_LAUNCH]) == UNTOUCHED_LAUNCH

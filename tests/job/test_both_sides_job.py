@@ -1,6 +1,7 @@
 """A job file that allows carve-outs, from the file to what is written and exported."""
 
 import json
+import os
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from lagom_overlap.cli import main
 from lagom_overlap.collective import LaunchOrder, LaunchSpace, StreamPriority
 from lagom_overlap.errors import JobError
 from lagom_overlap.job.build import TUNERS, entry_point_names, limits_of
+from lagom_overlap.job.launch import LaunchRequest, Mode, prepare
 from lagom_overlap.job.spec import parse_job
 
 JOB = """
@@ -71,7 +73,6 @@ def test_both_sides_are_searched_written_and_shown(tmp_path: Path, capsys: Any) 
     assert written["launches"] == {"ffn": {"sm_carveout": carved}}
     page = (tmp_path / "run" / "report.html").read_text()
     assert f"computation: untouched → {carved} SMs carved out" in page
-    assert "what is worth having" not in page
 
 
 def test_it_ends_faster_than_the_same_search_of_the_collectives_alone(tmp_path: Path, capsys: Any) -> None:
@@ -102,11 +103,67 @@ KEYS = ("launch_order", "stream_priority", "sm_carveout")
 def test_an_export_says_what_a_form_cannot_hold_and_the_environment_holds_it(tmp_path: Path, capsys: Any) -> None:
     carved = tuned(tmp_path, capsys)["launches"]["ffn"]["sm_carveout"]
     run = tmp_path / "run"
-    assert main(["export", str(run), "--format", "env", "plugin", "--json"]) == 0
+    assert main(["export", str(run), "--format", "env", "--format", "plugin", "--json"]) == 0
     env, plugin = json.loads(capsys.readouterr().out)["files"]
     assert f"LAGOM_SM_CARVEOUT={carved}\n" in (run / "nccl.env").read_text()
     assert any("computation's side" in note for note in plugin["not_carried"])
     assert not any("computation's side" in note for note in env["not_carried"])
+
+
+def test_a_job_started_from_the_run_is_told_the_carve_out(tmp_path: Path, capsys: Any) -> None:
+    carved = tuned(tmp_path, capsys)["launches"]["ffn"]["sm_carveout"]
+    request = LaunchRequest(command=("true",), mode=Mode.FIXED, config=tmp_path / "run", out=tmp_path / "launched")
+    environment = {"PATH": os.environ["PATH"]}
+    assert prepare(request, environment).environment["LAGOM_SM_CARVEOUT"] == str(carved)
+    (tmp_path / "one").mkdir()
+    tuned(tmp_path / "one", capsys, JOB, "--tuner", "just_enough")
+    alone = LaunchRequest(command=("true",), mode=Mode.FIXED, config=tmp_path / "one" / "run", out=tmp_path / "other")
+    assert "LAGOM_SM_CARVEOUT" not in prepare(alone, environment).environment
+
+
+MODEL = """
+[job]
+name = "m"
+[model]
+name = "llama-2-7b"
+seq_len = 2048
+[cluster]
+preset = "h100_dgx"
+[parallel]
+fsdp = 8
+"""
+
+
+def simulated(tmp_path: Path, capsys: Any, text: str) -> dict[str, Any]:
+    job = tmp_path / "job.toml"
+    job.write_text(text)
+    assert main(["simulate", str(job), "--json"]) == 0
+    result: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return result
+
+
+def test_simulate_predicts_the_iteration_at_every_carve_out_of_the_job(tmp_path: Path, capsys: Any) -> None:
+    tried = "[tune.space]\nsm_carveout = [24, 8]\n"
+    found = simulated(tmp_path, capsys, MODEL + "[cost]\nsm_carveout = 0\n" + tried)
+    one_by_one = [
+        {
+            "sm_carveout": carved,
+            "iteration_s": simulated(tmp_path, capsys, MODEL + f"[cost]\nsm_carveout = {carved}\n")["iteration_s"],
+        }
+        for carved in (8, 24)
+    ]
+    assert found["carve_outs"] == one_by_one
+    assert any("another carve-out" in note for note in found["notes"])
+    assert "carve_outs" not in simulated(tmp_path, capsys, MODEL + "[cost]\nsm_carveout = 0\n")
+    plain = simulated(tmp_path, capsys, MODEL + tried)
+    assert "carve_outs" not in plain
+    assert any("plain kernels" in note for note in plain["notes"])
+
+
+def test_doctor_says_whether_a_carve_out_can_be_set_here(capsys: Any) -> None:
+    assert main(["doctor", "--json"]) == 0
+    (check,) = [check for check in json.loads(capsys.readouterr().out)["checks"] if check["name"] == "SM carve-out"]
+    assert check["ok"] or ("CUDA" in check["found"] and "green contexts" in check["found"]) or check["remedy"]
 
 
 @pytest.mark.parametrize(

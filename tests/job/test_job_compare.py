@@ -130,6 +130,35 @@ def test_the_backend_is_closed_when_the_user_interrupts(monkeypatch):
     assert stub.num_closed == 1
 
 
+def interrupted(monkeypatch, num_calls: int, tuners: list[str] = TUNERS):
+    stub = install(monkeypatch, StubBackend(TIMES, before_call=raising(KeyboardInterrupt(), num_calls)))
+    result = msgspec.to_builtins(run_compare(job(), tuners))
+    assert stub.num_closed == 1
+    assert result["partial"] is True
+    return {row.pop("tuner"): row for row in result["rows"]}
+
+
+def test_an_interrupted_comparison_keeps_the_searches_that_were_done(monkeypatch):
+    unknown = {"makespan_s": None, "speedup_over_default": None, "regret_over_best": None}
+    assert interrupted(monkeypatch, 8 + 1) == {"exhaustive": {"num_measurements": 5, **unknown}}
+    both = {"exhaustive": {"num_measurements": 5, **unknown}, "fixed_min": {"num_measurements": 1, **unknown}}
+    assert interrupted(monkeypatch, 8 + 2 + 5) == both  # in the middle of the first round
+
+
+def test_an_interrupted_comparison_keeps_the_rounds_that_were_complete(monkeypatch):
+    rows = interrupted(monkeypatch, 8 + 2 + 6 + 3)
+    # The first round alone: 6 of the default, 8 of exhaustive's result, 20 of fixed_min's.
+    assert rows == {
+        "exhaustive": {"num_measurements": 5, "makespan_s": 8, "speedup_over_default": 0.75, "regret_over_best": 0},
+        "fixed_min": {"num_measurements": 1, "makespan_s": 20, "speedup_over_default": 0.3, "regret_over_best": 1.5},
+    }
+
+
+def test_a_comparison_that_ends_by_itself_does_not_say_that_it_is_partial(monkeypatch):
+    install(monkeypatch, StubBackend(TIMES))
+    assert "partial" not in msgspec.to_builtins(run_compare(job(), ["fixed_min"]))
+
+
 def test_backend_and_seed_of_the_call_come_before_the_jobs(monkeypatch):
     stub = install(monkeypatch, StubBackend(TIMES))
     run_compare(job(seed=3), ["fixed_min"])

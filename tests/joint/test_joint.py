@@ -74,10 +74,10 @@ def test_the_bound_is_below_every_order_and_setting_and_joint_is_near_the_best_o
         for order in orders(step())
         for configs in product(*choices.values())
     )
-    bound_s = joint_bound(problem(), choices).seconds
+    bound = joint_bound(problem(), choices)
     found = Joint().solve(problem())
-    assert bound_s <= best_s
-    assert found.bound.seconds <= bound_s  # more settings to choose from
+    assert bound.seconds <= bound.unchained_s <= best_s
+    assert found.bound.seconds <= bound.seconds  # more settings to choose from
     assert found.bound.seconds <= found.makespan_s <= best_s * 1.01
     assert found.makespan_s < found.default_s
 
@@ -168,7 +168,7 @@ def test_cuts_are_changed_one_type_at_a_time() -> None:
     assert changed
     for plan in changed:
         cuts = [step for step in plan.rewrites if isinstance(step, Split)]
-        assert len({cut.num_chunks for cut in cuts}) == 1
+        assert len({cut.num_chunks for cut in cuts}) <= 1
         assert plan.iteration == rewritten(given.iteration, plan.rewrites)
     assert () in [plan.rewrites for plan in recut(given, changed[0])]  # the cut taken back
 

@@ -3,7 +3,6 @@ from dataclasses import replace
 import pytest
 from random_graphs import fsdp_problem
 
-from lagom_overlap.backends.base import Measurement
 from lagom_overlap.collective import Collective, CollectiveKind, CommConfig
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.errors import JobError
@@ -14,12 +13,9 @@ from lagom_overlap.plan.times import (
     ModelTimes,
     NamedTimes,
     ShapeTimes,
-    measured_by_name,
     origin_name,
-    spans_by_name,
 )
-from lagom_overlap.timeline import Span, SpanKind, Timeline
-from lagom_overlap.workload import CommOp, CompOp, Gemm, Iteration, OverlapGroup
+from lagom_overlap.workload import CommOp, CompOp, Gemm, Iteration
 from lagom_overlap.workload.rewrite.apply import rewritten
 from lagom_overlap.workload.rewrite.steps import Split
 
@@ -76,13 +72,6 @@ def test_the_origin_of_a_rewritten_name(name: str, origin: str) -> None:
     assert origin_name(name, {"c": 1}) == origin
 
 
-def test_the_median_span_of_each_name() -> None:
-    spans = [
-        Span(name="c", kind=SpanKind.COMM, stream="s", start_s=s, end_s=s + d) for s, d in ((0, 1), (2, 3), (9, 5))
-    ]
-    assert spans_by_name(Timeline(tuple(spans))) == {"c": 3}
-
-
 def test_a_collective_occupies_the_link_that_its_group_spans() -> None:
     groups = {"fsdp": tuple(range(0, 16, 8)) + tuple(range(1, 16, 8)), "tp": tuple(range(8, 16))}
     pair = replace(GATHER, collective=Collective(CollectiveKind.ALL_GATHER, 1024, 4))
@@ -106,12 +95,3 @@ def test_a_collective_connected_with_nothing_is_refused() -> None:
     lone = Iteration("step", (*problem.iteration.ops, GATHER), True)
     with pytest.raises(JobError, match="disconnected: 'c'"):
         task_graph(problem, lone)
-
-
-def test_a_bundles_computations_are_scaled_to_their_measured_sum() -> None:
-    comps = (CompOp(name="p", work=Gemm(512, 512, 512)), CompOp(name="q", work=Gemm(1024, 512, 512)))
-    group = OverlapGroup(name="g", computations=comps, comms=(GATHER,))
-    found = measured_by_name([(group, Measurement(makespan_s=5.0, comp_s=3.0, comm_s=(2.0,)))], MODEL)
-    assert found["c"] == 2.0
-    assert found["p"] + found["q"] == pytest.approx(3.0)
-    assert found["p"] / found["q"] == pytest.approx(MODEL.seconds(comps[0]) / MODEL.seconds(comps[1]))

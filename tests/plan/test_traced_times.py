@@ -73,6 +73,18 @@ def test_where_numbers_or_shapes_disagree_shapes_decide():
     assert (found.measured_s, found.num_in_order) == ({"a": 1.0, "b": 8.0}, 0)  # as many, but in another order
 
 
+def test_a_trace_whose_steps_hold_twice_as_many_is_not_matched_in_order():
+    held = step(product("a", 4), product("b", 4))
+    found = match_trace(held, trace(*(ran(4, s) for s in (1.0, 2.0, 3.0, 4.0)), num_steps=1))
+    assert (found.measured_s, found.num_in_order) == ({"a": 2.5, "b": 2.5}, 0)
+
+
+def test_collectives_in_another_order_of_sizes_are_matched_by_size():
+    held = step(gather("a"), gather("b", 2 * MiB))
+    found = match_trace(held, trace(collectives=[sent(2 * MiB, 2.0), sent(MiB, 1.0)], num_steps=1))
+    assert (found.measured_s, found.num_in_order) == ({"a": 1.0, "b": 2.0}, 0)
+
+
 def test_by_shape_the_same_phase_comes_first():
     held = step(product("f", 4, Phase.FORWARD), product("w", 4, Phase.WEIGHT_GRAD), product("o", 4, Phase.OPTIMIZER))
     times = [ran(4, 1.0, Phase.FORWARD), ran(4, 3.0, Phase.FORWARD), ran(4, 7.0, Phase.BACKWARD), ran(4, 8.0)]
@@ -130,6 +142,8 @@ def test_what_was_not_measured_is_scaled_with_its_sort_or_with_all_of_its_kind()
     assert scaled.factors == {"Gemm": 2.0, "computations": 2.0, "all_gather": 5.0, "collectives": 5.0}
     times = NamedTimes({"a": 8.0, "c": 5.0}, held, scaled)
     assert [times.seconds(op) for op in held.ops] == [8.0, 12.0, 2.0, 5.0, 5.0]
+    apart = ScaledTimes.fitted(UnitTimes(), held, {"a": 8.0, "m": 6.0})
+    assert [apart.seconds(op) for op in held.ops[:3]] == [8.0, 12.0, 6.0]
     scatter = CommOp(name="r", collective=Collective(CollectiveKind.REDUCE_SCATTER, 64, 2))
     assert scaled.seconds(scatter) == 5.0
     assert ScaledTimes.fitted(UnitTimes(), held, {}).seconds(held.ops[1]) == 6.0

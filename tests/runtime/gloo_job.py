@@ -15,7 +15,7 @@ import lagom_overlap
 
 SRC = str(Path(lagom_overlap.__file__).parents[1])
 RANK = Path(__file__).with_name("gloo_rank.py")
-QUICK = {"window_steps": 4, "num_pairs": 3, "max_steps": 44, "timeout_s": 20.0, "watch_steps": 6}
+QUICK = {"window_steps": 4, "num_pairs": 3, "max_steps": 44, "timeout_s": 20.0, "watch_steps": 6, "drift_ratio": 1e6}
 """A verdict of 24 steps after a search of about 20."""
 
 

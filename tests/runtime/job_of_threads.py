@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from threading import Barrier, BrokenBarrierError, Condition, Lock
 
 from lagom_overlap.collective import (
@@ -264,6 +265,7 @@ class Job:
         self.meeting = Meeting(self.num_ranks)
         self.routes = [SimulatedRoute(rank, self.num_ranks, self.meeting) for rank in range(self.num_ranks)]
         self.plans = [[] for _ in range(self.num_ranks)]
+        self.now_s = [0.0] * self.num_ranks
 
     def start(self) -> None:
         """Makes the members, rank 0 last: nothing may depend on its being first."""
@@ -283,6 +285,7 @@ class Job:
                 leader=self.leader if rank == 0 else None,
                 journal=self.journals[rank] if self.journals else None,
                 is_exact_only=self.options.deterministic,
+                clock=partial(self.now_s.__getitem__, rank),
             )
         self.members = [members[rank] for rank in range(self.num_ranks)]
 
@@ -291,6 +294,7 @@ class Job:
         member.begin_step()
         self.plans[rank].append((str(member.plan.state), member.plan.epoch))
         record = self.routes[rank].run()
+        self.now_s[rank] += record.duration_s
         member.end_step()
         return record
 

@@ -20,8 +20,8 @@ from lagom_overlap.collective import (
     LaunchSpace,
     StreamPriority,
 )
-from lagom_overlap.errors import BackendError
-from lagom_overlap.runtime.compute_route import BothSidesRoute, NoComputeRoute, step_launch
+from lagom_overlap.errors import BackendError, JobError
+from lagom_overlap.runtime.compute_route import BothSidesRoute, NoComputeRoute
 from lagom_overlap.runtime.journal import JournalFile
 from lagom_overlap.runtime.messages import Plan, State, decode, encode
 from lagom_overlap.runtime.options import OnlineOptions
@@ -102,14 +102,6 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Job:
     return made
 
 
-def test_a_step_has_the_largest_carve_out_of_its_calls() -> None:
-    launches = dict(zip(KEYS, [LaunchConfig(sm_carveout=4), EIGHT], strict=True))
-    assert step_launch(ConfigTable({}, launches)) == EIGHT
-    assert step_launch(ConfigTable({KEYS[0]: CommConfig(num_channels=4)})) == UNTOUCHED_LAUNCH
-    zero = LaunchConfig(sm_carveout=0)
-    assert step_launch(ConfigTable({}, {KEYS[0]: zero})) == zero
-
-
 def test_both_sides_switch_at_the_commit_and_go_back_at_the_close() -> None:
     route, compute = SimulatedRoute(0, 2), FakeCompute()
     both = BothSidesRoute(route, compute)
@@ -121,7 +113,7 @@ def test_both_sides_switch_at_the_commit_and_go_back_at_the_close() -> None:
     assert compute.applied == [EIGHT]
     assert both.launch == EIGHT
     assert len(route.table) == 1
-    both.prepare(ConfigTable({}, {KEYS[1]: EIGHT}), 2)
+    both.prepare(ConfigTable({}, {KEYS[0]: LaunchConfig(sm_carveout=4), KEYS[1]: EIGHT}), 2)
     both.commit(2)
     assert compute.applied == [EIGHT]  # nothing changes, nothing is called
     both.prepare(ConfigTable({}), 3)
@@ -180,7 +172,7 @@ def test_the_search_finds_the_carve_out_and_every_rank_runs_under_the_same(job: 
     assert {setting.launch for setting in job.members[0].settings} == {one.applied[-1]}
 
 
-def test_what_was_found_starts_the_next_job_and_a_rank_that_cannot_follow_stops_all(job: Job, tmp_path: Path) -> None:
+def test_what_was_found_starts_the_next_job(job: Job, tmp_path: Path) -> None:
     job.run(400)
     settings = job.members[0].settings
     saved = SavedSettings(
@@ -194,15 +186,18 @@ def test_what_was_found_starts_the_next_job_and_a_rank_that_cannot_follow_stops_
     again.routes = [Runnable(route, FakeCompute()) for route in again.routes]  # type: ignore[misc]
     again.run(3)
     assert [route.compute.carved for route in again.routes] == [job.routes[0].compute.carved] * 2  # type: ignore[attr-defined]
-    mixed = Job(options=job.options, started=started)
-    able = Runnable(mixed.routes[0], FakeCompute())
-    unable = BothSidesRoute(mixed.routes[1], NoComputeRoute("no CUDA device"))
-    unable.run = mixed.routes[1].run  # type: ignore[attr-defined]
-    mixed.routes = [able, unable]  # type: ignore[list-item]
-    mixed.run(20)
-    assert not able.compute.carved
-    assert not mixed.members[0].settings
-    assert not mixed.meeting.mismatches
+
+
+def test_a_rank_that_cannot_follow_stops_the_tuning_on_all(job: Job) -> None:
+    able, other = job.routes
+    unable = BothSidesRoute(other.route, NoComputeRoute("no CUDA device"))  # type: ignore[attr-defined]
+    unable.run = other.route.run  # type: ignore[attr-defined]
+    job.routes = [able, unable]  # type: ignore[list-item]
+    job.run(60)
+    assert not able.compute.carved  # type: ignore[attr-defined]
+    assert not job.members[0].settings
+    assert "no CUDA device" in job.members[0].plan.reason
+    assert not job.meeting.mismatches
 
 
 def test_a_journal_with_carve_outs_is_taken_up_again(job: Job, tmp_path: Path) -> None:
@@ -273,3 +268,37 @@ def test_torchs_flag_is_set_and_given_back() -> None:
     finally:
         route.close()
     assert torch._C._get_sm_carveout_experimental() == before
+
+
+@pytest.mark.torch
+def test_the_environment_of_a_launched_job_names_a_carve_out(capsys: pytest.CaptureFixture[str]) -> None:
+    import torch
+
+    from lagom_overlap.runtime.launch_session import carved_out
+
+    assert carved_out({}, 0) is None
+    with pytest.raises(JobError, match="LAGOM_SM_CARVEOUT is 'eight'"):
+        carved_out({"LAGOM_SM_CARVEOUT": "eight"}, 0)
+    compute = carved_out({"LAGOM_SM_CARVEOUT": "8"}, 0)
+    if torch.cuda.is_available():
+        assert compute is not None
+        assert torch._C._get_sm_carveout_experimental() == 8
+        compute.close()
+    else:
+        assert compute is None
+        assert "LAGOM_SM_CARVEOUT=8 has no effect" in capsys.readouterr().err
+
+
+@pytest.mark.torch
+def test_carve_outs_that_cannot_be_set_are_left_out_of_the_search_in_words(caplog: pytest.LogCaptureFixture) -> None:
+    from lagom_overlap.runtime.online import _settable
+
+    wanted = OnlineOptions(sm_carveouts=(4, 8))
+    with caplog.at_level(logging.WARNING):
+        assert _settable(wanted, NoComputeRoute("no CUDA device")).sm_carveouts == ()
+        assert "no CUDA device; tuning the collectives only" in caplog.text
+        assert _settable(OnlineOptions(sm_carveouts=(4, 16)), FakeCompute()).sm_carveouts == ()
+        caplog.clear()
+        assert _settable(wanted, FakeCompute()) == wanted
+        assert "are not searched: tuner 'lagom'" in caplog.text
+    assert _settable(OnlineOptions(), NoComputeRoute("no CUDA device")) == OnlineOptions()

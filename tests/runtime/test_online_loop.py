@@ -54,6 +54,37 @@ def test_it_settles_on_what_is_faster_and_all_ranks_run_the_same_at_every_step()
     assert "tuned (default over tuned" in job.members[1].plan.reason
 
 
+def test_ranks_that_report_through_others_settle_on_the_same_as_those_that_report_to_rank_0(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    flat = Job(num_ranks=6, options=options())
+    flat.run(220)
+    monkeypatch.setattr("lagom_overlap.runtime.tree.MOST_CHILDREN", 2)
+    deep = Job(num_ranks=6, options=options())
+    deep.run(220)
+    assert deep.members[1]._exchange.post.children
+    assert not deep.meeting.mismatches
+    assert deep.plans[5] == deep.plans[0] == flat.plans[0]
+    assert deep.members[5].settings == flat.members[0].settings
+
+
+def test_a_rank_deep_in_the_tree_that_wants_to_stop_or_is_missing_stops_all_at_one_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("lagom_overlap.runtime.tree.MOST_CHILDREN", 2)
+    job = Job(num_ranks=6, options=options())
+    job.run(40, lambda rank, step: job.members[5].stop("enough") if rank == 5 and step == 12 else None)
+    assert len({tuple(plans) for plans in job.plans}) == 1
+    assert job.members[0].plan.reason == "rank 5: enough"
+    silent = Job(num_ranks=6, options=options(timeout_s=0.5))
+    silent.start()
+    monkeypatch.setattr(silent.members[5]._exchange, "report", lambda window, report: None)
+    silent.run(12)
+    assert len({tuple(plans) for plans in silent.plans}) == 1
+    assert silent.plans[0][-1][0] == State.OFF
+    assert "rank 5 did not report" in silent.members[1].plan.reason
+
+
 def test_the_states_come_in_order() -> None:
     job = Job(options=options())
     job.run(220)
@@ -141,10 +172,10 @@ def test_without_a_watch_it_is_done_and_asks_the_store_nothing_more() -> None:
 
 
 def test_drift_tunes_again_and_no_more_often_than_allowed() -> None:
-    job = Job(options=options(max_rearms=1, drift_windows=2))
+    job = Job(options=options(max_rearms=1))
     for route in job.routes:
-        route.delay = lambda step: 1.0 if step < 200 else 2.0 if step < 600 else 4.0
-    job.run(760)
+        route.delay = lambda step: 1.0 if step < 300 else 1.2 if step < 700 else 1.5
+    job.run(860)
     states = [state for state, _ in job.plans[0]]
     again = [a for a, b in zip(states[1:], states, strict=False) if a == "record" and b != "record"]
     assert len(again) == 1

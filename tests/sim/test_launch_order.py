@@ -177,6 +177,21 @@ def test_a_kernel_launched_later_waits_for_a_collective_of_equal_priority(model:
         assert kind(group, model, launch).evaluate(config).comp_s == pytest.approx(1e-3 + 2e-3)
 
 
+def test_a_collective_issued_beside_a_running_kernel_waits_for_its_last_wave_at_equal_priority(
+    model: ContentionModel,
+) -> None:
+    """300 blocks: the fourth wave, from 3 ms on, has 48 of them and leaves room for the second collective."""
+    group, configs = group_of([pure(300)], [MIB, 16 * MIB]), (CommConfig(num_channels=8),) * 2
+    first_s, second_s = (model.collective(op.collective, configs[0]).seconds() for op in group.comms)
+    for kind in (GroupSimulator, DispatchSimulator):
+        normal, high = (
+            kind(group, model, LaunchConfig(priority=priority)).evaluate(configs).comm_s[1]
+            for priority in (NORMAL, StreamPriority.HIGH)
+        )
+        assert normal == pytest.approx(3e-3 - first_s + second_s)
+        assert high == pytest.approx(second_s)
+
+
 def test_untouched_is_collective_first_on_a_stream_of_high_priority(model: ContentionModel) -> None:
     group, config = group_of([pure(300), pure(84)], [32 * MIB] * 2, (0, 1)), (CommConfig(num_channels=8),) * 2
     spelled = LaunchConfig(order=LaunchOrder.COLLECTIVE_FIRST, priority=StreamPriority.HIGH)

@@ -24,6 +24,7 @@ from lagom_overlap.tune.just_enough.forecast import Forecast
 from lagom_overlap.tune.just_enough.lattice import Floats, lattice_of
 from lagom_overlap.tune.just_enough.model import Evidence, GroupModel, Wires
 from lagom_overlap.tune.just_enough.pool import Lesson, Pool
+from lagom_overlap.tune.just_enough.regime import Regime
 from lagom_overlap.tune.just_enough.sight import Record, Surfaces, record_of, sight_of
 from lagom_overlap.tune.just_enough.victim import victim_of
 from lagom_overlap.tune.just_enough.wire import Prior, wire_prior
@@ -510,3 +511,75 @@ def test_a_group_that_waits_is_not_asked_what_failed() -> None:
     drive(tuner, run)
     assert failed
     assert set(tuner.recommend().values()) == {(DEFAULT,)}
+
+
+# Another job, in the middle of a search
+
+
+def changing(at: int, factor: float, first: Run) -> tuple[Run, Run]:
+    """A run whose computations take `factor` times as long from the `at`-th measurement on; and what it is then."""
+
+    def later(name: str, assignment: Assignment) -> Outcome:
+        outcome = first(name, assignment)
+        assert isinstance(outcome, Measurement)
+        return measured(factor * outcome.comp_s, *outcome.comm_s)
+
+    told = [0]
+
+    def run(name: str, assignment: Assignment) -> Outcome:
+        told[0] += 1
+        return (later if told[0] > at else first)(name, assignment)
+
+    return run, later
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.6, 3.0])
+def test_where_computations_change_in_the_middle_it_begins_anew(factor: float) -> None:
+    problems = (problem(SPACE, num_comms=2, default=DEFAULT),)
+    run, later = changing(3, factor, overlap(2))
+    tuner = JustEnough(problems)
+    trials = drive(tuner, run)
+    assert len(trials) <= 24
+    assert sum("has the default's changed" in trial.reasons["g"] for trial in trials) == 1
+    found_s = makespan_s(later, tuner.recommend()["g"])
+    assert found_s <= makespan_s(later, problems[0].default)
+    assert factor < 1 or found_s <= 1.1 * shortest_s(problems, later)
+
+
+def test_one_late_rank_costs_one_look_at_the_default_and_is_forgotten() -> None:
+    regime = Regime((DEFAULT,))
+    other = (CommConfig(num_channels=2, chunk_bytes=2**20),)
+    assert not regime.see((DEFAULT,), measured(1.0, 0.5), None)
+    assert not regime.see(other, measured(0.9, 0.6), None)
+    assert not regime.see(other, measured(1.4, 0.9), None)
+    assert regime.is_suspicious
+    assert not regime.see((DEFAULT,), measured(1.01, 0.5), None)
+    assert not regime.is_suspicious
+    assert regime.arms.num(other) == 1
+    assert regime.arms.num((DEFAULT,)) == 2
+
+
+def test_when_the_default_has_changed_likewise_all_before_is_forgotten() -> None:
+    regime = Regime((DEFAULT,))
+    other = (CommConfig(num_channels=2, chunk_bytes=2**20),)
+    regime.see((DEFAULT,), measured(1.0, 0.5), None)
+    regime.see(other, measured(0.9, 0.6), None)
+    third = (CommConfig(num_channels=4, chunk_bytes=2**20),)
+    regime.see(third, measured(1.5, 0.6), 1.0)
+    assert regime.is_suspicious, "far from a trusted forecast"
+    assert regime.see((DEFAULT,), measured(1.6, 0.5), None)
+    assert dict(regime.arms.runs) == {third: [measured(1.5, 0.6)], (DEFAULT,): [measured(1.6, 0.5)]}
+    assert not regime.see(other, measured(1.4, 0.6), None)
+    assert not regime.is_suspicious
+
+
+def test_the_other_direction_is_no_confirmation_and_a_failure_none_either() -> None:
+    for answer in (measured(0.6, 0.5), Failure("out of memory")):
+        regime = Regime((DEFAULT,))
+        other = (CommConfig(num_channels=2, chunk_bytes=2**20),)
+        regime.see((DEFAULT,), measured(1.0, 0.5), None)
+        regime.see(other, measured(1.0, 0.6), None)
+        regime.see(other, measured(1.6, 0.6), None)
+        assert not regime.see((DEFAULT,), answer, None)
+        assert not regime.is_suspicious
+        assert regime.arms.num(other) == 1

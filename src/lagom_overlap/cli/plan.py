@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
             result = run_plan(given, request)
         except KeyboardInterrupt:
             if request.out is not None and (request.out / "plan.toml").exists():
-                log.print(f"lagom plan: the plan is in {request.out}, without a run", markup=False, highlight=False)
+                sys.stderr.write(f"lagom plan: the plan is in {request.out}, without a run\n")
             raise
         finally:
             given.close()

@@ -15,11 +15,12 @@ from lagom_overlap.cli.output import EXIT_INTERRUPTED, say, show
 from lagom_overlap.errors import JobError
 from lagom_overlap.job.build import join_launched
 from lagom_overlap.job.from_trace import FromTraceRequest, ground_of, spec_of
+from lagom_overlap.job.ground import Ground
 from lagom_overlap.job.measure import Observer
 from lagom_overlap.job.measure import Progress as RunProgress
 from lagom_overlap.job.own_trace import ground_of_run, is_own_run
 from lagom_overlap.job.spec import JobSpec, read_job
-from lagom_overlap.job.tune import Ground, TuneRequest, run_tune
+from lagom_overlap.job.tune import TuneRequest, run_tune
 from lagom_overlap.report.terminal import config_table, verdict_panel
 from lagom_overlap.tune.journal import StepKind
 from lagom_overlap.units import format_seconds
@@ -39,6 +40,12 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     parser.add_argument("--backend", metavar="NAME", help="what runs the measurements, instead of the job's")
     parser.add_argument("--tuner", metavar="NAME", help="what searches, instead of the job's")
     parser.add_argument("--seed", type=seed, metavar="N", help="seed of search, noise and shuffling")
+    parser.add_argument(
+        "--warm-start",
+        metavar="FROM",
+        help="begin with a run folder, a configs.toml, profiler traces, 'simulator' or 'nccl'; nothing of it is "
+        "adopted unmeasured",
+    )
     parser.add_argument("--bundle", type=Path, metavar="RUN", help="run folder to replay (--backend recorded)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="new folder for the run (default: below lagom-runs/)")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
@@ -121,6 +128,7 @@ def run(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
         bundle=arguments.bundle,
         out=arguments.out,
+        warm_start=arguments.warm_start,
     )
     if (code := join_launched(request.backend_name)) is not None:
         return code

@@ -11,6 +11,7 @@ from lagom_overlap.collective.launch import (
     LaunchScope,
     LaunchSpace,
     StreamPriority,
+    one_launch,
 )
 from lagom_overlap.collective.launched import LaunchedAssignment, launch_of, launched
 from lagom_overlap.collective.slices import chunk_bytes_of_slice, slices_per_chunk
@@ -39,5 +40,6 @@ __all__ = [
     "chunk_bytes_of_slice",
     "launch_of",
     "launched",
+    "one_launch",
     "slices_per_chunk",
 ]

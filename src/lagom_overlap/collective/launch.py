@@ -12,7 +12,7 @@ stand beside a group's `CommConfig`s (`launched.LaunchedAssignment`), not inside
 them leaves the computation untouched.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise, product
@@ -67,6 +67,20 @@ class LaunchConfig:
 
 UNTOUCHED_LAUNCH = LaunchConfig()
 """No knob set: kernels are launched as they would be without us."""
+
+
+def one_launch(launches: Iterable[LaunchConfig]) -> LaunchConfig:
+    """One launch for all in place of several: the largest carve-out; an order or priority that all share.
+
+    Deterministic: the same launches give the same one on every rank.
+    """
+    found = list(launches)
+    orders, priorities = {launch.order for launch in found}, {launch.priority for launch in found}
+    return LaunchConfig(
+        sm_carveout=max((launch.sm_carveout for launch in found if launch.sm_carveout is not None), default=None),
+        order=orders.pop() if len(orders) == 1 else None,
+        priority=priorities.pop() if len(priorities) == 1 else None,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

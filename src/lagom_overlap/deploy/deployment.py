@@ -6,7 +6,14 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TypeAlias
 
-from lagom_overlap.collective import CollectiveKind, CommConfig, CommunicatorId, ConfigTable
+from lagom_overlap.collective import (
+    UNTOUCHED_LAUNCH,
+    CollectiveKind,
+    CommConfig,
+    CommunicatorId,
+    ConfigTable,
+    LaunchConfig,
+)
 from lagom_overlap.plugin import ProcessCommunicator
 
 CallSite: TypeAlias = tuple[CommunicatorId, CollectiveKind, int]
@@ -18,12 +25,14 @@ class Deployment:
     """Call sites and their configurations, for every process alike.
 
     `communicators` are all of a process in the order of their creation; `calls_per_step` says how often a call site is
-    called in a step (0: not known; missing: the rows name every call). Rows that are untouched are not there.
+    called in a step (0: not known; missing: the rows name every call). Rows that are untouched are not there. `launch`
+    is the computation's side of the whole process.
     """
 
     table: ConfigTable
     communicators: tuple[ProcessCommunicator, ...]
     calls_per_step: Mapping[CallSite, int] = field(default_factory=lambda: MappingProxyType({}))
+    launch: LaunchConfig = UNTOUCHED_LAUNCH
 
     def sites(self) -> Iterator[tuple[CallSite, Mapping[int, CommConfig]]]:
         """Each call site with its rows by occurrence."""

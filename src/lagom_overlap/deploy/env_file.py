@@ -5,6 +5,8 @@
     protocol      NCCL_PROTO             the same
     num_threads   NCCL_NTHREADS          rings of LL and Simple
     chunk_bytes   NCCL_BUFFSIZE          rings of Simple alone: 8 steps of which a chunk has 4, so twice the chunk
+    sm_carveout   LAGOM_SM_CARVEOUT      ours: `lagom run` hands it to torch; no variable of NCCL or torch sets it
+    priority      TORCH_NCCL_HIGH_PRIORITY  torch's process groups; frameworks may make streams of their own
 
 A variable is written only where all tuned calls (of the kind) agree. It holds for every call of the process, also for
 those that were left untouched. Sources: NCCL's environment documentation; buffer and chunk from enqueue.cc at 2.30.7.
@@ -14,11 +16,13 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Final
 
-from lagom_overlap.collective import Algorithm, CollectiveKind, CommConfig, Protocol
+from lagom_overlap.collective import Algorithm, CollectiveKind, CommConfig, LaunchConfig, Protocol, StreamPriority
 from lagom_overlap.deploy.deployment import Deployment, Exported
 from lagom_overlap.deploy.nvidia_csv import KIND_WORDS
 
 FILE_NAME: Final = "nccl.env"
+CARVE_OUT_VARIABLE: Final = "LAGOM_SM_CARVEOUT"
+"""SMs that the computation leaves free; read by the hooks of `lagom run`."""
 BUFFER_PER_CHUNK: Final = 2
 """Bytes of the Simple buffer (8 steps) per byte of a ring's chunk (4 steps)."""
 _ALGORITHM_WORDS: Final = {
@@ -63,9 +67,28 @@ def env_file(deployment: Deployment) -> Exported:
     if buffer_bytes is not None:
         lines["NCCL_BUFFSIZE"] = str(buffer_bytes)
     left_out += why
+    left_out += _computation(deployment.launch, lines)
     header = "# Written by lagom export: NCCL's own variables, for every collective of the process.\n"
     text = header + "".join(f"{name}={value}\n" for name, value in lines.items())
     return Exported(name=FILE_NAME, content=text.encode(), not_carried=tuple(left_out))
+
+
+def _computation(launch: LaunchConfig, lines: dict[str, str]) -> list[str]:
+    """Adds what can be said of the computation's side; returns what cannot, and what to know."""
+    notes = []
+    if launch.sm_carveout is not None:
+        lines[CARVE_OUT_VARIABLE] = str(launch.sm_carveout)
+        notes.append(
+            f"{CARVE_OUT_VARIABLE} is read by lagom run; without it the job itself calls "
+            f"torch._C._set_sm_carveout_experimental({launch.sm_carveout})"
+        )
+    if launch.priority is StreamPriority.HIGH:
+        lines["TORCH_NCCL_HIGH_PRIORITY"] = "1"
+    elif launch.priority is StreamPriority.NORMAL:
+        notes.append("normal stream priority: it is what torch's process groups have unless they are told otherwise")
+    if launch.order is not None:
+        notes.append(f"launch order ({launch.order}): it is the order in which the framework issues its calls")
+    return notes
 
 
 def _beyond(deployment: Deployment) -> list[CollectiveKind]:

@@ -98,7 +98,7 @@ def plan_compiled_graphs(
     `cluster` is a preset (`lagom_overlap.hardware.preset_names`), filled node by node; without one, ranks share nodes
     as the launcher says (LOCAL_WORLD_SIZE). Without `measure` times come from the cost model of that preset. Two
     settings of `torch._inductor.config` change: `post_grad_custom_post_pass`, and `reorder_for_peak_memory`, which is
-    turned off because it may undo the plan.
+    turned off because it undoes the plan.
 
     Raises:
         JobError: if another pass is in that place already, or no process group is open.

@@ -34,6 +34,7 @@ from lagom_overlap.job.spec import (
 from lagom_overlap.plan.base import Planner
 from lagom_overlap.tune.base import Problems, Tuner
 from lagom_overlap.tune.guard import Guarded
+from lagom_overlap.tune.warm_start import WarmStart
 from lagom_overlap.workload import (
     Attention,
     CommOp,
@@ -168,6 +169,8 @@ def iteration_of(spec: JobSpec) -> Iteration | None:
     if spec.model is None or spec.parallel is None:
         return None
     parallel = spec.parallel
+    if parallel.auto is not None:
+        raise JobError("parallel.auto: a sharding is searched for by `lagom capture` and `lagom plan` only; give fsdp")
     if beyond := parallel.beyond_fsdp():
         raise JobError(f"parallel.{beyond[0]} is read by `lagom simulate` only; here [parallel] takes fsdp alone")
     if parallel.fsdp is None:
@@ -385,7 +388,7 @@ def searches_launches(name: str) -> bool:
     return bool(getattr(_load(TUNERS, "tuner", name), "searches_launches", False))
 
 
-_NO_OPTIONS: Final = ("seed", "on_progress")
+_NO_OPTIONS: Final = ("seed", "on_progress", "warm")
 """Keyword arguments of tuners and planners that a job file does not set."""
 
 
@@ -445,8 +448,27 @@ def make_planner(
         raise JobError(f"plan.options of planner {name!r}: {error}") from None
 
 
-def make_tuner(name: str, problems: Problems, *, seed: int, options: Mapping[str, object], guarded: bool) -> Tuner:
-    """The tuner of that name over these problems, under the guard if asked.
+def check_takes_warm_start(name: str) -> None:
+    """Refuses a tuner that cannot begin with what other runs say.
+
+    Raises:
+        UnknownNameError: if there is none of that name.
+        JobError: if it takes no warm start.
+    """
+    if "warm" not in inspect.signature(_load(TUNERS, "tuner", name)).parameters:
+        raise JobError(f"tuner {name!r} takes no warm start; allowed with: just_enough")
+
+
+def make_tuner(
+    name: str,
+    problems: Problems,
+    *,
+    seed: int,
+    options: Mapping[str, object],
+    guarded: bool,
+    warm: WarmStart | None = None,
+) -> Tuner:
+    """The tuner of that name over these problems, under the guard if asked; `warm` if it takes one.
 
     Raises:
         UnknownNameError: if there is none.
@@ -455,7 +477,8 @@ def make_tuner(name: str, problems: Problems, *, seed: int, options: Mapping[str
     factory = _load(TUNERS, "tuner", name)
     checked = _checked_options(factory, name, options)
     try:
-        tuner = cast("Tuner", factory(problems, seed=seed, **checked))
+        begin = {} if warm is None else {"warm": warm}
+        tuner = cast("Tuner", factory(problems, seed=seed, **checked, **begin))
     except ValueError as error:
         raise JobError(f"tune.options of tuner {name!r}: {error}") from None
     guards_itself = getattr(factory, "guards_itself", False)  # the default was raced already: not a second time

@@ -138,6 +138,11 @@ def parse_parallel(text: str) -> dict[str, int | str]:
     found: dict[str, int | str] = {}
     for part in text.split(","):
         key, equals, value = (piece.strip() for piece in part.partition("="))
+        if key == "auto":
+            raise JobError(
+                "--parallel: auto needs a machine whose times the search compares: give a job file with "
+                "[parallel] auto = [8] and [cluster]"
+            )
         if key not in _PARALLEL_KEYS or not equals:
             raise JobError(f"--parallel: {part.strip()!r} is no degree; allowed: {', '.join(_PARALLEL_KEYS)}, as key=N")
         if key in found:
@@ -189,6 +194,15 @@ def _capture_job(request: CaptureRequest, spec: JobSpec) -> Capture:
             raise JobError(
                 f"--{flag.removeprefix('num_').replace('_', '-')} does not go with a job file, which says it"
             )
+    if spec.parallel.auto is not None or spec.parallel.zero_stage in (1, 2):
+        if request.rank:
+            raise JobError(
+                f"rank is {request.rank}: all ranks of a sharding found by search do the same; leave it at 0"
+            )
+        from lagom_overlap.job.sharding import searched_step, zero_step  # noqa: PLC0415  its cost model reads captures
+
+        with _failures_explained(spec.model.name):
+            return (zero_step if spec.parallel.auto is None else searched_step)(spec)[0]
     options = _options_of(spec.parallel)
     return _capture_named(
         spec.model.name, options, request, seq_len=spec.model.seq_len, micro_batch=spec.parallel.micro_batch
@@ -196,9 +210,7 @@ def _capture_job(request: CaptureRequest, spec: JobSpec) -> Capture:
 
 
 def _options_of(parallel: ParallelTable) -> dict[str, int | str]:
-    """A job's `[parallel]` as a capture's: `data` with zero_stage 3 is sharded, without it replicated."""
-    if parallel.zero_stage in (1, 2):
-        raise JobError(f"parallel.zero_stage is {parallel.zero_stage}: only 0 (replicated) and 3 (FSDP) are captured")
+    """A job's `[parallel]` as a capture's: `data` with zero_stage 3 is sharded, with 0 or none replicated."""
     if parallel.recompute != "none":
         raise JobError(f"parallel.recompute is {parallel.recompute}: named models are captured without recomputation")
     data = parallel.fsdp or parallel.data or 1

@@ -89,6 +89,22 @@ def _cuda() -> Check:
     return Check(name="GPU", ok=ok, found=found, remedy="" if ok else "not needed for --backend gloo or simulated")
 
 
+def _carve_out() -> Check:
+    if importlib.util.find_spec("torch") is None:
+        return Check(name="SM carve-out", ok=False, found="needs torch", remedy="pip install 'lagom-overlap[torch]'")
+    from lagom_overlap.engines.carve_out import carve_out_support  # noqa: PLC0415  torch is an extra
+
+    support = carve_out_support()
+    green = f"green contexts {'in' if support.green_contexts else 'not in'} this torch"
+    if support.why_not:
+        remedy = "simulated with [tune.space] sm_carveout; a running job needs an NVIDIA GPU"
+        return Check(name="SM carve-out", ok=False, found=f"{support.why_not}; {green}", remedy=remedy)
+    caveat = f", but {support.caveat}" if support.caveat else ""
+    return Check(
+        name="SM carve-out", ok=True, found=f"can be set, 0 to {(support.num_sms or 1) - 1} SMs{caveat}; {green}"
+    )
+
+
 def nccl_version() -> tuple[int, int, int] | None:
     """The version of the NCCL that this Python would load, or None."""
     candidates = ["libnccl.so.2"]
@@ -202,6 +218,6 @@ def run_doctor() -> DoctorJson:
         tuners=entry_point_names(TUNERS),
         backends=entry_point_names(BACKENDS),
         presets=preset_names(),
-        checks=[_cores(), _torch(), _link_emulation(), _plugin(), _nccl(), _environment(), _cuda()],
+        checks=[_cores(), _torch(), _link_emulation(), _plugin(), _nccl(), _environment(), _cuda(), _carve_out()],
         support=support_matrix(),
     )

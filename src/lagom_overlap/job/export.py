@@ -13,7 +13,7 @@ import msgspec
 
 from lagom_overlap import __version__
 from lagom_overlap.backends.base import GroupProblem
-from lagom_overlap.collective import CommConfig, CommunicatorId, ConfigKey, ConfigTable
+from lagom_overlap.collective import CommConfig, CommunicatorId, ConfigKey, ConfigTable, LaunchConfig, one_launch
 from lagom_overlap.deploy.deployment import CallSite, Deployment, Exported, site_words
 from lagom_overlap.deploy.env_file import env_file
 from lagom_overlap.deploy.megatron_yaml import check_groups, megatron_yaml
@@ -65,6 +65,7 @@ class _Configs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     adopted: bool
     groups: dict[str, dict[str, dict[str, str | int]]]
+    launches: dict[str, LaunchConfig] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +103,9 @@ def run_export(request: ExportRequest) -> ExportJson:
         exported = _export(wanted, found.deployment, request)
         write_private(out / exported.name, exported.content)
         notes = [*exported.not_carried, *(found.notes if wanted is not Format.PERFETTO else ())]
+        launch = found.deployment.launch
+        if not launch.is_untouched and wanted not in (Format.ENV, Format.PERFETTO):
+            notes.append(f"the computation's side ({launch}): export the form env too, or set it in the job")
         files.append(FileJson(format=wanted, path=str(out / exported.name), not_carried=notes))
     return ExportJson(
         tool="lagom export",
@@ -176,6 +180,7 @@ def read_deployment(run: Path) -> Found:
         table=ConfigTable(rows),
         communicators=tuple(ProcessCommunicator(name, _num_nodes(cluster, name)) for name in ordered),
         calls_per_step=calls,
+        launch=one_launch(configs.launches.values()),
     )
     return Found(deployment, tuple(notes))
 
@@ -240,5 +245,5 @@ def _configs(path: Path) -> _Configs:
         return msgspec.convert(raw, _Configs)
     except OSError as error:
         raise BundleError(f"{str(path)!r} cannot be read: {error.strerror}") from None
-    except (ValueError, msgspec.ValidationError) as error:
+    except (ValueError, msgspec.ValidationError, LagomError) as error:
         raise BundleError(f"{str(path)!r} is damaged: {error}") from None

@@ -22,8 +22,8 @@ from lagom_overlap.cost import ContentionModel
 from lagom_overlap.errors import JobError, TraceError
 from lagom_overlap.hardware import Cluster
 from lagom_overlap.job.build import cluster_of, contention_model_of, request_of
+from lagom_overlap.job.ground import Ground
 from lagom_overlap.job.spec import JobSpec, JobTable, TuneTable
-from lagom_overlap.job.tune import Ground
 from lagom_overlap.report.model import PREDICTED
 from lagom_overlap.trace.gpu_trace import NS_PER_S, Reach
 from lagom_overlap.trace.reading import read_traces

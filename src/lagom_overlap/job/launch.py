@@ -8,6 +8,7 @@ nothing of ours is left between the scheduler and the job. What is prepared befo
     LAGOM_RECORD        per rank what NCCL offered and took (--observe, --online)
     PYTHONPATH          `runtime/boot` first, whose sitecustomize waits for a process group and takes itself away
     LAGOM_RUN_*         what the hooks read
+    LAGOM_SM_CARVEOUT   SMs that the computation leaves free, where --config says so; the hooks hand it to torch
     KINETO_LOG_LEVEL    the profiler's own log off, unless it is set (--observe, --online)
 
 With LAGOM_DISABLE set the command runs in the environment as it was.
@@ -23,6 +24,8 @@ from pathlib import Path
 from typing import Final
 
 import lagom_overlap
+from lagom_overlap.deploy.deployment import Deployment
+from lagom_overlap.deploy.env_file import CARVE_OUT_VARIABLE
 from lagom_overlap.deploy.plugin_table import FILE_NAME, plugin_table
 from lagom_overlap.errors import JobError, MissingDependencyError, OutputError
 from lagom_overlap.job.conflicts import conflicts
@@ -100,7 +103,7 @@ def prepare(request: LaunchRequest, environment: Mapping[str, str]) -> Launch:
             folder=None,
             warnings=("LAGOM_DISABLE is set: the command runs as if lagom were not there",),
         )
-    table = _table(request.config) if request.config is not None and request.mode is Mode.FIXED else None
+    fixed = _fixed(request.config) if request.config is not None and request.mode is Mode.FIXED else None
     if request.mode is Mode.ONLINE and request.config is not None and not is_online_settings(request.config):
         raise JobError(f"--online starts from settings that online tuning saved; {str(request.config)!r} is none")
     shared = _shared_folder(request, environment)
@@ -114,8 +117,10 @@ def prepare(request: LaunchRequest, environment: Mapping[str, str]) -> Launch:
         warnings.append(missing)
     else:
         prepared |= _plugin_variables(request.mode, library, folder, environment)
-        if table is not None:
-            write_table(folder / FILE_NAME, table)
+        if fixed is not None:
+            write_table(folder / FILE_NAME, fixed.table)
+    if fixed is not None and fixed.sm_carveout is not None:
+        prepared[CARVE_OUT_VARIABLE] = str(fixed.sm_carveout)
     prepared |= {
         MODE_VARIABLE: request.mode,
         FOLDER_VARIABLE: str(folder),
@@ -169,22 +174,33 @@ def _library() -> tuple[Path | None, str]:
         return None, f"NCCL collectives are out of reach: {error}"
 
 
-def _table(config: Path) -> bytes:
-    """The plug-in table of a run folder, of settings that online tuning saved, or of a table file."""
+@dataclass(frozen=True, slots=True)
+class _Fixed:
+    """What --config sets: the plug-in's table, and SMs that the computation leaves free."""
+
+    table: bytes
+    sm_carveout: int | None = None
+
+    @classmethod
+    def of(cls, deployment: Deployment) -> "_Fixed":
+        return cls(plugin_table(deployment).content, deployment.launch.sm_carveout)
+
+
+def _fixed(config: Path) -> _Fixed:
+    """What a run folder, settings that online tuning saved, or a table file sets."""
     if config.is_dir():
         # Not at the top: reading runs needs what tunes them, and most launches have none.
         from lagom_overlap.job.export import read_deployment  # noqa: PLC0415
 
-        return plugin_table(read_deployment(config).deployment).content
+        return _Fixed.of(read_deployment(config).deployment)
     if not config.is_file():
         raise JobError(f"--config {str(config)!r} does not exist; give a run folder, saved settings or a plug-in table")
     if is_online_settings(config):
-        deployment = read_online_deployment(config)
-        return plugin_table(deployment).content
+        return _Fixed.of(read_online_deployment(config))
     read_table(config)
     data = config.read_bytes()
     decode_table(data)
-    return data
+    return _Fixed(data)
 
 
 def _plugin_variables(mode: Mode, library: Path, folder: Path, environment: Mapping[str, str]) -> dict[str, str]:

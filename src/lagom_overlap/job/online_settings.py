@@ -8,7 +8,15 @@ from typing import Final
 
 import msgspec
 
-from lagom_overlap.collective import CollectiveKind, CommConfig, CommunicatorId, ConfigKey, ConfigTable
+from lagom_overlap.collective import (
+    CollectiveKind,
+    CommConfig,
+    CommunicatorId,
+    ConfigKey,
+    ConfigTable,
+    LaunchConfig,
+    one_launch,
+)
 from lagom_overlap.deploy.deployment import Deployment
 from lagom_overlap.errors import BundleError, JobError, LagomError
 from lagom_overlap.plugin import ProcessCommunicator
@@ -34,6 +42,7 @@ class _Site(msgspec.Struct, frozen=True):
 class _Setting(msgspec.Struct, frozen=True):
     site: _Site
     config: CommConfig
+    launch: LaunchConfig | None = None
 
 
 class _Saved(msgspec.Struct, frozen=True):
@@ -78,12 +87,14 @@ def read_online_deployment(path: Path) -> Deployment:
             f"{str(path)!r} was tuned on gloo: its slices mean nothing to NCCL; a job on gloo starts from it "
             "with lagom run --online --config"
         )
-    rows = {_key(setting.site): setting.config for setting in saved.settings if saved.is_adopted}
+    settings = saved.settings if saved.is_adopted else ()
+    rows = {_key(setting.site): setting.config for setting in settings if not setting.config.is_untouched}
     names = dict.fromkeys(key.communicator for key in rows)
     return Deployment(
         table=ConfigTable(rows),
         communicators=tuple(map(ProcessCommunicator, names)),
         calls_per_step={(key.communicator, key.kind, key.num_bytes): 0 for key in rows},
+        launch=one_launch(setting.launch for setting in settings if setting.launch is not None),
     )
 
 

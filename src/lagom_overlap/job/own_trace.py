@@ -23,8 +23,8 @@ from lagom_overlap.cost.overlap_fit import OverlapConstants, OverlapTimes, infer
 from lagom_overlap.cost.overlap_preset import FILE_NAME, read_constants
 from lagom_overlap.errors import BundleError, JobError
 from lagom_overlap.job.build import groups_of, limits_of
+from lagom_overlap.job.ground import Ground
 from lagom_overlap.job.spec import JobSpec
-from lagom_overlap.job.tune import Ground
 from lagom_overlap.report.model import PREDICTED
 from lagom_overlap.tune.journal import Entry, StepKind, entries_from_json
 from lagom_overlap.tune.verdict import DEFAULT_ARM

@@ -9,14 +9,16 @@ from typing import Any, Final
 
 import msgspec
 
+from lagom_overlap.deploy.fsdp2 import kept_parameters
 from lagom_overlap.engines.planned.commands import PlanRun
 from lagom_overlap.errors import JobError, WrongResultError
 from lagom_overlap.job.build import check_planner_name, make_planner
 from lagom_overlap.job.plan_advice import fsdp2_advice, megatron_arguments
 from lagom_overlap.job.plan_file import check_plan, check_plan_file, plan_toml, read_plan
+from lagom_overlap.job.plan_megatron import megatron_json, megatron_lines
 from lagom_overlap.job.plan_problem import Check, PlanInput
 from lagom_overlap.job.plan_result import decisions_of
-from lagom_overlap.plan.base import Plan
+from lagom_overlap.plan.base import Plan, PlanProblem
 from lagom_overlap.plan.deadline import ended_by_ctrl_c
 from lagom_overlap.plan.memory import refuse_beyond
 from lagom_overlap.plan.predict import Prediction, predict
@@ -28,13 +30,23 @@ from lagom_overlap.record import (
     utc_now,
     write_private,
 )
-from lagom_overlap.report.plan_model import BeforeAfter, ExecutionJson, IterationTimes, PeakMemory, PlanJson, Spread
+from lagom_overlap.report.plan_model import (
+    BeforeAfter,
+    ExecutionJson,
+    IterationTimes,
+    MegatronJson,
+    PeakMemory,
+    PlanJson,
+    Spread,
+)
 from lagom_overlap.report.plan_page import render_plan
 from lagom_overlap.report.plan_view import PlanView, critical_path, exposed_by, timeline_of
 from lagom_overlap.timeline import Timeline
 from lagom_overlap.trace.chrome import chrome_trace
 from lagom_overlap.workload.digest import graph_digest
 
+MEGATRON: Final = "megatron"
+"""The planner whose switches are advised one by one."""
 MAX_ERROR: Final = 0.02
 """The largest difference of outputs, relative to the largest value, that is rounding: five times that of bfloat16."""
 _FILES: Final = ("run.json", "plan.toml", "report.html", "timeline.json")
@@ -152,6 +164,13 @@ def run_plan(given: PlanInput, request: PlanRequest) -> PlanResult:
     return PlanResult(json=json, view=view, folder=request.out)
 
 
+def _megatron(given: PlanInput, plan: Plan) -> MegatronJson | msgspec.UnsetType:
+    """Its switches one by one, where its own planner was asked."""
+    if plan.planner != MEGATRON:
+        return msgspec.UNSET
+    return megatron_json(given.problem, given.num_ranks, given.pipeline)
+
+
 def plan_json(given: PlanInput, found: Planned, *, files: list[str]) -> PlanJson:
     """What is printed with --json, but for a run."""
     before, after = found.before, found.after
@@ -170,6 +189,7 @@ def plan_json(given: PlanInput, found: Planned, *, files: list[str]) -> PlanJson
         solve_s=found.solve_s,
         files=files,
         times=msgspec.UNSET if given.times is None else given.times,
+        megatron=_megatron(given, found.plan),
     )
 
 
@@ -227,18 +247,29 @@ def _view(given: PlanInput, found: Planned, json: PlanJson, run: PlanRun | None)
         exposed=exposed_by(timelines["after"], found.plan.iteration),
         notes=(*given.notes, *found.plan.notes),
         is_optimal=found.plan.is_optimal,
-        advice=_advice(given, found.plan),
+        advice=_advice(given, found.plan, json),
     )
 
 
-def _advice(given: PlanInput, plan: Plan) -> dict[str, tuple[str, ...]]:
+def _advice(given: PlanInput, plan: Plan, json: PlanJson) -> dict[str, tuple[str, ...]]:
     """The plan as settings, by framework; nothing for a program, which runs the plan itself."""
-    if given.ranks is not None:
+    if given.is_program:
         return {}
-    fsdp2 = fsdp2_advice(given.problem, plan)
-    megatron = megatron_arguments(given.problem, plan)
-    said = {"FSDP2": fsdp2.sentences() if fsdp2 is not None else (), "Megatron-LM": (" ".join(megatron),)}
-    return {framework: lines for framework, lines in said.items() if any(lines)}
+    if isinstance(json.megatron, MegatronJson):
+        return {"Megatron-LM, with how much longer it takes without each": megatron_lines(json.megatron)}
+    said = {
+        "FSDP2": _fsdp2_lines(given.problem, plan),
+        "Megatron-LM": (" ".join(megatron_arguments(given.problem, plan)),),
+    }
+    return {f"{name} (part of the plan, without its prediction)": lines for name, lines in said.items() if any(lines)}
+
+
+def _fsdp2_lines(problem: PlanProblem, plan: Plan) -> tuple[str, ...]:
+    """Its calls, and whether to keep parameters after forward."""
+    found, kept = fsdp2_advice(problem, plan), kept_parameters(problem, plan)
+    if found is None:
+        return ()
+    return found.sentences() if kept is None else (*kept.applied_to(found).sentences(), kept.sentence())
 
 
 def _write(folder: Path, given: PlanInput, found: Planned, json: PlanJson, view: PlanView) -> None:

@@ -14,12 +14,14 @@ from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import Cluster, load_preset
 from lagom_overlap.job.build import contention_model_of
 from lagom_overlap.job.capture import capture_of
+from lagom_overlap.job.plan_megatron import one_stage, pipeline_json
 from lagom_overlap.job.plan_times import FoundTimes, TimesSource, TimesWish, from_model, from_ranks, from_trace
+from lagom_overlap.job.sharding import searched_step
 from lagom_overlap.job.simulate import cluster_for, layout_of
 from lagom_overlap.job.spec import JobSpec, PlanTable, ProgramTable, link_bytes_per_s, read_job, size_bytes
 from lagom_overlap.plan.base import OpTimes, PlanProblem
 from lagom_overlap.plan.times import ModelTimes
-from lagom_overlap.report.plan_model import TimesJson
+from lagom_overlap.report.plan_model import PipelineJson, TimesJson
 from lagom_overlap.workload import Iteration
 from lagom_overlap.workload.dataflow import dataflow_iteration
 from lagom_overlap.workload.models import load_model
@@ -28,6 +30,10 @@ _ANY_GPU: Final = "a40_nvlink"
 """Ranks on CPU cores are planned as if each were a GPU of this preset; its speed is not used, times are measured."""
 _PROFILE: Final = "plausible"
 """Of a capture without a job file, which would name one."""
+ONE_STAGE: Final = (
+    "This is one stage of {stages} with {layers} layers, the embedding and the head; what stages send each other is "
+    "not in the plan (see `lagom simulate`, and --planner megatron for advice on it)."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +41,8 @@ class PlanInput:
     """A problem with what surrounds it.
 
     `issued` is the step as the framework runs it before any plan. `times` says which of the problem's times were
-    measured (None: none). `ranks` run the program, if the job has one and names a backend that runs it; close it.
+    measured (None: none). `pipeline` is what a job with several stages means for their transfers. `ranks` run the
+    program, if the job has one (`is_program`) and they are wanted; close it.
     """
 
     name: str
@@ -48,6 +55,8 @@ class PlanInput:
     options: Mapping[str, bool | int | float | str] = field(default_factory=lambda: MappingProxyType({}))
     notes: tuple[str, ...] = ()
     times: TimesJson | None = None
+    is_program: bool = False
+    pipeline: PipelineJson | None = None
     ranks: ProgramRanks | None = None
 
     def close(self) -> None:
@@ -142,15 +151,20 @@ def _of_job(spec: JobSpec, wish: TimesWish, check: Check) -> PlanInput:
         )
     if spec.model.name is None or spec.model.seq_len is None:
         raise JobError("missing key 'model.name' or 'model.seq_len': plan needs both, or model.capture")
-    layout = layout_of(spec.parallel)
+    if spec.parallel.auto is not None:
+        searched, cluster = searched_step(spec)
+        return _placed(spec, searched, cluster, wish, check)
+    layout, model, seq_len = layout_of(spec.parallel), load_model(spec.model.name), spec.model.seq_len
     cluster = cluster_for(spec, layout)
-    iteration = dataflow_iteration(
-        load_model(spec.model.name), layout, seq_len=spec.model.seq_len, gpus_per_node=cluster.gpus_per_node
-    )
+    stage, alone = one_stage(model, layout)
+    iteration = dataflow_iteration(stage, alone, seq_len=seq_len, gpus_per_node=cluster.gpus_per_node)
     check(iteration, layout.num_gpus)
-    found = _modelled(wish, iteration, ModelTimes(contention_model_of(spec, cluster)), spec.cost.profile)
+    times = ModelTimes(contention_model_of(spec, cluster))
+    found = _modelled(wish, iteration, times, spec.cost.profile)
     problem = _problem(spec.plan, iteration, cluster, found.times)
-    return _input(spec, problem, iteration, layout.num_gpus, found)
+    notes = (ONE_STAGE.format(layers=stage.num_layers, stages=layout.pipeline),) if layout.pipeline > 1 else ()
+    given = _input(spec, problem, iteration, layout.num_gpus, found, more=notes)
+    return replace(given, pipeline=pipeline_json(model, layout, seq_len, times))
 
 
 def _of_captured_job(spec: JobSpec, wish: TimesWish, check: Check) -> PlanInput:
@@ -255,6 +269,7 @@ def _input(
         options=spec.plan.options,
         notes=(*found.notes, *more, *_unused(spec)),
         times=found.json,
+        is_program=spec.program is not None,
         ranks=ranks,
     )
 

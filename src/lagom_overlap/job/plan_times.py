@@ -149,6 +149,8 @@ def _notes_of(
             f"{' and others' if len(missing) > sum(count for _, count in sorts) else ''}: "
             f"the model's times, scaled ({factors})."
         )
+    if not any(operator.shapes for operator in traced.operators):
+        notes.append("The trace has no shapes (record_shapes=True): computations were matched by name and order alone.")
     notes.append("A trace's times are those beside whatever ran then; collectives in it hold waits for late ranks.")
     return tuple(notes)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import isfinite
 from pathlib import Path
 
@@ -12,13 +13,14 @@ from lagom_overlap.cost.operators import load_framework, load_operators, operato
 from lagom_overlap.cost.profile import load_profile
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import Cluster, load_preset
-from lagom_overlap.job.simulate_result import SimulateJson, StageJson, communicators_json, memory_json
+from lagom_overlap.job.simulate_result import CarveOutJson, SimulateJson, StageJson, communicators_json, memory_json
 from lagom_overlap.job.spec import JobSpec, ParallelTable, size_bytes
 from lagom_overlap.record import create_folder, describe_machine, package_versions, utc_now, write_private
 from lagom_overlap.report.simulate_page import render_simulation
 from lagom_overlap.sim.training import TrainingSimulator, TrainingTimes
 from lagom_overlap.sim.training_timeline import training_timeline
 from lagom_overlap.trace.chrome import chrome_trace
+from lagom_overlap.units import format_seconds
 from lagom_overlap.workload.models import TransformerModel, load_model
 from lagom_overlap.workload.parallel import ParallelLayout, StageMemory, plan_stages, stage_memory
 from lagom_overlap.workload.parallel.layout import check_layout
@@ -49,6 +51,10 @@ def layout_of(parallel: ParallelTable) -> ParallelLayout:
     Raises:
         JobError: if its degrees contradict each other.
     """
+    if parallel.auto is not None:
+        raise JobError(
+            "parallel.auto: a sharding is searched for by `lagom capture` and `lagom plan` only; give degrees"
+        )
     data = parallel.fsdp or parallel.data or 1
     zero_stage = 3 if parallel.fsdp is not None else parallel.zero_stage or 0
     return ParallelLayout(
@@ -105,7 +111,8 @@ def _unused(spec: JobSpec) -> list[str]:
     """What the job file says that this verb does not read, one note each."""
     notes = []
     if spec.tune != type(spec.tune)():
-        notes.append("[tune] is not read by simulate: collectives run as the links' constants say.")
+        but = ", but for space.sm_carveout" if carve_outs_to_try(spec) else ""
+        notes.append(f"[tune] is not read by simulate{but}: collectives run as the links' constants say.")
     if spec.cost.noise:
         notes.append(f"cost.noise = {spec.cost.noise} is not read by simulate: it has no noise.")
     table = type(spec.job)(name=spec.job.name)
@@ -140,7 +147,8 @@ def run_simulate(request: SimulateRequest) -> SimulateResult:
     stages = plan_stages(model, layout)
     memories = [stage_memory(model, layout, stage, spec.model.seq_len) for stage in stages]
     _check_memory(memories, cluster)
-    simulator = TrainingSimulator(
+    simulator = partial(
+        TrainingSimulator,
         model,
         layout,
         seq_len=spec.model.seq_len,
@@ -148,15 +156,19 @@ def run_simulate(request: SimulateRequest) -> SimulateResult:
         operators=operators,
         framework=framework,
         profile=profile,
-        sm_carveout=spec.cost.sm_carveout,
     )
-    times = simulator.times()
+    times = simulator(sm_carveout=spec.cost.sm_carveout).times()
     if not isfinite(times.iteration_s):
         raise JobError(f"the iteration takes {times.iteration_s} s: a rate of cluster {cluster.name!r} is too small")
     notes = [_NOTE, f"GPU operators, fitted on: {operators.fitted_on}"]
     notes.append(f"Framework {framework.name}, fitted on: {framework.fitted_on}")
     notes += [f"Profile {profile.label}", *_unused(spec)]
-    ran = _Ran(model, layout, cluster, times, memories, operators.peak_flops)
+    carve_outs = [
+        CarveOutJson(sm_carveout=carved, iteration_s=simulator(sm_carveout=carved).times().iteration_s)
+        for carved in carve_outs_to_try(spec)
+    ]
+    notes += _carve_out_notes(spec, times.iteration_s, carve_outs)
+    ran = _Ran(model, layout, cluster, times, memories, operators.peak_flops, carve_outs)
     result = _json(request, ran, notes)
     if request.out is not None:
         _write(request, request.out, result, times)
@@ -173,6 +185,26 @@ class _Ran:
     times: TrainingTimes
     memories: Sequence[StageMemory]
     peak_flops: float
+    carve_outs: list[CarveOutJson]
+
+
+def carve_outs_to_try(spec: JobSpec) -> tuple[int, ...]:
+    """What `tune.space.sm_carveout` names, where products are persistent kernels and so heed it; increasing."""
+    if spec.cost.sm_carveout is None:
+        return ()
+    return tuple(sorted(set(spec.tune.space.sm_carveout or ())))
+
+
+def _carve_out_notes(spec: JobSpec, iteration_s: float, carve_outs: Sequence[CarveOutJson]) -> list[str]:
+    if spec.tune.space.sm_carveout and spec.cost.sm_carveout is None:
+        return ["tune.space.sm_carveout has no effect without cost.sm_carveout = 0: products are plain kernels."]
+    if not carve_outs:
+        return []
+    tried = ", ".join(
+        f"{other.sm_carveout} SMs {format_seconds(other.iteration_s)} ({other.iteration_s / iteration_s - 1:+.1%})"
+        for other in carve_outs
+    )
+    return [f"The same with another carve-out and the same channels: {tried}."]
 
 
 def _json(request: SimulateRequest, ran: _Ran, notes: list[str]) -> SimulateJson:
@@ -213,6 +245,7 @@ def _json(request: SimulateRequest, ran: _Ran, notes: list[str]) -> SimulateJson
         ],
         notes=notes,
         files=[] if request.out is None else [str(request.out / name) for name in _FILES],
+        carve_outs=ran.carve_outs or msgspec.UNSET,
     )
 
 

@@ -5,10 +5,18 @@ from collections.abc import Mapping
 import msgspec
 
 from lagom_overlap.cost.operators.passes import CommTimes
-from lagom_overlap.report.simulate_model import CommunicatorJson, MemoryJson, SimulateJson, StageJson
+from lagom_overlap.report.simulate_model import CarveOutJson, CommunicatorJson, MemoryJson, SimulateJson, StageJson
 from lagom_overlap.workload.parallel import GroupKind, StageMemory
 
-__all__ = ["CommunicatorJson", "MemoryJson", "SimulateJson", "StageJson", "communicators_json", "memory_json"]
+__all__ = [
+    "CarveOutJson",
+    "CommunicatorJson",
+    "MemoryJson",
+    "SimulateJson",
+    "StageJson",
+    "communicators_json",
+    "memory_json",
+]
 
 
 def communicators_json(comms: Mapping[GroupKind, CommTimes]) -> list[CommunicatorJson]:

@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from lagom_overlap.collective import Algorithm, CollectiveKind, LaunchOrder, Protocol, StreamPriority, Transport
 from lagom_overlap.errors import JobError
+from lagom_overlap.tune.warm_start import WarmSource
 from lagom_overlap.units import GBIT_PER_S, format_bytes, parse_bytes
 from lagom_overlap.workload.parallel import Recompute, Schedule
 
@@ -62,8 +63,10 @@ class ParallelTable(Spec, frozen=True):
     """`[parallel]`: fully sharded data parallelism over `fsdp` ranks, or degrees of their own for `lagom simulate`.
 
     `fsdp = N` is `data = N` with `zero_stage = 3`. What the other keys mean: `workload.parallel.ParallelLayout`.
+    `auto = [2, 8]` gives no degrees but a mesh, over which `lagom capture` and `lagom plan` search for a sharding.
     """
 
+    auto: Annotated[list[Annotated[int, Meta(ge=2, le=1 << 20)]], Meta(min_length=1, max_length=2)] | None = None
     fsdp: Annotated[int, Meta(ge=2)] | None = None
     micro_batch: Count = 1
     global_batch: Count | None = None
@@ -179,11 +182,16 @@ class BudgetTable(Spec, frozen=True):
 
 
 class TuneTable(Spec, frozen=True):
-    """`[tune]`: the tuner and its options, the space, the budget, the verdict."""
+    """`[tune]`: the tuner and its options, the space, the budget, the verdict.
+
+    `warm_start` is where the search may begin: "simulator", "nccl", or a run folder, configs.toml or profiler trace,
+    seen from the job file.
+    """
 
     tuner: Name = "just_enough"
     guard: bool = True
     options: dict[str, bool | int | float | str] = {}
+    warm_start: Name | None = None
     space: SpaceTable = SpaceTable()
     budget: BudgetTable = BudgetTable()
     pairs: Annotated[int, Meta(ge=3, le=101)] = 13
@@ -294,7 +302,11 @@ def read_job(path: Path) -> JobSpec:
 
 
 def _seen_from(spec: JobSpec, folder: Path) -> JobSpec:
-    """The job with its capture's path as seen from where we are, not from the job file's folder."""
+    """The job, the paths of its capture and warm start as seen from where we are, not from the job file's folder."""
+    begin = spec.tune.warm_start
+    if begin is not None and begin not in list(WarmSource):
+        tune = msgspec.structs.replace(spec.tune, warm_start=str(folder / begin))
+        spec = msgspec.structs.replace(spec, tune=tune)
     if spec.model is None or spec.model.capture is None:
         return spec
     model = msgspec.structs.replace(spec.model, capture=str(folder / spec.model.capture))
@@ -363,6 +375,14 @@ def _check_captured(spec: JobSpec, model: ModelTable, where: str) -> None:
 
 
 def _check_parallel(parallel: ParallelTable, where: str) -> None:
+    if parallel.auto is not None:
+        kept = {"auto", "micro_batch", "global_batch"}
+        default = ParallelTable()
+        for name in parallel.__struct_fields__:
+            if name not in kept and getattr(parallel, name) != getattr(default, name):
+                raise JobError(
+                    f"{where}: parallel.auto searches for the sharding: parallel.{name} has no meaning beside it"
+                )
     if parallel.fsdp is None:
         return
     for name in ("data", "zero_stage"):

@@ -13,6 +13,7 @@ from lagom_overlap.backends.base import Assignment, Backend, Measurement
 from lagom_overlap.backends.bundle import header_line
 from lagom_overlap.deploy.configs import configs_toml
 from lagom_overlap.job.build import (
+    check_takes_warm_start,
     check_tuner_name,
     groups_of,
     make_tuner,
@@ -21,10 +22,12 @@ from lagom_overlap.job.build import (
     searches_launches,
 )
 from lagom_overlap.job.describe import ONE_SIDED, OUT_OF_BUDGET, arm_words, notes_of
+from lagom_overlap.job.ground import Ground
 from lagom_overlap.job.measure import Observer, Run, ignore
 from lagom_overlap.job.result import TuneJson, configs_json, launches_json, times_of_assignment, verdict_json
 from lagom_overlap.job.run_folder import Journal, check_folder, create_run_folder
 from lagom_overlap.job.spec import JobSpec
+from lagom_overlap.job.warm_start import check_source, warm_start_of
 from lagom_overlap.record import describe_machine, package_versions, uninterrupted, utc_now, write_private
 from lagom_overlap.report.html import render_html
 from lagom_overlap.report.model import TuneReport
@@ -32,22 +35,9 @@ from lagom_overlap.timeline import Timeline
 from lagom_overlap.trace.chrome import chrome_trace
 from lagom_overlap.tune.journal import Entry, StepKind
 from lagom_overlap.tune.study import Study
-from lagom_overlap.workload import OverlapGroup
 
 RUN_FILES: Final = ("configs.toml", "report.html", "timeline.json", "run.json")
 """What is written at the end, in this order: a folder with run.json is whole."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ground:
-    """Groups and a backend made ready elsewhere, in place of the job file's; `record` is kept in run.json."""
-
-    groups: tuple[OverlapGroup, ...]
-    backend: Backend
-    backend_name: str
-    notes: tuple[str, ...]
-    arm_words: Mapping[str, str]
-    record: msgspec.Struct
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +54,7 @@ class TuneRequest:
     seed: int | None = None
     bundle: Path | None = None
     out: Path | None = None
+    warm_start: str | None = None
 
     @property
     def backend_name(self) -> str:
@@ -81,6 +72,11 @@ class TuneRequest:
     def effective_seed(self) -> int:
         """The seed of the tuner, the noise and the shuffling."""
         return self.spec.tune.seed if self.seed is None else self.seed
+
+    @property
+    def warm_source(self) -> str | None:
+        """Where the search begins, if anywhere."""
+        return self.warm_start or self.spec.tune.warm_start
 
     @property
     def options(self) -> Mapping[str, object]:
@@ -120,12 +116,19 @@ def run_tune(request: TuneRequest, observe: Observer = ignore) -> TuneResult:
     groups = request.ground.groups if request.ground else groups_of(spec)
     backend_request = request_of(spec, groups, seed=seed, bundle=request.bundle)
     check_tuner_name(request.tuner_name)
+    if request.warm_source is not None:
+        check_takes_warm_start(request.tuner_name)
+        check_source(request.warm_source)
     check_folder(request.out)
     started = time.monotonic()
     backend = request.ground.backend if request.ground else open_backend(spec, request.backend_name, backend_request)
     try:
         problems = tuple(backend.problem(group) for group in groups)
-        tuner = make_tuner(request.tuner_name, problems, seed=seed, options=request.options, guarded=spec.tune.guard)
+        warm = None if request.warm_source is None else warm_start_of(request.warm_source, spec, problems, seed=seed)
+        begun = () if warm is None else (f"The search began with {warm.source}.",)
+        tuner = make_tuner(
+            request.tuner_name, problems, seed=seed, options=request.options, guarded=spec.tune.guard, warm=warm
+        )
         study = Study(
             problems,
             tuner,
@@ -141,7 +144,7 @@ def run_tune(request: TuneRequest, observe: Observer = ignore) -> TuneResult:
                 request.backend_name,
                 problems,
                 description=backend.description,
-                notes=_backend_notes(request, backend),
+                notes=(*_backend_notes(request, backend), *begun),
                 arm_words=_arm_words(request, backend),
                 limits=backend_request.limits,
             )
@@ -157,7 +160,7 @@ def run_tune(request: TuneRequest, observe: Observer = ignore) -> TuneResult:
     finally:
         backend.close()
     with uninterrupted():
-        return _write(request, folder, run, journal, time.monotonic() - started)
+        return _write(request, folder, run, journal, duration_s=time.monotonic() - started, begun=begun)
 
 
 def _backend_notes(request: TuneRequest, backend: Backend) -> tuple[str, ...]:
@@ -178,7 +181,9 @@ def _notes(request: TuneRequest, run: Run) -> tuple[str, ...]:
     return (*notes, OUT_OF_BUDGET) if run.out_of_budget else notes
 
 
-def _write(request: TuneRequest, folder: Path, run: Run, journal: Journal, duration_s: float) -> TuneResult:
+def _write(
+    request: TuneRequest, folder: Path, run: Run, journal: Journal, *, duration_s: float, begun: tuple[str, ...]
+) -> TuneResult:
     spec, study, problems, entries = request.spec, run.study, journal.problems, tuple(journal.entries)
     default: dict[str, Assignment] = {problem.group.name: problem.default for problem in problems}
     adopted = study.verdict is not None and study.verdict.adopted
@@ -201,7 +206,7 @@ def _write(request: TuneRequest, folder: Path, run: Run, journal: Journal, durat
         date=utc_now(),
         duration_s=duration_s,
         repeats=spec.tune.repeats,
-        notes=_notes(request, run),
+        notes=(*_notes(request, run), *begun),
         interrupted=run.interrupted,
     )
     result = TuneJson(

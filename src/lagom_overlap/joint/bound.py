@@ -1,21 +1,21 @@
 """A lower bound on the contended makespan, over every order and every choice of settings.
 
-Two bounds, the larger counts. With contention, a linear program: of every class, so many calls run with setting s
+Two bounds. With contention, over every cut too, a linear program: of every class, so many calls run with setting s
 beside kernel k (z, or beside nothing), which takes x of the collective and stretches the kernel from T to T'. Per link,
 collectives of one link running one after the other:
 
     makespan >= sum of z x                               the link is busy so long
     makespan >= Y + sum of z x (1 - T / T')              a second beside a kernel costs it its share of progress,
                                                          a second beside nothing is lost whole (T / T' = 0)
-    makespan >= Y + h + t + the same beside kernels      nothing computes before the first computation can start, nor
-                                                         after the last
     sum of z x / T' <= number of kernels k               there is no more of it to run beside
 
 Every schedule is a point of it, so its minimum bounds them all. Spec, planners section 5.8, whose bound has one `tax`
 per setting, the least over all kernels; this one knows how much of each kernel there is.
 
-With dependences: critical path and Jackson's preemptive bound (`plan.schedule`), every collective at its fastest
-setting, every computation alone. Cuts do not get below it: a piece takes at least its share of the whole.
+Of the step without chains cut: critical path and Jackson's preemptive bound (`plan.schedule`), every collective at its
+fastest setting, every computation alone; and the program again, knowing that nothing computes before the first
+computation can start, nor after the last. A chain that is cut with its collective gets below it: its pieces do not wait
+for the whole.
 """
 
 from collections import Counter, defaultdict
@@ -37,29 +37,27 @@ from lagom_overlap.workload import CommOp, CompOp, Op
 
 _MOSTLY: Final = 0.95
 """Of a second more on a link, or of the computation, this much reaches the bound: it alone is what limits."""
-_ALIKE: Final = 0.99
-"""Dependences that lengthen the bound by less than this are not what limits."""
 
 
 class Limit(StrEnum):
-    """What a bound says is short: the link, the computation, both alike, or nothing but the waits between them."""
+    """What a bound says is short: the link, the computation, or both alike."""
 
     LINK = "link"
     COMPUTATION = "computation"
     BOTH = "both"
-    DEPENDENCES = "dependences"
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Seconds that nothing beats, and what they are spent on."""
+    """Seconds that nothing beats, what they are spent on, and seconds that only cut chains beat."""
 
     seconds: float
     limit: Limit
+    unchained_s: float = 0.0
 
 
 def joint_bound(problem: PlanProblem, choices: Choices) -> Bound:
-    """The larger of both bounds.
+    """Both bounds.
 
     Raises:
         JobError: if the problem's times are not the cost model's.
@@ -69,11 +67,8 @@ def joint_bound(problem: PlanProblem, choices: Choices) -> Bound:
     ends = zip(problem.iteration.ops, heads(graph), tails(graph), strict=True)
     computing = [(head, tail) for op, head, tail in ends if isinstance(op, CompOp)]
     idle_s = graph.seconds(sum(map(min, zip(*computing, strict=True))))
-    found = contention_bound(contended, choices, idle_s)
-    waits_s = graph.seconds(lower_bound(graph))
-    if found.seconds >= waits_s:
-        return found
-    return Bound(waits_s, found.limit if found.seconds > _ALIKE * waits_s else Limit.DEPENDENCES)
+    waiting_s = max(graph.seconds(lower_bound(graph)), contention_bound(contended, choices, idle_s).seconds)
+    return replace(contention_bound(contended, choices), unchained_s=waiting_s)
 
 
 class _Fastest:

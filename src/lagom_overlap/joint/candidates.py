@@ -11,7 +11,7 @@ from typing import Final
 from lagom_overlap.plan.base import Plan, Planner, PlanProblem
 from lagom_overlap.plan.memory import parameter_gathers
 from lagom_overlap.plan.ours import Ours
-from lagom_overlap.plan.ours.cuts import FACTORS, Cutter, OpType, op_types
+from lagom_overlap.plan.ours.cuts import FACTORS, Cutter, OpType, cuts_of, op_types, splits_of
 from lagom_overlap.workload.rewrite.apply import rewritten
 from lagom_overlap.workload.rewrite.steps import Reorder, Rewrite, Split
 
@@ -52,22 +52,28 @@ def variants_of(planner: Planner, problem: PlanProblem) -> Iterator[Variant]:
 def recut(problem: PlanProblem, plan: Plan) -> Iterator[Plan]:
     """The plan with one type of operator cut otherwise, in the plan's order as far as that goes; to be replanned."""
     cutter, ops = Cutter(problem), problem.iteration.ops
-    held = {step.comm: step for step in plan.rewrites if isinstance(step, Split)}
-    others: list[Rewrite] = [step for step in plan.rewrites if not isinstance(step, Split | Reorder)]
-    if others:
+    if any(not isinstance(step, Split | Reorder) for step in plan.rewrites):
         return  # made by a planner that does more than cut
+    held = [step for step in plan.rewrites if isinstance(step, Split)]
+    now = {step.comm: (step.num_chunks, step.before, step.after) for step in held}
+    kinds = op_types(problem.iteration, exact=problem.exact)
 
     def weight(kind: OpType) -> float:
         return sum(problem.times.seconds(ops[task]) for task in kind.tasks)
 
-    for kind in sorted(op_types(problem.iteration, exact=problem.exact), key=weight, reverse=True)[:MOST_TYPES]:
-        names = [ops[task].name for task in kind.tasks]
-        now = held[names[0]].num_chunks if names[0] in held else 1
+    for kind in sorted(kinds, key=weight, reverse=True)[:MOST_TYPES]:
+        alike = cuts_of(problem.iteration, {kind: FACTORS[0]})
+        members = {member for name, cut in alike.items() for member in cut.axes(name)}
+        rest = [step for step in held if members.isdisjoint(_members(step))]
         for factor in (1, *FACTORS):
-            if factor == now or (factor > 1 and not cutter.can(kind, factor)):
+            made = {name: replace(cut, num=factor) for name, cut in alike.items()}
+            if all(now.get(name, (1, (), ())) == (factor, (), ()) for name in alike):
                 continue
-            rest = [step for name, step in held.items() if name not in names]
-            axes = zip(names, kind.axes, strict=True)
-            new = [Split(name, axis, factor) for name, axis in axes] if factor > 1 else []
-            cuts: tuple[Rewrite, ...] = (*rest, *new)
+            if factor > 1 and not cutter.can(kind, factor):
+                continue
+            cuts: tuple[Rewrite, ...] = (*rest, *(splits_of(made) if factor > 1 else ()))
             yield replace(plan, rewrites=cuts, iteration=rewritten(problem.iteration, cuts))
+
+
+def _members(step: Split) -> list[str]:
+    return [step.comm, *(link.op for link in (*step.before, *step.after))]

@@ -7,7 +7,7 @@ result is a priority only, so that it need not be exact: schedule generation mak
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Final
 
@@ -26,14 +26,19 @@ _LOOSE: Final = (1.02, 1.1, 1.3, 1.6)
 """Intervals tried first, over their lower bound, until one has a schedule; from there on it is bisected."""
 _NEAR: Final = 1.002
 """An interval so near to its bound is short enough."""
+_GOOD_TURN: Final = 1.01
+"""Within this of the bound, microbatches in turn are taken without looking further."""
+_TURN_PROBE_S: Final = 1.0
+_GRAIN: Final = 0.1
+"""Operators are chained up to this share of the fullest resource's time: a microbatch gets in between longer ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
     """One layer: tasks with `ticks` and `resource`; `arcs` (from, to, distance in layers).
 
-    A task is a chain of operators on one resource that nothing else enters or leaves; `members` lists, per place in a
-    layer's row, the task and the ticks from its start.
+    A task is a chain of operators on one resource that nothing else enters or leaves, not too long a one; `members`
+    lists, per place in a layer's row, the task and the ticks from its start.
     """
 
     ticks: tuple[int, ...]
@@ -64,13 +69,19 @@ def kernel_of(stage: Stage, graph: TaskGraph) -> Kernel:
     middle = len(rows) // 2
     medians = [round(median(graph.ticks[row[place]] for row in rows)) for place in range(len(rows[middle]))]
     position = {task: place for place, task in enumerate(rows[middle])}
+    loads = [0] * len(graph.resources)
+    for task, length in zip(rows[middle], medians, strict=True):
+        loads[graph.resource[task]] += length
+    longest = _GRAIN * max(loads)
     ticks: list[int] = []
     resource: list[int] = []
     members: list[tuple[int, int]] = []
     for place, task in enumerate(rows[middle]):
         before = _only_before(graph, task)
+        chain = -1
         if before is not None and before in position and position[before] < place:
             chain = members[position[before]][0]
+        if chain >= 0 and ticks[chain] + medians[place] <= longest:
             members.append((chain, ticks[chain]))
             ticks[chain] += medians[place]
         else:
@@ -199,6 +210,60 @@ def steady_state(kernel: Kernel, deadline: Deadline, *, probe_s: float = 2.0, se
     return best
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rhythm:
+    """Starts of the operators of a stage's row, relative to the layer's own; one layer every `interval` ticks."""
+
+    interval: int
+    starts: tuple[int, ...]
+
+
+def _rhythm(kernel: Kernel, steady: Steady) -> _Rhythm:
+    return _Rhythm(
+        interval=steady.interval,
+        starts=tuple(steady.starts[chain] + within for chain, within in kernel.members),
+    )
+
+
+def _in_turn(stage: Stage, graph: TaskGraph, deadline: Deadline, seed: int) -> _Rhythm | None:
+    """The rhythm of microbatches that do the same, each an equal part of the interval after the one before.
+
+    Then one of them alone has a modulo schedule whose interval is that part: a kernel of a fraction of the tasks.
+    """
+    num = len(stage.microbatches)
+    alone = [
+        replace(stage, microbatches=(batch,), rows=tuple((parts[place],) for parts in stage.rows))
+        for place, batch in enumerate(stage.microbatches)
+    ]
+    kernels = [kernel_of(each, graph) for each in alone]
+    shapes = {(kernel.arcs, kernel.resource) for kernel in kernels}
+    if num < 2 or len(shapes) > 1:
+        return None
+    turn = replace(
+        kernels[0], arcs=tuple((source, target, distance * num) for source, target, distance in kernels[0].arcs)
+    )
+    steady = steady_state(turn, deadline, probe_s=_TURN_PROBE_S, seed=seed)
+    if steady is None:
+        return None
+    one = _rhythm(turn, steady).starts
+    return _Rhythm(
+        interval=num * steady.interval,
+        starts=tuple(start + place * steady.interval for place in range(num) for start in one),
+    )
+
+
+def _stage_rhythm(stage: Stage, kernel: Kernel, graph: TaskGraph, deadline: Deadline, seed: int) -> _Rhythm | None:
+    """The shorter of the microbatches in turn and of all of them freely."""
+    in_turn = _in_turn(stage, graph, deadline.within(0.4 * deadline.left_s), seed)
+    if in_turn is not None and in_turn.interval <= kernel.bound * _GOOD_TURN:
+        return in_turn
+    steady = steady_state(kernel, deadline, seed=seed)
+    if steady is None:
+        return in_turn
+    freely = _rhythm(kernel, steady)
+    return in_turn if in_turn is not None and in_turn.interval <= freely.interval else freely
+
+
 def steady_priorities(
     graph: TaskGraph, stages: Sequence[Stage], deadline: Deadline, seed: int = 0
 ) -> list[float] | None:
@@ -207,30 +272,30 @@ def steady_priorities(
     Tasks outside of the stages come as soon as what they wait for is done, or just before what waits for them.
     """
     priority: list[float | None] = [None] * len(graph)
-    known: dict[Kernel, Steady] = {}
+    known: dict[Kernel, _Rhythm] = {}
     begin = 0
     for number, stage in enumerate(stages):
         kernel = kernel_of(stage, graph)
-        steady = known.get(kernel) or _like(kernel, known)
-        if steady is None:
+        rhythm = known.get(kernel) or _like(kernel, known)
+        if rhythm is None:
             share = Deadline(deadline.left_s / max(1, min(2, len(stages) - number)))
-            steady = steady_state(kernel, share, seed=seed)
-        if steady is None:
+            rhythm = _stage_rhythm(stage, kernel, graph, share, seed)
+        if rhythm is None:
             return None
-        known[kernel] = steady
+        known[kernel] = rhythm
         for turn, parts in enumerate(stage.rows):
             row = [task for part in parts for task in part]
-            for task, (chain, within) in zip(row, kernel.members, strict=True):
-                priority[task] = begin + turn * steady.interval + steady.starts[chain] + within
-        begin += len(stage.rows) * steady.interval
+            for task, start in zip(row, rhythm.starts, strict=True):
+                priority[task] = begin + turn * rhythm.interval + start
+        begin += len(stage.rows) * rhythm.interval
     return _completed(graph, priority)
 
 
-def _like(kernel: Kernel, known: dict[Kernel, Steady]) -> Steady | None:
-    """The steady state of a kernel with the same arcs and resources: another microbatch, slightly other times."""
-    for other, steady in known.items():
+def _like(kernel: Kernel, known: dict[Kernel, _Rhythm]) -> _Rhythm | None:
+    """The rhythm of a kernel with the same arcs and resources: another microbatch, slightly other times."""
+    for other, rhythm in known.items():
         if (other.arcs, other.resource, len(other.members)) == (kernel.arcs, kernel.resource, len(kernel.members)):
-            return steady
+            return rhythm
     return None
 
 

@@ -1,18 +1,14 @@
 """How long operators take alone: from the cost model, measured per shape, or measured per operator of one step."""
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from statistics import median
 from types import MappingProxyType
 
-from lagom_overlap.backends.base import Measurement
 from lagom_overlap.collective import Collective, CommConfig
 from lagom_overlap.cost import ContentionModel
 from lagom_overlap.errors import JobError
 from lagom_overlap.plan.base import OpTimes
-from lagom_overlap.timeline import Timeline
-from lagom_overlap.workload import CommOp, Iteration, Op, OverlapGroup, Work
+from lagom_overlap.workload import CommOp, Iteration, Op, Work
 
 _UNTOUCHED = CommConfig()
 
@@ -99,27 +95,3 @@ def origin_name(name: str, known: Mapping[str, object]) -> str:
         if (end == len(name) or name[end] in "#/.+") and name[:end] in known:
             return name[:end]
     return name
-
-
-def spans_by_name(timeline: Timeline) -> dict[str, float]:
-    """The median duration (s) of the spans of each name: of repeated steps, or of several ranks."""
-    durations: dict[str, list[float]] = defaultdict(list)
-    for span in timeline.spans:
-        durations[span.name].append(span.duration_s)
-    return {name: median(values) for name, values in durations.items()}
-
-
-def measured_by_name(measurements: Iterable[tuple[OverlapGroup, Measurement]], model: OpTimes) -> Mapping[str, float]:
-    """Times of a bundle's operators: collectives as measured, computations of a group scaled to its measured sum.
-
-    They were measured beside each other: slower than alone, by what the contention cost.
-    """
-    found: dict[str, float] = {}
-    for group, measured in measurements:
-        found.update(zip(group.comm_names, measured.comm_s, strict=True))
-        modelled = [model.seconds(op) for op in group.computations]
-        scale = measured.comp_s / sum(modelled)
-        found.update(
-            (op.name, seconds * scale) for op, seconds in zip(group.computations, modelled, strict=True) if scale > 0
-        )
-    return {name: seconds for name, seconds in found.items() if seconds > 0}

@@ -105,6 +105,43 @@ class TimesJson(msgspec.Struct, frozen=True, kw_only=True):
     num_pieces: int = 0
 
 
+class SwitchJson(msgspec.Struct, frozen=True, kw_only=True):
+    """One of Megatron-LM's switches: seconds without it and with it, all else equal."""
+
+    switch: str
+    without_s: float
+    with_s: float
+
+
+class PipelineJson(msgspec.Struct, frozen=True, kw_only=True):
+    """A pipeline: a stage's forward, backward and transfer (s), and what they mean.
+
+    `transfer_share` is what transfers add to the pipeline's time, `bubble` its idle over its busy time.
+    """
+
+    forward_s: float
+    backward_s: float
+    transfer_s: float
+    transfer_share: float
+    bubble: float
+    num_micro_batches: int
+    wanted_micro_batches: int
+    switches: list[SwitchJson]
+
+
+class MegatronJson(msgspec.Struct, frozen=True, kw_only=True):
+    """Megatron-LM's switches as recommended for a scale, and what each is predicted to bring on this step."""
+
+    scale: str
+    num_gpus: int
+    is_contended: bool
+    arguments: list[str]
+    step_s: float
+    without_overlap_s: float
+    switches: list[SwitchJson]
+    pipeline: PipelineJson | None
+
+
 class PlanJson(msgspec.Struct, frozen=True, kw_only=True):
     """One run of `lagom plan`."""
 
@@ -119,6 +156,7 @@ class PlanJson(msgspec.Struct, frozen=True, kw_only=True):
     files: list[str]
     times: TimesJson | msgspec.UnsetType = msgspec.UNSET
     execution: ExecutionJson | msgspec.UnsetType = msgspec.UNSET
+    megatron: MegatronJson | msgspec.UnsetType = msgspec.UNSET
 
 
 class PlannerRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -47,7 +47,7 @@ def plan_summary(view: PlanView) -> Group:
     if isinstance(result.execution, ExecutionJson):
         parts += [*_execution(result.execution), Text()]
     for framework, lines in view.advice.items():
-        parts.append(Text(f"As settings of {framework} (part of the plan, without its prediction):"))
+        parts.append(Text(f"As settings of {framework}:"))
         parts += [*(Text(f"  {line}") for line in lines), Text()]
     parts += [Text(note, style="dim") for note in view.notes]
     return Group(*parts)
@@ -93,7 +93,7 @@ def decision_text(decision: Decision) -> str:
 def decisions_headline(decisions: Sequence[Decision]) -> str:
     """How many collectives are treated otherwise, and how many computations are cut alone."""
     num_comps = sum(decision.is_computation is True for decision in decisions)
-    alone = f", {num_comps} computations cut alone" if num_comps else ""
+    alone = f", {num_comps} computation{'s'[: num_comps > 1]} cut alone" if num_comps else ""
     return f"{len(decisions) - num_comps} collectives treated otherwise{alone}"
 
 

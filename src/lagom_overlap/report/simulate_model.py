@@ -36,8 +36,18 @@ class StageJson(msgspec.Struct, frozen=True, kw_only=True):
     memory: MemoryJson
 
 
+class CarveOutJson(msgspec.Struct, frozen=True, kw_only=True):
+    """The same iteration with another carve-out, everything else as it is."""
+
+    sm_carveout: int
+    iteration_s: float
+
+
 class SimulateJson(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of `lagom simulate`; `bubble_s` and `communicators` are of the stage that ends last."""
+    """One run of `lagom simulate`; `bubble_s` and `communicators` are of the stage that ends last.
+
+    `carve_outs` is absent where the job names no carve-outs to try.
+    """
 
     tool: str
     version: str
@@ -58,3 +68,4 @@ class SimulateJson(msgspec.Struct, frozen=True, kw_only=True):
     stages: list[StageJson]
     notes: list[str]
     files: list[str]
+    carve_outs: list[CarveOutJson] | msgspec.UnsetType = msgspec.UNSET

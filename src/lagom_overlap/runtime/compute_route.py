@@ -21,6 +21,7 @@ from lagom_overlap.collective import (
     ConfigSpace,
     ConfigTable,
     LaunchConfig,
+    one_launch,
 )
 from lagom_overlap.errors import BackendError
 from lagom_overlap.runtime.route import Route, StepRecord
@@ -66,21 +67,6 @@ class NoComputeRoute:
         """Nothing to undo."""
 
 
-def step_launch(table: ConfigTable) -> LaunchConfig:
-    """The one launch of a step: the largest carve-out of its calls; any order and priority, to be refused.
-
-    Deterministic: the same table gives the same launch on every rank.
-    """
-    launches = list(table.launches.values())
-    if not launches:
-        return UNTOUCHED_LAUNCH
-    return LaunchConfig(
-        sm_carveout=max((found.sm_carveout for found in launches if found.sm_carveout is not None), default=None),
-        order=next((found.order for found in launches if found.order), None),
-        priority=next((found.priority for found in launches if found.priority), None),
-    )
-
-
 class BothSidesRoute:
     """A route of the collectives and one of the computation, switched together."""
 
@@ -115,7 +101,7 @@ class BothSidesRoute:
         Raises:
             LagomError: if either side cannot be made ready.
         """
-        launch = step_launch(table)
+        launch = one_launch(table.launches.values())
         self._compute.check(launch)
         self._route.prepare(table, epoch)
         self._prepared = {epoch: launch}

@@ -6,10 +6,13 @@ reads the leader's word, else the leader and all others read "off". So no two ra
 late one of them is, and nobody waits longer than the timeout.
 
     plan/<w>      what to do in window w: the leader's plan, or "off"
-    report/<w>/<r>  what rank r saw in window w
+    report/<w>/<r>  what rank r, and those who report to it (`tree`), saw in window w
     go/<e>        whether all ranks switch to the settings of epoch e: "yes" by the last one ready, or somebody's "no"
     program/<f>   the step of fingerprint f, as the first rank saw it
     journal/<r>   the journal that rank r found at its start
+
+What a rank says and hears in a window does not grow with the ranks: it reads the plan, and the reports of at most
+`MOST_CHILDREN` others, which it merges into one. What the store's own process holds and answers does grow with them.
 
 If the store itself is lost there is nothing to agree by: `StoreLost`. What is in force then stays in force.
 """
@@ -23,6 +26,7 @@ from typing import Protocol, TypeVar
 from lagom_overlap.errors import BackendError
 from lagom_overlap.runtime.messages import Plan, Report, State, decode, encode
 from lagom_overlap.runtime.program import Program
+from lagom_overlap.runtime.tree import post_of
 
 Result = TypeVar("Result")
 
@@ -73,6 +77,8 @@ class Exchange:
         self.rank = rank
         self.num_ranks = num_ranks
         self.timeout_s = timeout_s
+        self.post = post_of(rank, num_ranks)
+        self._most_height = post_of(0, num_ranks).height
 
     def plan(self, window: int) -> Plan:
         """The agreed plan of a window; "off" if there is none in time.
@@ -100,23 +106,28 @@ class Exchange:
         return self.propose(Plan(window=window, state=State.OFF, reason=reason))
 
     def report(self, window: int, report: Report) -> None:
-        """Tells the leader what this rank saw."""
+        """Tells whom this rank reports to what it, and those who report to it, saw."""
         text = encode(report)
         self._ask(lambda: self._store.set(f"report/{window}/{self.rank}", text))
 
     def reports(self, window: int) -> list[Report]:
-        """All ranks' reports of a window, by rank.
+        """The reports of a window by those who report to this rank, in order of rank.
+
+        The higher in the tree, the longer it waits: who misses a report can still say so in time.
 
         Raises:
             ReportMissing: naming the ranks that did not report in time.
             StoreLost: if the store does not answer.
         """
-        deadline = monotonic() + self.timeout_s
-        keys = [f"report/{window}/{rank}" for rank in range(self.num_ranks)]
-        missing = [rank for rank, key in enumerate(keys) if not self._appears(key, deadline - monotonic())]
+        if not self.post.children:
+            return []
+        allowed_s = self.timeout_s * self.post.height / self._most_height
+        deadline = monotonic() + allowed_s
+        keys = {rank: f"report/{window}/{rank}" for rank in self.post.children}
+        missing = [rank for rank, key in keys.items() if not self._appears(key, deadline - monotonic())]
         if missing:
-            raise ReportMissing(f"rank {', '.join(map(str, missing))} did not report within {self.timeout_s:g} s")
-        return [decode(data, Report) for data in self._ask(partial(self._store.multi_get, keys))]
+            raise ReportMissing(f"rank {', '.join(map(str, missing))} did not report within {allowed_s:g} s")
+        return [decode(data, Report) for data in self._ask(partial(self._store.multi_get, list(keys.values())))]
 
     def agree(self, epoch: int, *, refusal: str = "") -> str:
         """Whether every rank is ready for the settings of an epoch: empty if so, else one rank's refusal.
@@ -152,9 +163,14 @@ class Exchange:
 
     def forget(self, window: int) -> None:
         """Removes what this rank said about a window that every rank has left behind."""
-        self._ask(lambda: self._store.delete_key(f"report/{window}/{self.rank}"))
+        key = f"report/{window}/{self.rank}" if self.rank else f"plan/{window}"
+        self._ask(lambda: self._store.delete_key(key))
+
+    def forget_epoch(self, epoch: int) -> None:
+        """Removes what was agreed on an epoch; once all agreed on a later one, every rank knows what it was."""
         if self.rank == 0:
-            self._ask(lambda: self._store.delete_key(f"plan/{window}"))
+            self._ask(lambda: self._store.delete_key(f"ready/{epoch}"))
+            self._ask(lambda: self._store.delete_key(f"go/{epoch}"))
 
     def _settle(self, go: str, word: str) -> str:
         return self._said(self._ask(lambda: self._store.compare_set(go, "", word)))

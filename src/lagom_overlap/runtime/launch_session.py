@@ -14,9 +14,13 @@ from typing import Final, Protocol
 from torch import distributed as dist
 from torch import nn
 
-from lagom_overlap.errors import BackendError, JobError
+from lagom_overlap.collective import LaunchConfig
+from lagom_overlap.deploy.env_file import CARVE_OUT_VARIABLE
+from lagom_overlap.errors import BackendError, JobError, LagomError
 from lagom_overlap.plugin import TunerPlugin, read_record
 from lagom_overlap.plugin.support import NcclVersion
+from lagom_overlap.runtime.carve_out_route import open_compute_route
+from lagom_overlap.runtime.compute_route import ComputeRoute
 from lagom_overlap.runtime.events import JsonLines, PrometheusFile, rank_of
 from lagom_overlap.runtime.launch_hooks import safely
 from lagom_overlap.runtime.launch_steps import TrainingSteps, is_trained, is_trained_in_parallel
@@ -235,9 +239,13 @@ def begin_session(environment: Mapping[str, str]) -> Rank:
 
 
 class Marking:
-    """Tells the plug-in where steps begin, so that occurrences count from 0 in each; the table does the rest."""
+    """Tells the plug-in where steps begin, so that occurrences count from 0 in each; the table does the rest.
+
+    Torch's SM carve-out, if the environment names one, is set once for the whole job.
+    """
 
     def __init__(self, nccl: NcclVersion | None, environment: Mapping[str, str]) -> None:
+        self._compute = carved_out(environment, rank_of(environment))
         self._plugin = None if nccl is None else TunerPlugin(Path(environment["NCCL_TUNER_PLUGIN"]))
 
     def on_model(self, model: nn.Module) -> None:
@@ -249,7 +257,31 @@ class Marking:
             self._plugin.step()
 
     def close(self) -> None:
-        """Nothing to undo."""
+        """Launches as before us again."""
+        if self._compute is not None:
+            self._compute.close()
+
+
+def carved_out(environment: Mapping[str, str], rank: int) -> ComputeRoute | None:
+    """The computation's side as the environment wants it, set; None where it says nothing or nothing can be set.
+
+    Raises:
+        JobError: if the variable is no whole number.
+    """
+    text = environment.get(CARVE_OUT_VARIABLE, "")
+    if not text:
+        return None
+    if not text.isdecimal():
+        raise JobError(f"{CARVE_OUT_VARIABLE} is {text!r}, must be a whole number of SMs")
+    compute, launch = open_compute_route(), LaunchConfig(sm_carveout=int(text))
+    try:
+        compute.check(launch)
+    except LagomError as error:
+        if rank == 0:
+            say([f"{CARVE_OUT_VARIABLE}={text} has no effect: {error}"])
+        return None
+    compute.apply(launch)
+    return compute
 
 
 def say(lines: list[str]) -> None:

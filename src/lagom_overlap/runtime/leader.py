@@ -22,9 +22,10 @@ from lagom_overlap.runtime.journal import entries_of, whole_lines
 from lagom_overlap.runtime.messages import Plan, Report, State
 from lagom_overlap.runtime.options import OnlineOptions
 from lagom_overlap.runtime.payback import Payback
-from lagom_overlap.runtime.problems import JobProblems, job_problems, slowest
+from lagom_overlap.runtime.problems import JobProblems, job_problems, measurement
 from lagom_overlap.runtime.program import Program
 from lagom_overlap.runtime.sites import SiteSetting
+from lagom_overlap.runtime.watcher import Watcher
 from lagom_overlap.tune.base import Problems
 from lagom_overlap.tune.journal import Entry, Step, StepKind, entry_to_json
 from lagom_overlap.tune.study import Phase, Study
@@ -42,6 +43,8 @@ MAX_FREEZES: Final = 20
 """As many times, and the tuner gives up for good."""
 WATCHED_STEPS: Final = 4
 """The last steps of a long window: all but the very last are measured."""
+WATCHED_WINDOWS: Final = 8
+"""Once settled, one window in so many is measured like that; in the others steps are only timed."""
 
 StudyFactory = Callable[[Problems], Study]
 
@@ -78,7 +81,7 @@ class Leader:
         self._reason = ""
         self._plan: Plan | None = None
         self._job: JobProblems | None = None
-        self._programs: tuple[str, ...] = ()
+        self._shapes: int | None = None
         self._study: Study | None = None
         self._assignments: dict[str, Assignment] = {}
         self._trial: _Trial | None = None
@@ -91,7 +94,8 @@ class Leader:
         self._num_drifted = 0
         self._num_rearms = 0
         self._num_freezes = 0
-        self._reference_s = 0.0
+        self._num_watched = 0
+        self._watcher: Watcher | None = None
 
     @property
     def plan(self) -> Plan | None:
@@ -113,30 +117,31 @@ class Leader:
         """A journal that some rank found, to go on with if it is of this job."""
         self._found_journal = text
 
-    def next(self, reports: Sequence[Report], programs: Mapping[str, Program], now_s: float) -> Plan:
-        """The plan after a window; `programs` holds every program that the reports name."""
+    def next(self, report: Report, programs: Mapping[str, Program], now_s: float) -> Plan:
+        """The plan after a window that all ranks report; `programs` holds every program that the report names."""
         assert self._plan is not None, "next before first"
-        self._payback.took(self._plan, reports, now_s)
-        stopped = next((report for report in reports if report.stop), None)
-        if stopped is not None:
-            return self._off(f"rank {stopped.rank}: {stopped.stop}")
-        if disagreement := _disagreement(reports):
-            return self._freeze(disagreement)
-        void = next((report for report in reports if report.void or not report.program), None)
-        if void is not None:
-            return self._again(f"rank {void.rank}: {void.void or 'its measured steps were not alike'}")
-        shapes = tuple(report.program for report in reports)
+        self._payback.took(self._plan, report, now_s)
+        if report.stop:
+            return self._off(report.stop)
+        if report.disagreement:
+            return self._freeze(report.disagreement)
+        if report.void:
+            return self._again(report.void)
+        if report.balance:
+            return self._freeze("ranks made different calls on a communicator")
+        if self._state is State.WATCH:
+            return self._watched(report)
+        if not report.programs:
+            return self._again("no step was measured")
         match self._state:
             case State.RECORD:
-                return self._recorded(reports, shapes, programs)
+                return self._recorded(report, programs)
             case State.FROZEN:
                 return self._record("the ranks agree again")
-            case State.WATCH:
-                return self._watched(reports, shapes)
-            case _ if shapes != self._programs:
+            case _ if report.shapes != self._shapes:
                 return self._again("the step's calls changed")
             case _:
-                return self._measured(reports)
+                return self._measured(report)
 
     # What is run next. ------------------------------------------------------------------------------------------------
 
@@ -192,14 +197,17 @@ class Leader:
     def _watch(self, settings: tuple[SiteSetting, ...], reason: str) -> Plan:
         self._set(settings)
         self._trial = None
-        self._reference_s, self._num_drifted = 0.0, 0
+        self._watcher, self._num_drifted, self._num_watched = Watcher(self._options.drift_ratio), 0, 0
         if not self._options.watch_steps:
             return self._give(State.DONE, reason, 1, 0)
         return self._still_watching(reason)
 
     def _still_watching(self, reason: str) -> Plan:
+        """A window whose steps are only timed; in every `WATCHED_WINDOWS`-th the calls are measured as well."""
         steps = self._options.watch_steps
-        return self._give(State.WATCH, reason, steps, max(0, steps - WATCHED_STEPS))
+        first_measured = steps if self._num_watched % WATCHED_WINDOWS else max(0, steps - WATCHED_STEPS)
+        self._num_watched += 1
+        return self._give(State.WATCH, reason, steps, first_measured)
 
     def _off(self, reason: str) -> Plan:
         self._set(())
@@ -207,12 +215,11 @@ class Leader:
 
     # What a window told. ----------------------------------------------------------------------------------------------
 
-    def _recorded(self, reports: Sequence[Report], shapes: tuple[str, ...], programs: Mapping[str, Program]) -> Plan:
+    def _recorded(self, report: Report, programs: Mapping[str, Program]) -> Plan:
         self._num_void = 0
-        self._programs = shapes
-        self._job = job = job_problems(programs[shape] for shape in dict.fromkeys(shapes))
-        base_s = max(report.step_s for report in reports)
-        self._payback.arm(reports, base_s)
+        self._shapes = report.shapes
+        self._job = job = job_problems(programs[name] for name in report.programs)
+        self._payback.arm(report, report.step_s)
         if not job.groups:
             return self._watch((), "nothing to tune: no setting reaches a collective of this job")
         self._study = self._make_study(job.problems)
@@ -243,20 +250,20 @@ class Leader:
         self._journal = [header, *(entry_to_json(entry, job.problems) for entry in kept)]
         self._journal_is_new = True
 
-    def _measured(self, reports: Sequence[Report]) -> Plan:
+    def _measured(self, report: Report) -> Plan:
         assert self._trial is not None, "measured without a trial"
         assert self._study is not None, "measured without a study"
         assert self._job is not None, "measured without a job"
         step, plan = self._trial.step, self._plan
         num_repeats = sum(plan.measures(number) for number in range(plan.num_steps)) if plan else 1
-        measured = {name: slowest(reports, name, num_repeats) for name in self._job.groups}
+        measured = {name: measurement(report, name, num_repeats) for name in self._job.groups}
         outcomes: dict[str, Outcome] = {
             name: outcome for name, outcome in measured.items() if outcome is not None and name in step.assignments
         }
         if missing := step.assignments.keys() - outcomes.keys():
             return self._again(f"no rank measured {min(missing)!r}")
         self._num_void = 0
-        step_s = max(report.step_s for report in reports)
+        step_s = report.step_s
         if self._trial.is_probation:
             too_slow = step_s > self._options.max_slowdown * self._payback.base_s
             if not too_slow:
@@ -317,41 +324,29 @@ class Leader:
         assert self._study is not None, "no study"
         return self._study.num_verdict_steps * self._options.window_steps
 
-    def _watched(self, reports: Sequence[Report], shapes: tuple[str, ...]) -> Plan:
-        self._programs = self._programs or shapes
-        step_s = max(report.step_s for report in reports)
-        if shapes != self._programs:
-            return self._drifted("the step's calls changed")
-        if not self._reference_s:
-            self._reference_s = step_s
-        if step_s > self._options.drift_ratio * self._reference_s:
-            return self._drifted(
-                f"steps take {format_seconds(step_s)}, they took {format_seconds(self._reference_s)} when settled"
-            )
-        self._num_drifted = 0
+    def _watched(self, report: Report) -> Plan:
+        assert self._watcher is not None, "watched without a watcher"
+        if report.programs:
+            self._shapes = report.shapes if self._shapes is None else self._shapes
+            if report.shapes != self._shapes:
+                return self._drifted("the step's calls changed")
+            self._num_drifted = 0
+        if changed := self._watcher.see(report.steps_s):
+            return self._rearm(changed)
         return self._still_watching(self._reason)
 
     def _drifted(self, reason: str) -> Plan:
         self._num_drifted += 1
-        if self._num_drifted < self._options.drift_windows:
-            return self._still_watching(self._reason)
+        return (
+            self._still_watching(self._reason)
+            if self._num_drifted < self._options.drift_windows
+            else self._rearm(reason)
+        )
+
+    def _rearm(self, reason: str) -> Plan:
+        """Tunes again, if that is still allowed."""
         if self._num_rearms >= self._options.max_rearms:
             return self._give(State.DONE, f"{self._reason}; it has changed since ({reason})", 1, 0)
         self._num_rearms += 1
         _log.info("tuning again: %s", reason)
         return self._record(reason)
-
-
-def _disagreement(reports: Sequence[Report]) -> str:
-    """Why the ranks cannot be switched together, in words; empty if they can."""
-    counts = {report.num_steps for report in reports}
-    if len(counts) > 1:
-        words = ", ".join(f"rank {report.rank}: {report.num_steps}" for report in reports)
-        return f"the ranks are at different steps ({words})"
-    seen: dict[str, tuple[int, str]] = {}
-    for report in reports:
-        for communicator, sequence in report.sequences.items():
-            rank, other = seen.setdefault(communicator, (report.rank, sequence))
-            if other != sequence:
-                return f"ranks {rank} and {report.rank} made different calls on communicator {communicator}"
-    return ""

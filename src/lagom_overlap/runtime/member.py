@@ -2,8 +2,8 @@
 
     step 0 of a window     read the plan, switch if it names new settings (all ranks or none)
     measured steps         the route times every collective
-    last step but one      report
-    last step              rank 0 reads the reports and publishes the next plan, while the others go on
+    last step but one      report, unless others report to this rank
+    last step              who has reports to read merges them and reports in turn; rank 0 publishes the next plan
 
 Whatever fails here is this rank's wish to stop, written where the next plan would stand, so that all ranks stop at the
 same step; the job itself is never disturbed. Only a commit that fails after all agreed ends the job, because its
@@ -15,15 +15,18 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from statistics import median
 from time import monotonic, perf_counter
 
-from lagom_overlap.collective import ConfigKey, ConfigSpace
+from msgspec import structs
+
+from lagom_overlap.collective import CommunicatorId, ConfigKey, ConfigSpace
 from lagom_overlap.errors import BackendError
 from lagom_overlap.runtime.exchange import Exchange, ReportMissing, StoreLost
 from lagom_overlap.runtime.journal import JournalFile, whole_lines
 from lagom_overlap.runtime.leader import Leader
-from lagom_overlap.runtime.messages import Plan, Report, State
+from lagom_overlap.runtime.messages import MODULUS, Calls, Plan, Report, State, balance_of, merged, shape_of
 from lagom_overlap.runtime.program import GroupTimes, Program, fingerprint, groups_of, program_of, times_of
 from lagom_overlap.runtime.route import Route, StepRecord
 from lagom_overlap.runtime.sites import SiteSetting, table_of
@@ -38,13 +41,16 @@ class _Window:
     plan: Plan
     step: int = 0
     records: list[StepRecord] = field(default_factory=list)
+    steps_s: list[float] = field(default_factory=list)
     void: str = ""
+    own: Report | None = None
 
 
 class Member:
     """One rank; `leader` on rank 0 only. `is_exact_only` leaves alone what would change a reduction's order.
 
-    `why_not` says, before a step is measured, why it must not be (another profiler runs), and is empty otherwise.
+    `why_not` says, before a step is measured, why it must not be (another profiler runs), and is empty otherwise;
+    `clock` times the steps.
     """
 
     def __init__(
@@ -56,6 +62,7 @@ class Member:
         journal: JournalFile | None = None,
         is_exact_only: bool = False,
         why_not: Callable[[], str] = str,
+        clock: Callable[[], float] = perf_counter,
     ) -> None:
         self._exchange = exchange
         self._route = route
@@ -70,6 +77,7 @@ class Member:
         self._step_began = 0.0
         self._is_measuring = False
         self._programs: dict[str, Program] = {}
+        self._clock = clock
         self._epoch = 0
         self._settings: tuple[SiteSetting, ...] = ()
         self._is_over = False
@@ -115,13 +123,14 @@ class Member:
             self._is_measuring = not self._window.void
         if not self._is_closed:
             self._guarded(lambda: self._route.begin_step(is_measured=self._is_measuring))
-        self._step_began = perf_counter()
+        self._step_began = self._clock()
 
     def end_step(self) -> None:
         """After the job's step."""
         if self._is_over:
             return
-        self._stepped_s += perf_counter() - self._step_began
+        self._window.steps_s.append(self._clock() - self._step_began)
+        self._stepped_s += self._window.steps_s[-1]
         self._num_steps += 1
         if self._is_measuring:
             self._guarded(self._take)
@@ -132,6 +141,8 @@ class Member:
         if self._window.step >= plan.num_steps:
             if self._leader is not None:
                 self._timed(self._decide)
+            elif self._exchange.post.children:
+                self._timed(self._relay)
             self._window = _Window(plan, step=0)
 
     def leave(self, reason: str) -> None:
@@ -201,6 +212,7 @@ class Member:
             _log.warning("no rank switches: %s", refused)
             self.stop(refused)
             return
+        self._exchange.forget_epoch(self._epoch)
         try:
             self._route.commit(plan.epoch)
         except Exception as error:
@@ -236,9 +248,33 @@ class Member:
 
     def _report(self) -> None:
         try:
-            self._exchange.report(self._window.plan.window, self._summary())
+            self._window.own = self._summary()
+            if not self._exchange.post.children:
+                self._exchange.report(self._window.plan.window, self._window.own)
         except StoreLost as error:
             self._lose(error)
+
+    def _merged(self) -> Report:
+        """What this rank and all that report to it saw; waits for them."""
+        assert self._window.own is not None, "merged before its own report"
+        return merged([self._window.own, *self._exchange.reports(self._window.plan.window)])
+
+    def _relay(self) -> None:
+        """Between the leaves and rank 0: reports for all below; without one of them, that is what it reports."""
+        assert self._window.own is not None, "relayed before its own report"
+        window = self._window.plan.window
+        try:
+            if self._exchange.is_decided(window + 1):  # a rank has left: nobody need wait for its report
+                return
+            try:
+                report = self._merged()
+            except ReportMissing as error:
+                report = structs.replace(self._window.own, stop=f"rank {self._exchange.rank}: {error}")
+            self._exchange.report(window, report)
+        except StoreLost as error:
+            self._lose(error)
+        except ValueError as error:  # a report that cannot be read: rank 0 will miss this one
+            _log.warning("no report of window %d: %s", window, error)
 
     def _summary(self) -> Report:
         records, stop, times = self._window.records, self._stop, dict[str, GroupTimes]()
@@ -250,18 +286,26 @@ class Member:
                 times = _medians([times_of(program, groups_of(program), record) for record in records])
             except ValueError as error:
                 stop = f"the step cannot be understood: {error}"
+        rank, void = self._exchange.rank, self._window.void
+        if records and not shape and not void:
+            void = "its measured steps were not alike"
+        calls, balance = _calls(records, rank, self._exchange.num_ranks)
         return Report(
-            rank=self._exchange.rank,
+            rank=rank,
             num_steps=self._num_steps,
-            sequences=_sequences(records),
-            program=shape,
+            calls=calls,
+            balance=balance,
+            programs=(shape,) if shape else (),
+            shapes=shape_of(rank, shape),
             times=times,
             step_s=median(record.duration_s for record in records) if records else 0.0,
+            steps_s=tuple(self._window.steps_s),
             stepped_s=self._stepped_s,
             exchange_s=self._exchange_s,
-            void=self._window.void,
-            stop=stop,
+            void=void and f"rank {rank}: {void}",
+            stop=stop and f"rank {rank}: {stop}",
             journal_lines=self._num_journal_lines,
+            journal_rank=rank,
         )
 
     def _program(self, shape: str, records: Sequence[StepRecord]) -> Program:
@@ -284,12 +328,13 @@ class Member:
             try:
                 if self._exchange.is_decided(window + 1):  # a rank has left: nobody need wait for its report
                     return
-                reports = self._exchange.reports(window)
-                if window == 0:
-                    self._offer_journal(self._leader, reports)
-                shapes = {report.program for report in reports} - {""}
-                programs = {shape: self._exchange.program(shape) for shape in shapes}
-                self._exchange.propose(self._leader.next(reports, programs, monotonic()))
+                report = self._merged()
+                if window == 0 and report.journal_lines:  # the longest that any rank found, wherever rank 0 runs now
+                    self._leader.offer_journal(self._exchange.journal(report.journal_rank))
+                for shape in report.programs:
+                    if shape not in self._programs:
+                        self._programs[shape] = self._exchange.program(shape)
+                self._exchange.propose(self._leader.next(report, self._programs, monotonic()))
             except ReportMissing as error:
                 self._exchange.veto(window + 1, str(error))
             except StoreLost:
@@ -299,12 +344,6 @@ class Member:
                 self._exchange.veto(window + 1, f"rank 0 could not decide: {_line(error)}")
         except StoreLost as error:
             self._lose(error)
-
-    def _offer_journal(self, leader: Leader, reports: Sequence[Report]) -> None:
-        """The longest journal that any rank found, wherever rank 0 runs now."""
-        longest = max(reports, key=lambda report: report.journal_lines)
-        if longest.journal_lines:
-            leader.offer_journal(self._exchange.journal(longest.rank))
 
     def _guarded(self, work: Callable[[], None]) -> None:
         """Runs a part of ours; its failure is a wish to stop, never the job's."""
@@ -334,16 +373,28 @@ def _medians(steps: Sequence[dict[str, GroupTimes]]) -> dict[str, GroupTimes]:
     }
 
 
-def _sequences(records: Sequence[StepRecord]) -> dict[str, str]:
-    """The hash of each communicator's calls, in order, over the given steps."""
-    hashes: dict[str, hashlib._Hash] = defaultdict(hashlib.sha256)
+def _calls(records: Sequence[StepRecord], rank: int, num_ranks: int) -> tuple[dict[str, Calls], int]:
+    """The digest of each communicator's calls, in order, over the given steps; this rank's share of the balance."""
+    hashes: dict[CommunicatorId, hashlib._Hash] = defaultdict(hashlib.sha256)
     for record in records:
         for call in record.calls:
-            name = call.key.communicator
-            ranks = hashlib.sha256(repr(name.ranks).encode()).hexdigest()[:8]
-            words = f"{name.description}#{name.creation_order}/{len(name.ranks)}:{ranks}"
-            hashes[words].update(f"{call.key.kind} {call.key.num_bytes} {call.key.occurrence};".encode())
-    return {words: found.hexdigest()[:16] for words, found in hashes.items()}
+            words = f"{call.key.kind} {call.key.num_bytes} {call.key.occurrence};"
+            hashes[call.key.communicator].update(words.encode())
+    found, balance = {}, 0
+    for communicator, hashed in hashes.items():
+        ranks, size, digest = communicator.ranks, len(communicator.ranks), hashed.hexdigest()[:16]
+        name = _name(communicator)
+        found[name] = Calls(rank=rank, digest=digest, num_ranks=1, size=size)
+        if rank in ranks and max(ranks) < num_ranks:  # else not all of its ranks report
+            balance += balance_of(name, ranks.index(rank), size, digest)
+    return found, balance % MODULUS
+
+
+@lru_cache(maxsize=1024)
+def _name(communicator: CommunicatorId) -> str:
+    """The same on all ranks, and another for every communicator."""
+    ranks = hashlib.sha256(repr(communicator.ranks).encode()).hexdigest()[:8]
+    return f"{communicator.description}#{communicator.creation_order}/{len(communicator.ranks)}:{ranks}"
 
 
 def _line(error: BaseException) -> str:

@@ -20,9 +20,10 @@ class OnlineOptions:
     `window_steps` is the length of a measuring window: its first step warms up, its last one is not measured because
     the ranks' reports are under way. `max_slowdown` abandons a trial after one measured step that took so many times
     the default. `max_steps` and `max_seconds` bound the search and its verdict of `num_pairs` rounds together.
-    `watch_steps` is the length of a window once all is settled (0: stop for good); a job that then takes `drift_ratio`
-    times as long in `drift_windows` windows running is tuned again, at most `max_rearms` times. `timeout_s` is the
-    longest that any rank ever waits for another one on our account. `sm_carveouts` are SMs that the computation may
+    `watch_steps` is the length of a window once all is settled (0: stop for good); a job whose steps then take
+    `drift_ratio` times as long for good (`watcher`), or whose calls differ in `drift_windows` measured windows running,
+    is tuned again, at most `max_rearms` times. `timeout_s` is the longest that any rank ever waits for another one on
+    our account. `sm_carveouts` are SMs that the computation may
     leave free, one number for the whole step; the tuner must search them (`both_sides`).
     """
 
@@ -35,8 +36,8 @@ class OnlineOptions:
     max_seconds: float = 3600.0
     num_pairs: int = 7
     deterministic: bool = False
-    watch_steps: int = 200
-    drift_ratio: float = 1.3
+    watch_steps: int = 25
+    drift_ratio: float = 1.08
     drift_windows: int = 3
     max_rearms: int = 2
     timeout_s: float = 60.0

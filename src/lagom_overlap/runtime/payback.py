@@ -1,6 +1,5 @@
 """What tuning has cost so far, what it gains, and after how many steps it has paid for itself."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -22,20 +21,20 @@ class Payback:
     _armed_stepped_s: float = 0.0
     _armed_exchange_s: float = 0.0
 
-    def took(self, plan: Plan, reports: Sequence[Report], now_s: float) -> None:
-        """A window is over."""
+    def took(self, plan: Plan, report: Report, now_s: float) -> None:
+        """A window is over, for all ranks."""
         self._first_s = now_s if self._first_s is None else self._first_s
         self.elapsed_s = now_s - self._first_s
         self.num_steps += plan.num_steps
-        self._stepped_s = max(report.stepped_s for report in reports)
-        self._exchange_s = max(report.exchange_s for report in reports)
+        self._stepped_s = report.stepped_s
+        self._exchange_s = report.exchange_s
 
-    def arm(self, reports: Sequence[Report], base_s: float) -> None:
+    def arm(self, report: Report, base_s: float) -> None:
         """The search begins: the job was recorded, its untouched step takes `base_s`."""
         self.base_s = base_s
         self.num_steps, self.elapsed_s, self._first_s = 0, 0.0, None
-        self._armed_stepped_s = max(report.stepped_s for report in reports)
-        self._armed_exchange_s = max(report.exchange_s for report in reports)
+        self._armed_stepped_s = report.stepped_s
+        self._armed_exchange_s = report.exchange_s
 
     def saw_default(self, step_s: float) -> None:
         """The untouched step was measured again."""

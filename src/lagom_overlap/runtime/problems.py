@@ -5,7 +5,7 @@ beside it: two settings for one call of a communicator would hang it. Ranks are 
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -108,14 +108,9 @@ def _problem(group: StepGroup) -> GroupProblem:
     )
 
 
-def slowest(reports: Sequence[Report], name: str, num_repeats: int) -> Measurement | None:
-    """A group's times, each the largest that any rank saw; None if no rank saw the group."""
-    seen = [report.times[name] for report in reports if name in report.times]
-    if not seen:
+def measurement(report: Report, name: str, num_repeats: int) -> Measurement | None:
+    """A group's times in a report; None if no rank saw the group."""
+    times = report.times.get(name)
+    if times is None:
         return None
-    return Measurement(
-        makespan_s=max(times.makespan_s for times in seen),
-        comp_s=max(times.comp_s for times in seen),
-        comm_s=tuple(max(lengths) for lengths in zip(*(times.comm_s for times in seen), strict=True)),
-        num_repeats=num_repeats,
-    )
+    return Measurement(makespan_s=times.makespan_s, comp_s=times.comp_s, comm_s=times.comm_s, num_repeats=num_repeats)

@@ -1,11 +1,12 @@
 """Who reports to whom: a tree over the ranks in which nobody has more than `MOST_CHILDREN` children.
 
-Rank 0 is the root. A rank that leads the ranks from `rank` to `end` divides those behind itself into equal parts, each led
-by its first rank; so every subtree is a range of ranks, and neighbours in rank, which share a node, are close in the
-tree. Up to `MOST_CHILDREN` + 1 ranks all report to rank 0 itself; 16,384 need three levels.
+Rank 0 is the root. A rank that leads the ranks from `rank` to `end` divides those behind itself into equal parts, each
+led by its first rank; so every subtree is a range of ranks, and neighbours in rank, which share a node, are close in
+the tree. Up to `MOST_CHILDREN` + 1 ranks all report to rank 0 itself; 16,384 need three levels.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 MOST_CHILDREN: Final = 32
@@ -32,7 +33,7 @@ def post_of(rank: int, num_ranks: int) -> Post:
     first, end = 0, num_ranks
     while first != rank:
         bounds = [*_parts(first, end), end]
-        first, end = next((a, b) for a, b in zip(bounds, bounds[1:], strict=False) if a <= rank < b)
+        first, end = next((a, b) for a, b in pairwise(bounds) if a <= rank < b)
     return Post(rank=rank, end=end, children=_parts(first, end), height=_height(end - first))
 
 

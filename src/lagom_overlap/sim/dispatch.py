@@ -82,8 +82,6 @@ class _Sms:
     def launch(self, kernel: Kernel) -> None:
         """Queues all blocks of the next kernel."""
         self._kernel, self.waiting = kernel, kernel.num_blocks
-        for comm in self.comms:
-            comm.is_behind = False
 
     def issue(self, comm: _Comm) -> None:
         """Queues a collective: behind the kernel, if that was launched earlier or goes first."""

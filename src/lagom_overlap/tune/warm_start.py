@@ -6,13 +6,22 @@ measurements contradict. Where an earlier run comes from (a run folder, a simula
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from types import MappingProxyType
+from typing import Final
 
 from lagom_overlap.backends.base import Assignment, GroupProblem, Measurement
 from lagom_overlap.collective import Algorithm, CommConfig, Protocol
 
-SIMILAR_BYTES = 1.25
+SIMILAR_BYTES: Final = 1.25
 """Collectives of one kind and number of ranks whose sizes differ by no more are taken for the same."""
+
+
+class WarmSource(StrEnum):
+    """Warm starts that are no file: this package's simulator, NCCL's own cost table."""
+
+    SIMULATOR = "simulator"
+    NCCL = "nccl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +77,7 @@ class WarmStart:
 def nearest_allowed(problem: GroupProblem, wanted: Assignment) -> Assignment | None:
     """The allowed configurations nearest to those of an earlier run; None where one's implementation is not allowed.
 
-    A configuration that the group's default spells out otherwise (untouched) stays as it is.
+    What equals the group's default stays, on the space or not.
     """
     found: list[CommConfig] = []
     for space, default, config in zip(problem.spaces, problem.default, wanted, strict=True):

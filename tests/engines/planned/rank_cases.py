@@ -6,13 +6,12 @@ from pathlib import Path
 import torch
 from torch import distributed as dist
 
-from lagom_overlap.capture.fx import capture_fx
 from lagom_overlap.engines.planned.agreement import check_agreement, signature
 from lagom_overlap.engines.planned.apply import apply_rewrites
 from lagom_overlap.engines.planned.fsdp2_advice import Fsdp2Advice
 from lagom_overlap.engines.planned.groups import ProcessGroups
 from lagom_overlap.engines.planned.nodes import OP_NAME
-from lagom_overlap.engines.planned.program import load_program
+from lagom_overlap.engines.planned.program import capture_step, load_program
 from lagom_overlap.engines.planned.streams import Arrival, StreamedStep, settled
 from lagom_overlap.timeline import SpanKind
 from lagom_overlap.workload.rewrite.steps import Reorder
@@ -44,7 +43,7 @@ def exchanged(x, size=4, group=None):
 
 
 def traced(function, inputs):
-    return capture_fx(function, inputs, is_fake=True)
+    return capture_step(function, inputs, name="case")
 
 
 def seeded(*shapes):
@@ -113,7 +112,34 @@ def _two_gathers():
     return function, seeded((2, 6), (4, 6), (6, 6))
 
 
+def _unequal_exchange():
+    """Rank r sends rank j as many rows as (r + 2 j) % 3 + 1: tokens of experts."""
+    rank = dist.get_rank()
+    sent = [(rank + 2 * j) % 3 + 1 for j in range(4)]
+    come = [(j + 2 * rank) % 3 + 1 for j in range(4)]
+
+    def function(x, w):
+        tokens = FC.wait_tensor(FC.all_to_all_single(x, come, sent, world()))
+        return (FC.wait_tensor(FC.all_to_all_single(torch.relu(tokens @ w), sent, come, world())),)
+
+    x, w = seeded((sum(sent), 6), (6, 6))
+    return function, [x, w]
+
+
+def _several_at_once():
+    def function(x, y, w):
+        group = world()
+        a, b = map(FC.wait_tensor, FC.all_gather_into_tensor_coalesced([x, y], 4, group))
+        c, d = map(FC.wait_tensor, FC.reduce_scatter_tensor_coalesced([a @ w, b], "sum", 4, group))
+        e, f = map(FC.wait_tensor, FC.all_reduce_coalesced([c[:1], d], "sum", group))
+        return (a, b, c, d, e, f)
+
+    return function, seeded((2, 6), (4, 5), (6, 4))
+
+
 CASES = {
+    "unequal_exchange": _unequal_exchange,
+    "several_at_once": _several_at_once,
     "gather_products": _gather_products,
     "product_scatter": _product_scatter,
     "product_reduce": _product_reduce,
@@ -239,7 +265,7 @@ def as_compiler_pass():
         return (torch.relu(gather(x) @ w), gather(v) @ w)
 
     inputs = seeded((2, 6), (6, 6), (4, 6))
-    plan_pass = PlanPass(lambda capture: _gathers_first(capture.iteration))
+    plan_pass = PlanPass(lambda capture, times_s: _gathers_first(capture.iteration))
 
     def backend(module, example):
         def compiled(graph_module, _):
@@ -255,6 +281,41 @@ def as_compiler_pass():
     (seen,) = plan_pass.seen
     names = [op.name for op in seen.capture.iteration.ops]
     return all(torch.equal(a, b) for a, b in zip(expected, found, strict=True)), names, seen.order_digest
+
+
+def planned_by_inductor():
+    """A step compiled by Inductor with our planner in it: equal outputs, calls in the order of the code, the plan's."""
+    import re
+
+    from torch._inductor import config
+    from torch._inductor.utils import run_and_get_code
+
+    from lagom_overlap.deploy.inductor import plan_compiled_graphs
+
+    def step(x, *shards):
+        sums = []
+        for shard in shards:
+            whole = gather(shard)
+            x = x @ whole
+            sums.append(scatter(x.t() @ x))
+        return (x, *sums)
+
+    inputs = seeded((128, 16), *[(4, 16)] * 4)
+    inputs[1:] = [shard.sign() for shard in inputs[1:]]
+    expected = step(*inputs)
+    torch._dynamo.reset()
+    with config.patch(fx_graph_cache=False, reorder_for_peak_memory=True, post_grad_custom_post_pass=None):
+        plan_pass = plan_compiled_graphs(budget_s=0.5)
+        found, codes = run_and_get_code(torch.compile(step, dynamic=False), *inputs)
+    short = {"all_gather_into_tensor": "gather", "reduce_scatter_tensor": "scatter", "mm": "mm"}
+    call = re.compile(r"\s*(?:\w+ = )?(?:torch\.ops\._c10d_functional|extern_kernels)\.(\w+)[.(]")
+    matches = [call.match(line) for line in codes[0].splitlines()]
+    calls = [short[match.group(1)] for match in matches if match and match.group(1) in short]
+    (seen,) = plan_pass.seen
+    order = seen.rewrites[-1].order if seen.rewrites else [op.name for op in seen.capture.iteration.ops]
+    names = [name.rstrip("0123456789").rstrip("_") for name in order]
+    equal = all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+    return equal, calls, [short[name] for name in names if name in short], seen.order_digest
 
 
 def _gathers_first(iteration):

@@ -12,7 +12,11 @@ NUM_RANKS = 4
 
 class RankPool:
     def __init__(self):
+        self._start()
+
+    def _start(self):
         self._ranks = []
+        self._is_asked = False
         port = None
         for rank in range(NUM_RANKS):
             command = [sys.executable, __file__, str(rank), str(port or 0), str(os.getpid())]
@@ -24,11 +28,16 @@ class RankPool:
 
     def call(self, function, *arguments, ranks=range(NUM_RANKS)):
         """Runs `function(*arguments)` on the ranks; their results by rank. All must take part in what is collective."""
+        if self._is_asked:  # a test ended before its answers came: the next one would read them as its own
+            self.close()
+            self._start()
         chosen = [self._ranks[rank] for rank in ranks]
+        self._is_asked = True
         for process in chosen:
             pickle.dump((function, arguments), process.stdin)
             process.stdin.flush()
         outcomes = [pickle.load(process.stdout) for process in chosen]
+        self._is_asked = False
         for outcome in outcomes:
             if isinstance(outcome, Exception):
                 raise outcome

@@ -12,7 +12,7 @@ from lagom_overlap.workload.rewrite.steps import (
     Substitution,
 )
 
-pytestmark = [pytest.mark.torch, pytest.mark.gloo, pytest.mark.slow]
+pytestmark = [pytest.mark.torch, pytest.mark.gloo, pytest.mark.slow, pytest.mark.timeout(180)]  # 4 ranks import
 
 AG, RS, AR, A2A = "all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce", "all_to_all_single"
 
@@ -99,6 +99,30 @@ def test_a_computation_is_cut_alone(ranks, op, axis):
     names = same(ranks, "gather_products", Split(op, axis, 2))
     assert {f"{op}#0", f"{op}#1"} <= set(names)
     assert op not in names
+
+
+def test_an_all_to_all_of_unequal_parts_is_cut_along_columns(ranks):
+    names = same(ranks, "unequal_exchange", Split(A2A, 0, 3), Split(f"{A2A}_1", 0, 2, before=(ChainLink("relu", 1),)))
+    assert {f"{A2A}#2", f"{A2A}_1#1", "relu#1"} <= set(names)
+
+
+@pytest.mark.parametrize("step", [PartitionGroups(A2A, (2, 2), (0, 1)), Fuse((A2A, f"{A2A}_1"))])
+def test_what_needs_equal_parts_refuses_an_all_to_all_of_unequal_ones(ranks, step):
+    with pytest.raises(Exception, match="unequal parts"):
+        ranks.call("compare", "unequal_exchange", (step,))
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        (),
+        (PartitionGroups(AG, (2, 2), (1, 0)), Substitute(AR, Substitution.REDUCE_SCATTER_ALL_GATHER)),
+        (Split(RS, 0, 2), PartitionGroups(AR, (2, 2), (0, 1))),
+    ],
+)
+def test_collectives_of_several_tensors_are_rewritten_as_one(ranks, steps):
+    names = same(ranks, "several_at_once", *steps)
+    assert steps or {AG, RS, AR} <= set(names)
 
 
 def test_gathers_of_different_sizes_are_fused(ranks):

@@ -2,9 +2,12 @@
 
 import pytest
 
+from lagom_overlap.deploy.fsdp2 import KeptParameters
 from lagom_overlap.engines.planned.fsdp2_advice import Fsdp2Advice
 
-pytestmark = [pytest.mark.torch, pytest.mark.gloo, pytest.mark.slow]
+KEPT = KeptParameters(resharded_s=1.0, kept_s=0.9, resharded_bytes=1000, kept_bytes=1500, limit_bytes=2000)
+
+pytestmark = [pytest.mark.torch, pytest.mark.gloo, pytest.mark.slow, pytest.mark.timeout(180)]  # 4 ranks import
 
 
 def test_a_parameter_gather_runs_into_the_next_step_and_changes_nothing(ranks):
@@ -37,6 +40,7 @@ def test_a_collective_that_fails_is_an_error_where_its_result_is_used(ranks):
     "advice",
     [
         Fsdp2Advice(forward_prefetch=2, backward_prefetch=2),
+        KEPT.applied_to(Fsdp2Advice(forward_prefetch=1, backward_prefetch=1)),
         Fsdp2Advice(modules_per_unit=2, reshard_after_forward=False),
         Fsdp2Advice(forward_prefetch=1, modules_per_unit=2, separate_reduce_scatter_group=True),
     ],
@@ -50,3 +54,12 @@ def test_the_compiler_pass_plans_on_rank_0_and_all_ranks_run_its_order(ranks):
     outcomes = ranks.call("as_compiler_pass")
     assert all(equal for equal, _, _ in outcomes)
     assert len({digest for _, _, digest in outcomes}) == 1
+
+
+def test_one_line_lets_inductor_run_our_plan(ranks):
+    outcomes = ranks.call("planned_by_inductor")
+    assert all(equal for equal, *_ in outcomes)
+    assert len({digest for *_, digest in outcomes}) == 1
+    for _, calls, planned, _ in outcomes:
+        assert calls == planned
+        assert (calls.count("gather"), calls.count("scatter"), calls.count("mm")) == (4, 4, 8)

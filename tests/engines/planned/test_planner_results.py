@@ -14,7 +14,7 @@ from lagom_overlap.job.build import make_planner, planner_names
 from lagom_overlap.plan.base import PlanProblem
 from lagom_overlap.workload import CommOp, Gemm
 
-pytestmark = [pytest.mark.torch, pytest.mark.gloo, pytest.mark.slow]
+pytestmark = [pytest.mark.torch, pytest.mark.gloo, pytest.mark.slow, pytest.mark.timeout(180)]  # 4 ranks import
 
 PROGRAM = Path(__file__).parent / "block_program.py"
 TOLERANCE = 1e-5

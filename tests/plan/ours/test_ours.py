@@ -15,7 +15,7 @@ from lagom_overlap.plan.layers import Pass, stages_of
 from lagom_overlap.plan.memory import fits, lean_order, peak_of_order
 from lagom_overlap.plan.ours import Ours
 from lagom_overlap.plan.ours.contraction import contracted
-from lagom_overlap.plan.ours.cuts import Cutter, cuts_of, op_types, splits_of
+from lagom_overlap.plan.ours.cuts import Cut, Cutter, cuts_of, op_types, splits_of
 from lagom_overlap.plan.ours.robust import COMM_SCALES, most_robust, scaled
 from lagom_overlap.plan.predict import predict
 from lagom_overlap.plan.schedule import check, decode, lower_bound, simulate, task_graph
@@ -75,7 +75,7 @@ def test_cuts_for_which_the_limit_leaves_no_room_are_not_tried(monkeypatch: pyte
     times = NamedSeconds({op.name: 1e-3 for op in ops})
     step = Iteration("step", ops, True, buffers)
     problem = replace(fsdp_problem(2), iteration=step, times=times, memory_limit_bytes=22)
-    monkeypatch.setattr("lagom_overlap.plan.ours.planner.search_cuts", lambda *_, **__: {"w": (0, 2)})
+    monkeypatch.setattr("lagom_overlap.plan.ours.planner.search_cuts", lambda *_, **__: {"w": Cut(0, 2)})
     monkeypatch.setattr("lagom_overlap.plan.ours.planner._is_near_bound", lambda _: False)
     assert not fits(rewritten(step, (Split("w", 0, 2),)), 31)
     plan = Ours().plan(problem)
@@ -110,7 +110,7 @@ def test_an_exact_plan_cuts_no_sum() -> None:
     for kind in op_types(problem.iteration, exact=True):
         shards = problem.iteration.ops[kind.tasks[0]].shards
         assert shards is not None
-        assert shards.combine[kind.axes[0]] != shards.combine[1]  # 1 is the summed axis
+        assert shards.combine[kind.cuts[0].axis] != shards.combine[1]  # 1 is the summed axis
 
 
 def test_a_long_weight_gradient_is_cut_where_it_delays_the_chain() -> None:

@@ -16,6 +16,8 @@ from lagom_overlap.workload.tensor_program import Call, Operand, Value
 
 Ranks = list[torch.Tensor]
 _RESHAPES = {"view", "_unsafe_view", "reshape"}
+_BIAS = {"addmm": 0, "convolution": 2}
+"""Where the bias is among the arguments."""
 
 
 def cut(whole: torch.Tensor, layout: Layout, mesh: Mesh, rank: int) -> torch.Tensor:
@@ -47,7 +49,9 @@ def converted(ranks: Ranks, steps: Sequence[Step], mesh: Mesh) -> Ranks:
             else:
                 whole = parts
             for place, rank in enumerate(group):
-                fresh[rank] = whole[place].chunk(len(group), dim=after)[place] if isinstance(after, int) else whole[place]
+                fresh[rank] = (
+                    whole[place].chunk(len(group), dim=after)[place] if isinstance(after, int) else whole[place]
+                )
             if step.collective is not None:  # what is announced is what moves
                 moved = fresh[group[0]] if step.collective.kind is CollectiveKind.ALL_GATHER else parts[0]
                 assert step.collective.num_bytes == moved.numel() * moved.element_size()
@@ -126,18 +130,20 @@ class Simulated:
         for rank, at in enumerate(coordinates(self._mesh)):
 
             def local(other: fx.Node, rank: int = rank) -> torch.Tensor:
-                return shown[_value(other)][rank]
+                return shown[_value(other)][rank].contiguous()  # the CPU's norms read means as if they were
 
             args, kwargs = fx.map_arg((node.args, node.kwargs), local)
-            if short == "addmm" and any(at[dim] for dim in summing):
-                args = (torch.zeros_like(args[0]), *args[1:])
+            if short in _BIAS and any(at[dim] for dim in summing):  # only the first rank adds it
+                args = tuple(torch.zeros_like(arg) if n == _BIAS[short] else arg for n, arg in enumerate(args))
             made = node.target(*args, **kwargs)
             outputs = [made] if isinstance(made, torch.Tensor) else [t for t in made if isinstance(t, torch.Tensor)]
             if short in ("mean", "nll_loss_forward"):  # of a share of the rows
                 for dim in summing:
                     outputs[0] = outputs[0] / self._mesh.shape[dim]
             for operand, tensor in zip(call.outputs, outputs, strict=True):
-                expected = local_shape(self._problem.program.values[operand.value], strategy.layout(operand), self._mesh)
+                expected = local_shape(
+                    self._problem.program.values[operand.value], strategy.layout(operand), self._mesh
+                )
                 assert tuple(tensor.shape) == expected, (call.name, strategy)
                 self._ranks.setdefault(operand.value, []).append(tensor)
 
@@ -159,5 +165,3 @@ def local_shape(value: Value, layout: Layout, mesh: Mesh) -> tuple[int, ...]:
         if isinstance(place, int):
             shape[place] //= size
     return tuple(shape)
-
-

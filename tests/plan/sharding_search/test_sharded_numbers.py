@@ -1,5 +1,6 @@
 """Sharded steps executed on simulated ranks give the numbers of the step on one device: rules, views, conversions."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from random import Random
 
@@ -8,21 +9,32 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("ortools", reason="needs the extra plan")
 
-import simulated_ranks
-import torch.nn.functional as F  # noqa: N812  torch's customary name
-from simulated_ranks import Simulated
-from small_programs import problem_of
-from torch import nn
+import simulated_ranks  # noqa: E402
+import torch.nn.functional as F  # noqa: E402, N812  torch's customary name
+from simulated_ranks import Simulated  # noqa: E402
+from small_programs import problem_of  # noqa: E402
+from torch import nn  # noqa: E402
 
-from lagom_overlap.capture.fake_tensor import TrainingStep
-from lagom_overlap.capture.models.decoder import Decoder
-from lagom_overlap.capture.tensor_program import TracedProgram, trace_program
-from lagom_overlap.plan.sharding_search.choice import choose_sharding
-from lagom_overlap.plan.sharding_search.problem import ShardingProblem, made_layouts
-from lagom_overlap.workload.models import TransformerModel
-from lagom_overlap.workload.tensor_program import ValueKind
+from lagom_overlap.capture.fake_tensor import TrainingStep  # noqa: E402
+from lagom_overlap.capture.models.decoder import Decoder  # noqa: E402
+from lagom_overlap.capture.tensor_program import TracedProgram, trace_program  # noqa: E402
+from lagom_overlap.plan.sharding_search.choice import choose_sharding  # noqa: E402
+from lagom_overlap.plan.sharding_search.layouts import Layout  # noqa: E402
+from lagom_overlap.plan.sharding_search.problem import ShardingProblem, made_layouts  # noqa: E402
+from lagom_overlap.plan.sharding_search.strategies import Need  # noqa: E402
+from lagom_overlap.workload.models import TransformerModel  # noqa: E402
+from lagom_overlap.workload.tensor_program import ValueKind  # noqa: E402
 
 pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Tiny operators: threads that wait for one another take longer than the work."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 class Mlp(nn.Module):
@@ -48,7 +60,7 @@ def convolution_step() -> TrainingStep:
 def decoder_step(*, gated: bool) -> TrainingStep:
     model = TransformerModel(
         name="tiny",
-        num_layers=2,
+        num_layers=1,
         hidden=16,
         ffn=32,
         num_heads=4,
@@ -73,7 +85,10 @@ STEPS = {
 }
 
 
-def traced(name: str) -> tuple[TracedProgram, dict[str, torch.Tensor], list[torch.Tensor]]:
+Case = tuple[TracedProgram, dict[str, torch.Tensor], list[torch.Tensor]]
+
+
+def traced(name: str) -> Case:
     """The program with all gradients as results, what it is given, and the numbers of one device."""
     torch.manual_seed(0)
     step = STEPS[name]()
@@ -90,32 +105,40 @@ def traced(name: str) -> tuple[TracedProgram, dict[str, torch.Tensor], list[torc
     given.update(zip(inputs, step.inputs, strict=True))
     for name_, value in program.values.items():  # constants of the graph
         if value.kind is ValueKind.INPUT and name_ not in given:
-            given[name_] = getattr(found.graph_module, "_tensor_constant0")
-    whole = found.graph_module(list(parameters.values()), list(step.inputs), {})
-    return replace(found, program=replace(program, results=results, gradients=())), given, [t.detach() for t in whole]
+            given[name_] = found.graph_module._tensor_constant0
+    loss, gradients = found.graph_module(list(parameters.values()), list(step.inputs), {})
+    return (
+        replace(found, program=replace(program, results=results, gradients=())),
+        given,
+        [tensor.detach() for tensor in (loss, *gradients)],
+    )
 
 
 def random_choice(problem: ShardingProblem, random: Random) -> list[int]:
-    """Any option of each node that can be served by what was chosen before it."""
-    made: dict[str, object] = {}
+    """Any option of each node that goes with what was chosen before it, both ways."""
+    made: dict[str, Layout] = {}
+    waiting: list[Need] = []
     choice = []
+
+    def can_be_had(need: Need, here: dict[str, Layout]) -> bool:
+        at = made.get(need.value, here.get(need.value))
+        return (
+            at is None or problem.conversions.between(problem.program.values[need.value], at, need.layout) is not None
+        )
+
     for node in problem.nodes:
         possible = [
             number
             for number, option in enumerate(node.options)
-            if all(
-                problem.conversions.between(
-                    problem.program.values[need.value], (made | dict(option.makes))[need.value], need.layout
-                )
-                for need in option.needs
-            )
+            if all(can_be_had(need, dict(option.makes)) for need in (*option.needs, *waiting))
         ]
         choice.append(random.choice(possible))
         made |= made_layouts([node.options[choice[-1]]])
+        waiting += node.options[choice[-1]].needs
     return choice
 
 
-def check(problem: ShardingProblem, choice: list[int], name: str, case: tuple) -> None:
+def check(problem: ShardingProblem, choice: list[int], case: Case) -> None:
     found, given, expected = case
     with torch.no_grad():
         results = Simulated(problem, choice, found, given).results()
@@ -130,12 +153,12 @@ def test_any_sharding_gives_the_numbers_of_one_device(name: str, shape: tuple[in
     case = traced(name)
     for merge in (True, False):
         problem = problem_of(case[0].program, *shape, merge=merge)
-        for seed in range(4):
-            check(problem, random_choice(problem, Random(seed)), name, case)
+        for seed in range(2):
+            check(problem, random_choice(problem, Random(seed)), case)
 
 
 @pytest.mark.parametrize("name", list(STEPS))
 def test_the_chosen_sharding_gives_the_numbers_of_one_device(name: str) -> None:
     case = traced(name)
     problem = problem_of(case[0].program, 4)
-    check(problem, list(choose_sharding(problem, limit_s=5).choice), name, case)
+    check(problem, list(choose_sharding(problem, limit_s=5).choice), case)

@@ -45,7 +45,9 @@ def random_program(seed: int) -> TensorProgram:
         first = program.pointwise("act", first)
     last = program.product("second", first, program.given("b", size[2], size[1]))
     if random.random() < 0.5:
-        last = program.pointwise("sum", last, program.product("other", x, program.given("c", size[1], size[1])), linear=True)
+        last = program.pointwise(
+            "sum", last, program.product("other", x, program.given("c", size[1], size[1])), linear=True
+        )
     return program.done(last)
 
 
@@ -59,9 +61,7 @@ def test_no_combination_is_cheaper_than_the_one_found(seed: int) -> None:
 
 def test_no_combination_is_cheaper_on_a_mesh_of_two_dimensions() -> None:
     problem = problem_of(mlp_forward(256, 2048), 2, 2)
-    nodes = tuple(
-        replace(node, options=node.options[:: 3 if len(node.options) > 9 else 1]) for node in problem.nodes
-    )
+    nodes = tuple(replace(node, options=node.options[:: 3 if len(node.options) > 9 else 1]) for node in problem.nodes)
     fewer = replace(problem, nodes=nodes)
     found = choose_sharding(fewer, limit_s=20)
     assert found.seconds == pytest.approx(min(fewer.seconds(c) for c in combinations(fewer)), abs=TICKS_S)

@@ -120,9 +120,7 @@ class EmulatedLink:
         try:
             said = _read_line(self._holder.stdout, _TIMEOUT_S)
         except TimeoutError:
-            raise BackendError(
-                f"setting up a network namespace took more than {_TIMEOUT_S:g} s; {_INSTEAD}"
-            ) from None
+            raise BackendError(f"setting up a network namespace took more than {_TIMEOUT_S:g} s; {_INSTEAD}") from None
         if said != b"ready\n":
             self._kill()
             reason = _first_line(self._holder.stderr.read().decode(errors="replace"))

@@ -1,7 +1,8 @@
 """Models by name: a training step on any number of ranks, captured without weights or downloads."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from functools import partial
 from importlib import import_module
 
 import torch
@@ -176,31 +177,42 @@ def capture_named(
     if micro_batches < 1:
         raise JobError(f"parallel: micro_batches is {micro_batches}, must be at least 1")
     title = name + _words(options)
-    if name.startswith(HUGGING_FACE):
-        hugging_face = import_module("lagom_overlap.capture.models.hugging_face")
-        build = hugging_face.hugging_face_step(
-            name, degrees, micro_batch=micro_batch, seq_len=seq_len, num_micro_batches=micro_batches
-        )
-    elif name in vision_names():
-        build = vision_step(name, degrees, micro_batch=micro_batch, num_micro_batches=micro_batches)
-    elif name == EVOFORMER:
-        build = evoformer_step(degrees, num_residues=seq_len, num_micro_batches=micro_batches)
-    elif name not in model_names():
-        raise UnknownNameError.among("model", name, [*captured_names(), "hf:llama-3-8b"])
-    else:
+    if degrees.pipeline > 1 and name in model_names():
         model = load_model(name)
         check_decoder(model, degrees, seq_len=seq_len)
-        if degrees.pipeline > 1:
-            layout = _layout(options, degrees, micro_batch, micro_batches, num_chunks)
-            return _capture_pipeline(model, degrees, layout, seq_len=seq_len, rank=rank)
-
-        def build() -> TrainingStep:
-            return decoder_step(
-                model, degrees, micro_batch=micro_batch, seq_len=seq_len, num_micro_batches=micro_batches
-            )
-
+        layout = _layout(options, degrees, micro_batch, micro_batches, num_chunks)
+        return _capture_pipeline(model, degrees, layout, seq_len=seq_len, rank=rank)
+    build = named_step(name, degrees, micro_batch=micro_batch, seq_len=seq_len, num_micro_batches=micro_batches)
     world_name = "dap" if name == EVOFORMER else None
     return capture_step(build, num_ranks=degrees.num_ranks, rank=rank, name=title, world_name=world_name)
+
+
+def named_step(
+    name: str, degrees: Degrees, *, micro_batch: int, seq_len: int, num_micro_batches: int = 1
+) -> Callable[[], TrainingStep]:
+    """What builds the training step of a named model, in a fake world of as many ranks as the degrees say.
+
+    Raises:
+        UnknownNameError: if there is no such model.
+        JobError: if it cannot be parallelised so.
+    """
+    if name.startswith(HUGGING_FACE):
+        hugging_face = import_module("lagom_overlap.capture.models.hugging_face")
+        build: Callable[[], TrainingStep] = hugging_face.hugging_face_step(
+            name, degrees, micro_batch=micro_batch, seq_len=seq_len, num_micro_batches=num_micro_batches
+        )
+        return build
+    if name in vision_names():
+        return vision_step(name, degrees, micro_batch=micro_batch, num_micro_batches=num_micro_batches)
+    if name == EVOFORMER:
+        return evoformer_step(degrees, num_residues=seq_len, num_micro_batches=num_micro_batches)
+    if name not in model_names():
+        raise UnknownNameError.among("model", name, [*captured_names(), "hf:llama-3-8b"])
+    model = load_model(name)
+    check_decoder(model, degrees, seq_len=seq_len)
+    return partial(
+        decoder_step, model, degrees, micro_batch=micro_batch, seq_len=seq_len, num_micro_batches=num_micro_batches
+    )
 
 
 def _layout(

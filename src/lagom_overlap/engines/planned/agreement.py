@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Callable
 from typing import Final, Protocol
 
+import torch
 from torch import fx
 
 from lagom_overlap.engines.planned.nodes import is_collective, op_name
@@ -39,10 +40,17 @@ def signature(graph: fx.Graph, ranks_of: Callable[[str], tuple[int, ...]]) -> tu
             continue
         group = next(arg for arg in reversed(node.args) if isinstance(arg, str))
         tensors = [used.meta["val"] for used in node.all_input_nodes]
-        shapes = " ".join(f"{list(tensor.shape)} {tensor.dtype}" for tensor in tensors)
+        shapes = " ".join(f"{_common_shape(node, tensor)} {tensor.dtype}" for tensor in tensors)
         stream = node.meta.get(STREAM, "")
         lines.append(f"{stream} {op_name(node)} {node.target} {shapes} over {len(ranks_of(group))}".strip())
     return tuple(lines)
+
+
+def _common_shape(node: fx.Node, tensor: torch.Tensor) -> list[int]:
+    """The lengths that are alike on all ranks: an all-to-all's rows need not be."""
+    return list(
+        tensor.shape[1:] if node.target is torch.ops._c10d_functional.all_to_all_single.default else tensor.shape
+    )
 
 
 def check_agreement(lines: tuple[str, ...], board: Board, *, rank: int, num_ranks: int, step: str) -> str:

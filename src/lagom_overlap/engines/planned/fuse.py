@@ -19,12 +19,15 @@ def fuse(graph: fx.Graph, nodes: Sequence[fx.Node], groups: Groups) -> None:
     """Makes one collective of several; it stands for `<first>+<number of others>`.
 
     Raises:
-        JobError: if they differ in kind, group, reduction or element type, or one depends on another.
+        JobError: if they differ in kind, group, reduction or element type, one depends on another, or ranks' parts are
+            unequal.
     """
     what = [collective_of(node) for node in nodes]
     alike = {(one.kind, one.group, one.reduce_op, value_of(one.source).dtype) for one in what}
     if len(alike) != 1:
         raise JobError(f"fuse {[op_name(node) for node in nodes]}: they differ in kind, group, reduction or type")
+    if any(one.uneven for one in what):
+        raise JobError(f"fuse {[op_name(node) for node in nodes]}: all-to-alls of unequal parts cannot be fused")
     _check_independent(nodes)
     editor = Editor(graph)
     num_ranks = len(groups.ranks(what[0].group))

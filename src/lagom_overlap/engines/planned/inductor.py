@@ -6,8 +6,8 @@ found: planners are given time, so two of them may end with two plans. Every ran
 same order, as `torch.compile` itself requires. Graphs of open sizes (`dynamic=True`) are left as they are.
 
 Inductor lowers nodes in the order of the graph; what it fuses may move to its consumer, collectives and waits never
-do. Its scheduler then looks for an order that needs less memory (`reorder_for_peak_memory`, on by default), which can
-undo a plan: turn it off.
+do. Its scheduler then looks for an order that needs less memory (`reorder_for_peak_memory`, on by default), and that
+undoes a plan: with PyTorch 2.13 every collective of a planned ZeRO step came out awaited on the spot. Turn it off.
 """
 
 import logging
@@ -27,6 +27,7 @@ from lagom_overlap.capture.base import Capture
 from lagom_overlap.capture.fx import capture_graph
 from lagom_overlap.engines.planned.agreement import check_agreement, signature
 from lagom_overlap.engines.planned.apply import rewrite_graph
+from lagom_overlap.engines.planned.coalesced import one_tensor_each
 from lagom_overlap.engines.planned.graph_times import has_fixed_shapes, times_alone
 from lagom_overlap.engines.planned.groups import ProcessGroups
 from lagom_overlap.engines.planned.nodes import is_collective
@@ -85,10 +86,11 @@ class PlanPass(CustomGraphPass):
             _log.warning("a graph with collectives is not planned: its sizes are open; compile with dynamic=False")
             return
         if config.reorder_for_peak_memory:
-            _log.warning("torch._inductor.config.reorder_for_peak_memory is on: it may undo the order of the plan")
+            _log.warning("torch._inductor.config.reorder_for_peak_memory is on: it undoes the order of the plan")
         rank, num_ranks = dist.get_rank(), dist.get_world_size()
         store = distributed_c10d._get_default_store()
         step = f"{self._name}/{next(self._number)}"
+        one_tensor_each(graph)
         capture = capture_graph(cast("fx.GraphModule", _HasGraph(graph)), num_ranks=num_ranks, name=step)
         times_s = self._times_s(graph, capture, step)
         if rank == 0:

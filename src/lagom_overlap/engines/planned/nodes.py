@@ -38,20 +38,22 @@ _OTHER_COLLECTIVES: Final = (
     _C10D.reduce_scatter_tensor_coalesced.default,
     _C10D.all_reduce_coalesced.default,
 )
-"""Collectives of several tensors at once: scheduled as they are, never rewritten."""
+"""Collectives of several tensors at once: `coalesced.one_tensor_each` replaces them before anything is rewritten."""
 
 
 @dataclass(frozen=True, slots=True)
 class FxCollective:
     """A functional collective of one tensor: what it does, on what, over which group.
 
-    `reduce_op` is None where nothing is reduced.
+    `reduce_op` is None where nothing is reduced. `uneven` are an all-to-all's rows by rank, those that come and those
+    that go, where they are not all equal; other ranks have others.
     """
 
     kind: CollectiveKind
     source: fx.Node
     group: str
     reduce_op: str | None = None
+    uneven: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
 
 def is_collective(node: fx.Node) -> bool:
@@ -68,7 +70,7 @@ def collective_of(node: fx.Node) -> FxCollective:
     """What a collective does.
 
     Raises:
-        JobError: if the node is none, or one that cannot be rewritten (several tensors, uneven all-to-all).
+        JobError: if the node is none, or one of several tensors.
     """
     kind = _KINDS.get(node.target) if node.op == "call_function" else None
     if kind is None:
@@ -83,9 +85,9 @@ def collective_of(node: fx.Node) -> FxCollective:
         case CollectiveKind.ALL_REDUCE:
             return FxCollective(kind, source, str(node.args[2]), str(node.args[1]))
         case CollectiveKind.ALL_TO_ALL:
-            if len({*map(int, node.args[1])}) > 1 or len({*map(int, node.args[2])}) > 1:  # type: ignore[arg-type]  # lists of sizes
-                raise JobError(f"{op_name(node)!r} is an all-to-all of unequal parts, which cannot be rewritten")
-            return FxCollective(kind, source, str(node.args[3]))
+            rows_in, rows_out = (tuple(map(int, sizes)) for sizes in node.args[1:3])  # type: ignore[arg-type]  # lists of sizes
+            uneven = (rows_in, rows_out) if len({*rows_in, *rows_out}) > 1 else None
+            return FxCollective(kind, source, str(node.args[3]), uneven=uneven)
         case _:
             raise JobError(f"{op_name(node)!r} is a {kind}, which cannot be rewritten")
 
@@ -145,7 +147,7 @@ class Editor:
             made.meta["val"] = node.target(*values, **named)  # type: ignore[operator]  # an operator
         return made
 
-    def collective(self, what: FxCollective, source: fx.Node, group_size: int, *, name: str) -> fx.Node:
+    def collective(self, what: FxCollective, source: fx.Node, group_size: int, *, name: str | None = None) -> fx.Node:
         """The wait of a new collective over `group_size` ranks that does what `what` does on `source`."""
         source = self.contiguous(source)
         match what.kind:
@@ -155,6 +157,8 @@ class Editor:
                 args = (what.reduce_op, group_size, what.group)
             case CollectiveKind.ALL_REDUCE:
                 args = (what.reduce_op, what.group)
+            case CollectiveKind.ALL_TO_ALL if what.uneven is not None:
+                args = (list(what.uneven[0]), list(what.uneven[1]), what.group)
             case CollectiveKind.ALL_TO_ALL:
                 part = value_of(source).shape[0] // group_size
                 args = ([part] * group_size, [part] * group_size, what.group)

@@ -27,7 +27,7 @@ def partition_groups(
     """Applies the step to the collective `node`; `ops` are the operators by name.
 
     Raises:
-        JobError: if the mesh does not fill the group.
+        JobError: if the mesh does not fill the group, or parts are unequal.
     """
     what = collective_of(node)
     ranks = groups.ranks(what.group)
@@ -35,6 +35,8 @@ def partition_groups(
         raise JobError(
             f"{step.comm!r}: mesh {list(step.mesh)} is for {step.num_ranks} ranks, its group has {len(ranks)}"
         )
+    if what.uneven:
+        raise JobError(f"{step.comm!r} is an all-to-all of unequal parts, which has no mesh form")
     position = groups.position(what.group)
     names = [
         groups.made_of(mesh_subgroup(ranks, position, step.mesh, axis), f"mesh {step.mesh} axis {axis}")

@@ -7,14 +7,16 @@ its inputs: `(step, inputs)`. The step is called as `step(*inputs)`, uses functi
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import distributed as dist
 
-from lagom_overlap.capture.fx import FxCapture, capture_fx
+from lagom_overlap.capture.fx import FxCapture, capture_fx, capture_graph
+from lagom_overlap.engines.planned.coalesced import one_tensor_each
 from lagom_overlap.errors import JobError, LagomError
 
 
@@ -27,18 +29,28 @@ class LoadedProgram:
     inputs: tuple[Any, ...]
 
     def captured(self, name: str) -> FxCapture:
-        """The graph of the step; nothing is computed or sent.
+        """The graph of the step, its collectives each of one tensor; nothing is computed or sent.
 
         Raises:
             JobError: if it cannot be traced.
         """
         try:
             with torch.enable_grad():
-                return capture_fx(self.step, self.inputs, name=name, is_fake=True)
+                return capture_step(self.step, self.inputs, name=name)
         except LagomError:
             raise
         except Exception as error:
             raise JobError(f"program {str(self.script)!r} cannot be traced: {type(error).__name__}: {error}") from error
+
+
+def capture_step(step: Callable[..., Any], inputs: Sequence[Any], *, name: str) -> FxCapture:
+    """The graph of a step, its collectives each of one tensor; nothing is computed or sent."""
+    found = capture_fx(step, inputs, name=name, is_fake=True)
+    if not one_tensor_each(found.graph_module.graph):
+        return found
+    found.graph_module.recompile()
+    capture = capture_graph(found.graph_module, num_ranks=dist.get_world_size(), name=name)
+    return replace(found, capture=capture)
 
 
 def load_program(script: Path, function: str) -> LoadedProgram:

@@ -80,14 +80,19 @@ def _split_computation(graph: fx.Graph, node: fx.Node, step: Split, ops: Mapping
 
 def _cuts_of_collective(node: fx.Node, step: Split, op: Op | None, num_ranks: int) -> tuple[Cut, Cut]:
     """How the tensor that a collective takes is cut, and the one that it gives."""
-    kind = collective_of(node).kind
-    dim = step.axis
+    what = collective_of(node)
+    kind, dim = what.kind, step.axis
     if op is not None and op.shards is not None and step.axis < len(op.shards.combine):
         combine = op.shards.combine[step.axis]
         dim = combine.dim if isinstance(combine, Gather) else -1
-    taken, given = value_of(collective_of(node).source).shape, value_of(node).shape
+    taken, given = value_of(what.source).shape, value_of(node).shape
     if not 0 <= dim < len(taken):
         raise JobError(f"{step.comm!r} has no dimension {dim} to be cut along")
+    if dim == 0 and what.uneven:
+        raise JobError(
+            f"{step.comm!r} is an all-to-all of unequal parts: its rows cannot be cut, for pieces must be alike on all "
+            "ranks; its other dimensions can"
+        )
     per_rank = dim == 0 and kind is not CollectiveKind.ALL_REDUCE
     if not per_rank:
         return (

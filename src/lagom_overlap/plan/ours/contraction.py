@@ -11,8 +11,8 @@ from lagom_overlap.plan.schedule.graph import TaskGraph
 from lagom_overlap.workload import Iteration
 
 MAX_LAYERS: Final = 8
-NUM_MICROBATCHES: Final = 2
-ENOUGH_TASKS: Final = 1000
+NUM_MICROBATCHES: Final = 3
+ENOUGH_TASKS: Final = 2000
 """Layers beyond those that make so many tasks are left out, but for two."""
 
 

@@ -1,65 +1,155 @@
 """Which types of operators to cut, and in how many pieces: tried on a short version of the step.
 
-First all promising types alike, then type by type: coordinate descent, in which a cut that does not pay is taken back.
+First single operators, then chains beside them: all promising types alike, then type by type, a coordinate descent in
+which a cut that does not pay is taken back. The best few are tried on the whole step: the short version is not it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
+from lagom_overlap.plan.base import PlanProblem
 from lagom_overlap.plan.deadline import Deadline
+from lagom_overlap.plan.ours.chain_cuts import chain_types
 from lagom_overlap.plan.ours.contraction import short_version
-from lagom_overlap.plan.ours.cuts import FACTORS, Cutter, OpType, cuts_of, op_types
+from lagom_overlap.plan.ours.cuts import FACTORS, Cut, Cutter, OpType, cuts_of, op_types
 from lagom_overlap.plan.schedule.bounds import heads, lower_bound, tails
 from lagom_overlap.plan.schedule.graph import TaskGraph
 from lagom_overlap.plan.schedule.incumbent import Incumbent
-from lagom_overlap.plan.schedule.portfolio import QUICK, run_portfolio
+from lagom_overlap.plan.schedule.portfolio import run_portfolio
+from lagom_overlap.plan.schedule.window_search import WindowSearch
 from lagom_overlap.workload import Iteration
 
 _MAX_TYPES: Final = 8
 _LEAST_GAIN: Final = 0.0005
 """A cut that shortens the short version by less than this share is not made."""
-_EVALUATION_S: Final = 0.4
+_NUM_WHOLE: Final = 2
+"""So many of the best on the short version are tried on the whole step, beside the uncut one."""
+_NUM_IMPROVED: Final = 3
+_SINGLES_SHARE: Final = 0.4
+"""Of the time for cuts: single operators first, which alone are worth the most."""
+_CHAINS_SHARE: Final = 0.4
+_WINDOW: Final = 120
+_NUM_TRIES: Final = 20
 
 
-def search_cuts(
-    iteration: Iteration, graph: TaskGraph, cutter: Cutter, *, exact: bool, deadline: Deadline
-) -> dict[str, tuple[int, int]]:
-    """Operators to cut: name -> (axis, number of pieces); empty if no cut shortens the short version."""
-    short, _ = short_version(iteration, graph)
-    kinds = [kind for kind in _by_promise(iteration, graph, exact) if any(cutter.can(kind, n) for n in FACTORS)]
-    if not kinds:
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """Factors by type and the makespan (ticks) they lead to."""
+
+    makespan: int
+    factors: Mapping[OpType, int]
+
+
+def search_cuts(problem: PlanProblem, graph: TaskGraph, cutter: Cutter, *, deadline: Deadline) -> dict[str, Cut]:
+    """Operators to cut, by name; empty if no cut shortens the short version."""
+    iteration = problem.iteration
+    singles = [kind for kind in _by_promise(iteration, graph, problem.exact) if cutter.can_any(kind)]
+    chains = [kind for kind in chain_types(problem, cutter) if cutter.can_any(kind)]
+    if not singles and not chains:
         return {}
-    inside = set(short.names)
-    bound = lower_bound(short)
+    short, _ = short_version(iteration, graph)
+    trial = _Trial(iteration, short, cutter)
+    alone = _descended(trial, singles, cutter, {}, deadline.within(_SINGLES_SHARE * deadline.left_s))
+    trial = _Trial(iteration, short, cutter, num_tries=_NUM_TRIES)
+    base = alone[0].factors
+    beside = _descended(trial, chains, cutter, base, deadline.within(_CHAINS_SHARE * deadline.left_s))
+    better = [*_shorter(beside, base)[:1], *_shorter(alone, {})[:_NUM_WHOLE]]
+    if not better or len(short) == len(graph):
+        return cuts_of(iteration, better[0].factors) if better else {}
+    whole = _Trial(iteration, graph, cutter, num_tries=_NUM_TRIES)
+    found: list[tuple[int, int]] = []
+    tries = [one.factors for one in (*better[:2], _Tried(0, {}), *better[2:])]
+    for number, factors in enumerate(tries):
+        if found and deadline.left_s <= 0:
+            break
+        found.append((whole.makespan(factors, deadline), number))
+    return cuts_of(iteration, tries[min(found)[1]])
 
-    def makespan(factors: Mapping[OpType, int]) -> int:
-        cuts = {name: cut for name, cut in cuts_of(iteration, factors).items() if name in inside}
-        limit = deadline.within(_EVALUATION_S)
-        incumbent = Incumbent(bound, limit)
-        run_portfolio(cutter.graph(short, cuts), incumbent, limit, max_rounds=2, num_members=QUICK, num_improved=2)
-        return incumbent.best.makespan
 
-    factors: dict[OpType, int] = {}
-    best = makespan(factors)
+def _shorter(tried: Sequence[_Tried], base: Mapping[OpType, int]) -> list[_Tried]:
+    """What is shorter than the factors begun with."""
+    begun = next(one.makespan for one in tried if one.factors == base)
+    return [one for one in tried if one.makespan < begun * (1.0 - _LEAST_GAIN)]
+
+
+class _Trial:
+    """Makespans that cuts lead to on one graph."""
+
+    def __init__(self, iteration: Iteration, graph: TaskGraph, cutter: Cutter, *, num_tries: int = 0) -> None:
+        self._iteration, self._graph, self._cutter, self._num_tries = iteration, graph, cutter, num_tries
+        self._inside = set(graph.names)
+        self.bound = lower_bound(graph)
+
+    def makespan(self, factors: Mapping[OpType, int], deadline: Deadline) -> int:
+        """The makespan (ticks) of the portfolio's best; with tries, after a sweep each way."""
+        every = cuts_of(self._iteration, factors)
+        cuts = {name: cut for name, cut in every.items() if self._inside.issuperset(cut.axes(name))}
+        graph = self._cutter.graph(self._graph, cuts)
+        made = run_portfolio(
+            graph, Incumbent(self.bound, deadline), deadline, max_rounds=4, num_improved=_NUM_IMPROVED
+        )[0]
+        search = WindowSearch(graph)
+        for is_backward in (False, True):
+            if self._num_tries and deadline.left_s > 0:
+                made = search.swept(
+                    made,
+                    size=_WINDOW,
+                    num_tries=self._num_tries,
+                    seed=0,
+                    limit_s=deadline.left_s,
+                    is_backward=is_backward,
+                )
+        return made.makespan
+
+
+def _descended(
+    trial: _Trial, kinds: Sequence[OpType], cutter: Cutter, base: Mapping[OpType, int], deadline: Deadline
+) -> list[_Tried]:
+    """What coordinate descent from some factors tried, the shortest first."""
+    known: dict[frozenset[tuple[OpType, int]], _Tried] = {}
+
+    def tried(factors: Mapping[OpType, int]) -> _Tried:
+        cut = {kind: factor for kind, factor in factors.items() if factor > 1}
+        key = frozenset(cut.items())
+        if key not in known:
+            known[key] = _Tried(trial.makespan(cut, deadline), cut)
+        return known[key]
+
+    best = tried(base)
     for factor in FACTORS:
-        alike = {kind: factor for kind in kinds if cutter.can(kind, factor)}
-        tried = makespan(alike)
-        if tried < best * (1.0 - _LEAST_GAIN):
-            best, factors = tried, alike
-    for _ in range(2):
+        if deadline.left_s > 0:
+            alike = dict.fromkeys((kind for kind in kinds if cutter.can(kind, factor)), factor)
+            best = min(best, tried({**base, **alike}), key=lambda one: one.makespan)
+    for _ in range(3):
         before = best
         for kind in kinds:
-            for factor in (1, *FACTORS):
-                if factor == factors.get(kind, 1) or (factor > 1 and not cutter.can(kind, factor)):
-                    continue
-                if deadline.left_s <= 0 or best <= bound:
-                    return cuts_of(iteration, factors)
-                tried = makespan({**factors, kind: factor})
-                if tried < best * (1.0 - _LEAST_GAIN) or (factor == 1 and tried <= best):
-                    best, factors = tried, {**factors, kind: factor}
-        if best == before:
+            if deadline.left_s <= 0 or best.makespan <= trial.bound:
+                break
+            best = _moved(best, kind, [f for f in FACTORS if cutter.can(kind, f)], tried)
+        if best is before or deadline.left_s <= 0:
             break
-    return cuts_of(iteration, factors)
+    return sorted(known.values(), key=lambda one: (one.makespan, sum(one.factors.values())))
+
+
+def _moved(
+    best: _Tried, kind: OpType, factors: Sequence[int], tried: Callable[[Mapping[OpType, int]], _Tried]
+) -> _Tried:
+    """The best with one type cut finer as long as that pays, or else coarser."""
+    steps = (1, *factors)
+    at = steps.index(best.factors.get(kind, 1))
+    for finer in steps[at + 1 :]:
+        other = tried({**best.factors, kind: finer})
+        if other.makespan >= best.makespan:
+            break
+        best = other
+    if best.factors.get(kind, 1) == steps[at]:
+        for coarser in reversed(steps[:at]):
+            other = tried({**best.factors, kind: coarser})
+            if other.makespan > best.makespan:
+                break
+            best = other
+    return best
 
 
 def _by_promise(iteration: Iteration, graph: TaskGraph, exact: bool) -> list[OpType]:

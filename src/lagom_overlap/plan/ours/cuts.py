@@ -1,8 +1,10 @@
-"""Cuts of single operators into pieces: what they do to a graph, at once, and as rewrites.
+"""Cuts of operators into pieces: what they do to a graph, at once, and as rewrites.
 
 A coarse operator cannot fill a short wait: that is why the preemptive bound is out of reach (spec, planners section
-5.6). Operators of one type (the same place in every layer) are cut alike. The pieces are those of `workload.rewrite`:
-where they add up, one waits for the other and the last is the result; where they lie side by side a join copies them.
+5.6). A chain across a collective, cut along one dimension, is a pipeline: what makes its input, or reads its output,
+runs beside it (`chain_cuts`). Operators of one type (the same place in every layer) are cut alike. The pieces are those
+of `workload.rewrite`: where they add up, one waits for the other and the last is the result; where they lie side by
+side a join copies them.
 """
 
 import re
@@ -20,20 +22,39 @@ from lagom_overlap.plan.resources import Resource
 from lagom_overlap.plan.schedule.graph import TaskGraph
 from lagom_overlap.plan.schedule.of_problem import RESOURCES, TICK_S
 from lagom_overlap.workload import CommOp, CompOp, Iteration, Op, Reduce
-from lagom_overlap.workload.rewrite.pieces import joined, piece
-from lagom_overlap.workload.rewrite.steps import Split
+from lagom_overlap.workload.rewrite.pieces import check_axis, joined, piece
+from lagom_overlap.workload.rewrite.steps import ChainLink, Split
 
 FACTORS: Final = (2, 4, 8)
 """Numbers of pieces that are tried."""
 
 
 @dataclass(frozen=True, slots=True)
+class Cut:
+    """How an operator is cut: in `num` pieces along a shard axis, together with operators `before` and `after` it."""
+
+    axis: int
+    num: int
+    before: tuple[ChainLink, ...] = ()
+    after: tuple[ChainLink, ...] = ()
+
+    def axes(self, name: str) -> dict[str, int]:
+        """The operators that are cut, `name` itself included, each with its axis."""
+        return {link.op: link.axis for link in self.before} | {name: self.axis} | {k.op: k.axis for k in self.after}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class OpType:
-    """Operators that are cut alike: numbers in program order, and the shard axis of each."""
+    """Operators that are cut alike: numbers in program order, and of each what a cut in one piece would be."""
 
     name: str
     tasks: tuple[int, ...]
-    axes: tuple[int, ...]
+    cuts: tuple[Cut, ...]
+
+    @property
+    def is_chain(self) -> bool:
+        """Others are cut with them."""
+        return bool(self.cuts[0].before or self.cuts[0].after)
 
 
 def op_types(iteration: Iteration, *, exact: bool) -> tuple[OpType, ...]:
@@ -45,13 +66,15 @@ def op_types(iteration: Iteration, *, exact: bool) -> tuple[OpType, ...]:
     for task, op in enumerate(iteration.ops):
         axis = _axis(op, exact)
         if axis is not None:
-            found[_type_name(op)].append((task, axis))
+            found[type_name(op)].append((task, axis))
     return tuple(
-        OpType(name, tuple(task for task, _ in rows), tuple(axis for _, axis in rows)) for name, rows in found.items()
+        OpType(name, tuple(task for task, _ in rows), tuple(Cut(axis, 1) for _, axis in rows))
+        for name, rows in found.items()
     )
 
 
-def _type_name(op: Op) -> str:
+def type_name(op: Op) -> str:
+    """Equal for the same place in every layer and microbatch."""
     origin = op.origin
     module = re.sub(r"\d+", "*", origin.module or op.name)
     return f"{origin.phase} {module} {origin.kernel} {'comp' if isinstance(op, CompOp) else op.collective.kind}"
@@ -76,91 +99,146 @@ class Cutter:
     def __init__(self, problem: PlanProblem) -> None:
         self._problem = problem
         self._ops = {op.name: op for op in problem.iteration.ops}
-        self._followed = {dep for op in problem.iteration.ops for dep in op.deps}
-        self._known: dict[tuple[str, int, int], tuple[tuple[int, ...], int]] = {}
+        self._followers: dict[str, list[str]] = {name: [] for name in self._ops}
+        for op in problem.iteration.ops:
+            for dep in op.deps:
+                self._followers[dep].append(op.name)
+        self._pieces: dict[tuple[str, int, int], tuple[int, ...]] = {}
+        self._joins: dict[str, int] = {}
 
-    def pieces(self, op: Op, axis: int, num: int) -> tuple[tuple[int, ...], int]:
-        """Ticks of the pieces, and of the join (0 if none is needed).
+    def pieces(self, name: str, axis: int, num: int) -> tuple[int, ...]:
+        """Ticks of the pieces of an operator.
 
         Raises:
-            JobError: if the operator cannot be cut so.
+            JobError: if it cannot be cut so.
         """
-        assert op.shards is not None, op.name
-        key = (op.name, axis, num)
-        if key not in self._known:
-            seconds = self._problem.times.seconds
-            parts = [piece(op, axis, (Fraction(k, num), Fraction(k + 1, num))) for k in range(num)]
-            parts = [replace(part, name=f"{op.name}#{k}") for k, part in enumerate(parts)]
-            needs_join = not isinstance(op.shards.combine[axis], Reduce) and op.name in self._followed
-            join = joined(op, tuple(part.name for part in parts), op.stream)
-            self._known[key] = (
-                tuple(max(1, round(seconds(part) / TICK_S)) for part in parts),
-                max(1, round(seconds(join) / TICK_S)) if needs_join else 0,
+        key = (name, axis, num)
+        if key not in self._pieces:
+            parts = [piece(self._ops[name], axis, (Fraction(k, num), Fraction(k + 1, num))) for k in range(num)]
+            self._pieces[key] = tuple(
+                self._ticks(replace(part, name=f"{name}#{number}")) for number, part in enumerate(parts)
             )
-        return self._known[key]
+        return self._pieces[key]
 
-    def graph(self, graph: TaskGraph, cuts: Mapping[str, tuple[int, int]]) -> TaskGraph:
-        """The graph with operators cut: name -> (axis, number of pieces); tasks in program order."""
-        names: list[str] = []
-        ticks: list[int] = []
-        resource: list[int] = []
-        preds: list[list[int]] = []
-        result: dict[int, int] = {}
-        waiting: list[tuple[int, int]] = []  # (new task, old task that it waits for)
+    def _join(self, name: str) -> int:
+        """Ticks of the copy that joins an operator's pieces."""
+        if name not in self._joins:
+            op = self._ops[name]
+            self._joins[name] = self._ticks(joined(op, (), op.stream))
+        return self._joins[name]
 
-        def add(name: str, length: int, on: int, before: Sequence[int] = ()) -> int:
-            names.append(name)
-            ticks.append(length)
-            resource.append(on)
-            preds.append(list(before))
-            return len(names) - 1
+    def _ticks(self, op: Op) -> int:
+        return max(1, round(self._problem.times.seconds(op) / TICK_S))
 
-        for task, name in enumerate(graph.names):
-            if name not in cuts:
-                result[task] = add(name, graph.ticks[task], graph.resource[task])
-                waiting += [(result[task], pred) for pred in graph.preds[task]]
-                continue
-            op, (axis, num) = self._ops[name], cuts[name]
-            lengths, join = self.pieces(op, axis, num)
-            assert op.shards is not None, name
-            summed = isinstance(op.shards.combine[axis], Reduce)
-            parts: list[int] = []
-            for number, length in enumerate(lengths):
-                parts.append(add(f"{name}#{number}", length, graph.resource[task], parts[-1:] if summed else ()))
-                waiting += [(parts[-1], pred) for pred in graph.preds[task]]
-            result[task] = parts[-1]
-            if join:
-                result[task] = add(f"{name}#join", join, RESOURCES.index(Resource.COMPUTE), parts)
-        for new, old in waiting:
-            preds[new].append(result[old])
-        return TaskGraph(
-            names=tuple(names),
-            ticks=tuple(ticks),
-            resource=tuple(resource),
-            preds=tuple(tuple(sorted(set(tasks))) for tasks in preds),
-            resources=graph.resources,
-            tick_s=graph.tick_s,
+    def gain(self, name: str, cut: Cut) -> int:
+        """Ticks that two pieces hide of a collective, nothing else at work, less what pieces and joins take more."""
+        axes = cut.axes(name)
+        whole = {member: self._ticks(self._ops[member]) for member in axes}
+        more = {member: sum(self.pieces(member, axis, 2)) - whole[member] for member, axis in axes.items()}
+        joins = sum(
+            self._join(member)
+            for member, axis in axes.items()
+            if not self._is_summed(member, axis) and not axes.keys() >= set(self._followers[member])
         )
+        beside = sum(whole.values()) - whole[name]
+        return min(whole[name], beside) // 2 - sum(more.values()) - joins
+
+    def _is_summed(self, name: str, axis: int) -> bool:
+        shards = self._ops[name].shards
+        assert shards is not None, name
+        return isinstance(shards.combine[axis], Reduce)
+
+    def graph(self, graph: TaskGraph, cuts: Mapping[str, Cut]) -> TaskGraph:
+        """The graph with operators cut, by name; tasks in program order."""
+        chain_of = {member: name for name, cut in cuts.items() for member in cut.axes(name)}
+        axis_of = {member: axis for name, cut in cuts.items() for member, axis in cut.axes(name).items()}
+        made = _Drawing()
+        for task, name in enumerate(graph.names):
+            chain = chain_of.get(name)
+            if chain is None:
+                made.parts[task] = [made.add(name, graph.ticks[task], graph.resource[task])]
+                made.waiting += [(made.parts[task][0], pred, None) for pred in graph.preds[task]]
+                continue
+            axis, parts = axis_of[name], made.parts.setdefault(task, [])
+            is_summed = self._is_summed(name, axis)
+            for number, length in enumerate(self.pieces(name, axis, cuts[chain].num)):
+                before = parts[-1:] if is_summed else ()
+                parts.append(made.add(f"{name}#{number}", length, graph.resource[task], before))
+                for pred in graph.preds[task]:
+                    beside = number if chain_of.get(graph.names[pred]) == chain else None
+                    made.waiting.append((parts[-1], pred, beside))
+            if not is_summed and any(chain_of.get(follower) != chain for follower in self._followers[name]):
+                on = RESOURCES.index(Resource.COMPUTE)
+                made.join[task] = made.add(f"{name}#join", self._join(name), on, parts)
+        return made.graph(graph)
 
     def can(self, kind: OpType, num: int) -> bool:
         """The operators of a type can be cut in so many pieces."""
+        name = self._problem.iteration.ops[kind.tasks[0]].name
         try:
-            self.pieces(self._problem.iteration.ops[kind.tasks[0]], kind.axes[0], num)
+            for member, axis in kind.cuts[0].axes(name).items():
+                check_axis(self._ops[member], axis, (Fraction(1, num),) * num)
+                self.pieces(member, axis, num)
         except JobError:
             return False
         return True
 
-
-def cuts_of(iteration: Iteration, factors: Mapping[OpType, int]) -> dict[str, tuple[int, int]]:
-    """Operators by name -> (axis, number of pieces)."""
-    return {
-        iteration.ops[task].name: (axis, factor)
-        for kind, factor in factors.items()
-        for task, axis in zip(kind.tasks, kind.axes, strict=True)
-        if factor > 1
-    }
+    def can_any(self, kind: OpType) -> bool:
+        """They can be cut in some number of pieces."""
+        return any(self.can(kind, num) for num in FACTORS)
 
 
-def splits_of(cuts: Mapping[str, tuple[int, int]]) -> tuple[Split, ...]:
+class _Drawing:
+    """A graph in the making: per task of the old one its parts, and the join of them where there is one."""
+
+    def __init__(self) -> None:
+        self.parts: dict[int, list[int]] = {}
+        self.join: dict[int, int] = {}
+        self.waiting: list[tuple[int, int, int | None]] = []  # new task, old one it waits for, which part (None: whole)
+        self._names: list[str] = []
+        self._ticks: list[int] = []
+        self._resource: list[int] = []
+        self._preds: list[list[int]] = []
+
+    def add(self, name: str, ticks: int, resource: int, preds: Sequence[int] = ()) -> int:
+        """The number of a new task."""
+        self._names.append(name)
+        self._ticks.append(ticks)
+        self._resource.append(resource)
+        self._preds.append(list(preds))
+        return len(self._names) - 1
+
+    def graph(self, old: TaskGraph) -> TaskGraph:
+        """What was drawn; a whole task is its join, or else its last part."""
+        for new, pred, part in self.waiting:
+            whole = self.join.get(pred, self.parts[pred][-1])
+            self._preds[new].append(whole if part is None else self.parts[pred][part])
+        return TaskGraph(
+            names=tuple(self._names),
+            ticks=tuple(self._ticks),
+            resource=tuple(self._resource),
+            preds=tuple(tuple(sorted(set(tasks))) for tasks in self._preds),
+            resources=old.resources,
+            tick_s=old.tick_s,
+        )
+
+
+def cuts_of(iteration: Iteration, factors: Mapping[OpType, int]) -> dict[str, Cut]:
+    """Operators by name, each with its cut; chains first, and what a chain has is not cut again."""
+    found: dict[str, Cut] = {}
+    taken: set[str] = set()
+    for kind, factor in sorted(factors.items(), key=lambda item: not item[0].is_chain):
+        if factor < 2:
+            continue
+        for task, cut in zip(kind.tasks, kind.cuts, strict=True):
+            name = iteration.ops[task].name
+            members = cut.axes(name).keys()
+            if taken.isdisjoint(members):
+                taken |= members
+                found[name] = replace(cut, num=factor)
+    return found
+
+
+def splits_of(cuts: Mapping[str, Cut]) -> tuple[Split, ...]:
     """The cuts as rewrites."""
-    return tuple(Split(name, axis, num) for name, (axis, num) in cuts.items())
+    return tuple(Split(name, cut.axis, cut.num, cut.before, cut.after) for name, cut in cuts.items())

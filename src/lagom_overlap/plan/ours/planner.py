@@ -4,7 +4,8 @@
     T1  portfolio of priorities (`schedule.portfolio`)
     T4  cuts of operators that are too coarse to fill gaps (`cut_search`), then T1 on what they make
     T2  steady state of the repeated layers as a priority (`kernel`), with the cuts if they serve
-    T3  windows solved exactly, until the budget ends (`cpsat.windows`); a small step is solved whole
+    T3  windows of the orders found: many schedules tried of each (`schedule.window_search`), then, where nothing is
+        gained any more, solved exactly (`cpsat.windows`); a small step is solved whole
 
 Each tier starts from what is known; the best schedule is never lost; all stop at the bound. Memory is in the graph as
 arcs (`memory`), so that no tier knows of it.
@@ -28,6 +29,8 @@ from lagom_overlap.plan.schedule import Schedule, TaskGraph, check, lower_bound,
 from lagom_overlap.plan.schedule.generation import Generation, Kind
 from lagom_overlap.plan.schedule.incumbent import Incumbent, Progress
 from lagom_overlap.plan.schedule.portfolio import run_portfolio
+from lagom_overlap.plan.schedule.two_chains import two_chain_bound
+from lagom_overlap.plan.schedule.window_search import race
 from lagom_overlap.workload import Iteration
 from lagom_overlap.workload.rewrite.apply import rewritten
 from lagom_overlap.workload.rewrite.steps import Reorder, Rewrite, Split
@@ -41,7 +44,10 @@ _GOOD: Final = 0.001
 _SMALL: Final = 150
 """Graphs of so many tasks are solved whole."""
 _RESERVE: Final = 0.08
-"""Share of the budget for rewriting and checking at the end."""
+"""Share of the budget for rewriting and checking at the end, at least."""
+_MAX_RESERVE: Final = 0.3
+_FINISH_OVER_BEGIN: Final = 2.0
+"""Rewriting and checking at the end takes about so many times what making the first graph took, on a busy CPU too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +58,7 @@ class _Candidate:
     iteration: Iteration
     graph: TaskGraph
     search: Incumbent
+    made: list[Schedule]  # starts of the window search
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,17 +78,24 @@ class Ours:
         Raises:
             JobError: if no schedule fits the memory limit; says by how much.
         """
-        deadline = Deadline(problem.budget_s * (1.0 - _RESERVE))
-        bound = lower_bound(task_graph(problem))
+        begun = Deadline(problem.budget_s)
+        base = task_graph(problem)
+        bound = lower_bound(base)
+        reserve_s = min(_MAX_RESERVE * problem.budget_s, _FINISH_OVER_BEGIN * begun.elapsed_s)
+        deadline = begun.within(begun.left_s - max(reserve_s, _RESERVE * problem.budget_s))
         whole = self._searched(problem, (), bound, deadline)
+        beyond = () if _is_near_bound(whole.search) else _out_of_reach(base, bound)
         best = whole
         if self.split and not _is_near_bound(whole.search):
             best = self._with_cuts(problem, whole, bound, deadline)
         if not _is_near_bound(best.search) and not best.search.is_done:
-            _offer_steady(best, deadline.within(0.6 * deadline.left_s), problem.seed)
+            _offer_steady(best, deadline.within(0.5 * deadline.left_s), problem.seed)
+        if not best.search.is_done and len(best.graph) > _SMALL:
+            race(best.graph, best.made, best.search, deadline=deadline, seed=problem.seed)
         if not best.search.is_done and len(best.graph) > _SMALL:
             improve_by_windows(best.graph, best.search, seed=problem.seed)
-        return self._finished(problem, best, bound)
+        best = min(best, whole, key=lambda candidate: candidate.search.best.makespan)
+        return self._finished(problem, best, bound, () if _is_near_bound(best.search) else beyond)
 
     def replan(self, problem: PlanProblem, previous: Plan) -> Plan:
         """The plan for other times of the same step (another batch size), from a plan that exists: in under a second.
@@ -99,7 +113,7 @@ class Ours:
         _offer_priority(graph, priority, "the previous plan's order", search, deadline)
         if not search.is_done:
             run_portfolio(graph, search, deadline, max_rounds=4)
-        return self._finished(problem, _Candidate(kept, iteration, graph, search), bound)
+        return self._finished(problem, _Candidate(kept, iteration, graph, search, []), bound)
 
     def _searched(
         self, problem: PlanProblem, rewrites: tuple[Rewrite, ...], bound: int, deadline: Deadline
@@ -109,7 +123,7 @@ class Ours:
         base = task_graph(problem, iteration)
         graph = _with_arcs(problem, iteration, base)
         search = Incumbent(bound, deadline, tolerance=TOLERANCE, on_progress=self.on_progress)
-        run_portfolio(graph, search, deadline.within(0.35 * deadline.left_s), max_rounds=8)
+        made = run_portfolio(graph, search, deadline.within(0.35 * deadline.left_s), max_rounds=8)
         if not search.is_done and len(graph) <= _SMALL:
             solved, proved = solve_graph(
                 graph, search.best, bound=bound, limit_s=0.4 * deadline.left_s, seed=problem.seed
@@ -117,25 +131,23 @@ class Ours:
             search.offer(solved, "solved whole")
             if proved == search.best.makespan:
                 search.prove()
-        return _Candidate(rewrites, iteration, graph, search)
+        return _Candidate(rewrites, iteration, graph, search, made)
 
     def _with_cuts(self, problem: PlanProblem, whole: _Candidate, bound: int, deadline: Deadline) -> _Candidate:
-        """The better of a searched step and the same step with cuts."""
+        """The step with cuts, if some were found to serve, else without."""
         cutter = Cutter(problem)
         cuts = search_cuts(
-            problem.iteration,
+            problem,
             whole.graph,
             cutter,
-            exact=problem.exact,
             deadline=deadline.within(0.4 * deadline.left_s),
         )
         splits = splits_of(cuts)
         if not splits or deadline.left_s <= 0 or not _cut_fits(problem, splits):
             return whole
-        candidate = self._searched(problem, splits, bound, deadline)
-        return candidate if candidate.search.best.makespan < whole.search.best.makespan else whole
+        return self._searched(problem, splits, bound, deadline)
 
-    def _finished(self, problem: PlanProblem, best: _Candidate, bound: int) -> Plan:
+    def _finished(self, problem: PlanProblem, best: _Candidate, bound: int, remarks: tuple[str, ...] = ()) -> Plan:
         graph, schedule = best.graph, best.search.best
         if self.robust:
             schedule = most_robust(graph, best.search.latest)
@@ -151,7 +163,7 @@ class Ours:
             iteration=rewritten(best.iteration, (reorder,)),
             lower_bound_s=graph.seconds(bound),
             is_optimal=_is_shortest(best, issued, bound),
-            notes=_notes(best, schedule),
+            notes=(*_notes(best, schedule), *remarks),
         )
 
 
@@ -161,13 +173,13 @@ def _offer_steady(best: _Candidate, deadline: Deadline, seed: int) -> None:
     if stages:
         priority = steady_priorities(best.graph, stages, deadline.within(0.7 * deadline.left_s), seed=seed)
         if priority is not None:
-            _offer_priority(best.graph, priority, "steady state", best.search, deadline)
+            best.made.extend(_offer_priority(best.graph, priority, "steady state", best.search, deadline))
 
 
 def _is_shortest(best: _Candidate, issued: Schedule, bound: int) -> bool:
-    """No schedule of the uncut step is shorter: proved by the bound, or by solving it whole."""
-    proved = not best.rewrites and best.search.is_proved and issued.makespan == best.search.best.makespan
-    return issued.makespan <= bound or proved
+    """Nothing is cut, and no schedule is shorter: proved by the bound, or by solving the step whole."""
+    proved = best.search.is_proved and issued.makespan == best.search.best.makespan
+    return not best.rewrites and (issued.makespan <= bound or proved)
 
 
 def _is_near_bound(search: Incumbent) -> bool:
@@ -193,17 +205,26 @@ def _with_arcs(problem: PlanProblem, iteration: Iteration, base: TaskGraph) -> T
 
 def _offer_priority(
     graph: TaskGraph, priority: Sequence[float], name: str, search: Incumbent, deadline: Deadline
-) -> None:
+) -> list[Schedule]:
+    """Offers the schedules of a priority, improved; returns them."""
     generation = Generation(graph)
+    found: list[Schedule] = []
     for kind in Kind:
         made = generation.schedule(kind, priority)
         search.offer(made, name)
-        better = generation.improved(
-            made, (kind, Kind.SERIAL), max_rounds=8, target=search.target, deadline=deadline
-        )
-        search.offer(better, f"{name}, improved")
-        if search.is_done:
-            return
+        for back in Kind:
+            better = generation.improved(made, (kind, back), max_rounds=8, target=search.target, deadline=deadline)
+            search.offer(better, f"{name}, improved")
+            found.append(better)
+            if search.is_done:
+                return found
+    return found
+
+
+def _out_of_reach(graph: TaskGraph, bound: int) -> tuple[str, ...]:
+    """What no schedule of the uncut step goes below, if that is known to be more than the lower bound."""
+    least = two_chain_bound(graph)
+    return (f"no schedule of the uncut step is below {least / bound:.4f} of the lower bound",) if least > bound else ()
 
 
 def _notes(best: _Candidate, schedule: Schedule) -> tuple[str, ...]:

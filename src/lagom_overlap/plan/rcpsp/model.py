@@ -6,6 +6,7 @@ from threading import Thread
 from ortools.sat.python import cp_model
 
 from lagom_overlap.plan.cpsat.solver import new_solver
+from lagom_overlap.plan.rcpsp.bounds import paths
 from lagom_overlap.plan.rcpsp.project import Project
 
 
@@ -96,15 +97,3 @@ def _model(
     model.add_hint(end, makespan)
     model.minimize(end)
     return model, starts
-
-
-def paths(project: Project) -> tuple[list[int], list[int]]:
-    """The longest path before each activity, and that from its start to the end of the project."""
-    heads, tails = [0] * len(project), [0] * len(project)
-    order = project.topological()
-    succs = project.succs()
-    for activity in order:
-        heads[activity] = max((heads[p] + project.durations[p] for p in project.preds[activity]), default=0)
-    for activity in reversed(order):
-        tails[activity] = project.durations[activity] + max((tails[s] for s in succs[activity]), default=0)
-    return heads, tails

@@ -2,7 +2,8 @@
 
 What it does is said in csrc/lagom_rcpsp.c. Departures from the literature that it names: a steady population instead of
 generations, where a child replaces the longest schedule unless it is longer itself or its list is known already; and
-populations of thousands, because there is time for millions of schedules.
+populations of thousands, several of which grow stale apart before their best meet: there is time for millions of
+schedules, and what ran out first was variety.
 """
 
 import ctypes
@@ -69,7 +70,7 @@ class GeneticSearch:
         self._unit = gcd(*project.durations) or 1
         demands = np.array(project.demands, np.int64).reshape(self._num, -1)
         capacities = np.array(project.capacities, np.int64)
-        durations = np.array(project.durations, np.int64) // self._unit
+        durations = np.array([duration // self._unit for duration in project.durations], np.int32)
         arcs = [(pred, succ) for succ, preds in enumerate(project.preds) for pred in preds]
         ends = np.array(arcs, np.int32).reshape(-1, 2)
         least, most = _POPULATIONS
@@ -77,7 +78,7 @@ class GeneticSearch:
         self._library = _library()
         error = ctypes.c_int()
         self._search = self._library.lr_open(
-            *(self._num, len(project.capacities), durations.astype(np.int32).ctypes.data),
+            *(self._num, len(project.capacities), durations.ctypes.data),
             *(demands.ctypes.data, capacities.ctypes.data, len(arcs), ends.ctypes.data, seed % (1 << 64)),
             *(max(least, min(population, most, _MEMORY_BYTES // (4 * self._num))), ctypes.byref(error)),
         )

@@ -74,4 +74,3 @@ class Generation:
             *(self._arrays.forward, *kinds, max_rounds, PATIENCE, target, limit_s, starts.ctypes.data)
         )
         return schedule_of(makespan, starts)
-

@@ -42,7 +42,8 @@ def library() -> ctypes.CDLL:
     found.lls_generate.argtypes = [graph, integer, pointer, pointer]
     found.lls_improve.argtypes = [graph, integer, integer, integer, integer, long, double, pointer]
     found.lls_sweep.argtypes = [graph, short, short, integer, ctypes.c_uint64, double, pointer, pointer, pointer]
-    for function in (found.lls_generate, found.lls_improve, found.lls_sweep):
+    found.lls_two_chains.argtypes = [*(long, pointer, pointer), *(long, pointer, pointer), long, pointer]
+    for function in (found.lls_generate, found.lls_improve, found.lls_sweep, found.lls_two_chains):
         function.restype = long
     return found
 

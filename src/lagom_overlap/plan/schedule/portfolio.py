@@ -35,11 +35,8 @@ def blended(graph: TaskGraph, after: Sequence[int], blend: float) -> NDArray[np.
     """Priorities between the critical path (0) and program order (1), both scaled to [0, 1]; `after` are the tails."""
     path = np.asarray(after, np.float64) + np.asarray(graph.ticks, np.float64)
     place = np.arange(len(graph)) / max(1, len(graph))
-    return blend * place - (1.0 - blend) * path / path.max(initial=1.0)
-
-
-QUICK: Final = 4
-"""So many members are the first of each kind: enough to compare variants of a graph."""
+    priority: NDArray[np.float64] = blend * place - (1.0 - blend) * path / path.max(initial=1.0)
+    return priority
 
 
 def run_portfolio(

@@ -28,7 +28,7 @@ _LOOK_S: Final = 0.05
 _SIZES: Final = (120, 120, 60, 240)
 """Tasks of a window, round by round."""
 _ROUNDS: Final = ((8, 40), (4, 100), (2, 300))
-"""How many orders run in a round, and the tries per window; the last one is repeated."""
+"""How many orders run in a round, and the tries per window; the last one is repeated, with more tries when dull."""
 _LEAST_GAIN: Final = 1e-5
 """Rounds that shorten no order by more than this share are dull."""
 _MAX_DULL: Final = 4
@@ -97,6 +97,7 @@ def race(
     while runners and dull < _MAX_DULL and not incumbent.is_done and deadline.left_s > 0:
         num_runners, num_tries = _ROUNDS[min(number, len(_ROUNDS) - 1)]
         runners = sorted(runners, key=lambda runner: runner.promise)[:num_runners]
+        num_tries *= 1 + 2 * dull
 
         def run(runner: _Runner, number: int = number, num_tries: int = num_tries) -> Schedule:
             made = runner.schedule

@@ -1,14 +1,15 @@
-"""The best sharding as an integer program: Alpa's intra-operator formulation (arXiv 2201.12023, section 4.2), on CP-SAT.
+"""The best sharding as an integer program: Alpa's intra-operator formulation (arXiv 2201.12023, 4.2), on CP-SAT.
 
 | paper | here |
 |---|---|
 | one-hot strategy vector s_v | `_Model.option[kind][k]` |
-| computing and communication of a strategy, c_v + d_v | `Option.seconds` (sums are finished by conversions, not by c_v) |
-| resharding matrix R_vu, linearised by e_vu | `_Model.way`: a needed layout is made from one that its tensor is made in |
+| computing and communication, c_v + d_v | `Option.seconds`; sums are finished by conversions, not by the call |
+| resharding matrix R_vu, linearised by e_vu | `_Model.way`: a needed layout is made from one that its tensor has |
 | memory (Alpa's code, not in the formula) | a linear bound at each moment of the step that could break it |
 
 A needed layout costs once however many calls need it (`problem`). Per tensor, need and layout that it may be made in,
-`way <= made in that layout` and `sum of ways = needed`: the linear relaxation of this is tighter than e >= a + b - 1.
+`way <= made in that layout` and `sum of ways >= needed`; and every reader is served from the layout that the tensor is
+made in, which whole numbers imply and their relaxation does not.
 
 Nodes of the same kind in several layers share their decision (`tie_layers`): layers are alike, and a program of 24 has
 the variables of one. Memory is bounded at the moments where the last solution broke the limit, until none does.
@@ -72,7 +73,12 @@ def choose_sharding(
                 model.bound_memory(lifetimes, moment, memory_limit_bytes)
         found = model.solved(deadline, seed)
         if found is None:
-            raise JobError(_why_none(problem, lifetimes, moments, memory_limit_bytes, tie_layers, deadline, seed))
+            lean = _Model(problem, tie_layers=tie_layers)
+            lean.minimise_memory(lifetimes, moments)
+            leanest = lean.solved(deadline, seed)
+            raise JobError(
+                _why_none(problem, None if leanest is None else lifetimes.peak(leanest[0])[0], memory_limit_bytes)
+            )
         choice, is_optimal = found
         peak, moment = lifetimes.peak(choice)
         if memory_limit_bytes is None or peak <= memory_limit_bytes:
@@ -83,30 +89,14 @@ def choose_sharding(
     raise JobError(f"no sharding was found that fits the memory limit {format_bytes(memory_limit_bytes or 0)} in time")
 
 
-def _why_none(
-    problem: ShardingProblem,
-    lifetimes: Lifetimes,
-    moments: Sequence[int],
-    limit: int | None,
-    tie_layers: bool,
-    deadline: Deadline,
-    seed: int,
-) -> str:
+def _why_none(problem: ShardingProblem, leanest_bytes: int | None, limit_bytes: int | None) -> str:
     """By how much the leanest sharding misses the limit."""
-    if limit is None:
+    if limit_bytes is None or leanest_bytes is None or leanest_bytes <= limit_bytes:
         return "no sharding was found in time: give the search more seconds"
-    model = _Model(problem, tie_layers=tie_layers)
-    model.minimise_memory(lifetimes, moments)
-    found = model.solved(deadline, seed)
-    if found is None:
-        return "no sharding was found in time: give the search more seconds"
-    peak, _ = lifetimes.peak(found[0])
-    if peak <= limit:
-        return "no sharding within the memory limit was found in time: give the search more seconds"
     shape = "x".join(map(str, problem.mesh.shape))
     return (
-        f"memory_limit is {format_bytes(limit)}: the leanest sharding found over a mesh of {shape} ranks takes "
-        f"{format_bytes(peak)}, {format_bytes(peak - limit)} too much"
+        f"memory_limit is {format_bytes(limit_bytes)}: the leanest sharding found over a mesh of {shape} ranks takes "
+        f"{format_bytes(leanest_bytes)}, {format_bytes(leanest_bytes - limit_bytes)} too much"
     )
 
 
@@ -132,6 +122,8 @@ class _Model:
             if kind not in self.option:
                 self.option[kind] = [self._model.new_bool_var("") for _ in node.options]
                 self._model.add_exactly_one(self.option[kind])
+                for place, variable in enumerate(self.option[kind]):  # every rank does everything: always possible
+                    self._model.add_hint(variable, place == 0)
             for variable, option in zip(self.option[kind], node.options, strict=True):
                 ticks = round(option.seconds / _TICK_S)
                 if not node.calls:  # between layouts that cost the same, a parameter is cut as finely as can be
@@ -173,12 +165,16 @@ class _Model:
                     found[need.value, need.part][kind].add(place)
         return found
 
-    def _ways_of(self, value: str, part: object, kinds: Sequence[object]) -> dict[Layout, dict[Layout, cp_model.IntVar]]:
+    def _ways_of(
+        self, value: str, part: object, kinds: Sequence[object]
+    ) -> dict[Layout, dict[Layout, cp_model.IntVar]]:
         asking: dict[Layout, list[cp_model.LinearExprT]] = defaultdict(list)
         asked: list[set[Layout]] = []
         wanted = set(kinds)
         for node, kind in zip(self._problem.nodes, self._kind_of, strict=True):
-            if kind not in wanted or not any(n.value == value and n.part == part for o in node.options for n in o.needs):
+            if kind not in wanted or not any(
+                n.value == value and n.part == part for o in node.options for n in o.needs
+            ):
                 continue
             by_layout: dict[Layout, list[cp_model.IntVar]] = defaultdict(list)
             for variable, option in zip(self.option[kind], node.options, strict=True):
@@ -238,9 +234,7 @@ class _Model:
                 terms += [kib(value, layout) * way for before, way in ways.items() if before != layout]
         return sum(terms)
 
-    def _ways(
-        self, value: str, part: object
-    ) -> list[tuple[tuple[str, object, Layout], dict[Layout, cp_model.IntVar]]]:
+    def _ways(self, value: str, part: object) -> list[tuple[tuple[str, object, Layout], dict[Layout, cp_model.IntVar]]]:
         return [(key, ways) for key, ways in self.way.items() if key[0] == value and key[1] == part]
 
     def solved(self, deadline: Deadline, seed: int) -> tuple[tuple[int, ...], bool] | None:
@@ -255,5 +249,3 @@ class _Model:
         }
         is_optimal = solver.objective_value <= solver.best_objective_bound + 1
         return tuple(taken[kind] for kind in self._kind_of), is_optimal
-
-

@@ -49,7 +49,7 @@ def sharding_problem(
     for call in computing(program.calls):
         node = _joined(call, views, maker, mesh) if merge and _is_trivial(call) else None
         if node is None:
-            found = strategies_of(call, mesh)
+            found = [strategy for strategy in strategies_of(call, mesh) if _can_be_fed(call, strategy, views)]
             node = _Growing([call], [[strategy] for strategy in found])
             growing.append(node)
         for output in call.outputs:
@@ -64,6 +64,15 @@ def sharding_problem(
         nodes.append(Node(name="results", kind="results", calls=(), options=(Option(0.0, (), needs),)))
     return ShardingProblem(
         program=program, mesh=mesh, views=views, conversions=conversions, nodes=_numbered_kinds(nodes)
+    )
+
+
+def _can_be_fed(call: Call, strategy: Strategy, views: Views) -> bool:
+    """What the step is given comes whole or cut, never as parts of a sum."""
+    kinds = (views.program.values[views.chain(operand.value)[0]].kind for operand in call.inputs)
+    return all(
+        kind is ValueKind.MADE or Held.PARTIAL not in strategy.layout(operand)
+        for kind, operand in zip(kinds, call.inputs, strict=True)
     )
 
 
@@ -87,9 +96,7 @@ def _joined(call: Call, views: Views, maker: dict[str, tuple[int, _Growing]], me
     return None
 
 
-def _following(
-    call: Call, operand: Operand, layout: Layout, views: Views, mesh: Mesh
-) -> Strategy | None:
+def _following(call: Call, operand: Operand, layout: Layout, views: Views, mesh: Mesh) -> Strategy | None:
     """The strategy that takes the operand as it is when the tensor behind it is made in `layout`."""
     _, chain = views.chain(operand.value)
     for view, output in chain:

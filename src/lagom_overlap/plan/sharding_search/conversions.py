@@ -81,13 +81,13 @@ class Conversions:
             for after in (*range(len(value.shape)), Held.WHOLE):
                 made = (*layout[:dim], after, *layout[dim + 1 :])
                 if after != place and self._is_innermost(layout, dim, place) and self._fits(value, made, dim):
-                    yield self._step(value, layout, made, (dim,), place, after)
+                    yield self._step(value, layout, made, (dim,))
         if len(layout) > 1 and len(set(layout)) == 1:
             everywhere = tuple(range(len(layout)))
             for after in (*range(len(value.shape)), Held.WHOLE):
                 made = (after,) * len(layout)
                 if made != layout and self._fits(value, made, None):
-                    yield self._step(value, layout, made, everywhere, layout[0], after)
+                    yield self._step(value, layout, made, everywhere)
 
     @staticmethod
     def _is_innermost(layout: Layout, dim: int, place: Placement) -> bool:
@@ -95,16 +95,15 @@ class Conversions:
         return not isinstance(place, int) or place not in layout[dim + 1 :]
 
     def _fits(self, value: Value, layout: Layout, dim: int | None) -> bool:
-        """The cut along mesh dimension `dim` (None: along all) divides the tensor and is the finest of its dimension."""
+        """The cut along mesh dimension `dim` (None: all) divides the tensor and is the finest of its dimension."""
         after = layout[dim or 0]
         if not isinstance(after, int):
             return True
         cuts = prod(n for place, n in zip(layout, self.mesh.shape, strict=True) if place == after)
         return value.shape[after] % cuts == 0 and (dim is None or after not in layout[dim + 1 :])
 
-    def _step(
-        self, value: Value, before: Layout, made: Layout, dims: tuple[int, ...], place: Placement, after: Placement
-    ) -> Step:
+    def _step(self, value: Value, before: Layout, made: Layout, dims: tuple[int, ...]) -> Step:
+        place, after = before[dims[0]], made[dims[0]]
         if place is Held.WHOLE:
             return Step(before, made, dims, None)
         if place is Held.PARTIAL:

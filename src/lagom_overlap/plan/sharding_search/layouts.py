@@ -40,7 +40,7 @@ class Mesh:
     def __post_init__(self) -> None:
         if not 1 <= len(self.shape) <= MAX_MESH_DIMS or min(self.shape) < 2:
             raise JobError(
-                f"mesh is {'x'.join(map(str, self.shape))}: must be one or two dimensions of at least 2 ranks, as 8 or 2x4"
+                f"mesh is {'x'.join(map(str, self.shape))}: must be one or two dimensions of at least 2 ranks, as 2x4"
             )
 
     @property

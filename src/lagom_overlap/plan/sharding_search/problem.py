@@ -67,4 +67,3 @@ def made_layouts(options: Iterable[Option]) -> Mapping[str, Layout]:
 def needed(options: Iterable[Option]) -> list[Need]:
     """What is asked for, each once, in the order of the program."""
     return list(dict.fromkeys(need for option in options for need in option.needs))
-

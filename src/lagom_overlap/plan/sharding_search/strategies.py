@@ -171,4 +171,3 @@ def needs_of(call: Call, strategy: Strategy, views: Views) -> tuple[Need, ...]:
 def computing(calls: Sequence[Call]) -> Iterator[Call]:
     """The calls that are decisions: all but views."""
     return (call for call in calls if not is_view(call))
-

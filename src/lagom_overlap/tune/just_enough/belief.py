@@ -6,17 +6,20 @@ from typing import Final
 
 import numpy as np
 
+from lagom_overlap.backends.base import GroupProblem, Measurement
 from lagom_overlap.tune.just_enough.forecast import Forecast
 from lagom_overlap.tune.just_enough.lattice import Floats, Ints
 from lagom_overlap.tune.just_enough.model import Evidence, Fit, GroupModel, Wires
 from lagom_overlap.tune.just_enough.pool import Lesson, Pool
-from lagom_overlap.tune.just_enough.sight import Record
-from lagom_overlap.tune.just_enough.victim import Victim
-from lagom_overlap.tune.just_enough.wire import Prior
+from lagom_overlap.tune.just_enough.sight import LEAST_S, Record, Sight
+from lagom_overlap.tune.just_enough.victim import Victim, victim_of
+from lagom_overlap.tune.just_enough.wire import Prior, wire_prior
 
 MAX_SM_COUNTS: Final = 4
 """SM counts that stay in question once there are a few measurements."""
 FEW: Final = 3
+UNCONTRADICTED: Final = -0.5
+"""Log odds of what a group's own measurements have nothing to say against."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -43,6 +46,8 @@ class Belief:
         self._model, self._wire_prior, self._wire_key = model, wire_prior, wire_key
         self._sms: Ints = np.arange(len(model.victim.sm_counts))
         self._last: _Beliefs | None = None
+        self.is_warm = False
+        """The last fits believe what other runs say of wire and computations."""
 
     @property
     def victim(self) -> Victim:
@@ -63,15 +68,21 @@ class Belief:
     def update(self, record: Record, sigma: float, pool: Pool, name: str) -> None:
         """Fits the wire, then the computations beside it: by itself for the others, then with what they know."""
         evidence = Evidence(self._model, record, sigma)
-        wire = evidence.fit_wire(
-            self._wire_prior, self._wire_prior.mean if self._last is None else self._last.wire.params[0]
-        )
-        pool.learn(self._wire_key, name, Lesson.of(wire, 0, self._wire_prior))
-        taught = pool.prior(self._wire_key, name, self._wire_prior)
+        prior = self._wire_prior
+        wire = evidence.fit_wire(prior, prior.mean if self._last is None else self._last.wire.params[0])
+        pool.learn(self._wire_key, name, Lesson.of(wire, 0, prior))
+        is_warm, warm = False, None if pool.earlier is None else pool.earlier.prior(self._wire_key, name, prior)
+        if pool.earlier is not None and warm is not None:
+            warmed = evidence.fit_wire(warm, wire.params[0])
+            is_warm = warmed.log_evidence(warm) > wire.log_evidence(prior) + pool.earlier.least_evidence
+            if is_warm:
+                prior, wire = warm, warmed
+        taught = pool.prior(self._wire_key, name, prior)
         if taught is not None:
             wire = evidence.fit_wire(taught, wire.params[0])
         wires = Wires(evidence, wire.params[0])
-        body = self._fit_body(evidence, wires, pool, name)
+        body, is_warm_too = self._fit_body(evidence, wires, pool, name, same_wire=is_warm)
+        self.is_warm = is_warm and is_warm_too
         self._last = _Beliefs(evidence=evidence, wires=wires, wire=wire, body=body)
 
     def forecast(self) -> Forecast:
@@ -92,7 +103,10 @@ class Belief:
         wires = Wires(self._last.evidence, wire_drawn)
         return Forecast(self._last.evidence, wires, int(self._sms[index]), body_drawn)
 
-    def _fit_body(self, evidence: Evidence, wires: Wires, pool: Pool, name: str) -> Fit:
+    def _fit_body(
+        self, evidence: Evidence, wires: Wires, pool: Pool, name: str, *, same_wire: bool
+    ) -> tuple[Fit, bool]:
+        """The fit, and whether it believes other runs."""
         victim, prior = self._model.victim, self._model.victim.prior
         key = "body", victim.knows_grid
         start = np.tile(prior.mean, (len(self._sms), 1)) if self._last is None else self._last.body.params
@@ -101,14 +115,47 @@ class Belief:
         counts = [victim.sm_counts[index] for index in self._sms]
         if victim.knows_grid:
             pool.learn_sm_counts(name, dict(zip(counts, found.cost.tolist(), strict=True)))
-        taught = pool.prior(key, name, prior)
+        against = pool.against_sm_counts(name, counts)
+        is_warm, warm = False, None if pool.earlier is None else _own_scale(pool.earlier.prior(key, name, prior), prior)
+        if pool.earlier is not None and warm is not None:
+            warmed = evidence.fit_body(wires, self._sms, warm, found.params)
+            # Where the wire is that of the other run, so is the machine: enough if nothing speaks against it.
+            least = UNCONTRADICTED if same_wire else pool.earlier.least_evidence
+            is_warm = warmed.log_evidence(warm) > found.log_evidence(prior) + least
+            if is_warm:
+                prior, found = warm, warmed
+                against = against + pool.earlier.against_sm_counts(name, counts)
+        taught = _own_scale(pool.prior(key, name, prior), prior)
         if taught is not None:
-            # The scale is a group's own.
-            taught.mean[0], taught.sd[0] = prior.mean[0], prior.sd[0]
             found = evidence.fit_body(wires, self._sms, taught, found.params)
-        found = replace(found, cost=found.cost + pool.against_sm_counts(name, counts))
+        found = replace(found, cost=found.cost + against)
         if len(evidence.record.num) >= FEW and len(self._sms) > MAX_SM_COUNTS:
             kept = np.argsort(found.cost, kind="stable")[:MAX_SM_COUNTS]
             self._sms = self._sms[kept]
             found = Fit(params=found.params[kept], covariance=found.covariance[kept], cost=found.cost[kept])
-        return found
+        return found, is_warm
+
+
+def _own_scale(taught: Prior | None, own: Prior) -> Prior | None:
+    """A prior of the computations that others taught: the scale stays a group's own."""
+    if taught is not None:
+        taught.mean[0], taught.sd[0] = own.mean[0], own.sd[0]
+    return taught
+
+
+def first_belief(problem: GroupProblem, sight: Sight, first: Measurement) -> Belief:
+    """What is believed of a group before any fit, from its first measurement."""
+    group, lattices = problem.group, sight.lattices
+    most_channels = max(int(lattice.channels.max()) for lattice in lattices)
+    victim = victim_of(group, most_channels, max(first.comp_s, LEAST_S))
+    comm_s = np.maximum(np.array(first.comm_s), LEAST_S)
+    return Belief(
+        GroupModel(sight, victim),
+        wire_prior=wire_prior(lattices[0].kinds, sight.wire_bytes, comm_s),
+        wire_key=wire_key(problem, sight),
+    )
+
+
+def wire_key(problem: GroupProblem, sight: Sight) -> Hashable:
+    """What groups must have in common to share the constants of a wire."""
+    return "wire", sight.lattices[0].kinds, frozenset(comm.communicator for comm in problem.group.comms)

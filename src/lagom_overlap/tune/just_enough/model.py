@@ -48,6 +48,12 @@ class Fit:
     covariance: Floats
     cost: Floats
 
+    def log_evidence(self, prior: Prior) -> float:
+        """The logarithm of how probable the data are under a prior, but for a constant (Laplace, 1774), at the best."""
+        best = int(np.argmin(self.cost))
+        _, spread = np.linalg.slogdet(self.covariance[best])
+        return float(0.5 * spread - self.cost[best] - np.log(prior.sd).sum())
+
 
 class GroupModel:
     """One group's sight and victim as the library reads them; `work` counts what was computed, in evaluations."""

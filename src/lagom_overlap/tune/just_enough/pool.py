@@ -57,9 +57,14 @@ class _Class:
 
 
 class Pool:
-    """The latest lessons of every group, by the kind of constants and what must be equal to share them."""
+    """The latest lessons of every group, by the kind of constants and what must be equal to share them.
 
-    def __init__(self) -> None:
+    `earlier` holds those of a warm start. A group takes them if its own measurements give them log odds of at least
+    `least_evidence` over what it believes without them.
+    """
+
+    def __init__(self, earlier: "Pool | None" = None, *, least_evidence: float = 0.0) -> None:
+        self.earlier, self.least_evidence = earlier, least_evidence
         self._classes: dict[Hashable, _Class] = {}
         self._odds: Floats = np.zeros(len(SM_COUNTS))
         self._own_odds: dict[str, Floats] = {}

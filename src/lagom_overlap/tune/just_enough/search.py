@@ -21,15 +21,13 @@ import numpy as np
 from lagom_overlap.backends.base import Assignment, Failure, GroupProblem, Outcome
 from lagom_overlap.tune.groupwise import Probe, group_random
 from lagom_overlap.tune.just_enough.allocate import Allocation
-from lagom_overlap.tune.just_enough.belief import Belief
+from lagom_overlap.tune.just_enough.belief import Belief, first_belief
 from lagom_overlap.tune.just_enough.effort import Effort
 from lagom_overlap.tune.just_enough.evidence import Arms
 from lagom_overlap.tune.just_enough.forecast import Forecast
-from lagom_overlap.tune.just_enough.model import GroupModel
 from lagom_overlap.tune.just_enough.pool import Pool
+from lagom_overlap.tune.just_enough.regime import Regime
 from lagom_overlap.tune.just_enough.sight import LEAST_S, Places, Surfaces, record_of, sight_of
-from lagom_overlap.tune.just_enough.victim import victim_of
-from lagom_overlap.tune.just_enough.wire import wire_prior
 
 NORMAL: Final = NormalDist()
 DOUBT: Final = 0.03
@@ -80,12 +78,13 @@ class GroupSearch:
         seed: int,
         pool: Pool,
         surfaces: Surfaces,
+        first: Assignment | None = None,
     ) -> None:
         self._problem, self._effort, self._confidence = problem, effort, confidence
-        self._pool = pool
+        self._pool, self._first = pool, first
         self._seed = group_random(seed, problem).getrandbits(32)
         self._sight = sight_of(problem, surfaces)
-        self._arms = Arms()
+        self._regime = Regime(problem.default)
         self._barred: list[set[int]] = [set() for _ in self._sight.lattices]
         self._belief: Belief | None = None
         self._forecast: Forecast | None = None
@@ -98,6 +97,7 @@ class GroupSearch:
         self._scouted: set[int] = set()
         self._num_surprises = 0
         self._expected_s: float | None = None
+        self._expected_comp_s: float | None = None
         self.stand = problem.default
         self.probe: Probe | None = Probe(assignment=problem.default, reason="the default, as the incumbent")
 
@@ -106,13 +106,14 @@ class GroupSearch:
         assert self.probe is not None, "told a finished search"
         assignment = self.probe.assignment
         self._num_told += 1
-        self._arms.add(assignment, outcome)
+        if self._regime.see(assignment, outcome, self._expected_comp_s):
+            self._begin_anew()
         if isinstance(outcome, Failure):
             self._bar(assignment)
         elif self._expected_s is not None and self._num_told > FIRST_TRUSTED and self._is_trusted:
             off = abs(log(max(outcome.makespan_s, LEAST_S) / self._expected_s))
             self._num_surprises = self._num_surprises + 1 if off > SURPRISE + 3 * self._arms.sigma else 0
-        self._expected_s = None
+        self._expected_s = self._expected_comp_s = None
 
     def plan(self) -> int:
         """Finds the next probe and the stand after what was told; returns the work that took."""
@@ -138,6 +139,18 @@ class GroupSearch:
         default_s = self._arms.mean_s(self._problem.default)
         return self._num_waited, self._problem.group.count * (default_s if default_s < inf else 0.0)
 
+    def _begin_anew(self) -> None:
+        """The job is another one now: what was concluded from its earlier times is void."""
+        self._belief = self._forecast = None
+        self._estimates_s = {}
+        self._num_planned = self._regime.num_told - 1
+        self._num_surprises = 0
+        self._scouted = set()
+
+    @property
+    def _arms(self) -> Arms:
+        return self._regime.arms
+
     @property
     def _is_trusted(self) -> bool:
         return self._num_surprises < MOST_SURPRISES
@@ -145,7 +158,11 @@ class GroupSearch:
     def _next(self) -> Probe | None:
         if self._num_told >= self._effort.max_measurements:
             return None
+        if self._regime.is_suspicious:
+            return Probe(assignment=self._problem.default, reason="another time than ever: has the default's changed?")
         self._forecast = self._look()
+        if self._first is not None and not self._arms.knows(self._first):
+            return Probe(assignment=self._first, reason="warm start: what an earlier run ended with")
         if self._forecast is None:
             return self._calibrate()
         return self._propose(self._forecast) or self._race()
@@ -167,7 +184,8 @@ class GroupSearch:
         if not self._places:
             return None
         if self._belief is None:
-            self._belief = self._first_belief()
+            first = next(iter(self._arms.runs.values()))[0]
+            self._belief = first_belief(self._problem, self._sight, first)
         record = record_of({places: self._arms.runs[arm] for arm, places in self._places.items()})
         self._belief.update(record, self._arms.sigma, self._pool, self._problem.group.name)
         forecast = self._belief.forecast()
@@ -175,18 +193,6 @@ class GroupSearch:
             makespans_s = (forecast.makespans(record.places) + self._arms.gap_s).tolist()
             self._estimates_s = dict(zip(self._places, makespans_s, strict=True))
         return forecast
-
-    def _first_belief(self) -> Belief:
-        group, lattices = self._problem.group, self._sight.lattices
-        first = next(iter(self._arms.runs.values()))[0]
-        most_channels = max(int(lattice.channels.max()) for lattice in lattices)
-        victim = victim_of(group, most_channels, max(first.comp_s, LEAST_S))
-        comm_s = np.maximum(np.array(first.comm_s), LEAST_S)
-        return Belief(
-            GroupModel(self._sight, victim),
-            wire_prior=wire_prior(lattices[0].kinds, self._sight.wire_bytes, comm_s),
-            wire_key=("wire", lattices[0].kinds, frozenset(comm.communicator for comm in group.comms)),
-        )
 
     def _best(self) -> Assignment | None:
         """The best of what ran by its estimate, the default too."""
@@ -246,9 +252,9 @@ class GroupSearch:
         probe = self._favoured(forecast, "forecast")
         if probe is None:
             probe = self._scout(forecast)
-        if probe is not None or self._num_planned >= self._effort.max_explore:
-            return probe
         assert self._belief is not None, "a forecast without a belief"
+        if probe is not None or self._num_planned >= self._effort.max_explore or self._belief.is_warm:
+            return probe  # an earlier run that is believed has looked around already
         rng = np.random.default_rng([self._seed, self._num_planned])
         for _ in range(self._effort.num_draws):
             probe = self._favoured(self._belief.drawn(rng), "could be")
@@ -296,13 +302,16 @@ class GroupSearch:
         if self._arms.knows(assignment):
             return None
         compared = np.array([found] if places is None else [found, places])
-        expected_s, *now = (forecast.makespans(compared) + self._arms.gap_s).tolist()
+        comm_s, comp_s = forecast.times(compared)
+        expected_s, *now = (np.maximum(comm_s, comp_s) + self._arms.gap_s).tolist()
         if best is not None:
             now_s = now[0] if now else self._estimate_s(best)
             least_gain = max(LEAST_GAIN, min(MOST_GAIN, self._arms.sigma / 3))
             if expected_s > now_s * (1 - least_gain):
                 return None
         self._expected_s = max(expected_s, LEAST_S)
+        if self._num_planned >= FIRST_TRUSTED and self._is_trusted:
+            self._expected_comp_s = float(comp_s[0])
         return Probe(assignment=assignment, reason=f"{why}: makespan {1e3 * expected_s:.4g} ms, the shortest")
 
     def _step(self) -> Probe | None:

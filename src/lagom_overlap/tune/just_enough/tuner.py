@@ -33,8 +33,10 @@ from lagom_overlap.tune.just_enough.effort import check_confidence, effort_named
 from lagom_overlap.tune.just_enough.pool import Pool
 from lagom_overlap.tune.just_enough.search import GroupSearch
 from lagom_overlap.tune.just_enough.sight import Surfaces
+from lagom_overlap.tune.just_enough.warm import earlier_pool, first_probe
+from lagom_overlap.tune.warm_start import WarmStart
 
-STEP_WORK: Final = 700_000
+STEP_WORK: Final = 600_000
 """Work of one decision step at most (`GroupModel.work`; measured: 30 to 50 ns a unit)."""
 
 
@@ -46,7 +48,7 @@ class JustEnough(SideBySide[GroupSearch]):
 
     A step plans as many groups as `step_work` allows, those first that have waited longest, then the longest of the
     iteration; the others are measured once more with what they have. Work is counted, not timed: the same tells give
-    the same asks on any machine.
+    the same asks on any machine. `warm` is what other runs say; the group's own measurements may refuse it (`warm.py`).
 
     Raises:
         UnknownNameError: if there is no such effort.
@@ -63,12 +65,15 @@ class JustEnough(SideBySide[GroupSearch]):
         effort: str = "normal",
         confidence: float = 1.8,
         step_work: int = STEP_WORK,
+        warm: WarmStart | None = None,
     ) -> None:
-        pool, surfaces, chosen, beyond = Pool(), Surfaces(), effort_named(effort), check_confidence(confidence)
+        surfaces, chosen, beyond = Surfaces(), effort_named(effort), check_confidence(confidence)
+        pool = Pool(None if warm is None else earlier_pool(warm, problems, surfaces))
         self._step_work = step_work
 
         def begin(problem: GroupProblem) -> GroupSearch:
-            return GroupSearch(problem, chosen, confidence=beyond, seed=seed, pool=pool, surfaces=surfaces)
+            first = None if warm is None else first_probe(warm, problem)
+            return GroupSearch(problem, chosen, confidence=beyond, seed=seed, pool=pool, surfaces=surfaces, first=first)
 
         super().__init__(problems, begin)
 

@@ -1,0 +1,51 @@
+"""A cell of the papers' grids on a step built from a model's shapes."""
+
+from dataclasses import dataclass
+
+from lagom_overlap.hardware import Cluster
+from lagom_overlap.plan.base import PlanProblem
+from lagom_overlap.workload import TransformerModel
+from lagom_overlap.workload.dataflow import Unit, dataflow_iteration
+from lagom_overlap.workload.parallel import ParallelLayout
+from plan_papers.judged import times_of
+
+SEQ_LEN = 2048
+LAYERS_AHEAD = 3
+MATRICES = 5
+"""Matrices of a gated layer: gathers of that many matrices are one layer's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """One cell of Centauri's figures."""
+
+    model: TransformerModel
+    cluster: Cluster
+    layout: ParallelLayout
+    shard: int | None = None
+    budget_s: float = 10.0
+
+    def problem(self, unit: Unit = Unit.LAYER) -> PlanProblem:
+        """The step; gathers reach three layers ahead."""
+        step = dataflow_iteration(
+            self.model,
+            self.layout,
+            seq_len=SEQ_LEN,
+            gpus_per_node=self.cluster.gpus_per_node,
+            shard=self.shard,
+            unit=unit,
+        )
+        depth = LAYERS_AHEAD * (MATRICES if unit is Unit.MATRIX else 1)
+        times = times_of(self.cluster)
+        return PlanProblem(iteration=step, cluster=self.cluster, times=times, prefetch=depth, budget_s=self.budget_s)
+
+
+def sharded(data: int, micro_batch: int, *, stage: int = 3, batches: int = 1) -> ParallelLayout:
+    """Data-parallel ranks with a ZeRO stage; gradients travel in 2 bytes."""
+    return ParallelLayout(
+        data=data,
+        zero_stage=stage,
+        micro_batch=micro_batch,
+        global_batch=data * micro_batch * batches,
+        gradient_bytes=2,
+    )

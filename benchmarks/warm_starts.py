@@ -1,0 +1,315 @@
+"""What warm starts save and what wrong ones cost `just_enough`: on the generator, and on NCCL's own choices simulated.
+
+    python benchmarks/warm_starts.py [generator] [ways] --groups 60 --num-comms 1,4 --noise 0.02 --seed 79 [--json]
+
+`generator`: the frozen groups of `overlap_generator.py`, whose physics is its own. The search begins with nothing, with
+an earlier run of the same group (another draw of the noise), with that run's settings alone, with a simulation under
+our contention model, with the run of another group (useless), and with two that mislead: the earlier run with
+collectives three times as long, or with its times dealt to other assignments, both naming the worst assignment as best.
+Then with a table of implementations, as NCCL's: exact, 20 % off at random, upside down.
+
+`ways`: single collectives of many sizes beside products on DGX presets, all algorithms and protocols allowed, noise as
+above; the truth is `SimulatedBackend`, which takes latencies and rates from NCCL's model: there NCCL's table is nearly
+exact by construction, and the figure is the most that such a prior can give.
+
+Regret, measurements, worse than default, right kind: as in `search_quality.py`. Nothing here was measured.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import exp
+from random import Random
+from statistics import fmean
+
+from lagom_overlap.backends.base import Assignment, BackendRequest, Failure, GroupProblem, Measurement, Outcome
+from lagom_overlap.backends.simulated import SimulatedBackend
+from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, Protocol
+from lagom_overlap.cost import ContentionModel, load_profile
+from lagom_overlap.errors import SpaceError
+from lagom_overlap.hardware import load_preset
+from lagom_overlap.job.warm_start import nccl_ways
+from lagom_overlap.sim import GroupSimulator
+from lagom_overlap.tune.just_enough import JustEnough
+from lagom_overlap.tune.warm_start import Earlier, ExpectedWay, WarmStart, Ways
+from lagom_overlap.units import KIB, MIB
+from lagom_overlap.workload import CommOp, CompOp, Gemm, OverlapGroup
+from overlap_generator import FORMS, FROZEN, Draw, SimulatedGroup, _draw_wire, draw_group
+from search_quality import WORSE, percentile_95
+
+SIMULATOR = "a40_nvlink"
+TOO_LONG = 3.0
+TABLE_ERROR = 0.2
+RING = Algorithm.RING
+
+Measure = Callable[[Assignment], Outcome]
+Runs = Mapping[Assignment, tuple[Measurement, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One search: its result, its measurements in order."""
+
+    assignment: Assignment
+    num_measurements: int
+    runs: Runs
+
+    @property
+    def worst(self) -> Assignment:
+        """What was slowest."""
+        return max(self.runs, key=lambda arm: self.runs[arm][0].makespan_s)
+
+
+def search(problem: GroupProblem, measure: Measure, *, seed: int, warm: WarmStart | None = None) -> Found:
+    """One search to its end."""
+    tuner, runs, count = JustEnough((problem,), seed=seed, warm=warm), dict[Assignment, list[Measurement]](), 0
+    name = problem.group.name
+    while (trial := tuner.ask()) is not None:
+        outcome = measure(trial.assignments[name])
+        if isinstance(outcome, Measurement):
+            runs.setdefault(trial.assignments[name], []).append(outcome)
+        tuner.tell(trial, {name: outcome})
+        count += 1
+    return Found(tuner.recommend()[name], count, {arm: tuple(done) for arm, done in runs.items()})
+
+
+# The generator.
+
+
+def noisy(group: SimulatedGroup, what: str, noise: float) -> Measure:
+    """Measurements of a drawn group, with a stream of noise of their own."""
+    rng = Random(f"{what}/{group.problem.group.name}/{noise}")
+    return lambda assignment: group.measure(assignment, rng, noise)
+
+
+def simulated_runs(group: SimulatedGroup, seed: int) -> Found:
+    """The group tuned on our contention model instead."""
+    simulator = GroupSimulator(
+        group.problem.group, ContentionModel(load_preset(SIMULATOR, 1), load_profile("plausible"))
+    )
+
+    def measure(assignment: Assignment) -> Outcome:
+        try:
+            times = simulator.evaluate(assignment)
+        except SpaceError as error:
+            return Failure(str(error))
+        return Measurement(makespan_s=times.makespan_s, comp_s=times.comp_s, comm_s=times.comm_s)
+
+    return search(group.problem, measure, seed=seed)
+
+
+def longer(runs: Runs) -> Runs:
+    """The runs with collectives that take longer."""
+    return {
+        arm: tuple(
+            Measurement(
+                makespan_s=max(TOO_LONG * run.total_comm_s, run.comp_s),
+                comp_s=run.comp_s,
+                comm_s=tuple(TOO_LONG * time_s for time_s in run.comm_s),
+            )
+            for run in done
+        )
+        for arm, done in runs.items()
+    }
+
+
+def dealt_anew(runs: Runs) -> Runs:
+    """The runs under each other's assignments, the first under the last."""
+    return dict(zip(runs, reversed(list(runs.values())), strict=True))
+
+
+def true_ways(seed: int, index: int, num_comms: int, error: float = 0.0, *, turned: bool = False) -> Ways:
+    """The generator's own implementations as a table; `error` is the sigma of each ratio's logarithm."""
+    wire = _draw_wire(Draw(f"{FROZEN}/{seed}/{index}/{num_comms}"), FORMS[index % 2])
+    rng = Random(f"table/{seed}/{index}/{num_comms}")
+    link, latency = (exp(rng.gauss(0.0, error)) * ratio for ratio in (wire.ll128_link, wire.ll128_latency))
+    if turned:
+        link, latency = 1 / link, 1 / latency
+    return {
+        (RING, Protocol.SIMPLE): ExpectedWay(wire.latency_s, wire.link),
+        (RING, Protocol.LL128): ExpectedWay(wire.latency_s * latency, wire.link * link),
+    }
+
+
+def warm_starts(group: SimulatedGroup, seed: int, index: int, noise: float) -> Iterator[tuple[str, WarmStart | None]]:
+    """Every way to begin, in words."""
+    problem, num_comms = group.problem, group.num_comms
+    earlier = search(problem, noisy(group, "earlier", noise), seed=index)
+    stranger = draw_group(seed, index + 1, num_comms)
+    strange = search(stranger.problem, noisy(stranger, "earlier", noise), seed=index)
+    simulated = simulated_runs(group, index)
+
+    def one(runs: Runs, best: Assignment, of: GroupProblem = problem) -> WarmStart:
+        return WarmStart(source="benchmark", earlier=(Earlier(problem=of, runs=runs, best=best),))
+
+    def table(ways: Ways) -> WarmStart:
+        return WarmStart(source="benchmark", ways={problem.group.name: ways})
+
+    yield "none", None
+    yield "earlier run", one(earlier.runs, earlier.assignment)
+    yield "its settings alone", one({}, earlier.assignment)
+    yield "simulation", one(simulated.runs, simulated.assignment)
+    yield "another group's run", one(strange.runs, strange.assignment, stranger.problem)
+    yield "misleading: collectives x3, worst as best", one(longer(earlier.runs), earlier.worst)
+    yield "misleading: times dealt anew, worst as best", one(dealt_anew(earlier.runs), earlier.worst)
+    yield "table of ways, exact", table(true_ways(seed, index, num_comms))
+    yield f"table of ways, {TABLE_ERROR:.0%} off", table(true_ways(seed, index, num_comms, TABLE_ERROR))
+    yield "table of ways, upside down", table(true_ways(seed, index, num_comms, turned=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One search judged."""
+
+    start: str
+    regret: float
+    num_measurements: int
+    is_worse: bool
+    right_kind_share: float
+
+
+def judged(
+    start: str, found: Found, exact: Callable[[Assignment], float], default: Assignment, best: Assignment
+) -> Run:
+    """A result against the best assignment, without noise."""
+    seconds = exact(found.assignment)
+    pairs = zip(found.assignment, best, strict=True)
+    return Run(
+        start=start,
+        regret=seconds / exact(best) - 1,
+        num_measurements=found.num_measurements,
+        is_worse=seconds > WORSE * exact(default),
+        right_kind_share=fmean((a.algorithm, a.protocol) == (b.algorithm, b.protocol) for a, b in pairs),
+    )
+
+
+def generator_runs(args: argparse.Namespace, num_comms: int) -> Iterator[Run]:
+    """All starts on the frozen groups."""
+    for index in range(args.groups):
+        group = draw_group(args.seed, index, num_comms)
+        best, default = group.oracle()[0], group.problem.default
+        for start, warm in warm_starts(group, args.seed, index, args.noise):
+            found = search(group.problem, noisy(group, "now", args.noise), seed=index, warm=warm)
+            yield judged(start, found, lambda arm, of=group: of.exact(arm).makespan_s, default, best)
+
+
+# NCCL's choices, simulated.
+
+PRESETS = (("a100_dgx", 1), ("a100_dgx", 2), ("h100_dgx", 1), ("h100_dgx", 2))
+SIZES = (64 * KIB, 512 * KIB, 4 * MIB, 32 * MIB, 256 * MIB)
+KINDS = (CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER)
+RATIOS = (0.7, 1.4)
+"""Computation over communication, each alone."""
+
+
+def way_groups(noise: float, seed: int) -> Iterator[tuple[GroupProblem, SimulatedBackend, SimulatedBackend, Ways]]:
+    """Problem, noisy and exact backend, NCCL's table."""
+    for preset, num_nodes in PRESETS:
+        cluster = load_preset(preset, num_nodes)
+        model = ContentionModel(cluster, load_profile("plausible"))
+        for kind in KINDS:
+            for size in SIZES:
+                call = Collective(kind, size, 8 * num_nodes)
+                comm_s = model.collective(call, model.default_config(call)).seconds()
+                product = Gemm(4096, 4096, 1024)
+                product_s = model.kernel_seconds(model.kernel(product))
+                for ratio in RATIOS:
+                    count = max(1, round(ratio * comm_s / product_s))
+                    group = OverlapGroup(
+                        name=f"{preset} {num_nodes} {kind} {size} {ratio}",
+                        computations=tuple(CompOp(name=f"mm{i}", work=product) for i in range(count)),
+                        comms=(CommOp(name="comm", collective=call),),
+                    )
+                    ask = {"job_fingerprint": "benchmark", "cluster": cluster, "seed": seed}
+                    disturbed = SimulatedBackend(model, BackendRequest(**ask, noise=noise))
+                    exact = SimulatedBackend(model, BackendRequest(**ask))
+                    problem = exact.problem(group)
+                    yield problem, disturbed, exact, nccl_ways(problem, cluster)
+
+
+def way_runs(args: argparse.Namespace) -> Iterator[Run]:
+    """With and without NCCL's table."""
+    for number, (problem, disturbed, exact, ways) in enumerate(way_groups(args.noise, args.seed)):
+        if number % args.every:
+            continue
+
+        def seconds(arm: Assignment, problem: GroupProblem = problem, exact: SimulatedBackend = exact) -> float:
+            outcome = exact.measure(problem.group, arm)
+            return outcome.makespan_s if isinstance(outcome, Measurement) else float("inf")
+
+        best = min(((config,) for config in problem.spaces[0]), key=seconds)
+        table = WarmStart(source="benchmark", ways={problem.group.name: ways})
+        first = next(iter(ways.values()))
+        turned = {
+            way: ExpectedWay(first.latency_s**2 / held.latency_s, first.bytes_per_s**2 / held.bytes_per_s)
+            for way, held in ways.items()
+        }
+        upside_down = WarmStart(source="benchmark", ways={problem.group.name: turned})
+        for start, warm in (("none", None), ("NCCL's table", table), ("NCCL's table, upside down", upside_down)):
+            found = search(problem, lambda arm, p=problem, b=disturbed: b.measure(p.group, arm), seed=number, warm=warm)
+            yield judged(start, found, seconds, problem.default, best)
+
+
+def row_of(name: str, start: str, runs: Sequence[Run]) -> dict[str, object]:
+    """Means over the groups."""
+    regrets = [run.regret for run in runs]
+    return {
+        "groups": name,
+        "start": start,
+        "num_groups": len(runs),
+        "mean_regret": fmean(sorted(regrets)),
+        "p95_regret": percentile_95(regrets),
+        "mean_measurements": fmean(run.num_measurements for run in runs),
+        "worse_than_default_share": fmean(run.is_worse for run in runs),
+        "right_kind_share": fmean(run.right_kind_share for run in runs),
+    }
+
+
+def rows_of(name: str, runs: Iterator[Run]) -> list[dict[str, object]]:
+    """A row per start, in the order in which they came."""
+    cells: dict[str, list[Run]] = {}
+    for run in runs:
+        cells.setdefault(run.start, []).append(run)
+    return [row_of(name, start, cell) for start, cell in cells.items()]
+
+
+def markdown(rows: Sequence[Mapping[str, object]]) -> Iterator[str]:
+    """The rows as a table."""
+    yield "| groups | start | regret, mean / p95 | measurements | worse | right kind |"
+    yield "|---|---|---|---|---|---|"
+    for row in rows:
+        numbers = {key: float(str(value)) for key, value in row.items() if key not in ("groups", "start")}
+        yield (
+            f"| {row['groups']} ({row['num_groups']}) | {row['start']} | {100 * numbers['mean_regret']:.2f}"
+            f" / {100 * numbers['p95_regret']:.1f} % | {numbers['mean_measurements']:.1f}"
+            f" | {100 * numbers['worse_than_default_share']:.1f} % | {100 * numbers['right_kind_share']:.0f} % |"
+        )
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Runs the benchmark and prints its rows."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("parts", nargs="*", metavar="PART", help="of generator, ways (default: both)")
+    parser.add_argument("--groups", type=int, default=60, help="frozen groups per number of collectives")
+    parser.add_argument("--num-comms", default="1,4", help="collectives of a frozen group, by comma")
+    parser.add_argument("--noise", type=float, default=0.02)
+    parser.add_argument("--seed", type=int, default=79)
+    parser.add_argument("--every", type=int, default=1, help="only each so many of the groups of ways")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout, nothing else")
+    args = parser.parse_args(argv)
+    parts = args.parts or ["generator", "ways"]
+    if not set(parts) <= {"generator", "ways"} or args.groups < 1 or args.every < 1 or args.noise < 0:
+        parser.error("parts are generator and ways; --groups and --every at least 1, --noise at least 0")
+    rows = []
+    if "generator" in parts:
+        for number in args.num_comms.split(","):
+            rows += rows_of(f"generator, N = {number}", generator_runs(args, int(number)))
+    if "ways" in parts:
+        rows += rows_of("NCCL's choices, simulated", way_runs(args))
+    sys.stdout.write(json.dumps({"rows": rows}, indent=1) + "\n" if args.json else "\n".join(markdown(rows)) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""The benchmarks of decision steps, of the protocol and of the watcher: short versions, judged by what must hold."""
+
+import json
+
+import pytest
+
+import decision_scale
+import protocol_scale
+import watcher
+
+
+def rows(capsys: pytest.CaptureFixture[str]) -> list[dict[str, float]]:
+    return json.loads(capsys.readouterr().out)["rows"]
+
+
+def test_groups_of_one_job_are_searched_together_and_end_near_their_best(capsys: pytest.CaptureFixture[str]) -> None:
+    decision_scale.main(["--shapes", "3x2", "--iterations", "1", "--regret", "--json"])
+    (row,) = rows(capsys)
+    assert row["num_groups"] == 3
+    assert row["mean_regret"] < 0.05
+    assert row["worse_share"] == 0
+    assert 0 < row["median_s"] <= row["longest_s"]
+
+
+def test_groups_of_an_iteration_share_a_wire_and_differ_in_kernels() -> None:
+    first, second = decision_scale.draw_iteration(1, 0, 2, 2)
+    assert first.problem.group.computations != second.problem.group.computations
+    assert decision_scale.draw_iteration(1, 0, 2, 2)[1].problem == second.problem
+
+
+def test_what_a_rank_says_and_hears_does_not_grow_with_the_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    protocol_scale.main(["--ranks", "64,128", "--windows", "1", "--json"])
+    few, many = rows(capsys)
+    for role in ("leaf", "root"):
+        assert many[f"{role}_calls"] == few[f"{role}_calls"]
+        assert many[f"{role}_written_bytes"] < 1.5 * few[f"{role}_written_bytes"]
+    assert many["root_calls"] < 64
+    assert few["height"] == many["height"] == 2
+
+
+def test_the_watcher_finds_a_large_change_in_time_and_hears_nothing_in_white_noise(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    watcher.main(["--noise", "gaussian_2", "--hours", "1", "--changes", "4", "--json"])
+    (row,) = rows(capsys)
+    assert row["false_alarms_per_hour"] == 0
+    assert row["missed_20"] == row["missed_50"] == 0
+    assert row["p95_delay_20"] <= 50
+
+
+@pytest.mark.parametrize("name", list(watcher.FORMS))
+def test_every_form_of_noise_is_about_one_second_a_step(name: str) -> None:
+    steps = watcher.FORMS[name](watcher.Random(3))
+    taken = [next(steps) for _ in range(4000)]
+    assert 0.95 < sorted(taken)[len(taken) // 4] < 1.05
+    assert min(taken) > 0.5
