@@ -6,6 +6,7 @@ Step times of 1 s on average are drawn from a form of noise; the watcher (`runti
 does, in windows of `watch_steps`, with its default options. *False alarms per hour*: of steps that never change, the
 watcher made anew after each alarm. *Delay*: steps from the change to the end of the window in which it alarms; the
 change comes 200 to 400 steps after the job settled and stays. *Missed*: no alarm within 500 steps.
+An alarm before the change counts for neither.
 
     gaussian_1 .. gaussian_5   1, 2, 5 % of white noise
     bimodal     one step in three is 15 % longer (2 % noise)

@@ -66,8 +66,9 @@ def test_zero_stage_2_is_captured_with_reduce_scatters_and_gathered_parameters(t
     run_capture(CaptureRequest(target=str(job(tmp_path, "data = 4\nzero_stage = 2")), out=out))
     comms = read_capture(out).iteration.comms
     moved = {kind: sum(c.collective.num_bytes for c in comms if c.collective.kind is kind) for kind in CollectiveKind}
-    assert moved[CollectiveKind.REDUCE_SCATTER] > 2 * 2 * 2560 * 51200  # the gradients of embedding and head alone
-    assert moved[CollectiveKind.REDUCE_SCATTER] == pytest.approx(moved[CollectiveKind.ALL_GATHER], rel=1e-3)
+    head_bytes = 2 * 2560 * 51200
+    assert moved[CollectiveKind.REDUCE_SCATTER] >= head_bytes  # of its gradient
+    assert moved[CollectiveKind.ALL_GATHER] >= 2 * head_bytes  # of the new head and embedding
     assert moved[CollectiveKind.ALL_TO_ALL] == 0
 
 

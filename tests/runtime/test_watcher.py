@@ -55,7 +55,10 @@ def test_less_than_the_ratio_is_followed_in_silence_and_so_are_shorter_steps() -
     assert not watcher.see([*steps(300), *steps(2000, level=1.05)])
     watcher = Watcher(1.08)
     assert not watcher.see([*steps(300), *steps(2000, level=0.6)])
-    assert watcher.see(steps(60, level=0.7)), "judged by the shorter steps, not by the first"
+    found = watcher.see(steps(60, level=0.7))
+    assert found, "judged by the shorter steps, not by the first"
+    assert "they took 1" not in found
+    assert "they took 9" not in found
 
 
 def test_a_creep_by_the_whole_ratio_is_a_change() -> None:

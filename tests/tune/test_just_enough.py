@@ -414,6 +414,27 @@ def test_what_a_group_learns_moves_the_prior_of_another_but_not_its_own() -> Non
     assert taught.sd[1] == pytest.approx(1.0)
 
 
+def test_a_groups_prior_holds_what_the_others_know_now_and_nothing_of_its_own() -> None:
+    prior, rng = Prior(np.zeros(2), np.ones(2)), np.random.default_rng(1)
+
+    def lesson() -> Lesson:
+        return Lesson(precision=rng.uniform(1, 50, 2), mean=rng.normal(size=2), prior_sd=np.ones(2))
+
+    last = {name: lesson() for name in "abc"}
+    pool, others = Pool(), Pool()
+    for name in "abcabc":
+        pool.learn("wire", name, lesson())
+    for name, each in last.items():
+        pool.learn("wire", name, each)
+    for name in "bc":
+        others.learn("wire", name, last[name])
+    found, expected = pool.prior("wire", "a", prior), others.prior("wire", "new", prior)
+    assert found is not None
+    assert expected is not None
+    assert found.mean == pytest.approx(expected.mean, rel=1e-9)
+    assert found.sd == pytest.approx(expected.sd, rel=1e-9)
+
+
 def test_noise_is_believed_until_repeats_tell_it() -> None:
     arms = Arms()
     arms.add((DEFAULT,), measured(1.0, 0.5))

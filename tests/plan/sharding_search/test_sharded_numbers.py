@@ -161,4 +161,4 @@ def test_any_sharding_gives_the_numbers_of_one_device(name: str, shape: tuple[in
 def test_the_chosen_sharding_gives_the_numbers_of_one_device(name: str) -> None:
     case = traced(name)
     problem = problem_of(case[0].program, 4)
-    check(problem, list(choose_sharding(problem, limit_s=5).choice), case)
+    check(problem, list(choose_sharding(problem, limit_s=40).choice), case)

@@ -52,19 +52,24 @@ def search_cuts(problem: PlanProblem, graph: TaskGraph, cutter: Cutter, *, deadl
     trial = _Trial(iteration, short, cutter)
     alone = _descended(trial, singles, cutter, {}, deadline.within(_SINGLES_SHARE * deadline.left_s))
     trial = _Trial(iteration, short, cutter, num_tries=_NUM_TRIES)
+    begun_s = deadline.left_s
+    trial.makespan({}, deadline)
+    taken_s = (begun_s - deadline.left_s) * len(graph) / len(short)  # what a trial of the whole step takes, about
     base = alone[0].factors
     beside = _descended(trial, chains, cutter, base, deadline.within(_CHAINS_SHARE * deadline.left_s))
-    better = [*_shorter(beside, base)[:1], *_shorter(alone, {})[:_NUM_WHOLE]]
+    better = [*_shorter(alone, {})[:_NUM_WHOLE], *_shorter(beside, base)[:1]]
     if not better or len(short) == len(graph):
-        return cuts_of(iteration, better[0].factors) if better else {}
+        return cuts_of(iteration, better[-1].factors) if better else {}
     whole = _Trial(iteration, graph, cutter, num_tries=_NUM_TRIES)
     found: list[tuple[int, int]] = []
-    tries = [one.factors for one in (*better[:2], _Tried(0, {}), *better[2:])]
+    tries = [one.factors for one in (better[-1], better[0], _Tried(0, {}), *better[1:-1])]
     for number, factors in enumerate(tries):
-        if found and deadline.left_s <= 0:
+        begun_s = deadline.left_s
+        if begun_s < taken_s:  # no time for another one
             break
         found.append((whole.makespan(factors, deadline), number))
-    return cuts_of(iteration, tries[min(found)[1]])
+        taken_s = begun_s - deadline.left_s
+    return cuts_of(iteration, tries[min(found)[1]] if len(found) > 1 else better[0].factors)
 
 
 def _shorter(tried: Sequence[_Tried], base: Mapping[OpType, int]) -> list[_Tried]:
