@@ -163,6 +163,19 @@ def test_axes_are_those_of_the_specification(name: str, combine: tuple, sizes: t
     assert (rule.combine, rule.sizes) == (combine, sizes)
 
 
+@pytest.mark.parametrize("name", ["mm", "addmm", "addmm full", "baddbmm"])
+def test_the_first_factor_of_a_product_comes_first(name: str) -> None:
+    """The rewrites tell m from n by it: cutting the columns of a biased product must halve n, not m."""
+    func, args, kwargs = CASES[name]
+    rule, _ = _rule(func, args, kwargs)
+    assert rule is not None
+    factor = args[0] if name == "mm" else args[1]
+    assert rule.inputs[0][0] is factor
+    rows = next(axis for axis, combine in enumerate(rule.combine) if combine == Gather(factor.dim() - 2))
+    columns = next(axis for axis, combine in enumerate(rule.combine) if combine == Gather(factor.dim() - 1))
+    assert (rows in rule.inputs[0][1], columns in rule.inputs[0][1]) == (True, False)
+
+
 def test_grouped_keys_bound_the_pieces_along_heads() -> None:
     query, key = rand(1, 8, 4, 2), rand(1, 2, 4, 2)
     arguments = {"query": query, "key": key, "value": key, "is_causal": True}

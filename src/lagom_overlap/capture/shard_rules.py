@@ -26,7 +26,7 @@ Arguments = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ShardRule:
-    """Axes of one call: `inputs` pairs each tensor argument with its axes, in the order of the arguments.
+    """Axes of one call: `inputs` pairs each tensor argument with its axes, of a product the factors first.
 
     `combine[axis]` and `sizes[axis]` as in `ShardSpec`; a size is the greatest common divisor of the lengths along it.
     """
@@ -115,9 +115,9 @@ def _addmm(build: _Builder, arguments: Arguments, outputs: Sequence[torch.Tensor
     """No contraction axis: every piece would add the bias."""
     a, b = arguments["mat1"], arguments["mat2"]
     m, n = build.axis(a.shape[0], Gather(0)), build.axis(b.shape[1], Gather(1))
-    _broadcast(build, arguments["self"], (m, n))
-    build.use(a, (m, None))
+    build.use(a, (m, None))  # the factors come first: the rewrites tell m from n by them
     build.use(b, (None, n))
+    _broadcast(build, arguments["self"], (m, n))
 
 
 def _bmm(build: _Builder, arguments: Arguments, outputs: Sequence[torch.Tensor]) -> None:
@@ -132,9 +132,9 @@ def _baddbmm(build: _Builder, arguments: Arguments, outputs: Sequence[torch.Tens
     a, b = arguments["batch1"], arguments["batch2"]
     batch, m = build.axis(a.shape[0], Gather(0)), build.axis(a.shape[1], Gather(1))
     n = build.axis(b.shape[2], Gather(2))
-    _broadcast(build, arguments["self"], (batch, m, n))
     build.use(a, (batch, m, None))
     build.use(b, (batch, None, n))
+    _broadcast(build, arguments["self"], (batch, m, n))
 
 
 def _all_but(arguments: Arguments, outputs: Sequence[torch.Tensor], build: _Builder, dims: set[int]) -> None:
