@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from lagom_overlap import OnlineTuner
 
-MODULES = ("argparse", "ast", "datetime", "decimal", "inspect", "logging", "pathlib", "tarfile", "turtle", "typing")
+MODULES = ("argparse", "ast", "datetime", "decimal", "inspect", "logging", "pathlib", "tarfile", "statistics", "typing")
 
 
 class Block(nn.Module):
