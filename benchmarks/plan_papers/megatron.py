@@ -53,7 +53,7 @@ def megatron(budget_s: float) -> Iterator[str]:
     yield ""
     yield "## Megatron: what each recommended switch brings"
     yield ""
-    yield "Without contention, and with it: `--tp-comm-overlap` then runs from userbuffers, no copies, gathers by engine."
+    yield "Without contention, and with it (there `--tp-comm-overlap` runs from userbuffers: no copies, copy engines)."
     yield ""
     rows = []
     contended = ContentionModel(cluster, load_profile("plausible"))

@@ -184,7 +184,7 @@ def test_what_was_found_starts_the_next_job(job: Job, tmp_path: Path) -> None:
     assert started == settings
     again = Job(options=job.options, started=started)
     again.routes = [Runnable(route, FakeCompute()) for route in again.routes]  # type: ignore[misc]
-    again.run(3)
+    again.run(7)
     assert [route.compute.carved for route in again.routes] == [job.routes[0].compute.carved] * 2  # type: ignore[attr-defined]
 
 

@@ -5,10 +5,11 @@ import time
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
-from lagom_overlap.runtime.gloo_clock import CallClock, Mark
-from lagom_overlap.runtime.gloo_route import RunWork
+from lagom_overlap.runtime.adapters.ddp import _Completion  # noqa: E402
+from lagom_overlap.runtime.gloo_clock import CallClock, Mark  # noqa: E402
+from lagom_overlap.runtime.gloo_route import RunWork  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.torch
 class OnceOnly:
     """As gloo's receives: a second wait would never return."""
 
-    def __init__(self, error: RuntimeError | None = None) -> None:
+    def __init__(self, error: Exception | None = None) -> None:
         self.release = threading.Event()
         self.num_waits = 0
         self.error = error
@@ -55,11 +56,43 @@ def test_shares_of_one_group_do_not_overlap() -> None:
     clock.close()
 
 
-def test_an_error_of_the_call_is_raised_where_it_is_waited_for() -> None:
-    clock, handle = CallClock(), OnceOnly(RuntimeError("Connection closed by peer"))
+@pytest.mark.parametrize("kind", [RuntimeError, ValueError])
+def test_an_error_of_the_call_is_raised_where_it_is_waited_for(kind: type[Exception]) -> None:
+    clock, handle = CallClock(), OnceOnly(kind("Connection closed by peer"))
     work = RunWork(clock.watch(handle, Mark(), 0.0), None, None)
     handle.release.set()
-    with pytest.raises(RuntimeError, match="Connection closed by peer"):
-        work.wait()
+    for _ in range(2):
+        with pytest.raises(kind, match="Connection closed by peer"):
+            work.wait()
     assert clock.is_idle()
     clock.close()
+
+
+def test_an_error_of_any_kind_reaches_whoever_waits_for_a_bucket_of_ddp() -> None:
+    handle = OnceOnly(ValueError("not a slice"))
+    handle.release.set()
+    future = _Completion().future(RunWork(handle, None, None), torch.zeros(1))
+    deadline = time.monotonic() + 10
+    while not future.done():
+        assert time.monotonic() < deadline, "nobody was told"
+    with pytest.raises(Exception, match="not a slice"):
+        future.wait()
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("Connection closed by peer")])
+def test_a_loop_that_only_asks_ends_and_a_wait_after_it_waits_no_second_time(error: Exception | None) -> None:
+    handle, done, mark = OnceOnly(error), [], Mark()
+    work = RunWork(handle, mark, lambda: done.append(1))
+    assert not work.is_completed(), "asking does not wait"
+    handle.release.set()
+    deadline = time.monotonic() + 10
+    while not work.is_completed():
+        assert time.monotonic() < deadline, "asked in vain"
+    assert work.is_success() is (error is None)
+    if error is None:
+        assert work.wait()
+        assert mark.joined_s is not None, "a step has the same joins whether or not it asked"
+    else:
+        with pytest.raises(RuntimeError, match="Connection closed by peer"):
+            work.wait()
+    assert (handle.num_waits, len(done)) == (1, int(error is None))

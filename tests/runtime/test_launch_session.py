@@ -12,7 +12,8 @@ pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.gloo, pytest.mark.slow, pytest.mark.timeout(240)]
 
 TRAIN = """
-import sys, torch, torch.distributed as dist
+import contextlib, os, sys, torch, torch.distributed as dist
+from torch.profiler import profile, schedule
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 kind, num_steps, code = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
@@ -27,13 +28,19 @@ else:
         fully_shard(layer)
     fully_shard(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-for step in range(num_steps):
-    loss = model(torch.ones(4, 544) * (dist.get_rank() + step)).square().mean()
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    if dist.get_rank() == 0:
-        print(step, loss.item())
+profiles = profile(schedule=schedule(wait=3, warmup=1, active=2, repeat=1)) if "PROFILES" in os.environ else None
+with profiles or contextlib.nullcontext():
+    for step in range(num_steps):
+        loss = model(torch.ones(4, 544) * (dist.get_rank() + step)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if dist.get_rank() == 0:
+            print(step, loss.item())
+        if profiles is not None:
+            profiles.step()
+        if step == int(os.environ.get("DISABLED_AT", -1)) and dist.get_rank() == 1:
+            os.environ["LAGOM_DISABLE"] = "1"
 dist.destroy_process_group()
 sys.exit(code)
 """
@@ -93,3 +100,23 @@ def test_tuning_without_a_line_of_code_keeps_every_loss_and_saves_what_it_found(
         saved = json.loads((tmp_path / "tuned" / "settings.json").read_text())
         assert saved["format"] == "lagom-online"
         assert saved["world_size"] == 2
+
+
+def test_a_rank_that_is_disabled_alone_takes_all_ranks_off_at_one_step(tmp_path):
+    code, plain, error = run(tmp_path, steps=30, prefix=False)
+    assert code == 0, error
+    code, tuned, error = run(tmp_path, "--online", "--out", "tuned", steps=30, DISABLED_AT="9")
+    assert code == 0, error
+    assert tuned == plain
+    for rank in range(2):
+        states = [event for event in events(tmp_path / "tuned", rank) if event["event"] == "state"]
+        assert "rank 1: LAGOM_DISABLE is set" in states[-1]["reason"]
+        assert states[-1]["state"] == "off"
+
+
+def test_observing_leaves_the_profiling_to_a_job_that_profiles_itself(tmp_path):
+    """Its profiler warms up beside our samples; two of them would end the job."""
+    code, watched, error = run(tmp_path, "--observe", "--out", "seen", kind="ddp", PROFILES="1")
+    assert code == 0, error
+    assert watched.count("\n") == 12
+    assert "the job has a profiler of its own" in error

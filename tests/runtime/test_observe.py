@@ -1,12 +1,22 @@
 """What is said of a job that is only watched."""
 
+import itertools
 from dataclasses import dataclass, field
 
 import pytest
 
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.plugin.support import Knob
-from lagom_overlap.runtime.observe import FIRST_SAMPLED, NUM_SAMPLED, Sampler, SeenCall, Shares, knobs_of, report_lines
+from lagom_overlap.runtime.observe import (
+    FIRST_SAMPLED,
+    NUM_SAMPLED,
+    SAMPLED_APART,
+    Sampler,
+    SeenCall,
+    Shares,
+    knobs_of,
+    report_lines,
+)
 
 AG, AR, A2A, SEND = (
     CollectiveKind.ALL_GATHER,
@@ -72,11 +82,25 @@ def test_a_few_steps_after_the_warm_up_are_sampled_and_no_more():
     job = Job()
     sampler = job.sampler()
     told = [sampler.next_step() for _ in range(20)]
-    assert told.index(True) == FIRST_SAMPLED + NUM_SAMPLED - 1
+    assert told.index(True) == FIRST_SAMPLED + SAMPLED_APART * (NUM_SAMPLED - 1)
     assert told.count(True) == 1
     assert job.log == ["begin", "end"] * NUM_SAMPLED
     assert sampler.shares.num_steps == NUM_SAMPLED
     assert not sampler.close()
+
+
+def test_no_two_steps_in_a_row_are_sampled_whatever_is_in_the_way():
+    """Kineto writes into freed events if a scope that one profiler saw opened closes under the next."""
+    job = Job()
+    sampler, sampled = job.sampler(), []
+    for step in range(1, 40):
+        job.busy = "busy" if step in (3, 4, 8, 9, 10) else ""
+        job.calls = None if step < 14 else [SeenCall(AG, 1.0)]
+        before = job.log.count("begin")
+        sampler.next_step()
+        sampled += [step] * (job.log.count("begin") - before)
+    assert sampler.shares.num_steps == NUM_SAMPLED
+    assert all(later - step > 1 for step, later in itertools.pairwise(sampled)), sampled
 
 
 def test_it_steps_aside_while_the_jobs_own_profiler_runs():

@@ -1,6 +1,7 @@
 """Saved settings and options: what is refused, in which words."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,16 @@ def test_a_role_is_set_on_the_communicator_that_this_rank_has_of_it() -> None:
     assert key.communicator == mine[1]
     assert (key.occurrence, key.num_bytes, config) == (3, 1 << 20, SETTING.config)
     assert not len(table_of([SETTING], mine[:1]))
+
+
+def test_every_communicator_of_a_role_is_set_alike() -> None:
+    """A chain of pairs: with one of the two set, ranks 1 and 2 would run the calls of [1, 2] under other settings."""
+    role = replace(CALL, creation_order=0)
+    setting = replace(SETTING, site=Site(role, 3))
+    pairs = [CommunicatorId(description="tp", ranks=ranks) for ranks in ((0, 1), (1, 2), (2, 3))]
+    tables = [table_of([setting], [pair for pair in pairs if rank in pair.ranks]) for rank in range(4)]
+    set_on = [{key.communicator for key, config in table if config == SETTING.config} for table in tables]
+    assert set_on == [{pairs[0]}, {pairs[0], pairs[1]}, {pairs[1], pairs[2]}, {pairs[2]}]
 
 
 @pytest.mark.parametrize(

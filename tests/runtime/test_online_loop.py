@@ -330,13 +330,14 @@ def test_a_lost_store_leaves_everything_as_it_is() -> None:
     assert not job.meeting.mismatches
 
 
-def test_saved_settings_are_in_force_from_the_first_step_and_are_not_searched_again() -> None:
+def test_saved_settings_are_in_force_after_one_recorded_window_and_are_not_searched_again() -> None:
     first = Job(options=options())
     first.run(220)
     second = Job(options=options(), started=first.members[0].settings)
     records = second.run(40)
-    assert {state for state, _ in second.plans[0]} == {"watch"}
-    assert records[0][0].duration_s == pytest.approx(first.routes[0].record.duration_s)
+    assert [state for state, _ in second.plans[0]] == ["record"] * 5 + ["watch"] * 35
+    assert records[0][5].duration_s == pytest.approx(first.routes[0].record.duration_s)
+    assert second.members[1].settings == first.members[1].settings
 
 
 def test_nothing_is_left_in_the_store_but_the_last_windows() -> None:

@@ -1,11 +1,12 @@
 """Agreement of ranks through the job's own store: no extra collective, no synchronisation of a device.
 
 Every decision is one key that is written once: whoever comes first writes it (compare-and-set), everyone reads what was
-written. A rank that has waited its time for a decision writes "off" in its place; if the leader was quicker, the rank
-reads the leader's word, else the leader and all others read "off". So no two ranks ever act on different words, however
-late one of them is, and nobody waits longer than the timeout.
+written. A rank that has waited its time for a decision writes the last word in its place; if the leader was quicker,
+the rank reads the leader's word, else the leader and all others read this one. So no two ranks ever act on different
+words, however late one of them is, and nobody waits longer than the timeout. The last word for want of an answer is
+"off", but once settled it is "what is set stays": a rank that lost the store cannot hear "off" and runs on as it is.
 
-    plan/<w>      what to do in window w: the leader's plan, or "off"
+    plan/<w>      what to do in window w: the leader's plan, or the last word of a rank
     report/<w>/<r>  what rank r, and those who report to it (`tree`), saw in window w
     go/<e>        whether all ranks switch to the settings of epoch e: "yes" by the last one ready, or somebody's "no"
     program/<f>   the step of fingerprint f, as the first rank saw it
@@ -24,7 +25,7 @@ from time import monotonic
 from typing import Protocol, TypeVar
 
 from lagom_overlap.errors import BackendError
-from lagom_overlap.runtime.messages import Plan, Report, State, decode, encode
+from lagom_overlap.runtime.messages import KEPT, Plan, Report, State, decode, encode
 from lagom_overlap.runtime.program import Program
 from lagom_overlap.runtime.tree import post_of
 
@@ -80,8 +81,8 @@ class Exchange:
         self.post = post_of(rank, num_ranks)
         self._most_height = post_of(0, num_ranks).height
 
-    def plan(self, window: int) -> Plan:
-        """The agreed plan of a window; "off" if there is none in time.
+    def plan(self, window: int, *, keeps: bool = False) -> Plan:
+        """The agreed plan of a window; the last word if there is none in time (`miss`).
 
         Raises:
             StoreLost: if the store does not answer.
@@ -89,7 +90,7 @@ class Exchange:
         key = f"plan/{window}"
         if not self._appears(key, self.timeout_s):
             reason = f"rank {self.rank} waited {self.timeout_s:g} s for rank 0's decision on window {window}"
-            return self.veto(window, reason)
+            return self.miss(window, reason, keeps=keeps)
         return self._plan(self._ask(lambda: self._store.get(key)), window)
 
     def propose(self, plan: Plan) -> Plan:
@@ -104,6 +105,17 @@ class Exchange:
     def veto(self, window: int, reason: str) -> Plan:
         """Switches everything off from this window on, unless its plan is out already; returns the agreed plan."""
         return self.propose(Plan(window=window, state=State.OFF, reason=reason))
+
+    def miss(self, window: int, reason: str, *, keeps: bool) -> Plan:
+        """Ends the tuning from this window on because a rank was not heard, unless its plan is out already.
+
+        `keeps`, which must be the same on all ranks, leaves what is set; otherwise everything is switched off.
+        """
+        if not keeps:
+            return self.veto(window, reason)
+        return self.propose(
+            Plan(window=window, state=State.DONE, reason=f"what is set stays for good: {reason}", epoch=KEPT)
+        )
 
     def report(self, window: int, report: Report) -> None:
         """Tells whom this rank reports to what it, and those who report to it, saw."""
@@ -194,7 +206,7 @@ class Exchange:
         """Whether a key is there within the time; False also where the wait failed, which the next call will tell."""
         try:
             self._store.wait([key], timedelta(seconds=max(timeout_s, 0.001)))
-        except RuntimeError:
+        except Exception:
             return False
         return True
 
@@ -202,5 +214,6 @@ class Exchange:
     def _ask(question: Callable[[], Result]) -> Result:
         try:
             return question()
-        except RuntimeError as error:
-            raise StoreLost(f"the job's store does not answer: {str(error).splitlines()[0]}") from error
+        except Exception as error:  # torch's stores raise RuntimeErrors; whatever it is, it must not end the job
+            words = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise StoreLost(f"the job's store does not answer: {words}") from error

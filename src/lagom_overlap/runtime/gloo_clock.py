@@ -40,9 +40,9 @@ class Ended:
 
     def __init__(self) -> None:
         self._event = Event()
-        self._error: RuntimeError | None = None
+        self._error: Exception | None = None
 
-    def set(self, error: RuntimeError | None) -> None:
+    def set(self, error: Exception | None) -> None:
         """The call is complete, or failed."""
         self._error = error
         self._event.set()
@@ -86,10 +86,10 @@ class CallClock:
         previous_s = 0.0
         while (item := self._todo.get()) is not None:
             handle, mark, ended = item
-            error = None
+            error: Exception | None = None
             try:
                 handle.wait()
-            except RuntimeError as failed:  # whoever waits for the call itself is told
+            except Exception as failed:  # whoever waits for the call itself is told
                 error = failed
             mark.began_s = max(mark.issued_s, previous_s)
             mark.ended_s = previous_s = max(perf_counter(), mark.began_s)

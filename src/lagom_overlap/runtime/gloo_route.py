@@ -8,11 +8,13 @@ Results are those of the native calls bit by bit, but for an all-reduce over mor
 in another order (`is_exact`).
 """
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
+from threading import Lock, Thread
 from time import perf_counter
 from typing import Final, cast
 
@@ -50,31 +52,48 @@ class RunWork(dist.Work):
         self._handle = handle
         self._mark = mark
         self._finish = finish
-        self._is_done = False
+        self._waiting = Lock()
+        self._is_joined = self._is_done = False
+        self._error: Exception | None = None
+        self._asked: Thread | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Returns when this rank's target is complete."""
         joined_s = perf_counter()
-        if not self._is_done:
-            self.complete()
-            if self._mark is not None:
-                self._mark.waited(joined_s, perf_counter())
+        self.complete()
+        if self._mark is not None and not self._is_joined:
+            self._mark.waited(joined_s, perf_counter())
+        self._is_joined = True
         return True
 
     def complete(self) -> None:
         """The same for somebody beside the computation, which goes on meanwhile."""
-        self._handle.wait()
-        if self._finish is not None:
-            self._finish()
-        self._is_done = True
+        with self._waiting:  # whoever comes later waits for the first, not for the call
+            if not self._is_done:
+                try:
+                    self._handle.wait()
+                    if self._finish is not None:
+                        self._finish()
+                except Exception as error:
+                    self._error = error
+                self._is_done = True
+        if self._error is not None:
+            raise self._error
 
     def is_completed(self) -> bool:
-        """Whether somebody waited for it; a sliced call cannot be asked without waiting."""
+        """Whether it is over; gloo cannot be asked that of a call, so from the first question on a thread waits."""
+        if not self._is_done and self._asked is None:
+            self._asked = Thread(target=self._complete_beside, name="lagom-asked", daemon=True)
+            self._asked.start()
         return self._is_done
 
     def is_success(self) -> bool:
-        """Errors are raised by `wait`."""
-        return self._is_done
+        """Whether it is over and went well; errors are raised by `wait`."""
+        return self._is_done and self._error is None
+
+    def _complete_beside(self) -> None:
+        with contextlib.suppress(Exception):  # `wait` raises it
+            self.complete()
 
 
 @dataclass(slots=True)

@@ -16,18 +16,19 @@ from torch import nn
 
 from lagom_overlap.collective import LaunchConfig
 from lagom_overlap.deploy.env_file import CARVE_OUT_VARIABLE
-from lagom_overlap.errors import BackendError, JobError, LagomError
+from lagom_overlap.errors import BackendError, JobError, LagomError, OutputError
 from lagom_overlap.plugin import TunerPlugin, read_record
 from lagom_overlap.plugin.support import NcclVersion
 from lagom_overlap.runtime.carve_out_route import open_compute_route
 from lagom_overlap.runtime.compute_route import ComputeRoute
 from lagom_overlap.runtime.events import JsonLines, PrometheusFile, rank_of
+from lagom_overlap.runtime.job_profiler import OWN_PROFILER
 from lagom_overlap.runtime.launch_hooks import safely
 from lagom_overlap.runtime.launch_steps import TrainingSteps, is_trained, is_trained_in_parallel
 from lagom_overlap.runtime.messages import State
 from lagom_overlap.runtime.nccl_route import expanded, nccl_in_use
 from lagom_overlap.runtime.observe import Sampler, Shares, report_lines
-from lagom_overlap.runtime.observe_profiler import ProfiledStep, profiler_runs
+from lagom_overlap.runtime.observe_profiler import ProfiledStep
 from lagom_overlap.runtime.observe_record import record_lines
 from lagom_overlap.runtime.online import OnlineTuner
 from lagom_overlap.runtime.options import is_disabled
@@ -48,6 +49,9 @@ class Session(Protocol):
 
     def on_step(self) -> None:
         """A step begins."""
+
+    def may_end(self) -> bool:
+        """Whether this rank can end it alone, between two steps, while the others go on."""
 
     def close(self) -> None:
         """The job ends."""
@@ -74,6 +78,7 @@ class Rank:
         """Ends the session; safe to call twice."""
         self._steps.close()
         self._session.close()
+        OWN_PROFILER.unwatch()
         self._metrics.flush()
         self._events.write("end", steps=self._num_steps)
 
@@ -85,7 +90,7 @@ class Rank:
         safely(self._step, ends_the_job=BackendError)
 
     def _step(self) -> None:
-        if is_disabled():
+        if is_disabled() and self._session.may_end():
             self.close()
             return
         now = perf_counter()
@@ -111,9 +116,9 @@ class Observing:
         rank: int,
         record: Path | None = None,
     ) -> None:
-        profiled = ProfiledStep()
+        OWN_PROFILER.watch()
         self._shares = Shares(nccl)
-        self._sampler = Sampler(self._shares, profiled.begin, profiled.end, profiler_runs)
+        self._sampler = Sampler(self._shares, ProfiledStep.begin, ProfiledStep.end, OWN_PROFILER.why_not)
         self._events, self._metrics, self._rank = events, metrics, rank
         self._record = record
         self._is_said = False
@@ -126,6 +131,11 @@ class Observing:
         """Samples; after the last sample the report."""
         if self._sampler.next_step():
             self._say()
+
+    @staticmethod
+    def may_end() -> bool:
+        """Always: nothing of the job was changed."""
+        return True
 
     def close(self) -> None:
         """The report of what there is, if it was not said."""
@@ -182,16 +192,24 @@ class Tuning:
         opened, self._open = self._open, None
         if opened is not None:
             opened.__exit__(None, None, None)
-        self._note(self._tuner)
-        entered = self._tuner.step()
+        tuner = self._tuner
+        safely(lambda: self._note(tuner))  # a rank that did not begin the step would be missed by the others
+        entered = tuner.step()
         entered.__enter__()
         self._open = entered
 
+    def may_end(self) -> bool:
+        """Once nothing is tuned here; before, the tuner itself sees that it is disabled, and takes all ranks off."""
+        return self._tuner is None or self._tuner.state is State.OFF
+
     def close(self) -> None:
         """Takes no further part; a step that was cut off by the end of the job is not counted."""
+        tuner = self._tuner
+        if tuner is not None:
+            safely(lambda: self._note(tuner))
         self._open = None
-        if self._tuner is not None:
-            self._tuner.close()
+        if tuner is not None:
+            tuner.close()
 
     def _note(self, tuner: OnlineTuner) -> None:
         """Says what changed, and saves the settings whenever they are settled anew."""
@@ -204,11 +222,17 @@ class Tuning:
             if self._rank == 0 and self._last is not None:
                 say([f"online tuning: {tuner.state} ({tuner.reason})"])
             if tuner.state in (State.WATCH, State.DONE):
-                tuner.save(self._folder / SETTINGS_NAME)
+                self._save(tuner)
         self._last = now
         self._metrics.set("lagom_settings", len(tuner.settings))
         self._metrics.flush()
         self._events.write("state", state=tuner.state, reason=tuner.reason, settings=len(tuner.settings))
+
+    def _save(self, tuner: OnlineTuner) -> None:
+        try:
+            tuner.save(self._folder / SETTINGS_NAME)
+        except OutputError as error:
+            say([f"the settings are not saved: {error}"])
 
 
 def begin_session(environment: Mapping[str, str]) -> Rank:
@@ -255,6 +279,10 @@ class Marking:
         """Marks the step."""
         if self._plugin is not None:
             self._plugin.step()
+
+    def may_end(self) -> bool:
+        """Not where the plug-in counts calls: the table stays in force, and the other ranks go on marking steps."""
+        return self._plugin is None
 
     def close(self) -> None:
         """Launches as before us again."""

@@ -58,7 +58,10 @@ class _Trial:
 
 
 class Leader:
-    """Tunes one job; `started` are settings to begin with, in place of a search."""
+    """Tunes one job; `steps_apart` as in `Plan`.
+
+    `started` are settings that were found before: they take the place of a search if the job has all of their sites.
+    """
 
     def __init__(
         self,
@@ -68,12 +71,14 @@ class Leader:
         num_ranks: int,
         route_name: str,
         started: tuple[SiteSetting, ...] = (),
+        steps_apart: int = 1,
     ) -> None:
         self._options = options
         self._make_study = make_study
         self._num_ranks = num_ranks
         self._route_name = route_name
         self._started = started
+        self._steps_apart = steps_apart
         self._window = 0
         self._epoch = 0
         self._settings: tuple[SiteSetting, ...] = ()
@@ -108,9 +113,7 @@ class Leader:
         return self._study
 
     def first(self) -> Plan:
-        """The plan of the first window: record the untouched job, or run what was found before."""
-        if self._started:
-            return self._watch(self._started, "started with saved settings")
+        """The plan of the first window: record the untouched job, for only a job that ran shows what can be set."""
         return self._record("the job as it is, untouched")
 
     def offer_journal(self, text: str) -> None:
@@ -125,12 +128,12 @@ class Leader:
             return self._off(report.stop)
         if report.disagreement:
             return self._freeze(report.disagreement)
-        if report.void:
-            return self._again(report.void)
-        if report.balance:
+        if report.balance and not report.void:
             return self._freeze("ranks made different calls on a communicator")
         if self._state is State.WATCH:
             return self._watched(report)
+        if report.void:
+            return self._again(report.void)
         if not report.programs:
             return self._again("no step was measured")
         match self._state:
@@ -153,6 +156,7 @@ class Leader:
             reason=reason,
             num_steps=num_steps,
             first_measured=first_measured,
+            steps_apart=self._steps_apart,
             epoch=self._epoch,
             settings=self._settings if self._plan is None or self._plan.epoch != self._epoch else (),
             journal=tuple(self._journal),
@@ -188,8 +192,8 @@ class Leader:
         """The same window once more; after many, in long windows, untouched until something can be measured."""
         assert self._plan is not None, "nothing to repeat"
         self._num_void += 1
-        if self._state is State.WATCH:
-            return self._drifted(reason)
+        if self._started and self._state is State.RECORD and self._num_void > MAX_VOID:
+            return self._begin_with(self._started, f"started with saved settings, unchecked: {reason}")
         if self._num_void > MAX_VOID or self._state is State.FROZEN:
             return self._freeze(reason)
         return self._give(self._state, reason, self._plan.num_steps, self._plan.first_measured)
@@ -220,6 +224,14 @@ class Leader:
         self._shapes = report.shapes
         self._job = job = job_problems(programs[name] for name in report.programs)
         self._payback.arm(report, report.step_s)
+        if started := self._started:
+            sites = {site for name in report.programs for site in programs[name].sites_that_can_be_set}
+            lacking = [setting.site for setting in started if setting.site not in sites]
+            if not lacking:
+                return self._begin_with(started, "started with saved settings")
+            self._started = ()
+            words = "the saved settings are of another job (%d of %d sites are not in this one): searching instead"
+            _log.warning(words, len(lacking), len(started))
         if not job.groups:
             return self._watch((), "nothing to tune: no setting reaches a collective of this job")
         self._study = self._make_study(job.problems)
@@ -232,10 +244,16 @@ class Leader:
         self._base = {}
         return self._next_trial()
 
+    def _begin_with(self, settings: tuple[SiteSetting, ...], reason: str) -> Plan:
+        """In place of a search, once: after a drift the job is tuned as any other."""
+        self._started = ()
+        return self._watch(settings, reason)
+
     def _take_up_journal(self, job: JobProblems, study: Study) -> None:
         options = self._options
         name = job.fingerprint(self._num_ranks, options.tuner, options.tuner_options, options.seed, options.num_pairs)
-        lines, self._found_journal = whole_lines(self._found_journal), ""
+        # Ranks whose journals are one file on a shared disk have written every line several times.
+        lines, self._found_journal = list(dict.fromkeys(whole_lines(self._found_journal))), ""
         kept: Sequence[Entry] = ()
         try:
             kept = entries_of(lines, job.problems, name)
@@ -326,7 +344,7 @@ class Leader:
 
     def _watched(self, report: Report) -> Plan:
         assert self._watcher is not None, "watched without a watcher"
-        if report.programs:
+        if report.programs and not report.void:  # a void window says nothing of the calls
             self._shapes = report.shapes if self._shapes is None else self._shapes
             if report.shapes != self._shapes:
                 return self._drifted("the step's calls changed")

@@ -7,27 +7,34 @@
 
 Whatever fails here is this rank's wish to stop, written where the next plan would stand, so that all ranks stop at the
 same step; the job itself is never disturbed. Only a commit that fails after all agreed ends the job, because its
-collectives would hang. No torch; the clock and the route are given.
+collectives would hang. A rank that is not heard is no wish: it may have lost the store and run on with what is set, so
+settled settings then stay, for good; those of a trial are taken away. No torch; the clock and the route are given.
 """
 
-import hashlib
 import logging
-from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
 from statistics import median
 from time import monotonic, perf_counter
 
 from msgspec import structs
 
-from lagom_overlap.collective import CommunicatorId, ConfigKey, ConfigSpace
+from lagom_overlap.collective import ConfigKey, ConfigSpace
 from lagom_overlap.errors import BackendError
 from lagom_overlap.runtime.exchange import Exchange, ReportMissing, StoreLost
 from lagom_overlap.runtime.journal import JournalFile, whole_lines
 from lagom_overlap.runtime.leader import Leader
-from lagom_overlap.runtime.messages import MODULUS, Calls, Plan, Report, State, balance_of, merged, shape_of
-from lagom_overlap.runtime.program import GroupTimes, Program, fingerprint, groups_of, program_of, times_of
+from lagom_overlap.runtime.messages import KEPT, Plan, Report, State, calls_of, merged, shape_of
+from lagom_overlap.runtime.program import (
+    GroupTimes,
+    Program,
+    fingerprint,
+    groups_of,
+    median_times,
+    program_of,
+    times_of,
+)
 from lagom_overlap.runtime.route import Route, StepRecord
 from lagom_overlap.runtime.sites import SiteSetting, table_of
 
@@ -76,10 +83,13 @@ class Member:
         self._exchange_s = 0.0
         self._step_began = 0.0
         self._is_measuring = False
+        self._is_cut_off = False
         self._programs: dict[str, Program] = {}
         self._clock = clock
         self._epoch = 0
         self._settings: tuple[SiteSetting, ...] = ()
+        self._is_settled = False
+        self._num_windows = 0
         self._is_over = False
         self._is_closed = False
         self._window = _Window(Plan(window=0, state=State.RECORD, reason="not begun"))
@@ -106,7 +116,9 @@ class Member:
         return self._is_over
 
     def stop(self, reason: str) -> None:
-        """Asks all ranks to go back to the untouched job at the end of this window."""
+        """Asks all ranks to go back to the untouched job at the end of this window; too late where all is over."""
+        if self._is_over and self._settings and not self._stop:
+            _log.warning("too late for %r: what is set stays, the ranks agree on nothing any more", reason)
         self._stop = self._stop or reason
 
     def begin_step(self) -> None:
@@ -115,6 +127,9 @@ class Member:
         Raises:
             BackendError: if all ranks agreed to switch and this one then could not.
         """
+        if self._is_cut_off:
+            self._is_cut_off = False
+            self._guarded(self._end_measured)
         if not self._is_over and self._window.step == 0:
             self._timed(self._enter)
         self._is_measuring = not self._is_over and self._window.plan.measures(self._window.step)
@@ -122,7 +137,7 @@ class Member:
             self._window.void = self._window.void or self._why_not()
             self._is_measuring = not self._window.void
         if not self._is_closed:
-            self._guarded(lambda: self._route.begin_step(is_measured=self._is_measuring))
+            self._guarded(self._begin_routed)
         self._step_began = self._clock()
 
     def end_step(self) -> None:
@@ -144,6 +159,7 @@ class Member:
             elif self._exchange.post.children:
                 self._timed(self._relay)
             self._window = _Window(plan, step=0)
+            self._num_windows += 1
 
     def leave(self, reason: str) -> None:
         """Tells the others not to wait for this rank; never waits itself.
@@ -162,9 +178,13 @@ class Member:
             _log.debug("could not tell the others: %s", error)
 
     def fail_step(self, reason: str) -> None:
-        """In place of `end_step` where the job's step raised: nobody waits, and the step counts all the same."""
+        """In place of `end_step` where the job's step raised: nobody waits, and the step counts all the same.
+
+        What ends a measurement may wait for a device, which after such an error is no good idea: the next step does it.
+        """
         self.leave(reason)
         self._window.void = self._window.void or reason
+        self._is_cut_off, self._is_measuring = self._is_measuring, False
         self.end_step()
 
     # Windows. ---------------------------------------------------------------------------------------------------------
@@ -183,15 +203,19 @@ class Member:
 
     def _enter(self) -> None:
         """The next window: its plan, and the switch if it brings other settings."""
-        number = self._window.plan.window + (1 if self._num_steps else 0)
+        number = self._num_windows
         try:
-            plan = self._exchange.plan(number)
+            plan = self._exchange.plan(number, keeps=self._is_settled)
             self._window = _Window(plan)
             if plan.state is State.OFF:
                 self._end(plan)
                 return
-            if plan.epoch != self._epoch:
-                self._switch(plan)
+            refused = "" if plan.epoch in (KEPT, self._epoch) else self._switch(plan)
+            if refused and plan.is_last:
+                state = State.DONE if self._is_settled else State.OFF
+                plan = structs.replace(plan, state=state, reason=refused)
+                self._window = _Window(plan)
+            self._is_settled = self._is_settled if refused else plan.state is State.WATCH
             if plan.journal:
                 self._journal.write(plan.journal, is_new=plan.journal_is_new)
             if plan.is_last:
@@ -201,18 +225,39 @@ class Member:
         except StoreLost as error:
             self._lose(error)
 
-    def _switch(self, plan: Plan) -> None:
+    def _switch(self, plan: Plan) -> str:
+        """All ranks switch, or none; then why, the same on all."""
         refusal = ""
         try:
             self._route.prepare(table_of(plan.settings, self._route.communicators()), plan.epoch)
         except Exception as error:  # whatever it is, it must not end the job
             refusal = f"rank {self._exchange.rank} cannot switch: {_line(error)}"
-        refused = self._exchange.agree(plan.epoch, refusal=refusal)
-        if refused:
-            _log.warning("no rank switches: %s", refused)
-            self.stop(refused)
-            return
-        self._exchange.forget_epoch(self._epoch)
+        refused, interrupt = self._agreed(plan.epoch, refusal)
+        try:
+            if refused:
+                _log.warning("no rank switches: %s", refused)
+                self.stop(refused)
+            else:
+                self._commit(plan)
+        finally:
+            if interrupt is not None:
+                raise interrupt
+        return refused
+
+    def _agreed(self, epoch: int, refusal: str) -> tuple[str, BaseException | None]:
+        """The answer of all, and an interrupt that came meanwhile: it has to wait, for all others act on the answer."""
+        try:
+            return self._exchange.agree(epoch, refusal=refusal), None
+        except Exception:
+            raise
+        except BaseException as interrupt:
+            words = f"rank {self._exchange.rank} was interrupted by {type(interrupt).__name__}"
+            with suppress(StoreLost):
+                return self._exchange.agree(epoch, refusal=words), interrupt
+            raise
+
+    def _commit(self, plan: Plan) -> None:
+        """Switches; between the agreement and this nothing may come that can fail."""
         try:
             self._route.commit(plan.epoch)
         except Exception as error:
@@ -221,7 +266,8 @@ class Member:
                 f"rank {self._exchange.rank} could not switch to settings that all ranks agreed on ({error}); "
                 "the job ends here, because its collectives would hang"
             ) from error
-        self._epoch, self._settings = plan.epoch, plan.settings
+        old, self._epoch, self._settings = self._epoch, plan.epoch, plan.settings
+        self._exchange.forget_epoch(old)
 
     def _end(self, plan: Plan) -> None:
         """Settled for good, or off: from now on a step costs nothing."""
@@ -240,15 +286,26 @@ class Member:
         _log.warning("online tuning stops, what is set stays: %s", error)
         self._is_over = True
 
+    def _begin_routed(self) -> None:
+        self._timed(lambda: self._route.begin_step(is_measured=self._is_measuring))
+
+    def _end_measured(self) -> StepRecord:
+        """The route's record; starting, ending and reading a profiler takes time that is part of what tuning costs."""
+        began = perf_counter()
+        try:
+            return self._route.end_step()
+        finally:
+            self._exchange_s += perf_counter() - began
+
     def _take(self) -> None:
-        record = self._route.end_step()
+        record = self._end_measured()
         self._window.records.append(record)
         if not record.is_timed:
             self._window.void = self._window.void or "the step could not be timed"
 
     def _report(self) -> None:
         try:
-            self._window.own = self._summary()
+            self._window.own = self._own_report()
             if not self._exchange.post.children:
                 self._exchange.report(self._window.plan.window, self._window.own)
         except StoreLost as error:
@@ -269,12 +326,23 @@ class Member:
             try:
                 report = self._merged()
             except ReportMissing as error:
-                report = structs.replace(self._window.own, stop=f"rank {self._exchange.rank}: {error}")
+                report = structs.replace(self._window.own, unheard=f"rank {self._exchange.rank}: {error}")
             self._exchange.report(window, report)
         except StoreLost as error:
             self._lose(error)
-        except ValueError as error:  # a report that cannot be read: rank 0 will miss this one
+        except Exception as error:  # a report that cannot be read: rank 0 will miss this one
             _log.warning("no report of window %d: %s", window, error)
+
+    def _own_report(self) -> Report:
+        """What this rank saw; where that fails, its wish to stop."""
+        rank = self._exchange.rank
+        try:
+            return self._summary()
+        except StoreLost:
+            raise
+        except Exception as error:
+            _log.exception("online tuning failed on rank %d", rank)
+            return Report(rank=rank, num_steps=self._num_steps, stop=f"rank {rank}: no report: {_line(error)}")
 
     def _summary(self) -> Report:
         records, stop, times = self._window.records, self._stop, dict[str, GroupTimes]()
@@ -283,21 +351,22 @@ class Member:
         if shape and not stop:
             try:
                 program = self._program(shape, records)
-                times = _medians([times_of(program, groups_of(program), record) for record in records])
+                times = median_times([times_of(program, groups_of(program), record) for record in records])
             except ValueError as error:
                 stop = f"the step cannot be understood: {error}"
         rank, void = self._exchange.rank, self._window.void
         if records and not shape and not void:
             void = "its measured steps were not alike"
-        calls, balance = _calls(records, rank, self._exchange.num_ranks)
+        # What was not recorded whole is not compared: the window is measured again anyway.
+        calls, balance = ({}, 0) if void else calls_of(records, rank, self._exchange.num_ranks)
         return Report(
             rank=rank,
             num_steps=self._num_steps,
             calls=calls,
             balance=balance,
-            programs=(shape,) if shape else (),
+            programs=(shape,) if shape and not stop else (),  # only what was shared: rank 0 waits for it
             shapes=shape_of(rank, shape),
-            times=times,
+            times={} if stop else times,
             step_s=median(record.duration_s for record in records) if records else 0.0,
             steps_s=tuple(self._window.steps_s),
             stepped_s=self._stepped_s,
@@ -321,7 +390,7 @@ class Member:
         return self._route.space(key)
 
     def _decide(self) -> None:
-        """Rank 0: the next plan; "off" if a rank is missing or the decision fails."""
+        """Rank 0: the next plan; the last word if a rank is missing or the decision fails."""
         assert self._leader is not None, "only rank 0 decides"
         window = self._window.plan.window
         try:
@@ -329,14 +398,16 @@ class Member:
                 if self._exchange.is_decided(window + 1):  # a rank has left: nobody need wait for its report
                     return
                 report = self._merged()
+                if report.unheard:
+                    raise ReportMissing(report.unheard)
                 if window == 0 and report.journal_lines:  # the longest that any rank found, wherever rank 0 runs now
                     self._leader.offer_journal(self._exchange.journal(report.journal_rank))
-                for shape in report.programs:
+                for shape in () if report.stop else report.programs:
                     if shape not in self._programs:
                         self._programs[shape] = self._exchange.program(shape)
                 self._exchange.propose(self._leader.next(report, self._programs, monotonic()))
             except ReportMissing as error:
-                self._exchange.veto(window + 1, str(error))
+                self._exchange.miss(window + 1, str(error), keeps=self._is_settled)
             except StoreLost:
                 raise
             except Exception as error:  # ours, not the job's: it must not end the job
@@ -345,7 +416,7 @@ class Member:
         except StoreLost as error:
             self._lose(error)
 
-    def _guarded(self, work: Callable[[], None]) -> None:
+    def _guarded(self, work: Callable[[], object]) -> None:
         """Runs a part of ours; its failure is a wish to stop, never the job's."""
         try:
             work()
@@ -359,42 +430,6 @@ class Member:
             work()
         finally:
             self._exchange_s += perf_counter() - began
-
-
-def _medians(steps: Sequence[dict[str, GroupTimes]]) -> dict[str, GroupTimes]:
-    """Each group's times over several steps of one program, field by field."""
-    return {
-        name: GroupTimes(
-            makespan_s=median(step[name].makespan_s for step in steps),
-            comp_s=median(step[name].comp_s for step in steps),
-            comm_s=tuple(median(times) for times in zip(*(step[name].comm_s for step in steps), strict=True)),
-        )
-        for name in steps[0]
-    }
-
-
-def _calls(records: Sequence[StepRecord], rank: int, num_ranks: int) -> tuple[dict[str, Calls], int]:
-    """The digest of each communicator's calls, in order, over the given steps; this rank's share of the balance."""
-    hashes: dict[CommunicatorId, hashlib._Hash] = defaultdict(hashlib.sha256)
-    for record in records:
-        for call in record.calls:
-            words = f"{call.key.kind} {call.key.num_bytes} {call.key.occurrence};"
-            hashes[call.key.communicator].update(words.encode())
-    found, balance = {}, 0
-    for communicator, hashed in hashes.items():
-        ranks, size, digest = communicator.ranks, len(communicator.ranks), hashed.hexdigest()[:16]
-        name = _name(communicator)
-        found[name] = Calls(rank=rank, digest=digest, num_ranks=1, size=size)
-        if rank in ranks and max(ranks) < num_ranks:  # else not all of its ranks report
-            balance += balance_of(name, ranks.index(rank), size, digest)
-    return found, balance % MODULUS
-
-
-@lru_cache(maxsize=1024)
-def _name(communicator: CommunicatorId) -> str:
-    """The same on all ranks, and another for every communicator."""
-    ranks = hashlib.sha256(repr(communicator.ranks).encode()).hexdigest()[:8]
-    return f"{communicator.description}#{communicator.creation_order}/{len(communicator.ranks)}:{ranks}"
 
 
 def _line(error: BaseException) -> str:

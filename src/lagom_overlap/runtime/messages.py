@@ -1,14 +1,18 @@
 """What ranks say to each other through the job's store: strictly typed JSON, never pickled, nothing in it is run."""
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Final, TypeVar
+from functools import lru_cache
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 
+from lagom_overlap.collective import CommunicatorId
 from lagom_overlap.errors import LagomError
 from lagom_overlap.runtime.program import GroupTimes, Program
+from lagom_overlap.runtime.route import StepRecord
 from lagom_overlap.runtime.sites import SiteSetting
 
 
@@ -24,13 +28,18 @@ class State(StrEnum):
     OFF = "off"
 
 
+KEPT: Final = -1
+"""In place of an epoch: whatever is in force stays, although not every rank may read this plan."""
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What every rank does in one window of steps.
 
-    The window has `num_steps` steps, of which `first_measured` and those after it up to the last but one are measured
-    (none in a window that is only run). `epoch` names the settings: a new one is a switch, and only then `settings` are
-    told. DONE and OFF are the last word: the former keeps its settings for good, the latter takes everything away.
-    `journal` holds lines that those who keep a journal add to theirs, or with `journal_is_new` begin it with.
+    The window has `num_steps` steps, of which `first_measured` and every `steps_apart`-th after it up to the last but
+    one are measured (none in a window that is only run). `epoch` names the settings: a new one other than `KEPT` is a
+    switch, and only then `settings` are told. DONE and OFF are the last word: the former keeps its settings for good,
+    the latter takes everything away. `journal` holds lines that those who keep a journal add to theirs, or with
+    `journal_is_new` begin it with.
     """
 
     window: int
@@ -38,6 +47,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     reason: str
     num_steps: int = 1
     first_measured: int = 0
+    steps_apart: Annotated[int, msgspec.Meta(ge=1)] = 1
     epoch: int = 0
     settings: tuple[SiteSetting, ...] = ()
     journal: tuple[str, ...] = ()
@@ -50,7 +60,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def measures(self, step: int) -> bool:
         """Whether step number `step` of the window is measured."""
-        return self.first_measured <= step < self.num_steps - 1
+        is_within = self.first_measured <= step < self.num_steps - 1
+        return is_within and (step - self.first_measured) % self.steps_apart == 0
 
 
 class Calls(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,13 +77,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """What one rank saw in one window, or, merged, what a range of ranks did: its size does not grow with the ranks.
 
     `num_steps` counts steps since the tuner began, of the first rank. `disagreement` says how ranks differ in steps or
-    calls, `void` why times mean nothing, `stop` why a rank wants no more tuning; each names one rank, all are empty
-    where all is well. `calls` are those of communicators that not all ranks of the range share, `MOST_CALLS` at most;
-    `balance` is 0 for all ranks together if, and very nearly only if, all calls agree (`balance_of`). `programs` are
-    the fingerprints of the measured steps in order of rank, `shapes` says which rank had which. `times` are the largest
-    that any rank saw, so are `step_s` (median measured step, 0: none), `steps_s` (each step of the window but the
-    last), `stepped_s` (all steps so far) and `exchange_s` (spent on agreement so far). `journal_lines` is the length of
-    the longest journal that a rank found, `journal_rank` that rank (first window only).
+    calls, `void` why times mean nothing, `stop` why a rank wants no more tuning, `unheard` whose report is missing;
+    each names one rank, all are empty where all is well. `calls` are those of communicators that not all ranks of the
+    range share, `MOST_CALLS` at most; `balance` is 0 for all ranks together if, and very nearly only if, all calls
+    agree (`balance_of`); both are left out where the window is void. `programs` are the fingerprints of the measured
+    steps in order of rank, `shapes` says which rank had which. `times` are the largest that any rank saw, so are
+    `step_s` (median measured step, 0: none), `steps_s` (each step of the window but the last), `stepped_s` (all steps
+    so far) and `exchange_s` (spent on agreement and on measuring so far). `journal_lines` is the length of the longest
+    journal that a rank found, `journal_rank` that rank (first window only).
     """
 
     rank: int
@@ -90,6 +102,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     disagreement: str = ""
     void: str = ""
     stop: str = ""
+    unheard: str = ""
     journal_lines: int = 0
     journal_rank: int = 0
 
@@ -134,6 +147,30 @@ def balance_of(name: str, place: int, size: int, digest: str) -> int:
     return factor * _number(digest) % MODULUS
 
 
+def calls_of(records: Sequence[StepRecord], rank: int, num_ranks: int) -> tuple[dict[str, Calls], int]:
+    """The digest of each communicator's calls, in order, over the given steps; this rank's share of the balance."""
+    hashes: dict[CommunicatorId, hashlib._Hash] = defaultdict(hashlib.sha256)
+    for record in records:
+        for call in record.calls:
+            words = f"{call.key.kind} {call.key.num_bytes} {call.key.occurrence};"
+            hashes[call.key.communicator].update(words.encode())
+    found, balance = {}, 0
+    for communicator, hashed in hashes.items():
+        ranks, size, digest = communicator.ranks, len(communicator.ranks), hashed.hexdigest()[:16]
+        name = _name(communicator)
+        found[name] = Calls(rank=rank, digest=digest, num_ranks=1, size=size)
+        if rank in ranks and max(ranks) < num_ranks:  # else not all of its ranks report
+            balance += balance_of(name, ranks.index(rank), size, digest)
+    return found, balance % MODULUS
+
+
+@lru_cache(maxsize=1024)
+def _name(communicator: CommunicatorId) -> str:
+    """The same on all ranks, and another for every communicator."""
+    ranks = hashlib.sha256(repr(communicator.ranks).encode()).hexdigest()[:8]
+    return f"{communicator.description}#{communicator.creation_order}/{len(communicator.ranks)}:{ranks}"
+
+
 def shape_of(rank: int, program: str) -> int:
     """One rank's share of `shapes`."""
     return _number(rank, program)
@@ -170,6 +207,7 @@ def merged(reports: Sequence[Report]) -> Report:
         disagreement=next((report.disagreement for report in reports if report.disagreement), quarrel),
         void=next((report.void for report in reports if report.void), ""),
         stop=next((report.stop for report in reports if report.stop), ""),
+        unheard=next((report.unheard for report in reports if report.unheard), ""),
         journal_lines=longest.journal_lines,
         journal_rank=longest.journal_rank,
     )

@@ -18,6 +18,8 @@ from lagom_overlap.plugin.table_layout import KINDS as TUNER_KINDS
 FIRST_SAMPLED: Final = 3
 """The first steps warm up: connections, allocators, compilation."""
 NUM_SAMPLED: Final = 3
+SAMPLED_APART: Final = 2
+"""Never two steps in a row: see `job_profiler`."""
 _POINT_TO_POINT: Final = (CollectiveKind.ALL_TO_ALL, CollectiveKind.SEND_RECV)
 _GLOO_KNOBS: Final = (Knob.CHANNELS, Knob.CHUNK)
 
@@ -120,8 +122,8 @@ class Sampler:
         """At the beginning of every step; True once, when the last sample is in."""
         is_last = self._finish()
         self._step += 1
-        wanted = self._step >= FIRST_SAMPLED and self.shares.num_steps < NUM_SAMPLED
-        if wanted:
+        since_first = self._step - FIRST_SAMPLED
+        if since_first >= 0 and since_first % SAMPLED_APART == 0 and self.shares.num_steps < NUM_SAMPLED:
             self.reason = self.why_not()
             if not self.reason:
                 self.begin()

@@ -1,57 +1,40 @@
 """A sampled step with PyTorch's profiler: its collectives and how long each took."""
 
-import logging
-from typing import Any
+from typing import Any, Final
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity
 
+from lagom_overlap.runtime.job_profiler import OWN_PROFILER
 from lagom_overlap.runtime.observe import SeenCall
 from lagom_overlap.trace.gpu_trace import Reach
 from lagom_overlap.trace.names import function_name, is_communication, kind_of, reach_of
 from lagom_overlap.units import US
 
-_log = logging.getLogger(__name__)
-_ISSUE_PREFIX = "c10d::"
-_RUN_PREFIX = "gloo:"
-
-
-def profiler_runs() -> str:
-    """Why a step cannot be sampled now: the job's own profiler, or a CUDA graph being captured; empty otherwise."""
-    if torch._C._autograd._profiler_enabled():
-        return "another profiler runs"
-    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-        return "a CUDA graph is being captured"
-    return ""
+_ISSUE_PREFIX: Final = "c10d::"
+_RUN_PREFIX: Final = "gloo:"
 
 
 class ProfiledStep:
     """One step under the profiler at a time."""
 
-    def __init__(self) -> None:
-        self._profile: profile | None = None
-
-    def begin(self) -> None:
+    @staticmethod
+    def begin() -> None:
         """Starts the profiler."""
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(ProfilerActivity.CUDA)
-        self._profile = profile(activities=activities)
-        self._profile.__enter__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        OWN_PROFILER.start(activities=activities)
 
-    def end(self) -> list[SeenCall] | None:
+    @staticmethod
+    def end() -> list[SeenCall] | None:
         """The step's collectives; None if the profiler was taken away meanwhile."""
-        running, self._profile = self._profile, None
-        if running is None:
-            return None
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        try:
-            running.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        except RuntimeError as error:  # somebody else stopped it
-            _log.debug("the sample is void: %s", error)
+        seen = OWN_PROFILER.stop()
+        if seen is None:
             return None
-        events = running.events()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        events = seen.events()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return calls_of(events if events is not None else [])
 
 

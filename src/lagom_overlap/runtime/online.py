@@ -28,7 +28,7 @@ from torch import distributed as dist
 from torch import nn
 from torch.distributed.distributed_c10d import _get_default_store
 
-from lagom_overlap.collective import LaunchConfig, LaunchScope, LaunchSpace
+from lagom_overlap.collective import ConfigKey, LaunchConfig, LaunchScope, LaunchSpace
 from lagom_overlap.errors import BackendError, BundleError, LagomError, UnknownNameError
 from lagom_overlap.job.build import check_tuner_name, make_tuner, searches_launches
 from lagom_overlap.record import utc_now
@@ -40,6 +40,7 @@ from lagom_overlap.runtime.carve_out_route import open_compute_route
 from lagom_overlap.runtime.compute_route import BothSidesRoute, ComputeRoute
 from lagom_overlap.runtime.exchange import Exchange, Store
 from lagom_overlap.runtime.gloo_route import GlooRoute
+from lagom_overlap.runtime.job_profiler import OWN_PROFILER, why_not_now
 from lagom_overlap.runtime.journal import JournalFile
 from lagom_overlap.runtime.leader import Leader
 from lagom_overlap.runtime.member import Member
@@ -48,7 +49,7 @@ from lagom_overlap.runtime.nccl_route import nccl_in_use, open_nccl_route
 from lagom_overlap.runtime.options import DISABLE_VARIABLE, OnlineOptions, is_disabled
 from lagom_overlap.runtime.route import Route
 from lagom_overlap.runtime.saved import SavedSettings, read_saved, write_saved
-from lagom_overlap.runtime.sites import SiteSetting
+from lagom_overlap.runtime.sites import SiteSetting, key_of
 from lagom_overlap.tune.base import Problems
 from lagom_overlap.tune.study import Study
 
@@ -57,6 +58,8 @@ _log = logging.getLogger(__name__)
 ADAPTERS: Final = MappingProxyType(
     {adapter.name: adapter for adapter in cast("list[Adapter]", [Fsdp2Adapter(), DdpAdapter(), CallsAdapter()])}
 )
+PROFILED_APART: Final = 2
+"""Where the profiler times the steps, every second one at most: see `job_profiler`."""
 _instances = count()
 """Tuners of this process so far: each speaks under a prefix of its own."""
 
@@ -100,23 +103,28 @@ class OnlineTuner:
         self.model, self.optimizer, self.options = model, optimizer, chosen
         self._member: Member | None = None
         self._is_in_step = False
+        self._rank = 0
         number = next(_instances)
         if not dist.is_available() or not dist.is_initialized():
             raise BackendError("online tuning needs a process group: call torch.distributed.init_process_group first")
-        self._world_size = dist.get_world_size()
+        self._world_size, self._rank = dist.get_world_size(), dist.get_rank()
         if self._world_size == 1:
             _log.info("online tuning: one rank has no collectives to tune")
             return
         store = _store_of(number, chosen.timeout_s)
-        exchange = Exchange(store, rank=dist.get_rank(), num_ranks=self._world_size, timeout_s=chosen.timeout_s)
+        exchange = Exchange(store, rank=self._rank, num_ranks=self._world_size, timeout_s=chosen.timeout_s)
         if not enabled or is_disabled():
-            self._refuse(exchange)
+            self._refuse(exchange, "is disabled there")
             return
-        computation = compute or open_compute_route()
-        self.options = chosen = _settable(chosen, computation)
-        collectives = route or _nccl_route(model) or _gloo_route(model, store, chosen, adapters)
-        self._route: Route = BothSidesRoute(collectives, computation)
-        self._member = self._join(exchange, self._route, config, journal or chosen.journal)
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._refuse, exchange, "could not begin")
+            computation = compute or open_compute_route()
+            self.options = chosen = _settable(chosen, computation)
+            collectives = route or _nccl_route(model) or _gloo_route(model, store, chosen, adapters)
+            self._route: Route = BothSidesRoute(collectives, computation)
+            undo.callback(self._route.close)
+            self._member = self._join(exchange, self._route, config, journal or chosen.journal)
+            undo.pop_all()  # all went well
         atexit.register(_leave, weakref.ref(self))
 
     def step(self) -> contextlib.AbstractContextManager[None]:
@@ -172,7 +180,7 @@ class OnlineTuner:
         if self._member is None or self.state not in (State.WATCH, State.DONE):
             _log.warning("nothing to save: online tuning is at %r (%s)", str(self.state), self.reason)
             return False
-        if dist.get_rank() == 0:
+        if self._rank == 0:
             saved = SavedSettings(
                 world_size=self._world_size,
                 route=self._route.name,
@@ -195,6 +203,9 @@ class OnlineTuner:
             self._member.leave("the job closed its tuner")
 
     def _join(self, exchange: Exchange, route: Route, config: str | Path | None, journal: str | Path | None) -> Member:
+        is_profiled = route.name != GlooRoute.name
+        if is_profiled:
+            OWN_PROFILER.watch()
         leader = None
         if exchange.rank == 0:
             leader = Leader(
@@ -202,7 +213,8 @@ class OnlineTuner:
                 _study_factory(self.options),
                 num_ranks=self._world_size,
                 route_name=route.name,
-                started=_started(config, self._world_size),
+                started=_started(config, self._world_size, route.is_exact if self.options.deterministic else None),
+                steps_apart=PROFILED_APART if is_profiled else 1,
             )
         keeps = exchange.rank == 0 or os.environ.get("LOCAL_RANK") == "0"
         return Member(
@@ -211,15 +223,15 @@ class OnlineTuner:
             leader=leader,
             journal=JournalFile(Path(journal) if journal and keeps else None),
             is_exact_only=self.options.deterministic,
-            why_not=_why_not,
+            why_not=OWN_PROFILER.why_not if is_profiled else why_not_now,
         )
 
     @staticmethod
-    def _refuse(exchange: Exchange) -> None:
+    def _refuse(exchange: Exchange, why: str) -> None:
         """Tells the other ranks not to wait for this one."""
         with contextlib.suppress(BackendError):
             for window in (0, 1):  # the first plan may be out already
-                exchange.veto(window, f"rank {exchange.rank}: it is disabled there")
+                exchange.veto(window, f"rank {exchange.rank}: it {why}")
 
 
 def _leave(reference: "weakref.ref[OnlineTuner]") -> None:
@@ -246,8 +258,11 @@ def _nccl_route(model: nn.Module) -> Route | None:
 def _gloo_route(model: nn.Module, store: Store, options: OnlineOptions, adapters: Sequence[str] | None) -> GlooRoute:
     route = GlooRoute(store, meeting_timeout_s=options.timeout_s)  # type: ignore[arg-type]  # the same store, by its class
     chosen = [a for name, a in ADAPTERS.items() if (a.fits(model) if adapters is None else name in adapters)]
-    for adapter in chosen:
-        route.on_close(adapter.attach(model, route))
+    with contextlib.ExitStack() as undo:
+        undo.callback(route.close)
+        for adapter in chosen:
+            route.on_close(adapter.attach(model, route))
+        undo.pop_all()
     if not chosen:
         _log.warning(
             "no adapter fits %s: nothing will be tuned; allowed: %s", type(model).__name__, ", ".join(ADAPTERS)
@@ -281,24 +296,25 @@ def _study_factory(options: OnlineOptions) -> Callable[[Problems], Study]:
     return make
 
 
-def _started(config: str | Path | None, world_size: int) -> tuple[SiteSetting, ...]:
-    """The settings in a file; none, with a warning, if it is not of this job: the job is then tuned as if without."""
+def _started(
+    config: str | Path | None, world_size: int, is_exact: Callable[[ConfigKey], bool] | None
+) -> tuple[SiteSetting, ...]:
+    """The settings in a file; none, with a warning, if it is not of this job: the job is then tuned as if without.
+
+    `is_exact`, if given, must hold of a site, or it is left alone.
+    """
     if config is None:
         return ()
     try:
-        return read_saved(Path(config), world_size=world_size).settings
-    except BundleError as error:
+        settings = read_saved(Path(config), world_size=world_size).settings
+        kept = tuple(s for s in settings if is_exact is None or is_exact(key_of(s.site)))
+    except (BundleError, ValueError) as error:  # a site may be none that there can be
         _log.warning("%s; starting untouched", error)
         return ()
-
-
-def _why_not() -> str:
-    """Why this step must not be measured."""
-    if torch._C._autograd._profiler_enabled():
-        return "another profiler runs"
-    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-        return "a CUDA graph is being captured"
-    return ""
+    if len(kept) < len(settings):
+        words = "deterministic: %d of %d saved settings are left out, they could reorder a reduction"
+        _log.warning(words, len(settings) - len(kept), len(settings))
+    return kept
 
 
 __all__ = ["LagomError", "OnlineOptions", "OnlineTuner"]

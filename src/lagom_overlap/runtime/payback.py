@@ -42,7 +42,7 @@ class Payback:
 
     @property
     def cost_s(self) -> float:
-        """Time lost to slower settings and to agreement; not negative."""
+        """Time lost to slower settings, to agreement and to measuring; not negative."""
         slower_s = self._stepped_s - self._armed_stepped_s - self.num_steps * self.base_s
         return max(0.0, slower_s) + self._exchange_s - self._armed_exchange_s
 

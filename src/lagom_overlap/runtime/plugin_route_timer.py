@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 import torch
 from torch._C._profiler import _ExperimentalConfig
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity
 
+from lagom_overlap.runtime.job_profiler import OWN_PROFILER
 from lagom_overlap.runtime.plugin_route_events import TimedCall, timed_calls
 from lagom_overlap.trace.gpu_trace import Reach
 
@@ -30,31 +31,28 @@ class KernelTimer:
 
     def __init__(self, reaches: Collection[Reach] = (Reach.TUNER,)) -> None:
         self._reaches = reaches
-        self._profile: profile | None = None
         self._began_s = 0.0
 
     def begin(self) -> None:
         """Starts the profiler on an idle device."""
         torch.cuda.synchronize()
-        self._profile = profile(
+        OWN_PROFILER.start(
             activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA],  # NCCL's fields come from the CPU's events
             experimental_config=_ExperimentalConfig(enable_cuda_sync_events=True),
         )
-        self._profile.__enter__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._began_s = perf_counter()
 
     def end(self) -> tuple[float, tuple[TimedCall, ...] | None]:
         """The step's length and its collectives; None if the profiler was taken away or the trace says too little."""
         torch.cuda.synchronize()
         duration_s = perf_counter() - self._began_s
-        running, self._profile = self._profile, None
-        if running is None:
+        seen = OWN_PROFILER.stop()
+        if seen is None:
             return duration_s, None
         try:
-            running.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # torch leaves it untyped
             with tempfile.TemporaryDirectory(prefix="lagom-step-") as folder:
                 path = Path(folder) / "step.json"
-                running.export_chrome_trace(str(path))
+                seen.export_chrome_trace(str(path))
                 events = read_events(path)
         except (RuntimeError, OSError, msgspec.MsgspecError) as error:
             _log.warning("a step could not be timed: %s", error)

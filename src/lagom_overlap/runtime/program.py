@@ -13,7 +13,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import mean
+from statistics import fmean, median
 from typing import Final
 
 import msgspec
@@ -51,6 +51,11 @@ class Program:
     def __post_init__(self) -> None:
         if not len(self.sites) == len(self.late) == len(self.spaces):
             raise ValueError(f"{len(self.sites)} sites, {len(self.late)} late marks, {len(self.spaces)} spaces")
+
+    @property
+    def sites_that_can_be_set(self) -> tuple[Site, ...]:
+        """Those for which there is something to try."""
+        return tuple(site for site, space in zip(self.sites, self.spaces, strict=True) if space is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +126,7 @@ def program_of(records: Sequence[StepRecord], spaces: Sequence[ConfigSpace | Non
     for window in _windows(events):
         shares = [_shares_left(window, record) for record in records]
         for place, call in enumerate(window.calls):
-            late[call] = mean(share[place] for share in shares) < LATE_SHARE
+            late[call] = fmean(share[place] for share in shares) < LATE_SHARE
     return Program(
         sites=tuple(site_of(call.key) for call in first.calls),
         events=events,
@@ -215,11 +220,23 @@ def times_of(program: Program, groups: Sequence[StepGroup], record: StepRecord) 
             for place in range(len(group.calls))
         ]
         found[group.name] = GroupTimes(
-            makespan_s=mean(end - start for start, end, _ in spans),
-            comp_s=mean(max(0.0, end - start - waited) for start, end, waited in spans),
-            comm_s=tuple(mean(times) for times in lengths),
+            makespan_s=fmean(end - start for start, end, _ in spans),
+            comp_s=fmean(max(0.0, end - start - waited) for start, end, waited in spans),
+            comm_s=tuple(fmean(times) for times in lengths),
         )
     return found
+
+
+def median_times(steps: Sequence[dict[str, GroupTimes]]) -> dict[str, GroupTimes]:
+    """Each group's times over several steps of one program, field by field."""
+    return {
+        name: GroupTimes(
+            makespan_s=median(step[name].makespan_s for step in steps),
+            comp_s=median(step[name].comp_s for step in steps),
+            comm_s=tuple(median(times) for times in zip(*(step[name].comm_s for step in steps), strict=True)),
+        )
+        for name in steps[0]
+    }
 
 
 def _bounds(windows: Sequence[_Window], record: StepRecord) -> list[tuple[float, float, float]]:

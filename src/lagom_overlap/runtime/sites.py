@@ -5,6 +5,7 @@ communicators of one role (each tensor-parallel pair its own), and all of a role
 saved names the role: description, number of ranks, creation order.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -67,19 +68,28 @@ def site_of(key: ConfigKey) -> Site:
     return Site(call, key.occurrence)
 
 
+def key_of(site: Site) -> ConfigKey:
+    """A key of the site, its communicator standing for its role: the ranks are numbered from 0."""
+    call = site.call
+    name = CommunicatorId(
+        description=call.description, ranks=tuple(range(call.num_ranks)), creation_order=call.creation_order
+    )
+    return ConfigKey(communicator=name, kind=call.kind, num_bytes=call.num_bytes, occurrence=site.occurrence)
+
+
 def table_of(settings: Iterable[SiteSetting], communicators: Iterable[CommunicatorId]) -> ConfigTable:
-    """The settings as a table of this rank: what each site of a role in which it has a communicator is set to."""
-    mine = {(name.description, len(name.ranks), name.creation_order): name for name in communicators}
+    """The settings as a table of this rank: each site is set alike on every communicator that it has of the role."""
+    mine: dict[tuple[str, int, int], list[CommunicatorId]] = defaultdict(list)
+    for name in communicators:
+        mine[name.description, len(name.ranks), name.creation_order].append(name)
     rows: dict[ConfigKey, CommConfig] = {}
     launches: dict[ConfigKey, LaunchConfig] = {}
     for setting in settings:
-        call = setting.site.call
-        name = mine.get((call.description, call.num_ranks, call.creation_order))
-        if name is None:
-            continue
-        key = ConfigKey(communicator=name, kind=call.kind, num_bytes=call.num_bytes, occurrence=setting.site.occurrence)
-        if not setting.config.is_untouched:
-            rows[key] = setting.config
-        if isinstance(setting.launch, LaunchConfig) and not setting.launch.is_untouched:
-            launches[key] = setting.launch
+        site, call = setting.site, setting.site.call
+        for name in mine.get((call.description, call.num_ranks, call.creation_order), ()):
+            key = ConfigKey(communicator=name, kind=call.kind, num_bytes=call.num_bytes, occurrence=site.occurrence)
+            if not setting.config.is_untouched:
+                rows[key] = setting.config
+            if isinstance(setting.launch, LaunchConfig) and not setting.launch.is_untouched:
+                launches[key] = setting.launch
     return ConfigTable(rows, launches)

@@ -40,7 +40,7 @@ class _Completion:
             work, result, future = self._todo.get()
             try:
                 work.complete()
-            except RuntimeError as error:
+            except Exception as error:  # whoever waits for the bucket is told, or would wait for ever
                 future.set_exception(error)  # type: ignore[arg-type]  # the stub wants a result
             else:
                 future.set_result(result)

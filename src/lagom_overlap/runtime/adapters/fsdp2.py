@@ -30,6 +30,8 @@ from lagom_overlap.runtime.gloo_route import GlooRoute
 
 MAX_IN_FLIGHT: Final = 2
 """Reduce-scatters not waited for: each keeps a module's whole gradients in memory. FSDP2 on GPU keeps one."""
+_NO_PASS: Final = -1
+"""What `_current_graph_task_id` answers outside a backward pass."""
 STOCK: Final = frozenset({"DefaultAllGather", "DefaultReduceScatter"})
 """Communication objects that the user did not replace."""
 
@@ -75,24 +77,29 @@ class RoutedAllGather(_Allocation, AllGather):  # type: ignore[misc]  # the base
 
 
 class _InFlight:
-    """The reduce-scatters of a backward pass that nobody has waited for yet, oldest first."""
+    """The reduce-scatters of a backward pass that nobody has waited for yet, oldest first.
+
+    A pass that raised never calls back; the next one, of another number, waits for what it left.
+    """
 
     def __init__(self) -> None:
         self._works: deque[dist.Work] = deque()
-        self._is_queued = False
+        self._pass = _NO_PASS
 
     def add(self, work: dist.Work) -> None:
         """Waits for the oldest if too many are in flight, and for all when the backward pass ends."""
+        number = torch._C._current_graph_task_id()
+        if number != self._pass:
+            self.drain()
+            self._pass = number
+            Variable._execution_engine.queue_callback(self.drain)
         self._works.append(work)
         while len(self._works) > MAX_IN_FLIGHT:
             self._works.popleft().wait()
-        if not self._is_queued:
-            self._is_queued = True
-            Variable._execution_engine.queue_callback(self.drain)
 
     def drain(self) -> None:
         """Waits for all."""
-        self._is_queued = False
+        self._pass = _NO_PASS
         while self._works:
             self._works.popleft().wait()
 
@@ -136,7 +143,7 @@ class RoutedReduceScatter(_Allocation, ReduceScatter):  # type: ignore[misc]
     def _may_wait_later(self, output: torch.Tensor) -> bool:
         """Whether nothing reads the result before the backward pass ends."""
         group = self._param_group
-        if torch._C._current_graph_task_id() == -1 or output.dtype != group._orig_dtype:
+        if torch._C._current_graph_task_id() == _NO_PASS or output.dtype != group._orig_dtype:
             return False
         if group._is_hsdp or group._all_reduce_hook is not None:
             return False

@@ -1,0 +1,305 @@
+"""One rank alone loses the store, is interrupted, cannot measure or fails in a report: all ranks still run the same."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from job_of_threads import FakeStore, Job
+from test_online_loop import options
+
+from lagom_overlap.errors import BackendError
+from lagom_overlap.runtime.exchange import StoreLost
+from lagom_overlap.runtime.journal import JournalFile
+from lagom_overlap.runtime.leader import MAX_VOID, WATCHED_WINDOWS
+from lagom_overlap.runtime.messages import State
+from lagom_overlap.runtime.route import StepRecord
+from lagom_overlap.runtime.sites import SiteSetting
+
+
+@pytest.fixture(scope="module")
+def found() -> tuple[SiteSetting, ...]:
+    """What the job is tuned to."""
+    job = Job(options=options())
+    job.run(220)
+    return job.members[0].settings
+
+
+class LosingStore:
+    """A rank's end of a store that answers `num_calls` calls, then none.
+
+    The answer to "do all switch?" still comes: whoever said "ready" and cannot hear it, cannot know what the others do.
+    """
+
+    def __init__(self, store: FakeStore, num_calls: int) -> None:
+        self._store, self._num_calls = store, num_calls
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        def call(key: object, *rest: object) -> object:
+            is_answer = name in ("get", "wait") and "go/" in str(key)
+            self._num_calls -= 1
+            if self._num_calls < 0 and not is_answer:
+                raise RuntimeError("Connection reset by peer")
+            return getattr(self._store, name)(key, *rest)
+
+        return call
+
+
+def lost() -> None:
+    raise StoreLost("the job's store does not answer: Connection reset by peer")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_loses_the_store_while_all_is_settled_runs_on_as_the_others_do(
+    found: tuple[SiteSetting, ...], rank: int
+) -> None:
+    job = Job(options=options(timeout_s=0.3), started=found)
+    job.run(15)
+    assert job.members[0].plan.state is State.WATCH
+    job.members[rank]._exchange._ask = lambda question: lost()
+    job.run(40)
+    assert not job.meeting.mismatches
+    assert job.members[0].settings == job.members[1].settings == found
+    assert not any(route.is_closed for route in job.routes)
+    other = job.members[1 - rank].plan
+    assert other.state is State.DONE
+    assert "what is set stays for good" in other.reason
+
+
+def test_a_rank_deep_in_the_tree_that_loses_the_store_runs_on_as_the_others_do(
+    found: tuple[SiteSetting, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = tuple(
+        SiteSetting(replace(setting.site, call=replace(setting.site.call, num_ranks=6)), setting.config)
+        for setting in found
+    )
+    monkeypatch.setattr("lagom_overlap.runtime.tree.MOST_CHILDREN", 2)
+    job = Job(num_ranks=6, options=options(timeout_s=0.5), started=started)
+    job.run(15)
+    job.members[5]._exchange._ask = lambda question: lost()
+    job.run(40)
+    assert not job.meeting.mismatches
+    assert all(member.settings == started for member in job.members)
+    assert job.members[1].plan.state is State.DONE
+    assert "rank 5 did not report" in job.members[1].plan.reason
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("num_calls", range(6, 36, 2))
+def test_whenever_a_rank_loses_the_store_around_a_tuning_again_all_run_the_same(
+    found: tuple[SiteSetting, ...], rank: int, num_calls: int
+) -> None:
+    """Recorded, settled, and recorded untouched again: two switches, and the store is lost before, between or after."""
+    job = Job(options=options(timeout_s=0.05), started=found)
+    job.start()
+    watched = job.leader._watched
+    recorded = job.leader._recorded
+    job.leader._watched = lambda report: watched(report) if job.leader._window < 4 else job.leader._record("drift")
+    job.leader._recorded = lambda *told: recorded(*told) if job.leader._window < 4 else job.leader._record("no search")
+    job.members[rank]._exchange._store = LosingStore(job.store, num_calls)
+    job.run(5 + 3 * 8 + 3 * 5)
+    assert not job.meeting.mismatches
+
+
+def test_a_store_lost_right_after_all_agreed_does_not_keep_rank_0_from_switching() -> None:
+    job = Job(options=options(timeout_s=0.5))
+    job.start()
+    job.members[0]._exchange.forget_epoch = lambda epoch: lost()
+    while not job.members[0].is_over:
+        job.run(1)
+    assert job.members[0].settings == job.members[1].settings != ()
+    assert not job.meeting.mismatches
+
+
+@pytest.mark.parametrize("has_answer", [True, False])
+def test_an_interrupt_while_ranks_agree_waits_until_this_rank_has_done_as_all(has_answer: bool) -> None:
+    job = Job(options=options())
+    job.start()
+    exchange, original, prepare = job.members[1]._exchange, Job.one_step, job.routes[0].prepare
+    appears, interrupted = exchange._appears, []
+
+    def interrupt(key: str, timeout_s: float) -> bool:
+        if key.startswith("go/") and not interrupted:
+            interrupted.append(has_answer and appears(key, timeout_s))
+            raise KeyboardInterrupt
+        return appears(key, timeout_s)
+
+    def late(table: object, epoch: int) -> None:
+        time.sleep(0.05)
+        prepare(table, epoch)
+
+    def one_step(rank: int) -> StepRecord:
+        try:
+            return original(job, rank)
+        except KeyboardInterrupt:  # as of a user who goes on
+            return original(job, rank)
+
+    exchange._appears, job.routes[0].prepare, job.one_step = interrupt, late, one_step
+    job.run(40)
+    assert interrupted == [has_answer]
+    assert not job.meeting.mismatches
+    assert job.plans[0] == job.plans[1]
+    assert (job.members[0].plan.state is State.OFF) is not has_answer
+
+
+def test_ranks_that_all_want_to_stop_before_anything_was_recorded_wait_for_nothing() -> None:
+    job = Job(options=options(timeout_s=20.0))
+    began = time.monotonic()
+    job.run(12, lambda rank, step: job.members[rank].stop("frozen by the job") if step == 2 else None)
+    assert time.monotonic() - began < 15, "rank 0 waited for a program that nobody shares"
+    assert job.plans[0][5:] == job.plans[1][5:] == [("off", 0)] * 7
+    assert "frozen by the job" in job.members[1].plan.reason
+
+
+@pytest.mark.parametrize("watch_steps", [0, 8])
+def test_saved_settings_that_a_rank_cannot_make_ready_switch_all_off(
+    found: tuple[SiteSetting, ...], watch_steps: int
+) -> None:
+    job = Job(options=options(watch_steps=watch_steps), started=found)
+    job.routes[1].fails_at = 1
+    job.run(20)
+    assert [member.plan.state for member in job.members] == [State.OFF] * 2
+    assert all("no space left on device" in member.plan.reason for member in job.members)
+    assert all(route.is_closed for route in job.routes)
+    assert not job.meeting.mismatches
+
+
+def test_saved_settings_of_another_model_are_refused_and_the_job_is_searched(
+    found: tuple[SiteSetting, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    site = found[0].site
+    foreign = SiteSetting(replace(site, call=replace(site.call, num_bytes=12_345)), found[0].config)
+    with caplog.at_level(logging.WARNING):
+        job = Job(options=options(), started=(*found, foreign))
+        job.run(220)
+    words = f"of another job (1 of {len(found) + 1} sites are not in this one)"
+    assert any(words in record.getMessage() for record in caplog.records)
+    assert "search" in {state for state, _ in job.plans[1]}
+    assert job.members[1].settings == found
+
+
+def test_saved_settings_of_a_job_that_can_never_be_measured_are_used_unchecked(found: tuple[SiteSetting, ...]) -> None:
+    job = Job(options=options(), started=found)
+    job.start()
+    for member in job.members:
+        member._why_not = lambda: "the job has a profiler of its own"
+    job.run(5 * (MAX_VOID + 1) + 8)
+    assert job.members[1].plan.state is State.WATCH
+    assert "unchecked: rank 0: the job has a profiler" in job.members[1].plan.reason
+    assert job.members[1].settings == found
+
+
+def test_a_step_that_only_one_rank_could_measure_is_no_different_call() -> None:
+    job = Job(options=options())
+    job.start()
+    job.members[1]._why_not = lambda: "another profiler runs" if job.routes[1].step in (12, 60, 100) else ""
+    end_step = job.routes[0].end_step
+
+    def cut() -> StepRecord:
+        record = end_step()
+        return replace(record, calls=record.calls[:-1], is_timed=False) if job.routes[0].step == 31 else record
+
+    job.routes[0].end_step = cut
+    job.run(260)
+    assert "frozen" not in {state for state, _ in job.plans[0]}
+    assert job.plans[0][-1][0] == State.WATCH
+    assert job.members[0].settings
+
+
+def test_a_profiler_that_runs_for_long_does_not_take_proven_settings_away(found: tuple[SiteSetting, ...]) -> None:
+    job = Job(options=options(), started=found)
+    job.run(5)
+    for member in job.members:
+        member._why_not = lambda: "another profiler runs"
+    seen: list[float] = []
+    job.run(1)
+    see = job.leader._watcher.see
+    job.leader._watcher.see = lambda steps_s: seen.extend(steps_s) or see(steps_s)
+    job.run(4 * WATCHED_WINDOWS * 8 - 1)
+    assert {state for state, _ in job.plans[0][5:]} == {"watch"}
+    assert job.members[0].settings == found
+    assert len(seen) == 4 * WATCHED_WINDOWS * 7, "the times of steps count also where calls could not be measured"
+
+
+def test_a_wish_to_stop_that_comes_when_nothing_is_agreed_on_any_more_is_answered_once(
+    found: tuple[SiteSetting, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    job = Job(options=options(watch_steps=0), started=found)
+    job.run(8)
+    assert job.members[1].plan.state is State.DONE
+    with caplog.at_level(logging.WARNING):
+        job.run(3, lambda rank, step: job.members[rank].stop("LAGOM_DISABLE is set") if rank == 1 else None)
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ["too late for 'LAGOM_DISABLE is set': what is set stays, the ranks agree on nothing any more"]
+    assert job.members[1].settings == found
+
+
+def test_a_route_that_cannot_say_what_may_be_tried_is_a_wish_to_stop() -> None:
+    job = Job(options=options())
+
+    def space(key: object) -> None:
+        raise BackendError("the record is damaged")
+
+    job.routes[1].space = space
+    job.routes[0].space = space
+    job.run(12)
+    assert [member.plan.state for member in job.members] == [State.OFF] * 2
+    assert "no report: the record is damaged" in job.members[1].plan.reason
+
+
+def test_whatever_a_store_raises_does_not_end_the_job(found: tuple[SiteSetting, ...]) -> None:
+    job = Job(options=options(timeout_s=0.3), started=found)
+    job.run(12)
+
+    class Broken:
+        def __getattr__(self, name: str) -> object:
+            raise OSError("Broken pipe")
+
+    job.members[1]._exchange._store = Broken()
+    job.run(30)
+    assert all(member.is_over for member in job.members)
+    assert not job.meeting.mismatches
+
+
+def test_the_error_of_a_measured_step_is_not_held_up_by_ending_the_measurement() -> None:
+    job = Job(options=options())
+    original, end_step, ended = Job.one_step, job.routes[1].end_step, []
+    job.routes[1].end_step = lambda: ended.append(job.routes[1].step) or end_step()
+
+    def one_step(rank: int) -> StepRecord:
+        if rank == 0 or job.routes[1].step != 1:
+            return original(job, rank)
+        job.members[1].begin_step()
+        record = job.routes[1].run()
+        job.members[1].fail_step("its step ended with OutOfMemoryError")
+        assert ended == [1], "the step before"
+        return record
+
+    job.one_step = one_step
+    job.run(10)
+    assert ended[:2] == [1, 2]
+    assert "OutOfMemoryError" in job.members[0].plan.reason
+
+
+def test_starting_and_ending_a_measurement_is_part_of_what_tuning_costs() -> None:
+    job = Job(options=options())
+    end_step, reports = job.routes[0].end_step, []
+    job.routes[0].begin_step = lambda *, is_measured: time.sleep(0.02 if is_measured else 0)
+    job.routes[0].end_step = lambda: time.sleep(0.03) or end_step()
+    job.start()
+    decide = job.leader.next
+    job.leader.next = lambda report, *rest: reports.append(report) or decide(report, *rest)
+    job.run(5)
+    assert reports[0].exchange_s >= 3 * 0.05
+
+
+def test_a_journal_that_several_ranks_wrote_is_read_once(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    Job(options=options(), journals=(JournalFile(path), None)).run(60)
+    lines = path.read_text().splitlines()
+    path.write_text("".join(f"{line}\n" * 2 for line in lines))
+    job = Job(options=options(), journals=(JournalFile(path), None))
+    job.run(6)
+    assert path.read_text().splitlines()[: len(lines)] == lines
