@@ -30,6 +30,11 @@ _ANY_GPU: Final = "a40_nvlink"
 """Ranks on CPU cores are planned as if each were a GPU of this preset; its speed is not used, times are measured."""
 _PROFILE: Final = "plausible"
 """Of a capture without a job file, which would name one."""
+OURS: Final = "ours"
+WHOLE: Final = (
+    "Operators are not cut: on CPU ranks many small pieces and their copies took longer than predicted (0.56 times the "
+    "program's speed where 82 were cut in 8). [plan] options = { split = true } allows it; measure with --execute."
+)
 ONE_STAGE: Final = (
     "This is one stage of {stages} with {layers} layers, the embedding and the head; what stages send each other is "
     "not in the plan (see `lagom simulate`, and --planner megatron for advice on it)."
@@ -258,6 +263,8 @@ def _input(
     more: tuple[str, ...] = (),
     ranks: ProgramRanks | None = None,
 ) -> PlanInput:
+    on_cores = spec.program is not None and spec.job.backend == "gloo"
+    whole = {"split": False} if on_cores and spec.plan.planner == OURS else {}
     return PlanInput(
         name=spec.job.name,
         problem=problem,
@@ -266,8 +273,8 @@ def _input(
         seed=spec.plan.seed,
         rounds=spec.plan.rounds,
         planner=spec.plan.planner,
-        options=spec.plan.options,
-        notes=(*found.notes, *more, *_unused(spec)),
+        options={**whole, **spec.plan.options},
+        notes=(*found.notes, *more, *([WHOLE] if whole and "split" not in spec.plan.options else []), *_unused(spec)),
         times=found.json,
         is_program=spec.program is not None,
         ranks=ranks,
