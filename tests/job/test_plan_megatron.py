@@ -1,12 +1,13 @@
 """Megatron's switches one by one, on jobs with and without a pipeline."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from lagom_overlap.errors import JobError
-from lagom_overlap.job.plan import PlanRequest, run_plan
+from lagom_overlap.job.plan import PlanRequest, planned, run_plan
 from lagom_overlap.job.plan_problem import read_input
 from lagom_overlap.report.plan_model import MegatronJson
 
@@ -64,3 +65,11 @@ def test_other_planners_advise_no_switches(tmp_path: Path) -> None:
 def test_stages_hold_equally_many_layers(tmp_path: Path) -> None:
     with pytest.raises(JobError, match=r"parallel\.pipeline is 5, must divide the 32 layers of phi-2"):
         advised(tmp_path, "pipeline = 5\n")
+
+
+@pytest.mark.parametrize(("options", "may_cut"), [({}, False), ({"split": True}, True)])
+def test_programs_on_cpu_ranks_are_cut_only_if_asked(tmp_path: Path, options: dict[str, bool], may_cut: bool) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(JOB + "zero_stage = 3\nglobal_batch = 8\n")
+    given = replace(read_input(path), is_on_cores=True, options=options, planner="ours")
+    assert any("Operators are not cut" in note for note in planned(given, "ours").plan.notes) is not may_cut

@@ -16,7 +16,7 @@ from lagom_overlap.job.build import check_planner_name, make_planner
 from lagom_overlap.job.plan_advice import fsdp2_advice, megatron_arguments
 from lagom_overlap.job.plan_file import check_plan, check_plan_file, plan_toml, read_plan
 from lagom_overlap.job.plan_megatron import megatron_json, megatron_lines
-from lagom_overlap.job.plan_problem import Check, PlanInput
+from lagom_overlap.job.plan_problem import OURS, WHOLE, Check, PlanInput
 from lagom_overlap.job.plan_result import decisions_of
 from lagom_overlap.plan.base import Plan, PlanProblem
 from lagom_overlap.plan.deadline import ended_by_ctrl_c
@@ -93,6 +93,9 @@ def planned(given: PlanInput, planner: str, *, on_progress: Callable[[Any], None
         LagomError: if there is no such planner, or no plan fits the memory limit.
     """
     options = given.options if planner == given.planner else {}
+    whole = given.is_on_cores and planner == OURS and "split" not in options
+    if whole:
+        options = {**options, "split": False}
     maker = make_planner(planner, options, on_progress=on_progress)
     start = time.monotonic()
     with ended_by_ctrl_c() as interrupted:
@@ -100,6 +103,8 @@ def planned(given: PlanInput, planner: str, *, on_progress: Callable[[Any], None
         was_ended = interrupted.is_set()
     if was_ended:
         plan = replace(plan, notes=(*plan.notes, "The search was ended by Ctrl-C: this is the best it had found."))
+    if whole:
+        plan = replace(plan, notes=(*plan.notes, WHOLE))
     return replace(judged(given, plan, time.monotonic() - start), interrupted=was_ended)
 
 

@@ -46,8 +46,8 @@ class PlanInput:
     """A problem with what surrounds it.
 
     `issued` is the step as the framework runs it before any plan. `times` says which of the problem's times were
-    measured (None: none). `pipeline` is what a job with several stages means for their transfers. `ranks` run the
-    program, if the job has one (`is_program`) and they are wanted; close it.
+    measured (None: none). `is_on_cores`: its ranks are CPU processes. `pipeline` is what a job with several stages means
+    for their transfers. `ranks` run the program, if the job has one and names a backend that runs it; close it.
     """
 
     name: str
@@ -61,6 +61,7 @@ class PlanInput:
     notes: tuple[str, ...] = ()
     times: TimesJson | None = None
     is_program: bool = False
+    is_on_cores: bool = False
     pipeline: PipelineJson | None = None
     ranks: ProgramRanks | None = None
 
@@ -263,8 +264,6 @@ def _input(
     more: tuple[str, ...] = (),
     ranks: ProgramRanks | None = None,
 ) -> PlanInput:
-    on_cores = spec.program is not None and spec.job.backend == "gloo"
-    whole = {"split": False} if on_cores and spec.plan.planner == OURS else {}
     return PlanInput(
         name=spec.job.name,
         problem=problem,
@@ -273,10 +272,11 @@ def _input(
         seed=spec.plan.seed,
         rounds=spec.plan.rounds,
         planner=spec.plan.planner,
-        options={**whole, **spec.plan.options},
-        notes=(*found.notes, *more, *([WHOLE] if whole and "split" not in spec.plan.options else []), *_unused(spec)),
+        options=spec.plan.options,
+        notes=(*found.notes, *more, *_unused(spec)),
         times=found.json,
         is_program=spec.program is not None,
+        is_on_cores=spec.program is not None and spec.job.backend == "gloo",
         ranks=ranks,
     )
 
