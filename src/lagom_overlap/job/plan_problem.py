@@ -46,7 +46,7 @@ class PlanInput:
     """A problem with what surrounds it.
 
     `issued` is the step as the framework runs it before any plan. `times` says which of the problem's times were
-    measured (None: none). `is_on_cores`: its ranks are CPU processes. `pipeline` is what a job with several stages means
+    measured (None: none). `is_on_cores`: its ranks are CPU processes. `pipeline` is what several stages mean
     for their transfers. `ranks` run the program, if the job has one and names a backend that runs it; close it.
     """
 
