@@ -16,7 +16,7 @@
 
 #define API __attribute__((visibility("default")))
 
-enum { LLS_VERSION = 1, DIGIT_BITS = 11, NUM_DIGITS = 1 << DIGIT_BITS };
+enum { LLS_VERSION = 2, DIGIT_BITS = 11, NUM_DIGITS = 1 << DIGIT_BITS };
 enum kind { SERIAL, PARALLEL, NUM_KINDS };
 
 struct workspace {
@@ -202,9 +202,10 @@ API int64_t lls_generate(const struct lls_graph *graph, int kind, const double *
 }
 
 /* Forward-backward rounds from the schedule in `starts`, which the best one replaces; returns its makespan, or minus an
- * errno. They end after `patience` rounds without gain, at `target` ticks, after `limit_s` seconds. */
+ * errno. They end after `patience` rounds without gain, at `target` ticks, after `limit_s` seconds, or once `*steps` tasks
+ * were placed; how many were is left there. */
 API int64_t lls_improve(const struct lls_graph *graph, int forward, int backward, int max_rounds, int patience,
-                        int64_t target, double limit_s, int64_t *starts) {
+                        int64_t target, double limit_s, int64_t *steps, int64_t *starts) {
     struct workspace w;
     if (!is_valid(graph) || forward < 0 || forward >= NUM_KINDS || backward < 0 || backward >= NUM_KINDS)
         return -EINVAL;
@@ -219,7 +220,11 @@ API int64_t lls_improve(const struct lls_graph *graph, int forward, int backward
     current = best;
     memcpy(w.starts, starts, size);
     double until = now_s() + limit_s;
-    for (int round = 0, dull = 0; round < max_rounds && dull < patience && best > target && now_s() < until; round++) {
+    int64_t max_steps = *steps;
+    *steps = 0;
+    for (int round = 0, dull = 0; round < max_rounds && dull < patience && best > target; round++) {
+        if (*steps >= max_steps || now_s() >= until) break;
+        *steps += 2 * graph->num_tasks;
         keys_of_ends(&w, graph, current, w.starts);
         int64_t from_end = generate(&w, &reversed, (enum kind)backward, w.starts);
         keys_of_ends(&w, graph, from_end, w.starts);

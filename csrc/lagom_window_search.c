@@ -147,20 +147,23 @@ static void move_priorities(struct window *w, int64_t span, uint64_t *random) {
     }
 }
 
-/* When a search ends: at a moment, or once the caller says so. */
+/* When a search ends: at a moment, once so many tasks were placed, or once the caller says so. */
 struct limit {
     double until;
+    int64_t max_steps, steps;
     const atomic_int *stop;
 };
 
 static bool is_over(const struct limit *limit) {
-    return atomic_load_explicit(limit->stop, memory_order_relaxed) || now_s() > limit->until;
+    return limit->steps >= limit->max_steps || atomic_load_explicit(limit->stop, memory_order_relaxed) ||
+           now_s() > limit->until;
 }
 
 /* Looks for a better schedule of the window; true if one was found, then it is in `best_starts`. */
-static bool search_window(struct window *w, int num_tries, uint64_t *random, const struct limit *limit) {
+static bool search_window(struct window *w, int num_tries, uint64_t *random, struct limit *limit) {
     for (int32_t i = 0; i < w->num; i++) w->by_rank[i] = i;
     struct value first = schedule_window(w), best = first;
+    limit->steps += w->num;
     int64_t bound = window_bound(w), begin = INT64_MAX, end = 0;
     size_t starts_size = (size_t)w->num * sizeof *w->starts, ranks_size = (size_t)w->num * sizeof *w->by_rank;
     for (int32_t i = 0; i < w->num; i++) {
@@ -176,6 +179,7 @@ static bool search_window(struct window *w, int num_tries, uint64_t *random, con
         move_priorities(w, end - begin, random);
         sort_by_priority(w);
         struct value value = schedule_window(w);
+        limit->steps += w->num;
         if (!is_better(value, best)) continue;
         best = value;
         memcpy(w->best_starts, w->starts, starts_size);
@@ -280,7 +284,7 @@ static void close_window(const struct window *w, struct order *o, int64_t begin)
 
 /* One sweep of windows of `size`, each half over the next one, the first one of `first` tasks. */
 static void sweep(struct window *w, struct order *o, int32_t size, int32_t first, int num_tries, uint64_t *random,
-                  const struct limit *limit) {
+                  struct limit *limit) {
     int64_t num_tasks = o->graph->num_tasks;
     find_tails(o);
     for (int64_t r = 0; r < o->graph->num_resources; r++) o->free_at[r] = 0;
@@ -375,10 +379,10 @@ static bool order_open(struct order *o, const struct lls_graph *g) {
 
 /* Improves the order of issue in `tasks` (every task once, none before what it waits for) by one sweep of windows of
  * `size`, the first one moved on by `first` of them, with `num_tries` schedules per window, until `limit_s` seconds have
- * passed or `stop` is not 0. `tasks` and `starts` are overwritten; returns the makespan, which is no greater than that
- * of the order given, or minus an errno. */
+ * passed, `*steps` tasks were placed, or `stop` is not 0. `tasks`, `starts` and `*steps` (how many were) are
+ * overwritten; returns the makespan, which is no greater than that of the order given, or minus an errno. */
 API int64_t lls_sweep(const struct lls_graph *graph, int32_t size, int32_t first, int num_tries, uint64_t seed,
-                      double limit_s, const atomic_int *stop, int32_t *tasks, int64_t *starts) {
+                      double limit_s, int64_t *steps, const atomic_int *stop, int32_t *tasks, int64_t *starts) {
     struct window window;
     struct order order;
     if (!is_valid(graph) || size < 2 || size > MAX_WINDOW || first < 1 || first > size) return -EINVAL;
@@ -387,12 +391,13 @@ API int64_t lls_sweep(const struct lls_graph *graph, int32_t size, int32_t first
         order_close(&order);
         return -ENOMEM;
     }
-    struct limit limit = {now_s() + limit_s, stop};
+    struct limit limit = {now_s() + limit_s, *steps, 3 * graph->num_tasks, stop}; /* two runs of the order, its tails */
     size_t size_tasks = (size_t)graph->num_tasks * sizeof *tasks;
     memcpy(order.tasks, tasks, size_tasks);
     run_order(&order);
     sweep(&window, &order, size, first, num_tries, &seed, &limit);
     int64_t makespan = run_order(&order);
+    *steps = limit.steps;
     memcpy(tasks, order.tasks, size_tasks);
     memcpy(starts, order.starts, (size_t)graph->num_tasks * sizeof *starts);
     window_close(&window);

@@ -77,7 +77,10 @@ static bool is_sound(struct problem *p, uint64_t *random) {
     for (int64_t i = 0; i < num; i++) priority[i] = (double)random_below(random, 100) - 50.0;
     int64_t made = lls_generate(&p->graph, (int)random_below(random, 2), priority, starts);
     if (made <= 0 || checked(p, starts) != made) return false;
-    int64_t better = lls_improve(&p->graph, (int)random_below(random, 2), (int)random_below(random, 2), 5, 2, 0, 1e9, starts);
+    int64_t max_steps = random_below(random, 20 * num), steps = max_steps;
+    int64_t better =
+        lls_improve(&p->graph, (int)random_below(random, 2), (int)random_below(random, 2), 5, 2, 0, 1e9, &steps, starts);
+    if (steps >= max_steps + 2 * num) return false;
     if (better <= 0 || better > made || checked(p, starts) != better) return false;
     for (int64_t i = 0; i < num; i++) order[i] = (int32_t)i;
     for (int64_t i = 1; i < num; i++) { /* by start */
@@ -89,7 +92,9 @@ static bool is_sound(struct problem *p, uint64_t *random) {
     atomic_int stop = random_below(random, 20) == 0;
     int32_t size = 2 + (int32_t)random_below(random, 100);
     for (int k = 0; k < 3; k++) {
-        int64_t swept = lls_sweep(&p->graph, size, 1 + k * (size - 1) / 2, 30, next_random(random), 1e9, &stop, order, starts);
+        steps = random_below(random, 2) ? INT64_MAX : random_below(random, 100 * num);
+        int64_t swept = lls_sweep(&p->graph, size, 1 + k * (size - 1) / 2, 30, next_random(random), 1e9, &steps, &stop,
+                                  order, starts);
         if (swept <= 0 || swept > better || checked(p, starts) != swept) return false;
         better = swept;
     }

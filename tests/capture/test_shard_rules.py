@@ -258,6 +258,7 @@ def test_an_uneven_exchange_is_cut_beside_its_first_dimension_only() -> None:
     even = shard_rule(func, {"input": tensor, "output_split_sizes": [3, 3], "input_split_sizes": [3, 3]}, (tensor,))
     uneven = shard_rule(func, {"input": tensor, "output_split_sizes": [3, 3], "input_split_sizes": [2, 4]}, (tensor,))
     assert even is not None
-    assert even.sizes == (3, 4)
+    assert even.sizes == (4, 3)
+    assert even.combine == (Gather(1), Gather(0))  # rows last: the others are numbered alike on all ranks
     assert uneven is not None
     assert uneven.combine == (Gather(1),)

@@ -32,6 +32,8 @@ class GlooJob:
     per_rank: dict[int, dict[str, Any]] = field(default_factory=dict)
     optimizer_steps: tuple[int, ...] = (1,)
     disable_at: int | None = None
+    loses_store: tuple[int, int] | None = None
+    """The rank that loses its connection to the job's store, and after which step."""
     save: str = ""
     file_limit_bytes: int | None = None
     environment: dict[str, str] = field(default_factory=dict)
@@ -52,6 +54,7 @@ class GlooJob:
                 "also_stock": self.also_stock,
                 "optimizer_steps": list(self.optimizer_steps),
                 "disable_at": self.disable_at,
+                "loses_store": self.loses_store,
                 "save": self.save,
                 "file_limit_bytes": self.file_limit_bytes,
             }

@@ -85,6 +85,13 @@ def model_of(kind: str) -> nn.Module:
     raise ValueError(kind)
 
 
+class LostStore:
+    """A connection that is gone."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError("Connection reset by peer")
+
+
 def say(words: str) -> None:
     sys.stdout.write(f"{words}\n")
     sys.stdout.flush()
@@ -112,6 +119,8 @@ def train(job: dict[str, Any], tuner_options: dict[str, Any] | None) -> dict[str
         graphs.append(counters["stats"]["unique_graphs"])
         if tuner is not None:
             states.append(str(tuner.state))
+            if job["loses_store"] == [rank, step]:
+                tuner._member._exchange._store = LostStore()
             if job["disable_at"] == step and rank == 1:
                 os.environ["LAGOM_DISABLE"] = "1"
             say(f"rank {rank} step {step}")

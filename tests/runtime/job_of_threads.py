@@ -305,10 +305,14 @@ class Job:
 
         def live(rank: int) -> list[StepRecord]:
             records = []
-            for step in range(steps):
-                if work is not None:
-                    work(rank, step)
-                records.append(self.one_step(rank))
+            try:
+                for step in range(steps):
+                    if work is not None:
+                        work(rank, step)
+                    records.append(self.one_step(rank))
+            except BackendError:  # a rank that ends the job keeps no other waiting
+                self.meeting.barrier.abort()
+                raise
             return records
 
         with ThreadPoolExecutor(self.num_ranks) as pool:

@@ -1,17 +1,15 @@
-"""One rank alone loses the store, is interrupted, cannot measure or fails in a report: all ranks still run the same."""
+"""One rank alone is interrupted, cannot measure or fails in a report: all ranks still run the same."""
 
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from job_of_threads import FakeStore, Job
+from job_of_threads import Job
 from test_online_loop import options
 
 from lagom_overlap.errors import BackendError
-from lagom_overlap.runtime.exchange import StoreLost
 from lagom_overlap.runtime.journal import JournalFile
 from lagom_overlap.runtime.leader import MAX_VOID, WATCHED_WINDOWS
 from lagom_overlap.runtime.messages import State
@@ -25,92 +23,6 @@ def found() -> tuple[SiteSetting, ...]:
     job = Job(options=options())
     job.run(220)
     return job.members[0].settings
-
-
-class LosingStore:
-    """A rank's end of a store that answers `num_calls` calls, then none.
-
-    The answer to "do all switch?" still comes: whoever said "ready" and cannot hear it, cannot know what the others do.
-    """
-
-    def __init__(self, store: FakeStore, num_calls: int) -> None:
-        self._store, self._num_calls = store, num_calls
-
-    def __getattr__(self, name: str) -> Callable[..., object]:
-        def call(key: object, *rest: object) -> object:
-            is_answer = name in ("get", "wait") and "go/" in str(key)
-            self._num_calls -= 1
-            if self._num_calls < 0 and not is_answer:
-                raise RuntimeError("Connection reset by peer")
-            return getattr(self._store, name)(key, *rest)
-
-        return call
-
-
-def lost() -> None:
-    raise StoreLost("the job's store does not answer: Connection reset by peer")
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_loses_the_store_while_all_is_settled_runs_on_as_the_others_do(
-    found: tuple[SiteSetting, ...], rank: int
-) -> None:
-    job = Job(options=options(timeout_s=0.3), started=found)
-    job.run(15)
-    assert job.members[0].plan.state is State.WATCH
-    job.members[rank]._exchange._ask = lambda question: lost()
-    job.run(40)
-    assert not job.meeting.mismatches
-    assert job.members[0].settings == job.members[1].settings == found
-    assert not any(route.is_closed for route in job.routes)
-    other = job.members[1 - rank].plan
-    assert other.state is State.DONE
-    assert "what is set stays for good" in other.reason
-
-
-def test_a_rank_deep_in_the_tree_that_loses_the_store_runs_on_as_the_others_do(
-    found: tuple[SiteSetting, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started = tuple(
-        SiteSetting(replace(setting.site, call=replace(setting.site.call, num_ranks=6)), setting.config)
-        for setting in found
-    )
-    monkeypatch.setattr("lagom_overlap.runtime.tree.MOST_CHILDREN", 2)
-    job = Job(num_ranks=6, options=options(timeout_s=0.5), started=started)
-    job.run(15)
-    job.members[5]._exchange._ask = lambda question: lost()
-    job.run(40)
-    assert not job.meeting.mismatches
-    assert all(member.settings == started for member in job.members)
-    assert job.members[1].plan.state is State.DONE
-    assert "rank 5 did not report" in job.members[1].plan.reason
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("num_calls", range(6, 36, 2))
-def test_whenever_a_rank_loses_the_store_around_a_tuning_again_all_run_the_same(
-    found: tuple[SiteSetting, ...], rank: int, num_calls: int
-) -> None:
-    """Recorded, settled, and recorded untouched again: two switches, and the store is lost before, between or after."""
-    job = Job(options=options(timeout_s=0.05), started=found)
-    job.start()
-    watched = job.leader._watched
-    recorded = job.leader._recorded
-    job.leader._watched = lambda report: watched(report) if job.leader._window < 4 else job.leader._record("drift")
-    job.leader._recorded = lambda *told: recorded(*told) if job.leader._window < 4 else job.leader._record("no search")
-    job.members[rank]._exchange._store = LosingStore(job.store, num_calls)
-    job.run(5 + 3 * 8 + 3 * 5)
-    assert not job.meeting.mismatches
-
-
-def test_a_store_lost_right_after_all_agreed_does_not_keep_rank_0_from_switching() -> None:
-    job = Job(options=options(timeout_s=0.5))
-    job.start()
-    job.members[0]._exchange.forget_epoch = lambda epoch: lost()
-    while not job.members[0].is_over:
-        job.run(1)
-    assert job.members[0].settings == job.members[1].settings != ()
-    assert not job.meeting.mismatches
 
 
 @pytest.mark.parametrize("has_answer", [True, False])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lagom_overlap.collective import CollectiveKind, CommunicatorId, ConfigKey, ConfigSpace, Subspace
+from lagom_overlap.collective import CollectiveKind, CommConfig, CommunicatorId, ConfigKey, ConfigSpace, Subspace
 from lagom_overlap.runtime.problems import job_problems
 from lagom_overlap.runtime.program import Event, events_of, fingerprint, groups_of, program_of, times_of
 from lagom_overlap.runtime.route import CallRecord, StepRecord
@@ -133,3 +133,42 @@ def test_a_call_is_set_once_whatever_groups_other_ranks_see_it_in() -> None:
     job = job_problems(program_of([record], [SPACE] * 3) for record in (backward(), other))
     sites = [site for group in job.groups.values() for held in group.sites for site in held]
     assert len(sites) == len(set(sites)) == 3
+
+
+def pair(seconds: tuple[int, ...], other: tuple[int, ...] = (0, 2)) -> StepRecord:
+    """Windows of two gathers; `seconds[w]`: whether the second one is this communicator's next, or a twin's (-1)."""
+    calls, at = [], 0
+    for number, occurrence in enumerate(seconds):
+        start, ranks = 4.0 * number, (0, 1) if occurrence >= 0 else other
+        calls.append(call(GATHER, at, start, (start, start + 1), (start + 3, start + 3)))
+        second = occurrence if occurrence >= 0 else at
+        calls.append(call(GATHER, second, start + 0.1, (start + 1, start + 2), (start + 3, start + 4), ranks=ranks))
+        at = 1 + max(at, occurrence)
+    return StepRecord(duration_s=4.0 * len(seconds), calls=tuple(calls))
+
+
+@pytest.mark.parametrize("seconds", [(-1,), (-1, -1), (1, -1), (-1, 2, -1)])
+def test_twin_communicators_of_one_role_in_one_window_are_set_once(seconds: tuple[int, ...]) -> None:
+    """Both run as their role's site is set; only one place may choose that, and is measured by what it chose."""
+    record = pair(seconds)
+    program = program_of([record], [SPACE] * len(record.calls))
+    job = job_problems([program])
+    (group,) = job.groups.values()
+    places = [site for held in group.sites for site in held]
+    assert len(places) == len(set(places)) == len(set(program.sites))
+    two = CommConfig(num_channels=2)
+    settings = job.settings({group.problem.group.name: (two,) * len(group.sites)})
+    assert {setting.site for setting in settings} == set(program.sites)
+    (times,) = times_of(program, groups_of(program), record).values()
+    assert len(times.comm_s) == len(group.sites)
+    assert times.makespan_s == pytest.approx(4.0)
+
+
+def test_a_rank_with_twins_and_one_without_do_not_mix_their_groups() -> None:
+    own = pair((1,))
+    programs = [program_of([record], [SPACE] * 2) for record in (pair((-1,)), own)]
+    job = job_problems(programs)
+    sites = [site for group in job.groups.values() for held in group.sites for site in held]
+    assert len(sites) == len(set(sites)) == 1
+    names = [groups_of(program)[0].name for program in programs]
+    assert names[0] != names[1]

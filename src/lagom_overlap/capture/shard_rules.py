@@ -283,13 +283,17 @@ def _by_rank(build: _Builder, arguments: Arguments, outputs: Sequence[torch.Tens
 
 
 def _all_to_all(build: _Builder, arguments: Arguments, outputs: Sequence[torch.Tensor]) -> None:
-    """As a gather by rank, where every rank sends every rank equally much."""
+    """As a gather by rank, where every rank sends every rank equally much: rows are the last axis.
+
+    Ranks whose parts happen to be equal have that axis, others have not; all number the other dimensions alike.
+    """
     splits = [*(arguments.get("input_split_sizes") or ()), *(arguments.get("output_split_sizes") or ())]
     tensor = arguments["input"]
-    axes = [build.axis(n, Gather(dim)) for dim, n in enumerate(tensor.shape)]
-    if axes[0] is not None:
-        build.bound(axes[0], splits[0] if splits and len(set(splits)) == 1 else 1)
-    build.use(tensor, axes)
+    beside = [build.axis(n, Gather(dim)) for dim, n in enumerate(tensor.shape) if dim]
+    rows = build.axis(tensor.shape[0], Gather(0))
+    if rows is not None:
+        build.bound(rows, splits[0] if splits and len(set(splits)) == 1 else 1)
+    build.use(tensor, [rows, *beside])
 
 
 _RULES: Final[Mapping[str, Rule]] = {

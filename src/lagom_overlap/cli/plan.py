@@ -27,6 +27,12 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         metavar="TRACE|measure|model",
         help="where operators' times come from, instead of the job's [plan] times",
     )
+    parser.add_argument(
+        "--work",
+        type=float,
+        metavar="N",
+        help="millions of steps of planning in place of seconds: the same plan on any machine under any load",
+    )
     parser.add_argument("--apply", type=Path, metavar="plan.toml", help="a plan to use instead of making one")
     parser.add_argument("--execute", action="store_true", help="run the plan beside the program on real ranks")
     parser.add_argument("--out", type=Path, metavar="DIR", help="new folder for plan.toml, report.html, timeline.json")
@@ -43,6 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     with log.status("reading the step") if sys.stderr.isatty() else _Quiet() as status:
         request = PlanRequest(
             planner=arguments.planner,
+            work=arguments.work,
             apply=arguments.apply,
             execute=arguments.execute,
             out=arguments.out,

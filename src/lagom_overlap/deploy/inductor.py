@@ -25,6 +25,7 @@ from lagom_overlap.engines.planned.inductor import PlanPass
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import Cluster, load_preset
 from lagom_overlap.plan.base import Planner, PlanProblem
+from lagom_overlap.plan.deadline import Work
 from lagom_overlap.plan.ours import Ours
 from lagom_overlap.plan.predict import predict
 from lagom_overlap.plan.times import ModelTimes, NamedTimes
@@ -33,6 +34,8 @@ from lagom_overlap.workload.rewrite.steps import Rewrite
 PROFILE: Final = "plausible"
 _ANY_GPU: Final = "a40_nvlink"
 """The machine where none is named: with measured times its speed only scales pieces, which ours does not make."""
+DEFAULT_WORK: Final = Work(20.0)
+"""Of one graph; some five seconds of one core, and less where nothing more is to be gained."""
 _log = logging.getLogger(__name__)
 
 
@@ -41,12 +44,13 @@ class PlannerDecision:
     """A planner as a `Decide` of `PlanPass`.
 
     `cluster` says which ranks share a node and, where a time was not measured, what the cost model takes for it.
-    `prefetch` is how many gathered parameter groups may be held at once (None: no limit).
+    `prefetch` is how many gathered parameter groups may be held at once (None: no limit). `work`, not the clock,
+    ends the search: of the same times every rank would make the same plan.
     """
 
     cluster: Cluster
     planner: Planner = field(default_factory=lambda: Ours(split=False))
-    budget_s: float = 5.0
+    work: Work = DEFAULT_WORK
     prefetch: int | None = None
     memory_limit_bytes: int | None = None
 
@@ -66,7 +70,7 @@ class PlannerDecision:
             prefetch=self.prefetch,
             memory_limit_bytes=self.memory_limit_bytes,
             exact=True,
-            budget_s=self.budget_s,
+            work=self.work,
         )
         plan = self.planner.plan(problem)
         before = predict(problem, replace(placed.issued, is_dataflow=True)).overlap
@@ -89,16 +93,18 @@ def plan_compiled_graphs(
     cluster: str | None = None,
     planner: Planner | None = None,
     measure: bool = True,
-    budget_s: float = 5.0,
+    million_steps: float = DEFAULT_WORK.million_steps,
+    budget_s: float | None = None,
     prefetch: int | None = None,
     memory_limit_bytes: int | None = None,
 ) -> PlanPass:
     """Lets Inductor plan every graph with collectives that it compiles from now on; returns the pass, which knows them.
 
     `cluster` is a preset (`lagom_overlap.hardware.preset_names`), filled node by node; without one, ranks share nodes
-    as the launcher says (LOCAL_WORLD_SIZE). Without `measure` times come from the cost model of that preset. Two
-    settings of `torch._inductor.config` change: `post_grad_custom_post_pass`, and `reorder_for_peak_memory`, which is
-    turned off because it undoes the plan.
+    as the launcher says (LOCAL_WORLD_SIZE). Without `measure` times come from the cost model of that preset. The search
+    does `million_steps` of work per graph, which finds the same plan of the same times however loaded the machine is;
+    with `budget_s` it ends after so many seconds all the same. Two settings of `torch._inductor.config` change:
+    `post_grad_custom_post_pass`, and `reorder_for_peak_memory`, which is turned off because it undoes the plan.
 
     Raises:
         JobError: if another pass is in that place already, or no process group is open.
@@ -110,7 +116,7 @@ def plan_compiled_graphs(
     decision = PlannerDecision(
         cluster=_cluster(cluster),
         planner=planner or Ours(split=False),
-        budget_s=budget_s,
+        work=Work(million_steps, budget_s),
         prefetch=prefetch,
         memory_limit_bytes=memory_limit_bytes,
     )

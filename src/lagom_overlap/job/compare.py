@@ -108,15 +108,17 @@ def _rows(studies: Mapping[str, Study], times: Mapping[str, Sequence[IterationTi
     return rows
 
 
-def _study(spec: JobSpec, name: str, problems: Problems, seed: int) -> Study:
+def _study(spec: JobSpec, name: str, problems: Problems, seed: int, *, guarded: bool) -> Study:
     options = spec.tune.options if name == spec.tune.tuner else {}
-    tuner = make_tuner(name, problems, seed=seed, options=options, guarded=False)
+    tuner = make_tuner(name, problems, seed=seed, options=options, guarded=guarded)
     return Study(problems, tuner, seed=seed, num_pairs=3, max_measurements=spec.tune.budget.measurements)
 
 
-def search(spec: JobSpec, name: str, problems: Problems, backend: Backend, seed: int) -> Study:
-    """A tuner's search over all groups, unguarded, within the job's budget; no verdict."""
-    study = _study(spec, name, problems, seed)
+def search(
+    spec: JobSpec, name: str, problems: Problems, backend: Backend, seed: int, *, guarded: bool = False
+) -> Study:
+    """A tuner's search over all groups within the job's budget, as published or under the guard; no verdict."""
+    study = _study(spec, name, problems, seed, guarded=guarded)
     study.skip_verdict()
     groups = {problem.group.name: problem.group for problem in problems}
     deadline = time.monotonic() + spec.tune.budget.seconds

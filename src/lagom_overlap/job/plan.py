@@ -19,7 +19,7 @@ from lagom_overlap.job.plan_megatron import megatron_json, megatron_lines
 from lagom_overlap.job.plan_problem import OURS, WHOLE, Check, PlanInput
 from lagom_overlap.job.plan_result import decisions_of
 from lagom_overlap.plan.base import Plan, PlanProblem
-from lagom_overlap.plan.deadline import ended_by_ctrl_c
+from lagom_overlap.plan.deadline import Work, ended_by_ctrl_c
 from lagom_overlap.plan.memory import refuse_beyond
 from lagom_overlap.plan.predict import Prediction, predict
 from lagom_overlap.record import (
@@ -56,10 +56,12 @@ _FILES: Final = ("run.json", "plan.toml", "report.html", "timeline.json")
 class PlanRequest:
     """What is asked of a problem.
 
-    `planner` overrides the job's; `apply` is a plan file that takes the planner's place; `out` is where to write.
+    `planner` and `work` (millions of steps, without a limit of seconds) override the job's; `apply` is a
+    plan file that takes the planner's place; `out` is where to write.
     """
 
     planner: str | None = None
+    work: float | None = None
     apply: Path | None = None
     execute: bool = False
     out: Path | None = None
@@ -127,6 +129,10 @@ def check_request(request: PlanRequest) -> None:
     """
     if request.apply is not None and request.planner is not None:
         raise JobError("give --planner or --apply, not both")
+    if request.apply is not None and request.work is not None:
+        raise JobError("--work is for making a plan: --apply has one")
+    if request.work is not None and not 0 < request.work < float("inf"):
+        raise JobError(f"--work is {request.work:g} million steps, must be positive and finite")
     if request.apply is not None:
         check_plan_file(request.apply)
     if request.planner is not None:
@@ -150,6 +156,8 @@ def run_plan(given: PlanInput, request: PlanRequest) -> PlanResult:
     check_request(request)
     if request.execute and given.ranks is None:
         raise JobError('--execute needs a program on real ranks: give [program] and backend = "gloo" in the job file')
+    if request.work is not None:
+        given = replace(given, problem=replace(given.problem, work=Work(request.work)))
     if request.apply is not None:
         found = judged(given, read_plan(request.apply, given.problem, given.num_ranks), 0.0)
     else:

@@ -19,7 +19,8 @@ from torch.distributed import distributed_c10d
 
 from lagom_overlap.capture.base import Capture
 from lagom_overlap.capture.fx import FxCapture, capture_fx
-from lagom_overlap.engines.planned.agreement import check_agreement, signature
+from lagom_overlap.collective import CollectiveKind
+from lagom_overlap.engines.planned.agreement import check_able, check_agreement, signature
 from lagom_overlap.engines.planned.apply import apply_rewrites
 from lagom_overlap.engines.planned.groups import ProcessGroups
 from lagom_overlap.engines.planned.streams import StreamedStep
@@ -76,7 +77,12 @@ def planned_step(step: Callable[..., Any], inputs: Sequence[Any], plan: Path) ->
             raise BackendError(f"ranks 0 and {other} have different plans in {str(plan)!r}; nothing was run")
     assert captured is not None
     groups = ProcessGroups()
-    planned = apply_rewrites(captured.graph_module, captured.iteration, rewrites, groups)
+    refused = ""
+    try:
+        planned = apply_rewrites(captured.graph_module, captured.iteration, rewrites, groups)
+    except LagomError as error:
+        refused = str(error)
+    check_able(refused, store, rank=rank, num_ranks=num_ranks, step=name)
     lines = signature(planned.graph, groups.ranks)
     check_agreement(lines, store, rank=rank, num_ranks=num_ranks, step=name)
     return StreamedStep(planned, groups)
@@ -89,7 +95,9 @@ def _checked(
     try:
         with torch.enable_grad():
             captured = capture_fx(step, tuple(inputs), is_fake=True)
-        rewrites = read_rewrites(plan, captured.iteration, dist.get_world_size())
+        kinds = {op.collective.kind for op in captured.iteration.comms}
+        is_others = dist.get_rank() > 0 and CollectiveKind.ALL_TO_ALL in kinds
+        rewrites = read_rewrites(plan, captured.iteration, dist.get_world_size(), other_rows=is_others)
     except LagomError as error:
         return None, (), _Found(refused=str(error))
     except Exception as error:

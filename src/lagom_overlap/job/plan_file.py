@@ -83,22 +83,27 @@ def read_plan(path: Path, problem: PlanProblem, num_ranks: int) -> Plan:
     return Plan(planner=planner, rewrites=rewrites, iteration=iteration, lower_bound_s=bound_s)
 
 
-def read_rewrites(path: Path, iteration: Iteration, num_ranks: int) -> tuple[Rewrite, ...]:
+def read_rewrites(path: Path, iteration: Iteration, num_ranks: int, *, other_rows: bool = False) -> tuple[Rewrite, ...]:
     """The rewrites of a plan's file for a step, checked against it: what an engine applies.
+
+    With `other_rows` the file may be for a graph of other sizes with the same operators: that of a rank which exchanges
+    other numbers of rows.
 
     Raises:
         JobError: as `read_plan`.
     """
-    return _applied(path, iteration, num_ranks)[1]
+    return _applied(path, iteration, num_ranks, other_rows=other_rows)[1]
 
 
-def _applied(path: Path, iteration: Iteration, num_ranks: int) -> tuple[str, tuple[Rewrite, ...], Iteration]:
+def _applied(
+    path: Path, iteration: Iteration, num_ranks: int, *, other_rows: bool = False
+) -> tuple[str, tuple[Rewrite, ...], Iteration]:
     """(planner, rewrites, what they make of the step)."""
     held = _decoded(path)
     if held.plan.num_ranks != num_ranks:
         raise JobError(f"plan {str(path)!r} is for {held.plan.num_ranks} ranks, this job has {num_ranks}")
     digest = graph_digest(iteration)
-    if held.plan.graph != digest:
+    if held.plan.graph != digest and not other_rows:
         raise JobError(
             f"plan {str(path)!r} is for another graph: it names {held.plan.graph}, this job's graph is {digest}"
         )

@@ -20,6 +20,7 @@ from lagom_overlap.job.sharding import searched_step
 from lagom_overlap.job.simulate import cluster_for, layout_of
 from lagom_overlap.job.spec import JobSpec, PlanTable, ProgramTable, link_bytes_per_s, read_job, size_bytes
 from lagom_overlap.plan.base import OpTimes, PlanProblem
+from lagom_overlap.plan.deadline import Work
 from lagom_overlap.plan.times import ModelTimes
 from lagom_overlap.report.plan_model import PipelineJson, TimesJson
 from lagom_overlap.workload import Iteration
@@ -31,6 +32,7 @@ _ANY_GPU: Final = "a40_nvlink"
 _PROFILE: Final = "plausible"
 """Of a capture without a job file, which would name one."""
 OURS: Final = "ours"
+DEFAULT_BUDGET_S: Final = 10.0
 WHOLE: Final = (
     "Operators are not cut: on CPU ranks many small pieces and their copies took longer than predicted (0.56 times the "
     "program's speed where 82 were cut in 8). [plan] options = { split = true } allows it; measure with --execute."
@@ -300,7 +302,8 @@ def _problem(
         memory_limit_bytes=limit,
         prefetch=table.prefetch or None,
         exact=table.exact,
-        budget_s=table.budget_s,
+        budget_s=table.budget_s or DEFAULT_BUDGET_S,
+        work=None if table.work is None else Work(table.work, table.budget_s),
         seed=table.seed,
     )
 

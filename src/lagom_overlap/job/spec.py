@@ -215,8 +215,10 @@ class PlanTable(Spec, frozen=True):
     """`[plan]`: the planner and its options, what bounds the plan, and how often it is run against the program.
 
     `prefetch` is how many gathered parameter groups may be held (0: no limit), `exact` forbids what changes the order
-    of a reduction, `rounds` are those of `--execute`. `times` is "model", "measure" or one rank's trace, seen from the
-    job file; without it, the model's, or measured where there are ranks.
+    of a reduction, `rounds` are those of `--execute`. `budget_s` is the clock's (10 s where neither is given), `work`
+    millions of steps, which find the same plan on any machine; with both, whichever is over first. `times`
+    is "model", "measure" or one rank's trace, seen from the job file; without it, the model's, or measured where there
+    are ranks.
     """
 
     planner: Name = "ours"
@@ -224,7 +226,8 @@ class PlanTable(Spec, frozen=True):
     memory_limit: Size | None = None
     prefetch: Annotated[int, Meta(ge=0, le=1_000_000)] = 3
     exact: bool = False
-    budget_s: Annotated[float, Meta(gt=0, le=1_000_000)] = 10.0
+    budget_s: Annotated[float, Meta(gt=0, le=1_000_000)] | None = None
+    work: Annotated[float, Meta(gt=0, le=1_000_000_000)] | None = None
     options: dict[str, bool | int | float | str] = {}
     seed: Annotated[int, Meta(ge=0, le=1 << 62)] = 0
     rounds: Annotated[int, Meta(ge=3, le=101)] = 11

@@ -103,6 +103,8 @@ class Joint:
             JobError: if the problem's times are not the cost model's (contention is not known then), or the planner
                 finds no schedule.
         """
+        if problem.work is not None:
+            raise JobError("joint counts no work: its simulations are bounded by the clock; give budget_s alone")
         contended, deadline = Contended.of(problem), Deadline(problem.budget_s)
         search = _Search(problem, contended)
         default_s = search.offer_unplanned()

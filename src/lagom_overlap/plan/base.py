@@ -11,6 +11,7 @@ from typing import Protocol
 
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import Cluster
+from lagom_overlap.plan.deadline import Deadline, Work
 from lagom_overlap.workload import Iteration, Op
 from lagom_overlap.workload.rewrite.steps import Rewrite
 
@@ -28,7 +29,8 @@ class PlanProblem:
 
     `groups` are the global ranks of each communicator, by description. `memory_limit_bytes` bounds resident memory plus
     live buffers on one GPU. `prefetch` is how many gathered parameter groups may be held at once, the one in use
-    included (None: no limit). `exact` forbids what changes the order of a reduction.
+    included (None: no limit). `exact` forbids what changes the order of a reduction. `work` takes the place of
+    `budget_s`.
     """
 
     iteration: Iteration
@@ -39,6 +41,7 @@ class PlanProblem:
     prefetch: int | None = 3
     exact: bool = False
     budget_s: float = 10.0
+    work: Work | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -50,6 +53,10 @@ class PlanProblem:
             raise JobError(f"prefetch is {self.prefetch}, must be at least 1")
         if not 0 < self.budget_s < float("inf"):
             raise JobError(f"budget is {self.budget_s} s, must be positive and finite")
+
+    def deadline(self) -> Deadline:
+        """The end of planning, which begins now."""
+        return Deadline(self.budget_s) if self.work is None else Deadline.of_work(self.work)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

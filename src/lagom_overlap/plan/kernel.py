@@ -144,7 +144,7 @@ def _has_positive_cycle(kernel: Kernel, interval: int) -> bool:
     return True
 
 
-def modulo_schedule(kernel: Kernel, interval: int, limit_s: float, seed: int = 0) -> Steady | None:
+def modulo_schedule(kernel: Kernel, interval: int, deadline: Deadline, seed: int = 0) -> Steady | None:
     """A modulo schedule with this interval; None if none was found in time.
 
     Turning a schedule makes another one: the longest task of the most loaded resource starts at offset 0.
@@ -170,8 +170,8 @@ def modulo_schedule(kernel: Kernel, interval: int, limit_s: float, seed: int = 0
             else:
                 intervals.append(model.new_fixed_size_interval_var(offsets[task] + interval, kernel.ticks[task], ""))
         model.add_no_overlap(intervals)
-    solver = new_solver(limit_s=limit_s, seed=seed)
-    if not solve(solver, model):
+    solver = new_solver(deadline, seed=seed)
+    if not solve(solver, model, deadline):
         return None
     starts = [solver.value(o) + interval * solver.value(k) for o, k in zip(offsets, ahead, strict=True)]
     return Steady(interval=interval, starts=tuple(starts))
@@ -197,7 +197,7 @@ def steady_state(kernel: Kernel, deadline: Deadline, *, probe_s: float = 2.0, se
         if deadline.left_s <= 0:
             return None
         interval = int(bound * factor) + 1
-        best = modulo_schedule(kernel, interval, min(probe_s, deadline.left_s), seed)
+        best = modulo_schedule(kernel, interval, deadline.within(probe_s), seed)
         if best is not None:
             break
         failed = interval
@@ -205,7 +205,7 @@ def steady_state(kernel: Kernel, deadline: Deadline, *, probe_s: float = 2.0, se
         interval = bound if failed < bound else (failed + best.interval) // 2
         if best.interval - interval < bound * _NEAR - bound:
             break
-        found = modulo_schedule(kernel, interval, min(probe_s, deadline.left_s), seed)
+        found = modulo_schedule(kernel, interval, deadline.within(probe_s), seed)
         best, failed = (found, failed) if found is not None else (best, interval)
     return best
 
@@ -278,7 +278,7 @@ def steady_priorities(
         kernel = kernel_of(stage, graph)
         rhythm = known.get(kernel) or _like(kernel, known)
         if rhythm is None:
-            share = Deadline(deadline.left_s / max(1, min(2, len(stages) - number)))
+            share = deadline.within(deadline.left_s / max(1, min(2, len(stages) - number)))
             rhythm = _stage_rhythm(stage, kernel, graph, share, seed)
         if rhythm is None:
             return None

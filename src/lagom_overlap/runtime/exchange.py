@@ -6,23 +6,31 @@ the rank reads the leader's word, else the leader and all others read this one. 
 words, however late one of them is, and nobody waits longer than the timeout. The last word for want of an answer is
 "off", but once settled it is "what is set stays": a rank that lost the store cannot hear "off" and runs on as it is.
 
-    plan/<w>      what to do in window w: the leader's plan, or the last word of a rank
+    plan/<w>        what to do in window w: the leader's plan, or the last word of a rank
     report/<w>/<r>  what rank r, and those who report to it (`tree`), saw in window w
-    go/<e>        whether all ranks switch to the settings of epoch e: "yes" by the last one ready, or somebody's "no"
-    program/<f>   the step of fingerprint f, as the first rank saw it
-    journal/<r>   the journal that rank r found at its start
+    met/<w>         "yes" by the last rank that is ready for what window w changes, or somebody's "no"
+    go/<w>          the answer: "yes" by the last rank that knows that all are ready, or somebody's "no"
+    program/<f>     the step of fingerprint f, as the first rank saw it
+    journal/<r>     the journal that rank r found at its start
 
 What a rank says and hears in a window does not grow with the ranks: it reads the plan, and the reports of at most
 `MOST_CHILDREN` others, which it merges into one. What the store's own process holds and answers does grow with them.
 
-If the store itself is lost there is nothing to agree by: `StoreLost`. What is in force then stays in force.
+An agreement has two rounds. A rank that loses the store in the first, however long it waits there for slow ranks, has
+not given its last word, so the answer cannot become "yes". In the second all ranks stand ready, so it takes as long as
+they need to say so: a few round trips. A rank that loses the store there cannot know the answer; it asks over new
+connections until the timeout, and then raises `InDoubt`: no protocol can spare the last messenger that (two generals).
+
+If the store itself is lost there is nothing to agree by: `StoreLost`. What a rank then does by itself: `in_force`.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from time import monotonic
-from typing import Protocol, TypeVar
+from threading import Thread
+from time import monotonic, sleep
+from typing import Final, Protocol, TypeVar
 
 from lagom_overlap.errors import BackendError
 from lagom_overlap.runtime.messages import KEPT, Plan, Report, State, decode, encode
@@ -30,6 +38,8 @@ from lagom_overlap.runtime.program import Program
 from lagom_overlap.runtime.tree import post_of
 
 Result = TypeVar("Result")
+ASK_AGAIN_S: Final = 0.2
+"""Between two attempts to reach a lost store."""
 
 
 class Store(Protocol):
@@ -68,16 +78,24 @@ class ReportMissing(BackendError):  # noqa: N818
     """Raised when a rank did not report in time."""
 
 
-class Exchange:
-    """One rank's end. `timeout_s` is the longest that one call waits."""
+class InDoubt(BackendError):  # noqa: N818
+    """Raised when a rank has given its last word for a change and cannot hear whether the others make it."""
 
-    def __init__(self, store: Store, *, rank: int, num_ranks: int, timeout_s: float) -> None:
+
+class Exchange:
+    """One rank's end. `timeout_s` is the longest that one call waits; `reopen` makes a new connection to the store."""
+
+    def __init__(
+        self, store: Store, *, rank: int, num_ranks: int, timeout_s: float, reopen: Callable[[], Store] | None = None
+    ) -> None:
         if timeout_s <= 0:
             raise ValueError(f"timeout_s is {timeout_s}, must be positive")
         self._store = store
         self.rank = rank
         self.num_ranks = num_ranks
         self.timeout_s = timeout_s
+        self._reopen = reopen
+        self._promised = -1
         self.post = post_of(rank, num_ranks)
         self._most_height = post_of(0, num_ranks).height
 
@@ -141,20 +159,76 @@ class Exchange:
             raise ReportMissing(f"rank {', '.join(map(str, missing))} did not report within {allowed_s:g} s")
         return [decode(data, Report) for data in self._ask(partial(self._store.multi_get, list(keys.values())))]
 
-    def agree(self, epoch: int, *, refusal: str = "") -> str:
-        """Whether every rank is ready for the settings of an epoch: empty if so, else one rank's refusal.
+    def agree(self, window: int, *, refusal: str = "") -> str:
+        """Whether every rank is ready for what a window changes: empty if so, else one rank's refusal.
 
-        All ranks call it between the same two steps, and all get the same answer.
+        All ranks call it between the same two steps, and all that return get the same answer. Whoever was interrupted
+        in it calls it again with a refusal, and does as the answer says.
+
+        Raises:
+            StoreLost: if the store does not answer; the answer is not "yes" then, for anybody.
+            InDoubt: if the store does not answer, and the answer may be either.
         """
-        ready, go = f"ready/{epoch}", f"go/{epoch}"
-        answer = refusal
-        if not refusal:
-            if self._ask(lambda: self._store.add(ready, 1)) == self.num_ranks:
+        try:
+            refusal = refusal or self._meet(window)
+            if refusal:
+                return self._refused(window, refusal)
+            self._promised = window
+            sure, go = f"sure/{window}", f"go/{window}"
+            if self._ask(lambda: self._store.add(sure, 1)) == self.num_ranks:
                 return self._settle(go, "yes")
             if self._appears(go, self.timeout_s):
                 return self._said(self._ask(lambda: self._store.get(go)))
-            answer = f"rank {self.rank} waited {self.timeout_s:g} s for the others to be ready to switch"
-        return self._settle(go, f"no {answer}")
+            return self._refused(window, f"rank {self.rank} waited {self.timeout_s:g} s for the last word of all")
+        except StoreLost as error:
+            if self._promised != window:
+                raise
+            return self._answer_after_all(window, error)
+
+    def refuse(self, window: int, refusal: str) -> None:
+        """Says "no" to what a window changes, for a rank that may not be there when the others ask."""
+        self._refused(window, refusal)
+
+    def _meet(self, window: int) -> str:
+        """The first round: empty if all are ready."""
+        ready, met = f"ready/{window}", f"met/{window}"
+        if self._ask(lambda: self._store.add(ready, 1)) == self.num_ranks:
+            return self._settle(met, "yes")
+        if self._appears(met, self.timeout_s):
+            return self._said(self._ask(lambda: self._store.get(met)))
+        return self._settle(
+            met, f"no rank {self.rank} waited {self.timeout_s:g} s for the others to be ready to switch"
+        )
+
+    def _refused(self, window: int, refusal: str) -> str:
+        """The answer, which is "no" unless it is out already; whoever is still in the first round hears of it."""
+        said = self._settle(f"go/{window}", f"no {refusal}")
+        if said:
+            self._settle(f"met/{window}", f"no {said}")
+        return said
+
+    def _answer_after_all(self, window: int, lost: StoreLost) -> str:
+        """The answer over a new connection, if there is one in time."""
+        answers: list[str] = []
+        deadline = monotonic() + self.timeout_s
+
+        def ask() -> None:
+            while self._reopen is not None and not answers and monotonic() < deadline:
+                with suppress(Exception):
+                    self._store = self._reopen()
+                    answers.append(self._refused(window, f"rank {self.rank} had lost the store"))
+                    return
+                sleep(ASK_AGAIN_S)
+
+        asked = Thread(target=ask, name="lagom-in-doubt", daemon=True)  # a new connection may block for longer
+        asked.start()
+        asked.join(max(0.0, deadline - monotonic()))
+        if answers:
+            return answers[0]
+        raise InDoubt(
+            f"rank {self.rank} lost the job's store after its last word for a switch of settings ({lost}): "
+            "it cannot know whether the others switch; the job ends here, because its collectives could hang"
+        ) from lost
 
     def share_program(self, fingerprint: str, program: Program) -> Program:
         """The program that all ranks of this fingerprint work by: the first one published."""
@@ -178,11 +252,11 @@ class Exchange:
         key = f"report/{window}/{self.rank}" if self.rank else f"plan/{window}"
         self._ask(lambda: self._store.delete_key(key))
 
-    def forget_epoch(self, epoch: int) -> None:
-        """Removes what was agreed on an epoch; once all agreed on a later one, every rank knows what it was."""
+    def forget_agreement(self, window: int) -> None:
+        """Removes what was agreed on a window that every rank has left behind."""
         if self.rank == 0:
-            self._ask(lambda: self._store.delete_key(f"ready/{epoch}"))
-            self._ask(lambda: self._store.delete_key(f"go/{epoch}"))
+            for name in ("ready", "met", "sure", "go"):
+                self._ask(partial(self._store.delete_key, f"{name}/{window}"))
 
     def _settle(self, go: str, word: str) -> str:
         return self._said(self._ask(lambda: self._store.compare_set(go, "", word)))

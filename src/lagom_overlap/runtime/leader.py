@@ -25,6 +25,7 @@ from lagom_overlap.runtime.payback import Payback
 from lagom_overlap.runtime.problems import JobProblems, job_problems, measurement
 from lagom_overlap.runtime.program import Program
 from lagom_overlap.runtime.sites import SiteSetting
+from lagom_overlap.runtime.slow_phases import SlowPhases
 from lagom_overlap.runtime.watcher import Watcher
 from lagom_overlap.tune.base import Problems
 from lagom_overlap.tune.journal import Entry, Step, StepKind, entry_to_json
@@ -101,6 +102,8 @@ class Leader:
         self._num_freezes = 0
         self._num_watched = 0
         self._watcher: Watcher | None = None
+        self._slow_phases = SlowPhases()
+        self._settled_by = ""
 
     @property
     def plan(self) -> Plan | None:
@@ -201,16 +204,18 @@ class Leader:
     def _watch(self, settings: tuple[SiteSetting, ...], reason: str) -> Plan:
         self._set(settings)
         self._trial = None
-        self._watcher, self._num_drifted, self._num_watched = Watcher(self._options.drift_ratio), 0, 0
+        self._settled_by, self._num_drifted, self._num_watched = reason, 0, 0
+        self._watcher = Watcher(self._options.drift_ratio, self._options.drift_steps, self._slow_phases)
         if not self._options.watch_steps:
             return self._give(State.DONE, reason, 1, 0)
-        return self._still_watching(reason)
+        return self._still_watching()
 
-    def _still_watching(self, reason: str) -> Plan:
+    def _still_watching(self) -> Plan:
         """A window whose steps are only timed; in every `WATCHED_WINDOWS`-th the calls are measured as well."""
         steps = self._options.watch_steps
         first_measured = steps if self._num_watched % WATCHED_WINDOWS else max(0, steps - WATCHED_STEPS)
         self._num_watched += 1
+        reason = "; ".join(filter(None, (self._settled_by, self._slow_phases.words())))
         return self._give(State.WATCH, reason, steps, first_measured)
 
     def _off(self, reason: str) -> Plan:
@@ -351,15 +356,11 @@ class Leader:
             self._num_drifted = 0
         if changed := self._watcher.see(report.steps_s):
             return self._rearm(changed)
-        return self._still_watching(self._reason)
+        return self._still_watching()
 
     def _drifted(self, reason: str) -> Plan:
         self._num_drifted += 1
-        return (
-            self._still_watching(self._reason)
-            if self._num_drifted < self._options.drift_windows
-            else self._rearm(reason)
-        )
+        return self._still_watching() if self._num_drifted < self._options.drift_windows else self._rearm(reason)
 
     def _rearm(self, reason: str) -> Plan:
         """Tunes again, if that is still allowed."""

@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from itertools import count
 from pathlib import Path
 from types import MappingProxyType
@@ -71,8 +72,9 @@ class OnlineTuner:
     (`"fsdp2"`, `"ddp"`, `"calls"`); None takes those that fit. `compute` sets the computation's side, torch's SM
     carve-out where there is one. `config` is a file that `save` wrote: the job starts
     with it and searches only if it drifts. `optimizer` is only held, to say what a step is; `step()` counts them.
-    `enabled` False, or `LAGOM_DISABLE=1` at any time, leaves the job alone. All ranks must make the same tuners in the
-    same order; options other than the journal's path are rank 0's.
+    `enabled` False leaves the job alone, and so does `LAGOM_DISABLE=1`: from the start, or, looked at in every step,
+    from the end of a window on all ranks, until the state is `done`. All ranks must make the same tuners in the same
+    order; options other than the journal's path are rank 0's.
 
     Raises:
         BackendError: if there is no process group.
@@ -112,7 +114,13 @@ class OnlineTuner:
             _log.info("online tuning: one rank has no collectives to tune")
             return
         store = _store_of(number, chosen.timeout_s)
-        exchange = Exchange(store, rank=self._rank, num_ranks=self._world_size, timeout_s=chosen.timeout_s)
+        exchange = Exchange(
+            store,
+            rank=self._rank,
+            num_ranks=self._world_size,
+            timeout_s=chosen.timeout_s,
+            reopen=partial(_store_of, number, chosen.timeout_s),
+        )
         if not enabled or is_disabled():
             self._refuse(exchange, "is disabled there")
             return

@@ -21,10 +21,10 @@ class OnlineOptions:
     the ranks' reports are under way. `max_slowdown` abandons a trial after one measured step that took so many times
     the default. `max_steps` and `max_seconds` bound the search and its verdict of `num_pairs` rounds together.
     `watch_steps` is the length of a window once all is settled (0: stop for good); a job whose steps then take
-    `drift_ratio` times as long for good (`watcher`), or whose calls differ in `drift_windows` measured windows running,
-    is tuned again, at most `max_rearms` times. `timeout_s` is the longest that any rank ever waits for another one on
-    our account. `sm_carveouts` are SMs that the computation may
-    leave free, one number for the whole step; the tuner must search them (`both_sides`).
+    `drift_ratio` times as long for `drift_steps` steps, or more where it has seen longer phases end by themselves
+    (`watcher`), or whose calls differ in `drift_windows` measured windows running, is tuned again, at most `max_rearms`
+    times. `timeout_s` is the longest that any rank ever waits for another one on our account. `sm_carveouts` are SMs
+    that the computation may leave free, one number for the whole step; the tuner must search them (`both_sides`).
     """
 
     tuner: str = "lagom"
@@ -38,6 +38,7 @@ class OnlineOptions:
     deterministic: bool = False
     watch_steps: int = 25
     drift_ratio: float = 1.08
+    drift_steps: int = 60
     drift_windows: int = 3
     max_rearms: int = 2
     timeout_s: float = 60.0
@@ -59,6 +60,7 @@ class OnlineOptions:
                     self.watch_steps == 0 or self.watch_steps >= LEAST_WINDOW,
                 ),
                 ("drift_ratio", "above 1", self.drift_ratio > 1),
+                ("drift_steps", "at least 1", self.drift_steps >= 1),
                 ("drift_windows", "at least 1", self.drift_windows >= 1),
                 ("max_rearms", "at least 0", self.max_rearms >= 0),
                 ("timeout_s", "positive and finite", isfinite(self.timeout_s) and self.timeout_s > 0),

@@ -1,7 +1,8 @@
 """From the programs of all ranks to what a study tunes, and back to settings of sites.
 
-The groups of all ranks are tuned side by side as one set. A site is in one group only, whatever the other ranks see
-beside it: two settings for one call of a communicator would hang it. Ranks are asked in order, the first claim counts.
+The groups of all ranks are tuned side by side as one set. A site is in one place of one group only, whatever the other
+ranks see beside it: two settings for one call of a communicator would hang it, or one would be measured under the
+other's name. Ranks are asked in order, the first claim counts.
 """
 
 import hashlib
@@ -74,10 +75,7 @@ def job_problems(programs: Iterable[Program]) -> JobProblems:
     sites: dict[str, list[dict[Site, None]]] = {}
     for program in programs:
         for group in groups_of(program):
-            claims = [
-                [site for site in _sites(group, place) if owner.get(site, (group.name, place)) == (group.name, place)]
-                for place in range(len(group.calls))
-            ]
+            claims = _claims(group, owner)
             if not all(claims):
                 continue
             known = found.setdefault(group.name, group)
@@ -88,6 +86,19 @@ def job_problems(programs: Iterable[Program]) -> JobProblems:
     return JobProblems(
         {name: TunedGroup(_problem(group), tuple(tuple(held) for held in sites[name])) for name, group in found.items()}
     )
+
+
+def _claims(group: StepGroup, owner: Mapping[Site, tuple[str, int]]) -> list[list[Site]]:
+    """The sites that each place of a group can have: no other group's, and no earlier place's."""
+    taken: dict[Site, int] = {}
+    return [
+        [
+            site
+            for site in _sites(group, place)
+            if owner.get(site, (group.name, place)) == (group.name, place) and taken.setdefault(site, place) == place
+        ]
+        for place in range(len(group.calls))
+    ]
 
 
 def _sites(group: StepGroup, place: int) -> list[Site]:

@@ -62,7 +62,7 @@ class Program:
 class StepGroup:
     """Equal windows of a step: the same types of calls beside computation, ended by the same type of join.
 
-    `calls[j]` is the type of the j-th call that can be set, `occurrences[j]` where in the step it is called, one for
+    `calls[j]` is the type of the j-th call that can be set by itself, `occurrences[j]` where in the step it is called, one for
     each of the `count` windows; `members[w][j]` is its number in the program.
     """
 
@@ -186,12 +186,19 @@ def _group(
     program: Program, held: Sequence[Sequence[int]], numbers: Sequence[int], windows: Sequence[_Window]
 ) -> StepGroup:
     members = tuple(tuple(c for c in sorted(held[n]) if program.spaces[c] is not None) for n in numbers)
-    first = members[0]
-    spaces = [program.spaces[call] for call in first]
+    places = _own_places([[program.sites[window[place]] for window in members] for place in range(len(members[0]))])
+    twins = {call for place, call in enumerate(members[0]) if place not in places}
+    members = tuple(tuple(window[place] for place in places) for window in members)
     ends = windows[numbers[0]].joins
     until = _words(program.sites[ends[0]].call) if ends else "the end"
+    calls = (
+        _words(program.sites[call].call) + (" (set as one before)" if call in twins else "")
+        for call in sorted(held[numbers[0]])
+    )
+    first = members[0]
+    spaces = [program.spaces[call] for call in first]
     return StepGroup(
-        name=f"{' + '.join(_words(program.sites[call].call) for call in sorted(held[numbers[0]]))} until {until}",
+        name=f"{' + '.join(calls)} until {until}",
         calls=tuple(program.sites[call].call for call in first),
         spaces=tuple(space for space in spaces if space is not None),
         occurrences=tuple(
@@ -200,6 +207,21 @@ def _group(
         members=members,
         windows=tuple(numbers),
     )
+
+
+def _own_places(sites: Sequence[Sequence[Site]]) -> tuple[int, ...]:
+    """The places that bring a site of their own; `sites` by place.
+
+    Two communicators of one role that are called in one window have one site, because what is set is set by role. The
+    second call then runs as the first one is set, and is no choice of its own.
+    """
+    seen: set[Site] = set()
+    places = []
+    for place, held in enumerate(sites):
+        if not seen.issuperset(held):
+            places.append(place)
+        seen.update(held)
+    return tuple(places)
 
 
 def _words(call: CallType) -> str:

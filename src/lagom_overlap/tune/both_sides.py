@@ -46,9 +46,10 @@ from lagom_overlap.collective import (
 )
 from lagom_overlap.errors import UnknownNameError
 from lagom_overlap.tune.autoccl import AutoCcl
-from lagom_overlap.tune.base import Problems, Trial, Tuner, check_outcomes, problems_by_name
+from lagom_overlap.tune.base import Problems, Trial, Tuner
 from lagom_overlap.tune.just_enough import JustEnough
 from lagom_overlap.tune.lagom import Lagom
+from lagom_overlap.tune.one_trial import OneTrial
 
 INNER: Final[Mapping[str, Callable[..., Tuner]]] = MappingProxyType(
     {"just_enough": JustEnough, "lagom": Lagom, "autoccl": AutoCcl}
@@ -95,7 +96,7 @@ _Asked = Generator[tuple[Assignments, str], None, None]
 """The search of one unit: yields what it wants measured, and why."""
 
 
-class AroundInner:
+class AroundInner(OneTrial):
     """The search of both sides around `make_inner(problems)`, which searches the collectives.
 
     Raises:
@@ -105,41 +106,29 @@ class AroundInner:
     searches_launches: ClassVar[bool] = True
 
     def __init__(self, problems: Problems, make_inner: Callable[[Problems], Tuner]) -> None:
-        self._problems = problems_by_name(problems)
+        super().__init__(problems)
         self._make_inner = make_inner
         self._units = _units(problems)
         self._unit_of = {name: unit for unit in self._units for name in unit}
         self._stand: dict[str, Assignment] = {name: problem.default for name, problem in self._problems.items()}
         self._latest = dict(self._stand)
         self._times: dict[tuple[str, Assignment], list[float]] = {}
-        self._asked: Trial | None = None
-        self._num_told = 0
         self._search = self._both_sides()
         self._wish = next(self._search, None)
 
-    def ask(self) -> Trial | None:
+    def _next(self) -> Trial | None:
         """The inner tuner's trials with their launches, then those of the computation's side."""
-        if self._asked is None and self._wish is not None:
-            wish = self._wish
-            self._asked = Trial(
-                number=self._num_told,
-                assignments=dict(wish.assignments),
-                reasons=wish.reasons,
-                priorities=wish.priorities,
-            )
-        return self._asked
+        wish = self._wish
+        if wish is None:
+            return None
+        return Trial(
+            number=self._num_told,
+            assignments=dict(wish.assignments),
+            reasons=wish.reasons,
+            priorities=wish.priorities,
+        )
 
-    def tell(self, trial: Trial, outcomes: Mapping[str, Outcome]) -> None:
-        """Keeps the outcomes and goes on.
-
-        Raises:
-            ValueError: if it is not the trial just asked for, or a group's outcome is missing or foreign.
-        """
-        if self._asked is None or trial != self._asked:
-            raise ValueError(f"told trial {trial.number}, which is not the one just asked for")
-        check_outcomes(self._problems, trial.assignments, outcomes)
-        self._asked = None
-        self._num_told += 1
+    def _take(self, trial: Trial, outcomes: Mapping[str, Outcome]) -> None:
         for name, outcome in outcomes.items():
             makespan_s = inf if isinstance(outcome, Failure) else outcome.makespan_s
             self._times.setdefault((name, trial.assignments[name]), []).append(makespan_s)

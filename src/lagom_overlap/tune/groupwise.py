@@ -11,7 +11,8 @@ from types import MappingProxyType
 from typing import Generic, Protocol, TypeVar
 
 from lagom_overlap.backends.base import Assignment, Failure, GroupProblem, Outcome
-from lagom_overlap.tune.base import Problems, Trial, check_outcomes, problems_by_name
+from lagom_overlap.tune.base import Problems, Trial
+from lagom_overlap.tune.one_trial import OneTrial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,45 +86,32 @@ class GroupRun(Protocol):
 Run = TypeVar("Run", bound=GroupRun)
 
 
-class SideBySide(Generic[Run]):
+class SideBySide(OneTrial, Generic[Run]):
     """A `Tuner` that advances the searches of all groups side by side; `begin` makes a group's."""
 
     def __init__(self, problems: Problems, begin: Callable[[GroupProblem], Run]) -> None:
-        self._problems = problems_by_name(problems)
+        super().__init__(problems)
         self._runs = {name: begin(problem) for name, problem in self._problems.items()}
-        self._asked: Trial | None = None
-        self._num_told = 0
-
-    def ask(self) -> Trial | None:
-        """The next probe of every group that is not finished; None when all are."""
-        if self._asked is None:
-            probes = {name: run.probe for name, run in self._runs.items() if run.probe is not None}
-            if probes:
-                self._asked = Trial(
-                    number=self._num_told,
-                    assignments={name: probe.assignment for name, probe in probes.items()},
-                    reasons={name: probe.reason for name, probe in probes.items()},
-                    priorities={name: dict(probe.priorities) for name, probe in probes.items() if probe.priorities},
-                )
-        return self._asked
-
-    def tell(self, trial: Trial, outcomes: Mapping[str, Outcome]) -> None:
-        """Advances each group of the trial by its outcome.
-
-        Raises:
-            ValueError: if it is not the trial just asked for, or a group's outcome is missing or foreign.
-        """
-        if self._asked is None or trial != self._asked:
-            raise ValueError(f"told trial {trial.number}, which is not the one just asked for")
-        check_outcomes(self._problems, trial.assignments, outcomes)
-        self._asked = None
-        self._num_told += 1
-        for name in trial.assignments:
-            self._runs[name].tell(outcomes[name])
 
     def recommend(self) -> Mapping[str, Assignment]:
         """What each group's search stands by now; the default where it knows nothing."""
         return {name: run.stand for name, run in self._runs.items()}
+
+    def _next(self) -> Trial | None:
+        """The next probe of every group that is not finished; None when all are."""
+        probes = {name: run.probe for name, run in self._runs.items() if run.probe is not None}
+        if not probes:
+            return None
+        return Trial(
+            number=self._num_told,
+            assignments={name: probe.assignment for name, probe in probes.items()},
+            reasons={name: probe.reason for name, probe in probes.items()},
+            priorities={name: dict(probe.priorities) for name, probe in probes.items() if probe.priorities},
+        )
+
+    def _take(self, trial: Trial, outcomes: Mapping[str, Outcome]) -> None:
+        for name in trial.assignments:
+            self._runs[name].tell(outcomes[name])
 
 
 class GroupwiseTuner(SideBySide[_Run]):

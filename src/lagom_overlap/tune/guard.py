@@ -12,7 +12,8 @@ from statistics import quantiles
 from typing import Final
 
 from lagom_overlap.backends.base import Assignment, Failure, Measurement, Outcome
-from lagom_overlap.tune.base import Problems, Trial, Tuner, check_outcomes, problems_by_name
+from lagom_overlap.tune.base import Problems, Trial, Tuner
+from lagom_overlap.tune.one_trial import OneTrial
 
 CLEAR_RATIO: Final = 1.5
 """Beyond this factor, either way, one sample of each decides.
@@ -22,7 +23,7 @@ is 1.4 of them away: in 2 cases of 13 one of two equal assignments seems clearly
 """
 
 
-class Guarded:
+class Guarded(OneTrial):
     """A tuner around a tuner that measures the default first and keeps it as incumbent.
 
     A group's recommendation is the inner tuner's only if that very assignment was measured and beats the default; one
@@ -41,39 +42,23 @@ class Guarded:
         if num_confirmations < 0:
             raise ValueError(f"num_confirmations is {num_confirmations}, must not be negative")
         self._tuner = tuner
-        self._problems = problems_by_name(problems)
+        super().__init__(problems)
         self._num_confirmations = num_confirmations
         self._defaults = {name: problem.default for name, problem in self._problems.items()}
         self._measured: dict[str, dict[Assignment, Outcome]] = {name: {} for name in self._problems}
         self._is_exact: dict[str, bool] = {}
         self._races: dict[str, _Race] | None = None
-        self._asked: Trial | None = None
         self._inner: Trial | None = None
-        self._num_told = 0
 
-    def ask(self) -> Trial | None:
-        """The default first, then what the inner tuner asks, what it recommends unmeasured, and the races."""
-        if self._asked is None:
-            self._asked = self._next()
-        return self._asked
-
-    def tell(self, trial: Trial, outcomes: Mapping[str, Outcome]) -> None:
-        """Keeps the outcomes and hands the inner tuner its own.
-
-        Raises:
-            ValueError: if it is not the trial just asked for, or a group's outcome is missing or foreign.
-        """
-        if self._asked is None or trial != self._asked:
-            raise ValueError(f"told trial {trial.number}, which is not the one just asked for")
-        check_outcomes(self._problems, trial.assignments, outcomes)
+    def _take(self, trial: Trial, outcomes: Mapping[str, Outcome]) -> None:
+        """Keeps the outcomes and hands the inner tuner its own."""
         if self._inner is not None:
             self._tuner.tell(self._inner, outcomes)
         for name, outcome in outcomes.items():
             self._keep(name, trial.assignments[name], outcome)
             if self._races is not None:
                 self._races[name].add(_makespan_s(outcome))
-        self._asked = self._inner = None
-        self._num_told += 1
+        self._inner = None
         if self._num_told == 1:
             self._answer_default()
 
@@ -82,6 +67,7 @@ class Guarded:
         return {name: self._better(name, wanted) for name, wanted in self._tuner.recommend().items()}
 
     def _next(self) -> Trial | None:
+        """The default first, then what the inner tuner asks, what it recommends unmeasured, and the races."""
         if self._num_told == 0:
             return self._trial(self._defaults, "the default, as the incumbent")
         if self._races is not None:

@@ -6,15 +6,17 @@ from pathlib import Path
 import torch
 from torch import distributed as dist
 
-from lagom_overlap.engines.planned.agreement import check_agreement, signature
+from lagom_overlap.engines.planned.agreement import check_able, check_agreement, signature
 from lagom_overlap.engines.planned.apply import apply_rewrites
 from lagom_overlap.engines.planned.fsdp2_advice import Fsdp2Advice
 from lagom_overlap.engines.planned.groups import ProcessGroups
 from lagom_overlap.engines.planned.nodes import OP_NAME
 from lagom_overlap.engines.planned.program import capture_step, load_program
 from lagom_overlap.engines.planned.streams import Arrival, StreamedStep, settled
+from lagom_overlap.errors import JobError
 from lagom_overlap.timeline import SpanKind
-from lagom_overlap.workload.rewrite.steps import Reorder
+from lagom_overlap.workload.rewrite.apply import rewritten
+from lagom_overlap.workload.rewrite.steps import Reorder, Split
 
 FC = torch.ops._c10d_functional
 GROUPS = ProcessGroups()
@@ -126,6 +128,44 @@ def _unequal_exchange():
     return function, [x, w]
 
 
+def _there_and_back(rows):
+    """Rank r sends rank j `rows[r][j]` rows and gets them back."""
+    rank = dist.get_rank()
+    sent, come = list(rows[rank]), [row[rank] for row in rows]
+
+    def function(x, w):
+        tokens = FC.wait_tensor(FC.all_to_all_single(x, come, sent, world()))
+        return (FC.wait_tensor(FC.all_to_all_single(torch.relu(tokens @ w), sent, come, world())),)
+
+    return function, seeded((sum(sent), 6), (6, 6))
+
+
+def _exchange_equal_on_rank_0():
+    return _there_and_back([(2, 2, 2, 2), (2, 4, 0, 6), (2, 2, 4, 0), (2, 0, 2, 2)])
+
+
+def _exchange_of_one_row():
+    """Rank 0 sends a row to itself and gets no other: there it has no axis."""
+    return _there_and_back([(1, 0, 0, 0), (0, 4, 2, 6), (0, 2, 4, 1), (0, 3, 2, 2)])
+
+
+def refusals(case, rewrites):
+    """What each rank says where one of them cannot apply a plan; nothing is run."""
+    function, inputs = CASES[case]()
+    captured = traced(function, inputs)
+    refused = ""
+    try:
+        apply_rewrites(captured.graph_module, captured.iteration, rewrites, GROUPS)
+    except JobError as error:
+        refused = str(error)
+    store = dist.distributed_c10d._get_default_store()
+    try:
+        check_able(refused, store, rank=dist.get_rank(), num_ranks=4, step=f"test/able/{next(RUNS)}")
+    except JobError as error:
+        return str(error)
+    return ""
+
+
 def _several_at_once():
     def function(x, y, w):
         group = world()
@@ -139,6 +179,8 @@ def _several_at_once():
 
 CASES = {
     "unequal_exchange": _unequal_exchange,
+    "exchange_equal_on_rank_0": _exchange_equal_on_rank_0,
+    "exchange_of_one_row": _exchange_of_one_row,
     "several_at_once": _several_at_once,
     "gather_products": _gather_products,
     "product_scatter": _product_scatter,
@@ -253,19 +295,11 @@ def fsdp2_losses(advice):
         return losses(Fsdp2Advice()), losses(advice)
 
 
-def as_compiler_pass():
-    """The pass on a graph as torch.compile gives it, compiled by running it: outputs, orders, what was planned."""
+def compiled_with(plan_pass, step, inputs):
+    """What a step gives under the pass on its graph as torch.compile makes it, compiled by running it."""
     from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
     from torch._inductor import config
     from torch._inductor.fx_passes.post_grad import post_grad_passes
-
-    from lagom_overlap.engines.planned.inductor import PlanPass
-
-    def step(x, w, v):
-        return (torch.relu(gather(x) @ w), gather(v) @ w)
-
-    inputs = seeded((2, 6), (6, 6), (4, 6))
-    plan_pass = PlanPass(lambda capture, times_s: _gathers_first(capture.iteration))
 
     def backend(module, example):
         def compiled(graph_module, _):
@@ -276,7 +310,52 @@ def as_compiler_pass():
         return aot_module_simplified(module, example, fw_compiler=compiled)
 
     torch._dynamo.reset()
-    found = torch.compile(step, backend=backend, dynamic=False)(*inputs)
+    return torch.compile(step, backend=backend, dynamic=False)(*inputs)
+
+
+def exchange_in_the_compiler_pass():
+    """An exchange equal on rank 0 alone, cut by a plan of its axes as rank 0's planner sees them."""
+    from lagom_overlap.engines.planned.inductor import PlanPass
+
+    seen = []
+
+    def decide(capture, times_s):
+        seen.extend([axis.dim for axis in op.shards.combine] for op in capture.iteration.comms)
+        return [Split("all_to_all_single", 0, 2)]
+
+    function, inputs = _exchange_equal_on_rank_0()
+    plan_pass = PlanPass(decide)
+    found = compiled_with(plan_pass, function, inputs)
+    (one,) = plan_pass.seen
+    names = [op.name for op in rewritten(one.capture.iteration, one.rewrites).ops]
+    equal = all(torch.equal(a, b) for a, b in zip(function(*inputs), found, strict=True))
+    return equal, seen or None, names
+
+
+def planner_that_refuses():
+    """What each rank raises where rank 0 finds no plan."""
+    from lagom_overlap.engines.planned.inductor import PlanPass
+
+    def decide(capture, times_s):
+        raise JobError("nothing fits")
+
+    try:
+        compiled_with(PlanPass(decide), *_two_gathers())
+    except Exception as error:
+        return str(error).splitlines()[0].removeprefix("backend='backend' raised:").strip() or str(error.__cause__)
+    return ""
+
+
+def as_compiler_pass():
+    """The pass on a graph as torch.compile gives it: outputs, orders, what was planned."""
+    from lagom_overlap.engines.planned.inductor import PlanPass
+
+    def step(x, w, v):
+        return (torch.relu(gather(x) @ w), gather(v) @ w)
+
+    inputs = seeded((2, 6), (6, 6), (4, 6))
+    plan_pass = PlanPass(lambda capture, times_s: _gathers_first(capture.iteration))
+    found = compiled_with(plan_pass, step, inputs)
     expected = step(*inputs)
     (seen,) = plan_pass.seen
     names = [op.name for op in seen.capture.iteration.ops]

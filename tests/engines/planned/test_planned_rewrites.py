@@ -90,7 +90,7 @@ def test_an_all_reduce_is_cut_between_a_product_before_and_one_after(ranks):
 
 
 def test_an_all_to_all_is_cut_along_rows_of_every_rank(ranks):
-    split = Split(A2A, 0, 2, after=(ChainLink("mm", 0),))
+    split = Split(A2A, 1, 2, after=(ChainLink("mm", 0),))
     same(ranks, "exchange", split)
 
 
@@ -104,6 +104,32 @@ def test_a_computation_is_cut_alone(ranks, op, axis):
 def test_an_all_to_all_of_unequal_parts_is_cut_along_columns(ranks):
     names = same(ranks, "unequal_exchange", Split(A2A, 0, 3), Split(f"{A2A}_1", 0, 2, before=(ChainLink("relu", 1),)))
     assert {f"{A2A}#2", f"{A2A}_1#1", "relu#1"} <= set(names)
+
+
+@pytest.mark.parametrize("case", ["exchange_equal_on_rank_0", "exchange_of_one_row"])
+def test_columns_have_one_number_on_ranks_with_equal_parts_and_on_the_others(ranks, case):
+    names = same(ranks, case, Split(A2A, 0, 2), Split(f"{A2A}_1", 0, 3))
+    assert {f"{A2A}#1", f"{A2A}_1#2"} <= set(names)
+
+
+@pytest.mark.parametrize("chain", [(), (ChainLink("mm", 0),)])
+def test_rows_that_are_equal_on_rank_0_alone_are_cut_on_no_rank(ranks, chain):
+    said = ranks.call("refusals", "exchange_equal_on_rank_0", (Split(A2A, 1, 2, after=chain),))
+    assert len(said) == 4
+    assert all("parts are unequal on this rank" in text for text in said)
+    assert said[0].startswith("rank 1: ")
+
+
+def test_the_compiler_pass_shows_the_planner_no_rows_that_are_unequal_on_another_rank(ranks):
+    for equal, axes, names in ranks.call("exchange_in_the_compiler_pass"):
+        assert equal
+        assert axes in (None, [[1], [1]])  # rank 0 alone is asked
+        assert sum(name.startswith(f"{A2A}#") for name in names) == 2
+
+
+def test_the_ranks_are_told_why_rank_0_has_no_plan(ranks):
+    said = ranks.call("planner_that_refuses")
+    assert said == ["nothing fits", *["rank 0: nothing fits"] * 3]
 
 
 @pytest.mark.parametrize("step", [PartitionGroups(A2A, (2, 2), (0, 1)), Fuse((A2A, f"{A2A}_1"))])

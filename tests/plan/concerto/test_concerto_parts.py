@@ -210,7 +210,7 @@ def test_the_choice_is_the_best_of_all_combinations(costs: list[list[float]], ri
     ops = {link for found in options.values() for s in found for link in s.axes}
     step = Iteration("s", tuple(CompOp(name=name, work=MemoryBound(8)) for name in sorted(ops)), is_dataflow=True)
     seconds = {name: 1.0 + len(name) for name in ops}
-    chosen = choose(options, StepIndex(step), Named(seconds), 5.0)
+    chosen = choose(options, StepIndex(step), Named(seconds), Deadline(5.0))
     best = min(
         total_s(dict(zip(names, combination, strict=True)), seconds) for combination in product(*options.values())
     )

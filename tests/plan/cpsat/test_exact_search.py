@@ -18,7 +18,7 @@ def test_solving_a_small_graph_whole_finds_what_enumeration_finds() -> None:
     for seed in range(12):
         graph = random_graph(Random(seed), 8, num_resources=2 + seed % 2)
         program = simulate(graph, range(8))
-        found, proved = solve_graph(graph, program, bound=lower_bound(graph), limit_s=20.0)
+        found, proved = solve_graph(graph, program, bound=lower_bound(graph), deadline=Deadline(20.0))
         check(graph, found)
         assert found.makespan == proved == shortest_by_enumeration(graph)
 
@@ -28,7 +28,7 @@ def test_windows_never_make_an_order_longer() -> None:
         graph = random_graph(Random(seed), 60, num_resources=3)
         ordered = Ordered.of(graph, range(60))
         for begin in (0, 15, 30, 45):
-            made = solve_window(ordered, begin, begin + 15, limit_s=5.0)
+            made = solve_window(ordered, begin, begin + 15, deadline=Deadline(5.0))
             if made is not None:
                 check(graph, made.schedule)
                 assert made.schedule.makespan <= ordered.schedule.makespan
@@ -37,7 +37,7 @@ def test_windows_never_make_an_order_longer() -> None:
 
 def test_a_window_over_everything_is_the_whole_problem() -> None:
     graph = random_graph(Random(3), 9)
-    made = solve_window(Ordered.of(graph, range(9)), 0, 9, limit_s=20.0)
+    made = solve_window(Ordered.of(graph, range(9)), 0, 9, deadline=Deadline(20.0))
     assert made is not None
     assert made.schedule.makespan == shortest_by_enumeration(graph)
 
@@ -82,7 +82,7 @@ def test_isolated_and_heads_tails_agree_when_the_block_is_the_whole_graph() -> N
 
 def test_a_block_that_cannot_end_in_time_has_no_solution() -> None:
     graph = random_graph(Random(0), 4)
-    assert solve_block(graph, Block(tasks=(0, 1, 2, 3), upper=1), limit_s=5.0) is None
+    assert solve_block(graph, Block(tasks=(0, 1, 2, 3), upper=1), deadline=Deadline(5.0)) is None
 
 
 def test_a_kernel_of_two_tasks_that_feed_each_other_has_the_interval_of_its_cycle() -> None:
@@ -96,7 +96,7 @@ def test_a_kernel_of_two_tasks_that_feed_each_other_has_the_interval_of_its_cycl
 
 def test_a_gather_ahead_of_its_layer_needs_only_the_load() -> None:
     kernel = Kernel(ticks=(5, 4), resource=(0, 1), arcs=((1, 0, 0), (0, 0, 1)))
-    steady = modulo_schedule(kernel, kernel.bound, 10.0)
+    steady = modulo_schedule(kernel, kernel.bound, Deadline(10.0))
     assert steady is not None
     assert steady.interval == 5
     assert steady.starts[0] >= steady.starts[1] + 4

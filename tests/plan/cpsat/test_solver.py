@@ -9,7 +9,7 @@ import pytest
 from ortools.sat.python import cp_model
 
 from lagom_overlap.plan.cpsat.solver import new_solver, solve
-from lagom_overlap.plan.deadline import ended_by_ctrl_c
+from lagom_overlap.plan.deadline import Deadline, ended_by_ctrl_c
 
 
 def long_model():
@@ -41,11 +41,11 @@ def easy_model():
 
 
 def test_ctrl_c_ends_a_solve_at_once_and_keeps_its_solution():
-    solver = new_solver(limit_s=120.0)
+    solver = new_solver(Deadline(120.0))
     with ended_by_ctrl_c() as interrupted:
         timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
         timer.start()
-        assert solve(solver, long_model())
+        assert solve(solver, long_model(), Deadline(120.0))
         timer.join()
         assert interrupted.is_set()
     assert solver.wall_time < 60.0
@@ -53,7 +53,7 @@ def test_ctrl_c_ends_a_solve_at_once_and_keeps_its_solution():
 
 def test_a_solve_leaves_ctrl_c_to_python():
     with ended_by_ctrl_c() as interrupted:
-        assert solve(new_solver(limit_s=5.0), easy_model())
+        assert solve(new_solver(Deadline(5.0)), easy_model(), Deadline(5.0))
         os.kill(os.getpid(), signal.SIGINT)
         assert interrupted.wait(5.0)
         with pytest.raises(KeyboardInterrupt):  # the second one interrupts
@@ -62,8 +62,9 @@ def test_a_solve_leaves_ctrl_c_to_python():
 
 def test_a_solve_in_another_thread_finds_the_same():
     found = []
-    solver = new_solver(limit_s=5.0)
-    beside = threading.Thread(target=lambda: found.append((solve(solver, easy_model()), solver.objective_value)))
+    solver = new_solver(Deadline(5.0))
+    ends = Deadline(5.0)
+    beside = threading.Thread(target=lambda: found.append((solve(solver, easy_model(), ends), solver.objective_value)))
     beside.start()
     beside.join()
     assert found == [(True, 10.0)]

@@ -22,7 +22,12 @@ def test_sweeps_in_both_directions_keep_every_arc_and_never_lengthen() -> None:
         search, schedule = WindowSearch(graph), _random_schedule(graph, seed)
         for number in range(6):
             made = search.swept(
-                schedule, size=3 + seed % 30, num_tries=20, seed=number, limit_s=9.0, is_backward=number % 2 == 1
+                schedule,
+                size=3 + seed % 30,
+                num_tries=20,
+                seed=number,
+                deadline=Deadline(9.0),
+                is_backward=number % 2 == 1,
             )
             check(graph, made)
             assert made.makespan <= schedule.makespan
@@ -33,7 +38,9 @@ def test_a_window_as_long_as_the_graph_finds_the_shortest_schedule_of_most_small
     hits = 0
     for seed in range(40):
         graph = random_graph(Random(seed), 8)
-        made = WindowSearch(graph).swept(_random_schedule(graph, seed), size=8, num_tries=2000, seed=3, limit_s=9.0)
+        made = WindowSearch(graph).swept(
+            _random_schedule(graph, seed), size=8, num_tries=2000, seed=3, deadline=Deadline(9.0)
+        )
         shortest = shortest_by_enumeration(graph)
         assert made.makespan >= shortest
         hits += made.makespan == shortest
@@ -43,7 +50,7 @@ def test_a_window_as_long_as_the_graph_finds_the_shortest_schedule_of_most_small
 def test_windows_shorten_an_order_of_many_of_them() -> None:
     graph = random_graph(Random(1), 600, 2)
     worst = _random_schedule(graph, 0)
-    made = WindowSearch(graph).swept(worst, size=60, num_tries=100, seed=0, limit_s=9.0)
+    made = WindowSearch(graph).swept(worst, size=60, num_tries=100, seed=0, deadline=Deadline(9.0))
     assert made.makespan < worst.makespan
 
 
@@ -74,7 +81,7 @@ def test_a_sweep_that_is_stopped_ends_with_what_it_has() -> None:
     search, schedule = WindowSearch(graph), _random_schedule(graph, 0)
     timer = threading.Timer(0.05, search.stop)
     timer.start()
-    made = search.swept(schedule, size=500, num_tries=1_000_000, seed=0, limit_s=1e6)
+    made = search.swept(schedule, size=500, num_tries=1_000_000, seed=0, deadline=Deadline(1e6))
     timer.join()
     check(graph, made)
     assert made.makespan <= schedule.makespan
@@ -86,4 +93,4 @@ def test_graphs_of_one_task_or_none_are_left_alone() -> None:
             names=("a",) * num, ticks=(3,) * num, resource=(0,) * num, preds=((),) * num, resources=("c",), tick_s=1.0
         )
         schedule = Schedule((0,) * num, 3 * num)
-        assert WindowSearch(graph).swept(schedule, size=60, num_tries=5, seed=0, limit_s=1.0) == schedule
+        assert WindowSearch(graph).swept(schedule, size=60, num_tries=5, seed=0, deadline=Deadline(1.0)) == schedule

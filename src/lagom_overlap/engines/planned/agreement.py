@@ -2,7 +2,7 @@
 
 Ranks that call collectives of one group in different orders wait for each other for ever or exchange wrong data. A
 plan's rewrites give every rank the same order by construction; this check is for what lies before it: another plan
-file, another script or another version on one of the ranks.
+file, another script or another version on one of the ranks, or parts of an exchange that allow less on one of them.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from torch import fx
 
 from lagom_overlap.engines.planned.nodes import is_collective, op_name
 from lagom_overlap.engines.planned.reorder import STREAM
-from lagom_overlap.errors import BackendError
+from lagom_overlap.errors import BackendError, JobError
 
 _SHORT: Final = 16
 
@@ -51,6 +51,19 @@ def _common_shape(node: fx.Node, tensor: torch.Tensor) -> list[int]:
     return list(
         tensor.shape[1:] if node.target is torch.ops._c10d_functional.all_to_all_single.default else tensor.shape
     )
+
+
+def check_able(refused: str, board: Board, *, rank: int, num_ranks: int, step: str) -> None:
+    """Every rank says why it cannot do its part (`refused`, empty if it can) and learns of the others.
+
+    Raises:
+        JobError: on all ranks, if one cannot: none goes on alone to wait for it.
+    """
+    board.set(f"{step}/refused/{rank}", refused)
+    for other in range(num_ranks):
+        said = board.get(f"{step}/refused/{other}").decode()
+        if said:
+            raise JobError(refused or f"rank {other}: {said}")
 
 
 def check_agreement(lines: tuple[str, ...], board: Board, *, rank: int, num_ranks: int, step: str) -> str:

@@ -12,7 +12,7 @@ undoes a plan: with PyTorch 2.13 every collective of a planned ZeRO step came ou
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Protocol, cast
 
@@ -25,12 +25,14 @@ from torch.distributed import distributed_c10d
 
 from lagom_overlap.capture.base import Capture
 from lagom_overlap.capture.fx import capture_graph
-from lagom_overlap.engines.planned.agreement import check_agreement, signature
+from lagom_overlap.engines.planned.agreement import check_able, check_agreement, signature
 from lagom_overlap.engines.planned.apply import rewrite_graph
 from lagom_overlap.engines.planned.coalesced import one_tensor_each
 from lagom_overlap.engines.planned.graph_times import has_fixed_shapes, times_alone
 from lagom_overlap.engines.planned.groups import ProcessGroups
 from lagom_overlap.engines.planned.nodes import is_collective
+from lagom_overlap.engines.planned.uneven import uneven_exchanges, without_rows
+from lagom_overlap.errors import JobError, LagomError
 from lagom_overlap.workload.rewrite.steps import Rewrite
 from lagom_overlap.workload.rewrite.tables import RewriteTable, rewrite_of, table_of
 
@@ -52,6 +54,13 @@ class PlannedGraph:
     capture: Capture
     rewrites: tuple[Rewrite, ...]
     order_digest: str
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    """What rank 0 found for all ranks: rewrites, or why there are none."""
+
+    rewrites: tuple[RewriteTable, ...] = ()
+    refused: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +86,7 @@ class PlanPass(CustomGraphPass):
         """Rewrites the graph in place.
 
         Raises:
-            JobError: if the plan does not fit the graph.
+            JobError: on all ranks, if the plan does not fit the graph of one, or there is none.
             BackendError: if the ranks' graphs differ.
         """
         if not any(is_collective(node) for node in graph.nodes):
@@ -93,15 +102,37 @@ class PlanPass(CustomGraphPass):
         one_tensor_each(graph)
         capture = capture_graph(cast("fx.GraphModule", _HasGraph(graph)), num_ranks=num_ranks, name=step)
         times_s = self._times_s(graph, capture, step)
+        store.set(f"{step}/uneven/{rank}", msgspec.json.encode(uneven_exchanges(graph)).decode())
         if rank == 0:
-            plan = msgspec.json.encode([table_of(rewrite) for rewrite in self._decide(capture, times_s)])
-            store.set(f"{step}/plan", plan.decode())
-        tables = msgspec.json.decode(store.get(f"{step}/plan"), type=list[RewriteTable])
-        rewrites = tuple(rewrite_of(table) for table in tables)
-        rewrite_graph(graph, capture.iteration, rewrites, self._groups)
+            store.set(f"{step}/plan", self._decided(self._for_all_ranks(capture, step), times_s))
+        answer = msgspec.json.decode(store.get(f"{step}/plan"), type=_Answer)
+        if answer.refused:
+            raise JobError(answer.refused if rank == 0 else f"rank 0: {answer.refused}")
+        rewrites = tuple(rewrite_of(table) for table in answer.rewrites)
+        refused = ""
+        try:
+            rewrite_graph(graph, capture.iteration, rewrites, self._groups)
+        except LagomError as error:
+            refused = str(error)
+        check_able(refused, store, rank=rank, num_ranks=num_ranks, step=step)
         lines = signature(graph, self._groups.ranks)
         digest = check_agreement(lines, store, rank=rank, num_ranks=num_ranks, step=step)
         self.seen.append(PlannedGraph(capture, rewrites, digest))
+
+    def _decided(self, capture: Capture, times_s: Mapping[str, float]) -> str:
+        """What rank 0 tells the others: the rewrites, or why there are none, so that they do not wait for ever."""
+        try:
+            answer = _Answer(tuple(table_of(rewrite) for rewrite in self._decide(capture, times_s)))
+        except LagomError as error:
+            answer = _Answer(refused=str(error))
+        return msgspec.json.encode(answer).decode()
+
+    def _for_all_ranks(self, capture: Capture, step: str) -> Capture:
+        """Rank 0's capture, without the rows of exchanges that are unequal on some rank."""
+        store = distributed_c10d._get_default_store()
+        every = [store.get(f"{step}/uneven/{rank}") for rank in range(dist.get_world_size())]
+        named = {name for names in every for name in msgspec.json.decode(names, type=list[str])}
+        return replace(capture, iteration=without_rows(capture.iteration, named))
 
     def _times_s(self, graph: fx.Graph, capture: Capture, step: str) -> Mapping[str, float]:
         """On rank 0 the slowest rank's times, of what every rank could time; nothing on the others."""

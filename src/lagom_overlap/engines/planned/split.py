@@ -82,7 +82,10 @@ def _cuts_of_collective(node: fx.Node, step: Split, op: Op | None, num_ranks: in
     """How the tensor that a collective takes is cut, and the one that it gives."""
     what = collective_of(node)
     kind, dim = what.kind, step.axis
-    if op is not None and op.shards is not None and step.axis < len(op.shards.combine):
+    if op is not None and op.shards is not None:
+        if step.axis >= len(op.shards.combine):
+            why = ": its parts are unequal on this rank" if what.uneven else ""
+            raise JobError(f"{step.comm!r} has no axis {step.axis} to be cut along{why}")
         combine = op.shards.combine[step.axis]
         dim = combine.dim if isinstance(combine, Gather) else -1
     taken, given = value_of(what.source).shape, value_of(node).shape

@@ -201,7 +201,7 @@ class Leaves:
         """What pieces and joins take beyond the whole operators."""
         shares = choice.shares
         in_one = not chain and choice.parts in (Parts.INTER_FIRST, Parts.INTRA_FIRST)
-        members = {*(() if in_one else (comm.name,)), *(link.op for link in chain)}
+        members = dict.fromkeys((*(() if in_one else (comm.name,)), *(link.op for link in chain)))
         total = 0.0
         for link in chain:
             op = self._index.ops[link.op]

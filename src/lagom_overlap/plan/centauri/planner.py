@@ -25,7 +25,7 @@ from lagom_overlap.plan.base import Plan, PlanProblem
 from lagom_overlap.plan.centauri.layer import FirstGradient, LayerCosts, first_gradient
 from lagom_overlap.plan.centauri.leaf import Leaves
 from lagom_overlap.plan.centauri.model_tier import Launch, ModelCosts, launch
-from lagom_overlap.plan.deadline import Deadline
+from lagom_overlap.plan.deadline import OPERATOR_STEPS
 from lagom_overlap.plan.exact import adds_numbers
 from lagom_overlap.plan.finish import Issue, finished, memory_waits, order_by
 from lagom_overlap.plan.memory import fits, parameter_gathers
@@ -98,7 +98,7 @@ class Centauri:
         Raises:
             JobError: if nothing fits the memory limit; says by how much.
         """
-        deadline = Deadline(problem.budget_s)
+        deadline = problem.deadline()
         found: list[tuple[int, int, _Candidate]] = []
         for rewrites in self._partitions(problem):
             index = StepIndex(rewritten(problem.iteration, rewrites))
@@ -110,13 +110,14 @@ class Centauri:
                 order = order_by(index.iteration, _ranks(problem, index, ordering), waits)
                 issue = Issue(order=order, streams=streams, waits=waits)
                 made = predict(problem, rewritten(index.iteration, (issue.rewrite,)))
+                deadline.spend(2 * OPERATOR_STEPS * len(order))
                 found.append((made.schedule.makespan, len(found), _Candidate(rewrites, ordering, issue)))
                 if deadline.left_s <= 0:
                     break
             if deadline.left_s <= 0:
                 break
         best = min(found)[2]
-        return finished(problem, "centauri", best.rewrites, best.issue, best.notes)
+        return finished(problem, "centauri", best.rewrites, best.issue, (*best.notes, *deadline.remarks()))
 
     def _partitions(self, problem: PlanProblem) -> Iterator[Sequence[Rewrite]]:
         """The paper's, or several: nothing, groups alone, chains too, what ends first by itself, no substitution."""

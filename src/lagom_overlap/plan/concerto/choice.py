@@ -21,6 +21,7 @@ from ortools.sat.python import cp_model
 from lagom_overlap.plan.base import OpTimes
 from lagom_overlap.plan.concerto.strategies import Strategy
 from lagom_overlap.plan.cpsat.solver import new_solver, solve
+from lagom_overlap.plan.deadline import Deadline
 from lagom_overlap.plan.step_index import StepIndex
 
 _UNITS_PER_S = 1e9
@@ -35,14 +36,16 @@ def interaction_s(one: Strategy, other: Strategy, seconds: Mapping[str, float]) 
     share, other_share = (s.num_chunks - 1.0 for s in (one, other))
     share, other_share = share / one.num_chunks, other_share / other.num_chunks
     total = 0.0
-    for name in mine.keys() & theirs.keys():
+    for name in sorted(mine.keys() & theirs.keys()):
         same = mine[name] == theirs[name]
         total += seconds[name] * (max(0.0, share + other_share - 1.0) if same else min(share, other_share))
     return total
 
 
-def choose(options: Options, index: StepIndex, times: OpTimes, limit_s: float) -> dict[str, Strategy]:
-    """The cheapest combination; `limit_s` bounds what CP-SAT may take for one component."""
+def choose(
+    options: Options, index: StepIndex, times: OpTimes, deadline: Deadline, component_s: float = 1.0
+) -> dict[str, Strategy]:
+    """The cheapest combination; `component_s` bounds what CP-SAT may take for one component."""
     names = {name for found in options.values() for strategy in found for name in strategy.axes}
     seconds = {name: times.seconds(index.ops[name]) for name in names}
     neighbours = _neighbours(options)
@@ -52,7 +55,7 @@ def choose(options: Options, index: StepIndex, times: OpTimes, limit_s: float) -
         if path is not None:
             chosen |= _along_path(path, options, seconds)
         else:
-            chosen |= _by_cpsat(component, options, seconds, neighbours, limit_s)
+            chosen |= _by_cpsat(component, options, seconds, neighbours, deadline.within(component_s))
     return chosen
 
 
@@ -137,7 +140,7 @@ def _by_cpsat(
     options: Options,
     seconds: Mapping[str, float],
     neighbours: Mapping[str, set[str]],
-    limit_s: float,
+    deadline: Deadline,
 ) -> dict[str, Strategy]:
     model = cp_model.CpModel()
     picks = {comm: [model.new_bool_var("") for _ in options[comm]] for comm in component}
@@ -147,12 +150,12 @@ def _by_cpsat(
         model.add_hint(variables[0], True)
         for strategy, variable in zip(options[comm], variables, strict=True):
             terms.append(round(strategy.cost_s * _UNITS_PER_S) * variable)
-        for other in neighbours[comm]:
+        for other in sorted(neighbours[comm]):
             if other > comm:
                 terms += _pair_terms(model, (options[comm], variables), (options[other], picks[other]), seconds)
     model.minimize(sum(terms))
-    solver = new_solver(limit_s=limit_s)
-    if not solve(solver, model):
+    solver = new_solver(deadline)
+    if not solve(solver, model, deadline):
         return {comm: options[comm][0] for comm in component}
     return {
         comm: next(s for s, variable in zip(options[comm], variables, strict=True) if solver.value(variable))

@@ -9,7 +9,7 @@ forward); bytes up to a cap; and the predicted step must not be longer.
 from dataclasses import dataclass
 
 from lagom_overlap.plan.base import PlanProblem
-from lagom_overlap.plan.deadline import Deadline
+from lagom_overlap.plan.deadline import OPERATOR_STEPS, Deadline
 from lagom_overlap.plan.exact import adds_numbers
 from lagom_overlap.plan.predict import predict
 from lagom_overlap.plan.step_index import StepIndex
@@ -43,6 +43,7 @@ def fused(
         if group is None:
             break
         step = Fuse(group)
+        deadline.spend(2 * OPERATOR_STEPS * len(iteration.ops))
         made = rewritten(iteration, (step,))
         found = predict(problem, made)
         fits = problem.memory_limit_bytes is None or found.peak_bytes <= problem.memory_limit_bytes

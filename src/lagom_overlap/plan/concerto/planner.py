@@ -35,6 +35,8 @@ from lagom_overlap.workload.rewrite.steps import Rewrite
 
 _RESERVE = 0.4
 """Share of the budget that pricing strategies leaves to scheduling; what was not priced by then is not cut."""
+_PRICING_STEPS = 400
+"""Steps of planning that pricing one strategy counts for."""
 BLOCK_SIZE = 50
 ROUNDS = 4
 
@@ -59,8 +61,8 @@ class Concerto:
         Raises:
             JobError: if nothing fits the memory limit, or `contention` is asked of times without a cost model.
         """
-        deadline = Deadline(problem.budget_s)
-        base = self._scheduled(problem, (), deadline.within(problem.budget_s * (0.3 if self.decompose else 0.5)))
+        deadline = problem.deadline()
+        base = self._scheduled(problem, (), deadline.within(deadline.budget_s * (0.3 if self.decompose else 0.5)))
         best, rewrites = base, list[Rewrite]()
         notes: list[str] = []
         if self.decompose:
@@ -80,7 +82,9 @@ class Concerto:
             fusions, best = fused(problem, best, self.limits, deadline)
             rewrites += fusions
             notes.append(f"{len(fusions)} fusions")
-        return finished(problem, "concerto", rewrites, _issue_of(problem, rewrites, best), notes)
+        return finished(
+            problem, "concerto", rewrites, _issue_of(problem, rewrites, best), (*notes, *deadline.remarks())
+        )
 
     def _strategies(self, problem: PlanProblem, deadline: Deadline) -> list[Strategy]:
         """Strategies of the critical communications, chosen together."""
@@ -89,12 +93,13 @@ class Concerto:
         pricing = Pricing(index, problem.times, self.cost_mode, self._slowdown(problem))
         options = {}
         for number, op in enumerate(problem.iteration.ops):
-            if deadline.left_s < _RESERVE * problem.budget_s:
+            if deadline.left_s < _RESERVE * deadline.budget_s:
                 break
             if number in critical and isinstance(op, CommOp) and not (problem.exact and adds_numbers(op)):
                 options[op.name] = pricing.strategies(op)
-        limit_s = min(1.0, max(0.1, deadline.left_s / 4))
-        return without_overlap(choose(options, index, problem.times, limit_s))
+                deadline.spend(_PRICING_STEPS * len(options[op.name]))
+        component_s = min(1.0, max(0.1, deadline.left_s / 4))
+        return without_overlap(choose(options, index, problem.times, deadline, component_s))
 
     def _slowdown(self, problem: PlanProblem) -> Slowdown:
         if not self.contention:

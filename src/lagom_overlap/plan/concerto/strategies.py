@@ -16,7 +16,7 @@ communication runs, and takes the makespan less the whole computations; pieces o
 say of so many bytes, latency included.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
@@ -138,7 +138,7 @@ class Pricing:
                     continue
                 before = divisible(self._index, context.before, num_chunks, from_end=True)
                 after = divisible(self._index, context.after, num_chunks, from_end=False)
-                for ahead, behind in {(before, ()), ((), after), (before, after)}:
+                for ahead, behind in dict.fromkeys(((before, ()), ((), after), (before, after))):
                     if ahead or behind:
                         key = self._alike(comm, axis, num_chunks, ahead, behind)
                         if key not in self._known:
@@ -162,7 +162,7 @@ class Pricing:
         self, comm: CommOp, axis: int, num_chunks: int, before: Sequence[ChainLink], after: Sequence[ChainLink]
     ) -> float:
         seconds = self._times.seconds
-        members = {comm.name, *(link.op for link in (*before, *after))}
+        members = dict.fromkeys((comm.name, *(link.op for link in (*before, *after))))
         before_s, after_s = (sum(seconds(self._index.ops[link.op]) for link in links) for links in (before, after))
         joins = sum(self._join_s(name, members) for name in members)
         before_piece, after_piece = (
@@ -191,7 +191,7 @@ class Pricing:
         whole = sum(self._times.seconds(op) for op in ops)
         return sum(self._times.seconds(op) * self._slowdown(op, comm) for op in ops) / whole if whole else 1.0
 
-    def _join_s(self, name: str, members: set[str]) -> float:
+    def _join_s(self, name: str, members: Container[str]) -> float:
         """The copy of a member's result where others need it whole."""
         if all(follower in members for follower in self._index.followers[name]):
             return 0.0

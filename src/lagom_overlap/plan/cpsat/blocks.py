@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from lagom_overlap.plan.cpsat.no_overlap import Block, solve_block
 from lagom_overlap.plan.cpsat.windows import Ordered, ordered_by_start, solve_window
-from lagom_overlap.plan.deadline import Deadline
+from lagom_overlap.plan.deadline import OPERATOR_STEPS, Deadline
 from lagom_overlap.plan.schedule.graph import TaskGraph
 from lagom_overlap.plan.schedule.simulate import simulate
 
@@ -53,6 +53,7 @@ def odd_even(
         cuts = [0, *range(offset or block_size, len(current), block_size), len(current)]
         current = one_round(graph, current, cuts, block_s=block_s, deadline=deadline, seed=seed + number)
         makespan = simulate(graph, current).makespan
+        deadline.spend(OPERATOR_STEPS * len(graph))
         if on_round is not None:
             on_round(makespan)
         if makespan < shortest:
@@ -71,7 +72,7 @@ def _isolated_round(
         if deadline.left_s > 0 and len(tasks) > 1:
             hint, upper = _in_order(graph, tasks)
             block = Block(tasks=tuple(tasks), upper=upper, hint=hint)
-            solved = solve_block(graph, block, limit_s=min(block_s, deadline.left_s), seed=seed)
+            solved = solve_block(graph, block, deadline=deadline.within(block_s), seed=seed)
             if solved is not None:
                 tasks = ordered_by_start(graph, tasks, dict(solved.starts))
         made += tasks
@@ -98,5 +99,5 @@ def _heads_tails_round(
         if deadline.left_s <= 0:
             break
         if end - begin > 1 and ordered.is_critical(begin, end):
-            ordered = solve_window(ordered, begin, end, limit_s=min(block_s, deadline.left_s), seed=seed) or ordered
+            ordered = solve_window(ordered, begin, end, deadline=deadline.within(block_s), seed=seed) or ordered
     return ordered.order

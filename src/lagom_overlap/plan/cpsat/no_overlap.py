@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from ortools.sat.python import cp_model
 
 from lagom_overlap.plan.cpsat.solver import NUM_WORKERS, new_solver, solve
+from lagom_overlap.plan.deadline import Deadline
 from lagom_overlap.plan.schedule.graph import Schedule, TaskGraph
 
 
@@ -40,9 +41,9 @@ class Solved:
 
 
 def solve_block(
-    graph: TaskGraph, block: Block, *, limit_s: float, num_workers: int = NUM_WORKERS, seed: int = 0
+    graph: TaskGraph, block: Block, *, deadline: Deadline, num_workers: int = NUM_WORKERS, seed: int = 0
 ) -> Solved | None:
-    """The best schedule of a block found within `limit_s`; None if none was found within `block.upper`."""
+    """The best schedule of a block found until the deadline; None if none was found within `block.upper`."""
     model = cp_model.CpModel()
     starts: dict[int, cp_model.IntVar] = {}
     intervals: dict[int, list[cp_model.IntervalVar]] = {}
@@ -65,8 +66,8 @@ def solve_block(
     for task, start in block.hint.items():
         model.add_hint(starts[task], start)
     model.minimize(objective)
-    solver = new_solver(limit_s=limit_s, num_workers=num_workers, seed=seed)
-    if not solve(solver, model):
+    solver = new_solver(deadline, num_workers=num_workers, seed=seed)
+    if not solve(solver, model, deadline):
         return None
     found, bound = round(solver.objective_value), round(solver.best_objective_bound)
     return Solved(
@@ -78,12 +79,12 @@ def solve_block(
 
 
 def solve_graph(
-    graph: TaskGraph, incumbent: Schedule, *, bound: int, limit_s: float, seed: int = 0
+    graph: TaskGraph, incumbent: Schedule, *, bound: int, deadline: Deadline, seed: int = 0
 ) -> tuple[Schedule, int]:
     """A schedule at least as short as the incumbent, and a lower bound of all (ticks); for small graphs."""
     tasks = tuple(range(len(graph)))
     block = Block(tasks=tasks, upper=incumbent.makespan, lower=bound, hint=dict(enumerate(incumbent.starts)))
-    solved = solve_block(graph, block, limit_s=limit_s, seed=seed)
+    solved = solve_block(graph, block, deadline=deadline, seed=seed)
     if solved is None:
         return incumbent, bound
     found = Schedule(tuple(solved.starts[task] for task in tasks), solved.objective)

@@ -3,6 +3,9 @@
 OR-Tools catches SIGINT itself: it would end its own solve without telling anybody, and leave behind the system's
 default, by which the next Ctrl-C kills the process with everything found. Python, in turn, calls its handlers only
 between two steps of the main thread. Here the solver leaves the signal alone and runs beside the main thread.
+
+Where work counts, not the clock, one thread solves and CP-SAT's own count of its work, its deterministic time, ends it:
+the same result however fast the machine is.
 """
 
 import threading
@@ -12,28 +15,41 @@ from typing import Final
 
 from ortools.sat.python import cp_model
 
-from lagom_overlap.plan.deadline import is_interrupted
+from lagom_overlap.plan.deadline import STEPS_PER_S, Deadline, is_interrupted
 
 NUM_WORKERS: Final = 2
 """Threads of a solve."""
+_DETERMINISTIC_S: Final = 1.0
+"""Seconds of planning that stand for one of CP-SAT's deterministic time."""
+_CALL_STEPS: Final = 4_000
+"""Steps of making a model and starting a solve, beside that."""
 _LOOK_S: Final = 0.05
 """Seconds between two looks at whether the solve is to end."""
 
 
-def new_solver(*, limit_s: float, num_workers: int = NUM_WORKERS, seed: int = 0) -> cp_model.CpSolver:
-    """A solver that ends after `limit_s` seconds and leaves Ctrl-C to Python."""
+def new_solver(deadline: Deadline, *, num_workers: int = NUM_WORKERS, seed: int = 0) -> cp_model.CpSolver:
+    """A solver that ends at the deadline and leaves Ctrl-C to Python."""
     solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = max(limit_s, 0.01)
+    solver.parameters.max_time_in_seconds = max(deadline.clock_s, 0.01)
     solver.parameters.num_workers = num_workers
     solver.parameters.random_seed = seed
     solver.parameters.catch_sigint_signal = False
+    if deadline.counts_work:
+        solver.parameters.num_workers = 1
+        solver.parameters.max_deterministic_time = max(deadline.left_s / _DETERMINISTIC_S, 0.001)
     return solver
 
 
-def solve(solver: cp_model.CpSolver, model: cp_model.CpModel) -> bool:
-    """Whether a solution was found; in the main thread Ctrl-C ends the solve early."""
+def solve(solver: cp_model.CpSolver, model: cp_model.CpModel, deadline: Deadline) -> bool:
+    """Whether a solution was found; tells the deadline of the work. In the main thread Ctrl-C ends the solve early."""
+    status = _status(solver, model)
+    deadline.spend(_CALL_STEPS + STEPS_PER_S * _DETERMINISTIC_S * solver.deterministic_time)
+    return status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
+
+
+def _status(solver: cp_model.CpSolver, model: cp_model.CpModel) -> cp_model.CpSolverStatus:
     if threading.current_thread() is not threading.main_thread():
-        return _has_solution(solver.solve(model))
+        return solver.solve(model)
     with ThreadPoolExecutor(max_workers=1) as beside:
         running = beside.submit(solver.solve, model)
         try:
@@ -44,8 +60,4 @@ def solve(solver: cp_model.CpSolver, model: cp_model.CpModel) -> bool:
             while not running.done():  # the solver forgets a stop that comes before it has begun
                 solver.stop_search()
                 wait_for([running], timeout=_LOOK_S)
-        return _has_solution(running.result())
-
-
-def _has_solution(status: cp_model.CpSolverStatus) -> bool:
-    return status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
+        return running.result()

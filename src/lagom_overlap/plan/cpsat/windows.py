@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lagom_overlap.plan.cpsat.no_overlap import Block, solve_block
-from lagom_overlap.plan.deadline import Deadline
+from lagom_overlap.plan.deadline import OPERATOR_STEPS, Deadline
 from lagom_overlap.plan.schedule.graph import Schedule, TaskGraph
 from lagom_overlap.plan.schedule.incumbent import Incumbent
 from lagom_overlap.plan.schedule.simulate import decode, simulate
@@ -96,10 +96,11 @@ class Ordered:
         return needed
 
 
-def solve_window(ordered: Ordered, begin: int, end: int, *, limit_s: float, seed: int = 0) -> Ordered | None:
+def solve_window(ordered: Ordered, begin: int, end: int, *, deadline: Deadline, seed: int = 0) -> Ordered | None:
     """The order with this part of it solved anew: as short or shorter, or None."""
     block, base = ordered.block(begin, end)
-    solved = solve_block(ordered.graph, block, limit_s=limit_s, seed=seed)
+    deadline.spend(OPERATOR_STEPS * len(ordered.order))
+    solved = solve_block(ordered.graph, block, deadline=deadline, seed=seed)
     if solved is None:
         return None
     order = list(ordered.order)
@@ -152,12 +153,8 @@ def _one_round(
         first, last = max(0, begin), begin + size
         if not ordered.is_critical(first, last):
             continue
-        made = solve_window(ordered, first, last, limit_s=_limit(window_s, incumbent.deadline), seed=seed)
+        made = solve_window(ordered, first, last, deadline=incumbent.deadline.within(window_s), seed=seed)
         if made is not None:
             ordered = made
             incumbent.offer(made.schedule, f"windows of {size}")
     return ordered
-
-
-def _limit(window_s: float, deadline: Deadline) -> float:
-    return min(window_s, deadline.left_s)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from lagom_overlap.plan.base import PlanProblem
-from lagom_overlap.plan.deadline import Deadline
+from lagom_overlap.plan.deadline import OPERATOR_STEPS, Deadline
 from lagom_overlap.plan.ours.chain_cuts import chain_types
 from lagom_overlap.plan.ours.contraction import short_version
 from lagom_overlap.plan.ours.cuts import FACTORS, Cut, Cutter, OpType, cuts_of, op_types
@@ -91,6 +91,7 @@ class _Trial:
         every = cuts_of(self._iteration, factors)
         cuts = {name: cut for name, cut in every.items() if self._inside.issuperset(cut.axes(name))}
         graph = self._cutter.graph(self._graph, cuts)
+        deadline.spend(OPERATOR_STEPS * len(graph))
         made = run_portfolio(
             graph, Incumbent(self.bound, deadline), deadline, max_rounds=4, num_improved=_NUM_IMPROVED
         )[0]
@@ -102,7 +103,7 @@ class _Trial:
                     size=_WINDOW,
                     num_tries=self._num_tries,
                     seed=0,
-                    limit_s=deadline.left_s,
+                    deadline=deadline,
                     is_backward=is_backward,
                 )
         return made.makespan

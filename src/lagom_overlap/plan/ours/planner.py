@@ -78,11 +78,10 @@ class Ours:
         Raises:
             JobError: if no schedule fits the memory limit; says by how much.
         """
-        begun = Deadline(problem.budget_s)
+        begun = problem.deadline()
         base = task_graph(problem)
         bound = lower_bound(base)
-        reserve_s = min(_MAX_RESERVE * problem.budget_s, _FINISH_OVER_BEGIN * begun.elapsed_s)
-        deadline = begun.within(begun.left_s - max(reserve_s, _RESERVE * problem.budget_s))
+        deadline = begun.within(begun.left_s - _reserve_s(begun))
         whole = self._searched(problem, (), bound, deadline)
         beyond = () if _is_near_bound(whole.search) else _out_of_reach(base, bound)
         best = whole
@@ -95,14 +94,16 @@ class Ours:
         if not best.search.is_done and len(best.graph) > _SMALL:
             improve_by_windows(best.graph, best.search, seed=problem.seed)
         best = min(best, whole, key=lambda candidate: candidate.search.best.makespan)
-        return self._finished(problem, best, bound, () if _is_near_bound(best.search) else beyond)
+        remarks = (*(() if _is_near_bound(best.search) else beyond), *begun.remarks())
+        return self._finished(problem, best, bound, remarks)
 
     def replan(self, problem: PlanProblem, previous: Plan) -> Plan:
         """The plan for other times of the same step (another batch size), from a plan that exists: in under a second.
 
         Cuts and order are kept as far as they still serve; the problem's budget bounds the time.
         """
-        deadline = Deadline(min(problem.budget_s, 1.0) * (1.0 - _RESERVE))
+        deadline = problem.deadline()
+        deadline = deadline.within(min(deadline.left_s, 1.0) * (1.0 - _RESERVE))
         kept = tuple(step for step in previous.rewrites if not isinstance(step, Reorder))
         bound = lower_bound(task_graph(problem))
         iteration = rewritten(problem.iteration, kept) if kept else problem.iteration
@@ -126,7 +127,7 @@ class Ours:
         made = run_portfolio(graph, search, deadline.within(0.35 * deadline.left_s), max_rounds=8)
         if not search.is_done and len(graph) <= _SMALL:
             solved, proved = solve_graph(
-                graph, search.best, bound=bound, limit_s=0.4 * deadline.left_s, seed=problem.seed
+                graph, search.best, bound=bound, deadline=deadline.within(0.4 * deadline.left_s), seed=problem.seed
             )
             search.offer(solved, "solved whole")
             if proved == search.best.makespan:
@@ -165,6 +166,14 @@ class Ours:
             is_optimal=_is_shortest(best, issued, bound),
             notes=(*_notes(best, schedule), *remarks),
         )
+
+
+def _reserve_s(begun: Deadline) -> float:
+    """What is kept for the end; none of the work, which is counted in the searches only."""
+    if begun.counts_work:
+        return 0.0
+    by_begin_s = _FINISH_OVER_BEGIN * begun.elapsed_s
+    return max(_RESERVE * begun.budget_s, min(_MAX_RESERVE * begun.budget_s, by_begin_s))
 
 
 def _offer_steady(best: _Candidate, deadline: Deadline, seed: int) -> None:
@@ -210,7 +219,7 @@ def _offer_priority(
     generation = Generation(graph)
     found: list[Schedule] = []
     for kind in Kind:
-        made = generation.schedule(kind, priority)
+        made = generation.schedule(kind, priority, deadline=deadline)
         search.offer(made, name)
         for back in Kind:
             better = generation.improved(made, (kind, back), max_rounds=8, target=search.target, deadline=deadline)

@@ -6,6 +6,7 @@ from threading import Thread
 from ortools.sat.python import cp_model
 
 from lagom_overlap.plan.cpsat.solver import new_solver
+from lagom_overlap.plan.deadline import Deadline
 from lagom_overlap.plan.rcpsp.bounds import paths
 from lagom_overlap.plan.rcpsp.project import Project
 
@@ -31,7 +32,7 @@ class ExactSearch:
         self.bound = lower_bound
         self.is_proved = False
         self._model, self._starts = _model(project, hint, makespan, lower_bound)
-        self._solver = new_solver(limit_s=limit_s, num_workers=num_workers, seed=seed)
+        self._solver = new_solver(Deadline(limit_s), num_workers=num_workers, seed=seed)
         self._callback = _OnSolution(self._starts, on_solution)
         self._thread = Thread(target=self._run, daemon=True)
         self._thread.start()

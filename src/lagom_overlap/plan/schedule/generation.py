@@ -9,6 +9,7 @@ forward by those starts.
 All of it runs in liblagom_list_schedule.so (csrc/lagom_list_schedule.c): 20,000 tasks take milliseconds.
 """
 
+import ctypes
 from enum import IntEnum
 from typing import Final
 
@@ -37,8 +38,10 @@ class Generation:
         self.graph = graph
         self._arrays = GraphArrays(graph)
 
-    def schedule(self, kind: Kind, priority: ArrayLike) -> Schedule:
+    def schedule(self, kind: Kind, priority: ArrayLike, *, deadline: Deadline | None = None) -> Schedule:
         """The schedule of a priority per task: the smallest goes first, of equal ones the task with the lesser number.
+
+        A deadline is told of the work; it does not end it.
 
         Raises:
             ValueError: if there are not as many priorities as tasks, or one is no number.
@@ -49,6 +52,8 @@ class Generation:
         starts = np.zeros(len(self.graph), np.int64)
         if not len(starts):
             return Schedule((), 0)
+        if deadline is not None:
+            deadline.spend(len(starts))
         makespan = library().lls_generate(self._arrays.forward, kind, urgency.ctypes.data, starts.ctypes.data)
         return schedule_of(makespan, starts)
 
@@ -69,8 +74,11 @@ class Generation:
         starts = np.array(schedule.starts, np.int64)
         if not len(starts):
             return schedule
-        limit_s = deadline.left_s if deadline is not None else float("inf")
+        deadline = deadline if deadline is not None else Deadline(float("inf"))
+        steps = ctypes.c_int64(deadline.left_steps)
         makespan = library().lls_improve(
-            *(self._arrays.forward, *kinds, max_rounds, PATIENCE, target, limit_s, starts.ctypes.data)
+            *(self._arrays.forward, *kinds, max_rounds, PATIENCE, target, deadline.clock_s),
+            *(ctypes.addressof(steps), starts.ctypes.data),
         )
+        deadline.spend(steps.value)
         return schedule_of(makespan, starts)

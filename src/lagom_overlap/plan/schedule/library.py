@@ -13,7 +13,7 @@ from lagom_overlap.plan.schedule.graph import Schedule, TaskGraph
 from lagom_overlap.plugin.library import installed_library
 
 LIBRARY_NAME: Final = "liblagom_list_schedule.so"
-VERSION: Final = 1
+VERSION: Final = 2
 
 
 class _Graph(ctypes.Structure):
@@ -40,8 +40,8 @@ def library() -> ctypes.CDLL:
     pointer, integer, double, graph = ctypes.c_void_p, ctypes.c_int, ctypes.c_double, ctypes.POINTER(_Graph)
     long, short = ctypes.c_int64, ctypes.c_int32
     found.lls_generate.argtypes = [graph, integer, pointer, pointer]
-    found.lls_improve.argtypes = [graph, integer, integer, integer, integer, long, double, pointer]
-    found.lls_sweep.argtypes = [graph, short, short, integer, ctypes.c_uint64, double, pointer, pointer, pointer]
+    found.lls_improve.argtypes = [graph, integer, integer, integer, integer, long, double, pointer, pointer]
+    found.lls_sweep.argtypes = [graph, short, short, integer, ctypes.c_uint64, double, *([pointer] * 4)]
     found.lls_two_chains.argtypes = [*(long, pointer, pointer), *(long, pointer, pointer), long, pointer]
     for function in (found.lls_generate, found.lls_improve, found.lls_sweep, found.lls_two_chains):
         function.restype = long

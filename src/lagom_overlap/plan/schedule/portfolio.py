@@ -56,7 +56,7 @@ def run_portfolio(
     after = tails(graph)
     made: list[tuple[int, int, Schedule]] = []
     for number, (name, ahead, _, blend) in enumerate(_MEMBERS[:num_members]):
-        schedule = generation.schedule(ahead, blended(graph, after, blend))
+        schedule = generation.schedule(ahead, blended(graph, after, blend), deadline=deadline)
         incumbent.offer(schedule, name)
         made.append((schedule.makespan, number, schedule))
         if incumbent.is_done or deadline.left_s <= 0:

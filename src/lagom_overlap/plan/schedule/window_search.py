@@ -49,9 +49,9 @@ class WindowSearch:
         self._stop.value = 1
 
     def swept(
-        self, schedule: Schedule, *, size: int, num_tries: int, seed: int, limit_s: float, is_backward: bool = False
+        self, schedule: Schedule, *, size: int, num_tries: int, seed: int, deadline: Deadline, is_backward: bool = False
     ) -> Schedule:
-        """The schedule after one sweep of windows of `size` tasks: as short or shorter.
+        """The schedule after one sweep of windows of `size` tasks: as short or shorter; so far as it came in time.
 
         The first windows are shorter, by an amount that the seed says, so that windows begin elsewhere in every sweep.
         """
@@ -63,18 +63,22 @@ class WindowSearch:
         size = min(size, self._num)
         graph = self._arrays.backward if is_backward else self._arrays.forward
         made = np.zeros(self._num, np.int64)
+        steps = ctypes.c_int64(deadline.left_steps)
         makespan = library().lls_sweep(
-            *(graph, size, max(1, size * (1 + seed % 4) // 4), num_tries, seed, limit_s),
-            *(ctypes.addressof(self._stop), order.ctypes.data, made.ctypes.data),
+            *(graph, size, max(1, size * (1 + seed % 4) // 4), num_tries, seed, deadline.clock_s),
+            *(ctypes.addressof(each) for each in (steps, self._stop)),
+            *(order.ctypes.data, made.ctypes.data),
         )
+        deadline.spend(steps.value)
         return schedule_of(makespan, makespan - made - self._arrays.ticks if is_backward else made)
 
 
 @dataclass(slots=True)
 class _Runner:
-    """An order in the race; what the last round gained (ticks)."""
+    """An order in the race, until when it runs in this round, and what the last round gained (ticks)."""
 
     schedule: Schedule
+    ends: Deadline
     gain: int = 0
 
     @property
@@ -88,16 +92,18 @@ def race(
 ) -> None:
     """Sweeps over the schedules until the target, the deadline, or until nothing is gained any more.
 
-    Offers each round's shortest. The same for the same seed, unless the deadline ends it.
+    Offers each round's shortest. The same for the same seed, unless the clock ends it.
     """
     search, generation = WindowSearch(graph), Generation(graph)
     distinct = {schedule.makespan: schedule for schedule in reversed(schedules)}
-    runners = [_Runner(distinct[makespan]) for makespan in sorted(distinct)]
+    runners = [_Runner(distinct[makespan], deadline) for makespan in sorted(distinct)]
     dull = number = 0
     while runners and dull < _MAX_DULL and not incumbent.is_done and deadline.left_s > 0:
         num_runners, num_tries = _ROUNDS[min(number, len(_ROUNDS) - 1)]
         runners = sorted(runners, key=lambda runner: runner.promise)[:num_runners]
         num_tries *= 1 + 2 * dull
+        for runner, ends in zip(runners, deadline.parts(len(runners)), strict=True):
+            runner.ends = ends
 
         def run(runner: _Runner, number: int = number, num_tries: int = num_tries) -> Schedule:
             made = runner.schedule
@@ -107,12 +113,13 @@ def race(
                     size=_SIZES[number % len(_SIZES)],
                     num_tries=num_tries,
                     seed=seed + 2 * number + is_backward,
-                    limit_s=deadline.left_s,
+                    deadline=runner.ends,
                     is_backward=is_backward,
                 )
-            return generation.improved(made, max_rounds=2, deadline=deadline)
+            return generation.improved(made, max_rounds=2, deadline=runner.ends)
 
         made = beside_each_other(run, runners, search.stop)
+        deadline.join([runner.ends for runner in runners])
         dull += 1
         for runner, schedule in zip(runners, made, strict=True):
             runner.gain = runner.schedule.makespan - schedule.makespan

@@ -239,9 +239,9 @@ class _Model:
 
     def solved(self, deadline: Deadline, seed: int) -> tuple[tuple[int, ...], bool] | None:
         """The number of the option of every node, and whether it was proved best; None if none was found."""
-        solver = new_solver(limit_s=deadline.left_s, num_workers=1, seed=seed)
+        solver = new_solver(deadline, num_workers=1, seed=seed)
         solver.parameters.linearization_level = 2  # the bound comes from the relaxation, see above
-        if not solve(solver, self._model):
+        if not solve(solver, self._model, deadline):
             return None
         taken = {
             kind: next(number for number, variable in enumerate(variables) if solver.value(variable))

@@ -92,7 +92,7 @@ def _apply_with_chain(draft: Draft, step: PartitionGroups, comm: CommOp, steps: 
     if gathers:
         made[comm.name] = _whole(draft, comm, steps, outside, in_parts=True)
     else:
-        waits = {dep for dep in comm.deps if dep in chain.axes}
+        waits = [dep for dep in comm.deps if dep in chain.axes]
         others = tuple(dep for dep in comm.deps if dep not in waits)
         fed = tuple(
             replace(

@@ -1,0 +1,175 @@
+"""Tuners on recorded surfaces, many searches each: what they end with where the noise is a real machine's.
+
+    python benchmarks/recorded_search.py examples/overlaps/gloo_fsdp.toml examples/overlaps/workers_moe.toml \
+        --surfaces benchmarks/results/surfaces --searches 100 --tuners just_enough,lagom,autoccl [--noise 1,0.3] [--json]
+
+Each job has a surface of its name (`paired_tuners.py` measures them). `recorded_world.py` makes a world of it, with a
+smoothed truth and the recorded residuals as noise; `--noise` scales these. Every search of every tuner meets another
+stretch of the residuals, the same for all tuners. Regret is the true makespan of what it ends with over the best of the
+surface, minus one; *worse* and *kept* are the shares that end more than 0.5 % above the default, and with the default.
+Tuners are guarded as `lagom tune` guards them; `NAME+bare` is as `lagom compare` runs them. Searches end at the job's
+budget of measurements.
+
+A surface of two noisy passes says only so much. *found* is an honest look at that: the best by the first half of the
+measurements, smoothed, against the default, on the second half, smoothed, and the other way round: the mean share by
+which it is faster. Where that is about nothing, so is what any tuner could gain.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from random import Random
+from statistics import fmean
+
+from rich.console import Console
+from rich.table import Table
+
+from lagom_overlap.backends.base import GroupProblem
+from lagom_overlap.job.build import groups_of, make_tuner, open_backend, request_of
+from lagom_overlap.job.spec import JobSpec, read_job
+from recorded_world import Pass, World, read_surface
+from search_quality import WORSE, percentile_95
+
+TUNERS = ("default", "fixed_max", "random", "autoccl", "lagom", "just_enough")
+BARE = "+bare"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One tuner on one surface at one noise."""
+
+    surface: str
+    noise: float
+    tuner: str
+    mean_regret: float
+    p95_regret: float
+    mean_measurements: float
+    worse_share: float
+    kept_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Surface:
+    """A job, its group's problem, and what was recorded of it."""
+
+    spec: JobSpec
+    problem: GroupProblem
+    seen: Pass
+
+    @classmethod
+    def read(cls, job: Path, surfaces: Path) -> "Surface":
+        """The surface in the folder of the job's name."""
+        spec = read_job(job)
+        groups = groups_of(spec)
+        if len(groups) != 1:
+            raise SystemExit(f"{job}: {len(groups)} groups; this benchmark takes jobs of one")
+        bundle = surfaces / spec.job.name
+        backend = open_backend(spec, "recorded", request_of(spec, groups, bundle=bundle))
+        try:
+            problem = backend.problem(groups[0])
+        finally:
+            backend.close()
+        return cls(spec, problem, read_surface(bundle, problem))
+
+    def found(self) -> float:
+        """By how much the best of either half is faster than the default on the other."""
+        halves = [World(self.seen.half(second)).makespans_s for second in (False, True)]
+        default = self.problem.default
+        gains = []
+        for mine, other in (halves, halves[::-1]):
+            both = [arm for arm in mine if arm in other]
+            best = min(both, key=mine.__getitem__)
+            gains.append(other[default] / other[best] - 1)
+        return fmean(gains)
+
+
+def search(surface: Surface, world: World, name: str, number: int, *, in_order: bool) -> tuple[float, int, bool, bool]:
+    """Regret, measurements, whether worse than the default, whether it is the default."""
+    spec, key, default = surface.spec, surface.problem.group.name, surface.problem.default
+    tuner = make_tuner(
+        name.removesuffix(BARE), (surface.problem,), seed=number, options={}, guarded=not name.endswith(BARE)
+    )
+    rows, num_told = world.rows(Random(f"rows/{spec.job.name}/{number}"), in_order=in_order), 0
+    while num_told < spec.tune.budget.measurements and (trial := tuner.ask()) is not None:
+        tuner.tell(trial, {key: world.measure(trial.assignments[key], next(rows))})
+        num_told += 1
+    found, true_s = tuner.recommend()[key], world.makespans_s
+    return true_s[found] / true_s[world.best] - 1, num_told, true_s[found] > WORSE * true_s[default], found == default
+
+
+def rows_of(surface: Surface, tuners: Sequence[str], num_searches: int, scale: float, *, in_order: bool) -> list[Row]:
+    """One row per tuner."""
+    world, rows = World(surface.seen, scale=scale), []
+    for name in tuners:
+        runs = [search(surface, world, name, number, in_order=in_order) for number in range(num_searches)]
+        regrets, nums, worse, kept = zip(*runs, strict=True)
+        rows.append(
+            Row(
+                surface=surface.spec.job.name,
+                noise=world.noise,
+                tuner=name,
+                mean_regret=fmean(regrets),
+                p95_regret=percentile_95(list(regrets)) if len(regrets) > 1 else regrets[0],
+                mean_measurements=fmean(nums),
+                worse_share=fmean(worse),
+                kept_share=fmean(kept),
+            )
+        )
+    return rows
+
+
+def print_table(rows: Sequence[Row], founds: dict[str, float]) -> None:
+    """For people, in percent."""
+    table = Table(title="searches on recorded surfaces, percent")
+    for column in ("surface (found)", "noise", "tuner", "mean regret", "p95", "measured", "worse", "kept"):
+        table.add_column(column)
+    for row in rows:
+        shares = (row.mean_regret, row.p95_regret)
+        table.add_row(
+            f"{row.surface} ({100 * founds[row.surface]:.1f})",
+            f"{100 * row.noise:.1f}",
+            row.tuner,
+            *(f"{100 * share:.1f}" for share in shares),
+            f"{row.mean_measurements:.1f}",
+            *(f"{100 * share:.0f}" for share in (row.worse_share, row.kept_share)),
+        )
+    Console(width=120).print(table)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Runs the benchmark and prints its rows."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("jobs", nargs="+", type=Path)
+    parser.add_argument("--surfaces", type=Path, required=True, help="folder with one bundle per job's name")
+    parser.add_argument("--searches", type=int, default=100, help="per tuner and surface")
+    parser.add_argument("--tuners", default=",".join(TUNERS), help="names by comma")
+    parser.add_argument("--noise", default="1", help="scales of the recorded noise, by comma")
+    parser.add_argument("--independent", action="store_true", help="draw residuals one by one, not in their order")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout, nothing else")
+    args = parser.parse_args(argv)
+    if args.searches < 1:
+        parser.error(f"--searches is {args.searches}, must be at least 1")
+    surfaces = [Surface.read(job, args.surfaces) for job in args.jobs]
+    scales, tuners = [float(scale) for scale in args.noise.split(",")], args.tuners.split(",")
+    rows: list[Row] = []
+    with ProcessPoolExecutor(args.workers, mp_context=get_context("spawn")) as pool:
+        given = [(surface, scale) for surface in surfaces for scale in scales]
+        waiting = [pool.submit(rows_of, s, tuners, args.searches, x, in_order=not args.independent) for s, x in given]
+        for (surface, scale), done in zip(given, waiting, strict=True):
+            rows += done.result()
+            sys.stderr.write(f"{surface.spec.job.name}: noise times {scale:g} done\n")
+        founds = dict(zip((s.spec.job.name for s in surfaces), pool.map(Surface.found, surfaces), strict=True))
+    if args.json:
+        print(json.dumps({"found": founds, "rows": [asdict(row) for row in rows]}, indent=1))
+    else:
+        print_table(rows, founds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""One rank of a real job loses the store: all ranks run on under the same settings, and compute the same bits."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from gloo_job import GlooJob
+from test_online_gloo import settings_file
+
+pytestmark = [pytest.mark.torch, pytest.mark.gloo, pytest.mark.slow, pytest.mark.timeout(180)]
+
+
+@pytest.mark.parametrize(("rank", "step"), [(0, 13), (1, 14), (1, 18)])
+def test_a_rank_that_loses_the_store_in_a_search_is_untouched_at_the_same_step_as_the_others(
+    tmp_path: Path, rank: int, step: int
+) -> None:
+    running = GlooJob(tmp_path, kind="calls", steps=34, loses_store=(rank, step))
+    running.tuner = {"adapters": ["calls"], "timeout_s": 2.0}
+    ranks = running.start().results()
+    assert all(one["losses"] == one["stock"] for one in ranks)
+    assert ranks[0]["states"] == ranks[1]["states"]
+    assert ranks[0]["states"][step] == "search"
+    assert ranks[0]["states"][-1] == "off"
+    assert "the job's store does not answer" in ranks[rank]["reason"]
+
+
+def test_settled_settings_stay_where_one_rank_loses_the_store_and_another_one_wants_to_stop(tmp_path: Path) -> None:
+    running = GlooJob(tmp_path, steps=30, loses_store=(0, 11), disable_at=11)
+    running.tuner = {"config": str(settings_file(tmp_path / "lagom.json")), "timeout_s": 2.0}
+    ranks = running.start().results()
+    assert all(one["losses"] == one["stock"] for one in ranks)
+    assert ranks[0]["states"] == ranks[1]["states"]
+    assert ranks[0]["states"][-1] == "done"
+    assert [one["settings"] for one in ranks] == [2, 2]
+    assert all("what is set stays for good" in one["reason"] for one in ranks)
