@@ -1,6 +1,7 @@
 """The tables of `paired_tuners.py`: an arm's row, a tuner's row, a job's table, as Markdown and as JSON."""
 
 from collections.abc import Sequence
+from math import isfinite
 from statistics import median
 
 import msgspec
@@ -8,14 +9,14 @@ import msgspec
 from lagom_overlap.backends.base import Assignment
 from lagom_overlap.job.compare import IterationTimes
 from lagom_overlap.record import describe_machine, package_versions, utc_now
+from lagom_overlap.tune.paired_interval import compared
 from lagom_overlap.tune.verdict import PairedRatio
 from lagom_overlap.units import MS
-from paired import compared
 from paired_surface import is_fixed
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """An arm: medians over the rounds, the ratio of the default to it with quartiles and a 95 % interval, its runs."""
+    """An arm: medians over the rounds, the ratio of the default to it with its 95 % interval (None: too few rounds)."""
 
     arm: str
     setting: str
@@ -25,8 +26,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     over_default: float
     q25: float
     q75: float
-    low: float
-    high: float
+    interval: tuple[float, float] | None
     verdict: str
     num_wins: int
     runs: list[IterationTimes]
@@ -90,8 +90,7 @@ def row_of(arm: str, assignment: Assignment, runs: list[IterationTimes], default
         over_default=ratio.median_ratio,
         q25=ratio.q25,
         q75=ratio.q75,
-        low=interval.low,
-        high=interval.high,
+        interval=(interval.low, interval.high) if isfinite(interval.high) else None,
         verdict="itself" if arm == "default" else interval.verdict,
         num_wins=ratio.num_wins,
         runs=runs,
@@ -120,10 +119,11 @@ def print_table(table: JobTable) -> None:
     print("\n| arm | setting | Z ms | Y ms | X ms | default / this [quartiles] | 95 % interval | wins |")
     print("|---|---|---|---|---|---|---|---|")
     for row in table.rows:
+        interval = "{:.3f} to {:.3f}".format(*row.interval) if row.interval else "too few rounds"
         times = " | ".join(f"{time_s / MS:.1f}" for time_s in (row.makespan_s, row.comp_s, row.comm_s))
         print(
             f"| {row.arm} | {row.setting} | {times} | {row.over_default:.3f} [{row.q25:.3f}, {row.q75:.3f}] | "
-            f"{row.low:.3f} to {row.high:.3f}, {row.verdict} | {row.num_wins}/{table.num_pairs} |",
+            f"{interval}, {row.verdict} | {row.num_wins}/{table.num_pairs} |",
             flush=True,
         )
 

@@ -55,10 +55,10 @@ from lagom_overlap.plan.predict import predict
 from lagom_overlap.plan.times import ModelTimes, NamedTimes
 from lagom_overlap.record import describe_machine, package_versions, utc_now
 from lagom_overlap.timeline import SpanKind
+from lagom_overlap.tune.paired_interval import compared
 from lagom_overlap.workload import CommOp, Gemm, Iteration
 from lagom_overlap.workload.rewrite.steps import Reorder, Rewrite
 from lagom_overlap.workload.rewrite.tables import RewriteTable, rewrite_of, table_of
-from paired import compared
 
 NUM_RANKS, REPEATS = 2, 7
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"

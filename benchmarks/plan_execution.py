@@ -18,8 +18,8 @@ from lagom_overlap.errors import LagomError, RankError
 from lagom_overlap.job.plan import planned
 from lagom_overlap.job.plan_problem import Asked, PlanInput, read_input
 from lagom_overlap.record import describe_machine, package_versions, utc_now
+from lagom_overlap.tune.paired_interval import compared
 from lagom_overlap.workload.digest import graph_digest
-from paired import compared
 
 PLANNERS = "program_order,ours,centauri,concerto,megatron"
 

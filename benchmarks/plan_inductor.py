@@ -53,8 +53,8 @@ from lagom_overlap.plan.predict import predict
 from lagom_overlap.plan.schedule import lower_bound, task_graph
 from lagom_overlap.plan.times import ShapeTimes
 from lagom_overlap.record import describe_machine, package_versions, utc_now
+from lagom_overlap.tune.paired_interval import compared
 from lagom_overlap.workload import CommOp
-from paired import compared
 
 NUM_RANKS, REPEATS = 2, 5
 ARMS = ("plain", "order kept", "inductor overlap", "inductor overlap and bucketing", "ours")

@@ -31,6 +31,7 @@ from lagom_overlap.runtime.tree import post_of
 from lagom_overlap.tune.base import Problems
 from lagom_overlap.tune.fixed import Default
 from lagom_overlap.tune.study import Study
+from lagom_overlap.tune.warm_start import WarmStart
 
 TENSOR, STAGES, LAYERS = 8, 8, 2
 SPACE = ConfigSpace((Subspace(num_channels=(1, 2, 4, 8), chunk_bytes=(1 << 19, 1 << 20)),))
@@ -189,7 +190,7 @@ class Layers:
         """Nothing."""
 
 
-def _study(problems: Problems) -> Study:
+def _study(problems: Problems, _: WarmStart | None) -> Study:
     return Study(problems, Default(problems), num_pairs=3)
 
 

@@ -94,7 +94,7 @@ def _parts(arms: Sequence[Assignment], others: Sequence[Assignment]) -> list[Flo
 
 
 def smoothed(seen: Pass, values: Floats, wanted: Sequence[Assignment]) -> Floats:
-    """mean + f + g at each wanted assignment, from one value per measurement."""
+    """Mean + f + g at each wanted assignment, from one value per measurement."""
     mean = float(np.median(values))
     numbers = np.array(seen.numbers, dtype=np.float64)
     mood = np.exp(-np.abs(np.subtract.outer(numbers, numbers)) / MEMORY)

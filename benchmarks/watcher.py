@@ -172,15 +172,17 @@ def delay(form: Form, seed: str, shift: float, name: str, ratio: float) -> int |
 def row_of(name: str, noise: str, given: argparse.Namespace) -> dict[str, object]:
     """One detector under one form of noise."""
     form, seed = FORMS[noise], given.seed
+    num_steps = given.job_hours * STEPS_PER_HOUR
     told = [
-        false_alarms(form, f"watch/{seed}/{noise}/{hour}", STEPS_PER_HOUR, name, given.ratio)
-        for hour in range(given.hours)
+        false_alarms(form, f"watch/{seed}/{noise}/{number}", num_steps, name, given.ratio)
+        for number in range(given.hours // given.job_hours)
     ]
+    hours = len(told) * given.job_hours
     row: dict[str, object] = {
         "detector": name,
         "noise": noise,
-        "false_alarms_per_hour": sum(alarms for alarms, _ in told) / given.hours,
-        "slow_phases_per_hour": sum(phases for _, phases in told) / given.hours,
+        "false_alarms_per_hour": sum(alarms for alarms, _ in told) / hours,
+        "slow_phases_per_hour": sum(phases for _, phases in told) / hours,
     }
     for shift in SHIFTS if given.changes else ():
         seeds = [f"shift/{seed}/{noise}/{shift}/{index}" for index in range(given.changes)]
@@ -200,6 +202,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--hours", type=int, default=50, help="hours of unchanged steps per form of noise")
+    parser.add_argument("--job-hours", type=int, default=1, help="hours of one job; the next knows nothing of it")
     parser.add_argument("--changes", type=int, default=50, help="changes per form and size; 0: false alarms alone")
     parser.add_argument("--detectors", default="watcher", help="names by comma, each with :patience or :threshold")
     parser.add_argument("--ratio", type=float, default=OnlineOptions().drift_ratio, help="what counts as a change")

@@ -156,12 +156,11 @@ class Bocpd:
             grow((self._prior[3:4], beta + kappa * (x - mu) ** 2 / (2 * (kappa + 1)))),
         )
         if len(chance) > self.LONGEST:
-            chance[-2] += chance[-1]
-            chance = chance[:-1]
-            # The oldest run's figures stand for both.
+            likelier = len(chance) - 2 + int(chance[-1] > chance[-2])  # its figures stand for both
+            chance = np.append(chance[:-2], chance[-2] + chance[-1])
             for name in ("_mu", "_kappa", "_alpha", "_beta"):
                 held = getattr(self, name)
-                setattr(self, name, np.concatenate((held[:-2], held[-1:])))
+                setattr(self, name, np.append(held[:-2], held[likelier]))
         self._chance = chance / chance.sum()
 
 

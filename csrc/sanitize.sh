@@ -40,7 +40,7 @@ for sanitizer in address,undefined thread; do
   "$build/stress_workers" 200 4 3
 done
 echo "== address, undefined: search, 3000 searches"
-$cc $flags -fsanitize=address,undefined -fno-sanitize-recover=all -o "$build/stress_search" "$source/stress_search.c" -lm
+$cc $flags -fsanitize=address,undefined -fno-sanitize-recover=all -o "$build/stress_search" "$source/stress_search.c" "$source"/lagom_search_*.c -lm
 "$build/stress_search" 3000 1
 echo "== address, undefined: schedules of projects, 2000 searches"
 $cc $flags -fsanitize=address,undefined -fno-sanitize-recover=all -o "$build/stress_rcpsp" "$source/stress_rcpsp.c"

@@ -1,8 +1,8 @@
-/* Drives lagom_search.c under sanitizers: random groups, records, priors; every call of a search in its order, the answers
+/* Drives lagom_search_*.c under sanitizers: random groups, records, priors; every call of a search in its order, the answers
  * checked for what must always hold.
  *   stress_search [searches] [seed]
  */
-#include "lagom_search.c"
+#include "lagom_search.h"
 #include <stdio.h>
 
 static uint64_t state;
@@ -32,21 +32,21 @@ static void check(bool holds, const char *what) {
     exit(1);
 }
 
-static struct ls_lattice make_lattice(int64_t num_places, int64_t num_kinds, int64_t num_comms) {
+static struct ls_lattice make_lattice(int64_t num_places, int64_t num_kinds) {
     double *channels = reals(num_places, 1, 33), *chunks = reals(num_places, 15, 21), *at = reals(num_places, 0, 4);
     double *near = malloc((size_t)(num_places * num_places) * sizeof *near);
-    double *root = malloc((size_t)(num_places * num_places) * sizeof *root);
+    double *steps = malloc((size_t)(num_places * num_places) * sizeof *steps);
     for (int64_t p = 0; p < num_places; p++) {
         channels[p] = floor(channels[p]);
         chunks[p] = exp2(chunks[p]);
         for (int64_t q = 0; q < num_places; q++) {
             double apart = (at[p] - at[q]) * (at[p] - at[q]);
             near[p * num_places + q] = exp(-0.5 * apart);
-            root[p * num_places + q] = exp(-0.5 * apart / (double)num_comms);
+            steps[p * num_places + q] = exp(-fabs(channels[p] - channels[q]) / 5);
         }
     }
     free(at);
-    return (struct ls_lattice){num_places, channels, chunks, wholes(num_places, 0, num_kinds - 1), near, root};
+    return (struct ls_lattice){num_places, channels, chunks, wholes(num_places, 0, num_kinds - 1), near, steps};
 }
 
 static void free_all(const void *const *arrays, int num) {
@@ -58,7 +58,7 @@ static void search(void) {
     int64_t runs = whole(1, 7), work = 0, most = 0, num_params = NUM_SHARED + NUM_OF_KIND * (kinds - 1), space = 0, square = 0;
     struct ls_lattice lattices[2];
     for (int64_t i = 0; i < m; i++) {
-        lattices[i] = make_lattice(whole(2, 60), kinds, n);
+        lattices[i] = make_lattice(whole(2, 60), kinds);
         most = lattices[i].num_places > most ? lattices[i].num_places : most;
     }
     int64_t *lattice_of = wholes(n, 0, m - 1);
@@ -68,7 +68,7 @@ static void search(void) {
         .knows_grid = whole(0, 1), .num_kinds = kinds, .lattices = lattices, .lattice_of = lattice_of,
         .wire_bytes = reals(n, 1e5, 1e8), .fluid = reals(sms * 33 * kernels, 1e-4, 1e-3),
         .whole = reals(sms * 33 * kernels, 1e-4, 1e-3), .intensity = reals(kernels, 0.1, 2), .curve_sd = 0.04,
-        .collective_sd = 0.05, .spot_sd = 0.01, .body_sd = 0.02,
+        .collective_sd = 0.05, .spot_sd = 0.01, .body_sd = 0.02, .step_sd = 0.04 * (double)whole(0, 1),
     };
     int64_t *places = wholes(runs * n, 0, 0);
     for (int64_t row = 0; row < runs * n; row++) places[row] = whole(0, lattices[lattice_of[row % n]].num_places - 1);
@@ -82,11 +82,11 @@ static void search(void) {
         .index = wholes(runs * n, 0, 0), .precision = reals(space, 0, 0), .factor = reals(square, 0, 0),
     };
     struct ls_forecast forecast = {
-        reals(m * most, 0, 0), reals(n * most, 0, 0), reals(m * most * kernels, 0, 0), reals(kernels, 0, 0),
-        reals(runs, 0, 0), wholes(m * most, 0, 0), wholes(m, 0, 0),
+        reals(m * most, 0, 0), reals(m * most, 0, 0), reals(n * most, 0, 0), reals(m * most * kernels, 0, 0),
+        reals(kernels, 0, 0), reals(n * most, 0, 0), wholes(m * most, 0, 0), wholes(m, 0, 0),
     };
     double mean[NUM_SHARED + 3 * NUM_OF_KIND] = {23, 1.6, 12, -10, 0.3, -0.3, -2.3, 0.002};
-    double body_mean[NUM_BODY] = {0, 0.9, -1.2, -1.6, 15.6}, best;
+    double body_mean[NUM_BODY] = {0, 0.9, -1.2, -1.6, 15.6, 0}, best;
     double *sd = reals(num_params, 0.1, 1), *body_sd = reals(NUM_BODY, 0.1, 1), *cost = reals(sms, 0, 0);
     double *params = reals(num_params, 0, 0), *body = reals(sms * NUM_BODY, 0, 0);
     double *covariance = reals(num_params * num_params + sms * NUM_BODY * NUM_BODY, 0, 0);
@@ -103,27 +103,26 @@ static void search(void) {
     check(!ls_fit_body(&group, &record, &forecast, numbers, sms, body_mean, body_sd, 8, body, covariance, cost, &work),
           "fit of the body");
     check(!ls_computations(&group, &record, numbers[0], body, &forecast, &work), "computations");
-    check(!ls_best(&group, &record, &forecast, whole(0, 1) ? barred : NULL, places, whole(0, runs), 0.03, found, &best,
-                   &work),
+    check(!ls_best(&group, &forecast, whole(0, 1) ? barred : NULL, places, whole(0, runs), 0.03, found, &best, &work),
           "best");
     if (isfinite(best)) {
         double comm_s, comp_s;
         for (int64_t j = 0; j < n; j++) {
             check(found[j] >= 0 && found[j] < lattices[lattice_of[j]].num_places, "a place that is none");
         }
-        check(!ls_times(&group, &record, &forecast, found, 1, &comm_s, &comp_s), "times");
+        check(!ls_times(&group, &forecast, found, 1, &comm_s, &comp_s), "times");
         check(fabs(rounded_max(comm_s, comp_s, 0.03) / best - 1) < 1e-9, "the best is not what it is said to be");
     }
     check(work > 0, "no work");
     for (int64_t i = 0; i < m; i++) {
         free_all((const void *const[]){lattices[i].channels, lattices[i].chunk_bytes, lattices[i].kind,
-                                       lattices[i].near, lattices[i].near_root}, 5);
+                                       lattices[i].near, lattices[i].steps}, 5);
     }
     free_all((const void *const[]){lattice_of, group.wire_bytes, group.fluid, group.whole, group.intensity, places,
                                    record.comm_s, record.comp_s, record.num, record.num_seen, record.seen, record.index,
-                                   record.precision, record.factor, forecast.use, forecast.comm_s, forecast.under,
-                                   forecast.alone, forecast.weights, forecast.fronts, forecast.num_front, sd, body_sd,
-                                   cost, params, body, covariance, numbers, found, barred}, 30);
+                                   record.precision, record.factor, forecast.use, forecast.pace, forecast.comm_s,
+                                   forecast.under, forecast.alone, forecast.rest, forecast.fronts, forecast.num_front,
+                                   sd, body_sd, cost, params, body, covariance, numbers, found, barred}, 31);
 }
 
 int main(int argc, char **argv) {

@@ -74,8 +74,11 @@ def make_folder(path: Path) -> None:
         path.mkdir(mode=0o700)
     except FileExistsError:
         raise OutputError(f"output folder {str(path)!r} exists already; name one that does not") from None
-    except FileNotFoundError:
-        raise OutputError(f"cannot create output folder {str(path)!r}: {str(path.parent)!r} does not exist") from None
+    except FileNotFoundError as error:
+        reason = (
+            error.strerror if path.parent.is_dir() else f"{str(path.parent)!r} does not exist"
+        )  # /proc/x says so, too
+        raise OutputError(f"cannot create output folder {str(path)!r}: {reason}") from None
     except OSError as error:
         raise OutputError(f"cannot create output folder {str(path)!r}: {error.strerror}") from error
 
@@ -115,7 +118,8 @@ def check_new_folder(path: Path) -> None:
     if path.exists() or path.is_symlink():
         raise OutputError(f"output folder {str(path)!r} exists already; name one that does not")
     if not path.parent.is_dir():
-        raise OutputError(f"cannot create output folder {str(path)!r}: {str(path.parent)!r} does not exist")
+        lacks = "is no folder" if path.parent.exists() else "does not exist"
+        raise OutputError(f"cannot create output folder {str(path)!r}: {str(path.parent)!r} {lacks}")
     if not os.access(path.parent, os.W_OK):
         raise OutputError(f"cannot create output folder {str(path)!r}: {str(path.parent)!r} cannot be written")
 

@@ -452,10 +452,21 @@ def test_an_emulated_link_is_no_faster_than_its_rate(open_for: Callable[..., Ran
 
 
 def test_a_machine_without_the_tools_is_told_which_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link.shutil, "which", lambda tool: None if tool == "tc" else f"/bin/{tool}")
+    monkeypatch.setattr(link.shutil, "which", lambda tool, **_: None if tool == "tc" else f"/bin/{tool}")
     assert "missing: tc" in (probe_link_emulation() or "")
     with pytest.raises(BackendError, match="cannot emulate a link: missing tc"):
         open_backend(request(link_bytes_per_s=1e9))
+
+
+def test_tools_are_found_where_a_users_path_leaves_them_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for tool in link.TOOLS:
+        (tmp_path / tool).write_text("#!/bin/sh\n")
+        (tmp_path / tool).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "user"))  # as Debian's for everybody but root: without sbin
+    monkeypatch.setattr(link, "_ADMIN_FOLDERS", ())
+    assert link._missing_tools() == list(link.TOOLS)
+    monkeypatch.setattr(link, "_ADMIN_FOLDERS", (str(tmp_path),))
+    assert link._missing_tools() == []
 
 
 def test_a_machine_that_refuses_namespaces_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import paired_tuners
 from lagom_overlap.backends.base import Backend, BackendRequest, Measurement, Outcome
 from lagom_overlap.errors import RankError
 from lagom_overlap.job.build import groups_of, open_backend, request_of
-from lagom_overlap.job.compare import run_compare
+from lagom_overlap.job.compare import CompareRequest, run_compare
 from lagom_overlap.job.spec import JobSpec, read_job
 
 JOB = """
@@ -80,7 +80,8 @@ def test_rows_agree_with_every_assignment_measured_by_hand(
     assert set(tuners) == set(paired_tuners.TUNERS)
     assert rows["default"]["over_default"] == rows["default again"]["over_default"] == 1
 
-    replayed = run_compare(spec, ["lagom"], backend_name="recorded", bundle=out / "noiseless")
+    request = CompareRequest(spec=spec, tuners=["lagom"], backend="recorded", bundle=out / "noiseless")
+    replayed = run_compare(request)
     assert replayed.rows[0].makespan_s == pytest.approx(rows[tuners["lagom"]["arms"][0]]["makespan_s"])
 
 

@@ -41,11 +41,19 @@ def test_what_a_rank_says_and_hears_does_not_grow_with_the_ranks(capsys: pytest.
 def test_the_watcher_finds_a_large_change_in_time_and_hears_nothing_in_white_noise(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    watcher.main(["--noise", "gaussian_2", "--hours", "1", "--changes", "4", "--json"])
+    given = ["--noise", "gaussian_2", "--hours", "1", "--changes", "4", "--detectors", "watcher,watcher:30", "--json"]
+    watcher.main(given)
+    usual, hasty = rows(capsys)
+    assert usual["false_alarms_per_hour"] == usual["slow_phases_per_hour"] == hasty["false_alarms_per_hour"] == 0
+    assert usual["missed_10"] == usual["missed_20"] == hasty["missed_20"] == 0
+    assert 30 <= hasty["median_delay_20"] <= 55 < usual["median_delay_20"] <= usual["p95_delay_20"] <= 90
+
+
+def test_the_neighbour_that_comes_and_goes_is_counted_and_no_alarm(capsys: pytest.CaptureFixture[str]) -> None:
+    watcher.main(["--noise", "runs", "--hours", "3", "--changes", "0", "--json"])
     (row,) = rows(capsys)
-    assert row["false_alarms_per_hour"] == 0
-    assert row["missed_20"] == row["missed_50"] == 0
-    assert row["p95_delay_20"] <= 50
+    assert row["false_alarms_per_hour"] < 0.5, "two runs with three steps between them are one of 60, at most"
+    assert row["slow_phases_per_hour"] == pytest.approx(3600 / 222.5, rel=0.3), "one in 200 + 22.5 steps"
 
 
 @pytest.mark.parametrize("name", list(watcher.FORMS))

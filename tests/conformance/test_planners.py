@@ -20,6 +20,7 @@ from lagom_overlap.plan.centauri.planner import paper as centauri_paper
 from lagom_overlap.plan.concerto.planner import Concerto
 from lagom_overlap.plan.concerto.planner import from_options as concerto_options
 from lagom_overlap.plan.concerto.planner import paper as concerto_paper
+from lagom_overlap.plan.deadline import Work
 from lagom_overlap.plan.exact import adds_numbers
 from lagom_overlap.plan.megatron import baselines
 from lagom_overlap.plan.megatron.planner import Megatron
@@ -128,6 +129,19 @@ def test_the_same_problem_has_the_same_plan(planner: str) -> None:
     """All ranks plan alike: their collectives come in one order (three depend on the time they are given)."""
     problem = replace(_problem("sequence parallel"), budget_s=60.0)
     assert PLANNERS[planner]().plan(problem) == PLANNERS[planner]().plan(problem)
+
+
+@pytest.mark.parametrize("step", ["fsdp", "sequence parallel"])
+@pytest.mark.parametrize("planner", [name for name in PLANNERS if not name.startswith("joint")])
+def test_the_same_problem_and_work_have_the_same_plan(planner: str, step: str) -> None:
+    problem = replace(_problem(step), work=Work(0.3))
+    assert PLANNERS[planner]().plan(problem) == PLANNERS[planner]().plan(problem)
+
+
+@pytest.mark.parametrize("planner", [name for name in PLANNERS if name.startswith("joint")])
+def test_who_counts_no_work_refuses_it(planner: str) -> None:
+    with pytest.raises(JobError, match="joint counts no work"):
+        PLANNERS[planner]().plan(replace(_problem("fsdp"), work=Work(0.3)))
 
 
 @pytest.mark.parametrize("planner", PLANNERS)

@@ -1,5 +1,7 @@
 """`lagom compare` with made-up times: every figure of the table against one worked out by hand."""
 
+from typing import Any
+
 import msgspec
 import pytest
 from stub_backend import (
@@ -21,8 +23,13 @@ from stub_backend import (
 )
 
 from lagom_overlap.errors import BackendError, JobError, SpaceError, UnknownNameError
+from lagom_overlap.job import compare as compare_module
 from lagom_overlap.job.build import groups_of
-from lagom_overlap.job.compare import IterationTimes, measure_rounds, run_compare, search
+from lagom_overlap.job.compare import COLD, CompareRequest, IterationTimes, measure_rounds, search
+from lagom_overlap.job.compare import run_compare as run_request
+from lagom_overlap.job.result import CompareJson
+from lagom_overlap.job.spec import JobSpec
+from lagom_overlap.tune.warm_start import WarmStart
 
 MINIMAL: Times = {
     ("g", (2, 2)): [5.0],
@@ -40,11 +47,18 @@ TIMES = in_turn(SEARCHED, MINIMAL, ROUNDS)
 TUNERS = ["exhaustive", "fixed_min"]
 
 
+def run_compare(spec: JobSpec, tuners: list[str], note=lambda _: None, **asked: Any) -> CompareJson:
+    return run_request(CompareRequest(spec=spec, tuners=tuners, **asked), note)
+
+
 def rows_of(monkeypatch, stub: StubBackend, tuners: list[str], **tune: object) -> dict[str, dict[str, float]]:
     install(monkeypatch, stub)
     result = msgspec.to_builtins(run_compare(job(**tune), tuners))
     assert result["job"] == "toy job"
     assert [row["tuner"] for row in result["rows"]] == tuners
+    for row in result["rows"]:
+        interval = row.pop("speedup_interval")
+        assert (interval is None) == (tune.get("pairs", 3) < 6), "three rounds are too few for an interval"
     return {row.pop("tuner"): row for row in result["rows"]}
 
 
@@ -86,6 +100,20 @@ def test_as_many_rounds_are_run_as_the_job_wants_pairs(monkeypatch):
     rows_of(monkeypatch, stub, ["fixed_min"], pairs=7)
     assert len(stub.calls) == 2 + 7 * 2 * 2
     assert stub.settings_of("g").count(UNTOUCHED_G) == 7
+
+
+def test_the_interval_is_that_of_the_ratios_order(monkeypatch):
+    # Ratios default over fixed_min of 7 rounds: 1 to 7; the 95 % interval of a median of 7 is the whole range.
+    times: Times = {
+        ("g", UNTOUCHED_G): [number / 5 for number in range(1, 8)],
+        ("h", UNTOUCHED_H): [number / 5 for number in range(1, 8)],
+        ("g", (2, 2)): [0.2],
+        ("h", (2,)): [0.2],
+    }
+    install(monkeypatch, StubBackend(times))
+    (row,) = run_compare(job(pairs=7), ["fixed_min"]).rows
+    assert row.speedup_over_default == pytest.approx(4)
+    assert row.speedup_interval == pytest.approx((1, 7))
 
 
 def test_the_number_of_measurements_bounds_each_search(monkeypatch):
@@ -135,6 +163,7 @@ def interrupted(monkeypatch, num_calls: int, tuners: list[str] = TUNERS):
     result = msgspec.to_builtins(run_compare(job(), tuners))
     assert stub.num_closed == 1
     assert result["partial"] is True
+    assert all(row.pop("speedup_interval") is None for row in result["rows"])
     return {row.pop("tuner"): row for row in result["rows"]}
 
 
@@ -165,7 +194,7 @@ def test_backend_and_seed_of_the_call_come_before_the_jobs(monkeypatch):
     assert stub.opened_as == "simulated"
     assert stub.request is not None
     assert stub.request.seed == 3
-    run_compare(job(seed=3), ["fixed_min"], backend_name="gloo", seed=0)
+    run_compare(job(seed=3), ["fixed_min"], backend="gloo", seed=0)
     assert stub.opened_as == "gloo"
     assert stub.request.seed == 0
 
@@ -239,3 +268,29 @@ def test_every_arm_runs_once_in_each_round_in_an_order_that_the_seed_shuffles():
     assert len({tuple(order) for order in rounds(0)}) > 1
     assert rounds(0) == rounds(0)
     assert rounds(0) != rounds(1)
+
+
+def test_a_warm_start_is_for_the_tuners_that_take_one(monkeypatch):
+    install(monkeypatch, StubBackend(TIMES))
+    given: dict[str, Any] = {}
+    monkeypatch.setattr("lagom_overlap.job.compare.warm_start_of", lambda *_, **__: WarmStart(source="elsewhere"))
+    original = compare_module.make_tuner
+
+    def make(name, *args, **named):
+        given[name] = named["warm"]
+        return original(name, *args, **named | {"warm": None})
+
+    monkeypatch.setattr("lagom_overlap.job.compare.make_tuner", make)
+    notes = run_compare(job(), ["fixed_min", "just_enough"], warm_start="simulator").notes
+    assert given == {"fixed_min": None, "just_enough": WarmStart(source="elsewhere")}
+    assert "The search of just_enough began with elsewhere; every other began cold." in notes
+    with pytest.raises(JobError, match="none of fixed_min takes a warm start; allowed with: just_enough"):
+        run_compare(job(), ["fixed_min"], warm_start="simulator")
+    with pytest.raises(JobError, match="warm start 'nowhere' does not exist"):
+        run_compare(job(), ["just_enough"], warm_start="nowhere")
+
+
+def test_the_jobs_own_warm_start_is_not_for_comparisons_and_that_is_said(monkeypatch):
+    install(monkeypatch, StubBackend(TIMES))
+    assert COLD in run_compare(job(warm_start="simulator"), ["fixed_min"]).notes
+    assert COLD not in run_compare(job(), ["fixed_min"]).notes

@@ -5,6 +5,7 @@ import pytest
 from lagom_overlap.collective import CommConfig
 from lagom_overlap.report.page import sentences
 from lagom_overlap.report.sentences import (
+    busy_sentence,
     change_text,
     config_text,
     fixed_sentence,
@@ -143,3 +144,22 @@ def test_a_knob_that_the_engine_decides_is_auto():
     assert knob_text(CommConfig(), "chunk_bytes") == "auto"
     assert config_text(CommConfig()) == "untouched"
     assert config_text(CommConfig(num_channels=8, chunk_bytes=2 * MIB)) == "8 channels, 2 MiB chunk"
+
+
+def test_a_run_on_a_busy_machine_that_was_not_adopted_says_how_busy_it_was(report):
+    ratio = PairedRatio(num_pairs=13, median_ratio=1.16, q25=0.86, q75=1.21, num_wins=8)
+    busy = replace(
+        report,
+        backend="gloo",
+        machine={"cores": "2", "load_1min": "18.1"},  # 8 ranks keep 16 threads busy: together with 2 cores, 18
+        verdict=verdict_of(ratio, adopted=False),
+    )
+    assert busy_sentence(busy).startswith("The machine was busy: a load of 18.1 on 2 cores")
+    assert busy_sentence(busy) in sentences(busy)
+    for quiet in (
+        replace(busy, machine={"cores": "2", "load_1min": "18.0"}),
+        replace(busy, verdict=verdict_of(EIGHTEEN, adopted=True)),
+        replace(busy, backend="simulated"),
+        replace(busy, machine={}),
+    ):
+        assert busy_sentence(quiet) == ""

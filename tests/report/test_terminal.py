@@ -75,21 +75,26 @@ def test_without_a_verdict_the_panel_still_prints(make_report):
     assert any("No verdict" in line for line in lines)
 
 
+def compare_row(tuner: str, **given: object) -> CompareRow:
+    fields = {"num_measurements": 1, "makespan_s": 1.0, "speedup_over_default": 1.0, "regret_over_best": 0.0}
+    return CompareRow(tuner=tuner, **{"speedup_interval": None, **fields, **given})
+
+
 def test_the_comparison_has_a_row_per_tuner_in_order():
     rows = [
-        CompareRow(
-            tuner="default", num_measurements=1, makespan_s=12.3e-3, speedup_over_default=1.0, regret_over_best=0.18
+        compare_row("default", makespan_s=12.3e-3, regret_over_best=0.18),
+        compare_row(
+            "lagom",
+            num_measurements=33,
+            makespan_s=10.4e-3,
+            speedup_over_default=1.183,
+            speedup_interval=(1.1, 1.2504),
         ),
-        CompareRow(
-            tuner="lagom", num_measurements=33, makespan_s=10.4e-3, speedup_over_default=1.183, regret_over_best=0.0
-        ),
-        CompareRow(
-            tuner="t" * 100, num_measurements=10**6, makespan_s=9.0, speedup_over_default=0.9, regret_over_best=9.0
-        ),
+        compare_row("t" * 100, num_measurements=10**6, makespan_s=9.0, speedup_over_default=0.9, regret_over_best=9.0),
     ]
     lines = lines_of(compare_table(rows))
     assert_fits(lines)
     assert len(lines) == 4
-    assert lines[0].split() == ["tuner", "measurements", "makespan", "over", "default", "regret"]
-    assert lines[1].split() == ["default", "1", "12.3", "ms", "1.000×", "18.0", "%"]
-    assert lines[2].split() == ["lagom", "33", "10.4", "ms", "1.183×", "0.0", "%"]
+    assert lines[0].split() == ["tuner", "meas.", "makespan", "over", "default", "95", "%", "interval", "regret"]
+    assert lines[1].split() == ["default", "1", "12.3", "ms", "1.000×", "-", "18.0", "%"]
+    assert lines[2].split() == ["lagom", "33", "10.4", "ms", "1.183×", "1.100", "to", "1.250", "0.0", "%"]

@@ -24,12 +24,11 @@ from lagom_overlap.collective import (
 from lagom_overlap.errors import BackendError
 from lagom_overlap.runtime.exchange import Exchange
 from lagom_overlap.runtime.journal import JournalFile
-from lagom_overlap.runtime.leader import Leader
+from lagom_overlap.runtime.leader import Leader, StudyFactory
 from lagom_overlap.runtime.member import Member
 from lagom_overlap.runtime.options import OnlineOptions
 from lagom_overlap.runtime.route import CallRecord, StepRecord
 from lagom_overlap.runtime.sites import SiteSetting
-from lagom_overlap.tune.base import Problems
 from lagom_overlap.tune.guard import Guarded
 from lagom_overlap.tune.lagom import Lagom
 from lagom_overlap.tune.study import Study
@@ -236,9 +235,9 @@ class SimulatedRoute:
         return self.record
 
 
-def study_of(options: OnlineOptions) -> Callable[[Problems], Study]:
+def study_of(options: OnlineOptions) -> StudyFactory:
     """What `OnlineTuner` makes, without entry points."""
-    return lambda problems: Study(
+    return lambda problems, warm: Study(
         problems,
         Guarded(Lagom(problems, seed=options.seed), problems),
         seed=options.seed,

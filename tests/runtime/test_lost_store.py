@@ -1,5 +1,6 @@
 """The store is lost, by one rank or by all, at any of their calls: no step ever runs under different settings."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -257,18 +258,35 @@ def test_a_store_lost_right_after_all_agreed_does_not_keep_rank_0_from_switching
     assert not job.meeting.mismatches
 
 
-def test_a_rank_that_leaves_what_is_settled_takes_it_from_nobody(found: tuple[SiteSetting, ...]) -> None:
-    """Its plan for the next window may be out already, and bring another switch."""
-    for step in range(8, 25):
-        job = Job(options=options(timeout_s=20.0), started=found)
-        job.run(
-            45,
-            lambda rank, at, job=job, step=step: job.members[1].leave("it closed") if (rank, at) == (1, step) else None,
-        )
-        assert [member.plan.state for member in job.members] == [State.DONE] * 2
-        assert "rank 1: it closed" in job.members[0].plan.reason
-        assert job.members[0].settings == job.members[1].settings == found
-        assert not job.meeting.mismatches
+@pytest.mark.parametrize("is_out", [False, True])
+def test_a_rank_that_leaves_what_is_settled_takes_it_from_nobody(found: tuple[SiteSetting, ...], is_out: bool) -> None:
+    """Before the first step of the third window, whose plan may be out already."""
+    job = Job(options=options(timeout_s=20.0), started=found)
+
+    def work(rank: int, step: int) -> None:
+        if (rank, step) == (1, 13):
+            assert not is_out or job.store.get("plan/2")
+            job.members[1].leave("it closed")
+
+    job.run(45, work)
+    assert [member.plan.state for member in job.members] == [State.DONE] * 2
+    assert "rank 1: it closed" in job.members[0].plan.reason
+    assert job.members[0].settings == job.members[1].settings == found
+    assert not job.meeting.mismatches
+
+
+def test_nobody_waits_for_the_word_of_a_rank_that_left_when_a_switch_was_out_already() -> None:
+    job = Job(options=options(timeout_s=20.0))
+    job.run(1)
+    one, other = job.members
+    while job.leader.plan.window == one.plan.window or not job.leader.plan.settings:
+        job.run(1)
+    other.leave("its process ends")
+    began = time.monotonic()
+    one.begin_step()
+    assert time.monotonic() - began < 10
+    assert one.plan.state is State.OFF
+    assert "its process ends" in one.plan.reason
 
 
 def test_a_last_word_that_was_heard_counts_although_the_rank_could_not_hear_so() -> None:

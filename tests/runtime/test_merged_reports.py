@@ -4,8 +4,21 @@ from random import Random
 
 import pytest
 
-from lagom_overlap.runtime.messages import MODULUS, MOST_CALLS, Calls, Report, balance_of, encode, merged, shape_of
+from lagom_overlap.collective import CollectiveKind, CommunicatorId, ConfigKey
+from lagom_overlap.runtime.messages import (
+    MODULUS,
+    MOST_CALLS,
+    Calls,
+    Report,
+    balance_of,
+    calls_of,
+    encode,
+    merged,
+    shape_of,
+    wires_of,
+)
 from lagom_overlap.runtime.program import GroupTimes
+from lagom_overlap.runtime.route import CallRecord, StepRecord
 
 
 def balance(name: str, digests: list[str], size: int | None = None) -> int:
@@ -110,3 +123,39 @@ def test_a_merged_report_does_not_grow_with_the_ranks() -> None:
 def test_nothing_cannot_be_merged() -> None:
     with pytest.raises(ValueError, match="no report"):
         merged([])
+
+
+def by_wire(wire: str, *, order: int = 0, num_bytes: int = 1 << 20) -> StepRecord:
+    """A call on a communicator of three ranks that the route knows by its size alone, and by the run's own id."""
+    name = CommunicatorId(description="nccl on 1 node", ranks=(0, 1, 2), creation_order=order)
+    key = ConfigKey(communicator=name, kind=CollectiveKind.ALL_GATHER, num_bytes=num_bytes)
+    call = CallRecord(key=key, issued_s=0.0, begun_s=0.0, ended_s=0.0)
+    return StepRecord(duration_s=1.0, calls=(call,), wires={name: wire})
+
+
+@pytest.mark.parametrize(
+    ("odd", "agree"),
+    [({}, True), ({"num_bytes": 1 << 21}, False), ({"order": 1}, False)],
+    ids=["alike", "other call", "other role"],
+)
+def test_communicators_that_only_an_id_tells_apart_balance_over_their_own_ranks(
+    odd: dict[str, int], agree: bool
+) -> None:
+    """Six ranks, two communicators of three; what the second one's ranks call is none of the first one's business."""
+    places = [2, 0, 1, 1, 2, 0]
+    records = [by_wire("a" if rank < 3 else "b", num_bytes=(1 + rank // 3) << 20) for rank in range(6)]
+    records[1] = by_wire("a", **odd)
+    total, open_ = 0, []
+    for rank, record in enumerate(records):
+        (wire,) = wires_of([record]).values()
+        calls, balance = calls_of([record], rank, 6, {wire: places[rank]})
+        total += balance
+        open_.append(Report(rank=rank, num_steps=1, calls=calls, balance=balance))
+    assert (total % MODULUS == 0) is agree
+    assert (merged(open_).disagreement == "") is agree
+
+
+def test_a_communicator_that_more_ranks_than_the_job_has_is_not_balanced() -> None:
+    record = by_wire("a")
+    (wire,) = wires_of([record]).values()
+    assert calls_of([record], 0, 2, {wire: 0})[1] == 0

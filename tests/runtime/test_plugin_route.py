@@ -51,15 +51,16 @@ STEP = OverlapGroup(
 class Job:
     """A training process on the fake NCCL: a step issues its collectives, its times are the simulator's."""
 
-    def __init__(self, rehearsal, model):
+    def __init__(self, rehearsal, model, group=STEP):
         self.rehearsal = rehearsal
-        self.simulator = GroupSimulator(STEP, model)
+        self.comms = group.comms
+        self.simulator = GroupSimulator(group, model)
         self.effective = ()
         self.is_profiled = False
         self.num_steps = 0
 
     def step(self):
-        self.effective = tuple(self.rehearsal.run(op) for op in STEP.comms)
+        self.effective = tuple(self.rehearsal.run(op) for op in self.comms)
         assert all(isinstance(config, CommConfig) for config in self.effective), self.effective
         self.num_steps += 1
 
@@ -82,7 +83,7 @@ class Job:
             TimedCall(
                 kind=op.collective.kind,
                 num_bytes=op.collective.num_bytes,
-                num_ranks=8,
+                num_ranks=op.collective.num_ranks,
                 num_channels=config.num_channels,
                 issued_s=0.0,
                 begun_s=spans[op.name].start_s,
@@ -90,7 +91,7 @@ class Job:
                 joined_s=computed_s,
                 resumed_s=max(computed_s, spans[op.name].end_s),
             )
-            for op, config in zip(STEP.comms, self.effective, strict=True)
+            for op, config in zip(self.comms, self.effective, strict=True)
         ]
         return self.makespan_s, tuple(calls)
 
@@ -100,11 +101,11 @@ def start(tmp_path_factory):
     opened = []
     plugin, fake = build_libraries(tmp_path_factory)
 
-    def start_release(release="2.30"):
+    def start_release(release="2.30", group=STEP):
         model = ContentionModel(load_preset("a40_nvlink", 1), load_profile("plausible"))
         rehearsal = Rehearsal(model, fake_library=fake, plugin_library=plugin, release=release)
         opened.append(rehearsal)
-        job = Job(rehearsal, model)
+        job = Job(rehearsal, model, group)
         route = PluginRoute(rehearsal.plugin, table=rehearsal.table, record=rehearsal.record, timer=job)
         return job, route
 
@@ -237,7 +238,7 @@ def test_a_running_job_goes_from_default_to_tuned_through_the_plug_in(start, rel
     job, route = start(release)
     options = OnlineOptions(window_steps=4, num_pairs=3, watch_steps=0, max_steps=1500)
 
-    def make_study(problems):
+    def make_study(problems, warm):
         return Study(problems, Guarded(Lagom(problems, seed=1), problems), seed=1, num_pairs=3)
 
     store = pytest.importorskip("torch.distributed").HashStore()
@@ -267,7 +268,7 @@ def test_two_ranks_with_plug_ins_of_their_own_run_every_step_alike(start):
     store = pytest.importorskip("torch.distributed").HashStore()
     options = OnlineOptions(window_steps=4, num_pairs=3, watch_steps=0, max_steps=400)
 
-    def make_study(problems):
+    def make_study(problems, warm):
         return Study(problems, Guarded(Lagom(problems, seed=1), problems), seed=1, num_pairs=3)
 
     jobs = [start() for _ in range(2)]

@@ -1,4 +1,4 @@
-"""The model of `just_enough` in plain numpy, for comparison with csrc/lagom_search.c: slow, and easy to read.
+"""The model of `just_enough` in plain numpy, for comparison with csrc/lagom_search_*.c: slow, and easy to read.
 
 The formulas are those of `wire.py`, `victim.py` and `forecast.py`; here derivatives are differences, the progress of
 the computations is a sum over clipped intervals (there: events in order), and nothing is kept between calls.
@@ -11,15 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lagom_overlap.tune.just_enough.lattice import Floats, Ints, distances
-from lagom_overlap.tune.just_enough.model import (
-    BLIND_BODY_SD,
-    BODY_SD,
-    COLLECTIVE_SD,
-    CURVE_SD,
-    SPOT_SD,
-    Fit,
-)
+from lagom_overlap.tune.just_enough.lattice import Floats, Ints, distances, step_likeness
+from lagom_overlap.tune.just_enough.model import MISFITS, SPOT_SD, Fit, Misfit
 from lagom_overlap.tune.just_enough.sight import Record, Sight
 from lagom_overlap.tune.just_enough.victim import NUM_PARAMS, Victim
 from lagom_overlap.tune.just_enough.wire import NUM_OF_KIND, NUM_SHARED, Prior
@@ -74,13 +67,14 @@ class Beside:
     sms: Ints
     params: Floats
 
-    def kernel_times(self, channels: Floats, chunk_bytes: Floats, use: Floats) -> Floats:
+    def kernel_times(self, channels: Floats, chunk_bytes: Floats, use: Floats, pace: Floats) -> Floats:
         """T beside collectives that broadcast against (...); a kernel axis is added at the end."""
-        scale, share, pressure, pollution, half = (self.params[..., i] for i in range(NUM_PARAMS))
+        scale, share, pressure, pollution, half, toll = (self.params[..., i] for i in range(NUM_PARAMS))
         index, flight = channels.astype(np.intp), channels * chunk_bytes
         polluted = np.exp(pollution) * flight / (flight + np.exp(half))
         pressed = (np.exp(pressure) * use / (2 - use))[..., None] * self.victim.intensity
-        return self._solo(scale, share, index) * (1 + pressed + polluted[..., None])
+        chunks = np.maximum(toll, 0.0) * pace
+        return self._solo(scale, share, index) * (1 + pressed + (polluted + chunks)[..., None])
 
     def alone_times(self) -> Floats:
         """T beside nothing, at (..., K)."""
@@ -178,26 +172,26 @@ def _cost(values: Floats, params: Floats, observed: Floats, sd: Floats, prior: P
     return np.where(np.isfinite(cost), cost, 1e30)
 
 
-def body_sd(victim: Victim) -> float:
-    """The amplitude that fits the victim."""
-    return BODY_SD if victim.knows_grid else BLIND_BODY_SD
-
-
 def use_of(sight: Sight, wire: Floats) -> list[Floats]:
     """Per collective the share of the largest rate at every place."""
-    shares: dict[int, Floats] = {}
-    for lattice in sight.lattices:
-        if id(lattice) not in shares:
-            rate = rates(wire, lattice.channels, lattice.chunk_bytes, lattice.kind)
-            shares[id(lattice)] = rate / rate.max()
-    return [shares[id(lattice)] for lattice in sight.lattices]
+    return [rate / rate.max() for rate in _rates_of(sight, wire)]
+
+
+def pace_of(sight: Sight, wire: Floats) -> list[Floats]:
+    """Per collective the chunks per second at every place, over the most."""
+    paces = [rate / lattice.chunk_bytes for rate, lattice in zip(_rates_of(sight, wire), sight.lattices, strict=True)]
+    return [pace / pace.max() for pace in paces]
+
+
+def _rates_of(sight: Sight, wire: Floats) -> list[Floats]:
+    return [rates(wire, lattice.channels, lattice.chunk_bytes, lattice.kind) for lattice in sight.lattices]
 
 
 class Wires:
     """x_j at every place: the curve, the smooth rest of all, the collective's own factor, what one spot showed."""
 
-    def __init__(self, sight: Sight, record: Record, wire: Floats, sigma: float) -> None:
-        self._sight, self._record = sight, record
+    def __init__(self, sight: Sight, record: Record, wire: Floats, sigma: float, misfit: Misfit) -> None:
+        self._sight, self._record, self._curve_sd = sight, record, misfit.curve_sd
         variance = sigma**2 / record.num + LEAST_VARIANCE
         curves = [
             np.log(comm_times(wire, wire_bytes, lattice.channels, lattice.chunk_bytes, lattice.kind))
@@ -205,11 +199,10 @@ class Wires:
         ]
         rest = np.log(record.comm_s) - gather(curves, record.places)
         smooth = [np.zeros(len(lattice)) for lattice in sight.lattices]
-        factor = np.zeros(len(sight.lattices))
         for _ in range(2):
-            smooth = self._smoothed(rest - factor, variance)
             left = rest - gather(smooth, record.places)
-            factor = left.sum(axis=0) / (len(left) + (variance.mean() + SPOT_SD**2) / COLLECTIVE_SD**2)
+            factor = left.sum(axis=0) / (len(left) + (variance.mean() + SPOT_SD**2) / misfit.collective_sd**2)
+            smooth = self._smoothed(rest - factor, variance)
         spot = self._spots(rest - factor - gather(smooth, record.places), variance)
         self.comm_s = [
             np.exp(parts) for parts in (c + s + f + o for c, s, f, o in zip(curves, smooth, factor, spot, strict=True))
@@ -226,7 +219,7 @@ class Wires:
             seen, index = np.unique(self._record.places[:, mine].ravel(), return_inverse=True)
             precision = np.bincount(index, weights)
             mean = np.bincount(index, weights * rest[:, mine].ravel()) / precision
-            cover = CURVE_SD**2 * np.exp(-0.5 * spread[:, seen])
+            cover = self._curve_sd**2 * np.exp(-0.5 * spread[:, seen])
             result[id(lattice)] = cover @ np.linalg.solve(cover[seen] + np.diag(1 / precision), mean)
         return [result[id(lattice)] for lattice in self._sight.lattices]
 
@@ -243,25 +236,36 @@ class Forecast:
     """Forecasts of one group: its wire's constants (P,), its computations, and its measurements so far."""
 
     def __init__(self, sight: Sight, record: Record, sigma: float, *, wire: Floats, beside: Beside) -> None:
-        self._record, self._num_comms = record, len(sight.lattices)
-        self._apart = [distances(lattice) for lattice in sight.lattices]
-        self.comm_s = Wires(sight, record, wire, sigma).comm_s
+        self._record, misfit = record, MISFITS[beside.victim.knowledge]
+        self._lattices = sight.lattices
+        self.comm_s = Wires(sight, record, wire, sigma, misfit).comm_s
         self._pace = Pace.of(beside.alone_times())
         self.under = [
-            beside.kernel_times(lattice.channels, lattice.chunk_bytes, use)
-            for lattice, use in zip(sight.lattices, use_of(sight, wire), strict=True)
+            beside.kernel_times(lattice.channels, lattice.chunk_bytes, use, pace)
+            for lattice, use, pace in zip(sight.lattices, use_of(sight, wire), pace_of(sight, wire), strict=True)
         ]
         rest = np.log(record.comp_s) - np.log(self.uncorrected_s(record.places))
-        variance = body_sd(beside.victim) ** 2
-        cover = variance * self._likeness(record.places) + np.diag(sigma**2 / record.num + LEAST_VARIANCE)
-        self._weights = variance * np.linalg.solve(cover, rest)
+        whole_s = np.maximum(record.comp_s, record.comm_s.sum(axis=1))
+        self._shares = (record.comm_s / whole_s[:, None]).mean(axis=0)
+        self._common, self._own = (
+            misfit.body_sd**2,
+            misfit.step_sd**2 * self._shares.sum() ** 2 / (self._shares**2).sum(),
+        )
+        cover = self._covariance(record.places) + np.diag(sigma**2 / record.num + LEAST_VARIANCE)
+        self._weights = np.linalg.solve(cover, rest)
 
-    def _likeness(self, places: Ints) -> Floats:
-        """(A, D) between assignments and the record's, by their mean squared distance."""
-        apart = np.zeros((len(places), len(self._record.num)))
-        for j, spread in enumerate(self._apart):
-            apart += spread[places[:, j][:, None], self._record.places[:, j]]
-        return np.asarray(np.exp(-0.5 * apart / self._num_comms))
+    def _covariance(self, places: Ints) -> Floats:
+        """(A, D) between assignments and the record's."""
+        cover = np.zeros((len(places), len(self._record.num)))
+        for i, own in enumerate(self._lattices):
+            for j, other in enumerate(self._lattices):
+                at = places[:, i][:, None], self._record.places[:, j]
+                if other is own:
+                    alike = self._common * np.exp(-0.5 * distances(own)[at])
+                    cover += self._shares[i] * self._shares[j] * alike
+                if i == j:
+                    cover += self._shares[i] ** 2 * self._own * step_likeness(own)[at]
+        return cover
 
     def uncorrected_s(self, places: Ints) -> Floats:
         """Y without what the residuals say."""
@@ -271,7 +275,7 @@ class Forecast:
     def times(self, places: Ints) -> tuple[Floats, Floats]:
         """X and Y of assignments (A, N)."""
         total = sum((table[places[:, j]] for j, table in enumerate(self.comm_s)), start=np.zeros(len(places)))
-        return total, self.uncorrected_s(places) * np.exp(self._likeness(places) @ self._weights)
+        return total, self.uncorrected_s(places) * np.exp(self._covariance(places) @ self._weights)
 
     def front(self, j: int) -> set[int]:
         """The places of collective j that no other beats in speed and in harmlessness, nearly."""
@@ -281,14 +285,16 @@ class Forecast:
         return set(order[harm[order] <= before * NEAR_FRONT].tolist())
 
 
-def fit_wire(sight: Sight, record: Record, sigma: float, prior: Prior, start: Floats) -> Fit:
+def fit_wire(  # noqa: PLR0917
+    sight: Sight, record: Record, sigma: float, prior: Prior, start: Floats, misfit: Misfit
+) -> Fit:
     """The wire's constants."""
     lattices, num_comms = sight.lattices, len(sight.lattices)
     channels = gather([lattice.channels for lattice in lattices], record.places).ravel()
     chunks = gather([lattice.chunk_bytes for lattice in lattices], record.places).ravel()
     kind = gather([lattice.kind for lattice in lattices], record.places).ravel()
     wire_bytes = np.tile(sight.wire_bytes, len(record.num))
-    sd = np.sqrt(sigma**2 / np.repeat(record.num, num_comms) + CURVE_SD**2 / 2)
+    sd = np.sqrt(sigma**2 / np.repeat(record.num, num_comms) + misfit.curve_sd**2 / 2)
 
     def predict(params: Floats) -> Floats:
         return np.asarray(np.log(comm_times(params, wire_bytes, channels, chunks, kind)))
@@ -303,15 +309,17 @@ def fit_body(  # noqa: PLR0917
     lattices = sight.lattices
     channels = gather([lattice.channels for lattice in lattices], record.places)
     chunks = gather([lattice.chunk_bytes for lattice in lattices], record.places)
-    use = gather(use_of(sight, wire), record.places)
-    comm_s = gather(Wires(sight, record, wire, sigma).comm_s, record.places)
+    use, pace = gather(use_of(sight, wire), record.places), gather(pace_of(sight, wire), record.places)
+    misfit = MISFITS[victim.knowledge]
+    comm_s = gather(Wires(sight, record, wire, sigma, misfit).comm_s, record.places)
 
     def predict(params: Floats) -> Floats:
         beside = Beside(victim=victim, sms=sms[:, None, None], params=params[:, :, None, :])
         shape = (*params.shape[:2], len(record.num))
-        under = [beside.kernel_times(channels[:, j], chunks[:, j], use[:, j]) for j in range(len(lattices))]
+        columns = zip(channels.T, chunks.T, use.T, pace.T, strict=True)
+        under = [beside.kernel_times(*column) for column in columns]
         times = [np.broadcast_to(column, shape) for column in comm_s.T]
         return np.asarray(np.log(finish_times(Pace.of(beside.alone_times()), under, times)))
 
-    sd = np.sqrt(sigma**2 / record.num + body_sd(victim) ** 2)
+    sd = np.sqrt(sigma**2 / record.num + misfit.body_sd**2)
     return fit(predict, np.log(record.comp_s), sd=sd, prior=prior, start=start, num_steps=40)

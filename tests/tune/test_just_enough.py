@@ -7,9 +7,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from just_enough_reference import Beside, Pace, comm_times, finish_times, fit, fit_body, fit_wire
-from just_enough_reference import Forecast as PlainForecast
-from just_enough_reference import Wires as PlainWires
+from foreign_overlap import CHANNELS, CHUNKS, DEFAULT, SPACE, overlap
 from toy_overlap import Run, drive, failing, measured, problem
 
 from lagom_overlap.backends.base import Assignment, Failure, Measurement, Outcome
@@ -17,42 +15,13 @@ from lagom_overlap.collective import Algorithm, CommConfig, ConfigSpace, Protoco
 from lagom_overlap.errors import SpaceError, UnknownNameError
 from lagom_overlap.tune import Problems
 from lagom_overlap.tune.just_enough import JustEnough
-from lagom_overlap.tune.just_enough.allocate import Allocation
-from lagom_overlap.tune.just_enough.belief import Belief
 from lagom_overlap.tune.just_enough.evidence import LEAST_SIGMA, PRIOR_SIGMA, Arms
-from lagom_overlap.tune.just_enough.forecast import Forecast
-from lagom_overlap.tune.just_enough.lattice import Floats, lattice_of
-from lagom_overlap.tune.just_enough.model import Evidence, GroupModel, Wires
+from lagom_overlap.tune.just_enough.lattice import lattice_of
 from lagom_overlap.tune.just_enough.pool import Lesson, Pool
 from lagom_overlap.tune.just_enough.regime import Regime
-from lagom_overlap.tune.just_enough.sight import Record, Surfaces, record_of, sight_of
-from lagom_overlap.tune.just_enough.victim import victim_of
-from lagom_overlap.tune.just_enough.wire import Prior, wire_prior
-from lagom_overlap.workload import CompOp, Kernel
+from lagom_overlap.tune.just_enough.wire import Prior
 
-CHANNELS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-CHUNKS = tuple(2**k for k in range(15, 22))
-SPACE = ConfigSpace((Subspace(num_channels=CHANNELS, chunk_bytes=CHUNKS),))
-DEFAULT = CommConfig(num_channels=8, chunk_bytes=2**21)
 GLOO = ConfigSpace((Subspace(num_channels=(1, 2, 4, 8), chunk_bytes=(2**19, 2**20, 2**21)),))
-
-
-def overlap(num_comms: int, *, comp_s: float = 2e-3, noise: float = 0.0, seed: int = 0) -> Run:
-    """x falls with channels and chunk, each collective costs computation in proportion to its channels.
-
-    A power law in the channels and an exponential in the chunk: neither is a form that the tuner fits.
-    """
-    rng = Random(seed)
-
-    def run(name: str, assignment: Assignment) -> Measurement:
-        comm_s, extra_s = [], 0.0
-        for config in assignment:
-            channels, chunk = config.num_channels or 8, config.chunk_bytes or 2**21
-            comm_s.append(1e-3 * (0.2 + 2 * channels**-0.8 + exp(-chunk / 2**17)) * exp(rng.gauss(0, noise)))
-            extra_s += 1e-3 * (0.06 * channels + 0.1 * chunk / 2**21) / num_comms
-        return measured((comp_s + extra_s) * exp(rng.gauss(0, noise)), *comm_s)
-
-    return run
 
 
 def shortest_s(problems: Problems, run: Run) -> float:
@@ -73,7 +42,7 @@ def test_it_finds_nearly_what_brute_force_finds_in_few_measurements(num_comms: i
     run = overlap(num_comms, comp_s=comp_s)
     tuner = JustEnough(problems)
     trials = drive(tuner, run)
-    assert len(trials) <= 16
+    assert len(trials) <= 18
     assert makespan_s(run, tuner.recommend()["g"]) <= 1.03 * shortest_s(problems, run)
 
 
@@ -202,10 +171,14 @@ def test_a_model_that_keeps_missing_is_not_asked_any_more() -> None:
     trials = drive(JustEnough((problem(SPACE, num_comms=2, default=DEFAULT),), effort="thorough"), run)
     steps = [index for index, trial in enumerate(trials) if "the model does not fit here" in trial.reasons["g"]]
     assert steps
-    # From the fastest so far, all collectives by the same factor.
+    # From the fastest so far, all collectives by the same factor of one knob; 1.5 channels become 1 or 2.
     fastest = min((trial.assignments["g"] for trial in trials[: steps[0]]), key=lambda arm: makespan_s(run, arm))
-    halved = [max(CHANNELS[0], (config.num_channels or 0) // 2) for config in fastest]
-    assert [config.num_channels for config in trials[steps[0]].assignments["g"]] == halved
+    factors = {
+        ((new.num_channels or 0) / (old.num_channels or 1), (new.chunk_bytes or 0) / (old.chunk_bytes or 1))
+        for new, old in zip(trials[steps[0]].assignments["g"], fastest, strict=True)
+    }
+    assert factors <= {(1, 0.5), (1, 2), (2, 1), (0.5, 1), (1 / 3, 1), (2 / 3, 1)}
+    assert len(factors) == 1
 
 
 def test_a_huge_space_is_thinned_and_keeps_its_ends_and_the_default() -> None:
@@ -266,138 +239,6 @@ def test_bad_options_are_refused() -> None:
 # The parts
 
 
-def test_a_fit_of_a_straight_line_is_the_closed_form() -> None:
-    # Observed a + b t with sd 1 and a wide prior: ordinary least squares.
-    t, observed = np.arange(5.0), np.array([1.0, 3.1, 4.9, 7.2, 8.8])
-
-    def predict(params: Floats) -> Floats:
-        return params[..., 0, None] + params[..., 1, None] * t
-
-    wide = Prior(np.zeros(2), np.full(2, 1e4))
-    found = fit(predict, observed, sd=np.ones(5), prior=wide, start=np.zeros((1, 2)))
-    slope, offset = np.polyfit(t, observed, 1)
-    assert found.params[0] == pytest.approx([offset, slope], abs=1e-6)
-    design = np.stack([np.ones(5), t], axis=1)
-    assert found.covariance[0] == pytest.approx(np.linalg.inv(design.T @ design), rel=1e-3)
-
-
-def test_computations_beside_collectives_take_what_is_worked_by_hand() -> None:
-    # Two kernels of 1 s and 3 s; beside the first collective (1 s) twice as long, beside the second (4 s) 1.5 times.
-    # After 1 s: half of kernel 0 is done. It ends 0.75 s into the second; of kernel 1, 3.25 s at 1.5 are 2.1667 s.
-    # The rest of it, 0.8333 s, runs alone: Y = 5.8333 s.
-    pace = Pace.of(np.array([1.0, 3.0]))
-    under = [np.array([[2.0, 6.0]]), np.array([[1.5, 4.5]])]
-    finish = finish_times(pace, under, [np.array([1.0]), np.array([4.0])])
-    assert finish == pytest.approx([5 + 3 - 3.25 / 1.5])
-
-
-def test_computations_that_end_before_the_communication_are_not_slowed_any_more() -> None:
-    pace = Pace.of(np.array([1.0]))
-    assert finish_times(pace, [np.array([[1.5]])], [np.array([9.0])]) == pytest.approx([1.5])
-
-
-def test_the_wire_tends_to_latency_plus_bytes_over_the_link() -> None:
-    prior = wire_prior([(None, None, None)], np.array([1e8]), np.array([1e-2]))
-    params = prior.mean.copy()
-    params[[3, 6, 7]] = np.log(2e-5), -50.0, 0.0
-    kind = np.zeros(1, dtype=np.intp)
-    time_s = comm_times(params, np.array([1e8]), np.array([1e6]), np.array([1e9]), kind)
-    assert time_s == pytest.approx(2e-5 + 1e8 / np.exp(params[0]), rel=1e-3)
-
-
-def model_of(num_comms: int, num_runs: int, seed: int = 1, *, space: ConfigSpace = SPACE) -> tuple[GroupModel, Record]:
-    """The toy with kernels whose grids are known, measured without noise at random places."""
-    default = next(iter(space)) if space is not SPACE else DEFAULT
-    made = problem(space, num_comms=num_comms, default=default)
-    computations = tuple(CompOp(name=f"k{i}", work=work) for i, work in enumerate(_kernels()))
-    made = replace(made, group=replace(made.group, computations=computations))
-    sight, run, rng = sight_of(made, Surfaces()), overlap(num_comms), Random(seed)
-    runs = {}
-    for _ in range(num_runs):
-        places = tuple(rng.randrange(len(lattice)) for lattice in sight.lattices)
-        outcome = run("g", sight.assignment_at(places))
-        assert isinstance(outcome, Measurement)
-        runs[places] = [outcome]
-    return GroupModel(sight, victim_of(made.group, 32, 2e-3)), record_of(runs)
-
-
-def prior_of(model: GroupModel, record: Record) -> Prior:
-    return wire_prior(model.sight.lattices[0].kinds, model.sight.wire_bytes, record.comm_s[0])
-
-
-def belief_of(num_comms: int, num_runs: int, pool: Pool, name: str, seed: int = 1) -> tuple[Belief, Record]:
-    model, record = model_of(num_comms, num_runs, seed)
-    belief = Belief(model, prior_of(model, record), "w")
-    belief.update(record, 1e-3, pool, name)
-    return belief, record
-
-
-def forecast_of(num_comms: int) -> Forecast:
-    belief, _ = belief_of(num_comms, 3, Pool(), "g")
-    return belief.forecast()
-
-
-def _kernels() -> tuple[Kernel, ...]:
-    return (
-        Kernel(num_blocks=600, blocks_per_sm=1, wave_s=1e-4, block_bytes=1e3),
-        Kernel(num_blocks=300, blocks_per_sm=1, wave_s=2e-4, block_bytes=1e4),
-    )
-
-
-def test_a_forecast_follows_what_was_measured() -> None:
-    belief, record = belief_of(2, 4, Pool(), "g")
-    comm_s, comp_s = belief.forecast().times(record.places)
-    assert comm_s == pytest.approx(record.comm_s.sum(axis=1), rel=0.01)
-    assert comp_s == pytest.approx(record.comp_s, rel=0.02)
-
-
-def test_a_group_that_hears_of_others_on_its_wire_forecasts_better() -> None:
-    run, places = overlap(1), np.arange(len(SPACE))[:, None]
-    truth = np.array([run("g", (config,)).comm_s[0] for config in SPACE])  # type: ignore[union-attr]
-
-    def error(pool: Pool) -> float:
-        belief, _ = belief_of(1, 1, pool, "late", seed=7)
-        comm_s, _ = belief.forecast().times(places)
-        return float(np.abs(np.log(comm_s / truth)).mean())
-
-    taught = Pool()
-    for seed in range(4):
-        belief_of(1, 5, taught, f"early{seed}", seed)
-    assert error(taught) < 0.7 * error(Pool())
-
-
-def test_allocation_finds_the_best_of_all_pairs_of_its_candidates() -> None:
-    forecast = forecast_of(2)
-    found = Allocation(forecast, [set(), set()], 0.0).best([])
-    assert found is not None
-    pairs = np.array(list(product(*(front.tolist() for front in forecast.fronts))))
-    assert forecast.makespans(found[None])[0] == pytest.approx(forecast.makespans(pairs).min(), rel=1e-9)
-
-
-def test_allocation_of_three_is_within_a_percent_of_the_best_of_all_triples() -> None:
-    forecast = forecast_of(3)
-    found = Allocation(forecast, [set(), set(), set()], 0.03).best([[0, 0, 0]])
-    assert found is not None
-    triples = np.array(list(product(*(front.tolist() for front in forecast.fronts))))
-    assert forecast.makespans(found[None], 0.03)[0] <= 1.01 * forecast.makespans(triples, 0.03).min()
-
-
-def test_candidates_lose_hardly_anything_of_the_whole_lattice() -> None:
-    forecast = forecast_of(1)
-    places = np.arange(len(SPACE))[:, None]
-    makespans = forecast.makespans(places)
-    assert makespans[forecast.fronts[0]].min() <= 1.002 * makespans.min()
-
-
-def test_barred_places_are_not_allocated() -> None:
-    forecast = forecast_of(1)
-    free = Allocation(forecast, [set()], 0.0).best([[0]])
-    assert free is not None
-    barred = Allocation(forecast, [{int(free[0])}], 0.0).best([[0]])
-    assert barred is not None
-    assert int(barred[0]) != int(free[0])
-
-
 def test_what_a_group_learns_moves_the_prior_of_another_but_not_its_own() -> None:
     prior = Prior(np.zeros(2), np.ones(2))
     pool = Pool()
@@ -446,63 +287,6 @@ def test_noise_is_believed_until_repeats_tell_it() -> None:
     for _ in range(200):
         noisy.add((DEFAULT,), measured(exp(rng.gauss(0, 0.05)), exp(rng.gauss(0, 0.05))))
     assert noisy.sigma == pytest.approx(0.05, rel=0.1)
-
-
-# The library against the plain model
-
-KINDS = ConfigSpace(
-    tuple(
-        Subspace(algorithm=Algorithm.RING, protocol=protocol, num_channels=CHANNELS, chunk_bytes=CHUNKS)
-        for protocol in (Protocol.SIMPLE, Protocol.LL128, Protocol.LL)
-    )
-)
-
-
-@pytest.mark.parametrize(("num_comms", "space"), [(1, SPACE), (3, SPACE), (3, KINDS)])
-def test_the_library_fits_what_the_plain_model_fits(num_comms: int, space: ConfigSpace) -> None:
-    # Times that the model can explain, nearly: as the plain one has them under other constants than the prior's.
-    model, record = model_of(num_comms, 5, space=space)
-    prior, rng = prior_of(model, record), np.random.default_rng(1)
-    true_s = PlainWires(model.sight, record, prior.mean + prior.sd * rng.standard_normal(len(prior.mean)), 10.0).comm_s
-    comm_s = np.array([[true_s[j][place] for j, place in enumerate(row)] for row in record.places])
-    record = replace(record, comm_s=comm_s * np.exp(0.01 * rng.standard_normal(comm_s.shape)))
-    found = Evidence(model, record, 0.01).fit_wire(prior, prior.mean)
-    plain = fit_wire(model.sight, record, 0.01, prior, prior.mean)
-    assert found.cost[0] == pytest.approx(plain.cost[0], rel=0.002)
-    assert (found.params[0] - plain.params[0]) / prior.sd == pytest.approx(0, abs=0.05)
-    assert np.sqrt(np.diagonal(found.covariance[0]) / np.diagonal(plain.covariance[0])) == pytest.approx(1, rel=0.02)
-    own, sms = model.victim.prior, np.array([5])
-    truth = Beside(victim=model.victim, sms=np.array(5), params=own.mean + own.sd * rng.standard_normal(5))
-    plain_body = PlainForecast(model.sight, record, 0.01, wire=plain.params[0], beside=truth)
-    record = replace(record, comp_s=plain_body.uncorrected_s(record.places) * (1 + 0.01 * rng.standard_normal(5)))
-    evidence, start = Evidence(model, record, 0.01), own.mean[None]
-    body = evidence.fit_body(Wires(evidence, plain.params[0]), sms, own, start)
-    like = fit_body(model.sight, record, 0.01, model.victim, sms, own, start, plain.params[0])
-    assert body.cost == pytest.approx(like.cost, rel=0.01)
-
-
-@pytest.mark.parametrize(
-    ("num_comms", "num_runs", "space"), [(1, 3, SPACE), (4, 6, SPACE), (2, 4, KINDS), (9, 5, SPACE)]
-)
-@pytest.mark.parametrize("seed", range(3))
-def test_the_library_forecasts_what_the_plain_model_forecasts(
-    num_comms: int, num_runs: int, space: ConfigSpace, seed: int
-) -> None:
-    model, record = model_of(num_comms, num_runs, seed, space=space)
-    rng, prior, sigma = np.random.default_rng(seed), prior_of(model, record), 0.02
-    wire = prior.mean + 0.5 * prior.sd * rng.standard_normal(len(prior.mean))
-    body = model.victim.prior.mean + 0.5 * model.victim.prior.sd * rng.standard_normal(5)
-    evidence = Evidence(model, record, sigma)
-    wires = Wires(evidence, wire)
-    plain_s = PlainWires(model.sight, record, wire, sigma).comm_s
-    assert wires.comm_s == pytest.approx(np.array(plain_s), rel=1e-9)
-    forecast = Forecast(evidence, wires, 5, body)
-    beside = Beside(victim=model.victim, sms=np.array(5), params=body)
-    plain = PlainForecast(model.sight, record, sigma, wire=wire, beside=beside)
-    places = rng.integers(0, len(model.sight.lattices[0]), (200, num_comms))
-    for found, expected in zip(forecast.times(places), plain.times(places), strict=True):
-        assert found == pytest.approx(expected, rel=1e-9)
-    assert set(forecast.fronts[0].tolist()) == plain.front(0)
 
 
 def test_all_work_is_spread_over_steps_that_do_not_grow_with_the_groups() -> None:
@@ -561,7 +345,8 @@ def test_where_computations_change_in_the_middle_it_begins_anew(factor: float) -
     tuner = JustEnough(problems)
     trials = drive(tuner, run)
     assert len(trials) <= 24
-    assert sum("has the default's changed" in trial.reasons["g"] for trial in trials) == 1
+    # Once for what has changed; a forecast that is only one of many possible ones may miss by as much, once more.
+    assert 1 <= sum("has the default's changed" in trial.reasons["g"] for trial in trials) <= 2
     found_s = makespan_s(later, tuner.recommend()["g"])
     assert found_s <= makespan_s(later, problems[0].default)
     assert factor < 1 or found_s <= 1.1 * shortest_s(problems, later)

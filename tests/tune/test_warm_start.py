@@ -22,9 +22,10 @@ from lagom_overlap.workload import CommOp
 
 CHANNELS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 CHUNKS = tuple(2**k for k in range(15, 22))
-SPACE = ConfigSpace((Subspace(num_channels=CHANNELS, chunk_bytes=CHUNKS),))
-DEFAULT = CommConfig(num_channels=8, chunk_bytes=2**21)
-GOOD = CommConfig(num_channels=3, chunk_bytes=2**19)
+RING = Algorithm.RING
+SPACE = ConfigSpace((Subspace(algorithm=RING, num_channels=CHANNELS, chunk_bytes=CHUNKS),))
+DEFAULT = CommConfig(algorithm=RING, num_channels=8, chunk_bytes=2**21)
+GOOD = CommConfig(algorithm=RING, num_channels=3, chunk_bytes=2**19)
 
 
 def overlap(seed: int, noise: float = 0.02, comm: float = 1.0) -> Run:
@@ -82,7 +83,7 @@ def test_an_earlier_run_of_the_same_groups_saves_measurements_and_finds_no_less(
 
 def test_a_misleading_start_is_dropped_and_never_ends_behind_the_default() -> None:
     held = problem(SPACE, num_comms=3, default=DEFAULT)
-    worst = (CommConfig(num_channels=32, chunk_bytes=2**15),) * 3
+    worst = (CommConfig(algorithm=RING, num_channels=32, chunk_bytes=2**15),) * 3
     cold_s, misled_s, counts = [], [], []
     for seed in range(12):
         wrong = replace(earlier_run(seed, held, overlap(100 + seed, comm=4.0)), best=worst)
@@ -122,7 +123,7 @@ def test_evidence_is_the_probability_of_the_data_for_a_linear_model() -> None:
 
 def test_groups_are_matched_by_their_collectives_those_of_the_same_name_first() -> None:
     held = problem(SPACE, num_comms=1, default=DEFAULT)
-    other, same = (CommConfig(num_channels=n, chunk_bytes=2**19) for n in (2, 4))
+    other, same = (CommConfig(algorithm=RING, num_channels=n, chunk_bytes=2**19) for n in (2, 4))
     namesake = Earlier(problem=held, best=(same,))
     renamed = Earlier(problem=problem(SPACE, name="elsewhere", default=DEFAULT), best=(other,))
     assert WarmStart(source="", earlier=(renamed, namesake)).first(held) == (same,)
@@ -166,7 +167,7 @@ def test_a_table_of_ways_moves_links_and_latencies_and_leaves_the_rest() -> None
     held, surfaces = problem(space, default=default), Surfaces()
     pool = earlier_pool(WarmStart(source="", ways={"g": ways}), (held,), surfaces)
     sight = sight_of(held, surfaces)
-    own = wire_prior(sight.lattices[0].kinds, sight.wire_bytes, np.array([1e-3]))
+    own = wire_prior(sight.lattices[0], sight.wire_bytes, np.array([1e-3]))
     taught = pool.prior(("wire", sight.lattices[0].kinds, frozenset({"default"})), "g", own)
     assert taught is not None
     link, channel, half, latency = range(NUM_SHARED, NUM_SHARED + 4)

@@ -35,10 +35,15 @@ MAX_BUNDLE_BYTES: Final = 1 << 30
 """A bundle above 1 GiB is refused."""
 
 
+Visit = tuple[str, int]
+"""When an assignment was measured: a verdict's round, or the how-manieth time outside of one: a surface's pass."""
+
+
 class _Line(msgspec.Struct, frozen=True):
     """The part of a journal line that a replay needs; the rest is the study's."""
 
     groups: dict[str, GroupRow]
+    round: int | None = None
 
 
 class Recorded:
@@ -53,6 +58,7 @@ class Recorded:
         self._limits = limits or SpaceLimits()
         self.recorded_backend = header.backend
         self.description = f"replayed: {header.description or header.backend}"
+        self._visits: dict[str, dict[Assignment, dict[Visit, Outcome]]] = {}
         self._replay: dict[tuple[str, Assignment], cycle[Outcome]] = {}
 
     @property
@@ -86,17 +92,19 @@ class Recorded:
             )
         except ValueError as error:
             raise BundleError(f"{self._where}: line 1 is damaged: group {group.name!r}: {error}") from None
-        outcomes: dict[Assignment, list[Outcome]] = defaultdict(list)
+        visits: dict[Assignment, dict[Visit, Outcome]] = defaultdict(dict)
         for number, line in self._lines:
             if group.name not in line.groups:
                 continue
             row = line.groups[group.name]
             try:
-                outcomes[assignment_of(row, problem)].append(outcome_of(row, problem))
+                earlier = visits[assignment_of(row, problem)]
+                earlier[_visit(line, earlier)] = outcome_of(row, problem)
             except (ValueError, LagomError) as error:
                 raise BundleError(f"{self._where}: line {number} is damaged: {error}") from None
-        for assignment, found in outcomes.items():
-            self._replay[group.name, assignment] = cycle(found)
+        self._visits[group.name] = dict(visits)
+        for assignment, found in visits.items():
+            self._replay[group.name, assignment] = cycle(found.values())
         launches = launches_within(recorded.launches, self._limits.launches)
         return replace(problem, spaces=self._narrowed(problem), launches=launches)
 
@@ -104,6 +112,10 @@ class Recorded:
         """The next recorded outcome of that assignment, or a failure if there is none."""
         replay = self._replay.get((group.name, assignment))
         return Failure("not in the recording") if replay is None else next(replay)
+
+    def visits(self, group: OverlapGroup) -> Mapping[Assignment, Mapping[Visit, Outcome]]:
+        """Every recorded outcome of a group whose problem was asked for, by assignment and visit."""
+        return MappingProxyType(self._visits[group.name])
 
     def close(self) -> None:
         """Nothing to free."""
@@ -116,6 +128,12 @@ class Recorded:
             within_limits(space, self._limits, f"{comm.name!r} of group {group.name!r}")
             for comm, space in zip(group.comms, problem.spaces, strict=True)
         )
+
+
+def _visit(line: _Line, earlier: Mapping[Visit, Outcome]) -> Visit:
+    if line.round is not None and ("round", line.round) not in earlier:
+        return "round", line.round
+    return "pass", sum(kind == "pass" for kind, _ in earlier)
 
 
 def _path_of(bundle: Path) -> Path:

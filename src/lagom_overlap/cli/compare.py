@@ -12,7 +12,7 @@ from lagom_overlap.cli.output import EXIT_INTERRUPTED, say, show
 from lagom_overlap.cli.tune import seed
 from lagom_overlap.errors import JobError
 from lagom_overlap.job.build import join_launched
-from lagom_overlap.job.compare import DEFAULT_TUNERS, run_compare
+from lagom_overlap.job.compare import DEFAULT_TUNERS, CompareRequest, run_compare
 from lagom_overlap.job.plan_compare import PlannersJson, check_planners, compare_planners
 from lagom_overlap.job.plan_problem import Asked, read_input
 from lagom_overlap.job.result import CompareJson
@@ -38,6 +38,9 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     )
     parser.add_argument("--seed", type=seed, metavar="N", help="seed of search, noise and shuffling")
     parser.add_argument("--bundle", type=Path, metavar="RUN", help="run folder to replay (--backend recorded)")
+    parser.add_argument(
+        "--warm-start", metavar="FROM", help="where tuners begin that can begin somewhere: see lagom tune"
+    )
     parser.add_argument("--out", type=Path, metavar="DIR", help="new folder for compare.json")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
@@ -59,20 +62,22 @@ def run(arguments: argparse.Namespace) -> int:
     log = Console(stderr=True)
     if arguments.out is not None:
         check_new_folder(arguments.out)
-    result = run_compare(
-        spec,
-        tuners,
-        backend_name=arguments.backend,
+    request = CompareRequest(
+        spec=spec,
+        tuners=tuners,
+        backend=arguments.backend,
         seed=arguments.seed,
         bundle=arguments.bundle,
-        note=log.print if sys.stderr.isatty() else lambda _: None,
+        warm_start=arguments.warm_start,
     )
-    return _finish(arguments, result, compare_table(result.rows), len(tuners))
+    result = run_compare(request, note=log.print if sys.stderr.isatty() else lambda _: None)
+    said = [Text(note, style="dim") for note in result.notes]
+    return _finish(arguments, result, Group(compare_table(result.rows), *said), len(tuners))
 
 
 def _planners(arguments: argparse.Namespace) -> int:
-    for flag in ("backend", "bundle"):
-        if getattr(arguments, flag) is not None:
+    for flag in ("backend", "bundle", "warm-start"):
+        if getattr(arguments, flag.replace("-", "_")) is not None:
             raise JobError(f"--{flag} does not go with --planners: plans are compared by prediction")
     if arguments.out is not None:
         check_new_folder(arguments.out)

@@ -33,7 +33,7 @@ _LEGEND = (
     "P: by the tuner plug-in; S: by sibling communicators; 'lower': only below NCCL's own; 'some': with limits, see "
     "docs/support.md. Transport: never. From NCCL's sources, not tried on a GPU."
 )
-_HEADERS = {"channels of all-to-all": "all-to-all"}
+_HEADERS = {"channels of all-to-all": "all-to-\nall ch."}
 _ROUTES = {"plugin": "P", "sibling": "S"}
 _REACHES = {"yes": "", "lower only": " lower", "partly": " some"}
 
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
     machine = f"{report.machine['cpu']}, {report.machine['cores']} cores, load {report.machine['load_1min']}"
-    show(Text(f"lagom {report.version}: {versions}"), Text(machine), _table(report))
+    show(Text(f"lagom {report.version}: {versions}\n{machine}"), _table(report))
     say("\nWhat can be set in a running job, by NCCL:")
     show(_support(report), Text(_LEGEND))
     return 0

@@ -1,14 +1,15 @@
 """`lagom VERB ...`: parses, runs the verb, turns a user's mistake into one line and exit code 2."""
 
 import argparse
+import contextlib
 import logging
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Final
+from typing import IO, Final
 
 from lagom_overlap import __version__
-from lagom_overlap.cli.output import EXIT_INTERRUPTED
+from lagom_overlap.cli.output import EXIT_INTERRUPTED, say
 from lagom_overlap.errors import LagomError
 
 EXIT_BUG: Final = 1
@@ -20,6 +21,13 @@ _VERBS: Final = ("tune", "plan", "compare", "simulate", "capture", "analyze", "r
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> None:  # type: ignore[override]  # argparse exits here too; we keep it to one line
         self.exit(EXIT_INPUT, f"{self.prog}: {message}; see '{self.prog} --help'\n")
+
+    def _print_message(self, message: str, file: IO[str] | None = None) -> None:
+        """As argparse, but a stream that cannot be written is no bug of ours."""
+        if file is sys.stdout:
+            say(message.rstrip("\n"))
+        else:
+            _write(message)
 
 
 def _parser(wanted: str = "") -> argparse.ArgumentParser:
@@ -37,7 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if argv is None else list(argv)
     verb, debug = given[0] if given else "", "--debug" in given
     try:
-        arguments = _parser(verb).parse_args(given)
+        arguments, unknown = _parser(verb).parse_known_args(given)
+        if unknown:
+            _Parser(prog=f"lagom {arguments.verb}").error(f"unrecognized arguments: {' '.join(unknown)}")
         logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="lagom: %(message)s")
         return int(arguments.run(arguments))
     except LagomError as error:
@@ -58,5 +68,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _complain(verb: str, text: str) -> None:
     """One line on stderr; what cannot be printed is escaped."""
     line = " ".join(text.split()).encode("utf-8", "backslashreplace").decode()
+    _write(f"lagom {verb}: {line}\n")
+
+
+def _write(text: str) -> None:
+    """Writes to stderr; where that is closed or full, nobody is left to tell."""
     if sys.stderr is not None:
-        sys.stderr.write(f"lagom {verb}: {line}\n")
+        with contextlib.suppress(OSError):
+            sys.stderr.write(text)
+            sys.stderr.flush()

@@ -12,8 +12,34 @@ from lagom_overlap.errors import OutputError
 
 EXIT_INTERRUPTED: Final = 130
 """What a shell says of a program that Ctrl-C ended."""
-WIDTH = 80
-"""Columns where stdout is no terminal."""
+WIDTH: Final = 80
+"""Columns where stdout is no terminal, or one that does not say how wide it is."""
+_WRITTEN_OUT: Final = str.maketrans(
+    {"×": "x", "−": "-", "–": "-", "→": "->", "←": "<-", "…": "...", "Δ": "d", "≥": ">=", "≤": "<=", "“": '"', "”": '"'}
+)
+"""What stands for our own characters where the terminal's encoding has none of them."""
+
+
+class _Page(io.StringIO):
+    """Text for stdout; rich draws its boxes as this encoding allows."""
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]  # a StringIO has none
+        return _encoding()
+
+
+def _encoding() -> str:
+    return getattr(sys.stdout, "encoding", None) or "utf-8"
+
+
+def _encodable(text: str) -> str:
+    """The text; where stdout's encoding lacks characters, ours are written out and others escaped as in JSON."""
+    encoding = _encoding()
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return text.encode(encoding, "backslashreplace").decode(encoding)
+    return text
 
 
 def say(text: str) -> None:
@@ -25,7 +51,7 @@ def say(text: str) -> None:
     if sys.stdout is None:  # closed by whoever started us
         return
     try:
-        sys.stdout.write(text + "\n")
+        sys.stdout.write(_encodable(text) + "\n")
         sys.stdout.flush()
     except BrokenPipeError:
         _forget_stdout()
@@ -37,11 +63,18 @@ def say(text: str) -> None:
 def show(*renderables: RenderableType) -> None:
     """Prints rich renderables, at the terminal's width or at 80 columns."""
     terminal = sys.stdout is not None and sys.stdout.isatty()
-    buffer = io.StringIO()
-    width = os.get_terminal_size().columns if terminal and sys.stdout.fileno() == 1 else WIDTH
-    console = Console(file=buffer, width=width, force_terminal=terminal, color_system="auto" if terminal else None)
+    page = _Page()
+    console = Console(file=page, width=_width(), force_terminal=terminal, color_system="auto" if terminal else None)
     console.print(*renderables)
-    say(buffer.getvalue().rstrip("\n"))
+    text = page.getvalue().rstrip("\n")
+    say(text if text.isascii() or _encoding().lower().startswith("utf") else text.translate(_WRITTEN_OUT))
+
+
+def _width() -> int:
+    """The terminal's columns; a terminal that nobody has given a size says 0."""
+    if sys.stdout is None or not sys.stdout.isatty() or sys.stdout.fileno() != 1:
+        return WIDTH
+    return os.get_terminal_size().columns or WIDTH
 
 
 def _forget_stdout() -> None:

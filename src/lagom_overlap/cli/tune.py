@@ -104,7 +104,7 @@ def _job_and_ground(arguments: argparse.Namespace) -> tuple[JobSpec, Ground | No
     spec = None if arguments.job is None else read_job(arguments.job)
     if arguments.from_trace is None:
         if spec is None:
-            raise JobError("lagom tune needs a job file, or --from-trace with profiler traces")
+            raise JobError("give a job file, or --from-trace with profiler traces")
         return spec, None
     for flag in ("backend", "bundle"):
         if getattr(arguments, flag) is not None:

@@ -21,7 +21,7 @@ from torch._inductor import config
 
 from lagom_overlap.capture.base import Capture
 from lagom_overlap.cost import ContentionModel, load_profile
-from lagom_overlap.engines.planned.inductor import PlanPass
+from lagom_overlap.engines.planned.inductor import Decide, PlanPass
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import Cluster, load_preset
 from lagom_overlap.plan.base import Planner, PlanProblem
@@ -92,6 +92,7 @@ def plan_compiled_graphs(
     *,
     cluster: str | None = None,
     planner: Planner | None = None,
+    decide: Decide | None = None,
     measure: bool = True,
     million_steps: float = DEFAULT_WORK.million_steps,
     budget_s: float | None = None,
@@ -101,7 +102,8 @@ def plan_compiled_graphs(
     """Lets Inductor plan every graph with collectives that it compiles from now on; returns the pass, which knows them.
 
     `cluster` is a preset (`lagom_overlap.hardware.preset_names`), filled node by node; without one, ranks share nodes
-    as the launcher says (LOCAL_WORLD_SIZE). Without `measure` times come from the cost model of that preset. The search
+    as the launcher says (LOCAL_WORLD_SIZE). `decide` takes the planner's place (`job.plan_apply.PlanFile`: plans that
+    were made before, and nothing is timed). Without `measure` times come from the cost model of that preset. The search
     does `million_steps` of work per graph, which finds the same plan of the same times however loaded the machine is;
     with `budget_s` it ends after so many seconds all the same. Two settings of `torch._inductor.config` change:
     `post_grad_custom_post_pass`, and `reorder_for_peak_memory`, which is turned off because it undoes the plan.
@@ -120,7 +122,7 @@ def plan_compiled_graphs(
         prefetch=prefetch,
         memory_limit_bytes=memory_limit_bytes,
     )
-    made = PlanPass(decision, measure=measure)
+    made = PlanPass(decide or decision, measure=measure and decide is None)
     config.post_grad_custom_post_pass = made
     config.reorder_for_peak_memory = False
     return made

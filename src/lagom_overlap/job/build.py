@@ -448,6 +448,15 @@ def make_planner(
         raise JobError(f"plan.options of planner {name!r}: {error}") from None
 
 
+def takes_warm_start(name: str) -> bool:
+    """Whether a tuner can begin with what other runs say.
+
+    Raises:
+        UnknownNameError: if there is none of that name.
+    """
+    return "warm" in inspect.signature(_load(TUNERS, "tuner", name)).parameters
+
+
 def check_takes_warm_start(name: str) -> None:
     """Refuses a tuner that cannot begin with what other runs say.
 
@@ -455,7 +464,7 @@ def check_takes_warm_start(name: str) -> None:
         UnknownNameError: if there is none of that name.
         JobError: if it takes no warm start.
     """
-    if "warm" not in inspect.signature(_load(TUNERS, "tuner", name)).parameters:
+    if not takes_warm_start(name):
         raise JobError(f"tuner {name!r} takes no warm start; allowed with: just_enough")
 
 

@@ -155,7 +155,8 @@ def read_deployment(run: Path) -> Found:
         mark = "occurrences start over at each step mark: lagom run --config sets them"
         return Found(read_online_deployment(run), (mark,))
     if not run.is_dir():
-        raise JobError(f"run folder {str(run)!r} does not exist")
+        lacks = "is neither a run folder nor settings of online tuning" if run.exists() else "does not exist"
+        raise JobError(f"{str(run)!r} {lacks}")
     if not is_own_run(run):
         raise JobError(f"{str(run)!r} is no run folder of lagom tune: run.json or measurements.jsonl is missing")
     if b'"from_trace"' in (run / "run.json").read_bytes()[:4096]:

@@ -67,7 +67,7 @@ class LaunchRequest:
         if not self.command:
             raise JobError("no command: give it after --, such as: lagom run --observe -- torchrun train.py")
         if self.mode is Mode.FIXED and self.config is None:
-            raise JobError("lagom run needs --observe, --online or --config RUN: without one there is nothing to do")
+            raise JobError("give --observe, --online or --config RUN: without one there is nothing to do")
         if self.mode is Mode.OBSERVE and self.config is not None:
             raise JobError("--config has no meaning with --observe, which changes nothing")
 

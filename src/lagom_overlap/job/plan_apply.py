@@ -23,9 +23,12 @@ from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.engines.planned.agreement import check_able, check_agreement, signature
 from lagom_overlap.engines.planned.apply import apply_rewrites
 from lagom_overlap.engines.planned.groups import ProcessGroups
+from lagom_overlap.engines.planned.inductor import PlanPass
 from lagom_overlap.engines.planned.streams import StreamedStep
 from lagom_overlap.errors import BackendError, JobError, LagomError
-from lagom_overlap.job.plan_file import read_rewrites
+from lagom_overlap.job.plan_file import read_rewrites, rewrites_toml
+from lagom_overlap.record import create_folder, write_private
+from lagom_overlap.workload.digest import graph_digest
 from lagom_overlap.workload.rewrite.steps import Rewrite
 from lagom_overlap.workload.rewrite.tables import table_of
 
@@ -41,7 +44,7 @@ class _Found(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class PlanFile:
-    """A plan's file in a planner's place: what `PlanPass` asks for rewrites."""
+    """A plan's file in a planner's place, or a folder of `save_plans`: what `PlanPass` asks for rewrites."""
 
     path: Path
 
@@ -51,7 +54,32 @@ class PlanFile:
         Raises:
             JobError: if the file is no plan, or one for another graph or number of ranks.
         """
-        return read_rewrites(self.path, capture.iteration, capture.num_ranks)
+        path = self.path
+        if path.is_dir():
+            path /= f"{graph_digest(capture.iteration)}.toml"
+            if not path.exists():
+                raise JobError(f"{str(self.path)!r} has no plan of this graph: {path.name!r} is missing")
+        return read_rewrites(path, capture.iteration, capture.num_ranks)
+
+
+def save_plans(plan_pass: PlanPass, folder: Path) -> tuple[Path, ...]:
+    """Writes the plan of every graph that was compiled into a new folder, each named by its graph; on rank 0 alone.
+
+    `PlanFile(folder)` then decides for the same program wherever it is compiled again, without a search or a clock.
+
+    Raises:
+        OutputError: if the folder exists already, or cannot be written.
+    """
+    if dist.get_rank() != 0:
+        return ()
+    create_folder(folder)
+    paths = []
+    for seen in plan_pass.seen:
+        iteration = seen.capture.iteration
+        paths.append(folder / f"{graph_digest(iteration)}.toml")
+        text = rewrites_toml("compiled", seen.rewrites, iteration, seen.capture.num_ranks, planner="compiled")
+        write_private(paths[-1], text)
+    return tuple(paths)
 
 
 def planned_step(step: Callable[..., Any], inputs: Sequence[Any], plan: Path) -> StreamedStep:

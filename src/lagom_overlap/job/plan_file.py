@@ -4,6 +4,7 @@ Format: docs/formats_plan.md.
 """
 
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -48,8 +49,15 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def plan_toml(job: str, plan: Plan, iteration: Iteration, num_ranks: int, times: str = "") -> bytes:
     """The file of a plan made for `iteration`; `times` says where its times came from."""
-    head = _Head(VERSION, plan.planner, graph_digest(iteration), num_ranks, job, times)
-    tables = [msgspec.to_builtins(table_of(step)) for step in plan.rewrites]
+    return rewrites_toml(job, plan.rewrites, iteration, num_ranks, planner=plan.planner, times=times)
+
+
+def rewrites_toml(
+    job: str, rewrites: Sequence[Rewrite], iteration: Iteration, num_ranks: int, *, planner: str, times: str = ""
+) -> bytes:
+    """The file of rewrites that somebody found for `iteration`."""
+    head = _Head(VERSION, planner, graph_digest(iteration), num_ranks, job, times)
+    tables = [msgspec.to_builtins(table_of(step)) for step in rewrites]
     return (_HEAD + tomli_w.dumps({"plan": msgspec.to_builtins(head), "rewrite": tables})).encode()
 
 

@@ -88,6 +88,7 @@ class CompareJson(msgspec.Struct, frozen=True, kw_only=True):
 
     job: str
     rows: list[CompareRow]
+    notes: list[str]
     partial: bool | msgspec.UnsetType = msgspec.UNSET
 
 

@@ -12,7 +12,6 @@ None of it is believed without measurements of this run (`tune/just_enough/warm.
 """
 
 import tomllib
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,7 @@ import msgspec
 
 from lagom_overlap.backends.base import Assignment, Failure, GroupProblem, Measurement, Outcome
 from lagom_overlap.backends.bundle import parse_header
-from lagom_overlap.collective import CommConfig, launch_of
+from lagom_overlap.collective import CommConfig
 from lagom_overlap.cost.nccl.choice import POINT_TO_POINT, candidates
 from lagom_overlap.cost.nccl.machines import on_topology
 from lagom_overlap.errors import BundleError, JobError, LagomError, SpaceError
@@ -33,15 +32,13 @@ from lagom_overlap.job.own_trace import is_own_run
 from lagom_overlap.job.spec import JobSpec
 from lagom_overlap.sim import GroupSimulator
 from lagom_overlap.tune.base import Problems
-from lagom_overlap.tune.journal import Entry, StepKind, entries_from_json
+from lagom_overlap.tune.journal import entries_from_json
 from lagom_overlap.tune.just_enough import JustEnough
-from lagom_overlap.tune.verdict import DEFAULT_ARM
-from lagom_overlap.tune.warm_start import Earlier, ExpectedWay, WarmSource, WarmStart, Ways
+from lagom_overlap.tune.warm_start import Earlier, ExpectedWay, WarmSource, WarmStart, Ways, earlier_of
 
 MEASUREMENTS: Final = "measurements.jsonl"
 MAX_BYTES: Final = 1 << 30
 MAX_CONFIGS_BYTES: Final = 1 << 24
-TUNED_ARM: Final = "tuned"
 
 
 def check_source(source: str) -> None:
@@ -105,7 +102,7 @@ def _of_run(path: Path, problems: Problems) -> WarmStart:
     if not recorded:
         return WarmStart(source=where)
     entries = entries_from_json(_only(lines[1:], {problem.group.name for problem in recorded}), tuple(recorded))
-    earlier = tuple(_earlier(problem, entries) for problem in recorded)
+    earlier = tuple(earlier_of(problem, entries) for problem in recorded)
     count = sum(len(done) for held in earlier for done in held.runs.values())
     return WarmStart(source=f"{count} measurements of {len(earlier)} groups in {str(path)!r}", earlier=earlier)
 
@@ -121,33 +118,6 @@ def _only(lines: list[str], names: set[str]) -> list[str]:
             raise BundleError(f"line {number} of the measurements is damaged: {error}") from None
         kept.append(msgspec.json.encode(row).decode())
     return kept
-
-
-def _earlier(problem: GroupProblem, entries: tuple[Entry, ...]) -> Earlier:
-    name, runs = problem.group.name, defaultdict[Assignment, list[Measurement]](list)
-    arms = defaultdict[str | None, list[Measurement]](list)
-    tuned: Assignment | None = None
-    for entry in entries:
-        outcome = entry.outcomes.get(name)
-        if not isinstance(outcome, Measurement):
-            continue
-        assignment = entry.step.assignments[name]
-        if launch_of(assignment).is_untouched:
-            runs[assignment].append(outcome)
-        if entry.step.kind is StepKind.VERDICT:
-            arms[entry.step.arm].append(outcome)
-            tuned = tuple(assignment) if entry.step.arm == TUNED_ARM else tuned
-    return Earlier(
-        problem=problem,
-        runs={assignment: tuple(done) for assignment, done in runs.items()},
-        best=tuned if _is_faster(arms[TUNED_ARM], arms[DEFAULT_ARM]) else None,
-    )
-
-
-def _is_faster(tuned: list[Measurement], default: list[Measurement]) -> bool:
-    if not tuned or not default:
-        return False
-    return Measurement.from_runs(tuned).makespan_s < Measurement.from_runs(default).makespan_s
 
 
 class _Configs(msgspec.Struct):

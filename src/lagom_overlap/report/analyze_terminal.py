@@ -34,6 +34,8 @@ MAX_ADVICE: Final = 5
 MAX_WARNINGS: Final = 4
 MAX_KINDS: Final = 4
 MAX_CHANGES: Final = 5
+_RAGGED: Final = 12
+"""Columns that a break between words may leave empty at the end of a name's first line."""
 
 
 def plain(text: str) -> str:
@@ -49,13 +51,14 @@ def _short(text: str, width: int) -> str:
 def _table(
     title: str, columns: Sequence[tuple[str, int]], rows: Sequence[Sequence[str]], most: int, tail: str
 ) -> RenderableType:
-    """A table whose first column is a name, the others numbers of a fixed width."""
+    """A table whose first column is a name on at most two lines, the others numbers of a fixed width."""
     table = Table(box=None, width=WIDTH, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim", title_justify="left")
-    table.add_column(title, no_wrap=True, overflow="ellipsis", ratio=1)
+    table.add_column(title, overflow="fold", ratio=1)
+    room = WIDTH - sum(width + 1 for _, width in columns)
     for name, width in columns:
         table.add_column(name, justify="right", no_wrap=True, width=width)
     for name, *cells in rows[:most]:
-        table.add_row(Text(_short(name, WIDTH)), *(Text(plain(cell)) for cell in cells))
+        table.add_row(Text(_short(name, 2 * room - _RAGGED)), *(Text(plain(cell)) for cell in cells))
     if len(rows) > most:
         table.add_row(Text(f"and {len(rows) - most} more {tail}", style="dim"))
     return table

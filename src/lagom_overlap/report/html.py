@@ -30,6 +30,7 @@ from lagom_overlap.report.probes import GroupHistory, histories
 from lagom_overlap.report.rounds import ratio_figure, rounds_figure
 from lagom_overlap.report.sentences import (
     KNOB_WORDS,
+    busy_sentence,
     change_text,
     failure_sentences,
     headline,
@@ -155,17 +156,20 @@ def _verdict_words(report: TuneReport) -> tuple[str, str]:
 
 def _sentences(report: TuneReport) -> tuple[str, ...]:
     """The words that the tiles do not say already."""
-    share = report.engine_share
-    if share is None or share.engine is not None or report.changes_nothing:
-        return failure_sentences(report)
-    return (share_sentence(report), *failure_sentences(report))
+    share, busy = report.engine_share, busy_sentence(report)
+    tail = (*failure_sentences(report), busy) if busy else failure_sentences(report)
+    return (
+        tail if share is None or share.engine is not None or report.changes_nothing else (share_sentence(report), *tail)
+    )
 
 
 def _changes_note(report: TuneReport) -> str:
     if report.is_prediction:
         times = "Times are the fitted model's."
     elif report.verdict is not None:
-        times = "Times are medians of the A/B's rounds."
+        times = (
+            "Times are medians of the A/B's rounds; the ratios above are of pairs, so the two differ where rounds do."
+        )
     elif any(entry.step.kind is StepKind.VERDICT for entry in report.entries):
         times = "The A/B was not finished: times are medians of the rounds that ran, and prove nothing."
     else:

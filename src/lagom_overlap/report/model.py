@@ -118,11 +118,13 @@ class TuneReport:
 class CompareRow:
     """One tuner of `lagom compare`: `regret_over_best` is makespan over the best tuner's, minus 1.
 
-    The last three are None where the user ended the comparison before the results were measured side by side.
+    `speedup_interval` is the 95 % interval of `speedup_over_default`, None where there are too few pairs for one. All
+    but the measurements are None where the user ended the comparison before the results were measured side by side.
     """
 
     tuner: str
     num_measurements: int
     makespan_s: float | None
     speedup_over_default: float | None
+    speedup_interval: tuple[float, float] | None
     regret_over_best: float | None

@@ -9,6 +9,7 @@ from lagom_overlap.report.model import ENGINE_DEFAULT, TuneReport
 from lagom_overlap.report.probes import GroupHistory, Probe
 from lagom_overlap.report.sentences import (
     KNOB_WORDS,
+    busy_sentence,
     change_text,
     comm_time,
     config_text,
@@ -179,12 +180,13 @@ def _tile(name: str, what: str, ratio: PairedRatio) -> Tile:
 
 
 def sentences(report: TuneReport) -> tuple[str, ...]:
-    """What part is engine, what part is tuning, how far a fixed setting would have come, and what failed."""
+    """What part is engine, what part is tuning, how far a fixed setting would have come, what failed and disturbed."""
     if report.changes_nothing:
         return ()
     if report.is_prediction:
         return failure_sentences(report)
-    return tuple(text for text in (share_sentence(report), fixed_sentence(report), *failure_sentences(report)) if text)
+    found = (share_sentence(report), fixed_sentence(report), *failure_sentences(report), busy_sentence(report))
+    return tuple(text for text in found if text)
 
 
 def probe_rows(history: GroupHistory) -> tuple[ProbeRow, ...]:

@@ -7,6 +7,8 @@ from lagom_overlap.tune.journal import StepKind
 from lagom_overlap.tune.verdict import DEFAULT_ARM, TUNED_ARM, PairedRatio, Verdict
 from lagom_overlap.units import format_bytes
 
+_ON_CPU = ("gloo", "workers")
+"""Backends whose ranks share this machine's cores with whatever else runs there."""
 KNOB_WORDS = {
     "algorithm": "algorithm",
     "protocol": "protocol",
@@ -180,6 +182,23 @@ def fixed_sentence(report: TuneReport) -> str:
     return (
         f"Tuned is {_speed_text(ratio, than)} "
         f"(quartiles {quartiles_text(ratio)}, {ratio.num_wins}/{ratio.num_pairs} wins)."
+    )
+
+
+def busy_sentence(report: TuneReport) -> str:
+    """That other work took the cores of a run on this machine's CPUs that was not adopted; else empty.
+
+    A rank keeps about two threads busy, computing and communicating; a load beyond that and the cores is not ours.
+    """
+    judged = report.verdict is not None and not report.verdict.adopted and not report.changes_nothing
+    load, cores = report.machine.get("load_1min"), report.machine.get("cores")
+    if not judged or report.backend not in _ON_CPU or load is None or cores is None:
+        return ""
+    num_ranks = max(op.collective.num_ranks for problem in report.problems for op in problem.group.comms)
+    if float(load) <= int(cores) + 2 * num_ranks:
+        return ""
+    return (
+        f"The machine was busy: a load of {load} on {cores} cores at the end. On a quiet one the quartiles are closer."
     )
 
 

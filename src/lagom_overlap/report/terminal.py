@@ -69,14 +69,15 @@ def compare_table(rows: Sequence[CompareRow]) -> Table:
     """One row per tuner, in the order given."""
     table = Table(box=None, width=WIDTH, pad_edge=False, header_style="dim")
     table.add_column("tuner", no_wrap=True, overflow="ellipsis", ratio=1)
-    for name in ("measurements", "makespan", "over default", "regret"):
-        table.add_column(name, justify="right", no_wrap=True, width=13)
+    for name, width in (("meas.", 7), ("makespan", 9), ("over default", 12), ("95 % interval", 16), ("regret", 8)):
+        table.add_column(name, justify="right", no_wrap=True, width=width)
     for row in rows:
         table.add_row(
             Text(_short(row.tuner, _NAME_WIDTH)),
             Text(str(row.num_measurements)),
             Text("-" if row.makespan_s is None else format_seconds(row.makespan_s)),
             Text("-" if row.speedup_over_default is None else f"{row.speedup_over_default:.3f}×"),
+            Text("-" if row.speedup_interval is None else "{:.3f} to {:.3f}".format(*row.speedup_interval)),
             Text("-" if row.regret_over_best is None else f"{row.regret_over_best * 100:.1f} %"),
         )
     return table

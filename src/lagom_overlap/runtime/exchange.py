@@ -12,6 +12,7 @@ words, however late one of them is, and nobody waits longer than the timeout. Th
     go/<w>          the answer: "yes" by the last rank that knows that all are ready, or somebody's "no"
     program/<f>     the step of fingerprint f, as the first rank saw it
     journal/<r>     the journal that rank r found at its start
+    place/<c>       how many ranks have met communicator c, which only the run's own id tells from others
 
 What a rank says and hears in a window does not grow with the ranks: it reads the plan, and the reports of at most
 `MOST_CHILDREN` others, which it merges into one. What the store's own process holds and answers does grow with them.
@@ -238,6 +239,10 @@ class Exchange:
     def program(self, fingerprint: str) -> Program:
         """A program that some rank published before it reported its fingerprint."""
         return decode(self._ask(lambda: self._store.get(f"program/{fingerprint}")), Program)
+
+    def place(self, communicator: str) -> int:
+        """A place in a communicator, from 0, that no other of its ranks has; asked for once."""
+        return self._ask(lambda: self._store.add(f"place/{communicator}", 1)) - 1
 
     def share_journal(self, text: str) -> None:
         """Publishes the journal that this rank found."""

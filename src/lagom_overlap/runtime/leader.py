@@ -26,10 +26,12 @@ from lagom_overlap.runtime.problems import JobProblems, job_problems, measuremen
 from lagom_overlap.runtime.program import Program
 from lagom_overlap.runtime.sites import SiteSetting
 from lagom_overlap.runtime.slow_phases import SlowPhases
+from lagom_overlap.runtime.warm import earlier_search, warm_start
 from lagom_overlap.runtime.watcher import Watcher
 from lagom_overlap.tune.base import Problems
 from lagom_overlap.tune.journal import Entry, Step, StepKind, entry_to_json
 from lagom_overlap.tune.study import Phase, Study
+from lagom_overlap.tune.warm_start import Earlier, WarmStart
 from lagom_overlap.units import format_seconds
 
 _log = logging.getLogger(__name__)
@@ -47,7 +49,7 @@ WATCHED_STEPS: Final = 4
 WATCHED_WINDOWS: Final = 8
 """Once settled, one window in so many is measured like that; in the others steps are only timed."""
 
-StudyFactory = Callable[[Problems], Study]
+StudyFactory = Callable[[Problems, WarmStart | None], Study]
 
 
 @dataclass(slots=True)
@@ -61,7 +63,8 @@ class _Trial:
 class Leader:
     """Tunes one job; `steps_apart` as in `Plan`.
 
-    `started` are settings that were found before: they take the place of a search if the job has all of their sites.
+    `started` are settings that were found before: they take the place of a search if the job has all of their sites,
+    and a search that comes all the same may begin with them, as it may with what an earlier one measured (`warm`).
     """
 
     def __init__(
@@ -78,7 +81,8 @@ class Leader:
         self._make_study = make_study
         self._num_ranks = num_ranks
         self._route_name = route_name
-        self._started = started
+        self._started = self._saved = started
+        self._searched: tuple[Earlier, ...] = ()
         self._steps_apart = steps_apart
         self._window = 0
         self._epoch = 0
@@ -179,17 +183,24 @@ class Leader:
 
     def _record(self, reason: str) -> Plan:
         self._set(())
+        self._remember()
         self._trial = self._study = self._job = None
         return self._give(State.RECORD, reason, self._options.window_steps, 1)
 
     def _freeze(self, reason: str) -> Plan:
         _log.warning("online tuning is frozen, everything runs untouched: %s", reason)
         self._set(())
+        self._remember()
         self._trial = self._study = None
         self._num_freezes += 1
         if self._num_freezes > MAX_FREEZES:
             return self._give(State.DONE, f"given up, everything runs untouched: {reason}", 1, 0)
         return self._give(State.FROZEN, reason, FROZEN_STEPS, FROZEN_STEPS - WATCHED_STEPS)
+
+    def _remember(self) -> None:
+        """What the search saw, before it is dropped."""
+        if self._study is not None and self._job is not None:
+            self._searched = earlier_search(self._job, self._study)
 
     def _again(self, reason: str) -> Plan:
         """The same window once more; after many, in long windows, untouched until something can be measured."""
@@ -239,7 +250,7 @@ class Leader:
             _log.warning(words, len(lacking), len(started))
         if not job.groups:
             return self._watch((), "nothing to tune: no setting reaches a collective of this job")
-        self._study = self._make_study(job.problems)
+        self._study = self._new_study(job)
         if self._verdict_steps() > self._options.max_steps:
             budget = f"max_steps is {self._options.max_steps}, the verdict alone takes {self._verdict_steps()} steps"
             return self._watch((), f"the budget is too small: {budget}")
@@ -249,9 +260,12 @@ class Leader:
         self._base = {}
         return self._next_trial()
 
+    def _new_study(self, job: JobProblems) -> Study:
+        return self._make_study(job.problems, warm_start(job, self._searched, self._saved))
+
     def _begin_with(self, settings: tuple[SiteSetting, ...], reason: str) -> Plan:
-        """In place of a search, once: after a drift the job is tuned as any other."""
-        self._started = ()
+        """In place of a search, once: after a drift the job is searched, and not by a journal of before."""
+        self._started, self._found_journal = (), ""
         return self._watch(settings, reason)
 
     def _take_up_journal(self, job: JobProblems, study: Study) -> None:
@@ -268,7 +282,7 @@ class Leader:
         except BundleError as error:
             _log.warning("starting anew: %s", error)
             kept = ()
-            self._study = self._make_study(job.problems)
+            self._study = self._new_study(job)
         header = header_line(name, f"online-{self._route_name}", job.problems, description="a running job")
         self._journal = [header, *(entry_to_json(entry, job.problems) for entry in kept)]
         self._journal_is_new = True

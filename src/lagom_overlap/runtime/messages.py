@@ -2,9 +2,10 @@
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Annotated, Final, TypeVar
 
 import msgspec
@@ -147,21 +148,44 @@ def balance_of(name: str, place: int, size: int, digest: str) -> int:
     return factor * _number(digest) % MODULUS
 
 
-def calls_of(records: Sequence[StepRecord], rank: int, num_ranks: int) -> tuple[dict[str, Calls], int]:
-    """The digest of each communicator's calls, in order, over the given steps; this rank's share of the balance."""
+def calls_of(
+    records: Sequence[StepRecord], rank: int, num_ranks: int, places: Mapping[str, int] = MappingProxyType({})
+) -> tuple[dict[str, Calls], int]:
+    """The digest of each communicator's calls, in order, over the given steps; this rank's share of the balance.
+
+    `places` are this rank's in communicators that go by their wire, by its name (`wires_of`); each of their ranks has
+    another one. What is set is set by role, so ranks that know such a communicator by different roles disagree, too.
+    """
     hashes: dict[CommunicatorId, hashlib._Hash] = defaultdict(hashlib.sha256)
     for record in records:
         for call in record.calls:
             words = f"{call.key.kind} {call.key.num_bytes} {call.key.occurrence};"
             hashes[call.key.communicator].update(words.encode())
+    wires = wires_of(records)
     found, balance = {}, 0
     for communicator, hashed in hashes.items():
-        ranks, size, digest = communicator.ranks, len(communicator.ranks), hashed.hexdigest()[:16]
-        name = _name(communicator)
+        ranks, size = communicator.ranks, len(communicator.ranks)
+        if wire := wires.get(communicator):
+            hashed.update(f"{communicator.description}#{communicator.creation_order}".encode())
+        name, digest = wire or _name(communicator), hashed.hexdigest()[:16]
         found[name] = Calls(rank=rank, digest=digest, num_ranks=1, size=size)
-        if rank in ranks and max(ranks) < num_ranks:  # else not all of its ranks report
-            balance += balance_of(name, ranks.index(rank), size, digest)
+        if wire:
+            place = places.get(wire, size)
+        else:
+            place = ranks.index(rank) if rank in ranks and max(ranks) < num_ranks else size
+        if place < size <= num_ranks:  # else not all of its ranks report
+            balance += balance_of(name, place, size, digest)
     return found, balance % MODULUS
+
+
+def wires_of(records: Sequence[StepRecord]) -> dict[CommunicatorId, str]:
+    """The communicators called in some steps that their ranks know by their wire, and its name."""
+    return {
+        call.key.communicator: f"of {len(call.key.communicator.ranks)} ranks, {wire}"
+        for record in records
+        for call in record.calls
+        if (wire := record.wires.get(call.key.communicator))
+    }
 
 
 @lru_cache(maxsize=1024)

@@ -31,7 +31,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from lagom_overlap.collective import ConfigKey, LaunchConfig, LaunchScope, LaunchSpace
 from lagom_overlap.errors import BackendError, BundleError, LagomError, UnknownNameError
-from lagom_overlap.job.build import check_tuner_name, make_tuner, searches_launches
+from lagom_overlap.job.build import check_tuner_name, make_tuner, searches_launches, takes_warm_start
 from lagom_overlap.record import utc_now
 from lagom_overlap.runtime.adapters.base import Adapter
 from lagom_overlap.runtime.adapters.calls import CallsAdapter
@@ -43,7 +43,7 @@ from lagom_overlap.runtime.exchange import Exchange, Store
 from lagom_overlap.runtime.gloo_route import GlooRoute
 from lagom_overlap.runtime.job_profiler import OWN_PROFILER, why_not_now
 from lagom_overlap.runtime.journal import JournalFile
-from lagom_overlap.runtime.leader import Leader
+from lagom_overlap.runtime.leader import Leader, StudyFactory
 from lagom_overlap.runtime.member import Member
 from lagom_overlap.runtime.messages import State
 from lagom_overlap.runtime.nccl_route import nccl_in_use, open_nccl_route
@@ -53,6 +53,7 @@ from lagom_overlap.runtime.saved import SavedSettings, read_saved, write_saved
 from lagom_overlap.runtime.sites import SiteSetting, key_of
 from lagom_overlap.tune.base import Problems
 from lagom_overlap.tune.study import Study
+from lagom_overlap.tune.warm_start import WarmStart
 
 _log = logging.getLogger(__name__)
 
@@ -293,12 +294,22 @@ def _settable(options: OnlineOptions, compute: ComputeRoute) -> OnlineOptions:
     return options
 
 
-def _study_factory(options: OnlineOptions) -> Callable[[Problems], Study]:
+def _study_factory(options: OnlineOptions) -> StudyFactory:
     launches = LaunchSpace(sm_carveouts=options.sm_carveouts, scope=LaunchScope.STEP)
+    takes_warm = takes_warm_start(options.tuner)
 
-    def make(problems: Problems) -> Study:
+    def make(problems: Problems, warm: WarmStart | None) -> Study:
         problems = tuple(replace(problem, launches=launches) for problem in problems)
-        tuner = make_tuner(options.tuner, problems, seed=options.seed, options=options.tuner_options, guarded=True)
+        if warm is not None and takes_warm:
+            _log.info("the search begins with %s", warm.source)
+        tuner = make_tuner(
+            options.tuner,
+            problems,
+            seed=options.seed,
+            options=options.tuner_options,
+            guarded=True,
+            warm=warm if takes_warm else None,
+        )
         return Study(problems, tuner, seed=options.seed, num_pairs=options.num_pairs)
 
     return make

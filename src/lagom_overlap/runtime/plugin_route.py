@@ -3,6 +3,11 @@
 What a step calls is told by the plug-in's own record: what NCCL asked, on which communicator, with which bytes, as
 which occurrence. So the keys of a table are those that the plug-in will look up. A communicator is named by what NCCL
 tells a tuner: its ranks, its nodes and its place among the equal ones of this process, the same in every run of a job.
+That is a role, which several communicators have: the tensor-parallel ones of two pipeline stages, say, whose calls may
+differ. From interface version 5 on (NCCL 2.28) NCCL also tells an id of the communicator itself, equal on all of its
+ranks and new in every run: it is no name to save, but it tells which ranks must make the same calls, and must know
+their communicator by the same role. Before, all ranks of a role must make the same calls, or the tuning is frozen; and
+there is no telling whether ranks count overlapping communicators of one size (pairs in a ring) in different orders.
 
 What may be tried is what NCCL offered in its cost tables (`plugin.space`).
 
@@ -12,6 +17,7 @@ Where they do not match (grouped calls share a kernel), the step is not timed.
 
 import logging
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -28,11 +34,14 @@ from lagom_overlap.plugin import (
 )
 from lagom_overlap.plugin.record_log import Flag, Implementation
 from lagom_overlap.plugin.space import tuner_space
+from lagom_overlap.plugin.table_writer import CallSite
 from lagom_overlap.runtime.plugin_route_events import TimedCall, step_record
 from lagom_overlap.runtime.route import StepRecord
 
 _log = logging.getLogger(__name__)
 
+FIRST_WITH_IDS: Final = 5
+"""The tuner interface whose communicators have ids that all ranks know."""
 _EXACT: Final = (CollectiveKind.ALL_GATHER, CollectiveKind.BROADCAST)
 
 
@@ -88,7 +97,7 @@ class PluginRoute:
             table,
             generation=epoch,
             communicators=self._process(),
-            calls_per_step={(k.communicator, k.kind, k.num_bytes): self._num_calls(k) for k, _ in table},
+            calls_per_step=self._num_calls(table),
         )
         for lost in encoded.left_out:
             _log.warning("%s of %d bytes: %s", lost.key.kind, lost.key.num_bytes, lost.what)
@@ -121,7 +130,7 @@ class PluginRoute:
         decisions = self._take()
         keys = [self._key(decision) for decision in decisions]
         self._calls_per_step = Counter((key.communicator, key.kind, key.num_bytes) for key in keys)
-        return step_record(keys, duration_s, timed)
+        return replace(step_record(keys, duration_s, timed), wires=self._wires())
 
     def close(self) -> None:
         """See `Route`."""
@@ -147,6 +156,10 @@ class PluginRoute:
         several = [known for known in self._known.values() if known.num_ranks > 1]
         return list(dict.fromkeys(ProcessCommunicator(_name(known), known.num_nodes) for known in several))
 
+    def _wires(self) -> dict[CommunicatorId, str]:
+        """NCCL's ids of this run, where it tells them: equal on all ranks of a communicator, and on no others."""
+        return {_name(k): f"{k.comm_id:016x}" for k in self._known.values() if k.abi_version >= FIRST_WITH_IDS}
+
     def _key(self, decision: RecordedDecision) -> ConfigKey:
         return ConfigKey(
             communicator=_name(self._known[decision.comm_id]),
@@ -155,10 +168,16 @@ class PluginRoute:
             occurrence=decision.occurrence or 0,
         )
 
-    def _num_calls(self, key: ConfigKey) -> int:
-        """How often the key's site is called in a step; 0 where the last step does not tell."""
-        found = self._calls_per_step[key.communicator, key.kind, key.num_bytes]
-        return found if key.occurrence < found else 0
+    def _num_calls(self, table: ConfigTable) -> dict[CallSite, int]:
+        """How often each site of a table is called in a step; 0 where the last step does not tell.
+
+        A rank of another pipeline stage may call a site less often than the table has rows for it.
+        """
+        rows: Counter[CallSite] = Counter()
+        for key, _ in table:
+            site = key.communicator, key.kind, key.num_bytes
+            rows[site] = max(rows[site], key.occurrence + 1)
+        return {site: seen if num <= (seen := self._calls_per_step[site]) else 0 for site, num in rows.items()}
 
 
 def _name(known: RecordedCommunicator) -> CommunicatorId:

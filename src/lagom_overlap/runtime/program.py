@@ -62,8 +62,8 @@ class Program:
 class StepGroup:
     """Equal windows of a step: the same types of calls beside computation, ended by the same type of join.
 
-    `calls[j]` is the type of the j-th call that can be set by itself, `occurrences[j]` where in the step it is called, one for
-    each of the `count` windows; `members[w][j]` is its number in the program.
+    `calls[j]` is the type of the j-th call that can be set by itself, `occurrences[j]` where in the step it is called,
+    one for each of the `count` windows; `members[w][j]` is its number in the program.
     """
 
     name: str

@@ -14,7 +14,8 @@ Times are seconds since the step's begin on this rank. A collective on a device 
 the CPU by the engine's timers; either way the record has the same meaning. Needs no torch.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from math import isfinite
 from typing import Protocol
 
@@ -52,12 +53,14 @@ class StepRecord:
     """One step of one rank: its calls in the order in which they were issued.
 
     `is_timed` False: the sequence was recorded, the times mean nothing (the route could not measure this step, or was
-    not asked to).
+    not asked to). `wires` tells communicators apart whose names do not, because the route does not know their ranks:
+    what one is called on all of its ranks, and on no others, in this run.
     """
 
     duration_s: float
     calls: tuple[CallRecord, ...]
     is_timed: bool = True
+    wires: Mapping[CommunicatorId, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not (isfinite(self.duration_s) and self.duration_s >= 0):

@@ -5,14 +5,14 @@ be reported is a wish to stop.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
 from lagom_overlap.collective import ConfigKey, ConfigSpace
 from lagom_overlap.runtime.exchange import Exchange, StoreLost
-from lagom_overlap.runtime.messages import Plan, Report, calls_of, shape_of
+from lagom_overlap.runtime.messages import Plan, Report, calls_of, shape_of, wires_of
 from lagom_overlap.runtime.program import (
     GroupTimes,
     Program,
@@ -56,6 +56,7 @@ class Observer:
         self._exchange: Final = exchange
         self._route: Final = route
         self._is_exact_only: Final = is_exact_only
+        self._places: dict[str, int] = {}
         self.programs: dict[str, Program] = {}
 
     def report(self, window: Window, totals: Totals, stop: str) -> Report:
@@ -94,7 +95,9 @@ class Observer:
         if records and not shape and not void:
             void = "its measured steps were not alike"
         # What was not recorded whole is not compared: the window is measured again anyway.
-        calls, balance = ({}, 0) if void else calls_of(records, rank, self._exchange.num_ranks)
+        calls, balance = (
+            ({}, 0) if void else calls_of(records, rank, self._exchange.num_ranks, self._places_in(records))
+        )
         return Report(
             rank=rank,
             num_steps=totals.num_steps,
@@ -112,6 +115,13 @@ class Observer:
             journal_lines=totals.num_journal_lines,
             journal_rank=rank,
         )
+
+    def _places_in(self, records: Sequence[StepRecord]) -> Mapping[str, int]:
+        """This rank's places in communicators whose ranks it does not know; each is taken once."""
+        for wire in wires_of(records).values():
+            if wire not in self._places:
+                self._places[wire] = self._exchange.place(wire)
+        return self._places
 
     def _program(self, shape: str, records: Sequence[StepRecord]) -> Program:
         """The program of this shape that all ranks work by."""

@@ -4,14 +4,17 @@ None of it is trusted: a tuner that takes a warm start measures the default all 
 measurements contradict. Where an earlier run comes from (a run folder, a simulation, a trace) does not matter here.
 """
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
 from lagom_overlap.backends.base import Assignment, GroupProblem, Measurement
-from lagom_overlap.collective import Algorithm, CommConfig, Protocol
+from lagom_overlap.collective import Algorithm, CommConfig, Protocol, launch_of
+from lagom_overlap.tune.journal import Entry, StepKind
+from lagom_overlap.tune.verdict import DEFAULT_ARM, TUNED_ARM
 
 SIMILAR_BYTES: Final = 1.25
 """Collectives of one kind and number of ranks whose sizes differ by no more are taken for the same."""
@@ -72,6 +75,37 @@ class WarmStart:
         alike = [held for held in self.earlier if held.best is not None and held.is_like(problem)]
         alike.sort(key=lambda held: held.problem.group.name != problem.group.name)
         return alike[0].best if alike else None
+
+
+def earlier_of(problem: GroupProblem, entries: Iterable[Entry]) -> Earlier:
+    """What the journal of a run says of a group of it; the best is what was faster in its verdict, if that is known.
+
+    Runs beside a computation that was launched otherwise are left out.
+    """
+    name, runs = problem.group.name, defaultdict[Assignment, list[Measurement]](list)
+    arms = defaultdict[str | None, list[Measurement]](list)
+    tuned: Assignment | None = None
+    for entry in entries:
+        outcome = entry.outcomes.get(name)
+        if not isinstance(outcome, Measurement):
+            continue
+        assignment = entry.step.assignments[name]
+        if launch_of(assignment).is_untouched:
+            runs[assignment].append(outcome)
+        if entry.step.kind is StepKind.VERDICT:
+            arms[entry.step.arm].append(outcome)
+            tuned = tuple(assignment) if entry.step.arm == TUNED_ARM else tuned
+    return Earlier(
+        problem=problem,
+        runs={assignment: tuple(done) for assignment, done in runs.items()},
+        best=tuned if _is_faster(arms[TUNED_ARM], arms[DEFAULT_ARM]) else None,
+    )
+
+
+def _is_faster(tuned: Sequence[Measurement], default: Sequence[Measurement]) -> bool:
+    if not tuned or not default:
+        return False
+    return Measurement.from_runs(tuned).makespan_s < Measurement.from_runs(default).makespan_s
 
 
 def nearest_allowed(problem: GroupProblem, wanted: Assignment) -> Assignment | None:

@@ -18,6 +18,7 @@ from torch import nn  # noqa: E402
 from lagom_overlap.capture.fake_tensor import TrainingStep  # noqa: E402
 from lagom_overlap.capture.models.decoder import Decoder  # noqa: E402
 from lagom_overlap.capture.tensor_program import TracedProgram, trace_program  # noqa: E402
+from lagom_overlap.plan.deadline import Deadline  # noqa: E402
 from lagom_overlap.plan.sharding_search.choice import choose_sharding  # noqa: E402
 from lagom_overlap.plan.sharding_search.layouts import Layout  # noqa: E402
 from lagom_overlap.plan.sharding_search.problem import ShardingProblem, made_layouts  # noqa: E402
@@ -161,4 +162,4 @@ def test_any_sharding_gives_the_numbers_of_one_device(name: str, shape: tuple[in
 def test_the_chosen_sharding_gives_the_numbers_of_one_device(name: str) -> None:
     case = traced(name)
     problem = problem_of(case[0].program, 4)
-    check(problem, list(choose_sharding(problem, limit_s=40).choice), case)
+    check(problem, list(choose_sharding(problem, deadline=Deadline(40.0)).choice), case)

@@ -15,6 +15,7 @@ from small_programs import Program, machine, mlp_forward, mlp_training, problem_
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.errors import JobError
 from lagom_overlap.plan.base import PlanProblem
+from lagom_overlap.plan.deadline import Deadline
 from lagom_overlap.plan.predict import predict
 from lagom_overlap.plan.sharding_search.choice import Sharding, choose_sharding
 from lagom_overlap.plan.sharding_search.emit import emit
@@ -54,7 +55,7 @@ def random_program(seed: int) -> TensorProgram:
 @pytest.mark.parametrize("seed", range(6))
 def test_no_combination_is_cheaper_than_the_one_found(seed: int) -> None:
     problem = problem_of(random_program(seed), 4)
-    found = choose_sharding(problem, limit_s=50)
+    found = choose_sharding(problem, deadline=Deadline(50.0))
     assert found.is_optimal
     assert found.seconds == pytest.approx(min(problem.seconds(c) for c in combinations(problem)), abs=TICKS_S)
 
@@ -63,7 +64,7 @@ def test_no_combination_is_cheaper_on_a_mesh_of_two_dimensions() -> None:
     problem = problem_of(mlp_forward(256, 2048), 2, 2)
     nodes = tuple(replace(node, options=node.options[:: 3 if len(node.options) > 9 else 1]) for node in problem.nodes)
     fewer = replace(problem, nodes=nodes)
-    found = choose_sharding(fewer, limit_s=50)
+    found = choose_sharding(fewer, deadline=Deadline(50.0))
     assert found.seconds == pytest.approx(min(fewer.seconds(c) for c in combinations(fewer)), abs=TICKS_S)
 
 
@@ -141,7 +142,7 @@ def test_what_does_not_fit_at_all_is_refused_with_what_is_missing() -> None:
 @pytest.mark.parametrize("shape", [(4,), (2, 2)])
 def test_the_emitted_step_takes_what_the_search_counted(program: TensorProgram, shape: tuple[int, ...]) -> None:
     """Operators one after the other under the same times: computing and conversions, nothing else and nothing twice."""
-    found = choose_sharding(problem_of(program, *shape), limit_s=50)
+    found = choose_sharding(problem_of(program, *shape), deadline=Deadline(50.0))
     step = emit(found, name="small").iteration
     _, times = machine()
     assert sum(times.seconds(op) for op in step.ops) == pytest.approx(found.seconds, rel=1e-9)

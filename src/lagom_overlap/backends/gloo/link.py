@@ -11,6 +11,7 @@ Needs no privilege where user namespaces are allowed: `unshare`, `nsenter` (util
 
 import os
 import select
+import shlex
 import shutil
 import signal
 import subprocess
@@ -21,6 +22,8 @@ from lagom_overlap.errors import BackendError
 from lagom_overlap.units import GBIT_PER_S
 
 TOOLS: Final = ("unshare", "nsenter", "ip", "tc")
+_ADMIN_FOLDERS: Final = ("/usr/local/sbin", "/usr/sbin", "/sbin")
+"""Where `ip` and `tc` lie on systems that leave these out of an ordinary user's PATH."""
 _BURST: Final = "512kb"
 _QUEUE: Final = "16mb"
 _PROBE_BYTES_PER_S: Final = 125e6
@@ -29,15 +32,19 @@ _MIN_BYTES_PER_S: Final = 1e6
 _INSTEAD: Final = 'with the link "loopback" none is emulated'
 
 
+def _path() -> str:
+    return os.pathsep.join((os.environ.get("PATH", os.defpath), *_ADMIN_FOLDERS))
+
+
 def _missing_tools() -> list[str]:
-    return [tool for tool in TOOLS if shutil.which(tool) is None]
+    return [tool for tool in TOOLS if shutil.which(tool, path=_path()) is None]
 
 
 def _set_up(total_bytes_per_s: float, then: str) -> list[str]:
     """The command that enters a new namespace, shapes its loopback and then runs a shell command."""
     rate = f"{round(8 * total_bytes_per_s)}bit"
     script = (
-        "ip link set lo up && ip link set lo mtu 9000 && "
+        f"export PATH={shlex.quote(_path())}; ip link set lo up && ip link set lo mtu 9000 && "
         f"tc qdisc add dev lo root tbf rate {rate} burst {_BURST} limit {_QUEUE} && {then}"
     )
     return ["unshare", "--user", "--map-root-user", "--net", "sh", "-c", script]

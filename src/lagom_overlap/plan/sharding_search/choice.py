@@ -17,7 +17,7 @@ the variables of one. Memory is bounded at the moments where the last solution b
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ortools.sat.python import cp_model
@@ -27,27 +27,38 @@ from lagom_overlap.plan.cpsat.solver import new_solver, solve
 from lagom_overlap.plan.deadline import Deadline
 from lagom_overlap.plan.sharding_search.layouts import Held, Layout, local_bytes
 from lagom_overlap.plan.sharding_search.memory import Lifetimes
-from lagom_overlap.plan.sharding_search.problem import ShardingProblem
+from lagom_overlap.plan.sharding_search.problem import ShardingProblem, made_layouts, needed
 from lagom_overlap.units import format_bytes
 
 _TICK_S: Final = 1e-8
+_LIMIT_S: Final = 30.0
+"""Of a search that nobody limits."""
 _MAX_ROUNDS: Final = 12
 """Times that the limit is bounded at more moments before what is left counts as not to be had."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
-    """An option for every node of a problem; `is_optimal` as proved, layers tied or not as asked."""
+    """An option for every node of a problem; `is_optimal` as proved, layers tied or not as asked.
+
+    No combination takes less than `bound_s`, as far as that was proved.
+    """
 
     problem: ShardingProblem
     choice: tuple[int, ...]
     is_optimal: bool
     peak_bytes: int
+    bound_s: float = 0.0
 
     @property
     def seconds(self) -> float:
         """Computing and communication one after the other."""
         return self.problem.seconds(self.choice)
+
+    @property
+    def gap(self) -> float:
+        """How much of its time might be saved at most by another combination; 0 if none is cheaper."""
+        return 0.0 if self.is_optimal else max(0.0, 1.0 - self.bound_s / self.seconds)
 
 
 def choose_sharding(
@@ -55,23 +66,31 @@ def choose_sharding(
     *,
     memory_limit_bytes: int | None = None,
     tie_layers: bool = True,
-    limit_s: float = 30.0,
+    starts: Sequence[tuple[int, ...]] = (),
+    deadline: Deadline | None = None,
     seed: int = 0,
 ) -> Sharding:
-    """The cheapest combination that fits.
+    """The cheapest combination that fits: found here or one of `starts`, from the cheapest of which the solver begins.
+
+    The first option of every node (every rank does everything) is always a start.
 
     Raises:
         JobError: if nothing fits the memory limit (says by how much), or nothing was found in time.
     """
-    deadline = Deadline(limit_s)
+    deadline = deadline or Deadline(_LIMIT_S)
     lifetimes = Lifetimes(problem)
+    best = _cheapest(problem, lifetimes, [(0,) * len(problem.nodes), *starts], memory_limit_bytes)
     moments = lifetimes.likely_peaks()
     for _ in range(_MAX_ROUNDS):
         model = _Model(problem, tie_layers=tie_layers)
         if memory_limit_bytes is not None:
             for moment in moments:
                 model.bound_memory(lifetimes, moment, memory_limit_bytes)
+        if best is not None:
+            model.begin_with(best.choice)
         found = model.solved(deadline, seed)
+        if found is None and best is not None:
+            return replace(best, bound_s=model.bound_s)
         if found is None:
             lean = _Model(problem, tie_layers=tie_layers)
             lean.minimise_memory(lifetimes, moments)
@@ -82,11 +101,29 @@ def choose_sharding(
         choice, is_optimal = found
         peak, moment = lifetimes.peak(choice)
         if memory_limit_bytes is None or peak <= memory_limit_bytes:
-            return Sharding(problem=problem, choice=choice, is_optimal=is_optimal, peak_bytes=peak)
+            made = Sharding(
+                problem=problem, choice=choice, is_optimal=is_optimal, peak_bytes=peak, bound_s=model.bound_s
+            )
+            return made if best is None or made.seconds <= best.seconds else replace(best, bound_s=model.bound_s)
         if moment in moments:
             break
         moments = [*moments, moment]
+    if best is not None:
+        return best
     raise JobError(f"no sharding was found that fits the memory limit {format_bytes(memory_limit_bytes or 0)} in time")
+
+
+def _cheapest(
+    problem: ShardingProblem, lifetimes: Lifetimes, starts: Sequence[tuple[int, ...]], limit_bytes: int | None
+) -> Sharding | None:
+    """The cheapest of some combinations that can be had and fits."""
+    found = [
+        Sharding(problem=problem, choice=choice, is_optimal=False, peak_bytes=lifetimes.peak(choice)[0])
+        for choice in starts
+        if problem.seconds(choice) < float("inf")
+    ]
+    fitting = [one for one in found if limit_bytes is None or one.peak_bytes <= limit_bytes]
+    return min(fitting, key=lambda one: one.seconds, default=None)
 
 
 def _why_none(problem: ShardingProblem, leanest_bytes: int | None, limit_bytes: int | None) -> str:
@@ -109,6 +146,8 @@ class _Model:
         kinds = {node.name: node.kind if tie_layers else node.name for node in problem.nodes}
         self._kind_of = [kinds[node.name] for node in problem.nodes]
         self._cost: list[cp_model.LinearExprT] = []
+        self._preferred = 0  # ticks of the objective that are no time, at most
+        self.bound_s = 0.0
         self.option: dict[object, list[cp_model.IntVar]] = {}
         self._made: dict[str, dict[Layout, cp_model.LinearExpr]] = {}
         self.way: dict[tuple[str, object, Layout], dict[Layout, cp_model.IntVar]] = {}
@@ -127,7 +166,9 @@ class _Model:
             for variable, option in zip(self.option[kind], node.options, strict=True):
                 ticks = round(option.seconds / _TICK_S)
                 if not node.calls:  # between layouts that cost the same, a parameter is cut as finely as can be
-                    ticks += sum(Held.WHOLE in layout for _, layout in option.makes)
+                    uncut = sum(Held.WHOLE in layout for _, layout in option.makes)
+                    ticks += uncut
+                    self._preferred += uncut
                 self._cost.append(ticks * variable)
                 for value, layout in option.makes:
                     made[value][layout].append(variable)
@@ -169,7 +210,7 @@ class _Model:
         self, value: str, part: object, kinds: Sequence[object]
     ) -> dict[Layout, dict[Layout, cp_model.IntVar]]:
         asking: dict[Layout, list[cp_model.LinearExprT]] = defaultdict(list)
-        asked: list[set[Layout]] = []
+        asked: list[tuple[Layout, ...]] = []
         wanted = set(kinds)
         for node, kind in zip(self._problem.nodes, self._kind_of, strict=True):
             if kind not in wanted or not any(
@@ -178,11 +219,11 @@ class _Model:
                 continue
             by_layout: dict[Layout, list[cp_model.IntVar]] = defaultdict(list)
             for variable, option in zip(self.option[kind], node.options, strict=True):
-                for layout in {n.layout for n in option.needs if n.value == value and n.part == part}:
+                for layout in dict.fromkeys(n.layout for n in option.needs if n.value == value and n.part == part):
                     by_layout[layout].append(variable)
             for layout, variables in by_layout.items():
                 asking[layout].append(cp_model.LinearExpr.sum(variables))
-            asked.append(set(by_layout))
+            asked.append(tuple(by_layout))
         whole = self._problem.program.values[value]
         found: dict[Layout, dict[Layout, cp_model.IntVar]] = {}
         for layout, askers in asking.items():
@@ -200,6 +241,22 @@ class _Model:
             for before, made in self._made[value].items():
                 self._model.add(sum(found[layout][before] for layout in layouts if before in found[layout]) >= made)
         return found
+
+    def begin_with(self, choice: Sequence[int]) -> None:
+        """Gives the solver a whole solution."""
+        options = [node.options[number] for node, number in zip(self._problem.nodes, choice, strict=True)]
+        made = made_layouts(options)
+        asked = {(need.value, need.part, need.layout) for need in needed(options)}
+        hints: dict[int, tuple[cp_model.IntVar, bool]] = {}
+        for kind, number in zip(self._kind_of, choice, strict=True):
+            for place, variable in enumerate(self.option[kind]):
+                hints[variable.index] = (variable, place == number)
+        for key, ways in self.way.items():
+            for before, variable in ways.items():
+                hints[variable.index] = (variable, key in asked and before == made[key[0]])
+        self._model.clear_hints()
+        for variable, value in hints.values():
+            self._model.add_hint(variable, value)
 
     # Memory.
 
@@ -241,7 +298,11 @@ class _Model:
         """The number of the option of every node, and whether it was proved best; None if none was found."""
         solver = new_solver(deadline, num_workers=1, seed=seed)
         solver.parameters.linearization_level = 2  # the bound comes from the relaxation, see above
-        if not solve(solver, self._model, deadline):
+        has_solution = solve(solver, self._model, deadline)
+        # every term of the objective was rounded, by half a tick at most
+        ticks = solver.best_objective_bound - self._preferred - 0.5 * len(self._cost)
+        self.bound_s = max(0.0, ticks * _TICK_S)
+        if not has_solution:
             return None
         taken = {
             kind: next(number for number, variable in enumerate(variables) if solver.value(variable))

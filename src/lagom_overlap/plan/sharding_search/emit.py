@@ -173,7 +173,8 @@ class _Emitter:
     def _notes(self, parameters: Sequence[Value]) -> tuple[str, ...]:
         cut = sum(any(isinstance(place, int) for place in self._made[v.name]) for v in parameters)
         shape = "x".join(map(str, self._mesh.shape))
-        proof = "proved cheapest" if self._sharding.is_optimal else "not proved cheapest"
+        is_optimal, gap = self._sharding.is_optimal, self._sharding.gap
+        proof = "proved cheapest" if is_optimal else f"not proved cheapest: another may be {gap:.1%} cheaper, no more"
         return (
             f"Sharding found by search over a mesh of {shape} ranks ({proof}): {cut} of {len(parameters)} parameters "
             f"are cut; at most {format_bytes(self._sharding.peak_bytes)} held, optimizer state included.",

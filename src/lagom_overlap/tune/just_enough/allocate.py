@@ -2,7 +2,7 @@
 
 One collective's places at a time are searched, all others fixed, until none helps; then pairs are moved against each
 other (one faster, one gentler), which a maximum of two sums needs to get past its ridges. Nothing is measured. The
-search itself is `ls_best` in csrc/lagom_search.c.
+search itself is `ls_best` in csrc/lagom_search_allocate.c.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ class Allocation:
         mask = self._mask()
         forecast.model.run(
             "ls_best",
-            *(byref(forecast.evidence.struct), byref(forecast.struct), None if mask is None else address(mask)),
+            *(byref(forecast.struct), None if mask is None else address(mask)),
             *(address(begin), len(begin), self._doubt, address(found), address(makespan_s)),
         )
         return found if np.isfinite(makespan_s[0]) else None

@@ -8,7 +8,7 @@ import numpy as np
 
 from lagom_overlap.backends.base import GroupProblem, Measurement
 from lagom_overlap.tune.just_enough.forecast import Forecast
-from lagom_overlap.tune.just_enough.lattice import Floats, Ints
+from lagom_overlap.tune.just_enough.lattice import Floats, Ints, is_made_by_host
 from lagom_overlap.tune.just_enough.model import Evidence, Fit, GroupModel, Wires
 from lagom_overlap.tune.just_enough.pool import Lesson, Pool
 from lagom_overlap.tune.just_enough.sight import LEAST_S, Record, Sight
@@ -108,7 +108,7 @@ class Belief:
     ) -> tuple[Fit, bool]:
         """The fit, and whether it believes other runs."""
         victim, prior = self._model.victim, self._model.victim.prior
-        key = "body", victim.knows_grid
+        key = "body", victim.knowledge
         start = np.tile(prior.mean, (len(self._sms), 1)) if self._last is None else self._last.body.params
         found = evidence.fit_body(wires, self._sms, prior, start)
         pool.learn(key, name, Lesson.of(found, int(np.argmin(found.cost)), prior))
@@ -147,11 +147,11 @@ def first_belief(problem: GroupProblem, sight: Sight, first: Measurement) -> Bel
     """What is believed of a group before any fit, from its first measurement."""
     group, lattices = problem.group, sight.lattices
     most_channels = max(int(lattice.channels.max()) for lattice in lattices)
-    victim = victim_of(group, most_channels, max(first.comp_s, LEAST_S))
+    victim = victim_of(group, most_channels, max(first.comp_s, LEAST_S), by_host=is_made_by_host(lattices[0]))
     comm_s = np.maximum(np.array(first.comm_s), LEAST_S)
     return Belief(
         GroupModel(sight, victim),
-        wire_prior=wire_prior(lattices[0].kinds, sight.wire_bytes, comm_s),
+        wire_prior=wire_prior(lattices[0], sight.wire_bytes, comm_s),
         wire_key=wire_key(problem, sight),
     )
 

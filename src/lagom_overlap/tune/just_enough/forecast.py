@@ -3,6 +3,14 @@
 The communication's curve and the computation's slowdown are fitted one after the other, each from all measurements and
 all collectives (`belief.py`). What the curves miss is smoothed over the lattice (a Gaussian process of small
 amplitude), so that a forecast near a measurement follows the measurement, however wrong the curve is there.
+
+What the computations' curve misses is a sum over collectives, in logarithms: collective j, which is a share s_j of all
+communication (mean over the measurements), at place p_j adds s_j (f(p_j) + e_j(p_j)).
+
+    f     one for all, smooth: exp(-d^2 / 2) of the lattice's distance         variance body_sd^2
+    e_j   each one's own, steps: exp(-|NC - NC'| / 5), whatever the chunk      variance step_sd^2 / sum s^2
+
+So one measurement of four collectives at four places speaks of each place, and of other assignments that share any.
 """
 
 from ctypes import byref
@@ -32,15 +40,16 @@ class Forecast:
         self.lattices, self.num_comms = model.sight.lattices, len(model.sight.lattices)
         num_surfaces, num_kernels = len(model.sight.surfaces), model.victim.fluid.shape[-1]
         self._under = np.empty((num_surfaces, model.most_places, num_kernels))
-        self._reals = np.empty(num_kernels + len(evidence.record.num))
+        self._alone, self._rest = np.empty(num_kernels), np.empty((self.num_comms, model.most_places))
         self._fronts = np.empty((num_surfaces, model.most_places), dtype=np.int64)
         self._num_front = np.empty(num_surfaces, dtype=np.int64)
         self.struct = ForecastStruct(
             use=wires.struct.use,
+            pace=wires.struct.pace,
             comm_s=wires.struct.comm_s,
             under=address(self._under),
-            alone=address(self._reals),
-            weights=address(self._reals) + 8 * num_kernels,
+            alone=address(self._alone),
+            rest=address(self._rest),
             fronts=address(self._fronts),
             num_front=address(self._num_front),
         )
@@ -62,7 +71,7 @@ class Forecast:
         comm_s, comp_s = np.empty(len(places)), np.empty(len(places))
         call(
             "ls_times",
-            *(byref(self.model.struct), byref(self._evidence.struct), byref(self.struct), address(places), len(places)),
+            *(byref(self.model.struct), byref(self.struct), address(places), len(places)),
             *(address(comm_s), address(comp_s)),
         )
         return comm_s, comp_s

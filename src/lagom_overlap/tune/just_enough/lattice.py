@@ -100,3 +100,13 @@ def distances(lattice: Lattice, reach_channels: float = log(2.0), reach_chunk: f
     channels, chunks = np.log(lattice.channels) / reach_channels, np.log(lattice.chunk_bytes) / reach_chunk
     apart = np.subtract.outer(channels, channels) ** 2 + np.subtract.outer(chunks, chunks) ** 2
     return np.asarray(apart + 4.0 * (lattice.kind[:, None] != lattice.kind[None, :]))
+
+
+def step_likeness(lattice: Lattice, reach_channels: float = 5.0) -> Floats:
+    """How alike computations with unknown waves are beside two places: exp(-distance), in channels over the reach."""
+    return np.asarray(np.exp(-np.abs(np.subtract.outer(lattice.channels, lattice.channels)) / reach_channels))
+
+
+def is_made_by_host(lattice: Lattice) -> bool:
+    """Whether processor threads make the collectives: an engine of slices that, unlike NCCL, has no algorithms."""
+    return lattice.kinds[0][0] is None and bool(lattice.chunk_bytes.max() > 1)

@@ -1,4 +1,4 @@
-"""liblagom_search.so, spoken to through ctypes: structures as in `csrc/lagom_search.c`, numpy arrays as addresses."""
+"""liblagom_search.so, spoken to through ctypes: structures as in `csrc/lagom_search.h`, numpy arrays as addresses."""
 
 import ctypes
 from functools import cache
@@ -11,7 +11,7 @@ from lagom_overlap.errors import BackendError
 from lagom_overlap.plugin.library import installed_library
 
 LIBRARY_NAME: Final = "liblagom_search.so"
-VERSION: Final = 1
+VERSION: Final = 2
 
 _INT, _REAL, _POINTER = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
 
@@ -21,7 +21,7 @@ class LatticeStruct(ctypes.Structure):
 
     _fields_ = (
         ("num_places", _INT),
-        *((name, _POINTER) for name in ("channels", "chunk_bytes", "kind", "near", "near_root")),
+        *((name, _POINTER) for name in ("channels", "chunk_bytes", "kind", "near", "steps")),
     )
 
 
@@ -42,7 +42,7 @@ class GroupStruct(ctypes.Structure):
             )
         ),
         *((name, _POINTER) for name in ("lattices", "lattice_of", "wire_bytes", "fluid", "whole", "intensity")),
-        *((name, _REAL) for name in ("curve_sd", "collective_sd", "spot_sd", "body_sd")),
+        *((name, _REAL) for name in ("curve_sd", "collective_sd", "spot_sd", "body_sd", "step_sd")),
     )
 
 
@@ -60,7 +60,9 @@ class RecordStruct(ctypes.Structure):
 class ForecastStruct(ctypes.Structure):
     """`struct ls_forecast`."""
 
-    _fields_ = tuple((name, _POINTER) for name in ("use", "comm_s", "under", "alone", "weights", "fronts", "num_front"))
+    _fields_ = tuple(
+        (name, _POINTER) for name in ("use", "pace", "comm_s", "under", "alone", "rest", "fronts", "num_front")
+    )
 
 
 _ARGUMENTS: Final = {
@@ -69,8 +71,8 @@ _ARGUMENTS: Final = {
     "ls_wires": "ppppp",
     "ls_fit_body": "ppppippipppp",
     "ls_computations": "ppippp",
-    "ls_times": "ppppipp",
-    "ls_best": "pppppirppp",
+    "ls_times": "pppipp",
+    "ls_best": "ppppirppp",
 }
 """Of each function: p pointer, i whole number, r real number."""
 _LETTERS: Final = np.dtype(np.float64).char + np.dtype(np.int64).char + np.dtype(np.intp).char + np.dtype(np.uint8).char

@@ -2,11 +2,12 @@
 
 wire, a collective alone            `wire.py`
 computations beside collectives     `victim.py`
-what both curves miss               a Gaussian process over the lattice (`Evidence`)
+what both curves miss               Gaussian processes over the lattice (`Evidence`, `Forecast`)
 """
 
 from ctypes import addressof, byref, c_int64
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -20,19 +21,34 @@ from lagom_overlap.tune.just_enough.library import (
     call,
 )
 from lagom_overlap.tune.just_enough.sight import Record, Sight
-from lagom_overlap.tune.just_enough.victim import NUM_PARAMS, Victim
+from lagom_overlap.tune.just_enough.victim import NUM_PARAMS, Knowledge, Victim
 from lagom_overlap.tune.just_enough.wire import Prior
 
-CURVE_SD = 0.04
-"""How far the communication's curve may be off, smoothly, as a share."""
-COLLECTIVE_SD = 0.05
-"""How far one collective may be from the others at equal bytes."""
 SPOT_SD = 0.01
 """How far one collective at one place may be from all else."""
-BODY_SD = 0.02
-"""How far the computation's slowdown may be off, smoothly over assignments, where grids are known."""
-BLIND_BODY_SD = 0.04
-"""The same where they are not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Misfit:
+    """How far the curves may be off, as shares.
+
+    `curve_sd` the communication's, smoothly; `collective_sd` one collective against the others at equal bytes;
+    `body_sd` the computations' slowdown, smoothly and alike beside all collectives; `step_sd` that beside each by
+    itself, in steps of its channels, whole waves that nobody told of.
+    """
+
+    curve_sd: float
+    collective_sd: float
+    body_sd: float
+    step_sd: float
+
+
+MISFITS: Final = {
+    Knowledge.GRIDS: Misfit(curve_sd=0.04, collective_sd=0.05, body_sd=0.02, step_sd=0.0),
+    Knowledge.NONE: Misfit(curve_sd=0.04, collective_sd=0.05, body_sd=0.02, step_sd=0.04),
+    Knowledge.HOST: Misfit(curve_sd=0.08, collective_sd=0.3, body_sd=0.03, step_sd=0.02),
+}
+"""Gloo's reduce-scatter takes twice as long as its all-gather at equal bytes (recorded)."""
 NUM_STEPS = 8
 """Damped Gauss-Newton steps of a fit at most; it starts where the last one ended."""
 
@@ -59,7 +75,7 @@ class GroupModel:
     """One group's sight and victim as the library reads them; `work` counts what was computed, in evaluations."""
 
     def __init__(self, sight: Sight, victim: Victim) -> None:
-        self.sight, self.victim = sight, victim
+        self.sight, self.victim, misfit = sight, victim, MISFITS[victim.knowledge]
         lattices = [surface.lattice for surface in sight.surfaces]
         self.most_places = max(map(len, lattices))
         self._lattices = (LatticeStruct * len(lattices))(
@@ -70,7 +86,7 @@ class GroupModel:
                     address(surface.lattice.chunk_bytes),
                     address(surface.lattice.kind),
                     address(surface.near),
-                    address(surface.near_root),
+                    address(surface.steps),
                 )
                 for surface in sight.surfaces
             )
@@ -89,10 +105,11 @@ class GroupModel:
             fluid=address(victim.fluid),
             whole=address(victim.whole),
             intensity=address(victim.intensity),
-            curve_sd=CURVE_SD,
-            collective_sd=COLLECTIVE_SD,
+            curve_sd=misfit.curve_sd,
+            collective_sd=misfit.collective_sd,
             spot_sd=SPOT_SD,
-            body_sd=BODY_SD if victim.knows_grid else BLIND_BODY_SD,
+            body_sd=misfit.body_sd,
+            step_sd=misfit.step_sd,
         )
         self._work, self._num_calls = c_int64(0), 0
 
@@ -158,12 +175,14 @@ class Evidence:
 class Wires:
     """Every collective at every place: the curve, the smooth rest of all, its own factor, what one spot showed.
 
-    `comm_s` is (N, most places), `use` the share of the largest rate by surface (surfaces, most places).
+    `comm_s` is (N, most places), `use` and `pace` the shares of the largest rate of bytes
+    and of chunks by surface (surfaces, most places).
     """
 
     def __init__(self, evidence: Evidence, wire: Floats) -> None:
         model = evidence.model
         self.comm_s = np.empty((len(model.sight.lattices), model.most_places))
         self.use = np.empty((len(model.sight.surfaces), model.most_places))
-        self.struct = ForecastStruct(use=address(self.use), comm_s=address(self.comm_s))
+        self.pace = np.empty_like(self.use)
+        self.struct = ForecastStruct(use=address(self.use), pace=address(self.pace), comm_s=address(self.comm_s))
         model.run("ls_wires", byref(evidence.struct), address(wire), byref(self.struct))

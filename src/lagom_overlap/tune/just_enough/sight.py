@@ -15,6 +15,7 @@ from lagom_overlap.tune.just_enough.lattice import (
     distances,
     implementation,
     lattice_of,
+    step_likeness,
 )
 
 Places = tuple[int, ...]
@@ -25,32 +26,27 @@ LEAST_S = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Surface:
-    """A lattice and how alike its places are: exp(-d^2 / 2), and its root of degree N for a group of N collectives."""
+    """A lattice and how alike its places are: `near` to a smooth curve, `steps` to one of whole waves."""
 
     lattice: Lattice
     near: Floats
-    near_root: Floats
+    steps: Floats
 
 
 class Surfaces:
-    """The surfaces of an iteration: groups of equal spaces, defaults and numbers of collectives share theirs."""
+    """The surfaces of an iteration: collectives of equal spaces and defaults share theirs."""
 
     def __init__(self) -> None:
-        self._lattices: dict[object, tuple[Lattice, Floats]] = {}
         self._surfaces: dict[object, Surface] = {}
 
-    def of(self, space: ConfigSpace, default: CommConfig, kinds: tuple[Implementation, ...], num_comms: int) -> Surface:
-        """The surface of one collective among so many of its group."""
+    def of(self, space: ConfigSpace, default: CommConfig, kinds: tuple[Implementation, ...]) -> Surface:
+        """The surface of one collective."""
         key = space, default, kinds
-        if key not in self._lattices:
+        if key not in self._surfaces:
             lattice = lattice_of(space, default, kinds)
-            self._lattices[key] = lattice, distances(lattice)
-        lattice, apart = self._lattices[key]
-        if (key, num_comms) not in self._surfaces:
-            near_root = np.exp(-0.5 / num_comms * apart)
-            near = near_root if num_comms == 1 else self.of(space, default, kinds, 1).near
-            self._surfaces[key, num_comms] = Surface(lattice=lattice, near=near, near_root=near_root)
-        return self._surfaces[key, num_comms]
+            near = np.exp(-0.5 * distances(lattice))
+            self._surfaces[key] = Surface(lattice=lattice, near=near, steps=step_likeness(lattice))
+        return self._surfaces[key]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -88,7 +84,7 @@ def sight_of(problem: GroupProblem, surfaces: Surfaces) -> Sight:
     pairs = list(zip(problem.spaces, problem.default, strict=True))
     kinds = dict.fromkeys(implementation(space.subspace_of(default)) for space, default in pairs)
     kinds |= dict.fromkeys(implementation(subspace) for space in problem.spaces for subspace in space.subspaces)
-    found = [surfaces.of(space, default, tuple(kinds), len(pairs)) for space, default in pairs]
+    found = [surfaces.of(space, default, tuple(kinds)) for space, default in pairs]
     different = list(dict.fromkeys(map(id, found)))
     return Sight(
         surfaces=tuple(next(surface for surface in found if id(surface) == each) for each in different),

@@ -6,18 +6,18 @@ Form (spec, contention model, section 1, with its sharpness m left free), W wire
     s = NC / r (C / (C + C0))^q        channels over those that would fill the link; the cost per chunk
     R = B s / (1 + s^m)^(1/m) exp(-p NC)
 
-Here are the constants and what is believed of them; the curve itself is `predict_wire` in csrc/lagom_search.c.
+Here are the constants and what is believed of them; the curve itself is `predict_wire` in csrc/lagom_search_wire.c.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from math import log
+from math import log, sqrt
 from typing import Final
 
 import numpy as np
 
 from lagom_overlap.collective import Protocol
-from lagom_overlap.tune.just_enough.lattice import Floats, Implementation
+from lagom_overlap.tune.just_enough.lattice import Floats, Implementation, Lattice
 from lagom_overlap.units import KIB
 
 NUM_SHARED: Final = 8
@@ -34,6 +34,10 @@ class Prior:
     sd: Floats
 
 
+USUAL_CHUNK: Final = 256 * KIB
+"""Where the engine lets nobody choose."""
+HALF_CHUNK: Final = 0.86
+"""C0 over the middle of the chunks that a space offers, which are what its engine can make use of."""
 LN_LINK: Final = {Protocol.LL: log(0.5), Protocol.LL128: log(0.93)}
 """Share of the link that a protocol's flags leave to data (spec, contention model, section 1)."""
 LN_HALF_CHUNK: Final = {Protocol.LL: log(0.25), Protocol.LL128: log(0.25)}
@@ -51,13 +55,15 @@ def _kind_prior(kind: Implementation, first: Implementation) -> list[float]:
     return [change(LN_LINK), 0.5 * change(LN_LINK), change(LN_HALF_CHUNK), 0.0]
 
 
-def wire_prior(kinds: Sequence[Implementation], wire_bytes: Floats, default_comm_s: Floats) -> Prior:
+def wire_prior(lattice: Lattice, wire_bytes: Floats, default_comm_s: Floats) -> Prior:
     """What is believed before any fit, from the default's own times."""
+    least, most = float(lattice.chunk_bytes.min()), float(lattice.chunk_bytes.max())
+    middle = sqrt(least * most) if most > 1 else USUAL_CHUNK
     rate = float(wire_bytes.sum() / max(default_comm_s.sum(), 1e-12))
-    mean = [log(1.4 * rate), log(5.0), log(220 * KIB), log(0.03 * float(default_comm_s.mean()) + 1e-9)]
+    mean = [log(1.4 * rate), log(5.0), log(HALF_CHUNK * middle), log(0.03 * float(default_comm_s.mean()) + 1e-9)]
     mean += [log(1.4), log(0.75), log(0.1), 0.002]
     sd = [0.4, 0.6, 0.8, 1.0, 0.3, 0.3, 0.5, 0.002]
-    for kind in kinds[1:]:
-        mean += _kind_prior(kind, kinds[0])
+    for kind in lattice.kinds[1:]:
+        mean += _kind_prior(kind, lattice.kinds[0])
         sd += KIND_SD
     return Prior(np.array(mean), np.array(sd))

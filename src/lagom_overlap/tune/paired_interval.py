@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import comb
 from statistics import median
+from typing import Final
 
-CONFIDENCE = 0.95
+CONFIDENCE: Final = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class Comparison:
 
 
 def compared(baseline_s: Sequence[float], arm_s: Sequence[float], *, confidence: float = CONFIDENCE) -> Comparison:
-    """The comparison of paired times; with too few pairs for the confidence the interval is everything."""
+    """The comparison of paired times, at least one; with too few for the confidence the interval is everything."""
     ratios = sorted(base / arm for base, arm in zip(baseline_s, arm_s, strict=True))
     rank = _rank(len(ratios), confidence)
     low, high = (ratios[rank - 1], ratios[-rank]) if rank else (0.0, float("inf"))
