@@ -16,6 +16,7 @@ venv: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*.c csrc/*.h csrc/CMakeLists.txt)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "lagom-overlap needs Python 3.11 or newer; set PYTHON=..."; exit 2; }
+	@echo "Setting up $(VENV): a few minutes once; up to 6 GB where pip brings PyTorch with CUDA, 2 GB with its CPU build"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt scikit-build-core cmake ninja
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \

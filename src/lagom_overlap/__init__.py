@@ -1,7 +1,8 @@
-"""lagom-overlap: give each collective just enough of the machine."""
+"""lagom-overlap: give each collective just enough of the machine. What type checkers see is in `__init__.pyi`."""
 
 from importlib import import_module
 
+__all__ = ["OnlineOptions", "OnlineTuner", "__version__"]
 __version__ = "0.1.0"
 
 

@@ -1,10 +1,20 @@
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
-from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, Protocol, Transport, chunk_bytes_of_slice
-from lagom_overlap.cost import ContentionModel
+from lagom_overlap.collective import (
+    Algorithm,
+    Collective,
+    CollectiveKind,
+    CommConfig,
+    Protocol,
+    Transport,
+    chunk_bytes_of_slice,
+)
+from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.errors import SpaceError
+from lagom_overlap.hardware import load_preset
 from lagom_overlap.units import KIB, MIB
 
 AR = Collective(CollectiveKind.ALL_REDUCE, 32 * MIB, 8)
@@ -79,7 +89,7 @@ def test_protocols_that_cannot_take_the_chunks_are_left_out(nvlink_model: Conten
         (AG, {"algorithms": [Algorithm.TREE]}, "algorithms allows only tree, but all_gather has ring"),
         (AG, {"algorithms": [Algorithm.NVLS]}, "algorithms allows only nvls"),
         (A2A, {"protocols": [Protocol.LL128]}, "protocols allows only ll128"),
-        (AR, {"transports": [Transport.P2P]}, "transports allows p2p, but the simulated engine has no transport knob"),
+        (AR, {"transports": [Transport.SHM]}, "transports allows shm, but .* has p2p, copy_engine"),
         (AR, {"num_channels": [8, 84]}, r"num_channels allows 84; on A40 \(simulated\) it must lie in 1..83"),
         (AR, {"num_channels": [0]}, "num_channels allows 0"),
         (AR, {"num_channels": []}, "num_channels allows no value"),
@@ -94,3 +104,22 @@ def test_limits_that_cannot_be_are_refused_in_words(
 ) -> None:
     with pytest.raises(SpaceError, match=words):
         nvlink_model.space(collective, **limits)
+
+
+def test_copy_engines_are_one_more_subspace_of_what_they_carry() -> None:
+    model = ContentionModel(load_preset("h100_dgx"), load_profile("plausible"))
+    for collective, copies in ((AG, [CommConfig(transport=Transport.COPY_ENGINE)]), (AR, [])):
+        both = model.space(collective, transports=[Transport.COPY_ENGINE, Transport.P2P])
+        assert list(both) == [*model.space(collective), *copies]
+        assert model.space(collective, transports=[Transport.P2P]) == model.space(collective)
+        assert replace(model.default_config(collective), num_threads=None) in both
+    with pytest.raises(SpaceError, match="transports allows no value"):
+        model.space(AG, transports=[])
+
+
+def test_channels_whose_fifo_lies_in_host_memory_are_shared_memory(nvlink_model: ContentionModel) -> None:
+    cluster = nvlink_model.cluster
+    shared = ContentionModel(replace(cluster, intra=replace(cluster.intra, host_fifo=True)), load_profile("plausible"))
+    assert shared.space(AR, transports=[Transport.SHM]) == shared.space(AR)
+    with pytest.raises(SpaceError, match=r"transports allows p2p, but .* has shm, copy_engine"):
+        shared.space(AR, transports=[Transport.P2P])

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from math import exp, log, sqrt
+from math import exp, log, pi, sqrt
 from pathlib import Path
 
 import pytest
@@ -89,6 +89,13 @@ def test_more_passes_make_the_interval_narrower(tmp_path: Path) -> None:
     assert many[1] / many[0] < few[1] / few[0]
 
 
+def test_the_median_of_more_than_two_is_surer_by_less_than_their_mean(tmp_path: Path) -> None:
+    _, found = rows(bundle(tmp_path, *passes((10, 20, 10, 20), (8, 16, 8, 16))))
+    sigma = sqrt(4 * (log(2) / 2) ** 2 / 3)
+    reach = exp(1.96 * sigma * sqrt(pi / 4))
+    assert found.speedup_interval == pytest.approx((1.25 / reach, 1.25 * reach))
+
+
 def test_of_one_pass_there_is_no_interval(tmp_path: Path) -> None:
     _, found = rows(bundle(tmp_path, *passes((10,), (8,))))
     assert found.speedup_over_default == pytest.approx(1.25)
@@ -106,16 +113,18 @@ def test_two_tuners_with_one_result_have_one_figure(tmp_path: Path) -> None:
 def test_rounds_of_a_recorded_verdict_are_paired_by_their_number(tmp_path: Path) -> None:
     lines: list[Line] = [
         (UNTOUCHED_G, UNTOUCHED_H, 1.0, None),
-        (UNTOUCHED_G, UNTOUCHED_H, 2.0, None),
         (G_MIN, H_MIN, 4.0, None),
+        (G_MIN, H_MIN, 8.0, None),
         (G_MIN, H_MIN, 10.0, 1),
         (UNTOUCHED_G, UNTOUCHED_H, 50.0, 0),
         (G_MIN, H_MIN, 25.0, 0),
         (UNTOUCHED_G, UNTOUCHED_H, 20.0, 1),
+        (UNTOUCHED_G, UNTOUCHED_H, 24.0, None),
     ]
     (found,) = rows(bundle(tmp_path, *lines), "fixed_min")
-    # Pairs: first visits 1 over 4, rounds 50 over 25 and 20 over 10. The default's second visit has no partner.
+    # Pairs: first visits 1 over 4, second ones 24 over 8, rounds 50 over 25 and 20 over 10.
     assert found.speedup_over_default == 2.0
+    assert found.makespan_s == 5 * 9
 
 
 def test_failures_among_the_values_are_left_out(tmp_path: Path) -> None:

@@ -21,7 +21,9 @@ from lagom_overlap.plan.base import OpTimes, Plan, Planner, PlanProblem
 from lagom_overlap.plan.centauri.planner import Centauri
 from lagom_overlap.plan.concerto.planner import Concerto
 from lagom_overlap.plan.deadline import STEPS_PER_S, Deadline, Work
+from lagom_overlap.plan.memory import with_memory
 from lagom_overlap.plan.ours import Ours
+from lagom_overlap.plan.schedule import task_graph
 from lagom_overlap.plan.schedule.generation import Generation, Kind
 from lagom_overlap.plan.schedule.incumbent import Incumbent
 from lagom_overlap.plan.schedule.window_search import WindowSearch, race
@@ -128,17 +130,21 @@ def test_hashes_of_names_do_not_reach_the_plan():
 
 
 def test_a_race_on_two_threads_does_its_parts_of_the_work_and_no_more():
-    graph = random_graph(Random(3), 200)
+    problem, work = fsdp_problem(40), Work(0.4)
+    graph = with_memory(task_graph(problem), problem.iteration, depth=2, limit_bytes=None)
     generation = Generation(graph)
-    schedules = [generation.schedule(kind, [Random(n).random() for _ in range(200)]) for n in range(4) for kind in Kind]
+    random = Random(7)
+    starts = [generation.schedule(Kind.SERIAL, [random.random() for _ in graph.names]) for _ in range(4)]
     found = []
-    for _ in range(3):
-        ends = Deadline.of_work(Work(0.4))
+    for _ in range(4):
+        ends = Deadline.of_work(work)
         incumbent = Incumbent(1, ends)
-        race(graph, schedules, incumbent, deadline=ends)
-        found.append((incumbent.best, ends.elapsed_s))
-    assert found[0] == found[1] == found[2]
-    assert found[0][1] < 1.5 * 0.4e6 / STEPS_PER_S
+        race(graph, starts, incumbent, deadline=ends)
+        found.append((incumbent.best, ends.elapsed_s * STEPS_PER_S))
+    assert found == [found[0]] * 4
+    best, steps = found[0]
+    assert best.makespan < min(start.makespan for start in starts)
+    assert 0.95e6 * work.million_steps < steps < 1.1e6 * work.million_steps
 
 
 def test_work_counts_what_the_library_placed():

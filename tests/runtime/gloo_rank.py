@@ -92,6 +92,20 @@ class LostStore:
         raise RuntimeError("Connection reset by peer")
 
 
+def lose_last_word(exchange: Any) -> None:
+    """The connection breaks when this rank next waits for an answer after its last word."""
+    appears = exchange._appears
+
+    def lost(key: str, timeout_s: float) -> bool:
+        if not key.startswith("go/"):
+            return appears(key, timeout_s)
+        exchange._appears, exchange._store = appears, LostStore()
+        say("in doubt")
+        return False
+
+    exchange._appears = lost
+
+
 def say(words: str) -> None:
     sys.stdout.write(f"{words}\n")
     sys.stdout.flush()
@@ -121,6 +135,8 @@ def train(job: dict[str, Any], tuner_options: dict[str, Any] | None) -> dict[str
             states.append(str(tuner.state))
             if job["loses_store"] == [rank, step]:
                 tuner._member._exchange._store = LostStore()
+            if job["is_in_doubt"] == [rank, step]:
+                lose_last_word(tuner._member._exchange)
             if job["disable_at"] == step and rank == 1:
                 os.environ["LAGOM_DISABLE"] = "1"
             say(f"rank {rank} step {step}")

@@ -68,7 +68,7 @@ def test_slow_phases_that_end_by_themselves_are_told_with_their_number_length_an
         lengths.append(rng.randint(15, 45))
         times += steps(lengths[-1], sigma=sigma, seed=number, level=1.15)
         times += steps(rng.randint(60, 200), sigma=sigma, seed=1000 + number)
-    assert not watcher.see(times)
+    assert not watcher.see([2 * step_s for step_s in times])
     assert phases.num_over == 60
     assert abs(phases.longest_steps - max(lengths[-20:])) <= 2
     words = phases.words()
@@ -77,6 +77,25 @@ def test_slow_phases_that_end_by_themselves_are_told_with_their_number_length_an
     said = [int(word) for word in words.split() if word.isdigit()]
     assert abs(said[1] - sorted(lengths)[30]) <= 2
     assert abs(said[2] - max(lengths)) <= 2
+
+
+def test_a_handful_of_late_steps_is_no_slow_phase() -> None:
+    phases = SlowPhases()
+    times = steps(3000)
+    for begin in range(200, 3000, 100):
+        times[begin : begin + 4] = [1.5 * step_s for step_s in times[begin : begin + 4]]
+    assert not Watcher(1.08, PATIENCE, phases).see(times)
+    assert phases.num_over == 0
+
+
+def test_noise_does_not_end_what_lasts() -> None:
+    for seed in range(10):
+        phases = SlowPhases()
+        watcher = Watcher(1.08, 150, phases)
+        assert not watcher.see(steps(300, sigma=0.05, seed=seed))
+        found = alarm(watcher, steps(180, sigma=0.05, seed=seed, level=1.1))
+        assert found is not None
+        assert phases.num_over == 0
 
 
 def test_two_slow_phases_with_a_short_rest_between_them_are_two() -> None:

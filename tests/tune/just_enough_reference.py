@@ -245,12 +245,8 @@ class Forecast:
             for lattice, use, pace in zip(sight.lattices, use_of(sight, wire), pace_of(sight, wire), strict=True)
         ]
         rest = np.log(record.comp_s) - np.log(self.uncorrected_s(record.places))
-        whole_s = np.maximum(record.comp_s, record.comm_s.sum(axis=1))
-        self._shares = (record.comm_s / whole_s[:, None]).mean(axis=0)
-        self._common, self._own = (
-            misfit.body_sd**2,
-            misfit.step_sd**2 * self._shares.sum() ** 2 / (self._shares**2).sum(),
-        )
+        self._shares = (record.comm_s / record.comm_s.sum(axis=1, keepdims=True)).mean(axis=0)
+        self._common, self._own = misfit.body_sd**2, misfit.step_sd**2 / (self._shares**2).sum()
         cover = self._covariance(record.places) + np.diag(sigma**2 / record.num + LEAST_VARIANCE)
         self._weights = np.linalg.solve(cover, rest)
 

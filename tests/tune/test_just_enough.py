@@ -341,12 +341,11 @@ def changing(at: int, factor: float, first: Run) -> tuple[Run, Run]:
 @pytest.mark.parametrize("factor", [0.5, 1.6, 3.0])
 def test_where_computations_change_in_the_middle_it_begins_anew(factor: float) -> None:
     problems = (problem(SPACE, num_comms=2, default=DEFAULT),)
-    run, later = changing(3, factor, overlap(2))
+    run, later = changing(3, factor, overlap(2, comp_s=3e-3))
     tuner = JustEnough(problems)
     trials = drive(tuner, run)
     assert len(trials) <= 24
-    # Once for what has changed; a forecast that is only one of many possible ones may miss by as much, once more.
-    assert 1 <= sum("has the default's changed" in trial.reasons["g"] for trial in trials) <= 2
+    assert sum("has the default's changed" in trial.reasons["g"] for trial in trials) == 1
     found_s = makespan_s(later, tuner.recommend()["g"])
     assert found_s <= makespan_s(later, problems[0].default)
     assert factor < 1 or found_s <= 1.1 * shortest_s(problems, later)

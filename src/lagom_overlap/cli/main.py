@@ -6,7 +6,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import IO, Final
+from typing import Final
 
 from lagom_overlap import __version__
 from lagom_overlap.cli.output import EXIT_INTERRUPTED, say
@@ -22,7 +22,7 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> None:  # type: ignore[override]  # argparse exits here too; we keep it to one line
         self.exit(EXIT_INPUT, f"{self.prog}: {message}; see '{self.prog} --help'\n")
 
-    def _print_message(self, message: str, file: IO[str] | None = None) -> None:
+    def _print_message(self, message: str, file: object = None) -> None:
         """As argparse, but a stream that cannot be written is no bug of ours."""
         if file is sys.stdout:
             say(message.rstrip("\n"))

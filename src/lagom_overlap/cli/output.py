@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import os
 import sys
 from typing import Final
@@ -15,9 +16,9 @@ EXIT_INTERRUPTED: Final = 130
 WIDTH: Final = 80
 """Columns where stdout is no terminal, or one that does not say how wide it is."""
 _WRITTEN_OUT: Final = str.maketrans(
-    {"×": "x", "−": "-", "–": "-", "→": "->", "←": "<-", "…": "...", "Δ": "d", "≥": ">=", "≤": "<=", "“": '"', "”": '"'}
+    {"×": "x", "−": "-", "–": "-", "→": ">", "←": "<", "…": "~", "Δ": "d", "≥": ">=", "≤": "<=", "“": '"', "”": '"'}
 )
-"""What stands for our own characters where the terminal's encoding has none of them."""
+"""What stands for our own characters where the terminal's encoding has none of them; in tables, of the same width."""
 
 
 class _Page(io.StringIO):
@@ -33,13 +34,20 @@ def _encoding() -> str:
 
 
 def _encodable(text: str) -> str:
-    """The text; where stdout's encoding lacks characters, ours are written out and others escaped as in JSON."""
-    encoding = _encoding()
+    """The text with whatever stdout's encoding lacks escaped as in JSON."""
     try:
-        text.encode(encoding)
+        text.encode(_encoding())
     except UnicodeEncodeError:
-        return text.encode(encoding, "backslashreplace").decode(encoding)
+        return "".join(map(_escaped, text))
     return text
+
+
+def _escaped(char: str) -> str:
+    try:
+        char.encode(_encoding())
+    except UnicodeEncodeError:
+        return json.dumps(char)[1:-1]
+    return char
 
 
 def say(text: str) -> None:

@@ -1,7 +1,9 @@
 """What may be tried for one collective in the simulator: NCCL's choices, cut down to what a job allows.
 
 The first subspace is that of the untouched default. Threads stay with NCCL unless a job names them (the paper's
-section 3.2: their effect is negligible). Of transports only copy engines are modelled, where a job asks for them.
+section 3.2: their effect is negligible). Of transports copy engines are modelled, where a job asks for them: one more
+subspace, of one configuration, for the collectives that they carry. The others keep the transport of their channels,
+which no configuration names.
 """
 
 from collections.abc import Sequence
@@ -92,23 +94,32 @@ def _chunks(asked: Sequence[int] | None, kind: CollectiveKind) -> tuple[int, ...
     return tuple(sorted(set(asked)))
 
 
-def _copy_engine(collective: Collective, cluster: Cluster, transports: Sequence[Transport]) -> Subspace:
-    """The one configuration that copy engines have.
+def _channel_transport(cluster: Cluster) -> Transport:
+    """How channels cross between two GPUs of a node: through host memory where the FIFO lies there, else directly."""
+    return Transport.SHM if cluster.intra.host_fifo else Transport.P2P
+
+
+def _check_transports(collective: Collective, cluster: Cluster, transports: Sequence[Transport]) -> None:
+    """Refuses transports that are not there, and copy engines alone where they cannot carry the collective.
 
     Raises:
-        SpaceError: if another transport is asked for, or copy engines cannot carry the collective.
+        SpaceError: so.
     """
-    if set(transports) != {Transport.COPY_ENGINE}:
+    offered = (_channel_transport(cluster), Transport.COPY_ENGINE)
+    if not transports or not set(transports) <= set(offered):
         raise SpaceError(
-            f"transports allows {_listed(transports)}, but the simulated engine has no transport knob "
-            f"other than {Transport.COPY_ENGINE}"
+            f"transports allows {_listed(transports) or 'no value'}, "
+            f"but {cluster.name!r} (simulated) has {_listed(offered)}"
         )
-    if not copy_engine_available(collective.kind, on_topology(collective, cluster)[1]):
+    if set(transports) == {Transport.COPY_ENGINE} and not _has_copy_engine(collective, cluster):
         raise SpaceError(
             f"transports allows only {Transport.COPY_ENGINE}, which does not carry {collective.kind} of "
             f"{collective.num_ranks} ranks on {cluster.name!r}: all-gathers and all-to-alls of one node's NVLink"
         )
-    return Subspace(transport=Transport.COPY_ENGINE)
+
+
+def _has_copy_engine(collective: Collective, cluster: Cluster) -> bool:
+    return copy_engine_available(collective.kind, on_topology(collective, cluster)[1])
 
 
 def _ways(
@@ -144,14 +155,20 @@ def collective_space(
     """The space of a collective on a cluster within the limits given; None leaves a knob's own values.
 
     `default` is what the engine does untouched: its channels and chunk are among a knob's own values. A limit on
-    algorithms does not touch point-to-point collectives, which have none. A chunk or thread count that a protocol
+    algorithms does not touch point-to-point collectives, which have none; copy engines beside channels touch only what
+    they carry. A chunk or thread count that a protocol
     cannot take is left out of its subspaces; a subspace without values is dropped.
 
     Raises:
         SpaceError: if a value can never be set, or nothing is left.
     """
+    copied: tuple[Subspace, ...] = ()
     if transports is not None:
-        return ConfigSpace((_copy_engine(collective, cluster, transports),))
+        _check_transports(collective, cluster, transports)
+        if Transport.COPY_ENGINE in transports and _has_copy_engine(collective, cluster):
+            copied = (Subspace(transport=Transport.COPY_ENGINE),)
+        if _channel_transport(cluster) not in transports:
+            return ConfigSpace(copied)
     kind, intra = collective.kind, cluster.intra.kind
     ways = _ways(collective, cluster, collectives, default, (algorithms, protocols))
     channels = _channels(num_channels, default.num_channels or 1, cluster.gpu.num_sms, cluster.gpu.name)
@@ -185,4 +202,4 @@ def collective_space(
             f"{_listed([wire for _, wire in ways])} a chunk has at most {sizes} bytes (allowed: {_listed(chunks)}), "
             f"a block at most {most} threads (allowed: {_listed(threads) if threads else 'any'})"
         )
-    return ConfigSpace(tuple(subspaces))
+    return ConfigSpace((*subspaces, *copied))

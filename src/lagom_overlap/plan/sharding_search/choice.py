@@ -254,7 +254,7 @@ class _Model:
         for key, ways in self.way.items():
             for before, variable in ways.items():
                 hints[variable.index] = (variable, key in asked and before == made[key[0]])
-        self._model.clear_hints()
+        self._model.clear_hints()  # type: ignore[no-untyped-call]  # so in OR-Tools
         for variable, value in hints.values():
             self._model.add_hint(variable, value)
 

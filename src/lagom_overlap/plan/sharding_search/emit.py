@@ -173,8 +173,11 @@ class _Emitter:
     def _notes(self, parameters: Sequence[Value]) -> tuple[str, ...]:
         cut = sum(any(isinstance(place, int) for place in self._made[v.name]) for v in parameters)
         shape = "x".join(map(str, self._mesh.shape))
-        is_optimal, gap = self._sharding.is_optimal, self._sharding.gap
-        proof = "proved cheapest" if is_optimal else f"not proved cheapest: another may be {gap:.1%} cheaper, no more"
+        proof = "not proved cheapest, and how far it may be from it is not known: time ended the search"
+        if self._sharding.is_optimal:
+            proof = "proved cheapest"
+        elif self._sharding.bound_s:
+            proof = f"not proved cheapest: another may be {self._sharding.gap:.1%} cheaper, no more"
         return (
             f"Sharding found by search over a mesh of {shape} ranks ({proof}): {cut} of {len(parameters)} parameters "
             f"are cut; at most {format_bytes(self._sharding.peak_bytes)} held, optimizer state included.",

@@ -28,7 +28,7 @@ def implementation(of: Subspace | CommConfig) -> Implementation:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Lattice:
-    """One place per configuration: `channels` and `chunk_bytes` are 1 where the engine lacks the knob.
+    """One place per configuration; where a knob is lacking `channels` is 1 and `chunk_bytes` the largest of the others.
 
     `kind[p]` is the index of the place's implementation in `kinds`.
     """
@@ -85,10 +85,11 @@ def lattice_of(space: ConfigSpace, default: CommConfig, kinds: Sequence[Implemen
     configs = dict.fromkeys(config for subspace in space.subspaces for config in _places(subspace, default))
     if default in space:
         configs[default] = None
+    most_bytes = max(config.chunk_bytes or 1 for config in configs)
     return Lattice(
         configs=tuple(configs),
         channels=np.array([float(config.num_channels or 1) for config in configs]),
-        chunk_bytes=np.array([float(config.chunk_bytes or 1) for config in configs]),
+        chunk_bytes=np.array([float(config.chunk_bytes or most_bytes) for config in configs]),
         kind=np.array([kinds.index(implementation(config)) for config in configs], dtype=np.intp),
         kinds=tuple(kinds),
         place={config: index for index, config in enumerate(configs)},

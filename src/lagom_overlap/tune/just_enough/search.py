@@ -28,6 +28,7 @@ from lagom_overlap.tune.just_enough.forecast import Forecast
 from lagom_overlap.tune.just_enough.pool import Pool
 from lagom_overlap.tune.just_enough.regime import Regime
 from lagom_overlap.tune.just_enough.sight import LEAST_S, Places, Surfaces, record_of, sight_of
+from lagom_overlap.tune.just_enough.subspaces import Contender, Halving, kinds_at, name_of, outlooks, places_of_look
 
 NORMAL: Final = NormalDist()
 DOUBT: Final = 0.03
@@ -49,10 +50,6 @@ MOST_SURPRISES: Final = 3
 """As many in a row, and the model is not asked any more."""
 TOLERATED: Final = 0.005
 """A share by which an adopted assignment may be slower without harm."""
-MOST_SCOUTS: Final = 3
-"""Implementations that are measured although no forecast favours them."""
-HOPELESS: Final = 1.25
-"""Not even then, if the forecast is this much longer than the best."""
 WORK_PER_COMM: Final = 3_000
 """What a first plan takes, before any was made."""
 SHARES: Final = (0.6, 0.3, 1.0, 0.0)
@@ -94,7 +91,7 @@ class GroupSearch:
         self._num_planned = 0
         self._num_waited = 0
         self.expected_work = WORK_PER_COMM * len(problem.group.comms)
-        self._scouted: set[int] = set()
+        self._halving = Halving(self._sight)
         self._num_surprises = 0
         self._expected_s: float | None = None
         self._expected_comp_s: float | None = None
@@ -145,7 +142,7 @@ class GroupSearch:
         self._estimates_s = {}
         self._num_planned = self._regime.num_told - 1
         self._num_surprises = 0
-        self._scouted = set()
+        self._halving = Halving(self._sight)
 
     @property
     def _arms(self) -> Arms:
@@ -223,11 +220,23 @@ class GroupSearch:
         return lead + TOLERATED > self._confidence * sqrt(self._variance(arm) + self._variance(default))
 
     def _bar(self, assignment: Assignment) -> None:
-        """No more of the configurations of a failed assignment that never ran: any of them may be the reason."""
+        """No more of the configurations of a failed assignment that never ran: any of them may be the reason.
+
+        Where one implementation in it is new, that is the reason: it cannot run for these collectives.
+        """
         for j, config in enumerate(assignment):
             place = self._sight.lattices[j].place.get(config)
             if place is not None and not any(ran[j] == config for ran in self._arms.runs):
                 self._barred[j].add(place)
+        places = self._sight.places_of(assignment)
+        new = set() if places is None else kinds_at(self._sight, places) - self._measured_kinds()
+        for j, places_of_kind in self._halving.fail(new).items():
+            self._barred[j] |= places_of_kind
+
+    def _measured_kinds(self) -> set[Contender]:
+        """The implementations of which anything ran."""
+        ran = (self._sight.places_of(arm) for arm in self._arms.runs)
+        return {one for places in ran if places is not None for one in kinds_at(self._sight, places)}
 
     # Calibrate
 
@@ -263,31 +272,26 @@ class GroupSearch:
         return None
 
     def _scout(self, forecast: Forecast) -> Probe | None:
-        """One look at an implementation never measured, at its best by the forecast; None if it looks hopeless."""
+        """A look at implementations that may still be the best (`subspaces.py`); None where that is settled."""
+        best, halving, sight = self._best(), self._halving, self._sight
+        if best is None or not halving.num_looks:
+            return None
         assert self._belief is not None, "a forecast without a belief"
-        lattices, best = self._sight.lattices, self._best()
-        seen = {
-            int(lattice.kind[place])
-            for row in self._belief.record.places
-            for lattice, place in zip(lattices, row, strict=True)
-        }
-        new = [kind for kind in range(len(lattices[0].kinds)) if kind not in seen | self._scouted]
-        looks = []
-        for kind in new:
-            places = Allocation(forecast, self._barred, DOUBT).best_of_kind(kind)
-            if places is not None:
-                looks.append((float(forecast.makespans(places[None])[0]), kind, places))
-        if not looks or best is None:
+        base = self._places.get(best) or next(iter(self._places.values()))
+        rng = np.random.default_rng([self._seed, self._num_planned, halving.num_looks])
+        drawn = [self._belief.drawn(rng) for _ in range(halving.num_draws)]
+        known = set(self._places.values())
+        found = outlooks([forecast, *drawn], self._barred, base, known, DOUBT)
+        look = halving.next(found, self._estimate_s(best), self._measured_kinds())
+        if look is None:
             return None
-        expected_s, kind, found = min(looks, key=lambda look: look[:2])
-        assignment = self._sight.assignment_at(found.tolist())
-        if len(self._scouted) >= MOST_SCOUTS or expected_s > HOPELESS * self._estimate_s(best):
-            return None
-        self._scouted.add(kind)
+        assignment = sight.assignment_at(
+            places_of_look(look, found, forecast, barred=self._barred, base=base, doubt=DOUBT)
+        )
         if self._arms.knows(assignment):
             return None
-        names = "/".join(str(part) for part in lattices[0].kinds[kind] if part is not None)
-        return Probe(assignment=assignment, reason=f"scout: {names} was never measured")
+        names = ", ".join(name_of(sight, one) for one in look.contenders)
+        return Probe(assignment=assignment, reason=f"subspaces: {names} may be the best")
 
     def _favoured(self, forecast: Forecast, why: str) -> Probe | None:
         """What a forecast favours; None if it is known or promises too little."""

@@ -17,10 +17,10 @@ What it reads besides the measurements: bytes of the collectives, and the kernel
 where the group has them (`Kernel`: from a profiler's trace). Without grids the loss of SMs is a smooth curve, and the
 steps of whole waves are noise to it.
 
-Limits, by construction: threads stay as the default has them; a transport is a label like an algorithm, tried when the
-forecast favours it; noise is taken as independent from measurement to measurement (no drift); dependencies between the
-streams enter as a constant gap between Z and the longer stream only. What the curves cannot express at all and no probe
-happens upon, a cliff far from the default, stays unseen: the default is then what it is compared with, no more.
+Limits, by construction: threads stay as the default has them; a transport is a label like an algorithm (which are
+looked at: `subspaces.py`); noise is taken as independent from measurement to measurement (no drift); dependencies
+between the streams enter as a constant gap between Z and the longer stream only. What the curves cannot express at all
+and no probe happens upon, a cliff far from the default, stays unseen: the default is then what it is compared with.
 """
 
 from collections.abc import Mapping

@@ -36,9 +36,12 @@ UNKNOWN_SMS: Final = 108
 NUM_PARAMS: Final = 6
 """ln scale, share of whole waves (or ln extent of SM loss), ln a, ln g, ln F0, k."""
 TOLL_SD: Final = 0.02
-"""Of k on a GPU, where a channel's own SM makes its chunks."""
-HOST_TOLL_SD: Final = 0.3
-"""Of k where processor threads make them; fits to whole recorded surfaces: 0.4 to 1.2 on gloo, 0 on worker threads."""
+"""Of k on a GPU, about 0: a channel's own SM makes its chunks."""
+HOST_TOLL: Final = (0.4, 0.3)
+"""Mean and spread of k where processor threads make them; fits to whole recorded surfaces: 0.4 to 1.2 on gloo, 0 on
+worker threads."""
+HOST_LN_POLLUTION: Final = (log(0.1), 0.8)
+"""Of ln g there."""
 
 
 class Knowledge(StrEnum):
@@ -72,8 +75,10 @@ class Victim:
 def victim_of(group: OverlapGroup, most_channels: int, default_comp_s: float, *, by_host: bool) -> Victim:
     """The body of a group; `most_channels` bounds the table, `by_host`: processor threads make the collectives."""
     kernels = [op.work for op in group.computations if isinstance(op.work, Kernel)]
-    sd = np.array([0.05, 0.2, 0.6, 0.6, 0.5, HOST_TOLL_SD if by_host else TOLL_SD])
+    sd = np.array([0.05, 0.2, 0.6, 0.6, 0.5, TOLL_SD])
     mean = np.array([0.0, 0.9, log(0.3), log(0.2), log(6 * MIB), 0.0])
+    if by_host:
+        (mean[3], sd[3]), (mean[5], sd[5]) = HOST_LN_POLLUTION, HOST_TOLL
     channels = np.arange(most_channels + 1)
     if len(kernels) < len(group.computations):
         num_sms = max(UNKNOWN_SMS, most_channels + 1)

@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from lagom_overlap.collective import Protocol
+from lagom_overlap.collective import Protocol, Transport
 from lagom_overlap.tune.just_enough.lattice import Floats, Implementation, Lattice
 from lagom_overlap.units import KIB
 
@@ -42,17 +42,20 @@ LN_LINK: Final = {Protocol.LL: log(0.5), Protocol.LL128: log(0.93)}
 """Share of the link that a protocol's flags leave to data (spec, contention model, section 1)."""
 LN_HALF_CHUNK: Final = {Protocol.LL: log(0.25), Protocol.LL128: log(0.25)}
 """LL and LL128 carry flags with the data: no synchronisation per slice, so small chunks cost less (a guess)."""
+LN_COPY_CHANNEL: Final = log(16.0)
+"""Copy engines are one place with one channel, which nearly fills the link."""
 KIND_SD: Final = [0.12, 0.4, 0.7, 0.5]
 
 
 def _kind_prior(kind: Implementation, first: Implementation) -> list[float]:
-    """What a change of implementation does before anything is measured: only the protocol counts."""
-    (_, new, _), (_, old, _) = kind, first
+    """What a change of implementation does before anything is measured: the protocol counts, and a lack of channels."""
+    (_, new, way), (_, old, first_way) = kind, first
 
     def change(table: Mapping[Protocol, float]) -> float:
         return (table.get(new, 0.0) if new else 0.0) - (table.get(old, 0.0) if old else 0.0)
 
-    return [change(LN_LINK), 0.5 * change(LN_LINK), change(LN_HALF_CHUNK), 0.0]
+    copies = (way is Transport.COPY_ENGINE) - (first_way is Transport.COPY_ENGINE)
+    return [change(LN_LINK), 0.5 * change(LN_LINK) + copies * LN_COPY_CHANNEL, change(LN_HALF_CHUNK), 0.0]
 
 
 def wire_prior(lattice: Lattice, wire_bytes: Floats, default_comm_s: Floats) -> Prior:
