@@ -120,12 +120,24 @@ def test_files_go_where_they_are_asked_to(runs, capsys, tmp_path):
     assert (tmp_path / "nccl.env").stat().st_mode & 0o777 == 0o600
 
 
+def test_a_new_output_folder_is_made_and_private_but_not_for_a_form_that_is_refused(runs, capsys, tmp_path):
+    new = tmp_path / "new"
+    refused = ("--format", "env", "--format", "megatron_yaml", "--group", "fsdp=nope")
+    assert main(["export", str(runs / "model"), *refused, "--out", str(new)]) == 2
+    assert not new.exists()
+    capsys.readouterr()
+    code, _ = export(capsys, runs / "model", "--format", "env", "--out", new)
+    assert code == 0
+    assert new.stat().st_mode & 0o777 == 0o700
+    assert [held.name for held in new.iterdir()] == ["nccl.env"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["missing", "--format", "env"], "does not exist"),
         ([".", "--format", "env"], "no run folder"),
-        (["model", "--format", "env", "--out", "nowhere"], "output folder"),
+        (["model", "--format", "env", "--out", "nowhere/deeper"], "output folder"),
         (["model", "--format", "megatron_yaml", "--group", "fsdp=nope"], "no group 'nope'"),
         (["model", "--format", "sql"], "invalid choice"),
         (["model", "--format", "megatron_yaml", "--group", "fsdp"], "is not NAME=GROUP"),

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.gloo, pytest.mark.slow, pytest.mark
 
 
 @pytest.mark.parametrize(("rank", "step"), [(0, 13), (1, 18)])
-def test_a_rank_that_loses_the_store_in_a_search_is_untouched_at_the_same_step_as_the_others(
+def test_a_rank_that_loses_the_store_while_tuning_is_untouched_at_the_same_step_as_the_others(
     tmp_path: Path, rank: int, step: int
 ) -> None:
     running = GlooJob(tmp_path, kind="calls", steps=34, loses_store=(rank, step))
@@ -21,7 +21,7 @@ def test_a_rank_that_loses_the_store_in_a_search_is_untouched_at_the_same_step_a
     ranks = running.start().results()
     assert all(one["losses"] == one["stock"] for one in ranks)
     assert ranks[0]["states"] == ranks[1]["states"]
-    assert ranks[0]["states"][step] == "search"
+    assert ranks[0]["states"][step] in ("search", "verdict")
     assert ranks[0]["states"][-1] == "off"
     assert "the job's store does not answer" in ranks[rank]["reason"]
 

@@ -28,7 +28,9 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         metavar="NAME=GROUP",
         help="megatron_yaml: Megatron's group for a communicator of the run",
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder to write into (default: RUN)")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="folder to write into, made if it is not there (default: RUN)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     parser.set_defaults(run=run)

@@ -19,14 +19,14 @@ from lagom_overlap.deploy.env_file import env_file
 from lagom_overlap.deploy.megatron_yaml import check_groups, megatron_yaml
 from lagom_overlap.deploy.nvidia_csv import nvidia_csv
 from lagom_overlap.deploy.plugin_table import plugin_table
-from lagom_overlap.errors import BundleError, JobError, LagomError, OutputError
+from lagom_overlap.errors import BundleError, JobError, LagomError
 from lagom_overlap.hardware import Cluster
 from lagom_overlap.job.build import cluster_of, iteration_of
 from lagom_overlap.job.online_settings import is_online_settings, read_online_deployment
 from lagom_overlap.job.own_trace import is_own_run, read_own_run
 from lagom_overlap.job.spec import JobSpec
 from lagom_overlap.plugin import ProcessCommunicator
-from lagom_overlap.record import write_private
+from lagom_overlap.record import make_folder, write_private
 from lagom_overlap.workload import CommOp
 
 MAX_CONFIGS_BYTES: Final = 16 << 20
@@ -96,11 +96,11 @@ def run_export(request: ExportRequest) -> ExportJson:
     found = read_deployment(request.run)
     here = request.run if request.run.is_dir() else request.run.parent
     out = here if request.out is None else request.out
+    exports = [(wanted, _export(wanted, found.deployment, request)) for wanted in dict.fromkeys(request.formats)]
     if not out.is_dir():
-        raise OutputError(f"output folder {str(out)!r} does not exist")
+        make_folder(out)
     files = []
-    for wanted in dict.fromkeys(request.formats):
-        exported = _export(wanted, found.deployment, request)
+    for wanted, exported in exports:
         write_private(out / exported.name, exported.content)
         notes = [*exported.not_carried, *(found.notes if wanted is not Format.PERFETTO else ())]
         launch = found.deployment.launch

@@ -313,6 +313,28 @@ def compiled_with(plan_pass, step, inputs):
     return torch.compile(step, backend=backend, dynamic=False)(*inputs)
 
 
+def exchange_under_a_plan_file(folder, rewrites):
+    """A plan of rank 0's graph applied by every rank to its own, which exchanges other numbers of rows."""
+    from lagom_overlap.capture.fx import capture_fx
+    from lagom_overlap.job.plan_apply import planned_step
+    from lagom_overlap.job.plan_file import rewrites_toml
+
+    function, inputs = _exchange_equal_on_rank_0()
+    path = Path(folder) / "plan.toml"
+    if dist.get_rank() == 0:
+        with torch.enable_grad():
+            iteration = capture_fx(function, tuple(inputs), is_fake=True).iteration
+        path.write_bytes(rewrites_toml("case", rewrites, iteration, 4, planner="test"))
+    dist.barrier()
+    try:
+        planned = planned_step(function, inputs, path)
+    except JobError as error:
+        return str(error)
+    found = planned.run(inputs).outputs
+    planned.close()
+    return all(torch.equal(a, b) for a, b in zip(function(*inputs), found, strict=True))
+
+
 def by_inductor(plan_pass, step, inputs):
     """What a step gives, compiled by Inductor with the pass in it."""
     from torch._inductor import config

@@ -127,6 +127,13 @@ def test_the_compiler_pass_shows_the_planner_no_rows_that_are_unequal_on_another
         assert {f"{A2A}#0", f"{A2A}#1"} <= set(names)
 
 
+def test_a_plan_file_is_for_all_ranks_of_an_exchange_whatever_rows_they_have(ranks, tmp_path):
+    assert ranks.call("exchange_under_a_plan_file", str(tmp_path), (Split(A2A, 0, 3),)) == [True] * 4
+    said = ranks.call("exchange_under_a_plan_file", str(tmp_path), (Split(A2A, 1, 2),))
+    assert all("rank 1: " in text or text.startswith("plan ") for text in said)
+    assert all("shard axis is 1, must be 0 to 0" in text for text in said)
+
+
 def test_the_ranks_are_told_why_rank_0_has_no_plan(ranks):
     said = ranks.call("planner_that_refuses")
     assert said == ["JobError: nothing fits", *["JobError: rank 0: nothing fits"] * 3]

@@ -99,10 +99,10 @@ class Ordered:
 def solve_window(ordered: Ordered, begin: int, end: int, *, deadline: Deadline, seed: int = 0) -> Ordered | None:
     """The order with this part of it solved anew: as short or shorter, or None."""
     block, base = ordered.block(begin, end)
-    deadline.spend(OPERATOR_STEPS * len(ordered.order))
     solved = solve_block(ordered.graph, block, deadline=deadline, seed=seed)
     if solved is None:
         return None
+    deadline.spend(OPERATOR_STEPS * len(ordered.order))
     order = list(ordered.order)
     order[begin:end] = ordered_by_start(ordered.graph, block.tasks, {t: s + base for t, s in solved.starts.items()})
     made = Ordered.of(ordered.graph, order)

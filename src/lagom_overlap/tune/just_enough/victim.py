@@ -38,7 +38,7 @@ NUM_PARAMS: Final = 6
 TOLL_SD: Final = 0.02
 """Of k on a GPU, about 0: a channel's own SM makes its chunks."""
 HOST_TOLL: Final = (0.4, 0.3)
-"""Mean and spread of k where processor threads make them; fits to whole recorded surfaces: 0.4 to 1.2 on gloo, 0 on
+"""Mean and spread of k where processor threads make them; fits to whole recorded surfaces: 0.4 to 1.3 on gloo, 0 on
 worker threads."""
 HOST_LN_POLLUTION: Final = (log(0.1), 0.8)
 """Of ln g there."""
