@@ -6,7 +6,9 @@ from random import Random
 
 import pytest
 
-from subspaces import ALGORITHMS, KINDS, KindGroup, hunt, kinds_of, main, within
+from drawn_kinds import ALGORITHMS, KINDS, KindGroup
+from kind_searches import hunt, kinds_of, within
+from subspaces import main
 
 generator = import_module("overlap_generator")
 numpy = import_module("numpy")

@@ -15,6 +15,7 @@ from lagom_overlap.collective import Algorithm, CommConfig, ConfigSpace, Protoco
 from lagom_overlap.errors import SpaceError, UnknownNameError
 from lagom_overlap.tune import Problems
 from lagom_overlap.tune.just_enough import JustEnough
+from lagom_overlap.tune.just_enough.effort import EFFORTS, MOST_EFFORT
 from lagom_overlap.tune.just_enough.evidence import LEAST_SIGMA, PRIOR_SIGMA, Arms
 from lagom_overlap.tune.just_enough.lattice import lattice_of
 from lagom_overlap.tune.just_enough.pool import Lesson, Pool
@@ -162,7 +163,7 @@ def test_where_the_default_cannot_run_anything_that_does_replaces_it() -> None:
 
 def test_a_model_that_keeps_missing_is_not_asked_any_more() -> None:
     # Communication jumps by a factor of up to five from place to place.
-    rng = Random(3)
+    rng = Random(4)
     times = {config: 10 ** rng.uniform(0, 0.7) for config in SPACE}
 
     def run(name: str, assignment: Assignment) -> Measurement:
@@ -225,7 +226,7 @@ def test_a_second_implementation_that_is_faster_is_found() -> None:
 def test_an_effort_bounds_the_measurements(effort: str) -> None:
     run = overlap(2, noise=0.1)
     num_trials = len(drive(JustEnough((problem(SPACE, num_comms=2, default=DEFAULT),), effort=effort), run))
-    assert num_trials <= {"quick": 12, "normal": 24, "thorough": 60}[effort]
+    assert num_trials <= MOST_EFFORT * EFFORTS[effort].max_measurements
 
 
 def test_bad_options_are_refused() -> None:

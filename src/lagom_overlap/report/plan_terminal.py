@@ -18,13 +18,17 @@ MAX_ROWS: Final = 8
 
 
 def headline(result: PlanJson) -> str:
-    """One sentence: the iteration before and after, and how far from the bound."""
+    """One sentence: what was measured, where it ran, then the predicted iteration and how far it is from the bound."""
     times = result.iteration_s
     gain = times.before / times.after
     over = times.after / times.lower_bound - 1 if times.lower_bound else 0.0
+    run, measured = result.execution, ""
+    if isinstance(run, ExecutionJson):
+        ratio = run.speedup
+        measured = f"measured {ratio.median:.3f}x (quartiles {ratio.q25:.3f} to {ratio.q75:.3f}) on real ranks; "
     return (
-        f"{result.planner}: predicted iteration {format_seconds(times.before)} -> {format_seconds(times.after)} "
-        f"({gain:.3f}x), {over:.2%} above the lower bound {format_seconds(times.lower_bound)}"
+        f"{result.planner}: {measured}predicted iteration "
+        f"{format_seconds(times.before)} -> {format_seconds(times.after)} ({gain:.3f}x), {over:.2%} above the lower bound {format_seconds(times.lower_bound)}"
     )
 
 
