@@ -1,7 +1,7 @@
 """Tuners on recorded surfaces, many searches each: what they end with where the noise is a real machine's.
 
     python benchmarks/recorded_search.py examples/overlaps/gloo_fsdp.toml examples/overlaps/workers_moe.toml \
-        --surfaces benchmarks/results/surfaces --searches 100 --tuners just_enough,lagom,autoccl [--noise 1,0.3] [--json]
+        --surfaces benchmarks/results/surfaces --searches 100 --tuners just_enough,lagom [--noise 1,0.3] [--json]
 
 Each job has a surface of its name (`paired_tuners.py` measures them). `recorded_world.py` makes a world of it, with a
 smoothed truth and the recorded residuals as noise; `--noise` scales these. Every search of every tuner meets another

@@ -107,8 +107,8 @@ def smoothed(seen: Pass, values: Floats, wanted: Sequence[Assignment]) -> Floats
         factor = cho_factor(np.tensordot(sizes, parts, 1), lower=True)
         weights, inverse = cho_solve(factor, away), cho_solve(factor, np.eye(len(away)))
         value = 0.5 * float(away @ weights) + float(np.log(np.diagonal(factor[0])).sum())
-        slope = [0.5 * size * (np.sum(inverse * part) - weights @ part @ weights) for size, part in zip(sizes, parts)]
-        return value, np.array(slope)
+        slope = [float(np.sum(inverse * part) - weights @ part @ weights) for part in parts]
+        return value, 0.5 * sizes * np.array(slope)
 
     start = np.full(len(parts), log(float(np.var(away)) / len(parts) + 1e-12))
     bounds = [(start[0] - 12, start[0] + 6)] * len(parts)

@@ -28,7 +28,8 @@ def headline(result: PlanJson) -> str:
         measured = f"measured {ratio.median:.3f}x (quartiles {ratio.q25:.3f} to {ratio.q75:.3f}) on real ranks; "
     return (
         f"{result.planner}: {measured}predicted iteration "
-        f"{format_seconds(times.before)} -> {format_seconds(times.after)} ({gain:.3f}x), {over:.2%} above the lower bound {format_seconds(times.lower_bound)}"
+        f"{format_seconds(times.before)} -> {format_seconds(times.after)} ({gain:.3f}x), "
+        f"{over:.2%} above the lower bound {format_seconds(times.lower_bound)}"
     )
 
 

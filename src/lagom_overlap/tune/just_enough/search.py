@@ -22,7 +22,7 @@ from lagom_overlap.backends.base import Assignment, Failure, GroupProblem, Outco
 from lagom_overlap.tune.groupwise import Probe, group_random
 from lagom_overlap.tune.just_enough.allocate import Allocation
 from lagom_overlap.tune.just_enough.belief import Belief, first_belief
-from lagom_overlap.tune.just_enough.effort import Effort
+from lagom_overlap.tune.just_enough.effort import Effort, times_usual
 from lagom_overlap.tune.just_enough.evidence import Arms
 from lagom_overlap.tune.just_enough.forecast import Forecast
 from lagom_overlap.tune.just_enough.pool import Pool
@@ -40,6 +40,8 @@ MODEL_SD: Final = 0.015
 """How far a forecast beside a measurement may be off."""
 BLIND_MODEL_SD: Final = 0.03
 """The same where the kernels' grids are unknown."""
+NUM_SETTLED: Final = 2
+"""Constants that all measurements together have to settle before a forecast is as good as that."""
 NOISE_CHECK: Final = 4
 """After so many measurements the default is measured once more: it tells the noise, and the race needs it."""
 FIRST_TRUSTED: Final = 4
@@ -50,6 +52,8 @@ MOST_SURPRISES: Final = 3
 """As many in a row, and the model is not asked any more."""
 TOLERATED: Final = 0.005
 """A share by which an adopted assignment may be slower without harm."""
+LOOKED_AROUND: Final = 6
+"""Assignments that have run before a blind forecast's word is taken that there is nothing better; more if it missed."""
 WORK_PER_COMM: Final = 3_000
 """What a first plan takes, before any was made."""
 SHARES: Final = (0.6, 0.3, 1.0, 0.0)
@@ -149,11 +153,16 @@ class GroupSearch:
         return self._regime.arms
 
     @property
+    def _now(self) -> Effort:
+        """The effort at the noise seen so far."""
+        return self._effort.under(self._arms.sigma)
+
+    @property
     def _is_trusted(self) -> bool:
         return self._num_surprises < MOST_SURPRISES
 
     def _next(self) -> Probe | None:
-        if self._num_told >= self._effort.max_measurements:
+        if self._num_told >= self._now.max_measurements:
             return None
         if self._regime.is_suspicious:
             return Probe(assignment=self._problem.default, reason="another time than ever: has the default's changed?")
@@ -162,7 +171,7 @@ class GroupSearch:
             return Probe(assignment=self._first, reason="warm start: what an earlier run ended with")
         if self._forecast is None:
             return self._calibrate()
-        return self._propose(self._forecast) or self._race()
+        return self._propose(self._forecast) or self._look_around(self._forecast) or self._hear() or self._race()
 
     def _settled(self) -> Assignment:
         best, default = self._best(), self._problem.default
@@ -204,7 +213,8 @@ class GroupSearch:
         """Of the logarithm of an estimate: measurements and forecast together."""
         precision = self._arms.num(arm) / self._arms.sigma**2
         if self._belief is not None and arm in self._estimates_s:
-            precision += (MODEL_SD if self._belief.victim.knows_grid else BLIND_MODEL_SD) ** -2
+            model_sd = MODEL_SD if self._belief.victim.knows_grid else BLIND_MODEL_SD
+            precision += 1 / (model_sd**2 + NUM_SETTLED * self._arms.sigma**2 / self._arms.num_runs)
         return 1 / precision
 
     def _is_better(self, arm: Assignment) -> bool:
@@ -213,11 +223,15 @@ class GroupSearch:
         mine_s, other_s = arms.mean_s(arm), arms.mean_s(default)
         if not mine_s < other_s:
             return False
+        paired = arms.lead(arm, default)
+        if paired is not None and paired.is_beyond(self._confidence, TOLERATED):
+            return True
         noise = arms.sigma * sqrt(1 / arms.num(arm) + 1 / arms.num(default)) if other_s < inf else 0.0
-        if log(other_s / max(mine_s, LEAST_S)) + TOLERATED <= self._confidence * noise:
+        confidence = self._confidence * sqrt(times_usual(arms.sigma))  # large noise comes in runs, means know less
+        if log(other_s / max(mine_s, LEAST_S)) + TOLERATED <= confidence * noise:
             return False
         lead = log(self._estimate_s(default) / self._estimate_s(arm))
-        return lead + TOLERATED > self._confidence * sqrt(self._variance(arm) + self._variance(default))
+        return lead + TOLERATED > confidence * sqrt(self._variance(arm) + self._variance(default))
 
     def _bar(self, assignment: Assignment) -> None:
         """No more of the configurations of a failed assignment that never ran: any of them may be the reason.
@@ -262,10 +276,10 @@ class GroupSearch:
         if probe is None:
             probe = self._scout(forecast)
         assert self._belief is not None, "a forecast without a belief"
-        if probe is not None or self._num_planned >= self._effort.max_explore or self._belief.is_warm:
+        if probe is not None or self._num_planned >= self._now.max_explore or self._belief.is_warm:
             return probe  # an earlier run that is believed has looked around already
         rng = np.random.default_rng([self._seed, self._num_planned])
-        for _ in range(self._effort.num_draws):
+        for _ in range(self._now.num_draws):
             probe = self._favoured(self._belief.drawn(rng), "could be")
             if probe is not None:
                 return probe
@@ -321,15 +335,42 @@ class GroupSearch:
     def _step(self) -> Probe | None:
         """Without the model: from the fastest so far, twice or half the channels or the chunk of all."""
         places = self._places[min(self._places, key=self._arms.mean_s)]
-        for words, channels, chunk in STEPS:
-            moved = [
-                lattice.moved(place, channels, chunk, barred)
-                for lattice, place, barred in zip(self._sight.lattices, places, self._barred, strict=True)
-            ]
+        for words, moved in self._moves(places):
             assignment = self._sight.assignment_at(moved)
             if not self._arms.knows(assignment):
                 return Probe(assignment=assignment, reason=f"the model does not fit here: {words} of all")
         return None
+
+    def _look_around(self, forecast: Forecast) -> Probe | None:
+        """Where the kernels' waves are not known: what lies beside the best, the best forecast first."""
+        assert self._belief is not None, "a forecast without a belief"
+        is_enough = len(self._arms.runs) >= LOOKED_AROUND and not self._num_surprises
+        if self._belief.victim.knows_grid or self._belief.is_warm or is_enough:
+            return None
+        places = self._places.get(self._best() or (), next(iter(self._places.values())))
+        beside = dict.fromkeys(tuple(moved) for _, moved in self._moves(places))
+        new = [moved for moved in beside if not self._arms.knows(self._sight.assignment_at(moved))]
+        if not new:
+            return None
+        makespans_s = forecast.makespans(np.array(new))
+        found = int(np.argmin(makespans_s))
+        self._expected_s = max(float(makespans_s[found]) + self._arms.gap_s, LEAST_S)
+        return Probe(assignment=self._sight.assignment_at(new[found]), reason="beside the best so far")
+
+    def _moves(self, places: Places) -> list[tuple[str, list[int]]]:
+        """All collectives moved the same way, in words and places."""
+        held = list(zip(self._sight.lattices, places, self._barred, strict=True))
+        return [
+            (words, [lattice.moved(place, channels, chunk, barred) for lattice, place, barred in held])
+            for words, channels, chunk in STEPS
+        ]
+
+    def _hear(self) -> Probe | None:
+        """A search does not end before it has heard the noise."""
+        default = self._problem.default
+        if self._arms.num(default) != 1 or any(len(done) > 1 for done in self._arms.runs.values()):
+            return None
+        return Probe(assignment=default, reason="noise: the default once more")
 
     # Race
 
@@ -342,12 +383,12 @@ class GroupSearch:
         if best == default or self._is_better(best):
             losses = {arm: self._loss(best, arm) for arm in self._arms.runs if arm not in (best, default)}
             rival = max(losses, key=losses.__getitem__, default=best)
-            if rival == best or losses[rival] <= self._effort.tolerated_loss:
+            if rival == best or losses[rival] <= self._now.tolerated_loss:
                 return None
-        elif self._loss(default, best) <= self._effort.tolerated_loss:
+        elif self._loss(default, best) <= self._now.tolerated_loss:
             return None
         arm = best if self._arms.num(best) <= self._arms.num(rival) else rival
-        if self._arms.num(arm) >= self._effort.max_repeats:
+        if self._arms.num(arm) >= self._now.max_repeats:
             return None
         against = "the default" if rival == default else "its closest rival"
         return Probe(assignment=arm, reason=f"race: the best so far against {against}")

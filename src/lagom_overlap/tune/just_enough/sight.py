@@ -7,6 +7,7 @@ import numpy as np
 
 from lagom_overlap.backends.base import Assignment, GroupProblem, Measurement
 from lagom_overlap.collective import CommConfig, ConfigSpace
+from lagom_overlap.tune.just_enough.evidence import usual
 from lagom_overlap.tune.just_enough.lattice import (
     Floats,
     Implementation,
@@ -71,7 +72,7 @@ class Sight:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Record:
-    """Means over the runs of D assignments of N collectives: places (D, N), x (D, N), Y (D,), numbers of runs (D,)."""
+    """Usual times of D assignments of N collectives: places (D, N), x (D, N), Y (D,), numbers of runs (D,)."""
 
     places: Ints
     comm_s: Floats
@@ -95,15 +96,11 @@ def sight_of(problem: GroupProblem, surfaces: Surfaces) -> Sight:
 
 
 def record_of(runs: Mapping[Places, Sequence[Measurement]]) -> Record:
-    """The means of the measurements at each place."""
-    comm_s = [_mean([run.comm_s for run in done]) for done in runs.values()]
+    """What the measurements at each place usually took."""
+    comm_s = [[usual(column) for column in zip(*(run.comm_s for run in done), strict=True)] for done in runs.values()]
     return Record(
         places=np.array(list(runs), dtype=np.intp),
         comm_s=np.maximum(np.array(comm_s, dtype=np.float64), LEAST_S),
-        comp_s=np.maximum([sum(run.comp_s for run in done) / len(done) for done in runs.values()], LEAST_S),
+        comp_s=np.maximum([usual([run.comp_s for run in done]) for done in runs.values()], LEAST_S),
         num=np.array([float(sum(run.num_repeats for run in done)) for done in runs.values()]),
     )
-
-
-def _mean(rows: Sequence[Sequence[float]]) -> Sequence[float]:
-    return rows[0] if len(rows) == 1 else [sum(column) / len(rows) for column in zip(*rows, strict=True)]
