@@ -94,7 +94,8 @@ def test_the_comparison_has_a_row_per_tuner_in_order():
     ]
     lines = lines_of(compare_table(rows))
     assert_fits(lines)
-    assert len(lines) == 4
+    assert len(lines) == 5
+    assert lines[4].startswith("Regret: ")
     assert lines[0].split() == ["tuner", "meas.", "makespan", "over", "default", "95", "%", "interval", "regret"]
     assert lines[1].split() == ["default", "1", "12.3", "ms", "1.000×", "-", "18.0", "%"]
     assert lines[2].split() == ["lagom", "33", "10.4", "ms", "1.183×", "1.100", "to", "1.250", "0.0", "%"]

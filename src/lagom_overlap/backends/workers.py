@@ -88,7 +88,7 @@ def open_backend(request: BackendRequest) -> WorkersBackend:
         MissingDependencyError: if torch is not installed.
         BackendError: if a launcher started this process, or the machine does not fit.
     """
-    require_torch()
+    require_torch("workers")
     if launched_num_ranks() is not None:
         raise BackendError("the workers backend starts its own ranks on one machine; run it without a launcher")
     return WorkersBackend(request, WORKERS)

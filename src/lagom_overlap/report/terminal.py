@@ -21,6 +21,8 @@ WIDTH = 80
 """Columns that every renderable fits into."""
 MAX_GROUPS = 12
 """Groups in the table; the others are in the page."""
+REGRET = "Regret: the makespan over that of the best tuner here, minus one."
+"""What `compare_table` says below its rows."""
 _NAME_WIDTH = 24
 
 
@@ -67,7 +69,7 @@ def config_table(report: TuneReport) -> Table:
 
 def compare_table(rows: Sequence[CompareRow]) -> Table:
     """One row per tuner, in the order given."""
-    table = Table(box=None, width=WIDTH, pad_edge=False, header_style="dim")
+    table = Table(box=None, width=WIDTH, pad_edge=False, header_style="dim", caption=REGRET, caption_justify="left")
     table.add_column("tuner", no_wrap=True, overflow="ellipsis", ratio=1)
     for name, width in (("meas.", 7), ("makespan", 9), ("over default", 12), ("95 % interval", 16), ("regret", 8)):
         table.add_column(name, justify="right", no_wrap=True, width=width)
