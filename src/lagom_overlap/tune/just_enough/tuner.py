@@ -18,7 +18,7 @@ where the group has them (`Kernel`: from a profiler's trace). Without grids the 
 steps of whole waves are noise to it.
 
 Limits, by construction: threads stay as the default has them; a transport is a label like an algorithm (which are
-looked at: `subspaces.py`); noise is taken as independent from measurement to measurement (no drift); dependencies
+looked at: `subspaces.py`); only pairs of the race allow for drift; dependencies
 between the streams enter as a constant gap between Z and the longer stream only. What the curves cannot express at all
 and no probe happens upon, a cliff far from the default, stays unseen: the default is then what it is compared with.
 """
