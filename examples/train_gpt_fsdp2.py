@@ -84,7 +84,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--save", type=Path, help="where to write what was found")
     parser.add_argument("--journal", type=Path, help="where to keep the measurements, to go on after a restart")
     parser.add_argument("--record", type=Path, help="where rank 0 writes losses and step times as JSON")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.config is not None and not args.config.is_file():
+        parser.error(f"argument --config: {str(args.config)!r} is no file; give one that --save wrote")
+    return args
 
 
 def main() -> None:

@@ -91,13 +91,13 @@ def _is_unwritten(path: Path) -> bool:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Adds a line to a file in one write.
+    """Adds a line to a file in one write; a new file is readable by its owner alone.
 
     Raises:
         OutputError: if it cannot be written.
     """
     try:
-        with path.open("ab") as file:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as file:
             file.write(line.encode() + b"\n")
     except OSError as error:
         raise OutputError(f"cannot write {str(path)!r}: {error.strerror}") from error

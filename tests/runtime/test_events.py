@@ -1,6 +1,7 @@
 """Events and metrics as other programs read them."""
 
 import json
+import os
 import re
 
 import pytest
@@ -20,6 +21,16 @@ def test_each_event_is_a_line_with_time_rank_and_its_own_fields(tmp_path):
     assert lines[0]["steps"] == 2
     assert lines[1]["note"] == 'quotes " and\nlines'
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", lines[0]["time"])
+
+
+def test_both_files_are_for_their_owner_alone(tmp_path):
+    usual = os.umask(0o022)
+    try:
+        JsonLines(tmp_path / "e.jsonl", rank=0).write("begin")
+        PrometheusFile(tmp_path / "m.prom", rank=0).flush()
+    finally:
+        os.umask(usual)
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("e.jsonl", "m.prom")] == [0o600, 0o600]
 
 
 def test_the_metrics_are_prometheus_text(tmp_path):

@@ -13,6 +13,7 @@ from job_of_threads import FakeStore, SimulatedRoute
 from test_online_files import CALL, SAVED, SETTING
 
 from lagom_overlap.collective import CollectiveKind, CommConfig
+from lagom_overlap.errors import BundleError
 from lagom_overlap.runtime import online
 from lagom_overlap.runtime.exchange import Exchange
 from lagom_overlap.runtime.job_profiler import OwnProfiler
@@ -137,4 +138,17 @@ def test_deterministic_holds_for_saved_settings_too(
     alone = SiteSetting(Site(replace(scatter, num_ranks=1), 0), CommConfig(num_channels=8))
     write_saved(path, msgspec.structs.replace(SAVED, world_size=2, settings=(alone,)))
     assert online._started(path, 2, SimulatedRoute(0, 2).is_exact) == ()
-    assert "starting untouched" in caplog.text
+    assert "searching as if there were none" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["missing.json", "."])
+def test_a_config_that_is_no_file_is_refused_before_the_first_step_and_nothing_is_searched(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    world, route = World(monkeypatch, 0), SimulatedRoute(0, 2)
+    with pytest.raises(BundleError, match="is no file; give one that OnlineTuner.save wrote"):
+        OnlineTuner(online.nn.Linear(1, 1), route=route, config=tmp_path / name)
+    assert route.is_closed
+    assert world.plan_of_the_other(0) == (State.OFF, "rank 0: it could not begin")
+    world.rank = 1
+    assert OnlineTuner(online.nn.Linear(1, 1), route=SimulatedRoute(1, 2), config=tmp_path / name).save("x") is False

@@ -86,7 +86,7 @@ def test_settings_of_another_world_size_or_damaged_ones_are_refused_in_words(tmp
     running = job(tmp_path / "size", steps=5, also_stock=True, tuner={"config": str(settings)}).start()
     ranks = running.results()
     assert all(rank["losses"] == rank["stock"] for rank in ranks)
-    assert "were found with 16 ranks, this job has 2; starting untouched" in running.words()
+    assert "were found with 16 ranks, this job has 2; searching as if there were none" in running.words()
     assert ranks[0]["states"][0] == "record"
 
 

@@ -80,6 +80,14 @@ def test_saved_settings_are_in_force_in_the_next_run_once_its_calls_are_known(tm
     assert read_saved(again, world_size=2).settings == read_saved(tmp_path / "lagom.json").settings
 
 
+def test_an_example_refuses_a_config_that_is_missing_in_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, str(EXAMPLES / "train_gpt_fsdp2.py"), "--config", str(tmp_path / "x.json")]
+    child = subprocess.run(command, check=False, timeout=120, capture_output=True, text=True)
+    assert child.returncode == 2
+    assert child.stderr.splitlines()[-1].endswith("x.json' is no file; give one that --save wrote")
+    assert "Traceback" not in child.stderr
+
+
 @pytest.mark.parametrize(
     ("script", "sizes"),
     [

@@ -35,7 +35,7 @@ from typing import Final
 
 from lagom_overlap.errors import BackendError
 from lagom_overlap.runtime.exchange import Exchange, InDoubt, StoreLost
-from lagom_overlap.runtime.messages import KEPT, Plan, State
+from lagom_overlap.runtime.messages import KEPT, SETTLED, Plan, State
 from lagom_overlap.runtime.route import Route
 from lagom_overlap.runtime.sites import SiteSetting, table_of
 
@@ -70,7 +70,7 @@ class InForce:
         if refused:
             _log.warning("no rank switches: %s", refused)
             return self._last_word(plan.window, refused)
-        self.is_settled = plan.state in (State.WATCH, State.DONE)
+        self.is_settled = plan.state in SETTLED
         return plan
 
     def alone(self, window: int, why: str) -> Plan:

@@ -25,7 +25,7 @@ from lagom_overlap.runtime.events import JsonLines, PrometheusFile, rank_of
 from lagom_overlap.runtime.job_profiler import OWN_PROFILER
 from lagom_overlap.runtime.launch_hooks import safely
 from lagom_overlap.runtime.launch_steps import TrainingSteps, is_trained, is_trained_in_parallel
-from lagom_overlap.runtime.messages import State
+from lagom_overlap.runtime.messages import SETTLED, State
 from lagom_overlap.runtime.nccl_route import expanded, nccl_in_use
 from lagom_overlap.runtime.observe import Sampler, Shares, report_lines
 from lagom_overlap.runtime.observe_profiler import ProfiledStep
@@ -221,7 +221,7 @@ class Tuning:
             self._metrics.set("lagom_state", 1, state=tuner.state)
             if self._rank == 0 and self._last is not None:
                 say([f"online tuning: {tuner.state} ({tuner.reason})"])
-            if tuner.state in (State.WATCH, State.DONE):
+            if tuner.state in SETTLED:
                 self._save(tuner)
         self._last = now
         self._metrics.set("lagom_settings", len(tuner.settings))

@@ -19,7 +19,7 @@ from lagom_overlap.backends.base import Assignment, Failure, Outcome
 from lagom_overlap.backends.bundle import header_line
 from lagom_overlap.errors import BundleError
 from lagom_overlap.runtime.journal import entries_of, whole_lines
-from lagom_overlap.runtime.messages import Plan, Report, State
+from lagom_overlap.runtime.messages import SETTLED, Plan, Report, State
 from lagom_overlap.runtime.options import OnlineOptions
 from lagom_overlap.runtime.payback import Payback
 from lagom_overlap.runtime.problems import JobProblems, job_problems, measurement
@@ -87,6 +87,7 @@ class Leader:
         self._window = 0
         self._epoch = 0
         self._settings: tuple[SiteSetting, ...] = ()
+        self._adopted: tuple[SiteSetting, ...] = ()
         self._state = State.RECORD
         self._reason = ""
         self._plan: Plan | None = None
@@ -166,6 +167,7 @@ class Leader:
             steps_apart=self._steps_apart,
             epoch=self._epoch,
             settings=self._settings if self._plan is None or self._plan.epoch != self._epoch else (),
+            is_adopted=bool(self._adopted) and state in SETTLED and self._settings == self._adopted,
             journal=tuple(self._journal),
             journal_is_new=self._journal_is_new,
         )
@@ -353,8 +355,8 @@ class Leader:
         assert self._job is not None, "settled without a job"
         verdict = study.verdict
         is_adopted = verdict is not None and verdict.adopted
-        settings = self._job.settings(study.chosen) if is_adopted else ()
-        return self._watch(settings, self._payback.sentence(verdict))
+        self._adopted = self._job.settings(study.chosen) if is_adopted else ()
+        return self._watch(self._adopted, self._payback.sentence(verdict))
 
     def _verdict_steps(self) -> int:
         """Training steps of the verdict."""

@@ -14,6 +14,7 @@ the clock and the route are given.
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from time import monotonic, perf_counter
 
 from msgspec import structs
@@ -29,6 +30,14 @@ from lagom_overlap.runtime.sites import SiteSetting
 from lagom_overlap.runtime.window import Observer, Totals, Window
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """Settings that a job was tuned to, and the verdict in words."""
+
+    settings: tuple[SiteSetting, ...]
+    verdict: str
 
 
 class Member:
@@ -66,6 +75,7 @@ class Member:
         self._num_windows = 0
         self._is_over = False
         self._is_closed = False
+        self._adopted: Adopted | None = None
         self._window = Window(Plan(window=0, state=State.RECORD, reason="not begun"))
         self._begin()
 
@@ -78,6 +88,11 @@ class Member:
     def settings(self) -> tuple[SiteSetting, ...]:
         """The settings in force."""
         return self._in_force.settings
+
+    @property
+    def adopted(self) -> Adopted | None:
+        """What a verdict of this job last adopted, in force or not, unless a later verdict overturned it."""
+        return self._adopted
 
     @property
     def num_steps(self) -> int:
@@ -186,6 +201,10 @@ class Member:
             self._is_over = True
             raise
         plan = self._window.plan
+        if plan.is_adopted:
+            self._adopted = Adopted(self.settings, plan.reason)
+        elif plan.state is State.WATCH:
+            self._adopted = None
         if plan.is_last:
             self._end(plan)
         if plan.journal:

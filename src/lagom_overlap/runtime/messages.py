@@ -29,6 +29,9 @@ class State(StrEnum):
     OFF = "off"
 
 
+SETTLED: Final = (State.WATCH, State.DONE)
+"""States in which settings are no trial's."""
+
 KEPT: Final = -1
 """In place of an epoch: whatever is in force stays, although not every rank may read this plan."""
 
@@ -38,7 +41,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     The window has `num_steps` steps, of which `first_measured` and every `steps_apart`-th after it up to the last but
     one are measured (none in a window that is only run). `epoch` names the settings: a new one other than `KEPT` is a
-    switch, and only then `settings` are told. DONE and OFF are the last word: the former keeps its settings for good,
+    switch, and only then `settings` are told; `is_adopted` says that they are settled by a verdict of this job. DONE and OFF are the last word: the former keeps its settings for good,
     the latter takes everything away. `journal` holds lines that those who keep a journal add to theirs, or with
     `journal_is_new` begin it with.
     """
@@ -51,6 +54,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     steps_apart: Annotated[int, msgspec.Meta(ge=1)] = 1
     epoch: int = 0
     settings: tuple[SiteSetting, ...] = ()
+    is_adopted: bool = False
     journal: tuple[str, ...] = ()
     journal_is_new: bool = False
 

@@ -44,8 +44,8 @@ from lagom_overlap.runtime.gloo_route import GlooRoute
 from lagom_overlap.runtime.job_profiler import OWN_PROFILER, why_not_now
 from lagom_overlap.runtime.journal import JournalFile
 from lagom_overlap.runtime.leader import Leader, StudyFactory
-from lagom_overlap.runtime.member import Member
-from lagom_overlap.runtime.messages import State
+from lagom_overlap.runtime.member import Adopted, Member
+from lagom_overlap.runtime.messages import SETTLED, State
 from lagom_overlap.runtime.nccl_route import nccl_in_use, open_nccl_route
 from lagom_overlap.runtime.options import DISABLE_VARIABLE, OnlineOptions, is_disabled
 from lagom_overlap.runtime.route import Route
@@ -72,13 +72,14 @@ class OnlineTuner:
     Without `route` it is the job's own: NCCL's (`nccl_route`) or gloo's. `adapters` names what to attach on gloo
     (`"fsdp2"`, `"ddp"`, `"calls"`); None takes those that fit. `compute` sets the computation's side, torch's SM
     carve-out where there is one. `config` is a file that `save` wrote: the job starts
-    with it and searches only if it drifts. `optimizer` is only held, to say what a step is; `step()` counts them.
+    with it and searches only if it drifts, or if the file is of another job. `optimizer` is only held, to say what a step is; `step()` counts them.
     `enabled` False leaves the job alone, and so does `LAGOM_DISABLE=1`: from the start, or, looked at in every step,
     from the end of a window on all ranks, until the state is `done`. All ranks must make the same tuners in the same
     order; options other than the journal's path are rank 0's.
 
     Raises:
         BackendError: if there is no process group.
+        BundleError: if `config` is no file, on rank 0, which reads it; the other ranks then run untouched.
         UnknownNameError: if a tuner or adapter does not exist.
         ValueError: if an option is out of range.
     """
@@ -181,25 +182,46 @@ class OnlineTuner:
         return self.state in (State.WATCH, State.DONE, State.OFF)
 
     def save(self, path: str | Path) -> bool:
-        """Writes what the job was tuned to, on rank 0; False if it is not settled (nothing is written).
+        """Writes what the job was tuned to, on rank 0; False if there is nothing to write.
+
+        That is what is settled. While a job is tuned again, or is off, it is what an earlier verdict of this job
+        adopted, if any did and none has overturned it since; the file and the log then say so.
 
         Raises:
             OutputError: if the file cannot be written.
         """
-        if self._member is None or self.state not in (State.WATCH, State.DONE):
-            _log.warning("nothing to save: online tuning is at %r (%s)", str(self.state), self.reason)
+        found = self._found()
+        if found is None:
+            if self._rank == 0:
+                _log.warning("nothing to save: online tuning is at %r (%s)", str(self.state), self.reason)
             return False
         if self._rank == 0:
             saved = SavedSettings(
                 world_size=self._world_size,
                 route=self._route.name,
-                is_adopted=bool(self.settings),
-                settings=self.settings,
-                verdict=self.reason,
+                is_adopted=bool(found.settings),
+                settings=found.settings,
+                verdict=found.verdict,
                 date=utc_now(),
             )
             write_saved(Path(path), saved)
         return True
+
+    def _found(self) -> Adopted | None:
+        """What there is to save; without settings the default was not beaten. None where nothing was found out."""
+        if self._member is None:
+            return None
+        adopted, is_settled = self._member.adopted, self.state in SETTLED
+        if is_settled and (self.settings or adopted is None):
+            return Adopted(self.settings, self.reason)
+        if adopted is None:
+            return None
+        is_over = is_settled or self.state in (State.FROZEN, State.OFF)
+        since = "online tuning was then" if is_over else "a new search was under way, at"
+        words = f"{since} {str(self.state)!r} ({self.reason})"
+        if self._rank == 0:
+            _log.warning("saving the settings adopted before: %s", words)
+        return Adopted(adopted.settings, f"{adopted.verdict}; {words}")
 
     def freeze(self, reason: str = "frozen by the job") -> None:
         """Goes back to the untouched job for good, at the end of this window, on all ranks: before a CUDA graph."""
@@ -321,14 +343,19 @@ def _started(
     """The settings in a file; none, with a warning, if it is not of this job: the job is then tuned as if without.
 
     `is_exact`, if given, must hold of a site, or it is left alone.
+
+    Raises:
+        BundleError: if there is no such file: a slip at the start of a job, which a search would only hide.
     """
     if config is None:
         return ()
+    if not Path(config).is_file():
+        raise BundleError(f"config {str(config)!r} is no file; give one that OnlineTuner.save wrote, or None to search")
     try:
         settings = read_saved(Path(config), world_size=world_size).settings
         kept = tuple(s for s in settings if is_exact is None or is_exact(key_of(s.site)))
     except (BundleError, ValueError) as error:  # a site may be none that there can be
-        _log.warning("%s; starting untouched", error)
+        _log.warning("%s; searching as if there were none", error)
         return ()
     if len(kept) < len(settings):
         words = "deterministic: %d of %d saved settings are left out, they could reorder a reduction"

@@ -60,5 +60,7 @@ class Payback:
         if not verdict.adopted:
             return f"the default stays ({compared}); {cost}"
         gain_s = median(verdict.makespans_s["default"]) - median(verdict.makespans_s["tuned"])
-        steps = f", paid back after {self.cost_s / gain_s:.0f} steps" if gain_s > 0 else ""
-        return f"tuned ({compared}), {format_seconds(gain_s)} a step; {cost}{steps}"
+        if gain_s <= 0:  # the pairs' quartiles are above 1 all the same
+            return f"tuned ({compared}); {cost}"
+        steps = f"paid back after {self.cost_s / gain_s:.0f} steps"
+        return f"tuned ({compared}), saves {format_seconds(gain_s)} a step; {cost}, {steps}"

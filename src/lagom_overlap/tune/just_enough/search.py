@@ -328,8 +328,9 @@ class GroupSearch:
             if expected_s > now_s * (1 - least_gain):
                 return None
         self._expected_s = max(expected_s, LEAST_S)
-        if self._num_planned >= FIRST_TRUSTED and self._is_trusted and forecast is self._forecast:
-            self._expected_comp_s = float(comp_s[0])
+        if self._num_planned >= FIRST_TRUSTED and self._is_trusted and self._forecast is not None:
+            # A drawn forecast is no expectation: the best one says how long the computations should take there.
+            self._expected_comp_s = float(self._forecast.times(compared[:1])[1][0])
         return Probe(assignment=assignment, reason=f"{why}: makespan {1e3 * expected_s:.4g} ms, the shortest")
 
     def _step(self) -> Probe | None:
