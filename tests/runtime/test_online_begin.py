@@ -146,7 +146,7 @@ def test_a_config_that_is_no_file_is_refused_before_the_first_step_and_nothing_i
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
     world, route = World(monkeypatch, 0), SimulatedRoute(0, 2)
-    with pytest.raises(BundleError, match="is no file; give one that OnlineTuner.save wrote"):
+    with pytest.raises(BundleError, match="is no file; give one that OnlineTuner"):
         OnlineTuner(online.nn.Linear(1, 1), route=route, config=tmp_path / name)
     assert route.is_closed
     assert world.plan_of_the_other(0) == (State.OFF, "rank 0: it could not begin")

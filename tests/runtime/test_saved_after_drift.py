@@ -99,7 +99,7 @@ def test_a_job_that_was_switched_off_later_still_saves_what_it_had_adopted(
     saved = saved_by(job, tmp_path / "lagom.json")
     assert saved is not None
     assert saved.settings == adopted
-    assert saved.verdict.endswith("; online tuning was then 'off' (frozen by the job)")
+    assert saved.verdict.endswith("; later online tuning was 'off' (rank 1: frozen by the job)")
 
 
 def test_a_later_verdict_for_the_default_overturns_what_was_adopted(tmp_path: Path) -> None:

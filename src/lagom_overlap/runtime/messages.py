@@ -41,9 +41,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     The window has `num_steps` steps, of which `first_measured` and every `steps_apart`-th after it up to the last but
     one are measured (none in a window that is only run). `epoch` names the settings: a new one other than `KEPT` is a
-    switch, and only then `settings` are told; `is_adopted` says that they are settled by a verdict of this job. DONE and OFF are the last word: the former keeps its settings for good,
-    the latter takes everything away. `journal` holds lines that those who keep a journal add to theirs, or with
-    `journal_is_new` begin it with.
+    switch, and only then `settings` are told; `is_adopted` says that they are settled by a verdict of this job. DONE
+    and OFF are the last word: the former keeps its settings for good, the latter takes everything away. `journal` holds
+    lines that those who keep a journal add to theirs, or with `journal_is_new` begin it with.
     """
 
     window: int

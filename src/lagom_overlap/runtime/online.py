@@ -71,8 +71,8 @@ class OnlineTuner:
 
     Without `route` it is the job's own: NCCL's (`nccl_route`) or gloo's. `adapters` names what to attach on gloo
     (`"fsdp2"`, `"ddp"`, `"calls"`); None takes those that fit. `compute` sets the computation's side, torch's SM
-    carve-out where there is one. `config` is a file that `save` wrote: the job starts
-    with it and searches only if it drifts, or if the file is of another job. `optimizer` is only held, to say what a step is; `step()` counts them.
+    carve-out where there is one. `config` is a file that `save` wrote: the job starts with it and searches only if it
+    drifts, or if the file is of another job. `optimizer` is only held, to say what a step is; `step()` counts them.
     `enabled` False leaves the job alone, and so does `LAGOM_DISABLE=1`: from the start, or, looked at in every step,
     from the end of a window on all ranks, until the state is `done`. All ranks must make the same tuners in the same
     order; options other than the journal's path are rank 0's.
@@ -217,7 +217,7 @@ class OnlineTuner:
         if adopted is None:
             return None
         is_over = is_settled or self.state in (State.FROZEN, State.OFF)
-        since = "online tuning was then" if is_over else "a new search was under way, at"
+        since = "later online tuning was" if is_over else "a new search was under way, at"
         words = f"{since} {str(self.state)!r} ({self.reason})"
         if self._rank == 0:
             _log.warning("saving the settings adopted before: %s", words)

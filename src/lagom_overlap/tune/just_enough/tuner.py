@@ -15,12 +15,12 @@ collective or one knob at a time takes measurements in proportion to them; this 
 
 What it reads besides the measurements: bytes of the collectives, and the kernels' grids, wave times and memory bytes
 where the group has them (`Kernel`: from a profiler's trace). Without grids the loss of SMs is a smooth curve, and the
-steps of whole waves are noise to it.
+steps of whole waves are a residual of each collective by its channels.
 
-Limits, by construction: threads stay as the default has them; a transport is a label like an algorithm (which are
-looked at: `subspaces.py`); only pairs of the race allow for drift; dependencies
-between the streams enter as a constant gap between Z and the longer stream only. What the curves cannot express at all
-and no probe happens upon, a cliff far from the default, stays unseen: the default is then what it is compared with.
+Limits, by construction: threads stay as the default has them; a transport is a label like an algorithm (`subspaces.py`
+looks at both); only pairs of the race allow for drift; dependencies between the streams enter as a constant gap between
+Z and the longer stream only. What the curves cannot express at all and no probe happens upon, a cliff far from the
+default, stays unseen: the default is then what it is compared with.
 """
 
 from collections.abc import Mapping
