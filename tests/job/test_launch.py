@@ -161,6 +161,7 @@ def test_tasks_that_a_launcher_starts_at_once_share_one_folder(tmp_path, plugin_
         (["--config", "damaged.json", "--", PYTHON], "damaged"),
         (["--config", "gloo.json", "--", PYTHON], "tuned on gloo"),
         (["--config", "no_table.bin", "--", PYTHON], "plug-in table"),
+        (["--online", "--config", "missing", "--", PYTHON], "does not exist"),
         (["--online", "--config", "no_table.bin", "--", PYTHON], "settings that online tuning saved"),
         (["--config", ".", "--", PYTHON], "no run folder"),
         (["--observe", "--out", "taken", "--", PYTHON], "exists already"),

@@ -104,8 +104,8 @@ def prepare(request: LaunchRequest, environment: Mapping[str, str]) -> Launch:
             warnings=("LAGOM_DISABLE is set: the command runs as if lagom were not there",),
         )
     fixed = _fixed(request.config) if request.config is not None and request.mode is Mode.FIXED else None
-    if request.mode is Mode.ONLINE and request.config is not None and not is_online_settings(request.config):
-        raise JobError(f"--online starts from settings that online tuning saved; {str(request.config)!r} is none")
+    if request.mode is Mode.ONLINE and request.config is not None:
+        _check_online_settings(request.config)
     shared = _shared_folder(request, environment)
     if shared is None:
         check_folder(request.out)
@@ -184,6 +184,13 @@ class _Fixed:
     @classmethod
     def of(cls, deployment: Deployment) -> "_Fixed":
         return cls(plugin_table(deployment).content, deployment.launch.sm_carveout)
+
+
+def _check_online_settings(config: Path) -> None:
+    if not config.exists():
+        raise JobError(f"--config {str(config)!r} does not exist; --online takes settings that online tuning saved")
+    if not is_online_settings(config):
+        raise JobError(f"--online starts from settings that online tuning saved; {str(config)!r} is none")
 
 
 def _fixed(config: Path) -> _Fixed:
