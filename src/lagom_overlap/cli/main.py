@@ -1,7 +1,6 @@
 """`lagom VERB ...`: parses, runs the verb, turns a user's mistake into one line and exit code 2."""
 
 import argparse
-import contextlib
 import logging
 import sys
 from collections.abc import Sequence
@@ -9,7 +8,7 @@ from importlib import import_module
 from typing import Final
 
 from lagom_overlap import __version__
-from lagom_overlap.cli.output import EXIT_INTERRUPTED, say
+from lagom_overlap.cli.output import EXIT_INTERRUPTED, forget, say
 from lagom_overlap.errors import LagomError
 
 EXIT_BUG: Final = 1
@@ -73,7 +72,10 @@ def _complain(verb: str, text: str) -> None:
 
 def _write(text: str) -> None:
     """Writes to stderr; where that is closed or full, nobody is left to tell."""
-    if sys.stderr is not None:
-        with contextlib.suppress(OSError):
-            sys.stderr.write(text)
-            sys.stderr.flush()
+    if sys.stderr is None:
+        return
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except OSError:
+        forget(sys.stderr)

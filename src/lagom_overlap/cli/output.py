@@ -5,7 +5,7 @@ import io
 import json
 import os
 import sys
-from typing import Final
+from typing import Final, TextIO
 
 from rich.console import Console, RenderableType
 
@@ -62,9 +62,9 @@ def say(text: str) -> None:
         sys.stdout.write(_encodable(text) + "\n")
         sys.stdout.flush()
     except BrokenPipeError:
-        _forget_stdout()
+        forget(sys.stdout)
     except OSError as error:
-        _forget_stdout()
+        forget(sys.stdout)
         raise OutputError(f"cannot write the result to stdout: {error.strerror}") from None
 
 
@@ -85,7 +85,7 @@ def _width() -> int:
     return os.get_terminal_size().columns or WIDTH
 
 
-def _forget_stdout() -> None:
-    """Points stdout at nothing, so that the interpreter's last flush does not complain."""
+def forget(stream: TextIO) -> None:
+    """Points a stream that cannot be written at nothing, so that the interpreter's last flush does not complain."""
     with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
