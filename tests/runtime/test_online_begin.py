@@ -41,6 +41,7 @@ class World:
         self.store = FakeStore()
         self.rank = rank
         monkeypatch.setattr(online.dist, "is_initialized", lambda: True)
+        monkeypatch.setattr(online, "nccl_in_use", lambda: None)  # a torch with CUDA would ask the process group
         monkeypatch.setattr(online.dist, "get_world_size", lambda: 2)
         monkeypatch.setattr(online.dist, "get_rank", lambda: self.rank)
         monkeypatch.setattr(online, "_store_of", lambda number, timeout_s: self.store)

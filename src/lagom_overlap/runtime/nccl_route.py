@@ -29,7 +29,7 @@ _PLUGIN_VARIABLES: Final = ("NCCL_TUNER_PLUGIN", "LAGOM_TABLE", "LAGOM_RECORD")
 
 
 def nccl_in_use() -> NcclVersion | None:
-    """The release of NCCL that the default process group uses; None if it uses another backend, or there is none."""
+    """The release of NCCL that the default process group uses; None if it uses another backend."""
     if (
         not dist.is_nccl_available()
         or not dist.is_initialized()
