@@ -30,11 +30,7 @@ _PLUGIN_VARIABLES: Final = ("NCCL_TUNER_PLUGIN", "LAGOM_TABLE", "LAGOM_RECORD")
 
 def nccl_in_use() -> NcclVersion | None:
     """The release of NCCL that the default process group uses; None if it uses another backend."""
-    if (
-        not dist.is_nccl_available()
-        or not dist.is_initialized()
-        or "nccl" not in str(dist.get_backend_config()).lower()
-    ):
+    if not dist.is_nccl_available() or "nccl" not in str(dist.get_backend_config()).lower():
         return None
     major, minor, patch = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return major, minor, patch
