@@ -1,4 +1,4 @@
-"""How fast and in how much memory `lagom analyze` reads and judges a trace, beside json.loads and, if given, HTA.
+"""How fast and in how much memory `lagom analyze` reads a trace, against json.loads and, if given, HTA.
 
     python benchmarks/analyze_speed.py TRACE... [--make EVENTS] [--hta PYTHON] [--repeats N] [--json]
 
@@ -57,7 +57,7 @@ _CODE = {
         "    answer += len(json.loads(data)['traceEvents'])",
     ),
     "floor": (
-        "from lagom_overlap.trace.chrome_events import EventReader\n"
+        "from lagom_overlap.trace.chrome_reader import EventReader\n"
         "from lagom_overlap.trace.files import open_streams\n"
         "from lagom_overlap.trace.usual_events import USUAL_EVENTS\n" + _FILES,
         "answer = 0\n"
@@ -75,8 +75,8 @@ _CODE = {
     ),
     "lagom analyze": (
         "import os\nos.environ.setdefault('OPENBLAS_NUM_THREADS', '1')  # as the command does\n"
-        "from pathlib import Path\nfrom lagom_overlap.job.analyze import AnalyzeRequest, Compat, run_analyze",
-        "found = run_analyze(AnalyzeRequest(traces=(Path(path),), compat=Compat.HTA)).json.ranks\n"
+        "from pathlib import Path\nfrom lagom_overlap.verbs.analyze import AnalyzeRequest, Compat, run_analyze",
+        "found = run_analyze(AnalyzeRequest(traces=(Path(path),), compat=Compat.HTA)).ranks\n"
         "answer = sorted([[r.overlap_pct, round(r.idle_s * 1e6), round(r.compute_s * 1e6)] for r in found])",
     ),
     "HTA": (

@@ -2,13 +2,13 @@
 
     python benchmarks/both_sides.py --groups 60 --noise 0,0.02 --ground rates --json
 
-A group is part of a transformer layer of random shape beside 1, 2 or 4 collectives on one node of H100s or H200s whose
-matrix products are persistent kernels. Communication alone, at NCCL's own choice, takes 0.1 to 1.2 of computation
-alone. Times come from our own simulator: `rates` (average rates, what `--backend simulated` uses) or `blocks` (every
-wave of blocks, `sim.dispatch`). It is the ground on which the carve-out's cost was modelled, so this says what a search
-finds there, not what a GPU does.
+A group is part of a transformer layer of random shape with 1, 2 or 4 concurrent collectives, on one node of H100s or
+H200s; its matrix products are persistent kernels. Communication alone, at NCCL's own choice, takes 0.1 to 1.2
+of computation alone. Times come from our own simulator: `rates` (average rates, what `--backend simulated` uses) or
+`blocks` (every wave of blocks, `tests/sim/block_dispatch.py`). It is the ground on which the carve-out's cost was
+modelled: this says what a search finds there, not what a GPU does.
 
-    collectives         just_enough: channels and chunk, the computation untouched
+    collectives         model_based: channels and chunk, the computation untouched
     carve-out alone     NCCL's own choice with the carve-out that holds its channels, or the default: what is faster
     both sides          both_sides, guarded, carve-outs only
     with order          the same, launch order and stream priority allowed too
@@ -25,10 +25,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import exp
+from pathlib import Path
 from random import Random
 from statistics import fmean, median, quantiles
 
-from lagom_overlap.backends.base import Assignment, GroupProblem, Measurement
 from lagom_overlap.collective import (
     Algorithm,
     Collective,
@@ -44,13 +44,17 @@ from lagom_overlap.collective import (
 )
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.hardware import load_preset
-from lagom_overlap.sim import DispatchSimulator, GroupSimulator
-from lagom_overlap.tune.base import Tuner
-from lagom_overlap.tune.both_sides import BothSides, channels_needed
-from lagom_overlap.tune.guard import Guarded
-from lagom_overlap.tune.just_enough import JustEnough
+from lagom_overlap.sim import GroupSimulator
+from lagom_overlap.tuners.base import Tuner
+from lagom_overlap.tuners.both_sides import BothSides, channels_needed
+from lagom_overlap.tuners.guard import Guarded
+from lagom_overlap.tuners.model_based import ModelBased
+from lagom_overlap.tuners.problem import Assignment, GroupProblem, Measurement
 from lagom_overlap.units import KIB
 from lagom_overlap.workload import Attention, CommOp, CompOp, Gemm, MemoryBound, OverlapGroup, Work
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "sim"))
+from block_dispatch import DispatchSimulator  # the tests' oracle
 
 CHANNELS = (1, 2, 4, 6, 8, 12, 16, 20, 24, 28, 32)
 CHUNKS = tuple(size * KIB for size in (128, 256, 512, 1024, 2048))
@@ -199,7 +203,7 @@ def _tuners(ground: Ground, seed: int) -> dict[str, Tuner]:
     plain = replace(ground.problem, launches=LaunchSpace())
     ordered = replace(ground.problem, launches=WITH_ORDER)
     return {
-        "collectives": JustEnough((plain,), seed=seed),
+        "collectives": ModelBased((plain,), seed=seed),
         "both sides": Guarded(BothSides((ground.problem,), seed=seed), (ground.problem,)),
         "with order": Guarded(BothSides((ordered,), seed=seed), (ordered,)),
     }

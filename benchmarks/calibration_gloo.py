@@ -3,7 +3,7 @@
     python benchmarks/calibration_gloo.py examples/gpt_fsdp_gloo.toml [--rounds 7] [--pairs 9] [--json]
 
 1. Interleaved, in shuffled rounds: calibration shapes (below; none is the job's) under a handful of settings, their
-   computations alone (beside a collective of 8 bytes), and of the job nothing but its default runs.
+   computations alone (during a collective of 8 bytes), and of the job nothing but its default runs.
 2. Fit (`cost/overlap_fit.py`): constants with their uncertainty, residuals.
 3. Held out: each calibration shape is predicted by a fit that never saw it, once from its computation measured alone
    and once from its default run only, under every setting but the default.
@@ -27,8 +27,7 @@ from statistics import median, quantiles
 
 import msgspec
 
-from lagom_overlap.analysis.group_twins import comp_alone_from_twins
-from lagom_overlap.backends.base import Assignment, Backend, Measurement
+from lagom_overlap.backends.base import Backend
 from lagom_overlap.backends.fitted import FittedBackend, overlap_of
 from lagom_overlap.collective import Collective, CollectiveKind, CommConfig
 from lagom_overlap.cost.overlap_fit import (
@@ -41,16 +40,34 @@ from lagom_overlap.cost.overlap_fit import (
     predict,
 )
 from lagom_overlap.cost.overlap_preset import constants_to_json
-from lagom_overlap.job.build import groups_of, limits_of, make_tuner, open_backend, request_of
-from lagom_overlap.job.own_trace import arms_of_run, read_own_run
-from lagom_overlap.job.spec import JobSpec, read_job
+from lagom_overlap.jobfile.build import groups_of, limits_of, open_backend, request_of
+from lagom_overlap.jobfile.registry import make_tuner
+from lagom_overlap.jobfile.spec import JobSpec, read_job
 from lagom_overlap.record import describe_machine, package_versions, utc_now
-from lagom_overlap.tune.study import Study
+from lagom_overlap.timeline import SpanKind, Timeline
+from lagom_overlap.tuners.problem import Assignment, Measurement
+from lagom_overlap.tuners.study import Study
 from lagom_overlap.units import MIB, MS
-from lagom_overlap.workload import CommOp, CompOp, Gemm, MemoryBound, OverlapGroup
+from lagom_overlap.verbs.own_trace import arms_of_run, read_own_run
+from lagom_overlap.workload import CommOp, CompOp, Gemm, MemoryBound, OverlapGroup, Work
 
 AG, RS = CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER
 UNTOUCHED = CommConfig()
+
+
+def comp_alone_from_twins(group: OverlapGroup, timeline: Timeline) -> float | None:
+    """Seconds of the group's computations alone, from the runs that no collective touched; None if one has none."""
+    works = {op.name: op.work for op in group.computations}
+    comms = timeline.of(SpanKind.COMM)
+    free: dict[Work, list[float]] = {}
+    for span in timeline.of(SpanKind.COMP):
+        work = works.get(span.name)
+        if work is not None and not any(c.start_s < span.end_s and span.start_s < c.end_s for c in comms):
+            free.setdefault(work, []).append(span.duration_s)
+    if any(work not in free for work in works.values()):
+        return None
+    alone = {work: median(held) for work, held in free.items()}
+    return sum(alone[work] for work in works.values())
 
 
 def sliced(channels: int, mib: float) -> CommConfig:
@@ -98,13 +115,13 @@ def shape_group(name: str, tokens: int, width: int, products: int, comms: Sequen
 
 
 def alone(group: OverlapGroup) -> OverlapGroup:
-    """The same computations beside a collective of 8 bytes: alone as far as the backend can."""
+    """The same computations during a collective of 8 bytes: alone as far as the backend can."""
     tiny = CommOp(name=f"{group.name}.tiny", collective=Collective(AG, 8, 2))
     return replace(group, name=f"{group.name}.alone", comms=(tiny,), starts_after=(), occurrences=())
 
 
 def bare(name: str, kind: CollectiveKind, mib: int) -> OverlapGroup:
-    """A collective beside next to nothing."""
+    """A collective with next to no computation."""
     return OverlapGroup(
         name=name,
         computations=(CompOp(name=f"{name}.nop", work=MemoryBound(4096)),),
@@ -289,7 +306,7 @@ def judged(
     backend: Backend,
     pairs: int,
 ) -> list[dict[str, object]]:
-    """Each group of the job: tuned on the fit from its default runs, then run beside its default."""
+    """Each group of the job: tuned on the fit from its default runs, then run against its default."""
     default = {group.name: (UNTOUCHED,) * len(group.comms) for group in groups}
     traced_s = {name: median(run.makespan_s for run in runs) for name, runs in traces.items()}
     inferred_s = {}

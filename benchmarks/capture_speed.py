@@ -40,7 +40,7 @@ CASES: dict[str, tuple[str, dict[str, int | str], int]] = {
 
 def measure(case: str) -> dict[str, object]:
     """Runs one case in this process."""
-    from lagom_overlap.capture.models.named import capture_named  # noqa: PLC0415  the import is not what is timed
+    from lagom_overlap.capturing.models.named import capture_named  # noqa: PLC0415  the import is not what is timed
 
     name, options, seq_len = CASES[case]
     wall, cpu = time.perf_counter(), time.process_time()

@@ -14,8 +14,10 @@ right ranks is tried, and the one with the least error on the sizes that the fit
 
     python benchmarks/collective_time.py [FILE_OR_FOLDER ...] [--topology NAME] [--split alternate] [--json]
 
+The last column is the price that group search, steps and planners share, on the presets of the machines that we know.
+
 Without arguments: vidur/ and validation/vtrain_a100_allreduce_lut/ in the folders of `lagom reproduce data`
-($LAGOM_DATA, ../shared/data beside the checkout, the cache).
+($LAGOM_DATA, ../shared/data next to the checkout, the cache).
 """
 
 import argparse
@@ -28,13 +30,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 
-from lagom_overlap.collective import Collective, CollectiveKind
-from lagom_overlap.cost.link_fit import LinkFit, Measurement, fit_link, is_held_out
+from lagom_overlap.collective import Collective, CollectiveKind, CommConfig
+from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.cost.nccl import CpuVendor, PathType, Topology, choose, load_topology, topology_names
 from lagom_overlap.cost.nccl.choice import POINT_TO_POINT
 from lagom_overlap.cost.nccl.search import NvswitchMachine, nvswitch_topology, pcie_topology
 from lagom_overlap.cost.nccl.wire import wire_terms
-from lagom_overlap.job.reproduce.datasets import data_roots
+from lagom_overlap.hardware import load_preset
+from lagom_overlap.reproduce.datasets import data_roots
+from link_fit import LinkFit, Measurement, fit_link, is_held_out
 
 MIN_BYTES = 1024**2
 TARGET_PCT = 5.0
@@ -68,6 +72,13 @@ REQUIRED = {
     "h100_dgx_allreduce 8x1": 8,
 }
 """The systems of the project's target, and vTrain's tables."""
+PRESETS = {
+    "a40_allreduce": "a40_bridged",
+    "a100_dgx_allreduce": "a100_dgx",
+    "vtrain_a100": "a100_dgx",
+    "h100_dgx_allreduce": "h100_dgx",
+}
+"""The cluster presets of the machines that we know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,8 +246,23 @@ def evaluate(system: System, forced: Topology | None, split: str = "bands") -> d
         "mean_abs_error_pct": fmean(abs(error) for error in errors),
         "mean_abs_error_by_octave_pct": fmean(octave["mean_abs_error_pct"] for octave in octaves),
         "max_abs_error_pct": max(abs(error) for error in errors),
+        "price_error_pct": price_error_pct(system, split),
         "octaves": octaves,
     }
+
+
+def price_error_pct(system: System, split: str) -> float | None:
+    """Mean error at the sizes held out of the price that groups, steps and planners share; None without a preset.
+
+    The preset's own links and NCCL's choice: nothing is fitted here, and vidur's DGX A100 is priced on vTrain's link.
+    """
+    if system.source not in PRESETS or system.num_nodes > 1:
+        return None
+    model = ContentionModel(load_preset(PRESETS[system.source]), load_profile("plausible"))
+    held = measurements(system, split, held_out=True)
+    return fmean(
+        abs(100 * (model.collective(one.collective, CommConfig()).seconds() / one.seconds - 1)) for one in held
+    )
 
 
 def find_files(given: list[Path]) -> list[Path]:
@@ -305,7 +331,9 @@ def main() -> int:
 def report(rows: list[dict], unread: list[dict], split: str) -> None:
     """Print the table for people."""
     print(f"{split}; * target at most {TARGET_PCT:g} %; ? topology chosen by the fit")
-    print(f"{'system':26} {'topology':22} {'fit':>5} {'held':>5}  B GB/s (+-)     s (+-)       error  octaves   max")
+    print(
+        f"{'system':26} {'topology':22} {'fit':>5} {'held':>5}  B GB/s (+-)     s (+-)     error  octaves   max   price"
+    )
     for row in rows:
         chosen = "?" if row["topology_chosen_by_fit"] else " "
         print(
@@ -315,6 +343,7 @@ def report(rows: list[dict], unread: list[dict], split: str) -> None:
             f"{row['latency_scale']:5.2f} {row['latency_scale_error_pct']:5.1f}%  "
             f"{row['mean_abs_error_pct']:6.2f}% {row['mean_abs_error_by_octave_pct']:6.2f}% "
             f"{row['max_abs_error_pct']:6.1f}%"
+            + ("" if row["price_error_pct"] is None else f" {row['price_error_pct']:6.1f}%")
         )
     required = [row["mean_abs_error_pct"] for row in rows if row["required"]]
     if required:

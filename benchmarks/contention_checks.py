@@ -1,8 +1,9 @@
 """The contention model against published measurements: the checks T1 to T7, with one set of constants.
 
-Tolerances were written down before the first prediction (docs/accuracy_contention.md says what each check means and
-why it misses where it does). Nothing here was measured by us; constants are those of the profile `plausible` and of the
-presets, none is fitted to a check (T5 fits a link's two numbers, and is judged on what it did not fit).
+Tolerances were written down before the first prediction. benchmarks/results/accuracy_contention_2026-11-20.md says what
+each check means and why it misses where it does. Nothing here was measured by us. Constants are those of the profile
+`plausible` and of the presets; none is fitted to a check (T5 fits a link's two numbers, and is judged on what it did
+not fit).
 
     python benchmarks/contention_checks.py [--json]
 """
@@ -13,35 +14,26 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from itertools import product
+from pathlib import Path
 from statistics import median
 
 from lagom_overlap.collective import Collective, CollectiveKind, CommConfig, chunk_bytes_of_slice
-from lagom_overlap.cost import ContentionModel, load_profile
+from lagom_overlap.cost import Collectives, ContentionModel, load_profile
 from lagom_overlap.cost.contention import eq5_waves
 from lagom_overlap.cost.kernels import kernel_of_time
-from lagom_overlap.hardware import Cluster, Gpu, Link, LinkKind, load_preset
-from lagom_overlap.sim import DispatchSimulator, GroupSimulator
+from lagom_overlap.hardware import Cluster, Link, LinkKind, load_preset
+from lagom_overlap.sim import GroupSimulator
 from lagom_overlap.units import KIB, MIB, MS
-from lagom_overlap.workload import CommOp, CompOp, Gemm, Kernel, MemoryBound, OverlapGroup, fsdp_iteration, load_model
+from lagom_overlap.workload import CommOp, CompOp, Gemm, Kernel, MemoryBound, OverlapGroup, load_model
 from lagom_overlap.workload.overlap import find_overlap_groups
+from lagom_overlap.workload.papers import fsdp_iteration
 
-PROFILE = load_profile("plausible")
-XGMI = Link(kind=LinkKind.NVLINK, bytes_per_s=310e9, hop_s=1e-6)
-MI300X = Cluster(  # datasheet 2023: 304 CUs, 5.3 TB/s, 256 MB last-level cache; achieved rates assumed at 0.8 and 0.45
-    name="mi300x",
-    gpu=Gpu(
-        name="MI300X",
-        num_sms=304,
-        gemm_flops=590e12,
-        hbm_bytes_per_s=4.2e12,
-        l2_bytes=256_000_000,
-        memory_bytes=192_000_000_000,
-    ),
-    gpus_per_node=8,
-    num_nodes=1,
-    intra=XGMI,
-    inter=XGMI,
-)
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "sim"))
+from block_dispatch import DispatchSimulator  # the tests' oracle
+
+PROFILE = replace(load_profile("plausible"), collectives=Collectives.PAPER)
+"""With communicators of as many channels as the papers used: AutoCCL's fork has up to 128."""
+MI300X = load_preset("mi300x")
 ONE_WAVE = Gemm(11 * 128, 12 * 256, 8192)
 """132 tiles of 128 x 256: one block per SM of an H100."""
 COMPUTE_BOUND = tuple(Gemm(m, n, 8192) for m, n in product((4096, 8192, 16384), (8192, 16384)))
@@ -152,11 +144,11 @@ def t2(kind: str) -> list[Check]:
     model = ContentionModel(load_preset("h100_dgx"), PROFILE)
     times = SIMULATORS[kind](group, model).evaluate((CommConfig(num_channels=24),))
     ratio = times.comp_s / _alone_s(group, model)
-    return [_check("T2", "H100, 132 blocks beside 24 channels throughout", 80 / 47, [ratio], 0.10, simulator=kind)]
+    return [_check("T2", "H100, 132 blocks during 24 channels throughout", 80 / 47, [ratio], 0.10, simulator=kind)]
 
 
 def fuser_group(comm_s: float, kind: str) -> tuple[OverlapGroup, ContentionModel, CommConfig]:
-    """NVIDIA/Fuser 5742: a product of 1.351 ms beside an all-reduce of two H100 that takes `comm_s` beside it."""
+    """NVIDIA/Fuser 5742: a product of 1.351 ms during an all-reduce of two H100 that takes `comm_s` during it."""
     model = ContentionModel(load_preset("h100_dgx"), PROFILE)
     kernel, config = hopper_gemm(Gemm(8192, 8192, 8192), 1.351 * MS), CommConfig(num_channels=24)
 
@@ -182,7 +174,7 @@ def t3(kind: str) -> list[Check]:
     """NVIDIA/Fuser 5742: the same, but the all-reduce ends after 0.300 ms: 1.351 -> 1.556 ms."""
     group, model, config = fuser_group(0.300 * MS, kind)
     ratio = SIMULATORS[kind](group, model).evaluate((config,)).comp_s / _alone_s(group, model)
-    what = "H100, 132 blocks beside 24 channels for 0.300 of 1.351 ms"
+    what = "H100, 132 blocks during 24 channels for 0.300 of 1.351 ms"
     return [_check("T3", what, 1.556 / 1.351, [ratio], 0.05, simulator=kind)]
 
 
@@ -264,7 +256,7 @@ def t5() -> list[Check]:
 
 
 def t6(kind: str) -> list[Check]:
-    """Row 16: a product beside a reduce-scatter with 16 of 304 blocks, product 1.221 times as long."""
+    """Row 16: a product during a reduce-scatter with 16 of 304 blocks, product 1.221 times as long."""
     model = ContentionModel(MI300X, PROFILE)
     ratios = []
     for gemm in COMPUTE_BOUND:
@@ -275,7 +267,7 @@ def t6(kind: str) -> list[Check]:
         )
         comp_s = SIMULATORS[kind](group, model).evaluate((CommConfig(num_channels=16),)).comp_s
         ratios.append(comp_s / _alone_s(group, model))
-    return [_check("T6", "MI300X, product beside a reduce-scatter on 16 CUs", 1.221, ratios, 0.05, simulator=kind)]
+    return [_check("T6", "MI300X, product during a reduce-scatter on 16 CUs", 1.221, ratios, 0.05, simulator=kind)]
 
 
 def t7(kind: str) -> list[Check]:

@@ -35,8 +35,8 @@ from lagom_overlap.collective import (  # noqa: E402
     ConfigTable,
     Protocol,
 )
-from lagom_overlap.plugin import ProcessCommunicator, encode_table, write_table  # noqa: E402
-from lagom_overlap.plugin.fake_host import FakeComm, FakeNccl, load_fake_library  # noqa: E402
+from lagom_overlap.nccl_plugin import ProcessCommunicator, encode_table, write_table  # noqa: E402
+from lagom_overlap.nccl_plugin.fake_host import FakeComm, FakeNccl, load_fake_library  # noqa: E402
 
 NUM_COMMUNICATORS, NUM_SIZES, NUM_OCCURRENCES = 4, 256, 4
 CALLS_PER_ROUND, NUM_WARM_UP, NUM_ROUNDS = 25_000, 15_000, 30
@@ -60,8 +60,11 @@ def build(folder: Path) -> tuple[Path, Path]:
     csrc = ROOT / "csrc"
     flags = ["-std=c11", "-O3", "-DNDEBUG", "-fPIC", "-shared", "-fvisibility=hidden"]
     plugin, fake = folder / "liblagom_tuner.so", folder / "libfake_nccl.so"
-    for output, source in ((plugin, csrc / "lagom_tuner.c"), (fake, csrc / "fake_nccl.c")):
-        subprocess.run(["cc", *flags, "-o", output, source, "-ldl", "-lm", "-lpthread"], check=True)
+    for output, sources in (
+        (plugin, [csrc / "lagom_tuner.c"]),
+        (fake, sorted((csrc / "emulated_gpu").glob("nccl_host*.c"))),
+    ):
+        subprocess.run(["cc", *flags, "-o", output, *sources, "-ldl", "-lm", "-lpthread"], check=True)
     return plugin, fake
 
 
@@ -164,7 +167,7 @@ def measure(library: ctypes.CDLL, cases: list[Case]) -> list[str]:
 def main() -> None:
     """Measures, prints and, with --out, writes the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("others", nargs="*", type=Path, help="other tuner plug-ins (.so) to time beside ours")
+    parser.add_argument("others", nargs="*", type=Path, help="other tuner plug-ins (.so) to time against ours")
     parser.add_argument("--plugin", type=Path, help="our plug-in; built from csrc/ if left out")
     parser.add_argument("--out", type=Path, help="folder to write the result to")
     arguments = parser.parse_args()

@@ -1,11 +1,11 @@
-"""What one decision step of `just_enough` costs where an iteration has many groups: tell and ask, on one core.
+"""What one decision step of `model_based` costs where an iteration has many groups: tell and ask, on one core.
 
     python benchmarks/decision_scale.py --seed 1 --iterations 3 --shapes 1x8,50x1,50x8,50x16,1x64
 
 A shape is groups x collectives in each. The groups of an iteration share one wire and one GPU, as a job's do; kernels
 and sizes are drawn for each (`overlap_generator.py`). All are searched together to the end at 2 % noise. A step's time
 is CPU time of `tell` and the `ask` after it (`time.process_time`: other work on the machine stretches it by what it
-takes from caches and hyperthreads, not by waiting), and its ratio to a yardstick that is timed beside every step: the
+takes from caches and hyperthreads, not by waiting), and its ratio to a yardstick that is timed with every step: the
 columns of a 256 x 256 matrix sorted ten times. Regret is over the oracle of each group, where `--regret` is given (slow
 for many collectives).
 """
@@ -21,9 +21,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from lagom_overlap.backends.base import GroupProblem
 from lagom_overlap.collective import Collective, CollectiveKind
-from lagom_overlap.tune.just_enough import JustEnough
+from lagom_overlap.tuners.model_based import ModelBased
+from lagom_overlap.tuners.problem import GroupProblem
 from lagom_overlap.workload import CommOp, CompOp, OverlapGroup
 from overlap_generator import DEFAULT, FORMS, FROZEN, SPACE, Draw, SimulatedGroup, _draw_body, _draw_wire, _shares
 from search_quality import percentile_95
@@ -66,9 +66,9 @@ def yardstick_s() -> float:
     return time.process_time() - began
 
 
-def search(groups: list[SimulatedGroup], seed: int) -> tuple[JustEnough, list[float], list[float], list[int]]:
+def search(groups: list[SimulatedGroup], seed: int) -> tuple[ModelBased, list[float], list[float], list[int]]:
     """Searches all groups together: the tuner, each decision step in seconds and in yardsticks, the groups asked."""
-    tuner = JustEnough(tuple(group.problem for group in groups), seed=seed)
+    tuner = ModelBased(tuple(group.problem for group in groups), seed=seed)
     rng, by_name = Random(f"scale/{seed}"), {group.problem.group.name: group for group in groups}
     steps_s, yards, num_asked = [], [], []
     while (trial := tuner.ask()) is not None:

@@ -9,9 +9,9 @@ from random import Random
 import numpy as np
 import numpy.typing as npt
 
-from lagom_overlap.backends.base import Assignment, Measurement
 from lagom_overlap.collective import Algorithm, CommConfig, ConfigSpace, Protocol, Subspace
-from lagom_overlap.tune.warm_start import ExpectedWay, Ways
+from lagom_overlap.tuners.problem import Assignment, Measurement
+from lagom_overlap.tuners.warm_start import ExpectedWay, Ways
 from overlap_generator import FORMS, FROZEN, IN_FLIGHT_BYTES, Body, Draw, Wire, _draw_body, _draw_wire, draw_group
 
 VERSION = "1"
@@ -77,7 +77,7 @@ KINDS: tuple[tuple[Algorithm, Protocol], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnKind:
-    """One implementation: its wire, and what it costs the computation beside it."""
+    """One implementation: its wire, and what it costs the concurrent computation."""
 
     algorithm: Algorithm
     protocol: Protocol
@@ -105,7 +105,7 @@ class DrawnKind:
 
 
 def draw_kind(draw: Draw, wire: Wire, algorithm: Algorithm, protocol: Protocol) -> DrawnKind:
-    """A kind beside ring/simple, whose wire is given. A faster link presses more: memory is touched as fast."""
+    """A kind next to ring/simple, whose wire is given. A faster link presses more: memory is touched as fast."""
 
     def ratio(name: str) -> float:
         return draw.between(*getattr(ALGORITHMS[algorithm], name)) * draw.between(*getattr(PROTOCOLS[protocol], name))
@@ -183,7 +183,7 @@ class KindGroup:
 
     @staticmethod
     def _beside(body: Body, i: int, kind: DrawnKind, config: CommConfig, use: float) -> float:
-        """Kernel i beside a collective: the generator's law, with the kind's SMs, pressure and bytes in flight."""
+        """Kernel i during a collective: the generator's law, with the kind's SMs, pressure and bytes in flight."""
         kernel, channels = body.kernels[i], config.num_channels or 0
         waves = ceil(kernel.num_blocks / ((body.num_sms - kind.sms * channels) * kernel.blocks_per_sm))
         flight = kind.flight * channels * (config.chunk_bytes or 1)
@@ -259,7 +259,7 @@ class KindGroup:
 
     @cached_property
     def fastest_alone(self) -> tuple[Kind, ...]:
-        """Per collective the kind that is fastest with nothing beside it."""
+        """Per collective the kind that is fastest running alone."""
         return tuple(self.kinds[self.kind_of[int(self._comm_s[j, :-1].argmin())]].name for j in range(self.num_comms))
 
     def _descend(self, start: list[int], candidates: Sequence[Ints]) -> tuple[float, list[int]]:

@@ -20,8 +20,7 @@ from scipy.optimize import minimize
 
 from lagom_overlap.cost.operators.gemm import SPLITS, TILES, GemmConstants, gemm_time
 from lagom_overlap.hardware import Gpu, load_preset
-from lagom_overlap.workload import Gemm
-from lagom_overlap.workload.parallel import Access
+from lagom_overlap.workload import Access, Gemm
 from operator_time import PRESET_OF, BadFileError, Sample, read_samples
 
 Array = NDArray[np.float64]
@@ -107,7 +106,7 @@ def bandwidths(samples: Sequence[Sample]) -> dict[Access, float]:
     found: dict[Access, list[float]] = {access: [] for access in Access}
     for sample in samples:
         if not isinstance(sample.work, Gemm) and sample.num_tokens >= FROM_TOKENS:
-            found[sample.work.access].append(sample.work.work.num_bytes / (sample.measured_s - TOUCH_S))
+            found[sample.work.access].append(sample.work.num_bytes / (sample.measured_s - TOUCH_S))
     return {access: float(np.median(values)) for access, values in found.items() if values}
 
 

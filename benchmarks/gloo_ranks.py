@@ -12,11 +12,11 @@ import torch
 from torch import distributed as dist
 
 from lagom_overlap.backends.gloo.link import EmulatedLink
-from lagom_overlap.capture.fx import FxCapture
+from lagom_overlap.capturing.fx import FxCapture
+from lagom_overlap.engines.fx.apply import name_operators
+from lagom_overlap.engines.fx.session import PlannedSession
 from lagom_overlap.engines.gloo_worker import die_with_parent, pin_to_core
-from lagom_overlap.engines.planned.apply import name_operators
-from lagom_overlap.engines.planned.session import PlannedSession
-from lagom_overlap.job.spec import link_bytes_per_s
+from lagom_overlap.jobfile.spec import link_bytes_per_s
 
 PORT_ENV, PARENT_ENV = "LAGOM_BENCHMARK_PORT", "LAGOM_BENCHMARK_PARENT"
 
@@ -78,7 +78,7 @@ class Everyone:
 
 
 def times_alone(captured: FxCapture, inputs: Sequence[Any], repeats: int) -> Mapping[str, float]:
-    """Median seconds of every operator with nothing beside it, the slowest rank's; the first run does not count."""
+    """Median seconds of every operator running alone, the slowest rank's; the first run does not count."""
     name_operators(captured.graph_module.graph, captured.iteration)
     session = PlannedSession(Everyone())
     runs = [session.alone_s(captured.graph_module, inputs) for _ in range(repeats + 1)][1:]

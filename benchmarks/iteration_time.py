@@ -4,7 +4,7 @@
 
 Formats, told apart by their columns: vTrain (single node, or with a leading "Parameters (billion)"), the tables of
 Narayanan et al. (SC'21, arXiv 2104.04473) and of arXiv 2201.11990, Table 5 of arXiv 2205.05198 (two measured times a
-row). Rows that a constant was fitted on are marked; what was fitted on what: docs/accuracy_iteration.md.
+row). Rows that a constant was fitted on are marked; what was fitted on what: docs/accuracy.md.
 
 Where a table has no such column: sequences of 2048 tokens, as many replicas as the GPUs give, micro-batches of one
 sequence, a vocabulary of 51,200, no interleaving, PTD.
@@ -30,8 +30,10 @@ from lagom_overlap.hardware import load_preset
 from lagom_overlap.sim.training import TrainingSimulator
 from lagom_overlap.units import MS, TFLOPS
 from lagom_overlap.workload.models import TransformerModel
-from lagom_overlap.workload.parallel import ParallelLayout, Recompute, Schedule
+from lagom_overlap.workload.parallel import ParallelLayout, PipelineSchedule, Recompute
 from lagom_overlap.workload.parallel.layout import check_layout
+from lagom_overlap.workload.precision import DType, Precision
+from lagom_overlap.workload.step import load_rules
 
 VOCAB: Final = 51_200
 GPUS_PER_NODE: Final = 8
@@ -78,6 +80,8 @@ class Case:
     num_gpus: int
     framework: str
     measured_s: float
+    reduction: DType = DType.FP16
+    accumulates: bool = True
     fitted: bool = False
 
 
@@ -178,10 +182,9 @@ def _layout(v: Values, recompute: Recompute) -> ParallelLayout:
         data=int(v["dp"]),
         micro_batch=int(v.get("microbatch", 1)),
         global_batch=int(v["global_batch"]),
-        schedule=Schedule.INTERLEAVED if chunks > 1 else Schedule.ONE_F_ONE_B,
+        schedule=PipelineSchedule.INTERLEAVED if chunks > 1 else PipelineSchedule.ONE_F_ONE_B,
         chunks=chunks,
         recompute=recompute,
-        gradient_bytes=2,
         flash_attention=False,
         scatter_gather=True,
     )
@@ -196,9 +199,9 @@ def seconds_of_tflops(v: Values) -> float:
 
 
 def _vtrain_case(columns: Sequence[str], row: int, v: Values) -> Case:
-    """A row of vTrain; the single-node ones show no recomputation and no accumulation (docs/accuracy_iteration.md)."""
+    """A row of vTrain; the single-node ones show no recomputation and no accumulation (docs/accuracy.md)."""
     recompute = Recompute.FULL if "params_B" in columns else Recompute.NONE
-    layout = replace(_layout(v, recompute), accumulate_gradients=False)
+    layout = _layout(v, recompute)
     return Case(
         row=row,
         what="vtrain",
@@ -208,13 +211,14 @@ def _vtrain_case(columns: Sequence[str], row: int, v: Values) -> Case:
         num_gpus=int(v["gpus"]),
         framework="megatron_deepspeed",
         measured_s=v["measured_ms"] * MS,
+        accumulates=False,
         fitted="params_B" not in columns and int(v["layers"]) == 12,
     )
 
 
 def _table5_cases(row: int, v: Values) -> Iterator[Case]:
     """Table 5 of arXiv 2205.05198: a job recomputed in full, and selectively with sequence parallelism."""
-    full = replace(_layout(v, Recompute.FULL), gradient_bytes=4, async_tensor=True)
+    full = replace(_layout(v, Recompute.FULL), async_tensor=True)
     cut = replace(full, recompute=Recompute.SELECTIVE, sequence_parallel=int(v["tp"]) > 1, async_tensor=False)
     for what, layout in (("full_recompute", full), ("seqpar_selective", cut)):
         if f"measured_{what}_s" in v:
@@ -227,6 +231,7 @@ def _table5_cases(row: int, v: Values) -> Iterator[Case]:
                 num_gpus=int(v["gpus"]),
                 framework="megatron",
                 measured_s=v[f"measured_{what}_s"],
+                reduction=DType.FP32,
             )
 
 
@@ -245,7 +250,7 @@ def _table_case(scheme: str, row: int, v: Values) -> Case | Refused:
         layout=layout,
         seq_len=int(v["seq"]),
         num_gpus=int(v["gpus"]),
-        framework="deepspeed_zero3" if zero else megatron,
+        framework="deepspeed" if zero else megatron,
         measured_s=seconds_of_tflops(v) if measured is None else measured,
         fitted=zero == 3 and int(v["layers"]) == 96,
     )
@@ -275,6 +280,7 @@ def predict(case: Case, framework: FrameworkConstants | None = None) -> float:
     nodes, rest = divmod(case.num_gpus, per_node)
     cluster = replace(load_preset("a100_dgx", nodes + bool(rest)), gpus_per_node=per_node)
     check_layout(case.model, case.layout, cluster, case.seq_len)
+    rules = load_rules(case.framework)
     simulator = TrainingSimulator(
         case.model,
         case.layout,
@@ -283,6 +289,8 @@ def predict(case: Case, framework: FrameworkConstants | None = None) -> float:
         operators=load_operators(cluster.gpu),
         framework=framework or load_framework(case.framework),
         profile=load_profile("plausible"),
+        rules=replace(rules, main_gradients=case.accumulates),
+        precision=Precision(DType.FP16, DType.FP16, case.reduction),
     )
     return simulator.times().iteration_s
 

@@ -22,23 +22,24 @@ from time import process_time
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import Cluster, load_preset
-from lagom_overlap.joint import Joint, JointPlan
-from lagom_overlap.joint.bound import Limit
-from lagom_overlap.joint.contended import Contended
-from lagom_overlap.joint.settings import choices_of, tuned_settings
-from lagom_overlap.plan import deadline
-from lagom_overlap.plan.base import PlanProblem
-from lagom_overlap.plan.deadline import Deadline
-from lagom_overlap.plan.memory import depth_arcs
-from lagom_overlap.plan.ours import Ours
-from lagom_overlap.plan.predict import predict
-from lagom_overlap.plan.times import ModelTimes
+from lagom_overlap.planners import deadline
+from lagom_overlap.planners.base import PlanProblem
+from lagom_overlap.planners.deadline import Deadline
+from lagom_overlap.planners.joint import Joint, JointPlan
+from lagom_overlap.planners.joint.bound import Limit
+from lagom_overlap.planners.joint.contended import Contended
+from lagom_overlap.planners.joint.settings import choices_of, tuned_settings
+from lagom_overlap.planners.memory import depth_arcs
+from lagom_overlap.planners.ours import Ours
+from lagom_overlap.planners.predict import predict
+from lagom_overlap.planners.times import ModelTimes
 from lagom_overlap.workload import Iteration, TransformerModel, load_model
-from lagom_overlap.workload.dataflow import Unit, dataflow_iteration
-from lagom_overlap.workload.papers.table2 import TENSOR_DEGREE, PaperWorkload, Strategy, load_table2
+from lagom_overlap.workload.papers.table2 import TENSOR_DEGREE, PaperStrategy, PaperWorkload, load_table2
 from lagom_overlap.workload.parallel import ParallelLayout
+from lagom_overlap.workload.precision import HALF
 from lagom_overlap.workload.rewrite.apply import rewritten
 from lagom_overlap.workload.rewrite.steps import Reorder
+from lagom_overlap.workload.step import Unit, program_step
 from plan_papers.concerto_tables import A800_NETWORK, A800_NVLINK, A800_PCIE, gpt
 from plan_papers.grid import sharded
 
@@ -72,9 +73,15 @@ class Case:
         return replace(self, model=replace(self.model, num_layers=layers))
 
     def step(self) -> Iteration:
-        """The step in program order."""
-        return dataflow_iteration(
-            self.model, self.layout, seq_len=SEQ_LEN, gpus_per_node=GPUS_PER_NODE, shard=self.shard, unit=Unit.LAYER
+        """The step in program order; gradients travel in 2 bytes."""
+        return program_step(
+            self.model,
+            self.layout,
+            seq_len=SEQ_LEN,
+            gpus_per_node=GPUS_PER_NODE,
+            shard=self.shard,
+            unit=Unit.LAYER,
+            precision=HALF,
         )
 
 
@@ -87,9 +94,9 @@ def held_back(step: Iteration) -> Iteration:
 def lagom_cases() -> Iterator[Case]:
     """Table 2 of the Lagom paper; replicas of tensor parallelism do not change a step."""
     for row in load_table2():
-        if row.strategy is Strategy.TP and row.degree > 1:
+        if row.strategy is PaperStrategy.TP and row.degree > 1:
             continue
-        num_nodes = -(-row.degree // GPUS_PER_NODE) if row.strategy is not Strategy.TP else 1
+        num_nodes = -(-row.degree // GPUS_PER_NODE) if row.strategy is not PaperStrategy.TP else 1
         cluster = load_preset(row.cluster, num_nodes)
         yield Case("Lagom", row.name, cluster, load_model(row.model), table2_layout(row))
 
@@ -98,13 +105,13 @@ def table2_layout(row: PaperWorkload) -> ParallelLayout:
     """One micro-batch; under tensor and expert parallelism its two halves, which overlap each other."""
     half = row.micro_batch // 2
     match row.strategy:
-        case Strategy.FSDP:
+        case PaperStrategy.FSDP:
             return sharded(row.degree, row.micro_batch)
-        case Strategy.TP:
+        case PaperStrategy.TP:
             return ParallelLayout(
                 data=1, tensor=TENSOR_DEGREE, sequence_parallel=True, micro_batch=half, global_batch=2 * half
             )
-        case Strategy.EP:
+        case PaperStrategy.EP:
             ranks = row.degree
             return ParallelLayout(data=ranks, expert=ranks, micro_batch=half, global_batch=2 * half * ranks)
 
@@ -131,7 +138,6 @@ def centauri_cases() -> Iterator[Case]:
             sequence_parallel=True,
             micro_batch=batch,
             global_batch=2 * 4 * batch,
-            gradient_bytes=2,
         )
         yield Case("Centauri", f"LLaMA medium TP 4 x DP 4, a stage of PP 3, batch {batch}", six, stage, layout)
     yield Case("Centauri", "LLaMA big FSDP 256, batch 4", many, models["big"], sharded(256, 4))
@@ -143,7 +149,7 @@ def concerto_cases() -> Iterator[Case]:
         intra, link = (A800_NVLINK, "NVLink") if nvlink else (A800_PCIE, "PCIe")
         cluster = replace(load_preset("a100_dgx", 4), name=f"a800 {link}", intra=intra, inter=A800_NETWORK)
         for tensor, data in ((16, 1), (8, 2)):
-            layout = ParallelLayout(tensor=tensor, data=data, micro_batch=8 // data, global_batch=8, gradient_bytes=2)
+            layout = ParallelLayout(tensor=tensor, data=data, micro_batch=8 // data, global_batch=8)
             name = f"GPT 14.5B TP {tensor} x DP {data}"
             yield Case("Concerto", name, cluster, gpt("gpt-14.5b", 8192, 32), layout)
         if nvlink:
@@ -245,7 +251,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("papers", nargs="*", metavar="PAPER", help=f"of {', '.join(PAPERS)} (default: all)")
     parser.add_argument("--layers", type=int, default=8, help="of every model at most (default: 8; 0: all)")
     parser.add_argument("--seconds", type=float, default=6.0, help="for the joint search on each step (default: 6)")
-    parser.add_argument("--every", type=int, default=1, help="only each so many steps of a grid (default: 1, all)")
+    parser.add_argument("--every", type=int, default=1, help="only every Nth step of a grid (default: 1, all)")
     parser.add_argument("--profile", default="plausible")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout, nothing else")

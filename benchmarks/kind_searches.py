@@ -5,51 +5,50 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from drawn_kinds import Kind
-from lagom_overlap.backends.base import Assignment, GroupProblem, Measurement, Outcome
 from lagom_overlap.collective import ConfigSpace, Subspace
-from lagom_overlap.tune.autoccl import AutoCcl
-from lagom_overlap.tune.groupwise import Probe
-from lagom_overlap.tune.just_enough.allocate import Allocation
-from lagom_overlap.tune.just_enough.effort import EFFORTS
-from lagom_overlap.tune.just_enough.forecast import Forecast
-from lagom_overlap.tune.just_enough.pool import Pool
-from lagom_overlap.tune.just_enough.search import DOUBT, GroupSearch
-from lagom_overlap.tune.just_enough.sight import Surfaces
-from lagom_overlap.tune.just_enough.warm import earlier_pool
-from lagom_overlap.tune.warm_start import WarmStart
+from lagom_overlap.tuners.autoccl import AutoCcl
+from lagom_overlap.tuners.groupwise import Probe
+from lagom_overlap.tuners.model_based.effort import EFFORTS
+from lagom_overlap.tuners.model_based.posterior import Pool
+from lagom_overlap.tuners.model_based.search import DOUBT, GroupSearch
+from lagom_overlap.tuners.model_based.search_space import Surfaces
+from lagom_overlap.tuners.model_based.surrogate import Allocation, Surrogate
+from lagom_overlap.tuners.model_based.tuner import earlier_pool
+from lagom_overlap.tuners.problem import Assignment, GroupProblem, Measurement, Outcome
+from lagom_overlap.tuners.warm_start import WarmStart
 
 MOST_SCOUTS, HOPELESS = 3, 1.25
 
 
 class Scouting(GroupSearch):
-    """The rule before halving: at most three looks at kinds never measured, each at its best by the forecast."""
+    """The rule before halving: at most three looks at kinds never measured, each at its best by the surrogate."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._scouted: set[int] = set()
 
-    def _scout(self, forecast: Forecast) -> Probe | None:
-        best, lattice = self._best(), self._sight.lattices[0]
+    def _scout(self, surrogate: Surrogate) -> Probe | None:
+        best, lattice = self._best(), self._search_space.lattices[0]
         if best is None or len(self._scouted) >= MOST_SCOUTS:
             return None
         seen = {kind for _, kind in self._measured_kinds()} | self._scouted
         looks = []
         for kind in set(range(len(lattice.kinds))) - seen:
-            places = Allocation(forecast, self._barred, DOUBT).best_of_kind(kind)
+            places = Allocation(surrogate, self._excluded, DOUBT).best_of_kind(kind)
             if places is not None:
-                looks.append((float(forecast.makespans(places[None])[0]), kind, places))
+                looks.append((float(surrogate.makespans(places[None])[0]), kind, places))
         if not looks or min(look[0] for look in looks) > HOPELESS * self._estimate_s(best):
             return None
         _, kind, places = min(looks, key=lambda look: look[:2])
         self._scouted.add(kind)
-        assignment = self._sight.assignment_at(places.tolist())
+        assignment = self._search_space.assignment_at(places.tolist())
         return None if self._arms.knows(assignment) else Probe(assignment=assignment, reason="scout")
 
 
 class Unscouted(GroupSearch):
-    """No look at a kind that no forecast favours."""
+    """No look at a kind that no surrogate favours."""
 
-    def _scout(self, forecast: Forecast) -> Probe | None:
+    def _scout(self, surrogate: Surrogate) -> Probe | None:
         return None
 
 
@@ -76,7 +75,7 @@ def hunt(
         search.tell(measure(search.probe.assignment))
         search.plan()
         count += 1
-    return Found(search.stand, count)
+    return Found(search.incumbent, count)
 
 
 def kinds_of(assignment: Assignment) -> tuple[Kind, ...]:

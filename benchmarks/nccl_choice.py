@@ -23,7 +23,7 @@ from pathlib import Path
 from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, Protocol
 from lagom_overlap.cost.nccl import CpuVendor, Graph, PathType, Topology, candidates, choose
 from lagom_overlap.cost.nccl.search import NvswitchMachine, nvswitch_topology
-from lagom_overlap.job.reproduce.datasets import data_roots
+from lagom_overlap.reproduce.datasets import data_roots
 
 TARGET = 0.95
 KINDS = {

@@ -25,12 +25,12 @@ from torch.nn import functional
 
 from lagom_overlap.collective import CommConfig, ConfigTable
 from lagom_overlap.engines.gloo_space import MIN_SLICE_BYTES
+from lagom_overlap.online.adapters.fsdp2 import Fsdp2Adapter
+from lagom_overlap.online.routes.gloo import GlooRoute
+from lagom_overlap.online.saved import read_saved
+from lagom_overlap.online.sites import SiteSetting, table_of
 from lagom_overlap.record import describe_machine, package_versions
-from lagom_overlap.runtime.adapters.fsdp2 import Fsdp2Adapter
-from lagom_overlap.runtime.gloo_route import GlooRoute
-from lagom_overlap.runtime.saved import read_saved
-from lagom_overlap.runtime.sites import SiteSetting, table_of
-from lagom_overlap.tune.verdict import PairedRatio
+from lagom_overlap.tuners.verdict import PairedRatio
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from train_gpt_fsdp2 import Gpt, batch_of, text

@@ -20,8 +20,7 @@ from typing import Final
 from lagom_overlap.cost.operators import OperatorTimes, load_operators
 from lagom_overlap.hardware import Gpu, load_preset
 from lagom_overlap.units import MS
-from lagom_overlap.workload import Gemm, MemoryBound
-from lagom_overlap.workload.parallel import Access, Touch
+from lagom_overlap.workload import Access, Gemm, MemoryBound
 
 PRESET_OF: Final = {"A100": "a100_dgx", "A40": "a40_nvlink", "H100": "h100_dgx", "H200": "h200"}
 NEEDED: Final = (
@@ -41,11 +40,11 @@ class Sample:
     name: str
     num_tokens: int
     tensor: int
-    work: Gemm | Touch
+    work: Gemm | MemoryBound
     measured_s: float
 
 
-def _works(row: dict[str, str]) -> dict[str, Gemm | Touch]:
+def _works(row: dict[str, str]) -> dict[str, Gemm | MemoryBound]:
     m, tp, h = int(row["num_tokens"]), int(row["num_tensor_parallel_workers"]), int(row["n_embd"])
     ffn, gated = int(row["n_expanded_embd"]) // tp, row["use_gated_mlp"] == "True"
     heads, kv_heads = int(row["n_head"]), int(row["n_kv_head"])
@@ -54,13 +53,11 @@ def _works(row: dict[str, str]) -> dict[str, Gemm | Touch]:
         "attn_post_proj": Gemm(m, h, h // tp),
         "mlp_up_proj": Gemm(m, (2 if gated else 1) * ffn, h),
         "mlp_down_proj": Gemm(m, h, ffn),
-        "mlp_act": Touch(MemoryBound((6 if gated else 4) * m * ffn), Access.STREAM),
+        "mlp_act": MemoryBound((6 if gated else 4) * m * ffn, Access.STREAM),
         # One norm a layer (Phi-2): attention and MLP are both added to the residual.
-        "add": Touch(
-            MemoryBound((6 if "time_stats.post_attention_layernorm.median" in row else 12) * m * h), Access.STREAM
-        ),
-        "input_layernorm": Touch(MemoryBound(4 * m * h), Access.REDUCTION),
-        "post_attention_layernorm": Touch(MemoryBound(4 * m * h), Access.REDUCTION),
+        "add": MemoryBound((6 if "time_stats.post_attention_layernorm.median" in row else 12) * m * h),
+        "input_layernorm": MemoryBound(4 * m * h, Access.REDUCTION),
+        "post_attention_layernorm": MemoryBound(4 * m * h, Access.REDUCTION),
     }
 
 

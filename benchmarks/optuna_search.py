@@ -9,11 +9,11 @@ from math import inf
 
 import optuna
 
-from lagom_overlap.backends.base import GroupProblem, Measurement
 from lagom_overlap.collective import CommConfig, ConfigSpace
 from lagom_overlap.collective.space import RESOURCE_KNOBS
-from lagom_overlap.tune.base import Problems
-from lagom_overlap.tune.groupwise import GroupwiseTuner, Probe, Search, group_random
+from lagom_overlap.tuners.base import Problems
+from lagom_overlap.tuners.groupwise import GroupwiseTuner, Probe, Search, group_random
+from lagom_overlap.tuners.problem import GroupProblem, Measurement
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -41,7 +41,7 @@ def _search(
     for _ in range(num_measurements - 1):
         trial = study.ask()
         assignment = tuple(_suggested(trial, j, space) for j, space in enumerate(problem.spaces))
-        outcome = yield Probe(assignment=assignment, reason="suggested by Optuna", stand=best)
+        outcome = yield Probe(assignment=assignment, reason="suggested by Optuna", incumbent=best)
         if isinstance(outcome, Measurement):
             study.tell(trial, outcome.makespan_s)
             if outcome.makespan_s < best_s:

@@ -1,7 +1,7 @@
 """Random simulated overlap groups for `search_quality.py`: the examination paper of the tuners. FROZEN.
 
-The physics is this file's own: nothing is imported from `lagom_overlap.tune`, `.cost` or `.sim`, so that a tuner built
-on our cost model is not examined by that same model. A change of any drawn number or formula makes old figures
+The physics is this file's own: nothing is imported from `lagom_overlap.tuners`, `.cost` or `.sim`, so that a tuner
+built on our cost model is not examined by that same model. A change of any drawn number or formula makes old figures
 worthless: raise `FROZEN`, say why in the results, and run everything again. A test pins the times of the first groups.
 
 **A group** is one compute stream (4 to 11 kernels) beside one communication stream (N collectives in order); both start
@@ -47,7 +47,6 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from lagom_overlap.backends.base import Assignment, GroupProblem, Measurement
 from lagom_overlap.collective import (
     Algorithm,
     Collective,
@@ -57,6 +56,7 @@ from lagom_overlap.collective import (
     Protocol,
     Subspace,
 )
+from lagom_overlap.tuners.problem import Assignment, GroupProblem, Measurement
 from lagom_overlap.workload import CommOp, CompOp, Kernel, OverlapGroup
 
 FROZEN = "1"

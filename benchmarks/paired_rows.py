@@ -6,12 +6,12 @@ from statistics import median
 
 import msgspec
 
-from lagom_overlap.backends.base import Assignment
-from lagom_overlap.job.compare import IterationTimes
 from lagom_overlap.record import describe_machine, package_versions, utc_now
-from lagom_overlap.tune.paired_interval import compared
-from lagom_overlap.tune.verdict import PairedRatio
+from lagom_overlap.tuners.paired_interval import compared
+from lagom_overlap.tuners.problem import Assignment
+from lagom_overlap.tuners.verdict import PairedRatio
 from lagom_overlap.units import MS
+from lagom_overlap.verbs.compare import IterationTimes
 from paired_surface import is_fixed
 
 

@@ -1,7 +1,7 @@
 """Tuners side by side on real runs: default, best fixed setting, AutoCCL, Lagom, ours, paired; and the whole surface.
 
     python benchmarks/paired_tuners.py examples/overlaps/gloo_*.toml [--pairs 15] [--surface 3] [--searches 3]
-        [--guarded] [--tuners autoccl,lagom,just_enough] [--round-seconds 120] [--out DIR] [--json]
+        [--guarded] [--tuners autoccl,lagom,model_based] [--round-seconds 120] [--out DIR] [--json]
 
 Per job file, on one set of rank processes:
 
@@ -30,20 +30,21 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Final
 
-from lagom_overlap.backends.base import Assignment, GroupProblem
 from lagom_overlap.errors import BackendError, JobError, LagomError
-from lagom_overlap.job.build import check_tuner_name, groups_of, open_backend, request_of
-from lagom_overlap.job.compare import IterationTimes, measured_rounds, search
-from lagom_overlap.job.spec import JobSpec, read_job
+from lagom_overlap.interrupts import held_back
+from lagom_overlap.jobfile.build import groups_of, open_backend, request_of
+from lagom_overlap.jobfile.registry import check_tuner_name
+from lagom_overlap.jobfile.spec import JobSpec, read_job
 from lagom_overlap.record import (
     create_folder,
-    uninterrupted,
     write_private,
 )
+from lagom_overlap.tuners.problem import Assignment, GroupProblem
+from lagom_overlap.verbs.compare import IterationTimes, measured_rounds, search
 from paired_rows import JobTable, Row, TunerRow, encoded, print_table, row_of
 from paired_surface import Sturdy, Surface, assignments_of, check_size, is_fixed, measure_surface, start_journal
 
-TUNERS: Final = ("autoccl", "lagom", "just_enough")
+TUNERS: Final = ("autoccl", "lagom", "model_based")
 FIXED_PASSES: Final = 2
 """Passes over the settings that are the same everywhere, where the whole surface is not asked for."""
 LEAST_ROUNDS: Final = 3
@@ -218,7 +219,7 @@ def run_jobs(specs: Sequence[JobSpec], out: Path, settings: Settings, *, show: b
         except KeyboardInterrupt:
             print(f"{spec.job.name}: ended before its rounds", file=sys.stderr)
             return tables, EXIT_INTERRUPTED
-        with uninterrupted():
+        with held_back():
             tables.append(table)
             write_private(folder / "table.json", encoded([table]))
             if show:

@@ -42,20 +42,20 @@ from torch.distributed import distributed_c10d
 from gloo_ranks import Everyone, join, leave, spawn, times_alone
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.cost import ContentionModel, load_profile
-from lagom_overlap.engines.planned.apply import apply_rewrites
-from lagom_overlap.engines.planned.commands import ArmRuns
-from lagom_overlap.engines.planned.groups import ProcessGroups
-from lagom_overlap.engines.planned.program import load_program
-from lagom_overlap.engines.planned.session import PlannedSession, relative_error
-from lagom_overlap.engines.planned.streams import StreamedStep
+from lagom_overlap.engines.fx.apply import apply_rewrites
+from lagom_overlap.engines.fx.commands import ArmRuns
+from lagom_overlap.engines.fx.groups import ProcessGroups
+from lagom_overlap.engines.fx.program import load_program
+from lagom_overlap.engines.fx.session import PlannedSession, relative_error
+from lagom_overlap.engines.fx.streams import StreamedStep
 from lagom_overlap.hardware import load_preset
-from lagom_overlap.job.build import make_planner
-from lagom_overlap.plan.base import PlanProblem
-from lagom_overlap.plan.predict import predict
-from lagom_overlap.plan.times import ModelTimes, NamedTimes
+from lagom_overlap.jobfile.registry import make_planner
+from lagom_overlap.planners.base import PlanProblem
+from lagom_overlap.planners.predict import predict
+from lagom_overlap.planners.times import ModelTimes, NamedTimes
 from lagom_overlap.record import describe_machine, package_versions, utc_now
 from lagom_overlap.timeline import SpanKind
-from lagom_overlap.tune.paired_interval import compared
+from lagom_overlap.tuners.paired_interval import compared
 from lagom_overlap.workload import CommOp, Gemm, Iteration
 from lagom_overlap.workload.rewrite.steps import Reorder, Rewrite
 from lagom_overlap.workload.rewrite.tables import RewriteTable, rewrite_of, table_of

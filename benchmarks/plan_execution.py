@@ -1,4 +1,4 @@
-"""Plans of several planners beside the program on gloo ranks: predicted, measured, and whether results are equal.
+"""Plans of several planners against the program on gloo ranks: predicted, measured, and whether results are equal.
 
     python benchmarks/plan_execution.py examples/plan_*_gloo.toml [--planners ours,centauri] [--rounds 11] [--json]
 
@@ -15,10 +15,10 @@ from statistics import median
 from typing import Any
 
 from lagom_overlap.errors import LagomError, RankError
-from lagom_overlap.job.plan import planned
-from lagom_overlap.job.plan_problem import Asked, PlanInput, read_input
 from lagom_overlap.record import describe_machine, package_versions, utc_now
-from lagom_overlap.tune.paired_interval import compared
+from lagom_overlap.tuners.paired_interval import compared
+from lagom_overlap.verbs.plan import planned
+from lagom_overlap.verbs.plan_problem import Asked, PlanInput, read_input
 from lagom_overlap.workload.digest import graph_digest
 
 PLANNERS = "program_order,ours,centauri,concerto,megatron"
@@ -52,8 +52,8 @@ def _row(given: PlanInput, name: str, num_rounds: int) -> dict[str, Any]:
     ratio = compared(run.before.makespan_s, run.after.makespan_s)
     return {
         "num_rewrites": len(found.plan.rewrites),
-        "predicted_before_s": found.before.overlap.makespan_s,
-        "predicted_after_s": found.after.overlap.makespan_s,
+        "predicted_before_s": found.before.makespan_s,
+        "predicted_after_s": found.after.makespan_s,
         "bound_s": found.plan.lower_bound_s,
         "before_s": median(run.before.makespan_s),
         "after_s": median(run.after.makespan_s),

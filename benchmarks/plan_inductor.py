@@ -1,4 +1,4 @@
-"""Our planner as a pass of Inductor beside Inductor's own overlap scheduling and bucketing: one graph, two gloo ranks.
+"""Our planner as a pass of Inductor against Inductor's own overlap scheduling and bucketing: one graph, two gloo ranks.
 
     python benchmarks/plan_inductor.py examples/plan_zero.py --rounds 21 [--json]
 
@@ -41,19 +41,19 @@ from torch._inductor.fx_passes import overlap_scheduling
 from torch._inductor.utils import run_and_get_code
 
 from gloo_ranks import join, leave, spawn, times_alone
-from lagom_overlap.capture.fx import capture_graph
-from lagom_overlap.engines.planned.inductor import PlanPass
-from lagom_overlap.engines.planned.nodes import is_collective
-from lagom_overlap.engines.planned.program import load_program
+from lagom_overlap.capturing.fx import capture_graph
+from lagom_overlap.engines.fx.inductor import PlanPass
+from lagom_overlap.engines.fx.nodes import is_collective
+from lagom_overlap.engines.fx.program import load_program
 from lagom_overlap.hardware import load_preset
-from lagom_overlap.job.build import make_planner
-from lagom_overlap.job.plan_proportional import ProportionalTimes
-from lagom_overlap.plan.base import PlanProblem
-from lagom_overlap.plan.predict import predict
-from lagom_overlap.plan.schedule import lower_bound, task_graph
-from lagom_overlap.plan.times import ShapeTimes
+from lagom_overlap.jobfile.registry import make_planner
+from lagom_overlap.planners.base import PlanProblem
+from lagom_overlap.planners.predict import predict
+from lagom_overlap.planners.schedule import lower_bound, task_graph
+from lagom_overlap.planners.times import ShapeTimes
 from lagom_overlap.record import describe_machine, package_versions, utc_now
-from lagom_overlap.tune.paired_interval import compared
+from lagom_overlap.tuners.paired_interval import compared
+from lagom_overlap.verbs.plan_proportional import ProportionalTimes
 from lagom_overlap.workload import CommOp
 
 NUM_RANKS, REPEATS = 2, 5

@@ -1,6 +1,6 @@
 """How near planners come to the lower bound on steps of 20,000 operators, per load of communication.
 
-    python benchmarks/plan_quality.py --seconds 10
+    python benchmarks/plan_quality.py --work 40
     python benchmarks/plan_quality.py --workloads fsdp,hybrid --loads 0.8,1.0 --planners ours,concerto --json
 
 Steps are built from recorded captures (`plan_steps.py` says how; ../shared/data or $LAGOM_SHARED_DATA). The figure is
@@ -23,10 +23,11 @@ from rich.table import Table
 
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import load_preset
-from lagom_overlap.plan.base import Planner, PlanProblem
-from lagom_overlap.plan.predict import predict
-from lagom_overlap.plan.schedule import check, lower_bound, task_graph
-from lagom_overlap.plan.schedule.two_chains import two_chain_bound
+from lagom_overlap.planners.base import Planner, PlanProblem
+from lagom_overlap.planners.deadline import Work
+from lagom_overlap.planners.predict import predict
+from lagom_overlap.planners.schedule import check, lower_bound, task_graph
+from lagom_overlap.planners.schedule.bounds import two_chain_bound
 from lagom_overlap.workload.rewrite.steps import Split
 from plan_steps import GROUPS, PARAMETER_BYTES, Strategy, build_step
 
@@ -42,11 +43,11 @@ WORKLOADS: dict[str, tuple[str, Strategy, int | None, float]] = {
 }
 """Name -> capture, strategy, prefetch depth, lognormal deviation of single times."""
 PLANNERS = {
-    "program_order": "lagom_overlap.plan.baselines:ProgramOrder",
-    "ours": "lagom_overlap.plan.ours:Ours",
-    "concerto": "lagom_overlap.plan.concerto.planner:from_options",
-    "centauri": "lagom_overlap.plan.centauri.planner:from_options",
-    "megatron": "lagom_overlap.plan.megatron.planner:from_options",
+    "program_order": "lagom_overlap.planners.baselines:ProgramOrder",
+    "ours": "lagom_overlap.planners.ours:Ours",
+    "concerto": "lagom_overlap.planners.concerto.planner:from_options",
+    "centauri": "lagom_overlap.planners.centauri.planner:from_options",
+    "megatron": "lagom_overlap.planners.megatron.planner:from_options",
 }
 
 
@@ -57,7 +58,7 @@ def planner_of(name: str) -> Planner:
     return made
 
 
-def row_of(workload: str, load: float, planner: str, seconds: float) -> dict[str, Any]:
+def row_of(workload: str, load: float, planner: str, work: Work) -> dict[str, Any]:
     """One planner on one step."""
     capture, strategy, depth, jitter = WORKLOADS[workload]
     step, times = build_step(capture, strategy, load, jitter)
@@ -67,7 +68,7 @@ def row_of(workload: str, load: float, planner: str, seconds: float) -> dict[str
         times=times,
         groups=GROUPS,
         prefetch=depth,
-        budget_s=seconds,
+        work=work,
     )
     graph = task_graph(problem)
     bound = lower_bound(graph)
@@ -96,7 +97,7 @@ def row_of(workload: str, load: float, planner: str, seconds: float) -> dict[str
 def main() -> int:
     """Runs the benchmark; 2 if a name is unknown."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=10.0, help="budget of each plan (default 10)")
+    parser.add_argument("--work", type=float, default=40.0, help="millions of steps for each plan (default 40)")
     parser.add_argument("--workloads", help=f"of {', '.join(w.replace(', ', '/') for w in WORKLOADS)}; commas between")
     parser.add_argument("--loads", default="0.6,0.8,1.0,1.3", help="communication over computation")
     parser.add_argument("--planners", default="ours", help=f"of {', '.join(PLANNERS)}")
@@ -112,7 +113,7 @@ def main() -> int:
         for load in map(float, args.loads.split(",")):
             for planner in planners:
                 try:
-                    rows.append(row_of(workload, load, planner, args.seconds))
+                    rows.append(row_of(workload, load, planner, Work(args.work)))
                 except JobError as error:
                     print(f"{workload} {load} {planner}: {error}", file=sys.stderr)
                     continue

@@ -3,7 +3,7 @@
     python benchmarks/plan_times.py examples/plan_zero_gloo.toml [--json]
 
 Records a trace of the job's program over the job's link (examples/record_step.py), plans once from each source of
-times, runs every plan beside the program. Errors are predicted over the measured median of the same run, minus 1.
+times, runs every plan against the program. Errors are predicted over the measured median of the same run, minus 1.
 """
 
 import argparse
@@ -14,13 +14,11 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import msgspec
-
 from lagom_overlap.backends.gloo.link import EmulatedLink
-from lagom_overlap.job.plan import PlanRequest, run_plan
-from lagom_overlap.job.plan_problem import Asked, read_input
-from lagom_overlap.job.spec import link_bytes_per_s, read_job
+from lagom_overlap.jobfile.spec import link_bytes_per_s, read_job
 from lagom_overlap.record import describe_machine, package_versions, utc_now
+from lagom_overlap.verbs.plan import PlanRequest, run_plan
+from lagom_overlap.verbs.plan_problem import Asked, read_input
 
 RECORD = Path(__file__).parents[1] / "examples" / "record_step.py"
 
@@ -32,7 +30,7 @@ def record(job: Path, trace: Path) -> None:
     rate = link_bytes_per_s(spec.job.link)
     link = EmulatedLink(rate, spec.job.ranks) if rate is not None else None
     run = [*(link.prefix if link else ()), sys.executable, "-m", "torch.distributed.run"]
-    run += [f"--nproc-per-node={spec.job.ranks}", str(RECORD), str(job.parent / spec.program.script), str(trace)]
+    run += [f"--nproc-per-node={spec.job.ranks}", str(RECORD), spec.program.script, str(trace)]
     try:
         done = subprocess.run(
             [*run, spec.program.function],
@@ -49,13 +47,13 @@ def record(job: Path, trace: Path) -> None:
 
 
 def row_of(job: Path, times: str) -> dict[str, object]:
-    """A plan from these times, run beside the program."""
+    """A plan from these times, run against the program."""
     given = read_input(job, Asked(times=times, execute=True))
     try:
-        result = run_plan(given, PlanRequest(execute=True)).json
+        result = run_plan(given, PlanRequest(execute=True))
     finally:
         given.close()
-    return msgspec.to_builtins(result)
+    return result.to_dict()
 
 
 def shown(rows: dict[str, dict]) -> str:

@@ -21,17 +21,17 @@ from rich.console import Console
 from rich.table import Table
 
 from lagom_overlap.collective import CollectiveKind, CommunicatorId, ConfigKey, ConfigSpace, ConfigTable, Subspace
-from lagom_overlap.runtime.exchange import Exchange
-from lagom_overlap.runtime.leader import Leader
-from lagom_overlap.runtime.member import Member
-from lagom_overlap.runtime.messages import State
-from lagom_overlap.runtime.options import OnlineOptions
-from lagom_overlap.runtime.route import CallRecord, StepRecord
-from lagom_overlap.runtime.tree import post_of
-from lagom_overlap.tune.base import Problems
-from lagom_overlap.tune.fixed import Default
-from lagom_overlap.tune.study import Study
-from lagom_overlap.tune.warm_start import WarmStart
+from lagom_overlap.online.options import OnlineOptions
+from lagom_overlap.online.ranks.exchange import Exchange
+from lagom_overlap.online.ranks.leader import Leader
+from lagom_overlap.online.ranks.member import Member
+from lagom_overlap.online.ranks.messages import SwitchState
+from lagom_overlap.online.ranks.tree import post_of
+from lagom_overlap.online.routes.base import CallRecord, StepRecord
+from lagom_overlap.tuners.base import Problems
+from lagom_overlap.tuners.fixed import Default
+from lagom_overlap.tuners.study import Study
+from lagom_overlap.tuners.warm_start import WarmStart
 
 TENSOR, STAGES, LAYERS = 8, 8, 2
 SPACE = ConfigSpace((Subspace(num_channels=(1, 2, 4, 8), chunk_bytes=(1 << 19, 1 << 20)),))
@@ -213,7 +213,7 @@ def simulate(num_ranks: int, num_windows: int) -> dict[str, float]:
         for member in reversed(members):
             member.end_step()
         store.note()
-    assert all(member.plan.state is State.WATCH for member in members), members[0].plan
+    assert all(member.plan.state is SwitchState.WATCH for member in members), members[0].plan
     assert members[0].plan.window == num_windows, members[0].plan
     per_window = num_windows + 1
     roles: dict[str, list[View]] = defaultdict(list)

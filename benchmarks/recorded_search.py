@@ -1,7 +1,7 @@
 """Tuners on recorded surfaces, many searches each: what they end with where the noise is a real machine's.
 
     python benchmarks/recorded_search.py examples/overlaps/gloo_fsdp.toml examples/overlaps/workers_moe.toml \
-        --surfaces benchmarks/results/surfaces --searches 100 --tuners just_enough,lagom [--noise 1,0.3] [--json]
+        --surfaces benchmarks/results/surfaces --searches 100 --tuners model_based,lagom [--noise 1,0.3] [--json]
 
 Each job has a surface of its name (`paired_tuners.py` measures them). `recorded_world.py` makes a world of it, with a
 smoothed truth and the recorded residuals as noise; `--noise` scales these. Every search of every tuner meets another
@@ -29,13 +29,14 @@ from statistics import fmean
 from rich.console import Console
 from rich.table import Table
 
-from lagom_overlap.backends.base import GroupProblem
-from lagom_overlap.job.build import groups_of, make_tuner, open_backend, request_of
-from lagom_overlap.job.spec import JobSpec, read_job
+from lagom_overlap.jobfile.build import groups_of, open_backend, request_of
+from lagom_overlap.jobfile.registry import make_tuner
+from lagom_overlap.jobfile.spec import JobSpec, read_job
+from lagom_overlap.tuners.problem import GroupProblem
 from recorded_world import Pass, World, read_surface
 from search_quality import WORSE, percentile_95
 
-TUNERS = ("default", "fixed_max", "random", "autoccl", "lagom", "just_enough")
+TUNERS = ("default", "fixed_max", "random", "autoccl", "lagom", "model_based")
 BARE = "+bare"
 
 

@@ -32,9 +32,9 @@ import numpy.typing as npt
 from scipy.linalg import cho_factor, cho_solve
 from scipy.optimize import minimize
 
-from lagom_overlap.backends.base import Assignment, GroupProblem, Measurement
-from lagom_overlap.backends.bundle import GroupRow, assignment_of, outcome_of
 from lagom_overlap.collective import CommConfig
+from lagom_overlap.tuners.problem import Assignment, GroupProblem, Measurement
+from lagom_overlap.tuners.rows import GroupRow, assignment_of, outcome_of
 
 Floats = npt.NDArray[np.float64]
 MEMORY: Final = 10.0

@@ -27,12 +27,12 @@ from statistics import fmean
 from rich.console import Console
 from rich.table import Table
 
-from lagom_overlap.backends.base import Measurement
+from lagom_overlap.tuners.problem import Measurement
 from overlap_generator import SimulatedGroup, draw_group
 from search_quality import WORSE, all_tuners, build_tuner, percentile_95
 
 NOISE = 0.02
-TUNERS = ("just_enough", "lagom+guard", "autoccl+guard")
+TUNERS = ("model_based", "lagom+guard", "autoccl+guard")
 Disturbance = Callable[[Measurement, int, Random], Measurement]
 
 
@@ -99,7 +99,7 @@ class Run:
 
 
 def longer_computations(group: SimulatedGroup) -> SimulatedGroup:
-    """The same group with computations LONGER times as long, beside every configuration."""
+    """The same group with computations LONGER times as long, under every configuration."""
     changed = copy(group)
     changed.__dict__.pop("_lists", None)  # made from the times that change
     changed._kernel_s = group._kernel_s * LONGER

@@ -7,7 +7,7 @@ The search runs under a disturbance that is real: another process of this script
     none          nothing added
     stragglers    one measurement in eight: a process spins on the last rank's core
     two_humps     one in three: the same, half of the time
-    neighbour     runs of four measurements beside a flood of loopback traffic of somebody else
+    neighbour     runs of four measurements during a flood of loopback traffic of somebody else
     late_shapes   from the sixth measurement on, twice the computations
 
 Then the disturbance ends, and what the tuner stands by is paired with the default in `--pairs` shuffled rounds (of the
@@ -31,16 +31,18 @@ from typing import Final
 
 import msgspec
 
-from lagom_overlap.backends.base import Backend, GroupProblem
-from lagom_overlap.job.build import groups_of, make_tuner, open_backend, request_of
-from lagom_overlap.job.compare import measure_rounds
-from lagom_overlap.job.spec import JobSpec, read_job
+from lagom_overlap.backends.base import Backend
+from lagom_overlap.jobfile.build import groups_of, open_backend, request_of
+from lagom_overlap.jobfile.registry import make_tuner
+from lagom_overlap.jobfile.spec import JobSpec, read_job
 from lagom_overlap.record import describe_machine, package_versions, utc_now
-from lagom_overlap.tune.study import Study
-from lagom_overlap.tune.verdict import PairedRatio
+from lagom_overlap.tuners.problem import GroupProblem
+from lagom_overlap.tuners.study import Study
+from lagom_overlap.tuners.verdict import PairedRatio
+from lagom_overlap.verbs.compare import measure_rounds
 from lagom_overlap.workload import OverlapGroup
 
-TUNERS: Final = ("just_enough", "lagom", "autoccl")
+TUNERS: Final = ("model_based", "lagom", "autoccl")
 LATE_SHAPES: Final = "late_shapes"
 CHANGES_AT: Final = 5
 LONGEST_S: Final = 900

@@ -29,9 +29,9 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from lagom_overlap.backends.base import Assignment
-from lagom_overlap.tune.base import Tuner
-from lagom_overlap.tune.guard import Guarded
+from lagom_overlap.tuners.base import Tuner
+from lagom_overlap.tuners.guard import Guarded
+from lagom_overlap.tuners.problem import Assignment
 from overlap_generator import FROZEN, SPACE, SimulatedGroup, draw_group
 
 GUARD = "+guard"
@@ -79,7 +79,7 @@ class Task:
 
 
 def tuner_paths() -> dict[str, str]:
-    """Import path by tuner name: the installed entry points, else the table in pyproject.toml beside this folder."""
+    """Import path by tuner name: the installed entry points, else the table in pyproject.toml next to this folder."""
     installed = {entry.name: entry.value for entry in entry_points(group="lagom_overlap.tuners")}
     if installed:
         return installed

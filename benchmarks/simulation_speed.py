@@ -27,8 +27,9 @@ from lagom_overlap.cost.operators import load_framework, load_operators
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.sim import GroupSimulator, simulate_iteration
 from lagom_overlap.sim.training import TrainingSimulator
-from lagom_overlap.workload import Attention, CommOp, CompOp, Gemm, Iteration, MemoryBound, OverlapGroup, fsdp_iteration
+from lagom_overlap.workload import Attention, CommOp, CompOp, Gemm, Iteration, MemoryBound, OverlapGroup
 from lagom_overlap.workload.models import load_model
+from lagom_overlap.workload.papers import fsdp_iteration
 from lagom_overlap.workload.parallel import ParallelLayout
 
 TARGET_PER_S = 10_000
@@ -39,7 +40,7 @@ TOKENS, HIDDEN, FFN = 4096, 2560, 10240
 
 
 def group() -> OverlapGroup:
-    """Four Phi-2 layers beside two all-gathers and two reduce-scatters of a layer's weights."""
+    """Four Phi-2 layers with two concurrent all-gathers and two reduce-scatters of a layer's weights."""
     works = [
         MemoryBound(TOKENS * HIDDEN * 4),
         Gemm(TOKENS, 3 * HIDDEN, HIDDEN),
@@ -69,7 +70,7 @@ def assignments(spaces: list[ConfigSpace], count: int, rng: random.Random) -> li
 
 
 def repeated(iteration: Iteration, times: int) -> Iteration:
-    """The same step so many times, one after the other."""
+    """The same step that many times, one after the other."""
     return Iteration(
         f"{iteration.name}x{times}",
         tuple(
@@ -81,7 +82,7 @@ def repeated(iteration: Iteration, times: int) -> Iteration:
 
 
 def additions(count: int = 1_000_000) -> float:
-    """The in-run reference: so many additions in a loop."""
+    """The in-run reference: this many additions in a loop."""
     total = 0.0
     for _ in range(count):
         total += 1.0

@@ -3,9 +3,9 @@
     python benchmarks/subspaces.py [drawn] [nccl] --groups 20 --kinds 3,6,9 --num-comms 1,4 --noise 0.02 --seed 1
 
 `drawn`: kernels, sensitivities and the law of progress are those of `overlap_generator.py`; of implementations (kinds)
-each has a wire of its own: latency, link, rate of a channel, half chunk, and what it costs the computation beside it:
+each has a wire of its own: latency, link, rate of a channel, half chunk, and what it costs the concurrent computation:
 SMs per channel, pressure on the memory per byte, bytes in flight per chunk. A kind that is fast alone presses more, so
-that often the fastest alone is not the best beside computations.
+that often the fastest alone is not the best during computations.
 
 `nccl`: single collectives on DGX presets, algorithms and protocols as NCCL has them, from `warm_starts.py`; the truth
 is `SimulatedBackend`.
@@ -14,12 +14,12 @@ is `SimulatedBackend`.
     kind's cost    best makespan with the implementations it ended with over the best of all, minus one
     regret, measurements, worse    as in `search_quality.py`
 
-Ways to search: `just_enough` with its successive halving; with the scouts that it had before (at most three looks at
+Ways to search: `model_based` with its successive halving; with the scouts that it had before (at most three looks at
 kinds never measured, each once); with neither; with a table of the kinds' latencies and rates as a prior, as
-`--warm-start nccl` gives (drawn: 20 % off at random); every kind once at the default's resources, then `just_enough`
+`--warm-start nccl` gives (drawn: 20 % off at random); every kind once at the default's resources, then `model_based`
 inside the kind with the shortest collective (AutoCCL's criterion) or with the shortest makespan; AutoCCL as published;
-and `just_enough` told the right kinds, which no choice of kinds can beat. *(fastest alone)* is the share of collectives
-whose best kind is also the fastest with nothing beside it.
+and `model_based` told the right kinds, which no choice of kinds can beat. *(fastest alone)* is the share of collectives
+whose best kind is also the fastest running alone.
 """
 
 import argparse
@@ -33,10 +33,10 @@ from statistics import fmean
 
 from drawn_kinds import KINDS, KindGroup
 from kind_searches import kinds_of, ways_to_search
-from lagom_overlap.backends.base import Assignment, GroupProblem, Measurement
 from lagom_overlap.backends.simulated import SimulatedBackend
 from lagom_overlap.collective import ConfigSpace
-from lagom_overlap.tune.warm_start import WarmStart
+from lagom_overlap.tuners.problem import Assignment, GroupProblem, Measurement
+from lagom_overlap.tuners.warm_start import WarmStart
 from lagom_overlap.workload import OverlapGroup
 from search_quality import WORSE, percentile_95
 from warm_starts import way_groups
@@ -167,7 +167,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--uneven", action="store_true", help="drawn: every second collective lacks one kind")
     parser.add_argument("--way", action="append", default=[], dest="ways", help="one of the ways (default: all)")
-    parser.add_argument("--every", type=int, default=1, help="only each so many of the groups of nccl")
+    parser.add_argument("--every", type=int, default=1, help="only every Nth group of nccl")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout, nothing else")
     args = parser.parse_args(argv)
     parts = args.parts or ["drawn", "nccl"]

@@ -2,7 +2,7 @@
 
     python benchmarks/trace_overlap.py TRACE... [--json] [--pattern REGEX]
 
-For every file the exact figures of every rank in it, beside those that follow HolisticTraceAnalysis's conventions. A
+For every file the exact figures of every rank in it, next to those that follow HolisticTraceAnalysis's conventions. A
 file that cannot be read gets its reason in `error`; the exit code is then 2. With --json one object on one line:
 `{"files": [{"file", "error", "seconds", "ranks": [{"rank", "exact": {...}, "hta": {...}}], "warnings"}]}`, where
 `exact` and `hta` hold the fields of `ranks[]` in docs/formats_analyze.md; `hta` is empty without a timeline.
@@ -16,8 +16,8 @@ from pathlib import Path
 
 from lagom_overlap.analysis.hta import hta_figures
 from lagom_overlap.errors import LagomError
-from lagom_overlap.job.analyze import AnalyzeRequest, run_analyze
-from lagom_overlap.job.analyze_result import rank_json
+from lagom_overlap.results.analyze_rows import rank_times
+from lagom_overlap.verbs.analyze import AnalyzeRequest, run_analyze
 
 COLUMNS = ("span_s", "compute_s", "comm_s", "overlap_s", "exposed_comm_s", "idle_s", "stretched_compute_s")
 
@@ -37,12 +37,12 @@ def figures_of(path: Path, pattern: str | None) -> dict[str, object]:
         }
     took = time.perf_counter() - start
     ranks = []
-    for rank, exact in zip(found.report.findings.ranks, found.json.to_dict()["ranks"], strict=True):
-        hta = rank_json(rank, hta_figures(rank.trace)) if len(rank.trace.events) else None
+    for rank, exact in zip(found.analysis.findings.ranks, found.to_dict()["ranks"], strict=True):
+        hta = rank_times(rank, hta_figures(rank.trace)) if len(rank.trace.events) else None
         fields = () if hta is None else (*COLUMNS[:-1], "overlap_pct", "non_compute_s")
         held = {name: getattr(hta, name) for name in fields}
         ranks.append({"rank": rank.trace.rank, "exact": exact, "hta": held})
-    return {"file": str(path), "error": None, "seconds": took, "ranks": ranks, "warnings": found.json.warnings}
+    return {"file": str(path), "error": None, "seconds": took, "ranks": ranks, "warnings": found.warnings}
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""What warm starts save and what wrong ones cost `just_enough`: on the generator, and on NCCL's own choices simulated.
+"""What warm starts save and what wrong ones cost `model_based`: on the generator, and on NCCL's own choices simulated.
 
     python benchmarks/warm_starts.py [generator] [ways] --groups 60 --num-comms 1,4 --noise 0.02 --seed 79 [--json]
 
@@ -8,9 +8,9 @@ our contention model, with the run of another group (useless), and with two that
 collectives three times as long, or with its times dealt to other assignments, both naming the worst assignment as best.
 Then with a table of implementations, as NCCL's: exact, 20 % off at random, upside down.
 
-`ways`: single collectives of many sizes beside products on DGX presets, all algorithms and protocols allowed, noise as
-above; the truth is `SimulatedBackend`, which takes latencies and rates from NCCL's model: there NCCL's table is nearly
-exact by construction, and the figure is the most that such a prior can give.
+`ways`: single collectives of many sizes with concurrent products on DGX presets, all algorithms and protocols allowed,
+noise as above; the truth is `SimulatedBackend`, which takes latencies and rates from NCCL's model: there NCCL's table
+is nearly exact by construction, and the figure is the most that such a prior can give.
 
 Regret, measurements, worse than default, right kind: as in `search_quality.py`. Nothing here was measured.
 """
@@ -24,17 +24,18 @@ from math import exp
 from random import Random
 from statistics import fmean
 
-from lagom_overlap.backends.base import Assignment, BackendRequest, Failure, GroupProblem, Measurement, Outcome
+from lagom_overlap.backends.base import BackendRequest
 from lagom_overlap.backends.simulated import SimulatedBackend
 from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, Protocol
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.errors import SpaceError
 from lagom_overlap.hardware import load_preset
-from lagom_overlap.job.warm_start import nccl_ways
 from lagom_overlap.sim import GroupSimulator
-from lagom_overlap.tune.just_enough import JustEnough
-from lagom_overlap.tune.warm_start import Earlier, ExpectedWay, WarmStart, Ways
+from lagom_overlap.tuners.model_based import ModelBased
+from lagom_overlap.tuners.problem import Assignment, Failure, GroupProblem, Measurement, Outcome
+from lagom_overlap.tuners.warm_start import Earlier, ExpectedWay, WarmStart, Ways
 from lagom_overlap.units import KIB, MIB
+from lagom_overlap.verbs.warm_start import nccl_ways
 from lagom_overlap.workload import CommOp, CompOp, Gemm, OverlapGroup
 from overlap_generator import FORMS, FROZEN, Draw, SimulatedGroup, _draw_wire, draw_group
 from search_quality import WORSE, percentile_95
@@ -64,7 +65,7 @@ class Found:
 
 def search(problem: GroupProblem, measure: Measure, *, seed: int, warm: WarmStart | None = None) -> Found:
     """One search to its end."""
-    tuner, runs, count = JustEnough((problem,), seed=seed, warm=warm), dict[Assignment, list[Measurement]](), 0
+    tuner, runs, count = ModelBased((problem,), seed=seed, warm=warm), dict[Assignment, list[Measurement]](), 0
     name = problem.group.name
     while (trial := tuner.ask()) is not None:
         outcome = measure(trial.assignments[name])
@@ -296,7 +297,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--num-comms", default="1,4", help="collectives of a frozen group, by comma")
     parser.add_argument("--noise", type=float, default=0.02)
     parser.add_argument("--seed", type=int, default=79)
-    parser.add_argument("--every", type=int, default=1, help="only each so many of the groups of ways")
+    parser.add_argument("--every", type=int, default=1, help="only every Nth group of ways")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout, nothing else")
     args = parser.parse_args(argv)
     parts = args.parts or ["generator", "ways"]

@@ -3,7 +3,7 @@
     python benchmarks/watcher.py --seed 1 --hours 100 --changes 100 --detectors watcher,watcher:30,cusum:20 --json
 
 Step times of 1 s on average are drawn from a form of noise; a detector sees them as the leader shows them to the
-watcher (`runtime/watcher.py`), in windows of `watch_steps`, with its default options or `--ratio`. *False alarms per
+watcher (`online/watcher.py`), in windows of `watch_steps`, with its default options or `--ratio`. *False alarms per
 hour*: of steps that never change for good; after each alarm a new watcher begins, which knows the slow phases known so
 far, as in a job. *Slow phases per hour*: those that the watcher tells as over by themselves. *Delay*: steps from the
 change to the end of the window in which it alarms; the change comes 200 to 400 steps after the job settled and stays.
@@ -33,9 +33,9 @@ from statistics import fmean, median
 from rich.console import Console
 from rich.table import Table
 
-from lagom_overlap.runtime.options import OnlineOptions
-from lagom_overlap.runtime.slow_phases import SlowPhases
-from lagom_overlap.runtime.watcher import Watcher
+from lagom_overlap.online.options import OnlineOptions
+from lagom_overlap.online.slow_phases import SlowPhases
+from lagom_overlap.online.watcher import Watcher
 from search_quality import percentile_95
 from watcher_peers import PEERS, Detector
 
@@ -142,7 +142,7 @@ def detector(name: str, ratio: float, phases: SlowPhases) -> Begin:
 
 
 def false_alarms(form: Form, seed: str, num_steps: int, name: str, ratio: float) -> tuple[int, int]:
-    """Alarms in so many steps that do not change, and slow phases told."""
+    """Alarms in that many steps that do not change, and slow phases told."""
     rng, phases, num = Random(seed), SlowPhases(), 0
     begin = detector(name, ratio, phases)
     steps, found = form(rng), begin()

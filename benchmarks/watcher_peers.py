@@ -1,4 +1,4 @@
-"""Textbook detectors of a change, to set beside the online tuner's watcher, on the same step times.
+"""Textbook detectors of a change, to compare with the online tuner's watcher, on the same step times.
 
 All take logarithms of step times, learn mean and standard deviation from the first `FIRST` steps as the watcher does,
 are designed for a rise by the watcher's ratio, and have one threshold. Only rises are alarms, since the watcher follows
@@ -20,7 +20,7 @@ from typing import Final, Protocol
 import numpy as np
 from scipy.special import gammaln
 
-from lagom_overlap.runtime.watcher import FIRST, LEAST_SHARE, LEAST_SPREAD, SETTLE
+from lagom_overlap.online.watcher import FIRST, LEAST_SHARE, LEAST_SPREAD, SETTLE
 
 
 class Detector(Protocol):

@@ -1,6 +1,6 @@
 /* liblagom_list_schedule.so: schedules of task graphs by priority, and their improvement forward and backward.
  *
- * What `plan/schedule/generation.py` calls; its docstring says what the schedules are. A task occupies one resource, a
+ * What `planners/schedule/generation.py` calls; its docstring says what the schedules are. A task occupies one resource, a
  * resource runs one task at a time. Nothing is kept between two calls and nothing is shared, so that any number of
  * threads may call at once. Memory is the caller's; arcs must not go round in a circle (then -EINVAL is returned).
  */

@@ -1,6 +1,6 @@
-/* liblagom_search.so: the model of the tuner `just_enough`: its two curves, their fits, forecasts and the search on them.
+/* liblagom_search.so: the model of the tuner `model_based`: its two curves, their fits, surrogates and the search on them.
  *
- * What is computed and why: src/lagom_overlap/tune/just_enough (wire.py, victim.py, forecast.py, allocate.py); a second,
+ * What is computed and why: src/lagom_overlap/tuners/model_based (model.py, surrogate.py); a second,
  * plain implementation in numpy stands in the tests. Here is only what is worth a compiler: an iteration of tens of
  * groups is planned within one step of training.
  *
@@ -11,8 +11,8 @@
  *   lagom_search_fit.c        least squares with priors
  *   lagom_search_wire.c       a collective's time: its curve and the fit of it
  *   lagom_search_wires.c      what that curve misses, smoothed
- *   lagom_search_body.c       the computations beside collectives: their times and the fit of them
- *   lagom_search_forecast.c   whole assignments: what the computations' curve misses, candidates
+ *   lagom_search_body.c       the computations during collectives: their times and the fit of them
+ *   lagom_search_surrogate.c   whole assignments: what the computations' curve misses, candidates
  *   lagom_search_allocate.c   the best assignment
  */
 #ifndef LAGOM_SEARCH_H
@@ -59,11 +59,11 @@ struct ls_record {
     double *precision, *factor;
 };
 
-/* Forecasts from constants of the wire and the computations: use, pace (num_lattices, most_places), comm_s (num_comms,
+/* Surrogates from constants of the wire and the computations: use, pace (num_lattices, most_places), comm_s (num_comms,
  * most_places), under (num_lattices, most_places, num_kernels), alone (num_kernels), rest (num_comms, most_places): what
  * the curve of the computations misses, as logarithms to be added up; fronts (num_lattices, most_places) hold the
  * candidates in order of speed, num_front how many. */
-struct ls_forecast {
+struct ls_surrogate {
     double *use, *pace, *comm_s, *under, *alone, *rest;
     int64_t *fronts, *num_front;
 };
@@ -74,15 +74,15 @@ API int ls_fit_wire(const struct ls_group *group, const struct ls_record *record
                     const double *prior_sd, int64_t num_steps, double *params, double *covariance, double *cost,
                     int64_t *work);
 API int ls_wires(const struct ls_group *group, const struct ls_record *record, const double *params,
-                 struct ls_forecast *forecast, int64_t *work);
-API int ls_fit_body(const struct ls_group *group, const struct ls_record *record, const struct ls_forecast *forecast,
+                 struct ls_surrogate *surrogate, int64_t *work);
+API int ls_fit_body(const struct ls_group *group, const struct ls_record *record, const struct ls_surrogate *surrogate,
                     const int64_t *sms, int64_t num_sms, const double *mean, const double *prior_sd, int64_t num_steps,
                     double *params, double *covariance, double *cost, int64_t *work);
 API int ls_computations(const struct ls_group *group, const struct ls_record *record, int64_t sm, const double *params,
-                        struct ls_forecast *forecast, int64_t *work);
-API int ls_times(const struct ls_group *group, const struct ls_forecast *forecast, const int64_t *places, int64_t num,
+                        struct ls_surrogate *surrogate, int64_t *work);
+API int ls_times(const struct ls_group *group, const struct ls_surrogate *surrogate, const int64_t *places, int64_t num,
                  double *comm_s, double *comp_s);
-API int ls_best(const struct ls_group *group, const struct ls_forecast *forecast, const uint8_t *barred,
+API int ls_best(const struct ls_group *group, const struct ls_surrogate *surrogate, const uint8_t *excluded,
                 const int64_t *starts, int64_t num_starts, double doubt, int64_t *places, double *best, int64_t *work);
 
 /* Small things. ---------------------------------------------------------------------------------------------------- */
@@ -124,13 +124,13 @@ void solve(const double *factor, int64_t n, double *x);
 double *fit_scratch(int64_t rows, int64_t n);
 int64_t fit(const struct problem *p, int64_t num_steps, double *params, double *covariance, double *cost, double *scratch);
 
-/* lagom_search_wire.c: use, pace and comm_s of a forecast, by the curve alone. ------------------------------------- */
+/* lagom_search_wire.c: use, pace and comm_s of a surrogate, by the curve alone. ------------------------------------- */
 
-int draw_wires(const struct ls_group *group, const double *params, struct ls_forecast *forecast);
+int draw_wires(const struct ls_group *group, const double *params, struct ls_surrogate *surrogate);
 
-/* lagom_search_body.c: under and alone of a forecast. -------------------------------------------------------------- */
+/* lagom_search_body.c: under and alone of a surrogate. -------------------------------------------------------------- */
 
-void draw_kernels(const struct ls_group *group, int64_t sm, const double *params, struct ls_forecast *forecast);
+void draw_kernels(const struct ls_group *group, int64_t sm, const double *params, struct ls_surrogate *surrogate);
 
 /* Whole assignments. ----------------------------------------------------------------------------------------------- */
 
@@ -155,29 +155,29 @@ static inline void advance(struct progress *now, const double *under, double com
     }
 }
 
-/* What forecasts and the search on them look at all the time. */
+/* What surrogates and the search on them look at all the time. */
 struct outlook {
     const struct ls_group *group;
-    const struct ls_forecast *forecast;
+    const struct ls_surrogate *surrogate;
     int64_t num_comms, num_kernels, most;
     double doubt;
     int64_t work;
 };
 
-static inline struct outlook outlook_of(const struct ls_group *group, const struct ls_forecast *forecast, double doubt) {
-    return (struct outlook){group, forecast, group->num_comms, group->num_kernels, group->most_places, doubt, 0};
+static inline struct outlook outlook_of(const struct ls_group *group, const struct ls_surrogate *surrogate, double doubt) {
+    return (struct outlook){group, surrogate, group->num_comms, group->num_kernels, group->most_places, doubt, 0};
 }
 
 static inline double comm_at(const struct outlook *o, int64_t j, int64_t place) {
-    return o->forecast->comm_s[j * o->most + place];
+    return o->surrogate->comm_s[j * o->most + place];
 }
 
 static inline const double *under_at(const struct outlook *o, int64_t j, int64_t place) {
-    return o->forecast->under + (o->group->lattice_of[j] * o->most + place) * o->num_kernels;
+    return o->surrogate->under + (o->group->lattice_of[j] * o->most + place) * o->num_kernels;
 }
 
 static inline double rest_at(const struct outlook *o, int64_t j, int64_t place) {
-    return o->forecast->rest[j * o->most + place];
+    return o->surrogate->rest[j * o->most + place];
 }
 
 #endif

@@ -1,4 +1,4 @@
-/* The best assignment on a forecast (allocate.py). */
+/* The best assignment on a surrogate (allocate.py). */
 #include "lagom_search.h"
 
 enum { NUM_TRADED = 5, MOST_PAIRS = 4096, NEAR = 8 };
@@ -21,9 +21,9 @@ static void sort_by_speed(const struct outlook *o, int64_t j, int64_t *places, i
 }
 
 /* Also where a collective has none; what is not allowed but begun with gets a number of its own by `number_of`. */
-static int open_candidates(const struct outlook *o, const uint8_t *barred, struct candidates *c) {
+static int open_candidates(const struct outlook *o, const uint8_t *excluded, struct candidates *c) {
     int64_t n = o->num_comms, most = 0;
-    for (int64_t j = 0; j < n; j++) most += o->forecast->num_front[o->group->lattice_of[j]] + 1;
+    for (int64_t j = 0; j < n; j++) most += o->surrogate->num_front[o->group->lattice_of[j]] + 1;
     c->places = malloc((size_t)(most + n + 1) * sizeof *c->places);
     c->comm_s = malloc((size_t)(most * (2 + o->num_kernels)) * sizeof *c->comm_s);
     if (!c->places || !c->comm_s) return -1;
@@ -33,9 +33,9 @@ static int open_candidates(const struct outlook *o, const uint8_t *barred, struc
     c->starts[0] = 0;
     for (int64_t j = 0; j < n; j++) {
         int64_t m = o->group->lattice_of[j], *places = c->places + c->starts[j], num = 0;
-        for (int64_t a = 0; a < o->forecast->num_front[m]; a++) {
-            int64_t place = o->forecast->fronts[m * o->most + a];
-            if (!barred || !barred[j * o->most + place]) places[num++] = place;
+        for (int64_t a = 0; a < o->surrogate->num_front[m]; a++) {
+            int64_t place = o->surrogate->fronts[m * o->most + a];
+            if (!excluded || !excluded[j * o->most + place]) places[num++] = place;
         }
         sort_by_speed(o, j, places, num);
         places[num++] = -1; /* room for a start that is no candidate */
@@ -77,7 +77,7 @@ static double end_s(const struct outlook *o, const struct candidates *c, struct 
     for (; j < o->num_comms && now.i < o->num_kernels; j++) {
         advance(&now, c->under + chosen[j] * o->num_kernels, c->comm_s[chosen[j]], o->num_kernels);
     }
-    for (; now.i < o->num_kernels; now.i++, now.left = 1.0) now.time_s += now.left * o->forecast->alone[now.i];
+    for (; now.i < o->num_kernels; now.i++, now.left = 1.0) now.time_s += now.left * o->surrogate->alone[now.i];
     return now.time_s;
 }
 
@@ -195,11 +195,11 @@ static double all_pairs(struct outlook *o, const struct candidates *c, int64_t *
 /* The best place that is a candidate of all collectives of one lattice, for all of them; infinite if there is none. */
 static double best_equal(struct outlook *o, const struct candidates *c, int64_t *chosen, int64_t *tried) {
     double best = INFINITY;
-    for (int64_t a = 0; o->group->num_lattices == 1 && a < o->forecast->num_front[0]; a++) {
-        int64_t place = o->forecast->fronts[a];
+    for (int64_t a = 0; o->group->num_lattices == 1 && a < o->surrogate->num_front[0]; a++) {
+        int64_t place = o->surrogate->fronts[a];
         bool is_allowed = true;
         for (int64_t j = 0; j < o->num_comms && is_allowed; j++) {
-            int64_t number = c->starts[j] + a; /* where it is unless the order of speed differs or places are barred */
+            int64_t number = c->starts[j] + a; /* where it is unless the order of speed differs or places are excluded */
             if (number >= end_of(c, j) || c->places[number] != place) {
                 for (number = c->starts[j]; number < end_of(c, j) && c->places[number] != place; number++) continue;
             }
@@ -214,13 +214,13 @@ static double best_equal(struct outlook *o, const struct candidates *c, int64_t 
 }
 
 /* Where the expected makespan is shortest: searched from the starts (num_starts, num_comms) and from the best equal
- * places. barred (num_comms, most_places) may be NULL. *best is infinite where there is nothing to start from. */
-API int ls_best(const struct ls_group *group, const struct ls_forecast *forecast, const uint8_t *barred,
+ * places. excluded (num_comms, most_places) may be NULL. *best is infinite where there is nothing to start from. */
+API int ls_best(const struct ls_group *group, const struct ls_surrogate *surrogate, const uint8_t *excluded,
                 const int64_t *starts, int64_t num_starts, double doubt, int64_t *places, double *best, int64_t *work) {
-    struct outlook o = outlook_of(group, forecast, doubt);
+    struct outlook o = outlook_of(group, surrogate, doubt);
     struct candidates c = {.places = NULL, .comm_s = NULL};
     int64_t n = o.num_comms, *chosen = malloc((size_t)(2 * n) * sizeof *chosen);
-    int status = chosen && !open_candidates(&o, barred, &c) ? 0 : -1;
+    int status = chosen && !open_candidates(&o, excluded, &c) ? 0 : -1;
     *best = INFINITY;
     if (!status) {
         for (int64_t j = 0; j < n; j++) {

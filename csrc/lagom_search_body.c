@@ -1,4 +1,4 @@
-/* How long the computations take beside collectives (victim.py says why so). */
+/* How long the computations take during collectives (tuners/model_based/model.py says why so). */
 #include "lagom_search.h"
 
 enum { SCALE, SHARE, PRESSURE, POLLUTION, HALF_FLIGHT, TOLL }; /* the constants of the computations */
@@ -30,7 +30,7 @@ static struct body body_of(const struct ls_group *group, int64_t sm, const doubl
     };
 }
 
-/* Kernel i with so many channels taken away, nothing else beside it. */
+/* Kernel i with that many channels taken away, with nothing concurrent. */
 static double solo_s(const struct body *body, int64_t channels, int64_t i) {
     int64_t at = channels * body->num_kernels + i;
     double waves = body->knows_grid ? body->fluid[at] * (1 - body->mix) + body->whole[at] * body->mix
@@ -38,35 +38,35 @@ static double solo_s(const struct body *body, int64_t channels, int64_t i) {
     return body->scale * waves;
 }
 
-/* What runs beside a collective: its channels, pressure on memory, pollution of the cache. */
-struct beside {
+/* What a collective takes: its channels, pressure on memory, pollution of the cache. */
+struct taken {
     int64_t channels;
     double pressed, rest;
 };
 
-static struct beside beside_of(const struct ls_group *group, const struct ls_forecast *forecast, const struct body *body,
+static struct taken taken_by(const struct ls_group *group, const struct ls_surrogate *surrogate, const struct body *body,
                                int64_t m, int64_t place) {
     const struct ls_lattice *lattice = &group->lattices[m];
     double channels = lattice->channels[place], flight = channels * lattice->chunk_bytes[place];
-    double use = forecast->use[m * group->most_places + place], pace = forecast->pace[m * group->most_places + place];
-    return (struct beside){(int64_t)channels, body->pressure * use / (2 - use),
+    double use = surrogate->use[m * group->most_places + place], pace = surrogate->pace[m * group->most_places + place];
+    return (struct taken){(int64_t)channels, body->pressure * use / (2 - use),
                            body->pollution * flight / (flight + body->half) + body->toll * pace};
 }
 
-static double kernel_s(const struct body *body, const struct beside *beside, int64_t i) {
-    return solo_s(body, beside->channels, i) * (1 + beside->pressed * body->intensity[i] + beside->rest);
+static double kernel_s(const struct body *body, const struct taken *taken, int64_t i) {
+    return solo_s(body, taken->channels, i) * (1 + taken->pressed * body->intensity[i] + taken->rest);
 }
 
-void draw_kernels(const struct ls_group *group, int64_t sm, const double *params, struct ls_forecast *forecast) {
+void draw_kernels(const struct ls_group *group, int64_t sm, const double *params, struct ls_surrogate *surrogate) {
     struct body body = body_of(group, sm, params);
     int64_t num_kernels = group->num_kernels;
-    for (int64_t i = 0; i < num_kernels; i++) forecast->alone[i] = solo_s(&body, 0, i);
+    for (int64_t i = 0; i < num_kernels; i++) surrogate->alone[i] = solo_s(&body, 0, i);
     for (int64_t m = 0; m < group->num_lattices; m++) {
         const struct ls_lattice *lattice = &group->lattices[m];
         for (int64_t p = 0; p < lattice->num_places; p++) {
-            struct beside beside = beside_of(group, forecast, &body, m, p);
-            double *under = forecast->under + (m * group->most_places + p) * num_kernels;
-            for (int64_t i = 0; i < num_kernels; i++) under[i] = kernel_s(&body, &beside, i);
+            struct taken taken = taken_by(group, surrogate, &body, m, p);
+            double *under = surrogate->under + (m * group->most_places + p) * num_kernels;
+            for (int64_t i = 0; i < num_kernels; i++) under[i] = kernel_s(&body, &taken, i);
         }
     }
 }
@@ -74,7 +74,7 @@ void draw_kernels(const struct ls_group *group, int64_t sm, const double *params
 struct body_model {
     const struct ls_group *group;
     const struct ls_record *record;
-    const struct ls_forecast *forecast;
+    const struct ls_surrogate *surrogate;
     int64_t sm;
 };
 
@@ -84,10 +84,10 @@ static double finish_log(const struct body_model *model, const struct body *body
     struct progress now = {0, 1.0, 0.0};
     for (int64_t j = 0; j < group->num_comms && now.i < body->num_kernels; j++) {
         int64_t m = group->lattice_of[j], place = places[j];
-        double comm_s = model->forecast->comm_s[j * group->most_places + place];
-        struct beside beside = beside_of(group, model->forecast, body, m, place);
+        double comm_s = model->surrogate->comm_s[j * group->most_places + place];
+        struct taken taken = taken_by(group, model->surrogate, body, m, place);
         while (now.i < body->num_kernels) {
-            double whole_s = kernel_s(body, &beside, now.i), rest_s = now.left * whole_s;
+            double whole_s = kernel_s(body, &taken, now.i), rest_s = now.left * whole_s;
             if (comm_s < rest_s) {
                 now.left -= comm_s / whole_s;
                 now.time_s += comm_s;
@@ -117,8 +117,8 @@ static void predict_body(const void *context, const double *params, double *valu
     }
 }
 
-/* The constants of the computations for each SM count in question, beside the collectives as `forecast` has them. */
-API int ls_fit_body(const struct ls_group *group, const struct ls_record *record, const struct ls_forecast *forecast,
+/* The constants of the computations for each SM count in question, under the collectives as `surrogate` has them. */
+API int ls_fit_body(const struct ls_group *group, const struct ls_record *record, const struct ls_surrogate *surrogate,
                     const int64_t *sms, int64_t num_sms, const double *mean, const double *prior_sd, int64_t num_steps,
                     double *params, double *covariance, double *cost, int64_t *work) {
     int64_t rows = record->num_runs;
@@ -130,7 +130,7 @@ API int ls_fit_body(const struct ls_group *group, const struct ls_record *record
             sd[d] = sqrt(record->sigma * record->sigma / record->num[d] + group->body_sd * group->body_sd);
         }
         for (int64_t s = 0; s < num_sms; s++) {
-            struct body_model model = {group, record, forecast, sms[s]};
+            struct body_model model = {group, record, surrogate, sms[s]};
             struct problem problem = {rows, NUM_BODY, observed, sd, mean, prior_sd, &model, predict_body};
             int64_t num = fit(&problem, num_steps, params + s * NUM_BODY, covariance + s * NUM_BODY * NUM_BODY,
                               cost + s, scratch);

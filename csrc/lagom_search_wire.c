@@ -125,11 +125,11 @@ API int ls_fit_wire(const struct ls_group *group, const struct ls_record *record
     return status;
 }
 
-static void curves(const struct ls_group *group, const struct wire *wire, struct ls_forecast *forecast) {
+static void curves(const struct ls_group *group, const struct wire *wire, struct ls_surrogate *surrogate) {
     int64_t most = group->most_places;
     for (int64_t m = 0; m < group->num_lattices; m++) {
         const struct ls_lattice *lattice = &group->lattices[m];
-        double *rate = forecast->use + m * most, *pace = forecast->pace + m * most, largest = 0, fastest = 0;
+        double *rate = surrogate->use + m * most, *pace = surrogate->pace + m * most, largest = 0, fastest = 0;
         for (int64_t p = 0; p < lattice->num_places; p++) {
             const struct kind *kind = &wire->kinds[lattice->kind[p]];
             rate[p] = exp(log_rate(wire, kind, lattice->channels[p], lattice->chunk_bytes[p], NULL));
@@ -139,7 +139,7 @@ static void curves(const struct ls_group *group, const struct wire *wire, struct
         }
         for (int64_t j = 0; j < group->num_comms; j++) {
             if (group->lattice_of[j] != m) continue;
-            double *comm_s = forecast->comm_s + j * most, bytes = group->wire_bytes[j];
+            double *comm_s = surrogate->comm_s + j * most, bytes = group->wire_bytes[j];
             for (int64_t p = 0; p < lattice->num_places; p++) {
                 double first = wire->fill * smaller(bytes, lattice->channels[p] * lattice->chunk_bytes[p]);
                 comm_s[p] = wire->kinds[lattice->kind[p]].wait_s + (bytes + first) / rate[p];
@@ -149,10 +149,10 @@ static void curves(const struct ls_group *group, const struct wire *wire, struct
     }
 }
 
-int draw_wires(const struct ls_group *group, const double *params, struct ls_forecast *forecast) {
+int draw_wires(const struct ls_group *group, const double *params, struct ls_surrogate *surrogate) {
     struct wire wire;
     if (open_wire(&wire, params, group->num_kinds)) return -1;
-    curves(group, &wire, forecast);
+    curves(group, &wire, surrogate);
     free(wire.kinds);
     return 0;
 }

@@ -83,13 +83,13 @@ static void spread_smooth(const struct ls_lattice *lattice, const int64_t *seen,
     }
 }
 
-/* use and comm_s of the forecast: the curve, the smooth rest of all, the collective's own factor, what one spot showed. */
+/* use and comm_s of the surrogate: the curve, the smooth rest of all, the collective's own factor, what one spot showed. */
 API int ls_wires(const struct ls_group *group, const struct ls_record *record, const double *params,
-                 struct ls_forecast *forecast, int64_t *work) {
+                 struct ls_surrogate *surrogate, int64_t *work) {
     int64_t num_comms = group->num_comms, num_rows = record->num_runs * num_comms, space = 0, most = group->most_places;
     for (int64_t m = 0; m < group->num_lattices; m++) space += room(group, record, m);
     double *scratch = malloc((size_t)(3 * num_rows + space + num_comms + most) * sizeof *scratch);
-    if (!scratch || draw_wires(group, params, forecast)) {
+    if (!scratch || draw_wires(group, params, surrogate)) {
         free(scratch);
         return -1;
     }
@@ -98,7 +98,7 @@ API int ls_wires(const struct ls_group *group, const struct ls_record *record, c
     double mean_variance = 0;
     for (int64_t d = 0; d < record->num_runs; d++) mean_variance += variance_of(record, d) / (double)record->num_runs;
     for (int64_t row = 0; row < num_rows; row++) {
-        rest[row] = log(record->comm_s[row] / forecast->comm_s[row % num_comms * most + record->places[row]]);
+        rest[row] = log(record->comm_s[row] / surrogate->comm_s[row % num_comms * most + record->places[row]]);
     }
     memset(own, 0, (size_t)num_comms * sizeof *own);
     double shrink = (double)record->num_runs +
@@ -117,7 +117,7 @@ API int ls_wires(const struct ls_group *group, const struct ls_record *record, c
         for (int64_t p = 0; p < lattice->num_places; p++) whole[p] = exp(whole[p]);
         for (int64_t j = 0; j < num_comms; j++) {
             if (group->lattice_of[j] != m) continue;
-            double *comm_s = forecast->comm_s + j * most, factor = exp(own[j]);
+            double *comm_s = surrogate->comm_s + j * most, factor = exp(own[j]);
             for (int64_t p = 0; p < lattice->num_places; p++) comm_s[p] *= whole[p] * factor;
         }
         seen += room(group, record, m), coefficients += room(group, record, m);
@@ -134,7 +134,7 @@ API int ls_wires(const struct ls_group *group, const struct ls_record *record, c
                 precision += 1 / variance_of(record, other);
                 weighted += (rest[row] - own[j] - smoothed[row]) / variance_of(record, other);
             }
-            if (is_first) forecast->comm_s[j * most + place] *= exp(weighted / precision);
+            if (is_first) surrogate->comm_s[j * most + place] *= exp(weighted / precision);
         }
     }
     free(scratch);

@@ -1,6 +1,6 @@
 // The two files of the plug-in: the decision table it reads and the record ring it writes.
 //
-// Little endian, fixed size, no pointers. plugin/table_layout.py holds the same numbers; a test compares both.
+// Little endian, fixed size, no pointers. nccl_plugin/table_layout.py holds the same numbers; a test compares both.
 // docs/formats.md says what each field means.
 #ifndef LAGOM_TABLE_H
 #define LAGOM_TABLE_H

@@ -102,7 +102,7 @@ static inline void gap_insert(struct gaps *g, int64_t place, int64_t open, int64
     g->num++;
 }
 
-/* Takes the earliest time of so many ticks from `earliest` on; its start. */
+/* Takes the earliest time of that many ticks from `earliest` on; its start. */
 static inline int64_t gap_take(struct gaps *g, int64_t earliest, int64_t ticks) {
     int64_t place = last_gap(g, earliest), start;
     for (;; place++) {

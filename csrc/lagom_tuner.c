@@ -66,6 +66,7 @@ enum table_error {
   TABLE_BAD_DECISION,
   TABLE_DUPLICATE,
   TABLE_NO_MEMORY,
+  TABLE_NOT_PREPARED,
   NUM_TABLE_ERRORS
 };
 
@@ -84,6 +85,7 @@ static const char* const TABLE_ERROR_TEXT[NUM_TABLE_ERRORS] = {
     "has an impossible decision",
     "names a communicator or call twice",
     "does not fit into memory",
+    "was not prepared, or another one since",
 };
 
 // ------------------------------------------------------------------------------------------------ validating a table
@@ -217,6 +219,7 @@ typedef struct {
 
 static table tables[2];
 static _Atomic uint32_t active;  // 0: no table, else 1 + index of the current one
+static uint32_t prepared;        // under `swap_lock`; 0: none, else 1 + index of the one that a commit would flip to
 static _Atomic uint32_t disabled;
 static _Atomic uint32_t current_step;
 static pthread_mutex_t swap_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -453,7 +456,9 @@ static bool expand_path(const char* pattern, char* path) {
   return used > 0;
 }
 
-static enum table_error install_locked(const uint8_t* data, size_t size, uint64_t generation) {
+// Fills the buffer that is not decided by: all of a switch that can fail.
+static enum table_error prepare_locked(const uint8_t* data, size_t size, uint64_t generation) {
+  prepared = 0;
   enum table_error error = check_table(data, size);
   if (error) return error;
   lagom_table_header h;
@@ -472,8 +477,21 @@ static enum table_error install_locked(const uint8_t* data, size_t size, uint64_
   memcpy(t->communicators, data + sizeof(h), (size_t)t->num_communicators * sizeof(lagom_communicator));
   for (context* c = contexts; c; c = c->next) STORE(c->communicator[index], find_communicator(t, c));
   atomic_store_explicit(&t->sequence, sequence + 2, memory_order_release);
-  if (!error) atomic_store_explicit(&active, index + 1, memory_order_release);
+  if (!error) prepared = index + 1;
   return error;
+}
+
+static enum table_error commit_locked(uint64_t generation) {
+  if (!prepared) return TABLE_NOT_PREPARED;
+  if (generation && LOAD(tables[prepared - 1].generation) != generation) return TABLE_WRONG_GENERATION;
+  atomic_store_explicit(&active, prepared, memory_order_release);
+  prepared = 0;
+  return TABLE_OK;
+}
+
+static enum table_error install_locked(const uint8_t* data, size_t size, uint64_t generation) {
+  enum table_error error = prepare_locked(data, size, generation);
+  return error ? error : commit_locked(generation);
 }
 
 static enum table_error load_locked(uint64_t generation) {
@@ -1287,6 +1305,23 @@ EXPORT int lagom_install(const void* data, size_t size, uint64_t generation) {
   pthread_mutex_lock(&swap_lock);
   start_locked();
   enum table_error error = data ? install_locked(data, size, generation) : TABLE_WRONG_SIZE;
+  pthread_mutex_unlock(&swap_lock);
+  return (int)error;
+}
+
+// The same in two steps, for ranks that have to agree in between: what can fail, and nothing changes; then one store. A
+// prepared table is dropped by the next one that is prepared, installed or swapped.
+EXPORT int lagom_prepare(const void* data, size_t size, uint64_t generation) {
+  pthread_mutex_lock(&swap_lock);
+  start_locked();
+  enum table_error error = data ? prepare_locked(data, size, generation) : TABLE_WRONG_SIZE;
+  pthread_mutex_unlock(&swap_lock);
+  return (int)error;
+}
+
+EXPORT int lagom_commit(uint64_t generation) {
+  pthread_mutex_lock(&swap_lock);
+  enum table_error error = commit_locked(generation);
   pthread_mutex_unlock(&swap_lock);
   return (int)error;
 }

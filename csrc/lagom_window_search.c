@@ -147,7 +147,7 @@ static void move_priorities(struct window *w, int64_t span, uint64_t *random) {
     }
 }
 
-/* When a search ends: at a moment, once so many tasks were placed, or once the caller says so. */
+/* When a search ends: at a moment, once that many tasks were placed, or once the caller says so. */
 struct limit {
     double until;
     int64_t max_steps, steps;

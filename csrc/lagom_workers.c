@@ -4,7 +4,7 @@
  * A channel is one thread with one TCP connection to each other rank. A collective on NC channels is cut into chunks
  * that go round-robin over the first NC threads; each thread moves its chunks one after another, ring-wise, and waits
  * for the wire by blocking, by yielding its core or by spinning. As CTAs of a collective hold SMs of a GPU, threads that
- * yield or spin take the core from the computation beside them.
+ * yield or spin take the core from the concurrent computation.
  *
  * All ranks start the same collectives in the same order, so the bytes on a connection need no headers. An error on one
  * connection makes every later collective fail at once. Memory is the caller's until lw_wait returns.

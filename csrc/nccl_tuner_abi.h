@@ -1,6 +1,6 @@
 // The binary interface between NCCL and a tuner plug-in, versions 2 to 7.
 //
-// Struct layouts, enum values and call signatures are facts about NCCL (checked against the releases named beside
+// Struct layouts, enum values and call signatures are facts about NCCL (checked against the releases named next to them
 // each struct); names and words are ours, so that the plug-in builds without NCCL's headers.
 //
 //   release      newest version it looks for   what is new

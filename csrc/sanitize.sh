@@ -1,6 +1,6 @@
 #!/bin/sh
-# Sanitizer runs: address + undefined on the fuzzer and on the stress drivers (plug-in, workers, search,
-# projects), thread on the first two.
+# Sanitizer runs: address + undefined on the fuzzer and on the stress drivers (plug-in, workers, search, emulated device),
+# thread on the plug-in, the workers and the device.
 #   csrc/sanitize.sh [build folder] [decisions] [executions]
 # Needs gcc or clang (CC). TSan knows no fences; every word that two threads share is atomic, so it needs to know none.
 set -eu
@@ -20,7 +20,7 @@ echo "== address, undefined: stress, $decisions decisions"
 $cc $flags -fsanitize=address,undefined -fno-sanitize-recover=all -fPIC -shared -fvisibility=hidden \
   -o "$build/liblagom_tuner_asan.so" "$source/lagom_tuner.c" -ldl -lpthread
 $cc $flags -fsanitize=address,undefined -fno-sanitize-recover=all -o "$build/stress_asan" \
-  "$source/stress.c" "$source/fake_nccl.c" -ldl -lm -lpthread
+  "$source/stress.c" "$source"/emulated_gpu/nccl_host*.c -ldl -lm -lpthread
 LAGOM_RECORD="$build/record.asan" LAGOM_RECORD_ENTRIES=4096 \
   "$build/stress_asan" "$build/liblagom_tuner_asan.so" "$decisions" 4
 
@@ -28,7 +28,7 @@ echo "== thread: stress, $decisions decisions"
 tsan_flags="$flags -fsanitize=thread"
 case $($cc --version) in *clang*) ;; *) tsan_flags="$tsan_flags -Wno-tsan" ;; esac
 $cc $tsan_flags -fPIC -shared -fvisibility=hidden -o "$build/liblagom_tuner_tsan.so" "$source/lagom_tuner.c" -ldl -lpthread
-$cc $tsan_flags -o "$build/stress_tsan" "$source/stress.c" "$source/fake_nccl.c" -ldl -lm -lpthread
+$cc $tsan_flags -o "$build/stress_tsan" "$source/stress.c" "$source"/emulated_gpu/nccl_host*.c -ldl -lm -lpthread
 LAGOM_RECORD="$build/record.tsan" LAGOM_RECORD_ENTRIES=4096 TSAN_OPTIONS=halt_on_error=1:exitcode=66 \
   "$build/stress_tsan" "$build/liblagom_tuner_tsan.so" "$decisions" 4
 
@@ -42,13 +42,19 @@ done
 echo "== address, undefined: search, 3000 searches"
 $cc $flags -fsanitize=address,undefined -fno-sanitize-recover=all -o "$build/stress_search" "$source/stress_search.c" "$source"/lagom_search_*.c -lm
 "$build/stress_search" 3000 1
-echo "== address, undefined: schedules of projects, 2000 searches"
-$cc $flags -fsanitize=address,undefined -fno-sanitize-recover=all -o "$build/stress_rcpsp" "$source/stress_rcpsp.c"
-"$build/stress_rcpsp" 2000 1
-
 for sanitizer in address,undefined thread; do
   echo "== $sanitizer: schedules of 300 random graphs on two threads"
   $cc $flags -fsanitize=$sanitizer -fno-sanitize-recover=all -o "$build/stress_list_schedule" "$source/stress_list_schedule.c" -lpthread
   "$build/stress_list_schedule" 300 1
+done
+device="client code context device driver_code driver_device driver_memory driver_share driver_stream effect framework graph"
+device="$device host_function memory preset stream torch_kernel transfer stress_device"
+device_sources=$(for name in $device; do echo "$source/emulated_gpu/$name.c"; done)
+for sanitizer in address,undefined thread; do
+  echo "== $sanitizer: the emulated device, 300 rounds on four threads"
+  # shellcheck disable=SC2086  # a list of files
+  $cc $flags -Wno-unused-parameter -fsanitize=$sanitizer -fno-sanitize-recover=all -o "$build/stress_device" $device_sources \
+    -ldl -lpthread
+  TSAN_OPTIONS=halt_on_error=1:exitcode=66 "$build/stress_device" 300 4
 done
 echo "all clean"

@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "fake_nccl.h"
+#include "emulated_gpu/nccl_host.h"
 #include "lagom_table.h"
 #include "nccl_tuner_abi.h"
 

@@ -81,7 +81,7 @@ static void search(void) {
         .num = reals(runs, 1, 9), .sigma = uniform(1e-3, 0.2), .num_seen = wholes(m, 0, 0), .seen = wholes(space, 0, 0),
         .index = wholes(runs * n, 0, 0), .precision = reals(space, 0, 0), .factor = reals(square, 0, 0),
     };
-    struct ls_forecast forecast = {
+    struct ls_surrogate surrogate = {
         reals(m * most, 0, 0), reals(m * most, 0, 0), reals(n * most, 0, 0), reals(m * most * kernels, 0, 0),
         reals(kernels, 0, 0), reals(n * most, 0, 0), wholes(m * most, 0, 0), wholes(m, 0, 0),
     };
@@ -91,26 +91,26 @@ static void search(void) {
     double *params = reals(num_params, 0, 0), *body = reals(sms * NUM_BODY, 0, 0);
     double *covariance = reals(num_params * num_params + sms * NUM_BODY * NUM_BODY, 0, 0);
     int64_t *numbers = wholes(sms, 0, sms - 1), *found = wholes(n, 0, 0);
-    uint8_t *barred = calloc((size_t)(n * most), 1);
+    uint8_t *excluded = calloc((size_t)(n * most), 1);
     memcpy(params, mean, (size_t)num_params * sizeof *params);
     for (int64_t s = 0; s < sms; s++) memcpy(body + s * NUM_BODY, body_mean, sizeof body_mean);
-    for (int64_t i = 0; i < n * most; i++) barred[i] = whole(0, 9) == 0;
+    for (int64_t i = 0; i < n * most; i++) excluded[i] = whole(0, 9) == 0;
 
     check(!ls_prepare(&group, &record, &work), "prepare");
     check(!ls_fit_wire(&group, &record, mean, sd, 8, params, covariance, cost, &work), "fit of the wire");
     check(isfinite(cost[0]) && covariance[0] > 0, "the wire's cost and variance");
-    check(!ls_wires(&group, &record, params, &forecast, &work), "wires");
-    check(!ls_fit_body(&group, &record, &forecast, numbers, sms, body_mean, body_sd, 8, body, covariance, cost, &work),
+    check(!ls_wires(&group, &record, params, &surrogate, &work), "wires");
+    check(!ls_fit_body(&group, &record, &surrogate, numbers, sms, body_mean, body_sd, 8, body, covariance, cost, &work),
           "fit of the body");
-    check(!ls_computations(&group, &record, numbers[0], body, &forecast, &work), "computations");
-    check(!ls_best(&group, &forecast, whole(0, 1) ? barred : NULL, places, whole(0, runs), 0.03, found, &best, &work),
+    check(!ls_computations(&group, &record, numbers[0], body, &surrogate, &work), "computations");
+    check(!ls_best(&group, &surrogate, whole(0, 1) ? excluded : NULL, places, whole(0, runs), 0.03, found, &best, &work),
           "best");
     if (isfinite(best)) {
         double comm_s, comp_s;
         for (int64_t j = 0; j < n; j++) {
             check(found[j] >= 0 && found[j] < lattices[lattice_of[j]].num_places, "a place that is none");
         }
-        check(!ls_times(&group, &forecast, found, 1, &comm_s, &comp_s), "times");
+        check(!ls_times(&group, &surrogate, found, 1, &comm_s, &comp_s), "times");
         check(fabs(rounded_max(comm_s, comp_s, 0.03) / best - 1) < 1e-9, "the best is not what it is said to be");
     }
     check(work > 0, "no work");
@@ -120,9 +120,9 @@ static void search(void) {
     }
     free_all((const void *const[]){lattice_of, group.wire_bytes, group.fluid, group.whole, group.intensity, places,
                                    record.comm_s, record.comp_s, record.num, record.num_seen, record.seen, record.index,
-                                   record.precision, record.factor, forecast.use, forecast.pace, forecast.comm_s,
-                                   forecast.under, forecast.alone, forecast.rest, forecast.fronts, forecast.num_front,
-                                   sd, body_sd, cost, params, body, covariance, numbers, found, barred}, 31);
+                                   record.precision, record.factor, surrogate.use, surrogate.pace, surrogate.comm_s,
+                                   surrogate.under, surrogate.alone, surrogate.rest, surrogate.fronts, surrogate.num_front,
+                                   sd, body_sd, cost, params, body, covariance, numbers, found, excluded}, 31);
 }
 
 int main(int argc, char **argv) {

@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from lagom_overlap.capture.fake_tensor import TrainingStep
+from lagom_overlap import TrainingStep
 
 HIDDEN, LAYERS, SEQ_LEN, BATCH = 1024, 8, 2048, 2
 

@@ -1,8 +1,9 @@
-"""Train a small GPT with FSDP2 on CPU, with and without online tuning.
+"""Train a small GPT with FSDP2, on CPU or GPUs, with and without online tuning.
 
     torchrun --nproc-per-node 2 examples/train_gpt_fsdp2.py                 # tunes itself while it trains
     torchrun --nproc-per-node 2 examples/train_gpt_fsdp2.py --no-tune       # the same training, untouched
     torchrun --nproc-per-node 2 examples/train_gpt_fsdp2.py --config lagom.json   # starts with what was saved
+    torchrun --nproc-per-node 2 examples/train_gpt_fsdp2.py --device cuda         # on GPUs, with NCCL
 
 The two lines that tune are marked. Bytes of Python's own standard library are the text, so nothing is downloaded. The
 losses with and without tuning are equal bit by bit: all-gathers move bytes, and each gradient is summed in one order.
@@ -12,6 +13,7 @@ import argparse
 import inspect
 import json
 import logging
+import os
 import statistics
 import time
 from importlib import import_module
@@ -77,6 +79,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--length", type=int, default=64)
     parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--no-tune", action="store_true", help="train untouched")
     parser.add_argument("--tuner", default="lagom")
     parser.add_argument("--pairs", type=int, default=7, help="rounds of the verdict: default against tuned")
@@ -93,11 +96,13 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     args = arguments()
     logging.basicConfig(format="%(name)s: %(message)s", level=logging.INFO)
-    dist.init_process_group("gloo")
+    if args.device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if args.device == "cuda" else "gloo")
     rank = dist.get_rank()
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    model = Gpt(args.width, args.layers, args.width // 64, args.length)
+    model = Gpt(args.width, args.layers, args.width // 64, args.length).to(args.device)
     for layer in model.layers:
         fully_shard(layer)
     fully_shard(model)
@@ -116,7 +121,7 @@ def main() -> None:
     for step in range(args.steps):
         began = time.perf_counter()
         with tuner.step():  # <- the second line
-            tokens = batch_of(data, step, rank, args.batch, args.length)
+            tokens = batch_of(data, step, rank, args.batch, args.length).to(args.device)
             logits = model(tokens[:, :-1])
             loss = functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
             loss.backward()

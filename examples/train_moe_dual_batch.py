@@ -1,4 +1,4 @@
-"""Train a small mixture of experts with dual batches on CPU: the all-to-all of one beside the computation of the other.
+"""Train a small mixture of experts with dual batches on CPU: the all-to-all of one during the computation of the other.
 
     torchrun --nproc-per-node 2 examples/train_moe_dual_batch.py               # tunes itself while it trains
     torchrun --nproc-per-node 2 examples/train_moe_dual_batch.py --no-tune     # the same training, untouched
@@ -86,7 +86,7 @@ class MoeLayer(nn.Module):
 
 
 class Half:
-    """One half batch on its way through the layers, in stages that the other half runs beside."""
+    """One half batch on its way through the layers, in stages that overlap with the other half."""
 
     def __init__(self, x: torch.Tensor) -> None:
         self.x = x

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from lagom_overlap.cli import main
-from lagom_overlap.job.build import groups_of, limits_of
-from lagom_overlap.job.spec import parse_job, read_job
+from lagom_overlap.jobfile.build import groups_of, limits_of
+from lagom_overlap.jobfile.spec import parse_job, read_job
 
 ROOT = Path(__file__).parent.parent
 TUNE_EXAMPLES = sorted(
@@ -52,8 +52,8 @@ def test_the_gloo_example_runs_end_to_end_on_smaller_sizes(tmp_path: Path, capsy
     job.write_text(small, encoding="utf-8")
     assert main(["tune", str(job), "--out", str(tmp_path / "run"), "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert result["verdict"]["pairs"] == 3
-    assert result["verdict"]["over_engine_default"] is not None
+    assert result["verdict"]["over_default"]["num_pairs"] == 3
+    assert "engine_default" in result["verdict"]["over_baselines"]
     assert result["configs"]["block"]["all_gather"]["algorithm"] is None
     events = json.loads((tmp_path / "run" / "timeline.json").read_text(encoding="utf-8"))["traceEvents"]
     assert {"all_gather", "reduce_scatter"} <= {event["name"] for event in events}

@@ -1,12 +1,20 @@
 """Files are written whole or not at all, and only their owner reads them."""
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
 from lagom_overlap.errors import OutputError
-from lagom_overlap.record import check_new_folder, create_folder, describe_machine, package_versions, write_private
+from lagom_overlap.record import (
+    append_line,
+    check_new_folder,
+    create_folder,
+    describe_machine,
+    package_versions,
+    write_private,
+)
 
 
 def test_a_file_is_replaced_whole_and_private(tmp_path: Path):
@@ -72,3 +80,21 @@ def test_an_empty_folder_that_is_not_ours_or_holds_a_file_of_the_users_is_refuse
 def test_the_machine_and_its_versions_are_named():
     assert {"cpu", "cores", "load_1min", "system"} == describe_machine().keys()
     assert {"python", "numpy", "lagom-overlap"} <= package_versions().keys()
+
+
+def test_a_full_disk_leaves_no_part_of_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "lines"
+    append_line(path, "first")
+    write = os.write
+
+    def full(handle: int, data: bytes) -> int:
+        if len(data) < 6:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(handle, data[:3])
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OutputError, match="No space left on device"):
+        append_line(path, "second")
+    monkeypatch.undo()
+    append_line(path, "third")
+    assert path.read_text() == "first\nthird\n"

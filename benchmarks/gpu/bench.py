@@ -10,7 +10,7 @@ NUM_SMS = 132  # H200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """One batch beside the injector; times are per launch."""
+    """One batch during the injector; times are per launch."""
 
     beside_s: float
     covered: bool
@@ -19,7 +19,7 @@ class Reading:
 
 
 class Bench(Protocol):
-    """What can time a victim beside an injector."""
+    """What can time a victim during an injector."""
 
     def prepare(self, victim: str, setting: Setting) -> int:
         """Make both ready; return the launches per batch."""
@@ -28,7 +28,7 @@ class Bench(Protocol):
         """Seconds per launch, alone."""
 
     def beside(self) -> Reading:
-        """One batch beside the injector."""
+        """One batch during the injector."""
 
     def sm_clock_hz(self) -> float:
         """The SM clock now."""

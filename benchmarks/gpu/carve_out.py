@@ -1,9 +1,9 @@
-"""Measure both sides of the SM split: a GEMM told to leave SMs free, beside an injector that needs them.
+"""Measure both sides of the SM split: a GEMM told to leave SMs free, under an injector that needs them.
 
 A persistent GEMM launches one block per SM; when a collective holds some, the last blocks wait a whole pass. torch can
 tell cuBLASLt to leave SMs free (`torch._C._set_sm_carveout_experimental`, read in torch's cuBLASLt paths: hence the
 preferred library below; whether the grid obeys is in the file's `victims`). Per point (carve-out, channels): GEMM alone
-and beside the spinner or the channel copy, as contention_surface.py measures it.
+and during the spinner or the channel copy, as contention_surface.py measures it.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Measure how much a computation slows down beside an injector: the contention surface of one GPU.
+"""Measure how much a computation slows down during an injector: the contention surface of one GPU.
 
 Stages: `spin` (SMs lost, no traffic), `paced` (traffic varied at 8 and 32 blocks), `unpaced` (channels x chunk x
 threads), `nccl` (real collectives between two ranks on this GPU). Per point: solo and overlapped batches alternate,
@@ -142,9 +142,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=STAGES)
-    parser.add_argument("--num-victims", type=int, help="only the first so many victims (a smoke run)")
+    parser.add_argument("--num-victims", type=int, help="only this many victims, the first (a smoke run)")
     parser.add_argument("--num-repeats", type=int, default=20)
-    parser.add_argument("--budget-s", type=float, default=420.0, help="start no point after so many seconds")
+    parser.add_argument("--budget-s", type=float, default=420.0, help="start no point after this many seconds")
     parser.add_argument("--nccl-library", type=Path, help="libnccl.so.2 >= 2.30.3 (stage nccl)")
     parser.add_argument("--out", type=Path, default=Path("contention"), help="folder for surface.json and surface.csv")
     parser.add_argument("--json", action="store_true", help="a summary object on stdout")

@@ -1,4 +1,4 @@
-"""The bench that times on the GPU: a victim's graph beside a stand-in or a pair of NCCL ranks."""
+"""The bench that times on the GPU: a victim's graph during a stand-in or a pair of NCCL ranks."""
 
 import platform
 import subprocess
@@ -52,7 +52,7 @@ class GpuBench:
         return self._per_launch_s()
 
     def beside(self) -> Reading:
-        """One batch of the victim beside the injector, which is resident before the victim starts."""
+        """One batch of the victim during the injector, which is resident before the victim starts."""
         injector = self._injector
         assert injector is not None
         injector.start()

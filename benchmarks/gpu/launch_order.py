@@ -1,9 +1,9 @@
-"""Measure who gets SMs first: launch order x stream priority x carve-out, a batch of GEMMs beside a finite spinner.
+"""Measure who gets SMs first: launch order x stream priority x carve-out, a batch of GEMMs during a finite spinner.
 
 Both sides wait for one event, so that the order in which they are enqueued is the order in which they are launched.
 The spinner stands for a collective: `channels` blocks, each of which holds an SM for `SPIN_S` after it has started. Per
 point: how long the spinner's last block waited for its SM after the first of either side began (`wait_s`), and when
-both sides were done (`makespan_s`), beside the GEMMs alone (`solo_s`). The model's prediction stands in each row
+both sides were done (`makespan_s`), during the GEMMs alone (`solo_s`). The model's prediction stands in each row
 (`lagom_overlap.cost.launch_order`: the waits of one kernel behind which the spinner comes). `--dry-run` runs the same
 loop without a GPU on closed forms; a file says which of the two it holds. Never run on a GPU so far.
 """
@@ -66,7 +66,7 @@ class OrderBench(Protocol):
 
 
 def predicted_wait_s(order: str, carve_out: int, channels: int, gemm_s: float) -> float:
-    """What the model says of a persistent GEMM: nothing in front, or with room beside it; else the whole GEMM."""
+    """What the model says of a persistent GEMM: nothing in front, or with room next to it; else the whole GEMM."""
     return gemm_s if order == "computation_first" and carve_out < channels else 0.0
 
 

@@ -1,6 +1,6 @@
 """One measured point of the contention surface, and the files that hold many.
 
-A row answers: how long does one launch of this victim take beside this injector, and how long alone. Solo and
+A row answers: how long does one launch of this victim take during this injector, and how long alone. Solo and
 overlapped batches alternate, so that a drift of the clock falls on both.
 """
 
@@ -39,7 +39,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What runs beside the victim. `num_channels` is per rank; a knob that an injector lacks is None."""
+    """What runs during the victim. `num_channels` is per rank; a knob that an injector lacks is None."""
 
     injector: str
     num_channels: int

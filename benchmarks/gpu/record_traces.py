@@ -1,4 +1,4 @@
-"""Record small Kineto traces of GEMMs beside real collectives: two NCCL ranks on one GPU, in one process.
+"""Record small Kineto traces of GEMMs during real collectives: two NCCL ranks on one GPU, in one process.
 
 Each step enqueues one collective per layer on the communication streams and the layer's GEMMs on the compute stream, as
 a data-parallel step does; `ProfilerStep` annotations mark the steps. One gzip trace per (collective, channels).

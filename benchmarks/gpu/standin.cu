@@ -8,8 +8,8 @@
 // Both run until *stop is set (by a memset on the victim's stream, after the victim's last kernel: the victim is covered
 // by construction) or until deadline_ns, which is reported as such, so that a mistake cannot hang the device.
 // Each block sets its word of resident, in host memory, so that the host starts the victim only when all hold an SM.
-// dynamic shared memory (shared_bytes) keeps victims that need shared memory off the SM; small kernels still fit beside,
-// as they do beside NCCL.
+// dynamic shared memory (shared_bytes) keeps victims that need shared memory off the SM; small kernels still fit,
+// as they do next to NCCL.
 #include <cstddef>
 #include <cstdint>
 #include <cuda_runtime.h>

@@ -13,7 +13,7 @@ import torch
 from points import Setting
 
 SOURCE = Path(__file__).with_name("standin.cu")
-SHARED_BYTES = 200 * 1024  # of 227 KB a block may have on sm_90: no GEMM block fits beside
+SHARED_BYTES = 200 * 1024  # of 227 KB a block may have on sm_90: no GEMM block fits next to it
 NUM_SLOTS = 8  # NCCL_STEPS
 DEADLINE_NS = 2_000_000_000
 RESIDENT_TIMEOUT_S = 5.0

@@ -25,7 +25,7 @@ TOLERANCE = 0.05  # of the slowdown
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """A claimed slowdown by number of blocks, for one victim beside one injector."""
+    """A claimed slowdown by number of blocks, for one victim during one injector."""
 
     claim: str
     victim: str
@@ -50,7 +50,7 @@ PREDICTIONS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """A prediction beside the range that was measured over the other knobs."""
+    """A prediction against the range that was measured over the other knobs."""
 
     claim: str
     num_blocks: int

@@ -1,1 +1,1 @@
-"""The papers' overlap planners on the papers' grids, simulated, beside what the papers state."""
+"""The papers' overlap planners on the papers' grids, simulated, next to what the papers state."""

@@ -1,11 +1,12 @@
-"""The papers' overlap planners on the papers' grids, simulated, beside what the papers state, as markdown.
+"""The papers' overlap planners on the papers' grids, simulated, next to what the papers state, as markdown.
 
-    python benchmarks/plan_papers [SECTION ...] [--budget SECONDS] [--into FILE]
+    python benchmarks/plan_papers [SECTION ...] [--work MILLION_STEPS] [--into FILE]
 
 Nothing here is measured: operators take what the contention model says of one alone (profile `plausible`), streams run
-in order, links are one stream each (`lagom_overlap.plan.predict`). With `--into` the sections are written into the
-file, in place of what it said of them; without, they are printed. Each section says when it ran, how long, with which
-budget and at which load.
+in order, links are one stream each (`lagom_overlap.planners.predict`); FSDP2's own captured step is simulated with
+contention (`lagom_overlap.planners.simulated`). With `--into` the sections are written into the
+file, in place of what it said of them; without, they are printed. Planners are given work, not seconds, so a busy
+machine gives the same plans. Each section says when it ran, how long, with how much work and at which load.
 """
 
 import argparse
@@ -20,28 +21,30 @@ from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
+from lagom_overlap.planners.deadline import Work
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 SECTIONS = {
-    "algorithm1": ("algorithm_1", "algorithm1", 10.0),
-    "centauri": ("centauri", "centauri", 300.0),
-    "concerto": ("concerto_tables", "concerto", 20.0),
-    "dap": ("concerto_captured", "dap", 10.0),
-    "zero3": ("concerto_captured", "zero_3", 10.0),
-    "zero2": ("concerto_captured", "zero_2", 10.0),
-    "searched": ("concerto_captured", "searched", 10.0),
-    "rounds": ("concerto_rounds", "rounds", 10.0),
-    "megatron": ("megatron", "megatron", 10.0),
+    "algorithm1": ("algorithm_1", "algorithm1", 40.0),
+    "centauri": ("centauri", "centauri", 1200.0),
+    "concerto": ("concerto_tables", "concerto", 80.0),
+    "dap": ("concerto_captured", "dap", 40.0),
+    "zero3": ("concerto_captured", "zero_3", 40.0),
+    "zero2": ("concerto_captured", "zero_2", 40.0),
+    "searched": ("concerto_captured", "searched", 40.0),
+    "megatron": ("megatron", "megatron", 40.0),
 }
-"""Name: module, function, seconds per plan. Centauri's budget is never reached: its plans do not depend on the load."""
+"""Name: module, function, millions of steps per plan. Centauri never needs all of its own."""
 
 HEAD = """# The papers' planners on the papers' grids, simulated
 
-    python benchmarks/plan_papers [SECTION ...] [--budget SECONDS] [--into FILE]
+    python benchmarks/plan_papers [SECTION ...] [--work MILLION_STEPS] [--into FILE]
 
 **No GPU was used.** Operators take what the contention model says of one alone (profile `plausible`), streams run in
-order, one stream per link. Written by that command as a whole, one run of each section. Concerto's blocks and the
-search for shardings are solved against the clock: a busy machine makes their plans worse, and no others.
+order, one stream per link, without contention; Concerto's ZeRO-3 alone is judged with contention against FSDP2's own
+order. Written by that command, one run of each section. Planners are given work, so the load of the machine changes
+no plan; where a section's last line says seconds, they were given those, and load makes such plans worse.
 
 Verdicts: *reproduced* is within a third of the paper's relative gain or a percentage point, *direction* a gain too.
 
@@ -53,16 +56,17 @@ sequences per GPU, parameters gathered by matrix; captured steps 16 images, or 2
 _PART = re.compile(r"<!-- (\w+) -->\n(.*?)(?=<!-- |\Z)", re.DOTALL)
 
 
-def section(name: str, budget_s: float | None) -> Iterator[str]:
+def section(name: str, million_steps: float | None) -> Iterator[str]:
     """Lines of one section, what it ran on last."""
-    module, function, usual_s = SECTIONS[name]
-    run: Callable[[float], Iterator[str]] = getattr(import_module(f"plan_papers.{module}"), function)
-    budget = usual_s if budget_s is None else budget_s
-    started, load = time.perf_counter(), os.getloadavg()[0]
-    yield from run(budget)
+    module, function, usual = SECTIONS[name]
+    run: Callable[[Work], Iterator[str]] = getattr(import_module(f"plan_papers.{module}"), function)
+    work = Work(usual if million_steps is None else million_steps)
+    started, cpu_s, load = time.perf_counter(), time.process_time(), os.getloadavg()[0]
+    yield from run(work)
+    took = f"{time.perf_counter() - started:.0f} s ({time.process_time() - cpu_s:.0f} s of CPU)"
     yield (
-        f"Ran {datetime.now(UTC):%d %B %Y %H:%M} UTC for {time.perf_counter() - started:.0f} s, {budget:g} s per plan, "
-        f"load {load:.0f} to {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores ({platform.machine()}); Python "
+        f"Ran {datetime.now(UTC):%d %B %Y %H:%M} UTC in {took}, {work.million_steps:g} million steps per plan, load "
+        f"{load:.0f} to {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores ({platform.machine()}); Python "
         f"{platform.python_version()}, OR-Tools {version('ortools')}."
     )
     yield ""
@@ -80,12 +84,12 @@ def main() -> None:
     """Runs the sections asked for, or all."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("sections", nargs="*", choices=[*SECTIONS, []], default=[])
-    parser.add_argument("--budget", type=float, help="seconds per plan, in place of each section's own")
+    parser.add_argument("--work", type=float, help="millions of steps per plan, in place of each section's own")
     parser.add_argument("--into", type=Path, help="results file to write the sections into")
     arguments = parser.parse_args()
     for name in arguments.sections or SECTIONS:
         lines = []
-        for line in section(name, arguments.budget):
+        for line in section(name, arguments.work):
             lines.append(line)
             if arguments.into is None:
                 print(line, flush=True)

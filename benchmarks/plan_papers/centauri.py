@@ -5,14 +5,15 @@ from dataclasses import replace
 
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.hardware import Cluster, load_preset
-from lagom_overlap.plan.centauri.model_tier import ModelCosts, launch
-from lagom_overlap.plan.centauri.planner import Centauri
-from lagom_overlap.plan.centauri.planner import paper as centauri_paper
-from lagom_overlap.plan.megatron import baselines
-from lagom_overlap.plan.megatron.planner import Megatron
+from lagom_overlap.planners.centauri.model_tier import ModelCosts, launch
+from lagom_overlap.planners.centauri.planner import Centauri
+from lagom_overlap.planners.centauri.planner import paper as centauri_paper
+from lagom_overlap.planners.deadline import Work
+from lagom_overlap.planners.megatron import baselines
+from lagom_overlap.planners.megatron.planner import Megatron
 from lagom_overlap.workload import CommOp, CompOp, Op, Phase, TransformerModel, load_model
-from lagom_overlap.workload.dataflow import Unit
 from lagom_overlap.workload.parallel import ParallelLayout
+from lagom_overlap.workload.step import Unit
 from plan_papers.grid import Grid, sharded
 from plan_papers.judged import predicted, table, verdict
 
@@ -48,7 +49,7 @@ _CENTAURI_HEAD = (
 )
 
 
-def centauri(budget_s: float) -> Iterator[str]:
+def centauri(work: Work) -> Iterator[str]:
     """Figures 8 to 14, as far as the text states them."""
     models = {size: load_model(f"centauri-llama-{size}") for size in ("small", "medium", "big", "large")}
     models["big"] = replace(models["big"], num_layers=8)
@@ -58,13 +59,13 @@ def centauri(budget_s: float) -> Iterator[str]:
     rows, gains = [], {}
     for size, model in models.items():
         for batch in (1, 4, 8):
-            row, gains[size, batch] = centauri_row(Grid(model, cluster, sharded(16, batch), budget_s=budget_s))
+            row, gains[size, batch] = centauri_row(Grid(model, cluster, sharded(16, batch), work=work))
             rows.append([size, str(batch), *row])
     yield from table(("LLaMA", "batch per GPU", *_CENTAURI_HEAD), rows)
-    yield from _hybrid(models, budget_s)
-    yield from _data_parallel(models, cluster, budget_s)
-    yield from _model_tier(models)
-    row_b, gain_b = centauri_row(Grid(models["big"], load_preset("a100_hdr4", 32), sharded(256, 4), budget_s=budget_s))
+    yield from _hybrid(models, work)
+    yield from _data_parallel(models, cluster, work)
+    yield from _model_tier(models, work)
+    row_b, gain_b = centauri_row(Grid(models["big"], load_preset("a100_hdr4", 32), sharded(256, 4), work=work))
     yield "## Centauri: FSDP, 256 GPUs of cluster B (Fig. 13)"
     yield ""
     yield from table(("LLaMA", "batch per GPU", *_CENTAURI_HEAD), [["big", "4", *row_b]])
@@ -88,13 +89,13 @@ def centauri(budget_s: float) -> Iterator[str]:
     )
 
 
-def _hybrid(models: dict[str, TransformerModel], budget_s: float) -> Iterator[str]:
+def _hybrid(models: dict[str, TransformerModel], work: Work) -> Iterator[str]:
     yield "## Centauri: FSDP + DP, 48 GPUs of cluster A (Fig. 10)"
     yield ""
     rows, gains = [], {}
     cluster = load_preset("a100_hdr1", 6)
     for shard in (16, 8, 4):
-        grid = Grid(models["big"], cluster, sharded(48, 4), shard=shard, budget_s=budget_s)
+        grid = Grid(models["big"], cluster, sharded(48, 4), shard=shard, work=work)
         row, gains[shard] = centauri_row(grid)
         rows.append([f"DP{48 // shard} + FSDP{shard}", *row])
     yield from table(("groups", *_CENTAURI_HEAD), rows)
@@ -105,15 +106,15 @@ def _hybrid(models: dict[str, TransformerModel], budget_s: float) -> Iterator[st
     )
 
 
-def _data_parallel(models: dict[str, TransformerModel], cluster: Cluster, budget_s: float) -> Iterator[str]:
+def _data_parallel(models: dict[str, TransformerModel], cluster: Cluster, work: Work) -> Iterator[str]:
     """Fig. 9: Centauri's all-gather slides past the optimizer, which is the data flow of ZeRO stage 1."""
     yield "## Centauri: DP, 16 GPUs of cluster A (Fig. 9); ms, two micro-batches of 4"
     yield ""
     memory = cluster.gpu.memory_bytes
     rows = []
     for size in ("small", "medium", "big", "large"):
-        plain = Grid(models[size], cluster, sharded(16, 4, stage=0, batches=2), budget_s=budget_s).problem()
-        shared = Grid(models[size], cluster, sharded(16, 4, stage=1, batches=2), budget_s=budget_s).problem()
+        plain = Grid(models[size], cluster, sharded(16, 4, stage=0, batches=2), work=work).problem()
+        shared = Grid(models[size], cluster, sharded(16, 4, stage=1, batches=2), work=work).problem()
         cells = []
         for problem, planner in (
             (plain, baselines.ddp()),
@@ -129,7 +130,7 @@ def _data_parallel(models: dict[str, TransformerModel], cluster: Cluster, budget
     yield from table(("LLaMA", "DDP", "out of order", "ZeRO-2", "Megatron", "Centauri (simulated)"), rows)
 
 
-def _model_tier(models: dict[str, TransformerModel]) -> Iterator[str]:
+def _model_tier(models: dict[str, TransformerModel], work: Work) -> Iterator[str]:
     """Fig. 11: TP4 + PP3 + DP4 on 48 GPUs, six micro-batches; one stage's costs into Eq. 2."""
     yield "## Centauri: TP4 + PP3 + DP4, 48 GPUs of cluster A, 6 micro-batches (Fig. 11), equation 2"
     yield ""
@@ -144,9 +145,8 @@ def _model_tier(models: dict[str, TransformerModel]) -> Iterator[str]:
             sequence_parallel=True,
             micro_batch=batch,
             global_batch=4 * batch,
-            gradient_bytes=2,
         )
-        problem = Grid(stage, cluster, layout).problem()
+        problem = Grid(stage, cluster, layout, work=work).problem()
         seconds, ops = problem.times.seconds, problem.iteration.ops
         comps = [op for op in ops if isinstance(op, CompOp)]
         kept = sum(b.num_bytes for b in problem.iteration.buffers if not b.maker.endswith("gather"))

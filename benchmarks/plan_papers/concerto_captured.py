@@ -2,8 +2,9 @@
 
 The paper states a mean and a largest time saved for each grid. Its batches are not printed: 16 images per GPU here, GPT
 of 0.9 B with 2 sequences of 2048 tokens per GPU. ZeRO-2 and the searched shardings come from a step traced on one
-device, with the collectives inserted by `lagom_overlap.plan.sharding_search`. What Alpa runs is taken to be the step in
-program order on one stream, as XLA's collectives of its time were not asynchronous; a second column has them beside
+device, with the collectives inserted by `planners.sharding_search`. ZeRO-3 is FSDP2's captured step: it is judged with
+contention against FSDP2's own order. What Alpa runs is taken to be the step in
+program order on one stream, as XLA's collectives of its time were not asynchronous; a second column has them overlap
 computation.
 """
 
@@ -12,20 +13,24 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from lagom_overlap.capture.base import Capture
-from lagom_overlap.capture.models.degrees import Degrees
-from lagom_overlap.capture.models.named import capture_named, decoder_step, named_step
-from lagom_overlap.capture.tensor_program import capture_program
+from lagom_overlap.capturing.models.degrees import Degrees
+from lagom_overlap.capturing.models.named import capture_named, decoder_step, named_step
+from lagom_overlap.capturing.tensor_program import capture_program
 from lagom_overlap.hardware import Cluster, load_preset
-from lagom_overlap.plan.base import Planner, PlanProblem
-from lagom_overlap.plan.baselines import ProgramOrder
-from lagom_overlap.plan.concerto.planner import Concerto
-from lagom_overlap.plan.megatron import baselines
-from lagom_overlap.plan.schedule import Overlap
-from lagom_overlap.plan.sharding_search.choice import Sharding
-from lagom_overlap.plan.sharding_search.emit import emit
-from lagom_overlap.plan.sharding_search.layouts import Mesh
-from lagom_overlap.plan.sharding_search.search import search_sharding
+from lagom_overlap.planners.base import Planner, PlanProblem
+from lagom_overlap.planners.baselines import ProgramOrder
+from lagom_overlap.planners.concerto.planner import Concerto
+from lagom_overlap.planners.deadline import Work
+from lagom_overlap.planners.framework import framework_of
+from lagom_overlap.planners.megatron import baselines
+from lagom_overlap.planners.predict import predict
+from lagom_overlap.planners.schedule import ScheduleOverlap
+from lagom_overlap.planners.sharding_search.choice import FoundSharding
+from lagom_overlap.planners.sharding_search.emit import emit
+from lagom_overlap.planners.sharding_search.layouts import SearchMesh
+from lagom_overlap.planners.sharding_search.search import search_sharding
+from lagom_overlap.planners.simulated import simulated
+from lagom_overlap.workload.issued import IssuedStep
 from lagom_overlap.workload.tensor_program import TensorProgram
 from plan_papers.concerto_tables import A800_NETWORK, A800_NVLINK, gpt
 from plan_papers.grid import SEQ_LEN
@@ -44,7 +49,7 @@ class Cell:
 
     model: str
     parallel: str
-    capture: Capture
+    capture: IssuedStep
     baseline: Planner
     note: Sequence[str] = ()
 
@@ -67,23 +72,33 @@ def program_of(model: str, num_gpus: int) -> TensorProgram:
     return capture_program(build, name=model).program.with_updates()
 
 
-def ablation(cell: Cell, budget_s: float) -> tuple[list[str], Overlap, float]:
-    """Operators, the step before, its share of communication, and what S, AD and fusion save of it; the last saving."""
+def ablation(cell: Cell, work: Work) -> tuple[list[str], ScheduleOverlap, float]:
+    """Operators, the step before, its share of communication, and what S, AD and fusion save of it; the last saving.
+
+    A framework's own step is judged with contention, the others as their planners see them.
+    """
     step = cell.capture.iteration
     cluster = rig(cell.capture.num_ranks)
+    placed = cell.capture.placed_on(cluster)
     problem = PlanProblem(
-        iteration=cell.capture.placed_on(cluster).iteration,
+        iteration=placed.iteration,
         cluster=cluster,
         times=times_of(cluster),
         groups=cell.capture.groups,
-        budget_s=budget_s,
+        work=work,
+        issued=replace(placed.issued, is_dataflow=True),
+        framework=framework_of(placed.iteration),
     )
     before = predicted(problem, cell.baseline).overlap
     planners = (Concerto(decompose=False, fuse=False), Concerto(fuse=False), Concerto())
-    after = [predicted(problem, planner).overlap.makespan_s for planner in planners]
+    plans = [planner.plan(problem).iteration for planner in (cell.baseline, *planners)]
+    if problem.framework is None:
+        before_s, *after = [predict(problem, plan).overlap.makespan_s for plan in plans]
+    else:
+        before_s, *after = [simulated(problem, plan).makespan_s for plan in plans]
     share = before.communication_s / (before.communication_s + before.computation_s)
-    saved = [1 - makespan_s / before.makespan_s for makespan_s in after]
-    row = [str(len(step.ops)), f"{before.makespan_s * 1e3:.1f}", f"{share:.2f}", *(f"{gain:.1%}" for gain in saved)]
+    saved = [1 - makespan_s / before_s for makespan_s in after]
+    row = [str(len(step.ops)), f"{before_s * 1e3:.1f}", f"{share:.2f}", *(f"{gain:.1%}" for gain in saved)]
     print(cell.model, cell.parallel, row, file=sys.stderr, flush=True)
     return row, before, saved[-1]
 
@@ -91,13 +106,13 @@ def ablation(cell: Cell, budget_s: float) -> tuple[list[str], Overlap, float]:
 _ABLATION = ("operators", "before, ms", "share of communication", "S", "S + AD", "S + AD + fusion")
 
 
-def grid(title: str, cells: Iterator[Cell], stated: tuple[float, float], budget_s: float) -> Iterator[str]:
-    """One grid's rows, and its mean and largest saving beside the paper's."""
+def grid(title: str, cells: Iterator[Cell], stated: tuple[float, float], work: Work) -> Iterator[str]:
+    """One grid's rows, and its mean and largest saving next to the paper's."""
     yield f"## Concerto: {title}; time saved on A800 (NVLink)"
     yield ""
     rows, gains = [], []
     for cell in cells:
-        row, _, gain = ablation(cell, budget_s)
+        row, _, gain = ablation(cell, work)
         rows.append([cell.model, cell.parallel, *row])
         gains.append(gain)
     yield from table(("model", "parallel", *_ABLATION), rows)
@@ -139,29 +154,29 @@ def _zero_2() -> Iterator[Cell]:
             yield Cell(model=model, parallel=f"ZeRO-2 {ranks}", capture=capture, baseline=baselines.zero2())
 
 
-def dap(budget_s: float) -> Iterator[str]:
+def dap(work: Work) -> Iterator[str]:
     """Dynamic axial parallelism; the paper's means on two links are 12.5 and 15.6 %."""
     cells = _named([("evoformer", "axial", 2), ("evoformer", "axial", 4)], ProgramOrder, 256)
-    yield from grid("DAP, captured, before: program order", cells, (0.14, 0.197), budget_s)
+    yield from grid("DAP, captured, before: program order", cells, (0.14, 0.197), work)
 
 
-def zero_3(budget_s: float) -> Iterator[str]:
-    """FSDP2 as captured."""
+def zero_3(work: Work) -> Iterator[str]:
+    """FSDP2 as captured, against its own order, with contention."""
     cases = [(model, "fsdp", ranks) for model in ("vit-l-14", "wide-resnet-50-2") for ranks in (8, 16)]
-    cells = _named(cases, baselines.zero3, 1)
-    yield from grid("ZeRO-3, captured, before: DeepSpeed's", cells, (0.151, 0.332), budget_s)
+    cells = _named(cases, ProgramOrder, 1)
+    yield from grid("ZeRO-3, captured, with contention, before: FSDP2's own order", cells, (0.151, 0.332), work)
 
 
-def zero_2(budget_s: float) -> Iterator[str]:
+def zero_2(work: Work) -> Iterator[str]:
     """Parameters whole, optimizer shared out."""
-    yield from grid("ZeRO-2, collectives inserted, before: DeepSpeed's", _zero_2(), (0.191, 0.429), budget_s)
+    yield from grid("ZeRO-2, collectives inserted, before: DeepSpeed's", _zero_2(), (0.191, 0.429), work)
 
 
-def searched(budget_s: float) -> Iterator[str]:
+def searched(work: Work) -> Iterator[str]:
     """Shardings found by search."""
     yield "## Concerto: shardings found by search (Alpa's rows) on A800 (NVLink)"
     yield ""
-    rows, found_rows, in_order, beside = [], [], [], []
+    rows, found_rows, in_order, overlapped = [], [], [], []
     for model, shape in (
         ("vit-l-14", (8,)),
         ("vit-l-14", (16,)),
@@ -170,22 +185,22 @@ def searched(budget_s: float) -> Iterator[str]:
         (GPT, (8,)),
         (GPT, (16,)),
     ):
-        mesh = Mesh(shape)
+        mesh = SearchMesh(shape)
         started = time.perf_counter()
         sharding = _searched(program_of(model, mesh.num_ranks), mesh)
         seconds = time.perf_counter() - started
         capture = emit(sharding, name=f"{model}-auto")
         words = "x".join(map(str, shape))
         cell = Cell(model=model, parallel=f"mesh {words}", capture=capture, baseline=ProgramOrder())
-        row, before, gain = ablation(cell, budget_s)
+        row, before, gain = ablation(cell, work)
         serial_s = before.communication_s + before.computation_s
         saved = 1 - (1 - gain) * before.makespan_s / serial_s
         in_order.append(saved)
-        beside.append(gain)
+        overlapped.append(gain)
         rows.append([model, words, row[0], f"{serial_s * 1e3:.1f}", *row[1:], f"{saved:.1%}"])
         found_rows.append([model, words, *_what(sharding, capture), f"{seconds:.0f}"])
     yield from table(
-        ("model", "mesh", "operators", "in order, ms", "beside, ms", *_ABLATION[2:], "saved of in order"), rows
+        ("model", "mesh", "operators", "in order, ms", "overlapped, ms", *_ABLATION[2:], "saved of in order"), rows
     )
     yield "What was found (seconds with tracing, at the load above):"
     yield ""
@@ -193,12 +208,12 @@ def searched(budget_s: float) -> Iterator[str]:
     yield "Against the step in order on one stream:"
     yield ""
     yield from summary(in_order, (0.111, 0.227))
-    yield "Against the step with collectives beside computation:"
+    yield "Against the step with collectives overlapping computation:"
     yield ""
-    yield from summary(beside, (0.111, 0.227))
+    yield from summary(overlapped, (0.111, 0.227))
 
 
-def _searched(program: TensorProgram, mesh: Mesh) -> Sharding:
+def _searched(program: TensorProgram, mesh: SearchMesh) -> FoundSharding:
     cluster = rig(mesh.num_ranks)
     return search_sharding(
         program,
@@ -210,7 +225,7 @@ def _searched(program: TensorProgram, mesh: Mesh) -> Sharding:
     )
 
 
-def _what(sharding: Sharding, capture: Capture) -> list[str]:
+def _what(sharding: FoundSharding, capture: IssuedStep) -> list[str]:
     options = [node.options[number] for node, number in zip(sharding.problem.nodes, sharding.choice, strict=True)]
     at_rest = [option.makes[0][1] for node, option in zip(sharding.problem.nodes, options, strict=True) if
                not node.calls and option.makes]  # fmt: skip

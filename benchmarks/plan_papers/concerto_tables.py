@@ -5,15 +5,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from lagom_overlap.hardware import Link, LinkKind, load_preset
-from lagom_overlap.plan.base import OpTimes, PlanProblem
-from lagom_overlap.plan.concerto.fusion import FusionLimits, fused
-from lagom_overlap.plan.concerto.planner import Concerto
-from lagom_overlap.plan.deadline import Deadline
-from lagom_overlap.plan.megatron.planner import Megatron
-from lagom_overlap.plan.predict import predict
+from lagom_overlap.planners.base import OpTimes, PlanProblem
+from lagom_overlap.planners.concerto.fusion import FusionLimits, fused
+from lagom_overlap.planners.concerto.planner import Concerto
+from lagom_overlap.planners.deadline import Deadline, Work
+from lagom_overlap.planners.megatron.planner import Megatron
+from lagom_overlap.planners.predict import predict
 from lagom_overlap.workload import CommOp, Op, TransformerModel
-from lagom_overlap.workload.dataflow import Unit, dataflow_iteration
 from lagom_overlap.workload.parallel import ParallelLayout
+from lagom_overlap.workload.precision import HALF
+from lagom_overlap.workload.step import Unit, program_step
 from plan_papers.grid import LAYERS_AHEAD, MATRICES, SEQ_LEN, sharded
 from plan_papers.judged import predicted, table, times_of, verdict
 
@@ -63,19 +64,19 @@ def concerto_problem(
     *,
     nvlink: bool,
     fp32: bool,
-    budget_s: float,
+    work: Work,
     unit: Unit = Unit.LAYER,
 ) -> PlanProblem:
     """A step on the paper's rig: four nodes of eight A800."""
     intra = A800_NVLINK if nvlink else A800_PCIE
     cluster = replace(load_preset("a100_dgx", 4), name="a800", intra=intra, inter=A800_NETWORK)
-    step = dataflow_iteration(model, layout, seq_len=SEQ_LEN, gpus_per_node=8, unit=unit)
+    step = program_step(model, layout, seq_len=SEQ_LEN, gpus_per_node=8, unit=unit, precision=HALF)
     times: OpTimes = times_of(cluster)
     return PlanProblem(
         iteration=step,
         cluster=cluster,
         times=InFp32(times) if fp32 else times,
-        budget_s=budget_s,
+        work=work,
         prefetch=LAYERS_AHEAD * (MATRICES if unit is Unit.MATRIX else 1),
     )
 
@@ -101,15 +102,15 @@ TABLE_4 = [
 ]
 
 
-def concerto(budget_s: float) -> Iterator[str]:
+def concerto(work: Work) -> Iterator[str]:
     """Tables 3 and 4."""
     yield "## Concerto: GPT on 16 GPUs (Table 3), relative to Megatron"
     yield ""
     model = gpt("gpt-14.5b", 8192, 32)
     rows = []
     for tensor, data, nvlink, fp32, stated, stated_s, stated_ad in TABLE_3:
-        layout = ParallelLayout(tensor=tensor, data=data, micro_batch=8 // data, global_batch=8, gradient_bytes=2)
-        problem = concerto_problem(model, layout, nvlink=nvlink, fp32=fp32, budget_s=budget_s)
+        layout = ParallelLayout(tensor=tensor, data=data, micro_batch=8 // data, global_batch=8)
+        problem = concerto_problem(model, layout, nvlink=nvlink, fp32=fp32, work=work)
         base, scheduled, cut = (
             predicted(problem, planner).overlap.makespan_s
             for planner in (Megatron(), Concerto(decompose=False, fuse=False), Concerto(fuse=False))
@@ -149,9 +150,11 @@ def concerto(budget_s: float) -> Iterator[str]:
     small = gpt("gpt-0.9b", 2048, 16)
     for ranks, fp32, stated, stated_fused in TABLE_4:
         layout = sharded(ranks, 2)
-        problem = concerto_problem(small, layout, nvlink=True, fp32=fp32, budget_s=budget_s, unit=Unit.MATRIX)
+        problem = concerto_problem(small, layout, nvlink=True, fp32=fp32, work=work, unit=Unit.MATRIX)
         scheduled = Concerto(decompose=False, fuse=False).plan(problem).iteration
-        steps, merged = fused(problem, scheduled, FusionLimits(max_bytes=400 << 20), Deadline(10 * budget_s))
+        steps, merged = fused(
+            problem, scheduled, FusionLimits(max_bytes=400 << 20), Deadline.of_work(Work(10 * work.million_steps))
+        )
         plain, after = (predict(problem, step).overlap.makespan_s for step in (scheduled, merged))
         gain, stated_gain = 1 - after / plain, 1 - stated_fused / stated
         rows.append(

@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 
 from lagom_overlap.hardware import Cluster
-from lagom_overlap.plan.base import PlanProblem
+from lagom_overlap.planners.base import PlanProblem
+from lagom_overlap.planners.deadline import Work
 from lagom_overlap.workload import TransformerModel
-from lagom_overlap.workload.dataflow import Unit, dataflow_iteration
 from lagom_overlap.workload.parallel import ParallelLayout
+from lagom_overlap.workload.precision import HALF
+from lagom_overlap.workload.step import Unit, program_step
 from plan_papers.judged import times_of
 
 SEQ_LEN = 2048
@@ -22,22 +24,23 @@ class Grid:
     model: TransformerModel
     cluster: Cluster
     layout: ParallelLayout
+    work: Work
     shard: int | None = None
-    budget_s: float = 10.0
 
     def problem(self, unit: Unit = Unit.LAYER) -> PlanProblem:
         """The step; gathers reach three layers ahead."""
-        step = dataflow_iteration(
+        step = program_step(
             self.model,
             self.layout,
             seq_len=SEQ_LEN,
             gpus_per_node=self.cluster.gpus_per_node,
             shard=self.shard,
             unit=unit,
+            precision=HALF,
         )
         depth = LAYERS_AHEAD * (MATRICES if unit is Unit.MATRIX else 1)
         times = times_of(self.cluster)
-        return PlanProblem(iteration=step, cluster=self.cluster, times=times, prefetch=depth, budget_s=self.budget_s)
+        return PlanProblem(iteration=step, cluster=self.cluster, times=times, prefetch=depth, work=self.work)
 
 
 def sharded(data: int, micro_batch: int, *, stage: int = 3, batches: int = 1) -> ParallelLayout:
@@ -47,5 +50,4 @@ def sharded(data: int, micro_batch: int, *, stage: int = 3, batches: int = 1) ->
         zero_stage=stage,
         micro_batch=micro_batch,
         global_batch=data * micro_batch * batches,
-        gradient_bytes=2,
     )

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.hardware import Cluster
-from lagom_overlap.plan.base import Planner, PlanProblem
-from lagom_overlap.plan.predict import Prediction, predict
-from lagom_overlap.plan.times import ModelTimes
+from lagom_overlap.planners.base import Planner, PlanProblem
+from lagom_overlap.planners.predict import Prediction, predict
+from lagom_overlap.planners.times import ModelTimes
 
 POINT, THIRD = 0.01, 1 / 3
 """How near to the paper's a relative gain counts as reproduced: a percentage point, or a share of it."""

@@ -5,14 +5,15 @@ from dataclasses import dataclass, replace
 
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.hardware import load_preset
-from lagom_overlap.plan.base import OpTimes, PlanProblem
-from lagom_overlap.plan.megatron.advice import advise, recommended, scale_of, step_s
-from lagom_overlap.plan.megatron.flags import MegatronFlags, TensorOverlap
-from lagom_overlap.plan.megatron.notes_check import LLAMA_70B
-from lagom_overlap.plan.megatron.planner import Megatron
-from lagom_overlap.plan.megatron.roles import Role, Roles
-from lagom_overlap.plan.predict import predict
-from lagom_overlap.plan.step_index import StepIndex
+from lagom_overlap.planners.base import OpTimes, PlanProblem
+from lagom_overlap.planners.deadline import Work
+from lagom_overlap.planners.megatron.advice import advise, recommended, scale_of, step_s
+from lagom_overlap.planners.megatron.flags import MegatronFlags, TensorOverlap
+from lagom_overlap.planners.megatron.notes_check import LLAMA_70B
+from lagom_overlap.planners.megatron.planner import Megatron
+from lagom_overlap.planners.megatron.roles import MegatronRole, Roles
+from lagom_overlap.planners.predict import predict
+from lagom_overlap.planners.step_index import StepIndex
 from lagom_overlap.workload import Op, load_model
 from lagom_overlap.workload.parallel import ParallelLayout
 from plan_papers.grid import Grid
@@ -20,15 +21,19 @@ from plan_papers.judged import table
 
 SHARE_POINTS = 0.05
 """Slack of the notes' ranges of hidden shares."""
-NOTES_HIDDEN = {Role.GRADIENT: (0.8, 0.9), Role.PARAMETER: (0.7, 0.8), Role.ACTIVATION: (0.6, 0.7)}
+NOTES_HIDDEN = {
+    MegatronRole.GRADIENT: (0.8, 0.9),
+    MegatronRole.PARAMETER: (0.7, 0.8),
+    MegatronRole.ACTIVATION: (0.6, 0.7),
+}
 
 
-def megatron(budget_s: float) -> Iterator[str]:
+def megatron(work: Work) -> Iterator[str]:
     """The notes' shares and recommendations on their own model, and their impossible table."""
     cluster = load_preset("h100_dgx", 8)
     model = replace(load_model("llama-3-70b"), num_layers=20)
     layout = ParallelLayout(tensor=4, data=4, zero_stage=1, sequence_parallel=True, micro_batch=1, global_batch=4 * 8)
-    problem = Grid(model, cluster, layout, budget_s=budget_s).problem()
+    problem = Grid(model, cluster, layout, work=work).problem()
     flags = MegatronFlags(tensor_overlap=TensorOverlap.PIPELINED)
     yield "## Megatron: hidden shares on a stage of LLaMA 3 70B, 64 H100, TP4 PP4 DP4, 8 micro-batches"
     yield ""
@@ -60,9 +65,9 @@ def megatron(budget_s: float) -> Iterator[str]:
     for num_gpus in (64, 256, 1024):
         scale = scale_of(num_gpus)
         chosen = recommended(scale)
-        beside = {one.switch: one for one in advise(problem, chosen, contended)}
+        contended_switches = {one.switch: one for one in advise(problem, chosen, contended)}
         for one in advise(problem, chosen):
-            other = beside.get(one.switch)
+            other = contended_switches.get(one.switch)
             rows.append(
                 [
                     scale,
@@ -78,7 +83,7 @@ def megatron(budget_s: float) -> Iterator[str]:
     yield from table(head, rows)
 
 
-def hidden_share(problem: PlanProblem, flags: MegatronFlags, role: Role) -> tuple[float, float]:
+def hidden_share(problem: PlanProblem, flags: MegatronFlags, role: MegatronRole) -> tuple[float, float]:
     """The share of a role's communication that the step does not show, and its time alone (s)."""
     plan = Megatron(flags).plan(problem)
     index = StepIndex(plan.iteration)
@@ -90,7 +95,7 @@ def hidden_share(problem: PlanProblem, flags: MegatronFlags, role: Role) -> tupl
     return 1 - (full - free) / alone, alone
 
 
-def _whole(name: str, known: dict[str, Role]) -> str:
+def _whole(name: str, known: dict[str, MegatronRole]) -> str:
     return next((name[:end] for end in range(len(name), 0, -1) if name[:end] in known), name)
 
 

@@ -2,12 +2,73 @@
 
 from importlib import import_module
 
-__all__ = ["OnlineOptions", "OnlineTuner", "__version__"]
 __version__ = "0.1.0"
+
+_HOMES = {
+    "api": ("analyze", "capture", "compare", "load_job", "plan", "simulate", "tune"),
+    "online.options": ("OnlineOptions",),
+    "online.tuner": ("OnlineTuner",),
+    "results.analyze": ("AnalyzeResult",),
+    "results.capture": ("CaptureResult",),
+    "results.compare": ("CompareResult",),
+    "results.compare_planners": ("ComparePlannersResult",),
+    "results.plan": ("PlanResult",),
+    "results.simulate": ("SimulateCaptureResult", "SimulateResult"),
+    "results.tune": ("TuneResult",),
+    "jobfile.spec": ("JobSpec",),
+    "errors": ("LagomError",),
+    "capturing.fake_tensor": ("TrainingStep",),
+    "engines.fx.fsdp2": ("shard_as_advised",),
+    "engines.fx.fsdp2_advice": ("Fsdp2Advice",),
+    "engines.fx.inductor": ("PlanPass",),
+    "export.inductor": ("PlannerDecision", "plan_compiled_graphs"),
+    "nccl_plugin": ("installed_library",),
+    "verbs.plan_apply": ("PlanFile", "planned_step", "save_plans"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "AnalyzeResult",
+    "CaptureResult",
+    "ComparePlannersResult",
+    "CompareResult",
+    "Fsdp2Advice",
+    "JobSpec",
+    "LagomError",
+    "OnlineOptions",
+    "OnlineTuner",
+    "PlanFile",
+    "PlanPass",
+    "PlanResult",
+    "PlannerDecision",
+    "SimulateCaptureResult",
+    "SimulateResult",
+    "TrainingStep",
+    "TuneResult",
+    "__version__",
+    "analyze",
+    "capture",
+    "compare",
+    "installed_library",
+    "load_job",
+    "plan",
+    "plan_compiled_graphs",
+    "planned_step",
+    "save_plans",
+    "shard_as_advised",
+    "simulate",
+    "tune",
+]
 
 
 def __getattr__(name: str) -> object:
-    """`OnlineTuner` and `OnlineOptions` on first use: importing the package imports neither torch nor a layer of it."""
-    if name in {"OnlineTuner", "OnlineOptions"}:
-        return getattr(import_module("lagom_overlap.runtime.online"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """A public name on first use: importing the package imports neither torch nor numpy nor a layer of it."""
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(import_module(f"lagom_overlap.{_HOME_OF[name]}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME_OF})

@@ -1,6 +1,64 @@
-from lagom_overlap.runtime.online import OnlineTuner as OnlineTuner
-from lagom_overlap.runtime.options import OnlineOptions as OnlineOptions
+from lagom_overlap.api import analyze as analyze
+from lagom_overlap.api import capture as capture
+from lagom_overlap.api import compare as compare
+from lagom_overlap.api import load_job as load_job
+from lagom_overlap.api import plan as plan
+from lagom_overlap.api import simulate as simulate
+from lagom_overlap.api import tune as tune
+from lagom_overlap.capturing.fake_tensor import TrainingStep as TrainingStep
+from lagom_overlap.engines.fx.fsdp2 import shard_as_advised as shard_as_advised
+from lagom_overlap.engines.fx.fsdp2_advice import Fsdp2Advice as Fsdp2Advice
+from lagom_overlap.engines.fx.inductor import PlanPass as PlanPass
+from lagom_overlap.errors import LagomError as LagomError
+from lagom_overlap.export.inductor import PlannerDecision as PlannerDecision
+from lagom_overlap.export.inductor import plan_compiled_graphs as plan_compiled_graphs
+from lagom_overlap.jobfile.spec import JobSpec as JobSpec
+from lagom_overlap.nccl_plugin import installed_library as installed_library
+from lagom_overlap.online.options import OnlineOptions as OnlineOptions
+from lagom_overlap.online.tuner import OnlineTuner as OnlineTuner
+from lagom_overlap.results.analyze import AnalyzeResult as AnalyzeResult
+from lagom_overlap.results.capture import CaptureResult as CaptureResult
+from lagom_overlap.results.compare import CompareResult as CompareResult
+from lagom_overlap.results.compare_planners import ComparePlannersResult as ComparePlannersResult
+from lagom_overlap.results.plan import PlanResult as PlanResult
+from lagom_overlap.results.simulate import SimulateCaptureResult as SimulateCaptureResult
+from lagom_overlap.results.simulate import SimulateResult as SimulateResult
+from lagom_overlap.results.tune import TuneResult as TuneResult
+from lagom_overlap.verbs.plan_apply import PlanFile as PlanFile
+from lagom_overlap.verbs.plan_apply import planned_step as planned_step
+from lagom_overlap.verbs.plan_apply import save_plans as save_plans
 
-__all__ = ["OnlineOptions", "OnlineTuner", "__version__"]
+__all__ = [
+    "AnalyzeResult",
+    "CaptureResult",
+    "ComparePlannersResult",
+    "CompareResult",
+    "Fsdp2Advice",
+    "JobSpec",
+    "LagomError",
+    "OnlineOptions",
+    "OnlineTuner",
+    "PlanFile",
+    "PlanPass",
+    "PlanResult",
+    "PlannerDecision",
+    "SimulateCaptureResult",
+    "SimulateResult",
+    "TrainingStep",
+    "TuneResult",
+    "__version__",
+    "analyze",
+    "capture",
+    "compare",
+    "installed_library",
+    "load_job",
+    "plan",
+    "plan_compiled_graphs",
+    "planned_step",
+    "save_plans",
+    "shard_as_advised",
+    "simulate",
+    "tune",
+]
 
 __version__: str

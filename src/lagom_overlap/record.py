@@ -4,11 +4,8 @@ import contextlib
 import os
 import platform
 import re
-import signal
 import sys
 import tempfile
-import threading
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -91,14 +88,25 @@ def _is_unwritten(path: Path) -> bool:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Adds a line to a file in one write; a new file is readable by its owner alone.
+    """Adds a line to a file in one write; a new file is readable by its owner alone. A full disk leaves no part of it.
 
     Raises:
         OutputError: if it cannot be written.
     """
+    data, done = line.encode() + b"\n", 0
     try:
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as file:
-            file.write(line.encode() + b"\n")
+        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            before = os.fstat(handle).st_size
+            while done < len(data):
+                done += os.write(handle, data[done:])
+        except OSError:
+            with contextlib.suppress(OSError):
+                if os.fstat(handle).st_size == before + done:  # nobody else has written meanwhile
+                    os.ftruncate(handle, before)
+            raise
+        finally:
+            os.close(handle)
     except OSError as error:
         raise OutputError(f"cannot write {str(path)!r}: {error.strerror}") from error
 
@@ -122,19 +130,6 @@ def check_new_folder(path: Path) -> None:
         raise OutputError(f"cannot create output folder {str(path)!r}: {str(path.parent)!r} {lacks}")
     if not os.access(path.parent, os.W_OK):
         raise OutputError(f"cannot create output folder {str(path)!r}: {str(path.parent)!r} cannot be written")
-
-
-@contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Holds Ctrl-C back until the block is done, so that what belongs together is written together."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def utc_now() -> str:

@@ -6,9 +6,9 @@ import numpy as np
 
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.trace.event_columns import EventColumns
-from lagom_overlap.trace.gpu_trace import NO_TIME, ROLE_CODES, CommCall, GpuTrace, Reach, Role, Step
+from lagom_overlap.trace.gpu_trace import NO_TIME, ROLE_CODES, CommCall, EventRole, GpuTrace, KnobReach, ProfilerStep
 
-Row = tuple[Role, int, int]
+Row = tuple[EventRole, int, int]
 
 
 def gpu_trace(
@@ -33,14 +33,14 @@ def gpu_trace(
             device=0,
             stream=streams[index] if streams else ROLE_CODES[role],
             role=ROLE_CODES[role],
-            memory_op=int(role is Role.MEMORY),
+            memory_op=int(role is EventRole.MEMORY),
             shape=shapes[index] if shapes else -1,
             grid=grids[index] if grids else (1, 1, 1),
             block=(64, 1, 1),
         )
     launch = np.array([NO_TIME if at is None else at for at in launches or [None] * len(rows)], dtype=np.int64)
     events, _ = columns.build(launch, columns.column("shape"))
-    comm = events.rows(Role.COMM).tolist()
+    comm = events.rows(EventRole.COMM).tolist()
     held = []
     for row, given in zip(comm, calls or [{}] * len(comm), strict=True):
         base: dict[str, object] = {
@@ -48,7 +48,7 @@ def gpu_trace(
             "op": "all_reduce",
             "kind": CollectiveKind.ALL_REDUCE,
             "communicator": "dp",
-            "reach": Reach.TUNER,
+            "reach": KnobReach.TUNER,
             "duration_ns": int(events.end_ns[row] - events.start_ns[row]),
             "num_ranks": 8,
             "num_bytes": 1 << 20,
@@ -60,6 +60,6 @@ def gpu_trace(
     return GpuTrace(
         events=events,
         calls=tuple(held),
-        steps=tuple(Step(number=n, start_ns=a, end_ns=b) for n, a, b in steps),
+        steps=tuple(ProfilerStep(number=n, start_ns=a, end_ns=b) for n, a, b in steps),
         **(base_fields | fields),
     )

@@ -4,9 +4,9 @@ from gpu_traces import gpu_trace
 from lagom_overlap.analysis.advice import advice_of, nccl_version
 from lagom_overlap.analysis.findings import analyse
 from lagom_overlap.collective import CollectiveKind
-from lagom_overlap.trace.gpu_trace import Reach, Role
+from lagom_overlap.trace.gpu_trace import EventRole, KnobReach
 
-COMM, COMP = Role.COMM, Role.COMPUTE
+COMM, COMP = EventRole.COMM, EventRole.COMPUTE
 AG = {"kind": CollectiveKind.ALL_GATHER, "op": "all_gather", "communicator": "fsdp"}
 RS = {"kind": CollectiveKind.REDUCE_SCATTER, "op": "reduce_scatter", "communicator": "fsdp"}
 
@@ -16,7 +16,7 @@ def advice(*traces):
 
 
 def stretched(num=20, **fields):
-    """GEMMs of 100 us alone, of 150 us beside a hidden collective."""
+    """GEMMs of 100 us alone, of 150 us during a hidden collective."""
     rows, names, calls = [], [], []
     for n in range(num):
         at = n * 400_000
@@ -38,7 +38,7 @@ def test_an_all_to_all_is_told_its_own_variable():
     trace = stretched()
     calls = tuple(
         type(call)(**{f: getattr(call, f) for f in call.__slots__} | {
-            "kind": CollectiveKind.ALL_TO_ALL, "op": "all_to_all", "reach": Reach.P2P_CHANNELS,
+            "kind": CollectiveKind.ALL_TO_ALL, "op": "all_to_all", "reach": KnobReach.P2P_CHANNELS,
         })
         for call in trace.calls
     )  # fmt: skip
@@ -49,7 +49,7 @@ def test_an_all_to_all_is_told_its_own_variable():
 def test_what_no_knob_reaches_gets_no_channels():
     trace = stretched()
     calls = tuple(
-        type(call)(**{f: getattr(call, f) for f in call.__slots__} | {"reach": Reach.NONE}) for call in trace.calls
+        type(call)(**{f: getattr(call, f) for f in call.__slots__} | {"reach": KnobReach.NONE}) for call in trace.calls
     )
     changed = type(trace)(**{f: getattr(trace, f) for f in trace.__slots__} | {"calls": calls})
     assert "fewer_channels" not in advice(changed)
@@ -148,7 +148,7 @@ def test_waiting_for_a_late_rank_names_the_rank():
 
 
 def test_pipeline_bubbles_are_named_only_on_a_pipeline_s_communicator():
-    call = {"kind": CollectiveKind.SEND_RECV, "op": "send_recv", "reach": Reach.P2P_CHANNELS}
+    call = {"kind": CollectiveKind.SEND_RECV, "op": "send_recv", "reach": KnobReach.P2P_CHANNELS}
     rows = [(COMM, 0, 500_000), (COMP, 500_000, 1_000_000)]
     assert "pipeline_bubbles" not in advice(gpu_trace(rows, calls=[call]))
     found = advice(gpu_trace(rows, calls=[call | {"communicator": "mesh_pp"}]))["pipeline_bubbles"]

@@ -10,10 +10,10 @@ from rich.console import Console
 from lagom_overlap.analysis.against import CallKey, against
 from lagom_overlap.analysis.findings import Findings, analyse
 from lagom_overlap.cli.main import main
-from lagom_overlap.job.analyze import AnalyzeRequest, run_analyze
-from lagom_overlap.report.analyze_page import render_analysis
-from lagom_overlap.report.analyze_terminal import WIDTH, analysis_summary
-from lagom_overlap.trace.gpu_trace import Role
+from lagom_overlap.report.analyze.page import render_analysis
+from lagom_overlap.report.analyze.terminal import WIDTH, analysis_summary
+from lagom_overlap.trace.gpu_trace import EventRole
+from lagom_overlap.verbs.analyze import AnalyzeRequest, run_analyze
 
 
 def job(step_ns: int, *, channels: int = 16, num_steps: int = 6, wobble: int = 0, op: str = "all_reduce") -> Findings:
@@ -22,7 +22,7 @@ def job(step_ns: int, *, channels: int = 16, num_steps: int = 6, wobble: int = 0
     at = 0
     for n in range(num_steps):
         length = step_ns + (wobble if n % 2 else -wobble)
-        rows += [(Role.COMPUTE, at, at + 400), (Role.COMM, at + 400, at + length)]
+        rows += [(EventRole.COMPUTE, at, at + 400), (EventRole.COMM, at + 400, at + length)]
         launches += [at, at]
         steps.append((n, at, at + length))
         at += length
@@ -92,7 +92,7 @@ def test_the_verb_tells_what_changed_in_json_on_the_page_and_in_the_terminal(tmp
     assert (row["kind"], row["bytes"]) == ("all_reduce", None)
     assert row["after"]["total_s"] - row["before"]["total_s"] == pytest.approx(-100e-6)
     assert (row["before"]["channels"], row["after"]["channels"]) == ([16], [4])
-    report = run_analyze(AnalyzeRequest(traces=(a,), against=(b,))).report
+    report = run_analyze(AnalyzeRequest(traces=(a,), against=(b,)))
     assert "Against the other run" in render_analysis(report)
     console = Console(width=WIDTH, record=True, file=(tmp_path / "x").open("w"))
     console.print(analysis_summary(report))
@@ -105,5 +105,5 @@ def test_the_verb_tells_what_changed_in_json_on_the_page_and_in_the_terminal(tmp
 
 def test_without_another_run_nothing_is_compared(tmp_path):
     result = run_analyze(AnalyzeRequest(traces=(trace(tmp_path / "a.json", 200, 4),)))
-    assert result.json.against is None
-    assert "Against the other run" not in render_analysis(result.report)
+    assert result.against is None
+    assert "Against the other run" not in render_analysis(result)

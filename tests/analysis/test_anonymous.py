@@ -11,8 +11,8 @@ from lagom_overlap.analysis.anonymous import KERNEL_WORDS, Anonymiser
 from lagom_overlap.analysis.hta import hta_kind
 from lagom_overlap.analysis.kernel_class import KernelClass, kernel_class
 from lagom_overlap.cli.main import main
-from lagom_overlap.job.analyze import AnalyzeRequest, Compat, run_analyze
-from lagom_overlap.trace.reading import read_traces
+from lagom_overlap.trace.reader import read_traces
+from lagom_overlap.verbs.analyze import AnalyzeRequest, Compat, run_analyze
 
 SECRETS = ("acme", "alice", "node17", "10.1.2.3", "projectx", "secretmodel", "/home", "titan_moe")
 
@@ -77,8 +77,8 @@ def test_a_hostile_trace_leaves_no_name_in_anything_written(folder, tmp_path, ca
 
 def test_every_figure_stays(folder):
     for compat in (None, Compat.HTA):
-        named = run_analyze(AnalyzeRequest(traces=(folder,), compat=compat)).json.to_dict()
-        bare = run_analyze(AnalyzeRequest(traces=(folder,), compat=compat, is_anonymous=True)).json.to_dict()
+        named = run_analyze(AnalyzeRequest(traces=(folder,), compat=compat)).to_dict()
+        bare = run_analyze(AnalyzeRequest(traces=(folder,), compat=compat, is_anonymous=True)).to_dict()
         assert figures(bare) == figures(named)
         assert [row["kind"] for row in bare["collectives"]] == [row["kind"] for row in named["collectives"]]
         assert [row["rule"] for row in bare["advice"]] == [row["rule"] for row in named["advice"]]

@@ -11,9 +11,9 @@ from lagom_overlap.analysis.collectives import (
 )
 from lagom_overlap.analysis.measures import occupation_of
 from lagom_overlap.collective import CollectiveKind
-from lagom_overlap.trace.gpu_trace import Reach, Role
+from lagom_overlap.trace.gpu_trace import EventRole, KnobReach
 
-COMM, COMP = Role.COMM, Role.COMPUTE
+COMM, COMP = EventRole.COMM, EventRole.COMPUTE
 
 
 def rows_of(*traces):
@@ -91,7 +91,7 @@ def test_rows_differ_by_size_and_channels_and_add_up():
 
 
 def test_communication_that_no_knob_reaches_is_added_up():
-    calls = [{"reach": Reach.NONE}, {"reach": Reach.TUNER}]
+    calls = [{"reach": KnobReach.NONE}, {"reach": KnobReach.TUNER}]
     assert unreachable_ns(rows_of(gpu_trace([(COMM, 0, 7), (COMM, 10, 30)], calls=calls))) == 7
 
 

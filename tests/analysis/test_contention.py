@@ -6,9 +6,9 @@ from lagom_overlap.analysis.collectives import key_of
 from lagom_overlap.analysis.contention import Contention, contention_of
 from lagom_overlap.analysis.kernel_class import KernelClass, kernel_class
 from lagom_overlap.analysis.measures import occupation_of
-from lagom_overlap.trace.gpu_trace import Role
+from lagom_overlap.trace.gpu_trace import EventRole
 
-COMM, COMP = Role.COMM, Role.COMPUTE
+COMM, COMP = EventRole.COMM, EventRole.COMPUTE
 
 
 def found_in(trace) -> Contention:
@@ -16,7 +16,7 @@ def found_in(trace) -> Contention:
 
 
 def runs(durations, *, beside=(), gap=1_000_000):
-    """One run of a GEMM every `gap`; those in `beside` with a collective around them."""
+    """One run of a GEMM every `gap`; those in `during` with a collective around them."""
     rows, names = [], []
     for index, length in enumerate(durations):
         at = index * gap
@@ -29,12 +29,12 @@ def runs(durations, *, beside=(), gap=1_000_000):
 
 
 def test_twins_give_the_slowdown_that_was_put_in():
-    # Base 10 us (median of 9, 10, 11), two runs of 15 us and 13 us beside: 8 us stretched, 28 / 20.
+    # Base 10 us (median of 9, 10, 11), two runs of 15 us and 13 us during: 8 us stretched, 28 / 20.
     rows, names = runs([9_000, 10_000, 11_000, 15_000, 13_000], beside=(3, 4))
     found = found_in(gpu_trace(rows, names=names))
     assert found.total.stretched_ns == 8_000
     assert found.total.slowdown == pytest.approx(1.4)
-    assert (found.total.num_beside, found.total.num_alone) == (2, 3)
+    assert (found.total.num_overlapped, found.total.num_alone) == (2, 3)
     assert found.total.low is None
     assert found.of_rank == (8_000,)
     assert (found.covered_ns, found.uncovered_ns) == (28_000, 0)
@@ -43,18 +43,18 @@ def test_twins_give_the_slowdown_that_was_put_in():
 def test_a_kernel_without_three_runs_alone_is_said_to_be_uncovered():
     rows, names = runs([10_000, 10_000, 15_000], beside=(2,))
     found = found_in(gpu_trace(rows, names=names))
-    assert found.total.num_beside == 0
+    assert found.total.num_overlapped == 0
     assert (found.covered_ns, found.uncovered_ns) == (0, 15_000)
 
 
 def test_another_grid_or_shape_is_another_kernel():
     rows, names = runs([10_000] * 6 + [20_000] * 2, beside=(6, 7))
     alike = found_in(gpu_trace(rows, names=names))
-    assert alike.total.num_beside == 2
+    assert alike.total.num_overlapped == 2
     grids = [(64, 1, 1)] * 6 + [(128, 1, 1)] * 4
-    assert found_in(gpu_trace(rows, names=names, grids=grids)).total.num_beside == 0
+    assert found_in(gpu_trace(rows, names=names, grids=grids)).total.num_overlapped == 0
     shapes = [0] * 6 + [1] * 4
-    assert found_in(gpu_trace(rows, names=names, shapes=shapes)).total.num_beside == 0
+    assert found_in(gpu_trace(rows, names=names, shapes=shapes)).total.num_overlapped == 0
 
 
 def test_blame_is_shared_by_the_time_that_each_collective_lies_beside():
@@ -63,7 +63,7 @@ def test_blame_is_shared_by_the_time_that_each_collective_lies_beside():
     trace = gpu_trace(rows, calls=[{"num_bytes": 1}, {"num_bytes": 2}])
     found = found_in(trace)
     keys = {call.num_bytes: key_of(call) for call in trace.calls}
-    # 6 us of stretch: 4 us of the run lie beside the first, 12 us beside the second.
+    # 6 us of stretch: 4 us of the run lie during the first, 12 us during the second.
     assert found.blame == {keys[2]: pytest.approx(4_500), keys[1]: pytest.approx(1_500)}
     assert sum(found.blame.values()) == pytest.approx(sum(found.of_rank))
     assert set(found.by_collective) == {keys[2]}
@@ -74,20 +74,20 @@ def test_a_run_that_shares_the_gpu_with_another_kernel_is_no_twin():
     rows.append((COMP, 2_000_000, 2_010_000))
     names.append("other")
     found = found_in(gpu_trace(rows, names=names))
-    assert found.total.num_beside == 0
+    assert found.total.num_overlapped == 0
 
 
 def test_runs_alone_that_differ_too_much_have_no_base_unless_their_shapes_are_known():
     durations = [10_000, 10_000, 40_000, 40_000, 10_000, 40_000, 45_000]
     rows, names = runs(durations, beside=(6,))
-    assert found_in(gpu_trace(rows, names=names)).total.num_beside == 0
-    assert found_in(gpu_trace(rows, names=names, shapes=[0] * len(rows))).total.num_beside == 1
+    assert found_in(gpu_trace(rows, names=names)).total.num_overlapped == 0
+    assert found_in(gpu_trace(rows, names=names, shapes=[0] * len(rows))).total.num_overlapped == 1
 
 
 def test_a_run_beside_that_must_be_another_problem_is_left_out():
     rows, names = runs([10_000] * 5 + [200_000, 14_000], beside=(5, 6))
     found = found_in(gpu_trace(rows, names=names))
-    assert (found.total.num_beside, found.total.stretched_ns) == (1, 4_000)
+    assert (found.total.num_overlapped, found.total.stretched_ns) == (1, 4_000)
     assert found.uncovered_ns == 200_000
 
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from gpu_traces import gpu_trace
 
-from lagom_overlap.analysis.beside_model import alone_ns, slowdown_beside
+from lagom_overlap.analysis.concurrency_model import alone_ns, slowdown_during
 from lagom_overlap.analysis.fill_in import fill_in
 from lagom_overlap.analysis.findings import analyse
 from lagom_overlap.analysis.groups import KernelKey
@@ -10,9 +10,9 @@ from lagom_overlap.analysis.modelled_kernel import modelled_kernel
 from lagom_overlap.analysis.trace_gpu import cluster_of_trace
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.hardware import load_preset
-from lagom_overlap.trace.gpu_trace import Role
+from lagom_overlap.trace.gpu_trace import EventRole
 
-K, C = Role.COMPUTE, Role.COMM
+K, C = EventRole.COMPUTE, EventRole.COMM
 US = 1000
 H100 = {"gpu_name": "NVIDIA H100 80GB HBM3", "num_sms": 132}
 
@@ -48,7 +48,7 @@ def test_a_gemm_of_whole_waves_loses_the_sms_that_channels_hold():
     assert cluster is not None
     model = ContentionModel(cluster, load_profile("plausible"))
     key = KernelKey("gemm_128x128", (1056, 1, 1), (64, 1, 1))
-    found = slowdown_beside(key, 100 * US, findings.rows[0], model)
+    found = slowdown_during(key, 100 * US, findings.rows[0], model)
     assert 1.15 < found < 10 / 8 + 0.1
     filled = fill_in(findings)
     assert (filled.num_runs, filled.run_ns, filled.left_ns) == (1, 100 * US, 0)
@@ -69,7 +69,7 @@ def test_without_a_preset_of_the_gpu_nothing_is_estimated():
 
 
 def test_what_is_neither_measured_nor_estimated_is_left():
-    # The second kernel runs while another one computes: no estimate, but it stands beside the collective.
+    # The second kernel runs while another one computes: no estimate, but it overlaps the collective.
     rows = [(K, 0, 100 * US), (C, 0, 400 * US), (K, 200 * US, 300 * US), (K, 210 * US, 290 * US)]
     findings = findings_of(rows)
     filled = fill_in(findings)

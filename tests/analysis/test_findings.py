@@ -3,9 +3,9 @@ from gpu_traces import gpu_trace
 
 from lagom_overlap.analysis.findings import analyse
 from lagom_overlap.analysis.tracks import rank_timeline
-from lagom_overlap.trace.gpu_trace import Role
+from lagom_overlap.trace.gpu_trace import EventRole
 
-COMM, COMP = Role.COMM, Role.COMPUTE
+COMM, COMP = EventRole.COMM, EventRole.COMPUTE
 
 
 def warnings(*traces):

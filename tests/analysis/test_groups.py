@@ -4,10 +4,10 @@ import pytest
 from gpu_traces import gpu_trace
 
 from lagom_overlap.analysis.findings import analyse
-from lagom_overlap.analysis.groups import NEAR_NS, Bound, overlap_groups
-from lagom_overlap.trace.gpu_trace import Role
+from lagom_overlap.analysis.groups import NEAR_NS, BoundBy, overlap_groups
+from lagom_overlap.trace.gpu_trace import EventRole
 
-K, C = Role.COMPUTE, Role.COMM
+K, C = EventRole.COMPUTE, EventRole.COMM
 MS = 1_000_000
 
 
@@ -30,7 +30,7 @@ def groups_of(*traces):
     return overlap_groups(analyse(traces))
 
 
-LAYERS = [  # two kernels beside an all-gather that ends later, then one beside one that ends earlier
+LAYERS = [  # two kernels during an all-gather that ends later, then one during one that ends earlier
     (K, "a", 0, 10, 0),
     (K, "b", 10, 20, 0),
     (C, "gather", 0, 30),
@@ -44,10 +44,10 @@ def test_a_join_is_where_the_computation_waited_for_a_collective():
     first, second = groups_of(trace_of(LAYERS))
     assert [kernel.key.name for kernel in first.kernels] == ["a", "b"]
     assert [comm.key.communicator for comm in first.comms] == ["gather"]
-    assert (first.bound, first.makespan_ns, first.comp_ns) == (Bound.COMMUNICATION, 30 * MS, 20 * MS)
+    assert (first.bound, first.makespan_ns, first.comp_ns) == (BoundBy.COMMUNICATION, 30 * MS, 20 * MS)
     assert first.exposed_ns == 10 * MS
     assert [kernel.key.name for kernel in second.kernels] == ["c", "d"]
-    assert (second.bound, second.comm_ns, second.exposed_ns) == (Bound.COMPUTE, 9 * MS, 0)
+    assert (second.bound, second.comm_ns, second.exposed_ns) == (BoundBy.COMPUTE, 9 * MS, 0)
 
 
 def test_a_collective_starts_after_the_kernels_that_had_ended():
@@ -96,7 +96,7 @@ def test_one_step_out_of_line_makes_no_group_of_its_own():
            (C, "scatter", 31, 40), (K, "d", 50, 60, 0)]  # fmt: skip
     first, second = groups_of(trace_of(LAYERS, LAYERS, odd))
     assert (first.num_occurrences, second.num_occurrences) == (3, 3)
-    assert first.bound is Bound.COMMUNICATION
+    assert first.bound is BoundBy.COMMUNICATION
     assert first.agreement == pytest.approx(2 / 3)
 
 
@@ -104,7 +104,7 @@ def test_a_join_that_only_a_minority_of_steps_shows_cuts_nothing():
     hidden = [(K, "a", 0, 10, 0), (C, "gather", 0, 8), (K, "b", 10, 20, 0)]
     waited = [(K, "a", 0, 10, 0), (C, "gather", 0, 15), (K, "b", 15.002, 25, 0)]
     (group,) = groups_of(trace_of(hidden, hidden, waited))
-    assert (len(group.kernels), group.num_occurrences, group.bound) == (2, 3, Bound.COMPUTE)
+    assert (len(group.kernels), group.num_occurrences, group.bound) == (2, 3, BoundBy.COMPUTE)
 
 
 def test_a_step_with_other_kernels_has_groups_of_its_own():

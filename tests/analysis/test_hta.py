@@ -7,7 +7,7 @@ from kineto_traces import NCCL, KinetoFile
 
 from lagom_overlap.analysis.hta import hta_figures
 from lagom_overlap.analysis.measures import occupation_of, whole
-from lagom_overlap.trace.reading import read_traces
+from lagom_overlap.trace.reader import read_traces
 
 DLRM = {
     0: (4.50, 6419, 1034, 5556, 13009),

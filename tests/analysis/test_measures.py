@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lagom_overlap.analysis.measures import Measures, occupation_of, step_measures, whole
-from lagom_overlap.trace.gpu_trace import Role
+from lagom_overlap.trace.gpu_trace import EventRole
 
 LAST = 80
 ROWS = st.lists(
-    st.tuples(st.sampled_from(list(Role)), st.integers(0, LAST), st.integers(1, 20)).map(
+    st.tuples(st.sampled_from(list(EventRole)), st.integers(0, LAST), st.integers(1, 20)).map(
         lambda r: (r[0], r[1], r[1] + r[2])
     ),
     min_size=1,
@@ -24,11 +24,11 @@ def brute_force(rows, launches, start, end) -> Measures:
     counts = dict.fromkeys(("compute", "comm", "memory", "overlap", "exposed", "idle", "host"), 0)
     for ns in range(start, end):
         runs = {role for role, a, b in rows if a <= ns < b}
-        counts["compute"] += Role.COMPUTE in runs
-        counts["comm"] += Role.COMM in runs
-        counts["memory"] += Role.MEMORY in runs
-        counts["overlap"] += {Role.COMPUTE, Role.COMM} <= runs
-        counts["exposed"] += Role.COMM in runs and Role.COMPUTE not in runs
+        counts["compute"] += EventRole.COMPUTE in runs
+        counts["comm"] += EventRole.COMM in runs
+        counts["memory"] += EventRole.MEMORY in runs
+        counts["overlap"] += {EventRole.COMPUTE, EventRole.COMM} <= runs
+        counts["exposed"] += EventRole.COMM in runs and EventRole.COMPUTE not in runs
         if not runs:
             counts["idle"] += 1
             busy_again = next(t for t in range(ns, LAST + 40) if any(a <= t < b for _, a, b in rows))
@@ -72,7 +72,12 @@ def test_a_window_counts_only_what_lies_inside(rows, a, b):
 
 def test_steps_share_nothing_and_leave_nothing_out():
     # CPU steps at 0 and 100; the GPU lags: step 2's first kernel starts at 130, launched at 105.
-    rows = [(Role.COMPUTE, 10, 60), (Role.COMM, 50, 125), (Role.COMPUTE, 130, 180), (Role.COMM, 150, 200)]
+    rows = [
+        (EventRole.COMPUTE, 10, 60),
+        (EventRole.COMM, 50, 125),
+        (EventRole.COMPUTE, 130, 180),
+        (EventRole.COMM, 150, 200),
+    ]
     trace = gpu_trace(rows, launches=[5, 40, 105, 110], steps=[(1, 0, 100), (2, 100, 200)])
     occupation = occupation_of(trace.events)
     first, second = step_measures(trace, occupation)
@@ -92,31 +97,31 @@ def test_steps_share_nothing_and_leave_nothing_out():
 
 
 def test_a_copy_does_not_open_a_step():
-    rows = [(Role.COMPUTE, 10, 20), (Role.MEMORY, 30, 35), (Role.COMPUTE, 50, 60)]
+    rows = [(EventRole.COMPUTE, 10, 20), (EventRole.MEMORY, 30, 35), (EventRole.COMPUTE, 50, 60)]
     trace = gpu_trace(rows, launches=[5, 26, 40], steps=[(1, 0, 25), (2, 25, 50)])
     assert [s.start_ns for s in step_measures(trace, occupation_of(trace.events))] == [10, 50]
 
 
 def test_a_trace_without_steps_is_one_window():
-    trace = gpu_trace([(Role.COMPUTE, 3, 9)])
+    trace = gpu_trace([(EventRole.COMPUTE, 3, 9)])
     (only,) = step_measures(trace, occupation_of(trace.events))
     assert (only.start_ns, only.end_ns) == (3, 9)
 
 
 def test_no_communication_has_no_overlap_percentage():
-    events = gpu_trace([(Role.COMPUTE, 0, 5)]).events
+    events = gpu_trace([(EventRole.COMPUTE, 0, 5)]).events
     assert whole(events, occupation_of(events)).overlap_pct is None
 
 
 def test_large_times_stay_exact():
     base = 1_700_000_000_000_000_000
-    events = gpu_trace([(Role.COMPUTE, base, base + 3), (Role.COMM, base + 1, base + 8)]).events
+    events = gpu_trace([(EventRole.COMPUTE, base, base + 3), (EventRole.COMM, base + 1, base + 8)]).events
     found = whole(events, occupation_of(events))
     assert (found.overlap_ns, found.exposed_comm_ns, found.span_ns) == (2, 5, 8)
     assert np.int64(base + 8) == events.end_ns.max()
 
 
-@pytest.mark.parametrize("role", list(Role))
+@pytest.mark.parametrize("role", list(EventRole))
 def test_empty_events_measure_nothing(role):
     events = gpu_trace([(role, 5, 5)]).events
     assert whole(events, occupation_of(events)).span_ns == 0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lagom_overlap.job.analyze import AnalyzeRequest, run_analyze
+from lagom_overlap.verbs.analyze import AnalyzeRequest, run_analyze
 
 FILES = ("hta/nccl_data.json.gz", "hta/v100_rank1of2_test.json.gz", "tracelens/b200_eager_trace.json.gz")
 COMMUNICATES = re.compile("nccl|multimem_all_reduce")
@@ -58,14 +58,14 @@ def assert_counted(data: bytes, rank) -> None:
 @pytest.mark.parametrize("file", FILES)
 def test_a_recorded_trace_has_the_figures_of_a_plain_count(shared_traces, file):
     path = shared_traces / file
-    (rank,) = run_analyze(AnalyzeRequest(traces=(path,))).json.ranks
+    (rank,) = run_analyze(AnalyzeRequest(traces=(path,))).ranks
     assert_counted(gzip.decompress(path.read_bytes()), rank)
 
 
 def test_every_rank_of_an_archive_has_the_figures_of_a_plain_count(shared_traces):
     ranks = {
         Path(rank.file.partition(":")[2]).name: rank
-        for rank in run_analyze(AnalyzeRequest(traces=(shared_traces / DLRM,))).json.ranks
+        for rank in run_analyze(AnalyzeRequest(traces=(shared_traces / DLRM,))).ranks
     }
     with tarfile.open(shared_traces / DLRM) as archive:
         members = [member for member in archive if member.name.endswith(".json") and "/._" not in member.name]

@@ -1,11 +1,11 @@
-"""Rows of plain types for data frames: job/analyze_tables.py and the result's to_dict."""
+"""Rows of plain types for data frames: the result's tables and to_dict."""
 
 import json
 
 import pytest
 from test_verb_analyze import job
 
-from lagom_overlap.job.analyze import AnalyzeRequest, run_analyze
+from lagom_overlap.verbs.analyze import AnalyzeRequest, run_analyze
 
 TABLES = ("ranks", "steps", "collectives", "calls", "contention", "kernels", "groups", "advice")
 
@@ -37,8 +37,8 @@ def test_the_calls_add_up_to_the_collectives(found):
 
 
 def test_the_dictionary_is_what_json_prints(found):
-    assert json.loads(json.dumps(found.json.to_dict())) == found.json.to_dict()
-    assert found.json.to_dict()["ranks"][1]["rank"] == 1
+    assert json.loads(json.dumps(found.to_dict())) == found.to_dict()
+    assert found.to_dict()["ranks"][1]["rank"] == 1
 
 
 def test_pandas_takes_the_tables_as_they_are(found):

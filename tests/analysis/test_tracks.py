@@ -8,9 +8,9 @@ from test_verb_analyze import job
 
 from lagom_overlap.analysis.findings import analyse
 from lagom_overlap.analysis.tracks import rank_timeline
-from lagom_overlap.job.analyze import AnalyzeRequest, run_analyze
 from lagom_overlap.timeline import Timeline
-from lagom_overlap.trace.gpu_trace import Role
+from lagom_overlap.trace.gpu_trace import EventRole
+from lagom_overlap.verbs.analyze import AnalyzeRequest, run_analyze
 
 
 def track(timeline: Timeline, stream: str) -> list[tuple[str, float, float]]:
@@ -18,9 +18,9 @@ def track(timeline: Timeline, stream: str) -> list[tuple[str, float, float]]:
 
 
 def contended():
-    """A kernel of 100 ns alone four times, then 150 ns beside a long and a short collective."""
-    rows = [(Role.COMPUTE, 1000 * n, 1000 * n + 100) for n in range(4)]
-    rows += [(Role.COMPUTE, 5000, 5150), (Role.COMM, 5000, 5040), (Role.COMM, 5040, 5400)]
+    """A kernel of 100 ns alone four times, then 150 ns during a long and a short collective."""
+    rows = [(EventRole.COMPUTE, 1000 * n, 1000 * n + 100) for n in range(4)]
+    rows += [(EventRole.COMPUTE, 5000, 5150), (EventRole.COMM, 5000, 5040), (EventRole.COMM, 5040, 5400)]
     calls = [{"num_channels": 2}, {"num_channels": 24, "communicator": "tp", "num_bytes": 4 << 20}]
     return analyse([gpu_trace(rows, names=["gemm"] * 5 + ["nccl", "nccl"], calls=calls)])
 
@@ -45,5 +45,5 @@ def test_the_written_timeline_holds_the_groups_that_were_found(tmp_path):
     threads = {event["tid"] for event in events if event["name"] == "thread_name"
                and event["args"]["name"].startswith("~ overlap groups")}  # fmt: skip
     drawn = [event for event in events if event["ph"] == "X" and event["tid"] in threads]
-    assert len(drawn) == sum(group.num_occurrences for group in found.json.groups) > 0
+    assert len(drawn) == sum(group.num_occurrences for group in found.groups) > 0
     assert all("-bound)" in event["name"] for event in drawn)

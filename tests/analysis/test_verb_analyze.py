@@ -1,4 +1,4 @@
-"""The verb from end to end: job/analyze.py, cli/analyze.py and the report's analyze modules."""
+"""The verb from end to end: verbs/analyze.py, cli/analyze.py and the report's analyze modules."""
 
 import argparse
 import json
@@ -6,16 +6,16 @@ import re
 from html.parser import HTMLParser
 
 import pytest
+from chrome_timelines import timelines_from_chrome
 from kineto_traces import NCCL, KinetoFile, tar_gz
 from rich.console import Console
 
 from lagom_overlap.cli import analyze as verb
 from lagom_overlap.errors import LagomError, OutputError, TraceError
-from lagom_overlap.job.analyze import AnalyzeRequest, Compat, run_analyze
-from lagom_overlap.report.analyze_figures import waterfall_of
-from lagom_overlap.report.analyze_page import render_analysis
-from lagom_overlap.report.analyze_terminal import WIDTH, analysis_summary
-from lagom_overlap.trace.chrome import timelines_from_chrome
+from lagom_overlap.report.analyze.figures import waterfall_of
+from lagom_overlap.report.analyze.page import render_analysis
+from lagom_overlap.report.analyze.terminal import WIDTH, analysis_summary
+from lagom_overlap.verbs.analyze import AnalyzeRequest, Compat, run_analyze
 
 PROMISED = {
     "ranks": {
@@ -33,7 +33,7 @@ PROMISED = {
 
 
 def job(rank: int = 0, world: int = 2) -> KinetoFile:
-    """Three steps: a GEMM alone, a GEMM beside an all-gather, an exposed all-reduce, a copy."""
+    """Three steps: a GEMM alone, a GEMM during an all-gather, an exposed all-reduce, a copy."""
     file = KinetoFile(
         distributedInfo={"rank": rank, "world_size": world, "nccl_version": "2.28.9"},
     )
@@ -67,7 +67,7 @@ def test_every_promised_key_stands_in_what_is_printed(trace, capsys):
 
 def test_the_waterfall_adds_up_to_the_step_of_the_average_rank(trace, tmp_path):
     other = job(rank=1).write(tmp_path / "rank1.json.gz")
-    findings = run_analyze(AnalyzeRequest(traces=(trace, other))).report.findings
+    findings = run_analyze(AnalyzeRequest(traces=(trace, other))).analysis.findings
     span_ns = sum(rank.measures.span_ns for rank in findings.ranks)
     parts = waterfall_of(findings)
     assert sum(length for _, length, _ in parts) == pytest.approx(span_ns / 12)
@@ -77,7 +77,7 @@ def test_the_waterfall_adds_up_to_the_step_of_the_average_rank(trace, tmp_path):
 def test_the_waterfall_takes_off_what_two_collectives_expose_at_once(tmp_path):
     file = job()
     file.nccl("Broadcast_RING_LL", 550, 100, op="broadcast", nelems=1 << 10, stream=21)
-    findings = run_analyze(AnalyzeRequest(traces=(file.write(tmp_path / "rank0.json"),))).report.findings
+    findings = run_analyze(AnalyzeRequest(traces=(file.write(tmp_path / "rank0.json"),))).analysis.findings
     parts = waterfall_of(findings)
     assert sum(length for _, length, _ in parts) == pytest.approx(findings.ranks[0].measures.span_ns / 6)
     twice = [length for name, length, _ in parts if name == "exposed at once, counted twice"]
@@ -85,7 +85,7 @@ def test_the_waterfall_takes_off_what_two_collectives_expose_at_once(tmp_path):
 
 
 def test_the_json_has_the_promised_figures(trace):
-    result = run_analyze(AnalyzeRequest(traces=(trace,))).json
+    result = run_analyze(AnalyzeRequest(traces=(trace,)))
     (rank,) = result.ranks
     assert rank.steps == len(rank.per_step) == 6
     assert rank.compute_s == pytest.approx(6 * 250e-6)
@@ -101,15 +101,15 @@ def test_the_json_has_the_promised_figures(trace):
 
 def test_two_ranks_tell_waiting_from_moving(tmp_path):
     paths = tuple(job(rank).write(tmp_path / f"rank{rank}.json") for rank in (0, 1))
-    result = run_analyze(AnalyzeRequest(traces=paths)).json
+    result = run_analyze(AnalyzeRequest(traces=paths))
     gather = next(row for row in result.collectives if row.kind == "all_gather")
     assert gather.waiting_s == pytest.approx(6e-6)
     assert [rank.waiting_s for rank in result.ranks] == [0, pytest.approx(6e-6)]
 
 
 def test_hta_s_conventions_replace_the_figures_of_ranks(trace):
-    exact = run_analyze(AnalyzeRequest(traces=(trace,))).json.ranks[0]
-    hta = run_analyze(AnalyzeRequest(traces=(trace,), compat=Compat.HTA)).json
+    exact = run_analyze(AnalyzeRequest(traces=(trace,))).ranks[0]
+    hta = run_analyze(AnalyzeRequest(traces=(trace,), compat=Compat.HTA))
     assert hta.compat == "hta"
     assert hta.ranks[0].span_s == pytest.approx(4810e-6 - 10e-6)
     assert hta.ranks[0].span_s < exact.span_s
@@ -128,7 +128,7 @@ def test_the_run_folder_holds_the_record_the_report_and_the_timeline(trace, tmp_
     streams = {span.stream for span in timeline.spans}
     assert {"~ exposed communication", "~ stretched by communication", "~ steps", "stream 7"} <= streams
     exposed = sum(s.duration_s for s in timeline.spans if s.stream == "~ exposed communication")
-    assert exposed == pytest.approx(result.json.ranks[0].exposed_comm_s)
+    assert exposed == pytest.approx(result.ranks[0].exposed_comm_s)
     with pytest.raises(OutputError):
         run_analyze(AnalyzeRequest(traces=(trace,), out=out))
 
@@ -170,7 +170,7 @@ def test_names_from_the_trace_are_text_on_the_page_and_in_the_terminal(tmp_path)
     for n in range(12):
         file.kernel(evil, 7000 + n * 100, 20)
     file.nccl("AllGather", 8300, 20, op="_allgather_base", nelems=8, **{"Process Group Description": evil})
-    report = run_analyze(AnalyzeRequest(traces=(file.write(tmp_path / "t.json"),))).report
+    report = run_analyze(AnalyzeRequest(traces=(file.write(tmp_path / "t.json"),)))
     page = render_analysis(report)
     assert "alert(1)</script>" not in page.replace("&lt;/script&gt;", "")
     console = Console(width=WIDTH, record=True, force_terminal=False, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
@@ -195,7 +195,7 @@ class _Balance(HTMLParser):
 
 
 def test_the_page_is_whole_and_loads_nothing(trace):
-    report = run_analyze(AnalyzeRequest(traces=(trace,))).report
+    report = run_analyze(AnalyzeRequest(traces=(trace,)))
     page = render_analysis(report)
     parser = _Balance()
     parser.feed(page)
@@ -214,15 +214,15 @@ def test_a_log_without_a_timeline_still_gives_collectives(tmp_path):
     }
     path.write_text(json.dumps(row) + "\n")
     result = run_analyze(AnalyzeRequest(traces=(path,), out=tmp_path / "o"))
-    (collective,) = result.json.collectives
+    (collective,) = result.collectives
     assert collective.busbw_bytes_per_s == pytest.approx(1.5 * 10**6 / 100e-6)
-    assert "hold no timeline" in Console(width=80).render_str("").plain + str(analysis_text(result.report))
+    assert "hold no timeline" in Console(width=80).render_str("").plain + str(analysis_text(result))
     with pytest.raises(TraceError, match="compat"):
         run_analyze(AnalyzeRequest(traces=(path,), compat=Compat.HTA))
 
 
 def analysis_text(report) -> str:
-    from lagom_overlap.report.analyze_words import headline
+    from lagom_overlap.report.analyze.words import headline
 
     return headline(report)
 
@@ -246,7 +246,7 @@ def test_bad_input_is_a_lagom_error_before_a_folder_is_made(tmp_path, data):
 def test_ranks_in_a_tar_come_back_in_order(tmp_path):
     path = tmp_path / "job.tar.gz"
     path.write_bytes(tar_gz({f"worker{rank}.json": job(rank).to_json() for rank in (1, 0)}))
-    result = run_analyze(AnalyzeRequest(traces=(path,))).json
+    result = run_analyze(AnalyzeRequest(traces=(path,)))
     assert [rank.rank for rank in result.ranks] == [0, 1]
     assert not any("ranks given" in text for text in result.warnings)
 
@@ -255,21 +255,21 @@ def test_communication_beyond_every_knob_is_named(tmp_path):
     file = job()
     file.kernel("void deep_ep::intranode::dispatch<8>(int*)", 7000, 50)
     file.kernel(NCCL.format("SendRecv"), 7100, 50)
-    result = run_analyze(AnalyzeRequest(traces=(file.write(tmp_path / "t.json"),))).json
+    result = run_analyze(AnalyzeRequest(traces=(file.write(tmp_path / "t.json"),)))
     assert result.unreachable_comm_s == pytest.approx(50e-6)
-    shown = terminal_text(run_analyze(AnalyzeRequest(traces=(tmp_path / "t.json",))).report)
+    shown = terminal_text(run_analyze(AnalyzeRequest(traces=(tmp_path / "t.json",))))
     assert "50.0 us of communication is beyond every knob of NCCL: all_to_all" in shown
 
 
 def test_a_trace_without_steps_is_not_called_a_step(tmp_path):
     file = KinetoFile()
     file.kernel("gemm", 0, 100)
-    report = run_analyze(AnalyzeRequest(traces=(file.write(tmp_path / "t.json"),))).report
+    report = run_analyze(AnalyzeRequest(traces=(file.write(tmp_path / "t.json"),)))
     assert analysis_text(report).startswith("The whole trace takes 100 us (no steps marked): ")
 
 
 def test_the_same_traces_give_the_same_json(trace):
-    assert run_analyze(AnalyzeRequest(traces=(trace,))).json == run_analyze(AnalyzeRequest(traces=(trace,))).json
+    assert run_analyze(AnalyzeRequest(traces=(trace,))) == run_analyze(AnalyzeRequest(traces=(trace,)))
 
 
 def test_every_real_trace_is_analysed_and_adds_up(shared_traces):
@@ -278,12 +278,12 @@ def test_every_real_trace_is_analysed_and_adds_up(shared_traces):
         shared_traces / "param_dlrm_8xV100" / "dlrm_kineto.tar.gz",
     )
     for path in paths:
-        result = run_analyze(AnalyzeRequest(traces=(path,)))
-        for rank in result.report.findings.ranks:
-            found = rank.measures
-            assert found.comm_ns == found.overlap_ns + found.exposed_comm_ns
-            assert 0 <= found.host_bound_ns <= found.idle_ns <= found.span_ns
-        contention = result.report.findings.contention
+        found = run_analyze(AnalyzeRequest(traces=(path,))).analysis.findings
+        for rank in found.ranks:
+            of_rank = rank.measures
+            assert of_rank.comm_ns == of_rank.overlap_ns + of_rank.exposed_comm_ns
+            assert 0 <= of_rank.host_bound_ns <= of_rank.idle_ns <= of_rank.span_ns
+        contention = found.contention
         assert sum(contention.of_rank) == pytest.approx(sum(contention.blame.values()))
         assert sum(contention.of_rank) == pytest.approx(contention.total.stretched_ns)
 
@@ -297,13 +297,13 @@ def test_the_headline_says_of_how_much_the_stretch_is_known(tmp_path):
         file.kernel("gemm<128>", at + 200, 150)
         file.kernel("gemm<256>", at + 400, 450)
         file.nccl("AllGather_RING_LL", at + 190, 700, op="_allgather_base", nelems=1 << 20)
-    report = run_analyze(AnalyzeRequest(traces=(file.write(tmp_path / "t.json"),))).report
-    assert "stretched by it 300 us (2.8 %, known of 25 % of what runs beside)" in analysis_text(report)
+    report = run_analyze(AnalyzeRequest(traces=(file.write(tmp_path / "t.json"),)))
+    assert "stretched by it 300 us (2.8 %, measured for 25 % of the overlapped computation)" in analysis_text(report)
 
 
 def test_the_headline_tells_copies_that_nothing_hides_where_they_weigh(tmp_path):
     file = KinetoFile()
     file.kernel("gemm", 0, 90)
     file.kernel("Memcpy HtoD (Pinned -> Device)", 80, 20, cat="gpu_memcpy", bytes=4)
-    report = run_analyze(AnalyzeRequest(traces=(file.write(tmp_path / "t.json"),))).report
+    report = run_analyze(AnalyzeRequest(traces=(file.write(tmp_path / "t.json"),)))
     assert analysis_text(report).endswith(", copies alone 10.0 us (10.0 %).")

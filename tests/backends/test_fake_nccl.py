@@ -6,15 +6,16 @@ from pathlib import Path
 import pytest
 from c_build import build_libraries
 
-from lagom_overlap.backends import Backend, BackendRequest, Failure, Measurement, SpaceLimits
+from lagom_overlap.backends import Backend, BackendRequest, SpaceLimits
 from lagom_overlap.backends.fake_nccl import FakeNcclBackend
 from lagom_overlap.backends.simulated import open_backend as open_simulated
 from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, CommConfig, Protocol
 from lagom_overlap.errors import BackendError, SpaceError
 from lagom_overlap.hardware import load_preset
-from lagom_overlap.plugin.fake_host import RELEASES, WITH_CHUNKS
-from lagom_overlap.tune.lagom import Lagom
-from lagom_overlap.tune.study import Study
+from lagom_overlap.nccl_plugin.fake_host import RELEASES, WITH_CHUNKS
+from lagom_overlap.tuners.lagom import Lagom
+from lagom_overlap.tuners.problem import Failure, Measurement
+from lagom_overlap.tuners.study import Study
 from lagom_overlap.units import KIB, MIB
 from lagom_overlap.workload import CommOp, CompOp, Gemm, OverlapGroup
 

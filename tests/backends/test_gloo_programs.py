@@ -1,11 +1,11 @@
-"""Programs on two gloo ranks: operators timed alone, a plan run beside the program, refusals that leave ranks alive."""
+"""Programs on two gloo ranks: operators timed alone, a plan against the program, refusals that leave ranks alive."""
 
 import pytest
 
 from lagom_overlap.backends.gloo.programs import ProgramRanks
-from lagom_overlap.capture.fake_world import fake_world
+from lagom_overlap.capturing.fake_world import fake_world
 from lagom_overlap.collective import Collective, CollectiveKind
-from lagom_overlap.engines.planned.program import load_program
+from lagom_overlap.engines.fx.program import load_program
 from lagom_overlap.errors import JobError
 from lagom_overlap.workload.digest import graph_digest
 from lagom_overlap.workload.rewrite.steps import ChainLink, Fuse, Reorder, Split

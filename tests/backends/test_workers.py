@@ -13,13 +13,14 @@ pytest.importorskip("torch")
 
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # public, but not marked as re-exported
 
-from lagom_overlap.backends import BackendRequest, Failure, Measurement, SpaceLimits
-from lagom_overlap.backends.workers import WorkersBackend, open_backend, space_within
+from lagom_overlap.backends import BackendRequest, SpaceLimits
 from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, CommConfig, Protocol
-from lagom_overlap.engines.workers_library import WorkersLibrary
-from lagom_overlap.engines.workers_mesh import WorkersMesh
-from lagom_overlap.engines.workers_space import DEFAULT, PROTOCOLS, effective, workers_space
 from lagom_overlap.errors import BackendError, RankError, SpaceError
+from lagom_overlap.lab.backend import WorkersBackend, open_backend, space_within
+from lagom_overlap.lab.engine import WorkersLibrary
+from lagom_overlap.lab.mesh import WorkersMesh
+from lagom_overlap.lab.space import DEFAULT, PROTOCOLS, effective, workers_space
+from lagom_overlap.tuners.problem import Failure, Measurement
 from lagom_overlap.units import KIB, MIB
 from lagom_overlap.workload import CommOp, CompOp, Gemm, OverlapGroup
 

@@ -24,7 +24,7 @@ def test_the_generator_knows_nothing_of_tuners_costs_and_simulation() -> None:
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     imported |= {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
     ours = {str(module) for module in imported if str(module).startswith("lagom_overlap")}
-    assert ours == {"lagom_overlap.backends.base", "lagom_overlap.collective", "lagom_overlap.workload"}
+    assert ours == {"lagom_overlap.collective", "lagom_overlap.tuners.problem", "lagom_overlap.workload"}
 
 
 def test_the_draws_and_the_physics_are_frozen() -> None:

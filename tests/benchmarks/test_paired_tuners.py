@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 import paired_tuners
-from lagom_overlap.backends.base import Backend, BackendRequest, Measurement, Outcome
+from lagom_overlap.backends.base import Backend, BackendRequest
 from lagom_overlap.errors import RankError
-from lagom_overlap.job.build import groups_of, open_backend, request_of
-from lagom_overlap.job.compare import CompareRequest, run_compare
-from lagom_overlap.job.spec import JobSpec, read_job
+from lagom_overlap.jobfile.build import groups_of, open_backend, request_of
+from lagom_overlap.jobfile.spec import JobSpec, read_job
+from lagom_overlap.tuners.problem import Measurement, Outcome
+from lagom_overlap.verbs.compare import CompareRequest, run_compare
 
 JOB = """
 [job]

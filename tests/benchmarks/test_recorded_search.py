@@ -6,8 +6,8 @@ from random import Random
 import numpy as np
 import pytest
 
-from lagom_overlap.backends.base import Measurement
 from lagom_overlap.collective import CommConfig
+from lagom_overlap.tuners.problem import Measurement
 from recorded_world import Pass, World, likeness
 
 CONFIGS = [CommConfig(num_channels=n, chunk_bytes=c) for n in (1, 2, 4, 8) for c in (2**19, 2**21, 2**23)]

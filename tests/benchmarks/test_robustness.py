@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from lagom_overlap.backends.base import Measurement
+from lagom_overlap.tuners.problem import Measurement
 from overlap_generator import draw_group
 from robustness import DISTURBANCES, LATE_SHAPES, LONGER, drift, longer_computations, main, neighbour, warm_up
 

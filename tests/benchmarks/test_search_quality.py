@@ -84,7 +84,7 @@ def test_all_means_every_entry_point_the_variant_and_the_guarded_ones() -> None:
 
 def test_entry_points_are_read_from_the_project_when_nothing_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search_quality, "entry_points", lambda group: ())
-    assert search_quality.tuner_paths()["lagom"] == "lagom_overlap.tune.lagom:Lagom"
+    assert search_quality.tuner_paths()["lagom"] == "lagom_overlap.tuners.lagom:Lagom"
 
 
 def test_a_row_is_mean_percentile_and_share_of_its_runs() -> None:

@@ -12,7 +12,7 @@ from subspaces import main
 
 generator = import_module("overlap_generator")
 numpy = import_module("numpy")
-GroupSearch = import_module("lagom_overlap.tune.just_enough.search").GroupSearch
+GroupSearch = import_module("lagom_overlap.tuners.model_based.search").GroupSearch
 
 
 @pytest.mark.parametrize("num_comms", [1, 4])

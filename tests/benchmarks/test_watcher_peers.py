@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from lagom_overlap.runtime.watcher import FIRST, LEAST_SPREAD, SETTLE
+from lagom_overlap.online.watcher import FIRST, LEAST_SPREAD, SETTLE
 from watcher_peers import PEERS, Detector
 
 QUIET = [1.0] * (SETTLE + FIRST + 20)

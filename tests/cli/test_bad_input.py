@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lagom_overlap.cli import main
-from lagom_overlap.job import build
+from lagom_overlap.jobfile import registry
 
 SIMULATED = """
 [job]
@@ -140,9 +140,9 @@ def test_an_extra_that_is_missing_gives_the_pip_line(monkeypatch):
         def load(self):
             raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
-    monkeypatch.setattr(build.metadata, "entry_points", lambda group: [Broken()])
-    with pytest.raises(build.MissingDependencyError, match=r"pip install 'lagom-overlap\[torch\]'"):
-        build._load("lagom_overlap.backends", "backend", "gloo")
+    monkeypatch.setattr(registry.metadata, "entry_points", lambda group: [Broken()])
+    with pytest.raises(registry.MissingDependencyError, match=r"pip install 'lagom-overlap\[torch\]'"):
+        registry._load("lagom_overlap.backends", "backend", "gloo")
 
 
 def test_tune_prints_one_json_object_with_the_promised_keys(tmp_path, capsys):
@@ -157,8 +157,8 @@ def test_tune_prints_one_json_object_with_the_promised_keys(tmp_path, capsys):
     config = result["configs"]["g"]["ag"]
     assert list(config) == ["algorithm", "protocol", "transport", "num_channels", "num_threads", "chunk_bytes"]
     verdict = result["verdict"]
-    assert verdict["pairs"] == 3
-    assert verdict["adopted"] == (verdict["q25"] > 1)
+    assert verdict["over_default"]["num_pairs"] == 3
+    assert verdict["adopted"] == (verdict["judgement"]["decision"] == "faster")
     for path in result["files"]:
         assert Path(path).stat().st_mode & 0o077 == 0
     recorded = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))

@@ -3,24 +3,24 @@
 import json
 import os
 import signal
-import threading
 import time
 import tomllib
 from pathlib import Path
 
 import pytest
 
-from lagom_overlap.capture.base import Capture
-from lagom_overlap.capture.file import write_capture
+from lagom_overlap.capturing.file import write_capture
 from lagom_overlap.cli import main
 from lagom_overlap.collective import Collective, CollectiveKind
-from lagom_overlap.job import build, plan_compare, plan_problem
-from lagom_overlap.job.spec import read_job
-from lagom_overlap.plan.baselines import ProgramOrder
-from lagom_overlap.plan.deadline import Deadline
-from lagom_overlap.plan.finish import Issue, finished
-from lagom_overlap.plan.memory import parameter_gathers
+from lagom_overlap.jobfile import registry
+from lagom_overlap.jobfile.spec import read_job
+from lagom_overlap.planners.baselines import ProgramOrder
+from lagom_overlap.planners.deadline import Deadline
+from lagom_overlap.planners.finish import Issue, finished
+from lagom_overlap.planners.memory import parameter_gathers
+from lagom_overlap.verbs import plan_compare, plan_problem
 from lagom_overlap.workload import CommOp, CompOp, Iteration, MemoryBound
+from lagom_overlap.workload.issued import IssuedStep
 
 JOB = """
 [job]
@@ -30,21 +30,24 @@ name = "phi-2"
 seq_len = 256
 [cluster]
 preset = "a40_nvlink"
-nodes = 1
 [parallel]
 fsdp = 8
+framework = "deepspeed"
 [plan]
 planner = "gathers_first"
 """
 
 
 class GathersFirst:
-    """Issues every parameter gather at once; takes its time if asked."""
+    """Issues every parameter gather at once; takes its time if asked, or sends itself a Ctrl-C as it begins."""
 
-    def __init__(self, *, seconds: float = 0.0):
+    def __init__(self, *, seconds: float = 0.0, is_interrupted: bool = False):
         self._seconds = seconds
+        self._is_interrupted = is_interrupted
 
     def plan(self, problem):
+        if self._is_interrupted:
+            os.kill(os.getpid(), signal.SIGINT)
         deadline = Deadline(self._seconds)
         while deadline.left_s > 0:
             time.sleep(0.01)
@@ -58,12 +61,12 @@ class GathersFirst:
 @pytest.fixture(autouse=True)
 def planners(monkeypatch):
     known = {"gathers_first": GathersFirst, "program_order": ProgramOrder}
-    real = build._load
+    real = registry._load
 
     def load(group, what, name):
-        return known[name] if group == build.PLANNERS and name in known else real(group, what, name)
+        return known[name] if group == registry.PLANNERS and name in known else real(group, what, name)
 
-    monkeypatch.setattr(build, "_load", load)
+    monkeypatch.setattr(registry, "_load", load)
 
 
 def lagom(tmp_path: Path, capsys, text: str, *flags: str) -> tuple[int, str, str]:
@@ -88,13 +91,14 @@ def test_json_is_the_stable_object_and_nothing_else(tmp_path, capsys):
     assert (code, err) == (0, "")
     found = json.loads(out)
     assert list(found) == [
-        "planner", "num_ops", "num_comms", "iteration_s", "exposed_comm_s", "peak_memory_bytes", "decisions",
-        "solve_s", "files",
+        "tool", "version", "job", "num_ranks", "planner", "baseline", "simulation", "num_ops", "num_comms",
+        "iteration_s", "exposed_comm_s", "peak_memory_bytes", "is_optimal", "decisions", "solve_s", "times", "megatron",
+        "execution", "advice", "notes", "files",
     ]  # fmt: skip
     assert list(found["iteration_s"]) == ["before", "after", "lower_bound"]
     assert list(found["peak_memory_bytes"]) == ["before", "after", "limit"]
     assert set(found["decisions"][0]) == {
-        "comm", "substitution", "groups", "split_dim", "num_chunks", "fused_with", "prefetch",
+        "comm", "substitution", "groups", "split_dim", "num_chunks", "fused_with", "prefetch", "is_computation",
     }  # fmt: skip
     assert found["iteration_s"]["lower_bound"] <= found["iteration_s"]["after"] <= found["iteration_s"]["before"]
 
@@ -189,7 +193,7 @@ def test_an_order_against_the_data_flow_is_refused(tmp_path, capsys):
         ),
         ('planner = "gathers_first"', 'memory_limit = "much"', ["plan.memory_limit", "much"]),
         ('planner = "gathers_first"', "plannner = 1", ["plan.plannner", "planner"]),
-        ("fsdp = 8", "fsdp = 1000", ["1000"]),
+        ("fsdp = 8", "fsdp = 8\ntensor = 3", ["must divide", "heads"]),
     ],
 )
 def test_a_mistake_in_the_job_file_is_one_line(tmp_path, capsys, old, new, words):
@@ -217,16 +221,26 @@ def test_a_capture_needs_a_cluster_and_must_be_one(tmp_path, capsys):
     assert "no capture" in capsys.readouterr().err
 
 
-def test_the_first_ctrl_c_ends_the_search_and_keeps_its_plan(tmp_path, capsys):
-    text = JOB + "options = { seconds = 60.0 }\n"
-    timer = threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    started = time.monotonic()
-    code, out, _ = lagom(tmp_path, capsys, text)
-    timer.cancel()
-    assert code == 0
-    assert time.monotonic() - started < 50
-    assert "Ctrl-C" in out
+@pytest.mark.parametrize(("signum", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_the_first_signal_ends_the_search_keeps_its_plan_and_is_the_exit_code(
+    tmp_path, capsys, monkeypatch, signum, expected
+):
+    class Told:
+        """A planner that is told to end as soon as it begins; its own deadline is far away."""
+
+        def __init__(self, *given, **how):
+            self.planner = registry.make_planner(*given, **how)
+
+        def plan(self, problem):
+            signal.raise_signal(signum)
+            return self.planner.plan(problem)
+
+    monkeypatch.setattr("lagom_overlap.verbs.plan.make_planner", Told)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the suite was started under
+    code, out, _ = lagom(tmp_path, capsys, JOB + "options = { seconds = 600.0 }\n")
+    signal.signal(signal.SIGINT, before)
+    assert code == expected
+    assert "ended by a signal" in out
 
 
 def test_planners_are_compared_in_one_table(tmp_path, capsys):
@@ -351,7 +365,7 @@ def test_what_is_wrong_whatever_the_step_is_refused_before_it_is_read(tmp_path, 
 
 
 def a_capture(tmp_path, *ops):
-    capture = Capture(iteration=Iteration("odd", ops, is_dataflow=True), num_ranks=2, groups={"fsdp": (0, 1)})
+    capture = IssuedStep(iteration=Iteration("odd", ops, is_dataflow=True), num_ranks=2, groups={"fsdp": (0, 1)})
     write_capture(tmp_path / "odd.json", capture)
     return str(tmp_path / "odd.json")
 
@@ -362,7 +376,7 @@ def test_a_step_without_operators_is_refused(tmp_path, capsys):
 
 
 def interrupt_at(monkeypatch, number):
-    """Ctrl-C while so many planners have been asked."""
+    """Ctrl-C while this many planners have been asked."""
     asked = []
 
     def stopped(real, *arguments, **more):
@@ -384,7 +398,7 @@ def test_an_interrupted_comparison_of_planners_keeps_those_that_were_done(tmp_pa
     assert (code, captured.err) == (130, "lagom compare: interrupted; 1 of 2 were done and are kept\n")
     kept = json.loads((out / "compare.json").read_text())
     assert kept == json.loads(captured.out)
-    assert kept["partial"] is True
+    assert kept["interrupted"] is True
     assert [row["planner"] for row in kept["rows"]] == ["program_order"]
 
 
@@ -399,11 +413,8 @@ def test_a_comparison_interrupted_before_the_first_planner_was_done_keeps_nothin
 
 def test_a_planner_that_ctrl_c_cut_short_is_not_compared(tmp_path, capsys):
     job = tmp_path / "job.toml"
-    job.write_text(JOB + "options = { seconds = 60.0 }\n", encoding="utf-8")
-    timer = threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
+    job.write_text(JOB + "options = { seconds = 1e6, is_interrupted = true }\n", encoding="utf-8")
     code = main(["compare", str(job), "--planners", "program_order,gathers_first", "--json"])
-    timer.cancel()
     assert code == 130
     assert [row["planner"] for row in json.loads(capsys.readouterr().out)["rows"]] == ["program_order"]
 
@@ -436,12 +447,12 @@ EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("plan_*.toml"))
 @pytest.mark.torch
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_the_example_programs_are_captured_and_hold_their_collectives(path):
-    from lagom_overlap.capture.fake_world import fake_world
-    from lagom_overlap.engines.planned.program import load_program
+    from lagom_overlap.capturing.fake_world import fake_world
+    from lagom_overlap.engines.fx.program import load_program
 
     spec = read_job(path)
     with fake_world(spec.job.ranks):
-        loaded = load_program(path.parent / spec.program.script, spec.program.function)
+        loaded = load_program(Path(spec.program.script), spec.program.function)
         iteration = loaded.captured("example").iteration
     assert iteration.is_dataflow
     assert len(iteration.comms) >= 16

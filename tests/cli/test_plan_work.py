@@ -34,14 +34,14 @@ def test_two_runs_with_the_same_work_write_the_same_plan(folder):
         assert main(["plan", "job.toml", "--work", "0.5", "--out", name]) == 0
     first, second = ((folder / name / "plan.toml").read_bytes() for name in ("one", "two"))
     assert first == second
-    notes = json.loads((folder / "one/run.json").read_text())["notes"]
+    notes = json.loads((folder / "one/run.json").read_text())["result"]["notes"]
     assert any("of 0.5 million steps; the same step and work give the same plan" in note for note in notes)
 
 
 def test_the_jobs_own_work_is_used_with_its_seconds_above_it(folder):
     (folder / "job.toml").write_text(JOB + "work = 0.25\nbudget_s = 500\n")
     assert main(["plan", "job.toml", "--out", "out"]) == 0
-    notes = json.loads((folder / "out/run.json").read_text())["notes"]
+    notes = json.loads((folder / "out/run.json").read_text())["result"]["notes"]
     assert any("of 0.25 million steps" in note for note in notes)
 
 

@@ -2,11 +2,12 @@
 
 import argparse
 import json
+import signal
 from pathlib import Path
 
 import pytest
 
-from lagom_overlap.cli import reproduce
+from lagom_overlap.cli import main, reproduce
 from lagom_overlap.errors import JobError, OutputError, UnknownNameError
 
 
@@ -33,6 +34,21 @@ def test_out_gets_the_page_and_the_same_object(tmp_path: Path, capsys) -> None:
     printed = capsys.readouterr().out
     assert "direction" in printed
     assert max(len(line) for line in printed.split("Report: ")[0].splitlines()) <= 80
+
+
+@pytest.mark.parametrize(("signum", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_keeps_the_chapters_that_were_done(tmp_path: Path, capsys, monkeypatch, signum, expected) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the suite was started under
+    monkeypatch.setattr("lagom_overlap.reproduce.cases", lambda *_, **__: signal.raise_signal(signum))
+    out = tmp_path / "run"
+    assert main(["reproduce", "all", "--json", "--out", str(out)]) == expected
+    signal.signal(signal.SIGINT, before)
+    said = capsys.readouterr()
+    assert json.loads(said.out)["chapters"] == ["fig3", "fig5"]
+    assert said.err == "lagom reproduce: interrupted; fig3, fig5 were done and are kept\n"
+    assert json.loads((out / "reproduce.json").read_text()) == json.loads(said.out)
+    assert main(["reproduce", "fig7"]) == expected
+    assert capsys.readouterr().out == ""
 
 
 def test_a_link_without_workers_is_refused() -> None:

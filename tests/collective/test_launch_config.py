@@ -1,4 +1,4 @@
-"""The computation's side as values: what may be set, and how it stands beside the collectives' configurations."""
+"""The computation's side as values: what may be set, and how it stands next to the collectives' configurations."""
 
 import copy
 import pickle

@@ -1,4 +1,4 @@
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "plugin"))  # c_build, which compiles the plug-in
+sys.path.insert(0, str(Path(__file__).parents[1] / "nccl_plugin"))  # c_build, which compiles the plug-in

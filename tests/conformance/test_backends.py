@@ -7,23 +7,16 @@ from typing import Final
 
 import msgspec
 import pytest
-from c_build import CSRC, compile_c
+from c_build import CSRC, NCCL_HOST, compile_c
 
-from lagom_overlap.backends import (
-    Backend,
-    BackendRequest,
-    Failure,
-    GroupProblem,
-    Measurement,
-    gloo,
-    recorded,
-    simulated,
-)
-from lagom_overlap.backends.bundle import group_row, header_line
+from lagom_overlap.backends import Backend, BackendRequest, gloo, recorded, simulated
+from lagom_overlap.backends.bundle import header_line
 from lagom_overlap.backends.fake_nccl import FakeNcclBackend
 from lagom_overlap.collective import Collective, CollectiveKind, CommConfig
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.timeline import SpanKind
+from lagom_overlap.tuners.problem import Failure, GroupProblem, Measurement
+from lagom_overlap.tuners.rows import group_row
 from lagom_overlap.units import MIB
 from lagom_overlap.workload import CommOp, CompOp, Gemm, MemoryBound, OverlapGroup
 
@@ -73,7 +66,7 @@ def open_recorded(folder: Path) -> Backend:
 def open_fake_nccl(folder: Path) -> Backend:
     """The real tuner plug-in, compiled here, under the fake NCCL."""
     plugin = compile_c(folder / "liblagom_tuner.so", CSRC / "lagom_tuner.c", link=("-Wl,-z,nodelete",))
-    fake = compile_c(folder / "libfake_nccl.so", CSRC / "fake_nccl.c")
+    fake = compile_c(folder / "libfake_nccl.so", *NCCL_HOST)
     return FakeNcclBackend(simulated_request(), fake_library=fake, plugin_library=plugin)
 
 

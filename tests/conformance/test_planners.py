@@ -11,28 +11,28 @@ import pytest
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import load_preset
-from lagom_overlap.joint import Joint
-from lagom_overlap.plan.base import Plan, Planner, PlanProblem
-from lagom_overlap.plan.baselines import ProgramOrder
-from lagom_overlap.plan.centauri.planner import Centauri
-from lagom_overlap.plan.centauri.planner import from_options as centauri_options
-from lagom_overlap.plan.centauri.planner import paper as centauri_paper
-from lagom_overlap.plan.concerto.planner import Concerto
-from lagom_overlap.plan.concerto.planner import from_options as concerto_options
-from lagom_overlap.plan.concerto.planner import paper as concerto_paper
-from lagom_overlap.plan.deadline import Work
-from lagom_overlap.plan.exact import adds_numbers
-from lagom_overlap.plan.megatron import baselines
-from lagom_overlap.plan.megatron.planner import Megatron
-from lagom_overlap.plan.megatron.planner import from_options as megatron_options
-from lagom_overlap.plan.ours import Ours
-from lagom_overlap.plan.predict import predict
-from lagom_overlap.plan.schedule import check, lower_bound
-from lagom_overlap.plan.times import ModelTimes, origin_name
+from lagom_overlap.planners.base import Plan, Planner, PlanProblem
+from lagom_overlap.planners.baselines import ProgramOrder
+from lagom_overlap.planners.centauri.planner import Centauri
+from lagom_overlap.planners.centauri.planner import from_options as centauri_options
+from lagom_overlap.planners.centauri.planner import paper as centauri_paper
+from lagom_overlap.planners.concerto.planner import Concerto
+from lagom_overlap.planners.concerto.planner import from_options as concerto_options
+from lagom_overlap.planners.concerto.planner import paper as concerto_paper
+from lagom_overlap.planners.deadline import Work
+from lagom_overlap.planners.exact import adds_numbers
+from lagom_overlap.planners.joint import Joint
+from lagom_overlap.planners.megatron import baselines
+from lagom_overlap.planners.megatron.planner import Megatron
+from lagom_overlap.planners.megatron.planner import from_options as megatron_options
+from lagom_overlap.planners.ours import Ours
+from lagom_overlap.planners.predict import predict
+from lagom_overlap.planners.schedule import check, lower_bound
+from lagom_overlap.planners.times import ModelTimes, origin_name
 from lagom_overlap.workload import CommOp, Gemm, Iteration, MemoryBound, Op, TransformerModel
-from lagom_overlap.workload.dataflow import Unit, dataflow_iteration
 from lagom_overlap.workload.parallel import ParallelLayout
 from lagom_overlap.workload.rewrite.apply import rewritten
+from lagom_overlap.workload.step import Unit, program_step
 
 
 class JointOnModel:
@@ -86,7 +86,7 @@ class Times:
 
 def _problem(name: str) -> PlanProblem:
     model, layout, unit = STEPS[name]
-    step = dataflow_iteration(
+    step = program_step(
         model,
         ParallelLayout(**layout),  # type: ignore[arg-type]
         seq_len=64,

@@ -12,7 +12,6 @@ from zlib import crc32
 
 import pytest
 
-from lagom_overlap.backends.base import Assignment, Failure, GroupProblem, Measurement, Outcome
 from lagom_overlap.collective import (
     Algorithm,
     Collective,
@@ -27,16 +26,17 @@ from lagom_overlap.collective import (
     Subspace,
     launch_of,
 )
-from lagom_overlap.tune import Guarded, Problems, Trial, Tuner
-from lagom_overlap.tune.autoccl import AutoCcl
-from lagom_overlap.tune.both_sides import BothSides
-from lagom_overlap.tune.exhaustive import Exhaustive
-from lagom_overlap.tune.fixed import Default, FixedMax, FixedMin
-from lagom_overlap.tune.just_enough import JustEnough
-from lagom_overlap.tune.lagom import Lagom
-from lagom_overlap.tune.random_search import RandomSearch
-from lagom_overlap.tune.static_cap import StaticCap
-from lagom_overlap.tune.threads_only import ThreadsOnly
+from lagom_overlap.tuners import Guarded, Problems, Trial, Tuner
+from lagom_overlap.tuners.autoccl import AutoCcl
+from lagom_overlap.tuners.both_sides import BothSides
+from lagom_overlap.tuners.exhaustive import Exhaustive
+from lagom_overlap.tuners.fixed import Default, FixedMax, FixedMin
+from lagom_overlap.tuners.lagom import Lagom
+from lagom_overlap.tuners.model_based import ModelBased
+from lagom_overlap.tuners.problem import Assignment, Failure, GroupProblem, Measurement, Outcome
+from lagom_overlap.tuners.random_search import RandomSearch
+from lagom_overlap.tuners.static_cap import StaticCap
+from lagom_overlap.tuners.threads_only import ThreadsOnly
 from lagom_overlap.workload import CommOp, CompOp, Gemm, OverlapGroup
 
 Make = Callable[[Problems], Tuner]
@@ -54,7 +54,7 @@ TUNERS: dict[str, Make] = {
     "lagom by lr": lambda problems: Lagom(problems, seed=3, step="lr"),
     "lagom proportional": lambda problems: Lagom(problems, seed=3, ladder="proportional"),
     "random": lambda problems: RandomSearch(problems, seed=3),
-    "just_enough": lambda problems: JustEnough(problems, seed=3),
+    "model_based": lambda problems: ModelBased(problems, seed=3),
     "both_sides": lambda problems: BothSides(problems, seed=3),
     "both_sides of lagom": lambda problems: BothSides(problems, seed=3, inner="lagom"),
 }
@@ -181,10 +181,10 @@ def test_it_ends_stays_in_its_space_and_never_stands_by_what_failed(
     named = {problem.group.name: problem for problem in problems}
     failed = set()
     while True:
-        stand = tuner.recommend()
-        assert set(stand) == set(named)
-        check_allowed(stand, problems)
-        for name, assignment in stand.items():
+        incumbent = tuner.recommend()
+        assert set(incumbent) == set(named)
+        check_allowed(incumbent, problems)
+        for name, assignment in incumbent.items():
             assert assignment == named[name].default or (name, assignment) not in failed
         trial = tuner.ask()
         if trial is None:

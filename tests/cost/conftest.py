@@ -1,9 +1,13 @@
 """One GPU spelled out, so that nothing here depends on a preset."""
 
 import pytest
+from hypothesis import settings
 
 from lagom_overlap.cost import ContentionModel, Profile, load_profile
 from lagom_overlap.hardware import Cluster, Gpu, Link, LinkKind
+
+settings.register_profile("any machine", deadline=None)
+settings.load_profile("any machine")
 
 
 @pytest.fixture(scope="session")

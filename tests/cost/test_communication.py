@@ -32,7 +32,7 @@ def by_the_specification(kind: CollectiveKind, num_bytes: float, n: int, config:
     simple = config.protocol is Protocol.SIMPLE
     overhead = 3.5e-6 * (1.0 if simple else 0.25) * (1 + 0.3 * load)
     efficiency = 1.0 if simple else 0.5
-    channels, chunk = config.num_channels, config.chunk_bytes
+    channels, chunk = min(config.num_channels, 8), config.chunk_bytes  # NCCL finds four rings, two channels each
     parts = n if config.algorithm is RING else 1
     chunk = min(chunk, max(num_bytes / (parts * channels), 16 * config.num_threads))
     slices = 2 if simple and config.algorithm is RING and chunk > 32768 else 1

@@ -5,11 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lagom_overlap.cost.contention import (
+    Waves,
     eq1_makespan,
-    eq2_communication_time,
-    eq3_computation_time,
     eq4_kernel_time,
+    eq5_dispatch,
     eq5_waves,
+    eq6_kernel_time,
     eq6_wave_time,
     l2_miss_share,
     traffic_bytes_per_s,
@@ -20,10 +21,8 @@ def fluid(num_channels: int, num_sms: int) -> float:
     return eq5_waves(1e6, 1, num_sms=num_sms, num_channels=num_channels, quantisation=0.0)
 
 
-def test_the_makespan_is_the_longer_of_the_two_sums() -> None:
-    comp_s, comm_s = eq3_computation_time([1.0, 2.0]), eq2_communication_time([1.5, 0.25])
-    assert (comp_s, comm_s) == (3.0, 1.75)
-    assert eq1_makespan(comp_s, comm_s) == 3.0
+def test_the_makespan_is_the_longer_of_the_two_streams() -> None:
+    assert eq1_makespan(3.0, 1.75) == eq1_makespan(1.75, 3.0) == 3.0
 
 
 def test_sixteen_to_thirty_two_channels_on_84_sms_cost_the_published_30_percent() -> None:
@@ -41,7 +40,7 @@ def test_masking_compute_units_on_an_mi300x_costs_about_what_was_measured() -> N
 
 
 def test_one_full_wave_becomes_two_as_soon_as_an_sm_is_gone() -> None:
-    """A grid of 132 blocks on 132 SMs: "2x as long" beside any NCCL kernel (pytorch#143988)."""
+    """A grid of 132 blocks on 132 SMs: "2x as long" during any NCCL kernel (pytorch#143988)."""
     assert eq5_waves(132, 1, num_sms=132) == 1.0
     assert [eq5_waves(132, 1, num_sms=132, num_channels=n) for n in (1, 24, 66)] == [2.0, 2.0, 2.0]
 
@@ -53,7 +52,7 @@ def test_multiples_of_80_tiles_bear_four_channels_on_an_a40_but_not_eight() -> N
 
 
 def test_small_blocks_keep_their_share_of_a_taken_sm() -> None:
-    """84 SMs x 16 blocks; beside 8 communication blocks 76 x 16 + 8 x 12 = 1312 fit."""
+    """84 SMs x 16 blocks; during 8 communication blocks 76 x 16 + 8 x 12 = 1312 fit."""
     waves = eq5_waves(13120, 16, num_sms=84, num_channels=8, shared_blocks_per_sm=12)
     assert waves == 10.0
 
@@ -132,3 +131,48 @@ def test_traffic_counts_user_buffer_and_fifo_and_stops_at_its_ceiling() -> None:
     assert miss == 0.5
     assert traffic_bytes_per_s(44e9, 1 + 2 * miss, amplification=1.0, ceiling_bytes_per_s=510e9) == 88e9
     assert traffic_bytes_per_s(44e9, 2.0, amplification=9.0, ceiling_bytes_per_s=510e9) == 510e9
+
+
+def test_blocks_are_dealt_to_dies_in_turn_and_the_fullest_decides() -> None:
+    """MI300X, 1184 tiles: 148 on each of 8 dies of 38; 16 channels leave 36, so 4 whole waves and 4 more tiles each."""
+    assert eq5_dispatch(1184, 1, num_sms=304, num_xcds=8) == Waves(3, 304, 8 * (148 - 3 * 38))
+    beside = eq5_dispatch(1184, 1, num_sms=304, num_channels=16, num_xcds=8)
+    assert beside == Waves(4, 288, 8 * (148 - 4 * 36))
+    assert (beside.count(), beside.count(0.0)) == (5.0, pytest.approx(148 / 36))
+
+
+@pytest.mark.parametrize(("grid", "waves"), [(224, 1), (240, 1), (241, 2), (248, 2), (256, 2)])
+def test_a_static_grid_that_meets_too_many_channels_takes_a_second_pass(grid: int, waves: int) -> None:
+    """256 CUs on 8 dies beside 16 channels: 30 left on each die, so 241 blocks put a 31st on one."""
+    assert eq5_dispatch(grid, 1, num_sms=256, num_channels=16, num_xcds=8).count() == waves
+
+
+def test_a_grid_whose_blocks_fetch_tiles_loses_only_what_it_no_longer_finds() -> None:
+    """1024 tiles, 304 CUs, 32 channels: 256 resident blocks are not displaced, 304 are 272."""
+    sms = {"num_sms": 304, "num_channels": 32, "num_xcds": 8}
+    assert eq5_dispatch(1024, 1, grid=256, **sms) == Waves(4, 256, 0)
+    assert eq5_dispatch(1024, 1, grid=304, **sms) == Waves(3, 272, 1024 - 3 * 272)
+
+
+def test_blocks_that_miss_their_wave_spill_but_never_from_the_first() -> None:
+    """148 tiles on 37 CUs are 4 waves exactly; of the 111 after the first, 2 % miss theirs. One wave has no such."""
+    sms = {"num_sms": 37, "spill": 0.02}
+    assert eq5_dispatch(148, 1, **sms).count() == 5
+    assert eq5_dispatch(37, 1, **sms).count() == 1
+
+
+def test_each_wave_moves_the_bytes_of_its_own_blocks() -> None:
+    """By hand, p = 2: a wave of 4 blocks takes sqrt(3^2 + 4^2) = 5, one block alone sqrt(3^2 + 1) s."""
+    waves = Waves(2, 4, 1)
+    times = {"block_bytes": 1.0, "free_bytes_per_s": 1.0, "norm": 2.0}
+    assert eq6_kernel_time(3.0, waves, quantisation=1.0, **times) == pytest.approx(2 * 5 + 10**0.5)
+    assert eq6_kernel_time(3.0, waves, quantisation=0.0, **times) == pytest.approx(2 * 5 + 5 / 4)
+    assert eq6_kernel_time(3.0, Waves(0, 4, 2), quantisation=1.0, **times) == pytest.approx(13**0.5)
+
+
+def test_with_the_paper_s_sum_the_waves_add_up_to_its_own_formula() -> None:
+    waves = eq5_dispatch(1000, 2, num_sms=84, num_channels=3)
+    g = waves.count()
+    whole = g * eq6_wave_time(1e-3, g, num_blocks=1000, block_bytes=5e5, free_bytes_per_s=1e12)
+    parts = eq6_kernel_time(1e-3, waves, block_bytes=5e5, free_bytes_per_s=1e12, norm=1.0, quantisation=1.0)
+    assert parts == pytest.approx(whole, rel=1e-12)

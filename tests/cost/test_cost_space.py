@@ -12,7 +12,7 @@ from lagom_overlap.collective import (
     Transport,
     chunk_bytes_of_slice,
 )
-from lagom_overlap.cost import ContentionModel, load_profile
+from lagom_overlap.cost import Collectives, ContentionModel, load_profile
 from lagom_overlap.errors import SpaceError
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.units import KIB, MIB
@@ -26,14 +26,19 @@ def implementations(model: ContentionModel, collective: Collective) -> set[tuple
     return {(s.algorithm, s.protocol) for s in model.space(collective).subspaces}
 
 
-def test_only_an_all_reduce_has_trees_and_only_nvlink_has_ll128(
+def test_only_an_all_reduce_has_trees_and_only_a_switch_has_ll128(
     nvlink_model: ContentionModel, pcie_model: ContentionModel
 ) -> None:
+    """Pairs of A40 on bridges meet over PCIe, where NCCL has no LL128; the paper's model has it on any NVLink."""
     protocols = {"simple", "ll", "ll128"}
-    assert implementations(nvlink_model, AR) == {(a, p) for a in ("ring", "tree") for p in protocols}
-    assert implementations(nvlink_model, AG) == {("ring", p) for p in protocols}
-    assert implementations(pcie_model, AG) == {("ring", "simple"), ("ring", "ll")}
-    assert implementations(nvlink_model, A2A) == {(None, "simple"), (None, "ll")}
+    switched = ContentionModel(load_preset("a100_dgx"), nvlink_model.profile)
+    paper = replace(nvlink_model, profile=replace(nvlink_model.profile, collectives=Collectives.PAPER))
+    for model in (switched, paper):
+        assert implementations(model, AR) == {(a, p) for a in ("ring", "tree") for p in protocols}
+        assert implementations(model, AG) == {("ring", p) for p in protocols}
+        assert implementations(model, A2A) == {(None, "simple"), (None, "ll")}
+    for model in (nvlink_model, pcie_model):
+        assert implementations(model, AG) == {("ring", "simple"), ("ring", "ll")}
 
 
 @pytest.mark.parametrize("collective", [AR, AG, A2A])

@@ -6,7 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lagom_overlap.cost import ContentionModel, Profile
-from lagom_overlap.hardware import Cluster
+from lagom_overlap.cost.kernels import product_of_time
+from lagom_overlap.cost.operators.gemm import wide_tiles
+from lagom_overlap.hardware import Cluster, load_preset
 from lagom_overlap.workload import Attention, Gemm, Kernel, MemoryBound, Work
 
 
@@ -101,3 +103,35 @@ def test_no_kernel_beats_the_memory_or_the_arithmetic(
         assert (
             kernel.num_blocks * kernel.block_bytes >= 2 * (work.m * work.k + work.n * work.k + work.m * work.n) * 0.999
         )
+
+
+@pytest.mark.parametrize("grid", [None, 240, 304])
+@pytest.mark.parametrize("num_blocks", [196, 304, 1184])
+def test_a_product_of_known_time_takes_it_alone(plausible: Profile, num_blocks: int, grid: int | None) -> None:
+    model = ContentionModel(load_preset("mi300x"), plausible)
+    kernel = product_of_time(
+        model.cluster.gpu, plausible, alone_s=1.7e-3, flops=2 * 8192.0**3, num_blocks=num_blocks, grid=grid
+    )
+    assert model.kernel_seconds(kernel) == pytest.approx(1.7e-3, rel=1e-9)
+
+
+def test_a_static_grid_of_every_cu_takes_twice_as_long_beside_one_channel(plausible: Profile) -> None:
+    """Where its CUs are all that bounds it; what the GPU shares lets the few blocks of the second pass run faster."""
+    model = ContentionModel(load_preset("mi350x"), plausible)
+    gpu, own = model.cluster.gpu, plausible.for_gpu("MI350X")
+    assert own.sm_flops is not None
+    bound = product_of_time(gpu, plausible, alone_s=1e-3, flops=256 * own.sm_flops * 1e-3, num_blocks=256)
+    shared = product_of_time(gpu, plausible, alone_s=1e-3, flops=128 * own.sm_flops * 1e-3, num_blocks=256)
+    assert model.kernel_seconds(bound, num_channels=1) == pytest.approx(2e-3 * own.overlap_factor)
+    assert 1.3e-3 < model.kernel_seconds(shared, num_channels=1) < 1.7e-3
+
+
+def test_a_product_needs_the_rate_of_an_sm(plausible: Profile) -> None:
+    with pytest.raises(ValueError, match="no sm_flops for A100"):
+        product_of_time(load_preset("a100_dgx").gpu, plausible, alone_s=1e-3, flops=1e12, num_blocks=1)
+
+
+@pytest.mark.parametrize(("size", "tiles"), [(3584, 294), (3840, 300), (4096, 304), (8704, 1156)])
+def test_hipblaslt_s_grids_are_those_that_its_users_print(size: int, tiles: int) -> None:
+    """ROCm/tritonBLAS @70f74844, docs/overlap-analysis.md; others than printed for 4352, 8192 and 8448."""
+    assert wide_tiles(size, size, 304) == tiles

@@ -5,8 +5,8 @@ import pytest
 
 from lagom_overlap.collective import Collective, CollectiveKind, CommConfig
 from lagom_overlap.cost.overlap_fit import (
+    FittedOverlap,
     Observation,
-    Overlap,
     OverlapConstants,
     OverlapTimes,
     Way,
@@ -42,7 +42,7 @@ CONSTANTS = OverlapConstants(
 
 
 def overlap(alone_s, *comms, starts=()):
-    return Overlap(
+    return FittedOverlap(
         comp_alone_s=alone_s,
         collectives=tuple(Collective(kind, mib * MIB, 2) for kind, mib, _ in comms),
         configs=tuple(config for _, _, config in comms),

@@ -138,7 +138,9 @@ def test_two_ranks_with_unequal_times_agree_on_the_larger_of_each() -> None:
 
     def agree(rank: int) -> tuple[list[float], tuple[int, ...]]:
         own = PrefixStore("control", store if rank == 0 else TCPStore("127.0.0.1", store.port, is_master=False))
-        control = Control(open_group(own, rank, 2, "127.0.0.1"), 2)
+        control = Control(
+            open_group(own, rank, 2, torch.distributed.ProcessGroupGloo.create_device(hostname="127.0.0.1")), 2
+        )
         control.barrier()
         agreed = control.maxima([[1.0, 5.0, 1e-9], [3.0, 2.0, 2e-9]][rank])
         gathered = control.gather(10 + rank)

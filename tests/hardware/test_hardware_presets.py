@@ -1,5 +1,5 @@
 import tomllib
-from dataclasses import fields
+from dataclasses import fields, replace
 from importlib import resources
 from itertools import pairwise
 
@@ -8,9 +8,12 @@ import pytest
 from lagom_overlap.errors import JobError, UnknownNameError
 from lagom_overlap.hardware import Cluster, Gpu, Link, LinkKind, load_preset, preset_names
 
-NAMES = ["a100_dgx", "a100_hdr1", "a100_hdr4", "a40_bridged", "a40_nvlink", "a40_pcie", "h100_dgx", "h200"]
+NAMES = [
+    "a100_dgx", "a100_hdr1", "a100_hdr4", "a10g_g5", "a40_bridged", "a40_nvlink", "a40_pcie", "b200", "gb200",
+    "h100_dgx", "h100_hbm2e", "h200", "mi300x", "mi350x", "mi355x",
+]  # fmt: skip
 
-# NVIDIA's datasheets: SMs, dense bf16 peak, memory peak, memory, one direction of the GPU's NVLink or PCIe slot.
+# NVIDIA's and AMD's datasheets: SMs, dense bf16 peak, memory peak, memory, one direction of the GPU's links or slot.
 DATASHEET = {
     "a40_bridged": (84, 149.7e12, 696e9, 48e9, 31.5e9),  # the ring crosses PCIe
     "a40_nvlink": (84, 149.7e12, 696e9, 48e9, 56.25e9),
@@ -19,8 +22,17 @@ DATASHEET = {
     "a100_hdr1": (108, 312e12, 2039e9, 80e9, 300e9),
     "a100_hdr4": (108, 312e12, 2039e9, 80e9, 300e9),
     "h100_dgx": (132, 989.4e12, 3350e9, 80e9, 450e9),
+    "h100_hbm2e": (132, 989.4e12, 2400e9, 95e9, 450e9),
     "h200": (132, 989.4e12, 4800e9, 141e9, 450e9),
+    "b200": (148, 2250e12, 7700e9, 180e9, 900e9),
+    "gb200": (148, 2500e12, 8000e9, 186e9, 900e9),
+    "a10g_g5": (80, 70e12, 600e9, 24e9, 31.5e9),
+    "mi300x": (304, 1307.4e12, 5300e9, 192e9, 7 * 64e9),
+    "mi350x": (256, 2307e12, 8000e9, 288e9, 7 * 76.8e9),
+    "mi355x": (256, 2516e12, 8000e9, 288e9, 7 * 76.8e9),
 }
+POWER_LIMITED = {"h100_hbm2e", "mi300x", "mi350x", "mi355x"}
+"""Their products run far below the datasheet's clock."""
 
 
 def raw(name: str) -> dict[str, object]:
@@ -52,16 +64,18 @@ def test_sms_and_memory_are_the_datasheets_and_rates_lie_below_its_peaks(name: s
     cluster = load_preset(name)
     gpu = cluster.gpu
     assert (gpu.num_sms, gpu.memory_bytes) == (num_sms, memory)
-    assert 0.6 * peak_flops < gpu.gemm_flops < peak_flops
+    assert (0.5 if name in POWER_LIMITED else 0.6) * peak_flops < gpu.gemm_flops < peak_flops
     assert 0.75 * peak_hbm < gpu.hbm_bytes_per_s < peak_hbm
-    assert 0.6 * wire < cluster.intra.bytes_per_s < wire
+    if cluster.gpus_per_node > 1:
+        assert 0.6 * wire < cluster.intra.bytes_per_s < wire
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_ring_over_nodes_is_never_wider_than_the_ring_inside_one(name: str) -> None:
     cluster = load_preset(name, num_nodes=2)
-    assert cluster.link_between(16).bytes_per_s <= cluster.link_between(8).bytes_per_s
-    assert cluster.link_between(16).kind is LinkKind.NETWORK
+    one = cluster.gpus_per_node
+    assert cluster.link_between(2 * one).bytes_per_s <= cluster.link_between(one).bytes_per_s
+    assert cluster.link_between(2 * one).kind is LinkKind.NETWORK
 
 
 def test_clusters_a_and_b_have_the_shape_of_the_papers_section_4_1() -> None:
@@ -103,6 +117,17 @@ def test_the_number_of_nodes_can_be_asked_for() -> None:
 def test_an_unknown_preset_names_the_nearest_one() -> None:
     with pytest.raises(UnknownNameError, match=r"'a40_nvlnk'.*did you mean 'a40_nvlink'.*allowed: a100_dgx"):
         load_preset("a40_nvlnk")
+
+
+@pytest.mark.parametrize(("name", "per_die"), [("mi300x", 38), ("mi350x", 32), ("mi355x", 32)])
+def test_amd_s_compute_units_lie_on_eight_dies(name: str, per_die: int) -> None:
+    gpu = load_preset(name).gpu
+    assert (gpu.num_xcds, gpu.num_sms) == (8, 8 * per_die)
+
+
+def test_dies_must_divide_the_sms() -> None:
+    with pytest.raises(JobError, match="num_xcds is 7, must divide num_sms, which is 304"):
+        replace(load_preset("mi300x").gpu, num_xcds=7)
 
 
 def test_gpus_grow_in_sms_from_generation_to_generation() -> None:

@@ -5,13 +5,14 @@ from html.parser import HTMLParser
 from itertools import pairwise
 
 import pytest
+from toy_tuning import changed
 
-from lagom_overlap.backends.base import Failure, GroupProblem
 from lagom_overlap.collective import Collective, CollectiveKind, CommConfig
-from lagom_overlap.report.html import render_html
+from lagom_overlap.report.tune.page import render_tuning
 from lagom_overlap.timeline import Span, SpanKind, Timeline
-from lagom_overlap.tune.journal import StepKind
-from lagom_overlap.tune.verdict import judge
+from lagom_overlap.tuners.journal import StepKind
+from lagom_overlap.tuners.problem import Failure, GroupProblem
+from lagom_overlap.tuners.verdict import judge
 from lagom_overlap.units import MIB
 from lagom_overlap.workload import CommOp, CompOp, Gemm, OverlapGroup
 
@@ -70,7 +71,7 @@ class Page(HTMLParser):
 
 @pytest.fixture
 def page(report) -> Page:
-    return Page(render_html(report))
+    return Page(render_tuning(report))
 
 
 def assert_loads_nothing(page: Page) -> None:
@@ -86,7 +87,7 @@ def test_the_page_loads_nothing_and_forbids_itself_to(page, report):
     policy = next(a["content"] for t, a in page.elements if t == "meta" and a.get("http-equiv"))
     assert policy.startswith("default-src 'none'")
     assert "http" not in policy
-    styles = re.search(r"<style>(.*?)</style>", render_html(report), re.DOTALL)[1]
+    styles = re.search(r"<style>(.*?)</style>", render_tuning(report), re.DOTALL)[1]
     assert "url(" not in styles
     assert "@import" not in styles
 
@@ -96,7 +97,7 @@ def test_plotly_is_inlined_once(page):
 
 
 def test_equal_reports_give_equal_pages(make_report):
-    assert render_html(make_report()) == render_html(make_report())
+    assert render_tuning(make_report()) == render_tuning(make_report())
 
 
 def test_the_verdict_comes_first_and_its_numbers_are_the_verdicts(page, report):
@@ -115,7 +116,7 @@ def test_the_verdict_comes_first_and_its_numbers_are_the_verdicts(page, report):
 
 
 def test_headings_never_skip_a_level(page, make_report, make_group):
-    many = Page(render_html(make_report((make_group("a"), make_group("b")))))
+    many = Page(render_tuning(make_report((make_group("a"), make_group("b")))))
     for headings in (page.headings, many.headings):
         levels = [int(tag[1]) for tag in headings]
         assert levels[0] == 1
@@ -124,7 +125,7 @@ def test_headings_never_skip_a_level(page, make_report, make_group):
 
 
 def test_the_plane_shows_every_probe_at_its_communication_and_computation_time(page, report):
-    outcomes = [e.outcomes["block/0"] for e in report.entries if e.step.kind is StepKind.SEARCH]
+    outcomes = [e.outcomes["block/0"] for e in report.search.entries if e.step.kind is StepKind.SEARCH]
     points = next(t for t in page.traces("figure-plane-1") if t.get("name") == "probe")
     assert points["x"] == pytest.approx([m.total_comm_s * 1e3 for m in outcomes])
     assert points["y"] == pytest.approx([m.comp_s * 1e3 for m in outcomes])
@@ -134,7 +135,7 @@ def test_the_plane_shows_every_probe_at_its_communication_and_computation_time(p
 
 
 def test_arrows_of_the_plane_have_the_colour_of_the_collective_that_changed(page, report):
-    steps = [e for e in report.entries if e.step.kind is StepKind.SEARCH]
+    steps = [e for e in report.search.entries if e.step.kind is StepKind.SEARCH]
     one, other = steps[1], steps[2]
     changed = [a != b for a, b in zip(one.step.assignments["block/0"], other.step.assignments["block/0"], strict=True)]
     assert changed == [True, False]
@@ -147,7 +148,7 @@ def test_arrows_of_the_plane_have_the_colour_of_the_collective_that_changed(page
 def test_the_best_so_far_never_rises_and_ends_at_the_least(page, report):
     line = next(t for t in page.traces("figure-trajectory-1") if t.get("name") == "best so far")["y"]
     assert line == sorted(line, reverse=True)
-    times = [e.outcomes["block/0"].makespan_s for e in report.entries if e.step.kind is StepKind.SEARCH]
+    times = [e.outcomes["block/0"].makespan_s for e in report.search.entries if e.step.kind is StepKind.SEARCH]
     assert line[-1] == pytest.approx(min(times) * 1e3)
 
 
@@ -158,16 +159,16 @@ def axis_titles(page: Page, figure: str) -> list[str]:
 
 def test_h_has_a_panel_only_where_the_tuner_has_one(page, report):
     assert axis_titles(page, "figure-trajectory-1") == ["makespan (ms)", "channels", "chunk", "H"]
-    bare = tuple(replace(entry, step=replace(entry.step, priorities={})) for entry in report.entries)
-    without = Page(render_html(replace(report, entries=bare)))
+    bare = tuple(replace(entry, step=replace(entry.step, priorities={})) for entry in report.search.entries)
+    without = Page(render_tuning(changed(report, entries=bare)))
     assert axis_titles(without, "figure-trajectory-1") == ["makespan (ms)", "channels", "chunk"]
     assert "and H, the computation lost" not in without.text
 
 
 def test_an_infinite_h_is_left_out_of_the_figure(report):
-    steps = [replace(e.step, priorities={"block/0": {"all_gather.0": float("-inf")}}) for e in report.entries]
-    entries = tuple(replace(e, step=s) for e, s in zip(report.entries, steps, strict=True))
-    page = Page(render_html(replace(report, entries=entries)))
+    steps = [replace(e.step, priorities={"block/0": {"all_gather.0": float("-inf")}}) for e in report.search.entries]
+    entries = tuple(replace(e, step=s) for e, s in zip(report.search.entries, steps, strict=True))
+    page = Page(render_tuning(changed(report, entries=entries)))
     assert "H" not in axis_titles(page, "figure-trajectory-1")
 
 
@@ -178,7 +179,7 @@ def test_every_rounds_makespan_is_in_the_figure_of_rounds(page, report):
 
 def test_the_timelines_before_and_after_share_one_axis(page, report):
     bars = [trace for trace in page.traces("figure-gantt-1") if trace["type"] == "bar"]
-    before = report.timelines_before["block/0"]
+    before = report.search.timelines_under("default")["block/0"]
     assert len(bars) == 2
     assert bars[0]["x"] == pytest.approx([span.duration_s * 1e3 for span in before.spans])
     assert bars[0]["base"] == pytest.approx([span.start_s * 1e3 for span in before.spans])
@@ -193,9 +194,9 @@ def test_names_are_data_wherever_they_stand(make_report):
         comms=(CommOp(name=HOSTILE, collective=Collective(CollectiveKind.ALL_GATHER, 64 * MIB, 8)),),
     )
     report = make_report((group,))
-    entry = report.entries[1]
+    entry = report.search.entries[1]
     failed = replace(entry, outcomes={group.name: Failure(f"reason{HOSTILE}")})
-    report = replace(
+    report = changed(
         report,
         job=f"job{HOSTILE}",
         backend_description=f"backend{HOSTILE}",
@@ -203,9 +204,9 @@ def test_names_are_data_wherever_they_stand(make_report):
         machine={f"machine{HOSTILE}": f"value{HOSTILE}"},
         notes=(f"note{HOSTILE}",),
         arm_words={"default": f"words{HOSTILE}"},
-        entries=(report.entries[0], failed, *report.entries[2:]),
+        entries=(report.search.entries[0], failed, *report.search.entries[2:]),
     )
-    page = Page(render_html(report))
+    page = Page(render_tuning(report))
     assert_loads_nothing(page)
     assert [tag for tag, _ in page.elements].count("script") == 2 + len(page.figures)
     for word in ("job", "backend", "tuner", "machine", "value", "note", "reason", "group"):
@@ -217,7 +218,7 @@ def test_names_are_data_wherever_they_stand(make_report):
 
 
 def test_the_json_of_a_figure_cannot_end_its_script(make_report, make_group):
-    source = render_html(make_report((make_group("</script><!--<script>"),)))
+    source = render_tuning(make_report((make_group("</script><!--<script>"),)))
     for body in re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', source, re.DOTALL):
         assert not set("<>&") & set(body)
         json.loads(body)
@@ -230,7 +231,13 @@ def test_names_that_look_like_dates_or_numbers_stay_names(make_report, make_grou
     )
     report = make_report((renamed,))
     line = Timeline((Span(name="x", kind=SpanKind.COMP, stream="2024-01-01", start_s=0, end_s=1),))
-    page = Page(render_html(replace(report, timelines_before={group.name: line})))
+    entries = tuple(
+        replace(entry, outcomes={name: replace(ran, timeline=line) for name, ran in entry.outcomes.items()})
+        if entry.step.arm == "default"
+        else entry
+        for entry in report.search.entries
+    )
+    page = Page(render_tuning(changed(report, entries=entries)))
     assert page.figures["figure-gantt-1"]["layout"]["yaxis"]["type"] == "category"
 
 
@@ -238,7 +245,7 @@ def test_names_that_look_like_dates_or_numbers_stay_names(make_report, make_grou
 def test_thirty_groups_of_up_to_eight_collectives(make_report, make_group):
     groups = tuple(make_group(f"g/{i}", num_comms=1 + i % 8, num_comps=2) for i in range(30))
     report = make_report(groups)
-    source = render_html(report)
+    source = render_tuning(report)
     page = Page(source)
     assert len([name for name in page.figures if name.startswith("figure-plane")]) == 30
     assert len(source) < 12_000_000
@@ -249,13 +256,13 @@ def test_thirty_groups_of_up_to_eight_collectives(make_report, make_group):
 
 
 def test_twelve_collectives_still_have_a_style_each(make_report, make_group):
-    page = Page(render_html(make_report((make_group(num_comms=12),))))
+    page = Page(render_tuning(make_report((make_group(num_comms=12),))))
     lines = [t["line"] for t in page.traces("figure-trajectory-1") if t.get("x") == [None]]
     assert len({(line["color"], line["dash"]) for line in lines}) == 12
 
 
 def test_a_run_without_a_verdict_shows_no_ab_and_proves_nothing(make_report):
-    page = Page(render_html(make_report(with_verdict=False)))
+    page = Page(render_tuning(make_report(with_verdict=False)))
     assert "No verdict: interrupted after" in page.text
     assert "The paired A/B" not in page.text
     assert "prove nothing" in page.text
@@ -263,12 +270,12 @@ def test_a_run_without_a_verdict_shows_no_ab_and_proves_nothing(make_report):
 
 
 def test_a_run_that_broke_off_in_the_ab_says_so(report):
-    page = Page(render_html(replace(report, verdict=None, interrupted=True)))
+    page = Page(render_tuning(changed(report, verdict=None, interrupted=True)))
     assert "The A/B was not finished" in page.text
 
 
 def test_a_failure_of_the_search_is_shown_with_its_reason(report, add_failure):
-    page = Page(render_html(add_failure(report)))
+    page = Page(render_tuning(add_failure(report)))
     assert "could not run: too many channels for this message" in page.text
     failed = next(t for t in page.traces("figure-trajectory-1") if t.get("name") == "could not run")
     assert failed["x"] == [2]
@@ -277,7 +284,7 @@ def test_a_failure_of_the_search_is_shown_with_its_reason(report, add_failure):
 def test_a_tuned_assignment_that_failed_in_the_ab_has_no_tiles(report):
     times = {arm: held for arm, held in report.verdict.makespans_s.items() if arm != "tuned"} | {"tuned": ()}
     verdict = judge(times, tuned_differs=True, failures={"tuned": "no memory"})
-    page = Page(render_html(replace(report, verdict=verdict)))
+    page = Page(render_tuning(changed(report, verdict=verdict)))
     assert "tuned failed in the A/B (no memory)" in page.text
     assert "The whole gain" not in page.text
     assert "figure-ratios" not in page.figures
@@ -288,53 +295,53 @@ def test_a_baseline_that_failed_in_the_ab_is_named(report):
         "fixed_max": (1.0,)
     }
     verdict = judge(times, tuned_differs=True, failures={"fixed_max": "no memory"})
-    page = Page(render_html(replace(report, verdict=verdict)))
+    page = Page(render_tuning(changed(report, verdict=verdict)))
     assert "All knobs maximal failed in the A/B (no memory)." in page.text
 
 
 def test_one_probe_alone_makes_a_page(make_report):
     report = make_report(with_verdict=False)
-    defaults = {p.group.name: p.default for p in report.problems}
-    page = Page(render_html(replace(report, entries=report.entries[:1], recommended=defaults, timelines_after={})))
+    defaults = {p.group.name: p.default for p in report.search.problems}
+    page = Page(render_tuning(changed(report, entries=report.search.entries[:1], recommended=defaults)))
     assert "No verdict: interrupted after 1 measurement of" in page.text
     assert axis_titles(page, "figure-trajectory-1") == ["makespan (ms)"]
     assert "figure-plane-1" in page.figures
 
 
 def test_nothing_measured_makes_a_page_without_figures(make_report):
-    report = replace(make_report(with_verdict=False), entries=(), timelines_before={}, timelines_after={})
-    page = Page(render_html(report))
+    report = changed(make_report(with_verdict=False), entries=())
+    page = Page(render_tuning(report))
     assert page.figures == {}
     assert "not measured" in page.text
 
 
 def test_every_probe_failed_makes_a_page(make_report):
     report = make_report(with_verdict=False)
-    failed = tuple(replace(e, outcomes=dict.fromkeys(e.outcomes, Failure("no"))) for e in report.entries)
-    page = Page(render_html(replace(report, entries=failed)))
+    failed = tuple(replace(e, outcomes=dict.fromkeys(e.outcomes, Failure("no"))) for e in report.search.entries)
+    page = Page(render_tuning(changed(report, entries=failed)))
     assert "figure-plane-1" not in page.figures
     assert "figure-trajectory-1" in page.figures
 
 
 def test_an_untouched_default_is_auto(make_report):
     report = make_report()
-    old = report.problems[0]
+    old = report.search.problems[0]
     problem = GroupProblem(group=old.group, spaces=old.spaces, default=(CommConfig(),) * 2, baselines=old.baselines)
-    page = Page(render_html(replace(report, problems=(problem,))))
+    page = Page(render_tuning(changed(report, problems=(problem,))))
     assert "auto →" in page.text
 
 
 def test_how_it_was_measured_is_there(page, report):
     for value in (*report.machine.values(), *report.versions.values(), *report.notes, report.date, "94.0 s"):
         assert value in page.text
-    num = sum(e.step.kind is StepKind.SEARCH for e in report.entries)
+    num = sum(e.step.kind is StepKind.SEARCH for e in report.search.entries)
     assert f"measurements of the search {num}" in page.text
     assert "median of 5 runs" in page.text
 
 
 def test_the_group_that_takes_most_of_the_iteration_is_open(make_report, make_group):
     groups = (make_group("once", count=1), make_group("often", count=30), make_group("twice", count=2))
-    source = render_html(make_report(groups))
+    source = render_tuning(make_report(groups))
     opened = re.search(r"<details id=\"group-(\d)\" open><summary><h3>(\w+)</h3>(.*?)</summary>", source, re.DOTALL)
     assert opened[1] == "2"
     assert opened[2] == "often"
@@ -342,9 +349,9 @@ def test_the_group_that_takes_most_of_the_iteration_is_open(make_report, make_gr
 
 
 def test_a_prediction_is_never_called_adopted_and_draws_no_rounds(report):
-    text = Page(render_html(replace(report, backend="predicted_from_trace")))
+    text = Page(render_tuning(changed(report, backend="predicted_from_trace")))
     assert "A prediction, not an A/B" in text.text
     assert "Nothing was run" in text.text
     assert "Adopted" not in text.text
     assert not {"figure-ratios", "figure-rounds"} & set(text.figures)
-    assert {"figure-ratios", "figure-rounds"} & set(Page(render_html(report)).figures)
+    assert {"figure-ratios", "figure-rounds"} & set(Page(render_tuning(report)).figures)

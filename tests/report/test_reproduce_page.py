@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from lagom_overlap.job.reproduce import run_reproduce
-from lagom_overlap.report.reproduce_page import headline, render_reproduction
-from lagom_overlap.report.reproduce_report import ReproduceReport, Verdict
+from lagom_overlap.report.reproduce.page import headline, render_reproduction
+from lagom_overlap.reproduce import run_reproduce
+from lagom_overlap.results.reproduce import ReproducedVerdict, ReproduceReport
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def test_texts_are_data_and_the_page_loads_nothing(report: ReproduceReport) -> N
 
 
 def test_the_headline_counts_verdicts(report: ReproduceReport) -> None:
-    held = tuple(replace(report.lines[0], verdict=verdict) for verdict in Verdict)
+    held = tuple(replace(report.lines[0], verdict=verdict) for verdict in ReproducedVerdict)
     assert headline(replace(report, lines=held)) == (
         "3 lines of the papers against the simulator: 1 reproduced, 1 direction only, 1 not reproduced."
     )

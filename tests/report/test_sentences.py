@@ -1,10 +1,11 @@
 from dataclasses import replace
 
 import pytest
+from toy_tuning import changed
 
 from lagom_overlap.collective import CommConfig
-from lagom_overlap.report.page import sentences
-from lagom_overlap.report.sentences import (
+from lagom_overlap.report.tune.cells import sentences
+from lagom_overlap.report.tune.words import (
     busy_sentence,
     change_text,
     config_text,
@@ -14,7 +15,8 @@ from lagom_overlap.report.sentences import (
     ratio_text,
     share_sentence,
 )
-from lagom_overlap.tune.verdict import NO_PAIRS, PairedRatio, Verdict, judge
+from lagom_overlap.tuners.sequential import Decision, Judgement
+from lagom_overlap.tuners.verdict import NO_PAIRS, PairedRatio, Verdict, judge
 from lagom_overlap.units import MIB
 
 EIGHTEEN = PairedRatio(num_pairs=13, median_ratio=1.18, q25=1.15, q75=1.21, num_wins=13)
@@ -28,7 +30,7 @@ def verdict_of(ratio: PairedRatio, adopted: bool, **baselines: PairedRatio) -> V
 
 
 def test_an_adopted_verdict_is_one_sentence_with_all_its_numbers(report):
-    text = headline(replace(report, verdict=verdict_of(EIGHTEEN, adopted=True)))
+    text = headline(changed(report, verdict=verdict_of(EIGHTEEN, adopted=True)))
     assert text == (
         "Tuned is 1.18× faster than the native PyTorch call "
         "(median of 13 shuffled pairs, quartiles 1.15–1.21, 13/13 wins): adopted."
@@ -36,7 +38,7 @@ def test_an_adopted_verdict_is_one_sentence_with_all_its_numbers(report):
 
 
 def test_a_prediction_has_a_sentence_of_its_own_and_adopts_nothing(report):
-    predicted = replace(
+    predicted = changed(
         report,
         backend="predicted_from_trace",
         verdict=verdict_of(EIGHTEEN, adopted=True, engine_default=EIGHTEEN),
@@ -47,40 +49,63 @@ def test_a_prediction_has_a_sentence_of_its_own_and_adopts_nothing(report):
         "Nothing was run; only an A/B on the machine can adopt a setting."
     )
     assert sentences(predicted) == ()
-    defaults = {problem.group.name: problem.default for problem in report.problems}
+    defaults = {problem.group.name: problem.default for problem in report.search.problems}
     assert "the search found nothing better than what the trace ran" in headline(
-        replace(predicted, recommended=defaults)
+        changed(predicted, recommended=defaults)
     )
 
 
-def test_a_gain_whose_lower_quartile_is_below_one_is_said_not_to_be_adopted_and_why(report):
+@pytest.mark.parametrize(
+    ("backend", "description"),
+    [("simulated", "simulated: A40"), ("fake_nccl", "fake NCCL 2.30"), ("recorded", "replayed: simulated: A40")],
+)
+def test_what_a_model_favours_is_predicted_and_never_adopted(report, backend, description):
+    verdict = verdict_of(EIGHTEEN, adopted=True)
+    text = headline(changed(report, verdict=verdict, backend=backend, backend_description=description))
+    assert text.startswith("Predicted, not measured: tuned is 1.18× faster than")
+    assert "adopted" not in text
+    assert text.endswith("Only an A/B on the machine can adopt it.")
+
+
+def test_a_gain_that_the_test_cannot_tell_is_said_not_to_be_adopted_and_why(report):
     ratio = PairedRatio(num_pairs=11, median_ratio=1.03, q25=0.996, q75=1.06, num_wins=7)
-    text = headline(replace(report, verdict=verdict_of(ratio, adopted=False)))
+    unclear = Judgement(
+        decision=Decision.NO_DIFFERENCE,
+        num_pairs=11,
+        ratio=1.03,
+        low=0.98,
+        high=1.07,
+        noise=0.012,
+        alpha=0.01,
+        min_effect=0.005,
+    )
+    text = headline(changed(report, verdict=replace(verdict_of(ratio, adopted=False), judgement=unclear)))
     assert text == (
         "Not adopted: tuned is 1.030× faster than the native PyTorch call "
         "(median of 11 shuffled pairs, quartiles 0.996–1.060, 7/11 wins). "
-        "The lower quartile is not above 1, so the native PyTorch call stays."
+        "By the sequential test 1.030x, no difference above 7.0% can be seen in 11 pairs, noise 1.20%: "
+        "the native PyTorch call stays."
     )
 
 
 def test_a_loss_is_called_slower(report):
     ratio = PairedRatio(num_pairs=11, median_ratio=0.87, q25=0.85, q75=0.9, num_wins=0)
-    text = headline(replace(report, verdict=verdict_of(ratio, adopted=False)))
+    text = headline(changed(report, verdict=verdict_of(ratio, adopted=False)))
     assert text.startswith("Not adopted: tuned is slower than the native PyTorch call: 0.87× its speed (")
 
 
 def test_a_search_that_ends_at_the_default_claims_nothing(report):
-    defaults = {problem.group.name: problem.default for problem in report.problems}
-    assert headline(replace(report, recommended=defaults)) == (
+    defaults = {problem.group.name: problem.default for problem in report.search.problems}
+    assert headline(changed(report, recommended=defaults)) == (
         "Not adopted: the search found nothing better than the native PyTorch call, which stays."
     )
 
 
 def test_an_interrupted_run_says_so_and_counts_the_searchs_measurements_only(make_report):
     report = make_report(with_verdict=False)
-    num = len(report.entries)
+    num = len(report.search.entries)
     assert f"interrupted after {num} measurements of the search" in headline(report)
-    assert "interrupted" not in headline(replace(report, interrupted=False))
+    assert "interrupted" not in headline(changed(report, interrupted=False))
 
 
 def test_a_tuned_assignment_that_failed_in_the_rounds_is_not_adopted(report):
@@ -90,7 +115,7 @@ def test_a_tuned_assignment_that_failed_in_the_rounds_is_not_adopted(report):
         failures={"tuned": "no memory"},
     )
     assert verdict.over_default == NO_PAIRS
-    failed = replace(report, verdict=verdict)
+    failed = changed(report, verdict=verdict)
     assert headline(failed) == ("Not adopted: tuned failed in the A/B (no memory). The native PyTorch call stays.")
     assert share_sentence(failed) == ""
     assert fixed_sentence(failed) == ""
@@ -99,28 +124,28 @@ def test_a_tuned_assignment_that_failed_in_the_rounds_is_not_adopted(report):
 def test_engine_and_tuning_multiply_to_the_whole_where_times_are_exact(report):
     default, engine, tuned = (1.2,) * 11, (1.1,) * 11, (1.0,) * 11
     verdict = judge({"default": default, "engine_default": engine, "tuned": tuned}, tuned_differs=True, failures={})
-    share = replace(report, verdict=verdict).engine_share
+    share = changed(report, verdict=verdict).engine_share
     assert share.engine.median_ratio * share.tuning.median_ratio == pytest.approx(share.whole.median_ratio)
-    text = share_sentence(replace(report, verdict=verdict))
+    text = share_sentence(changed(report, verdict=verdict))
     assert "Engine alone (the engine's whole-message setting): 1.09× faster than the native PyTorch call" in text
     assert "Tuning alone: 1.10× faster than that" in text
 
 
 def test_without_another_engine_the_whole_difference_is_tuning(report):
-    text = share_sentence(replace(report, verdict=verdict_of(EIGHTEEN, adopted=True)))
+    text = share_sentence(changed(report, verdict=verdict_of(EIGHTEEN, adopted=True)))
     assert text.endswith("so the whole difference is tuning.")
 
 
 def test_an_engine_that_failed_in_the_rounds_leaves_the_shares_unknown(report):
     verdict = replace(verdict_of(EIGHTEEN, adopted=True), failures={"engine_default": "no memory"})
-    text = share_sentence(replace(report, verdict=verdict))
+    text = share_sentence(changed(report, verdict=verdict))
     assert "is not known" in text
     assert "no memory" in text
 
 
 def test_the_best_fixed_setting_is_named(report):
     verdict = replace(verdict_of(EIGHTEEN, adopted=True, fixed_max=EIGHTEEN), best_fixed="fixed_max")
-    assert fixed_sentence(replace(report, verdict=verdict)) == (
+    assert fixed_sentence(changed(report, verdict=verdict)) == (
         "Tuned is 1.18× faster than the better of all knobs minimal and maximal (all knobs maximal) "
         "(quartiles 1.15–1.21, 13/13 wins)."
     )
@@ -148,7 +173,7 @@ def test_a_knob_that_the_engine_decides_is_auto():
 
 def test_a_run_on_a_busy_machine_that_was_not_adopted_says_how_busy_it_was(report):
     ratio = PairedRatio(num_pairs=13, median_ratio=1.16, q25=0.86, q75=1.21, num_wins=8)
-    busy = replace(
+    busy = changed(
         report,
         backend="gloo",
         machine={"cores": "2", "load_1min": "18.1"},  # 8 ranks keep 16 threads busy: together with 2 cores, 18
@@ -157,9 +182,9 @@ def test_a_run_on_a_busy_machine_that_was_not_adopted_says_how_busy_it_was(repor
     assert busy_sentence(busy).startswith("The machine was busy: a load of 18.1 on 2 cores")
     assert busy_sentence(busy) in sentences(busy)
     for quiet in (
-        replace(busy, machine={"cores": "2", "load_1min": "18.0"}),
-        replace(busy, verdict=verdict_of(EIGHTEEN, adopted=True)),
-        replace(busy, backend="simulated"),
-        replace(busy, machine={}),
+        changed(busy, machine={"cores": "2", "load_1min": "18.0"}),
+        changed(busy, verdict=verdict_of(EIGHTEEN, adopted=True)),
+        changed(busy, backend="simulated"),
+        changed(busy, machine={}),
     ):
         assert busy_sentence(quiet) == ""

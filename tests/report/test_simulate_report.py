@@ -5,21 +5,23 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from lagom_overlap.report.simulate_model import CommunicatorJson, MemoryJson, SimulateJson, StageJson
-from lagom_overlap.report.simulate_parts import stage_parts
-from lagom_overlap.report.simulate_terminal import MAX_STAGES, WIDTH, simulation_summary
+from lagom_overlap.report.simulate.terminal import MAX_STAGES, WIDTH, simulation_summary
+from lagom_overlap.report.simulate.words import stage_parts
+from lagom_overlap.results.simulate import SimulatedStage, SimulateResult
+from lagom_overlap.sim.step_parts import CommTimes
+from lagom_overlap.timeline import Timeline
+from lagom_overlap.workload.parallel import StageMemory
 
-MEMORY = MemoryJson(
-    parameter_bytes=2, gradient_bytes=4, optimizer_bytes=12, activation_bytes=10**9, total_bytes=10**9 + 18
-)
-COMMS = [
-    CommunicatorJson(name="dp", total_s=0.3, exposed_s=0.1, stretched_s=0.05),
-    CommunicatorJson(name="tp", total_s=0.2, exposed_s=0.2, stretched_s=0.0),
-]
+MEMORY = StageMemory(parameter_bytes=2, gradient_bytes=4, optimizer_bytes=12, activation_bytes=10**9)
+COMMS = {
+    "dp": CommTimes(total_s=0.3, exposed_s=0.1, stretched_s=0.05),
+    "tp": CommTimes(total_s=0.2, exposed_s=0.2, stretched_s=0.0),
+}
 
 
-def stage(rank: int) -> StageJson:
-    return StageJson(
+def stage(rank: int) -> SimulatedStage:
+    return SimulatedStage(
+        step_s=1.0,
         stage=rank,
         busy_s=1.3,
         bubble_s=0.2,
@@ -32,8 +34,8 @@ def stage(rank: int) -> StageJson:
     )
 
 
-def result(num_stages: int) -> SimulateJson:
-    return SimulateJson(
+def result(num_stages: int) -> SimulateResult:
+    return SimulateResult(
         tool="lagom simulate",
         version="0",
         job="[red]job",
@@ -50,14 +52,15 @@ def result(num_stages: int) -> SimulateJson:
         memory_limit_bytes=80 * 10**9,
         bubble_s=0.2,
         communicators=COMMS,
-        stages=[stage(rank) for rank in range(num_stages)],
-        notes=["[bold]note"],
-        files=[],
+        stages=tuple(stage(rank) for rank in range(num_stages)),
+        notes=("[bold]note",),
+        files=(),
+        simulated=Timeline(()),
     )
 
 
 def test_the_parts_of_a_stage_add_up_to_the_iteration() -> None:
-    parts = stage_parts(stage(0), 1.7)
+    parts = stage_parts(stage(0), 1.7, tuple(COMMS))
     assert sum(part.seconds for part in parts) == pytest.approx(1.7)
     assert [part.name for part in parts] == [
         "compute", "dp exposed", "tp exposed", "stretched", "bubble", "optimizer", "waits at the end",
@@ -73,3 +76,8 @@ def test_the_summary_fits_a_terminal_and_shows_names_as_they_are(num_stages: int
     assert "[bold]note" in text
     assert "1.7 s per iteration" in text
     assert ("left out" in text) == (num_stages > MAX_STAGES)
+
+
+def test_a_communicator_of_any_name_has_a_colour_of_its_own() -> None:
+    parts = {part.name: part.colour for part in stage_parts(stage(0), 1.7, ("fsdp", "dp", "tp"))}
+    assert parts["dp exposed"] != parts["tp exposed"]

@@ -3,12 +3,13 @@
 from dataclasses import replace
 
 import pytest
+from block_dispatch import DispatchSimulator
 
 from lagom_overlap.collective import Collective, CollectiveKind, CommConfig
 from lagom_overlap.cost import ContentionModel
 from lagom_overlap.cost.persistent import as_persistent
 from lagom_overlap.errors import SpaceError
-from lagom_overlap.sim import DispatchSimulator, GroupSimulator
+from lagom_overlap.sim import GroupSimulator
 from lagom_overlap.units import MIB
 from lagom_overlap.workload import CommOp, CompOp, Kernel, OverlapGroup
 
@@ -71,7 +72,7 @@ def test_a_collective_waits_for_blocks_that_run_and_holds_what_it_has(model: Con
     group = group_of([pure(80, 50e-3)], [16 * MIB, 16 * MIB])
     times = DispatchSimulator(group, model).evaluate(configs)
     own_s = model.collective(group.comms[1].collective, configs[1]).seconds()
-    assert times.comp_s == pytest.approx(50e-3, rel=1e-9)  # 80 blocks fit beside the first
+    assert times.comp_s == pytest.approx(50e-3, rel=1e-9)  # 80 blocks fit next to the first
     assert times.comm_s[1] == pytest.approx(50e-3 - times.comm_s[0] + own_s, rel=1e-9)
     rates = GroupSimulator(group, model).evaluate(configs)
     assert rates.comm_s[1] == pytest.approx(own_s, rel=1e-9)

@@ -5,6 +5,7 @@ from math import inf
 from random import Random
 
 import pytest
+from block_dispatch import DispatchSimulator
 
 from lagom_overlap.collective import (
     UNTOUCHED_LAUNCH,
@@ -19,7 +20,7 @@ from lagom_overlap.cost import ContentionModel
 from lagom_overlap.cost.launch_order import share_before_collective
 from lagom_overlap.cost.persistent import as_persistent
 from lagom_overlap.errors import JobError
-from lagom_overlap.sim import DispatchSimulator, GroupSimulator
+from lagom_overlap.sim import GroupSimulator
 from lagom_overlap.units import MIB
 from lagom_overlap.workload import CommOp, CompOp, Gemm, Kernel, OverlapGroup
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from lagom_overlap.sim.pipeline import SlotTimes, run_pipeline
-from lagom_overlap.workload.parallel import ParallelLayout, Schedule, Slot, stage_slots
+from lagom_overlap.workload.parallel import ParallelLayout, PipelineSchedule, Slot, stage_slots
 
 F, B = 1.0, 2.0
 
@@ -17,10 +17,10 @@ def end_s(layout: ParallelLayout, times: list[SlotTimes] | None = None) -> float
     return max(run[-1].end_s for run in run_pipeline(orders, times or even))
 
 
-@pytest.mark.parametrize("schedule", [Schedule.GPIPE, Schedule.ONE_F_ONE_B])
+@pytest.mark.parametrize("schedule", [PipelineSchedule.GPIPE, PipelineSchedule.ONE_F_ONE_B])
 @pytest.mark.parametrize(("pipeline", "num"), [(1, 5), (4, 1), (4, 4), (4, 16), (7, 3)])
 def test_equal_stages_have_a_bubble_of_one_micro_batch_per_further_stage(
-    schedule: Schedule, pipeline: int, num: int
+    schedule: PipelineSchedule, pipeline: int, num: int
 ) -> None:
     # Narayanan et al. (arXiv 2104.04473), section 2.2.1: (m + p - 1) (f + b).
     layout = ParallelLayout(pipeline=pipeline, global_batch=num, schedule=schedule)
@@ -30,7 +30,7 @@ def test_equal_stages_have_a_bubble_of_one_micro_batch_per_further_stage(
 @pytest.mark.parametrize(("pipeline", "num", "chunks"), [(2, 4, 2), (4, 8, 2), (4, 8, 4), (8, 8, 3), (8, 32, 2)])
 def test_interleaving_divides_the_bubble_by_the_chunks(pipeline: int, num: int, chunks: int) -> None:
     # The same, section 2.2.2: m (f + b) + (p - 1) (f + b) / v.
-    layout = ParallelLayout(pipeline=pipeline, global_batch=num, schedule=Schedule.INTERLEAVED, chunks=chunks)
+    layout = ParallelLayout(pipeline=pipeline, global_batch=num, schedule=PipelineSchedule.INTERLEAVED, chunks=chunks)
     assert end_s(layout) == pytest.approx((num + (pipeline - 1) / chunks) * (F + B))
 
 
@@ -42,7 +42,7 @@ def test_the_slowest_stage_sets_the_pace() -> None:
 
 
 def test_every_slot_waits_for_its_neighbour() -> None:
-    layout = ParallelLayout(pipeline=4, global_batch=8, schedule=Schedule.INTERLEAVED, chunks=2)
+    layout = ParallelLayout(pipeline=4, global_batch=8, schedule=PipelineSchedule.INTERLEAVED, chunks=2)
     orders = [stage_slots(layout, rank) for rank in range(4)]
     runs = run_pipeline(orders, [SlotTimes((F, F), (B, B))] * 4)
     ends = {(r.slot.forward, r.slot.micro_batch, r.slot.chunk * 4 + r.rank): r for run in runs for r in run}

@@ -4,14 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from lagom_overlap.collective import CollectiveKind
-from lagom_overlap.cost import load_profile
-from lagom_overlap.cost.operators import FrameworkConstants, GroupLinks, load_framework, load_operators
+from lagom_overlap.collective import Collective, CollectiveKind, CommConfig
+from lagom_overlap.cost import ContentionModel, load_profile
+from lagom_overlap.cost.operators import FrameworkConstants, load_framework, load_operators
 from lagom_overlap.hardware import Cluster, load_preset
-from lagom_overlap.sim.training import TrainingSimulator, TrainingTimes, model_flops
-from lagom_overlap.sim.training_timeline import training_timeline
+from lagom_overlap.sim.step_parts import CommTimes
+from lagom_overlap.sim.training import StageTimes, TrainingSimulator, TrainingTimes, model_flops, training_timeline
 from lagom_overlap.workload.models import TransformerModel, load_model
-from lagom_overlap.workload.parallel import GroupKind, ParallelLayout, Recompute, Schedule
+from lagom_overlap.workload.parallel import ParallelLayout, PipelineSchedule, Recompute
+from lagom_overlap.workload.step.groups import DATA
 
 MEGATRON = load_framework("megatron")
 
@@ -39,9 +40,17 @@ def simulate(
     ).times()
 
 
+def data_of(stage: StageTimes) -> CommTimes:
+    """Data parallelism's time on a stage, over its communicators."""
+    found = CommTimes()
+    for name in DATA:
+        found = found + stage.comms.get(name, CommTimes())
+    return found
+
+
 SMALL = load_model("llama-2-7b")
 FULL = ParallelLayout(
-    tensor=8, pipeline=8, micro_batch=1, global_batch=64, schedule=Schedule.INTERLEAVED, chunks=3,
+    tensor=8, pipeline=8, micro_batch=1, global_batch=64, schedule=PipelineSchedule.INTERLEAVED, chunks=3,
     recompute=Recompute.FULL, async_tensor=True, flash_attention=False, scatter_gather=True,
 )  # fmt: skip
 SELECTIVE = replace(FULL, recompute=Recompute.SELECTIVE, sequence_parallel=True, async_tensor=False)
@@ -80,11 +89,11 @@ def test_more_micro_batches_cost_the_slowest_stages_time_each() -> None:
 def test_a_stages_parts_add_up_to_its_busy_time() -> None:
     for layout in (FULL, SELECTIVE):
         for stage in simulate(load_model("gpt-175b"), layout).stages:
-            slots = [c for group, c in stage.comms.items() if group is not GroupKind.DATA]
+            slots = [c for group, c in stage.comms.items() if group in ("tp", "pp")]
             comm = sum(c.exposed_s + c.stretched_s for c in slots)
-            tied = stage.comms.get(GroupKind.DATA)
-            assert tied is None
-            assert stage.compute_s + stage.host_s + comm == pytest.approx(stage.busy_s)
+            assert data_of(stage) == CommTimes()
+            # Clipping sums one number over the tensor-parallel ranks after the slots.
+            assert stage.compute_s + stage.host_s + comm == pytest.approx(stage.busy_s, abs=1e-4)
 
 
 def test_launch_gaps_bound_small_models_from_below() -> None:
@@ -103,7 +112,7 @@ def test_buckets_beside_the_backward_expose_less_than_one_reduction_after_it() -
     after = simulate(SMALL, layout)
     beside = simulate(SMALL, replace(layout, overlap_gradients=True))
     assert after.stages[0].gradients_s > 3 * beside.stages[0].gradients_s
-    assert beside.stages[0].comms[GroupKind.DATA].stretched_s > 0
+    assert data_of(beside.stages[0]).stretched_s > 0
     assert beside.iteration_s < after.iteration_s
 
 
@@ -111,17 +120,21 @@ def test_buckets_beside_the_backward_expose_less_than_one_reduction_after_it() -
 def test_sharding_gradients_and_parameters_costs_time_and_is_mostly_hidden(zero_stage: int) -> None:
     layout = ParallelLayout(data=8, global_batch=16, recompute=Recompute.FULL, overlap_gradients=True)
     plain, sharded = simulate(SMALL, layout), simulate(SMALL, replace(layout, zero_stage=zero_stage))
-    data = sharded.stages[0].comms[GroupKind.DATA]
-    assert data.total_s > plain.stages[0].comms[GroupKind.DATA].total_s
+    data = data_of(sharded.stages[0])
+    assert data.total_s > data_of(plain.stages[0]).total_s
     assert data.exposed_s < 0.5 * data.total_s
-    assert sharded.stages[0].optimizer_s == pytest.approx(plain.stages[0].optimizer_s / 8, rel=1e-3)
+    assert sharded.stages[0].optimizer_s == pytest.approx(
+        plain.stages[0].optimizer_s / 8, rel=0.01
+    )  # and a launch per unit
 
 
 def test_sharding_the_optimizer_gathers_parameters_after_it() -> None:
     # All-reduce of FP32 gradients: 2 x 4 bytes a parameter; reduce-scatter and gather of 2-byte parameters: 4 + 2.
     layout = ParallelLayout(data=8, global_batch=8, recompute=Recompute.FULL)
     plain, sharded = simulate(SMALL, layout), simulate(SMALL, replace(layout, zero_stage=1))
-    assert sharded.stages[0].gradients_s == pytest.approx(6 / 8 * plain.stages[0].gradients_s, rel=0.01)
+    assert sharded.stages[0].gradients_s == pytest.approx(
+        6 / 8 * plain.stages[0].gradients_s, rel=0.02
+    )  # and a gather per unit
 
 
 def test_a_slow_network_exposes_the_gathers_of_zero_3() -> None:
@@ -140,7 +153,7 @@ def test_experts_pay_their_exchanges() -> None:
     model = load_model("olmoe-1b-7b")
     layout = ParallelLayout(data=8, expert=8, global_batch=8, zero_stage=1)
     times = simulate(model, layout, seq_len=4096)
-    assert times.stages[0].comms[GroupKind.EXPERT].exposed_s > 0
+    assert times.stages[0].comms["ep"].exposed_s > 0
     assert times.iteration_s < simulate(model, replace(layout, expert=1), seq_len=4096).iteration_s * 1.5
 
 
@@ -168,9 +181,7 @@ def endless(cluster: Cluster) -> Cluster:
         (SMALL, ParallelLayout(pipeline=2, data=4, tensor=2, global_batch=32)),
         (
             SMALL,
-            ParallelLayout(
-                pipeline=2, data=8, chunks=2, schedule=Schedule.INTERLEAVED, global_batch=64, gradient_bytes=2
-            ),
+            ParallelLayout(pipeline=2, data=8, chunks=2, schedule=PipelineSchedule.INTERLEAVED, global_batch=64),
         ),
         (MOE, ParallelLayout(data=16, expert=8, global_batch=32)),
         (MOE, ParallelLayout(data=8, expert=8, pipeline=2, global_batch=32)),
@@ -183,18 +194,19 @@ def test_sharding_beside_a_pipeline_or_experts_costs_communication_and_nothing_e
     sharded = replace(layout, zero_stage=zero_stage)
     free = endless(load_preset("a100_dgx", 2))
     bare, plain = simulate(model, sharded, cluster=free), simulate(model, replace(layout, zero_stage=1), cluster=free)
-    assert bare.iteration_s == pytest.approx(plain.iteration_s, rel=0.2)
+    # An expert has two holders, whose gathers few channels carry.
+    assert bare.iteration_s == pytest.approx(plain.iteration_s, rel=0.5 if model.num_experts else 0.2)
     slow = replace(free, inter=replace(free.inter, bytes_per_s=20e9), intra=replace(free.intra, bytes_per_s=20e9))
     real = simulate(model, sharded, cluster=slow)
     assert real.iteration_s > 1.2 * bare.iteration_s
-    assert all(stage.comms[GroupKind.DATA].total_s > 0 for stage in real.stages)
+    assert all(data_of(stage).total_s > 0 for stage in real.stages)
 
 
 def test_gathering_for_every_micro_batch_grows_with_their_number() -> None:
-    """ZeRO 3 beside a pipeline: each micro-batch gathers every layer twice (forward and backward)."""
+    """ZeRO 3 with a pipeline: each micro-batch gathers every layer twice (forward and backward)."""
     layout = ParallelLayout(pipeline=2, data=8, zero_stage=3, global_batch=16)
     few, many = (simulate(SMALL, replace(layout, global_batch=n)) for n in (16, 64))
-    one, four = (times.stages[0].comms[GroupKind.DATA].total_s for times in (few, many))
+    one, four = (data_of(times.stages[0]).total_s for times in (few, many))
     assert four == pytest.approx(4 * one, rel=0.02)
 
 
@@ -203,7 +215,7 @@ def test_a_carve_out_slows_products_down_and_frees_them_from_the_collectives_bes
     plain, carved = simulate(SMALL, layout), simulate(SMALL, layout, sm_carveout=24)
     assert carved.stages[0].compute_s > 1.1 * plain.stages[0].compute_s
     persistent = simulate(SMALL, layout, sm_carveout=0)
-    stretched = [times.stages[0].comms[GroupKind.DATA].stretched_s for times in (persistent, carved)]
+    stretched = [data_of(times.stages[0]).stretched_s for times in (persistent, carved)]
     assert stretched[0] > 2 * stretched[1]
 
 
@@ -212,10 +224,32 @@ def test_a_sharded_stage_reduces_its_layers_and_its_tables_for_every_micro_batch
     model = replace(SMALL, vocab=20 * SMALL.vocab)
     layout = ParallelLayout(pipeline=2, data=8, zero_stage=2, global_batch=32)
     cluster = load_preset("a100_dgx", 2)
-    links = GroupLinks(cluster, layout, load_operators(cluster.gpu).links)
-    sizes = [model.layer_params] * 16 + [model.vocab * model.hidden]
-    by_hand = 4 * sum(links.seconds(CollectiveKind.REDUCE_SCATTER, 4 * size, GroupKind.DATA) for size in sizes)
-    found = simulate(model, layout).stages[1].comms[GroupKind.DATA]
-    # Afterwards the optimizer's parameters are gathered; beside a busy memory a collective takes up to a sixth longer.
-    gathered = links.seconds(CollectiveKind.ALL_GATHER, 2 * sum(sizes), GroupKind.DATA)
+    price = ContentionModel(cluster, load_profile("plausible"))
+
+    def alone_s(kind: CollectiveKind, num_bytes: int) -> float:
+        return price.collective(Collective(kind, num_bytes, 8), CommConfig()).seconds()
+
+    sizes = [model.layer_params] * 16 + [model.head_params]
+    by_hand = 4 * sum(alone_s(CollectiveKind.REDUCE_SCATTER, 4 * size) for size in sizes)
+    found = data_of(simulate(model, layout).stages[1])
+    # Parameters are gathered once per step; during a busy memory a collective takes up to a sixth longer.
+    gathered = sum(alone_s(CollectiveKind.ALL_GATHER, 2 * size) for size in sizes)
     assert by_hand + gathered <= found.total_s <= 1.17 * (by_hand + gathered)
+
+
+def test_one_simulation_of_every_micro_batch_takes_what_three_of_them_say() -> None:
+    """The first, one that repeats and the last stand for all: against the step with every micro-batch in it."""
+    cluster = load_preset("a100_dgx", 1)
+    for zero_stage in (0, 1, 3):
+        layout = ParallelLayout(data=8, zero_stage=zero_stage, global_batch=56, overlap_gradients=True)
+        simulator = TrainingSimulator(
+            replace(SMALL, num_layers=4),
+            layout,
+            seq_len=2048,
+            cluster=cluster,
+            operators=load_operators(cluster.gpu),
+            framework=MEGATRON,
+            profile=load_profile("plausible"),
+        )
+        whole_s = simulator.timeline(simulator.step(num_micro_batches=7)).makespan_s
+        assert simulator.times().iteration_s == pytest.approx(whole_s, rel=1e-9)

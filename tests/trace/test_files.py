@@ -8,8 +8,8 @@ import pytest
 from kineto_traces import KinetoFile, tar_gz
 
 from lagom_overlap.errors import TraceError
-from lagom_overlap.trace.files import Limits, Stream, open_streams, trace_paths
-from lagom_overlap.trace.reading import ReadOptions, read_traces
+from lagom_overlap.trace.files import ByteStream, Limits, open_streams, trace_paths
+from lagom_overlap.trace.reader import ReadOptions, read_traces
 
 SMALL = ReadOptions(limits=Limits(max_bytes=1 << 20, max_ratio=50, free_bytes=1 << 16, max_members=5))
 
@@ -154,7 +154,7 @@ def test_a_missing_file_and_an_empty_folder_are_named(tmp_path):
 
 
 def test_a_stream_gives_exactly_what_it_holds():
-    stream = Stream(io.BytesIO(b"abcdef"), "x", None, Limits())
+    stream = ByteStream(io.BytesIO(b"abcdef"), "x", None, Limits())
     assert (stream.read(4), stream.read(4), stream.read(4)) == (b"abcd", b"ef", b"")
 
 

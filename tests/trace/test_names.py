@@ -1,7 +1,7 @@
 import pytest
 
 from lagom_overlap.collective import CollectiveKind
-from lagom_overlap.trace.gpu_trace import Reach
+from lagom_overlap.trace.gpu_trace import KnobReach
 from lagom_overlap.trace.names import (
     dtype_bytes,
     function_name,
@@ -84,10 +84,10 @@ def test_words_of_pytorch_and_nccl_become_ours(words, op):
 
 
 def test_reach_follows_the_kind_and_the_library():
-    assert reach_of("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", CollectiveKind.ALL_REDUCE) is Reach.TUNER
-    assert reach_of("ncclDevKernel_SendRecv(x)", CollectiveKind.ALL_TO_ALL) is Reach.P2P_CHANNELS
-    assert reach_of("ncclSymkDevKernel_AllGather_LL(x)", CollectiveKind.ALL_GATHER) is Reach.NONE
-    assert reach_of("void deep_ep::intranode::dispatch<8>()", CollectiveKind.ALL_TO_ALL) is Reach.NONE
+    assert reach_of("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", CollectiveKind.ALL_REDUCE) is KnobReach.TUNER
+    assert reach_of("ncclDevKernel_SendRecv(x)", CollectiveKind.ALL_TO_ALL) is KnobReach.P2P_CHANNELS
+    assert reach_of("ncclSymkDevKernel_AllGather_LL(x)", CollectiveKind.ALL_GATHER) is KnobReach.NONE
+    assert reach_of("void deep_ep::intranode::dispatch<8>()", CollectiveKind.ALL_TO_ALL) is KnobReach.NONE
 
 
 def test_function_names_lose_types_templates_and_parameters():

@@ -14,7 +14,7 @@ from kineto_traces import KinetoFile
 from lagom_overlap.trace import kineto_events
 from lagom_overlap.trace.files import open_streams
 from lagom_overlap.trace.gpu_trace import GpuTrace
-from lagom_overlap.trace.kineto import read_kineto
+from lagom_overlap.trace.kineto_reader import read_kineto
 
 TRACES = Path(__file__).parents[3] / "shared" / "data" / "traces"
 BLOCK = 2048
@@ -111,6 +111,10 @@ ODD = [
     {"ts": None},
     {"dur": -3.5},
     {"ts": 2**70},
+    {"ts": -(2**63)},
+    {"ts": 1e308},
+    {"dur": 1e308},
+    {"dur": 9e10},
     {"name": 5},
     {"name": "x" * 5000},
     {"cat": "some_new_category"},
@@ -120,6 +124,7 @@ ODD = [
     {"args": None},
     {"args": {"stream": "7", "correlation": "101"}},
     {"args": {"device": 0, "stream": 7, "correlation": 2**80}},
+    {"args": {"device": 0, "stream": 7, "correlation": -(2**63)}},
     {"args": {"device": 0, "stream": 7, "correlation": 101, "grid": [1, 1, -1], "block": "[2, 2, 1]"}},
     {"args": {"device": 0, "stream": 7, "correlation": 101, "Collective name": "", "bytes": -4}},
     {"args": {"device": 0, "stream": 7, "correlation": 101, "external id": 3, "Collective name": 4}},

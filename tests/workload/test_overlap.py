@@ -39,13 +39,13 @@ def test_computation_alone_and_communication_alone_have_none() -> None:
 
 
 def test_a_wait_in_the_middle_ends_a_window_on_both_sides() -> None:
-    # a runs beside x; b waits for x and runs beside y, which waits for a.
+    # a runs during x; b waits for x and runs during y, which waits for a.
     ops = (comp("a"), comm("x"), comm("y", "a", collective=SCATTER), comp("b", "x"))
     assert groups_of(*ops) == [(["a"], ["x"], 1), (["b"], ["y"], 1)]
 
 
 def test_a_chain_of_equal_layers_is_one_group_with_a_count_and_its_call_sites() -> None:
-    # Layer i beside the gather of layer i + 1, for six layers: gathers g1..g5 run beside layers 0..4.
+    # Layer i during the gather of layer i + 1, for six layers: gathers g1..g5 run during layers 0..4.
     ops: list[Op] = [comp("start"), comm("g0")]
     previous = "start"
     for i in range(6):

@@ -7,7 +7,7 @@ from lagom_overlap.errors import JobError
 from lagom_overlap.workload import Gemm, find_overlap_groups, load_model
 from lagom_overlap.workload.iteration import Iteration
 from lagom_overlap.workload.papers import (
-    Strategy,
+    PaperStrategy,
     domino_iteration,
     dual_batch_iteration,
     load_table2,
@@ -29,12 +29,12 @@ def test_table_2_has_the_printed_batches_on_both_clusters() -> None:
     rows = {(w.model, w.strategy, w.degree): (w.micro_batch, w.global_batch) for w in load_table2()}
     assert len(load_table2()) == 2 * len(rows) == 28
     for model, micro in (("phi-2", 2), ("llama-3-8b", 1), ("mpt-7b", 1)):
-        assert rows[model, Strategy.FSDP, 8] == (micro, 16)
-        assert rows[model, Strategy.FSDP, 16] == (micro, 32)
+        assert rows[model, PaperStrategy.FSDP, 8] == (micro, 16)
+        assert rows[model, PaperStrategy.FSDP, 16] == (micro, 32)
     for model, micro, batch in (("phi-2", 8, 512), ("llama-3-8b", 4, 256), ("mpt-7b", 2, 256)):
-        assert rows[model, Strategy.TP, 1] == rows[model, Strategy.TP, 2] == (micro, batch)
+        assert rows[model, PaperStrategy.TP, 1] == rows[model, PaperStrategy.TP, 2] == (micro, batch)
     for model in ("deepseek-moe-16b", "olmoe-1b-7b"):
-        assert rows[model, Strategy.EP, 8] == (2, 16)
+        assert rows[model, PaperStrategy.EP, 8] == (2, 16)
 
 
 def test_steps_are_what_the_global_batch_leaves_for_one_rank() -> None:
@@ -106,9 +106,9 @@ def test_gradients_follow_the_last_step_unless_they_are_reduced_in_it() -> None:
     for workload in load_table2():
         step = paper_step(workload)
         model = load_model(workload.model)
-        if workload.strategy is Strategy.FSDP or workload.name.endswith("DP 1"):
+        if workload.strategy is PaperStrategy.FSDP or workload.name.endswith("DP 1"):
             assert step.gradients is None
-        elif workload.strategy is Strategy.TP:
+        elif workload.strategy is PaperStrategy.TP:
             assert step.gradients is not None
             assert step.gradients.num_bytes == model.num_params // 8 * 2
         else:

@@ -2,8 +2,8 @@
 
 Every rule is one function from `Findings` to at most a few `Advice`. A predicted gain is per step of the average rank
 and is an upper bound where the sentence says "at most". Knobs are named only where they reach: by the kind of
-collective (`Reach`), and by NCCL's version where the trace says it. Not covered, because a Kineto trace does not show
-it: CUDA_DEVICE_MAX_CONNECTIONS (a queue and a true dependency look alike), the wire chunk (no field holds it).
+collective (`KnobReach`), and by NCCL's version where the trace says it. Not covered, because a Kineto trace does not
+show it: CUDA_DEVICE_MAX_CONNECTIONS (a queue and a true dependency look alike), the wire chunk (no field holds it).
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from lagom_overlap.analysis.contention import Slowdown
 from lagom_overlap.analysis.findings import Findings, RankFindings
 from lagom_overlap.analysis.kernel_class import KernelClass
 from lagom_overlap.collective import CollectiveKind
-from lagom_overlap.trace.gpu_trace import NO_TIME, NS_PER_S, UNKNOWN, Reach
+from lagom_overlap.trace.gpu_trace import NO_TIME, NS_PER_S, UNKNOWN, KnobReach
 from lagom_overlap.units import MIB, format_bytes, format_seconds
 
 _MIN_GAIN: Final = 0.002
@@ -82,7 +82,7 @@ def _ratio(found: Slowdown) -> str:
 def _channel_line(key: CollectiveKey, bound: Literal["min", "max"], channels: int, findings: Findings) -> str:
     """What bounds the channels, and of how much more than this collective."""
     version = _version(findings)
-    if key.reach is Reach.P2P_CHANNELS:
+    if key.reach is KnobReach.P2P_CHANNELS:
         return f"export NCCL_{bound.upper()}_P2P_NCHANNELS={channels}  # of every communicator's point-to-point"
     if version is not None and version < _CTAS_SINCE:
         return f"export NCCL_{bound.upper()}_NCHANNELS={channels}  # of every communicator"
@@ -97,7 +97,7 @@ def _fewer_channels(findings: Findings) -> Iterator[Advice]:
     rows = {row.key: row for row in findings.rows}
     for key, found in findings.contention.by_collective.items():
         row = rows.get(key)
-        if row is None or key.reach is Reach.NONE or not found.is_proven or key.num_channels < 2:
+        if row is None or key.reach is KnobReach.NONE or not found.is_proven or key.num_channels < 2:
             continue
         if row.exposed_ns > _HIDDEN * row.total_ns:
             continue
@@ -107,7 +107,7 @@ def _fewer_channels(findings: Findings) -> Iterator[Advice]:
             what=f"Give {describe(key)} {channels} channel{'s' if channels > 1 else ''}: at most half of its "
             "stretch goes",
             apply=_channel_line(key, "max", channels, findings),
-            evidence=f"{found.num_beside} kernel runs beside it take {_ratio(found)}, "
+            evidence=f"{found.num_overlapped} kernel runs during it take {_ratio(found)}, "
             f"{_time(findings, found.stretched_ns)} in all; only "
             f"{100 * row.exposed_ns / row.total_ns:.0f} % of it is exposed",
             predicted_gain_s=_per_step(findings, found.stretched_ns / 2),
@@ -117,7 +117,7 @@ def _fewer_channels(findings: Findings) -> Iterator[Advice]:
 def _more_channels(findings: Findings) -> Iterator[Advice]:
     for row in findings.rows:
         key = row.key
-        if key.reach is not Reach.TUNER or key.num_bytes < _LARGE or row.busbw_bytes_per_s is None:
+        if key.reach is not KnobReach.TUNER or key.num_bytes < _LARGE or row.busbw_bytes_per_s is None:
             continue
         if key.num_channels < 1 or row.exposed_ns < row.total_ns / 2:
             continue
@@ -265,8 +265,8 @@ def _carve_out(findings: Findings) -> Iterator[Advice]:
             apply=f"torch.cuda.GreenContext.create(num_sms={sms - channels}).set_context()"
             if blackwell
             else f"torch._C._set_sm_carveout_experimental({channels})",
-            evidence=f"a GEMM with one block for each of the {sms} SMs takes {_ratio(found)} beside collectives of "
-            f"up to {channels} channels ({found.num_beside} runs)",
+            evidence=f"a GEMM with one block for each of the {sms} SMs takes {_ratio(found)} during collectives of "
+            f"up to {channels} channels ({found.num_overlapped} runs)",
             predicted_gain_s=_per_step(findings, gain_ns),
         )
         return
@@ -285,10 +285,10 @@ def _copy_engine(findings: Findings) -> Iterator[Advice]:
     if held:
         yield Advice(
             rule="copy_engine_all_gather",
-            what="Let the copy engines gather (no SM): at most the stretch beside all-gathers goes; "
+            what="Let the copy engines gather (no SM): at most the stretch during all-gathers goes; "
             "needs one NVLink domain",
             apply='model.set_symm_mem_for_comm("NCCL")  # FSDP2, torch 2.13 or later; start with NCCL_CTA_POLICY=2',
-            evidence=f"kernels beside {describe(held[0][0])} take {_ratio(held[0][1])}; "
+            evidence=f"kernels during {describe(held[0][0])} take {_ratio(held[0][1])}; "
             f"NCCL {version[0]}.{version[1]} has copy-engine collectives",
             predicted_gain_s=_per_step(findings, stretched_ns),
         )

@@ -1,4 +1,4 @@
-"""Two jobs beside each other: what changed in a step, and in which collectives.
+"""Two jobs compared: what changed in a step, and in which collectives.
 
 All times are per step of the average rank, so that runs of different length and different numbers of ranks compare;
 without profiler steps the whole trace counts as one step. Rows are matched by what the program asked for, not by how

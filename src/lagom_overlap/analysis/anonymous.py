@@ -20,7 +20,7 @@ from typing import Final
 
 from lagom_overlap.analysis.hta import HtaKind, hta_kind
 from lagom_overlap.analysis.kernel_class import KernelClass, kernel_class
-from lagom_overlap.trace.gpu_trace import ROLE_CODES, CommCall, GpuEvents, GpuTrace, Role
+from lagom_overlap.trace.gpu_trace import ROLE_CODES, CommCall, EventRole, GpuEvents, GpuTrace
 
 KERNEL_WORDS: Final = {
     **{found: found.value for found in KernelClass},
@@ -29,8 +29,8 @@ KERNEL_WORDS: Final = {
     KernelClass.CONVOLUTION: "conv",
 }
 """A word of each class that `kernel_class` puts into that class again."""
-_COMPUTE: Final = ROLE_CODES[Role.COMPUTE]
-_COMM: Final = ROLE_CODES[Role.COMM]
+_COMPUTE: Final = ROLE_CODES[EventRole.COMPUTE]
+_COMM: Final = ROLE_CODES[EventRole.COMM]
 _STREAM: Final = re.compile(r"stream \d{1,19}")
 _PIPELINE: Final = re.compile(r"pp|pipeline", re.IGNORECASE)
 _VERSION: Final = re.compile(r"\d{1,4}(\.\d{1,4}){0,3}")

@@ -1,6 +1,6 @@
 """Intervals of slowdowns: a percentile bootstrap over kernel runs, all kernels at once.
 
-A *cell* is a kernel's runs beside some collectives. A resample draws as many runs from each cell as it has, and from
+A *cell* is a kernel's runs during some collectives. A resample draws as many runs from each cell as it has, and from
 the kernel's runs alone as many as there are, one less of an even number, of which the median counts. The middle one of
 d = 2m - 1 uniform draws is Beta(m, m), for which two draws suffice: (1 + sqrt(1 - U^(2/d)) cos(2 pi V)) / 2 (Ulrich,
 1984; Devroye, Non-Uniform Random Variate Generation, IX.3). Beyond `_MAX_SAMPLE` runs that many, evenly spaced in order

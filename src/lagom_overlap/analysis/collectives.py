@@ -21,7 +21,7 @@ import numpy as np
 
 from lagom_overlap.analysis.measures import Occupation
 from lagom_overlap.collective import Collective, CollectiveKind
-from lagom_overlap.trace.gpu_trace import NS_PER_S, UNKNOWN, CommCall, GpuTrace, Int64, Reach
+from lagom_overlap.trace.gpu_trace import NS_PER_S, UNKNOWN, CommCall, GpuTrace, Int64, KnobReach
 
 _MIN_RANKS: Final = 2
 
@@ -36,14 +36,14 @@ class CollectiveKey:
     num_channels: int
     num_threads: int
     num_ranks: int
-    reach: Reach
+    reach: KnobReach
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveRow:
     """All calls of one key over all ranks; times in ns summed over ranks and calls.
 
-    `exposed_ns` is each call's own time without computation beside it: calls that are exposed at once each count it.
+    `exposed_ns` is each call's own time without concurrent computation: calls that are exposed at once each count it.
     `waiting_ns` is None where no call could be matched with its peers; `busbw_bytes_per_s` None where the bytes or the
     number of ranks are unknown.
     """
@@ -73,7 +73,7 @@ def key_of(call: CommCall) -> CollectiveKey:
 
 
 def exposed_of_calls(trace: GpuTrace, occupation: Occupation) -> Int64:
-    """Each call's time without computation beside it; 0 for a call without a timeline."""
+    """Each call's time without concurrent computation; 0 for a call without a timeline."""
     rows = np.array([call.event for call in trace.calls], dtype=np.int64)
     exposed = np.zeros(len(rows), dtype=np.int64)
     timed = rows != UNKNOWN
@@ -175,4 +175,4 @@ def _row(key: CollectiveKey, held: list[tuple[CommCall, int, int | None]]) -> Co
 
 def unreachable_ns(rows: Sequence[CollectiveRow]) -> int:
     """Communication that no knob of NCCL reaches."""
-    return sum(row.total_ns for row in rows if row.key.reach is Reach.NONE)
+    return sum(row.total_ns for row in rows if row.key.reach is KnobReach.NONE)

@@ -1,25 +1,25 @@
-"""What collectives cost the computation beside them, from the trace itself.
+"""What collectives cost the concurrent computation, from the trace itself.
 
 A kernel and its twin are the same code on the same problem: equal name, grid, block and, where the profiler recorded
-shapes, equal shapes. A run of a kernel is *alone* if no collective touches it, *beside* if a collective runs during any
+shapes, equal shapes. A run of a kernel is *alone* if no collective touches it, *overlapped* if one runs during any
 part of it; runs during which another stream computes too (for more than `CROWDED` of them) are left out of both. The
 base of a kernel is the median of its runs alone, given at least `MIN_ALONE` of them; without that nothing is said
 about the kernel, and its time is reported as uncovered.
 
-    stretched time = sum over runs beside of (duration - base)
-    slowdown       = sum of durations beside / sum of bases
+    stretched time = sum over overlapped runs of (duration - base)
+    slowdown       = sum of their durations / sum of their bases
 
 Where no shapes were recorded, the same kernel on the same grid may still be another problem (a concatenation, a sort).
 Two guards: a kernel whose runs alone differ by more than `MAX_SPREAD` (90th over 10th percentile) has no base; a run
-beside that takes more than `PLAUSIBLE` times its base, or less than its inverse, is left out.
+during that takes more than `PLAUSIBLE` times its base, or less than its inverse, is left out.
 
 Stretched time may be negative by noise; it is never clipped per run, which would turn noise into stretch. The interval
-is a percentile bootstrap over runs (both alone and beside, per kernel), seeded.
+is a percentile bootstrap over runs (both alone and overlapped, per kernel), seeded.
 
 Blame: the stretched time of a run is shared among the collectives that touch it, in proportion to the time that each
-lies beside it.
+lies during it.
 
-This is an observation, not an experiment: runs beside a collective may also differ in cache state, clocks or data.
+This is an observation, not an experiment: runs during a collective may also differ in cache state, clocks or data.
 """
 
 from collections import defaultdict
@@ -29,20 +29,20 @@ from typing import Final
 
 import numpy as np
 
-from lagom_overlap.analysis.beside import beside
 from lagom_overlap.analysis.bootstrap import heaviest, intervals, resampled_medians, resampled_sums
 from lagom_overlap.analysis.collectives import CollectiveKey, key_of
+from lagom_overlap.analysis.concurrency import overlaps_of
 from lagom_overlap.analysis.equal_rows import equal_rows
 from lagom_overlap.analysis.intervals import depth_at_least
 from lagom_overlap.analysis.kernel_class import KernelClass, kernel_class
 from lagom_overlap.analysis.measures import Occupation
 from lagom_overlap.analysis.uniform import Uniform
-from lagom_overlap.trace.gpu_trace import UNKNOWN, Bools, Floats, GpuTrace, Int64, Role
+from lagom_overlap.trace.gpu_trace import UNKNOWN, Bools, EventRole, Floats, GpuTrace, Int64
 
 MIN_ALONE: Final = 3
 """Runs alone that make a base."""
 MIN_PROOF: Final = 5
-"""Runs beside and alone that make a proof: a bootstrap of fewer is too sure of itself."""
+"""Overlapped and lone runs that make a proof: a bootstrap of fewer is too sure of itself."""
 CROWDED: Final = 0.05
 """The part of a run during which another kernel computes, above which it is left out."""
 PLAUSIBLE: Final = 4.0
@@ -56,13 +56,13 @@ TOP_KERNELS: Final = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slowdown:
-    """Runs of kernels beside collectives against the same kernels alone.
+    """Runs of kernels during collectives against the same kernels alone.
 
     `slowdown`, `low` and `high` are ratios (1 = not slowed), the bounds of a 95 % interval, None where too few runs
     allow one. `stretched_ns` is signed.
     """
 
-    num_beside: int
+    num_overlapped: int
     num_alone: int
     base_ns: float
     stretched_ns: float
@@ -71,18 +71,18 @@ class Slowdown:
 
     @property
     def slowdown(self) -> float:
-        """Durations beside over bases."""
+        """Durations of overlapped runs over their bases."""
         return 1 + self.stretched_ns / self.base_ns if self.base_ns else 1.0
 
     @property
     def is_proven(self) -> bool:
         """Whether the interval excludes 1 from below; of fewer than `MIN_PROOF` runs on a side it never does."""
-        return self.low is not None and self.low > 1 and min(self.num_beside, self.num_alone) >= MIN_PROOF
+        return self.low is not None and self.low > 1 and min(self.num_overlapped, self.num_alone) >= MIN_PROOF
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassSlowdown:
-    """One kernel class beside one collective configuration."""
+    """One kernel class during one collective configuration."""
 
     kernel_class: KernelClass
     collective: CollectiveKey
@@ -91,7 +91,7 @@ class ClassSlowdown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelSlowdown:
-    """One kernel beside any collective."""
+    """One kernel during any collective."""
 
     name: str
     kernel_class: KernelClass
@@ -101,9 +101,9 @@ class KernelSlowdown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StretchedRuns:
-    """Every run beside a collective that has a base: its trace's index, its row among the events, duration - base.
+    """Every run during a collective that has a base: its trace's index, its row among the events, duration - base.
 
-    `call` is the index among its trace's calls of the collective that lies longest beside it, `UNKNOWN` of none.
+    `call` is the index among its trace's calls of the collective that overlaps it longest, `UNKNOWN` of none.
     """
 
     rank: Int64
@@ -116,9 +116,9 @@ class StretchedRuns:
 class Contention:
     """The contention of a job. Times summed over all ranks; `of_rank` is stretched time by trace, in order.
 
-    `by_collective` groups runs by the collective that lies longest beside each; `blame` shares each run's stretch among
+    `by_collective` groups runs by the collective that overlaps each longest; `blame` shares each run's stretch among
     all.
-    `covered_ns` is computation beside collectives whose kernels have a base, `uncovered_ns` the rest of it.
+    `covered_ns` is computation during collectives whose kernels have a base, `uncovered_ns` the rest of it.
     """
 
     total: Slowdown
@@ -154,7 +154,7 @@ class _Runs:
 
     kernel: Int64
     duration: Int64
-    beside: Bools
+    overlapped: Bools
     usable: Bools
     shaped: Bools
     rank: Int64
@@ -178,7 +178,7 @@ def _runs_of(traces: Sequence[GpuTrace], occupations: Sequence[Occupation]) -> t
     parts: list[tuple[Int64 | Bools, ...]] = []
     for index, (trace, occupation) in enumerate(zip(traces, occupations, strict=True)):
         events = trace.events
-        rows = events.rows(Role.COMPUTE)
+        rows = events.rows(EventRole.COMPUTE)
         start, end = events.start_ns[rows], events.end_ns[rows]
         duration = end - start
         columns = np.column_stack((events.name[rows], events.shape[rows], events.grid[rows], events.block[rows]))
@@ -212,7 +212,7 @@ def _runs_of(traces: Sequence[GpuTrace], occupations: Sequence[Occupation]) -> t
 def _bases(runs: _Runs, num_kernels: int) -> _Table:
     """The median duration alone of every kernel."""
     base = np.zeros(num_kernels)
-    alone = np.flatnonzero(runs.usable & ~runs.beside)
+    alone = np.flatnonzero(runs.usable & ~runs.overlapped)
     order = alone[np.lexsort((runs.duration[alone], runs.kernel[alone]))]
     counts = np.bincount(runs.kernel[alone], minlength=num_kernels).astype(np.int64)
     edges = np.concatenate(([0], np.cumsum(counts)))
@@ -303,7 +303,7 @@ def _slowdowns(cells: _Cells, group: Int64) -> list[Slowdown]:
     bounds[:, count < MIN_ALONE] = np.nan
     return [
         Slowdown(
-            num_beside=int(count[at]),
+            num_overlapped=int(count[at]),
             num_alone=int(num_alone[at]),
             base_ns=float(base_ns[at]),
             stretched_ns=float(duration_ns[at] - base_ns[at]),
@@ -316,7 +316,7 @@ def _slowdowns(cells: _Cells, group: Int64) -> list[Slowdown]:
 
 @dataclass(frozen=True, slots=True)
 class _Blame:
-    """Stretched time by collective, and for each covered run the call and the key of the one longest beside it."""
+    """Stretched time by collective, and per covered run the call and the key of the one that overlaps it longest."""
 
     by_key: dict[CollectiveKey, float]
     keys: tuple[CollectiveKey, ...]
@@ -333,7 +333,7 @@ def _blame(traces: Sequence[GpuTrace], runs: _Runs, covered: Int64, excess: Floa
         if not len(mine):
             continue
         key_of_call = np.array([numbers.setdefault(key_of(call), len(numbers)) for call in trace.calls], dtype=np.int64)
-        pairs = beside(trace, runs.row[covered[mine]])
+        pairs = overlaps_of(trace, runs.row[covered[mine]])
         whole = np.bincount(pairs.run, weights=pairs.shared_ns, minlength=len(mine))
         share = excess[mine[pairs.run]] * pairs.shared_ns / whole[pairs.run]
         for number, blamed in enumerate(np.bincount(key_of_call[pairs.call], weights=share).tolist()):
@@ -351,7 +351,7 @@ def contention_of(traces: Sequence[GpuTrace], occupations: Sequence[Occupation],
     """The contention of a job's ranks, from their traces."""
     runs, kernels = _runs_of(traces, occupations)
     table = _bases(runs, len(kernels))
-    candidates = np.flatnonzero(runs.beside)
+    candidates = np.flatnonzero(runs.overlapped)
     covered = candidates[_believed(table)[candidates]] if len(kernels) else candidates
     excess = runs.duration[covered] - table.base[runs.kernel[covered]]
     blame = _blame(traces, runs, covered, excess)
@@ -376,7 +376,7 @@ def _by_kernel(
 ) -> tuple[Slowdown, tuple[KernelSlowdown, ...]]:
     """All runs in one, and the kernels that lost most, at most `TOP_KERNELS`."""
     if not len(covered):
-        return Slowdown(num_beside=0, num_alone=0, base_ns=0.0, stretched_ns=0.0, low=None, high=None), ()
+        return Slowdown(num_overlapped=0, num_alone=0, base_ns=0.0, stretched_ns=0.0, low=None, high=None), ()
     cells = _cells(table, covered, np.zeros(len(covered), dtype=np.int64), seed)
     (total,) = _slowdowns(cells, np.zeros(len(cells.kernel), dtype=np.int64))
     each = _slowdowns(cells, np.arange(len(cells.kernel)))
@@ -391,7 +391,7 @@ def _by_kernel(
 def _by_collective(
     table: _Table, covered: Int64, kernels: list[_Kernel], blame: _Blame, seed: int
 ) -> tuple[tuple[ClassSlowdown, ...], dict[CollectiveKey, Slowdown]]:
-    """The runs by kernel class and the collective longest beside them, and by that collective alone."""
+    """The runs by kernel class and the collective that overlaps them longest, and by that collective alone."""
     known = np.flatnonzero(blame.key != UNKNOWN)
     if not len(known):
         return (), {}

@@ -24,12 +24,12 @@ class FillIn:
 
     @classmethod
     def nothing(cls) -> "FillIn":
-        """Of a trace in which every kernel beside a collective has its twin."""
+        """Of a trace in which every overlapped kernel has its twin."""
         return cls(num_runs=0, run_ns=0, alone_ns=0.0, left_ns=0)
 
     @property
     def stretched_ns(self) -> float:
-        """Estimated extra time beside collectives."""
+        """Estimated extra time during collectives."""
         return self.run_ns - self.alone_ns
 
     @property
@@ -38,7 +38,7 @@ class FillIn:
         if not self.num_runs:
             return ()
         return (
-            f"{self.num_runs} kernel runs beside collectives ({format_seconds(self.run_ns / NS_PER_S)}) have no "
+            f"{self.num_runs} kernel runs during collectives ({format_seconds(self.run_ns / NS_PER_S)}) have no "
             f"uncontended twin: the cost model (profile {self.profile}) estimates that "
             f"{format_seconds(self.stretched_ns / NS_PER_S)} of it is stretch; this is no measurement",
         )

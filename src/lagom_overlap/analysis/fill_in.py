@@ -1,14 +1,14 @@
 """Contention where the trace has no uncontended twin: the cost model estimates what it would have taken alone.
 
-`contention.py` speaks only of kernels that also ran with no collective beside them. For the others the model gives the
-slowdown r of the kernel beside the collective that lies longest beside it (Eqs 5 and 6: SMs held, memory traffic
-taken), and Eq. 4 inverts the run: of length T, with collectives beside it for o of that time, it would have taken
+`contention.py` speaks only of kernels that also ran without a concurrent collective. For the others the model gives the
+slowdown r of the kernel during the collective that overlaps it longest (Eqs 5 and 6: SMs held, memory traffic
+taken), and Eq. 4 inverts the run: of length T, with concurrent collectives for o of that time, it would have taken
 
     alone = T - o (1 - 1/r)
 
 What the trace does not tell of the kernel is assumed by its class (`modelled_kernel.py`); the collective's traffic
-follows from its measured rate. These are estimates: they are reported beside the measured stretch, never added to it.
-Kernels beside which another kernel computes are left out, as they are of the measured contention.
+follows from its measured rate. These are estimates: they are reported next to the measured stretch, never added to it.
+Kernels that overlap another kernel are left out, as they are of the measured contention.
 """
 
 from collections.abc import Callable
@@ -16,8 +16,8 @@ from functools import partial
 
 import numpy as np
 
-from lagom_overlap.analysis.beside import beside
 from lagom_overlap.analysis.collectives import CollectiveKey, CollectiveRow, key_of
+from lagom_overlap.analysis.concurrency import overlaps_of
 from lagom_overlap.analysis.contention import CROWDED
 from lagom_overlap.analysis.equal_rows import equal_rows
 from lagom_overlap.analysis.estimate import PROFILE, FillIn
@@ -25,23 +25,23 @@ from lagom_overlap.analysis.findings import Findings, RankFindings
 from lagom_overlap.analysis.groups import KernelKey
 from lagom_overlap.analysis.intervals import depth_at_least
 from lagom_overlap.analysis.trace_gpu import cluster_of_trace
-from lagom_overlap.trace.gpu_trace import UNKNOWN, Floats, Int64, Role
+from lagom_overlap.trace.gpu_trace import UNKNOWN, EventRole, Floats, Int64
 
 
 def _uncovered(findings: Findings, index: int) -> Int64:
-    """Rows of kernels beside a collective that have no twin and run by themselves."""
+    """Rows of kernels during a collective that have no twin and run by themselves."""
     rank, runs = findings.ranks[index], findings.contention.runs
     events = rank.trace.events
-    rows = events.rows(Role.COMPUTE)
+    rows = events.rows(EventRole.COMPUTE)
     start, end = events.start_ns[rows], events.end_ns[rows]
     crowded = depth_at_least(start, end, 2).within(start, end)
     touched = (rank.occupation.comm.within(start, end) > 0) & (crowded <= CROWDED * (end - start))
     return np.setdiff1d(rows[touched], runs.row[runs.rank == index])
 
 
-def _longest_beside(rank: RankFindings, rows: Int64) -> Int64:
-    """For each kernel run the index of the call that lies longest beside it; of equals the first."""
-    pairs = beside(rank.trace, rows)
+def _longest_overlap(rank: RankFindings, rows: Int64) -> Int64:
+    """For each kernel run the index of the call that overlaps it longest; of equals the first."""
+    pairs = overlaps_of(rank.trace, rows)
     best = np.full(len(rows), UNKNOWN, dtype=np.int64)
     best[pairs.run[pairs.longest]] = pairs.call[pairs.longest]
     return best
@@ -58,11 +58,11 @@ def fill_in(findings: Findings) -> FillIn:
         lengths = events.end_ns[rows] - events.start_ns[rows]
         if cluster is None:
             continue
-        from lagom_overlap.analysis import beside_model  # noqa: PLC0415 - the cost model takes its time to import
+        from lagom_overlap.analysis import concurrency_model  # noqa: PLC0415 - the cost model takes its time to import
 
-        slowdown = partial(beside_model.slowdown_beside, model=beside_model.model_of(cluster, PROFILE))
+        slowdown = partial(concurrency_model.slowdown_during, model=concurrency_model.model_of(cluster, PROFILE))
         touched_ns = rank.occupation.comm.within(events.start_ns[rows], events.end_ns[rows])
-        calls = _longest_beside(rank, rows)
+        calls = _longest_overlap(rank, rows)
         ratio = _ratios(rank, rows, calls, rows_of_keys, slowdown)
         known = calls != UNKNOWN
         num += int(known.sum())
@@ -78,7 +78,7 @@ def _ratios(
     rows_of_keys: dict[CollectiveKey, CollectiveRow],
     slowdown: Callable[[KernelKey, float, CollectiveRow], float],
 ) -> Floats:
-    """The slowdown of each kernel run beside its call, 1 where it has none.
+    """The slowdown of each kernel run during its call, 1 where it has none.
 
     Computed once per kernel and collective, for it hardly depends on a run's own length.
     """

@@ -1,4 +1,4 @@
-"""Everything that is known of a job after its traces were read: what the report shows and advice is drawn from."""
+"""Everything that is known about a job after its traces were read: what the report shows and advice is drawn from."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

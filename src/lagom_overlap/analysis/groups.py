@@ -1,11 +1,11 @@
-"""Overlap groups in a measured timeline: what computes beside which collectives between two joins.
+"""Overlap groups in a measured timeline: what computes during which collectives between two joins.
 
 A *join* is a place where the computation waited for a collective: nothing computed, a collective ended, and within
 `NEAR_NS` the next kernel began, launched before that end where its launch is known (else it waited for the CPU). What
 lies between two joins of a step is a window; a collective belongs to the window in which most of it runs, and to none
-if no kernel runs beside it at all: it is exposed whatever its settings. Equal windows are one group.
+if no kernel runs during it at all: it is exposed whatever its settings. Equal windows are one group.
 
-Stable across steps and ranks: steps that run the same kernels beside the same collectives vote, kernel by kernel, on
+Stable across steps and ranks: steps that run the same kernels during the same collectives vote, kernel by kernel, on
 where the joins are; a majority cuts all of them alike, so that one late kernel makes no new group.
 
 A join that the computation reached after its collective had ended leaves no trace. A window may therefore hold several
@@ -27,14 +27,14 @@ import numpy as np
 from lagom_overlap.analysis.collectives import CollectiveKey, key_of
 from lagom_overlap.analysis.equal_rows import equal_rows
 from lagom_overlap.analysis.findings import Findings, RankFindings
-from lagom_overlap.trace.gpu_trace import NO_TIME, UNKNOWN, Bools, Floats, Int64, Role
+from lagom_overlap.trace.gpu_trace import NO_TIME, UNKNOWN, Bools, EventRole, Floats, Int64
 
 NEAR_NS: Final = 20_000
 """A kernel that begins this soon after a collective's end followed it at once."""
 _MAJORITY: Final = 0.5
 
 
-class Bound(StrEnum):
+class BoundBy(StrEnum):
     """Which stream ends a group."""
 
     COMPUTE = "compute"
@@ -55,13 +55,13 @@ class TraceKernel:
     """A kernel of a group as it ran there: medians over occurrences.
 
     `median_ns` is its length, `advance_ns` the part of it in which no earlier kernel of the group still ran,
-    `beside_ns` the part with a collective beside it, `gap_ns` the time until the next kernel in which none ran.
+    `overlapped_ns` the part with a concurrent collective, `gap_ns` the time until the next kernel in which none ran.
     """
 
     key: KernelKey
     median_ns: float
     advance_ns: float
-    beside_ns: float
+    overlapped_ns: float
     gap_ns: float
 
 
@@ -95,7 +95,7 @@ class TraceGroup:
     comp_ns: float
     comm_ns: float
     exposed_ns: float
-    bound: Bound
+    bound: BoundBy
     agreement: float
     occurrences: tuple[tuple[int, int, int], ...] = ()
 
@@ -103,8 +103,8 @@ class TraceGroup:
     def kernels(self) -> tuple[TraceKernel, ...]:
         """The group's kernels in order of start."""
         return tuple(
-            TraceKernel(key=key, median_ns=length, advance_ns=advance, beside_ns=beside, gap_ns=gap)
-            for key, (length, advance, beside, gap) in zip(
+            TraceKernel(key=key, median_ns=length, advance_ns=advance, overlapped_ns=overlapped, gap_ns=gap)
+            for key, (length, advance, overlapped, gap) in zip(
                 self.kernel_keys, self.kernel_times_ns.T.tolist(), strict=True
             )
         )
@@ -114,13 +114,13 @@ class TraceGroup:
 class _Step:
     """One step of one rank: its kernels and collectives in order of start, as numbers and as rows of the events.
 
-    `beside_ns` is how much of each kernel runs beside a collective.
+    `overlapped_ns` is how much of each kernel runs during a collective.
     """
 
     rank: int
     kernels: Int64
     kernel_rows: Int64
-    beside_ns: Int64
+    overlapped_ns: Int64
     calls: tuple[int, ...]
     call_keys: tuple[CollectiveKey, ...]
 
@@ -138,7 +138,7 @@ class _Window:
 
 def _steps_of(rank: RankFindings, index: int, numbers: dict[KernelKey, int]) -> list[_Step]:
     events, calls = rank.trace.events, rank.trace.calls
-    rows = events.rows(Role.COMPUTE)
+    rows = events.rows(EventRole.COMPUTE)
     if not len(rows):
         return []
     columns = np.column_stack((events.name[rows], events.grid[rows], events.block[rows]))
@@ -151,7 +151,7 @@ def _steps_of(rank: RankFindings, index: int, numbers: dict[KernelKey, int]) -> 
         dtype=np.int64,
     )
     kernel = number_of[inverse]
-    beside = rank.occupation.comm.within(events.start_ns[rows], events.end_ns[rows])
+    overlapped = rank.occupation.comm.within(events.start_ns[rows], events.end_ns[rows])
     timed = [at for at, call in enumerate(calls) if call.event != UNKNOWN]
     timed.sort(key=lambda at: (int(events.start_ns[calls[at].event]), at))
     call_start = np.array([events.start_ns[calls[at].event] for at in timed], dtype=np.int64)
@@ -163,7 +163,7 @@ def _steps_of(rank: RankFindings, index: int, numbers: dict[KernelKey, int]) -> 
         if high > low:
             mine = tuple(timed[first:last])
             keys = tuple(key_of(calls[at]) for at in mine)
-            found.append(_Step(index, kernel[low:high], rows[low:high], beside[low:high], mine, keys))
+            found.append(_Step(index, kernel[low:high], rows[low:high], overlapped[low:high], mine, keys))
     return found
 
 
@@ -186,7 +186,7 @@ def _joins(rank: RankFindings, step: _Step) -> Bools:
 
 
 def _homes(rank: RankFindings, step: _Step, cuts: Sequence[int]) -> list[int]:
-    """For each call of a step the window in which most of it runs; -1 where no kernel runs beside it."""
+    """For each call of a step the window in which most of it runs; -1 where no kernel runs during it."""
     events = rank.trace.events
     begins = events.start_ns[step.kernel_rows[list(cuts[1:])]]
     found = []
@@ -260,7 +260,7 @@ def _times(rank: RankFindings, window: _Window) -> _Times:
 
 
 def _kernel_times(rank: RankFindings, window: _Window) -> Floats:
-    """Rows: length, advance, beside, gap of every kernel of an occurrence."""
+    """Rows: length, advance, overlap, gap of every kernel of an occurrence."""
     events = rank.trace.events
     rows = window.step.kernel_rows[window.first : window.last]
     start, end = events.start_ns[rows], events.end_ns[rows]
@@ -268,8 +268,8 @@ def _kernel_times(rank: RankFindings, window: _Window) -> Floats:
     before = np.concatenate((start[:1], reach[:-1]))
     gap = np.append(np.maximum(0, start[1:] - reach[:-1]), 0)
     advance = np.maximum(0, end - np.maximum(start, before))
-    beside = window.step.beside_ns[window.first : window.last]
-    return np.array([end - start, advance, beside, gap], dtype=np.float64)
+    overlapped = window.step.overlapped_ns[window.first : window.last]
+    return np.array([end - start, advance, overlapped, gap], dtype=np.float64)
 
 
 def _group(
@@ -296,7 +296,7 @@ def _group(
         comp_ns=float(np.median([found.comp for found in times])),
         comm_ns=float(np.median([sum(found.comms) for found in times])),
         exposed_ns=float(np.median([found.exposed for found in times])),
-        bound=Bound.COMMUNICATION if share > _MAJORITY else Bound.COMPUTE,
+        bound=BoundBy.COMMUNICATION if share > _MAJORITY else BoundBy.COMPUTE,
         agreement=max(share, 1 - share),
         occurrences=tuple(
             (window.step.rank, found.start, found.start + found.makespan)

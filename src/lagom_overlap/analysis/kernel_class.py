@@ -7,7 +7,7 @@ from typing import Final
 
 
 class KernelClass(StrEnum):
-    """Sorts of kernels that suffer differently from a collective beside them."""
+    """Kinds of kernels, which suffer differently from a concurrent collective."""
 
     GEMM = "gemm"
     ATTENTION = "attention"

@@ -1,7 +1,7 @@
 """Where the time of a rank went: exact to the nanosecond, per step and in all.
 
 Over a window: span = busy + idle; communication = overlapped + exposed; overlapped is communication while at least one
-kernel computes; exposed is communication while none does (a copy beside it does not hide it). Copies and sets are
+kernel computes; exposed is communication while none does (a copy during it does not hide it). Copies and sets are
 counted apart from computation. An idle gap is host-bound as far as the CPU had not yet begun to launch the event that
 ends it.
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from lagom_overlap.analysis.intervals import Intervals
-from lagom_overlap.trace.gpu_trace import NO_TIME, GpuEvents, GpuTrace, Int64, Role
+from lagom_overlap.trace.gpu_trace import NO_TIME, EventRole, GpuEvents, GpuTrace, Int64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,15 +102,15 @@ def _host_bound(events: GpuEvents, busy: Intervals) -> Intervals:
 def occupation_of(events: GpuEvents) -> Occupation:
     """The sets of time of a rank."""
     sets = {}
-    for role in Role:
+    for role in EventRole:
         rows = events.rows(role)
         sets[role] = Intervals.union(events.start_ns[rows], events.end_ns[rows])
     busy = Intervals.union(events.start_ns, events.end_ns)
     return Occupation(
-        compute=sets[Role.COMPUTE],
-        comm=sets[Role.COMM],
-        memory=sets[Role.MEMORY],
-        overlap=sets[Role.COMPUTE].intersect(sets[Role.COMM]),
+        compute=sets[EventRole.COMPUTE],
+        comm=sets[EventRole.COMM],
+        memory=sets[EventRole.MEMORY],
+        overlap=sets[EventRole.COMPUTE].intersect(sets[EventRole.COMM]),
         busy=busy,
         host_bound=_host_bound(events, busy),
     )
@@ -131,13 +131,11 @@ def step_of_events(trace: GpuTrace) -> Int64:
 
 
 def step_windows(trace: GpuTrace) -> tuple[tuple[int, int, int], ...]:
-    """(number, start, end) of every step's window on the GPU; the whole trace as step 0 where it has no steps."""
+    """(number, start, end) of every step's window on the GPU; the whole trace as step 0 where no step has GPU work."""
     events = trace.events
     if not len(events):
         return ()
     last_end = int(events.end_ns.max())
-    if not trace.steps:
-        return ((0, int(events.start_ns[0]), last_end),)
     step = step_of_events(trace)
     works = events.memory_op == 0
     found: list[tuple[int, int]] = []
@@ -145,6 +143,8 @@ def step_windows(trace: GpuTrace) -> tuple[tuple[int, int, int], ...]:
         starts = events.start_ns[works & (step == index)]
         if len(starts) and (not found or starts[0] > found[-1][1]):
             found.append((cpu_step.number, int(starts[0])))
+    if not found:
+        return ((0, int(events.start_ns[0]), last_end),)
     ends = [start for _, start in found[1:]] + [last_end]
     return tuple((number, start, end) for (number, start), end in zip(found, ends, strict=True))
 

@@ -1,7 +1,7 @@
 """Groups found in a trace as groups that can be simulated: kernels with their time alone, collectives, gaps.
 
-A kernel's time alone is, in this order: the median of its runs without a collective beside them (three at least), its
-time in the group where no collective lies beside it there, what the cost model estimates (`fill_in.py`). A gap between
+A kernel's time alone is, in this order: the median of its runs without a concurrent collective (three at least), its
+time in the group where no collective overlaps it there, what the cost model estimates (`fill_in.py`). A gap between
 kernels stays as a kernel of one block that nothing slows: the CPU's launches do not become faster by tuning.
 
 A group with a collective whose kind, bytes or ranks the trace does not say cannot be simulated; it is named, never
@@ -16,8 +16,8 @@ from typing import Final
 
 import numpy as np
 
-from lagom_overlap.analysis.beside_model import alone_ns, slowdown_beside
 from lagom_overlap.analysis.collectives import CollectiveKey, CollectiveRow
+from lagom_overlap.analysis.concurrency_model import alone_ns, slowdown_during
 from lagom_overlap.analysis.contention import MIN_ALONE, PLAUSIBLE
 from lagom_overlap.analysis.equal_rows import equal_rows
 from lagom_overlap.analysis.findings import Findings
@@ -25,7 +25,7 @@ from lagom_overlap.analysis.groups import KernelKey, TraceGroup, TraceKernel
 from lagom_overlap.analysis.modelled_kernel import modelled_kernel
 from lagom_overlap.collective import Collective
 from lagom_overlap.cost import ContentionModel
-from lagom_overlap.trace.gpu_trace import NS_PER_S, Reach, Role
+from lagom_overlap.trace.gpu_trace import NS_PER_S, EventRole, KnobReach
 from lagom_overlap.units import format_seconds
 from lagom_overlap.workload import CommOp, CompOp, Kernel, OverlapGroup
 
@@ -47,7 +47,7 @@ class TracedGroup:
     makespan_s: float
     comm_s: tuple[float, ...]
     channels: tuple[int, ...]
-    reaches: tuple[Reach, ...]
+    reaches: tuple[KnobReach, ...]
     num_estimated: int
 
 
@@ -60,11 +60,11 @@ class TracedJob:
 
 
 def bases_alone(findings: Findings) -> dict[KernelKey, float]:
-    """The median length (ns) of each kernel's runs without a collective beside them, where there are enough."""
+    """The median length (ns) of each kernel's runs without a concurrent collective, where there are enough."""
     runs: dict[KernelKey, list[int]] = defaultdict(list)
     for rank in findings.ranks:
         events = rank.trace.events
-        rows = events.rows(Role.COMPUTE)
+        rows = events.rows(EventRole.COMPUTE)
         start, end = events.start_ns[rows], events.end_ns[rows]
         free = rows[rank.occupation.comm.within(start, end) == 0]
         if not len(free):
@@ -90,15 +90,15 @@ class _Builder:
     rows: dict[CollectiveKey, CollectiveRow]
     model: ContentionModel
 
-    def _alone(self, kernel: TraceKernel, beside: CollectiveRow) -> tuple[float, bool]:
+    def _alone(self, kernel: TraceKernel, row: CollectiveRow) -> tuple[float, bool]:
         """(ns alone, whether estimated)."""
         base = self.bases.get(kernel.key)
         if base is not None and base <= PLAUSIBLE * kernel.median_ns and kernel.median_ns <= PLAUSIBLE * base:
             return base, False
-        if kernel.beside_ns <= 0:
+        if kernel.overlapped_ns <= 0:
             return kernel.median_ns, False
-        ratio = slowdown_beside(kernel.key, kernel.median_ns, beside, self.model)
-        return alone_ns(kernel.median_ns, min(kernel.beside_ns, kernel.median_ns), ratio), True
+        ratio = slowdown_during(kernel.key, kernel.median_ns, row, self.model)
+        return alone_ns(kernel.median_ns, min(kernel.overlapped_ns, kernel.median_ns), ratio), True
 
     def _computations(self, group: TraceGroup) -> tuple[list[CompOp], list[int], int]:
         """Kernels and gaps in order, how many of them stand before each kernel of the trace, how many are estimated."""

@@ -10,7 +10,7 @@ from lagom_overlap.analysis.collectives import key_of
 from lagom_overlap.analysis.findings import Findings, RankFindings
 from lagom_overlap.analysis.intervals import Intervals
 from lagom_overlap.timeline import Span, SpanKind, Timeline
-from lagom_overlap.trace.gpu_trace import NS_PER_S, ROLE_CODES, UNKNOWN, Int64, Role
+from lagom_overlap.trace.gpu_trace import ROLE_CODES, UNKNOWN, EventRole, Int64, seconds
 
 MAX_SPANS: Final = 200_000
 """Spans of a file in all; beyond, the shortest GPU events are left out."""
@@ -30,8 +30,8 @@ def _spans(found: Intervals, name: str, kind: SpanKind, stream: str, origin_ns: 
             name=name,
             kind=kind,
             stream=stream,
-            start_s=(start - origin_ns) / NS_PER_S,
-            end_s=(end - origin_ns) / NS_PER_S,
+            start_s=seconds(start - origin_ns),
+            end_s=seconds(end - origin_ns),
         )
 
 
@@ -59,7 +59,7 @@ def _groups(rank: RankFindings, index: int, groups: Sequence[GroupSpan], origin_
 
 
 def _stretched(findings: Findings, index: int, origin_ns: int) -> Iterator[Span]:
-    """The stretched kernels, each with the collective to blame in its name: the one longest beside it."""
+    """The stretched kernels, each with the collective to blame in its name: the one that overlaps it longest."""
     trace, runs = findings.ranks[index].trace, findings.contention.runs
     events, mine = trace.events, runs.rank == index
     for row, excess, at in zip(
@@ -88,14 +88,14 @@ def rank_timeline(
     origin_ns = int(events.start_ns[0])
     spans: list[Span] = []
     for row in _kept(rank, room).tolist():
-        comm = int(events.role[row]) == ROLE_CODES[Role.COMM]
+        comm = int(events.role[row]) == ROLE_CODES[EventRole.COMM]
         spans.append(
             Span(
                 name=_short(events.names[int(events.name[row])]),
                 kind=SpanKind.COMM if comm else SpanKind.COMP,
                 stream=events.streams[int(events.stream[row])],
-                start_s=(int(events.start_ns[row]) - origin_ns) / NS_PER_S,
-                end_s=(int(events.end_ns[row]) - origin_ns) / NS_PER_S,
+                start_s=seconds(int(events.start_ns[row]) - origin_ns),
+                end_s=seconds(int(events.end_ns[row]) - origin_ns),
             )
         )
     for step in rank.steps:

@@ -1,30 +1,21 @@
 """A measurement bundle, `measurements.jsonl`: a header that says for which job it was measured, then a line per step.
 
-The same rows are a study's journal (tune/journal.py) and what `--backend recorded` replays. Format: docs/formats.md.
+The same rows are a study's journal (tuners/journal.py) and what `--backend recorded` replays. Format: docs/formats.md.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 
-from lagom_overlap.backends.base import Assignment, Failure, GroupProblem, Measurement, Outcome, SpaceLimits
+from lagom_overlap.backends.base import SpaceLimits
 from lagom_overlap.collective import (
     NO_LAUNCHES,
-    UNTOUCHED_LAUNCH,
-    Algorithm,
-    CommConfig,
     ConfigSpace,
-    LaunchConfig,
-    LaunchOrder,
     LaunchSpace,
-    Protocol,
-    StreamPriority,
-    Transport,
-    launch_of,
-    launched,
 )
 from lagom_overlap.errors import BundleError, LagomError
+from lagom_overlap.tuners.problem import Assignment, GroupProblem
 
 FORMAT: Final = "lagom-measurements"
 VERSION: Final = 1
@@ -47,7 +38,7 @@ class BundleHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The first line of a bundle.
 
     The fields with a default may be absent: what the recording backend said of itself (`description`), the caveats
-    that belong beside its figures (`notes`), its contenders in words (`arm_words`), and the job's limits on the knobs.
+    that belong with its figures (`notes`), its contenders in words (`arm_words`), and the job's limits on the knobs.
     """
 
     format: str
@@ -112,128 +103,3 @@ def parse_header(line: str, where: str) -> BundleHeader:
             f"this version reads {FORMAT!r} version {VERSION}"
         )
     return header
-
-
-class _Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What every row shares: no field may be missing, none may be unknown."""
-
-
-class ConfigRow(_Row, frozen=True):
-    """A configuration; null is a knob that is not set."""
-
-    algorithm: Algorithm | None
-    protocol: Protocol | None
-    transport: Transport | None
-    num_channels: int | None
-    num_threads: int | None
-    chunk_bytes: int | None
-
-
-class LaunchRow(_Row, frozen=True):
-    """How the computation was launched; null is a knob that is not set."""
-
-    sm_carveout: int | None
-    order: LaunchOrder | None
-    priority: StreamPriority | None
-
-
-class MeasuredRow(_Row, frozen=True):
-    """A measurement, its collectives by name."""
-
-    makespan_s: float
-    comp_s: float
-    comm_s: dict[str, float]
-    num_repeats: int
-    makespan_iqr_s: float
-
-
-class GroupRow(_Row, frozen=True, omit_defaults=True):
-    """One group in one step: configurations by collective, why, and what came of it; `measured` or `failure` is null.
-
-    `launch` is absent where the computation was untouched.
-    """
-
-    configs: dict[str, ConfigRow]
-    reason: str | None
-    priorities: dict[str, float]
-    measured: MeasuredRow | None
-    failure: str | None
-    launch: LaunchRow | None = None
-
-
-_KNOBS: Final = ConfigRow.__struct_fields__
-_LAUNCH_KNOBS: Final = LaunchRow.__struct_fields__
-_T = TypeVar("_T")
-
-
-def group_row(
-    problem: GroupProblem,
-    assignment: Assignment,
-    outcome: Outcome,
-    reason: str | None = None,
-    priorities: Mapping[str, float] | None = None,
-) -> GroupRow:
-    """The row of one group in one step."""
-    names, launch = problem.group.comm_names, launch_of(assignment)
-    measured = None
-    if isinstance(outcome, Measurement):
-        measured = MeasuredRow(
-            makespan_s=outcome.makespan_s,
-            comp_s=outcome.comp_s,
-            comm_s=dict(zip(names, outcome.comm_s, strict=True)),
-            num_repeats=outcome.num_repeats,
-            makespan_iqr_s=outcome.makespan_iqr_s,
-        )
-    return GroupRow(
-        configs={
-            name: ConfigRow(*(getattr(config, knob) for knob in _KNOBS))
-            for name, config in zip(names, assignment, strict=True)
-        },
-        reason=reason,
-        priorities=dict(priorities or {}),
-        measured=measured,
-        failure=outcome.reason if isinstance(outcome, Failure) else None,
-        launch=None if launch.is_untouched else LaunchRow(*(getattr(launch, knob) for knob in _LAUNCH_KNOBS)),
-    )
-
-
-def assignment_of(row: GroupRow, problem: GroupProblem) -> Assignment:
-    """The assignment in a row.
-
-    Raises:
-        ValueError: if it does not name exactly the group's collectives.
-        SpaceError: if a knob is impossible.
-    """
-    rows = _in_order("configs", row.configs, problem)
-    configs = (CommConfig(**{knob: getattr(config, knob) for knob in _KNOBS}) for config in rows)
-    found = row.launch
-    launch = (
-        UNTOUCHED_LAUNCH if found is None else LaunchConfig(**{knob: getattr(found, knob) for knob in _LAUNCH_KNOBS})
-    )
-    return launched(configs, launch)
-
-
-def outcome_of(row: GroupRow, problem: GroupProblem) -> Outcome:
-    """The outcome in a row.
-
-    Raises:
-        ValueError: if it holds both or neither of a measurement and a failure, or other collectives.
-    """
-    if (row.measured is None) == (row.failure is None):
-        raise ValueError("exactly one of measured and failure must be set")
-    if row.measured is None:
-        return Failure(row.failure or "")
-    return Measurement(
-        makespan_s=row.measured.makespan_s,
-        comp_s=row.measured.comp_s,
-        comm_s=_in_order("comm_s", row.measured.comm_s, problem),
-        num_repeats=row.measured.num_repeats,
-        makespan_iqr_s=row.measured.makespan_iqr_s,
-    )
-
-
-def _in_order(what: str, values: Mapping[str, _T], problem: GroupProblem) -> tuple[_T, ...]:
-    names = problem.group.comm_names
-    if values.keys() != set(names):
-        raise ValueError(f"{what} of group {problem.group.name!r} name {sorted(values)}, must name {sorted(names)}")
-    return tuple(values[name] for name in names)

@@ -1,9 +1,9 @@
 """The tuner plug-in rehearsed without a GPU: the real `liblagom_tuner.so`, driven by a fake NCCL, with simulated times.
 
 A measurement writes the assignment as a plug-in table, swaps it in, marks a step and issues the group's collectives to
-the fake NCCL host (`csrc/fake_nccl.c`), which asks the plug-in as a release of NCCL does. The simulator then runs what
-*came out* (algorithm, protocol, grid, chunk), not what was asked for, so a setting that does not take effect gains
-nothing. One process stands for every rank. Threads are NCCL's own, as no tuner sets them.
+the NCCL host (`csrc/emulated_gpu/nccl_host.c`), which asks the plug-in as a release of NCCL does. The simulator then
+runs what *came out* (algorithm, protocol, grid, chunk), not what was asked for, so a setting that does not take effect
+gains nothing. One process stands for every rank. Threads are NCCL's own, as no tuner sets them.
 
 What is fake: NCCL's choice (a caricature of its cost model over 24 channels, no NVLS, no CollNet) and the times (the
 contention model). All-to-all and send/recv never reach a tuner and keep the model's default.
@@ -21,7 +21,7 @@ from threading import Lock
 from types import MappingProxyType
 from typing import Final
 
-from lagom_overlap.backends.base import Assignment, Backend, BackendRequest, Failure, GroupProblem, Outcome
+from lagom_overlap.backends.base import Backend, BackendRequest
 from lagom_overlap.backends.simulated import open_backend as open_simulated
 from lagom_overlap.collective import (
     Collective,
@@ -35,9 +35,10 @@ from lagom_overlap.collective import (
 )
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.errors import BackendError, JobError, SpaceError, TableError
-from lagom_overlap.plugin import ProcessCommunicator, TunerPlugin, encode_table, installed_library, write_table
-from lagom_overlap.plugin import fake_host as host
-from lagom_overlap.plugin.table_layout import ALGORITHMS, KINDS, PROTOCOLS
+from lagom_overlap.nccl_plugin import ProcessCommunicator, TunerPlugin, encode_table, installed_library, write_table
+from lagom_overlap.nccl_plugin import fake_host as host
+from lagom_overlap.nccl_plugin.table_layout import ALGORITHMS, KINDS, PROTOCOLS
+from lagom_overlap.tuners.problem import Assignment, Failure, GroupProblem, Outcome
 from lagom_overlap.workload import CommOp, OverlapGroup
 
 NUM_CHANNELS: Final = 24
@@ -125,7 +126,7 @@ class Rehearsal:
 
     def offered(self, op: CommOp) -> set[tuple[object, object]]:
         """The algorithms and protocols that NCCL has for the collective."""
-        outcome = self.comm(op).run(op.collective.kind, op.collective.num_bytes, host.Mode.SIMULATE)
+        outcome = self.comm(op).run(op.collective.kind, op.collective.num_bytes, host.HostMode.SIMULATE)
         pairs = [(algorithm, protocol) for algorithm in ALGORITHMS for protocol in PROTOCOLS]
         return {pair for pair, cost in zip(pairs, outcome.cost_before, strict=True) if cost >= 0}
 

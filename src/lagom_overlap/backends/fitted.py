@@ -7,11 +7,12 @@ model knows. Not an entry point: it needs constants and computations measured be
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from lagom_overlap.backends.base import Assignment, Failure, GroupProblem, Measurement, Outcome, SpaceLimits
+from lagom_overlap.backends.base import SpaceLimits
 from lagom_overlap.backends.gloo.space import space_within
 from lagom_overlap.collective import CommConfig
-from lagom_overlap.cost.overlap_fit import Overlap, OverlapConstants, predict
+from lagom_overlap.cost.overlap_fit import FittedOverlap, OverlapConstants, predict
 from lagom_overlap.engines.gloo_space import whole_message
+from lagom_overlap.tuners.problem import Assignment, Failure, GroupProblem, Measurement, Outcome
 from lagom_overlap.workload import OverlapGroup
 
 
@@ -51,7 +52,7 @@ class FittedBackend:
             return Failure(f"the fit holds no measurement of {error.args[0]}")
         return Measurement(makespan_s=times.makespan_s, comp_s=times.comp_s, comm_s=times.comm_s)
 
-    def overlap(self, group: OverlapGroup, assignment: Assignment) -> Overlap:
+    def overlap(self, group: OverlapGroup, assignment: Assignment) -> FittedOverlap:
         """A group under an assignment in the model's terms; its computations count alike for `starts_after`."""
         return overlap_of(group, assignment, self._comp_alone_s[group.name])
 
@@ -59,9 +60,9 @@ class FittedBackend:
         """Nothing to free."""
 
 
-def overlap_of(group: OverlapGroup, assignment: Assignment, comp_alone_s: float) -> Overlap:
+def overlap_of(group: OverlapGroup, assignment: Assignment, comp_alone_s: float) -> FittedOverlap:
     """A group under an assignment whose computations take `comp_alone_s` alone."""
-    return Overlap(
+    return FittedOverlap(
         comp_alone_s=comp_alone_s,
         collectives=tuple(comm.collective for comm in group.comms),
         configs=assignment,

@@ -17,18 +17,13 @@ from typing import Final
 
 import msgspec
 
-from lagom_overlap.backends.base import (
-    Assignment,
-    BackendRequest,
-    Failure,
-    GroupProblem,
-    Outcome,
-    SpaceLimits,
-)
-from lagom_overlap.backends.bundle import BundleHeader, GroupRow, assignment_of, outcome_of, parse_header
+from lagom_overlap.backends.base import BackendRequest, SpaceLimits
+from lagom_overlap.backends.bundle import BundleHeader, parse_header
 from lagom_overlap.backends.recorded_space import check_recorded, launches_within, within_limits
 from lagom_overlap.collective import ConfigSpace
 from lagom_overlap.errors import BundleError, LagomError
+from lagom_overlap.tuners.problem import Assignment, Failure, GroupProblem, Outcome
+from lagom_overlap.tuners.rows import GroupRow, assignment_of, outcome_of
 from lagom_overlap.workload import OverlapGroup
 
 MAX_BUNDLE_BYTES: Final = 1 << 30
@@ -44,6 +39,7 @@ class _Line(msgspec.Struct, frozen=True):
 
     groups: dict[str, GroupRow]
     round: int | None = None
+    step_s: float | None = None
 
 
 class Recorded:
@@ -63,7 +59,7 @@ class Recorded:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The caveats that belonged beside the recorded figures; empty if the bundle does not say."""
+        """The caveats that belonged to the recorded figures; empty if the bundle does not say."""
         return self._header.notes
 
     @property
@@ -94,7 +90,7 @@ class Recorded:
             raise BundleError(f"{self._where}: line 1 is damaged: group {group.name!r}: {error}") from None
         visits: dict[Assignment, dict[Visit, Outcome]] = defaultdict(dict)
         for number, line in self._lines:
-            if group.name not in line.groups:
+            if group.name not in line.groups or line.step_s is not None:  # a step timed whole says nothing of it
                 continue
             row = line.groups[group.name]
             try:

@@ -77,8 +77,8 @@ def within_limits(space: ConfigSpace, limits: SpaceLimits, what: str) -> ConfigS
         kept = tuple(cut for subspace in left if (cut := limit.within(subspace)) is not None)
         if not kept:
             held = shown(dict.fromkeys(value for subspace in left for value in _held(subspace, limit.knob)))
-            beside = f" under {', '.join(map(str, asked[: number - 1]))}" if number > 1 else ""
-            raise SpaceError(f"{limit}, but the recording of {what} holds {held}{beside}: nothing is left to try")
+            suffix = f" under {', '.join(map(str, asked[: number - 1]))}" if number > 1 else ""
+            raise SpaceError(f"{limit}, but the recording of {what} holds {held}{suffix}: nothing is left to try")
         left = kept
     return ConfigSpace(left)
 

@@ -10,15 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from lagom_overlap.backends.base import (
-    Assignment,
-    Backend,
-    BackendRequest,
-    Failure,
-    GroupProblem,
-    Measurement,
-    Outcome,
-)
+from lagom_overlap.backends.base import Backend, BackendRequest
 from lagom_overlap.collective import (
     NO_LAUNCHES,
     Collective,
@@ -31,6 +23,7 @@ from lagom_overlap.collective import (
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.errors import JobError, SpaceError
 from lagom_overlap.sim import GroupSimulator
+from lagom_overlap.tuners.problem import Assignment, Failure, GroupProblem, Measurement, Outcome
 from lagom_overlap.workload import OverlapGroup
 
 _KEYS: Final = {
@@ -185,5 +178,11 @@ def open_backend(request: BackendRequest) -> Backend:
         raise JobError(f"noise is {request.noise}, must lie in 0..1")
     if request.repeats < 1:
         raise JobError(f"repeats is {request.repeats}, must be at least 1")
-    model = ContentionModel(request.cluster, load_profile(request.profile), request.sm_carveout, request.operators)
+    model = ContentionModel(
+        request.cluster,
+        load_profile(request.profile),
+        request.sm_carveout,
+        request.operators,
+        rank_skew_s=request.rank_skew_s,
+    )
     return SimulatedBackend(model, request)

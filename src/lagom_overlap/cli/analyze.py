@@ -22,7 +22,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     )
     parser.add_argument("--against", type=Path, metavar="B", help="another run's trace or folder: say what changed")
     parser.add_argument("--compat", choices=_COMPAT, help="print HolisticTraceAnalysis's figures")
-    parser.add_argument("--pattern", metavar="REGEX", help="kernels that communicate besides those known")
+    parser.add_argument("--pattern", metavar="REGEX", help="regular expression of further kernels that communicate")
     parser.add_argument(
         "--anonymise",
         action="store_true",
@@ -49,4 +49,4 @@ def run(arguments: argparse.Namespace) -> int:
     )  # no matrix is multiplied here; starting threads is half of numpy
     from lagom_overlap.cli.analyze_run import run_verb  # noqa: PLC0415 - numpy, after the line above
 
-    return run_verb(arguments)
+    return run_verb(arguments, most_jobs=MAX_JOBS)

@@ -4,13 +4,11 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
-import msgspec
-
-from lagom_overlap.cli.analyze import MAX_JOBS
-from lagom_overlap.job.analyze import AnalyzeRequest, AnalyzeResult, Compat, run_analyze
-from lagom_overlap.trace.reading import ReadProgress
+from lagom_overlap.cli.progress import PlainLines, is_terminal
+from lagom_overlap.results.analyze import AnalyzeResult
+from lagom_overlap.trace.reader import ReadProgress
+from lagom_overlap.verbs.analyze import AnalyzeRequest, Compat, run_analyze
 
 
 def _with_bar(request: AnalyzeRequest) -> AnalyzeResult:
@@ -46,7 +44,18 @@ def _with_bar(request: AnalyzeRequest) -> AnalyzeResult:
         return run_analyze(request, observe)
 
 
-def run_verb(arguments: argparse.Namespace) -> int:
+def _with_lines(request: AnalyzeRequest) -> AnalyzeResult:
+    """Runs with a line now and then."""
+    with PlainLines("analyze", "reading") as lines:
+
+        def observe(found: ReadProgress) -> None:
+            is_read = found.num_done == found.num_files
+            lines.update("analysing" if is_read else f"reading, {found.num_done} of {found.num_files} files")
+
+        return run_analyze(request, observe)
+
+
+def run_verb(arguments: argparse.Namespace, *, most_jobs: int) -> int:
     """Reads, analyses, prints; the exit code."""
     request = AnalyzeRequest(
         traces=tuple(arguments.traces),
@@ -54,24 +63,24 @@ def run_verb(arguments: argparse.Namespace) -> int:
         compat=Compat(arguments.compat) if arguments.compat else None,
         pattern=arguments.pattern,
         is_anonymous=arguments.anonymise,
-        num_jobs=arguments.jobs or min(MAX_JOBS, len(os.sched_getaffinity(0))),
+        num_jobs=arguments.jobs or min(most_jobs, len(os.sched_getaffinity(0))),
         out=arguments.out,
     )
-    read: Callable[[AnalyzeRequest], AnalyzeResult] = _with_bar if sys.stderr.isatty() else run_analyze
+    read: Callable[[AnalyzeRequest], AnalyzeResult] = _with_bar if is_terminal() else _with_lines
     result = read(request)
     if arguments.json:
-        sys.stdout.write(msgspec.json.encode(result.json).decode() + "\n")
+        sys.stdout.write(result.to_json() + "\n")
         return 0
-    _print(result, request)
+    _print(result)
     return 0
 
 
-def _print(result: AnalyzeResult, request: AnalyzeRequest) -> None:
-    from rich.console import Console  # noqa: PLC0415
+def _print(result: AnalyzeResult) -> None:
+    # Not at the top: --json needs neither rich nor the tables.
+    from lagom_overlap.cli.output import say, show  # noqa: PLC0415
+    from lagom_overlap.report.analyze.terminal import analysis_summary  # noqa: PLC0415
 
-    from lagom_overlap.report.analyze_terminal import WIDTH, analysis_summary  # noqa: PLC0415
-
-    Console(width=None if sys.stdout.isatty() else WIDTH).print(analysis_summary(result.report))
-    if result.folder is not None:
-        folder = Path() if request.is_anonymous else result.folder
-        sys.stdout.write(f"\nReport: {folder / 'report.html'}\nTimeline (Perfetto): {folder / 'timeline.json'}\n")
+    show(analysis_summary(result))
+    files = {path.name: path for path in result.files}
+    if files:
+        say(f"\nReport: {files['report.html']}\nTimeline (Perfetto): {files['timeline.json']}")

@@ -8,11 +8,8 @@ import argparse
 import sys
 from pathlib import Path
 
-import msgspec
-
 from lagom_overlap.cli.output import say
-from lagom_overlap.job.capture import CaptureJson, CaptureRequest, run_capture
-from lagom_overlap.units import format_bytes, format_seconds
+from lagom_overlap.verbs.capture import CaptureRequest, run_capture
 
 
 def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -44,18 +41,5 @@ def run(arguments: argparse.Namespace) -> int:
         )
     )
     sys.stdout.flush()
-    say(msgspec.json.encode(result).decode() if arguments.json else _summary(result))
+    say(result.to_json() if arguments.json else result.summary())
     return 0
-
-
-def _summary(result: CaptureJson) -> str:
-    lines = [
-        f"{result.name}: rank {result.rank} of {result.num_ranks}, captured in {format_seconds(result.capture_s)}",
-        f"  {result.num_ops} operators, {result.num_comms} collectives, {result.num_shardable} can be cut; "
-        f"{result.flops / 1e12:.3g} TFLOP; {format_bytes(result.resident_bytes)} stay in memory",
-    ]
-    lines += [
-        f"  {comm.name}: {len(comm.ranks)} ranks, {comm.num_comms} collectives, {format_bytes(comm.num_bytes)}"
-        for comm in result.communicators
-    ]
-    return "\n".join([*lines, *(f"  note: {note}" for note in result.notes), f"Written: {result.files[0]}"])

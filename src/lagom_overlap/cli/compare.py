@@ -1,25 +1,27 @@
 """`lagom compare JOB.toml`: several tuners, or several planners, on one job, one table."""
 
 import argparse
-import sys
 from pathlib import Path
 
-import msgspec
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.text import Text
 
-from lagom_overlap.cli.output import EXIT_INTERRUPTED, say, show
+from lagom_overlap.cli.output import say, show
+from lagom_overlap.cli.progress import PlainLines, is_terminal
 from lagom_overlap.cli.tune import seed
 from lagom_overlap.errors import JobError
-from lagom_overlap.job.build import join_launched
-from lagom_overlap.job.compare import DEFAULT_TUNERS, CompareRequest, run_compare
-from lagom_overlap.job.plan_compare import PlannersJson, check_planners, compare_planners
-from lagom_overlap.job.plan_problem import Asked, read_input
-from lagom_overlap.job.result import CompareJson
-from lagom_overlap.job.spec import read_job
-from lagom_overlap.record import check_new_folder, create_folder, uninterrupted, write_private
-from lagom_overlap.report.plan_terminal import planners_table
-from lagom_overlap.report.terminal import compare_table
+from lagom_overlap.interrupts import exit_code, held_back
+from lagom_overlap.jobfile.build import join_launched
+from lagom_overlap.jobfile.spec import read_job
+from lagom_overlap.record import check_new_folder, create_folder, write_private
+from lagom_overlap.report.compare.terminal import compare_table
+from lagom_overlap.report.compare_planners.terminal import planners_table
+from lagom_overlap.results.compare import CompareResult
+from lagom_overlap.results.compare_planners import ComparePlannersResult
+from lagom_overlap.stderr import write_lines
+from lagom_overlap.verbs.compare import DEFAULT_TUNERS, CompareRequest, run_compare
+from lagom_overlap.verbs.plan_compare import check_planners, compare_planners
+from lagom_overlap.verbs.plan_problem import Asked, read_input
 
 
 def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -70,9 +72,9 @@ def run(arguments: argparse.Namespace) -> int:
         bundle=arguments.bundle,
         warm_start=arguments.warm_start,
     )
-    result = run_compare(request, note=log.print if sys.stderr.isatty() else lambda _: None)
-    said = [Text(note, style="dim") for note in result.notes]
-    return _finish(arguments, result, Group(compare_table(result.rows), *said), len(tuners))
+    with PlainLines("compare", "starting") as lines:
+        result = run_compare(request, note=log.print if is_terminal() else lines.update)
+    return _finish(arguments, result, compare_table(result.rows), len(tuners))
 
 
 def _planners(arguments: argparse.Namespace) -> int:
@@ -86,32 +88,29 @@ def _planners(arguments: argparse.Namespace) -> int:
     check_planners(planners)
     given = read_input(arguments.job, Asked(cluster=arguments.cluster, times=arguments.times))
     try:
-        result = compare_planners(
-            given,
-            planners,
-            seed=arguments.seed,
-            note=log.print if sys.stderr.isatty() else lambda _: None,
-        )
+        with PlainLines("compare", "starting") as lines:
+            result = compare_planners(
+                given, planners, seed=arguments.seed, note=log.print if is_terminal() else lines.update
+            )
     finally:
         given.close()
-    said = [] if given.times is None else [Text(note, style="dim") for note in given.notes]
-    return _finish(arguments, result, Group(planners_table(result.rows), *said), len(planners))
+    return _finish(arguments, result, planners_table(result), len(planners))
 
 
 def _finish(
-    arguments: argparse.Namespace, result: CompareJson | PlannersJson, table: RenderableType, num_asked: int
+    arguments: argparse.Namespace, result: CompareResult | ComparePlannersResult, table: RenderableType, num_asked: int
 ) -> int:
     """Writes and prints a comparison, also one that the user ended; the exit code."""
-    encoded = msgspec.json.encode(result)
-    with uninterrupted():
+    content = result.to_json()
+    with held_back():
         if arguments.out is not None:
             create_folder(arguments.out)
-            write_private(arguments.out / "compare.json", encoded + b"\n")
+            write_private(arguments.out / "compare.json", content.encode() + b"\n")
         if arguments.json:
-            say(encoded.decode())
+            say(content)
         else:
-            show(table)
-    if result.partial is not True:
+            show(table, *(Text(note, style="dim") for note in result.notes))
+    if not result.interrupted:
         return 0
-    sys.stderr.write(f"lagom compare: interrupted; {len(result.rows)} of {num_asked} were done and are kept\n")
-    return EXIT_INTERRUPTED
+    write_lines(f"lagom compare: interrupted; {len(result.rows)} of {num_asked} were done and are kept")
+    return exit_code()

@@ -2,12 +2,13 @@
 
 import argparse
 
-import msgspec
 from rich.table import Table
 from rich.text import Text
 
 from lagom_overlap.cli.output import say, show
-from lagom_overlap.job.doctor import DoctorJson, run_doctor
+from lagom_overlap.report.fitted import Fitted
+from lagom_overlap.results.doctor import DoctorResult
+from lagom_overlap.verbs.doctor import run_doctor
 
 
 def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -18,15 +19,18 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     parser.set_defaults(run=run)
 
 
-def _table(report: DoctorJson) -> Table:
+def _table(report: DoctorResult) -> Fitted:
     table = Table(box=None, show_header=False, padding=(0, 1))
+    table.add_column("", no_wrap=True)
+    table.add_column("", overflow="fold")
+    table.add_column("", overflow="fold")
     for check in report.checks:
         mark = Text("ok", style="green") if check.ok else Text("--", style="yellow")
         found = check.found + (f"\n{check.remedy}" if check.remedy else "")
         table.add_row(mark, Text(check.name), Text(found))
     for name, values in (("tuners", report.tuners), ("backends", report.backends), ("presets", report.presets)):
         table.add_row(Text(""), Text(name), Text(", ".join(values)))
-    return table
+    return Fitted(table)
 
 
 _LEGEND = (
@@ -38,23 +42,23 @@ _ROUTES = {"plugin": "P", "sibling": "S"}
 _REACHES = {"yes": "", "lower only": " lower", "partly": " some"}
 
 
-def _support(report: DoctorJson) -> Table:
+def _support(report: DoctorResult) -> Fitted:
     """The support matrix: by which route each knob can be set, per NCCL."""
     table = Table(box=None, padding=(0, 1))
     for header in ("NCCL", "torch", *report.support[0].knobs):
-        table.add_column(_HEADERS.get(header, header))
+        table.add_column(_HEADERS.get(header, header), no_wrap=header != "NCCL")
     for row in report.support:
         cells = [_ROUTES[k.route] + _REACHES[k.reach] if k.route else "-" for k in row.knobs.values()]
         style = "bold" if row.is_here else ""
         table.add_row(*(Text(cell) for cell in (row.nccl, ", ".join(row.torch) or "-", *cells)), style=style)
-    return table
+    return Fitted(table)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the verb and returns the exit code."""
     report = run_doctor()
     if arguments.json:
-        say(msgspec.json.encode(report).decode())
+        say(report.to_json())
         return 0
     versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
     machine = f"{report.machine['cpu']}, {report.machine['cores']} cores, load {report.machine['load_1min']}"

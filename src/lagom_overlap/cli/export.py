@@ -3,10 +3,8 @@
 import argparse
 from pathlib import Path
 
-import msgspec
-
 from lagom_overlap.cli.output import say
-from lagom_overlap.job.export import ExportJson, ExportRequest, Format, run_export
+from lagom_overlap.verbs.export import ExportRequest, Format, run_export
 
 
 def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -54,17 +52,5 @@ def run(arguments: argparse.Namespace) -> int:
             groups=dict(arguments.group),
         )
     )
-    if arguments.json:
-        say(msgspec.json.encode(result).decode())
-        return 0
-    say("\n".join(_lines(result)))
+    say(result.to_json() if arguments.json else result.summary())
     return 0
-
-
-def _lines(result: ExportJson) -> list[str]:
-    calls = "1 call" if result.num_rows == 1 else f"{result.num_rows} calls"
-    lines = [f"{calls} of a step set by this run"]
-    for file in result.files:
-        lines.append(f"{file.format}: {file.path}")
-        lines += [f"  not carried, or to know: {note}" for note in file.not_carried]
-    return lines

@@ -8,13 +8,27 @@ from importlib import import_module
 from typing import Final
 
 from lagom_overlap import __version__
-from lagom_overlap.cli.output import EXIT_INTERRUPTED, forget, say
+from lagom_overlap.cli.output import forget, say
 from lagom_overlap.errors import LagomError
+from lagom_overlap.interrupts import as_interrupts, exit_code, received
 
 EXIT_BUG: Final = 1
 EXIT_INPUT: Final = 2
+EXIT_TERMINATED: Final = 143
 
-_VERBS: Final = ("tune", "plan", "compare", "simulate", "capture", "analyze", "reproduce", "run", "export", "doctor")
+_VERBS: Final = (
+    "tune",
+    "plan",
+    "compare",
+    "simulate",
+    "capture",
+    "analyze",
+    "reproduce",
+    "run",
+    "emulate",
+    "export",
+    "doctor",
+)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -40,28 +54,42 @@ def _parser(wanted: str = "") -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns the exit code: 0 done, 1 our bug, 2 your input, 130 interrupted."""
+    """Runs the command line; the exit code: 0 done, 1 our bug, 2 your input, 130 interrupted, 143 terminated."""
     given = sys.argv[1:] if argv is None else list(argv)
     verb, debug = given[0] if given else "", "--debug" in given
+    with as_interrupts():
+        return _run(given, verb, debug=debug)
+
+
+def _run(given: Sequence[str], verb: str, *, debug: bool) -> int:
     try:
         arguments, unknown = _parser(verb).parse_known_args(given)
         if unknown:
             _Parser(prog=f"lagom {arguments.verb}").error(f"unrecognized arguments: {' '.join(unknown)}")
         logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="lagom: %(message)s")
         return int(arguments.run(arguments))
-    except LagomError as error:
-        if debug:
-            raise
+    except KeyboardInterrupt:
+        return _end_early(verb)
+    except Exception as error:
+        if received():  # ranks that got the signal as well may have gone before we knew
+            return _end_early(verb)
+        return _fail(verb, error, debug=debug)
+
+
+def _end_early(verb: str) -> int:
+    code = exit_code()
+    _complain(verb, "terminated" if code == EXIT_TERMINATED else "interrupted")
+    return code
+
+
+def _fail(verb: str, error: Exception, *, debug: bool) -> int:
+    if debug:
+        raise error
+    if isinstance(error, LagomError):
         _complain(verb, str(error))
         return EXIT_INPUT
-    except KeyboardInterrupt:
-        _complain(verb, "interrupted")
-        return EXIT_INTERRUPTED
-    except Exception as error:
-        if debug:
-            raise
-        _complain(verb, f"this is our bug: {type(error).__name__}: {error}; run again with --debug")
-        return EXIT_BUG
+    _complain(verb, f"this is our bug: {type(error).__name__}: {error}; run again with --debug")
+    return EXIT_BUG
 
 
 def _complain(verb: str, text: str) -> None:

@@ -11,8 +11,11 @@ from rich.console import Console, RenderableType
 
 from lagom_overlap.errors import OutputError
 
-EXIT_INTERRUPTED: Final = 130
-"""What a shell says of a program that Ctrl-C ended."""
+LEAST_WIDTH: Final = 24
+"""Columns that no table does without; a narrower terminal breaks the lines itself."""
+_MAX_DIGITS: Final = 6
+EXIT_UNWRITTEN: Final = 2
+"""The result was printed, and a file of it could not be written."""
 WIDTH: Final = 80
 """Columns where stdout is no terminal, or one that does not say how wide it is."""
 _WRITTEN_OUT: Final = str.maketrans(
@@ -69,7 +72,7 @@ def say(text: str) -> None:
 
 
 def show(*renderables: RenderableType) -> None:
-    """Prints rich renderables, at the terminal's width or at 80 columns."""
+    """Prints rich renderables, as wide as COLUMNS says, else as the terminal is, else 80 columns."""
     terminal = sys.stdout is not None and sys.stdout.isatty()
     page = _Page()
     console = Console(file=page, width=_width(), force_terminal=terminal, color_system="auto" if terminal else None)
@@ -79,10 +82,13 @@ def show(*renderables: RenderableType) -> None:
 
 
 def _width() -> int:
-    """The terminal's columns; a terminal that nobody has given a size says 0."""
+    """COLUMNS, as other tools have it, else the terminal's; a terminal that nobody has given a size says 0."""
+    wished = os.environ.get("COLUMNS", "")
+    if wished.isdecimal() and len(wished) < _MAX_DIGITS and int(wished) > 0:
+        return max(LEAST_WIDTH, int(wished))
     if sys.stdout is None or not sys.stdout.isatty() or sys.stdout.fileno() != 1:
         return WIDTH
-    return os.get_terminal_size().columns or WIDTH
+    return max(LEAST_WIDTH, os.get_terminal_size().columns or WIDTH)
 
 
 def forget(stream: TextIO) -> None:

@@ -1,19 +1,20 @@
 """`lagom plan JOB.toml | CAPTURE`: a schedule of a training step that hides more communication."""
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from rich.console import Console
 from rich.status import Status
 
 from lagom_overlap.cli.output import say, show
-from lagom_overlap.job.plan import PlanRequest, check_request, run_plan, step_check
-from lagom_overlap.job.plan_problem import Asked, read_input
+from lagom_overlap.cli.progress import PlainLines, is_terminal
+from lagom_overlap.interrupts import exit_code, received
 from lagom_overlap.record import check_new_folder
-from lagom_overlap.report.plan_terminal import plan_summary
+from lagom_overlap.report.plan.terminal import plan_summary
+from lagom_overlap.stderr import write_lines
+from lagom_overlap.verbs.plan import PlanRequest, check_request, run_plan, step_check
+from lagom_overlap.verbs.plan_problem import Asked, read_input
 
 
 def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -34,7 +35,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         help="millions of steps of planning in place of seconds: the same plan on any machine under any load",
     )
     parser.add_argument("--apply", type=Path, metavar="plan.toml", help="a plan to use instead of making one")
-    parser.add_argument("--execute", action="store_true", help="run the plan beside the program on real ranks")
+    parser.add_argument("--execute", action="store_true", help="run plan and program side by side on real ranks")
     parser.add_argument("--out", type=Path, metavar="DIR", help="new folder for plan.toml, report.html, timeline.json")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
@@ -46,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.out is not None:
         check_new_folder(arguments.out)
     log = Console(stderr=True)
-    with log.status("reading the step") if sys.stderr.isatty() else _Quiet() as status:
+    with log.status("reading the step") if is_terminal() else PlainLines("plan", "reading the step") as status:
         request = PlanRequest(
             planner=arguments.planner,
             work=arguments.work,
@@ -65,36 +66,29 @@ def run(arguments: argparse.Namespace) -> int:
             result = run_plan(given, request)
         except KeyboardInterrupt:
             if request.out is not None and (request.out / "plan.toml").exists():
-                sys.stderr.write(f"lagom plan: the plan is in {request.out}, without a run\n")
+                write_lines(f"lagom plan: the plan is in {request.out}, without a run")
             raise
         finally:
             given.close()
     if arguments.json:
-        say(msgspec.json.encode(result.json).decode())
-        return 0
-    show(plan_summary(result.view))
-    if result.folder is not None:
-        say(f"\nReport: {result.folder / 'report.html'}\nPlan: {result.folder / 'plan.toml'}")
-    return 0
+        say(result.to_json())
+        return _code()
+    show(plan_summary(result))
+    files = {path.name: path for path in result.files}
+    if files:
+        say(f"\nReport: {files['report.html']}\nPlan: {files['plan.toml']}")
+    return _code()
 
 
-class _Quiet:
-    """A status line that nobody sees: stderr is no terminal."""
-
-    def __enter__(self) -> "_Quiet":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def update(self, text: str) -> None:
-        """Shows nothing."""
+def _code() -> int:
+    """A plan whose search was ended early is shown, and the exit code says so."""
+    return exit_code() if received() else 0
 
 
 class _Shown:
     """Progress of a planner on the status line: the best schedule so far and the bound."""
 
-    def __init__(self, status: Status | _Quiet) -> None:
+    def __init__(self, status: Status | PlainLines) -> None:
         self._status = status
 
     def __call__(self, progress: Any) -> None:

@@ -4,26 +4,37 @@
 """
 
 import argparse
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 from rich.console import Console
+from rich.table import Table
 
 from lagom_overlap.cli.output import say, show
+from lagom_overlap.cli.progress import PlainLines, is_terminal
 from lagom_overlap.cli.tune import seed
 from lagom_overlap.errors import DataError, JobError, UnknownNameError
-from lagom_overlap.job.reproduce import ALL, CHAPTERS, run_reproduce
-from lagom_overlap.job.reproduce.data_report import data_report
-from lagom_overlap.job.reproduce.datasets import State, cache_root, data_roots, datasets, fetch, look_up
-from lagom_overlap.job.spec import link_bytes_per_s
+from lagom_overlap.interrupts import exit_code, held_back
+from lagom_overlap.jobfile.spec import link_bytes_per_s
 from lagom_overlap.record import create_folder, write_private
-from lagom_overlap.report.reproduce_data import data_table
-from lagom_overlap.report.reproduce_page import headline, render_reproduction
-from lagom_overlap.report.reproduce_report import ReproduceReport
-from lagom_overlap.report.reproduce_terminal import lines_table
+from lagom_overlap.report.fitted import Fitted
+from lagom_overlap.report.reproduce.page import headline, render_reproduction
+from lagom_overlap.report.reproduce.terminal import lines_table
+from lagom_overlap.reproduce import ALL, CHAPTERS, run_reproduce
+from lagom_overlap.reproduce.datasets import (
+    DatasetState,
+    FoundDataset,
+    cache_root,
+    data_roots,
+    datasets,
+    fetch,
+    look_up,
+)
+from lagom_overlap.results.base import encoded
+from lagom_overlap.results.reproduce import ReproduceReport
+from lagom_overlap.stderr import write_lines
 
 DATA: Final = "data"
 WORKERS_LINK: Final = "3 Gbit/s"
@@ -67,27 +78,38 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.out is not None:
         create_folder(arguments.out)
     log = Console(stderr=True)
-    note = log.print if sys.stderr.isatty() else lambda _: None
-    if arguments.backend == "workers":
-        report = _on_workers(arguments, note)
-    else:
-        report = run_reproduce(arguments.figure, seed=arguments.seed, note=note)
+    with PlainLines("reproduce", "starting") as lines:
+        note = log.print if is_terminal() else lines.update
+        if arguments.backend == "workers":
+            report = _on_workers(arguments, note)
+        else:
+            report = run_reproduce(arguments.figure, seed=arguments.seed, note=note)
+    return _finish(arguments, report)
+
+
+def _finish(arguments: argparse.Namespace, report: ReproduceReport) -> int:
+    """Prints and writes a report, also one that the user ended; the exit code."""
     encoded = msgspec.json.encode(report)
-    if arguments.out is not None:
-        write_private(arguments.out / "reproduce.json", encoded + b"\n")
-        write_private(arguments.out / "report.html", render_reproduction(report).encode())
-    if arguments.json:
-        say(encoded.decode())
+    with held_back():
+        if arguments.json:
+            say(encoded.decode())
+        else:
+            show(lines_table(report))
+            show(f"\n{headline(report)}")
+        if arguments.out is not None:
+            write_private(arguments.out / "reproduce.json", encoded + b"\n")
+            write_private(arguments.out / "report.html", render_reproduction(report).encode())
+            if not arguments.json:
+                say(f"Report: {arguments.out / 'report.html'}")
+    num_asked = len(CHAPTERS) if arguments.figure == ALL else 1
+    if len(report.chapters) == num_asked:
         return 0
-    show(lines_table(report))
-    show(f"\n{headline(report)}")
-    if arguments.out is not None:
-        say(f"Report: {arguments.out / 'report.html'}")
-    return 0
+    write_lines(f"lagom reproduce: interrupted; {', '.join(report.chapters)} were done and are kept")
+    return exit_code()
 
 
 def _on_workers(arguments: argparse.Namespace, note: Callable[[str], None]) -> ReproduceReport:
-    from lagom_overlap.job.reproduce.figure3_workers import figure3_on_workers  # noqa: PLC0415  torch is an extra
+    from lagom_overlap.reproduce.figure3_workers import figure3_on_workers  # noqa: PLC0415  torch is an extra
 
     link = WORKERS_LINK if arguments.link is None else arguments.link
     return figure3_on_workers(seed=arguments.seed, link_bytes_per_s=link_bytes_per_s(link, "--link"), note=note)
@@ -99,13 +121,25 @@ def _data(arguments: argparse.Namespace) -> int:
     log = Console(stderr=True)
     held = datasets()
     found = fetch(held, note=lambda line: log.print(line, soft_wrap=True)) if arguments.fetch else map(look_up, held)
-    report = data_report(found)
+    rows = tuple(found)
     if arguments.json:
-        say(msgspec.json.encode(report).decode())
+        say(encoded({"datasets": rows}).decode())
         return 0
-    show(data_table(report))
-    missing = sum(row.state == State.ABSENT for row in report.datasets)
+    show(_data_table(rows))
+    missing = sum(row.state == DatasetState.ABSENT for row in rows)
     say(f"\nLooked in: {', '.join(str(root) for root in data_roots())}")
     if missing:
         say(f"{missing} absent; `lagom reproduce {DATA} --fetch` gets them.")
     return 0
+
+
+def _data_table(rows: Sequence[FoundDataset]) -> Fitted:
+    """Name, state, licence and source."""
+    table = Table(title="Third-party data (not part of the project)", title_justify="left")
+    for name in ("dataset", "state", "licence", "source"):
+        table.add_column(name, overflow="fold", no_wrap=name == "dataset")
+    for row in rows:
+        held = row.dataset
+        source = held.source.partition("://")[2] + (f" @{held.commit[:7]}" if held.commit else "")
+        table.add_row(held.name, row.state, held.licence, source)
+    return Fitted(table)

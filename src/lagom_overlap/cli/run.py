@@ -5,10 +5,10 @@ The command takes this process's place: its streams, signals and exit code are t
 
 import argparse
 import os
-import sys
 from pathlib import Path
 
-from lagom_overlap.job.launch import LaunchRequest, Mode, command_of, prepare, replace_process
+from lagom_overlap.stderr import write_lines
+from lagom_overlap.verbs.run import LaunchRequest, RunMode, command_of, prepare, replace_process
 
 
 def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -31,15 +31,13 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 
 def run(arguments: argparse.Namespace) -> int:
     """Becomes the command; returns only if that fails."""
-    mode = Mode.OBSERVE if arguments.observe else Mode.ONLINE if arguments.online else Mode.FIXED
+    mode = RunMode.OBSERVE if arguments.observe else RunMode.ONLINE if arguments.online else RunMode.FIXED
     request = LaunchRequest(
         command=command_of(arguments.command), mode=mode, config=arguments.config, out=arguments.out
     )
     launch = prepare(request, os.environ)
-    for warning in launch.warnings:
-        sys.stderr.write(f"lagom run: {warning}\n")
+    write_lines(*(f"lagom run: {warning}" for warning in launch.warnings))
     if launch.folder is not None:
-        sys.stderr.write(f"lagom run: {mode}, files in {launch.folder}\n")
-    sys.stderr.flush()
+        write_lines(f"lagom run: {mode}, files in {launch.folder}")
     replace_process(launch)
     return 1

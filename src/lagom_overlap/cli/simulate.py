@@ -6,16 +6,11 @@ With --profile: measure the job's operators on this machine, fit the cost model,
 import argparse
 from pathlib import Path
 
-import msgspec
-
 from lagom_overlap.cli.output import say, show
 from lagom_overlap.errors import JobError
-from lagom_overlap.job.simulate import SimulateRequest, run_simulate
-from lagom_overlap.job.simulate_capture import captured_summary, simulate_capture
-from lagom_overlap.job.simulate_profile import run_profile
-from lagom_overlap.job.spec import JobSpec, read_job
-from lagom_overlap.report.profile_terminal import profile_summary
-from lagom_overlap.report.simulate_terminal import simulation_summary
+from lagom_overlap.jobfile.spec import JobSpec, read_job
+from lagom_overlap.report.simulate.terminal import simulation_summary
+from lagom_overlap.verbs.simulate import SimulateRequest, run_simulate
 
 
 def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -45,26 +40,33 @@ def run(arguments: argparse.Namespace) -> int:
         return _captured(spec, arguments)
     result = run_simulate(SimulateRequest(spec=spec, out=arguments.out))
     if arguments.json:
-        say(msgspec.json.encode(result.json).decode())
+        say(result.to_json())
         return 0
-    show(simulation_summary(result.json))
-    if result.folder is not None:
-        say(f"\nReport: {result.folder / 'report.html'}\nTimeline (Perfetto): {result.folder / 'timeline.json'}")
+    show(simulation_summary(result))
+    files = {path.name: path for path in result.files}
+    if files:
+        say(f"\nReport: {files['report.html']}\nTimeline (Perfetto): {files['timeline.json']}")
     return 0
 
 
 def _captured(spec: JobSpec, arguments: argparse.Namespace) -> int:
+    from lagom_overlap.verbs.simulate_capture import simulate_capture  # noqa: PLC0415 - seldom asked for
+
     result = simulate_capture(spec, arguments.out)
-    say(msgspec.json.encode(result).decode() if arguments.json else captured_summary(result))
+    say(result.to_json() if arguments.json else result.summary())
     return 0
 
 
 def _profile(arguments: argparse.Namespace) -> int:
+    # Not at the top: seldom asked for, and it loads the fit.
+    from lagom_overlap.report.simulate.profile import profile_summary  # noqa: PLC0415
+    from lagom_overlap.verbs.simulate_profile import run_profile  # noqa: PLC0415
+
     if arguments.out is None:
         raise JobError("--profile writes a cluster file: give --out DIR")
     result = run_profile(read_job(arguments.job), arguments.out)
     if arguments.json:
-        say(msgspec.json.encode(result).decode())
+        say(result.to_json())
         return 0
     show(profile_summary(result))
     say(f'\nUse it: [cluster] preset = "{result.files[0]}"')

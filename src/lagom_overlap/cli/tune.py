@@ -4,26 +4,22 @@
 """
 
 import argparse
-import sys
 from pathlib import Path
 
-import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from lagom_overlap.cli.output import EXIT_INTERRUPTED, say, show
-from lagom_overlap.errors import JobError
-from lagom_overlap.job.build import join_launched
-from lagom_overlap.job.from_trace import FromTraceRequest, ground_of, spec_of
-from lagom_overlap.job.ground import Ground
-from lagom_overlap.job.measure import Observer
-from lagom_overlap.job.measure import Progress as RunProgress
-from lagom_overlap.job.own_trace import ground_of_run, is_own_run
-from lagom_overlap.job.spec import JobSpec, read_job
-from lagom_overlap.job.tune import TuneRequest, run_tune
-from lagom_overlap.report.terminal import config_table, verdict_panel
-from lagom_overlap.tune.journal import StepKind
+from lagom_overlap.cli.output import EXIT_UNWRITTEN, say, show
+from lagom_overlap.cli.progress import PlainLines, is_terminal
+from lagom_overlap.interrupts import exit_code
+from lagom_overlap.jobfile.build import join_launched
+from lagom_overlap.jobfile.spec import JobSpec, read_job
+from lagom_overlap.report.tune.terminal import config_table, verdict_panel
+from lagom_overlap.tuners.journal import StepKind
 from lagom_overlap.units import format_seconds
+from lagom_overlap.verbs.measure import Observer, RunProgress
+from lagom_overlap.verbs.own_trace import ground_for
+from lagom_overlap.verbs.tune import RUN_FILES, TuneRequest, run_tune
 
 
 def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -72,7 +68,7 @@ class ProgressBar:
             TextColumn("{task.fields[best]}"),
             console=Console(stderr=True),
             auto_refresh=False,  # a refreshing thread would run on the cores that are measured
-            disable=not sys.stderr.isatty(),
+            disable=not is_terminal(),
         )
         self._search = self._progress.add_task("search", total=spec.tune.budget.measurements, best="")
         self._verdict = self._progress.add_task("verdict", total=None, start=False, best="")
@@ -99,27 +95,12 @@ class ProgressBar:
         self._progress.update(self._verdict, completed=progress.num_done, total=progress.num_planned)
 
 
-def _job_and_ground(arguments: argparse.Namespace) -> tuple[JobSpec, Ground | None]:
-    """The job, and what a trace puts in the place of its groups and backend."""
-    spec = None if arguments.job is None else read_job(arguments.job)
-    if arguments.from_trace is None:
-        if spec is None:
-            raise JobError("give a job file, or --from-trace with profiler traces")
-        return spec, None
-    for flag in ("backend", "bundle"):
-        if getattr(arguments, flag) is not None:
-            raise JobError(f"--{flag} has no meaning with --from-trace: the times are predicted from the trace")
-    if is_own_run(arguments.from_trace):
-        if spec is not None:
-            raise JobError("a job file has no meaning beside --from-trace RUN: a run folder holds its own")
-        return ground_of_run(arguments.from_trace)
-    request = FromTraceRequest(traces=(arguments.from_trace,), spec=spec, seed=arguments.seed)
-    return spec_of(request), ground_of(request)
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Runs the verb and returns the exit code."""
-    spec, ground = _job_and_ground(arguments)
+    job = None if arguments.job is None else read_job(arguments.job)
+    spec, ground = ground_for(
+        job, arguments.from_trace, seed=arguments.seed, backend=arguments.backend, bundle=arguments.bundle
+    )
     request = TuneRequest(
         spec=spec,
         ground=ground,
@@ -132,11 +113,27 @@ def run(arguments: argparse.Namespace) -> int:
     )
     if (code := join_launched(request.backend_name)) is not None:
         return code
-    with ProgressBar(spec) as observe:
-        result = run_tune(request, observe)
+    with PlainLines("tune", "starting") as lines, ProgressBar(spec) as observe:
+        result = run_tune(request, _telling(observe, lines))
     if arguments.json:
-        say(msgspec.json.encode(result.json).decode())
+        say(result.to_json())
     else:
-        show(verdict_panel(result.report), config_table(result.report))
-        say(f"\nReport: {result.folder / 'report.html'}\nTimeline (Perfetto): {result.folder / 'timeline.json'}")
-    return EXIT_INTERRUPTED if result.json.interrupted else 0
+        show(verdict_panel(result), config_table(result))
+        files = {path.name: path for path in result.files}
+        named = (("Report", "report.html"), ("Timeline (Perfetto)", "timeline.json"))
+        say("\n" + "\n".join(f"{what}: {files[name]}" for what, name in named if name in files))
+    if result.interrupted:
+        return exit_code()
+    is_whole = {*RUN_FILES} <= {path.name for path in result.files}
+    return 0 if is_whole else EXIT_UNWRITTEN
+
+
+def _telling(observe: Observer, lines: PlainLines) -> Observer:
+    """Also tells who writes lines where there is no bar."""
+
+    def both(progress: RunProgress) -> None:
+        best = "" if progress.best_s is None else f", best {format_seconds(progress.best_s)}"
+        lines.update(f"{progress.phase}, {progress.num_done} of {progress.num_planned}{best}")
+        observe(progress)
+
+    return both

@@ -1,8 +1,7 @@
-"""One collective call, its knobs and those of the computation beside it, and the names that a saved setting goes by."""
+"""One collective call, its knobs, those of the concurrent computation, and the names that a saved setting goes by."""
 
 from lagom_overlap.collective.call import Collective, CollectiveKind
 from lagom_overlap.collective.config import Algorithm, CommConfig, Protocol, Transport
-from lagom_overlap.collective.identity import CommunicatorId, ConfigKey, ConfigTable
 from lagom_overlap.collective.launch import (
     NO_LAUNCHES,
     UNTOUCHED_LAUNCH,
@@ -15,7 +14,7 @@ from lagom_overlap.collective.launch import (
 )
 from lagom_overlap.collective.launched import LaunchedAssignment, launch_of, launched
 from lagom_overlap.collective.slices import chunk_bytes_of_slice, slices_per_chunk
-from lagom_overlap.collective.space import ConfigSpace, Subspace
+from lagom_overlap.collective.space import CommunicatorId, ConfigKey, ConfigSpace, ConfigTable, Subspace
 
 __all__ = [
     "NO_LAUNCHES",

@@ -1,4 +1,4 @@
-"""The computation's side of an overlap: how the kernels beside the collectives are launched.
+"""The computation's side of an overlap: how the kernels that overlap the collectives are launched.
 
 Three knobs, for a whole overlap group at a time:
 
@@ -8,7 +8,7 @@ Three knobs, for a whole overlap group at a time:
     priority      of the collectives' stream: whether a freed SM goes to a waiting collective or to the older kernel
 
 They are no knobs of a collective: torch's carve-out is one flag of the process, read when a kernel is launched. So they
-stand beside a group's `CommConfig`s (`launched.LaunchedAssignment`), not inside them, and a search that does not know
+stand next to a group's `CommConfig`s (`launched.LaunchedAssignment`), not inside them, and a search that does not know
 them leaves the computation untouched.
 """
 
@@ -43,7 +43,7 @@ class LaunchScope(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchConfig:
-    """How a group's computation is launched beside its collectives; every None means: as the job does untouched."""
+    """How a group's computation is launched during its collectives; every None means: as the job does untouched."""
 
     sm_carveout: int | None = None
     order: LaunchOrder | None = None
@@ -122,7 +122,7 @@ class LaunchSpace:
         return len(self) == 1
 
     def carveout_for(self, num_channels: int) -> int | None:
-        """The smallest carve-out that holds so many channels; None where none does."""
+        """The smallest carve-out that holds that many channels; None where none does."""
         return next((carved for carved in self.sm_carveouts if carved >= num_channels), None)
 
 

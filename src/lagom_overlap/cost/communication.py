@@ -11,9 +11,10 @@ Source: the project's contention model specification, section 1, built on NCCL 2
     b_ch     channel_bytes_per_s      B/s    b_sm (1 - exp(-NT / NT0)) eff
     k        (in steps_s, hops_s)     -      steps of the algorithm
     F        fifo_bytes               B      memory that the FIFO's slots touch
+    P        ceiling_bytes_per_s      B/s    NCCL's own limit of LL, LL128 and trees (`nccl.bandwidth`)
 
     tau = sigma o + [sigma = 1] hop + C_eff / b_ch          time of a chunk on one channel
-    R   = ((NC C_eff / tau)^-m + (eff B_link)^-m)^(-1/m)    rate on the wire
+    R   = ((NC C_eff / tau)^-m + min(eff B_link, P)^-m)^(-1/m)    rate on the wire
     x   = base + sum over steps (o + hop) + fill (C_eff / sigma) NC depth / R  +  W / R
 
 Small chunks pay sigma o per chunk, large ones the unfilled pipeline: x is U-shaped in C. The right branch is weak
@@ -24,29 +25,44 @@ Slice and chunk: NCCL's kernel cuts a chunk of the Simple ring into two slices o
 C as the chunk on the wire, which is `CommConfig.chunk_bytes`. F reads C as a slice: a slice takes 1, 2 or 4 of the
 FIFO's 8 steps of 512 KiB and leaves 8, 4 or 2 slots.
 
-Where a link was measured (`nccl.links`) and the profile asks for it, latency, bytes and B_link are NCCL's own model on
-the measured link, so that what nobody touched takes as long as measured; the channels, threads and chunk still enter
-through tau. NVLS and PAT are priced so everywhere. A chunk then counts in the same bytes (LL's flags included).
+Where the profile asks for measured links, latency, bytes and B_link are NCCL's own model (`nccl.wire`), with its own
+limits of LL, LL128 and trees: on a link that was measured (`nccl.links`), so that what nobody touched takes as long as
+measured, and over nodes, where nobody measured, on the cluster's stated wire. The channels, threads and chunk still
+enter through tau. NVLS and PAT are priced so everywhere. A chunk then counts in the same bytes (LL's flags included).
+Everything else is the formula above on stated wires, under the same limits P.
 
-Departures from the specification: the depths of chains and of rings over nodes are ours (it says only "strong for NIC
-hops"); a tree is a chain inside the node, as NCCL's latency formula has it; an all-to-all over nodes sends
-(n - ppn) / n of its bytes through the node's card, which all ppn ranks share.
+A collective has the channels of its communicator at most, however many a configuration names.
+
+Departures from the specification: P and the communicator's channels; the depths of chains and of rings over nodes are
+ours (it says only "strong for NIC hops": here once per pass, however many nodes); a tree is a chain inside the node, as
+NCCL's latency formula has it; an all-to-all over nodes sends (n - ppn) / n of its bytes through the node's card, which
+all ppn ranks share.
 """
 
 from dataclasses import dataclass, replace
-from math import ceil, exp, log2
+from math import ceil, exp, inf, log2
 from typing import Final
 
 from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, CommConfig, Protocol, Transport
 from lagom_overlap.collective.slices import STEP_BYTES
 from lagom_overlap.cost.contention import l2_miss_share
-from lagom_overlap.cost.nccl.choice import candidates
-from lagom_overlap.cost.nccl.copy_engine import copy_engine_available, copy_engine_terms
+from lagom_overlap.cost.nccl.bandwidth import ceiling_bytes_per_s
+from lagom_overlap.cost.nccl.constants import load_constants
+from lagom_overlap.cost.nccl.copy_engine import copy_engine_available, copy_engine_limits
 from lagom_overlap.cost.nccl.links import link_of
 from lagom_overlap.cost.nccl.machines import on_topology
+from lagom_overlap.cost.nccl.topology import Topology
 from lagom_overlap.cost.nccl.wire import FittedLink, wire_terms
+from lagom_overlap.cost.nccl_algorithms import (
+    BEYOND_RINGS,
+    CHAINED,
+    algorithms_of,
+    largest_chunk_bytes,
+    most_channels,
+    protocols_of,
+    table_ways,
+)
 from lagom_overlap.cost.profile import Links, Profile
-from lagom_overlap.cost.ways import BEYOND_RINGS, CHAINED, algorithms_of, largest_chunk_bytes, protocols_of
 from lagom_overlap.errors import SpaceError
 from lagom_overlap.hardware import Cluster, Link, LinkKind
 from lagom_overlap.units import KIB
@@ -65,7 +81,8 @@ COPY_TOUCHES: Final = 2.0
 class CollectiveCost:
     """A collective under one full configuration, reduced to the terms of its time.
 
-    `link` names the wire that it shares with other collectives; the rest are the module's symbols.
+    `link` names the wire that it shares with other collectives; `skew_s` is how long its blocks wait on their SMs,
+    moving nothing, for the last rank; the rest are the module's symbols.
     """
 
     num_channels: int
@@ -77,6 +94,7 @@ class CollectiveCost:
     channel_bytes_per_s: float
     link: LinkKind
     link_bytes_per_s: float
+    ceiling_bytes_per_s: float = inf
     base_s: float
     steps_s: float
     hops_s: float
@@ -85,6 +103,7 @@ class CollectiveCost:
     touches: float
     link_sharpness: float
     load_sensitivity: float
+    skew_s: float = 0.0
 
     def bytes_per_s(self, memory_load: float = 0.0) -> float:
         """R: bytes per second on the wire while the memory is busy to the share `memory_load` (0..1)."""
@@ -97,14 +116,18 @@ class CollectiveCost:
         if not self.num_channels:  # copy engines: nothing but the link bounds them
             return self.link_bytes_per_s * (1.0 - 0.5 * slow)
         channels = self.num_channels * self.chunk_bytes / tau
-        narrow, wide = sorted((channels, self.link_bytes_per_s))
+        narrow, wide = sorted((channels, min(self.link_bytes_per_s, self.ceiling_bytes_per_s)))
         return float(narrow * (1.0 + (narrow / wide) ** self.link_sharpness) ** (-1.0 / self.link_sharpness))
 
     def seconds(self, memory_load: float = 0.0, link_share: float = 1.0) -> float:
         """x: the whole collective under unchanging conditions; `link_share` is its share of its own rate."""
         rate = link_share * self.bytes_per_s(memory_load)
         latency = self.base_s + self.steps_s * (1.0 + self.load_sensitivity * memory_load) + self.hops_s
-        return latency + (self.fill_bytes + self.wire_bytes) / rate
+        return self.skew_s + latency + (self.fill_bytes + self.wire_bytes) / rate
+
+    def moving_share(self, memory_load: float = 0.0, link_share: float = 1.0) -> float:
+        """The share of its time in which it does more than wait for the last rank."""
+        return 1.0 - self.skew_s / self.seconds(memory_load, link_share) if self.skew_s else 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +145,7 @@ def _path(collective: Collective, algorithm: Algorithm | None, num_nodes: int, g
     n, kind = collective.num_ranks, collective.kind
     between = num_nodes - 1
     if kind is CollectiveKind.SEND_RECV:
-        return _Path(0 if between else 1, 1 if between else 0, 1.0 + between, 1)
+        return _Path(0 if between else 1, 1 if between else 0, 2.0 if between else 1.0, 1)
     if kind is CollectiveKind.ALL_TO_ALL:
         if not between:
             return _Path(n - 1, 0, 1.0, n)
@@ -134,7 +157,8 @@ def _path(collective: Collective, algorithm: Algorithm | None, num_nodes: int, g
         inside = min(gpus_per_node, n) - 1
         return _Path(2 * inside, 2 * ceil(log2(num_nodes)), max(1.0, log2(n)), 1)
     passes = 2 if kind is CollectiveKind.ALL_REDUCE else 1
-    return _Path(passes * (n - 1 - between), passes * between, 1.0 + passes * between, n)
+    # All ranks start together, so a ring is filled once per pass, however many nodes it crosses.
+    return _Path(passes * (n - 1 - between), passes * between, 1.0 + (passes if between else 0), n)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +173,7 @@ class _Knobs:
 
 
 def _check(collective: Collective, config: CommConfig, cluster: Cluster, profile: Profile) -> _Knobs:
-    """The knobs, after refusing what the cluster cannot run."""
+    """The knobs as NCCL takes them, after refusing what the cluster cannot run."""
     protocol, channels, threads, chunk = config.protocol, config.num_channels, config.num_threads, config.chunk_bytes
     if protocol is None or channels is None or threads is None or chunk is None:
         raise ValueError(f"{config} is not full; fill it with ContentionModel.effective")
@@ -163,7 +187,7 @@ def _check(collective: Collective, config: CommConfig, cluster: Cluster, profile
     if config.algorithm not in algorithms:
         names = ", ".join(a or "none" for a in algorithms)
         raise SpaceError(f"algorithm is {config.algorithm or 'none'}; {kind} has {names}")
-    protocols = protocols_of(kind, intra, config.algorithm)
+    protocols = protocols_of(collective, config.algorithm, cluster, profile.collectives)
     if protocol not in protocols:
         raise SpaceError(f"protocol is {protocol}; {kind} has {', '.join(protocols)} here")
     if channels >= cluster.gpu.num_sms:
@@ -174,7 +198,8 @@ def _check(collective: Collective, config: CommConfig, cluster: Cluster, profile
     largest = largest_chunk_bytes(kind, config.algorithm, protocol, intra)
     if chunk > largest:
         raise SpaceError(f"chunk_bytes is {chunk}; {kind} with {protocol} takes at most {largest}")
-    return _Knobs(config.algorithm, protocol, channels, threads, chunk)
+    most = most_channels(collective, config.algorithm, cluster, profile.collectives)
+    return _Knobs(config.algorithm, protocol, min(channels, most), threads, chunk)
 
 
 def collective_cost(collective: Collective, config: CommConfig, cluster: Cluster, profile: Profile) -> CollectiveCost:
@@ -197,9 +222,12 @@ def collective_cost(collective: Collective, config: CommConfig, cluster: Cluster
 
 
 def _measured(collective: Collective, cluster: Cluster, profile: Profile) -> FittedLink | None:
+    """The link that NCCL's model is taken on: the measured one; over nodes, where nobody measured, the stated wire."""
     if profile.links is Links.STATED:
         return None
-    return link_of(cluster, collective.num_ranks, collective.num_nodes)
+    measured = link_of(cluster, collective.num_ranks, collective.num_nodes)
+    over_nodes = cluster.num_nodes_of(collective.num_ranks, collective.num_nodes) > 1
+    return FittedLink(_wire(collective, cluster)) if measured is None and over_nodes else measured
 
 
 def _wire(collective: Collective, cluster: Cluster) -> float:
@@ -210,10 +238,7 @@ def _wire(collective: Collective, cluster: Cluster) -> float:
 
 def _in_table(collective: Collective, knobs: _Knobs, cluster: Cluster) -> bool:
     """Whether NCCL's own table has that algorithm and protocol there."""
-    if knobs.algorithm is None:
-        return True
-    found = candidates(*on_topology(collective, cluster))
-    return any((way.algorithm, way.protocol) == (knobs.algorithm, knobs.protocol) for way in found)
+    return knobs.algorithm is None or (knobs.algorithm, knobs.protocol) in table_ways(collective, cluster)
 
 
 def _slices(collective: Collective, knobs: _Knobs) -> int:
@@ -232,7 +257,7 @@ def _fifo(knobs: _Knobs, num_slices: int, cluster: Cluster, link: Link, profile:
 
 
 def _channel_rate(threads: int, cluster: Cluster, profile: Profile) -> float:
-    """What one channel copies with so many threads, in B/s."""
+    """What one channel copies with that many threads, in B/s."""
     return profile.for_gpu(cluster.gpu.name).channel_bytes_per_s * (1.0 - exp(-threads / profile.thread_scale))
 
 
@@ -264,6 +289,7 @@ def _by_specification(collective: Collective, knobs: _Knobs, cluster: Cluster, p
         channel_bytes_per_s=_channel_rate(knobs.threads, cluster, profile) * efficiency,
         link=link.kind,
         link_bytes_per_s=narrow * efficiency * (profile.tree_efficiency if tree else 1.0),
+        ceiling_bytes_per_s=_ceiling(collective, knobs, cluster),
         base_s=bases.of(knobs.protocol),
         steps_s=path.intra_steps * intra_o + path.inter_steps * inter_o,
         hops_s=path.intra_steps * cluster.intra.hop_s + path.inter_steps * cluster.inter.hop_s,
@@ -273,6 +299,15 @@ def _by_specification(collective: Collective, knobs: _Knobs, cluster: Cluster, p
         link_sharpness=profile.link_sharpness,
         load_sensitivity=profile.load_sensitivity,
     )
+
+
+def _ceiling(collective: Collective, knobs: _Knobs, cluster: Cluster) -> float:
+    """P: point-to-point has LL's limit alone; a tree's limit counts the whole tensor, up and down."""
+    _, topology = on_topology(collective, cluster)
+    if knobs.algorithm is None and knobs.protocol is not Protocol.LL:
+        return inf
+    limit = ceiling_bytes_per_s(knobs.algorithm or Algorithm.RING, knobs.protocol, topology, load_constants())
+    return limit * collective.wire_bytes / (2 * collective.num_bytes) if knobs.algorithm is Algorithm.TREE else limit
 
 
 def _by_nccl(
@@ -296,11 +331,14 @@ def _by_nccl(
     # NCCL's latency holds the first loop's synchronisation; every further loop of chunks pays its own.
     loops = ceil(collective.num_bytes / (parts * knobs.channels * chunk))
     further = 0.0 if nvls else 1.0 - 1.0 / loops
+    if knobs.algorithm is None:  # a send waits for nothing that is received: the FIFO's other steps are under way
+        further /= FIFO_STEPS
+    per_byte = terms.wire_bytes / collective.wire_bytes
     overhead = profile.slice_overhead_s.of(link.kind) * profile.protocol_overhead.of(knobs.protocol)
     return CollectiveCost(
         num_channels=knobs.channels,
         wire_bytes=terms.wire_bytes,
-        chunk_bytes=chunk * terms.wire_bytes / collective.wire_bytes,
+        chunk_bytes=chunk * per_byte,
         num_slices=num_slices,
         slice_s=further * overhead,
         exposed_hop_s=further * link.hop_s if num_slices == 1 else 0.0,
@@ -310,12 +348,20 @@ def _by_nccl(
         base_s=terms.fixed_s + measured.latency_scale * terms.scaled_s,
         steps_s=0.0,
         hops_s=0.0,
-        fill_bytes=0.0,
+        fill_bytes=_fill_bytes(collective, cut, num_slices, topology, profile) * per_byte,
         fifo_bytes=fifo_bytes,
         touches=touches,
         link_sharpness=profile.link_sharpness,
         load_sensitivity=profile.load_sensitivity,
     )
+
+
+def _fill_bytes(collective: Collective, knobs: _Knobs, num_slices: int, topology: Topology, profile: Profile) -> float:
+    """What passes before the pipeline of a ring or tree over nodes is full; in a node the measured latency has it."""
+    if topology.num_nodes == 1 or knobs.algorithm in BEYOND_RINGS:
+        return 0.0
+    depth = _path(collective, knobs.algorithm, topology.num_nodes, topology.ranks_per_node).depth
+    return profile.fill * knobs.chunk_bytes / num_slices * knobs.channels * depth
 
 
 def _by_copy_engine(collective: Collective, config: CommConfig, cluster: Cluster, profile: Profile) -> CollectiveCost:
@@ -326,7 +372,7 @@ def _by_copy_engine(collective: Collective, config: CommConfig, cluster: Cluster
             f"transport is {config.transport}; copy engines carry all-gathers and all-to-alls of one node's NVLink, "
             f"not {collective.kind} of {collective.num_ranks} ranks on {cluster.name!r}"
         )
-    terms = copy_engine_terms(filled, topology)
+    terms = copy_engine_limits(filled, topology)
     measured = _measured(collective, cluster, profile) or FittedLink(_wire(collective, cluster))
     return CollectiveCost(
         num_channels=0,

@@ -1,4 +1,4 @@
-"""Contention between one kernel and the collectives beside it: Eqs 1-6 of the Lagom paper, repaired.
+"""Contention between one kernel and the concurrent collectives: Eqs 1-6 of the Lagom paper, repaired.
 
 Source: Lagom (arXiv 2602.20656v1), section 3.1 (Eqs 1-3) and 3.2 (Eqs 4-6). Eq. 7 is the tuner's.
 
@@ -24,14 +24,19 @@ Departures from the paper:
 - Eq. 4 as printed counts the whole kernel once per collective. Here it is time-weighted: under collective j the kernel
   advances at rate 1 / (g_ij f_ij), and y_i is the time at which the integral of the rate is 1; j = 0 means none.
 - Eq. 5: Table 1 calls TB_i "the computation's threadblocks"; the grid is mu_i, TB_i what is resident on one SM. Small
-  blocks that fit beside a communication block keep a share of its SM. The ceiling can be turned off (fluid).
-- Eq. 6 as printed charges the last, partial wave for a full one; here the kernel moves mu_i D_i bytes in all. Its sum
-  of computation and transfer is the norm p = 1 of a family (p = infinity: perfectly hidden). One theta for all j.
+  blocks that fit next to a communication block keep a share of its SM. The ceiling can be turned off (fluid).
+- Eq. 6 as printed charges the last, partial wave for a full one; here the kernel moves mu_i D_i bytes in all, wave by
+  wave. Its sum of computation and transfer is the norm p = 1 of a family (p = infinity: perfectly hidden). One theta
+  for all j.
+- GPUs of several dies (XCDs) deal the blocks of a kernel, and the channels of a collective, to the dies in turn, and a
+  die keeps what it was dealt: the fullest die decides. The same rule makes a persistent grid that meets too many
+  channels take a second pass. Tiles that resident blocks fetch as they go are not dealt; there the grid is a limit.
 - V is not an input: it follows from the collective's rate, the touches per byte and the L2 (`traffic_bytes_per_s`).
 """
 
-from collections.abc import Iterable, Sequence
-from math import ceil, inf
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, floor, inf
 from typing import Final
 
 _ROUNDING: Final = 1e-9
@@ -43,20 +48,10 @@ def eq1_makespan(comp_end_s: float, comm_end_s: float) -> float:
     return max(comp_end_s, comm_end_s)
 
 
-def eq2_communication_time(comm_s: Iterable[float]) -> float:
-    """X = sum_j x_j (Eq. 2): the makespan where communication is the bottleneck."""
-    return sum(comm_s)
-
-
-def eq3_computation_time(comp_s: Iterable[float]) -> float:
-    """Y = sum_i y_i (Eq. 3): the makespan where computation is the bottleneck."""
-    return sum(comp_s)
-
-
 def eq4_kernel_time(phases: Sequence[tuple[float, float]], alone_s: float) -> float:
     """y_i = sum_j Dt_ij with sum_j Dt_ij / (g_ij f_ij) = 1 (Eq. 4, time-weighted): the kernel's time.
 
-    `phases` lists what runs beside the kernel in order: how long (s) and g_ij f_ij (s), the kernel's whole time under
+    `phases` lists what runs during the kernel in order: how long (s) and g_ij f_ij (s), the kernel's whole time under
     it; afterwards it runs alone, in `alone_s` = g_i0 f_i0.
     """
     left, elapsed_s = 1.0, 0.0
@@ -79,12 +74,79 @@ def eq5_waves(
 ) -> float:
     """Waves g = ceil(mu / ((lambda - NC) TB + NC TB')) (Eq. 5), at least 1, of a kernel on the SMs left.
 
-    `shared_blocks_per_sm` is TB', the kernel's blocks that fit on an SM beside a communication block. `quantisation`
+    `shared_blocks_per_sm` is TB', the kernel's blocks that fit on an SM next to a communication block. `quantisation`
     blends the fluid quotient (0) and the ceiling (1).
     """
-    capacity = (num_sms - num_channels) * blocks_per_sm + num_channels * shared_blocks_per_sm
-    fluid = num_blocks / capacity
-    return max(1.0, fluid + quantisation * (ceil(fluid - _ROUNDING) - fluid))
+    waves = eq5_dispatch(
+        num_blocks,
+        blocks_per_sm,
+        num_sms=num_sms,
+        num_channels=num_channels,
+        shared_blocks_per_sm=shared_blocks_per_sm,
+    )
+    return waves.count(quantisation)
+
+
+@dataclass(frozen=True, slots=True)
+class Waves:
+    """How the blocks of a kernel follow each other: whole waves of `capacity` blocks, then `last` blocks (0: none)."""
+
+    num_full: int
+    capacity: float
+    last: float
+
+    def count(self, quantisation: float = 1.0) -> float:
+        """The g of Eq. 5, at least 1; `quantisation` blends the fluid quotient (0) and the ceiling (1)."""
+        fluid = self.num_full + self.last / self.capacity
+        return max(1.0, fluid + quantisation * (ceil(fluid - _ROUNDING) - fluid))
+
+
+def eq5_dispatch(
+    num_blocks: float,
+    blocks_per_sm: float,
+    *,
+    num_sms: int,
+    num_channels: int = 0,
+    shared_blocks_per_sm: float = 0.0,
+    num_xcds: int = 1,
+    grid: int | None = None,
+    spill: float = 0.0,
+) -> Waves:
+    """The waves of Eq. 5 on the SMs left, counted on the fullest of `num_xcds` dies.
+
+    With a `grid` that many resident blocks fetch the `num_blocks` tiles, wherever they lie. `spill` is the share of
+    the blocks after the first wave that miss theirs, since blocks that the hardware dispatches do not march in step.
+    """
+    dies = num_xcds if grid is None else 1
+    sms, channels = num_sms // dies, ceil(num_channels / dies)
+    channels = min(channels, sms - 1)
+    capacity = (sms - channels) * blocks_per_sm + channels * shared_blocks_per_sm
+    if grid is not None:
+        capacity = min(capacity, grid)
+    blocks = num_blocks if dies == 1 else float(ceil(num_blocks / dies))
+    if grid is None:
+        blocks += spill * max(0.0, blocks - capacity)  # those of the first wave all start at once
+    num_full = floor(blocks / capacity + _ROUNDING)
+    return Waves(num_full, dies * capacity, dies * max(0.0, blocks - num_full * capacity))
+
+
+def eq6_kernel_time(
+    wave_s: float, waves: Waves, *, block_bytes: float, free_bytes_per_s: float, norm: float, quantisation: float
+) -> float:
+    """Seconds of a whole kernel: Eq. 6 for each of its waves, which moves the bytes of the blocks that it has."""
+
+    def wave(num_blocks: float) -> float:
+        return eq6_wave_time(
+            wave_s, 1.0, num_blocks=num_blocks, block_bytes=block_bytes, free_bytes_per_s=free_bytes_per_s, norm=norm
+        )
+
+    if not waves.num_full:
+        return wave(waves.last)
+    full_s = wave(waves.capacity)
+    if not waves.last:
+        return waves.num_full * full_s
+    fluid_s = waves.last / waves.capacity * full_s
+    return waves.num_full * full_s + quantisation * wave(waves.last) + (1.0 - quantisation) * fluid_s
 
 
 def eq6_wave_time(

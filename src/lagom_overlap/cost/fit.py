@@ -13,7 +13,6 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
 
 IDENTIFIED: Final = 0.3
 """A constant counts as identified while its standard error is below that share of it."""
@@ -62,6 +61,9 @@ def fit_constants(
 
     Residuals are dimensionless, logarithms of predicted over measured as a rule.
     """
+    # Not at the top: a third of a second of every verb that can show a fit, and few make one.
+    from scipy.optimize import least_squares  # noqa: PLC0415
+
     start = np.array([log(constant.start) for constant in constants])
     low = np.array([log(constant.low) for constant in constants]) - 1e-12
     high = np.array([log(constant.high) for constant in constants]) + 1e-12

@@ -1,4 +1,4 @@
-"""How long a collective waits for its SMs beside a kernel that was launched before it.
+"""How long a collective waits for its SMs behind a kernel that was launched before it.
 
 Blocks are dispatched kernel by kernel, and a block that runs is never taken off its SM. With mu blocks on lambda SMs of
 TB each, alone, a kernel runs g = ceil(mu / (lambda TB)) waves; only the last one may leave SMs free. A collective of NC
@@ -8,7 +8,7 @@ channels that comes behind it gets them
     after the first wave             on a stream of high priority: freed SMs go to it before the kernel's next blocks
     when the last wave is dispatched on one of normal priority, if that wave leaves NC SMs free, else at the end
 
-so beside a persistent kernel without a carve-out (g = 1) it waits for the whole kernel. Source: Amert et al., "GPU
+so behind a persistent kernel without a carve-out (g = 1) it waits for the whole kernel. Source: Amert et al., "GPU
 Scheduling on the NVIDIA TX2: Hidden Details Revealed" (RTSS 2017): a kernel keeps its place in the queue until all its
 blocks are dispatched, and higher priorities go first. That is observed behaviour of one GPU, promised by nobody.
 

@@ -1,6 +1,6 @@
 """How long the operators that run together take: the contention model of one cluster under one profile.
 
-Several operators at once, beyond the paper's one kernel beside one collective (departures, all conserve work):
+Several operators at once, beyond the paper's one kernel and one collective (departures, all conserve work):
 
 - collectives add up their SMs, their memory traffic and their FIFOs; on the same kind of link they scale down together
   when their rates exceed it;
@@ -24,13 +24,19 @@ from lagom_overlap.collective import (
     Transport,
 )
 from lagom_overlap.cost.communication import CollectiveCost, collective_cost
-from lagom_overlap.cost.contention import eq5_waves, eq6_wave_time, l2_miss_share, traffic_bytes_per_s
+from lagom_overlap.cost.contention import (
+    eq5_dispatch,
+    eq6_kernel_time,
+    eq6_wave_time,
+    l2_miss_share,
+    traffic_bytes_per_s,
+)
 from lagom_overlap.cost.nccl.machines import default_choice
+from lagom_overlap.cost.nccl_algorithms import algorithms_of, largest_chunk_bytes
 from lagom_overlap.cost.operators import OperatorConstants, OperatorTimes, load_operators
 from lagom_overlap.cost.persistent import as_persistent
 from lagom_overlap.cost.profile import Collectives, Profile
 from lagom_overlap.cost.space import collective_space
-from lagom_overlap.cost.ways import algorithms_of, largest_chunk_bytes, protocols_of
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import Cluster, LinkKind
 from lagom_overlap.units import GB_PER_S
@@ -54,17 +60,26 @@ class RunningTimes:
 class ContentionModel:
     """Prices kernels and collectives of a cluster; pure, so results may be cached by arguments.
 
-    With `persistent_carve_out_sms` matrix products are persistent kernels that leave so many SMs free
+    With `persistent_carve_out_sms` matrix products are persistent kernels that leave that many SMs free
     (`persistent.py`); None: they are plain ones, whose blocks go wherever there is room. `operators` are what single
-    operators take on this GPU; None: those of the package's file for it.
+    operators take on this GPU; None: those of the package's file for it. `memory_efficiency` is the share of the GPU's
+    bandwidths that the framework's memory-bound kernels reach.
+
+    `rank_skew_s` is how much later the last rank reaches every collective than the rank that is priced: its blocks hold
+    their SMs for the transfer and for the wait, and move nothing while they wait. Copy engines wait without SMs.
     """
 
     cluster: Cluster
     profile: Profile
     persistent_carve_out_sms: int | None = None
     operators: OperatorConstants | None = None
+    memory_efficiency: float = 1.0
+    rank_skew_s: float = 0.0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "profile", self.profile.on_gpu(self.cluster.gpu.name))
+        if not 0 <= self.rank_skew_s < float("inf"):
+            raise JobError(f"cost.rank_skew is {self.rank_skew_s} s, must be finite and not negative")
         carved, gpu = self.persistent_carve_out_sms, self.cluster.gpu
         if carved is not None and not 0 <= carved < gpu.num_sms:
             raise JobError(f"cost.sm_carveout is {carved}, must lie in 0..{gpu.num_sms - 1} on {gpu.name}")
@@ -96,7 +111,7 @@ class ContentionModel:
             return config if (config.num_channels or 0) <= most else replace(config, num_channels=most)
         kind, intra = collective.kind, self.cluster.intra.kind
         algorithm = algorithms_of(collective, self.cluster, self.profile.collectives)[0]
-        protocol = protocols_of(kind, intra)[0]
+        protocol = Protocol.SIMPLE
         link = self.cluster.link_between(collective.num_ranks, collective.num_nodes)
         return CommConfig(
             algorithm=algorithm,
@@ -164,10 +179,12 @@ class ContentionModel:
         if isinstance(work, Kernel):
             return work
         gpu = self.cluster.gpu
-        kernel = OperatorTimes(gpu, self.operators or load_operators(gpu)).kernel(work, self.profile)
+        kernel = OperatorTimes(gpu, self.operators or load_operators(gpu), self.memory_efficiency).kernel(
+            work, self.profile
+        )
         if self.persistent_carve_out_sms is None or not isinstance(work, Gemm):
             return kernel
-        return as_persistent(kernel, self.cluster.gpu.num_sms, self.persistent_carve_out_sms)
+        return as_persistent(kernel, gpu.num_sms, self.persistent_carve_out_sms)
 
     def collective(self, collective: Collective, config: CommConfig) -> CollectiveCost:
         """The cost terms of a collective under a configuration, its None knobs filled from the default.
@@ -175,36 +192,41 @@ class ContentionModel:
         Raises:
             SpaceError: if the configuration cannot run.
         """
-        return collective_cost(collective, self.effective(collective, config), self.cluster, self.profile)
+        cost = collective_cost(collective, self.effective(collective, config), self.cluster, self.profile)
+        return replace(cost, skew_s=self.rank_skew_s) if self.rank_skew_s else cost
 
     def kernel_seconds(
         self, kernel: Kernel, *, num_channels: int = 0, traffic_bytes_per_s: float = 0.0, fifo_bytes: float = 0.0
     ) -> float:
-        """Seconds g f of a whole kernel beside collectives that hold SMs, take memory traffic and pollute the L2."""
+        """Seconds g f of a whole kernel during collectives that hold SMs, take memory traffic and pollute the L2."""
         profile, gpu = self.profile, self.cluster.gpu
+        own = profile.for_gpu(gpu.name)
         small = kernel.blocks_per_sm >= profile.small_block_count
-        waves = eq5_waves(
+        waves = eq5_dispatch(
             kernel.num_blocks,
             kernel.blocks_per_sm,
             num_sms=gpu.num_sms,
             num_channels=num_channels,
             shared_blocks_per_sm=profile.small_block_share * kernel.blocks_per_sm if small else 0.0,
-            quantisation=profile.quantisation,
+            num_xcds=gpu.num_xcds,
+            grid=kernel.grid,
+            spill=own.spill if num_channels else 0.0,
         )
         pollution = profile.pollution * l2_miss_share(fifo_bytes, gpu.l2_bytes, profile.l2_share)
-        return waves * eq6_wave_time(
+        kernel_s = eq6_kernel_time(
             kernel.wave_s,
             waves,
-            num_blocks=kernel.num_blocks,
             block_bytes=kernel.block_bytes * (1.0 + pollution),
             free_bytes_per_s=gpu.hbm_bytes_per_s - traffic_bytes_per_s,
             norm=profile.overlap_norm,
+            quantisation=profile.quantisation,
         )
+        return kernel_s * own.overlap_factor if num_channels else kernel_s
 
     def block_seconds(
         self, kernel: Kernel, num_resident: int, comms: Sequence[CollectiveCost], memory_load: float = 0.0
     ) -> float:
-        """Seconds of one block of a kernel of which `num_resident` run, beside collectives that move bytes (Eq. 6)."""
+        """Seconds of one block of a kernel of which `num_resident` run, during collectives that move bytes (Eq. 6)."""
         profile, gpu = self.profile, self.cluster.gpu
         pollution = profile.pollution * l2_miss_share(sum(c.fifo_bytes for c in comms), gpu.l2_bytes, profile.l2_share)
         return eq6_wave_time(
@@ -253,7 +275,7 @@ class ContentionModel:
         traffic = 0.0
         for comm, share in zip(comms, self._link_shares(comms, memory_load), strict=True):
             traffic += traffic_bytes_per_s(
-                share * comm.bytes_per_s(memory_load),
+                share * comm.bytes_per_s(memory_load) * comm.moving_share(memory_load, share),
                 comm.touches,
                 amplification=self.profile.amplification,
                 ceiling_bytes_per_s=ceiling,

@@ -1,17 +1,18 @@
 """A small contention model of collectives that share the computation's processor, fitted to measured overlaps.
 
-For engines whose collectives run as threads beside the computation (gloo). Per kind of collective and way of running it
+For engines whose collectives run as threads during the computation (gloo). Per kind of collective and way of running it
 (native call, or slices on channels), a message of S bytes in n slices on c channels needs
 
     work   a S + b n                 core seconds that the computation cannot have while the collective runs
     wait   (t S + o n) / c^g         seconds in which it waits for the wire, the peer, a wake-up
     x      work + wait               alone
-    x      f work + wait             beside a computation, f >= 1: it queues for the core
-    the computation beside it advances at 1 - work / (f work + wait)
+    x      f work + wait             during a computation, f >= 1: it queues for the core
+    the concurrent computation advances at 1 - work / (f work + wait)
 
 Collectives run one after the other; after the computation's end the one that is left goes on alone. The makespan is the
-later end. g and f are shared by all kinds. A native call is one slice on one channel, so b, o and g have no meaning
-for it.
+later end. That is a closed form per collective and no simulation of events: the computation is one fluid, and a fit
+asks for it some ten thousand times. g and f are shared by all kinds. A native call is one slice on one channel, so b,
+o and g have no meaning for it.
 
 The constants are fitted to logarithms of makespans, computations and collectives (`fit.py`); those that the runs do not
 determine are named.
@@ -23,7 +24,6 @@ from math import ceil, inf, log
 from typing import Final
 
 import numpy as np
-from scipy.optimize import brentq
 
 from lagom_overlap.collective import Collective, CollectiveKind, CommConfig
 from lagom_overlap.cost.fit import Constant, FittedConstant, fit_constants
@@ -82,7 +82,7 @@ class OverlapConstants:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Overlap:
+class FittedOverlap:
     """What runs: a computation that takes `comp_alone_s` alone, and collectives with their configurations, in order.
 
     Collective j waits until the share `starts[j]` of the computation is done.
@@ -115,7 +115,7 @@ class OverlapTimes:
 class Observation:
     """An overlap and its measured times; a time of 0 is not fitted."""
 
-    overlap: Overlap
+    overlap: FittedOverlap
     times: OverlapTimes
 
 
@@ -143,7 +143,7 @@ def work_and_wait(collective: Collective, config: CommConfig, constants: Overlap
     return work_s, wait_s / channels**constants.channel_power
 
 
-def predict(overlap: Overlap, constants: OverlapConstants) -> OverlapTimes:
+def predict(overlap: FittedOverlap, constants: OverlapConstants) -> OverlapTimes:
     """The times of an overlap.
 
     Raises:
@@ -159,14 +159,14 @@ def predict(overlap: Overlap, constants: OverlapConstants) -> OverlapTimes:
             comp_end = now if done >= total else None
         began, left = now, 1.0
         if comp_end is None:
-            beside_s = constants.queueing * work_s + wait_s
-            rate = 1.0 - work_s / beside_s if beside_s > 0 else 1.0
+            stretched_s = constants.queueing * work_s + wait_s
+            rate = 1.0 - work_s / stretched_s if stretched_s > 0 else 1.0
             needed = (total - done) / rate if rate > 0 else inf
-            if needed <= beside_s:
+            if needed <= stretched_s:
                 now, done, comp_end = now + needed, total, now + needed
-                left = 1.0 - needed / beside_s if beside_s > 0 else 0.0
+                left = 1.0 - needed / stretched_s if stretched_s > 0 else 0.0
             else:
-                now, done, left = now + beside_s, done + rate * beside_s, 0.0
+                now, done, left = now + stretched_s, done + rate * stretched_s, 0.0
         now += left * (work_s + wait_s)
         comm_s.append(now - began)
     if comp_end is None:
@@ -174,7 +174,7 @@ def predict(overlap: Overlap, constants: OverlapConstants) -> OverlapTimes:
     return OverlapTimes(max(now, comp_end), comp_end, tuple(comm_s))
 
 
-def comp_alone_from_makespan(overlap: Overlap, constants: OverlapConstants, makespan_s: float) -> float:
+def comp_alone_from_makespan(overlap: FittedOverlap, constants: OverlapConstants, makespan_s: float) -> float:
     """The computation alone with which the model gives that makespan: one default run tells it, nothing runs alone.
 
     Raises:
@@ -186,6 +186,8 @@ def comp_alone_from_makespan(overlap: Overlap, constants: OverlapConstants, make
 
     if excess(0.0) >= 0:
         raise ValueError(f"the collectives alone take {predict(replace(overlap, comp_alone_s=0.0), constants)}")
+    from scipy.optimize import brentq  # noqa: PLC0415 - takes longer to load than most verbs to start
+
     return float(brentq(excess, 0.0, makespan_s, xtol=1e-9))
 
 
@@ -197,7 +199,7 @@ class Inferred:
     scale: float
 
 
-def infer_from_default(overlap: Overlap, constants: OverlapConstants, times: OverlapTimes) -> Inferred:
+def infer_from_default(overlap: FittedOverlap, constants: OverlapConstants, times: OverlapTimes) -> Inferred:
     """The computation alone behind one measured setting, its collectives' own times taken into account.
 
     The constants are scaled by one factor (`scaled`) until the collectives take as long in sum as measured: how costly
@@ -224,7 +226,7 @@ def infer_from_default(overlap: Overlap, constants: OverlapConstants, times: Ove
 def scaled(constants: OverlapConstants, scale: float) -> OverlapConstants:
     """The constants of a machine on which collectives are that many times as costly.
 
-    What a slice waits beside its bytes is mostly the scheduler's latency, which grows more slowly than work does: with
+    A slice's wait on top of its bytes is mostly the scheduler's latency, which grows more slowly than work does: with
     the square root of the scale. The power was chosen on two recordings of the gloo demo (scales 2.2 and 2.6) and
     holds on five others (6.0 to 7.6): benchmarks/results/calibration_gloo_amd_epyc_2026-11-20.md.
     """

@@ -6,7 +6,7 @@ docs/notation.md; which equation reads which constant is said in `contention.py`
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from importlib import resources
 from math import isnan
@@ -77,16 +77,35 @@ class ByProtocol:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuConstants:
-    """What differs between GPU generations.
+    """What differs between GPU generations; what is None is the profile's.
 
-    `channel_bytes_per_s` [b_sm] is what one channel copies with many threads.
+    `channel_bytes_per_s` [b_sm] is what one channel copies with many threads. `sm_flops` is the dense 2-byte rate of
+    one SM while few of them work: with it, what a product takes beyond that is a limit that all SMs share (power,
+    fabric, caches), and counts as its memory traffic; None: its memory traffic is counted. `overlap_factor` is how much
+    longer every kernel takes while a collective runs, whatever that moves. `spill` is the share of dispatched blocks
+    that miss their wave next to a collective (`contention.eq5_dispatch`).
     """
 
     channel_bytes_per_s: float
+    link_sharpness: float | None = None
+    amplification: float | None = None
+    load_sensitivity: float | None = None
+    overlap_norm: float | None = None
+    sm_flops: float | None = None
+    overlap_factor: float = 1.0
+    spill: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.channel_bytes_per_s < float("inf"):
-            raise ValueError(f"channel_bytes_per_s is {self.channel_bytes_per_s}, must be positive and finite")
+        for field in ("channel_bytes_per_s", "link_sharpness", "amplification", "load_sensitivity", "sm_flops"):
+            value = getattr(self, field)
+            if value is not None and not 0 < value < float("inf"):
+                raise ValueError(f"{field} is {value}, must be positive and finite")
+        if self.overlap_norm is not None and not self.overlap_norm >= 1:
+            raise ValueError(f"overlap_norm is {self.overlap_norm}, must be at least 1")
+        if not 1 <= self.overlap_factor < float("inf"):
+            raise ValueError(f"overlap_factor is {self.overlap_factor}, must be at least 1 and finite")
+        if not 0 <= self.spill < 1:
+            raise ValueError(f"spill is {self.spill}, must lie in 0..1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +157,7 @@ class Profile:
     quantisation: float
     """[s] of Eq. 5: 1 is the paper's ceiling, 0 is fluid."""
     small_block_count: int
-    """Kernels with at least that many resident blocks per SM fit beside a communication block..."""
+    """Kernels with at least that many resident blocks per SM fit next to a communication block..."""
     small_block_share: float
     """...with this share of them."""
 
@@ -154,9 +173,11 @@ class Profile:
         for field in amounts:
             if not 0 <= getattr(self, field) < float("inf"):
                 raise ValueError(f"profile {self.name!r}: {field} is {getattr(self, field)}, must not be negative")
-        for field in ("load_sensitivity", "quantisation", "small_block_share"):
+        for field in ("quantisation", "small_block_share"):
             if not 0 <= getattr(self, field) <= 1:
                 raise ValueError(f"profile {self.name!r}: {field} is {getattr(self, field)}, must lie in 0..1")
+        if not 0 <= self.load_sensitivity < 2:  # half of it is taken off a channel's rate
+            raise ValueError(f"profile {self.name!r}: load_sensitivity is {self.load_sensitivity}, must lie in 0..2")
         if not 0 < self.max_traffic_share < 1:
             raise ValueError(f"profile {self.name!r}: max_traffic_share is {self.max_traffic_share}, must lie in 0..1")
         if isnan(self.overlap_norm) or self.overlap_norm < 1:
@@ -168,6 +189,13 @@ class Profile:
         """The constants of the longest prefix of that name, else those of `any`."""
         known = [prefix for prefix in self.gpus if gpu_name.upper().startswith(prefix.upper())]
         return self.gpus[max(known, key=len)] if known else self.gpus["any"]
+
+    def on_gpu(self, gpu_name: str) -> "Profile":
+        """The profile with what that GPU's constants say otherwise."""
+        own = self.for_gpu(gpu_name)
+        names = ("link_sharpness", "amplification", "load_sensitivity", "overlap_norm")
+        changed = {name: value for name in names if (value := getattr(own, name)) is not None}
+        return replace(self, **changed) if changed else self
 
 
 def profile_names() -> list[str]:

@@ -22,8 +22,8 @@ from lagom_overlap.collective import (
 )
 from lagom_overlap.cost.nccl.copy_engine import copy_engine_available
 from lagom_overlap.cost.nccl.machines import on_topology
+from lagom_overlap.cost.nccl_algorithms import algorithms_of, largest_chunk_bytes, most_channels, protocols_of
 from lagom_overlap.cost.profile import Collectives
-from lagom_overlap.cost.ways import algorithms_of, largest_chunk_bytes, protocols_of
 from lagom_overlap.errors import SpaceError
 from lagom_overlap.hardware import Cluster
 from lagom_overlap.units import KIB, MIB
@@ -31,7 +31,7 @@ from lagom_overlap.units import KIB, MIB
 _T = TypeVar("_T")
 
 NUM_CHANNELS: Final = (1, 2, 4, 8, 16, 32, 64)
-"""Powers of two up to NCCL's MAXCHANNELS of today; 2.18 allows 32, AutoCCL's fork 128."""
+"""Powers of two up to NCCL's MAXCHANNELS of today, where the communicator has as many."""
 PAPER_SLICES: Final = (684 * KIB, 1366 * KIB)
 """The slices that the Lagom paper reports (section 4.3)."""
 CHUNK_BYTES: Final = tuple(
@@ -130,12 +130,13 @@ def _ways(
     asked: tuple[Sequence[Algorithm] | None, Sequence[Protocol] | None],
 ) -> list[tuple[Algorithm | None, Protocol]]:
     """Algorithms and protocols that are offered and asked for, the default's first."""
-    kind, intra = collective.kind, cluster.intra.kind
+    kind = collective.kind
     own = algorithms_of(collective, cluster, collectives)
     algorithms = list(own) if own == (None,) else _chosen("algorithms", asked[0], own, kind)
-    offered = list(dict.fromkeys(wire for way in algorithms for wire in protocols_of(kind, intra, way)))
-    wires = _chosen("protocols", asked[1], offered, f"{kind} over {intra}")
-    ways = [(way, wire) for way in algorithms for wire in wires if wire in protocols_of(kind, intra, way)]
+    wires_of = {way: protocols_of(collective, way, cluster, collectives) for way in algorithms}
+    offered = list(dict.fromkeys(wire for way in algorithms for wire in wires_of[way]))
+    wires = _chosen("protocols", asked[1], offered, f"{kind} over {cluster.intra.kind}")
+    ways = [(way, wire) for way in algorithms for wire in wires if wire in wires_of[way]]
     return sorted(ways, key=lambda way: way != (default.algorithm, default.protocol))
 
 
@@ -155,7 +156,7 @@ def collective_space(
     """The space of a collective on a cluster within the limits given; None leaves a knob's own values.
 
     `default` is what the engine does untouched: its channels and chunk are among a knob's own values. A limit on
-    algorithms does not touch point-to-point collectives, which have none; copy engines beside channels touch only what
+    algorithms does not touch point-to-point collectives, which have none; copy engines next to channels touch only what
     they carry. A chunk or thread count that a protocol
     cannot take is left out of its subspaces; a subspace without values is dropped.
 
@@ -183,13 +184,16 @@ def collective_space(
             fitting |= (
                 {default.chunk_bytes or largest} if (way, wire) == (default.algorithm, default.protocol) else set()
             )
+        # More than the communicator has would run as what it has; a job that names them is taken at its word.
+        most = most_channels(collective, way, cluster, collectives)
+        open_channels = channels if num_channels is not None else tuple(n for n in channels if n <= most)
         warps = None if threads is None else tuple(n for n in threads if n <= max_threads(way, wire))
         if fitting and warps != ():
             subspaces.append(
                 Subspace(
                     algorithm=way,
                     protocol=wire,
-                    num_channels=channels,
+                    num_channels=open_channels,
                     num_threads=warps or (None,),
                     chunk_bytes=tuple(sorted(fitting)),
                 )

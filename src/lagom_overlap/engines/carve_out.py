@@ -16,7 +16,7 @@ CUDA graph keeps the carve-out it was made with. ROCm ignores it (pytorch#149280
 
 Green contexts (`torch.cuda.green_contexts.GreenContext.create(num_sms=)`) bound every kernel, whoever wrote it, but a
 stream belongs to one context: the job's own code would have to run on the context's stream. That is no setting that can
-be made beside a running job, so only their presence is reported.
+be made in a running job, so only their presence is reported.
 """
 
 import warnings
@@ -78,7 +78,7 @@ class TorchCarveOut:
         self._before: int | None = torch._C._get_sm_carveout_experimental()
 
     def set(self, num_sms: int | None) -> None:
-        """Leaves so many SMs free from the next launch on; None: as many as before us.
+        """Leaves that many SMs free from the next launch on; None: as many as before us.
 
         Raises:
             BackendError: if it leaves no SM.

@@ -1,4 +1,4 @@
-"""What the CPU engines refuse alike: they move fp32 elements in equal parts, over so many channels, in such pieces."""
+"""What the CPU engines refuse alike: they move fp32 elements in equal parts, over limited channels and pieces."""
 
 from collections.abc import Sequence
 from typing import Final

@@ -7,14 +7,14 @@ list form on gloo: a slice is one send and one receive per peer, posted on its c
 A call site without a row in the table, or with an untouched one, is the public PyTorch call on the default group.
 More than two ranks: a sliced all-reduce may sum in another order than the native call; all-gather and all-to-all move
 bytes only, and a reduce-scatter sums in gloo's order within each slice, unless `sums_as_native` asks for the native
-call's (measured with torch 2.13 on 3 and 4 ranks: the list form that slices use differs from the single form, and
-with the slice).
+call's (the list form that slices use differs from the single form, and with the slice: `sums_by_part`).
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
+from math import ceil
 from typing import cast
 
 import torch
@@ -23,8 +23,9 @@ from torch import distributed as dist
 from lagom_overlap.collective import Collective, CollectiveKind, CommConfig, ConfigKey, ConfigSpace, ConfigTable
 from lagom_overlap.engines.base import Buffers, Handle
 from lagom_overlap.engines.cpu_limits import ELEMENT_BYTES
-from lagom_overlap.engines.gloo_group import NEVER, GlooGroup, PrefixStore, Store, open_group
+from lagom_overlap.engines.gloo_group import NEVER, Device, GlooGroup, PrefixStore, Store, open_group
 from lagom_overlap.engines.gloo_space import check_config, gloo_space
+from lagom_overlap.units import MIB
 
 # torch 2.13 renamed these two and deprecates the old names; 2.11 and 2.12 have only those.
 _ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -58,15 +59,16 @@ class _Plan:
 class GlooEngine:
     """Implements `Engine`; the default process group must be open (it runs the untouched calls).
 
-    `store` and `host` serve to open channels, which happens in `apply`, when a table first needs them. The timeouts
-    are those of `open_group`. `keeps_plans` False: buffers are new in every call, so no call keeps them alive.
-    `sums_as_native`: a sliced reduce-scatter gives the very bits of the native call, for the price of one copy.
+    `store` and `make_device`, which gets the channel's number, serve to open channels, which happens in `apply`, when a
+    table first needs them. The timeouts are those of `open_group`. `keeps_plans` False: buffers are new in every call,
+    so no call keeps them alive. `sums_as_native`: a sliced reduce-scatter gives the very bits of the native call, for
+    the price of one copy.
     """
 
     store: Store
     rank: int
     num_ranks: int
-    host: str | None = "127.0.0.1"
+    make_device: Callable[[int], Device]
     meeting_timeout: timedelta = NEVER
     call_timeout: timedelta = NEVER
     keeps_plans: bool = True
@@ -100,12 +102,12 @@ class GlooEngine:
         """
         needed = max((config.num_channels or 1 for _, config in table if not config.is_untouched), default=0)
         while len(self._channels) < needed:
-            store = PrefixStore(f"channel{len(self._channels)}", self.store)
+            number = len(self._channels)
             channel = open_group(
-                store,
+                PrefixStore(f"channel{number}", self.store),
                 self.rank,
                 self.num_ranks,
-                self.host,
+                self.make_device(number),
                 meeting_timeout=self.meeting_timeout,
                 call_timeout=self.call_timeout,
             )
@@ -132,6 +134,8 @@ class GlooEngine:
         else:
             part = key.num_bytes // ELEMENT_BYTES // self.num_ranks
             bounds = slice_bounds(part, slice_bytes // ELEMENT_BYTES // self.num_ranks)
+            if key.kind is CollectiveKind.REDUCE_SCATTER and self.sums_as_native:
+                bounds = _bounds_that_sum_alike(bounds, self.num_ranks)
         posts: list[Post] = []
         if key.kind is CollectiveKind.ALL_TO_ALL:
             posts.append(partial(_copy_own_part, self.rank, self.num_ranks, buffers))
@@ -173,6 +177,24 @@ def slice_bounds(num_elements: int, step: int) -> list[tuple[int, int]]:
     """Start and end of each slice; the last one may be shorter."""
     step = max(1, step)
     return [(start, min(start + step, num_elements)) for start in range(0, num_elements, step)]
+
+
+def _bounds_that_sum_alike(bounds: list[tuple[int, int]], num_ranks: int) -> list[tuple[int, int]]:
+    """The slices of a part if they sum it in the order of the whole, else the whole as one slice."""
+    part = bounds[-1][1]
+    sizes = {part, *(end - start for start, end in bounds)}
+    return bounds if num_ranks == 2 or all(sums_by_part(size, num_ranks) for size in sizes) else [(0, part)]
+
+
+def sums_by_part(num_elements: int, num_ranks: int) -> bool:
+    """Whether gloo's ring sums all of a rank's part of that many elements in one order, that of the rank.
+
+    The ring cuts the whole tensor into equal segments of at most 1 MiB, as many for each rank and at least two, and an
+    element's order goes by its segment. Parts of another length begin within a neighbour's segment (gloo, allreduce.cc;
+    measured with torch 2.13 on 3, 4 and 6 ranks).
+    """
+    num_segments = ceil(num_elements * num_ranks * ELEMENT_BYTES / MIB)
+    return num_elements % max(2, ceil(num_segments / num_ranks)) == 0
 
 
 def native_call(kind: CollectiveKind, buffers: Buffers) -> Handle:

@@ -3,7 +3,7 @@
 import gc
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final, cast
 
 import torch
 from torch import distributed as dist
@@ -14,7 +14,7 @@ from lagom_overlap.engines.buffers import allocate
 from lagom_overlap.engines.compute import ComputeBuilder
 from lagom_overlap.engines.gloo_group import GlooGroup
 from lagom_overlap.engines.messages import GroupMessage, Measure, Measured, RunTimes, Wrong
-from lagom_overlap.engines.overlap_run import CommStream, RankProgram, RankTimes
+from lagom_overlap.engines.overlap_run import CommStream, RankProgram, RankRunTimes
 from lagom_overlap.engines.verify import is_correct
 from lagom_overlap.timeline import Span, SpanKind
 from lagom_overlap.workload import OverlapGroup
@@ -38,7 +38,7 @@ class Control:
         """Each value's maximum over ranks."""
         tensor = torch.tensor(values, dtype=torch.float64)
         options = dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp.MAX  # type: ignore[assignment]  # the stub wants the wrapper, the binding takes both
+        options.reduceOp = cast("Any", dist.ReduceOp.MAX)  # stubs before torch 2.15 want the wrapper
         self._group.allreduce([tensor], options).wait()
         return [float(value) for value in tensor]
 
@@ -103,7 +103,7 @@ class RankSession:
             gc.enable()
         return Measured(tuple(times for times, _ in runs), _spans(ready.group, runs[-1][1]))
 
-    def _run(self, program: RankProgram, *, native: bool) -> tuple[RunTimes, RankTimes]:
+    def _run(self, program: RankProgram, *, native: bool) -> tuple[RunTimes, RankRunTimes]:
         mine = self._stream.run(program, native=native, barrier=self._control.barrier)
         makespan_s, comp_s, *comm_s = self._control.maxima(mine.as_vector())
         return RunTimes(makespan_s, comp_s, tuple(comm_s)), mine
@@ -144,7 +144,7 @@ class RankSession:
         return None
 
 
-def _spans(group: OverlapGroup, times: RankTimes) -> tuple[Span, ...]:
+def _spans(group: OverlapGroup, times: RankRunTimes) -> tuple[Span, ...]:
     computed = [
         Span(name=op.name, kind=SpanKind.COMP, stream="compute", start_s=start, end_s=end)
         for op, (start, end) in zip(group.computations, times.computations, strict=True)

@@ -2,7 +2,8 @@
 
 Spawned by a controller on this machine: stdin brings commands and its end is the controller's end, stdout carries
 replies (rank 0), anything else that is printed goes to stderr. A spawned rank dies with its parent: the kernel kills it
-(PR_SET_PDEATHSIG), and the end of stdin does where that is not enough. SIGINT is ignored: the controller decides.
+(PR_SET_PDEATHSIG), and the end of stdin does where that is not enough. SIGINT and SIGTERM are ignored: the controller
+decides.
 
 Exit codes: 0 ended on command, `PEER_LOST` when another rank or the controller went away, 1 for any other error.
 """
@@ -13,22 +14,28 @@ import gc
 import logging
 import os
 import signal
+import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from importlib import import_module
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import distributed as dist
+from torch.distributed.distributed_c10d import _get_default_group
 from torch.distributed.rendezvous import rendezvous
 
 from lagom_overlap.engines.base import Engine
+from lagom_overlap.engines.fx.commands import PlanRun, Profiled, ProfileProgram, Refused, RunPlan
 from lagom_overlap.engines.gloo_engine import GlooEngine
-from lagom_overlap.engines.gloo_group import NEVER, PrefixStore, Store, TCPStore, open_group
+from lagom_overlap.engines.gloo_group import NEVER, PrefixStore, Store, TCPStore, device_like, open_group
 from lagom_overlap.engines.gloo_rank import Control, RankSession
+from lagom_overlap.engines.interfaces import interface_to_bind
 from lagom_overlap.engines.messages import (
     PEER_LOST,
     Join,
@@ -39,8 +46,8 @@ from lagom_overlap.engines.messages import (
     decode_command,
     encode,
 )
-from lagom_overlap.engines.planned.commands import PlanRun, Profiled, ProfileProgram, Refused, RunPlan
-from lagom_overlap.engines.workers_engine import open_workers
+from lagom_overlap.engines.presence import BeatStore, Presence, exit_with
+from lagom_overlap.interrupts import SIGNALS
 
 LOOPBACK: Final = "127.0.0.1"
 MEETING_TIMEOUT: Final = timedelta(seconds=120)
@@ -98,27 +105,33 @@ def claim_stdout() -> Callable[[bytes], None]:
     return write
 
 
-def open_engine(name: str, store: Store, *, rank: int, num_ranks: int, host: str | None) -> Engine:
+def open_engine(name: str, store: Store, *, rank: int, num_ranks: int, is_one_machine: bool) -> Engine:
     """The engine that is measured: `gloo`, or `workers` where all ranks are on this machine."""
     if name == "gloo":
-        return GlooEngine(store=store, rank=rank, num_ranks=num_ranks, host=host)
-    if name == "workers" and host is not None:
-        return open_workers(store, rank=rank, num_ranks=num_ranks, host=host)
+        make_device = partial(device_like, _get_default_group())
+        return GlooEngine(store=store, rank=rank, num_ranks=num_ranks, make_device=make_device)
+    if name == "workers" and is_one_machine:
+        lab = import_module("lagom_overlap.lab.engine")  # an instrument above this layer
+        engine: Engine = lab.open_workers(store, rank=rank, num_ranks=num_ranks, host=LOOPBACK)
+        return engine
     raise ValueError(f"no engine {name!r} here")
 
 
 def open_session(
-    *, rank: int, num_ranks: int, store: Store, host: str | None, engine: str = "gloo"
+    *, rank: int, num_ranks: int, store: Store, is_one_machine: bool, engine: str = "gloo"
 ) -> tuple[RankSession, Control]:
     """Meets the other ranks: the default group (native calls), the control group, the engine."""
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
-    if host is not None:
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # the default group binds by interface
+    if interface := "lo" if is_one_machine else interface_to_bind(store):
+        os.environ["GLOO_SOCKET_IFNAME"] = interface  # what the default group binds, and all others as it does
     default_store = PrefixStore("default", store)
     dist.init_process_group("gloo", store=default_store, rank=rank, world_size=num_ranks, timeout=NEVER)
-    control = Control(open_group(PrefixStore("control", store), rank, num_ranks, host), num_ranks)
-    opened = open_engine(engine, PrefixStore("engine", store), rank=rank, num_ranks=num_ranks, host=host)
+    control_device = device_like(_get_default_group())
+    control = Control(open_group(PrefixStore("control", store), rank, num_ranks, control_device), num_ranks)
+    opened = open_engine(
+        engine, PrefixStore("engine", store), rank=rank, num_ranks=num_ranks, is_one_machine=is_one_machine
+    )
     control.barrier()
     gc.collect()
     gc.freeze()  # torch's own objects need no visit by the collection before each measurement
@@ -135,7 +148,7 @@ class ProgramSession:
     def execute(self, command: ProfileProgram | RunPlan) -> Profiled | PlanRun | Refused:
         """The answer, or why there is none."""
         if self._session is None:
-            planned = import_module("lagom_overlap.engines.planned.session")  # tracing: half a second more to import
+            planned = import_module("lagom_overlap.engines.fx.session")  # tracing: half a second more to import
             self._session = planned.PlannedSession(self._control)
         run = self._session.run if isinstance(command, RunPlan) else self._session.profile
         answer: Profiled | PlanRun | Refused = run(command)
@@ -180,10 +193,11 @@ def follow(session: RankSession, control: Control) -> None:
 def _run_spawned(rank: int, num_ranks: int, *, joined: bool, engine: str) -> None:
     lines = CommandLines()
     reply = claim_stdout()
+    presence: Presence | None = None
     if joined:
-        core, store, host = _meet_under_launcher()
+        core, store, is_one_machine, presence = _meet_under_launcher(end=exit_with(1))
     else:
-        core, host = pin_to_core(rank, num_ranks), LOOPBACK
+        core, is_one_machine = pin_to_core(rank, num_ranks), True
         if rank == 0:
             store = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False, timeout=MEETING_TIMEOUT)
             reply(encode(Listening(store.port)))
@@ -192,35 +206,64 @@ def _run_spawned(rank: int, num_ranks: int, *, joined: bool, engine: str) -> Non
             if not isinstance(command, Join):
                 raise ValueError(f"expected to be told where to join, got {command}")
             store = TCPStore(LOOPBACK, command.port, is_master=False, timeout=MEETING_TIMEOUT)
-    session, control = open_session(rank=rank, num_ranks=num_ranks, store=store, host=host, engine=engine)
-    cores = control.gather(core)
-    if rank == 0:
-        reply(encode(Ready(str(torch.__version__), cores)))
-        lead(session, control, lines.get, reply)
-    else:
-        follow(session, control)
+    with _announced(presence):
+        session, control = open_session(
+            rank=rank, num_ranks=num_ranks, store=store, is_one_machine=is_one_machine, engine=engine
+        )
+        cores = control.gather(core)
+        if rank == 0:
+            reply(encode(Ready(str(torch.__version__), cores)))
+            lead(session, control, lines.get, reply)
+        else:
+            follow(session, control)
     control.barrier()  # nobody closes a connection that another rank still reads from
 
 
-def _meet_under_launcher() -> tuple[int, Store, str | None]:
-    """This rank's core, the launcher's store, and the loopback address if all ranks are on this machine."""
-    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
-    core = pin_to_core(int(os.environ.get("LOCAL_RANK", os.environ["RANK"])), local_ranks)
-    store, _, num_ranks = next(rendezvous("env://", timeout=MEETING_TIMEOUT))
-    return core, PrefixStore("lagom", store), LOOPBACK if local_ranks == num_ranks else None
+@contextmanager
+def _announced(presence: Presence | None) -> Iterator[None]:
+    """The others, on whatever machine, hear of an error in here; on the way out they may end."""
+    try:
+        yield
+    except Exception as error:
+        if presence is not None:
+            presence.fail(f"failed: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
+        raise
+    if presence is not None:
+        presence.close()
+
+
+def _meet_under_launcher(end: Callable[[str], None]) -> tuple[int, Store, bool, Presence]:
+    """This rank's core, the launcher's store, whether all ranks are on this machine, and how the ranks hear of them."""
+    rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", num_ranks))
+    core = pin_to_core(int(os.environ.get("LOCAL_RANK", rank)), local_ranks)
+    store, _, _ = next(rendezvous("env://", timeout=MEETING_TIMEOUT))
+
+    def connect() -> BeatStore:
+        return cast("BeatStore", PrefixStore("lagom/presence", store.clone()))
+
+    presence = Presence(connect, rank=rank, num_ranks=num_ranks, end=end)
+    ours = PrefixStore("lagom", store)
+    if rank == 0:
+        ours.set("leader", socket.gethostname())
+    elif os.environ.get("LOCAL_RANK") == "0":
+        words = "%s: ranks of this machine are measured for rank 0 on %s, which writes the run folder there"
+        _log.warning(words, socket.gethostname(), ours.get("leader").decode(errors="replace"))
+    return core, ours, local_ranks == num_ranks, presence
 
 
 def run_joined() -> int:
     """The life of a rank other than 0 under torchrun, in the launched process itself; its exit code."""
+    rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     try:
-        core, store, host = _meet_under_launcher()
-        rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        session, control = open_session(rank=rank, num_ranks=num_ranks, store=store, host=host)
-        control.gather(core)
-        follow(session, control)
+        core, store, is_one_machine, presence = _meet_under_launcher(end=exit_with(PEER_LOST))
+        with _announced(presence):
+            session, control = open_session(rank=rank, num_ranks=num_ranks, store=store, is_one_machine=is_one_machine)
+            control.gather(core)
+            follow(session, control)
         control.barrier()
     except RuntimeError as error:
-        _log.error("rank %s: rank 0 or another rank went away: %s", os.environ["RANK"], error)
+        _log.error("rank %d: rank 0 or another rank went away: %s", rank, error)
         return PEER_LOST
     return 0
 
@@ -236,7 +279,8 @@ def main() -> None:
     parser.add_argument("--joined", action="store_true")
     parser.add_argument("--engine", choices=("gloo", "workers"), default="gloo")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for each in SIGNALS:  # Slurm sends SIGTERM to all processes of a step
+        signal.signal(each, signal.SIG_IGN)
     die_with_parent(arguments.parent)
     try:
         _run_spawned(arguments.rank, arguments.ranks, joined=arguments.joined, engine=arguments.engine)

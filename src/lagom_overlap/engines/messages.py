@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from lagom_overlap.collective import Collective, CommConfig
-from lagom_overlap.engines.planned.commands import PlanRun, Profiled, ProfileProgram, Refused, RunPlan
+from lagom_overlap.engines.fx.commands import PlanRun, Profiled, ProfileProgram, Refused, RunPlan
 from lagom_overlap.errors import BackendError, LagomError
 from lagom_overlap.timeline import Span
 from lagom_overlap.workload import Attention, CommOp, CompOp, Gemm, Kernel, MemoryBound, OverlapGroup, Work
@@ -35,14 +35,14 @@ class MemoryBoundWork(msgspec.Struct, frozen=True, tag="memory_bound", forbid_un
     work: MemoryBound
 
 
-class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class StepMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One computation of a group."""
 
     name: str
     work: GemmWork | AttentionWork | MemoryBoundWork
 
 
-class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CallMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One collective of a group; where it comes from in a model stays with the controller."""
 
     name: str
@@ -54,8 +54,8 @@ class GroupMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An overlap group by what has to be run; how often it occurs stays with the controller."""
 
     name: str
-    steps: tuple[Step, ...]
-    calls: tuple[Call, ...]
+    steps: tuple[StepMessage, ...]
+    calls: tuple[CallMessage, ...]
     starts_after: tuple[int, ...]
 
     @classmethod
@@ -65,8 +65,8 @@ class GroupMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Raises:
             BackendError: if it holds a `Kernel`.
         """
-        steps = tuple(Step(op.name, _work_message(group.name, op.name, op.work)) for op in group.computations)
-        calls = tuple(Call(comm.name, comm.collective, comm.communicator) for comm in group.comms)
+        steps = tuple(StepMessage(op.name, _work_message(group.name, op.name, op.work)) for op in group.computations)
+        calls = tuple(CallMessage(comm.name, comm.collective, comm.communicator) for comm in group.comms)
         return cls(group.name, steps, calls, group.starts_after)
 
     def to_group(self) -> OverlapGroup:

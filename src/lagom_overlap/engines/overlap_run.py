@@ -1,4 +1,4 @@
-"""Run a group once on this rank: computations on the calling thread, collectives beside them on one "comm stream".
+"""Run a group once on this rank: computations on the calling thread, collectives at the same time on one "comm stream".
 
 Two ways, by what the assignment says:
 
@@ -41,7 +41,7 @@ class RankProgram:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankTimes:
+class RankRunTimes:
     """One run on one rank: start and end of each computation and collective, in seconds since the run's start."""
 
     computations: tuple[tuple[float, float], ...]
@@ -81,7 +81,7 @@ class CommStream:
         self._thread = Thread(target=self._serve, name="comm-stream", daemon=True)
         self._thread.start()
 
-    def run(self, program: RankProgram, *, native: bool, barrier: Callable[[], None]) -> RankTimes:
+    def run(self, program: RankProgram, *, native: bool, barrier: Callable[[], None]) -> RankRunTimes:
         """One run, started on all ranks together by `barrier`; `native` if every collective is untouched.
 
         After an error of a collective the stream must not be used again.
@@ -98,7 +98,7 @@ class CommStream:
             self._release(program, released[index], native=native)
         calls = [self._finished() for _ in program.calls]
         finish = perf_counter()
-        return RankTimes(
+        return RankRunTimes(
             computations=tuple((start - origin, end - origin) for start, end in pairwise(marks)),
             calls=tuple((start - origin, end - origin) for start, end in calls),
             makespan_s=finish - origin,

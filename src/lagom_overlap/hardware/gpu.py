@@ -10,7 +10,9 @@ class Gpu:
     """The resources that computation and communication share.
 
     `hbm_bytes_per_s` is the bandwidth that a copy achieves, not the datasheet's peak
-    (A40: 600 of 696 GB/s); `gemm_flops` is the dense bf16 rate that a large matrix product achieves.
+    (A40: 600 of 696 GB/s); `gemm_flops` is the dense bf16 rate that a large matrix product achieves. On AMD GPUs a
+    compute unit counts as an SM and the last-level cache (Infinity Cache) as the L2; `num_xcds` are the dies among
+    which the hardware deals the workgroups of a kernel in turn. NVIDIA's GPUs are one.
     """
 
     name: str
@@ -19,9 +21,14 @@ class Gpu:
     hbm_bytes_per_s: float
     l2_bytes: int
     memory_bytes: int
+    num_xcds: int = 1
 
     def __post_init__(self) -> None:
         for field in ("num_sms", "gemm_flops", "hbm_bytes_per_s", "l2_bytes", "memory_bytes"):
             value = getattr(self, field)
             if not 0 < value < float("inf"):
                 raise JobError(f"gpu {self.name!r}: {field} is {value}, must be positive and finite")
+        if self.num_xcds < 1 or self.num_sms % self.num_xcds:
+            raise JobError(
+                f"gpu {self.name!r}: num_xcds is {self.num_xcds}, must divide num_sms, which is {self.num_sms}"
+            )

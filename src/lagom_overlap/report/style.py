@@ -7,11 +7,12 @@ backgrounds would swallow and the blue that is kept for what a run arrived at, a
 
 import html
 from math import ceil, floor, log10
-from typing import Final
-
-import plotly.graph_objects as go
+from typing import TYPE_CHECKING, Final
 
 from lagom_overlap.units import MS, US
+
+if TYPE_CHECKING:  # for the annotations: the terminal takes colours from here and must not wait for plotly
+    import plotly.graph_objects as go
 
 PALETTE: Final = ("#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#8C6BB1", "#7A5C3E", "#999933")
 """One colour per collective of a group, in order; they repeat after eight."""
@@ -75,7 +76,7 @@ def log_axis(low: float, high: float) -> dict[str, object]:
     }
 
 
-def lay_out(figure: go.Figure, height: int, **layout: object) -> go.Figure:
+def lay_out(figure: "go.Figure", height: int, **layout: object) -> "go.Figure":
     """The figure with the common layout and this one's on top."""
     figure.update_layout(
         template=None,

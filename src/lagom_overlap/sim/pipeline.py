@@ -2,8 +2,8 @@
 
 A forward of model chunk c waits for the same micro-batch's forward of chunk c - 1, a backward for that of c + 1 (the
 last chunk's backward for its own forward). Sending blocks the sender, its time is part of the slot (Megatron-LM waits
-for every point-to-point before it goes on), or takes `transfer_s` beside the sender's next slot (its interleaved
-schedule with `overlap_p2p_comm`; what the transfer takes from the products beside it is not modelled).
+for every point-to-point before it goes on), or takes `transfer_s` during the sender's next slot (its interleaved
+schedule with `overlap_p2p_comm`; what the transfer takes from the concurrent products is not modelled).
 """
 
 from collections.abc import Sequence

@@ -14,6 +14,9 @@ MAX_NAME: Final = 4096
 MAX_NS: Final = 2**62
 """Times beyond are no times; also keeps sums of two within int64."""
 
+MAX_EVENT_NS: Final = 86_400 * 10**9
+"""A day: no kernel or copy runs as long, and the sum of 100,000 of them is still within int64."""
+
 
 def join(keys: Int64, sought: Int64) -> Int64:
     """For each sought number its index among the keys, the first of equals; `UNKNOWN` where it is not among them."""
@@ -23,6 +26,11 @@ def join(keys: Int64, sought: Int64) -> Int64:
     ordered = keys[order]
     at = np.minimum(np.searchsorted(ordered, sought), len(keys) - 1)
     return np.where(ordered[at] == sought, order[at], UNKNOWN)
+
+
+def stream_name(number: int) -> str:
+    """A stream as traces of ours name it."""
+    return f"stream {number}"
 
 
 _COLUMNS: Final = (
@@ -139,9 +147,10 @@ class EventColumns:
             grid=geometry[:, :3],
             block=geometry[:, 3:],
             num_bytes=self.column("num_bytes")[order],
+            correlation=self.column("correlation")[order],
             launch_ns=launch_ns[order],
             names=tuple(self.names),
-            streams=tuple(f"stream {s}" for s in streams.tolist()),
+            streams=tuple(map(stream_name, streams.tolist())),
         )
         return events, order
 

@@ -10,6 +10,10 @@ from lagom_overlap.trace.gpu_trace import UNKNOWN
 
 _US: Final = 1000
 _PLAIN_US: Final = MAX_NS / (2 * _US)
+_MAX_US: Final = MAX_NS / _US
+_MAX_DIMS: Final = 64
+"""As many as a tensor of PyTorch has at most."""
+_MAX_RANKS: Final = 1_000_000
 MAX_GRID: Final = 2**31
 """No side of a grid or block is as long."""
 
@@ -26,7 +30,7 @@ def to_ns(value: Any) -> int | None:
             if ns / _US == value:
                 return ns
             return next((near for near in (ns - 1, ns + 1) if near / _US == value), ns)
-        if not math.isfinite(value):
+        if not abs(value) < _MAX_US:  # true for nan, too; and the product of 1e308 is infinite
             return None
         ns = round(value * _US)
     elif type(value) is int:
@@ -71,15 +75,16 @@ def to_triple(value: Any) -> tuple[int, int, int]:
 
 def to_ranks(value: Any) -> tuple[int, ...]:
     """The ranks of a process group; empty where unknown or shortened with `...`."""
-    if type(value) is list and all(type(v) is int for v in value):
-        return tuple(value)
     if type(value) is str and "..." not in value:
-        return tuple(int(part) for part in re.findall(r"\d+", value)[:1_000_000])
+        value = [to_int(part) for part in re.findall(r"\d+", value)[:_MAX_RANKS]]
+    if type(value) is list and all(type(v) is int and 0 <= v < MAX_NS for v in value):
+        return tuple(value)
     return ()
 
 
 def num_elements(dims: Any) -> int:
-    """The elements of a shape such as `[2, 1024]`; 0 where it is none."""
+    """The elements of a shape such as `[2, 1024]`; 0 where it is none, or one that no memory holds."""
     if type(dims) is list and dims and all(type(v) is int and v >= 0 for v in dims):
-        return math.prod(dims)
+        number = math.prod(dims[:_MAX_DIMS])
+        return number if number < MAX_NS and len(dims) <= _MAX_DIMS else 0
     return 0

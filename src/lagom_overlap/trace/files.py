@@ -51,7 +51,7 @@ class _Source(Protocol):
     def read(self, size: int, /) -> bytes: ...
 
 
-class Stream:
+class ByteStream:
     """Bytes of one trace, unpacked; `name` for messages, `was_cut` once the packed data ended early."""
 
     def __init__(self, source: _Source, name: str, packed_bytes: int | None, limits: Limits) -> None:
@@ -173,7 +173,7 @@ class _Prefixed(io.RawIOBase):
 class _CountedFile(io.RawIOBase):
     """What tarfile reads from: a limited stream, so that a tar of zeros is refused as any bomb."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: ByteStream) -> None:
         self._stream = stream
 
     def readable(self) -> bool:
@@ -225,7 +225,7 @@ def _is_tar(head: bytes) -> bool:
     return head[_TAR_MAGIC_AT : _TAR_MAGIC_AT + 5] == b"ustar"
 
 
-def _members(stream: Stream, path: Path, limits: Limits) -> Iterator[Stream]:
+def _members(stream: ByteStream, path: Path, limits: Limits) -> Iterator[ByteStream]:
     try:
         with tarfile.open(fileobj=_CountedFile(stream), mode="r|") as archive:
             for index, member in enumerate(archive):
@@ -239,16 +239,16 @@ def _members(stream: Stream, path: Path, limits: Limits) -> Iterator[Stream]:
                     continue
                 name = short_name(path, member.name)
                 if base.endswith(".gz"):
-                    yield Stream(_Gunzip(held), name, member.size, limits)
+                    yield ByteStream(_Gunzip(held), name, member.size, limits)
                 else:
-                    yield Stream(held, name, None, limits)
+                    yield ByteStream(held, name, None, limits)
     except tarfile.TarError as error:
         if not stream.was_cut:
             raise TraceError(f"{stream.name}: damaged tar archive: {error}") from error
 
 
 @contextmanager
-def open_streams(path: Path, limits: Limits = DEFAULT_LIMITS) -> Iterator[Iterator[Stream]]:
+def open_streams(path: Path, limits: Limits = DEFAULT_LIMITS) -> Iterator[Iterator[ByteStream]]:
     """The traces in a file: one, or one for every trace in a tar archive; read each before asking for the next.
 
     Raises:
@@ -267,8 +267,8 @@ def open_streams(path: Path, limits: Limits = DEFAULT_LIMITS) -> Iterator[Iterat
         if head.startswith(_GZIP_MAGIC):
             packed_bytes = path.stat().st_size
             unpacked = _Gunzip(file)
-            head = Stream(unpacked, name, packed_bytes, limits).read(_PEEK)
+            head = ByteStream(unpacked, name, packed_bytes, limits).read(_PEEK)
             source = _Prefixed(head, unpacked)
         _refuse_foreign(head, name)
-        stream = Stream(source, name, packed_bytes, limits)
+        stream = ByteStream(source, name, packed_bytes, limits)
         yield _members(stream, path, limits) if _is_tar(head) else iter((stream,))

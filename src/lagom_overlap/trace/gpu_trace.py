@@ -26,7 +26,12 @@ UNKNOWN: Final = -1
 """In a column of numbers: the trace does not say."""
 
 
-class Role(StrEnum):
+def seconds(length_ns: float) -> float:
+    """Nanoseconds of a trace in seconds."""
+    return length_ns / NS_PER_S
+
+
+class EventRole(StrEnum):
     """What a GPU event does; `ROLE_CODES` numbers it in columns."""
 
     COMPUTE = "compute"
@@ -34,10 +39,10 @@ class Role(StrEnum):
     MEMORY = "memory"
 
 
-ROLE_CODES: Final = {Role.COMPUTE: 0, Role.COMM: 1, Role.MEMORY: 2}
+ROLE_CODES: Final = {EventRole.COMPUTE: 0, EventRole.COMM: 1, EventRole.MEMORY: 2}
 
 
-class Reach(StrEnum):
+class KnobReach(StrEnum):
     """Which knobs of NCCL reach a collective (source: NCCL 2.30.7, enqueue.cc; see `names.reach_of`)."""
 
     TUNER = "tuner"
@@ -50,9 +55,10 @@ class GpuEvents:
     """The GPU's events in order of start; all columns have the same length.
 
     `name`, `stream` and `shape` are indices into `names`, `streams` and the trace's own shapes (`UNKNOWN` where none
-    was recorded). `role` holds `ROLE_CODES`, `memory_op` is 0 for a kernel, 1 for a copy, 2 for a set. `grid` and
-    `block` are (n, 3), zero where unknown. `launch_ns` is the start of the CPU call that launched the event, `NO_TIME`
-    where none was found.
+    was recorded). `correlation` is the host's number of the launch, which grows in the order of the host's calls
+    (`UNKNOWN` where the trace has none). `role` holds `ROLE_CODES`, `memory_op` is 0 for a kernel, 1 for a copy, 2 for
+    a set. `grid` and `block` are (n, 3), zero where unknown. `launch_ns` is the start of the CPU call that launched the
+    event, `NO_TIME` where none was found.
     """
 
     start_ns: Int64
@@ -65,6 +71,7 @@ class GpuEvents:
     grid: Int64
     block: Int64
     num_bytes: Int64
+    correlation: Int64
     launch_ns: Int64
     names: tuple[str, ...]
     streams: tuple[str, ...]
@@ -81,6 +88,7 @@ class GpuEvents:
             "grid",
             "block",
             "num_bytes",
+            "correlation",
             "launch_ns",
         ):
             if len(getattr(self, field)) != num:
@@ -91,7 +99,7 @@ class GpuEvents:
     def __len__(self) -> int:
         return len(self.start_ns)
 
-    def rows(self, role: Role) -> Int64:
+    def rows(self, role: EventRole) -> Int64:
         """The rows of one role."""
         return np.flatnonzero(self.role == ROLE_CODES[role])
 
@@ -115,7 +123,7 @@ class CommCall:
     op: str
     kind: CollectiveKind | None
     communicator: str
-    reach: Reach
+    reach: KnobReach
     duration_ns: int
     ranks: tuple[int, ...] = ()
     num_ranks: int = 0
@@ -127,7 +135,7 @@ class CommCall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class ProfilerStep:
     """One profiler step as the CPU saw it."""
 
     number: int
@@ -149,6 +157,20 @@ class MarkedEvent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StreamWait:
+    """Stream `stream` waits for what `waited_for` had been given up to correlation `recorded`.
+
+    `correlation` is the wait's own. Streams are named as in `GpuEvents.streams`. Kineto writes waits where
+    `enable_cuda_sync_events` was set.
+    """
+
+    correlation: int
+    stream: str
+    waited_for: str
+    recorded: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GpuTrace:
     """One rank's trace.
 
@@ -161,7 +183,7 @@ class GpuTrace:
     rank: int | None
     events: GpuEvents
     calls: tuple[CommCall, ...]
-    steps: tuple[Step, ...] = ()
+    steps: tuple[ProfilerStep, ...] = ()
     base_ns: int = 0
     world_size: int | None = None
     gpu_name: str = ""
@@ -169,6 +191,7 @@ class GpuTrace:
     nccl_version: str = ""
     frameworks: frozenset[str] = frozenset()
     marked: tuple[MarkedEvent, ...] = ()
+    waits: tuple[StreamWait, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
@@ -192,6 +215,7 @@ def empty_events() -> GpuEvents:
         grid=triple,
         block=triple,
         num_bytes=none,
+        correlation=none,
         launch_ns=none,
         names=(),
         streams=(),

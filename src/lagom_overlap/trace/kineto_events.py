@@ -18,17 +18,35 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from lagom_overlap.trace.chrome_events import NEARLY_US, Args, Event
-from lagom_overlap.trace.event_columns import MAX_NAME, MAX_NS, EventColumns, join, launches_of
+from lagom_overlap.trace.chrome_reader import NEARLY_US, Args, TraceEvent
+from lagom_overlap.trace.event_columns import (
+    MAX_EVENT_NS,
+    MAX_NAME,
+    MAX_NS,
+    EventColumns,
+    join,
+    launches_of,
+    stream_name,
+)
 from lagom_overlap.trace.fields import MAX_GRID, to_int, to_ns, to_triple
-from lagom_overlap.trace.gpu_trace import ROLE_CODES, UNKNOWN, Int64, MarkedEvent, Role, Step
-from lagom_overlap.trace.names import is_communication
+from lagom_overlap.trace.gpu_trace import (
+    ROLE_CODES,
+    UNKNOWN,
+    EventRole,
+    Floats,
+    Int64,
+    MarkedEvent,
+    ProfilerStep,
+    StreamWait,
+)
+from lagom_overlap.trace.names import NCCL_PREFIXES, is_communication
 from lagom_overlap.trace.usual_events import (
     CPU_TYPES,
     GPU_TYPES,
     LAUNCH_TYPES,
     OTHER_TYPES,
     PASSED_TYPES,
+    SYNC_TYPES,
     USUAL_EVENTS,
     CollectiveArgs,
     CpuEvent,
@@ -36,9 +54,11 @@ from lagom_overlap.trace.usual_events import (
     LaunchEvent,
     MarkedArgs,
     OtherEvent,
+    SyncArgs,
+    SyncEvent,
 )
 
-_CPU, _LAUNCH, _KERNEL, _COPY, _SET, _OTHER = range(6)
+_CPU, _LAUNCH, _KERNEL, _COPY, _SET, _SYNC, _OTHER = range(7)
 _GPU: Final = frozenset({_KERNEL, _COPY, _SET})
 _CATEGORIES: Final = {
     **dict.fromkeys(("cpu_op", "Operator", "user_annotation", "cpu_instant_event"), _CPU),
@@ -46,11 +66,13 @@ _CATEGORIES: Final = {
     **dict.fromkeys(("kernel", "Kernel"), _KERNEL),
     **dict.fromkeys(("gpu_memcpy", "Memcpy"), _COPY),
     **dict.fromkeys(("gpu_memset", "Memset"), _SET),
+    "cuda_sync": _SYNC,
 }
 _NO_ARGS: Final = Args()
-_TELLING: Final = ("nccl:", "record_param_comms", "ProfilerStep", "FSDP::", "DistributedDataParallel")
+_WAIT_NAME: Final = "Stream Wait Event"
+_TELLING: Final = (*NCCL_PREFIXES, "record_param_comms", "ProfilerStep", "FSDP::", "DistributedDataParallel")
 _STEP: Final = re.compile(r"ProfilerStep\s?#\s?(\d+)")
-_COMPUTE, _COMM, _MEMORY = (ROLE_CODES[role] for role in (Role.COMPUTE, Role.COMM, Role.MEMORY))
+_COMPUTE, _COMM, _MEMORY = (ROLE_CODES[role] for role in (EventRole.COMPUTE, EventRole.COMM, EventRole.MEMORY))
 _NUM_ROLES: Final = len(ROLE_CODES)
 _MAX_COMM_OP_DEPTH: Final = 8
 _NUMBERS: Final = attrgetter("device", "stream", "correlation", "external_id", "external_id_old", "bytes")
@@ -58,7 +80,7 @@ _GEOMETRY: Final = attrgetter("grid", "block")
 
 
 @dataclass(frozen=True, slots=True)
-class CommOp:
+class LaunchedComm:
     """A CPU event around the launch of a collective."""
 
     start_ns: int
@@ -77,20 +99,26 @@ def _whole(values: Iterable[int]) -> Int64 | None:
         held = np.frombuffer(array("q", values), dtype=np.int64)
     except OverflowError:
         return None
-    return None if np.any(np.abs(held) >= MAX_NS) else held
+    return held if _all_within(held, MAX_NS) else None
+
+
+def _all_within(values: Int64 | Floats, limit: float) -> bool:
+    """Whether all are numbers between -limit and limit; the least int64 has no absolute value, nan is no number."""
+    return bool(np.all((-limit < values) & (values < limit)))
 
 
 def _whole_ns(values: Sequence[int | float]) -> Int64 | None:
     """Microseconds in whole nanoseconds, as `to_ns` has them; None where only `to_ns` can tell."""
     held = np.array(values) if values else np.empty(0, dtype=np.int64)
+    limit = NEARLY_US if held.dtype == np.float64 else MAX_NS // 1000
+    if held.dtype not in (np.float64, np.int64) or not _all_within(held, limit):
+        return None
     if held.dtype == np.float64:
-        held_ns, limit = np.rint(held * 1000), NEARLY_US
+        held_ns = np.rint(held * 1000)
         near_ns = held_ns + np.sign(held - held_ns / 1000)
         held_ns = np.where(near_ns / 1000 == held, near_ns, held_ns)
     else:
-        held_ns, limit = held * 1000, MAX_NS // 1000
-    if held.dtype not in (np.float64, np.int64) or np.any(np.abs(held) >= limit):
-        return None
+        held_ns = held * 1000
     found: Int64 = held_ns.astype(np.int64, copy=False)
     return found
 
@@ -109,11 +137,12 @@ class KinetoEvents:
     shape_of: "array[int]" = field(default_factory=lambda: array("q"))
     shapes: dict[bytes, int] = field(default_factory=dict)
     threads: dict[object, int] = field(default_factory=dict)
-    comm_ops: defaultdict[int, list[CommOp]] = field(default_factory=lambda: defaultdict(list))
-    steps: dict[int, Step] = field(default_factory=dict)
+    comm_ops: defaultdict[int, list[LaunchedComm]] = field(default_factory=lambda: defaultdict(list))
+    steps: dict[int, ProfilerStep] = field(default_factory=dict)
     frameworks: set[str] = field(default_factory=set)
     dropped: Counter[str] = field(default_factory=Counter)
     marked: list[tuple[str, int, int, int]] = field(default_factory=list)
+    waits: list[StreamWait] = field(default_factory=list)
     num_events: int = 0
 
     def take_usual(self, block: bytes) -> bool:
@@ -126,11 +155,13 @@ class KinetoEvents:
         cpu: list[CpuEvent] = []
         launches: list[LaunchEvent] = []
         others: list[OtherEvent] = []
+        syncs: list[SyncEvent] = []
         append: dict[type, Callable[[Any], None]] = {
             **dict.fromkeys(GPU_TYPES, gpu.append),
             **dict.fromkeys(CPU_TYPES, cpu.append),
             **dict.fromkeys(LAUNCH_TYPES, launches.append),
             **dict.fromkeys(OTHER_TYPES, others.append),
+            **dict.fromkeys(SYNC_TYPES, syncs.append),
             **dict.fromkeys(PASSED_TYPES, _pass),
         }
         for passing in events:
@@ -146,7 +177,10 @@ class KinetoEvents:
         for event in telling:
             self._take_telling(event, event.name)
         self._take_shapes(cpu)
-        timed: Iterable[CpuEvent | LaunchEvent | OtherEvent] = chain[Any](cpu, launches, others)
+        for sync in syncs:
+            if sync.args is not None:
+                self._take_sync(sync, sync.args)
+        timed: Iterable[CpuEvent | LaunchEvent | OtherEvent] = chain[Any](cpu, launches, others, syncs)
         for passed in timed:
             if passed.args is not None and passed.args.stream is not None:
                 self._take_marked(passed, passed.args)
@@ -162,7 +196,7 @@ class KinetoEvents:
         if start_ns is None or length_ns is None or numbers is None or geometry is None:
             return None
         geometry = geometry.reshape(-1, 6)
-        if np.any(length_ns < 0) or np.any((geometry < 0) | (geometry >= MAX_GRID)):
+        if np.any((length_ns < 0) | (length_ns > MAX_EVENT_NS)) or np.any((geometry < 0) | (geometry >= MAX_GRID)):
             return None
         codes = self._codes(gpu)  # last: it keeps new names
         if codes is None:
@@ -224,12 +258,19 @@ class KinetoEvents:
         self.shape_external.extend([external for external, _ in shaped])
         self.shape_of.extend([shapes.setdefault(dims, len(shapes)) for _, dims in shaped])
 
-    def take(self, events: Sequence[Event]) -> None:
+    def take(self, events: Sequence[TraceEvent]) -> None:
         """Keeps what matters of some events."""
         self.num_events += len(events)
         kinds, takers = (
             _CATEGORIES,
-            (self._take_cpu, self._take_launch, self._take_kernel, self._take_copy, self._take_set),
+            (
+                self._take_cpu,
+                self._take_launch,
+                self._take_kernel,
+                self._take_copy,
+                self._take_set,
+                self._take_sync,
+            ),
         )
         for event in events:
             if event.ph != "X":
@@ -254,14 +295,14 @@ class KinetoEvents:
         """The launches' times."""
         return np.frombuffer(self.launches, dtype=np.int64)[1::3].copy()
 
-    def _thread(self, event: Event | CpuEvent) -> int:
+    def _thread(self, event: TraceEvent | CpuEvent) -> int:
         key = (event.pid, event.tid) if not isinstance(event.tid, list | dict) else None
         try:
             return self.threads.setdefault(key, len(self.threads))
         except TypeError:
             return UNKNOWN
 
-    def _take_marked(self, event: Event | CpuEvent | LaunchEvent | OtherEvent, args: Args | MarkedArgs) -> None:
+    def _take_marked(self, event: TraceEvent | CpuEvent | LaunchEvent | OtherEvent, args: Args | MarkedArgs) -> None:
         start_ns, length_ns = to_ns(event.ts), to_ns(event.dur)
         if to_int(args.stream) >= 0 and start_ns is not None and length_ns is not None and length_ns >= 0:
             self.marked.append((str(event.name)[:MAX_NAME], start_ns, start_ns + length_ns, to_int(args.correlation)))
@@ -278,12 +319,26 @@ class KinetoEvents:
             for (name, start, end, _), at in zip(self.marked, launch, strict=True)
         )
 
-    def _take_launch(self, event: Event, args: Args) -> None:
+    def _take_launch(self, event: TraceEvent, args: Args) -> None:
         correlation = to_int(args.correlation)
         if correlation > 0 and (start_ns := to_ns(event.ts)) is not None:
             self.launches.extend((correlation, start_ns, self._thread(event)))
 
-    def _take_cpu(self, event: Event, args: Args) -> None:
+    def _take_sync(self, event: TraceEvent | SyncEvent, args: Args | SyncArgs) -> None:
+        """A wait of a stream for an event that another one recorded; events of no stream are left out."""
+        numbers = [to_int(v) for v in (args.correlation, args.stream, args.wait_on_stream, args.wait_on_event)]
+        if event.name == _WAIT_NAME and UNKNOWN not in numbers:
+            correlation, stream, waited_for, recorded = numbers
+            self.waits.append(
+                StreamWait(
+                    correlation=correlation,
+                    stream=stream_name(stream),
+                    waited_for=stream_name(waited_for),
+                    recorded=recorded,
+                )
+            )
+
+    def _take_cpu(self, event: TraceEvent, args: Args) -> None:
         name = event.name
         if type(name) is not str:
             return
@@ -296,40 +351,40 @@ class KinetoEvents:
                 self.shape_external.append(external)
                 self.shape_of.append(self.shapes.setdefault(dims, len(self.shapes)))
 
-    def _take_kernel(self, event: Event, args: Args) -> None:
+    def _take_kernel(self, event: TraceEvent, args: Args) -> None:
         self._take_gpu(event, args, 0)
 
-    def _take_copy(self, event: Event, args: Args) -> None:
+    def _take_copy(self, event: TraceEvent, args: Args) -> None:
         self._take_gpu(event, args, 1)
 
-    def _take_set(self, event: Event, args: Args) -> None:
+    def _take_set(self, event: TraceEvent, args: Args) -> None:
         self._take_gpu(event, args, 2)
 
-    def _take_telling(self, event: Event | CpuEvent, name: str) -> None:
+    def _take_telling(self, event: TraceEvent | CpuEvent, name: str) -> None:
         """A CPU event whose name says what it is; almost none does, so the others are passed over at once."""
-        if name.startswith(("nccl:", "record_param_comms")):
+        if name.startswith((*NCCL_PREFIXES, "record_param_comms")):
             self._take_comm_op(event, name)
         elif name.startswith("ProfilerStep"):
             self._take_step(event, name)
         else:
             self.frameworks.add("FSDP" if name.startswith("FSDP::") else "DDP")
 
-    def _take_step(self, event: Event | CpuEvent, name: str) -> None:
+    def _take_step(self, event: TraceEvent | CpuEvent, name: str) -> None:
         found = _STEP.match(name)
         start_ns, length_ns = to_ns(event.ts), to_ns(event.dur)
         if found is None or start_ns is None or length_ns is None or length_ns < 0 or len(found[1]) > 15:
             return
         number = int(found[1])
         if number not in self.steps:
-            self.steps[number] = Step(number=number, start_ns=start_ns, end_ns=start_ns + length_ns)
+            self.steps[number] = ProfilerStep(number=number, start_ns=start_ns, end_ns=start_ns + length_ns)
 
-    def _take_comm_op(self, event: Event | CpuEvent, name: str) -> None:
+    def _take_comm_op(self, event: TraceEvent | CpuEvent, name: str) -> None:
         start_ns, length_ns = to_ns(event.ts), to_ns(event.dur)
         if start_ns is not None and length_ns is not None and length_ns >= 0:
-            op = CommOp(start_ns, start_ns + length_ns, name, (event.args or Args()).kept())
+            op = LaunchedComm(start_ns, start_ns + length_ns, name, (event.args or Args()).kept())
             self.comm_ops[self._thread(event)].append(op)
 
-    def _take_gpu(self, event: Event, args: Args, memory_op: int) -> None:
+    def _take_gpu(self, event: TraceEvent, args: Args, memory_op: int) -> None:
         start_ns, length_ns = to_ns(event.ts), to_ns(event.dur)
         name = (event.name if type(event.name) is str else str(event.name))[:MAX_NAME]
         if start_ns is None or length_ns is None:
@@ -337,6 +392,9 @@ class KinetoEvents:
             return
         if length_ns < 0:
             self.dropped["with a negative duration"] += 1
+            return
+        if length_ns > MAX_EVENT_NS:
+            self.dropped["with a duration of more than a day"] += 1
             return
         named = type(args.collective_name) is str and args.collective_name != ""
         role = self._role(name, memory_op)
@@ -377,7 +435,7 @@ class KinetoEvents:
         shape[known] = np.asarray(self.shape_of, dtype=np.int64)[found[known]]
         return shape
 
-    def comm_ops_around(self, call: int) -> tuple[CommOp, ...]:
+    def comm_ops_around(self, call: int) -> tuple[LaunchedComm, ...]:
         """The CPU events of collectives around a launch (its index) on its thread, the innermost first."""
         _, at_ns, thread = self.launches[3 * call : 3 * call + 3]
         ops = self.comm_ops.get(thread, [])

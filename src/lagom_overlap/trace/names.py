@@ -16,7 +16,10 @@ from functools import lru_cache
 from typing import Final
 
 from lagom_overlap.collective import CollectiveKind
-from lagom_overlap.trace.gpu_trace import Reach
+from lagom_overlap.trace.gpu_trace import KnobReach
+
+NCCL_PREFIXES: Final = ("nccl:", "nccl2:")
+"""Before the name of a CPU event around a collective: ProcessGroupNCCL's, and that of torch 2.14 on (torchcomms)."""
 
 _LIBRARY: Final = re.compile(
     r"""nccl(dev|symk\w*)?kernel | ^nccl | ncclsymk | ^rccl | ^mscclpp | ^msccl\w*kernel | mscclpp:: | ^hccl | ^oneccl
@@ -36,6 +39,7 @@ _HINTS: Final = (
 )
 """One of these stands in every name that communicates: a quick no for the thousands that do not."""
 _NCCL: Final = re.compile(r"^(void )?[nr]ccl(dev)?kernel|^[nr]ccldevkernel", re.IGNORECASE)
+_PREFIX: Final = re.compile(rf"^(?:{'|'.join(NCCL_PREFIXES)})?(?:c10d::)?(?:nccl_)?")
 _PEER_COPY: Final = re.compile(r"^Memcpy (PtoP|P2P)\b|Peer ?[Tt]o ?[Pp]eer", re.IGNORECASE)
 _WITHOUT: Final = re.compile(r"\(anonymous namespace\)::|^void |^std::enable_if.*?::type ")
 
@@ -96,7 +100,7 @@ def is_communication(kernel: str, pattern: re.Pattern[str] | None = None) -> boo
 @lru_cache(maxsize=4096)
 def kind_of(words: str) -> CollectiveKind | None:
     """The collective that a kernel's function name or NCCL's "Collective name" means; None where it is none of ours."""
-    text = words.removeprefix("nccl:").removeprefix("c10d::").removeprefix("nccl_")
+    text = _PREFIX.sub("", words)
     if any(text.strip("_").lower().startswith(other) for other in _OTHER_OPS):
         return None
     return next((kind for pattern, kind in _KINDS if pattern.search(text)), None)
@@ -108,19 +112,19 @@ def op_of(words: str) -> str:
     kind = kind_of(words)
     if kind is not None:
         return kind.value
-    text = words.removeprefix("nccl:").strip("_").lower()
+    text = _PREFIX.sub("", words).strip("_").lower()
     return next((other for other in _OTHER_OPS if text.startswith(other)), "unknown")
 
 
-def reach_of(kernel: str, kind: CollectiveKind | None) -> Reach:
+def reach_of(kernel: str, kind: CollectiveKind | None) -> KnobReach:
     """Which of NCCL's knobs reach a collective that ran as this kernel."""
     if not _NCCL.match(kernel):
-        return Reach.NONE
+        return KnobReach.NONE
     if kind in _TUNER_KINDS:
-        return Reach.TUNER
+        return KnobReach.TUNER
     if kind in (CollectiveKind.ALL_TO_ALL, CollectiveKind.SEND_RECV):
-        return Reach.P2P_CHANNELS
-    return Reach.NONE
+        return KnobReach.P2P_CHANNELS
+    return KnobReach.NONE
 
 
 def dtype_bytes(dtype: str) -> int:

@@ -20,12 +20,12 @@ import msgspec
 
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.errors import TraceError
-from lagom_overlap.trace.chrome_events import Args, Event, EventReader, Header
+from lagom_overlap.trace.chrome_reader import Args, EventReader, Header, TraceEvent
 from lagom_overlap.trace.fields import num_elements, to_int, to_ns
 from lagom_overlap.trace.files import is_sqlite, open_streams
 from lagom_overlap.trace.gpu_trace import NO_TIME, NS_PER_S, GpuTrace, short_name
 from lagom_overlap.trace.names import dtype_bytes, kind_of, whole_bytes
-from lagom_overlap.trace.reading import ReadOptions, read_file
+from lagom_overlap.trace.reader import ReadOptions, read_file
 from lagom_overlap.workload import Phase
 
 _OPERATOR: Final = frozenset({"cpu_op", "Operator"})
@@ -108,7 +108,7 @@ class _Held:
     kernel_ns: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     num_kernels: int = 0
 
-    def take(self, events: Iterable[Event]) -> None:
+    def take(self, events: Iterable[TraceEvent]) -> None:
         for event in events:
             if event.ph != "X" or type(event.name) is not str or type(event.cat) is not str:
                 continue
@@ -125,7 +125,7 @@ class _Held:
             elif event.cat in _OPERATOR or event.cat == _ANNOTATION:
                 self._keep(event, start_ns, start_ns + length_ns)
 
-    def _keep(self, event: Event, start_ns: int, end_ns: int) -> None:
+    def _keep(self, event: TraceEvent, start_ns: int, end_ns: int) -> None:
         args = event.args
         if args is not None:
             args.kept()

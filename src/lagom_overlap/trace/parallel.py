@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from lagom_overlap.errors import TraceError
+from lagom_overlap.interrupts import SIGNALS
 from lagom_overlap.trace.gpu_trace import short_name
 
 T = TypeVar("T")
@@ -47,8 +48,8 @@ def _serve(pipe: Connection, read: Callable[[Path], Iterable[object]]) -> None:
 
 @contextmanager
 def _interrupts_blocked() -> Iterator[None]:
-    """Processes started inside never see Ctrl-C."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    """Processes started inside never see Ctrl-C or SIGTERM."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
     finally:
@@ -112,7 +113,7 @@ def read_in_processes(
                         busy[worker.pipe] = worker
     finally:
         for worker in workers:
-            worker.process.terminate()
+            worker.process.kill()
             worker.pipe.close()
         for worker in workers:
             worker.process.join()

@@ -3,7 +3,7 @@
 Most of a trace is CPU operators, Python frames and flows, of which next to nothing is kept. Here the category decides
 which fields are decoded: of a flow none, of a launch its correlation and time. What does not fit (a category that is
 not known here, a text where a number belongs, metadata without a category) does not decode, and the block that holds it
-is decoded again by `chrome_events.py`, which takes anything. Both ways end in the same trace.
+is decoded again by `chrome_reader.py`, which takes anything. Both ways end in the same trace.
 """
 
 from functools import reduce
@@ -107,18 +107,32 @@ class OtherEvent(_Event, gc=False, kw_only=True):
     args: LaunchArgs | None = None
 
 
+class SyncArgs(LaunchArgs, gc=False):
+    """Of a synchronisation: the stream that is waited for, and the launch up to which."""
+
+    wait_on_stream: Any = None
+    wait_on_event: Any = msgspec.field(default=None, name="wait_on_cuda_event_record_corr_id")
+
+
+class SyncEvent(OtherEvent, gc=False, kw_only=True):
+    """A synchronisation; a wait of one stream for another names both."""
+
+    args: SyncArgs | None = None
+
+
 class _Passed(msgspec.Struct, gc=False):
     """A flow or a Python frame: nothing of it is decoded."""
 
 
-UsualEvent = GpuEvent | CpuEvent | LaunchEvent | OtherEvent | _Passed
+UsualEvent = GpuEvent | CpuEvent | LaunchEvent | OtherEvent | SyncEvent | _Passed
 _CATEGORIES: Final[dict[type[msgspec.Struct], tuple[str, ...]]] = {
     GpuEvent: ("kernel", "Kernel"),
     _Copy: ("gpu_memcpy", "Memcpy"),
     _Set: ("gpu_memset", "Memset"),
     CpuEvent: ("cpu_op", "Operator", "user_annotation"),
     LaunchEvent: ("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "Runtime", "runtime"),
-    OtherEvent: ("gpu_user_annotation", "overhead", "cuda_sync", "Trace"),
+    OtherEvent: ("gpu_user_annotation", "overhead", "Trace"),
+    SyncEvent: ("cuda_sync",),
     _Passed: ("ac2g", "async_cpu_to_gpu", "async_gpu", "fwdbwd", "forward_backward", "python_function", "Python"),
 }
 _TAGGED: Final = {
@@ -130,6 +144,7 @@ GPU_TYPES: Final = frozenset(held for held, base in _TAGGED.items() if issubclas
 CPU_TYPES: Final = frozenset(held for held, base in _TAGGED.items() if base is CpuEvent)
 LAUNCH_TYPES: Final = frozenset(held for held, base in _TAGGED.items() if base is LaunchEvent)
 OTHER_TYPES: Final = frozenset(held for held, base in _TAGGED.items() if base is OtherEvent)
+SYNC_TYPES: Final = frozenset(held for held, base in _TAGGED.items() if base is SyncEvent)
 PASSED_TYPES: Final = frozenset(held for held, base in _TAGGED.items() if base is _Passed)
 
 MarkedArgs = CpuArgs | LaunchArgs

@@ -1,13 +1,25 @@
 """What one training iteration does: operators on streams, overlap groups, named models."""
 
-from lagom_overlap.workload.fsdp import fsdp_iteration
 from lagom_overlap.workload.iteration import Buffer, Iteration
 from lagom_overlap.workload.models import TransformerModel, load_model, model_names
-from lagom_overlap.workload.ops import Attention, CommOp, CompOp, Gemm, Kernel, MemoryBound, Op, Origin, Phase, Work
+from lagom_overlap.workload.ops import (
+    Access,
+    Attention,
+    CommOp,
+    CompOp,
+    Gemm,
+    Kernel,
+    MemoryBound,
+    Op,
+    Origin,
+    Phase,
+    Work,
+)
 from lagom_overlap.workload.overlap import OverlapGroup, find_overlap_groups
 from lagom_overlap.workload.sharding import Combine, Gather, Reduce, ShardSpec, TensorUse
 
 __all__ = [
+    "Access",
     "Attention",
     "Buffer",
     "Combine",
@@ -28,7 +40,6 @@ __all__ = [
     "TransformerModel",
     "Work",
     "find_overlap_groups",
-    "fsdp_iteration",
     "load_model",
     "model_names",
 ]

@@ -44,16 +44,14 @@ class Iteration:
         for op in self.ops:
             if op.name in seen:
                 raise JobError(f"iteration {self.name!r}: operator {op.name!r} occurs twice")
-            missing = [dep for dep in op.deps if dep not in seen]
-            if missing:
-                raise JobError(f"iteration {self.name!r}: {self._why_not(op.name, missing[0])}")
+            if not seen.issuperset(op.deps):
+                missing = next(dep for dep in op.deps if dep not in seen)
+                raise JobError(f"iteration {self.name!r}: {self._why_not(op.name, missing)}")
             seen.add(op.name)
         for buffer in self.buffers:
-            unknown = [name for name in (buffer.maker, *buffer.users) if name not in seen]
-            if unknown:
-                raise JobError(
-                    f"iteration {self.name!r}: buffer {buffer.name!r} names {unknown[0]!r}, no operator of it"
-                )
+            if not seen.issuperset((buffer.maker, *buffer.users)):
+                unknown = next(name for name in (buffer.maker, *buffer.users) if name not in seen)
+                raise JobError(f"iteration {self.name!r}: buffer {buffer.name!r} names {unknown!r}, no operator of it")
 
     def _why_not(self, name: str, dep: str) -> str:
         """Why an operator cannot wait for another one that is not issued before it."""

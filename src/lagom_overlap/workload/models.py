@@ -78,7 +78,7 @@ class TransformerModel:
 
     @property
     def up_columns(self) -> int:
-        """Columns of the MLP's first product: the gate's beside the up projection's where gated."""
+        """Columns of the MLP's first product: the gate's next to the up projection's where gated."""
         return self.ffn * (2 if self.gated else 1)
 
     @property

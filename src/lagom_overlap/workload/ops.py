@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 
 from lagom_overlap.collective import Collective
 from lagom_overlap.errors import JobError
 from lagom_overlap.workload.sharding import ShardSpec
+from lagom_overlap.workload.streams import COMM, COMPUTE
 
 
 class Phase(StrEnum):
@@ -21,26 +23,39 @@ class Phase(StrEnum):
 
 def _check_positive(what: object, **fields: float) -> None:
     for name, value in fields.items():
-        if not 0 < value < float("inf"):
+        if not 0 < value < inf:
             raise JobError(f"{type(what).__name__}: {name} is {value}, must be positive and finite")
+
+
+class Access(StrEnum):
+    """How an elementwise kernel walks its memory, which decides the bandwidth it reaches.
+
+    `stream` reads and writes once in order (addition, activation, dropout, fused softmax); `reduction` reduces along
+    rows or columns of activations (gradients of biases).
+    """
+
+    STREAM = "stream"
+    REDUCTION = "reduction"
 
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """A matrix product (m x k) (k x n)."""
+    """A matrix product (m x k) (k x n), or `batch` equal ones in one kernel (experts, an attention not fused)."""
 
     m: int
     n: int
     k: int
     element_bytes: int = 2
+    batch: int = 1
 
     def __post_init__(self) -> None:
-        _check_positive(self, m=self.m, n=self.n, k=self.k, element_bytes=self.element_bytes)
+        sizes = {"m": self.m, "n": self.n, "k": self.k, "element_bytes": self.element_bytes, "batch": self.batch}
+        _check_positive(self, **sizes)
 
     @property
     def flops(self) -> float:
-        """Floating-point operations: 2 m n k."""
-        return 2.0 * self.m * self.n * self.k
+        """Floating-point operations of all of them: 2 m n k each."""
+        return 2.0 * self.m * self.n * self.k * self.batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,12 +90,20 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class MemoryBound:
-    """An elementwise or normalising operator that reads and writes `num_bytes` in all."""
+    """An elementwise or normalising operator that reads and writes `num_bytes` in all.
+
+    It is made of `num_launches` equal kernels; 0 where it is fused into the operator before it.
+    """
 
     num_bytes: int
+    access: Access = Access.STREAM
+    num_launches: int = 1
 
     def __post_init__(self) -> None:
-        _check_positive(self, num_bytes=self.num_bytes)
+        if not 0 < self.num_bytes < inf:  # the most frequent work by far: nothing is built to find that it is right
+            _check_positive(self, num_bytes=self.num_bytes)
+        if self.num_launches < 0:
+            raise JobError(f"MemoryBound: num_launches is {self.num_launches}, must not be negative")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,16 +111,21 @@ class Kernel:
     """A kernel in the terms of the Lagom paper's Eqs 5 and 6.
 
     `num_blocks` is the grid (mu), `blocks_per_sm` the resident blocks (TB), `wave_s` the time of one wave without
-    memory contention (theta), `block_bytes` the device-memory bytes of one block (D).
+    memory contention (theta), `block_bytes` the device-memory bytes of one block (D). A kernel whose resident blocks
+    fetch tiles as they go (work stealing, stream-K) has its tiles as `num_blocks`, and as `grid` the blocks that it
+    launches; without a `grid` every block is dispatched by the hardware.
     """
 
     num_blocks: int
     blocks_per_sm: int
     wave_s: float
     block_bytes: float
+    grid: int | None = None
 
     def __post_init__(self) -> None:
         _check_positive(self, num_blocks=self.num_blocks, blocks_per_sm=self.blocks_per_sm, wave_s=self.wave_s)
+        if self.grid is not None:
+            _check_positive(self, grid=self.grid)
         if not 0 <= self.block_bytes < float("inf"):
             raise JobError(f"Kernel: block_bytes is {self.block_bytes}, must be finite and not negative")
 
@@ -122,7 +150,7 @@ class Origin:
 
 
 NO_ORIGIN = Origin()
-"""Nothing known of where an operator comes from."""
+"""Nothing known about where an operator comes from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +163,7 @@ class CompOp:
 
     name: str
     work: Work
-    stream: str = "compute"
+    stream: str = COMPUTE
     deps: tuple[str, ...] = ()
     origin: Origin = NO_ORIGIN
     shards: ShardSpec | None = None
@@ -146,12 +174,12 @@ class CommOp:
     """A collective on a stream; `deps` are names of operators that it waits for, as in `CompOp`.
 
     `communicator` is the framework's description of the communicator (`"fsdp"`, `"tp"`). `shards` says along which axes
-    of its payload it can be cut, so that a computation beside it can work on the parts.
+    of its payload it can be cut, so that a concurrent computation can work on the parts.
     """
 
     name: str
     collective: Collective
-    stream: str = "comm"
+    stream: str = COMM
     communicator: str = "default"
     deps: tuple[str, ...] = ()
     origin: Origin = NO_ORIGIN

@@ -1,10 +1,11 @@
-"""Overlap groups: M computations beside N collectives between two joins (Lagom, section 3.1), the unit of tuning.
+"""Overlap groups: M computations and N collectives between two joins (Lagom, section 3.1), the unit of tuning.
 
 Departure: the paper does not say how a group is delimited. Here the computations are cut where one of them waits for a
 collective that none waited for before: a join. What lies between two joins is a window. A collective belongs to the
-window whose computations are issued next after it, because that is what it runs beside; if one of those waits for it,
-it belongs to the window before. A collective that waits for the last computation of its window runs beside nothing and
-belongs to no group.
+window whose computations are issued next after it, because that is what it overlaps; if one of those waits for it,
+it belongs to the window before. A collective that waits for the last computation of its window runs alone and
+belongs to no group. Computations on streams of their own (FSDP2's copies into a gather's buffer) are in no group: who
+waits for one waits for what it waits for.
 
 Equal windows (same works, same collectives, same starts) are one group that occurs `count` times.
 """
@@ -14,12 +15,13 @@ from dataclasses import dataclass, replace
 
 from lagom_overlap.errors import JobError
 from lagom_overlap.workload.iteration import Iteration
-from lagom_overlap.workload.ops import CommOp, CompOp
+from lagom_overlap.workload.ops import CommOp, CompOp, Op
+from lagom_overlap.workload.streams import COMPUTE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverlapGroup:
-    """Computations on one stream beside collectives on another, both in order, both started together.
+    """Computations on one stream and collectives on another, both in order, both started together.
 
     `starts_after[j]` holds collective j back until that many computations have finished (0: starts at once).
     `count` is how often the group occurs in an iteration. `occurrences[j]` lists the call sites of collective j in the
@@ -63,6 +65,25 @@ class _Window:
     computations: list[CompOp]
     comms: list[CommOp]
     joins: set[str]
+
+
+def _on_two_streams(iteration: Iteration) -> Iteration:
+    """The iteration without computations on streams of their own; their waits go to who waits for them."""
+    streams = {op.stream for op in iteration.computations}
+    if COMPUTE not in streams or len(streams) == 1:
+        return iteration
+    waits: dict[str, tuple[str, ...]] = {}
+    ops: list[Op] = []
+    last: dict[str, str] = {}
+    for op in iteration.ops:
+        named = dict.fromkeys(found for dep in op.deps for found in waits.get(dep, (dep,)))
+        if isinstance(op, CompOp) and op.stream != COMPUTE:
+            before = last.get(op.stream)
+            waits[op.name] = tuple(named) or (waits[before] if before is not None else ())
+            last[op.stream] = op.name
+        else:
+            ops.append(replace(op, deps=tuple(named)))
+    return Iteration(iteration.name, tuple(ops))
 
 
 def _windows(iteration: Iteration) -> list[_Window]:
@@ -113,6 +134,7 @@ def find_overlap_groups(iteration: Iteration) -> tuple[OverlapGroup, ...]:
 
     Operator names inside a group are those of its first occurrence.
     """
+    iteration = _on_two_streams(iteration)
     windows = _windows(iteration)
     if not windows:
         return ()

@@ -53,9 +53,8 @@ class ShardSpec:
     def __post_init__(self) -> None:
         if len(self.sizes) != len(self.combine):
             raise JobError(f"ShardSpec: {len(self.sizes)} sizes for {len(self.combine)} axes")
+        num_axes = len(self.combine)
         for use in self.inputs:
-            unknown = [axis for axis in use.axes if axis is not None and not 0 <= axis < len(self.combine)]
-            if unknown:
-                raise JobError(
-                    f"ShardSpec: input of {use.source!r} names axis {unknown[0]}, there are {len(self.combine)}"
-                )
+            for axis in use.axes:
+                if axis is not None and not 0 <= axis < num_axes:
+                    raise JobError(f"ShardSpec: input of {use.source!r} names axis {axis}, there are {num_axes}")

@@ -54,7 +54,7 @@ class Operand:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class TensorCall:
     """One operator on whole tensors; `work` is None where nothing runs (views).
 
     `sizes[axis]` is what the number of ranks along an axis must divide. `is_linear`: of inputs that are parts of a sum
@@ -91,7 +91,7 @@ class TensorProgram:
 
     name: str
     values: Mapping[str, Value]
-    calls: tuple[Call, ...]
+    calls: tuple[TensorCall, ...]
     results: tuple[str, ...] = ()
     gradients: tuple[tuple[str, str], ...] = field(default=())
 
@@ -108,7 +108,7 @@ class TensorProgram:
                     raise JobError(f"program {self.name!r}: {operand.value!r} is made twice, again by {call.name!r}")
                 known.add(operand.value)
 
-    def _check(self, call: Call, operand: Operand) -> None:
+    def _check(self, call: TensorCall, operand: Operand) -> None:
         value = self.values.get(operand.value)
         if value is None or len(value.shape) != len(operand.axes):
             raise JobError(f"program {self.name!r}: {call.name!r} names {operand.value!r}, no tensor of that rank")
@@ -130,7 +130,7 @@ class TensorProgram:
             axes = tuple(dim if size > 1 else None for dim, size in enumerate(old.shape))
             moved = 2 * state_bytes + 2 * old.num_bytes + self.values[gradient].num_bytes
             calls.append(
-                Call(
+                TensorCall(
                     name=f"update.{parameter}",
                     inputs=(Operand(parameter, axes), Operand(gradient, axes)),
                     outputs=(Operand(fresh.name, axes),),

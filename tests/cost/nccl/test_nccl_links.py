@@ -3,7 +3,9 @@
 import pytest
 
 from lagom_overlap.collective import Collective, CollectiveKind
-from lagom_overlap.cost.nccl.links import link_of, measured_seconds
+from lagom_overlap.cost.nccl.links import link_of
+from lagom_overlap.cost.nccl.machines import on_topology
+from lagom_overlap.cost.nccl.wire import wire_terms
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.units import MIB
@@ -23,14 +25,17 @@ AR = CollectiveKind.ALL_REDUCE
     ],
 )
 def test_published_times_are_met(preset: str, ranks: int, size: int, seconds: float, tolerance: float) -> None:
-    found = measured_seconds(Collective(AR, size, ranks), load_preset(preset))
+    cluster = load_preset(preset)
+    link = link_of(cluster, ranks)
+    assert link is not None
+    found = wire_terms(*on_topology(Collective(AR, size, ranks), cluster)).seconds(link)
     assert found == pytest.approx(seconds, rel=tolerance)
 
 
 def test_where_nobody_measured_there_is_no_link() -> None:
     assert link_of(load_preset("a100_dgx", 2), 16) is None
     assert link_of(load_preset("h200"), 8) is None
-    assert measured_seconds(Collective(AR, MIB, 6), load_preset("h100_dgx")) is None
+    assert link_of(load_preset("h100_dgx"), 6) is None
     with pytest.raises(JobError, match="do not fit"):
         link_of(load_preset("a100_dgx"), 9)
 

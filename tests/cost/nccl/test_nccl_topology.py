@@ -4,7 +4,7 @@ import pytest
 
 from lagom_overlap.cost.nccl import load_topology, topology_names
 from lagom_overlap.cost.nccl.search import NvswitchMachine, nvswitch_topology, pcie_topology
-from lagom_overlap.cost.nccl.topology import CpuVendor, Generation, PathType
+from lagom_overlap.cost.nccl.topology import CpuVendor, GpuGeneration, PathType
 from lagom_overlap.errors import UnknownNameError
 
 A100 = NvswitchMachine(
@@ -84,9 +84,9 @@ def test_more_nodes_keep_the_graphs_but_one_node_has_others() -> None:
 
 @pytest.mark.parametrize(
     ("capability", "generation"),
-    [(70, Generation.VOLTA), (86, Generation.AMPERE), (90, Generation.HOPPER), (103, Generation.BLACKWELL)],
+    [(70, GpuGeneration.VOLTA), (86, GpuGeneration.AMPERE), (90, GpuGeneration.HOPPER), (103, GpuGeneration.BLACKWELL)],
 )
-def test_generations_begin_at_their_capability(capability: int, generation: Generation) -> None:
+def test_generations_begin_at_their_capability(capability: int, generation: GpuGeneration) -> None:
     assert replace(load_topology("a100_dgx"), compute_capability=capability).generation is generation
 
 

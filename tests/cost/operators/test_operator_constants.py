@@ -8,7 +8,6 @@ from lagom_overlap.cost.operators import OperatorTimes, load_framework, load_ope
 from lagom_overlap.errors import UnknownNameError
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.workload import Attention, Gemm, MemoryBound
-from lagom_overlap.workload.parallel import Access, ComputeStep, Touch
 
 
 @pytest.mark.parametrize(
@@ -35,30 +34,28 @@ def test_an_unknown_framework_names_those_that_exist() -> None:
 def test_memory_bound_work_takes_its_bytes_and_a_share_where_the_framework_is_slow() -> None:
     gpu = load_preset("a100_dgx").gpu
     constants = load_operators(gpu)
-    work = Touch(MemoryBound(10**9), Access.STREAM)
+    work = MemoryBound(10**9)
     fast, slow = OperatorTimes(gpu, constants), OperatorTimes(gpu, constants, memory_efficiency=0.5)
     moving = 1e9 / constants.stream_bytes_per_s
     assert fast.seconds(work) == pytest.approx(constants.touch_s + moving)
     assert slow.seconds(work) == pytest.approx(constants.touch_s + 2 * moving)
-    step = ComputeStep("three", work, num_launches=3)
-    assert fast.step_seconds(step) == pytest.approx(3 * constants.touch_s + moving)
+    assert fast.seconds(replace(work, num_launches=3)) == pytest.approx(3 * constants.touch_s + moving)
 
 
 @pytest.mark.parametrize(
     "work",
     [
         Gemm(4096, 4096, 4096),
-        Touch(MemoryBound(10**9), Access.STREAM),
+        MemoryBound(10**9),
         Attention(batch=8, num_heads=32, seq_len=2048, head_dim=128),
     ],
 )
-def test_the_contention_model_runs_a_step_alone_in_the_same_time(work: Gemm | Touch | Attention) -> None:
+def test_the_contention_model_runs_a_step_alone_in_the_same_time(work: Gemm | MemoryBound | Attention) -> None:
     from lagom_overlap.cost import ContentionModel, load_profile
 
     cluster, profile = load_preset("a100_dgx"), load_profile("plausible")
     times = OperatorTimes(cluster.gpu, load_operators(cluster.gpu))
-    step = ComputeStep("step", work)
-    kernel = times.step_kernel(step, profile)
+    kernel = times.kernel(work, profile)
     alone = ContentionModel(cluster, profile).running_times([kernel], []).kernel_s[0]
     # Its traffic at the preset's copy bandwidth may take a little longer than the fitted time allows.
-    assert alone == pytest.approx(times.step_seconds(step), rel=0.05)
+    assert alone == pytest.approx(times.seconds(work), rel=0.05)

@@ -8,7 +8,7 @@ import pytest
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.workload.models import load_model
-from lagom_overlap.workload.parallel import ParallelLayout, Schedule
+from lagom_overlap.workload.parallel import ParallelLayout, PipelineSchedule
 from lagom_overlap.workload.parallel.layout import check_layout
 
 GOOD = ParallelLayout(tensor=8, pipeline=4, data=2, micro_batch=1, global_batch=16)
@@ -25,9 +25,11 @@ def test_the_degrees_multiply_to_gpus_and_the_batches_divide_to_micro_batches() 
         ({"tensor": 0}, "parallel.tensor is 0, must be at least 1"),
         ({"global_batch": 15}, "parallel.global_batch is 15, must be a multiple of micro_batch x data = 1 x 2 = 2"),
         ({"zero_stage": 4}, "parallel.zero_stage is 4, must be 0 to 3"),
-        ({"gradient_bytes": 3}, "parallel.gradient_bytes is 3, must be 2 or 4"),
-        ({"schedule": Schedule.INTERLEAVED}, "pipeline = 4 and chunks = 1; both must be at least 2"),
-        ({"schedule": Schedule.INTERLEAVED, "chunks": 2, "global_batch": 12}, "6 micro-batches, must be a multiple"),
+        ({"schedule": PipelineSchedule.INTERLEAVED}, "pipeline = 4 and chunks = 1; both must be at least 2"),
+        (
+            {"schedule": PipelineSchedule.INTERLEAVED, "chunks": 2, "global_batch": 12},
+            "6 micro-batches, must be a multiple",
+        ),
         ({"chunks": 2}, "parallel.chunks is 2, must be 1 unless schedule is interleaved"),
         ({"tensor": 1, "sequence_parallel": True}, "sequence_parallel needs tensor of at least 2"),
         ({"global_batch": 10**7}, "5000000 micro-batches through 4 model chunks are 20000000 forwards"),

@@ -4,27 +4,27 @@ from collections import Counter
 
 import pytest
 
-from lagom_overlap.workload.parallel import ParallelLayout, Schedule, Slot, stage_slots
+from lagom_overlap.workload.parallel import ParallelLayout, PipelineSchedule, Slot, stage_slots
 from lagom_overlap.workload.parallel.schedule import most_in_flight
 
 
-def layout(schedule: Schedule, pipeline: int, num: int, chunks: int = 1) -> ParallelLayout:
+def layout(schedule: PipelineSchedule, pipeline: int, num: int, chunks: int = 1) -> ParallelLayout:
     return ParallelLayout(pipeline=pipeline, global_batch=num, schedule=schedule, chunks=chunks)
 
 
 CASES = [
-    (Schedule.GPIPE, 4, 8, 1),
-    (Schedule.ONE_F_ONE_B, 4, 8, 1),
-    (Schedule.ONE_F_ONE_B, 4, 2, 1),
-    (Schedule.INTERLEAVED, 4, 8, 2),
-    (Schedule.INTERLEAVED, 4, 4, 3),
-    (Schedule.INTERLEAVED, 2, 6, 5),
+    (PipelineSchedule.GPIPE, 4, 8, 1),
+    (PipelineSchedule.ONE_F_ONE_B, 4, 8, 1),
+    (PipelineSchedule.ONE_F_ONE_B, 4, 2, 1),
+    (PipelineSchedule.INTERLEAVED, 4, 8, 2),
+    (PipelineSchedule.INTERLEAVED, 4, 4, 3),
+    (PipelineSchedule.INTERLEAVED, 2, 6, 5),
 ]
 
 
 @pytest.mark.parametrize(("schedule", "pipeline", "num", "chunks"), CASES)
 def test_every_stage_runs_everything_once_and_forward_before_backward(
-    schedule: Schedule, pipeline: int, num: int, chunks: int
+    schedule: PipelineSchedule, pipeline: int, num: int, chunks: int
 ) -> None:
     for rank in range(pipeline):
         slots = stage_slots(layout(schedule, pipeline, num, chunks), rank)
@@ -36,14 +36,14 @@ def test_every_stage_runs_everything_once_and_forward_before_backward(
 
 
 def test_one_f_one_b_of_the_second_of_three_stages_by_hand() -> None:
-    slots = stage_slots(layout(Schedule.ONE_F_ONE_B, 3, 4), 1)
+    slots = stage_slots(layout(PipelineSchedule.ONE_F_ONE_B, 3, 4), 1)
     words = " ".join(f"{'F' if slot.forward else 'B'}{slot.micro_batch}" for slot in slots)
     assert words == "F0 F1 B0 F2 B1 F3 B2 B3"
 
 
 def test_interleaving_takes_chunks_in_turn_every_pipeline_micro_batches() -> None:
     # Narayanan et al. (arXiv 2104.04473), Fig. 4, first device of two with two chunks: warm-up 2 (p - 1) + (v - 1) p.
-    slots = stage_slots(layout(Schedule.INTERLEAVED, 2, 4, 2), 0)
+    slots = stage_slots(layout(PipelineSchedule.INTERLEAVED, 2, 4, 2), 0)
     words = [f"{'F' if slot.forward else 'B'}{slot.micro_batch}.{slot.chunk}" for slot in slots]
     assert words[:6] == ["F0.0", "F1.0", "F0.1", "F1.1", "F2.0", "B0.1"]
 
@@ -51,12 +51,14 @@ def test_interleaving_takes_chunks_in_turn_every_pipeline_micro_batches() -> Non
 @pytest.mark.parametrize(
     ("schedule", "chunks", "rank", "held"),
     [
-        (Schedule.GPIPE, 1, 0, 16),
-        (Schedule.ONE_F_ONE_B, 1, 0, 4),
-        (Schedule.ONE_F_ONE_B, 1, 3, 1),
+        (PipelineSchedule.GPIPE, 1, 0, 16),
+        (PipelineSchedule.ONE_F_ONE_B, 1, 0, 4),
+        (PipelineSchedule.ONE_F_ONE_B, 1, 3, 1),
         # Korthikanti et al. (arXiv 2205.05198), section 4.2.3: L (1 + (p - 1) / (p v)) layers, here in chunks of L / 8.
-        (Schedule.INTERLEAVED, 2, 0, 11),
+        (PipelineSchedule.INTERLEAVED, 2, 0, 11),
     ],
 )
-def test_activations_held_are_those_of_the_papers(schedule: Schedule, chunks: int, rank: int, held: int) -> None:
+def test_activations_held_are_those_of_the_papers(
+    schedule: PipelineSchedule, chunks: int, rank: int, held: int
+) -> None:
     assert most_in_flight(stage_slots(layout(schedule, 4, 16, chunks), rank)) == held

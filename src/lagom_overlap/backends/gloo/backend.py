@@ -3,23 +3,17 @@
 import logging
 from types import MappingProxyType
 
-from lagom_overlap.backends.base import (
-    Assignment,
-    BackendRequest,
-    Failure,
-    GroupProblem,
-    Measurement,
-    Outcome,
-)
+from lagom_overlap.backends.base import BackendRequest
 from lagom_overlap.backends.gloo.footprint import check_memory
 from lagom_overlap.backends.gloo.launched import launched_local_num_ranks, launched_num_ranks
 from lagom_overlap.backends.gloo.link import EmulatedLink
 from lagom_overlap.backends.gloo.ranks import RankProcesses
-from lagom_overlap.backends.gloo.terms import GLOO, EngineTerms
+from lagom_overlap.backends.gloo.terms import GLOO, EngineLimits
 from lagom_overlap.backends.gloo.torch_extra import require_torch
 from lagom_overlap.engines.messages import GroupMessage, Measure, Measured, Wrong
 from lagom_overlap.errors import BackendError, SpaceError, WrongResultError
 from lagom_overlap.timeline import Timeline
+from lagom_overlap.tuners.problem import Assignment, Failure, GroupProblem, Measurement, Outcome
 from lagom_overlap.workload import OverlapGroup
 
 _log = logging.getLogger(__name__)
@@ -28,7 +22,7 @@ _log = logging.getLogger(__name__)
 class RankBackend:
     """Implements `Backend` on rank processes; `description` says in one line what the times were measured on."""
 
-    def __init__(self, request: BackendRequest, terms: EngineTerms = GLOO) -> None:
+    def __init__(self, request: BackendRequest, terms: EngineLimits = GLOO) -> None:
         """Starts the ranks.
 
         Raises:
@@ -72,10 +66,10 @@ class RankBackend:
         return self._ranks.pids
 
     def problem(self, group: OverlapGroup) -> GroupProblem:
-        """See `Backend`; default and baselines are the engine's (`EngineTerms`).
+        """See `Backend`; default and baselines are the engine's (`EngineLimits`).
 
         Raises:
-            BackendError: if the engine cannot run the group, or there is no memory for it beside the groups before it.
+            BackendError: if the engine cannot run the group, or there is no memory for it after the groups before it.
             SpaceError: if the job's limits are not within what the engine offers.
         """
         GroupMessage.of(group)

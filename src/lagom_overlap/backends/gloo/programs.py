@@ -1,4 +1,4 @@
-"""Programs on gloo ranks: their operators timed alone, and the program run beside its plan."""
+"""Programs on gloo ranks: their operators timed alone, and the program run against its plan."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -9,8 +9,8 @@ from lagom_overlap.backends.gloo.link import EmulatedLink
 from lagom_overlap.backends.gloo.ranks import RankProcesses
 from lagom_overlap.backends.gloo.torch_extra import require_torch
 from lagom_overlap.collective import Collective, CollectiveKind
+from lagom_overlap.engines.fx.commands import PlanRun, Profiled, ProfileProgram, Refused, RunPlan, ScriptProgram
 from lagom_overlap.engines.messages import Command
-from lagom_overlap.engines.planned.commands import PlanRun, Profiled, ProfileProgram, Program, Refused, RunPlan
 from lagom_overlap.errors import BackendError, JobError
 from lagom_overlap.workload.rewrite.steps import Rewrite
 from lagom_overlap.workload.rewrite.tables import table_of
@@ -65,7 +65,7 @@ class ProgramRanks:
             BackendError: if the machine does not fit, RankError if a rank ends.
         """
         require_torch()
-        self._program = Program(str(script.resolve()), function)
+        self._program = ScriptProgram(str(script.resolve()), function)
         self.num_ranks = num_ranks
         self._timeout_s = timeout_s
         self._link = EmulatedLink(link_bytes_per_s, num_ranks) if link_bytes_per_s is not None else None
@@ -108,14 +108,14 @@ class ProgramRanks:
         with TemporaryDirectory(prefix="lagom-") as folder:
             script = Path(folder) / "collectives.py"
             script.write_text(_script_of(collectives), encoding="utf-8")
-            program = Program(str(script), "collectives")
+            program = ScriptProgram(str(script), "collectives")
             reply = self._ask(ProfileProgram(program, repeats), "timing pieces of collectives")
         if not isinstance(reply, Profiled):
             raise BackendError(f"rank 0 said {reply}, expected times")
         return dict(zip(collectives, reply.seconds.values(), strict=True))
 
     def run(self, rewrites: Iterable[Rewrite], *, rounds: int, seed: int, graph: str) -> PlanRun:
-        """The program beside its plan; raises like `profile`, and JobError for a plan of another graph."""
+        """The program against its plan; raises like `profile`, and JobError for a plan of another graph."""
         tables = tuple(table_of(rewrite) for rewrite in rewrites)
         reply = self._ask(RunPlan(self._program, tables, rounds, seed, graph), "running the plan")
         if not isinstance(reply, PlanRun):

@@ -10,7 +10,7 @@ from lagom_overlap.engines.gloo_space import check_collective, check_config, who
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineTerms:
+class EngineLimits:
     """`name` as the rank process knows the engine; `default` what a call runs with that nobody tunes.
 
     `check_collective` raises BackendError for what cannot run, `check_config` SpaceError for what cannot be set,
@@ -34,7 +34,7 @@ def _baselines(collective: Collective, space: ConfigSpace) -> Mapping[str, CommC
     }
 
 
-GLOO = EngineTerms(
+GLOO = EngineLimits(
     name="gloo",
     default=CommConfig(),
     check_collective=check_collective,

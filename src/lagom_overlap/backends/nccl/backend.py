@@ -2,31 +2,61 @@
 
 A command can fail on one rank only (a full disk); all ranks then say so before anyone runs on, because collectives that
 some ranks never make hang.
+
+What rank 0 tells the other ranks: one JSON object, strictly typed, never pickled.
 """
 
 import contextlib
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from lagom_overlap.backends.base import (
-    Assignment,
-    BackendRequest,
-    Failure,
-    GroupProblem,
-    Measurement,
-    Outcome,
-)
-from lagom_overlap.backends.nccl.commands import MeasureNccl, StopNccl, decode, encode
+import msgspec
+
+from lagom_overlap.backends.base import BackendRequest
 from lagom_overlap.backends.nccl.session import NcclSession
 from lagom_overlap.collective import CommConfig, ConfigSpace, Subspace
 from lagom_overlap.engines.messages import GroupMessage, Measured, Wrong
-from lagom_overlap.errors import BackendError, SpaceError, WrongResultError
-from lagom_overlap.plugin import RecordedDecision
-from lagom_overlap.plugin.record_log import Flag
-from lagom_overlap.plugin.space import tuner_space
-from lagom_overlap.plugin.table_layout import KINDS as TUNER_KINDS
+from lagom_overlap.errors import BackendError, LagomError, SpaceError, WrongResultError
+from lagom_overlap.nccl_plugin import RecordedDecision
+from lagom_overlap.nccl_plugin.record_log import Flag
+from lagom_overlap.nccl_plugin.space import tuner_space
+from lagom_overlap.nccl_plugin.table_layout import KINDS as TUNER_KINDS
 from lagom_overlap.timeline import Timeline
+from lagom_overlap.tuners.problem import Assignment, Failure, GroupProblem, Measurement, Outcome
 from lagom_overlap.workload import CommOp, OverlapGroup
+
+
+class MeasureNccl(msgspec.Struct, frozen=True, tag="measure", forbid_unknown_fields=True):
+    """Run the group `repeats` times under the assignment."""
+
+    group: GroupMessage
+    assignment: tuple[CommConfig, ...]
+    repeats: int
+
+
+class StopNccl(msgspec.Struct, frozen=True, tag="stop", forbid_unknown_fields=True):
+    """End."""
+
+
+Command = MeasureNccl | StopNccl
+_DECODER: msgspec.json.Decoder[Command] = msgspec.json.Decoder(Command)
+
+
+def encode(command: Command) -> bytes:
+    """The command as bytes."""
+    return msgspec.json.encode(command)
+
+
+def decode(data: bytes) -> Command:
+    """The command in some bytes.
+
+    Raises:
+        BackendError: if it is none.
+    """
+    try:
+        return _DECODER.decode(data)
+    except (msgspec.MsgspecError, LagomError, ValueError) as error:
+        raise BackendError(f"rank 0 sent what is no command: {error}") from None
 
 
 class NcclBackend:
@@ -42,7 +72,7 @@ class NcclBackend:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What belongs beside the figures."""
+        """What belongs with the figures."""
         return (
             "Measured on one overlap at a time; the job's other kernels, its framework and its network's other users "
             "are not there.",

@@ -12,11 +12,11 @@ HEAD_START_CYCLES: Final = 4_000_000
 """What the GPU sleeps before a run, so that the host has queued everything when it begins: about 2 ms."""
 
 
-class Mark(Protocol):
+class DeviceMark(Protocol):
     """A point in a stream's order."""
 
 
-class Stream(Protocol):
+class DeviceStream(Protocol):
     """An ordered queue of work."""
 
 
@@ -27,16 +27,16 @@ class Device(Protocol):
     group_backend: str
     description: str
 
-    def new_stream(self) -> Stream:
-        """A stream of its own, beside the default one."""
+    def new_stream(self) -> DeviceStream:
+        """A stream of its own, apart from the default one."""
 
-    def use(self, stream: Stream | None) -> AbstractContextManager[object]:
+    def use(self, stream: DeviceStream | None) -> AbstractContextManager[object]:
         """Work issued inside goes to the stream; None: the default one."""
 
-    def mark(self, stream: Stream | None) -> Mark:
+    def mark(self, stream: DeviceStream | None) -> DeviceMark:
         """A mark after what the stream was given so far."""
 
-    def wait(self, stream: Stream | None, mark: Mark) -> None:
+    def wait(self, stream: DeviceStream | None, mark: DeviceMark) -> None:
         """The stream goes on only after the mark."""
 
     def head_start(self) -> None:
@@ -45,7 +45,7 @@ class Device(Protocol):
     def finish(self) -> None:
         """Returns when the device is idle."""
 
-    def seconds(self, marks: Sequence[Mark]) -> list[float]:
+    def seconds(self, marks: Sequence[DeviceMark]) -> list[float]:
         """Seconds from the first mark to each; the device is idle."""
 
 
@@ -69,21 +69,21 @@ class CudaDevice:
         version = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]  # torch's own
         self.description = f"{name}, NCCL {version}, torch {torch.__version__}"
 
-    def new_stream(self) -> Stream:
+    def new_stream(self) -> DeviceStream:
         """See `Device`."""
         return torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
-    def use(self, stream: Stream | None) -> AbstractContextManager[object]:
+    def use(self, stream: DeviceStream | None) -> AbstractContextManager[object]:
         """See `Device`."""
         return torch.cuda.stream(self._stream(stream))
 
-    def mark(self, stream: Stream | None) -> Mark:
+    def mark(self, stream: DeviceStream | None) -> DeviceMark:
         """See `Device`."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         event.record(self._stream(stream))
         return event
 
-    def wait(self, stream: Stream | None, mark: Mark) -> None:
+    def wait(self, stream: DeviceStream | None, mark: DeviceMark) -> None:
         """See `Device`."""
         assert isinstance(mark, torch.cuda.Event), "a mark of this device"
         self._stream(stream).wait_event(mark)
@@ -96,10 +96,10 @@ class CudaDevice:
         """See `Device`."""
         torch.cuda.synchronize(self.torch_device)
 
-    def seconds(self, marks: Sequence[Mark]) -> list[float]:
+    def seconds(self, marks: Sequence[DeviceMark]) -> list[float]:
         """See `Device`."""
         events = [mark for mark in marks if isinstance(mark, torch.cuda.Event)]
         return [events[0].elapsed_time(event) * 1e-3 for event in events]  # CUDA counts in milliseconds
 
-    def _stream(self, stream: Stream | None) -> torch.cuda.Stream:
+    def _stream(self, stream: DeviceStream | None) -> torch.cuda.Stream:
         return stream if isinstance(stream, torch.cuda.Stream) else torch.cuda.current_stream(self.torch_device)

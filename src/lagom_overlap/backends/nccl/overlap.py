@@ -17,7 +17,7 @@ from lagom_overlap.backends.nccl.device import Device
 from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.engines.base import Buffers
 from lagom_overlap.engines.buffers import allocate
-from lagom_overlap.engines.overlap_run import RankTimes
+from lagom_overlap.engines.overlap_run import RankRunTimes
 from lagom_overlap.errors import BackendError
 from lagom_overlap.workload import Attention, CommOp, Gemm, Kernel, MemoryBound, OverlapGroup, Work
 
@@ -36,7 +36,7 @@ _DTYPES: Final = {2: torch.bfloat16, 4: torch.float32}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Overlap:
+class NcclOverlap:
     """A group made ready: what to call, in order; `releases[i]` are the collectives that may start at computation i."""
 
     group: OverlapGroup
@@ -45,7 +45,7 @@ class Overlap:
     releases: tuple[tuple[int, ...], ...]
 
 
-def make_ready(group: OverlapGroup, device: Device) -> Overlap:
+def make_ready(group: OverlapGroup, device: Device) -> NcclOverlap:
     """Allocates everything that the group needs.
 
     Raises:
@@ -55,7 +55,7 @@ def make_ready(group: OverlapGroup, device: Device) -> Overlap:
     for index, start in enumerate(group.starts_after):
         reached = max(reached, start)
         releases[reached].append(index)
-    return Overlap(
+    return NcclOverlap(
         group=group,
         computations=tuple(_computation(op.work, device.torch_device) for op in group.computations),
         buffers=tuple(_on(device, allocate_of(op)) for op in group.comms),
@@ -64,8 +64,8 @@ def make_ready(group: OverlapGroup, device: Device) -> Overlap:
 
 
 def run_overlap(
-    overlap: Overlap, device: Device, issue: Callable[[int], None], barrier: Callable[[], None]
-) -> RankTimes:
+    overlap: NcclOverlap, device: Device, issue: Callable[[int], None], barrier: Callable[[], None]
+) -> RankRunTimes:
     """One run, started on all ranks together; `issue(j)` queues collective j on the stream in use."""
     stream = device.new_stream()
     barrier()
@@ -87,7 +87,7 @@ def run_overlap(
     num = len(computed)
     seconds = device.seconds([*computed, *begun, *ended])
     computed_s, begun_s, ended_s = seconds[:num], seconds[num : num + len(begun)], seconds[num + len(begun) :]
-    return RankTimes(
+    return RankRunTimes(
         computations=tuple(pairwise(computed_s)),
         calls=tuple(zip(begun_s, ended_s, strict=True)),
         makespan_s=max(computed_s[-1], *ended_s),

@@ -1,6 +1,7 @@
 """The ranks of the nccl backend: rank 0 leads, the others follow; each has a plug-in table and a record of its own."""
 
 import atexit
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -11,7 +12,7 @@ from lagom_overlap.backends.nccl.backend import NcclBackend, follow
 from lagom_overlap.backends.nccl.device import CudaDevice
 from lagom_overlap.backends.nccl.launched import Launched
 from lagom_overlap.backends.nccl.session import NcclSession, PluginFiles
-from lagom_overlap.plugin import installed_library
+from lagom_overlap.nccl_plugin import installed_library
 
 LEAST_TIMEOUT_S: Final = 300.0
 """How long a rank waits for the others: NCCL's first collective on many nodes alone may take a minute."""
@@ -44,6 +45,12 @@ def follow_rank_0(launched: Launched) -> None:
 def _session(device: CudaDevice, launched: Launched, timeout_s: float) -> NcclSession:
     library = installed_library()
     folder = Path(tempfile.mkdtemp(prefix=f"lagom-nccl-{launched.rank}-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    atexit.register(_remove, folder, os.getpid())
     files = PluginFiles(library=library, table=folder / "table.bin", record=folder / "record.bin")
     return NcclSession(device, files, rank=launched.rank, num_ranks=launched.num_ranks, timeout_s=timeout_s)
+
+
+def _remove(folder: Path, pid: int) -> None:
+    """At exit, but not of a forked child: the folder is its parent's."""
+    if os.getpid() == pid:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -16,15 +16,15 @@ import torch
 from torch import distributed as dist
 
 from lagom_overlap.backends.nccl.device import Device
-from lagom_overlap.backends.nccl.overlap import Overlap, issue_collective, make_ready, run_overlap
+from lagom_overlap.backends.nccl.overlap import NcclOverlap, issue_collective, make_ready, run_overlap
 from lagom_overlap.collective import Collective, CommConfig, CommunicatorId, ConfigKey, ConfigTable
 from lagom_overlap.engines.buffers import clear, expected, fill
 from lagom_overlap.engines.gloo_group import GlooGroup
 from lagom_overlap.engines.gloo_rank import Control
 from lagom_overlap.engines.messages import Measured, RunTimes, Wrong
-from lagom_overlap.engines.overlap_run import RankTimes
+from lagom_overlap.engines.overlap_run import RankRunTimes
 from lagom_overlap.errors import BackendError, LagomError, SpaceError
-from lagom_overlap.plugin import (
+from lagom_overlap.nccl_plugin import (
     ProcessCommunicator,
     RecordedDecision,
     RecordRing,
@@ -32,8 +32,8 @@ from lagom_overlap.plugin import (
     encode_table,
     write_table,
 )
-from lagom_overlap.plugin.record_log import Flag
-from lagom_overlap.plugin.table_layout import KINDS as TUNER_KINDS
+from lagom_overlap.nccl_plugin.record_log import Flag
+from lagom_overlap.nccl_plugin.table_layout import KINDS as TUNER_KINDS
 from lagom_overlap.timeline import Span, SpanKind
 from lagom_overlap.workload import CommOp, OverlapGroup
 
@@ -60,7 +60,7 @@ class PluginFiles:
 
 @dataclass(slots=True)
 class _Ready:
-    overlap: Overlap
+    overlap: NcclOverlap
     keys: tuple[ConfigKey, ...]
     warm: set[tuple[CommConfig, ...]] = field(default_factory=set)
 
@@ -165,9 +165,10 @@ class NcclSession:
 
     def _open(self, communicator: str) -> dist.ProcessGroup:
         """A process group whose communicator is made now, so that the order is the same on all ranks."""
-        made: dist.ProcessGroup = dist.new_group(
+        group = dist.new_group(
             backend=self._device.group_backend, timeout=self._timeout, group_desc=f"lagom_{communicator}"
         )
+        made = cast("dist.ProcessGroup", group)  # every rank is in it
         dist.all_reduce(torch.zeros(1, device=self._device.torch_device), group=made)
         self._device.finish()
         return made
@@ -218,7 +219,7 @@ class NcclSession:
             self._checked.add((op.collective, assignment[place]))
         return None
 
-    def _run(self, ready: _Ready) -> tuple[RunTimes, RankTimes]:
+    def _run(self, ready: _Ready) -> tuple[RunTimes, RankRunTimes]:
         self._plugin.step()
         mine = run_overlap(ready.overlap, self._device, lambda place: self._issue(ready, place), self.control.barrier)
         makespan_s, comp_s, *comm_s = self.control.maxima(mine.as_vector())
@@ -231,7 +232,7 @@ class NcclSession:
             self._after_issue(op)
 
 
-def _spans(group: OverlapGroup, times: RankTimes) -> tuple[Span, ...]:
+def _spans(group: OverlapGroup, times: RankRunTimes) -> tuple[Span, ...]:
     computed = [
         Span(name=op.name, kind=SpanKind.COMP, stream="compute", start_s=start, end_s=end)
         for op, (start, end) in zip(group.computations, times.computations, strict=True)

@@ -52,7 +52,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class NcclChoice:
     """What NCCL runs, with every knob set, and the time that its model expects."""
 
     config: CommConfig
@@ -92,14 +92,15 @@ def _table(kind: CollectiveKind, topology: Topology, constants: Constants) -> tu
     return tuple(found)
 
 
-def choose(collective: Collective, topology: Topology, constants: Constants | None = None) -> Choice:
+def choose(collective: Collective, topology: Topology, constants: Constants | None = None) -> NcclChoice:
     """NCCL's default for a collective on a topology.
 
     Raises:
         ValueError: if the collective is point-to-point or its ranks are not the topology's.
     """
     best = min(candidates(collective, topology, constants), key=lambda candidate: candidate.seconds)
-    channels, threads = channels_and_threads(collective.num_bytes, best.algorithm, best.protocol, topology)
+    release = (constants or load_constants()).release
+    channels, threads = channels_and_threads(collective.num_bytes, best.algorithm, best.protocol, topology, release)
     config = CommConfig(
         algorithm=best.algorithm,
         protocol=best.protocol,
@@ -107,34 +108,41 @@ def choose(collective: Collective, topology: Topology, constants: Constants | No
         num_threads=threads,
         chunk_bytes=default_chunk_bytes(collective, best.algorithm, best.protocol, channels, topology),
     )
-    return Choice(config, best.seconds)
+    return NcclChoice(config, best.seconds)
 
 
 def channels_and_threads(
-    num_bytes: int, algorithm: Algorithm, protocol: Protocol, topology: Topology
+    num_bytes: int, algorithm: Algorithm, protocol: Protocol, topology: Topology, release: int = 23007
 ) -> tuple[int, int]:
     """NCCL's channels and threads for a size under an algorithm and protocol (enqueue.cc)."""
     if algorithm in (Algorithm.NVLS, Algorithm.NVLS_TREE):
         return topology.num_nvls_channels, MAX_THREADS
-    threads = most = _max_threads(algorithm, protocol, topology)
-    per_thread = 64 if protocol is Protocol.SIMPLE else 8
-    if protocol is Protocol.LL and algorithm is Algorithm.RING:
-        per_thread *= topology.num_ranks
+    threads = most = max_threads(algorithm, protocol, topology, release)
+    per_thread = thread_threshold_bytes(algorithm, protocol, topology.num_ranks)
     channels = min(topology.num_channels, max(1, num_bytes // (most * per_thread)))
     while num_bytes < channels * threads * per_thread and threads % 128 == 0:
         threads //= 2
-    if algorithm is not Algorithm.RING:
+    if algorithm is not Algorithm.RING and release >= 22200:
         return channels, MAX_THREADS
-    if protocol is Protocol.SIMPLE:
+    if protocol is Protocol.SIMPLE and algorithm is Algorithm.TREE:
+        threads += 4 * WARP
+    elif protocol is Protocol.SIMPLE:
         threads += WARP
     return channels, max(threads, 3 * WARP)
 
 
-def _max_threads(algorithm: Algorithm, protocol: Protocol, topology: Topology) -> int:
+def thread_threshold_bytes(algorithm: Algorithm, protocol: Protocol, num_ranks: int) -> int:
+    """Bytes per thread below which channels, then threads, are given up."""
+    per_thread = 64 if protocol is Protocol.SIMPLE else 8
+    return per_thread * num_ranks if protocol is Protocol.LL and algorithm is Algorithm.RING else per_thread
+
+
+def max_threads(algorithm: Algorithm, protocol: Protocol, topology: Topology, release: int = 23007) -> int:
+    """The most threads of a channel; slow Simple rings have fewer before 2.31."""
     if protocol is Protocol.LL128:
         return MAX_THREADS
     ring = topology.ring
-    slow = ring.intra_bytes_per_s * ring.num_channels <= SLOW_RING_BYTES_PER_S
+    slow = ring.intra_bytes_per_s * ring.num_channels <= SLOW_RING_BYTES_PER_S and release < 23100
     return 256 if slow and algorithm is Algorithm.RING and protocol is Protocol.SIMPLE else 512
 
 

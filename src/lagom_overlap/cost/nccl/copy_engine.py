@@ -25,7 +25,7 @@ def copy_engine_available(kind: CollectiveKind, topology: Topology) -> bool:
     return kind in _COPYABLE and topology.num_nodes == 1 and topology.ring.intra_type is PathType.NVL
 
 
-def copy_engine_terms(collective: Collective, topology: Topology) -> WireTerms:
+def copy_engine_limits(collective: Collective, topology: Topology) -> WireTerms:
     """The terms of a collective on copy engines.
 
     Raises:

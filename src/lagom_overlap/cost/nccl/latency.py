@@ -1,6 +1,6 @@
 """The latency that NCCL's tuning model expects of a collective: a base and its hops.
 
-Source: NCCL 2.30.7, src/graph/tuning.cc. Departure: POWER hosts, for which one entry differs, are left out.
+Source: NCCL's src/graph/tuning.cc, 2.18.3 to 2.30.7. Departure: POWER hosts, for which one entry differs, are left out.
 """
 
 from lagom_overlap.collective import Algorithm, CollectiveKind, Protocol
@@ -31,7 +31,8 @@ def latency_s(
     num_nodes, simple = topology.num_nodes, protocol is Protocol.SIMPLE
     base = constants.base_s(algorithm, protocol)
     intra = constants.hop_s(intra_link(graph), algorithm, protocol)
-    network = Algorithm.TREE if topology.ranks_per_node == 1 else algorithm
+    exposed = topology.ranks_per_node == 1 and 22300 <= constants.release < 23100
+    network = Algorithm.TREE if exposed else algorithm
     inter = constants.hop_s(LinkKind.NETWORK, network, protocol) + (2 if simple else 1) * graph.inter_latency_s
     doublings = num_nodes.bit_length() - 1
     match algorithm:
@@ -40,9 +41,11 @@ def latency_s(
         case Algorithm.TREE:
             return base + 2 * ((topology.ranks_per_node - 1) * intra + doublings * inter)
         case Algorithm.NVLS:
-            return intra + (inter if num_nodes > 1 else 0.0)
+            old_base = base if constants.release < 21900 else 0.0
+            return old_base + intra + (inter if num_nodes > 1 else 0.0)
         case Algorithm.NVLS_TREE:
-            return base + intra + 2 * doublings * inter
+            times = num_nodes - 1 if constants.release < 21900 else doublings
+            return base + intra + 2 * times * inter
         case _:  # PAT: logarithmic in the network, with a linear part that NCCL hopes to remove
             return base + doublings * inter / 3.5 + topology.num_ranks * 2.8e-6
 
@@ -61,5 +64,8 @@ def _ring_hops_s(
     if num_nodes == 1:
         return steps * intra
     overhead = constants.network_overhead_s[topology.cpu_vendor] * (3 if simple else 1)
-    between = (2 if kind is CollectiveKind.ALL_REDUCE else 1) * (num_nodes - 1)
+    if kind is not CollectiveKind.ALL_REDUCE:
+        between = num_nodes - 1
+    else:  # one hop too many on each way before 2.23
+        between = 2 * (num_nodes - 1 if constants.release >= 22300 else num_nodes)
     return (steps - between) * max(intra, overhead) + between * inter

@@ -8,9 +8,7 @@ from typing import Final
 
 import msgspec
 
-from lagom_overlap.collective import Collective
-from lagom_overlap.cost.nccl.machines import on_topology
-from lagom_overlap.cost.nccl.wire import FittedLink, wire_terms
+from lagom_overlap.cost.nccl.wire import FittedLink
 from lagom_overlap.hardware import Cluster, LinkKind
 
 _AGREEMENT: Final = (0.75, 2.0)
@@ -34,7 +32,7 @@ def _entries() -> dict[tuple[str, int], FittedLink]:
 
 @lru_cache(maxsize=256)
 def link_of(cluster: Cluster, num_ranks: int, num_nodes: int | None = None) -> FittedLink | None:
-    """The measured link of so many ranks on one node of such GPUs, or None where nobody measured it.
+    """The measured link of that many ranks on one node of such GPUs, or None where nobody measured it.
 
     The machines measured are those of the file's sources: eight A40 in bridged pairs, DGX A100 and H100. A measurement
     refines what a cluster says of its wires and does not contradict it: where the kind is another, or the bandwidth
@@ -51,15 +49,3 @@ def link_of(cluster: Cluster, num_ranks: int, num_nodes: int | None = None) -> F
         if name.startswith(gpu) and ranks == num_ranks and _AGREEMENT[0] <= ratio <= _AGREEMENT[1]:
             return link
     return None
-
-
-def measured_seconds(collective: Collective, cluster: Cluster) -> float | None:
-    """The time of a collective untouched, alone, on a cluster whose link was measured; else None.
-
-    Fitted on all-reduces; for other collectives it is a prediction.
-
-    Raises:
-        JobError: if the cluster has fewer GPUs than the collective has ranks.
-    """
-    link = link_of(cluster, collective.num_ranks, collective.num_nodes)
-    return None if link is None else wire_terms(*on_topology(collective, cluster)).seconds(link)

@@ -1,4 +1,4 @@
-"""From a cluster preset to NCCL's graphs: which topology a collective on so many of its ranks sees.
+"""From a cluster preset to NCCL's graphs: which topology a collective on that many of its ranks sees.
 
 GPUs behind an NVSwitch get derived graphs (`search.py`), bridged A40 the presets of `topologies.toml`, anything else
 one ring at its own link's speed. Departures: ranks that do not fill their nodes evenly are taken as if they did; the
@@ -15,7 +15,7 @@ from importlib import resources
 import msgspec
 
 from lagom_overlap.collective import Collective
-from lagom_overlap.cost.nccl.choice import POINT_TO_POINT, Choice, choose
+from lagom_overlap.cost.nccl.choice import POINT_TO_POINT, NcclChoice, choose
 from lagom_overlap.cost.nccl.point_to_point import choose_point_to_point
 from lagom_overlap.cost.nccl.search import NvswitchMachine, nvswitch_topology, pcie_topology
 from lagom_overlap.cost.nccl.topology import CpuVendor, PathType, Topology, load_topology
@@ -90,7 +90,7 @@ def on_topology(collective: Collective, cluster: Cluster) -> tuple[Collective, T
 
 
 @lru_cache(maxsize=4096)
-def default_choice(collective: Collective, cluster: Cluster) -> Choice:
+def default_choice(collective: Collective, cluster: Cluster) -> NcclChoice:
     """What NCCL does untouched for a collective on a cluster, every knob set, and the time that its model expects.
 
     Raises:

@@ -13,7 +13,7 @@ from typing import Final
 
 from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, CommConfig, Protocol
 from lagom_overlap.collective.slices import STEP_BYTES
-from lagom_overlap.cost.nccl.choice import MAX_THREADS, POINT_TO_POINT, Choice
+from lagom_overlap.cost.nccl.choice import MAX_THREADS, POINT_TO_POINT, NcclChoice
 from lagom_overlap.cost.nccl.chunk import LL_CHUNK_BYTES
 from lagom_overlap.cost.nccl.constants import load_constants
 from lagom_overlap.cost.nccl.latency import intra_link
@@ -30,9 +30,14 @@ _NVLINK_BYTES_PER_S: Final = ((100, 40.1e9), (90, 20.6e9), (86, 12.0e9), (80, 20
 """topo.h: one NVLink, by least compute capability; 8.6 has its own, slower one."""
 
 
+def point_to_point_channels(topology: Topology) -> int:
+    """Channels of a communicator for sends and receives: those of its collectives, rounded up to a power of two."""
+    return _power_of_two(topology.num_channels)
+
+
 def channels_per_peer(topology: Topology) -> int:
     """Channels that NCCL sets up towards each peer: the least over all peers, a power of two."""
-    ring, pool = topology.ring, _power_of_two(topology.num_channels)
+    ring, pool = topology.ring, point_to_point_channels(topology)
     if ring.intra_type in (PathType.NVL, PathType.NVB):
         total = ring.num_channels * ring.intra_bytes_per_s
         link = next(speed for least, speed in _NVLINK_BYTES_PER_S if topology.compute_capability >= least)
@@ -50,7 +55,7 @@ def channels_per_peer(topology: Topology) -> int:
     return channels
 
 
-def choose_point_to_point(collective: Collective, topology: Topology) -> Choice:
+def choose_point_to_point(collective: Collective, topology: Topology) -> NcclChoice:
     """NCCL's default for a send and receive or an all-to-all, and our time for it on NCCL's believed bandwidths.
 
     `num_channels` is that of the kernel: an all-to-all runs a batch of peers at once, on channels of their own.
@@ -59,7 +64,7 @@ def choose_point_to_point(collective: Collective, topology: Topology) -> Choice:
         ValueError: if the collective is of another kind or its ranks are more than the topology's.
     """
     _check(collective, topology)
-    pool, most = _power_of_two(topology.num_channels), channels_per_peer(topology)
+    pool, most = point_to_point_channels(topology), channels_per_peer(topology)
     all_to_all = collective.kind is CollectiveKind.ALL_TO_ALL
     part = collective.num_bytes // collective.num_ranks if all_to_all else collective.num_bytes
     nvlink, one_node = topology.ring.intra_type <= PathType.NVB, topology.num_nodes == 1
@@ -77,7 +82,7 @@ def choose_point_to_point(collective: Collective, topology: Topology) -> Choice:
         chunk_bytes=LL_CHUNK_BYTES if protocol is Protocol.LL else chunk,
     )
     latency, wire = point_to_point_terms(collective, protocol, topology)
-    return Choice(config, latency + wire / _bus_bytes_per_s(topology))
+    return NcclChoice(config, latency + wire / _bus_bytes_per_s(topology))
 
 
 def point_to_point_terms(collective: Collective, protocol: Protocol, topology: Topology) -> tuple[float, float]:

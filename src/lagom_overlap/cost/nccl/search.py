@@ -86,7 +86,7 @@ def nvswitch_topology(machine: NvswitchMachine, num_ranks: int, num_nodes: int) 
         ring=ring,
         tree=tree,
         nvls=_nvls(machine, local, num_nodes),
-        fallback_tree=num_nodes > 1 and machine.compute_capability >= 90,
+        fallback_tree=num_nodes > 1 and _settles_for_plain_tree(machine.compute_capability, local, tree),
     )
 
 
@@ -152,6 +152,11 @@ def _several_nodes(machine: NvswitchMachine, local: int) -> tuple[Graph, Graph]:
         inside = faster
     tree_inside = speed if local == 1 else inside
     return _graph(count, speed, speed, path=machine.nic_path), _graph(count, tree_inside, speed, path=machine.nic_path)
+
+
+def _settles_for_plain_tree(capability: int, local: int, tree: Graph) -> bool:
+    """One GPU per node has no other tree; since Hopper the plain one also wins where a balanced one is no faster."""
+    return local == 1 or (capability >= 90 and tree.intra_bytes_per_s <= tree.inter_bytes_per_s)
 
 
 def _nvls(machine: NvswitchMachine, local: int, num_nodes: int) -> Graph | None:

@@ -22,7 +22,7 @@ WIDE_CHANNEL_BYTES_PER_S: Final = 45e9
 """connect.cc: above it, GPUs since Hopper on several nodes get four compute channels per search channel."""
 
 
-class Generation(StrEnum):
+class GpuGeneration(StrEnum):
     """GPU generations that NCCL's tables tell apart."""
 
     VOLTA = "volta"
@@ -116,12 +116,16 @@ class Topology:
         return self.num_ranks // self.num_nodes
 
     @property
-    def generation(self) -> Generation:
+    def generation(self) -> GpuGeneration:
         """The row of NCCL's tables."""
-        for least, generation in ((100, Generation.BLACKWELL), (90, Generation.HOPPER), (80, Generation.AMPERE)):
+        for least, generation in (
+            (100, GpuGeneration.BLACKWELL),
+            (90, GpuGeneration.HOPPER),
+            (80, GpuGeneration.AMPERE),
+        ):
             if self.compute_capability >= least:
                 return generation
-        return Generation.VOLTA
+        return GpuGeneration.VOLTA
 
     @property
     def num_channels(self) -> int:

@@ -39,7 +39,7 @@ from lagom_overlap.cost.nccl.chunk import nvls_chunk_bytes
 from lagom_overlap.cost.nccl.constants import Constants, load_constants
 from lagom_overlap.cost.nccl.latency import latency_s
 from lagom_overlap.cost.nccl.point_to_point import choose_point_to_point, point_to_point_terms
-from lagom_overlap.cost.nccl.topology import Generation, Topology
+from lagom_overlap.cost.nccl.topology import GpuGeneration, Topology
 
 _TREE_SHARE: Final = 0.92
 _NCCL_LL128_SHARE: Final = 0.92
@@ -80,7 +80,7 @@ class _Nvls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _WireConstants:
-    ll128_share: Mapping[Generation, float]
+    ll128_share: Mapping[GpuGeneration, float]
     nvls: _Nvls
 
 

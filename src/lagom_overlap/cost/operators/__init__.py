@@ -1,4 +1,4 @@
-"""How long single operators take alone: matrix products, attention, memory-bound kernels, collectives of a layout."""
+"""How long single operators take alone: matrix products, attention, memory-bound kernels."""
 
 from lagom_overlap.cost.operators.constants import (
     FrameworkConstants,
@@ -7,14 +7,10 @@ from lagom_overlap.cost.operators.constants import (
     load_operators,
     operators_of_preset,
 )
-from lagom_overlap.cost.operators.links import GroupLinks, GroupTerms, LinkConstants
 from lagom_overlap.cost.operators.times import OperatorTimes
 
 __all__ = [
     "FrameworkConstants",
-    "GroupLinks",
-    "GroupTerms",
-    "LinkConstants",
     "OperatorConstants",
     "OperatorTimes",
     "load_framework",

@@ -11,7 +11,6 @@ from typing import Any, Final
 import msgspec
 
 from lagom_overlap.cost.operators.gemm import GemmConstants
-from lagom_overlap.cost.operators.links import LinkConstants
 from lagom_overlap.errors import JobError, UnknownNameError
 from lagom_overlap.hardware import Gpu, read_preset_file
 
@@ -40,7 +39,6 @@ class OperatorConstants:
     touch_s: float
     attention_flops: float
     peak_flops: float
-    links: LinkConstants
     attention_rows: int = 128
 
     def __post_init__(self) -> None:
@@ -58,9 +56,8 @@ class FrameworkConstants:
 
     The host needs `launch_s` to issue one kernel; a pass that the GPU finishes earlier takes the host's time, blended
     by `launch_norm` (p of a p-norm). `memory_efficiency` is what the framework's memory-bound kernels reach of the
-    GPU's bandwidths. `optimizer_bytes` is the memory traffic per parameter of the optimizer step,
-    `gradient_pass_bytes` that of unscaling, checking and clipping. `data_bytes_per_s` limits what the framework's
-    data-parallel collectives reach between nodes, where it is not the wire (0: the wire).
+    GPU's bandwidths. `data_bytes_per_s` limits what the framework's data-parallel collectives reach between nodes,
+    where it is not the wire (0: the wire).
     """
 
     name: str
@@ -68,12 +65,10 @@ class FrameworkConstants:
     launch_s: float
     launch_norm: float
     memory_efficiency: float
-    optimizer_bytes: float
-    gradient_pass_bytes: float
     data_bytes_per_s: float
 
     def __post_init__(self) -> None:
-        for field in ("launch_s", "optimizer_bytes", "gradient_pass_bytes", "data_bytes_per_s"):
+        for field in ("launch_s", "data_bytes_per_s"):
             value = getattr(self, field)
             if not 0 <= value < float("inf"):
                 raise ValueError(f"framework {self.name!r}: {field} is {value}, must be finite and not negative")

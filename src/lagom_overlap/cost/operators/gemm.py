@@ -13,6 +13,9 @@ The grid is that of the fastest tile. Its memory traffic, which the contention m
 counts the reloads of each wave's super-tile of lambda a b elements: 2 sqrt(lambda a b) k per wave, at least every
 operand once, and the result once.
 
+hipBLASLt on AMD's GPUs has tiles of 256 rows and many widths (`wide_tiles`): its grid is not that of the fastest tile
+above, and whole waves of it are what a product loses next to RCCL.
+
 Fitted: rates of three classes of tile, t0, t_split, B, p, q, L2 share and speedup; which rows, in the data file.
 """
 
@@ -25,6 +28,17 @@ TILES: Final = ((128, 128), (128, 64), (64, 128), (64, 64))
 """Larger tiles were never the fastest in the fit: what they gain in rate they lose in whole waves."""
 _RATE_OF_TILE: Final = (0, 1, 1, 2)
 SPLITS: Final = (1, 2, 3, 4, 6, 8)
+
+
+WIDE_ROWS: Final = 256
+WIDE_WIDTHS: Final = (128, 160, 176, 192, 224, 256)
+"""Widths of hipBLASLt's tiles, from numbers of tiles that tritonBLAS's documents print (2026)."""
+
+
+def wide_tiles(m: int, n: int, num_sms: int) -> int:
+    """Tiles of 256 rows, of the width that needs the least waves times width; of equals the widest."""
+    counts = ((width, ceil(m / WIDE_ROWS) * ceil(n / width)) for width in WIDE_WIDTHS)
+    return min(counts, key=lambda found: (ceil(found[1] / num_sms) * found[0], -found[0]))[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

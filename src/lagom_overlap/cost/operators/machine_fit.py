@@ -18,7 +18,6 @@ import numpy as np
 from lagom_overlap.cost.fit import Constant, FittedConstant, fit_constants
 from lagom_overlap.cost.operators.constants import OperatorConstants
 from lagom_overlap.cost.operators.gemm import GemmConstants
-from lagom_overlap.cost.operators.links import LinkConstants
 from lagom_overlap.cost.operators.times import OperatorTimes
 from lagom_overlap.hardware import Gpu
 from lagom_overlap.units import GB_PER_S, US
@@ -70,7 +69,7 @@ class MachineFit:
 
 
 def chunk_of(work: MachineWork, pieces: int) -> MachineWork | None:
-    """One of so many equal pieces: rows of a product, heads of an attention, bytes; None where it does not divide."""
+    """One of that many equal pieces: rows of a product, heads of an attention, bytes; None where it does not divide."""
     match work:
         case Gemm():
             return None if work.m % pieces else replace(work, m=work.m // pieces)
@@ -119,7 +118,6 @@ def _build(name: str, values: dict[str, float]) -> OperatorConstants:
         attention_flops=2.0 * values["attention_flops"],
         peak_flops=2.0 * values["gemm_flops"],
         attention_rows=_ATTENTION_ROWS,
-        links=LinkConstants(base_s=50 * US, hop_s=0.0, network_hop_s=0.0, intra_efficiency=1.0, inter_efficiency=1.0),
     )
 
 

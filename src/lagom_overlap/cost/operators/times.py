@@ -13,21 +13,19 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Final
 
-from lagom_overlap.cost.kernels import kernel_of_time
+from lagom_overlap.cost.kernels import kernel_of_time, product_of_time
 from lagom_overlap.cost.operators.constants import OperatorConstants
-from lagom_overlap.cost.operators.gemm import GemmTime, gemm_time
+from lagom_overlap.cost.operators.gemm import GemmTime, gemm_time, wide_tiles
 from lagom_overlap.cost.profile import Profile
 from lagom_overlap.hardware import Gpu
-from lagom_overlap.workload import Attention, Gemm, Kernel, MemoryBound
-from lagom_overlap.workload.parallel import Access, BatchedGemm, ComputeStep, Touch
-from lagom_overlap.workload.parallel.steps import StepWork
+from lagom_overlap.workload import Access, Attention, Gemm, Kernel, MemoryBound
 
 SMALL_BLOCKS: Final = 16
 """Resident blocks per SM of an elementwise kernel..."""
 SMALL_WAVES: Final = 8
 """...and its waves: enough that quantisation does not matter."""
 
-OperatorWork = StepWork | MemoryBound
+OperatorWork = Gemm | Attention | MemoryBound
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,40 +36,40 @@ class OperatorTimes:
     constants: OperatorConstants
     memory_efficiency: float = 1.0
 
-    def step_seconds(self, step: ComputeStep) -> float:
-        """The GPU's time for a step; further launches cost what an empty kernel does."""
-        return self.seconds(step.work) + (step.num_launches - 1) * self.constants.touch_s
-
     def seconds(self, work: OperatorWork) -> float:
-        """The GPU's time for a work."""
+        """The GPU's time for a work; further launches cost what an empty kernel does."""
         match work:
-            case Touch():
-                return self._touch(work.work.num_bytes, work.access)
             case MemoryBound():
-                return self._touch(work.num_bytes, Access.STREAM)
+                further_s = (work.num_launches - 1) * self.constants.touch_s
+                return self._touch(work.num_bytes, work.access) + further_s
             case Attention():
                 idle = max(1.0, self.gpu.num_sms / self._attention_blocks(work))
                 rate = self.constants.attention_flops * 2 / work.element_bytes
                 return self.constants.gemm.launch_s + work.flops / rate * idle
             case Gemm():
-                return self._gemm(work, 1).alone_s
-            case BatchedGemm():
-                return self._gemm(work.gemm, work.batch).alone_s
+                return self._gemm(work, work.batch).alone_s
 
     def kernel(self, work: OperatorWork, profile: Profile, *, alone_s: float | None = None) -> Kernel:
         """The work as the contention model sees it: its time alone (or the one given), grid and memory traffic."""
         blocks_per_sm = 1
         match work:
-            case Touch() | MemoryBound():
+            case MemoryBound():
                 num_blocks, blocks_per_sm = self.gpu.num_sms * SMALL_BLOCKS * SMALL_WAVES, SMALL_BLOCKS
-                total_bytes = float(work.work.num_bytes if isinstance(work, Touch) else work.num_bytes)
+                total_bytes = float(work.num_bytes)
             case Attention():
                 num_blocks = self._attention_blocks(work)
                 tensor = work.batch * work.num_heads * work.seq_len * work.head_dim * work.element_bytes
                 total_bytes = 4.0 * tensor * work.passes
-            case Gemm() | BatchedGemm():
-                gemm, batch = (work.gemm, work.batch) if isinstance(work, BatchedGemm) else (work, 1)
-                time = self._gemm(gemm, batch)
+            case Gemm():
+                time = self._gemm(work, work.batch)
+                if profile.for_gpu(self.gpu.name).sm_flops is not None:
+                    return product_of_time(
+                        self.gpu,
+                        profile,
+                        alone_s=time.alone_s if alone_s is None else alone_s,
+                        flops=work.flops * work.element_bytes / 2,
+                        num_blocks=work.batch * wide_tiles(work.m, work.n, self.gpu.num_sms),
+                    )
                 num_blocks, total_bytes = time.num_blocks, time.total_bytes
         return kernel_of_time(
             self.gpu,
@@ -81,10 +79,6 @@ class OperatorTimes:
             blocks_per_sm=blocks_per_sm,
             total_bytes=total_bytes,
         )
-
-    def step_kernel(self, step: ComputeStep, profile: Profile) -> Kernel:
-        """A step as one kernel, its further launches included."""
-        return self.kernel(step.work, profile, alone_s=self.step_seconds(step))
 
     def _touch(self, num_bytes: int, access: Access) -> float:
         c = self.constants

@@ -28,6 +28,14 @@
     if (node.dataset.drawn || !node.getClientRects().length) { return; }
     node.dataset.drawn = "yes";
     var figure = JSON.parse(document.getElementById(node.dataset.figure).textContent);
+    // A narrow page stacks the legend: the figure grows by its rows, so that they do not lie on the plot.
+    if (node.clientWidth < 640 && figure.layout.legend && figure.layout.showlegend !== false) {
+      var entries = figure.data.filter(function (trace) { return trace.name && trace.showlegend !== false; }).length;
+      if (entries > 4) {
+        figure.layout.height += 18 * entries;
+        figure.layout.legend.maxheight = 0.9;
+      }
+    }
     var config = { responsive: true, displaylogo: false, displayModeBar: false, typesetMath: false };
     Plotly.newPlot(node, figure.data, figure.layout, config).then(function () {
       drawn.push(node);

@@ -2,14 +2,16 @@
 
 from lagom_overlap.workload.papers.domino import domino_iteration
 from lagom_overlap.workload.papers.dual_batch import dual_batch_iteration
-from lagom_overlap.workload.papers.table2 import PaperStep, PaperWorkload, Strategy, load_table2, paper_step
+from lagom_overlap.workload.papers.fsdp import fsdp_iteration
+from lagom_overlap.workload.papers.table2 import PaperStep, PaperStrategy, PaperWorkload, load_table2, paper_step
 
 __all__ = [
     "PaperStep",
+    "PaperStrategy",
     "PaperWorkload",
-    "Strategy",
     "domino_iteration",
     "dual_batch_iteration",
+    "fsdp_iteration",
     "load_table2",
     "paper_step",
 ]

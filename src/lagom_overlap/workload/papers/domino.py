@@ -1,4 +1,4 @@
-"""Tensor parallelism with Domino's two half-batches (arXiv 2409.15241): an all-reduce of one half beside the other.
+"""Tensor parallelism with Domino's two half-batches (arXiv 2409.15241): an all-reduce of one half during the other.
 
 Every layer reduces after attention and after the MLP, forward and backward, for each half. One micro-batch; gradients
 are reduced over data-parallel ranks after the last one, which is not here (`table2.paper_step`).

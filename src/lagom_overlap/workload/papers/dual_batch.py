@@ -1,7 +1,7 @@
-"""Expert parallelism with two batches that take turns: an all-to-all of one beside the other's attention or experts.
+"""Expert parallelism with two batches that take turns: an all-to-all of one during the other's attention or experts.
 
 The Lagom paper says only "two batch overlapping". Order as in DeepSeek-V3 (arXiv 2412.19437, section 3.2): attention of
-batch 1 beside the dispatch of batch 0, experts of batch 0 beside the dispatch of batch 1, and so on; backward mirrored.
+batch 1 during the dispatch of batch 0, experts of batch 0 during the dispatch of batch 1, and so on; backward mirrored.
 
 Departures: every layer has experts (DeepSeek-MoE's first layer is dense); shared experts run with attention; the
 exchange is balanced.

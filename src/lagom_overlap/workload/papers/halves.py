@@ -1,4 +1,4 @@
-"""Collects the operators of two half-batches that take turns on one computation stream beside one communication stream.
+"""Collects the operators of two half-batches that take turns on one computation stream, with one communication stream.
 
 Half 1 computes while half 0's collective runs, and the other way round: Domino's split of the batch under tensor
 parallelism (arXiv 2409.15241), the dual batches of expert parallelism (DeepSeek-V3, arXiv 2412.19437).
@@ -43,7 +43,7 @@ class HalvesBuilder:
         self._pending[half] = comm.name
 
     def backward(self, half: int, prefix: str, work: Backward, name: str, collective: Collective) -> None:
-        """Gradients of inputs, their collective, and beside it the gradients of weights."""
+        """Gradients of inputs, their collective, and concurrently the gradients of weights."""
         self.compute(half, prefix, work.inputs)
         self.send(half, name, collective)
         for what, weight in work.weights:

@@ -3,11 +3,11 @@
 Model, sizes and degrees are the notes': a 70-billion-parameter LLaMA 3 on 64 GPUs, tensor 4, pipeline 4, data 4, 2048
 tokens. A rank holds 20 layers. Each iteration has only the communication whose hidden share it shows.
 
-- `gradient_iteration`: backward of the last micro-batch beside reductions of fp32 gradients, one bucket a layer (a
+- `gradient_iteration`: backward of the last micro-batch during reductions of fp32 gradients, one bucket a layer (a
   layer's quarter has 214 M parameters; the bucket rule max(40 M, 1 M x data) closes one with every layer).
-- `gather_iteration`: forward of the first micro-batch beside gathers of the next layer's bf16 parameters.
+- `gather_iteration`: forward of the first micro-batch during gathers of the next layer's bf16 parameters.
 - `tensor_iteration`: a layer with sequence parallelism, forward and backward. In bulk only backward overlaps: the
-  gather for the weight's gradient beside the input's, the scatter of the input's beside the weight's. With `splits`,
+  gather for the weight's gradient during the input's, the scatter of the input's during the weight's. With `splits`,
   every gather and scatter is cut and pipelined with its product (userbuffers).
 """
 
@@ -29,7 +29,7 @@ def _append(ops: list[Op], prefix: str, works: Works, deps: tuple[str, ...] = ()
 
 
 def gradient_iteration(parts: LayerParts, *, num_layers: int, data: int) -> Iteration:
-    """Backward of `num_layers` layers, each followed by the reduction of its gradients beside the next."""
+    """Backward of `num_layers` layers, each followed by the reduction of its gradients during the next."""
     size = parts.model.layer_params // parts.tensor * GRADIENT_BYTES
     ops: list[Op] = []
     for layer in reversed(range(num_layers)):
@@ -41,7 +41,7 @@ def gradient_iteration(parts: LayerParts, *, num_layers: int, data: int) -> Iter
 
 
 def gather_iteration(parts: LayerParts, *, num_layers: int, data: int) -> Iteration:
-    """Forward of `num_layers` layers, the parameters of the next one gathered beside each."""
+    """Forward of `num_layers` layers, the parameters of the next one gathered during each."""
     collective = Collective(CollectiveKind.ALL_GATHER, parts.model.layer_params // parts.tensor * ELEMENT_BYTES, data)
     ops: list[Op] = []
     last: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ def gather_iteration(parts: LayerParts, *, num_layers: int, data: int) -> Iterat
 
 
 class _Tensor:
-    """One layer under tensor and sequence parallelism; collectives whole, or in pieces beside pieces of the product."""
+    """One layer under tensor and sequence parallelism; collectives whole, or in pieces that overlap the product's."""
 
     def __init__(self, parts: LayerParts, splits: int) -> None:
         self.ops: list[Op] = []
@@ -96,7 +96,7 @@ class _Tensor:
         return scattered
 
     def bulk_backward(self, data: Gemm, weight: Gemm) -> str:
-        """A column-parallel backward: gather beside the input's gradient, scatter beside the weight's."""
+        """A column-parallel backward: gather during the input's gradient, scatter during the weight's."""
         gathered = self._comm(CollectiveKind.ALL_GATHER, 1, self._last())
         done = self._comp(data)
         scattered = self._comm(CollectiveKind.REDUCE_SCATTER, 1, (done,))

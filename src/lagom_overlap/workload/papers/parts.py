@@ -23,7 +23,7 @@ Works = tuple[tuple[str, Work], ...]
 
 @dataclass(frozen=True, slots=True)
 class Backward:
-    """Backward of a half: what the collective waits for, and what can run beside it."""
+    """Backward of a half: what the collective waits for, and what can run during it."""
 
     inputs: Works
     weights: Works

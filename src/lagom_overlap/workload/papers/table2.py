@@ -19,12 +19,12 @@ import msgspec
 
 from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.errors import JobError
-from lagom_overlap.workload.fsdp import fsdp_iteration
 from lagom_overlap.workload.iteration import Iteration
 from lagom_overlap.workload.models import TransformerModel, load_model
 from lagom_overlap.workload.ops import MemoryBound
 from lagom_overlap.workload.papers.domino import domino_iteration
 from lagom_overlap.workload.papers.dual_batch import dual_batch_iteration
+from lagom_overlap.workload.papers.fsdp import fsdp_iteration
 from lagom_overlap.workload.papers.parts import ELEMENT_BYTES
 
 TENSOR_DEGREE = 8
@@ -32,7 +32,7 @@ OPTIMIZER_BYTES = 28
 """Adam in mixed precision: fp32 weight and two moments read and written, gradient read, bf16 weight written."""
 
 
-class Strategy(StrEnum):
+class PaperStrategy(StrEnum):
     """How the paper cuts a model: fully sharded, tensor parallel with two halves, expert parallel with two batches."""
 
     FSDP = "fsdp"
@@ -45,7 +45,7 @@ class PaperWorkload:
     """One bar group of Fig. 7: a model under a strategy on one cluster; `data` ranks replicate or shard it."""
 
     model: str
-    strategy: Strategy
+    strategy: PaperStrategy
     cluster: str
     degree: int
     micro_batch: int
@@ -63,9 +63,9 @@ class PaperWorkload:
     def name(self) -> str:
         """`phi-2 FSDP 16`, `phi-2 TP 8 x DP 2`, `olmoe-1b-7b EP 8`."""
         cut = {
-            Strategy.FSDP: f"FSDP {self.degree}",
-            Strategy.TP: f"TP {TENSOR_DEGREE} x DP {self.degree}",
-            Strategy.EP: f"EP {self.degree}",
+            PaperStrategy.FSDP: f"FSDP {self.degree}",
+            PaperStrategy.TP: f"TP {TENSOR_DEGREE} x DP {self.degree}",
+            PaperStrategy.EP: f"EP {self.degree}",
         }
         return f"{self.model} {cut[self.strategy]}"
 
@@ -96,7 +96,7 @@ class PaperStep:
 
 class _Row(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     model: str
-    strategy: Strategy
+    strategy: PaperStrategy
     micro_batch: int
     global_batch: list[int]
     degrees: list[int]
@@ -142,13 +142,13 @@ def paper_step(workload: PaperWorkload) -> PaperStep:
     model = load_model(workload.model)
     common = {"micro_batch": workload.micro_batch, "seq_len": workload.seq_len}
     match workload.strategy:
-        case Strategy.FSDP:
+        case PaperStrategy.FSDP:
             return PaperStep(
                 iteration=fsdp_iteration(model, num_ranks=workload.degree, **common),
                 num_steps=workload.num_steps,
                 optimizer=MemoryBound(OPTIMIZER_BYTES * model.num_params // workload.degree),
             )
-        case Strategy.TP:
+        case PaperStrategy.TP:
             own = model.num_params // TENSOR_DEGREE
             gradients = None
             if workload.degree > 1:
@@ -160,7 +160,7 @@ def paper_step(workload: PaperWorkload) -> PaperStep:
                 gradients=gradients,
                 spans_nodes=True,
             )
-        case Strategy.EP:
+        case PaperStrategy.EP:
             dense = _dense_params(model)
             experts = (model.num_params - dense) // workload.degree
             return PaperStep(

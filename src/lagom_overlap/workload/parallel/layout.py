@@ -9,7 +9,7 @@ from lagom_overlap.hardware import Cluster
 from lagom_overlap.workload.models import TransformerModel
 
 
-class Schedule(StrEnum):
+class PipelineSchedule(StrEnum):
     """In which order a pipeline stage runs its micro-batches."""
 
     GPIPE = "gpipe"
@@ -38,7 +38,7 @@ class ParallelLayout:
     `micro_batch` and `global_batch` are in sequences. `chunks` are the model chunks (virtual stages) of one GPU under
     the interleaved schedule. `zero_stage` shards over the data-parallel ranks: 1 the optimizer (Megatron's distributed
     optimizer), 2 the gradients too, 3 the parameters too (FSDP). `overlap_gradients` reduces buckets of
-    `bucket_bytes` beside the last backward instead of everything after it; `prefetch` is in layers (stage 3).
+    `bucket_bytes` during the last backward instead of everything after it; `prefetch` is in layers (stage 3).
     `async_tensor` hides the all-reduce of input gradients behind the weight gradient's product (no sequence
     parallelism). `overlap_p2p` lets a stage go on while its results travel to its neighbours (interleaved only).
     """
@@ -49,18 +49,16 @@ class ParallelLayout:
     expert: int = 1
     micro_batch: int = 1
     global_batch: int = 1
-    schedule: Schedule = Schedule.ONE_F_ONE_B
+    schedule: PipelineSchedule = PipelineSchedule.ONE_F_ONE_B
     chunks: int = 1
     recompute: Recompute = Recompute.NONE
     sequence_parallel: bool = False
     async_tensor: bool = False
     zero_stage: int = 0
-    gradient_bytes: int = 4
     overlap_gradients: bool = False
     bucket_bytes: int = 160_000_000
     prefetch: int = 1
     flash_attention: bool = True
-    accumulate_gradients: bool = True
     scatter_gather: bool = False
     overlap_p2p: bool = False
 
@@ -72,8 +70,6 @@ class ParallelLayout:
                 raise JobError(f"parallel.{field} is {value}, must be at least 1")
         if not 0 <= self.zero_stage <= MAX_ZERO_STAGE:
             raise JobError(f"parallel.zero_stage is {self.zero_stage}, must be 0 to {MAX_ZERO_STAGE}")
-        if self.gradient_bytes not in (2, 4):
-            raise JobError(f"parallel.gradient_bytes is {self.gradient_bytes}, must be 2 or 4")
         self._check_batches()
         self._check_schedule()
         num_slots = self.num_micro_batches * self.num_chunks
@@ -99,7 +95,7 @@ class ParallelLayout:
             )
 
     def _check_schedule(self) -> None:
-        if self.schedule is Schedule.INTERLEAVED:
+        if self.schedule is PipelineSchedule.INTERLEAVED:
             if self.pipeline < 2 or self.chunks < 2:
                 raise JobError(
                     f"parallel.schedule is interleaved with pipeline = {self.pipeline} and chunks = {self.chunks}; "

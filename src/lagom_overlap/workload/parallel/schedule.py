@@ -6,7 +6,7 @@ Sources: GPipe (arXiv 1811.06965); 1F1B with a flush (PipeDream-Flush, arXiv 200
 
 from dataclasses import dataclass
 
-from lagom_overlap.workload.parallel.layout import ParallelLayout, Schedule
+from lagom_overlap.workload.parallel.layout import ParallelLayout, PipelineSchedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +21,9 @@ class Slot:
 def stage_slots(layout: ParallelLayout, rank: int) -> tuple[Slot, ...]:
     """What stage `rank` runs, in order: every micro-batch once forward and once backward through every chunk."""
     num = layout.num_micro_batches
-    if layout.schedule is Schedule.INTERLEAVED:
+    if layout.schedule is PipelineSchedule.INTERLEAVED:
         return _interleaved(layout.pipeline, layout.chunks, num, rank)
-    warm_up = num if layout.schedule is Schedule.GPIPE else min(num, layout.pipeline - rank - 1)
+    warm_up = num if layout.schedule is PipelineSchedule.GPIPE else min(num, layout.pipeline - rank - 1)
     slots = [Slot(True, index) for index in range(warm_up)]
     for index in range(warm_up, num):
         slots += [Slot(True, index), Slot(False, index - warm_up)]

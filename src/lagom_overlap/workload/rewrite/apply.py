@@ -1,16 +1,139 @@
-"""Rewrites applied to an iteration: a plan becomes the iteration that it means."""
+"""Rewrites applied to an iteration: a plan becomes the iteration that it means.
 
+`Reorder` applied: all operators in another issue order, some on other streams, some with one more wait.
+
+`Substitute` applied: an all-reduce as two collectives, a gather or scatter as one rooted collective per rank.
+"""
+
+from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 
+from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.errors import JobError
 from lagom_overlap.workload.iteration import Iteration
-from lagom_overlap.workload.rewrite.draft import Draft
+from lagom_overlap.workload.ops import CommOp, Op
+from lagom_overlap.workload.rewrite.draft import Draft, Replacement
 from lagom_overlap.workload.rewrite.fuse import apply_fuse
 from lagom_overlap.workload.rewrite.partition import apply_partition
-from lagom_overlap.workload.rewrite.reorder import reordered
 from lagom_overlap.workload.rewrite.split import apply_split
-from lagom_overlap.workload.rewrite.steps import Fuse, PartitionGroups, Reorder, Rewrite, Split, Substitute
-from lagom_overlap.workload.rewrite.substitute import apply_substitute
+from lagom_overlap.workload.rewrite.steps import (
+    Fuse,
+    PartitionGroups,
+    Reorder,
+    Rewrite,
+    Split,
+    Substitute,
+    Substitution,
+)
+
+_NEEDS = {
+    Substitution.REDUCE_SCATTER_ALL_GATHER: CollectiveKind.ALL_REDUCE,
+    Substitution.REDUCES: CollectiveKind.REDUCE_SCATTER,
+    Substitution.BROADCASTS: CollectiveKind.ALL_GATHER,
+}
+
+
+def apply_substitute(draft: Draft, step: Substitute) -> None:
+    """Puts the sub-primitives in the collective's place; together they move what it moved.
+
+    Raises:
+        JobError: if the collective is of another kind, or holds fewer bytes than ranks.
+    """
+    comm = draft.comm(step.comm)
+    if comm.collective.kind is not _NEEDS[step.into]:
+        raise JobError(
+            f"{comm.name}: is {comm.collective.kind}, only {_NEEDS[step.into]} can be replaced by {step.into}"
+        )
+    if step.into is Substitution.REDUCE_SCATTER_ALL_GATHER:
+        draft.replace({comm.name: _two(comm)})
+    else:
+        draft.replace({comm.name: _rooted(comm)})
+
+
+def _two(comm: CommOp) -> Replacement:
+    scatter = replace(
+        comm, name=f"{comm.name}.rs", collective=replace(comm.collective, kind=CollectiveKind.REDUCE_SCATTER)
+    )
+    gather = replace(
+        comm,
+        name=f"{comm.name}.ag",
+        collective=replace(comm.collective, kind=CollectiveKind.ALL_GATHER),
+        deps=(scatter.name,),
+        shards=None
+        if comm.shards is None
+        else replace(comm.shards, inputs=tuple(replace(use, source=scatter.name) for use in comm.shards.inputs)),
+    )
+    return Replacement((scatter, gather), (gather.name,))
+
+
+def _rooted(comm: CommOp) -> Replacement:
+    """One reduction to, or broadcast from, every rank of its part."""
+    call = comm.collective
+    gathers = call.kind is CollectiveKind.ALL_GATHER
+    kind = CollectiveKind.BROADCAST if gathers else CollectiveKind.REDUCE
+    share, rest = divmod(call.num_bytes, call.num_ranks)
+    if not share:
+        raise JobError(f"{comm.name}: {call.num_bytes} bytes cannot be spread over {call.num_ranks} roots")
+    ops = tuple(
+        replace(
+            comm,
+            name=f"{comm.name}.{root}",
+            collective=replace(call, kind=kind, num_bytes=share + (root < rest)),
+            shards=None,
+        )
+        for root in range(call.num_ranks)
+    )
+    return Replacement(ops, tuple(op.name for op in ops))
+
+
+def reordered(iteration: Iteration, step: Reorder) -> Iteration:
+    """The iteration in that order.
+
+    Raises:
+        JobError: if the order does not name every operator once, or issues one before what it waits for.
+    """
+    ops = {op.name: op for op in iteration.ops}
+    _check_names(iteration, step)
+    place = {name: number for number, name in enumerate(step.order)}
+    waits: dict[str, list[str]] = {}
+    for name, earlier in step.waits:
+        waits.setdefault(name, []).append(earlier)
+    for op in iteration.ops:
+        early = [dep for dep in (*op.deps, *waits.get(op.name, ())) if place[dep] > place[op.name]]
+        if early:
+            raise JobError(
+                f"the plan's order issues {op.name!r} before {early[0]!r}, which it waits for in {iteration.name!r}"
+            )
+    streams = dict(step.streams)
+
+    def moved(op: Op) -> Op:
+        if op.name not in streams and op.name not in waits:
+            return op
+        deps = tuple(dict.fromkeys((*op.deps, *waits.get(op.name, ()))))
+        return replace(op, stream=streams.get(op.name, op.stream), deps=deps)
+
+    return replace(iteration, ops=tuple(moved(ops[name]) for name in step.order))
+
+
+def _check_names(iteration: Iteration, step: Reorder) -> None:
+    names = {op.name for op in iteration.ops}
+    unknown = [
+        name
+        for name in (*step.order, *(name for name, _ in step.streams), *(name for pair in step.waits for name in pair))
+        if name not in names
+    ]
+    if unknown:
+        raise JobError(f"a plan for another graph: iteration {iteration.name!r} has no operator {unknown[0]!r}")
+    if len(set(step.order)) != len(step.order):
+        twice = [name for name, times in Counter(step.order).items() if times > 1]
+        raise JobError(f"the plan's order names {twice[0]!r} twice")
+    missing = names.difference(step.order)
+    if missing:
+        raise JobError(
+            f"a plan for another graph: its order leaves out {min(missing)!r} of iteration {iteration.name!r} "
+            f"({len(missing)} operators in all)"
+        )
 
 
 def rewritten(iteration: Iteration, rewrites: Iterable[Rewrite]) -> Iteration:

@@ -154,6 +154,6 @@ def member_pieces(draft: Draft, name: str, chain: Chain, piece_of: PieceName) ->
 
 
 def compute_stream(draft: Draft, op: Op, followers: Sequence[str]) -> str:
-    """Where a copy of an operator's result runs: beside the first computation that needs it."""
+    """Where a copy of an operator's result runs: with the first computation that needs it."""
     ops = [op, *(draft.op(name) for name in followers)]
     return next((found.stream for found in ops if isinstance(found, CompOp)), "compute")

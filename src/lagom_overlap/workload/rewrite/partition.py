@@ -2,7 +2,7 @@
 
 What each step moves, S the whole tensor, W the ranks (spec, planners section 2.2): an all-gather grows by the size of
 each axis in turn, a reduce-scatter shrinks by it, everything else moves S over every axis. In three steps (`TWICE`) the
-last all-gather moves only what the outer axis brought, (N1 - 1) N2 S / W, beside what is there already; a
+last all-gather moves only what the outer axis brought, (N1 - 1) N2 S / W, besides what is there already; a
 reduce-scatter mirrors it.
 
 Nodes of a sub-group: with g ranks of the group in a node, an axis of size n and stride s lies in one node if n s <= g,

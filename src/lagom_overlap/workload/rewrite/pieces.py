@@ -23,7 +23,7 @@ def check_axis(op: Op, axis: int, shares: tuple[Fraction, ...]) -> ShardSpec:
         JobError: if it cannot be cut there.
     """
     if op.shards is None:
-        raise JobError(f"{op.name}: cannot be cut, nothing is known of its shard axes")
+        raise JobError(f"{op.name}: cannot be cut, nothing is known about its shard axes")
     if not 0 <= axis < len(op.shards.sizes):
         raise JobError(f"{op.name}: shard axis is {axis}, must be 0 to {len(op.shards.sizes) - 1}")
     size = op.shards.sizes[axis]
@@ -66,8 +66,8 @@ def _work_part(op: CompOp, axis: int, bounds: tuple[Fraction, Fraction]) -> Work
             if whole_batches:
                 return replace(attention, batch=_exact(op, attention.batch, bounds))
             return replace(attention, num_heads=_exact(op, attention.num_heads, bounds))
-        case MemoryBound(num_bytes):
-            return MemoryBound(_part(op.name, num_bytes, bounds))
+        case MemoryBound() as memory:
+            return replace(memory, num_bytes=_part(op.name, memory.num_bytes, bounds))
         case Kernel() as kernel:
             return replace(kernel, num_blocks=_part(op.name, kernel.num_blocks, bounds))
 
@@ -92,8 +92,8 @@ def output_bytes(op: Op) -> int:
     if isinstance(op, CommOp):
         return _collective_output_bytes(op.collective)
     match op.work:
-        case Gemm(m, n, _, element_bytes):
-            return m * n * element_bytes
+        case Gemm() as gemm:
+            return gemm.m * gemm.n * gemm.batch * gemm.element_bytes
         case Attention() as a:
             return a.batch * a.seq_len * a.num_heads * a.head_dim * a.element_bytes
         case MemoryBound(num_bytes):

@@ -42,7 +42,7 @@ class Substitute:
 
 @dataclass(frozen=True, slots=True)
 class ChainLink:
-    """An operator that is cut beside a collective, and its shard axis."""
+    """An operator that is cut along with a collective, and its shard axis."""
 
     op: str
     axis: int

@@ -1,0 +1,117 @@
+"""Fits the contention constants of a GPU family on a measured file, and leaves every shape out once.
+
+    python benchmarks/fit_contention.py overlap_points_amd.csv [--draws 160] [--seed 0]
+
+Draws sets of constants in their ranges, judges every row under each, and takes the set with the least mean absolute
+error, the quantities weighted by `WEIGHTS`. For the cross-validation the same draws are judged without one shape at a
+time, and that shape's rows get the set that was best without them. Nothing is fitted by row.
+"""
+
+import argparse
+import random
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean
+from typing import Final
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from lagom_overlap.cost import Profile, load_profile
+from measured_overlap import amd
+from measured_overlap.rows import BadRowError, Judged, NotModelledError, Row, read
+
+RANGES: Final = {
+    "amplification": (1.0, 3.5),
+    "load_sensitivity": (1.3, 1.8),
+    "overlap_factor": (1.0, 1.07),
+    "spill": (0.012, 0.018),
+    "sm_flops": (2.6e12, 4.2e12),
+}
+"""Physical ranges of the constants."""
+FAMILIES: Final = ("MI3", "MI35")
+WEIGHTS: Final = {"computation_slowdown": 1.0, "makespan": 0.7, "communication_slowdown": 0.3}
+
+Errors = Mapping[tuple[str, str], Sequence[float]]
+"""Absolute errors by quantity and shape."""
+
+
+def with_constants(profile: Profile, values: Mapping[str, float]) -> Profile:
+    """The profile with those constants for the family; a rate of one compute unit is the MI300X's alone."""
+    gpus = dict(profile.gpus)
+    for name in FAMILIES:
+        own = {key: value for key, value in values.items() if key != "sm_flops" or name == "MI3"}
+        gpus[name] = replace(gpus[name], **own)
+    return replace(profile, gpus=gpus)
+
+
+def judged(rows: Sequence[Row], profile: Profile) -> list[Judged]:
+    """Every row that can be judged."""
+    found: list[Judged] = []
+    for row in rows:
+        try:
+            found += amd.judge(row, profile)
+        except (BadRowError, NotModelledError):
+            continue
+    return found
+
+
+def errors_of(found: Sequence[Judged]) -> Errors:
+    """Absolute errors by quantity and shape."""
+    errors: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for one in found:
+        errors[one.quantity, one.family].append(abs(one.error))
+    return errors
+
+
+def loss(errors: Errors, without: str = "") -> float:
+    """Weighted mean absolute error of the quantities, one shape left out."""
+    total = 0.0
+    for quantity, weight in WEIGHTS.items():
+        rest = [part for (name, shape), part in errors.items() if name == quantity and shape != without]
+        total += weight * mean(error for part in rest for error in part)
+    return total
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the best constants, and the errors shown and by left-out shapes."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--draws", type=int, default=160)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    _, rows, _ = read(options.file)
+    profile, rng = load_profile("plausible"), random.Random(options.seed)
+    draws: list[dict[str, float]] = [{}]
+    draws += [{name: rng.uniform(*ends) for name, ends in RANGES.items()} for _ in range(options.draws)]
+    tables = []
+    for place, values in enumerate(draws):
+        tables.append(errors_of(judged(rows, with_constants(profile, values))))
+        if sys.stderr.isatty():
+            print(f"\r{place + 1} of {len(draws)} draws", end="", file=sys.stderr)
+    best = min(range(len(draws)), key=lambda place: loss(tables[place]))
+    print("best:", {name: float(f"{value:.3g}") for name, value in draws[best].items()} or "the profile's own")
+    shapes = sorted({shape for _, shape in tables[0]})
+    chosen = {shape: min(range(len(draws)), key=lambda place: loss(tables[place], shape)) for shape in shapes}
+    picks = {"profile": dict.fromkeys(shapes, 0), "fitted": dict.fromkeys(shapes, best), "left out": chosen}
+    for quantity in WEIGHTS:
+        for name, pick in picks.items():
+            errors = [tables[pick[shape]][quantity, shape] for shape in shapes if (quantity, shape) in tables[0]]
+            values = [error for part in errors for error in part]
+            print(
+                f"{quantity:24} {name:9} rows {100 * mean(values):5.2f} % ({len(values)})"
+                f"  shapes {100 * mean(map(mean, errors)):5.2f} %"
+            )
+    for shape in shapes:
+        parts = [
+            f"{quantity.split('_')[0]} {100 * mean(tables[chosen[shape]][quantity, shape]):.1f} %"
+            for quantity in WEIGHTS
+            if (quantity, shape) in tables[0]
+        ]
+        print(f"  {shape:18} left out: {', '.join(parts)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

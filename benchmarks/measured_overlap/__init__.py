@@ -1,0 +1,1 @@
+"""Other people's measurements of computation next to communication: rows, and the model's predictions for them."""

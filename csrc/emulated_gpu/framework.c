@@ -1,0 +1,41 @@
+// Called from the job's Python through ctypes (src/lagom_overlap/emulation/hook.py).
+#include "framework.h"
+
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "abi.h"
+#include "client.h"
+#include "context.h"
+#include "preset.h"
+
+static _Thread_local char fields[FRAMEWORK_MAX_BYTES + 8];
+static _Thread_local bool is_described, has_launched;
+
+// `json` is one flat object, NULL ends it. Only the first kernel has the operator's bytes and flops, or they would count
+// once per kernel; the others are known as parts of it.
+EXPORT void lagom_emulation_describe_next(const char *json) {
+  size_t length = json ? strlen(json) : 0;
+  is_described = length > 2 && length < FRAMEWORK_MAX_BYTES && json[0] == '{' && json[length - 1] == '}';
+  has_launched = false;
+  if (is_described) snprintf(fields, sizeof fields, ", %.*s", (int)(length - 2), json + 1);
+}
+
+const char *framework_next_fields(void) {
+  if (!is_described) return "";
+  if (has_launched) return ", \"part\": 1";
+  has_launched = true;
+  return fields;
+}
+
+// A moment on the default stream of the current device, such as the beginning of a step; it takes no time.
+EXPORT void lagom_emulation_mark(const char *json) {
+  char text[FRAMEWORK_MAX_BYTES + 16];
+  if (!json || strlen(json) >= FRAMEWORK_MAX_BYTES) return;
+  snprintf(text, sizeof text, "{\"mark\": %s}", json);
+  client_op op = {.device = preset_physical(context_device()), .desc_id = client_describe(text)};
+  if (op.desc_id) client_submit(&op, 0);
+}
+
+EXPORT unsigned long long lagom_emulation_host_ns(void) { return client_host_ns(); }

@@ -1,0 +1,279 @@
+// One communicator's part of a group: NCCL's decisions, operations for the streams, and exact results.
+#define _GNU_SOURCE
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../nccl_tuner_abi.h"
+#include "device.h"
+#include "driver.h"
+#include "nccl_comm.h"
+
+CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream);
+
+static const char* const ALGORITHMS[7] = {"tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_tree", "pat"};
+static const char* const PROTOCOLS[3] = {"ll", "ll128", "simple"};
+static const char* const LOGGED_ALGORITHMS[7] = {"TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT"};
+static const char* const LOGGED_PROTOCOLS[3] = {"LL", "LL128", "SIMPLE"};
+static const char* const LOGGED_KINDS[] = {"Broadcast", "Reduce",  "AllGather", "ReduceScatter", "AllReduce",
+                                           "AlltoAll",  "Gather", "Scatter",   "Send",          "Recv"};
+static const char* const KINDS[] = {"broadcast",  "reduce",     "all_gather", "reduce_scatter", "all_reduce",
+                                    "all_to_all", "all_to_all", "all_to_all", "send_recv",      "send_recv"};
+
+static bool is_tuned(const task* t) { return t->kind <= TASK_ALL_REDUCE; }
+
+// As a tuner counts: the whole tensor.
+static uint64_t whole_bytes(const task* t) {
+  const uint64_t part = t->count * type_bytes(t->type);
+  const bool is_wide = t->kind == TASK_ALL_GATHER || t->kind == TASK_REDUCE_SCATTER ||
+                       (t->kind >= TASK_ALL_TO_ALL && t->kind <= TASK_SCATTER);
+  return is_wide ? part * (uint64_t)t->comm->num_ranks : part;
+}
+
+// The switch sums integers and floats, and takes the largest and smallest of all but 32- and 64-bit floats.
+static int limits_of(const task* t) {
+  if (t->kind == TASK_ALL_GATHER || t->kind == TASK_BROADCAST) return 0;
+  const bool is_scaled = t->how.op == ncclAvg || t->how.has_factor;
+  const bool is_wide_float = t->type == ncclFloat32 || t->type == ncclFloat64;
+  const bool is_known = t->type >= ncclInt32 && t->type <= ncclBfloat16;
+  const bool is_sum = t->how.op == ncclSum, is_extreme = t->how.op == ncclMax || t->how.op == ncclMin;
+  const bool by_switch = is_known && !is_scaled && (is_sum || (is_extreme && !is_wide_float));
+  return (by_switch ? 0 : FAKE_NOT_NVLS) | (is_scaled ? FAKE_SCALED : 0);
+}
+
+static ncclResult_t decide(ncclComm_t comm, task** tasks, int num_tasks, bool is_simulated) {
+  fake_call* calls = calloc((size_t)num_tasks + 1, sizeof(*calls));
+  fake_result* results = calloc((size_t)num_tasks + 1, sizeof(*results));
+  int num_calls = 0;
+  for (int i = 0; i < num_tasks; i++) {
+    const task* t = tasks[i];
+    const bool is_bytes = t->kind == TASK_ALL_GATHER || t->kind == TASK_BROADCAST;  // NCCL moves these as bytes
+    if (!is_tuned(t)) continue;
+    calls[num_calls++] = (fake_call){.num_bytes = whole_bytes(t),
+                                     .kind = (int32_t)t->kind,
+                                     .op_and_type = is_bytes ? 0 : (int32_t)t->how.op * 32 + (int32_t)t->type,
+                                     .limits = limits_of(t),
+                                     .element_bytes = is_bytes ? 1 : (int32_t)type_bytes(t->type)};
+  }
+  int faults = 0;
+  if (num_calls) faults = fake_group(comm->decider, calls, num_calls, is_simulated ? FAKE_SIMULATE : 0, results);
+  for (int i = 0, k = 0; i < num_tasks; i++) {
+    if (is_tuned(tasks[i])) tasks[i]->decided = results[k++];
+  }
+  free(calls);
+  free(results);
+  if (!faults) return ncclSuccess;
+  if (faults & FAKE_FAULT_NO_CHOICE) return comm_fail(comm, ncclInternalError, "No algorithm/protocol available");
+  if (faults & FAKE_FAULT_TUNER_ERROR) return comm_fail(comm, ncclInternalError, "the tuner plug-in returned an error");
+  return comm_fail(comm, ncclInternalError, "the tuner plug-in asked for what crashes NCCL (faults %#x)", (unsigned)faults);
+}
+
+static void log_decision(const task* t) {
+  const fake_result* r = &t->decided;
+  const int release = model_release();
+  const bool is_part = (t->kind == TASK_ALL_GATHER || t->kind == TASK_REDUCE_SCATTER) && release >= 22200;
+  const unsigned long long bytes = is_part ? t->count * type_bytes(t->type) : whole_bytes(t);
+  if (t->comm->rank || release < 22100) return;
+  if (release >= 22400) {
+    log_line(NCCL_INFO, NCCL_SUBSYS_TUNING, t->comm->device, "%s: %llu Bytes -> Algo %s proto %s channel{Lo..Hi}={%d..%d}", LOGGED_KINDS[t->kind],
+             bytes, LOGGED_ALGORITHMS[r->algorithm], LOGGED_PROTOCOLS[r->protocol], r->channel, r->channel + r->num_channels - 1);
+  } else {
+    log_line(NCCL_INFO, NCCL_SUBSYS_TUNING, t->comm->device, "%s%s%llu Bytes -> Algo %d proto %d time %f", release >= 22300 ? LOGGED_KINDS[t->kind] : "",
+             release >= 22300 ? ": " : "", bytes, r->algorithm, r->protocol, (double)r->predicted_us);
+  }
+}
+
+// Names that profilers see; they are kept for the life of the process.
+static const char* kept_name(const char* name) {
+  static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+  static const char* names[256];
+  static int num_names;
+  const char* found = NULL;
+  pthread_mutex_lock(&lock);
+  for (int i = 0; i < num_names && !found; i++) {
+    if (!strcmp(names[i], name)) found = names[i];
+  }
+  if (!found && num_names < 256) found = names[num_names++] = strdup(name);
+  pthread_mutex_unlock(&lock);
+  return found ? found : "ncclDevKernel";
+}
+
+static const char* kernel_name(const task* t) {
+  char name[128];
+  const char* way = t->decided.algorithm == NCCL_TREE ? "TREE_LL" : "RING_LL";  // NCCL specialises no others
+  const char* arguments = "(ncclDevKernelArgsStorage<4096ul>)";
+  if (!is_tuned(t)) snprintf(name, sizeof(name), "ncclDevKernel_SendRecv%s", arguments);
+  else if (t->kind == TASK_ALL_GATHER || t->kind == TASK_BROADCAST) snprintf(name, sizeof(name), "ncclDevKernel_%s_RING_LL%s", LOGGED_KINDS[t->kind], arguments);
+  else snprintf(name, sizeof(name), "ncclDevKernel_%s_Sum_%s_%s%s", LOGGED_KINDS[t->kind], type_name(t->type), way, arguments);
+  return kept_name(name);
+}
+
+static void name_comm(const task* t, char* name, size_t size) {
+  const ncclComm_t c = t->comm;
+  if (t->kind == TASK_SEND) snprintf(name, size, "%016llx/%d>%d", (unsigned long long)c->hash, c->rank, t->root);
+  else if (t->kind == TASK_RECEIVE) snprintf(name, size, "%016llx/%d>%d", (unsigned long long)c->hash, t->root, c->rank);
+  else snprintf(name, size, "%016llx", (unsigned long long)c->hash);
+}
+
+static uint32_t describe(const task* t, bool is_exact) {
+  char comm[64], json[768], way[160] = "\"algorithm\": null, \"protocol\": null";
+  const fake_result* r = &t->decided;
+  const bool is_pair = t->kind >= TASK_SEND;
+  int channels = r->num_channels, threads = r->num_threads;
+  unsigned long long chunk = r->chunk_bytes[1] ? r->chunk_bytes[1] : r->chunk_bytes[0] ? r->chunk_bytes[0] : r->chunk_bytes[2];
+  name_comm(t, comm, sizeof(comm));
+  if (is_tuned(t)) snprintf(way, sizeof(way), "\"algorithm\": \"%s\", \"protocol\": \"%s\"", ALGORITHMS[r->algorithm], PROTOCOLS[r->protocol]);
+  snprintf(json, sizeof(json),
+           "{\"collective\": {\"comm\": \"%s\", \"kind\": \"%s\", \"bytes\": %llu, \"dtype\": \"%s\", \"num_ranks\": %d, \"rank\": %d, "
+           "\"nodes\": %d, %s, \"num_channels\": %d, \"num_threads\": %d, \"chunk_bytes\": %llu, \"grid\": %d, \"exact\": %s}, "
+           "\"kernel\": \"%s\"}",
+           comm, KINDS[t->kind], (unsigned long long)whole_bytes(t), type_name(t->type), is_pair ? 2 : t->comm->num_ranks,
+           is_pair ? t->kind == TASK_RECEIVE : t->comm->rank, t->comm->num_nodes, way, channels, threads, chunk, channels,
+           is_exact ? "true" : "false", kernel_name(t));
+  return lagom_emulated_gpu.describe(json);
+}
+
+static uint64_t* sequence_of(const task* t) {
+  if (t->kind < TASK_SEND) return t->comm->sequence;
+  return &t->comm->pair_sequences[t->root + (t->kind == TASK_RECEIVE ? t->comm->num_ranks : 0)];
+}
+
+static ncclResult_t submit(task* t, bool is_exact) {
+  const uint32_t desc_id = describe(t, is_exact);
+  if (lagom_emulated_gpu.submit(t->stream, desc_id, kernel_name(t), sequence_of(t), NULL)) {
+    return comm_fail(t->comm, ncclUnhandledCudaError, "the emulated device refused %s", LOGGED_KINDS[t->kind]);
+  }
+  return ncclSuccess;
+}
+
+// A communicator of one copies, if anything.
+static ncclResult_t run_alone(task* t) {
+  if (t->kind == TASK_SEND || t->send == t->receive || !t->count) return ncclSuccess;
+  const size_t bytes = t->count * type_bytes(t->type);
+  const CUresult result = cuMemcpyDtoDAsync_v2((CUdeviceptr)t->receive, (CUdeviceptr)t->send, bytes, t->stream);
+  return result ? comm_fail(t->comm, ncclUnhandledCudaError, "a copy failed (%d)", result) : ncclSuccess;
+}
+
+// Pairs in an order that is the same on all ranks, so that no two ranks wait for each other; collectives stay in front.
+static int by_pair(const void* a, const void* b) {
+  const task *x = *(task* const*)a, *y = *(task* const*)b;
+  const int x_from = x->kind == TASK_SEND ? x->comm->rank : x->root, y_from = y->kind == TASK_SEND ? y->comm->rank : y->root;
+  const int x_to = x->kind == TASK_SEND ? x->root : x->comm->rank, y_to = y->kind == TASK_SEND ? y->root : y->comm->rank;
+  if ((x->kind >= TASK_SEND) != (y->kind >= TASK_SEND)) return x->kind >= TASK_SEND ? 1 : -1;
+  if (x->kind < TASK_SEND || (x_from == y_from && x_to == y_to)) return x < y ? -1 : x > y;
+  return x_from != y_from ? x_from - y_from : x_to - y_to;
+}
+
+enum { MAX_SIDE_STREAMS = 2 * MAX_PAIRED_RANKS + 1 };
+
+// Streams of our own, on which the pairs of a group run at once, as in NCCL's one kernel. Made at first use, for one device.
+typedef struct {
+  int device, num_streams;
+  CUstream streams[MAX_SIDE_STREAMS];
+  CUevent fork, join;
+} side_streams;
+
+static pthread_mutex_t sides_lock = PTHREAD_MUTEX_INITIALIZER;
+static side_streams sides[16];
+
+static side_streams* sides_of(int device, int num_streams) {
+  side_streams* s = &sides[device % 16];
+  if (num_streams > MAX_SIDE_STREAMS) return NULL;
+  if (!s->fork && (cuEventCreate(&s->fork, 2) || cuEventCreate(&s->join, 2))) return NULL;
+  while (s->num_streams < num_streams) {
+    if (cuStreamCreateWithPriority(&s->streams[s->num_streams], 1, 0)) return NULL;
+    s->num_streams++;
+  }
+  return s;
+}
+
+static uint64_t launch_cost_ns(void) {
+  const char* text = getenv("LAGOM_EMULATION_LAUNCH_NS");
+  return text && *text ? strtoull(text, NULL, 10) : 5000;
+}
+
+static uint64_t submit_beside(const side_streams* s, int at, const task* t, uint32_t desc_id, uint64_t after_op, uint64_t cost_ns) {
+  const client_op op = {.device = (uint32_t)t->comm->physical_device,
+                        .stream = s->streams[at]->number,
+                        .desc_id = desc_id,
+                        .after_op = after_op,
+                        .instance = desc_id ? ++*sequence_of(t) : 0};
+  return lagom_emulated_gpu.submit_op(&op, cost_ns);
+}
+
+// Sends and receives of one group begin together after the user's stream, which goes on after the last of them.
+static ncclResult_t submit_pairs(ncclComm_t comm, task** pairs, int num_pairs) {
+  int is_capturing = 0;
+  cuStreamIsCapturing(pairs[0]->stream, &is_capturing);
+  side_streams* s = num_pairs > 1 && !is_capturing ? sides_of(comm->device, num_pairs + 1) : NULL;
+  if (!s) {  // one by one
+    ncclResult_t result = ncclSuccess;
+    for (int i = 0; i < num_pairs && !result; i++) result = submit(pairs[i], exchange_is_exact(pairs[i]));
+    return result;
+  }
+  uint64_t last = 0;
+  pthread_mutex_lock(&sides_lock);
+  if (cuEventRecord(s->fork, pairs[0]->stream)) last = 0;
+  for (int i = 0; i < num_pairs; i++) {
+    const task* t = pairs[i];
+    submit_beside(s, i, t, 0, s->fork->op_id, 0);
+    const uint64_t op = submit_beside(s, i, t, describe(t, exchange_is_exact(t)), 0, i ? 0 : launch_cost_ns());
+    last = submit_beside(s, num_pairs, t, 0, op, 0);
+  }
+  s->join->op_id = last, s->join->stream = s->streams[num_pairs]->number, s->join->device = s->fork->device;
+  const CUresult result = last ? cuStreamWaitEvent(pairs[0]->stream, s->join, 0) : 1;
+  pthread_mutex_unlock(&sides_lock);
+  return result ? comm_fail(comm, ncclUnhandledCudaError, "the emulated device refused sends and receives") : ncclSuccess;
+}
+
+// A send and a receive to oneself are one copy.
+static ncclResult_t copy_own(task** tasks, int num_tasks, int rank) {
+  task* sends[MAX_PAIRED_RANKS];
+  int num_sends = 0, used = 0;
+  ncclResult_t result = ncclSuccess;
+  for (int i = 0; i < num_tasks; i++) {
+    if (tasks[i]->kind == TASK_SEND && tasks[i]->root == rank && num_sends < MAX_PAIRED_RANKS) sends[num_sends++] = tasks[i];
+  }
+  for (int i = 0; i < num_tasks && !result; i++) {
+    if (tasks[i]->kind != TASK_RECEIVE || tasks[i]->root != rank || used == num_sends) continue;
+    tasks[i]->send = sends[used++]->send;
+    result = run_alone(tasks[i]);
+  }
+  return result;
+}
+
+ncclResult_t run_tasks(ncclComm_t comm, task** tasks, int num_tasks, bool is_simulated, float* predicted_us) {
+  if (comm->num_ranks == 1) {
+    ncclResult_t result = is_simulated ? ncclSuccess : copy_own(tasks, num_tasks, 0);
+    for (int i = 0; i < num_tasks && !result && !is_simulated; i++) {
+      if (tasks[i]->kind < TASK_SEND) result = run_alone(tasks[i]);
+    }
+    return result;
+  }
+  ncclResult_t result = decide(comm, tasks, num_tasks, is_simulated);
+  if (result) return result;
+  for (int i = 0; i < num_tasks; i++) {
+    if (predicted_us && is_tuned(tasks[i])) *predicted_us += tasks[i]->decided.predicted_us;
+    if (!is_simulated && is_tuned(tasks[i])) log_decision(tasks[i]);
+  }
+  if (is_simulated) return ncclSuccess;
+  task** order = calloc((size_t)num_tasks, sizeof(*order));
+  int num_order = 0, num_collectives = 0;
+  for (int i = 0; i < num_tasks; i++) {
+    const task* t = tasks[i];
+    if (!t->count || (t->kind >= TASK_SEND && t->root == comm->rank)) continue;
+    if (exchange_is_exact(t)) comm->num_exact++;
+    else comm->num_not_computed++;
+    num_collectives += t->kind < TASK_SEND;
+    order[num_order++] = tasks[i];
+  }
+  // Parts are given before the operation is issued: what has ended was given by all.
+  for (int i = 0; i < num_order && !result; i++) {
+    if (exchange_is_exact(order[i])) result = pending_add(order[i]);
+  }
+  qsort(order, (size_t)num_order, sizeof(*order), by_pair);
+  for (int i = 0; i < num_collectives && !result; i++) result = submit(order[i], exchange_is_exact(order[i]));
+  if (!result && num_order > num_collectives) result = submit_pairs(comm, order + num_collectives, num_order - num_collectives);
+  free(order);
+  return result ? result : copy_own(tasks, num_tasks, comm->rank);
+}

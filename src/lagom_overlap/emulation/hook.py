@@ -1,0 +1,263 @@
+"""What runs in a Python process of an emulated job: it tells the device which operator of PyTorch launches its kernels.
+
+A dispatch mode sees every operator with its tensors; bytes follow from their sizes, flops from PyTorch's own counter.
+Products are left to BLAS, which knows their shapes. Steps are told apart by the optimizer: one begins when an optimizer
+has worked since the last backward pass. Nothing here raises into the job: an error of ours is one line, and kernels are
+priced by their names from then on.
+"""
+
+import atexit
+import ctypes
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import ModuleType
+from typing import Any, Final
+
+from lagom_overlap.after_import import after_import
+from lagom_overlap.stderr import write_lines
+
+_DEVICE: Final = "libcuda.so.1"
+_READS_NOTHING: Final = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "arange", "bernoulli_"})
+"""In-place operators that do not read what they write."""
+_GATHERS: Final = frozenset({"embedding", "index", "index_select", "gather", "take"})
+"""They read only what they take out."""
+_REDUCES: Final = frozenset(
+    {"sum", "mean", "amax", "amin", "argmax", "max", "min", "norm", "linalg_vector_norm", "any"}
+)
+_PLAIN: Final = frozenset({"Tensor", "Parameter", "Buffer"})
+_WRAPPERS: Final = frozenset({"DTensor", "AsyncCollectiveTensor"})
+"""Tensors whose operators run others on plain ones, which come here again."""
+_PRODUCTS: Final = frozenset({"mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "dot", "mv", "addmv"})
+
+
+def arm() -> None:
+    """Waits for the job to import torch."""
+    after_import("torch", _begin)
+
+
+def _begin(torch: ModuleType) -> None:
+    try:
+        device = Device(ctypes.CDLL(_DEVICE))
+        if os.environ.get("LAGOM_EMULATION_PYTHON_CLOCK") == "virtual":
+            _read_virtual_time(device)
+        Hook(torch, device).start()
+    except Exception as error:
+        _complain(error)
+
+
+def _complain(error: BaseException) -> None:
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    write_lines(f"lagom emulate: operators are not described (process {os.getpid()}): {text}")
+
+
+class Device:
+    """The emulated driver's own functions."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._describe = library.lagom_emulation_describe_next
+        self._describe.argtypes, self._describe.restype = [ctypes.c_char_p], None
+        self._mark = library.lagom_emulation_mark
+        self._mark.argtypes, self._mark.restype = [ctypes.c_char_p], None
+        self._host_ns = library.lagom_emulation_host_ns
+        self._host_ns.argtypes, self._host_ns.restype = [], ctypes.c_uint64
+
+    def describe_next(self, fields: Mapping[str, Any] | None) -> None:
+        """What the kernels are that this thread launches next; None: not known."""
+        self._describe(None if fields is None else json.dumps(fields, separators=(",", ":")).encode())
+
+    def mark(self, fields: Mapping[str, Any]) -> None:
+        """A moment on the default stream."""
+        self._mark(json.dumps(fields, separators=(",", ":")).encode())
+
+    def host_ns(self) -> int:
+        """This process's virtual clock."""
+        return int(self._host_ns())
+
+
+def _read_virtual_time(device: Device) -> None:
+    """Clocks that measure read virtual time from here on; `monotonic`, by which programs time out, stays real."""
+    wall_ns, host_ns = time.time_ns(), device.host_ns()
+    readings: dict[str, Callable[[], float]] = {
+        "perf_counter_ns": device.host_ns,
+        "perf_counter": lambda: device.host_ns() / 1e9,
+        "time_ns": lambda: wall_ns + device.host_ns() - host_ns,
+        "time": lambda: (wall_ns + device.host_ns() - host_ns) / 1e9,
+    }
+    for name, reading in readings.items():
+        setattr(time, name, reading)
+
+
+class Hook:
+    """Describes operators and marks steps in one process."""
+
+    def __init__(self, torch: Any, device: Device) -> None:
+        self._torch, self._device = torch, device
+        self._has_backward = self._sees_backward = False
+        self._main_thread = threading.get_ident()
+        self._is_broken = False
+        self._flops: Mapping[Any, Callable[..., int]] | None = None
+
+    def start(self) -> None:
+        """Enters the mode for the rest of this thread and of the autograd threads that it starts."""
+        from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: PLC0415 - torch is the job's
+
+        # cuDNN is no stand-in of ours: flash attention and PyTorch's own convolutions take its place.
+        self._torch.backends.cudnn.enabled = False
+        self._torch.backends.cuda.enable_cudnn_sdp(False)
+        _mode_class(self)().__enter__()
+        register_optimizer_step_post_hook(self._after_update)
+        atexit.register(self._at_exit, os.getpid())
+
+    def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The operator, described."""
+        fields = None if self._is_broken else self._fields(func, args, kwargs)
+        if fields is None:
+            return func(*args, **kwargs)
+        self._device.describe_next(fields)
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self._device.describe_next(None)
+
+    def _fields(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        try:
+            if threading.get_ident() != self._main_thread:
+                self._has_backward = self._sees_backward = True
+            namespace, _, name = func._schema.name.partition("::")
+            if namespace in ("c10d", "_c10d_functional") or name in _PRODUCTS or func.is_view:
+                return None
+            num_bytes = bytes_of(self._torch, func, args, kwargs)
+            if num_bytes is None:
+                return None
+            fields: dict[str, Any] = {"op": f"{namespace}::{name}", "bytes": num_bytes}
+            count = self._counters.get(func._overloadpacket)
+            if count is not None:
+                # PyTorch's counter takes attention in full; a causal kernel skips half of it.
+                share = 0.5 if _is_causal(func, args, kwargs) else 1.0
+                fields["flops"] = int(share * count(*args, **kwargs, out_val=None))
+            return fields
+        except Exception as error:
+            self._is_broken = True
+            _complain(error)
+            return None
+
+    @property
+    def _counters(self) -> Mapping[Any, Callable[..., int]]:
+        if self._flops is None:
+            from torch.utils.flop_counter import flop_registry  # noqa: PLC0415 - slow to import, and torch is the job's
+
+            self._flops = flop_registry
+        return self._flops
+
+    def _after_update(self, *_: Any) -> None:
+        """One of several optimizers in a row begins no step of its own: there was no backward pass in between."""
+        if self._sees_backward and not self._has_backward:
+            return
+        self._has_backward = False
+        self._device.mark({"step": "begin"})
+
+    def _at_exit(self, pid: int) -> None:
+        if os.getpid() != pid:
+            return
+        try:
+            if self._torch.cuda.is_initialized():
+                self._device.mark({"peak_bytes": int(self._torch.cuda.max_memory_allocated())})
+        except Exception as error:
+            _complain(error)
+
+
+def _mode_class(hook: Hook) -> type:
+    from torch.utils._python_dispatch import TorchDispatchMode  # noqa: PLC0415 - torch is the job's
+
+    class Described(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types there
+        """Sees every operator on plain tensors; what a subclass makes of its operators comes here again."""
+
+        @classmethod
+        def is_infra_mode(cls) -> bool:
+            return True
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if any(each.__name__ in _WRAPPERS for each in types):
+                return NotImplemented
+            if any(each.__name__ not in _PLAIN for each in types):
+                return func(*args, **(kwargs or {}))  # fake tensors among them, which launch nothing
+            return hook.run(func, args, kwargs or {})
+
+    return Described
+
+
+def _is_causal(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    names = [argument.name for argument in func._schema.arguments]
+    return bool({**dict(zip(names, args, strict=False)), **kwargs}.get("is_causal"))
+
+
+def bytes_of(torch: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
+    """Bytes that an operator reads and writes on the GPU; None where it has nothing there."""
+    name = func._schema.name.partition("::")[2]
+    read = written = largest = 0
+    on_gpu = False
+    declared = {argument.name: argument for argument in func._schema.arguments}
+    values = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)}
+    values |= kwargs
+    for key, value in values.items():
+        argument = declared.get(key)
+        alias = None if argument is None else argument.alias_info
+        is_written = alias is not None and alias.is_write
+        for tensor in _tensors(torch, value):
+            if not tensor.is_cuda:
+                continue
+            on_gpu = True
+            size = tensor.numel() * tensor.element_size()
+            largest = max(largest, size)
+            written += size if is_written else 0
+            is_output = is_written and argument is not None and argument.is_out
+            read += 0 if is_output or (is_written and name in _READS_NOTHING) else size
+    device = kwargs.get("device")
+    if not on_gpu and (device is None or torch.device(device).type != "cuda"):
+        return None
+    if name == "all_gather_copy_in":  # FSDP2's: the shards go into the rank's own part of the whole buffer
+        return int(2 * sum(tensor.numel() * tensor.element_size() for tensor in _tensors(torch, args[0])))
+    if not on_gpu or name == "_to_copy":
+        written = _made(torch, args, kwargs, largest)
+    elif name in _GATHERS:
+        read = written = _gathered(torch, name, args)
+    elif not written and name not in _REDUCES:
+        written = read if name == "cat" else largest
+    return read + written
+
+
+def _tensors(torch: Any, value: Any) -> Iterator[Any]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            if isinstance(each, torch.Tensor):
+                yield each
+
+
+def _made(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any], largest: int) -> int:
+    """Bytes of a new tensor: of the sizes given, or of another type than the one that is copied."""
+    dtype = kwargs.get("dtype")
+    first = args[0] if args else None
+    if isinstance(first, torch.Tensor):
+        return int(first.numel() * (dtype.itemsize if dtype is not None else first.element_size()))
+    if isinstance(first, (list, tuple)) and all(isinstance(size, int) for size in first):
+        count = 1
+        for size in first:
+            count *= size
+        return int(count * (dtype.itemsize if dtype is not None else 4))
+    return largest
+
+
+def _gathered(torch: Any, name: str, args: Sequence[Any]) -> int:
+    """Bytes that a gathering operator takes out of its first argument."""
+    table = args[0]
+    indices = [tensor for value in args[1:] for tensor in _tensors(torch, value)]
+    count = max((tensor.numel() for tensor in indices), default=0)
+    if name == "gather":
+        return int(count * table.element_size())
+    row = table.numel() // max(1, table.shape[0]) if table.dim() else 1
+    return int(count * row * table.element_size())

@@ -1,0 +1,218 @@
+"""A job's command on emulated GPUs: its environment, its processes, and that nothing of them stays behind.
+
+What is set for the command:
+
+    LAGOM_EMULATION_SOCKET, _GPU, _LAUNCH_NS, _NCCL   where the device finds coordinator, GPU, host costs, NCCL's model
+    LD_LIBRARY_PATH, LD_PRELOAD                       the emulated driver, runtime, BLAS, CUPTI and NCCL
+    PYTHONPATH                                        the boot folder first, whose sitecustomize arms `hook.py`
+
+The command runs in a session of its own, and what it leaves is adopted by us (PR_SET_CHILD_SUBREAPER), so that also
+workers of a launcher that was killed are found and ended.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Final
+
+import msgspec
+
+import lagom_overlap
+from lagom_overlap.emulation.processes import descendants
+from lagom_overlap.emulation.settings import EmulationSettings
+from lagom_overlap.errors import JobError, MissingDependencyError
+from lagom_overlap.hardware import Cluster, LinkKind
+
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_GRACE_S: Final = 10.0
+"""What a command has to end by itself after SIGTERM."""
+_REAL_DRIVERS: Final = ("/dev/nvidia0", "/proc/driver/nvidia")
+PRELOADED: Final = ("libcuda.so.1", "libcudart", "libcublasLt", "libcublas", "libcupti", "libnvidia-ml.so.1", "libnccl")
+"""In front of what PyTorch's own RPATH would find."""
+
+
+def emulated_libraries() -> Path:
+    """The folder of the emulated libraries.
+
+    Raises:
+        MissingDependencyError: if this installation has none.
+    """
+    for folder in lagom_overlap.__path__:
+        path = Path(folder) / "emulated_gpu"
+        if (path / "libcuda.so.1").is_file():
+            return path
+    raise MissingDependencyError("the emulated device is not built; run: pip install lagom-overlap")
+
+
+def refuse_real_gpus() -> None:
+    """Raises JobError on a machine with a GPU's driver: a job there would mix the two."""
+    for path in _REAL_DRIVERS:
+        if Path(path).exists():
+            raise JobError(f"this machine has a real GPU ({path} exists); lagom emulate is for machines without one")
+
+
+def gpu_text(cluster: Cluster, num_devices: int) -> bytes:
+    """The file of LAGOM_EMULATION_GPU: what the device shows of itself.
+
+    Raises:
+        JobError: if CUDA has no such GPU, or we do not know its generation.
+    """
+    gpu, link = cluster.gpu, cluster.intra
+    found = [value for prefix, value in _GENERATIONS.items() if gpu.name.upper().startswith(prefix)]
+    if not found:
+        raise JobError(f"cluster {cluster.name} has {gpu.name} GPUs; emulated are {', '.join(_GENERATIONS)}")
+    capability, generation = found[0]
+    switched = link.kind is LinkKind.NVLINK and "A40" not in gpu.name.upper()
+    fields = {
+        "name": f"NVIDIA {gpu.name}",
+        "num_sms": gpu.num_sms,
+        "memory_bytes": gpu.memory_bytes,
+        "l2_bytes": gpu.l2_bytes,
+        "compute_capability": capability,
+        "num_devices": num_devices,
+        "host_index": 0,
+        "link": "nvswitch" if switched else "pcie" if link.kind is LinkKind.PCIE else "nvlink_pairs",
+        "pcie_generation": generation,
+        "pcie_width": 16,
+    }
+    return msgspec.json.encode(fields)
+
+
+_GENERATIONS: Final = {
+    "B200": ("10.0", 5),
+    "H200": ("9.0", 5),
+    "H100": ("9.0", 5),
+    "A100": ("8.0", 4),
+    "A40": ("8.6", 4),
+    "A10G": ("8.6", 4),
+}
+"""Compute capability and PCIe generation by the name's beginning: CUDA C++ Programming Guide, NVIDIA's datasheets."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFolder:
+    """A private folder below the system's temporary one: the socket, the GPU file, NCCL's model."""
+
+    path: Path
+
+    @property
+    def socket(self) -> Path:
+        """Where the coordinator listens; short, because a unix socket's path has 107 bytes at most."""
+        return self.path / "clock"
+
+    @property
+    def gpu(self) -> Path:
+        """What the device shows of itself."""
+        return self.path / "gpu.json"
+
+    @property
+    def nccl(self) -> Path:
+        """NCCL's model of the cluster."""
+        return self.path / "nccl"
+
+
+@contextlib.contextmanager
+def job_folder() -> Iterator[JobFolder]:
+    """A fresh folder (mode 0700), removed with all it holds at the end."""
+    with tempfile.TemporaryDirectory(prefix="lagom-emulate-") as name:
+        yield JobFolder(path=Path(name))
+
+
+def job_environment(
+    environment: Mapping[str, str],
+    folder: JobFolder,
+    settings: EmulationSettings,
+    *,
+    libraries: Path | None,
+    boot: Path,
+) -> dict[str, str]:
+    """The command's environment; without `libraries` (a job that brings its own) none is put in front."""
+    prepared = dict(environment) | {
+        "LAGOM_EMULATION_SOCKET": str(folder.socket),
+        "LAGOM_EMULATION_GPU": str(folder.gpu),
+        "LAGOM_EMULATION_LAUNCH_NS": str(round(settings.launch_s * 1e9)),
+        "LAGOM_EMULATION_PYTHON_CLOCK": settings.python_clock,
+        "PYTHONPATH": _joined(str(boot), environment.get("PYTHONPATH", "")),
+    }
+    if folder.nccl.exists():
+        prepared["LAGOM_EMULATION_NCCL"] = str(folder.nccl)
+    if libraries is not None:
+        prepared["LD_LIBRARY_PATH"] = _joined(str(libraries), environment.get("LD_LIBRARY_PATH", ""))
+        found = [str(path) for word in PRELOADED for path in sorted(libraries.glob(f"{word}*"))]
+        prepared["LD_PRELOAD"] = _joined(*found, environment.get("LD_PRELOAD", ""))
+    return prepared
+
+
+def _joined(*parts: str) -> str:
+    return os.pathsep.join(filter(None, parts))
+
+
+class Job:
+    """The command as a child; `end` leaves no process of it."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], *, quiet_stdout: bool) -> None:
+        self._mark = f"LAGOM_EMULATION_SOCKET={environment['LAGOM_EMULATION_SOCKET']}".encode()
+        self._seen: set[int] = set()
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        try:
+            self._process = subprocess.Popen(
+                command,
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=2 if quiet_stdout else None,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise JobError(f"cannot run {command[0]!r}: {error.strerror}") from None
+
+    def is_running(self) -> bool:
+        """Whether the command has not ended."""
+        return self._process.poll() is None
+
+    @property
+    def exit_code(self) -> int:
+        """The command's; negative for the signal that ended it. Waits for it."""
+        return self._process.wait()
+
+    def end(self) -> None:
+        """Ends whatever is left of the command: asks, then kills."""
+        if self.is_running():
+            _signal(self._process.pid, signal.SIGTERM, whole_group=True)
+            until_s = monotonic() + _GRACE_S
+            while self.is_running() and monotonic() < until_s:
+                sleep(0.02)
+        if self.is_running():
+            _signal(self._process.pid, signal.SIGKILL, whole_group=True)
+        self._process.wait()
+        # What it left, such as workers in sessions of their own, is ours since it has gone.
+        until_s = monotonic() + _GRACE_S
+        while (left := self._left()) and monotonic() < until_s:
+            for pid in left:
+                _signal(pid, signal.SIGKILL)
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+            sleep(0.02)
+
+    def _left(self) -> list[int]:
+        """Processes below us that have the job's socket in their environment, or have ended and had."""
+        for pid in descendants(os.getpid()):
+            with contextlib.suppress(OSError):
+                if self._mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                    self._seen.add(pid)
+        self._seen &= set(descendants(os.getpid()))
+        return sorted(self._seen)
+
+
+def _signal(pid: int, number: signal.Signals, *, whole_group: bool = False) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if whole_group:
+            os.killpg(pid, number)
+        else:
+            os.kill(pid, number)

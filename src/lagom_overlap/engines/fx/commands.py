@@ -1,0 +1,65 @@
+"""What a controller asks of ranks about a program, and what rank 0 answers. Needs no torch."""
+
+import msgspec
+
+from lagom_overlap.timeline import Span
+from lagom_overlap.workload.rewrite.tables import RewriteTable
+
+
+class ScriptProgram(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A training step as code: a function of a Python file that returns (step, inputs)."""
+
+    script: str
+    function: str
+
+
+class ProfileProgram(msgspec.Struct, frozen=True, tag="profile_program", forbid_unknown_fields=True):
+    """Time each operator alone, `repeats` times."""
+
+    program: ScriptProgram
+    repeats: int
+
+
+class RunPlan(msgspec.Struct, frozen=True, tag="run_plan", forbid_unknown_fields=True):
+    """Run the program and the program under the rewrites, `rounds` times each, in shuffled order within a round.
+
+    `graph` is the digest of the graph that the plan was made for.
+    """
+
+    program: ScriptProgram
+    rewrites: tuple[RewriteTable, ...]
+    rounds: int
+    seed: int
+    graph: str
+
+
+class Profiled(msgspec.Struct, frozen=True, tag="profiled", forbid_unknown_fields=True):
+    """Median seconds of each operator, of the slowest rank."""
+
+    seconds: dict[str, float]
+
+
+class ArmRuns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The rounds of one arm, each the maximum over ranks (s), and rank 0's spans of the last one."""
+
+    makespan_s: tuple[float, ...]
+    exposed_s: tuple[float, ...]
+    spans: tuple[Span, ...]
+
+
+class PlanRun(msgspec.Struct, frozen=True, tag="plan_run", forbid_unknown_fields=True):
+    """The program as it is (`before`) and as planned (`after`).
+
+    `max_error` is the largest difference of an output relative to the largest value in it, on any rank.
+    """
+
+    before: ArmRuns
+    after: ArmRuns
+    max_error: float
+    order_digest: str
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused", forbid_unknown_fields=True):
+    """Nothing was run, and why: a user's mistake."""
+
+    reason: str

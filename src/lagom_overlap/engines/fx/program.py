@@ -1,0 +1,84 @@
+"""A training step as code: a function of a Python file.
+
+The function is called with nothing, on every rank, once `torch.distributed` is initialised, and returns the step and
+its inputs: `(step, inputs)`. The step is called as `step(*inputs)`, uses functional collectives
+(`torch.distributed._functional_collectives`), returns tensors and changes nothing in place.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+from lagom_overlap.capturing.fx import FxCapture, capture_fx, capture_graph
+from lagom_overlap.engines.fx.coalesced import one_tensor_each
+from lagom_overlap.errors import JobError, LagomError
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedProgram:
+    """The step on this rank and what it is called with; `script` is where it comes from."""
+
+    script: Path
+    step: Callable[..., Any]
+    inputs: tuple[Any, ...]
+
+    def captured(self, name: str) -> FxCapture:
+        """The graph of the step, its collectives each of one tensor; nothing is computed or sent.
+
+        Raises:
+            JobError: if it cannot be traced.
+        """
+        try:
+            with torch.enable_grad():
+                return capture_step(self.step, self.inputs, name=name)
+        except LagomError:
+            raise
+        except Exception as error:
+            raise JobError(f"program {str(self.script)!r} cannot be traced: {type(error).__name__}: {error}") from error
+
+
+def capture_step(step: Callable[..., Any], inputs: Sequence[Any], *, name: str) -> FxCapture:
+    """The graph of a step, its collectives each of one tensor; nothing is computed or sent."""
+    found = capture_fx(step, inputs, name=name, is_fake=True)
+    if not one_tensor_each(found.graph_module.graph):
+        return found
+    found.graph_module.recompile()
+    capture = capture_graph(found.graph_module, num_ranks=dist.get_world_size(), name=name)
+    return replace(found, capture=capture)
+
+
+def load_program(script: Path, function: str) -> LoadedProgram:
+    """Runs the file and the function in it.
+
+    Raises:
+        JobError: if the file or the function does not exist, or what it returns is no step.
+    """
+    where = f"program {str(script)!r}"
+    if not script.is_file():
+        raise JobError(f"{where} does not exist")
+    spec = spec_from_file_location(f"lagom_program_{script.stem}", script)
+    if spec is None or spec.loader is None:
+        raise JobError(f"{where} is no Python file")
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses and pickles of the script look their module up
+    try:
+        with torch.enable_grad():
+            spec.loader.exec_module(module)
+            made = getattr(module, function, None)
+            returned = made() if callable(made) else None
+    except (Exception, SystemExit) as error:
+        raise JobError(f"{where} failed: {type(error).__name__}: {error}") from error
+    if made is None:
+        raise JobError(f"{where} has no function {function!r}")
+    if not (isinstance(returned, tuple) and len(returned) == 2 and callable(returned[0])):
+        raise JobError(f"{where}: {function}() must return (step, inputs), it returned {type(returned).__name__}")
+    step, inputs = returned
+    if not isinstance(inputs, Sequence):
+        raise JobError(f"{where}: the inputs of {function}() must be a list, they are {type(inputs).__name__}")
+    return LoadedProgram(script, step, tuple(inputs))

@@ -1,0 +1,67 @@
+"""What a run found, ready to be written in one of the forms that a job reads."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TypeAlias
+
+from lagom_overlap.collective import (
+    UNTOUCHED_LAUNCH,
+    CollectiveKind,
+    CommConfig,
+    CommunicatorId,
+    ConfigTable,
+    LaunchConfig,
+)
+from lagom_overlap.nccl_plugin import ProcessCommunicator
+
+CallSite: TypeAlias = tuple[CommunicatorId, CollectiveKind, int]
+"""A communicator, a kind and a size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """Call sites and their configurations, for every process alike.
+
+    `communicators` are all of a process in the order of their creation; `calls_per_step` says how often a call site is
+    called in a step (0: not known; missing: the rows name every call). Rows that are untouched are not there. `launch`
+    is the computation's side of the whole process.
+    """
+
+    table: ConfigTable
+    communicators: tuple[ProcessCommunicator, ...]
+    calls_per_step: Mapping[CallSite, int] = field(default_factory=lambda: MappingProxyType({}))
+    launch: LaunchConfig = UNTOUCHED_LAUNCH
+
+    def sites(self) -> Iterator[tuple[CallSite, Mapping[int, CommConfig]]]:
+        """Each call site with its rows by occurrence."""
+        found: dict[CallSite, dict[int, CommConfig]] = defaultdict(dict)
+        for key, config in self.table:
+            found[key.communicator, key.kind, key.num_bytes][key.occurrence] = config
+        yield from found.items()
+
+    def uniform(self, site: CallSite, rows: Mapping[int, CommConfig]) -> CommConfig | None:
+        """The one configuration of all calls of a site; None if they differ, or some calls are untouched."""
+        num_calls = self.calls_per_step.get(site, max(rows) + 1)
+        first = next(iter(rows.values()))
+        return first if len(rows) == num_calls and all(config == first for config in rows.values()) else None
+
+    def num_nodes(self, communicator: CommunicatorId) -> int | None:
+        """The nodes of a communicator; None if not known."""
+        return next((known.num_nodes for known in self.communicators if known.id == communicator), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """A file to be written; `not_carried` says in sentences what of the run it does not hold, and what to know."""
+
+    name: str
+    content: bytes
+    not_carried: tuple[str, ...] = ()
+
+
+def site_words(site: CallSite) -> str:
+    """A call site in words."""
+    communicator, kind, num_bytes = site
+    return f"{kind} of {num_bytes} bytes on {communicator.description!r} ({len(communicator.ranks)} ranks)"

@@ -1,0 +1,26 @@
+"""The table of our own plug-in, `liblagom_tuner.so`: what `LAGOM_TABLE` names."""
+
+from typing import Final
+
+from lagom_overlap.export.deployment import Deployment, Exported
+from lagom_overlap.nccl_plugin import encode_table
+
+FILE_NAME: Final = "lagom_table.bin"
+FIRST_GENERATION: Final = 1
+"""Generation of an exported table; a running job swaps in ever larger ones."""
+
+
+def plugin_table(deployment: Deployment) -> Exported:
+    """The table's bytes; they hold for every process of the job.
+
+    Raises:
+        TableError: if the table does not fit the plug-in.
+    """
+    encoded = encode_table(
+        deployment.table,
+        generation=FIRST_GENERATION,
+        communicators=deployment.communicators,
+        calls_per_step=deployment.calls_per_step,
+    )
+    lost = [f"{left.key.kind} of {left.key.num_bytes} bytes: {left.what}" for left in encoded.left_out]
+    return Exported(name=FILE_NAME, content=encoded.data, not_carried=tuple(dict.fromkeys(lost)))

@@ -1,0 +1,1 @@
+"""A job file becomes objects; the only place where names become objects."""

@@ -1,0 +1,96 @@
+"""A job's `[parallel] auto`, or ZeRO-1 and -2: the plain training step of its model, and a sharding found for it.
+
+The step is traced on one rank with the whole batch; the search needs the job's cluster for its times and bounds memory
+by `plan.memory_limit`, or by what a GPU has. Torch and OR-Tools are imported when a search is asked for.
+"""
+
+from importlib import import_module
+from math import prod
+from typing import Any, Final
+
+from lagom_overlap.errors import JobError, MissingDependencyError
+from lagom_overlap.hardware import Cluster, load_preset
+from lagom_overlap.jobfile.build import contention_model_of
+from lagom_overlap.jobfile.spec import JobSpec, ParallelTable, size_bytes
+from lagom_overlap.planners.times import ModelTimes
+from lagom_overlap.workload.issued import IssuedStep
+
+SEARCH_S: Final = 60.0
+"""Seconds that a search may take; programs of one mesh dimension are solved in a few."""
+
+
+def searched_step(spec: JobSpec) -> tuple[IssuedStep, Cluster]:
+    """One rank's step under the sharding found over `parallel.auto`, and the cluster that it was found for.
+
+    Raises:
+        LagomError: if an extra is missing, the model is unknown, or no sharding fits the memory.
+    """
+    parallel = _parallel(spec)
+    if parallel.auto is None:
+        raise JobError("missing key 'parallel.auto': a search for a sharding needs a mesh")
+    return _found(spec, tuple(parallel.auto), None)
+
+
+def zero_step(spec: JobSpec) -> tuple[IssuedStep, Cluster]:
+    """One rank's step of data parallelism with ZeRO stage 1 or 2: parameters whole, the optimizer shared out.
+
+    Raises:
+        LagomError: as `searched_step`, or if other degrees are asked for besides `data`.
+    """
+    parallel = _parallel(spec)
+    for name in ("tensor", "expert", "pipeline"):
+        if getattr(parallel, name) != 1:
+            raise JobError(
+                f"parallel.zero_stage is {parallel.zero_stage}: captured with data alone, parallel.{name} must be 1"
+            )
+    return _found(spec, (parallel.data or 1,), parallel.zero_stage)
+
+
+def _parallel(spec: JobSpec) -> ParallelTable:
+    assert spec.parallel is not None, spec.job.name  # checked when the file was read
+    return spec.parallel
+
+
+def _found(spec: JobSpec, mesh_shape: tuple[int, ...], zero_stage: int | None) -> tuple[IssuedStep, Cluster]:
+    parallel = _parallel(spec)
+    if spec.model is None or spec.model.name is None or spec.model.seq_len is None or spec.cluster is None:
+        raise JobError("a search for a sharding needs [model] with name and seq_len, and [cluster]")
+    num_ranks = prod(mesh_shape)
+    cluster = load_preset(spec.cluster.preset, spec.cluster.nodes)
+    if spec.cluster.nodes is None:
+        cluster = load_preset(spec.cluster.preset, -(-num_ranks // cluster.gpus_per_node))
+    cluster.num_nodes_of(num_ranks)
+    search, named, programs = (
+        _part(f"lagom_overlap.{module}")
+        for module in ("planners.sharding_search.search", "capturing.models.named", "capturing.tensor_program")
+    )
+    batch = parallel.global_batch or parallel.micro_batch * num_ranks
+    build = named.named_step(spec.model.name, named.Degrees(), micro_batch=batch, seq_len=spec.model.seq_len)
+    method = "auto" if zero_stage is None else f"zero{zero_stage}-"
+    title = f"{spec.model.name}-{method}{'x'.join(map(str, mesh_shape))}"
+    limit = spec.plan.memory_limit
+    found = search.search_sharding(
+        programs.capture_program(build, name=title).program.with_updates(),
+        mesh_shape=mesh_shape,
+        cluster=cluster,
+        times=ModelTimes(contention_model_of(spec, cluster)),
+        memory_limit_bytes=cluster.gpu.memory_bytes if limit is None else size_bytes(limit, "plan.memory_limit"),
+        zero_stage=zero_stage,
+        limit_s=SEARCH_S,
+        seed=spec.plan.seed,
+    )
+    capture: IssuedStep = search.emit(found, name=title)
+    return capture.placed_on(cluster), cluster
+
+
+def _part(module: str) -> Any:
+    """A module of ours that needs an extra."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        extra = {"torch": "torch", "transformers": "models", "ortools": "plan"}.get(error.name or "")
+        if extra is None:
+            raise
+        raise MissingDependencyError(
+            f"a search for a sharding needs the package {error.name!r}: pip install 'lagom-overlap[{extra}]'"
+        ) from None

@@ -1,0 +1,504 @@
+"""The job file: TOML checked key by key. A job file is data; nothing in it is run.
+
+`read_job` gives a `JobSpec` or raises a `JobError` of one line that names the key, the value and what is allowed. The
+format is described in docs/formats.md.
+"""
+
+import os
+import re
+import tomllib
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from lagom_overlap.collective import Algorithm, CollectiveKind, LaunchOrder, Protocol, StreamPriority, Transport
+from lagom_overlap.errors import JobError
+from lagom_overlap.tuners.warm_start import WarmSource
+from lagom_overlap.units import GBIT_PER_S, format_bytes, parse_bytes
+from lagom_overlap.workload.parallel import PipelineSchedule, Recompute
+from lagom_overlap.workload.precision import DType
+
+MAX_JOB_BYTES: Final = 1 << 20
+"""A job file above 1 MiB is refused: it is not one that a person wrote."""
+
+MAX_SIZE_BYTES: Final = 1 << 48
+
+Name = Annotated[str, Meta(min_length=1, max_length=120)]
+Count = Annotated[int, Meta(ge=1, le=MAX_SIZE_BYTES)]
+Size = str | Count
+"""Bytes as a number, or text with a unit: "32 MiB"."""
+NumSms = Annotated[int, Meta(ge=0, le=4096)]
+
+
+class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A table of the job file: unknown keys are errors."""
+
+
+class JobTable(Spec, frozen=True):
+    """`[job]`: the name, the backend, and for `backend = "gloo"` the ranks and the link."""
+
+    name: Name
+    backend: Name = "simulated"
+    ranks: Annotated[int, Meta(ge=2, le=64)] = 2
+    link: str = "loopback"
+    timeout_s: Annotated[float, Meta(gt=0, le=86_400)] = 60.0
+
+
+class ModelTable(Spec, frozen=True):
+    """`[model]`: a named model, or a file of one (`*.toml`), or a captured step (`capture`, seen from the job file)."""
+
+    name: Name | None = None
+    seq_len: Count | None = None
+    capture: Annotated[str, Meta(min_length=1, max_length=4096)] | None = None
+
+
+class ClusterTable(Spec, frozen=True):
+    """`[cluster]`: a preset by name or a file of one (`*.toml`), with another number of nodes if given."""
+
+    preset: Name
+    nodes: Count | None = None
+
+
+class ParallelTable(Spec, frozen=True):
+    """`[parallel]`: fully sharded data parallelism over `fsdp` ranks, or degrees of their own.
+
+    `fsdp = N` is `data = N` with `zero_stage = 3` under FSDP2. What the other keys mean:
+    `workload.parallel.ParallelLayout`. `framework` issues the step (`workload.step.rules`); by default FSDP2 for `fsdp`
+    and Megatron-LM otherwise. `clip_gradients` is by default what the framework does.
+    `auto = [2, 8]` gives no degrees but a mesh, over which `lagom capture` and `lagom plan` search for a sharding.
+    """
+
+    auto: Annotated[list[Annotated[int, Meta(ge=2, le=1 << 20)]], Meta(min_length=1, max_length=2)] | None = None
+    fsdp: Annotated[int, Meta(ge=2)] | None = None
+    micro_batch: Count = 1
+    global_batch: Count | None = None
+    prefetch: Count = 1
+    data: Count | None = None
+    tensor: Count = 1
+    pipeline: Count = 1
+    expert: Count = 1
+    schedule: PipelineSchedule = PipelineSchedule.ONE_F_ONE_B
+    chunks: Count = 1
+    recompute: Recompute = Recompute.NONE
+    sequence_parallel: bool = False
+    async_tensor: bool = False
+    zero_stage: Annotated[int, Meta(ge=0, le=3)] | None = None
+    overlap_gradients: bool = True
+    bucket_bytes: Size = "160 MB"
+    flash_attention: bool = True
+    scatter_gather: bool = False
+    overlap_p2p: bool = False
+    framework: Name | None = None
+    clip_gradients: bool | None = None
+
+
+class PrecisionTable(Spec, frozen=True):
+    """`[precision]`: number formats of what is gathered and multiplied, of gradients, of what is reduced.
+
+    What is left out is the framework's default (`workload.step.rules`).
+    """
+
+    parameter: DType | None = None
+    gradient: DType | None = None
+    reduction: DType | None = None
+
+
+class CostTable(Spec, frozen=True):
+    """`[cost]`: the simulator's profile, and the sigma of the log-normal factor on every simulated time.
+
+    With `sm_carveout` matrix products are persistent kernels that leave that many SMs free; without it plain ones.
+    `rank_skew_s` is how much later the last rank reaches every collective: its channels hold their SMs for that too.
+    """
+
+    profile: Name = "plausible"
+    noise: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    sm_carveout: NumSms | None = None
+    rank_skew_s: Annotated[float, Meta(ge=0, le=10)] = 0.0
+
+
+class BlockTable(Spec, frozen=True):
+    """`[group.block]`: a transformer block by its shapes, repeated `repeat` times."""
+
+    seq_len: Count
+    hidden: Count
+    heads: Count
+    ffn: Count
+    batch: Count = 1
+    repeat: Annotated[int, Meta(ge=1, le=10_000)] = 1
+
+
+class OpTable(Spec, frozen=True):
+    """`[[group.op]]`: one computation; exactly one of gemm = [m, n, k], attention, memory."""
+
+    name: Name
+    gemm: Annotated[list[Count], Meta(min_length=3, max_length=3)] | None = None
+    attention: Annotated[list[Count], Meta(min_length=4, max_length=4)] | None = None
+    memory: Size | None = None
+
+
+class CommTable(Spec, frozen=True):
+    """`[[group.comm]]`: one collective; `starts_after` holds it back until that many computations are done."""
+
+    name: Name
+    kind: CollectiveKind
+    bytes: Size
+    communicator: Name = "default"
+    starts_after: Annotated[int, Meta(ge=0)] = 0
+
+
+class GroupTable(Spec, frozen=True):
+    """`[[group]]`: computations (`block` or `op`) and the collectives (`comm`) that overlap them."""
+
+    name: Name
+    comm: Annotated[list[CommTable], Meta(min_length=1, max_length=64)]
+    block: BlockTable | None = None
+    op: Annotated[list[OpTable], Meta(max_length=60_000)] = []
+    count: Count = 1
+
+
+class SpaceTable(Spec, frozen=True):
+    """`[tune] space`: allowed values per knob; a knob that is absent keeps the engine's own values.
+
+    `chunk_bytes` are chunks on the wire; `slice_bytes` are the papers' C and are converted; give one of the two.
+    `sm_carveout`, `launch_order` and `stream_priority` are of the computation's side, which the tuner `both_sides`
+    searches besides the collectives; absent ones are left alone.
+    """
+
+    algorithm: list[Algorithm] | None = None
+    protocol: list[Protocol] | None = None
+    transport: list[Transport] | None = None
+    num_channels: list[Count] | None = None
+    num_threads: list[Count] | None = None
+    chunk_bytes: list[Size] | None = None
+    slice_bytes: list[Size] | None = None
+    sm_carveout: list[NumSms] | None = None
+    launch_order: list[LaunchOrder] | None = None
+    stream_priority: list[StreamPriority] | None = None
+
+    @property
+    def launch_keys(self) -> tuple[str, ...]:
+        """The keys of the computation's side that are given."""
+        keys = ("sm_carveout", "launch_order", "stream_priority")
+        return tuple(key for key in keys if getattr(self, key) is not None)
+
+
+class BudgetTable(Spec, frozen=True):
+    """`[tune] budget`: the search ends at whichever comes first; the verdict's pairs are not counted."""
+
+    measurements: Count = 40
+    seconds: Annotated[float, Meta(gt=0, le=10_000_000)] = 300.0
+
+
+class TuneTable(Spec, frozen=True):
+    """`[tune]`: the tuner and its options, the space, the budget, the verdict.
+
+    `warm_start` is where the search may begin: "simulator", "nccl", or a run folder, configs.toml or profiler trace,
+    seen from the job file.
+    """
+
+    tuner: Name = "model_based"
+    guard: bool = True
+    options: dict[str, bool | int | float | str] = {}
+    warm_start: Name | None = None
+    space: SpaceTable = SpaceTable()
+    budget: BudgetTable = BudgetTable()
+    pairs: Annotated[int, Meta(ge=3, le=101)] = 25
+    repeats: Annotated[int, Meta(ge=1, le=101)] = 1
+    seed: Annotated[int, Meta(ge=0, le=1 << 62)] = 0
+
+
+class ProgramTable(Spec, frozen=True):
+    """`[program]`: a training step as code, for `lagom plan`: a function of a Python file, seen from the job file.
+
+    `nodes` is how many nodes the plan takes the gloo ranks to be spread over, in order: it decides which links a
+    collective uses.
+    """
+
+    script: Name
+    function: Name = "step"
+    nodes: Annotated[int, Meta(ge=1, le=64)] = 1
+
+
+class TimesSource(StrEnum):
+    """Words of `plan.times` and `--times`; anything else is a trace's file."""
+
+    MODEL = "model"
+    MEASURE = "measure"
+
+
+class PlanTable(Spec, frozen=True):
+    """`[plan]`: the planner and its options, what bounds the plan, and how often it is run against the program.
+
+    `prefetch` is how many gathered parameter groups may be held (0: no limit), `exact` forbids what changes the order
+    of a reduction, `rounds` are those of `--execute`. `budget_s` is the clock's (10 s where neither is given), `work`
+    millions of steps, which find the same plan on any machine; with both, whichever is over first. `times`
+    is "model", "measure" or one rank's trace, seen from the job file; without it, the model's, or measured where there
+    are ranks.
+    """
+
+    planner: Name = "ours"
+    times: Annotated[str, Meta(min_length=1, max_length=4096)] | None = None
+    memory_limit: Size | None = None
+    prefetch: Annotated[int, Meta(ge=0, le=1_000_000)] = 3
+    exact: bool = False
+    budget_s: Annotated[float, Meta(gt=0, le=1_000_000)] | None = None
+    work: Annotated[float, Meta(gt=0, le=1_000_000_000)] | None = None
+    options: dict[str, bool | int | float | str] = {}
+    seed: Annotated[int, Meta(ge=0, le=1 << 62)] = 0
+    rounds: Annotated[int, Meta(ge=3, le=101)] = 11
+
+
+class RankFactor(Spec, frozen=True):
+    """A rank that is slower than its price by a factor."""
+
+    rank: Annotated[int, Meta(ge=0, le=1 << 20)]
+    factor: Annotated[float, Meta(ge=1, le=1000)]
+
+
+class RankDelay(Spec, frozen=True):
+    """A rank that begins later."""
+
+    rank: Annotated[int, Meta(ge=0, le=1 << 20)]
+    seconds: Annotated[float, Meta(ge=0, le=86_400)]
+
+
+class EmulateTable(Spec, frozen=True):
+    """`[emulate]`, for `lagom emulate`: what a launch costs the host, and what disturbs the job.
+
+    `noise` is the sigma of a log-normal factor on every operation; stragglers stretch a rank's kernels, slow links the
+    collectives that it takes part in. A job in which nobody moves for `stall_s` of real time is ended.
+    """
+
+    launch_s: Annotated[float, Meta(ge=0, le=1)] = 5e-6
+    noise: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    seed: Annotated[int, Meta(ge=0, le=1 << 62)] = 0
+    stragglers: list[RankFactor] = []
+    slow_links: list[RankFactor] = []
+    skew: list[RankDelay] = []
+    python_clock: Literal["real", "virtual"] = "real"
+    stall_s: Annotated[float, Meta(gt=0, le=86_400)] = 60.0
+
+
+class JobSpec(Spec, frozen=True):
+    """A whole job file."""
+
+    job: JobTable
+    model: ModelTable | None = None
+    cluster: ClusterTable | None = None
+    parallel: ParallelTable | None = None
+    precision: PrecisionTable = PrecisionTable()
+    cost: CostTable = CostTable()
+    group: list[GroupTable] = []
+    tune: TuneTable = TuneTable()
+    program: ProgramTable | None = None
+    plan: PlanTable = PlanTable()
+    emulate: EmulateTable | None = None
+
+
+def size_bytes(value: str | int, where: str) -> int:
+    """A size of the job file in bytes.
+
+    Raises:
+        JobError: if the text is no size or is not positive.
+    """
+    if isinstance(value, int):
+        return value
+    try:
+        num_bytes = parse_bytes(value)
+    except ValueError as error:
+        raise JobError(f"{where}: {error}") from None
+    if not 1 <= num_bytes <= MAX_SIZE_BYTES:
+        raise JobError(f"{where}: {value!r} is outside 1 B to {format_bytes(MAX_SIZE_BYTES)}")
+    return num_bytes
+
+
+def link_bytes_per_s(text: str, where: str = "job.link") -> float | None:
+    """`"loopback"` -> None; `"3 Gbit/s"` -> bytes per second of an emulated link, one direction.
+
+    Raises:
+        JobError: if it is neither; `where` names the key or the flag that said so.
+    """
+    if text == "loopback":
+        return None
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*Gbit/s\s*", text)
+    if match is None or float(match[1]) <= 0:
+        raise JobError(f'{where}: {text!r} is not a link; allowed: "loopback", or an emulated rate such as "3 Gbit/s"')
+    return float(match[1]) * GBIT_PER_S
+
+
+def read_job(path: Path, *, is_emulated: bool = False) -> JobSpec:
+    """The job file at `path`; an emulated job need not say what it trains, because its command does.
+
+    Raises:
+        JobError: if it is missing, unreadable, oversized, no TOML, or holds what is not allowed.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            raise JobError(f"job file {str(path)!r} is no regular file")
+        with path.open("rb") as file:
+            content = file.read(MAX_JOB_BYTES + 1)
+    except FileNotFoundError:
+        raise JobError(f"job file {str(path)!r} does not exist") from None
+    except OSError as error:
+        raise JobError(f"job file {str(path)!r} cannot be read: {error.strerror}") from None
+    if len(content) > MAX_JOB_BYTES:
+        raise JobError(f"job file {str(path)!r} has more than {MAX_JOB_BYTES} bytes, the most that is allowed")
+    try:
+        raw = tomllib.loads(content.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise JobError(f"job file {str(path)!r} is not UTF-8 text (byte {error.start})") from None
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError, or an integer of thousands of digits
+        raise JobError(f"job file {str(path)!r} is not TOML: {error}") from None
+    return _seen_from(parse_job(raw, str(path), is_emulated=is_emulated), path.parent)
+
+
+def _seen_from(spec: JobSpec, folder: Path) -> JobSpec:
+    """The job, its paths (but the cluster's) as seen from where we are, not from the job file's folder."""
+    begin = spec.tune.warm_start
+    if begin is not None and begin not in list(WarmSource):
+        tune = msgspec.structs.replace(spec.tune, warm_start=str(folder / begin))
+        spec = msgspec.structs.replace(spec, tune=tune)
+    times = spec.plan.times
+    if times is not None and times not in list(TimesSource):
+        seen = os.path.join(folder, times)  # noqa: PTH118  a Path drops the ./ of ./measure, which is no word
+        spec = msgspec.structs.replace(spec, plan=msgspec.structs.replace(spec.plan, times=seen))
+    if spec.program is not None:
+        program = msgspec.structs.replace(spec.program, script=str(folder / spec.program.script))
+        spec = msgspec.structs.replace(spec, program=program)
+    if spec.model is None or spec.model.capture is None:
+        return spec
+    model = msgspec.structs.replace(spec.model, capture=str(folder / spec.model.capture))
+    return msgspec.structs.replace(spec, model=model)
+
+
+def parse_job(raw: dict[str, Any], where: str, *, is_emulated: bool = False) -> JobSpec:
+    """A decoded TOML document as a `JobSpec`.
+
+    Raises:
+        JobError: naming the key, its value and what is allowed.
+    """
+    try:
+        spec = msgspec.convert(raw, JobSpec)
+    except msgspec.ValidationError as error:
+        raise JobError(f"{where}: {_explain(str(error), raw)}") from None
+    _check_together(spec, where, is_emulated=is_emulated)
+    return spec
+
+
+def _check_together(spec: JobSpec, where: str, *, is_emulated: bool) -> None:
+    num_kinds = (spec.model is not None) + bool(spec.group) + (spec.program is not None)
+    if num_kinds != 1 and not (is_emulated and num_kinds == 0):
+        raise JobError(
+            f"{where}: give either [model] with [parallel] and [cluster], or at least one [[group]], or [program]"
+        )
+    if spec.model is not None and spec.model.capture is not None:
+        _check_captured(spec, spec.model, where)
+    elif spec.model is not None:
+        missing_keys = [key for key in ("name", "seq_len") if getattr(spec.model, key) is None]
+        if missing_keys:
+            raise JobError(f"{where}: missing key 'model.{missing_keys[0]}'")
+    if spec.model is not None and spec.model.capture is None and (spec.parallel is None or spec.cluster is None):
+        missing = "[parallel]" if spec.parallel is None else "[cluster]"
+        raise JobError(f"{where}: [model] needs {missing} too")
+    if spec.model is None and spec.parallel is not None:
+        raise JobError(f"{where}: [parallel] has no meaning without [model]")
+    if spec.parallel is not None:
+        _check_parallel(spec.parallel, where)
+    link_bytes_per_s(spec.job.link)
+    _check_groups(spec, where)
+    space = spec.tune.space
+    if space.chunk_bytes is not None and space.slice_bytes is not None:
+        raise JobError(f"{where}: tune.space: give chunk_bytes or slice_bytes, not both")
+
+
+def _check_groups(spec: JobSpec, where: str) -> None:
+    for index, group in enumerate(spec.group):
+        place = f"{where}: group[{index}]"
+        if (group.block is None) == (not group.op):
+            raise JobError(f"{place} {group.name!r}: give either block or op, one of the two")
+        if group.block is not None and group.block.hidden % group.block.heads:
+            raise JobError(f"{place}.block: hidden {group.block.hidden} is not a multiple of heads {group.block.heads}")
+        for number, op in enumerate(group.op):
+            if sum(work is not None for work in (op.gemm, op.attention, op.memory)) != 1:
+                raise JobError(f"{place}.op[{number}] {op.name!r}: give exactly one of gemm, attention, memory")
+
+
+def _check_captured(spec: JobSpec, model: ModelTable, where: str) -> None:
+    for key in ("name", "seq_len"):
+        if getattr(model, key) is not None:
+            raise JobError(f"{where}: model.capture already says model.{key}: give one of the two")
+    if spec.parallel is not None:
+        raise JobError(f"{where}: [parallel] has no meaning with model.capture: the captured step is parallel already")
+    if spec.cluster is None:
+        raise JobError(f"{where}: [model] needs [cluster] too")
+
+
+def _check_parallel(parallel: ParallelTable, where: str) -> None:
+    if parallel.auto is not None:
+        kept = {"auto", "micro_batch", "global_batch"}
+        default = ParallelTable()
+        for name in parallel.__struct_fields__:
+            if name not in kept and getattr(parallel, name) != getattr(default, name):
+                raise JobError(
+                    f"{where}: parallel.auto searches for the sharding: parallel.{name} has no meaning with it"
+                )
+    if parallel.fsdp is None:
+        return
+    for name in ("data", "zero_stage"):
+        if getattr(parallel, name) is not None:
+            raise JobError(f"{where}: parallel.fsdp already says parallel.{name}: give one of the two")
+
+
+_PATH: Final = re.compile(r" - at `\$?(.*)`$")
+_UNKNOWN: Final = re.compile(r"^Object contains unknown field `(.*)`$")
+_MISSING: Final = re.compile(r"^Object missing required field `(.*)`$")
+
+
+def _lookup(raw: Any, path: str) -> Any:  # any TOML value
+    for part in re.findall(r"\[(\d+)\]|\.([^.\[]+)", path):
+        raw = raw[int(part[0])] if part[0] else raw[part[1]]
+    return raw
+
+
+def _struct_at(path: str) -> type[Spec] | None:
+    """The table type that a path such as `.group[0].comm[1]` leads to."""
+    current: type[Spec] = JobSpec
+    for name in re.findall(r"\.([^.\[]+)", path):
+        annotation = str(current.__annotations__.get(name, ""))
+        match = next((spec for spec in Spec.__subclasses__() if spec.__name__ in annotation), None)
+        if match is None:
+            return None
+        current = match
+    return current
+
+
+def _explain(message: str, raw: dict[str, Any]) -> str:
+    """One line for a msgspec complaint: the key, the value, what is allowed."""
+    found = _PATH.search(message)
+    path = found[1] if found else ""
+    complaint = message[: found.start()] if found else message
+    key = path.lstrip(".")
+    if unknown := _UNKNOWN.match(complaint):
+        table = _struct_at(path)
+        allowed = f"; allowed: {', '.join(sorted(table.__struct_fields__))}" if table else ""
+        return f"unknown key {f'{key}.{unknown[1]}'.lstrip('.')!r}{allowed}"
+    if missing := _MISSING.match(complaint):
+        return f"missing key {f'{key}.{missing[1]}'.lstrip('.')!r}"
+    try:
+        value = repr(_lookup(raw, path))
+    except (KeyError, IndexError, TypeError):
+        value = "?"
+    table = _struct_at(path.rpartition(".")[0])
+    return f"{key} is {value[:80]}: {complaint.replace('`', '')}" + _enum_hint(path, table)
+
+
+def _enum_hint(path: str, table: type[Spec] | None) -> str:
+    name = re.sub(r"\[\d+\]$", "", path.rpartition(".")[2])
+    annotation = str(table.__annotations__.get(name, "")) if table else ""
+    for enum in (CollectiveKind, Algorithm, Protocol, Transport, PipelineSchedule, Recompute, DType):
+        if enum.__name__ in annotation:
+            return f"; allowed: {', '.join(enum)}"
+    return ""

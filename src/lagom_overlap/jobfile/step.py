@@ -1,0 +1,174 @@
+"""The training step of a job: of its named model, the same in every verb, or read from the capture that it names."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from lagom_overlap.capturing.file import read_capture
+from lagom_overlap.cost.operators import FrameworkConstants, OperatorConstants, load_framework, load_operators
+from lagom_overlap.cost.operators import operators_of_preset as operators_of
+from lagom_overlap.cost.profile import Profile, load_profile
+from lagom_overlap.errors import JobError
+from lagom_overlap.hardware import Cluster, load_preset
+from lagom_overlap.jobfile.spec import JobSpec, ParallelTable, size_bytes
+from lagom_overlap.sim.training import TrainingSimulator
+from lagom_overlap.workload.issued import IssuedStep
+from lagom_overlap.workload.models import TransformerModel, load_model
+from lagom_overlap.workload.parallel import ParallelLayout, StageMemory, plan_stages, stage_memory
+from lagom_overlap.workload.parallel.layout import check_layout
+from lagom_overlap.workload.precision import Precision
+from lagom_overlap.workload.step import IssueRules, load_rules
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStep:
+    """What a job with a named model trains, how and on what."""
+
+    model: TransformerModel
+    layout: ParallelLayout
+    cluster: Cluster
+    seq_len: int
+    rules: IssueRules
+    precision: Precision
+    clips: bool
+    framework: FrameworkConstants
+    operators: OperatorConstants
+    profile: Profile
+    sm_carveout: int | None
+    rank_skew_s: float
+
+    def simulator(self, sm_carveout: int | None = None) -> TrainingSimulator:
+        """The job's iteration under contention, by default with the job's own carve-out."""
+        return TrainingSimulator(
+            self.model,
+            self.layout,
+            seq_len=self.seq_len,
+            cluster=self.cluster,
+            operators=self.operators,
+            framework=self.framework,
+            profile=self.profile,
+            rules=self.rules,
+            precision=self.precision,
+            clips=self.clips,
+            sm_carveout=self.sm_carveout if sm_carveout is None else sm_carveout,
+            rank_skew_s=self.rank_skew_s,
+        )
+
+    def step(self) -> IssuedStep:
+        """One rank's whole step; of a pipeline, the first stage's, with one micro-batch."""
+        return self.simulator().step(num_micro_batches=self.layout.num_micro_batches if self.is_whole else 1)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether one rank's step is the iteration: there is no pipeline whose stages wait for each other."""
+        return self.layout.pipeline == 1
+
+    def memories(self) -> Sequence[StageMemory]:
+        """What one GPU of each stage holds at its peak."""
+        stages = plan_stages(self.model, self.layout)
+        return [stage_memory(self.model, self.layout, stage, self.seq_len, self.precision) for stage in stages]
+
+
+def layout_of(parallel: ParallelTable) -> ParallelLayout:
+    """The layout that a job's `[parallel]` describes.
+
+    Raises:
+        JobError: if its degrees contradict each other.
+    """
+    if parallel.auto is not None:
+        raise JobError(
+            "parallel.auto: a sharding is searched for by `lagom capture` and `lagom plan` only; give degrees"
+        )
+    data = parallel.fsdp or parallel.data or 1
+    zero_stage = 3 if parallel.fsdp is not None else parallel.zero_stage or 0
+    return ParallelLayout(
+        tensor=parallel.tensor,
+        pipeline=parallel.pipeline,
+        data=data,
+        expert=parallel.expert,
+        micro_batch=parallel.micro_batch,
+        global_batch=parallel.global_batch or parallel.micro_batch * data,
+        schedule=parallel.schedule,
+        chunks=parallel.chunks,
+        recompute=parallel.recompute,
+        sequence_parallel=parallel.sequence_parallel,
+        async_tensor=parallel.async_tensor,
+        zero_stage=zero_stage,
+        overlap_gradients=parallel.overlap_gradients,
+        bucket_bytes=size_bytes(parallel.bucket_bytes, "parallel.bucket_bytes"),
+        prefetch=parallel.prefetch,
+        flash_attention=parallel.flash_attention,
+        scatter_gather=parallel.scatter_gather,
+        overlap_p2p=parallel.overlap_p2p,
+    )
+
+
+def cluster_for(spec: JobSpec, layout: ParallelLayout) -> Cluster:
+    """The job's cluster; without a number of nodes, as many as the layout fills.
+
+    Raises:
+        UnknownNameError: if there is no such preset.
+    """
+    assert spec.cluster is not None
+    cluster = load_preset(spec.cluster.preset, spec.cluster.nodes)
+    if spec.cluster.nodes is not None:
+        return cluster
+    per_node = min(cluster.gpus_per_node, layout.num_gpus)
+    return replace(cluster, num_nodes=-(-layout.num_gpus // per_node), gpus_per_node=per_node)
+
+
+def framework_of(parallel: ParallelTable) -> str:
+    """The framework that runs the job: FSDP2 where `fsdp` says so, Megatron-LM otherwise, unless one is named."""
+    return parallel.framework or ("fsdp2" if parallel.fsdp is not None else "megatron")
+
+
+def precision_of(spec: JobSpec, rules: IssueRules) -> Precision:
+    """The job's number formats; what `[precision]` leaves out is the framework's."""
+    table, default = spec.precision, rules.precision
+    return Precision(
+        table.parameter or default.parameter,
+        table.gradient or default.gradient,
+        table.reduction or default.reduction,
+    )
+
+
+def job_step(spec: JobSpec) -> JobStep | None:
+    """The step of a job's named model; None for groups given by shapes, captures and programs.
+
+    Raises:
+        LagomError: if the layout does not fit the model or the cluster, or the framework does not shard so.
+    """
+    if spec.model is None or spec.parallel is None or spec.cluster is None or spec.model.name is None:
+        return None
+    assert spec.model.seq_len is not None  # checked when the file was read
+    parallel = spec.parallel
+    model, layout = load_model(spec.model.name), layout_of(parallel)
+    cluster = cluster_for(spec, layout)
+    check_layout(model, layout, cluster, spec.model.seq_len)
+    rules = load_rules(framework_of(parallel))
+    return JobStep(
+        model=model,
+        layout=layout,
+        cluster=cluster,
+        seq_len=spec.model.seq_len,
+        rules=rules,
+        precision=precision_of(spec, rules),
+        clips=rules.clips if parallel.clip_gradients is None else parallel.clip_gradients,
+        framework=load_framework(rules.name),
+        operators=operators_of(spec.cluster.preset) or load_operators(cluster.gpu),
+        profile=load_profile(spec.cost.profile),
+        sm_carveout=spec.cost.sm_carveout,
+        rank_skew_s=spec.cost.rank_skew_s,
+    )
+
+
+def capture_of(spec: JobSpec, cluster: Cluster | None = None) -> IssuedStep | None:
+    """The capture that a job's `[model] capture` names, laid out on `cluster` if given; None if it names none.
+
+    Raises:
+        JobError: if the file cannot be read, or has more ranks than the cluster has GPUs.
+    """
+    if spec.model is None or spec.model.capture is None:
+        return None
+    capture = read_capture(Path(spec.model.capture))
+    return capture if cluster is None else capture.placed_on(cluster)

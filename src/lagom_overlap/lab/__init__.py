@@ -1,0 +1,1 @@
+"""Worker threads with genuine contention: an instrument, not a product path."""

@@ -1,0 +1,103 @@
+"""The plug-in as a training process reaches it: the same shared object that NCCL has loaded, found by its path.
+
+Opening a library twice by one path gives one instance, so what is called here is what NCCL decides by.
+"""
+
+import ctypes
+from pathlib import Path
+from typing import Final
+
+import lagom_overlap
+from lagom_overlap.errors import MissingDependencyError, TableError
+
+LIBRARY_NAME: Final = "liblagom_tuner.so"
+
+
+def installed_library(name: str = LIBRARY_NAME) -> Path:
+    """Where the wheel put a shared object of ours; of the plug-in it is the value for `NCCL_TUNER_PLUGIN`.
+
+    Raises:
+        MissingDependencyError: if this installation has none (a source tree that was not built).
+    """
+    for folder in lagom_overlap.__path__:  # an editable install keeps what is built apart from the sources
+        path = Path(folder) / "lib" / name
+        if path.is_file():
+            return path
+    raise MissingDependencyError(f"{name} is not built; run: pip install lagom-overlap")
+
+
+class TunerPlugin:
+    """Steps, swaps and the switch of the plug-in in this process. No call of it waits on a collective."""
+
+    def __init__(self, path: Path) -> None:
+        library = ctypes.CDLL(str(path))
+        self._step = library.lagom_step
+        self._step.restype = ctypes.c_uint32
+        self._swap = library.lagom_swap
+        self._swap.argtypes = [ctypes.c_uint64]
+        self._install = library.lagom_install
+        self._install.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_uint64]
+        self._prepare = library.lagom_prepare
+        self._prepare.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_uint64]
+        self._commit = library.lagom_commit
+        self._commit.argtypes = [ctypes.c_uint64]
+        self._generation = library.lagom_generation
+        self._generation.restype = ctypes.c_uint64
+        self._enable = library.lagom_enable
+        self._enable.restype = None
+        self._bind = library.lagom_bind
+        self._bind.argtypes = [ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint32]
+        self._error_text = library.lagom_error_text
+        self._error_text.restype = ctypes.c_char_p
+
+    def step(self) -> int:
+        """Marks a step boundary: occurrences count from 0 again. Returns the number of the step that begins."""
+        return int(self._step())
+
+    def swap(self, generation: int = 0) -> None:
+        """Decides by the table file as it is now, if it is of this generation (0: of any).
+
+        To be called by every rank between the same two steps, after all agreed: collectives whose ranks decide by
+        different tables hang.
+
+        Raises:
+            TableError: if the file is refused; the table before it stays.
+        """
+        self._check(self._swap(generation))
+
+    def install(self, data: bytes, generation: int = 0) -> None:
+        """The same as `swap`, from memory."""
+        self._check(self._install(data, len(data), generation))
+
+    def prepare(self, data: bytes, generation: int) -> None:
+        """Does all of an `install` that can fail, and changes nothing; the next one drops what was not committed.
+
+        Raises:
+            TableError: if the table is refused.
+        """
+        self._check(self._prepare(data, len(data), generation))
+
+    def commit(self, generation: int) -> None:
+        """Decides by the table that was prepared under this generation, from the next call on.
+
+        Raises:
+            TableError: if none was, or another one since.
+        """
+        self._check(self._commit(generation))
+
+    @property
+    def generation(self) -> int:
+        """The generation that is decided by; 0: none, or switched off."""
+        return int(self._generation())
+
+    def enable(self, *, is_enabled: bool) -> None:
+        """Switches decisions off and on; what a chained tuner answers stays. At the same step on every rank."""
+        self._enable(int(is_enabled))
+
+    def bind(self, comm_id: int, *, num_nodes: int | None, creation_order: int) -> bool:
+        """Says which communicator of the table NCCL's `comm_id` is; False if there is no such communicator."""
+        return int(self._bind(comm_id, num_nodes or 0, creation_order)) > 0
+
+    def _check(self, error: int) -> None:
+        if error:
+            raise TableError(f"the plug-in refused the table: it {self._error_text(error).decode()}")

@@ -1,0 +1,236 @@
+"""Reads the ring that the plug-in records (`LAGOM_RECORD`): what NCCL offered at each decision and what was chosen.
+
+The offered cost table is NCCL's own prediction for every algorithm and protocol, so the recorded calls of one step give
+the true call sites of a job and the implementations that may be chosen for each.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+from pathlib import Path
+from types import MappingProxyType
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lagom_overlap.collective import Algorithm, CollectiveKind, Protocol
+from lagom_overlap.errors import TableError
+from lagom_overlap.nccl_plugin import table_layout as layout
+from lagom_overlap.units import US
+
+Implementation: TypeAlias = tuple[Algorithm, Protocol]
+
+
+class RecordEvent(IntEnum):
+    """What an entry of the ring is about."""
+
+    INIT = 1
+    DECISION = 2
+    CHUNK = 3
+
+
+class Flag(IntFlag):
+    """What the plug-in did at a decision."""
+
+    MATCHED = 1
+    APPLIED = 2
+    CHAINED = 4
+    NOT_COUNTED = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedCommunicator:
+    """A communicator as NCCL announced it; `comm_id` is this run's."""
+
+    comm_id: int
+    num_ranks: int
+    num_nodes: int
+    creation_order: int
+    abi_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedDecision:
+    """One getCollInfo call.
+
+    `offered_s` is NCCL's predicted time per available implementation (empty under NCCL 2.21, which tells none),
+    `algorithm`, `protocol` and `chunk_bytes` what the table asked for, `num_channels` what was answered; None: left to
+    NCCL. `occurrence` is None for a call that is not counted.
+    """
+
+    comm_id: int
+    step: int
+    kind: CollectiveKind
+    num_bytes: int
+    occurrence: int | None
+    num_pipe_ops: int
+    flags: Flag
+    generation: int
+    offered_s: Mapping[Implementation, float]
+    algorithm: Algorithm | None
+    protocol: Protocol | None
+    num_channels: int | None
+    chunk_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedChunk:
+    """One getChunkSize call: `num_bytes` are those of one channel."""
+
+    comm_id: int
+    step: int
+    kind: CollectiveKind
+    num_bytes: int
+    algorithm: Algorithm
+    protocol: Protocol
+    offered_bytes: int
+    chunk_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordLog:
+    """A recorded ring, oldest first; `num_lost` older entries were overwritten."""
+
+    communicators: tuple[RecordedCommunicator, ...]
+    decisions: tuple[RecordedDecision, ...]
+    chunks: tuple[RecordedChunk, ...]
+    num_lost: int
+
+    def offered(self, comm_id: int, kind: CollectiveKind, num_bytes: int) -> frozenset[Implementation]:
+        """The implementations that NCCL offered at every recorded call of this kind and size."""
+        tables = [
+            frozenset(d.offered_s)
+            for d in self.decisions
+            if (d.comm_id, d.kind, d.num_bytes) == (comm_id, kind, num_bytes) and Flag.NOT_COUNTED not in d.flags
+        ]
+        return frozenset.intersection(*tables) if tables else frozenset()
+
+
+class RecordRing:
+    """A ring that is being written, read piece by piece: what was added since the last look."""
+
+    def __init__(self, path: Path) -> None:
+        """Maps the file.
+
+        Raises:
+            TableError: if the file is not a record of this version.
+        """
+        self._path = path
+        _entries(path, _read(path))
+        start = layout.RECORD_HEADER.itemsize
+        self._header = np.memmap(path, layout.RECORD_HEADER, "r", 0, (1,))
+        self._ring = np.memmap(path, layout.RECORD_ENTRY, "r", start, (int(self._header[0]["num_entries"]),))
+        self._num_seen = 0
+
+    def take(self) -> RecordLog:
+        """The entries since the last call, oldest first; entries still being written are left for lost.
+
+        Raises:
+            TableError: if an entry is damaged.
+        """
+        num_written = int(self._header[0]["num_written"])
+        first = max(self._num_seen, num_written - len(self._ring))
+        entries = self._ring[np.arange(first, num_written) % len(self._ring)]
+        whole = entries[entries["sequence"] == np.arange(first, num_written) + 1]
+        num_lost = num_written - self._num_seen - len(whole)
+        self._num_seen = num_written
+        return _log_of(self._path, whole, num_lost)
+
+
+def read_record(path: Path) -> RecordLog:
+    """The ring in a file, also while a process still writes it: entries under way are left out.
+
+    Raises:
+        TableError: if the file is not a record of this version.
+    """
+    return _log_of(path, *_entries(path, _read(path)))
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise TableError(f"cannot read the record {path}: {error.strerror}") from error
+
+
+def _log_of(path: Path, entries: NDArray[np.void], num_lost: int) -> RecordLog:
+    communicators, decisions, chunks = [], [], []
+    try:
+        for entry in entries[entries["kind"] < len(layout.KINDS)]:
+            match RecordEvent(int(entry["event"])):
+                case RecordEvent.INIT:
+                    communicators.append(_communicator(entry))
+                case RecordEvent.DECISION:
+                    decisions.append(_decision(entry))
+                case RecordEvent.CHUNK:
+                    chunks.append(_chunk(entry))
+    except (IndexError, ValueError) as error:
+        raise TableError(f"{path}: an entry is damaged: {error}") from error
+    return RecordLog(tuple(communicators), tuple(decisions), tuple(chunks), num_lost)
+
+
+def _entries(path: Path, data: bytes) -> tuple[NDArray[np.void], int]:
+    start = layout.RECORD_HEADER.itemsize
+    if len(data) < start:
+        raise TableError(f"{path}: {len(data)} bytes are too few for a record")
+    header = np.frombuffer(data, layout.RECORD_HEADER, 1)[0]
+    num_entries = int(header["num_entries"])
+    if header["magic"] != layout.RECORD_MAGIC or header["version"] != layout.RECORD_VERSION:
+        raise TableError(f"{path}: not a record of version {layout.RECORD_VERSION}")
+    if header["entry_bytes"] != layout.RECORD_ENTRY.itemsize or len(data) != start + num_entries * int(
+        layout.RECORD_ENTRY.itemsize
+    ):
+        raise TableError(f"{path}: {len(data)} bytes do not hold {num_entries} entries")
+    ring = np.frombuffer(data, layout.RECORD_ENTRY, num_entries, start)
+    written = ring[ring["sequence"] > 0]
+    written = written[np.argsort(written["sequence"], kind="stable")]
+    return written, max(0, int(header["num_written"]) - len(written))
+
+
+def _communicator(entry: np.void) -> RecordedCommunicator:
+    return RecordedCommunicator(
+        comm_id=int(entry["comm_id"]),
+        num_ranks=int(entry["num_bytes"]),
+        num_nodes=int(entry["num_pipe_ops"]),
+        creation_order=int(entry["occurrence"]),
+        abi_version=int(entry["abi_version"]),
+    )
+
+
+def _decision(entry: np.void) -> RecordedDecision:
+    algorithm, protocol, occurrence = int(entry["algorithm"]), int(entry["protocol"]), int(entry["occurrence"])
+    costs_us = entry["cost_us"].reshape(len(layout.ALGORITHMS), len(layout.PROTOCOLS))
+    return RecordedDecision(
+        comm_id=int(entry["comm_id"]),
+        step=int(entry["step"]),
+        kind=layout.KINDS[int(entry["kind"])],
+        num_bytes=int(entry["num_bytes"]),
+        occurrence=None if occurrence == layout.ANY_OCCURRENCE else occurrence,
+        num_pipe_ops=int(entry["num_pipe_ops"]),
+        flags=Flag(int(entry["flags"])),
+        generation=int(entry["generation"]),
+        offered_s=MappingProxyType(
+            {
+                (layout.ALGORITHMS[a], layout.PROTOCOLS[p]): float(costs_us[a, p]) * US
+                for a, p in np.argwhere(costs_us >= 0)
+            }
+        ),
+        algorithm=layout.ALGORITHMS[algorithm] if algorithm >= 0 else None,
+        protocol=layout.PROTOCOLS[protocol] if protocol >= 0 else None,
+        num_channels=int(entry["num_channels"]) or None,
+        chunk_bytes=int(entry["chunk_set"]) or None,
+    )
+
+
+def _chunk(entry: np.void) -> RecordedChunk:
+    return RecordedChunk(
+        comm_id=int(entry["comm_id"]),
+        step=int(entry["step"]),
+        kind=layout.KINDS[int(entry["kind"])],
+        num_bytes=int(entry["num_bytes"]),
+        algorithm=layout.ALGORITHMS[int(entry["algorithm"])],
+        protocol=layout.PROTOCOLS[int(entry["protocol"])],
+        offered_bytes=int(entry["chunk_offered"]),
+        chunk_bytes=int(entry["chunk_set"]),
+    )

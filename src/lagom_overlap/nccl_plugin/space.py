@@ -1,0 +1,75 @@
+"""What may be tried for one collective through the tuner plug-in: what NCCL offers, with channels and chunks.
+
+The first subspace leaves algorithm and protocol to NCCL. A communicator's limit of channels is not told to a tuner:
+NCCL caps what exceeds it. Chunks reach up to the largest that the protocol's buffer holds (docs/formats_plugin.md).
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Final
+
+from lagom_overlap.collective import Algorithm, ConfigSpace, Protocol, Subspace
+from lagom_overlap.errors import SpaceError
+from lagom_overlap.nccl_plugin.record_log import Implementation
+from lagom_overlap.nccl_plugin.table_layout import GRAIN_BYTES, MAX_CHANNELS
+from lagom_overlap.units import KIB, MIB
+
+CHANNELS: Final = (1, 2, 4, 8, 16, 32)
+CHUNKS: Final = {
+    Protocol.LL: (8 * KIB, 16 * KIB, 32 * KIB),
+    Protocol.LL128: (64 * KIB, 128 * KIB, 256 * KIB, 576000),
+    Protocol.SIMPLE: (64 * KIB, 128 * KIB, 256 * KIB, 512 * KIB, MIB, 2 * MIB),
+}
+NVLS_CHUNKS: Final = (16 * KIB, 32 * KIB, 64 * KIB, 128 * KIB)
+FIRST_VERSION_WITH_CHUNKS: Final = 6
+"""Of the tuner interface: getChunkSize."""
+_SWITCHED: Final = (Algorithm.NVLS, Algorithm.NVLS_TREE)
+
+
+def tuner_space(
+    offered: Collection[Implementation],
+    tuner_version: int,
+    *,
+    algorithms: Sequence[Algorithm] | None = None,
+    protocols: Sequence[Protocol] | None = None,
+    num_channels: Sequence[int] | None = None,
+    chunk_bytes: Sequence[int] | None = None,
+) -> ConfigSpace:
+    """The space within the limits given (None: our own values); a limit on algorithms or protocols names them all.
+
+    Raises:
+        SpaceError: if nothing is left, or a limit asks for what no tuner can set.
+    """
+    channels = tuple(num_channels) if num_channels is not None else CHANNELS
+    if wrong := [count for count in channels if count > MAX_CHANNELS]:
+        raise SpaceError(f"tune.space.num_channels holds {wrong[0]}, NCCL has at most {MAX_CHANNELS}")
+    if chunk_bytes is not None and tuner_version < FIRST_VERSION_WITH_CHUNKS:
+        raise SpaceError("tune.space.chunk_bytes: this NCCL asks no tuner for the chunk (2.30.3 and later do)")
+    ways: list[tuple[Algorithm | None, Protocol | None]] = []
+    if algorithms is None and protocols is None:
+        ways.append((None, None))
+    ways += [
+        (algorithm, protocol)
+        for algorithm, protocol in sorted(offered)
+        if algorithm in (algorithms or (algorithm,)) and protocol in (protocols or (protocol,))
+    ]
+    kept = [
+        Subspace(algorithm=algorithm, protocol=protocol, num_channels=channels, chunk_bytes=chunks)
+        for algorithm, protocol in ways
+        if (chunks := _chunks(algorithm, protocol, tuner_version, chunk_bytes))
+    ]
+    if not kept:
+        words = ", ".join(f"{algorithm}/{protocol}" for algorithm, protocol in sorted(offered)) or "nothing"
+        raise SpaceError(f"tune.space leaves nothing of what NCCL offers: {words}")
+    return ConfigSpace(tuple(kept))
+
+
+def _chunks(
+    algorithm: Algorithm | None, protocol: Protocol | None, tuner_version: int, asked: Sequence[int] | None
+) -> tuple[int | None, ...]:
+    if tuner_version < FIRST_VERSION_WITH_CHUNKS:
+        return (None,)
+    own = NVLS_CHUNKS if algorithm in _SWITCHED else CHUNKS[protocol or Protocol.SIMPLE]
+    if asked is None:
+        return own
+    least = GRAIN_BYTES[protocol or Protocol.SIMPLE]
+    return tuple(size for size in asked if least <= size <= own[-1])

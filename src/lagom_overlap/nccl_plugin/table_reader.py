@@ -1,0 +1,129 @@
+"""Reads a plug-in table back: to compare it with what was meant, and to show it. Refuses what the plug-in refuses."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from lagom_overlap.collective import CollectiveKind, CommConfig
+from lagom_overlap.errors import TableError
+from lagom_overlap.nccl_plugin import table_layout as layout
+from lagom_overlap.nccl_plugin.table_writer import table_checksum
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableCommunicator:
+    """A communicator as the plug-in knows it; `num_nodes` None: any."""
+
+    description: str
+    num_ranks: int
+    num_nodes: int | None
+    creation_order: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableDecision:
+    """One row; `occurrence` None: every call of the step; `num_occurrences` None: not known."""
+
+    communicator: TableCommunicator
+    kind: CollectiveKind
+    num_bytes: int
+    occurrence: int | None
+    num_occurrences: int | None
+    config: CommConfig
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedTable:
+    """What a plug-in table says."""
+
+    generation: int
+    communicators: tuple[TableCommunicator, ...]
+    decisions: tuple[TableDecision, ...]
+
+
+def read_table(path: Path) -> DecodedTable:
+    """The table in a file.
+
+    Raises:
+        TableError: if it cannot be read or is not a sound table.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise TableError(f"cannot read the plug-in table {path}: {error.strerror}") from error
+    try:
+        return decode_table(data)
+    except TableError as error:
+        raise TableError(f"{path}: {error}") from error
+
+
+def decode_table(data: bytes) -> DecodedTable:
+    """The table in these bytes.
+
+    Raises:
+        TableError: if they are not a sound table.
+    """
+    header = _header(data)
+    start = layout.HEADER.itemsize
+    num_communicators, num_decisions = int(header["num_communicators"]), int(header["num_decisions"])
+    names = np.frombuffer(data, layout.COMMUNICATOR, num_communicators, start)
+    rows = np.frombuffer(data, layout.DECISION, num_decisions, start + names.nbytes)
+    try:
+        communicators = tuple(
+            TableCommunicator(
+                description=bytes(name["description"]).decode(),
+                num_ranks=int(name["num_ranks"]),
+                num_nodes=int(name["num_nodes"]) or None,
+                creation_order=int(name["creation_order"]),
+            )
+            for name in names
+        )
+        decisions = tuple(_decision(row, communicators) for row in rows)
+    except (IndexError, UnicodeDecodeError) as error:
+        raise TableError(f"not a sound plug-in table: {error}") from error
+    if len({(d.communicator, d.kind, d.num_bytes, d.occurrence) for d in decisions}) != len(decisions):
+        raise TableError("a call is named twice")
+    return DecodedTable(int(header["generation"]), communicators, decisions)
+
+
+def _header(data: bytes) -> np.void:
+    if len(data) < layout.HEADER.itemsize:
+        raise TableError(f"{len(data)} bytes are too few for a plug-in table")
+    header = np.frombuffer(data, layout.HEADER, 1)[0]
+    if header["magic"] != layout.TABLE_MAGIC:
+        raise TableError("not a lagom plug-in table")
+    if header["version"] != layout.TABLE_VERSION:
+        raise TableError(f"plug-in table of version {header['version']}, this program reads {layout.TABLE_VERSION}")
+    sizes = tuple(int(header[field]) for field in ("header_bytes", "communicator_bytes", "decision_bytes"))
+    expected_bytes = (
+        layout.HEADER.itemsize
+        + int(header["num_communicators"]) * layout.COMMUNICATOR.itemsize
+        + int(header["num_decisions"]) * layout.DECISION.itemsize
+    )
+    if sizes != (layout.HEADER.itemsize, layout.COMMUNICATOR.itemsize, layout.DECISION.itemsize):
+        raise TableError(f"records of {sizes} bytes, which no version had")
+    if len(data) != header["file_bytes"] or len(data) != expected_bytes:
+        raise TableError(f"{len(data)} bytes, but the header says {header['file_bytes']}")
+    if table_checksum(data) != header["checksum"]:
+        raise TableError("damaged: the checksum differs")
+    return header  # type: ignore[no-any-return]  # numpy types a structured scalar as Any
+
+
+def _decision(row: np.void, communicators: tuple[TableCommunicator, ...]) -> TableDecision:
+    occurrence, algorithm, protocol = int(row["occurrence"]), int(row["algorithm"]), int(row["protocol"])
+    if min(algorithm, protocol) < -1:
+        raise IndexError(f"algorithm {algorithm}, protocol {protocol}")
+    return TableDecision(
+        communicator=communicators[int(row["communicator"])],
+        kind=layout.KINDS[int(row["kind"])],
+        num_bytes=int(row["num_bytes"]),
+        occurrence=None if occurrence == layout.ANY_OCCURRENCE else occurrence,
+        num_occurrences=int(row["num_occurrences"]) or None,
+        config=CommConfig(
+            algorithm=None if algorithm == -1 else layout.ALGORITHMS[algorithm],
+            protocol=None if protocol == -1 else layout.PROTOCOLS[protocol],
+            num_channels=int(row["num_channels"]) or None,
+            chunk_bytes=int(row["chunk_bytes"]) or None,
+        ),
+    )

@@ -1,0 +1,169 @@
+"""DDP on gloo: gradient buckets handed to the route by a communication hook.
+
+The hook does what DDP's reducer does without one, to the bit: it scales a bucket as the reducer scales the gradients
+that it copies into it, sums over ranks, asynchronously. DDP waits for the buckets inside its C++ reducer, unseen, so
+the whole step counts as one window. Settings that scale in a way that a hook cannot see are left alone.
+"""
+
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+import torch
+from torch import distributed as dist
+from torch import nn
+from torch.distributed import GradBucket  # type: ignore[attr-defined]  # public, but not marked as re-exported
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from lagom_overlap.collective import CollectiveKind
+from lagom_overlap.online.adapters.base import missing_names, say_once
+from lagom_overlap.online.routes.gloo import GlooRoute
+
+_NEEDED = ("_comm_hooks", "_join_config", "reducer", "process_group")
+_C10D: Any = dist
+"""Where DDP looks its private functions up, which the stubs leave out."""
+_NO_PASS = -1
+"""What `_current_graph_task_id` answers outside a backward pass."""
+
+
+class DdpHook:
+    """The one communication hook of a model, which DDP keeps; what it does can be changed.
+
+    `reduce` None: as without a hook. `theirs`: a hook that the user registered since, which DDP would refuse.
+    """
+
+    def __init__(self, model: DistributedDataParallel) -> None:
+        self.reduce: Callable[[torch.Tensor], Future[torch.Tensor]] | None = None
+        self.theirs: tuple[Any, Callable[[Any, GradBucket], Future[torch.Tensor]]] | None = None
+        self._model = ref(model)  # DDP's reducer keeps the hook: C++ holds no cycle that Python could collect
+        self.group: dist.ProcessGroup = model.process_group
+        self._num_ranks = self.group.size()
+        self._divides = bool(getattr(model, "batched_grad_copy", False))
+
+    def __call__(self, _state: None, bucket: GradBucket) -> Future[torch.Tensor]:
+        """Called by DDP when a bucket is full."""
+        if self.theirs is not None:
+            state, hook = self.theirs
+            return hook(state, bucket)
+        buffer: torch.Tensor = bucket.buffer()
+        model = self._model()
+        is_joinable = model is not None and model._join_config.enable
+        with torch.no_grad():
+            self._scale(
+                buffer, self._num_active(model, buffer.device) if model is not None and is_joinable else self._num_ranks
+            )
+        # Ranks that have joined make no steps: they would not count the calls as the others do.
+        if self.reduce is None or is_joinable or buffer.layout is not torch.strided:
+            return first_result(self.group.allreduce([buffer]))
+        return self.reduce(buffer)
+
+    def _scale(self, buffer: torch.Tensor, num_ranks: int) -> None:
+        """As the reducer: it multiplies in copying, and divides where it does not copy one by one."""
+        if self._divides or buffer.layout is not torch.strided:
+            buffer.div_(num_ranks)
+        else:
+            buffer.mul_(1.0 / num_ranks)
+
+    def _num_active(self, model: DistributedDataParallel, device: torch.device) -> int:
+        """The ranks to divide by with uneven inputs; those that joined contribute zeros, outside of a backward pass."""
+        if model._divide_by_initial_world_size:
+            return self._num_ranks
+        is_active = torch.full((1,), float(torch._C._current_graph_task_id() != _NO_PASS), device=device)
+        self.group.allreduce([is_active]).wait()
+        return max(1, int(is_active.item()))
+
+
+_HOOKS: WeakKeyDictionary[DistributedDataParallel, DdpHook] = WeakKeyDictionary()
+"""DDP takes one hook in its life; a later route of the same model uses the same."""
+
+
+class DdpAdapter:
+    """Implements `Adapter`."""
+
+    name = "ddp"
+
+    def fits(self, model: nn.Module) -> bool:
+        """See `Adapter`; a model with a hook of the user's own is left alone."""
+        return isinstance(model, DistributedDataParallel) and not getattr(model, "_comm_hooks", None)
+
+    def attach(self, model: nn.Module, route: GlooRoute) -> Callable[[], None]:
+        """See `Adapter`; DDP keeps the hook, which does what DDP does without one when the route is closed."""
+        hook = hook_of(model)
+        if hook is None:
+            return lambda: None
+        group = hook.group
+
+        def reduce(buffer: torch.Tensor) -> Future[torch.Tensor]:
+            # Not by dist.all_reduce, which the adapter "calls" may have routed, too.
+            return first_result(
+                route.call(CollectiveKind.ALL_REDUCE, buffer, buffer, group, lambda: group.allreduce([buffer]))
+            )
+
+        hook.reduce = reduce
+
+        def undo() -> None:
+            if hook.reduce is reduce:
+                hook.reduce = None
+
+        return undo
+
+
+def hook_of(model: nn.Module) -> DdpHook | None:
+    """The hook of a DDP model, registered if it is not yet; None, and why in one line, where it is left alone."""
+    if not isinstance(model, DistributedDataParallel):
+        say_once(f"DDP is left alone: {type(model).__name__} is no DistributedDataParallel")
+        return None
+    if model in _HOOKS:
+        return _HOOKS[model]
+    why_not = _why_not(model)
+    if why_not is None:
+        hook = DdpHook(model)
+        try:
+            _C10D._register_comm_hook(model.reducer, None, hook)
+        except RuntimeError as error:  # a built-in hook is seen nowhere else
+            why_not = str(error).splitlines()[0]
+        else:
+            _HOOKS[model] = hook
+            _let_users_register()
+            return hook
+    say_once(f"DDP is left alone: {why_not}")
+    return None
+
+
+def _why_not(model: DistributedDataParallel) -> str | None:
+    missing = missing_names(model, _NEEDED) + missing_names(_C10D, ("_register_comm_hook",))
+    missing += missing_names(torch._C, ("_current_graph_task_id",))
+    if missing:
+        return f"it has no {missing[0]}"
+    if model._comm_hooks:
+        return "it has a communication hook"
+    if getattr(model, "_use_python_reducer", False) or getattr(model, "_delay_all_reduce_all_params", False):
+        return "its gradients do not go through DDP's own reducer"
+    num_ranks = model.process_group.size()
+    if model.gradient_as_bucket_view and num_ranks & (num_ranks - 1):
+        return f"gradient_as_bucket_view on {num_ranks} ranks: DDP multiplies some gradients and divides others"
+    return None
+
+
+def _let_users_register() -> None:
+    """A hook that the user registers after us takes our hook's place, where DDP would raise."""
+    original = _C10D._register_comm_hook
+    if getattr(original, "is_lagoms", False):
+        return
+
+    def register(reducer: Any, state: Any, hook: Any) -> None:
+        ours = next((hook for model, hook in _HOOKS.items() if model.reducer is reducer), None)
+        if ours is None or ours.theirs is not None:
+            original(reducer, state, hook)  # which raises for a second one
+        else:
+            ours.theirs = (state, hook)
+
+    register.is_lagoms = True  # type: ignore[attr-defined]
+    _C10D._register_comm_hook = register
+
+
+def first_result(work: dist.Work) -> Future[torch.Tensor]:
+    """The reduced bucket, when it is there."""
+    future: Future[torch.Tensor] = work.get_future().then(lambda done: done.value()[0])
+    return future

@@ -1,0 +1,28 @@
+"""We are a guest in the job: a failure of ours is one line, and never the job's."""
+
+import logging
+import os
+from collections.abc import Callable
+
+from lagom_overlap.errors import LagomError
+from lagom_overlap.stderr import write_lines
+
+_log = logging.getLogger(__name__)
+
+
+def safely(work: Callable[[], None], *, ends_the_job: type[LagomError] | None = None) -> None:
+    """Runs a part of ours; its failure is one line, and never the job's, but for errors that must end it."""
+    try:
+        work()
+    except LagomError as error:
+        if ends_the_job is not None and isinstance(error, ends_the_job):
+            raise
+        _complain(str(error))
+    except Exception as error:
+        _log.debug("lagom failed in the job", exc_info=True)
+        _complain(f"{type(error).__name__}: {error}")
+
+
+def _complain(text: str) -> None:
+    rank = os.environ.get("RANK", "0")
+    write_lines(f"lagom: the job runs without us (rank {rank}): {' '.join(text.split())}")

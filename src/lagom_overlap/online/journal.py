@@ -1,0 +1,74 @@
+"""The measurements of a running job on disk, so that a restart goes on where the job ended, on whatever node.
+
+The file is a measurement bundle (docs/formats.md): a header, then a line per measured setting with Y, every x_j, Z and
+H; `lagom tune --backend recorded` replays it. It is made private, and a line is one write: a kill leaves whole lines
+and at most one torn one at the end, which is dropped. A journal that cannot be written is given up with one warning:
+the job goes on.
+"""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from lagom_overlap.backends.bundle import parse_header
+from lagom_overlap.errors import BundleError, OutputError
+from lagom_overlap.record import append_line, write_private
+from lagom_overlap.tuners.base import Problems
+from lagom_overlap.tuners.journal import Entry, entries_from_json
+
+_log = logging.getLogger(__name__)
+
+
+class JournalFile:
+    """A rank's copy; without a path it keeps nothing."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+
+    def read(self) -> str:
+        """What is there, empty if nothing is or it cannot be read."""
+        if self._path is None:
+            return ""
+        try:
+            return self._path.read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return ""
+        except OSError as error:
+            _log.warning("cannot read the journal %s: %s; starting a new one", self._path, error.strerror)
+            return ""
+
+    def write(self, lines: Sequence[str], *, is_new: bool) -> None:
+        """Adds lines, or begins anew with them."""
+        if self._path is None:
+            return
+        try:
+            if is_new:
+                write_private(self._path, "".join(f"{line}\n" for line in lines).encode())
+            else:
+                for line in lines:
+                    append_line(self._path, line)
+        except OutputError as error:
+            _log.warning("%s; tuning goes on without a journal", error)
+            self._path = None
+
+
+def whole_lines(text: str) -> list[str]:
+    """The lines of a journal, without one that was torn at the end."""
+    return text[: text.rfind("\n") + 1].splitlines()
+
+
+def entries_of(lines: Sequence[str], problems: Problems, fingerprint: str) -> tuple[Entry, ...]:
+    """The entries of a journal of this very job.
+
+    Raises:
+        BundleError: if it is damaged or belongs to another job.
+    """
+    if not lines:
+        return ()
+    header = parse_header(lines[0], "the journal")
+    if header.job_fingerprint != fingerprint:
+        raise BundleError(
+            f"the journal was written for job {header.job_fingerprint}, this is {fingerprint}: "
+            "another model, number of ranks, tuner or seed"
+        )
+    return entries_from_json(lines[1:], problems, first_line=2)

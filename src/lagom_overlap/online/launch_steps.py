@@ -1,0 +1,116 @@
+"""Which model a job trains and where its steps begin, for jobs that do not say so.
+
+The model: the first module called with gradients on that has parameters to train and, where the route needs an adapter
+(gloo), is, or holds, an FSDP2 module or is DDP. Below a tuner plug-in any framework will do. A hook on all modules
+finds it and removes itself before that call goes on, so later calls cost nothing and a compiled model sees no hook.
+
+A step begins with the first call of the model after an optimizer has worked since the last beginning: several forwards
+of gradient accumulation are one step, chained optimizers count once, and a step whose update was skipped joins the next
+one. A loop without any optimizer step never begins a second one: nothing is measured then, and nothing is changed.
+
+Within `torch.compile` hooks are traced into the graph, where they must not call us: with `fullgraph=True` that would
+end the job. All that they do there is to store the module, which dynamo replays after the graph; nothing is read, so
+nothing is guarded. The next optimizer's step finds it, and begins the next step at once, since the forward cannot.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+_log = logging.getLogger(__name__)
+
+
+class TrainingSteps:
+    """Calls `on_model(model)` once, then `on_step()` at the beginning of every step, the first one included.
+
+    `on_update()` follows every optimizer's step: the last one before the next step is where a step's work ends.
+
+    `accepts` says of a module whether it may be the model.
+    """
+
+    def __init__(
+        self,
+        on_model: Callable[[nn.Module], None],
+        on_step: Callable[[], None],
+        accepts: Callable[[nn.Module], bool],
+        on_update: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._accepts = accepts
+        self._on_update = on_update
+        self._on_model = on_model
+        self._on_step = on_step
+        self._has_updated = True
+        self._model: nn.Module | None = None
+        self._compiled: nn.Module | None = None  # what ran compiled since the last update, the outermost module of it
+        # The outermost module is the first to be entered and the last to be left.
+        self._search = (
+            register_module_forward_pre_hook(self._look_at),
+            register_module_forward_hook(self._look_at_compiled),
+        )
+        self._hooks: list[Any] = [register_optimizer_step_post_hook(self._after_update)]
+
+    def close(self) -> None:
+        """Removes every hook; safe to call twice."""
+        self._end_search()
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    def _look_at(self, module: nn.Module, _: Any) -> None:
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled() or not self._accepts(module):
+            return
+        self._train(module)
+        # The hook just added is not run for the call under way.
+        self._before_forward(module, None)
+
+    def _look_at_compiled(self, module: nn.Module, _: Any, __: Any) -> None:
+        if torch.compiler.is_compiling() and torch.is_grad_enabled() and self._accepts(module):
+            self._compiled = module
+
+    def _train(self, module: nn.Module) -> None:
+        self._end_search()
+        _log.debug("training %s", type(module).__name__)
+        self._model = module
+        self._hooks.append(module.register_forward_pre_hook(self._before_forward))
+        self._on_model(module)
+
+    def _end_search(self) -> None:
+        for hook in self._search:
+            hook.remove()
+
+    def _after_update(self, *_: Any) -> None:
+        self._on_update()
+        ran, self._compiled = self._compiled, None
+        if ran is not None and self._model is None:
+            self._train(ran)
+        # What is not the model was compiled while the search was on, and still stores itself.
+        self._has_updated = ran is None or ran is not self._model
+        if not self._has_updated:
+            self._on_step()
+
+    def _before_forward(self, module: nn.Module, _: Any) -> None:
+        if torch.compiler.is_compiling():
+            if torch.is_grad_enabled():
+                self._compiled = module
+            return
+        if self._has_updated and torch.is_grad_enabled():
+            self._has_updated = False
+            self._on_step()
+
+
+def is_trained(module: nn.Module) -> bool:
+    """Whether a module has parameters to train."""
+    return any(parameter.requires_grad for parameter in module.parameters())
+
+
+def is_trained_in_parallel(module: nn.Module) -> bool:
+    """Whether gradients of this module are exchanged by a framework that we know."""
+    known = (FSDPModule, DistributedDataParallel)
+    return any(isinstance(part, known) for part in module.modules())

@@ -1,0 +1,144 @@
+"""`lagom run --observe`: which share of a job's communication time could be reached, and by which knob.
+
+Nothing of the job is changed. A few steps are sampled with PyTorch's profiler (unless the job's own runs): on a GPU
+NCCL's kernels with their lengths, on the CPU gloo's collectives from issue to completion. What each knob reaches is
+taken from the kind of the call and the release of NCCL (`nccl_plugin.support`); on gloo from what the engine can run.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from lagom_overlap.collective import CollectiveKind
+from lagom_overlap.engines.cpu_limits import KINDS as GLOO_KINDS
+from lagom_overlap.nccl_plugin.support import NO, Knob, NcclVersion, Settable, best_route, support_of
+from lagom_overlap.nccl_plugin.table_layout import KINDS as TUNER_KINDS
+
+FIRST_SAMPLED: Final = 3
+"""The first steps warm up: connections, allocators, compilation."""
+NUM_SAMPLED: Final = 3
+SAMPLED_APART: Final = 2
+"""Never two steps in a row: see `job_profiler`."""
+_POINT_TO_POINT: Final = (CollectiveKind.ALL_TO_ALL, CollectiveKind.SEND_RECV)
+_GLOO_KNOBS: Final = (Knob.CHANNELS, Knob.CHUNK)
+
+
+@dataclass(frozen=True, slots=True)
+class SeenCall:
+    """One collective of a sampled step; `kind` None: none that we know. `is_reachable` False: outside every knob."""
+
+    kind: CollectiveKind | None
+    duration_s: float
+    is_reachable: bool = True
+
+
+@dataclass(slots=True)
+class Shares:
+    """Communication seconds per kind over the sampled steps, and what of them each knob reaches."""
+
+    nccl: NcclVersion | None
+    num_steps: int = 0
+    by_kind_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    by_knob_s: dict[Knob, float] = field(default_factory=lambda: defaultdict(float))
+
+    def add_step(self, calls: Iterable[SeenCall]) -> None:
+        """Counts a step."""
+        self.num_steps += 1
+        for call in calls:
+            self.by_kind_s[call.kind or "other"] += call.duration_s
+            if call.is_reachable and call.kind is not None:
+                for knob in knobs_of(call.kind, self.nccl):
+                    self.by_knob_s[knob] += call.duration_s
+
+    @property
+    def total_s(self) -> float:
+        """All communication."""
+        return sum(self.by_kind_s.values())
+
+    def ratios(self) -> Mapping[Knob, float]:
+        """The share of the communication time that each knob reaches, 0 to 1."""
+        total_s = self.total_s
+        return {knob: self.by_knob_s[knob] / total_s if total_s else 0.0 for knob in Knob}
+
+
+def knobs_of(kind: CollectiveKind, nccl: NcclVersion | None) -> tuple[Knob, ...]:
+    """The knobs that reach a kind of call by a route of ours; `nccl` None: the job runs on gloo."""
+    if nccl is None:
+        return _GLOO_KNOBS if kind in GLOO_KINDS else ()
+    if kind in _POINT_TO_POINT:
+        knob = Knob.ALL_TO_ALL_CHANNELS
+        return (knob,) if best_route(nccl, knob) is not None else ()
+    if kind not in TUNER_KINDS:
+        return ()
+    return tuple(k for k in Knob if k is not Knob.ALL_TO_ALL_CHANNELS and best_route(nccl, k) is not None)
+
+
+def report_lines(shares: Shares, reason: str = "") -> list[str]:
+    """What was found, for people; `reason` is why the last step that was not sampled was not."""
+    where = "gloo" if shares.nccl is None else f"NCCL {'.'.join(map(str, shares.nccl))}"
+    if not shares.num_steps or not shares.total_s:
+        why = f" ({reason})" if reason else ""
+        return [f"observed no collective of a training step on {where}{why}: nothing can be said"]
+    per_step_s = shares.total_s / shares.num_steps
+    kinds = sorted(shares.by_kind_s.items(), key=lambda pair: -pair[1])
+    words = ", ".join(f"{kind} {time_s / shares.total_s:.0%}" for kind, time_s in kinds)
+    lines = [
+        f"{where}: {per_step_s * 1e3:.2f} ms of collectives per step ({shares.num_steps} steps sampled): {words}",
+        "share of that time which a setting could reach:",
+    ]
+    for knob, ratio in shares.ratios().items():
+        lines.append(f"  {knob:22} {ratio:6.1%}  {_way(knob, shares.nccl)}".rstrip())
+    return lines
+
+
+def _way(knob: Knob, nccl: NcclVersion | None) -> str:
+    if nccl is None:
+        return "by slices of the gloo engine" if knob in _GLOO_KNOBS else "gloo has no such knob"
+    route = best_route(nccl, knob)
+    if route is None:
+        return "no route of ours"
+    found = support_of(nccl)[route].get(knob, NO)
+    limits = "" if found.reach is Settable.YES else f", {found.reach}{f' ({found.note})' if found.note else ''}"
+    return f"by the {route} route{limits}"
+
+
+@dataclass(slots=True)
+class Sampler:
+    """Decides which steps are sampled; `begin` starts a profiler, `end` gives the step's calls (None: not told).
+
+    `reason` is why the last step that should have been sampled was not: the job's own profiler.
+    """
+
+    shares: Shares
+    begin: Callable[[], None]
+    end: Callable[[], list[SeenCall] | None]
+    why_not: Callable[[], str]
+    reason: str = ""
+    _step: int = 0
+    _is_sampling: bool = False
+
+    def next_step(self) -> bool:
+        """At the beginning of every step; True once, when the last sample is in."""
+        is_last = self._finish()
+        self._step += 1
+        since_first = self._step - FIRST_SAMPLED
+        if since_first >= 0 and since_first % SAMPLED_APART == 0 and self.shares.num_steps < NUM_SAMPLED:
+            self.reason = self.why_not()
+            if not self.reason:
+                self.begin()
+                self._is_sampling = True
+        return is_last
+
+    def close(self) -> bool:
+        """At the end of the job; True if that brought the last sample in."""
+        return self._finish()
+
+    def _finish(self) -> bool:
+        if not self._is_sampling:
+            return False
+        self._is_sampling = False
+        calls = self.end()
+        if calls is not None:
+            self.shares.add_step(calls)
+        return self.shares.num_steps == NUM_SAMPLED

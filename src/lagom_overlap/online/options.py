@@ -1,0 +1,87 @@
+"""What the user of online tuning can choose, with the defaults and their reasons."""
+
+import os
+from dataclasses import dataclass, field
+from math import isfinite
+from pathlib import Path
+from typing import Final
+
+from lagom_overlap.tuners.study import MAX_PAIRS, MIN_PAIRS
+
+DISABLE_VARIABLE: Final = "LAGOM_DISABLE"
+LEAST_WINDOW: Final = 4
+"""One step to settle, one to measure, one while the reports travel, and the rest is what `median` can use."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnlineOptions:
+    """How to tune a running job; equal on all ranks, rank 0's count where they differ.
+
+    `window_steps` is the length of a measuring window: its first step warms up, its last one is not measured because
+    the ranks' reports are under way. `max_slowdown` abandons a trial after one measured step that took that many times
+    the default. `max_steps` and `max_seconds` bound the search and its verdict together, which ends as soon as the
+    sequential test has decided, after `num_pairs` rounds at most.
+    `watch_steps` is the length of a window once all is settled (0: stop for good); a job whose steps then take
+    `drift_ratio` times as long for `drift_steps` steps, or more where it has seen longer phases end by themselves
+    (`watcher`), or whose calls differ in `drift_windows` measured windows running, is tuned again, at most `max_rearms`
+    times. Saved settings are judged against the job's default at the start, and any settings later, in `check_share` of
+    the settled steps at most (0: never, and saved settings are trusted). `timeout_s` is the longest that any rank ever
+    waits for another one on our account. `sm_carveouts` are SMs that the computation may leave free, one number for the
+    whole step; the tuner must search them (`both_sides`).
+    """
+
+    tuner: str = "lagom"
+    tuner_options: dict[str, bool | int | float | str] = field(default_factory=dict)
+    seed: int = 0
+    window_steps: int = 5
+    max_slowdown: float = 2.0
+    max_steps: int = 1000
+    max_seconds: float = 3600.0
+    num_pairs: int = 25
+    deterministic: bool = False
+    watch_steps: int = 25
+    drift_ratio: float = 1.08
+    drift_steps: int = 60
+    drift_windows: int = 3
+    max_rearms: int = 2
+    check_share: float = 0.005
+    timeout_s: float = 60.0
+    journal: Path | None = None
+    sm_carveouts: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        wrong = [
+            f"{name} is {getattr(self, name)}, must be {allowed}"
+            for name, allowed, is_right in (
+                ("window_steps", f"at least {LEAST_WINDOW}", self.window_steps >= LEAST_WINDOW),
+                ("max_slowdown", "above 1", self.max_slowdown > 1),
+                ("max_steps", "at least 0", self.max_steps >= 0),
+                ("max_seconds", "at least 0", self.max_seconds >= 0),
+                ("num_pairs", f"from {MIN_PAIRS} to {MAX_PAIRS}", MIN_PAIRS <= self.num_pairs <= MAX_PAIRS),
+                (
+                    "watch_steps",
+                    f"0 or at least {LEAST_WINDOW}",
+                    self.watch_steps == 0 or self.watch_steps >= LEAST_WINDOW,
+                ),
+                ("drift_ratio", "above 1", self.drift_ratio > 1),
+                ("drift_steps", "at least 1", self.drift_steps >= 1),
+                ("drift_windows", "at least 1", self.drift_windows >= 1),
+                ("max_rearms", "at least 0", self.max_rearms >= 0),
+                ("check_share", "from 0 to 0.5", 0 <= self.check_share <= 0.5),
+                ("timeout_s", "positive and finite", isfinite(self.timeout_s) and self.timeout_s > 0),
+                (
+                    "sm_carveouts",
+                    "increasing and not negative",
+                    list(self.sm_carveouts) == sorted(set(self.sm_carveouts))
+                    and min(self.sm_carveouts, default=0) >= 0,
+                ),
+            )
+            if not is_right
+        ]
+        if wrong:
+            raise ValueError("; ".join(wrong))
+
+
+def is_disabled() -> bool:
+    """Whether the environment switches everything off: `LAGOM_DISABLE` set to anything but nothing or 0."""
+    return os.environ.get(DISABLE_VARIABLE, "") not in ("", "0")

@@ -1,0 +1,297 @@
+"""The shape of a step on one rank: which collectives are issued and waited for, in which order; and its overlap groups.
+
+A *join* is a place where the computation waits for a collective. What lies between two joins is a window; windows in
+which nothing is issued belong to the one before, so that the windows make up the step. A collective belongs to the
+window whose computations follow it, because that is what it overlaps: to the one in which it was issued, or, if that
+one hardly computes after it (`LATE_SHARE`), to the next. Equal windows are one group, tuned as one.
+
+Whether a call is late is told by times, which differ between ranks and steps, so ranks of equal shape must agree on one
+`StepProgram`: the exchange keeps the first that was published under its fingerprint.
+"""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, median, quantiles
+from typing import Final
+
+import msgspec
+
+from lagom_overlap.collective import ConfigSpace
+from lagom_overlap.online.routes.base import CallRecord, StepRecord
+from lagom_overlap.online.sites import CallType, Site, site_of
+from lagom_overlap.units import format_bytes
+
+LATE_SHARE: Final = 0.1
+"""A call is late if less than this share of its window's computation follows it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramEvent:
+    """The computation hands call number `call` over, or (`is_join`) waits for it."""
+
+    call: int
+    is_join: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepProgram:
+    """A step without its times: calls in order of issue, events in the order of the computation.
+
+    `late[i]` says that call i belongs to the window after the one that issued it. `spaces[i]` is what may be tried for
+    it, None where nothing may.
+    """
+
+    sites: tuple[Site, ...]
+    events: tuple[ProgramEvent, ...]
+    late: tuple[bool, ...]
+    spaces: tuple[ConfigSpace | None, ...]
+
+    def __post_init__(self) -> None:
+        if not len(self.sites) == len(self.late) == len(self.spaces):
+            raise ValueError(f"{len(self.sites)} sites, {len(self.late)} late marks, {len(self.spaces)} spaces")
+
+    @property
+    def sites_that_can_be_set(self) -> tuple[Site, ...]:
+        """Those for which there is something to try."""
+        return tuple(site for site, space in zip(self.sites, self.spaces, strict=True) if space is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepGroup:
+    """Equal windows of a step: the same types of calls during computation, ended by the same type of join.
+
+    `calls[j]` is the type of the j-th call that can be set by itself, `occurrences[j]` where in the step it is called,
+    one for each of the `count` windows; `members[w][j]` is its number in the program.
+    """
+
+    name: str
+    calls: tuple[CallType, ...]
+    spaces: tuple[ConfigSpace, ...]
+    occurrences: tuple[tuple[int, ...], ...]
+    members: tuple[tuple[int, ...], ...]
+    windows: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        """How often the group occurs in a step."""
+        return len(self.windows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepGroupTimes:
+    """One group in one step, means over its windows: Z, Y and each x_j, in seconds.
+
+    Of several steps these are medians, and `makespan_iqr_s` is the interquartile range of Z.
+    """
+
+    makespan_s: float
+    comp_s: float
+    comm_s: tuple[float, ...]
+    makespan_iqr_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Window:
+    calls: list[int]
+    joins: list[int]
+
+
+def events_of(record: StepRecord) -> tuple[ProgramEvent, ...]:
+    """Issues and joins in the order of the computation: the host's, where the route knows it, else that of the times.
+
+    Times alone would let the shape of a step depend on how long its kernels took.
+    """
+    if all(call.issue_place is not None for call in record.calls):
+        places = [(call.issue_place, 0, index, False) for index, call in enumerate(record.calls)]
+        places += [
+            (call.join_place, 1, index, True) for index, call in enumerate(record.calls) if call.join_place is not None
+        ]
+        return tuple(ProgramEvent(index, is_join) for _, _, index, is_join in sorted(places))
+    issues = [(call.issued_s, 1, index, False) for index, call in enumerate(record.calls)]
+    # At one time: waits for earlier calls end, then calls are issued, then those issued at that time are waited for.
+    joins = [
+        (call.joined_s, 0 if call.issued_s < call.joined_s else 2, index, True)
+        for index, call in enumerate(record.calls)
+        if call.joined_s is not None
+    ]
+    return tuple(ProgramEvent(index, is_join) for _, _, index, is_join in sorted(issues + joins))
+
+
+def fingerprint(record: StepRecord) -> str:
+    """What two steps share that make the same calls and joins in the same order, on any rank."""
+    shape = ([site_of(call.key) for call in record.calls], events_of(record))
+    return hashlib.sha256(msgspec.json.encode(shape, order="sorted")).hexdigest()[:16]
+
+
+def program_of(records: Sequence[StepRecord], spaces: Sequence[ConfigSpace | None]) -> StepProgram:
+    """The program of steps of one fingerprint; `spaces` by call.
+
+    Raises:
+        ValueError: if there is no step, or their shapes differ.
+    """
+    if not records or len({fingerprint(record) for record in records}) != 1:
+        raise ValueError(f"need steps of one shape, got {len(records)} steps")
+    first = records[0]
+    events = events_of(first)
+    late = [False] * len(first.calls)
+    for window in _windows(events):
+        shares = [_shares_left(window, record) for record in records]
+        for place, call in enumerate(window.calls):
+            late[call] = fmean(share[place] for share in shares) < LATE_SHARE
+    return StepProgram(
+        sites=tuple(site_of(call.key) for call in first.calls),
+        events=events,
+        late=tuple(late),
+        spaces=tuple(spaces),
+    )
+
+
+def _windows(events: Sequence[ProgramEvent]) -> list[_Window]:
+    """Cut at every join; a stretch that issues nothing is part of the window before."""
+    windows: list[_Window] = []
+    issued: list[int] = []
+    for event in events:
+        if not event.is_join:
+            issued.append(event.call)
+        elif issued or not windows:
+            windows.append(_Window(issued, [event.call]))
+            issued = []
+        else:
+            windows[-1].joins.append(event.call)
+    if issued:
+        windows.append(_Window(issued, []))
+    return windows
+
+
+def _shares_left(window: _Window, record: StepRecord) -> list[float]:
+    """For each call of the window the share of the window's computation, from its first issue on, that follows it."""
+    end = _first_join_s(window, record)
+    start = record.calls[window.calls[0]].issued_s if window.calls else end
+    length = end - start
+    # One call alone that is waited for at once has nothing after it, and nothing before it either: it stays.
+    return [1.0 if length <= 0 else (end - record.calls[call].issued_s) / length for call in window.calls]
+
+
+def _first_join_s(window: _Window, record: StepRecord) -> float:
+    joined_s = record.calls[window.joins[0]].joined_s if window.joins else None
+    return record.duration_s if joined_s is None else joined_s
+
+
+def groups_of(program: StepProgram) -> tuple[StepGroup, ...]:
+    """The groups of a program in order of first occurrence, those left out in which no call can be set."""
+    windows = _windows(program.events)
+    held: list[list[int]] = [[] for _ in windows]
+    for number, window in enumerate(windows):
+        for call in window.calls:
+            held[number + 1 if program.late[call] and number + 1 < len(windows) else number].append(call)
+    alike: dict[object, list[int]] = defaultdict(list)
+    for number, window in enumerate(windows):
+        calls = tuple(program.sites[call].call for call in sorted(held[number]))
+        ends = program.sites[window.joins[0]].call if window.joins else None
+        if any(program.spaces[call] is not None for call in held[number]):
+            alike[calls, ends].append(number)
+    return tuple(_group(program, held, numbers, windows) for numbers in alike.values())
+
+
+def _group(
+    program: StepProgram, held: Sequence[Sequence[int]], numbers: Sequence[int], windows: Sequence[_Window]
+) -> StepGroup:
+    members = tuple(tuple(c for c in sorted(held[n]) if program.spaces[c] is not None) for n in numbers)
+    places = _own_places([[program.sites[window[place]] for window in members] for place in range(len(members[0]))])
+    twins = {call for place, call in enumerate(members[0]) if place not in places}
+    members = tuple(tuple(window[place] for place in places) for window in members)
+    ends = windows[numbers[0]].joins
+    until = _words(program.sites[ends[0]].call) if ends else "the end"
+    calls = (
+        _words(program.sites[call].call) + (" (set as one before)" if call in twins else "")
+        for call in sorted(held[numbers[0]])
+    )
+    first = members[0]
+    spaces = [program.spaces[call] for call in first]
+    return StepGroup(
+        name=f"{' + '.join(calls)} until {until}",
+        calls=tuple(program.sites[call].call for call in first),
+        spaces=tuple(space for space in spaces if space is not None),
+        occurrences=tuple(
+            tuple(program.sites[window[place]].occurrence for window in members) for place in range(len(first))
+        ),
+        members=members,
+        windows=tuple(numbers),
+    )
+
+
+def _own_places(sites: Sequence[Sequence[Site]]) -> tuple[int, ...]:
+    """The places that bring a site of their own; `sites` by place.
+
+    Two communicators of one role that are called in one window have one site, because what is set is set by role. The
+    second call then runs as the first one is set, and is no choice of its own.
+    """
+    seen: set[Site] = set()
+    places = []
+    for place, held in enumerate(sites):
+        if not seen.issuperset(held):
+            places.append(place)
+        seen.update(held)
+    return tuple(places)
+
+
+def _words(call: CallType) -> str:
+    order = f"#{call.creation_order}" if call.creation_order else ""
+    return (
+        f"{call.kind} {format_bytes(call.num_bytes)} ({call.num_bytes} B) on {call.description}{order}/{call.num_ranks}"
+    )
+
+
+def times_of(program: StepProgram, groups: Sequence[StepGroup], record: StepRecord) -> dict[str, StepGroupTimes]:
+    """Each group's times in a step of the program's shape, by group name."""
+    bounds = _bounds(_windows(program.events), record)
+    found = {}
+    for group in groups:
+        spans = [bounds[number] for number in group.windows]
+        lengths = [
+            [record.calls[window[place]].ended_s - record.calls[window[place]].begun_s for window in group.members]
+            for place in range(len(group.calls))
+        ]
+        found[group.name] = StepGroupTimes(
+            makespan_s=fmean(end - start for start, end, _ in spans),
+            comp_s=fmean(max(0.0, end - start - waited) for start, end, waited in spans),
+            comm_s=tuple(fmean(times) for times in lengths),
+        )
+    return found
+
+
+def median_times(steps: Sequence[dict[str, StepGroupTimes]]) -> dict[str, StepGroupTimes]:
+    """Each group's times over several steps of one program, field by field, and how far its makespans are apart."""
+    return {name: _median_of([step[name] for step in steps]) for name in steps[0]}
+
+
+def _median_of(times: Sequence[StepGroupTimes]) -> StepGroupTimes:
+    makespans_s = [each.makespan_s for each in times]
+    low, _, high = quantiles(makespans_s, n=4, method="inclusive") if len(times) > 1 else (0.0, 0.0, 0.0)
+    return StepGroupTimes(
+        makespan_s=median(makespans_s),
+        comp_s=median(each.comp_s for each in times),
+        comm_s=tuple(median(lengths) for lengths in zip(*(each.comm_s for each in times), strict=True)),
+        makespan_iqr_s=high - low,
+    )
+
+
+def _bounds(windows: Sequence[_Window], record: StepRecord) -> list[tuple[float, float, float]]:
+    """(start, end, waited) of each window: from the join before it, or the step's begin, to its own last join."""
+    found = []
+    start = 0.0
+    for window in windows:
+        joins = [record.calls[call] for call in window.joins]
+        ends = [_resumed_s(call) for call in joins]
+        end = max(ends, default=record.duration_s)
+        waited = sum(_resumed_s(call) - (call.joined_s or 0.0) for call in joins)
+        found.append((start, max(start, end), waited))
+        start = max(start, end)
+    return found
+
+
+def _resumed_s(call: CallRecord) -> float:
+    assert call.resumed_s is not None, "a join without an end"
+    return call.resumed_s

@@ -1,0 +1,105 @@
+"""Settings that no search of this job has just found, against the job's own default: saved ones, and old ones.
+
+Both arms run in windows by turns, the order drawn anew in every round, and whole steps are judged by the sequential
+test of every verdict (`tuners.sequential`): after each round it may end, and whatever its end, at most one check in a
+hundred calls faster what is not. It ends, too, as soon as no further round could decide anything.
+
+At the start nothing of this job speaks for saved settings: they stay if they are faster, after a short window of their
+own, which alone ends them if they are slower than `max_slowdown` times the default. Later a check begins with a single
+round. If the settings win it, they stay, and that was all; if they lose it, the rounds proper follow, and the settings
+leave if the default is faster there. Pure: no clock, and the same times give the same windows.
+"""
+
+from enum import StrEnum
+from random import Random
+
+from lagom_overlap.tuners.sequential import Decision, Judgement, judged_pairs
+
+
+class Arm(StrEnum):
+    """What a window of a check runs under."""
+
+    DEFAULT = "default"
+    TUNED = "tuned"
+
+
+class Check:
+    """One check; `next_arm` says what runs, `report` takes its step time, `is_over` and `is_kept` say how it ended."""
+
+    def __init__(self, *, num_pairs: int, seed: str, max_slowdown: float, default_s: float, is_start: bool) -> None:
+        """At most `num_pairs` rounds; `default_s` is what a step of the default took last, 0 where nobody knows."""
+        self._num_pairs = num_pairs
+        self._random = Random(f"{seed}/check")
+        self._max_slowdown = max_slowdown
+        self._default_s = default_s
+        self.is_start = is_start
+        self.is_screening = not is_start
+        """Whether this is the single round in front of the others."""
+        self.is_probation = is_start
+        """Whether the settings run for the first time in this job."""
+        self._times: dict[Arm, list[float]] = {arm: [] for arm in Arm}
+        self._queue = [Arm.TUNED] if is_start else self._round()
+        self._slow_s = 0.0
+        self.is_over = False
+        self.is_kept = False
+
+    @property
+    def next_arm(self) -> Arm:
+        """What the next window runs under."""
+        return self._queue[0]
+
+    @property
+    def words(self) -> str:
+        """The outcome for people, or how far it is."""
+        if self._slow_s:
+            return f"steps take {self._slow_s / self._default_s:.2f} times the default's"
+        done = min(map(len, self._times.values()))
+        if done < 2:
+            return f"round {done + 1}"
+        return f"{'tuned' if self.is_start else 'the default'}: {self._judgement(done).sentence()}"
+
+    def report(self, step_s: float) -> None:
+        """The mean step time of the window just run."""
+        arm = self._queue.pop(0)
+        if arm is Arm.TUNED and self._default_s and step_s > self._max_slowdown * self._default_s:
+            self._slow_s = step_s
+            self._end(is_kept=False)
+            return
+        if arm is Arm.DEFAULT:
+            self._default_s = step_s
+        if self.is_probation:
+            self.is_probation = False
+        else:
+            self._times[arm].append(step_s)
+        if not self._queue:
+            self._judge()
+
+    def _round(self) -> list[Arm]:
+        arms = [*Arm]
+        self._random.shuffle(arms)
+        return arms
+
+    def _judge(self) -> None:
+        """After a round: over, or another one."""
+        default_s, tuned_s = self._times[Arm.DEFAULT], self._times[Arm.TUNED]
+        if self.is_screening:
+            if tuned_s[0] <= default_s[0]:
+                self._end(is_kept=True)
+                return
+            # The round that raised the suspicion is no evidence for it.
+            self.is_screening, self._times = False, {arm: [] for arm in Arm}
+        elif default_s:  # none after the first window of all
+            judgement = self._judgement(len(default_s))
+            if judgement.decision is not Decision.OPEN:
+                self._end(is_kept=judgement.is_faster if self.is_start else not judgement.is_faster)
+                return
+        self._queue = self._round()
+
+    def _judgement(self, num_rounds: int) -> Judgement:
+        """Of whom the check gives the burden of proof: saved settings at the start, the default later."""
+        incumbent, challenger = (Arm.DEFAULT, Arm.TUNED) if self.is_start else (Arm.TUNED, Arm.DEFAULT)
+        times = self._times[incumbent][:num_rounds], self._times[challenger][:num_rounds]
+        return judged_pairs(*times, most_pairs=self._num_pairs)
+
+    def _end(self, *, is_kept: bool) -> None:
+        self.is_over, self.is_kept, self._queue = True, is_kept, []

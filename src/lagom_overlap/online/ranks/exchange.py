@@ -1,0 +1,354 @@
+"""Agreement of ranks through the job's own store: no extra collective, no synchronisation of a device.
+
+Every decision is one key that is written once: whoever comes first writes it (compare-and-set), everyone reads what was
+written. A rank that has waited its time for a decision writes the last word in its place; if the leader was quicker,
+the rank reads the leader's word, else the leader and all others read this one. So no two ranks ever act on different
+words, however late one of them is, and nobody waits longer than the timeout. The last word for want of an answer is
+"off", but once settled it is "what is set stays": a rank that lost the store cannot hear "off" and runs on as it is.
+
+    plan/<w>        what to do in window w: the leader's plan, or the last word of a rank
+    report/<w>/<r>  what rank r, and those who report to it (`tree`), saw in window w
+    met/<w>         "yes" by the last rank that is ready for what window w changes, or somebody's "no"
+    go/<w>          the answer: "yes" by the last rank that knows that all are ready, or somebody's "no"
+    program/<f>     the step of fingerprint f, as the first rank saw it
+    release         which release of this package the first rank runs
+    journal/<r>     the journal that rank r found at its start
+    place/<c>       how many ranks have met communicator c, which only the run's own id tells from others
+
+What a rank says and hears in a window does not grow with the ranks: it reads the plan, and the reports of at most
+`MOST_CHILDREN` others, which it merges into one. What the store's own process holds and answers does grow with them.
+
+An agreement has two rounds. A rank that loses the store in the first, however long it waits there for slow ranks, has
+not given its last word, so the answer cannot become "yes". In the second all ranks stand ready, so it takes as long as
+they need to say so: a few round trips. A rank that loses the store there cannot know the answer; it asks over new
+connections until the timeout, and then raises `InDoubt`: no protocol can spare the last messenger that (two generals).
+
+What a rank does to get ready may itself wait for other ranks, who may have been refused. It does so while it listens
+for a "no" (`get_ready`), and so leaves with all others, however long that work would wait.
+
+If the store itself is lost there is nothing to agree by: `StoreLost`. A store that neither answers nor breaks, because
+its machine or the link to it is gone, counts as lost after the timeout. What a rank then does by itself: `in_force`.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import wait
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+from threading import Thread
+from time import monotonic, sleep
+from typing import Final, Protocol, TypeVar
+
+from lagom_overlap.engines.bounded import BoundedCalls
+from lagom_overlap.errors import BackendError
+from lagom_overlap.online.program import StepProgram
+from lagom_overlap.online.ranks.messages import KEPT, Report, SwitchState, WindowPlan, decode, encode
+from lagom_overlap.online.ranks.tree import post_of
+
+Result = TypeVar("Result")
+ASK_AGAIN_S: Final = 0.2
+"""Between two attempts to reach a lost store."""
+HEAR_AGAIN_S: Final = 0.2
+"""Between two looks for somebody's "no" while getting ready."""
+
+
+class Store(Protocol):
+    """The part of a `torch.distributed.Store` that we use; its errors are `RuntimeError`s."""
+
+    def set(self, key: str, value: str) -> None:
+        """Writes."""
+
+    def get(self, key: str) -> bytes:
+        """Reads, waiting for the key to appear."""
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """Reads several."""
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        """Returns when all keys are there, raises when the time is over."""
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        """Writes if the value is the expected one (empty: none yet); returns what is written now."""
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all keys are there; does not wait."""
+
+    def add(self, key: str, amount: int) -> int:
+        """Adds to a counter and returns the sum."""
+
+    def delete_key(self, key: str) -> bool:
+        """Forgets."""
+
+
+class StoreLost(BackendError):  # noqa: N818 - a state, as StopIteration is
+    """Raised when the job's store does not answer: its process is gone, or the network to it."""
+
+
+class ReportMissing(BackendError):  # noqa: N818
+    """Raised when a rank did not report in time."""
+
+
+class InDoubt(BackendError):  # noqa: N818
+    """Raised when a rank has given its last word for a change and cannot hear whether the others make it."""
+
+
+class Exchange:
+    """One rank's end. `timeout_s` is the longest that one call waits; `reopen` makes a new connection to the store."""
+
+    def __init__(
+        self, store: Store, *, rank: int, num_ranks: int, timeout_s: float, reopen: Callable[[], Store] | None = None
+    ) -> None:
+        if timeout_s <= 0:
+            raise ValueError(f"timeout_s is {timeout_s}, must be positive")
+        self._store = store
+        self.rank = rank
+        self.num_ranks = num_ranks
+        self.timeout_s = timeout_s
+        self._reopen = reopen
+        self._promised = -1
+        self._calls = BoundedCalls("lagom-store")
+        self.post = post_of(rank, num_ranks)
+        self._most_height = post_of(0, num_ranks).height
+
+    def greet(self, release: str) -> str:
+        """The release of this package that the first rank to ask runs: theirs is this one's, or nothing is agreed on.
+
+        Raises:
+            StoreLost: if the store does not answer.
+        """
+        return self._ask(lambda: self._store.compare_set("release", "", release)).decode(errors="replace")
+
+    def plan(self, window: int, *, keeps: bool = False) -> WindowPlan:
+        """The agreed plan of a window; the last word if there is none in time (`miss`).
+
+        Raises:
+            StoreLost: if the store does not answer.
+        """
+        key = f"plan/{window}"
+        if not self._appears([key], self.timeout_s):
+            reason = f"rank {self.rank} waited {self.timeout_s:g} s for rank 0's decision on window {window}"
+            return self.miss(window, reason, keeps=keeps)
+        return self._plan(self._ask(lambda: self._store.get(key)), window)
+
+    def propose(self, plan: WindowPlan) -> WindowPlan:
+        """Publishes the leader's plan; returns the agreed one, which is "off" if a rank had given up before."""
+        key, text = f"plan/{plan.window}", encode(plan)
+        return self._plan(self._ask(lambda: self._store.compare_set(key, "", text)), plan.window)
+
+    def is_decided(self, window: int) -> bool:
+        """Whether the plan of a window is out; does not wait."""
+        return self._ask(lambda: self._store.check([f"plan/{window}"]))
+
+    def veto(self, window: int, reason: str) -> WindowPlan:
+        """Switches everything off from this window on, unless its plan is out already; returns the agreed plan."""
+        return self.propose(WindowPlan(window=window, state=SwitchState.OFF, reason=reason))
+
+    def miss(self, window: int, reason: str, *, keeps: bool) -> WindowPlan:
+        """Ends the tuning from this window on because a rank was not heard, unless its plan is out already.
+
+        `keeps`, which must be the same on all ranks, leaves what is set; otherwise everything is switched off.
+        """
+        if not keeps:
+            return self.veto(window, reason)
+        return self.propose(
+            WindowPlan(
+                window=window, state=SwitchState.DONE, reason=f"what is set stays for good: {reason}", epoch=KEPT
+            )
+        )
+
+    def report(self, window: int, report: Report) -> None:
+        """Tells whom this rank reports to what it, and those who report to it, saw."""
+        text = encode(report)
+        self._ask(lambda: self._store.set(f"report/{window}/{self.rank}", text))
+
+    def reports(self, window: int) -> list[Report]:
+        """The reports of a window by those who report to this rank, in order of rank.
+
+        The higher in the tree, the longer it waits: who misses a report can still say so in time.
+
+        Raises:
+            ReportMissing: naming the ranks that did not report in time.
+            StoreLost: if the store does not answer.
+        """
+        if not self.post.children:
+            return []
+        allowed_s = self.timeout_s * self.post.height / self._most_height
+        keys = {rank: f"report/{window}/{rank}" for rank in self.post.children}
+        if not self._appears([*keys.values()], allowed_s):
+            missing = [rank for rank, key in keys.items() if not self._ask(partial(self._store.check, [key]))]
+            if missing:
+                raise ReportMissing(f"rank {', '.join(map(str, missing))} did not report within {allowed_s:g} s")
+        return [decode(data, Report) for data in self._ask(partial(self._store.multi_get, [*keys.values()]))]
+
+    def get_ready(self, window: int, work: Callable[[], None]) -> str:
+        """Does what this rank needs to be ready for what a window changes; its refusal, empty if it is ready.
+
+        It waits no longer than the timeout, and no longer than until another rank has refused. `work` may then still be
+        waiting in its own thread; what it comes to is of no account.
+
+        Raises:
+            StoreLost: if the store does not answer.
+        """
+        getting_ready = BoundedCalls("lagom-get-ready")
+        began, done, met = monotonic(), getting_ready.start(work), f"met/{window}"
+        try:
+            while not wait([done], HEAR_AGAIN_S).done:
+                if self._ask(lambda: self._store.check([met])):  # no "yes" without this rank
+                    return self._said(self._ask(lambda: self._store.get(met)))
+                if monotonic() - began > self.timeout_s:
+                    return f"rank {self.rank} was not ready to switch within {self.timeout_s:g} s"
+        finally:
+            getting_ready.close()
+        error = done.exception()
+        if isinstance(error, Exception):  # whatever it is, it must not end the job
+            return f"rank {self.rank} cannot switch: {_line(error)}"
+        if error is not None:
+            raise error
+        return ""
+
+    def agree(self, window: int, *, refusal: str = "") -> str:
+        """Whether every rank is ready for what a window changes: empty if so, else one rank's refusal.
+
+        All ranks call it between the same two steps, and all that return get the same answer. Whoever was interrupted
+        in it calls it again with a refusal, and does as the answer says.
+
+        Raises:
+            StoreLost: if the store does not answer; the answer is not "yes" then, for anybody.
+            InDoubt: if the store does not answer, and the answer may be either.
+        """
+        try:
+            refusal = refusal or self._meet(window)
+            if refusal:
+                return self._refused(window, refusal)
+            self._promised = window
+            sure, go = f"sure/{window}", f"go/{window}"
+            if self._ask(lambda: self._store.add(sure, 1)) == self.num_ranks:
+                return self._settle(go, "yes")
+            if self._appears([go], self.timeout_s):
+                return self._said(self._ask(lambda: self._store.get(go)))
+            return self._refused(window, f"rank {self.rank} waited {self.timeout_s:g} s for the last word of all")
+        except StoreLost as error:
+            if self._promised != window:
+                raise
+            return self._answer_after_all(window, error)
+
+    def refuse(self, window: int, refusal: str) -> None:
+        """Says "no" to what a window changes, for a rank that may not be there when the others ask."""
+        self._refused(window, refusal)
+
+    def _meet(self, window: int) -> str:
+        """The first round: empty if all are ready."""
+        ready, met = f"ready/{window}", f"met/{window}"
+        if self._ask(lambda: self._store.add(ready, 1)) == self.num_ranks:
+            return self._settle(met, "yes")
+        if self._appears([met], self.timeout_s):
+            return self._said(self._ask(lambda: self._store.get(met)))
+        return self._settle(
+            met, f"no rank {self.rank} waited {self.timeout_s:g} s for the others to be ready to switch"
+        )
+
+    def _refused(self, window: int, refusal: str) -> str:
+        """The answer, which is "no" unless it is out already; whoever is still in the first round hears of it."""
+        said = self._settle(f"go/{window}", f"no {refusal}")
+        if said:
+            self._settle(f"met/{window}", f"no {said}")
+        return said
+
+    def _answer_after_all(self, window: int, lost: StoreLost) -> str:
+        """The answer over a new connection, if there is one in time."""
+        answers: list[str] = []
+        deadline = monotonic() + self.timeout_s
+
+        def ask() -> None:
+            while self._reopen is not None and not answers and monotonic() < deadline:
+                with suppress(Exception):
+                    self._store = self._reopen()
+                    answers.append(self._refused(window, f"rank {self.rank} had lost the store"))
+                    return
+                sleep(ASK_AGAIN_S)
+
+        asked = Thread(target=ask, name="lagom-in-doubt", daemon=True)  # a new connection may block for longer
+        asked.start()
+        asked.join(max(0.0, deadline - monotonic()))
+        if answers:
+            return answers[0]
+        raise InDoubt(
+            f"rank {self.rank} lost the job's store after its last word for a switch of settings ({lost}): "
+            "it cannot know whether the others switch; the job ends here, because its collectives could hang"
+        ) from lost
+
+    def share_program(self, fingerprint: str, program: StepProgram) -> StepProgram:
+        """The program that all ranks of this fingerprint work by: the first one published."""
+        text = encode(program)
+        return decode(self._ask(lambda: self._store.compare_set(f"program/{fingerprint}", "", text)), StepProgram)
+
+    def program(self, fingerprint: str) -> StepProgram:
+        """A program that some rank published before it reported its fingerprint."""
+        return decode(self._ask(lambda: self._store.get(f"program/{fingerprint}")), StepProgram)
+
+    def place(self, communicator: str) -> int:
+        """A place in a communicator, from 0, that no other of its ranks has; asked for once."""
+        return self._ask(lambda: self._store.add(f"place/{communicator}", 1)) - 1
+
+    def share_journal(self, text: str) -> None:
+        """Publishes the journal that this rank found."""
+        self._ask(lambda: self._store.set(f"journal/{self.rank}", text))
+
+    def journal(self, rank: int) -> str:
+        """The journal that a rank found; it published it before its first report."""
+        return self._ask(lambda: self._store.get(f"journal/{rank}")).decode()
+
+    def close(self) -> None:
+        """Frees the thread that speaks to the store; whoever asks again gets another one."""
+        self._calls.close()
+
+    def forget(self, window: int) -> None:
+        """Removes what this rank said about a window that every rank has left behind."""
+        key = f"report/{window}/{self.rank}" if self.rank else f"plan/{window}"
+        self._ask(lambda: self._store.delete_key(key))
+
+    def forget_agreement(self, window: int) -> None:
+        """Removes what was agreed on a window that every rank has left behind."""
+        if self.rank == 0:
+            for name in ("ready", "met", "sure", "go"):
+                self._ask(partial(self._store.delete_key, f"{name}/{window}"))
+
+    def _settle(self, go: str, word: str) -> str:
+        return self._said(self._ask(lambda: self._store.compare_set(go, "", word)))
+
+    @staticmethod
+    def _said(word: bytes) -> str:
+        text = word.decode(errors="replace")
+        return "" if text == "yes" else text.removeprefix("no ") or "refused"
+
+    def _plan(self, data: bytes, window: int) -> WindowPlan:
+        """A plan that cannot be read is "off" to everyone, for everyone reads the same bytes."""
+        try:
+            plan = decode(data, WindowPlan)
+        except ValueError as error:
+            return WindowPlan(
+                window=window, state=SwitchState.OFF, reason=f"the plan of window {window} cannot be read: {error}"
+            )
+        if plan.window != window:
+            return WindowPlan(
+                window=window, state=SwitchState.OFF, reason=f"found the plan of window {plan.window} for {window}"
+            )
+        return plan
+
+    def _appears(self, keys: list[str], timeout_s: float) -> bool:
+        """Whether all keys are there within the time; False also where the wait failed, as the next call will tell."""
+        try:
+            self._calls.call(lambda: self._store.wait(keys, timedelta(seconds=timeout_s)), timeout_s + self.timeout_s)
+        except Exception:
+            return False
+        return True
+
+    def _ask(self, question: Callable[[], Result]) -> Result:
+        try:
+            return self._calls.call(question, self.timeout_s)
+        except Exception as error:  # torch's stores raise RuntimeErrors; whatever it is, it must not end the job
+            raise StoreLost(f"the job's store does not answer: {_line(error)}") from error
+
+
+def _line(error: BaseException) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

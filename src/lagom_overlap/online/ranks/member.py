@@ -1,0 +1,359 @@
+"""One rank's part in the lock-step: windows of steps, one agreed plan each, a report before each ends.
+
+    step 0 of a window     read the plan, switch if it names new settings (all ranks or none: `in_force`)
+    measured steps         the route times every collective
+    last step but one      report, unless others report to this rank
+    last step              who has reports to read merges them and reports in turn; rank 0 publishes the next plan
+
+Whatever fails here is this rank's wish to stop, written where the next plan would stand, so that all ranks stop at the
+same step; the job itself is never disturbed. Only a switch that all agreed on and this rank cannot do, or cannot know
+of, ends the job, because its collectives would hang. A rank that is not heard is no wish: it may have lost the store
+and run on with what is set, so settled settings then stay, for good; those of a trial end with their window. No torch;
+the clock and the route are given.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic, perf_counter
+
+from msgspec import structs
+
+from lagom_overlap.errors import BackendError
+from lagom_overlap.online.journal import JournalFile, whole_lines
+from lagom_overlap.online.ranks.exchange import Exchange, ReportMissing, StoreLost
+from lagom_overlap.online.ranks.in_force import InForce
+from lagom_overlap.online.ranks.leader import Leader
+from lagom_overlap.online.ranks.messages import Report, SwitchState, WindowPlan, merged
+from lagom_overlap.online.routes.base import Route, StepRecord
+from lagom_overlap.online.sites import SiteSetting
+from lagom_overlap.online.step_clock import HostClock, StepClock
+from lagom_overlap.online.window import Observer, Totals, Window
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """Settings that a job was tuned to, and the verdict in words."""
+
+    settings: tuple[SiteSetting, ...]
+    verdict: str
+
+
+class Member:
+    """One rank; `leader` on rank 0 only. `is_exact_only` leaves alone what would change a reduction's order.
+
+    `why_not` says, before a step is measured, why it must not be (another profiler runs), and is empty otherwise;
+    `clock` counts what steps and agreement cost; `steps` times the steps that verdicts rest on, by the host's clock if
+    not given.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        route: Route,
+        *,
+        leader: Leader | None = None,
+        journal: JournalFile | None = None,
+        is_exact_only: bool = False,
+        why_not: Callable[[], str] = str,
+        clock: Callable[[], float] = perf_counter,
+        steps: StepClock | None = None,
+    ) -> None:
+        self._exchange = exchange
+        self._route = route
+        self._leader = leader
+        self._journal = journal or JournalFile(None)
+        self._why_not = why_not
+        self._clock = clock
+        self._steps = steps or HostClock(clock)
+        self._is_timed = True
+        self._in_force = InForce(exchange, route)
+        self._observer = Observer(exchange, route, is_exact_only=is_exact_only)
+        self._totals = Totals()
+        self._stop = ""
+        self._lost = ""
+        self._step_began = 0.0
+        self._is_measuring = False
+        self._is_cut_off = False
+        self._num_windows = 0
+        self._is_over = False
+        self._is_closed = False
+        self._adopted: Adopted | None = None
+        self._window = Window(WindowPlan(window=0, state=SwitchState.RECORD, reason="not begun"))
+        self._begin()
+
+    @property
+    def plan(self) -> WindowPlan:
+        """The plan in force."""
+        return self._window.plan
+
+    @property
+    def settings(self) -> tuple[SiteSetting, ...]:
+        """The settings in force."""
+        return self._in_force.settings
+
+    @property
+    def adopted(self) -> Adopted | None:
+        """What a verdict of this job last adopted, in force or not, unless a later verdict overturned it."""
+        return self._adopted
+
+    @property
+    def num_steps(self) -> int:
+        """Steps so far."""
+        return self._totals.num_steps
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will change: settled for good, or off."""
+        return self._is_over
+
+    def stop(self, reason: str) -> None:
+        """Asks all ranks to go back to the untouched job at the end of this window; too late where all is over."""
+        if self._is_over and self.settings and not self._stop:
+            _log.warning("too late for %r: what is set stays, the ranks agree on nothing any more", reason)
+        self._stop = self._stop or reason
+
+    def begin_step(self) -> None:
+        """Before the job's step; at a window's first one it waits for the plan, at most the timeout.
+
+        Raises:
+            BackendError: if all ranks agreed to switch and this one then could not, or cannot know whether they did.
+        """
+        if self._is_cut_off:
+            self._is_cut_off = False
+            self._guarded(self._end_measured)
+        if not self._is_over and self._window.step == 0:
+            self._timed(self._enter)
+        plan = self._window.plan
+        self._is_measuring = not (self._is_over or self._lost) and plan.measures(self._window.step)
+        if self._is_measuring:
+            self._window.void = self._window.void or self._why_not()
+            self._is_measuring = not self._window.void
+        if not self._is_closed:
+            self._guarded(self._begin_routed)
+        self._step_began = self._clock()
+        if not self._is_over:
+            self._is_timed = False
+            self._guarded(self._steps.begin)
+
+    def mark_end(self) -> None:
+        """The step's work ends here, unless it is said again: what follows is data and checkpoints."""
+        if not self._is_over:
+            self._is_timed = True
+            self._guarded(self._steps.end)
+
+    def end_step(self) -> None:
+        """After the job's step."""
+        if self._is_over:
+            return
+        if not self._is_timed:
+            self.mark_end()
+        self._totals.stepped_s += self._clock() - self._step_began
+        self._totals.num_steps += 1
+        if self._is_measuring:
+            self._guarded(self._take)
+        self._window.step += 1
+        plan = self._window.plan
+        if self._window.step == max(1, plan.num_steps - 1):
+            self._reaching(self._report)
+        if self._window.step >= plan.num_steps:
+            if self._leader is not None:
+                self._reaching(self._decide)
+            elif self._exchange.post.children:
+                self._reaching(self._relay)
+            self._window = Window(plan)
+            self._num_windows += 1
+            self._guarded(self._steps.forget)
+
+    def leave(self, reason: str) -> None:
+        """Tells the others not to wait for this rank; never waits itself.
+
+        What is settled stays; a trial stays set here until the window ends, as it does on the others: a rank that goes
+        on making steps takes its settings back at the same step as they do.
+        """
+        if self._is_over or self._lost:
+            return
+        window, words = self._window.plan.window, f"rank {self._exchange.rank}: {reason}"
+        try:
+            next_ = self._exchange.miss(window + 1, words, keeps=self._in_force.is_settled)
+            if not next_.is_last:  # it was out already; the one after it is not, because it needs this rank's report
+                self._exchange.refuse(window + 1, words)
+                self._exchange.miss(window + 2, words, keeps=next_.state is SwitchState.WATCH)
+        except StoreLost as error:
+            _log.debug("could not tell the others: %s", error)
+
+    def fail_step(self, reason: str) -> None:
+        """In place of `end_step` where the job's step raised: nobody waits, and the step counts all the same.
+
+        What ends a measurement may wait for a device, which after such an error is no good idea: the next step does it.
+        """
+        self.leave(reason)
+        self._window.void = self._window.void or reason
+        self._is_cut_off, self._is_measuring = self._is_measuring, False
+        self.end_step()
+
+    # Windows. ---------------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Publishes the journal found here, and on rank 0 the first plan."""
+        found = self._journal.read()
+        self._totals.num_journal_lines = len(whole_lines(found))
+        try:
+            if found:
+                self._exchange.share_journal(found)
+            if self._leader is not None:
+                self._exchange.propose(self._leader.first())
+        except StoreLost as error:
+            self._lose(error)
+
+    def _enter(self) -> None:
+        """The next window: its plan, and the switch if it brings other settings."""
+        number = self._num_windows
+        try:
+            self._window = Window(self._next_plan(number))
+        except BackendError:
+            self._is_over = True
+            raise
+        plan = self._window.plan
+        if plan.is_adopted:
+            self._adopted = Adopted(self.settings, plan.reason)
+        elif plan.state is SwitchState.WATCH or plan.is_overturned:
+            self._adopted = None
+        if plan.is_last:
+            self._end(plan)
+        if plan.journal:
+            self._journal.write(plan.journal, is_new=plan.journal_is_new)
+        if number >= 2 and not plan.is_last:
+            self._reaching(lambda: self._forget(number - 2))
+
+    def _next_plan(self, number: int) -> WindowPlan:
+        """What all ranks do in a window, or this one alone if it cannot hear of it."""
+        if self._lost:
+            return self._in_force.alone(number, self._lost)
+        try:
+            return self._in_force.enter(self._exchange.plan(number, keeps=self._in_force.is_settled))
+        except StoreLost as error:
+            self._lost = _line(error)
+            return self._in_force.alone(number, self._lost)
+
+    def _forget(self, window: int) -> None:
+        self._exchange.forget(window)
+        self._in_force.forget(window)
+
+    def _end(self, plan: WindowPlan) -> None:
+        """Settled for good, or off: from now on a step costs nothing."""
+        self._is_over = True
+        self._exchange.close()
+        if plan.state is SwitchState.OFF:
+            self._in_force.end(plan)
+            self._is_closed = True
+            self._guarded(self._route.close)
+            # All ranks are off by the same word: one line is enough, but for a rank that could not hear it.
+            is_said_here = self._exchange.rank == 0 or bool(self._lost)
+            level = logging.WARNING if is_said_here else logging.INFO
+            _log.log(level, "online tuning is off, everything runs untouched: %s", plan.reason)
+
+    def _lose(self, error: StoreLost) -> None:
+        """Without the store nothing can be agreed on: what is settled stays for good, a trial to its window's end."""
+        self._lost = _line(error)
+        _log.warning("online tuning stops on rank %d: %s", self._exchange.rank, self._lost)
+
+    def _begin_routed(self) -> None:
+        self._timed(lambda: self._route.begin_step(is_measured=self._is_measuring))
+
+    def _end_measured(self) -> StepRecord:
+        """The route's record; starting, ending and reading a profiler takes time that is part of what tuning costs."""
+        began = perf_counter()
+        try:
+            return self._route.end_step()
+        finally:
+            self._totals.exchange_s += perf_counter() - began
+
+    def _take(self) -> None:
+        record = self._end_measured()
+        self._window.records.append(record)
+        if not record.is_timed:
+            self._window.void = self._window.void or "the step could not be timed"
+
+    def _report(self) -> None:
+        self._guarded(self._time_steps)
+        self._window.own = self._observer.report(self._window, self._totals, self._stop)
+        if not self._exchange.post.children:
+            self._exchange.report(self._window.plan.window, self._window.own)
+
+    def _time_steps(self) -> None:
+        self._window.steps_s = self._steps.times_s()
+
+    def _merged(self) -> Report:
+        """What this rank and all that report to it saw; waits for them."""
+        assert self._window.own is not None, "merged before its own report"
+        return merged([self._window.own, *self._exchange.reports(self._window.plan.window)])
+
+    def _relay(self) -> None:
+        """Between the leaves and rank 0: reports for all below; without one of them, that is what it reports."""
+        assert self._window.own is not None, "relayed before its own report"
+        window = self._window.plan.window
+        if self._exchange.is_decided(window + 1):  # a rank has left: nobody need wait for its report
+            return
+        try:
+            try:
+                report = self._merged()
+            except ReportMissing as error:
+                report = structs.replace(self._window.own, unheard=f"rank {self._exchange.rank}: {error}")
+            self._exchange.report(window, report)
+        except StoreLost:
+            raise
+        except Exception as error:  # a report that cannot be read: rank 0 will miss this one
+            _log.warning("no report of window %d: %s", window, error)
+
+    def _decide(self) -> None:
+        """Rank 0: the next plan; the last word if a rank is missing or the decision fails."""
+        assert self._leader is not None, "only rank 0 decides"
+        window = self._window.plan.window
+        try:
+            if self._exchange.is_decided(window + 1):  # a rank has left: nobody need wait for its report
+                return
+            report = self._merged()
+            if report.unheard:
+                raise ReportMissing(report.unheard)
+            if window == 0 and report.journal_lines:  # the longest that any rank found, wherever rank 0 runs now
+                self._leader.offer_journal(self._exchange.journal(report.journal_rank))
+            self._observer.fetch(() if report.stop else report.programs)
+            self._exchange.propose(self._leader.next(report, self._observer.programs, monotonic()))
+        except ReportMissing as error:
+            self._exchange.miss(window + 1, str(error), keeps=self._in_force.is_settled)
+        except StoreLost:
+            raise
+        except Exception as error:  # ours, not the job's: it must not end the job
+            _log.exception("deciding on window %d failed", window)
+            self._exchange.veto(window + 1, f"rank 0 could not decide: {_line(error)}")
+
+    def _reaching(self, work: Callable[[], None]) -> None:
+        """Runs what needs the store, if this rank still has it."""
+        if self._lost:
+            return
+        try:
+            self._timed(work)
+        except StoreLost as error:
+            self._lose(error)
+
+    def _guarded(self, work: Callable[[], object]) -> None:
+        """Runs a part of ours; its failure is a wish to stop, never the job's."""
+        try:
+            work()
+        except Exception as error:
+            _log.exception("online tuning failed on rank %d", self._exchange.rank)
+            self.stop(f"failed: {_line(error)}")
+
+    def _timed(self, work: Callable[[], None]) -> None:
+        began = perf_counter()
+        try:
+            work()
+        finally:
+            self._totals.exchange_s += perf_counter() - began
+
+
+def _line(error: BaseException) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,0 +1,1 @@
+"""How a decision reaches the collectives of a job."""

@@ -1,0 +1,115 @@
+"""The seam between the online tuner and a job's collectives: how a setting reaches them, and how long they took.
+
+A route lives in every rank's process. The tuner drives all routes of a job in lock-step:
+
+    begin_step(is_measured=False)  the job's step                              every step: occurrences count from 0
+    begin_step(is_measured=True)   the job's step   end_step() -> StepRecord   a step that is measured
+    prepare(table, epoch)  agreement of all ranks   commit(epoch) or nothing   between two steps, to switch
+
+Everything that can fail (opening channels, writing a table, a full disk) belongs into `prepare`: if it raises on one
+rank, no rank commits. `commit` only flips to what was prepared; a commit that raises ends the job, because its
+collectives would hang.
+
+Times are seconds since the step's begin on this rank. A collective on a device is timed by the profiler's kernels, on
+the CPU by the engine's timers; either way the record has the same meaning. Needs no torch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Protocol
+
+from lagom_overlap.collective import CommunicatorId, ConfigKey, ConfigSpace, ConfigTable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallRecord:
+    """One collective of a step.
+
+    `issued_s`: the computation had come this far when it handed the call over. `begun_s` to `ended_s`: the call's share
+    of its in-order stream, so shares on one communicator do not overlap. `joined_s` to `resumed_s`: the computation
+    stood still for this call; both None where nothing ever waited for it within the step. `num_channels` is what was
+    seen to run (a kernel's grid), the proof that a setting took effect; 0 where the route cannot see it. `issue_place`
+    and `join_place` order a step's issues and joins as the host made them; where they are None, the times do.
+    """
+
+    key: ConfigKey
+    issued_s: float
+    begun_s: float
+    ended_s: float
+    joined_s: float | None = None
+    resumed_s: float | None = None
+    num_channels: int = 0
+    issue_place: int | None = None
+    join_place: int | None = None
+
+    def __post_init__(self) -> None:
+        times = [self.issued_s, self.begun_s, self.ended_s, self.joined_s or 0.0, self.resumed_s or 0.0]
+        if not all(isfinite(time) and time >= 0 for time in times):
+            raise ValueError(f"times must be finite and not negative, got {self}")
+        if self.begun_s > self.ended_s or (self.joined_s is None) != (self.resumed_s is None):
+            raise ValueError(f"a call cannot end before it begins, nor half be waited for, got {self}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """One step of one rank: its calls in the order in which they were issued.
+
+    `is_timed` False: the sequence was recorded, the times mean nothing (the route could not measure this step, or was
+    not asked to). `wires` tells communicators apart whose names do not, because the route does not know their ranks:
+    what one is called on all of its ranks, and on no others, in this run.
+    """
+
+    duration_s: float
+    calls: tuple[CallRecord, ...]
+    is_timed: bool = True
+    wires: Mapping[CommunicatorId, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not (isfinite(self.duration_s) and self.duration_s >= 0):
+            raise ValueError(f"duration_s is {self.duration_s}, must be finite and not negative")
+
+
+class Route(Protocol):
+    """One rank's way to set its collectives and to time them; what a setting is, is a `ConfigTable`.
+
+    `name` is what the user chooses it by (`"gloo"`, `"plugin"`), `description` says in one line what it reaches and how
+    it measures.
+    """
+
+    name: str
+    description: str
+
+    def communicators(self) -> tuple[CommunicatorId, ...]:
+        """All communicators of this process, in the order of their creation; asked whenever a table is made."""
+
+    def space(self, key: ConfigKey) -> ConfigSpace | None:
+        """What may be tried for this call; None if no setting reaches it: it is left alone."""
+
+    def is_exact(self, key: ConfigKey) -> bool:
+        """Whether every setting in the space gives bit-equal results: no reduction changes its order."""
+
+    def prepare(self, table: ConfigTable, epoch: int) -> None:
+        """Makes ready to switch to the table; nothing changes yet. A call without a row is left untouched.
+
+        `epoch` grows with every switch; a prepared table that is not committed is dropped by the next `prepare`.
+
+        Raises:
+            LagomError: if it cannot be made ready; the table in force stays.
+        """
+
+    def commit(self, epoch: int) -> None:
+        """Switches to what was prepared under this epoch, between two steps; every rank does so between the same two.
+
+        Raises:
+            LagomError: if that is impossible after all; the caller ends the job.
+        """
+
+    def begin_step(self, *, is_measured: bool) -> None:
+        """The job's next step begins: occurrences count from 0 again. Cheap where nothing is measured."""
+
+    def end_step(self) -> StepRecord:
+        """The measured step is over: what was called, and how long it took."""
+
+    def close(self) -> None:
+        """Takes the route's hands off the job: every later call runs as if we had never been there; safe twice."""

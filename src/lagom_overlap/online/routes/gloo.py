@@ -1,0 +1,303 @@
+"""The route over gloo: calls handed to the engine's slices and channels, timed by waiting while the computation runs.
+
+An adapter hands every collective of its framework to `call`, with the native call to make where nothing is set. The
+engine runs fp32 sums, and gathers and exchanges of fp32, in equal parts; everything else is native and not counted.
+Each process group has an engine of its own, whose channels open in `prepare`.
+
+Results are those of the native calls bit by bit, but for an all-reduce over more than two ranks, whose slices gloo sums
+in another order (`is_exact`).
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from time import perf_counter
+from typing import Final, cast
+
+import torch
+from torch import distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from lagom_overlap.collective import (
+    Collective,
+    CollectiveKind,
+    CommunicatorId,
+    ConfigKey,
+    ConfigSpace,
+    ConfigTable,
+)
+from lagom_overlap.engines.base import Buffers, Handle
+from lagom_overlap.engines.gloo_engine import GlooEngine
+from lagom_overlap.engines.gloo_group import PrefixStore, Store, device_like
+from lagom_overlap.engines.gloo_space import check_config, gloo_space
+from lagom_overlap.errors import BackendError
+from lagom_overlap.online.routes.base import CallRecord, StepRecord
+from lagom_overlap.online.routes.gloo_clock import CallClock, ClockMark
+from lagom_overlap.online.routes.gloo_work import RunWork
+from lagom_overlap.units import MIB
+
+LEAST_BYTES: Final = MIB
+"""Smaller messages are one or two slices of the least size: nothing to choose from."""
+NOTHING: Final = ConfigTable({})
+
+
+@dataclass(slots=True)
+class _Group:
+    """A process group as we run it."""
+
+    group: dist.ProcessGroup
+    id: CommunicatorId
+    engine: GlooEngine
+    clock: CallClock | None = None
+    counts: Counter[tuple[CollectiveKind, int]] = field(default_factory=Counter)
+
+
+class GlooRoute:
+    """Implements `Route` for the gloo process groups of this process.
+
+    `install` and `uninstall` are the adapter's: what it does to the framework, and how it is taken back.
+    """
+
+    name = "gloo"
+    description = "slices and channels of torch's gloo, timed on the CPU"
+
+    def __init__(self, store: Store, *, meeting_timeout_s: float = 60.0) -> None:
+        self._store = store
+        self._meeting_timeout = timedelta(seconds=meeting_timeout_s)
+        self._groups: dict[str, _Group] = {}
+        self._table = NOTHING
+        self._prepared: tuple[int, ConfigTable] | None = None
+        self._engine_epoch = 0
+        self._is_measuring = False
+        self._is_closed = False
+        self._began = 0.0
+        self._marks: list[tuple[ConfigKey, ClockMark]] = []
+        self._on_close: list[Callable[[], None]] = []
+
+    def on_close(self, undo: Callable[[], None]) -> None:
+        """Calls `undo` when the route is taken off the job: an adapter's way back."""
+        self._on_close.append(undo)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether a call may be other than native: something is set, or measured."""
+        return not self._is_closed and (self._is_measuring or len(self._table) > 0)
+
+    def communicators(self) -> tuple[CommunicatorId, ...]:
+        """See `Route`: the gloo process groups of two or more ranks that this rank is in."""
+        seen: Counter[tuple[str, tuple[int, ...]]] = Counter()
+        for group in c10d._world.pg_map:
+            if group.size() < 2 or dist.get_backend(group) != "gloo":
+                continue
+            ranks = tuple(dist.get_process_group_ranks(group))
+            role = (group.group_desc, ranks)
+            name = CommunicatorId(description=group.group_desc, ranks=ranks, creation_order=seen[role])
+            seen[role] += 1
+            if group.group_name not in self._groups:
+                self._groups[group.group_name] = self._open(group, name)
+        return tuple(known.id for known in self._groups.values())
+
+    def space(self, key: ConfigKey) -> ConfigSpace | None:
+        """See `Route`."""
+        if key.num_bytes < LEAST_BYTES:
+            return None
+        try:
+            return gloo_space(Collective(key.kind, key.num_bytes, len(key.communicator.ranks)))
+        except BackendError:
+            return None
+
+    def is_exact(self, key: ConfigKey) -> bool:
+        """See `Route`."""
+        return key.kind is not CollectiveKind.ALL_REDUCE or len(key.communicator.ranks) == 2
+
+    def prepare(self, table: ConfigTable, epoch: int) -> None:
+        """See `Route`: checks the rows and opens channels; every rank of a group opens the same ones."""
+        for _, config in table:
+            check_config(config)
+        self.communicators()
+        for group in self._groups.values():
+            group.engine.open_channels(self._rows(table, group))
+        self._prepared = (epoch, table)
+
+    def commit(self, epoch: int) -> None:
+        """See `Route`."""
+        if self._prepared is None or self._prepared[0] != epoch:
+            raise BackendError(f"epoch {epoch} was not prepared")
+        self._table = self._prepared[1]
+        self._prepared = None
+        self._engine_epoch += 1
+        for group in self._groups.values():
+            group.engine.apply(self._rows(self._table, group), self._engine_epoch)
+
+    def begin_step(self, *, is_measured: bool) -> None:
+        """See `Route`."""
+        for group in self._groups.values():
+            group.counts.clear()
+        self._marks = []
+        self._is_measuring = is_measured
+        self._began = perf_counter()
+
+    def end_step(self) -> StepRecord:
+        """See `Route`."""
+        duration_s = perf_counter() - self._began
+        self._is_measuring = False
+        is_timed = all(group.clock.is_idle() for group in self._groups.values() if group.clock is not None)
+        calls = tuple(self._record(key, mark) for key, mark in self._marks)
+        self._marks = []
+        return StepRecord(duration_s=duration_s, calls=calls, is_timed=is_timed)
+
+    def close(self) -> None:
+        """See `Route`."""
+        self._is_closed = True
+        self._is_measuring = False
+        self._table = NOTHING
+        while self._on_close:
+            self._on_close.pop()()
+        for group in self._groups.values():
+            if group.clock is not None:
+                group.clock.close()
+
+    def call(
+        self,
+        kind: CollectiveKind,
+        target: torch.Tensor,
+        source: torch.Tensor,
+        group: dist.ProcessGroup | None,
+        native: Callable[[], dist.Work | None],
+        *,
+        is_mean: bool = False,
+    ) -> dist.Work:
+        """Runs a collective as it is set; `native` is the framework's own asynchronous call, `group` None the default.
+
+        `is_mean` divides the sum by the number of ranks, as gloo's own mean does.
+        """
+        known = self._known(group or c10d._get_default_group()) if self.is_active else None
+        if known is None or not _can_run(kind, target, source, len(known.id.ranks)):
+            return cast("dist.Work", native())  # an asynchronous call of a member always returns its handle
+        whole = target if kind is CollectiveKind.ALL_GATHER else source
+        num_bytes = whole.numel() * whole.element_size()
+        occurrence = known.counts[kind, num_bytes]
+        known.counts[kind, num_bytes] += 1
+        key = ConfigKey(communicator=known.id, kind=kind, num_bytes=num_bytes, occurrence=occurrence)
+        config = self._table.get(key)
+        mark = ClockMark() if self._is_measuring else None
+        issued_s = perf_counter()
+        if config is None:
+            work = cast("dist.Work", native())
+            if mark is None:
+                return work
+            handle: Handle = work
+            finish = None
+        else:
+            handle, finish = _run(known.engine, key, (target, source), is_mean=is_mean)
+        if mark is not None:
+            known.clock = known.clock or CallClock()
+            handle = known.clock.watch(handle, mark, issued_s)
+            self._marks.append((key, mark))
+        return RunWork(handle, mark, finish, results=_results_of(kind, target, len(known.id.ranks)))
+
+    def takes(
+        self, kind: CollectiveKind, target: torch.Tensor, source: torch.Tensor, group: dist.ProcessGroup | None
+    ) -> bool:
+        """Whether `call` may make these tensors' collective other than natively now."""
+        known = self._known(group or c10d._get_default_group()) if self.is_active else None
+        return known is not None and _can_run(kind, target, source, len(known.id.ranks))
+
+    def _record(self, key: ConfigKey, mark: ClockMark) -> CallRecord:
+        """Times since the step's begin."""
+        # The clock's thread may wake up after the computation did.
+        ended_s = min(mark.ended_s, mark.ended_s if mark.resumed_s is None else mark.resumed_s) - self._began
+        began_s = mark.began_s - self._began
+        is_joined = mark.joined_s is not None and mark.resumed_s is not None
+        return CallRecord(
+            key=key,
+            issued_s=max(0.0, mark.issued_s - self._began),
+            begun_s=min(max(0.0, began_s), max(0.0, ended_s)),
+            ended_s=max(0.0, ended_s),
+            joined_s=max(0.0, (mark.joined_s or 0.0) - self._began) if is_joined else None,
+            resumed_s=max(0.0, (mark.resumed_s or 0.0) - self._began) if is_joined else None,
+        )
+
+    def _known(self, group: dist.ProcessGroup) -> _Group | None:
+        """The group as we run it; None if this rank is not in it, it is gone, or its calls are being coalesced."""
+        if not isinstance(group, dist.ProcessGroup) or group in c10d._world.pg_coalesce_state:
+            return None  # torch has a number for groups that a rank is not in
+        if group.group_name not in self._groups:
+            self.communicators()
+        known = self._groups.get(group.group_name)
+        # Names start anew when all groups were destroyed; the channels are those of the old ones.
+        return known if known is not None and known.group in c10d._world.pg_map else None
+
+    def _open(self, group: dist.ProcessGroup, name: CommunicatorId) -> _Group:
+        backend = group._get_backend(torch.device("cpu"))
+        engine = GlooEngine(
+            store=PrefixStore(f"gloo/{group.group_name}", self._store),
+            rank=dist.get_rank(group),
+            num_ranks=group.size(),
+            make_device=partial(device_like, group),
+            meeting_timeout=self._meeting_timeout,
+            call_timeout=backend.options._timeout,
+            keeps_plans=False,
+            sums_as_native=True,
+        )
+        return _Group(group, name, engine)
+
+    @staticmethod
+    def _rows(table: ConfigTable, group: _Group) -> ConfigTable:
+        return ConfigTable({key: config for key, config in table if key.communicator == group.id})
+
+
+def _run(
+    engine: GlooEngine, key: ConfigKey, tensors: tuple[torch.Tensor, torch.Tensor], *, is_mean: bool
+) -> tuple[Handle, Callable[[], object] | None]:
+    """Starts a call under its setting; (what to wait for, what to do then)."""
+    target = tensors[0].detach().view(-1)  # a collective is no part of autograd's graph
+    source = target if tensors[0] is tensors[1] else tensors[1].detach().view(-1)
+    handle = engine.execute(key, Buffers(source, target))
+    return handle, partial(target.div_, len(key.communicator.ranks)) if is_mean else None
+
+
+def _can_run(kind: CollectiveKind, target: torch.Tensor, source: torch.Tensor, num_ranks: int) -> bool:
+    """Whether the engine can take these tensors: plain dense fp32 on the CPU, of sizes that belong together.
+
+    What torch itself would refuse is refused here, too, so that torch says why.
+    """
+    if not (_is_plain(target) and _is_plain(source)):
+        return False
+    match kind:
+        case CollectiveKind.ALL_REDUCE:
+            return target is source and target.numel() % num_ranks == 0
+        case CollectiveKind.ALL_GATHER:
+            return target.numel() == source.numel() * num_ranks
+        case CollectiveKind.REDUCE_SCATTER:
+            return source.numel() == target.numel() * num_ranks
+        case CollectiveKind.ALL_TO_ALL:
+            is_even = all(tensor.dim() > 0 and tensor.size(0) % num_ranks == 0 for tensor in (target, source))
+            return is_even and target.numel() == source.numel() and target.data_ptr() != source.data_ptr()
+        case _:
+            return False
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return (
+        type(tensor) in {torch.Tensor, torch.nn.Parameter}
+        and tensor.dtype is torch.float32
+        and tensor.device.type == "cpu"
+        and tensor.layout is torch.strided
+        and tensor.is_contiguous()
+        and tensor.numel() > 0
+        and not tensor.is_inference()  # our view of it could not be written
+    )
+
+
+def _results_of(kind: CollectiveKind, target: torch.Tensor, num_ranks: int) -> Callable[[], list[torch.Tensor]] | None:
+    """The outputs as gloo's handle gives them: a gather's by rank, none of a reduce-scatter."""
+    match kind:
+        case CollectiveKind.REDUCE_SCATTER:
+            return None
+        case CollectiveKind.ALL_GATHER:
+            return lambda: list(target.chunk(num_ranks))
+        case _:
+            return lambda: [target]

@@ -1,0 +1,122 @@
+"""The handle of a collective that the gloo route runs or times, with all that gloo's own handle offers."""
+
+import contextlib
+from collections.abc import Callable
+from datetime import timedelta
+from threading import Event, Lock, Thread
+from time import perf_counter
+from typing import cast
+
+import torch
+from torch import distributed as dist
+from torch.futures import Future
+
+from lagom_overlap.engines.base import Handle
+from lagom_overlap.online.routes.gloo_clock import ClockMark
+
+
+class RunWork(dist.Work):
+    """A collective of ours in flight, as a framework expects it; what is done after it, is done once.
+
+    `results` is what gloo's own handle gives as `result()` and as the value of its future; None where it has neither.
+    """
+
+    def __init__(
+        self,
+        handle: Handle,
+        mark: ClockMark | None = None,
+        finish: Callable[[], object] | None = None,
+        *,
+        results: Callable[[], list[torch.Tensor]] | None = None,
+    ) -> None:
+        super().__init__()
+        self._handle = handle
+        self._mark = mark
+        self._finish = finish
+        self._results = results
+        self._waiting = Lock()
+        self._done = Event()
+        self._is_joined = False
+        self._error: Exception | None = None
+        self._asking = Lock()
+        self._asked: Thread | None = None
+        self._future: Future[list[torch.Tensor]] | None = None
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Returns when this rank's target is complete.
+
+        Raises:
+            RuntimeError: if that takes longer than the timeout, or the call failed.
+        """
+        joined_s = perf_counter()
+        if timeout:  # torch passes 0 for none
+            self._ask()
+            if not self._done.wait(timeout.total_seconds()):
+                raise RuntimeError(f"a collective timed out after {timeout.total_seconds()} s")
+        self.complete()
+        if self._mark is not None and not self._is_joined:
+            self._mark.waited(joined_s, perf_counter())
+        self._is_joined = True
+        return True
+
+    def complete(self) -> None:
+        """The same for another thread, while the computation goes on."""
+        with self._waiting:  # whoever comes later waits for the first, not for the call
+            if not self._done.is_set():
+                try:
+                    with torch.no_grad():  # another thread does not have the caller's grad mode
+                        self._handle.wait()
+                        if self._finish is not None:
+                            self._finish()
+                except Exception as error:
+                    self._error = error
+                self._done.set()
+        if self._error is not None:
+            raise self._error
+
+    def is_completed(self) -> bool:
+        """Whether it is over; gloo cannot be asked that of a call, so from the first question on a thread waits."""
+        if not self._done.is_set():
+            self._ask()
+        return self._done.is_set()
+
+    def is_success(self) -> bool:
+        """Whether it is over and went well; errors are raised by `wait`."""
+        return self._done.is_set() and self._error is None
+
+    def result(self) -> list[torch.Tensor]:
+        """The outputs, once it is complete."""
+        if self._results is None:
+            return super().result()  # which says that there are none
+        self.complete()
+        return self._results()
+
+    def get_future(self) -> Future[list[torch.Tensor]]:
+        """Holds the outputs when the call is complete: from now on a thread waits for it."""
+        if self._results is None:
+            return cast("Future[list[torch.Tensor]]", super().get_future())  # which says that there is none
+        with self._asking:
+            if self._future is None:
+                self._future = Future()
+                # A thread that was asked before knew of no future.
+                Thread(target=self._fulfil, args=(self._future,), name="lagom-future", daemon=True).start()
+            return self._future
+
+    def _fulfil(self, future: Future[list[torch.Tensor]]) -> None:
+        assert self._results is not None, "a future is promised only where there are outputs"
+        try:
+            self.complete()
+        except Exception as error:  # whoever waits for the future is told, or would wait for ever
+            future.set_exception(error)  # type: ignore[arg-type]  # the stub wants a result
+        else:
+            future.set_result(self._results())
+
+    def _ask(self) -> None:
+        with self._asking:
+            if self._asked is None:
+                self._asked = Thread(target=self._complete_quietly, name="lagom-asked", daemon=True)
+                self._asked.start()
+
+    def _complete_quietly(self) -> None:
+        with contextlib.suppress(Exception):  # `wait` raises it
+            self.complete()

@@ -1,0 +1,74 @@
+"""Which route a job on NCCL takes, by its release of NCCL and its environment.
+
+The plug-in needs to have been in the environment before NCCL made its first communicator (`lagom run` puts it there);
+siblings need nothing. `LAGOM_ROUTE` chooses; without it, it is the route that sets channels under this release.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import distributed as dist
+from torch import nn
+
+from lagom_overlap.errors import JobError
+from lagom_overlap.nccl_plugin import TunerPlugin
+from lagom_overlap.nccl_plugin.support import Knob, NcclVersion, RouteName, best_route
+from lagom_overlap.online.events import rank_of
+from lagom_overlap.online.routes.base import Route
+from lagom_overlap.online.routes.plugin import PluginRoute
+from lagom_overlap.online.routes.plugin_timer import KernelTimer
+from lagom_overlap.online.routes.sibling import SiblingRoute, open_nccl_sibling
+from lagom_overlap.online.routes.sibling_adapters import attach, attach_all_to_all
+from lagom_overlap.trace.gpu_trace import KnobReach
+
+ROUTE_VARIABLE: Final = "LAGOM_ROUTE"
+_PLUGIN_VARIABLES: Final = ("NCCL_TUNER_PLUGIN", "LAGOM_RECORD")
+
+
+def nccl_in_use() -> NcclVersion | None:
+    """The release of NCCL that the default process group uses; None if it uses another backend."""
+    if not dist.is_nccl_available() or "nccl" not in str(dist.get_backend_config()).lower():
+        return None
+    major, minor, patch = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return major, minor, patch
+
+
+def open_nccl_route(model: nn.Module, nccl: NcclVersion, environment: Mapping[str, str] = os.environ) -> Route:
+    """The route of a job on NCCL, in place.
+
+    Raises:
+        JobError: if LAGOM_ROUTE names none, this NCCL has none, or the plug-in was not in the environment.
+        TableError: if the plug-in's record cannot be read.
+    """
+    name = environment.get(ROUTE_VARIABLE) or best_route(nccl, Knob.CHANNELS)
+    match name:
+        case RouteName.PLUGIN:
+            return _plugin_route(environment)
+        case RouteName.SIBLING:
+            route = SiblingRoute("nccl", KernelTimer((KnobReach.TUNER, KnobReach.P2P_CHANNELS)), open_nccl_sibling)
+            attach(model, route)
+            attach_all_to_all(route)
+            return route
+        case None:
+            raise JobError(f"NCCL {'.'.join(map(str, nccl))} lets nothing be set in a running job; 2.17 and later do")
+        case _:
+            raise JobError(f"{ROUTE_VARIABLE} is {name!r}; allowed: {RouteName.PLUGIN}, {RouteName.SIBLING}")
+
+
+def _plugin_route(environment: Mapping[str, str]) -> PluginRoute:
+    """The plug-in as NCCL has loaded it, with the record that it was started with."""
+    missing = [name for name in _PLUGIN_VARIABLES if not environment.get(name)]
+    if missing:
+        raise JobError(
+            f"{', '.join(missing)} is not set in this rank: start the job with lagom run, or set LAGOM_ROUTE=sibling"
+        )
+    library, record = (environment[name] for name in _PLUGIN_VARIABLES)
+    return PluginRoute(TunerPlugin(Path(library)), record=expanded(record, rank_of(environment)), timer=KernelTimer())
+
+
+def expanded(pattern: str, rank: int) -> Path:
+    """A path as the plug-in reads it."""
+    return Path(pattern.replace("%r", str(rank)).replace("%p", str(os.getpid())))

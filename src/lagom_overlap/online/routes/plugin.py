@@ -1,0 +1,177 @@
+"""The route of jobs on NCCL 2.21 and later: decisions by the tuner plug-in, times by the profiler's kernels.
+
+What a step calls is told by the plug-in's own record: what NCCL asked, on which communicator, with which bytes, as
+which occurrence. So the keys of a table are those that the plug-in will look up. A communicator is named by what NCCL
+tells a tuner: its ranks, its nodes and its place among the equal ones of this process, the same in every run of a job.
+That is a role, which several communicators have: the tensor-parallel ones of two pipeline stages, say, whose calls may
+differ. From interface version 5 on (NCCL 2.28) NCCL also tells an id of the communicator itself, equal on all of its
+ranks and new in every run: it is no name to save, but it tells which ranks must make the same calls, and must know
+their communicator by the same role. Before, all ranks of a role must make the same calls, or the tuning is frozen; and
+there is no telling whether ranks count overlapping communicators of one size (pairs in a ring) in different orders.
+
+What may be tried is what NCCL offered in its cost tables (`nccl_plugin.space`).
+
+Which kernel a call was is told by order: as many collective kernels as recorded calls, kind by kind and size by size.
+Where they do not match (grouped calls share a kernel), the step is not timed.
+"""
+
+import logging
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, Protocol
+
+from lagom_overlap.collective import CollectiveKind, CommunicatorId, ConfigKey, ConfigSpace, ConfigTable
+from lagom_overlap.nccl_plugin import (
+    ProcessCommunicator,
+    RecordedCommunicator,
+    RecordedDecision,
+    RecordRing,
+    TunerPlugin,
+    encode_table,
+)
+from lagom_overlap.nccl_plugin.record_log import Flag, Implementation
+from lagom_overlap.nccl_plugin.space import tuner_space
+from lagom_overlap.nccl_plugin.table_writer import CallSite
+from lagom_overlap.online.routes.base import StepRecord
+from lagom_overlap.online.routes.plugin_events import TimedCall, step_record
+
+_log = logging.getLogger(__name__)
+
+FIRST_WITH_IDS: Final = 5
+"""The tuner interface whose communicators have ids that all ranks know."""
+_EXACT: Final = (CollectiveKind.ALL_GATHER, CollectiveKind.BROADCAST)
+
+
+class StepTimer(Protocol):
+    """What times a step's kernels."""
+
+    def begin(self) -> None:
+        """The measured step begins."""
+
+    def end(self) -> tuple[float, tuple[TimedCall, ...] | None]:
+        """The step's length in seconds and its calls in the order of launch; None where they could not be told."""
+
+
+class PluginRoute:
+    """Implements `Route`; `record` is the path that the plug-in was started with."""
+
+    name = "plugin"
+
+    def __init__(self, plugin: TunerPlugin, *, record: Path, timer: StepTimer) -> None:
+        self.description = "NCCL's tuner plug-in: all-reduce, all-gather, reduce-scatter, broadcast, reduce"
+        self._plugin = plugin
+        self._record = record
+        self._timer = timer
+        self._ring: RecordRing | None = None
+        self._known: dict[int, RecordedCommunicator] = {}
+        self._offered: dict[ConfigKey, frozenset[Implementation]] = {}
+        self._calls_per_step: Counter[tuple[CommunicatorId, CollectiveKind, int]] = Counter()
+        self._is_measured = False
+
+    def communicators(self) -> tuple[CommunicatorId, ...]:
+        """See `Route`."""
+        self._take()
+        return tuple(communicator.id for communicator in self._process())
+
+    def space(self, key: ConfigKey) -> ConfigSpace | None:
+        """See `Route`: None for what NCCL has not offered yet."""
+        offered = self._offered.get(key)
+        if offered is None:
+            return None
+        return tuner_space(offered, max(known.abi_version for known in self._known.values()))
+
+    def is_exact(self, key: ConfigKey) -> bool:
+        """See `Route`: what only moves bytes is exact; channels and algorithms reorder every reduction."""
+        return key.kind in _EXACT
+
+    def prepare(self, table: ConfigTable, epoch: int) -> None:
+        """See `Route`: hands the table to the plug-in, which fills the buffer that it does not decide by.
+
+        From memory: a file may be refused when it is read (a root-squashed NFS gives it to another user).
+        """
+        self._take()
+        encoded = encode_table(
+            table,
+            generation=epoch,
+            communicators=self._process(),
+            calls_per_step=self._num_calls(table),
+        )
+        for lost in encoded.left_out:
+            _log.warning("%s of %d bytes: %s", lost.key.kind, lost.key.num_bytes, lost.what)
+        self._plugin.prepare(encoded.data, epoch)
+
+    def commit(self, epoch: int) -> None:
+        """See `Route`: flips to the other buffer, which cannot fail after its `prepare`."""
+        self._plugin.commit(epoch)
+
+    def begin_step(self, *, is_measured: bool) -> None:
+        """See `Route`."""
+        self._plugin.step()
+        self._is_measured = is_measured
+        if is_measured:
+            self._take()
+            self._timer.begin()
+
+    def end_step(self) -> StepRecord:
+        """See `Route`."""
+        duration_s, timed = self._timer.end() if self._is_measured else (0.0, None)
+        self._is_measured = False
+        decisions = self._take()
+        keys = [self._key(decision) for decision in decisions]
+        self._calls_per_step = Counter((key.communicator, key.kind, key.num_bytes) for key in keys)
+        return replace(step_record(keys, duration_s, timed), wires=self._wires())
+
+    def close(self) -> None:
+        """See `Route`."""
+        self._plugin.enable(is_enabled=False)
+
+    def _take(self) -> list[RecordedDecision]:
+        """What NCCL asked since the last look; calls on communicators of one rank are left out."""
+        if self._ring is None:
+            if not self._record.exists():  # NCCL has made no communicator yet
+                return []
+            self._ring = RecordRing(self._record)
+        log = self._ring.take()
+        self._known |= {communicator.comm_id: communicator for communicator in log.communicators}
+        counted = [d for d in log.decisions if d.occurrence is not None and Flag.NOT_COUNTED not in d.flags]
+        known = [d for d in counted if d.comm_id in self._known and self._known[d.comm_id].num_ranks > 1]
+        for decision in known:
+            key, offered = self._key(decision), frozenset(decision.offered_s)
+            self._offered[key] = self._offered.get(key, offered) & offered
+        return known
+
+    def _process(self) -> list[ProcessCommunicator]:
+        """This process's communicators in the order of their creation; ranks of one communicator share it."""
+        several = [known for known in self._known.values() if known.num_ranks > 1]
+        return list(dict.fromkeys(ProcessCommunicator(_name(known), known.num_nodes) for known in several))
+
+    def _wires(self) -> dict[CommunicatorId, str]:
+        """NCCL's ids of this run, where it tells them: equal on all ranks of a communicator, and on no others."""
+        return {_name(k): f"{k.comm_id:016x}" for k in self._known.values() if k.abi_version >= FIRST_WITH_IDS}
+
+    def _key(self, decision: RecordedDecision) -> ConfigKey:
+        return ConfigKey(
+            communicator=_name(self._known[decision.comm_id]),
+            kind=decision.kind,
+            num_bytes=decision.num_bytes,
+            occurrence=decision.occurrence or 0,
+        )
+
+    def _num_calls(self, table: ConfigTable) -> dict[CallSite, int]:
+        """How often each site of a table is called in a step; 0 where the last step does not tell.
+
+        A rank of another pipeline stage may call a site less often than the table has rows for it.
+        """
+        rows: Counter[CallSite] = Counter()
+        for key, _ in table:
+            site = key.communicator, key.kind, key.num_bytes
+            rows[site] = max(rows[site], key.occurrence + 1)
+        return {site: seen if num <= (seen := self._calls_per_step[site]) else 0 for site, num in rows.items()}
+
+
+def _name(known: RecordedCommunicator) -> CommunicatorId:
+    nodes = f"{known.num_nodes} node{'s' if known.num_nodes != 1 else ''}"
+    return CommunicatorId(
+        description=f"nccl on {nodes}", ranks=tuple(range(known.num_ranks)), creation_order=known.creation_order
+    )

@@ -1,0 +1,260 @@
+"""The route of jobs whose knob no tuner plug-in reaches: calls on sibling communicators with limits of their own.
+
+A sibling is a further communicator of the same ranks, made with `max_ctas` (NCCL 2.17 and later) and, where
+`NCCL_NO_CACHE` lets NCCL read `NCCL_NTHREADS` anew (2.30.3 and later), with a number of threads. A call is issued on
+the sibling of its setting. NCCL's maintainers recommend that for a number of channels per call (nccl#1572). It is also
+the only way to all-to-all, whose channels are a communicator's own, rounded up to a power of two.
+
+Each sibling has buffers of its own, and two communicators that run at once both need their blocks resident: hence few
+(`MAX_SIBLINGS` per process group), made between two steps, on all ranks in one order, and used once before any
+measured step, so that NCCL connects outside of it.
+
+Frameworks hand over the choice: FSDP2 by its custom communication, DDP by a hook, plain all-to-alls by name
+(`sibling_route_adapters`). Tested over gloo, where a sibling is just another process group; never tried on a GPU.
+"""
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Final, Protocol, TypeAlias, cast
+
+import torch
+from torch import distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from lagom_overlap.collective import (
+    CollectiveKind,
+    CommConfig,
+    CommunicatorId,
+    ConfigKey,
+    ConfigSpace,
+    ConfigTable,
+    Subspace,
+)
+from lagom_overlap.errors import BackendError, SpaceError
+from lagom_overlap.online.routes.base import StepRecord
+from lagom_overlap.online.routes.plugin_events import TimedCall, step_record
+
+_log = logging.getLogger(__name__)
+
+CHANNELS: Final = (2, 4, 8, 16)
+CHANNELS_WITH_THREADS: Final = (4, 16)
+THREADS: Final = (128, 512)
+MAX_SIBLINGS: Final = 4
+"""Per process group: as many as a search can ask for, with or without threads."""
+LEAST_BYTES: Final = 1 << 20
+"""Smaller messages hardly contend: they stay on the job's own communicator."""
+_EXACT: Final = (CollectiveKind.ALL_GATHER, CollectiveKind.BROADCAST, CollectiveKind.ALL_TO_ALL)
+_NO_CACHE: Final = "NCCL_NO_CACHE"
+
+Limits: TypeAlias = tuple[int | None, int | None]
+"""Channels and threads of a sibling; None: NCCL's own."""
+OpenSibling: TypeAlias = Callable[[dist.ProcessGroup, Limits], dist.ProcessGroup]
+"""Makes a sibling and uses it once: NCCL makes a communicator at its first use, which must not fall into a step."""
+
+
+class SiblingTimer(Protocol):
+    """What times a step's kernels, all-to-all among them."""
+
+    def begin(self) -> None:
+        """The measured step begins."""
+
+    def end(self) -> tuple[float, tuple[TimedCall, ...] | None]:
+        """The step's length in seconds and its calls in the order of launch; None where they could not be told."""
+
+
+@dataclass(slots=True)
+class _Base:
+    """One of the job's process groups, its siblings by their limits, and its calls of this step."""
+
+    group: dist.ProcessGroup
+    id: CommunicatorId
+    siblings: dict[Limits, dist.ProcessGroup]
+    counts: Counter[tuple[CollectiveKind, int]]
+
+
+class SiblingRoute:
+    """Implements `Route` for process groups of one backend of torch (`"nccl"`)."""
+
+    name = "sibling"
+    description = "sibling communicators with their own channels (and threads, where NCCL reads them anew)"
+
+    def __init__(self, backend: str, timer: SiblingTimer, open_sibling: OpenSibling) -> None:
+        self._backend = backend
+        # Settings are prepared in a thread of their own, and CUDA's current device is each thread's own.
+        on_gpu = backend == "nccl" and torch.cuda.is_available()
+        self._device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+        self._timer = timer
+        self._open_sibling = open_sibling
+        self._bases: dict[str, _Base] = {}
+        self._made: set[str] = set()
+        self._table = ConfigTable({})
+        self._prepared: tuple[int, ConfigTable] | None = None
+        self._calls: list[ConfigKey] = []
+        self._is_measured = False
+        self._is_closed = False
+        self._on_close: list[Callable[[], None]] = []
+
+    def on_close(self, undo: Callable[[], None]) -> None:
+        """Calls `undo` when the route is taken off the job: an adapter's way back."""
+        self._on_close.append(undo)
+
+    def communicators(self) -> tuple[CommunicatorId, ...]:
+        """See `Route`: the job's own process groups of two or more ranks, not our siblings."""
+        seen: Counter[tuple[str, tuple[int, ...]]] = Counter()
+        for group in list(c10d._world.pg_map):
+            if group.size() < 2 or group.group_name in self._made or self._backend not in str(dist.get_backend(group)):
+                continue
+            ranks = tuple(dist.get_process_group_ranks(group))
+            role = (group.group_desc, ranks)
+            name = CommunicatorId(description=group.group_desc, ranks=ranks, creation_order=seen[role])
+            seen[role] += 1
+            if group.group_name not in self._bases:
+                self._bases[group.group_name] = _Base(group, name, {}, Counter())
+        return tuple(base.id for base in self._bases.values())
+
+    def space(self, key: ConfigKey) -> ConfigSpace | None:
+        """See `Route`."""
+        if key.num_bytes < LEAST_BYTES:
+            return None
+        if "NCCL_NTHREADS" in os.environ.get(_NO_CACHE, "") and key.kind is not CollectiveKind.ALL_TO_ALL:
+            return ConfigSpace((Subspace(num_channels=CHANNELS_WITH_THREADS, num_threads=THREADS),))
+        return ConfigSpace((Subspace(num_channels=CHANNELS),))
+
+    def is_exact(self, key: ConfigKey) -> bool:
+        """See `Route`."""
+        return key.kind in _EXACT
+
+    def prepare(self, table: ConfigTable, epoch: int) -> None:
+        """See `Route`: makes the siblings that the table needs, in one order on all ranks, and uses each once.
+
+        Raises:
+            SpaceError: if a row asks for what a communicator cannot be limited to, or for too many siblings.
+            BackendError: if a sibling cannot be made.
+        """
+        wanted: dict[CommunicatorId, set[Limits]] = {}
+        for key, config in table:
+            wanted.setdefault(key.communicator, set()).add(_limits(config))
+        self.communicators()
+        bases = {base.id: base for base in self._bases.values()}
+        for name, limits_wanted in wanted.items():
+            if name not in bases:
+                raise SpaceError(f"there is no process group {name.description!r} of {len(name.ranks)} ranks")
+            missing = limits_wanted - bases[name].siblings.keys()
+            if len(bases[name].siblings) + len(missing) > MAX_SIBLINGS:
+                raise SpaceError(
+                    f"{name.description!r}: a process group has at most {MAX_SIBLINGS} siblings, it has "
+                    f"{len(bases[name].siblings)} and would need {len(missing)} more"
+                )
+        for name in sorted(wanted, key=lambda name: (name.ranks, name.description, name.creation_order)):
+            base = bases[name]
+            for limits in sorted(wanted[name] - base.siblings.keys(), key=lambda pair: (pair[0] or 0, pair[1] or 0)):
+                with torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext():
+                    base.siblings[limits] = self._opened(base.group, limits)
+        self._prepared = (epoch, table)
+
+    def commit(self, epoch: int) -> None:
+        """See `Route`."""
+        if self._prepared is None or self._prepared[0] != epoch:
+            raise BackendError(f"epoch {epoch} was not prepared")
+        self._table, self._prepared = self._prepared[1], None
+
+    def begin_step(self, *, is_measured: bool) -> None:
+        """See `Route`."""
+        for base in self._bases.values():
+            base.counts.clear()
+        self._calls.clear()
+        self._is_measured = is_measured
+        if is_measured:
+            self._timer.begin()
+
+    def end_step(self) -> StepRecord:
+        """See `Route`."""
+        duration_s, timed = self._timer.end() if self._is_measured else (0.0, None)
+        self._is_measured = False
+        keys = tuple(self._calls)
+        self._calls.clear()
+        return step_record(keys, duration_s, timed)
+
+    def close(self) -> None:
+        """See `Route`; siblings stay until the job destroys its process groups, because calls may be in flight."""
+        self._is_closed = True
+        self._table = ConfigTable({})
+        while self._on_close:
+            self._on_close.pop()()
+
+    def group_for(self, kind: CollectiveKind, num_bytes: int, group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+        """The process group to issue the next call of this kind and size on: the job's own, or its sibling."""
+        own = group or c10d._get_default_group()
+        # torch has a number for groups that this rank is not in; calls that it coalesces stay together.
+        if self._is_closed or not isinstance(own, dist.ProcessGroup) or own in c10d._world.pg_coalesce_state:
+            return own
+        if own.group_name not in self._bases:
+            self.communicators()
+        base = self._bases.get(own.group_name)
+        if base is None or base.group not in c10d._world.pg_map:  # names start anew when all groups were destroyed
+            return own
+        occurrence = base.counts[kind, num_bytes]
+        base.counts[kind, num_bytes] += 1
+        key = ConfigKey(communicator=base.id, kind=kind, num_bytes=num_bytes, occurrence=occurrence)
+        if self._is_measured:
+            self._calls.append(key)
+        config = self._table.get(key)
+        return own if config is None else base.siblings[_limits(config)]
+
+    def _opened(self, group: dist.ProcessGroup, limits: Limits) -> dist.ProcessGroup:
+        try:
+            sibling = self._open_sibling(group, limits)
+            self._made.add(sibling.group_name)
+            # NCCL makes a communicator at its first use: now, not within a measured step.
+            dist.all_reduce(torch.zeros(1, device=self._device), group=sibling)
+        except (RuntimeError, ValueError) as error:
+            raise BackendError(
+                f"no sibling of {group.group_desc!r} could be made: {str(error).splitlines()[0]}"
+            ) from error
+        return sibling
+
+
+def open_nccl_sibling(group: dist.ProcessGroup, limits: Limits) -> dist.ProcessGroup:
+    """A further NCCL communicator of the group's ranks, limited. Never run on a GPU so far."""
+    channels, threads = limits
+    options = dist.ProcessGroupNCCL.Options()
+    if channels is not None:
+        options.config.min_ctas, options.config.max_ctas = 1, channels
+    with _threads(threads):
+        made = dist.new_group(
+            dist.get_process_group_ranks(group),
+            pg_options=options,
+            use_local_synchronization=True,
+            group_desc=f"{group.group_desc}_lagom_{channels}_{threads}",
+        )
+        sibling = cast("dist.ProcessGroup", made)  # this rank is in it
+        dist.all_reduce(torch.zeros(1, device="cuda"), group=sibling)  # while the number of threads stands
+        torch.cuda.synchronize()
+    return sibling
+
+
+@contextmanager
+def _threads(number: int | None) -> Iterator[None]:
+    if number is None:
+        yield
+        return
+    before = os.environ.get("NCCL_NTHREADS")
+    os.environ["NCCL_NTHREADS"] = str(number)
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop("NCCL_NTHREADS")
+        else:
+            os.environ["NCCL_NTHREADS"] = before
+
+
+def _limits(config: CommConfig) -> Limits:
+    for knob in ("algorithm", "protocol", "transport", "chunk_bytes"):
+        if getattr(config, knob) is not None:
+            raise SpaceError(f"{knob} is {getattr(config, knob)}, but a sibling communicator cannot set it")
+    return config.num_channels, config.num_threads

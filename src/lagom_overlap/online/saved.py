@@ -1,0 +1,71 @@
+"""What a job was tuned to, as a file with which the next run starts.
+
+    {"format": "lagom-online", "version": 1, "world_size": 2, "route": "gloo", "is_adopted": true,
+     "settings": [{"site": {"call": {"description": "fsdp", "num_ranks": 2, "creation_order": 0,
+                                     "kind": "all_gather", "num_bytes": 8388608}, "occurrence": 1},
+                   "config": {"num_channels": 4, "chunk_bytes": 2097152, ...}}],
+     "verdict": "...", "date": "..."}
+
+Communicators stand by their role, so the file fits every rank. It is data: nothing in it is run.
+"""
+
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from lagom_overlap.errors import BundleError, LagomError
+from lagom_overlap.online.sites import SiteSetting
+from lagom_overlap.record import write_private
+
+FORMAT: Final = "lagom-online"
+VERSION: Final = 1
+
+
+class SavedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The settings of a job and where they come from; without `is_adopted` there are none: the default was not beaten.
+
+    `verdict` says in words how they were judged, `route` how they reached the collectives.
+    """
+
+    format: str = FORMAT
+    version: int = VERSION
+    world_size: int
+    route: str
+    is_adopted: bool
+    settings: tuple[SiteSetting, ...]
+    verdict: str
+    date: str
+
+
+def write_saved(path: Path, saved: SavedSettings) -> None:
+    """Writes the file atomically, for its owner alone.
+
+    Raises:
+        OutputError: if it cannot be written.
+    """
+    write_private(path, msgspec.json.format(msgspec.json.encode(saved), indent=1) + b"\n")
+
+
+def read_saved(path: Path, *, world_size: int | None = None) -> SavedSettings:
+    """The settings in a file; `world_size`, if given, must be the one that they were found with.
+
+    Raises:
+        BundleError: if it cannot be read, is damaged, is of another version or of another number of ranks.
+    """
+    try:
+        saved = msgspec.json.decode(path.read_bytes(), type=SavedSettings)
+    except OSError as error:
+        raise BundleError(f"cannot read the settings {str(path)!r}: {error.strerror}") from error
+    except (msgspec.MsgspecError, LagomError, ValueError, RecursionError) as error:
+        raise BundleError(f"the settings {str(path)!r} are damaged: {error}") from None
+    if saved.format != FORMAT or saved.version != VERSION:
+        raise BundleError(
+            f"{str(path)!r} is of format {saved.format!r} version {saved.version}; "
+            f"this version reads {FORMAT!r} version {VERSION}"
+        )
+    if world_size is not None and saved.world_size != world_size:
+        raise BundleError(
+            f"the settings {str(path)!r} were found with {saved.world_size} ranks, this job has {world_size}"
+        )
+    return saved

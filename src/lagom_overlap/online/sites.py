@@ -1,0 +1,95 @@
+"""Call sites by what is the same on every rank: the vocabulary in which ranks speak of settings.
+
+A `ConfigKey` names one rank's communicator by its global ranks. Ranks of a job make the same calls on different
+communicators of one role (each tensor-parallel pair its own), and all of a role are set alike, so what is exchanged and
+saved names the role: description, number of ranks, creation order.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from msgspec import UNSET, UnsetType
+
+from lagom_overlap.collective import (
+    Collective,
+    CollectiveKind,
+    CommConfig,
+    CommunicatorId,
+    ConfigKey,
+    ConfigTable,
+    LaunchConfig,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class CallType:
+    """What calls of one kind and size on communicators of one role share."""
+
+    description: str
+    num_ranks: int
+    creation_order: int
+    kind: CollectiveKind
+    num_bytes: int
+
+    @property
+    def collective(self) -> Collective:
+        """The call without its communicator."""
+        return Collective(self.kind, self.num_bytes, self.num_ranks)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Site:
+    """One call of a step: the `occurrence`-th of its type on this rank's communicator, from 0."""
+
+    call: CallType
+    occurrence: int
+
+
+@dataclass(frozen=True, slots=True)
+class SiteSetting:
+    """How one site is to be run; `launch`, if set, how the concurrent computation is launched."""
+
+    site: Site
+    config: CommConfig
+    launch: LaunchConfig | UnsetType = UNSET
+
+
+def site_of(key: ConfigKey) -> Site:
+    """The site of a rank's own key."""
+    name = key.communicator
+    call = CallType(
+        description=name.description,
+        num_ranks=len(name.ranks),
+        creation_order=name.creation_order,
+        kind=key.kind,
+        num_bytes=key.num_bytes,
+    )
+    return Site(call, key.occurrence)
+
+
+def key_of(site: Site) -> ConfigKey:
+    """A key of the site, its communicator standing for its role: the ranks are numbered from 0."""
+    call = site.call
+    name = CommunicatorId(
+        description=call.description, ranks=tuple(range(call.num_ranks)), creation_order=call.creation_order
+    )
+    return ConfigKey(communicator=name, kind=call.kind, num_bytes=call.num_bytes, occurrence=site.occurrence)
+
+
+def table_of(settings: Iterable[SiteSetting], communicators: Iterable[CommunicatorId]) -> ConfigTable:
+    """The settings as a table of this rank: each site is set alike on every communicator that it has of the role."""
+    mine: dict[tuple[str, int, int], list[CommunicatorId]] = defaultdict(list)
+    for name in communicators:
+        mine[name.description, len(name.ranks), name.creation_order].append(name)
+    rows: dict[ConfigKey, CommConfig] = {}
+    launches: dict[ConfigKey, LaunchConfig] = {}
+    for setting in settings:
+        site, call = setting.site, setting.site.call
+        for name in mine.get((call.description, call.num_ranks, call.creation_order), ()):
+            key = ConfigKey(communicator=name, kind=call.kind, num_bytes=call.num_bytes, occurrence=site.occurrence)
+            if not setting.config.is_untouched:
+                rows[key] = setting.config
+            if isinstance(setting.launch, LaunchConfig) and not setting.launch.is_untouched:
+                launches[key] = setting.launch
+    return ConfigTable(rows, launches)

@@ -1,0 +1,96 @@
+"""How long the job's own steps take, with nothing of ours in them: what every verdict of a running job rests on.
+
+On the CPU the host's clock tells, because gloo's calls end before their step does. On a GPU the host runs ahead, so an
+event is recorded on the current stream where a step begins and where it ends, and read when the ranks report: by then
+the host has issued the step after it, so the wait for the last event leaves the device busy. What is between the steps
+(data loading, checkpoints) is in neither.
+"""
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any, Protocol
+
+MS_PER_S = 1e3
+
+
+class StepClock(Protocol):
+    """Times steps one after the other; `end` may be called again within a step, and then the later call counts."""
+
+    def begin(self) -> None:
+        """A step begins."""
+
+    def end(self) -> None:
+        """It is over."""
+
+    def times_s(self) -> list[float]:
+        """The steps since the last `forget`, in order; waits for the last of them."""
+
+    def forget(self) -> None:
+        """Starts over with the next step; never waits."""
+
+
+class HostClock:
+    """Implements `StepClock` by the host."""
+
+    def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
+        self._clock = clock
+        self._began_s = 0.0
+        self._times_s: list[float] = []
+        self._is_new = False
+
+    def begin(self) -> None:
+        """See `StepClock`."""
+        self._began_s, self._is_new = self._clock(), True
+
+    def end(self) -> None:
+        """See `StepClock`."""
+        if not self._is_new and self._times_s:
+            self._times_s.pop()
+        self._times_s.append(self._clock() - self._began_s)
+        self._is_new = False
+
+    def times_s(self) -> list[float]:
+        """See `StepClock`."""
+        return list(self._times_s)
+
+    def forget(self) -> None:
+        """See `StepClock`."""
+        self._times_s.clear()
+
+
+class EventClock:
+    """Implements `StepClock` by events of the device; `make` makes one that can be timed (`torch.cuda.Event`)."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._spare: list[Any] = []
+        self._begun: Any = None
+        self._pairs: list[tuple[Any, Any]] = []
+
+    def begin(self) -> None:
+        """See `StepClock`."""
+        self._begun = self._recorded()
+
+    def end(self) -> None:
+        """See `StepClock`."""
+        if self._begun is not None:
+            self._pairs.append((self._begun, self._recorded()))
+            self._begun = None
+        elif self._pairs:
+            self._pairs[-1][1].record()
+
+    def times_s(self) -> list[float]:
+        """See `StepClock`."""
+        if self._pairs:
+            self._pairs[-1][1].synchronize()
+        return [float(first.elapsed_time(last)) / MS_PER_S for first, last in self._pairs]
+
+    def forget(self) -> None:
+        """See `StepClock`."""
+        self._spare += [event for pair in self._pairs for event in pair]
+        self._pairs.clear()
+
+    def _recorded(self) -> Any:
+        event = self._spare.pop() if self._spare else self._make()
+        event.record()
+        return event

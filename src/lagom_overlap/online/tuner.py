@@ -1,0 +1,403 @@
+"""`OnlineTuner`: two lines in a training loop that tune its collectives while it runs.
+
+    tuner = OnlineTuner(model, optimizer)
+    for batch in loader:
+        with tuner.step():
+            loss = model(batch); loss.backward(); optimizer.step(); optimizer.zero_grad()
+    tuner.save("lagom.json")
+
+What is decided, when, and how ranks agree: `leader`, `member`, `exchange`. Here it meets torch: the store of the
+default process group, the route, the adapters, the user's own profiler, the end of the process.
+"""
+
+import atexit
+import contextlib
+import logging
+import os
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from itertools import count
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, cast
+
+import torch
+from torch import distributed as dist
+from torch import nn
+from torch.distributed.distributed_c10d import _get_default_store
+
+from lagom_overlap import __version__
+from lagom_overlap.collective import ConfigKey, LaunchConfig, LaunchScope, LaunchSpace
+from lagom_overlap.errors import BackendError, BundleError, LagomError, UnknownNameError
+from lagom_overlap.jobfile.registry import check_tuner_name, make_tuner, searches_launches, takes_warm_start
+from lagom_overlap.online.adapters.base import Adapter
+from lagom_overlap.online.adapters.calls import CallsAdapter
+from lagom_overlap.online.adapters.ddp import DdpAdapter
+from lagom_overlap.online.adapters.fsdp2 import Fsdp2Adapter
+from lagom_overlap.online.job_profiler import OWN_PROFILER, why_not_now
+from lagom_overlap.online.journal import JournalFile
+from lagom_overlap.online.options import DISABLE_VARIABLE, OnlineOptions, is_disabled
+from lagom_overlap.online.ranks.exchange import Exchange, Store, StoreLost
+from lagom_overlap.online.ranks.leader import Leader, StudyFactory
+from lagom_overlap.online.ranks.member import Adopted, Member
+from lagom_overlap.online.ranks.messages import SETTLED, SwitchState
+from lagom_overlap.online.routes.base import Route
+from lagom_overlap.online.routes.carve_out import open_compute_route
+from lagom_overlap.online.routes.compute import BothSidesRoute, ComputeRoute
+from lagom_overlap.online.routes.gloo import GlooRoute
+from lagom_overlap.online.routes.nccl import nccl_in_use, open_nccl_route
+from lagom_overlap.online.saved import SavedSettings, read_saved, write_saved
+from lagom_overlap.online.sites import SiteSetting, key_of
+from lagom_overlap.online.step_clock import EventClock
+from lagom_overlap.record import utc_now
+from lagom_overlap.tuners.base import Problems
+from lagom_overlap.tuners.study import Study
+from lagom_overlap.tuners.warm_start import WarmStart
+
+_log = logging.getLogger(__name__)
+
+ADAPTERS: Final = MappingProxyType(
+    {adapter.name: adapter for adapter in cast("list[Adapter]", [Fsdp2Adapter(), DdpAdapter(), CallsAdapter()])}
+)
+PROFILED_APART: Final = 2
+"""Where the profiler times the steps, every second one at most: see `job_profiler`."""
+_instances = count()
+"""Tuners of this process so far: each speaks under a prefix of its own."""
+
+
+class OnlineTuner:
+    """Tunes the collectives of a model's training steps; made on every rank, after the process group and the model.
+
+    Without `route` it is the job's own: NCCL's (`nccl_route`) or gloo's. `adapters` names what to attach on gloo
+    (`"fsdp2"`, `"ddp"`, `"calls"`); None takes those that fit. `compute` sets the computation's side, torch's SM
+    carve-out where there is one. `config` is a file that `save` wrote: the job starts with it and searches only if it
+    drifts, or if the file is of another job. `optimizer` is only held, to say what a step is; `step()` counts them.
+    `enabled` False leaves the job alone, and so does `LAGOM_DISABLE=1`: from the start, or, looked at in every step,
+    from the end of a window on all ranks, until the state is `done`. All ranks must make the same tuners in the same
+    order; options other than the journal's path are rank 0's.
+
+    Raises:
+        BackendError: if there is no process group.
+        BundleError: if `config` is no file, on rank 0, which reads it; the other ranks then run untouched.
+        UnknownNameError: if a tuner or adapter does not exist.
+        ValueError: if an option is out of range.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        options: OnlineOptions | None = None,
+        config: str | Path | None = None,
+        journal: str | Path | None = None,
+        adapters: Sequence[str] | None = None,
+        route: Route | None = None,
+        compute: ComputeRoute | None = None,
+        enabled: bool = True,
+        **changes: object,
+    ) -> None:
+        chosen = replace(options or OnlineOptions(), **changes)  # type: ignore[arg-type]  # checked by the class
+        check_tuner_name(chosen.tuner)
+        if adapters is not None:
+            for name in adapters:
+                if name not in ADAPTERS:
+                    raise UnknownNameError.among("adapter", name, ADAPTERS)
+        self.model, self.optimizer, self.options = model, optimizer, chosen
+        self._member: Member | None = None
+        self._is_in_step = False
+        self._rank = 0
+        self._pid = os.getpid()
+        number = next(_instances)
+        if not dist.is_available() or not dist.is_initialized():
+            raise BackendError("online tuning needs a process group: call torch.distributed.init_process_group first")
+        self._world_size, self._rank = dist.get_world_size(), dist.get_rank()
+        if self._world_size == 1:
+            _log.info("online tuning: one rank has no collectives to tune")
+            return
+        store = _store_of(number, chosen.timeout_s)
+        exchange = Exchange(
+            store,
+            rank=self._rank,
+            num_ranks=self._world_size,
+            timeout_s=chosen.timeout_s,
+            reopen=partial(_store_of, number, chosen.timeout_s),
+        )
+        if why := self._why_off(exchange, enabled=enabled):
+            self._refuse(exchange, why)
+            return
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._refuse, exchange, "could not begin")
+            computation = compute or open_compute_route()
+            self.options = chosen = _settable(chosen, computation)
+            # Connections of its own: what waits there holds up nobody who speaks to the others.
+            own_store = _store_of(number, chosen.timeout_s)
+            collectives = route or _nccl_route(model) or _gloo_route(model, own_store, chosen, adapters)
+            self._route: Route = BothSidesRoute(collectives, computation)
+            undo.callback(self._route.close)
+            self._member = self._join(exchange, self._route, config, journal or chosen.journal)
+            undo.pop_all()  # all went well
+        atexit.register(_leave, weakref.ref(self))
+
+    @property
+    def _own(self) -> Member | None:
+        """The rank's part, but not in a child that it forked: two processes on one connection garble it for both."""
+        return self._member if os.getpid() == self._pid else None
+
+    def step(self) -> contextlib.AbstractContextManager[None]:
+        """The job's next step, all of it: forward, backward, optimizer."""
+        member = self._own
+        return contextlib.nullcontext() if member is None else self._step(member)
+
+    @contextlib.contextmanager
+    def _step(self, member: Member) -> Iterator[None]:
+        if self._is_in_step:
+            raise ValueError("tuner.step() is open already: one step at a time, closed before the next begins")
+        self._is_in_step = True
+        try:
+            if is_disabled():
+                member.stop(f"{DISABLE_VARIABLE} is set")
+            member.begin_step()
+            try:
+                yield
+            except BaseException as error:
+                member.fail_step(f"its step ended with {type(error).__name__}")
+                raise
+            member.end_step()
+        finally:
+            self._is_in_step = False
+
+    def updated(self) -> None:
+        """The step's update is made: what follows until the step ends (data, checkpoints) is not the step's time."""
+        if self._is_in_step and (member := self._own) is not None:
+            member.mark_end()
+
+    @property
+    def state(self) -> SwitchState:
+        """What the tuner is doing; OFF where it was never on."""
+        return self._member.plan.state if self._member is not None else SwitchState.OFF
+
+    @property
+    def reason(self) -> str:
+        """Why, in words: the trial under way, the verdict, or what ended the tuning."""
+        return self._member.plan.reason if self._member is not None else "not enabled"
+
+    @property
+    def settings(self) -> tuple[SiteSetting, ...]:
+        """What is set now, by call site; empty where everything is as without us."""
+        return self._member.settings if self._member is not None else ()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the search is over, one way or the other."""
+        return self.state in (SwitchState.WATCH, SwitchState.DONE, SwitchState.OFF)
+
+    def save(self, path: str | Path) -> bool:
+        """Writes what the job was tuned to, on rank 0; False if there is nothing to write.
+
+        That is what is settled. While a job is tuned again, or is off, it is what an earlier verdict of this job
+        adopted, if any did and none has overturned it since; the file and the log then say so.
+
+        Raises:
+            OutputError: if the file cannot be written.
+        """
+        found = self._found()
+        if found is None:
+            if self._rank == 0:
+                _log.warning("nothing to save: online tuning is at %r (%s)", str(self.state), self.reason)
+            return False
+        if self._rank == 0:
+            saved = SavedSettings(
+                world_size=self._world_size,
+                route=self._route.name,
+                is_adopted=bool(found.settings),
+                settings=found.settings,
+                verdict=found.verdict,
+                date=utc_now(),
+            )
+            write_saved(Path(path), saved)
+        return True
+
+    def _found(self) -> Adopted | None:
+        """What there is to save; without settings the default was not beaten. None where nothing was found out."""
+        if self._member is None:
+            return None
+        adopted, is_settled = self._member.adopted, self.state in SETTLED
+        if is_settled and (self.settings or adopted is None):
+            return Adopted(self.settings, self.reason)
+        if adopted is None or self.state is SwitchState.CHECK:  # what is checked stays until it has lost
+            return adopted
+        is_over = is_settled or self.state in (SwitchState.FROZEN, SwitchState.OFF)
+        since = "later online tuning was" if is_over else "a new search was under way, at"
+        words = f"{since} {str(self.state)!r} ({self.reason})"
+        if self._rank == 0:
+            _log.warning("saving the settings adopted before: %s", words)
+        return Adopted(adopted.settings, f"{adopted.verdict}; {words}")
+
+    def freeze(self, reason: str = "frozen by the job") -> None:
+        """Goes back to the untouched job for good, at the end of this window, on all ranks: before a CUDA graph."""
+        if (member := self._own) is not None:
+            member.stop(reason)
+
+    def close(self) -> None:
+        """Ends the tuning on all ranks, after this window if they go on. Done by itself when the process ends."""
+        if (member := self._own) is not None:
+            member.leave("the job closed its tuner")
+
+    def _join(self, exchange: Exchange, route: Route, config: str | Path | None, journal: str | Path | None) -> Member:
+        is_profiled = route.name != GlooRoute.name
+        if is_profiled:
+            OWN_PROFILER.watch()
+        leader = None
+        if exchange.rank == 0:
+            leader = Leader(
+                self.options,
+                _study_factory(self.options),
+                num_ranks=self._world_size,
+                route_name=route.name,
+                started=_started(config, self._world_size, route.is_exact if self.options.deterministic else None),
+                steps_apart=PROFILED_APART if is_profiled else 1,
+            )
+        keeps = exchange.rank == 0 or os.environ.get("LOCAL_RANK") == "0"
+        return Member(
+            exchange,
+            route,
+            leader=leader,
+            journal=JournalFile(Path(journal) if journal and keeps else None),
+            is_exact_only=self.options.deterministic,
+            why_not=OWN_PROFILER.why_not if is_profiled else why_not_now,
+            steps=EventClock(partial(torch.cuda.Event, enable_timing=True)) if _is_on_gpu(is_profiled) else None,
+        )
+
+    @staticmethod
+    def _why_off(exchange: Exchange, *, enabled: bool) -> str:
+        """Why this rank takes no part; empty if it does."""
+        if not enabled or is_disabled():
+            return "is disabled there"
+        try:
+            others = exchange.greet(__version__)
+        except StoreLost as error:
+            return str(error)
+        if others == __version__:
+            return ""
+        why = f"runs lagom-overlap {__version__}, another rank {others}: install the same release on every machine"
+        level = logging.WARNING if exchange.rank == 0 else logging.INFO
+        _log.log(level, "online tuning is off, everything runs untouched: rank %d %s", exchange.rank, why)
+        return why
+
+    @staticmethod
+    def _refuse(exchange: Exchange, why: str) -> None:
+        """Tells the other ranks not to wait for this one."""
+        with contextlib.suppress(BackendError):
+            for window in (0, 1):  # the first plan may be out already
+                exchange.veto(window, f"rank {exchange.rank}: it {why}")
+        exchange.close()
+
+
+def _is_on_gpu(is_profiled: bool) -> bool:
+    """Whether the host's clock does not tell how long a step takes."""
+    return is_profiled and torch.cuda.is_available()
+
+
+def _leave(reference: "weakref.ref[OnlineTuner]") -> None:
+    tuner = reference()
+    if tuner is not None:
+        tuner.close()
+
+
+def _store_of(number: int, timeout_s: float) -> Store:
+    """The job's store under a prefix of ours, by a connection of its own: its waits hold nobody else up."""
+    base: Any = _get_default_store()
+    with contextlib.suppress(RuntimeError, AttributeError):  # not every store can be cloned; a shared one does
+        base = base.clone()
+        base.set_timeout(timedelta(seconds=timeout_s))
+    return cast("Store", dist.PrefixStore(f"lagom/{number}", base))  # type: ignore[attr-defined]
+
+
+def _nccl_route(model: nn.Module) -> Route | None:
+    """The route of a job on NCCL; None if it is on another backend."""
+    nccl = nccl_in_use()
+    return None if nccl is None else open_nccl_route(model, nccl)
+
+
+def _gloo_route(model: nn.Module, store: Store, options: OnlineOptions, adapters: Sequence[str] | None) -> GlooRoute:
+    route = GlooRoute(store, meeting_timeout_s=options.timeout_s)  # type: ignore[arg-type]  # the same store, by its class
+    chosen = [a for name, a in ADAPTERS.items() if (a.fits(model) if adapters is None else name in adapters)]
+    with contextlib.ExitStack() as undo:
+        undo.callback(route.close)
+        for adapter in chosen:
+            route.on_close(adapter.attach(model, route))
+        undo.pop_all()
+    if not chosen:
+        _log.warning(
+            "no adapter fits %s: nothing will be tuned; allowed: %s", type(model).__name__, ", ".join(ADAPTERS)
+        )
+    return route
+
+
+def _settable(options: OnlineOptions, compute: ComputeRoute) -> OnlineOptions:
+    """The options without carve-outs where they cannot be set."""
+    if not options.sm_carveouts:
+        return options
+    try:
+        compute.check(LaunchConfig(sm_carveout=options.sm_carveouts[-1]))
+    except LagomError as error:
+        _log.warning("%s; tuning the collectives only", error)
+        return replace(options, sm_carveouts=())
+    if not searches_launches(options.tuner):
+        words = "sm_carveouts are not searched: tuner %r knows the collectives only, 'both_sides' searches both"
+        _log.warning(words, options.tuner)
+    return options
+
+
+def _study_factory(options: OnlineOptions) -> StudyFactory:
+    launches = LaunchSpace(sm_carveouts=options.sm_carveouts, scope=LaunchScope.STEP)
+    takes_warm = takes_warm_start(options.tuner)
+
+    def make(problems: Problems, warm: WarmStart | None) -> Study:
+        problems = tuple(replace(problem, launches=launches) for problem in problems)
+        if warm is not None and takes_warm:
+            _log.info("the search begins with %s", warm.source)
+        tuner = make_tuner(
+            options.tuner,
+            problems,
+            seed=options.seed,
+            options=options.tuner_options,
+            guarded=True,
+            warm=warm if takes_warm else None,
+        )
+        return Study(problems, tuner, seed=options.seed, num_pairs=options.num_pairs)
+
+    return make
+
+
+def _started(
+    config: str | Path | None, world_size: int, is_exact: Callable[[ConfigKey], bool] | None
+) -> tuple[SiteSetting, ...]:
+    """The settings in a file; none, with a warning, if it is not of this job: the job is then tuned as if without.
+
+    `is_exact`, if given, must hold of a site, or it is left alone.
+
+    Raises:
+        BundleError: if there is no such file: a slip at the start of a job, which a search would only hide.
+    """
+    if config is None:
+        return ()
+    if not Path(config).is_file():
+        raise BundleError(f"config {str(config)!r} is no file; give one that OnlineTuner.save wrote, or None to search")
+    try:
+        settings = read_saved(Path(config), world_size=world_size).settings
+        kept = tuple(s for s in settings if is_exact is None or is_exact(key_of(s.site)))
+    except (BundleError, ValueError) as error:  # a site may be none that there can be
+        _log.warning("%s; searching as if there were none", error)
+        return ()
+    if len(kept) < len(settings):
+        words = "deterministic: %d of %d saved settings are left out, they could reorder a reduction"
+        _log.warning(words, len(settings) - len(kept), len(settings))
+    return kept
+
+
+__all__ = ["LagomError", "OnlineOptions", "OnlineTuner"]

@@ -1,0 +1,166 @@
+"""Whether a settled job's steps have become longer for good: a suspicion, then patience.
+
+**Suspicion.** Page's test (Biometrika 41, 1954) on logarithms x of step times. The first steps give the level m and
+spread s, from values clipped `CLIP` robust deviations (at least the ratio) around their median, so that a straggler
+counts as a late step, not as a new time. From then on
+
+    z = (clip(x) - m) / s,   C <- max(0, C + z - k),   k = max(1/2, ln(ratio) / 2 s)
+
+and C above h says that the times have changed: h is set so that white noise gets there once in `QUIET_STEPS` steps. If
+the median of the last few is up by most of the ratio, too, it is suspected that steps are longer since C was last 0.
+
+**Patience.** A neighbour slows steps for a while, which ends by itself, and a search for its sake costs more than it
+could gain. So a suspicion is an alarm only if it has lasted `patience` steps, or `GROWTH` times the longest slow phase
+that is known, up to `MOST_PATIENCE`. Before that it ends as a `SlowPhase` when the likelihood of "back again" over
+"still longer" says so, and the last few agree:
+
+    D <- max(0, D + (m + g/2 - x) g / s^2) > ln `SURELY_BACK`,   g: how much longer the phase's steps are
+
+An alarm is remembered as a phase of its length, so that each alarm has to last longer than the one before. Patience
+costs little: 60 steps that are 10 % longer are 6 steps' time, and a search takes hundreds of steps.
+
+Steps in which C is 0 go on refining m and s, so the level follows what creeps; a creep by the whole ratio is an alarm,
+too. A rise that lasts but is less than most of the ratio is followed in silence, and so is a level that falls.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from math import exp, log
+from statistics import fmean, median, pstdev
+from typing import Final
+
+from lagom_overlap.online.slow_phases import SlowPhase, SlowPhases
+from lagom_overlap.units import format_seconds
+
+SETTLE: Final = 5
+"""Steps left out at the beginning: a new setting's first ones are not like the others."""
+FIRST: Final = 60
+"""Steps that give the first level."""
+KEPT: Final = 400
+"""Steps that a level rests on at most, the latest."""
+REFRESHED: Final = 25
+"""The level is computed anew after this many steps."""
+CLIP: Final = 4.0
+LEAST_SPREAD: Final = 0.004
+"""Times that do not scatter at all are still not equal to a part in 250."""
+QUIET_STEPS: Final = 2e6
+"""White noise alone crosses the threshold once in this many steps."""
+SAFETY: Final = 2.0
+"""The threshold over that: noise is not white."""
+LATEST: Final = 8
+"""The last this many must agree that steps are longer, or back again."""
+LEAST_SHARE: Final = 0.7
+"""Share of the ratio by which a median is up: a little less than all, because of noise."""
+SURELY_BACK: Final = 1e4
+"""Likelihood ratio at which a phase is over."""
+GROWTH: Final = 1.5
+MOST_PATIENCE: Final = 600
+
+
+class Watcher:
+    """Alarms when steps take `ratio` times as long as at first, or longer, for `patience` steps and more.
+
+    `phases` are those known from before; what is found is added there.
+
+    Raises:
+        ValueError: if the ratio is not above 1, or the patience not positive.
+    """
+
+    def __init__(self, ratio: float, patience: int, phases: SlowPhases | None = None) -> None:
+        if not ratio > 1:
+            raise ValueError(f"ratio is {ratio}, must be above 1")
+        if patience < 1:
+            raise ValueError(f"patience is {patience}, must be at least 1")
+        self._rise = log(ratio)
+        self._least_patience = patience
+        self._phases = SlowPhases() if phases is None else phases
+        self._num_left_out = 0
+        self._quiet: deque[float] = deque(maxlen=KEPT)
+        self._num_new = 0
+        self._middle = self._level = self._spread = self._low = self._high = 0.0
+        self._settled: float | None = None
+        self._since: list[float] = []
+        """Steps since C was last 0."""
+        self._sum = 0.0
+        self._num_slow = 0
+        """Those of them that belong to the slow phase, up to where D was last 0; none without a suspicion."""
+        self._back = 0.0
+
+    @property
+    def patience(self) -> int:
+        """Steps that a suspicion must last now."""
+        return max(self._least_patience, min(MOST_PATIENCE, round(GROWTH * self._phases.longest_steps)))
+
+    def see(self, steps_s: Iterable[float]) -> str:
+        """Takes the times of further steps, in order; what has changed for good, in words, or nothing."""
+        for step_s in steps_s:
+            if not step_s > 0:
+                continue
+            if self._num_left_out < SETTLE:
+                self._num_left_out += 1
+            elif self._settled is None:
+                self._quiet.append(log(step_s))
+                if len(self._quiet) == FIRST:
+                    self._learn()
+            elif now := self._changed(log(step_s)):
+                before, after = format_seconds(exp(self._settled)), format_seconds(exp(now))
+                return f"steps take {after}, they took {before} when settled"
+        return ""
+
+    def _changed(self, x: float) -> float | None:
+        """The new level's logarithm if there is one for good."""
+        self._since.append(x)
+        return self._judged(x) if self._num_slow else self._suspected(x)
+
+    def _suspected(self, x: float) -> float | None:
+        allowance = max(0.5, 0.5 * self._rise / self._spread)
+        threshold = SAFETY * log(1 + 2 * allowance**2 * QUIET_STEPS) / (2 * allowance)
+        z = (min(max(x, self._low), self._high) - self._level) / self._spread
+        self._sum = min(max(0.0, self._sum + z - allowance), 2 * threshold)
+        if self._sum == 0 or len(self._since) > MOST_PATIENCE:
+            return self._follow()
+        if self._sum > threshold and median(self._since[-LATEST:]) - self._middle > LEAST_SHARE * self._rise:
+            self._num_slow, self._back = len(self._since), 0.0
+        return None
+
+    def _judged(self, x: float) -> float | None:
+        """Whether the suspected phase is over, for good, or neither so far."""
+        least = LEAST_SHARE * self._rise
+        slow, latest = median(self._since[: self._num_slow]), median(self._since[-LATEST:])
+        gap = max(slow - self._middle, least)
+        between = self._middle + gap / 2
+        self._back = max(0.0, self._back + (between - max(x, self._middle)) * gap / self._spread**2)
+        if self._back == 0:
+            self._num_slow = len(self._since)
+        if self._back > log(SURELY_BACK) and latest < between:
+            self._phases.add(SlowPhase(self._num_slow, exp(slow - self._middle)))
+            self._since = self._since[self._num_slow :]
+            return self._follow()
+        if len(self._since) < self.patience:
+            return None
+        if min(slow, latest) - self._middle > least:
+            self._phases.add(SlowPhase(len(self._since), exp(slow - self._middle), is_over=False))
+            return slow
+        return self._follow() if self._back == 0 else None
+
+    def _follow(self) -> float | None:
+        """Takes the steps since then for quiet ones; the level if it has crept too far."""
+        self._quiet.extend(self._since)
+        self._num_new += len(self._since)
+        self._since, self._sum, self._num_slow = [], 0.0, 0
+        if self._num_new < REFRESHED:
+            return None
+        settled = self._learn()
+        return self._level if self._level - settled > self._rise else None
+
+    def _learn(self) -> float:
+        """Level, spread and clips of the quiet steps; the settled level falls with the level, and never rises."""
+        self._middle = median(self._quiet)
+        deviation = max(1.4826 * median(abs(x - self._middle) for x in self._quiet), LEAST_SPREAD)
+        reach = max(CLIP * deviation, self._rise)
+        self._low, self._high = self._middle - reach, self._middle + reach
+        clipped = [min(max(x, self._low), self._high) for x in self._quiet]
+        self._level, self._spread = fmean(clipped), max(pstdev(clipped), LEAST_SPREAD)
+        self._settled = self._level if self._settled is None else min(self._settled, self._level)
+        self._num_new = 0
+        return self._settled

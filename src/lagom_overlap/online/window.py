@@ -1,0 +1,136 @@
+"""A window of steps as one rank lives through it, and what the rank reports of it.
+
+Ranks whose measured steps have one shape must work by one program (`program`): the first that was shared. What cannot
+be reported is a wish to stop.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Final
+
+from lagom_overlap.collective import ConfigKey, ConfigSpace
+from lagom_overlap.online.program import (
+    StepGroupTimes,
+    StepProgram,
+    fingerprint,
+    groups_of,
+    median_times,
+    program_of,
+    times_of,
+)
+from lagom_overlap.online.ranks.exchange import Exchange, StoreLost
+from lagom_overlap.online.ranks.messages import Report, WindowPlan, calls_of, shape_of, wires_of
+from lagom_overlap.online.routes.base import Route, StepRecord
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Window:
+    """The window under way: what it is to do, how far it is, what was measured, why its times mean nothing."""
+
+    plan: WindowPlan
+    step: int = 0
+    records: list[StepRecord] = field(default_factory=list)
+    steps_s: list[float] = field(default_factory=list)
+    void: str = ""
+    own: Report | None = None
+
+
+@dataclass(slots=True)
+class Totals:
+    """One rank's counts since its tuner began; `exchange_s` was spent on agreement and on measuring."""
+
+    num_steps: int = 0
+    stepped_s: float = 0.0
+    exchange_s: float = 0.0
+    num_journal_lines: int = 0
+
+
+class Observer:
+    """Makes the reports of one rank; `programs` are those it has met, by fingerprint."""
+
+    def __init__(self, exchange: Exchange, route: Route, *, is_exact_only: bool) -> None:
+        self._exchange: Final = exchange
+        self._route: Final = route
+        self._is_exact_only: Final = is_exact_only
+        self._places: dict[str, int] = {}
+        self.programs: dict[str, StepProgram] = {}
+
+    def report(self, window: Window, totals: Totals, stop: str) -> Report:
+        """What this rank saw; where that fails, its wish to stop.
+
+        Raises:
+            StoreLost: if the store does not answer.
+        """
+        rank = self._exchange.rank
+        try:
+            return self._summary(window, totals, stop)
+        except StoreLost:
+            raise
+        except Exception as error:
+            _log.exception("online tuning failed on rank %d", rank)
+            words = str(error).splitlines()[0] if str(error) else type(error).__name__
+            return Report(rank=rank, num_steps=totals.num_steps, stop=f"rank {rank}: no report: {words}")
+
+    def fetch(self, fingerprints: Sequence[str]) -> None:
+        """Gets the programs that other ranks shared."""
+        for shape in fingerprints:
+            if shape not in self.programs:
+                self.programs[shape] = self._exchange.program(shape)
+
+    def _summary(self, window: Window, totals: Totals, stop: str) -> Report:
+        records, times = window.records, dict[str, StepGroupTimes]()
+        shapes = {fingerprint(record) for record in records}
+        shape = shapes.pop() if len(shapes) == 1 else ""
+        if shape and not stop:
+            try:
+                program = self._program(shape, records)
+                times = median_times([times_of(program, groups_of(program), record) for record in records])
+            except ValueError as error:
+                stop = f"the step cannot be understood: {error}"
+        rank, void = self._exchange.rank, window.void
+        if records and not shape and not void:
+            void = "its measured steps were not alike"
+        # What was not recorded whole is not compared: the window is measured again anyway.
+        calls, balance = (
+            ({}, 0) if void else calls_of(records, rank, self._exchange.num_ranks, self._places_in(records))
+        )
+        return Report(
+            rank=rank,
+            num_steps=totals.num_steps,
+            calls=calls,
+            balance=balance,
+            programs=(shape,) if shape and not stop else (),  # only what was shared: rank 0 waits for it
+            shapes=shape_of(rank, shape),
+            times={} if stop else times,
+            step_s=median(record.duration_s for record in records) if records else 0.0,
+            steps_s=tuple(window.steps_s),
+            stepped_s=totals.stepped_s,
+            exchange_s=totals.exchange_s,
+            void=void and f"rank {rank}: {void}",
+            stop=stop and f"rank {rank}: {stop}",
+            journal_lines=totals.num_journal_lines,
+            journal_rank=rank,
+        )
+
+    def _places_in(self, records: Sequence[StepRecord]) -> Mapping[str, int]:
+        """This rank's places in communicators whose ranks it does not know; each is taken once."""
+        for wire in wires_of(records).values():
+            if wire not in self._places:
+                self._places[wire] = self._exchange.place(wire)
+        return self._places
+
+    def _program(self, shape: str, records: Sequence[StepRecord]) -> StepProgram:
+        """The program of this shape that all ranks work by."""
+        if shape not in self.programs:
+            spaces = [self._space(call.key) for call in records[0].calls]
+            self.programs[shape] = self._exchange.share_program(shape, program_of(records, spaces))
+        return self.programs[shape]
+
+    def _space(self, key: ConfigKey) -> ConfigSpace | None:
+        if self._is_exact_only and not self._route.is_exact(key):
+            return None
+        return self._route.space(key)

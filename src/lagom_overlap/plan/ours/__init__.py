@@ -1,5 +1,0 @@
-"""Our planner: bounds, portfolio, steady state, cuts and windows, until the bound or the end of the budget."""
-
-from lagom_overlap.plan.ours.planner import Ours
-
-__all__ = ["Ours"]

@@ -1,0 +1,101 @@
+"""The seam of planning: a problem in, a plan out.
+
+A planner sees one data-flow `Iteration`, what the machine is and how long things take alone on it; it answers with
+rewrites (`workload.rewrite`). Planners are pure but for the time they are given; a seed is an argument.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Protocol
+
+from lagom_overlap.collective import CommConfig
+from lagom_overlap.errors import JobError
+from lagom_overlap.hardware import Cluster
+from lagom_overlap.planners.deadline import Deadline, Work
+from lagom_overlap.workload import Iteration, Op
+from lagom_overlap.workload.rewrite.steps import Rewrite
+
+
+class OpTimes(Protocol):
+    """How long an operator takes running alone: measured, or from the cost model."""
+
+    def seconds(self, op: Op) -> float:
+        """Seconds of one operator alone; more than 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanProblem:
+    """What is to be planned.
+
+    `groups` are the global ranks of each communicator, by description. `memory_limit_bytes` bounds resident memory plus
+    live buffers on one GPU. `prefetch` is how many gathered parameter groups may be held at once, the one in use
+    included (None: no limit). `exact` forbids what changes the order of a reduction. `work` takes the place of
+    `budget_s`.
+
+    `issued` is the step as it runs before any plan: the same operators with the framework's waits (None: as
+    `iteration` stands). `framework` names whose step it is, and then plans keep what that one waits for
+    (`planners.framework`); None is a free program, which may run in any order that its data flow allows.
+    """
+
+    iteration: Iteration
+    cluster: Cluster
+    times: OpTimes
+    groups: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    memory_limit_bytes: int | None = None
+    prefetch: int | None = 3
+    exact: bool = False
+    budget_s: float = 10.0
+    work: Work | None = None
+    seed: int = 0
+    issued: Iteration | None = None
+    framework: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.iteration.is_dataflow:
+            raise JobError(f"iteration {self.iteration.name!r} does not hold its data flow: it cannot be reordered")
+        if self.memory_limit_bytes is not None and self.memory_limit_bytes < 1:
+            raise JobError(f"memory_limit is {self.memory_limit_bytes} bytes, must be at least 1")
+        if self.prefetch is not None and self.prefetch < 1:
+            raise JobError(f"prefetch is {self.prefetch}, must be at least 1")
+        if not 0 < self.budget_s < float("inf"):
+            raise JobError(f"budget is {self.budget_s} s, must be positive and finite")
+
+    @property
+    def unplanned(self) -> Iteration:
+        """The step as it runs before any plan."""
+        return self.issued or self.iteration
+
+    def deadline(self) -> Deadline:
+        """The end of planning, which begins now."""
+        return Deadline(self.budget_s) if self.work is None else Deadline.of_work(self.work)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A schedule: the rewrites in order, and the iteration that they make.
+
+    Without rewrites it is the step as it runs before any plan. `lower_bound_s` bounds every schedule of the problem's
+    unsplit graph from below (seconds); `is_optimal` says that the planner proved its own schedule shortest under
+    `times`, without contention. `configs` are the settings of collectives that the plan was made for, by name in
+    `iteration`; what is missing runs untouched.
+    """
+
+    planner: str
+    rewrites: tuple[Rewrite, ...]
+    iteration: Iteration
+    lower_bound_s: float
+    is_optimal: bool = False
+    notes: tuple[str, ...] = ()
+    configs: Mapping[str, CommConfig] = field(default_factory=lambda: MappingProxyType({}))
+
+
+class Planner(Protocol):
+    """Turns a problem into a plan."""
+
+    def plan(self, problem: PlanProblem) -> Plan:
+        """The best plan found within the problem's budget.
+
+        Raises:
+            JobError: if no schedule fits the memory limit; says by how much.
+        """

@@ -1,0 +1,364 @@
+"""Centauri as a planner (ASPLOS 2024; spec, planners section 2): partition every collective, then three tiers of order.
+
+1. Primitive: an all-reduce becomes a reduce-scatter and an all-gather where that takes no longer (`SCALABLE`
+   beyond it); rooted collectives are pruned, their roots are contended. The paper also slides the all-gather through
+   element-wise operators (the optimizer): that changes who computes what and belongs to the iteration (`zero_stage` 1).
+2. Operation tier: the leaf of every collective, greedily in program order, like ones alike (`leaf`).
+3. Layer tier: data or weight gradients first (`layer`).
+4. Model tier: micro-batches launched together (`model_tier`), layer by layer as long as gathers or scatters last.
+
+`mode` PAPER takes Algorithm 1's leaf, Eq. 1's order and Eq. 2's numbers. By default leaves are simulated, and of
+orders, launches and no partition at all the shortest predicted step is taken.
+
+Independent computation of a collective (in_cost) is not defined in the paper; here: what program order has between the
+moment at which it could start (its last dependence; for a parameter gather the first need of the one before) and its
+first reader, less what depends on it; for gradients up to the next gradients' collective.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from lagom_overlap.collective import CollectiveKind
+from lagom_overlap.planners.base import Plan, PlanProblem
+from lagom_overlap.planners.centauri.layer import FirstGradient, LayerCosts, first_gradient
+from lagom_overlap.planners.centauri.leaf import Leaves
+from lagom_overlap.planners.centauri.model_tier import GradientLaunch, ModelCosts, launch
+from lagom_overlap.planners.deadline import OPERATOR_STEPS
+from lagom_overlap.planners.exact import adds_numbers
+from lagom_overlap.planners.finish import Issue, finished, kept_waits, order_by
+from lagom_overlap.planners.memory import copies_into, fits, parameter_gathers
+from lagom_overlap.planners.predict import predict
+from lagom_overlap.planners.resources import Resource, resource_of
+from lagom_overlap.planners.step_index import StepIndex
+from lagom_overlap.planners.times import origin_name
+from lagom_overlap.workload import CommOp, CompOp, Iteration, Op, Phase
+from lagom_overlap.workload.rewrite.apply import rewritten
+from lagom_overlap.workload.rewrite.steps import Rewrite, Substitute, Substitution
+
+SCALABLE: Final = 0.05
+"""What a substitution may cost beyond the collective that it replaces."""
+LAYER_PHASES = (Phase.BACKWARD, Phase.WEIGHT_GRAD)
+
+
+class CentauriMode(StrEnum):
+    """The paper's closed forms, or all options simulated."""
+
+    PAPER = "paper"
+    SIMULATED = "simulated"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ordering:
+    """Decisions of layer and model tier."""
+
+    first: FirstGradient | None
+    launch_forward: int
+    launch_backward: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Space:
+    """What of the partition space is used: primitives, chains of computations, how much busy links weigh."""
+
+    substitute: bool = True
+    chains: bool = True
+    link_weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A partition with an order of issue."""
+
+    rewrites: Sequence[Rewrite]
+    ordering: _Ordering
+    issue: Issue
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        order = self.ordering
+        return (
+            f"{len(self.rewrites)} rewrites",
+            f"gradients first: {order.first or 'as the program'}",
+            f"micro-batches together: {order.launch_forward} forward, {order.launch_backward} backward",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Centauri:
+    """The planner; `strict` takes Eq. 2 with the printed L1 + L2 <= micro-batches."""
+
+    mode: CentauriMode = CentauriMode.SIMULATED
+    strict: bool = False
+
+    def plan(self, problem: PlanProblem) -> Plan:
+        """The plan of the three tiers.
+
+        Raises:
+            JobError: if nothing fits the memory limit; says by how much.
+        """
+        deadline = problem.deadline()
+        found: list[tuple[int, int, _Candidate]] = []
+        for rewrites in self._partitions(problem):
+            index = StepIndex(rewritten(problem.iteration, rewrites))
+            if found and not fits(index.iteration, problem.memory_limit_bytes):
+                continue  # the step without rewrites fits: it came first
+            waits = kept_waits(problem, index.iteration)
+            streams = _streams(problem, index.iteration)
+            for ordering in self._orderings(problem, index):
+                order = order_by(index.iteration, _ranks(problem, index, ordering), waits)
+                issue = Issue(order=order, streams=streams, waits=waits)
+                made = predict(problem, rewritten(index.iteration, (issue.rewrite,)))
+                deadline.spend(2 * OPERATOR_STEPS * len(order))
+                found.append((made.schedule.makespan, len(found), _Candidate(rewrites, ordering, issue)))
+                if deadline.left_s <= 0:
+                    break
+            if deadline.left_s <= 0:
+                break
+        best = min(found)[2]
+        return finished(problem, "centauri", best.rewrites, best.issue, (*best.notes, *deadline.remarks()))
+
+    def _partitions(self, problem: PlanProblem) -> Iterator[Sequence[Rewrite]]:
+        """The paper's, or several: nothing, groups alone, chains too, what ends first by itself, no substitution."""
+        if self.mode is CentauriMode.PAPER:
+            yield self._partition(problem, _Space())
+            return
+        yield ()
+        seen: list[list[Rewrite]] = [[]]
+        for space in (_Space(chains=False), _Space(), _Space(link_weight=0.0), _Space(substitute=False)):
+            found = self._partition(problem, space)
+            if found not in seen:
+                seen.append(found)
+                yield found
+
+    def _partition(self, problem: PlanProblem, space: _Space) -> list[Rewrite]:
+        """Primitives, groups and workloads of all collectives."""
+        rewrites: list[Rewrite] = _substitutions(problem) if space.substitute and not problem.exact else []
+        iteration = rewritten(problem.iteration, rewrites)
+        index = StepIndex(iteration)
+
+        def nodes(op: CommOp) -> int:
+            listed = problem.groups.get(op.communicator)
+            if op.collective.num_nodes is not None:
+                return op.collective.num_nodes
+            if listed is not None:
+                return len({rank // problem.cluster.gpus_per_node for rank in listed})
+            return problem.cluster.num_nodes_of(op.collective.num_ranks)
+
+        leaves = Leaves(index, problem.times, nodes, chains=space.chains)
+        free = _free_seconds(problem, index)
+        for op in iteration.comms:
+            if problem.exact and adds_numbers(op):
+                continue
+            paper_leaf = self.mode is CentauriMode.PAPER
+            rewrites += leaves.choose(op, free[op.name], paper=paper_leaf, link_weight=space.link_weight).rewrites
+        return rewrites
+
+    def _orderings(self, problem: PlanProblem, index: StepIndex) -> list[_Ordering]:
+        launched = _launch(problem, index, self.strict)
+        if self.mode is CentauriMode.PAPER:
+            first = first_gradient(_layer_costs(problem, index))
+            return [_Ordering(first=first, launch_forward=launched.forward, launch_backward=launched.backward)]
+        pairs = {(1, 1), (launched.forward, launched.backward)}
+        return [
+            _Ordering(first=first, launch_forward=forward, launch_backward=backward)
+            for first in (None, *FirstGradient)
+            for forward, backward in sorted(pairs)
+        ]
+
+
+def from_options(*, mode: str = "simulated", strict: bool = False) -> Centauri:
+    """The planner with a job file's options.
+
+    Raises:
+        ValueError: if the mode is none.
+    """
+    return Centauri(mode=CentauriMode(mode), strict=strict)
+
+
+def paper() -> Centauri:
+    """Centauri with its closed forms."""
+    return Centauri(mode=CentauriMode.PAPER)
+
+
+def _substitutions(problem: PlanProblem) -> list[Rewrite]:
+    found: list[Rewrite] = []
+    for op in problem.iteration.comms:
+        if op.collective.kind is not CollectiveKind.ALL_REDUCE:
+            continue
+        step = Substitute(op.name, Substitution.REDUCE_SCATTER_ALL_GATHER)
+        halves = [
+            CommOp(
+                name=op.name,
+                collective=type(op.collective)(
+                    kind, op.collective.num_bytes, op.collective.num_ranks, op.collective.num_nodes
+                ),
+                communicator=op.communicator,
+            )
+            for kind in (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_GATHER)
+        ]
+        if sum(problem.times.seconds(half) for half in halves) <= (1 + SCALABLE) * problem.times.seconds(op):
+            found.append(step)
+    return found
+
+
+def _free_seconds(problem: PlanProblem, index: StepIndex) -> dict[str, float]:
+    """in_cost of every collective."""
+    seconds = problem.times.seconds
+    total = [0.0]
+    for op in index.iteration.ops:
+        total.append(total[-1] + (seconds(op) if isinstance(op, CompOp) else 0.0))
+    gathers = {buffer.maker for buffer in parameter_gathers(index.iteration)}
+    gradients = {op.name for op in index.gradient_comms}
+    free: dict[str, float] = {}
+    last_need, waiting = 0, ""
+    for op in index.iteration.comms:
+        place = index.place[op.name]
+        readers = [index.place[name] for name in index.followers[op.name]]
+        need = min(readers, default=len(index.iteration.ops))
+        if op.name in gathers:
+            free[op.name] = max(0.0, total[need] - total[last_need])
+            last_need = max(last_need, need)
+        elif op.name in gradients:
+            if waiting:
+                free[waiting] = max(0.0, total[place] - total[index.place[waiting]])
+            waiting, free[op.name] = op.name, max(0.0, total[-1] - total[place])
+        else:
+            ready = max((index.place[dep] + 1 for dep in op.deps), default=place)
+            free[op.name] = max(0.0, total[max(need, ready)] - total[ready])
+    return free
+
+
+def _layer_costs(problem: PlanProblem, index: StepIndex) -> LayerCosts:
+    """Eq. 1's inputs: sums over all backward layers."""
+    gathers = {buffer.maker for buffer in parameter_gathers(index.iteration)}
+    gradients = {op.name for op in index.gradient_comms}
+    sums = dict.fromkeys(LayerCosts.__dataclass_fields__, 0.0)
+    for op in index.iteration.ops:
+        if op.origin.phase in LAYER_PHASES:
+            sums[_field(op, gathers, gradients)] += problem.times.seconds(op)
+    return LayerCosts(**sums)
+
+
+def _field(op: Op, gathers: set[str], gradients: set[str]) -> str:
+    if isinstance(op, CompOp):
+        return "weight_gradient_s" if op.origin.phase is Phase.WEIGHT_GRAD else "data_gradient_s"
+    if op.name in gathers:
+        return "weight_gather_s"
+    if op.name in gradients:
+        return "weight_scatter_s"
+    return "activation_gather_s" if op.collective.kind is CollectiveKind.ALL_GATHER else "activation_scatter_s"
+
+
+def _launch(problem: PlanProblem, index: StepIndex, strict: bool) -> GradientLaunch:
+    """Eq. 2 on the iteration: costs per micro-batch, memory left over by what stays."""
+    batches = 1 + max((op.origin.microbatch for op in index.iteration.ops), default=0)
+    if batches < 2:
+        return GradientLaunch(1, 1, 0.0)
+    seconds = problem.times.seconds
+    ops, gathers = index.iteration.ops, {buffer.maker for buffer in parameter_gathers(index.iteration)}
+    gradients = {op.name for op in index.gradient_comms}
+    comps = [op for op in ops if isinstance(op, CompOp)]
+    kept = sum(b.num_bytes for b in index.iteration.buffers if b.maker not in gathers)
+    limit = problem.memory_limit_bytes or problem.cluster.gpu.memory_bytes
+    activation = max(1, kept // batches)
+    costs = ModelCosts(
+        gather_s=sum(seconds(op) for op in ops if op.name in gathers),
+        scatter_s=sum(seconds(op) for op in ops if op.name in gradients),
+        forward_s=sum(seconds(op) for op in comps if op.origin.phase is Phase.FORWARD) / batches,
+        backward_s=sum(seconds(op) for op in comps if op.origin.phase in LAYER_PHASES) / batches,
+        activation_bytes=activation,
+        memory_bytes=max(activation, limit - index.iteration.resident_bytes),
+        num_micro_batches=batches,
+    )
+    return launch(costs, strict=strict)
+
+
+def _streams(problem: PlanProblem, iteration: Iteration) -> dict[str, str]:
+    """One stream per link: a gather inside nodes overlaps one between nodes."""
+    streams = {}
+    for op in iteration.comms:
+        resource = resource_of(op, problem.cluster, problem.groups)
+        stream = "comm" if resource is Resource.INTER_LINK else "comm_intra"
+        if op.stream != stream:
+            streams[op.name] = stream
+    return streams
+
+
+def _ranks(problem: PlanProblem, index: StepIndex, ordering: _Ordering) -> dict[str, float]:
+    """Program order with layers in turn over the micro-batches launched together, gradients first as decided."""
+    num = len(index.iteration.ops)
+    ranks = {name: float(place) for name, place in index.place.items()}
+    _launch_together(index, ordering, ranks)
+    if ordering.first is not None:
+        _gradients_first(index, ordering.first, ranks)
+    depth = problem.prefetch or num
+    copies = copies_into(index.iteration)
+    firsts = {name: min(ranks[user] for user in index.followers[name]) for name in copies}
+    gathers = sorted(copies, key=firsts.__getitem__)
+    parts = _parts_of(problem, index)
+    for number, name in enumerate(gathers):
+        for part in (*copies[name], *parts[origin_name(name, parts)]):
+            ranks[part] = firsts[gathers[max(0, number - depth)]] - 0.25
+    for op in index.iteration.ops:
+        if op.origin.phase is Phase.OPTIMIZER:
+            ranks[op.name] = 2.0 * num + index.place[op.name]
+    return ranks
+
+
+def _parts_of(problem: PlanProblem, index: StepIndex) -> dict[str, list[str]]:
+    """What became of each collective of the problem."""
+    parts: dict[str, list[str]] = {op.name: [] for op in problem.iteration.comms}
+    for op in index.iteration.comms:
+        parts[origin_name(op.name, parts)].append(op.name)
+    return parts
+
+
+def _launch_together(index: StepIndex, ordering: _Ordering, ranks: dict[str, float]) -> None:
+    """The first micro-batches' forwards and the last ones' backwards run layer by layer, not one after the other."""
+    ops = index.iteration.ops
+    batches = 1 + max((op.origin.microbatch for op in ops), default=0)
+    layers = 1 + max((op.origin.layer or 0 for op in ops), default=0)
+    if ordering.launch_forward > 1:
+        members = [
+            op for op in ops if op.origin.phase is Phase.FORWARD and op.origin.microbatch < ordering.launch_forward
+        ]
+        _interleave(index, members, layers, ranks, forward=True)
+    if ordering.launch_backward > 1:
+        first = batches - ordering.launch_backward
+        members = [op for op in ops if op.origin.phase in LAYER_PHASES and op.origin.microbatch >= first]
+        _interleave(index, members, layers, ranks, forward=False)
+
+
+def _interleave(
+    index: StepIndex, members: Sequence[Op], layers: int, ranks: dict[str, float], *, forward: bool
+) -> None:
+    """Ranks by layer, then micro-batch, between the first and the last member's place."""
+    if not members:
+        return
+
+    def depth(op: Op) -> int:
+        layer = op.origin.layer
+        if layer is None:
+            return -1 if ("embed" in op.name) == forward else layers
+        return layer if forward else layers - 1 - layer
+
+    begin = min(ranks[op.name] for op in members) if forward else max(ranks[op.name] for op in members) - len(members)
+    ordered = sorted(members, key=lambda op: (depth(op), op.origin.microbatch, index.place[op.name]))
+    for number, op in enumerate(ordered):
+        ranks[op.name] = begin + number
+
+
+def _gradients_first(index: StepIndex, first: FirstGradient, ranks: dict[str, float]) -> None:
+    """Within a layer: weights' gradients before everything they do not need, or after everything."""
+    spans: dict[tuple[int | None, int], list[float]] = {}
+    for op in index.iteration.ops:
+        if op.origin.phase in LAYER_PHASES and isinstance(op, CompOp):
+            spans.setdefault((op.origin.layer, op.origin.microbatch), []).append(ranks[op.name])
+    num = len(index.iteration.ops)
+    for op in index.iteration.ops:
+        if op.origin.phase is Phase.WEIGHT_GRAD and isinstance(op, CompOp):
+            span = spans[op.origin.layer, op.origin.microbatch]
+            shift = index.place[op.name] / (num + 1)
+            ranks[op.name] = (max(span) if first is FirstGradient.DATA else min(span) - 1.0) + shift

@@ -1,0 +1,110 @@
+"""Megatron-LM's overlap switches, the rules between them, and how they are written on the command line.
+
+Source: "Communication Overlap in Megatron-LM" (notes, December 2025), corrected against Megatron-LM at d98e8a6
+(2026-08-22) as the specification says (planners, section 3). What the notes print wrong and we do right:
+
+- Bulk pairs: the gather of the saved input, which the weight's gradient needs, runs under the product for the input's
+  gradient (`bulk_dgrad`); the scatter of that gradient runs under the product for the weight's (`bulk_wgrad`). The
+  notes have them the other way round, where each would wait for its own result.
+- `--tp-comm-bulk-wgrad`, `--tp-comm-overlap-ag` and so on do not exist: `--tp-comm-overlap` turns all but
+  `--tp-comm-overlap-rs-dgrad` on, `--disable-...` turns them off.
+- `--overlap-p2p-comm` and `--batch-p2p-comm` do not exist: overlap is the default of the interleaved schedule
+  (`--no-overlap-p2p-communication` turns it off), and the schedule without interleaving has none.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from lagom_overlap.errors import JobError
+
+MIN_BUCKET_ELEMENTS = 40_000_000
+BUCKET_ELEMENTS_PER_RANK = 1_000_000
+USERBUFFER_SPLITS = 4
+"""Pieces of a pipelined gather or scatter (Transformer Engine's default)."""
+
+
+class TensorOverlap(StrEnum):
+    """How tensor-parallel collectives run: everything waited for, overlapped with backward products, also in pieces."""
+
+    NONE = "none"
+    BULK = "bulk"
+    PIPELINED = "pipelined"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MegatronFlags:
+    """One setting of the switches.
+
+    `tensor_overlap` BULK is what Megatron does by itself (with sequence parallelism both bulk pairs, without it the
+    all-reduce of input gradients under the weight's product); PIPELINED is `--tp-comm-overlap`, which needs sequence
+    parallelism. `rs_dgrad` pipelines the scatter with the product for the input's gradient instead of the bulk pair.
+    `bucket_elements` None is Megatron's rule. `is_first_stage`: other pipeline ranks have one bucket.
+    """
+
+    overlap_grad_reduce: bool = True
+    overlap_param_gather: bool = True
+    bucket_elements: int | None = None
+    is_first_stage: bool = True
+    tensor_overlap: TensorOverlap = TensorOverlap.BULK
+    rs_dgrad: bool = False
+    tensor_splits: int = USERBUFFER_SPLITS
+    overlap_experts: bool = False
+    delay_weight_grad: bool = False
+    overlap_p2p: bool = False
+    batch_p2p: bool = False
+    interleaved: bool = False
+    nccl_userbuffers: bool = False
+    megatron_fsdp: bool = False
+    double_buffer: bool = False
+
+    def __post_init__(self) -> None:
+        if self.bucket_elements is not None and self.bucket_elements < 1:
+            raise JobError(f"megatron: bucket_elements is {self.bucket_elements}, must be at least 1")
+        if self.tensor_splits < 2:
+            raise JobError(f"megatron: tensor_splits is {self.tensor_splits}, must be at least 2")
+        if self.overlap_p2p and self.batch_p2p:
+            raise JobError("megatron: overlap_p2p and batch_p2p exclude each other, one of them must be off")
+        if self.overlap_p2p and not self.interleaved:
+            raise JobError("megatron: overlap_p2p needs the interleaved schedule; 1F1B without interleaving forbids it")
+        if self.rs_dgrad and self.tensor_overlap is not TensorOverlap.PIPELINED:
+            raise JobError("megatron: rs_dgrad needs tensor_overlap 'pipelined'")
+        if self.nccl_userbuffers and not (self.megatron_fsdp and self.double_buffer):
+            raise JobError(
+                "megatron: nccl_userbuffers needs megatron_fsdp and double_buffer: its buffers are registered"
+            )
+
+    def arguments(self) -> tuple[str, ...]:
+        """The switches as Megatron's command line has them."""
+        found: list[str] = []
+        if self.overlap_grad_reduce:
+            found.append("--overlap-grad-reduce")
+        if self.overlap_param_gather:
+            found += ["--use-distributed-optimizer", "--overlap-param-gather"]
+        if self.bucket_elements is not None:
+            found.append(f"--ddp-bucket-size {self.bucket_elements}")
+        found += self._tensor_arguments()
+        if self.interleaved and not self.overlap_p2p:
+            found.append("--no-overlap-p2p-communication")
+        if self.overlap_experts:
+            found.append("--overlap-moe-expert-parallel-comm")
+        if self.delay_weight_grad:
+            found.append("--delay-wgrad-compute")
+        if self.megatron_fsdp:
+            found.append("--use-megatron-fsdp")
+        if self.nccl_userbuffers:
+            found.append("--nccl-ub")
+        if self.double_buffer:
+            found.append("--fsdp-double-buffer")
+        return tuple(found)
+
+    def _tensor_arguments(self) -> list[str]:
+        if self.tensor_overlap is TensorOverlap.PIPELINED:
+            return ["--tp-comm-overlap", *(["--tp-comm-overlap-rs-dgrad"] if self.rs_dgrad else [])]
+        if self.tensor_overlap is TensorOverlap.NONE:
+            return ["--no-async-tensor-model-parallel-allreduce"]
+        return []
+
+
+def default_bucket_elements(num_data_ranks: int) -> int:
+    """Megatron's rule: the larger of 40 million elements and one million per data-parallel rank."""
+    return max(MIN_BUCKET_ELEMENTS, BUCKET_ELEMENTS_PER_RANK * num_data_ranks)

@@ -1,0 +1,108 @@
+"""The figure that people are shown of a step: simulated as it is issued, with contention where it is priced.
+
+Planners search without contention (`predict`); no gain is offered on that. Every step, before and after a plan, is
+simulated here by one event simulation (`sim.IterationSimulator`): streams run at the same time, what runs together
+shares the machine, and a communicator runs one collective at a time, in the order of issue, whatever the stream.
+Measured times say nothing of contention: a step with those is simulated without, and says so.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Final
+
+from lagom_overlap.collective import CommConfig
+from lagom_overlap.planners.base import PlanProblem
+from lagom_overlap.planners.memory import peak_of_spans
+from lagom_overlap.planners.predict import predict
+from lagom_overlap.planners.times import ModelTimes, origin_name
+from lagom_overlap.timeline import Span, SpanKind, Timeline
+from lagom_overlap.timeline.metrics import merge_intervals
+from lagom_overlap.workload import CommOp, Iteration, Op
+
+NO_CONFIGS: Final[Mapping[str, CommConfig]] = MappingProxyType({})
+
+
+class Simulation(StrEnum):
+    """What a simulation knows of operators that run at the same time."""
+
+    CONTENTION = "with contention"
+    ALONE = "without contention"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedStep:
+    """Who runs when, and the most bytes held (resident memory included)."""
+
+    timeline: Timeline
+    peak_bytes: int
+    simulation: Simulation
+
+    @property
+    def makespan_s(self) -> float:
+        """Seconds of the step."""
+        return self.timeline.makespan_s
+
+    @property
+    def exposed_s(self) -> float:
+        """Seconds in which nothing computes."""
+        return self.makespan_s - sum(end - start for start, end in merge_intervals(self.timeline.of(SpanKind.COMP)))
+
+
+def simulation_of(problem: PlanProblem) -> Simulation:
+    """With contention if the problem's times are the cost model's."""
+    return Simulation.CONTENTION if isinstance(problem.times, ModelTimes) else Simulation.ALONE
+
+
+def simulated(
+    problem: PlanProblem, iteration: Iteration, configs: Mapping[str, CommConfig] = NO_CONFIGS
+) -> SimulatedStep:
+    """An iteration under a problem's times, in its order and on its streams; `configs` by name of its collectives.
+
+    Raises:
+        SpaceError: if a setting cannot run.
+    """
+    times = problem.times
+    if isinstance(times, ModelTimes):
+        own = {op.name: times.configs.get(origin_name(op.name, times.configs)) for op in iteration.comms}
+        given = {name: config for name, config in own.items() if config is not None}
+        simulator = times.price.simulator(one_at_a_time(iteration))
+        timeline = simulator.timeline({**given, **configs})
+    else:
+        timeline = _alone(problem, iteration)
+    spans = {span.name: (span.start_s, span.end_s) for span in timeline.spans}
+    return SimulatedStep(
+        timeline=timeline, peak_bytes=peak_of_spans(iteration, spans), simulation=simulation_of(problem)
+    )
+
+
+def one_at_a_time(iteration: Iteration) -> Iteration:
+    """The iteration with every collective waiting for the one issued before it on its communicator."""
+    last: dict[str, str] = {}
+
+    def waiting(op: Op) -> Op:
+        if not isinstance(op, CommOp):
+            return op
+        before = last.get(op.communicator)
+        last[op.communicator] = op.name
+        return op if before is None or before in op.deps else replace(op, deps=(*op.deps, before))
+
+    return replace(iteration, ops=tuple(waiting(op) for op in iteration.ops))
+
+
+def _alone(problem: PlanProblem, iteration: Iteration) -> Timeline:
+    found = predict(problem, iteration)
+    graph = found.graph
+    return Timeline(
+        tuple(
+            Span(
+                name=op.name,
+                kind=SpanKind.COMM if isinstance(op, CommOp) else SpanKind.COMP,
+                stream=op.stream,
+                start_s=graph.seconds(start),
+                end_s=graph.seconds(start + ticks),
+            )
+            for op, start, ticks in zip(iteration.ops, found.schedule.starts, graph.ticks, strict=True)
+        )
+    )

@@ -1,0 +1,160 @@
+"""The analysis for a terminal, on one screen: rich renderables that the command line prints.
+
+Names are data: they are never read as markup, and characters that would move the cursor are made visible.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from lagom_overlap.analysis.against import Against
+from lagom_overlap.report.analyze.against import against_headline, change_cells, only_communicator_of, step_cells
+from lagom_overlap.report.analyze.words import (
+    advice_texts,
+    collective_cells,
+    contention_cells,
+    contention_sentence,
+    headline,
+    only_communicator,
+    rank_cells,
+    unreachable_sentence,
+)
+from lagom_overlap.report.fitted import WIDTH, Fitted
+from lagom_overlap.results.analyze import AnalyzeResult
+
+MAX_RANKS: Final = 8
+MAX_COLLECTIVES: Final = 8
+MAX_CLASSES: Final = 5
+MAX_ADVICE: Final = 5
+MAX_WARNINGS: Final = 4
+MAX_KINDS: Final = 4
+MAX_CHANGES: Final = 5
+_RAGGED: Final = 12
+"""Columns that a break between words may leave empty at the end of a name's first line."""
+
+
+def plain(text: str) -> str:
+    """A text whose unprintable characters are made visible."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def _short(text: str, width: int) -> str:
+    shown = plain(text)
+    return shown if len(shown) <= width else shown[: width - 1] + "…"
+
+
+def _table(
+    title: str, columns: Sequence[tuple[str, int]], rows: Sequence[Sequence[str]], most: int, tail: str
+) -> RenderableType:
+    """A table whose first column is a name on at most two lines, the others numbers that are never cut."""
+    table = Table(box=None, width=WIDTH, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim", title_justify="left")
+    table.add_column(title, overflow="fold", ratio=1)
+    room = WIDTH - sum(width + 1 for _, width in columns)
+    for name, width in columns:
+        table.add_column(name, justify="right", no_wrap=True, min_width=width)
+    for name, *cells in rows[:most]:
+        table.add_row(Text(_short(name, 2 * room - _RAGGED)), *(Text(plain(cell)) for cell in cells))
+    if len(rows) > most:
+        table.add_row(Text(f"and {len(rows) - most} more {tail}", style="dim"))
+    return Fitted(table)
+
+
+def analysis_summary(result: AnalyzeResult) -> RenderableType:
+    """The whole summary."""
+    parts: list[RenderableType] = [Text(plain(headline(result)), style="bold"), Text("")]
+    if result.analysis.against is not None:
+        parts += _against(result.analysis.against)
+    ranks = rank_cells(result)
+    if ranks:
+        parts.append(
+            _table(
+                "rank, whole trace" if result.compat is None else "rank, as HTA has it",
+                (("span", 8), ("compute", 8), ("comm", 8), ("exposed", 8), ("overlap", 8), ("stretch", 8), ("idle", 8)),
+                ranks,
+                MAX_RANKS,
+                "ranks",
+            )
+        )
+    only = only_communicator(result)
+    collectives = collective_cells(result, only)
+    if collectives:
+        parts += [
+            Text(""),
+            _table(
+                "collective" if only is None else f"collective on {plain(only)}",
+                (("calls", 5), ("total", 8), ("exposed", 8), ("stretch", 8), ("waiting", 8), ("busbw", 9)),
+                collectives,
+                MAX_COLLECTIVES if result.analysis.against is None else MAX_COLLECTIVES // 2,
+                "collectives",
+            ),
+        ]
+    parts += [Text(""), Text(plain(contention_sentence(result)))]
+    classes = contention_cells(result, only)
+    if classes:
+        parts.append(
+            _table(
+                "kernels during a collective",
+                (("runs", 6), ("slowdown", 8), ("95 %", 11), ("stretch", 8)),
+                classes,
+                MAX_CLASSES if result.analysis.against is None else MAX_CLASSES // 2,
+                "pairs",
+            )
+        )
+    unreachable = unreachable_sentence(result)
+    parts += [Text(""), Text(plain(unreachable))] if unreachable else []
+    parts += _advice(result)
+    warnings = result.analysis.findings.warnings
+    parts += [Text("")] if warnings else []
+    parts += [Text(f"! {plain(text)}", style="yellow") for text in warnings[:MAX_WARNINGS]]
+    if len(warnings) > MAX_WARNINGS:
+        parts.append(Text(f"! and {len(warnings) - MAX_WARNINGS} more warnings (--json)", style="yellow"))
+    return Group(*parts)
+
+
+def _against(found: Against) -> list[RenderableType]:
+    only = only_communicator_of(found)
+    columns = (("calls", 9), ("total", 8), ("Δ total", 8), ("Δ exposed", 9), ("Δ stretch", 9), ("channels", 8))
+    parts: list[RenderableType] = [
+        Text(plain(against_headline(found)), style="bold"),
+        _table(
+            "per step",
+            (("other run", 10), ("this run", 10), ("difference", 10), ("", 9)),
+            step_cells(found),
+            MAX_RANKS,
+            "",
+        ),
+        Text(""),
+    ]
+    if len(found.kinds) > 1:
+        parts += [_table("changed, by kind", columns, change_cells(found.kinds), MAX_KINDS, "kinds"), Text("")]
+    if found.collectives:
+        parts += [
+            _table(
+                "changed most" if only is None else f"changed, on {plain(only)}",
+                columns,
+                change_cells(found.collectives, only),
+                MAX_CHANGES,
+                "collectives",
+            ),
+            Text(""),
+        ]
+    parts += [Text(f"! {plain(text)}", style="yellow") for text in found.warnings]
+    return parts
+
+
+def _advice(result: AnalyzeResult) -> list[RenderableType]:
+    texts = advice_texts(result)
+    if not texts:
+        return [Text(""), Text("No advice: no rule finds evidence in these traces.", style="dim")]
+    parts: list[RenderableType] = [Text("")]
+    for number, (gain, what, evidence, line) in enumerate(texts[:MAX_ADVICE], start=1):
+        parts.append(Text(f"{number}. {plain(what)} ", style="bold").append(Text(f"[{gain}]", style="green")))
+        parts.append(Padding(Text(plain(evidence), style="dim"), (0, 0, 0, 3)))
+        parts.append(Padding(Text(plain(line), style="cyan"), (0, 0, 0, 3)))
+    if len(texts) > MAX_ADVICE:
+        parts.append(Text(f"and {len(texts) - MAX_ADVICE} more (--json or --out)", style="dim"))
+    return parts

@@ -1,0 +1,222 @@
+"""The analysis in words and cells; the same in the page and in the terminal."""
+
+from lagom_overlap.analysis.collectives import CollectiveKey
+from lagom_overlap.analysis.contention import Contention
+from lagom_overlap.analysis.hta import HtaFigures
+from lagom_overlap.analysis.measures import Measures
+from lagom_overlap.results.analyze import AnalyzeResult
+from lagom_overlap.trace.gpu_trace import NS_PER_S, KnobReach
+from lagom_overlap.units import GB_PER_S, US, format_bytes, format_seconds
+
+_NONE = "–"
+_LEAST_GB_PER_S = 0.1
+_MAX_NAMES = 4
+_NEARLY_ALL = 0.95
+_TELLING = 0.05
+
+
+def time_text(length_ns: float) -> str:
+    """A duration for people; a signed one keeps its sign."""
+    return f"−{format_seconds(-length_ns / NS_PER_S)}" if length_ns < 0 else format_seconds(length_ns / NS_PER_S)
+
+
+def rate_text(bytes_per_s: float) -> str:
+    """Bytes per second for people: `"32.1 GB/s"`, `"0.8 MB/s"`."""
+    rate = bytes_per_s / GB_PER_S
+    return f"{rate:.1f} GB/s" if rate >= _LEAST_GB_PER_S else f"{1000 * rate:.1f} MB/s"
+
+
+def percent_text(part: float, whole: float) -> str:
+    """A share in per cent; a dash of nothing."""
+    return f"{100 * part / whole:.1f} %" if whole else _NONE
+
+
+def collective_text(key: CollectiveKey, only: str | None = None) -> str:
+    """A collective in a table: `"all_reduce 30 MiB 8ch default_pg"`; without its communicator if that is `only`."""
+    size = f" {format_bytes(key.num_bytes)}" if key.num_bytes else ""
+    channels = f" {key.num_channels}ch" if key.num_channels else ""
+    return f"{key.op}{size}{channels}" + ("" if key.communicator == only else f" {key.communicator}")
+
+
+def only_communicator(result: AnalyzeResult) -> str | None:
+    """The communicator that all collectives run on; None where there are several, or none."""
+    names = {row.key.communicator for row in result.analysis.findings.rows}
+    return names.pop() if len(names) == 1 else None
+
+
+def job_measures(result: AnalyzeResult) -> Measures:
+    """The measures of all ranks added up."""
+    first, *others = (rank.measures for rank in result.analysis.findings.ranks)
+    for other in others:
+        first = first + other
+    return first
+
+
+def summary(result: AnalyzeResult) -> str:
+    """What a step is made of, what contention costs, and what to do first."""
+    first = result.advice[0] if result.advice else None
+    lines = (
+        headline(result),
+        contention_sentence(result),
+        "" if first is None else f"{first.what}: {first.apply} ({format_seconds(first.predicted_gain_s)} a step)",
+        *result.warnings,
+    )
+    return "\n".join(line for line in lines if line)
+
+
+def headline(result: AnalyzeResult) -> str:
+    """Where a step's time goes, in one or two sentences."""
+    findings = result.analysis.findings
+    timed = [rank for rank in findings.ranks if len(rank.trace.events)]
+    if not timed:
+        total = sum(row.total_ns for row in findings.rows)
+        return f"{time_text(total)} of collectives over {len(findings.ranks)} ranks; the files hold no timeline."
+    found = job_measures(result)
+    windows = sum(max(1, len(rank.steps)) for rank in timed)
+    span = found.span_ns
+    stretched = sum(findings.contention.of_rank)
+    parts = [
+        f"exposed communication {time_text(found.exposed_comm_ns / windows)} "
+        f"({percent_text(found.exposed_comm_ns, span)})",
+        f"computation stretched by it {_stretch_text(findings.contention, stretched / windows, span / windows)}",
+        f"idle {time_text(found.idle_ns / windows)} ({percent_text(found.idle_ns, span)}, of it waiting for the CPU "
+        f"{percent_text(found.host_bound_ns, found.idle_ns)})",
+    ]
+    if found.copies_alone_ns >= _TELLING * span > 0:
+        copies_ns = found.copies_alone_ns
+        parts.append(f"copies alone {time_text(copies_ns / windows)} ({percent_text(copies_ns, span)})")
+    counts = {max(1, len(rank.steps)) for rank in timed}
+    num = counts.pop() if len(counts) == 1 else windows
+    steps = f"{num} step{'s' if num > 1 else ''}"
+    if len(timed) > 1:
+        steps = f"{steps} on {'each of ' if num < windows else ''}{len(timed)} ranks"
+    subject, mean = "A step", f"mean of {steps}"
+    if not any(rank.trace.steps for rank in timed):
+        subject, mean = "The whole trace", f"mean of {len(timed)} ranks" if len(timed) > 1 else "no steps marked"
+    return f"{subject} takes {time_text(span / windows)} ({mean}): {', '.join(parts)}."
+
+
+def _stretch_text(found: Contention, stretched_ns: float, span_ns: float) -> str:
+    """The stretch in a step; where much of the overlapped computation has no twin, of how much it is known."""
+    if found.uncovered_ns and not found.total.num_overlapped:
+        return "unknown"
+    known = found.covered_ns / max(1, found.covered_ns + found.uncovered_ns)
+    part = (
+        f", measured for {100 * known:.0f} % of the overlapped computation"
+        if found.uncovered_ns and known < _NEARLY_ALL
+        else ""
+    )
+    return f"{time_text(stretched_ns)} ({percent_text(stretched_ns, span_ns)}{part})"
+
+
+def _hta_cells(name: str, found: HtaFigures) -> tuple[str, ...]:
+    return (
+        name,
+        format_seconds(found.span_us * US),
+        format_seconds(found.compute_us * US),
+        format_seconds(found.comm_us * US),
+        format_seconds((found.comm_us - found.overlap_us) * US),
+        _NONE if found.overlap_pct is None else f"{found.overlap_pct:.2f} %",
+        _NONE,
+        format_seconds(found.idle_us * US),
+    )
+
+
+def rank_cells(result: AnalyzeResult) -> list[tuple[str, ...]]:
+    """One row per rank with a timeline."""
+    rows: list[tuple[str, ...]] = []
+    for index, rank in enumerate(result.analysis.findings.ranks):
+        if not len(rank.trace.events):
+            continue
+        name = f"rank {rank.trace.rank}" if rank.trace.rank is not None else rank.trace.file
+        if result.analysis.hta:
+            rows.append(_hta_cells(name, result.analysis.hta[index]))
+            continue
+        found = rank.measures
+        rows.append(
+            (
+                name,
+                time_text(found.span_ns),
+                time_text(found.compute_ns),
+                time_text(found.comm_ns),
+                time_text(found.exposed_comm_ns),
+                percent_text(found.overlap_ns, found.comm_ns),
+                time_text(rank.stretched_ns),
+                time_text(found.idle_ns),
+            )
+        )
+    return rows
+
+
+def collective_cells(result: AnalyzeResult, only: str | None = None) -> list[tuple[str, ...]]:
+    """One row per kind of call, the longest in total first; `only` as `collective_text` has it."""
+    blame = result.analysis.findings.contention.blame
+    return [
+        (
+            collective_text(row.key, only),
+            str(row.count),
+            time_text(row.total_ns),
+            time_text(row.exposed_ns),
+            time_text(blame.get(row.key, 0.0)),
+            _NONE if row.waiting_ns is None else time_text(row.waiting_ns),
+            _NONE if row.busbw_bytes_per_s is None else rate_text(row.busbw_bytes_per_s),
+        )
+        for row in result.analysis.findings.rows
+    ]
+
+
+def contention_sentence(result: AnalyzeResult) -> str:
+    """What is known about contention, and of how much nothing is."""
+    found = result.analysis.findings.contention
+    overlapped_ns = found.covered_ns + found.uncovered_ns
+    if not overlapped_ns:
+        return "No computation runs during a collective: nothing is stretched."
+    if not found.total.num_overlapped:
+        return f"{time_text(overlapped_ns)} of computation runs during collectives, none of it also alone."
+    interval = ""
+    if found.total.low is not None and found.total.high is not None:
+        interval = f" (95 %: {found.total.low:.2f}–{found.total.high:.2f})"
+    without = f"; {time_text(found.uncovered_ns)} more has no uncontended twin" if found.uncovered_ns else ""
+    return (
+        f"During collectives the same kernels take {found.total.slowdown:.2f}×{interval} as long as alone, over "
+        f"{time_text(found.covered_ns)} of computation{without}."
+    )
+
+
+def unreachable_sentence(result: AnalyzeResult) -> str:
+    """The communication that no knob reaches, by name; empty where a knob reaches all of it."""
+    beyond = [row.key for row in result.analysis.findings.rows if row.key.reach is KnobReach.NONE]
+    if not beyond:
+        return ""
+    names = list(dict.fromkeys(collective_text(key) for key in beyond))
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return (
+        f"{format_seconds(result.unreachable_comm_s)} of communication is beyond every knob of NCCL: "
+        f"{', '.join(names[:_MAX_NAMES])}{more}."
+    )
+
+
+def contention_cells(result: AnalyzeResult, only: str | None = None) -> list[tuple[str, ...]]:
+    """One row per kernel class and collective, the costliest first; `only` as `collective_text` has it."""
+    rows: list[tuple[str, ...]] = []
+    for row in result.analysis.findings.contention.classes:
+        found = row.found
+        interval = _NONE if found.low is None or found.high is None else f"{found.low:.2f}–{found.high:.2f}"
+        rows.append(
+            (
+                f"{row.kernel_class} | {collective_text(row.collective, only)}",
+                str(found.num_overlapped),
+                f"{found.slowdown:.2f}×",
+                interval,
+                time_text(found.stretched_ns),
+            )
+        )
+    return rows
+
+
+def advice_texts(result: AnalyzeResult) -> list[tuple[str, str, str, str]]:
+    """(gain, what, evidence, line) of every piece of advice."""
+    return [
+        (f"up to {format_seconds(held.predicted_gain_s)} per step", held.what, held.evidence, held.apply)
+        for held in result.advice
+    ]

@@ -1,0 +1,25 @@
+"""A comparison of tuners in words."""
+
+from lagom_overlap.results.compare import CompareResult, CompareRow
+from lagom_overlap.units import format_seconds
+
+
+def summary(result: CompareResult) -> str:
+    """The fastest tuner against the default, and the caveats."""
+    measured = [(row.makespan_s, row) for row in result.rows if row.makespan_s is not None]
+    if not measured:
+        found = f"{len(result.rows)} searches were done; the results were not measured side by side."
+    else:
+        best_s = min(makespan_s for makespan_s, _ in measured)
+        found = _best(next(row for makespan_s, row in measured if makespan_s == best_s), best_s, len(measured))
+    return "\n".join((f"{result.job}: {found}", *result.notes))
+
+
+def _best(row: CompareRow, makespan_s: float, num_rows: int) -> str:
+    ratio, interval = row.speedup_over_default, row.speedup_interval
+    over = "" if ratio is None else f", {ratio:.3f}× the default's speed"
+    within = "" if interval is None else f" (95 % interval {interval[0]:.3f} to {interval[1]:.3f})"
+    return (
+        f"{row.tuner} is the fastest of {num_rows}: {format_seconds(makespan_s)}{over}{within}, "
+        f"after {row.num_measurements} measurements."
+    )

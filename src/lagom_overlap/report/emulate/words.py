@@ -1,0 +1,40 @@
+"""An emulated job in words."""
+
+from lagom_overlap.results.emulate import EmulateResult
+from lagom_overlap.units import format_seconds
+
+
+def headline(result: EmulateResult) -> str:
+    """The job in one sentence."""
+    if result.step_s is None:
+        return f"no training step was found; {format_seconds(result.virtual_s)} of virtual time"
+    memory = "" if result.memory_bytes is None else f", {memory_text(result)} per GPU"
+    return f"{format_seconds(result.step_s)} per step (median of {max(1, result.num_steps - 1)}){memory}"
+
+
+def memory_text(result: EmulateResult) -> str:
+    """Peak memory against the limit."""
+    assert result.memory_bytes is not None
+    return f"{result.memory_bytes / 1e9:.2f} of {result.memory_limit_bytes / 1e9:.0f} GB"
+
+
+def size_text(result: EmulateResult) -> str:
+    """What ran, and what that cost here."""
+    return (
+        f"{result.num_ranks} ranks on emulated {result.cluster}, {result.num_operations} operations "
+        f"in {result.wall_s:.0f} s of real time"
+    )
+
+
+def priced_text(result: EmulateResult) -> str:
+    """What the prices rest on."""
+    shares = ", ".join(f"{row.source} {100 * row.time_share:.1f} %" for row in result.priced)
+    return f"Time by what its price rests on: {shares}." if shares else "Nothing was priced."
+
+
+def summary(result: EmulateResult) -> str:
+    """The job, what it ran on, and the caveats."""
+    parts = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in result.parts.items())
+    lines = [headline(result), f"{size_text(result)}."]
+    lines += [f"Last step: {parts}."] if parts else []
+    return "\n".join((*lines, priced_text(result), *result.refusals, *result.notes))

@@ -1,0 +1,62 @@
+"""A plan in words; the same in the page and in the terminal."""
+
+from collections.abc import Sequence
+
+from lagom_overlap.planners.simulated import Simulation
+from lagom_overlap.results.plan import PlanResult
+from lagom_overlap.results.plan_decisions import Decision
+from lagom_overlap.units import format_seconds
+
+
+def summary(result: PlanResult) -> str:
+    """What was predicted or measured, what the plan decides, and the caveats."""
+    decided = decisions_headline(result.decisions)
+    return "\n".join((f"{result.job}: {headline(result)}", f"{decided[:1].upper()}{decided[1:]}.", *result.notes))
+
+
+def headline(result: PlanResult) -> str:
+    """One sentence: what was measured, where it ran; the step before and after, how that is known, and the bound."""
+    times = result.iteration_s
+    gain = times.before / times.after
+    over = times.after / times.lower_bound - 1 if times.lower_bound else 0.0
+    unpriced = " of streams without contention" if result.simulation == Simulation.CONTENTION else ""
+    run, measured = result.execution, ""
+    if run is not None:
+        ratio = run.speedup
+        measured = (
+            f"measured {ratio.median:.3f}x (quartiles {ratio.q25:.3f} to {ratio.q75:.3f}) on real ranks, "
+            f"by the sequential test {run.judgement.sentence()}; "
+        )
+    return (
+        f"{result.planner}: {measured}{result.baseline}, simulated {result.simulation}: "
+        f"{format_seconds(times.before)} -> {format_seconds(times.after)} ({gain:.3f}x), "
+        f"{over:.2%} above the lower bound {format_seconds(times.lower_bound)}{unpriced}"
+    )
+
+
+def decision_text(decision: Decision) -> str:
+    """What is done with a collective, in words."""
+    said = []
+    if decision.substitution is not None:
+        said.append(f"as {decision.substitution.replace('_', ' ')}")
+    if decision.groups is not None:
+        mesh = " x ".join(map(str, decision.groups.mesh))
+        said.append(f"over {mesh} ranks, axes {', '.join(map(str, decision.groups.order))}")
+    if decision.num_chunks > 1:
+        along = "that are summed" if decision.split_dim is None else f"along {decision.split_dim}"
+        said.append(f"in {decision.num_chunks} pieces {along}")
+    if decision.fused_with:
+        said.append(f"fused with {len(decision.fused_with)} more")
+    said.append(
+        "a computation"
+        if decision.is_computation
+        else f"{decision.prefetch} computation{'s' if decision.prefetch != 1 else ''} ahead"
+    )
+    return "; ".join(said)
+
+
+def decisions_headline(decisions: Sequence[Decision]) -> str:
+    """How many collectives are treated otherwise, and how many computations are cut alone."""
+    num_comps = sum(decision.is_computation for decision in decisions)
+    alone = f", {num_comps} computation{'s'[: num_comps > 1]} cut alone" if num_comps else ""
+    return f"{len(decisions) - num_comps} collectives changed{alone}"

@@ -1,0 +1,53 @@
+"""A simulated iteration for a terminal."""
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from lagom_overlap.report.fitted import WIDTH, Fitted
+from lagom_overlap.report.simulate.words import headline, size_text
+from lagom_overlap.results.simulate import SimulatedStage, SimulateResult
+from lagom_overlap.units import format_seconds
+
+MAX_STAGES = 8
+"""Stages in the table; the others are in the page and in --json."""
+
+
+def simulation_summary(result: SimulateResult) -> Group:
+    """Headline, communicators of the stage that ends last, stages, notes."""
+    parts: list[Text | Fitted] = [Text(size_text(result), style="dim"), Text(headline(result), style="bold"), Text()]
+    if result.communicators:
+        parts += [_communicators(result), Text()]
+    parts += [_stages(result), Text()]
+    parts += [Text(note, style="dim") for note in result.notes]
+    return Group(*parts)
+
+
+def _communicators(result: SimulateResult) -> Fitted:
+    table = Table(box=None, width=WIDTH, pad_edge=False, header_style="dim")
+    table.add_column("communicator", ratio=1)
+    for name in ("running", "exposed", "stretches compute by"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, comm in result.communicators.items():
+        times = (comm.total_s, comm.exposed_s, comm.stretched_s)
+        table.add_row(Text(name), *(Text(format_seconds(seconds)) for seconds in times))
+    return Fitted(table)
+
+
+def _shown(stages: tuple[SimulatedStage, ...]) -> tuple[SimulatedStage, ...]:
+    """The first stages and the last one."""
+    return stages if len(stages) <= MAX_STAGES else (*stages[: MAX_STAGES - 1], stages[-1])
+
+
+def _stages(result: SimulateResult) -> Fitted:
+    table = Table(box=None, width=WIDTH, pad_edge=False, header_style="dim")
+    table.add_column("stage", ratio=1)
+    for name in ("compute", "launch", "bubble", "gradients", "optimizer", "memory"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for stage in _shown(result.stages):
+        times = (stage.compute_s, stage.launch_s, stage.bubble_s, stage.gradients_s, stage.optimizer_s)
+        cells = [format_seconds(seconds) for seconds in times]
+        table.add_row(str(stage.stage), *cells, f"{stage.memory.total_bytes / 1e9:.1f} GB")
+    if len(result.stages) > MAX_STAGES:
+        table.caption = f"{len(result.stages) - MAX_STAGES} stages between are left out here"
+    return Fitted(table)

@@ -1,0 +1,228 @@
+"""The page of one tuning run."""
+
+from dataclasses import dataclass
+
+from lagom_overlap.report.render import EmbeddedFigure, embedded_if_any, render
+from lagom_overlap.report.tune.cells import (
+    CommRow,
+    ProbeRow,
+    Tile,
+    TimeRow,
+    comm_rows,
+    facts,
+    probe_rows,
+    shown_knobs,
+    sum_rows,
+    tiles,
+)
+from lagom_overlap.report.tune.gantt import gantt_figure
+from lagom_overlap.report.tune.plane import MAX_ARROWS, plane_figure
+from lagom_overlap.report.tune.probes import GroupHistory, histories
+from lagom_overlap.report.tune.rounds import ratio_figure, rounds_figure
+from lagom_overlap.report.tune.trajectory import trajectory_figure
+from lagom_overlap.report.tune.words import (
+    KNOB_WORDS,
+    busy_sentence,
+    change_text,
+    failure_sentences,
+    headline,
+    launch_text,
+    share_sentence,
+)
+from lagom_overlap.results.tune import TuneResult
+from lagom_overlap.tuners.journal import StepKind
+from lagom_overlap.tuners.sequential import ALPHA, MIN_EFFECT
+from lagom_overlap.tuners.verdict import DEFAULT_ARM, TUNED_ARM
+from lagom_overlap.units import format_seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _GroupPart:
+    title: str
+    size: str
+    summary: str
+    comms: tuple[CommRow, ...]
+    sums: tuple[TimeRow, ...]
+    plane: EmbeddedFigure | None
+    plane_caption: str
+    trajectory: EmbeddedFigure | None
+    trajectory_caption: str
+    gantt: EmbeddedFigure | None
+    probes: tuple[ProbeRow, ...]
+    num_probes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Page:
+    title: str
+    job: str
+    backend_description: str
+    meta: str
+    verdict_class: str
+    verdict_word: str
+    headline: str
+    tiles: tuple[Tile, ...]
+    sentences: tuple[str, ...]
+    changes_note: str
+    knobs: tuple[str, ...]
+    groups: tuple[_GroupPart, ...]
+    opened: int
+    rounds_note: str
+    ratios: EmbeddedFigure | None
+    rounds: EmbeddedFigure | None
+    search_note: str
+    facts: tuple[tuple[str, str], ...]
+    notes: tuple[str, ...]
+
+
+def render_tuning(result: TuneResult) -> str:
+    """The run as one HTML page; the same result gives the same page."""
+    return render("tune.html.j2", has_figures=True, page=_page(result))
+
+
+def _page(result: TuneResult) -> _Page:
+    verdict = result.verdict
+    held = histories(result)
+    shares = _shares(held)
+    guard = "guarded" if result.guarded else "unguarded"
+    verdict_class, verdict_word = _verdict_words(result)
+    paired = None if result.is_prediction else verdict
+    return _Page(
+        title=f"{result.job}: tuning report",
+        job=result.job,
+        backend_description=result.backend_description,
+        meta=f"tuner {result.tuner} ({guard}), seed {result.seed}, {result.date}",
+        verdict_class=verdict_class,
+        verdict_word=verdict_word,
+        headline=headline(result),
+        tiles=tiles(result),
+        sentences=_sentences(result),
+        changes_note=_changes_note(result),
+        knobs=tuple(KNOB_WORDS[knob] for knob in shown_knobs(result)),
+        groups=tuple(_group_part(result, history, share) for history, share in zip(held, shares, strict=True)),
+        opened=max(range(len(shares)), key=lambda index: shares[index] or 0.0) + 1,
+        rounds_note=_rounds_note(result),
+        ratios=embedded_if_any(ratio_figure(result, paired)) if paired is not None else None,
+        rounds=embedded_if_any(rounds_figure(result, paired)) if paired is not None else None,
+        search_note=_search_note(result),
+        facts=facts(result),
+        notes=result.notes,
+    )
+
+
+def _verdict_words(result: TuneResult) -> tuple[str, str]:
+    """(colour, word) of the verdict."""
+    if result.verdict is None:
+        return "none", "No verdict"
+    if result.is_prediction:
+        return "none", "Predicted"
+    if not result.verdict.adopted:
+        return "refused", "Not adopted"
+    return ("none", "Predicted") if result.is_simulated else ("adopted", "Adopted")
+
+
+def _sentences(result: TuneResult) -> tuple[str, ...]:
+    """The words that the tiles do not say already."""
+    share, busy = result.engine_share, busy_sentence(result)
+    tail = (*failure_sentences(result), busy) if busy else failure_sentences(result)
+    return (
+        tail if share is None or share.engine is not None or result.changes_nothing else (share_sentence(result), *tail)
+    )
+
+
+def _changes_note(result: TuneResult) -> str:
+    if result.is_prediction:
+        times = "Times are the fitted model's."
+    elif result.verdict is not None:
+        times = (
+            "Times are medians of the A/B's rounds; the ratios above are of pairs, so the two differ where rounds do."
+        )
+    elif any(entry.step.kind is StepKind.VERDICT for entry in result.search.entries):
+        times = "The A/B was not finished: times are medians of the rounds that ran, and prove nothing."
+    else:
+        times = "No A/B ran: times are the search's own, one after the other, and prove nothing."
+    before = result.words_for(DEFAULT_ARM)
+    kept = "" if result.verdict is None or result.verdict.adopted or result.is_prediction else " It was not adopted."
+    return f"Before: {before}. After: what the tuner recommends.{kept} “auto” leaves a knob to the engine. {times}"
+
+
+def _rounds_note(result: TuneResult) -> str:
+    if result.verdict is None:
+        return ""
+    if result.is_prediction:
+        return "Nothing was run: every time on this page is the fitted model's, so there are no rounds to compare."
+    if TUNED_ARM in result.verdict.failures:
+        return "Tuned failed in the rounds, so there is nothing to compare; the makespans are those that ran."
+    num = result.verdict.over_default.num_pairs
+    words = result.words_for(TUNED_ARM)
+    return (
+        f"In each of {num} rounds every contender ran once, in shuffled order; {words} is compared with the others of "
+        "the same round. A makespan is the sum over the groups of occurrences in an iteration times makespan. "
+        f"It is adopted only if a sequential test finds it faster than {result.words_for(DEFAULT_ARM)}: of settings "
+        f"that are no faster it adopts {ALPHA:.0%} at most, at any end. Gains below {MIN_EFFECT:.1%} do not count."
+    )
+
+
+def _search_note(result: TuneResult) -> str:
+    num = result.num_measurements
+    if result.is_prediction:
+        return f"{_number(num, 'prediction')}, asked for by {result.tuner}."
+    return f"{_number(num, 'measurement')}, chosen by {result.tuner}; the A/B's rounds are not among them."
+
+
+def _shares(held: tuple[GroupHistory, ...]) -> tuple[float | None, ...]:
+    """Each group's part of the iteration's makespan under the default, None where a group was not measured."""
+    times = [h.problem.group.count * h.default.makespan_s if h.default else None for h in held]
+    total = sum(time or 0.0 for time in times)
+    return tuple(None if time is None or not total else time / total for time in times)
+
+
+def _group_part(result: TuneResult, history: GroupHistory, share: float | None) -> _GroupPart:
+    group = history.problem.group
+    launch = launch_text(history.problem, result.search.tuned_of(history.problem))
+    failures = f" {history.num_failures} could not run." if history.num_failures else ""
+    arrows = (
+        "An arrow is a step of the search in the colour of the collective that it changed: "
+        "its slope is what the computation paid for what the communication gained. "
+        if 1 < len(history.measured) <= MAX_ARROWS
+        else ""
+    )
+    return _GroupPart(
+        title=group.name,
+        size=(
+            f"{_number(len(group.computations), 'computation')} with {_number(len(group.comms), 'collective')}, "
+            f"{group.count} × per iteration{f'; computation: {launch}' if launch else ''}"
+        ),
+        summary=_summary(history, share),
+        comms=tuple(comm_rows(result, history)),
+        sums=sum_rows(history, changed=result.search.tuned_of(history.problem) != history.problem.default),
+        plane=embedded_if_any(plane_figure(result, history)),
+        plane_caption=(
+            f"Each dot is one measurement, coloured by its makespan. {arrows}Thin lines join points of equal "
+            f"max(X, Y), the dashed one is X = Y.{failures}"
+        ),
+        trajectory=embedded_if_any(trajectory_figure(result, history)),
+        trajectory_caption=_trajectory_caption(history),
+        gantt=embedded_if_any(gantt_figure(result, history)),
+        probes=probe_rows(history),
+        num_probes=len(history.probes),
+    )
+
+
+def _trajectory_caption(history: GroupHistory) -> str:
+    below = "Below: the knobs that moved, by collective"
+    if any(value is not None for probe in history.probes for value in probe.priority):
+        below += ", and H, the computation lost per communication gained: the search goes on with the smallest"
+    return f"Makespan of each measurement and the best so far. {below}."
+
+
+def _number(num: int, noun: str) -> str:
+    return f"{num} {noun}{'' if num == 1 else 's'}"
+
+
+def _summary(history: GroupHistory, share: float | None) -> str:
+    if history.default is None or history.tuned is None:
+        return ""
+    before, after = history.default.makespan_s, history.tuned.makespan_s
+    part = "" if share is None else f", {share:.0%} of the groups' time"
+    return f"{format_seconds(before)} → {format_seconds(after)} ({change_text(before, after)}){part}"

@@ -1,0 +1,218 @@
+"""The verdict in words that a colleague understands; the same words in the page and in the terminal."""
+
+from lagom_overlap.collective import CommConfig, launch_of
+from lagom_overlap.results.tune import ENGINE_DEFAULT, EngineShare, TuneResult
+from lagom_overlap.tuners.problem import Assignment, GroupProblem, Measurement
+from lagom_overlap.tuners.verdict import DEFAULT_ARM, TUNED_ARM, PairedRatio, Verdict
+from lagom_overlap.units import format_bytes
+
+_ON_CPU = ("gloo", "workers")
+"""Backends whose ranks share this machine's cores with whatever else runs there."""
+KNOB_WORDS = {
+    "algorithm": "algorithm",
+    "protocol": "protocol",
+    "transport": "transport",
+    "num_channels": "channels",
+    "num_threads": "threads",
+    "chunk_bytes": "chunk",
+}
+"""The knobs of a configuration in the order in which they are shown, in words."""
+
+
+def knob_text(config: CommConfig, knob: str) -> str:
+    """One knob's value for people; `"auto"` where the engine decides."""
+    value = getattr(config, knob)
+    if value is None:
+        return "auto"
+    return format_bytes(value) if knob == "chunk_bytes" else str(value)
+
+
+def config_text(config: CommConfig) -> str:
+    """A configuration in one line: `"ring, 8 channels, 2 MiB chunk"`; `"untouched"` where no knob is set."""
+    words = []
+    for knob, word in KNOB_WORDS.items():
+        if getattr(config, knob) is not None:
+            text = knob_text(config, knob)
+            words.append(f"{text} {word}" if knob in ("num_channels", "num_threads", "chunk_bytes") else text)
+    return ", ".join(words) or "untouched"
+
+
+def launch_text(problem: GroupProblem, tuned: Assignment) -> str:
+    """How a group's computation is launched before and after, in one line; empty where nothing could be tried."""
+    if problem.launches.is_untouched:
+        return ""
+    before, after = launch_of(problem.default), launch_of(tuned)
+    return str(before) if before == after else f"{before} → {after}"
+
+
+def launch_lines(assignment: Assignment) -> tuple[str, ...]:
+    """One line on the computation's side of what was measured; none where it was untouched."""
+    launch = launch_of(assignment)
+    return () if launch.is_untouched else (f"computation: {launch}",)
+
+
+def ratio_text(ratio: float, *others: float) -> str:
+    """A ratio with two digits, with three where it or one of `others` is within 2 % of 1."""
+    return f"{ratio:.{_digits(ratio, *others)}f}×"
+
+
+def _digits(*ratios: float) -> int:
+    return 3 if any(abs(ratio - 1) < 0.02 for ratio in ratios) else 2
+
+
+def quartiles_text(ratio: PairedRatio) -> str:
+    """The quartiles: `"1.15–1.21"`."""
+    digits = _digits(ratio.median_ratio, ratio.q25, ratio.q75)
+    return f"{ratio.q25:.{digits}f}–{ratio.q75:.{digits}f}"
+
+
+def median_text(ratio: PairedRatio) -> str:
+    """The median with as many digits as its quartiles: `"1.18×"`."""
+    return ratio_text(ratio.median_ratio, ratio.q25, ratio.q75)
+
+
+def _pairs_text(ratio: PairedRatio) -> str:
+    pairs = f"{ratio.num_pairs} shuffled pairs" if ratio.num_pairs > 1 else "one pair"
+    return f"median of {pairs}, quartiles {quartiles_text(ratio)}, {ratio.num_wins}/{ratio.num_pairs} wins"
+
+
+def _speed_text(ratio: PairedRatio, than: str) -> str:
+    if f"{ratio.median_ratio:.3f}" == "1.000":
+        return f"as fast as {than}"
+    if ratio.median_ratio >= 1:
+        return f"{median_text(ratio)} faster than {than}"
+    return f"slower than {than}: {median_text(ratio)} its speed"
+
+
+def headline(result: TuneResult) -> str:
+    """The verdict as one sentence."""
+    verdict = result.verdict
+    if verdict is None:
+        num = result.num_measurements
+        done = f"{num} measurement{'' if num == 1 else 's'} of the search"
+        if result.interrupted:
+            return f"No verdict: interrupted after {done}, before the paired A/B was complete."
+        return f"No verdict: the run ended after {done} without a paired A/B."
+    than = result.words_for(DEFAULT_ARM)
+    if result.is_prediction:
+        return _prediction(result, verdict, than)
+    if result.changes_nothing:
+        return f"Not adopted: the search found nothing better than {than}, which stays."
+    if TUNED_ARM in verdict.failures:
+        return f"Not adopted: tuned failed in the A/B ({verdict.failures[TUNED_ARM]}). {_upper(than)} stays."
+    ratio = verdict.over_default
+    claim = f"Tuned is {_speed_text(ratio, than)} ({_pairs_text(ratio)})"
+    if verdict.adopted and result.is_simulated:
+        return f"Predicted, not measured: {claim[0].lower()}{claim[1:]}. Only an A/B on the machine can adopt it."
+    if verdict.adopted:
+        return f"{claim}: adopted."
+    return f"Not adopted: {claim[0].lower()}{claim[1:]}. {_refusal(verdict, than)}"
+
+
+def summary(result: TuneResult) -> str:
+    """The verdict, what was run, and the caveats."""
+    guard = "guarded" if result.guarded else "unguarded"
+    what = f"{result.backend_description}; {result.tuner} ({guard}), {result.num_measurements} measurements."
+    return "\n".join((f"{result.job}: {headline(result)}", what, *result.notes))
+
+
+def _prediction(result: TuneResult, verdict: Verdict, than: str) -> str:
+    """The word of a run in which nothing was run: never that something is adopted."""
+    if result.changes_nothing:
+        found = f"the search found nothing better than {than}"
+    elif TUNED_ARM in verdict.failures:
+        found = f"tuned cannot be predicted ({verdict.failures[TUNED_ARM]})"
+    else:
+        found = f"tuned would be {_speed_text(verdict.over_default, than)}"
+    return f"A prediction, not an A/B: {found}. Nothing was run; only an A/B on the machine can adopt a setting."
+
+
+def _refusal(verdict: Verdict, than: str) -> str:
+    if verdict.judgement is None:
+        return f"{_upper(than)} stays."
+    return f"By the sequential test {verdict.judgement.sentence()}: {than} stays."
+
+
+def _upper(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def share_sentence(result: TuneResult) -> str:
+    """What part of the gain is engine and what part is tuning; empty without a verdict."""
+    share = result.engine_share
+    if share is None or result.verdict is None:
+        return ""
+    if ENGINE_DEFAULT in result.verdict.failures:
+        return f"What part is engine and what part is tuning is not known: {_failed(result, ENGINE_DEFAULT)}."
+    if share.tuning is None:
+        default = _upper(result.words_for(DEFAULT_ARM))
+        return f"{default} runs on the same engine as tuned, so the whole difference is tuning."
+    return f"{_engine_sentence(result, share)} Tuning alone: {_speed_text(share.tuning, 'that')} " + (
+        f"(quartiles {quartiles_text(share.tuning)}, {share.tuning.num_wins}/{share.tuning.num_pairs} wins)."
+    )
+
+
+def _engine_sentence(result: TuneResult, share: EngineShare) -> str:
+    engine = result.words_for(ENGINE_DEFAULT)
+    if share.engine is None:
+        return f"The engine alone ({engine}) was not paired with {result.words_for(DEFAULT_ARM)}."
+    return (
+        f"Engine alone ({engine}): {_speed_text(share.engine, result.words_for(DEFAULT_ARM))} "
+        f"(quartiles {quartiles_text(share.engine)})."
+    )
+
+
+def _failed(result: TuneResult, arm: str) -> str:
+    reason = "" if result.verdict is None else result.verdict.failures[arm]
+    return f"{result.words_for(arm)} failed in the A/B ({reason})"
+
+
+def failure_sentences(result: TuneResult) -> tuple[str, ...]:
+    """The fixed settings that failed in the A/B and why."""
+    failures = {} if result.verdict is None else result.verdict.failures
+    return tuple(f"{_upper(_failed(result, arm))}." for arm in failures if arm not in (TUNED_ARM, ENGINE_DEFAULT))
+
+
+def fixed_sentence(result: TuneResult) -> str:
+    """How tuned compares with the best fixed setting; empty where none ran."""
+    verdict = result.verdict
+    if verdict is None or verdict.best_fixed is None or verdict.best_fixed not in verdict.over_baselines:
+        return ""
+    ratio = verdict.over_baselines[verdict.best_fixed]
+    if ratio.num_pairs == 0:
+        return ""
+    than = f"the better of all knobs minimal and maximal ({result.words_for(verdict.best_fixed)})"
+    return (
+        f"Tuned is {_speed_text(ratio, than)} "
+        f"(quartiles {quartiles_text(ratio)}, {ratio.num_wins}/{ratio.num_pairs} wins)."
+    )
+
+
+def busy_sentence(result: TuneResult) -> str:
+    """That other work took the cores of a run on this machine's CPUs that was not adopted; else empty.
+
+    A rank keeps about two threads busy, computing and communicating; a load beyond that and the cores is not ours.
+    """
+    judged = result.verdict is not None and not result.verdict.adopted and not result.changes_nothing
+    load, cores = result.machine.get("load_1min"), result.machine.get("cores")
+    if not judged or result.backend not in _ON_CPU or load is None or cores is None:
+        return ""
+    num_ranks = max(op.collective.num_ranks for problem in result.search.problems for op in problem.group.comms)
+    if float(load) <= int(cores) + 2 * num_ranks:
+        return ""
+    return f"The machine was busy: a load of {load} on {cores} cores at the end. On a quiet one fewer rounds tell more."
+
+
+def change_text(before: float | None, after: float | None) -> str:
+    """The change in per cent, signed: `"−12.3 %"`; empty where one side is missing."""
+    if before is None or after is None or before <= 0:
+        return ""
+    change = (after - before) / before * 100
+    return f"{change:+.1f} %".replace("-", "−") if abs(change) >= 0.05 else "0.0 %"
+
+
+def comm_time(measurement: Measurement | None, index: int) -> float | None:
+    """x_j of a measurement, None where there is none."""
+    if measurement is None or index >= len(measurement.comm_s):
+        return None
+    return measurement.comm_s[index]

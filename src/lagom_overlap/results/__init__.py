@@ -1,0 +1,1 @@
+"""What verbs return: typed, encodable."""

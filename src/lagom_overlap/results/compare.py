@@ -1,0 +1,59 @@
+"""What `lagom compare` found of several tuners on one job. Format of its JSON: docs/formats.md."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lagom_overlap import __version__
+from lagom_overlap.results.base import Drawn, Row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareRow:
+    """One tuner: `regret_over_best` is makespan over the best tuner's, minus 1.
+
+    `speedup_interval` is the 95 % interval of `speedup_over_default`, None where there are too few pairs for one. All
+    but the measurements are None where the user ended the comparison before the results were measured side by side.
+    """
+
+    tuner: str
+    num_measurements: int
+    makespan_s: float | None
+    speedup_over_default: float | None
+    speedup_interval: tuple[float, float] | None
+    regret_over_best: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareResult(Drawn):
+    """One comparison, a row per tuner in the order given; `interrupted`: the user ended it, this was there by then.
+
+    `step_s` is the whole step untouched, as `lagom simulate` predicts it; None where the job has no model that is
+    priced.
+    """
+
+    verb: ClassVar[str] = "compare"
+
+    tool: str = "lagom compare"
+    version: str = __version__
+    job: str
+    backend: str
+    seed: int
+    rows: tuple[CompareRow, ...]
+    step_s: float | None = None
+    interrupted: bool = False
+    notes: tuple[str, ...] = ()
+
+    def table(self) -> list[Row]:
+        """One row per tuner."""
+        return [
+            {
+                "tuner": row.tuner,
+                "num_measurements": row.num_measurements,
+                "makespan_s": row.makespan_s,
+                "speedup_over_default": row.speedup_over_default,
+                "speedup_low": None if row.speedup_interval is None else row.speedup_interval[0],
+                "speedup_high": None if row.speedup_interval is None else row.speedup_interval[1],
+                "regret_over_best": row.regret_over_best,
+            }
+            for row in self.rows
+        ]

@@ -1,0 +1,43 @@
+"""What `lagom export` wrote. Format of its JSON: docs/formats_plugin.md."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from lagom_overlap import __version__
+from lagom_overlap.results.base import Result, Row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportedFile:
+    """A file that was written, and what of the run it does not hold."""
+
+    format: str
+    path: Path
+    not_carried: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportResult(Result):
+    """One run of `lagom export`; `num_rows` calls of a step are set."""
+
+    tool: str = "lagom export"
+    version: str = __version__
+    run: Path
+    num_rows: int
+    files: tuple[ExportedFile, ...]
+
+    def summary(self) -> str:
+        """The files, and what each cannot hold."""
+        calls = "1 call" if self.num_rows == 1 else f"{self.num_rows} calls"
+        lines = [f"{calls} of a step set by this run"]
+        for file in self.files:
+            lines.append(f"{file.format}: {file.path}")
+            lines += [f"  not carried: {note}" for note in file.not_carried]
+        return "\n".join(lines)
+
+    def table(self) -> list[Row]:
+        """One row per file."""
+        return [
+            {"format": file.format, "path": str(file.path), "not_carried": "; ".join(file.not_carried)}
+            for file in self.files
+        ]

@@ -1,0 +1,200 @@
+"""What `lagom plan` planned. Format of its JSON: docs/formats_plan.md."""
+
+from collections.abc import Mapping
+from dataclasses import InitVar, dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+from lagom_overlap import __version__
+from lagom_overlap.planners.base import Plan
+from lagom_overlap.planners.megatron.advice import SwitchAdvice
+from lagom_overlap.planners.megatron.pipeline import SlotSeconds
+from lagom_overlap.planners.megatron.pipeline_advice import PipelineAdvice, PipelineCheck
+from lagom_overlap.results.base import Drawn, Row
+from lagom_overlap.results.plan_decisions import Decision
+from lagom_overlap.timeline import Timeline
+from lagom_overlap.tuners.sequential import Judgement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedIteration:
+    """Predicted makespans (s): as the framework issues it, as planned, and a bound of the unsplit graph's schedules.
+
+    The bound knows no contention.
+    """
+
+    before: float
+    after: float
+    lower_bound: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeforeAfter:
+    """A quantity before and after the plan."""
+
+    before: float
+    after: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeakMemory:
+    """Most bytes held, and the most that are allowed (null: no limit)."""
+
+    before: int
+    after: int
+    limit: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """Median and quartiles."""
+
+    median: float
+    q25: float
+    q75: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanExecution:
+    """The plan run against the program on real ranks, in interleaved rounds; times are the slowest rank's (s).
+
+    `max_error` is the largest difference of an output relative to the largest value of that output on any rank; 0 is
+    equal bit for bit. `speedup` is the ratio of the two in the same round, `judgement` whether the sequential test of
+    every verdict tells the plan from the program.
+    """
+
+    backend: str
+    num_ranks: int
+    rounds: int
+    max_error: float
+    is_bitwise_equal: bool
+    order_digest: str
+    iteration_s: Mapping[str, Spread]
+    exposed_comm_s: Mapping[str, Spread]
+    predicted_iteration_s: BeforeAfter
+    predicted_exposed_comm_s: BeforeAfter
+    speedup: Spread
+    judgement: Judgement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldTimes:
+    """How many operators there are, for how many a time was measured, and those's share of all their time."""
+
+    num: int
+    num_measured: int
+    share_of_time: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimesOrigin:
+    """Where the times come from: `source` is "trace" or "ranks".
+
+    Of a trace: its file, its steps (0: it marks none), and whether times are those of GPU kernels; `num_in_order` were
+    matched in the order of the step, the rest of those measured by shape. `scale` is, per sort of operator, the factor
+    on the model's time of what was not measured. `num_pieces` are the shapes of pieces that were measured too.
+    """
+
+    source: str
+    computations: HeldTimes
+    collectives: HeldTimes
+    file: str | None = None
+    num_steps: int = 0
+    is_gpu: bool = False
+    num_in_order: int = 0
+    scale: Mapping[str, float] = field(default_factory=dict)
+    num_pieces: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineEffects:
+    """A pipeline: seconds of a stage, what they mean for bubble and transfers, and what each switch brings."""
+
+    slot: SlotSeconds
+    check: PipelineCheck
+    switches: tuple[PipelineAdvice, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MegatronEffects:
+    """Megatron-LM's switches that pay on this step, what each is predicted to bring, and those that are not advised."""
+
+    scale: str
+    num_gpus: int
+    is_contended: bool
+    arguments: tuple[str, ...]
+    step_s: float
+    without_overlap_s: float
+    switches: tuple[SwitchAdvice, ...]
+    not_advised: tuple[SwitchAdvice, ...]
+    pipeline: PipelineEffects | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedStep:
+    """The plan and its timelines, by "before" and "after": as simulated, and as measured where it ran."""
+
+    plan: Plan
+    timelines: Mapping[str, Timeline]
+    measured: Mapping[str, Timeline] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanResult(Drawn):
+    """One run of `lagom plan`; `planned` is found again as `step`.
+
+    `baseline` is what "before" is, `simulation` whether the figures know contention, `is_optimal` that no schedule of
+    these operators is shorter (without contention). `advice` is the plan as settings, by framework. `times` says which
+    of the step's times were measured (None: none), `execution` how the plan ran (None: it did not), `megatron` what
+    Megatron-LM's switches bring, where its planner was asked.
+    """
+
+    verb: ClassVar[str] = "plan"
+
+    tool: str = "lagom plan"
+    version: str = __version__
+    job: str
+    num_ranks: int
+    planner: str
+    baseline: str
+    simulation: str
+    num_ops: int
+    num_comms: int
+    iteration_s: PlannedIteration
+    exposed_comm_s: BeforeAfter
+    peak_memory_bytes: PeakMemory
+    is_optimal: bool
+    decisions: tuple[Decision, ...]
+    solve_s: float
+    times: TimesOrigin | None
+    megatron: MegatronEffects | None
+    execution: PlanExecution | None = None
+    advice: Mapping[str, tuple[str, ...]]
+    notes: tuple[str, ...]
+    files: tuple[Path, ...]
+    planned: InitVar[PlannedStep]
+
+    def __post_init__(self, planned: PlannedStep) -> None:
+        object.__setattr__(self, "_step", planned)
+
+    @property
+    def step(self) -> PlannedStep:
+        """The plan itself and its timelines."""
+        step: PlannedStep = self.__dict__["_step"]
+        return step
+
+    def table(self) -> list[Row]:
+        """One row per decision: a collective that is treated differently, or a computation that is cut alone."""
+        return [
+            {
+                "operator": decision.comm,
+                "substitution": decision.substitution,
+                "mesh": None if decision.groups is None else " x ".join(map(str, decision.groups.mesh)),
+                "split_dim": decision.split_dim,
+                "num_chunks": decision.num_chunks,
+                "num_fused_with": len(decision.fused_with),
+                "prefetch": decision.prefetch,
+                "is_computation": decision.is_computation,
+            }
+            for decision in self.decisions
+        ]

@@ -1,0 +1,154 @@
+"""What `lagom simulate` found. Format of its JSON: docs/formats.md."""
+
+from collections.abc import Mapping
+from dataclasses import InitVar, dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from lagom_overlap import __version__
+from lagom_overlap.results.base import Drawn, Row
+from lagom_overlap.sim.step_parts import CommTimes
+from lagom_overlap.timeline import Timeline
+from lagom_overlap.units import format_seconds
+from lagom_overlap.workload.parallel import StageMemory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedStage:
+    """One pipeline stage: what its iteration is spent on, and the memory of one GPU at its peak.
+
+    `step_s` is its step of one micro-batch with nothing to wait for, which `lagom plan` begins with; without a pipeline
+    the whole iteration.
+    """
+
+    stage: int
+    step_s: float
+    busy_s: float
+    bubble_s: float
+    compute_s: float
+    launch_s: float
+    gradients_s: float
+    optimizer_s: float
+    communicators: Mapping[str, CommTimes]
+    memory: StageMemory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedCarveOut:
+    """The same iteration with another carve-out, everything else as it is."""
+
+    sm_carveout: int
+    iteration_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulated(Drawn):
+    """What both forms hold besides their JSON: `simulated`, found again as `timeline`."""
+
+    simulated: InitVar[Timeline]
+
+    def __post_init__(self, simulated: Timeline) -> None:
+        object.__setattr__(self, "_timeline", simulated)
+
+    @property
+    def timeline(self) -> Timeline:
+        """What ran when: one rank per pipeline stage, or the captured rank."""
+        timeline: Timeline = self.__dict__["_timeline"]
+        return timeline
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulateResult(Simulated):
+    """One simulated iteration; `bubble_s` and `communicators` are of the stage that ends last.
+
+    `carve_outs` are those that the job names to try.
+    """
+
+    verb: ClassVar[str] = "simulate"
+
+    tool: str = "lagom simulate"
+    version: str = __version__
+    job: str
+    model: str
+    cluster: str
+    num_gpus: int
+    num_micro_batches: int
+    iteration_s: float
+    tokens_per_s: float
+    model_flops: float
+    mfu: float
+    peak_flops_per_gpu: float
+    memory_bytes: int
+    memory_limit_bytes: int
+    bubble_s: float
+    communicators: Mapping[str, CommTimes]
+    stages: tuple[SimulatedStage, ...]
+    carve_outs: tuple[SimulatedCarveOut, ...] = ()
+    notes: tuple[str, ...]
+    files: tuple[Path, ...]
+
+    def table(self) -> list[Row]:
+        """One row per pipeline stage."""
+        return [
+            {
+                "stage": stage.stage,
+                "busy_s": stage.busy_s,
+                "bubble_s": stage.bubble_s,
+                "compute_s": stage.compute_s,
+                "launch_s": stage.launch_s,
+                "exposed_comm_s": sum(comm.exposed_s for comm in stage.communicators.values()),
+                "stretched_s": sum(comm.stretched_s for comm in stage.communicators.values()),
+                "gradients_s": stage.gradients_s,
+                "optimizer_s": stage.optimizer_s,
+                "memory_bytes": stage.memory.total_bytes,
+            }
+            for stage in self.stages
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulateCaptureResult(Simulated):
+    """One simulated step of a captured rank; `peak_memory_bytes` holds resident memory and live buffers."""
+
+    verb: ClassVar[str] = "simulate_capture"
+
+    tool: str = "lagom simulate"
+    version: str = __version__
+    job: str
+    capture: str
+    cluster: str
+    num_ranks: int
+    num_ops: int
+    num_comms: int
+    iteration_s: float
+    compute_s: float
+    comm_s: float
+    exposed_comm_s: float
+    peak_memory_bytes: int
+    memory_limit_bytes: int
+    notes: tuple[str, ...]
+    files: tuple[Path, ...]
+
+    def summary(self) -> str:
+        """What the step takes, what is exposed, what it holds, and the caveats."""
+        memory = f"{self.peak_memory_bytes / 1e9:.1f} of {self.memory_limit_bytes / 1e9:.0f} GB"
+        lines = [
+            f"{self.capture} on {self.num_ranks} GPUs ({self.cluster}): {format_seconds(self.iteration_s)}",
+            f"  compute {format_seconds(self.compute_s)}, communication {format_seconds(self.comm_s)}, "
+            f"exposed {format_seconds(self.exposed_comm_s)}; memory {memory}",
+            *self.notes,
+        ]
+        return "\n".join([*lines, *(f"Written: {path}" for path in self.files)])
+
+    def table(self) -> list[Row]:
+        """One row per operator as it ran."""
+        return [
+            {
+                "operator": span.name,
+                "kind": span.kind.value,
+                "stream": span.stream,
+                "start_s": span.start_s,
+                "end_s": span.end_s,
+            }
+            for span in self.timeline.spans
+        ]

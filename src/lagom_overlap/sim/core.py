@@ -1,0 +1,130 @@
+"""The event simulation with contention: `csrc/lagom_simulation.c`, spoken to through ctypes.
+
+Operators of a graph run side by side. Between two events the same set runs, so what each of them takes as a whole is
+constant; it is asked for once per set of kinds, collectives (kinds from 0 up) before computations (below 0), each by
+number, and kept. Operators whose ends fall together end together; what waited for them starts then. Groups, iterations
+and streams are views: they say who waits for whom, which kind each operator has, and what a set of kinds takes.
+
+The call keeps the interpreter's lock: simulations share tables between threads, and one takes microseconds.
+"""
+
+import ctypes
+import weakref
+from array import array
+from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import accumulate, chain
+from typing import Final
+
+from lagom_overlap.errors import MissingDependencyError
+from lagom_overlap.nccl_plugin.library import installed_library
+
+LIBRARY_NAME: Final = "liblagom_simulation.so"
+VERSION: Final = 1
+
+SetTimes = Callable[[tuple[int, ...]], Sequence[float]]
+"""What each operator of a set takes as a whole (s) while exactly these run, by their kinds, in the order given."""
+
+
+class _Graph(ctypes.Structure):
+    _fields_ = (("num_ops", ctypes.c_int64), *((name, ctypes.c_void_p) for name in ("waits", "begin", "followers")))
+
+
+class _Holds(ctypes.Structure):
+    _fields_ = (("num_comms", ctypes.c_int64), ("num_comps", ctypes.c_int64), ("behind", ctypes.c_void_p))
+
+
+@cache
+def library() -> ctypes.PyDLL:
+    """The library, its functions declared.
+
+    Raises:
+        MissingDependencyError: if it is not built, or of another version.
+    """
+    found = ctypes.PyDLL(str(installed_library(LIBRARY_NAME)))
+    version = found.lsim_version()
+    if version != VERSION:
+        raise MissingDependencyError(
+            f"{LIBRARY_NAME} is version {version}, this package needs {VERSION}: install it again"
+        )
+    pointer, long = ctypes.c_void_p, ctypes.c_int64
+    found.lsim_rates_open.restype = pointer
+    found.lsim_rates_close.argtypes, found.lsim_rates_close.restype = [pointer], None
+    found.lsim_rates_add.argtypes, found.lsim_rates_add.restype = [pointer, ctypes.c_int32, pointer, pointer], long
+    found.lsim_run.argtypes, found.lsim_run.restype = [pointer] * 7, long
+    return found
+
+
+class Holds:
+    """Which collectives wait behind the computation that runs when they start, by kinds.
+
+    `behind` gives, per kind of collective and of computation, the share of the computation that is left when the
+    collective gets its SMs: once where the computation has not begun, once where it runs; 1 where it waits for nothing.
+    """
+
+    def __init__(self, num_comps: int) -> None:
+        self.num_comps = num_comps
+        self._behind = array("d")
+        self._holds = _Holds(0, num_comps, None)
+
+    def add_comm(self, behind: Sequence[tuple[float, float]]) -> None:
+        """The shares of the next kind of collective, per kind of computation."""
+        assert len(behind) == self.num_comps
+        self._behind.extend([share for pair in behind for share in pair])
+        self._holds = _Holds(self._holds.num_comms + 1, self.num_comps, self._behind.buffer_info()[0])
+
+    @property
+    def address(self) -> int:
+        """Where the library finds them."""
+        return ctypes.addressof(self._holds)
+
+
+class EventGraph:
+    """Who waits for whom, and the times of the sets seen so far.
+
+    Args:
+        waits: the operators that each one waits for, by number; they need not be distinct from one another's.
+        set_times: asked once per set of kinds.
+    """
+
+    def __init__(self, waits: Sequence[Sequence[int]], set_times: SetTimes) -> None:
+        followers: list[list[int]] = [[] for _ in waits]
+        for number, earlier in enumerate(waits):
+            for other in earlier:
+                followers[other].append(number)
+        self._set_times = set_times
+        self._arrays = (
+            array("i", map(len, waits)),
+            array("i", accumulate(map(len, followers), initial=0)),
+            array("i", chain.from_iterable(followers)),
+        )
+        self._graph = _Graph(len(waits), *(one.buffer_info()[0] for one in self._arrays))
+        self._library = library()
+        self._rates = self._library.lsim_rates_open()
+        if not self._rates:
+            raise MemoryError(LIBRARY_NAME)
+        weakref.finalize(self, self._library.lsim_rates_close, self._rates)
+        self._address = ctypes.addressof(self._graph)
+        self._zeros = bytes(8 * len(waits))
+
+    def run(self, kinds: "array[int]", holds: Holds | None = None) -> tuple["array[float]", "array[float]"]:
+        """Start and end (s) of every operator of these kinds (`array("i")`)."""
+        starts, ends = array("d", self._zeros), array("d", self._zeros)
+        missing = array("i", self._zeros[: 4 * len(kinds)])
+        addresses = [one.buffer_info()[0] for one in (kinds, starts, ends, missing)]
+        while True:
+            held = None if holds is None else holds.address
+            left = self._library.lsim_run(self._address, self._rates, held, *addresses)
+            if left == 0:
+                return starts, ends
+            if left < 0:
+                raise MemoryError(f"{LIBRARY_NAME}: error {-left}")
+            self._add(tuple(missing[:left]))
+
+    def _add(self, kinds: tuple[int, ...]) -> None:
+        times = array("d", self._set_times(kinds))
+        assert len(times) == len(kinds)
+        address = array("i", kinds)
+        error = self._library.lsim_rates_add(self._rates, len(kinds), address.buffer_info()[0], times.buffer_info()[0])
+        if error:
+            raise MemoryError(f"{LIBRARY_NAME}: error {-error}")

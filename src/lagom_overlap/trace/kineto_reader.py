@@ -1,0 +1,200 @@
+"""PyTorch's profiler traces (Kineto JSON), CUDA and ROCm, old field names and new.
+
+Source of the fields: kineto libkineto/include/MetadataFieldCatalog.h and output_json.cpp. What is kept while the events
+pass by is in `kineto_events.py`; here it becomes traces. NCCL's fields stand on the kernel itself since torch 2.2;
+before, the collective is known from the `nccl:*` or `record_param_comms` CPU event around the launch, and its bytes
+from that event's `Input Dims`.
+"""
+
+import re
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from lagom_overlap.collective import CollectiveKind
+from lagom_overlap.errors import TraceError
+from lagom_overlap.trace.chrome_reader import EventReader
+from lagom_overlap.trace.event_columns import join, launches_of
+from lagom_overlap.trace.fields import num_elements, to_int, to_ranks
+from lagom_overlap.trace.files import ByteStream
+from lagom_overlap.trace.gpu_trace import NO_TIME, ROLE_CODES, UNKNOWN, CommCall, EventRole, GpuEvents, GpuTrace, Int64
+from lagom_overlap.trace.kineto_events import KinetoEvents, LaunchedComm
+from lagom_overlap.trace.names import NCCL_PREFIXES, dtype_bytes, function_name, kind_of, op_of, reach_of, whole_bytes
+from lagom_overlap.trace.usual_events import CollectiveArgs
+
+_RANK_IN_NAME: Final = re.compile(r"(?:rank|worker)[_\-]?(\d+)", re.IGNORECASE)
+_NO_DESCRIPTION: Final = ("", "undefined", "None")
+
+
+def _calls(held: KinetoEvents, events: GpuEvents, added: Int64, world_size: int | None) -> tuple[CommCall, ...]:
+    """The collectives among the events of one device."""
+    rows = np.flatnonzero(events.role == ROLE_CODES[EventRole.COMM])
+    correlation = held.columns.column("correlation")[added[rows]]
+    call = join(held.call_correlation, correlation)
+    groups = _Communicators()
+    return tuple(
+        _call(held, events, int(row), held.comm_args[int(added[row])], int(at), groups, world_size)
+        for row, at in zip(rows, call, strict=True)
+    )
+
+
+def _call(  # noqa: PLR0917
+    held: KinetoEvents,
+    events: GpuEvents,
+    row: int,
+    args: CollectiveArgs,
+    call: int,
+    groups: "_Communicators",
+    world_size: int | None,
+) -> CommCall:
+    kernel = events.names[int(events.name[row])]
+    words = args.collective_name if type(args.collective_name) is str else ""
+    fallback: tuple[LaunchedComm, ...] = ()
+    if not words and call != UNKNOWN:
+        fallback = held.comm_ops_around(call)
+        words = next((op.name for op in fallback if op.name.startswith(NCCL_PREFIXES)), "")
+        with_fields = next((op.args for op in fallback if type(op.args.collective_name) is str), None)
+        if with_fields is not None:
+            args, words = with_fields, with_fields.collective_name or words
+    op, kind = op_of(words), kind_of(words)
+    if op == "unknown":
+        op, kind = op_of(function_name(kernel)), kind_of(function_name(kernel))
+    ranks = to_ranks(args.pg_ranks)
+    num_ranks = max(0, to_int(args.group_size)) or len(ranks) or (world_size or 0)
+    dtype, num_bytes = _bytes_of(kind, args, fallback, num_ranks)
+    sequence = to_int(args.seq)
+    return CommCall(
+        event=row,
+        op=op,
+        kind=kind,
+        communicator=groups.name_of(args, events.streams[int(events.stream[row])]),
+        reach=reach_of(kernel, kind),
+        duration_ns=int(events.end_ns[row] - events.start_ns[row]),
+        ranks=ranks,
+        num_ranks=num_ranks,
+        num_bytes=num_bytes,
+        num_channels=int(events.grid[row].prod()),
+        num_threads=int(events.block[row].prod()),
+        dtype=dtype,
+        sequence=sequence if sequence >= 0 else None,
+    )
+
+
+def _bytes_of(
+    kind: CollectiveKind | None, args: CollectiveArgs, around: tuple[LaunchedComm, ...], num_ranks: int
+) -> tuple[str, int]:
+    """(type of the elements, bytes of the whole tensor), from NCCL's fields or from the CPU event's `Input Dims`."""
+    dtype = args.dtype if type(args.dtype) is str else ""
+    size = dtype_bytes(dtype)
+    given = (max(0, to_int(args.in_nelems)) * size, max(0, to_int(args.out_nelems)) * size)
+    if any(given):
+        return dtype, whole_bytes(kind, *given, num_ranks)
+    for op in around:
+        dims = bytes(op.args.input_dims)
+        if not op.name.startswith(NCCL_PREFIXES) or len(dims) <= 2:
+            continue
+        try:
+            shapes, types = msgspec.json.decode(dims), msgspec.json.decode(op.args.input_type)
+        except msgspec.MsgspecError:
+            continue
+        if type(shapes) is not list or type(types) is not list:
+            continue
+        sizes = [
+            num_elements(shape) * dtype_bytes(kind_)
+            for shape, kind_ in zip(shapes, types, strict=False)
+            if type(kind_) is str
+        ]
+        if any(sizes):
+            return str(types[0]), whole_bytes(kind, sum(sizes), 0, num_ranks)
+    return dtype, 0
+
+
+@dataclass(slots=True)
+class _Communicators:
+    """Names for communicators: the framework's description, with the group's own name where two share one."""
+
+    described: dict[str, str] = field(default_factory=dict)
+
+    def name_of(self, args: CollectiveArgs, stream: str) -> str:
+        name = args.pg_name if type(args.pg_name) is str else ""
+        description = args.pg_description if type(args.pg_description) is str else ""
+        if description in _NO_DESCRIPTION:
+            return f"pg {name}" if name else stream
+        owner = self.described.setdefault(description, name)
+        return description if owner == name else f"{description} (pg {name})"
+
+
+def _device_of(properties: Any, device: int) -> tuple[str, int | None]:
+    if type(properties) is not list:
+        return "", None
+    rows = [row for row in properties if type(row) is dict]
+    row = next((row for row in rows if row.get("id") == device), rows[0] if rows else {})
+    sms = to_int(row.get("numSms"))
+    name = row.get("name")
+    return name if type(name) is str else "", sms if sms > 0 else None
+
+
+def read_kineto(
+    stream: ByteStream, prefix: bytes, pattern: re.Pattern[str] | None = None, *, block_bytes: int | None = None
+) -> tuple[GpuTrace, ...]:
+    """The traces in one Kineto file: one, or one for every device that ran kernels.
+
+    Raises:
+        TraceError: if the file is no trace, or its JSON is broken.
+    """
+    reader = EventReader(stream, prefix) if block_bytes is None else EventReader(stream, prefix, block_bytes)
+    builder = KinetoEvents(pattern)
+    for events in reader.blocks(builder.take_usual):
+        builder.take(events)
+    warnings = list(reader.warnings)
+    if stream.was_cut:
+        warnings.append("the packed file ends early: the job may have crashed while writing it")
+    warnings.extend(f"{count} GPU events {why} were dropped" for why, count in sorted(builder.dropped.items()))
+    if not len(builder.columns):
+        cut = f" ({'; '.join(warnings)})" if warnings else ""
+        raise TraceError(
+            f"{stream.name}: no GPU event among {builder.num_events} events{cut}; "
+            "record with ProfilerActivity.CUDA, also on ROCm"
+        )
+    builder.index_comm_ops()
+    info = reader.header.distributed_info if type(reader.header.distributed_info) is dict else {}
+    rank, world = to_int(info.get("rank")), to_int(info.get("world_size"))
+    named = _RANK_IN_NAME.search(stream.name)
+    if rank < 0 and named is not None and len(named[1]) < 8:
+        rank = int(named[1])
+    launch = launches_of(
+        builder.columns.column("correlation"),
+        builder.call_correlation,
+        builder.call_ns,
+    )
+    shape = builder.shape_column()
+    devices = builder.columns.devices()
+    version = info.get("nccl_version")
+    found = []
+    for device in devices:
+        built, added = builder.columns.build(launch, shape, device=device if len(devices) > 1 else None)
+        gpu_name, num_sms = _device_of(reader.header.device_properties, device)
+        early = int(np.count_nonzero((built.launch_ns != NO_TIME) & (built.launch_ns > built.start_ns)))
+        more = [f"{early} GPU events start before their launch: the clocks of CPU and GPU disagree"] if early else []
+        found.append(
+            GpuTrace(
+                file=stream.name if len(devices) == 1 else f"{stream.name} (gpu {device})",
+                format="Kineto",
+                rank=rank if rank >= 0 else None,
+                events=built,
+                calls=_calls(builder, built, added, world if world > 1 else None),
+                steps=tuple(sorted(builder.steps.values(), key=lambda step: step.start_ns)),
+                base_ns=max(0, to_int(reader.header.base_time)),
+                world_size=world if world > 0 else None,
+                gpu_name=gpu_name,
+                num_sms=num_sms,
+                nccl_version=version if type(version) is str else "",
+                frameworks=frozenset(builder.frameworks),
+                marked=builder.marked_events(),
+                waits=tuple(sorted(builder.waits, key=lambda wait: wait.correlation)),
+                warnings=(*warnings, *more),
+            )
+        )
+    return tuple(found)

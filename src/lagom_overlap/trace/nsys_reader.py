@@ -1,0 +1,251 @@
+"""Nsight Systems reports, exported with `nsys export --type sqlite`.
+
+Tables read (Nsight Systems' exporter schema): CUPTI_ACTIVITY_KIND_KERNEL, _MEMCPY, _MEMSET, _RUNTIME, StringIds,
+NVTX_EVENTS, TARGET_INFO_GPU. Times are nanoseconds already. Process ids are the upper bits of `globalPid`. One trace is
+made for every (process, device). Nsight knows no ranks and no NCCL metadata: ranks are the order of processes, kinds
+come from kernel names, steps from NVTX ranges named like `ProfilerStep#3`, `step 3` or `iteration 3`.
+
+The file is opened read-only and immutable; a schema with views in place of tables is refused, because a view may
+compute without end.
+"""
+
+import re
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from lagom_overlap.errors import TraceError
+from lagom_overlap.trace.event_columns import MAX_EVENT_NS, MAX_NAME, MAX_NS, EventColumns, launches_of
+from lagom_overlap.trace.gpu_trace import (
+    ROLE_CODES,
+    UNKNOWN,
+    CommCall,
+    EventRole,
+    GpuEvents,
+    GpuTrace,
+    ProfilerStep,
+    short_name,
+)
+from lagom_overlap.trace.names import function_name, is_communication, kind_of, op_of, reach_of
+
+_KERNELS: Final = "CUPTI_ACTIVITY_KIND_KERNEL"
+_COPIES: Final = "CUPTI_ACTIVITY_KIND_MEMCPY"
+_SETS: Final = "CUPTI_ACTIVITY_KIND_MEMSET"
+_CALLS: Final = "CUPTI_ACTIVITY_KIND_RUNTIME"
+_TABLES: Final = (_KERNELS, _COPIES, _SETS, _CALLS, "StringIds", "NVTX_EVENTS", "TARGET_INFO_GPU")
+_STEP: Final = re.compile(
+    r"^(?:ProfilerStep\s?#\s?|(?:train[_ ])?(?:step|iteration|iter)[ _:#]*)(\d{1,12})\b", re.IGNORECASE
+)
+_COPY_KINDS: Final = {1: "Memcpy HtoD", 2: "Memcpy DtoH", 8: "Memcpy DtoD", 10: "Memcpy PtoP"}
+_MAX_ROWS: Final = 50_000_000
+_BATCH: Final = 50_000
+_PROCESS_SHIFT: Final = 24
+
+
+class _Database:
+    """A hostile database, read table by table."""
+
+    def __init__(self, path: Path) -> None:
+        self.name = short_name(path)
+        try:
+            self._connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
+            self._connection.execute("PRAGMA trusted_schema = OFF")
+            rows = self._connection.execute("SELECT name, type FROM sqlite_master LIMIT 10000").fetchall()
+        except sqlite3.Error as error:
+            raise TraceError(f"{self.name}: damaged SQLite file: {error}") from error
+        self.tables = {name for name, kind in rows if kind == "table"}
+        foreign = sorted(name for name, kind in rows if kind != "table" and name in _TABLES)
+        if foreign:
+            raise TraceError(f"{self.name}: refused, {foreign[0]} is not a table")
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def rows(self, table: str, columns: tuple[str, ...]) -> Iterator[tuple[Any, ...]]:
+        """The rows of a table of `_TABLES`; a column that this version of Nsight does not write is None."""
+        if table not in self.tables:
+            return
+        try:
+            held = {row[1] for row in self._connection.execute(f"PRAGMA table_info({table})")}
+            wanted = ", ".join(column if column in held else "NULL" for column in columns)
+            cursor = self._connection.execute(f"SELECT {wanted} FROM {table} LIMIT {_MAX_ROWS}")
+            while batch := cursor.fetchmany(_BATCH):
+                yield from batch
+        except (sqlite3.Error, OverflowError) as error:
+            raise TraceError(f"{self.name}: damaged SQLite file in {table}: {error}") from error
+
+
+def _number(value: Any, default: int = UNKNOWN) -> int:
+    return value if type(value) is int and abs(value) < MAX_NS else default
+
+
+def _interval(start: Any, end: Any) -> tuple[int, int] | None:
+    first, last = _number(start, -MAX_NS), _number(end, -MAX_NS)
+    return (first, last) if -MAX_NS < first <= last else None
+
+
+class _Reader:
+    def __init__(self, database: _Database, pattern: re.Pattern[str] | None) -> None:
+        self._database = database
+        self._pattern = pattern
+        self._texts = {
+            row[0]: row[1][:MAX_NAME] for row in database.rows("StringIds", ("id", "value")) if type(row[1]) is str
+        }
+        self._codes: dict[str, int] = {}
+        self.columns: dict[int, EventColumns] = {}
+        self.dropped = 0
+
+    def _role(self, name: str, memory_op: int) -> int:
+        if name not in self._codes:
+            other = EventRole.MEMORY if memory_op else EventRole.COMPUTE
+            self._codes[name] = ROLE_CODES[EventRole.COMM if is_communication(name, self._pattern) else other]
+        return self._codes[name]
+
+    def _add(self, process: Any, interval: tuple[int, int] | None, name: str, memory_op: int, **values: Any) -> None:
+        if interval is None or interval[1] - interval[0] > MAX_EVENT_NS:
+            self.dropped += 1
+            return
+        columns = self.columns.setdefault(_number(process, 0) >> _PROCESS_SHIFT, EventColumns())
+        columns.add(
+            start_ns=interval[0],
+            end_ns=interval[1],
+            name=name,
+            memory_op=memory_op,
+            role=self._role(name, memory_op),
+            **values,
+        )
+
+    def read_events(self) -> None:
+        fields = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid")
+        kernel = (*fields, "demangledName", "shortName", "gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ")
+        for row in self._database.rows(_KERNELS, kernel):
+            start, end, device, stream, correlation, process, long_name, short, *geometry = row
+            sizes = [max(0, _number(value, 0)) for value in geometry]
+            self._add(
+                process,
+                _interval(start, end),
+                self._texts.get(long_name) or self._texts.get(short) or "unnamed kernel",
+                0,
+                device=_number(device, 0),
+                stream=_number(stream),
+                correlation=_number(correlation),
+                grid=(sizes[0], sizes[1], sizes[2]),
+                block=(sizes[3], sizes[4], sizes[5]),
+            )
+        for table, memory_op in ((_COPIES, 1), (_SETS, 2)):
+            for row in self._database.rows(table, (*fields, "bytes", "copyKind")):
+                start, end, device, stream, correlation, process, size, copy = row
+                self._add(
+                    process,
+                    _interval(start, end),
+                    _COPY_KINDS.get(copy, "Memcpy") if memory_op == 1 else "Memset (Device)",
+                    memory_op,
+                    device=_number(device, 0),
+                    stream=_number(stream),
+                    correlation=_number(correlation),
+                    num_bytes=max(0, _number(size, 0)),
+                )
+
+    def calls(self) -> dict[int, tuple[list[int], list[int]]]:
+        """(correlations, starts) of the CPU's calls by process."""
+        found: dict[int, tuple[list[int], list[int]]] = {}
+        for start, correlation, thread in self._database.rows(_CALLS, ("start", "correlationId", "globalTid")):
+            began, number = _number(start, -MAX_NS), _number(correlation)
+            if began > -MAX_NS and number > 0:
+                held = found.setdefault(_number(thread, 0) >> _PROCESS_SHIFT, ([], []))
+                held[0].append(number)
+                held[1].append(began)
+        return found
+
+    def steps(self) -> dict[int, tuple[ProfilerStep, ...]]:
+        """The steps that NVTX ranges name, by process."""
+        found: dict[int, dict[int, ProfilerStep]] = {}
+        for start, end, text, text_id, thread in self._database.rows(
+            "NVTX_EVENTS", ("start", "end", "text", "textId", "globalTid")
+        ):
+            words = text if type(text) is str else self._texts.get(text_id, "")
+            named = _STEP.match(words)
+            interval = _interval(start, end)
+            if named is not None and interval is not None:
+                step = ProfilerStep(number=int(named[1]), start_ns=interval[0], end_ns=interval[1])
+                found.setdefault(_number(thread, 0) >> _PROCESS_SHIFT, {}).setdefault(step.number, step)
+        return {
+            process: tuple(sorted(held.values(), key=lambda step: step.start_ns)) for process, held in found.items()
+        }
+
+    def devices(self) -> dict[int, tuple[str, int | None]]:
+        """(name, SMs) of every GPU."""
+        return {
+            _number(number): (name if type(name) is str else "", sms if type(sms) is int and sms > 0 else None)
+            for number, name, sms in self._database.rows("TARGET_INFO_GPU", ("id", "name", "smCount"))
+        }
+
+
+def _calls_of(events: GpuEvents) -> tuple[CommCall, ...]:
+    return tuple(
+        CommCall(
+            event=int(row),
+            op=op_of(function_name(name)),
+            kind=kind_of(function_name(name)),
+            communicator=events.streams[int(events.stream[row])],
+            reach=reach_of(name, kind_of(function_name(name))),
+            duration_ns=int(events.end_ns[row] - events.start_ns[row]),
+            num_channels=int(events.grid[row].prod()),
+            num_threads=int(events.block[row].prod()),
+        )
+        for row in events.rows(EventRole.COMM)
+        for name in (events.names[int(events.name[row])],)
+    )
+
+
+def read_nsys(path: Path, pattern: re.Pattern[str] | None = None) -> tuple[GpuTrace, ...]:
+    """One trace for every (process, device) of an Nsight Systems SQLite export.
+
+    Raises:
+        TraceError: if the file is damaged, or holds no GPU event.
+    """
+    database = _Database(path)
+    try:
+        reader = _Reader(database, pattern)
+        reader.read_events()
+        if not reader.columns:
+            raise TraceError(
+                f"{database.name}: no GPU event in it; record with --trace=cuda,nvtx (and --cuda-graph-trace=node)"
+            )
+        calls, steps, devices = reader.calls(), reader.steps(), reader.devices()
+    finally:
+        database.close()
+    found: list[GpuTrace] = []
+    for process in sorted(reader.columns):
+        columns = reader.columns[process]
+        correlations, starts = calls.get(process, ([], []))
+        launch = launches_of(
+            columns.column("correlation"),
+            np.asarray(correlations, dtype=np.int64),
+            np.asarray(starts, dtype=np.int64),
+        )
+        for device in columns.devices():
+            events, _ = columns.build(launch, columns.column("shape"), device=device)
+            gpu_name, num_sms = devices.get(device, ("", None))
+            warnings = [f"Nsight names no ranks: process {len(found)} in order is called rank {len(found)}"]
+            if reader.dropped:
+                warnings.append(
+                    f"{reader.dropped} GPU events without a duration, or with one below 0 or over a day, were dropped"
+                )
+            found.append(
+                GpuTrace(
+                    file=f"{database.name} (gpu {device})",
+                    format="Nsight Systems",
+                    rank=len(found),
+                    events=events,
+                    calls=_calls_of(events),
+                    steps=steps.get(process, ()),
+                    gpu_name=gpu_name,
+                    num_sms=num_sms,
+                    warnings=tuple(warnings),
+                )
+            )
+    return tuple(found)

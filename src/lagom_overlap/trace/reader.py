@@ -1,0 +1,182 @@
+"""Opens whatever a profiler wrote and says what each rank's GPU did."""
+
+import re
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from lagom_overlap.errors import TraceError
+from lagom_overlap.trace.files import DEFAULT_LIMITS, ByteStream, Limits, is_sqlite, open_streams, trace_paths
+from lagom_overlap.trace.gpu_trace import GpuTrace, short_name
+from lagom_overlap.trace.kineto_reader import read_kineto
+from lagom_overlap.units import KIB, MIB
+
+_SNIFF: Final = 64 * KIB
+_MAX_SNIFF: Final = 64 * MIB
+_MAX_PATTERN: Final = 1000
+_MIN_PARALLEL: Final = 64 * MIB
+_ZIPPED: Final = frozenset({".gz", ".tgz"})
+_PACKED: Final = 12
+"""Kineto's JSON is about this many times its gzip."""
+_MARKS: Final = tuple(re.compile(mark) for mark in (rb'"traceEvents"\s*:', rb'"coll_perf"\s*:', rb'"entries"\s*:'))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """How to read: the user's own word for communication, and how much a file may unpack to."""
+
+    pattern: re.Pattern[str] | None = None
+    limits: Limits = DEFAULT_LIMITS
+
+
+def compile_pattern(text: str | None) -> re.Pattern[str] | None:
+    """The user's pattern for kernels that communicate.
+
+    Raises:
+        TraceError: if it is no regular expression, or matches everything.
+    """
+    if text is None:
+        return None
+    if len(text) > _MAX_PATTERN:
+        raise TraceError(f"--pattern is {len(text)} characters long, at most {_MAX_PATTERN} are allowed")
+    try:
+        pattern = re.compile(text)
+    except re.error as error:
+        raise TraceError(f"--pattern {text!r} is not a regular expression: {error}") from error
+    if pattern.search(""):
+        raise TraceError(f"--pattern {text!r} matches every kernel; name the kernels that communicate")
+    return pattern
+
+
+def _which(data: bytes) -> int | None:
+    """Which mark comes first; None where there is none."""
+    found = [(match.start(), index) for index, mark in enumerate(_MARKS) if (match := mark.search(data))]
+    return min(found)[1] if found else None
+
+
+def _read_stream(stream: ByteStream, options: ReadOptions) -> tuple[GpuTrace, ...]:
+    data = stream.read(_SNIFF)
+    first = data.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
+    if first not in (b"{", b"["):
+        raise TraceError(f"{stream.name}: is not a trace: JSON is expected, it starts with {first!r}")
+    if first == b"[":
+        return read_kineto(stream, data, options.pattern)
+    which = _which(data)
+    while which is None and len(data) < _MAX_SNIFF:
+        more = stream.read(MIB)
+        if not more:
+            break
+        data += more
+        which = _which(data)
+    if which is None:
+        raise TraceError(
+            f'{stream.name}: is not a trace: no "traceEvents" (Kineto), "coll_perf" (NCCL Inspector) or '
+            '"entries" (flight recorder) in it'
+        )
+    if which == 0:
+        return read_kineto(stream, data, options.pattern)
+    from lagom_overlap.trace import collective_log_reader  # noqa: PLC0415 - what most runs never need
+
+    read = collective_log_reader.read_inspector if which == 1 else collective_log_reader.read_flight_recorder
+    return read(stream, data)
+
+
+def read_file(path: Path, options: ReadOptions) -> Iterator[GpuTrace]:
+    """The traces of one file, in the order in which they stand in it.
+
+    Raises:
+        TraceError: if it cannot be read, or holds no trace.
+    """
+    if is_sqlite(path):
+        from lagom_overlap.trace.nsys_reader import read_nsys  # noqa: PLC0415 - sqlite3, which most runs never need
+
+        yield from read_nsys(path, options.pattern)
+        return
+    num_traces = 0
+    with open_streams(path, options.limits) as streams:
+        for stream in streams:
+            for trace in _read_stream(stream, options):
+                num_traces += 1
+                yield trace
+    if not num_traces:
+        raise TraceError(f"{short_name(path)}: an archive without a trace in it")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadProgress:
+    """How far reading is: files done of all, traces found so far, the trace just read (None: a file is done)."""
+
+    num_done: int
+    num_files: int
+    num_traces: int
+    trace: str | None
+
+
+def _ignore(_: ReadProgress) -> None:
+    """Tells nobody."""
+
+
+def _one_by_one(files: Sequence[Path], options: ReadOptions) -> Generator[tuple[int, GpuTrace | None], None, None]:
+    for index, file in enumerate(files):
+        for trace in read_file(file, options):
+            yield index, trace
+        yield index, None
+
+
+def _worth_processes(files: Sequence[Path], num_jobs: int) -> bool:
+    """Whether there is so much to read that starting processes pays."""
+    if min(len(files), num_jobs) < 2:
+        return False
+    return sum(file.stat().st_size * (_PACKED if file.suffix in _ZIPPED else 1) for file in files) >= _MIN_PARALLEL
+
+
+def read_traces(
+    paths: Sequence[Path],
+    options: ReadOptions | None = None,
+    observe: Callable[[ReadProgress], None] = _ignore,
+    *,
+    num_jobs: int = 1,
+) -> tuple[GpuTrace, ...]:
+    """All traces of the given files and folders, in order of rank; the same for any number of jobs.
+
+    With several jobs, files that are large enough are read by that many processes; call it from a module that can be
+    imported without running it (`if __name__ == "__main__"`), as `multiprocessing` asks.
+
+    Raises:
+        TraceError: if a file cannot be read.
+        ValueError: if the number of jobs is below 1.
+    """
+    if num_jobs < 1:
+        raise ValueError(f"num_jobs is {num_jobs}, must be at least 1")
+    options = options or ReadOptions()
+    files = tuple(file for path in paths for file in trace_paths(path))
+    parts = _one_by_one(files, options)
+    if _worth_processes(files, num_jobs):
+        from lagom_overlap.trace.parallel import read_in_processes  # noqa: PLC0415 - multiprocessing takes its time
+
+        parts = read_in_processes(files, partial(_read_all, options=options), num_jobs)
+    found: list[tuple[int, GpuTrace]] = []
+    num_done = 0
+    with closing(parts):
+        for index, trace in parts:
+            if trace is None:
+                num_done += 1
+            else:
+                found.append((index, trace))
+            observe(
+                ReadProgress(
+                    num_done=num_done,
+                    num_files=len(files),
+                    num_traces=len(found),
+                    trace=None if trace is None else trace.file,
+                )
+            )
+    found.sort(key=lambda pair: (pair[1].rank is None, pair[1].rank or 0, pair[0]))
+    return tuple(trace for _, trace in found)
+
+
+def _read_all(file: Path, options: ReadOptions) -> Iterator[GpuTrace]:
+    return read_file(file, options)

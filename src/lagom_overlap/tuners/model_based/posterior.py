@@ -1,0 +1,260 @@
+"""What a group believes of its wire and its computations: priors, fits to the measurements, and how sure they are.
+
+What groups learn from each other: they share links and GPUs, so one group's constants are another's prior.
+
+Each group is first fitted by itself. What its measurements say of a constant beyond its prior (precision and mean) is
+offered to the others, widened by how far groups may differ. Only groups with the same communicators and
+implementations share; SM counts are shared by all whose grids are known. What the others say in sum is kept as a sum,
+so that a group's prior costs the same among two groups as among a hundred.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+
+from lagom_overlap.tuners.model_based.model import (
+    SM_COUNTS,
+    ComputeModel,
+    Evidence,
+    Fit,
+    GroupModel,
+    Prior,
+    Wires,
+    compute_model_of,
+    wire_prior,
+)
+from lagom_overlap.tuners.model_based.search_space import LEAST_S, Floats, Ints, Record, SearchSpace, is_made_by_host
+from lagom_overlap.tuners.model_based.surrogate import Surrogate
+from lagom_overlap.tuners.problem import GroupProblem, Measurement
+
+BETWEEN_GROUPS: Final = 0.25
+"""Spread of a constant between groups, over its prior's standard deviation."""
+MOST_EVIDENCE: Final = 8.0
+"""Log odds against an SM count that the other groups can give."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Lesson:
+    """What one group's own measurements say: precision beyond its prior, and the mean, per constant."""
+
+    precision: Floats
+    mean: Floats
+    prior_sd: Floats
+
+    @classmethod
+    def of(cls, found: Fit, best: int, prior: Prior) -> "Lesson":
+        """From a group's own fit under its own prior."""
+        before = prior.sd**-2
+        after = 1 / np.diagonal(found.covariance[best])
+        precision = np.maximum(after - before, 1e-9)
+        mean = (after * found.params[best] - before * prior.mean) / precision
+        return cls(precision=precision, mean=mean, prior_sd=prior.sd)
+
+    def weighed(self) -> Floats:
+        """(2, P): the weight of each constant for another group, and weight times mean."""
+        weighed = np.empty((2, len(self.mean)))
+        weighed[0] = 1 / (1 / self.precision + (BETWEEN_GROUPS * self.prior_sd) ** 2)
+        weighed[1] = weighed[0] * self.mean
+        return weighed
+
+
+@dataclass(slots=True)
+class _Class:
+    """The lessons of those who share, as weights, and their sum."""
+
+    lessons: dict[str, Floats] = field(default_factory=dict)
+    total: Floats = field(default_factory=lambda: np.zeros(1))
+
+
+class Pool:
+    """The latest lessons of every group, by the kind of constants and what must be equal to share them.
+
+    `earlier` holds those of a warm start. A group takes them if its own measurements give them log odds of at least
+    `least_evidence` over what it believes without them.
+    """
+
+    def __init__(self, earlier: "Pool | None" = None, *, least_evidence: float = 0.0) -> None:
+        self.earlier, self.least_evidence = earlier, least_evidence
+        self._classes: dict[Hashable, _Class] = {}
+        self._odds: Floats = np.zeros(len(SM_COUNTS))
+        self._own_odds: dict[str, Floats] = {}
+
+    def learn(self, key: Hashable, name: str, lesson: Lesson) -> None:
+        """Keeps a group's lesson in place of its last one."""
+        known = self._classes.setdefault(key, _Class())
+        weighed = lesson.weighed()
+        known.total = known.total + weighed - known.lessons.get(name, 0.0)
+        known.lessons[name] = weighed
+
+    def learn_sm_counts(self, name: str, costs: Mapping[int, float]) -> None:
+        """Keeps a group's costs (minus log likelihoods) by SM count, over its least; the worst where it has none."""
+        least, worst = min(costs.values()), max(costs.values())
+        self._odds = self._odds - self._own_odds.get(name, 0.0)
+        self._own_odds[name] = np.array([costs.get(count, worst) - least for count in SM_COUNTS])
+        self._odds = self._odds + self._own_odds[name]
+
+    def prior(self, key: Hashable, name: str, own: Prior) -> Prior | None:
+        """A group's prior with what the others know; None where nobody else shares."""
+        known = self._classes.get(key)
+        if known is None or len(known.lessons) == (name in known.lessons):
+            return None
+        weight, weighted = known.total - known.lessons.get(name, 0.0)
+        precision = own.sd**-2 + np.maximum(weight, 0.0)
+        mean = (own.mean * own.sd**-2 + weighted) / precision
+        between = (BETWEEN_GROUPS * own.sd) ** 2
+        return Prior(mean, np.minimum(np.sqrt(1 / precision + between), own.sd))
+
+    def against_sm_counts(self, name: str, counts: Sequence[int]) -> Floats:
+        """What the other groups hold against each SM count, as costs."""
+        others = dict(zip(SM_COUNTS, (self._odds - self._own_odds.get(name, 0.0)).tolist(), strict=True))
+        return np.array([min(max(others.get(count, 0.0), 0.0), MOST_EVIDENCE) for count in counts])
+
+
+MAX_SM_COUNTS: Final = 4
+"""SM counts that stay in question once there are a few measurements."""
+FEW: Final = 3
+UNCONTRADICTED: Final = -0.5
+"""Log odds of what a group's own measurements have nothing to say against."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Posteriors:
+    """The last fits, on what they rest, and the wires that follow from the best."""
+
+    evidence: Evidence
+    wires: Wires
+    wire: Fit
+    body: Fit
+    roots: dict[int, Floats] = field(default_factory=dict)
+
+    def root(self, number: int, covariance: Floats) -> Floats:
+        """The Cholesky factor of a covariance, computed once: -1 is the wire's, others by SM count."""
+        if number not in self.roots:
+            self.roots[number] = np.asarray(np.linalg.cholesky(covariance), dtype=np.float64)
+        return self.roots[number]
+
+
+class Posterior:
+    """The priors and the last fits, from which the next ones start; `sms` are the SM counts still in question."""
+
+    def __init__(self, model: GroupModel, wire_prior: Prior, wire_key: Hashable) -> None:
+        self._model, self._wire_prior, self._wire_key = model, wire_prior, wire_key
+        self._sms: Ints = np.arange(len(model.compute_model.sm_counts))
+        self._last: _Posteriors | None = None
+        self.is_warm = False
+        """The last fits believe what other runs say of wire and computations."""
+
+    @property
+    def compute_model(self) -> ComputeModel:
+        """The computations."""
+        return self._model.compute_model
+
+    @property
+    def record(self) -> Record:
+        """What the last fits rest on."""
+        assert self._last is not None, "no fit yet"
+        return self._last.evidence.record
+
+    @property
+    def work(self) -> int:
+        """Evaluations so far."""
+        return self._model.work
+
+    def update(self, record: Record, sigma: float, pool: Pool, name: str) -> None:
+        """Fits the wire, then the concurrent computations: by itself for the others, then with what they know."""
+        evidence = Evidence(self._model, record, sigma)
+        prior = self._wire_prior
+        wire = evidence.fit_wire(prior, prior.mean if self._last is None else self._last.wire.params[0])
+        pool.learn(self._wire_key, name, Lesson.of(wire, 0, prior))
+        is_warm, warm = False, None if pool.earlier is None else pool.earlier.prior(self._wire_key, name, prior)
+        if pool.earlier is not None and warm is not None:
+            warmed = evidence.fit_wire(warm, wire.params[0])
+            is_warm = warmed.log_evidence(warm) > wire.log_evidence(prior) + pool.earlier.least_evidence
+            if is_warm:
+                prior, wire = warm, warmed
+        taught = pool.prior(self._wire_key, name, prior)
+        if taught is not None:
+            wire = evidence.fit_wire(taught, wire.params[0])
+        wires = Wires(evidence, wire.params[0])
+        body, is_warm_too = self._fit_body(evidence, wires, pool, name, same_wire=is_warm)
+        self.is_warm = is_warm and is_warm_too
+        self._last = _Posteriors(evidence=evidence, wires=wires, wire=wire, body=body)
+
+    def surrogate(self) -> Surrogate:
+        """The surrogate of the best fits."""
+        assert self._last is not None, "no fit yet"
+        best = int(np.argmin(self._last.body.cost))
+        return Surrogate(self._last.evidence, self._last.wires, int(self._sms[best]), self._last.body.params[best])
+
+    def drawn(self, rng: np.random.Generator) -> Surrogate:
+        """A surrogate that could as well be true: fits drawn from how sure they are."""
+        assert self._last is not None, "no fit yet"
+        wire, body = self._last.wire, self._last.body
+        weights = np.exp(body.cost.min() - body.cost)
+        index = int(rng.choice(len(weights), p=weights / weights.sum()))
+        roots = self._last.root(-1, wire.covariance[0]), self._last.root(index, body.covariance[index])
+        wire_drawn = wire.params[0] + roots[0] @ rng.standard_normal(len(roots[0]))
+        body_drawn = body.params[index] + roots[1] @ rng.standard_normal(len(roots[1]))
+        wires = Wires(self._last.evidence, wire_drawn)
+        return Surrogate(self._last.evidence, wires, int(self._sms[index]), body_drawn)
+
+    def _fit_body(
+        self, evidence: Evidence, wires: Wires, pool: Pool, name: str, *, same_wire: bool
+    ) -> tuple[Fit, bool]:
+        """The fit, and whether it believes other runs."""
+        compute_model, prior = self._model.compute_model, self._model.compute_model.prior
+        key = "body", compute_model.knowledge
+        start = np.tile(prior.mean, (len(self._sms), 1)) if self._last is None else self._last.body.params
+        found = evidence.fit_body(wires, self._sms, prior, start)
+        pool.learn(key, name, Lesson.of(found, int(np.argmin(found.cost)), prior))
+        counts = [compute_model.sm_counts[index] for index in self._sms]
+        if compute_model.knows_grid:
+            pool.learn_sm_counts(name, dict(zip(counts, found.cost.tolist(), strict=True)))
+        against = pool.against_sm_counts(name, counts)
+        is_warm, warm = False, None if pool.earlier is None else _own_scale(pool.earlier.prior(key, name, prior), prior)
+        if pool.earlier is not None and warm is not None:
+            warmed = evidence.fit_body(wires, self._sms, warm, found.params)
+            # Where the wire is that of the other run, so is the machine: enough if nothing speaks against it.
+            least = UNCONTRADICTED if same_wire else pool.earlier.least_evidence
+            is_warm = warmed.log_evidence(warm) > found.log_evidence(prior) + least
+            if is_warm:
+                prior, found = warm, warmed
+                against = against + pool.earlier.against_sm_counts(name, counts)
+        taught = _own_scale(pool.prior(key, name, prior), prior)
+        if taught is not None:
+            found = evidence.fit_body(wires, self._sms, taught, found.params)
+        found = replace(found, cost=found.cost + against)
+        if len(evidence.record.num) >= FEW and len(self._sms) > MAX_SM_COUNTS:
+            kept = np.argsort(found.cost, kind="stable")[:MAX_SM_COUNTS]
+            self._sms = self._sms[kept]
+            found = Fit(params=found.params[kept], covariance=found.covariance[kept], cost=found.cost[kept])
+        return found, is_warm
+
+
+def _own_scale(taught: Prior | None, own: Prior) -> Prior | None:
+    """A prior of the computations that others taught: the scale stays a group's own."""
+    if taught is not None:
+        taught.mean[0], taught.sd[0] = own.mean[0], own.sd[0]
+    return taught
+
+
+def first_posterior(problem: GroupProblem, search_space: SearchSpace, first: Measurement) -> Posterior:
+    """What is believed of a group before any fit, from its first measurement."""
+    group, lattices = problem.group, search_space.lattices
+    most_channels = max(int(lattice.channels.max()) for lattice in lattices)
+    compute_model = compute_model_of(
+        group, most_channels, max(first.comp_s, LEAST_S), by_host=is_made_by_host(lattices[0])
+    )
+    comm_s = np.maximum(np.array(first.comm_s), LEAST_S)
+    return Posterior(
+        GroupModel(search_space, compute_model),
+        wire_prior=wire_prior(lattices[0], search_space.wire_bytes, comm_s),
+        wire_key=wire_key(problem, search_space),
+    )
+
+
+def wire_key(problem: GroupProblem, search_space: SearchSpace) -> Hashable:
+    """What groups must have in common to share the constants of a wire."""
+    return "wire", search_space.lattices[0].kinds, frozenset(comm.communicator for comm in problem.group.comms)

@@ -1,0 +1,135 @@
+"""What a search may begin with besides its own measurements: other runs of its groups, and a table of implementations.
+
+None of it is trusted: a tuner that takes a warm start measures the default all the same, and drops what its own
+measurements contradict. Where an earlier run comes from (a run folder, a simulation, a trace) does not matter here.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from statistics import median
+from types import MappingProxyType
+from typing import Final
+
+from lagom_overlap.collective import Algorithm, CommConfig, Protocol, launch_of
+from lagom_overlap.tuners.journal import Entry, StepKind
+from lagom_overlap.tuners.problem import Assignment, GroupProblem, Measurement
+from lagom_overlap.tuners.verdict import DEFAULT_ARM, TUNED_ARM
+
+SIMILAR_BYTES: Final = 1.25
+"""Collectives of one kind and number of ranks whose sizes differ by no more are taken for the same."""
+
+
+class WarmSource(StrEnum):
+    """Warm starts that are no file: this package's simulator, NCCL's own cost table."""
+
+    SIMULATOR = "simulator"
+    NCCL = "nccl"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Earlier:
+    """A group of another run: what it was, what was measured of it, and what it ended with (None: not known)."""
+
+    problem: GroupProblem
+    runs: Mapping[Assignment, tuple[Measurement, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    best: Assignment | None = None
+
+    def is_like(self, problem: GroupProblem) -> bool:
+        """Whether its collectives are those of a group, one by one, in kind, ranks and nearly in size."""
+        mine, others = self.problem.group.comms, problem.group.comms
+        if len(mine) != len(others):
+            return False
+        for a, b in zip((comm.collective for comm in mine), (comm.collective for comm in others), strict=True):
+            low, high = sorted((a.num_bytes, b.num_bytes))
+            if (a.kind, a.num_ranks) != (b.kind, b.num_ranks) or high > SIMILAR_BYTES * low:
+                return False
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedWay:
+    """What somebody expects of one algorithm and protocol: latency (s) and rate of the whole tensor (bytes/s)."""
+
+    latency_s: float
+    bytes_per_s: float
+
+
+Ways = Mapping[tuple[Algorithm | None, Protocol | None], ExpectedWay]
+"""Expectations by algorithm and protocol; only their ratios are used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmStart:
+    """Earlier groups, and per group of the search what is expected of its collectives' implementations.
+
+    `source` says in words where it comes from.
+    """
+
+    source: str
+    earlier: tuple[Earlier, ...] = ()
+    ways: Mapping[str, Ways] = field(default_factory=lambda: MappingProxyType({}))
+
+    def first(self, problem: GroupProblem) -> Assignment | None:
+        """What an earlier group like this one ended with, of the same name if there is one; None: nothing is known."""
+        alike = [held for held in self.earlier if held.best is not None and held.is_like(problem)]
+        alike.sort(key=lambda held: held.problem.group.name != problem.group.name)
+        return alike[0].best if alike else None
+
+
+def earlier_of(problem: GroupProblem, entries: Iterable[Entry]) -> Earlier:
+    """What the journal of a run says of a group of it; the best is what was faster in its verdict, if that is known.
+
+    Runs during a computation that was launched otherwise are left out.
+    """
+    name, runs = problem.group.name, defaultdict[Assignment, list[Measurement]](list)
+    arms = defaultdict[str | None, list[float]](list)
+    tuned: Assignment | None = None
+    for entry in entries:
+        outcome, assignment = entry.outcomes.get(name), entry.step.assignments.get(name)
+        if assignment is None:
+            continue
+        if isinstance(outcome, Measurement) and launch_of(assignment).is_untouched:
+            runs[assignment].append(outcome)
+        time_s = outcome.makespan_s if isinstance(outcome, Measurement) else entry.step_s
+        if entry.step.kind is StepKind.VERDICT and time_s is not None:
+            arms[entry.step.arm].append(time_s)
+            tuned = tuple(assignment) if entry.step.arm == TUNED_ARM else tuned
+    return Earlier(
+        problem=problem,
+        runs={assignment: tuple(done) for assignment, done in runs.items()},
+        best=tuned if _is_faster(arms[TUNED_ARM], arms[DEFAULT_ARM]) else None,
+    )
+
+
+def _is_faster(tuned_s: Sequence[float], default_s: Sequence[float]) -> bool:
+    return bool(tuned_s and default_s) and median(tuned_s) < median(default_s)
+
+
+def nearest_allowed(problem: GroupProblem, wanted: Assignment) -> Assignment | None:
+    """The allowed configurations nearest to those of an earlier run; None where one's implementation is not allowed.
+
+    What equals the group's default stays, on the space or not.
+    """
+    found: list[CommConfig] = []
+    for space, default, config in zip(problem.spaces, problem.default, wanted, strict=True):
+        if config in space or config == default:
+            found.append(config)
+            continue
+        subspaces = [
+            part
+            for part in space.subspaces
+            if all(
+                asked is None or asked == held
+                for asked, held in (
+                    (config.algorithm, part.algorithm),
+                    (config.protocol, part.protocol),
+                    (config.transport, part.transport),
+                )
+            )
+        ]
+        if not subspaces:
+            return None
+        found.append(subspaces[0].at(subspaces[0].nearest(config)))
+    return tuple(found)

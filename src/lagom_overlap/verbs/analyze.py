@@ -1,0 +1,142 @@
+"""`lagom analyze`: traces become findings and advice, written down next to the trace with what was found drawn in."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import repeat
+from pathlib import Path
+from typing import Final
+
+from lagom_overlap.analysis.advice import advice_of
+from lagom_overlap.analysis.against import against
+from lagom_overlap.analysis.collectives import unreachable_ns
+from lagom_overlap.analysis.estimate import FillIn
+from lagom_overlap.analysis.findings import Findings, analyse
+from lagom_overlap.analysis.groups import overlap_groups
+from lagom_overlap.analysis.hta import hta_figures
+from lagom_overlap.errors import TraceError
+from lagom_overlap.record import check_new_folder, utc_now
+from lagom_overlap.results.analyze import Analysis, AnalyzeResult
+from lagom_overlap.results.analyze_against import against_run
+from lagom_overlap.results.analyze_rows import collective_times, contention_times, group_times, rank_times
+from lagom_overlap.trace.files import DEFAULT_LIMITS, Limits
+from lagom_overlap.trace.gpu_trace import GpuTrace, seconds
+from lagom_overlap.trace.reader import ReadOptions, ReadProgress, compile_pattern, read_traces
+
+FILES: Final = ("run.json", "report.html", "timeline.json")
+
+
+class Compat(StrEnum):
+    """Whose figures are printed in place of the exact ones."""
+
+    HTA = "hta"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnalyzeRequest:
+    """Traces and what the command line adds.
+
+    `against` is another run to compare with; `is_anonymous` takes names out of everything that is written
+    (`analysis/anonymous.py` says which); `num_jobs` processes read (see `read_traces`).
+    """
+
+    traces: tuple[Path, ...]
+    against: tuple[Path, ...] = ()
+    is_anonymous: bool = False
+    num_jobs: int = 1
+    compat: Compat | None = None
+    pattern: str | None = None
+    seed: int = 0
+    out: Path | None = None
+    limits: Limits = DEFAULT_LIMITS
+
+
+def _ignore(_: ReadProgress) -> None:
+    """Tells nobody."""
+
+
+def run_analyze(request: AnalyzeRequest, observe: Callable[[ReadProgress], None] = _ignore) -> AnalyzeResult:
+    """Reads, analyses, and writes the run folder if one was asked for; `observe` hears how far reading is.
+
+    Raises:
+        LagomError: if a trace cannot be read, the pattern is no pattern, or the folder cannot be made.
+    """
+    if request.out is not None:
+        check_new_folder(request.out)
+    options = ReadOptions(pattern=compile_pattern(request.pattern), limits=request.limits)
+    rename = _renaming(request)
+
+    def read(paths: tuple[Path, ...]) -> tuple[GpuTrace, ...]:
+        return tuple(rename(trace) for trace in read_traces(paths, options, observe, num_jobs=request.num_jobs))
+
+    traces = read(request.traces)
+    if request.compat is Compat.HTA and not any(len(trace.events) for trace in traces):
+        raise TraceError("--compat hta needs a trace with a timeline; HTA reads Kineto traces only")
+    findings = analyse(traces, seed=request.seed)
+    filled = _filled(findings)
+    findings = replace(findings, warnings=findings.warnings + filled.sentences)
+    other = analyse(read(request.against), seed=request.seed) if request.against else None
+    compared = None if other is None else against(findings, other, seed=request.seed)
+    groups = overlap_groups(findings)
+    hta = tuple(hta_figures(trace) for trace in traces) if request.compat else ()
+    result = AnalyzeResult(
+        date=utc_now(),
+        compat=request.compat.value if request.compat else None,
+        ranks=tuple(map(rank_times, findings.ranks, hta or repeat(None))),
+        collectives=collective_times(findings),
+        contention=contention_times(findings.contention, filled),
+        groups=group_times(groups),
+        advice=advice_of(findings),
+        unreachable_comm_s=seconds(unreachable_ns(findings.rows)),
+        warnings=findings.warnings,
+        files=_files(request),
+        against=None if other is None or compared is None else against_run(compared, _names(other)),
+        measured=Analysis(findings=findings, groups=groups, hta=hta, against=compared),
+    )
+    if request.out is not None:
+        from lagom_overlap.verbs.analyze_folder import write_analysis  # noqa: PLC0415 - plotly takes longer than reading
+
+        write_analysis(request.out, _record(request), result)
+    return result
+
+
+def _renaming(request: AnalyzeRequest) -> Callable[[GpuTrace], GpuTrace]:
+    """What becomes of a trace before anything is computed of it."""
+    if not request.is_anonymous:
+        return lambda trace: trace
+    from lagom_overlap.analysis.anonymous import Anonymiser  # noqa: PLC0415 - seldom asked for
+
+    return Anonymiser().trace
+
+
+def _filled(findings: Findings) -> FillIn:
+    """What the cost model estimates of kernels without a twin."""
+    if not findings.contention.uncovered_ns:
+        return FillIn.nothing()
+    from lagom_overlap.analysis.fill_in import fill_in  # noqa: PLC0415 - the cost model takes its time to import
+
+    return fill_in(findings)
+
+
+def _record(request: AnalyzeRequest) -> dict[str, object]:
+    """The request as the run folder keeps it."""
+    bare = request.is_anonymous
+    return {
+        "traces": [f"trace {n}" if bare else path.name for n, path in enumerate(request.traces, start=1)],
+        "against": [f"trace {n}" if bare else path.name for n, path in enumerate(request.against, start=1)],
+        "compat": request.compat.value if request.compat else None,
+        "pattern": None if bare else request.pattern,
+        "seed": request.seed,
+        "anonymise": bare,
+    }
+
+
+def _names(findings: Findings) -> tuple[str, ...]:
+    """The files of a run."""
+    return tuple(dict.fromkeys(rank.trace.file for rank in findings.ranks))
+
+
+def _files(request: AnalyzeRequest) -> tuple[Path, ...]:
+    if request.out is None:
+        return ()
+    return tuple(Path(name) if request.is_anonymous else request.out / name for name in FILES)

@@ -1,0 +1,255 @@
+"""`lagom capture`: model code, a named model or a job file becomes a capture file; and a job's capture, read.
+
+A script is the user's own Python and is run as it stands. Modules that need torch are imported only when something is
+captured: reading a capture needs none.
+"""
+
+import re
+import runpy
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+from lagom_overlap.capturing.file import write_capture
+from lagom_overlap.errors import JobError, LagomError, MissingDependencyError, OutputError
+from lagom_overlap.jobfile.spec import JobSpec, ParallelTable, read_job
+from lagom_overlap.results.capture import CaptureResult
+from lagom_overlap.workload.issued import IssuedStep
+
+DEFAULT_RANKS: Final = 8
+DEFAULT_SEQ_LEN: Final = 2048
+
+_SCRIPT: Final = re.compile(r"(?P<path>.+\.py):(?P<function>[A-Za-z_]\w*)")
+_PARALLEL_KEYS: Final = (
+    "replicate",
+    "fsdp",
+    "tensor",
+    "expert",
+    "pipeline",
+    "axial",
+    "sequence",
+    "micro_batches",
+    "schedule",
+    "chunks",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureRequest:
+    """What is captured, and how; None leaves the default.
+
+    `target` is SCRIPT.py:FUNCTION or the function itself, a job file or the job itself, or a model's name.
+    """
+
+    target: str | JobSpec | Callable[[], Any]
+    out: Path | None = None
+    num_ranks: int | None = None
+    rank: int = 0
+    parallel: str | None = None
+    seq_len: int | None = None
+    micro_batch: int | None = None
+
+
+def run_capture(request: CaptureRequest) -> CaptureResult:
+    """Captures a step and writes the file, if one was asked for.
+
+    Raises:
+        LagomError: for a user's mistake, a script that fails, or an extra that is not installed.
+    """
+    out = request.out
+    if out is not None and out.exists():
+        raise OutputError(f"{str(out)!r} exists already; give another name or remove it")
+    if out is not None and not out.parent.is_dir():
+        raise OutputError(f"{str(out)!r} cannot be written: its folder does not exist")
+    started = time.perf_counter()
+    capture = _captured(request)
+    seconds = time.perf_counter() - started
+    if out is not None:
+        write_capture(out, capture)
+    return CaptureResult.of(capture, rank=request.rank, capture_s=seconds, files=() if out is None else (out,))
+
+
+def _captured(request: CaptureRequest) -> IssuedStep:
+    target = request.target
+    if isinstance(target, JobSpec):
+        return _capture_job(request, target)
+    if not isinstance(target, str):
+        name = getattr(target, "__name__", "step")
+        return _capture_function(request, target, name=name, where=name)
+    if script := _SCRIPT.fullmatch(target):
+        return _capture_script(request, Path(script["path"]), script["function"])
+    if target.endswith(".py"):
+        raise JobError(f"{target!r} names no function; give SCRIPT.py:FUNCTION")
+    if target.endswith(".toml"):
+        return _capture_job(request, read_job(Path(target)))
+    if request.num_ranks is not None:
+        raise JobError("--ranks goes with a script; a named model has as many ranks as --parallel says")
+    options = parse_parallel(request.parallel or f"fsdp={DEFAULT_RANKS}")
+    seq_len = DEFAULT_SEQ_LEN if request.seq_len is None else request.seq_len
+    micro_batch = 1 if request.micro_batch is None else request.micro_batch
+    return _capture_named(target, options, request, seq_len=seq_len, micro_batch=micro_batch)
+
+
+def parse_parallel(text: str) -> dict[str, int | str]:
+    """`"fsdp=8,tensor=2"` as numbers by name.
+
+    Raises:
+        JobError: naming the word that is wrong and what is allowed.
+    """
+    found: dict[str, int | str] = {}
+    for part in text.split(","):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if key == "auto":
+            raise JobError(
+                "--parallel: auto needs a machine whose times the search compares: give a job file with "
+                "[parallel] auto = [8] and [cluster]"
+            )
+        if key not in _PARALLEL_KEYS or not equals:
+            raise JobError(f"--parallel: {part.strip()!r} is no degree; allowed: {', '.join(_PARALLEL_KEYS)}, as key=N")
+        if key in found:
+            raise JobError(f"--parallel: {key} is given twice")
+        if key == "schedule":
+            found[key] = value
+        elif re.fullmatch(r"\d{1,6}", value):
+            found[key] = int(value)
+        else:
+            raise JobError(f"--parallel: {key} is {value!r}, must be a whole number")
+    return found
+
+
+# Named models.
+
+
+def _torch_part(module: str) -> Any:
+    """A module of ours that needs torch, or transformers."""
+    try:
+        return import_module(f"lagom_overlap.capturing.{module}")
+    except ModuleNotFoundError as error:
+        extra = {"torch": "torch", "transformers": "models"}.get(error.name or "")
+        if extra is None:
+            raise
+        raise MissingDependencyError(
+            f"capture needs the package {error.name!r}: pip install 'lagom-overlap[{extra}]'"
+        ) from None
+
+
+def _capture_named(
+    name: str, options: Mapping[str, int | str], request: CaptureRequest, *, seq_len: int, micro_batch: int
+) -> IssuedStep:
+    for what, value in (("--seq-len", seq_len), ("--micro-batch", micro_batch)):
+        if not 1 <= value <= 1 << 20:
+            raise JobError(f"{what} is {value}, must be 1 to {1 << 20}")
+    named = _torch_part("models.named")
+    with _failures_explained(name):
+        capture: IssuedStep = named.capture_named(
+            name, options, micro_batch=micro_batch, seq_len=seq_len, rank=request.rank
+        )
+    return capture
+
+
+def _capture_job(request: CaptureRequest, spec: JobSpec) -> IssuedStep:
+    if spec.model is None or spec.model.name is None or spec.parallel is None or spec.model.seq_len is None:
+        raise JobError(f"{spec.job.name!r} names no model to capture: give [model] with name and seq_len")
+    for flag in ("num_ranks", "parallel", "seq_len", "micro_batch"):
+        if getattr(request, flag) is not None:
+            raise JobError(
+                f"--{flag.removeprefix('num_').replace('_', '-')} does not go with a job file, which says it"
+            )
+    if spec.parallel.auto is not None or spec.parallel.zero_stage in (1, 2):
+        if request.rank:
+            raise JobError(
+                f"rank is {request.rank}: all ranks of a sharding found by search do the same; leave it at 0"
+            )
+        from lagom_overlap.jobfile.sharding import searched_step, zero_step  # noqa: PLC0415  its cost model reads captures
+
+        with _failures_explained(spec.model.name):
+            return (zero_step if spec.parallel.auto is None else searched_step)(spec)[0]
+    options = _options_of(spec.parallel)
+    return _capture_named(
+        spec.model.name, options, request, seq_len=spec.model.seq_len, micro_batch=spec.parallel.micro_batch
+    )
+
+
+def _options_of(parallel: ParallelTable) -> dict[str, int | str]:
+    """A job's `[parallel]` as a capture's: `data` with zero_stage 3 is sharded, with 0 or none replicated."""
+    if parallel.recompute != "none":
+        raise JobError(f"parallel.recompute is {parallel.recompute}: named models are captured without recomputation")
+    data = parallel.fsdp or parallel.data or 1
+    sharded = parallel.fsdp is not None or parallel.zero_stage == 3
+    options: dict[str, int | str] = {
+        "fsdp" if sharded else "replicate": data,
+        "tensor": parallel.tensor,
+        "expert": parallel.expert,
+        "pipeline": parallel.pipeline,
+        "sequence": int(parallel.sequence_parallel),
+        "chunks": parallel.chunks,
+        "schedule": str(parallel.schedule),
+    }
+    per_step = parallel.micro_batch * data
+    total = parallel.global_batch or per_step
+    if total % per_step:
+        raise JobError(f"parallel.global_batch is {total}, must be a multiple of micro_batch x data = {per_step}")
+    options["micro_batches"] = total // per_step
+    return options
+
+
+# Scripts.
+
+
+def _capture_script(request: CaptureRequest, path: Path, function: str) -> IssuedStep:
+    if not path.is_file():
+        raise JobError(f"script {str(path)!r} does not exist")
+    with _failures_explained(str(path)):
+        build = _function_of(path, function)
+    return _capture_function(request, build, name=f"{path.stem}-{function}", where=str(path))
+
+
+def _capture_function(request: CaptureRequest, build: Callable[[], Any], *, name: str, where: str) -> IssuedStep:
+    for flag in ("parallel", "seq_len", "micro_batch"):
+        if getattr(request, flag) is not None:
+            raise JobError(f"--{flag.replace('_', '-')} goes with a named model; a script says it itself")
+    fake_tensor = _torch_part("fake_tensor")
+    num_ranks = DEFAULT_RANKS if request.num_ranks is None else request.num_ranks
+    with _failures_explained(where):
+        capture: IssuedStep = fake_tensor.capture_step(build, num_ranks=num_ranks, rank=request.rank, name=name)
+    return capture
+
+
+def _function_of(path: Path, function: str) -> Callable[..., Any]:
+    """The function of that name after running the script; the script's folder is on the path, as with `python`."""
+    folder = str(path.resolve().parent)
+    sys.path.insert(0, folder)
+    try:
+        names = runpy.run_path(str(path), run_name="lagom_capture")
+    finally:
+        sys.path.remove(folder)
+    found = names.get(function)
+    if not callable(found):
+        raise JobError(f"script {str(path)!r} has no function {function!r}")
+    checked: Callable[..., Any] = found
+    return checked
+
+
+@contextmanager
+def _failures_explained(where: str) -> Iterator[None]:
+    """What model code raises becomes one line: where, what, and what a capture cannot do."""
+    try:
+        yield
+    except LagomError:
+        raise
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        frame = next((frame for frame in reversed(frames) if frame.filename.endswith(where)), frames[-1])
+        kind = type(error).__name__
+        hint = ""
+        if kind in ("DynamicOutputShapeException", "DataDependentOutputException", "GuardOnDataDependentSymNode"):
+            hint = " (it depends on the values of a tensor, which a capture does not have)"
+        text = str(error).strip().partition("\n")[0][:300]
+        place = f"{Path(frame.filename).name}:{frame.lineno}"
+        raise JobError(f"{where}: the step failed at {place}: {kind}: {text}{hint}") from error

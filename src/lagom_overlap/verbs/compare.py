@@ -1,0 +1,271 @@
+"""`lagom compare`: several tuners search the same job; what they end with is measured again side by side."""
+
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+from lagom_overlap.backends.base import Backend
+from lagom_overlap.backends.recorded import Recorded, Visit
+from lagom_overlap.errors import BackendError, JobError
+from lagom_overlap.interrupts import received
+from lagom_overlap.jobfile.build import groups_of, open_backend, request_of, untouched_step_s
+from lagom_overlap.jobfile.describe import notes_of
+from lagom_overlap.jobfile.registry import check_tuner_name, entry_point_names, make_tuner, takes_warm_start
+from lagom_overlap.jobfile.spec import JobSpec
+from lagom_overlap.results.compare import CompareResult, CompareRow
+from lagom_overlap.tuners.base import Problems
+from lagom_overlap.tuners.paired_interval import compared
+from lagom_overlap.tuners.problem import Assignment, Measurement
+from lagom_overlap.tuners.study import Study
+from lagom_overlap.tuners.warm_start import WarmStart
+from lagom_overlap.verbs.compare_replayed import interval_of, makespans_of, noise_of
+from lagom_overlap.verbs.warm_start import check_source, warm_start_of
+
+DEFAULT_TUNERS = ("default", "fixed_min", "fixed_max", "static_cap", "autoccl", "lagom", "model_based")
+REPLAYED: Final = (
+    "Ratios are of recorded values, pass by pass or round by round, not of runs side by side; their intervals rest on "
+    "how far all recorded repeats scatter. The searches saw the same values, so luck flatters what was chosen by it."
+)
+COLD: Final = "Every search began cold: the job's tune.warm_start is not for comparisons, --warm-start is."
+
+
+@dataclass(frozen=True, slots=True)
+class IterationTimes:
+    """Sums over groups, each times its count: makespan, computation, communication."""
+
+    makespan_s: float
+    comp_s: float
+    comm_s: float
+
+
+Note = Callable[[str], None]
+"""Called with one line before each stage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareRequest:
+    """What `lagom compare` was asked to do; None leaves the job's own word, but searches begin cold unless told."""
+
+    spec: JobSpec
+    tuners: Sequence[str]
+    backend: str | None = None
+    seed: int | None = None
+    bundle: Path | None = None
+    warm_start: str | None = None
+
+    @property
+    def backend_name(self) -> str:
+        """The backend that will run."""
+        return self.backend or self.spec.job.backend
+
+    @property
+    def effective_seed(self) -> int:
+        """The seed of the tuners, the noise and the shuffling."""
+        return self.spec.tune.seed if self.seed is None else self.seed
+
+    def check(self) -> None:
+        """Refuses what a user can get wrong, before anything is started.
+
+        Raises:
+            LagomError: in words.
+        """
+        if not self.tuners:
+            raise JobError(f"no tuner to compare; allowed: {', '.join(entry_point_names('lagom_overlap.tuners'))}")
+        if len(set(self.tuners)) != len(self.tuners):
+            raise JobError(f"a tuner is named twice: {', '.join(self.tuners)}")
+        for name in self.tuners:
+            check_tuner_name(name)
+        if self.warm_start is not None:
+            check_source(self.warm_start)
+            if not any(map(takes_warm_start, self.tuners)):
+                raise JobError(f"none of {', '.join(self.tuners)} takes a warm start; allowed with: model_based")
+
+
+def run_compare(request: CompareRequest, note: Note = lambda _: None) -> CompareResult:
+    """One row per tuner, in the order given.
+
+    Tuners run as published, unguarded. Their searches are counted; then every result, and the default, is measured in
+    `pairs` shuffled rounds: `makespan_s` is the median, `speedup_over_default` the median of the paired ratios. On a
+    recording there are no rounds: see `compare_replayed`. A warm start is for the tuners that take one.
+
+    Ctrl-C ends it with what there is: the tuners whose search was done, times from the rounds that were complete.
+
+    Raises:
+        KeyboardInterrupt: if the user ends it before one search is done.
+        LagomError: for a user's mistake or a machine that failed.
+    """
+    request.check()
+    spec, seed, source = request.spec, request.effective_seed, request.warm_start
+    groups = groups_of(spec)
+    backend = open_backend(spec, request.backend_name, request_of(spec, groups, seed=seed, bundle=request.bundle))
+    notes = [*notes_of(spec, request.backend_name, backend)]
+    studies: dict[str, Study] = {}
+    found = Contenders()
+    interrupted = False
+    try:
+        problems = tuple(backend.problem(group) for group in groups)
+        warm = None if source is None else warm_start_of(source, spec, problems, seed=seed)
+        if warm is not None:
+            begun = ", ".join(name for name in request.tuners if takes_warm_start(name))
+            notes.append(f"The search of {begun} began with {warm.source}; every other began cold.")
+        elif spec.tune.warm_start is not None:
+            notes.append(COLD)
+        for name in request.tuners:
+            note(f"search: {name}")
+            studies[name] = search(spec, name, problems, backend, seed, warm=warm if takes_warm_start(name) else None)
+        arms = {"": {p.group.name: p.default for p in problems}}
+        arms |= {name: dict(study.recommended) for name, study in studies.items()}
+        if isinstance(backend, Recorded):
+            notes.append(REPLAYED)
+            found.replay(backend, problems, arms)
+        else:
+            note("measuring the results side by side")
+            for number, row in enumerate(measured_rounds(backend, problems, arms, spec.tune.pairs, seed)):
+                found.add_round(number, row)
+    except (KeyboardInterrupt, BackendError) as error:
+        if not studies or (isinstance(error, BackendError) and not received()):
+            raise
+        interrupted = True
+    finally:
+        backend.close()
+    return CompareResult(
+        job=spec.job.name,
+        backend=request.backend_name,
+        seed=seed,
+        rows=_rows(studies, found),
+        step_s=untouched_step_s(spec, request.backend_name),
+        notes=tuple(notes),
+        interrupted=interrupted,
+    )
+
+
+@dataclass(slots=True)
+class Contenders:
+    """Makespans of every arm (the default is "") by visit: a round, or a visit of the recording.
+
+    `sigma` is the noise of a recorded makespan's logarithm; None for what was measured now, or where it is not known.
+    """
+
+    makespans_s: dict[str, dict[Visit, float]] = field(default_factory=dict)
+    sigma: float | None = None
+    is_replayed: bool = False
+
+    def add_round(self, number: int, times: Mapping[str, IterationTimes]) -> None:
+        """A complete round."""
+        for name, held in times.items():
+            self.makespans_s.setdefault(name, {})["round", number] = held.makespan_s
+
+    def replay(self, backend: Recorded, problems: Problems, arms: Mapping[str, Mapping[str, Assignment]]) -> None:
+        """Everything that was recorded of every arm."""
+        self.makespans_s = {name: makespans_of(backend, problems, held, name) for name, held in arms.items()}
+        self.sigma, self.is_replayed = noise_of(backend, problems), True
+
+    def over_default(self, name: str) -> tuple[float | None, tuple[float, float] | None]:
+        """The median of the ratios within a visit, and its 95 % interval; None where there is none."""
+        default, own = self.makespans_s[""], self.makespans_s[name]
+        common = [visit for visit in own if visit in default]
+        if not common:
+            return None, None
+        pairs = [default[visit] for visit in common], [own[visit] for visit in common]
+        found = compared(*pairs)
+        if self.is_replayed:
+            if pairs[0] == pairs[1]:
+                return 1.0, (1.0, 1.0)
+            return found.ratio, None if self.sigma is None else interval_of(found.ratio, len(common), self.sigma)
+        return found.ratio, (found.low, found.high) if isfinite(found.high) else None
+
+
+def _rows(studies: Mapping[str, Study], found: Contenders) -> tuple[CompareRow, ...]:
+    """One row per finished search; without a complete round only its measurements are known."""
+    makespans = {name: median(times.values()) for name, times in found.makespans_s.items()}
+    best_s = min((makespans[name] for name in studies if name in makespans), default=0.0)
+    rows = []
+    for name, study in studies.items():
+        makespan_s = makespans.get(name)
+        ratio, interval = (None, None) if makespan_s is None else found.over_default(name)
+        rows.append(
+            CompareRow(
+                tuner=name,
+                num_measurements=study.num_measurements,
+                makespan_s=makespan_s,
+                speedup_over_default=ratio,
+                speedup_interval=interval,
+                regret_over_best=None if makespan_s is None else makespan_s / best_s - 1,
+            )
+        )
+    return tuple(rows)
+
+
+def search(
+    spec: JobSpec,
+    name: str,
+    problems: Problems,
+    backend: Backend,
+    seed: int,
+    *,
+    guarded: bool = False,
+    warm: WarmStart | None = None,
+) -> Study:
+    """A tuner's search over all groups within the job's budget, as published or under the guard; no verdict."""
+    options = spec.tune.options if name == spec.tune.tuner else {}
+    tuner = make_tuner(name, problems, seed=seed, options=options, guarded=guarded, warm=warm)
+    study = Study(problems, tuner, seed=seed, num_pairs=3, max_measurements=spec.tune.budget.measurements)
+    study.skip_verdict()
+    groups = {problem.group.name: problem.group for problem in problems}
+    deadline = time.monotonic() + spec.tune.budget.seconds
+    while (step := study.next()) is not None:
+        if time.monotonic() > deadline:
+            study.stop_search()
+            continue
+        study.report(step, {name: backend.measure(groups[name], a) for name, a in step.assignments.items()})
+    return study
+
+
+def measure_rounds(
+    backend: Backend,
+    problems: Problems,
+    arms: Mapping[str, Mapping[str, Assignment]],
+    num_rounds: int,
+    seed: int,
+) -> dict[str, list[IterationTimes]]:
+    """The iteration's times of every arm in every round, arms shuffled within a round.
+
+    Raises:
+        BackendError: if an arm cannot run.
+    """
+    rounds = list(measured_rounds(backend, problems, arms, num_rounds, seed))
+    return {name: [held[name] for held in rounds] for name in arms}
+
+
+def measured_rounds(
+    backend: Backend,
+    problems: Problems,
+    arms: Mapping[str, Mapping[str, Assignment]],
+    num_rounds: int,
+    seed: int,
+) -> Iterator[dict[str, IterationTimes]]:
+    """The same, a round at a time as it is complete."""
+    rng = random.Random(seed)
+    order = list(arms)
+    for _ in range(num_rounds):
+        rng.shuffle(order)
+        yield {name: _iteration_times(backend, problems, arms[name], name) for name in order}
+
+
+def _iteration_times(
+    backend: Backend, problems: Problems, assignments: Mapping[str, Assignment], name: str
+) -> IterationTimes:
+    makespan_s = comp_s = comm_s = 0.0
+    for problem in problems:
+        outcome = backend.measure(problem.group, assignments[problem.group.name])
+        if not isinstance(outcome, Measurement):
+            raise BackendError(f"what {name or 'default'!r} ended with cannot run: {outcome.reason}")
+        makespan_s += problem.group.count * outcome.makespan_s
+        comp_s += problem.group.count * outcome.comp_s
+        comm_s += problem.group.count * outcome.total_comm_s
+    return IterationTimes(makespan_s, comp_s, comm_s)

@@ -1,0 +1,231 @@
+"""`lagom emulate -- COMMAND`: the command runs as it is, on emulated GPUs and one simulated clock."""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from time import monotonic
+from typing import Final
+
+import msgspec
+
+from lagom_overlap.cost import ContentionModel, load_profile
+from lagom_overlap.cost.nccl.tables import write_tables
+from lagom_overlap.cost.operators import load_framework, load_operators, operators_of_preset
+from lagom_overlap.emulation.coordinator import Coordinator
+from lagom_overlap.emulation.launch import (
+    Job,
+    JobFolder,
+    emulated_libraries,
+    gpu_text,
+    job_environment,
+    job_folder,
+    refuse_real_gpus,
+)
+from lagom_overlap.emulation.prices import CostModelPrices
+from lagom_overlap.emulation.recorder import Recorder
+from lagom_overlap.emulation.server import EmulationServer
+from lagom_overlap.emulation.settings import EmulationSettings, PythonClock
+from lagom_overlap.errors import JobError
+from lagom_overlap.hardware import Cluster, load_preset
+from lagom_overlap.jobfile.run_folder import check_folder, create_run_folder
+from lagom_overlap.jobfile.spec import EmulateTable, JobSpec
+from lagom_overlap.jobfile.step import framework_of
+from lagom_overlap.record import describe_machine, package_versions, utc_now, write_private
+from lagom_overlap.results.base import encoded
+from lagom_overlap.results.emulate import EmulateResult, PricedShare
+from lagom_overlap.stderr import write_lines
+from lagom_overlap.timeline import Timeline
+from lagom_overlap.trace.chrome_writer import chrome_trace
+from lagom_overlap.verbs.run import boot_folder
+
+_FILES: Final = ("run.json", "timeline.json")
+_NOTE: Final = (
+    "Emulated: no GPU was measured; kernels compute nothing, so losses are not the job's. How far: docs/accuracy.md."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmulateRequest:
+    """A command and what it runs on; `cluster` is a preset's name or file and overrides the job file's.
+
+    With `is_quiet` the command's stdout goes to stderr. `libraries` are the emulated ones (None: the installed).
+    """
+
+    command: tuple[str, ...]
+    cluster: str | None = None
+    num_ranks: int | None = None
+    spec: JobSpec | None = None
+    out: Path | None = None
+    is_quiet: bool = False
+    libraries: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not self.command:
+            raise JobError(
+                "no command: give it after --, such as: lagom emulate --cluster h100_dgx -- torchrun train.py"
+            )
+        if self.cluster is None and (self.spec is None or self.spec.cluster is None):
+            raise JobError("no cluster: give --cluster NAME, or [cluster] in the job file")
+        if self.num_ranks is not None and self.num_ranks < 1:
+            raise JobError(f"--ranks is {self.num_ranks}, must be at least 1")
+
+
+def run_emulate(request: EmulateRequest, environment: Mapping[str, str]) -> EmulateResult:
+    """Runs the command to its end and says what it did.
+
+    Raises:
+        LagomError: if the command, the cluster or the emulated libraries are not there, if no process of the command
+            used a GPU, or the folder cannot be made.
+    """
+    refuse_real_gpus()
+    if shutil.which(request.command[0], path=environment.get("PATH")) is None:
+        raise JobError(f"command {request.command[0]!r} does not exist or cannot be executed")
+    libraries = request.libraries or emulated_libraries()
+    cluster, model = _model(request)
+    if request.num_ranks is not None and request.num_ranks > cluster.num_gpus:
+        raise JobError(f"--ranks is {request.num_ranks}, but {cluster.name} has {cluster.num_gpus} GPUs")
+    check_folder(request.out)
+    settings = settings_of(EmulateTable() if request.spec is None else request.spec.emulate or EmulateTable())
+    began_s = monotonic()
+    with job_folder() as folder:
+        folder.gpu.write_bytes(gpu_text(cluster, request.num_ranks or cluster.gpus_per_node))
+        write_tables(folder.nccl, cluster)
+        prepared = job_environment(environment, folder, settings, libraries=libraries, boot=boot_folder())
+        ran = _run(request, folder, prepared, model, settings)
+    if not ran.server.num_processes and not ran.exit_code:
+        raise JobError(
+            "no process of the command used a GPU: it needs PyTorch's CUDA build, and a script that trains on CUDA"
+        )
+    result = _result(request, ran, cluster, settings, monotonic() - began_s)
+    _write(request, result)
+    return result
+
+
+def settings_of(table: EmulateTable) -> EmulationSettings:
+    """The job file's section as the emulation takes it."""
+    return EmulationSettings(
+        launch_s=table.launch_s,
+        noise=table.noise,
+        seed=table.seed,
+        stragglers={row.rank: row.factor for row in table.stragglers},
+        slow_links={row.rank: row.factor for row in table.slow_links},
+        skew_s={row.rank: row.seconds for row in table.skew},
+        python_clock=PythonClock(table.python_clock),
+        stall_s=table.stall_s,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Ran:
+    """What a command left when it had ended."""
+
+    exit_code: int
+    coordinator: Coordinator
+    recorder: Recorder
+    server: EmulationServer
+
+
+def _model(request: EmulateRequest) -> tuple[Cluster, ContentionModel]:
+    """The cluster, and the price that `lagom simulate` has of it."""
+    spec = request.spec
+    nodes = None if spec is None or spec.cluster is None or request.cluster is not None else spec.cluster.nodes
+    preset = request.cluster or (spec.cluster.preset if spec is not None and spec.cluster is not None else "")
+    cluster = load_preset(preset, nodes)
+    operators = operators_of_preset(preset) or load_operators(cluster.gpu)
+    efficiency = 1.0
+    if spec is not None and spec.parallel is not None:
+        efficiency = load_framework(framework_of(spec.parallel)).memory_efficiency
+    profile = load_profile(spec.cost.profile if spec is not None else "plausible")
+    carved = None if spec is None else spec.cost.sm_carveout
+    return cluster, ContentionModel(cluster, profile, carved, operators, efficiency)
+
+
+def _run(
+    request: EmulateRequest,
+    folder: JobFolder,
+    environment: Mapping[str, str],
+    model: ContentionModel,
+    settings: EmulationSettings,
+) -> _Ran:
+    prices, recorder = CostModelPrices(model), Recorder()
+    disturbance = settings if settings.disturbs else None
+    coordinator = Coordinator(prices, recorder.add, disturbance)
+    job: Job | None = None
+    with EmulationServer(
+        folder.socket,
+        coordinator,
+        prices,
+        recorder,
+        is_running=lambda: job is not None and job.is_running(),
+        say=lambda line: write_lines(f"lagom emulate: {line}"),
+        stall_s=settings.stall_s,
+    ) as server:
+        job = Job(request.command, environment, quiet_stdout=request.is_quiet)
+        try:
+            server.serve()
+            exit_code = job.exit_code
+        finally:
+            job.end()
+    return _Ran(exit_code, coordinator, recorder, server)
+
+
+def _result(
+    request: EmulateRequest, ran: _Ran, cluster: Cluster, settings: EmulationSettings, wall_s: float
+) -> EmulateResult:
+    recorder, steps = ran.recorder, tuple(ran.recorder.step_s())
+    notes = [_NOTE, f"Hosts: {settings.launch_s * 1e6:g} us per launch; Python's time is {settings.python_clock}."]
+    if ran.coordinator.num_idle:
+        notes.append(f"A host was silent outside of CUDA {ran.coordinator.num_idle} times: its clock stood meanwhile.")
+    if ran.coordinator.num_late:
+        notes.append(
+            f"{ran.coordinator.num_late} operations came later than the simulation was; they began when they came."
+        )
+    if recorder.num_left_out:
+        notes.append(f"{recorder.num_left_out} operations are missing from the timeline: too many.")
+    last = len(steps) - 1
+    has_spans = bool(steps) and not recorder.num_left_out
+    timeline = Timeline(()) if recorder.num_left_out else recorder.timeline(last if steps else None)
+    shares, counts = recorder.shares, recorder.counts
+    return EmulateResult(
+        command=request.command,
+        exit_code=ran.exit_code,
+        cluster=cluster.name,
+        num_ranks=ran.server.num_processes,
+        num_steps=len(steps),
+        step_s=median(steps[1:] or steps) if steps else None,
+        steps_s=steps,
+        last_step=recorder.figures(last) if has_spans else None,
+        virtual_s=ran.coordinator.clock.now_ns * 1e-9,
+        wall_s=wall_s,
+        memory_bytes=recorder.peak_bytes or None,
+        memory_limit_bytes=cluster.gpu.memory_bytes,
+        num_operations=recorder.num_operations,
+        num_late=ran.coordinator.num_late,
+        num_idle=ran.coordinator.num_idle,
+        python_clock=settings.python_clock,
+        priced=tuple(
+            PricedShare(source=source, num_operations=counts[source], time_share=share)
+            for source, share in shares.items()
+        ),
+        refusals=tuple(dict.fromkeys(ran.server.refusals)),
+        notes=tuple(notes),
+        files=() if request.out is None else tuple(request.out / name for name in _FILES),
+        ran=timeline,
+    )
+
+
+def _write(request: EmulateRequest, result: EmulateResult) -> None:
+    if request.out is None:
+        return
+    folder = create_run_folder(request.out, "emulate")
+    record = {
+        "job": request.spec,
+        "result": result,
+        "machine": describe_machine(),
+        "versions": package_versions(),
+        "date": utc_now(),
+    }
+    write_private(folder / "run.json", msgspec.json.format(encoded(record), indent=2) + b"\n")
+    write_private(folder / "timeline.json", chrome_trace({Path(result.command[0]).name: result.timeline}))

@@ -1,0 +1,234 @@
+"""`lagom export RUN`: what a run found, written in the forms that a job, NCCL or a framework reads."""
+
+import tomllib
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
+
+from lagom_overlap.collective import CommConfig, CommunicatorId, ConfigKey, ConfigTable, LaunchConfig, one_launch
+from lagom_overlap.errors import BundleError, JobError, LagomError
+from lagom_overlap.export.deployment import CallSite, Deployment, Exported, site_words
+from lagom_overlap.export.env_file import env_file
+from lagom_overlap.export.megatron_yaml import check_groups, megatron_yaml
+from lagom_overlap.export.nvidia_csv import nvidia_csv
+from lagom_overlap.export.plugin_table import plugin_table
+from lagom_overlap.hardware import Cluster
+from lagom_overlap.jobfile.build import cluster_of, iteration_of
+from lagom_overlap.jobfile.online_settings import is_online_settings, read_online_deployment
+from lagom_overlap.jobfile.spec import JobSpec
+from lagom_overlap.nccl_plugin import ProcessCommunicator
+from lagom_overlap.record import make_folder, write_private
+from lagom_overlap.results.export import ExportedFile, ExportResult
+from lagom_overlap.tuners.problem import GroupProblem
+from lagom_overlap.verbs.own_trace import is_own_run, read_own_run
+from lagom_overlap.workload import CommOp
+
+MAX_CONFIGS_BYTES: Final = 16 << 20
+_NOT_NCCL: Final = ("gloo", "workers")
+"""Backends whose channels and chunks are their own engine's, not NCCL's."""
+
+
+class Format(StrEnum):
+    """The forms that a run can be written in."""
+
+    PLUGIN = "plugin"
+    NVIDIA_CSV = "nvidia_csv"
+    ENV = "env"
+    MEGATRON_YAML = "megatron_yaml"
+    PERFETTO = "perfetto"
+
+
+class _Configs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`configs.toml`."""
+
+    adopted: bool
+    groups: dict[str, dict[str, dict[str, str | int]]]
+    launches: dict[str, LaunchConfig] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportRequest:
+    """A run folder and the forms wanted; `out` None: into the run folder. `groups` maps communicators for Megatron."""
+
+    run: Path
+    formats: tuple[Format, ...]
+    out: Path | None = None
+    groups: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True, slots=True)
+class ExportSource:
+    """What is deployed of a run, and what to know with it."""
+
+    deployment: Deployment
+    notes: tuple[str, ...]
+
+
+def run_export(request: ExportRequest) -> ExportResult:
+    """Writes the files; one that is there from an earlier export is replaced.
+
+    Raises:
+        LagomError: if the run cannot be read, a form cannot hold it at all, or a file cannot be written.
+    """
+    check_groups(request.groups)
+    found = read_deployment(request.run)
+    here = request.run if request.run.is_dir() else request.run.parent
+    out = here if request.out is None else request.out
+    exports = [(wanted, _export(wanted, found.deployment, request)) for wanted in dict.fromkeys(request.formats)]
+    if not out.is_dir():
+        make_folder(out)
+    files = []
+    for wanted, exported in exports:
+        write_private(out / exported.name, exported.content)
+        notes = [*exported.not_carried, *(found.notes if wanted is not Format.PERFETTO else ())]
+        launch = found.deployment.launch
+        if not launch.is_untouched and wanted not in (Format.ENV, Format.PERFETTO):
+            notes.append(f"the computation's side ({launch}): export the form env too, or set it in the job")
+        files.append(ExportedFile(format=wanted, path=out / exported.name, not_carried=tuple(notes)))
+    return ExportResult(
+        run=request.run,
+        num_rows=len(found.deployment.table),
+        files=tuple(files),
+    )
+
+
+def _export(wanted: Format, deployment: Deployment, request: ExportRequest) -> Exported:
+    match wanted:
+        case Format.PLUGIN:
+            return plugin_table(deployment)
+        case Format.NVIDIA_CSV:
+            return nvidia_csv(deployment)
+        case Format.ENV:
+            return env_file(deployment)
+        case Format.MEGATRON_YAML:
+            return megatron_yaml(deployment, request.groups)
+        case Format.PERFETTO:
+            return _timeline(request.run)
+
+
+def _timeline(run: Path) -> Exported:
+    path = run / "timeline.json"
+    try:
+        content = path.read_bytes()
+        msgspec.json.decode(content, type=dict[str, msgspec.Raw])["traceEvents"]
+    except OSError as error:
+        raise BundleError(f"timeline {str(path)!r} cannot be read: {error.strerror}") from None
+    except (msgspec.MsgspecError, KeyError):
+        raise BundleError(f"timeline {str(path)!r} is no Chrome trace") from None
+    return Exported(
+        name="perfetto.json", content=content, not_carried=("a timeline shows times; it sets nothing in a job",)
+    )
+
+
+def read_deployment(run: Path) -> ExportSource:
+    """What a run folder of `lagom tune` deploys, every call site that its `configs.toml` sets; or saved settings.
+
+    Raises:
+        JobError: if it is neither, was predicted from traces, which name no call sites, or is of an engine whose knobs
+            are not NCCL's.
+        BundleError: if a file of it is damaged.
+    """
+    if run.is_file() and is_online_settings(run):
+        mark = "occurrences start over at each step mark: lagom run --config sets them"
+        return ExportSource(read_online_deployment(run), (mark,))
+    if not run.is_dir():
+        lacks = "is neither a run folder nor settings of online tuning" if run.exists() else "does not exist"
+        raise JobError(f"{str(run)!r} {lacks}")
+    if not is_own_run(run):
+        raise JobError(f"{str(run)!r} is no run folder of lagom tune: run.json or measurements.jsonl is missing")
+    if b'"from_trace"' in (run / "run.json").read_bytes()[:4096]:
+        raise JobError(f"{str(run)!r} was predicted from traces, which do not tell call sites apart: nothing to export")
+    own = read_own_run(run)
+    foreign = next((name for name in (own.spec.job.backend, own.recorded_on) if name in _NOT_NCCL), None)
+    if foreign is not None:
+        raise JobError(f"{str(run)!r} was tuned on {foreign}: its settings mean nothing to NCCL")
+    configs = _configs(run / "configs.toml")
+    notes = [] if configs.adopted else ["the verdict did not adopt the configuration: nothing is set"]
+    cluster = cluster_of(own.spec)
+    rows, calls, unclear = _rows(own.spec, own.problems, configs)
+    ordered = tuple(dict.fromkeys(_communicator(op) for problem in own.problems for op in problem.group.comms))
+    notes += [
+        f"{site_words(site)}: its calls differ, and the job does not tell their order; left out" for site in unclear
+    ]
+    if rows:
+        notes.append(
+            "the run knows communicators by name, NCCL by ranks and order; a job must create those of equal ranks in "
+            f"the order {', '.join(name.description for name in ordered)}"
+        )
+    deployment = Deployment(
+        table=ConfigTable(rows),
+        communicators=tuple(ProcessCommunicator(name, _num_nodes(cluster, name)) for name in ordered),
+        calls_per_step=calls,
+        launch=one_launch(configs.launches.values()),
+    )
+    return ExportSource(deployment, tuple(notes))
+
+
+def _num_nodes(cluster: Cluster | None, name: CommunicatorId) -> int | None:
+    return None if cluster is None else cluster.num_nodes_of(len(name.ranks))
+
+
+def _communicator(op: CommOp) -> CommunicatorId:
+    return CommunicatorId(description=op.communicator, ranks=tuple(range(op.collective.num_ranks)))
+
+
+def _site(op: CommOp) -> CallSite:
+    return _communicator(op), op.collective.kind, op.collective.num_bytes
+
+
+def _rows(
+    spec: JobSpec, problems: tuple[GroupProblem, ...], configs: _Configs
+) -> tuple[dict[ConfigKey, CommConfig], dict[CallSite, int], list[CallSite]]:
+    """The rows that set something, the calls per step, and the sites whose calls cannot be told apart.
+
+    A job that gives its groups by their shapes does not say how often and in what order a site is called: one row then
+    holds for every call, if all of the site's collectives share a configuration.
+    """
+    iteration = iteration_of(spec)
+    sites: dict[CallSite, dict[int, CommConfig]] = defaultdict(dict)
+    every: dict[CallSite, set[CommConfig]] = defaultdict(set)
+    for problem in problems:
+        for op, occurrences in zip(problem.group.comms, problem.group.occurrences, strict=True):
+            config = _config(configs, problem.group.name, op.name)
+            every[_site(op)].add(config)
+            sites[_site(op)] |= dict.fromkeys(occurrences, config)
+    if iteration is None:
+        unclear = [site for site, found in every.items() if len(found) > 1]
+        sites = {site: {0: found.pop()} for site, found in every.items() if len(found) == 1}
+        return _keyed(sites), dict.fromkeys(sites, 1), unclear
+    return _keyed(sites), dict(Counter(_site(op) for op in iteration.comms)), []
+
+
+def _keyed(sites: Mapping[CallSite, Mapping[int, CommConfig]]) -> dict[ConfigKey, CommConfig]:
+    return {
+        ConfigKey(communicator=communicator, kind=kind, num_bytes=num_bytes, occurrence=occurrence): config
+        for (communicator, kind, num_bytes), found in sites.items()
+        for occurrence, config in sorted(found.items())
+        if not config.is_untouched
+    }
+
+
+def _config(configs: _Configs, group: str, comm: str) -> CommConfig:
+    try:
+        return msgspec.convert(configs.groups[group][comm], CommConfig)
+    except KeyError:
+        raise BundleError(f"configs.toml holds no collective {comm!r} of group {group!r}") from None
+    except (msgspec.ValidationError, LagomError) as error:
+        raise BundleError(f"configs.toml: {comm!r} of group {group!r}: {error}") from None
+
+
+def _configs(path: Path) -> _Configs:
+    try:
+        with path.open("rb") as file:
+            raw = tomllib.loads(file.read(MAX_CONFIGS_BYTES).decode())
+        return msgspec.convert(raw, _Configs)
+    except OSError as error:
+        raise BundleError(f"{str(path)!r} cannot be read: {error.strerror}") from None
+    except (ValueError, msgspec.ValidationError, LagomError) as error:
+        raise BundleError(f"{str(path)!r} is damaged: {error}") from None

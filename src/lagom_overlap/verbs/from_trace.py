@@ -1,0 +1,198 @@
+"""`lagom tune --from-trace`: traces become groups and a fitted model, which are tuned like any job; nothing is run.
+
+Reads the traces, finds the overlap groups, fits the contention model to them (`analysis/trace_fit.py`), and hands
+groups and a backend over the fitted model to `verbs/tune.py`. Every figure is labelled a prediction; what the
+trace does not determine is named in the notes.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import exp
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from lagom_overlap.analysis.findings import Findings, analyse
+from lagom_overlap.analysis.groups import overlap_groups
+from lagom_overlap.analysis.trace_fit import TraceFit, default_of, fit_trace
+from lagom_overlap.analysis.trace_gpu import cluster_of_trace
+from lagom_overlap.analysis.traced_job import TracedGroup, TracedJob, traced_job
+from lagom_overlap.backends.traced import TracedBackend, TracedDefault
+from lagom_overlap.cost import ContentionModel
+from lagom_overlap.cost.fit import FittedConstant
+from lagom_overlap.errors import JobError, TraceError
+from lagom_overlap.hardware import Cluster
+from lagom_overlap.jobfile.build import cluster_of, contention_model_of, request_of
+from lagom_overlap.jobfile.ground import Ground
+from lagom_overlap.jobfile.spec import JobSpec, JobTable, TuneTable
+from lagom_overlap.nccl_plugin.support import NcclVersion
+from lagom_overlap.results.tune import PREDICTED
+from lagom_overlap.trace.gpu_trace import NS_PER_S
+from lagom_overlap.trace.reader import read_traces
+from lagom_overlap.units import format_seconds
+
+ASSUMED_NCCL: Final[NcclVersion] = (2, 28, 9)
+"""Where no trace names the release: one under which a tuner sets no chunk."""
+_NCCL: Final = re.compile(r"(\d{1,2})\.(\d{1,3})(?:\.(\d{1,3}))?")
+TUNER = "model_based"
+"""The tuner where no job file names one: from a default of many channels the paper's ladder goes up, not down."""
+
+
+class TracedGroupRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One group: its makespan in the trace and by the fitted model, and kernels whose time alone is estimated."""
+
+    name: str
+    bound: str
+    per_step: float
+    measured_s: float
+    simulated_s: float
+    num_kernels: int
+    num_estimated: int
+
+
+class FromTraceRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run folder keeps of the trace it was predicted from."""
+
+    traces: list[str]
+    fit: tuple[FittedConstant, ...]
+    unidentified: tuple[str, ...]
+    fit_mean_abs_error: float
+    groups: list[TracedGroupRow]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FromTraceRequest:
+    """Traces, and a job whose [tune], [cluster] and [cost] count; None: defaults, and the preset of the trace's GPU."""
+
+    traces: tuple[Path, ...]
+    spec: JobSpec | None = None
+    seed: int | None = None
+
+
+def spec_of(request: FromTraceRequest) -> JobSpec:
+    """The job's own tables; of a job file its groups or its model are replaced by the trace's."""
+    if request.spec is None:
+        name = request.traces[0].name.partition(".")[0] or "trace"
+        return JobSpec(job=JobTable(name=name), tune=TuneTable(tuner=TUNER))
+    return msgspec.structs.replace(request.spec, model=None, parallel=None, group=[])
+
+
+def _cluster(spec: JobSpec, findings: Findings) -> Cluster:
+    """The job's cluster, or the preset of the trace's GPU; with as many nodes as the collectives' ranks need."""
+    named = cluster_of(spec)
+    cluster = named or next((c for rank in findings.ranks if (c := cluster_of_trace(rank.trace)) is not None), None)
+    if cluster is None:
+        gpu = next((rank.trace.gpu_name for rank in findings.ranks if rank.trace.gpu_name), "not named")
+        raise JobError(
+            f"no preset has the trace's GPU ({gpu}): give a job file with [cluster] preset = ... with --from-trace"
+        )
+    most = max((row.key.num_ranks for row in findings.rows), default=1)
+    needed = max(1, -(-most // cluster.gpus_per_node))
+    return cluster if named is not None else replace(cluster, num_nodes=max(needed, cluster.num_nodes))
+
+
+def _defaults(traced: Sequence[TracedGroup], model: ContentionModel) -> dict[str, TracedDefault]:
+    defaults = {held.group.name: default_of(held, model) for held in traced}
+    most: dict[str, int] = {}
+    for held in traced:
+        for op, config in zip(held.group.comms, defaults[held.group.name], strict=True):
+            most[op.communicator] = max(most.get(op.communicator, 1), config.num_channels or 1)
+    return {
+        held.group.name: TracedDefault(
+            configs=defaults[held.group.name],
+            reaches=held.reaches,
+            most_channels=tuple(most[op.communicator] for op in held.group.comms),
+        )
+        for held in traced
+    }
+
+
+def _nccl_of(findings: Findings) -> NcclVersion | None:
+    """The release of NCCL that the job ran; None where no trace says it."""
+    found = (_NCCL.match(rank.trace.nccl_version) for rank in findings.ranks)
+    named = next((match for match in found if match is not None), None)
+    return None if named is None else (int(named[1]), int(named[2]), int(named[3] or 0))
+
+
+def _route_note(nccl: NcclVersion | None) -> str:
+    release = ".".join(map(str, nccl or ASSUMED_NCCL))
+    why = "" if nccl is not None else ", which is assumed: the trace does not name it"
+    return (
+        f"Only what lagom can set in a running job is tried: under NCCL {release}{why}, no more channels than the "
+        "trace shows on a communicator, and of all-to-alls the channels alone."
+    )
+
+
+def _notes(job: TracedJob, fit: TraceFit, findings: Findings) -> tuple[str, ...]:
+    held_s = sum(held.makespan_s * held.source.per_step for held in job.groups)
+    step_s = sum(step.measures.span_ns for rank in findings.ranks for step in rank.steps) / (
+        findings.num_windows * NS_PER_S
+    )
+    estimated = sum(held.num_estimated for held in job.groups)
+    notes = [
+        "Predicted from a trace: nothing was run. The times come from the contention model, fitted to the trace.",
+        f"The fitted model gives the groups' makespans with a mean error of {fit.mean_abs_error:.1%}.",
+        f"The groups take {format_seconds(held_s)} of a step of {format_seconds(step_s)}; the rest stays as it is.",
+        _route_note(_nccl_of(findings)),
+        "A join that the computation reached after its collective had ended leaves no trace: how much slower a hidden "
+        "collective may become is not known.",
+    ]
+    if fit.unidentified:
+        notes.append(f"The trace does not determine {', '.join(fit.unidentified)}: they stay near the preset's values.")
+    if estimated:
+        notes.append(f"{estimated} kernels never ran alone: the model estimates their time without collectives.")
+    return (*notes, *job.left_out)
+
+
+def _record(request: FromTraceRequest, job: TracedJob, fit: TraceFit) -> FromTraceRecord:
+    ratios = [exp(left) for left in fit.log_residuals]
+    return FromTraceRecord(
+        traces=[path.name for path in request.traces],
+        fit=fit.table,
+        unidentified=fit.unidentified,
+        fit_mean_abs_error=fit.mean_abs_error,
+        groups=[
+            TracedGroupRow(
+                name=held.group.name,
+                bound=held.source.bound.value,
+                per_step=held.source.per_step,
+                measured_s=held.makespan_s,
+                simulated_s=ratio * held.makespan_s,
+                num_kernels=len(held.source.kernel_keys),
+                num_estimated=held.num_estimated,
+            )
+            for held, ratio in zip(job.groups, ratios, strict=True)
+        ],
+    )
+
+
+def ground_of(request: FromTraceRequest) -> Ground:
+    """What the traces give `run_tune` to work on.
+
+    Raises:
+        TraceError: if a trace cannot be read, or no collective in it overlaps a kernel.
+        JobError: if no cluster is known, or it has fewer GPUs than the collectives have ranks.
+    """
+    spec = spec_of(request)
+    findings = analyse(read_traces(request.traces))
+    cluster = _cluster(spec, findings)
+    model = contention_model_of(spec, cluster)
+    job = traced_job(findings, overlap_groups(findings), model)
+    if not job.groups:
+        why = f" ({job.left_out[0]})" if job.left_out else ""
+        raise TraceError(f"no overlap group of the trace can be simulated{why}: there is nothing to tune")
+    fit = fit_trace(job.groups, model)
+    groups = tuple(held.group for held in job.groups)
+    backend_request = replace(request_of(spec, groups, seed=request.seed), cluster=fit.model.cluster)
+    return Ground(
+        groups=groups,
+        backend=TracedBackend(
+            fit.model, backend_request, _defaults(job.groups, fit.model), _nccl_of(findings) or ASSUMED_NCCL
+        ),
+        backend_name=PREDICTED,
+        notes=_notes(job, fit, findings),
+        arm_words={"default": "what the trace ran (simulated)"},
+        record=_record(request, job, fit),
+    )

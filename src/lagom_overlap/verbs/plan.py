@@ -1,0 +1,323 @@
+"""`lagom plan`: a step becomes a plan, the plan becomes files, and runs against the program if asked."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import quantiles
+from typing import Any, Final
+
+import msgspec
+
+from lagom_overlap.engines.fx.commands import PlanRun
+from lagom_overlap.errors import JobError, WrongResultError
+from lagom_overlap.export.fsdp2 import kept_parameters
+from lagom_overlap.interrupts import held_back
+from lagom_overlap.jobfile.registry import check_planner_name, make_planner
+from lagom_overlap.planners.base import Plan, PlanProblem
+from lagom_overlap.planners.deadline import Work, ended_by_ctrl_c
+from lagom_overlap.planners.memory import refuse_beyond
+from lagom_overlap.planners.simulated import NO_CONFIGS, SimulatedStep, Simulation, simulated
+from lagom_overlap.record import (
+    create_folder,
+    describe_machine,
+    package_versions,
+    utc_now,
+    write_private,
+)
+from lagom_overlap.report.plan.page import render_plan
+from lagom_overlap.results.base import encoded
+from lagom_overlap.results.plan import (
+    BeforeAfter,
+    MegatronEffects,
+    PeakMemory,
+    PlanExecution,
+    PlannedIteration,
+    PlannedStep,
+    PlanResult,
+    Spread,
+)
+from lagom_overlap.results.plan_decisions import decisions_of
+from lagom_overlap.timeline import Timeline
+from lagom_overlap.trace.chrome_writer import chrome_trace
+from lagom_overlap.tuners.sequential import judged_pairs
+from lagom_overlap.units import format_seconds
+from lagom_overlap.verbs.plan_advice import fsdp2_advice, megatron_arguments
+from lagom_overlap.verbs.plan_file import check_plan, check_plan_file, plan_toml, read_plan
+from lagom_overlap.verbs.plan_megatron import megatron_effects, megatron_lines
+from lagom_overlap.verbs.plan_problem import OURS, WHOLE, Check, PlanInput
+from lagom_overlap.workload.digest import graph_digest
+
+MEGATRON: Final = "megatron"
+"""The planner whose switches are advised one by one."""
+MAX_ERROR: Final = 0.02
+"""The largest difference of outputs, relative to the largest value, that is rounding: five times that of bfloat16."""
+_FILES: Final = ("run.json", "plan.toml", "report.html", "timeline.json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRequest:
+    """What is asked of a problem.
+
+    `planner` and `work` (millions of steps, without a limit of seconds) override the job's; `apply` is a
+    plan file that takes the planner's place; `out` is where to write.
+    """
+
+    planner: str | None = None
+    work: float | None = None
+    apply: Path | None = None
+    execute: bool = False
+    out: Path | None = None
+    on_progress: Callable[[Any], None] | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A plan, the step simulated before and after it, and the seconds that it took.
+
+    `interrupted`: the user ended the search.
+    """
+
+    plan: Plan
+    before: SimulatedStep
+    after: SimulatedStep
+    solve_s: float
+    interrupted: bool = False
+
+
+def planned(given: PlanInput, planner: str, *, on_progress: Callable[[Any], None] | None = None) -> Planned:
+    """The plan of a planner, judged by the one simulator that judges all.
+
+    Raises:
+        LagomError: if there is no such planner, or no plan fits the memory limit.
+    """
+    options = given.options if planner == given.planner else {}
+    whole = given.is_on_cores and planner == OURS and "split" not in options
+    if whole:
+        options = {**options, "split": False}
+    maker = make_planner(planner, options, on_progress=on_progress)
+    start = time.monotonic()
+    with ended_by_ctrl_c() as interrupted:
+        plan = maker.plan(given.problem)
+        was_ended = interrupted.is_set()
+    if was_ended:
+        plan = replace(plan, notes=(*plan.notes, "The search was ended by a signal: this is the best it had found."))
+    if whole:
+        plan = replace(plan, notes=(*plan.notes, WHOLE))
+    return replace(judged(given, plan, time.monotonic() - start), interrupted=was_ended)
+
+
+def judged(given: PlanInput, plan: Plan, solve_s: float) -> Planned:
+    """A plan with the step simulated before and after it; a plan without rewrites is the step as it was.
+
+    Raises:
+        JobError: if it needs more memory than the limit.
+    """
+    if not plan.rewrites:
+        plan = replace(plan, iteration=given.issued)
+    before = simulated(given.problem, given.issued)
+    after = simulated(given.problem, plan.iteration, plan.configs)
+    refuse_beyond("the plan", after.peak_bytes, given.problem.memory_limit_bytes)
+    return Planned(plan=plan, before=before, after=after, solve_s=solve_s)
+
+
+def own_order(given: PlanInput) -> str:
+    """What a plan is compared with, in words."""
+    framework = given.problem.framework
+    return "program order" if framework is None else f"{framework}'s own order"
+
+
+def offered(given: PlanInput, found: Planned) -> Planned:
+    """What is offered of a plan: where contention is priced and it does not gain under it, the step as it was."""
+    before, after = found.before, found.after
+    gains = after.makespan_s < before.makespan_s
+    if after.simulation is not Simulation.CONTENTION or gains or not found.plan.rewrites:
+        return found
+    said = (
+        f"No gain: with contention the plan of {found.plan.planner} takes {format_seconds(after.makespan_s)}, "
+        f"{own_order(given)} {format_seconds(before.makespan_s)}; the step is left as it is."
+    )
+    kept = replace(found.plan, rewrites=(), iteration=given.issued, is_optimal=False, notes=(said,), configs=NO_CONFIGS)
+    return replace(found, plan=kept, after=before)
+
+
+def check_request(request: PlanRequest) -> None:
+    """Refuses what is wrong whatever the step is; reading the step may take minutes of measuring.
+
+    Raises:
+        LagomError: if there is no such planner, the plan file is none, or both are given.
+    """
+    if request.apply is not None and request.planner is not None:
+        raise JobError("give --planner or --apply, not both")
+    if request.apply is not None and request.work is not None:
+        raise JobError("--work is for making a plan: --apply has one")
+    if request.work is not None and not 0 < request.work < float("inf"):
+        raise JobError(f"--work is {request.work:g} million steps, must be positive and finite")
+    if request.apply is not None:
+        check_plan_file(request.apply)
+    if request.planner is not None:
+        check_planner_name(request.planner)
+
+
+def step_check(request: PlanRequest) -> Check:
+    """What of a request is checked against a step before anything is measured: that a plan file is for it."""
+    path = request.apply
+    return (
+        (lambda step, num_ranks: None) if path is None else (lambda step, num_ranks: check_plan(path, step, num_ranks))
+    )
+
+
+def run_plan(given: PlanInput, request: PlanRequest) -> PlanResult:
+    """Plans or reads a plan, writes the folder, runs the plan if asked and adds what was measured to the folder.
+
+    Raises:
+        LagomError: for a user's mistake or a machine that failed; the folder then holds the plan all the same.
+    """
+    check_request(request)
+    if request.execute and given.ranks is None:
+        raise JobError('--execute needs a program on real ranks: give [program] and backend = "gloo" in the job file')
+    if request.work is not None:
+        given = replace(given, problem=replace(given.problem, work=Work(request.work)))
+    if request.apply is not None:
+        found = judged(given, read_plan(request.apply, given.problem, given.num_ranks), 0.0)
+    else:
+        found = offered(given, planned(given, request.planner or given.planner, on_progress=request.on_progress))
+    files = () if request.out is None else tuple(request.out / name for name in _FILES)
+    result = plan_result(given, found, files=files)
+    if request.out is not None:
+        create_folder(request.out)
+        _write(request.out, given, result)
+    if request.execute and not found.interrupted:
+        result = _executed(given, found, result)
+        if request.out is not None:
+            _write(request.out, given, result)
+    return result
+
+
+def _megatron(given: PlanInput, plan: Plan) -> MegatronEffects | None:
+    """Its switches one by one, where its own planner was asked."""
+    if plan.planner != MEGATRON:
+        return None
+    return megatron_effects(given.problem, given.num_ranks, given.pipeline)
+
+
+def plan_result(given: PlanInput, found: Planned, *, files: tuple[Path, ...]) -> PlanResult:
+    """A plan as it is reported, before any run."""
+    before, after, plan = found.before, found.after, found.plan
+    megatron = _megatron(given, plan)
+    return PlanResult(
+        job=given.name,
+        num_ranks=given.num_ranks,
+        planner=plan.planner,
+        baseline=own_order(given),
+        simulation=after.simulation,
+        num_ops=len(given.problem.iteration.ops),
+        num_comms=len(given.problem.iteration.comms),
+        iteration_s=PlannedIteration(before=before.makespan_s, after=after.makespan_s, lower_bound=plan.lower_bound_s),
+        exposed_comm_s=BeforeAfter(before=before.exposed_s, after=after.exposed_s),
+        peak_memory_bytes=PeakMemory(
+            before=before.peak_bytes, after=after.peak_bytes, limit=given.problem.memory_limit_bytes
+        ),
+        is_optimal=plan.is_optimal,
+        decisions=decisions_of(given.problem.iteration, plan) if plan.rewrites else (),
+        solve_s=found.solve_s,
+        times=given.times,
+        megatron=megatron,
+        advice=_advice(given, plan, megatron),
+        notes=(*given.notes, *plan.notes),
+        files=files,
+        planned=PlannedStep(plan=plan, timelines={"before": before.timeline, "after": after.timeline}),
+    )
+
+
+def _executed(given: PlanInput, found: Planned, result: PlanResult) -> PlanResult:
+    """The result with what came of running the plan."""
+    run = _run(given, found.plan)
+    measured = {"before": Timeline(run.before.spans), "after": Timeline(run.after.spans)}
+    return replace(result, execution=_execution(given, found, run), planned=replace(result.step, measured=measured))
+
+
+def _run(given: PlanInput, plan: Plan) -> PlanRun:
+    assert given.ranks is not None
+    digest = graph_digest(given.problem.iteration)
+    run = given.ranks.run(plan.rewrites, rounds=given.rounds, seed=given.seed, graph=digest)
+    if run.max_error > MAX_ERROR:
+        raise WrongResultError(
+            f"the plan's outputs differ from the program's by {run.max_error:.1e} of the largest value, or are not "
+            f"finite; {MAX_ERROR:g} is allowed for rounding: the run is not reported"
+        )
+    return run
+
+
+def _spread(values: list[float]) -> Spread:
+    low, middle, high = quantiles(values, n=4, method="inclusive")
+    return Spread(median=middle, q25=low, q75=high)
+
+
+def _execution(given: PlanInput, found: Planned, run: PlanRun) -> PlanExecution:
+    assert given.ranks is not None
+    ratios = [before / after for before, after in zip(run.before.makespan_s, run.after.makespan_s, strict=True)]
+    arms = {"before": run.before, "after": run.after}
+    return PlanExecution(
+        backend=given.ranks.description,
+        num_ranks=given.num_ranks,
+        rounds=len(run.before.makespan_s),
+        max_error=run.max_error,
+        is_bitwise_equal=run.max_error == 0,
+        order_digest=run.order_digest,
+        iteration_s={name: _spread(list(arm.makespan_s)) for name, arm in arms.items()},
+        exposed_comm_s={name: _spread(list(arm.exposed_s)) for name, arm in arms.items()},
+        predicted_iteration_s=BeforeAfter(before=found.before.makespan_s, after=found.after.makespan_s),
+        predicted_exposed_comm_s=BeforeAfter(before=found.before.exposed_s, after=found.after.exposed_s),
+        speedup=_spread(ratios),
+        judgement=judged_pairs(run.before.makespan_s, run.after.makespan_s),
+    )
+
+
+def _advice(given: PlanInput, plan: Plan, megatron: MegatronEffects | None) -> dict[str, tuple[str, ...]]:
+    """The plan as settings, by framework; nothing for a program, which runs the plan itself.
+
+    Of the step as it was, whether FSDP2 should keep parameters is left to say.
+    """
+    if given.is_program:
+        return {}
+    if megatron is not None:
+        return {"Megatron-LM, with how much longer it takes without each": megatron_lines(megatron)}
+    if not plan.rewrites:
+        kept = kept_parameters(given.problem, plan)
+        return {} if kept is None or not kept.is_advised else {"FSDP2": (kept.sentence(),)}
+    said = {
+        "FSDP2": _fsdp2_lines(given.problem, plan),
+        "Megatron-LM": (" ".join(megatron_arguments(given.problem, plan)),),
+    }
+    return {f"{name} (part of the plan, without its prediction)": lines for name, lines in said.items() if any(lines)}
+
+
+def _fsdp2_lines(problem: PlanProblem, plan: Plan) -> tuple[str, ...]:
+    """Its calls, and whether to keep parameters after forward."""
+    found, kept = fsdp2_advice(problem, plan), kept_parameters(problem, plan)
+    if found is None:
+        return ()
+    return found.sentences() if kept is None else (*kept.applied_to(found).sentences(), kept.sentence())
+
+
+def _write(folder: Path, given: PlanInput, result: PlanResult) -> None:
+    """All files, each whole; Ctrl-C waits until they are of one run."""
+    record = {"result": result, "machine": describe_machine(), "versions": package_versions(), "date": utc_now()}
+    step = result.step
+    text = plan_toml(given.name, step.plan, given.problem.iteration, given.num_ranks, _times_in_words(given))
+    shown = {f"{name}, predicted": line for name, line in step.timelines.items()}
+    shown |= {f"{name}, measured": line for name, line in step.measured.items()}
+    contents = (
+        msgspec.json.format(encoded(record), indent=2) + b"\n",
+        text,
+        render_plan(result).encode(),
+        chrome_trace(shown),
+    )
+    with held_back():
+        for name, content in zip(_FILES, contents, strict=True):
+            write_private(folder / name, content)
+
+
+def _times_in_words(given: PlanInput) -> str:
+    return "cost model" if given.times is None else given.times.file or "measured on ranks"

@@ -1,0 +1,134 @@
+"""Plan once, run it everywhere: a `plan.toml` applied on the ranks of the user's own job.
+
+Planners are given time, so planning on every rank may end with as many plans. Here every rank reads a file instead; the
+ranks compare the order in which they will call collectives, and where one differs nothing is run. Needs torch.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+import torch
+from torch import distributed as dist
+from torch.distributed import distributed_c10d
+
+from lagom_overlap.capturing.fx import FxCapture, capture_fx
+from lagom_overlap.collective import CollectiveKind
+from lagom_overlap.engines.fx.agreement import check_able, check_agreement, signature
+from lagom_overlap.engines.fx.apply import apply_rewrites
+from lagom_overlap.engines.fx.groups import ProcessGroups
+from lagom_overlap.engines.fx.inductor import PlanPass
+from lagom_overlap.engines.fx.streams import StreamedStep
+from lagom_overlap.errors import BackendError, JobError, LagomError
+from lagom_overlap.record import create_folder, write_private
+from lagom_overlap.verbs.plan_file import read_rewrites, rewrites_toml
+from lagom_overlap.workload.digest import graph_digest
+from lagom_overlap.workload.issued import IssuedStep
+from lagom_overlap.workload.rewrite.steps import Rewrite
+from lagom_overlap.workload.rewrite.tables import table_of
+
+_STEPS = count()
+
+
+class _Found(msgspec.Struct, frozen=True):
+    """What a rank says of its plan: a digest of the rewrites, or why it cannot be applied."""
+
+    digest: str = ""
+    refused: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFile:
+    """A plan's file in a planner's place, or a folder of `save_plans`: what `PlanPass` asks for rewrites."""
+
+    path: Path
+
+    def __call__(self, capture: IssuedStep, times_s: Mapping[str, float] = MappingProxyType({})) -> tuple[Rewrite, ...]:
+        """The file's rewrites, checked against a captured graph; times of its operators change nothing.
+
+        Raises:
+            JobError: if the file is no plan, or one for another graph or number of ranks.
+        """
+        path = self.path
+        if path.is_dir():
+            path /= f"{graph_digest(capture.iteration)}.toml"
+            if not path.exists():
+                raise JobError(f"{str(self.path)!r} has no plan of this graph: {path.name!r} is missing")
+        return read_rewrites(path, capture.iteration, capture.num_ranks)
+
+
+def save_plans(plan_pass: PlanPass, folder: Path) -> tuple[Path, ...]:
+    """Writes the plan of every graph that was compiled into a new folder, each named by its graph; on rank 0 alone.
+
+    `PlanFile(folder)` then decides for the same program wherever it is compiled again, without a search or a clock.
+
+    Raises:
+        OutputError: if the folder exists already, or cannot be written.
+    """
+    if dist.get_rank() != 0:
+        return ()
+    create_folder(folder)
+    paths = []
+    for seen in plan_pass.seen:
+        iteration = seen.capture.iteration
+        paths.append(folder / f"{graph_digest(iteration)}.toml")
+        text = rewrites_toml("compiled", seen.rewrites, iteration, seen.capture.num_ranks, planner="compiled")
+        write_private(paths[-1], text)
+    return tuple(paths)
+
+
+def planned_step(step: Callable[..., Any], inputs: Sequence[Any], plan: Path) -> StreamedStep:
+    """The step under a plan, ready to run on this rank: `planned_step(...).run(inputs).outputs`; close it.
+
+    Every rank calls it with its own inputs and its own copy of the file, once the default process group is open. The
+    step is as for a job's `[program]`; nothing of it is computed yet.
+
+    Raises:
+        JobError: if the step cannot be traced, or the file is no plan of it. The other ranks are told, and raise too.
+        BackendError: if ranks have different plans, or would call collectives in different orders.
+    """
+    rank, num_ranks = dist.get_rank(), dist.get_world_size()
+    store, name = distributed_c10d._get_default_store(), f"lagom/planned_step/{next(_STEPS)}"
+    captured, rewrites, found = _checked(step, inputs, plan)
+    store.set(f"{name}/found/{rank}", msgspec.json.encode(found).decode())
+    every = [msgspec.json.decode(store.get(f"{name}/found/{other}"), type=_Found) for other in range(num_ranks)]
+    for other, said in enumerate(every):
+        if said.refused:
+            raise JobError(said.refused if other == rank else f"rank {other}: {said.refused}")
+    for other, said in enumerate(every):
+        if said.digest != every[0].digest:  # before groups are made, which hangs where ranks make different ones
+            raise BackendError(f"ranks 0 and {other} have different plans in {str(plan)!r}; nothing was run")
+    assert captured is not None
+    groups = ProcessGroups()
+    refused = ""
+    try:
+        planned = apply_rewrites(captured.graph_module, captured.iteration, rewrites, groups)
+    except LagomError as error:
+        refused = str(error)
+    check_able(refused, store, rank=rank, num_ranks=num_ranks, step=name)
+    lines = signature(planned.graph, groups.ranks)
+    check_agreement(lines, store, rank=rank, num_ranks=num_ranks, step=name)
+    return StreamedStep(planned, groups)
+
+
+def _checked(
+    step: Callable[..., Any], inputs: Sequence[Any], plan: Path
+) -> tuple[FxCapture | None, tuple[Rewrite, ...], _Found]:
+    """The traced step and the plan's rewrites on this rank, or why there are none."""
+    try:
+        with torch.enable_grad():
+            captured = capture_fx(step, tuple(inputs), is_fake=True)
+        kinds = {op.collective.kind for op in captured.iteration.comms}
+        is_others = dist.get_rank() > 0 and CollectiveKind.ALL_TO_ALL in kinds
+        rewrites = read_rewrites(plan, captured.iteration, dist.get_world_size(), other_rows=is_others)
+    except LagomError as error:
+        return None, (), _Found(refused=str(error))
+    except Exception as error:
+        return None, (), _Found(refused=f"the step cannot be traced: {type(error).__name__}: {error}")
+    digest = hashlib.sha256(msgspec.json.encode([table_of(rewrite) for rewrite in rewrites])).hexdigest()
+    return captured, rewrites, _Found(digest=digest)

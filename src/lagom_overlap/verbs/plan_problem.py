@@ -1,0 +1,331 @@
+"""From a job file or a capture to a planning problem: the step, the machine, how long operators take on it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from lagom_overlap.backends.gloo.programs import ProgramRanks
+from lagom_overlap.capturing.file import read_capture
+from lagom_overlap.cost import ContentionModel, load_profile
+from lagom_overlap.errors import JobError
+from lagom_overlap.hardware import Cluster, load_preset
+from lagom_overlap.jobfile.build import contention_model_of
+from lagom_overlap.jobfile.sharding import searched_step
+from lagom_overlap.jobfile.spec import (
+    JobSpec,
+    PlanTable,
+    ProgramTable,
+    TimesSource,
+    link_bytes_per_s,
+    read_job,
+    size_bytes,
+)
+from lagom_overlap.jobfile.step import capture_of, job_step
+from lagom_overlap.planners.base import OpTimes, PlanProblem
+from lagom_overlap.planners.deadline import Work
+from lagom_overlap.planners.framework import FRAMEWORKS, framework_of
+from lagom_overlap.planners.times import ModelTimes
+from lagom_overlap.results.plan import PipelineEffects, TimesOrigin
+from lagom_overlap.verbs.plan_megatron import pipeline_effects
+from lagom_overlap.verbs.plan_times import FoundTimes, TimesWish, from_model, from_ranks, from_trace
+from lagom_overlap.workload import Iteration
+from lagom_overlap.workload.issued import IssuedStep
+
+_ANY_GPU: Final = "a40_nvlink"
+"""Ranks on CPU cores are planned as if each were a GPU of this preset; its speed is not used, times are measured."""
+_PROFILE: Final = "plausible"
+"""Of a capture without a job file, which would name one."""
+OURS: Final = "ours"
+DEFAULT_BUDGET_S: Final = 10.0
+WHOLE: Final = (
+    "Operators are not cut: on CPU ranks many small pieces and their copies took longer than predicted (0.56 times the "
+    "program's speed where 82 were cut in 8). [plan] options = { split = true } allows it; measure with --execute."
+)
+ONE_STAGE: Final = (
+    "This is one micro-batch through the first of {stages} stages; how stages wait for each other is not in the plan "
+    "(see `lagom simulate`, and --planner megatron for advice on it)."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanInput:
+    """A problem with what surrounds it.
+
+    `issued` is the step as the framework runs it before any plan. `times` says which of the problem's times were
+    measured (None: none). `is_on_cores`: its ranks are CPU processes. `pipeline` is what several stages mean
+    for their transfers. `ranks` run the program, if the job has one and names a backend that runs it; close it.
+    """
+
+    name: str
+    problem: PlanProblem
+    issued: Iteration
+    num_ranks: int
+    seed: int = 0
+    rounds: int = 11
+    planner: str = "ours"
+    options: Mapping[str, bool | int | float | str] = field(default_factory=lambda: MappingProxyType({}))
+    notes: tuple[str, ...] = ()
+    times: TimesOrigin | None = None
+    is_program: bool = False
+    is_on_cores: bool = False
+    pipeline: PipelineEffects | None = None
+    ranks: ProgramRanks | None = None
+
+    def close(self) -> None:
+        """Ends the ranks, if there are any."""
+        if self.ranks is not None:
+            self.ranks.close()
+
+
+Check = Callable[[Iteration, int], object]
+"""Given a step and its number of ranks, raises if what is asked does not fit it, before anything is measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What comes from the command line besides the file: a machine for a capture, times, a check of the step.
+
+    Without `execute`, ranks are started only if their times are wanted.
+    """
+
+    cluster: str | None = None
+    times: str | None = None
+    execute: bool = False
+    check: Check = field(default=lambda step, num_ranks: None)
+
+
+def read_input(source: Path | JobSpec | IssuedStep, asked: Asked | None = None) -> PlanInput:
+    """The problem of a job, a job file (`.toml`), a capture or its file; a capture needs the name of a cluster.
+
+    Raises:
+        LagomError: if the file cannot be read or holds nothing that can be planned, or the step fails the check.
+    """
+    asked = asked or Asked()
+    wish = TimesWish.of(asked.times)
+    if isinstance(source, IssuedStep) or (isinstance(source, Path) and source.suffix != ".toml"):
+        if asked.cluster is None:
+            name = source.iteration.name if isinstance(source, IssuedStep) else str(source)
+            raise JobError(f"{name!r} is taken for a capture, which says nothing of a machine: give --cluster NAME")
+        capture = source if isinstance(source, IssuedStep) else read_capture(source)
+        return _of_capture(capture, asked.cluster, wish, asked.check)
+    spec = read_job(source) if isinstance(source, Path) else source
+    if asked.cluster is not None:
+        raise JobError("--cluster is for captures; a job file names its own: [cluster] preset = ...")
+    if asked.times is None:
+        wish = TimesWish.of(spec.plan.times)
+    if spec.program is not None:
+        return _of_program(spec, spec.program, wish, asked)
+    return _of_job(spec, wish, asked.check)
+
+
+def _of_capture(capture: IssuedStep, cluster_name: str, wish: TimesWish, check: Check) -> PlanInput:
+    """The problem of a captured step on a preset, on as many nodes as its ranks fill."""
+    preset = load_preset(cluster_name)
+    nodes = -(-capture.num_ranks // preset.gpus_per_node)
+    cluster = replace(preset, num_nodes=nodes)
+    placed = _checked(capture.placed_on(cluster))
+    check(placed.iteration, capture.num_ranks)
+    model = ModelTimes(ContentionModel(cluster, load_profile(_PROFILE)))
+    found = _modelled(wish, placed.iteration, model, _PROFILE)
+    problem = _problem(PlanTable(), placed.iteration, cluster, found.times, step=placed)
+    return PlanInput(
+        name=capture.iteration.name,
+        problem=problem,
+        issued=replace(placed.issued, is_dataflow=True),
+        num_ranks=capture.num_ranks,
+        notes=(*found.notes, *capture.notes),
+        times=found.json,
+    )
+
+
+def _modelled(wish: TimesWish, iteration: Iteration, model: ModelTimes, profile: str) -> FoundTimes:
+    """Times of a step that nothing here can run."""
+    if wish.trace is not None:
+        return from_trace(wish.trace, iteration, model)
+    if wish.source is TimesSource.MEASURE:
+        raise JobError(
+            'times = "measure" needs a program on real ranks: [program] and backend = "gloo" in the job file; '
+            "the times of a captured or named step come from a trace of it, or from the cost model"
+        )
+    return from_model(model, profile)
+
+
+def _of_job(spec: JobSpec, wish: TimesWish, check: Check) -> PlanInput:
+    """The problem of a job with a model, named or captured."""
+    if spec.model is not None and spec.model.capture is not None:
+        return _of_captured_job(spec, wish, check)
+    if spec.model is None or spec.parallel is None:
+        raise JobError("the job has no [model] and no [program]: groups given by shapes are for tune")
+    if spec.job.backend != "simulated":
+        raise JobError(
+            f'job.backend is {spec.job.backend!r}: a named model is planned with backend = "simulated"; '
+            "give a [program] to run a plan on gloo"
+        )
+    if spec.model.name is None or spec.model.seq_len is None:
+        raise JobError("missing key 'model.name' or 'model.seq_len': plan needs both, or model.capture")
+    if spec.parallel.auto is not None:
+        searched, cluster = searched_step(spec)
+        return _placed(spec, searched, cluster, wish, check)
+    job = job_step(spec)
+    assert job is not None, spec.job.name
+    step = job.step()
+    check(step.iteration, job.layout.num_gpus)
+    times = ModelTimes(job.simulator().price.model, framework=job.framework)
+    found = _modelled(wish, step.iteration, times, spec.cost.profile)
+    problem = _problem(
+        spec.plan, step.iteration, job.cluster, found.times, step=step, framework=FRAMEWORKS.get(job.rules.name)
+    )
+    notes = () if job.is_whole else (ONE_STAGE.format(stages=job.layout.pipeline),)
+    given = _input(spec, problem, step.issued, job.layout.num_gpus, found, more=notes)
+    return replace(given, pipeline=pipeline_effects(job, times))
+
+
+def _of_captured_job(spec: JobSpec, wish: TimesWish, check: Check) -> PlanInput:
+    """The problem of a job whose model is a capture file, on the job's cluster."""
+    assert spec.model is not None and spec.model.capture is not None  # noqa: PT018  asked by the only caller
+    if spec.cluster is None:
+        raise JobError("a capture says nothing of a machine: give [cluster] preset = ... in the job file")
+    cluster = load_preset(spec.cluster.preset, spec.cluster.nodes)
+    captured = capture_of(spec, cluster)
+    assert captured is not None
+    return _placed(spec, _checked(captured), cluster, wish, check)
+
+
+def _placed(spec: JobSpec, placed: IssuedStep, cluster: Cluster, wish: TimesWish, check: Check) -> PlanInput:
+    """The problem of a captured step that is placed on the job's cluster, under the cost model or a trace."""
+    check(placed.iteration, placed.num_ranks)
+    model = ModelTimes(contention_model_of(spec, cluster))
+    found = _modelled(wish, placed.iteration, model, spec.cost.profile)
+    problem = _problem(spec.plan, placed.iteration, cluster, found.times, step=placed)
+    return _input(spec, problem, placed.issued, placed.num_ranks, found, more=placed.notes)
+
+
+def _checked(capture: IssuedStep) -> IssuedStep:
+    if not capture.iteration.is_dataflow:
+        raise JobError(f"capture {capture.iteration.name!r} does not hold its data flow: it cannot be reordered")
+    return capture
+
+
+def _of_program(spec: JobSpec, program: ProgramTable, wish: TimesWish, asked: Asked) -> PlanInput:
+    """A program, captured in a fake world; with `backend = "gloo"` its operators are timed on real ranks."""
+    script = Path(program.script)
+    num_ranks = spec.job.ranks
+    if spec.job.backend not in ("simulated", "gloo"):
+        raise JobError(f"job.backend is {spec.job.backend!r}: programs are planned with simulated or gloo")
+    if num_ranks % program.nodes:
+        raise JobError(f"program.nodes is {program.nodes}, must divide job.ranks = {num_ranks}")
+    capture = _captured(script, program.function, num_ranks)
+    if spec.job.backend == "simulated":
+        if spec.cluster is None:
+            raise JobError("the simulated backend needs a cluster: give [cluster] preset = ... in the job file")
+        cluster = load_preset(spec.cluster.preset, spec.cluster.nodes)
+        return _placed(spec, capture.placed_on(cluster), cluster, wish, asked.check)
+    cluster = replace(
+        load_preset(_ANY_GPU), name="cpu_ranks", gpus_per_node=num_ranks // program.nodes, num_nodes=program.nodes
+    )
+    if wish.source is TimesSource.MODEL:
+        raise JobError(
+            'times = "model" has no meaning with backend = "gloo": no cost model describes these ranks; '
+            'allowed: "measure", or a trace of one rank'
+        )
+    placed = capture.placed_on(cluster)
+    asked.check(placed.iteration, num_ranks)
+    traced = None
+    if wish.trace is not None:
+        model = ModelTimes(contention_model_of(spec, cluster))
+        traced = from_trace(wish.trace, placed.iteration, model, on_ranks=True)
+        if not asked.execute:
+            problem = _problem(spec.plan, placed.iteration, cluster, traced.times, step=placed)
+            return _input(spec, problem, placed.issued, num_ranks, traced, more=capture.notes)
+    ranks = ProgramRanks(
+        script,
+        program.function,
+        num_ranks=num_ranks,
+        link_bytes_per_s=link_bytes_per_s(spec.job.link),
+        timeout_s=spec.job.timeout_s,
+    )
+    try:
+        found = traced or from_ranks(ranks, placed.iteration)
+        problem = _problem(spec.plan, placed.iteration, cluster, found.times, step=placed)
+    except BaseException:
+        ranks.close()
+        raise
+    return _input(spec, problem, placed.issued, num_ranks, found, more=capture.notes, ranks=ranks)
+
+
+def _captured(script: Path, function: str, num_ranks: int) -> IssuedStep:
+    from lagom_overlap.capturing.fake_world import fake_world  # noqa: PLC0415  # needs torch, which other jobs do without
+    from lagom_overlap.engines.fx.program import load_program  # noqa: PLC0415
+
+    with fake_world(num_ranks):
+        return load_program(script, function).captured(function).capture
+
+
+def _input(
+    spec: JobSpec,
+    problem: PlanProblem,
+    issued: Iteration,
+    num_ranks: int,
+    found: FoundTimes,
+    *,
+    more: tuple[str, ...] = (),
+    ranks: ProgramRanks | None = None,
+) -> PlanInput:
+    return PlanInput(
+        name=spec.job.name,
+        problem=problem,
+        issued=replace(issued, is_dataflow=True),
+        num_ranks=num_ranks,
+        seed=spec.plan.seed,
+        rounds=spec.plan.rounds,
+        planner=spec.plan.planner,
+        options=spec.plan.options,
+        notes=(*found.notes, *more, *_unused(spec)),
+        times=found.json,
+        is_program=spec.program is not None,
+        is_on_cores=spec.program is not None and spec.job.backend == "gloo",
+        ranks=ranks,
+    )
+
+
+def _problem(
+    table: PlanTable,
+    iteration: Iteration,
+    cluster: Cluster,
+    times: OpTimes,
+    *,
+    step: IssuedStep | None = None,
+    framework: str | None = None,
+) -> PlanProblem:
+    """The problem of an iteration, or of a step that a framework issues; of a capture, its streams say which."""
+    if not iteration.ops:
+        raise JobError(f"step {iteration.name!r} has no operators: there is nothing to plan")
+    limit = None if table.memory_limit is None else size_bytes(table.memory_limit, "plan.memory_limit")
+    return PlanProblem(
+        iteration=iteration,
+        cluster=cluster,
+        times=times,
+        groups=MappingProxyType({}) if step is None else step.groups,
+        memory_limit_bytes=limit,
+        prefetch=table.prefetch or None,
+        exact=table.exact,
+        budget_s=table.budget_s or DEFAULT_BUDGET_S,
+        work=None if table.work is None else Work(table.work, table.budget_s),
+        seed=table.seed,
+        issued=None if step is None else replace(step.issued, is_dataflow=True),
+        framework=framework or framework_of(iteration),
+    )
+
+
+def _unused(spec: JobSpec) -> list[str]:
+    """What the job file says that planning does not read."""
+    notes = []
+    if spec.tune != type(spec.tune)():
+        notes.append("[tune] is not read by plan: collectives run as the engine runs them.")
+    if spec.cost.noise:
+        notes.append("cost.noise is not read by plan: it has no noise.")
+    if spec.program is not None and spec.job.backend == "gloo" and spec.cluster is not None:
+        notes.append("[cluster] is not read with the gloo backend: its ranks are on this machine.")
+    return notes

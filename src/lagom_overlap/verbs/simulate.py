@@ -1,0 +1,186 @@
+"""`lagom simulate`: a job file becomes a layout, one iteration is simulated, what it is made of is written down."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+
+import msgspec
+
+from lagom_overlap.errors import JobError
+from lagom_overlap.hardware import Cluster
+from lagom_overlap.jobfile.spec import JobSpec
+from lagom_overlap.jobfile.step import JobStep, job_step
+from lagom_overlap.record import create_folder, describe_machine, package_versions, utc_now, write_private
+from lagom_overlap.results.base import encoded
+from lagom_overlap.results.simulate import SimulatedCarveOut, SimulatedStage, SimulateResult
+from lagom_overlap.sim.training import TrainingTimes, training_timeline
+from lagom_overlap.trace.chrome_writer import chrome_trace
+from lagom_overlap.units import format_seconds
+from lagom_overlap.workload.parallel import StageMemory
+
+_FILES = ("run.json", "report.html", "timeline.json")
+_NOTE = "Simulated: no hardware was measured. How far the model is off: docs/accuracy.md."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulateRequest:
+    """A job and where to write; None writes nothing."""
+
+    spec: JobSpec
+    out: Path | None = None
+
+
+def _check_memory(memories: Sequence[StageMemory], cluster: Cluster) -> None:
+    limit = cluster.gpu.memory_bytes
+    rank = max(range(len(memories)), key=lambda index: memories[index].total_bytes)
+    worst = memories[rank]
+    if worst.total_bytes > limit:
+        raise JobError(
+            f"parallel: stage {rank} needs {worst.total_bytes / 1e9:.1f} GB per GPU, {cluster.gpu.name} has "
+            f"{limit / 1e9:.1f} (parameters {worst.parameter_bytes / 1e9:.1f}, gradients "
+            f"{worst.gradient_bytes / 1e9:.1f}, optimizer {worst.optimizer_bytes / 1e9:.1f}, activations "
+            f"{worst.activation_bytes / 1e9:.1f}); cut the model further, recompute, or raise zero_stage"
+        )
+
+
+def _unused(spec: JobSpec) -> list[str]:
+    """What the job file says that this verb does not read, one note each."""
+    notes = []
+    if spec.tune != type(spec.tune)():
+        but = ", but for space.sm_carveout" if carve_outs_to_try(spec) else ""
+        notes.append(f"[tune] is not read by simulate{but}: collectives run as the links' constants say.")
+    if spec.cost.noise:
+        notes.append(f"cost.noise = {spec.cost.noise} is not read by simulate: it has no noise.")
+    table = type(spec.job)(name=spec.job.name)
+    notes += [
+        f"job.{name} is not read by simulate."
+        for name in table.__struct_fields__
+        if name != "backend" and getattr(spec.job, name) != getattr(table, name)
+    ]
+    return notes
+
+
+def run_simulate(request: SimulateRequest) -> SimulateResult:
+    """Simulates one iteration, and writes the run folder if one was asked for.
+
+    Raises:
+        LagomError: if the job cannot be read as a layout, does not fit the model, the cluster or the memory.
+    """
+    spec = request.spec
+    if spec.model is None or spec.parallel is None or spec.cluster is None:
+        raise JobError(
+            "the job has no [model]: simulate needs [model], [parallel], [cluster]; groups given by shapes are for tune"
+        )
+    if spec.job.backend != "simulated":
+        raise JobError(f"job.backend is {spec.job.backend!r}; lagom simulate runs the simulated one only")
+    job = job_step(spec)
+    assert job is not None, spec.job.name
+    memories, cluster = job.memories(), job.cluster
+    _check_memory(memories, cluster)
+    simulator = job.simulator()
+    times = simulator.times()
+    if not isfinite(times.iteration_s):
+        raise JobError(f"the iteration takes {times.iteration_s} s: a rate of cluster {cluster.name!r} is too small")
+    notes = [_NOTE, f"GPU operators, fitted on: {job.operators.fitted_on}"]
+    notes.append(f"Framework {job.framework.name}, fitted on: {job.framework.fitted_on}")
+    notes += [f"Profile {job.profile.label}", *_unused(spec)]
+    carve_outs = [
+        SimulatedCarveOut(sm_carveout=carved, iteration_s=job.simulator(carved).times().iteration_s)
+        for carved in carve_outs_to_try(spec)
+    ]
+    notes += _carve_out_notes(spec, times.iteration_s, carve_outs)
+    ran = _Ran(job, times, simulator.steps_s(times), memories, carve_outs)
+    result = _result(request, ran, notes)
+    if request.out is not None:
+        _write(request, request.out, result)
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class _Ran:
+    """What was simulated and what came of it."""
+
+    job: JobStep
+    times: TrainingTimes
+    steps_s: Sequence[float]
+    memories: Sequence[StageMemory]
+    carve_outs: list[SimulatedCarveOut]
+
+
+def carve_outs_to_try(spec: JobSpec) -> tuple[int, ...]:
+    """What `tune.space.sm_carveout` names, where products are persistent kernels and so heed it; increasing."""
+    if spec.cost.sm_carveout is None:
+        return ()
+    return tuple(sorted(set(spec.tune.space.sm_carveout or ())))
+
+
+def _carve_out_notes(spec: JobSpec, iteration_s: float, carve_outs: Sequence[SimulatedCarveOut]) -> list[str]:
+    if spec.tune.space.sm_carveout and spec.cost.sm_carveout is None:
+        return ["tune.space.sm_carveout has no effect without cost.sm_carveout = 0: products are plain kernels."]
+    if not carve_outs:
+        return []
+    tried = ", ".join(
+        f"{other.sm_carveout} SMs {format_seconds(other.iteration_s)} ({other.iteration_s / iteration_s - 1:+.1%})"
+        for other in carve_outs
+    )
+    return [f"The same with another carve-out and the same channels: {tried}."]
+
+
+def _result(request: SimulateRequest, ran: _Ran, notes: list[str]) -> SimulateResult:
+    assert request.spec.model is not None and request.spec.model.seq_len is not None  # noqa: PT018
+    job, times, memories = ran.job, ran.times, ran.memories
+    layout, peak_flops = job.layout, job.operators.peak_flops
+    critical = max(times.stages, key=lambda s: s.end_s + s.gradients_s + s.optimizer_s)
+    tokens = layout.global_batch * request.spec.model.seq_len
+    return SimulateResult(
+        job=request.spec.job.name,
+        model=job.model.name,
+        cluster=job.cluster.name,
+        num_gpus=layout.num_gpus,
+        num_micro_batches=layout.num_micro_batches,
+        iteration_s=times.iteration_s,
+        tokens_per_s=tokens / times.iteration_s,
+        model_flops=times.model_flops,
+        mfu=times.mfu(layout.num_gpus, peak_flops),
+        peak_flops_per_gpu=peak_flops,
+        memory_bytes=max(memory.total_bytes for memory in memories),
+        memory_limit_bytes=job.cluster.gpu.memory_bytes,
+        bubble_s=critical.bubble_s,
+        communicators=dict(sorted(critical.comms.items())),
+        stages=tuple(
+            SimulatedStage(
+                stage=stage.rank,
+                step_s=step_s,
+                busy_s=stage.busy_s,
+                bubble_s=stage.bubble_s,
+                compute_s=stage.compute_s,
+                launch_s=stage.host_s,
+                gradients_s=stage.gradients_s,
+                optimizer_s=stage.optimizer_s,
+                communicators=dict(sorted(stage.comms.items())),
+                memory=memory,
+            )
+            for stage, step_s, memory in zip(times.stages, ran.steps_s, memories, strict=True)
+        ),
+        carve_outs=tuple(ran.carve_outs),
+        notes=tuple(notes),
+        files=() if request.out is None else tuple(request.out / name for name in _FILES),
+        simulated=training_timeline(times),
+    )
+
+
+def _write(request: SimulateRequest, folder: Path, result: SimulateResult) -> None:
+    from lagom_overlap.report.simulate.page import render_simulation  # noqa: PLC0415 - plotly takes longer than simulating
+
+    create_folder(folder)
+    record = {
+        "job": request.spec,
+        "result": result,
+        "machine": describe_machine(),
+        "versions": package_versions(),
+        "date": utc_now(),
+    }
+    write_private(folder / "run.json", msgspec.json.format(encoded(record), indent=2) + b"\n")
+    write_private(folder / "report.html", render_simulation(result).encode())
+    write_private(folder / "timeline.json", chrome_trace({result.job: result.timeline}))

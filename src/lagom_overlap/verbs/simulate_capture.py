@@ -1,0 +1,107 @@
+"""`lagom simulate` of a captured step: the operators as the framework issues them, under the contention model."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from lagom_overlap.cost.profile import load_profile
+from lagom_overlap.errors import JobError
+from lagom_overlap.hardware import Cluster, load_preset
+from lagom_overlap.jobfile.build import contention_model_of
+from lagom_overlap.jobfile.spec import JobSpec
+from lagom_overlap.jobfile.step import capture_of
+from lagom_overlap.record import create_folder, describe_machine, package_versions, utc_now, write_private
+from lagom_overlap.results.base import encoded
+from lagom_overlap.results.simulate import SimulateCaptureResult
+from lagom_overlap.sim.iteration import simulate_iteration
+from lagom_overlap.timeline import Timeline
+from lagom_overlap.timeline.metrics import overlap_metrics
+from lagom_overlap.trace.chrome_writer import chrome_trace
+from lagom_overlap.workload import Iteration
+from lagom_overlap.workload.issued import IssuedStep
+
+FILES = ("run.json", "timeline.json")
+_NOTE = "Simulated: no hardware was measured. How far the model is off: docs/accuracy.md."
+
+
+def peak_memory_bytes(iteration: Iteration, timeline: Timeline) -> int:
+    """The most memory held at once in a timeline of the iteration: resident, and buffers while they live."""
+    spans = {span.name: span for span in timeline.spans}
+    changes: list[tuple[float, int]] = []
+    for buffer in iteration.buffers:
+        changes.append((spans[buffer.maker].start_s, buffer.num_bytes))
+        if buffer.users:
+            changes.append((max(spans[name].end_s for name in (buffer.maker, *buffer.users)), -buffer.num_bytes))
+    held = peak = iteration.resident_bytes
+    for _, change in sorted(changes):
+        held += change
+        peak = max(peak, held)
+    return peak
+
+
+def _cluster_for(spec: JobSpec, capture: IssuedStep) -> Cluster:
+    """The job's cluster; without a number of nodes, as many as the capture's ranks fill."""
+    assert spec.cluster is not None
+    cluster = load_preset(spec.cluster.preset, spec.cluster.nodes)
+    if spec.cluster.nodes is not None:
+        return cluster
+    return replace(cluster, num_nodes=-(-capture.num_ranks // cluster.gpus_per_node))
+
+
+def simulate_capture(spec: JobSpec, out: Path | None) -> SimulateCaptureResult:
+    """Simulates one step of the rank that the job's capture holds, and writes run.json and a timeline if asked to.
+
+    Raises:
+        JobError: if the job asks for what is not simulated, or its capture cannot be read.
+        OutputError: if the folder cannot be written.
+    """
+    if spec.job.backend != "simulated":
+        raise JobError(f"job.backend is {spec.job.backend!r}; lagom simulate runs the simulated one only")
+    found = capture_of(spec)
+    if found is None:
+        raise JobError("the job names no capture")
+    cluster = _cluster_for(spec, found)
+    capture = found.placed_on(cluster)
+    profile = load_profile(spec.cost.profile)
+    issued = capture.issued
+    model = contention_model_of(spec, cluster)
+    timeline = simulate_iteration(issued, {}, model)
+    metrics = overlap_metrics(timeline)
+    peak, limit = peak_memory_bytes(issued, timeline), cluster.gpu.memory_bytes
+    notes = [_NOTE, f"Profile {profile.label}", *capture.notes]
+    if peak > limit:
+        notes.append(f"It does not fit: {(peak - limit) / 1e9:.1f} GB more than {cluster.gpu.name} has.")
+    result = SimulateCaptureResult(
+        job=spec.job.name,
+        capture=issued.name,
+        cluster=cluster.name,
+        num_ranks=capture.num_ranks,
+        num_ops=len(issued.ops),
+        num_comms=len(issued.comms),
+        iteration_s=metrics.makespan_s,
+        compute_s=metrics.comp_s,
+        comm_s=metrics.comm_s,
+        exposed_comm_s=metrics.exposed_comm_s,
+        peak_memory_bytes=peak,
+        memory_limit_bytes=limit,
+        notes=tuple(notes),
+        files=() if out is None else tuple(out / name for name in FILES),
+        simulated=timeline,
+    )
+    if out is not None:
+        _write(out, spec, result)
+    return result
+
+
+def _write(folder: Path, spec: JobSpec, result: SimulateCaptureResult) -> None:
+    create_folder(folder)
+    record = {
+        "job": spec,
+        "result": result,
+        "machine": describe_machine(),
+        "versions": package_versions(),
+        "date": utc_now(),
+    }
+    write_private(folder / "run.json", msgspec.json.format(encoded(record), indent=2) + b"\n")
+    write_private(folder / "timeline.json", chrome_trace({result.job: result.timeline}))

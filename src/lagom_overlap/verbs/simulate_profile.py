@@ -1,0 +1,131 @@
+"""`lagom simulate JOB --profile`: measure the job's operators and their chunks here, fit, and write a cluster file.
+
+The file (`machine.toml`) is a preset that `[cluster] preset = "DIR/machine.toml"` takes: this machine as one node, with
+an `[operators]` table for the cost model. Its computation is measured; its wires are assumed (`ASSUMED_BYTES_PER_S`),
+since nothing was sent.
+"""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import tomli_w
+
+from lagom_overlap.cost.operators.machine_fit import (
+    PIECES,
+    MachineFit,
+    MachineWork,
+    ProfiledOperator,
+    chunk_of,
+    fit_machine,
+    held_out,
+    machine_gpu,
+)
+from lagom_overlap.errors import JobError, MissingDependencyError
+from lagom_overlap.hardware import Cluster, Link, LinkKind
+from lagom_overlap.jobfile.build import groups_of
+from lagom_overlap.jobfile.spec import JobSpec
+from lagom_overlap.record import create_folder, describe_machine, package_versions, utc_now, write_private
+from lagom_overlap.results.base import encoded
+from lagom_overlap.results.profile import MeasuredOperator, ProfileResult
+from lagom_overlap.units import format_bytes
+from lagom_overlap.workload import Attention, Gemm, Kernel, MemoryBound
+
+FILE_NAME: Final = "machine.toml"
+REPEATS: Final = 7
+ASSUMED_BYTES_PER_S: Final = 1e9
+_ASSUMED_HOP_S: Final = 20e-6
+
+
+def run_profile(spec: JobSpec, out: Path, *, repeats: int = REPEATS) -> ProfileResult:
+    """Measures, fits, holds out, and writes `machine.toml` and `profile.json` into the new folder `out`.
+
+    Raises:
+        JobError: if the job names a model: its operators are meant for a GPU, not for this machine.
+        MissingDependencyError: if torch is not installed.
+        OutputError: if the folder exists or cannot be written.
+    """
+    works = _works(spec)
+    try:
+        from lagom_overlap.engines.operator_probe import probe_operators  # noqa: PLC0415  torch, only where it is used
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(
+            f"--profile needs the package {error.name!r}: pip install 'lagom-overlap[torch]'"
+        ) from None
+    create_folder(out)
+    rows = [(whole, pieces, part) for whole in works for pieces in PIECES if (part := chunk_of(whole, pieces))]
+    measured = probe_operators([part for _, _, part in rows], repeats=repeats, seed=spec.tune.seed)
+    operators = [
+        ProfiledOperator(whole=whole, pieces=pieces, work=part, seconds=measured[part][0])
+        for whole, pieces, part in rows
+    ]
+    fit = fit_machine("this machine", operators)
+    errors = held_out("this machine", operators)
+    known = [abs(error) for error in errors if error is not None]
+    result = ProfileResult(
+        job=spec.job.name,
+        machine=describe_machine(),
+        versions=package_versions(),
+        date=utc_now(),
+        repeats=repeats,
+        operators=tuple(
+            MeasuredOperator(
+                work=_words(operator.work),
+                pieces=operator.pieces,
+                measured_s=operator.seconds,
+                spread_s=measured[operator.work][1],
+                fit_error=float(residual),
+                held_out_error=error,
+            )
+            for operator, residual, error in zip(operators, fit.errors, errors, strict=True)
+        ),
+        constants=fit.table,
+        unidentified=tuple(constant.name for constant in fit.table if not constant.identified),
+        fit_mean_abs_error=fit.mean_abs_error,
+        held_out_mean_abs_error=sum(known) / len(known) if known else None,
+        num_not_held_out=sum(error is None for error in errors),
+        files=(out / FILE_NAME, out / "profile.json"),
+    )
+    write_private(out / FILE_NAME, _cluster_file(fit, result))
+    write_private(out / "profile.json", msgspec.json.format(encoded(result), indent=2) + b"\n")
+    return result
+
+
+def _words(work: MachineWork) -> str:
+    match work:
+        case Gemm():
+            return f"gemm {work.m} x {work.n} x {work.k}"
+        case Attention():
+            return f"attention {work.batch} x {work.num_heads} heads, {work.seq_len} x {work.head_dim}"
+        case MemoryBound():
+            return f"memory {format_bytes(work.num_bytes)}"
+
+
+def _works(spec: JobSpec) -> list[MachineWork]:
+    if spec.model is not None:
+        raise JobError(
+            "--profile measures operators of [[group]] on this machine; the job has a [model], which is a GPU's work"
+        )
+    found: dict[MachineWork, None] = {}
+    for group in groups_of(spec):
+        for op in group.computations:
+            assert not isinstance(op.work, Kernel), "a job file gives works by their shapes"
+            found[op.work] = None
+    return list(found)
+
+
+def _cluster_file(fit: MachineFit, result: ProfileResult) -> bytes:
+    wire = Link(kind=LinkKind.NETWORK, bytes_per_s=ASSUMED_BYTES_PER_S, hop_s=_ASSUMED_HOP_S, host_fifo=True)
+    cluster = Cluster(
+        name="this machine", gpu=machine_gpu(fit.constants), gpus_per_node=8, num_nodes=1, intra=wire, inter=wire
+    )
+    tables = msgspec.to_builtins({**asdict(cluster), "operators": asdict(fit.constants)})
+    held = "unknown" if result.held_out_mean_abs_error is None else f"{result.held_out_mean_abs_error:.1%}"
+    words = [
+        f"Written by {result.tool} {result.version}, {result.date}, job {result.job!r}.",
+        f"{result.machine.get('cpu', 'unknown CPU')}, one thread, FP32; {result.repeats} rounds.",
+        f"[gpu] and [operators]: fitted, {result.fit_mean_abs_error:.1%} mean error, {held} on operators held out.",
+        "[intra] and [inter]: assumed, nothing was sent.",
+    ]
+    return ("".join(f"# {line}\n" for line in words) + tomli_w.dumps(tables)).encode()

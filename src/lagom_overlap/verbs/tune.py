@@ -1,0 +1,208 @@
+"""`lagom tune`: a job file becomes groups, a study is driven through a backend, the verdict is written down."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from lagom_overlap.backends.base import Backend
+from lagom_overlap.backends.bundle import header_line
+from lagom_overlap.errors import OutputError
+from lagom_overlap.export.configs import configs_toml
+from lagom_overlap.interrupts import held_back
+from lagom_overlap.jobfile.build import groups_of, open_backend, request_of, untouched_step_s
+from lagom_overlap.jobfile.describe import ONE_SIDED, OUT_OF_BUDGET, arm_words, notes_of
+from lagom_overlap.jobfile.ground import Ground
+from lagom_overlap.jobfile.registry import check_takes_warm_start, check_tuner_name, make_tuner, searches_launches
+from lagom_overlap.jobfile.run_folder import Journal, check_folder, create_run_folder
+from lagom_overlap.jobfile.spec import JobSpec
+from lagom_overlap.record import describe_machine, package_versions, utc_now, write_private
+from lagom_overlap.report.tune.page import render_tuning
+from lagom_overlap.results.base import encoded
+from lagom_overlap.results.tune import Search, TuneResult
+from lagom_overlap.trace.chrome_writer import chrome_trace
+from lagom_overlap.tuners.study import Study
+from lagom_overlap.tuners.verdict import DEFAULT_ARM, TUNED_ARM
+from lagom_overlap.verbs.measure import Observer, Run, ignore
+from lagom_overlap.verbs.warm_start import check_source, warm_start_of
+
+_log = logging.getLogger(__name__)
+
+RUN_FILES: Final = ("configs.toml", "run.json", "report.html", "timeline.json")
+"""What is written at the end, in this order: what others read first, what is for the eye last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneRequest:
+    """A job and what the command line adds; None leaves the job's own word.
+
+    `ground`, if given, is what is tuned in place of the job's groups and backend.
+    """
+
+    spec: JobSpec
+    ground: Ground | None = None
+    backend: str | None = None
+    tuner: str | None = None
+    seed: int | None = None
+    bundle: Path | None = None
+    out: Path | None = None
+    warm_start: str | None = None
+
+    @property
+    def backend_name(self) -> str:
+        """The backend that will run."""
+        if self.ground is not None:
+            return self.ground.backend_name
+        return self.backend or self.spec.job.backend
+
+    @property
+    def tuner_name(self) -> str:
+        """The tuner that will search."""
+        return self.tuner or self.spec.tune.tuner
+
+    @property
+    def effective_seed(self) -> int:
+        """The seed of the tuner, the noise and the shuffling."""
+        return self.spec.tune.seed if self.seed is None else self.seed
+
+    @property
+    def warm_source(self) -> str | None:
+        """Where the search begins, if anywhere."""
+        return self.warm_start or self.spec.tune.warm_start
+
+    @property
+    def options(self) -> Mapping[str, object]:
+        """The tuner's options: those of the job file, if it is the job file's tuner that runs."""
+        return self.spec.tune.options if self.tuner_name == self.spec.tune.tuner else {}
+
+
+def run_tune(request: TuneRequest, observe: Observer = ignore) -> TuneResult:
+    """Searches, judges and writes the run folder.
+
+    Everything that a user can get wrong is checked before the folder is made. A file that cannot be written in the end
+    costs that file: the result's `files` lacks it.
+
+    Raises:
+        LagomError: for a user's mistake, or a machine that failed; what was measured until then stays in the folder.
+    """
+    spec, seed = request.spec, request.effective_seed
+    groups = request.ground.groups if request.ground else groups_of(spec)
+    backend_request = request_of(spec, groups, seed=seed, bundle=request.bundle)
+    check_tuner_name(request.tuner_name)
+    if request.warm_source is not None:
+        check_takes_warm_start(request.tuner_name)
+        check_source(request.warm_source)
+    check_folder(request.out)
+    started = time.monotonic()
+    backend = request.ground.backend if request.ground else open_backend(spec, request.backend_name, backend_request)
+    try:
+        problems = tuple(backend.problem(group) for group in groups)
+        warm = None if request.warm_source is None else warm_start_of(request.warm_source, spec, problems, seed=seed)
+        begun = () if warm is None else (f"The search began with {warm.source}.",)
+        tuner = make_tuner(
+            request.tuner_name, problems, seed=seed, options=request.options, guarded=spec.tune.guard, warm=warm
+        )
+        study = Study(
+            problems,
+            tuner,
+            seed=seed,
+            num_pairs=spec.tune.pairs,
+            max_measurements=spec.tune.budget.measurements,
+        )
+        folder = create_run_folder(request.out, spec.job.name)
+        journal = Journal(folder / "measurements.jsonl", problems)
+        journal.start(
+            header_line(
+                backend_request.job_fingerprint,
+                request.backend_name,
+                problems,
+                description=backend.description,
+                notes=(*_backend_notes(request, backend), *begun),
+                arm_words=_arm_words(request, backend),
+                limits=backend_request.limits,
+            )
+        )
+        run = Run(
+            study=study,
+            backend=backend,
+            problems=problems,
+            max_seconds=spec.tune.budget.seconds,
+            max_measurements=spec.tune.budget.measurements,
+        )
+        run.drive(observe, journal.keep)
+    finally:
+        backend.close()
+    with held_back():
+        return _write(request, folder, run, journal, duration_s=time.monotonic() - started, begun=begun)
+
+
+def _backend_notes(request: TuneRequest, backend: Backend) -> tuple[str, ...]:
+    if request.ground:
+        return request.ground.notes
+    notes, keys = notes_of(request.spec, request.backend_name, backend), request.spec.tune.space.launch_keys
+    if keys and not searches_launches(request.tuner_name):
+        return (*notes, ONE_SIDED.format(keys=", ".join(keys), tuner=request.tuner_name))
+    return notes
+
+
+def _arm_words(request: TuneRequest, backend: Backend) -> Mapping[str, str]:
+    return request.ground.arm_words if request.ground else arm_words(request.backend_name, backend)
+
+
+def _notes(request: TuneRequest, run: Run) -> tuple[str, ...]:
+    notes = _backend_notes(request, run.backend)
+    return (*notes, OUT_OF_BUDGET) if run.out_of_budget else notes
+
+
+def _write(
+    request: TuneRequest, folder: Path, run: Run, journal: Journal, *, duration_s: float, begun: tuple[str, ...]
+) -> TuneResult:
+    spec, study, problems = request.spec, run.study, journal.problems
+    result = TuneResult(
+        job=spec.job.name,
+        backend=request.backend_name,
+        backend_description=run.backend.description,
+        arm_words=_arm_words(request, run.backend),
+        tuner=request.tuner_name,
+        guarded=spec.tune.guard,
+        seed=request.effective_seed,
+        verdict=study.verdict,
+        machine=describe_machine(),
+        versions=package_versions(),
+        date=utc_now(),
+        duration_s=duration_s,
+        repeats=spec.tune.repeats,
+        step_s=None if request.ground else untouched_step_s(spec, request.backend_name),
+        notes=(*_notes(request, run), *begun),
+        interrupted=run.interrupted,
+        files=tuple(folder / name for name in (*RUN_FILES, journal.path.name)),
+        measured=Search(problems=problems, entries=tuple(journal.entries), recommended=study.recommended),
+    )
+    adopted = study.verdict is not None and study.verdict.adopted
+    stages = {f"before: {name}": line for name, line in result.search.timelines_under(DEFAULT_ARM).items()}
+    stages |= {f"after: {name}": line for name, line in result.search.timelines_under(TUNED_ARM).items()}
+    contents: tuple[Callable[[], bytes], ...] = (
+        lambda: configs_toml(problems, study.recommended, adopted=adopted).encode(),
+        lambda: _record(request, result),
+        lambda: render_tuning(result).encode(),
+        lambda: chrome_trace(stages),
+    )
+    written = [journal.path] if not journal.failure else []
+    for name, content in zip(RUN_FILES, contents, strict=True):
+        try:
+            write_private(folder / name, content())
+        except OutputError as error:  # the result is worth more than its files
+            _log.warning("%s", error)
+        else:
+            written.append(folder / name)
+    return replace(result, files=tuple(path for path in result.files if path in written), measured=result.search)
+
+
+def _record(request: TuneRequest, result: TuneResult) -> bytes:
+    record: dict[str, object] = {"from_trace": request.ground.record} if request.ground else {}
+    record |= {"job": request.spec, "result": result}
+    return msgspec.json.format(encoded(record), indent=2) + b"\n"

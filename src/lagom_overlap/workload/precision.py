@@ -1,0 +1,33 @@
+"""Number formats of a training step: what is gathered and multiplied, what autograd makes, what travels."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+
+class DType(StrEnum):
+    """A number format of parameters or gradients."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+    FP16 = "fp16"
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of one element."""
+        return 4 if self is DType.FP32 else 2
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """`parameter`: gathered and computed with; `gradient`: as autograd makes it; `reduction`: what is reduced."""
+
+    parameter: DType = DType.BF16
+    gradient: DType = DType.BF16
+    reduction: DType = DType.FP32
+
+
+MIXED: Final = Precision()
+"""bf16 compute and FP32 reductions: torchtitan's policy of FSDP2, Megatron-LM's default with bf16."""
+HALF: Final = Precision(reduction=DType.BF16)
+"""Gradients travel as they are computed: DeepSpeed's default, and FSDP1's without a policy of its own."""

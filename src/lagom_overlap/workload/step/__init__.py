@@ -1,0 +1,32 @@
+"""Training steps of named models, as their frameworks issue them: one builder for every verb."""
+
+from lagom_overlap.workload.step.build import build_step, program_step
+from lagom_overlap.workload.step.rules import (
+    DDP,
+    DEEPSPEED,
+    FSDP1,
+    FSDP2,
+    MEGATRON,
+    MEGATRON_DEEPSPEED,
+    PROGRAM_ORDER,
+    RULES,
+    IssueRules,
+    load_rules,
+)
+from lagom_overlap.workload.step.units import Unit
+
+__all__ = [
+    "DDP",
+    "DEEPSPEED",
+    "FSDP1",
+    "FSDP2",
+    "MEGATRON",
+    "MEGATRON_DEEPSPEED",
+    "PROGRAM_ORDER",
+    "RULES",
+    "IssueRules",
+    "Unit",
+    "build_step",
+    "load_rules",
+    "program_step",
+]

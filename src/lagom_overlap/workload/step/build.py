@@ -1,0 +1,351 @@
+"""A training step of a named model on one rank, as its framework issues it.
+
+The model's operators with every data dependence (`layer`), around which the framework's rules (`rules`) put gathers,
+reductions and copies on the streams that it uses (`fsdp2`, `layerwise`, `buckets`); at the end gradients are clipped
+where asked, and each unit's parameters are updated. One stage of a pipeline is built by the same function: micro-batch
+after micro-batch through its chunks, each followed by the transfer to its neighbour; stages are run against each other
+in `sim.pipeline`.
+
+Departures: a tied table of a pipeline is summed between its stages after the reductions; norms' backward is one pass;
+tokens are spread evenly over experts; there is no data loading.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from lagom_overlap.collective import CollectiveKind
+from lagom_overlap.errors import JobError
+from lagom_overlap.workload.issued import IssuedStep
+from lagom_overlap.workload.iteration import Iteration
+from lagom_overlap.workload.models import TransformerModel
+from lagom_overlap.workload.ops import CommOp, MemoryBound, Op, Origin, Phase
+from lagom_overlap.workload.parallel.layout import ParallelLayout, check_model
+from lagom_overlap.workload.parallel.memory import OPTIMIZER_BYTES
+from lagom_overlap.workload.precision import Precision
+from lagom_overlap.workload.step.buckets import Buckets
+from lagom_overlap.workload.step.fsdp2 import Fsdp2
+from lagom_overlap.workload.step.graph import StepGraph
+from lagom_overlap.workload.step.groups import PIPELINE, SHARDS, TENSOR, TIED, StepGroups
+from lagom_overlap.workload.step.issue import Issuer, StepCollectives
+from lagom_overlap.workload.step.layer import LayerOps, StepShape
+from lagom_overlap.workload.step.layerwise import Layerwise
+from lagom_overlap.workload.step.rules import PROGRAM_ORDER, IssueRules, Sharding
+from lagom_overlap.workload.step.units import ParamUnit, Unit, Weight, layer_units, layer_weights, table_units
+from lagom_overlap.workload.streams import COMPUTE
+
+_NORM_BYTES: Final = 4
+"""Of the traffic per gradient of clipping: FP32 read once for its norm."""
+
+
+class _Chunk:
+    """A model chunk of the stage: its layers, and the tables at the model's ends."""
+
+    def __init__(self, build: "_Build", place: int, layers: range) -> None:
+        self.place, self.layers = place, layers
+        self.is_first, self.is_last = place == 0, place == build.num_chunks - 1
+        model, shape = build.shape.model, build.shape
+        table = model.vocab // shape.layout.tensor
+        self.embed = Weight("embed", table, model.hidden) if self.is_first else None
+        self.head = Weight("logits", model.hidden, table) if self.is_last else None
+        self.weights = {layer: layer_weights(model, shape.layout) for layer in layers}
+        self.units = {
+            layer: layer_units(model, shape.layout, layer, list(weights.values()), shape.unit)
+            for layer, weights in self.weights.items()
+        }
+        self.tables = table_units(
+            model,
+            shape.layout,
+            embed=self.embed,
+            head=self.head,
+            tied=model.tied_embeddings and shape.unit is Unit.LAYER,
+        )
+
+    def of_embed(self) -> list[ParamUnit]:
+        return [unit for unit in self.tables if self.embed in unit.weights]
+
+    def of_head(self) -> list[ParamUnit]:
+        return [unit for unit in self.tables if self.head in unit.weights]
+
+    def in_order(self) -> list[ParamUnit]:
+        """The units in the order of forward; a tied table comes first."""
+        inner = [unit for units in self.units.values() for unit in units]
+        last = [unit for unit in self.of_head() if unit not in self.of_embed()]
+        return [*self.of_embed(), *inner, *last]
+
+
+class _Build:
+    """Runs the hooks of a framework around a stage's operators."""
+
+    def __init__(
+        self, shape: StepShape, rules: IssueRules, *, rank: int, num_batches: int, explicit_prefetch: int | None
+    ) -> None:
+        self.shape, self._rules, self._rank, self._num_batches = shape, rules, rank, num_batches
+        layout = shape.layout
+        self.num_chunks = layout.num_chunks
+        self.graph = StepGraph()
+        per_chunk = shape.model.num_layers // layout.num_chunks
+        places = [chunk * layout.pipeline + rank for chunk in range(layout.chunks)]
+        self.chunks = [_Chunk(self, at, range(at * per_chunk, (at + 1) * per_chunk)) for at in places]
+        self.units = [unit for chunk in self.chunks for unit in chunk.in_order()]
+        self.comms = StepCollectives(self.graph, shape, rules, num_batches)
+        self._issuer = self._issuer_of(explicit_prefetch)
+
+    def _issuer_of(self, explicit_prefetch: int | None) -> Issuer:
+        layout, sharding = self.shape.layout, self._rules.sharding
+        if sharding is Sharding.FSDP2:
+            if layout.prefetch > 1:
+                explicit_prefetch = layout.prefetch
+            return Fsdp2(self.comms, self.units, explicit=explicit_prefetch)
+        if sharding is Sharding.BUCKETS and layout.zero_stage <= 1:
+            return Buckets(self.comms, self.units)
+        return Layerwise(self.comms, self.units, prefetch=layout.prefetch)
+
+    def run(self, *, clips: bool) -> None:
+        for batch in range(self._num_batches):
+            self._issuer.begin(batch)
+            ops = [self._forward(chunk, batch) for chunk in self.chunks]
+            for chunk, made in zip(reversed(self.chunks), reversed(ops), strict=True):
+                self._backward(chunk, batch, *made)
+        self._issuer.end()
+        self._sum_tied()
+        reduced = tuple(name for unit in self.units for name in self._issuer.updated(unit)[1])
+        if clips:
+            reduced = self._clip(reduced)
+        for unit in self.units:
+            self._update(unit, reduced if clips else ())
+
+    def _layer_ops(
+        self, layer: int | None, batch: int, weights: dict[str, Weight], units: Sequence[ParamUnit]
+    ) -> LayerOps:
+        ops = LayerOps(self.graph, self.shape, layer=layer, batch=batch, weights=weights)
+        unit_of = {weight.name: unit for unit in units for weight in unit.weights}
+
+        def on_gradient(weight: Weight, made: str) -> None:
+            self._issuer.gradient(unit_of[weight.name], weight, batch)
+
+        ops.on_gradient = on_gradient
+        return ops
+
+    def _forward(self, chunk: _Chunk, batch: int) -> tuple[LayerOps, dict[int, LayerOps]]:
+        own = {weight.name: weight for weight in (chunk.embed, chunk.head) if weight is not None}
+        tables = self._layer_ops(None, batch, own, chunk.tables)
+        x = ""
+        if chunk.is_first:
+            self._issuer.before(chunk.of_embed(), Phase.FORWARD, batch)
+            x = tables.embed()
+            self._issuer.after_forward(chunk.of_embed())
+        layers = {}
+        for layer in chunk.layers:
+            units = chunk.units[layer]
+            self._issuer.before(units, Phase.FORWARD, batch)
+            layers[layer] = self._layer_ops(layer, batch, chunk.weights[layer], units)
+            x = layers[layer].forward(x)
+            self._issuer.after_forward(units)
+        if chunk.is_last:
+            self._issuer.before(chunk.of_head(), Phase.FORWARD, batch)
+            x = tables.head(x)
+            self._issuer.after_forward(chunk.of_head())
+        else:
+            self._send(f"mb{batch}.chunk{chunk.place}.send", x, Phase.FORWARD, batch)
+        return tables, layers
+
+    def _backward(self, chunk: _Chunk, batch: int, tables: LayerOps, layers: dict[int, LayerOps]) -> None:
+        gradient = ""
+        if chunk.is_last:
+            loss_d = tables.loss_backward()
+            self._issuer.before(chunk.of_head(), Phase.BACKWARD, batch)
+            gradient = tables.head_backward(loss_d)
+            self._after([unit for unit in chunk.of_head() if unit not in chunk.of_embed()], batch)
+        for layer in reversed(chunk.layers):
+            units = chunk.units[layer]
+            self._issuer.before(units, Phase.BACKWARD, batch)
+            layers[layer].recompute()
+            gradient = layers[layer].backward(gradient)
+            self._after(units, batch)
+        if chunk.is_first:
+            own = [unit for unit in chunk.of_embed() if not unit.is_root]
+            if own:
+                self._issuer.before(own, Phase.BACKWARD, batch)
+            tables.embed_backward(gradient)
+            self._after(chunk.of_embed(), batch)
+        else:
+            self._send(f"mb{batch}.chunk{chunk.place}.send_d", gradient, Phase.BACKWARD, batch)
+
+    def _after(self, units: Sequence[ParamUnit], batch: int) -> None:
+        if units:
+            self._issuer.after_backward(units, batch)
+
+    def _send(self, name: str, source: str, phase: Phase, batch: int) -> None:
+        """A transfer to the neighbour; the stage waits for it unless transfers overlap."""
+        layout = self.shape.layout
+        num_bytes = self.shape.tokens * self.shape.model.hidden * self.shape.element_bytes
+        if layout.sequence_parallel or layout.scatter_gather:
+            num_bytes //= layout.tensor
+        self.graph.comm(
+            name,
+            self.shape.groups.collective(CollectiveKind.SEND_RECV, num_bytes, PIPELINE),
+            PIPELINE,
+            origin=Origin(phase=phase, microbatch=batch, module="pipeline"),
+            deps=(source,),
+        )
+        if not layout.overlap_p2p:
+            self.graph.hold_back(COMPUTE, [name])
+
+    def _sum_tied(self) -> None:
+        """First and last stage hold the same table: their gradients are added."""
+        model, layout = self.shape.model, self.shape.layout
+        if not model.tied_embeddings or layout.pipeline == 1:
+            return
+        for unit in (unit for chunk in self.chunks for unit in chunk.tables):
+            num_bytes = model.vocab * model.hidden // layout.tensor * self.shape.precision.reduction.num_bytes
+            made = self.graph.comm(
+                f"{unit.key}.tied_reduce",
+                self.shape.groups.collective(CollectiveKind.ALL_REDUCE, num_bytes, TIED),
+                TIED,
+                origin=Origin(phase=Phase.OPTIMIZER, module=unit.module),
+                deps=self._issuer.updated(unit)[1],
+            )
+            self.graph.hold_back(COMPUTE, [made])
+            self.comms.reduced[unit.key] = [made]
+
+    def _clip(self, reduced: tuple[str, ...]) -> tuple[str, ...]:
+        """The norm of all gradients, its sum over the ranks that share them, and the scaling of all."""
+        share, origin = (
+            sum(self._issuer.updated(unit)[0] for unit in self.units),
+            Origin(phase=Phase.OPTIMIZER, module="clip"),
+        )
+        norm = self.graph.comp("clip.norm", MemoryBound(_NORM_BYTES * share), origin, reduced)
+        groups = self.shape.groups
+        group = SHARDS if self.shape.layout.zero_stage and groups.size(SHARDS) > 1 else TENSOR
+        if groups.size(group) > 1:
+            call = groups.collective(CollectiveKind.ALL_REDUCE, 4, group)
+            norm = self.graph.comm("clip.reduce", call, group, origin=origin, deps=(norm,))
+            self.graph.hold_back(COMPUTE, [norm])
+        work = MemoryBound((self._rules.clip_bytes - _NORM_BYTES) * share)
+        return (self.graph.comp("clip.scale", work, origin, (norm,)),)
+
+    def _update(self, unit: ParamUnit, clipped: tuple[str, ...]) -> None:
+        share, reduced = self._issuer.updated(unit)
+        origin = Origin(phase=Phase.OPTIMIZER, layer=unit.layer, module=unit.module)
+        work = MemoryBound(max(1, self._rules.optimizer_bytes * share))
+        self.graph.comp(f"{unit.key}.update", work, origin, (*reduced, *clipped))
+
+    def resident_bytes(self) -> int:
+        """Parameters, gradients and optimizer state that stay on the rank."""
+        stage, precision = self.shape.layout.zero_stage, self.shape.precision
+        total = 0
+        for unit in self.units:
+            share = -(-unit.num_params // self.comms.shards(unit))
+            if self._rules.sharding is not Sharding.FSDP2:  # there the FP32 copy is the parameter
+                total += precision.parameter.num_bytes * (share if stage == 3 else unit.num_params)
+            total += precision.reduction.num_bytes * (share if stage >= 2 else unit.num_params)
+            total += OPTIMIZER_BYTES * share
+        return total
+
+
+def _groups(layout: ParallelLayout, shard: int | None) -> StepGroups:
+    if shard is None:
+        shard = layout.data if layout.zero_stage else 1
+    if shard < 1 or layout.data % shard:
+        raise JobError(f"step: shard is {shard}, must divide parallel.data ({layout.data})")
+    if shard > 1 and not layout.zero_stage:
+        raise JobError(f"step: shard is {shard} with parallel.zero_stage 0, which shards nothing; must be 1")
+    return StepGroups(
+        tensor=layout.tensor,
+        shard=shard,
+        replicas=layout.data // shard,
+        expert=layout.expert,
+        pipeline=layout.pipeline,
+    )
+
+
+def build_step(
+    model: TransformerModel,
+    layout: ParallelLayout,
+    *,
+    seq_len: int,
+    rules: IssueRules,
+    precision: Precision | None = None,
+    rank: int = 0,
+    num_micro_batches: int | None = None,
+    shard: int | None = None,
+    unit: Unit = Unit.LAYER,
+    clips: bool | None = None,
+    explicit_prefetch: int | None = None,
+) -> IssuedStep:
+    """One step of `model` under `layout` on one rank of pipeline stage `rank`, as `rules` issue it.
+
+    Of a precision, and of whether gradients are clipped, None is the framework's default. `num_micro_batches` runs
+    fewer or more than the layout's. `shard` data-parallel ranks share what is sharded (None: all). `explicit_prefetch`
+    names as many of FSDP2's units to prefetch by hand.
+
+    Raises:
+        JobError: if the layout does not fit the model, or the framework does not shard so.
+    """
+    check_model(model, layout, seq_len)
+    if rules.sharding is Sharding.FSDP2 and layout.data > 1 and layout.zero_stage < 2:
+        raise JobError(f"parallel.zero_stage is {layout.zero_stage}: {rules.name} shards parameters, must be 2 or 3")
+    shape = StepShape(
+        model=model,
+        layout=layout,
+        groups=_groups(layout, shard),
+        seq_len=seq_len,
+        precision=precision or rules.precision,
+        unit=unit,
+        main_gradients=rules.main_gradients,
+    )
+    batches = layout.num_micro_batches if num_micro_batches is None else num_micro_batches
+    build = _Build(shape, rules, rank=rank, num_batches=batches, explicit_prefetch=explicit_prefetch)
+    build.run(clips=rules.clips if clips is None else clips)
+    used = dict.fromkeys(op.communicator for op in build.graph.ops if isinstance(op, CommOp))
+    return build.graph.finish(
+        step_name(model, layout),
+        num_ranks=layout.num_gpus,
+        resident_bytes=build.resident_bytes(),
+        groups={name: shape.groups.ranks(name) for name in used},
+    )
+
+
+def program_step(
+    model: TransformerModel,
+    layout: ParallelLayout,
+    *,
+    seq_len: int,
+    gpus_per_node: int,
+    shard: int | None = None,
+    unit: Unit = Unit.LAYER,
+    precision: Precision | None = None,
+) -> Iteration:
+    """The step as a program says it, before any framework issues it: what the planners' papers begin with.
+
+    Raises:
+        JobError: as `build_step`, or if the layout has a pipeline.
+    """
+    if layout.pipeline > 1:
+        raise JobError(f"step: parallel.pipeline is {layout.pipeline}, must be 1: a program is one rank's whole step")
+    built = build_step(model, layout, seq_len=seq_len, rules=PROGRAM_ORDER, shard=shard, unit=unit, precision=precision)
+    placed = built.on_nodes_of(gpus_per_node).iteration
+    return replace(placed, ops=tuple(_on_stated_nodes(op, gpus_per_node) for op in placed.ops))
+
+
+def _on_stated_nodes(op: Op, gpus_per_node: int) -> Op:
+    """Planners that take a group apart by nodes need their number said, also of consecutive ranks."""
+    if not isinstance(op, CommOp) or op.collective.num_nodes is not None:
+        return op
+    nodes = -(-op.collective.num_ranks // gpus_per_node)
+    if op.collective.num_ranks % nodes:
+        return op
+    return replace(op, collective=replace(op.collective, num_nodes=nodes))
+
+
+def step_name(model: TransformerModel, layout: ParallelLayout) -> str:
+    """The model with the degrees that are not 1."""
+    words = [model.name]
+    words += [f"tp{layout.tensor}"] if layout.tensor > 1 else []
+    words += [f"pp{layout.pipeline}"] if layout.pipeline > 1 else []
+    if layout.data > 1:
+        kind = {0: "dp", 3: "fsdp"}.get(layout.zero_stage, f"zero{layout.zero_stage}-")
+        words.append(f"{kind}{layout.data}")
+    words += [f"ep{layout.expert}"] if layout.expert > 1 else []
+    return "-".join(words)

@@ -1,0 +1,149 @@
+"""FSDP2's hooks (PyTorch 2.13, `_fsdp_param_group.py`, `_fsdp_state.py`, `_fsdp_collectives.py`).
+
+`unshard`: cast and copy the shard in on the copy-in stream, gather on the gather stream. `wait_for_unshard`: copy out
+on the stream of computations; in forward the gather streams wait for the copy-out of the unit before, in backward for
+this one. After a backward's copy-out the unit before it in forward's order is unsharded. `post_backward`: wait for the
+reduction before, copy in, reduce on its own stream. With `prefetch` above 1, `set_modules_to_forward_prefetch` and
+`set_modules_to_backward_prefetch` name as many units; with explicit 1 the same is issued earlier.
+
+Departures: experts' units follow their layer's, as modules of their own would.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from lagom_overlap.workload.ops import Phase
+from lagom_overlap.workload.step.issue import StepCollectives
+from lagom_overlap.workload.step.units import ParamUnit, Weight
+from lagom_overlap.workload.streams import ALL_GATHER, ALL_GATHER_COPY_IN, COMPUTE, REDUCE_SCATTER
+
+_STORED_BYTES: Final = 4
+"""Sharded parameters and their gradients are kept in FP32."""
+
+
+class Fsdp2:
+    """Fully sharded units; `order` are all units of the step in the order of their forward."""
+
+    def __init__(self, comms: StepCollectives, order: Sequence[ParamUnit], *, explicit: int | None) -> None:
+        self._comms, self._graph, self._explicit = comms, comms.graph, explicit
+        self._order = [unit for unit in order if not unit.is_root]
+        self._roots = [unit for unit in order if unit.is_root]
+        self._pending: dict[str, str] = {}
+        self._ready: dict[str, str] = {}
+        self._last_copy_out: str | None = None
+        self._reductions: list[str] = []
+
+    def begin(self, batch: int) -> None:
+        """The root's pre-forward: gathers wait for all that was computed so far; its own parameters come first."""
+        for stream in (ALL_GATHER_COPY_IN, ALL_GATHER):
+            self._graph.clock.wait_stream(stream, COMPUTE)
+        for root in self._roots:
+            self._unshard(root, Phase.FORWARD, batch)
+            self._wait(root, Phase.FORWARD, batch)
+
+    def before(self, units: Sequence[ParamUnit], phase: Phase, batch: int) -> None:
+        """A module's pre-forward or pre-backward hook."""
+        if phase is Phase.BACKWARD and self._last_copy_out is not None:  # the root's post-forward
+            self._gathers_wait_for(self._last_copy_out)
+            self._last_copy_out = None
+        for unit in units:
+            if not unit.is_root:
+                self._unshard(unit, phase, batch)
+                self._wait(unit, phase, batch)
+        for unit in units[-1:] if phase is Phase.FORWARD else units:
+            self._prefetch(unit, phase, batch)
+        self._comms.whole(units, phase, batch, self._ready)
+
+    def _prefetch(self, unit: ParamUnit, phase: Phase, batch: int) -> None:
+        """What is unsharded after a unit's copy-out: nothing in forward, unless it is asked for."""
+        backward = phase is Phase.BACKWARD
+        count = (1 if backward else 0) if self._explicit is None else self._explicit
+        place = len(self._order) if unit.is_root else self._order.index(unit)
+        for step in range(1, count + 1):
+            other = place - step if backward else place + step
+            if 0 <= other < len(self._order) and not (unit.is_root and not backward):
+                self._unshard(self._order[other], phase, batch)
+
+    def _unshard(self, unit: ParamUnit, phase: Phase, batch: int) -> None:
+        if unit.key in self._pending or unit.key in self._ready:
+            return
+        comms, shards = self._comms, self._comms.shards(unit)
+        if shards == 1:
+            self._ready[unit.key] = ""
+            return
+        tail = "_d" if phase is Phase.BACKWARD else ""
+        share, wide = -(-unit.num_params // shards), comms.shape.precision.parameter.num_bytes
+        deps: tuple[str, ...] = ()
+        if wide != _STORED_BYTES:
+            origin = comms.origin(unit, phase, batch, "cast")
+            name, moved = f"mb{batch}.{unit.key}.cast{tail}", share * (_STORED_BYTES + wide)
+            deps = (comms.copy(name, moved, origin, (), ALL_GATHER_COPY_IN),)
+        origin = comms.origin(unit, phase, batch, "copy_in")
+        copied = comms.copy(f"mb{batch}.{unit.key}.copy_in{tail}", 2 * share * wide, origin, deps, ALL_GATHER_COPY_IN)
+        self._graph.clock.wait_stream(ALL_GATHER, ALL_GATHER_COPY_IN)
+        gathered = comms.gather(unit, phase, batch, (copied,))
+        self._graph.gathered(gathered)
+        self._pending[unit.key] = gathered
+
+    def _wait(self, unit: ParamUnit, phase: Phase, batch: int) -> None:
+        gathered = self._pending.pop(unit.key, None)
+        if gathered is None:
+            return
+        comms, backward = self._comms, phase is Phase.BACKWARD
+        if not backward and self._last_copy_out is not None:
+            self._gathers_wait_for(self._last_copy_out)
+        self._graph.hold_back(COMPUTE, [gathered])
+        moved = 2 * unit.num_params * comms.shape.precision.parameter.num_bytes
+        name = f"mb{batch}.{unit.key}.copy_out{'_d' if backward else ''}"
+        copied = comms.copy(name, moved, comms.origin(unit, phase, batch, "copy_out"), (gathered,))
+        self._graph.gathered(copied)
+        self._ready[unit.key] = copied
+        if backward:
+            self._gathers_wait_for(copied)
+        else:
+            self._last_copy_out = copied
+
+    def _gathers_wait_for(self, name: str) -> None:
+        for stream in (ALL_GATHER_COPY_IN, ALL_GATHER):
+            self._graph.hold_back(stream, [name])
+
+    def after_forward(self, units: Sequence[ParamUnit]) -> None:
+        """A module's post-forward hook: all but the root's parameters are freed (ZeRO 2: none, as the user may ask)."""
+        for unit in units:
+            if not unit.is_root and self._comms.shape.layout.zero_stage == 3:
+                self._ready.pop(unit.key, None)
+
+    def gradient(self, unit: ParamUnit, weight: Weight, batch: int) -> None:
+        """Gradients travel when the unit's backward has ended."""
+
+    def after_backward(self, units: Sequence[ParamUnit], batch: int) -> None:
+        """A module's post-backward hook."""
+        for unit in reversed(units):
+            self._ready.pop(unit.key, None)
+            self._reduce(unit, batch)
+
+    def _reduce(self, unit: ParamUnit, batch: int) -> None:
+        comms, precision = self._comms, self._comms.shape.precision
+        if self._reductions:
+            self._graph.hold_back(COMPUTE, [self._reductions.pop()])
+        origin = comms.origin(unit, Phase.BACKWARD, batch, "reduce_copy_in")
+        moved = unit.num_params * (precision.gradient.num_bytes + precision.reduction.num_bytes)
+        copied = comms.copy(f"mb{batch}.{unit.key}.reduce_copy_in", moved, origin, unit.gradients)
+        self._graph.clock.wait_stream(REDUCE_SCATTER, COMPUTE)
+        made = comms.reduce_unit(unit, [copied], batch, last=True)
+        self._reductions.append(made[0])
+        before = comms.reduced.get(unit.key, [])
+        if before and made != [copied]:  # the sum over micro-batches
+            share = -(-unit.num_params // comms.shards(unit))
+            name = f"mb{batch}.{unit.key}.accumulate"
+            origin = comms.origin(unit, Phase.BACKWARD, batch, "accumulate")
+            made = [comms.copy(name, 3 * _STORED_BYTES * share, origin, (*made, *before), REDUCE_SCATTER)]
+        comms.reduced[unit.key] = made
+
+    def end(self) -> None:
+        """The root's final callback: computations wait for the last reduction."""
+        self._graph.clock.wait_stream(COMPUTE, REDUCE_SCATTER)
+
+    def updated(self, unit: ParamUnit) -> tuple[int, tuple[str, ...]]:
+        """A share of the parameters."""
+        return -(-unit.num_params // self._comms.shards(unit)), tuple(self._comms.reduced[unit.key])

@@ -1,0 +1,53 @@
+"""The communicators of rank 0 and their ranks: tensor first, then data, then pipeline, as Megatron lays them out."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from lagom_overlap.collective import Collective, CollectiveKind
+
+TENSOR: Final = "tp"
+SHARDS: Final = "fsdp"
+REPLICAS: Final = "dp"
+EXPERTS: Final = "ep"
+EXPERT_REPLICAS: Final = "edp"
+PIPELINE: Final = "pp"
+TIED: Final = "embd"
+DATA: Final = (SHARDS, REPLICAS, EXPERT_REPLICAS)
+"""Communicators of data parallelism: parameters and gradients travel on them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepGroups:
+    """Degrees: `shard` consecutive data-parallel ranks share parameters, `replicas` of such groups hold the same."""
+
+    tensor: int
+    shard: int
+    replicas: int
+    expert: int
+    pipeline: int = 1
+
+    def _size_and_stride(self, group: str) -> tuple[int, int]:
+        if group == TENSOR:
+            return self.tensor, 1
+        data = self.shard * self.replicas
+        return {
+            SHARDS: (self.shard, self.tensor),
+            REPLICAS: (self.replicas, self.tensor * self.shard),
+            EXPERTS: (self.expert, self.tensor),
+            EXPERT_REPLICAS: (data // self.expert, self.tensor * self.expert),
+            PIPELINE: (self.pipeline, self.tensor * data),
+            TIED: (2, self.tensor * data * max(1, self.pipeline - 1)),
+        }[group]
+
+    def size(self, group: str) -> int:
+        """Ranks of a group."""
+        return self._size_and_stride(group)[0]
+
+    def ranks(self, group: str) -> tuple[int, ...]:
+        """The global ranks of the group that rank 0 is in."""
+        size, stride = self._size_and_stride(group)
+        return tuple(range(0, size * stride, stride))
+
+    def collective(self, kind: CollectiveKind, num_bytes: int, group: str) -> Collective:
+        """A collective of `num_bytes` (as `Collective` counts them) over a group; a transfer is between neighbours."""
+        return Collective(kind, max(1, num_bytes), self.size(group))

@@ -1,0 +1,129 @@
+"""How a framework issues a step: what it gathers and reduces, when, in which units, on which streams.
+
+Facts, each from the framework's own source:
+
+- FSDP2 (PyTorch 2.13, `torch/distributed/fsdp/_fully_shard`): the shard is cast and copied into the gather's buffer on
+  a stream of its own, gathered on another, copied out on the stream of computations; gradients are copied into the
+  reduction's buffer on the stream of computations and reduced on a third stream. The copy-in of unit k + 2 waits for
+  the copy-out of unit k. In backward a unit's copy-out is followed by the gather of the unit before it in forward's
+  order. The copy into a reduction waits for the reduction before it. The root's own parameters stay gathered.
+- FSDP1 (PyTorch 2.3): gathers in place, one unit ahead, and reduces on one stream.
+- DDP (`nn/parallel/distributed.py`, `csrc/distributed/c10d/reducer.cpp`): buckets of 25 MiB in the order in which
+  gradients are ready, the first one of 1 MiB; gradients are copied into them and out again.
+- Megatron-LM (`core/distributed`): buckets of max(40 M, 1 M x data ranks) FP32 gradients, views of one buffer; without
+  --overlap-grad-reduce one reduction after the last backward. The distributed optimizer scatters gradients and gathers
+  parameters before the next forward.
+- DeepSpeed (`runtime/zero`): ZeRO-3 gathers ahead on a stream of its own and reduces during every backward, ZeRO-2
+  reduces during every backward and keeps parameters whole.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from lagom_overlap.errors import UnknownNameError
+from lagom_overlap.units import MIB
+from lagom_overlap.workload.precision import HALF, MIXED, DType, Precision
+from lagom_overlap.workload.streams import ALL_GATHER, COMM, REDUCE_SCATTER
+
+
+class Sharding(StrEnum):
+    """By which mechanism sharded parameters are gathered and their gradients reduced."""
+
+    FSDP2 = "fsdp2"
+    LAYERWISE = "layerwise"
+    BUCKETS = "buckets"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IssueRules:
+    """The rules of one framework.
+
+    `sharding` is how parameters and gradients travel. `gather_stream` and `reduce_stream` are where. Without
+    `waits_for_use` a gather is issued just before its first use and waits for nothing, as a program says it before any
+    framework has issued it. `first_bucket_bytes` and `bucket_bytes` are for buckets (None: the layout's);
+    `copies_buckets` says that gradients are copied into them and out again. `reduces_shards_at_once`: with ZeRO 2
+    gradients are reduced during every backward, not only the last. `main_gradients`: weight gradients are added to
+    FP32 buffers in the product's epilogue. `optimizer_bytes` is the optimizer's memory traffic per parameter,
+    `clip_bytes` that of checking and clipping gradients, `clips` whether that is done by default.
+    """
+
+    name: str
+    sharding: Sharding
+    gather_stream: str = COMM
+    reduce_stream: str = COMM
+    waits_for_use: bool = True
+    first_bucket_bytes: int | None = None
+    bucket_bytes: int | None = None
+    copies_buckets: bool = False
+    precision: Precision = MIXED
+    main_gradients: bool = False
+    reduces_shards_at_once: bool = True
+    optimizer_bytes: int = 28
+    clip_bytes: int = 12
+    clips: bool = False
+
+
+_ADAMW_FOREACH_BYTES: Final = 84
+"""Per FP32 parameter, counted in PyTorch 2.13's multi-tensor AdamW, its default on GPUs: mul 8, lerp 12, mul 8,
+addcmul 16, sqrt 8, div 8, add 8, addcdiv 16."""
+_CLIP_MEGATRON_BYTES: Final = 20
+"""Per FP32 gradient: unscale and check 8, norm 4, clip 8."""
+
+FSDP2: Final = IssueRules(
+    name="fsdp2",
+    sharding=Sharding.FSDP2,
+    gather_stream=ALL_GATHER,
+    reduce_stream=REDUCE_SCATTER,
+    optimizer_bytes=_ADAMW_FOREACH_BYTES,
+)
+FSDP1: Final = IssueRules(
+    name="fsdp1",
+    sharding=Sharding.LAYERWISE,
+    precision=HALF,
+    optimizer_bytes=_ADAMW_FOREACH_BYTES,
+)
+DDP: Final = IssueRules(
+    name="ddp",
+    sharding=Sharding.BUCKETS,
+    first_bucket_bytes=MIB,
+    bucket_bytes=25 * MIB,
+    copies_buckets=True,
+    precision=Precision(DType.BF16, DType.FP32, DType.FP32),  # FP32 parameters under autocast
+    optimizer_bytes=_ADAMW_FOREACH_BYTES,
+)
+MEGATRON: Final = IssueRules(
+    name="megatron",
+    sharding=Sharding.BUCKETS,
+    main_gradients=True,
+    clip_bytes=_CLIP_MEGATRON_BYTES,
+    clips=True,
+)
+MEGATRON_DEEPSPEED: Final = IssueRules(name="megatron_deepspeed", sharding=Sharding.BUCKETS, main_gradients=True)
+DEEPSPEED: Final = IssueRules(
+    name="deepspeed",
+    sharding=Sharding.LAYERWISE,
+    gather_stream=ALL_GATHER,
+    reduce_stream=REDUCE_SCATTER,
+    precision=HALF,
+    main_gradients=True,
+    clip_bytes=_CLIP_MEGATRON_BYTES,
+    clips=True,
+)
+PROGRAM_ORDER: Final = IssueRules(
+    name="program_order", sharding=Sharding.LAYERWISE, waits_for_use=False, reduces_shards_at_once=False
+)
+"""No framework: each unit is gathered just before its use and reduced just after its last gradient, on one stream."""
+
+RULES: Final = {rules.name: rules for rules in (FSDP2, FSDP1, DDP, MEGATRON, MEGATRON_DEEPSPEED, DEEPSPEED)}
+
+
+def load_rules(name: str) -> IssueRules:
+    """The rules of the framework of that name.
+
+    Raises:
+        UnknownNameError: if there is none.
+    """
+    if name not in RULES:
+        raise UnknownNameError.among("framework", name, sorted(RULES))
+    return RULES[name]

@@ -1,0 +1,223 @@
+"""Ranks as processes on the emulated device: what each does is a function of this file, named on the command line."""
+
+import ctypes as c
+import os
+import struct
+import sys
+from pathlib import Path
+
+FLOAT32, INT64, UINT8, BFLOAT16, INT32, INT8 = 7, 4, 1, 9, 2, 0
+SUM, PROD, MAX, MIN, AVG = range(5)
+
+
+class UniqueId(c.Structure):
+    _fields_ = (("internal", c.c_char * 128),)
+
+
+class Nccl:
+    """libnccl.so.2 and enough of the CUDA driver for buffers, of one rank."""
+
+    def __init__(self, rank: int, num_ranks: int, folder: Path) -> None:
+        self.cuda, self.nccl = c.CDLL("libcuda.so.1"), c.CDLL(os.environ.get("LAGOM_TEST_NCCL", "libnccl.so.2"))
+        self.nccl.ncclGetLastError.restype = c.c_char_p
+        self.rank, self.num_ranks, self.folder = rank, num_ranks, folder
+        self.cuda.cuInit(0)
+        context = c.c_void_p()
+        assert self.cuda.cuDevicePrimaryCtxRetain(c.byref(context), rank % 8) == 0
+        assert self.cuda.cuCtxSetCurrent(context) == 0
+        self.stream = c.c_void_p()
+        assert self.cuda.cuStreamCreate(c.byref(self.stream), 1) == 0
+
+    def buffer(self, num_bytes: int, content: bytes = b"") -> c.c_void_p:
+        at = c.c_uint64()
+        assert self.cuda.cuMemAlloc_v2(c.byref(at), c.c_size_t(max(1, num_bytes))) == 0
+        if content:
+            c.memmove(at.value, content, len(content))
+        return c.c_void_p(at.value)
+
+    def read(self, at: c.c_void_p, layout: str) -> tuple[float, ...]:
+        assert self.cuda.cuStreamSynchronize(self.stream) == 0
+        return struct.unpack(layout, c.string_at(at, struct.calcsize(layout)))
+
+    def call(self, name: str, *arguments: object) -> None:
+        result = getattr(self.nccl, name)(*arguments)
+        assert result == 0, f"rank {self.rank}: {name} {result} {self.nccl.ncclGetLastError(None)}"
+
+    def unique_id(self, name: str = "id") -> UniqueId:
+        path, made = self.folder / name, UniqueId()
+        if self.rank == 0:
+            self.call("ncclGetUniqueId", c.byref(made))
+            part = path.with_suffix(".part")
+            part.write_bytes(bytes(made))
+            part.rename(path)
+        while not path.exists():
+            pass
+        return UniqueId.from_buffer_copy(path.read_bytes())
+
+    def init(self, name: str = "id") -> c.c_void_p:
+        comm = c.c_void_p()
+        self.call("ncclCommInitRank", c.byref(comm), self.num_ranks, self.unique_id(name), self.rank)
+        return comm
+
+    def all_reduce(
+        self, comm: c.c_void_p, layout: str, values: tuple[float, ...], kind: int, op: int
+    ) -> tuple[float, ...]:
+        content = struct.pack(layout, *values)
+        at = self.buffer(len(content), content)
+        self.call("ncclAllReduce", at, at, c.c_size_t(len(values)), kind, op, comm, self.stream)
+        return self.read(at, layout)
+
+
+def collectives(n: Nccl) -> None:
+    comm, r, size = n.init(), n.rank, n.num_ranks
+    total = size * (size - 1) // 2
+    assert n.all_reduce(comm, "4f", (r, 1, -r, 0.5), FLOAT32, SUM) == (total, size, -total, size / 2)
+    assert n.all_reduce(comm, "2q", (r + 2**60, -r), INT64, MAX) == (size - 1 + 2**60, 0)
+    assert n.all_reduce(comm, "2f", (r, 4), FLOAT32, AVG) == ((size - 1) / 2, 4)
+    assert n.all_reduce(comm, "2B", (200, r), UINT8, SUM) == (200 * size % 256, total)
+    one = 0x3F80  # bfloat16 1.0: sums of ones stay exact up to 256
+    (found,) = n.all_reduce(comm, "H", (one,), BFLOAT16, SUM)
+    assert struct.unpack("f", struct.pack("I", int(found) << 16))[0] == size
+    gathered = n.buffer(4 * size)
+    own = n.buffer(4, struct.pack("i", 10 + r))
+    n.call("ncclAllGather", own, gathered, c.c_size_t(1), INT32, comm, n.stream)
+    assert n.read(gathered, f"{size}i") == tuple(range(10, 10 + size))
+    parts = n.buffer(4 * size, struct.pack(f"{size}i", *(100 * r + k for k in range(size))))
+    n.call("ncclReduceScatter", parts, own, c.c_size_t(1), INT32, SUM, comm, n.stream)
+    assert n.read(own, "i") == (100 * total + size * r,)
+    n.call("ncclAlltoAll", parts, gathered, c.c_size_t(1), INT32, comm, n.stream)
+    assert n.read(gathered, f"{size}i") == tuple(100 * k + r for k in range(size))
+    n.call("ncclBroadcast", parts, gathered, c.c_size_t(size), INT32, 1, comm, n.stream)
+    assert n.read(gathered, f"{size}i") == tuple(100 + k for k in range(size))
+    n.call("ncclReduce", parts, gathered, c.c_size_t(size), INT32, MIN, size - 1, comm, n.stream)
+    if r == size - 1:
+        assert n.read(gathered, f"{size}i") == tuple(range(size))
+    n.call("ncclCommDestroy", comm)
+
+
+def groups(n: Nccl) -> None:
+    comm, r, size = n.init(), n.rank, n.num_ranks
+    n.call("ncclGroupStart")
+    n.call("ncclGroupStart")  # groups nest
+    received = [n.buffer(8) for _ in range(size)]
+    for peer in range(size):
+        n.call("ncclSend", n.buffer(8, struct.pack("q", 1000 * r + peer)), c.c_size_t(1), INT64, peer, comm, n.stream)
+        n.call("ncclRecv", received[peer], c.c_size_t(1), INT64, peer, comm, n.stream)
+    n.call("ncclGroupEnd")
+    many = [n.buffer(4, struct.pack("i", k)) for k in range(11)]  # more than parts that may wait
+    for at in many:
+        n.call("ncclAllReduce", at, at, c.c_size_t(1), INT32, SUM, comm, n.stream)
+    n.call("ncclGroupEnd")
+    assert [n.read(at, "q")[0] for at in received] == [1000 * peer + r for peer in range(size)]
+    assert [n.read(at, "i")[0] for at in many] == [size * k for k in range(11)]
+    # A ring shift by single calls, then of something too large to be computed.
+    n.call("ncclGroupStart")
+    n.call("ncclSend", many[1], c.c_size_t(1), INT32, (r + 1) % size, comm, n.stream)
+    n.call("ncclRecv", many[2], c.c_size_t(1), INT32, (r - 1) % size, comm, n.stream)
+    n.call("ncclGroupEnd")
+    assert n.read(many[2], "i") == (size,)
+    large = n.buffer(8 << 20, b"\1")
+    n.call("ncclAllReduce", large, large, c.c_size_t(2 << 20), FLOAT32, SUM, comm, n.stream)
+    assert n.read(large, "4B") == (1, 0, 0, 0)
+    n.call("ncclCommDestroy", comm)
+
+
+def splits(n: Nccl) -> None:
+    comm, r, size = n.init(), n.rank, n.num_ranks
+    for _ in range(3):
+        half, empty = c.c_void_p(), c.c_void_p(1)
+        n.call("ncclCommSplit", comm, r % 2, -r, c.byref(half), None)
+        n.call("ncclCommSplit", comm, -1, 0, c.byref(empty), None)
+        assert empty.value is None
+        count, rank = c.c_int(), c.c_int()
+        n.call("ncclCommCount", half, c.byref(count))
+        n.call("ncclCommUserRank", half, c.byref(rank))
+        members = [k for k in range(size) if k % 2 == r % 2]
+        assert (count.value, rank.value) == (len(members), members[::-1].index(r))
+        if len(members) > 1:
+            assert n.all_reduce(half, "q", (r,), INT64, SUM) == (sum(members),)
+        n.call("ncclCommDestroy", half)
+    scaled, factor = c.c_int(), c.c_float(0.5)
+    n.call("ncclRedOpCreatePreMulSum", c.byref(scaled), c.byref(factor), FLOAT32, 1, comm)
+    assert n.all_reduce(comm, "f", (3.0,), FLOAT32, scaled.value) == (1.5 * size,)
+    n.call("ncclRedOpDestroy", scaled, comm)
+    assert n.nccl.ncclAllReduce(scaled, scaled, c.c_size_t(1), FLOAT32, scaled.value, comm, n.stream) == 4
+    if size > 2:
+        fewer, without = c.c_void_p(), c.c_int(size - 1)
+        if r < size - 1:
+            n.call("ncclCommShrink", comm, c.byref(without), 1, c.byref(fewer), None, 0)
+            assert n.all_reduce(fewer, "i", (1,), INT32, SUM) == (size - 1,)
+            n.call("ncclCommDestroy", fewer)
+    n.call("ncclCommFinalize", comm)
+    n.call("ncclCommDestroy", comm)
+
+
+def many_inits(n: Nccl) -> None:
+    for k in range(50):
+        comm = n.init(f"id{k}")
+        assert n.all_reduce(comm, "i", (k,), INT32, SUM) == (k * n.num_ranks,)
+        n.call("ncclCommDestroy", comm)
+
+
+def a_rank_goes(n: Nccl) -> None:
+    comm = n.init()
+    assert n.all_reduce(comm, "i", (1,), INT32, SUM) == (n.num_ranks,)
+    if n.rank == 0:
+        sys.exit(0)
+    at = n.buffer(4)
+    n.call("ncclAllReduce", at, at, c.c_size_t(1), INT32, SUM, comm, n.stream)  # its result never comes
+    n.cuda.cuStreamSynchronize(n.stream)
+    error = c.c_int()
+    n.call("ncclCommGetAsyncError", comm, c.byref(error))
+    assert error.value == 6
+    assert b"rank 0 has gone" in n.nccl.ncclGetLastError(comm) or n.rank > 1
+    n.call("ncclCommAbort", comm)
+
+
+def nobody_comes(n: Nccl) -> None:
+    comm = c.c_void_p()
+    made = UniqueId()
+    n.call("ncclGetUniqueId", c.byref(made))
+    assert n.nccl.ncclCommInitRank(c.byref(comm), 2, made, 0) == 8
+
+
+def version(n: Nccl) -> None:
+    code = c.c_int()
+    n.call("ncclGetVersion", c.byref(code))
+    (n.folder / "release").write_text(f"{code.value // 10000}.{code.value // 100 % 100}.{code.value % 100}")
+
+
+def decisions(n: Nccl) -> None:
+    """Every collective at every size, alone, then three in a group, then on half of the ranks; values do not matter."""
+    comm, half = n.init(), c.c_void_p()
+    n.call("ncclCommSplit", comm, n.rank % 2, n.rank, c.byref(half), None)
+    at = n.buffer(256 << 20)
+    for used in (comm, half) if n.num_ranks > 3 else (comm,):
+        for power in range(8, 27):
+            count = c.c_size_t(1 << power)
+            n.call("ncclAllReduce", at, at, count, FLOAT32, SUM, used, n.stream)
+            n.call("ncclBroadcast", at, at, count, FLOAT32, 0, used, n.stream)
+            n.call("ncclReduce", at, at, count, FLOAT32, SUM, 0, used, n.stream)
+            part = c.c_size_t((1 << power) // n.num_ranks)
+            n.call("ncclAllGather", at, at, part, FLOAT32, used, n.stream)
+            n.call("ncclReduceScatter", at, at, part, FLOAT32, SUM, used, n.stream)
+    n.call("ncclGroupStart")
+    for power in (10, 14, 20):
+        n.call("ncclAllReduce", at, at, c.c_size_t(1 << power), FLOAT32, SUM, comm, n.stream)
+    n.call("ncclGroupEnd")
+    n.call("ncclCommDestroy", half)
+    n.call("ncclCommDestroy", comm)
+
+
+def comings_and_goings(n: Nccl) -> None:
+    at = n.buffer(1 << 20)
+    for k in range(1000 if n.num_ranks == 2 else 20):
+        comm = n.init(f"id{k}")
+        n.call("ncclAllReduce", at, at, c.c_size_t(1 << 18), FLOAT32, SUM, comm, n.stream)
+        n.call("ncclCommFinalize", comm)
+        n.call("ncclCommDestroy", comm)
+
+
+if __name__ == "__main__":
+    function, rank, num_ranks, folder = sys.argv[1:]
+    globals()[function](Nccl(int(rank), int(num_ranks), Path(folder)))

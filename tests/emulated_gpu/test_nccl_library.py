@@ -1,0 +1,130 @@
+"""The stand-in libnccl.so.2: values across processes, groups, splits, and ends of all kinds."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from c_build import CSRC, compile_c
+
+from lagom_overlap.cost.nccl.tables import write_tables
+from lagom_overlap.hardware import load_preset
+
+Run = Callable[..., list[str]]
+
+
+@pytest.fixture
+def on_ranks(libraries: Path, tmp_path: Path) -> Run:
+    """Runs a function of nccl_ranks.py on so many ranks; what each wrote to stdout."""
+
+    def run(function: str, num_ranks: int, **environment: str) -> list[str]:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("LAGOM_", "CUDA_", "NCCL_"))}
+        here = Path(__file__).parent
+        started = [
+            subprocess.Popen(
+                [sys.executable, str(here / "nccl_ranks.py"), function, str(rank), str(num_ranks), str(tmp_path)],
+                env=clean | {"LD_LIBRARY_PATH": str(libraries), "LAGOM_NCCL_TIMEOUT_S": "40"} | environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(num_ranks)
+        ]
+        try:
+            ended = [process.communicate(timeout=50) for process in started]
+        finally:
+            for process in started:
+                process.kill()
+        failed = [(out, err) for process, (out, err) in zip(started, ended, strict=True) if process.returncode]
+        assert not failed, failed[0]
+        return [out for out, _ in ended]
+
+    return run
+
+
+def leftovers() -> list[Path]:
+    return list(Path("/dev/shm").glob("lagom_nccl_*"))
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 8])
+def test_small_collectives_are_exact(on_ranks, num_ranks):
+    on_ranks("collectives", num_ranks)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_groups_of_sends_receives_and_collectives_are_exact_and_large_ones_untouched(on_ranks, num_ranks):
+    on_ranks("groups", num_ranks)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 5])
+def test_splits_shrinks_and_operators(on_ranks, num_ranks):
+    on_ranks("splits", num_ranks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("function", ["collectives", "groups", "splits"])
+def test_three_ranks_under_the_address_and_undefined_behaviour_sanitizers(on_ranks, libraries, tmp_path, function):
+    found = [
+        subprocess.run(
+            ["cc", f"-print-file-name=lib{name}.so"], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        for name in ("asan", "ubsan")
+    ]
+    if not all(Path(path).is_file() for path in found):
+        pytest.skip("the compiler has no shared sanitizers")
+    sanitized = tmp_path / "libnccl.so.2"
+    sources = sorted((CSRC / "emulated_gpu").glob("nccl_*.c"))
+    flags = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-Wno-unused-parameter")
+    compile_c(sanitized, *sources, link=(*flags, f"-L{libraries}", "-l:libcuda.so.1"))
+    on_ranks(
+        function,
+        3,
+        LAGOM_TEST_NCCL=str(sanitized),
+        LD_PRELOAD=" ".join(found),
+        ASAN_OPTIONS="detect_leaks=0:protect_shadow_gap=0",
+    )
+
+
+def test_communicators_come_and_go(on_ranks):
+    before = leftovers()
+    on_ranks("many_inits", 2)
+    assert set(leftovers()) <= set(before)
+
+
+def test_a_lost_rank_is_an_error_and_not_a_hang(on_ranks):
+    on_ranks("a_rank_goes", 3)
+
+
+def test_a_rank_that_nobody_joins_gives_up(on_ranks):
+    before = leftovers()
+    on_ranks("nobody_comes", 1, LAGOM_NCCL_TIMEOUT_S="0.3")
+    assert set(leftovers()) <= set(before)
+
+
+@pytest.mark.parametrize(
+    ("release", "line"),
+    [
+        ("2.30.7", "AllReduce: 16 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..0}"),
+        ("2.21.5", "16 Bytes -> Algo 1 proto 0 time 7.80"),
+    ],
+)
+def test_decisions_are_logged_as_nccl_logs_them(on_ranks, tmp_path, release, line):
+    tables = tmp_path / "tables"
+    write_tables(tables, load_preset("h100_dgx"), release)
+    logs = on_ranks("collectives", 2, LAGOM_EMULATION_NCCL=str(tables), NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="TUNING")
+    first = logs[0].splitlines()[0]
+    assert re.match(r"\S+:\d+:\d+ \[0\] NCCL INFO ", first)
+    assert line in first
+    assert logs[1] == ""
+
+
+def test_the_library_exports_nccl_only(libraries):
+    names = subprocess.run(
+        ["nm", "-D", "--defined-only", libraries / "libnccl.so.2"], capture_output=True, text=True, check=True
+    )
+    found = {line.split()[-1].split("@")[0] for line in names.stdout.splitlines()}
+    assert {"ncclAllReduce", "ncclCommSplit", "ncclGroupSimulateEnd", "ncclCommInitRankScalable"} <= found
+    assert all(name.startswith("nccl") for name in found)

@@ -1,0 +1,115 @@
+"""Stock PyTorch, CUDA build, under `lagom emulate`; `make test-cuda` sets up an environment that has it."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+MATMUL = """
+import torch
+a = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+b = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+optimizer = torch.optim.SGD([a], lr=0.1)
+for _ in range(4):
+    x = a
+    for _ in range(20):
+        x = x @ b
+    x.sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    torch.cuda.synchronize()
+"""
+
+TRAIN = """
+import os
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl")
+model = nn.Sequential(*(nn.Sequential(nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 1024)) for _ in range(3)))
+model.cuda()
+for layer in model:
+    fully_shard(layer)
+fully_shard(model)
+optimizer = torch.optim.AdamW(model.parameters())
+x = torch.randn(2048, 1024, device="cuda")
+for _ in range(250):
+    model(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+dist.destroy_process_group()
+"""
+
+PYTHON = os.environ.get("LAGOM_CUDA_PYTHON", "")
+pytestmark = pytest.mark.skipif(not PYTHON, reason="LAGOM_CUDA_PYTHON names no Python with PyTorch's CUDA build")
+
+
+def emulate(*command: str) -> dict[str, object]:
+    done = subprocess.run(
+        [PYTHON, "-m", "lagom_overlap", "emulate", "--cluster", "h100_dgx", "--json", "--", *command],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: dict[str, object] = json.loads(done.stdout)
+    return found
+
+
+def torchrun(num_ranks: int, *words: str) -> tuple[str, ...]:
+    return (PYTHON, "-m", "torch.distributed.run", "--nproc-per-node", str(num_ranks), *words)
+
+
+@pytest.mark.cuda_torch
+@pytest.mark.timeout(1000)
+def test_products_take_what_the_model_says(tmp_path: Path) -> None:
+    from lagom_overlap.cost import ContentionModel, load_profile
+    from lagom_overlap.hardware import load_preset
+    from lagom_overlap.workload import Gemm
+
+    script = tmp_path / "matmul.py"
+    script.write_text(MATMUL)
+    found = emulate(PYTHON, str(script))
+    model = ContentionModel(load_preset("h100_dgx"), load_profile("plausible"))
+    product_s = model.kernel_seconds(model.kernel(Gemm(4096, 4096, 4096)))
+    assert (found["num_ranks"], found["num_steps"]) == (1, 3)
+    # Forward and the gradient of one factor: two products a layer; the sum and the update are small.
+    assert found["step_s"] == pytest.approx(40 * product_s, rel=0.05)
+
+
+@pytest.mark.cuda_torch
+@pytest.mark.timeout(1000)
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_fsdp2_trains_on_emulated_gpus(num_ranks: int) -> None:
+    example = str(ROOT / "examples" / "train_gpt_fsdp2.py")
+    size = ("--steps", "4", "--width", "512", "--layers", "2", "--length", "512")
+    found = emulate(*torchrun(num_ranks, example, "--device", "cuda", "--no-tune", *size))
+    step = found["last_step"]
+    assert (found["num_ranks"], found["num_steps"], found["refusals"]) == (num_ranks, 3, [])
+    assert isinstance(step, dict)
+    assert 0 < step["exposed_comm_s"] <= step["comm_s"]
+    assert step["compute_s"] > 0
+    assert {row["source"] for row in found["priced"]} >= {"shape", "framework", "configuration"}
+
+
+@pytest.mark.cuda_torch
+@pytest.mark.timeout(1000)
+def test_a_running_job_is_tuned_to_a_verdict(tmp_path: Path) -> None:
+    script, folder = tmp_path / "train.py", tmp_path / "run"
+    script.write_text(TRAIN)
+    lagom_run = (PYTHON, "-m", "lagom_overlap", "run", "--online", "--out", str(folder), "--")
+    found = emulate(*lagom_run, *torchrun(2, str(script)))
+    states = [json.loads(line) for line in (folder / "events.0.jsonl").read_text().splitlines()]
+    tried = [each["reason"] for each in states if each.get("state") == "search"]
+    assert found["num_ranks"] == 2
+    assert any("channels" in reason for reason in tried)
+    assert any(each.get("state") == "verdict" for each in states)
+    assert [each for each in states if each.get("state") in ("watch", "done")]

@@ -1,0 +1,162 @@
+"""A job of several processes through the verb, without any CUDA: its ranks speak the protocol themselves."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from time import monotonic, sleep
+
+import pytest
+
+from lagom_overlap.cost import ContentionModel, load_profile
+from lagom_overlap.errors import JobError
+from lagom_overlap.hardware import load_preset
+from lagom_overlap.jobfile.spec import parse_job
+from lagom_overlap.verbs.emulate import EmulateRequest, run_emulate
+from lagom_overlap.workload import Gemm, MemoryBound
+
+JOB = str(Path(__file__).with_name("client_job.py"))
+GENEROUS_S = 50.0
+
+
+def command(num_ranks: int, what: str = "") -> tuple[str, ...]:
+    return (sys.executable, JOB, str(num_ranks), *([what] if what else []))
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in which nothing may be left."""
+    folder = tmp_path / "t"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def emulate(temporary: Path, num_ranks: int, what: str = "", **changed: object):
+    spec = parse_job({"job": {"name": "j"}, "emulate": {"stall_s": 2.0} | changed}, "job", is_emulated=True)
+    request = EmulateRequest(
+        command=command(num_ranks, what), cluster="h100_dgx", spec=spec, libraries=temporary, is_quiet=True
+    )
+    result = run_emulate(request, os.environ)
+    assert not list(temporary.iterdir())
+    return result
+
+
+@pytest.mark.timeout(120)
+def test_a_step_takes_what_its_products_and_its_collective_cost(temporary: Path) -> None:
+    result = emulate(temporary, 4)
+    model = ContentionModel(load_preset("h100_dgx"), load_profile("plausible"))
+    product_s = model.kernel_seconds(model.kernel(Gemm(4096, 4096, 4096)))
+    assert (result.exit_code, result.num_ranks, result.num_steps) == (0, 4, 3)
+    step = result.last_step
+    assert step is not None
+    assert result.step_s is not None
+    assert step.exposed_comm_s == pytest.approx(step.comm_s)
+    assert step.compute_s == pytest.approx(8 * product_s, rel=1e-3)
+    # The host launches behind the collective's end: eight products wait for one launch each at most.
+    assert result.step_s == pytest.approx(8 * product_s + step.comm_s, rel=0.05)
+    assert result.memory_bytes == 5_000_000_000
+    assert {row.source for row in result.priced} == {"shape", "configuration"}
+    assert "per step" in result.summary()
+
+
+@pytest.mark.timeout(120)
+def test_two_runs_give_the_same_steps(temporary: Path) -> None:
+    first, second = (emulate(temporary, 3, noise=0.05, seed=4) for _ in range(2))
+    assert second.steps_s == pytest.approx(first.steps_s, rel=1e-6)
+
+
+@pytest.mark.timeout(120)
+def test_a_straggler_slows_every_step(temporary: Path) -> None:
+    result = emulate(temporary, 2, stragglers=[{"rank": 1, "factor": 3.0}])
+    plain = emulate(temporary, 2)
+    assert plain.last_step is not None
+    assert result.step_s == pytest.approx(plain.step_s + 2 * plain.last_step.compute_s, rel=0.05)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("what", ["die", "mismatch"])
+def test_ranks_that_can_never_go_on_are_refused_by_name(temporary: Path, what: str) -> None:
+    result = emulate(temporary, 2, what)
+    assert result.exit_code != 0
+    assert any("rank 0 waits for operation" in line and "lacks 1 of 2" in line for line in result.refusals)
+
+
+@pytest.mark.timeout(120)
+def test_a_rank_that_speaks_nonsense_is_refused(temporary: Path) -> None:
+    result = emulate(temporary, 1, "garbage")
+    assert result.exit_code != 0
+    assert any("unknown record type" in line for line in result.refusals)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_no_process_and_no_file(tmp_path: Path, number: signal.Signals) -> None:
+    script = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from lagom_overlap.interrupts import as_interrupts\n"
+        "from lagom_overlap.verbs.emulate import EmulateRequest, run_emulate\n"
+        "with as_interrupts():\n"
+        f"    run_emulate(EmulateRequest(command={command(2, 'sleep')!r}, cluster='h100_dgx', "
+        "libraries=Path(os.environ['TMPDIR'])), os.environ)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], env=os.environ | {"TMPDIR": str(tmp_path)}, stderr=subprocess.DEVNULL
+    )
+    mark = f"LAGOM_EMULATION_SOCKET={tmp_path}".encode()
+    until_s = monotonic() + GENEROUS_S
+    while len(with_mark(mark)) < 3 and monotonic() < until_s:  # the command and its two ranks
+        sleep(0.05)
+    assert len(with_mark(mark)) == 3
+    process.send_signal(number)
+    process.wait(GENEROUS_S)
+    assert not with_mark(mark)
+    assert not list(tmp_path.iterdir())
+
+
+def with_mark(mark: bytes) -> list[int]:
+    found = []
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if folder.name.isdigit() and mark in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+    return found
+
+
+def test_a_command_that_is_not_there_is_refused(temporary: Path) -> None:
+    with pytest.raises(JobError, match="no-such-command"):
+        run_emulate(EmulateRequest(command=("no-such-command",), cluster="h100_dgx", libraries=temporary), os.environ)
+
+
+@pytest.mark.parametrize(("cluster", "message"), [("mi300x", "emulated are B200"), ("h100_dgx", "used a GPU")])
+def test_no_gpu_of_cuda_and_a_command_that_uses_none_are_refused(temporary: Path, cluster: str, message: str) -> None:
+    with pytest.raises(JobError, match=message):
+        run_emulate(EmulateRequest(command=("true",), cluster=cluster, libraries=temporary), os.environ)
+    assert not list(temporary.iterdir())
+
+
+@pytest.mark.timeout(120)
+def test_the_run_folder_has_the_result_and_a_timeline(temporary: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    request = EmulateRequest(command=command(2), cluster="h100_dgx", libraries=temporary, out=out, is_quiet=True)
+    result = run_emulate(request, os.environ)
+    record = json.loads((out / "run.json").read_text())
+    assert record["result"]["step_s"] == pytest.approx(result.step_s)
+    events = json.loads((out / "timeline.json").read_text())["traceEvents"]
+    assert sum(event["ph"] == "X" for event in events) == 2 * 9
+    assert len(result.timeline.spans) == 2 * 9
+
+
+@pytest.mark.timeout(120)
+def test_a_process_on_the_emulated_driver_marks_its_steps() -> None:
+    job = str(Path(__file__).with_name("device_job.py"))
+    result = run_emulate(EmulateRequest(command=(sys.executable, job), cluster="h100_dgx", is_quiet=True), os.environ)
+    model = ContentionModel(load_preset("h100_dgx"), load_profile("plausible"))
+    memset_s = model.kernel_seconds(model.kernel(MemoryBound(1 << 30)))
+    assert (result.exit_code, result.num_steps, result.memory_bytes) == (0, 2, 1 << 30)
+    assert result.steps_s == pytest.approx((memset_s, memset_s), rel=0.02)

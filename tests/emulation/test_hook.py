@@ -1,0 +1,105 @@
+"""Bytes and flops of operators, worked by hand on fake tensors, and what reaches the device."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+
+from lagom_overlap.emulation.hook import Hook, bytes_of  # noqa: E402
+
+pytestmark = pytest.mark.torch
+aten = torch.ops.aten
+MIB = 1 << 20
+
+
+class RecordingDevice:
+    def __init__(self) -> None:
+        self.said: list[dict[str, object] | None] = []
+        self.marks: list[dict[str, object]] = []
+
+    def describe_next(self, fields) -> None:
+        self.said.append(fields)
+
+    def mark(self, fields) -> None:
+        self.marks.append(fields)
+
+
+@pytest.fixture
+def mode():
+    with FakeTensorMode(allow_non_fake_inputs=True) as found:
+        yield found
+
+
+def gpu(*shape: int, dtype=torch.bfloat16):
+    return torch.empty(*shape, device="cuda", dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("operator", "make", "num_bytes"),
+    [
+        (aten.add.Tensor, lambda: (gpu(MIB), gpu(MIB)), 6 * MIB),
+        (aten.add_.Tensor, lambda: (gpu(MIB), gpu(MIB)), 6 * MIB),
+        (aten.copy_.default, lambda: (gpu(MIB, dtype=torch.float32), gpu(MIB)), 6 * MIB),
+        (aten.zero_.default, lambda: (gpu(MIB),), 2 * MIB),
+        (aten.cat.default, lambda: ([gpu(MIB), gpu(MIB)],), 8 * MIB),
+        (aten.sum.default, lambda: (gpu(MIB),), 2 * MIB),
+        (aten.embedding.default, lambda: (gpu(1000, 512), gpu(2048, dtype=torch.int64)), 4 * MIB),
+        (aten._foreach_mul_.Scalar, lambda: ([gpu(MIB), gpu(MIB)], 2.0), 8 * MIB),
+        (aten.relu.default, lambda: (torch.empty(MIB),), None),
+    ],
+)
+def test_bytes_are_what_is_read_and_written(mode, operator, make, num_bytes) -> None:
+    assert bytes_of(torch, operator, make(), {}) == num_bytes
+
+
+def test_a_cast_writes_the_new_type_and_a_new_tensor_only_itself(mode) -> None:
+    assert bytes_of(torch, aten._to_copy.default, (gpu(MIB),), {"dtype": torch.float32}) == 6 * MIB
+    options = {"dtype": torch.float32, "device": torch.device("cuda")}
+    assert bytes_of(torch, aten.zeros.default, ([1024, 1024],), options) == 4 * MIB
+    assert bytes_of(torch, aten.zeros.default, ([1024, 1024],), {"dtype": torch.float32}) is None
+
+
+def described(operator, *args) -> dict[str, object] | None:
+    device = RecordingDevice()
+    Hook(torch, device).run(operator, args, {})
+    assert device.said in ([], [device.said[0] if device.said else None, None])
+    return device.said[0] if device.said else None
+
+
+def test_causal_attention_has_half_the_flops(mode) -> None:
+    query, key, value = (gpu(1, 8, 4096, 128) for _ in range(3))
+    operator = aten._scaled_dot_product_flash_attention.default
+    full, half = (described(operator, query, key, value, 0.0, causal) for causal in (False, True))
+    assert full is not None
+    assert half is not None
+    assert full["flops"] == 4 * 8 * 4096**2 * 128
+    assert half["flops"] == full["flops"] / 2
+
+
+def test_products_and_views_are_left_to_others(mode) -> None:
+    assert described(aten.mm.default, gpu(64, 64), gpu(64, 64)) is None
+    assert described(aten.view.default, gpu(64, 64), [4096]) is None
+    assert described(aten.relu.default, gpu(MIB)) == {"op": "aten::relu", "bytes": 4 * MIB}
+
+
+def test_optimizers_in_a_row_begin_one_step(mode) -> None:
+    device = RecordingDevice()
+    hook = Hook(torch, device)
+    hook._sees_backward = hook._has_backward = True
+    hook._after_update()
+    hook._after_update()
+    assert device.marks == [{"step": "begin"}]
+    hook._has_backward = True
+    hook._after_update()
+    assert len(device.marks) == 2
+
+
+def test_an_error_of_ours_is_one_line_and_never_the_jobs(mode, capfd: pytest.CaptureFixture[str]) -> None:
+    device = RecordingDevice()
+    type_of_counters = property(lambda self: 1 / 0)
+    broken = type("Broken", (Hook,), {"_counters": type_of_counters})(torch, device)
+    for _ in range(2):
+        assert broken.run(aten.relu.default, (gpu(16),), {}).shape == (16,)
+    assert device.said == []
+    assert capfd.readouterr().err.count("operators are not described") == 1

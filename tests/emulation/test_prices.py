@@ -1,0 +1,150 @@
+"""Prices are those of the one cost model; what nobody described is said to be priced by its name."""
+
+import json
+from math import inf
+
+import pytest
+
+from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, CommConfig, Protocol
+from lagom_overlap.cost import ContentionModel, load_profile
+from lagom_overlap.emulation.clock import Clock, Operation
+from lagom_overlap.emulation.prices import HOST_COPY_BYTES_PER_S, HOST_COPY_S, CostModelPrices, PriceSource
+from lagom_overlap.emulation.protocol import ProtocolError
+from lagom_overlap.hardware import load_preset
+from lagom_overlap.sim import simulate_iteration
+from lagom_overlap.workload import CommOp, CompOp, Gemm, Iteration, MemoryBound
+
+GEMM = {"gemm": {"m": 4096, "n": 4096, "k": 8192, "batch": 1, "dtype": "bf16"}}
+
+
+def collective(**changed: object) -> dict[str, object]:
+    fields = {
+        "comm": "ab",
+        "kind": "all_gather",
+        "bytes": 64 << 20,
+        "num_ranks": 8,
+        "nodes": 1,
+        "algorithm": "RING",
+        "protocol": "SIMPLE",
+        "num_channels": 8,
+        "num_threads": 512,
+        "chunk_bytes": 524288,
+        "grid": 8,
+    }
+    return {"collective": fields | changed}
+
+
+@pytest.fixture(scope="module")
+def model() -> ContentionModel:
+    return ContentionModel(load_preset("h100_dgx"), load_profile("plausible"))
+
+
+@pytest.fixture
+def prices(model: ContentionModel) -> CostModelPrices:
+    return CostModelPrices(model)
+
+
+def priced(prices: CostModelPrices, description: dict[str, object]):
+    return prices.priced(json.dumps(description).encode())
+
+
+def test_a_product_takes_what_the_model_says_of_its_shape(prices: CostModelPrices, model: ContentionModel) -> None:
+    found = priced(prices, GEMM)
+    assert found.alone_ns == pytest.approx(1e9 * model.kernel_seconds(model.kernel(Gemm(4096, 4096, 8192))))
+    assert found.source is PriceSource.SHAPE
+
+
+def test_a_collective_takes_what_its_configuration_costs(prices: CostModelPrices, model: ContentionModel) -> None:
+    def seconds(channels: int) -> float:
+        config = CommConfig(
+            algorithm=Algorithm.RING,
+            protocol=Protocol.SIMPLE,
+            num_channels=channels,
+            num_threads=512,
+            chunk_bytes=524288,
+        )
+        return model.collective(Collective(CollectiveKind.ALL_GATHER, 64 << 20, 8), config).seconds()
+
+    for channels in (1, 8):
+        found = priced(prices, collective(num_channels=channels))
+        assert found.alone_ns == pytest.approx(1e9 * seconds(channels))
+        assert (found.source, found.work.num_members) == (PriceSource.CONFIGURATION, 8)
+
+
+def test_the_ranks_of_a_collective_share_its_kind(prices: CostModelPrices) -> None:
+    first, second = (priced(prices, collective(rank=rank)) for rank in (0, 1))
+    assert first.work is second.work
+
+
+def test_a_collective_that_the_model_has_no_word_for_runs_as_by_default(prices: CostModelPrices) -> None:
+    assert priced(prices, collective(algorithm="SPIRAL")).source is PriceSource.DEFAULT
+
+
+def test_a_kernel_is_priced_by_what_its_framework_says(prices: CostModelPrices, model: ContentionModel) -> None:
+    kernel = {"kernel": "vectorized_elementwise_kernel", "grid": [9, 1, 1], "block": [128, 1, 1]}
+    found = priced(prices, kernel | {"op": "aten::add", "bytes": 3 << 28})
+    assert found.alone_ns == pytest.approx(1e9 * model.kernel_seconds(model.kernel(MemoryBound(3 << 28))))
+    assert found.source is PriceSource.FRAMEWORK
+    further = priced(prices, kernel | {"op": "aten::add", "part": 1})
+    assert further.alone_ns < 1e-3 * found.alone_ns + 5000
+
+
+def test_attention_is_priced_by_its_flops(prices: CostModelPrices) -> None:
+    kernel = {"kernel": "flash_fwd_kernel", "grid": [64, 8, 32], "block": [128, 1, 1], "op": "aten::_flash_attention"}
+    one, two = (priced(prices, kernel | {"flops": flops, "bytes": 1 << 20}) for flops in (4e12, 8e12))
+    assert two.alone_ns == pytest.approx(2 * one.alone_ns, rel=0.01)
+    assert one.alone_ns == pytest.approx(4e12 / 400e12 * 1e9, rel=0.01)
+
+
+def test_a_kernel_that_nobody_describes_is_priced_by_name(prices: CostModelPrices, model: ContentionModel) -> None:
+    name = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<c10::BFloat16>>"
+    found = priced(prices, {"kernel": name, "grid": [1, 1, 1], "block": [128, 1, 1], "num_elements": 1 << 26})
+    assert found.source is PriceSource.NAME
+    assert found.alone_ns == pytest.approx(1e9 * model.kernel_seconds(model.kernel(MemoryBound(4 << 26))))
+
+
+def test_copies_take_their_wire(prices: CostModelPrices) -> None:
+    found = priced(prices, {"copy": "h2d", "bytes": 1 << 30})
+    assert found.alone_ns == pytest.approx(1e9 * (HOST_COPY_S + (1 << 30) / HOST_COPY_BYTES_PER_S))
+    assert found.work.kind is None
+    assert priced(prices, {"copy": "d2d", "bytes": 1 << 30}).work.kind is not None
+
+
+@pytest.mark.parametrize("text", [b"{", b"[]", b"\xff", b'{"gemm": {"m": -1, "n": 1, "k": 1}}', b'{"collective": {}}'])
+def test_what_is_no_description_is_refused(prices: CostModelPrices, text: bytes) -> None:
+    with pytest.raises(ProtocolError, match="description"):
+        prices.priced(text)
+
+
+def test_events_and_marks_take_no_time(prices: CostModelPrices) -> None:
+    for one in ({"event": "record"}, {"host_function": True}, {"mark": {"step": "begin"}}):
+        found = priced(prices, one)
+        assert (found.alone_ns, found.work.kind) == (0.0, None)
+
+
+def test_one_gpus_overlap_is_that_of_lagom_simulate(model: ContentionModel) -> None:
+    """Two products on one stream next to an all-gather on another: the same ends, to the digit's rounding."""
+    config = CommConfig(
+        algorithm=Algorithm.RING, protocol=Protocol.SIMPLE, num_channels=8, num_threads=512, chunk_bytes=524288
+    )
+    iteration = Iteration(
+        name="two",
+        ops=(
+            CompOp(name="a", work=Gemm(4096, 4096, 8192)),
+            CommOp(name="g", collective=Collective(CollectiveKind.ALL_GATHER, 64 << 20, 8)),
+            CompOp(name="b", work=Gemm(4096, 4096, 8192)),
+        ),
+    )
+    spans = {span.name: span for span in simulate_iteration(iteration, {"g": config}, model).spans}
+    prices = CostModelPrices(model)
+    clock, found = Clock(prices.set_times), {}
+    for gpu in range(8):
+        for number, (name, stream) in enumerate((("a", 0), ("g", 1), ("b", 0)), 1):
+            text = json.dumps(collective(rank=gpu) if name == "g" else GEMM).encode()
+            operation = Operation(gpu, number, gpu, prices.work(text), 0.0, stream=stream)
+            clock.submit(operation, instance=("ab", 1) if name == "g" else None)
+            found[gpu, name] = operation
+    while clock.next_ns() < inf:
+        clock.step()
+    for (_, name), operation in found.items():
+        assert operation.end_ns == pytest.approx(1e9 * spans[name].end_s, rel=1e-12)

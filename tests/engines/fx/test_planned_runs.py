@@ -1,0 +1,65 @@
+"""Running a planned graph on four gloo ranks: across steps, micro-batches together, one order on all ranks."""
+
+import pytest
+
+from lagom_overlap.engines.fx.fsdp2_advice import Fsdp2Advice
+from lagom_overlap.export.fsdp2 import KeptParameters
+
+KEPT = KeptParameters(resharded_s=1.0, kept_s=0.9, resharded_bytes=1000, kept_bytes=1500, limit_bytes=2000)
+
+pytestmark = [pytest.mark.torch, pytest.mark.gloo, pytest.mark.slow, pytest.mark.timeout(180)]  # 4 ranks import
+
+
+def test_a_parameter_gather_runs_into_the_next_step_and_changes_nothing(ranks):
+    outcomes = ranks.call("steps_across", 4)
+    assert all(equal for equal, _ in outcomes)
+    assert any(was_open for _, was_open in outcomes)  # else the gather was always over before the step ended
+
+
+def test_micro_batches_are_launched_together_and_change_nothing(ranks):
+    for equal, issued, _ in ranks.call("micro_batches_together"):
+        assert equal
+        assert issued == ["all_gather_into_tensor", "all_gather_into_tensor_1"]
+
+
+def test_ranks_with_one_order_agree(ranks):
+    digests = ranks.call("orders", -1)
+    assert len(set(digests)) == 1
+
+
+def test_a_rank_with_another_order_is_named_and_nothing_runs(ranks):
+    with pytest.raises(Exception, match=r"ranks 0 and 2 .* collective 0 is '.*all_gather_into_tensor .*all_gather.*_1"):
+        ranks.call("orders", 2)
+
+
+def test_a_collective_that_fails_is_an_error_where_its_result_is_used(ranks):
+    assert all(name for name in ranks.call("failing_collective"))
+
+
+@pytest.mark.parametrize(
+    "advice",
+    [
+        Fsdp2Advice(forward_prefetch=2, backward_prefetch=2),
+        KEPT.applied_to(Fsdp2Advice(forward_prefetch=1, backward_prefetch=1)),
+        Fsdp2Advice(modules_per_unit=2, reshard_after_forward=False),
+        Fsdp2Advice(forward_prefetch=1, modules_per_unit=2, separate_reduce_scatter_group=True),
+    ],
+)
+def test_advice_for_fsdp2_leaves_the_losses_as_they_are(ranks, advice):
+    for plain, advised in ranks.call("fsdp2_losses", advice):
+        assert plain == advised
+
+
+def test_the_compiler_pass_plans_on_rank_0_and_all_ranks_run_its_order(ranks):
+    outcomes = ranks.call("as_compiler_pass")
+    assert all(equal for equal, _, _ in outcomes)
+    assert len({digest for _, _, digest in outcomes}) == 1
+
+
+def test_one_line_lets_inductor_run_our_plan(ranks):
+    outcomes = ranks.call("planned_by_inductor")
+    assert all(equal for equal, *_ in outcomes)
+    assert len({digest for *_, digest in outcomes}) == 1
+    for _, calls, planned, _ in outcomes:
+        assert calls == planned
+        assert (calls.count("gather"), calls.count("scatter"), calls.count("mm")) == (4, 4, 8)

@@ -1,0 +1,76 @@
+"""The C drivers of csrc/, in short versions; `csrc/sanitize.sh` and docs/formats.md name the long ones."""
+
+import re
+import shutil
+import subprocess
+
+import pytest
+from c_build import CSRC, NCCL_HOST, compile_c
+
+
+def run(*command):
+    return subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+
+
+def test_a_swap_between_two_reads_of_a_decision_never_tears_it(tmp_path):
+    result = run(compile_c(tmp_path / "swap_under_read", CSRC / "swap_under_read.c", shared=False))
+    assert result.returncode == 0, result.stderr
+    assert "2000 swaps inside them, none torn" in result.stdout
+
+
+@pytest.mark.parametrize("num_keys", [1, 256])
+def test_decisions_of_many_threads_under_swaps_come_whole_and_in_turn(tmp_path, plugin_library, num_keys):
+    driver = compile_c(tmp_path / "stress", CSRC / "stress.c", *NCCL_HOST, shared=False)
+    plugin = shutil.copy(plugin_library, tmp_path)
+    result = run(driver, plugin, 400_000, 4, num_keys)
+    assert result.returncode == 0, result.stdout + result.stderr
+    counts = {name: int(n) for name, n in re.findall(r"([a-z ]+?) (\d+)", result.stdout)}
+    assert counts["decisions"] == 400_000
+    assert sum(counts[k] for k in counts if k.strip() in ("torn", "missing", "touched without a row")) == 0
+
+
+def test_mutated_tables_are_refused_or_decide_safely(tmp_path):
+    result = run(compile_c(tmp_path / "fuzz", CSRC / "fuzz_table.c", shared=False), 30_000, 5)
+    assert result.returncode == 0, result.stderr
+    num_taken = int(re.search(r"tables taken (\d+)", result.stdout)[1])
+    assert 1_000 < num_taken < 29_000  # both ways are exercised
+
+
+def test_only_the_tuners_and_our_own_calls_are_exported(plugin_library):
+    tool = shutil.which("nm")
+    if tool is None:
+        pytest.skip("no nm")
+    names = {line.split()[-1] for line in run(tool, "-D", "--defined-only", plugin_library).stdout.splitlines()}
+    calls = ("step", "swap", "install", "prepare", "commit", "error_text", "generation", "enable", "bind")
+    own = {f"lagom_{n}" for n in calls}
+    assert names == {f"ncclTunerPlugin_v{v}" for v in range(2, 8)} | own
+
+
+def test_the_decision_path_makes_no_system_call_and_allocates_nothing(tmp_path, plugin_library):
+    """Counts calls of the C library from the two decision functions' disassembly: none but memcpy-like ones."""
+    tool = shutil.which("objdump")
+    if tool is None:
+        pytest.skip("no objdump")
+    text = run(tool, "-d", "--no-show-raw-insn", plugin_library).stdout
+    functions = dict(re.findall(r"^[0-9a-f]+ <([\w.]+)>:\n((?:.+\n)+)", text, re.MULTILINE))
+    seen, queue = set(), [n for n in functions if n.startswith(("get_coll_info", "get_chunk_size"))]
+    assert queue
+    outside = set()
+    while queue:
+        name = queue.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        for target in re.findall(r"(?:call|jmp)\s+[0-9a-f]+ <([\w.@]+)>", functions[name]):
+            if target.endswith("@plt"):
+                outside.add(target)
+            elif target in functions:
+                queue.append(target)
+    assert outside <= {"memcpy@plt", "memset@plt", "__stack_chk_fail@plt"}, outside
+
+
+def test_random_groups_are_searched_to_answers_that_hold(tmp_path):
+    sources = sorted(CSRC.glob("lagom_search_*.c"))
+    result = run(compile_c(tmp_path / "stress_search", CSRC / "stress_search.c", *sources, shared=False), 500, 3)
+    assert result.returncode == 0, result.stderr
+    assert "500 searches" in result.stdout

@@ -1,0 +1,182 @@
+"""Which call of the step it is: the counter, its reset, and the calls that are none."""
+
+import pytest
+
+from lagom_overlap.collective import CollectiveKind, CommConfig
+from lagom_overlap.nccl_plugin.fake_host import RELEASES, WITH_CHUNKS, HostCall, HostMode
+
+MIB = 1 << 20
+AR, AG, RS = CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER
+every_release = pytest.mark.parametrize("release", RELEASES)
+with_chunks = pytest.mark.parametrize("release", WITH_CHUNKS)
+
+
+def counting_rows(num_calls, kind=AR, num_bytes=64 * MIB):
+    """Occurrence n is given n + 1 channels."""
+    return {(kind, num_bytes, n): CommConfig(num_channels=n + 1) for n in range(num_calls)}
+
+
+@every_release
+def test_each_call_of_the_step_has_its_own_decision_and_the_next_step_starts_over(
+    open_nccl, use_table, plugin, release
+):
+    use_table(counting_rows(5), calls_per_step={(AR, 64 * MIB): 8})
+    comm = open_nccl(release).comm()
+    for _ in range(3):
+        plugin.step()
+        channels = [comm.run(AR, 64 * MIB).tuner_channels for _ in range(7)]
+        assert channels == [1, 2, 3, 4, 5, 0, 0]
+
+
+@every_release
+def test_without_step_marks_the_count_wraps_after_the_calls_per_step(open_nccl, use_table, release):
+    use_table(counting_rows(3))
+    comm = open_nccl(release).comm()
+    assert [comm.run(AR, 64 * MIB).tuner_channels for _ in range(8)] == [1, 2, 3, 1, 2, 3, 1, 2]
+
+
+@every_release
+def test_kinds_sizes_and_communicators_are_counted_apart(open_nccl, use_table, release):
+    use_table({**counting_rows(2), **counting_rows(2, RS), **counting_rows(2, AR, 32 * MIB)})
+    nccl = open_nccl(release)
+    comm, stranger = nccl.comm(), nccl.comm()
+    for n in (1, 2, 1):
+        assert comm.run(AR, 64 * MIB).tuner_channels == n
+        assert stranger.run(AR, 64 * MIB).tuner_channels == 0
+        assert comm.run(RS, 64 * MIB).tuner_channels == n
+        assert comm.run(AR, 32 * MIB).tuner_channels == n
+        assert comm.run(AG, 64 * MIB).tuner_channels == 0
+
+
+@every_release
+def test_one_row_for_every_call_needs_no_counting(open_nccl, use_table, release):
+    use_table({(AR, 64 * MIB, n): CommConfig(num_channels=7) for n in range(4)})
+    comm = open_nccl(release).comm()
+    assert {comm.run(AR, 64 * MIB).tuner_channels for _ in range(9)} == {7}
+
+
+@pytest.mark.parametrize("release", ["2.31", "2.32.6", "2.30"])
+def test_the_extra_queries_of_symmetric_memory_are_not_counted(open_nccl, use_table, release):
+    use_table(counting_rows(4))
+    comm = open_nccl(release).comm()
+    outcomes = [comm.run(AR, 64 * MIB, HostMode.SYMMETRIC) for _ in range(8)]
+    assert [o.num_tuner_calls for o in outcomes] == [2 if release == "2.30" else 3] * 8
+    assert [o.tuner_channels for o in outcomes] == [1, 2, 3, 4, 1, 2, 3, 4]
+
+
+@with_chunks
+def test_simulated_calls_are_not_counted(open_nccl, use_table, release):
+    use_table(counting_rows(4))
+    comm = open_nccl(release).comm()
+    seen = []
+    for mode in (
+        HostMode.SIMULATE,
+        HostMode.PLAIN,
+        HostMode.SIMULATE,
+        HostMode.SIMULATE,
+        HostMode.PLAIN,
+        HostMode.PLAIN,
+    ):
+        outcome = comm.run(AR, 64 * MIB, mode)
+        if mode == HostMode.PLAIN:
+            seen.append(outcome.tuner_channels)
+    assert seen == [1, 2, 3]
+
+
+@with_chunks
+def test_a_simulated_call_is_not_counted_when_another_one_is_launched_after_it(open_nccl, use_table, release):
+    use_table(counting_rows(4))
+    comm = open_nccl(release).comm()
+    for expected in (1, 2, 3):
+        comm.run(AR, 64 * MIB, HostMode.SIMULATE)
+        comm.run(RS, 64 * MIB)
+        assert comm.run(AR, 64 * MIB).tuner_channels == expected
+
+
+@pytest.mark.parametrize("release", ["2.22", "2.24", "2.28"])
+def test_before_2_30_a_simulated_call_counts_until_the_next_step_mark(open_nccl, use_table, plugin, release):
+    use_table(counting_rows(4))
+    comm = open_nccl(release).comm()
+    comm.run(AR, 64 * MIB, HostMode.SIMULATE)
+    assert comm.run(AR, 64 * MIB).tuner_channels == 2  # nothing tells it from a call
+    plugin.step()
+    assert comm.run(AR, 64 * MIB).tuner_channels == 1
+
+
+def test_2_21_asks_twice_for_a_call_that_is_counted_once(open_nccl, use_table):
+    use_table(counting_rows(3))
+    comm = open_nccl("2.21").comm()
+    outcomes = [comm.run(AR, 64 * MIB) for _ in range(4)]
+    assert [o.num_tuner_calls for o in outcomes] == [2] * 4
+    assert [o.tuner_channels for o in outcomes] == [1, 2, 3, 1]
+
+
+@every_release
+def test_aggregated_calls_are_one_call_of_their_summed_bytes(open_nccl, use_table, release):
+    use_table({**counting_rows(2, AR, 60 * MIB), (AR, 20 * MIB, 0): CommConfig(num_channels=9)})
+    comm = open_nccl(release).comm()
+    for expected in (1, 2, 1):
+        outcomes = comm.group(*[HostCall(AR, 20 * MIB)] * 3)
+        assert [o.max_channels for o in outcomes] == [expected] * 3
+    assert comm.run(AR, 20 * MIB).max_channels == 9  # alone it is another call site
+
+
+@every_release
+def test_calls_that_differ_are_decided_one_by_one_within_a_group(open_nccl, use_table, release):
+    use_table({**counting_rows(2, AR), **counting_rows(2, RS), **counting_rows(2, AR, 4 * MIB)})
+    comm = open_nccl(release).comm()
+    for expected in (1, 2, 1):
+        # two sizes of one kind stay apart by operator (2.21) and by more than four times the size (later)
+        outcomes = comm.group(HostCall(AR, 64 * MIB), HostCall(RS, 64 * MIB), HostCall(AR, 4 * MIB, op_and_type=1))
+        assert [o.max_channels for o in outcomes] == [expected] * 3
+
+
+@every_release
+def test_a_large_group_has_several_pipelined_operations_and_is_still_one_call(open_nccl, use_table, release):
+    use_table(counting_rows(2, AR, 50 * MIB))
+    comm = open_nccl(release).comm(num_channels=8)
+    for expected in (1, 2, 1):
+        outcomes = comm.group(*[HostCall(AR, MIB)] * 50)
+        assert {o.max_channels for o in outcomes} == {expected}
+
+
+@every_release
+def test_beyond_the_calls_it_can_count_only_rows_for_every_call_apply(open_nccl, use_table, plugin, release):
+    rows = {**counting_rows(2), **{(AR, MIB, n): CommConfig(num_channels=3) for n in range(2)}}
+    use_table(rows)
+    comm = open_nccl(release).comm()
+    for size in range(1, 801):  # fills the counters with other sizes
+        comm.run(AG, 4096 * size)
+    assert comm.run(AR, 64 * MIB).tuner_channels == 0
+    assert comm.run(AR, MIB).tuner_channels == 3
+
+
+def test_a_call_without_pipelined_operations_is_a_query_even_with_a_full_table(open_nccl, use_table):
+    use_table(counting_rows(3))
+    comm = open_nccl("2.31").comm()
+    assert comm.run(AR, 64 * MIB).tuner_channels == 1
+    offered = [5.0 + n for n in range(21)]
+    for _ in range(5):
+        assert comm.ask_raw(AR, 64 * MIB, num_pipe_ops=0, costs_us=offered) == (offered, 0)
+    assert comm.run(AR, 64 * MIB).tuner_channels == 2
+
+
+@with_chunks
+def test_calls_beyond_those_it_remembers_do_not_get_the_chunk_of_others(open_nccl, use_table, release):
+    remembered = [HostCall(AG, MIB + 8192 * n, op_and_type=n) for n in range(32)]
+    use_table({(AG, call.num_bytes, 0): CommConfig(chunk_bytes=4096) for call in remembered})
+    comm = open_nccl(release).comm()
+    outcomes = comm.group(*remembered, *(HostCall(AG, MIB // 2 + 8192 * n, op_and_type=40 + n) for n in range(8)))
+    assert all(4096 not in o.chunk_bytes for o in outcomes[32:])
+    assert set(comm.group(*remembered)[0].chunk_bytes) == {4096}
+
+
+@with_chunks
+def test_more_different_calls_in_one_group_than_it_remembers_are_safe(open_nccl, use_table, release):
+    use_table({(AR, 5000, 0): CommConfig(num_channels=2, chunk_bytes=4096)})
+    comm = open_nccl(release).comm()
+    calls = [HostCall(AG, 8192 * (n + 1), op_and_type=n) for n in range(60)]
+    outcomes = comm.group(*calls, HostCall(AR, 5000, op_and_type=99))
+    assert all(not o.faults for o in outcomes)
+    assert outcomes[-1].tuner_channels == 2
+    assert set(comm.run(AR, 5000).chunk_bytes) == {4096}  # the next group is not affected

@@ -1,0 +1,27 @@
+"""Tables for the tests: one communicator of eight ranks on one node, the first of its kind."""
+
+from lagom_overlap.collective import CollectiveKind, CommConfig, CommunicatorId, ConfigKey, ConfigTable
+from lagom_overlap.nccl_plugin import ProcessCommunicator, encode_table
+
+FSDP = CommunicatorId(description="fsdp", ranks=tuple(range(8)))
+
+Rows = dict[tuple[CollectiveKind, int, int], CommConfig]
+
+
+def encode_rows(
+    rows: Rows,
+    *,
+    generation: int = 1,
+    calls_per_step: dict[tuple[CollectiveKind, int], int] | None = None,
+    num_nodes: int | None = 1,
+) -> bytes:
+    """A table for one communicator of eight ranks: (kind, bytes, occurrence) -> config."""
+    table = ConfigTable(
+        {
+            ConfigKey(communicator=FSDP, kind=kind, num_bytes=num_bytes, occurrence=n): config
+            for (kind, num_bytes, n), config in rows.items()
+        }
+    )
+    calls = {(FSDP, kind, num_bytes): n for (kind, num_bytes), n in (calls_per_step or {}).items()}
+    communicators = [ProcessCommunicator(FSDP, num_nodes)]
+    return encode_table(table, generation=generation, communicators=communicators, calls_per_step=calls).data

@@ -1,0 +1,163 @@
+"""What jobs call of `torch.distributed` by its full name."""
+
+import re
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from functools import cache
+from typing import Any
+
+import torch
+from adapter_programs import both, flat
+from torch import distributed as dist
+from torch import nn
+
+from lagom_overlap.online.adapters.calls import CallsAdapter
+
+
+def calls(program: Callable[[int], Any]) -> dict[str, Any]:
+    """The program's outcome in every step."""
+    return both(CallsAdapter(), lambda: nn.Linear(1, 1), lambda _, steps: [flat(program(step)) for step in steps])
+
+
+def raised(call: Callable[[], Any]) -> list[str]:
+    """What a wrong call raises."""
+    try:
+        call()
+    except Exception as error:
+        return [type(error).__name__, re.sub(r"\d\d:\d\d:\d\d\.\d+", "", str(error).splitlines()[0])]  # gloo says when
+    return ["nothing"]
+
+
+def numbers(step: int, size: int) -> torch.Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(step * 10 + dist.get_rank()))
+
+
+MESSAGE = 3 << 18
+
+
+def every_function(step: int) -> list[Any]:
+    n = dist.get_world_size()
+    x = numbers(step, MESSAGE)
+    gathered, scattered, mean, exchanged = torch.empty(MESSAGE * n), *(torch.empty(MESSAGE // n) for _ in "ab"), x * 0
+    dist.all_gather_into_tensor(gathered, x)
+    dist.reduce_scatter_tensor(scattered, x)
+    work = dist.reduce_scatter_tensor(output=mean, input=x, op=dist.ReduceOp.AVG, async_op=True)
+    dist.all_to_all_single(exchanged, input=x)
+    work.wait()
+    dist.all_reduce(tensor=x)
+    return [t[:: MESSAGE // 16] for t in (gathered, scattered, mean, exchanged, x)]
+
+
+def handles(step: int) -> list[Any]:
+    """All that a handle offers."""
+    n = dist.get_world_size()
+    x, y = numbers(step, MESSAGE), torch.empty(MESSAGE)
+    gathered = torch.empty(MESSAGE * n)
+    exchange = dist.all_to_all_single(y, x, async_op=True)
+    gather = dist.all_gather_into_tensor(gathered, x, async_op=True)
+    futures = [exchange.get_future(), gather.get_future().then(lambda done: [t * 2 for t in done.value()])]
+    first = futures[0].wait()[0]
+    doubled = futures[1].wait()
+    assert exchange.wait(timedelta(seconds=50))
+    gather.wait()
+    total = dist.all_reduce(x, async_op=True)
+    total.wait()
+    results = [exchange.result()[0], *gather.result(), total.result()[0], first, *doubled]
+    scattered = dist.reduce_scatter_tensor(torch.empty(MESSAGE // n), x, async_op=True)
+    no_future = [raised(scattered.get_future), raised(scattered.result)]
+    scattered.wait()
+    flags = [work.is_success() for work in (exchange, gather, total, scattered)]
+    return [*(t[:: MESSAGE // 16] for t in results), no_future, flags, x is total.result()[0]]
+
+
+@cache
+def pair() -> Any:
+    """A group of ranks 0 and 1, made by all ranks."""
+    return dist.new_group([0, 1])
+
+
+def other_groups(step: int) -> list[Any]:
+    """A group that this rank may not be in."""
+    x = numbers(step, MESSAGE)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says so
+        found = [dist.all_reduce(x, group=pair()), dist.all_reduce(x, group=pair(), async_op=True)]
+    if found[1] is not None:
+        found[1].wait()
+    return [x[:: MESSAGE // 16], found[0] is None, found[1] is None]
+
+
+def coalesced(step: int) -> list[Any]:
+    n = dist.get_world_size()
+    x, y = numbers(step, MESSAGE), numbers(step + 1, MESSAGE)
+    with dist._coalescing_manager():
+        dist.all_reduce(x)
+        dist.all_reduce(y)
+    with dist._coalescing_manager(async_ops=True) as manager:
+        dist.all_reduce(x)
+        dist.all_reduce(y, async_op=True)
+    manager.wait()
+    dist.all_reduce(x)
+    return [t[:: MESSAGE // 16] for t in (x, y)] + [n]
+
+
+def unusual(step: int) -> list[Any]:
+    """Legal calls that the engine does not run."""
+    n = dist.get_world_size()
+    x = numbers(step, MESSAGE)
+    most, whole, wide = x.clone(), x.int(), x.double()
+    dist.all_reduce(most, op=dist.ReduceOp.MAX)
+    dist.all_reduce(whole)
+    dist.all_reduce(wide)
+    leaf = nn.Parameter(x.clone())
+    dist.all_reduce(leaf.data)
+    with torch.no_grad():
+        dist.all_reduce(leaf)
+    scattered = nn.Parameter(torch.empty(MESSAGE // n))
+    with torch.no_grad():
+        dist.reduce_scatter_tensor(scattered, x, op=dist.ReduceOp.AVG)
+    with torch.inference_mode():
+        inferred = x.clone()
+        dist.all_reduce(inferred)
+        parts = torch.empty(MESSAGE // n)
+        dist.reduce_scatter_tensor(parts, x.clone(), op=dist.ReduceOp.AVG)
+    sizes = [MESSAGE // n + (1 if rank == dist.get_rank() else 0) for rank in range(n)]
+    moved = torch.empty(sum(sizes))
+    dist.all_to_all_single(moved, torch.cat([x, x[:1]]), sizes, sizes)
+    return [t[:: MESSAGE // 16] for t in (most, whole, wide, leaf, scattered, inferred, parts, moved)]
+
+
+def wrong(step: int) -> list[Any]:
+    """What torch refuses is refused in its words."""
+    n = dist.get_world_size()
+    x = numbers(step, MESSAGE)
+    return [
+        raised(lambda: dist.all_reduce("x")),  # type: ignore[arg-type]
+        raised(dist.all_reduce),
+        raised(lambda: dist.all_reduce(x, color="red")),
+        raised(lambda: dist.all_gather_into_tensor(torch.empty(MESSAGE * n - 1), x)),
+        raised(lambda: dist.reduce_scatter_tensor(torch.empty(MESSAGE), x)),
+        raised(lambda: dist.all_to_all_single(torch.empty(MESSAGE - 1), x[1:])),
+        raised(lambda: dist.all_to_all_single(torch.empty(n + 1, 2 * n), torch.empty(n + 1, 2 * n))),
+    ]
+
+
+def compiled(step: int) -> list[Any]:
+    @torch.compile(backend="eager", fullgraph=True)
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        dist.all_reduce(x)
+        return x * 2
+
+    return [twice(numbers(step, MESSAGE))[:: MESSAGE // 16]]
+
+
+CALLS: dict[str, Callable[[], dict[str, Any]]] = {
+    "every function": lambda: calls(every_function),
+    "handles": lambda: calls(handles),
+    "groups that a rank is not in": lambda: calls(other_groups),
+    "coalesced": lambda: calls(coalesced),
+    "what the engine does not run": lambda: calls(unusual),
+    "what torch refuses": lambda: calls(wrong),
+    "compiled": lambda: calls(compiled),
+}

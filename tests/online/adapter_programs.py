@@ -1,0 +1,134 @@
+"""Programs run twice, by the framework alone and with an adapter: whether all bits agree.
+
+`both` drives the gloo route as the tuner does, without one: the program's steps are untouched, measured, set, measured
+and set, and after the route was closed.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch import nn
+
+from lagom_overlap.collective import CommConfig, ConfigTable
+from lagom_overlap.online.routes.gloo import GlooRoute
+
+WIDTH = 512  # a layer's message is 1 MiB: two slices
+STEPS = 11
+CONFIG = CommConfig(num_channels=2, chunk_bytes=1 << 19)
+
+
+class Steps:
+    """The steps of one training, in every state of a route; without a route they are only counted."""
+
+    def __init__(self, route: GlooRoute | None, *, num_steps: int = STEPS) -> None:
+        self._route = route
+        self._num_steps = num_steps
+        self._keys: set[Any] = set()
+        self.num_set = 0
+
+    def __iter__(self) -> Iterator[int]:
+        for step in range(self._num_steps):
+            if self._route is None:
+                yield step
+                continue
+            if step == 5:
+                # An all-reduce of more than two ranks sums in another order when it is sliced: `deterministic`.
+                table = ConfigTable({key: CONFIG for key in self._keys if self._route.is_exact(key)})
+                self.num_set = len(table)
+                self._route.prepare(table, 1)
+                self._route.commit(1)
+            is_measured = step not in {0, 5, 7}
+            self._route.begin_step(is_measured=is_measured)
+            yield step
+            if is_measured:
+                self._keys |= {call.key for call in self._route.end_step().calls}
+            if step == 8:
+                self._route.close()
+
+
+def both(adapter: Any, make: Callable[[], nn.Module], program: Callable[[nn.Module, Steps], Any]) -> dict[str, Any]:
+    """Whether the program's outcome and the model's parameters are the same bits with the adapter as without."""
+    outcomes = []
+    num_set = 0
+    for is_ours in (False, True):
+        torch.manual_seed(0)
+        model = make()
+        route = GlooRoute(new_store()) if is_ours else None
+        if route is not None:
+            route.on_close(adapter.attach(model, route))
+        steps = Steps(route)
+        outcome = program(model, steps)
+        outcomes.append([flat(outcome), [flat(parameter.data) for parameter in model.parameters()]])
+        num_set = steps.num_set
+        if route is not None:
+            route.close()
+    stock, ours = outcomes
+    return {"equal": stock == ours, "num_set": num_set, "stock": shown(stock), "ours": shown(ours)}
+
+
+num_stores = 0
+
+
+def new_store() -> Any:
+    """A prefix of its own in the job's store for each route."""
+    global num_stores  # noqa: PLW0603 - this is a script
+    num_stores += 1
+    return dist.PrefixStore(f"route{num_stores}", dist.distributed_c10d._get_default_store())
+
+
+def flat(value: Any) -> Any:
+    """Tensors as the numbers that they hold on this rank."""
+    if isinstance(value, torch.Tensor):
+        local = value.to_local() if hasattr(value, "to_local") else value
+        local = local.to_dense() if local.layout is torch.sparse_coo else local
+        return local.detach().flatten().tolist()
+    return [flat(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def shown(outcome: list[Any]) -> str:
+    """The beginning of what came of a program, without its parameters."""
+    return str(outcome[0])[:300]
+
+
+def in_order(_step: int) -> str:
+    return "abc"
+
+
+class Layers(nn.Module):
+    """Linear layers a, b and c, run in the order that `order` gives for the step."""
+
+    def __init__(self, order: Callable[[int], str] = in_order) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.order = order
+        self.step = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for name in self.order(self.step):
+            x = x + getattr(self, name)(x).tanh()
+        return x
+
+
+def batch(step: int) -> torch.Tensor:
+    """Another one for each rank and step."""
+    return torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(100 * step + dist.get_rank()))
+
+
+def train(model: nn.Module, steps: Steps, *, between: Callable[[nn.Module, int], Any] | None = None) -> list[Any]:
+    """The losses, and what was found between the steps."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    found: list[Any] = []
+    for step in steps:
+        for module in model.modules():
+            if isinstance(module, Layers):
+                module.step = step
+        loss = model(batch(step)).square().mean()
+        loss.backward()
+        found += [loss.item(), [None if p.grad is None else flat(p.grad)[:3] for p in model.parameters()]]
+        optimizer.step()
+        optimizer.zero_grad()
+        if between is not None:
+            found.append(between(model, step))
+    return found

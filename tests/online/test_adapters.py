@@ -1,0 +1,99 @@
+"""What a framework computes is the same to the bit with our adapter and without, in every state of a route."""
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from adapter_calls import CALLS
+from adapter_ddp import DDP
+from adapter_fsdp2 import FSDP2
+
+SCRIPT = Path(__file__).with_name("adapter_job.py")
+pytestmark = [pytest.mark.torch, pytest.mark.gloo, pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def run(folder: Path, suite: str, num_ranks: int) -> dict[str, list[dict[str, object]]]:
+    """What each rank found of each program."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    logs = [(folder / f"out{rank}", folder / f"err{rank}") for rank in range(num_ranks)]
+    ranks = []
+    for rank, (out, err) in enumerate(logs):
+        command = [sys.executable, str(SCRIPT), str(rank), str(num_ranks), str(port), suite]
+        with out.open("w") as stdout, err.open("w") as stderr:
+            ranks.append(subprocess.Popen(command, stdout=stdout, stderr=stderr))
+    try:
+        codes = [rank.wait(timeout=540) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert codes == [0] * num_ranks, "\n".join(err.read_text()[-4000:] for _, err in logs)
+    found: dict[str, list[dict[str, object]]] = {}
+    for out, _ in logs:
+        for line in out.read_text().splitlines():
+            what = json.loads(line)
+            found.setdefault(what["name"], []).append(what)
+    return found
+
+
+@pytest.fixture(scope="module")
+def fsdp2(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, object]]]:
+    return run(tmp_path_factory.mktemp("fsdp2"), "fsdp2", 2)
+
+
+@pytest.fixture(scope="module")
+def ddp(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, object]]]:
+    return run(tmp_path_factory.mktemp("ddp"), "ddp", 3)
+
+
+@pytest.fixture(scope="module")
+def ddp_of_two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, object]]]:
+    return run(tmp_path_factory.mktemp("ddp2"), "ddp", 2)
+
+
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, object]]]:
+    return run(tmp_path_factory.mktemp("calls"), "calls", 3)
+
+
+def is_equal(ranks: list[dict[str, object]]) -> bool:
+    for rank in ranks:
+        assert rank["equal"], f"{rank['stock']}\n{rank['ours']}"
+    return bool(ranks)
+
+
+@pytest.mark.parametrize("name", FSDP2)
+def test_fsdp2(fsdp2: dict[str, list[dict[str, object]]], name: str) -> None:
+    assert is_equal(fsdp2[name])
+    assert fsdp2[name][0]["num_set"] or "bf16" in name
+
+
+@pytest.mark.parametrize("name", DDP)
+def test_ddp_on_three_ranks_where_a_third_is_no_binary_fraction(
+    ddp: dict[str, list[dict[str, object]]], name: str
+) -> None:
+    assert is_equal(ddp[name])
+
+
+@pytest.mark.parametrize("name", DDP)
+def test_ddp_on_two_ranks_with_sliced_all_reduces(ddp_of_two: dict[str, list[dict[str, object]]], name: str) -> None:
+    assert is_equal(ddp_of_two[name])
+    assert ddp_of_two[name][0]["num_set"] or name in {
+        "uneven inputs",
+        "uneven inputs, divided by those that have some",
+        "a hook of the user's own, since",
+        "bf16",
+    }
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_plain_calls(calls: dict[str, list[dict[str, object]]], name: str) -> None:
+    assert is_equal(calls[name])

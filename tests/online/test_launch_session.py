@@ -1,0 +1,161 @@
+"""`lagom run` under torchrun with real FSDP2 and DDP on gloo: watched and tuned; the numbers never change."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("torch")
+pytestmark = [pytest.mark.torch, pytest.mark.gloo, pytest.mark.slow, pytest.mark.timeout(240)]
+
+TRAIN = """
+import contextlib, os, sys, torch, torch.distributed as dist
+from torch.profiler import profile, schedule
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+kind, num_steps, code = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+torch.set_num_threads(1)
+model = torch.nn.Sequential(*(torch.nn.Linear(544, 544) for _ in range(3)))
+if kind == "ddp":
+    model = DistributedDataParallel(model)
+else:
+    for layer in model:
+        fully_shard(layer)
+    fully_shard(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+profiles = profile(schedule=schedule(wait=3, warmup=1, active=2, repeat=1)) if "PROFILES" in os.environ else None
+with profiles or contextlib.nullcontext():
+    for step in range(num_steps):
+        loss = model(torch.ones(4, 544) * (dist.get_rank() + step)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if dist.get_rank() == 0:
+            print(step, loss.item())
+        if profiles is not None:
+            profiles.step()
+        if step == int(os.environ.get("FORKS_AT", -1)):
+            child = os.fork()
+            if child == 0:
+                with torch.no_grad():
+                    torch.nn.Linear(2, 2)(torch.ones(1, 2))
+                sys.exit(0)  # by the interpreter's way out, with all that was registered for it
+            assert os.waitpid(child, 0)[1] == 0
+            assert len(list(DataLoader(range(4), num_workers=1, multiprocessing_context="fork"))) == 4
+        if step == int(os.environ.get("DISABLED_AT", -1)) and dist.get_rank() == 1:
+            os.environ["LAGOM_DISABLE"] = "1"
+dist.destroy_process_group()
+sys.exit(code)
+"""
+
+
+def run(folder, *arguments, kind="fsdp", steps=12, code=0, prefix=True, **more):
+    """(exit code, the printed losses, stderr)"""
+    (folder / "train.py").write_text(TRAIN)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
+    job = [*torchrun[:-2], "--standalone", "train.py", kind, str(steps), str(code)]
+    lagom = [sys.executable, "-m", "lagom_overlap", "run", *arguments, "--"] if prefix else []
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("LAGOM", "NCCL"))}
+    result = subprocess.run(
+        lagom + job,
+        cwd=folder,
+        env=own | {"OMP_NUM_THREADS": "1"} | more,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return result.returncode, result.stdout, result.stderr
+
+
+def events(folder, rank):
+    return [json.loads(line) for line in (folder / f"events.{rank}.jsonl").read_text().splitlines()]
+
+
+def test_observing_changes_no_number_nor_exit_code_and_says_what_could_be_reached(tmp_path):
+    code, plain, error = run(tmp_path, kind="ddp", code=7, prefix=False)
+    assert code == 1, error  # torchrun's own word for a rank that failed
+    code, watched, error = run(tmp_path, "--observe", "--out", "seen", kind="ddp", code=7)
+    assert code == 1
+    assert "exitcode  : 7" in error
+    assert watched == plain
+    said = [line for line in error.splitlines() if line.startswith("lagom: ")]
+    assert re.search(r"gloo: [0-9.]+ ms of collectives per step \(3 steps sampled\)", said[0])
+    assert sum("channels" in line and "100.0%" in line for line in said) == 1
+    assert "sitecustomize" not in error
+    for rank in range(2):
+        found = events(tmp_path / "seen", rank)
+        assert [found[0]["event"], found[-1]["event"]] == ["begin", "end"]
+        assert found[-1]["steps"] == 12
+        assert {event["kind"] for event in found if event["event"] == "communication"} == {"all_reduce"}
+        assert "lagom_reachable_ratio" in (tmp_path / "seen" / f"metrics.{rank}.prom").read_text()
+
+
+def test_tuning_without_a_line_of_code_keeps_every_loss_and_saves_what_it_found(tmp_path):
+    code, plain, error = run(tmp_path, steps=30, prefix=False)
+    assert code == 0, error
+    code, tuned, error = run(tmp_path, "--online", "--out", "tuned", steps=30)
+    assert code == 0, error
+    assert tuned == plain
+    states = [event["state"] for event in events(tmp_path / "tuned", 0) if event["event"] == "state"]
+    assert list(dict.fromkeys(states))[:2] == ["record", "search"]
+    if {"watch", "done"} & set(states):
+        saved = json.loads((tmp_path / "tuned" / "settings.json").read_text())
+        assert saved["format"] == "lagom-online"
+        assert saved["world_size"] == 2
+
+
+def test_a_rank_that_is_disabled_alone_takes_all_ranks_off_at_one_step(tmp_path):
+    code, plain, error = run(tmp_path, steps=30, prefix=False)
+    assert code == 0, error
+    code, tuned, error = run(tmp_path, "--online", "--out", "tuned", steps=30, DISABLED_AT="9")
+    assert code == 0, error
+    assert tuned == plain
+    for rank in range(2):
+        states = [event for event in events(tmp_path / "tuned", rank) if event["event"] == "state"]
+        assert "rank 1: LAGOM_DISABLE is set" in states[-1]["reason"]
+        assert states[-1]["state"] == "off"
+
+
+@pytest.mark.parametrize("way", ["--observe", "--online"])
+def test_a_child_that_the_job_forks_ends_without_a_word_of_ours(tmp_path, way):
+    code, plain, error = run(tmp_path, steps=16, prefix=False)
+    assert code == 0, error
+    code, watched, error = run(tmp_path, way, "--out", "seen", steps=16, FORKS_AT="6")
+    assert code == 0, error
+    assert watched == plain
+    for rank in range(2):
+        found = events(tmp_path / "seen", rank)
+        assert [event["event"] for event in found].count("end") == 1
+        assert found[-1]["steps"] == 16
+        assert "off" not in {event.get("state") for event in found[:-2]}, found
+
+
+@pytest.mark.parametrize("stderr", ["2>/dev/full", "2>&-", ">&- 2>&-"])
+def test_a_stderr_that_cannot_be_written_costs_the_job_nothing(tmp_path, stderr):
+    (tmp_path / "train.py").write_text(TRAIN)
+    lagom = f"{sys.executable} -m lagom_overlap run --observe --out seen --"
+    # One rank, started as a launcher would: torchrun itself does not live without a stderr.
+    command = f"exec {lagom} {sys.executable} train.py ddp 8 7 {stderr}"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    world = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("LAGOM", "NCCL"))}
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, env=own | world, timeout=100, check=False)
+    assert done.returncode == 7
+    assert events(tmp_path / "seen", 0)[-1]["steps"] == 8
+
+
+def test_observing_leaves_the_profiling_to_a_job_that_profiles_itself(tmp_path):
+    """Its profiler warms up during our samples; two of them would end the job."""
+    code, watched, error = run(tmp_path, "--observe", "--out", "seen", kind="ddp", PROFILES="1")
+    assert code == 0, error
+    assert watched.count("\n") == 12
+    assert "the job has a profiler of its own" in error

@@ -1,0 +1,116 @@
+"""A rank under `lagom run`: full disks and switches thrown in one rank alone must not take it out of step."""
+
+import contextlib
+from dataclasses import dataclass, field
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from lagom_overlap.errors import OutputError  # noqa: E402
+from lagom_overlap.online import launch_session  # noqa: E402
+from lagom_overlap.online.events import JsonLines, PrometheusFile  # noqa: E402
+from lagom_overlap.online.launch_session import Marking, Rank, Tuning  # noqa: E402
+from lagom_overlap.online.launch_steps import is_trained  # noqa: E402
+from lagom_overlap.online.ranks.messages import SwitchState  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+@dataclass
+class Tuner:
+    """In place of `OnlineTuner`: it settles in the third step, and `stops_at` it is off."""
+
+    stops_at: int = 1000
+    num_begun: int = 0
+    num_ended: int = 0
+    saves: list[str] = field(default_factory=list)
+    error: Exception | None = None
+    is_closed: bool = False
+
+    @property
+    def state(self):
+        return (
+            SwitchState.OFF
+            if self.num_ended >= self.stops_at
+            else SwitchState.WATCH
+            if self.num_ended > 2
+            else SwitchState.SEARCH
+        )
+
+    reason = "as the test says"
+    settings = ()
+
+    def updated(self):
+        assert self.num_begun == self.num_ended + 1, "an update within a step"
+
+    @contextlib.contextmanager
+    def step(self):
+        self.num_begun += 1
+        yield
+        self.num_ended += 1
+
+    def save(self, path):
+        self.saves.append(path.name)
+        if self.error is not None:
+            raise self.error
+
+    def close(self):
+        self.is_closed = True
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch):
+    """(session's tuner, a training step) of a rank whose tuner is the given one"""
+    ranks = []
+
+    def begin(tuner):
+        monkeypatch.setattr(launch_session, "OnlineTuner", lambda *_, **__: tuner)
+        events = JsonLines(tmp_path / "events.jsonl", rank=0)
+        metrics = PrometheusFile(tmp_path / "metrics.prom", rank=0)
+        session = Tuning(events, metrics, folder=tmp_path, config=None, rank=0)
+        ranks.append(Rank(session, events, metrics, is_trained))
+        model = torch.nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step():
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+
+        return step
+
+    yield begin
+    for rank in ranks:
+        rank.close()
+
+
+@pytest.mark.parametrize("error", [OutputError("cannot write 'settings.json': no space left"), KeyError("ours")])
+def test_settings_that_cannot_be_saved_cost_one_line_and_no_step(start, capsys, error):
+    tuner = Tuner(error=error)
+    step = start(tuner)
+    for _ in range(10):
+        step()
+    assert (tuner.num_begun, tuner.num_ended) == (10, 9), "a step that is not begun is missed by the other ranks"
+    said = capsys.readouterr().err
+    if isinstance(error, OutputError):
+        assert tuner.saves == ["settings.json"]
+        assert said.count("no space left") == 1
+        assert "runs without us" not in said
+
+
+def test_a_rank_that_is_disabled_alone_goes_on_until_all_ranks_are_off(start, monkeypatch):
+    tuner = Tuner(stops_at=7)
+    step = start(tuner)
+    for _ in range(4):
+        step()
+    monkeypatch.setenv("LAGOM_DISABLE", "1")
+    for _ in range(8):
+        step()
+    assert (tuner.num_begun, tuner.num_ended) == (8, 7), "off after seven steps, so the eighth is the last one begun"
+    assert tuner.is_closed
+
+
+def test_steps_are_marked_to_the_end_where_the_plug_in_counts_by_them(monkeypatch):
+    assert Marking(None, {}).may_end()
+    monkeypatch.setattr(launch_session, "TunerPlugin", lambda path: path)
+    assert not Marking((2, 30, 7), {"NCCL_TUNER_PLUGIN": "plugin.so"}).may_end()

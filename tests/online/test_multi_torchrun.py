@@ -1,0 +1,113 @@
+"""Our commands under torchrun on two machines: tune, compare and run; one folder, and an end on every machine."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from gloo_job import SRC
+from hosts import DEVICE, Network, ipv4, networks
+from test_launch_session import TRAIN
+
+__all__ = ["networks"]
+pytestmark = [pytest.mark.torch, pytest.mark.gloo, pytest.mark.slow, pytest.mark.timeout(600)]
+LIMIT_S = 500
+JOB = """
+[job]
+name = "two-machines"
+backend = "gloo"
+ranks = {ranks}
+[[group]]
+name = "block"
+block = {{ seq_len = 16, hidden = 64, heads = 1, ffn = 64, repeat = 1 }}
+[[group.comm]]
+name = "gather"
+kind = "all_gather"
+bytes = "2 MiB"
+[tune]
+pairs = 6
+budget = {{ measurements = 4, seconds = 300 }}
+space = {{ num_channels = [1, 2], chunk_bytes = ["512 KiB"] }}
+"""
+
+
+def torchrun(master: str) -> list[list[str]]:
+    """How each of two machines starts its two ranks."""
+    common = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2"]
+    where = ["--master-addr", master, "--master-port", "29400"]
+    return [[*common, "--node-rank", str(number), *where] for number in range(2)]
+
+
+def start(network: Network, folder: Path, commands: list[list[str]], **environment: str) -> list[Any]:
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("LAGOM", "NCCL", "GLOO"))}
+    more = {"OMP_NUM_THREADS": "1", "PYTHONPATH": SRC}
+    started = []
+    for number, command in enumerate(commands):
+        with (folder / f"node{number}.out").open("w") as out, (folder / f"node{number}.err").open("w") as error:
+            how = {"env": own | more | environment, "stdout": out, "stderr": error}
+            started.append(network.start(number, command, **how))
+    return started
+
+
+def finish(started: list[subprocess.Popen[Any]]) -> list[int]:
+    return [process.wait(LIMIT_S) for process in started]
+
+
+def words(folder: Path) -> str:
+    return "\n".join(f"--- {path.name}\n{path.read_text()[-6000:]}" for path in sorted(folder.glob("node*")))
+
+
+def test_tune_measures_two_machines_whose_own_names_are_loopback_addresses(tmp_path: Path, networks: Any) -> None:
+    """As Debian installs them; nobody says which interface to use."""
+    (tmp_path / "job.toml").write_text(JOB.format(ranks=4))
+    lagom = ["-m", "lagom_overlap", "tune", str(tmp_path / "job.toml"), "--out", str(tmp_path / "run")]
+    commands = [[*how, *lagom] for how in torchrun("node0")]
+    network = networks(2, own_is_loopback=True)
+    assert finish(start(network, tmp_path, commands)) == [0, 0], words(tmp_path)
+    assert json.loads((tmp_path / "run" / "run.json").read_text())
+    assert "4 ranks" in (tmp_path / "run" / "measurements.jsonl").read_text()
+    assert (tmp_path / "node1.out").read_text() == ""
+    assert "rank 0 on node0, which writes the run folder there" in (tmp_path / "node1.err").read_text()
+
+
+def test_compare_runs_its_tuners_on_two_machines_whose_names_do_not_resolve(tmp_path: Path, networks: Any) -> None:
+    (tmp_path / "job.toml").write_text(JOB.format(ranks=4))
+    lagom = ["-m", "lagom_overlap", "compare", str(tmp_path / "job.toml"), "--tuners", "default,fixed_max", "--json"]
+    commands = [[*how, *lagom] for how in torchrun(ipv4(0))]
+    assert finish(start(networks(2, resolves=False), tmp_path, commands)) == [0, 0], words(tmp_path)
+    assert json.loads((tmp_path / "node0.out").read_text())
+    assert (tmp_path / "node1.out").read_text() == ""
+
+
+def test_a_slip_on_rank_0_ends_the_command_on_every_machine(tmp_path: Path, networks: Any) -> None:
+    (tmp_path / "job.toml").write_text(JOB.format(ranks=2))
+    lagom = ["-m", "lagom_overlap", "tune", str(tmp_path / "job.toml"), "--out", str(tmp_path / "run")]
+    codes = finish(start(networks(2), tmp_path, [[*how, *lagom] for how in torchrun(ipv4(0))]))
+    assert 0 not in codes, words(tmp_path)
+    assert "started 4 ranks" in (tmp_path / "node0.err").read_text()
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("mode", ["--observe", "--online"])
+def test_a_job_on_two_machines_is_watched_and_tuned_without_another_number(
+    tmp_path: Path, networks: Any, mode: str
+) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    network, out = networks(2), tmp_path / "files"
+    job = [str(tmp_path / "train.py"), "fsdp", "12", "0"]
+    plain = [[*how, *job] for how in torchrun(ipv4(0))]
+    assert finish(start(network, tmp_path, plain, GLOO_SOCKET_IFNAME=DEVICE)) == [0, 0], words(tmp_path)
+    expected = (tmp_path / "node0.out").read_text()
+    lagom = [sys.executable, "-m", "lagom_overlap", "run", mode, "--out", str(out), "--"]
+    watched = [[*lagom, *command] for command in plain]
+    assert finish(start(network, tmp_path, watched, GLOO_SOCKET_IFNAME=DEVICE)) == [0, 0], words(tmp_path)
+    assert (tmp_path / "node0.out").read_text() == expected
+    for number in range(2):
+        assert f"files in {out}" in (tmp_path / f"node{number}.err").read_text()
+    assert all((out / f"events.{rank}.jsonl").is_file() for rank in range(4))

@@ -1,0 +1,171 @@
+"""A tuner that cannot begin, settings it begins with, and saving after the job's process group is gone."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+pytest.importorskip("torch")
+
+from job_of_threads import FakeStore, SimulatedRoute
+from test_online_files import CALL, SAVED, SETTING
+
+from lagom_overlap.collective import CollectiveKind, CommConfig
+from lagom_overlap.errors import BundleError
+from lagom_overlap.online import tuner as online
+from lagom_overlap.online.job_profiler import OwnProfiler
+from lagom_overlap.online.ranks.exchange import Exchange
+from lagom_overlap.online.ranks.messages import SwitchState, WindowPlan
+from lagom_overlap.online.routes.base import StepRecord
+from lagom_overlap.online.saved import read_saved, write_saved
+from lagom_overlap.online.sites import CallType, Site, SiteSetting
+from lagom_overlap.online.tuner import OnlineTuner
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(autouse=True)
+def own_profiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[OwnProfiler]:
+    own = OwnProfiler()
+    monkeypatch.setattr(online, "OWN_PROFILER", own)
+    yield own
+    own.unwatch()
+
+
+class World:
+    """A process group of two ranks, of which this process is one."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+        self.store = FakeStore()
+        self.rank = rank
+        monkeypatch.setattr(online.dist, "is_initialized", lambda: True)
+        monkeypatch.setattr(online, "nccl_in_use", lambda: None)  # a torch with CUDA would ask the process group
+        monkeypatch.setattr(online.dist, "get_world_size", lambda: 2)
+        monkeypatch.setattr(online.dist, "get_rank", lambda: self.rank)
+        monkeypatch.setattr(online, "_store_of", lambda number, timeout_s: self.store)
+        monkeypatch.setattr(online.atexit, "register", lambda *_: None)
+
+    def plan_of_the_other(self, window: int) -> tuple[SwitchState, str]:
+        plan = Exchange(self.store, rank=1 - self.rank, num_ranks=2, timeout_s=0.1).plan(window)
+        return plan.state, plan.reason
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_tuner_that_cannot_begin_takes_its_hands_off_and_keeps_nobody_waiting(
+    monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    world, route = World(monkeypatch, rank), SimulatedRoute(rank, 2)
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("no thread can be started")
+
+    monkeypatch.setattr(online, "Member", fail)
+    with pytest.raises(RuntimeError, match="no thread can be started"):
+        OnlineTuner(online.nn.Linear(1, 1), route=route)
+    assert route.is_closed
+    assert world.plan_of_the_other(0) == (SwitchState.OFF, f"rank {rank}: it could not begin")
+
+
+def test_in_a_forked_child_the_tuner_says_nothing_to_the_other_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    World(monkeypatch, 0)
+    said = []
+    tuner = OnlineTuner(online.nn.Linear(1, 1), route=SimulatedRoute(0, 2))
+    for word in ("leave", "stop", "begin_step"):
+        monkeypatch.setattr(tuner._member, word, lambda *_, word=word: said.append(word))
+    monkeypatch.setattr(online.os, "getpid", lambda: -1)
+    with tuner.step():
+        pass
+    tuner.freeze()
+    tuner.close()
+    assert not said
+    monkeypatch.undo()
+    assert tuner._own is not None
+
+
+def test_an_adapter_that_cannot_attach_takes_back_those_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    undone = []
+
+    class Fits:
+        name = "first"
+
+        def attach(self, model: object, route: object) -> object:
+            return lambda: undone.append(self.name)
+
+    class Breaks:
+        name = "second"
+
+        def attach(self, model: object, route: object) -> object:
+            raise TypeError("another torch")
+
+    world = World(monkeypatch, 1)
+    monkeypatch.setattr(online, "ADAPTERS", {"first": Fits(), "second": Breaks()})
+    with pytest.raises(TypeError, match="another torch"):
+        OnlineTuner(online.nn.Linear(1, 1), adapters=["first", "second"])
+    assert undone == ["first"]
+    assert world.plan_of_the_other(1)[0] is SwitchState.OFF
+
+
+def test_what_is_saved_needs_no_process_group_any_more(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    World(monkeypatch, 0)
+    tuner = OnlineTuner(online.nn.Linear(1, 1), route=SimulatedRoute(0, 2))
+    tuner._member._window.plan = WindowPlan(window=9, state=SwitchState.DONE, reason="settled")
+
+    def gone() -> int:
+        raise ValueError("Default process group has not been initialized")
+
+    monkeypatch.setattr(online.dist, "get_rank", gone)
+    assert tuner.save(tmp_path / "lagom.json")
+    assert read_saved(tmp_path / "lagom.json").world_size == 2
+
+
+def test_a_route_that_profiles_steps_aside_for_the_jobs_profiler_and_never_profiles_two_steps_in_a_row(
+    monkeypatch: pytest.MonkeyPatch, own_profiler: OwnProfiler
+) -> None:
+    World(monkeypatch, 0)
+    route = SimulatedRoute(0, 2)
+    measured = []
+    route.begin_step = lambda *, is_measured: measured.append(is_measured)
+    tuner = OnlineTuner(online.nn.Linear(1, 1), route=route)
+    for _ in range(4):
+        with tuner.step():
+            route.record = StepRecord(duration_s=1.0, calls=())
+    assert measured == [False, True, False, True]
+    assert own_profiler.why_not() == ""
+    with online.torch.profiler.profile(schedule=lambda _: online.torch.profiler.ProfilerAction.NONE):
+        assert tuner._member._why_not() == "the job has a profiler of its own"
+
+
+def test_deterministic_holds_for_saved_settings_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    scatter = CallType(
+        description="tp", num_ranks=2, creation_order=1, kind=CollectiveKind.REDUCE_SCATTER, num_bytes=CALL.num_bytes
+    )
+    settings = (SETTING, SiteSetting(Site(scatter, 0), CommConfig(num_channels=8)))
+    path = tmp_path / "lagom.json"
+    write_saved(path, msgspec.structs.replace(SAVED, world_size=2, settings=settings))
+    assert online._started(path, 2, None) == settings
+    assert online._started(path, 2, SimulatedRoute(0, 2).is_exact) == (SETTING,)
+    World(monkeypatch, 0)
+    started = OnlineTuner(online.nn.Linear(1, 1), route=SimulatedRoute(0, 2), config=path, deterministic=True)
+    assert started._member._leader._started == (SETTING,)
+    assert "1 of 2 saved settings are left out, they could reorder a reduction" in caplog.text
+    alone = SiteSetting(Site(replace(scatter, num_ranks=1), 0), CommConfig(num_channels=8))
+    write_saved(path, msgspec.structs.replace(SAVED, world_size=2, settings=(alone,)))
+    assert online._started(path, 2, SimulatedRoute(0, 2).is_exact) == ()
+    assert "searching as if there were none" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["missing.json", "."])
+def test_a_config_that_is_no_file_is_refused_before_the_first_step_and_nothing_is_searched(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    world, route = World(monkeypatch, 0), SimulatedRoute(0, 2)
+    with pytest.raises(BundleError, match="is no file; give one that OnlineTuner"):
+        OnlineTuner(online.nn.Linear(1, 1), route=route, config=tmp_path / name)
+    assert route.is_closed
+    assert world.plan_of_the_other(0) == (SwitchState.OFF, "rank 0: it could not begin")
+    world.rank = 1
+    assert OnlineTuner(online.nn.Linear(1, 1), route=SimulatedRoute(1, 2), config=tmp_path / name).save("x") is False

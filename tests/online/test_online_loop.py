@@ -1,0 +1,430 @@
+"""The whole loop on threads and formulas: record, search, verdict, settle, watch, drift, failures."""
+
+import logging
+from itertools import product
+from pathlib import Path
+
+import pytest
+from job_of_threads import (
+    CHANNELS,
+    CHUNKS,
+    GATHERED,
+    SCATTERED,
+    BrokenBarrierError,
+    FakeStore,
+    Job,
+    comm_s,
+    comp_s,
+)
+
+from lagom_overlap.collective import CollectiveKind, CommConfig
+from lagom_overlap.errors import BackendError
+from lagom_overlap.online.journal import JournalFile
+from lagom_overlap.online.options import OnlineOptions
+from lagom_overlap.online.ranks.messages import SwitchState
+
+
+def options(**changes: object) -> OnlineOptions:
+    """Short windows; saved settings are trusted, unless a test is of checks."""
+    return OnlineOptions(**{"timeout_s": 2.0, "num_pairs": 3, "watch_steps": 8, "check_share": 0.0, **changes})
+
+
+def layer_s(gather: CommConfig, scatter: CommConfig, alone_s: float = 0.05) -> float:
+    """A window's makespan by the formulas."""
+    took = comm_s(CollectiveKind.ALL_GATHER, GATHERED, gather)
+    took += comm_s(CollectiveKind.REDUCE_SCATTER, SCATTERED, scatter)
+    return max(comp_s(alone_s, [gather, scatter]), took)
+
+
+def best_layer_s() -> float:
+    configs = [CommConfig(num_channels=nc, chunk_bytes=c) for nc, c in product(CHANNELS, CHUNKS)]
+    return min(layer_s(one, two) for one, two in product(configs, configs))
+
+
+def test_it_settles_on_what_is_faster_and_all_ranks_run_the_same_at_every_step() -> None:
+    job = Job(options=options())
+    records = job.run(220)
+    assert not job.meeting.mismatches
+    assert job.plans[0] == job.plans[1]
+    assert [state for state, _ in job.plans[0]][-1] == SwitchState.WATCH
+    before, after = records[0][0].duration_s, records[0][-1].duration_s
+    assert before == pytest.approx(3 * layer_s(CommConfig(), CommConfig()))
+    assert after < 0.9 * before
+    assert after <= 3 * best_layer_s() * 1.2
+    assert "tuned (2.267x (" in job.members[1].plan.reason
+
+
+def test_ranks_that_report_through_others_settle_on_the_same_as_those_that_report_to_rank_0(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    flat = Job(num_ranks=6, options=options())
+    flat.run(220)
+    monkeypatch.setattr("lagom_overlap.online.ranks.tree.MOST_CHILDREN", 2)
+    deep = Job(num_ranks=6, options=options())
+    deep.run(220)
+    assert deep.members[1]._exchange.post.children
+    assert not deep.meeting.mismatches
+    assert deep.plans[5] == deep.plans[0] == flat.plans[0]
+    assert deep.members[5].settings == flat.members[0].settings
+
+
+def test_a_rank_deep_in_the_tree_that_wants_to_stop_or_is_missing_stops_all_at_one_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("lagom_overlap.online.ranks.tree.MOST_CHILDREN", 2)
+    job = Job(num_ranks=6, options=options())
+    job.run(40, lambda rank, step: job.members[5].stop("enough") if rank == 5 and step == 12 else None)
+    assert len({tuple(plans) for plans in job.plans}) == 1
+    assert job.members[0].plan.reason == "rank 5: enough"
+    silent = Job(num_ranks=6, options=options(timeout_s=0.5))
+    silent.start()
+    monkeypatch.setattr(silent.members[5]._exchange, "report", lambda window, report: None)
+    silent.run(12)
+    assert len({tuple(plans) for plans in silent.plans}) == 1
+    assert silent.plans[0][-1][0] == SwitchState.OFF
+    assert "rank 5 did not report" in silent.members[1].plan.reason
+
+
+def test_the_states_come_in_order() -> None:
+    job = Job(options=options())
+    job.run(220)
+    states = list(dict.fromkeys(state for state, _ in job.plans[1]))
+    assert states == ["record", "search", "verdict", "watch"]
+
+
+def test_a_slower_candidate_leaves_the_job_as_it_was() -> None:
+    """All settings but the untouched one are slower: the search finds nothing, the default comes back."""
+    job = Job(options=options())
+    for route in job.routes:
+        original = route.run
+
+        def run(original=original, route=route):
+            route.delay = lambda step: 3.0 if route.table else 1.0
+            return original()
+
+        route.run = run
+    records = job.run(220)
+    assert job.plans[0][-1][0] == SwitchState.WATCH
+    assert not job.members[0].settings
+    assert records[0][-1].duration_s == pytest.approx(records[0][0].duration_s)
+    assert not job.meeting.mismatches
+
+
+def test_a_trial_that_costs_too_much_is_abandoned_after_one_measured_step() -> None:
+    job = Job(options=options(max_slowdown=1.2))
+    for route in job.routes:
+        original = route.run
+
+        def run(original=original, route=route):
+            few = any(config.num_channels == 1 for _, config in route.table)
+            route.delay = lambda step: 10.0 if few else 1.0
+            return original()
+
+        route.run = run
+    records = job.run(300)
+    lengths = [round(record.duration_s / records[0][0].duration_s, 2) for record in records[0]]
+    slow = [index for index, ratio in enumerate(lengths) if ratio > 5]
+    assert slow, "the tuner begins with the least resources"
+    runs = [index for index in slow if index - 1 not in slow]
+    assert all(sum(first <= index < first + 4 for index in slow) <= 3 for first in runs)
+    failures = [
+        outcome.reason
+        for entry in job.leader.study.entries
+        for outcome in entry.outcomes.values()
+        if hasattr(outcome, "reason")
+    ]
+    assert failures
+    assert "abandoned after one step" in failures[0]
+
+
+def test_deterministic_never_sets_what_would_change_a_reduction() -> None:
+    job = Job(options=options(deterministic=True))
+    job.run(220)
+    assert {config for kind, config in job.meeting.used if kind == "reduce_scatter"} == {CommConfig()}
+    assert len({config for kind, config in job.meeting.used if kind == "all_gather"}) > 1
+
+
+def test_the_budget_of_steps_bounds_search_and_verdict_together() -> None:
+    job = Job(options=options(max_steps=60))
+    job.run(140)
+    tuning = sum(state in ("search", "verdict") for state, _ in job.plans[0])
+    assert 30 <= tuning <= 60 + 5
+    assert job.plans[0][-1][0] == SwitchState.WATCH
+
+
+def test_a_budget_that_holds_no_verdict_changes_nothing() -> None:
+    job = Job(options=options(max_steps=10))
+    job.run(30)
+    assert {state for state, _ in job.plans[0]} == {"record", "watch"}
+    assert {config for _, config in job.meeting.used} == {CommConfig()}
+    assert "budget is too small" in job.members[1].plan.reason
+
+
+def test_without_a_watch_it_is_done_and_asks_the_store_nothing_more() -> None:
+    job = Job(options=options(watch_steps=0))
+    job.run(220)
+    assert job.plans[0][-1][0] == SwitchState.DONE
+    assert all(member.is_over for member in job.members)
+    job.store.is_gone = True
+    job.run(20)
+    assert job.members[0].settings
+    assert not job.meeting.mismatches
+
+
+def test_drift_tunes_again_and_no_more_often_than_allowed() -> None:
+    job = Job(options=options(max_rearms=1))
+    for route in job.routes:
+        route.delay = lambda step: 1.0 if step < 300 else 1.2 if step < 700 else 1.5
+    job.run(860)
+    states = [state for state, _ in job.plans[0]]
+    again = [a for a, b in zip(states[1:], states, strict=False) if a == "record" and b != "record"]
+    assert len(again) == 1
+    assert states[-1] == SwitchState.DONE
+    assert not job.meeting.mismatches
+
+
+def test_a_neighbour_that_comes_and_goes_is_told_and_tunes_nothing_again() -> None:
+    job = Job(options=options())
+    for route in job.routes:
+        route.delay = lambda step: 1.0 if step < 400 or step % 100 >= 30 else 1.2
+    job.run(320)
+    settled = job.members[0].plan.reason
+    assert "slow phase" not in settled
+    job.run(480)
+    assert {state for state, _ in job.plans[0][320:]} == {SwitchState.WATCH}
+    # The last step of a window of 8 is not among those that rank 0 hears of: 26 of 30.
+    words = "4 slow phases of 26 steps in the median, 27 at most, ended without us; steps took 1.20 times as long"
+    assert {member.plan.reason for member in job.members} == {f"{settled}; {words}"}
+    assert not job.meeting.mismatches
+
+
+def test_the_journal_takes_a_restart_to_where_it_was_also_when_rank_0_moved(tmp_path: Path) -> None:
+    """Two nodes with a disk each; after the restart the journal of node 0 is gone."""
+    paths = tmp_path / "node0.jsonl", tmp_path / "node1.jsonl"
+    first = Job(options=options(), journals=tuple(JournalFile(path) for path in paths))
+    first.run(60)
+    number = len(first.leader.study.entries)
+    assert number > 3
+    assert paths[0].stat().st_mode & 0o777 == 0o600
+    kept = paths[1].read_text().count("\n") - 1
+    assert number - 2 <= kept <= number
+    paths[0].unlink()
+    second = Job(options=options(), journals=tuple(JournalFile(path) for path in paths))
+    second.run(10)
+    assert len(second.leader.study.entries) >= kept
+    assert second.plans[0][5][0] in ("search", "verdict")
+    second.run(210)
+    assert second.plans[0][-1][0] == SwitchState.WATCH
+    assert paths[0].read_text() == paths[1].read_text()
+    third = Job(options=options(), journals=tuple(JournalFile(path) for path in paths))
+    third.run(8)
+    assert third.plans[0][-1][0] == SwitchState.WATCH, "a finished journal settles at once"
+    assert third.members[1].settings == second.members[1].settings
+
+
+def test_a_torn_last_line_of_the_journal_is_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    Job(options=options(), journals=(JournalFile(path), None)).run(60)
+    whole = path.read_text()
+    path.write_text(whole[:-40])
+    job = Job(options=options(), journals=(JournalFile(path), None))
+    job.run(10)
+    assert len(job.leader.study.entries) >= whole.count("\n") - 2
+
+
+@pytest.mark.parametrize("what", ["garbage", "header", "middle", "another job"])
+def test_a_damaged_or_foreign_journal_is_refused_in_words_and_begun_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str
+) -> None:
+    path = tmp_path / "journal.jsonl"
+    if what == "another job":
+        Job(num_ranks=3, options=options(), journals=(JournalFile(path), None, None)).run(60)
+    else:
+        Job(options=options(), journals=(JournalFile(path), None)).run(60)
+        lines = path.read_text().splitlines()
+        lines = {
+            "garbage": ["\x00\xff nonsense"],
+            "header": ["{}", *lines[1:]],
+            "middle": [*lines[:2], "{}", *lines[2:]],
+        }[what]
+        path.write_text("".join(f"{line}\n" for line in lines))
+    with caplog.at_level(logging.WARNING):
+        job = Job(options=options(), journals=(JournalFile(path), None))
+        job.run(220)
+    assert any("starting anew" in record.getMessage() for record in caplog.records)
+    assert job.plans[0][-1][0] == SwitchState.WATCH
+    assert not job.meeting.mismatches
+
+
+def test_a_journal_that_cannot_be_written_costs_one_warning_and_nothing_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        job = Job(options=options(), journals=(JournalFile(tmp_path / "no" / "folder" / "j.jsonl"), None))
+        job.run(220)
+    assert sum("without a journal" in record.getMessage() for record in caplog.records) == 1
+    assert job.plans[0][-1][0] == SwitchState.WATCH
+
+
+def test_a_rank_that_cannot_prepare_keeps_all_ranks_from_switching() -> None:
+    """A full disk on rank 1 from the third switch on."""
+    job = Job(options=options())
+    job.routes[1].fails_at = 3
+    job.run(120)
+    assert not job.meeting.mismatches
+    assert job.plans[0][-1][0] == job.plans[1][-1][0] == SwitchState.OFF
+    assert "no space left on device" in job.members[0].plan.reason
+    assert all(route.is_closed for route in job.routes)
+
+
+def test_a_rank_that_asks_to_stop_stops_all_at_one_step() -> None:
+    job = Job(options=options())
+
+    def work(rank: int, step: int) -> None:
+        if rank == 1 and step == 23:
+            job.members[1].stop("LAGOM_DISABLE is set")
+
+    job.run(60, work)
+    assert not job.meeting.mismatches
+    assert job.plans[0] == job.plans[1]
+    assert "rank 1: LAGOM_DISABLE is set" in job.members[0].plan.reason
+
+
+def test_times_that_mean_nothing_are_measured_again() -> None:
+    job = Job(options=options())
+    job.start()
+    void = {"until": 40}
+    for member, route in zip(job.members, job.routes, strict=True):
+        member._why_not = lambda route=route: "another profiler runs" if route.step < void["until"] else ""
+    job.run(280)
+    assert job.plans[0][30][0] == "record"
+    assert job.plans[0][-1][0] == SwitchState.WATCH
+    assert not job.meeting.mismatches
+
+
+def test_ranks_at_different_steps_freeze_the_tuning() -> None:
+    job = Job(options=options())
+
+    def work(rank: int, step: int) -> None:
+        if rank == 1 and step == 12:
+            job.members[1]._totals.num_steps += 1
+
+    job.run(60, work)
+    assert not job.meeting.mismatches
+    assert job.plans[0][-1][0] == SwitchState.FROZEN
+    assert "different steps" in job.members[1].plan.reason
+    assert not job.members[0].settings
+
+
+def test_different_calls_on_one_communicator_freeze_the_tuning_until_they_agree_again() -> None:
+    job = Job(options=options())
+    original = job.routes[1].run
+
+    def run():
+        record = original()
+        if 10 <= job.routes[1].step < 60:
+            job.routes[1].record = type(record)(duration_s=record.duration_s, calls=record.calls[:-1])
+        return record
+
+    job.routes[1].run = run
+    job.run(330)
+    states = [state for state, _ in job.plans[0]]
+    assert "frozen" in states
+    assert states[-1] == SwitchState.WATCH
+    assert not job.meeting.mismatches
+
+
+def test_saved_settings_are_in_force_after_one_recorded_window_and_are_not_searched_again() -> None:
+    first = Job(options=options())
+    first.run(220)
+    second = Job(options=options(), started=first.members[0].settings)
+    records = second.run(40)
+    assert [state for state, _ in second.plans[0]] == ["record"] * 5 + ["watch"] * 35
+    assert records[0][5].duration_s == pytest.approx(first.routes[0].record.duration_s)
+    assert second.members[1].settings == first.members[1].settings
+
+
+def test_nothing_is_left_in_the_store_but_the_last_windows() -> None:
+    job = Job(options=options(), store=FakeStore())
+    job.run(220)
+    windows = {
+        int(key.split("/")[1])
+        for key in job.store.values
+        if key.startswith(("plan/", "report/", "ready/", "met/", "sure/", "go/"))
+    }
+    assert max(windows) - min(windows) <= 3
+
+
+def test_a_route_with_a_bug_of_its_own_switches_the_tuning_off_and_the_job_goes_on() -> None:
+    job = Job(options=options())
+
+    def prepare(table: object, epoch: int) -> None:
+        raise KeyError("never thought of")
+
+    job.routes[0].prepare = prepare
+    job.run(60)
+    assert job.plans[0][-1][0] == job.plans[1][-1][0] == SwitchState.OFF
+    assert "rank 0 cannot switch" in job.members[1].plan.reason
+    assert not job.meeting.mismatches
+
+
+def test_a_commit_that_fails_after_all_agreed_ends_the_job_in_words() -> None:
+    job = Job(options=options())
+
+    def commit(epoch: int) -> None:
+        raise OSError("the table vanished")
+
+    job.routes[1].commit = commit
+    job.meeting.timeout_s = 1.0
+    with pytest.raises((BackendError, BrokenBarrierError)):
+        job.run(60)
+    with pytest.raises(BackendError, match="could not switch to settings that all ranks agreed on"):
+        job.lives[1].result()
+
+
+def test_a_failure_of_ours_while_a_step_is_measured_is_a_wish_to_stop() -> None:
+    job = Job(options=options())
+
+    def end_step() -> None:
+        raise RuntimeError("the timer broke")
+
+    job.routes[1].end_step = end_step
+    job.run(30)
+    assert job.plans[0][-1][0] == job.plans[1][-1][0] == SwitchState.OFF
+    assert "rank 1: failed: the timer broke" in job.members[0].plan.reason
+
+
+@pytest.mark.parametrize("leaver", [0, 1])
+@pytest.mark.parametrize("step", [0, 5, 17, 18, 19])
+def test_a_rank_that_leaves_and_goes_on_is_untouched_at_the_same_step_as_the_others(leaver: int, step: int) -> None:
+    job = Job(options=options(timeout_s=1e5))  # whoever waits for the rank that left, waits until the test's timeout
+
+    def work(rank: int, number: int) -> None:
+        if rank == leaver and number == step:
+            job.members[rank].leave("the job closed its tuner")
+
+    job.run(60, work)
+    assert job.plans[0] == job.plans[1]
+    assert job.members[1 - leaver].plan.state is SwitchState.OFF
+    assert all(route.is_closed for route in job.routes)
+    assert not job.meeting.mismatches
+
+
+def test_a_step_that_raises_on_all_ranks_ends_the_tuning_not_the_job() -> None:
+    job = Job(options=options(timeout_s=20.0))
+    original = Job.one_step
+
+    def one_step(rank: int):
+        if job.members[rank].num_steps == 16:
+            job.members[rank].begin_step()
+            job.plans[rank].append((str(job.members[rank].plan.state), job.members[rank].plan.epoch))
+            record = job.routes[rank].run()
+            job.members[rank].fail_step("its step ended with OutOfMemoryError")
+            return record
+        return original(job, rank)
+
+    job.one_step = one_step
+    job.run(60)
+    assert job.plans[0] == job.plans[1]
+    assert "OutOfMemoryError" in job.members[0].plan.reason
+    assert not job.meeting.mismatches

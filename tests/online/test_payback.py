@@ -1,0 +1,25 @@
+"""What tuning cost and gave, in words."""
+
+from lagom_overlap.online.payback import Payback
+from lagom_overlap.online.ranks.messages import Report, SwitchState, WindowPlan
+from lagom_overlap.tuners.verdict import judge
+
+
+def test_the_sentence_says_what_a_step_saves_and_after_how_many_steps_that_pays() -> None:
+    payback = Payback()
+    payback.arm(Report(rank=0, num_steps=0), 0.1)
+    payback.took(
+        WindowPlan(window=0, state=SwitchState.SEARCH, reason="", num_steps=10), Report(rank=0, num_steps=10), 1.0
+    )
+    payback.took(
+        WindowPlan(window=1, state=SwitchState.SEARCH, reason="", num_steps=10),
+        Report(rank=0, num_steps=20, stepped_s=3.0),
+        3.0,
+    )
+    verdict = judge({"default": (0.1,) * 4, "tuned": (0.08,) * 4}, tuned_differs=True, failures={})
+    words = payback.sentence(verdict)
+    assert words.startswith("tuned (1.250x (1.250 to 1.250), faster in 4 pairs at an error rate of 1%), saves 20.0 ms")
+    assert words.endswith("tuning took 20 steps and cost 1.00 s, paid back after 50 steps")
+    stays = judge({"default": (0.1,) * 4, "tuned": (0.1,) * 4}, tuned_differs=True, failures={})
+    assert payback.sentence(stays).startswith("the default stays (")
+    assert "saves" not in payback.sentence(stays)

@@ -1,0 +1,325 @@
+"""GPU events written by hand -> what was issued, ran and was waited for."""
+
+import json
+import random
+from collections import defaultdict
+from dataclasses import replace
+
+import pytest
+
+from lagom_overlap.collective import CollectiveKind, CommunicatorId, ConfigKey
+from lagom_overlap.online.program import events_of, fingerprint
+from lagom_overlap.online.routes.plugin_events import step_record, timed_calls
+from lagom_overlap.trace.gpu_trace import StreamWait
+from lagom_overlap.trace.reader import ReadOptions, read_file
+
+COMPUTE, COMM, COPY = 7, 20, 21
+US = 1e-6
+
+
+class Step:
+    """A step's events; the host's order is the order of the calls here."""
+
+    def __init__(self):
+        self.events = [{"ph": "M", "name": "process_name"}, {"ph": "X", "cat": "kernel", "args": {"stream": "x"}}]
+        self.correlation = 0
+
+    def trace(self, tmp_path):
+        """The events as PyTorch's profiler writes them, read as any trace is."""
+        path = tmp_path / f"step{len(list(tmp_path.iterdir()))}.json"
+        path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": self.events}))
+        (trace,) = read_file(path, ReadOptions())
+        return trace
+
+    def _add(self, cat, name, ts, dur, **args):
+        self.correlation += 1
+        self.events.append(
+            {
+                "ph": "X",
+                "cat": cat,
+                "name": name,
+                "ts": ts,
+                "dur": dur,
+                "args": args | {"device": 0, "correlation": self.correlation},
+            }
+        )
+        return self.correlation
+
+    def compute(self, start, length, stream=COMPUTE):
+        return self._add("kernel", "ampere_bf16_gemm", start, length, stream=stream)
+
+    def nccl(self, what, start, length, *, op, nelems=1 << 20, channels=16, stream=COMM):
+        return self._add(
+            "kernel",
+            f"ncclDevKernel_{what}(ncclDevKernelArgsStorage<4096ul>)",
+            start,
+            length,
+            stream=stream,
+            grid=[channels, 1, 1],
+            dtype="BFloat16",
+            **{"Collective name": op, "In msg nelems": nelems, "Out msg nelems": nelems, "Group size": 8},
+        )
+
+    def wait(self, stream, waited_for, recorded):
+        self._add(
+            "cuda_sync",
+            "Stream Wait Event",
+            0,
+            0,
+            stream=stream,
+            wait_on_stream=waited_for,
+            wait_on_cuda_event_record_corr_id=recorded,
+        )
+
+
+def key(call):
+    communicator = CommunicatorId(description="fsdp", ranks=tuple(range(8)))
+    return ConfigKey(communicator=communicator, kind=call.kind, num_bytes=call.num_bytes)
+
+
+def approx(*values):
+    return pytest.approx([value * US for value in values])
+
+
+def test_a_gather_beside_a_product_is_joined_by_the_kernel_that_waits_for_it(tmp_path):
+    step = Step()
+    step.compute(0, 10)
+    gather = step.nccl("AllGather_RING_LL", 12, 30, op="_allgather_base", channels=4)
+    step.compute(10, 20)
+    step.wait(COMPUTE, COMM, gather)
+    step.compute(42, 10)
+    (call,) = timed_calls(step.trace(tmp_path))
+    assert (call.kind, call.num_bytes, call.num_ranks, call.num_channels) == (CollectiveKind.ALL_GATHER, 2 << 20, 8, 4)
+    assert [call.issued_s, call.begun_s, call.ended_s, call.joined_s, call.resumed_s] == approx(10, 12, 42, 30, 42)
+
+
+def test_a_wait_that_costs_no_time_is_a_join_all_the_same(tmp_path):
+    step = Step()
+    step.compute(0, 10)
+    gather = step.nccl("AllGather_RING_LL", 10, 5, op="_allgather_base")
+    step.compute(10, 20)
+    step.wait(COMPUTE, COMM, gather)
+    step.compute(30, 10)
+    (call,) = timed_calls(step.trace(tmp_path))
+    assert [call.ended_s, call.joined_s, call.resumed_s] == approx(15, 30, 30)
+
+
+def test_a_copy_stream_between_passes_the_dependence_on(tmp_path):
+    step = Step()
+    step.compute(0, 10)
+    gather = step.nccl("AllGather_RING_LL", 10, 5, op="_allgather_base")
+    step.wait(COPY, COMM, gather)
+    copied = step.compute(15, 1, stream=COPY)
+    step.compute(10, 20)
+    step.wait(COMPUTE, COPY, copied)
+    step.compute(30, 10)
+    (call,) = timed_calls(step.trace(tmp_path))
+    assert [call.joined_s, call.resumed_s] == approx(30, 30)
+
+
+def test_an_event_recorded_before_a_collective_is_no_join_for_it(tmp_path):
+    step = Step()
+    step.compute(0, 10)
+    first = step.nccl("AllGather_RING_LL", 10, 5, op="_allgather_base")
+    step.nccl("ReduceScatter_Sum_bf16_RING_LL", 15, 5, op="_reduce_scatter_base")
+    step.wait(COMPUTE, COMM, first)
+    step.compute(15, 10)
+    gather, scatter = timed_calls(step.trace(tmp_path))
+    assert gather.joined_s is not None
+    assert scatter.joined_s is None
+    assert scatter.kind is CollectiveKind.REDUCE_SCATTER
+
+
+def test_waits_of_the_communication_for_the_computation_are_no_joins(tmp_path):
+    step = Step()
+    done = step.compute(0, 10)
+    step.wait(COMM, COMPUTE, done)
+    step.nccl("AllReduce_Sum_bf16_RING_LL", 10, 5, op="allreduce")
+    step.compute(10, 20)
+    (call,) = timed_calls(step.trace(tmp_path))
+    assert call.joined_s is None
+
+
+def test_what_never_reaches_a_tuner_is_left_out(tmp_path):
+    step = Step()
+    step.compute(0, 10)
+    sent = step.nccl("SendRecv", 10, 5, op="all_to_allv")
+    step.wait(COMPUTE, COMM, sent)
+    step._add("kernel", "ncclSymkDevKernel_AllGather_LL", 20, 5, stream=COMM, grid=[4, 1, 1])
+    step.compute(25, 10)
+    assert timed_calls(step.trace(tmp_path)) == ()
+
+
+def test_without_waits_or_without_computation_nothing_is_told(tmp_path):
+    step = Step()
+    step.compute(0, 10)
+    step.nccl("AllGather_RING_LL", 10, 5, op="_allgather_base")
+    assert timed_calls(step.trace(tmp_path)) is None
+    no_computation = Step()
+    no_computation.nccl("AllGather_RING_LL", 10, 5, op="_allgather_base")
+    assert timed_calls(no_computation.trace(tmp_path)) is None
+
+
+def test_a_collective_on_the_computations_stream_is_joined_where_it_is_issued(tmp_path):
+    """A logged loss (`async_op=False` on the current stream) must not make another stream "the computation"."""
+    step = Step()
+    step.compute(0, 10)
+    gather = step.nccl("AllGather_RING_LL", 10, 5, op="_allgather_base")
+    step.wait(COPY, COMM, gather)
+    copied = step.compute(16, 2, stream=COPY)
+    step.compute(10, 20)
+    step.wait(COMPUTE, COPY, copied)
+    step.compute(30, 40)
+    step.nccl("AllReduce_Sum_f32_RING_LL", 70, 3, op="allreduce", stream=COMPUTE)
+    step.compute(73, 10)
+    gather_call, loss = timed_calls(step.trace(tmp_path))
+    assert [gather_call.joined_s, gather_call.resumed_s] == approx(30, 30)
+    assert [loss.issued_s, loss.begun_s, loss.joined_s, loss.resumed_s] == approx(70, 70, 70, 73)
+
+
+def test_the_shape_of_a_step_does_not_depend_on_how_long_its_kernels_take(tmp_path):
+    """The host issues the same sequence; near balance the gather begins now before, now after the product's end."""
+    shapes = set()
+    for begins in (8, 12, 31):
+        step = Step()
+        step.compute(0, 10)
+        first = step.nccl("AllGather_RING_LL", begins, 10, op="_allgather_base")
+        step.compute(10, 20)
+        second = step.nccl("ReduceScatter_Sum_bf16_RING_LL", begins + 10, 20, op="_reduce_scatter_base")
+        step.wait(COMPUTE, COMM, first)
+        step.compute(max(30, begins + 10), 10)
+        step.wait(COMPUTE, COMM, second)
+        step.compute(90, 1)
+        timed = timed_calls(step.trace(tmp_path))
+        keys = [key(call) for call in timed]
+        record = step_record(keys, 1e-4, timed)
+        assert record.is_timed
+        shapes.add(fingerprint(record))
+        assert [(event.call, event.is_join) for event in events_of(record)] == [
+            (0, False),
+            (1, False),
+            (0, True),
+            (1, True),
+        ]
+    assert len(shapes) == 1
+
+
+def random_step(draw, num_calls):
+    """Collectives, products and waits on five streams, in any order."""
+    step = Step()
+    step.compute(0, 10)
+    for at in range(num_calls):
+        streams = draw.sample([COMPUTE, COMM, COPY, 22, 23], 2)
+        what = draw.randrange(4)
+        if what == 0:
+            step.nccl("AllGather_RING_LL", 10 * at, 5, op="_allgather_base", stream=streams[0])
+        elif what == 1:
+            step.compute(10 * at, 5, stream=draw.choice([COMPUTE, COMPUTE, COPY]))
+        else:
+            step.wait(*streams, draw.randrange(1, step.correlation + 1))
+    return step
+
+
+def joins_by_definition(step):
+    """Collective -> wait: every wait looks at every collective."""
+    since = defaultdict(dict)
+    for event in step.events[2:]:
+        args = event["args"]
+        mine = since[args["stream"]]
+        if event["name"].startswith("nccl"):
+            mine[args["correlation"]] = args["correlation"]
+        elif event["cat"] == "cuda_sync":
+            for comm, place in list(since[args["wait_on_stream"]].items()):
+                if place <= args["wait_on_cuda_event_record_corr_id"]:
+                    mine.setdefault(comm, args["correlation"])
+    return since[COMPUTE]
+
+
+def test_joins_are_those_of_a_search_through_all_waits_and_collectives(tmp_path):
+    draw = random.Random(5)
+    num_joined = 0
+    for _ in range(200):
+        step = random_step(draw, 60)
+        step.compute(10_000, 10_000)  # the computation's stream is this one
+        step.wait(COMPUTE, COMM, 1)
+        joins = joins_by_definition(step)
+        timed = timed_calls(step.trace(tmp_path))
+        assert {call.issue_place: call.join_place for call in timed} == {
+            call.issue_place: joins.get(call.issue_place) for call in timed
+        }
+        num_joined += len(joins)
+    assert num_joined > 1000
+
+
+class CountedPlace(int):
+    """A recorded correlation that counts how often it is compared."""
+
+    num_compared = 0
+
+    def __ge__(self, other):
+        CountedPlace.num_compared += 1
+        return int(self) >= other
+
+
+@pytest.mark.parametrize("num_micro_batches", [50, 400])
+def test_the_work_grows_with_the_calls_not_with_their_square(tmp_path, num_micro_batches):
+    """Gradient accumulation: every gather is waited for by a copy stream, and that by the computation."""
+    step = Step()
+    step.compute(0, 10)
+    for at in range(num_micro_batches):
+        gather = step.nccl("AllGather_RING_LL", 10 * at, 5, op="_allgather_base")
+        step.wait(COPY, COMM, gather)
+        copied = step.compute(10 * at + 5, 1, stream=COPY)
+        step.wait(COMPUTE, COPY, copied)
+        step.compute(10 * at + 6, 4)
+    trace = step.trace(tmp_path)
+    waits = tuple(
+        StreamWait(
+            correlation=wait.correlation,
+            stream=wait.stream,
+            waited_for=wait.waited_for,
+            recorded=CountedPlace(wait.recorded),
+        )
+        for wait in trace.waits
+    )
+    CountedPlace.num_compared = 0
+    timed = timed_calls(replace(trace, waits=waits))
+    assert all(call.join_place is not None for call in timed)
+    assert len(timed) == num_micro_batches
+    assert 0 < CountedPlace.num_compared <= 2 * len(waits)
+
+
+@pytest.mark.parametrize("place", ["unknown", "with the next collective", "with a product"])
+def test_a_collective_without_a_place_of_its_own_leaves_the_step_untimed(tmp_path, place):
+    """All kernels of a replayed CUDA graph have one correlation, that of its launch."""
+    step = Step()
+    product = step.compute(0, 10)
+    gather = step.nccl("AllGather_RING_LL", 10, 5, op="_allgather_base")
+    step.wait(COMPUTE, COMM, gather)
+    second = step.nccl("AllGather_RING_LL", 20, 5, op="_allgather_base")
+    step.compute(30, 10)
+    assert len(timed_calls(step.trace(tmp_path))) == 2
+    places = {"unknown": 0, "with the next collective": second, "with a product": product}
+    step.events[2 + gather - 1]["args"]["correlation"] = places[place]
+    assert timed_calls(step.trace(tmp_path)) is None
+
+
+def test_a_replayed_graph_of_products_is_one_point_of_the_hosts_order(tmp_path):
+    step = Step()
+    first = step.compute(0, 10)
+    inside = step.compute(10, 10)
+    gather = step.nccl("AllGather_RING_LL", 12, 30, op="_allgather_base")
+    step.wait(COMPUTE, COMM, gather)
+    step.compute(42, 10)
+    step.events[2 + inside - 1]["args"]["correlation"] = first
+    (call,) = timed_calls(step.trace(tmp_path))
+    assert [call.issued_s, call.joined_s, call.resumed_s] == approx(12, 20, 42)
+
+
+def test_products_without_a_place_leave_the_step_untimed(tmp_path):
+    step = Step()
+    product = step.compute(0, 10)
+    gather = step.nccl("AllGather_RING_LL", 12, 30, op="_allgather_base")
+    step.wait(COMPUTE, COMM, gather)
+    del step.events[2 + product - 1]["args"]["correlation"]
+    assert timed_calls(step.trace(tmp_path)) is None

@@ -1,0 +1,70 @@
+"""Calls on sibling communicators: real FSDP2, DDP and all-to-all over gloo, where a sibling is a further group."""
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+SCRIPT = Path(__file__).with_name("sibling_job.py")
+
+
+@pytest.fixture(scope="module")
+def found():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, SCRIPT, str(rank), "2", str(port)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    outcomes = [rank.communicate() for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], "".join(error for _, error in outcomes)
+    first, second = (json.loads(out.splitlines()[-1]) for out, _ in outcomes)
+    assert first == second
+    return first
+
+
+pytestmark = [pytest.mark.torch, pytest.mark.gloo, pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+@pytest.mark.parametrize("kind", ["fsdp", "ddp"])
+def test_losses_on_siblings_are_those_of_the_jobs_own_groups_bit_for_bit(found, kind):
+    assert found[kind]["equal"]
+    assert found[kind]["taken"] == (2 if kind == "fsdp" else 1)  # the root holds no parameters of its own
+
+
+@pytest.mark.parametrize("kind", ["fsdp", "ddp"])
+def test_every_step_has_the_same_calls_with_occurrences_from_0(found, kind):
+    calls = found[kind]["calls"]
+    assert all(step == calls[-1] for step in calls[1:])
+    assert len(set(calls[-1])) >= 1
+    assert any(call.endswith(":0") for call in calls[-1])
+
+
+@pytest.mark.parametrize("kind", ["fsdp", "ddp"])
+def test_siblings_are_made_once_each_and_only_those_that_a_table_names(found, kind):
+    assert found[kind]["opened"][0] == [2, None]
+    assert sorted(found[kind]["opened"]) == sorted(found[kind]["siblings"][0])
+    assert {tuple(limits) for limits in found[kind]["opened"]} <= {(2, None), (4, None)}
+
+
+def test_an_all_to_all_runs_on_its_sibling_with_the_same_result(found):
+    assert found["all_to_all"] == {"same": True, "group": "sibling_(2, None)"}
+
+
+def test_what_a_communicator_cannot_be_limited_to_is_refused(found):
+    assert "chunk_bytes is 1048576" in found["refused"]
+
+
+def test_closing_gives_the_jobs_own_groups_back(found):
+    assert found["undone"]

@@ -1,0 +1,197 @@
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lagom_overlap.errors import JobError
+from lagom_overlap.planners.centauri.layer import FirstGradient, LayerCosts, best_order_s, first_gradient, t1_s, t2_s
+from lagom_overlap.planners.centauri.leaf import allowed_meshes, factorisations
+from lagom_overlap.planners.centauri.model_tier import GradientLaunch, ModelCosts, exposed_s, launch
+from lagom_overlap.planners.centauri.operation import CommPart, OperationCosts, Parts, algorithm_1, end_s
+
+SECONDS = st.floats(0.0, 10.0)
+
+
+def test_factorisations_are_ordered_and_complete() -> None:
+    assert set(factorisations(8)) == {(2, 4), (4, 2), (2, 2, 2)}
+    assert set(factorisations(12, 2)) == {(2, 6), (6, 2), (3, 4), (4, 3)}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "nodes", "meshes"),
+    [(16, 2, [(2, 8)]), (32, 4, [(4, 8)]), (8, 1, []), (8, 8, []), (12, 3, [(3, 4)])],
+)
+def test_topology_leaves_nodes_by_ranks_of_a_node(ranks: int, nodes: int, meshes: list[tuple[int, ...]]) -> None:
+    assert allowed_meshes(ranks, nodes) == meshes
+
+
+def test_finer_cuts_of_a_node_are_allowed_where_its_links_bear_it() -> None:
+    assert (2, 2, 4) in allowed_meshes(16, 2, finer_in_node=True)
+    assert (4, 4) not in allowed_meshes(16, 2, finer_in_node=True)  # its outer sub-groups mix links
+
+
+def _costs(
+    comm: float, chain: float, free: float, inter: float = 0.0, mesh: tuple[int, int] = (1, 1)
+) -> OperationCosts:
+    return OperationCosts(comm_s=comm, chain_s=chain, free_s=free, inter_s=inter, num_nodes=mesh[0], in_node=mesh[1])
+
+
+ALGORITHM_1 = [
+    # comm, chain, free, inter, mesh -> parts, shares; every branch by hand
+    (_costs(1.0, 5.0, 1.0), Parts.WHOLE, [1]),
+    (_costs(1.0, 5.0, 2.0, 0.1, (2, 8)), Parts.WHOLE, [1]),
+    (_costs(10.0, 5.0, 3.0, 2.0, (2, 8)), Parts.INTER_FIRST, [Fraction(1, 8), Fraction(7, 8)]),
+    (_costs(10.0, 40.0, 0.5, 1.0, (2, 8)), Parts.INTRA_FIRST, [Fraction(1, 2), Fraction(1, 2)]),
+    (_costs(10.0, 5.0, 0.5, 1.0, (2, 8)), Parts.INTRA_FIRST_FINER, [Fraction(8, 16), Fraction(1, 16), Fraction(7, 16)]),
+    (_costs(10.0, 5.0, 0.0), Parts.EVEN, [Fraction(1, 8)] * 8),
+    (_costs(10.0, 5.0, 4.0), Parts.EVEN, [Fraction(1, 3)] * 3),  # ceil(2.5)
+    (_costs(10.0, 5.0, 9.0), Parts.EVEN, [Fraction(1, 2)] * 2),  # never one chunk
+    (_costs(10.0, 5.0, 0.1), Parts.EVEN, [Fraction(1, 8)] * 8),  # at most eight
+    (_costs(10.0, 5.0, 5.0, 1.0, (16, 1)), Parts.EVEN, [Fraction(1, 2)] * 2),  # one rank a node: not grouped
+]
+
+
+@pytest.mark.parametrize(("costs", "parts", "shares"), ALGORITHM_1)
+def test_algorithm_1_takes_every_branch(costs: OperationCosts, parts: Parts, shares: list[Fraction]) -> None:
+    choice = algorithm_1(costs)
+    assert (choice.parts, list(choice.shares)) == (parts, shares)
+    assert sum(choice.shares) == 1
+
+
+def test_the_printed_ratio_would_not_split_what_is_barely_longer() -> None:
+    assert algorithm_1(_costs(10.0, 5.0, 9.0), printed=True).parts is Parts.WHOLE
+
+
+def test_an_end_is_the_two_streams_worked_by_hand() -> None:
+    """Two halves of 2 s on the link, 3 s of chain, 1 s of free work: free to 1, first half 2..3.5, second 4..5.5."""
+    halves = [CommPart(0, 2.0, 0.5), CommPart(0, 2.0, 0.5)]
+    assert end_s(halves, 3.0, 1.0) == 5.5
+    assert end_s([CommPart(0, 4.0, 1.0)], 3.0, 1.0) == 7.0
+
+
+def test_parts_on_two_links_run_together() -> None:
+    looped = [CommPart(0, 2.0, 0.0), CommPart(1, 1.0, 0.5, 0), CommPart(0, 2.0, 0.0), CommPart(1, 1.0, 0.5, 2)]
+    assert end_s(looped, 0.0, 0.0) == 5.0
+
+
+layers = st.builds(
+    LayerCosts,
+    weight_gather_s=SECONDS,
+    activation_gather_s=SECONDS,
+    data_gradient_s=SECONDS,
+    weight_gradient_s=SECONDS,
+    activation_scatter_s=SECONDS,
+    weight_scatter_s=SECONDS,
+    others_s=SECONDS,
+)
+
+
+@given(layers)
+def test_data_gradients_first_is_best_without_parameters_on_the_wire(costs: LayerCosts) -> None:
+    bare = LayerCosts(
+        activation_gather_s=costs.activation_gather_s,
+        data_gradient_s=costs.data_gradient_s,
+        weight_gradient_s=costs.weight_gradient_s,
+        activation_scatter_s=costs.activation_scatter_s,
+        others_s=costs.others_s,
+    )
+    assert t1_s(bare) <= t2_s(bare) + 1e-9
+
+
+@given(layers)
+def test_weight_gradients_first_is_best_without_activations_on_the_wire_if_scatters_are_short(
+    costs: LayerCosts,
+) -> None:
+    bare = LayerCosts(
+        weight_gather_s=costs.weight_gather_s,
+        data_gradient_s=costs.data_gradient_s,
+        weight_gradient_s=costs.weight_gradient_s,
+        weight_scatter_s=min(costs.weight_scatter_s, costs.data_gradient_s),
+        others_s=costs.others_s,
+    )
+    assert t2_s(bare) <= t1_s(bare) + 1e-9
+
+
+def test_without_that_condition_the_claim_is_false() -> None:
+    costs = LayerCosts(data_gradient_s=1.0, weight_scatter_s=5.0, others_s=4.0)
+    assert t2_s(costs) > t1_s(costs)
+    assert first_gradient(costs) is FirstGradient.DATA
+
+
+@given(layers)
+@settings(max_examples=40, deadline=None)
+def test_the_best_order_is_never_longer_than_the_formulas(costs: LayerCosts) -> None:
+    assert best_order_s(costs, two_links=True) <= min(t1_s(costs), t2_s(costs)) + 1e-9
+    assert best_order_s(costs, two_links=True) <= best_order_s(costs) + 1e-9
+
+
+def _model(**changed: float) -> ModelCosts:
+    base = {
+        "gather_s": 7.0,
+        "scatter_s": 9.0,
+        "forward_s": 2.0,
+        "backward_s": 4.0,
+        "activation_bytes": 10,
+        "memory_bytes": 1000,
+        "num_micro_batches": 16,
+    }
+    return ModelCosts(**(base | changed))  # type: ignore[arg-type]
+
+
+def test_launches_are_the_closed_form_where_it_holds() -> None:
+    """Relaxed: L1 = min(ceil(C_AG / C_fw), M // m, mb)."""
+    assert launch(_model()) == GradientLaunch(4, 3, 0.0)
+    assert launch(_model(memory_bytes=25)) == GradientLaunch(2, 2, 4.0)
+    assert launch(_model(num_micro_batches=3)) == GradientLaunch(3, 3, 1.0)
+
+
+@given(
+    gather=st.integers(0, 30),
+    scatter=st.integers(0, 30),
+    forward=st.integers(1, 5),
+    memory=st.integers(1, 12),
+    batches=st.integers(2, 12),
+    strict=st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_launches_are_the_best_of_all(
+    *, gather: int, scatter: int, forward: int, memory: int, batches: int, strict: bool
+) -> None:
+    costs = _model(
+        gather_s=gather,
+        scatter_s=scatter,
+        forward_s=forward,
+        backward_s=2 * forward,
+        memory_bytes=memory * 10,
+        num_micro_batches=batches,
+    )
+    found = launch(costs, strict=strict)
+    allowed = [
+        (a, b)
+        for a in range(1, batches + 1)
+        for b in range(1, batches + 1)
+        if max(a, b) <= memory and (not strict or a + b <= batches)
+    ]
+    assert (found.forward, found.backward) in allowed
+    assert found.exposed_s == min(exposed_s(costs, a, b) for a, b in allowed)
+
+
+def test_a_pipeline_launches_at_least_its_depth_in_multiples_where_interleaved() -> None:
+    """Fig. 7 of the paper: 16 micro-batches, depth 4, eight of them suffice."""
+    costs = _model(pipeline=4, interleaved=True, gather_s=14.0, scatter_s=30.0)
+    assert (launch(costs).forward, launch(costs).backward) == (8, 8)
+    assert launch(_model(pipeline=4, gather_s=0.0, scatter_s=0.0)) == GradientLaunch(4, 4, 0.0)
+
+
+def test_the_printed_constraint_contradicts_the_papers_evaluation() -> None:
+    """mb = 6 micro-batches, "overlapping micro-batches to 6": impossible with L1 + L2 <= mb."""
+    costs = _model(gather_s=100.0, scatter_s=200.0, num_micro_batches=6)
+    assert (launch(costs).forward, launch(costs).backward) == (6, 6)
+    strict = launch(costs, strict=True)
+    assert strict.forward + strict.backward <= 6
+
+
+def test_memory_that_holds_too_little_is_refused_by_how_much() -> None:
+    with pytest.raises(JobError, match="4 micro-batches need 40 bytes, memory has 25: 15 bytes too many"):
+        launch(_model(pipeline=4, memory_bytes=25))

@@ -1,0 +1,156 @@
+"""`lagom reproduce`: rules of judgement, closed forms, and what the papers print."""
+
+from dataclasses import replace
+from itertools import pairwise, product
+
+import pytest
+
+from lagom_overlap.errors import UnknownNameError
+from lagom_overlap.reproduce import run_reproduce
+from lagom_overlap.reproduce.figure7 import cases, lines, tail_seconds
+from lagom_overlap.reproduce.figure8 import patterns
+from lagom_overlap.reproduce.ground import DEFAULT, best_assignment, configs_by_name, model_of, search
+from lagom_overlap.reproduce.hidden import breakdown_70b, hidden, pipeline_makespan
+from lagom_overlap.reproduce.judge import judge_cases, judge_number, judge_range
+from lagom_overlap.results.reproduce import ReproducedVerdict
+from lagom_overlap.sim import GroupSimulator, simulate_iteration
+from lagom_overlap.workload import find_overlap_groups
+from lagom_overlap.workload.papers import PaperStrategy, load_table2, paper_step
+
+
+def test_the_70b_breakdown_cannot_give_its_own_total() -> None:
+    """Paper 003: 2.8, 11.2 and 0.08 s of communication, 8 s of computation, "10.61 s with overlap"."""
+    one, two = breakdown_70b()
+    assert one == pytest.approx(14.08)
+    assert two == pytest.approx(11.28)
+    assert min(one, two) > 10.61
+
+
+def test_the_report_refuses_the_70b_total_and_says_why() -> None:
+    report = run_reproduce("hidden", profiles=("plausible",))
+    line = next(line for line in report.lines if "70B" in line.what)
+    assert line.verdict is ReproducedVerdict.NOT
+    assert "14.08 s" in line.ours
+    assert "11.28 s" in line.ours
+
+
+@pytest.mark.parametrize(("stages", "batches"), list(product((1, 2, 4), (1, 4, 16))))
+def test_a_pipeline_without_sends_takes_its_closed_form(stages: int, batches: int) -> None:
+    # 1F1B: m + p - 1 slots of forward and backward (Narayanan et al., arXiv 2104.04473, section 2.2.1).
+    assert pipeline_makespan(stages, batches, 1.0, 2.0, 0.0) == pytest.approx(3.0 * (batches + stages - 1))
+
+
+def test_a_single_micro_batch_crosses_every_boundary_twice() -> None:
+    assert pipeline_makespan(4, 1, 1.0, 2.0, 0.5) == pytest.approx(4 * 3.0 + 2 * 3 * 0.5)
+
+
+def test_in_1f1b_a_send_is_exposed_once_per_micro_batch_of_two_stages() -> None:
+    """Two in flight on the first of two stages: each pair waits for two sends, so one each."""
+    m, send = 400, 0.01
+    longer = pipeline_makespan(2, m, 1.0, 2.0, send) - pipeline_makespan(2, m, 1.0, 2.0, 0.0)
+    assert longer / m == pytest.approx(send, rel=0.02)
+
+
+def test_hidden_shares_lie_between_nothing_and_all_and_grow_with_the_micro_batch() -> None:
+    curves, _ = hidden("plausible")
+    shares = {curve.name: curve.y for curve in curves}
+    for values in shares.values():
+        assert all(0 <= value <= 100 for value in values)
+    assert all(more > fewer - 0.01 for fewer, more in pairwise(shares["gradients"]))
+    assert all(cut > bulk for cut, bulk in zip(shares["tensor, 4 splits"], shares["tensor, bulk"], strict=True))
+
+
+def test_a_share_stated_as_a_constant_is_reproduced_only_where_it_is_one() -> None:
+    """The notes' parameter gather: 70 to 80 %; ours grows with the micro-batch and passes through."""
+    curves, lines = hidden("plausible")
+    shares = next(curve.y for curve in curves if curve.name == "parameters")
+    assert min(shares) < 70 < max(shares)
+    line = next(line for line in lines if line.what.startswith("Parameter gather"))
+    assert line.verdict is ReproducedVerdict.DIRECTION
+
+
+@pytest.mark.parametrize(
+    ("values", "low", "high", "verdict"),
+    [
+        ([1.10, 1.33], 1.10, 1.33, ReproducedVerdict.REPRODUCED),
+        ([1.08, 1.35], 1.10, 1.33, ReproducedVerdict.REPRODUCED),
+        ([1.07, 1.2], 1.10, 1.33, ReproducedVerdict.DIRECTION),
+        ([1.01, 1.02], 1.10, 1.33, ReproducedVerdict.DIRECTION),
+        ([0.98, 1.2, 1.2], 1.10, 1.33, ReproducedVerdict.NOT),
+        ([0.9, 0.95], 1.10, 1.33, ReproducedVerdict.NOT),
+        ([0.85, 0.9], 0.7, 0.8, ReproducedVerdict.DIRECTION),
+    ],
+)
+def test_a_range_is_judged_by_every_case(values, low, high, verdict) -> None:
+    assert judge_range(values, low, high) is verdict
+
+
+def test_numbers_and_statements_are_judged_by_the_printed_rules() -> None:
+    assert judge_number(1.29, 1.35) is ReproducedVerdict.REPRODUCED
+    assert judge_number(1.03, 1.35) is ReproducedVerdict.DIRECTION
+    assert judge_number(0.99, 1.35) is ReproducedVerdict.NOT
+    assert judge_cases([True, True]) is ReproducedVerdict.REPRODUCED
+    assert judge_cases([True, True, False]) is ReproducedVerdict.DIRECTION
+    assert judge_cases([True, False]) is judge_cases([]) is ReproducedVerdict.NOT
+
+
+def test_the_default_spelled_out_for_every_group_changes_nothing() -> None:
+    """Every collective of a group is found again at each of its places in the step."""
+    workload = next(w for w in load_table2() if w.name == "mpt-7b FSDP 8")
+    step, model = paper_step(workload), model_of("a40_pcie", "plausible")
+    groups = find_overlap_groups(step.iteration)
+    configs = configs_by_name(step.iteration, groups, {g.name: (DEFAULT,) * len(g.comms) for g in groups})
+    assert len(configs) == sum(group.count * len(group.comms) for group in groups)
+    left_alone = simulate_iteration(step.iteration, {}, model).makespan_s
+    assert simulate_iteration(step.iteration, configs, model).makespan_s == left_alone
+
+
+def test_published_settings_of_figure_8_order_as_published_and_the_yardstick_beats_both() -> None:
+    model = model_of("a40_nvlink", "plausible", 1)
+    first, _ = patterns()
+    simulator = GroupSimulator(first, model)
+    default = simulator.evaluate((DEFAULT,)).makespan_s
+    many = simulator.evaluate((replace(DEFAULT, num_channels=61),)).makespan_s
+    few = simulator.evaluate((replace(DEFAULT, num_channels=2),)).makespan_s
+    best = simulator.evaluate(best_assignment(first, model)).makespan_s
+    assert many > default > few >= best
+
+
+def test_a_search_is_a_pure_function_of_its_seed() -> None:
+    model = model_of("a40_nvlink", "plausible", 1)
+    assert search("autoccl", patterns(), model, 3) == search("autoccl", patterns(), model, 3)
+
+
+def test_an_iteration_is_its_steps_and_a_tail() -> None:
+    workload = next(w for w in load_table2() if w.name == "olmoe-1b-7b EP 8" and w.cluster == "a40_nvlink")
+    (case,) = cases("plausible", 1, [workload])
+    step, model = paper_step(workload), model_of("a40_nvlink", "plausible")
+    plain = simulate_iteration(step.iteration, {}, model).makespan_s
+    assert case.default_s == pytest.approx(plain + tail_seconds(step, model))
+    assert case.best_s <= min(case.default_s, case.lagom_s, case.autoccl_s)
+    texts = [line.what for line in lines([case])]
+    assert any(text.startswith("EP: ") for text in texts)
+    assert not any(text.startswith(("FSDP", "TP:")) for text in texts)
+
+
+def test_replicas_share_a_step_and_pay_for_their_gradients_on_the_shared_network() -> None:
+    one, two = (
+        next(w for w in load_table2() if w.strategy is PaperStrategy.TP and w.degree == n and w.cluster == "a40_pcie")
+        for n in (1, 2)
+    )
+    model = model_of("a40_pcie", "plausible")
+    extra = tail_seconds(paper_step(two), model) - tail_seconds(paper_step(one), model)
+    gradients = paper_step(two).gradients
+    assert gradients is not None
+    assert extra == pytest.approx(gradients.num_bytes * 8 / 11.5e9)  # 2 (n - 1) / n = 1; eight rings on one card
+    assert paper_step(one).iteration == paper_step(two).iteration
+
+
+def test_the_same_run_gives_the_same_report() -> None:
+    first, second = (replace(run_reproduce("fig5"), date="") for _ in range(2))
+    assert first == second
+
+
+def test_an_unknown_figure_names_the_nearest_one() -> None:
+    with pytest.raises(UnknownNameError, match="fig7"):
+        run_reproduce("fig77")

@@ -1,0 +1,33 @@
+"""Lines on a stderr that is closed, full, or the job's own."""
+
+import io
+import subprocess
+import sys
+
+import pytest
+
+from lagom_overlap.stderr import write_lines
+
+
+class Broken(io.StringIO):
+    """A stream of a job's that raises what no stream should."""
+
+    def write(self, text: str) -> int:
+        raise KeyError(text)
+
+
+@pytest.mark.parametrize("stream", [None, Broken()])
+def test_no_stream_of_a_job_makes_a_line_raise(monkeypatch: pytest.MonkeyPatch, stream: io.StringIO | None) -> None:
+    monkeypatch.setattr(sys, "stderr", stream)
+    write_lines("one", "two")
+
+
+@pytest.mark.parametrize("where", ["2>/dev/full", "2>&-", ">&- 2>&-"])
+def test_a_line_that_is_lost_changes_no_exit_code(where: str) -> None:
+    words = "from lagom_overlap.stderr import write_lines; write_lines('lost'); import sys; sys.exit(5)"
+    assert subprocess.run(["sh", "-c", f'exec {sys.executable} -c "{words}" {where}'], check=False).returncode == 5
+
+
+def test_lines_end_where_the_next_begins(capsys: pytest.CaptureFixture[str]) -> None:
+    write_lines("one", "two")
+    assert capsys.readouterr().err == "one\ntwo\n"

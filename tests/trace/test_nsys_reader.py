@@ -1,0 +1,111 @@
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from lagom_overlap.collective import CollectiveKind
+from lagom_overlap.errors import TraceError
+from lagom_overlap.trace.gpu_trace import NO_TIME, EventRole
+from lagom_overlap.trace.reader import read_traces
+
+SCHEMA = """
+CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE TARGET_INFO_GPU (id INTEGER, name TEXT, smCount INTEGER);
+CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER NOT NULL, end INTEGER NOT NULL, deviceId INTEGER,
+  contextId INTEGER,
+  streamId INTEGER, correlationId INTEGER, globalPid INTEGER, demangledName INTEGER, shortName INTEGER,
+  gridX INTEGER, gridY INTEGER, gridZ INTEGER, blockX INTEGER, blockY INTEGER, blockZ INTEGER);
+CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY (start INTEGER, end INTEGER, deviceId INTEGER, contextId INTEGER,
+  streamId INTEGER,
+  correlationId INTEGER, globalPid INTEGER, bytes INTEGER, copyKind INTEGER);
+CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start INTEGER, end INTEGER, globalTid INTEGER, correlationId INTEGER,
+  nameId INTEGER);
+CREATE TABLE NVTX_EVENTS (start INTEGER, end INTEGER, text TEXT, textId INTEGER, globalTid INTEGER, eventType INTEGER);
+INSERT INTO StringIds VALUES (1, 'ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)'),
+  (2, 'gemm'),
+  (3, 'iteration 4');
+INSERT INTO TARGET_INFO_GPU VALUES (0, 'NVIDIA H100', 132), (1, 'NVIDIA H100', 132);
+"""
+PROCESS = (77 << 24, 78 << 24)
+
+
+def database(path: Path) -> Path:
+    with sqlite3.connect(path) as connection:
+        connection.executescript(SCHEMA)
+        for device, process in enumerate(PROCESS):
+            rows = [
+                (1000, 3000, device, 1, 7, 11, process, 2, 2, 64, 2, 1, 256, 1, 1),
+                (2000, 5000 + device, device, 1, 20, 12, process, 1, 1, 16, 1, 1, 544, 1, 1),
+            ]
+            connection.executemany(
+                "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)", rows
+            )
+            connection.execute(
+                "INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (6000, 6500, ?, 1, 7, 13, ?, 4096, 1)", (device, process)
+            )
+            connection.execute("INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (900, 950, ?, 11, 2)", (process + 5,))
+            connection.execute("INSERT INTO NVTX_EVENTS VALUES (500, 9000, NULL, 3, ?, 59)", (process + 5,))
+    connection.close()
+    return path
+
+
+def test_every_process_and_device_becomes_a_rank(tmp_path):
+    first, second = read_traces([database(tmp_path / "report.sqlite")])
+    assert (first.rank, second.rank, first.num_sms, first.gpu_name) == (0, 1, 132, "NVIDIA H100")
+    assert first.events.start_ns.tolist() == [1000, 2000, 6000]
+    assert second.events.end_ns.tolist() == [3000, 5001, 6500]
+    assert first.events.grid.tolist()[0] == [64, 2, 1]
+    assert first.events.launch_ns.tolist() == [900, NO_TIME, NO_TIME]
+    assert first.events.rows(EventRole.MEMORY).tolist() == [2]
+    assert [(step.number, step.start_ns) for step in first.steps] == [(4, 500)]
+    (call,) = first.calls
+    assert (call.kind, call.num_channels, call.num_threads) == (CollectiveKind.ALL_REDUCE, 16, 544)
+
+
+def test_columns_that_an_older_nsight_lacks_are_unknown(tmp_path):
+    path = database(tmp_path / "report.sqlite")
+    with sqlite3.connect(path) as connection:
+        connection.execute("ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL DROP COLUMN demangledName")
+        connection.execute("DROP TABLE NVTX_EVENTS")
+    connection.close()
+    first, _ = read_traces([path])
+    assert first.events.names[0] == "gemm"
+    assert first.steps == ()
+
+
+def test_a_view_in_place_of_a_table_is_refused(tmp_path):
+    path = tmp_path / "evil.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.execute(
+            "CREATE VIEW CUPTI_ACTIVITY_KIND_KERNEL AS WITH RECURSIVE n(x) AS "
+            "(SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT x AS start, x AS end FROM n"
+        )
+    connection.close()
+    with pytest.raises(TraceError, match="is not a table"):
+        read_traces([path])
+
+
+def test_a_database_without_gpu_events_and_a_damaged_one_are_refused(tmp_path):
+    path = tmp_path / "empty.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.executescript(SCHEMA)
+    connection.close()
+    with pytest.raises(TraceError, match="no GPU event"):
+        read_traces([path])
+    whole = database(tmp_path / "whole.sqlite").read_bytes()
+    path.write_bytes(whole[:4096] + bytes(len(whole) - 4096))
+    with pytest.raises(TraceError):
+        read_traces([path])
+    path.write_bytes(whole[:60])
+    with pytest.raises(TraceError):
+        read_traces([path])
+
+
+def test_values_of_foreign_types_are_dropped(tmp_path):
+    path = database(tmp_path / "report.sqlite")
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET end = 'soon', gridX = -5 WHERE correlationId = 11")
+    connection.close()
+    first, _ = read_traces([path])
+    assert len(first.events) == 2
+    assert any("were dropped" in text for text in first.warnings)

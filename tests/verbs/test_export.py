@@ -1,0 +1,191 @@
+"""`lagom export`: from a run folder to files, through the command line."""
+
+import json
+
+import pytest
+
+from lagom_overlap.cli import main
+from lagom_overlap.nccl_plugin import read_table
+
+PHI2 = """
+[job]
+name = "toy"
+[model]
+name = "phi-2"
+seq_len = 2048
+[cluster]
+preset = "a40_nvlink"
+[parallel]
+fsdp = 8
+micro_batch = 2
+[tune]
+pairs = 3
+budget = { measurements = 40 }
+[tune.space]
+algorithm = ["ring"]
+protocol = ["simple"]
+num_channels = [1, 2, 4, 8, 16]
+chunk_bytes = ["128 KiB", "512 KiB", "2 MiB"]
+"""
+SHAPES = """
+[job]
+name = "shapes"
+ranks = 8
+[cluster]
+preset = "a40_nvlink"
+[[group]]
+name = "block"
+count = 3
+op = [{ name = "mm", gemm = [8192, 8192, 8192] }]
+comm = [
+    { name = "ag", kind = "all_gather", bytes = "64 MiB", communicator = "dp" },
+    { name = "rs", kind = "reduce_scatter", bytes = "64 MiB", communicator = "dp" },
+]
+[tune]
+pairs = 3
+budget = { measurements = 30 }
+"""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    for name, text in {"model": PHI2, "shapes": SHAPES}.items():
+        (folder / f"{name}.toml").write_text(text)
+        assert main(["tune", str(folder / f"{name}.toml"), "--out", str(folder / name)]) == 0
+    return folder
+
+
+def export(capsys, *arguments):
+    code = main(["export", *map(str, arguments), "--json"])
+    captured = capsys.readouterr()
+    return code, json.loads(captured.out) if code == 0 else captured.err
+
+
+ALL = [flag for form in ("plugin", "nvidia_csv", "env", "megatron_yaml", "perfetto") for flag in ("--format", form)]
+
+
+@pytest.mark.parametrize("name", ["model", "shapes"])
+def test_every_form_is_written_beside_the_run_and_says_what_it_lacks(runs, capsys, name):
+    code, result = export(capsys, runs / name, *ALL, "--group", "fsdp=dp_cp")
+    assert code == 0
+    assert [file["format"] for file in result["files"]] == ["plugin", "nvidia_csv", "env", "megatron_yaml", "perfetto"]
+    for file in result["files"]:
+        assert (runs / name) in type(runs)(file["path"]).parents
+        assert file["not_carried"]
+    assert result["num_rows"] > 0
+
+
+def test_the_table_holds_what_configs_toml_says(runs, capsys):
+    export(capsys, runs / "shapes", "--format", "plugin")
+    table = read_table(runs / "shapes" / "lagom_table.bin")
+    run = json.loads((runs / "shapes" / "run.json").read_text())["result"]
+    tuned = run["configs"]["block"]
+    assert {d.kind.value for d in table.decisions} <= {"all_gather", "reduce_scatter"}
+    for decision in table.decisions:
+        asked = tuned["ag" if decision.kind == "all_gather" else "rs"]
+        assert decision.occurrence is None  # the job does not say how often: every call
+        assert (decision.config.num_channels, decision.config.chunk_bytes) == (
+            asked["num_channels"],
+            asked["chunk_bytes"],
+        )
+        assert decision.communicator.num_ranks == 8
+        assert decision.communicator.num_nodes == 1
+
+
+def test_calls_of_a_model_are_told_apart_by_occurrence(runs, capsys):
+    _, result = export(capsys, runs / "model", "--format", "plugin")
+    table = read_table(runs / "model" / "lagom_table.bin")
+    for decision in table.decisions:
+        assert decision.num_occurrences is not None
+        assert decision.occurrence is None or decision.occurrence < decision.num_occurrences
+    assert result["num_rows"] >= len(table.decisions)
+
+
+def test_a_run_that_was_not_adopted_sets_nothing(runs, capsys, tmp_path):
+    job = tmp_path / "job.toml"
+    job.write_text(SHAPES.replace("budget", 'tuner = "default"\nbudget'))
+    assert main(["tune", str(job), "--out", str(tmp_path / "run")]) == 0
+    capsys.readouterr()
+    code, result = export(capsys, tmp_path / "run", "--format", "plugin")
+    assert code == 0
+    assert result["num_rows"] == 0
+    assert any("did not adopt" in note for note in result["files"][0]["not_carried"])
+
+
+def test_files_go_where_they_are_asked_to(runs, capsys, tmp_path):
+    code, result = export(capsys, runs / "model", "--format", "env", "--out", tmp_path)
+    assert code == 0
+    assert result["files"][0]["path"] == str(tmp_path / "nccl.env")
+    assert (tmp_path / "nccl.env").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_new_output_folder_is_made_and_private_but_not_for_a_form_that_is_refused(runs, capsys, tmp_path):
+    new = tmp_path / "new"
+    refused = ("--format", "env", "--format", "megatron_yaml", "--group", "fsdp=nope")
+    assert main(["export", str(runs / "model"), *refused, "--out", str(new)]) == 2
+    assert not new.exists()
+    capsys.readouterr()
+    code, _ = export(capsys, runs / "model", "--format", "env", "--out", new)
+    assert code == 0
+    assert new.stat().st_mode & 0o777 == 0o700
+    assert [held.name for held in new.iterdir()] == ["nccl.env"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["missing", "--format", "env"], "does not exist"),
+        ([".", "--format", "env"], "no run folder"),
+        (["model", "--format", "env", "--out", "nowhere/deeper"], "output folder"),
+        (["model", "--format", "megatron_yaml", "--group", "fsdp=nope"], "no group 'nope'"),
+        (["model", "--format", "sql"], "invalid choice"),
+        (["model", "--format", "megatron_yaml", "--group", "fsdp"], "is not NAME=GROUP"),
+        (["model"], "required"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(runs, capsys, monkeypatch, arguments, words):
+    monkeypatch.chdir(runs)
+    try:
+        code = main(["export", *arguments])
+    except SystemExit as stop:
+        code = stop.code
+    error = capsys.readouterr().err
+    assert code == 2
+    assert words in error
+    assert error.count("\n") == 1
+
+
+def test_a_damaged_configs_file_is_named(runs, capsys, tmp_path):
+    import shutil
+
+    copy = shutil.copytree(runs / "shapes", tmp_path / "run")
+    (copy / "configs.toml").write_text('adopted = true\n[groups.block.ag]\nnum_channels = "many"\n[groups.block.rs]\n')
+    code, error = export(capsys, copy, "--format", "plugin")
+    assert code == 2
+    assert "configs.toml" in error
+    assert "num_channels" in error
+
+
+def test_saved_settings_of_an_online_run_are_exported_like_a_run(tmp_path, capsys):
+    call = {"description": "nccl on 1 node", "num_ranks": 8, "creation_order": 0, "kind": "all_gather"}
+    config = {"algorithm": "ring", "protocol": "simple", "transport": None, "num_channels": 4, "num_threads": None}
+    settings = [
+        {"site": {"call": call | {"num_bytes": 1 << 20}, "occurrence": n}, "config": config | {"chunk_bytes": None}}
+        for n in range(2)
+    ]
+    saved = {"format": "lagom-online", "version": 1, "world_size": 8, "route": "plugin", "is_adopted": True}
+    path = tmp_path / "settings.json"
+    path.write_text(json.dumps(saved | {"settings": settings, "verdict": "", "date": ""}))
+    code, result = export(capsys, path, "--format", "plugin", "--format", "env")
+    assert (code, result["num_rows"]) == (0, 2)
+    table = read_table(tmp_path / "lagom_table.bin")
+    assert [(d.occurrence, d.num_occurrences, d.config.num_channels) for d in table.decisions] == [
+        (0, None, 4),
+        (1, None, 4),
+    ]
+    assert "NCCL_MAX_CTAS=4" in (tmp_path / "nccl.env").read_text()
+    path.write_text(json.dumps(saved | {"settings": settings, "version": 9}))
+    code, error = export(capsys, path, "--format", "plugin")
+    assert code == 2
+    assert "version 9" in error

@@ -1,0 +1,69 @@
+"""A run's exported table in the plug-in, under a fake NCCL that makes the calls of a training step in their order."""
+
+import shutil
+import tomllib
+from collections import Counter
+
+import pytest
+from c_build import build_libraries
+
+from lagom_overlap.backends.fake_nccl import Rehearsal
+from lagom_overlap.cli import main
+from lagom_overlap.cost import ContentionModel, load_profile
+from lagom_overlap.hardware import load_preset
+from lagom_overlap.jobfile.build import groups_of, iteration_of
+from lagom_overlap.jobfile.spec import read_job
+
+JOB = """
+[job]
+name = "phi2"
+[model]
+name = "phi-2"
+seq_len = 2048
+[cluster]
+preset = "a40_nvlink"
+[parallel]
+fsdp = 8
+micro_batch = 2
+[tune]
+pairs = 3
+budget = { measurements = 40 }
+[tune.space]
+algorithm = ["ring"]
+protocol = ["simple"]
+num_channels = [1, 2, 3, 5, 7, 11]
+chunk_bytes = ["128 KiB", "512 KiB", "2 MiB"]
+"""
+
+
+@pytest.mark.parametrize("release", ["2.28", "2.30", "2.31"])
+def test_every_call_of_a_step_runs_as_configs_toml_says_step_after_step(tmp_path, tmp_path_factory, release):
+    job = tmp_path / "job.toml"
+    job.write_text(JOB)
+    assert main(["tune", str(job), "--out", str(tmp_path / "run")]) == 0
+    assert main(["export", str(tmp_path / "run"), "--format", "plugin"]) == 0
+    spec = read_job(job)
+    asked = tomllib.loads((tmp_path / "run" / "configs.toml").read_text())["groups"]
+    wanted = {}
+    for group in groups_of(spec):
+        for op, occurrences in zip(group.comms, group.occurrences, strict=True):
+            for occurrence in occurrences:
+                wanted[op.collective, occurrence] = asked[group.name][op.name]
+    plugin, fake = build_libraries(tmp_path_factory)
+    model = ContentionModel(load_preset("a40_nvlink", 1), load_profile("plausible"))
+    rehearsal = Rehearsal(model, fake_library=fake, plugin_library=plugin, release=release)
+    shutil.copy(tmp_path / "run" / "lagom_table.bin", rehearsal.table)
+    checked = 0
+    for _ in range(2):  # without any step mark between
+        seen = Counter()
+        for op in iteration_of(spec).comms:
+            ran = rehearsal.run(op)
+            knobs = wanted.get((op.collective, seen[op.collective]), {})
+            seen[op.collective] += 1
+            if "num_channels" in knobs:
+                assert ran.num_channels == knobs["num_channels"]
+                checked += 1
+            if "chunk_bytes" in knobs and release != "2.28":
+                assert ran.chunk_bytes == knobs["chunk_bytes"] // 512 * 512
+    rehearsal.close()
+    assert checked > 100

@@ -1,0 +1,338 @@
+"""`lagom run`: what the command's environment holds, and that it is the command that runs."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lagom_overlap.cli import main
+from lagom_overlap.collective import CollectiveKind, CommConfig, CommunicatorId, ConfigKey, ConfigTable
+from lagom_overlap.errors import LagomError
+from lagom_overlap.nccl_plugin import encode_table, read_table
+from lagom_overlap.verbs import run as launch
+from lagom_overlap.verbs.run import LaunchRequest, RunMode, command_of, prepare
+
+PYTHON = sys.executable
+SOURCE = str(Path(launch.__file__).parents[2])
+KEY = ConfigKey(
+    communicator=CommunicatorId(description="fsdp", ranks=(0, 1)), kind=CollectiveKind.ALL_GATHER, num_bytes=1 << 20
+)
+
+
+@pytest.fixture
+def plugin_library(tmp_path, monkeypatch):
+    path = tmp_path / "lib" / "liblagom_tuner.so"
+    monkeypatch.setattr(launch, "installed_library", lambda: path)
+    return path
+
+
+JOB = """
+[job]
+name = "toy"
+ranks = 8
+[cluster]
+preset = "a40_nvlink"
+[[group]]
+name = "g"
+op = [{ name = "mm", gemm = [8192, 8192, 8192] }]
+comm = [{ name = "ag", kind = "all_gather", bytes = "64 MiB" }]
+[tune]
+pairs = 3
+budget = { measurements = 4 }
+"""
+
+
+@pytest.fixture(scope="module")
+def simulated_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tuned")
+    (folder / "job.toml").write_text(JOB)
+    assert main(["tune", str(folder / "job.toml"), "--out", str(folder / "run"), "--json"]) == 0
+    return folder / "run"
+
+
+def run_folder(path, simulated_run, backend):
+    """The run as if another backend had measured it."""
+    shutil.copytree(simulated_run, path)
+    lines = (path / "measurements.jsonl").read_text()
+    assert lines.count('"backend":"simulated"') == 1
+    (path / "measurements.jsonl").write_text(lines.replace('"backend":"simulated"', f'"backend":"{backend}"'))
+    return path
+
+
+def environment(**more):
+    return {"PATH": os.environ["PATH"], **more}
+
+
+def request(tmp_path, mode=RunMode.OBSERVE, **more):
+    return LaunchRequest(command=(PYTHON, "train.py"), mode=mode, out=tmp_path / "run", **more)
+
+
+def saved_settings(path, route="plugin", **more):
+    call = {"description": "fsdp", "num_ranks": 2, "creation_order": 0, "kind": "all_gather", "num_bytes": 1 << 20}
+    config = dict.fromkeys(("algorithm", "protocol", "transport", "num_threads", "chunk_bytes"))
+    setting = {"site": {"call": call, "occurrence": 1}, "config": config | {"num_channels": 4}}
+    saved = {"format": "lagom-online", "version": 1, "world_size": 2, "route": route, "is_adopted": True}
+    path.write_text(json.dumps(saved | {"settings": [setting], "verdict": "", "date": ""} | more))
+    return path
+
+
+def test_observing_loads_the_plug_in_with_a_record_and_no_table(tmp_path, plugin_library):
+    made = prepare(request(tmp_path), environment(KEPT="1", PYTHONPATH="/theirs"))
+    added = dict(made.environment)
+    assert added.pop("KEPT") == "1"
+    assert added["NCCL_TUNER_PLUGIN"] == str(plugin_library)
+    assert added["LAGOM_RECORD"] == str(tmp_path / "run" / "record.%r.bin")
+    assert "LAGOM_TABLE" not in added
+    assert added["LAGOM_RUN_MODE"] == "observe"
+    boot, theirs = added["PYTHONPATH"].split(os.pathsep)
+    assert theirs == "/theirs"
+    assert (Path(boot) / "sitecustomize.py").is_file()
+    assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
+
+
+def test_online_tuning_starts_from_the_untouched_job(tmp_path, plugin_library):
+    made = prepare(request(tmp_path, RunMode.ONLINE), environment(LAGOM_TABLE="/somebodys/table.bin"))
+    assert made.environment["LAGOM_TABLE"] == ""
+    assert made.environment["LAGOM_RECORD"] == str(tmp_path / "run" / "record.%r.bin")
+
+
+@pytest.mark.parametrize(
+    ("before", "chained"),
+    [
+        ({"NCCL_TUNER_PLUGIN": "site"}, "site"),
+        ({"NCCL_TUNER_PLUGIN": "none"}, "none"),
+        ({}, None),
+        ({"NCCL_TUNER_PLUGIN": "/old/liblagom_tuner.so"}, None),
+        ({"NCCL_TUNER_PLUGIN": "site", "LAGOM_CHAIN_TUNER": "other"}, "other"),
+    ],
+)
+def test_the_tuner_that_was_named_before_is_chained_to(tmp_path, plugin_library, before, chained):
+    made = prepare(request(tmp_path), environment(**before))
+    assert made.environment.get("LAGOM_CHAIN_TUNER") == chained
+
+
+def test_conflicting_variables_are_said_and_left_alone(tmp_path, plugin_library):
+    before = environment(NCCL_ALGO="Ring", NCCL_MAX_CTAS="8", CUDA_DEVICE_MAX_CONNECTIONS="8", NCCL_DEBUG="INFO")
+    made = prepare(request(tmp_path), before)
+    assert [warning.split("=")[0] for warning in made.warnings] == ["NCCL_ALGO", "NCCL_MAX_CTAS"]
+    assert made.environment["NCCL_ALGO"] == "Ring"
+
+
+def test_disabled_the_environment_is_the_users_own(tmp_path):
+    before = environment(LAGOM_DISABLE="1", NCCL_TUNER_PLUGIN="site")
+    made = prepare(request(tmp_path), before)
+    assert made.environment == before
+    assert not (tmp_path / "run").exists()
+    assert len(made.warnings) == 1
+
+
+def test_a_table_file_is_checked_and_copied_with_private_permissions(tmp_path, plugin_library):
+    table = tmp_path / "table.bin"
+    table.write_bytes(encode_table(ConfigTable({KEY: CommConfig(num_channels=2)}), generation=7).data)
+    made = prepare(request(tmp_path, RunMode.FIXED, config=table), environment())
+    held = Path(made.environment["LAGOM_TABLE"])
+    assert held.parent == tmp_path / "run"
+    assert read_table(held).generation == 7
+    assert held.stat().st_mode & 0o777 == 0o600
+
+
+def test_settings_that_online_tuning_saved_become_a_table_counted_by_step_marks(tmp_path, plugin_library):
+    made = prepare(request(tmp_path, RunMode.FIXED, config=saved_settings(tmp_path / "s.json")), environment())
+    (decision,) = read_table(Path(made.environment["LAGOM_TABLE"])).decisions
+    assert (decision.occurrence, decision.num_occurrences, decision.config.num_channels) == (1, None, 4)
+
+
+def test_a_run_that_was_not_adopted_sets_nothing_and_it_is_said(tmp_path, plugin_library, simulated_run):
+    refused = run_folder(tmp_path / "tuned", simulated_run, "simulated")
+    (refused / "configs.toml").write_text("adopted = false\n[groups.g.ag]\n")
+    made = prepare(request(tmp_path, RunMode.FIXED, config=refused), environment())
+    assert read_table(Path(made.environment["LAGOM_TABLE"])).decisions == ()
+    assert any("nothing is set" in warning for warning in made.warnings)
+
+
+def test_online_tuning_starts_from_saved_settings(tmp_path, plugin_library):
+    saved = saved_settings(tmp_path / "s.json", route="gloo")
+    made = prepare(request(tmp_path, RunMode.ONLINE, config=saved), environment())
+    assert made.environment["LAGOM_RUN_CONFIG"] == str(saved)
+
+
+def test_without_the_plug_in_the_job_runs_and_it_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr("lagom_overlap.nccl_plugin.library.lagom_overlap.__path__", [str(tmp_path)])
+    monkeypatch.setattr(launch, "boot_folder", lambda: tmp_path)
+    made = prepare(request(tmp_path), environment())
+    assert "NCCL_TUNER_PLUGIN" not in made.environment
+    assert "out of reach" in made.warnings[0]
+
+
+def test_tasks_that_a_launcher_starts_at_once_share_one_folder(tmp_path, plugin_library, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    slurm = {"SLURM_JOB_ID": "12", "SLURM_STEP_ID": "3", "SLURM_NTASKS": "4"}
+    made = {
+        prepare(
+            LaunchRequest(command=(PYTHON,), mode=RunMode.OBSERVE), environment(**slurm, SLURM_PROCID=str(task))
+        ).folder
+        for task in range(4)
+    }
+    assert made == {tmp_path / "lagom-runs" / "observe-job12.3"}
+    for _ in range(2):
+        named = prepare(request(tmp_path), environment(OMPI_COMM_WORLD_SIZE="2"))
+        assert named.folder == tmp_path / "run"
+    with pytest.raises(LagomError, match="--out"):
+        prepare(LaunchRequest(command=(PYTHON,), mode=RunMode.OBSERVE), environment(WORLD_SIZE="2"))
+    with pytest.raises(LagomError, match="cannot create"):
+        prepare(
+            LaunchRequest(command=(PYTHON,), mode=RunMode.OBSERVE, out=tmp_path / "no" / "run"),
+            environment(WORLD_SIZE="2"),
+        )
+
+
+@pytest.mark.parametrize("words", [("--nnodes", "2"), ("--nnodes=1:4",), ()])
+def test_machines_that_each_start_a_torchrun_of_one_job_share_the_folder_that_is_named(
+    tmp_path, plugin_library, monkeypatch, words
+):
+    monkeypatch.chdir(tmp_path)
+    named = LaunchRequest(command=(PYTHON, *words, "train.py"), mode=RunMode.OBSERVE, out=tmp_path / "run")
+    world = environment(**({} if words else {"PET_NNODES": "2"}))
+    assert {prepare(named, world).folder for _ in range(2)} == {tmp_path / "run"}
+    own = LaunchRequest(command=named.command, mode=RunMode.OBSERVE)
+    assert prepare(own, world).folder != prepare(own, world).folder
+    alone = LaunchRequest(command=(PYTHON, "--nnodes", "1", "train.py"), mode=RunMode.OBSERVE, out=tmp_path / "run")
+    with pytest.raises(LagomError, match="exists"):
+        prepare(alone, environment())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--observe"], "no command"),
+        (["--observe", "--"], "no command"),
+        (["--", PYTHON], "nothing to do"),
+        (["--observe", "--config", "x", "--", PYTHON], "no meaning with --observe"),
+        (["--observe", "--online", "--", PYTHON], "not allowed with"),
+        (["--observe", "--", "no-such-program"], "'no-such-program' does not exist"),
+        (["--config", "missing", "--", PYTHON], "does not exist"),
+        (["--config", "damaged.json", "--", PYTHON], "damaged"),
+        (["--config", "gloo.json", "--", PYTHON], "tuned on gloo"),
+        (["--config", "run_on_workers", "--", PYTHON], "tuned on workers"),
+        (["--config", "run_on_gloo", "--", PYTHON], "tuned on gloo"),
+        (["--config", "no_table.bin", "--", PYTHON], "plug-in table"),
+        (["--online", "--config", "missing", "--", PYTHON], "does not exist"),
+        (["--online", "--config", "no_table.bin", "--", PYTHON], "settings that online tuning saved"),
+        (["--config", ".", "--", PYTHON], "no run folder"),
+        (["--observe", "--out", "taken", "--", PYTHON], "exists already"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2_and_starts_nothing(
+    tmp_path, monkeypatch, capsys, *, simulated_run, arguments, words
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(launch, "replace_process", lambda _: pytest.fail("started"))
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "damaged.json").write_text("{")
+    (tmp_path / "no_table.bin").write_bytes(b"nothing")
+    saved_settings(tmp_path / "gloo.json", route="gloo")
+    for backend in ("workers", "gloo"):
+        run_folder(tmp_path / f"run_on_{backend}", simulated_run, backend)
+    before = sorted(tmp_path.iterdir())
+    try:
+        code = main(["run", *arguments])
+    except SystemExit as stop:
+        code = stop.code
+    error = capsys.readouterr().err
+    assert code == 2
+    assert words in error
+    assert error.count("\n") == 1
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_request_without_anything_to_do_is_refused():
+    with pytest.raises(LagomError):
+        LaunchRequest(command=(), mode=RunMode.OBSERVE)
+    assert command_of(["--", "a", "--", "b"]) == ("a", "--", "b")
+    assert command_of(["a"]) == ("a",)
+
+
+def lagom_run(tmp_path, *arguments, program, cwd=None, **more):
+    script = tmp_path / "program.py"
+    script.write_text(program)
+    command = [PYTHON, "-m", "lagom_overlap", "run", *arguments, "--", PYTHON, str(script)]
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("LAGOM", "NCCL"))}
+    return subprocess.Popen(
+        command,
+        cwd=cwd or tmp_path,
+        env={**own, "PYTHONPATH": SOURCE, **more},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_the_commands_streams_arguments_and_exit_code_are_its_own(tmp_path):
+    program = "import sys; print(sys.stdin.read().upper(), end=''); sys.exit(17)"
+    process = lagom_run(tmp_path, "--observe", program=program)
+    out, error = process.communicate("hello")
+    assert (process.returncode, out) == (17, "HELLO")
+    assert all(line.startswith("lagom run:") for line in error.splitlines())
+
+
+def test_disabled_the_command_runs_as_if_we_were_not_there(tmp_path):
+    program = "import os, sys; print([n for n in os.environ if n.startswith(('LAGOM_', 'NCCL_'))], len(sys.path))"
+    process = lagom_run(tmp_path, "--online", program=program, LAGOM_DISABLE="1")
+    out, error = process.communicate()
+    assert (process.returncode, out.split(" ")[0]) == (0, "['LAGOM_DISABLE']")
+    assert error.count("\n") == 1
+    assert not (tmp_path / "lagom-runs").exists()
+
+
+def test_a_signal_reaches_the_command_because_it_took_our_place(tmp_path):
+    program = (
+        "import os, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(43))\n"
+        "print(os.getpid(), flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    process = lagom_run(tmp_path, "--observe", program=program)
+    assert int(process.stdout.readline()) == process.pid
+    process.send_signal(signal.SIGTERM)
+    process.communicate()
+    assert process.returncode == 43
+
+
+def test_a_process_without_process_groups_is_left_as_it_was(tmp_path):
+    program = (
+        "import sys, json, os\n"
+        "import sitecustomize\n"
+        "print(json.dumps({'path': sys.path, 'torch': 'torch' in sys.modules, 'own': sitecustomize.__file__,\n"
+        "  'numpy': 'numpy' in sys.modules}))\n"
+    )
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text("import sys; sys.stderr.write('theirs ran\\n')\n")
+    process = lagom_run(tmp_path, "--observe", program=program, PYTHONPATH=os.pathsep.join((SOURCE, str(site))))
+    out, error = process.communicate()
+    found = json.loads(out)
+    assert error.count("theirs ran") == 2  # once in lagom run itself, once in the command
+    assert found["own"] == str(site / "sitecustomize.py")
+    assert not found["torch"]
+    assert not found["numpy"]
+    assert not any(folder.endswith("online/boot") for folder in found["path"])
+
+
+def test_a_python_without_lagom_runs_the_job_and_says_so():
+    boot = Path(SOURCE) / "lagom_overlap" / "online" / "boot"
+    result = subprocess.run(
+        [PYTHON, "-S", "-c", f"import sys; sys.path.insert(0, {str(boot)!r}); import sitecustomize; print('ran')"],
+        env={"LAGOM_RUN_MODE": "observe"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0
+    assert result.stdout == "ran\n"
+    assert "the job runs without us: ModuleNotFoundError" in result.stderr

@@ -1,0 +1,146 @@
+"""One job file, one step: every verb that takes an example speaks of the same operators, bytes and predicted time.
+
+`VERBS` lists what each example is taken or refused by; an example that is missing there fails, none is skipped. What a
+verb says of a named model is compared to the digit.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from lagom_overlap.errors import JobError
+from lagom_overlap.jobfile.build import groups_of, iteration_of
+from lagom_overlap.jobfile.spec import JobSpec, read_job
+from lagom_overlap.jobfile.step import job_step
+from lagom_overlap.planners.simulated import simulated
+from lagom_overlap.verbs.compare import CompareRequest, run_compare
+from lagom_overlap.verbs.plan_problem import read_input
+from lagom_overlap.verbs.simulate import SimulateRequest, run_simulate
+from lagom_overlap.verbs.tune import TuneRequest, run_tune
+from lagom_overlap.workload import Iteration, find_overlap_groups
+from lagom_overlap.workload.step import DDP, DEEPSPEED, FSDP2, MEGATRON, IssueRules
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@dataclass(frozen=True)
+class Verbs:
+    """Which verbs take an example as a step of a model; None, or the words of their refusal."""
+
+    simulate: str | None = None
+    plan: str | None = None
+    tune: str | None = None
+
+
+GROUPS = Verbs(simulate=r"the job has no \[model\]", plan=r"the job has no \[model\] and no \[program\]")
+PROGRAM = Verbs(simulate=r"the job has no \[model\]", tune=r"\[program\] is read by `lagom plan` only")
+VERBS = {
+    "phi2_fsdp_a40.toml": Verbs(),
+    "both_sides_h100.toml": Verbs(),
+    "gpt_175b_3d_a100.toml": Verbs(tune=r"parallel\.pipeline is 8, must be 1"),
+    "gpt_fsdp_gloo.toml": GROUPS,
+    "workers_ag_rs.toml": GROUPS,
+    "overlaps/gloo_fsdp.toml": GROUPS,
+    "overlaps/gloo_link_fsdp.toml": GROUPS,
+    "overlaps/gloo_link_long.toml": GROUPS,
+    "overlaps/gloo_link_moe.toml": GROUPS,
+    "overlaps/gloo_moe.toml": GROUPS,
+    "overlaps/gloo_tensor.toml": GROUPS,
+    "overlaps/workers_fsdp.toml": GROUPS,
+    "overlaps/workers_moe.toml": GROUPS,
+    "overlaps/workers_tensor.toml": GROUPS,
+    "plan_zero_gloo.toml": PROGRAM,
+    "plan_zero_mesh_gloo.toml": PROGRAM,
+    "plan_across_steps_gloo.toml": PROGRAM,
+    "plan_experts_gloo.toml": PROGRAM,
+}
+MODELS = [name for name, verbs in VERBS.items() if verbs.simulate is None]
+TUNED = [name for name in MODELS if VERBS[name].tune is None]
+
+
+def job(name: str) -> JobSpec:
+    return read_job(EXAMPLES / name)
+
+
+def operators(step: Iteration) -> list[tuple[object, ...]]:
+    """Every operator: name, stream, what it computes or moves, what it waits for."""
+    return [
+        (op.name, op.stream, getattr(op, "work", None) or getattr(op, "collective", None), op.deps) for op in step.ops
+    ]
+
+
+def test_every_example_is_listed() -> None:
+    found = {str(path.relative_to(EXAMPLES)) for path in EXAMPLES.rglob("*.toml")}
+    assert found == set(VERBS)
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_a_verb_takes_an_example_or_says_why_not(name: str) -> None:
+    expected, spec = VERBS[name], job(name)
+    if expected.simulate is None:
+        assert run_simulate(SimulateRequest(spec=spec)).iteration_s > 0
+    else:
+        with pytest.raises(JobError, match=expected.simulate):
+            run_simulate(SimulateRequest(spec=spec))
+    if expected.tune is None:
+        assert groups_of(spec)
+    else:
+        with pytest.raises(JobError, match=expected.tune):
+            groups_of(spec)
+    if expected.plan is not None:
+        with pytest.raises(JobError, match=expected.plan):
+            read_input(EXAMPLES / name)
+    elif spec.program is None:  # a program is captured and timed on real ranks: tests of plan run those
+        assert read_input(EXAMPLES / name).problem.iteration.ops
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_plan_begins_with_the_step_that_simulate_predicts(name: str) -> None:
+    built, given = job_step(job(name)), read_input(EXAMPLES / name)
+    assert built is not None
+    assert operators(given.issued) == operators(built.step().issued)
+    before_s = simulated(given.problem, given.issued).makespan_s
+    said = run_simulate(SimulateRequest(spec=job(name)))
+    assert before_s == said.stages[0].step_s
+    if built.is_whole:
+        assert before_s == said.iteration_s
+
+
+@pytest.mark.parametrize("name", TUNED)
+def test_tune_finds_its_groups_in_that_step_and_predicts_the_same(name: str, tmp_path: Path) -> None:
+    spec = job(name)
+    step = iteration_of(spec)
+    built = job_step(spec)
+    assert step is not None
+    assert built is not None
+    assert operators(step) == operators(built.step().issued)
+    assert groups_of(spec) == find_overlap_groups(step)
+    said = run_simulate(SimulateRequest(spec=spec)).iteration_s
+    found = run_tune(TuneRequest(spec=spec, tuner="default", out=tmp_path / "run"))
+    assert found.step_s == said
+
+
+@pytest.mark.parametrize("name", TUNED)
+def test_compare_speaks_of_that_step_too(name: str) -> None:
+    spec = job(name)
+    said = run_simulate(SimulateRequest(spec=spec)).iteration_s
+    assert run_compare(CompareRequest(spec=spec, tuners=("default",))).step_s == said
+
+
+@pytest.mark.parametrize("rules", [FSDP2, DDP, MEGATRON, DEEPSPEED])
+def test_phi_2_reduces_what_its_framework_and_precision_say(rules: IssueRules) -> None:
+    """The bytes of the gradients: parameters times the reduction's format, whatever the framework's units."""
+    built = job_step(job("phi2_fsdp_a40.toml"))
+    assert built is not None
+    own = rules.precision
+    stage = 0 if rules in (DDP, MEGATRON) else 3
+    layout = replace(built.layout, zero_stage=stage)
+    step = replace(built, rules=rules, precision=own, layout=layout).step()
+    kinds = ("reduce_scatter", "all_reduce")
+    moved = sum(
+        op.collective.num_bytes
+        for op in step.iteration.comms
+        if op.collective.kind in kinds and op.origin.module != "clip"
+    )
+    assert moved == built.model.num_params * own.reduction.num_bytes

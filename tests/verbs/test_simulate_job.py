@@ -1,0 +1,146 @@
+"""`lagom simulate` from the job file to the run folder."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lagom_overlap.errors import JobError, LagomError
+from lagom_overlap.jobfile.build import groups_of
+from lagom_overlap.jobfile.spec import parse_job, read_job
+from lagom_overlap.jobfile.step import layout_of
+from lagom_overlap.results.simulate import SimulateResult
+from lagom_overlap.verbs.simulate import SimulateRequest, run_simulate
+from lagom_overlap.workload.parallel import PipelineSchedule, Recompute
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def job(parallel: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {
+        "job": {"name": "toy"},
+        "model": {"name": "llama-2-7b", "seq_len": 2048},
+        "cluster": {"preset": "a100_dgx"},
+        "parallel": parallel,
+    } | changes
+
+
+def simulate(parallel: dict[str, Any], out: Path | None = None, **changes: Any) -> SimulateResult:
+    return run_simulate(SimulateRequest(spec=parse_job(job(parallel, **changes), "job.toml"), out=out))
+
+
+def test_every_key_of_parallel_reaches_the_layout() -> None:
+    keys = {
+        "data": 4, "tensor": 2, "pipeline": 2, "micro_batch": 2, "global_batch": 32, "schedule": "interleaved",
+        "chunks": 2, "recompute": "selective", "sequence_parallel": True, "async_tensor": True, "zero_stage": 1,
+        "overlap_gradients": False, "bucket_bytes": "40 MB", "prefetch": 3,
+        "flash_attention": False, "scatter_gather": True, "expert": 2,
+    }  # fmt: skip
+    table = parse_job(job(keys), "job.toml").parallel
+    assert table is not None
+    layout = layout_of(table)
+    for name, value in keys.items():
+        expected = {"interleaved": PipelineSchedule.INTERLEAVED, "selective": Recompute.SELECTIVE, "40 MB": 40_000_000}
+        assert getattr(layout, name) == expected.get(str(value), value), name
+
+
+def test_fsdp_is_data_parallelism_with_everything_sharded() -> None:
+    table = parse_job(job({"fsdp": 8, "prefetch": 2}), "job.toml").parallel
+    assert table is not None
+    layout = layout_of(table)
+    assert (layout.data, layout.zero_stage, layout.prefetch, layout.global_batch) == (8, 3, 2, 8)
+
+
+def test_the_printed_object_adds_up() -> None:
+    result = simulate({"tensor": 4, "pipeline": 2, "data": 2, "global_batch": 32, "sequence_parallel": True})
+    assert result.num_gpus == 16
+    assert result.tokens_per_s == pytest.approx(32 * 2048 / result.iteration_s)
+    assert result.mfu == pytest.approx(result.model_flops / result.iteration_s / 16 / 312e12)
+    assert result.memory_bytes == max(stage.memory.total_bytes for stage in result.stages)
+    assert set(result.communicators) == {"tp", "pp", "dp"}
+    for comm in result.communicators.values():
+        assert 0 <= comm.exposed_s <= comm.total_s
+    assert result.files == ()
+
+
+def test_a_run_folder_holds_record_report_and_timeline(tmp_path: Path) -> None:
+    spec = parse_job(job({"pipeline": 4, "global_batch": 8}) | {"job": {"name": "<b>&"}}, "job.toml")
+    folder = tmp_path / "run"
+    result = run_simulate(SimulateRequest(spec=spec, out=folder))
+    assert sorted(path.name for path in folder.iterdir()) == ["report.html", "run.json", "timeline.json"]
+    record = json.loads((folder / "run.json").read_text())
+    assert record["result"]["iteration_s"] == result.iteration_s
+    page = (folder / "report.html").read_text()
+    assert "&lt;b&gt;&amp;" in page
+    assert "<b>&<" not in page
+    assert len(json.loads((folder / "timeline.json").read_text())["traceEvents"]) > 4 * 8 * 2
+
+
+@pytest.mark.parametrize(
+    ("parallel", "changes", "words"),
+    [
+        ({"tensor": 3}, {}, "parallel.tensor is 3, must divide the model's heads (32)"),
+        ({"pipeline": 5}, {}, "must divide the model's layers (32)"),
+        ({"tensor": 8}, {"cluster": {"preset": "a100_dgx", "nodes": 2}}, "8 x 1 x 1 = 8 GPUs, but cluster"),
+        ({"tensor": 1}, {"model": {"name": "gpt-22b", "seq_len": 2048}}, "A100-SXM4-80GB has 80.0 (parameters 44."),
+        ({"tensor": 8}, {"model": {"name": "gpt-22", "seq_len": 2048}}, "did you mean 'gpt-22b'"),
+        ({"data": 8, "global_batch": 12}, {}, "parallel.global_batch is 12, must be a multiple of"),
+        ({"data": 8, "framework": "megatrn"}, {}, "unknown framework 'megatrn'"),
+        ({"fsdp": 8, "data": 8}, {}, "parallel.fsdp already says parallel.data"),
+        ({"data": 8, "schedule": "zigzag"}, {}, "allowed: gpipe, 1f1b, interleaved"),
+        ({"data": 8}, {"job": {"name": "x", "backend": "gloo"}}, "job.backend is 'gloo'"),
+        ({"data": 0}, {}, "parallel.data is 0"),
+        ({"data": 8, "bucket_bytes": "4 zB"}, {}, "parallel.bucket_bytes"),
+    ],
+)
+def test_bad_layouts_are_refused_with_one_line(parallel: dict[str, Any], changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(LagomError, match=re.escape(words)) as caught:
+        simulate(parallel, **changes)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("parallel", [{"data": 8, "zero_stage": 3}, {"pipeline": 8, "global_batch": 8}])
+def test_a_cluster_on_which_nothing_ends_is_refused(tmp_path: Path, parallel: dict[str, Any]) -> None:
+    gpu = {"num_sms": 84, "gemm_flops": 1e-300, "hbm_bytes_per_s": 6e11, "l2_bytes": 6_291_456, "memory_bytes": 8e10}
+    wires = "".join(f"[{end}]\nkind = 'network'\nbytes_per_s = 1e-300\nhop_s = 1e-6\n" for end in ("intra", "inter"))
+    numbers = "".join(f"{key} = {int(value) if 'bytes' in key else value}\n" for key, value in gpu.items())
+    path = tmp_path / "mine.toml"
+    path.write_text(f"name = 'mine'\ngpus_per_node = 8\nnum_nodes = 1\n[gpu]\nname = 'mine'\n{numbers}{wires}")
+    with pytest.raises(LagomError, match=r"(inf|nan) s|wave_s is inf"):
+        simulate({**parallel, "recompute": "full"}, cluster={"preset": str(path)})
+
+
+def test_every_exposed_collective_waits_for_the_last_rank() -> None:
+    """Tensor parallelism over 8 GPUs: 32 layers of 4 all-reduces, and those of the vocabulary, 1 ms of wait each."""
+    together, apart = simulate({"tensor": 8}), simulate({"tensor": 8}, cost={"rank_skew_s": 1e-3})
+    waited_s = apart.iteration_s - together.iteration_s
+    assert waited_s == pytest.approx(apart.communicators["tp"].total_s - together.communicators["tp"].total_s)
+    assert 32 * 4 <= round(waited_s / 1e-3, 6) <= 32 * 4 + 5
+    assert waited_s / 1e-3 == pytest.approx(round(waited_s / 1e-3))
+
+
+def test_a_job_of_groups_is_refused() -> None:
+    with pytest.raises(JobError, match="the job has no \\[model\\]"):
+        run_simulate(SimulateRequest(spec=read_job(EXAMPLES / "gpt_fsdp_gloo.toml")))
+
+
+def test_keys_that_simulate_does_not_read_are_named() -> None:
+    notes = simulate({"fsdp": 8}, tune={"pairs": 5}, cost={"noise": 0.1}).notes
+    assert any(note.startswith("[tune] is not read") for note in notes)
+    assert any(note.startswith("cost.noise = 0.1 is not read") for note in notes)
+
+
+def test_tune_takes_any_layout_but_a_pipeline() -> None:
+    both = groups_of(parse_job(job({"fsdp": 8, "tensor": 2}), "job.toml"))
+    assert {comm.communicator for group in both for comm in group.comms} == {"fsdp"}  # products wait for the others
+    with pytest.raises(JobError, match=r"parallel\.pipeline is 2, must be 1"):
+        groups_of(parse_job(job({"pipeline": 2, "data": 4}), "job.toml"))
+    with pytest.raises(JobError, match="no communication of this job overlaps a computation"):
+        groups_of(parse_job(job({"micro_batch": 2}), "job.toml"))
+
+
+@pytest.mark.parametrize("example", ["gpt_175b_3d_a100.toml", "phi2_fsdp_a40.toml"])
+def test_the_examples_run(example: str) -> None:
+    assert run_simulate(SimulateRequest(spec=read_job(EXAMPLES / example))).iteration_s > 0

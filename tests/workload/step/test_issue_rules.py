@@ -1,0 +1,146 @@
+"""What frameworks add around a step: DDP's and Megatron's buckets, ZeRO's gathers, clipping, the optimizer."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from lagom_overlap.collective import CollectiveKind
+from lagom_overlap.errors import UnknownNameError
+from lagom_overlap.units import MIB
+from lagom_overlap.workload import CommOp, Gemm, MemoryBound, Phase
+from lagom_overlap.workload.issued import IssuedStep
+from lagom_overlap.workload.models import load_model
+from lagom_overlap.workload.parallel import ParallelLayout, Recompute
+from lagom_overlap.workload.precision import DType, Precision
+from lagom_overlap.workload.step import DDP, DEEPSPEED, FSDP2, MEGATRON, IssueRules, build_step, load_rules
+from lagom_overlap.workload.streams import ALL_GATHER, REDUCE_SCATTER
+
+GPT = replace(load_model("gpt-22b"), num_layers=3, hidden=512, ffn=2048, num_heads=8, num_kv_heads=8, head_dim=64)
+DATA = ("fsdp", "dp")
+
+
+def built(rules: IssueRules, *, clips: bool | None = None, **layout: object) -> IssuedStep:
+    fields = {"data": 8, "global_batch": 8, **layout}
+    return build_step(GPT, ParallelLayout(**fields), seq_len=256, rules=rules, clips=clips)  # type: ignore[arg-type]
+
+
+def reductions(step: IssuedStep) -> list[CommOp]:
+    kinds = (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER)
+    found = [op for op in step.iteration.comms if op.communicator in DATA and op.collective.kind in kinds]
+    return [op for op in found if op.origin.phase is not Phase.OPTIMIZER]
+
+
+def test_ddps_first_bucket_is_small_and_the_others_close_at_25_mib() -> None:
+    step = built(DDP)
+    sizes = [op.collective.num_bytes for op in reductions(step)]
+    largest = GPT.vocab * GPT.hidden * 4 + GPT.learned_positions * GPT.hidden * 4
+    assert sum(sizes) == GPT.num_params * 4
+    assert sizes[0] >= MIB
+    assert all(25 * MIB <= size < 25 * MIB + largest for size in sizes[1:-1])
+    assert {op.collective.kind for op in reductions(step)} == {CollectiveKind.ALL_REDUCE}
+
+
+def test_ddp_copies_gradients_into_a_bucket_and_out_again() -> None:
+    step = built(DDP)
+    ops = {op.name: op for op in step.iteration.ops}
+    for bucket in reductions(step):
+        (copy_in,) = bucket.deps
+        copied = ops[copy_in]
+        assert not isinstance(copied, CommOp)
+        assert copied.work == MemoryBound(2 * bucket.collective.num_bytes)
+        assert ops[bucket.name.replace(".reduce", ".copy_out")].deps == (bucket.name,)
+
+
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_megatron_reduces_buckets_beside_the_last_backward_or_everything_after_it(overlaps: bool) -> None:
+    step = built(MEGATRON, overlap_gradients=overlaps, bucket_bytes=16_000_000, global_batch=24)
+    found = reductions(step)
+    assert sum(op.collective.num_bytes for op in found) == GPT.num_params * 4
+    assert {op.origin.microbatch for op in found} == {2}
+    place = {op.name: number for number, op in enumerate(step.iteration.ops)}
+    last = max(place[op.name] for op in step.iteration.computations if op.origin.phase is Phase.WEIGHT_GRAD)
+    assert (place[found[0].name] < last) is overlaps
+    assert len(found) == 1 or all(op.collective.num_bytes >= 16_000_000 for op in found[:-1])
+
+
+def test_megatrons_distributed_optimizer_scatters_gradients_and_gathers_before_the_forward() -> None:
+    step = built(MEGATRON, zero_stage=1)
+    ops = step.iteration.ops
+    gathers = [op.name for op in step.iteration.comms if op.collective.kind is CollectiveKind.ALL_GATHER]
+    assert [op.name for op in ops[: len(gathers)]] == gathers
+    assert set(gathers) <= {*ops[len(gathers)].deps, *step.waits[ops[len(gathers)].name]}
+    assert {op.collective.kind for op in reductions(step)} == {CollectiveKind.REDUCE_SCATTER}
+    updated = sum(op.work.num_bytes for op in step.iteration.computations if op.name.endswith(".update"))  # type: ignore[union-attr]
+    assert updated == pytest.approx(28 * GPT.num_params / 8, rel=1e-3)
+
+
+def test_weight_gradients_are_summed_in_fp32_by_megatron_and_not_by_fsdp2() -> None:
+    sums = [op for op in built(MEGATRON).iteration.computations if op.name.endswith("_sum")]
+    assert sums
+    assert all(isinstance(op.work, MemoryBound) and op.work.num_launches == 0 for op in sums)
+    assert not any(op.name.endswith("_sum") for op in built(FSDP2, zero_stage=3).iteration.computations)
+
+
+@pytest.mark.parametrize(("zero_stage", "gathers"), [(2, 1), (3, 2)])
+def test_deepspeed_gathers_once_or_in_both_passes_and_reduces_in_every_micro_batch(
+    zero_stage: int, gathers: int
+) -> None:
+    step = built(DEEPSPEED, zero_stage=zero_stage, global_batch=16)
+    kinds = Counter((op.collective.kind, op.origin.layer) for op in step.iteration.comms if op.communicator == "fsdp")
+    batches = 2 if zero_stage == 3 else 1
+    for layer in range(GPT.num_layers):
+        # The last layer stays gathered where backward begins; it is the tied table's neighbour here.
+        assert kinds[CollectiveKind.ALL_GATHER, layer] in (gathers * batches, batches)
+        assert kinds[CollectiveKind.REDUCE_SCATTER, layer] == 2
+    streams = {op.collective.kind: op.stream for op in step.iteration.comms if op.communicator == "fsdp"}
+    assert streams[CollectiveKind.ALL_GATHER] == ALL_GATHER
+    assert streams[CollectiveKind.REDUCE_SCATTER] == REDUCE_SCATTER
+
+
+@pytest.mark.parametrize("prefetch", [1, 2])
+def test_a_unit_is_gathered_when_the_one_before_it_by_prefetch_begins(prefetch: int) -> None:
+    step = built(DEEPSPEED, zero_stage=3, prefetch=prefetch)
+    place = {op.name: number for number, op in enumerate(step.iteration.ops)}
+    gather, layer = "mb0.layer2.gather", 2 - prefetch
+    assert place[gather] < place[f"mb0.layer{layer}.norm"]
+    assert layer == 0 or place[f"mb0.layer{layer - 1}.add2"] < place[gather]
+
+
+def test_clipping_stands_between_the_reductions_and_the_optimizer() -> None:
+    for rules, default in ((MEGATRON, True), (DDP, False)):
+        for asked in (None, True, False):
+            step = built(rules, clips=asked)
+            names = [op.name for op in step.iteration.ops if op.origin.phase is Phase.OPTIMIZER]
+            assert any(name.startswith("clip.") for name in names) is (default if asked is None else asked)
+    updates = [op for op in built(DDP, clips=True).iteration.ops if op.name.endswith(".update")]
+    assert all("clip.scale" in op.deps for op in updates)
+
+
+def test_full_recomputation_repeats_the_forward_and_selective_only_the_core() -> None:
+    def flops(recompute: Recompute, phase: Phase, *, flash: bool = False) -> float:
+        step = built(MEGATRON, recompute=recompute, flash_attention=flash).iteration
+        products = [op for op in step.computations if isinstance(op.work, Gemm) and op.origin.layer is not None]
+        return sum(op.work.flops for op in products if op.origin.phase is phase)  # type: ignore[union-attr]
+
+    whole = flops(Recompute.FULL, Phase.FORWARD)
+    assert flops(Recompute.FULL, Phase.RECOMPUTE) == whole
+    core = 3 * 4 * 256**2 * GPT.hidden
+    assert flops(Recompute.SELECTIVE, Phase.RECOMPUTE) == core
+    assert flops(Recompute.SELECTIVE, Phase.RECOMPUTE, flash=True) == 0
+
+
+def test_four_bytes_of_everything_double_what_is_moved_and_read() -> None:
+    single = Precision(DType.FP32, DType.FP32, DType.FP32)
+    layout = ParallelLayout(data=8, tensor=2, zero_stage=3, global_batch=8)
+    wide = build_step(GPT, layout, seq_len=256, rules=DEEPSPEED, precision=single).iteration
+    half = build_step(GPT, layout, seq_len=256, rules=DEEPSPEED, precision=replace(single, parameter=DType.BF16))
+    narrow = {op.name: op for op in half.iteration.comms}
+    for op in wide.comms:
+        if op.communicator == "tp" and "loss" not in op.name and "clip" not in op.name:
+            assert op.collective.num_bytes == 2 * narrow[op.name].collective.num_bytes
+
+
+def test_an_unknown_framework_names_those_that_exist() -> None:
+    with pytest.raises(UnknownNameError, match=r"unknown framework 'fsdp'.*fsdp2"):
+        load_rules("fsdp")
