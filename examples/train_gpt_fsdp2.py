@@ -97,7 +97,7 @@ def main() -> None:
     args = arguments()
     logging.basicConfig(format="%(name)s: %(message)s", level=logging.INFO)
     if args.device == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     dist.init_process_group("nccl" if args.device == "cuda" else "gloo")
     rank = dist.get_rank()
     torch.manual_seed(0)

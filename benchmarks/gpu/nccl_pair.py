@@ -10,6 +10,7 @@ import ctypes
 import math
 import os
 import time
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 
@@ -25,14 +26,18 @@ OLDEST = 23003  # 2.30.3
 BFLOAT16, SUM = 9, 0  # ncclBfloat16, ncclSum
 SETTLE_S = 300e-6  # from the start event to a kernel that surely holds its SMs
 HANG_S = 20.0
-ENVIRONMENT = {
+SHARED_GPU = {
     "NCCL_MULTI_RANK_GPU_ENABLE": "1",
     "NCCL_NET_GDR_LEVEL": "LOC",
-    "NCCL_NO_CACHE": "ALL",  # NCCL_BUFFSIZE and NCCL_NTHREADS are read again by every communicator
     "NCCL_NVLS_ENABLE": "0",
+}
+"""What several ranks on one GPU need; nothing of it chooses an algorithm, a protocol, channels or chunks."""
+RING_SIMPLE = {
+    "NCCL_NO_CACHE": "ALL",  # NCCL_BUFFSIZE and NCCL_NTHREADS are read again by every communicator
     "NCCL_ALGO": "Ring",
     "NCCL_PROTO": "Simple",
 }
+"""For a sweep over channels and chunks of one kind of kernel."""
 
 
 class NcclError(RuntimeError):
@@ -85,22 +90,24 @@ class Config(ctypes.Structure):
     )
 
 
-def make_config(version: int, num_channels: int) -> Config:
-    """A config that pins the number of channels, everything else at NCCL's default."""
+def make_config(version: int, num_channels: int | None) -> Config:
+    """A config that pins the number of channels, if it is given; everything else at NCCL's default."""
     config = Config()
     for name in CONFIG_INTS:
         setattr(config, name, UNDEF_INT)
     config.size, config.magic, config.version = ctypes.sizeof(Config), API_MAGIC, version
-    config.min_ctas = config.max_ctas = num_channels
+    if num_channels is not None:
+        config.min_ctas = config.max_ctas = num_channels
     return config
 
 
 class Library:
     """libnccl.so.2 with its return codes turned into NcclError."""
 
-    def __init__(self, path: Path) -> None:
-        os.environ.update(ENVIRONMENT)
-        self._lib = ctypes.CDLL(str(path))
+    def __init__(self, path: Path, environment: Mapping[str, str] = RING_SIMPLE) -> None:
+        """Load by absolute path: a bare name would find the library that torch has loaded."""
+        os.environ.update(SHARED_GPU | dict(environment))
+        self._lib = ctypes.CDLL(str(path.resolve(strict=True)), mode=os.RTLD_NOW | os.RTLD_DEEPBIND)
         self._lib.ncclGetErrorString.restype = ctypes.c_char_p
         found = ctypes.c_int()
         self.call("ncclGetVersion", ctypes.byref(found))
@@ -115,6 +122,87 @@ class Library:
             raise NcclError(f"{name}: {self._lib.ncclGetErrorString(status).decode()}")
 
 
+class Comms:
+    """Two communicators' ends on this GPU, each with its stream."""
+
+    def __init__(self, library: Library, num_channels: int | None) -> None:
+        """`num_channels` None: as many as NCCL, or a tuner, chooses."""
+        self.streams = [torch.cuda.Stream(priority=-1) for _ in range(NUM_RANKS)]
+        self._lib = library
+        self._comms = self._connect(num_channels)
+
+    def enqueue(self, kind: Kind, sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor]) -> None:
+        """One call on both ranks, in one group; does not wait."""
+        self._lib.call("ncclGroupStart")
+        for rank in range(NUM_RANKS):
+            self._collective(kind, rank, sent[rank], received[rank])
+        self._lib.call("ncclGroupEnd")
+
+    def close(self) -> None:
+        """Destroy both."""
+        torch.cuda.synchronize()
+        for comm in self._comms:
+            self._lib.call("ncclCommDestroy", comm)
+        self._comms = []
+
+    def _connect(self, num_channels: int | None) -> list[ctypes.c_void_p]:
+        unique = UniqueId()
+        self._lib.call("ncclGetUniqueId", ctypes.byref(unique))
+        comms = [ctypes.c_void_p() for _ in range(NUM_RANKS)]
+        configs = [make_config(self._lib.version, num_channels) for _ in range(NUM_RANKS)]
+        self._lib.call("ncclGroupStart")
+        for rank, (comm, config) in enumerate(zip(comms, configs, strict=True)):
+            self._lib.call("ncclCommInitRankConfig", ctypes.byref(comm), NUM_RANKS, unique, rank, ctypes.byref(config))
+        self._lib.call("ncclGroupEnd")
+        return comms
+
+    def _collective(self, kind: Kind, rank: int, sent: torch.Tensor, received: torch.Tensor) -> None:
+        source, target = ctypes.c_void_p(sent.data_ptr()), ctypes.c_void_p(received.data_ptr())
+        comm, stream = self._comms[rank], ctypes.c_void_p(self.streams[rank].cuda_stream)
+        dtype, add = ctypes.c_int(BFLOAT16), ctypes.c_int(SUM)
+        count = ctypes.c_size_t(min(sent.numel(), received.numel()))
+        match kind:
+            case Kind.ALL_GATHER:
+                self._lib.call("ncclAllGather", source, target, count, dtype, comm, stream)
+            case Kind.REDUCE_SCATTER:
+                self._lib.call("ncclReduceScatter", source, target, count, dtype, add, comm, stream)
+            case Kind.ALL_REDUCE:
+                self._lib.call("ncclAllReduce", source, target, count, dtype, add, comm, stream)
+
+
+def buffers_of(kind: Kind, num_bytes: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """What each rank sends, and where it receives, for a whole tensor of `num_bytes` in bf16.
+
+    Small integers: they are exact in bf16, and so are their sums.
+    """
+    num_elements = num_bytes // 2 // NUM_RANKS * NUM_RANKS
+    shard = num_elements // NUM_RANKS
+    num_sent = shard if kind is Kind.ALL_GATHER else num_elements
+    num_received = shard if kind is Kind.REDUCE_SCATTER else num_elements
+    sent = [torch.randint(-8, 9, (num_sent,), device="cuda").bfloat16() for _ in range(NUM_RANKS)]
+    received = [torch.empty(num_received, dtype=torch.bfloat16, device="cuda") for _ in range(NUM_RANKS)]
+    torch.cuda.synchronize()
+    return sent, received
+
+
+def poison(received: Sequence[torch.Tensor]) -> None:
+    """So that an element that nobody wrote is found."""
+    for tensor in received:
+        tensor.fill_(float("nan"))
+    torch.cuda.synchronize()
+
+
+def wrong_rank(kind: Kind, sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor]) -> int | None:
+    """The first rank whose result differs from the reference in any element; None: both are right."""
+    for rank, got in enumerate(received):
+        expected = torch.cat(list(sent)) if kind is Kind.ALL_GATHER else sent[0] + sent[1]
+        if kind is Kind.REDUCE_SCATTER:
+            expected = expected[rank * got.numel() : (rank + 1) * got.numel()]
+        if not torch.equal(got, expected):
+            return rank
+    return None
+
+
 class NcclPair:
     """One collective between two ranks of this GPU, repeated until the victim is covered."""
 
@@ -127,19 +215,11 @@ class NcclPair:
             os.environ.pop(variable, None)
             if value is not None:  # the chunk of a Simple ring is half of the buffer: 4 of 8 steps
                 os.environ[variable] = str(2 * value if variable == "NCCL_BUFFSIZE" else value)
-        self._lib, self._kind, self._message_bytes = library, kind, setting.message_bytes
+        self._kind, self._message_bytes = kind, setting.message_bytes
         self._setting = setting
-        self._streams = [torch.cuda.Stream(priority=-1) for _ in range(NUM_RANKS)]
-        self._num_elements = setting.message_bytes // 2 // NUM_RANKS * NUM_RANKS  # bf16, equal shards
-        shard = self._num_elements // NUM_RANKS
-        num_sent = shard if kind is Kind.ALL_GATHER else self._num_elements
-        num_received = shard if kind is Kind.REDUCE_SCATTER else self._num_elements
-        device = torch.device("cuda")
-        # small integers are exact in bf16, and so are their sums
-        self._sent = [torch.randint(-8, 9, (num_sent,), device=device).bfloat16() for _ in range(NUM_RANKS)]
-        self._received = [torch.empty(num_received, dtype=torch.bfloat16, device=device) for _ in range(NUM_RANKS)]
-        torch.cuda.synchronize()
-        self._comms = self._connect()
+        self._sent, self._received = buffers_of(kind, setting.message_bytes)
+        self._comms = Comms(library, setting.num_channels)
+        self._streams = self._comms.streams
         self._starts = [torch.cuda.Event(enable_timing=True) for _ in range(NUM_RANKS)]
         self._ends = [torch.cuda.Event(enable_timing=True) for _ in range(NUM_RANKS)]
         self.check()
@@ -176,63 +256,23 @@ class NcclPair:
 
     def check(self) -> None:
         """Run the collective once into poisoned memory and compare every element with a reference."""
-        for received in self._received:
-            received.fill_(float("nan"))
-        torch.cuda.synchronize()
+        poison(self._received)
         self._enqueue(1)
         self._await(self._ends)
-        shard = self._num_elements // NUM_RANKS
-        for rank, received in enumerate(self._received):
-            if self._kind is Kind.ALL_GATHER:
-                expected = torch.cat(self._sent)
-            else:
-                expected = self._sent[0] + self._sent[1]
-                if self._kind is Kind.REDUCE_SCATTER:
-                    expected = expected[rank * shard : (rank + 1) * shard]
-            if not torch.equal(received, expected):
-                raise NcclError(f"{self._kind} gave a wrong result on rank {rank} with {self._setting}")
+        if (rank := wrong_rank(self._kind, self._sent, self._received)) is not None:
+            raise NcclError(f"{self._kind} gave a wrong result on rank {rank} with {self._setting}")
 
     def close(self) -> None:
         """Destroy both communicators."""
-        torch.cuda.synchronize()
-        for comm in self._comms:
-            self._lib.call("ncclCommDestroy", comm)
-        self._comms = []
-
-    def _connect(self) -> list[ctypes.c_void_p]:
-        unique = UniqueId()
-        self._lib.call("ncclGetUniqueId", ctypes.byref(unique))
-        comms = [ctypes.c_void_p() for _ in range(NUM_RANKS)]
-        configs = [make_config(self._lib.version, self._setting.num_channels) for _ in range(NUM_RANKS)]
-        self._lib.call("ncclGroupStart")
-        for rank, (comm, config) in enumerate(zip(comms, configs, strict=True)):
-            self._lib.call("ncclCommInitRankConfig", ctypes.byref(comm), NUM_RANKS, unique, rank, ctypes.byref(config))
-        self._lib.call("ncclGroupEnd")
-        return comms
+        self._comms.close()
 
     def _enqueue(self, num_calls: int) -> None:
         for stream, event in zip(self._streams, self._starts, strict=True):
             event.record(stream)
         for _ in range(num_calls):
-            self._lib.call("ncclGroupStart")
-            for rank in range(NUM_RANKS):
-                self._collective(rank)
-            self._lib.call("ncclGroupEnd")
+            self._comms.enqueue(self._kind, self._sent, self._received)
         for stream, event in zip(self._streams, self._ends, strict=True):
             event.record(stream)
-
-    def _collective(self, rank: int) -> None:
-        sent = ctypes.c_void_p(self._sent[rank].data_ptr())
-        received = ctypes.c_void_p(self._received[rank].data_ptr())
-        stream = ctypes.c_void_p(self._streams[rank].cuda_stream)
-        comm, kind = self._comms[rank], ctypes.c_int(BFLOAT16)
-        whole, shard = ctypes.c_size_t(self._num_elements), ctypes.c_size_t(self._num_elements // NUM_RANKS)
-        if self._kind is Kind.ALL_GATHER:
-            self._lib.call("ncclAllGather", sent, received, shard, kind, comm, stream)
-        elif self._kind is Kind.REDUCE_SCATTER:
-            self._lib.call("ncclReduceScatter", sent, received, shard, kind, ctypes.c_int(SUM), comm, stream)
-        else:
-            self._lib.call("ncclAllReduce", sent, received, whole, kind, ctypes.c_int(SUM), comm, stream)
 
     def _time_one(self) -> float:
         self._enqueue(3)

@@ -1,5 +1,6 @@
 """The seam to the GPU: memory, streams, marks in time. The only module of this backend that calls CUDA."""
 
+import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Final, Protocol
@@ -10,6 +11,9 @@ from lagom_overlap.errors import BackendError
 
 HEAD_START_CYCLES: Final = 4_000_000
 """What the GPU sleeps before a run, so that the host has queued everything when it begins: about 2 ms."""
+
+SHARED_GPU_VARIABLE: Final = "NCCL_MULTI_RANK_GPU_ENABLE"
+"""NCCL 2.30.3 and later: several ranks on one GPU."""
 
 
 class DeviceMark(Protocol):
@@ -55,12 +59,14 @@ class CudaDevice:
     group_backend = "nccl"
 
     def __init__(self, local_rank: int) -> None:
-        """Takes the GPU.
+        """Takes the GPU; ranks share one only where NCCL was told that they may (NCCL_MULTI_RANK_GPU_ENABLE).
 
         Raises:
             BackendError: if there is none of that number.
         """
         num = torch.cuda.device_count()
+        if local_rank >= num and os.environ.get(SHARED_GPU_VARIABLE) == "1":
+            local_rank %= num
         if local_rank >= num:
             raise BackendError(f"local rank {local_rank} needs a GPU of its own, this node has {num}")
         torch.cuda.set_device(local_rank)
