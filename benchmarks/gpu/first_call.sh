@@ -19,7 +19,9 @@ dry=${LAGOM_DRY:-}
 export PYTHONUNBUFFERED=1 NCCL_SOCKET_IFNAME=lo GLOO_SOCKET_IFNAME=lo OMP_NUM_THREADS=4
 shared=(NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_NET_GDR_LEVEL=LOC NCCL_NVLS_ENABLE=0 "LD_PRELOAD=$library")
 pair=("$python" -m torch.distributed.run --standalone --nproc-per-node 2)
-train=("$root/examples/train_gpt_fsdp2.py" --device cuda --width 2048 --layers 6 --length 512 --batch 8 --no-tune)
+train=("$here/train.py")
+# Half of the SMs for each rank, so that a rank's collectives compete with its own computation, as on a GPU of its own.
+half=("${shared[@]}" CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=50)
 
 stage() { # NAME LIMIT_S COMMAND...
   local name=$1 limit=$2 began=$SECONDS rc
@@ -43,12 +45,15 @@ stage plugin 150 "$python" "$here/plugin_check.py" --nccl-library "$library" --b
 # Without the multi-process service two processes take turns on the GPU, and a collective waits a turn for every answer.
 stage mps 20 bash "$here/mps.sh" start
 stage reduce 60 env "${shared[@]}" "${pair[@]}" "$here/reduce.py"
-stage stock 90 env "${shared[@]}" "${pair[@]}" "${train[@]}" --steps 100 --record "$work/stock.json"
-stage observe 100 env "${shared[@]}" "$python" -m lagom_overlap run --observe --out "$work/observed" -- \
+stage stock 90 env "${half[@]}" "${pair[@]}" "${train[@]}" --steps 200 --record "$work/stock.json"
+stage job_traces 60 env "${half[@]}" "${pair[@]}" "${train[@]}" --steps 20 --trace "$work/job_traces"
+stage observe 60 env "${half[@]}" "$python" -m lagom_overlap run --observe --out "$work/observed" -- \
   "${pair[@]}" "${train[@]}" --steps 60
-stage online 240 env "${shared[@]}" "$python" -m lagom_overlap run --online --out "$work/online" -- \
+stage online 150 env "${half[@]}" "$python" -m lagom_overlap run --online --out "$work/online" -- \
   "${pair[@]}" "${train[@]}" --steps 900 --record "$work/online.json"
-stage tune 150 env "${shared[@]}" "${pair[@]}" -m lagom_overlap tune "$root/examples/overlaps/nccl_fsdp.toml" --out "$work/tuned"
+stage saved 90 env "${half[@]}" "$python" -m lagom_overlap run --online --config "$work/online/settings.json" \
+  --out "$work/saved" -- "${pair[@]}" "${train[@]}" --steps 300 --record "$work/saved.json"
+stage tune 120 env "${half[@]}" "${pair[@]}" -m lagom_overlap tune "$root/examples/overlaps/nccl_fsdp.toml" --out "$work/tuned"
 stage mps_stop 20 bash "$here/mps.sh" stop
 stage surface 240 "$python" "$here/contention_surface.py" --nccl-library "$library" --budget-s 200 --out "$work/surface"
 stage carve_out 120 "$python" "$here/carve_out.py" --out "$work/carve_out"

@@ -31,17 +31,30 @@ def test_an_interrupt_while_ranks_agree_waits_until_this_rank_has_done_as_all(ha
     job = Job(options=options())
     job.start()
     exchange, first, original = job.members[1]._exchange, job.members[0]._exchange, Job.one_step
-    appears, meet, interrupted, waits = exchange._appears, first._meet, [], threading.Event()
+    appears, settle, meet, interrupted, waits = (
+        exchange._appears,
+        exchange._settle,
+        first._meet,
+        [],
+        threading.Event(),
+    )
 
     def interrupt(keys: list[str], timeout_s: float) -> bool:
         if keys[0].startswith("go/") and not interrupted:
-            waits.set()
+            if has_answer:
+                waits.set()
             interrupted.append(has_answer and appears(keys, timeout_s))
             raise KeyboardInterrupt
         return appears(keys, timeout_s)
 
+    def settled(key: str, word: str) -> str:
+        said = settle(key, word)
+        if key.startswith("go/"):
+            waits.set()
+        return said
+
     def last(window: int) -> str:
-        """Rank 0 gives its last word when rank 1 waits for the answer."""
+        """Rank 0 gives its last word when rank 1 waits for the answer, or has given up."""
         said = meet(window)
         waits.wait(20)
         return said
@@ -52,7 +65,7 @@ def test_an_interrupt_while_ranks_agree_waits_until_this_rank_has_done_as_all(ha
         except KeyboardInterrupt:  # as of a user who goes on
             return original(job, rank)
 
-    exchange._appears, first._meet, job.one_step = interrupt, last, one_step
+    exchange._appears, exchange._settle, first._meet, job.one_step = interrupt, settled, last, one_step
     job.run(40)
     assert interrupted == [has_answer]
     assert not job.meeting.mismatches

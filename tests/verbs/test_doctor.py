@@ -25,7 +25,7 @@ def checks(capsys):
     ],
 )
 def test_the_nccl_found_here_is_said_and_stands_in_the_matrix(monkeypatch, capsys, version, ok, words):
-    monkeypatch.setattr(doctor, "nccl_version", lambda: version)
+    monkeypatch.setattr(doctor, "installed_nccl", lambda: version)
     found, support = checks(capsys)
     assert found["NCCL"]["ok"] is ok
     assert words in found["NCCL"]["found"]
@@ -43,7 +43,7 @@ def test_variables_in_the_way_are_named_with_what_they_do(monkeypatch, capsys):
 
 
 def test_the_table_for_people_fits_80_columns(monkeypatch, capsys):
-    monkeypatch.setattr(doctor, "nccl_version", lambda: (2, 30, 7))
+    monkeypatch.setattr(doctor, "installed_nccl", lambda: (2, 30, 7))
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
     assert all(len(line) <= 80 for line in out.splitlines())

@@ -96,7 +96,7 @@ class OwnProfiler:
             _end_children_without_destructors()
         self._is_starting = True
         try:
-            running = profile(**how)
+            running = profile(**how, acc_events=True)  # it has one cycle; without, PyTorch warns that others are lost
             running.__enter__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         finally:
             self._is_starting = False

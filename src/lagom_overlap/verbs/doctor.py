@@ -12,6 +12,7 @@ from lagom_overlap.hardware import preset_names
 from lagom_overlap.jobfile.conflicts import conflicts
 from lagom_overlap.jobfile.registry import BACKENDS, TUNERS, entry_point_names
 from lagom_overlap.nccl_plugin import installed_library
+from lagom_overlap.nccl_plugin.loaded import installed_nccl
 from lagom_overlap.nccl_plugin.support import NCCL_OF_TORCH, Knob, Settable, best_route, support_of, tuner_version
 from lagom_overlap.record import describe_machine, package_versions
 from lagom_overlap.results.doctor import DoctorCheck, DoctorResult, KnobSupport, SupportRow
@@ -67,24 +68,8 @@ def _carve_out() -> DoctorCheck:
     )
 
 
-def nccl_version() -> tuple[int, int, int] | None:
-    """The version of the NCCL that this Python would load, or None."""
-    candidates = ["libnccl.so.2"]
-    spec = importlib.util.find_spec("nvidia")
-    for folder in spec.submodule_search_locations or () if spec else ():
-        candidates.append(str(Path(folder) / "nccl" / "lib" / "libnccl.so.2"))
-    for candidate in candidates:
-        try:
-            library, code = ctypes.CDLL(candidate), ctypes.c_int(0)
-            if library.ncclGetVersion(ctypes.byref(code)) == 0:
-                return code.value // 10000, code.value // 100 % 100, code.value % 100
-        except (OSError, AttributeError):
-            continue
-    return None
-
-
 def _nccl() -> DoctorCheck:
-    version = nccl_version()
+    version = installed_nccl()
     if version is None:
         return DoctorCheck(
             name="NCCL", ok=False, found="not found", remedy="not needed for --backend gloo or simulated"
@@ -124,7 +109,7 @@ def _environment() -> DoctorCheck:
 
 def support_matrix() -> list[SupportRow]:
     """A row per NCCL that a PyTorch wheel brings, newer ones, and the NCCL found here."""
-    here = nccl_version()
+    here = installed_nccl()
     releases: dict[tuple[int, int, int], list[str]] = {}
     for torch_release, version in NCCL_OF_TORCH.items():
         releases.setdefault(version, []).append(torch_release)

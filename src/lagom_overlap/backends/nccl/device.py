@@ -8,6 +8,7 @@ from typing import Final, Protocol
 import torch
 
 from lagom_overlap.errors import BackendError
+from lagom_overlap.nccl_plugin.loaded import loaded_nccl
 
 HEAD_START_CYCLES: Final = 4_000_000
 """What the GPU sleeps before a run, so that the host has queued everything when it begins: about 2 ms."""
@@ -72,7 +73,7 @@ class CudaDevice:
         torch.cuda.set_device(local_rank)
         self.torch_device = torch.device("cuda", local_rank)
         name = torch.cuda.get_device_name(self.torch_device)
-        version = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]  # torch's own
+        version = ".".join(map(str, loaded_nccl() or torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]  # torch's
         self.description = f"{name}, NCCL {version}, torch {torch.__version__}"
 
     def new_stream(self) -> DeviceStream:

@@ -15,6 +15,7 @@ from torch import nn
 
 from lagom_overlap.errors import JobError
 from lagom_overlap.nccl_plugin import TunerPlugin
+from lagom_overlap.nccl_plugin.loaded import loaded_nccl
 from lagom_overlap.nccl_plugin.support import Knob, NcclVersion, RouteName, best_route
 from lagom_overlap.online.events import rank_of
 from lagom_overlap.online.routes.base import Route
@@ -32,8 +33,7 @@ def nccl_in_use() -> NcclVersion | None:
     """The release of NCCL that the default process group uses; None if it uses another backend."""
     if not dist.is_nccl_available() or "nccl" not in str(dist.get_backend_config()).lower():
         return None
-    major, minor, patch = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    return major, minor, patch
+    return loaded_nccl() or torch.cuda.nccl.version()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
 def open_nccl_route(model: nn.Module, nccl: NcclVersion, environment: Mapping[str, str] = os.environ) -> Route:
