@@ -20,8 +20,10 @@ export PYTHONUNBUFFERED=1 NCCL_SOCKET_IFNAME=lo GLOO_SOCKET_IFNAME=lo OMP_NUM_TH
 shared=(NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_NET_GDR_LEVEL=LOC NCCL_NVLS_ENABLE=0 "LD_PRELOAD=$library")
 pair=("$python" -m torch.distributed.run --standalone --nproc-per-node 2)
 train=("$here/train.py")
-# Half of the SMs for each rank, so that a rank's collectives compete with its own computation, as on a GPU of its own.
-half=("${shared[@]}" CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=50)
+# SHARE=50: half of the SMs for each rank, so that a rank's collectives compete with its own computation, as on a GPU of
+# its own. NCCL takes 64 channels for two ranks of one GPU: more than are resident beside anything else, and a job in bf16
+# stood still. 16 of 66 SMs are the share that NCCL takes of an H100 in a node.
+half=("${shared[@]}" "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=${SHARE:-50}" "NCCL_MAX_CTAS=${MAX_CTAS:-16}")
 
 stage() { # NAME LIMIT_S COMMAND...
   local name=$1 limit=$2 began=$SECONDS rc
@@ -45,7 +47,7 @@ stage plugin 150 "$python" "$here/plugin_check.py" --nccl-library "$library" --b
 # Without the multi-process service two processes take turns on the GPU, and a collective waits a turn for every answer.
 stage mps 20 bash "$here/mps.sh" start
 stage reduce 60 env "${shared[@]}" "${pair[@]}" "$here/reduce.py"
-stage stock 90 env "${half[@]}" "${pair[@]}" "${train[@]}" --steps 200 --record "$work/stock.json"
+stage stock "${STOCK_LIMIT_S:-90}" env "${half[@]}" "${pair[@]}" "${train[@]}" --steps 200 --record "$work/stock.json"
 stage job_traces 60 env "${half[@]}" "${pair[@]}" "${train[@]}" --steps 20 --trace "$work/job_traces"
 stage observe 60 env "${half[@]}" "$python" -m lagom_overlap run --observe --out "$work/observed" -- \
   "${pair[@]}" "${train[@]}" --steps 60

@@ -70,8 +70,11 @@ def main() -> None:
         marks[-1].record()
         if profiler is not None:
             profiler.step()
-        if rank == 0 and step % 100 == 99:
+        if step in (0, 2) or step % 100 == 99:
             torch.cuda.synchronize()
+        if rank == 0 and step == 0:
+            print("the first step is done", flush=True)
+        if rank == 0 and (step == 2 or step % 100 == 99):
             print(
                 f"step {step:4d}  {median(spans_s(marks[-60:])) * 1e3:.2f} ms  loss {losses[-1].item():.6f}", flush=True
             )

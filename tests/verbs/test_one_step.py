@@ -47,6 +47,7 @@ VERBS = {
     "overlaps/gloo_link_moe.toml": GROUPS,
     "overlaps/gloo_moe.toml": GROUPS,
     "overlaps/gloo_tensor.toml": GROUPS,
+    "overlaps/nccl_fsdp.toml": GROUPS,
     "overlaps/workers_fsdp.toml": GROUPS,
     "overlaps/workers_moe.toml": GROUPS,
     "overlaps/workers_tensor.toml": GROUPS,

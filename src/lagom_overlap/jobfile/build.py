@@ -3,6 +3,7 @@
 import hashlib
 import logging
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -49,6 +50,8 @@ NO_LAUNCH_BACKENDS: Final = (*RANK_BACKENDS, "nccl", "fake_nccl")
 """Backends of ours that cannot set the computation's side of an overlap."""
 
 
+_ELEMENT_BYTES: Final = MappingProxyType({"nccl": 2, "fake_nccl": 2})
+"""Of the computations that a job gives by shapes: bf16 on GPUs, fp32 on ranks of this machine's processor."""
 _FP32_BYTES: Final = 4
 
 
@@ -61,7 +64,7 @@ def cluster_of(spec: JobSpec) -> Cluster | None:
     return load_preset(spec.cluster.preset, spec.cluster.nodes)
 
 
-def _block_ops(block: BlockTable) -> list[CompOp]:
+def _block_ops(block: BlockTable, element_bytes: int) -> list[CompOp]:
     """The forward pass of a transformer block: qkv, attention, output projection, up, activation, down."""
     tokens, hidden, ffn = block.batch * block.seq_len, block.hidden, block.ffn
     attention = Attention(
@@ -69,30 +72,30 @@ def _block_ops(block: BlockTable) -> list[CompOp]:
         num_heads=block.heads,
         seq_len=block.seq_len,
         head_dim=hidden // block.heads,
-        element_bytes=_FP32_BYTES,
+        element_bytes=element_bytes,
     )
     works: dict[str, Work] = {
-        "qkv": Gemm(tokens, 3 * hidden, hidden, _FP32_BYTES),
+        "qkv": Gemm(tokens, 3 * hidden, hidden, element_bytes),
         "attention": attention,
-        "out": Gemm(tokens, hidden, hidden, _FP32_BYTES),
-        "up": Gemm(tokens, ffn, hidden, _FP32_BYTES),
-        "activation": MemoryBound(2 * tokens * ffn * _FP32_BYTES),
-        "down": Gemm(tokens, hidden, ffn, _FP32_BYTES),
+        "out": Gemm(tokens, hidden, hidden, element_bytes),
+        "up": Gemm(tokens, ffn, hidden, element_bytes),
+        "activation": MemoryBound(2 * tokens * ffn * element_bytes),
+        "down": Gemm(tokens, hidden, ffn, element_bytes),
     }
     return [CompOp(name=f"{name}.{i}", work=work) for i in range(block.repeat) for name, work in works.items()]
 
 
-def _listed_ops(group: GroupTable, place: str) -> list[CompOp]:
+def _listed_ops(group: GroupTable, place: str, element_bytes: int) -> list[CompOp]:
     ops = []
     for number, op in enumerate(group.op):
         work: Gemm | Attention | MemoryBound
         if op.gemm is not None:
             m, n, k = op.gemm
-            work = Gemm(m, n, k, _FP32_BYTES)
+            work = Gemm(m, n, k, element_bytes)
         elif op.attention is not None:
             batch, heads, seq_len, head_dim = op.attention
             work = Attention(
-                batch=batch, num_heads=heads, seq_len=seq_len, head_dim=head_dim, element_bytes=_FP32_BYTES
+                batch=batch, num_heads=heads, seq_len=seq_len, head_dim=head_dim, element_bytes=element_bytes
             )
         else:
             work = MemoryBound(size_bytes(op.memory or 0, f"{place}.op[{number}].memory"))
@@ -107,6 +110,7 @@ def _comm_op(comm: CommTable, num_ranks: int, place: str) -> CommOp:
 
 def _groups_from_shapes(spec: JobSpec) -> tuple[OverlapGroup, ...]:
     groups, seen = [], set[str]()
+    element_bytes = _ELEMENT_BYTES.get(spec.job.backend, _FP32_BYTES)
     for index, table in enumerate(spec.group):
         place = f"group[{index}]"
         comms = [_comm_op(comm, spec.job.ranks, f"{place}.comm[{i}]") for i, comm in enumerate(table.comm)]
@@ -117,7 +121,9 @@ def _groups_from_shapes(spec: JobSpec) -> tuple[OverlapGroup, ...]:
         groups.append(
             OverlapGroup(
                 name=table.name,
-                computations=tuple(_block_ops(table.block) if table.block else _listed_ops(table, place)),
+                computations=tuple(
+                    _block_ops(table.block, element_bytes) if table.block else _listed_ops(table, place, element_bytes)
+                ),
                 comms=tuple(comms),
                 starts_after=tuple(comm.starts_after for comm in table.comm),
                 count=table.count,
