@@ -323,3 +323,21 @@ def test_products_without_a_place_leave_the_step_untimed(tmp_path):
     step.wait(COMPUTE, COMM, gather)
     del step.events[2 + product - 1]["args"]["correlation"]
     assert timed_calls(step.trace(tmp_path)) is None
+
+
+def test_a_loss_that_is_summed_in_some_steps_only_makes_no_other_step(tmp_path):
+    def calls_of(*, logs):
+        step = Step()
+        step.compute(0, 100)
+        step.nccl("AllGather_RING_LL(x)", 10, 50, op="_allgather_base", nelems=1 << 23)
+        if logs:
+            step.nccl("AllReduce_Sum_f32_RING_LL(x)", 120, 5, op="allreduce", nelems=1, channels=1, stream=COMPUTE)
+        step.wait(COMPUTE, COMM, step.correlation)
+        step.compute(130, 100)
+        timed = timed_calls(step.trace(tmp_path))
+        return step_record([key(call) for call in timed], 1e-3, timed, 1 << 20)
+
+    with_log, without = calls_of(logs=True), calls_of(logs=False)
+    assert with_log.is_timed
+    assert [call.key for call in with_log.calls] == [call.key for call in without.calls]
+    assert fingerprint(with_log) == fingerprint(without)

@@ -17,9 +17,13 @@ the CPU by the engine's timers; either way the record has the same meaning. Need
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import Protocol
+from typing import Final, Protocol
 
 from lagom_overlap.collective import CommunicatorId, ConfigKey, ConfigSpace, ConfigTable
+from lagom_overlap.units import MIB
+
+LEAST_BYTES: Final = MIB
+"""Smaller calls hardly contend, and on gloo they are one slice: they are left alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,13 +33,10 @@ from lagom_overlap.engines.gloo_engine import GlooEngine
 from lagom_overlap.engines.gloo_group import PrefixStore, Store, device_like
 from lagom_overlap.engines.gloo_space import check_config, gloo_space
 from lagom_overlap.errors import BackendError
-from lagom_overlap.online.routes.base import CallRecord, StepRecord
+from lagom_overlap.online.routes.base import LEAST_BYTES, CallRecord, StepRecord
 from lagom_overlap.online.routes.gloo_clock import CallClock, ClockMark
 from lagom_overlap.online.routes.gloo_work import RunWork
-from lagom_overlap.units import MIB
 
-LEAST_BYTES: Final = MIB
-"""Smaller messages are one or two slices of the least size: nothing to choose from."""
 NOTHING: Final = ConfigTable({})
 
 

@@ -33,7 +33,7 @@ from lagom_overlap.nccl_plugin import (
 from lagom_overlap.nccl_plugin.record_log import Flag, Implementation
 from lagom_overlap.nccl_plugin.space import tuner_space
 from lagom_overlap.nccl_plugin.table_writer import CallSite
-from lagom_overlap.online.routes.base import StepRecord
+from lagom_overlap.online.routes.base import LEAST_BYTES, StepRecord
 from lagom_overlap.online.routes.plugin_events import TimedCall, step_record
 
 _log = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ class PluginRoute:
         decisions = self._take()
         keys = [self._key(decision) for decision in decisions]
         self._calls_per_step = Counter((key.communicator, key.kind, key.num_bytes) for key in keys)
-        return replace(step_record(keys, duration_s, timed), wires=self._wires())
+        return replace(step_record(keys, duration_s, timed, LEAST_BYTES), wires=self._wires())
 
     def close(self) -> None:
         """See `Route`."""

@@ -90,26 +90,37 @@ def timed_calls(trace: GpuTrace, reaches: Collection[KnobReach] = (KnobReach.TUN
     )
 
 
-def step_record(keys: Sequence[ConfigKey], duration_s: float, timed: Sequence[TimedCall] | None) -> StepRecord:
-    """The calls with their times, if the kernels are as many, of the same kinds and sizes; untimed otherwise."""
-    if timed is None or len(keys) != len(timed) or any(not _is_same(k, t) for k, t in zip(keys, timed, strict=True)):
-        calls = tuple(CallRecord(key=key, issued_s=0.0, begun_s=0.0, ended_s=0.0) for key in keys)
-        return StepRecord(duration_s=duration_s, calls=calls, is_timed=False)
-    calls = tuple(
-        CallRecord(
-            key=key,
-            issued_s=call.issued_s,
-            begun_s=call.begun_s,
-            ended_s=call.ended_s,
-            joined_s=call.joined_s,
-            resumed_s=call.resumed_s,
-            num_channels=call.num_channels,
-            issue_place=call.issue_place,
-            join_place=call.join_place,
-        )
-        for key, call in zip(keys, timed, strict=True)
+def step_record(
+    keys: Sequence[ConfigKey], duration_s: float, timed: Sequence[TimedCall] | None, least_bytes: int = 0
+) -> StepRecord:
+    """The calls of `least_bytes` and more with their times, if the kernels are as many, of the same kinds and sizes.
+
+    Smaller calls are no part of the step: a loss that is summed every tenth step must not make every tenth step another
+    one. Kernels of unknown size are told by the whole sequence.
+    """
+    large = [key for key in keys if key.num_bytes >= least_bytes]
+    if timed is not None:
+        some = [call for call in timed if call.num_bytes >= least_bytes]
+        for told, calls in ((large, some), (keys, timed)):
+            if len(told) == len(calls) and all(_is_same(k, c) for k, c in zip(told, calls, strict=True)):
+                pairs = [(k, c) for k, c in zip(told, calls, strict=True) if k.num_bytes >= least_bytes]
+                return StepRecord(duration_s=duration_s, calls=tuple(_record(k, c) for k, c in pairs))
+    untimed = tuple(CallRecord(key=key, issued_s=0.0, begun_s=0.0, ended_s=0.0) for key in large)
+    return StepRecord(duration_s=duration_s, calls=untimed, is_timed=False)
+
+
+def _record(key: ConfigKey, call: TimedCall) -> CallRecord:
+    return CallRecord(
+        key=key,
+        issued_s=call.issued_s,
+        begun_s=call.begun_s,
+        ended_s=call.ended_s,
+        joined_s=call.joined_s,
+        resumed_s=call.resumed_s,
+        num_channels=call.num_channels,
+        issue_place=call.issue_place,
+        join_place=call.join_place,
     )
-    return StepRecord(duration_s=duration_s, calls=calls)
 
 
 def _comms(trace: GpuTrace) -> list[_Comm]:

@@ -35,7 +35,7 @@ from lagom_overlap.collective import (
     Subspace,
 )
 from lagom_overlap.errors import BackendError, SpaceError
-from lagom_overlap.online.routes.base import StepRecord
+from lagom_overlap.online.routes.base import LEAST_BYTES, StepRecord
 from lagom_overlap.online.routes.plugin_events import TimedCall, step_record
 
 _log = logging.getLogger(__name__)
@@ -45,8 +45,6 @@ CHANNELS_WITH_THREADS: Final = (4, 16)
 THREADS: Final = (128, 512)
 MAX_SIBLINGS: Final = 4
 """Per process group: as many as a search can ask for, with or without threads."""
-LEAST_BYTES: Final = 1 << 20
-"""Smaller messages hardly contend: they stay on the job's own communicator."""
 _EXACT: Final = (CollectiveKind.ALL_GATHER, CollectiveKind.BROADCAST, CollectiveKind.ALL_TO_ALL)
 _NO_CACHE: Final = "NCCL_NO_CACHE"
 
