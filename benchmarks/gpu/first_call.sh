@@ -52,9 +52,14 @@ stage job_traces 60 env "${half[@]}" "${pair[@]}" "${train[@]}" --steps 20 --tra
 stage observe 60 env "${half[@]}" "$python" -m lagom_overlap run --observe --out "$work/observed" -- \
   "${pair[@]}" "${train[@]}" --steps 60
 stage online 150 env "${half[@]}" "$python" -m lagom_overlap run --online --out "$work/online" -- \
-  "${pair[@]}" "${train[@]}" --steps 900 --record "$work/online.json"
+  "${pair[@]}" "${train[@]}" --steps "${ONLINE_STEPS:-900}" --record "$work/online.json"
 stage saved 90 env "${half[@]}" "$python" -m lagom_overlap run --online --config "$work/online/settings.json" \
   --out "$work/saved" -- "${pair[@]}" "${train[@]}" --steps 300 --record "$work/saved.json"
+bits=("${half[@]}" CUBLAS_WORKSPACE_CONFIG=:4096:8)
+stage stock_bits 60 env "${bits[@]}" "${pair[@]}" "${train[@]}" --deterministic --steps 130 --record "$work/stock_bits.json"
+stage online_bits 90 env "${bits[@]}" "$python" -m lagom_overlap run --online --out "$work/online_bits" -- \
+  "${pair[@]}" "${train[@]}" --deterministic --steps 130 --record "$work/online_bits.json"
+stage profiler_cost 60 "$python" "$here/profiler_cost.py"
 stage tune 120 env "${half[@]}" "${pair[@]}" -m lagom_overlap tune "$root/examples/overlaps/nccl_fsdp.toml" --out "$work/tuned"
 stage mps_stop 20 bash "$here/mps.sh" stop
 stage surface 240 "$python" "$here/contention_surface.py" --nccl-library "$library" --budget-s 200 --out "$work/surface"

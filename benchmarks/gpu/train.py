@@ -34,6 +34,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--record", type=Path, help="where rank 0 writes losses and step times")
+    parser.add_argument(
+        "--deterministic", action="store_true", help="two runs have equal bits (set CUBLAS_WORKSPACE_CONFIG)"
+    )
     parser.add_argument("--trace", type=Path, help="folder for a trace of three steps, one file per rank")
     return parser.parse_args()
 
@@ -45,6 +48,9 @@ def main() -> None:
     dist.init_process_group("nccl")
     rank = dist.get_rank()
     torch.manual_seed(0)
+    if args.deterministic:
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     with torch.device("cuda"):
         model = Gpt(args.width, args.layers, args.width // 128, args.length)
@@ -82,13 +88,19 @@ def main() -> None:
     if profiler is not None:
         profiler.__exit__(None, None, None)
     if rank == 0 and args.record is not None:
-        args.record.write_text(json.dumps({"losses": [loss.item() for loss in losses], "times_s": spans_s(marks)}))
+        found = {"losses": [loss.item() for loss in losses], "times_s": spans_s(marks), "bits": bits_of(model)}
+        args.record.write_text(json.dumps(found))
     dist.destroy_process_group()
 
 
 def spans_s(marks: list[torch.cuda.Event]) -> list[float]:
     """Seconds from each event to the next."""
     return [a.elapsed_time(b) * 1e-3 for a, b in itertools.pairwise(marks)]  # ms
+
+
+def bits_of(model: torch.nn.Module) -> list[int]:
+    """A sum over the bits of each parameter of this rank."""
+    return [int(p.to_local().view(torch.int32).sum(dtype=torch.int64)) for p in model.parameters()]
 
 
 def traced(args: argparse.Namespace, rank: int) -> torch.profiler.profile:
