@@ -48,10 +48,10 @@ def measured() -> None:
             rows.append((started - began, stopped - stopping, time.perf_counter() - stopped))
             after += [step_s() for _ in range(3)]
     start, stop, export = (median(column) * 1e3 for column in zip(*rows[1:], strict=True))
-    first = sum(rows[0]) * 1e3
     print(
-        f"TEARDOWN_CUPTI={os.environ.get('TEARDOWN_CUPTI', '-')}: first {first:.0f} ms; start {start:.1f}, stop {stop:.1f},"
-        f" export {export:.1f} ms; step {median(plain) * 1e3:.3f} ms, after {median(after) * 1e3:.3f} ms",
+        f"TEARDOWN_CUPTI={os.environ.get('TEARDOWN_CUPTI', '-')}: first {sum(rows[0]) * 1e3:.0f} ms;"
+        f" start {start:.1f}, stop {stop:.1f}, export {export:.1f} ms;"
+        f" step {median(plain) * 1e3:.3f} ms, after {median(after) * 1e3:.3f} ms",
         flush=True,
     )
 
