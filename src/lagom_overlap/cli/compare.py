@@ -15,6 +15,7 @@ from lagom_overlap.jobfile.build import join_launched
 from lagom_overlap.jobfile.spec import read_job
 from lagom_overlap.record import check_new_folder, create_folder, write_private
 from lagom_overlap.report.compare.terminal import compare_table
+from lagom_overlap.report.compare_page import render_comparison
 from lagom_overlap.report.compare_planners.terminal import planners_table
 from lagom_overlap.results.compare import CompareResult
 from lagom_overlap.results.compare_planners import ComparePlannersResult
@@ -43,7 +44,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     parser.add_argument(
         "--warm-start", metavar="FROM", help="where tuners begin that can begin somewhere: see lagom tune"
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="new folder for compare.json")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="new folder for compare.json and report.html")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     parser.set_defaults(run=run)
@@ -106,10 +107,13 @@ def _finish(
         if arguments.out is not None:
             create_folder(arguments.out)
             write_private(arguments.out / "compare.json", content.encode() + b"\n")
+            write_private(arguments.out / "report.html", render_comparison(result).encode())
         if arguments.json:
             say(content)
         else:
             show(table, *(Text(note, style="dim") for note in result.notes))
+            if arguments.out is not None:
+                say(f"\nReport: {arguments.out / 'report.html'}")
     if not result.interrupted:
         return 0
     write_lines(f"lagom compare: interrupted; {len(result.rows)} of {num_asked} were done and are kept")

@@ -1,0 +1,63 @@
+"""The page of a comparison, of tuners or of planners: the words, the figure and the table of the result."""
+
+from typing import Final
+
+from lagom_overlap.report.render import EmbeddedFigure, embedded, render
+from lagom_overlap.results.base import Cell
+from lagom_overlap.results.compare import CompareResult
+from lagom_overlap.results.compare_planners import ComparePlannersResult
+from lagom_overlap.units import format_seconds
+
+HEADS: Final = {
+    "num_measurements": "measurements",
+    "makespan_s": "makespan",
+    "speedup_over_default": "over the default",
+    "speedup_low": "95 % from",
+    "speedup_high": "to",
+    "regret_over_best": "regret",
+    "before_s": "before",
+    "after_s": "after",
+    "lower_bound_s": "lower bound",
+    "exposed_comm_s": "exposed",
+    "peak_memory_bytes": "peak memory",
+    "solve_s": "solved in",
+}
+"""Heads of the columns that people read under another name than the JSON's."""
+
+
+def render_comparison(result: CompareResult | ComparePlannersResult) -> str:
+    """The whole page; the same result gives the same page."""
+    headline, *said = result.summary().splitlines()
+    table = result.table()
+    figure = _figure(result)
+    return render(
+        "compare.html.j2",
+        has_figures=figure is not None,
+        result=result,
+        headline=headline,
+        said=said,
+        figure=figure,
+        heads=[HEADS.get(name, name) for name in table[0]] if table else [],
+        rows=[[_text(name, cell) for name, cell in row.items()] for row in table],
+    )
+
+
+def _figure(result: CompareResult | ComparePlannersResult) -> EmbeddedFigure | None:
+    try:
+        return embedded(result.figure(), "Every row against the default.")
+    except ValueError:  # the comparison ended before there was anything to draw
+        return None
+
+
+def _text(name: str, cell: Cell) -> str:
+    if cell is None:
+        return "-"
+    if not isinstance(cell, float | int):
+        return str(cell)
+    if name.endswith("_s"):
+        return format_seconds(cell)
+    if name.endswith("_bytes"):
+        return f"{cell / 1e9:.2f} GB"
+    if name.startswith("speedup"):
+        return f"{cell:.3f}×"
+    return f"{cell:.1%}" if name.startswith("regret") else str(cell)
