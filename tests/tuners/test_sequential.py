@@ -91,7 +91,9 @@ def test_no_difference_says_what_could_not_be_seen() -> None:
 def test_it_ends_as_soon_as_nothing_can_be_won_any_more() -> None:
     open_ = judged_pairs([1.0, 1.02, 1.01], [1.01, 1.0, 1.03], most_pairs=12)
     assert open_.decision is Decision.OPEN
-    assert judged_pairs([1.0, 1.02, 1.01], [1.01, 1.0, 1.03], most_pairs=8).decision is Decision.NO_DIFFERENCE
+    given_up = judged_pairs([1.0, 1.02, 1.01], [1.01, 1.0, 1.03], most_pairs=8)
+    assert given_up.decision is Decision.NO_DIFFERENCE
+    assert given_up.sentence() == "0.990x; ended after 3 pairs, since it could no longer be proved faster"
     few = judged_pairs([1.1, 1.12], [1.0, 1.01], most_pairs=2)
     assert few.decision is Decision.NO_DIFFERENCE
     assert few.largest_unseen == inf

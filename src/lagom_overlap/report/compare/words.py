@@ -19,7 +19,10 @@ def _best(row: CompareRow, makespan_s: float, num_rows: int) -> str:
     ratio, interval = row.speedup_over_default, row.speedup_interval
     over = "" if ratio is None else f", {ratio:.3f}× the default's speed"
     within = "" if interval is None else f" (95 % interval {interval[0]:.3f} to {interval[1]:.3f})"
+    even = interval is not None and interval[0] <= 1 <= interval[1]
+    said = "has the shortest makespan" if even else "is the fastest"
+    doubt = " That is not separable from the default." if even else ""
     return (
-        f"{row.tuner} is the fastest of {num_rows}: {format_seconds(makespan_s)}{over}{within}, "
-        f"after {row.num_measurements} measurements."
+        f"{row.tuner} {said} of {num_rows}: {format_seconds(makespan_s)}{over}{within}, "
+        f"after {row.num_measurements} measurements.{doubt}"
     )
