@@ -13,6 +13,7 @@ from lagom_overlap.analysis.collectives import (
     waiting_of_calls,
 )
 from lagom_overlap.analysis.contention import Contention, contention_of
+from lagom_overlap.analysis.lead_in import without_lead_in
 from lagom_overlap.analysis.measures import Measures, Occupation, StepMeasures, occupation_of, step_measures, whole
 from lagom_overlap.trace.gpu_trace import NS_PER_S, GpuTrace, Int64
 
@@ -101,6 +102,7 @@ def analyse(traces: Sequence[GpuTrace], *, seed: int = 0) -> Findings:
     """
     if not traces:
         raise ValueError("no trace to analyse, at least one is needed")
+    traces = [without_lead_in(trace) for trace in traces]
     occupations = [occupation_of(trace.events) for trace in traces]
     exposed = [exposed_of_calls(trace, held) for trace, held in zip(traces, occupations, strict=True)]
     waiting = waiting_of_calls(traces)

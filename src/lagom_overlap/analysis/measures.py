@@ -131,13 +131,19 @@ def step_of_events(trace: GpuTrace) -> Int64:
 
 
 def step_windows(trace: GpuTrace) -> tuple[tuple[int, int, int], ...]:
-    """(number, start, end) of every step's window on the GPU; the whole trace as step 0 where no step has GPU work."""
+    """(number, start, end) of every step's window on the GPU; the whole trace as step 0 where no step has GPU work.
+
+    What was launched before the profiler looked is work of an earlier step and begins none: the GPU may be steps
+    behind. Only where no launch at all is known do starts tell.
+    """
     events = trace.events
     if not len(events):
         return ()
     last_end = int(events.end_ns.max())
     step = step_of_events(trace)
-    works = events.memory_op == 0
+    works, known = events.memory_op == 0, events.launch_ns != NO_TIME
+    if known.any():
+        works = works & known
     found: list[tuple[int, int]] = []
     for index, cpu_step in enumerate(trace.steps):
         starts = events.start_ns[works & (step == index)]
