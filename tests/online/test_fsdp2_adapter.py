@@ -135,10 +135,16 @@ def test_a_name_that_torch_no_longer_has_means_off_in_one_line_when_the_adapter_
     step_of(model)
 
 
+def param_group(module):
+    """A module's only parameter group, by the name of this release."""
+    state = module._get_fsdp_state()
+    return state._fsdp_param_groups[0] if hasattr(state, "_fsdp_param_groups") else state._fsdp_param_group
+
+
 def test_a_release_of_torch_that_was_not_tested_waits_where_it_issues_and_says_so(model, monkeypatch, caplog):
     monkeypatch.setattr(torch, "__version__", "9.1.0a0+cpu")
     Fsdp2Adapter().attach(model, GlooRoute(dist.HashStore()))
-    assert model._get_fsdp_state()._fsdp_param_groups[0]._reduce_scatter_comm._in_flight is None
+    assert param_group(model)._reduce_scatter_comm._in_flight is None
     assert [record.getMessage() for record in caplog.records] == [
         "FSDP2: reduce-scatters are waited for where they are issued, tested up to torch 2.15 (torch 9.1.0a0+cpu)"
     ]
@@ -146,7 +152,7 @@ def test_a_release_of_torch_that_was_not_tested_waits_where_it_issues_and_says_s
 
 
 def test_undoing_gives_fsdp2_its_own_calls_back_but_not_those_that_the_user_replaced(model):
-    group = model._get_fsdp_state()._fsdp_param_groups[0]
+    group = param_group(model)
     before = group._all_gather_comm, group._reduce_scatter_comm, group.unshard_async_op
     undo = Fsdp2Adapter().attach(model, GlooRoute(dist.HashStore()))
     assert isinstance(group._all_gather_comm, type(before[0])), "FSDP2 looks at the class of its calls"

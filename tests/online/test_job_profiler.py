@@ -22,7 +22,7 @@ def own():
 
 
 def test_a_profiler_of_the_job_that_only_warms_up_is_seen_and_remembered(own):
-    with profile(activities=CPU, schedule=schedule(wait=0, warmup=1, active=1)):
+    with profile(activities=CPU, schedule=schedule(wait=0, warmup=1, active=1), acc_events=True):
         assert not torch._C._autograd._profiler_enabled(), "so it is not enough to ask torch"
         assert own.why_not() == "the job has a profiler of its own"
     assert own.why_not() == "the job has a profiler of its own"

@@ -101,7 +101,7 @@ def test_a_rank_that_finds_the_store_again_is_never_in_doubt(rank: int) -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_trial_is_kept_to_the_end_of_its_window_and_not_a_step_longer(rank: int) -> None:
     """Lost in the first step of a trial's second window, of four steps, which both ranks then make to its end."""
-    job = Job(options=options(timeout_s=0.3))
+    job = Job(options=options(timeout_s=2.0))
     job.start()
     seen: list[list[bool]] = [[], []]
     at = {"step": -1}
@@ -166,7 +166,7 @@ def test_a_store_that_is_gone_for_all_ends_a_search_untouched_and_leaves_what_is
 def test_a_rank_that_loses_the_store_while_all_is_settled_runs_on_as_the_others_do(
     found: tuple[SiteSetting, ...], rank: int
 ) -> None:
-    job = Job(options=options(timeout_s=0.3), started=found)
+    job = Job(options=options(timeout_s=2.0), started=found)
     job.run(15)
     assert job.members[0].plan.state is SwitchState.WATCH
     job.members[rank]._exchange._ask = lambda question: lost()
@@ -187,7 +187,7 @@ def test_a_rank_deep_in_the_tree_that_loses_the_store_runs_on_as_the_others_do(
         for setting in found
     )
     monkeypatch.setattr("lagom_overlap.online.ranks.tree.MOST_CHILDREN", 2)
-    job = Job(num_ranks=6, options=options(timeout_s=0.5), started=started)
+    job = Job(num_ranks=6, options=options(timeout_s=2.0), started=started)
     job.run(15)
     job.members[5]._exchange._ask = lambda question: lost()
     job.run(40)
@@ -248,7 +248,7 @@ def test_whenever_a_rank_loses_the_store_around_a_tuning_again_all_run_the_same(
 def test_a_store_lost_right_after_all_agreed_does_not_keep_rank_0_from_switching(
     found: tuple[SiteSetting, ...],
 ) -> None:
-    job = Job(options=options(timeout_s=0.5), started=found)
+    job = Job(options=options(timeout_s=2.0), started=found)
     job.start()
     job.members[0]._exchange.forget = lambda window: lost()
     while not job.members[0].is_over:
