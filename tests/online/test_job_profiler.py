@@ -43,7 +43,7 @@ def test_ours_is_none_of_the_jobs(own):
 def test_ours_gives_way_to_a_profiler_that_the_job_makes_meanwhile(own, warmup):
     own.start(activities=CPU)
     plan = schedule(wait=0, warmup=warmup, active=1) if warmup else None
-    with profile(activities=CPU, schedule=plan) as of_the_job:
+    with profile(activities=CPU, schedule=plan, acc_events=True) as of_the_job:
         for _ in range(warmup):
             of_the_job.step()
         torch.ones(2) + 1
