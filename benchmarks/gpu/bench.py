@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from points import Setting
+from lagom_overlap.cost.measured_surface import Setting
 
 NUM_SMS = 132  # H200
 
@@ -12,7 +12,7 @@ NUM_SMS = 132  # H200
 class Reading:
     """One batch during the injector; times are per launch."""
 
-    beside_s: float
+    during_s: float
     covered: bool
     injector_bytes_per_s: float | None
     num_held_sms: int | None
@@ -27,7 +27,7 @@ class Bench(Protocol):
     def solo(self) -> float:
         """Seconds per launch, alone."""
 
-    def beside(self) -> Reading:
+    def during(self) -> Reading:
         """One batch during the injector."""
 
     def sm_clock_hz(self) -> float:
@@ -52,11 +52,11 @@ class ClosedForm:
         """The constant solo time, with jitter."""
         return self.SOLO_S * self._jitter()
 
-    def beside(self) -> Reading:
+    def during(self) -> Reading:
         """The solo time stretched by the SMs lost."""
         blocks = self._setting.num_blocks
         slow = self.SOLO_S * NUM_SMS / (NUM_SMS - blocks) * self._jitter()
-        return Reading(beside_s=slow, covered=True, injector_bytes_per_s=0.0, num_held_sms=blocks)
+        return Reading(during_s=slow, covered=True, injector_bytes_per_s=0.0, num_held_sms=blocks)
 
     def sm_clock_hz(self) -> float:
         """A constant."""

@@ -16,7 +16,8 @@ from pathlib import Path
 import torch
 from bench import NUM_SMS, Bench, ClosedForm
 from contention_surface import line, measure
-from points import Point, Provenance, Setting, Surface
+
+from lagom_overlap.cost.measured_surface import Point, Provenance, Setting, Surface
 
 CARVE_OUTS = (0, 4, 8, 16, 32)  # SMs left free by the GEMM; 0 is torch's default
 CHANNELS = (4, 8, 16, 32)

@@ -15,7 +15,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bench import NUM_SMS, Bench, ClosedForm
-from points import Point, Provenance, Setting, Spread, Surface
+
+from lagom_overlap.cost.measured_surface import Point, Provenance, Setting, Spread, Surface
 
 COPY_BYTES_PER_S = 4.3e12  # achieved device copy of one H200
 CHANNELS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
@@ -85,18 +86,18 @@ def plan(stages: Sequence[str], victims: Sequence[str]) -> Iterator[tuple[str, s
 def measure(bench: Bench, stage: str, victim: str, setting: Setting, num_repeats: int) -> Point:
     """One row: `num_repeats` solo and as many overlapped batches, alternating, after one unrecorded of each."""
     num_launches = bench.prepare(victim, setting)
-    bench.solo(), bench.beside()
+    bench.solo(), bench.during()
     solo, readings = [], []
     for _ in range(num_repeats):
         solo.append(bench.solo())
-        readings.append(bench.beside())
+        readings.append(bench.during())
     rates = [r.injector_bytes_per_s for r in readings if r.injector_bytes_per_s is not None]
     held = [r.num_held_sms for r in readings if r.num_held_sms is not None]
     return Point.build(
         stage,
         victim,
         setting,
-        beside=Spread.of([r.beside_s for r in readings]),
+        during=Spread.of([r.during_s for r in readings]),
         solo=Spread.of(solo),
         covered=all(r.covered for r in readings),
         num_held_sms=min(held) if held else None,

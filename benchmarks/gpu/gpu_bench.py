@@ -8,9 +8,10 @@ import pynvml
 import torch
 from bench import Reading
 from nccl_pair import Kind, Library, NcclPair
-from points import Setting
 from standin import StandIn, build_library
 from victims import Victim, VictimSpec, all_specs
+
+from lagom_overlap.cost.measured_surface import Setting
 
 COLLECTIVE_KINDS = frozenset(Kind)
 
@@ -51,17 +52,17 @@ class GpuBench:
         self._victim.run(self._start, self._end)
         return self._per_launch_s()
 
-    def beside(self) -> Reading:
+    def during(self) -> Reading:
         """One batch of the victim during the injector, which is resident before the victim starts."""
         injector = self._injector
         assert injector is not None
         injector.start()
         self._victim.run(self._start, self._end)
         injector.stop_after(self._victim.stream)
-        beside_s = self._per_launch_s()
+        during_s = self._per_launch_s()
         cover = injector.finish(self._end)
         return Reading(
-            beside_s=beside_s,
+            during_s=during_s,
             covered=cover.covered,
             injector_bytes_per_s=cover.bytes_per_s,
             num_held_sms=cover.num_held_sms,

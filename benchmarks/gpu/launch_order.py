@@ -20,7 +20,8 @@ from statistics import median
 from typing import Any, Protocol
 
 from bench import NUM_SMS
-from points import Provenance, Setting
+
+from lagom_overlap.cost.measured_surface import Provenance, Setting
 
 ORDERS = ("collective_first", "computation_first")
 PRIORITIES = ("high", "normal")

@@ -15,8 +15,9 @@ from enum import StrEnum
 from pathlib import Path
 
 import torch
-from points import Setting
 from standin import Cover
+
+from lagom_overlap.cost.measured_surface import Setting
 
 NUM_RANKS = 2
 MAX_BLOCKS = 120

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import torch
 from nccl_pair import Kind, Library, NcclPair
-from points import Setting
+
+from lagom_overlap.cost.measured_surface import Setting
 
 SHAPE = 4096  # GEMMs are SHAPE cubed
 NUM_LAYERS, GEMMS_PER_LAYER, NUM_STEPS = 4, 3, 3

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from points import Setting
+
+from lagom_overlap.cost.measured_surface import Setting
 
 SOURCE = Path(__file__).with_name("standin.cu")
 SHARED_BYTES = 200 * 1024  # of 227 KB a block may have on sm_90: no GEMM block fits next to it

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from points import Point, Provenance, Surface
+from lagom_overlap.cost.measured_surface import Point, Provenance, Surface
 
 FLUID = {2: 132 / 130, 4: 132 / 128, 8: 132 / 124, 16: 132 / 116, 32: 132 / 100, 64: 132 / 68}
 PERSISTENT = dict.fromkeys((1, 2, 4, 8, 16, 32, 64), 2.0)

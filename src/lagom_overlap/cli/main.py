@@ -26,6 +26,7 @@ _VERBS: Final = (
     "reproduce",
     "run",
     "emulate",
+    "selftest",
     "export",
     "doctor",
 )

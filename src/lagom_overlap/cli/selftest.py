@@ -1,0 +1,82 @@
+"""`lagom selftest --nccl`: asks this box's NCCL for every setting; says what ran, how long, and whether it was right.
+
+Saves a capability map that tuning goes by afterwards. Exit code 1 where a result was wrong.
+"""
+
+import argparse
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from lagom_overlap.cli.output import say, show
+from lagom_overlap.cli.progress import PlainLines, is_terminal
+from lagom_overlap.errors import BackendError
+from lagom_overlap.interrupts import exit_code, held_back
+from lagom_overlap.report.selftest.terminal import LEGEND, closing_words, contention_table, settings_table
+from lagom_overlap.results.selftest import SelfTestResult
+from lagom_overlap.stderr import write_lines
+from lagom_overlap.verbs.selftest import SelfTestRequest, run_selftest
+
+EXIT_FAILED = 1
+"""A collective gave a wrong result, or stood still."""
+
+
+def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds the verb's flags."""
+    parser = verbs.add_parser("selftest", help="what this box's NCCL does of what is asked", description=__doc__)
+    parser.add_argument(
+        "--nccl", action="store_true", help="test NCCL on this box's GPUs (needed: there is no other yet)"
+    )
+    parser.add_argument("--gpus", type=int, metavar="N", help="how many GPUs take part (default: all)")
+    parser.add_argument(
+        "--ranks-per-gpu", type=int, default=1, metavar="K", help="2: one GPU will do (NCCL 2.30.3 on; default: 1)"
+    )
+    parser.add_argument("--library", type=Path, metavar="PATH", help="libnccl.so.2 (default: the one torch has loaded)")
+    parser.add_argument("--minutes", type=float, default=10.0, metavar="M", help="start nothing after (default: 10)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="new folder for the files (default: lagom-runs/)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the verb and returns the exit code."""
+    if not arguments.nccl:
+        raise BackendError("say what to test: lagom selftest --nccl")
+    request = SelfTestRequest(
+        num_gpus=arguments.gpus,
+        ranks_per_gpu=arguments.ranks_per_gpu,
+        library=arguments.library,
+        minutes=arguments.minutes,
+        out=arguments.out,
+    )
+    console = Console(stderr=True)
+    with PlainLines("selftest", "starting") as lines:
+        if is_terminal():
+            with console.status("starting") as status:
+                result = run_selftest(request, note=status.update)
+        else:
+            result = run_selftest(request, note=lines.update)
+    return _finish(arguments, result)
+
+
+def _finish(arguments: argparse.Namespace, result: SelfTestResult) -> int:
+    """Prints a result, also one that the user ended; the exit code."""
+    with held_back():
+        if arguments.json:
+            say(result.to_json())
+        else:
+            show(settings_table(result.rows), Text(LEGEND, style="dim"))
+            if result.contention:
+                say("\nA bf16 GEMM of 4096 cubed during a collective, against alone:")
+                show(contention_table(result.contention))
+            say("")
+            show(Text("\n".join(closing_words(result))))
+    if result.wrong:
+        write_lines(f"lagom selftest: WRONG RESULTS in {len(result.wrong)} of {len(result.rows)} settings")
+        return EXIT_FAILED
+    if result.is_interrupted:
+        write_lines("lagom selftest: interrupted; what was measured is kept")
+        return exit_code()
+    return EXIT_FAILED if result.has_failed else 0

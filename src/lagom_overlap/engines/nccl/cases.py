@@ -1,0 +1,63 @@
+"""What a self-test asks of NCCL, in an order that is worth most wherever it is cut: every size before any detail."""
+
+from collections.abc import Collection, Iterator
+from enum import IntEnum
+from itertools import product
+from typing import Final
+
+from lagom_overlap.collective import Algorithm, CollectiveKind, CommConfig
+from lagom_overlap.nccl_plugin.record_log import Implementation
+from lagom_overlap.nccl_plugin.space import CHANNELS, CHUNKS, FIRST_VERSION_WITH_CHUNKS, NVLS_CHUNKS
+from lagom_overlap.units import MIB
+
+SIZES: Final = (16 * MIB, 128 * MIB, MIB)
+USUAL: Final = (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_REDUCE)
+"""What training calls: at every depth before the others."""
+OTHERS: Final = (CollectiveKind.BROADCAST, CollectiveKind.REDUCE)
+CHUNK_CHANNELS: Final = 8
+"""Channels of the settings that ask for a chunk."""
+_FEW: Final = (1, CHUNK_CHANNELS)
+_PART_BYTES: Final = 512
+"""A rank's part is a multiple of this, so that no call has a remainder."""
+
+
+class Depth(IntEnum):
+    """How much of the grid is asked; each holds what those before it do not."""
+
+    WAYS = 0
+    CHUNKS = 1
+    CHANNELS = 2
+
+
+def calls(num_ranks: int) -> Iterator[tuple[Depth, CollectiveKind, int]]:
+    """Every (depth, kind, bytes) in order."""
+    grain = _PART_BYTES * num_ranks
+    for kinds in (USUAL, OTHERS):
+        for depth, size, kind in product(Depth, SIZES, kinds):
+            yield depth, kind, size - size % grain
+
+
+def configs(depth: Depth, offered: Collection[Implementation], tuner_version: int) -> Iterator[CommConfig]:
+    """The settings of one call at one depth: NCCL's own choice, and every way that it offers.
+
+    Chunks are asked beyond what a buffer holds, because what NCCL makes of them is what is to be learnt.
+    """
+    match depth:
+        case Depth.WAYS:
+            yield CommConfig()
+            for algorithm, protocol in sorted(offered):
+                for channels in _FEW:
+                    yield CommConfig(algorithm=algorithm, protocol=protocol, num_channels=channels)
+        case Depth.CHUNKS if tuner_version >= FIRST_VERSION_WITH_CHUNKS:
+            for algorithm, protocol in sorted(offered):
+                for chunk in NVLS_CHUNKS if algorithm in (Algorithm.NVLS, Algorithm.NVLS_TREE) else CHUNKS[protocol]:
+                    yield CommConfig(
+                        algorithm=algorithm, protocol=protocol, num_channels=CHUNK_CHANNELS, chunk_bytes=chunk
+                    )
+        case Depth.CHANNELS:
+            for channels in CHANNELS:
+                yield CommConfig(num_channels=channels)
+            for algorithm, protocol in sorted(offered):
+                for channels in CHANNELS:
+                    if channels not in _FEW:
+                        yield CommConfig(algorithm=algorithm, protocol=protocol, num_channels=channels)

@@ -1,0 +1,230 @@
+"""What a box's NCCL really ran of what was asked: the capability map that `lagom selftest --nccl` saves.
+
+It is data about one NCCL release on one kind of box, kept in the user's cache folder. Who offers settings (a tuner's
+space, the plug-in's route, the exporters) leaves out what a map refuses; without a map the support matrix holds.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from lagom_overlap.collective import Algorithm, CollectiveKind, CommConfig, Protocol
+from lagom_overlap.errors import OutputError, TableError
+from lagom_overlap.nccl_plugin.box import Box
+from lagom_overlap.nccl_plugin.support import NcclVersion
+from lagom_overlap.nccl_plugin.table_layout import GRAIN_BYTES, MAX_BYTES, MAX_CHANNELS, MAX_CHUNK_BYTES
+from lagom_overlap.record import write_private
+
+MAX_FILE_BYTES: Final = 8 << 20
+MAX_ROWS: Final = 20_000
+_Channels = Annotated[int, Meta(ge=1, le=MAX_CHANNELS)]
+_Chunk = Annotated[int, Meta(ge=1, le=MAX_CHUNK_BYTES)]
+_Small = Annotated[int, Meta(ge=1, le=4096)]
+_Release = Annotated[int, Meta(ge=0, le=999)]
+
+
+class Outcome(StrEnum):
+    """What became of a setting."""
+
+    AS_ASKED = "as asked"
+    ALIASED = "aliased"
+    """It ran as another setting of the same call does, which ran as asked."""
+    CLAMPED = "clamped"
+    """Fewer channels or a smaller chunk than asked."""
+    NOT_APPLIED = "not applied"
+    """Another implementation ran."""
+    WRONG = "wrong"
+    """The result differed from the reference."""
+
+
+class Knobs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Knobs as they were asked, where None leaves one to NCCL, or as they ran, where None was not told."""
+
+    algorithm: Algorithm | None = None
+    protocol: Protocol | None = None
+    num_channels: _Channels | None = None
+    chunk_bytes: _Chunk | None = None
+
+    @classmethod
+    def of(cls, config: CommConfig) -> "Knobs":
+        """The knobs of a configuration that a tuner plug-in can set."""
+        return cls(config.algorithm, config.protocol, config.num_channels, config.chunk_bytes)
+
+
+class MapRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """One setting of one call; `time_s` is the median of a few calls."""
+
+    kind: CollectiveKind
+    num_bytes: Annotated[int, Meta(ge=1, le=MAX_BYTES)]
+    asked: Knobs
+    ran: Knobs
+    outcome: Outcome
+    time_s: Annotated[float, Meta(gt=0, lt=1e6)] | None = None
+
+
+class MapKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a map is of. `num_gpus` took part; several ranks share one where `ranks_per_gpu` is above 1."""
+
+    nccl: tuple[_Release, _Release, _Release]
+    gpu: Annotated[str, Meta(min_length=1, max_length=96)]
+    num_gpus: _Small
+    ranks_per_gpu: _Small
+    topology: Annotated[str, Meta(pattern="^[0-9a-f]{16}$")]
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the communicator that was measured."""
+        return self.num_gpus * self.ranks_per_gpu
+
+    @property
+    def file_name(self) -> str:
+        """A name that no other key has."""
+        gpu = re.sub(r"[^a-z0-9]+", "-", self.gpu.lower()).strip("-")
+        shared = "" if self.ranks_per_gpu == 1 else f"x{self.ranks_per_gpu}"
+        return f"nccl-{'.'.join(map(str, self.nccl))}_{gpu}_{self.num_gpus}{shared}_{self.topology}.json"
+
+
+class CapabilityMap(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A box's map; `max_channels` is the communicator's limit, None where NCCL did not say."""
+
+    version: Literal[1] = 1
+    key: MapKey
+    measured_on: Annotated[str, Meta(pattern=r"^\d{4}-\d\d-\d\d$")]
+    max_channels: _Channels | None
+    rows: Annotated[tuple[MapRow, ...], Meta(max_length=MAX_ROWS)]
+
+    def refuses(self, kind: CollectiveKind, config: CommConfig) -> str | None:
+        """Why this configuration is not to be tried for such a call, or None; what was not measured is not refused."""
+        asked = Knobs.of(config)
+        if asked.num_channels and self.max_channels and asked.num_channels > self.max_channels:
+            return f"{asked.num_channels} channels, this box's communicator has {self.max_channels}"
+        mine = [row for row in self.rows if row.kind is kind and _same_way(row.asked, asked)]
+        if not mine:
+            return None
+        way = f"{asked.algorithm or 'its own algorithm'}/{asked.protocol or 'its own protocol'}"
+        if any(row.outcome is Outcome.WRONG for row in mine):
+            return f"{way} gave wrong results on this box"
+        if all(row.outcome is Outcome.NOT_APPLIED for row in mine):
+            return f"{way} was not what ran on this box"
+        return _refused_channels(mine, asked) or _refused_chunk(mine, asked)
+
+
+def _same_way(one: Knobs, other: Knobs) -> bool:
+    return (one.algorithm, one.protocol) == (other.algorithm, other.protocol)
+
+
+def _refused_channels(rows: Iterable[MapRow], asked: Knobs) -> str | None:
+    """A count that never ran at any size that was measured."""
+    of_count = [row for row in rows if asked.num_channels and row.asked.num_channels == asked.num_channels]
+    ran = {row.ran.num_channels for row in of_count}
+    if not of_count or None in ran or asked.num_channels in ran:
+        return None
+    return f"{asked.num_channels} channels ran as {', '.join(str(count) for count in sorted(filter(None, ran)))}"
+
+
+def _refused_chunk(rows: Iterable[MapRow], asked: Knobs) -> str | None:
+    """A chunk that never ran at any size that was measured."""
+    of_chunk = [row for row in rows if asked.chunk_bytes and row.asked.chunk_bytes == asked.chunk_bytes]
+    ran = {row.ran.chunk_bytes for row in of_chunk}
+    if not of_chunk or None in ran or asked.chunk_bytes is None:
+        return None
+    if any(is_same_chunk(asked.chunk_bytes, chunk, asked.protocol) for chunk in filter(None, ran)):
+        return None
+    return f"a chunk of {asked.chunk_bytes} bytes ran as {', '.join(str(size) for size in sorted(filter(None, ran)))}"
+
+
+def is_same_chunk(asked: int, ran: int, protocol: Protocol | None) -> bool:
+    """Whether a chunk is the one asked for, down to the protocol's grain."""
+    return ran == max(asked - asked % (grain := GRAIN_BYTES[protocol or Protocol.SIMPLE]), grain)
+
+
+def judged(asked: Knobs, ran: Knobs, *, is_right: bool) -> Outcome:
+    """What became of a setting; what was not told of a run is taken to be as asked."""
+    if not is_right:
+        return Outcome.WRONG
+    pairs = ((asked.algorithm, ran.algorithm), (asked.protocol, ran.protocol))
+    if any(wished and found and wished != found for wished, found in pairs):
+        return Outcome.NOT_APPLIED
+    if asked.num_channels and ran.num_channels and asked.num_channels != ran.num_channels:
+        return Outcome.CLAMPED
+    protocol = asked.protocol or ran.protocol
+    if asked.chunk_bytes and ran.chunk_bytes and not is_same_chunk(asked.chunk_bytes, ran.chunk_bytes, protocol):
+        return Outcome.CLAMPED
+    return Outcome.AS_ASKED
+
+
+def with_aliases(rows: Iterable[MapRow]) -> tuple[MapRow, ...]:
+    """The rows, with those marked that ran exactly as a row of the same call that ran as asked."""
+    kept = tuple(rows)
+    same = {(row.kind, row.num_bytes, row.ran) for row in kept if row.outcome is Outcome.AS_ASKED}
+    return tuple(
+        msgspec.structs.replace(row, outcome=Outcome.ALIASED)
+        if row.outcome is Outcome.CLAMPED and (row.kind, row.num_bytes, row.ran) in same
+        else row
+        for row in kept
+    )
+
+
+def map_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where maps are kept: `lagom-overlap/capability` in the user's cache folder."""
+    home = environment.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(home) / "lagom-overlap" / "capability"
+
+
+def write_map(found: CapabilityMap, folder: Path) -> Path:
+    """Puts a map in place atomically, for this user alone; returns its path.
+
+    Raises:
+        OutputError: if it cannot be written.
+    """
+    path = folder / found.key.file_name
+    data = msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"cannot create {str(folder)!r}: {error.strerror}") from error
+    write_private(path, data)
+    return path
+
+
+def read_map(path: Path) -> CapabilityMap:
+    """The map in a file.
+
+    Raises:
+        TableError: if it cannot be read, is too large, or holds anything that a map does not.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise TableError(f"cannot read the capability map {path}: {error.strerror}") from error
+    if len(data) > MAX_FILE_BYTES:
+        raise TableError(f"{path}: more than the {MAX_FILE_BYTES} bytes that a capability map has at most")
+    try:
+        return msgspec.json.decode(data, type=CapabilityMap)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise TableError(f"{path} is no capability map: {error}") from error
+
+
+def find_map(nccl: NcclVersion, box: Box, *, num_ranks: int, folder: Path | None = None) -> CapabilityMap | None:
+    """This box's map for communicators of so many ranks under a release, or None.
+
+    Raises:
+        TableError: if there is one that cannot be read.
+    """
+    place = map_folder() if folder is None else folder
+    for num_gpus in dict.fromkeys((num_ranks, *range(1, box.num_gpus + 1))):
+        if num_ranks % num_gpus:
+            continue
+        key = MapKey(
+            nccl=nccl, gpu=box.gpu, num_gpus=num_gpus, ranks_per_gpu=num_ranks // num_gpus, topology=box.topology
+        )
+        if (path := place / key.file_name).is_file() and (found := read_map(path)).key == key:
+            return found
+    return None

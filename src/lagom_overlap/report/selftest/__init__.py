@@ -1,0 +1,1 @@
+"""The self-test of NCCL for a terminal."""
