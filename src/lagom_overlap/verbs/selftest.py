@@ -225,9 +225,7 @@ def _written(result: SelfTestResult, folder: Path, box: Box | None, cache: Path)
         found = capability_map(result, box)
         files.append(write_map(found, folder))
         if is_own_wrong:
-            notes.append(
-                "the map is in the folder only: NCCL's own choice gave wrong results here"
-            )
+            notes.append("the map is in the folder only: NCCL's own choice gave wrong results here")
         elif result.notes:
             notes.append("the map is in the folder only: those variables limit what NCCL offers")
         elif result.is_interrupted and (cache / found.key.file_name).exists():

@@ -1,7 +1,7 @@
 """Measure overlap groups on real NCCL: ranks started by torchrun or srun, one GPU each, set by the tuner plug-in.
 
-Importing this package needs no torch; opening the backend does. Never run on a GPU so far: everything but the CUDA
-calls of `device.CudaDevice` is tested over gloo with the plug-in under a fake NCCL.
+Importing this package needs no torch; opening the backend does. Tested over gloo with the plug-in under a fake NCCL;
+run on one H100 that two ranks shared.
 """
 
 from lagom_overlap.backends.nccl.launched import Launched, read_launched

@@ -55,7 +55,7 @@ class Device(Protocol):
 
 
 class CudaDevice:
-    """Implements `Device` on one GPU. Never run on a GPU so far."""
+    """Implements `Device` on one GPU."""
 
     group_backend = "nccl"
 

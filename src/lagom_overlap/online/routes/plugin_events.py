@@ -8,8 +8,8 @@ computation is no join of its own. The places of issues and joins in that order 
 step must not depend on its timing.
 
 The computation is the stream with the most kernel time that is not NCCL's. A collective on that stream itself
-(`async_op=False` on the current stream) is joined where it is issued. Never tried on a GPU: tested on traces written
-by hand.
+(`async_op=False` on the current stream) is joined where it is issued. Tested on traces written by hand; FSDP2's
+steps on an H100 were told apart.
 """
 
 from bisect import bisect_left

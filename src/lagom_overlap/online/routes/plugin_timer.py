@@ -1,7 +1,6 @@
 """A measured step's kernels by PyTorch's profiler, with the waits between streams.
 
-The device is idle before and after, so that the step's length is that of all its work. Never tried on a GPU, but on
-emulated ones.
+The device is idle before and after, so that the step's length is that of all its work.
 """
 
 import logging
