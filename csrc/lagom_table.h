@@ -1,4 +1,4 @@
-// The two files of the plug-in: the decision table it reads and the record ring it writes.
+// The two files of the tuner plug-in: the decision table it reads and the entries of the record ring it writes.
 //
 // Little endian, fixed size, no pointers. nccl_plugin/table_layout.py holds the same numbers; a test compares both.
 // docs/formats.md says what each field means.
@@ -7,6 +7,8 @@
 
 #include <stddef.h>
 #include <stdint.h>
+
+#include "lagom_ring.h"
 
 #define LAGOM_TABLE_MAGIC 0x4C42544D4F47414CULL   // "LAGOMTBL"
 #define LAGOM_RECORD_MAGIC 0x4345524D4F47414CULL  // "LAGOMREC"
@@ -63,17 +65,6 @@ typedef struct {
   uint64_t chunk_bytes;      // 0: NCCL's choice
 } lagom_decision;
 
-// The record ring: a header, then num_entries entries, overwritten from the oldest on.
-typedef struct {
-  uint64_t magic;
-  uint32_t version;
-  uint32_t entry_bytes;
-  uint64_t num_entries;  // a power of two
-  uint64_t num_written;  // sequence number of the next entry
-  uint64_t process_id;
-  uint64_t reserved[3];
-} lagom_record_header;
-
 enum lagom_event { LAGOM_EVENT_INIT = 1, LAGOM_EVENT_DECISION = 2, LAGOM_EVENT_CHUNK = 3 };
 
 enum lagom_record_flag {
@@ -105,9 +96,6 @@ typedef struct {
   float cost_us[LAGOM_COST_ENTRIES];  // decision, v3 on: as NCCL offered it, -1 where unavailable
   uint32_t reserved;
 } lagom_record_entry;
-
-#define LAGOM_AT(type, field, offset) \
-  _Static_assert(offsetof(type, field) == (offset), #type "." #field " moved")
 
 _Static_assert(sizeof(lagom_table_header) == 64, "table header");
 LAGOM_AT(lagom_table_header, magic, 0);
@@ -141,11 +129,6 @@ LAGOM_AT(lagom_decision, protocol, 28);
 LAGOM_AT(lagom_decision, num_channels, 32);
 LAGOM_AT(lagom_decision, flags, 36);
 LAGOM_AT(lagom_decision, chunk_bytes, 40);
-
-_Static_assert(sizeof(lagom_record_header) == 64, "record header");
-LAGOM_AT(lagom_record_header, num_entries, 16);
-LAGOM_AT(lagom_record_header, num_written, 24);
-LAGOM_AT(lagom_record_header, process_id, 32);
 
 _Static_assert(sizeof(lagom_record_entry) == 184, "record entry");
 LAGOM_AT(lagom_record_entry, sequence, 0);

@@ -1,4 +1,4 @@
-// liblagom_tuner.so: NCCL tuner ABI v2 to v7 from one decision table. (Over 400 lines: one shared object, one file.)
+// liblagom_tuner.so: NCCL tuner ABI v2 to v7 from one decision table. (Over 400 lines: one interface, one file.)
 //
 // Environment, read when the first communicator is made:
 //   LAGOM_TABLE          decision table; %r is this process's rank (RANK, SLURM_PROCID, ...), %p its process id
@@ -27,6 +27,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "lagom_ring.h"
 #include "lagom_table.h"
 #include "nccl_tuner_abi.h"
 
@@ -44,7 +45,6 @@ enum {
   MAX_COUNTERS_USED = NUM_COUNTERS * 3 / 4,
   MAX_PENDING = 32,
   MAX_TRIES = 64,
-  MAX_PATH = 4096,
   NO_COMMUNICATOR = -1,
 };
 static const float DISABLED = 1e30F;
@@ -408,13 +408,7 @@ static int32_t find_communicator(const table* t, const context* c) {
 
 // ------------------------------------------------------------------------------------------------- process-wide start
 
-typedef struct {
-  lagom_record_header* header;
-  lagom_record_entry* entries;
-  uint64_t mask;
-} recorder;
-
-static recorder record;
+static lagom_ring record;
 static bool is_started;
 static char table_path[MAX_PATH];
 static uint64_t next_own_id = 1;
@@ -423,38 +417,6 @@ static uint64_t next_own_id = 1;
   do {                                                                                                     \
     if (log) log(level, NCCL_SUBSYSTEM_INIT | NCCL_SUBSYSTEM_TUNING, "lagom_tuner", __LINE__, __VA_ARGS__); \
   } while (0)
-
-static const char* rank_text(void) {
-  static const char* const names[] = {"RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"};
-  for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++) {
-    const char* value = getenv(names[i]);
-    if (value && *value && strlen(value) < 12) return value;
-  }
-  return "0";
-}
-
-static bool expand_path(const char* pattern, char* path) {
-  size_t used = 0;
-  for (const char* p = pattern; *p; p++) {
-    char number[16];
-    char self[2] = {*p, 0};
-    const char* piece = self;
-    if (p[0] == '%' && p[1] == 'p') {
-      snprintf(number, sizeof(number), "%ld", (long)getpid());
-      piece = number;
-      p++;
-    } else if (p[0] == '%' && p[1] == 'r') {
-      piece = rank_text();
-      p++;
-    }
-    size_t length = strlen(piece);
-    if (used + length + 1 > MAX_PATH) return false;
-    memcpy(path + used, piece, length);
-    used += length;
-  }
-  path[used] = 0;
-  return used > 0;
-}
 
 // Fills the buffer that is not decided by: all of a switch that can fail.
 static enum table_error prepare_locked(const uint8_t* data, size_t size, uint64_t generation) {
@@ -526,43 +488,16 @@ static enum table_error load_locked(uint64_t generation) {
   return error;
 }
 
-// A fresh file each time, so that a process that still maps an older one keeps it; blocks are reserved, so that a full
-// disk fails here and not with SIGBUS in a decision.
 static COLD void start_record(nccl_logger log) {
   const char* pattern = getenv("LAGOM_RECORD");
   if (!pattern || !*pattern) return;
   char path[MAX_PATH];
-  uint64_t count = 65536;
-  const char* wanted = getenv("LAGOM_RECORD_ENTRIES");
-  if (wanted && *wanted) {
-    uint64_t least = strtoull(wanted, NULL, 10);
-    for (count = 16; count < least && count < (1u << 24);) count *= 2;
-  }
-  size_t size = sizeof(lagom_record_header) + count * sizeof(lagom_record_entry);
-  int fd = -1;
-  void* map = MAP_FAILED;
-  if (expand_path(pattern, path) && (unlink(path) == 0 || errno == ENOENT)) {
-    fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
-  }
-  if (fd >= 0 && posix_fallocate(fd, 0, (off_t)size) == 0) {
-    map = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
-  }
-  if (fd >= 0) close(fd);
-  if (map == MAP_FAILED) {
-    if (fd >= 0) unlink(path);
+  if (ring_create(&record, pattern, getenv("LAGOM_RECORD_ENTRIES"), LAGOM_RECORD_MAGIC, LAGOM_RECORD_VERSION,
+                  sizeof(lagom_record_entry), path)) {
+    LOG(log, NCCL_LOG_LEVEL_INFO, "TUNER/lagom: recording to %s", path);
+  } else {
     LOG(log, NCCL_LOG_LEVEL_WARN, "TUNER/lagom: cannot create the record %s; nothing is recorded", pattern);
-    return;
   }
-  lagom_record_header* header = map;
-  header->version = LAGOM_RECORD_VERSION;
-  header->entry_bytes = sizeof(lagom_record_entry);
-  header->num_entries = count;
-  header->process_id = (uint64_t)getpid();
-  record.entries = (lagom_record_entry*)(header + 1);
-  record.mask = count - 1;
-  record.header = header;
-  header->magic = LAGOM_RECORD_MAGIC;
-  LOG(log, NCCL_LOG_LEVEL_INFO, "TUNER/lagom: recording to %s", path);
 }
 
 static COLD void start_locked(void) {
@@ -588,18 +523,8 @@ static COLD void load_first_table(nccl_logger log) {
       LOAD(disabled) ? ", disabled" : "");
 }
 
-// --------------------------------------------------------------------------------------------------- the record ring
-
 static void record_entry(const lagom_record_entry* entry) {
-  if (!record.header) return;
-  uint64_t n = __atomic_fetch_add(&record.header->num_written, 1, __ATOMIC_RELAXED);
-  uint64_t* to = (uint64_t*)&record.entries[n & record.mask];
-  uint64_t words[sizeof(*entry) / 8];
-  memcpy(words, entry, sizeof(words));
-  __atomic_store_n(&to[0], 0, __ATOMIC_RELAXED);
-  __atomic_thread_fence(__ATOMIC_RELEASE);
-  for (size_t i = 1; i < sizeof(words) / 8; i++) __atomic_store_n(&to[i], words[i], __ATOMIC_RELAXED);
-  __atomic_store_n(&to[0], n + 1, __ATOMIC_RELEASE);
+  if (record.header) ring_append(&record, entry, sizeof(*entry));
 }
 _Static_assert(sizeof(lagom_record_entry) % 8 == 0 && offsetof(lagom_record_entry, sequence) == 0, "word copies");
 

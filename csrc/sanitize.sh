@@ -1,6 +1,6 @@
 #!/bin/sh
-# Sanitizer runs: address + undefined on the fuzzer and on the stress drivers (plug-in, workers, search, emulated device),
-# thread on the plug-in, the workers and the device.
+# Sanitizer runs: address + undefined on the fuzzer and on the stress drivers (plug-ins, workers, search, emulated device),
+# thread on the plug-ins, the workers and the device.
 #   csrc/sanitize.sh [build folder] [decisions] [executions]
 # Needs gcc or clang (CC). TSan knows no fences; every word that two threads share is atomic, so it needs to know none.
 set -eu
@@ -18,7 +18,7 @@ $cc $flags -fsanitize=address,undefined -fno-sanitize-recover=all -o "$build/fuz
 
 echo "== address, undefined: stress, $decisions decisions"
 $cc $flags -fsanitize=address,undefined -fno-sanitize-recover=all -fPIC -shared -fvisibility=hidden \
-  -o "$build/liblagom_tuner_asan.so" "$source/lagom_tuner.c" -ldl -lpthread
+  -o "$build/liblagom_tuner_asan.so" "$source/lagom_tuner.c" "$source/lagom_profiler.c" -ldl -lpthread
 $cc $flags -fsanitize=address,undefined -fno-sanitize-recover=all -o "$build/stress_asan" \
   "$source/stress.c" "$source"/emulated_gpu/nccl_host*.c -ldl -lm -lpthread
 LAGOM_RECORD="$build/record.asan" LAGOM_RECORD_ENTRIES=4096 \
@@ -27,11 +27,19 @@ LAGOM_RECORD="$build/record.asan" LAGOM_RECORD_ENTRIES=4096 \
 echo "== thread: stress, $decisions decisions"
 tsan_flags="$flags -fsanitize=thread"
 case $($cc --version) in *clang*) ;; *) tsan_flags="$tsan_flags -Wno-tsan" ;; esac
-$cc $tsan_flags -fPIC -shared -fvisibility=hidden -o "$build/liblagom_tuner_tsan.so" "$source/lagom_tuner.c" -ldl -lpthread
+$cc $tsan_flags -fPIC -shared -fvisibility=hidden -o "$build/liblagom_tuner_tsan.so" \
+  "$source/lagom_tuner.c" "$source/lagom_profiler.c" -ldl -lpthread
 $cc $tsan_flags -o "$build/stress_tsan" "$source/stress.c" "$source"/emulated_gpu/nccl_host*.c -ldl -lm -lpthread
 LAGOM_RECORD="$build/record.tsan" LAGOM_RECORD_ENTRIES=4096 TSAN_OPTIONS=halt_on_error=1:exitcode=66 \
   "$build/stress_tsan" "$build/liblagom_tuner_tsan.so" "$decisions" 4
 
+for sanitizer in address,undefined thread; do
+  echo "== $sanitizer: profiler, $decisions collectives on three communicators"
+  case $sanitizer in thread) kind=tsan kind_flags=$tsan_flags ;; *) kind=asan kind_flags="$flags -fsanitize=$sanitizer" ;; esac
+  $cc $kind_flags -fno-sanitize-recover=all -o "$build/stress_profiler" "$source/stress_profiler.c" -ldl -lpthread
+  TSAN_OPTIONS=halt_on_error=1:exitcode=66 \
+    "$build/stress_profiler" "$build/liblagom_tuner_$kind.so" "$build/profile.$kind" "$decisions" 3
+done
 for sanitizer in address,undefined thread; do
   echo "== $sanitizer: workers, 3000, 1000 and 200 collectives on 2, 3 and 4 ranks"
   $cc $flags -fsanitize=$sanitizer -fno-sanitize-recover=all -o "$build/stress_workers" "$source/stress_workers.c" -lpthread

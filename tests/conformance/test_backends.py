@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 import pytest
-from c_build import CSRC, NCCL_HOST, compile_c
+from c_build import NCCL_HOST, PLUGIN, compile_c
 
 from lagom_overlap.backends import Backend, BackendRequest, gloo, recorded, simulated
 from lagom_overlap.backends.bundle import header_line
@@ -65,7 +65,7 @@ def open_recorded(folder: Path) -> Backend:
 
 def open_fake_nccl(folder: Path) -> Backend:
     """The real tuner plug-in, compiled here, under the fake NCCL."""
-    plugin = compile_c(folder / "liblagom_tuner.so", CSRC / "lagom_tuner.c", link=("-Wl,-z,nodelete",))
+    plugin = compile_c(folder / "liblagom_tuner.so", *PLUGIN, link=("-Wl,-z,nodelete",))
     fake = compile_c(folder / "libfake_nccl.so", *NCCL_HOST)
     return FakeNcclBackend(simulated_request(), fake_library=fake, plugin_library=plugin)
 

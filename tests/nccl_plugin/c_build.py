@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 CSRC = Path(__file__).parents[2] / "csrc"
+PLUGIN = [CSRC / "lagom_tuner.c", CSRC / "lagom_profiler.c"]
 NCCL_HOST = [CSRC / "emulated_gpu" / f"nccl_host{part}.c" for part in ("", "_schedule", "_timing")]
 FLAGS = ["-std=c11", "-O1", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"]
 LINK = ["-ldl", "-lm", "-lpthread"]
@@ -25,7 +26,7 @@ def build_libraries(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Pat
     """The plug-in and the fake NCCL host, compiled once per session."""
     if not _built:
         folder = tmp_path_factory.mktemp("csrc")
-        _built["plugin"] = compile_c(folder / "liblagom_tuner.so", CSRC / "lagom_tuner.c", link=("-Wl,-z,nodelete",))
+        _built["plugin"] = compile_c(folder / "liblagom_tuner.so", *PLUGIN, link=("-Wl,-z,nodelete",))
         _built["fake"] = compile_c(folder / "libfake_nccl.so", *NCCL_HOST)
     return _built["plugin"], _built["fake"]
 

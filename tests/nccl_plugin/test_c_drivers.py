@@ -7,6 +7,8 @@ import subprocess
 import pytest
 from c_build import CSRC, NCCL_HOST, compile_c
 
+PROFILER = ("start_event", "record_event_state", "stop_event")
+
 
 def run(*command):
     return subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
@@ -36,25 +38,43 @@ def test_mutated_tables_are_refused_or_decide_safely(tmp_path):
     assert 1_000 < num_taken < 29_000  # both ways are exercised
 
 
-def test_only_the_tuners_and_our_own_calls_are_exported(plugin_library):
+def test_only_tuners_profilers_and_our_own_calls_are_exported(plugin_library):
     tool = shutil.which("nm")
     if tool is None:
         pytest.skip("no nm")
     names = {line.split()[-1] for line in run(tool, "-D", "--defined-only", plugin_library).stdout.splitlines()}
-    calls = ("step", "swap", "install", "prepare", "commit", "error_text", "generation", "enable", "bind")
-    own = {f"lagom_{n}" for n in calls}
+    calls = (
+        "step",
+        "swap",
+        "install",
+        "prepare",
+        "commit",
+        "error_text",
+        "generation",
+        "enable",
+        "bind",
+        "profile_enable",
+    )
+    own = {f"lagom_{n}" for n in calls} | {f"ncclProfiler_v{v}" for v in range(4, 7)}
     assert names == {f"ncclTunerPlugin_v{v}" for v in range(2, 8)} | own
 
 
-def test_the_decision_path_makes_no_system_call_and_allocates_nothing(tmp_path, plugin_library):
-    """Counts calls of the C library from the two decision functions' disassembly: none but memcpy-like ones."""
+def test_collectives_of_many_threads_are_profiled_once_and_whole(tmp_path, plugin_library):
+    driver = compile_c(tmp_path / "stress_profiler", CSRC / "stress_profiler.c", shared=False)
+    result = run(driver, shutil.copy(plugin_library, tmp_path), tmp_path / "profile.bin", 60_000)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "collectives 60000 of 60000, dropped 0, wrong 0, twice 0, late 0" in result.stdout
+
+
+def test_what_nccl_waits_for_makes_no_system_call_and_allocates_nothing(plugin_library):
+    """Calls of the C library in the callbacks' disassembly: memory, strings and the clock, which the vDSO answers."""
     tool = shutil.which("objdump")
     if tool is None:
         pytest.skip("no objdump")
     text = run(tool, "-d", "--no-show-raw-insn", plugin_library).stdout
     functions = dict(re.findall(r"^[0-9a-f]+ <([\w.]+)>:\n((?:.+\n)+)", text, re.MULTILINE))
-    seen, queue = set(), [n for n in functions if n.startswith(("get_coll_info", "get_chunk_size"))]
-    assert queue
+    seen, queue = set(), [n for n in functions if n.startswith(("get_coll_info", "get_chunk_size", *PROFILER))]
+    assert {"start_event", "record_event_state", "stop_event"} <= set(queue)
     outside = set()
     while queue:
         name = queue.pop()
@@ -66,7 +86,7 @@ def test_the_decision_path_makes_no_system_call_and_allocates_nothing(tmp_path, 
                 outside.add(target)
             elif target in functions:
                 queue.append(target)
-    assert outside <= {"memcpy@plt", "memset@plt", "__stack_chk_fail@plt"}, outside
+    assert outside <= {"memcpy@plt", "memset@plt", "strcmp@plt", "clock_gettime@plt", "__stack_chk_fail@plt"}, outside
 
 
 def test_random_groups_are_searched_to_answers_that_hold(tmp_path):

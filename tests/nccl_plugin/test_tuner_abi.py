@@ -18,21 +18,23 @@ every_release = pytest.mark.parametrize("release", RELEASES)
 
 
 def test_python_and_c_agree_on_every_offset_and_size():
-    header = (CSRC / "lagom_table.h").read_text()
+    header = "".join((CSRC / f"lagom_{name}.h").read_text() for name in ("ring", "table", "profile"))
     for name, dtype in {
         "lagom_table_header": layout.HEADER,
         "lagom_communicator": layout.COMMUNICATOR,
         "lagom_decision": layout.DECISION,
-        "lagom_record_header": layout.RECORD_HEADER,
+        "lagom_ring_header": layout.RING_HEADER,
         "lagom_record_entry": layout.RECORD_ENTRY,
+        "lagom_profile_entry": layout.PROFILE_ENTRY,
     }.items():
         offsets = {f: int(n) for f, n in re.findall(rf"LAGOM_AT\({name}, (\w+), (\d+)\)", header)}
         assert offsets, name
         assert {field: dtype.fields[field][1] for field in offsets} == offsets
         assert int(re.search(rf"sizeof\({name}\) == (\d+)", header)[1]) == dtype.itemsize
-    magics = dict(re.findall(r"#define LAGOM_(TABLE|RECORD)_MAGIC 0x(\w+)ULL", header))
+    magics = dict(re.findall(r"#define LAGOM_(TABLE|RECORD|PROFILE)_MAGIC 0x(\w+)ULL", header))
     assert int(magics["TABLE"], 16) == layout.TABLE_MAGIC
     assert int(magics["RECORD"], 16) == layout.RECORD_MAGIC
+    assert int(magics["PROFILE"], 16) == layout.PROFILE_MAGIC
 
 
 @every_release

@@ -1,6 +1,14 @@
-"""The NCCL tuner plug-in: its table, its record, its functions in this process, and the fake NCCL that drives it."""
+"""The NCCL tuner and profiler plug-in: table, record, profile, its functions here, and the fake NCCL that drives it."""
 
 from lagom_overlap.nccl_plugin.library import TunerPlugin, installed_library
+from lagom_overlap.nccl_plugin.profile_log import (
+    ProfiledChannel,
+    ProfiledCollective,
+    ProfiledCommunicator,
+    ProfileLog,
+    ProfileRing,
+    read_profile,
+)
 from lagom_overlap.nccl_plugin.record_log import (
     RecordedChunk,
     RecordedCommunicator,
@@ -23,6 +31,11 @@ __all__ = [
     "EncodedTable",
     "LeftOut",
     "ProcessCommunicator",
+    "ProfileLog",
+    "ProfileRing",
+    "ProfiledChannel",
+    "ProfiledCollective",
+    "ProfiledCommunicator",
     "RecordLog",
     "RecordRing",
     "RecordedChunk",
@@ -34,6 +47,7 @@ __all__ = [
     "decode_table",
     "encode_table",
     "installed_library",
+    "read_profile",
     "read_record",
     "read_table",
     "write_table",

@@ -27,7 +27,7 @@ def installed_library(name: str = LIBRARY_NAME) -> Path:
 
 
 class TunerPlugin:
-    """Steps, swaps and the switch of the plug-in in this process. No call of it waits on a collective."""
+    """Steps, swaps and the switches of the plug-in in this process. No call of it waits on a collective."""
 
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))
@@ -47,6 +47,7 @@ class TunerPlugin:
         self._enable.restype = None
         self._bind = library.lagom_bind
         self._bind.argtypes = [ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint32]
+        self._profile_enable = library.lagom_profile_enable
         self._error_text = library.lagom_error_text
         self._error_text.restype = ctypes.c_char_p
 
@@ -93,6 +94,13 @@ class TunerPlugin:
     def enable(self, *, is_enabled: bool) -> None:
         """Switches decisions off and on; what a chained tuner answers stays. At the same step on every rank."""
         self._enable(int(is_enabled))
+
+    def profile(self, *, is_enabled: bool) -> int:
+        """Switches the profiler plug-in off and on from the next call; returns how many communicators it serves.
+
+        What a CUDA graph has captured stays as it was. Ranks need not agree.
+        """
+        return int(self._profile_enable(int(is_enabled)))
 
     def bind(self, comm_id: int, *, num_nodes: int | None, creation_order: int) -> bool:
         """Says which communicator of the table NCCL's `comm_id` is; False if there is no such communicator."""

@@ -9,17 +9,19 @@ from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lagom_overlap.collective import Algorithm, CollectiveKind, Protocol
 from lagom_overlap.errors import TableError
 from lagom_overlap.nccl_plugin import table_layout as layout
+from lagom_overlap.nccl_plugin.ring_file import RingEntries, RingFile, RingFormat, read_ring
 from lagom_overlap.units import US
 
 Implementation: TypeAlias = tuple[Algorithm, Protocol]
+
+_FORMAT: Final = RingFormat("record", layout.RECORD_MAGIC, layout.RECORD_VERSION, layout.RECORD_ENTRY)
 
 
 class RecordEvent(IntEnum):
@@ -114,28 +116,18 @@ class RecordRing:
         """Maps the file.
 
         Raises:
-            TableError: if the file is not a record of this version.
+            TableError: if the file is not a record of this version, or not this user's.
         """
         self._path = path
-        _entries(path, _read(path))
-        start = layout.RECORD_HEADER.itemsize
-        self._header = np.memmap(path, layout.RECORD_HEADER, "r", 0, (1,))
-        self._ring = np.memmap(path, layout.RECORD_ENTRY, "r", start, (int(self._header[0]["num_entries"]),))
-        self._num_seen = 0
+        self._ring = RingFile(path, _FORMAT)
 
     def take(self) -> RecordLog:
-        """The entries since the last call, oldest first; entries still being written are left for lost.
+        """The entries since the last call, oldest first; those still being written are left for the next.
 
         Raises:
             TableError: if an entry is damaged.
         """
-        num_written = int(self._header[0]["num_written"])
-        first = max(self._num_seen, num_written - len(self._ring))
-        entries = self._ring[np.arange(first, num_written) % len(self._ring)]
-        whole = entries[entries["sequence"] == np.arange(first, num_written) + 1]
-        num_lost = num_written - self._num_seen - len(whole)
-        self._num_seen = num_written
-        return _log_of(self._path, whole, num_lost)
+        return _log_of(self._path, self._ring.take())
 
 
 def read_record(path: Path) -> RecordLog:
@@ -144,20 +136,13 @@ def read_record(path: Path) -> RecordLog:
     Raises:
         TableError: if the file is not a record of this version.
     """
-    return _log_of(path, *_entries(path, _read(path)))
+    return _log_of(path, read_ring(path, _FORMAT))
 
 
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise TableError(f"cannot read the record {path}: {error.strerror}") from error
-
-
-def _log_of(path: Path, entries: NDArray[np.void], num_lost: int) -> RecordLog:
+def _log_of(path: Path, taken: RingEntries) -> RecordLog:
     communicators, decisions, chunks = [], [], []
     try:
-        for entry in entries[entries["kind"] < len(layout.KINDS)]:
+        for entry in taken.entries[taken.entries["kind"] < len(layout.KINDS)]:
             match RecordEvent(int(entry["event"])):
                 case RecordEvent.INIT:
                     communicators.append(_communicator(entry))
@@ -167,25 +152,7 @@ def _log_of(path: Path, entries: NDArray[np.void], num_lost: int) -> RecordLog:
                     chunks.append(_chunk(entry))
     except (IndexError, ValueError) as error:
         raise TableError(f"{path}: an entry is damaged: {error}") from error
-    return RecordLog(tuple(communicators), tuple(decisions), tuple(chunks), num_lost)
-
-
-def _entries(path: Path, data: bytes) -> tuple[NDArray[np.void], int]:
-    start = layout.RECORD_HEADER.itemsize
-    if len(data) < start:
-        raise TableError(f"{path}: {len(data)} bytes are too few for a record")
-    header = np.frombuffer(data, layout.RECORD_HEADER, 1)[0]
-    num_entries = int(header["num_entries"])
-    if header["magic"] != layout.RECORD_MAGIC or header["version"] != layout.RECORD_VERSION:
-        raise TableError(f"{path}: not a record of version {layout.RECORD_VERSION}")
-    if header["entry_bytes"] != layout.RECORD_ENTRY.itemsize or len(data) != start + num_entries * int(
-        layout.RECORD_ENTRY.itemsize
-    ):
-        raise TableError(f"{path}: {len(data)} bytes do not hold {num_entries} entries")
-    ring = np.frombuffer(data, layout.RECORD_ENTRY, num_entries, start)
-    written = ring[ring["sequence"] > 0]
-    written = written[np.argsort(written["sequence"], kind="stable")]
-    return written, max(0, int(header["num_written"]) - len(written))
+    return RecordLog(tuple(communicators), tuple(decisions), tuple(chunks), taken.num_lost)
 
 
 def _communicator(entry: np.void) -> RecordedCommunicator:

@@ -1,4 +1,4 @@
-"""The bytes of the plug-in's two files, as `csrc/lagom_table.h` lays them out; a test compares both.
+"""The bytes of the plug-ins' files, as the headers in `csrc/` lay them out; a test compares both.
 
 Little endian, fixed size, no pointers. docs/formats.md says what each field means.
 """
@@ -11,8 +11,10 @@ from lagom_overlap.collective import Algorithm, CollectiveKind, Protocol
 
 TABLE_MAGIC: Final = int.from_bytes(b"LAGOMTBL", "little")
 RECORD_MAGIC: Final = int.from_bytes(b"LAGOMREC", "little")
+PROFILE_MAGIC: Final = int.from_bytes(b"LAGOMPRF", "little")
 TABLE_VERSION: Final = 1
 RECORD_VERSION: Final = 1
+PROFILE_VERSION: Final = 1
 MAX_COMMUNICATORS: Final = 1024
 MAX_DECISIONS: Final = 16384
 MAX_ROWS: Final = 65536
@@ -77,7 +79,7 @@ DECISION: Final = np.dtype(
         ("chunk_bytes", "<u8"),
     ]
 )
-RECORD_HEADER: Final = np.dtype(
+RING_HEADER: Final = np.dtype(
     [
         ("magic", "<u8"),
         ("version", "<u4"),
@@ -85,7 +87,9 @@ RECORD_HEADER: Final = np.dtype(
         ("num_entries", "<u8"),
         ("num_written", "<u8"),
         ("process_id", "<u8"),
-        ("reserved", "<u8", 3),
+        ("num_dropped", "<u8"),
+        ("num_late", "<u8"),
+        ("reserved", "<u8"),
     ]
 )
 RECORD_ENTRY: Final = np.dtype(
@@ -109,6 +113,33 @@ RECORD_ENTRY: Final = np.dtype(
         ("protocol", "<i4"),
         ("num_channels", "<i4"),
         ("cost_us", "<f4", 21),
+        ("reserved", "<u4"),
+    ]
+)
+PROFILE_ENTRY: Final = np.dtype(
+    [
+        ("sequence", "<u8"),
+        ("comm_id", "<u8"),
+        ("call", "<u8"),
+        ("num_bytes", "<u8"),
+        ("called_ns", "<u8"),
+        ("launched_ns", "<u8"),
+        ("start_ns", "<u8"),
+        ("end_ns", "<u8"),
+        ("seen_ns", "<u8"),
+        ("event", "<u4"),
+        ("kind", "<u4"),
+        ("rank", "<u4"),
+        ("num_ranks", "<u4"),
+        ("num_nodes", "<u4"),
+        ("algorithm", "<i4"),
+        ("protocol", "<i4"),
+        ("num_channels", "<u4"),
+        ("num_started", "<u4"),
+        ("num_ended", "<u4"),
+        ("channel", "<u4"),
+        ("flags", "<u4"),
+        ("abi_version", "<u4"),
         ("reserved", "<u4"),
     ]
 )

@@ -1,0 +1,223 @@
+"""Reads the ring of our NCCL profiler plug-in (`LAGOM_PROFILE`): when each collective started and ended on the GPU.
+
+GPU times are the `globaltimer` that each block of the kernel reads when it starts and when it ends; host times are
+CLOCK_MONOTONIC (`time.monotonic_ns` on Linux). The two clocks have different zeros: see `ProfileLog.gpu_ahead_ns`.
+Points in time stay whole nanoseconds: globaltimer counts from 1970, and a float of seconds since then is 240 ns coarse.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from lagom_overlap.collective import Algorithm, CollectiveKind, Protocol
+from lagom_overlap.errors import TableError
+from lagom_overlap.nccl_plugin import table_layout as layout
+from lagom_overlap.nccl_plugin.ring_file import RingEntries, RingFile, RingFormat, read_ring
+from lagom_overlap.units import NS
+
+_FORMAT: Final = RingFormat("profile", layout.PROFILE_MAGIC, layout.PROFILE_VERSION, layout.PROFILE_ENTRY)
+
+
+class ProfileEvent(IntEnum):
+    """What an entry of the ring is about."""
+
+    COMMUNICATOR = 1
+    COLLECTIVE = 2
+    CHANNEL = 3
+
+
+class ProfileFlag(IntFlag):
+    """What is special about a collective."""
+
+    INCOMPLETE = 1
+    CAPTURED = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfiledCommunicator:
+    """A communicator as NCCL announced it to this rank; `comm_id` is this run's, as the tuner's from 2.28 on."""
+
+    comm_id: int
+    rank: int
+    num_ranks: int
+    num_nodes: int
+    abi_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfiledChannel:
+    """One channel of a collective, on the GPU's clock."""
+
+    channel: int
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfiledCollective:
+    """One collective of one rank.
+
+    `call` counts from 0 for each communicator and kind, alike on all ranks; `num_bytes` is the larger of send and
+    receive buffer, None for an element type that the plug-in does not know. Host times: `called_ns` the API call (of a
+    captured collective its capture; None under NCCL 2.27), `launched_ns` after the launch, `seen_ns` when NCCL's proxy
+    thread reported the last end (None: none came). GPU times: first channel's start, last channel's end, None where
+    none was seen. `num_channels` is None where NCCL does not say (CollNet). A collective that is not complete was given
+    up, or its communicator was destroyed, before all channels had ended. `channels` is empty unless
+    LAGOM_PROFILE_CHANNELS is set.
+    """
+
+    comm_id: int
+    call: int
+    kind: CollectiveKind
+    num_bytes: int | None
+    rank: int
+    num_ranks: int
+    algorithm: Algorithm | None
+    protocol: Protocol | None
+    num_channels: int | None
+    num_started: int
+    num_ended: int
+    called_ns: int | None
+    launched_ns: int
+    seen_ns: int | None
+    start_ns: int | None
+    end_ns: int | None
+    flags: ProfileFlag
+    channels: tuple[ProfiledChannel, ...]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every channel reported its start and its end."""
+        return ProfileFlag.INCOMPLETE not in self.flags
+
+    @property
+    def duration_s(self) -> float | None:
+        """From the first channel's start to the last one's end on the GPU; None unless complete."""
+        if self.start_ns is None or self.end_ns is None or not self.is_complete:
+            return None
+        return (self.end_ns - self.start_ns) * NS
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileLog:
+    """Entries in the order of their ends; `num_lost` older ones were overwritten."""
+
+    communicators: tuple[ProfiledCommunicator, ...]
+    collectives: tuple[ProfiledCollective, ...]
+    num_lost: int
+
+    def gpu_ahead_ns(self) -> int | None:
+        """How far the GPU's clock is ahead of the host's, by the end that was reported with the least delay.
+
+        Too small by that delay, a poll of NCCL's proxy thread. Ranks on several GPUs of one process have a clock each.
+        None: no collective has ended.
+        """
+        ends = [(c.end_ns, c.seen_ns) for c in self.collectives]
+        return max((end - seen for end, seen in ends if end is not None and seen is not None), default=None)
+
+
+class ProfileRing:
+    """A ring that is being written, read piece by piece: what was added since the last look."""
+
+    def __init__(self, path: Path) -> None:
+        """Maps the file.
+
+        Raises:
+            TableError: if the file is not a profile of this version, or not this user's.
+        """
+        self._path = path
+        self._ring = RingFile(path, _FORMAT)
+
+    @property
+    def num_dropped(self) -> int:
+        """Collectives without an entry, because the plug-in's pool was in use."""
+        return self._ring.num_dropped
+
+    @property
+    def num_late(self) -> int:
+        """Channel events of collectives that had been given up."""
+        return self._ring.num_late
+
+    def take(self) -> ProfileLog:
+        """The entries since the last call; those still being written, and collectives that have not ended, come later.
+
+        Raises:
+            TableError: if an entry is damaged.
+        """
+        return _log_of(self._path, self._ring.take())
+
+
+def read_profile(path: Path) -> ProfileLog:
+    """The ring in a file, also while a process still writes it: entries under way are left out.
+
+    Raises:
+        TableError: if the file is not a profile of this version.
+    """
+    return _log_of(path, read_ring(path, _FORMAT))
+
+
+def _log_of(path: Path, taken: RingEntries) -> ProfileLog:
+    communicators: list[ProfiledCommunicator] = []
+    collectives: list[tuple[np.void, list[ProfiledChannel]]] = []
+    by_call: dict[tuple[int, int, int, int], list[ProfiledChannel]] = {}
+    try:
+        for entry in taken.entries:
+            match ProfileEvent(int(entry["event"])):
+                case ProfileEvent.COMMUNICATOR:
+                    communicators.append(_communicator(entry))
+                case ProfileEvent.COLLECTIVE:
+                    channels: list[ProfiledChannel] = []
+                    by_call[_call_of(entry)] = channels
+                    collectives.append((entry, channels))
+                case ProfileEvent.CHANNEL:
+                    # Without its collective where that was overwritten, or taken just before.
+                    by_call.get(_call_of(entry), []).append(_channel(entry))
+        made = tuple(_collective(entry, channels) for entry, channels in collectives)
+    except (IndexError, ValueError) as error:
+        raise TableError(f"{path}: an entry is damaged: {error}") from error
+    return ProfileLog(tuple(communicators), made, taken.num_lost)
+
+
+def _call_of(entry: np.void) -> tuple[int, int, int, int]:
+    return int(entry["comm_id"]), int(entry["rank"]), int(entry["kind"]), int(entry["call"])
+
+
+def _communicator(entry: np.void) -> ProfiledCommunicator:
+    return ProfiledCommunicator(
+        comm_id=int(entry["comm_id"]),
+        rank=int(entry["rank"]),
+        num_ranks=int(entry["num_ranks"]),
+        num_nodes=int(entry["num_nodes"]),
+        abi_version=int(entry["abi_version"]),
+    )
+
+
+def _channel(entry: np.void) -> ProfiledChannel:
+    return ProfiledChannel(channel=int(entry["channel"]), start_ns=int(entry["start_ns"]), end_ns=int(entry["end_ns"]))
+
+
+def _collective(entry: np.void, channels: list[ProfiledChannel]) -> ProfiledCollective:
+    algorithm, protocol = int(entry["algorithm"]), int(entry["protocol"])
+    return ProfiledCollective(
+        comm_id=int(entry["comm_id"]),
+        call=int(entry["call"]),
+        kind=layout.KINDS[int(entry["kind"])],
+        num_bytes=int(entry["num_bytes"]) or None,
+        rank=int(entry["rank"]),
+        num_ranks=int(entry["num_ranks"]),
+        algorithm=layout.ALGORITHMS[algorithm] if algorithm >= 0 else None,
+        protocol=layout.PROTOCOLS[protocol] if protocol >= 0 else None,
+        num_channels=int(entry["num_channels"]) or None,
+        num_started=int(entry["num_started"]),
+        num_ended=int(entry["num_ended"]),
+        called_ns=int(entry["called_ns"]) or None,
+        launched_ns=int(entry["launched_ns"]),
+        seen_ns=int(entry["seen_ns"]) or None,
+        start_ns=int(entry["start_ns"]) or None,
+        end_ns=int(entry["end_ns"]) or None,
+        flags=ProfileFlag(int(entry["flags"])),
+        channels=tuple(channels),
+    )
