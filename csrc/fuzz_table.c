@@ -93,7 +93,7 @@ static uint32_t below(uint32_t n) {
 }
 
 static size_t make_sound(uint8_t* data, uint32_t num_communicators, uint32_t num_decisions) {
-  lagom_table_header h = {.magic = LAGOM_TABLE_MAGIC, .version = 1, .header_bytes = sizeof(h), .generation = 1 + below(9),
+  lagom_table_header h = {.magic = LAGOM_TABLE_MAGIC, .version = LAGOM_TABLE_VERSION, .header_bytes = sizeof(h), .generation = 1 + below(9),
                           .communicator_bytes = sizeof(lagom_communicator), .decision_bytes = sizeof(lagom_decision),
                           .num_communicators = num_communicators, .num_decisions = num_decisions};
   uint8_t* p = data + sizeof(h);
@@ -102,8 +102,9 @@ static size_t make_sound(uint8_t* data, uint32_t num_communicators, uint32_t num
     memcpy(p, &c, sizeof(c));
   }
   for (uint32_t i = 0; i < num_decisions; i++, p += sizeof(lagom_decision)) {
-    lagom_decision d = {.num_bytes = 4096 * (1 + below(8)), .communicator = num_communicators ? below(num_communicators) : 0,
-                        .kind = below(5), .occurrence = below(2) ? LAGOM_ANY_OCCURRENCE : below(3), .num_occurrences = 3,
+    const uint64_t first = 4096 * (1 + below(8));
+    lagom_decision d = {.first_bytes = first, .last_bytes = first + (below(4) ? 0 : 5000), .communicator = num_communicators ? below(num_communicators) : 0,
+                        .kind = below(5), .occurrence = below(2) ? LAGOM_ANY_OCCURRENCE : below(3),
                         .algorithm = (int)below(8) - 1, .protocol = (int)below(4) - 1, .num_channels = below(65),
                         .chunk_bytes = below(2) ? 0 : 1920 * (1 + below(500))};
     memcpy(p, &d, sizeof(d));

@@ -14,7 +14,7 @@
 #define LAGOM_RECORD_MAGIC 0x4345524D4F47414CULL  // "LAGOMREC"
 
 enum {
-  LAGOM_TABLE_VERSION = 1,
+  LAGOM_TABLE_VERSION = 2,
   LAGOM_RECORD_VERSION = 1,
   LAGOM_MAX_COMMUNICATORS = 1024,
   LAGOM_MAX_DECISIONS = 16384,
@@ -49,20 +49,20 @@ typedef struct {
   uint32_t num_ranks;
   uint32_t num_nodes;       // 0: not known; the order then counts communicators with the same number of ranks
   uint32_t creation_order;  // 0 for the first communicator of this process with these ranks and nodes
-  uint32_t reserved;        // 0
+  uint32_t max_channels;    // no decision is given more; 0: not known
 } lagom_communicator;
 
+// A call site is (communicator, kind, range of bytes); ranges of one communicator and kind do not overlap.
 typedef struct {
-  uint64_t num_bytes;        // NCCL's: the larger of send and receive buffer; the sum for aggregated calls
-  uint32_t communicator;     // index into the communicators
-  uint32_t kind;             // enum nccl_kind
-  uint32_t occurrence;       // n-th call with this kind and bytes in the step, or LAGOM_ANY_OCCURRENCE
-  uint32_t num_occurrences;  // calls of this kind and bytes per step; 0: not known, never wrap
-  int32_t algorithm;         // enum nccl_algorithm, -1: NCCL's choice
-  int32_t protocol;          // enum nccl_protocol, -1: NCCL's choice
-  uint32_t num_channels;     // 0: NCCL's choice
-  uint32_t flags;            // 0
-  uint64_t chunk_bytes;      // 0: NCCL's choice
+  uint64_t first_bytes;   // NCCL's: the larger of send and receive buffer; the sum for aggregated calls
+  uint64_t last_bytes;    // inclusive; equal on all rows of a site
+  uint32_t communicator;  // index into the communicators
+  uint32_t kind;          // enum nccl_kind
+  uint32_t occurrence;    // n-th call of the site in a marked step, or LAGOM_ANY_OCCURRENCE
+  int32_t algorithm;      // enum nccl_algorithm, -1: NCCL's choice
+  int32_t protocol;       // enum nccl_protocol, -1: NCCL's choice
+  uint32_t num_channels;  // 0: NCCL's choice
+  uint64_t chunk_bytes;   // 0: NCCL's choice
 } lagom_decision;
 
 enum lagom_event { LAGOM_EVENT_INIT = 1, LAGOM_EVENT_DECISION = 2, LAGOM_EVENT_CHUNK = 3 };
@@ -116,18 +116,17 @@ LAGOM_AT(lagom_communicator, description, 0);
 LAGOM_AT(lagom_communicator, num_ranks, 64);
 LAGOM_AT(lagom_communicator, num_nodes, 68);
 LAGOM_AT(lagom_communicator, creation_order, 72);
-LAGOM_AT(lagom_communicator, reserved, 76);
+LAGOM_AT(lagom_communicator, max_channels, 76);
 
 _Static_assert(sizeof(lagom_decision) == 48, "decision");
-LAGOM_AT(lagom_decision, num_bytes, 0);
-LAGOM_AT(lagom_decision, communicator, 8);
-LAGOM_AT(lagom_decision, kind, 12);
-LAGOM_AT(lagom_decision, occurrence, 16);
-LAGOM_AT(lagom_decision, num_occurrences, 20);
-LAGOM_AT(lagom_decision, algorithm, 24);
-LAGOM_AT(lagom_decision, protocol, 28);
-LAGOM_AT(lagom_decision, num_channels, 32);
-LAGOM_AT(lagom_decision, flags, 36);
+LAGOM_AT(lagom_decision, first_bytes, 0);
+LAGOM_AT(lagom_decision, last_bytes, 8);
+LAGOM_AT(lagom_decision, communicator, 16);
+LAGOM_AT(lagom_decision, kind, 20);
+LAGOM_AT(lagom_decision, occurrence, 24);
+LAGOM_AT(lagom_decision, algorithm, 28);
+LAGOM_AT(lagom_decision, protocol, 32);
+LAGOM_AT(lagom_decision, num_channels, 36);
 LAGOM_AT(lagom_decision, chunk_bytes, 40);
 
 _Static_assert(sizeof(lagom_record_entry) == 184, "record entry");

@@ -40,8 +40,7 @@
 #define STORE(x, value) atomic_store_explicit(&(x), (value), memory_order_relaxed)
 
 enum {
-  NUM_SITES = 2 * LAGOM_MAX_DECISIONS,  // load at most 1/2
-  NUM_COUNTERS = 1024,                  // (kind, bytes) pairs that one communicator can count
+  NUM_COUNTERS = 1024,  // call sites that one communicator can count
   MAX_COUNTERS_USED = NUM_COUNTERS * 3 / 4,
   MAX_PENDING = 32,
   MAX_TRIES = 64,
@@ -118,7 +117,7 @@ static size_t grain_of(int protocol) {
 }
 
 static bool is_sound_communicator(const lagom_communicator* c) {
-  if (c->reserved || c->num_ranks < 1 || c->num_ranks > (1u << 24) || c->num_nodes > c->num_ranks) return false;
+  if (c->max_channels > NCCL_MAX_CHANNELS || c->num_ranks < 1 || c->num_ranks > (1u << 24) || c->num_nodes > c->num_ranks) return false;
   if (c->creation_order >= (1u << 24) || c->description[LAGOM_DESCRIPTION_BYTES - 1] != 0) return false;
   size_t length = strlen(c->description);
   for (size_t i = 0; i < LAGOM_DESCRIPTION_BYTES; i++) {
@@ -129,15 +128,14 @@ static bool is_sound_communicator(const lagom_communicator* c) {
 }
 
 static bool is_sound_decision(const lagom_decision* d, uint32_t num_communicators) {
-  if (d->communicator >= num_communicators || d->kind >= NCCL_NUM_KINDS || d->flags) return false;
-  if (d->num_bytes < 1 || d->num_bytes > LAGOM_MAX_BYTES) return false;
+  if (d->communicator >= num_communicators || d->kind >= NCCL_NUM_KINDS) return false;
+  if (d->first_bytes < 1 || d->last_bytes < d->first_bytes || d->last_bytes > LAGOM_MAX_BYTES) return false;
   if (d->algorithm < -1 || d->algorithm >= NCCL_NUM_ALGORITHMS) return false;
   if (d->protocol < -1 || d->protocol >= NCCL_NUM_PROTOCOLS) return false;
   if (d->num_channels > NCCL_MAX_CHANNELS) return false;
   if (d->chunk_bytes && (d->chunk_bytes < NCCL_GRAIN_LL || d->chunk_bytes > LAGOM_MAX_CHUNK_BYTES)) return false;
   if (d->chunk_bytes && d->protocol >= 0 && d->chunk_bytes < grain_of(d->protocol)) return false;
-  if (d->occurrence == LAGOM_ANY_OCCURRENCE) return true;
-  return d->occurrence < (1u << 30) && (d->num_occurrences == 0 || d->occurrence < d->num_occurrences);
+  return d->occurrence == LAGOM_ANY_OCCURRENCE || d->occurrence < LAGOM_MAX_ROWS;
 }
 
 static int by_place(const void* left, const void* right) {
@@ -163,7 +161,7 @@ static enum table_error check_communicators(const uint8_t* data, uint32_t count)
   return error;
 }
 
-// Trusts no byte of `data`. Duplicate decisions are found when they are inserted.
+// Trusts no byte of `data`. Duplicate decisions and overlapping ranges are found when the buffer is filled.
 static enum table_error check_table(const uint8_t* data, size_t size) {
   lagom_table_header h;
   if (size < sizeof(h)) return TABLE_WRONG_SIZE;
@@ -192,28 +190,28 @@ static enum table_error check_table(const uint8_t* data, size_t size) {
 
 // ------------------------------------------------------------------------------------- the two private table buffers
 
-// An open-addressing hash of call sites, (communicator, kind, bytes), which point to one word for each occurrence.
-// Packed, because the cost of a decision is its cache misses: 4,096 rows of 1,024 sites take 96 KiB.
+// The call sites in the order of their keys (communicator, kind, first bytes), found by bisection; each points to one
+// word for each occurrence. The keys lie apart and close together, because the cost of a decision is its cache misses:
+// 1,024 sites are 8 KiB.
 typedef struct {
-  _Atomic uint64_t num_bytes;  // 0: empty
-  _Atomic uint32_t communicator_and_kind;
-  _Atomic uint32_t num_occurrences;  // calls per step, 0: not known
+  _Atomic uint64_t last_bytes;
   _Atomic uint32_t first_row;
   _Atomic uint32_t num_rows;  // 0: no occurrence has a row of its own
-  _Atomic uint64_t any;       // the decision for every other occurrence, 0: none
+  _Atomic uint64_t any;       // for calls beyond those rows, and for all while no step was marked; 0: none
 } site;
-_Static_assert(sizeof(site) == 32, "two sites in a cache line");
 
 // A decision in a word: chunk | channels, protocol + 1, algorithm + 1, "there is one". 0: none.
-enum { WORD_ALGORITHM = 1, WORD_PROTOCOL = 5, WORD_CHANNELS = 8, WORD_CHUNK = 16 };
+enum { NOTHING_SET = 1, WORD_ALGORITHM = 1, WORD_PROTOCOL = 5, WORD_CHANNELS = 8, WORD_CHUNK = 16 };
 
 typedef struct {
   _Atomic uint32_t sequence;  // odd while being written
-  _Atomic uint32_t mask;
+  _Atomic uint32_t num_sites;
   _Atomic uint64_t generation;
   uint32_t num_communicators;  // these two: under `swap_lock` only
   lagom_communicator communicators[LAGOM_MAX_COMMUNICATORS];
-  _Alignas(64) site sites[NUM_SITES];
+  _Atomic uint32_t max_channels[LAGOM_MAX_COMMUNICATORS];
+  _Alignas(64) _Atomic uint64_t keys[LAGOM_MAX_DECISIONS];
+  _Alignas(64) site sites[LAGOM_MAX_DECISIONS];
   _Atomic uint64_t rows[LAGOM_MAX_ROWS];
 } table;
 
@@ -222,121 +220,99 @@ static _Atomic uint32_t active;  // 0: no table, else 1 + index of the current o
 static uint32_t prepared;        // under `swap_lock`; 0: none, else 1 + index of the one that a commit would flip to
 static _Atomic uint32_t disabled;
 static _Atomic uint32_t current_step;
+static bool gathers_are_uncapped;  // written once, before the first communicator is used
 static pthread_mutex_t swap_lock = PTHREAD_MUTEX_INITIALIZER;
 
-static uint32_t site_key(uint32_t communicator, uint32_t kind) { return communicator << 8 | (kind & 0xFF); }
+// Below 2^62: 1,024 communicators, 8 kinds, 2^48 bytes and one more.
+enum { KEY_KIND = 49, KEY_COMMUNICATOR = 52 };
+_Static_assert(LAGOM_MAX_BYTES < 1ULL << KEY_KIND && LAGOM_MAX_COMMUNICATORS <= 1u << 10, "a key holds them");
 
-static uint32_t hash_of(uint32_t key, uint64_t num_bytes) {
-  uint64_t h = (num_bytes ^ (uint64_t)key << 40) * 0x9E3779B97F4A7C15ULL;
+static uint64_t site_key(uint32_t communicator, uint32_t kind, uint64_t num_bytes) {
+  return (uint64_t)communicator << KEY_COMMUNICATOR | (uint64_t)(kind & 7) << KEY_KIND | num_bytes;
+}
+
+static uint64_t bytes_of_key(uint64_t key) { return key & ((1ULL << KEY_KIND) - 1); }
+
+static bool holds(table* t, uint32_t at, uint64_t key) {
+  const uint64_t found = LOAD(t->keys[at]);
+  return found <= key && found >> KEY_KIND == key >> KEY_KIND &&
+         bytes_of_key(key) <= LOAD(t->sites[at].last_bytes);
+}
+
+// The place of the site whose range holds a call, or -1; looks at `hint` first.
+static int32_t find_site(table* t, uint32_t communicator, uint32_t kind, uint64_t num_bytes, int32_t hint) {
+  uint32_t length = LOAD(t->num_sites), at = 0;
+  if (length == 0 || length > LAGOM_MAX_DECISIONS || num_bytes > LAGOM_MAX_BYTES) return -1;
+  const uint64_t key = site_key(communicator, kind, num_bytes);
+  if (hint >= 0 && (uint32_t)hint < length && holds(t, (uint32_t)hint, key)) return hint;
+  while (length > 1) {
+    const uint32_t half = length / 2;
+    at += LOAD(t->keys[at + half]) <= key ? half : 0;
+    length -= half;
+  }
+  return holds(t, at, key) ? (int32_t)at : -1;
+}
+
+static uint32_t hash_of(uint32_t kind, uint64_t num_bytes) {
+  uint64_t h = (num_bytes ^ (uint64_t)kind << 40) * 0x9E3779B97F4A7C15ULL;
   return (uint32_t)((h ^ h >> 32) * 0xD6E8FEB86659FD93ULL >> 32);
 }
 
-static site* find_site(table* t, uint32_t mask, uint32_t key, uint64_t num_bytes, bool or_empty) {
-  uint32_t i = hash_of(key, num_bytes) & mask;
-  for (uint32_t n = 0; n <= mask; n++, i = (i + 1) & mask) {
-    site* s = &t->sites[i & (NUM_SITES - 1)];
-    uint64_t found = LOAD(s->num_bytes);
-    if (found == 0) return or_empty ? s : NULL;
-    if (found == num_bytes && LOAD(s->communicator_and_kind) == key) return s;
-  }
-  return NULL;
-}
-
 static uint64_t pack(const lagom_decision* d) {
-  return 1 | (uint64_t)(d->algorithm + 1) << WORD_ALGORITHM | (uint64_t)(d->protocol + 1) << WORD_PROTOCOL |
+  return NOTHING_SET | (uint64_t)(d->algorithm + 1) << WORD_ALGORITHM | (uint64_t)(d->protocol + 1) << WORD_PROTOCOL |
          (uint64_t)d->num_channels << WORD_CHANNELS | d->chunk_bytes << WORD_CHUNK;
 }
 
-static lagom_decision decision_at(const uint8_t* rows, uint32_t i) {
-  lagom_decision d;
-  memcpy(&d, rows + (size_t)i * sizeof(d), sizeof(d));
-  return d;
+static int by_site(const void* left, const void* right) {
+  const lagom_decision *a = left, *b = right;
+  const uint64_t m = site_key(a->communicator, a->kind, a->first_bytes), n = site_key(b->communicator, b->kind, b->first_bytes);
+  if (m != n) return m < n ? -1 : 1;
+  return (a->occurrence > b->occurrence) - (a->occurrence < b->occurrence);  // the row for every call comes last
 }
 
-// First pass: a site for each (communicator, kind, bytes), with room for its highest occurrence.
-static enum table_error insert_sites(table* t, uint32_t mask, const uint8_t* rows, uint32_t count) {
+// The rows of one site, from `d` on: `count` of them with equal keys. Words of occurrences go to `used` and after.
+static enum table_error fill_site(table* t, site* s, const lagom_decision* d, uint32_t count, uint32_t used) {
+  uint32_t num_rows = 0;
+  uint64_t any = 0;
   for (uint32_t i = 0; i < count; i++) {
-    lagom_decision d = decision_at(rows, i);
-    uint32_t key = site_key(d.communicator, d.kind);
-    site* s = find_site(t, mask, key, d.num_bytes, true);
-    if (!s) return TABLE_BAD_HEADER;
-    if (LOAD(s->num_bytes) == 0) {
-      STORE(s->num_bytes, d.num_bytes);
-      STORE(s->communicator_and_kind, key);
-      STORE(s->num_occurrences, d.num_occurrences);
-    } else if (LOAD(s->num_occurrences) != d.num_occurrences) {
-      return TABLE_BAD_DECISION;  // rows of one site disagree on the calls per step
-    }
-    if (d.occurrence == LAGOM_ANY_OCCURRENCE) {
-      if (LOAD(s->any)) return TABLE_DUPLICATE;
-      STORE(s->any, pack(&d));
-    } else if (d.occurrence >= LOAD(s->num_rows)) {
-      STORE(s->num_rows, d.occurrence + 1);
-    }
+    if (d[i].last_bytes != d[0].last_bytes) return TABLE_BAD_DECISION;  // rows of one site disagree on its range
+    if (i && d[i].occurrence == d[i - 1].occurrence) return TABLE_DUPLICATE;
+    if (d[i].occurrence == LAGOM_ANY_OCCURRENCE) any = pack(&d[i]);
+    else num_rows = d[i].occurrence + 1;
   }
+  if (num_rows > LAGOM_MAX_ROWS - used) return TABLE_BAD_DECISION;  // occurrences too far apart
+  for (uint32_t n = 0; n < num_rows; n++) STORE(t->rows[used + n], 0);
+  for (uint32_t i = 0; i < count; i++) {
+    if (d[i].occurrence != LAGOM_ANY_OCCURRENCE) STORE(t->rows[used + d[i].occurrence], pack(&d[i]));
+  }
+  STORE(s->last_bytes, d[0].last_bytes);
+  STORE(s->first_row, used);
+  STORE(s->num_rows, num_rows);
+  STORE(s->any, any);
   return TABLE_OK;
 }
 
-static enum table_error insert_rows(table* t, uint32_t mask, const uint8_t* rows, uint32_t count) {
-  uint32_t used = 0;
-  for (uint32_t i = 0; i <= mask; i++) {
-    site* s = &t->sites[i];
-    uint32_t num_rows = LOAD(s->num_rows);
-    if (num_rows > LAGOM_MAX_ROWS - used) return TABLE_BAD_DECISION;  // occurrences too far apart
-    STORE(s->first_row, used);
-    for (uint32_t n = 0; n < num_rows; n++) STORE(t->rows[used + n], 0);
-    used += num_rows;
+// Fills a table that no one decides by, from rows in the order of `by_site`.
+static enum table_error fill(table* t, const lagom_decision* rows, uint32_t count) {
+  uint32_t num_sites = 0, used = 0;
+  STORE(t->num_sites, 0);
+  for (uint32_t i = 0, n; i < count; i += n) {
+    const lagom_decision* d = &rows[i];
+    const uint64_t key = site_key(d->communicator, d->kind, d->first_bytes);
+    for (n = 1; i + n < count; n++) {
+      if (site_key(d[n].communicator, d[n].kind, d[n].first_bytes) != key) break;
+    }
+    const bool is_of_same_kind = i && d[-1].communicator == d->communicator && d[-1].kind == d->kind;
+    if (is_of_same_kind && d[-1].last_bytes >= d->first_bytes) return TABLE_DUPLICATE;
+    site* s = &t->sites[num_sites];
+    enum table_error error = fill_site(t, s, d, n, used);
+    if (error) return error;
+    STORE(t->keys[num_sites], key);
+    used += LOAD(s->num_rows);
+    num_sites++;
   }
-  for (uint32_t i = 0; i < count; i++) {
-    lagom_decision d = decision_at(rows, i);
-    if (d.occurrence == LAGOM_ANY_OCCURRENCE) continue;
-    site* s = find_site(t, mask, site_key(d.communicator, d.kind), d.num_bytes, false);
-    if (!s) return TABLE_BAD_HEADER;
-    _Atomic uint64_t* word = &t->rows[LOAD(s->first_row) + d.occurrence];
-    if (LOAD(*word)) return TABLE_DUPLICATE;
-    STORE(*word, pack(&d));
-  }
+  STORE(t->num_sites, num_sites);
   return TABLE_OK;
-}
-
-static void clear_sites(table* t, uint32_t mask) {
-  for (uint32_t i = 0; i <= mask; i++) {
-    site* s = &t->sites[i];
-    STORE(s->num_bytes, 0);
-    STORE(s->communicator_and_kind, 0);
-    STORE(s->num_occurrences, 0);
-    STORE(s->first_row, 0);
-    STORE(s->num_rows, 0);
-    STORE(s->any, 0);
-  }
-}
-
-static uint32_t mask_for(uint32_t num_sites) {
-  uint32_t slots = 4;
-  while (slots < 2 * num_sites) slots *= 2;
-  return slots - 1;
-}
-
-static uint32_t count_sites(const table* t, uint32_t mask) {
-  uint32_t count = 0;
-  for (uint32_t i = 0; i <= mask; i++) count += LOAD(t->sites[i].num_bytes) != 0;
-  return count;
-}
-
-// Fills a table that no one decides by. Hashes twice: first to count the sites, then into as few slots as they need.
-static enum table_error fill(table* t, const uint8_t* rows, uint32_t count) {
-  uint32_t mask = mask_for(count);
-  clear_sites(t, mask);
-  enum table_error error = insert_sites(t, mask, rows, count);
-  if (error) return error;
-  uint32_t tight = mask_for(count_sites(t, mask));
-  if (tight < mask) {
-    mask = tight;
-    clear_sites(t, mask);
-    error = insert_sites(t, mask, rows, count);
-  }
-  STORE(t->mask, mask);
-  return error ? error : insert_rows(t, mask, rows, count);
 }
 
 // ------------------------------------------------------------------------------------------------------ communicators
@@ -364,6 +340,7 @@ typedef struct {
   uint64_t num_bytes;
   int kind;
   int counter;
+  uint32_t earlier;  // calls of the same site asked about before it in this batch
   bool launched;
   uint64_t applied;  // the decision's word, 0: none, or not on offer
 } pending_call;
@@ -426,6 +403,11 @@ static enum table_error prepare_locked(const uint8_t* data, size_t size, uint64_
   lagom_table_header h;
   memcpy(&h, data, sizeof(h));
   if (generation && h.generation != generation) return TABLE_WRONG_GENERATION;
+  const size_t num_row_bytes = (size_t)h.num_decisions * sizeof(lagom_decision);
+  lagom_decision* rows = malloc(num_row_bytes + 1);
+  if (!rows) return TABLE_NO_MEMORY;
+  memcpy(rows, data + size - num_row_bytes, num_row_bytes);
+  qsort(rows, h.num_decisions, sizeof(*rows), by_site);
 
   uint32_t now = LOAD(active);
   uint32_t index = now == 1 ? 1 : 0;
@@ -434,9 +416,11 @@ static enum table_error prepare_locked(const uint8_t* data, size_t size, uint64_
   STORE(t->sequence, sequence + 1);
   atomic_thread_fence(memory_order_release);
   STORE(t->generation, h.generation);
-  error = fill(t, data + size - (size_t)h.num_decisions * sizeof(lagom_decision), h.num_decisions);
+  error = fill(t, rows, h.num_decisions);
+  free(rows);
   t->num_communicators = error ? 0 : h.num_communicators;
   memcpy(t->communicators, data + sizeof(h), (size_t)t->num_communicators * sizeof(lagom_communicator));
+  for (uint32_t i = 0; i < t->num_communicators; i++) STORE(t->max_channels[i], t->communicators[i].max_channels);
   for (context* c = contexts; c; c = c->next) STORE(c->communicator[index], find_communicator(t, c));
   atomic_store_explicit(&t->sequence, sequence + 2, memory_order_release);
   if (!error) prepared = index + 1;
@@ -684,20 +668,28 @@ _Static_assert(sizeof(nccl_tuner_v5) == 4 * sizeof(void*) && sizeof(nccl_tuner_v
 _Static_assert(sizeof(nccl_constants_v5) == 8 * (21 + 63 + 60), "constants v5");
 _Static_assert(sizeof(nccl_constants_v7) == 8 * (21 + 63 + 75), "constants v7");
 
-static uint64_t word_of(table* t, site* s, int64_t occurrence) {
+// Without step marks nothing tells where a step begins: one call too many, of an evaluation say, would shift every later
+// decision for good. So the row for every call decides until the first mark, and for calls beyond the last occurrence.
+static uint64_t word_of(table* t, const site* s, int64_t occurrence) {
   const uint32_t num_rows = LOAD(s->num_rows), first_row = LOAD(s->first_row);
   LAGOM_BETWEEN_READS();
-  if (num_rows && occurrence >= 0) {
-    uint32_t n = (uint32_t)occurrence, calls = LOAD(s->num_occurrences);
-    if (calls && n >= calls) n %= calls;
-    uint64_t word = n < num_rows ? LOAD(t->rows[(first_row + n) & (LAGOM_MAX_ROWS - 1)]) : 0;
-    if (word) return word;
-  }
-  return LOAD(s->any);
+  const bool is_own = occurrence >= 0 && occurrence < num_rows && LOAD(current_step) > 0;
+  const uint64_t word = is_own ? LOAD(t->rows[(first_row + (uint32_t)occurrence) & (LAGOM_MAX_ROWS - 1)]) : LOAD(s->any);
+  return word == NOTHING_SET ? 0 : word;
 }
 
-// The word for the `occurrence`-th call of the step, 0: none. Retries when a swap was under way.
-static uint64_t look_up(context* c, uint32_t kind, uint64_t num_bytes, int64_t occurrence, origin* from) {
+// Channels within the communicator's own. NCCL 2.29 and 2.30 ask for grouped broadcasts of several roots (an uneven
+// all-gather) as for an all-gather, which nothing tells apart, and index their channels by the answer without a cap: there
+// an all-gather is left NCCL's channels unless the communicator's are known.
+static uint64_t limited(uint64_t word, uint32_t kind, uint32_t most) {
+  const uint64_t wanted = (uint64_t)channels_of(word);
+  uint64_t allowed = most && wanted > most ? most : wanted;
+  if (!most && kind == NCCL_ALL_GATHER && gathers_are_uncapped) allowed = 0;
+  return word ^ (wanted ^ allowed) << WORD_CHANNELS;
+}
+
+// The word for the `occurrence`-th call of its site in the step, 0: none. Retries when a swap was under way.
+static uint64_t look_up(context* c, uint32_t kind, uint64_t num_bytes, int64_t occurrence, int32_t hint, origin* from) {
   from->generation = 0;
   from->communicator = (uint32_t)NO_COMMUNICATOR;
   for (int attempt = 0; attempt < MAX_TRIES; attempt++) {
@@ -710,28 +702,32 @@ static uint64_t look_up(context* c, uint32_t kind, uint64_t num_bytes, int64_t o
     int32_t communicator = LOAD(c->communicator[(now - 1) & 1]);
     from->communicator = (uint32_t)communicator;
     uint64_t word = 0;
+    uint32_t most = 0;
     if (communicator >= 0) {
-      uint32_t mask = LOAD(t->mask) & (NUM_SITES - 1);
-      site* s = find_site(t, mask, site_key((uint32_t)communicator, kind), num_bytes, false);
-      if (s) word = word_of(t, s, occurrence);
+      int32_t place = find_site(t, (uint32_t)communicator, kind, num_bytes, hint);
+      if (place >= 0) word = word_of(t, &t->sites[place & (LAGOM_MAX_DECISIONS - 1)], occurrence);
+      most = LOAD(t->max_channels[communicator & (LAGOM_MAX_COMMUNICATORS - 1)]);
     }
     atomic_thread_fence(memory_order_acquire);
-    if (LOAD(t->sequence) == sequence) return word;
+    if (LOAD(t->sequence) == sequence) return word ? limited(word, kind, most) : 0;
   }
   from->generation = 0;
   return 0;
 }
 
-// Starts to fetch the call site while the counter is looked for.
-static void prefetch_site(const context* c, uint32_t kind, uint64_t num_bytes) {
-  uint32_t now = LOAD(active);
-  if (now == 0) return;
-  const table* t = &tables[(now - 1) & 1];
-  uint32_t key = site_key((uint32_t)LOAD(c->communicator[(now - 1) & 1]), kind);
-  __builtin_prefetch(&t->sites[hash_of(key, num_bytes) & LOAD(t->mask) & (NUM_SITES - 1)]);
+// What a call is counted under: the first bytes of its site, or its own where it has none; `place` is the site's, or -1.
+// Between steps, when tables are swapped, nothing is counted, so a swap between this and the look-up does no harm.
+static uint64_t counted_as(context* c, uint32_t kind, uint64_t num_bytes, int32_t* place) {
+  const uint32_t now = atomic_load_explicit(&active, memory_order_acquire);
+  *place = -1;
+  if (now == 0 || LOAD(disabled)) return num_bytes;
+  table* t = &tables[(now - 1) & 1];
+  const int32_t communicator = LOAD(c->communicator[(now - 1) & 1]);
+  if (communicator >= 0) *place = find_site(t, (uint32_t)communicator, kind, num_bytes, -1);
+  return *place < 0 ? num_bytes : bytes_of_key(LOAD(t->keys[*place & (LAGOM_MAX_DECISIONS - 1)]));
 }
 
-// The counter of (kind, bytes), started anew when the step has changed; -1 when the communicator has too many.
+// The counter of a call site, started anew when the step has changed; -1 when the communicator has too many.
 static int counter_of(context* c, uint32_t kind, uint64_t num_bytes, uint32_t step) {
   if (num_bytes > LAGOM_MAX_BYTES) return -1;
   const uint64_t key = num_bytes << 3 | kind;
@@ -767,7 +763,7 @@ static void settle_batch(context* c, uint32_t step) {
   c->is_overfull = false;
 }
 
-static pending_call* pending_of(context* c, const question* q, uint32_t step) {
+static pending_call* pending_of(context* c, const question* q, uint64_t counted, uint32_t step) {
   if (c->is_launching || c->batch_step != step) settle_batch(c, step);
   for (uint32_t i = 0; i < c->num_pending; i++) {
     pending_call* p = &c->pending[i & (MAX_PENDING - 1)];
@@ -782,7 +778,9 @@ static pending_call* pending_of(context* c, const question* q, uint32_t step) {
   p->kind = q->kind;
   p->launched = false;
   p->applied = 0;
-  p->counter = counter_of(c, (uint32_t)q->kind, q->num_bytes, step);
+  p->counter = counter_of(c, (uint32_t)q->kind, counted, step);
+  p->earlier = 0;
+  for (uint32_t i = 0; i + 1 < c->num_pending; i++) p->earlier += c->pending[i & (MAX_PENDING - 1)].counter == p->counter;
   return p;
 }
 
@@ -960,12 +958,14 @@ static void answer(context* c, const question* q) {
     flags = LAGOM_FLAG_NOT_COUNTED;
     if (word && apply_v2(c, word, q)) flags |= LAGOM_FLAG_MATCHED | LAGOM_FLAG_APPLIED;
   } else {
-    prefetch_site(c, kind, q->num_bytes);
-    pending_call* p = c->version >= 6 ? pending_of(c, q, step) : NULL;
-    int k = c->version < 6 ? counter_of(c, kind, q->num_bytes, step) : p ? p->counter : -1;
-    if (k >= 0) occurrence = c->counters[k].count;
+    int32_t place;
+    const uint64_t counted = counted_as(c, kind, q->num_bytes, &place);
+    pending_call* p = c->version >= 6 ? pending_of(c, q, counted, step) : NULL;
+    int k = p ? p->counter : -1;
+    if (c->version < 6) k = counter_of(c, kind, counted, step);
+    if (k >= 0) occurrence = (int64_t)c->counters[k].count + (p ? p->earlier : 0);
     if (k >= 0 && c->version < 6) c->counters[k].count++;
-    word = look_up(c, kind, q->num_bytes, occurrence, &from);
+    word = look_up(c, kind, q->num_bytes, occurrence, place, &from);
     if (word) flags = apply(c, word, q) ? LAGOM_FLAG_MATCHED | LAGOM_FLAG_APPLIED : LAGOM_FLAG_MATCHED;
     uint64_t applied = flags & LAGOM_FLAG_APPLIED ? word : 0;
     if (p) p->applied = applied;
@@ -1066,6 +1066,28 @@ static nccl_result get_chunk_size(void* ctx, int kind, size_t num_bytes, int alg
 // ------------------------------------------------------------------------------------------------- start and end of a
 // communicator
 
+// The release of the NCCL that calls us: that of the library which holds its logger. 0: it does not say.
+static COLD int release_of_host(nccl_logger log) {
+  Dl_info info;
+  void* address;
+  memcpy(&address, &log, sizeof(address));  // a function's address, as dladdr takes it
+  if (!log || !dladdr(address, &info) || !info.dli_fname) return 0;
+  void* library = dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD);
+  if (!library) return 0;
+  int release = 0;
+  nccl_result (*get_version)(int*) = NULL;
+  void* symbol = dlsym(library, "ncclGetVersion");
+  memcpy(&get_version, &symbol, sizeof(symbol));
+  if (get_version && get_version(&release) != NCCL_SUCCESS) release = 0;
+  dlclose(library);
+  return release;
+}
+
+// AllGatherV came with 2.29 and takes the tuner's channels as they are; from 2.31 on a tuner can only lower them.
+static bool is_uncapped(int release, int version) {
+  return version >= 5 && version <= 6 && (release == 0 || (release >= 22900 && release < 23100));
+}
+
 typedef struct {
   size_t num_ranks;
   size_t num_nodes;
@@ -1120,6 +1142,7 @@ static COLD nccl_result start(void** out, int version, uint64_t comm_id, size_t 
     load_first_table(log);
     start_record(log);
     start_chain(log, version);
+    gathers_are_uncapped = is_uncapped(release_of_host(log), version);
   }
   c->comm_id = version >= 5 ? comm_id : next_own_id++;
   place_in_order(c);

@@ -3,7 +3,8 @@
 //   lagom_stress PLUGIN.so [decisions = 1000000] [threads = 4] [keys = 256]
 //
 // Each cell of the table is a function of (generation, key, occurrence), so an answer tells its generation; it must be
-// one that was current at some time during the call. Exit 0 if no answer was torn, missing or out of turn.
+// one that was current at some time during the call. Steps are marked while all threads wait for one another. Exit 0 if no
+// answer was torn, missing or out of turn.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -20,6 +21,8 @@
 enum { MAX_KEYS = 256, NUM_OCCURRENCES = 4, CYCLE = 60, GRAINS = 7680, MAX_THREADS = 16 };
 
 static int (*install)(const void*, size_t, uint64_t);
+static uint32_t (*mark_step)(void);
+static pthread_barrier_t end_of_step;
 static fake_host* host;
 static int num_threads = 4;
 static uint32_t num_keys = MAX_KEYS;
@@ -62,8 +65,8 @@ static size_t make_table(uint8_t* data, uint64_t generation) {
     for (uint32_t k = 0; k < num_keys; k++) {
       for (uint32_t n = 0; n < NUM_OCCURRENCES; n++, d++) {
         uint32_t x = cell(generation, k, n);
-        *d = (lagom_decision){.num_bytes = 4096 * (k + 1), .communicator = (uint32_t)t, .kind = NCCL_ALL_REDUCE,
-                              .occurrence = n, .num_occurrences = NUM_OCCURRENCES, .algorithm = (int)(x % 2),
+        *d = (lagom_decision){.first_bytes = 4096 * (k + 1), .last_bytes = 4096 * (k + 1), .communicator = (uint32_t)t, .kind = NCCL_ALL_REDUCE,
+                              .occurrence = n, .algorithm = (int)(x % 2),
                               .protocol = (int)(x % 3), .num_channels = 1 + x, .chunk_bytes = (uint64_t)GRAINS * (1 + x)};
       }
     }
@@ -129,6 +132,11 @@ static void* decide(void* argument) {
   uint32_t counts[MAX_KEYS] = {0};
   uint64_t random = 0x1234567 + (uint64_t)(uintptr_t)comm;
   for (uint64_t n = 0; n < decisions_each; n++) {
+    if (n % (num_keys * NUM_OCCURRENCES) == 0) {
+      if (pthread_barrier_wait(&end_of_step) == PTHREAD_BARRIER_SERIAL_THREAD) mark_step();
+      pthread_barrier_wait(&end_of_step);
+      memset(counts, 0, sizeof(counts));
+    }
     uint64_t r = next_random(&random);
     uint32_t key = r % num_keys;
     bool is_foreign = (r >> 20) % 16 == 0, is_query = (r >> 24) % 16 == 0;
@@ -155,9 +163,11 @@ static void* decide(void* argument) {
       chunk = 2 << 20;
       fake_raw_chunk_size(comm, NCCL_ALL_REDUCE, bytes / 4, algorithm, protocol, 1, &chunk);
     }
-    uint32_t occurrence = counts[key]++ % NUM_OCCURRENCES;
+    uint32_t occurrence = counts[key]++;
     int x = read_cell(costs, channels, chunk);
-    if (channels == 0) num_missing++;
+    if (occurrence >= NUM_OCCURRENCES) {
+      if (channels) num_foreign++;
+    } else if (channels == 0) num_missing++;
     else if (x < 0 || !is_possible(x, key, occurrence, first, last)) num_torn++;
   }
   num_running--;
@@ -180,9 +190,11 @@ int main(int argc, char** argv) {
     return 2;
   }
   *(void**)&install = dlsym(library, "lagom_install");
+  *(void**)&mark_step = dlsym(library, "lagom_step");
+  pthread_barrier_init(&end_of_step, NULL, (unsigned)num_threads);
   uint8_t* data = malloc(1 << 22);
   begun = done = 1;
-  if (!install || install(data, make_table(data, 1), 1)) return 2;
+  if (!install || !mark_step || install(data, make_table(data, 1), 1)) return 2;
   free(data);
 
   pthread_t threads[MAX_THREADS], swapper, churner;

@@ -19,7 +19,7 @@ static void install_next(void) {
                  .file_bytes = sizeof(file), .generation = generation, .communicator_bytes = sizeof(lagom_communicator),
                  .decision_bytes = sizeof(lagom_decision), .num_communicators = 1, .num_decisions = 1},
       .communicator = {.description = "one", .num_ranks = 8, .num_nodes = 1},
-      .decision = {.num_bytes = 4096, .kind = NCCL_ALL_REDUCE, .occurrence = LAGOM_ANY_OCCURRENCE, .algorithm = 1,
+      .decision = {.first_bytes = 4096, .last_bytes = 4096, .kind = NCCL_ALL_REDUCE, .occurrence = LAGOM_ANY_OCCURRENCE, .algorithm = 1,
                    .protocol = 2, .num_channels = 1 + (uint32_t)(generation % 60), .chunk_bytes = 512 * (1 + generation % 60)},
   };
   _Static_assert(sizeof(file) == 64 + 80 + 48, "no padding");
@@ -44,7 +44,7 @@ int main(void) {
   for (int round = 0; round < 1000; round++) {
     swaps_left = round % 5;  // one swap leaves the reader's buffer alone, two overwrite it
     origin from;
-    uint64_t word = look_up(c, NCCL_ALL_REDUCE, 4096, 0, &from);
+    uint64_t word = look_up(c, NCCL_ALL_REDUCE, 4096, 0, round % 3 - 1, &from);
     uint64_t channels = (uint64_t)channels_of(word);
     if (!word || chunk_of(word) != 512 * channels || from.generation % 60 + 1 != channels) {
       fprintf(stderr, "torn: %llu channels, chunk %zu, generation %llu\n", (unsigned long long)channels, chunk_of(word),

@@ -30,6 +30,7 @@ from lagom_overlap.nccl_plugin import (
     installed_library,
 )
 from lagom_overlap.nccl_plugin.space import CHUNKS
+from lagom_overlap.nccl_plugin.table_layout import MAX_CHANNELS
 
 KINDS = (Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_REDUCE)
 SIZES = (1 << 20, 16 << 20, 128 << 20)
@@ -63,7 +64,7 @@ class Driver:
         """Put one setting in force from the next call on."""
         self._generation += 1
         key = ConfigKey(communicator=COMMUNICATOR, kind=CollectiveKind(kind.value), num_bytes=num_bytes, occurrence=0)
-        members = [ProcessCommunicator(COMMUNICATOR, 1)]
+        members = [ProcessCommunicator(COMMUNICATOR, 1, MAX_CHANNELS)]
         rows = ConfigTable({key: config})
         data = encode_table(rows, generation=self._generation, communicators=members).data
         self._plugin.prepare(data, self._generation)

@@ -85,9 +85,17 @@ static void* open_library(const char* name, const char* prefix) {
   return dlopen(path, RTLD_NOW | RTLD_LOCAL);
 }
 
+static int newest_opened;
+
+// As a tuner may ask the library that calls it; the stand-in libnccl.so.2 has its own.
+__attribute__((weak)) API int ncclGetVersion(int* version) {
+  *version = newest_opened;
+  return NCCL_SUCCESS;
+}
+
 API fake_host* fake_open(int release) {
   fake_host* host = calloc(1, sizeof(*host));
-  host->release = release;
+  newest_opened = host->release = release;
   if (release < 22100) return host;  // v1, which 2.19 and 2.20 load, is gone from 2.21 on
   const char* name = getenv("NCCL_TUNER_PLUGIN");
   if (name && !strcasecmp(name, "none")) return host;
@@ -336,6 +344,10 @@ static void ask(fake_comm* comm, const fake_call* call, int num_pipe_ops, bool i
   const int count = num_algorithms(comm) * 3;
   for (int i = 0; i < 21 + NUM_CANARIES; i++) table[i] = i < count ? -1 : CANARY;
   if (!is_blank) fill_costs(comm, call, num_pipe_ops, table);
+  for (int i = 0; flags & FAKE_GATHER_V && i < count; i++) {
+    const int a = i / 3;
+    if (a == NCCL_NVLS || a == NCCL_NVLS_TREE || a == NCCL_COLLNET_DIRECT || a == NCCL_COLLNET_CHAIN) table[i] = -1;
+  }
   memcpy(r->cost_before, table, sizeof(r->cost_before));
   r->num_tuner_calls++;
   if (fake_raw_coll_info(comm, call->kind, call->num_bytes, num_pipe_ops, table, num_algorithms(comm), 3,

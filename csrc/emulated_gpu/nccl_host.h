@@ -57,6 +57,7 @@ enum fake_flag {
   FAKE_SYMMETRIC = 2,   // NVLink symmetric memory: the extra queries of 2.27 on and of 2.31 on
   FAKE_REGISTERED = 4,  // user buffers are registered
   FAKE_HELPERS = 8,     // prepare and launch on two threads of their own, as for non-blocking communicators
+  FAKE_GATHER_V = 16,   // grouped broadcasts of several roots: 2.29 and 2.30 ask as for an all-gather of the largest
 };
 
 // What would have gone wrong in NCCL.

@@ -73,6 +73,7 @@ static void prepare_2_22(fake_comm* comm, int flags) {
 API int fake_prepare(fake_comm* comm, const fake_call* calls, int num_calls, int flags) {
   if (num_calls < 1 || num_calls > MAX_CALLS) return -1;
   comm->num_tasks = num_calls;
+  comm->is_gather_v = flags & FAKE_GATHER_V && comm->host->release >= 22900 && comm->host->release < 23100;
   for (int i = 0; i < num_calls; i++) comm->tasks[i] = (host_task){.call = calls[i]};
   if (comm->host->release < 22200) prepare_2_21(comm, flags);
   else prepare_2_22(comm, flags);
@@ -335,8 +336,18 @@ static void launch_kind(fake_comm* comm, bool is_collnet, bool is_nvls) {
   }
 }
 
+// AllGatherV: every broadcast is cut into as many parts as were decided, and part n goes to channel n, there or not.
+static void launch_gather_v(fake_comm* comm) {
+  for (int i = 0; i < comm->num_tasks; i++) {
+    fake_result* r = &comm->tasks[i].result;
+    r->num_channels = r->max_channels;
+    if (r->max_channels > comm->spec.num_channels) r->faults |= FAKE_FAULT_CHANNELS;
+  }
+}
+
 API int fake_launch(fake_comm* comm) {
-  for (int kind = 0; kind < 4; kind++) launch_kind(comm, kind & 2, kind & 1);
+  if (comm->is_gather_v) launch_gather_v(comm);
+  for (int kind = 0; kind < 4 && !comm->is_gather_v; kind++) launch_kind(comm, kind & 2, kind & 1);
   uint32_t faults = 0;
   for (int i = 0; i < comm->num_tasks; i++) faults |= comm->tasks[i].result.faults;
   return (int)faults;

@@ -32,6 +32,7 @@ struct fake_comm {
   void* context;
   bool has_costs;
   float costs[21];
+  bool is_gather_v;  // the group being launched
   int num_tasks;
   int order[MAX_CALLS];
   host_task tasks[MAX_CALLS];

@@ -33,7 +33,7 @@ TP = CommunicatorId(description="tp", ranks=tuple(range(4)))
 RING = {"algorithm": Algorithm.RING, "protocol": Protocol.SIMPLE}
 
 
-def deployment(rows, *, calls=None, num_nodes=1):
+def deployment(rows, *, calls=None, num_nodes=1, max_channels=None):
     table = {
         ConfigKey(communicator=name, kind=kind, num_bytes=num_bytes, occurrence=n): CommConfig(**knobs)
         for (name, kind, num_bytes, n), knobs in rows.items()
@@ -41,7 +41,7 @@ def deployment(rows, *, calls=None, num_nodes=1):
     names = dict.fromkeys(key.communicator for key in table)
     return Deployment(
         table=ConfigTable(table),
-        communicators=tuple(ProcessCommunicator(name, num_nodes) for name in names),
+        communicators=tuple(ProcessCommunicator(name, num_nodes, max_channels) for name in names),
         calls_per_step=calls or {},
     )
 
@@ -97,11 +97,12 @@ def test_the_plug_in_table_holds_every_row_and_says_what_a_tuner_cannot_set():
         )
     )
     read = decode_table(exported.content)
-    rows = {(d.communicator.description, d.kind, d.num_bytes, d.occurrence): d.config for d in read.decisions}
+    assert all(d.first_bytes <= (8 * MIB if d.kind is AG else MIB) <= d.last_bytes for d in read.decisions)
+    rows = {(d.communicator.description, d.kind, d.occurrence): d.config for d in read.decisions}
     assert rows == {
-        ("fsdp", AG, 8 * MIB, 0): CommConfig(**RING, num_channels=4, chunk_bytes=256 * KIB),
-        ("fsdp", AG, 8 * MIB, 1): CommConfig(num_channels=2),
-        ("tp", AR, MIB, None): CommConfig(num_channels=1),
+        ("fsdp", AG, 0): CommConfig(**RING, num_channels=4, chunk_bytes=256 * KIB),
+        ("fsdp", AG, 1): CommConfig(num_channels=2),
+        ("tp", AR, None): CommConfig(num_channels=1),
     }
     assert said(exported, "num_threads cannot be set")
     assert said(exported, "all_to_all never reaches a tuner")
@@ -116,11 +117,12 @@ def test_the_csv_has_a_row_per_call_site_of_one_configuration():
                 (TP, AR, MIB, 0): {"algorithm": Algorithm.TREE, "protocol": Protocol.LL128, "chunk_bytes": 64 * KIB},
             },
             num_nodes=2,
+            max_channels=24,
         )
     )
     assert read_csv(exported.content) == [
-        ("allgather", 8 * MIB, 8 * MIB, "ring", "simple", 4, 2, 8),
-        ("allreduce", MIB, MIB, "tree", "ll128", 0, 2, 4),
+        ("allgather", 5931642, 11863283, "ring", "simple", 4, 2, 8),  # sqrt(2) either way
+        ("allreduce", MIB, 1482910, "tree", "ll128", 0, 2, 4),  # smaller ones are left alone
     ]
     assert said(exported, "1 channel for every call that has no row")
     assert said(exported, "chunk_bytes has no column")
@@ -145,10 +147,28 @@ def test_the_csv_leaves_out_and_names_what_a_row_cannot_say(rows, calls, word):
     assert said(exported, word)
 
 
+@pytest.mark.parametrize(("most", "written"), [(None, 0), (3, 3), (24, 4)])
+def test_a_gather_is_given_no_more_channels_than_its_communicator_is_known_to_have(most, written):
+    """NVIDIA's plug-in passes them on unchecked, and NCCL 2.29 and 2.30 index an uneven gather's channels by them."""
+    rows = {(FSDP, kind, 8 * MIB, 0): RING | {"num_channels": 4} for kind in (AG, AR)}
+    exported = nvidia_csv(deployment(rows, max_channels=most))
+    channels = {row[0]: row[5] for row in read_csv(exported.content)}
+    assert channels == {"allgather": written, "allreduce": min(4, most or 4)}
+    assert said(exported, "an uneven all-gather") == (most is None)
+    assert said(plugin_table(deployment(rows, max_channels=most)), "uneven all-gather") == (most is None)
+
+
+def test_the_sizes_of_the_csv_are_divided_among_all_that_are_called():
+    rows = {(FSDP, AR, 8 * MIB, 0): RING}
+    exported = nvidia_csv(deployment(rows, calls={(FSDP, AR, 8 * MIB): 1, (FSDP, AR, 10 * MIB): 1}))
+    [(_, first, last, *_)] = read_csv(exported.content)
+    assert first < 8 * MIB < last < 9 * MIB
+
+
 def test_the_csv_writes_neither_of_two_communicators_that_it_cannot_tell_apart():
     other = CommunicatorId(description="ep", ranks=tuple(range(8)))
     rows = {(FSDP, AG, MIB, 0): RING | {"num_channels": 1}, (other, AG, MIB, 0): RING | {"num_channels": 2}}
-    exported = nvidia_csv(deployment(rows))
+    exported = nvidia_csv(deployment(rows, max_channels=24))
     assert read_csv(exported.content) == []
     assert said(exported, "cannot tell them")
 

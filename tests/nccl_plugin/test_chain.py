@@ -13,7 +13,7 @@ from lagom_overlap.nccl_plugin.fake_host import RELEASES, Fault
 MIB = 1 << 20
 AR = CollectiveKind.ALL_REDUCE
 OWN, FOREIGN = 64 * MIB, 32 * MIB
-HOST_VERSION = {"2.21": 2, "2.22": 3, "2.24": 4, "2.28": 5, "2.30": 6, "2.31": 6, "2.32.6": 7}
+HOST_VERSION = {"2.21": 2, "2.22": 3, "2.24": 4, "2.28": 5, "2.29": 5, "2.30": 6, "2.31": 6, "2.32.6": 7}
 PAIRS = [(r, v) for r in RELEASES for v in (2, 3, 5, 6) if v <= HOST_VERSION[r]]
 
 

@@ -29,18 +29,66 @@ def test_each_call_of_the_step_has_its_own_decision_and_the_next_step_starts_ove
 
 
 @every_release
-def test_without_step_marks_the_count_wraps_after_the_calls_per_step(open_nccl, use_table, release):
-    use_table(counting_rows(3))
+def test_without_step_marks_what_most_calls_have_holds_for_all(open_nccl, use_table, release):
+    """A call too many, of an evaluation say, must not shift the decisions of every later step."""
+    common, other = CommConfig(num_channels=6), CommConfig(num_channels=3)
+    use_table({(AR, 64 * MIB, n): other if n == 1 else common for n in range(3)})
     comm = open_nccl(release).comm()
-    assert [comm.run(AR, 64 * MIB).tuner_channels for _ in range(8)] == [1, 2, 3, 1, 2, 3, 1, 2]
+    assert [comm.run(AR, 64 * MIB).tuner_channels for _ in range(7)] == [6] * 7
 
 
 @every_release
-def test_kinds_sizes_and_communicators_are_counted_apart(open_nccl, use_table, release):
+def test_calls_beyond_those_of_a_marked_step_have_what_most_have_and_untouched_ones_nothing(
+    open_nccl, use_table, plugin, release
+):
+    common = CommConfig(num_channels=6)
+    use_table({(AR, 64 * MIB, n): common for n in (0, 2)}, calls_per_step={(AR, 64 * MIB): 3})
+    comm = open_nccl(release).comm()
+    for _ in range(2):
+        plugin.step()
+        assert [comm.run(AR, 64 * MIB).tuner_channels for _ in range(5)] == [6, 0, 6, 6, 6]
+
+
+@every_release
+def test_without_step_marks_calls_that_have_nothing_in_common_are_left_alone(open_nccl, use_table, plugin, release):
+    use_table({**counting_rows(2), (RS, 64 * MIB, 0): CommConfig(num_channels=6)}, calls_per_step={(RS, 64 * MIB): 3})
+    comm = open_nccl(release).comm()
+    assert all(comm.run(kind, 64 * MIB).is_untouched for kind in (AR, RS) * 4)
+    plugin.step()
+    assert [comm.run(AR, 64 * MIB).tuner_channels for _ in range(3)] == [1, 2, 0]
+    assert [comm.run(RS, 64 * MIB).tuner_channels for _ in range(3)] == [6, 0, 0]
+
+
+@every_release
+def test_a_tuned_size_stands_for_its_neighbours_and_counts_them_together(open_nccl, use_table, plugin, release):
+    use_table(counting_rows(3), known=[(AR, 40 * MIB)])
+    comm = open_nccl(release).comm()
+    for sizes in ((64 * MIB + 256, 64 * MIB, 63 * MIB), (80 * MIB, 90 * MIB, 52 * MIB)):
+        plugin.step()
+        assert [comm.run(AR, size).tuner_channels for size in sizes] == [1, 2, 3]
+    plugin.step()
+    assert [comm.run(AR, size).tuner_channels for size in (40 * MIB, 50 * MIB, 92 * MIB, 64 * MIB)] == [0, 0, 0, 1]
+
+
+@with_chunks
+def test_neighbours_in_one_group_are_counted_one_after_the_other(open_nccl, use_table, plugin, release):
+    use_table({(AR, 64 * MIB, n): CommConfig(num_channels=n + 1) for n in range(4)})
+    comm = open_nccl(release).comm()
+    for _ in range(2):
+        plugin.step()
+        outcomes = comm.group(*[HostCall(AR, (64 + n) * MIB, op_and_type=n) for n in range(3)])
+        assert sorted(o.tuner_channels for o in outcomes) == [1, 2, 3]
+        assert comm.run(AR, 64 * MIB).tuner_channels == 4
+
+
+@every_release
+def test_kinds_sizes_and_communicators_are_counted_apart(open_nccl, use_table, plugin, release):
     use_table({**counting_rows(2), **counting_rows(2, RS), **counting_rows(2, AR, 32 * MIB)})
     nccl = open_nccl(release)
     comm, stranger = nccl.comm(), nccl.comm()
     for n in (1, 2, 1):
+        if n == 1:
+            plugin.step()
         assert comm.run(AR, 64 * MIB).tuner_channels == n
         assert stranger.run(AR, 64 * MIB).tuner_channels == 0
         assert comm.run(RS, 64 * MIB).tuner_channels == n
@@ -56,18 +104,21 @@ def test_one_row_for_every_call_needs_no_counting(open_nccl, use_table, release)
 
 
 @pytest.mark.parametrize("release", ["2.31", "2.32.6", "2.30"])
-def test_the_extra_queries_of_symmetric_memory_are_not_counted(open_nccl, use_table, release):
+def test_the_extra_queries_of_symmetric_memory_are_not_counted(open_nccl, use_table, plugin, release):
     use_table(counting_rows(4))
     comm = open_nccl(release).comm()
-    outcomes = [comm.run(AR, 64 * MIB, HostMode.SYMMETRIC) for _ in range(8)]
-    assert [o.num_tuner_calls for o in outcomes] == [2 if release == "2.30" else 3] * 8
-    assert [o.tuner_channels for o in outcomes] == [1, 2, 3, 4, 1, 2, 3, 4]
+    for _ in range(2):
+        plugin.step()
+        outcomes = [comm.run(AR, 64 * MIB, HostMode.SYMMETRIC) for _ in range(4)]
+        assert [o.num_tuner_calls for o in outcomes] == [2 if release == "2.30" else 3] * 4
+        assert [o.tuner_channels for o in outcomes] == [1, 2, 3, 4]
 
 
 @with_chunks
-def test_simulated_calls_are_not_counted(open_nccl, use_table, release):
+def test_simulated_calls_are_not_counted(open_nccl, use_table, plugin, release):
     use_table(counting_rows(4))
     comm = open_nccl(release).comm()
+    plugin.step()
     seen = []
     for mode in (
         HostMode.SIMULATE,
@@ -84,9 +135,10 @@ def test_simulated_calls_are_not_counted(open_nccl, use_table, release):
 
 
 @with_chunks
-def test_a_simulated_call_is_not_counted_when_another_one_is_launched_after_it(open_nccl, use_table, release):
+def test_a_simulated_call_is_not_counted_when_another_one_is_launched_after_it(open_nccl, use_table, plugin, release):
     use_table(counting_rows(4))
     comm = open_nccl(release).comm()
+    plugin.step()
     for expected in (1, 2, 3):
         comm.run(AR, 64 * MIB, HostMode.SIMULATE)
         comm.run(RS, 64 * MIB)
@@ -97,45 +149,53 @@ def test_a_simulated_call_is_not_counted_when_another_one_is_launched_after_it(o
 def test_before_2_30_a_simulated_call_counts_until_the_next_step_mark(open_nccl, use_table, plugin, release):
     use_table(counting_rows(4))
     comm = open_nccl(release).comm()
+    plugin.step()
     comm.run(AR, 64 * MIB, HostMode.SIMULATE)
     assert comm.run(AR, 64 * MIB).tuner_channels == 2  # nothing tells it from a call
     plugin.step()
     assert comm.run(AR, 64 * MIB).tuner_channels == 1
 
 
-def test_2_21_asks_twice_for_a_call_that_is_counted_once(open_nccl, use_table):
+def test_2_21_asks_twice_for_a_call_that_is_counted_once(open_nccl, use_table, plugin):
     use_table(counting_rows(3))
     comm = open_nccl("2.21").comm()
+    plugin.step()
     outcomes = [comm.run(AR, 64 * MIB) for _ in range(4)]
     assert [o.num_tuner_calls for o in outcomes] == [2] * 4
-    assert [o.tuner_channels for o in outcomes] == [1, 2, 3, 1]
+    assert [o.tuner_channels for o in outcomes] == [1, 2, 3, 0]
 
 
 @every_release
-def test_aggregated_calls_are_one_call_of_their_summed_bytes(open_nccl, use_table, release):
+def test_aggregated_calls_are_one_call_of_their_summed_bytes(open_nccl, use_table, plugin, release):
     use_table({**counting_rows(2, AR, 60 * MIB), (AR, 20 * MIB, 0): CommConfig(num_channels=9)})
     comm = open_nccl(release).comm()
     for expected in (1, 2, 1):
+        if expected == 1:
+            plugin.step()
         outcomes = comm.group(*[HostCall(AR, 20 * MIB)] * 3)
         assert [o.max_channels for o in outcomes] == [expected] * 3
     assert comm.run(AR, 20 * MIB).max_channels == 9  # alone it is another call site
 
 
 @every_release
-def test_calls_that_differ_are_decided_one_by_one_within_a_group(open_nccl, use_table, release):
+def test_calls_that_differ_are_decided_one_by_one_within_a_group(open_nccl, use_table, plugin, release):
     use_table({**counting_rows(2, AR), **counting_rows(2, RS), **counting_rows(2, AR, 4 * MIB)})
     comm = open_nccl(release).comm()
     for expected in (1, 2, 1):
+        if expected == 1:
+            plugin.step()
         # two sizes of one kind stay apart by operator (2.21) and by more than four times the size (later)
         outcomes = comm.group(HostCall(AR, 64 * MIB), HostCall(RS, 64 * MIB), HostCall(AR, 4 * MIB, op_and_type=1))
         assert [o.max_channels for o in outcomes] == [expected] * 3
 
 
 @every_release
-def test_a_large_group_has_several_pipelined_operations_and_is_still_one_call(open_nccl, use_table, release):
+def test_a_large_group_has_several_pipelined_operations_and_is_still_one_call(open_nccl, use_table, plugin, release):
     use_table(counting_rows(2, AR, 50 * MIB))
     comm = open_nccl(release).comm(num_channels=8)
     for expected in (1, 2, 1):
+        if expected == 1:
+            plugin.step()
         outcomes = comm.group(*[HostCall(AR, MIB)] * 50)
         assert {o.max_channels for o in outcomes} == {expected}
 
@@ -145,15 +205,17 @@ def test_beyond_the_calls_it_can_count_only_rows_for_every_call_apply(open_nccl,
     rows = {**counting_rows(2), **{(AR, MIB, n): CommConfig(num_channels=3) for n in range(2)}}
     use_table(rows)
     comm = open_nccl(release).comm()
+    plugin.step()
     for size in range(1, 801):  # fills the counters with other sizes
         comm.run(AG, 4096 * size)
     assert comm.run(AR, 64 * MIB).tuner_channels == 0
     assert comm.run(AR, MIB).tuner_channels == 3
 
 
-def test_a_call_without_pipelined_operations_is_a_query_even_with_a_full_table(open_nccl, use_table):
+def test_a_call_without_pipelined_operations_is_a_query_even_with_a_full_table(open_nccl, use_table, plugin):
     use_table(counting_rows(3))
     comm = open_nccl("2.31").comm()
+    plugin.step()
     assert comm.run(AR, 64 * MIB).tuner_channels == 1
     offered = [5.0 + n for n in range(21)]
     for _ in range(5):

@@ -52,7 +52,7 @@ DAMAGES = {
     "a byte too many": lambda data: data + b"\0",
     "a flipped bit": lambda data: data[:-5] + bytes([data[-5] ^ 4]) + data[-4:],
     "another magic": edit_header(magic=1),
-    "another version": edit_header(version=2),
+    "another version": edit_header(version=1),
     "a wrong checksum": edit_header(checksum=1),
     "generation 0": edit_header(generation=0),
     "another header size": edit_header(header_bytes=128),
@@ -67,8 +67,8 @@ DAMAGES = {
     "no ranks": edit_communicator(num_ranks=0, num_nodes=0),
     "a communicator out of range": edit_row(communicator=1),
     "an unknown kind": edit_row(kind=5),
-    "no bytes": edit_row(num_bytes=0),
-    "too many bytes": edit_row(num_bytes=2**63),
+    "no bytes": edit_row(first_bytes=0),
+    "too many bytes": edit_row(last_bytes=2**63),
     "an unknown algorithm": edit_row(algorithm=7),
     "a negative algorithm": edit_row(algorithm=-2),
     "an unknown protocol": edit_row(protocol=3),
@@ -77,10 +77,12 @@ DAMAGES = {
     "a chunk below a grain": edit_row(chunk_bytes=15),
     "a chunk below its protocol's grain": edit_row(protocol=1, chunk_bytes=1919),
     "a huge chunk": edit_row(chunk_bytes=2**40),
-    "an occurrence beyond the calls per step": edit_row(occurrence=3),
-    "rows that disagree on the calls per step": edit_row(num_occurrences=5),
+    "an occurrence beyond what it holds": edit_row(occurrence=1 << 16),
+    "a range that ends before it begins": edit_row(last_bytes=1),
+    "rows that disagree on their range": edit_row(last_bytes=65 * MIB),
+    "ranges that overlap": edit_row(first_bytes=MIB),
     "the same call twice": edit_row(occurrence=1),
-    "row flags": edit_row(flags=1),
+    "more channels than NCCL has": edit_communicator(max_channels=65),
 }
 
 
@@ -99,7 +101,9 @@ def test_a_damaged_table_is_refused_with_one_line_and_touches_nothing(open_nccl,
         plugin.swap()
 
 
-@pytest.mark.parametrize("damage", ["a row cut short", "a flipped bit", "another version", "more rows than there are"])
+@pytest.mark.parametrize(
+    "damage", ["a row cut short", "a flipped bit", "another version", "more rows than there are", "ranges that overlap"]
+)
 def test_the_python_reader_refuses_it_too(damage):
     with pytest.raises(TableError):
         decode_table(DAMAGES[damage](encode_rows(ROWS)))

@@ -64,20 +64,40 @@ def test_what_is_written_decides_every_call_as_the_table_does(rows, generation):
     encoded = encode_table(ConfigTable(rows), generation=generation)
     table = decode_table(encoded.data)
     assert (table.generation, encoded.left_out) == (generation, ())
-    found = {(d.communicator.description, d.kind, d.num_bytes, d.occurrence): d.config for d in table.decisions}
     for k, config in rows.items():
-        site = (k.communicator.description, k.kind, k.num_bytes)
-        assert found.get((*site, k.occurrence), found.get((*site, None), CommConfig())) == config
+        of_site = {
+            d.occurrence: d.config
+            for d in table.decisions
+            if (d.communicator.description, d.kind) == (k.communicator.description, k.kind)
+            and d.first_bytes <= k.num_bytes <= d.last_bytes
+        }
+        own = {n: found for n, found in of_site.items() if n is not None}
+        assert (own.get(k.occurrence, CommConfig()) if own else of_site.get(None, CommConfig())) == config
 
 
 def test_one_row_stands_for_all_calls_only_if_all_are_configured_alike():
     same, other = CommConfig(num_channels=2), CommConfig(num_channels=3)
     alike = decoded({key(occurrence=n): same for n in range(3)}).decisions
-    assert [(d.occurrence, d.num_occurrences) for d in alike] == [(None, 3)]
+    assert [(d.occurrence, d.config) for d in alike] == [(None, same)]
     differing = decoded({key(occurrence=0): same, key(occurrence=1): other}).decisions
-    assert [(d.occurrence, d.num_occurrences) for d in differing] == [(0, 2), (1, 2)]
+    assert [(d.occurrence, d.config) for d in differing] == [(0, same), (1, other)]
     partial = decoded({key(occurrence=0): same}, calls_per_step={(FSDP, AR, 1024): 3}).decisions
-    assert [(d.occurrence, d.num_occurrences) for d in partial] == [(0, 3)]
+    assert [(d.occurrence, d.config) for d in partial] == [(0, same)]
+
+
+def test_what_more_than_half_of_the_calls_have_is_written_for_jobs_without_step_marks():
+    most, other = CommConfig(num_channels=2), CommConfig(num_channels=3)
+    rows = {key(occurrence=0): most, key(occurrence=1): other, key(occurrence=2): most}
+    assert [(d.occurrence, d.config) for d in decoded(rows).decisions] == [
+        (0, most),
+        (1, other),
+        (2, most),
+        (None, most),
+    ]
+    with_others = decoded({key(occurrence=n): most for n in (0, 2)}, calls_per_step={(FSDP, AR, 1024): 3}).decisions
+    assert [(d.occurrence, d.config) for d in with_others] == [(0, most), (1, CommConfig()), (2, most), (None, most)]
+    unknown = decoded(rows, calls_per_step={(FSDP, AR, 1024): 0}).decisions
+    assert [d.occurrence for d in unknown] == [0, 1, 2]  # nobody knows of how many
 
 
 def test_an_untouched_call_has_no_row_and_is_not_covered_by_the_others():

@@ -12,7 +12,7 @@ from lagom_overlap.nccl_plugin.fake_host import RELEASES, WITH_CHUNKS, Fault, Ho
 
 MIB = 1 << 20
 AR, AG, RS = CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER
-VERSIONS = {"2.21": 2, "2.22": 3, "2.24": 4, "2.28": 5, "2.30": 6, "2.31": 6, "2.32.6": 7}
+VERSIONS = {"2.21": 2, "2.22": 3, "2.24": 4, "2.28": 5, "2.29": 5, "2.30": 6, "2.31": 6, "2.32.6": 7}
 WITH_COSTS = tuple(release for release in RELEASES if release != "2.21")
 every_release = pytest.mark.parametrize("release", RELEASES)
 

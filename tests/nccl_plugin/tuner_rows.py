@@ -1,5 +1,7 @@
 """Tables for the tests: one communicator of eight ranks on one node, the first of its kind."""
 
+from collections.abc import Collection
+
 from lagom_overlap.collective import CollectiveKind, CommConfig, CommunicatorId, ConfigKey, ConfigTable
 from lagom_overlap.nccl_plugin import ProcessCommunicator, encode_table
 
@@ -14,6 +16,8 @@ def encode_rows(
     generation: int = 1,
     calls_per_step: dict[tuple[CollectiveKind, int], int] | None = None,
     num_nodes: int | None = 1,
+    max_channels: int | None = 64,
+    known: Collection[tuple[CollectiveKind, int]] = (),
 ) -> bytes:
     """A table for one communicator of eight ranks: (kind, bytes, occurrence) -> config."""
     table = ConfigTable(
@@ -23,5 +27,10 @@ def encode_rows(
         }
     )
     calls = {(FSDP, kind, num_bytes): n for (kind, num_bytes), n in (calls_per_step or {}).items()}
-    communicators = [ProcessCommunicator(FSDP, num_nodes)]
-    return encode_table(table, generation=generation, communicators=communicators, calls_per_step=calls).data
+    return encode_table(
+        table,
+        generation=generation,
+        communicators=[ProcessCommunicator(FSDP, num_nodes, max_channels)],
+        calls_per_step=calls,
+        known_sites=[(FSDP, kind, num_bytes) for kind, num_bytes in known],
+    ).data

@@ -20,6 +20,7 @@ from lagom_overlap.collective import (
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.errors import TableError
 from lagom_overlap.hardware import load_preset
+from lagom_overlap.nccl_plugin import encode_table
 from lagom_overlap.nccl_plugin.fake_host import WITH_CHUNKS
 from lagom_overlap.nccl_plugin.table_writer import EncodedTable
 from lagom_overlap.online.options import OnlineOptions
@@ -162,16 +163,19 @@ def test_a_committed_table_is_decided_by_from_the_next_step_on_and_a_prepared_on
     assert not job.rehearsal.table.exists()  # a file could be refused when the ranks have agreed (root-squashed NFS)
 
 
-def test_a_settled_table_holds_without_step_marks(start):
-    """After the last plan the tuner marks no steps: the counts start over by the calls per step."""
+def test_calls_beyond_the_marked_step_are_left_to_nccl_and_never_take_another_calls_setting(start):
     job, route = start()
     keys = [call.key for call in measured_step(job, route).calls]
+    untouched = job.effective
     route.prepare(ConfigTable({keys[0]: CommConfig(num_channels=3), keys[2]: CommConfig(num_channels=2)}), 1)
     route.commit(1)
-    route.begin_step(is_measured=False)
-    for _ in range(3):
+    for _ in range(2):
+        route.begin_step(is_measured=False)
         job.step()
         assert (job.effective[0].num_channels, job.effective[2].num_channels) == (3, 2)
+        for _ in range(2):  # an evaluation, or a job that opens no steps any more
+            job.step()
+            assert job.effective == untouched
 
 
 def test_a_commit_without_its_prepare_is_refused(start):
@@ -210,6 +214,47 @@ def test_a_prepared_table_that_no_rank_commits_is_dropped_by_the_next(start):
         route.commit(1)
     route.commit(2)
     assert measured_step(job, route).calls[1].num_channels == 3
+
+
+def test_no_more_channels_are_tried_than_the_call_had_by_nccls_own_choice(start):
+    """24 and 64 would be one setting where a communicator has 24, and crash where NCCL does not check."""
+    job, route = start()
+    record = measured_step(job, route)
+    for call in record.calls:
+        assert {max(s.num_channels) for s in route.space(call.key).subspaces} == {call.num_channels}
+    default = record.calls[0].num_channels
+    key = record.calls[0].key
+    route.prepare(ConfigTable({key: CommConfig(num_channels=2)}), 1)
+    route.commit(1)
+    assert measured_step(job, route).calls[0].num_channels == 2
+    assert max(route.space(key).subspaces[0].num_channels) == default  # a trial is no proof
+
+
+def test_a_call_that_was_never_seen_to_run_is_left_alone(start):
+    job, route = start()
+    route.begin_step(is_measured=False)
+    job.step()
+    keys = [call.key for call in route.end_step().calls]
+    assert keys
+    assert all(route.space(key) is None for key in keys)
+
+
+def test_all_ranks_make_one_table_whatever_each_saw_last(start, monkeypatch):
+    """A rank whose last measured step was another (an evaluation, a dropped one) must not decide otherwise."""
+    made = []
+    monkeypatch.setattr(
+        plugin, "encode_table", lambda *args, **how: made.append(encode_table(*args, **how)) or made[-1]
+    )
+    for has_more in (False, True):
+        job, route = start()
+        keys = [call.key for call in measured_step(job, route).calls]
+        if has_more:
+            route.begin_step(is_measured=True)
+            for _ in range(2):
+                job.step()
+            route.end_step()
+        route.prepare(ConfigTable({key: CommConfig(num_channels=2) for key in keys}), 1)
+    assert made[0].data == made[1].data
 
 
 @pytest.mark.parametrize("release", ["2.22", "2.28", "2.30", "2.31"])
@@ -278,6 +323,7 @@ def test_a_running_job_goes_from_default_to_tuned_through_the_plug_in(start, rel
         member.end_step()
     assert member.plan.state is SwitchState.DONE, member.plan.reason
     assert member.settings, member.plan.reason
+    member.begin_step()
     job.step()
     assert job.makespan_s < makespans[0]
     asked = {(s.site.call.kind, s.site.occurrence): s.config.num_channels for s in member.settings}

@@ -37,7 +37,7 @@ from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.errors import BackendError, JobError, SpaceError, TableError
 from lagom_overlap.nccl_plugin import ProcessCommunicator, TunerPlugin, encode_table, installed_library, write_table
 from lagom_overlap.nccl_plugin import fake_host as host
-from lagom_overlap.nccl_plugin.table_layout import ALGORITHMS, KINDS, PROTOCOLS
+from lagom_overlap.nccl_plugin.table_layout import ALGORITHMS, KINDS, MAX_CHANNELS, PROTOCOLS
 from lagom_overlap.tuners.problem import Assignment, Failure, GroupProblem, Outcome
 from lagom_overlap.workload import CommOp, OverlapGroup
 
@@ -92,7 +92,9 @@ class Rehearsal:
     def communicators(self) -> tuple[ProcessCommunicator, ...]:
         """All communicators in the order of their creation."""
         cluster = self._model.cluster
-        return tuple(ProcessCommunicator(name, cluster.num_nodes_of(len(name.ranks))) for name in self._comms)
+        return tuple(
+            ProcessCommunicator(name, cluster.num_nodes_of(len(name.ranks)), MAX_CHANNELS) for name in self._comms
+        )
 
     def comm(self, op: CommOp) -> host.FakeComm:
         """The collective's communicator, made at its first use as NCCL's are."""

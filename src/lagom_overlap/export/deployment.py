@@ -4,7 +4,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TypeAlias
 
 from lagom_overlap.collective import (
     UNTOUCHED_LAUNCH,
@@ -15,9 +14,7 @@ from lagom_overlap.collective import (
     LaunchConfig,
 )
 from lagom_overlap.nccl_plugin import ProcessCommunicator
-
-CallSite: TypeAlias = tuple[CommunicatorId, CollectiveKind, int]
-"""A communicator, a kind and a size."""
+from lagom_overlap.nccl_plugin.size_ranges import CallSite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +22,8 @@ class Deployment:
     """Call sites and their configurations, for every process alike.
 
     `communicators` are all of a process in the order of their creation; `calls_per_step` says how often a call site is
-    called in a step (0: not known; missing: the rows name every call). Rows that are untouched are not there. `launch`
-    is the computation's side of the whole process.
+    called in a step (0: not known; missing: the rows name every call), and names sites that are not tuned, too. Rows
+    that are untouched are not there. `launch` is the computation's side of the whole process.
     """
 
     table: ConfigTable
@@ -46,6 +43,18 @@ class Deployment:
         num_calls = self.calls_per_step.get(site, max(rows) + 1)
         first = next(iter(rows.values()))
         return first if len(rows) == num_calls and all(config == first for config in rows.values()) else None
+
+    def safe_channels(self, site: CallSite, wanted: int | None) -> int | None:
+        """The channels that a site may be given by whatever does not check them; None: NCCL's own.
+
+        An all-gather of a communicator whose channels are not known is given none: NCCL 2.29 and 2.30 ask for an uneven
+        all-gather as for an even one, and index their channels by the answer.
+        """
+        communicator, kind, _ = site
+        most = next((known.max_channels for known in self.communicators if known.id == communicator), None)
+        if wanted is None or most is None:
+            return None if kind is CollectiveKind.ALL_GATHER else wanted
+        return min(wanted, most)
 
     def num_nodes(self, communicator: CommunicatorId) -> int | None:
         """The nodes of a communicator; None if not known."""

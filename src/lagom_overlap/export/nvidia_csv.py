@@ -2,15 +2,17 @@
 
     collective_type,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks
 
-The first row that matches wins; -1 is any number of nodes or ranks. An unknown word means ring or simple there, so a
-row always names both. 0 channels leaves NCCL's own; -1 does not: the example answers 1 channel then, as it does for
-every call without a row. That is said in the file.
+A row holds for its size's range (`nccl_plugin.size_ranges`). The first row that matches wins; -1 is any number of nodes
+or ranks. An unknown word means ring or simple there, so a row always names both. 0 channels leaves NCCL's own; -1 does
+not: the example answers 1 channel then, as it does for every call without a row. That is said in the file.
 """
 
-from typing import Final
+from collections import defaultdict
+from typing import Final, NamedTuple
 
 from lagom_overlap.collective import CollectiveKind, CommConfig
-from lagom_overlap.export.deployment import CallSite, Deployment, Exported, site_words
+from lagom_overlap.export.deployment import Deployment, Exported, site_words
+from lagom_overlap.nccl_plugin.size_ranges import CallSite, size_ranges
 
 FILE_NAME: Final = "nccl_tuner.conf"
 KIND_WORDS: Final = {
@@ -21,6 +23,20 @@ KIND_WORDS: Final = {
     CollectiveKind.ALL_REDUCE: "allreduce",
 }
 _WARNING: Final = "NVIDIA's example plug-in answers 1 channel for every call that has no row here"
+
+
+class _Columns(NamedTuple):
+    """What the file tells communicators apart by, and the kind."""
+
+    kind: str
+    num_nodes: int
+    num_ranks: int
+
+
+_NO_CHANNELS: Final = (
+    "its channels are NCCL's: the communicator's are not known, and NCCL 2.29 and 2.30 crash if an uneven all-gather "
+    "is given more"
+)
 _HEADER: Final = (
     "# Written by lagom export for NVIDIA's example tuner plug-in (NCCL_TUNER_CONFIG_FILE).\n"
     f"# {_WARNING};\n"
@@ -31,9 +47,9 @@ _HEADER: Final = (
 
 def nvidia_csv(deployment: Deployment) -> Exported:
     """The file: a row per call site whose calls all share one configuration with algorithm and protocol."""
-    rows: dict[tuple[str, int, int, int], tuple[CallSite, str]] = {}
+    rows: dict[_Columns, dict[int, tuple[CallSite, str]]] = defaultdict(dict)
+    clashing: dict[_Columns, set[int]] = defaultdict(set)
     left_out = [f"{_WARNING}, also where NCCL's own choice was kept"]
-    clashing = set()
     for site, configs in deployment.sites():
         config = deployment.uniform(site, configs)
         if (why := _refusal(site, config)) is not None:
@@ -41,19 +57,31 @@ def nvidia_csv(deployment: Deployment) -> Exported:
             continue
         assert config is not None, "refused above"
         left_out += [f"{site_words(site)}: {knob} has no column" for knob in _lost_knobs(config)]
-        communicator, kind, num_bytes = site
-        num_nodes, num_ranks = deployment.num_nodes(communicator) or -1, len(communicator.ranks)
-        key = (KIND_WORDS[kind], num_bytes, num_nodes, num_ranks)
-        row = (
-            f"{key[0]},{num_bytes},{num_bytes},{config.algorithm},{config.protocol},"
-            f"{config.num_channels or 0},{num_nodes},{num_ranks}"
-        )
-        if key in rows and rows[key][1] != row:
-            left_out.append(f"{site_words(site)} and {site_words(rows[key][0])} differ, and the file cannot tell them")
-            clashing.add(key)
-        rows.setdefault(key, (site, row))
-    text = _HEADER + "".join(f"{row}\n" for key, (_, row) in rows.items() if key not in clashing)
+        channels = deployment.safe_channels(site, config.num_channels)
+        if config.num_channels is not None and channels is None:
+            left_out.append(f"{site_words(site)}: {_NO_CHANNELS}")
+        columns, num_bytes = _columns(deployment, site), site[2]
+        row = f"{config.algorithm},{config.protocol},{channels or 0}"
+        if num_bytes in rows[columns] and rows[columns][num_bytes][1] != row:
+            other = rows[columns][num_bytes][0]
+            left_out.append(f"{site_words(site)} and {site_words(other)} differ, and the file cannot tell them")
+            clashing[columns].add(num_bytes)
+        rows[columns].setdefault(num_bytes, (site, row))
+    known: dict[_Columns, set[int]] = defaultdict(set)
+    for site in {*deployment.calls_per_step, *(site for site, _ in deployment.sites())}:
+        if site[1] in KIND_WORDS:
+            known[_columns(deployment, site)].add(site[2])
+    text = _HEADER
+    for columns, by_size in rows.items():
+        kept = {size: row for size, (_, row) in by_size.items() if size not in clashing[columns]}
+        for size, (first, last) in size_ranges(kept, known[columns] - kept.keys()).items():
+            text += f"{columns.kind},{first},{last},{kept[size]},{columns.num_nodes},{columns.num_ranks}\n"
     return Exported(name=FILE_NAME, content=text.encode(), not_carried=tuple(left_out))
+
+
+def _columns(deployment: Deployment, site: CallSite) -> _Columns:
+    communicator, kind, _ = site
+    return _Columns(KIND_WORDS[kind], deployment.num_nodes(communicator) or -1, len(communicator.ranks))
 
 
 def _refusal(site: CallSite, config: CommConfig | None) -> str | None:

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from lagom_overlap.export.deployment import Deployment, Exported
+from lagom_overlap.export.deployment import Deployment, Exported, site_words
 from lagom_overlap.nccl_plugin import encode_table
 
 FILE_NAME: Final = "lagom_table.bin"
@@ -21,6 +21,14 @@ def plugin_table(deployment: Deployment) -> Exported:
         generation=FIRST_GENERATION,
         communicators=deployment.communicators,
         calls_per_step=deployment.calls_per_step,
+        known_sites=deployment.calls_per_step,
     )
     lost = [f"{left.key.kind} of {left.key.num_bytes} bytes: {left.what}" for left in encoded.left_out]
+    lost += [
+        f"{site_words(site)}: its channels are NCCL's under NCCL 2.29 and 2.30: the communicator's are not known, and "
+        "an uneven all-gather would crash if given more"
+        for site, rows in deployment.sites()
+        for config in rows.values()
+        if config.num_channels is not None and deployment.safe_channels(site, config.num_channels) is None
+    ]
     return Exported(name=FILE_NAME, content=encoded.data, not_carried=tuple(dict.fromkeys(lost)))

@@ -20,6 +20,7 @@ from lagom_overlap.collective import (
 from lagom_overlap.errors import BundleError, JobError, LagomError
 from lagom_overlap.export.deployment import Deployment
 from lagom_overlap.nccl_plugin import ProcessCommunicator
+from lagom_overlap.nccl_plugin.channel_limit import most_channels
 
 FORMAT: Final = "lagom-online"
 VERSION: Final = 1
@@ -90,10 +91,12 @@ def read_online_deployment(path: Path) -> Deployment:
     settings = saved.settings if saved.is_adopted else ()
     rows = {_key(setting.site): setting.config for setting in settings if not setting.config.is_untouched}
     names = dict.fromkeys(key.communicator for key in rows)
+    calls = {(key.communicator, key.kind, key.num_bytes): 0 for key in rows}
+    most = most_channels(rows.items())  # online tuning asked for no more than NCCL's own choice ran with
     return Deployment(
         table=ConfigTable(rows),
-        communicators=tuple(map(ProcessCommunicator, names)),
-        calls_per_step={(key.communicator, key.kind, key.num_bytes): 0 for key in rows},
+        communicators=tuple(ProcessCommunicator(name, max_channels=most.get(name)) for name in names),
+        calls_per_step=calls,
         launch=one_launch(setting.launch for setting in settings if setting.launch is not None),
     )
 

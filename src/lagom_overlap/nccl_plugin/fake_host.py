@@ -18,7 +18,16 @@ from lagom_overlap.nccl_plugin.table_layout import ALGORITHMS, KINDS, PROTOCOLS
 
 FAKE_LIBRARY_NAME: Final = "libfake_nccl.so"
 RELEASES: Final = MappingProxyType(
-    {"2.21": 22105, "2.22": 22203, "2.24": 22403, "2.28": 22807, "2.30": 23003, "2.31": 23102, "2.32.6": 23206}
+    {
+        "2.21": 22105,
+        "2.22": 22203,
+        "2.24": 22403,
+        "2.28": 22807,
+        "2.29": 22907,
+        "2.30": 23003,
+        "2.31": 23102,
+        "2.32.6": 23206,
+    }
 )
 """The releases that the host imitates, by NCCL's version code."""
 WITH_CHUNKS: Final = ("2.30", "2.31", "2.32.6")
@@ -26,13 +35,17 @@ WITH_CHUNKS: Final = ("2.30", "2.31", "2.32.6")
 
 
 class HostMode(IntFlag):
-    """How a group of calls is made: asked for only, with symmetric memory, registered buffers, helper threads."""
+    """How a group of calls is made: asked for only, with symmetric memory, registered buffers, helper threads.
+
+    `GATHER_V`: the calls are an uneven all-gather, grouped broadcasts of which the largest is asked about.
+    """
 
     PLAIN = 0
     SIMULATE = 1
     SYMMETRIC = 2
     REGISTERED = 4
     HELPERS = 8
+    GATHER_V = 16
 
 
 class Fault(IntFlag):

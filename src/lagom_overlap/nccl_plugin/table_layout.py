@@ -12,7 +12,7 @@ from lagom_overlap.collective import Algorithm, CollectiveKind, Protocol
 TABLE_MAGIC: Final = int.from_bytes(b"LAGOMTBL", "little")
 RECORD_MAGIC: Final = int.from_bytes(b"LAGOMREC", "little")
 PROFILE_MAGIC: Final = int.from_bytes(b"LAGOMPRF", "little")
-TABLE_VERSION: Final = 1
+TABLE_VERSION: Final = 2
 RECORD_VERSION: Final = 1
 PROFILE_VERSION: Final = 1
 MAX_COMMUNICATORS: Final = 1024
@@ -62,20 +62,19 @@ COMMUNICATOR: Final = np.dtype(
         ("num_ranks", "<u4"),
         ("num_nodes", "<u4"),
         ("creation_order", "<u4"),
-        ("reserved", "<u4"),
+        ("max_channels", "<u4"),
     ]
 )
 DECISION: Final = np.dtype(
     [
-        ("num_bytes", "<u8"),
+        ("first_bytes", "<u8"),
+        ("last_bytes", "<u8"),
         ("communicator", "<u4"),
         ("kind", "<u4"),
         ("occurrence", "<u4"),
-        ("num_occurrences", "<u4"),
         ("algorithm", "<i4"),
         ("protocol", "<i4"),
         ("num_channels", "<u4"),
-        ("flags", "<u4"),
         ("chunk_bytes", "<u8"),
     ]
 )

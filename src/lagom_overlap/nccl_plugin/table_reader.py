@@ -1,6 +1,8 @@
 """Reads a plug-in table back: to compare it with what was meant, and to show it. Refuses what the plug-in refuses."""
 
+from collections import defaultdict
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -13,23 +15,27 @@ from lagom_overlap.nccl_plugin.table_writer import table_checksum
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableCommunicator:
-    """A communicator as the plug-in knows it; `num_nodes` None: any."""
+    """A communicator as the plug-in knows it; `num_nodes` None: any; `max_channels` None: not known."""
 
     description: str
     num_ranks: int
     num_nodes: int | None
     creation_order: int
+    max_channels: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableDecision:
-    """One row; `occurrence` None: every call of the step; `num_occurrences` None: not known."""
+    """One row for calls of `first_bytes` to `last_bytes`.
+
+    `occurrence` None: every call, where none has a row of its own or no step was marked.
+    """
 
     communicator: TableCommunicator
     kind: CollectiveKind
-    num_bytes: int
+    first_bytes: int
+    last_bytes: int
     occurrence: int | None
-    num_occurrences: int | None
     config: CommConfig
 
 
@@ -76,15 +82,28 @@ def decode_table(data: bytes) -> DecodedTable:
                 num_ranks=int(name["num_ranks"]),
                 num_nodes=int(name["num_nodes"]) or None,
                 creation_order=int(name["creation_order"]),
+                max_channels=int(name["max_channels"]) or None,
             )
             for name in names
         )
         decisions = tuple(_decision(row, communicators) for row in rows)
     except (IndexError, UnicodeDecodeError) as error:
         raise TableError(f"not a sound plug-in table: {error}") from error
-    if len({(d.communicator, d.kind, d.num_bytes, d.occurrence) for d in decisions}) != len(decisions):
-        raise TableError("a call is named twice")
+    _check_sites(decisions)
     return DecodedTable(int(header["generation"]), communicators, decisions)
+
+
+def _check_sites(decisions: tuple[TableDecision, ...]) -> None:
+    """Refuses a call that is named twice: by two equal rows, or by two ranges of bytes that overlap."""
+    if len({(d.communicator, d.kind, d.first_bytes, d.occurrence) for d in decisions}) != len(decisions):
+        raise TableError("a call is named twice")
+    ranges: dict[tuple[TableCommunicator, CollectiveKind], set[tuple[int, int]]] = defaultdict(set)
+    for d in decisions:
+        ranges[d.communicator, d.kind].add((d.first_bytes, d.last_bytes))
+    for found in ranges.values():
+        for (_, last), (first, _) in pairwise(sorted(found)):
+            if last >= first:
+                raise TableError(f"calls of {first} bytes are named by two ranges")
 
 
 def _header(data: bytes) -> np.void:
@@ -117,9 +136,9 @@ def _decision(row: np.void, communicators: tuple[TableCommunicator, ...]) -> Tab
     return TableDecision(
         communicator=communicators[int(row["communicator"])],
         kind=layout.KINDS[int(row["kind"])],
-        num_bytes=int(row["num_bytes"]),
+        first_bytes=int(row["first_bytes"]),
+        last_bytes=int(row["last_bytes"]),
         occurrence=None if occurrence == layout.ANY_OCCURRENCE else occurrence,
-        num_occurrences=int(row["num_occurrences"]) or None,
         config=CommConfig(
             algorithm=None if algorithm == -1 else layout.ALGORITHMS[algorithm],
             protocol=None if protocol == -1 else layout.PROTOCOLS[protocol],

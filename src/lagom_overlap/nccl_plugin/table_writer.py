@@ -8,29 +8,33 @@ import os
 import tempfile
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
 
-from lagom_overlap.collective import CollectiveKind, CommConfig, CommunicatorId, ConfigKey, ConfigTable
+from lagom_overlap.collective import CommConfig, CommunicatorId, ConfigKey, ConfigTable
 from lagom_overlap.errors import OutputError, TableError
 from lagom_overlap.nccl_plugin import table_layout as layout
-
-CallSite: TypeAlias = tuple[CommunicatorId, CollectiveKind, int]
-"""A communicator, a kind and a size: the calls that occurrences number."""
+from lagom_overlap.nccl_plugin.size_ranges import CallSite, site_ranges
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessCommunicator:
-    """A communicator of one process; `num_nodes` None: the plug-in goes by its ranks and creation order alone."""
+    """A communicator of one process; `num_nodes` None: the plug-in goes by its ranks and creation order alone.
+
+    `max_channels` is the most that NCCL may be asked for on it: the largest grid that was seen there under NCCL's own
+    choice. None: not known; the plug-in then leaves all-gathers their channels where NCCL would not cap them.
+    """
 
     id: CommunicatorId
     num_nodes: int | None = None
+    max_channels: int | None = None
 
     def __post_init__(self) -> None:
+        if self.max_channels is not None and not 1 <= self.max_channels <= layout.MAX_CHANNELS:
+            raise ValueError(f"max_channels is {self.max_channels}, must be from 1 to {layout.MAX_CHANNELS}")
         if self.num_nodes is not None and not 1 <= self.num_nodes <= len(self.id.ranks):
             raise ValueError(f"num_nodes is {self.num_nodes}, must be between 1 and the {len(self.id.ranks)} ranks")
 
@@ -57,13 +61,19 @@ def encode_table(
     generation: int,
     communicators: Sequence[ProcessCommunicator] | None = None,
     calls_per_step: Mapping[CallSite, int] | None = None,
+    known_sites: Collection[CallSite] | None = None,
 ) -> EncodedTable:
     """The plug-in's table for one process.
 
     Without `communicators`, those of the rows are taken to be all, made in the order of the rows. `calls_per_step` says
     how often a call site is called in a step; where it is missing, the rows are taken to name every call; 0 says that
-    it is not known, and then only `lagom_step()` makes the count start over. A site whose calls all share one
-    configuration becomes one row that needs no counting.
+    it is not known. A site whose calls all share one configuration becomes one row that needs no counting. Of others
+    the configuration that more than half of the calls have is written, too: it decides while no step is marked, and for
+    calls beyond those that are known.
+
+    With `known_sites`, all that the process calls, tuned or not, a row stands for its neighbours' sizes, too
+    (`size_ranges`). Without, and where it is not known how often a site is called, it stands for its very size: a call
+    that nobody knows of would be counted as another.
 
     Raises:
         TableError: if the table does not fit: too many rows, a knob outside the plug-in's range, a bad description.
@@ -84,10 +94,14 @@ def encode_table(
         carried = _carried(key, config, left_out)
         if carried is not None:
             sites[key.communicator, key.kind, key.num_bytes][key.occurrence] = carried
+    ranges = {site: (site[2], site[2]) for site in sites}
+    if known_sites is not None:
+        found = site_ranges({site: frozenset(rows.items()) for site, rows in sites.items()}, known_sites)
+        ranges |= {site: found[site] for site in sites if (calls_per_step or {}).get(site) != 0}
     rows = [
         row
         for site, configs in sites.items()
-        for row in _site_rows(site, configs, places[site[0]], (calls_per_step or {}).get(site))
+        for row in _site_rows(site, configs, ranges[site], places[site[0]], (calls_per_step or {}).get(site))
     ]
     return EncodedTable(_assemble(generation, _communicator_records(communicators), rows), tuple(left_out))
 
@@ -151,31 +165,34 @@ def _check_knobs(key: ConfigKey, config: CommConfig) -> None:
 
 
 def _site_rows(
-    site: CallSite, configs: Mapping[int, CommConfig], place: int, num_calls: int | None
+    site: CallSite, configs: Mapping[int, CommConfig], sizes: tuple[int, int], place: int, num_calls: int | None
 ) -> list[tuple[int, ...]]:
-    """The decision records of one call site; untouched calls have none."""
-    _, kind, num_bytes = site
+    """The decision records of one call site; untouched calls have none, unless the others are most."""
     num_occurrences = max(configs) + 1 if num_calls is None else num_calls
     if num_occurrences and max(configs) >= num_occurrences:
         raise TableError(f"{site}: a row for occurrence {max(configs)}, but {num_occurrences} calls per step")
-    every = [configs.get(n) for n in range(num_occurrences)] if num_occurrences <= len(configs) else []
-    if every and all(config == every[0] for config in every):
-        configs = {layout.ANY_OCCURRENCE: configs[0]}
+    counts = Counter(configs.get(n, CommConfig()) for n in range(num_occurrences))
+    rows = dict(configs)
+    if counts:
+        [(common, count)] = counts.most_common(1)
+        if count == num_occurrences:
+            rows = {} if common.is_untouched else {layout.ANY_OCCURRENCE: common}
+        elif 2 * count > num_occurrences and not common.is_untouched:
+            # Untouched calls need rows of their own: they are not to have what most have.
+            rows = {n: configs.get(n, CommConfig()) for n in range(num_occurrences)} | {layout.ANY_OCCURRENCE: common}
     return [
         (
-            num_bytes,
+            *sizes,
             place,
-            layout.KINDS.index(kind),
+            layout.KINDS.index(site[1]),
             occurrence,
-            num_occurrences,
             -1 if config.algorithm is None else layout.ALGORITHMS.index(config.algorithm),
             -1 if config.protocol is None else layout.PROTOCOLS.index(config.protocol),
             config.num_channels or 0,
-            0,
             config.chunk_bytes or 0,
         )
-        for occurrence, config in sorted(configs.items())
-        if not config.is_untouched
+        for occurrence, config in sorted(rows.items())
+        if layout.ANY_OCCURRENCE in rows or not config.is_untouched
     ]
 
 
@@ -191,7 +208,7 @@ def _communicator_records(communicators: Iterable[ProcessCommunicator]) -> list[
                 f"description {description!r}: must be printable and at most {layout.MAX_DESCRIPTION_BYTES} bytes"
             )
         num_ranks, num_nodes = len(communicator.id.ranks), communicator.num_nodes or 0
-        records.append((encoded, num_ranks, num_nodes, made[num_ranks, num_nodes], 0))
+        records.append((encoded, num_ranks, num_nodes, made[num_ranks, num_nodes], communicator.max_channels or 0))
         made[num_ranks, 0] += 1
         if num_nodes:
             made[num_ranks, num_nodes] += 1
@@ -207,9 +224,9 @@ def _assemble(
             f" {layout.MAX_COMMUNICATORS} and {layout.MAX_DECISIONS}"
         )
     highest = Counter[tuple[int, ...]]()
-    for num_bytes, place, kind, occurrence, *_ in rows:
+    for first_bytes, _, place, kind, occurrence, *_ in rows:
         if occurrence != layout.ANY_OCCURRENCE:
-            highest[num_bytes, place, kind] = max(highest[num_bytes, place, kind], occurrence + 1)
+            highest[first_bytes, place, kind] = max(highest[first_bytes, place, kind], occurrence + 1)
     if highest.total() > layout.MAX_ROWS:
         raise TableError(f"{highest.total()} occurrences to tell apart; the plug-in holds at most {layout.MAX_ROWS}")
     body = np.array(communicators, layout.COMMUNICATOR).tobytes() + np.array(rows, layout.DECISION).tobytes()

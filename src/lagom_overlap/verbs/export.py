@@ -13,7 +13,7 @@ import msgspec
 
 from lagom_overlap.collective import CommConfig, CommunicatorId, ConfigKey, ConfigTable, LaunchConfig, one_launch
 from lagom_overlap.errors import BundleError, JobError, LagomError
-from lagom_overlap.export.deployment import CallSite, Deployment, Exported, site_words
+from lagom_overlap.export.deployment import Deployment, Exported, site_words
 from lagom_overlap.export.env_file import env_file
 from lagom_overlap.export.megatron_yaml import check_groups, megatron_yaml
 from lagom_overlap.export.nvidia_csv import nvidia_csv
@@ -23,6 +23,7 @@ from lagom_overlap.jobfile.build import cluster_of, iteration_of
 from lagom_overlap.jobfile.online_settings import is_online_settings, read_online_deployment
 from lagom_overlap.jobfile.spec import JobSpec
 from lagom_overlap.nccl_plugin import ProcessCommunicator
+from lagom_overlap.nccl_plugin.size_ranges import CallSite
 from lagom_overlap.record import make_folder, write_private
 from lagom_overlap.results.export import ExportedFile, ExportResult
 from lagom_overlap.tuners.problem import GroupProblem

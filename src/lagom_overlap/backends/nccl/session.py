@@ -34,6 +34,7 @@ from lagom_overlap.nccl_plugin import (
 )
 from lagom_overlap.nccl_plugin.record_log import Flag
 from lagom_overlap.nccl_plugin.table_layout import KINDS as TUNER_KINDS
+from lagom_overlap.nccl_plugin.table_layout import MAX_CHANNELS
 from lagom_overlap.timeline import Span, SpanKind
 from lagom_overlap.workload import CommOp, OverlapGroup
 
@@ -197,7 +198,8 @@ class NcclSession:
                 rows[key] = config
             elif not config.is_untouched:
                 raise SpaceError(f"{key.kind} never reaches a tuner; leave it untouched")
-        communicators = [ProcessCommunicator(self._name(name)) for name in self._groups]
+        # Every call here is ours, so no uneven all-gather is among them: NCCL itself caps what exceeds a communicator.
+        communicators = [ProcessCommunicator(self._name(name), max_channels=MAX_CHANNELS) for name in self._groups]
         return encode_table(ConfigTable(rows), generation=self._generation, communicators=communicators).data
 
     def _check(self, ready: _Ready, assignment: tuple[CommConfig, ...]) -> Wrong | None:

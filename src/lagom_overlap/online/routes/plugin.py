@@ -9,14 +9,14 @@ ranks and new in every run: it is no name to save, but it tells which ranks must
 their communicator by the same role. Before, all ranks of a role must make the same calls, or the tuning is frozen; and
 there is no telling whether ranks count overlapping communicators of one size (pairs in a ring) in different orders.
 
-What may be tried is what NCCL offered in its cost tables (`nccl_plugin.space`).
+What may be tried is what NCCL offered in its cost tables (`nccl_plugin.space`), with no more channels than the call's
+kernel had under NCCL's own choice (`nccl_plugin.channel_limit`); a call that was never seen to run so is left alone.
 
 Which kernel a call was is told by order: as many collective kernels as recorded calls, kind by kind and size by size.
 Where they do not match (grouped calls share a kernel), the step is not timed.
 """
 
 import logging
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
@@ -30,9 +30,9 @@ from lagom_overlap.nccl_plugin import (
     TunerPlugin,
     encode_table,
 )
+from lagom_overlap.nccl_plugin.channel_limit import channels_within, most_channels
 from lagom_overlap.nccl_plugin.record_log import Flag, Implementation
 from lagom_overlap.nccl_plugin.space import tuner_space
-from lagom_overlap.nccl_plugin.table_writer import CallSite
 from lagom_overlap.online.routes.base import LEAST_BYTES, StepRecord
 from lagom_overlap.online.routes.plugin_events import TimedCall, step_record
 
@@ -66,7 +66,9 @@ class PluginRoute:
         self._ring: RecordRing | None = None
         self._known: dict[int, RecordedCommunicator] = {}
         self._offered: dict[ConfigKey, frozenset[Implementation]] = {}
-        self._calls_per_step: Counter[tuple[CommunicatorId, CollectiveKind, int]] = Counter()
+        self._grids: dict[ConfigKey, int] = {}
+        self._table = ConfigTable({})
+        self._prepared = ConfigTable({})
         self._is_measured = False
 
     def communicators(self) -> tuple[CommunicatorId, ...]:
@@ -75,11 +77,12 @@ class PluginRoute:
         return tuple(communicator.id for communicator in self._process())
 
     def space(self, key: ConfigKey) -> ConfigSpace | None:
-        """See `Route`: None for what NCCL has not offered yet."""
-        offered = self._offered.get(key)
-        if offered is None:
+        """See `Route`: None for what NCCL has not offered yet, or was not seen to run by its own choice."""
+        offered, grid = self._offered.get(key), self._grids.get(key)
+        if offered is None or grid is None:
             return None
-        return tuner_space(offered, max(known.abi_version for known in self._known.values()))
+        version = max(known.abi_version for known in self._known.values())
+        return tuner_space(offered, version, num_channels=channels_within(grid))
 
     def is_exact(self, key: ConfigKey) -> bool:
         """See `Route`: what only moves bytes is exact; channels and algorithms reorder every reduction."""
@@ -91,19 +94,23 @@ class PluginRoute:
         From memory: a file may be refused when it is read (a root-squashed NFS gives it to another user).
         """
         self._take()
+        most = most_channels(table)
         encoded = encode_table(
             table,
             generation=epoch,
-            communicators=self._process(),
-            calls_per_step=self._num_calls(table),
+            communicators=[replace(known, max_channels=most.get(known.id)) for known in self._process()],
+            # Only what all ranks agree on: one that saw other calls in its last step must not decide otherwise.
+            calls_per_step={(key.communicator, key.kind, key.num_bytes): 0 for key, _ in table},
         )
         for lost in encoded.left_out:
             _log.warning("%s of %d bytes: %s", lost.key.kind, lost.key.num_bytes, lost.what)
         self._plugin.prepare(encoded.data, epoch)
+        self._prepared = table
 
     def commit(self, epoch: int) -> None:
         """See `Route`: flips to the other buffer, which cannot fail after its `prepare`."""
         self._plugin.commit(epoch)
+        self._table = self._prepared
 
     def begin_step(self, *, is_measured: bool) -> None:
         """See `Route`."""
@@ -119,8 +126,11 @@ class PluginRoute:
         self._is_measured = False
         decisions = self._take()
         keys = [self._key(decision) for decision in decisions]
-        self._calls_per_step = Counter((key.communicator, key.kind, key.num_bytes) for key in keys)
-        return replace(step_record(keys, duration_s, timed, LEAST_BYTES), wires=self._wires())
+        record = replace(step_record(keys, duration_s, timed, LEAST_BYTES), wires=self._wires())
+        for call in record.calls:
+            if call.num_channels and self._table.get(call.key) is None:
+                self._grids[call.key] = min(call.num_channels, self._grids.get(call.key, call.num_channels))
+        return record
 
     def close(self) -> None:
         """See `Route`."""
@@ -157,17 +167,6 @@ class PluginRoute:
             num_bytes=decision.num_bytes,
             occurrence=decision.occurrence or 0,
         )
-
-    def _num_calls(self, table: ConfigTable) -> dict[CallSite, int]:
-        """How often each site of a table is called in a step; 0 where the last step does not tell.
-
-        A rank of another pipeline stage may call a site less often than the table has rows for it.
-        """
-        rows: Counter[CallSite] = Counter()
-        for key, _ in table:
-            site = key.communicator, key.kind, key.num_bytes
-            rows[site] = max(rows[site], key.occurrence + 1)
-        return {site: seen if num <= (seen := self._calls_per_step[site]) else 0 for site, num in rows.items()}
 
 
 def _name(known: RecordedCommunicator) -> CommunicatorId:

@@ -1,0 +1,56 @@
+"""Which sizes a tuned size stands for: a table of exact bytes would miss a call of 64 MiB and 256 B.
+
+A size stands for its neighbours up to half an octave away, a factor of sqrt(2) either way; between two sizes that are
+known to be called, up to their geometric mean. Where both have the same settings, no gap is left between them: they
+were measured at both ends. Calls of less than `LEAST_BYTES` are left alone unless their very size was tuned.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Hashable, Mapping
+from itertools import pairwise
+from math import isqrt
+from typing import Final, TypeAlias
+
+from lagom_overlap.collective import CollectiveKind, CommunicatorId
+from lagom_overlap.nccl_plugin.table_layout import MAX_BYTES
+from lagom_overlap.units import MIB
+
+CallSite: TypeAlias = tuple[CommunicatorId, CollectiveKind, int]
+"""A communicator, a kind and a size: the calls that occurrences number."""
+LEAST_BYTES: Final = MIB
+"""Smaller calls take tens of microseconds, the launch and not the channels: nothing that one size tells of another."""
+
+
+def size_ranges(settings: Mapping[int, Hashable], known: Collection[int] = ()) -> dict[int, tuple[int, int]]:
+    """The first and last bytes that each size of `settings` stands for; they do not overlap, and hold the size itself.
+
+    `known` sizes are called, too, and have no settings: they end their neighbours' ranges.
+    """
+    ranges = {size: [size, size] for size in (*settings, *known)}
+    for size, found in ranges.items():
+        if size >= LEAST_BYTES:
+            found[0] = max(LEAST_BYTES, isqrt(size * size // 2) + 1)
+            found[1] = max(size, min(MAX_BYTES, isqrt(2 * size * size)))
+    for small, large in pairwise(sorted(ranges)):
+        middle = isqrt(small * large)
+        below, above = ranges[small], ranges[large]
+        if small >= LEAST_BYTES and settings.get(small) == settings.get(large):
+            below[1], above[0] = middle, middle + 1
+        else:
+            below[1], above[0] = min(below[1], max(small, middle)), max(above[0], middle + 1)
+    return {size: (ranges[size][0], ranges[size][1]) for size in settings}
+
+
+def site_ranges(settings: Mapping[CallSite, Hashable], known: Collection[CallSite]) -> dict[CallSite, tuple[int, int]]:
+    """The same for the sizes of each communicator and kind."""
+    tuned: dict[tuple[CommunicatorId, CollectiveKind], dict[int, Hashable]] = defaultdict(dict)
+    others: dict[tuple[CommunicatorId, CollectiveKind], set[int]] = defaultdict(set)
+    for (communicator, kind, num_bytes), setting in settings.items():
+        tuned[communicator, kind][num_bytes] = setting
+    for communicator, kind, num_bytes in known:
+        others[communicator, kind].add(num_bytes)
+    return {
+        (*pair, num_bytes): found
+        for pair, by_size in tuned.items()
+        for num_bytes, found in size_ranges(by_size, others[pair]).items()
+    }
