@@ -14,12 +14,14 @@ from lagom_overlap.collective import (
     Protocol,
 )
 from lagom_overlap.errors import JobError
-from lagom_overlap.export.deployment import Deployment
+from lagom_overlap.export.deployment import Deployment, within_maps
 from lagom_overlap.export.env_file import env_file
 from lagom_overlap.export.megatron_yaml import megatron_yaml
 from lagom_overlap.export.nvidia_csv import nvidia_csv
 from lagom_overlap.export.plugin_table import plugin_table
 from lagom_overlap.nccl_plugin import ProcessCommunicator, decode_table
+from lagom_overlap.nccl_plugin.box import Box
+from lagom_overlap.nccl_plugin.capability import BoxMaps, CapabilityMap, MapKey, write_map
 from lagom_overlap.units import KIB, MIB
 
 AG, RS, AR, A2A = (
@@ -255,3 +257,17 @@ def test_an_empty_deployment_gives_files_that_set_nothing():
     assert read_csv(nvidia_csv(empty).content) == []
     assert read_env(env_file(empty).content) == {}
     assert read_yaml(megatron_yaml(empty, {}).content) == {}
+
+
+def test_rows_that_this_boxs_map_refuses_are_left_out_with_the_reason(tmp_path):
+    key = MapKey(nccl=(2, 30, 7), gpu="H100", num_gpus=8, ranks_per_gpu=1, topology="0" * 16)
+    write_map(CapabilityMap(key=key, measured_on="2026-11-22", max_channels=24, rows=()), tmp_path)
+    maps = BoxMaps((2, 30, 7), Box(gpu="H100", num_gpus=8, topology="0" * 16), tmp_path)
+    rows = {(FSDP, AG, MIB, 0): {"num_channels": 32}, (FSDP, RS, MIB, 0): {"num_channels": 24}}
+    kept, refused = within_maps(deployment(rows), maps)
+    assert [(key.kind, config.num_channels) for key, config in kept.table] == [(RS, 24)]
+    assert len(refused) == 1
+    assert "all_gather of 1048576 bytes" in refused[0]
+    assert "32 channels, this box's communicator has 24" in refused[0]
+    for known in (deployment(rows, num_nodes=2), deployment({(TP, AG, MIB, 0): {"num_channels": 32}})):
+        assert within_maps(known, maps) == (known, ())  # no map is of these

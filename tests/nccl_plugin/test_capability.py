@@ -8,9 +8,11 @@ import pytest
 
 from lagom_overlap.collective import Algorithm, CollectiveKind, CommConfig, Protocol
 from lagom_overlap.errors import OutputError, TableError
+from lagom_overlap.nccl_plugin.box import Box
 from lagom_overlap.nccl_plugin.capability import (
     MAX_FILE_BYTES,
     MAX_ROWS,
+    BoxMaps,
     CapabilityMap,
     Knobs,
     MapKey,
@@ -154,3 +156,37 @@ def test_a_file_that_is_no_map_is_refused(tmp_path: Path, data: bytes) -> None:
 def test_a_map_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TableError, match="cannot read"):
         read_map(tmp_path / "absent.json")
+
+
+BOX = Box(gpu=KEY.gpu, num_gpus=8, topology=KEY.topology)
+
+
+def test_a_boxs_maps_are_found_by_ranks_and_only_within_a_node(tmp_path: Path) -> None:
+    shared = map_of()
+    whole = msgspec.structs.replace(shared, key=msgspec.structs.replace(KEY, num_gpus=8, ranks_per_gpu=1))
+    for each in (shared, whole):
+        write_map(each, tmp_path)
+    maps = BoxMaps((2, 30, 7), BOX, tmp_path)
+    assert maps.of(num_ranks=2, num_nodes=1) == shared
+    assert maps.of(num_ranks=8, num_nodes=1) == whole
+    assert maps.of(num_ranks=8, num_nodes=2) is None
+    assert maps.of(num_ranks=8, num_nodes=None) is None
+    assert maps.of(num_ranks=4, num_nodes=1) is None
+    assert set(maps.every()) == {shared, whole}
+    assert BoxMaps((2, 29, 7), BOX, tmp_path).every() == ()
+    assert BoxMaps(None, BOX, tmp_path).every() == BoxMaps((2, 30, 7), None, tmp_path).every() == ()
+
+
+def test_a_damaged_map_is_said_once_and_stands_in_nobodys_way(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_map(map_of(), tmp_path).write_text("{}")
+    maps = BoxMaps((2, 30, 7), BOX, tmp_path)
+    assert [maps.of(num_ranks=2, num_nodes=1) for _ in range(2)] == [None, None]
+    assert len(caplog.records) == 1
+    assert "support matrix" in caplog.text
+
+
+def test_a_map_under_another_maps_name_is_not_taken(tmp_path: Path) -> None:
+    other = msgspec.structs.replace(KEY, nccl=(2, 29, 7))
+    path = write_map(msgspec.structs.replace(map_of(), key=other), tmp_path)
+    path.rename(tmp_path / KEY.file_name)
+    assert BoxMaps((2, 30, 7), BOX, tmp_path).of(num_ranks=2, num_nodes=1) is None

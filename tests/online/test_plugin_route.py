@@ -21,6 +21,7 @@ from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.errors import TableError
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.nccl_plugin import encode_table
+from lagom_overlap.nccl_plugin.capability import BoxMaps, CapabilityMap, Knobs, MapKey, MapRow, Outcome
 from lagom_overlap.nccl_plugin.fake_host import WITH_CHUNKS
 from lagom_overlap.nccl_plugin.table_writer import EncodedTable
 from lagom_overlap.online.options import OnlineOptions
@@ -105,12 +106,12 @@ def start(tmp_path_factory):
     opened = []
     library, fake = build_libraries(tmp_path_factory)
 
-    def start_release(release="2.30", group=STEP):
+    def start_release(release="2.30", group=STEP, maps=None):
         model = ContentionModel(load_preset("a40_nvlink", 1), load_profile("plausible"))
         rehearsal = Rehearsal(model, fake_library=fake, plugin_library=library, release=release)
         opened.append(rehearsal)
         job = Job(rehearsal, model, group)
-        route = PluginRoute(rehearsal.plugin, record=rehearsal.record, timer=job)
+        route = PluginRoute(rehearsal.plugin, record=rehearsal.record, timer=job, maps=maps)
         return job, route
 
     yield start_release
@@ -269,6 +270,35 @@ def test_the_space_is_what_nccl_offers_with_chunks_where_it_asks_for_them(start,
     assert all((s.chunk_bytes == (None,)) == (release not in WITH_CHUNKS) for s in space.subspaces)
     never = ConfigKey(communicator=key.communicator, kind=AR, num_bytes=KIB)
     assert route.space(never) is None
+
+
+class OneMap(BoxMaps):
+    """A box whose every communicator has this map."""
+
+    def __init__(self, max_channels, wrong=()):
+        super().__init__(None, None)
+        rows = [MapRow(kind=AG, num_bytes=MIB, asked=each, ran=each, outcome=Outcome.WRONG) for each in wrong]
+        key = MapKey(nccl=(2, 30, 7), gpu="A40", num_gpus=8, ranks_per_gpu=1, topology="0" * 16)
+        self.map = CapabilityMap(key=key, measured_on="2026-11-22", max_channels=max_channels, rows=tuple(rows))
+
+    def of(self, *, num_ranks, num_nodes):
+        return self.map if num_nodes == 1 else None
+
+
+def test_a_map_of_the_box_narrows_the_space_and_may_leave_a_call_alone(start, caplog):
+    job, route = start()
+    key = measured_step(job, route).calls[0].key
+    ways = [Knobs(each.algorithm, each.protocol) for each in route.space(key).subspaces]
+    job, route = start(maps=OneMap(4))
+    measured_step(job, route)
+    assert {each.num_channels for each in route.space(key).subspaces} == {(1, 2, 4)}
+    job, route = start(maps=OneMap(4, wrong=ways[1:]))
+    measured_step(job, route)
+    assert [(each.algorithm, each.protocol) for each in route.space(key).subspaces] == [(None, None)]
+    job, route = start(maps=OneMap(4, wrong=ways))
+    measured_step(job, route)
+    assert route.space(key) is None
+    assert "left alone" in caplog.text
 
 
 def test_only_what_moves_bytes_is_exact(start):

@@ -6,6 +6,8 @@ import pytest
 
 from lagom_overlap.cli import main
 from lagom_overlap.jobfile.conflicts import conflicts
+from lagom_overlap.nccl_plugin.box import Box
+from lagom_overlap.nccl_plugin.capability import CapabilityMap, MapKey, write_map
 from lagom_overlap.verbs import doctor
 
 
@@ -48,6 +50,26 @@ def test_the_table_for_people_fits_80_columns(monkeypatch, capsys):
     out = capsys.readouterr().out
     assert all(len(line) <= 80 for line in out.splitlines())
     assert "2.30.7  2.14, 2.15" in out
+
+
+def test_the_map_of_this_box_is_said_with_what_it_is_of(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(doctor, "installed_nccl", lambda: (2, 30, 7))
+    monkeypatch.setattr(doctor, "this_box", lambda: None)
+    found, _ = checks(capsys)
+    assert "no NVIDIA GPU" in found["capability map"]["found"]
+    box = Box(gpu="NVIDIA H100 80GB HBM3", num_gpus=1, topology="0" * 16)
+    monkeypatch.setattr(doctor, "this_box", lambda: box)
+    found, _ = checks(capsys)
+    assert found["capability map"]["ok"] is False
+    assert found["capability map"]["remedy"] == "lagom selftest --nccl"
+    key = MapKey(nccl=(2, 30, 7), gpu=box.gpu, num_gpus=1, ranks_per_gpu=2, topology=box.topology)
+    known = CapabilityMap(key=key, measured_on="2026-11-22", max_channels=64, rows=())
+    write_map(known, tmp_path / "lagom-overlap" / "capability")
+    found, _ = checks(capsys)
+    assert found["capability map"]["ok"] is True
+    for word in ("NCCL 2.30.7", "1 x NVIDIA H100 80GB HBM3 with 2 ranks each", "2026-11-22", "64 channels"):
+        assert word in found["capability map"]["found"]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from lagom_overlap.collective import (
@@ -14,6 +14,7 @@ from lagom_overlap.collective import (
     LaunchConfig,
 )
 from lagom_overlap.nccl_plugin import ProcessCommunicator
+from lagom_overlap.nccl_plugin.capability import BoxMaps
 from lagom_overlap.nccl_plugin.size_ranges import CallSite
 
 
@@ -74,3 +75,21 @@ def site_words(site: CallSite) -> str:
     """A call site in words."""
     communicator, kind, num_bytes = site
     return f"{kind} of {num_bytes} bytes on {communicator.description!r} ({len(communicator.ranks)} ranks)"
+
+
+def within_maps(deployment: Deployment, maps: BoxMaps) -> tuple[Deployment, tuple[str, ...]]:
+    """The rows that this box's capability maps allow, and why others are left out; all where there is no map."""
+    rows, refused = {}, []
+    for key, config in deployment.table:
+        num_nodes = deployment.num_nodes(key.communicator)
+        found = maps.of(num_ranks=len(key.communicator.ranks), num_nodes=num_nodes)
+        why = None if found is None else found.refuses(key.kind, config)
+        if why is None:
+            rows[key] = config
+        else:
+            site = key.communicator, key.kind, key.num_bytes
+            refused.append(f"{site_words(site)}: left out, by this box's capability map: {why}")
+    if not refused:
+        return deployment, ()
+    launches = deployment.table.launches
+    return replace(deployment, table=ConfigTable(rows, launches)), tuple(dict.fromkeys(refused))

@@ -4,6 +4,7 @@ It is data about one NCCL release on one kind of box, kept in the user's cache f
 space, the plug-in's route, the exporters) leaves out what a map refuses; without a map the support matrix holds.
 """
 
+import logging
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -16,13 +17,17 @@ from msgspec import Meta
 
 from lagom_overlap.collective import Algorithm, CollectiveKind, CommConfig, Protocol
 from lagom_overlap.errors import OutputError, TableError
-from lagom_overlap.nccl_plugin.box import Box
+from lagom_overlap.nccl_plugin.box import Box, this_box
 from lagom_overlap.nccl_plugin.support import NcclVersion
 from lagom_overlap.nccl_plugin.table_layout import GRAIN_BYTES, MAX_BYTES, MAX_CHANNELS, MAX_CHUNK_BYTES
 from lagom_overlap.record import write_private
 
+_log = logging.getLogger(__name__)
+
 MAX_FILE_BYTES: Final = 8 << 20
 MAX_ROWS: Final = 20_000
+MAX_RANKS_PER_GPU: Final = 8
+"""That a self-test takes."""
 _Channels = Annotated[int, Meta(ge=1, le=MAX_CHANNELS)]
 _Chunk = Annotated[int, Meta(ge=1, le=MAX_CHUNK_BYTES)]
 _Small = Annotated[int, Meta(ge=1, le=4096)]
@@ -219,7 +224,7 @@ def find_map(nccl: NcclVersion, box: Box, *, num_ranks: int, folder: Path | None
         TableError: if there is one that cannot be read.
     """
     place = map_folder() if folder is None else folder
-    for num_gpus in dict.fromkeys((num_ranks, *range(1, box.num_gpus + 1))):
+    for num_gpus in range(min(num_ranks, box.num_gpus), 0, -1):  # a GPU for each rank first
         if num_ranks % num_gpus:
             continue
         key = MapKey(
@@ -228,3 +233,39 @@ def find_map(nccl: NcclVersion, box: Box, *, num_ranks: int, folder: Path | None
         if (path := place / key.file_name).is_file() and (found := read_map(path)).key == key:
             return found
     return None
+
+
+class BoxMaps:
+    """This box's maps of one release of NCCL, by the ranks of a communicator; each file is read once."""
+
+    def __init__(self, nccl: NcclVersion | None, box: Box | None, folder: Path | None = None) -> None:
+        self._nccl, self._box, self._folder = nccl, box, folder
+        self._found: dict[int, CapabilityMap | None] = {}
+
+    @classmethod
+    def here(cls, nccl: NcclVersion | None) -> "BoxMaps":
+        """Those in the user's cache folder for the box that this process runs on."""
+        return cls(nccl, None if nccl is None else this_box())
+
+    def of(self, *, num_ranks: int, num_nodes: int | None) -> CapabilityMap | None:
+        """The map for a communicator; None where there is none, or it spans nodes, which a self-test does not."""
+        if self._nccl is None or self._box is None or num_nodes != 1:
+            return None
+        if num_ranks not in self._found:
+            try:
+                self._found[num_ranks] = find_map(self._nccl, self._box, num_ranks=num_ranks, folder=self._folder)
+            except TableError as error:
+                _log.warning("%s; going by the support matrix of this NCCL", error)
+                self._found[num_ranks] = None
+        return self._found[num_ranks]
+
+    def every(self) -> tuple[CapabilityMap, ...]:
+        """All that can be read, whatever the ranks."""
+        if self._nccl is None or self._box is None:
+            return ()
+        by_ranks = (
+            self.of(num_ranks=gpus * shared, num_nodes=1)
+            for gpus in range(1, self._box.num_gpus + 1)
+            for shared in (1, *range(2, MAX_RANKS_PER_GPU + 1))
+        )
+        return tuple({found.key.file_name: found for found in by_ranks if found is not None}.values())

@@ -1,14 +1,18 @@
 """What may be tried for one collective through the tuner plug-in: what NCCL offers, with channels and chunks.
 
 The first subspace leaves algorithm and protocol to NCCL. A communicator's limit of channels is not told to a tuner:
-NCCL caps what exceeds it. Chunks reach up to the largest that the protocol's buffer holds (docs/formats_plugin.md).
+NCCL caps what exceeds it, and only a capability map of the box knows. Chunks reach up to the largest that the buffer of
+algorithm and protocol holds (docs/formats_plugin.md); a tree's Simple chunk was seen to be clamped to 512 KiB by NCCL
+2.30.7 on an H100.
 """
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Final
 
-from lagom_overlap.collective import Algorithm, ConfigSpace, Protocol, Subspace
+from lagom_overlap.collective import Algorithm, CollectiveKind, CommConfig, ConfigSpace, Protocol, Subspace
 from lagom_overlap.errors import SpaceError
+from lagom_overlap.nccl_plugin.capability import CapabilityMap
 from lagom_overlap.nccl_plugin.record_log import Implementation
 from lagom_overlap.nccl_plugin.table_layout import GRAIN_BYTES, MAX_CHANNELS
 from lagom_overlap.units import KIB, MIB
@@ -20,6 +24,7 @@ CHUNKS: Final = {
     Protocol.SIMPLE: (64 * KIB, 128 * KIB, 256 * KIB, 512 * KIB, MIB, 2 * MIB),
 }
 NVLS_CHUNKS: Final = (16 * KIB, 32 * KIB, 64 * KIB, 128 * KIB)
+TREE_SIMPLE_MAX_BYTES: Final = 512 * KIB
 FIRST_VERSION_WITH_CHUNKS: Final = 6
 """Of the tuner interface: getChunkSize."""
 _SWITCHED: Final = (Algorithm.NVLS, Algorithm.NVLS_TREE)
@@ -29,12 +34,16 @@ def tuner_space(
     offered: Collection[Implementation],
     tuner_version: int,
     *,
+    kind: CollectiveKind,
+    capabilities: CapabilityMap | None = None,
     algorithms: Sequence[Algorithm] | None = None,
     protocols: Sequence[Protocol] | None = None,
     num_channels: Sequence[int] | None = None,
     chunk_bytes: Sequence[int] | None = None,
 ) -> ConfigSpace:
     """The space within the limits given (None: our own values); a limit on algorithms or protocols names them all.
+
+    What this box's capability map refuses is left out; without a map nothing is.
 
     Raises:
         SpaceError: if nothing is left, or a limit asks for what no tuner can set.
@@ -57,10 +66,27 @@ def tuner_space(
         for algorithm, protocol in ways
         if (chunks := _chunks(algorithm, protocol, tuner_version, chunk_bytes))
     ]
+    if capabilities is not None:
+        kept = [within for each in kept if (within := _allowed(each, kind, capabilities)) is not None]
     if not kept:
         words = ", ".join(f"{algorithm}/{protocol}" for algorithm, protocol in sorted(offered)) or "nothing"
-        raise SpaceError(f"tune.space leaves nothing of what NCCL offers: {words}")
+        allows = "" if capabilities is None else " and this box's capability map allows"
+        raise SpaceError(f"tune.space leaves nothing of what NCCL offers{allows}: {words}")
     return ConfigSpace(tuple(kept))
+
+
+def _allowed(space: Subspace, kind: CollectiveKind, capabilities: CapabilityMap) -> Subspace | None:
+    """The subspace without what a map refuses; None if nothing is left."""
+
+    def allows(*, num_channels: int | None = None, chunk_bytes: int | None = None) -> bool:
+        config = CommConfig(
+            algorithm=space.algorithm, protocol=space.protocol, num_channels=num_channels, chunk_bytes=chunk_bytes
+        )
+        return capabilities.refuses(kind, config) is None
+
+    channels = tuple(count for count in space.num_channels if allows(num_channels=count))
+    chunks = tuple(size for size in space.chunk_bytes if allows(chunk_bytes=size))
+    return replace(space, num_channels=channels, chunk_bytes=chunks) if channels and chunks else None
 
 
 def _chunks(
@@ -69,6 +95,8 @@ def _chunks(
     if tuner_version < FIRST_VERSION_WITH_CHUNKS:
         return (None,)
     own = NVLS_CHUNKS if algorithm in _SWITCHED else CHUNKS[protocol or Protocol.SIMPLE]
+    if (algorithm, protocol) == (Algorithm.TREE, Protocol.SIMPLE):
+        own = tuple(size for size in own if size <= TREE_SIMPLE_MAX_BYTES)
     if asked is None:
         return own
     least = GRAIN_BYTES[protocol or Protocol.SIMPLE]

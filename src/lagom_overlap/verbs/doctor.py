@@ -12,6 +12,8 @@ from lagom_overlap.hardware import preset_names
 from lagom_overlap.jobfile.conflicts import conflicts
 from lagom_overlap.jobfile.registry import BACKENDS, TUNERS, entry_point_names
 from lagom_overlap.nccl_plugin import installed_library
+from lagom_overlap.nccl_plugin.box import this_box
+from lagom_overlap.nccl_plugin.capability import BoxMaps, CapabilityMap
 from lagom_overlap.nccl_plugin.loaded import installed_nccl
 from lagom_overlap.nccl_plugin.support import NCCL_OF_TORCH, Knob, Settable, best_route, support_of, tuner_version
 from lagom_overlap.record import describe_machine, package_versions
@@ -81,6 +83,28 @@ def _nccl() -> DoctorCheck:
             name="NCCL", ok=False, found=f"{name}: takes no tuner plug-in", remedy="NCCL 2.21 or newer does"
         )
     return DoctorCheck(name="NCCL", ok=True, found=f"{name}: takes our tuner plug-in, interface v{abi}")
+
+
+def _capability_map() -> DoctorCheck:
+    name, box, version = "capability map", this_box(), installed_nccl()
+    if box is None or version is None:
+        lacks = "NVIDIA GPU" if box is None else "NCCL"
+        return DoctorCheck(name=name, ok=False, found=f"none: there is no {lacks} here to have one of")
+    found = BoxMaps(version, box).every()
+    if not found:
+        release = ".".join(map(str, version))
+        return DoctorCheck(
+            name=name, ok=False, found=f"none of NCCL {release} on this box", remedy="lagom selftest --nccl"
+        )
+    return DoctorCheck(name=name, ok=True, found="; ".join(map(_map_words, found)))
+
+
+def _map_words(found: CapabilityMap) -> str:
+    key = found.key
+    shared = "" if key.ranks_per_gpu == 1 else f" with {key.ranks_per_gpu} ranks each"
+    most = "" if found.max_channels is None else f", {found.max_channels} channels"
+    gpus = f"{key.num_gpus} x {key.gpu}{shared}"
+    return f"NCCL {'.'.join(map(str, key.nccl))} on {gpus}, {len(found.rows)} settings of {found.measured_on}{most}"
 
 
 def _plugin() -> DoctorCheck:
@@ -169,6 +193,16 @@ def run_doctor() -> DoctorResult:
         tuners=tuple(entry_point_names(TUNERS)),
         backends=tuple(entry_point_names(BACKENDS)),
         presets=tuple(preset_names()),
-        checks=(_cores(), _torch(), _link_emulation(), _plugin(), _nccl(), _environment(), _cuda(), _carve_out()),
+        checks=(
+            _cores(),
+            _torch(),
+            _link_emulation(),
+            _plugin(),
+            _nccl(),
+            _capability_map(),
+            _environment(),
+            _cuda(),
+            _carve_out(),
+        ),
         support=tuple(support_matrix()),
     )

@@ -13,7 +13,7 @@ import msgspec
 
 from lagom_overlap.collective import CommConfig, CommunicatorId, ConfigKey, ConfigTable, LaunchConfig, one_launch
 from lagom_overlap.errors import BundleError, JobError, LagomError
-from lagom_overlap.export.deployment import Deployment, Exported, site_words
+from lagom_overlap.export.deployment import Deployment, Exported, site_words, within_maps
 from lagom_overlap.export.env_file import env_file
 from lagom_overlap.export.megatron_yaml import check_groups, megatron_yaml
 from lagom_overlap.export.nvidia_csv import nvidia_csv
@@ -23,6 +23,8 @@ from lagom_overlap.jobfile.build import cluster_of, iteration_of
 from lagom_overlap.jobfile.online_settings import is_online_settings, read_online_deployment
 from lagom_overlap.jobfile.spec import JobSpec
 from lagom_overlap.nccl_plugin import ProcessCommunicator
+from lagom_overlap.nccl_plugin.capability import BoxMaps
+from lagom_overlap.nccl_plugin.loaded import installed_nccl
 from lagom_overlap.nccl_plugin.size_ranges import CallSite
 from lagom_overlap.record import make_folder, write_private
 from lagom_overlap.results.export import ExportedFile, ExportResult
@@ -79,22 +81,23 @@ def run_export(request: ExportRequest) -> ExportResult:
     """
     check_groups(request.groups)
     found = read_deployment(request.run)
+    deployment, refused = within_maps(found.deployment, BoxMaps.here(installed_nccl()))
     here = request.run if request.run.is_dir() else request.run.parent
     out = here if request.out is None else request.out
-    exports = [(wanted, _export(wanted, found.deployment, request)) for wanted in dict.fromkeys(request.formats)]
+    exports = [(wanted, _export(wanted, deployment, request)) for wanted in dict.fromkeys(request.formats)]
     if not out.is_dir():
         make_folder(out)
     files = []
     for wanted, exported in exports:
         write_private(out / exported.name, exported.content)
-        notes = [*exported.not_carried, *(found.notes if wanted is not Format.PERFETTO else ())]
-        launch = found.deployment.launch
+        notes = [*exported.not_carried, *((*found.notes, *refused) if wanted is not Format.PERFETTO else ())]
+        launch = deployment.launch
         if not launch.is_untouched and wanted not in (Format.ENV, Format.PERFETTO):
             notes.append(f"the computation's side ({launch}): export the form env too, or set it in the job")
         files.append(ExportedFile(format=wanted, path=out / exported.name, not_carried=tuple(notes)))
     return ExportResult(
         run=request.run,
-        num_rows=len(found.deployment.table),
+        num_rows=len(deployment.table),
         files=tuple(files),
     )
 

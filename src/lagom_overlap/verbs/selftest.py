@@ -27,6 +27,7 @@ from lagom_overlap.jobfile.conflicts import conflicts
 from lagom_overlap.jobfile.run_folder import create_run_folder
 from lagom_overlap.nccl_plugin.box import Box, this_box
 from lagom_overlap.nccl_plugin.capability import (
+    MAX_RANKS_PER_GPU,
     CapabilityMap,
     Knobs,
     MapKey,
@@ -65,8 +66,8 @@ class SelfTestRequest:
     def __post_init__(self) -> None:
         if self.num_gpus is not None and self.num_gpus < 1:
             raise BackendError(f"--gpus is {self.num_gpus}, must be at least 1")
-        if not 1 <= self.ranks_per_gpu <= 8:
-            raise BackendError(f"--ranks-per-gpu is {self.ranks_per_gpu}, must be from 1 to 8")
+        if not 1 <= self.ranks_per_gpu <= MAX_RANKS_PER_GPU:
+            raise BackendError(f"--ranks-per-gpu is {self.ranks_per_gpu}, must be from 1 to {MAX_RANKS_PER_GPU}")
         if not 0 < self.minutes <= 24 * 60:
             raise BackendError(f"--minutes is {self.minutes:g}, must be above 0 and at most {24 * 60}")
 

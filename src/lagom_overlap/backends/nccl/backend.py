@@ -18,6 +18,8 @@ from lagom_overlap.collective import CommConfig, ConfigSpace, Subspace
 from lagom_overlap.engines.messages import GroupMessage, Measured, Wrong
 from lagom_overlap.errors import BackendError, LagomError, SpaceError, WrongResultError
 from lagom_overlap.nccl_plugin import RecordedDecision
+from lagom_overlap.nccl_plugin.capability import BoxMaps
+from lagom_overlap.nccl_plugin.loaded import loaded_nccl
 from lagom_overlap.nccl_plugin.record_log import Flag
 from lagom_overlap.nccl_plugin.space import tuner_space
 from lagom_overlap.nccl_plugin.table_layout import KINDS as TUNER_KINDS
@@ -66,6 +68,7 @@ class NcclBackend:
         self._request = request
         self._num_ranks = num_ranks
         self._session = session
+        self._maps = BoxMaps.here(loaded_nccl())
         self._is_closed = False
         self._spaces: dict[OverlapGroup, tuple[ConfigSpace, ...]] = {}
         self.description = f"{description}, {num_ranks} ranks"
@@ -173,6 +176,8 @@ class NcclBackend:
         return tuner_space(
             frozenset.intersection(*offers) if offers else frozenset(),
             version,
+            kind=op.collective.kind,
+            capabilities=self._maps.of(num_ranks=self._num_ranks, num_nodes=self._session.num_nodes),
             algorithms=limits.algorithms,
             protocols=limits.protocols,
             num_channels=limits.num_channels,

@@ -104,12 +104,18 @@ class NcclSession:
         self._checked: set[tuple[Collective, CommConfig]] = set()
         self._ring: RecordRing | None = None
         self._tuner_version: int | None = None
+        self._num_nodes: int | None = None
         self._generation = 0
 
     @property
     def tuner_version(self) -> int | None:
         """The version of the tuner interface that NCCL uses; None: it has not loaded the plug-in."""
         return self._tuner_version
+
+    @property
+    def num_nodes(self) -> int | None:
+        """The nodes that NCCL says the ranks are on; None: as above."""
+        return self._num_nodes
 
     def decisions(self) -> list[RecordedDecision]:
         """What NCCL asked this rank's plug-in since the last call."""
@@ -120,6 +126,7 @@ class NcclSession:
         log = self._ring.take()
         for communicator in log.communicators:
             self._tuner_version = communicator.abi_version
+            self._num_nodes = communicator.num_nodes
         return [d for d in log.decisions if Flag.NOT_COUNTED not in d.flags]
 
     def measure(self, group: OverlapGroup, assignment: tuple[CommConfig, ...], repeats: int) -> Measured | Wrong:

@@ -15,6 +15,7 @@ from torch import nn
 
 from lagom_overlap.errors import JobError
 from lagom_overlap.nccl_plugin import TunerPlugin
+from lagom_overlap.nccl_plugin.capability import BoxMaps
 from lagom_overlap.nccl_plugin.loaded import loaded_nccl
 from lagom_overlap.nccl_plugin.support import Knob, NcclVersion, RouteName, best_route
 from lagom_overlap.online.events import rank_of
@@ -46,7 +47,7 @@ def open_nccl_route(model: nn.Module, nccl: NcclVersion, environment: Mapping[st
     name = environment.get(ROUTE_VARIABLE) or best_route(nccl, Knob.CHANNELS)
     match name:
         case RouteName.PLUGIN:
-            return _plugin_route(environment)
+            return _plugin_route(environment, nccl)
         case RouteName.SIBLING:
             route = SiblingRoute("nccl", KernelTimer((KnobReach.TUNER, KnobReach.P2P_CHANNELS)), open_nccl_sibling)
             attach(model, route)
@@ -58,7 +59,7 @@ def open_nccl_route(model: nn.Module, nccl: NcclVersion, environment: Mapping[st
             raise JobError(f"{ROUTE_VARIABLE} is {name!r}; allowed: {RouteName.PLUGIN}, {RouteName.SIBLING}")
 
 
-def _plugin_route(environment: Mapping[str, str]) -> PluginRoute:
+def _plugin_route(environment: Mapping[str, str], nccl: NcclVersion) -> PluginRoute:
     """The plug-in as NCCL has loaded it, with the record that it was started with."""
     missing = [name for name in _PLUGIN_VARIABLES if not environment.get(name)]
     if missing:
@@ -66,7 +67,12 @@ def _plugin_route(environment: Mapping[str, str]) -> PluginRoute:
             f"{', '.join(missing)} is not set in this rank: start the job with lagom run, or set LAGOM_ROUTE=sibling"
         )
     library, record = (environment[name] for name in _PLUGIN_VARIABLES)
-    return PluginRoute(TunerPlugin(Path(library)), record=expanded(record, rank_of(environment)), timer=KernelTimer())
+    return PluginRoute(
+        TunerPlugin(Path(library)),
+        record=expanded(record, rank_of(environment)),
+        timer=KernelTimer(),
+        maps=BoxMaps.here(nccl),
+    )
 
 
 def expanded(pattern: str, rank: int) -> Path:

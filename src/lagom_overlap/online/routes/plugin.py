@@ -11,6 +11,7 @@ there is no telling whether ranks count overlapping communicators of one size (p
 
 What may be tried is what NCCL offered in its cost tables (`nccl_plugin.space`), with no more channels than the call's
 kernel had under NCCL's own choice (`nccl_plugin.channel_limit`); a call that was never seen to run so is left alone.
+A capability map of this box takes away what it refuses.
 
 Which kernel a call was is told by order: as many collective kernels as recorded calls, kind by kind and size by size.
 Where they do not match (grouped calls share a kernel), the step is not timed.
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from lagom_overlap.collective import CollectiveKind, CommunicatorId, ConfigKey, ConfigSpace, ConfigTable
+from lagom_overlap.errors import SpaceError
 from lagom_overlap.nccl_plugin import (
     ProcessCommunicator,
     RecordedCommunicator,
@@ -30,6 +32,7 @@ from lagom_overlap.nccl_plugin import (
     TunerPlugin,
     encode_table,
 )
+from lagom_overlap.nccl_plugin.capability import BoxMaps
 from lagom_overlap.nccl_plugin.channel_limit import channels_within, most_channels
 from lagom_overlap.nccl_plugin.record_log import Flag, Implementation
 from lagom_overlap.nccl_plugin.space import tuner_space
@@ -58,11 +61,12 @@ class PluginRoute:
 
     name = "plugin"
 
-    def __init__(self, plugin: TunerPlugin, *, record: Path, timer: StepTimer) -> None:
+    def __init__(self, plugin: TunerPlugin, *, record: Path, timer: StepTimer, maps: BoxMaps | None = None) -> None:
         self.description = "NCCL's tuner plug-in: all-reduce, all-gather, reduce-scatter, broadcast, reduce"
         self._plugin = plugin
         self._record = record
         self._timer = timer
+        self._maps = maps
         self._ring: RecordRing | None = None
         self._known: dict[int, RecordedCommunicator] = {}
         self._offered: dict[ConfigKey, frozenset[Implementation]] = {}
@@ -77,12 +81,20 @@ class PluginRoute:
         return tuple(communicator.id for communicator in self._process())
 
     def space(self, key: ConfigKey) -> ConfigSpace | None:
-        """See `Route`: None for what NCCL has not offered yet, or was not seen to run by its own choice."""
+        """See `Route`: None for what NCCL has not offered yet or run by its own choice, or if nothing is left."""
         offered, grid = self._offered.get(key), self._grids.get(key)
         if offered is None or grid is None:
             return None
         version = max(known.abi_version for known in self._known.values())
-        return tuner_space(offered, version, num_channels=channels_within(grid))
+        known = next((known for known in self._several() if _name(known) == key.communicator), None)
+        found = None
+        if self._maps is not None and known is not None:
+            found = self._maps.of(num_ranks=known.num_ranks, num_nodes=known.num_nodes)
+        try:
+            return tuner_space(offered, version, kind=key.kind, capabilities=found, num_channels=channels_within(grid))
+        except SpaceError as error:
+            _log.warning("%s of %d bytes is left alone: %s", key.kind, key.num_bytes, error)
+            return None
 
     def is_exact(self, key: ConfigKey) -> bool:
         """See `Route`: what only moves bytes is exact; channels and algorithms reorder every reduction."""
@@ -153,8 +165,11 @@ class PluginRoute:
 
     def _process(self) -> list[ProcessCommunicator]:
         """This process's communicators in the order of their creation; ranks of one communicator share it."""
-        several = [known for known in self._known.values() if known.num_ranks > 1]
-        return list(dict.fromkeys(ProcessCommunicator(_name(known), known.num_nodes) for known in several))
+        return list(dict.fromkeys(ProcessCommunicator(_name(known), known.num_nodes) for known in self._several()))
+
+    def _several(self) -> list[RecordedCommunicator]:
+        """Those of more than one rank."""
+        return [known for known in self._known.values() if known.num_ranks > 1]
 
     def _wires(self) -> dict[CommunicatorId, str]:
         """NCCL's ids of this run, where it tells them: equal on all ranks of a communicator, and on no others."""
