@@ -121,7 +121,9 @@ def compared(driver: Driver, folder: Path) -> list[dict[str, Any]]:
     for place, ((num_bytes, kind), events_s, entries) in enumerate(measured):
         row: dict[str, Any] = {"kind": str(kind), "num_bytes": num_bytes, "num_entries": len(entries)}
         row["num_incomplete"] = sum(not entry.is_complete for entry in entries)
-        row["ran"] = sorted({(str(e.algorithm), str(e.protocol), e.num_channels, e.num_bytes) for e in entries})
+        row["ran"] = sorted(
+            {(str(e.algorithm), str(e.protocol), e.num_channels or 0, e.num_bytes or 0) for e in entries}
+        )
         window = slice(place * NUM_COMPARED, (place + 1) * NUM_COMPARED)
         try:
             ours = [[span_of(entry) for entry in entries if entry.rank == rank] for rank in (0, 1)]
