@@ -172,7 +172,8 @@ class PluginBench:
         """Puts one setting in force from the next call on, from memory."""
         self._generation += 1
         key = ConfigKey(communicator=self._name, kind=kind, num_bytes=num_bytes, occurrence=0)
-        members = [ProcessCommunicator(self._name, 1)]
+        # No limit of ours: what NCCL makes of too large a number is what is to be learnt. It caps even gathers itself.
+        members = [ProcessCommunicator(self._name, 1, MAX_CHANNELS)]
         table = encode_table(ConfigTable({key: config}), generation=self._generation, communicators=members)
         self._plugin.prepare(table.data, self._generation)
         self._plugin.commit(self._generation)
