@@ -61,6 +61,11 @@ class RingFile:
         self._num_seen = 0
 
     @property
+    def num_written(self) -> int:
+        """Entries so far, those that were overwritten among them."""
+        return int(self._header[0]["num_written"])
+
+    @property
     def num_dropped(self) -> int:
         """What was never written, for want of room in the plug-in."""
         return int(self._header[0]["num_dropped"])
@@ -72,7 +77,7 @@ class RingFile:
 
     def take(self) -> RingEntries:
         """The entries since the last call, up to the first that is still being written."""
-        num_written, size = int(self._header[0]["num_written"]), len(self._ring)
+        num_written, size = self.num_written, len(self._ring)
         numbers = np.arange(max(self._num_seen, num_written - size), num_written)
         places = numbers % size
         entries = self._ring[places]  # a copy

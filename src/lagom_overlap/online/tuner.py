@@ -37,6 +37,7 @@ from lagom_overlap.online.adapters.base import Adapter
 from lagom_overlap.online.adapters.calls import CallsAdapter
 from lagom_overlap.online.adapters.ddp import DdpAdapter
 from lagom_overlap.online.adapters.fsdp2 import Fsdp2Adapter
+from lagom_overlap.online.graph_captures import GRAPH_CAPTURES
 from lagom_overlap.online.job_profiler import OWN_PROFILER, why_not_now
 from lagom_overlap.online.journal import JournalFile
 from lagom_overlap.online.options import DISABLE_VARIABLE, OnlineOptions, is_disabled
@@ -268,7 +269,7 @@ class OnlineTuner:
             leader=leader,
             journal=JournalFile(Path(journal) if journal and keeps else None),
             is_exact_only=self.options.deterministic,
-            why_not=OWN_PROFILER.why_not if is_profiled else why_not_now,
+            why_not=_why_not if is_profiled else why_not_now,
             steps=EventClock(partial(torch.cuda.Event, enable_timing=True)) if _is_on_gpu(is_profiled) else None,
         )
 
@@ -295,6 +296,11 @@ class OnlineTuner:
             for window in (0, 1):  # the first plan may be out already
                 exchange.veto(window, f"rank {exchange.rank}: it {why}")
         exchange.close()
+
+
+def _why_not() -> str:
+    """Why a step on a GPU cannot be measured; empty if it can."""
+    return GRAPH_CAPTURES.why_not() or OWN_PROFILER.why_not()
 
 
 def _is_on_gpu(is_profiled: bool) -> bool:

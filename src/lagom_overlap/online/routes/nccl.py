@@ -19,6 +19,7 @@ from lagom_overlap.nccl_plugin.capability import BoxMaps
 from lagom_overlap.nccl_plugin.loaded import loaded_nccl
 from lagom_overlap.nccl_plugin.support import Knob, NcclVersion, RouteName, best_route
 from lagom_overlap.online.events import rank_of
+from lagom_overlap.online.graph_captures import GRAPH_CAPTURES
 from lagom_overlap.online.routes.base import Route
 from lagom_overlap.online.routes.plugin import PluginRoute
 from lagom_overlap.online.routes.plugin_timer import KernelTimer
@@ -67,12 +68,10 @@ def _plugin_route(environment: Mapping[str, str], nccl: NcclVersion) -> PluginRo
             f"{', '.join(missing)} is not set in this rank: start the job with lagom run, or set LAGOM_ROUTE=sibling"
         )
     library, record = (environment[name] for name in _PLUGIN_VARIABLES)
-    return PluginRoute(
-        TunerPlugin(Path(library)),
-        record=expanded(record, rank_of(environment)),
-        timer=KernelTimer(),
-        maps=BoxMaps.here(nccl),
-    )
+    plugin, path = TunerPlugin(Path(library)), expanded(record, rank_of(environment))
+    route = PluginRoute(plugin, record=path, timer=KernelTimer(), maps=BoxMaps.here(nccl))
+    GRAPH_CAPTURES.watch(route.begin_capture, route.end_capture)
+    return route
 
 
 def expanded(pattern: str, rank: int) -> Path:

@@ -74,6 +74,8 @@ class PluginRoute:
         self._table = ConfigTable({})
         self._prepared = ConfigTable({})
         self._is_measured = False
+        self._is_closed = False
+        self._num_asked = 0
 
     def communicators(self) -> tuple[CommunicatorId, ...]:
         """See `Route`."""
@@ -146,15 +148,35 @@ class PluginRoute:
 
     def close(self) -> None:
         """See `Route`."""
+        self._is_closed = True
         self._plugin.enable(is_enabled=False)
+
+    def begin_capture(self) -> None:
+        """A CUDA graph is captured: until `end_capture` every call keeps NCCL's own choice."""
+        self._plugin.enable(is_enabled=False)
+        self._num_asked = self._asked()
+
+    def end_capture(self) -> bool:
+        """The capture is over; whether it holds collectives."""
+        self._plugin.enable(is_enabled=not self._is_closed)
+        return self._asked() > self._num_asked
+
+    def _asked(self) -> int:
+        ring = self._opened()
+        return 0 if ring is None else ring.num_written
+
+    def _opened(self) -> RecordRing | None:
+        """The record; None while NCCL has made no communicator."""
+        if self._ring is None and self._record.exists():
+            self._ring = RecordRing(self._record)
+        return self._ring
 
     def _take(self) -> list[RecordedDecision]:
         """What NCCL asked since the last look; calls on communicators of one rank are left out."""
-        if self._ring is None:
-            if not self._record.exists():  # NCCL has made no communicator yet
-                return []
-            self._ring = RecordRing(self._record)
-        log = self._ring.take()
+        ring = self._opened()
+        if ring is None:
+            return []
+        log = ring.take()
         self._known |= {communicator.comm_id: communicator for communicator in log.communicators}
         counted = [d for d in log.decisions if d.occurrence is not None and Flag.NOT_COUNTED not in d.flags]
         known = [d for d in counted if d.comm_id in self._known and self._known[d.comm_id].num_ranks > 1]

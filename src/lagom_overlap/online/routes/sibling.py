@@ -187,6 +187,9 @@ class SiblingRoute:
     def group_for(self, kind: CollectiveKind, num_bytes: int, group: dist.ProcessGroup | None) -> dist.ProcessGroup:
         """The process group to issue the next call of this kind and size on: the job's own, or its sibling."""
         own = group or c10d._get_default_group()
+        # A CUDA graph keeps its communicators for good: what is only tried must not get into one (`graph_captures`).
+        if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return own
         # torch has a number for groups that this rank is not in; calls that it coalesces stay together.
         if self._is_closed or not isinstance(own, dist.ProcessGroup) or own in c10d._world.pg_coalesce_state:
             return own

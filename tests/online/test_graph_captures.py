@@ -1,0 +1,106 @@
+"""Collectives in a CUDA graph keep NCCL's own choice, whatever is tried when they are captured."""
+
+import pytest
+from test_plugin_route import measured_step, start
+
+from lagom_overlap.collective import CommConfig, ConfigTable
+from lagom_overlap.online.graph_captures import GraphCaptures
+
+__all__ = ["start"]  # the fixture
+
+
+def graph_class():
+    class Graph:
+        """As torch.cuda.CUDAGraph: a capture is what runs between the two."""
+
+        def capture_begin(self, *, fails=False):
+            if fails:
+                raise RuntimeError("CUDA says no")
+
+        def capture_end(self):
+            pass
+
+    return Graph
+
+
+def trial(route, keys, epoch, channels):
+    route.prepare(ConfigTable({key: CommConfig(num_channels=channels) for key in keys}), epoch)
+    route.commit(epoch)
+
+
+@pytest.fixture
+def tuned(start):
+    """A job under a trial of two channels, its captures watched."""
+    job, route = start()
+    keys = [call.key for call in measured_step(job, route).calls]
+    default = job.effective
+    trial(route, keys, 1, 2)
+    graph = graph_class()
+    captures = GraphCaptures(graph)
+    captures.watch(route.begin_capture, route.end_capture)
+    return job, route, keys, default, graph(), captures
+
+
+def test_a_captured_collective_has_nccls_own_choice_and_the_next_one_the_trials(tuned):
+    job, route, _, default, graph, captures = tuned
+    route.begin_step(is_measured=False)
+    graph.capture_begin()
+    job.step()
+    graph.capture_end()
+    assert job.effective == default
+    assert "CUDA graph holds collectives" in captures.why_not()
+    route.begin_step(is_measured=False)
+    job.step()
+    assert {config.num_channels for config in job.effective} == {2}
+
+
+def test_ranks_that_capture_under_different_trials_capture_the_same(tuned):
+    """What would hang: one rank's graph with the first trial's settings, another's with the next one's."""
+    job, route, keys, _, graph, _ = tuned
+    captured = []
+    for epoch in (2, 3):
+        route.begin_step(is_measured=False)
+        graph.capture_begin()
+        job.step()
+        graph.capture_end()
+        captured.append(job.effective)
+        trial(route, keys, epoch, epoch + 4)
+    assert captured[0] == captured[1]
+
+
+def test_a_graph_of_computation_alone_changes_nothing(tuned):
+    job, route, _, _, graph, captures = tuned
+    graph.capture_begin()
+    graph.capture_end()
+    assert captures.why_not() == ""
+    route.begin_step(is_measured=False)
+    job.step()
+    assert {config.num_channels for config in job.effective} == {2}
+
+
+def test_a_capture_that_fails_is_over(tuned):
+    job, route, _, _, graph, _ = tuned
+    with pytest.raises(RuntimeError, match="CUDA says no"):
+        graph.capture_begin(fails=True)
+    route.begin_step(is_measured=False)
+    job.step()
+    assert {config.num_channels for config in job.effective} == {2}
+
+
+def test_a_capture_does_not_bring_a_closed_route_back(tuned):
+    job, route, _, default, graph, _ = tuned
+    route.close()
+    graph.capture_begin()
+    graph.capture_end()
+    job.step()
+    assert job.effective == default
+
+
+def test_the_methods_are_put_back(tuned):
+    _, route, _, _, graph, captures = tuned
+    kind = type(graph)
+    assert kind.capture_begin.__wrapped__
+    captures.unwatch()
+    captures.unwatch()
+    assert not hasattr(kind.capture_begin, "__wrapped__")
+    assert route is not None
