@@ -30,6 +30,7 @@ from lagom_overlap.online.ranks.leader import Leader
 from lagom_overlap.online.ranks.member import Member
 from lagom_overlap.online.ranks.messages import SwitchState
 from lagom_overlap.online.routes import plugin
+from lagom_overlap.online.routes.connections import Connections
 from lagom_overlap.online.routes.plugin import PluginRoute
 from lagom_overlap.online.routes.plugin_events import TimedCall
 from lagom_overlap.sim import GroupSimulator
@@ -111,7 +112,8 @@ def start(tmp_path_factory):
         rehearsal = Rehearsal(model, fake_library=fake, plugin_library=library, release=release)
         opened.append(rehearsal)
         job = Job(rehearsal, model, group)
-        route = PluginRoute(rehearsal.plugin, record=rehearsal.record, timer=job, maps=maps)
+        connections = Connections(lambda: 0, all_connected=True)
+        route = PluginRoute(rehearsal.plugin, record=rehearsal.record, timer=job, connections=connections, maps=maps)
         return job, route
 
     yield start_release

@@ -27,7 +27,8 @@ class OnlineOptions:
     times. Saved settings are judged against the job's default at the start, and any settings later, in `check_share` of
     the settled steps at most (0: never, and saved settings are trusted). `timeout_s` is the longest that any rank ever
     waits for another one on our account. `sm_carveouts` are SMs that the computation may leave free, one number for the
-    whole step; the tuner must search them (`both_sides`).
+    whole step; the tuner must search them (`both_sides`). `new_algorithms` also tries those that NCCL has not used on a
+    communicator before: their buffers stay allocated (`routes.connections`).
     """
 
     tuner: str = "lagom"
@@ -48,6 +49,7 @@ class OnlineOptions:
     timeout_s: float = 60.0
     journal: Path | None = None
     sm_carveouts: tuple[int, ...] = ()
+    new_algorithms: bool = False
 
     def __post_init__(self) -> None:
         wrong = [

@@ -136,7 +136,7 @@ class OnlineTuner:
             self.options = chosen = _settable(chosen, computation)
             # Connections of its own: what waits there holds up nobody who speaks to the others.
             own_store = _store_of(number, chosen.timeout_s)
-            collectives = route or _nccl_route(model) or _gloo_route(model, own_store, chosen, adapters)
+            collectives = route or _nccl_route(model, chosen) or _gloo_route(model, own_store, chosen, adapters)
             self._route: Route = BothSidesRoute(collectives, computation)
             undo.callback(self._route.close)
             self._member = self._join(exchange, self._route, config, journal or chosen.journal)
@@ -239,7 +239,7 @@ class OnlineTuner:
         return Adopted(adopted.settings, f"{adopted.verdict}; {words}")
 
     def freeze(self, reason: str = "frozen by the job") -> None:
-        """Goes back to the untouched job for good, at the end of this window, on all ranks: before a CUDA graph."""
+        """Goes back to the untouched job for good, at the end of this window, on all ranks."""
         if (member := self._own) is not None:
             member.stop(reason)
 
@@ -323,10 +323,10 @@ def _store_of(number: int, timeout_s: float) -> Store:
     return cast("Store", dist.PrefixStore(f"lagom/{number}", base))  # type: ignore[attr-defined]
 
 
-def _nccl_route(model: nn.Module) -> Route | None:
+def _nccl_route(model: nn.Module, options: OnlineOptions) -> Route | None:
     """The route of a job on NCCL; None if it is on another backend."""
     nccl = nccl_in_use()
-    return None if nccl is None else open_nccl_route(model, nccl)
+    return None if nccl is None else open_nccl_route(model, nccl, new_algorithms=options.new_algorithms)
 
 
 def _gloo_route(model: nn.Module, store: Store, options: OnlineOptions, adapters: Sequence[str] | None) -> GlooRoute:

@@ -21,6 +21,7 @@ from lagom_overlap.nccl_plugin.support import Knob, NcclVersion, RouteName, best
 from lagom_overlap.online.events import rank_of
 from lagom_overlap.online.graph_captures import GRAPH_CAPTURES
 from lagom_overlap.online.routes.base import Route
+from lagom_overlap.online.routes.connections import Connections, connects_at_start
 from lagom_overlap.online.routes.plugin import PluginRoute
 from lagom_overlap.online.routes.plugin_timer import KernelTimer
 from lagom_overlap.online.routes.sibling import SiblingRoute, open_nccl_sibling
@@ -38,8 +39,14 @@ def nccl_in_use() -> NcclVersion | None:
     return loaded_nccl() or torch.cuda.nccl.version()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
-def open_nccl_route(model: nn.Module, nccl: NcclVersion, environment: Mapping[str, str] = os.environ) -> Route:
-    """The route of a job on NCCL, in place.
+def open_nccl_route(
+    model: nn.Module,
+    nccl: NcclVersion,
+    environment: Mapping[str, str] = os.environ,
+    *,
+    new_algorithms: bool = False,
+) -> Route:
+    """The route of a job on NCCL, in place; `new_algorithms` allows those that NCCL has not connected.
 
     Raises:
         JobError: if LAGOM_ROUTE names none, this NCCL has none, or the plug-in was not in the environment.
@@ -48,7 +55,7 @@ def open_nccl_route(model: nn.Module, nccl: NcclVersion, environment: Mapping[st
     name = environment.get(ROUTE_VARIABLE) or best_route(nccl, Knob.CHANNELS)
     match name:
         case RouteName.PLUGIN:
-            return _plugin_route(environment, nccl)
+            return _plugin_route(environment, nccl, new_algorithms=new_algorithms)
         case RouteName.SIBLING:
             route = SiblingRoute("nccl", KernelTimer((KnobReach.TUNER, KnobReach.P2P_CHANNELS)), open_nccl_sibling)
             attach(model, route)
@@ -60,7 +67,7 @@ def open_nccl_route(model: nn.Module, nccl: NcclVersion, environment: Mapping[st
             raise JobError(f"{ROUTE_VARIABLE} is {name!r}; allowed: {RouteName.PLUGIN}, {RouteName.SIBLING}")
 
 
-def _plugin_route(environment: Mapping[str, str], nccl: NcclVersion) -> PluginRoute:
+def _plugin_route(environment: Mapping[str, str], nccl: NcclVersion, *, new_algorithms: bool) -> PluginRoute:
     """The plug-in as NCCL has loaded it, with the record that it was started with."""
     missing = [name for name in _PLUGIN_VARIABLES if not environment.get(name)]
     if missing:
@@ -69,7 +76,13 @@ def _plugin_route(environment: Mapping[str, str], nccl: NcclVersion) -> PluginRo
         )
     library, record = (environment[name] for name in _PLUGIN_VARIABLES)
     plugin, path = TunerPlugin(Path(library)), expanded(record, rank_of(environment))
-    route = PluginRoute(plugin, record=path, timer=KernelTimer(), maps=BoxMaps.here(nccl))
+    connections = Connections(
+        lambda: torch.cuda.mem_get_info()[0],
+        may_connect=new_algorithms,
+        all_connected=connects_at_start(environment),
+    )
+    maps = BoxMaps.here(nccl)
+    route = PluginRoute(plugin, record=path, timer=KernelTimer(), connections=connections, maps=maps)
     GRAPH_CAPTURES.watch(route.begin_capture, route.end_capture)
     return route
 

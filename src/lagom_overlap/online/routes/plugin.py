@@ -12,6 +12,7 @@ there is no telling whether ranks count overlapping communicators of one size (p
 What may be tried is what NCCL offered in its cost tables (`nccl_plugin.space`), with no more channels than the call's
 kernel had under NCCL's own choice (`nccl_plugin.channel_limit`); a call that was never seen to run so is left alone.
 A capability map of this box takes away what it refuses.
+Algorithms that the communicator has not connected are left out unless the user wants them (`routes.connections`).
 
 Which kernel a call was is told by order: as many collective kernels as recorded calls, kind by kind and size by size.
 Where they do not match (grouped calls share a kernel), the step is not timed.
@@ -37,6 +38,7 @@ from lagom_overlap.nccl_plugin.channel_limit import channels_within, most_channe
 from lagom_overlap.nccl_plugin.record_log import Flag, Implementation
 from lagom_overlap.nccl_plugin.space import tuner_space
 from lagom_overlap.online.routes.base import LEAST_BYTES, StepRecord
+from lagom_overlap.online.routes.connections import Connections
 from lagom_overlap.online.routes.plugin_events import TimedCall, step_record
 
 _log = logging.getLogger(__name__)
@@ -61,18 +63,27 @@ class PluginRoute:
 
     name = "plugin"
 
-    def __init__(self, plugin: TunerPlugin, *, record: Path, timer: StepTimer, maps: BoxMaps | None = None) -> None:
+    def __init__(
+        self,
+        plugin: TunerPlugin,
+        *,
+        record: Path,
+        timer: StepTimer,
+        connections: Connections,
+        maps: BoxMaps | None = None,
+    ) -> None:
         self.description = "NCCL's tuner plug-in: all-reduce, all-gather, reduce-scatter, broadcast, reduce"
         self._plugin = plugin
         self._record = record
         self._timer = timer
         self._maps = maps
+        self._connections = connections
         self._ring: RecordRing | None = None
         self._known: dict[int, RecordedCommunicator] = {}
         self._offered: dict[ConfigKey, frozenset[Implementation]] = {}
         self._grids: dict[ConfigKey, int] = {}
         self._table = ConfigTable({})
-        self._prepared = ConfigTable({})
+        self._prepared = self._stepped = self._table
         self._is_measured = False
         self._is_closed = False
         self._num_asked = 0
@@ -88,12 +99,13 @@ class PluginRoute:
         if offered is None or grid is None:
             return None
         version = max(known.abi_version for known in self._known.values())
+        usable = self._connections.usable(key.communicator, offered)
         known = next((known for known in self._several() if _name(known) == key.communicator), None)
         found = None
         if self._maps is not None and known is not None:
             found = self._maps.of(num_ranks=known.num_ranks, num_nodes=known.num_nodes)
         try:
-            return tuner_space(offered, version, kind=key.kind, capabilities=found, num_channels=channels_within(grid))
+            return tuner_space(usable, version, kind=key.kind, capabilities=found, num_channels=channels_within(grid))
         except SpaceError as error:
             _log.warning("%s of %d bytes is left alone: %s", key.kind, key.num_bytes, error)
             return None
@@ -108,6 +120,7 @@ class PluginRoute:
         From memory: a file may be refused when it is read (a root-squashed NFS gives it to another user).
         """
         self._take()
+        self._connections.check(table)
         most = most_channels(table)
         encoded = encode_table(
             table,
@@ -125,10 +138,14 @@ class PluginRoute:
         """See `Route`: flips to the other buffer, which cannot fail after its `prepare`."""
         self._plugin.commit(epoch)
         self._table = self._prepared
+        self._connections.committed()
 
     def begin_step(self, *, is_measured: bool) -> None:
         """See `Route`."""
         self._plugin.step()
+        if self._table is self._stepped:
+            self._connections.stepped()
+        self._stepped = self._table
         self._is_measured = is_measured
         if is_measured:
             self._take()
@@ -183,6 +200,7 @@ class PluginRoute:
         for decision in known:
             key, offered = self._key(decision), frozenset(decision.offered_s)
             self._offered[key] = self._offered.get(key, offered) & offered
+            self._connections.note(key.communicator, decision)
         return known
 
     def _process(self) -> list[ProcessCommunicator]:
