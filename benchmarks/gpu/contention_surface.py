@@ -17,6 +17,7 @@ from pathlib import Path
 from bench import NUM_SMS, Bench, ClosedForm
 
 from lagom_overlap.cost.measured_surface import Point, Provenance, Setting, Spread, Surface
+from lagom_overlap.errors import LagomError
 
 COPY_BYTES_PER_S = 4.3e12  # achieved device copy of one H200
 CHANNELS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
@@ -117,7 +118,7 @@ def sweep(bench: Bench, work: Sequence[tuple[str, str, Setting]], num_repeats: i
             continue
         try:
             rows.append(measure(bench, stage, victim, setting, num_repeats))
-        except (RuntimeError, ValueError, OSError) as error:
+        except (LagomError, RuntimeError, ValueError, OSError) as error:
             rows.append(Point.failed(stage, victim, setting, f"{type(error).__name__}: {error}"))
         print(line(rows[-1]), file=sys.stderr, flush=True)
     return rows

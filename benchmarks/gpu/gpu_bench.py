@@ -7,13 +7,12 @@ from pathlib import Path
 import pynvml
 import torch
 from bench import Reading
-from nccl_pair import Kind, Library, NcclPair
+from nccl_pair import KINDS, NcclPair, load_library
 from standin import StandIn, build_library
 from victims import Victim, VictimSpec, all_specs
 
+from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.cost.measured_surface import Setting
-
-COLLECTIVE_KINDS = frozenset(Kind)
 
 
 class GpuBench:
@@ -21,7 +20,7 @@ class GpuBench:
 
     def __init__(self, out: Path, nccl_library: Path | None, num_victims: int | None) -> None:
         self._standin_library = build_library(out)
-        self._nccl = Library(nccl_library) if nccl_library else None
+        self._nccl = load_library(nccl_library) if nccl_library else None
         self._specs: dict[str, VictimSpec] = {spec.name: spec for spec in all_specs()[:num_victims]}
         self.names = list(self._specs)
         self._victims: dict[str, Victim] = {}
@@ -85,7 +84,7 @@ class GpuBench:
             "cuda": str(torch.version.cuda),
             "nvcc": nvcc.strip().splitlines()[-1],
             "torch": torch.__version__,
-            "nccl": str(self._nccl.version) if self._nccl else "not loaded",
+            "nccl": ".".join(map(str, self._nccl.version)) if self._nccl else "not loaded",
             "python": platform.python_version(),
         }
 
@@ -98,11 +97,11 @@ class GpuBench:
         return facts
 
     def _make(self, setting: Setting) -> StandIn | NcclPair:
-        if setting.injector not in COLLECTIVE_KINDS:
+        if setting.injector not in KINDS:
             return StandIn(self._standin_library, setting, self._stream)
         if self._nccl is None:
             raise ValueError(f"{setting.injector} needs an NCCL library")
-        return NcclPair(self._nccl, Kind(setting.injector), setting)
+        return NcclPair(self._nccl, CollectiveKind(setting.injector), setting)
 
     def _per_launch_s(self) -> float:
         self._end.synchronize()

@@ -12,17 +12,24 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from nccl_pair import Kind, Library, NcclPair
+from nccl_pair import NcclPair, load_library
 
+from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.cost.measured_surface import Setting
+from lagom_overlap.engines.nccl.library import NcclLibrary
 
 SHAPE = 4096  # GEMMs are SHAPE cubed
 NUM_LAYERS, GEMMS_PER_LAYER, NUM_STEPS = 4, 3, 3
-RECORDINGS = ((Kind.ALL_GATHER, 2), (Kind.ALL_GATHER, 16), (Kind.REDUCE_SCATTER, 8), (Kind.ALL_REDUCE, 8))
+RECORDINGS = (
+    (CollectiveKind.ALL_GATHER, 2),
+    (CollectiveKind.ALL_GATHER, 16),
+    (CollectiveKind.REDUCE_SCATTER, 8),
+    (CollectiveKind.ALL_REDUCE, 8),
+)
 MESSAGE_BYTES = 64 << 20
 
 
-def record(library: Library, kind: Kind, num_channels: int, path: Path) -> int:
+def record(library: NcclLibrary, kind: CollectiveKind, num_channels: int, path: Path) -> int:
     """Write one trace; return its compressed size in bytes."""
     setting = Setting(injector=kind, num_channels=num_channels, num_ranks=2, message_bytes=MESSAGE_BYTES)
     pair = NcclPair(library, kind, setting)
@@ -61,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="a summary object on stdout")
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
-    library = Library(options.nccl_library)
+    library = load_library(options.nccl_library)
     sizes = {}
     for kind, num_channels in RECORDINGS:
         path = options.out / f"{kind}_{num_channels}ch.json.gz"

@@ -5,13 +5,13 @@ from pathlib import Path
 
 from lagom_overlap.collective import Algorithm, CollectiveKind, CommConfig, Protocol
 from lagom_overlap.cost.measured_surface import Point, Setting, Spread
-from lagom_overlap.engines.nccl.base import Facts, Reading
+from lagom_overlap.engines.nccl.base import Benches, Facts, Reading
 from lagom_overlap.nccl_plugin import RecordedChunk, RecordLog
 from lagom_overlap.nccl_plugin.box import Box
 from lagom_overlap.nccl_plugin.record_log import Implementation
 from lagom_overlap.nccl_plugin.tuning_log import LoggedCall, LoggedClamp, LoggedLimits, TuningLog
 from lagom_overlap.units import KIB, MIB
-from lagom_overlap.verbs.selftest import Benches, SelfTestRequest
+from lagom_overlap.verbs.selftest import SelfTestRequest
 
 BOX = Box(gpu="NVIDIA H100 80GB HBM3", num_gpus=1, topology="0123456789abcdef")
 GRAINS = {Protocol.LL: 16, Protocol.LL128: 1920, Protocol.SIMPLE: 512}
@@ -34,6 +34,7 @@ class StandInBench:
             limits=LoggedLimits(num_channels=24, num_nvls_channels=0),
         )
         self._wrong = wrong
+        self.num_wrong_swaps = 0
 
     def offered(self, kind: CollectiveKind, num_bytes: int) -> frozenset[Implementation]:
         return RINGS | TREES if kind is CollectiveKind.ALL_REDUCE else RINGS
@@ -83,6 +84,9 @@ class StandInBench:
                 time_s=num_bytes / (1e9 * channels),
             )
 
+    def num_wrong(self, num_swaps: int) -> int:
+        return self.num_wrong_swaps
+
     def host_s(self, *, is_on: bool) -> float:
         return 34.2e-6 if is_on else 34.0e-6
 
@@ -106,4 +110,5 @@ class StandInContention:
 
 def stand_in(bench: StandInBench | None = None) -> Callable[[SelfTestRequest], Callable[[Path], Benches]]:
     """Opens the stand-in in place of this machine's GPUs."""
-    return lambda _request: lambda _folder: (bench or StandInBench(), StandInContention())
+    mine = bench or StandInBench()
+    return lambda _request: lambda _folder: Benches(mine, mine, StandInContention())

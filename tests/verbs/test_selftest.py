@@ -94,6 +94,29 @@ def test_a_wrong_result_is_kept_and_nothing_is_built_on_a_box_whose_own_choice_i
     assert every.map_path is None
 
 
+def test_a_wrong_result_ends_with_exit_code_1_and_is_said_on_both_streams(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from lagom_overlap.cli import main, selftest
+
+    for name, wrong, num_swaps, code in (("right", 0, 0, 0), ("setting", 16, 0, 1), ("swaps", 0, 3, 1)):
+        bench = StandInBench(lambda config, wrong=wrong: config.num_channels == wrong)
+        bench.num_wrong_swaps = num_swaps
+        place = tmp_path / name
+        place.mkdir()
+        monkeypatch.setattr(
+            selftest,
+            "run_selftest",
+            lambda _r, note, place=place, bench=bench: run_on_stand_in(place, bench, note=note),
+        )
+        assert main(["selftest", "--nccl"]) == code
+        said = capsys.readouterr()
+        assert ("WRONG RESULTS" in said.err) is bool(code)
+        assert ("WRONG RESULTS" in said.out) is (name == "setting")
+        assert "1200 tables swapped under traffic" in said.out
+        assert all(len(line) <= 80 for line in said.out.splitlines() if "/" not in line)
+
+
 def test_when_the_time_is_short_every_size_of_what_training_calls_comes_first(tmp_path: Path) -> None:
     ticks = count()
     result = run_on_stand_in(tmp_path, clock=lambda: next(ticks) * 40.0)  # ten minutes, 40 s a look at the clock

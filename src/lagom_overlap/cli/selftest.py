@@ -75,8 +75,9 @@ def _finish(arguments: argparse.Namespace, result: SelfTestResult) -> int:
             show(Text("\n".join(closing_words(result))))
     if result.wrong:
         write_lines(f"lagom selftest: WRONG RESULTS in {len(result.wrong)} of {len(result.rows)} settings")
-        return EXIT_FAILED
-    if result.is_interrupted:
+    if result.swaps is not None and result.swaps.num_wrong:
+        write_lines(f"lagom selftest: WRONG RESULTS under swaps of tables: {result.swaps.num_wrong}")
+    if result.is_interrupted and not result.is_wrong:
         write_lines("lagom selftest: interrupted; what was measured is kept")
         return exit_code()
-    return EXIT_FAILED if result.has_failed else 0
+    return EXIT_FAILED if result.has_failed or result.is_wrong else 0

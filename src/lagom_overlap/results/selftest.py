@@ -24,6 +24,14 @@ class Overhead:
     num_pairs: int
 
 
+@dataclass(frozen=True, slots=True)
+class Swaps:
+    """Tables that were swapped in at random while calls were in flight, and wrong results among those."""
+
+    num_swaps: int
+    num_wrong: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class SelfTestResult(Result):
     """One self-test; `stopped` says why it ended before its grid was done, empty where it did not."""
@@ -34,6 +42,7 @@ class SelfTestResult(Result):
     rows: tuple[MapRow, ...]
     num_planned_calls: int
     num_called: int
+    swaps: Swaps | None
     overhead: Overhead | None
     contention: tuple[Point, ...]
     notes: tuple[str, ...]
@@ -48,6 +57,11 @@ class SelfTestResult(Result):
     def wrong(self) -> tuple[MapRow, ...]:
         """The settings whose results differed from the reference."""
         return tuple(row for row in self.rows if row.outcome is Outcome.WRONG)
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether any result differed from the reference."""
+        return bool(self.wrong or (self.swaps is not None and self.swaps.num_wrong))
 
     def summary(self) -> str:
         """How many settings ran, and as what."""

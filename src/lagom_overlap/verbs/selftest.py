@@ -1,7 +1,7 @@
 """`lagom selftest --nccl`: asks this box's NCCL for every setting in turn, reads back what ran, and saves the map.
 
-The time is spent in this order: two thirds on settings (`engines.nccl.cases`), then the plug-in's overhead, then the
-GEMM during collectives. Whatever ends it early, what was measured until then is kept.
+The time is spent in this order: two thirds on settings (`engines.nccl.cases`), then the plug-in's overhead and swaps
+of tables under traffic, then the GEMM during collectives. Whatever ends it early, what was measured until then is kept.
 """
 
 import csv
@@ -19,7 +19,7 @@ from typing import Final
 
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.cost.measured_surface import Point, Provenance, Surface
-from lagom_overlap.engines.nccl.base import CollectiveBench, ContentionBench, Facts, Reading
+from lagom_overlap.engines.nccl.base import Benches, Facts, Reading, TrafficBench
 from lagom_overlap.engines.nccl.cases import USUAL, calls, configs
 from lagom_overlap.errors import BackendError, MissingDependencyError
 from lagom_overlap.interrupts import held_back
@@ -40,15 +40,15 @@ from lagom_overlap.nccl_plugin.capability import (
 from lagom_overlap.nccl_plugin.record_log import Flag
 from lagom_overlap.nccl_plugin.space import CHANNELS
 from lagom_overlap.record import write_private
-from lagom_overlap.results.selftest import Overhead, SelfTestResult
+from lagom_overlap.results.selftest import Overhead, SelfTestResult, Swaps
 from lagom_overlap.units import format_bytes
 
 SETTINGS_SHARE: Final = 2 / 3
 """Of the time: for settings; the rest is for the overhead and the contention."""
 NUM_OVERHEAD_PAIRS: Final = 9
+NUM_SWAPS: Final = 1200
 MINUTE_S: Final = 60.0
 
-Benches = tuple[CollectiveBench, ContentionBench | None]
 Opener = Callable[["SelfTestRequest"], Callable[[Path], Benches]]
 """Checks that there is something to test on, and gives what opens it with a folder for its logs."""
 
@@ -84,6 +84,7 @@ class _Found:
 
     rows: list[MapRow] = field(default_factory=list)
     num_called: int = 0
+    swaps: Swaps | None = None
     overhead: Overhead | None = None
     points: list[Point] = field(default_factory=list)
     stopped: str = ""
@@ -115,7 +116,7 @@ def run_selftest(
     opened = open_benches(request)  # refuses before there is a folder
     folder = create_run_folder(request.out, "selftest-nccl")
     benches = opened(folder)
-    found, facts, opened_at = _Found(), benches[0].facts, clock()
+    found, facts, opened_at = _Found(), benches.collectives.facts, clock()
     num_planned = sum(1 for _ in calls(facts.num_gpus * facts.ranks_per_gpu))
     try:
         _measure(found, benches, _Budget(request.minutes * MINUTE_S, lambda: clock() - opened_at), note)
@@ -132,6 +133,7 @@ def run_selftest(
             rows=with_aliases(found.rows),
             num_planned_calls=num_planned,
             num_called=found.num_called,
+            swaps=found.swaps,
             overhead=found.overhead,
             contention=tuple(found.points),
             notes=tuple(notes),
@@ -146,7 +148,7 @@ def run_selftest(
 
 
 def _measure(found: _Found, benches: Benches, budget: _Budget, note: Callable[[str], object]) -> None:
-    bench, contention = benches
+    bench = benches.collectives
     for depth, kind, num_bytes in calls(bench.facts.num_gpus * bench.facts.ranks_per_gpu):
         if budget.spent_s() > SETTINGS_SHARE * budget.limit_s:
             found.stopped = "its time for settings was spent"
@@ -157,15 +159,15 @@ def _measure(found: _Found, benches: Benches, budget: _Budget, note: Callable[[s
             found.rows.append(row_of(kind, num_bytes, reading))
         found.num_called += 1
     note("the plug-in's overhead")
-    found.overhead = _overhead(bench)
-    if contention is None:
-        return
+    found.overhead = _overhead(benches.traffic)
+    note("swapping tables under traffic")
+    found.swaps = Swaps(NUM_SWAPS, benches.traffic.num_wrong(NUM_SWAPS))
     for num_channels, kind in product(CHANNELS, USUAL):
         if budget.spent_s() > budget.limit_s:
             found.stopped = found.stopped or "its time was spent before the contention was done"
             break
         note(f"a GEMM during {kind} on {num_channels} channels")
-        found.points.append(contention.point(kind, num_channels))
+        found.points.append(benches.contention.point(kind, num_channels))
 
 
 def row_of(kind: CollectiveKind, num_bytes: int, reading: Reading) -> MapRow:
@@ -197,7 +199,7 @@ def ran_of(kind: CollectiveKind, reading: Reading) -> Knobs:
     return Knobs(algorithm, protocol, channels, chunk)
 
 
-def _overhead(bench: CollectiveBench) -> Overhead:
+def _overhead(bench: TrafficBench) -> Overhead:
     """On and off in alternation, so that a drift of the host falls on both."""
     bench.host_s(is_on=True), bench.host_s(is_on=False)
     pairs = [(bench.host_s(is_on=True), bench.host_s(is_on=False)) for _ in range(NUM_OVERHEAD_PAIRS)]
@@ -296,6 +298,6 @@ def _cuda_benches(request: SelfTestRequest) -> Callable[[Path], Benches]:
 
     def opened(folder: Path) -> Benches:
         bench = PluginBench(folder, num_gpus=num_gpus, ranks_per_gpu=request.ranks_per_gpu, library=request.library)
-        return bench, GemmContention(bench)
+        return Benches(bench, bench, GemmContention(bench))
 
     return opened

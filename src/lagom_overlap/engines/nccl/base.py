@@ -52,6 +52,13 @@ class CollectiveBench(Protocol):
     def measure(self, kind: CollectiveKind, num_bytes: int, configs: Iterable[CommConfig]) -> Iterator[Reading]:
         """Each setting checked, read back and timed; the settings are taken all at once."""
 
+
+class TrafficBench(Protocol):
+    """What the plug-in does to calls that are under way, and to the host."""
+
+    def num_wrong(self, num_swaps: int) -> int:
+        """Wrong results among calls in flight while so many tables are swapped in at random."""
+
     def host_s(self, *, is_on: bool) -> float:
         """Host seconds of a small grouped call, with the plug-in deciding or switched off."""
 
@@ -61,3 +68,12 @@ class ContentionBench(Protocol):
 
     def point(self, kind: CollectiveKind, num_channels: int) -> Point:
         """The GEMM alone and during this collective on so many channels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Benches:
+    """A box, ready to be tested."""
+
+    collectives: CollectiveBench
+    traffic: TrafficBench
+    contention: ContentionBench

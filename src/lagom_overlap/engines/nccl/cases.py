@@ -29,12 +29,16 @@ class Depth(IntEnum):
     CHANNELS = 2
 
 
+def divisible(num_bytes: int, num_ranks: int) -> int:
+    """The next smaller size that every rank has an equal part of."""
+    return num_bytes - num_bytes % (_PART_BYTES * num_ranks)
+
+
 def calls(num_ranks: int) -> Iterator[tuple[Depth, CollectiveKind, int]]:
     """Every (depth, kind, bytes) in order."""
-    grain = _PART_BYTES * num_ranks
     for kinds in (USUAL, OTHERS):
         for depth, size, kind in product(Depth, SIZES, kinds):
-            yield depth, kind, size - size % grain
+            yield depth, kind, divisible(size, num_ranks)
 
 
 def configs(depth: Depth, offered: Collection[Implementation], tuner_version: int) -> Iterator[CommConfig]:

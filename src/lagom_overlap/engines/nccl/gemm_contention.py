@@ -12,6 +12,7 @@ import torch
 
 from lagom_overlap.collective import Collective, CollectiveKind, CommConfig
 from lagom_overlap.cost.measured_surface import Point, Setting, Spread
+from lagom_overlap.engines.nccl.cases import divisible
 from lagom_overlap.engines.nccl.local_ranks import await_events
 from lagom_overlap.engines.nccl.plugin_bench import PluginBench
 from lagom_overlap.units import MIB, MS, US
@@ -45,7 +46,7 @@ class GemmContention:
     def point(self, kind: CollectiveKind, num_channels: int) -> Point:
         """See `ContentionBench`."""
         num_ranks = len(self._bench.ranks.devices)
-        num_bytes = MESSAGE_BYTES - MESSAGE_BYTES % (512 * num_ranks)
+        num_bytes = divisible(MESSAGE_BYTES, num_ranks)
         self._bench.set(kind, num_bytes, CommConfig(num_channels=num_channels))
         one_s = self._bench.timed_s(kind, num_bytes)
         num_calls = self._num_calls(one_s)

@@ -8,6 +8,7 @@ that they hold no host time.
 import itertools
 import json
 import os
+import random
 import tempfile
 import time
 from collections import defaultdict
@@ -21,6 +22,7 @@ import torch
 
 from lagom_overlap.collective import CollectiveKind, CommConfig, CommunicatorId, ConfigKey, ConfigTable
 from lagom_overlap.engines.nccl.base import Facts, Reading
+from lagom_overlap.engines.nccl.cases import USUAL, divisible
 from lagom_overlap.engines.nccl.library import FIRST_WITH_SHARED_GPUS, NcclLibrary
 from lagom_overlap.engines.nccl.local_ranks import Buffers, LocalRanks, make_buffers, poison, wrong_rank
 from lagom_overlap.errors import BackendError
@@ -33,9 +35,10 @@ from lagom_overlap.nccl_plugin import (
     installed_library,
 )
 from lagom_overlap.nccl_plugin.record_log import Implementation
+from lagom_overlap.nccl_plugin.space import CHANNELS
 from lagom_overlap.nccl_plugin.support import tuner_version
 from lagom_overlap.nccl_plugin.tuning_log import TuningLog, read_tuning
-from lagom_overlap.units import KIB, MS
+from lagom_overlap.units import KIB, MIB, MS
 
 NUM_TIMED: Final = 8
 SMALL_BYTES: Final = 4 * KIB
@@ -47,6 +50,9 @@ SHARED_GPU: Final = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NET_GDR_LEVEL": "L
 MAX_CHANNELS: Final = 64
 _RESIDENT_SPARE: Final = 4
 _NUM_SMALL: Final = 50
+SWAP_BYTES: Final = 16 * MIB
+"""Of a call during which tables are swapped."""
+SWAPS_IN_FLIGHT: Final = 4
 
 
 def usable_gpus(asked: int | None, ranks_per_gpu: int) -> int:
@@ -67,7 +73,7 @@ def usable_gpus(asked: int | None, ranks_per_gpu: int) -> int:
 
 
 class PluginBench:
-    """Implements `CollectiveBench` on the GPUs of this box."""
+    """Implements `CollectiveBench` and `TrafficBench` on the GPUs of this box."""
 
     def __init__(self, out: Path, *, num_gpus: int, ranks_per_gpu: int, library: Path | None) -> None:
         """Connects the ranks; `out` takes NCCL's log and the plug-in's record.
@@ -151,8 +157,24 @@ class PluginBench:
                 time_s=self.timed_s(kind, num_bytes),
             )
 
+    def num_wrong(self, num_swaps: int) -> int:
+        """See `TrafficBench`; each result is checked that a group of swaps may have spoilt."""
+        chance = random.Random(1)
+        num_bytes = divisible(SWAP_BYTES, len(self.ranks.devices))
+        buffers = {kind: make_buffers(kind, num_bytes, self.ranks.devices) for kind in USUAL}
+        found = 0
+        for _ in range(-(-num_swaps // SWAPS_IN_FLIGHT)):
+            kind = chance.choice(USUAL)
+            poison(buffers[kind])
+            for _ in range(SWAPS_IN_FLIGHT):
+                self.set(kind, num_bytes, CommConfig(num_channels=chance.choice(CHANNELS)))
+                self.ranks.enqueue(kind, buffers[kind])
+            self.ranks.finish()
+            found += wrong_rank(kind, buffers[kind]) is not None
+        return found
+
     def host_s(self, *, is_on: bool) -> float:
-        """See `CollectiveBench`."""
+        """See `TrafficBench`."""
         kind = CollectiveKind.ALL_REDUCE
         self.set(kind, SMALL_BYTES, CommConfig(num_channels=1))
         self._plugin.enable(is_enabled=is_on)

@@ -68,6 +68,8 @@ def closing_words(result: SelfTestResult) -> list[str]:
             f"{format_seconds(overhead.off_s)} without; the median of {overhead.num_pairs} differences is "
             f"{overhead.difference_s * 1e6:+.2f} us, their quartiles are {overhead.spread_s * 1e6:.2f} us apart."
         )
+    if (swaps := result.swaps) is not None:
+        lines.append(f"{swaps.num_swaps} tables swapped under traffic: {swaps.num_wrong or 'no'} wrong results.")
     if result.stopped:
         lines.append(f"Not the whole grid: {result.num_called} of {result.num_planned_calls} calls; {result.stopped}.")
     lines += result.notes

@@ -1,0 +1,73 @@
+"""The first call on a GPU, dry: its stages, and that everything it names is there and reads its flags."""
+
+import os
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "benchmarks" / "gpu"
+FIRST = ("probe", "doctor", "selftest")
+"""What must be known of a machine before anything else is worth its time."""
+LIBRARY = "/absolute/libnccl.so.2"
+
+
+@cache
+def commands() -> dict[str, tuple[int, str]]:
+    """Each stage's limit in seconds and its command."""
+    environment = os.environ | {"LAGOM_DRY": "1", "NCCL_LIBRARY": LIBRARY, "PYTHON": sys.executable}
+    environment |= {"LAGOM_WORK": "/nowhere"}
+    out = subprocess.run(
+        ["bash", str(FOLDER / "first_call.sh"), "/tmp"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    found = [re.fullmatch(r"(\w+) \((\d+) s\): (.*)", line) for line in out.splitlines()]
+    assert all(found), out
+    return {each[1]: (int(each[2]), each[3]) for each in found if each}
+
+
+def test_the_stages_begin_with_what_the_others_rest_on_and_each_has_its_limit() -> None:
+    names = list(commands())
+    assert tuple(names[:3]) == FIRST
+    assert {"reduce", "stock", "observe", "online", "surface", "traces"} <= set(names)
+    assert names.index("mps") < names.index("reduce") < names.index("mps_stop") < names.index("surface")
+    assert all(0 < limit_s <= 600 for limit_s, _ in commands().values())
+
+
+def test_every_script_that_a_stage_names_is_there() -> None:
+    named = {word for _, command in commands().values() for word in command.split() if word.startswith(str(ROOT))}
+    assert {Path(word).name for word in named} >= {"probe.sh", "train.py", "contention_surface.py", "nccl_fsdp.toml"}
+    assert [word for word in named if not Path(word).is_file()] == []
+
+
+def test_the_self_test_takes_the_library_by_its_absolute_path_and_ends_before_its_limit() -> None:
+    limit_s, command = commands()["selftest"]
+    assert f"--library {LIBRARY} --ranks-per-gpu 2" in command
+    (minutes,) = re.findall(r"--minutes ([\d.]+)", command)
+    assert 60 * float(minutes) < limit_s
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in FOLDER.glob("*.sh")))
+def test_every_shell_script_parses(name: str) -> None:
+    subprocess.run(["bash", "-n", str(FOLDER / name)], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "name", ["carve_out.py", "contention_surface.py", "launch_order.py", "record_traces.py", "train.py", "verdict.py"]
+)
+def test_every_script_reads_its_flags(name: str) -> None:
+    pytest.importorskip("torch")
+    ran = subprocess.run(
+        [sys.executable, str(FOLDER / name), "--help"], capture_output=True, text=True, cwd="/", check=True
+    )
+    assert "usage" in ran.stdout
