@@ -111,6 +111,7 @@ static ncclResult_t init_job(void* argument) {
     comm->decider = model_decider(comm->num_ranks, comm->num_nodes, comm->hash);
     if (!comm->decider) return comm_fail(comm, ncclInternalError, "the tuner plug-in could not be initialized");
   }
+  if (comm->num_ranks > 1) profiler_begin(comm);
   comm->is_initialized = true;
   log_line(NCCL_INFO, NCCL_SUBSYS_INIT, comm->device, "ncclCommInitRankConfig comm %p rank %d nranks %d cudaDev %d nNodes %d commId 0x%llx - Init COMPLETE",
            (void*)comm, comm->rank, comm->num_ranks, comm->device, comm->num_nodes, (unsigned long long)comm->hash);
@@ -239,6 +240,7 @@ static void end(ncclComm_t comm) {
   if (comm->has_initializer) pthread_join(comm->initializer, NULL);
   comm->has_initializer = false;
   pending_finish(comm);
+  profiler_end(comm);
   if (comm->decider) fake_comm_finalize(comm->decider);
   comm->decider = NULL;
   if (comm->shared) shared_detach(comm->shared);

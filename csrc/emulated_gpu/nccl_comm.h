@@ -22,6 +22,7 @@ struct ncclComm {
   _Atomic int state;  // ncclResult_t
   char error[512], name[64];
   fake_comm* decider;
+  struct profiled* profiled;  // nccl_profiler.c; NULL: no profiler plug-in
   uint64_t* sequence;        // operations of all ranks; outlives the communicator, as graphs do
   uint64_t* pair_sequences;  // to each rank, then from each rank
   uint64_t num_children;
@@ -57,6 +58,7 @@ typedef struct {
   void* stream;
   fake_result decided;
   uint64_t given;  // number of the part in the exchange
+  void* call_handle;  // the profiler plug-in's
 } task;
 
 // nccl_group.c
@@ -86,6 +88,12 @@ void log_tuner_line(int level, unsigned long subsystems, const char* text);
 // nccl_model.c
 int model_release(void);
 fake_comm* model_decider(int num_ranks, int num_nodes, uint64_t comm_id);
+
+// nccl_profiler.c
+void profiler_begin(ncclComm_t comm);
+void* profiler_call(const task* t);  // the plug-in's handle of an API call
+void profiler_launched(const task* t, uint64_t op_id);
+void profiler_end(ncclComm_t comm);
 
 ncclResult_t comm_fail(ncclComm_t comm, ncclResult_t result, const char* format, ...) __attribute__((format(printf, 3, 4)));
 #endif

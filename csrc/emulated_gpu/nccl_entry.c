@@ -22,6 +22,7 @@ static ncclResult_t add(task t, const char* name, ncclRedOp_t op) {
     if (index >= MAX_USER_OPS || !(comm->user_ops_used >> index & 1)) return comm_fail(comm, ncclInvalidArgument, "%s: operator %d is unknown to this communicator", name, (int)op);
     t.how = comm->user_ops[index];
   }
+  t.call_handle = profiler_call(&t);
   return group_add_task(&t);
 }
 

@@ -73,7 +73,7 @@ static int newest_version(int release) {
   return release >= 22200 ? 3 : 2;
 }
 
-static void* open_library(const char* name, const char* prefix) {
+void* host_open_library(const char* name, const char* prefix) {
   char path[4096];
   if (!name || !*name) {
     snprintf(path, sizeof(path), "%s.so", prefix);
@@ -99,8 +99,8 @@ API fake_host* fake_open(int release) {
   if (release < 22100) return host;  // v1, which 2.19 and 2.20 load, is gone from 2.21 on
   const char* name = getenv("NCCL_TUNER_PLUGIN");
   if (name && !strcasecmp(name, "none")) return host;
-  host->library = open_library(name, "libnccl-tuner");
-  if (!host->library) host->library = open_library(getenv("NCCL_NET_PLUGIN"), "libnccl-net");
+  host->library = host_open_library(name, "libnccl-tuner");
+  if (!host->library) host->library = host_open_library(getenv("NCCL_NET_PLUGIN"), "libnccl-net");
   if (!host->library) return host;
   for (int version = newest_version(release); version >= 2 && !host->tuner; version--) {
     char symbol[32];

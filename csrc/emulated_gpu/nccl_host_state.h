@@ -40,6 +40,7 @@ struct fake_comm {
 
 // Asks the tuner and chooses, as NCCL does for one call or for an aggregate of several.
 void host_decide(fake_comm* comm, const fake_call* call, int num_pipe_ops, int flags, fake_result* r);
+void* host_open_library(const char* name, const char* prefix);  // as NCCL finds a plug-in
 void host_be_quiet(bool is_quiet);  // log lines are dropped
 
 static inline uint64_t ceil_div(uint64_t a, uint64_t b) { return (a + b - 1) / b; }

@@ -140,9 +140,11 @@ static uint64_t* sequence_of(const task* t) {
 
 static ncclResult_t submit(task* t, bool is_exact) {
   const uint32_t desc_id = describe(t, is_exact);
-  if (lagom_emulated_gpu.submit(t->stream, desc_id, kernel_name(t), sequence_of(t), NULL)) {
+  uint64_t op_id = 0;
+  if (lagom_emulated_gpu.submit(t->stream, desc_id, kernel_name(t), sequence_of(t), &op_id)) {
     return comm_fail(t->comm, ncclUnhandledCudaError, "the emulated device refused %s", LOGGED_KINDS[t->kind]);
   }
+  profiler_launched(t, op_id);
   return ncclSuccess;
 }
 

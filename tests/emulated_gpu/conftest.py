@@ -55,3 +55,33 @@ def c_compiler() -> Callable[..., None]:
         subprocess.run([os.environ.get("CC", "cc"), *flags, *arguments, "-ldl", "-lpthread"], check=True, timeout=300)
 
     return compile_with
+
+
+@pytest.fixture
+def on_ranks(libraries: Path, tmp_path: Path) -> Callable[..., list[str]]:
+    """Runs a function of nccl_ranks.py on so many ranks; what each wrote to stdout."""
+
+    def run(function: str, num_ranks: int, **environment: str) -> list[str]:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("LAGOM_", "CUDA_", "NCCL_"))}
+        given = {"LD_LIBRARY_PATH": str(libraries), "LAGOM_NCCL_TIMEOUT_S": "40"}
+        here = Path(__file__).parent
+        started = [
+            subprocess.Popen(
+                [sys.executable, str(here / "nccl_ranks.py"), function, str(rank), str(num_ranks), str(tmp_path)],
+                env=clean | given | {"RANK": str(rank)} | environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(num_ranks)
+        ]
+        try:
+            ended = [process.communicate(timeout=50) for process in started]
+        finally:
+            for process in started:
+                process.kill()
+        failed = [(out, err) for process, (out, err) in zip(started, ended, strict=True) if process.returncode]
+        assert not failed, failed[0]
+        return [out for out, _ in ended]
+
+    return run

@@ -1,9 +1,7 @@
 """The stand-in libnccl.so.2: values across processes, groups, splits, and ends of all kinds."""
 
-import os
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,35 +12,6 @@ from lagom_overlap.cost.nccl.tables import write_tables
 from lagom_overlap.hardware import load_preset
 
 Run = Callable[..., list[str]]
-
-
-@pytest.fixture
-def on_ranks(libraries: Path, tmp_path: Path) -> Run:
-    """Runs a function of nccl_ranks.py on so many ranks; what each wrote to stdout."""
-
-    def run(function: str, num_ranks: int, **environment: str) -> list[str]:
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(("LAGOM_", "CUDA_", "NCCL_"))}
-        here = Path(__file__).parent
-        started = [
-            subprocess.Popen(
-                [sys.executable, str(here / "nccl_ranks.py"), function, str(rank), str(num_ranks), str(tmp_path)],
-                env=clean | {"LD_LIBRARY_PATH": str(libraries), "LAGOM_NCCL_TIMEOUT_S": "40"} | environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(num_ranks)
-        ]
-        try:
-            ended = [process.communicate(timeout=50) for process in started]
-        finally:
-            for process in started:
-                process.kill()
-        failed = [(out, err) for process, (out, err) in zip(started, ended, strict=True) if process.returncode]
-        assert not failed, failed[0]
-        return [out for out, _ in ended]
-
-    return run
 
 
 def leftovers() -> list[Path]:
