@@ -45,6 +45,7 @@ stage probe 40 bash "$here/probe.sh"
 stage doctor 60 env "LD_PRELOAD=$library" "$python" -m lagom_overlap doctor
 stage selftest 180 "$python" -m lagom_overlap selftest --nccl --library "$library" --ranks-per-gpu 2 \
   --minutes "${SELFTEST_MINUTES:-1.5}" --out "$work/selftest"
+stage profiler 90 "$python" "$here/profiler_check.py" --nccl-library "$library" --out "$work/profiler_check"
 # Without the multi-process service two processes take turns on the GPU, and a collective waits a turn for every answer.
 stage mps 20 bash "$here/mps.sh" start
 stage reduce 60 env "${shared[@]}" "${pair[@]}" "$here/reduce.py"
