@@ -20,11 +20,14 @@ from statistics import median, quantiles
 from typing import Any, NamedTuple
 
 import torch
-from nccl_pair import Comms, Kind, Library, buffers_of, poison, wrong_rank
 
+from lagom_overlap.collective import CollectiveKind
+from lagom_overlap.engines.nccl.library import NcclLibrary
+from lagom_overlap.engines.nccl.local_ranks import Buffers, LocalRanks, make_buffers, poison, wrong_rank
+from lagom_overlap.engines.nccl.plugin_bench import SHARED_GPU
 from lagom_overlap.nccl_plugin import ProfiledCollective, ProfileRing, TunerPlugin, installed_library
 
-KINDS = (Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_REDUCE)
+KINDS = (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_REDUCE)
 NUM_CALLS = {1 << 20: 40, 16 << 20: 20, 128 << 20: 6}
 """Calls in a timed block, by bytes."""
 CASES = tuple(itertools.product(NUM_CALLS, KINDS))
@@ -50,31 +53,31 @@ class Span(NamedTuple):
 class Driver:
     """A pair of ranks, with the plug-in's ring if it was loaded."""
 
-    def __init__(self, nccl: Library, num_channels: int | None, profile: Path | None) -> None:
+    def __init__(self, nccl: NcclLibrary, num_channels: int | None, profile: Path | None) -> None:
         began = time.monotonic()
-        self.comms = Comms(nccl, num_channels)
+        self.ranks = LocalRanks(nccl, num_gpus=1, ranks_per_gpu=2, num_channels=num_channels)
         self.start_s = time.monotonic() - began
         self._ring = ProfileRing(profile) if profile else None
-        self._buffers: dict[tuple[int, Kind], tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+        self._buffers: dict[tuple[int, CollectiveKind], Buffers] = {}
 
-    def enqueue(self, num_bytes: int, kind: Kind) -> None:
+    def enqueue(self, num_bytes: int, kind: CollectiveKind) -> None:
         """One call on both ranks."""
-        self.comms.enqueue(kind, *self._tensors(num_bytes, kind))
+        self.ranks.enqueue(kind, self._tensors(num_bytes, kind))
 
-    def is_right(self, num_bytes: int, kind: Kind) -> bool:
+    def is_right(self, num_bytes: int, kind: CollectiveKind) -> bool:
         """One call into poisoned memory; whether every element is right."""
-        sent, received = self._tensors(num_bytes, kind)
-        poison(received)
-        self.comms.enqueue(kind, sent, received)
+        buffers = self._tensors(num_bytes, kind)
+        poison(buffers)
+        self.ranks.enqueue(kind, buffers)
         torch.cuda.synchronize()
-        return wrong_rank(kind, sent, received) is None
+        return wrong_rank(kind, buffers) is None
 
     def timed_s(self, calls: Callable[[], None]) -> float:
         """Seconds between events on rank 0's stream around what is enqueued; waits for all of it."""
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        first.record(self.comms.streams[0])
+        first.record(self.ranks.streams[0])
         calls()
-        last.record(self.comms.streams[0])
+        last.record(self.ranks.streams[0])
         torch.cuda.synchronize()
         return first.elapsed_time(last) * 1e-3  # ms
 
@@ -96,9 +99,10 @@ class Driver:
         """What the plug-in could not keep."""
         return {"dropped": self._ring.num_dropped, "late": self._ring.num_late} if self._ring else {}
 
-    def _tensors(self, num_bytes: int, kind: Kind) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    def _tensors(self, num_bytes: int, kind: CollectiveKind) -> Buffers:
         if (num_bytes, kind) not in self._buffers:
-            self._buffers[num_bytes, kind] = buffers_of(kind, num_bytes)
+            self._buffers[num_bytes, kind] = make_buffers(kind, num_bytes, self.ranks.devices)
+            torch.cuda.synchronize()
         return self._buffers[num_bytes, kind]
 
 
@@ -205,7 +209,9 @@ def timed(driver: Driver, switch: Mapping[str, Callable[[], object]], budget_s: 
         gpu_s: dict[str, list[float]] = defaultdict(list)
         host_s: dict[str, list[float]] = defaultdict(list)
 
-        def block(name: str, num_bytes: int = num_bytes, kind: Kind = kind, num_calls: int = num_calls) -> None:
+        def block(
+            name: str, num_bytes: int = num_bytes, kind: CollectiveKind = kind, num_calls: int = num_calls
+        ) -> None:
             began = time.perf_counter()
             for _ in range(num_calls):
                 driver.enqueue(num_bytes, kind)
@@ -256,8 +262,9 @@ def measured(options: argparse.Namespace, found: dict[str, Any]) -> None:
     os.environ |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV"}
     os.environ["NCCL_DEBUG_FILE"] = str(options.out / "nccl.%p.log")
     torch.cuda.set_device(0)
-    nccl = Library(options.nccl_library, {})
-    found |= {"nccl": nccl.version, "gpu": torch.cuda.get_device_name(0), "torch": torch.__version__, "timed": []}
+    os.environ |= SHARED_GPU
+    nccl = NcclLibrary(options.nccl_library)
+    found |= {"nccl": nccl.code, "gpu": torch.cuda.get_device_name(0), "torch": torch.__version__, "timed": []}
     for channels in CHANNELS:
         driver = Driver(nccl, channels, profile)
         switch: dict[str, Callable[[], object]] = {"never": lambda: None}
@@ -279,7 +286,7 @@ def measured(options: argparse.Namespace, found: dict[str, Any]) -> None:
         found["start_s"] = [*found.get("start_s", []), driver.start_s]
         if profile:
             plugin.profile(is_enabled=True)
-        driver.comms.close()
+        driver.ranks.close()
         result.write_text(json.dumps(found) + "\n")
 
 
