@@ -5,7 +5,7 @@ The spinner stands for a collective: `channels` blocks, each of which holds an S
 point: how long the spinner's last block waited for its SM after the first of either side began (`wait_s`), and when
 both sides were done (`makespan_s`), during the GEMMs alone (`solo_s`). The model's prediction stands in each row
 (`lagom_overlap.cost.launch_order`: the waits of one kernel behind which the spinner comes). `--dry-run` runs the same
-loop without a GPU on closed forms; a file says which of the two it holds. Never run on a GPU so far.
+loop without a GPU on closed forms; a file says which of the two it holds.
 """
 
 import argparse
