@@ -82,18 +82,32 @@ def test_ranks_of_one_communicator_in_one_process_are_one_communicator(open_nccl
 
 
 @every_release
-def test_a_communicator_made_again_after_the_last_one_was_destroyed_is_the_next_in_order(
-    open_nccl, use_communicators, release
+def test_a_communicator_made_again_has_the_place_of_the_one_that_was_destroyed(open_nccl, use_communicators, release):
+    """A process that has just joined (torchft) counts from 0, and must know the new communicator as the others do."""
+    use_communicators(*(ProcessCommunicator(name("dp", 8, n), 1) for n in range(3)))
+    nccl = open_nccl(release)
+    first, second, third = (nccl.comm() for _ in range(3))
+    second.finalize()
+    assert [channels(first), channels(nccl.comm()), channels(third), channels(nccl.comm())] == [1, 2, 3, 0]
+
+
+@every_release
+def test_after_all_were_destroyed_a_process_is_as_one_that_has_just_joined(
+    open_nccl, use_communicators, plugin, release
 ):
     use_communicators(*(ProcessCommunicator(name("dp", 8, n), 1) for n in range(2)))
-    first = open_nccl(release)
-    with first:
-        assert channels(first.comm()) == 1
-        for comm in first._comms:
+    nccl = open_nccl(release)
+    for _ in range(2):
+        made = [nccl.comm(), nccl.comm()]
+        assert [channels(comm) for comm in made] == [1, 2]
+        table = ConfigTable(
+            {ConfigKey(communicator=name("dp", 8), kind=AR, num_bytes=64 * MIB): CommConfig(num_channels=7)}
+        )
+        plugin.install(encode_table(table, generation=9).data)
+        plugin.step()
+        assert channels(made[0]) == 7  # a trial, which a newcomer knows nothing of
+        for comm in made:
             comm.finalize()
-    # NCCL has closed the plug-in by now; its memory of the creation order stays
-    first._pointer, first._comms = None, []
-    assert channels(open_nccl(release).comm()) == 2
 
 
 def test_the_process_may_say_which_communicator_an_id_is(open_nccl, use_communicators, plugin):

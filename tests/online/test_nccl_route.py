@@ -1,13 +1,19 @@
 """Which route a job on NCCL takes, and what is said where it has none."""
 
+import sys
+from pathlib import Path
+from types import ModuleType
+
 import pytest
 from c_build import build_libraries
 
 torch = pytest.importorskip("torch")
 
+from lagom_overlap.collective import ConfigTable  # noqa: E402
 from lagom_overlap.errors import BackendError, JobError, LagomError  # noqa: E402
+from lagom_overlap.nccl_plugin import TunerPlugin, encode_table  # noqa: E402
 from lagom_overlap.online.guest import safely  # noqa: E402
-from lagom_overlap.online.routes.nccl import nccl_in_use, open_nccl_route  # noqa: E402
+from lagom_overlap.online.routes.nccl import PLUGIN_OWNER, nccl_in_use, open_nccl_route  # noqa: E402
 
 pytestmark = pytest.mark.torch
 MODEL = torch.nn.Linear(2, 2)
@@ -52,6 +58,53 @@ def test_siblings_are_taken_where_there_is_no_tuner_or_the_user_says_so(environm
 def test_what_is_missing_is_named(environment, nccl, changed, words):
     with pytest.raises(JobError, match=words):
         open_nccl_route(MODEL, nccl, environment | changed)
+
+
+@pytest.fixture
+def world():
+    """Makes the default process group, of one rank, as often as it is called."""
+
+    def make():
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+
+    yield make
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def test_a_second_tuner_of_a_process_is_refused_until_the_first_is_closed(environment, world):
+    """The plug-in has one table: two tuners would overwrite each other's."""
+    world()
+    first = open_nccl_route(MODEL, (2, 30, 7), environment)
+    with pytest.raises(JobError, match="another tuner of this process"):
+        open_nccl_route(MODEL, (2, 30, 7), environment)
+    first.close()
+    second = open_nccl_route(MODEL, (2, 30, 7), environment)
+    PLUGIN_OWNER.release(second)  # its tuner was closed, and what it has settled is still in force
+    assert not second.is_closed
+    third = open_nccl_route(MODEL, (2, 30, 7), environment)
+    assert second.is_closed
+    third.close()
+
+
+def test_a_process_that_is_restarted_in_place_makes_its_tuner_again_and_starts_untouched(environment, world):
+    plugin = TunerPlugin(Path(environment["NCCL_TUNER_PLUGIN"]))
+    world()
+    first = open_nccl_route(MODEL, (2, 30, 7), environment)
+    plugin.install(encode_table(ConfigTable({}), generation=77).data)  # what it had found
+    world()
+    second = open_nccl_route(MODEL, (2, 30, 7), environment)
+    assert first.is_closed
+    assert plugin.generation == 1  # an empty table, and decided by
+    second.close()
+
+
+def test_a_job_whose_ranks_are_replaced_while_others_run_on_is_not_tuned(environment, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchft", ModuleType("torchft"))
+    with pytest.raises(JobError, match="a rank that joins would not know what is set"):
+        open_nccl_route(MODEL, (2, 30, 7), environment)
 
 
 def test_a_machine_without_nccl_is_not_on_nccl():

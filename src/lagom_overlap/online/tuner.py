@@ -49,7 +49,7 @@ from lagom_overlap.online.routes.base import Route
 from lagom_overlap.online.routes.carve_out import open_compute_route
 from lagom_overlap.online.routes.compute import BothSidesRoute, ComputeRoute
 from lagom_overlap.online.routes.gloo import GlooRoute
-from lagom_overlap.online.routes.nccl import nccl_in_use, open_nccl_route
+from lagom_overlap.online.routes.nccl import PLUGIN_OWNER, nccl_in_use, open_nccl_route
 from lagom_overlap.online.saved import SavedSettings, read_saved, write_saved
 from lagom_overlap.online.sites import SiteSetting, key_of
 from lagom_overlap.online.step_clock import EventClock
@@ -109,6 +109,7 @@ class OnlineTuner:
                     raise UnknownNameError.among("adapter", name, ADAPTERS)
         self.model, self.optimizer, self.options = model, optimizer, chosen
         self._member: Member | None = None
+        self._collectives: Route | None = None
         self._is_in_step = False
         self._rank = 0
         self._pid = os.getpid()
@@ -136,8 +137,8 @@ class OnlineTuner:
             self.options = chosen = _settable(chosen, computation)
             # Connections of its own: what waits there holds up nobody who speaks to the others.
             own_store = _store_of(number, chosen.timeout_s)
-            collectives = route or _nccl_route(model, chosen) or _gloo_route(model, own_store, chosen, adapters)
-            self._route: Route = BothSidesRoute(collectives, computation)
+            self._collectives = route or _nccl_route(model, chosen) or _gloo_route(model, own_store, chosen, adapters)
+            self._route: Route = BothSidesRoute(self._collectives, computation)
             undo.callback(self._route.close)
             self._member = self._join(exchange, self._route, config, journal or chosen.journal)
             undo.pop_all()  # all went well
@@ -245,6 +246,7 @@ class OnlineTuner:
 
     def close(self) -> None:
         """Ends the tuning on all ranks, after this window if they go on. Done by itself when the process ends."""
+        PLUGIN_OWNER.release(self._collectives)
         if (member := self._own) is not None:
             member.leave("the job closed its tuner")
 

@@ -5,6 +5,8 @@ siblings need nothing. `LAGOM_ROUTE` chooses; without it, it is the route that s
 """
 
 import os
+import sys
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -29,6 +31,7 @@ from lagom_overlap.online.routes.sibling_adapters import attach, attach_all_to_a
 from lagom_overlap.trace.gpu_trace import KnobReach
 
 ROUTE_VARIABLE: Final = "LAGOM_ROUTE"
+_REPLACES_RANKS: Final = "torchft"
 _PLUGIN_VARIABLES: Final = ("NCCL_TUNER_PLUGIN", "LAGOM_RECORD")
 
 
@@ -49,7 +52,8 @@ def open_nccl_route(
     """The route of a job on NCCL, in place; `new_algorithms` allows those that NCCL has not connected.
 
     Raises:
-        JobError: if LAGOM_ROUTE names none, this NCCL has none, or the plug-in was not in the environment.
+        JobError: if LAGOM_ROUTE names none, this NCCL has none, the plug-in was not in the environment, another tuner
+            of this process has it, or ranks may be replaced.
         TableError: if the plug-in's record cannot be read.
     """
     name = environment.get(ROUTE_VARIABLE) or best_route(nccl, Knob.CHANNELS)
@@ -69,6 +73,11 @@ def open_nccl_route(
 
 def _plugin_route(environment: Mapping[str, str], nccl: NcclVersion, *, new_algorithms: bool) -> PluginRoute:
     """The plug-in as NCCL has loaded it, with the record that it was started with."""
+    if _REPLACES_RANKS in sys.modules:
+        raise JobError(
+            f"{_REPLACES_RANKS} replaces ranks while the others run on, and a rank that joins would not know what is "
+            "set: its collectives would hang; tune a job without it, and start this one with lagom run --config"
+        )
     missing = [name for name in _PLUGIN_VARIABLES if not environment.get(name)]
     if missing:
         raise JobError(
@@ -83,8 +92,50 @@ def _plugin_route(environment: Mapping[str, str], nccl: NcclVersion, *, new_algo
     )
     maps = BoxMaps.here(nccl)
     route = PluginRoute(plugin, record=path, timer=KernelTimer(), connections=connections, maps=maps)
+    PLUGIN_OWNER.take(route)
     GRAPH_CAPTURES.watch(route.begin_capture, route.end_capture)
     return route
+
+
+class PluginOwner:
+    """The one route of this process that decides by the plug-in, which has one table.
+
+    A second one is refused while the first is in use. It is not once it was released (`OnlineTuner.close`), was
+    forgotten, or its process group is gone: a process that was restarted in place makes its tuner again.
+    """
+
+    def __init__(self) -> None:
+        self._route: weakref.ref[PluginRoute] | None = None
+        self._world: weakref.ref[object] | None = None
+        self._was_taken = self._is_released = False
+
+    def release(self, route: object) -> None:
+        """The route's tuner was closed: the next may take its place."""
+        if self._route is not None and self._route() is route:
+            self._is_released = True
+
+    def take(self, route: PluginRoute) -> None:
+        """Makes this route the one.
+
+        Raises:
+            JobError: if another is in use.
+        """
+        world = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+        earlier = self._route() if self._route is not None else None
+        if earlier is not None and not earlier.is_closed:
+            is_same = world is not None and self._world is not None and self._world() is world
+            if is_same and not self._is_released:
+                raise JobError(
+                    "another tuner of this process decides by NCCL's plug-in: close it before making the next"
+                )
+            earlier.close()
+        if self._was_taken:
+            route.take_over()
+        self._route, self._was_taken, self._is_released = weakref.ref(route), True, False
+        self._world = weakref.ref(world) if world is not None else None
+
+
+PLUGIN_OWNER: Final = PluginOwner()
 
 
 def expanded(pattern: str, rank: int) -> Path:

@@ -168,6 +168,16 @@ class PluginRoute:
         self._is_closed = True
         self._plugin.enable(is_enabled=False)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it decides no more."""
+        return self._is_closed
+
+    def take_over(self) -> None:
+        """Decides nothing and is switched on: after an earlier route of this process, at one step on all ranks."""
+        self._plugin.install(encode_table(ConfigTable({}), generation=1).data)
+        self._plugin.enable(is_enabled=True)
+
     def begin_capture(self) -> None:
         """A CUDA graph is captured: until `end_capture` every call keeps NCCL's own choice."""
         self._plugin.enable(is_enabled=False)
