@@ -4,14 +4,15 @@ import ctypes
 import json
 import os
 import sys
-from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 from c_build import build_libraries
 from played_profiler import CHANNEL, PlayedComm
+
+from lagom_overlap.collective import CollectiveKind
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -21,19 +22,13 @@ EPOCH_NS, CUPTI_AHEAD_NS = 1_764_000_000_000_000_000, 5_000
 FUNCTIONS = {"all_gather": "AllGather", "reduce_scatter": "ReduceScatter", "all_reduce": "AllReduce"}
 
 
-class Kind(StrEnum):
-    ALL_GATHER = "all_gather"
-    REDUCE_SCATTER = "reduce_scatter"
-    ALL_REDUCE = "all_reduce"
-
-
 class World:
     """The GPU: a clock, and the kernels that ran. A kernel is 1.25 times as long as its blocks' own times say."""
 
     def __init__(self, plugin: Path) -> None:
         self.plugin, self.now_ns, self.kernels = plugin, EPOCH_NS, []
 
-    def run(self, comm: PlayedComm | None, rank: int, kind: Kind, num_bytes: int) -> None:
+    def run(self, comm: PlayedComm | None, rank: int, kind: CollectiveKind, num_bytes: int) -> None:
         at, took = self.now_ns + 100 * rank, num_bytes // 1000
         if comm and comm.mask.value & CHANNEL:
             handle = comm.launch(FUNCTIONS[kind], num_bytes // 2, "ncclInt8", 2)
@@ -43,34 +38,29 @@ class World:
         self.kernels.append(event | {"args": {"stream": 20 - rank}})
 
 
-def played_nccl(world: World) -> ModuleType:
-    class Comms:
-        num_made = 0
+class PlayedRanks:
+    """Stands where `LocalRanks` does."""
 
-        def __init__(self, nccl: object, num_channels: int | None) -> None:
-            self.streams = [0, 1]
-            Comms.num_made += 1
-            is_loaded = "NCCL_PROFILER_PLUGIN" in os.environ
-            made = Comms.num_made
-            self._ranks = [PlayedComm(world.plugin, 6, made, rank=r) if is_loaded else None for r in (0, 1)]
+    world: World
+    num_made = 0
 
-        def enqueue(self, kind: Kind, sent: list[int], received: list[int]) -> None:
-            for rank, comm in enumerate(self._ranks):
-                world.run(comm, rank, kind, sent[0])
-            world.now_ns += 2 * sent[0] // 1000
+    def __init__(self, nccl: object, **how: object) -> None:
+        self.devices, self.streams = [0, 0], [0, 1]
+        PlayedRanks.num_made += 1
+        is_loaded = "NCCL_PROFILER_PLUGIN" in os.environ
+        made = PlayedRanks.num_made
+        self._ranks = [PlayedComm(self.world.plugin, 6, made, rank=r) if is_loaded else None for r in (0, 1)]
 
-        def close(self) -> None:
-            for comm in self._ranks:
-                if comm:
-                    comm.finalize()
+    def enqueue(self, kind: CollectiveKind, buffers: tuple[list[int], list[int]]) -> None:
+        num_bytes = buffers[0][0]
+        for rank, comm in enumerate(self._ranks):
+            self.world.run(comm, rank, kind, num_bytes)
+        self.world.now_ns += 2 * num_bytes // 1000
 
-    module = ModuleType("nccl_pair")
-    module.Kind, module.Comms = Kind, Comms
-    module.Library = lambda path, environment: SimpleNamespace(version=23007)
-    module.buffers_of = lambda kind, num_bytes: ([num_bytes] * 2, [num_bytes] * 2)
-    module.poison = lambda received: None
-    module.wrong_rank = lambda kind, sent, received: None
-    return module
+    def close(self) -> None:
+        for comm in self._ranks:
+            if comm:
+                comm.finalize()
 
 
 class Event:
@@ -106,7 +96,7 @@ def world(tmp_path_factory, tmp_path, monkeypatch: pytest.MonkeyPatch):
         def export_chrome_trace(self, path: str) -> None:
             Path(path).write_text(json.dumps({"traceEvents": [{"cat": "cpu_op", "name": "x"}, *self.events]}))
 
-    Event.world = world
+    Event.world = PlayedRanks.world = world
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
@@ -121,8 +111,12 @@ def world(tmp_path_factory, tmp_path, monkeypatch: pytest.MonkeyPatch):
 @pytest.fixture
 def script(world: World, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "path", [str(FOLDER), *sys.path])
-    monkeypatch.setitem(sys.modules, "nccl_pair", played_nccl(world))
     module = import_module("profiler_check")
+    monkeypatch.setattr(module, "NcclLibrary", lambda path: SimpleNamespace(code=23007))
+    monkeypatch.setattr(module, "LocalRanks", PlayedRanks)
+    monkeypatch.setattr(module, "make_buffers", lambda kind, num_bytes, devices: ([num_bytes] * 2, [num_bytes] * 2))
+    monkeypatch.setattr(module, "poison", lambda buffers: None)
+    monkeypatch.setattr(module, "wrong_rank", lambda kind, buffers: None)
     monkeypatch.setattr(module, "installed_library", lambda: world.plugin)
     monkeypatch.setattr(module, "NUM_BLOCKS", 2)
 
