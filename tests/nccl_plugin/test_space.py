@@ -39,6 +39,13 @@ def test_a_trees_simple_chunk_ends_at_512_kib_as_the_h100_clamped_it() -> None:
     assert axis(asked, TREE, "chunk_bytes") == (512 * KIB,)
 
 
+def test_so_does_that_of_broadcast_and_reduce_whose_rings_have_one_step_a_chunk() -> None:
+    for kind in (CollectiveKind.BROADCAST, CollectiveKind.REDUCE):
+        space = tuner_space([RING, (Algorithm.RING, Protocol.LL128)], 6, kind=kind)
+        assert axis(space, RING, "chunk_bytes")[-1] == axis(space, (None, None), "chunk_bytes")[-1] == 512 * KIB
+        assert axis(space, (Algorithm.RING, Protocol.LL128), "chunk_bytes")[-1] == 576000
+
+
 def test_no_more_channels_than_the_communicator_of_this_box_has() -> None:
     space = tuner_space(OFFERED, 6, kind=ALL_REDUCE, capabilities=map_of())
     for way in (TREE, RING, (None, None)):

@@ -49,9 +49,19 @@ def test_asked_ran_and_time_are_there_at_every_width_and_no_line_is_too_long(wid
 
 def test_what_was_clamped_is_said_with_what_it_became() -> None:
     text = words(printed(200, settings_table(ROWS)))
-    assert "32 ch. ran 24 ch." in text
+    assert "ch. 32 ran 24 ch." in text
     assert "2 MiB ran 512 KiB" in text
-    assert "WRONG RESULT with 16 channels" in text
+    ring = (Algorithm.RING, Protocol.LL128)
+    some = [*ROWS, row(Knobs(*ring, 8), Knobs(*ring, 8), Outcome.AS_ASKED)]
+    assert "1 as asked; WRONG RESULT with 16 channels" in words(printed(200, settings_table(some)))
+
+
+def test_what_became_the_same_is_put_together_and_what_is_all_wrong_is_said_once() -> None:
+    ring = (Algorithm.RING, Protocol.SIMPLE)
+    capped = [row(Knobs(*ring, n), Knobs(*ring, 64), Outcome.CLAMPED) for n in (1, 2, 4, 8)]
+    assert "ch. 1 to 8 (4) ran 64 ch." in words(printed(200, settings_table(capped)))
+    wrong = [row(Knobs(*ring, n), Knobs(*ring, n), Outcome.WRONG) for n in (1, 2, 4, 8)]
+    assert "WRONG RESULTS, all 4" in words(printed(200, settings_table(wrong)))
 
 
 @pytest.mark.parametrize("width", [60, 80])

@@ -3,17 +3,18 @@
 import csv
 import json
 from collections import Counter
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import count
 from pathlib import Path
 
 import pytest
 from selftest_box import BOX, StandInBench, stand_in
 
-from lagom_overlap.collective import Algorithm, CollectiveKind, Protocol
+from lagom_overlap.collective import Algorithm, CollectiveKind, CommConfig, Protocol
 from lagom_overlap.cost.measured_surface import Point
 from lagom_overlap.errors import BackendError
-from lagom_overlap.nccl_plugin.capability import Outcome, find_map
+from lagom_overlap.nccl_plugin.capability import Outcome, find_map, read_map
+from lagom_overlap.report.selftest.terminal import closing_words
 from lagom_overlap.results.selftest import SelfTestResult
 from lagom_overlap.units import KIB, MIB
 from lagom_overlap.verbs.selftest import SelfTestRequest, run_selftest
@@ -83,7 +84,7 @@ def test_the_surface_has_the_columns_of_the_benchmark(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out" / "selftest.json").read_text())["facts"]["nccl"] == [2, 30, 7]
 
 
-def test_a_wrong_result_is_kept_and_nothing_is_built_on_a_box_whose_own_choice_is_wrong(tmp_path: Path) -> None:
+def test_a_wrong_result_is_kept_and_nothing_is_built_on_a_box_where_every_result_is(tmp_path: Path) -> None:
     some = run_on_stand_in(tmp_path, StandInBench(lambda config: config.num_channels == 16))
     assert {row.asked.num_channels for row in some.wrong} == {16}
     assert some.map_path is not None
@@ -92,6 +93,22 @@ def test_a_wrong_result_is_kept_and_nothing_is_built_on_a_box_whose_own_choice_i
     every = run_on_stand_in(again, StandInBench(lambda _: True))
     assert len(every.wrong) == len(every.rows)
     assert every.map_path is None
+
+
+def test_a_collective_that_a_library_lacks_is_refused_by_the_map_and_the_others_are_not(tmp_path: Path) -> None:
+    class Cut(StandInBench):
+        def measure(self, kind, num_bytes, configs):
+            for reading in super().measure(kind, num_bytes, configs):
+                yield replace(reading, is_right=kind is not CollectiveKind.REDUCE)
+
+    result = run_on_stand_in(tmp_path, Cut())
+    assert {row.kind for row in result.wrong} == {CollectiveKind.REDUCE}
+    assert result.map_path is not None
+    found = read_map(result.map_path)
+    assert found.refuses(CollectiveKind.REDUCE, CommConfig(num_channels=8))
+    assert found.refuses(CollectiveKind.BROADCAST, CommConfig(num_channels=8)) is None
+    (line,) = [line for line in closing_words(result) if "every setting" in line]
+    assert line.strip().startswith("reduce:")
 
 
 def test_a_wrong_result_ends_with_exit_code_1_and_is_said_on_both_streams(

@@ -41,7 +41,7 @@ class Outcome(StrEnum):
     ALIASED = "aliased"
     """It ran as another setting of the same call does, which ran as asked."""
     CLAMPED = "clamped"
-    """Fewer channels or a smaller chunk than asked."""
+    """Another number of channels, or another chunk."""
     NOT_APPLIED = "not applied"
     """Another implementation ran."""
     WRONG = "wrong"

@@ -2,8 +2,8 @@
 
 The first subspace leaves algorithm and protocol to NCCL. A communicator's limit of channels is not told to a tuner:
 NCCL caps what exceeds it, and only a capability map of the box knows. Chunks reach up to the largest that the buffer of
-algorithm and protocol holds (docs/formats_plugin.md); a tree's Simple chunk was seen to be clamped to 512 KiB by NCCL
-2.30.7 on an H100.
+algorithm and protocol holds (docs/formats_plugin.md); NCCL 2.30.7 on an H100 clamped Simple
+chunks of trees, of broadcast and of reduce to 512 KiB.
 """
 
 from collections.abc import Collection, Sequence
@@ -24,7 +24,9 @@ CHUNKS: Final = {
     Protocol.SIMPLE: (64 * KIB, 128 * KIB, 256 * KIB, 512 * KIB, MIB, 2 * MIB),
 }
 NVLS_CHUNKS: Final = (16 * KIB, 32 * KIB, 64 * KIB, 128 * KIB)
-TREE_SIMPLE_MAX_BYTES: Final = 512 * KIB
+ONE_STEP_BYTES: Final = 512 * KIB
+"""The largest Simple chunk where a chunk is one of the buffer's eight steps: trees, broadcast and reduce."""
+_ONE_STEP: Final = (CollectiveKind.BROADCAST, CollectiveKind.REDUCE)
 FIRST_VERSION_WITH_CHUNKS: Final = 6
 """Of the tuner interface: getChunkSize."""
 _SWITCHED: Final = (Algorithm.NVLS, Algorithm.NVLS_TREE)
@@ -64,7 +66,7 @@ def tuner_space(
     kept = [
         Subspace(algorithm=algorithm, protocol=protocol, num_channels=channels, chunk_bytes=chunks)
         for algorithm, protocol in ways
-        if (chunks := _chunks(algorithm, protocol, tuner_version, chunk_bytes))
+        if (chunks := _chunks(kind, (algorithm, protocol), tuner_version, chunk_bytes))
     ]
     if capabilities is not None:
         kept = [within for each in kept if (within := _allowed(each, kind, capabilities)) is not None]
@@ -90,13 +92,17 @@ def _allowed(space: Subspace, kind: CollectiveKind, capabilities: CapabilityMap)
 
 
 def _chunks(
-    algorithm: Algorithm | None, protocol: Protocol | None, tuner_version: int, asked: Sequence[int] | None
+    kind: CollectiveKind,
+    way: tuple[Algorithm | None, Protocol | None],
+    tuner_version: int,
+    asked: Sequence[int] | None,
 ) -> tuple[int | None, ...]:
+    algorithm, protocol = way
     if tuner_version < FIRST_VERSION_WITH_CHUNKS:
         return (None,)
     own = NVLS_CHUNKS if algorithm in _SWITCHED else CHUNKS[protocol or Protocol.SIMPLE]
-    if (algorithm, protocol) == (Algorithm.TREE, Protocol.SIMPLE):
-        own = tuple(size for size in own if size <= TREE_SIMPLE_MAX_BYTES)
+    if protocol in (None, Protocol.SIMPLE) and (algorithm is Algorithm.TREE or kind in _ONE_STEP):
+        own = tuple(size for size in own if size <= ONE_STEP_BYTES)
     if asked is None:
         return own
     least = GRAIN_BYTES[protocol or Protocol.SIMPLE]

@@ -32,6 +32,7 @@ from lagom_overlap.nccl_plugin.capability import (
     Knobs,
     MapKey,
     MapRow,
+    Outcome,
     judged,
     map_folder,
     with_aliases,
@@ -221,14 +222,14 @@ def _written(result: SelfTestResult, folder: Path, box: Box | None, cache: Path)
     if result.contention:
         files += _surface(result).write(folder, "contention")
     notes, saved = list(result.notes), None
-    is_own_wrong = any(row.asked == Knobs() for row in result.wrong)
+    is_right = {row.kind for row in result.rows if row.outcome is not Outcome.WRONG}
     if box is None:
         notes.append("NVML does not say how this box is wired: there is nothing to keep a capability map by")
     elif result.rows:
         found = capability_map(result, box)
         files.append(write_map(found, folder))
-        if is_own_wrong:
-            notes.append("the map is in the folder only: NCCL's own choice gave wrong results here")
+        if not is_right:
+            notes.append("the map is in the folder only: every result is wrong, NCCL's own choice too")
         elif result.notes:
             notes.append("the map is in the folder only: those variables limit what NCCL offers")
         elif result.is_interrupted and (cache / found.key.file_name).exists():

@@ -40,7 +40,10 @@ def settings_table(rows: Sequence[MapRow]) -> Fitted:
 
 MAX_NAMED: Final = 12
 """Wrong settings that are named one by one; the file has all."""
-LEGEND = "ch.: channels; (n): of n values. Ran: by NCCL's log, the kernels' grids and the plug-in's record."
+LEGEND: Final = (
+    "Asked: 6 ch., 3 chunks: six numbers of channels, three sizes; settings.csv has each. Ran: by NCCL's log, the "
+    "kernels' grids and the plug-in's record. Time: the fastest and the slowest."
+)
 
 
 def contention_table(points: Sequence[Point]) -> Fitted:
@@ -77,14 +80,24 @@ def closing_words(result: SelfTestResult) -> list[str]:
         lines.append(f"Capability map: {result.map_path}")
     if result.files:
         lines.append(f"Files: {result.files[0].parent}")
-    if result.wrong:
-        lines.append(f"WRONG RESULTS: {len(result.wrong)} settings. Do not train with these:")
-        lines += [
-            f"  {row.kind} of {row.num_bytes} bytes, {_way(row.asked)}: {_one(row.asked)}"
-            for row in result.wrong[:MAX_NAMED]
-        ]
-        if len(result.wrong) > MAX_NAMED:
-            lines.append(f"  and {len(result.wrong) - MAX_NAMED} more: settings.csv")
+    lines += _wrong_words(result.wrong, result.rows)
+    return lines
+
+
+def _wrong_words(wrong: Sequence[MapRow], rows: Sequence[MapRow]) -> list[str]:
+    """The settings with wrong results, those of a collective that is always wrong in one line."""
+    if not wrong:
+        return []
+    lines = [f"WRONG RESULTS: {len(wrong)} settings. Do not train with these:"]
+    right = {row.kind for row in rows if row.outcome is not Outcome.WRONG}
+    for kind in dict.fromkeys(row.kind for row in wrong if row.kind not in right):
+        lines.append(f"  {kind}: every setting, NCCL's own choice too; a library built without it does nothing")
+    some = [row for row in wrong if row.kind in right]
+    lines += [
+        f"  {row.kind} of {row.num_bytes} bytes, {_way(row.asked)}: {_one(row.asked)}" for row in some[:MAX_NAMED]
+    ]
+    if len(some) > MAX_NAMED:
+        lines.append(f"  and {len(some) - MAX_NAMED} more: settings.csv")
     return lines
 
 
@@ -106,8 +119,10 @@ def _asked_words(rows: Iterable[MapRow]) -> str:
     channels = sorted({knobs.num_channels for knobs in asked if knobs.num_channels and not knobs.chunk_bytes})
     chunks = sorted({knobs.chunk_bytes for knobs in asked if knobs.chunk_bytes})
     parts = ["untouched"] if any(knobs == Knobs() for knobs in asked) else []
-    parts += [f"ch. {_span([str(count) for count in channels])}"] if channels else []
-    parts += [f"chunk {_span([format_bytes(size) for size in chunks])}"] if chunks else []
+    if channels:
+        parts.append(f"{len(channels)} ch." if len(channels) > 1 else f"ch. {channels[0]}")
+    if chunks:
+        parts.append(f"{len(chunks)} chunks" if len(chunks) > 1 else f"chunk {format_bytes(chunks[0])}")
     return ", ".join(parts)
 
 
@@ -116,32 +131,41 @@ def _span(values: Sequence[str]) -> str:
 
 
 def _ran_words(rows: Sequence[MapRow]) -> str:
-    """What did not run as asked; NCCL's own choice where nothing was asked."""
-    parts = []
+    """What did not run as asked, put together by what it became; NCCL's own choice where nothing was asked."""
+    wrong = [row.asked for row in rows if row.outcome is Outcome.WRONG]
+    if len(wrong) == len(rows):
+        return f"WRONG RESULTS, all {len(rows)}" if len(rows) > 1 else "WRONG RESULT"
+    parts = [
+        f"{_way(row.ran)} on {row.ran.num_channels or '?'} ch."
+        for row in rows
+        if row.asked == Knobs() and row.outcome is not Outcome.WRONG
+    ]
+    became: dict[tuple[bool, str], list[int]] = defaultdict(list)
     for row in rows:
-        asked, ran = row.asked, row.ran
-        if row.outcome is Outcome.WRONG:
-            parts.append(f"WRONG RESULT with {_one(asked)}")
-        elif asked == Knobs():
-            parts.append(f"{_way(ran)} on {ran.num_channels or '?'} ch.")
-        elif row.outcome is Outcome.NOT_APPLIED:
-            parts.append(f"{_one(asked)}: {_way(ran)}")
-        elif row.outcome is not Outcome.AS_ASKED:
-            parts.append(f"{_one_short(asked)} ran {_one_short(ran if asked.chunk_bytes else _channels_of(ran))}")
+        if row.outcome not in (Outcome.AS_ASKED, Outcome.WRONG):
+            is_chunk, asked, ran = _difference(row)
+            became[is_chunk, ran].append(asked)
+    parts += [f"{_values(asked, is_chunk=is_chunk)} ran {ran}" for (is_chunk, ran), asked in sorted(became.items())]
     num_as_asked = sum(row.outcome is Outcome.AS_ASKED and row.asked != Knobs() for row in rows)
     if num_as_asked:
         parts.insert(0, "as asked" if num_as_asked == len(rows) else f"{num_as_asked} as asked")
+    parts += [f"WRONG RESULT with {_one(asked)}" for asked in wrong]
     return "; ".join(parts)
 
 
-def _channels_of(knobs: Knobs) -> Knobs:
-    return Knobs(num_channels=knobs.num_channels)
+def _difference(row: MapRow) -> tuple[bool, int, str]:
+    """Whether it is of the chunk, the value asked, and what ran in its place."""
+    asked, ran = row.asked, row.ran
+    if row.outcome is Outcome.NOT_APPLIED:
+        return bool(asked.chunk_bytes), asked.chunk_bytes or asked.num_channels or 0, f"as {_way(ran)}"
+    if asked.num_channels and ran.num_channels and asked.num_channels != ran.num_channels:
+        return False, asked.num_channels, f"{ran.num_channels} ch."
+    return True, asked.chunk_bytes or 0, format_bytes(ran.chunk_bytes or 0)
 
 
-def _one_short(knobs: Knobs) -> str:
-    if knobs.chunk_bytes:
-        return format_bytes(knobs.chunk_bytes)
-    return f"{knobs.num_channels or '?'} ch."
+def _values(asked: Sequence[int], *, is_chunk: bool) -> str:
+    values = sorted(set(asked))
+    return _span([format_bytes(value) for value in values]) if is_chunk else f"ch. {_span([str(v) for v in values])}"
 
 
 def _times(rows: Iterable[MapRow]) -> str:
@@ -150,7 +174,7 @@ def _times(rows: Iterable[MapRow]) -> str:
         return "-"
     if len(times) == 1:
         return format_seconds(times[0])
-    return f"{format_seconds(min(times))} to\n{format_seconds(max(times))}"
+    return f"{format_seconds(min(times))} - {format_seconds(max(times))}"
 
 
 def _slowdown(point: Point | None) -> str:
