@@ -552,6 +552,23 @@ static bool open_chain(nccl_logger log, const char* name, const char* prefix, in
   return take_chain(log, dlopen(path, RTLD_NOW | RTLD_LOCAL), path, host_version);
 }
 
+// The tuner that a network plug-in brings (AWS's, for one). NCCL_NET_PLUGIN may be a list, of which NCCL takes the first
+// that fits the machine; the first that brings a tuner is taken here.
+static bool open_net_chain(nccl_logger log, int host_version) {
+  const char* net = getenv("NCCL_NET_PLUGIN");
+  char list[MAX_PATH];
+  char* rest = NULL;
+  if (net && !strcasecmp(net, "none")) return false;
+  if (snprintf(list, sizeof(list), "%s", net && *net ? net : "libnccl-net.so") >= (int)sizeof(list)) {
+    LOG(log, NCCL_LOG_LEVEL_WARN, "TUNER/lagom: NCCL_NET_PLUGIN is too long; no tuner is looked for in it");
+    return false;
+  }
+  for (char* name = strtok_r(list, ",", &rest); name; name = strtok_r(NULL, ",", &rest)) {
+    if (open_chain(log, name, "libnccl-net", host_version)) return true;
+  }
+  return false;
+}
+
 static COLD void start_chain(nccl_logger log, int host_version) {
   const char* name = getenv("LAGOM_CHAIN_TUNER");
   if (name && !strcasecmp(name, "none")) return;
@@ -562,9 +579,8 @@ static COLD void start_chain(nccl_logger log, int host_version) {
     return;
   }
   if (open_chain(log, "libnccl-tuner.so", "libnccl-tuner", host_version)) return;
-  const char* net = getenv("NCCL_NET_PLUGIN");
-  if (net && !strcasecmp(net, "none")) return;
-  open_chain(log, net && *net ? net : "libnccl-net.so", "libnccl-net", host_version);
+  if (open_net_chain(log, host_version)) return;
+  LOG(log, NCCL_LOG_LEVEL_INFO, "TUNER/lagom: no other tuner is installed; calls without a decision are NCCL's");
 }
 
 static void to_v5_constants(const nccl_constants_v7* from, nccl_constants_v5* to) {

@@ -104,6 +104,23 @@ def test_a_tuner_inside_the_network_plug_in_is_found_as_nccl_would(open_nccl, ch
     assert library.chained_calls() == 1
 
 
+def test_a_list_of_network_plug_ins_is_looked_through(open_nccl, chained, tmp_path, monkeypatch):
+    library = chained(6, "libnccl-net-cloud.so")
+    monkeypatch.delenv("LAGOM_CHAIN_TUNER")
+    monkeypatch.setenv("NCCL_NET_PLUGIN", f"missing,{tmp_path / 'libnccl-net-cloud.so'},libnccl-net-other.so")
+    nccl = open_nccl("2.30")
+    assert nccl.comm().run(AR, OWN).tuner_channels == 3
+    assert library.chained_calls() == 1
+    assert "calls without a decision go to" in "\n".join(nccl.take_log())
+
+
+def test_where_there_is_no_other_tuner_the_log_says_so(open_nccl, plugin_path, monkeypatch):
+    monkeypatch.delenv("LAGOM_CHAIN_TUNER")
+    nccl = open_nccl("2.30")
+    nccl.comm()
+    assert "no other tuner is installed" in "\n".join(nccl.take_log())
+
+
 def test_a_v7_hosts_wider_constants_reach_an_older_tuner_and_come_back(chained, plugin_path):
     """Only the constants: NCCL 2.32.6 lets a tuner rewrite them at init; v5 tuners know one generation less."""
     library = chained(5)

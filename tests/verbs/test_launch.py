@@ -123,6 +123,21 @@ def test_conflicting_variables_are_said_and_left_alone(tmp_path, plugin_library)
     assert made.environment["NCCL_ALGO"] == "Ring"
 
 
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_tuner_that_nccls_configuration_file_names_is_chained_to(tmp_path, plugin_library, is_named):
+    """NCCL does not overwrite what is set: the file's tuner would be lost behind ours."""
+    conf = tmp_path / (".nccl.conf" if not is_named else "site.conf")
+    conf.write_text("# the site's\n#NCCL_TUNER_PLUGIN=older\nNCCL_TUNER_PLUGIN=libcloud.so\r\nNCCL_ALGO=Ring\n")
+    own = {"NCCL_CONF_FILE": str(conf)} if is_named else {"HOME": str(tmp_path)}
+    made = prepare(request(tmp_path), environment(**own))
+    assert made.environment["LAGOM_CHAIN_TUNER"] == "libcloud.so"
+    assert made.environment["NCCL_TUNER_PLUGIN"] == str(plugin_library)
+    assert any(warning.startswith("NCCL_ALGO=Ring") for warning in made.warnings)
+    assert "NCCL_ALGO" not in made.environment  # NCCL reads its files itself
+    set_here = prepare(request(tmp_path / "again"), environment(**own, NCCL_TUNER_PLUGIN="mine"))
+    assert set_here.environment["LAGOM_CHAIN_TUNER"] == "mine"
+
+
 def test_disabled_the_environment_is_the_users_own(tmp_path):
     before = environment(LAGOM_DISABLE="1", NCCL_TUNER_PLUGIN="site")
     made = prepare(request(tmp_path), before)

@@ -36,7 +36,6 @@ _ALWAYS: Final = {
     "NCCL_CTA_POLICY": "is CTA_POLICY_EFFICIENCY switched off by any tuner that is loaded; ZERO bypasses tuners",
     "NCCL_TUNER_CONFIG_FILE": "is read by NVIDIA's example tuner: as the chained one it answers 1 channel by default",
     "NCCL_PROFILER_PLUGIN": "is the user's own profiler: NCCL events are left to it",
-    "NCCL_CONF_FILE": "may set any of these variables out of sight",
     "CUDA_DEVICE_MAX_CONNECTIONS": "set to 1 it serialises kernels in launch order, which ends most overlap",
     "TORCH_NCCL_ENABLE_TIMING": "records events around every collective, which costs overlap",
 }

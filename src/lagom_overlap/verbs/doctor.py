@@ -10,6 +10,7 @@ from typing import Final
 from lagom_overlap.errors import MissingDependencyError
 from lagom_overlap.hardware import preset_names
 from lagom_overlap.jobfile.conflicts import conflicts
+from lagom_overlap.jobfile.nccl_conf import with_conf_files
 from lagom_overlap.jobfile.registry import BACKENDS, TUNERS, entry_point_names
 from lagom_overlap.nccl_plugin import installed_library
 from lagom_overlap.nccl_plugin.box import this_box
@@ -121,7 +122,7 @@ def _plugin() -> DoctorCheck:
 
 
 def _environment() -> DoctorCheck:
-    found = conflicts(os.environ)
+    found = conflicts(with_conf_files(os.environ))
     names = ", ".join(f"{conflict.variable}={conflict.value}" for conflict in found)
     return DoctorCheck(
         name="NCCL variables",

@@ -29,6 +29,7 @@ from lagom_overlap.export.deployment import Deployment
 from lagom_overlap.export.env_file import CARVE_OUT_VARIABLE
 from lagom_overlap.export.plugin_table import FILE_NAME, plugin_table
 from lagom_overlap.jobfile.conflicts import conflicts
+from lagom_overlap.jobfile.nccl_conf import with_conf_files
 from lagom_overlap.jobfile.online_settings import is_online_settings, read_online_deployment
 from lagom_overlap.jobfile.run_folder import RUNS_FOLDER, check_folder, create_run_folder
 from lagom_overlap.nccl_plugin import decode_table, installed_library, read_table, write_table
@@ -110,13 +111,13 @@ def prepare(request: LaunchRequest, environment: Mapping[str, str]) -> PreparedL
         check_folder(request.out)
     library, missing = _library()
     folder = (shared or create_run_folder(request.out, request.mode)).resolve()
-    prepared = dict(environment)
-    warnings = [f"{conflict.variable}={conflict.value}: {conflict.why}" for conflict in conflicts(environment)]
+    prepared, seen = dict(environment), with_conf_files(environment)
+    warnings = [f"{conflict.variable}={conflict.value}: {conflict.why}" for conflict in conflicts(seen)]
     warnings += [f"--config: {note}" for note in fixed.notes] if fixed is not None else []
     if library is None:
         warnings.append(missing)
     else:
-        prepared |= _plugin_variables(request.mode, library, folder, environment)
+        prepared |= _plugin_variables(request.mode, library, folder, seen)
         if fixed is not None:
             write_table(folder / FILE_NAME, fixed.table)
     if fixed is not None and fixed.sm_carveout is not None:
@@ -214,6 +215,7 @@ def _fixed(config: Path) -> _Fixed:
 
 
 def _plugin_variables(mode: RunMode, library: Path, folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
+    """What loads the plug-in; `environment` as NCCL has it, its files read, so that no tuner they name is lost."""
     found = {"NCCL_TUNER_PLUGIN": str(library)}
     before = environment.get("NCCL_TUNER_PLUGIN", "")
     if before and "LAGOM_CHAIN_TUNER" not in environment and Path(before).name != library.name:
