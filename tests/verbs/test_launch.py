@@ -134,6 +134,7 @@ def test_a_tuner_that_nccls_configuration_file_names_is_chained_to(tmp_path, plu
     assert made.environment["NCCL_TUNER_PLUGIN"] == str(plugin_library)
     assert any(warning.startswith("NCCL_ALGO=Ring") for warning in made.warnings)
     assert "NCCL_ALGO" not in made.environment  # NCCL reads its files itself
+    (tmp_path / "again").mkdir()
     set_here = prepare(request(tmp_path / "again"), environment(**own, NCCL_TUNER_PLUGIN="mine"))
     assert set_here.environment["LAGOM_CHAIN_TUNER"] == "mine"
 
