@@ -1,12 +1,12 @@
-"""The contention model against other people's GPUs, row by row.
+"""The contention model against measured GPUs, row by row: other people's, and one H100 of ours.
 
     python benchmarks/contention_points.py FILE.csv [--json] [--rows]
 
 Formats, told apart by their columns: products next to RCCL (`overlap_points_amd*.csv`), products on some of the compute
-units (`amd_gemm_vs_cus*.csv`), an all-reduce behind a product (`overlap_surface_nvidia*.csv`). What a timed iteration
-is stands in `measured_overlap`. Predicted are the slowdown of the computation, the slowdown of the communication and
-the makespan, whichever the row has; what was measured of each side alone is an input. AMD and RCCL are simulated, not
-tuned.
+units (`amd_gemm_vs_cus*.csv`), an all-reduce behind a product (`overlap_surface_nvidia*.csv`), a kernel during an
+injector on one GPU (`results/h100_2026-11-22/surface*.csv`). What a timed iteration is stands in `measured_overlap`.
+Predicted are the slowdown of the computation, the slowdown of the communication and the makespan, whichever the row
+has; what was measured of each side alone is an input. AMD and RCCL are simulated, not tuned.
 
 Wrong rows are named with file, line and reason and the rest is judged; a file that is no such table ends with one line
 and exit code 2.
@@ -25,7 +25,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from lagom_overlap.cost import Profile, load_profile
 from lagom_overlap.errors import LagomError
-from measured_overlap import amd, nvidia
+from measured_overlap import amd, nvidia, one_gpu
 from measured_overlap.rows import BadFileError, BadRowError, Judged, Named, NotModelledError, Row, read
 
 
@@ -53,6 +53,7 @@ def judge_of(header: Sequence[str], rows: Sequence[Row], profile: Profile, name:
         (amd.COLUMNS, lambda row: amd.judge(row, profile)),
         (amd.CURVE_COLUMNS, lambda row: amd.judge_curve(row, rows, profile)),
         (nvidia.COLUMNS, lambda row: nvidia.judge(row, rows, profile)),
+        (one_gpu.COLUMNS, lambda row: one_gpu.judge(row, profile)),
     )
     for columns, judge in formats:
         if set(columns) <= set(header):

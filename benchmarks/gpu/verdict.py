@@ -1,5 +1,8 @@
 """Compare a measured surface with the predictions written before any measurement, as a Markdown table.
 
+On one H100 (November 2026) whole waves held; fluid waves, 2x for any persistent GEMM and the memory-bound victim were
+falsified (results/gpu_h100_contention_2026-11-22.md). The predictions stay as they were written.
+
 Predictions (design notes of the contention model, 2026): a GEMM of one block per tile slows by 132 / (132 - NC); with
 whole waves 128 tiles take 2.0x and 256 tiles 1.5x once fewer than 128 SMs are left; a persistent GEMM takes 2x at any
 NC >= 1; a memory-bound victim slows by 1.06, 1.13, 1.29, 1.81 at NC 2, 4, 8, 16 under 40 GB/s of wire per channel.

@@ -124,3 +124,40 @@ def test_the_steady_part_of_the_a100_surface_is_met(capsys: pytest.CaptureFixtur
     assert len(rows) == 8
     assert all(abs(one["predicted"] / one["measured"] - 1) <= 0.05 for one in rows)
     assert not any(one["claimed"] for one in report(capsys, str(file), "--rows")["rows"] if "fails" in one["series"])
+
+
+OWN = Path(__file__).parents[2] / "benchmarks" / "results" / "h100_2026-11-22"
+
+
+def test_our_own_surface_of_an_h100_is_predicted_within_the_errors_of_the_results_page(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = report(capsys, str(OWN / "surface.csv"))
+    assert (found["num_rows"], found["num_values_claimed"], len(found["bad_rows"])) == (764, 754, 0)
+    assert found["mean_abs_error_pct"] < 3.5
+    kinds = {(row["series"], row["kind"]): row["mean_abs_error_pct"] for row in found["by_kind"]}
+    assert kinds["spin", "persistent GEMM"] < 3.0
+    assert all(error < 9.0 for error in kinds.values())
+
+
+def test_products_that_were_measured_after_the_rule_was_written_down_are_predicted_as_well(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = report(capsys, str(OWN / "surface_held_out.csv"))
+    assert (found["num_values_claimed"], len(found["bad_rows"])) == (84, 0)
+    assert found["mean_abs_error_pct"] < 3.0
+    assert found["max_abs_error_pct"] < 12.0
+
+
+def test_wrong_rows_of_our_own_format_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    header, good = (OWN / "surface.csv").read_text(encoding="utf-8").splitlines()[:2]
+    bad = {
+        good.replace("H100-SXM5-80GB", "H1"): "unknown GPU 'H1'",
+        good.replace("2x66x1", "2x66"): "grid is '2x66', must be XxYxZ",
+        good.replace("2x66x1", "2x0x1"): "grid is '2x0x1', must be positive",
+        good.replace(",spin,1,1,1,1,", ",magic,1,1,1,1,"): "injector_bytes_per_s is 0, must be positive and finite",
+        good.replace(",spin,1,1,1,1,", ",spin,1,1,132,1,"): "num_blocks is '132', must lie in 1..131",
+    }
+    found = report(capsys, write(tmp_path / "rows.csv", header, good, *bad))
+    assert [one["why"].split(";")[0] for one in found["bad_rows"]] == list(bad.values())
+    assert found["num_values_claimed"] == 1

@@ -67,6 +67,8 @@ class _KernelDoc(_Doc, frozen=True, kw_only=True):
     wave_s: float
     block_bytes: float
     grid: _Count | None = None
+    cluster: _Count = 1
+    own_tiles: _Count = 0
 
 
 class _CollectiveDoc(_Doc, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from lagom_overlap.cost.contention import Waves, eq5_dispatch, eq6_kernel_time
+from lagom_overlap.cost.persistent import TileGrid, persistent_waves
 from lagom_overlap.cost.profile import Profile
 from lagom_overlap.hardware import Gpu
 from lagom_overlap.workload import Kernel
@@ -25,6 +26,7 @@ def kernel_of_time(
     gpu: Gpu, profile: Profile, *, alone_s: float, num_blocks: int, blocks_per_sm: int, total_bytes: float
 ) -> Kernel:
     """The kernel that the model runs alone in `alone_s`, or slower where its memory traffic needs longer."""
+    profile = profile.on_gpu(gpu.name)
     waves = _waves_alone(gpu, num_blocks, blocks_per_sm)
     count = waves.count(profile.quantisation)
     transfer_s = total_bytes / gpu.hbm_bytes_per_s
@@ -39,6 +41,30 @@ def kernel_of_time(
         )
     compute_s = max(compute_s, _LEAST_COMPUTE * max(alone_s, transfer_s))
     return Kernel(num_blocks=num_blocks, blocks_per_sm=blocks_per_sm, wave_s=compute_s / count, block_bytes=block_bytes)
+
+
+def persistent_of_time(
+    gpu: Gpu, profile: Profile, *, alone_s: float, grid: TileGrid, total_bytes: float, launched: TileGrid | None = None
+) -> Kernel:
+    """The persistent kernel that the model runs alone in `alone_s` on that grid, but `launched` on another one."""
+    profile = profile.on_gpu(gpu.name)
+    waves = persistent_waves(grid, gpu)
+    total_bytes = min(total_bytes, alone_s * gpu.hbm_bytes_per_s)
+    block_bytes = total_bytes / grid.num_tiles
+    wave_s = _bisected(
+        alone_s, alone_s / waves.count(), lambda wave_s: _alone_s(gpu, profile, waves, wave_s, block_bytes)
+    )
+    runs = grid if launched is None else launched
+    area = grid.num_tiles / runs.num_tiles  # of one tile to the other
+    return Kernel(
+        num_blocks=runs.num_tiles,
+        blocks_per_sm=1,
+        wave_s=area * max(wave_s, _LEAST_COMPUTE * alone_s / waves.count()),
+        block_bytes=total_bytes / runs.num_tiles,
+        grid=runs.num_blocks,
+        cluster=runs.cluster,
+        own_tiles=runs.own_tiles,
+    )
 
 
 def product_of_time(

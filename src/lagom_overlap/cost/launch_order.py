@@ -24,8 +24,9 @@ from lagom_overlap.workload import Kernel
 def share_before_collective(kernel: Kernel, num_channels: int, *, num_sms: int, priority: StreamPriority) -> float:
     """The share of a kernel that passes before a collective launched behind it holds all its SMs."""
     capacity = num_sms * kernel.blocks_per_sm
-    num_full = floor(kernel.num_blocks / capacity)
-    rest = kernel.num_blocks - num_full * capacity
+    num_blocks = kernel.num_blocks if kernel.grid is None else kernel.grid
+    num_full = floor(num_blocks / capacity)
+    rest = num_blocks - num_full * capacity
     free_at_last = num_sms - ceil(rest / kernel.blocks_per_sm) if rest else 0
     num_waves = num_full + (rest > 0)
     if num_full == 0 and free_at_last >= num_channels:

@@ -31,10 +31,11 @@ from lagom_overlap.cost.contention import (
     l2_miss_share,
     traffic_bytes_per_s,
 )
+from lagom_overlap.cost.kernels import persistent_of_time
 from lagom_overlap.cost.nccl.machines import default_choice
 from lagom_overlap.cost.nccl_algorithms import algorithms_of, largest_chunk_bytes
 from lagom_overlap.cost.operators import OperatorConstants, OperatorTimes, load_operators
-from lagom_overlap.cost.persistent import as_persistent
+from lagom_overlap.cost.persistent import TileGrid, as_persistent, hopper_grid, persistent_waves
 from lagom_overlap.cost.profile import Collectives, Profile
 from lagom_overlap.cost.space import collective_space
 from lagom_overlap.errors import JobError
@@ -182,9 +183,16 @@ class ContentionModel:
         kernel = OperatorTimes(gpu, self.operators or load_operators(gpu), self.memory_efficiency).kernel(
             work, self.profile
         )
-        if self.persistent_carve_out_sms is None or not isinstance(work, Gemm):
+        carved = self.persistent_carve_out_sms
+        if carved is None or not isinstance(work, Gemm):
             return kernel
-        return as_persistent(kernel, gpu.num_sms, self.persistent_carve_out_sms)
+        if not self.profile.for_gpu(gpu.name).nvjet:
+            return as_persistent(kernel, gpu.num_sms, carved)
+        whole, fewer = (hopper_grid((work.m, work.n), work.batch, sms) for sms in (gpu.num_sms, gpu.num_sms - carved))
+        alone_s, total_bytes = self.kernel_seconds(kernel), kernel.num_blocks * kernel.block_bytes
+        return persistent_of_time(
+            gpu, self.profile, alone_s=alone_s, grid=whole, total_bytes=total_bytes, launched=fewer
+        )
 
     def collective(self, collective: Collective, config: CommConfig) -> CollectiveCost:
         """The cost terms of a collective under a configuration, its None knobs filled from the default.
@@ -202,16 +210,28 @@ class ContentionModel:
         profile, gpu = self.profile, self.cluster.gpu
         own = profile.for_gpu(gpu.name)
         small = kernel.blocks_per_sm >= profile.small_block_count
-        waves = eq5_dispatch(
-            kernel.num_blocks,
-            kernel.blocks_per_sm,
-            num_sms=gpu.num_sms,
-            num_channels=num_channels,
-            shared_blocks_per_sm=profile.small_block_share * kernel.blocks_per_sm if small else 0.0,
-            num_xcds=gpu.num_xcds,
-            grid=kernel.grid,
-            spill=own.spill if num_channels else 0.0,
-        )
+        if kernel.grid is not None and kernel.own_tiles:
+            waves = persistent_waves(
+                TileGrid(
+                    num_tiles=kernel.num_blocks,
+                    num_blocks=kernel.grid,
+                    cluster=kernel.cluster,
+                    own_tiles=kernel.own_tiles,
+                ),
+                gpu,
+                num_channels,
+            )
+        else:
+            waves = eq5_dispatch(
+                kernel.num_blocks,
+                kernel.blocks_per_sm,
+                num_sms=gpu.num_sms,
+                num_channels=num_channels,
+                shared_blocks_per_sm=profile.small_block_share * kernel.blocks_per_sm if small else 0.0,
+                num_xcds=gpu.num_xcds,
+                grid=kernel.grid,
+                spill=own.spill if num_channels else 0.0,
+            )
         pollution = profile.pollution * l2_miss_share(fifo_bytes, gpu.l2_bytes, profile.l2_share)
         kernel_s = eq6_kernel_time(
             kernel.wave_s,

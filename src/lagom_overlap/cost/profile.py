@@ -83,7 +83,9 @@ class GpuConstants:
     one SM while few of them work: with it, what a product takes beyond that is a limit that all SMs share (power,
     fabric, caches), and counts as its memory traffic; None: its memory traffic is counted. `overlap_factor` is how much
     longer every kernel takes while a collective runs, whatever that moves. `spill` is the share of dispatched blocks
-    that miss their wave next to a collective (`contention.eq5_dispatch`).
+    that miss their wave next to a collective (`contention.eq5_dispatch`). `product_share` is the share of a tensor-core
+    kernel's time alone that its traffic needs at the copy's bandwidth; None: the bytes are counted, or assumed. `nvjet`
+    says that persistent products are cuBLAS's kernels for Hopper (`cost.persistent`).
     """
 
     channel_bytes_per_s: float
@@ -94,6 +96,8 @@ class GpuConstants:
     sm_flops: float | None = None
     overlap_factor: float = 1.0
     spill: float = 0.0
+    product_share: float | None = None
+    nvjet: bool = False
 
     def __post_init__(self) -> None:
         for field in ("channel_bytes_per_s", "link_sharpness", "amplification", "load_sensitivity", "sm_flops"):
@@ -106,6 +110,8 @@ class GpuConstants:
             raise ValueError(f"overlap_factor is {self.overlap_factor}, must be at least 1 and finite")
         if not 0 <= self.spill < 1:
             raise ValueError(f"spill is {self.spill}, must lie in 0..1")
+        if self.product_share is not None and not 0 <= self.product_share < 1:
+            raise ValueError(f"product_share is {self.product_share}, must lie in 0..1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,9 @@ class Gpu:
     (A40: 600 of 696 GB/s); `gemm_flops` is the dense bf16 rate that a large matrix product achieves. On AMD GPUs a
     compute unit counts as an SM and the last-level cache (Infinity Cache) as the L2; `num_xcds` are the dies among
     which the hardware deals the workgroups of a kernel in turn. NVIDIA's GPUs are one.
+
+    `gpc_sms` are the SMs of each GPC, inside which a thread-block cluster runs (empty: not known), and
+    `gpc_first_sms` those of them that single blocks take before all others (`cost.placement`).
     """
 
     name: str
@@ -22,6 +25,8 @@ class Gpu:
     l2_bytes: int
     memory_bytes: int
     num_xcds: int = 1
+    gpc_sms: tuple[int, ...] = ()
+    gpc_first_sms: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for field in ("num_sms", "gemm_flops", "hbm_bytes_per_s", "l2_bytes", "memory_bytes"):
@@ -31,4 +36,13 @@ class Gpu:
         if self.num_xcds < 1 or self.num_sms % self.num_xcds:
             raise JobError(
                 f"gpu {self.name!r}: num_xcds is {self.num_xcds}, must divide num_sms, which is {self.num_sms}"
+            )
+        if self.gpc_sms and (min(self.gpc_sms) < 1 or sum(self.gpc_sms) != self.num_sms):
+            raise JobError(f"gpu {self.name!r}: gpc_sms is {self.gpc_sms}, must be positive and sum to {self.num_sms}")
+        first = self.gpc_first_sms
+        if len(first) != len(self.gpc_sms) or any(
+            not 0 <= own <= sms for own, sms in zip(first, self.gpc_sms, strict=True)
+        ):
+            raise JobError(
+                f"gpu {self.name!r}: gpc_first_sms is {first}, must lie in 0..SMs for each of {self.gpc_sms}"
             )

@@ -1,7 +1,8 @@
 """Both sides of the contention: the carve-out follows the channels, around any search over the collectives.
 
-Ours, not a paper's. A persistent kernel that counts on every SM pays a whole second pass for one SM that a collective
-holds, however many channels (`cost.persistent`); with as many SMs carved out it loses just their share. Searching both
+Ours, not a paper's. A persistent kernel that counts on every SM pays for one SM that a collective holds: a whole second
+pass where its tiles are dealt beforehand, a round or two with cuBLAS on an H100 (`cost.persistent`, measured); with
+as many SMs carved out it loses just their share. Searching both
 sides as a product multiplies the measurements; but the best pairs lie near one line, where the carve-out is the
 smallest allowed one that holds the channels. On that line a persistent kernel behaves like a plain one,
 lambda / (lambda - NC), which is what searches over collectives expect. So

@@ -113,7 +113,8 @@ class Kernel:
     `num_blocks` is the grid (mu), `blocks_per_sm` the resident blocks (TB), `wave_s` the time of one wave without
     memory contention (theta), `block_bytes` the device-memory bytes of one block (D). A kernel whose resident blocks
     fetch tiles as they go (work stealing, stream-K) has its tiles as `num_blocks`, and as `grid` the blocks that it
-    launches; without a `grid` every block is dispatched by the hardware.
+    launches, `cluster` of which run in one GPC; each brings `own_tiles` tiles with it and fetches the rest
+    (`cost.persistent`). Without a `grid` every block is dispatched by the hardware.
     """
 
     num_blocks: int
@@ -121,11 +122,17 @@ class Kernel:
     wave_s: float
     block_bytes: float
     grid: int | None = None
+    cluster: int = 1
+    own_tiles: int = 0
 
     def __post_init__(self) -> None:
         _check_positive(self, num_blocks=self.num_blocks, blocks_per_sm=self.blocks_per_sm, wave_s=self.wave_s)
         if self.grid is not None:
-            _check_positive(self, grid=self.grid)
+            _check_positive(self, grid=self.grid, cluster=self.cluster)
+        if self.own_tiles < 0 or (self.grid is None and (self.cluster, self.own_tiles) != (1, 0)):
+            raise JobError(f"Kernel: cluster {self.cluster} and own_tiles {self.own_tiles} need a grid")
+        if self.grid is not None and self.grid % self.cluster:
+            raise JobError(f"Kernel: grid is {self.grid}, must be a multiple of cluster, which is {self.cluster}")
         if not 0 <= self.block_bytes < float("inf"):
             raise JobError(f"Kernel: block_bytes is {self.block_bytes}, must be finite and not negative")
 

@@ -71,10 +71,14 @@ class OperatorTimes:
                         num_blocks=work.batch * wide_tiles(work.m, work.n, self.gpu.num_sms),
                     )
                 num_blocks, total_bytes = time.num_blocks, time.total_bytes
+        alone_s = self.seconds(work) if alone_s is None else alone_s
+        share = profile.for_gpu(self.gpu.name).product_share
+        if share is not None and not isinstance(work, MemoryBound):
+            total_bytes = share * self.gpu.hbm_bytes_per_s * alone_s
         return kernel_of_time(
             self.gpu,
             profile,
-            alone_s=self.seconds(work) if alone_s is None else alone_s,
+            alone_s=alone_s,
             num_blocks=num_blocks,
             blocks_per_sm=blocks_per_sm,
             total_bytes=total_bytes,
