@@ -113,3 +113,43 @@ def test_a_running_job_is_tuned_to_a_verdict(tmp_path: Path) -> None:
     assert any("channels" in reason for reason in tried)
     assert any(each.get("state") == "verdict" for each in states)
     assert [each for each in states if each.get("state") in ("watch", "done")]
+
+
+@pytest.mark.cuda_torch
+@pytest.mark.timeout(1000)
+def test_the_self_test_asks_and_reads_back_and_says_that_emulated_kernels_compute_nothing(tmp_path: Path) -> None:
+    """The whole way over ctypes, CUDA events, PyTorch's profiler, NCCL's log and the plug-in's record."""
+    folder = tmp_path / "out"
+    words = ("selftest", "--nccl", "--gpus", "2", "--minutes", "0.05", "--out", str(folder), "--json")
+    done = subprocess.run(
+        [
+            PYTHON,
+            "-m",
+            "lagom_overlap",
+            "emulate",
+            "--cluster",
+            "h100_dgx",
+            "--",
+            PYTHON,
+            "-m",
+            "lagom_overlap",
+            *words,
+        ],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")},
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr[-4000:]
+    found = json.loads((folder / "selftest.json").read_text())
+    asked = {json.dumps(row["asked"]): row["ran"] for row in found["rows"]}
+    assert len(found["rows"]) == len(asked) > 4
+    for row in found["rows"]:
+        assert row["asked"].items() <= row["ran"].items()
+        assert row["outcome"] == "wrong"
+        assert row["time_s"] > 0
+    assert found["map_path"] is None
+    assert not (tmp_path / "cache").exists()
+    assert "WRONG RESULTS" in done.stderr
