@@ -51,3 +51,13 @@ def test_the_timeline_of_a_large_trace_keeps_the_longest_events():
     findings = analyse([gpu_trace(rows)])
     spans = [s for s in rank_timeline(findings, 0, room=5).spans if s.stream == "stream 0"]
     assert sorted(round(s.duration_s * 1e9) for s in spans) == [46, 47, 48, 49, 50]
+
+
+def test_the_skew_of_ranks_is_the_mean_wait_for_the_last_peer():
+    def rank(number, *lengths):
+        rows = [(EventRole.COMM, 1000 * i, 1000 * i + length) for i, length in enumerate(lengths)]
+        return gpu_trace(rows, calls=[{"sequence": i, "num_ranks": 2} for i in range(len(lengths))], rank=number)
+
+    found = analyse([rank(0, 100, 300), rank(1, 180, 240)])  # the shortest of a call waited for nobody
+    assert found.rank_skew_ns == (0 + 60 + 80 + 0) / 4
+    assert analyse([rank(0, 100)]).rank_skew_ns is None

@@ -340,7 +340,8 @@ def _late_peers(findings: Findings) -> Iterator[Advice]:
         what=f"Ranks wait for each other, most of all for {name}: even out the work before tuning collectives",
         apply=f"lagom analyze <trace of {name}>  # find why it arrives late; no NCCL knob shortens this wait",
         evidence=f"{100 * sum(waits) / sum(matched):.0f} % of the matched communication is waiting for the last peer "
-        f"({_time(findings, sum(waits))}); {name} itself waits least",
+        f"({_time(findings, sum(waits))}); {name} itself waits least. To simulate it: [cost] rank_skew_s = "
+        f"{(findings.rank_skew_ns or 0.0) / NS_PER_S:.2g}",
         predicted_gain_s=_per_step(findings, sum(waits)),
     )
 

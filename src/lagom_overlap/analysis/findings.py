@@ -49,6 +49,15 @@ class Findings:
         return max(1, sum(max(1, len(rank.steps)) for rank in self.ranks))
 
     @property
+    def rank_skew_ns(self) -> float | None:
+        """How long a rank's collective waits for the last peer, in the mean; None where no peers are known.
+
+        What `[cost] rank_skew_s` of a job file means: its channels hold their SMs for that long, too.
+        """
+        waits = [wait for rank in self.ranks for wait in rank.waiting_ns if wait is not None]
+        return sum(waits) / len(waits) if waits else None
+
+    @property
     def frameworks(self) -> frozenset[str]:
         """Frameworks that any rank's trace names."""
         return frozenset().union(*(rank.trace.frameworks for rank in self.ranks))

@@ -51,6 +51,7 @@ class AnalyzeResult(Drawn):
     groups: tuple[TraceGroupTimes, ...]
     advice: tuple[Advice, ...]
     unreachable_comm_s: float
+    rank_skew_s: float | None
     warnings: tuple[str, ...]
     files: tuple[Path, ...]
     against: AgainstRun | None = None
