@@ -9,7 +9,7 @@ import pytest
 
 from lagom_overlap.collective import CollectiveKind, CommunicatorId, ConfigKey
 from lagom_overlap.online.program import events_of, fingerprint
-from lagom_overlap.online.routes.plugin_events import step_record, timed_calls
+from lagom_overlap.online.routes.plugin_events import step_length_s, step_record, timed_calls
 from lagom_overlap.trace.gpu_trace import StreamWait
 from lagom_overlap.trace.reader import ReadOptions, read_file
 
@@ -79,6 +79,20 @@ def key(call):
 
 def approx(*values):
     return pytest.approx([value * US for value in values])
+
+
+def test_a_steps_length_and_its_calls_times_have_one_clock_and_one_origin(tmp_path):
+    """What the host does before the first kernel and after the last is no part of the last window."""
+    step = Step()
+    step.compute(5_000, 100)
+    gathered = step.nccl("AllGather_RING_LL", 5_050, 200, op="_allgather_base")
+    step.wait(COMPUTE, COMM, gathered)
+    step.compute(5_300, 60)
+    trace = step.trace(tmp_path)
+    (call,) = timed_calls(trace)
+    assert step_length_s(trace) == pytest.approx(360 * US)
+    assert call.resumed_s == pytest.approx(250 * US)
+    assert call.resumed_s < step_length_s(trace)
 
 
 def test_a_gather_beside_a_product_is_joined_by_the_kernel_that_waits_for_it(tmp_path):

@@ -11,7 +11,7 @@ from lagom_overlap.errors import BackendError
 from lagom_overlap.nccl_plugin.loaded import loaded_nccl
 
 HEAD_START_CYCLES: Final = 4_000_000
-"""What the GPU sleeps before a run, so that the host has queued everything when it begins: about 2 ms."""
+"""What the GPU sleeps at first before a run, while the host queues it: about 2 ms, which is some 40 launches."""
 
 SHARED_GPU_VARIABLE: Final = "NCCL_MULTI_RANK_GPU_ENABLE"
 """NCCL 2.30.3 and later: several ranks on one GPU."""
@@ -44,8 +44,11 @@ class Device(Protocol):
     def wait(self, stream: DeviceStream | None, mark: DeviceMark) -> None:
         """The stream goes on only after the mark."""
 
-    def head_start(self) -> None:
-        """Holds the default stream back while the host queues a run."""
+    def head_start(self, factor: int) -> None:
+        """Holds the default stream back while the host queues a run: `factor` times the shortest time there is."""
+
+    def is_passed(self, mark: DeviceMark) -> bool:
+        """Whether the device has come to a mark."""
 
     def finish(self) -> None:
         """Returns when the device is idle."""
@@ -95,9 +98,14 @@ class CudaDevice:
         assert isinstance(mark, torch.cuda.Event), "a mark of this device"
         self._stream(stream).wait_event(mark)
 
-    def head_start(self) -> None:
+    def head_start(self, factor: int) -> None:
         """See `Device`."""
-        torch.cuda._sleep(HEAD_START_CYCLES)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        torch.cuda._sleep(factor * HEAD_START_CYCLES)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+    def is_passed(self, mark: DeviceMark) -> bool:
+        """See `Device`."""
+        assert isinstance(mark, torch.cuda.Event), "a mark of this device"
+        return bool(mark.query())
 
     def finish(self) -> None:
         """See `Device`."""

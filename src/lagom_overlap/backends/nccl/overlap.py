@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 from torch import distributed as dist
@@ -28,6 +28,8 @@ KINDS: Final = (
     CollectiveKind.ALL_TO_ALL,
 )
 """What can be run."""
+MAX_HEAD_START: Final = 128
+"""About a quarter of a second."""
 Computation = Callable[[], object]
 _ALL_GATHER: Final = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _REDUCE_SCATTER: Final = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -63,13 +65,71 @@ def make_ready(group: OverlapGroup, device: Device) -> NcclOverlap:
     )
 
 
+class Ranks(Protocol):
+    """What the ranks agree on while nothing is timed."""
+
+    def barrier(self) -> None:
+        """Returns when all ranks are here."""
+
+    def gather(self, value: int) -> tuple[int, ...]:
+        """Every rank's value."""
+
+
+@dataclass(slots=True)
+class HeadStart:
+    """How long devices are held back while the hosts queue a run, in multiples of the shortest; it grows as needed."""
+
+    factor: int = 1
+
+
 def run_overlap(
-    overlap: NcclOverlap, device: Device, issue: Callable[[int], None], barrier: Callable[[], None]
+    overlap: NcclOverlap,
+    device: Device,
+    issue: Callable[[int], None],
+    *,
+    ranks: Ranks,
+    meet: Callable[[], None],
+    head_start: HeadStart,
 ) -> RankRunTimes:
-    """One run, started on all ranks together; `issue(j)` queues collective j on the stream in use."""
+    """One run, started on all ranks together; `issue(j)` queues collective j on the stream in use.
+
+    `meet` queues a collective of no size that no rank's device passes before all have come to it: hosts leave a barrier
+    up to a millisecond apart. A run that some device began before its host had queued all of it is made again, on all
+    ranks, with a longer head start.
+
+    Raises:
+        BackendError: if the longest head start does not do.
+    """
+    num_early = 0
+    while True:
+        times = _run_once(overlap, device, issue, ranks=ranks, meet=meet, head_start=head_start)
+        if not any(ranks.gather(int(times is None))):
+            assert times is not None, "no rank began early"
+            return times
+        num_early += 1
+        if num_early == 1:  # perhaps a library was loaded: that comes once, and the head start is for every run
+            continue
+        if head_start.factor >= MAX_HEAD_START:
+            raise BackendError(
+                "a host cannot queue this group before its device begins: is another process busy there?"
+            )
+        head_start.factor *= 2
+
+
+def _run_once(
+    overlap: NcclOverlap,
+    device: Device,
+    issue: Callable[[int], None],
+    *,
+    ranks: Ranks,
+    meet: Callable[[], None],
+    head_start: HeadStart,
+) -> RankRunTimes | None:
+    """One run's times; None if the device began before all was queued."""
     stream = device.new_stream()
-    barrier()
-    device.head_start()
+    ranks.barrier()
+    device.head_start(head_start.factor)
+    meet()
     origin = device.mark(None)
     device.wait(stream, origin)
     computed, begun, ended = [origin], [], []
@@ -83,7 +143,10 @@ def run_overlap(
         if index < len(overlap.computations):
             overlap.computations[index]()
             computed.append(device.mark(None))
+    began_early = device.is_passed(origin)
     device.finish()
+    if began_early:
+        return None
     num = len(computed)
     seconds = device.seconds([*computed, *begun, *ended])
     computed_s, begun_s, ended_s = seconds[:num], seconds[num : num + len(begun)], seconds[num + len(begun) :]

@@ -90,6 +90,11 @@ def timed_calls(trace: GpuTrace, reaches: Collection[KnobReach] = (KnobReach.TUN
     )
 
 
+def step_length_s(trace: GpuTrace) -> float:
+    """From the first GPU event of a step to the end of its last: the clock and the origin of its calls' times."""
+    return int(trace.events.end_ns.max() - trace.events.start_ns[0]) / NS_PER_S
+
+
 def step_record(
     keys: Sequence[ConfigKey], duration_s: float, timed: Sequence[TimedCall] | None, least_bytes: int = 0
 ) -> StepRecord:

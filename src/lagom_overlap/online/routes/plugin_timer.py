@@ -1,6 +1,7 @@
 """A measured step's kernels by PyTorch's profiler, with the waits between streams.
 
-The device is idle before and after, so that the step's length is that of all its work.
+The device is idle before and after, so that the step's length is that of all its work. Lengths and the times of calls
+are the GPU's, from the step's first event on: the host's clock would add the first launch and the last look.
 """
 
 import logging
@@ -14,7 +15,7 @@ from torch.profiler import ProfilerActivity
 from lagom_overlap.errors import TraceError
 from lagom_overlap.online.job_profiler import OWN_PROFILER, exported
 from lagom_overlap.online.routes.event_records import EventRecords
-from lagom_overlap.online.routes.plugin_events import TimedCall, timed_calls
+from lagom_overlap.online.routes.plugin_events import TimedCall, step_length_s, timed_calls
 from lagom_overlap.trace.gpu_trace import KnobReach
 from lagom_overlap.trace.reader import ReadOptions, read_file
 
@@ -40,7 +41,10 @@ class KernelTimer:
         self._began_s = perf_counter()
 
     def end(self) -> tuple[float, tuple[TimedCall, ...] | None]:
-        """The step's length and its collectives; None if the profiler was taken away or the trace says too little."""
+        """The step's length and its collectives; None if the profiler was taken away or the trace says too little.
+
+        The length is the GPU's, and the host's only where there is no trace.
+        """
         torch.cuda.synchronize()
         duration_s = perf_counter() - self._began_s
         with self._events.quiet():
@@ -54,5 +58,6 @@ class KernelTimer:
         except (RuntimeError, OSError, TraceError) as error:
             _log.warning("a step could not be timed: %s", error)
             return duration_s, None
-        # One rank drives one GPU; of kernels on several it cannot be told which are the step's.
-        return duration_s, timed_calls(traces[0], self._reaches) if len(traces) == 1 else None
+        if len(traces) != 1:  # one rank drives one GPU; of kernels on several it cannot be told which are the step's
+            return duration_s, None
+        return step_length_s(traces[0]), timed_calls(traces[0], self._reaches)
