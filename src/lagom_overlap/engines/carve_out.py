@@ -3,7 +3,7 @@
 `torch._C._set_sm_carveout_experimental(n)` (pytorch#147966; in torch 2.13 still "a temporary experimental mitigation")
 sets a number in the process's global context. It is read when a kernel is launched, by the launching thread, so it
 holds for kernels launched after it, on every stream and device, and for none that is queued already. What heeds it, by
-torch's sources (nothing here was run on a GPU); cuBLAS itself only from pytorch#183330 on:
+torch's sources (cuBLASLt's products were seen to on an H100); cuBLAS itself only from pytorch#183330 on:
 
     cuBLASLt (addmm with bias, scaled_mm; mm where torch prefers cuBLASLt)   CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET
     CUTLASS row-wise scaled and grouped products                             the number of SMs they are given
