@@ -1,6 +1,7 @@
 """The capability map: what it refuses of settings, and of files."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -167,7 +168,9 @@ def test_a_boxs_maps_are_found_by_ranks_and_only_within_a_node(tmp_path: Path) -
     for each in (shared, whole):
         write_map(each, tmp_path)
     maps = BoxMaps((2, 30, 7), BOX, tmp_path)
-    assert maps.of(num_ranks=2, num_nodes=1) == shared
+    one = BoxMaps((2, 30, 7), Box(gpu=KEY.gpu, num_gpus=1, topology=KEY.topology), tmp_path)
+    assert one.of(num_ranks=2, num_nodes=1) == shared
+    assert maps.of(num_ranks=2, num_nodes=1) is None  # eight GPUs: two ranks do not share one
     assert maps.of(num_ranks=8, num_nodes=1) == whole
     assert maps.of(num_ranks=8, num_nodes=2) is None
     assert maps.of(num_ranks=8, num_nodes=None) is None
@@ -179,8 +182,9 @@ def test_a_boxs_maps_are_found_by_ranks_and_only_within_a_node(tmp_path: Path) -
 
 def test_a_damaged_map_is_said_once_and_stands_in_nobodys_way(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_map(map_of(), tmp_path).write_text("{}")
-    maps = BoxMaps((2, 30, 7), BOX, tmp_path)
+    maps = BoxMaps((2, 30, 7), replace(BOX, num_gpus=1), tmp_path)
     assert [maps.of(num_ranks=2, num_nodes=1) for _ in range(2)] == [None, None]
+    assert maps.every() == ()
     assert len(caplog.records) == 1
     assert "support matrix" in caplog.text
 
@@ -189,4 +193,4 @@ def test_a_map_under_another_maps_name_is_not_taken(tmp_path: Path) -> None:
     other = msgspec.structs.replace(KEY, nccl=(2, 29, 7))
     path = write_map(msgspec.structs.replace(map_of(), key=other), tmp_path)
     path.rename(tmp_path / KEY.file_name)
-    assert BoxMaps((2, 30, 7), BOX, tmp_path).of(num_ranks=2, num_nodes=1) is None
+    assert BoxMaps((2, 30, 7), replace(BOX, num_gpus=1), tmp_path).of(num_ranks=2, num_nodes=1) is None

@@ -4,6 +4,7 @@ It is data about one NCCL release on one kind of box, kept in the user's cache f
 space, the plug-in's route, the exporters) leaves out what a map refuses; without a map the support matrix holds.
 """
 
+import contextlib
 import logging
 import os
 import re
@@ -220,19 +221,20 @@ def read_map(path: Path) -> CapabilityMap:
 def find_map(nccl: NcclVersion, box: Box, *, num_ranks: int, folder: Path | None = None) -> CapabilityMap | None:
     """This box's map for communicators of so many ranks under a release, or None.
 
+    Ranks are taken to share GPUs only where the box has fewer: what was seen on shared ones holds for no others.
+
     Raises:
         TableError: if there is one that cannot be read.
     """
-    place = map_folder() if folder is None else folder
-    for num_gpus in range(min(num_ranks, box.num_gpus), 0, -1):  # a GPU for each rank first
-        if num_ranks % num_gpus:
-            continue
-        key = MapKey(
-            nccl=nccl, gpu=box.gpu, num_gpus=num_gpus, ranks_per_gpu=num_ranks // num_gpus, topology=box.topology
-        )
-        if (path := place / key.file_name).is_file() and (found := read_map(path)).key == key:
-            return found
-    return None
+    num_gpus = min(num_ranks, box.num_gpus)
+    if num_ranks % num_gpus:
+        return None
+    key = MapKey(nccl=nccl, gpu=box.gpu, num_gpus=num_gpus, ranks_per_gpu=num_ranks // num_gpus, topology=box.topology)
+    path = (map_folder() if folder is None else folder) / key.file_name
+    if not path.is_file():
+        return None
+    found = read_map(path)
+    return found if found.key == key else None
 
 
 class BoxMaps:
@@ -263,9 +265,9 @@ class BoxMaps:
         """All that can be read, whatever the ranks."""
         if self._nccl is None or self._box is None:
             return ()
-        by_ranks = (
-            self.of(num_ranks=gpus * shared, num_nodes=1)
-            for gpus in range(1, self._box.num_gpus + 1)
-            for shared in (1, *range(2, MAX_RANKS_PER_GPU + 1))
-        )
-        return tuple({found.key.file_name: found for found in by_ranks if found is not None}.values())
+        folder = map_folder() if self._folder is None else self._folder
+        found = []
+        for path in sorted(folder.glob(f"nccl-{'.'.join(map(str, self._nccl))}_*_{self._box.topology}.json")):
+            with contextlib.suppress(TableError):
+                found.append(read_map(path))
+        return tuple(found)

@@ -38,19 +38,17 @@ class LocalRanks:
         self._comms = self._connect(num_channels)
 
     def enqueue(self, kind: CollectiveKind, buffers: Buffers) -> None:
-        """One call on every rank, in one group; does not wait."""
+        """One call on every rank, in one group, where NCCL knows each rank's device; does not wait."""
         self._library.call("ncclGroupStart")
-        for device, stream, comm, sent, received in zip(self.devices, self.streams, self._comms, *buffers, strict=True):
-            with torch.cuda.device(device):
-                count = min(sent.numel(), received.numel())
-                self._library.collective(
-                    kind=kind,
-                    source=sent.data_ptr(),
-                    target=received.data_ptr(),
-                    count=count,
-                    comm=comm,
-                    stream=stream.cuda_stream,
-                )
+        for stream, comm, sent, received in zip(self.streams, self._comms, *buffers, strict=True):
+            self._library.collective(
+                kind=kind,
+                source=sent.data_ptr(),
+                target=received.data_ptr(),
+                count=min(sent.numel(), received.numel()),
+                comm=comm,
+                stream=stream.cuda_stream,
+            )
         self._library.call("ncclGroupEnd")
 
     def finish(self) -> None:

@@ -219,10 +219,6 @@ class PluginBench:
         self.ranks.finish()
         return float(median(a.elapsed_time(b) * MS for a, b in itertools.pairwise(marks)))
 
-    def close(self) -> None:
-        """Leaves NCCL."""
-        self.ranks.close()
-
     def _checked(self, kind: CollectiveKind, num_bytes: int, config: CommConfig) -> tuple[bool, TuningLog, RecordLog]:
         """One call into poisoned memory: whether every element is right, NCCL's lines and the plug-in's notes."""
         buffers = self._tensors(kind, num_bytes)
