@@ -80,4 +80,6 @@ def _finish(arguments: argparse.Namespace, result: SelfTestResult) -> int:
     if result.is_interrupted and not result.is_wrong:
         write_lines("lagom selftest: interrupted; what was measured is kept")
         return exit_code()
+    if result.has_failed:
+        write_lines(f"lagom selftest: ended early: {result.stopped}; what was measured is kept")
     return EXIT_FAILED if result.has_failed or result.is_wrong else 0

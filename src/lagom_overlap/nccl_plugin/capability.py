@@ -8,8 +8,10 @@ import contextlib
 import logging
 import os
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -96,7 +98,7 @@ class MapKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         return f"nccl-{'.'.join(map(str, self.nccl))}_{gpu}_{self.num_gpus}{shared}_{self.topology}.json"
 
 
-class CapabilityMap(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class CapabilityMap(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
     """A box's map; `max_channels` is the communicator's limit, None where NCCL did not say."""
 
     version: Literal[1] = 1
@@ -105,12 +107,19 @@ class CapabilityMap(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     max_channels: _Channels | None
     rows: Annotated[tuple[MapRow, ...], Meta(max_length=MAX_ROWS)]
 
+    @cached_property
+    def _by_way(self) -> dict[tuple[CollectiveKind, Algorithm | None, Protocol | None], list[MapRow]]:
+        found = defaultdict(list)
+        for row in self.rows:
+            found[row.kind, row.asked.algorithm, row.asked.protocol].append(row)
+        return dict(found)
+
     def refuses(self, kind: CollectiveKind, config: CommConfig) -> str | None:
         """Why this configuration is not to be tried for such a call, or None; what was not measured is not refused."""
         asked = Knobs.of(config)
         if asked.num_channels and self.max_channels and asked.num_channels > self.max_channels:
             return f"{asked.num_channels} channels, this box's communicator has {self.max_channels}"
-        mine = [row for row in self.rows if row.kind is kind and _same_way(row.asked, asked)]
+        mine = self._by_way.get((kind, asked.algorithm, asked.protocol), [])
         if not mine:
             return None
         way = f"{asked.algorithm or 'its own algorithm'}/{asked.protocol or 'its own protocol'}"
@@ -119,10 +128,6 @@ class CapabilityMap(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         if all(row.outcome is Outcome.NOT_APPLIED for row in mine):
             return f"{way} was not what ran on this box"
         return _refused_channels(mine, asked) or _refused_chunk(mine, asked)
-
-
-def _same_way(one: Knobs, other: Knobs) -> bool:
-    return (one.algorithm, one.protocol) == (other.algorithm, other.protocol)
 
 
 def _refused_channels(rows: Iterable[MapRow], asked: Knobs) -> str | None:

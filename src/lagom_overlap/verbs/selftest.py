@@ -85,6 +85,7 @@ class _Found:
 
     rows: list[MapRow] = field(default_factory=list)
     num_called: int = 0
+    num_disagreeing: int = 0
     swaps: Swaps | None = None
     overhead: Overhead | None = None
     points: list[Point] = field(default_factory=list)
@@ -123,11 +124,13 @@ def run_selftest(
         _measure(found, benches, _Budget(request.minutes * MINUTE_S, lambda: clock() - opened_at), note)
     except KeyboardInterrupt:
         found.stopped, found.is_interrupted = "interrupted", True
-    except BackendError as error:  # a hang: what came before it is worth keeping
+    except (BackendError, RuntimeError) as error:  # a hang, CUDA's own error, no memory: what came before is kept
         if not found.rows:
             raise
-        found.stopped, found.has_failed = str(error), True
-    notes = [f"{conflict.variable}={conflict.value} {conflict.why}" for conflict in in_the_way]
+        found.stopped, found.has_failed = str(error).partition("\n")[0], True
+    notes = [f"{conflict.variable}={conflict.value}: {conflict.why}" for conflict in in_the_way]
+    if found.num_disagreeing:
+        notes.append(f"NCCL's log and the kernels' grids disagree about channels in {found.num_disagreeing} settings")
     with held_back():
         result = SelfTestResult(
             facts=facts,
@@ -145,7 +148,7 @@ def run_selftest(
             map_path=None,
             files=(),
         )
-        return _written(result, folder, box(), map_folder(environment))
+        return _written(result, folder, box(), map_folder(environment), is_limited=bool(in_the_way))
 
 
 def _measure(found: _Found, benches: Benches, budget: _Budget, note: Callable[[str], object]) -> None:
@@ -158,6 +161,7 @@ def _measure(found: _Found, benches: Benches, budget: _Budget, note: Callable[[s
         offered = bench.offered(kind, num_bytes)
         for reading in bench.measure(kind, num_bytes, configs(depth, offered, bench.facts.tuner_version)):
             found.rows.append(row_of(kind, num_bytes, reading))
+            found.num_disagreeing += _disagrees(kind, reading)
         found.num_called += 1
     note("the plug-in's overhead")
     found.overhead = _overhead(benches.traffic)
@@ -200,6 +204,12 @@ def ran_of(kind: CollectiveKind, reading: Reading) -> Knobs:
     return Knobs(algorithm, protocol, channels, chunk)
 
 
+def _disagrees(kind: CollectiveKind, reading: Reading) -> bool:
+    """Whether the log's channels are not the kernels' blocks, where both were told."""
+    logged = {call.num_channels for call in reading.log.calls if call.kind is kind}
+    return bool(logged and reading.grids) and logged != set(reading.grids)
+
+
 def _overhead(bench: TrafficBench) -> Overhead:
     """On and off in alternation, so that a drift of the host falls on both."""
     bench.host_s(is_on=True), bench.host_s(is_on=False)
@@ -215,7 +225,7 @@ def _overhead(bench: TrafficBench) -> Overhead:
     )
 
 
-def _written(result: SelfTestResult, folder: Path, box: Box | None, cache: Path) -> SelfTestResult:
+def _written(result: SelfTestResult, folder: Path, box: Box | None, cache: Path, *, is_limited: bool) -> SelfTestResult:
     """The files of a result, and the result with their paths."""
     files = [folder / "settings.csv"]
     write_private(files[0], _csv(result).encode())
@@ -230,7 +240,7 @@ def _written(result: SelfTestResult, folder: Path, box: Box | None, cache: Path)
         files.append(write_map(found, folder))
         if not is_right:
             notes.append("the map is in the folder only: every result is wrong, NCCL's own choice too")
-        elif result.notes:
+        elif is_limited:
             notes.append("the map is in the folder only: those variables limit what NCCL offers")
         elif result.is_interrupted and (cache / found.key.file_name).exists():
             notes.append("the map is in the folder only: the one of a former run is kept, this one was interrupted")
