@@ -7,7 +7,7 @@ A trace tells name, grid, threads and time. What it does not tell is assumed by 
     all others                       as many as 2048 threads hold  `MEMORY_TRAFFIC`
 
 cuBLAS's products on Hopper say tile and cluster in their names (`cost.persistent`). How many tiles they have follows
-from the product's shape; where the trace holds none, from the time, as for a depth of `DEPTH`.
+from the product's shape; where none is given, from the time, as for a depth of `DEPTH`.
 """
 
 from math import prod
