@@ -1,9 +1,12 @@
 """The one line that puts our planner into Inductor: what it sets, and when it refuses."""
 
+from types import SimpleNamespace
+
 import pytest
 from torch._inductor import config
 
 from lagom_overlap.capturing.fake_world import fake_world
+from lagom_overlap.engines.fx.order_settings import keep_order, undoing
 from lagom_overlap.errors import JobError
 from lagom_overlap.export.inductor import plan_compiled_graphs
 
@@ -39,3 +42,26 @@ def test_a_launcher_that_contradicts_itself_is_refused(monkeypatch, on_node):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", on_node)
     with fake_world(4), pytest.raises(JobError, match="LOCAL_WORLD_SIZE"):
         plan_compiled_graphs()
+
+
+def test_what_a_list_of_passes_holds_stays_before_ours():
+    """As PyTorch 2.15 keeps them."""
+    config.post_grad_custom_post_pass = [print]
+    with fake_world(4):
+        first = plan_compiled_graphs(cluster="a40_nvlink")
+        assert config.post_grad_custom_post_pass == [print, first]
+        second = plan_compiled_graphs(cluster="a40_nvlink")
+    assert config.post_grad_custom_post_pass == [print, second]
+
+
+def test_every_setting_that_would_undo_the_order_is_switched_off_where_it_exists():
+    newer = SimpleNamespace(
+        reorder_for_peak_memory=True, aten_distributed_optimizations=SimpleNamespace(enable_simple_overlap=True)
+    )
+    assert undoing(newer) == ("reorder_for_peak_memory", "aten_distributed_optimizations.enable_simple_overlap")
+    keep_order(newer)
+    assert undoing(newer) == ()
+    assert newer.aten_distributed_optimizations.enable_simple_overlap is False
+    older = SimpleNamespace(reorder_for_peak_memory=True)
+    keep_order(older)
+    assert vars(older) == {"reorder_for_peak_memory": False}

@@ -21,6 +21,7 @@ from torch._inductor import config
 
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.engines.fx.inductor import Decide, PlanPass
+from lagom_overlap.engines.fx.order_settings import keep_order
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import Cluster, load_preset
 from lagom_overlap.planners.base import Planner, PlanProblem
@@ -105,15 +106,17 @@ def plan_compiled_graphs(
     as the launcher says (LOCAL_WORLD_SIZE). `decide` takes the planner's place (`job.plan_apply.PlanFile`: plans that
     were made before, and nothing is timed). Without `measure` times come from the cost model of that preset. The search
     does `million_steps` of work per graph, which finds the same plan of the same times however loaded the machine is;
-    with `budget_s` it ends after that many seconds all the same. Two settings of `torch._inductor.config` change:
-    `post_grad_custom_post_pass`, and `reorder_for_peak_memory`, which is turned off because it undoes the plan.
+    with `budget_s` it ends after that many seconds all the same. Settings of `torch._inductor.config` change:
+    `post_grad_custom_post_pass`, after what a list there holds (PyTorch 2.15), and those that would undo the plan,
+    which are turned off (`engines.fx.order_settings`).
 
     Raises:
         JobError: if another pass is in that place already, or no process group is open.
     """
     if not dist.is_initialized():
         raise JobError("plan_compiled_graphs: open the process group first (torch.distributed.init_process_group)")
-    if config.post_grad_custom_post_pass is not None and not isinstance(config.post_grad_custom_post_pass, PlanPass):
+    there: object = config.post_grad_custom_post_pass
+    if not (there is None or isinstance(there, (PlanPass, list))):
         raise JobError("torch._inductor.config.post_grad_custom_post_pass holds another pass: it has place for one")
     decision = PlannerDecision(
         cluster=_cluster(cluster),
@@ -123,8 +126,9 @@ def plan_compiled_graphs(
         memory_limit_bytes=memory_limit_bytes,
     )
     made = PlanPass(decide or decision, measure=measure and decide is None)
-    config.post_grad_custom_post_pass = made
-    config.reorder_for_peak_memory = False
+    others = [each for each in there if not isinstance(each, PlanPass)] if isinstance(there, list) else None
+    config.post_grad_custom_post_pass = made if others is None else [*others, made]
+    keep_order(config)
     return made
 
 

@@ -7,7 +7,8 @@ same order, as `torch.compile` itself requires. Graphs of open sizes (`dynamic=T
 
 Inductor lowers nodes in the order of the graph; what it fuses may move to its consumer, collectives and waits never
 do. Its scheduler then looks for an order that needs less memory (`reorder_for_peak_memory`, on by default), and that
-undoes a plan: with PyTorch 2.13 every collective of a planned ZeRO step came out awaited on the spot. Turn it off.
+undoes a plan: with PyTorch 2.13 every collective of a planned ZeRO step came out awaited on the spot. Turn it off, and
+what else moves them (`order_settings`).
 """
 
 import logging
@@ -30,6 +31,7 @@ from lagom_overlap.engines.fx.coalesced import one_tensor_each
 from lagom_overlap.engines.fx.graph_times import has_fixed_shapes, times_alone
 from lagom_overlap.engines.fx.groups import ProcessGroups
 from lagom_overlap.engines.fx.nodes import is_collective
+from lagom_overlap.engines.fx.order_settings import undoing
 from lagom_overlap.engines.fx.uneven import uneven_exchanges, without_rows
 from lagom_overlap.errors import JobError, LagomError
 from lagom_overlap.workload.issued import IssuedStep
@@ -94,8 +96,8 @@ class PlanPass(CustomGraphPass):
         if not has_fixed_shapes(graph):
             _log.warning("a graph with collectives is not planned: its sizes are open; compile with dynamic=False")
             return
-        if config.reorder_for_peak_memory:
-            _log.warning("torch._inductor.config.reorder_for_peak_memory is on: it undoes the order of the plan")
+        for name in undoing(config):
+            _log.warning("torch._inductor.config.%s is on: it undoes the order of the plan", name)
         rank, num_ranks = dist.get_rank(), dist.get_world_size()
         store = distributed_c10d._get_default_store()
         step = f"{self._name}/{next(self._number)}"

@@ -220,7 +220,18 @@ class SiblingRoute:
 
 
 def open_nccl_sibling(group: dist.ProcessGroup, limits: Limits) -> dist.ProcessGroup:
-    """A further NCCL communicator of the group's ranks, limited. Never run on a GPU so far."""
+    """A further NCCL communicator of the group's ranks, limited. Never run on a GPU so far.
+
+    Raises:
+        BackendError: for a part of the world's ranks where PyTorch would split the world's communicator: NCCL's split
+            is a collective of the whole world, so it would wait for ranks that are not in the group.
+    """
+    world = c10d._get_default_group()
+    if group.size() < world.size() and splits_the_world(world):
+        raise BackendError(
+            f"a sibling of {group.group_desc!r} would split the communicator of all ranks, and wait for those that are "
+            "not in it: start without device_id in init_process_group, and on PyTorch 2.15 with TORCH_DIST_USE_NCCL2=0"
+        )
     channels, threads = limits
     options = dist.ProcessGroupNCCL.Options()
     if channels is not None:
@@ -236,6 +247,17 @@ def open_nccl_sibling(group: dist.ProcessGroup, limits: Limits) -> dist.ProcessG
         dist.all_reduce(torch.zeros(1, device="cuda"), group=sibling)  # while the number of threads stands
         torch.cuda.synchronize()
     return sibling
+
+
+def splits_the_world(world: dist.ProcessGroup) -> bool:
+    """Whether PyTorch makes a group's communicator from the world's: bound to a device, or on 2.15's own engine."""
+    if getattr(world, "bound_device_id", None) is not None:
+        return True
+    try:
+        backend = world._get_backend(torch.device("cuda"))
+    except RuntimeError:  # the world has none for GPUs
+        return False
+    return type(backend).__name__ == "ProcessGroupNCCL2"
 
 
 @contextmanager
