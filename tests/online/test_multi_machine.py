@@ -94,8 +94,8 @@ def test_a_machine_with_another_release_takes_all_ranks_off(tmp_path: Path, netw
 
 
 def test_a_cable_that_is_pulled_and_put_back_in_every_state_changes_nothing(tmp_path: Path, networks: Any) -> None:
-    network, pauses = networks(2), (1, 9, 26, 46)
-    running = job(tmp_path, network, steps=50, pauses=pauses)
+    network, pauses = networks(2), (1, 9, 46, 84)
+    running = job(tmp_path, network, steps=88, pauses=pauses)
     for step in pauses:
         running.wait_for_pause(step)
         resent = network.num_resent(0)
