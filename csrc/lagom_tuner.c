@@ -484,16 +484,12 @@ static COLD void start_record(nccl_logger log) {
   }
 }
 
-static bool is_disabled_by_user(void) {
-  const char* off = getenv("LAGOM_DISABLE");
-  return off && *off && strcmp(off, "0") != 0;
-}
-
 static COLD void start_locked(void) {
   if (is_started) return;
   is_started = true;
   crc_prepare();
-  if (is_disabled_by_user()) STORE(disabled, 1);
+  const char* off = getenv("LAGOM_DISABLE");
+  if (off && *off && strcmp(off, "0") != 0) STORE(disabled, 1);
   const char* pattern = getenv("LAGOM_TABLE");
   if (pattern && *pattern && !expand_path(pattern, table_path)) table_path[0] = 0;
 }
@@ -729,7 +725,9 @@ static uint64_t look_up(context* c, uint32_t kind, uint64_t num_bytes, int64_t o
       most = LOAD(t->max_channels[communicator & (LAGOM_MAX_COMMUNICATORS - 1)]);
     }
     atomic_thread_fence(memory_order_acquire);
-    if (LOAD(t->sequence) == sequence) return word ? limited(word, kind, most) : 0;
+    if (LOAD(t->sequence) != sequence) continue;
+    if (word) word = limited(word, kind, most);
+    return word == NOTHING_SET ? 0 : word;  // nothing of it is left: a chained tuner is asked
   }
   from->generation = 0;
   return 0;
@@ -1108,20 +1106,24 @@ static bool is_uncapped(int release, int version) {
   return version >= 5 && version <= 6 && (release == 0 || (release >= 22900 && release < 23100));
 }
 
-// The first place that no living communicator with as many ranks (and nodes; 0: any) has. One that is made again in place
-// of a destroyed one has its place again, as in a process that has just joined.
-static uint32_t free_place(size_t num_ranks, size_t num_nodes) {
-  uint32_t place = 0;
-  for (const context* c = contexts; c;) {
-    const bool is_alike = c->num_ranks == num_ranks && (num_nodes == 0 || c->num_nodes == num_nodes);
-    if (is_alike && (num_nodes ? c->order_in_nodes : c->order_in_ranks) == place) {
-      place++;
-      c = contexts;
-    } else {
-      c = c->next;
-    }
-  }
-  return place;
+// Places are given in the order of creation and never again: creation is the same on all ranks of a communicator, while
+// each rank destroys in its own time (asynchronous reclaim, garbage collection), so a place that became free on one rank
+// may still be taken on another.
+typedef struct {
+  size_t num_ranks;
+  size_t num_nodes;
+  uint32_t count;
+} creation;
+
+static creation creations[LAGOM_MAX_COMMUNICATORS];  // (ranks, nodes) -> communicators made; nodes 0: any
+static uint32_t num_creations;
+
+static uint32_t next_order(size_t num_ranks, size_t num_nodes) {
+  uint32_t i = 0;
+  while (i < num_creations && (creations[i].num_ranks != num_ranks || creations[i].num_nodes != num_nodes)) i++;
+  if (i == LAGOM_MAX_COMMUNICATORS) return UINT32_MAX;  // beyond what a table can name
+  if (i == num_creations) creations[num_creations++] = (creation){.num_ranks = num_ranks, .num_nodes = num_nodes};
+  return creations[i].count++;
 }
 
 // Ranks of one communicator in one process (one thread, several GPUs) are the same communicator: from v5 on they share
@@ -1139,8 +1141,8 @@ static void place_in_order(context* c) {
     c->order_in_nodes = first->order_in_nodes;
     return;
   }
-  c->order_in_ranks = free_place(c->num_ranks, 0);
-  c->order_in_nodes = free_place(c->num_ranks, c->num_nodes);
+  c->order_in_ranks = next_order(c->num_ranks, 0);
+  c->order_in_nodes = next_order(c->num_ranks, c->num_nodes);
 }
 
 static COLD nccl_result start(void** out, int version, uint64_t comm_id, size_t num_ranks, size_t num_nodes,
@@ -1156,9 +1158,9 @@ static COLD nccl_result start(void** out, int version, uint64_t comm_id, size_t 
   c->num_nodes = num_nodes;
   pthread_mutex_lock(&swap_lock);
   start_locked();
-  if (!contexts) load_first_table(log);
   if (!is_opened) {
     is_opened = true;
+    load_first_table(log);
     start_record(log);
     start_chain(log, version);
     gathers_are_uncapped = is_uncapped(release_of_host(log), version);
@@ -1182,15 +1184,6 @@ static COLD nccl_result start(void** out, int version, uint64_t comm_id, size_t 
   return NCCL_SUCCESS;
 }
 
-// The process has destroyed all its communicators: it begins anew, perhaps with ranks that have just joined and know no
-// table but the file.
-static COLD void begin_anew_locked(void) {
-  STORE(active, 0);
-  prepared = 0;
-  STORE(current_step, 0);
-  STORE(disabled, is_disabled_by_user());
-}
-
 static COLD nccl_result finish(void* ctx) {
   context* c = ctx;
   if (!c) return NCCL_SUCCESS;
@@ -1202,7 +1195,6 @@ static COLD nccl_result finish(void* ctx) {
       break;
     }
   }
-  if (!contexts) begin_anew_locked();
   pthread_mutex_unlock(&swap_lock);
   free(c);
   return NCCL_SUCCESS;

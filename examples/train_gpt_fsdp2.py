@@ -82,7 +82,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--no-tune", action="store_true", help="train untouched")
     parser.add_argument("--tuner", default="lagom")
-    parser.add_argument("--pairs", type=int, default=7, help="rounds of the verdict: default against tuned")
+    parser.add_argument("--pairs", type=int, default=25, help="most rounds of the verdict: default against tuned")
     parser.add_argument("--config", type=Path, help="start with settings saved before")
     parser.add_argument("--save", type=Path, help="where to write what was found")
     parser.add_argument("--journal", type=Path, help="where to keep the measurements, to go on after a restart")

@@ -82,32 +82,41 @@ def test_ranks_of_one_communicator_in_one_process_are_one_communicator(open_nccl
 
 
 @every_release
-def test_a_communicator_made_again_has_the_place_of_the_one_that_was_destroyed(open_nccl, use_communicators, release):
-    """A process that has just joined (torchft) counts from 0, and must know the new communicator as the others do."""
+@pytest.mark.parametrize("is_destroyed_first", [True, False])
+def test_a_place_does_not_depend_on_when_a_rank_destroys_the_old_communicator(
+    open_nccl, use_communicators, release, is_destroyed_first
+):
+    """Each rank destroys in its own time; creation is the same on all."""
     use_communicators(*(ProcessCommunicator(name("dp", 8, n), 1) for n in range(3)))
     nccl = open_nccl(release)
-    first, second, third = (nccl.comm() for _ in range(3))
-    second.finalize()
-    assert [channels(first), channels(nccl.comm()), channels(third), channels(nccl.comm())] == [1, 2, 3, 0]
+    first, second = nccl.comm(), nccl.comm()
+    if is_destroyed_first:
+        second.finalize()
+    assert [channels(first), channels(nccl.comm())] == [1, 3]
+    if not is_destroyed_first:
+        second.finalize()
 
 
 @every_release
-def test_after_all_were_destroyed_a_process_is_as_one_that_has_just_joined(
-    open_nccl, use_communicators, plugin, release
+@pytest.mark.parametrize("has_another", [True, False])
+def test_a_table_and_the_places_stay_when_a_rank_has_destroyed_all_it_has(
+    open_nccl, use_communicators, plugin, release, has_another
 ):
+    """Another rank may still hold a communicator of its own: what one process destroyed says nothing of the others."""
     use_communicators(*(ProcessCommunicator(name("dp", 8, n), 1) for n in range(2)))
     nccl = open_nccl(release)
-    for _ in range(2):
-        made = [nccl.comm(), nccl.comm()]
-        assert [channels(comm) for comm in made] == [1, 2]
-        table = ConfigTable(
-            {ConfigKey(communicator=name("dp", 8), kind=AR, num_bytes=64 * MIB): CommConfig(num_channels=7)}
-        )
-        plugin.install(encode_table(table, generation=9).data)
-        plugin.step()
-        assert channels(made[0]) == 7  # a trial, which a newcomer knows nothing of
-        for comm in made:
-            comm.finalize()
+    if has_another:
+        nccl.comm(2)
+    first = nccl.comm()
+    table = ConfigTable(
+        {ConfigKey(communicator=name("dp", 8), kind=AR, num_bytes=64 * MIB): CommConfig(num_channels=7)}
+    )
+    plugin.install(encode_table(table, generation=9).data)
+    plugin.step()
+    assert channels(first) == 7
+    first.finalize()
+    assert plugin.generation == 9
+    assert channels(nccl.comm()) == 0  # the second of its kind, which the table does not name
 
 
 def test_the_process_may_say_which_communicator_an_id_is(open_nccl, use_communicators, plugin):

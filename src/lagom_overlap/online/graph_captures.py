@@ -65,7 +65,7 @@ class GraphCaptures:
         if self._originals and (self._graph.capture_begin, self._graph.capture_end) == self._wrappers:
             self._graph.capture_begin, self._graph.capture_end = self._originals
         self._originals = self._wrappers = None
-        self._num_open, self._holds_collectives = 0, False
+        self._holds_collectives = False  # a capture that is still open will end by its own wrapper
 
     def why_not(self) -> str:
         """Why a step cannot be measured; empty if it can."""

@@ -76,7 +76,7 @@ def _plugin_route(environment: Mapping[str, str], nccl: NcclVersion, *, new_algo
     if _REPLACES_RANKS in sys.modules:
         raise JobError(
             f"{_REPLACES_RANKS} replaces ranks while the others run on, and a rank that joins would not know what is "
-            "set: its collectives would hang; tune a job without it, and start this one with lagom run --config"
+            "set: its collectives would hang"
         )
     missing = [name for name in _PLUGIN_VARIABLES if not environment.get(name)]
     if missing:
