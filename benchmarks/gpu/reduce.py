@@ -1,11 +1,12 @@
 """Two processes, one GPU: all-reduces of several sizes through torch.distributed, checked and timed."""
 
-import ctypes
 import os
 import time
 
 import torch
 from torch import distributed as dist
+
+from lagom_overlap.nccl_plugin.loaded import loaded_nccl
 
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
 dist.init_process_group("nccl")
@@ -22,7 +23,5 @@ for num_bytes in (4 << 10, 1 << 20, 64 << 20):
     if rank == 0:
         print(f"all_reduce {num_bytes}: {(time.perf_counter() - began) / 5 * 1e6:.0f} us")
 if rank == 0:
-    found = ctypes.c_int()
-    ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(found))
-    print("NCCL in use", found.value, "torch says", torch.cuda.nccl.version())
+    print("NCCL in use", loaded_nccl(), "torch says", torch.cuda.nccl.version())
 dist.destroy_process_group()

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 from c_build import build_libraries
+from test_export import PHI2
 
 from lagom_overlap.backends.fake_nccl import Rehearsal
 from lagom_overlap.cli import main
@@ -15,26 +16,7 @@ from lagom_overlap.hardware import load_preset
 from lagom_overlap.jobfile.build import groups_of, iteration_of
 from lagom_overlap.jobfile.spec import read_job
 
-JOB = """
-[job]
-name = "phi2"
-[model]
-name = "phi-2"
-seq_len = 2048
-[cluster]
-preset = "a40_nvlink"
-[parallel]
-fsdp = 8
-micro_batch = 2
-[tune]
-pairs = 3
-budget = { measurements = 40 }
-[tune.space]
-algorithm = ["ring"]
-protocol = ["simple"]
-num_channels = [1, 2, 3, 5, 7, 11]
-chunk_bytes = ["128 KiB", "512 KiB", "2 MiB"]
-"""
+JOB = PHI2.replace("[1, 2, 4, 8, 16]", "[1, 2, 3, 5, 7, 11]")
 
 
 @pytest.mark.parametrize("release", ["2.28", "2.30", "2.31"])
