@@ -149,6 +149,9 @@ def test_the_best_fixed_setting_is_named(report):
         "Tuned is 1.18× faster than the better of all knobs minimal and maximal (all knobs maximal) "
         "(quartiles 1.15–1.21, 13/13 wins)."
     )
+    even = replace(EIGHTEEN, median_ratio=0.98, q25=0.97, q75=1.02)
+    verdict = replace(verdict_of(EIGHTEEN, adopted=True, fixed_max=even), best_fixed="fixed_max")
+    assert fixed_sentence(changed(report, verdict=verdict)).startswith("Tuned is not separable from the better of all")
 
 
 @pytest.mark.parametrize(

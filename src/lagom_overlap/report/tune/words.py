@@ -182,10 +182,9 @@ def fixed_sentence(result: TuneResult) -> str:
     if ratio.num_pairs == 0:
         return ""
     than = f"the better of all knobs minimal and maximal ({result.words_for(verdict.best_fixed)})"
-    return (
-        f"Tuned is {_speed_text(ratio, than)} "
-        f"(quartiles {quartiles_text(ratio)}, {ratio.num_wins}/{ratio.num_pairs} wins)."
-    )
+    is_even = ratio.num_pairs > 1 and ratio.q25 < 1 < ratio.q75
+    speed = f"not separable from {than}: {median_text(ratio)} its speed" if is_even else _speed_text(ratio, than)
+    return f"Tuned is {speed} (quartiles {quartiles_text(ratio)}, {ratio.num_wins}/{ratio.num_pairs} wins)."
 
 
 def busy_sentence(result: TuneResult) -> str:
