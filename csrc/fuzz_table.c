@@ -4,6 +4,15 @@
 //   otherwise:  lagom_fuzz [executions = 100000] [seed = 1]      (random mutations of sound tables)
 //
 // Half of the inputs get a right checksum, size and magic, so that they come past the first gates.
+#define _GNU_SOURCE
+#include <stdio.h>
+
+#include "lagom_tuner_check.c"
+#include "lagom_tuner_table.c"
+#include "lagom_tuner_look_up.c"
+#include "lagom_tuner_apply.c"
+#include "lagom_tuner_record.c"
+#include "lagom_tuner_chain.c"
 #include "lagom_tuner.c"
 
 static context* fuzz_context(void) {

@@ -4,6 +4,14 @@
 #include <stdint.h>
 static void swap_now(void);
 #define LAGOM_BETWEEN_READS() swap_now()
+#include <stdio.h>
+
+#include "lagom_tuner_check.c"
+#include "lagom_tuner_table.c"
+#include "lagom_tuner_look_up.c"
+#include "lagom_tuner_apply.c"
+#include "lagom_tuner_record.c"
+#include "lagom_tuner_chain.c"
 #include "lagom_tuner.c"
 
 static int swaps_left;
