@@ -7,6 +7,7 @@ Rank 0 writes its trace. Shapes are recorded, so that operators are known by mor
 
 import runpy
 import sys
+import time
 
 import torch
 from torch import distributed as dist
@@ -34,6 +35,7 @@ def main(program, trace, function="step"):
             dist.barrier()
             profiler.step()
     dist.destroy_process_group()
+    time.sleep(0.1)  # gloo's threads drop the last call's tensors and need Python for it (PyTorch issue 190489)
 
 
 if __name__ == "__main__":

@@ -188,6 +188,7 @@ def main() -> None:
             )
     tuner.close()
     dist.destroy_process_group()
+    time.sleep(0.1)  # gloo's threads drop the last call's tensors and need Python for it (PyTorch issue 190489)
 
 
 if __name__ == "__main__":

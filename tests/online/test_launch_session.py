@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -14,7 +13,7 @@ pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.gloo, pytest.mark.slow, pytest.mark.timeout(240)]
 
 TRAIN = """
-import contextlib, os, sys, torch, torch.distributed as dist
+import contextlib, os, sys, time, torch, torch.distributed as dist
 from torch.profiler import profile, schedule
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -53,6 +52,7 @@ with profiles or contextlib.nullcontext():
         if step == int(os.environ.get("DISABLED_AT", -1)) and dist.get_rank() == 1:
             os.environ["LAGOM_DISABLE"] = "1"
 dist.destroy_process_group()
+time.sleep(0.1)  # gloo's threads drop the last call's tensors and need Python for it (PyTorch issue 190489)
 sys.exit(code)
 """
 
@@ -68,21 +68,15 @@ def run(folder, *arguments, kind="fsdp", steps=12, code=0, prefix=True, **more):
     job = [*torchrun[:-2], "--standalone", "train.py", kind, str(steps), str(code)]
     lagom = [sys.executable, "-m", "lagom_overlap", "run", *arguments, "--"] if prefix else []
     own = {name: value for name, value in os.environ.items() if not name.startswith(("LAGOM", "NCCL"))}
-    made = {path.name for path in folder.iterdir()}
-    for _ in range(3):
-        result = subprocess.run(
-            lagom + job,
-            cwd=folder,
-            env=own | {"OMP_NUM_THREADS": "1"} | more,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if ABORTED not in result.stderr:
-            break
-        for path in folder.iterdir():
-            if path.name not in made:
-                shutil.rmtree(path)
+    result = subprocess.run(
+        lagom + job,
+        cwd=folder,
+        env=own | {"OMP_NUM_THREADS": "1"} | more,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ABORTED not in result.stderr, result.stderr  # pyproject.toml has such a test run again
     return result.returncode, result.stdout, result.stderr
 
 
