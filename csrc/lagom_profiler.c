@@ -17,7 +17,8 @@
 // A collective lives in a slot of a fixed pool from its event until its last channel has ended. Handles are numbers, not
 // pointers: index and generation of the slot, so that an event of a slot that has been given up is recognised and counted.
 // A slot is used while it is pinned, and is written out and freed by whoever unpins it last; the pool is never freed,
-// because NCCL's threads may outlive a communicator.
+// because NCCL's threads may outlive a communicator. So may their calls: communicators that share resources share a proxy
+// thread, and NCCL does not say that no thread is in a callback of ours when it ends one. Contexts are never freed either.
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdatomic.h>
@@ -187,6 +188,7 @@ static int look_up(const meaning* table, const char* word) {
 
 typedef struct context {
   struct context* next;
+  _Atomic bool is_over;  // its communicator is destroyed
   int* mask;  // NCCL's own, one for all communicators of a loaded NCCL
   uint64_t comm_id;
   uint32_t rank, num_ranks, num_nodes, version;
@@ -246,7 +248,7 @@ static nccl_result start_event(void* ctx, void** handle, nccl_event* event) {
   const context* c = ctx;
   if (!handle) return NCCL_SUCCESS;
   *handle = NULL;
-  if (!c || !event || !ring.header) return NCCL_SUCCESS;
+  if (!c || !event || !ring.header || atomic_load_explicit(&c->is_over, memory_order_relaxed)) return NCCL_SUCCESS;
   uint64_t made = 0;
   switch (c->version == 4 ? event->type_v4 : event->type) {
     case NCCL_EVENT_GROUP:
@@ -294,7 +296,8 @@ static nccl_result stop_event(void* handle) {
 enum { WANTED = NCCL_EVENT_COLLECTIVE | NCCL_EVENT_CHANNEL, WANTED_V5 = WANTED | NCCL_EVENT_COLLECTIVE_CALL };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static context* contexts;  // these three under `lock`
+static context* contexts;  // all of these under `lock`
+static context* past;      // of communicators that are gone: kept, see above
 static bool is_started;
 static bool is_off;
 
@@ -357,7 +360,7 @@ DEFINE_INIT(6)
 // Writes out what this rank of the communicator has left open: a kernel that was aborted never ends.
 static COLD nccl_result finish(void* ctx) {
   context* c = ctx;
-  if (!c) return NCCL_SUCCESS;
+  if (!c || atomic_exchange_explicit(&c->is_over, true, memory_order_relaxed)) return NCCL_SUCCESS;
   for (uint32_t i = 0; i < LAGOM_PROFILE_POOL; i++) {
     slot* s = &pool[i];
     uint64_t state = atomic_load_explicit(&s->state, memory_order_relaxed);
@@ -382,8 +385,9 @@ static COLD nccl_result finish(void* ctx) {
       break;
     }
   }
+  c->next = past;
+  past = c;
   pthread_mutex_unlock(&lock);
-  free(c);
   return NCCL_SUCCESS;
 }
 

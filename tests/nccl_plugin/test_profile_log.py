@@ -132,6 +132,18 @@ def test_a_collective_without_all_its_ends_is_written_when_its_communicator_goes
     assert ProfileRing(profile).num_late == 1
 
 
+def test_what_a_shared_proxy_thread_calls_after_the_end_of_a_communicator_is_harmless(make_comm, profile):
+    """Communicators that share resources share the thread, which may be in a callback when one of them ends."""
+    comm, other = make_comm(comm_id=1), make_comm(comm_id=2)
+    comm.finalize()
+    for _ in range(1000):  # what had been freed would be somebody else's by now
+        make_comm(comm_id=3).finalize()
+    assert comm.launch("AllReduce", 4, "ncclInt8", 1) is None
+    comm.finalize()
+    other.run(other.launch("AllReduce", 4, "ncclInt8", 1), {0: (1, 2)})
+    assert [c.comm_id for c in read_profile(profile).collectives] == [2]
+
+
 def test_a_collective_that_nccl_gives_no_channel_count_for_is_complete_with_what_it_had(make_comm, profile):
     comm = make_comm()
     comm.run(comm.launch("AllReduce", 4, "ncclInt8", 0, algo="COLLNET_DIRECT"), {0: (10, 50), 1: (9, 40)})
@@ -226,6 +238,35 @@ def test_a_ring_that_was_overrun_says_how_many_entries_are_lost(make_comm, profi
         comm.run(comm.launch("AllReduce", 4, "ncclInt8", 1), {0: (1, 2)})
     log = ring.take()
     assert ([c.call for c in log.collectives], log.num_lost) == (list(range(24, 40)), 25)
+
+
+def test_a_ring_that_is_truncated_while_it_is_read_is_an_error_and_not_the_end_of_the_process(
+    make_comm, profile, tmp_path
+):
+    comm = make_comm()
+    for _ in range(40):
+        comm.run(comm.launch("AllReduce", 4, "ncclInt8", 1), {0: (1, 2)})
+    copy = tmp_path / "copy"  # the plug-in maps its own
+    copy.write_bytes(profile.read_bytes())
+    ring = ProfileRing(copy)
+    assert ring.process_id == os.getpid()
+    for num_bytes in (layout.RING_HEADER.itemsize + 10 * layout.PROFILE_ENTRY.itemsize, 8, 0):
+        os.truncate(copy, num_bytes)
+        with pytest.raises(TableError, match="truncated"):
+            ring.take()
+
+
+def test_a_ring_is_read_over_its_edge(make_comm, profile, monkeypatch):
+    monkeypatch.setenv("LAGOM_PROFILE_ENTRIES", "16")
+    comm = make_comm()
+    ring = ProfileRing(profile)
+    ring.take()
+    seen = []
+    for num in (10, 10, 3):
+        for _ in range(num):
+            comm.run(comm.launch("AllReduce", 4, "ncclInt8", 1), {0: (1, 2)})
+        seen += [c.call for c in ring.take().collectives]
+    assert seen == list(range(23))
 
 
 def test_what_is_no_ring_or_not_ours_alone_is_refused(make_comm, profile, tmp_path):

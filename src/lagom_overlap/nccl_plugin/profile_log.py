@@ -123,13 +123,18 @@ class ProfileRing:
     """A ring that is being written, read piece by piece: what was added since the last look."""
 
     def __init__(self, path: Path) -> None:
-        """Maps the file.
+        """Opens the file.
 
         Raises:
             TableError: if the file is not a profile of this version, or not this user's.
         """
         self._path = path
         self._ring = RingFile(path, _FORMAT)
+
+    @property
+    def process_id(self) -> int:
+        """The process whose plug-in made the ring."""
+        return self._ring.process_id
 
     @property
     def num_dropped(self) -> int:
@@ -145,7 +150,7 @@ class ProfileRing:
         """The entries since the last call; those still being written, and collectives that have not ended, come later.
 
         Raises:
-            TableError: if an entry is damaged.
+            TableError: if an entry is damaged, or the file was truncated.
         """
         return _log_of(self._path, self._ring.take())
 

@@ -1,11 +1,13 @@
 """The rings that the plug-ins write (`csrc/lagom_ring.h`): whole, or piece by piece while a process writes on.
 
 A header, then entries of one size, overwritten from the oldest on. The first word of an entry is its number in the
-order of writing, plus one; 0 while it is being written.
+order of writing, plus one; 0 while it is being written. They are read, never mapped: a file that is truncated under a
+mapping ends the process (SIGBUS).
 """
 
 import os
 import stat
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -41,55 +43,81 @@ class RingFile:
     """A ring that is being written; each entry is taken once."""
 
     def __init__(self, path: Path, layout: RingFormat) -> None:
-        """Maps the file.
+        """Opens the file.
 
         Raises:
-            TableError: if it is not a ring of this kind, or not a regular file of this user: another user could
-                truncate it, and the next look would end this process.
+            TableError: if it is not a ring of this kind, or not a regular file of this user.
         """
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
             raise TableError(f"cannot read the {layout.name} {path}: {error.strerror}") from error
-        with os.fdopen(descriptor, "rb") as file:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode) or status.st_uid not in (os.geteuid(), 0):
-                raise TableError(f"{path}: not a regular file of this user")
-            num_entries = _checked(path, file.read(_START), status.st_size, layout)
-            self._header = np.memmap(file, RING_HEADER, "r", 0, (1,))
-            self._ring = np.memmap(file, layout.entry, "r", _START, (num_entries,))
+        self._path, self._layout, self._descriptor = path, layout, descriptor
+        weakref.finalize(self, os.close, descriptor)
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid not in (os.geteuid(), 0):
+            raise TableError(f"{path}: not a regular file of this user")
+        self._num_entries = _checked(path, os.pread(descriptor, _START, 0), status.st_size, layout)
         self._num_seen = 0
+
+    @property
+    def process_id(self) -> int:
+        """The process that made the ring."""
+        return int(self._header()["process_id"])
 
     @property
     def num_written(self) -> int:
         """Entries so far, those that were overwritten among them."""
-        return int(self._header[0]["num_written"])
+        return int(self._header()["num_written"])
 
     @property
     def num_dropped(self) -> int:
         """What was never written, for want of room in the plug-in."""
-        return int(self._header[0]["num_dropped"])
+        return int(self._header()["num_dropped"])
 
     @property
     def num_late(self) -> int:
         """Events that came after their entry was written."""
-        return int(self._header[0]["num_late"])
+        return int(self._header()["num_late"])
 
     def take(self) -> RingEntries:
-        """The entries since the last call, up to the first that is still being written."""
-        num_written, size = self.num_written, len(self._ring)
-        numbers = np.arange(max(self._num_seen, num_written - size), num_written)
-        places = numbers % size
-        entries = self._ring[places]  # a copy
-        after = self._ring["sequence"][places]  # an entry that changed under the copy has another number now
+        """The entries since the last call, up to the first that is still being written.
+
+        Raises:
+            TableError: if the file was truncated meanwhile.
+        """
+        num_written, size = self.num_written, self._num_entries
+        first = max(self._num_seen, num_written - size)
+        numbers = np.arange(first, num_written)
+        entries = self._entries(first, num_written)
+        after = self._entries(first, num_written)["sequence"]  # one that changed under the copy has another number now
         under_way = np.flatnonzero(after.astype(np.int64) < numbers + 1)
         end = int(under_way[0]) if len(under_way) else len(numbers)
         numbers, entries, after = numbers[:end], entries[:end], after[:end]
         whole = entries[(entries["sequence"] == numbers + 1) & (after == numbers + 1)]
-        last = int(numbers[-1]) + 1 if end else max(self._num_seen, num_written - size)
+        last = int(numbers[-1]) + 1 if end else first
         num_lost = last - self._num_seen - len(whole)
         self._num_seen = last
         return RingEntries(whole, num_lost)
+
+    def _header(self) -> np.void:
+        header: np.void = np.frombuffer(self._read(0, _START), RING_HEADER)[0]
+        return header
+
+    def _entries(self, first: int, end: int) -> NDArray[np.void]:
+        """Entries number `first` to `end`, at most a round of the ring, which may go over its edge."""
+        size, each = self._num_entries, self._layout.entry.itemsize
+        start = first % size
+        until_edge = min(end - first, size - start)
+        data = self._read(_START + start * each, until_edge * each)
+        data += self._read(_START, (end - first - until_edge) * each)
+        return np.frombuffer(data, self._layout.entry)
+
+    def _read(self, start: int, num_bytes: int) -> bytes:
+        data = os.pread(self._descriptor, num_bytes, start)
+        if len(data) < num_bytes:
+            raise TableError(f"{self._path}: the {self._layout.name} was truncated while it was in use")
+        return data
 
 
 def read_ring(path: Path, layout: RingFormat) -> RingEntries:
