@@ -126,7 +126,7 @@ def concerto(work: Work) -> Iterator[str]:
                 f"{gain:.1%}",
                 f"{1 - stated_ad / stated:.1%}",
                 f"{gain_ad:.1%}",
-                verdict(gain_ad, 1 - stated_ad / stated),
+                verdict(gain_ad, 1 - stated_ad / stated, built_in=fp32),
             ]
         )
         print(rows[-1], file=sys.stderr, flush=True)
@@ -165,7 +165,7 @@ def concerto(work: Work) -> Iterator[str]:
                 str(len(steps)),
                 f"{stated_gain:.1%}",
                 f"{gain:.1%}",
-                verdict(gain, stated_gain),
+                verdict(gain, stated_gain, built_in=fp32),
             ]
         )
         print(rows[-1], file=sys.stderr, flush=True)

@@ -34,8 +34,9 @@ def test_table_3_is_monotone_in_the_paper() -> None:
 
 
 def test_a_verdict_is_near_same_sign_or_not() -> None:
-    verdicts = [verdict(found, 0.45) for found in (0.41, 0.1, 0.0)]
-    assert verdicts == ["reproduced", "direction", "not"]
+    verdicts = [verdict(found, 0.45) for found in (0.41, 0.24, 0.22, 0.0)]
+    assert verdicts == ["reproduced", "direction", "not", "not"]
+    assert [verdict(found, 0.45, built_in=True) for found in (0.41, 0.24, 0.1)] == ["built in", "built in", "not"]
 
 
 def test_volumes_of_fsdp_and_dp_are_as_far_apart_as_corrected() -> None:

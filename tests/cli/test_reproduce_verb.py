@@ -9,6 +9,7 @@ import pytest
 
 from lagom_overlap.cli import main, reproduce
 from lagom_overlap.errors import JobError, OutputError, UnknownNameError
+from lagom_overlap.results.reproduce import ReproducedVerdict
 
 
 def run(*flags: str) -> int:
@@ -23,8 +24,8 @@ def test_json_is_one_object_with_a_verdict_and_a_reason_per_line(capsys) -> None
     found = json.loads(capsys.readouterr().out)
     assert found["chapters"] == ["fig5"]
     assert {line["profile"] for line in found["lines"]} == {"plausible", "paper_scale"}
-    assert all(line["verdict"] in {"reproduced", "direction only", "not reproduced"} for line in found["lines"])
-    assert all(line["why"] and line["published"] and line["ours"] for line in found["lines"])
+    assert all(line["verdict"] in {v.value for v in ReproducedVerdict} for line in found["lines"])
+    assert all(line["why"] and line["taken"] and line["published"] and line["ours"] for line in found["lines"])
 
 
 def test_out_gets_the_page_and_the_same_object(tmp_path: Path, capsys) -> None:
@@ -32,7 +33,8 @@ def test_out_gets_the_page_and_the_same_object(tmp_path: Path, capsys) -> None:
     assert run("fig5", "--out", str(out)) == 0
     assert sorted(path.name for path in out.iterdir()) == ["report.html", "reproduce.json"]
     printed = capsys.readouterr().out
-    assert "direction" in printed
+    assert "Taken from the paper (1, 2):" in printed
+    assert "Communication is the bottleneck at one channel" in " ".join(printed.split())
     assert max(len(line) for line in printed.split("Report: ")[0].splitlines()) <= 80
 
 

@@ -1,5 +1,6 @@
 """The page of a reproduction: every line is there, names are data, nothing is loaded."""
 
+import html
 from dataclasses import replace
 
 import pytest
@@ -19,6 +20,7 @@ def test_every_line_is_on_the_page_with_its_verdict(report: ReproduceReport) -> 
     for line in report.lines:
         assert line.verdict.value in page
         assert line.ours.replace(">", "&gt;") in page
+        assert html.escape(line.taken).replace("&#x27;", "&#39;") in page
     assert page.count('data-figure="') == 4
 
 
@@ -33,5 +35,5 @@ def test_texts_are_data_and_the_page_loads_nothing(report: ReproduceReport) -> N
 def test_the_headline_counts_verdicts(report: ReproduceReport) -> None:
     held = tuple(replace(report.lines[0], verdict=verdict) for verdict in ReproducedVerdict)
     assert headline(replace(report, lines=held)) == (
-        "3 lines of the papers against the simulator: 1 reproduced, 1 direction only, 1 not reproduced."
+        "4 lines of the papers against the simulator: 1 reproduced, 1 direction only, 1 built in, 1 not reproduced."
     )

@@ -1,5 +1,7 @@
 """`lagom reproduce`: the Lagom paper's evaluation (arXiv 2602.20656v1) on the simulator, line by line.
 
+Two chapters check the notes "Communication Overlap in Megatron-LM": what is hidden, and how it scales.
+
 Nothing here is measured: every number of ours comes from the contention model, under the profile that is counted from
 sources (`plausible`) and the one that is fitted to the paper's end-to-end range (`paper_scale`).
 """
@@ -19,9 +21,13 @@ from lagom_overlap.reproduce.figure7 import lines as lines_of_cases
 from lagom_overlap.reproduce.figure8 import figure8
 from lagom_overlap.reproduce.ground import PROFILES
 from lagom_overlap.reproduce.hidden import breakdown_lines, hidden
+from lagom_overlap.reproduce.judge import FITTED_PROFILES, under_profile
+from lagom_overlap.reproduce.scaling import scaling
 from lagom_overlap.results.reproduce import Bar, Case, Curve, Line, ReproducedSurface, ReproduceReport
 
-CHAPTERS: Final = ("fig3", "fig5", "fig7", "fig8", "convergence", "hidden")
+CHAPTERS: Final = ("fig3", "fig5", "fig7", "fig8", "convergence", "hidden", "scaling")
+NOTES_CHAPTERS: Final = ("hidden", "scaling")
+"""What checks the Megatron notes."""
 ALL: Final = "all"
 
 Note = Callable[[str], None]
@@ -82,25 +88,30 @@ class _Found:
 def _chapter(chapter: str, profiles: Sequence[str], seed: int, note: Note) -> _Found:
     found = _Found()
     for profile in profiles:
+        if chapter in NOTES_CHAPTERS and profile in FITTED_PROFILES:
+            continue  # fitted to another paper
         note(f"{chapter}, {profile}")
         match chapter:
             case "fig3":
                 surface, curves, lines = figure3(profile)
-                found.add(_Found(lines=[*lines], surfaces=[surface], curves=[*curves]))
+                found.add(_Found(lines=under_profile(lines, profile), surfaces=[surface], curves=[*curves]))
             case "fig5":
                 curves, lines = figure5(profile)
-                found.add(_Found(lines=[*lines], curves=[*curves]))
+                found.add(_Found(lines=under_profile(lines, profile), curves=[*curves]))
             case "fig7":
                 rows = cases(profile, seed, note=note)
-                found.add(_Found(lines=[*lines_of_cases(rows)], cases=[*rows]))
+                found.add(_Found(lines=under_profile(lines_of_cases(rows), profile), cases=[*rows]))
             case "fig8":
                 bars, lines = figure8(profile, seed)
-                found.add(_Found(lines=[*lines], bars=[*bars]))
+                found.add(_Found(lines=under_profile(lines, profile), bars=[*bars]))
             case "convergence":
                 curves, lines = convergence(profile, seed)
+                found.add(_Found(lines=under_profile(lines, profile), curves=[*curves]))
+            case "hidden":
+                curves, lines = hidden(profile)
                 found.add(_Found(lines=[*lines], curves=[*curves]))
             case _:
-                curves, lines = hidden(profile)
+                curves, lines = scaling(profile)
                 found.add(_Found(lines=[*lines], curves=[*curves]))
     if chapter == "hidden":
         found.lines += breakdown_lines()

@@ -56,7 +56,8 @@ def figure5(profile: str) -> tuple[list[Curve], list[Line]]:
         f"{name}: {gains[name] / MS:.2f} ms gained for {costs[name] / MS:.2f} ms, H = {metric[name]:.2f}"
         for name in gains
     )
-    line = partial(Line, figure="fig5", profile=profile)
+    taken = "the number of operators, channels 1 and 16; Eq. 5's form"
+    line = partial(Line, figure="fig5", profile=profile, taken=taken)
     lines = [
         line(
             what="The two collectives trade computation for communication at different rates",

@@ -9,13 +9,16 @@ The notes' breakdown of a 70-billion-parameter iteration is a negative test: its
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
+from statistics import median
 from typing import Final
 
 from lagom_overlap.cost import ContentionModel
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.reproduce.ground import model_of
+from lagom_overlap.reproduce.judge import LEAST_SHARE
 from lagom_overlap.results.reproduce import Curve, Line, ReproducedVerdict
 from lagom_overlap.sim import simulate_iteration
 from lagom_overlap.timeline.metrics import overlap_metrics
@@ -34,6 +37,7 @@ NETWORK_BYTES_PER_S: Final = 50 * GB_PER_S
 STAGES: Final = 4
 LAYERS: Final = 20
 DATA: Final = 4
+_TAKEN: Final = "the model, degrees, sequence length and the network's 50 GB/s"
 TENSOR_S, DATA_S, PIPELINE_S, COMPUTE_S, CLAIMED_S = 2.8, 11.2, 0.08, 8.0, 10.61
 """The 70B table's durations without overlap, and the total that it claims with overlap."""
 
@@ -49,6 +53,51 @@ def network_model(profile: str) -> ContentionModel:
 
 def _hidden(iteration: Iteration, model: ContentionModel) -> float:
     return 100 * overlap_metrics(simulate_iteration(iteration, {}, model)).overlap_ratio
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """One kind of communication: its iteration with overlap, what runs without, and the links that it uses."""
+
+    overlapped: Callable[[LayerParts], Iteration]
+    plain: Callable[[LayerParts], Iteration]
+    model: ContentionModel
+
+
+def _parts(micro_batch: int) -> LayerParts:
+    return notes_parts(load_model("llama-3-70b"), micro_batch)
+
+
+def _kinds(profile: str) -> dict[str, _Kind]:
+    network, node = network_model(profile), model_of("h100_dgx", profile)
+    gradients = partial(gradient_iteration, num_layers=LAYERS, data=DATA)
+    gathers = partial(gather_iteration, num_layers=LAYERS, data=DATA)
+    return {
+        "gradients": _Kind(gradients, gradients, network),
+        "parameters": _Kind(gathers, gathers, network),
+        "tensor, bulk": _Kind(tensor_iteration, tensor_iteration, node),
+        "tensor, 4 splits": _Kind(partial(tensor_iteration, splits=4), tensor_iteration, node),
+    }
+
+
+def iterations_by_kind(profile: str) -> dict[str, tuple[tuple[float, float], ...]]:
+    """Per kind of communication and micro-batch: one operator after the other, and overlapped (s)."""
+    return {
+        name: tuple(
+            (
+                simulate_iteration(_one_by_one(kind.plain(_parts(n))), {}, kind.model).makespan_s,
+                simulate_iteration(kind.overlapped(_parts(n)), {}, kind.model).makespan_s,
+            )
+            for n in MICRO_BATCHES
+        )
+        for name, kind in _kinds(profile).items()
+    }
+
+
+def _one_by_one(iteration: Iteration) -> Iteration:
+    """The same operators, each waiting for the one before."""
+    waiting = [replace(later, deps=(earlier.name,)) for earlier, later in pairwise(iteration.ops)]
+    return replace(iteration, ops=(iteration.ops[0], *waiting))
 
 
 def pipeline_makespan(
@@ -90,15 +139,20 @@ def breakdown_70b() -> tuple[float, float]:
 
 
 def _range_line(what: str, low: float, high: float, curve: Curve, why: str) -> Line:
-    """A share that the notes state as a constant: reproduced if it is one, direction only if it is ever reached."""
+    """A share that the notes state as a constant: reproduced if it is one.
+
+    Direction only if a micro-batch reaches it and the median has half of it.
+    """
     if all(low - 1 <= share <= high + 1 for share in curve.y):
         verdict = ReproducedVerdict.REPRODUCED
     else:
-        verdict = ReproducedVerdict.DIRECTION if max(curve.y) >= low - 1 else ReproducedVerdict.NOT
+        reached = max(curve.y) >= low - 1 and median(curve.y) >= LEAST_SHARE * (low + high) / 2
+        verdict = ReproducedVerdict.DIRECTION if reached else ReproducedVerdict.NOT
     ours = ", ".join(f"{x:g}: {y:.0f} %" for x, y in zip(curve.x, curve.y, strict=True))
     return Line(
         figure="hidden",
         profile=curve.profile,
+        taken=_TAKEN,
         what=what,
         published=f"{low:g}-{high:g} %",
         ours=f"by micro-batch {ours}",
@@ -122,7 +176,7 @@ def _pipeline_lines(profile: str) -> list[Line]:
         without = pipeline_makespan(STAGES, num, forward_s, backward_s, 0.0)
         shares.append(100 * max(0.0, 1 - (with_sends - without) / (2 * num * send_s)))
         overheads.append(100 * (with_sends / without - 1))
-    line = partial(Line, figure="hidden", profile=profile)
+    line = partial(Line, figure="hidden", profile=profile, taken=_TAKEN)
     words = ", ".join(f"m={n}p: {share:.0f} %" for n, share in zip((1, 4, 16), shares, strict=True))
     lines.append(
         line(
@@ -154,7 +208,7 @@ def _pipeline_lines(profile: str) -> list[Line]:
 def breakdown_lines() -> list[Line]:
     """What the notes' own arithmetic says about their table."""
     one, two = breakdown_70b()
-    line = partial(Line, figure="hidden", profile="none")
+    line = partial(Line, figure="hidden", profile="none", taken="the notes' own durations and sizes: arithmetic")
     return [
         line(
             what="LLaMA-3 70B iteration with overlap (the notes' own durations as operations)",
@@ -177,22 +231,15 @@ def breakdown_lines() -> list[Line]:
 
 def hidden(profile: str) -> tuple[list[Curve], list[Line]]:
     """The notes' percentages by micro-batch, and the lines."""
-    model, network, node = load_model("llama-3-70b"), network_model(profile), model_of("h100_dgx", profile)
-    kinds: dict[str, Callable[[LayerParts], float]] = {
-        "gradients": lambda parts: _hidden(gradient_iteration(parts, num_layers=LAYERS, data=DATA), network),
-        "parameters": lambda parts: _hidden(gather_iteration(parts, num_layers=LAYERS, data=DATA), network),
-        "tensor, bulk": lambda parts: _hidden(tensor_iteration(parts), node),
-        "tensor, 4 splits": lambda parts: _hidden(tensor_iteration(parts, splits=4), node),
-    }
     curves = {
         name: Curve(
             name=name,
             profile=profile,
             kind="hidden",
             x=tuple(float(n) for n in MICRO_BATCHES),
-            y=tuple(share(notes_parts(model, n)) for n in MICRO_BATCHES),
+            y=tuple(_hidden(kind.overlapped(_parts(n)), kind.model) for n in MICRO_BATCHES),
         )
-        for name, share in kinds.items()
+        for name, kind in _kinds(profile).items()
     }
     network_why = (
         "Not a constant: computation to hide behind grows with the micro-batch, gradients and parameters do not. Only"

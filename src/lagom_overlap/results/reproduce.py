@@ -12,12 +12,17 @@ class ReproducedVerdict(StrEnum):
 
     REPRODUCED = "reproduced"
     DIRECTION = "direction only"
+    BUILT_IN = "built in"
+    """It agrees, but what it agrees with went into the model: no evidence."""
     NOT = "not reproduced"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One published statement and ours, under one cost profile, with a reason; `figure` is its chapter."""
+    """One published statement and ours, under one cost profile, with a reason; `figure` is its chapter.
+
+    `taken` is what of the paper went into ours: inputs, forms of equations, values.
+    """
 
     figure: str
     profile: str
@@ -26,6 +31,7 @@ class Line:
     ours: str
     verdict: ReproducedVerdict
     why: str
+    taken: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

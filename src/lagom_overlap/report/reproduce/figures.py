@@ -24,6 +24,7 @@ from lagom_overlap.units import format_bytes
 VERDICT_COLOURS: Final = {
     ReproducedVerdict.REPRODUCED: GOOD,
     ReproducedVerdict.DIRECTION: PALETTE[2],
+    ReproducedVerdict.BUILT_IN: NEUTRAL,
     ReproducedVerdict.NOT: BAD,
 }
 PUBLISHED_GAINS: Final = {"fsdp": (1.10, 1.33), "tp": (1.08, 1.16), "ep": (1.07, 1.08)}
@@ -254,3 +255,44 @@ def hidden_figure(curves: Sequence[Curve]) -> go.Figure:
     figure.update_xaxes(title_text="micro-batch (sequences of 2048 tokens)")
     figure.update_yaxes(title_text="hidden (%)", range=[0, 100], col=1)
     return figure.update_layout(legend={"y": 1.1})
+
+
+def scaling_figure(curves: Sequence[Curve]) -> go.Figure:
+    """Efficiency by number of GPUs, weak and strong, with overlap and without."""
+    mine = [curve for curve in curves if curve.kind == "scaling"]
+    profiles = list(dict.fromkeys(curve.profile for curve in mine))
+    names = list(dict.fromkeys(curve.name for curve in mine))
+    figure = make_subplots(cols=len(profiles), rows=1, subplot_titles=profiles, shared_yaxes=True)
+    for curve in mine:
+        col = profiles.index(curve.profile) + 1
+        figure.add_trace(
+            go.Scatter(
+                x=curve.x,
+                y=[100 * value for value in curve.y],
+                name=curve.name,
+                legendgroup=curve.name,
+                showlegend=col == 1,
+                mode="lines+markers",
+                line={
+                    "color": colour_of(names.index(curve.name) // 2),
+                    "width": 2,
+                    "dash": "dot" if "not" in curve.name else "solid",
+                },
+                hovertemplate=f"%{{x:g}} GPUs: %{{y:.1f}} %<extra>{label(curve.name)}</extra>",
+            ),
+            row=1,
+            col=col,
+        )
+    for x, y in ((1024, 90), (512, 80)):
+        figure.add_scatter(
+            x=[x],
+            y=[y],
+            mode="markers",
+            marker={"symbol": "diamond", "size": 10, "color": NEUTRAL},
+            showlegend=False,
+            hovertemplate="the notes: %{y} % at %{x} GPUs<extra></extra>",
+        )
+    lay_out(figure, 340)
+    figure.update_xaxes(title_text="GPUs", **log_axis(14, 1200))
+    figure.update_yaxes(title_text="efficiency (%)", range=[0, 105], col=1)
+    return figure

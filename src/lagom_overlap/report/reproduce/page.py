@@ -11,6 +11,7 @@ from lagom_overlap.report.reproduce.figures import (
     gains_figure,
     hidden_figure,
     patterns_figure,
+    scaling_figure,
     surface_figure,
     sweep_figure,
     trade_figure,
@@ -26,6 +27,7 @@ TITLES: Final = {
     "fig8": "Figure 8: two patterns of Phi-2 under FSDP",
     "convergence": "Figure 8c: iterations to converge",
     "hidden": "What is hidden: the Megatron notes' percentages",
+    "scaling": "How it scales: the Megatron notes' efficiencies and speedups",
 }
 _FOOTER: Final = (
     "Every number of ours is simulated. Hidden: communication with computation at the same time, under NCCL's default."
@@ -33,6 +35,7 @@ _FOOTER: Final = (
 TONES: Final = {
     ReproducedVerdict.REPRODUCED: "better",
     ReproducedVerdict.DIRECTION: "quiet",
+    ReproducedVerdict.BUILT_IN: "quiet",
     ReproducedVerdict.NOT: "worse",
 }
 
@@ -101,6 +104,9 @@ def _chapter(report: ReproduceReport, chapter: str) -> _Chapter:
             embedded(
                 hidden_figure(r.curves), "Bands: the notes' ranges, in the colours of gradients, parameters, tensor."
             )
+        ],
+        "scaling": lambda r: [
+            embedded(scaling_figure(r.curves), "Throughput per GPU over that of 16 GPUs; dots: the notes' 90 and 80 %.")
         ],
     }
     return _Chapter(
