@@ -18,6 +18,7 @@
 #include "lagom_tuner.h"
 
 static uint64_t next_own_id = 1;  // under swap_lock
+static bool gathers_are_uncapped;  // written once, before the first communicator is used
 
 // --------------------------------------------------------------------------------------------------- the decision path
 
@@ -44,6 +45,18 @@ static bool is_member_call(context* c, const question* q) {
   return true;
 }
 
+// NCCL 2.29 and 2.30 ask for grouped broadcasts of several roots (an uneven all-gather) as for one pipelined all-gather
+// with neither NVLS nor CollNet on offer, and index their channels by the answer without a cap. What the communicator has
+// nobody tells, and what another call of its role ran with, or ran with in an earlier job, is no limit of it. On one node
+// NVLS is on offer for all gathers of a communicator or for none, so ranks agree on what this says.
+static bool may_be_uneven_gather(const context* c, const question* q) {
+  if (!gathers_are_uncapped || q->kind != NCCL_ALL_GATHER || !q->cost) return false;
+  if (q->num_pipe_ops > 1) return false;
+  const bool has_nvls = q->num_algorithms > NCCL_NVLS && q->num_protocols > NCCL_SIMPLE &&
+                        q->cost[NCCL_NVLS * q->num_protocols + NCCL_SIMPLE] >= 0;
+  return !(has_nvls && c->num_nodes == 1);
+}
+
 static void answer(context* c, const question* q) {
   if (!c || !q->num_channels) return;
   if (q->cost && (q->num_algorithms < 1 || q->num_algorithms > 32 || q->num_protocols < 1 || q->num_protocols > 8)) return;
@@ -63,12 +76,17 @@ static void answer(context* c, const question* q) {
   } else {
     int32_t place;
     const uint64_t counted = counted_as(c, kind, q->num_bytes, &place);
-    pending_call* p = c->version >= 6 ? pending_of(c, q, counted, step) : NULL;
+    pending_call* p = c->version >= 6 ? pending_of(c, q, counted, place >= 0, step) : NULL;
     int k = p ? p->counter : -1;
-    if (c->version < 6) k = counter_of(c, kind, counted, step);
+    if (c->version < 6) k = counter_of(c, kind, counted, place >= 0, step);
     if (k >= 0) occurrence = (int64_t)c->counters[k].count + (p ? p->earlier : 0);
     if (k >= 0 && c->version < 6) c->counters[k].count++;
-    word = look_up(c, kind, q->num_bytes, occurrence, place, &from);
+    // Without step marks nothing tells where a step begins: one call too many, of an evaluation say, would shift every
+    // later decision for good. So the row for every call decides until the first mark. The step is read once: a mark
+    // that comes meanwhile must not make an occurrence that was counted without steps one of the new step.
+    const call_place at = {.kind = kind, .num_bytes = q->num_bytes, .occurrence = step ? occurrence : -1, .hint = place,
+                           .keeps_channels = may_be_uneven_gather(c, q)};
+    word = look_up(c, &at, &from);
     if (word) flags = apply(c, word, q) ? LAGOM_FLAG_MATCHED | LAGOM_FLAG_APPLIED : LAGOM_FLAG_MATCHED;
     uint64_t applied = flags & LAGOM_FLAG_APPLIED ? word : 0;
     if (p) p->applied = applied;
@@ -182,8 +200,14 @@ static COLD int release_of_host(nccl_logger log) {
   return release;
 }
 
-// AllGatherV came with 2.29 and takes the tuner's channels as they are; from 2.31 on a tuner can only lower them.
-static bool is_uncapped(int release, int version) {
+// AllGatherV came with 2.29 and takes the tuner's channels as they are; from 2.31 on a tuner can only lower them. NCCL has
+// a variable to do without it, and reads it as a number.
+static COLD bool is_uncapped(int release, int version) {
+  const char* wanted = getenv("NCCL_ALLGATHERV_ENABLE");
+  if (wanted && *wanted) {
+    char* end = NULL;
+    if (strtoll(wanted, &end, 0) == 0 && end != wanted) return false;
+  }
   return version >= 5 && version <= 6 && (release == 0 || (release >= 22900 && release < 23100));
 }
 

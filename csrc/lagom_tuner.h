@@ -23,8 +23,8 @@
 #define STORE(x, value) atomic_store_explicit(&(x), (value), memory_order_relaxed)
 
 enum {
-  NUM_COUNTERS = 1024,  // call sites that one communicator can count
-  MAX_COUNTERS_USED = NUM_COUNTERS * 3 / 4,
+  NUM_COUNTERS = 1024,  // call sites of the table that one communicator can count in a step, less one
+  MAX_COUNTERS_USED = NUM_COUNTERS * 3 / 4,  // with sizes that have no row
   MAX_PENDING = 32,
   MAX_TRIES = 64,
   NO_COMMUNICATOR = -1,
@@ -113,16 +113,26 @@ typedef struct {
 } origin;
 
 typedef struct {
-  uint64_t key;  // bytes and kind, 0: free
+  uint64_t key;  // bytes, kind, whether the table has them; 0: free
   uint32_t step;
   uint32_t count;
 } counter;
+
+// Which call a decision is wanted for.
+typedef struct {
+  uint32_t kind;
+  uint64_t num_bytes;
+  int64_t occurrence;   // -1: not known, or no step was marked
+  int32_t hint;         // the place of its site, or -1
+  bool keeps_channels;  // NCCL might take more channels than the communicator has
+} call_place;
 
 // A call that was asked about but not yet seen launched (v6 on).
 typedef struct {
   uint64_t num_bytes;
   int kind;
   int counter;
+  uint64_t counted;  // that counter's key
   uint32_t earlier;  // calls of the same site asked about before it in this batch
   bool launched;
   uint64_t applied;  // the decision's word, 0: none, or not on offer
@@ -179,7 +189,6 @@ extern _Atomic uint32_t disabled;
 extern _Atomic uint32_t current_step;
 extern pthread_mutex_t swap_lock;
 extern context* contexts;           // under swap_lock
-extern bool gathers_are_uncapped;   // written once, before the first communicator is used
 extern lagom_ring record;
 extern const void* const OWN_TUNERS[8];
 
@@ -193,10 +202,10 @@ void start_locked(void);
 void load_first_table(nccl_logger log);
 int32_t find_communicator(const table* t, const context* c);
 
-uint64_t look_up(context* c, uint32_t kind, uint64_t num_bytes, int64_t occurrence, int32_t hint, origin* from);
+uint64_t look_up(context* c, const call_place* at, origin* from);
 uint64_t counted_as(context* c, uint32_t kind, uint64_t num_bytes, int32_t* place);
-int counter_of(context* c, uint32_t kind, uint64_t num_bytes, uint32_t step);
-pending_call* pending_of(context* c, const question* q, uint64_t counted, uint32_t step);
+int counter_of(context* c, uint32_t kind, uint64_t num_bytes, bool is_known, uint32_t step);
+pending_call* pending_of(context* c, const question* q, uint64_t counted, bool is_known, uint32_t step);
 
 bool apply(const context* c, uint64_t word, const question* q);
 bool apply_v2(const context* c, uint64_t word, const question* q);

@@ -3,6 +3,7 @@
 #include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "nccl_host_state.h"
 
@@ -73,7 +74,9 @@ static void prepare_2_22(fake_comm* comm, int flags) {
 API int fake_prepare(fake_comm* comm, const fake_call* calls, int num_calls, int flags) {
   if (num_calls < 1 || num_calls > MAX_CALLS) return -1;
   comm->num_tasks = num_calls;
-  comm->is_gather_v = flags & FAKE_GATHER_V && comm->host->release >= 22900 && comm->host->release < 23100;
+  const char* wanted = getenv("NCCL_ALLGATHERV_ENABLE");
+  comm->is_gather_v = flags & FAKE_GATHER_V && comm->host->release >= 22900 && comm->host->release < 23100 &&
+                      !(wanted && strcmp(wanted, "0") == 0);
   for (int i = 0; i < num_calls; i++) comm->tasks[i] = (host_task){.call = calls[i]};
   if (comm->host->release < 22200) prepare_2_21(comm, flags);
   else prepare_2_22(comm, flags);

@@ -8,7 +8,7 @@ import pytest
 from c_build import compile_c
 
 from lagom_overlap.collective import Algorithm, CollectiveKind, CommConfig, Protocol
-from lagom_overlap.nccl_plugin.fake_host import RELEASES, Fault
+from lagom_overlap.nccl_plugin.fake_host import RELEASES, Fault, HostMode
 
 MIB = 1 << 20
 AR = CollectiveKind.ALL_REDUCE
@@ -52,6 +52,16 @@ def test_only_calls_without_a_decision_reach_the_chained_tuner(open_nccl, use_ta
         assert set(own.chunk_bytes) == {8192}
         assert set(foreign.chunk_bytes) == {4096}
     assert own.faults == foreign.faults == Fault(0)
+
+
+@pytest.mark.parametrize("release", ["2.29", "2.30"])
+def test_the_host_crashes_as_nccl_does_when_an_uneven_gather_gets_more_channels_than_there_are(
+    open_nccl, chained, release
+):
+    chained(5)
+    for num_channels, fault in ((3, Fault(0)), (2, Fault.CHANNELS)):
+        comm = open_nccl(release).comm(num_channels=num_channels)
+        assert comm.run(CollectiveKind.ALL_GATHER, OWN, HostMode.GATHER_V).faults == fault
 
 
 def test_a_decision_that_nccl_does_not_offer_falls_through_too(open_nccl, use_table, chained):

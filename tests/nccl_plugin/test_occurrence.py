@@ -201,15 +201,38 @@ def test_a_large_group_has_several_pipelined_operations_and_is_still_one_call(op
 
 
 @every_release
-def test_beyond_the_calls_it_can_count_only_rows_for_every_call_apply(open_nccl, use_table, plugin, release):
-    rows = {**counting_rows(2), **{(AR, MIB, n): CommConfig(num_channels=3) for n in range(2)}}
-    use_table(rows)
+@pytest.mark.parametrize("num_marks", [1, 80])
+def test_sizes_without_a_row_never_take_the_counters_of_those_with_one(
+    open_nccl, use_table, plugin, release, num_marks
+):
+    """More sizes than there are counters, in one step and over many; sites of the table that come late, and early."""
+    early, late = (
+        counting_rows(3),
+        {(RS, MIB * m, n): CommConfig(num_channels=n + 1) for m in (2, 3, 5) for n in (0, 1)},
+    )
+    use_table({**early, **late})
     comm = open_nccl(release).comm()
     plugin.step()
-    for size in range(1, 801):  # fills the counters with other sizes
+    assert comm.run(AR, 64 * MIB).tuner_channels == 1
+    for size in range(1, 1601):
+        if size % (1600 // num_marks) == 0 and num_marks > 1:
+            plugin.step()
+            assert comm.run(AR, 64 * MIB).tuner_channels == 1
         comm.run(AG, 4096 * size)
-    assert comm.run(AR, 64 * MIB).tuner_channels == 0
-    assert comm.run(AR, MIB).tuner_channels == 3
+    assert [comm.run(AR, 64 * MIB).tuner_channels for _ in range(3)] == [2, 3, 0]
+    for m in (2, 3, 5):
+        assert [comm.run(RS, MIB * m).tuner_channels for _ in range(3)] == [1, 2, 0]
+
+
+@with_chunks
+def test_a_counter_that_is_taken_within_a_group_counts_for_its_new_site_alone(open_nccl, use_table, plugin, release):
+    use_table(counting_rows(3))
+    comm = open_nccl(release).comm()
+    plugin.step()
+    for size in range(1, 1023):
+        comm.run(AG, 4096 * size)
+    comm.group(HostCall(AG, 5 * MIB, op_and_type=1), HostCall(AR, 64 * MIB, op_and_type=2))
+    assert [comm.run(AR, 64 * MIB).tuner_channels for _ in range(2)] == [2, 3]
 
 
 def test_a_call_without_pipelined_operations_is_a_query_even_with_a_full_table(open_nccl, use_table, plugin):

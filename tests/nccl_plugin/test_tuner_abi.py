@@ -69,8 +69,8 @@ def test_without_a_table_nothing_is_touched(open_nccl, release):
 
 @every_release
 def test_channels_alone_leave_the_choice_of_algorithm_to_nccl(open_nccl, use_table, release):
-    use_table({(AG, 64 * MIB, 0): CommConfig(num_channels=3)})
-    outcome = open_nccl(release).comm().run(AG, 64 * MIB)
+    use_table({(RS, 64 * MIB, 0): CommConfig(num_channels=3)})
+    outcome = open_nccl(release).comm().run(RS, 64 * MIB)
     assert (outcome.max_channels, outcome.cost_before == outcome.cost_after) == (3, True)
 
 

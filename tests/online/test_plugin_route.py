@@ -107,13 +107,15 @@ def start(tmp_path_factory):
     opened = []
     library, fake = build_libraries(tmp_path_factory)
 
-    def start_release(release="2.30", group=STEP, maps=None):
+    def start_release(release="2.30", group=STEP, maps=None, **options):
         model = ContentionModel(load_preset("a40_nvlink", 1), load_profile("plausible"))
         rehearsal = Rehearsal(model, fake_library=fake, plugin_library=library, release=release)
         opened.append(rehearsal)
         job = Job(rehearsal, model, group)
         connections = Connections(lambda: 0, all_connected=True)
-        route = PluginRoute(rehearsal.plugin, record=rehearsal.record, timer=job, connections=connections, maps=maps)
+        route = PluginRoute(
+            rehearsal.plugin, record=rehearsal.record, timer=job, connections=connections, maps=maps, **options
+        )
         return job, route
 
     yield start_release
@@ -140,6 +142,16 @@ def test_the_keys_of_a_step_are_what_nccl_asked_for_in_its_order(start):
     assert [call.num_channels for call in record.calls] == [config.num_channels for config in job.effective]
     (name,) = route.communicators()
     assert (name.description, len(name.ranks), name.creation_order) == ("nccl on 1 node", 8, 0)
+
+
+@pytest.mark.parametrize("release", ["2.29", "2.30"])
+def test_gathers_that_may_be_uneven_are_tried_without_channels(start, release):
+    job, route = start(release, runs_uneven_gathers=True)
+    keys = [call.key for call in measured_step(job, route).calls]
+    gather, scatter = route.space(keys[0]), route.space(keys[1])
+    assert {count for part in gather.subspaces for count in part.num_channels} == {None}
+    assert all(part.algorithm or part.chunk_bytes != (None,) for part in gather.subspaces)  # something to set in each
+    assert {count for part in scatter.subspaces for count in part.num_channels} > {1, 2}
 
 
 def test_communicators_of_equal_size_are_told_apart_in_their_order(start):

@@ -37,6 +37,7 @@ from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.errors import BackendError, JobError, SpaceError, TableError
 from lagom_overlap.nccl_plugin import ProcessCommunicator, TunerPlugin, encode_table, installed_library, write_table
 from lagom_overlap.nccl_plugin import fake_host as host
+from lagom_overlap.nccl_plugin.channel_limit import EVEN_GATHERS_ONLY
 from lagom_overlap.nccl_plugin.table_layout import ALGORITHMS, KINDS, MAX_CHANNELS, PROTOCOLS
 from lagom_overlap.tuners.problem import Assignment, Failure, GroupProblem, Outcome
 from lagom_overlap.workload import CommOp, OverlapGroup
@@ -75,6 +76,7 @@ class Rehearsal:
             "LAGOM_RECORD": str(self.record),
             "LAGOM_RECORD_ENTRIES": str(NUM_RECORDED),
             "LAGOM_CHAIN_TUNER": "none",
+            **EVEN_GATHERS_ONLY,
         }
         with _environment(self._environment):
             self._nccl = host.FakeNccl(host.load_fake_library(fake_library), release)

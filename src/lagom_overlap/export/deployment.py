@@ -48,14 +48,14 @@ class Deployment:
     def safe_channels(self, site: CallSite, wanted: int | None) -> int | None:
         """The channels that a site may be given by whatever does not check them; None: NCCL's own.
 
-        An all-gather of a communicator whose channels are not known is given none: NCCL 2.29 and 2.30 ask for an uneven
-        all-gather as for an even one, and index their channels by the answer.
+        An all-gather is given none: NCCL 2.29 and 2.30 ask for an uneven all-gather as for an even one, and index their
+        channels by the answer. What its communicator had in the run that found the setting is no limit of this one.
         """
         communicator, kind, _ = site
+        if kind is CollectiveKind.ALL_GATHER or wanted is None:
+            return None
         most = next((known.max_channels for known in self.communicators if known.id == communicator), None)
-        if wanted is None or most is None:
-            return None if kind is CollectiveKind.ALL_GATHER else wanted
-        return min(wanted, most)
+        return wanted if most is None else min(wanted, most)
 
     def num_nodes(self, communicator: CommunicatorId) -> int | None:
         """The nodes of a communicator; None if not known."""

@@ -25,8 +25,8 @@ def plugin_table(deployment: Deployment) -> Exported:
     )
     lost = [f"{left.key.kind} of {left.key.num_bytes} bytes: {left.what}" for left in encoded.left_out]
     lost += [
-        f"{site_words(site)}: its channels are NCCL's under NCCL 2.29 and 2.30: the communicator's are not known, and "
-        "an uneven all-gather would crash if given more"
+        f"{site_words(site)}: its channels are NCCL's under NCCL 2.29 and 2.30 where NVLS is not on offer: an uneven "
+        "all-gather asks the same and would crash with too many; NCCL_ALLGATHERV_ENABLE=0 in the job lets them be set"
         for site, rows in deployment.sites()
         for config in rows.values()
         if config.num_channels is not None and deployment.safe_channels(site, config.num_channels) is None

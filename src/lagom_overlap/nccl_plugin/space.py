@@ -45,16 +45,18 @@ def tuner_space(
 ) -> ConfigSpace:
     """The space within the limits given (None: our own values); a limit on algorithms or protocols names them all.
 
-    What this box's capability map refuses is left out; without a map nothing is.
+    No channels at all (an empty limit) are NCCL's own. What this box's capability map refuses is left out; without a
+    map nothing is.
 
     Raises:
         SpaceError: if nothing is left, or a limit asks for what no tuner can set.
     """
-    channels = tuple(num_channels) if num_channels is not None else CHANNELS
-    if wrong := [count for count in channels if count > MAX_CHANNELS]:
+    channels: tuple[int | None, ...] = tuple(num_channels) if num_channels is not None else CHANNELS
+    if wrong := [count for count in channels if count is not None and count > MAX_CHANNELS]:
         raise SpaceError(f"tune.space.num_channels holds {wrong[0]}, NCCL has at most {MAX_CHANNELS}")
     if chunk_bytes is not None and tuner_version < FIRST_VERSION_WITH_CHUNKS:
         raise SpaceError("tune.space.chunk_bytes: this NCCL asks no tuner for the chunk (2.30.3 and later do)")
+    channels = channels or (None,)
     ways: list[tuple[Algorithm | None, Protocol | None]] = []
     if algorithms is None and protocols is None:
         ways.append((None, None))
@@ -67,6 +69,7 @@ def tuner_space(
         Subspace(algorithm=algorithm, protocol=protocol, num_channels=channels, chunk_bytes=chunks)
         for algorithm, protocol in ways
         if (chunks := _chunks(kind, (algorithm, protocol), tuner_version, chunk_bytes))
+        and (algorithm, channels, chunks) != (None, (None,), (None,))  # nothing to set
     ]
     if capabilities is not None:
         kept = [within for each in kept if (within := _allowed(each, kind, capabilities)) is not None]

@@ -25,7 +25,7 @@ class ProcessCommunicator:
     """A communicator of one process; `num_nodes` None: the plug-in goes by its ranks and creation order alone.
 
     `max_channels` is the most that NCCL may be asked for on it: the largest grid that was seen there under NCCL's own
-    choice. None: not known; the plug-in then leaves all-gathers their channels where NCCL would not cap them.
+    choice. None: not known.
     """
 
     id: CommunicatorId

@@ -6,6 +6,12 @@ tried would stay in the graph for the rest of the job. So within a capture every
 all ranks alike whenever each of them captures, and no later switch touches it. Once collectives were captured, the
 profiler cannot tell what they overlap (all kernels of a replay have one correlation), so nothing is measured any more.
 Settings that are adopted reach a graph in a new job: `lagom run --config` decides by one table from the start.
+
+The switch is the process's, not a thread's or a communicator's: NCCL tells a tuner neither the stream nor whether it
+captures, and the collectives of a captured backward come from autograd's threads, not from the one that captures. So
+while a graph is captured, a collective that another thread issues outside of it keeps NCCL's choice, too. That is safe
+where all ranks issue it within the same capture, or none does; a job whose other threads communicate while it captures
+must capture before it is tuned.
 """
 
 import functools

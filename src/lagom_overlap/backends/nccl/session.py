@@ -32,9 +32,9 @@ from lagom_overlap.nccl_plugin import (
     encode_table,
     write_table,
 )
+from lagom_overlap.nccl_plugin.channel_limit import EVEN_GATHERS_ONLY
 from lagom_overlap.nccl_plugin.record_log import Flag
 from lagom_overlap.nccl_plugin.table_layout import KINDS as TUNER_KINDS
-from lagom_overlap.nccl_plugin.table_layout import MAX_CHANNELS
 from lagom_overlap.timeline import Span, SpanKind
 from lagom_overlap.workload import CommOp, OverlapGroup
 
@@ -56,6 +56,7 @@ class PluginFiles:
             "NCCL_TUNER_PLUGIN": str(self.library),
             "LAGOM_TABLE": str(self.table),
             "LAGOM_RECORD": str(self.record),
+            **EVEN_GATHERS_ONLY,
         }
 
 
@@ -207,8 +208,7 @@ class NcclSession:
                 rows[key] = config
             elif not config.is_untouched:
                 raise SpaceError(f"{key.kind} never reaches a tuner; leave it untouched")
-        # Every call here is ours, so no uneven all-gather is among them: NCCL itself caps what exceeds a communicator.
-        communicators = [ProcessCommunicator(self._name(name), max_channels=MAX_CHANNELS) for name in self._groups]
+        communicators = [ProcessCommunicator(self._name(name)) for name in self._groups]
         return encode_table(ConfigTable(rows), generation=self._generation, communicators=communicators).data
 
     def _check(self, ready: _Ready, assignment: tuple[CommConfig, ...]) -> Wrong | None:

@@ -34,6 +34,7 @@ from lagom_overlap.nccl_plugin import (
     encode_table,
     installed_library,
 )
+from lagom_overlap.nccl_plugin.channel_limit import EVEN_GATHERS_ONLY
 from lagom_overlap.nccl_plugin.record_log import Implementation
 from lagom_overlap.nccl_plugin.space import CHANNELS
 from lagom_overlap.nccl_plugin.support import tuner_version
@@ -119,6 +120,7 @@ class PluginBench:
             "NCCL_DEBUG": "INFO",
             "NCCL_DEBUG_SUBSYS": "INIT,ENV,TUNING",
             "NCCL_DEBUG_FILE": str(log),
+            **EVEN_GATHERS_ONLY,
         }
         if ranks_per_gpu > 1:
             os.environ |= SHARED_GPU

@@ -18,6 +18,7 @@ from torch import nn
 from lagom_overlap.errors import JobError
 from lagom_overlap.nccl_plugin import TunerPlugin
 from lagom_overlap.nccl_plugin.capability import BoxMaps
+from lagom_overlap.nccl_plugin.channel_limit import runs_uneven_gathers
 from lagom_overlap.nccl_plugin.loaded import loaded_nccl
 from lagom_overlap.nccl_plugin.support import Knob, NcclVersion, RouteName, best_route
 from lagom_overlap.online.events import rank_of
@@ -91,7 +92,14 @@ def _plugin_route(environment: Mapping[str, str], nccl: NcclVersion, *, new_algo
         all_connected=connects_at_start(environment),
     )
     maps = BoxMaps.here(nccl)
-    route = PluginRoute(plugin, record=path, timer=KernelTimer(), connections=connections, maps=maps)
+    route = PluginRoute(
+        plugin,
+        record=path,
+        timer=KernelTimer(),
+        connections=connections,
+        maps=maps,
+        runs_uneven_gathers=runs_uneven_gathers(nccl, environment),
+    )
     PLUGIN_OWNER.take(route)
     GRAPH_CAPTURES.watch(route.begin_capture, route.end_capture)
     return route

@@ -11,7 +11,8 @@ there is no telling whether ranks count overlapping communicators of one size (p
 
 What may be tried is what NCCL offered in its cost tables (`nccl_plugin.space`), with no more channels than the call's
 kernel had under NCCL's own choice (`nccl_plugin.channel_limit`); a call that was never seen to run so is left alone.
-A capability map of this box takes away what it refuses.
+A capability map of this box takes away what it refuses. All-gathers keep NCCL's channels where they might be uneven and
+NCCL would not cap them.
 Algorithms that the communicator has not connected are left out unless the user wants them (`routes.connections`).
 
 Which kernel a call was is told by order: as many collective kernels as recorded calls, kind by kind and size by size.
@@ -34,7 +35,7 @@ from lagom_overlap.nccl_plugin import (
     encode_table,
 )
 from lagom_overlap.nccl_plugin.capability import BoxMaps
-from lagom_overlap.nccl_plugin.channel_limit import channels_within, most_channels
+from lagom_overlap.nccl_plugin.channel_limit import channels_within, may_be_uneven, most_channels
 from lagom_overlap.nccl_plugin.record_log import Flag, Implementation
 from lagom_overlap.nccl_plugin.space import tuner_space
 from lagom_overlap.online.routes.base import LEAST_BYTES, StepRecord
@@ -71,12 +72,14 @@ class PluginRoute:
         timer: StepTimer,
         connections: Connections,
         maps: BoxMaps | None = None,
+        runs_uneven_gathers: bool = False,
     ) -> None:
         self.description = "NCCL's tuner plug-in: all-reduce, all-gather, reduce-scatter, broadcast, reduce"
         self._plugin = plugin
         self._record = record
         self._timer = timer
         self._maps = maps
+        self._runs_uneven_gathers = runs_uneven_gathers
         self._connections = connections
         self._ring: RecordRing | None = None
         self._known: dict[int, RecordedCommunicator] = {}
@@ -104,8 +107,12 @@ class PluginRoute:
         found = None
         if self._maps is not None and known is not None:
             found = self._maps.of(num_ranks=known.num_ranks, num_nodes=known.num_nodes)
+        channels = channels_within(grid)
+        num_nodes = 0 if known is None else known.num_nodes
+        if self._runs_uneven_gathers and may_be_uneven(key.kind, offered, num_nodes):
+            channels = ()
         try:
-            return tuner_space(usable, version, kind=key.kind, capabilities=found, num_channels=channels_within(grid))
+            return tuner_space(usable, version, kind=key.kind, capabilities=found, num_channels=channels)
         except SpaceError as error:
             _log.warning("%s of %d bytes is left alone: %s", key.kind, key.num_bytes, error)
             return None
