@@ -17,7 +17,7 @@ WITH_GATHER_V = ("2.29", "2.30")
 @pytest.mark.parametrize("release", WITH_GATHER_V)
 @pytest.mark.parametrize("limit", [None, 64])
 def test_an_uneven_gather_keeps_nccls_channels_whatever_was_seen_elsewhere(open_nccl, use_table, release, limit):
-    """A limit of 64 is what another communicator of the role had, or an earlier run under another NCCL_MAX_NCHANNELS."""
+    """64 is what another communicator of the role had, or an earlier run under another NCCL_MAX_NCHANNELS."""
     use_table(ROWS, max_channels=limit)
     comm = open_nccl(release).comm(num_channels=24)
     for mode in (HostMode.GATHER_V, HostMode.PLAIN):  # nothing tells the two apart here

@@ -34,8 +34,8 @@ class _Columns(NamedTuple):
 
 
 _NO_CHANNELS: Final = (
-    "its channels are NCCL's: NCCL 2.29 and 2.30 crash if an uneven all-gather, which asks the same, is given more than "
-    "its communicator has"
+    "its channels are NCCL's: NCCL 2.29 and 2.30 crash if an uneven all-gather, which asks the same, is given more "
+    "than its communicator has"
 )
 _HEADER: Final = (
     "# Written by lagom export for NVIDIA's example tuner plug-in (NCCL_TUNER_CONFIG_FILE).\n"
