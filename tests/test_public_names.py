@@ -19,7 +19,8 @@ SIGNATURES = {
     "out=None)",
     "compare": "(job, *, tuners=None, planners=None, backend=None, seed=None, warm_start=None, bundle=None, "
     "cluster=None, times=None)",
-    "plan": "(job, *, planner=None, cluster=None, times=None, work=None, apply=None, execute=False, out=None)",
+    "plan": "(job, *, planner=None, carrier=None, cluster=None, times=None, work=None, apply=None, execute=False, "
+    "out=None)",
     "simulate": "(job, *, out=None)",
     "analyze": "(traces, *, against=None, compat=None, pattern=None, anonymise=False, num_jobs=1, out=None)",
     "capture": "(target, *, num_ranks=None, rank=0, parallel=None, seq_len=None, micro_batch=None, out=None)",
@@ -29,8 +30,8 @@ RESULTS = (
     "SimulateResult", "TuneResult",
 )  # fmt: skip
 NEED_TORCH = (
-    "Fsdp2Advice", "PlanFile", "PlanPass", "PlannerDecision", "TrainingStep", "plan_compiled_graphs", "planned_step",
-    "save_plans", "shard_as_advised", "OnlineTuner",
+    "Fsdp2Settings", "PlanFile", "PlanPass", "PlannerDecision", "TrainingStep", "plan_compiled_graphs", "planned_step",
+    "save_plans", "apply_fsdp2", "OnlineTuner",
 )  # fmt: skip
 OTHERS = ("JobSpec", "LagomError", "OnlineOptions", "__version__", "installed_library")
 EXAMPLES = Path(__file__).parents[1] / "examples"

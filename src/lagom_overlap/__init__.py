@@ -18,12 +18,11 @@ _HOMES = {
     "jobfile.spec": ("JobSpec",),
     "errors": ("LagomError",),
     "capturing.fake_tensor": ("TrainingStep",),
-    "engines.fx.fsdp2": ("shard_as_advised",),
-    "engines.fx.fsdp2_advice": ("Fsdp2Advice",),
+    "engines.fx.fsdp2_settings": ("Fsdp2Settings",),
     "engines.fx.inductor": ("PlanPass",),
     "export.inductor": ("PlannerDecision", "plan_compiled_graphs"),
     "nccl_plugin": ("installed_library",),
-    "verbs.plan_apply": ("PlanFile", "planned_step", "save_plans"),
+    "verbs.plan_apply": ("PlanFile", "apply_fsdp2", "planned_step", "save_plans"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -32,7 +31,7 @@ __all__ = [
     "CaptureResult",
     "ComparePlannersResult",
     "CompareResult",
-    "Fsdp2Advice",
+    "Fsdp2Settings",
     "JobSpec",
     "LagomError",
     "OnlineOptions",
@@ -47,6 +46,7 @@ __all__ = [
     "TuneResult",
     "__version__",
     "analyze",
+    "apply_fsdp2",
     "capture",
     "compare",
     "installed_library",
@@ -55,7 +55,6 @@ __all__ = [
     "plan_compiled_graphs",
     "planned_step",
     "save_plans",
-    "shard_as_advised",
     "simulate",
     "tune",
 ]

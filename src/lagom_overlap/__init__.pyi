@@ -6,8 +6,7 @@ from lagom_overlap.api import plan as plan
 from lagom_overlap.api import simulate as simulate
 from lagom_overlap.api import tune as tune
 from lagom_overlap.capturing.fake_tensor import TrainingStep as TrainingStep
-from lagom_overlap.engines.fx.fsdp2 import shard_as_advised as shard_as_advised
-from lagom_overlap.engines.fx.fsdp2_advice import Fsdp2Advice as Fsdp2Advice
+from lagom_overlap.engines.fx.fsdp2_settings import Fsdp2Settings as Fsdp2Settings
 from lagom_overlap.engines.fx.inductor import PlanPass as PlanPass
 from lagom_overlap.errors import LagomError as LagomError
 from lagom_overlap.export.inductor import PlannerDecision as PlannerDecision
@@ -25,6 +24,7 @@ from lagom_overlap.results.simulate import SimulateCaptureResult as SimulateCapt
 from lagom_overlap.results.simulate import SimulateResult as SimulateResult
 from lagom_overlap.results.tune import TuneResult as TuneResult
 from lagom_overlap.verbs.plan_apply import PlanFile as PlanFile
+from lagom_overlap.verbs.plan_apply import apply_fsdp2 as apply_fsdp2
 from lagom_overlap.verbs.plan_apply import planned_step as planned_step
 from lagom_overlap.verbs.plan_apply import save_plans as save_plans
 
@@ -33,7 +33,7 @@ __all__ = [
     "CaptureResult",
     "ComparePlannersResult",
     "CompareResult",
-    "Fsdp2Advice",
+    "Fsdp2Settings",
     "JobSpec",
     "LagomError",
     "OnlineOptions",
@@ -48,6 +48,7 @@ __all__ = [
     "TuneResult",
     "__version__",
     "analyze",
+    "apply_fsdp2",
     "capture",
     "compare",
     "installed_library",
@@ -56,7 +57,6 @@ __all__ = [
     "plan_compiled_graphs",
     "planned_step",
     "save_plans",
-    "shard_as_advised",
     "simulate",
     "tune",
 ]

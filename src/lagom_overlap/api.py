@@ -154,6 +154,7 @@ def plan(
     job: Job | CaptureResult,
     *,
     planner: str | None = None,
+    carrier: Literal["fsdp2", "inductor", "program", "megatron"] | None = None,
     cluster: str | None = None,
     times: str | None = None,
     work: float | None = None,
@@ -164,16 +165,25 @@ def plan(
     """Plans the step of a job or of a capture, and simulates it before and after.
 
     A capture (or its file) needs `cluster`, the preset of a machine. `times` is "model", "measure" or a trace of one
-    rank; `work` is how much is searched, in millions of steps; `apply` a plan.toml that takes the planner's place;
-    `execute` runs the plan against the program on real ranks.
+    rank; `carrier` is who runs the plan (None: the job's framework); `work` is how much is searched, in millions of
+    steps; `apply` a plan.toml that takes the planner's place; `execute` runs the plan against the program on real
+    ranks.
 
     Raises:
         LagomError: for what a user can mend, or a machine that failed.
     """
+    from lagom_overlap.planners.carriers import Carrier  # noqa: PLC0415
     from lagom_overlap.verbs.plan import PlanRequest, check_request, run_plan, step_check  # noqa: PLC0415
     from lagom_overlap.verbs.plan_problem import Asked, read_input  # noqa: PLC0415
 
-    request = PlanRequest(planner=planner, work=work, apply=_path(apply), execute=execute, out=_path(out))
+    request = PlanRequest(
+        planner=planner,
+        carrier=None if carrier is None else Carrier(carrier),
+        work=work,
+        apply=_path(apply),
+        execute=execute,
+        out=_path(out),
+    )
     check_request(request)
     given = read_input(_step(job), Asked(cluster=cluster, times=times, execute=execute, check=step_check(request)))
     try:

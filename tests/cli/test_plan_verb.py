@@ -91,9 +91,9 @@ def test_json_is_the_stable_object_and_nothing_else(tmp_path, capsys):
     assert (code, err) == (0, "")
     found = json.loads(out)
     assert list(found) == [
-        "tool", "version", "job", "num_ranks", "planner", "baseline", "simulation", "num_ops", "num_comms",
-        "iteration_s", "exposed_comm_s", "peak_memory_bytes", "is_optimal", "decisions", "solve_s", "times", "megatron",
-        "execution", "advice", "notes", "files",
+        "tool", "version", "job", "num_ranks", "planner", "carrier", "baseline", "simulation", "num_ops", "num_comms",
+        "iteration_s", "exposed_comm_s", "peak_memory_bytes", "is_optimal", "decisions", "solve_s", "times", "fsdp2",
+        "megatron", "execution", "advice", "notes", "files",
     ]  # fmt: skip
     assert list(found["iteration_s"]) == ["before", "after", "lower_bound"]
     assert list(found["peak_memory_bytes"]) == ["before", "after", "limit"]
@@ -155,7 +155,7 @@ def test_a_plan_for_another_job_is_refused(tmp_path, capsys, old, new, words):
 @pytest.mark.parametrize(
     ("edit", "words"),
     [
-        (lambda text: text.replace("version = 1", "version = 9"), ["version 9", "version 1"]),
+        (lambda text: text.replace("version = 2", "version = 9"), ["version 9", "version 2"]),
         (lambda text: text.replace("[plan]", "[plan]\ncolour = 3"), ["no plan", "colour"]),
         (lambda text: text.replace('rewrite = "reorder"', 'rewrite = "shuffle"'), ["no plan", "shuffle"]),
         (lambda text: text + '\n[[rewrite]]\nrewrite = "fuse"\ncomms = ["nobody", "else"]\n', ["nobody"]),
@@ -281,6 +281,51 @@ def test_the_before_of_a_program_order_plan_is_its_after(tmp_path, capsys):
     assert found["decisions"] == []
 
 
+FSDP2_JOB = JOB.replace('framework = "deepspeed"\n', "").replace('[plan]\nplanner = "gathers_first"\n', "[plan]\n")
+
+
+def test_the_default_carrier_is_the_jobs_framework_and_its_plan_is_applied_again(tmp_path, capsys):
+    out = tmp_path / "run"
+    found = json.loads(lagom(tmp_path, capsys, FSDP2_JOB, "--json", "--out", str(out))[1])
+    assert (found["carrier"], found["planner"]) == ("fsdp2", "fsdp2")
+    assert found["iteration_s"]["after"] < found["iteration_s"]["before"]
+    plan = tomllib.loads((out / "plan.toml").read_text())
+    assert plan["plan"]["carrier"] == "fsdp2"
+    assert plan["fsdp2"]["units"] == found["fsdp2"]["settings"]["units"]
+    again = json.loads(lagom(tmp_path, capsys, FSDP2_JOB, "--json", "--apply", str(out / "plan.toml"))[1])
+    assert again["iteration_s"]["after"] == found["iteration_s"]["after"]
+    _, text, _ = lagom(tmp_path, capsys, FSDP2_JOB)
+    assert "carried by fsdp2" in " ".join(text.split())
+    for_others = out / "plan.toml"
+    flags = ("--apply", str(for_others), "--for", "megatron")
+    refused(tmp_path, capsys, FSDP2_JOB, ["is for fsdp2", "asks for megatron"], *flags)
+    other = FSDP2_JOB.replace("seq_len = 256", "seq_len = 512")
+    refused(tmp_path, capsys, other, ["is for another graph"], "--apply", str(for_others))
+    for_others.write_text(for_others.read_text().replace('"layers.3"', '"layer3"'))
+    refused(tmp_path, capsys, FSDP2_JOB, ["fsdp2.units are", "layer3", "the step's are"], "--apply", str(for_others))
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--for", "megatron"], ["this step is issued by FSDP2", "steps of Megatron-LM"]),
+        (["--for", "inductor"], ["no graph holds a collective", "--for fsdp2"]),
+        (["--for", "program"], ["[program]", "has none"]),
+        (["--for", "fsdp2", "--planner", "program_order"], ["takes settings", "'program_order' rewrites a graph"]),
+        (["--for", "program", "--planner", "fsdp2"], ["'fsdp2' chooses settings of fsdp2", "program does not take"]),
+    ],
+)
+def test_what_a_carrier_cannot_carry_is_refused(tmp_path, capsys, flags, words):
+    refused(tmp_path, capsys, FSDP2_JOB, words, *flags)
+
+
+def test_a_plan_that_nobody_runs_says_so(tmp_path, capsys):
+    found = json.loads(lagom(tmp_path, capsys, FSDP2_JOB, "--planner", "program_order", "--json")[1])
+    assert found["carrier"] is None
+    assert "Carried by nothing" in found["notes"][-1]
+    assert "--for fsdp2" in found["notes"][-1]
+
+
 PROGRAM_JOB = """
 [job]
 name = "program"
@@ -312,7 +357,8 @@ def test_a_program_is_captured_and_planned(tmp_path, capsys):
     code, out, err = lagom(tmp_path, capsys, PROGRAM_JOB, "--json")
     assert (code, err) == (0, "")
     found = json.loads(out)
-    assert (found["num_ops"], found["num_comms"]) == (3, 1)
+    assert (found["num_ops"], found["num_comms"], found["carrier"]) == (3, 1, "program")
+    assert json.loads(lagom(tmp_path, capsys, PROGRAM_JOB, "--json", "--for", "inductor")[1])["carrier"] == "inductor"
 
 
 @pytest.mark.torch

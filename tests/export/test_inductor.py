@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 from torch._inductor import config
 
 from lagom_overlap.capturing.fake_world import fake_world
@@ -65,3 +66,13 @@ def test_every_setting_that_would_undo_the_order_is_switched_off_where_it_exists
     older = SimpleNamespace(reorder_for_peak_memory=True)
     keep_order(older)
     assert vars(older) == {"reorder_for_peak_memory": False}
+
+
+def test_compiled_blocks_under_fsdp2_are_said_to_leave_nothing_to_order(caplog):
+    """torchtitan compiles each block, then shards it: a block's graph holds no collective."""
+    with fake_world(4):
+        made = plan_compiled_graphs(cluster="a40_nvlink")
+        for _ in range(2):
+            made(torch.fx.symbolic_trace(torch.nn.Linear(4, 4)).graph)
+    assert sum("without collectives" in record.message for record in caplog.records) == 1
+    assert "apply_fsdp2" in caplog.text

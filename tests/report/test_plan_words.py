@@ -21,6 +21,8 @@ STEP = PlannedStep(
 )
 PREDICTED = PlanResult(
     planner="ours",
+    carrier=None,
+    fsdp2=None,
     baseline="FSDP2's own order",
     simulation="with contention",
     num_ops=118,

@@ -10,6 +10,7 @@ from rich.status import Status
 from lagom_overlap.cli.output import say, show
 from lagom_overlap.cli.progress import PlainLines, is_terminal
 from lagom_overlap.interrupts import exit_code, received
+from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.record import check_new_folder
 from lagom_overlap.report.plan.terminal import plan_summary
 from lagom_overlap.stderr import write_lines
@@ -22,6 +23,12 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     parser = verbs.add_parser("plan", help="plan how a step's collectives overlap its computation", description=__doc__)
     parser.add_argument("job", type=Path, metavar="JOB.toml|CAPTURE", help="a job file, or a captured step")
     parser.add_argument("--planner", metavar="NAME", help="who plans, instead of the job's (default: ours)")
+    parser.add_argument(
+        "--for",
+        dest="carrier",
+        choices=[str(one) for one in Carrier],
+        help="who runs the plan, instead of the job's own framework",
+    )
     parser.add_argument("--cluster", metavar="NAME", help="the machine, for a capture")
     parser.add_argument(
         "--times",
@@ -50,6 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     with log.status("reading the step") if is_terminal() else PlainLines("plan", "reading the step") as status:
         request = PlanRequest(
             planner=arguments.planner,
+            carrier=None if arguments.carrier is None else Carrier(arguments.carrier),
             work=arguments.work,
             apply=arguments.apply,
             execute=arguments.execute,

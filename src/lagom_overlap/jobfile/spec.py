@@ -16,6 +16,7 @@ from msgspec import Meta
 
 from lagom_overlap.collective import Algorithm, CollectiveKind, LaunchOrder, Protocol, StreamPriority, Transport
 from lagom_overlap.errors import JobError
+from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.tuners.warm_start import WarmSource
 from lagom_overlap.units import GBIT_PER_S, format_bytes, parse_bytes
 from lagom_overlap.workload.parallel import PipelineSchedule, Recompute
@@ -230,8 +231,9 @@ class TimesSource(StrEnum):
 
 
 class PlanTable(Spec, frozen=True):
-    """`[plan]`: the planner and its options, what bounds the plan, and how often it is run against the program.
+    """`[plan]`: the planner and its options, who runs the plan, what bounds it, and how often it is executed.
 
+    Without `planner` it is the carrier's (key `for`), and without that the carrier is the job's framework.
     `prefetch` is how many gathered parameter groups may be held (0: no limit), `exact` forbids what changes the order
     of a reduction, `rounds` are those of `--execute`. `budget_s` is the clock's (10 s where neither is given), `work`
     millions of steps, which find the same plan on any machine; with both, whichever is over first. `times`
@@ -239,7 +241,8 @@ class PlanTable(Spec, frozen=True):
     are ranks.
     """
 
-    planner: Name = "ours"
+    planner: Name | None = None
+    carrier: Carrier | None = msgspec.field(default=None, name="for")
     times: Annotated[str, Meta(min_length=1, max_length=4096)] | None = None
     memory_limit: Size | None = None
     prefetch: Annotated[int, Meta(ge=0, le=1_000_000)] = 3

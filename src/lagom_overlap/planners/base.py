@@ -10,9 +10,12 @@ from types import MappingProxyType
 from typing import Protocol
 
 from lagom_overlap.collective import CommConfig
+from lagom_overlap.engines.fx.fsdp2_settings import Fsdp2Settings
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import Cluster
 from lagom_overlap.planners.deadline import Deadline, Work
+from lagom_overlap.planners.effects import SwitchAdvice
+from lagom_overlap.planners.megatron.flags import MegatronFlags
 from lagom_overlap.workload import Iteration, Op
 from lagom_overlap.workload.rewrite.steps import Rewrite
 
@@ -79,6 +82,9 @@ class Plan:
     unsplit graph from below (seconds); `is_optimal` says that the planner proved its own schedule shortest under
     `times`, without contention. `configs` are the settings of collectives that the plan was made for, by name in
     `iteration`; what is missing runs untouched.
+
+    `settings` are a framework's own, which make the step without a rewrite; `effects` is what each of them brings, and
+    `not_advised` what others would, that were tried and left out.
     """
 
     planner: str
@@ -88,6 +94,14 @@ class Plan:
     is_optimal: bool = False
     notes: tuple[str, ...] = ()
     configs: Mapping[str, CommConfig] = field(default_factory=lambda: MappingProxyType({}))
+    settings: Fsdp2Settings | MegatronFlags | None = None
+    effects: tuple[SwitchAdvice, ...] = ()
+    not_advised: tuple[SwitchAdvice, ...] = ()
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether the step runs as it does before any plan."""
+        return not self.rewrites and self.settings is None
 
 
 class Planner(Protocol):

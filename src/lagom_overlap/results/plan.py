@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import ClassVar
 
 from lagom_overlap import __version__
+from lagom_overlap.engines.fx.fsdp2_settings import Fsdp2Settings
 from lagom_overlap.planners.base import Plan
-from lagom_overlap.planners.megatron.advice import SwitchAdvice
+from lagom_overlap.planners.carriers import Carrier
+from lagom_overlap.planners.effects import SwitchAdvice
 from lagom_overlap.planners.megatron.pipeline import SlotSeconds
 from lagom_overlap.planners.megatron.pipeline_advice import PipelineAdvice, PipelineCheck
 from lagom_overlap.results.base import Drawn, Row
@@ -131,6 +133,15 @@ class MegatronEffects:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Fsdp2Effects:
+    """FSDP2's settings that pay on this step (null: its own), what each brings, and those that are not advised."""
+
+    settings: Fsdp2Settings | None
+    switches: tuple[SwitchAdvice, ...]
+    not_advised: tuple[SwitchAdvice, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedStep:
     """The plan and its timelines, by "before" and "after": as simulated, and as measured where it ran."""
 
@@ -144,9 +155,10 @@ class PlanResult(Drawn):
     """One run of `lagom plan`; `planned` is found again as `step`.
 
     `baseline` is what "before" is, `simulation` whether the figures know contention, `is_optimal` that no schedule of
-    these operators is shorter (without contention). `advice` is the plan as settings, by framework. `times` says which
-    of the step's times were measured (None: none), `execution` how the plan ran (None: it did not), `megatron` what
-    Megatron-LM's switches bring, where its planner was asked.
+    these operators is shorter (without contention). `carrier` is who runs the plan (None: nobody does). `advice` is the
+    plan as settings, by framework. `times` says which of the step's times were measured (None: none), `execution` how
+    the plan ran (None: it did not); `fsdp2` and `megatron` are what a framework's settings bring, where its planner was
+    asked.
     """
 
     verb: ClassVar[str] = "plan"
@@ -156,6 +168,7 @@ class PlanResult(Drawn):
     job: str
     num_ranks: int
     planner: str
+    carrier: Carrier | None
     baseline: str
     simulation: str
     num_ops: int
@@ -167,6 +180,7 @@ class PlanResult(Drawn):
     decisions: tuple[Decision, ...]
     solve_s: float
     times: TimesOrigin | None
+    fsdp2: Fsdp2Effects | None
     megatron: MegatronEffects | None
     execution: PlanExecution | None = None
     advice: Mapping[str, tuple[str, ...]]

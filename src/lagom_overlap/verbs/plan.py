@@ -10,11 +10,12 @@ from typing import Any, Final
 import msgspec
 
 from lagom_overlap.engines.fx.commands import PlanRun
+from lagom_overlap.engines.fx.fsdp2_settings import Fsdp2Settings
 from lagom_overlap.errors import JobError, WrongResultError
-from lagom_overlap.export.fsdp2 import kept_parameters
 from lagom_overlap.interrupts import held_back
 from lagom_overlap.jobfile.registry import check_planner_name, make_planner
-from lagom_overlap.planners.base import Plan, PlanProblem
+from lagom_overlap.planners.base import Plan
+from lagom_overlap.planners.carriers import SETTINGS_PLANNERS, Carrier
 from lagom_overlap.planners.deadline import Work, ended_by_ctrl_c
 from lagom_overlap.planners.memory import refuse_beyond
 from lagom_overlap.planners.simulated import NO_CONFIGS, SimulatedStep, Simulation, simulated
@@ -29,6 +30,7 @@ from lagom_overlap.report.plan.page import render_plan
 from lagom_overlap.results.base import encoded
 from lagom_overlap.results.plan import (
     BeforeAfter,
+    Fsdp2Effects,
     MegatronEffects,
     PeakMemory,
     PlanExecution,
@@ -42,8 +44,9 @@ from lagom_overlap.timeline import Timeline
 from lagom_overlap.trace.chrome_writer import chrome_trace
 from lagom_overlap.tuners.sequential import judged_pairs
 from lagom_overlap.units import format_seconds
-from lagom_overlap.verbs.plan_advice import fsdp2_advice, megatron_arguments
+from lagom_overlap.verbs.plan_carrier import carried, nobody
 from lagom_overlap.verbs.plan_file import check_plan, check_plan_file, plan_toml, read_plan
+from lagom_overlap.verbs.plan_fsdp2 import fsdp2_lines
 from lagom_overlap.verbs.plan_megatron import megatron_effects, megatron_lines
 from lagom_overlap.verbs.plan_problem import OURS, WHOLE, Check, PlanInput
 from lagom_overlap.workload.digest import graph_digest
@@ -59,11 +62,12 @@ _FILES: Final = ("run.json", "plan.toml", "report.html", "timeline.json")
 class PlanRequest:
     """What is asked of a problem.
 
-    `planner` and `work` (millions of steps, without a limit of seconds) override the job's; `apply` is a
+    `planner`, `carrier` and `work` (millions of steps, without a limit of seconds) override the job's; `apply` is a
     plan file that takes the planner's place; `out` is where to write.
     """
 
     planner: str | None = None
+    carrier: Carrier | None = None
     work: float | None = None
     apply: Path | None = None
     execute: bool = False
@@ -91,7 +95,7 @@ def planned(given: PlanInput, planner: str, *, on_progress: Callable[[Any], None
     Raises:
         LagomError: if there is no such planner, or no plan fits the memory limit.
     """
-    options = given.options if planner == given.planner else {}
+    options = given.options if planner == given.planner or given.planner is None else {}
     whole = given.is_on_cores and planner == OURS and "split" not in options
     if whole:
         options = {**options, "split": False}
@@ -113,7 +117,7 @@ def judged(given: PlanInput, plan: Plan, solve_s: float) -> Planned:
     Raises:
         JobError: if it needs more memory than the limit.
     """
-    if not plan.rewrites:
+    if plan.changes_nothing:
         plan = replace(plan, iteration=given.issued)
     before = simulated(given.problem, given.issued)
     after = simulated(given.problem, plan.iteration, plan.configs)
@@ -131,13 +135,22 @@ def offered(given: PlanInput, found: Planned) -> Planned:
     """What is offered of a plan: where contention is priced and it does not gain under it, the step as it was."""
     before, after = found.before, found.after
     gains = after.makespan_s < before.makespan_s
-    if after.simulation is not Simulation.CONTENTION or gains or not found.plan.rewrites:
+    if after.simulation is not Simulation.CONTENTION or gains or found.plan.changes_nothing:
         return found
     said = (
         f"No gain: with contention the plan of {found.plan.planner} takes {format_seconds(after.makespan_s)}, "
         f"{own_order(given)} {format_seconds(before.makespan_s)}; the step is left as it is."
     )
-    kept = replace(found.plan, rewrites=(), iteration=given.issued, is_optimal=False, notes=(said,), configs=NO_CONFIGS)
+    kept = replace(
+        found.plan,
+        rewrites=(),
+        iteration=given.issued,
+        is_optimal=False,
+        notes=(said,),
+        configs=NO_CONFIGS,
+        settings=None,
+        effects=(),
+    )
     return replace(found, plan=kept, after=before)
 
 
@@ -154,7 +167,11 @@ def check_request(request: PlanRequest) -> None:
     if request.work is not None and not 0 < request.work < float("inf"):
         raise JobError(f"--work is {request.work:g} million steps, must be positive and finite")
     if request.apply is not None:
-        check_plan_file(request.apply)
+        named = check_plan_file(request.apply)
+        if request.carrier not in (None, named):
+            raise JobError(
+                f"plan {str(request.apply)!r} is for {named or 'no carrier'}, --for asks for {request.carrier}"
+            )
     if request.planner is not None:
         check_planner_name(request.planner)
 
@@ -179,11 +196,16 @@ def run_plan(given: PlanInput, request: PlanRequest) -> PlanResult:
     if request.work is not None:
         given = replace(given, problem=replace(given.problem, work=Work(request.work)))
     if request.apply is not None:
+        carrier = check_plan_file(request.apply)
         found = judged(given, read_plan(request.apply, given.problem, given.num_ranks), 0.0)
     else:
-        found = offered(given, planned(given, request.planner or given.planner, on_progress=request.on_progress))
+        asked = carried(given, carrier=request.carrier, planner=request.planner)
+        carrier = asked.carrier
+        if carrier is Carrier.INDUCTOR:
+            given = _only_order(given)
+        found = offered(given, planned(given, asked.planner, on_progress=request.on_progress))
     files = () if request.out is None else tuple(request.out / name for name in _FILES)
-    result = plan_result(given, found, files=files)
+    result = plan_result(given, found, carrier=carrier, files=files)
     if request.out is not None:
         create_folder(request.out)
         _write(request.out, given, result)
@@ -194,6 +216,12 @@ def run_plan(given: PlanInput, request: PlanRequest) -> PlanResult:
     return result
 
 
+def _only_order(given: PlanInput) -> PlanInput:
+    """As the compiler's pass plans by default: nothing is cut, no sum changes its order."""
+    options = {**given.options, "split": False} if given.planner in (None, OURS) else given.options
+    return replace(given, problem=replace(given.problem, exact=True), options=options, planner=given.planner or OURS)
+
+
 def _megatron(given: PlanInput, plan: Plan) -> MegatronEffects | None:
     """Its switches one by one, where its own planner was asked."""
     if plan.planner != MEGATRON:
@@ -201,7 +229,7 @@ def _megatron(given: PlanInput, plan: Plan) -> MegatronEffects | None:
     return megatron_effects(given.problem, given.num_ranks, given.pipeline)
 
 
-def plan_result(given: PlanInput, found: Planned, *, files: tuple[Path, ...]) -> PlanResult:
+def plan_result(given: PlanInput, found: Planned, *, carrier: Carrier | None, files: tuple[Path, ...]) -> PlanResult:
     """A plan as it is reported, before any run."""
     before, after, plan = found.before, found.after, found.plan
     megatron = _megatron(given, plan)
@@ -209,6 +237,7 @@ def plan_result(given: PlanInput, found: Planned, *, files: tuple[Path, ...]) ->
         job=given.name,
         num_ranks=given.num_ranks,
         planner=plan.planner,
+        carrier=carrier,
         baseline=own_order(given),
         simulation=after.simulation,
         num_ops=len(given.problem.iteration.ops),
@@ -222,9 +251,10 @@ def plan_result(given: PlanInput, found: Planned, *, files: tuple[Path, ...]) ->
         decisions=decisions_of(given.problem.iteration, plan) if plan.rewrites else (),
         solve_s=found.solve_s,
         times=given.times,
+        fsdp2=_fsdp2(found),
         megatron=megatron,
-        advice=_advice(given, plan, megatron),
-        notes=(*given.notes, *plan.notes),
+        advice=_advice(plan, megatron),
+        notes=(*given.notes, *plan.notes, *(() if carrier is not None else (nobody(given),))),
         files=files,
         planned=PlannedStep(plan=plan, timelines={"before": before.timeline, "after": after.timeline}),
     )
@@ -274,38 +304,36 @@ def _execution(given: PlanInput, found: Planned, run: PlanRun) -> PlanExecution:
     )
 
 
-def _advice(given: PlanInput, plan: Plan, megatron: MegatronEffects | None) -> dict[str, tuple[str, ...]]:
-    """The plan as settings, by framework; nothing for a program, which runs the plan itself.
+def _fsdp2(found: Planned) -> Fsdp2Effects | None:
+    """FSDP2's settings one by one, where its planner was asked."""
+    plan = found.plan
+    if plan.planner != SETTINGS_PLANNERS[Carrier.FSDP2]:
+        return None
+    settings = plan.settings if isinstance(plan.settings, Fsdp2Settings) else None
+    return Fsdp2Effects(settings=settings, switches=plan.effects, not_advised=plan.not_advised)
 
-    Of the step as it was, whether FSDP2 should keep parameters is left to say.
-    """
-    if given.is_program:
-        return {}
+
+def _advice(plan: Plan, megatron: MegatronEffects | None) -> dict[str, tuple[str, ...]]:
+    """The plan as settings, by framework; nothing for a plan that rewrites a graph, which no setting says."""
     if megatron is not None:
-        return {"Megatron-LM, with how much longer it takes without each": megatron_lines(megatron)}
-    if not plan.rewrites:
-        kept = kept_parameters(given.problem, plan)
-        return {} if kept is None or not kept.is_advised else {"FSDP2": (kept.sentence(),)}
-    said = {
-        "FSDP2": _fsdp2_lines(given.problem, plan),
-        "Megatron-LM": (" ".join(megatron_arguments(given.problem, plan)),),
-    }
-    return {f"{name} (part of the plan, without its prediction)": lines for name, lines in said.items() if any(lines)}
-
-
-def _fsdp2_lines(problem: PlanProblem, plan: Plan) -> tuple[str, ...]:
-    """Its calls, and whether to keep parameters after forward."""
-    found, kept = fsdp2_advice(problem, plan), kept_parameters(problem, plan)
-    if found is None:
-        return ()
-    return found.sentences() if kept is None else (*kept.applied_to(found).sentences(), kept.sentence())
+        return {"Megatron-LM": megatron_lines(megatron)}
+    if plan.planner == SETTINGS_PLANNERS[Carrier.FSDP2]:
+        return {"FSDP2": fsdp2_lines(plan)}
+    return {}
 
 
 def _write(folder: Path, given: PlanInput, result: PlanResult) -> None:
     """All files, each whole; Ctrl-C waits until they are of one run."""
     record = {"result": result, "machine": describe_machine(), "versions": package_versions(), "date": utc_now()}
     step = result.step
-    text = plan_toml(given.name, step.plan, given.problem.iteration, given.num_ranks, _times_in_words(given))
+    text = plan_toml(
+        given.name,
+        step.plan,
+        given.problem.iteration,
+        given.num_ranks,
+        carrier=result.carrier,
+        times=_times_in_words(given),
+    )
     shown = {f"{name}, predicted": line for name, line in step.timelines.items()}
     shown |= {f"{name}, measured": line for name, line in step.measured.items()}
     contents = (

@@ -21,12 +21,15 @@ from lagom_overlap.capturing.fx import FxCapture, capture_fx
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.engines.fx.agreement import check_able, check_agreement, signature
 from lagom_overlap.engines.fx.apply import apply_rewrites
+from lagom_overlap.engines.fx.fsdp2 import apply_settings
+from lagom_overlap.engines.fx.fsdp2_settings import Fsdp2Settings
 from lagom_overlap.engines.fx.groups import ProcessGroups
 from lagom_overlap.engines.fx.inductor import PlanPass
 from lagom_overlap.engines.fx.streams import StreamedStep
 from lagom_overlap.errors import BackendError, JobError, LagomError
+from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.record import create_folder, write_private
-from lagom_overlap.verbs.plan_file import read_rewrites, rewrites_toml
+from lagom_overlap.verbs.plan_file import read_fsdp2_settings, read_rewrites, rewrites_toml
 from lagom_overlap.workload.digest import graph_digest
 from lagom_overlap.workload.issued import IssuedStep
 from lagom_overlap.workload.rewrite.steps import Rewrite
@@ -77,9 +80,39 @@ def save_plans(plan_pass: PlanPass, folder: Path) -> tuple[Path, ...]:
     for seen in plan_pass.seen:
         iteration = seen.capture.iteration
         paths.append(folder / f"{graph_digest(iteration)}.toml")
-        text = rewrites_toml("compiled", seen.rewrites, iteration, seen.capture.num_ranks, planner="compiled")
+        text = rewrites_toml(
+            "compiled",
+            seen.rewrites,
+            iteration,
+            seen.capture.num_ranks,
+            planner="compiled",
+            carrier=Carrier.INDUCTOR,
+        )
         write_private(paths[-1], text)
     return tuple(paths)
+
+
+def apply_fsdp2(
+    model: torch.nn.Module, plan: Path | Fsdp2Settings, *, units: Sequence[torch.nn.Module] | None = None
+) -> None:
+    """Tells FSDP2 a plan's settings: on every rank, behind `fully_shard` and before the first forward.
+
+    `plan` is the plan.toml of `lagom plan --for fsdp2`, or settings. `units` are the sharded modules in the order of
+    their forward, where the plan names them otherwise. What is computed stays the same, bit for bit.
+
+    Raises:
+        JobError: if the file is for another carrier or number of ranks, or the model's units are not the plan's.
+        BackendError: if ranks have different settings. Nothing is set then.
+    """
+    settings = plan if isinstance(plan, Fsdp2Settings) else read_fsdp2_settings(plan, dist.get_world_size())
+    if dist.get_backend() != "fake":  # a capture has one rank
+        store, name, rank = distributed_c10d._get_default_store(), f"lagom/fsdp2/{next(_STEPS)}", dist.get_rank()
+        mine = msgspec.json.encode(settings).decode()
+        store.set(f"{name}/{rank}", mine)
+        for other in range(dist.get_world_size()):
+            if store.get(f"{name}/{other}").decode() != mine:
+                raise BackendError(f"ranks {rank} and {other} have different settings for FSDP2; nothing was set")
+    apply_settings(model, settings, units)
 
 
 def planned_step(step: Callable[..., Any], inputs: Sequence[Any], plan: Path) -> StreamedStep:

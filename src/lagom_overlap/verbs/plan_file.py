@@ -12,8 +12,12 @@ import msgspec
 import tomli_w
 from msgspec import Meta
 
+from lagom_overlap.engines.fx.fsdp2_settings import Fsdp2Settings
 from lagom_overlap.errors import JobError
 from lagom_overlap.planners.base import Plan, PlanProblem
+from lagom_overlap.planners.carriers import Carrier
+from lagom_overlap.planners.fsdp2.reissue import reissued
+from lagom_overlap.planners.fsdp2.visits import units_of, visits_of
 from lagom_overlap.planners.schedule import lower_bound, task_graph
 from lagom_overlap.workload import Iteration
 from lagom_overlap.workload.digest import graph_digest
@@ -21,15 +25,20 @@ from lagom_overlap.workload.rewrite.apply import rewritten
 from lagom_overlap.workload.rewrite.steps import Rewrite
 from lagom_overlap.workload.rewrite.tables import RewriteTable, rewrite_of, table_of
 
-VERSION: Final = 1
+VERSION: Final = 2
 MAX_PLAN_BYTES: Final = 64 << 20
 """A plan of 100,000 operators is about 10 MB."""
 
-_HEAD: Final = """\
+_GRAPH_HEAD: Final = """\
 # A plan of `lagom plan`. It may be edited: rewrites are applied from the top, names are those of the operators
 # (o#0 is a piece of o, c/g0 the step of c over axis 0 of its mesh, c.rs and c.ag what c was replaced by, c+1 a fusion).
 # The last table orders all operators: an operator may move as long as it stays behind what it needs.
 # Apply it: lagom plan JOB --apply plan.toml
+"""
+_FSDP2_HEAD: Final = """\
+# A plan of `lagom plan` for FSDP2. It may be edited.
+# Apply it in the job: lagom_overlap.apply_fsdp2(model, Path("plan.toml")), behind fully_shard.
+# Predict it: lagom plan JOB --apply plan.toml
 """
 
 
@@ -38,6 +47,7 @@ class _Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     planner: str
     graph: str
     num_ranks: Annotated[int, Meta(ge=1)]
+    carrier: Carrier | None = None
     job: str = ""
     times: str = ""
 
@@ -45,29 +55,63 @@ class _Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     plan: _Head
     rewrite: tuple[RewriteTable, ...] = ()
+    fsdp2: Fsdp2Settings | None = None
 
 
-def plan_toml(job: str, plan: Plan, iteration: Iteration, num_ranks: int, times: str = "") -> bytes:
+def plan_toml(
+    job: str, plan: Plan, iteration: Iteration, num_ranks: int, *, carrier: Carrier | None, times: str = ""
+) -> bytes:
     """The file of a plan made for `iteration`; `times` says where its times came from."""
-    return rewrites_toml(job, plan.rewrites, iteration, num_ranks, planner=plan.planner, times=times)
+    if not isinstance(plan.settings, Fsdp2Settings):
+        return rewrites_toml(
+            job, plan.rewrites, iteration, num_ranks, planner=plan.planner, carrier=carrier, times=times
+        )
+    head = _Head(VERSION, plan.planner, graph_digest(iteration), num_ranks, carrier, job, times)
+    held = {"plan": _without_nulls(head), "fsdp2": msgspec.to_builtins(plan.settings)}
+    return (_FSDP2_HEAD + tomli_w.dumps(held)).encode()
 
 
 def rewrites_toml(
-    job: str, rewrites: Sequence[Rewrite], iteration: Iteration, num_ranks: int, *, planner: str, times: str = ""
+    job: str,
+    rewrites: Sequence[Rewrite],
+    iteration: Iteration,
+    num_ranks: int,
+    *,
+    planner: str,
+    carrier: Carrier | None,
+    times: str = "",
 ) -> bytes:
     """The file of rewrites that somebody found for `iteration`."""
-    head = _Head(VERSION, planner, graph_digest(iteration), num_ranks, job, times)
+    head = _Head(VERSION, planner, graph_digest(iteration), num_ranks, carrier, job, times)
     tables = [msgspec.to_builtins(table_of(step)) for step in rewrites]
-    return (_HEAD + tomli_w.dumps({"plan": msgspec.to_builtins(head), "rewrite": tables})).encode()
+    return (_GRAPH_HEAD + tomli_w.dumps({"plan": _without_nulls(head), "rewrite": tables})).encode()
 
 
-def check_plan_file(path: Path) -> None:
-    """Refuses what is no plan of any graph.
+def _without_nulls(head: _Head) -> dict[str, object]:
+    """TOML has none."""
+    return {key: value for key, value in msgspec.to_builtins(head).items() if value is not None}
+
+
+def check_plan_file(path: Path) -> Carrier | None:
+    """Refuses what is no plan of any graph; whom the plan is for.
 
     Raises:
         JobError: if the file is missing, no plan, or of another version.
     """
-    _decoded(path)
+    return _decoded(path).plan.carrier
+
+
+def read_fsdp2_settings(path: Path, num_ranks: int) -> Fsdp2Settings:
+    """The settings of a plan for FSDP2.
+
+    Raises:
+        JobError: if the file is no plan, for another carrier or number of ranks.
+    """
+    held = _decoded(path)
+    if held.fsdp2 is None:
+        raise JobError(f"plan {str(path)!r} is for {held.plan.carrier or 'no framework'}, not for fsdp2")
+    _check_ranks(path, held, num_ranks)
+    return held.fsdp2
 
 
 def check_plan(path: Path, iteration: Iteration, num_ranks: int) -> None:
@@ -76,7 +120,7 @@ def check_plan(path: Path, iteration: Iteration, num_ranks: int) -> None:
     Raises:
         JobError: as `read_plan`.
     """
-    _applied(path, iteration, num_ranks)
+    _applied(path, _decoded(path), iteration, num_ranks)
 
 
 def read_plan(path: Path, problem: PlanProblem, num_ranks: int) -> Plan:
@@ -85,10 +129,19 @@ def read_plan(path: Path, problem: PlanProblem, num_ranks: int) -> Plan:
     Raises:
         JobError: if the file is missing or no plan, is for another graph or number of ranks, or does what is not legal.
     """
-    planner, rewrites, iteration = _applied(path, problem.iteration, num_ranks)
+    held = _decoded(path)
+    rewrites, iteration = _applied(path, held, problem.iteration, num_ranks)
+    if held.fsdp2 is not None:
+        iteration = reissued(problem.iteration, problem.unplanned, held.fsdp2)
     graph = task_graph(problem)
     bound_s = graph.seconds(lower_bound(graph))
-    return Plan(planner=planner, rewrites=rewrites, iteration=iteration, lower_bound_s=bound_s)
+    return Plan(
+        planner=held.plan.planner,
+        rewrites=rewrites,
+        iteration=iteration,
+        lower_bound_s=bound_s,
+        settings=held.fsdp2,
+    )
 
 
 def read_rewrites(path: Path, iteration: Iteration, num_ranks: int, *, other_rows: bool = False) -> tuple[Rewrite, ...]:
@@ -100,24 +153,34 @@ def read_rewrites(path: Path, iteration: Iteration, num_ranks: int, *, other_row
     Raises:
         JobError: as `read_plan`.
     """
-    return _applied(path, iteration, num_ranks, other_rows=other_rows)[1]
+    held = _decoded(path)
+    if held.plan.carrier not in (None, Carrier.PROGRAM, Carrier.INDUCTOR):
+        raise JobError(f"plan {str(path)!r} is for {held.plan.carrier}, which takes settings: it rewrites no graph")
+    return _applied(path, held, iteration, num_ranks, other_rows=other_rows)[0]
+
+
+def _check_ranks(path: Path, held: _File, num_ranks: int) -> None:
+    if held.plan.num_ranks != num_ranks:
+        raise JobError(f"plan {str(path)!r} is for {held.plan.num_ranks} ranks, this job has {num_ranks}")
 
 
 def _applied(
-    path: Path, iteration: Iteration, num_ranks: int, *, other_rows: bool = False
-) -> tuple[str, tuple[Rewrite, ...], Iteration]:
-    """(planner, rewrites, what they make of the step)."""
-    held = _decoded(path)
-    if held.plan.num_ranks != num_ranks:
-        raise JobError(f"plan {str(path)!r} is for {held.plan.num_ranks} ranks, this job has {num_ranks}")
+    path: Path, held: _File, iteration: Iteration, num_ranks: int, *, other_rows: bool = False
+) -> tuple[tuple[Rewrite, ...], Iteration]:
+    """The rewrites, and what they make of the step."""
+    _check_ranks(path, held, num_ranks)
     digest = graph_digest(iteration)
     if held.plan.graph != digest and not other_rows:
         raise JobError(
             f"plan {str(path)!r} is for another graph: it names {held.plan.graph}, this job's graph is {digest}"
         )
+    if held.fsdp2 is not None and held.fsdp2.units != (units := units_of(visits_of(iteration))):
+        raise JobError(
+            f"plan {str(path)!r}: fsdp2.units are {', '.join(held.fsdp2.units)}; the step's are {', '.join(units)}"
+        )
     rewrites: tuple[Rewrite, ...] = tuple(rewrite_of(table) for table in held.rewrite)
     try:
-        return held.plan.planner, rewrites, rewritten(iteration, rewrites)
+        return rewrites, rewritten(iteration, rewrites)
     except JobError as error:
         raise JobError(f"plan {str(path)!r}: {error}") from None
 

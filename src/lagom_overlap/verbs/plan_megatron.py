@@ -5,8 +5,8 @@ from lagom_overlap.cost import ContentionModel
 from lagom_overlap.errors import JobError
 from lagom_overlap.jobfile.step import JobStep
 from lagom_overlap.planners.base import OpTimes, PlanProblem
+from lagom_overlap.planners.effects import SwitchAdvice
 from lagom_overlap.planners.megatron.advice import (
-    SwitchAdvice,
     advise,
     recommended,
     scale_of,

@@ -24,6 +24,7 @@ from lagom_overlap.jobfile.spec import (
 )
 from lagom_overlap.jobfile.step import capture_of, job_step
 from lagom_overlap.planners.base import OpTimes, PlanProblem
+from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.planners.deadline import Work
 from lagom_overlap.planners.framework import FRAMEWORKS, framework_of
 from lagom_overlap.planners.times import ModelTimes
@@ -53,9 +54,10 @@ ONE_STAGE: Final = (
 class PlanInput:
     """A problem with what surrounds it.
 
-    `issued` is the step as the framework runs it before any plan. `times` says which of the problem's times were
-    measured (None: none). `is_on_cores`: its ranks are CPU processes. `pipeline` is what several stages mean
-    for their transfers. `ranks` run the program, if the job has one and names a backend that runs it; close it.
+    `issued` is the step as the framework runs it before any plan. `planner` and `carrier` are the job's, if it names
+    any. `times` says which of the problem's times were measured (None: none). `is_on_cores`: its ranks are CPU
+    processes. `pipeline` is what several stages mean for their transfers. `ranks` run the program, if the job has one
+    and names a backend that runs it; close it.
     """
 
     name: str
@@ -64,7 +66,8 @@ class PlanInput:
     num_ranks: int
     seed: int = 0
     rounds: int = 11
-    planner: str = "ours"
+    planner: str | None = None
+    carrier: Carrier | None = None
     options: Mapping[str, bool | int | float | str] = field(default_factory=lambda: MappingProxyType({}))
     notes: tuple[str, ...] = ()
     times: TimesOrigin | None = None
@@ -281,6 +284,7 @@ def _input(
         seed=spec.plan.seed,
         rounds=spec.plan.rounds,
         planner=spec.plan.planner,
+        carrier=spec.plan.carrier,
         options=spec.plan.options,
         notes=(*found.notes, *more, *_unused(spec)),
         times=found.json,

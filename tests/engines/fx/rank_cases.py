@@ -8,7 +8,6 @@ from torch import distributed as dist
 
 from lagom_overlap.engines.fx.agreement import check_able, check_agreement, signature
 from lagom_overlap.engines.fx.apply import apply_rewrites
-from lagom_overlap.engines.fx.fsdp2_advice import Fsdp2Advice
 from lagom_overlap.engines.fx.groups import ProcessGroups
 from lagom_overlap.engines.fx.nodes import OP_NAME
 from lagom_overlap.engines.fx.program import capture_step, load_program
@@ -269,30 +268,53 @@ def failing_collective():
     return ""
 
 
-def fsdp2_losses(advice):
-    """Losses of three steps of a small model under FSDP2, with and without the advice."""
+def fsdp2_losses(settings):
+    """Losses and last gradients of three steps of a small model under FSDP2, without settings and with them."""
     from torch import nn
+    from torch.distributed.fsdp import fully_shard
 
-    from lagom_overlap.engines.fx.fsdp2 import shard_as_advised
+    from lagom_overlap import apply_fsdp2
 
     def losses(given):
         torch.manual_seed(0)
-        blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)) for _ in range(5))
-        model = nn.Sequential(*blocks)
-        shard_as_advised(model, list(blocks), given)
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)) for _ in range(5)))
+        for block in model:
+            fully_shard(block)
+        fully_shard(model)
+        if given is not None:
+            apply_fsdp2(model, given)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         x = torch.randn(4, 8, generator=torch.Generator().manual_seed(dist.get_rank()))
         found = []
         for _ in range(3):
             loss = model(x).square().mean()
             loss.backward()
+            gradients = [parameter.grad.to_local().tolist() for parameter in model.parameters()]
             optimizer.step()
             optimizer.zero_grad()
             found.append(loss.item())
-        return found
+        return found, gradients
 
     with torch.enable_grad():
-        return losses(Fsdp2Advice()), losses(advice)
+        return losses(None), losses(settings)
+
+
+def fsdp2_settings_that_differ(settings, others):
+    """What is said where rank 2 has other settings than the rest."""
+    from torch import nn
+    from torch.distributed.fsdp import fully_shard
+
+    from lagom_overlap import apply_fsdp2
+
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    for block in model:
+        fully_shard(block)
+    fully_shard(model)
+    try:
+        apply_fsdp2(model, others if dist.get_rank() == 2 else settings)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def compiled_with(plan_pass, step, inputs):
@@ -324,7 +346,7 @@ def exchange_under_a_plan_file(folder, rewrites):
     if dist.get_rank() == 0:
         with torch.enable_grad():
             iteration = capture_fx(function, tuple(inputs), is_fake=True).iteration
-        path.write_bytes(rewrites_toml("case", rewrites, iteration, 4, planner="test"))
+        path.write_bytes(rewrites_toml("case", rewrites, iteration, 4, planner="test", carrier=None))
     dist.barrier()
     try:
         planned = planned_step(function, inputs, path)

@@ -2,10 +2,9 @@
 
 import pytest
 
-from lagom_overlap.engines.fx.fsdp2_advice import Fsdp2Advice
-from lagom_overlap.export.fsdp2 import KeptParameters
+from lagom_overlap.engines.fx.fsdp2_settings import Fsdp2Settings
 
-KEPT = KeptParameters(resharded_s=1.0, kept_s=0.9, resharded_bytes=1000, kept_bytes=1500, limit_bytes=2000)
+UNITS = ("0", "1", "2", "3", "4")
 
 pytestmark = [pytest.mark.torch, pytest.mark.gloo, pytest.mark.slow, pytest.mark.timeout(180)]  # 4 ranks import
 
@@ -37,17 +36,22 @@ def test_a_collective_that_fails_is_an_error_where_its_result_is_used(ranks):
 
 
 @pytest.mark.parametrize(
-    "advice",
+    "settings",
     [
-        Fsdp2Advice(forward_prefetch=2, backward_prefetch=2),
-        KEPT.applied_to(Fsdp2Advice(forward_prefetch=1, backward_prefetch=1)),
-        Fsdp2Advice(modules_per_unit=2, reshard_after_forward=False),
-        Fsdp2Advice(forward_prefetch=1, modules_per_unit=2, separate_reduce_scatter_group=True),
+        Fsdp2Settings(units=UNITS, forward_prefetch=2, backward_prefetch=2),
+        Fsdp2Settings(units=UNITS, kept=UNITS),
+        Fsdp2Settings(units=UNITS, forward_prefetch=1, kept=("2", "4"), reduce_buffers=3, separate_reduce_group=True),
     ],
 )
-def test_advice_for_fsdp2_leaves_the_losses_as_they_are(ranks, advice):
-    for plain, advised in ranks.call("fsdp2_losses", advice):
-        assert plain == advised
+def test_settings_for_fsdp2_leave_losses_and_gradients_as_they_are(ranks, settings):
+    for plain, told in ranks.call("fsdp2_losses", settings):
+        assert plain == told
+
+
+def test_a_rank_with_other_settings_for_fsdp2_is_named_and_nothing_is_set(ranks):
+    settings = Fsdp2Settings(units=("0", "1"), forward_prefetch=1)
+    said = ranks.call("fsdp2_settings_that_differ", settings, Fsdp2Settings(units=("0", "1"), backward_prefetch=1))
+    assert all("ranks" in one and "have different settings for FSDP2; nothing was set" in one for one in said)
 
 
 def test_the_compiler_pass_plans_on_rank_0_and_all_ranks_run_its_order(ranks):

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Protocol, cast
+from typing import Final, Protocol, cast
 
 import msgspec
 from torch import distributed as dist
@@ -72,6 +72,12 @@ class _HasGraph:
     graph: fx.Graph
 
 
+_NOTHING_TO_ORDER: Final = (
+    "it is not planned. Under FSDP2 around compiled blocks this holds for every graph: gathers and scatters run in "
+    "hooks outside of them. Use apply_fsdp2 there, or compile a step with functional collectives (SimpleFSDP, DTensor)"
+)
+
+
 class PlanPass(CustomGraphPass):
     """Plans every graph that holds collectives; the default process group must be open."""
 
@@ -83,6 +89,7 @@ class PlanPass(CustomGraphPass):
         self._name = f"lagom/pass/{next(_PASSES)}"
         self._number = count()
         self.seen: list[PlannedGraph] = []
+        self._has_warned = False
 
     def __call__(self, graph: fx.Graph) -> None:
         """Rewrites the graph in place.
@@ -92,6 +99,9 @@ class PlanPass(CustomGraphPass):
             BackendError: if the ranks' graphs differ.
         """
         if not any(is_collective(node) for node in graph.nodes):
+            if not self.seen and not self._has_warned:
+                self._has_warned = True
+                _log.warning("a compiled graph without collectives: %s", _NOTHING_TO_ORDER)
             return
         if not has_fixed_shapes(graph):
             _log.warning("a graph with collectives is not planned: its sizes are open; compile with dynamic=False")

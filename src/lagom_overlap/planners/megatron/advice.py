@@ -8,12 +8,13 @@ and without each switch and says what changes; under a contention model also wha
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 
 from lagom_overlap.cost import ContentionModel
 from lagom_overlap.errors import JobError
 from lagom_overlap.planners.base import PlanProblem
+from lagom_overlap.planners.effects import SwitchAdvice
 from lagom_overlap.planners.megatron.flags import MegatronFlags, TensorOverlap
 from lagom_overlap.planners.megatron.planner import Megatron
 from lagom_overlap.planners.megatron.userbuffers import contended_s
@@ -50,20 +51,6 @@ def recommended(scale: Scale, *, has_experts: bool = False, fully_sharded: bool 
         nccl_userbuffers=fully_sharded,
     )
     return replace(flags, overlap_experts=True, delay_weight_grad=True) if has_experts else flags
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SwitchAdvice:
-    """One switch: the predicted step with all advised switches but this one, and with this one too (s)."""
-
-    switch: str
-    without_s: float
-    with_s: float
-
-    @property
-    def gain(self) -> float:
-        """How much longer the step is without it, relative to the step with it."""
-        return self.without_s / self.with_s - 1.0
 
 
 def advise(

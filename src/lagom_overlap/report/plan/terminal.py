@@ -10,7 +10,7 @@ from rich.text import Text
 
 from lagom_overlap.report.fitted import WIDTH, Fitted
 from lagom_overlap.report.plan.path import ExposedPart, exposed_by
-from lagom_overlap.report.plan.words import decision_text, decisions_headline, headline
+from lagom_overlap.report.plan.words import carrier_text, decision_text, decisions_headline, headline
 from lagom_overlap.results.plan import PlanExecution, PlanResult
 from lagom_overlap.results.plan_decisions import Decision
 from lagom_overlap.units import format_bytes, format_seconds
@@ -26,12 +26,13 @@ def plan_summary(result: PlanResult) -> Group:
     parts: list[RenderableType] = [
         Text(title, style="dim"),
         Text(headline(result), style="bold"),
-        Text(f"{proof}planned in {format_seconds(result.solve_s)}", style="dim"),
+        Text(f"{proof}planned in {format_seconds(result.solve_s)}; {carrier_text(result)}", style="dim"),
         Text(),
         _quantities(result),
         Text(),
     ]
-    parts += [*_decisions(result.decisions), Text()]
+    if result.fsdp2 is None and result.megatron is None:
+        parts += [*_decisions(result.decisions), Text()]
     exposed = exposed_by(result.step.timelines["after"], result.step.plan.iteration)
     if exposed:
         parts += [_exposed(result, exposed), Text()]

@@ -11,7 +11,14 @@ from lagom_overlap.units import format_seconds
 def summary(result: PlanResult) -> str:
     """What was predicted or measured, what the plan decides, and the caveats."""
     decided = decisions_headline(result.decisions)
-    return "\n".join((f"{result.job}: {headline(result)}", f"{decided[:1].upper()}{decided[1:]}.", *result.notes))
+    settings = [f"{framework}: {line}" for framework, lines in result.advice.items() for line in lines]
+    said = settings or [f"{decided[:1].upper()}{decided[1:]}."]
+    return "\n".join((f"{result.job}: {headline(result)}", *said, *result.notes))
+
+
+def carrier_text(result: PlanResult) -> str:
+    """Who runs the plan."""
+    return "carried by nothing that runs today" if result.carrier is None else f"carried by {result.carrier}"
 
 
 def headline(result: PlanResult) -> str:
@@ -19,6 +26,7 @@ def headline(result: PlanResult) -> str:
     times = result.iteration_s
     gain = times.before / times.after
     over = times.after / times.lower_bound - 1 if times.lower_bound else 0.0
+    where = "above the lower bound" if over >= 0 else "below the old step's lower bound"
     unpriced = " of streams without contention" if result.simulation == Simulation.CONTENTION else ""
     run, measured = result.execution, ""
     if run is not None:
@@ -30,7 +38,7 @@ def headline(result: PlanResult) -> str:
     return (
         f"{result.planner}: {measured}{result.baseline}, simulated {result.simulation}: "
         f"{format_seconds(times.before)} -> {format_seconds(times.after)} ({gain:.3f}x), "
-        f"{over:.2%} above the lower bound {format_seconds(times.lower_bound)}{unpriced}"
+        f"{abs(over):.2%} {where} {format_seconds(times.lower_bound)}{unpriced}"
     )
 
 

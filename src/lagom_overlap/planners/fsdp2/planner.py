@@ -1,0 +1,213 @@
+"""Which of FSDP2's settings shorten this step: each is simulated as FSDP2 would issue it, under the problem's times.
+
+From FSDP2's own settings the change that gains most is made, and again, as long as one gains `MIN_GAIN` of the step and
+fits the memory; then every setting without which the step is as short is dropped. So each that is left was predicted
+with itself applied, against the same step without it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from lagom_overlap.engines.fx.fsdp2_settings import Fsdp2Settings
+from lagom_overlap.errors import JobError
+from lagom_overlap.planners.base import Plan, PlanProblem
+from lagom_overlap.planners.deadline import Deadline
+from lagom_overlap.planners.effects import SwitchAdvice
+from lagom_overlap.planners.fsdp2.reissue import reissued
+from lagom_overlap.planners.fsdp2.visits import Visit, units_of, visits_of
+from lagom_overlap.planners.memory import refuse_beyond
+from lagom_overlap.planners.schedule import lower_bound, task_graph
+from lagom_overlap.planners.simulated import SimulatedStep, simulated
+from lagom_overlap.units import format_bytes
+from lagom_overlap.workload import Iteration
+
+MIN_GAIN: Final = 0.01
+"""Of the step: below, a prediction says nothing; steps of one program scatter by as much."""
+USABLE_MEMORY: Final = 0.9
+"""Of the GPU's, where no limit is given: the rest is the framework's and lost to fragments (an assumption)."""
+_DEPTHS: Final = (2, 3)
+"""An explicit list of one is FSDP2's own order."""
+_BUFFERS: Final = (2, 4)
+_SIMULATION_STEPS: Final = 40
+"""Per operator, of one issue and its simulation: what `OPERATOR_STEPS` is for a graph."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """Settings and the step that FSDP2 issues with them."""
+
+    settings: Fsdp2Settings
+    iteration: Iteration
+    step: SimulatedStep
+
+
+class Fsdp2:
+    """Chooses FSDP2's settings for a step of FSDP2."""
+
+    def plan(self, problem: PlanProblem) -> Plan:
+        """The settings that gain, and the step with them.
+
+        Raises:
+            JobError: if it is no step of FSDP2, or the step does not fit the memory limit as it is.
+        """
+        visits = visits_of(problem.iteration)
+        if not visits:
+            raise JobError(
+                "planner fsdp2: the step gathers no parameters on FSDP2's streams, so FSDP2 has no say in it"
+            )
+        search = _Search(problem, visits)
+        refuse_beyond("FSDP2's own step", search.own.step.peak_bytes, problem.memory_limit_bytes)
+        best = search.best()
+        effects, dropped = search.effects(best)
+        graph = task_graph(problem)
+        return Plan(
+            planner="fsdp2",
+            rewrites=(),
+            iteration=problem.unplanned if best.settings.is_default else best.iteration,
+            lower_bound_s=graph.seconds(lower_bound(graph)),
+            notes=search.remarks(),
+            settings=None if best.settings.is_default else best.settings,
+            effects=effects,
+            not_advised=dropped,
+        )
+
+
+class _Search:
+    """Simulates settings of one step, each once."""
+
+    def __init__(self, problem: PlanProblem, visits: tuple[Visit, ...]) -> None:
+        self._problem = problem
+        self._deadline: Deadline = problem.deadline()
+        self._limit = problem.memory_limit_bytes or int(USABLE_MEMORY * problem.cluster.gpu.memory_bytes)
+        self._tried: dict[Fsdp2Settings, _Tried] = {}
+        units = units_of(visits)
+        again = {visit.unit for visit in visits if not visit.is_forward}
+        self._regathered = tuple(unit for unit in units if unit in again)
+        own = Fsdp2Settings(units=units)
+        self.own = _Tried(own, problem.unplanned, simulated(problem, problem.unplanned))
+        self._tried[own] = self.own
+
+    def tried(self, settings: Fsdp2Settings) -> _Tried:
+        """The step under settings."""
+        found = self._tried.get(settings)
+        if found is None:
+            made = reissued(self._problem.iteration, self._problem.unplanned, settings)
+            self._deadline.spend(_SIMULATION_STEPS * len(made.ops))
+            found = self._tried[settings] = _Tried(settings, made, simulated(self._problem, made))
+        return found
+
+    def fits(self, tried: _Tried) -> bool:
+        """Whether the step fits; FSDP2's own does where no limit was given, whatever was assumed of the GPU."""
+        return tried.step.peak_bytes <= max(self._limit, self.own.step.peak_bytes)
+
+    def best(self) -> _Tried:
+        """The shortest step found by changing one setting after the other."""
+        best = self.own
+        while self._deadline.left_s > 0:
+            found = [self.tried(one) for one in self._changes(best.settings) if self._deadline.left_s > 0]
+            shorter = [one for one in found if self.fits(one) and self._gain(best, one) > MIN_GAIN]
+            if not shorter:
+                break
+            best = min(shorter, key=lambda one: (one.step.makespan_s, one.step.peak_bytes))
+        while fewer := self._without_idle(best):
+            best = fewer
+        return best
+
+    def _gain(self, before: _Tried, after: _Tried) -> float:
+        return (before.step.makespan_s - after.step.makespan_s) / self.own.step.makespan_s
+
+    def _without_idle(self, best: _Tried) -> _Tried | None:
+        """The same without a setting that no longer gains; None if each one does."""
+        idle = [
+            without
+            for _, one in set_settings(best.settings)
+            if self.fits(without := self.tried(one)) and self._gain(without, best) <= MIN_GAIN
+        ]
+        return min(idle, key=lambda one: one.step.makespan_s, default=None)
+
+    def _changes(self, settings: Fsdp2Settings) -> Iterator[Fsdp2Settings]:
+        for depth in _DEPTHS:
+            yield replace(settings, forward_prefetch=depth)
+            yield replace(settings, backward_prefetch=depth)
+        for buffers in _BUFFERS:
+            yield replace(settings, reduce_buffers=buffers)
+        yield replace(settings, separate_reduce_group=True)
+        num = self._most_kept(settings)
+        for count in sorted({num, num // 2, min(1, num)} - {0}):
+            yield self._keeping(settings, count)
+
+    def _keeping(self, settings: Fsdp2Settings, count: int) -> Fsdp2Settings:
+        """The last units of forward are the first of backward: they are held for the shortest time."""
+        return replace(settings, kept=self._regathered[-count:] if count else ())
+
+    def _most_kept(self, settings: Fsdp2Settings) -> int:
+        """How many units may keep their parameters within the memory."""
+        low, high = 0, len(self._regathered)
+        while low < high and self._deadline.left_s > 0:
+            middle = high if self.fits(self.tried(self._keeping(settings, high))) else (low + high + 1) // 2
+            if self.fits(self.tried(self._keeping(settings, middle))):
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def effects(self, best: _Tried) -> tuple[tuple[SwitchAdvice, ...], tuple[SwitchAdvice, ...]]:
+        """What each setting brings, largest first, and what each that is not advised would have cost or gained."""
+        advised = []
+        for words, without in set_settings(best.settings):
+            advised.append(_advice(words, self.tried(without), best))
+        here = {words.partition("=")[0] for words, _ in set_settings(best.settings)}
+        others: dict[str, SwitchAdvice] = {}
+        for change in self._changes(best.settings):
+            if change == best.settings or change not in self._tried:  # the search was ended before it
+                continue
+            tried = self._tried[change]
+            words = next(words for words, _ in set_settings(change) if words not in dict(set_settings(best.settings)))
+            name = words.partition("=")[0]
+            found = _advice(words if self.fits(tried) else f"{words} ({self._too_much(tried)})", best, tried)
+            if name not in here and (name not in others or found.with_s < others[name].with_s):
+                others[name] = found
+        return (
+            tuple(sorted(advised, key=lambda one: -one.gain)),
+            tuple(sorted(others.values(), key=lambda one: one.with_s)),
+        )
+
+    def _too_much(self, tried: _Tried) -> str:
+        return f"needs {format_bytes(tried.step.peak_bytes)}, {format_bytes(self._limit)} are allowed"
+
+    def remarks(self) -> tuple[str, ...]:
+        """What the plan says of the search."""
+        assumed = self._problem.memory_limit_bytes is None
+        limit = (
+            f"{format_bytes(self._limit)}, {USABLE_MEMORY:.0%} of the GPU's" if assumed else format_bytes(self._limit)
+        )
+        return (
+            f"{len(self._tried)} settings simulated as FSDP2 issues them; one is advised if the step is {MIN_GAIN:.0%} "
+            f"longer without it and fits {limit}.",
+            *self._deadline.remarks(),
+        )
+
+
+def _advice(words: str, without: _Tried, with_it: _Tried) -> SwitchAdvice:
+    return SwitchAdvice(switch=words, without_s=without.step.makespan_s, with_s=with_it.step.makespan_s)
+
+
+def set_settings(settings: Fsdp2Settings) -> list[tuple[str, Fsdp2Settings]]:
+    """Each setting that is not FSDP2's own, in words, and the settings without it."""
+    found: list[tuple[str, Fsdp2Settings]] = []
+    if settings.forward_prefetch:
+        text = f"set_modules_to_forward_prefetch=the next {settings.forward_prefetch} units"
+        found.append((text, replace(settings, forward_prefetch=0)))
+    if settings.backward_prefetch:
+        text = f"set_modules_to_backward_prefetch=the {settings.backward_prefetch} units before"
+        found.append((text, replace(settings, backward_prefetch=0)))
+    if settings.kept:
+        which = "all units" if len(settings.kept) == len(settings.units) else f"the last {len(settings.kept)} units"
+        found.append((f"reshard_after_forward=False for {which}", replace(settings, kept=())))
+    if settings.reduce_buffers > 1:
+        text = f"set_reduce_scatter_max_input_buffers={settings.reduce_buffers}"
+        found.append((text, replace(settings, reduce_buffers=1)))
+    if settings.separate_reduce_group:
+        found.append(("set_separate_reduce_scatter_group=True", replace(settings, separate_reduce_group=False)))
+    return found

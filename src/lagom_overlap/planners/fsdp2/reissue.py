@@ -1,0 +1,133 @@
+"""The step that FSDP2 would issue with other settings, from the step that it issues with its own.
+
+FSDP2's hooks are run again on the host's order of operators (PyTorch 2.13, `_fsdp_param_group.py`, `_fsdp_state.py`):
+
+- `pre_forward`, `pre_backward`: unshard what is not unsharded yet, copy it out, then unshard the units of the list.
+- The gather streams wait in forward for the copy-out of the unit before, in backward for the unit's own.
+- The root's pre-forward: they wait for all that was computed; its post-forward: for forward's last copy-out.
+- A unit that keeps its parameters is not gathered in backward.
+- With more buffers for reduce-scatters, computations wait for an earlier one of them.
+
+Everything else keeps its place and its waits. A gather is never issued later than in the step that is given.
+Collectives of one communicator wait for each other in the order of issue, which the simulation sees to.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from lagom_overlap.engines.fx.fsdp2_settings import Fsdp2Settings
+from lagom_overlap.planners.fsdp2.kept import with_kept
+from lagom_overlap.planners.fsdp2.visits import Visit, visits_of
+from lagom_overlap.workload import CommOp, Iteration, Op, Phase
+from lagom_overlap.workload.streams import ALL_GATHER, ALL_GATHER_COPY_IN, COMPUTE, REDUCE_SCATTER
+
+_GATHER_STREAMS = (ALL_GATHER_COPY_IN, ALL_GATHER)
+_BACKWARD = (Phase.BACKWARD, Phase.WEIGHT_GRAD, Phase.RECOMPUTE)
+
+
+def reissued(flow: Iteration, issued: Iteration, settings: Fsdp2Settings) -> Iteration:
+    """The issued step with those settings; `flow` are the data dependences of the step that `issued` is."""
+    needed = {op.name: set(op.deps) for op in flow.ops}
+    waits = {op.name: tuple(dep for dep in op.deps if dep not in needed[op.name]) for op in issued.ops}
+    visits = visits_of(flow)
+    kept = with_kept(flow, visits, settings.kept)
+    return replace(kept, ops=_Hooks(kept, waits, settings).issue())
+
+
+class _Hooks:
+    """FSDP2's hooks over one step."""
+
+    def __init__(self, flow: Iteration, waits: Mapping[str, tuple[str, ...]], settings: Fsdp2Settings) -> None:
+        self._flow, self._waits, self._settings = flow, waits, settings
+        self._ops = {op.name: op for op in flow.ops}
+        self._visits = visits_of(flow)
+        self._of_chain = {name: visit for visit in self._visits for name in visit.chain}
+        self._of_unit: dict[tuple[str, int, bool], list[Visit]] = {}
+        for visit in self._visits:
+            self._of_unit.setdefault((visit.unit, visit.batch, visit.is_forward), []).append(visit)
+        self._reductions = [op.name for op in flow.comms if op.stream == REDUCE_SCATTER]
+        self._out: list[Op] = []
+        self._pending: dict[str, dict[str, None]] = {stream: {} for stream in _GATHER_STREAMS}
+        self._unsharded: set[str] = set()
+        self._last_copy_out: str | None = None
+        self._last_computed: str | None = None
+
+    def issue(self) -> tuple[Op, ...]:
+        """All operators in the order of issue, each with what it waits for."""
+        place = {op.name: number for number, op in enumerate(self._flow.ops)}
+        first = {min(visit.copied, key=place.__getitem__): visit for visit in self._visits}
+        last = {max(visit.copied, key=place.__getitem__): visit for visit in self._visits}
+        begun: set[int] = set()
+        for op in self._flow.ops:
+            visit = self._of_chain.get(op.name)
+            if visit is not None:
+                if visit.is_forward and visit.batch not in begun:
+                    begun.add(visit.batch)
+                    self._hold_back(self._last_computed)  # the root's pre-forward
+                self._unshard(visit)
+                continue
+            if op.name in first:
+                self._before_copy_out(first[op.name])
+            self._put(op, self._waits_of(op))
+            if op.stream == COMPUTE:
+                self._last_computed = op.name
+            if op.name in last:
+                self._after_copy_out(last[op.name], op.name)
+        return tuple(self._out)
+
+    def _before_copy_out(self, visit: Visit) -> None:
+        self._unshard(visit)
+        if visit.is_forward:
+            self._hold_back(self._last_copy_out)
+
+    def _after_copy_out(self, visit: Visit, copied: str) -> None:
+        if visit.is_forward:
+            self._last_copy_out = copied
+        else:
+            self._hold_back(copied)
+        if visit.unit not in self._settings.units:
+            return
+        listed = self._settings.forward_list if visit.is_forward else self._settings.backward_list
+        for unit in listed(visit.unit):
+            for other in self._of_unit.get((unit, visit.batch, visit.is_forward), ()):
+                self._unshard(other)
+
+    def _unshard(self, visit: Visit) -> None:
+        if visit.gather in self._unsharded:
+            return
+        self._unsharded.add(visit.gather)
+        if not visit.is_forward:  # the root's post-forward came before
+            self._hold_back(self._last_copy_out)
+            self._last_copy_out = None
+        for name in visit.chain:
+            op = self._ops[name]
+            self._put(op, tuple(self._pending.pop(op.stream, {})))
+            self._pending.setdefault(op.stream, {})
+
+    def _hold_back(self, name: str | None) -> None:
+        """What the gather streams are told next waits for this operator."""
+        if name is not None:
+            for stream in _GATHER_STREAMS:
+                self._pending[stream][name] = None
+
+    def _waits_of(self, op: Op) -> tuple[str, ...]:
+        """The waits that an operator keeps: not those for gathers of its communicator, which may have moved."""
+        kept = [name for name in self._waits.get(op.name, ()) if name in self._ops and name not in self._of_chain]
+        back = self._settings.reduce_buffers - 1
+        if not back or op.stream != COMPUTE or op.origin.phase not in _BACKWARD:
+            return tuple(kept)
+        found = []
+        for name in kept:
+            place = self._reductions.index(name) - back if name in self._reductions else None
+            if place is None:
+                found.append(name)
+            elif place >= 0:
+                found.append(self._reductions[place])
+        return tuple(found)
+
+    def _put(self, op: Op, waits: tuple[str, ...]) -> None:
+        more = tuple(name for name in waits if name not in op.deps)
+        made = replace(op, deps=(*op.deps, *more)) if more else op
+        if self._settings.separate_reduce_group and isinstance(made, CommOp) and op.stream == REDUCE_SCATTER:
+            made = replace(made, communicator=f"{made.communicator}/reduce")
+        self._out.append(made)

@@ -1,0 +1,128 @@
+"""FSDP2's settings as a plan: what we issue with them is what PyTorch's FSDP2 issues, to the digit."""
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("torch")
+
+from captured_steps import MODEL, RANKS, fsdp2_capture, problem_of
+
+from lagom_overlap.capturing.fake_tensor import capture_step
+from lagom_overlap.capturing.models.degrees import Degrees
+from lagom_overlap.capturing.models.named import decoder_step
+from lagom_overlap.engines.fx.fsdp2_settings import Fsdp2Settings
+from lagom_overlap.errors import JobError
+from lagom_overlap.planners.base import PlanProblem
+from lagom_overlap.planners.deadline import Work
+from lagom_overlap.planners.fsdp2 import Fsdp2
+from lagom_overlap.planners.fsdp2.planner import MIN_GAIN
+from lagom_overlap.planners.fsdp2.reissue import reissued
+from lagom_overlap.planners.simulated import SimulatedStep, simulated
+from lagom_overlap.verbs.plan_apply import apply_fsdp2
+from lagom_overlap.workload import CompOp, Iteration, MemoryBound
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+
+LAYERS = tuple(f"layers.{number}" for number in range(MODEL.num_layers))
+UNITS = ("embedding", *LAYERS, "norm, head")
+
+
+def problem() -> PlanProblem:
+    return replace(problem_of(fsdp2_capture()), work=Work(40.0))
+
+
+def ours(settings: Fsdp2Settings) -> SimulatedStep:
+    step = problem()
+    return simulated(step, reissued(step.iteration, step.unplanned, settings))
+
+
+def pytorchs(settings: Fsdp2Settings) -> SimulatedStep:
+    """PyTorch's own FSDP2 told the settings, captured."""
+
+    def step():
+        made = decoder_step(MODEL, Degrees(fsdp=RANKS), micro_batch=1, seq_len=2048)
+        apply_fsdp2(made.model, settings)
+        return made
+
+    captured = problem_of(capture_step(step, num_ranks=RANKS, rank=0))
+    return simulated(captured, captured.unplanned)
+
+
+def test_fsdp2s_own_settings_issue_its_own_step_to_the_digit():
+    step = problem()
+    assert reissued(step.iteration, step.unplanned, Fsdp2Settings(units=UNITS)).ops[0] == step.unplanned.ops[0]
+    assert ours(Fsdp2Settings(units=UNITS)).makespan_s == simulated(step, step.unplanned).makespan_s
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Fsdp2Settings(units=UNITS, forward_prefetch=3),
+        Fsdp2Settings(units=UNITS, backward_prefetch=3, reduce_buffers=2),
+        Fsdp2Settings(units=UNITS, kept=UNITS, separate_reduce_group=True),
+        Fsdp2Settings(units=UNITS, forward_prefetch=2, backward_prefetch=2, kept=("layers.1", "layers.3")),
+    ],
+)
+def test_settings_issue_what_pytorch_issues_to_the_digit(settings: Fsdp2Settings):
+    made, real = ours(settings), pytorchs(settings)
+    assert (made.makespan_s, made.exposed_s, made.peak_bytes) == (real.makespan_s, real.exposed_s, real.peak_bytes)
+
+
+def test_each_advised_setting_gains_with_itself_applied_and_the_others_do_not():
+    plan = Fsdp2().plan(problem())
+    assert isinstance(plan.settings, Fsdp2Settings)
+    planned_s, own_s = ours(plan.settings).makespan_s, simulated(problem(), problem().unplanned).makespan_s
+    assert simulated(problem(), plan.iteration).makespan_s == planned_s < own_s
+    for one in plan.effects:
+        assert one.with_s == planned_s
+        assert one.without_s - one.with_s > MIN_GAIN * own_s
+    assert plan.not_advised
+    for one in plan.not_advised:
+        assert one.without_s == planned_s
+        assert one.without_s - one.with_s <= MIN_GAIN * own_s or "allowed" in one.switch
+
+
+def test_as_many_units_are_kept_as_fit_the_memory():
+    own = simulated(problem(), problem().unplanned).peak_bytes
+    every = ours(Fsdp2Settings(units=UNITS, kept=UNITS)).peak_bytes
+    limited = replace(problem(), memory_limit_bytes=(own + every) // 2)
+    plan = Fsdp2().plan(limited)
+    assert isinstance(plan.settings, Fsdp2Settings)
+    assert 0 < len(plan.settings.kept) < len(UNITS)
+    assert simulated(limited, plan.iteration).peak_bytes <= limited.memory_limit_bytes
+    with pytest.raises(JobError, match=r"FSDP2's own step needs .* bytes too many"):
+        Fsdp2().plan(replace(problem(), memory_limit_bytes=own - 1))
+
+
+def test_little_work_leaves_fsdp2_its_own_settings():
+    plan = Fsdp2().plan(replace(problem(), work=Work(1e-6)))
+    assert plan.settings is None
+    assert plan.iteration == problem().unplanned
+    assert plan.effects == ()
+
+
+def test_a_step_that_fsdp2_does_not_issue_is_refused():
+    iteration = Iteration("plain", (CompOp(name="a", work=MemoryBound(8)),), is_dataflow=True)
+    with pytest.raises(JobError, match="gathers no parameters on FSDP2's streams"):
+        Fsdp2().plan(replace(problem(), iteration=iteration, issued=None))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"forward_prefetch": -1}, "forward_prefetch is -1"),
+        ({"reduce_buffers": 0}, "reduce_buffers is 0"),
+        ({"kept": ("layers.9",)}, "kept names 'layers.9'"),
+        ({"units": ("a", "a")}, "named twice"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(wrong: dict[str, object], words: str):
+    with pytest.raises(JobError, match=words):
+        Fsdp2Settings(**{"units": UNITS, **wrong})
+
+
+def test_lists_name_the_units_that_come_next_and_skip_what_is_kept():
+    settings = Fsdp2Settings(units=("a", "b", "c", "d"), forward_prefetch=2, backward_prefetch=2, kept=("b",))
+    assert [settings.forward_list(unit) for unit in "abcd"] == [("b", "c"), ("c", "d"), ("d",), ()]
+    assert [settings.backward_list(unit) for unit in "abcd"] == [(), ("a",), ("a",), ("c", "a")]
