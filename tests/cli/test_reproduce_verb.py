@@ -34,7 +34,7 @@ def test_out_gets_the_page_and_the_same_object(tmp_path: Path, capsys) -> None:
     assert sorted(path.name for path in out.iterdir()) == ["report.html", "reproduce.json"]
     printed = capsys.readouterr().out
     assert "Taken from the paper (1, 2):" in printed
-    assert "Communication is the bottleneck at one channel" in " ".join(printed.split())
+    assert "True where communication is the bottleneck" in " ".join(printed.split())
     assert max(len(line) for line in printed.split("Report: ")[0].splitlines()) <= 80
 
 
@@ -66,6 +66,8 @@ def test_a_link_that_is_none_is_named_as_the_flag_that_said_so() -> None:
 def test_a_folder_that_exists_and_an_unknown_figure_are_refused(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="exists already"):
         run("fig5", "--out", str(tmp_path))
-    with pytest.raises(UnknownNameError, match=r"did you mean 'fig8'.*allowed: all, convergence, data, fig3"):
+    with pytest.raises(
+        UnknownNameError, match=r"did you mean 'fig8'.*allowed: all, convergence, data, equations, fig3"
+    ):
         run("fig9", "--out", str(tmp_path / "run"))
     assert list(tmp_path.iterdir()) == []

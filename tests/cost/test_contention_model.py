@@ -26,6 +26,7 @@ def test_a_paper_profile_s_default_is_the_paper_s(nvlink: Cluster, pcie: Cluster
         algorithm=Algorithm.RING, protocol=Protocol.SIMPLE, num_channels=8, num_threads=512, chunk_bytes=2 * MIB
     )
     assert ContentionModel(pcie, paper).default_config(replace(AG, num_ranks=16)).num_threads == 256
+    assert ContentionModel(pcie, paper).default_config(AG).num_channels == 4
 
 
 @pytest.mark.parametrize(

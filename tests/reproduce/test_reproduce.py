@@ -159,7 +159,8 @@ def test_the_default_spelled_out_for_every_group_changes_nothing() -> None:
     workload = next(w for w in load_table2() if w.name == "mpt-7b FSDP 8")
     step, model = paper_step(workload), model_of("a40_pcie", "plausible")
     groups = find_overlap_groups(step.iteration)
-    configs = configs_by_name(step.iteration, groups, {g.name: (DEFAULT,) * len(g.comms) for g in groups})
+    defaults = {g.name: tuple(model.default_config(c.collective) for c in g.comms) for g in groups}
+    configs = configs_by_name(step.iteration, groups, defaults)
     assert len(configs) == sum(group.count * len(group.comms) for group in groups)
     left_alone = simulate_iteration(step.iteration, {}, model).makespan_s
     assert simulate_iteration(step.iteration, configs, model).makespan_s == left_alone

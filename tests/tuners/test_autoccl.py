@@ -7,6 +7,7 @@ from toy_overlap import TableOverlap, channels, channels_only, drive, measured, 
 
 from lagom_overlap.collective import Algorithm, CommConfig, ConfigSpace, Subspace
 from lagom_overlap.errors import SpaceError
+from lagom_overlap.jobfile.registry import search_measurements
 from lagom_overlap.tuners.autoccl import AutoCcl, learning_rate, next_neighbour
 from lagom_overlap.tuners.problem import Assignment, Measurement
 
@@ -31,6 +32,22 @@ def test_a_step_stays_on_the_lattice() -> None:
     assert next_neighbour((2, 1, 0), 1, 1, length=3, visited=set(), lr=-1) == (2, 2, 0)
     assert next_neighbour((2, 2, 0), 1, 1, length=3, visited=set(), lr=-1) is None
     assert next_neighbour((0, 0, 0), 0, -1, length=3, visited=set(), lr=-1) is None
+
+
+@pytest.mark.parametrize("num_subspaces", [1, 3, 6])
+def test_its_own_budget_is_never_cut(num_subspaces: int) -> None:
+    """1 + 20 samples + 50 steps, whatever the subspaces: more than a job's usual 40, less than what it is given."""
+    algorithms = (None, Algorithm.RING, Algorithm.TREE, Algorithm.NVLS, Algorithm.NVLS_TREE, Algorithm.PAT)
+    spaces = tuple(
+        Subspace(algorithm=algorithm, num_channels=tuple(range(1, 65)), num_threads=(128, 256, 512))
+        for algorithm in algorithms[:num_subspaces]
+    )
+    tuner = AutoCcl((problem(ConfigSpace(spaces), num_comms=2),))
+    num = len(drive(tuner, lambda _, assignment: measured(1.0, *(abs(c.num_channels or 1) / 64 for c in assignment))))
+    assert num <= AutoCcl.own_measurements
+    assert search_measurements(None, "autoccl") == AutoCcl.own_measurements
+    assert search_measurements(None, "lagom") == 40
+    assert search_measurements(12, "autoccl") == 12
 
 
 def descent_of(times: dict[int, float], default: int, **options: int) -> list[int | None]:

@@ -54,6 +54,13 @@ def test_a_static_cap_takes_the_most_channels_below_it_and_leaves_the_rest(cap: 
     assert config == CommConfig(algorithm=Algorithm.RING, num_channels=num_channels, num_threads=256, chunk_bytes=40)
 
 
+def test_liger_s_cap_of_three_is_three_channels_where_the_space_has_three() -> None:
+    """NCCL_MAX_NCHANNELS=3 (PPoPP'24)."""
+    tuner = StaticCap((problem(channels_only(1, 2, 3, 4, 8), default=CommConfig(num_channels=8)),))
+    (trial,) = drive(tuner, lambda *_: measured(1.0, 1.0))
+    assert [config.num_channels for config in trial.assignments["g"]] == [3]
+
+
 def test_a_static_cap_never_raises_the_channels() -> None:
     default = CommConfig(algorithm=Algorithm.RING, num_channels=4, num_threads=256, chunk_bytes=40)
     tuner = StaticCap((problem(BOTH, default=default),), cap=8)

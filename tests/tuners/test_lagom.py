@@ -230,6 +230,50 @@ def test_the_climb_runs_in_the_subspace_that_is_fastest_at_the_default_s_resourc
     assert tuner.recommend()["g"][0] == CommConfig(algorithm=tree, protocol=Protocol.SIMPLE, num_channels=1)
 
 
+def test_all_subspaces_are_climbed_where_that_is_asked_for_and_the_best_makespan_stays() -> None:
+    """The tree, second at the default's resources, has the best setting of all behind a climb of its own."""
+    times = {
+        (Algorithm.RING, 8): 9.0,
+        (Algorithm.TREE, 8): 10.0,
+        (Algorithm.RING, 1): 20.0,
+        (Algorithm.RING, 2): 9.5,
+        (Algorithm.TREE, 1): 7.0,
+        (Algorithm.TREE, 2): 6.0,
+    }
+
+    def run(name: str, assignment: Assignment) -> Measurement:
+        (config,) = assignment
+        assert config.algorithm is not None
+        return measured(0.5, times[config.algorithm, config.num_channels or 0])
+
+    best = min(times.items(), key=lambda one: one[1])[0]
+    tuner = Lagom((problem(ConfigSpace((RING, TREE)), default=RING_DEFAULT),), num_subspaces=0)
+    trials = drive(tuner, run)
+    asked = [(trial.assignments["g"][0].algorithm, trial.assignments["g"][0].num_channels) for trial in trials]
+    ring, tree = Algorithm.RING, Algorithm.TREE
+    assert asked == [(ring, 8), (tree, 8), (ring, 1), (ring, 2), (ring, 8), (tree, 1), (tree, 2), (tree, 8)]
+    found = tuner.recommend()["g"][0]
+    assert (found.algorithm, found.num_channels) == best
+    with pytest.raises(SpaceError, match="num_subspaces is -1"):
+        Lagom((TWO,), num_subspaces=-1)
+
+
+def test_a_budget_that_ends_a_later_climb_keeps_what_an_earlier_one_found() -> None:
+    def run(name: str, assignment: Assignment) -> Measurement:
+        (config,) = assignment
+        return measured(0.5, (1.0 if config.algorithm is Algorithm.RING else 50.0) + 9.0 / (config.num_channels or 8))
+
+    tuner = Lagom((problem(ConfigSpace((RING, TREE)), default=RING_DEFAULT),), num_subspaces=0)
+    for _ in range(6):
+        trial = tuner.ask()
+        assert trial is not None
+        tuner.tell(trial, {"g": run("g", trial.assignments["g"])})
+    last = tuner.ask()
+    assert last is not None
+    assert last.assignments["g"][0].algorithm is Algorithm.TREE
+    assert tuner.recommend()["g"][0].algorithm is Algorithm.RING
+
+
 def at(*values: int) -> Assignment:
     return tuple(CommConfig(num_channels=value) for value in values)
 

@@ -70,7 +70,7 @@ class ProgressBar:
             auto_refresh=False,  # a refreshing thread would run on the cores that are measured
             disable=not is_terminal(),
         )
-        self._search = self._progress.add_task("search", total=spec.tune.budget.measurements, best="")
+        self._search = self._progress.add_task("search", total=None, best="")
         self._verdict = self._progress.add_task("verdict", total=None, start=False, best="")
 
     def __enter__(self) -> Observer:
@@ -87,7 +87,7 @@ class ProgressBar:
     def _update(self, progress: RunProgress) -> None:
         best = "" if progress.best_s is None else f"best {format_seconds(progress.best_s)}"
         if progress.phase is StepKind.SEARCH:
-            self._progress.update(self._search, completed=progress.num_done, best=best)
+            self._progress.update(self._search, completed=progress.num_done, total=progress.num_planned, best=best)
             return
         if progress.num_done == 1:
             self._progress.update(self._search, total=self._progress.tasks[self._search].completed)

@@ -43,8 +43,20 @@ from lagom_overlap.hardware import Cluster, LinkKind
 from lagom_overlap.units import GB_PER_S
 from lagom_overlap.workload import Gemm, Kernel, Work
 
-PAPER_CHANNELS: Final = 8
-"""NCCL 2.18.3's own choice on the Lagom paper's A40 clusters (section 4.3: "NC=8, C=2MB")."""
+PAPER_CHANNELS: Final = {
+    (LinkKind.NVLINK, False): 8,
+    (LinkKind.NVLINK, True): 4,
+    (LinkKind.PCIE, False): 4,
+    (LinkKind.PCIE, True): 2,
+}
+"""NCCL 2.18.3's rings on the Lagom paper's A40 clusters by link inside a node and whether nodes are crossed.
+
+Logged from its real host code on emulated GPUs (22 Nov 2026), GPUs on the roots of AMD CPUs: that layout gives the
+paper's own "NC=8, C=2MB" (section 4.3) on a node of cluster A. Behind PCIe switches or on Intel's roots there are 2 or
+4 channels everywhere.
+"""
+PAPER_OTHER_CHANNELS: Final = 8
+"""Point-to-point, and other clusters: nothing was logged, the paper's number stands."""
 SLOW_LINK_BYTES_PER_S: Final = 12 * GB_PER_S
 """NCCL 2.18.3, tuning.cc: 256 threads where the ring is no faster than PCI_BW = 12 GB/s, else 512."""
 
@@ -103,8 +115,8 @@ class ContentionModel:
 
         NCCL 2.30.7's own choice by size and topology (`nccl.machines.default_choice`), with fewer channels where the
         GPU has no SM left for computation otherwise. Under a profile with `collectives = "paper"` what NCCL 2.18.3 took
-        on the paper's clusters: ring, Simple, 8 channels, 2 MiB chunks (512 KiB for broadcast and reduce), 512 threads,
-        or 256 on links up to 12 GB/s; point-to-point has no algorithm and NCCL's own smaller chunks.
+        on the paper's clusters: ring, Simple, `PAPER_CHANNELS`, 2 MiB chunks (512 KiB for broadcast and reduce), 512
+        threads, or 256 on links up to 12 GB/s; point-to-point has no algorithm and NCCL's own smaller chunks.
         """
         most = max(1, self.cluster.gpu.num_sms - 1)
         if self.profile.collectives is Collectives.NCCL:
@@ -114,10 +126,13 @@ class ContentionModel:
         algorithm = algorithms_of(collective, self.cluster, self.profile.collectives)[0]
         protocol = Protocol.SIMPLE
         link = self.cluster.link_between(collective.num_ranks, collective.num_nodes)
+        crosses = self.cluster.num_nodes_of(collective.num_ranks, collective.num_nodes) > 1
+        ring_channels = None if algorithm is None else PAPER_CHANNELS.get((intra, crosses))
+        channels = PAPER_OTHER_CHANNELS if ring_channels is None else ring_channels
         return CommConfig(
             algorithm=algorithm,
             protocol=protocol,
-            num_channels=min(PAPER_CHANNELS, most),
+            num_channels=min(channels, most),
             num_threads=256 if link.bytes_per_s <= SLOW_LINK_BYTES_PER_S else 512,
             chunk_bytes=largest_chunk_bytes(kind, algorithm, protocol, intra),
         )

@@ -17,6 +17,8 @@ TUNERS: Final = "lagom_overlap.tuners"
 BACKENDS: Final = "lagom_overlap.backends"
 PLANNERS: Final = "lagom_overlap.planners"
 
+DEFAULT_MEASUREMENTS: Final = 40
+"""Of a search whose job and tuner say nothing."""
 _EXTRA_OF: Final = {"torch": "torch", "ortools": "plan", "transformers": "models"}
 """Package -> our extra that brings it."""
 _NO_OPTIONS: Final = ("seed", "on_progress", "warm")
@@ -127,6 +129,17 @@ def make_planner(
         return cast("Planner", factory(**given))
     except ValueError as error:
         raise JobError(f"plan.options of planner {name!r}: {error}") from None
+
+
+def search_measurements(given: int | None, name: str) -> int:
+    """The most measurements of a search: what a job gives, else the tuner's own budget, else 40.
+
+    Raises:
+        UnknownNameError: if there is no tuner of that name.
+    """
+    return (
+        int(getattr(_load(TUNERS, "tuner", name), "own_measurements", DEFAULT_MEASUREMENTS)) if given is None else given
+    )
 
 
 def takes_warm_start(name: str) -> bool:

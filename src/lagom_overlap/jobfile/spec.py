@@ -187,9 +187,12 @@ class SpaceTable(Spec, frozen=True):
 
 
 class BudgetTable(Spec, frozen=True):
-    """`[tune] budget`: the search ends at whichever comes first; the verdict's pairs are not counted."""
+    """`[tune] budget`: the search ends at whichever comes first; the verdict's pairs are not counted.
 
-    measurements: Count = 40
+    `measurements` None: what the tuner needs to end by itself, if it says so, else 40.
+    """
+
+    measurements: Count | None = None
     seconds: Annotated[float, Meta(gt=0, le=10_000_000)] = 300.0
 
 

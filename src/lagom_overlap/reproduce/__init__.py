@@ -14,6 +14,7 @@ from lagom_overlap.cost import load_profile
 from lagom_overlap.errors import UnknownNameError
 from lagom_overlap.record import utc_now
 from lagom_overlap.reproduce.convergence import convergence
+from lagom_overlap.reproduce.equations import equations
 from lagom_overlap.reproduce.figure3 import figure3
 from lagom_overlap.reproduce.figure5 import figure5
 from lagom_overlap.reproduce.figure7 import cases
@@ -25,7 +26,7 @@ from lagom_overlap.reproduce.judge import FITTED_PROFILES, under_profile
 from lagom_overlap.reproduce.scaling import scaling
 from lagom_overlap.results.reproduce import Bar, Case, Curve, Line, ReproducedSurface, ReproduceReport
 
-CHAPTERS: Final = ("fig3", "fig5", "fig7", "fig8", "convergence", "hidden", "scaling")
+CHAPTERS: Final = ("fig3", "fig5", "fig7", "fig8", "convergence", "equations", "hidden", "scaling")
 NOTES_CHAPTERS: Final = ("hidden", "scaling")
 """What checks the Megatron notes."""
 ALL: Final = "all"
@@ -107,6 +108,8 @@ def _chapter(chapter: str, profiles: Sequence[str], seed: int, note: Note) -> _F
             case "convergence":
                 curves, lines = convergence(profile, seed)
                 found.add(_Found(lines=under_profile(lines, profile), curves=[*curves]))
+            case "equations":
+                found.add(_Found(lines=under_profile(equations(profile), profile)))
             case "hidden":
                 curves, lines = hidden(profile)
                 found.add(_Found(lines=[*lines], curves=[*curves]))

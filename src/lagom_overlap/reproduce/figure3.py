@@ -36,13 +36,17 @@ SIGNIFICANT: Final = 0.1
 """What "significantly" is taken to mean: the text gives no value."""
 
 
-def _ffn(shape: tuple[int, int, int], num_comms: int) -> OverlapGroup:
+def ffn_works(shape: tuple[int, int, int]) -> tuple[Work, ...]:
+    """Up, activation, down of an FFN (tokens, hidden, inner)."""
     m, hidden, inner = shape
-    works: tuple[Work, ...] = (Gemm(m, inner, hidden), MemoryBound(m * inner * 4), Gemm(m, hidden, inner))
+    return (Gemm(m, inner, hidden), MemoryBound(m * inner * 4), Gemm(m, hidden, inner))
+
+
+def _ffn(shape: tuple[int, int, int], num_comms: int) -> OverlapGroup:
     collective = Collective(CollectiveKind.ALL_REDUCE, 32 * MIB, 8)
     return OverlapGroup(
         name="ffn",
-        computations=tuple(CompOp(name=f"ffn{i}", work=work) for i, work in enumerate(works)),
+        computations=tuple(CompOp(name=f"ffn{i}", work=work) for i, work in enumerate(ffn_works(shape))),
         comms=tuple(CommOp(name=f"ar{j}", collective=collective) for j in range(num_comms)),
     )
 

@@ -100,24 +100,25 @@ def cases(
 
 
 _TAKEN = (
-    "Table 2's models and batches, the clusters, NCCL's default of 8 channels and 2 MB; the ladder's rungs, which go"
-    " through the pairs that the paper reports; Eq. 5's form"
+    "Table 2's models and batches, the clusters; the ladder's rungs, which go through the pairs that the paper reports;"
+    " Eq. 5's form"
 )
 _WHY_FSDP = (
-    "At NC = 8 the A40 keeps 76 of 84 SMs: what tuning can win back is what 8 channels and their traffic cost, a few"
-    " per cent where work is conserved, and nothing where the step is communication-bound at the link's rate."
+    "NCCL 2.18.3 takes 8 channels on a node of cluster A, 4 on B, 4 and 2 across nodes: the A40 keeps at least 76 of 84"
+    " SMs. What tuning can win back is what those channels and their traffic cost, a few per cent, and nothing where"
+    " the step is communication-bound at the link's rate."
 )
 _WHY_BOUND = (
-    "On these links the default's 8 channels of 2 MB already saturate the link, so a communication-bound part cannot"
-    " get faster by channels and chunk alone."
+    "On these links the default's channels of 2 MB already saturate the link, so a communication-bound part cannot get"
+    " faster by channels and chunk alone."
 )
 _WHY_AUTOCCL = (
     "A search on communication time alone takes up to 60 channels for a few per cent: without noise it"
     " follows a flat valley, and the SMs that it takes cost more than it gains."
 )
 _WHY_CLUSTER = (
-    "The paper names larger default NC on NVLink; here both have 8, and A differs by faster traffic and by being"
-    " computation-bound."
+    "As the paper says, NCCL takes more channels on NVLink (8 against 4 in a node). A step of 4096 tokens is bound by"
+    " computation on both clusters, and both gain next to nothing."
 )
 _WHY_BEHIND = (
     "Lagom climbs from minimal resources and stops as soon as communication is hidden or a step does not help, on a"

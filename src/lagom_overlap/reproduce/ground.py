@@ -1,8 +1,9 @@
 """The ground on which every figure stands: models by profile, the space that is searched, the unguarded tuners.
 
-NCCL's default is the paper's own (section 4.3: 8 channels, 2 MiB; `ContentionModel.default_config`). The space is ring
-and Simple, 1 to 64 channels, slices of 2 KiB to 2 MiB with those that the paper reports; threads are left alone, since
-the paper finds them negligible. Tuners search as published, without the guard, on times without noise.
+NCCL's default is what 2.18.3's real host code takes on the paper's clusters (`cost.model.PAPER_CHANNELS`): 8 channels
+and 2 MiB on a node of cluster A, as section 4.3 says. The space is ring and Simple, 1 to 64 channels, slices of 2 KiB
+to 2 MiB with those that the paper reports; threads are left alone, since the paper finds them negligible. Tuners search
+as published, without the guard, on times without noise, each to the end of its own budget.
 
 Departure: AutoCCL's key is (communicator, collective, bytes), so its fork gives equal calls of different patterns one
 configuration; here every overlap group gets its own, in AutoCCL's favour. Collectives that overlap nothing keep the

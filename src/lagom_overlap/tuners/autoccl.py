@@ -28,7 +28,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from math import ceil, inf
 from random import Random
-from typing import Final
+from typing import ClassVar, Final
 
 from lagom_overlap.collective import CommConfig, ConfigSpace, Subspace
 from lagom_overlap.errors import SpaceError
@@ -221,6 +221,10 @@ def _advance(
     return following
 
 
+OWN_MEASUREMENTS: Final = 1 + 20 + MAX_SUBSPACES + 50
+"""The engine's setting, samples (one more per subspace at most, where they do not divide evenly), steps of descent."""
+
+
 class AutoCcl(GroupwiseTuner):
     """Subspaces and coordinate descent on each collective's own time, unguarded.
 
@@ -230,6 +234,9 @@ class AutoCcl(GroupwiseTuner):
     Raises:
         SpaceError: if a number is out of range.
     """
+
+    own_measurements: ClassVar[int] = OWN_MEASUREMENTS
+    """What a search takes at most, whatever the number of collectives."""
 
     def __init__(
         self,

@@ -11,6 +11,8 @@ Xu et al., "Lagom: Unleashing the Power of Communication and Computation Overlap
     lr           the step                      share of the normalised range
     NC, NT, C    num_channels, num_threads, chunk_bytes
 
+`mode="paper"` runs the algorithms as printed instead (`lagom_printed.py`), which end nowhere else than at their input.
+
 Departures, by row of the spec's table of readings (the algorithms as printed do not run):
  1. step = clip(|x - x'| / x, min_step, 1), positive; the printed one is negative when communication improves and
     divides by x'. Used by `step="lr"` only.
@@ -34,16 +36,19 @@ Departures, by row of the spec's table of readings (the algorithms as printed do
     of that: this search runs unguarded and can end worse than the default. `Guarded` adds that promise.
 14. Slower means x' > x (1 + 2 sigma / sqrt(k)), sigma from the interquartile range of the repeats (0 for one run).
 15. A climb ends at the most channels and the largest chunk of the space.
-16. Subspaces (A, P, T): each is measured once at the default's channels and chunk, the climb runs in the one with the
-    smallest Z, and what it finds is measured again in the second at the end. Where collectives differ in subspaces, one
+16. Subspaces (A, P, T): each is measured once at the default's channels and chunk, and the climb runs in the one with
+    the smallest Z; what it finds is measured again in the second at the end. With `num_subspaces` others are climbed
+    too, in that order. Where collectives differ in subspaces, one
     that lacks the tried (A, P, T) stays in its default's.
 Rows 17 to 22 concern groups, keys and the cost model, not this module; row 23 (drift) is not done here.
 Ours: a configuration that fails counts as a regression; if the corner fails, all collectives rise together until one
 assignment runs.
 """
 
+import logging
 from collections.abc import Generator, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from math import inf, log2, sqrt
 from typing import Final
 
@@ -52,9 +57,11 @@ from lagom_overlap.errors import SpaceError, UnknownNameError
 from lagom_overlap.tuners.base import Problems
 from lagom_overlap.tuners.groupwise import GroupwiseTuner, Probe, Search
 from lagom_overlap.tuners.ladder import Ladder, ladder_named, rungs
+from lagom_overlap.tuners.lagom_printed import printed
 from lagom_overlap.tuners.problem import Assignment, Failure, GroupProblem, Measurement, Outcome
 from lagom_overlap.units import format_bytes
 
+MODES: Final = ("repaired", "paper")
 STEPS: Final = ("ladder", "lr")
 PAPER_NUM_THREADS: Final = 128
 """The number of threads of the paper's Fig. 3."""
@@ -62,6 +69,8 @@ LEAST_STEP: Final = 1e-6
 """The smallest allowed `min_step`: far above the slack of rounding up."""
 IQR_OF_SIGMA: Final = 1.349
 """The interquartile range of a normal distribution in standard deviations."""
+
+_log: Final = logging.getLogger(__name__)
 
 Place = tuple[int, int]
 """A position on the lattice: (channels, chunk); threads are fixed."""
@@ -75,6 +84,7 @@ class _Options:
     ladder: Ladder
     num_threads: int | None
     min_step: float
+    num_subspaces: int
 
     def threads_place(self, subspace: Subspace, default: CommConfig) -> int:
         wanted = self.num_threads or default.num_threads or PAPER_NUM_THREADS
@@ -281,6 +291,32 @@ def _rank(problem: GroupProblem, options: _Options, default: Outcome) -> Generat
     return [choices[index] for _, index in sorted(scored)] or choices[:1]
 
 
+def _climbs(
+    problem: GroupProblem, choices: list[Choice], options: _Options
+) -> Generator[Probe, Outcome, tuple[Assignment, Measurement] | None]:
+    """Climbs in the best subspaces, one after the other; what has the least Z, None if nothing ran."""
+    best: tuple[Assignment, Measurement] | None = None
+    for choice in choices[: options.num_subspaces or len(choices)]:
+        climb = _Group(problem, choice, options).run()
+        found = yield from (climb if best is None else _standing_by(climb, best[0]))
+        if found is not None and (best is None or found[1].makespan_s < best[1].makespan_s):
+            best = found
+    return best
+
+
+def _standing_by(
+    climb: Generator[Probe, Outcome, tuple[Assignment, Measurement] | None], best: Assignment
+) -> Generator[Probe, Outcome, tuple[Assignment, Measurement] | None]:
+    """A later climb: a search that ends during it keeps what an earlier one found."""
+    try:
+        probe = next(climb)
+        while True:
+            probe = climb.send((yield replace(probe, incumbent=best)))
+    except StopIteration as end:
+        found: tuple[Assignment, Measurement] | None = end.value
+        return found
+
+
 def _threads(choice: Choice, problem: GroupProblem, options: _Options) -> list[int]:
     pairs = zip(choice, problem.default, strict=True)
     return [options.threads_place(subspace, default) for subspace, default in pairs]
@@ -289,11 +325,11 @@ def _threads(choice: Choice, problem: GroupProblem, options: _Options) -> list[i
 def _search(problem: GroupProblem, options: _Options) -> Search:
     default = yield Probe(assignment=problem.default, reason="the default, as the baseline")
     choices = yield from _rank(problem, options, default)
-    found = yield from _Group(problem, choices[0], options).run()
+    found = yield from _climbs(problem, choices, options)
     if found is None:
         return problem.default
     assignment, measured = found
-    if len(choices) > 1:
+    if options.num_subspaces == 1 and len(choices) > 1:
         other = _near(choices[1], assignment, _threads(choices[1], problem, options))
         outcome = yield Probe(
             assignment=other, reason="what was found, in the second-best subspace", incumbent=assignment
@@ -303,15 +339,26 @@ def _search(problem: GroupProblem, options: _Options) -> Search:
     return assignment
 
 
+def _printed_search(problem: GroupProblem) -> Search:
+    end = yield from printed(problem)
+    if end.stopped is not None:
+        _log.warning("lagom, mode = paper, group %r: does not run to its end: %s", problem.group.name, end.stopped)
+    return end.assignment
+
+
 class Lagom(GroupwiseTuner):
     """Algorithms 1 and 2 with metric H, unguarded.
 
+    `mode` is `"repaired"`, or `"paper"`: as printed, with a warning per group on which they do not end; the other
+    options then have no meaning.
+
     `step` is `"ladder"` or `"lr"`, `ladder` `"thirds"` or `"proportional"`; `min_step` bounds lr from below;
-    `num_threads` fixes NT.
+    `num_threads` fixes NT. `num_subspaces` is how many subspaces are climbed, best first (0: all, as the paper's divide
+    and conquer; a budget ends it anywhere).
 
     Raises:
-        SpaceError: if `min_step` or `num_threads` is out of range.
-        UnknownNameError: if the step or the ladder does not exist.
+        SpaceError: if `min_step`, `num_threads` or `num_subspaces` is out of range.
+        UnknownNameError: if the mode, the step or the ladder does not exist.
     """
 
     def __init__(
@@ -319,16 +366,29 @@ class Lagom(GroupwiseTuner):
         problems: Problems,
         *,
         seed: int = 0,
+        mode: str = "repaired",
         step: str = "ladder",
         ladder: str = "thirds",
         num_threads: int | None = None,
         min_step: float = 0.05,
+        num_subspaces: int = 1,
     ) -> None:
+        if mode not in MODES:
+            raise UnknownNameError.among("mode", mode, MODES)
         if step not in STEPS:
             raise UnknownNameError.among("step", step, STEPS)
         if not LEAST_STEP <= min_step <= 1:
             raise SpaceError(f"min_step is {min_step}, must be between {LEAST_STEP} and 1")
         if num_threads is not None and num_threads < 1:
             raise SpaceError(f"num_threads is {num_threads}, must be at least 1")
-        options = _Options(step=step, ladder=ladder_named(ladder), num_threads=num_threads, min_step=min_step)
-        super().__init__(problems, lambda problem: _search(problem, options))
+        if num_subspaces < 0:
+            raise SpaceError(f"num_subspaces is {num_subspaces}, must be at least 0 (all)")
+        options = _Options(
+            step=step,
+            ladder=ladder_named(ladder),
+            num_threads=num_threads,
+            min_step=min_step,
+            num_subspaces=num_subspaces,
+        )
+        search = partial(_search, options=options) if mode == "repaired" else _printed_search
+        super().__init__(problems, search)

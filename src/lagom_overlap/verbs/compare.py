@@ -15,7 +15,13 @@ from lagom_overlap.errors import BackendError, JobError
 from lagom_overlap.interrupts import received
 from lagom_overlap.jobfile.build import groups_of, open_backend, request_of, untouched_step_s
 from lagom_overlap.jobfile.describe import notes_of
-from lagom_overlap.jobfile.registry import check_tuner_name, entry_point_names, make_tuner, takes_warm_start
+from lagom_overlap.jobfile.registry import (
+    check_tuner_name,
+    entry_point_names,
+    make_tuner,
+    search_measurements,
+    takes_warm_start,
+)
 from lagom_overlap.jobfile.spec import JobSpec
 from lagom_overlap.results.compare import CompareResult, CompareRow
 from lagom_overlap.tuners.base import Problems
@@ -214,7 +220,8 @@ def search(
     """A tuner's search over all groups within the job's budget, as published or under the guard; no verdict."""
     options = spec.tune.options if name == spec.tune.tuner else {}
     tuner = make_tuner(name, problems, seed=seed, options=options, guarded=guarded, warm=warm)
-    study = Study(problems, tuner, seed=seed, num_pairs=3, max_measurements=spec.tune.budget.measurements)
+    max_measurements = search_measurements(spec.tune.budget.measurements, name)
+    study = Study(problems, tuner, seed=seed, num_pairs=3, max_measurements=max_measurements)
     study.skip_verdict()
     groups = {problem.group.name: problem.group for problem in problems}
     deadline = time.monotonic() + spec.tune.budget.seconds

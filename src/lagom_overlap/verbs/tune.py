@@ -17,7 +17,13 @@ from lagom_overlap.interrupts import held_back
 from lagom_overlap.jobfile.build import groups_of, open_backend, request_of, untouched_step_s
 from lagom_overlap.jobfile.describe import ONE_SIDED, OUT_OF_BUDGET, arm_words, notes_of
 from lagom_overlap.jobfile.ground import Ground
-from lagom_overlap.jobfile.registry import check_takes_warm_start, check_tuner_name, make_tuner, searches_launches
+from lagom_overlap.jobfile.registry import (
+    check_takes_warm_start,
+    check_tuner_name,
+    make_tuner,
+    search_measurements,
+    searches_launches,
+)
 from lagom_overlap.jobfile.run_folder import Journal, check_folder, create_run_folder
 from lagom_overlap.jobfile.spec import JobSpec
 from lagom_overlap.record import describe_machine, package_versions, utc_now, write_private
@@ -106,13 +112,8 @@ def run_tune(request: TuneRequest, observe: Observer = ignore) -> TuneResult:
         tuner = make_tuner(
             request.tuner_name, problems, seed=seed, options=request.options, guarded=spec.tune.guard, warm=warm
         )
-        study = Study(
-            problems,
-            tuner,
-            seed=seed,
-            num_pairs=spec.tune.pairs,
-            max_measurements=spec.tune.budget.measurements,
-        )
+        max_measurements = search_measurements(spec.tune.budget.measurements, request.tuner_name)
+        study = Study(problems, tuner, seed=seed, num_pairs=spec.tune.pairs, max_measurements=max_measurements)
         folder = create_run_folder(request.out, spec.job.name)
         journal = Journal(folder / "measurements.jsonl", problems)
         journal.start(
@@ -131,7 +132,7 @@ def run_tune(request: TuneRequest, observe: Observer = ignore) -> TuneResult:
             backend=backend,
             problems=problems,
             max_seconds=spec.tune.budget.seconds,
-            max_measurements=spec.tune.budget.measurements,
+            max_measurements=max_measurements,
         )
         run.drive(observe, journal.keep)
     finally:

@@ -227,6 +227,26 @@ def convergence_figure(curves: Sequence[Curve]) -> go.Figure:
     return lay_out(figure, 320, xaxis=axis, yaxis={"title": {"text": "best makespan (ms)"}})
 
 
+def measurements_figure(curves: Sequence[Curve]) -> go.Figure:
+    """How many measurements a search takes, by the number of collectives."""
+    figure = go.Figure()
+    for curve in [curve for curve in curves if curve.kind == "linear"]:
+        figure.add_scatter(
+            name=f"{curve.name}, {curve.profile}",
+            x=curve.x,
+            y=curve.y,
+            mode="lines+markers",
+            line={
+                "color": BAD if curve.name.startswith("AutoCCL") else ACCENT,
+                "width": 2,
+                "dash": "solid" if curve.profile == "plausible" else "dot",
+            },
+            hovertemplate="%{x} collectives: %{y} measurements<extra></extra>",
+        )
+    axis = {"title": {"text": "collectives in the group"}, "rangemode": "tozero"}
+    return lay_out(figure, 320, xaxis=axis, yaxis={"title": {"text": "measurements"}, "rangemode": "tozero"})
+
+
 def hidden_figure(curves: Sequence[Curve]) -> go.Figure:
     """Hidden communication by micro-batch; bands are the notes' ranges."""
     mine = [curve for curve in curves if curve.kind == "hidden"]

@@ -10,6 +10,7 @@ from lagom_overlap.report.reproduce.figures import (
     convergence_figure,
     gains_figure,
     hidden_figure,
+    measurements_figure,
     patterns_figure,
     scaling_figure,
     surface_figure,
@@ -26,6 +27,7 @@ TITLES: Final = {
     "fig7": "Figure 7: iteration time of Table 2",
     "fig8": "Figure 8: two patterns of Phi-2 under FSDP",
     "convergence": "Figure 8c: iterations to converge",
+    "equations": "Equations 4 to 6 as printed",
     "hidden": "What is hidden: the Megatron notes' percentages",
     "scaling": "How it scales: the Megatron notes' efficiencies and speedups",
 }
@@ -98,8 +100,13 @@ def _chapter(report: ReproduceReport, chapter: str) -> _Chapter:
         "convergence": lambda r: [
             embedded(
                 convergence_figure(r.curves), "Pattern 2, two collectives; the paper reports 16 and 33 iterations."
-            )
+            ),
+            embedded(
+                measurements_figure(r.curves),
+                "Pattern 2 with more of its collectives: measurements until a search ends.",
+            ),
         ],
+        "equations": lambda _: [],
         "hidden": lambda r: [
             embedded(
                 hidden_figure(r.curves), "Bands: the notes' ranges, in the colours of gradients, parameters, tensor."

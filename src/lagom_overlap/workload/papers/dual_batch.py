@@ -15,8 +15,12 @@ from lagom_overlap.workload.papers.halves import HALVES, HalvesBuilder
 from lagom_overlap.workload.papers.parts import LayerParts
 
 
-def dual_batch_iteration(model: TransformerModel, *, expert: int, micro_batch: int, seq_len: int) -> Iteration:
+def dual_batch_iteration(
+    model: TransformerModel, *, expert: int, micro_batch: int, seq_len: int, recompute: bool = False
+) -> Iteration:
     """Forward and backward of two batches of half of `micro_batch` sequences each.
+
+    With `recompute` a layer keeps its input only: its forward, dispatch included, runs again before its backward.
 
     Raises:
         JobError: if the model has no experts that `expert` divides, or the micro-batch is odd.
@@ -46,6 +50,8 @@ def dual_batch_iteration(model: TransformerModel, *, expert: int, micro_batch: i
         build.compute(half, "bwd.head", parts.head_backward())
         build.send(half, "bwd.head.combine", exchange)
     for layer in reversed(range(model.num_layers)):
+        if recompute:
+            _forward_again(build, parts, layer, exchange)
         for half in HALVES:
             name = f"bwd.{layer}.dispatch"
             build.backward(half, f"bwd.{layer}.experts", parts.experts_backward(), name, exchange)
@@ -57,3 +63,12 @@ def dual_batch_iteration(model: TransformerModel, *, expert: int, micro_batch: i
             last = parts.attention_backward()
             build.compute(half, "bwd.0.attention", (*last.inputs, *last.weights))
     return build.iteration(f"{model.name}-ep{expert}")
+
+
+def _forward_again(build: HalvesBuilder, parts: LayerParts, layer: int, exchange: Collective) -> None:
+    """A layer's forward up to what its backward needs; what the experts gave is not combined again."""
+    for half in HALVES:
+        build.compute(half, f"again.{layer}.attention", parts.attention())
+        build.send(half, f"again.{layer}.dispatch", exchange)
+    for half in HALVES:
+        build.compute(half, f"again.{layer}.experts", parts.experts())

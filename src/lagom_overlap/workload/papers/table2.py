@@ -4,10 +4,10 @@ A step is one micro-batch's forward and backward; an iteration is `num_steps` of
 nothing: the reduction of gradients over data-parallel ranks and the optimizer. FSDP reduces in every step, so its tail
 is the optimizer alone.
 
-Departures: the paper gives no sequence length (2048 here), no precision (bf16, gradients too), no recomputation (none)
-and no optimizer (Adam: 28 bytes per own parameter read and written); gradients of tensor and expert parallelism are
-reduced after the last micro-batch, Megatron's default. Under expert parallelism all parameters but the experts' are
-reduced over its ranks.
+Departures: the paper gives no sequence length and no recomputation (4096 and none, inferred in `batch_fit`; full for
+DeepSeek-MoE, which does not fit otherwise), no precision (bf16, gradients too) and no optimizer (Adam: 28 bytes per own
+parameter read and written); gradients of tensor and expert parallelism are reduced after the last micro-batch,
+Megatron's default. Under expert parallelism all parameters but the experts' are reduced over its ranks.
 """
 
 import tomllib
@@ -26,6 +26,7 @@ from lagom_overlap.workload.papers.domino import domino_iteration
 from lagom_overlap.workload.papers.dual_batch import dual_batch_iteration
 from lagom_overlap.workload.papers.fsdp import fsdp_iteration
 from lagom_overlap.workload.papers.parts import ELEMENT_BYTES
+from lagom_overlap.workload.parallel import Recompute
 
 TENSOR_DEGREE = 8
 OPTIMIZER_BYTES = 28
@@ -51,12 +52,17 @@ class PaperWorkload:
     micro_batch: int
     global_batch: int
     seq_len: int
+    recompute: Recompute = Recompute.NONE
 
     def __post_init__(self) -> None:
         if self.global_batch % (self.micro_batch * self.data):
             raise JobError(
                 f"workload {self.name}: global_batch is {self.global_batch}, must be a multiple of micro_batch x data "
                 f"= {self.micro_batch} x {self.data}"
+            )
+        if self.recompute is not Recompute.NONE and self.strategy is not PaperStrategy.EP:
+            raise JobError(
+                f"workload {self.name}: recompute is {self.recompute}, which only expert parallelism has here"
             )
 
     @property
@@ -100,6 +106,7 @@ class _Row(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     micro_batch: int
     global_batch: list[int]
     degrees: list[int]
+    recompute: Recompute = Recompute.NONE
 
 
 class _Table(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -121,6 +128,7 @@ def load_table2() -> tuple[PaperWorkload, ...]:
             micro_batch=row.micro_batch,
             global_batch=global_batch,
             seq_len=table.seq_len,
+            recompute=row.recompute,
         )
         for row in table.row
         for cluster in table.clusters
@@ -164,7 +172,9 @@ def paper_step(workload: PaperWorkload) -> PaperStep:
             dense = _dense_params(model)
             experts = (model.num_params - dense) // workload.degree
             return PaperStep(
-                iteration=dual_batch_iteration(model, expert=workload.degree, **common),
+                iteration=dual_batch_iteration(
+                    model, expert=workload.degree, recompute=workload.recompute is Recompute.FULL, **common
+                ),
                 num_steps=workload.num_steps,
                 optimizer=MemoryBound(OPTIMIZER_BYTES * (experts + dense // workload.degree)),
                 gradients=Collective(CollectiveKind.ALL_REDUCE, dense * ELEMENT_BYTES, workload.degree),
