@@ -4,7 +4,8 @@
 
 Formats, told apart by their columns: vTrain (single node, or with a leading "Parameters (billion)"), the tables of
 Narayanan et al. (SC'21, arXiv 2104.04473) and of arXiv 2201.11990, Table 5 of arXiv 2205.05198 (two measured times a
-row). Rows that a constant was fitted on are marked; what was fitted on what: docs/accuracy.md.
+row), and published steps of torchtitan, Megatron-Bridge, NeMo and Megatron-LM (`training_steps`). Rows that a constant
+was fitted on are marked; what was fitted on what: docs/accuracy.md.
 
 Where a table has no such column: sequences of 2048 tokens, as many replicas as the GPUs give, micro-batches of one
 sequence, a vocabulary of 51,200, no interleaving, PTD.
@@ -34,6 +35,8 @@ from lagom_overlap.workload.parallel import ParallelLayout, PipelineSchedule, Re
 from lagom_overlap.workload.parallel.layout import check_layout
 from lagom_overlap.workload.precision import DType, Precision
 from lagom_overlap.workload.step import load_rules
+from training_steps.judge import evaluate_steps
+from training_steps.rows import is_step_table
 
 VOCAB: Final = 51_200
 GPUS_PER_NODE: Final = 8
@@ -295,12 +298,23 @@ def predict(case: Case, framework: FrameworkConstants | None = None) -> float:
     return simulator.times().iteration_s
 
 
+def _header(path: Path) -> list[str]:
+    """The columns of a table that can be read at all; [] where `read_rows` will say what is wrong."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            return next(csv.reader(file), [])
+    except (OSError, UnicodeDecodeError, csv.Error):
+        return []
+
+
 def evaluate(path: Path) -> dict[str, object]:
     """The JSON object of a file.
 
     Raises:
         BadFileError: if the file is damaged.
     """
+    if is_step_table(_header(path)):
+        return evaluate_steps(path)
     columns, table = read_rows(path)
     rows: list[dict[str, object]] = []
     refused: list[dict[str, object]] = []
@@ -362,6 +376,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     for row in result["not_simulated"]:  # type: ignore[attr-defined]  # as above
         print(f"row {row['row']:>4} {row['what']:<18} not simulated: {row['why']}")
+    for kind in ("groups", "families"):
+        for name, found in result.get(kind, {}).items():  # type: ignore[attr-defined]  # as above
+            print(
+                f"{name}: {found['num_rows']} rows, {found['mean_abs_error_pct']:.1f} % mean, "
+                f"worst {found['worst_pct']:+.1f} %, bias {found['bias_pct']:+.1f} %"
+            )
+    for key in ("torchtitan_without_compile", "release_floor_pct"):
+        if key in result:
+            print(f"{key}: {result[key]}")
     for key in ("num_rows", "num_fitted", "mean_abs_error_pct", "mean_abs_error_not_fitted_pct"):
         print(f"{key}: {result[key]}")
     print(f"not simulated: {len(result['not_simulated'])}")  # type: ignore[arg-type]  # as above

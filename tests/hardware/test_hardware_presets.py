@@ -9,8 +9,8 @@ from lagom_overlap.errors import JobError, UnknownNameError
 from lagom_overlap.hardware import Cluster, Gpu, Link, LinkKind, load_preset, preset_names
 
 NAMES = [
-    "a100_dgx", "a100_hdr1", "a100_hdr4", "a10g_g5", "a40_bridged", "a40_nvlink", "a40_pcie", "b200", "gb200",
-    "h100_dgx", "h100_hbm2e", "h200", "mi300x", "mi350x", "mi355x",
+    "a100_dgx", "a100_hdr1", "a100_hdr4", "a10g_g5", "a40_bridged", "a40_nvlink", "a40_pcie", "b200", "b300", "gb200",
+    "gb300", "h100_dgx", "h100_hbm2e", "h200", "mi300x", "mi350x", "mi355x",
 ]  # fmt: skip
 
 # NVIDIA's and AMD's datasheets: SMs, dense bf16 peak, memory peak, memory, one direction of the GPU's links or slot.
@@ -26,6 +26,8 @@ DATASHEET = {
     "h200": (132, 989.4e12, 4800e9, 141e9, 450e9),
     "b200": (148, 2250e12, 7700e9, 180e9, 900e9),
     "gb200": (148, 2500e12, 8000e9, 186e9, 900e9),
+    "b300": (148, 2250e12, 8000e9, 270e9, 900e9),
+    "gb300": (148, 2500e12, 8000e9, 278e9, 900e9),
     "a10g_g5": (80, 70e12, 600e9, 24e9, 31.5e9),
     "mi300x": (304, 1307.4e12, 5300e9, 192e9, 7 * 64e9),
     "mi350x": (256, 2307e12, 8000e9, 288e9, 7 * 76.8e9),

@@ -20,7 +20,7 @@ from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.tuners.warm_start import WarmSource
 from lagom_overlap.units import GBIT_PER_S, format_bytes, parse_bytes
 from lagom_overlap.workload.parallel import PipelineSchedule, Recompute
-from lagom_overlap.workload.precision import DType
+from lagom_overlap.workload.precision import DType, ProductFormat
 
 MAX_JOB_BYTES: Final = 1 << 20
 """A job file above 1 MiB is refused: it is not one that a person wrote."""
@@ -81,11 +81,13 @@ class ParallelTable(Spec, frozen=True):
     tensor: Count = 1
     pipeline: Count = 1
     expert: Count = 1
+    context: Count = 1
     schedule: PipelineSchedule = PipelineSchedule.ONE_F_ONE_B
     chunks: Count = 1
     recompute: Recompute = Recompute.NONE
     sequence_parallel: bool = False
     async_tensor: bool = False
+    overlap_tensor: bool = False
     zero_stage: Annotated[int, Meta(ge=0, le=3)] | None = None
     overlap_gradients: bool = True
     bucket_bytes: Size = "160 MB"
@@ -105,6 +107,7 @@ class PrecisionTable(Spec, frozen=True):
     parameter: DType | None = None
     gradient: DType | None = None
     reduction: DType | None = None
+    products: ProductFormat = ProductFormat.PARAMETER
 
 
 class CostTable(Spec, frozen=True):
@@ -504,7 +507,7 @@ def _explain(message: str, raw: dict[str, Any]) -> str:
 def _enum_hint(path: str, table: type[Spec] | None) -> str:
     name = re.sub(r"\[\d+\]$", "", path.rpartition(".")[2])
     annotation = str(table.__annotations__.get(name, "")) if table else ""
-    for enum in (CollectiveKind, Algorithm, Protocol, Transport, PipelineSchedule, Recompute, DType):
+    for enum in (CollectiveKind, Algorithm, Protocol, Transport, PipelineSchedule, Recompute, ProductFormat, DType):
         if enum.__name__ in annotation:
             return f"; allowed: {', '.join(enum)}"
     return ""

@@ -86,6 +86,7 @@ def layout_of(parallel: ParallelTable) -> ParallelLayout:
         pipeline=parallel.pipeline,
         data=data,
         expert=parallel.expert,
+        context=parallel.context,
         micro_batch=parallel.micro_batch,
         global_batch=parallel.global_batch or parallel.micro_batch * data,
         schedule=parallel.schedule,
@@ -93,6 +94,7 @@ def layout_of(parallel: ParallelTable) -> ParallelLayout:
         recompute=parallel.recompute,
         sequence_parallel=parallel.sequence_parallel,
         async_tensor=parallel.async_tensor,
+        overlap_tensor=parallel.overlap_tensor,
         zero_stage=zero_stage,
         overlap_gradients=parallel.overlap_gradients,
         bucket_bytes=size_bytes(parallel.bucket_bytes, "parallel.bucket_bytes"),
@@ -129,6 +131,7 @@ def precision_of(spec: JobSpec, rules: IssueRules) -> Precision:
         table.parameter or default.parameter,
         table.gradient or default.gradient,
         table.reduction or default.reduction,
+        table.products,
     )
 
 

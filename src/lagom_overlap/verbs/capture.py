@@ -180,6 +180,10 @@ def _options_of(parallel: ParallelTable) -> dict[str, int | str]:
     """A job's `[parallel]` as a capture's: `data` with zero_stage 3 is sharded, with 0 or none replicated."""
     if parallel.recompute != "none":
         raise JobError(f"parallel.recompute is {parallel.recompute}: named models are captured without recomputation")
+    if parallel.context > 1 or parallel.overlap_tensor:
+        raise JobError(
+            "parallel.context and overlap_tensor: named models are captured without context parallelism or parts"
+        )
     data = parallel.fsdp or parallel.data or 1
     sharded = parallel.fsdp is not None or parallel.zero_stage == 3
     options: dict[str, int | str] = {

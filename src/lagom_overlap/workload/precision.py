@@ -18,13 +18,24 @@ class DType(StrEnum):
         return 4 if self is DType.FP32 else 2
 
 
+class ProductFormat(StrEnum):
+    """In which format a layer's matrices multiply: as the parameters are, or in one byte with scales (FP8, MXFP8)."""
+
+    PARAMETER = "parameter"
+    FP8 = "fp8"
+
+
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """`parameter`: gathered and computed with; `gradient`: as autograd makes it; `reduction`: what is reduced."""
+    """`parameter`: gathered and computed with; `gradient`: as autograd makes it; `reduction`: what is reduced.
+
+    `products` is what a layer's matrices multiply in; attention, router and head stay in the parameter's format.
+    """
 
     parameter: DType = DType.BF16
     gradient: DType = DType.BF16
     reduction: DType = DType.FP32
+    products: ProductFormat = ProductFormat.PARAMETER
 
 
 MIXED: Final = Precision()

@@ -28,7 +28,8 @@ class OperatorConstants:
     `stream_bytes_per_s` and `reduction_bytes_per_s` are the bandwidths of memory-bound kernels by `Access`;
     `touch_s` is what such a kernel costs without bytes. `attention_flops` is the rate of a flash attention;
     `attention_rows` the query rows of one block of it; `peak_flops` the datasheet's dense 2-byte rate, which only the
-    MFU refers to.
+    MFU refers to. `sustained_share` is what products keep of their rates through a whole training step, where power and
+    heat hold the clock down and tiles are not always the fastest: 1 where no step was measured.
     """
 
     name: str
@@ -40,14 +41,27 @@ class OperatorConstants:
     attention_flops: float
     peak_flops: float
     attention_rows: int = 128
+    sustained_share: float = 1.0
 
     def __post_init__(self) -> None:
         if self.attention_rows < 1:
             raise ValueError(f"operators of {self.name!r}: attention_rows is {self.attention_rows}, must be positive")
-        for field in ("stream_bytes_per_s", "reduction_bytes_per_s", "touch_s", "attention_flops", "peak_flops"):
+        for field in (
+            "stream_bytes_per_s",
+            "reduction_bytes_per_s",
+            "touch_s",
+            "attention_flops",
+            "peak_flops",
+            "sustained_share",
+        ):
             value = getattr(self, field)
             if not 0 < value < float("inf"):
                 raise ValueError(f"operators of {self.name!r}: {field} is {value}, must be positive and finite")
+
+    def in_training(self) -> "OperatorConstants":
+        """The same GPU in the middle of a training step."""
+        first, second, third = (rate * self.sustained_share for rate in self.gemm.tile_flops)
+        return replace(self, gemm=replace(self.gemm, tile_flops=(first, second, third)), sustained_share=1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

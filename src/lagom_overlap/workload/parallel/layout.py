@@ -18,11 +18,17 @@ class PipelineSchedule(StrEnum):
 
 
 class Recompute(StrEnum):
-    """Which activations are computed again in backward: none, the attention's core, every layer."""
+    """Which activations are computed again in backward.
+
+    None; the attention's core; every layer; torchtitan's two selective modes: all but attention and every second
+    product (`products`), and every second layer (`layers`).
+    """
 
     NONE = "none"
     SELECTIVE = "selective"
     FULL = "full"
+    PRODUCTS = "products"
+    LAYERS = "layers"
 
 
 MAX_ZERO_STAGE: Final = 3
@@ -39,13 +45,17 @@ class ParallelLayout:
     the interleaved schedule. `zero_stage` shards over the data-parallel ranks: 1 the optimizer (Megatron's distributed
     optimizer), 2 the gradients too, 3 the parameters too (FSDP). `overlap_gradients` reduces buckets of
     `bucket_bytes` during the last backward instead of everything after it; `prefetch` is in layers (stage 3).
+    `context` ranks share every sequence: each has its tokens, and keys and values travel around them during attention.
     `async_tensor` hides the all-reduce of input gradients behind the weight gradient's product (no sequence
-    parallelism). `overlap_p2p` lets a stage go on while its results travel to its neighbours (interleaved only).
+    parallelism). `overlap_tensor` cuts the gathers and scatters of sequence parallelism into parts that run with their
+    product's (PyTorch's async TP, Transformer Engine's user buffers). `overlap_p2p` lets a stage go on while its
+    results travel to its neighbours (interleaved only).
     """
 
     tensor: int = 1
     pipeline: int = 1
     data: int = 1
+    context: int = 1
     expert: int = 1
     micro_batch: int = 1
     global_batch: int = 1
@@ -54,6 +64,7 @@ class ParallelLayout:
     recompute: Recompute = Recompute.NONE
     sequence_parallel: bool = False
     async_tensor: bool = False
+    overlap_tensor: bool = False
     zero_stage: int = 0
     overlap_gradients: bool = False
     bucket_bytes: int = 160_000_000
@@ -63,7 +74,17 @@ class ParallelLayout:
     overlap_p2p: bool = False
 
     def __post_init__(self) -> None:
-        counts = ("tensor", "pipeline", "data", "expert", "micro_batch", "global_batch", "chunks", "prefetch")
+        counts = (
+            "tensor",
+            "pipeline",
+            "data",
+            "context",
+            "expert",
+            "micro_batch",
+            "global_batch",
+            "chunks",
+            "prefetch",
+        )
         for field in (*counts, "bucket_bytes"):
             value = getattr(self, field)
             if value < 1:
@@ -80,9 +101,12 @@ class ParallelLayout:
             )
         if self.sequence_parallel and self.tensor == 1:
             raise JobError("parallel.sequence_parallel needs tensor of at least 2: it shards what tensor leaves whole")
-        if self.data % self.expert:
+        if self.overlap_tensor and not self.sequence_parallel:
+            raise JobError("parallel.overlap_tensor needs sequence_parallel: it cuts its gathers and scatters")
+        if self.replicas % self.expert:
+            context = "" if self.context == 1 else f" x context {self.context}"
             raise JobError(
-                f"parallel.expert is {self.expert}, must divide parallel.data = {self.data}: "
+                f"parallel.expert is {self.expert}, must divide parallel.data = {self.data}{context}: "
                 "experts are spread over data-parallel ranks"
             )
 
@@ -113,8 +137,13 @@ class ParallelLayout:
 
     @property
     def num_gpus(self) -> int:
-        """GPUs in all: tensor x pipeline x data (experts live on the data-parallel ranks)."""
-        return self.tensor * self.pipeline * self.data
+        """GPUs in all: tensor x pipeline x context x data (experts live on the data-parallel ranks)."""
+        return self.tensor * self.pipeline * self.replicas
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that hold, or share out, the same parameters: data x context."""
+        return self.data * self.context
 
     @property
     def num_micro_batches(self) -> int:
@@ -133,9 +162,11 @@ def check_layout(model: TransformerModel, layout: ParallelLayout, cluster: Clust
     Raises:
         JobError: naming the key, its value and what is allowed.
     """
+    context, times = ("", "") if layout.context == 1 else (" x context", f" x {layout.context}")
     if layout.num_gpus != cluster.num_gpus:
         raise JobError(
-            f"parallel: tensor x pipeline x data = {layout.tensor} x {layout.pipeline} x {layout.data} = "
+            f"parallel: tensor x pipeline x data{context} = "
+            f"{layout.tensor} x {layout.pipeline} x {layout.data}{times} = "
             f"{layout.num_gpus} GPUs, but cluster {cluster.name!r} has {cluster.num_gpus} "
             f"({cluster.num_nodes} x {cluster.gpus_per_node})"
         )
@@ -168,7 +199,16 @@ def check_model(model: TransformerModel, layout: ParallelLayout, seq_len: int) -
             f"parallel.pipeline x chunks = {layout.pipeline} x {layout.chunks} = {layout.num_chunks}, "
             f"must divide the model's layers ({model.num_layers})"
         )
-    if layout.sequence_parallel and seq_len % layout.tensor:
+    if layout.recompute is Recompute.PRODUCTS and (model.num_experts or not (model.gated and layout.flash_attention)):
+        raise JobError(
+            "parallel.recompute is products, torchtitan's operator mode: only dense models with gated MLPs and flash "
+            f"attention have it here, not {model.name!r}"
+        )
+    if layout.context > 1 and not layout.flash_attention:
+        raise JobError(f"parallel.context is {layout.context}, must be 1 without flash_attention")
+    if seq_len % layout.context:
+        raise JobError(f"parallel.context is {layout.context}, must divide seq_len ({seq_len})")
+    if layout.sequence_parallel and seq_len // layout.context % layout.tensor:
         raise JobError(f"parallel.tensor is {layout.tensor}, must divide seq_len ({seq_len}) for sequence parallelism")
     if layout.expert > 1 and not model.num_experts:
         raise JobError(f"parallel.expert is {layout.expert}, must be 1: model {model.name!r} has no experts")

@@ -41,7 +41,7 @@ def layer_activation_bytes(
     model: TransformerModel, layout: ParallelLayout, seq_len: int, recompute: Recompute, element_bytes: int = 2
 ) -> int:
     """What one layer keeps of one micro-batch for its backward."""
-    tokens, h, t = layout.micro_batch * seq_len, model.hidden, layout.tensor
+    tokens, h, t = layout.micro_batch * seq_len // layout.context, model.hidden, layout.tensor
     around = t if layout.sequence_parallel else 1
     if recompute is Recompute.FULL:
         return element_bytes * tokens * h // around
@@ -50,7 +50,11 @@ def layer_activation_bytes(
     visits = model.experts_per_token or 1
     ffn = model.ffn * visits + model.shared_ffn
     up = ffn * (2 if model.gated else 1)
-    inner = element_bytes * tokens * (model.qkv_columns + model.attention_columns + up + ffn) // t
+    inner_columns = model.qkv_columns + model.attention_columns + up + ffn
+    if recompute is Recompute.PRODUCTS:  # queries, values, attention's result and one half of a gated product stay
+        inner_columns = (model.num_heads + model.num_kv_heads) * model.head_dim + model.attention_columns + up // 2
+        whole //= 4  # only the layer's input of what is as wide as the hidden size
+    inner = element_bytes * tokens * inner_columns // t
     if model.num_experts:
         inner += 2 * element_bytes * tokens * visits * h
     scores = 0
@@ -68,16 +72,19 @@ def stage_memory(
     zero = layout.zero_stage
     params, shard = stage.num_params, stage.shard_params(layout)
     in_flight = most_in_flight(stage_slots(layout, stage.rank))
-    per_chunk = stage.layers_per_chunk * layer_activation_bytes(model, layout, seq_len, layout.recompute, element_bytes)
-    activations = in_flight * per_chunk
+    kept = layer_activation_bytes(model, layout, seq_len, layout.recompute, element_bytes)
+    if layout.recompute is Recompute.LAYERS:  # every second one keeps all of it, the others their input
+        input_only = layer_activation_bytes(model, layout, seq_len, Recompute.FULL, element_bytes)
+        kept = (kept + input_only) // 2
+    activations = in_flight * stage.layers_per_chunk * kept
     if layout.recompute is not Recompute.NONE:
         activations += layer_activation_bytes(model, layout, seq_len, Recompute.NONE, element_bytes)
     if stage.has_head:
-        activations += LOGIT_BYTES * layout.micro_batch * seq_len * model.vocab // layout.tensor
+        activations += LOGIT_BYTES * layout.micro_batch * seq_len // layout.context * model.vocab // layout.tensor
     gathered = 0
     if zero == MAX_ZERO_STAGE:
         experts = model.expert_layer_params // (layout.tensor * layout.expert)
-        whole = layer_params_per_gpu(model, layout) - (experts if layout.data == layout.expert else 0)
+        whole = layer_params_per_gpu(model, layout) - (experts if layout.replicas == layout.expert else 0)
         gathered = min(layout.prefetch + 1, stage.num_layers) * whole
     return StageMemory(
         parameter_bytes=element_bytes * (shard + gathered if zero == MAX_ZERO_STAGE else params),

@@ -28,7 +28,7 @@ class StagePlan:
     def shard_params(self, layout: ParallelLayout) -> int:
         """Parameters per GPU when they are sharded: all ranks share the dense ones, data / expert ranks the experts."""
         dense = self.num_params - self.num_expert_params
-        return dense // layout.data + self.num_expert_params * layout.expert // layout.data
+        return dense // layout.replicas + self.num_expert_params * layout.expert // layout.replicas
 
     @property
     def num_layers(self) -> int:

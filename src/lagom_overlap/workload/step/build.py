@@ -246,17 +246,18 @@ class _Build:
 
 def _groups(layout: ParallelLayout, shard: int | None) -> StepGroups:
     if shard is None:
-        shard = layout.data if layout.zero_stage else 1
-    if shard < 1 or layout.data % shard:
-        raise JobError(f"step: shard is {shard}, must divide parallel.data ({layout.data})")
+        shard = layout.replicas if layout.zero_stage else 1
+    if shard < 1 or layout.replicas % shard:
+        raise JobError(f"step: shard is {shard}, must divide the ranks that hold the same ({layout.replicas})")
     if shard > 1 and not layout.zero_stage:
         raise JobError(f"step: shard is {shard} with parallel.zero_stage 0, which shards nothing; must be 1")
     return StepGroups(
         tensor=layout.tensor,
         shard=shard,
-        replicas=layout.data // shard,
+        replicas=layout.replicas // shard,
         expert=layout.expert,
         pipeline=layout.pipeline,
+        context=layout.context,
     )
 
 
@@ -284,7 +285,7 @@ def build_step(
         JobError: if the layout does not fit the model, or the framework does not shard so.
     """
     check_model(model, layout, seq_len)
-    if rules.sharding is Sharding.FSDP2 and layout.data > 1 and layout.zero_stage < 2:
+    if rules.sharding is Sharding.FSDP2 and layout.replicas > 1 and layout.zero_stage < 2:
         raise JobError(f"parallel.zero_stage is {layout.zero_stage}: {rules.name} shards parameters, must be 2 or 3")
     shape = StepShape(
         model=model,
@@ -294,6 +295,10 @@ def build_step(
         precision=precision or rules.precision,
         unit=unit,
         main_gradients=rules.main_gradients,
+        traffic=rules.traffic,
+        cast_bytes=rules.cast_bytes,
+        hides_tensor=rules.hides_tensor,
+        sequence_first=rules.sequence_first,
     )
     batches = layout.num_micro_batches if num_micro_batches is None else num_micro_batches
     build = _Build(shape, rules, rank=rank, num_batches=batches, explicit_prefetch=explicit_prefetch)
@@ -344,6 +349,7 @@ def step_name(model: TransformerModel, layout: ParallelLayout) -> str:
     words = [model.name]
     words += [f"tp{layout.tensor}"] if layout.tensor > 1 else []
     words += [f"pp{layout.pipeline}"] if layout.pipeline > 1 else []
+    words += [f"cp{layout.context}"] if layout.context > 1 else []
     if layout.data > 1:
         kind = {0: "dp", 3: "fsdp"}.get(layout.zero_stage, f"zero{layout.zero_stage}-")
         words.append(f"{kind}{layout.data}")

@@ -1,4 +1,4 @@
-"""The communicators of rank 0 and their ranks: tensor first, then data, then pipeline, as Megatron lays them out."""
+"""The communicators of rank 0 and their ranks: tensor, context, data, pipeline, as Megatron lays them out."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -8,6 +8,7 @@ from lagom_overlap.collective import Collective, CollectiveKind
 TENSOR: Final = "tp"
 SHARDS: Final = "fsdp"
 REPLICAS: Final = "dp"
+CONTEXT: Final = "cp"
 EXPERTS: Final = "ep"
 EXPERT_REPLICAS: Final = "edp"
 PIPELINE: Final = "pp"
@@ -18,13 +19,17 @@ DATA: Final = (SHARDS, REPLICAS, EXPERT_REPLICAS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepGroups:
-    """Degrees: `shard` consecutive data-parallel ranks share parameters, `replicas` of such groups hold the same."""
+    """Degrees: `shard` consecutive data-parallel ranks share parameters, `replicas` of such groups hold the same.
+
+    Ranks of one context group are data-parallel ranks here: they hold the same parameters.
+    """
 
     tensor: int
     shard: int
     replicas: int
     expert: int
     pipeline: int = 1
+    context: int = 1
 
     def _size_and_stride(self, group: str) -> tuple[int, int]:
         if group == TENSOR:
@@ -33,6 +38,7 @@ class StepGroups:
         return {
             SHARDS: (self.shard, self.tensor),
             REPLICAS: (self.replicas, self.tensor * self.shard),
+            CONTEXT: (self.context, self.tensor),
             EXPERTS: (self.expert, self.tensor),
             EXPERT_REPLICAS: (data // self.expert, self.tensor * self.expert),
             PIPELINE: (self.pipeline, self.tensor * data),

@@ -20,7 +20,7 @@ from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.workload.models import TransformerModel
 from lagom_overlap.workload.ops import Access, Attention, Gemm, MemoryBound, Origin, Phase
 from lagom_overlap.workload.parallel.layout import ParallelLayout, Recompute
-from lagom_overlap.workload.precision import Precision
+from lagom_overlap.workload.precision import Precision, ProductFormat
 from lagom_overlap.workload.sharding import ShardSpec
 from lagom_overlap.workload.step.axes import (
     attention_axes,
@@ -30,17 +30,15 @@ from lagom_overlap.workload.step.axes import (
     weight_gradient_axes,
 )
 from lagom_overlap.workload.step.graph import StepGraph
-from lagom_overlap.workload.step.groups import EXPERTS, TENSOR, StepGroups
+from lagom_overlap.workload.step.groups import CONTEXT, EXPERTS, TENSOR, StepGroups
+from lagom_overlap.workload.step.traffic import Traffic
 from lagom_overlap.workload.step.units import Unit, Weight
 from lagom_overlap.workload.streams import COMPUTE
 
+_NEVER_CAST: Final = ("router", "logits")
 FLASH_BACKWARD_PASSES: Final = 2.5
 """Products of a flash attention's backward over its forward's: five against two."""
 SOFTMAX_FUSION_MULTIPLE: Final = 4
-CROSS_ENTROPY_BYTES: Final = 36
-"""Per logit, forward: cast to FP32 (6), maximum (4), subtraction (8), exponential (8), sum (2), quotient (8)."""
-CROSS_ENTROPY_BACKWARD_BYTES: Final = 22
-"""Per logit: minus one hot (8), times the loss's gradient (8), cast to 2 bytes (6)."""
 
 _FORWARD, _BACKWARD, _WEIGHT = Phase.FORWARD, Phase.BACKWARD, Phase.WEIGHT_GRAD
 
@@ -56,6 +54,10 @@ class StepShape:
     precision: Precision
     unit: Unit
     main_gradients: bool
+    traffic: Traffic
+    cast_bytes: int
+    hides_tensor: bool
+    sequence_first: bool
 
     @property
     def element_bytes(self) -> int:
@@ -64,8 +66,8 @@ class StepShape:
 
     @property
     def tokens(self) -> int:
-        """Tokens of a micro-batch."""
-        return self.layout.micro_batch * self.seq_len
+        """Tokens of a micro-batch on one rank of a context group."""
+        return self.layout.micro_batch * self.seq_len // self.layout.context
 
     @property
     def rows(self) -> int:
@@ -118,22 +120,38 @@ class LayerOps:
         return "", (gathered,)
 
     def _gemm(self, weight: Weight, m: int, n: int, k: int) -> Gemm:
-        return Gemm(m, n, k, self._element_bytes, weight.num_matrices)
+        return Gemm(m, n, k, 1 if self._casts(weight) else self._element_bytes, weight.num_matrices)
+
+    def _casts(self, weight: Weight) -> bool:
+        """Whether the matrix multiplies in FP8: the router and the tables do not."""
+        return self._shape.precision.products is ProductFormat.FP8 and weight.name not in _NEVER_CAST
+
+    def _cast(self, name: str, source: str, rows: int, phase: Phase) -> str:
+        """The operand that meets matrix `name` in a phase and the matrix itself, scaled and cast to FP8."""
+        weight = self._weights[name]
+        if not self._casts(weight):
+            return source
+        part, columns = (f"{name}_cast", weight.inputs) if phase is _FORWARD else (f"{name}_cast_d", weight.outputs)
+        num_bytes = self._shape.cast_bytes * (rows * columns + weight.num_params)
+        return self._touch(part, (source,), num_bytes, (rows, columns), phase, num_launches=2)
 
     def _per_matrix(self, weight: Weight, rows: int) -> int:
         """Rows of one of the weight's matrices; `rows` in all."""
         return max(1, rows // weight.num_matrices)
 
-    def _product(self, name: str, source: str, rows: int | None = None) -> str:
+    def _product(self, name: str, source: str, rows: int | None = None, outputs: int | None = None) -> str:
+        """A matrix's product, or the part of it that makes `outputs` columns."""
         weight, rows = self._weights[name], self._tokens if rows is None else rows
+        outputs = weight.outputs if outputs is None else outputs
         matrix, also = self._matrix(name, _FORWARD)
         each = self._per_matrix(weight, rows)
+        source = self._cast(name, source, rows, _FORWARD)
         self.made[name] = self._graph.comp(
             self._name(name),
-            self._gemm(weight, each, weight.outputs, weight.inputs),
+            self._gemm(weight, each, outputs, weight.inputs),
             self._origin(_FORWARD, name),
             (source, *also),
-            shards=self._cuttable(weight, product_axes(source, matrix, (each, weight.inputs, weight.outputs), (2, 1))),
+            shards=self._cuttable(weight, product_axes(source, matrix, (each, weight.inputs, outputs), (2, 1))),
         )
         return self.made[name]
 
@@ -141,6 +159,7 @@ class LayerOps:
         weight, rows = self._weights[name], self._tokens if rows is None else rows
         matrix, also = self._matrix(name, _BACKWARD)
         each = self._per_matrix(weight, rows)
+        gradient = self._cast(name, gradient, rows, _BACKWARD)
         return self._graph.comp(
             self._name(f"{name}_d"),
             self._gemm(weight, each, weight.inputs, weight.outputs),
@@ -215,6 +234,9 @@ class LayerOps:
             return source
         rows = self._tokens if kind is CollectiveKind.ALL_REDUCE else self._rows
         hidden = self._model.hidden
+        copies = not self._shape.sequence_first and kind is not CollectiveKind.ALL_REDUCE
+        if copies and kind is CollectiveKind.REDUCE_SCATTER:
+            source = self._moved_axis(part, source, phase)
         name = self._graph.comm(
             self._name(part),
             self._shape.groups.collective(kind, self._tokens * hidden * self._element_bytes, TENSOR),
@@ -225,7 +247,14 @@ class LayerOps:
         )
         if not is_async:
             self._graph.hold_back(COMPUTE, [name])
+            if copies and kind is CollectiveKind.ALL_GATHER:
+                return self._moved_axis(part, name, phase)
         return name
+
+    def _moved_axis(self, part: str, source: str, phase: Phase) -> str:
+        """The copy of a gathered or scattered tensor whose sequence axis is not the first."""
+        shape = (self._tokens, self._model.hidden)
+        return self._touch(f"{part}_move", (source,), 4 * shape[0] * shape[1], shape, phase)
 
     def _enter(self, part: str, source: str, phase: Phase, *, is_async: bool = False) -> str:
         """Before a column-parallel product: with sequence parallelism the rows are gathered."""
@@ -237,6 +266,30 @@ class LayerOps:
         """After a row-parallel product: the partial sums are added."""
         kind = CollectiveKind.REDUCE_SCATTER if self._layout.sequence_parallel else CollectiveKind.ALL_REDUCE
         return self._tensor_comm(part, kind, source, phase, is_async=is_async)
+
+    def _entering(self, part: str, name: str, source: str) -> str:
+        """A column-parallel product of what is gathered; in parts, the two run at once."""
+        parts = self._layout.overlap_tensor
+        gathered = self._enter(part, source, _FORWARD, is_async=parts)
+        made = self._product(name, source if parts else gathered)
+        if parts:
+            self._in_parts(part, gathered, _FORWARD)
+        return made
+
+    def _in_parts(self, part: str, gathered: str, phase: Phase) -> None:
+        """What comes after a product that ran with its gather waits for both."""
+        self._graph.hold_back(COMPUTE, [gathered])
+        if not self._shape.sequence_first:
+            self._moved_axis(part, gathered, phase)
+
+    def _leaving(self, part: str, name: str, source: str) -> str:
+        """A row-parallel product whose sums are scattered or added; in parts, the two run at once."""
+        if not self._layout.overlap_tensor:
+            return self._leave(part, self._product(name, source), _FORWARD)
+        reduced = self._leave(part, source, _FORWARD, is_async=True)
+        made = self._product(name, source)
+        self._graph.hold_back(COMPUTE, [reduced])
+        return made
 
     def _exchange(self, part: str, source: str, phase: Phase) -> str:
         if self._layout.expert == 1:
@@ -266,35 +319,57 @@ class LayerOps:
         h, rows = self._model.hidden, self._rows
         shape, elements = (rows, h), rows * h
         self.made["x"] = x
-        norm = self._touch("norm", (x,), 4 * elements, shape, _FORWARD, also=self._around("qkv", _FORWARD))
-        out = self._product("out", self._core(self._product("qkv", self._enter("attention_gather", norm, _FORWARD))))
-        reduced = self._leave("attention_reduce", out, _FORWARD)
+        norm = self._normed("norm", x)
+        reduced = self._leaving("attention_reduce", "out", self._core(self._entering("attention_gather", "qkv", norm)))
         added = (7 if self._model.dropout else 6) * elements
         middle = self._touch("add1", (reduced, x), added, shape, _FORWARD, both=True)
         norm2 = norm
         if self._model.norms_per_layer == 2:
-            norm2 = self._touch("norm2", (middle,), 4 * elements, shape, _FORWARD, also=self._around("qkv", _FORWARD))
+            norm2 = self._normed("norm2", middle)
         made = self._experts(norm2) if self._model.num_experts else self._mlp(norm2)
         return self._touch("add2", (*made, middle), added, shape, _FORWARD, both=True)
 
     def recompute(self) -> None:
         """What is computed again before backward; backward then reads it."""
-        recompute = self._layout.recompute
-        if recompute is Recompute.NONE or (recompute is Recompute.SELECTIVE and self._layout.flash_attention):
-            return
         self._again = True
-        if recompute is Recompute.FULL:
-            self.forward(self.made["x"])
-        else:
-            self._core(self.made["qkv"])
+        match self._layout.recompute:
+            case Recompute.FULL:
+                self.forward(self.made["x"])
+            case Recompute.LAYERS if (self._layer or 0) % 2 == 0:
+                self.forward(self.made["x"])
+            case Recompute.PRODUCTS:
+                self._recompute_products()
+            case Recompute.SELECTIVE if not self._layout.flash_attention:
+                self._core(self.made["qkv"])
         self._again = False
+
+    def _recompute_products(self) -> None:
+        """The operator mode of torchtitan: of q, k, v, o, w1, w3, w2 every second one, attention and scatters are kept.
+
+        What is fused is left out where its reader is kept: with tensor parallelism the scatter after o.
+        """
+        made, h, rows = self.made, self._model.hidden, self._rows
+        gathered = self._enter("attention_gather", self._normed("norm", made["x"]), _FORWARD)
+        keys = self._product("qkv", gathered, outputs=self._kv_heads * self._model.head_dim)
+        self._rotary("rotary", keys, _FORWARD)
+        reduced = self._product("out", made["attention"]) if self._layout.tensor == 1 else made["out"]
+        middle = self._touch("add1", (reduced, made["x"]), 6 * rows * h, (rows, h), _FORWARD, both=True)
+        norm2 = self._enter("mlp_gather", self._normed("norm2", middle), _FORWARD)
+        up = self._product("up", norm2, outputs=self._weights["up"].outputs // 2)
+        self._act("act", (up,), self._tokens, self._weights["down"].inputs, _FORWARD)
+
+    def _normed(self, part: str, source: str) -> str:
+        rows, h = self._rows, self._model.hidden
+        num_bytes = self._shape.traffic.norm[0] * rows * h
+        return self._touch(part, (source,), num_bytes, (rows, h), _FORWARD, also=self._around("qkv", _FORWARD))
 
     def _rotary(self, part: str, source: str, phase: Phase) -> str:
         """Queries and keys turned by their position, where positions are not learned."""
         if self._model.learned_positions:
             return source
         columns = (self._heads + self._kv_heads) * self._model.head_dim
-        return self._touch(part, (source,), 4 * self._tokens * columns, (self._tokens, columns), phase)
+        num_bytes = self._shape.traffic.rotary[phase is not _FORWARD] * self._tokens * columns
+        return self._touch(part, (source,), num_bytes, (self._tokens, columns), phase)
 
     def _attention(self, part: str, sources: Sequence[str], passes: float, phase: Phase) -> str:
         batch = self._layout.micro_batch
@@ -303,12 +378,24 @@ class LayerOps:
             num_heads=self._heads,
             seq_len=self._shape.seq_len,
             head_dim=self._model.head_dim,
-            passes=passes,
+            passes=passes / self._layout.context,
             element_bytes=self._element_bytes,
         )
+        moved = self._travel(part, sources[0], phase)
         spec = attention_axes(sources, self._heads, batch, not self._layout.sequence_parallel)
         self.made[part] = self._graph.comp(self._name(part), work, self._origin(phase, part), (), shards=spec)
+        self._graph.hold_back(COMPUTE, moved)
         return self.made[part]
+
+    def _travel(self, part: str, source: str, phase: Phase) -> list[str]:
+        """Keys and values of all context ranks, and in backward their gradients: a ring hidden behind the attention."""
+        if self._layout.context == 1:
+            return []
+        whole = 2 * self._kv_heads * self._model.head_dim * self._tokens * self._layout.context * self._element_bytes
+        num_bytes = whole * (2 if phase is _BACKWARD else 1)
+        call = self._shape.groups.collective(CollectiveKind.ALL_GATHER, num_bytes, CONTEXT)
+        origin = self._origin(phase, f"{part}_keys")
+        return [self._graph.comm(self._name(f"{part}_keys"), call, CONTEXT, origin=origin, deps=(source,))]
 
     def _batched(self, part: str, sources: Sequence[str], columns: int, depth: int, phase: Phase) -> str:
         """A product of every head; none that a planner can cut."""
@@ -347,13 +434,13 @@ class LayerOps:
 
     def _act(self, part: str, sources: Sequence[str], rows: int, width: int, phase: Phase) -> str:
         gated = self._model.gated
-        per_element = {_FORWARD: 6 if gated else 4, _BACKWARD: 10 if gated else 6}[phase]
+        per_element = (self._shape.traffic.gated if gated else (4, 6))[phase is not _FORWARD]
         return self._touch(part, sources, per_element * rows * width, (rows, width), phase, both=not gated)
 
     def _mlp(self, norm2: str) -> tuple[str, ...]:
-        up = self._product("up", self._enter("mlp_gather", norm2, _FORWARD))
+        up = self._entering("mlp_gather", "up", norm2)
         act = self._act("act", (up,), self._tokens, self._weights["down"].inputs, _FORWARD)
-        return (self._leave("mlp_reduce", self._product("down", act), _FORWARD),)
+        return (self._leaving("mlp_reduce", "down", act),)
 
     def _moved_rows(self, part: str, sources: Sequence[str], per_element: int, phase: Phase) -> str:
         """Tokens sorted by expert, or back: `per_element` bytes of every row that is routed."""
@@ -384,13 +471,21 @@ class LayerOps:
         branch = self._residual_backward("residual2", gradient)
         parts = self._experts_backward(branch) if self._model.num_experts else self._mlp_backward(branch)
         middle = self._norm_backward("norm2", parts, gradient, made["add1"]) if two else gradient
-        entered = self._enter("attention_gather_d", self._residual_backward("residual1", middle), _BACKWARD)
-        out_d = self._data_gradient("out", entered)
+        entered, out_d = self._entering_d("attention_gather_d", "out", self._residual_backward("residual1", middle))
         self._weight_gradient("out", made["attention"], entered)
         core_d = self._core_backward(out_d)
         self._bias_gradient("qkv", core_d, self._weights["qkv"].outputs)
         reduced = self._column_backward("qkv", core_d, made["norm"])
         return self._norm_backward("norm", (reduced,) if two else (reduced, *parts), middle, made["x"])
+
+    def _entering_d(self, part: str, name: str, gradient: str) -> tuple[str, str]:
+        """The gathered gradient of a row-parallel product's output, and that of its input; in parts, at once."""
+        parts = self._layout.overlap_tensor
+        entered = self._enter(part, gradient, _BACKWARD, is_async=parts)
+        made = self._data_gradient(name, gradient if parts else entered)
+        if parts:
+            self._in_parts(part, entered, _BACKWARD)
+        return entered, made
 
     def _norm_backward(self, part: str, gradients: Sequence[str], residual: str, saved: str) -> str:
         """Gradients of input and scale in one pass over both (a persistent kernel), then the residual's added."""
@@ -398,7 +493,9 @@ class LayerOps:
         elements = self._rows * self._model.hidden
         also = self._around("qkv", _BACKWARD)
         sources = (*gradients, saved)
-        made = self._touch(f"{part}_d", sources, 6 * elements, shape, _BACKWARD, also=also, num_launches=2)
+        made = self._touch(
+            f"{part}_d", sources, self._shape.traffic.norm[1] * elements, shape, _BACKWARD, also=also, num_launches=2
+        )
         return self._touch(f"{part}_add_d", (made, residual), 6 * elements, shape, _BACKWARD, both=True)
 
     def _residual_backward(self, part: str, gradient: str) -> str:
@@ -445,10 +542,16 @@ class LayerOps:
 
     def _column_backward(self, name: str, gradient: str, saved: str) -> str:
         """Backward of a column-parallel product: the input's gradient, its sum over ranks, the weight's gradient."""
-        hides = self._layout.sequence_parallel or self._layout.async_tensor
-        again = self._enter(f"{name}_gather_w", saved, _WEIGHT, is_async=True)
-        data = self._data_gradient(name, gradient)
-        reduced = self._leave(f"{name}_reduce_d", data, _BACKWARD, is_async=hides)
+        hides = self._shape.hides_tensor and (self._layout.sequence_parallel or self._layout.async_tensor)
+        parts = self._layout.overlap_tensor and not self._shape.hides_tensor
+        again = self._enter(f"{name}_gather_w", saved, _WEIGHT, is_async=True) if hides else saved
+        if parts:
+            reduced = self._leave(f"{name}_reduce_d", gradient, _BACKWARD, is_async=True)
+            self._data_gradient(name, gradient)
+            self._graph.hold_back(COMPUTE, [reduced])
+        else:
+            data = self._data_gradient(name, gradient)
+            reduced = self._leave(f"{name}_reduce_d", data, _BACKWARD, is_async=hides)
         self._weight_gradient(name, again, gradient)
         if hides and self._layout.tensor > 1:
             self._graph.hold_back(COMPUTE, [reduced])
@@ -456,8 +559,7 @@ class LayerOps:
 
     def _mlp_backward(self, gradient: str) -> tuple[str, ...]:
         made, width = self.made, self._weights["down"].inputs
-        entered = self._enter("mlp_gather_d", gradient, _BACKWARD)
-        down_d = self._data_gradient("down", entered)
+        entered, down_d = self._entering_d("mlp_gather_d", "down", gradient)
         self._weight_gradient("down", made["act"], entered)
         act_d = self._act("act_d", (down_d, made["up"]), self._tokens, width, _BACKWARD)
         self._bias_gradient("up", act_d, self._weights["up"].outputs)
@@ -502,10 +604,11 @@ class LayerOps:
         """The last norm, the logits and the loss."""
         h, vocab, rows = self._model.hidden, self._weights["logits"].outputs, self._rows
         also = (self._parameters("logits", _FORWARD),) if self._shape.unit is Unit.LAYER else ()
-        norm = self._touch("norm", (x,), 4 * rows * h, (rows, h), _FORWARD, also=also)
+        num_bytes = self._shape.traffic.norm[0] * rows * h
+        norm = self._touch("norm", (x,), num_bytes, (rows, h), _FORWARD, also=also)
         logits = self._product("logits", self._enter("head_tp_gather", norm, _FORWARD))
         shape = (self._tokens, vocab)
-        num_bytes = CROSS_ENTROPY_BYTES * shape[0] * vocab
+        num_bytes = self._shape.traffic.loss[0] * shape[0] * vocab
         loss = self._touch("loss", (logits,), num_bytes, shape, Phase.LOSS, num_launches=10)
         if self._layout.tensor > 1:
             call = self._shape.groups.collective(CollectiveKind.ALL_REDUCE, 3 * 4 * self._tokens, TENSOR)
@@ -521,7 +624,7 @@ class LayerOps:
         vocab = self._weights["logits"].outputs
         shape = (self._tokens, vocab)
         sources = (self.made["loss"], self.made["logits"])
-        num_bytes = CROSS_ENTROPY_BACKWARD_BYTES * shape[0] * vocab
+        num_bytes = self._shape.traffic.loss[1] * shape[0] * vocab
         return self._touch("loss_d", sources, num_bytes, shape, _BACKWARD, num_launches=4)
 
     def head_backward(self, loss_d: str) -> str:
@@ -532,7 +635,9 @@ class LayerOps:
         self._weight_gradient("logits", self.made["norm"], loss_d)
         also = (self._parameters("logits", _BACKWARD),) if self._shape.unit is Unit.LAYER else ()
         sources = (reduced, self.made["head_input"])
-        return self._touch("norm_d", sources, 6 * rows * h, (rows, h), _BACKWARD, also=also, num_launches=2)
+        return self._touch(
+            "norm_d", sources, self._shape.traffic.norm[1] * rows * h, (rows, h), _BACKWARD, also=also, num_launches=2
+        )
 
     def embed_backward(self, gradient: str) -> None:
         """The table's gradient."""

@@ -7,6 +7,8 @@ Facts, each from the framework's own source:
   reduction's buffer on the stream of computations and reduced on a third stream. The copy-in of unit k + 2 waits for
   the copy-out of unit k. In backward a unit's copy-out is followed by the gather of the unit before it in forward's
   order. The copy into a reduction waits for the reduction before it. The root's own parameters stay gathered.
+- torchtitan (`parallelize_llama.py`, Dec 2024 to Jun 2025): FSDP2 around blocks compiled or not, fused AdamW, clipping;
+  tensor parallelism through DTensor, whose gathers and scatters run along the second axis of [batch, sequence, hidden].
 - FSDP1 (PyTorch 2.3): gathers in place, one unit ahead, and reduces on one stream.
 - DDP (`nn/parallel/distributed.py`, `csrc/distributed/c10d/reducer.cpp`): buckets of 25 MiB in the order in which
   gradients are ready, the first one of 1 MiB; gradients are copied into them and out again.
@@ -17,13 +19,14 @@ Facts, each from the framework's own source:
   reduces during every backward and keeps parameters whole.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
 from lagom_overlap.errors import UnknownNameError
 from lagom_overlap.units import MIB
 from lagom_overlap.workload.precision import HALF, MIXED, DType, Precision
+from lagom_overlap.workload.step.traffic import COMPILED, EAGER, FUSED, Traffic
 from lagom_overlap.workload.streams import ALL_GATHER, COMM, REDUCE_SCATTER
 
 
@@ -44,8 +47,13 @@ class IssueRules:
     framework has issued it. `first_bucket_bytes` and `bucket_bytes` are for buckets (None: the layout's);
     `copies_buckets` says that gradients are copied into them and out again. `reduces_shards_at_once`: with ZeRO 2
     gradients are reduced during every backward, not only the last. `main_gradients`: weight gradients are added to
-    FP32 buffers in the product's epilogue. `optimizer_bytes` is the optimizer's memory traffic per parameter,
-    `clip_bytes` that of checking and clipping gradients, `clips` whether that is done by default.
+    FP32 buffers in the product's epilogue. `traffic` is what memory-bound kernels move. `cast_bytes` is the traffic
+    per element of an operand that is scaled and cast for a product in FP8. `hides_tensor`: backward gathers a
+    column-parallel product's input again behind the input gradient's product and scatters that gradient behind the
+    weight gradient's, as Megatron-LM does; without it the gathered input is kept and the scatter is waited for.
+    `sequence_first`: activations are [sequence, batch, hidden]; otherwise each gather and scatter of sequence
+    parallelism goes along the second axis, which costs a copy. `optimizer_bytes` is the optimizer's memory traffic per
+    parameter, `clip_bytes` that of checking and clipping gradients, `clips` whether that is done by default.
     """
 
     name: str
@@ -59,6 +67,10 @@ class IssueRules:
     precision: Precision = MIXED
     main_gradients: bool = False
     reduces_shards_at_once: bool = True
+    traffic: Traffic = FUSED
+    cast_bytes: int = 4
+    hides_tensor: bool = True
+    sequence_first: bool = True
     optimizer_bytes: int = 28
     clip_bytes: int = 12
     clips: bool = False
@@ -67,6 +79,10 @@ class IssueRules:
 _ADAMW_FOREACH_BYTES: Final = 84
 """Per FP32 parameter, counted in PyTorch 2.13's multi-tensor AdamW, its default on GPUs: mul 8, lerp 12, mul 8,
 addcmul 16, sqrt 8, div 8, add 8, addcdiv 16."""
+_DYNAMIC_CAST_BYTES: Final = 8
+"""Per operand element of torchao's FP8 with one scale per tensor: maximum 2, cast 2 + 1, and again by columns."""
+_ADAMW_FUSED_BYTES: Final = 28
+"""Per FP32 parameter of one fused kernel: parameter, gradient and two moments read, all but the gradient written."""
 _CLIP_MEGATRON_BYTES: Final = 20
 """Per FP32 gradient: unscale and check 8, norm 4, clip 8."""
 
@@ -77,6 +93,17 @@ FSDP2: Final = IssueRules(
     reduce_stream=REDUCE_SCATTER,
     optimizer_bytes=_ADAMW_FOREACH_BYTES,
 )
+TORCHTITAN: Final = replace(
+    FSDP2,
+    name="torchtitan",
+    traffic=EAGER,
+    cast_bytes=_DYNAMIC_CAST_BYTES,
+    hides_tensor=False,
+    sequence_first=False,
+    optimizer_bytes=_ADAMW_FUSED_BYTES,
+    clips=True,
+)
+TORCHTITAN_COMPILED: Final = replace(TORCHTITAN, name="torchtitan_compiled", traffic=COMPILED)
 FSDP1: Final = IssueRules(
     name="fsdp1",
     sharding=Sharding.LAYERWISE,
@@ -115,7 +142,9 @@ PROGRAM_ORDER: Final = IssueRules(
 )
 """No framework: each unit is gathered just before its use and reduced just after its last gradient, on one stream."""
 
-RULES: Final = {rules.name: rules for rules in (FSDP2, FSDP1, DDP, MEGATRON, MEGATRON_DEEPSPEED, DEEPSPEED)}
+RULES: Final = {rules.name: rules for rules in (
+    FSDP2, FSDP1, TORCHTITAN, TORCHTITAN_COMPILED, DDP, MEGATRON, MEGATRON_DEEPSPEED, DEEPSPEED,
+)}  # fmt: skip
 
 
 def load_rules(name: str) -> IssueRules:

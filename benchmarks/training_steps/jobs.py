@@ -1,0 +1,231 @@
+"""What each row ran: model, layout, cluster and framework, by the row's columns and its framework's stated defaults.
+
+torchtitan (`train_configs`, `parallelize_llama.py`, Dec 2024): parameters are sharded over data x context ranks;
+"selective" is operator mode; with tensor parallelism sequence parallelism is on; FP8 leaves out the output matrix.
+Megatron-Bridge and NeMo: distributed optimizer with overlapped reductions (`fsdp` of 0 or empty) or FSDP, sequence
+parallelism with tensor parallelism, user buffers hide it, nothing recomputed, interleaving by `vp`. Not in the tables,
+hence not known: recomputation, CUDA graphs, fused kernels by release. Racks of GB200 and GB300 are one NVLink domain.
+"""
+
+from dataclasses import replace
+from typing import Final
+
+from lagom_overlap.hardware import Cluster, load_preset
+from lagom_overlap.units import TFLOPS
+from lagom_overlap.workload.models import TransformerModel, load_model
+from lagom_overlap.workload.parallel import ParallelLayout, PipelineSchedule, Recompute
+from lagom_overlap.workload.precision import DType, Precision, ProductFormat
+from training_steps.rows import Row, RowError, StepCase
+
+_PRESETS: Final = {
+    "A100-80GB": "a100_dgx",
+    "A100": "a100_dgx",
+    "H100": "h100_dgx",
+    "H100 NVLink": "h100_dgx",
+    "H200": "h200",
+    "B200": "b200",
+    "B300": "b300",
+    "GB200": "gb200",
+    "GB300": "gb300",
+}
+_HBM2E: Final = "H100-SXM 95GB HBM2e"
+_RACKS: Final = ("gb200", "gb300")
+_RACK_GPUS: Final = 64
+"""Of 72 those that a power of two uses."""
+_MODELS: Final = {
+    "Llama3-8B": "llama-3-8b", "Llama3.1-8B": "llama-3-8b", "LLAMA3_8B": "llama-3-8b", "LLAMA3-8B": "llama-3-8b",
+    "Llama3-70B": "llama-3-70b", "Llama3.1-70B": "llama-3-70b", "LLAMA3_70B": "llama-3-70b",
+    "LLAMA3-70B": "llama-3-70b", "Llama2-70B": "llama-2-70b", "LLAMA2-70B": "llama-2-70b", "Llama2-7B": "llama-2-7b",
+    "LLAMA2-7B": "llama-2-7b", "Llama2-13B": "llama-2-13b", "LLAMA2-13B": "llama-2-13b", "GPT3-5B": "gpt-5b",
+    "GPT3-20B": "gpt-20b", "GPT3-175B": "gpt-175b", "Nemotron-8B": "nemotron-3-8b", "Qwen3_30B_a3B": "qwen3-30b-a3b",
+    "mixtral_8x7b": "mixtral-8x7b", "mixtral_8x22b": "mixtral-8x22b",
+}  # fmt: skip
+_NOT_MODELLED: Final = (
+    ("deepseek", "multi-head latent attention is not modelled"),
+    ("nemotron_3", "Mamba layers are not modelled"),
+    ("nemotron3", "Mamba layers are not modelled"),
+    ("mimo", "a vision tower and packed sequences of unknown lengths are not modelled"),
+)
+_TWO_BYTE: Final = ("bf16", "bf16?")
+_RECOMPUTE: Final = {
+    "": Recompute.NONE, "none": Recompute.NONE, "full": Recompute.FULL, "selective": Recompute.PRODUCTS,
+    "selective op": Recompute.PRODUCTS, "selective layer": Recompute.LAYERS,
+}  # fmt: skip
+
+
+def case_of(row: Row) -> StepCase:
+    """The job of a row.
+
+    Raises:
+        LagomError: if it cannot be told, or is not modelled.
+    """
+    if not row.cells:
+        raise RowError("the line has another number of cells than the header")
+    if "superseded" in row.text("note"):
+        raise RowError("its authors corrected it: superseded")
+    if "known low" in row.text("note"):
+        raise RowError(f"its authors call the result too low: {row.text('note')[-60:]}")
+    framework = row.text("framework")
+    if framework.startswith("torchtitan"):
+        return _torchtitan(row)
+    if framework in ("Megatron-Bridge", "NeMo/Megatron", "Megatron-LM CI"):
+        return _megatron(row)
+    raise RowError(
+        f"framework is {framework[:40]!r}; known: torchtitan, Megatron-Bridge, NeMo/Megatron, Megatron-LM CI"
+    )
+
+
+def _model(row: Row) -> TransformerModel:
+    text = row.text("model")
+    for word, why in _NOT_MODELLED:
+        if word in text.lower():
+            raise RowError(f"model is {text[:60]!r}: {why}")
+    if text in _MODELS:
+        return load_model(_MODELS[text])
+    plain = text.split(" (")[0].rpartition("/")[2]
+    for known in sorted(_MODELS, key=len, reverse=True):
+        if plain.startswith(known):
+            return load_model(_MODELS[known])
+    raise RowError(f"model is {text[:60]!r}, whose sizes are not known here")
+
+
+def _cluster(row: Row, num_gpus: int) -> Cluster:
+    text = row.text("gpu_type")
+    preset = "h100_hbm2e" if text.startswith(_HBM2E) else _PRESETS.get(text)
+    if preset is None:
+        raise RowError(f"gpu_type is {text[:60]!r}; known: {', '.join([*_PRESETS, _HBM2E])}")
+    cluster = load_preset(preset)
+    per_node = min(_RACK_GPUS if preset in _RACKS else cluster.gpus_per_node, num_gpus)
+    if num_gpus % per_node:
+        raise RowError(f"gpus is {num_gpus}, must be a multiple of a node's {per_node}")
+    inter = replace(cluster.inter, bytes_per_s=cluster.inter.bytes_per_s / cluster.gpus_per_node * per_node)
+    return replace(cluster, num_nodes=num_gpus // per_node, gpus_per_node=per_node, inter=inter)
+
+
+def _products(row: Row) -> ProductFormat:
+    text = row.text("precision").lower()
+    if text in _TWO_BYTE:
+        return ProductFormat.PARAMETER
+    if text.startswith(("fp8", "float8", "mxfp8")):
+        return ProductFormat.FP8
+    raise RowError(f"precision is {row.text('precision')[:40]!r}; modelled: bf16, FP8 in every scaling")
+
+
+def _recompute(row: Row) -> Recompute:
+    text = row.text("ac").lower()
+    if text not in _RECOMPUTE:
+        raise RowError(f"ac is {text[:40]!r}; known: {', '.join(repr(word) for word in _RECOMPUTE)}")
+    return _RECOMPUTE[text]
+
+
+def _data(row: Row, num_gpus: int) -> int:
+    """Data-parallel ranks: what the other degrees leave."""
+    others = row.count("tp") * row.count("pp") * row.count("cp", 1)
+    if num_gpus % others:
+        raise RowError(f"tp x pp x cp = {others} must divide gpus = {num_gpus}")
+    return num_gpus // others
+
+
+def _measured_s(row: Row, model: TransformerModel, num_gpus: int) -> float:
+    """Seconds of an iteration, by the throughput that the row prints."""
+    tokens = row.count("global_batch") * row.count("seq")
+    step_s, rate, tflops = row.number("step_time_s"), row.number("tokens_per_s_per_gpu"), row.number("tflops_per_gpu")
+    if step_s is not None:
+        return step_s
+    if rate is not None:
+        return tokens / num_gpus / rate
+    if tflops is None:
+        raise RowError("nothing measured: tokens_per_s_per_gpu, tflops_per_gpu and step_time_s are empty")
+    return tokens * nemo_flops_per_token(model, row.count("seq")) / (num_gpus * tflops * TFLOPS)
+
+
+def nemo_flops_per_token(model: TransformerModel, seq_len: int) -> float:
+    """NeMo's own count behind its printed TFLOP/s: attention in full, not causal (`flops_formulas.py`, 24.07)."""
+    matrices = model.num_layers * model.active_layer_params
+    return 6.0 * (matrices + model.vocab * model.hidden) + 12.0 * model.num_layers * seq_len * model.attention_columns
+
+
+def _torchtitan(row: Row) -> StepCase:
+    num_gpus, tensor = row.count("gpus"), row.count("tp")
+    model, compiled = _model(row), not row.text("compile").lower().startswith("no")
+    pipeline, replicas = row.count("pp"), row.count("dp_replicate", 1)
+    data, context = _data(row, num_gpus), row.count("cp", 1)
+    layout = ParallelLayout(
+        tensor=tensor,
+        pipeline=pipeline,
+        data=data,
+        context=context,
+        micro_batch=row.count("micro_batch", 1),
+        global_batch=row.count("global_batch"),
+        recompute=_recompute(row),
+        sequence_parallel=tensor > 1,
+        overlap_tensor=tensor > 1 and row.text("async_tp").lower() == "yes",
+        zero_stage=3,
+    )
+    if data * context % replicas:
+        raise RowError(f"dp_replicate is {replicas}, must divide the {data * context} ranks that hold the same")
+    cluster = _cluster(row, num_gpus)
+    return StepCase(
+        line=row.line,
+        group="torchtitan",
+        family=f"{cluster.gpu.name.split('-')[0]} {'tp' if tensor > 1 else 'cp' if context > 1 else 'fsdp'}",
+        what=_words(row),
+        model=model,
+        layout=layout,
+        seq_len=row.count("seq"),
+        cluster=cluster,
+        framework="torchtitan_compiled" if compiled else "torchtitan",
+        precision=Precision(products=_products(row)),
+        measured_s=_measured_s(row, model, num_gpus),
+        shard=data * context // replicas,
+    )
+
+
+def _megatron(row: Row) -> StepCase:
+    if row.text("class") in ("ci_small", "ci_copy"):
+        raise RowError(f"class is {row.text('class')}: host-bound toys and copies are not judged")
+    if row.text("task") == "lora":
+        raise RowError("task is lora: frozen weights are not modelled")
+    model, tensor, pipeline = _model(row), row.count("tp"), row.count("pp")
+    expert, context = row.count("ep", 1), row.count("cp", 1)
+    num_gpus = row.count("gpus")
+    chunks = 1 if row.text("vp").lower() in ("", "n/a") or pipeline == 1 else row.count("vp")
+    data = _data(row, num_gpus)
+    layout = ParallelLayout(
+        tensor=tensor,
+        pipeline=pipeline,
+        data=data,
+        context=context,
+        expert=expert,
+        micro_batch=row.count("micro_batch", 1),
+        global_batch=row.count("global_batch"),
+        schedule=PipelineSchedule.INTERLEAVED if chunks > 1 else PipelineSchedule.ONE_F_ONE_B,
+        chunks=chunks,
+        recompute=_recompute(row),
+        sequence_parallel=tensor > 1,
+        overlap_tensor=tensor > 1 and row.text("framework") != "Megatron-LM CI",
+        zero_stage=1,
+        overlap_gradients=True,
+        overlap_p2p=chunks > 1,
+    )
+    ci = row.text("framework") == "Megatron-LM CI"
+    return StepCase(
+        line=row.line,
+        group="CI" if ci else "MoE" if model.num_experts else "dense Megatron",
+        family=model.name,
+        what=_words(row),
+        model=model,
+        layout=layout,
+        seq_len=row.count("seq"),
+        cluster=_cluster(row, num_gpus),
+        framework="megatron",
+        precision=Precision(DType.BF16, DType.BF16, DType.FP32, _products(row)),
+        measured_s=_measured_s(row, model, num_gpus),
+    )
+
+
+def _words(row: Row) -> str:
+    degrees = " ".join(
+        f"{name}{row.text(name)}" for name in ("tp", "pp", "cp", "ep", "vp") if row.text(name) not in ("", "1")
+    )
+    return " ".join(f"{row.text('model')[:24]} {row.text('gpu_type')[:6]} x{row.text('gpus')} {degrees}".split())

@@ -1,0 +1,103 @@
+"""Errors of a table of published steps: by row, by group, by left-out family, and how far equal jobs lie apart.
+
+The constants of a GPU (`cost/operators/data/gpus`) were fitted on the families that `FITTED_ON` names; a row of another
+family, framework or GPU was not seen by any fit. Rows that run the same job under several releases bound what a model
+without the release can reach: `release_floor_pct` is the mean error of the best single number for each such job.
+"""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from lagom_overlap.errors import LagomError
+from training_steps.jobs import case_of
+from training_steps.predict import predicted
+from training_steps.rows import StepCase, read_step_rows
+
+FITTED_GROUP: Final = "dense Megatron"
+"""A100 and H100 with HBM2e have no constant from a step; the others' come from this group (`fit_steps.py`)."""
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None
+
+
+def _summary(errors: Sequence[float]) -> dict[str, object]:
+    sizes = [abs(error) for error in errors]
+    return {
+        "num_rows": len(errors),
+        "mean_abs_error_pct": _mean(sizes),
+        "worst_pct": max(errors, key=abs, default=None),
+        "bias_pct": _mean(errors),
+    }
+
+
+def evaluate_steps(path: Path) -> dict[str, object]:
+    """The JSON object of a table of steps: the same keys as of every other table, and errors by group and family."""
+    rows: list[dict[str, object]] = []
+    refused: list[dict[str, object]] = []
+    errors: dict[str, list[float]] = defaultdict(list)
+    families: dict[str, list[float]] = defaultdict(list)
+    peers: list[float] = []
+    same: dict[object, list[float]] = defaultdict(list)
+    for row in read_step_rows(path):
+        try:
+            case = case_of(row)
+            times = predicted(case)
+        except LagomError as error:
+            why = " ".join(str(error).split())
+            refused.append({"row": row.line, "what": row.text("model")[:40], "why": f"{path.name}:{row.line}: {why}"})
+            continue
+        error_pct = 100.0 * (times.iteration_s / case.measured_s - 1.0)
+        fitted = case.group == FITTED_GROUP
+        errors[case.group].append(error_pct)
+        families[f"{case.group}, {case.family}, {case.cluster.name}"].append(error_pct)
+        if case.framework == "torchtitan":
+            peers.append(error_pct)
+        same[_job(case)].append(case.measured_s)
+        stage = times.stages[0]
+        exposed_s = sum(comm.exposed_s + comm.stretched_s for comm in stage.comms.values())
+        rows.append(
+            {
+                "row": case.line,
+                "what": f"{case.group}: {case.what}",
+                "measured_s": case.measured_s,
+                "predicted_s": times.iteration_s,
+                "error_pct": error_pct,
+                "fitted": fitted,
+                "computation_s": stage.compute_s,
+                "communication_s": exposed_s,
+                "bubble_s": stage.bubble_s,
+            }
+        )
+    every = [error for group in errors.values() for error in group]
+    unseen = [error for name, group in errors.items() if name != FITTED_GROUP for error in group]
+    return {
+        "num_rows": len(rows) + len(refused),
+        "mean_abs_error_pct": _mean([abs(error) for error in every]),
+        "mean_abs_error_not_fitted_pct": _mean([abs(error) for error in unseen]),
+        "num_fitted": len(errors[FITTED_GROUP]),
+        "groups": {name: _summary(found) for name, found in sorted(errors.items()) if found},
+        "families": {name: _summary(found) for name, found in sorted(families.items())},
+        "torchtitan_without_compile": _summary(peers),
+        "release_floor_pct": _floor(same),
+        "rows": rows,
+        "not_simulated": refused,
+    }
+
+
+def _job(case: StepCase) -> object:
+    return case.group, case.model.name, case.layout, case.seq_len, case.cluster.name, case.cluster.num_gpus
+
+
+def _floor(same: dict[object, list[float]]) -> float | None:
+    """Mean distance (percent) of jobs that were measured more than once to the median of their measurements."""
+    found = [
+        100.0 * abs(statistics.median(times) / time - 1.0)
+        for times in same.values()
+        if len(times) > 1 and max(times) > min(times)
+        for time in times
+    ]
+    return _mean(found)

@@ -1,0 +1,34 @@
+"""Bytes that memory-bound kernels move per element of a 2-byte activation, in fused kernels and in eager PyTorch.
+
+Fused: each is one kernel that reads its inputs and writes its results once (Apex, Transformer Engine, what inductor
+makes of the same lines). Eager counts torchtitan's lines operator by operator (`models/llama/model.py`, Dec 2024),
+reads plus writes, a float cast being 2 + 4:
+
+- RMS norm, forward: cast 6, pow 8, mean 4, times rsqrt 8, cast back 6, times weight 4 = 36; backward: gradient times
+  weight 4 and times x, summed 8, cast 6, times rsqrt 8, times x summed 12, through pow 24, sum of the two 12, cast 6,
+  the weight's reduction 4 = 84;
+- rotary, forward and backward each: cast 6, complex product 8, cast back 6 = 20;
+- SwiGLU, per column of the product: silu 4, product 6; backward: two products 12, silu 6 = 10 and 18;
+- cross entropy per logit: cast 6, log-softmax 12; backward: one hot 4, log-softmax 12, cast 6. Compiled: two passes
+  over 2-byte logits forward, one read and one write backward.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Bytes per element, forward and backward; `gated` per column of a gated activation, `loss` per logit."""
+
+    norm: tuple[int, int]
+    rotary: tuple[int, int]
+    gated: tuple[int, int]
+    loss: tuple[int, int]
+
+
+FUSED: Final = Traffic(norm=(4, 6), rotary=(4, 4), gated=(6, 10), loss=(36, 22))
+"""Megatron-LM's kernels. Its vocabulary-parallel cross entropy is not fused: cast to FP32 (6), maximum (4), subtraction
+(8), exponential (8), sum (2), quotient (8); backward: minus one hot (8), times the loss's gradient (8), cast (6)."""
+COMPILED: Final = Traffic(norm=(4, 6), rotary=(4, 4), gated=(6, 10), loss=(4, 4))
+EAGER: Final = Traffic(norm=(36, 84), rotary=(20, 20), gated=(10, 18), loss=(18, 22))

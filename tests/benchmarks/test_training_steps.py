@@ -1,0 +1,72 @@
+"""Published steps of other frameworks: bad rows named, the rest predicted. The figures are invented."""
+
+from pathlib import Path
+
+import pytest
+
+from iteration_time import evaluate, main
+from lagom_overlap.workload.models import load_model
+from training_steps.jobs import nemo_flops_per_token
+
+HEADER = (
+    "framework,model,gpu_type,gpus,fsdp,dp_replicate,tp,pp,cp,ep,vp,micro_batch,global_batch,seq,ac,compile,precision,"
+    "async_tp,task,tokens_per_s_per_gpu,tflops_per_gpu,step_time_s,class,note"
+)
+TITAN = "torchtitan,Llama3-8B,A100-80GB,8,8,,1,1,1,,,1,8,2048,selective op,no,bf16,,pretrain,3000,,,full,"
+DENSE = "NeMo/Megatron,LLAMA2-7B,H100,8,,,1,1,1,,1,1,8,2048,,,FP8,,pretrain,16000,,,full,"
+
+
+def table(tmp_path: Path, *lines: str) -> Path:
+    path = tmp_path / "steps.csv"
+    path.write_text("\n".join((HEADER, *lines)) + "\n", encoding="utf-8")
+    return path
+
+
+def test_rows_of_two_frameworks_are_predicted_and_gathered_by_group_and_family(tmp_path: Path) -> None:
+    found = evaluate(table(tmp_path, TITAN, DENSE))
+    rows = found["rows"]
+    assert [row["row"] for row in rows] == [2, 3]  # type: ignore[attr-defined]
+    assert rows[0]["measured_s"] == pytest.approx(2048 / 3000)  # type: ignore[index]
+    assert [row["fitted"] for row in rows] == [False, True]  # type: ignore[attr-defined]
+    assert set(found["groups"]) == {"torchtitan", "dense Megatron"}  # type: ignore[call-overload]
+    assert found["torchtitan_without_compile"]["num_rows"] == 1  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (TITAN.replace("A100-80GB", "TPUv4"), "gpu_type is 'TPUv4'"),
+        (TITAN.replace(",8,8,,1,1,1,", ",,8,,1,1,1,"), "gpus is not printed"),
+        (TITAN.replace(",8,8,,1,1,1,", ",8,8,,3,1,1,"), "must divide gpus = 8"),
+        (TITAN.replace("3000", "nan"), "tokens_per_s_per_gpu is nan"),
+        (TITAN.replace("3000", ""), "nothing measured"),
+        (TITAN.replace("bf16", "nvfp4"), "precision is 'nvfp4'"),
+        (TITAN.replace("Llama3-8B", "Nemotron_3_Nano"), "Mamba layers are not modelled"),
+        (DENSE.replace("LLAMA2-7B", "DeepSeekV3"), "latent attention is not modelled"),
+        (DENSE.replace("pretrain", "lora"), "frozen weights are not modelled"),
+        (DENSE.replace("NeMo/Megatron", "Keras"), "framework is 'Keras'"),
+        ("torchtitan,Llama3-8B", "another number of cells"),
+    ],
+)
+def test_a_bad_row_is_named_with_file_line_and_reason_and_the_rest_is_judged(
+    tmp_path: Path, line: str, words: str
+) -> None:
+    found = evaluate(table(tmp_path, line, TITAN))
+    assert [row["row"] for row in found["rows"]] == [3]  # type: ignore[attr-defined]
+    (refused,) = found["not_simulated"]  # type: ignore[misc]
+    assert refused["why"].startswith("steps.csv:2: ")  # type: ignore[has-type]
+    assert words in refused["why"]  # type: ignore[has-type]
+    assert found["num_rows"] == 2
+
+
+def test_nemos_printed_throughput_and_tflops_agree_by_its_own_formula() -> None:
+    # NVIDIA's summary of NeMo 24.07 prints 16,847 tokens/s and 776 TFLOP/s per GPU for Llama-2-7B at 4096 tokens.
+    assert 16_847 * nemo_flops_per_token(load_model("llama-2-7b"), 4096) == pytest.approx(776e12, rel=0.005)
+    assert 12_036 * nemo_flops_per_token(load_model("llama-3-8b"), 8192) == pytest.approx(697e12, rel=0.005)
+    assert 22_521 * nemo_flops_per_token(load_model("gpt-5b"), 2048) == pytest.approx(736e12, rel=0.005)
+    assert 5_851 * nemo_flops_per_token(load_model("gpt-20b"), 2048) == pytest.approx(750e12, rel=0.005)
+
+
+def test_the_command_prints_groups_and_ends_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(table(tmp_path, TITAN))]) == 0
+    assert "torchtitan: 1 rows" in capsys.readouterr().out
