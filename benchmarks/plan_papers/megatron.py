@@ -14,6 +14,7 @@ from lagom_overlap.planners.megatron.planner import Megatron
 from lagom_overlap.planners.megatron.roles import MegatronRole, Roles
 from lagom_overlap.planners.predict import predict
 from lagom_overlap.planners.step_index import StepIndex
+from lagom_overlap.sim.framework import FrameworkModel
 from lagom_overlap.workload import Op, load_model
 from lagom_overlap.workload.parallel import ParallelLayout
 from plan_papers.grid import Grid
@@ -61,7 +62,7 @@ def megatron(work: Work) -> Iterator[str]:
     yield "Without contention, and with it (there `--tp-comm-overlap` runs from userbuffers: no copies, copy engines)."
     yield ""
     rows = []
-    contended = ContentionModel(cluster, load_profile("plausible"))
+    contended = FrameworkModel(ContentionModel(cluster, load_profile("plausible")))
     for num_gpus in (64, 256, 1024):
         scale = scale_of(num_gpus)
         chosen = recommended(scale)

@@ -15,8 +15,8 @@ from lagom_overlap.engines.fx.fsdp2_settings import Fsdp2Settings
 from lagom_overlap.errors import JobError
 from lagom_overlap.planners.base import PlanProblem
 from lagom_overlap.planners.deadline import Work
+from lagom_overlap.planners.effects import MIN_GAIN
 from lagom_overlap.planners.fsdp2 import Fsdp2
-from lagom_overlap.planners.fsdp2.planner import MIN_GAIN
 from lagom_overlap.planners.fsdp2.reissue import reissued
 from lagom_overlap.planners.simulated import SimulatedStep, simulated
 from lagom_overlap.verbs.plan_apply import apply_fsdp2

@@ -5,11 +5,21 @@ from pathlib import Path
 
 import pytest
 
+from lagom_overlap.collective import Collective, CollectiveKind
+from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.errors import JobError
+from lagom_overlap.export.tp_overlap import tp_overlap_yaml
+from lagom_overlap.hardware import load_preset
+from lagom_overlap.planners.base import PlanProblem
+from lagom_overlap.planners.effects import MIN_GAIN
+from lagom_overlap.planners.megatron.flags import MegatronFlags, TensorOverlap
+from lagom_overlap.planners.simulated import simulated
+from lagom_overlap.planners.times import ModelTimes
 from lagom_overlap.results.plan import MegatronEffects
 from lagom_overlap.verbs.plan import PlanRequest, planned, run_plan
-from lagom_overlap.verbs.plan_megatron import megatron_lines
+from lagom_overlap.verbs.plan_megatron import megatron_lines, megatron_plan
 from lagom_overlap.verbs.plan_problem import read_input
+from lagom_overlap.workload import CommOp, CompOp, Iteration, MemoryBound
 
 JOB = """
 [job]
@@ -58,15 +68,69 @@ def test_registered_buffers_are_advised_where_parameters_are_sharded(tmp_path: P
 
 
 def test_the_advice_holds_no_switch_that_is_predicted_to_lose(tmp_path: Path) -> None:
-    found, _ = advised(tmp_path, "zero_stage = 1\nglobal_batch = 16\n")
+    found, _ = advised(tmp_path, "zero_stage = 1\nglobal_batch = 4\n")
     assert isinstance(found, MegatronEffects)
     assert not any(argument.startswith("--no-async") for argument in found.arguments)
     lines = "\n".join(megatron_lines(found))
     for one in found.not_advised:
         assert one.switch not in found.arguments
         assert f"{one.switch}: not advised" in lines
-        assert one.with_s >= one.without_s == found.step_s
-    assert all(one.with_s < one.without_s or f"{one.switch}: not advised" in lines for one in found.switches)
+        assert one.gain <= MIN_GAIN
+        assert one.without_s == found.step_s
+    assert all(one.gain > MIN_GAIN or f"{one.switch}: not advised" in lines for one in found.switches)
+
+
+def test_sequence_parallelism_is_predicted_on_its_own_step_and_advised_if_it_gains(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(JOB.replace("sequence_parallel = true\n", "zero_stage = 1\nglobal_batch = 4\n"))
+    result = run_plan(read_input(path), PlanRequest(out=tmp_path / "run"))
+    assert (result.carrier, result.planner) == ("megatron", "megatron")
+    found = result.megatron
+    assert found is not None
+    row = next(one for one in (*found.switches, *found.not_advised) if one.switch == "--sequence-parallel")
+    assert ("--sequence-parallel" in found.arguments) == (row.gain > MIN_GAIN)
+    assert result.iteration_s.after == found.step_s < result.iteration_s.before
+    assert found.environment == {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    written = (tmp_path / "run" / "megatron_args.sh").read_text()
+    assert "export CUDA_DEVICE_MAX_CONNECTIONS=1" in written
+    assert f'MEGATRON_OVERLAP_ARGS="{" ".join(found.arguments)}"' in written
+    applied = run_plan(read_input(path), PlanRequest(apply=tmp_path / "run" / "plan.toml"))
+    assert applied.megatron is not None
+    assert applied.megatron.arguments == found.arguments
+
+
+def test_megatrons_own_step_and_its_switches_are_simulated_alike(tmp_path: Path) -> None:
+    """The job's own switches as rules give the built step, within a thousandth."""
+    path = tmp_path / "job.toml"
+    path.write_text(JOB + "zero_stage = 1\nglobal_batch = 4\noverlap_gradients = false\n")
+    given = read_input(path)
+    own = MegatronFlags(overlap_grad_reduce=False, overlap_param_gather=False)
+    made = megatron_plan(given.problem, given.num_ranks, wanted=own)
+    assert made.step.makespan_s == pytest.approx(simulated(given.problem, given.issued).makespan_s, rel=2e-3)
+
+
+def test_tensor_parallel_overlap_has_its_file_and_several_connections_where_experts_overlap() -> None:
+    flags = MegatronFlags(tensor_overlap=TensorOverlap.PIPELINED, tensor_splits=8)
+    comm = CommOp(
+        name="a", collective=Collective(CollectiveKind.REDUCE_SCATTER, 1 << 20, 8), communicator="tp", stream="comm"
+    )
+    iteration = Iteration("step", (CompOp(name="b", work=MemoryBound(8)), comm), is_dataflow=True)
+    cluster = load_preset("h100_dgx", 1)
+    problem = PlanProblem(
+        iteration=iteration, cluster=cluster, times=ModelTimes(ContentionModel(cluster, load_profile("plausible")))
+    )
+    text = tp_overlap_yaml(problem, flags).decode()
+    products = [line.removesuffix(":") for line in text.splitlines() if line.endswith(":")]
+    assert sorted(products) == sorted(
+        f"{layer}_{phase}" for layer in ("qkv", "proj", "fc1", "fc2") for phase in ("fprop", "dgrad", "wgrad")
+        if (layer, phase) not in (("proj", "wgrad"), ("fc2", "wgrad"))
+    )  # fmt: skip
+    assert "fc2_fprop:\n  method: pipeline\n  num_sm: 5\n  num_splits: 8\n" in text
+    one, several = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+    assert flags.environment(has_tensor=True, is_blackwell=False) == one
+    assert flags.environment(has_tensor=True, is_blackwell=True) == {}
+    assert MegatronFlags(overlap_experts=True).environment(has_tensor=True, is_blackwell=False) == several
+    assert MegatronFlags(megatron_fsdp=True).environment(has_tensor=True, is_blackwell=False) == {}
 
 
 def test_other_planners_advise_no_switches(tmp_path: Path) -> None:

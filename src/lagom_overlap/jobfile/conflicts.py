@@ -36,7 +36,7 @@ _ALWAYS: Final = {
     "NCCL_CTA_POLICY": "is CTA_POLICY_EFFICIENCY switched off by any tuner that is loaded; ZERO bypasses tuners",
     "NCCL_TUNER_CONFIG_FILE": "is read by NVIDIA's example tuner: as the chained one it answers 1 channel by default",
     "NCCL_PROFILER_PLUGIN": "is the user's own profiler: NCCL events are left to it",
-    "CUDA_DEVICE_MAX_CONNECTIONS": "set to 1 it serialises kernels in launch order, which ends most overlap",
+    "CUDA_DEVICE_MAX_CONNECTIONS": "at 1 kernels start in launch order: right for Megatron's tensor parallelism only",
     "TORCH_NCCL_ENABLE_TIMING": "records events around every collective, which costs overlap",
 }
 _ONLY: Final = {"CUDA_DEVICE_MAX_CONNECTIONS": ("1",), "NCCL_CTA_POLICY": ("1", "2", "EFFICIENCY", "ZERO")}

@@ -1,6 +1,10 @@
 """What one setting of a framework is predicted to bring."""
 
 from dataclasses import dataclass
+from typing import Final
+
+MIN_GAIN: Final = 0.01
+"""Of the step: below, a prediction says nothing; steps of one program scatter by as much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

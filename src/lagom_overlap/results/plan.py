@@ -125,6 +125,7 @@ class MegatronEffects:
     num_gpus: int
     is_contended: bool
     arguments: tuple[str, ...]
+    environment: Mapping[str, str]
     step_s: float
     without_overlap_s: float
     switches: tuple[SwitchAdvice, ...]

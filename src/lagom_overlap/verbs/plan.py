@@ -17,6 +17,8 @@ from lagom_overlap.jobfile.registry import check_planner_name, make_planner
 from lagom_overlap.planners.base import Plan
 from lagom_overlap.planners.carriers import SETTINGS_PLANNERS, Carrier
 from lagom_overlap.planners.deadline import Work, ended_by_ctrl_c
+from lagom_overlap.planners.megatron.flags import MegatronFlags
+from lagom_overlap.planners.megatron.planner import Megatron
 from lagom_overlap.planners.memory import refuse_beyond
 from lagom_overlap.planners.simulated import NO_CONFIGS, SimulatedStep, Simulation, simulated
 from lagom_overlap.record import (
@@ -47,12 +49,10 @@ from lagom_overlap.units import format_seconds
 from lagom_overlap.verbs.plan_carrier import carried, nobody
 from lagom_overlap.verbs.plan_file import check_plan, check_plan_file, plan_toml, read_plan
 from lagom_overlap.verbs.plan_fsdp2 import fsdp2_lines
-from lagom_overlap.verbs.plan_megatron import megatron_effects, megatron_lines
+from lagom_overlap.verbs.plan_megatron import megatron_files, megatron_lines, megatron_plan
 from lagom_overlap.verbs.plan_problem import OURS, WHOLE, Check, PlanInput
 from lagom_overlap.workload.digest import graph_digest
 
-MEGATRON: Final = "megatron"
-"""The planner whose switches are advised one by one."""
 MAX_ERROR: Final = 0.02
 """The largest difference of outputs, relative to the largest value, that is rounding: five times that of bfloat16."""
 _FILES: Final = ("run.json", "plan.toml", "report.html", "timeline.json")
@@ -79,7 +79,7 @@ class PlanRequest:
 class Planned:
     """A plan, the step simulated before and after it, and the seconds that it took.
 
-    `interrupted`: the user ended the search.
+    `interrupted`: the user ended the search. `megatron` is what Megatron-LM's switches bring, of a plan of those.
     """
 
     plan: Plan
@@ -87,6 +87,7 @@ class Planned:
     after: SimulatedStep
     solve_s: float
     interrupted: bool = False
+    megatron: MegatronEffects | None = None
 
 
 def planned(given: PlanInput, planner: str, *, on_progress: Callable[[Any], None] | None = None) -> Planned:
@@ -197,14 +198,20 @@ def run_plan(given: PlanInput, request: PlanRequest) -> PlanResult:
         given = replace(given, problem=replace(given.problem, work=Work(request.work)))
     if request.apply is not None:
         carrier = check_plan_file(request.apply)
-        found = judged(given, read_plan(request.apply, given.problem, given.num_ranks), 0.0)
+        read = read_plan(request.apply, given.problem, given.num_ranks)
+        flags = read.settings if isinstance(read.settings, MegatronFlags) else None
+        found = judged(given, read, 0.0) if flags is None else _megatron(given, flags)
     else:
         asked = carried(given, carrier=request.carrier, planner=request.planner)
         carrier = asked.carrier
         if carrier is Carrier.INDUCTOR:
             given = _only_order(given)
-        found = offered(given, planned(given, asked.planner, on_progress=request.on_progress))
-    files = () if request.out is None else tuple(request.out / name for name in _FILES)
+        if carrier is Carrier.MEGATRON:
+            found = offered(given, _megatron(given, _wanted(given)))
+        else:
+            found = offered(given, planned(given, asked.planner, on_progress=request.on_progress))
+    names = (*_FILES, *megatron_files(given.problem, found.plan.settings, found.megatron))
+    files = () if request.out is None else tuple(request.out / name for name in names)
     result = plan_result(given, found, carrier=carrier, files=files)
     if request.out is not None:
         create_folder(request.out)
@@ -222,17 +229,29 @@ def _only_order(given: PlanInput) -> PlanInput:
     return replace(given, problem=replace(given.problem, exact=True), options=options, planner=given.planner or OURS)
 
 
-def _megatron(given: PlanInput, plan: Plan) -> MegatronEffects | None:
-    """Its switches one by one, where its own planner was asked."""
-    if plan.planner != MEGATRON:
+def _wanted(given: PlanInput) -> MegatronFlags | None:
+    """The switches that the job's options name; None if it names none, and then they are chosen."""
+    if not given.options:
         return None
-    return megatron_effects(given.problem, given.num_ranks, given.pipeline)
+    planner = make_planner(SETTINGS_PLANNERS[Carrier.MEGATRON], given.options)
+    assert isinstance(planner, Megatron)
+    return planner.flags
+
+
+def _megatron(given: PlanInput, wanted: MegatronFlags | None) -> Planned:
+    """Megatron-LM's switches: those given, or those that pay."""
+    start = time.monotonic()
+    sequence = None if given.sequence is None or wanted is not None else given.sequence()
+    made = megatron_plan(given.problem, given.num_ranks, pipeline=given.pipeline, sequence=sequence, wanted=wanted)
+    before = simulated(given.problem, given.issued)
+    refuse_beyond("the plan", made.step.peak_bytes, given.problem.memory_limit_bytes)
+    seconds = time.monotonic() - start
+    return Planned(plan=made.plan, before=before, after=made.step, solve_s=seconds, megatron=made.effects)
 
 
 def plan_result(given: PlanInput, found: Planned, *, carrier: Carrier | None, files: tuple[Path, ...]) -> PlanResult:
     """A plan as it is reported, before any run."""
-    before, after, plan = found.before, found.after, found.plan
-    megatron = _megatron(given, plan)
+    before, after, plan, megatron = found.before, found.after, found.plan, found.megatron
     return PlanResult(
         job=given.name,
         num_ranks=given.num_ranks,
@@ -345,6 +364,8 @@ def _write(folder: Path, given: PlanInput, result: PlanResult) -> None:
     with held_back():
         for name, content in zip(_FILES, contents, strict=True):
             write_private(folder / name, content)
+        for name, text in megatron_files(given.problem, step.plan.settings, result.megatron).items():
+            write_private(folder / name, text)
 
 
 def _times_in_words(given: PlanInput) -> str:

@@ -18,6 +18,7 @@ from lagom_overlap.planners.base import Plan, PlanProblem
 from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.planners.fsdp2.reissue import reissued
 from lagom_overlap.planners.fsdp2.visits import units_of, visits_of
+from lagom_overlap.planners.megatron.flags import MegatronFlags
 from lagom_overlap.planners.schedule import lower_bound, task_graph
 from lagom_overlap.workload import Iteration
 from lagom_overlap.workload.digest import graph_digest
@@ -40,6 +41,11 @@ _FSDP2_HEAD: Final = """\
 # Apply it in the job: lagom_overlap.apply_fsdp2(model, Path("plan.toml")), behind fully_shard.
 # Predict it: lagom plan JOB --apply plan.toml
 """
+_MEGATRON_HEAD: Final = """\
+# A plan of `lagom plan` for Megatron-LM. It may be edited.
+# Apply it in the job: megatron_args.sh sets the switches and the environment, tp_comm_overlap.yaml is for them.
+# Predict it: lagom plan JOB --apply plan.toml
+"""
 
 
 class _Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -56,19 +62,21 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     plan: _Head
     rewrite: tuple[RewriteTable, ...] = ()
     fsdp2: Fsdp2Settings | None = None
+    megatron: MegatronFlags | None = None
 
 
 def plan_toml(
     job: str, plan: Plan, iteration: Iteration, num_ranks: int, *, carrier: Carrier | None, times: str = ""
 ) -> bytes:
     """The file of a plan made for `iteration`; `times` says where its times came from."""
-    if not isinstance(plan.settings, Fsdp2Settings):
+    if plan.settings is None:
         return rewrites_toml(
             job, plan.rewrites, iteration, num_ranks, planner=plan.planner, carrier=carrier, times=times
         )
     head = _Head(VERSION, plan.planner, graph_digest(iteration), num_ranks, carrier, job, times)
-    held = {"plan": _without_nulls(head), "fsdp2": msgspec.to_builtins(plan.settings)}
-    return (_FSDP2_HEAD + tomli_w.dumps(held)).encode()
+    is_fsdp2 = isinstance(plan.settings, Fsdp2Settings)
+    held = {"plan": _without_nulls(head), "fsdp2" if is_fsdp2 else "megatron": _without_nulls(plan.settings)}
+    return ((_FSDP2_HEAD if is_fsdp2 else _MEGATRON_HEAD) + tomli_w.dumps(held)).encode()
 
 
 def rewrites_toml(
@@ -87,7 +95,7 @@ def rewrites_toml(
     return (_GRAPH_HEAD + tomli_w.dumps({"plan": _without_nulls(head), "rewrite": tables})).encode()
 
 
-def _without_nulls(head: _Head) -> dict[str, object]:
+def _without_nulls(head: _Head | Fsdp2Settings | MegatronFlags) -> dict[str, object]:
     """TOML has none."""
     return {key: value for key, value in msgspec.to_builtins(head).items() if value is not None}
 
@@ -140,7 +148,7 @@ def read_plan(path: Path, problem: PlanProblem, num_ranks: int) -> Plan:
         rewrites=rewrites,
         iteration=iteration,
         lower_bound_s=bound_s,
-        settings=held.fsdp2,
+        settings=held.fsdp2 or held.megatron,
     )
 
 

@@ -1,29 +1,43 @@
-"""`lagom plan --planner megatron`: what each of Megatron-LM's switches is predicted to bring on this job."""
+"""`lagom plan --for megatron`: Megatron-LM's switches as a plan, and what each is predicted to bring on this job."""
 
-from lagom_overlap.collective import CollectiveKind
-from lagom_overlap.cost import ContentionModel
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from lagom_overlap.collective import CollectiveKind, CommConfig
 from lagom_overlap.errors import JobError
+from lagom_overlap.export.tp_overlap import TP_OVERLAP_FILE, tp_overlap_yaml
 from lagom_overlap.jobfile.step import JobStep
-from lagom_overlap.planners.base import OpTimes, PlanProblem
-from lagom_overlap.planners.effects import SwitchAdvice
+from lagom_overlap.planners.base import Plan, PlanProblem
+from lagom_overlap.planners.carriers import SETTINGS_PLANNERS, Carrier
+from lagom_overlap.planners.effects import MIN_GAIN, SwitchAdvice
 from lagom_overlap.planners.megatron.advice import (
+    Scale,
     advise,
+    best_bucket,
     recommended,
     scale_of,
     step_s,
     without_overlap_s,
     worthwhile,
 )
-from lagom_overlap.planners.megatron.flags import MegatronFlags
+from lagom_overlap.planners.megatron.flags import MegatronFlags, TensorOverlap
 from lagom_overlap.planners.megatron.pipeline import SlotSeconds
 from lagom_overlap.planners.megatron.pipeline_advice import PipelineAdvice, check_micro_batches, pipeline_advice
 from lagom_overlap.planners.megatron.planner import Megatron
+from lagom_overlap.planners.megatron.userbuffers import contended
 from lagom_overlap.planners.memory import parameter_gathers
+from lagom_overlap.planners.schedule import lower_bound, task_graph
+from lagom_overlap.planners.simulated import NO_CONFIGS, SimulatedStep, simulated
 from lagom_overlap.planners.times import ModelTimes
 from lagom_overlap.results.plan import MegatronEffects, PipelineEffects
+from lagom_overlap.sim.framework import FrameworkModel
 from lagom_overlap.units import format_seconds
-from lagom_overlap.workload import CommOp, Phase
+from lagom_overlap.workload import CommOp, Iteration, Phase
 from lagom_overlap.workload.step.groups import DATA, PIPELINE
+
+ARGUMENTS_FILE: Final = "megatron_args.sh"
+_BLACKWELL: Final = ("b200", "gb200", "b300", "gb300")
 
 
 def pipeline_effects(job: JobStep, times: ModelTimes) -> PipelineEffects | None:
@@ -53,32 +67,111 @@ def _slot_seconds(job: JobStep, times: ModelTimes) -> SlotSeconds:
     return SlotSeconds(forward_s=forward_s, backward_s=backward_s, transfer_s=transfer_s)
 
 
-def megatron_effects(problem: PlanProblem, num_gpus: int, pipeline: PipelineEffects | None) -> MegatronEffects:
-    """Of the switches recommended for the scale those that pay on this step, and the effect of each, with contention.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MegatronPlan:
+    """A plan of switches, the step simulated with them, and what each brings."""
+
+    plan: Plan
+    step: SimulatedStep
+    effects: MegatronEffects
+
+
+def megatron_plan(
+    problem: PlanProblem,
+    num_gpus: int,
+    *,
+    pipeline: PipelineEffects | None = None,
+    sequence: PlanProblem | None = None,
+    wanted: MegatronFlags | None = None,
+) -> MegatronPlan:
+    """Of the switches recommended for the scale those that pay on this step, each predicted with the others applied.
+
+    `sequence` is the same job's step with sequence parallelism, where it has none. `wanted` are switches to take as
+    they are.
 
     Raises:
-        JobError: if the recommended switches exclude each other on this step.
+        JobError: if the switches exclude each other on this step.
     """
+    scale = scale_of(num_gpus)
+    price = problem.times.price if isinstance(problem.times, ModelTimes) else None
+    more: list[SwitchAdvice] = []
+    if wanted is None:
+        flags, dropped = _chosen(problem, scale, price)
+        if sequence is not None:
+            others, others_dropped = _chosen(sequence, scale, price)
+            without_s, with_s = step_s(problem, flags, price), step_s(sequence, others, price)
+            found = SwitchAdvice(switch="--sequence-parallel", without_s=without_s, with_s=with_s)
+            if found.gain > MIN_GAIN:
+                problem, flags, dropped = sequence, replace(others, sequence_parallel=True), others_dropped
+                more.append(found)
+            else:
+                dropped = (*dropped, found)
+        flags = _interleaved(flags, pipeline)
+    else:
+        flags, dropped = wanted, ()
+    step, iteration, configs = _simulated(problem, flags, price)
+    effects = MegatronEffects(
+        scale=str(scale),
+        num_gpus=num_gpus,
+        is_contended=price is not None,
+        arguments=flags.arguments(),
+        environment=flags.environment(
+            has_tensor=any(op.communicator.startswith(("tp", "tensor")) for op in problem.iteration.comms),
+            is_blackwell=problem.cluster.gpu.name.lower().startswith(_BLACKWELL),
+        ),
+        step_s=step.makespan_s,
+        without_overlap_s=without_overlap_s(problem, flags, price),
+        switches=(*more, *advise(problem, flags, price)),
+        not_advised=dropped,
+        pipeline=pipeline,
+    )
+    graph = task_graph(problem)
+    plan = Plan(
+        planner=SETTINGS_PLANNERS[Carrier.MEGATRON],
+        rewrites=(),
+        iteration=iteration,
+        lower_bound_s=graph.seconds(lower_bound(graph)),
+        configs=configs,
+        settings=flags,
+    )
+    return MegatronPlan(plan=plan, step=step, effects=effects)
+
+
+def _chosen(
+    problem: PlanProblem, scale: Scale, price: FrameworkModel | None
+) -> tuple[MegatronFlags, tuple[SwitchAdvice, ...]]:
+    """The switches that pay, and those that do not."""
     phases = {op.name: op.origin.phase for op in problem.iteration.comms}
     sharded = any(phases[buffer.maker] is Phase.BACKWARD for buffer in parameter_gathers(problem.iteration))
     exchanges = any(op.collective.kind is CollectiveKind.ALL_TO_ALL for op in problem.iteration.comms)
-    scale = scale_of(num_gpus)
     wanted = recommended(scale, fully_sharded=sharded)
     if exchanges:
         wanted = _with_experts(problem, recommended(scale, has_experts=True, fully_sharded=sharded), wanted)
-    model = _model_of(problem.times)
-    flags, not_advised = worthwhile(problem, wanted, model)
-    return MegatronEffects(
-        scale=str(scale),
-        num_gpus=num_gpus,
-        is_contended=model is not None,
-        arguments=flags.arguments(),
-        step_s=step_s(problem, flags, model),
-        without_overlap_s=without_overlap_s(problem, flags, model),
-        switches=advise(problem, flags, model),
-        not_advised=not_advised,
-        pipeline=pipeline,
-    )
+    flags, dropped = worthwhile(problem, wanted, price)
+    flags, sizes = best_bucket(problem, flags, price)
+    return flags, (*dropped, *sizes)
+
+
+def _interleaved(flags: MegatronFlags, pipeline: PipelineEffects | None) -> MegatronFlags:
+    """With the interleaved schedule where that shortens the pipeline most, and enough."""
+    found = [] if pipeline is None else [one for one in pipeline.switches if one.virtual_layers is not None]
+    best = max(found, key=lambda one: one.gain, default=None)
+    if best is None or best.gain <= MIN_GAIN:
+        return flags
+    return replace(flags, interleaved=True, overlap_p2p=True, virtual_layers=best.virtual_layers)
+
+
+def _simulated(
+    problem: PlanProblem, flags: MegatronFlags, price: FrameworkModel | None
+) -> tuple[SimulatedStep, Iteration, Mapping[str, CommConfig]]:
+    """The step with the switches, its operators and the settings of its collectives."""
+    planned = Megatron(flags).plan(problem).iteration
+    plain = simulated(problem, planned)
+    if price is None:
+        return plain, planned, NO_CONFIGS
+    found = contended(problem, flags, price)
+    step = SimulatedStep(timeline=found.timeline, peak_bytes=plain.peak_bytes, simulation=plain.simulation)
+    return step, found.iteration, found.configs
 
 
 def _with_experts(problem: PlanProblem, wanted: MegatronFlags, otherwise: MegatronFlags) -> MegatronFlags:
@@ -90,8 +183,18 @@ def _with_experts(problem: PlanProblem, wanted: MegatronFlags, otherwise: Megatr
     return wanted
 
 
-def _model_of(times: OpTimes) -> ContentionModel | None:
-    return times.model if isinstance(times, ModelTimes) else None
+def megatron_files(problem: PlanProblem, settings: object, effects: MegatronEffects | None) -> Mapping[str, bytes]:
+    """What a job of Megatron-LM reads, by file name; nothing for another plan."""
+    if effects is None or not isinstance(settings, MegatronFlags):
+        return {}
+    files = {}
+    arguments = list(effects.arguments)
+    if settings.tensor_overlap is TensorOverlap.PIPELINED:
+        files[TP_OVERLAP_FILE] = tp_overlap_yaml(problem, settings)
+        arguments.append(f"--tp-comm-overlap-cfg {TP_OVERLAP_FILE}")
+    exports = [f"export {name}={value}\n" for name, value in effects.environment.items()]
+    text = "".join((*exports, f'MEGATRON_OVERLAP_ARGS="{" ".join(arguments)}"\n'))
+    return {ARGUMENTS_FILE: f"# Written by lagom plan --for megatron; source it.\n{text}".encode(), **files}
 
 
 def megatron_lines(advice: MegatronEffects) -> tuple[str, ...]:
@@ -99,6 +202,7 @@ def megatron_lines(advice: MegatronEffects) -> tuple[str, ...]:
     how = "with contention" if advice.is_contended else "without contention"
     found = [
         f"advised on {advice.num_gpus} GPUs ({advice.scale}): {' '.join(advice.arguments) or 'no switch'}",
+        *(f"environment: {name}={value}" for name, value in advice.environment.items()),
         f"step {format_seconds(advice.step_s)}, everything off {format_seconds(advice.without_overlap_s)} ({how})",
     ]
     found += map(_line, advice.switches)
@@ -117,5 +221,5 @@ def megatron_lines(advice: MegatronEffects) -> tuple[str, ...]:
 
 def _line(one: SwitchAdvice | PipelineAdvice) -> str:
     """How much longer the step is without the switch; below zero it is shorter."""
-    verdict = "" if one.with_s < one.without_s else ": not advised"
+    verdict = "" if one.gain > MIN_GAIN else ": not advised"
     return f"{one.without_s / one.with_s - 1:>+8.1%} {one.switch}{verdict}"

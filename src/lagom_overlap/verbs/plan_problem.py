@@ -6,6 +6,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+import msgspec
+
 from lagom_overlap.backends.gloo.programs import ProgramRanks
 from lagom_overlap.capturing.file import read_capture
 from lagom_overlap.cost import ContentionModel, load_profile
@@ -22,7 +24,7 @@ from lagom_overlap.jobfile.spec import (
     read_job,
     size_bytes,
 )
-from lagom_overlap.jobfile.step import capture_of, job_step
+from lagom_overlap.jobfile.step import JobStep, capture_of, job_step
 from lagom_overlap.planners.base import OpTimes, PlanProblem
 from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.planners.deadline import Work
@@ -56,8 +58,9 @@ class PlanInput:
 
     `issued` is the step as the framework runs it before any plan. `planner` and `carrier` are the job's, if it names
     any. `times` says which of the problem's times were measured (None: none). `is_on_cores`: its ranks are CPU
-    processes. `pipeline` is what several stages mean for their transfers. `ranks` run the program, if the job has one
-    and names a backend that runs it; close it.
+    processes. `pipeline` is what several stages mean for their transfers. `sequence` makes the job's step with sequence
+    parallelism, where it has tensor parallelism without it. `ranks` run the program, if the job has one and names a
+    backend that runs it; close it.
     """
 
     name: str
@@ -74,6 +77,7 @@ class PlanInput:
     is_program: bool = False
     is_on_cores: bool = False
     pipeline: PipelineEffects | None = None
+    sequence: Callable[[], PlanProblem] | None = field(default=None, repr=False)
     ranks: ProgramRanks | None = None
 
     def close(self) -> None:
@@ -182,7 +186,24 @@ def _of_job(spec: JobSpec, wish: TimesWish, check: Check) -> PlanInput:
     )
     notes = () if job.is_whole else (ONE_STAGE.format(stages=job.layout.pipeline),)
     given = _input(spec, problem, step.issued, job.layout.num_gpus, found, more=notes)
-    return replace(given, pipeline=pipeline_effects(job, times))
+    return replace(given, pipeline=pipeline_effects(job, times), sequence=_with_sequence(spec, job, problem))
+
+
+def _with_sequence(spec: JobSpec, job: JobStep, problem: PlanProblem) -> Callable[[], PlanProblem] | None:
+    """Makes the problem of the job with sequence parallelism; None where tensor parallelism is not, or it has it."""
+    assert spec.parallel is not None
+    if job.layout.tensor == 1 or job.layout.sequence_parallel or not isinstance(problem.times, ModelTimes):
+        return None
+    parallel = msgspec.structs.replace(spec.parallel, sequence_parallel=True)
+    changed = msgspec.structs.replace(spec, parallel=parallel)
+
+    def made() -> PlanProblem:
+        other = job_step(changed)
+        assert other is not None
+        step = other.step()
+        return replace(problem, iteration=step.iteration, issued=replace(step.issued, is_dataflow=True))
+
+    return made
 
 
 def _of_captured_job(spec: JobSpec, wish: TimesWish, check: Check) -> PlanInput:

@@ -13,7 +13,7 @@ from lagom_overlap.engines.fx.fsdp2_settings import Fsdp2Settings
 from lagom_overlap.errors import JobError
 from lagom_overlap.planners.base import Plan, PlanProblem
 from lagom_overlap.planners.deadline import Deadline
-from lagom_overlap.planners.effects import SwitchAdvice
+from lagom_overlap.planners.effects import MIN_GAIN, SwitchAdvice
 from lagom_overlap.planners.fsdp2.reissue import reissued
 from lagom_overlap.planners.fsdp2.visits import Visit, units_of, visits_of
 from lagom_overlap.planners.memory import refuse_beyond
@@ -22,8 +22,6 @@ from lagom_overlap.planners.simulated import SimulatedStep, simulated
 from lagom_overlap.units import format_bytes
 from lagom_overlap.workload import Iteration
 
-MIN_GAIN: Final = 0.01
-"""Of the step: below, a prediction says nothing; steps of one program scatter by as much."""
 USABLE_MEMORY: Final = 0.9
 """Of the GPU's, where no limit is given: the rest is the framework's and lost to fragments (an assumption)."""
 _DEPTHS: Final = (2, 3)

@@ -38,7 +38,10 @@ class MegatronFlags:
     `tensor_overlap` BULK is what Megatron does by itself (with sequence parallelism both bulk pairs, without it the
     all-reduce of input gradients under the weight's product); PIPELINED is `--tp-comm-overlap`, which needs sequence
     parallelism. `rs_dgrad` pipelines the scatter with the product for the input's gradient instead of the bulk pair.
-    `bucket_elements` None is Megatron's rule. `is_first_stage`: other pipeline ranks have one bucket.
+    `bucket_elements` None is Megatron's rule. `sequence_parallel` shards norms and dropouts along the sequence, and
+    `virtual_layers` is how many layers a chunk of the interleaved schedule has (None: no interleaving): both are of
+    another step than the one that is planned, so they are chosen before. `is_first_stage`: other pipeline
+    ranks have one bucket.
     """
 
     overlap_grad_reduce: bool = True
@@ -56,6 +59,8 @@ class MegatronFlags:
     nccl_userbuffers: bool = False
     megatron_fsdp: bool = False
     double_buffer: bool = False
+    sequence_parallel: bool = False
+    virtual_layers: int | None = None
 
     def __post_init__(self) -> None:
         if self.bucket_elements is not None and self.bucket_elements < 1:
@@ -82,7 +87,11 @@ class MegatronFlags:
             found += ["--use-distributed-optimizer", "--overlap-param-gather"]
         if self.bucket_elements is not None:
             found.append(f"--ddp-bucket-size {self.bucket_elements}")
+        if self.sequence_parallel:
+            found.append("--sequence-parallel")
         found += self._tensor_arguments()
+        if self.virtual_layers is not None:
+            found.append(f"--num-layers-per-virtual-pipeline-stage {self.virtual_layers}")
         if self.interleaved and not self.overlap_p2p:
             found.append("--no-overlap-p2p-communication")
         if self.overlap_experts:
@@ -96,6 +105,18 @@ class MegatronFlags:
         if self.double_buffer:
             found.append("--fsdp-double-buffer")
         return tuple(found)
+
+    def environment(self, *, has_tensor: bool, is_blackwell: bool) -> dict[str, str]:
+        """CUDA_DEVICE_MAX_CONNECTIONS as these switches want it; nothing where they do not care.
+
+        Before Blackwell Megatron's tensor parallelism relies on kernels that start in launch order: one connection.
+        Megatron-FSDP refuses one, and the combined 1F1B of experts needs several.
+        """
+        if self.overlap_experts and not self.megatron_fsdp:
+            return {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+        if has_tensor and not self.megatron_fsdp and not is_blackwell:
+            return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+        return {}
 
     def _tensor_arguments(self) -> list[str]:
         if self.tensor_overlap is TensorOverlap.PIPELINED:

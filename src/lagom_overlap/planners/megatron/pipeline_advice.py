@@ -15,11 +15,12 @@ MOST_TRANSFER_SHARE = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineAdvice:
-    """A switch, the pipeline's time (s) without and with it."""
+    """A switch, the pipeline's time (s) without and with it; `virtual_layers` are a chunk's, if it is interleaving."""
 
     switch: str
     without_s: float
     with_s: float
+    virtual_layers: int | None = None
 
     @property
     def gain(self) -> float:
@@ -54,7 +55,8 @@ def pipeline_advice(layout: ParallelLayout, seconds: SlotSeconds, layers_per_sta
         waited_s = pipeline_s(interleaved, parts, overlap_p2p=False)
         per_chunk = layers_per_stage // chunks
         switch = f"--num-layers-per-virtual-pipeline-stage {per_chunk}"
-        found.append(PipelineAdvice(switch=switch, without_s=without_s, with_s=overlapped_s))
+        advice = PipelineAdvice(switch=switch, without_s=without_s, with_s=overlapped_s, virtual_layers=per_chunk)
+        found.append(advice)
         transfers = f"overlapped transfers (default; not --no-overlap-p2p-communication), {per_chunk} layers a chunk"
         found.append(PipelineAdvice(switch=transfers, without_s=waited_s, with_s=overlapped_s))
     return tuple(found)

@@ -21,13 +21,16 @@ from lagom_overlap.collective import Collective, CollectiveKind, CommConfig, Tra
 from lagom_overlap.cost import CollectiveCost, ContentionModel
 from lagom_overlap.cost.communication import COPY_TOUCHES
 from lagom_overlap.errors import JobError, SpaceError
+from lagom_overlap.hardware import Cluster
 from lagom_overlap.planners.base import PlanProblem
 from lagom_overlap.planners.megatron.flags import MegatronFlags, TensorOverlap
 from lagom_overlap.planners.megatron.planner import Megatron
 from lagom_overlap.planners.megatron.roles import MegatronRole, Roles
+from lagom_overlap.planners.simulated import one_at_a_time
 from lagom_overlap.planners.step_index import StepIndex
 from lagom_overlap.planners.times import origin_name
-from lagom_overlap.sim import IterationSimulator
+from lagom_overlap.sim.framework import FrameworkModel
+from lagom_overlap.timeline import Timeline
 from lagom_overlap.workload import CommOp, Iteration, Op
 from lagom_overlap.workload.rewrite.pieces import JOIN_SUFFIX
 
@@ -55,10 +58,17 @@ _USERBUFFERS = {
 }
 POINT_TO_POINT_SMS = (1, 4)
 """Fewest and most of NCCL's point-to-point."""
-UCC_SMS = 0
-"""UCC's point-to-point leaves the SMs alone."""
 COPY_ENGINE_SMS = 0
 """A transfer by copy engine, as userbuffers inside a node use for gathers, takes none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contended:
+    """A step that Megatron's switches mean, who runs when in it, and the settings of its collectives."""
+
+    iteration: Iteration
+    configs: Mapping[str, CommConfig]
+    timeline: Timeline
 
 
 def userbuffer_sms(kind: CollectiveKind, fabric: Fabric, *, sharp: bool) -> int:
@@ -100,11 +110,22 @@ class RegisteredBuffers(ContentionModel):
         )
 
 
-def contended_s(problem: PlanProblem, flags: MegatronFlags, model: ContentionModel, *, sharp: bool = False) -> float:
-    """Seconds of the step that the switches mean, collectives and computations slowing each other."""
+def contended(problem: PlanProblem, flags: MegatronFlags, price: FrameworkModel, *, sharp: bool = False) -> Contended:
+    """The step that the switches mean, as every step is simulated: computations and collectives slow each other.
+
+    A communicator runs one collective at a time, and the framework's launches are in it.
+    """
     planned = _joined_in_place(Megatron(flags).plan(problem).iteration)
+    model = price.model
     registered = RegisteredBuffers(*(getattr(model, field.name) for field in fields(model)))
-    return IterationSimulator(planned, registered).makespan_s(_settings(problem, planned, flags, registered, sharp))
+    settings = _settings(problem, planned, flags, registered, sharp)
+    simulator = FrameworkModel(registered, price.constants).simulator(one_at_a_time(planned))
+    return Contended(iteration=planned, configs=settings, timeline=simulator.timeline(settings))
+
+
+def contended_s(problem: PlanProblem, flags: MegatronFlags, price: FrameworkModel, *, sharp: bool = False) -> float:
+    """Seconds of that step."""
+    return contended(problem, flags, price, sharp=sharp).timeline.makespan_s
 
 
 def _settings(
@@ -150,12 +171,13 @@ def _runs(model: ContentionModel, comm: CommOp, config: CommConfig) -> bool:
 
 def _sms(comm: CommOp, model: ContentionModel, sharp: bool) -> int:
     """Of a gather or scatter; SHARP only where a network is crossed."""
-    fabric = _fabric(comm.collective, model)
+    fabric = fabric_of(comm.collective, model.cluster)
     return userbuffer_sms(comm.collective.kind, fabric, sharp=sharp and fabric is not Fabric.NVLINK)
 
 
-def _fabric(collective: Collective, model: ContentionModel) -> Fabric:
-    num_nodes = model.cluster.num_nodes_of(collective.num_ranks, collective.num_nodes)
+def fabric_of(collective: Collective, cluster: Cluster) -> Fabric:
+    """The links that a collective runs over."""
+    num_nodes = cluster.num_nodes_of(collective.num_ranks, collective.num_nodes)
     if num_nodes == 1:
         return Fabric.NVLINK
     return Fabric.NETWORK if num_nodes == collective.num_ranks else Fabric.NVLINK_AND_NETWORK
