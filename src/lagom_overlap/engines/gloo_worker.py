@@ -51,6 +51,8 @@ from lagom_overlap.interrupts import SIGNALS
 
 LOOPBACK: Final = "127.0.0.1"
 MEETING_TIMEOUT: Final = timedelta(seconds=120)
+AGENT_TIMEOUT: Final = timedelta(seconds=15)
+"""A store that torchrun's agent holds is there before its ranks are: who cannot reach it comes after its end."""
 _PR_SET_PDEATHSIG: Final = 1
 
 _log = logging.getLogger(__name__)
@@ -237,7 +239,9 @@ def _meet_under_launcher(end: Callable[[str], None]) -> tuple[int, Store, bool, 
     rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", num_ranks))
     core = pin_to_core(int(os.environ.get("LOCAL_RANK", rank)), local_ranks)
-    store, _, _ = next(rendezvous("env://", timeout=MEETING_TIMEOUT))
+    is_agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    store, _, _ = next(rendezvous("env://", timeout=AGENT_TIMEOUT if is_agents else MEETING_TIMEOUT))
+    store.set_timeout(MEETING_TIMEOUT)
 
     def connect() -> BeatStore:
         return cast("BeatStore", PrefixStore("lagom/presence", store.clone()))
