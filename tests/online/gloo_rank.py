@@ -49,15 +49,21 @@ def sharded(**how: Any) -> nn.Module:
 
 
 class Exchanging(nn.Module):
-    """Layers whose activations go round by all-to-all; every rank holds the same weights and never sums gradients."""
+    """Layers whose activations go round by all-to-all; every rank holds the same weights and never sums gradients.
 
-    def __init__(self) -> None:
+    With `varies` every step sends another number of bytes: from 2.4 to 3 MiB, the same on all ranks.
+    """
+
+    def __init__(self, *, varies: bool = False) -> None:
         super().__init__()
         self.layers = sequential(2)
+        self.varies, self.num_steps = varies, 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        arrived = torch.empty(3 << 18)
-        sent = x.detach().flatten().repeat(1 + (3 << 18) // x.numel())[: 3 << 18].contiguous()
+        length = (3 << 18) - (3072 * (7 * self.num_steps % 50) if self.varies else 0)
+        self.num_steps += 1
+        arrived = torch.empty(length)
+        sent = x.detach().flatten().repeat(1 + length // x.numel())[:length].contiguous()
         work = dist.all_to_all_single(arrived, sent, async_op=True)
         x = self.layers[0](x)
         work.wait()
@@ -80,6 +86,8 @@ def model_of(kind: str) -> nn.Module:
             return DistributedDataParallel(sequential(), bucket_cap_mb=1)
         case "calls":
             return Exchanging()
+        case "calls, of varying length":
+            return Exchanging(varies=True)
         case "tp":
             mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("dp", "tp"))
             model = sequential()

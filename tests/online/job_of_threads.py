@@ -253,6 +253,7 @@ class Job:
     options: OnlineOptions = field(default_factory=lambda: OnlineOptions(timeout_s=2.0, num_pairs=3))
     store: FakeStore = field(default_factory=FakeStore)
     started: tuple[SiteSetting, ...] = ()
+    size_octaves: int = 0
     journals: tuple[JournalFile | None, ...] = ()
     routes: list[SimulatedRoute] = field(default_factory=list)
     members: list[Member] = field(default_factory=list)
@@ -277,6 +278,7 @@ class Job:
                     num_ranks=self.num_ranks,
                     route_name="simulated",
                     started=self.started,
+                    size_octaves=self.size_octaves,
                 )
             members[rank] = Member(
                 Exchange(self.store, rank=rank, num_ranks=self.num_ranks, timeout_s=self.options.timeout_s),

@@ -146,15 +146,15 @@ def test_deterministic_holds_for_saved_settings_too(
     settings = (SETTING, SiteSetting(Site(scatter, 0), CommConfig(num_channels=8)))
     path = tmp_path / "lagom.json"
     write_saved(path, msgspec.structs.replace(SAVED, world_size=2, settings=settings))
-    assert online._started(path, 2, None) == settings
-    assert online._started(path, 2, SimulatedRoute(0, 2).is_exact) == (SETTING,)
+    assert online._started(path, 2, None) == (settings, 0)
+    assert online._started(path, 2, SimulatedRoute(0, 2).is_exact) == ((SETTING,), 0)
     World(monkeypatch, 0)
     started = OnlineTuner(online.nn.Linear(1, 1), route=SimulatedRoute(0, 2), config=path, deterministic=True)
     assert started._member._leader._started == (SETTING,)
     assert "1 of 2 saved settings are left out, they could reorder a reduction" in caplog.text
     alone = SiteSetting(Site(replace(scatter, num_ranks=1), 0), CommConfig(num_channels=8))
     write_saved(path, msgspec.structs.replace(SAVED, world_size=2, settings=(alone,)))
-    assert online._started(path, 2, SimulatedRoute(0, 2).is_exact) == ()
+    assert online._started(path, 2, SimulatedRoute(0, 2).is_exact) == ((), 0)
     assert "searching as if there were none" in caplog.text
 
 

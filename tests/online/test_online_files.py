@@ -29,7 +29,7 @@ def test_what_is_saved_comes_back_and_is_private(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"version": 2}, "version 2"),
+        ({"version": 9}, "version 9"),
         ({"format": "else"}, "format 'else'"),
         ({"world_size": "four"}, "damaged"),
         ({"unknown": 1}, "damaged"),

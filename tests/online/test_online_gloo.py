@@ -51,6 +51,28 @@ def test_a_tuned_job_has_the_losses_of_the_stock_framework_bit_for_bit(
         assert " 3 pairs" in ranks[0]["reason"]
 
 
+def test_a_job_of_varying_length_is_searched_by_classes_of_sizes(tmp_path: Path) -> None:
+    """No two steps send the same number of bytes."""
+    kind, adapters = "calls, of varying length", ["calls"]
+    ranks = run(tmp_path, kind=kind, steps=40, tuner={"adapters": adapters})
+    for rank in ranks:
+        assert rank["losses"] == rank["stock"]
+        assert rank["states"] == ranks[0]["states"]
+    assert set(ranks[0]["states"]) >= {"record", "search"}
+
+
+def test_saved_settings_of_a_class_hold_for_every_size_in_it(tmp_path: Path) -> None:
+    path = settings_file(tmp_path / "lagom.json", kind="all_to_all", num_bytes=2 << 20, size_octaves=1)
+    tuner = {"config": str(path), "adapters": ["calls"]}
+    ranks = run(tmp_path, kind="calls, of varying length", steps=12, tuner=tuner, save=str(tmp_path / "again.json"))
+    for rank in ranks:
+        assert rank["losses"] == rank["stock"]
+        assert rank["states"] == ["record"] * 4 + ["watch"] * 8
+        assert rank["settings"] == 1
+    again = read_saved(tmp_path / "again.json", world_size=2)
+    assert (again.settings, again.size_octaves) == (read_saved(path).settings, 1)
+
+
 def test_tensor_parallel_groups_beside_fsdp_are_left_to_themselves(tmp_path: Path) -> None:
     """Two tensor-parallel pairs and two data-parallel pairs: roles, not ranks, name what is tuned."""
     ranks = run(tmp_path, kind="tp", num_ranks=4, steps=16)
@@ -58,14 +80,26 @@ def test_tensor_parallel_groups_beside_fsdp_are_left_to_themselves(tmp_path: Pat
     assert all(rank["states"] == ranks[0]["states"] for rank in ranks)
 
 
-def settings_file(path: Path, world_size: int = 2, num_ranks: int = 2) -> Path:
-    """What `save` writes, for the two all-gathers of a layer: two channels of 512 KiB."""
-    call = {"description": "default_pg", "num_ranks": num_ranks, "creation_order": 0, "kind": "all_gather"}
-    call["num_bytes"] = 4 * (2 * 4 * 256 * 256 + 5 * 256)
+def settings_file(
+    path: Path,
+    world_size: int = 2,
+    num_ranks: int = 2,
+    *,
+    kind: str = "all_gather",
+    num_bytes: int = 4 * (2 * 4 * 256 * 256 + 5 * 256),
+    size_octaves: int = 0,
+) -> Path:
+    """What `save` writes, for the two all-gathers of a layer, or one call of a class: two channels of 512 KiB."""
+    call = {"description": "default_pg", "num_ranks": num_ranks, "creation_order": 0, "kind": kind}
+    call["num_bytes"] = num_bytes
     config = {"num_channels": 2, "chunk_bytes": 1 << 19}
-    settings = [{"site": {"call": call, "occurrence": n}, "config": config} for n in (0, 1)]
+    settings = [{"site": {"call": call, "occurrence": n}, "config": config} for n in range(1 if size_octaves else 2)]
     document = {"world_size": world_size, "route": "gloo", "is_adopted": True, "settings": settings}
-    path.write_text(json.dumps(document | {"format": "lagom-online", "version": 1, "verdict": "", "date": ""}))
+    path.write_text(
+        json.dumps(
+            document | {"format": "lagom-online", "version": 2, "size_octaves": size_octaves, "verdict": "", "date": ""}
+        )
+    )
     return path
 
 

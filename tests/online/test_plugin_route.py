@@ -2,6 +2,7 @@
 
 import itertools
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from c_build import build_libraries
@@ -331,6 +332,25 @@ def test_a_step_whose_kernels_do_not_match_its_calls_is_not_timed(start):
     record = route.end_step()
     assert not record.is_timed
     assert len(record.calls) == 4
+
+
+@pytest.mark.parametrize("release", ["2.21", "2.28", "2.30", "2.32.6"])
+def test_a_table_of_classes_sets_calls_of_any_size_within_by_their_place_in_the_step(start, release):
+    job, route = start(release)
+    keys = [call.key for call in measured_step(job, route).calls]
+    class_keys = [replace(keys[1], num_bytes=32 * MIB, occurrence=n) for n in (0, 1)]
+    rows = {key: CommConfig(num_channels=n + 1) for n, key in enumerate(class_keys)}
+    route.prepare(ConfigTable(rows, size_octaves=1), 1)
+    route.commit(1)
+    for sizes in ((40, 33), (63, 32), (50, 50)):
+        job.comms = tuple(
+            CommOp(name=f"rs{n}", collective=Collective(RS, size * MIB, 8), communicator="fsdp")
+            for n, size in enumerate((*sizes, 64))
+        )
+        route.begin_step(is_measured=False)
+        job.step()
+        assert [config.num_channels for config in job.effective[:2]] == [1, 2]
+        assert job.effective[2].num_channels > 2  # of the next class: NCCL's own
 
 
 def test_a_closed_route_leaves_every_call_to_nccl(start):

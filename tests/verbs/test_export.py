@@ -174,7 +174,14 @@ def test_saved_settings_of_an_online_run_are_exported_like_a_run(tmp_path, capsy
         {"site": {"call": call | {"num_bytes": 1 << 20}, "occurrence": n}, "config": config | {"chunk_bytes": None}}
         for n in range(2)
     ]
-    saved = {"format": "lagom-online", "version": 1, "world_size": 8, "route": "plugin", "is_adopted": True}
+    saved = {
+        "format": "lagom-online",
+        "version": 2,
+        "size_octaves": 0,
+        "world_size": 8,
+        "route": "plugin",
+        "is_adopted": True,
+    }
     path = tmp_path / "settings.json"
     path.write_text(json.dumps(saved | {"settings": settings, "verdict": "", "date": ""}))
     code, result = export(capsys, path, "--format", "plugin", "--format", "env")

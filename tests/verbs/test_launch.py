@@ -12,7 +12,7 @@ import pytest
 
 from lagom_overlap.cli import main
 from lagom_overlap.collective import CollectiveKind, CommConfig, CommunicatorId, ConfigKey, ConfigTable
-from lagom_overlap.errors import LagomError
+from lagom_overlap.errors import BundleError, LagomError
 from lagom_overlap.nccl_plugin import encode_table, read_table
 from lagom_overlap.verbs import run as launch
 from lagom_overlap.verbs.run import LaunchRequest, RunMode, command_of, prepare
@@ -76,9 +76,26 @@ def saved_settings(path, route="plugin", **more):
     call = {"description": "fsdp", "num_ranks": 2, "creation_order": 0, "kind": "all_gather", "num_bytes": 1 << 20}
     config = dict.fromkeys(("algorithm", "protocol", "transport", "num_threads", "chunk_bytes"))
     setting = {"site": {"call": call, "occurrence": 1}, "config": config | {"num_channels": 4}}
-    saved = {"format": "lagom-online", "version": 1, "world_size": 2, "route": route, "is_adopted": True}
+    saved = {
+        "format": "lagom-online",
+        "version": 2,
+        "size_octaves": 0,
+        "world_size": 2,
+        "route": route,
+        "is_adopted": True,
+    }
     path.write_text(json.dumps(saved | {"settings": [setting], "verdict": "", "date": ""} | more))
     return path
+
+
+def test_saved_settings_of_a_class_of_sizes_set_all_of_its_sizes(tmp_path, plugin_library):
+    path = saved_settings(tmp_path / "lagom.json", size_octaves=1)
+    made = prepare(request(tmp_path, RunMode.FIXED, config=path), environment())
+    [row] = read_table(Path(made.environment["LAGOM_TABLE"])).decisions
+    assert (row.first_bytes, row.last_bytes, row.occurrence) == (1 << 20, (2 << 20) - 1, 1)
+    damaged = saved_settings(tmp_path / "damaged.json", size_octaves=3)
+    with pytest.raises(BundleError, match="size_octaves is 3"):
+        prepare(request(tmp_path, RunMode.FIXED, config=damaged), environment())
 
 
 def test_observing_loads_the_plug_in_with_a_record_and_no_table(tmp_path, plugin_library):

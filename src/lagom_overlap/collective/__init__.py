@@ -13,8 +13,9 @@ from lagom_overlap.collective.launch import (
     one_launch,
 )
 from lagom_overlap.collective.launched import LaunchedAssignment, launch_of, launched
+from lagom_overlap.collective.size_class import class_bytes, class_range
 from lagom_overlap.collective.slices import chunk_bytes_of_slice, slices_per_chunk
-from lagom_overlap.collective.space import CommunicatorId, ConfigKey, ConfigSpace, ConfigTable, Subspace
+from lagom_overlap.collective.space import CommunicatorId, ConfigKey, ConfigSpace, ConfigTable, Subspace, common_space
 
 __all__ = [
     "NO_LAUNCHES",
@@ -37,6 +38,9 @@ __all__ = [
     "Subspace",
     "Transport",
     "chunk_bytes_of_slice",
+    "class_bytes",
+    "class_range",
+    "common_space",
     "launch_of",
     "launched",
     "one_launch",

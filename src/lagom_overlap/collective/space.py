@@ -8,14 +8,15 @@ Names that stay the same in the next run, and the table that tuning finds and de
 NCCL's own communicator id is random per run, so it is never part of a saved key; the engine maps it at start-up.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise, product
 from types import MappingProxyType
 
 from lagom_overlap.collective.call import CollectiveKind
 from lagom_overlap.collective.config import Algorithm, CommConfig, Protocol, Transport
 from lagom_overlap.collective.launch import LaunchConfig
+from lagom_overlap.collective.size_class import WIDTHS
 from lagom_overlap.errors import SpaceError
 
 
@@ -58,13 +59,18 @@ class ConfigKey:
 class ConfigTable:
     """Call site -> configuration; iterates over its rows in insertion order.
 
-    `launches` says how the computation during a call is launched, where that is not left untouched.
+    `launches` says how the computation during a call is launched, where that is not left untouched. Where
+    `size_octaves` is not 0, a key's size stands for its class (`size_class`), and its occurrence counts the calls of
+    the class.
     """
 
     rows: Mapping[ConfigKey, CommConfig]
     launches: Mapping[ConfigKey, LaunchConfig] = field(default_factory=lambda: MappingProxyType({}))
+    size_octaves: int = 0
 
     def __post_init__(self) -> None:
+        if self.size_octaves not in WIDTHS:
+            raise ValueError(f"size_octaves is {self.size_octaves}, must be one of {', '.join(map(str, WIDTHS))}")
         object.__setattr__(self, "rows", MappingProxyType(dict(self.rows)))
         object.__setattr__(self, "launches", MappingProxyType(dict(self.launches)))
 
@@ -214,3 +220,30 @@ class ConfigSpace:
             ):
                 return subspace
         return self.subspaces[0]
+
+
+def common_space(spaces: Sequence[ConfigSpace | None]) -> ConfigSpace | None:
+    """What every one of some spaces allows; None if nothing is, or one of them is None."""
+    first, *others = dict.fromkeys(spaces)
+    if first is None or None in others:
+        return None
+    kept = list(first.subspaces)
+    for other in others:
+        assert other is not None, "looked at above"
+        found = {(each.algorithm, each.protocol, each.transport): each for each in other.subspaces}
+        kept = [
+            within
+            for each in kept
+            if (twin := found.get((each.algorithm, each.protocol, each.transport))) is not None
+            and (within := _common(each, twin)) is not None
+        ]
+    return ConfigSpace(tuple(kept)) if kept else None
+
+
+def _common(one: Subspace, other: Subspace) -> Subspace | None:
+    channels, threads, chunks = (
+        tuple(value for value in mine if value in theirs) for mine, theirs in zip(one.axes, other.axes, strict=True)
+    )
+    if not (channels and threads and chunks):
+        return None
+    return replace(one, num_channels=channels, num_threads=threads, chunk_bytes=chunks)

@@ -128,11 +128,13 @@ class GlooEngine:
 
     def _plan(self, key: ConfigKey, config: CommConfig, buffers: Buffers) -> tuple[Post, ...]:
         channels = self._channels[: config.num_channels or 1]
-        slice_bytes = config.chunk_bytes or key.num_bytes
+        # The buffers', not the key's: that may stand for a class of sizes.
+        num_elements = (buffers.target if key.kind is CollectiveKind.ALL_GATHER else buffers.source).numel()
+        slice_bytes = config.chunk_bytes or num_elements * ELEMENT_BYTES
         if key.kind is CollectiveKind.ALL_REDUCE:
             bounds = slice_bounds(buffers.source.numel(), slice_bytes // ELEMENT_BYTES)
         else:
-            part = key.num_bytes // ELEMENT_BYTES // self.num_ranks
+            part = num_elements // self.num_ranks
             bounds = slice_bounds(part, slice_bytes // ELEMENT_BYTES // self.num_ranks)
             if key.kind is CollectiveKind.REDUCE_SCATTER and self.sums_as_native:
                 bounds = _bounds_that_sum_alike(bounds, self.num_ranks)

@@ -91,5 +91,4 @@ def within_maps(deployment: Deployment, maps: BoxMaps) -> tuple[Deployment, tupl
             refused.append(f"{site_words(site)}: left out, by this box's capability map: {why}")
     if not refused:
         return deployment, ()
-    launches = deployment.table.launches
-    return replace(deployment, table=ConfigTable(rows, launches)), tuple(dict.fromkeys(refused))
+    return replace(deployment, table=replace(deployment.table, rows=rows)), tuple(dict.fromkeys(refused))

@@ -10,7 +10,7 @@ not: the example answers 1 channel then, as it does for every call without a row
 from collections import defaultdict
 from typing import Final, NamedTuple
 
-from lagom_overlap.collective import CollectiveKind, CommConfig
+from lagom_overlap.collective import CollectiveKind, CommConfig, class_range
 from lagom_overlap.export.deployment import Deployment, Exported, site_words
 from lagom_overlap.nccl_plugin.size_ranges import CallSite, size_ranges
 
@@ -74,7 +74,9 @@ def nvidia_csv(deployment: Deployment) -> Exported:
     text = _HEADER
     for columns, by_size in rows.items():
         kept = {size: row for size, (_, row) in by_size.items() if size not in clashing[columns]}
-        for size, (first, last) in size_ranges(kept, known[columns] - kept.keys()).items():
+        octaves = deployment.table.size_octaves
+        ranges = size_ranges(kept, known[columns] - kept.keys())
+        for size, (first, last) in ({size: class_range(size, octaves) for size in kept} if octaves else ranges).items():
             text += f"{columns.kind},{first},{last},{kept[size]},{columns.num_nodes},{columns.num_ranks}\n"
     return Exported(name=FILE_NAME, content=text.encode(), not_carried=tuple(left_out))
 

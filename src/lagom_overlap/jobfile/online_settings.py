@@ -17,13 +17,14 @@ from lagom_overlap.collective import (
     LaunchConfig,
     one_launch,
 )
+from lagom_overlap.collective.size_class import WIDTHS
 from lagom_overlap.errors import BundleError, JobError, LagomError
 from lagom_overlap.export.deployment import Deployment
 from lagom_overlap.nccl_plugin import ProcessCommunicator
 from lagom_overlap.nccl_plugin.channel_limit import most_channels
 
 FORMAT: Final = "lagom-online"
-VERSION: Final = 1
+VERSION: Final = 2
 _MAX_BYTES: Final = 64 << 20
 
 
@@ -52,6 +53,7 @@ class _Saved(msgspec.Struct, frozen=True):
     route: str
     is_adopted: bool
     settings: tuple[_Setting, ...]
+    size_octaves: int
 
 
 def is_online_settings(path: Path) -> bool:
@@ -83,6 +85,8 @@ def read_online_deployment(path: Path) -> Deployment:
             f"{str(path)!r} is of format {saved.format!r} version {saved.version}; "
             f"this version reads {FORMAT!r} version {VERSION}"
         )
+    if saved.size_octaves not in WIDTHS:
+        raise BundleError(f"the settings {str(path)!r} are damaged: size_octaves is {saved.size_octaves}")
     if saved.route == "gloo":
         raise JobError(
             f"{str(path)!r} was tuned on gloo: its slices mean nothing to NCCL; a job on gloo starts from it "
@@ -94,7 +98,7 @@ def read_online_deployment(path: Path) -> Deployment:
     calls = {(key.communicator, key.kind, key.num_bytes): 0 for key in rows}
     most = most_channels(rows.items())  # online tuning asked for no more than NCCL's own choice ran with
     return Deployment(
-        table=ConfigTable(rows),
+        table=ConfigTable(rows, size_octaves=saved.size_octaves),
         communicators=tuple(ProcessCommunicator(name, max_channels=most.get(name)) for name in names),
         calls_per_step=calls,
         launch=one_launch(setting.launch for setting in settings if setting.launch is not None),

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lagom_overlap.collective import CommConfig, CommunicatorId, ConfigKey, ConfigTable
+from lagom_overlap.collective import CommConfig, CommunicatorId, ConfigKey, ConfigTable, class_range
 from lagom_overlap.errors import OutputError, TableError
 from lagom_overlap.nccl_plugin import table_layout as layout
 from lagom_overlap.nccl_plugin.size_ranges import CallSite, site_ranges
@@ -73,7 +73,7 @@ def encode_table(
 
     With `known_sites`, all that the process calls, tuned or not, a row stands for its neighbours' sizes, too
     (`size_ranges`). Without, and where it is not known how often a site is called, it stands for its very size: a call
-    that nobody knows of would be counted as another.
+    that nobody knows of would be counted as another. Where the table's sizes are classes, a row stands for its class.
 
     Raises:
         TableError: if the table does not fit: too many rows, a knob outside the plug-in's range, a bad description.
@@ -94,8 +94,8 @@ def encode_table(
         carried = _carried(key, config, left_out)
         if carried is not None:
             sites[key.communicator, key.kind, key.num_bytes][key.occurrence] = carried
-    ranges = {site: (site[2], site[2]) for site in sites}
-    if known_sites is not None:
+    ranges = {site: class_range(site[2], table.size_octaves) for site in sites}
+    if known_sites is not None and not table.size_octaves:
         found = site_ranges({site: frozenset(rows.items()) for site, rows in sites.items()}, known_sites)
         ranges |= {site: found[site] for site in sites if (calls_per_step or {}).get(site) != 0}
     rows = [

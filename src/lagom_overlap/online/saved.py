@@ -1,11 +1,12 @@
 """What a job was tuned to, as a file with which the next run starts.
 
-    {"format": "lagom-online", "version": 1, "world_size": 2, "route": "gloo", "is_adopted": true,
+    {"format": "lagom-online", "version": 2, "world_size": 2, "route": "gloo", "is_adopted": true,
      "settings": [{"site": {"call": {"description": "fsdp", "num_ranks": 2, "creation_order": 0,
                                      "kind": "all_gather", "num_bytes": 8388608}, "occurrence": 1},
                    "config": {"num_channels": 4, "chunk_bytes": 2097152, ...}}],
-     "verdict": "...", "date": "..."}
+     "size_octaves": 0, "verdict": "...", "date": "..."}
 
+Where `size_octaves` is not 0, a size stands for its class, so many octaves wide (`collective.size_class`).
 Communicators stand by their role, so the file fits every rank. It is data: nothing in it is run.
 """
 
@@ -14,12 +15,13 @@ from typing import Final
 
 import msgspec
 
+from lagom_overlap.collective.size_class import WIDTHS
 from lagom_overlap.errors import BundleError, LagomError
 from lagom_overlap.online.sites import SiteSetting
 from lagom_overlap.record import write_private
 
 FORMAT: Final = "lagom-online"
-VERSION: Final = 1
+VERSION: Final = 2
 
 
 class SavedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -34,6 +36,7 @@ class SavedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     route: str
     is_adopted: bool
     settings: tuple[SiteSetting, ...]
+    size_octaves: int = 0
     verdict: str
     date: str
 
@@ -64,6 +67,8 @@ def read_saved(path: Path, *, world_size: int | None = None) -> SavedSettings:
             f"{str(path)!r} is of format {saved.format!r} version {saved.version}; "
             f"this version reads {FORMAT!r} version {VERSION}"
         )
+    if saved.size_octaves not in WIDTHS:
+        raise BundleError(f"the settings {str(path)!r} are damaged: size_octaves is {saved.size_octaves}")
     if world_size is not None and saved.world_size != world_size:
         raise BundleError(
             f"the settings {str(path)!r} were found with {saved.world_size} ranks, this job has {world_size}"

@@ -77,7 +77,9 @@ def key_of(site: Site) -> ConfigKey:
     return ConfigKey(communicator=name, kind=call.kind, num_bytes=call.num_bytes, occurrence=site.occurrence)
 
 
-def table_of(settings: Iterable[SiteSetting], communicators: Iterable[CommunicatorId]) -> ConfigTable:
+def table_of(
+    settings: Iterable[SiteSetting], communicators: Iterable[CommunicatorId], size_octaves: int = 0
+) -> ConfigTable:
     """The settings as a table of this rank: each site is set alike on every communicator that it has of the role."""
     mine: dict[tuple[str, int, int], list[CommunicatorId]] = defaultdict(list)
     for name in communicators:
@@ -92,4 +94,4 @@ def table_of(settings: Iterable[SiteSetting], communicators: Iterable[Communicat
                 rows[key] = setting.config
             if isinstance(setting.launch, LaunchConfig) and not setting.launch.is_untouched:
                 launches[key] = setting.launch
-    return ConfigTable(rows, launches)
+    return ConfigTable(rows, launches, size_octaves)

@@ -217,6 +217,7 @@ class OnlineTuner:
                 route=self._route.name,
                 is_adopted=bool(found.settings),
                 settings=found.settings,
+                size_octaves=found.size_octaves,
                 verdict=found.verdict,
                 date=utc_now(),
             )
@@ -229,7 +230,7 @@ class OnlineTuner:
             return None
         adopted, is_settled = self._member.adopted, self.state in SETTLED
         if is_settled and (self.settings or adopted is None):
-            return Adopted(self.settings, self.reason)
+            return Adopted(self.settings, self.reason, self._member.size_octaves)
         if adopted is None or self.state is SwitchState.CHECK:  # what is checked stays until it has lost
             return adopted
         is_over = is_settled or self.state in (SwitchState.FROZEN, SwitchState.OFF)
@@ -237,7 +238,7 @@ class OnlineTuner:
         words = f"{since} {str(self.state)!r} ({self.reason})"
         if self._rank == 0:
             _log.warning("saving the settings adopted before: %s", words)
-        return Adopted(adopted.settings, f"{adopted.verdict}; {words}")
+        return replace(adopted, verdict=f"{adopted.verdict}; {words}")
 
     def freeze(self, reason: str = "frozen by the job") -> None:
         """Goes back to the untouched job for good, at the end of this window, on all ranks."""
@@ -256,12 +257,16 @@ class OnlineTuner:
             OWN_PROFILER.watch()
         leader = None
         if exchange.rank == 0:
+            started, octaves = _started(
+                config, self._world_size, route.is_exact if self.options.deterministic else None
+            )
             leader = Leader(
                 self.options,
                 _study_factory(self.options),
                 num_ranks=self._world_size,
                 route_name=route.name,
-                started=_started(config, self._world_size, route.is_exact if self.options.deterministic else None),
+                started=started,
+                size_octaves=octaves,
                 steps_apart=PROFILED_APART if is_profiled else 1,
             )
         keeps = exchange.rank == 0 or os.environ.get("LOCAL_RANK") == "0"
@@ -384,8 +389,10 @@ def _study_factory(options: OnlineOptions) -> StudyFactory:
 
 def _started(
     config: str | Path | None, world_size: int, is_exact: Callable[[ConfigKey], bool] | None
-) -> tuple[SiteSetting, ...]:
-    """The settings in a file; none, with a warning, if it is not of this job: the job is then tuned as if without.
+) -> tuple[tuple[SiteSetting, ...], int]:
+    """The settings in a file, and how wide its classes of sizes are; none, with a warning, if it is not of this job.
+
+    The job is then tuned as if without.
 
     `is_exact`, if given, must hold of a site, or it is left alone.
 
@@ -393,19 +400,20 @@ def _started(
         BundleError: if there is no such file: a slip at the start of a job, which a search would only hide.
     """
     if config is None:
-        return ()
+        return (), 0
     if not Path(config).is_file():
         raise BundleError(f"config {str(config)!r} is no file; give one that OnlineTuner.save wrote, or None to search")
     try:
-        settings = read_saved(Path(config), world_size=world_size).settings
+        saved = read_saved(Path(config), world_size=world_size)
+        settings = saved.settings
         kept = tuple(s for s in settings if is_exact is None or is_exact(key_of(s.site)))
     except (BundleError, ValueError) as error:  # a site may be none that there can be
         _log.warning("%s; searching as if there were none", error)
-        return ()
+        return (), 0
     if len(kept) < len(settings):
         words = "deterministic: %d of %d saved settings are left out, they could reorder a reduction"
         _log.warning(words, len(settings) - len(kept), len(settings))
-    return kept
+    return kept, saved.size_octaves if kept else 0
 
 
 __all__ = ["LagomError", "OnlineOptions", "OnlineTuner"]

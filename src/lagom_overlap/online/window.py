@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
-from lagom_overlap.collective import ConfigKey, ConfigSpace
+from lagom_overlap.collective import ConfigKey, ConfigSpace, common_space
+from lagom_overlap.collective.size_class import WIDTHS
 from lagom_overlap.online.program import (
     StepGroupTimes,
     StepProgram,
@@ -21,8 +22,8 @@ from lagom_overlap.online.program import (
     times_of,
 )
 from lagom_overlap.online.ranks.exchange import Exchange, StoreLost
-from lagom_overlap.online.ranks.messages import Report, WindowPlan, calls_of, shape_of, wires_of
-from lagom_overlap.online.routes.base import Route, StepRecord
+from lagom_overlap.online.ranks.messages import UNLIKE, Report, WindowPlan, calls_of, shape_of, wires_of
+from lagom_overlap.online.routes.base import Route, StepRecord, by_class
 
 _log = logging.getLogger(__name__)
 
@@ -33,10 +34,18 @@ class Window:
 
     plan: WindowPlan
     step: int = 0
+    own_sizes: list[StepRecord] = field(default_factory=list)
+    """The measured steps as the route recorded them."""
     records: list[StepRecord] = field(default_factory=list)
+    """The same by the plan's classes of sizes."""
     steps_s: list[float] = field(default_factory=list)
     void: str = ""
     own: Report | None = None
+
+    def keep(self, record: StepRecord) -> None:
+        """A step was measured."""
+        self.own_sizes.append(record)
+        self.records.append(by_class(record, self.plan.size_octaves))
 
 
 @dataclass(slots=True)
@@ -57,6 +66,8 @@ class Observer:
         self._route: Final = route
         self._is_exact_only: Final = is_exact_only
         self._places: dict[str, int] = {}
+        self._before: StepRecord | None = None
+        """The last step measured in an earlier window."""
         self.programs: dict[str, StepProgram] = {}
 
     def report(self, window: Window, totals: Totals, stop: str) -> Report:
@@ -87,13 +98,14 @@ class Observer:
         shape = shapes.pop() if len(shapes) == 1 else ""
         if shape and not stop:
             try:
-                program = self._program(shape, records)
+                program = self._program(shape, window)
                 times = median_times([times_of(program, groups_of(program), record) for record in records])
             except ValueError as error:
                 stop = f"the step cannot be understood: {error}"
         rank, void = self._exchange.rank, window.void
         if records and not shape and not void:
             void = "its measured steps were not alike"
+        octaves = self._octaves(window)
         # What was not recorded whole is not compared: the window is measured again anyway.
         calls, balance = (
             ({}, 0) if void else calls_of(records, rank, self._exchange.num_ranks, self._places_in(records))
@@ -105,6 +117,7 @@ class Observer:
             balance=balance,
             programs=(shape,) if shape and not stop else (),  # only what was shared: rank 0 waits for it
             shapes=shape_of(rank, shape),
+            octaves=octaves,
             times={} if stop else times,
             step_s=median(record.duration_s for record in records) if records else 0.0,
             steps_s=tuple(window.steps_s),
@@ -123,11 +136,29 @@ class Observer:
                 self._places[wire] = self._exchange.place(wire)
         return self._places
 
-    def _program(self, shape: str, records: Sequence[StepRecord]) -> StepProgram:
-        """The program of this shape that all ranks work by."""
+    def _octaves(self, window: Window) -> int:
+        """The least width of classes, from the plan's on, by which the window's steps and the one before are alike."""
+        timed = [step for step in window.own_sizes if step.is_timed]  # others do not know what waits for what
+        if not timed:
+            return -1
+        steps = timed if self._before is None else [self._before, *timed]
+        self._before = steps[-1]
+        for octaves in WIDTHS:
+            if (
+                octaves >= window.plan.size_octaves
+                and len({fingerprint(by_class(step, octaves)) for step in steps}) == 1
+            ):
+                return octaves
+        return UNLIKE
+
+    def _program(self, shape: str, window: Window) -> StepProgram:
+        """The program of this shape that all ranks work by; a class may be tried with what all of its calls may."""
         if shape not in self.programs:
-            spaces = [self._space(call.key) for call in records[0].calls]
-            self.programs[shape] = self._exchange.share_program(shape, program_of(records, spaces))
+            spaces = [
+                common_space([self._space(call.key) for call in same])
+                for same in zip(*(record.calls for record in window.own_sizes), strict=True)
+            ]
+            self.programs[shape] = self._exchange.share_program(shape, program_of(window.records, spaces))
         return self.programs[shape]
 
     def _space(self, key: ConfigKey) -> ConfigSpace | None:

@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 class InForce:
-    """The settings in force on one rank; `is_settled` says that they are no trial's."""
+    """The settings in force on one rank, `size_octaves` as in the plan; `is_settled` says that they are no trial's."""
 
     def __init__(self, exchange: Exchange, route: Route) -> None:
         self._exchange: Final = exchange
@@ -51,6 +51,7 @@ class InForce:
         self._epoch = 0
         self._agreed: list[int] = []
         self.settings: tuple[SiteSetting, ...] = ()
+        self.size_octaves = 0
         self.is_settled = False
 
     def enter(self, plan: WindowPlan) -> WindowPlan:
@@ -98,7 +99,7 @@ class InForce:
         """All ranks switch, or none; then why, the same on all."""
 
         def prepare() -> None:
-            self._route.prepare(table_of(plan.settings, self._route.communicators()), plan.epoch)
+            self._route.prepare(table_of(plan.settings, self._route.communicators(), plan.size_octaves), plan.epoch)
 
         return self._agree(plan.window, self._exchange.get_ready(plan.window, prepare), plan)
 
@@ -139,4 +140,4 @@ class InForce:
                 f"rank {self._exchange.rank} could not switch to settings that all ranks agreed on ({error}); "
                 "the job ends here, because its collectives would hang"
             ) from error
-        self._epoch, self.settings = plan.epoch, plan.settings
+        self._epoch, self.settings, self.size_octaves = plan.epoch, plan.settings, plan.size_octaves

@@ -27,7 +27,7 @@ from lagom_overlap.online.payback import Payback
 from lagom_overlap.online.problems import JobProblems, job_problems, measurement
 from lagom_overlap.online.program import StepProgram
 from lagom_overlap.online.ranks.check import Arm, Check
-from lagom_overlap.online.ranks.messages import SETTLED, Report, SwitchState, WindowPlan
+from lagom_overlap.online.ranks.messages import SETTLED, UNLIKE, Report, SwitchState, WindowPlan
 from lagom_overlap.online.sites import SiteSetting
 from lagom_overlap.online.slow_phases import SlowPhases
 from lagom_overlap.online.warm import earlier_search, warm_start
@@ -46,6 +46,8 @@ PROBATION_STEPS: Final = 3
 """One step to settle, one measured, one while the reports travel."""
 MAX_VOID: Final = 20
 """Windows in a row whose times meant nothing, after which the tuner waits in long windows."""
+MIN_VARIED: Final = 3
+"""Windows in which calls had other sizes, before sizes are taken by classes."""
 FROZEN_STEPS: Final = 50
 """Length of a window while ranks disagree, or nothing can be measured."""
 MAX_FREEZES: Final = 20
@@ -69,9 +71,9 @@ class _Trial:
 class Leader:
     """Tunes one job; `steps_apart` as in `WindowPlan`.
 
-    `started` are settings that were found before: they take the place of a search if the job has all of their sites and
-    is faster with them. A search that comes all the same may begin with them, as it may with what an earlier one
-    measured (`warm`).
+    `started` are settings that were found before, by classes of sizes `size_octaves` wide: they take the place of a
+    search if the job has all of their sites and is faster with them. A search that comes all the same may begin with
+    them, as it may with what an earlier one measured (`warm`).
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Leader:
         num_ranks: int,
         route_name: str,
         started: tuple[SiteSetting, ...] = (),
+        size_octaves: int = 0,
         steps_apart: int = 1,
     ) -> None:
         self._options = options
@@ -90,6 +93,9 @@ class Leader:
         self._route_name = route_name
         self._started = self._saved = started
         self._searched: tuple[Earlier, ...] = ()
+        self._octaves = size_octaves
+        self._varied: list[int] = []
+        self._num_alike = 0
         self._steps_apart = steps_apart
         self._window = 0
         self._epoch = 0
@@ -151,6 +157,8 @@ class Leader:
             return self._freeze(report.disagreement)
         if report.balance and not report.void:
             return self._freeze("ranks made different calls on a communicator")
+        if self._sizes_vary(report):
+            return self._record(f"the sizes of its calls vary: sizes within {self._octaves} octaves are taken as one")
         match self._state:
             case SwitchState.WATCH:
                 return self._watched(report)
@@ -162,6 +170,24 @@ class Leader:
                 return self._round_ran(report)
             case _:
                 return self._measured_window(report, programs)
+
+    def _sizes_vary(self, report: Report) -> bool:
+        """Whether the job cannot be told from step to step by its calls' sizes, but by wider classes of them.
+
+        That is so once most windows are void for that reason, three at least: a step now and then that is not like the
+        others, of an evaluation say, is measured again, and finer classes find more.
+        """
+        if self._state not in (SwitchState.RECORD, SwitchState.SEARCH, SwitchState.FROZEN) or report.octaves < 0:
+            return False
+        if report.octaves <= self._octaves:
+            self._num_alike += 1
+            return False
+        self._varied.append(report.octaves)
+        widths = [width for width in self._varied if width != UNLIKE]
+        if len(widths) < MIN_VARIED or 2 * len(widths) <= len(self._varied) + self._num_alike:
+            return False
+        self._octaves, self._varied, self._num_alike, self._num_void = max(widths), [], 0, 0
+        return True
 
     def _measured_window(self, report: Report, programs: Mapping[str, StepProgram]) -> WindowPlan:
         """The plan after a window in which the collectives themselves were to be measured."""
@@ -190,6 +216,7 @@ class Leader:
             steps_apart=self._steps_apart,
             epoch=self._epoch,
             settings=self._settings if self._plan is None or self._plan.epoch != self._epoch else (),
+            size_octaves=self._octaves,
             is_adopted=bool(self._adopted) and state in SETTLED and self._settings == self._adopted,
             is_overturned=self._is_overturned,
             journal=tuple(self._journal),
@@ -305,7 +332,8 @@ class Leader:
 
     def _take_up_journal(self, job: JobProblems, study: Study) -> None:
         options = self._options
-        name = job.fingerprint(self._num_ranks, options.tuner, options.tuner_options, options.seed, options.num_pairs)
+        how = self._num_ranks, options.tuner, options.tuner_options, options.seed, options.num_pairs
+        name = job.fingerprint(*how, *([self._octaves] if self._octaves else ()))
         # Ranks whose journals are one file on a shared disk have written every line several times.
         lines, self._found_journal = list(dict.fromkeys(whole_lines(self._found_journal))), ""
         kept: Sequence[Entry] = ()

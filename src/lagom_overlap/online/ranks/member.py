@@ -35,10 +35,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """Settings that a job was tuned to, and the verdict in words."""
+    """Settings that a job was tuned to, the verdict in words, and how wide the classes of their sizes are."""
 
     settings: tuple[SiteSetting, ...]
     verdict: str
+    size_octaves: int
 
 
 class Member:
@@ -93,6 +94,11 @@ class Member:
     def settings(self) -> tuple[SiteSetting, ...]:
         """The settings in force."""
         return self._in_force.settings
+
+    @property
+    def size_octaves(self) -> int:
+        """How wide the classes of sizes are that the settings in force go by."""
+        return self._in_force.size_octaves
 
     @property
     def adopted(self) -> Adopted | None:
@@ -218,7 +224,7 @@ class Member:
             raise
         plan = self._window.plan
         if plan.is_adopted:
-            self._adopted = Adopted(self.settings, plan.reason)
+            self._adopted = Adopted(self.settings, plan.reason, self.size_octaves)
         elif plan.state is SwitchState.WATCH or plan.is_overturned:
             self._adopted = None
         if plan.is_last:
@@ -273,7 +279,7 @@ class Member:
 
     def _take(self) -> None:
         record = self._end_measured()
-        self._window.records.append(record)
+        self._window.keep(record)
         if not record.is_timed:
             self._window.void = self._window.void or "the step could not be timed"
 

@@ -33,6 +33,8 @@ class SwitchState(StrEnum):
 SETTLED: Final = (SwitchState.WATCH, SwitchState.DONE)
 """States in which settings are no trial's."""
 
+UNLIKE: Final = 1 << 10
+"""In place of a width of classes: the steps make other calls, not the same ones with other sizes."""
 KEPT: Final = -1
 """In place of an epoch: whatever is in force stays, although not every rank may read this plan."""
 
@@ -43,9 +45,10 @@ class WindowPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     The window has `num_steps` steps, of which `first_measured` and every `steps_apart`-th after it up to the last but
     one are measured (none in a window that is only run). `epoch` names the settings: a new one other than `KEPT` is a
     switch, and only then `settings` are told; `is_adopted` says that they are settled by a verdict of this job,
-    `is_overturned` that what one adopted has lost since. DONE and OFF are the last word: the former keeps its settings
-    for good, the latter takes everything away. `journal` holds lines that those who keep a journal add to theirs, or
-    with `journal_is_new` begin it with.
+    `is_overturned` that what one adopted has lost since. `size_octaves` is the width of the classes by which calls of
+    different sizes are one (0: none); it changes only with nothing set. DONE and OFF are the last word: the former
+    keeps its settings for good, the latter takes everything away. `journal` holds lines that those who keep a journal
+    add to theirs, or with `journal_is_new` begin it with.
     """
 
     window: int
@@ -56,6 +59,7 @@ class WindowPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     steps_apart: Annotated[int, msgspec.Meta(ge=1)] = 1
     epoch: int = 0
     settings: tuple[SiteSetting, ...] = ()
+    size_octaves: int = 0
     is_adopted: bool = False
     is_overturned: bool = False
     journal: tuple[str, ...] = ()
@@ -89,10 +93,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     each names one rank, all are empty where all is well. `calls` are those of communicators that not all ranks of the
     range share, `MOST_CALLS` at most; `balance` is 0 for all ranks together if, and very nearly only if, all calls
     agree (`balance_of`); both are left out where the window is void. `programs` are the fingerprints of the measured
-    steps in order of rank, `shapes` says which rank had which. `times` are the largest that any rank saw, so are
-    `step_s` (median measured step, 0: none), `steps_s` (each step of the window but the last), `stepped_s` (all steps
-    so far) and `exchange_s` (spent on agreement and on measuring so far). `journal_lines` is the length of the longest
-    journal that a rank found, `journal_rank` that rank (first window only).
+    steps in order of rank, `shapes` says which rank had which. `octaves` is the least width of classes of sizes by
+    which these steps and the one measured before them are alike on every rank, `UNLIKE` if none does, -1 where nothing
+    was measured. `times` are the largest that any rank saw, so are `step_s` (median measured step, 0: none), `steps_s`
+    (each step of the window but the last), `stepped_s` (all steps so far) and `exchange_s` (spent on agreement and on
+    measuring so far). `journal_lines` is the length of the longest journal that a rank found, `journal_rank` that rank
+    (first window only).
     """
 
     rank: int
@@ -102,6 +108,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     balance: int = 0
     programs: tuple[str, ...] = ()
     shapes: int = 0
+    octaves: int = -1
     times: dict[str, StepGroupTimes] = {}
     step_s: float = 0.0
     steps_s: tuple[float, ...] = ()
@@ -230,6 +237,7 @@ def merged(reports: Sequence[Report]) -> Report:
         balance=sum(report.balance for report in reports) % MODULUS,
         programs=tuple(dict.fromkeys(program for report in reports for program in report.programs)),
         shapes=sum(report.shapes for report in reports) % MODULUS,
+        octaves=max(report.octaves for report in reports),
         times=_slowest([report.times for report in reports]),
         step_s=max(report.step_s for report in reports),
         steps_s=tuple(max(steps) for steps in zip(*(report.steps_s for report in reports), strict=False)),

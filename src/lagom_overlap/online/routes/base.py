@@ -14,12 +14,13 @@ Times are seconds since the step's begin on this rank. A collective on a device 
 the CPU by the engine's timers; either way the record has the same meaning. Needs no torch.
 """
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Final, Protocol
 
-from lagom_overlap.collective import CommunicatorId, ConfigKey, ConfigSpace, ConfigTable
+from lagom_overlap.collective import CollectiveKind, CommunicatorId, ConfigKey, ConfigSpace, ConfigTable, class_bytes
 from lagom_overlap.units import MIB
 
 LEAST_BYTES: Final = MIB
@@ -74,6 +75,38 @@ class StepRecord:
             raise ValueError(f"duration_s is {self.duration_s}, must be finite and not negative")
 
 
+class CallCounts:
+    """Numbers the calls of a step on one communicator, by their sizes or by the classes of their sizes."""
+
+    def __init__(self, communicator: CommunicatorId) -> None:
+        self._communicator: Final = communicator
+        self._counts: Counter[tuple[CollectiveKind, int, int]] = Counter()
+
+    def next_key(self, kind: CollectiveKind, num_bytes: int, octaves: int = 0) -> ConfigKey:
+        """The key of the next call of this size; with octaves, that of its class."""
+        size = class_bytes(num_bytes, octaves)
+        occurrence = self._counts[kind, size, octaves]
+        self._counts[kind, size, octaves] += 1
+        return ConfigKey(communicator=self._communicator, kind=kind, num_bytes=size, occurrence=occurrence)
+
+    def clear(self) -> None:
+        """A step begins."""
+        self._counts.clear()
+
+
+def by_class(record: StepRecord, octaves: int) -> StepRecord:
+    """The step with classes in place of its calls' sizes."""
+    if octaves == 0:
+        return record
+    counts: dict[CommunicatorId, CallCounts] = {}
+    calls = []
+    for call in record.calls:
+        name = call.key.communicator
+        counted = counts.setdefault(name, CallCounts(name))
+        calls.append(replace(call, key=counted.next_key(call.key.kind, call.key.num_bytes, octaves)))
+    return replace(record, calls=tuple(calls))
+
+
 class Route(Protocol):
     """One rank's way to set its collectives and to time them; what a setting is, is a `ConfigTable`.
 
@@ -96,6 +129,8 @@ class Route(Protocol):
     def prepare(self, table: ConfigTable, epoch: int) -> None:
         """Makes ready to switch to the table; nothing changes yet. A call without a row is left untouched.
 
+        Where the table's sizes are classes (`ConfigTable.size_octaves`), calls are looked up and counted by class; what
+        `end_step` records has the calls' own sizes all the same.
         `epoch` grows with every switch; a prepared table that is not committed is dropped by the next `prepare`.
 
         Raises:

@@ -10,7 +10,7 @@ in another order (`is_exact`).
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from time import perf_counter
@@ -33,7 +33,7 @@ from lagom_overlap.engines.gloo_engine import GlooEngine
 from lagom_overlap.engines.gloo_group import PrefixStore, Store, device_like
 from lagom_overlap.engines.gloo_space import check_config, gloo_space
 from lagom_overlap.errors import BackendError
-from lagom_overlap.online.routes.base import LEAST_BYTES, CallRecord, StepRecord
+from lagom_overlap.online.routes.base import LEAST_BYTES, CallCounts, CallRecord, StepRecord
 from lagom_overlap.online.routes.gloo_clock import CallClock, ClockMark
 from lagom_overlap.online.routes.gloo_work import RunWork
 
@@ -47,8 +47,8 @@ class _Group:
     group: dist.ProcessGroup
     id: CommunicatorId
     engine: GlooEngine
+    counts: CallCounts
     clock: CallClock | None = None
-    counts: Counter[tuple[CollectiveKind, int]] = field(default_factory=Counter)
 
 
 class GlooRoute:
@@ -175,10 +175,9 @@ class GlooRoute:
             return cast("dist.Work", native())  # an asynchronous call of a member always returns its handle
         whole = target if kind is CollectiveKind.ALL_GATHER else source
         num_bytes = whole.numel() * whole.element_size()
-        occurrence = known.counts[kind, num_bytes]
-        known.counts[kind, num_bytes] += 1
-        key = ConfigKey(communicator=known.id, kind=kind, num_bytes=num_bytes, occurrence=occurrence)
-        config = self._table.get(key)
+        key, octaves = known.counts.next_key(kind, num_bytes), self._table.size_octaves
+        row = known.counts.next_key(kind, num_bytes, octaves) if octaves else key
+        config = self._table.get(row)
         mark = ClockMark() if self._is_measuring else None
         issued_s = perf_counter()
         if config is None:
@@ -188,7 +187,7 @@ class GlooRoute:
             handle: Handle = work
             finish = None
         else:
-            handle, finish = _run(known.engine, key, (target, source), is_mean=is_mean)
+            handle, finish = _run(known.engine, row, (target, source), is_mean=is_mean)
         if mark is not None:
             known.clock = known.clock or CallClock()
             handle = known.clock.watch(handle, mark, issued_s)
@@ -239,11 +238,11 @@ class GlooRoute:
             keeps_plans=False,
             sums_as_native=True,
         )
-        return _Group(group, name, engine)
+        return _Group(group, name, engine, CallCounts(name))
 
     @staticmethod
     def _rows(table: ConfigTable, group: _Group) -> ConfigTable:
-        return ConfigTable({key: config for key, config in table if key.communicator == group.id})
+        return replace(table, rows={key: config for key, config in table if key.communicator == group.id})
 
 
 def _run(

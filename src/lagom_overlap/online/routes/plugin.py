@@ -46,6 +46,8 @@ _log = logging.getLogger(__name__)
 
 FIRST_WITH_IDS: Final = 5
 """The tuner interface whose communicators have ids that all ranks know."""
+_MOST_KEYS: Final = 1 << 16
+"""Calls whose offers are kept."""
 _EXACT: Final = (CollectiveKind.ALL_GATHER, CollectiveKind.BROADCAST)
 
 
@@ -156,6 +158,9 @@ class PluginRoute:
         self._is_measured = is_measured
         if is_measured:
             self._take()
+            if len(self._offered) > _MOST_KEYS:  # a job of ever new sizes; what this step calls is noted anew
+                self._offered.clear()
+                self._grids.clear()
             self._timer.begin()
 
     def end_step(self) -> StepRecord:
@@ -166,9 +171,13 @@ class PluginRoute:
         keys = [self._key(decision) for decision in decisions]
         record = replace(step_record(keys, duration_s, timed, LEAST_BYTES), wires=self._wires())
         for call in record.calls:
-            if call.num_channels and self._table.get(call.key) is None:
+            if call.num_channels and self._is_default(call.key):
                 self._grids[call.key] = min(call.num_channels, self._grids.get(call.key, call.num_channels))
         return record
+
+    def _is_default(self, key: ConfigKey) -> bool:
+        """Whether a recorded call ran by NCCL's own choice; by class, keys do not tell which rows they had."""
+        return len(self._table) == 0 or (self._table.size_octaves == 0 and self._table.get(key) is None)
 
     def close(self) -> None:
         """See `Route`."""

@@ -35,7 +35,7 @@ from lagom_overlap.collective import (
     Subspace,
 )
 from lagom_overlap.errors import BackendError, SpaceError
-from lagom_overlap.online.routes.base import LEAST_BYTES, StepRecord
+from lagom_overlap.online.routes.base import LEAST_BYTES, CallCounts, StepRecord
 from lagom_overlap.online.routes.plugin_events import TimedCall, step_record
 
 _log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class _Base:
     group: dist.ProcessGroup
     id: CommunicatorId
     siblings: dict[Limits, dist.ProcessGroup]
-    counts: Counter[tuple[CollectiveKind, int]]
+    counts: CallCounts
 
 
 class SiblingRoute:
@@ -111,7 +111,7 @@ class SiblingRoute:
             name = CommunicatorId(description=group.group_desc, ranks=ranks, creation_order=seen[role])
             seen[role] += 1
             if group.group_name not in self._bases:
-                self._bases[group.group_name] = _Base(group, name, {}, Counter())
+                self._bases[group.group_name] = _Base(group, name, {}, CallCounts(name))
         return tuple(base.id for base in self._bases.values())
 
     def space(self, key: ConfigKey) -> ConfigSpace | None:
@@ -198,12 +198,11 @@ class SiblingRoute:
         base = self._bases.get(own.group_name)
         if base is None or base.group not in c10d._world.pg_map:  # names start anew when all groups were destroyed
             return own
-        occurrence = base.counts[kind, num_bytes]
-        base.counts[kind, num_bytes] += 1
-        key = ConfigKey(communicator=base.id, kind=kind, num_bytes=num_bytes, occurrence=occurrence)
+        key, octaves = base.counts.next_key(kind, num_bytes), self._table.size_octaves
         if self._is_measured:
             self._calls.append(key)
-        config = self._table.get(key)
+        row = base.counts.next_key(kind, num_bytes, octaves) if octaves else key
+        config = self._table.get(row)
         return own if config is None else base.siblings[_limits(config)]
 
     def _opened(self, group: dist.ProcessGroup, limits: Limits) -> dist.ProcessGroup:
