@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from lagom_overlap.nccl_plugin import read_profile
+
 ROOT = Path(__file__).parents[2]
 
 MATMUL = """
@@ -113,6 +115,9 @@ def test_a_running_job_is_tuned_to_a_verdict(tmp_path: Path) -> None:
     assert any("channels" in reason for reason in tried)
     assert any(each.get("state") == "verdict" for each in states)
     assert [each for each in states if each.get("state") in ("watch", "done")]
+    for rank in (0, 1):  # nine collectives a step; had the two profilers disagreed, those of two steps would be there
+        profile = read_profile(folder / f"profile.{rank}.bin")
+        assert len([call for call in profile.collectives if call.is_complete]) >= 9 * 5
 
 
 @pytest.mark.cuda_torch

@@ -14,6 +14,8 @@ from lagom_overlap.errors import BackendError, JobError, LagomError  # noqa: E40
 from lagom_overlap.nccl_plugin import TunerPlugin, encode_table  # noqa: E402
 from lagom_overlap.online.guest import safely  # noqa: E402
 from lagom_overlap.online.routes.nccl import PLUGIN_OWNER, nccl_in_use, open_nccl_route  # noqa: E402
+from lagom_overlap.online.routes.plugin_timer import KernelTimer  # noqa: E402
+from lagom_overlap.online.routes.profile_timer import ProfileTimer  # noqa: E402
 
 pytestmark = pytest.mark.torch
 MODEL = torch.nn.Linear(2, 2)
@@ -35,6 +37,30 @@ def test_a_release_with_a_tuner_takes_the_plug_in_with_this_ranks_files(environm
     assert route.name == "plugin"
     assert route._record == tmp_path / "record.3.bin"
     assert route.communicators() == ()  # NCCL has made none yet
+
+
+@pytest.mark.parametrize(
+    ("nccl", "changed", "words"),
+    [
+        ((2, 27, 3), {}, ""),
+        ((2, 30, 7), {}, ""),
+        ((2, 24, 3), {}, "NCCL 2.24.3 reports no times of the GPU"),
+        ((2, 30, 7), {"NCCL_PROFILER_PLUGIN": "/site/libprofiler.so"}, "NCCL_PROFILER_PLUGIN is /site/libprofiler.so"),
+        ((2, 30, 7), {"NCCL_PROFILER_PLUGIN": ""}, "are not both set: lagom run does that"),
+        ((2, 30, 7), {"LAGOM_PROFILE": ""}, "are not both set"),
+    ],
+)
+def test_steps_are_timed_by_nccls_profiler_where_the_job_was_started_with_ours(
+    environment, tmp_path, caplog, *, nccl, changed, words
+):
+    ours = {"NCCL_PROFILER_PLUGIN": environment["NCCL_TUNER_PLUGIN"], "LAGOM_PROFILE": str(tmp_path / "profile.%r")}
+    for rank in ("3", "0"):
+        route = open_nccl_route(MODEL, nccl, environment | ours | changed | {"RANK": rank})
+        assert isinstance(route._timer, KernelTimer if words else ProfileTimer)
+        route.close()
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == bool(words)  # rank 0 says it for all
+    assert all(words in line and "are timed by PyTorch's profiler" in line for line in lines)
 
 
 def test_siblings_are_taken_where_there_is_no_tuner_or_the_user_says_so(environment):

@@ -1,75 +1,18 @@
 """GPU events written by hand -> what was issued, ran and was waited for."""
 
-import json
 import random
 from collections import defaultdict
 from dataclasses import replace
 
 import pytest
+from kineto_step import COMM, COMPUTE, COPY, Step
 
 from lagom_overlap.collective import CollectiveKind, CommunicatorId, ConfigKey
 from lagom_overlap.online.program import events_of, fingerprint
 from lagom_overlap.online.routes.plugin_events import step_length_s, step_record, timed_calls
 from lagom_overlap.trace.gpu_trace import StreamWait
-from lagom_overlap.trace.reader import ReadOptions, read_file
 
-COMPUTE, COMM, COPY = 7, 20, 21
 US = 1e-6
-
-
-class Step:
-    """A step's events; the host's order is the order of the calls here."""
-
-    def __init__(self):
-        self.events = [{"ph": "M", "name": "process_name"}, {"ph": "X", "cat": "kernel", "args": {"stream": "x"}}]
-        self.correlation = 0
-
-    def trace(self, tmp_path):
-        """The events as PyTorch's profiler writes them, read as any trace is."""
-        path = tmp_path / f"step{len(list(tmp_path.iterdir()))}.json"
-        path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": self.events}))
-        (trace,) = read_file(path, ReadOptions())
-        return trace
-
-    def _add(self, cat, name, ts, dur, **args):
-        self.correlation += 1
-        self.events.append(
-            {
-                "ph": "X",
-                "cat": cat,
-                "name": name,
-                "ts": ts,
-                "dur": dur,
-                "args": args | {"device": 0, "correlation": self.correlation},
-            }
-        )
-        return self.correlation
-
-    def compute(self, start, length, stream=COMPUTE):
-        return self._add("kernel", "ampere_bf16_gemm", start, length, stream=stream)
-
-    def nccl(self, what, start, length, *, op, nelems=1 << 20, channels=16, stream=COMM):
-        return self._add(
-            "kernel",
-            f"ncclDevKernel_{what}(ncclDevKernelArgsStorage<4096ul>)",
-            start,
-            length,
-            stream=stream,
-            grid=[channels, 1, 1],
-            dtype="BFloat16",
-            **{"Collective name": op, "In msg nelems": nelems, "Out msg nelems": nelems, "Group size": 8},
-        )
-
-    def wait(self, stream, waited_for, recorded):
-        self._add(
-            "cuda_sync",
-            "Stream Wait Event",
-            0,
-            0,
-            stream=stream,
-            wait_on_stream=waited_for,
-            wait_on_cuda_event_record_corr_id=recorded,
-        )
 
 
 def key(call):

@@ -118,6 +118,33 @@ def test_online_tuning_starts_from_the_untouched_job(tmp_path, plugin_library):
     assert made.environment["LAGOM_RECORD"] == str(tmp_path / "run" / "record.%r.bin")
 
 
+def test_online_tuning_loads_the_profiler_plug_in_and_the_other_modes_do_not(tmp_path, plugin_library):
+    made = prepare(request(tmp_path, RunMode.ONLINE), environment())
+    assert made.environment["NCCL_PROFILER_PLUGIN"] == str(plugin_library)
+    assert made.environment["LAGOM_PROFILE"] == str(tmp_path / "run" / "profile.%r.bin")
+    (tmp_path / "again").mkdir()
+    observed = prepare(request(tmp_path / "again"), environment()).environment
+    assert not {"NCCL_PROFILER_PLUGIN", "LAGOM_PROFILE"} & set(observed)
+
+
+@pytest.mark.parametrize("named", ["inspector", "none", "/site/libprofiler.so"])
+def test_the_users_own_profiler_stays_and_that_is_said_in_a_line(tmp_path, plugin_library, named):
+    made = prepare(request(tmp_path, RunMode.ONLINE), environment(NCCL_PROFILER_PLUGIN=named))
+    assert made.environment["NCCL_PROFILER_PLUGIN"] == named
+    assert "LAGOM_PROFILE" not in made.environment
+    (line,) = made.warnings
+    assert "measured steps are timed by PyTorch's" in line
+
+
+def test_a_profiler_that_nccl_would_find_by_its_name_stays_too(tmp_path, plugin_library):
+    (tmp_path / "libnccl-profiler.so").touch()
+    searched = os.pathsep.join(("/nowhere", str(tmp_path)))
+    made = prepare(request(tmp_path, RunMode.ONLINE), environment(LD_LIBRARY_PATH=searched))
+    assert "NCCL_PROFILER_PLUGIN" not in made.environment
+    (line,) = made.warnings
+    assert line.startswith("libnccl-profiler.so of LD_LIBRARY_PATH stays")
+
+
 @pytest.mark.parametrize(
     ("before", "chained"),
     [

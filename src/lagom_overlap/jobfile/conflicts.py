@@ -35,7 +35,7 @@ _ALWAYS: Final = {
     "NCCL_CGA_CLUSTER_SIZE": "fixes how blocks are clustered; counts that are no multiple of it run otherwise",
     "NCCL_CTA_POLICY": "is CTA_POLICY_EFFICIENCY switched off by any tuner that is loaded; ZERO bypasses tuners",
     "NCCL_TUNER_CONFIG_FILE": "is read by NVIDIA's example tuner: as the chained one it answers 1 channel by default",
-    "NCCL_PROFILER_PLUGIN": "is the user's own profiler: NCCL events are left to it",
+    "NCCL_PROFILER_PLUGIN": "is the user's own profiler: it stays, and measured steps are timed by PyTorch's",
     "CUDA_DEVICE_MAX_CONNECTIONS": "at 1 kernels start in launch order: right for Megatron's tensor parallelism only",
     "TORCH_NCCL_ENABLE_TIMING": "records events around every collective, which costs overlap",
 }

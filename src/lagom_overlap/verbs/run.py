@@ -6,6 +6,8 @@ nothing of ours is left between the scheduler and the job. What is prepared befo
     NCCL_TUNER_PLUGIN   liblagom_tuner.so, in front of the tuner that was named there (LAGOM_CHAIN_TUNER)
     LAGOM_TABLE         --config's table; none for --online, which hands its tables over in memory
     LAGOM_RECORD        per rank what NCCL offered and took (--observe, --online)
+    NCCL_PROFILER_PLUGIN, LAGOM_PROFILE
+                        the same library, and per rank when collectives ran (--online), unless the site has a profiler
     PYTHONPATH          `online/boot` first, whose sitecustomize waits for a process group and takes itself away
     LAGOM_RUN_*         what the hooks read
     LAGOM_SM_CARVEOUT   SMs that the computation leaves free, where --config says so; the hooks hand it to torch
@@ -40,6 +42,9 @@ MODE_VARIABLE: Final = "LAGOM_RUN_MODE"
 FOLDER_VARIABLE: Final = "LAGOM_RUN_FOLDER"
 CONFIG_VARIABLE: Final = "LAGOM_RUN_CONFIG"
 RECORD_NAME: Final = "record.%r.bin"
+PROFILE_NAME: Final = "profile.%r.bin"
+_PROFILER_NAME: Final = "libnccl-profiler.so"
+"""What NCCL loads as its profiler where none is named."""
 QUIET_KINETO: Final = "6"
 """Above every level of the profiler's log: it greets on stderr each time that a step is sampled."""
 _SIZE_VARIABLES: Final = ("SLURM_NTASKS", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
@@ -118,6 +123,10 @@ def prepare(request: LaunchRequest, environment: Mapping[str, str]) -> PreparedL
         warnings.append(missing)
     else:
         prepared |= _plugin_variables(request.mode, library, folder, seen)
+        if request.mode is RunMode.ONLINE:
+            profiler, note = _profiler_variables(library, folder, seen)
+            prepared |= profiler
+            warnings += note
         if fixed is not None:
             write_table(folder / FILE_NAME, fixed.table)
     if fixed is not None and fixed.sm_carveout is not None:
@@ -227,6 +236,20 @@ def _plugin_variables(mode: RunMode, library: Path, folder: Path, environment: M
     if mode is RunMode.ONLINE and environment.get("LAGOM_TABLE"):
         found["LAGOM_TABLE"] = ""  # tuning starts from the untouched job
     return found
+
+
+def _profiler_variables(
+    library: Path, folder: Path, environment: Mapping[str, str]
+) -> tuple[dict[str, str], list[str]]:
+    """What loads the profiler plug-in, and what to say where the site's own stays: NCCL runs one."""
+    named = environment.get("NCCL_PROFILER_PLUGIN", "")
+    found = [Path(at) / _PROFILER_NAME for at in environment.get("LD_LIBRARY_PATH", "").split(os.pathsep) if at]
+    if named and Path(named).name != library.name:
+        return {}, []  # said among the conflicts
+    if not named and any(path.is_file() for path in found):
+        return {}, [f"{_PROFILER_NAME} of LD_LIBRARY_PATH stays NCCL's profiler: PyTorch's times the steps"]
+    profile = environment.get("LAGOM_PROFILE") or str(folder / PROFILE_NAME)
+    return {"NCCL_PROFILER_PLUGIN": named or str(library), "LAGOM_PROFILE": profile}, []
 
 
 def _shared_folder(request: LaunchRequest, environment: Mapping[str, str]) -> Path | None:

@@ -4,10 +4,12 @@ The plug-in needs to have been in the environment before NCCL made its first com
 siblings need nothing. `LAGOM_ROUTE` chooses; without it, it is the route that sets channels under this release.
 """
 
+import logging
 import os
 import sys
 import weakref
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -23,17 +25,22 @@ from lagom_overlap.nccl_plugin.loaded import loaded_nccl
 from lagom_overlap.nccl_plugin.support import Knob, NcclVersion, RouteName, best_route
 from lagom_overlap.online.events import rank_of
 from lagom_overlap.online.graph_captures import GRAPH_CAPTURES
-from lagom_overlap.online.routes.base import Route
+from lagom_overlap.online.routes.base import LEAST_BYTES, Route
 from lagom_overlap.online.routes.connections import Connections, connects_at_start
-from lagom_overlap.online.routes.plugin import PluginRoute
+from lagom_overlap.online.routes.plugin import PluginRoute, StepTimer
 from lagom_overlap.online.routes.plugin_timer import KernelTimer
+from lagom_overlap.online.routes.profile_timer import ProfileTimer, RingRecorder
 from lagom_overlap.online.routes.sibling import SiblingRoute, open_nccl_sibling
 from lagom_overlap.online.routes.sibling_adapters import attach, attach_all_to_all
 from lagom_overlap.trace.gpu_trace import KnobReach
 
+_log = logging.getLogger(__name__)
+
 ROUTE_VARIABLE: Final = "LAGOM_ROUTE"
 _REPLACES_RANKS: Final = "torchft"
 _PLUGIN_VARIABLES: Final = ("NCCL_TUNER_PLUGIN", "LAGOM_RECORD")
+FIRST_WITH_GPU_TIMES: Final = (2, 27)
+"""The release whose profiler interface says when a collective ran on the GPU."""
 
 
 def nccl_in_use() -> NcclVersion | None:
@@ -95,7 +102,7 @@ def _plugin_route(environment: Mapping[str, str], nccl: NcclVersion, *, new_algo
     route = PluginRoute(
         plugin,
         record=path,
-        timer=KernelTimer(),
+        timer=_step_timer(plugin, environment, nccl),
         connections=connections,
         maps=maps,
         runs_uneven_gathers=runs_uneven_gathers(nccl, environment),
@@ -103,6 +110,30 @@ def _plugin_route(environment: Mapping[str, str], nccl: NcclVersion, *, new_algo
     PLUGIN_OWNER.take(route)
     GRAPH_CAPTURES.watch(route.begin_capture, route.end_capture)
     return route
+
+
+def _step_timer(plugin: TunerPlugin, environment: Mapping[str, str], nccl: NcclVersion) -> StepTimer:
+    """NCCL's profiler where the job was started with ours; else PyTorch's, and rank 0 says why."""
+    kernels, rank = KernelTimer(), rank_of(environment)
+    profiler, pattern = (environment.get(name, "") for name in ("NCCL_PROFILER_PLUGIN", "LAGOM_PROFILE"))
+    why = ""
+    if nccl < FIRST_WITH_GPU_TIMES:
+        why = f"NCCL {'.'.join(map(str, nccl))} reports no times of the GPU, 2.27 and later do"
+    elif profiler and Path(profiler).name != Path(environment["NCCL_TUNER_PLUGIN"]).name:
+        why = f"NCCL_PROFILER_PLUGIN is {profiler}, which is left alone"
+    elif not profiler or not pattern:
+        why = "NCCL_PROFILER_PLUGIN and LAGOM_PROFILE are not both set: lagom run does that"
+    if why:
+        level = logging.WARNING if rank == 0 else logging.INFO
+        _log.log(level, "measured steps are timed by PyTorch's profiler, not by NCCL's: %s", why)
+        return kernels
+    return ProfileTimer(
+        kernels,
+        RingRecorder(plugin, expanded(pattern, rank)),
+        make_event=partial(torch.cuda.Event, enable_timing=True),
+        synchronize=torch.cuda.synchronize,
+        least_bytes=LEAST_BYTES,
+    )
 
 
 class PluginOwner:

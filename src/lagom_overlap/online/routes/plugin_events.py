@@ -2,25 +2,28 @@
 
 What waits for what is not told by times: a wait that is hidden leaves no gap, and the same step must have the same
 joins under every setting. It is told by Kineto's synchronisation events ("Stream Wait Event"), which PyTorch records
-with `enable_cuda_sync_events`. Kernels and waits are put into the order of the host, by correlation id; what a stream
-has waited for passes on to whoever waits for that stream, so FSDP2's copy-out stream between a collective and the
-computation is no join of its own. The places of issues and joins in that order are kept with the times: the shape of a
-step must not depend on its timing.
+with `enable_cuda_sync_events`, in the host's order (`launch_order`). The places of issues and joins in that order are
+kept with the times: the shape of a step must not depend on its timing.
 
 The computation is the stream with the most kernel time that is not NCCL's. A collective on that stream itself
 (`async_op=False` on the current stream) is joined where it is issued. Tested on traces written by hand; FSDP2's
 steps on an H100 were told apart.
 """
 
-from bisect import bisect_left
-from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 from lagom_overlap.collective import CollectiveKind, ConfigKey
 from lagom_overlap.online.routes.base import CallRecord, StepRecord
-from lagom_overlap.trace.gpu_trace import NS_PER_S, ROLE_CODES, CommCall, EventRole, GpuTrace, KnobReach, StreamWait
+from lagom_overlap.online.routes.launch_order import (
+    Computation,
+    Launched,
+    computation_of,
+    is_ordered,
+    joins_of,
+    launched,
+)
+from lagom_overlap.trace.gpu_trace import NS_PER_S, GpuTrace, KnobReach
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,45 +47,20 @@ class TimedCall:
     join_place: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Comm:
-    """A collective of the step in the host's order, and the stream it runs on."""
-
-    call: CommCall
-    correlation: int
-    stream: str
-    start_ns: int
-    end_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Computation:
-    """The kernels of the computation's stream in the host's order; `ends_ns[i]`: the last end of the first i + 1."""
-
-    stream: str
-    correlations: tuple[int, ...]
-    ends_ns: tuple[int, ...]
-
-    def reached_ns(self, correlation: int, origin_ns: int) -> int:
-        """When all kernels that the host launched before had ended."""
-        num_before = bisect_left(self.correlations, correlation)
-        return self.ends_ns[num_before - 1] if num_before else origin_ns
-
-
 def timed_calls(trace: GpuTrace, reaches: Collection[KnobReach] = (KnobReach.TUNER,)) -> tuple[TimedCall, ...] | None:
     """The collectives of a step that are in reach, in the order in which the host launched them.
 
     None if the trace holds no computation, or collectives on other streams and no waits: then nothing can be said of
-    joins. None, too, where the host's order is not told (`_is_ordered`).
+    joins. None, too, where the host's order is not told (`is_ordered`).
     """
-    comms = _comms(trace)
-    computation = _computation(trace)
-    if computation is None or not _is_ordered(trace, comms, computation):
+    comms = launched(trace)
+    computation = computation_of(trace)
+    if computation is None or not is_ordered(trace, comms, computation):
         return None
     if not trace.waits and any(comm.stream != computation.stream for comm in comms):
         return None
     origin_ns = int(trace.events.start_ns[0])
-    joins = _joins(comms, trace.waits, computation.stream)
+    joins = joins_of(comms, trace.waits, computation.stream)
     return tuple(
         _timed(comm, comm.call.kind, computation, joins.get(comm.correlation), origin_ns)
         for comm in comms
@@ -128,88 +106,9 @@ def _record(key: ConfigKey, call: TimedCall) -> CallRecord:
     )
 
 
-def _comms(trace: GpuTrace) -> list[_Comm]:
-    """The collectives in the host's order."""
-    events = trace.events
-    found = [
-        _Comm(
-            call,
-            int(events.correlation[call.event]),
-            events.streams[int(events.stream[call.event])],
-            int(events.start_ns[call.event]),
-            int(events.end_ns[call.event]),
-        )
-        for call in trace.calls
-    ]
-    return sorted(found, key=lambda comm: comm.correlation)
-
-
-def _computation(trace: GpuTrace) -> _Computation | None:
-    """The stream with the most time of kernels that do not communicate."""
-    events = trace.events
-    rows = [row for row in range(len(events)) if events.role[row] != ROLE_CODES[EventRole.COMM]]
-    busy_ns: dict[str, int] = defaultdict(int)
-    for row in rows:
-        if not events.memory_op[row]:
-            busy_ns[events.streams[int(events.stream[row])]] += int(events.end_ns[row] - events.start_ns[row])
-    if not busy_ns:
-        return None
-    stream = max(busy_ns, key=lambda name: (busy_ns[name], name))
-    own = sorted(
-        (int(events.correlation[row]), int(events.end_ns[row]))
-        for row in rows
-        if events.streams[int(events.stream[row])] == stream
-    )
-    ends = accumulate((end for _, end in own), max)
-    return _Computation(stream, tuple(correlation for correlation, _ in own), tuple(ends))
-
-
-def _is_ordered(trace: GpuTrace, comms: Sequence[_Comm], computation: _Computation) -> bool:
-    """Whether correlations tell the host's order of collectives, waits and the computation.
-
-    All kernels of a replayed CUDA graph have the correlation of its launch. Where they only compute, the launch is one
-    point of the host's order; of a collective among them it cannot be told what it ran beside.
-    """
-    if computation.correlations[0] <= 0:
-        return False
-    places = Counter(trace.events.correlation.tolist())
-    places.update(wait.correlation for wait in trace.waits)
-    own = [*(comm.correlation for comm in comms), *(wait.correlation for wait in trace.waits)]
-    return all(place > 0 and places[place] == 1 for place in own)
-
-
-def _joins(comms: Sequence[_Comm], waits: Sequence[StreamWait], compute: str) -> Mapping[int, int]:
-    """Correlation of a collective -> that of the wait with which the computation first depends on it.
-
-    A collective on the computation's stream is its own join.
-    """
-    # What each stream depends on: the collective, and since which point of the host's order; points only grow.
-    known: dict[str, dict[int, int]] = defaultdict(dict)
-    logs: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    # How much of one stream's log another has taken over: the next wait between the two goes on from there.
-    num_taken: dict[tuple[str, str], int] = defaultdict(int)
-
-    def depend(stream: str, comm: int, since: int) -> None:
-        if comm not in known[stream]:
-            known[stream][comm] = since
-            logs[stream].append((comm, since))
-
-    items: list[tuple[int, _Comm | StreamWait]] = [
-        *((comm.correlation, comm) for comm in comms),
-        *((wait.correlation, wait) for wait in waits),
-    ]
-    for place, item in sorted(items, key=lambda pair: pair[0]):
-        if isinstance(item, _Comm):
-            depend(item.stream, place, place)
-        elif item.stream != item.waited_for:
-            log, pair = logs[item.waited_for], (item.waited_for, item.stream)
-            while num_taken[pair] < len(log) and log[num_taken[pair]][1] <= item.recorded:
-                depend(item.stream, log[num_taken[pair]][0], place)
-                num_taken[pair] += 1
-    return known[compute]
-
-
-def _timed(comm: _Comm, kind: CollectiveKind, computation: _Computation, join: int | None, origin_ns: int) -> TimedCall:
+def _timed(
+    comm: Launched, kind: CollectiveKind, computation: Computation, join: int | None, origin_ns: int
+) -> TimedCall:
     """Times of one collective against the computation's stream."""
     issued_ns = min(computation.reached_ns(comm.correlation, origin_ns), comm.start_ns)
     joined_ns = resumed_ns = None

@@ -16,7 +16,7 @@ from lagom_overlap.errors import TraceError
 from lagom_overlap.online.job_profiler import OWN_PROFILER, exported
 from lagom_overlap.online.routes.event_records import EventRecords
 from lagom_overlap.online.routes.plugin_events import TimedCall, step_length_s, timed_calls
-from lagom_overlap.trace.gpu_trace import KnobReach
+from lagom_overlap.trace.gpu_trace import GpuTrace, KnobReach
 from lagom_overlap.trace.reader import ReadOptions, read_file
 
 _log = logging.getLogger(__name__)
@@ -45,6 +45,11 @@ class KernelTimer:
 
         The length is the GPU's, and the host's only where there is no trace.
         """
+        duration_s, trace = self.end_trace()
+        return duration_s, None if trace is None else timed_calls(trace, self._reaches)
+
+    def end_trace(self) -> tuple[float, GpuTrace | None]:
+        """The same with the trace of the step in place of its collectives."""
         torch.cuda.synchronize()
         duration_s = perf_counter() - self._began_s
         with self._events.quiet():
@@ -60,4 +65,4 @@ class KernelTimer:
             return duration_s, None
         if len(traces) != 1:  # one rank drives one GPU; of kernels on several it cannot be told which are the step's
             return duration_s, None
-        return step_length_s(traces[0]), timed_calls(traces[0], self._reaches)
+        return step_length_s(traces[0]), traces[0]

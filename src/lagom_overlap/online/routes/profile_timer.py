@@ -1,0 +1,383 @@
+"""Steps timed by NCCL's profiler: our plug-in's ring, events for the step's length, PyTorch's profiler now and then.
+
+A step under PyTorch's profiler (Kineto) costs a job 0.1 to 0.4 s, and seconds at the first; the ring costs reading a
+file. So Kineto fixes once what does not depend on the setting (`step_pattern`): call sites, their order, what each
+waits for, the computation in between. Later steps are told by when their collectives started and ended. The next
+measured step after a pattern was learned, and then every `CHECK_EVERY`-th, runs under both. Both must agree on what the
+search goes by, the makespans of the overlap groups: within what two steps of the untouched job differ by under Kineto
+alone (A/A), or `LEAST_DIFFERENCE`. A step whose calls are not those of the pattern counts as untimed, and the next one
+is learned anew.
+
+Whatever is wrong with the ring (not there, of another process, truncated, calls lost) leaves Kineto in every measured
+step for the rest of the job, and is said in one line.
+
+Two clocks meet at the first collective: it starts as long after the step's first GPU event as under Kineto, because
+nothing that is set can have changed what is before it. The end is the event's on the computation's stream.
+"""
+
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from os import getpid
+from pathlib import Path
+from statistics import median
+from time import monotonic, monotonic_ns, sleep
+from typing import Any, Final, Protocol, TypeAlias
+
+from lagom_overlap.collective import CollectiveKind, CommunicatorId, ConfigKey, ConfigSpace, Subspace
+from lagom_overlap.errors import TableError, TraceError
+from lagom_overlap.nccl_plugin import ProfiledCollective, ProfileRing, TunerPlugin
+from lagom_overlap.nccl_plugin.profile_log import ProfileFlag
+from lagom_overlap.online.program import groups_of, program_of, times_of
+from lagom_overlap.online.routes.plugin_events import TimedCall, step_length_s, step_record, timed_calls
+from lagom_overlap.online.routes.step_pattern import Span, StepPattern, is_same_sequence, pattern_of
+from lagom_overlap.online.step_clock import MS_PER_S
+from lagom_overlap.trace.gpu_trace import GpuTrace
+from lagom_overlap.units import NS
+
+_log = logging.getLogger(__name__)
+
+CHECK_EVERY: Final = 20
+"""Measured steps from one that ran under both to the next."""
+LEAST_DIFFERENCE: Final = 0.02
+"""What both may always differ by: the plug-in's times leave out the launch (0.97 to 1.00 of a kernel on an H100)."""
+MOST_MISSES: Final = 4
+"""Steps in a row that could be neither learned nor told; then Kineto stays."""
+REPORT_LIMIT_S: Final = 1.0
+"""How long the calls of a step that has ended on the GPU may take to be in the ring: NCCL's proxy thread polls."""
+_POLL_S: Final = 1e-3
+
+
+class TraceTimer(Protocol):
+    """PyTorch's profiler around a step."""
+
+    def begin(self) -> None:
+        """The measured step begins, on an idle device."""
+
+    def end(self) -> tuple[float, tuple[TimedCall, ...] | None]:
+        """See `StepTimer`."""
+
+    def end_trace(self) -> tuple[float, GpuTrace | None]:
+        """The step's length in seconds and its trace; None where there is none."""
+
+
+class Recorder(Protocol):
+    """NCCL's profiler around a step."""
+
+    def begin(self) -> None:
+        """From here on calls are recorded.
+
+        Raises:
+            TableError: if there is no ring of this process.
+        """
+
+    def end(self, is_whole: Callable[[Sequence[ProfiledCollective]], bool]) -> list[ProfiledCollective]:
+        """The calls since `begin`, once they are whole, or what is there after a while; no more are recorded.
+
+        Raises:
+            TableError: if the ring cannot be read, or has lost calls.
+        """
+
+
+class RingRecorder:
+    """Implements `Recorder` by our plug-in and the ring that it was started with."""
+
+    def __init__(
+        self,
+        plugin: TunerPlugin,
+        path: Path,
+        *,
+        clock: Callable[[], float] = monotonic,
+        limit_s: float = REPORT_LIMIT_S,
+    ) -> None:
+        self._plugin, self._path = plugin, path
+        self._clock, self._limit_s = clock, limit_s
+        self._ring: ProfileRing | None = None
+        self._began_ns = 0
+        self._num_dropped = 0
+        plugin.profile(is_enabled=False)
+
+    def begin(self) -> None:
+        """See `Recorder`."""
+        if self._ring is None:
+            ring = ProfileRing(self._path)
+            if ring.process_id != getpid():
+                raise TableError(f"{self._path} is the profile of process {ring.process_id}, not of this one")
+            self._ring = ring
+        self._ring.take()
+        self._num_dropped = self._ring.num_dropped + self._ring.num_late
+        self._began_ns = monotonic_ns()
+        if not self._plugin.profile(is_enabled=True):
+            raise TableError("NCCL runs no communicator under it")
+
+    def end(self, is_whole: Callable[[Sequence[ProfiledCollective]], bool]) -> list[ProfiledCollective]:
+        """See `Recorder`."""
+        assert self._ring is not None, "end before begin"
+        until_s, found = self._clock() + self._limit_s, list[ProfiledCollective]()
+        try:
+            while True:
+                log = self._ring.take()
+                if log.num_lost or self._ring.num_dropped + self._ring.num_late > self._num_dropped:
+                    raise TableError(f"{self._path} has lost calls of the step")
+                found += [call for call in log.collectives if call.launched_ns >= self._began_ns]
+                if is_whole(found) or self._clock() >= until_s:
+                    return found
+                sleep(_POLL_S)
+        finally:
+            self._plugin.profile(is_enabled=False)
+
+
+_Wire: TypeAlias = tuple[int, CollectiveKind, int]
+"""A communicator's id, kind and bytes."""
+
+
+class _Mode(Enum):
+    """What times a step."""
+
+    KINETO = auto()
+    BOTH = auto()
+    RING = auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Told:
+    """A pattern, NCCL's id and our key of each of its calls, and how the ring's clock and the events' meet.
+
+    The keys name communicators by that id: they are for this process only.
+    `head_s`: from the step's first GPU event to the first call's start. `idle_s`: of what the events measured, all but
+    the step's length, which is `length_s`.
+    """
+
+    pattern: StepPattern
+    wires: tuple[_Wire, ...]
+    keys: tuple[ConfigKey, ...]
+    head_s: float
+    idle_s: float
+    length_s: float
+
+    def makespans_s(self, calls: Sequence[TimedCall], length_s: float) -> list[float]:
+        """What each overlap group takes in a step of this sequence."""
+        seen = step_record(self.keys, self.length_s, self.pattern.seen)
+        program = program_of([seen], [ConfigSpace((Subspace(num_channels=(1,)),))] * len(self.keys))
+        groups = groups_of(program)
+        times = times_of(program, groups, step_record(self.keys, length_s, calls))
+        return [group.count * times[group.name].makespan_s for group in groups]
+
+
+class ProfileTimer:
+    """Implements `StepTimer`; `make_event` makes a device event with a time, `synchronize` waits for the device."""
+
+    def __init__(
+        self,
+        kernels: TraceTimer,
+        recorder: Recorder,
+        *,
+        make_event: Callable[[], Any],
+        synchronize: Callable[[], None],
+        least_bytes: int,
+    ) -> None:
+        self._kernels, self._recorder = kernels, recorder
+        self._make_event, self._synchronize = make_event, synchronize
+        self._least_bytes = least_bytes
+        self._mode = _Mode.BOTH
+        self._begun: Any = None
+        self._told: _Told | None = None
+        self._is_trusted = self._is_off = False
+        self._num_since = self._num_missed = 0
+        self._noise: float | None = None
+
+    def begin(self) -> None:
+        """See `StepTimer`."""
+        self._mode = self._next_mode()
+        if self._mode is not _Mode.RING:
+            self._kernels.begin()
+        if self._mode is _Mode.KINETO:
+            return
+        try:
+            self._synchronize()
+            self._recorder.begin()
+        except TableError as error:
+            self._give_up(str(error))
+            if self._mode is _Mode.RING:
+                self._kernels.begin()
+            self._mode = _Mode.KINETO
+            return
+        self._begun = self._recorded()
+
+    def end(self) -> tuple[float, tuple[TimedCall, ...] | None]:
+        """See `StepTimer`."""
+        if self._mode is _Mode.KINETO:
+            return self._kernels.end()
+        last = self._recorded()
+        self._synchronize()
+        elapsed_s = float(self._begun.elapsed_time(last)) / MS_PER_S
+        if self._mode is _Mode.RING:
+            return self._by_ring(elapsed_s)
+        duration_s, trace = self._kernels.end_trace()
+        timed = None if trace is None else timed_calls(trace)
+        calls = self._ring_calls(sum(1 for call in timed or () if call.num_bytes >= self._least_bytes))
+        if trace is not None and calls is not None:
+            self._compare(trace, calls, elapsed_s)
+        return duration_s, timed
+
+    def _next_mode(self) -> _Mode:
+        if self._is_off:
+            return _Mode.KINETO
+        return _Mode.RING if self._is_trusted and self._num_since + 1 < CHECK_EVERY else _Mode.BOTH
+
+    def _recorded(self) -> Any:
+        event = self._make_event()
+        event.record()
+        return event
+
+    def _large(self, calls: Sequence[ProfiledCollective]) -> list[ProfiledCollective]:
+        """Those that are part of a step, and those of unknown size, which are like none."""
+        return [call for call in calls if call.num_bytes is None or call.num_bytes >= self._least_bytes]
+
+    def _ring_calls(self, num_expected: int) -> list[ProfiledCollective] | None:
+        """What the ring says of the step, in the order of launch; None where it cannot be read: it is given up."""
+        try:
+            calls = self._large(self._recorder.end(lambda calls: len(self._large(calls)) >= num_expected))
+        except TableError as error:
+            self._give_up(str(error))
+            return None
+        return sorted(calls, key=lambda call: call.launched_ns)
+
+    def _by_ring(self, elapsed_s: float) -> tuple[float, tuple[TimedCall, ...] | None]:
+        """The step by the pattern; untimed if its calls are others."""
+        assert self._told is not None, "no pattern to tell by"
+        told = self._told
+        calls = self._ring_calls(len(told.wires))
+        if calls is None:
+            return elapsed_s, None
+        found = _in_order(told.wires, calls)
+        if found is None:
+            self._miss("steps made other calls than those before, or NCCL's profiler did not report all of them")
+            return elapsed_s, None
+        self._num_since += 1
+        self._num_missed = 0
+        return _replayed(told, found, elapsed_s)
+
+    def _compare(self, trace: GpuTrace, calls: Sequence[ProfiledCollective], elapsed_s: float) -> None:
+        """After a step under both: whether they agree on it, or, if it is of another sequence, its pattern.
+
+        A pattern is kept: the setting that is tried now may leave no stream idle, and tell less.
+        """
+        length_s, before = step_length_s(trace), self._told
+        try:
+            told = _learned(pattern_of(trace, self._least_bytes), calls, length_s, elapsed_s)
+        except TraceError as error:
+            self._miss(str(error))
+            return
+        self._num_since = 0
+        found = None if before is None else _in_order(before.wires, calls)
+        if before is None or found is None or not is_same_sequence(before.pattern.seen, told.pattern.seen):
+            self._told, self._is_trusted = told, False
+            if before is not None:
+                self._count_miss("their calls change from step to step")
+            return
+        seen = told.pattern.seen
+        if self._noise is None:
+            self._noise = _difference(before, (before.length_s, before.pattern.seen), (length_s, seen))
+        off = _difference(before, _replayed(before, found, elapsed_s), (length_s, seen))
+        most = max(self._noise, LEAST_DIFFERENCE)
+        if off > most:
+            self._give_up(f"they differ by {off:.1%} of a step, more than {most:.1%}")
+            return
+        if not self._is_trusted:
+            _log.info("measured steps are timed by NCCL's profiler, one in %d by PyTorch's as well", CHECK_EVERY)
+        self._is_trusted, self._num_missed = True, 0
+
+    def _miss(self, why: str) -> None:
+        """The step could not be told: the next one is learned."""
+        self._told, self._is_trusted = None, False
+        self._count_miss(why)
+
+    def _count_miss(self, why: str) -> None:
+        self._num_missed += 1
+        if self._num_missed >= MOST_MISSES:
+            self._give_up(why)
+
+    def _give_up(self, why: str) -> None:
+        self._is_off = True
+        self._told = None
+        _log.warning("measured steps are timed by PyTorch's profiler, not by NCCL's: %s", why)
+
+
+def _learned(pattern: StepPattern, calls: Sequence[ProfiledCollective], length_s: float, elapsed_s: float) -> _Told:
+    """What later steps are told by; `calls` are the same step's by the ring.
+
+    Raises:
+        TraceError: if the two profilers saw different calls.
+    """
+    seen = pattern.seen
+    wires = [(call.comm_id, call.kind, call.num_bytes or 0) for call in calls]
+    found = _in_order(wires, calls)
+    if found is None or [wire[1:] for wire in wires] != [(call.kind, call.num_bytes) for call in seen]:
+        raise TraceError(f"it saw {len(calls)} collectives of a step, PyTorch's {len(seen)}, or others")
+    first_ns = _start_ns(found[0])
+    late = median(call.begun_s - (_start_ns(ring) - first_ns) * NS for call, ring in zip(seen, found, strict=True))
+    return _Told(
+        pattern=pattern,
+        wires=tuple(wires),
+        keys=_keys(found),
+        head_s=late,
+        idle_s=elapsed_s - length_s,
+        length_s=length_s,
+    )
+
+
+def _difference(told: _Told, one: tuple[float, Sequence[TimedCall]], other: tuple[float, Sequence[TimedCall]]) -> float:
+    """How far two views of steps are apart: of the groups' makespans, as a share of a step."""
+    ours, theirs = (told.makespans_s(calls, length_s) for length_s, calls in (one, other))
+    return sum(abs(a - b) for a, b in zip(ours, theirs, strict=True)) / max(one[0], other[0])
+
+
+def _keys(calls: Sequence[ProfiledCollective]) -> tuple[ConfigKey, ...]:
+    counts: Counter[tuple[CommunicatorId, CollectiveKind, int]] = Counter()
+    found = []
+    for call in calls:
+        name = CommunicatorId(description=f"{call.comm_id:016x}", ranks=tuple(range(call.num_ranks)))
+        site = (name, call.kind, call.num_bytes or 0)
+        found.append(ConfigKey(communicator=name, kind=site[1], num_bytes=site[2], occurrence=counts[site]))
+        counts[site] += 1
+    return tuple(found)
+
+
+def _in_order(wires: Sequence[_Wire], calls: Sequence[ProfiledCollective]) -> list[ProfiledCollective] | None:
+    """The calls in the pattern's order, by communicator, kind and NCCL's number; None if they are not the pattern's."""
+    queues: dict[tuple[int, CollectiveKind], list[ProfiledCollective]] = defaultdict(list)
+    for call in sorted(calls, key=lambda call: call.call, reverse=True):
+        queues[call.comm_id, call.kind].append(call)
+    found = []
+    for comm_id, kind, num_bytes in wires:
+        queue = queues[comm_id, kind]
+        if not queue or queue[-1].num_bytes != num_bytes or not _is_timed(queue[-1]):
+            return None
+        found.append(queue.pop())
+    return found if len(found) == len(calls) else None
+
+
+def _is_timed(call: ProfiledCollective) -> bool:
+    """Whether it ended, and was launched by the program: a replayed graph's calls have no place in the host's order."""
+    return call.duration_s is not None and ProfileFlag.CAPTURED not in call.flags
+
+
+def _start_ns(call: ProfiledCollective) -> int:
+    assert call.start_ns is not None, "a call that is not timed"
+    return call.start_ns
+
+
+def _replayed(
+    told: _Told, calls: Sequence[ProfiledCollective], elapsed_s: float
+) -> tuple[float, tuple[TimedCall, ...]]:
+    """The step's length and its calls by the ring's times of them, in the pattern's order."""
+    first_ns = _start_ns(calls[0])
+    spans = []
+    for call in calls:
+        begun_s = max(0.0, told.head_s + (_start_ns(call) - first_ns) * NS)
+        spans.append(Span(begun_s, begun_s + (call.duration_s or 0.0), call.num_channels or 0))
+    length_s = max(elapsed_s - told.idle_s, *(span.ended_s for span in spans))
+    return length_s, told.pattern.replay(spans, length_s)
