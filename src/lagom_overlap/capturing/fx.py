@@ -117,7 +117,7 @@ def capture_graph(
     `parameters` says of each placeholder whether it is one. Nodes without a value or that are no ATen or collective
     operators are handed on.
     """
-    recorder = StepRecorder()
+    recorder = StepRecorder(is_graph=True)
     placeholders = 0
     for node in graph_module.graph.nodes:
         value = node.meta.get("val")

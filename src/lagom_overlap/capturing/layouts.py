@@ -65,6 +65,7 @@ class StoredTensor:
     writer: int | None = None
     layout: Layout | None = None
     readers: list[int] | None = None
+    made_from: int | None = None
 
 
 class StorageTable:

@@ -2,7 +2,8 @@
 
 An operator depends on the last writers of what it reads, and must follow the readers and the writer of what it
 overwrites; views, allocations and waits make no operator but hand their storage on. An overwriting dependence that the
-others already imply is left out, so that in-place steps of an optimizer stay readable.
+others already imply is left out, so that in-place steps of an optimizer stay readable. Operators that draw random
+numbers follow each other: in another order they would draw others.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -72,7 +73,10 @@ class _Touched:
 class StepRecorder:
     """Collects the operators of one step in program order."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_graph: bool = False) -> None:
+        """Of a graph, what is allocated like another tensor needs that tensor: it is an input of the node."""
+        self._is_graph = is_graph
+        self._last_random: int | None = None
         self.clock = StreamClock()
         self.storages = StorageTable()
         self.communicators = Communicators()
@@ -116,8 +120,10 @@ class StepRecorder:
         namespace, _, short = func._schema.name.rpartition("::")
         outputs = tensors_in(result)
         if short in _ALLOCATIONS:
+            likes = [self.storages.external(like) for like in tensors_in(list(args))] if self._is_graph else []
             for tensor in outputs:
-                self.storages.fresh(tensor)
+                entry = self.storages.fresh(tensor)
+                entry.made_from = next((like.writer for like in likes if like.writer is not None), None)
             return None
         arguments = self.arguments_of(func, args, kwargs)
         if namespace in NAMESPACES:
@@ -133,8 +139,9 @@ class StepRecorder:
         phase = self._phase(short, touched, origin, forward_node, is_product=isinstance(work, Gemm))
         origin = origin if phase is origin.phase else replace(origin, phase=phase)
         number = len(self._ops)
-        shards = self._shards(rule, touched)
-        deps = self._depend(number, touched)
+        is_random = _draws(func, arguments)
+        shards = None if is_random else self._shards(rule, touched)
+        deps = self._depend(number, touched, is_random=is_random)
         self._ops.append(
             CompOp(
                 name=self._named(name, origin, short),
@@ -252,9 +259,12 @@ class StepRecorder:
 
     # Dependences, memory, axes.
 
-    def _depend(self, number: int, touched: _Touched) -> tuple[str, ...]:
+    def _depend(self, number: int, touched: _Touched, *, is_random: bool = False) -> tuple[str, ...]:
         """Records what operator `number` reads and writes; the names of the operators that it must follow."""
         needed: set[int] = set()
+        if is_random:
+            needed |= set() if self._last_random is None else {self._last_random}
+            self._last_random = number
         follows: set[int] = set()
         for tensor in touched.reads:
             entry = self.storages.external(tensor)
@@ -269,6 +279,8 @@ class StepRecorder:
             follows.update(reader for reader in entry.readers or () if reader != number)
             if entry.writer is not None:
                 follows.add(entry.writer)
+            elif entry.made_from is not None:
+                needed.add(entry.made_from)
         for tensor in touched.writes:
             entry = self.storages.fresh(tensor)
             entry.writer, entry.layout, entry.readers = number, Layout.of(tensor), []
@@ -402,3 +414,11 @@ class StepRecorder:
             waits=waits,
             notes=tuple(f"{text} ({count} times)" for text, count in self._notes.items()),
         )
+
+
+def _draws(func: Any, arguments: Mapping[str, Any]) -> bool:
+    """Whether a call draws random numbers; attention does with dropout only."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    names = {argument.name for argument in func._schema.arguments}
+    return "dropout_p" not in names or bool(arguments.get("dropout_p"))

@@ -5,6 +5,7 @@ before the first has begun. No framework runs that:
 
 - `optimizer.step()` is called when `backward()` has returned, which is when every gradient has been reduced: FSDP2 and
   DDP have the computing stream wait for the last reduction, Megatron-LM and DeepSpeed need all of them for clipping.
+  What the step does there (clipping first) it does in program order: no update comes before the gradients are clipped.
 - A group of parameters is either sharded or gathered: it is gathered again once its first gathering was released.
 - The gathers of a backward pass are issued behind those of its forward pass, on the same streams.
 """
@@ -41,7 +42,7 @@ def framework_arcs(iteration: Iteration) -> list[tuple[str, str]]:
 
 
 def _optimizer_arcs(iteration: Iteration) -> list[tuple[str, str]]:
-    """The first operator of the optimizer waits for what nothing in backward reads, the others for the first."""
+    """The optimizer's first operator waits for what nothing in backward reads, the others for those before."""
     ops = {op.name: op for op in iteration.ops}
     heads = [
         op.name
@@ -56,9 +57,11 @@ def _optimizer_arcs(iteration: Iteration) -> list[tuple[str, str]]:
     read = {dep for op in iteration.ops if op.origin.phase in _BACKWARD for dep in op.deps}
     ends = [op.name for op in iteration.ops if op.origin.phase in _BACKWARD and op.name not in read]
     first = heads[0]
+    updates = [op.name for op in iteration.ops if op.origin.phase is Phase.OPTIMIZER and not isinstance(op, CommOp)]
+    ahead = {later: earlier for earlier, later in pairwise(updates)}
     return [
         *((end, first) for end in ends if place[end] < place[first]),
-        *((first, other) for other in heads[1:]),
+        *((ahead[other], other) for other in heads[1:]),
     ]
 
 

@@ -252,6 +252,28 @@ def orders(rank_with_another):
     return check_agreement(lines, store, rank=dist.get_rank(), num_ranks=4, step=f"test/{rank_with_another}")
 
 
+def dropout_under_a_plan():
+    """Outputs with a seed, as written and with both gathers first: the same numbers are drawn for the same dropouts."""
+
+    def step(x, first, second):
+        x = torch.dropout(torch.relu(x @ gather(first)), 0.5, True)
+        return (torch.dropout(x @ gather(second), 0.5, True) + torch.rand_like(x),)
+
+    inputs = seeded((8, 16), (4, 16), (4, 16))
+    captured = traced(step, inputs)
+    names = [op.name for op in captured.iteration.ops]
+    comms = [op.name for op in captured.iteration.comms]
+    order = Reorder((*comms, *(name for name in names if name not in comms)))
+    planned = apply_rewrites(captured.graph_module, captured.iteration, (order,), GROUPS)
+    streamed = StreamedStep(planned, GROUPS)
+    torch.manual_seed(7)
+    (expected,) = step(*inputs)
+    torch.manual_seed(7)
+    (found,) = streamed.run(inputs).outputs
+    streamed.close()
+    return bool((expected == found).all())
+
+
 def failing_collective():
     """A collective that fails: its error comes where its result is used, and nothing hangs."""
 

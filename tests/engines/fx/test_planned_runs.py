@@ -31,6 +31,10 @@ def test_a_rank_with_another_order_is_named_and_nothing_runs(ranks):
         ranks.call("orders", 2)
 
 
+def test_dropout_draws_the_same_numbers_under_a_plan(ranks):
+    assert all(ranks.call("dropout_under_a_plan"))
+
+
 def test_a_collective_that_fails_is_an_error_where_its_result_is_used(ranks):
     assert all(name for name in ranks.call("failing_collective"))
 

@@ -2,12 +2,13 @@
 
 Operators come in the order given. What carries no operator's name (waits, views, slices) comes as late as it can:
 right before the first operator that needs it, so that a collective is awaited no sooner than its result is used. Nodes
-that write into a tensor keep their place between its other readers.
+that write into a tensor keep their place between its other readers, and nodes that draw random numbers their order.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+import torch
 from torch import fx
 
 from lagom_overlap.engines.fx.nodes import OP_NAME, is_collective, op_name
@@ -50,11 +51,19 @@ def _wanted(named: Mapping[str, fx.Node], order: Sequence[str]) -> list[fx.Node]
 
 
 def _writes(graph: fx.Graph) -> dict[fx.Node, set[fx.Node]]:
-    """What must come first besides inputs: readers of a tensor before a write into it, the write before later ones."""
+    """What must come first besides inputs: readers of a tensor before a write into it, the write before later ones.
+
+    And what drew random numbers before.
+    """
     needs: dict[fx.Node, set[fx.Node]] = {}
     readers: dict[fx.Node, list[fx.Node]] = {}
     writers: dict[fx.Node, fx.Node] = {}
+    drawn: fx.Node | None = None
     for node in graph.nodes:
+        if _draws(node):
+            if drawn is not None:
+                needs.setdefault(node, set()).add(drawn)
+            drawn = node
         bases = {_base(used) for used in node.all_input_nodes}
         for base in bases:
             if base in writers:
@@ -65,6 +74,19 @@ def _writes(graph: fx.Graph) -> dict[fx.Node, set[fx.Node]]:
         for base in bases:
             readers.setdefault(base, []).append(node)
     return needs
+
+
+def _draws(node: fx.Node) -> bool:
+    """Whether a node draws random numbers; attention does with dropout only."""
+    tags = getattr(node.target, "tags", ())
+    if node.op != "call_function" or torch.Tag.nondeterministic_seeded not in tags:
+        return False
+    schema = node.target._schema  # type: ignore[union-attr]  # an operator, which alone has tags
+    names = [argument.name for argument in schema.arguments]
+    if "dropout_p" not in names:
+        return True
+    given = dict(zip(names, node.args, strict=False)) | node.kwargs
+    return bool(given.get("dropout_p"))
 
 
 def _written(node: fx.Node) -> set[fx.Node]:

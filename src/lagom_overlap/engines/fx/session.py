@@ -37,6 +37,7 @@ from lagom_overlap.timeline import SpanKind, Timeline, overlap_metrics
 from lagom_overlap.workload.digest import graph_digest
 from lagom_overlap.workload.rewrite.tables import rewrite_of
 
+_SEED: Final = 0
 WARM_UP_RUNS: Final = 2
 """Untimed runs of each arm: first touches, connections, caches."""
 
@@ -202,8 +203,13 @@ def _exposed_s(run: StepRun) -> float:
 
 
 def _difference(arms: dict[str, StreamedStep], inputs: Sequence[Any]) -> float:
-    """The largest relative difference of the arms' outputs on this rank."""
-    before, after = (arms[name].run(inputs).outputs for name in ("before", "after"))
+    """The largest relative difference of the arms' outputs on this rank, both of the same random numbers."""
+    outputs = {}
+    with torch.random.fork_rng():
+        for name in ("before", "after"):
+            torch.manual_seed(_SEED)
+            outputs[name] = arms[name].run(inputs).outputs
+    before, after = outputs["before"], outputs["after"]
     pairs = zip(before, after, strict=True)
     return max((relative_error(*pair) for pair in pairs if isinstance(pair[0], torch.Tensor)), default=0.0)
 

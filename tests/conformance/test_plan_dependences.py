@@ -1,0 +1,215 @@
+"""Every planner's plan of captured programs against dependences found by brute force on the traced graph.
+
+The oracle shares nothing with the recorder: it compares every pair of nodes by the storages that they read and write,
+by values, and by whether they draw random numbers.
+"""
+
+from dataclasses import replace
+from functools import cache
+from itertools import combinations, pairwise
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch import distributed as dist
+from torch import fx, nn
+
+from lagom_overlap.capturing.fake_tensor import TrainingStep
+from lagom_overlap.capturing.fake_tensor import capture_step as capture_training
+from lagom_overlap.capturing.fake_world import fake_world
+from lagom_overlap.capturing.fx import FxCapture
+from lagom_overlap.cost import ContentionModel, load_profile
+from lagom_overlap.engines.fx.apply import apply_rewrites, name_operators
+from lagom_overlap.engines.fx.groups import ProcessGroups
+from lagom_overlap.engines.fx.nodes import OP_NAME, op_name
+from lagom_overlap.engines.fx.program import capture_step
+from lagom_overlap.hardware import load_preset
+from lagom_overlap.jobfile.registry import make_planner, planner_names
+from lagom_overlap.planners.base import Plan, PlanProblem
+from lagom_overlap.planners.deadline import Work
+from lagom_overlap.planners.framework import framework_of
+from lagom_overlap.planners.simulated import simulated
+from lagom_overlap.planners.times import ModelTimes, origin_name
+from lagom_overlap.workload import Phase
+from lagom_overlap.workload.issued import IssuedStep
+from lagom_overlap.workload.rewrite.steps import Fuse
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+
+C10D = torch.ops._c10d_functional
+RANKS, WIDTH = 4, 256
+REWRITING = sorted(set(planner_names()) - {"fsdp2"})
+
+
+def _gather(shard):
+    return C10D.wait_tensor(C10D.all_gather_into_tensor(shard, RANKS, dist.group.WORLD.group_name))
+
+
+def _scatter(gradient):
+    return C10D.wait_tensor(C10D.reduce_scatter_tensor(gradient, "sum", RANKS, dist.group.WORLD.group_name))
+
+
+def sharded_step(x, *shards):
+    """Sharded layers with dropout, the first weight used twice (tied), clipping by the global norm, then updates."""
+    whole = [_gather(shard).requires_grad_() for shard in shards]
+    out = x
+    for weight in (*whole, whole[0]):
+        out = out + torch.dropout(torch.relu(out @ weight), 0.25, True)
+    gradients = torch.autograd.grad(out.float().square().mean(), whole)
+    mine = [_scatter(gradient) for gradient in gradients]
+    square = torch.stack([gradient.float().square().sum() for gradient in mine]).sum()
+    norm = C10D.wait_tensor(C10D.all_reduce(square, "sum", dist.group.WORLD.group_name)).sqrt()
+    scale = (1.0 / (norm + 1e-6)).clamp(max=1.0)
+    noise = torch.rand_like(mine[0])
+    return (*(shard - 0.1 * scale * gradient for shard, gradient in zip(shards, mine, strict=True)), noise)
+
+
+@cache
+def program() -> tuple[FxCapture, PlanProblem]:
+    with fake_world(RANKS):
+        shards = [torch.zeros(WIDTH // RANKS, WIDTH) for _ in range(3)]
+        with torch.enable_grad():
+            captured = capture_step(sharded_step, (torch.zeros(512, WIDTH), *shards), name="sharded")
+    name_operators(captured.graph_module.graph, captured.iteration)
+    return captured, problem_of(captured.capture)
+
+
+def problem_of(capture: IssuedStep) -> PlanProblem:
+    cluster = replace(load_preset("a40_pcie", 2), gpus_per_node=RANKS // 2)
+    placed = capture.placed_on(cluster)
+    return PlanProblem(
+        iteration=placed.iteration,
+        cluster=cluster,
+        times=ModelTimes(ContentionModel(cluster, load_profile("plausible"))),
+        groups=placed.groups,
+        work=Work(0.5),
+        issued=replace(placed.issued, is_dataflow=True),
+        framework=framework_of(placed.iteration),
+    )
+
+
+def plan_of(planner: str, problem: PlanProblem) -> Plan:
+    if planner == "joint":  # counts no work
+        problem = replace(problem, work=None, budget_s=0.3)
+    return make_planner(planner, {}).plan(problem)
+
+
+def storages(node: fx.Node) -> set[int]:
+    found = node.meta.get("val")
+    tensors = [one for one in (found if isinstance(found, (list, tuple)) else [found]) if isinstance(one, torch.Tensor)]
+    return {one.untyped_storage()._cdata for one in tensors}
+
+
+def dependences(graph: fx.Graph) -> set[tuple[str, str]]:
+    """(earlier, later) for every two operators of which the later must wait for the earlier."""
+    reads: dict[fx.Node, set[int]] = {}
+    writes: dict[fx.Node, set[int]] = {}
+    behind: dict[fx.Node, set[str]] = {}  # operators whose value a node carries on, seen through views and waits
+    pairs: set[tuple[str, str]] = set()
+    operators = []
+    for node in graph.nodes:
+        carried = {name for used in node.all_input_nodes for name in behind[used]}
+        if OP_NAME not in node.meta:
+            behind[node] = carried
+            continue
+        name = op_name(node)
+        behind[node] = {name}
+        pairs |= {(earlier, name) for earlier in carried}
+        operators.append(node)
+        schema = node.target._schema
+        mutated = [
+            argument
+            for declared, argument in zip(schema.arguments, node.args, strict=False)
+            if declared.alias_info is not None and declared.alias_info.is_write
+        ]
+        reads[node] = set().union(*(storages(used) for used in node.all_input_nodes), set())
+        writes[node] = storages(node) | {one for used in mutated for one in storages(used)}
+    for earlier, later in combinations(operators, 2):
+        clash = writes[earlier] & (reads[later] | writes[later]) or reads[earlier] & writes[later]
+        drawn = all(torch.Tag.nondeterministic_seeded in node.target.tags for node in (earlier, later))
+        if clash or drawn:
+            pairs.add((op_name(earlier), op_name(later)))
+    return pairs
+
+
+def parts_of(plan: Plan, known: dict[str, object]) -> dict[str, list[str]]:
+    """Each operator's parts in the plan: itself, its pieces, what it was fused into."""
+    members = {f"{step.comms[0]}+{len(step.comms) - 1}": step.comms for step in plan.rewrites if isinstance(step, Fuse)}
+
+    def wholes(name: str) -> set[str]:
+        inside = members.get(name)
+        return {origin_name(name, known)} if inside is None else {one for part in inside for one in wholes(part)}
+
+    found: dict[str, list[str]] = {}
+    for op in plan.iteration.ops:
+        for whole in wholes(op.name):
+            found.setdefault(whole, []).append(op.name)
+    return found
+
+
+@pytest.mark.parametrize("planner", REWRITING)
+def test_no_operator_starts_before_what_it_depends_on(planner: str) -> None:
+    captured, problem = program()
+    plan = plan_of(planner, problem)
+    spans = {span.name: span for span in simulated(problem, plan.iteration, plan.configs).timeline.spans}
+    parts = parts_of(plan, dict.fromkeys(op.name for op in problem.iteration.ops))
+    pairs = dependences(captured.graph_module.graph)
+    assert len(pairs) > len(problem.iteration.ops)
+    for earlier, later in pairs:
+        ended = [spans[name].end_s for name in parts[earlier]]
+        started = [spans[name].start_s for name in parts[later]]
+        if len(ended) == 1 or len(started) == 1:
+            assert max(ended) <= min(started) + 1e-12, (earlier, later)
+        else:  # piece by piece
+            assert min(ended) <= min(started) + 1e-12, (earlier, later)
+
+
+@pytest.mark.parametrize("planner", REWRITING)
+def test_the_engine_takes_every_plan(planner: str) -> None:
+    """What is predicted can be executed: prediction and engine agree on what needs what."""
+    captured, problem = program()
+    with fake_world(RANKS):
+        apply_rewrites(captured.graph_module, captured.iteration, plan_of(planner, problem).rewrites, ProcessGroups())
+
+
+class _Clipped(torch.optim.AdamW):
+    def step(self, closure=None):
+        nn.utils.clip_grad_norm_([one for group in self.param_groups for one in group["params"]], 1.0)
+        return super().step(closure)
+
+
+@cache
+def clipped_fsdp2() -> PlanProblem:
+    def build() -> TrainingStep:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("fsdp",))
+        blocks = [nn.Sequential(nn.Linear(64, 128), nn.Dropout(0.1), nn.Linear(128, 64)) for _ in range(3)]
+        model = nn.Sequential(*blocks)
+        for block in blocks:
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        optimizer = _Clipped(model.parameters(), foreach=True)
+        inputs = (torch.randn(32, 64),)
+        return TrainingStep(model=model, inputs=inputs, loss=lambda out: out.square().mean(), optimizers=(optimizer,))
+
+    return problem_of(capture_training(build, num_ranks=RANKS, name="clipped"))
+
+
+@pytest.mark.parametrize("planner", planner_names())
+def test_updates_follow_clipping_and_dropouts_keep_their_order(planner: str) -> None:
+    problem = clipped_fsdp2()
+    plan = plan_of(planner, problem)
+    spans = {span.name: span for span in simulated(problem, plan.iteration, plan.configs).timeline.spans}
+    last = [op.name for op in problem.iteration.ops if op.origin.phase is Phase.OPTIMIZER]
+    clip = max(number for number, name in enumerate(last) if "all_reduce" in name) + 1
+    while "foreach_mul" not in last[clip]:
+        clip += 1
+    for name in last[clip + 1 :]:
+        assert spans[last[clip]].end_s <= spans[name].start_s + 1e-12, (last[clip], name)
+    drawn = [op.name for op in problem.iteration.ops if "bernoulli" in op.name]
+    assert len(drawn) == 3
+    assert all(spans[one].end_s <= spans[other].start_s for one, other in pairwise(drawn))
