@@ -29,6 +29,7 @@ SECTIONS = {
     "algorithm1": ("algorithm_1", "algorithm1", 40.0),
     "centauri": ("centauri", "centauri", 1200.0),
     "concerto": ("concerto_tables", "concerto", 80.0),
+    "experiments": ("concerto_experiments", "experiments", 10.0),
     "dap": ("concerto_captured", "dap", 40.0),
     "zero3": ("concerto_captured", "zero_3", 40.0),
     "zero2": ("concerto_captured", "zero_2", 40.0),

@@ -48,7 +48,7 @@ def megatron(work: Work) -> Iterator[str]:
                 f"{seconds * 1e3:.0f}",
                 f"{low:.0%} to {high:.0%}",
                 f"{hidden:.0%}",
-                "reproduced" if inside else "direction" if hidden > 0 else "not",
+                "reproduced" if inside else "direction" if hidden >= (low + high) / 4 else "not",
             ]
         )
     yield from table(("communication", "alone, ms", "notes", "here", "verdict"), rows)

@@ -38,7 +38,8 @@ class PlanProblem:
 
     `issued` is the step as it runs before any plan: the same operators with the framework's waits (None: as
     `iteration` stands). `framework` names whose step it is, and then plans keep what that one waits for
-    (`planners.framework`); None is a free program, which may run in any order that its data flow allows.
+    (`planners.framework`); None is a free program, which may run in any order that its data flow allows. `pipeline` is
+    the depth of the pipeline whose stage this is.
     """
 
     iteration: Iteration
@@ -53,6 +54,7 @@ class PlanProblem:
     seed: int = 0
     issued: Iteration | None = None
     framework: str | None = None
+    pipeline: int = 1
 
     def __post_init__(self) -> None:
         if not self.iteration.is_dataflow:
@@ -61,6 +63,8 @@ class PlanProblem:
             raise JobError(f"memory_limit is {self.memory_limit_bytes} bytes, must be at least 1")
         if self.prefetch is not None and self.prefetch < 1:
             raise JobError(f"prefetch is {self.prefetch}, must be at least 1")
+        if self.pipeline < 1:
+            raise JobError(f"pipeline is {self.pipeline}, must be at least 1")
         if not 0 < self.budget_s < float("inf"):
             raise JobError(f"budget is {self.budget_s} s, must be positive and finite")
 

@@ -5,10 +5,14 @@ import pytest
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import load_preset
-from lagom_overlap.planners.base import PlanProblem
+from lagom_overlap.planners.base import OpTimes, PlanProblem
 from lagom_overlap.planners.baselines import ProgramOrder
-from lagom_overlap.planners.centauri.planner import Centauri, paper
+from lagom_overlap.planners.centauri.layer import FirstGradient, t1_s, t2_s
+from lagom_overlap.planners.centauri.leaf import allowed_meshes
+from lagom_overlap.planners.centauri.planner import Centauri, layer_costs, paper
+from lagom_overlap.planners.deadline import Work
 from lagom_overlap.planners.predict import predict
+from lagom_overlap.planners.step_index import StepIndex
 from lagom_overlap.workload import CommOp, Gemm, MemoryBound, Op, TransformerModel
 from lagom_overlap.workload.parallel import ParallelLayout
 from lagom_overlap.workload.rewrite.apply import rewritten
@@ -111,3 +115,75 @@ def test_exact_plans_change_no_order_of_reduction() -> None:
 def test_too_little_memory_is_refused_by_how_much() -> None:
     with pytest.raises(JobError, match="bytes too many"):
         Centauri().plan(replace(problem(**FSDP), memory_limit_bytes=1_000_000))
+
+
+def test_each_layer_takes_the_order_that_its_own_costs_say() -> None:
+    """Eq. 1 layer by layer: the first layer's parameters travel for nothing, so its data gradients come first."""
+    found = problem(Unit.LAYER, **{**FSDP, "tensor": 2})
+    mixed = replace(found, times=_FreeParameters(found.times, layer=0))
+    index = StepIndex(mixed.iteration)
+    costs = layer_costs(mixed, index)
+    by_hand = {
+        layer: FirstGradient.DATA if t1_s(held) <= t2_s(held) else FirstGradient.WEIGHT for layer, held in costs.items()
+    }
+    assert set(by_hand.values()) == set(FirstGradient)
+    notes = paper().plan(mixed).notes
+    counts = {first: list(by_hand.values()).count(first) for first in FirstGradient}
+    assert any(f"data in {counts[FirstGradient.DATA]} layers" in note for note in notes)
+
+
+@dataclass(frozen=True)
+class _FreeParameters:
+    """Times with one layer's parameter collectives next to free."""
+
+    usual: OpTimes
+    layer: int
+
+    def seconds(self, op: Op) -> float:
+        is_free = isinstance(op, CommOp) and op.communicator == "fsdp" and op.origin.layer == self.layer
+        return 1e-9 if is_free else self.usual.seconds(op)
+
+
+@pytest.mark.parametrize("left_out", ["primitive", "group", "workload", "layer_tier", "model_tier"])
+def test_a_dimension_or_tier_that_is_left_out_is_not_used(left_out: str) -> None:
+    found = problem(Unit.MATRIX, **FSDP) if left_out != "primitive" else problem(**DP)
+    plan = Centauri(**{left_out: False}).plan(found)
+    kinds = {type(step) for step in plan.rewrites}
+    without = {"primitive": {Substitute}, "group": {PartitionGroups}, "workload": {Split}}.get(left_out, set())
+    assert not kinds & without
+    if left_out == "layer_tier":
+        assert "gradients first: as the program" in plan.notes
+    before = predict(found, ProgramOrder().plan(found).iteration).schedule.makespan
+    assert predict(found, plan.iteration).schedule.makespan <= before
+
+
+def test_a_stage_of_a_pipeline_launches_at_least_its_depth() -> None:
+    """Eq. 2 with L >= p (Fig. 7b): one micro-batch would do for these gathers, four are launched."""
+    found = problem(times=Times(network=2e12), **ZERO1)
+    assert any("together: 1 forward, 1 backward" in note for note in paper().plan(found).notes)
+    deep = paper().plan(replace(found, pipeline=4))
+    assert any("together: 4 forward, 4 backward" in note for note in deep.notes)
+    with pytest.raises(JobError, match="pipeline is 0"):
+        replace(found, pipeline=0)
+
+
+def test_many_nodes_are_taken_as_pods_where_steps_of_a_ring_count() -> None:
+    """32 nodes: a ring over all has 31 steps, over [4, 8] it has 3 + 7; small gathers are all latency."""
+    step = program_step(
+        MODEL, ParallelLayout(data=256, zero_stage=3, micro_batch=1, global_batch=256), seq_len=64, gpus_per_node=8
+    )
+    found = PlanProblem(
+        iteration=step, cluster=load_preset("a100_hdr1", 32), times=_ByStep(), prefetch=12, work=Work(200.0)
+    )
+    meshes = {s.mesh for s in Centauri(workload=False).plan(found).rewrites if isinstance(s, PartitionGroups)}
+    assert any(len(mesh) == 3 for mesh in meshes)
+    best = min(sum(n - 1 for n in mesh) for mesh in allowed_meshes(256, 32, several_outer=True))
+    assert min(sum(n - 1 for n in mesh) for mesh in meshes) == best
+
+
+@dataclass(frozen=True)
+class _ByStep:
+    """A collective costs its ring's steps; computation next to nothing."""
+
+    def seconds(self, op: Op) -> float:
+        return 1e-5 * (op.collective.num_ranks - 1) if isinstance(op, CommOp) else 1e-7

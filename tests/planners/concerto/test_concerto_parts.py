@@ -18,6 +18,8 @@ from lagom_overlap.planners.concerto.strategies import (
     Pricing,
     paper_cost,
     simulated_makespan,
+    slides_cost,
+    uncovered_s,
 )
 from lagom_overlap.planners.context import context_of
 from lagom_overlap.planners.deadline import Deadline
@@ -90,7 +92,19 @@ def test_over_a_whole_step_nothing_is_critical_as_printed() -> None:
     ],
 )
 def test_equation_5_is_the_worked_numbers(comm: float, before: float, after: float, chunks: int, cost: float) -> None:
-    assert paper_cost(comm, before, after, chunks, 1.2) == pytest.approx(cost)
+    assert paper_cost(uncovered_s(comm, before, after, chunks, 1.2), 0.0) == pytest.approx(cost)
+
+
+@pytest.mark.parametrize(
+    ("uncovered", "overhead", "equation", "talk"),
+    [(3.0, 1.0, 4.0, 3.0), (1.0, 3.0, 4.0, 3.0), (-2.0, 0.5, 0.5, 0.5), (-2.0, -1.0, 0.0, 0.0)],
+)
+def test_overhead_is_a_summand_in_the_paper_and_an_argument_in_the_talk(
+    uncovered: float, overhead: float, equation: float, talk: float
+) -> None:
+    """max(uncovered, 0) + overhead against max(uncovered, overhead, 0), which is never the larger of the two."""
+    assert (paper_cost(uncovered, overhead), slides_cost(uncovered, overhead)) == (equation, talk)
+    assert talk <= equation
 
 
 @given(before=st.floats(0.1, 5), comm=st.floats(0.1, 5), after=st.floats(0.1, 5), chunks=st.sampled_from((2, 4, 8)))

@@ -53,15 +53,21 @@ def factorisations(size: int, max_dimensions: int = MAX_DIMENSIONS) -> Iterator[
             yield mesh
 
 
-def allowed_meshes(num_ranks: int, num_nodes: int, *, finer_in_node: bool = False) -> list[tuple[int, ...]]:
-    """The meshes left for a group that spans that many nodes evenly, ranks in order; normally [nodes, rest]."""
+def allowed_meshes(
+    num_ranks: int, num_nodes: int, *, finer_in_node: bool = False, several_outer: bool = False
+) -> list[tuple[int, ...]]:
+    """The meshes left for a group that spans that many nodes evenly, ranks in order; normally [nodes, rest].
+
+    With `several_outer` nodes may have two axes, [pods, nodes of a pod, rest]: their links are alike, but a ring over
+    each axis has fewer steps than one over all nodes.
+    """
     in_node = num_ranks // num_nodes
     return [
         mesh
         for mesh in factorisations(num_ranks)
         if not any(_mixes(mesh, axis, in_node) for axis in range(len(mesh)))
         and (finer_in_node or _inner_axes(mesh, in_node) <= 1)
-        and len(mesh) - _inner_axes(mesh, in_node) <= 1
+        and len(mesh) - _inner_axes(mesh, in_node) <= (2 if several_outer else 1)
     ]
 
 
@@ -101,7 +107,7 @@ class _Neighbours:
 class Leaves:
     """The leaves of an iteration's collectives; `taken` are computations that another collective's chain has.
 
-    Without `chains` only groups are partitioned.
+    Without `chains` only groups are partitioned, without `groups` only workloads.
     """
 
     def __init__(
@@ -111,10 +117,11 @@ class Leaves:
         num_nodes_of: Callable[[CommOp], int],
         *,
         chains: bool = True,
+        groups: bool = True,
         max_chunks: int = MAX_CHUNKS,
     ) -> None:
         self._index, self._times, self._num_nodes_of = index, times, num_nodes_of
-        self._chains, self._max_chunks = chains, max_chunks
+        self._chains, self._groups, self._max_chunks = chains, groups, max_chunks
         self.taken: set[str] = set()
         self._known: dict[object, OperationChoice] = {}
 
@@ -164,14 +171,20 @@ class Leaves:
             choices += [
                 OperationChoice(Parts.LOOPED, (Fraction(1, n),) * n) for n in (2, 4, 8) if n <= self._max_chunks
             ]
+        for mesh in meshes[1:]:
+            choices += [
+                OperationChoice(parts, granularity(CollectiveKind.ALL_GATHER, mesh, order), mesh)
+                for parts in (Parts.INTER_FIRST, Parts.INTRA_FIRST)
+                for order in (_order(parts, mesh),)
+            ]
         return choices
 
     def _meshes(self, comm: CommOp) -> list[tuple[int, ...]]:
-        """Meshes [nodes, in node] of a collective that has both."""
+        """Meshes of a collective that has nodes and ranks in them: [nodes, in node], then [pods, nodes, in node]."""
         nodes, ranks = self._num_nodes_of(comm), comm.collective.num_ranks
-        if not 1 < nodes < ranks:
+        if not self._groups or not 1 < nodes < ranks:
             return []
-        return [mesh for mesh in allowed_meshes(ranks, nodes) if len(mesh) == 2]
+        return sorted(allowed_meshes(ranks, nodes, several_outer=True), key=len)
 
     def _neighbours(self, comm: CommOp, free_s: float) -> _Neighbours:
         """Of the collective's axes the one with the shortest chain that covers it, else with the longest."""
@@ -285,15 +298,20 @@ class Leaves:
         if choice.parts is Parts.WHOLE:
             return [], ()
         if choice.parts in ORDERS:
-            order = ORDERS[choice.parts]
-            step = PartitionGroups(comm.name, meshes[0], order[::-1] if scatters else order, axis, chain)
+            mesh = choice.mesh or meshes[0]
+            order = _order(choice.parts, mesh)
+            step = PartitionGroups(comm.name, mesh, order[::-1] if scatters else order, axis, chain)
             if chain and comm.shards is not None and comm.shards.combine[axis] != Gather(0):
                 return [], ()
             steps = partition_steps(comm, step)
             ordered = steps[::-1] if scatters else steps
-            after = (None, None, 1) if choice.parts is Parts.INTRA_FIRST_FINER else (None, 0)
+            after: tuple[int | None, ...] = (None, *range(len(order) - 1))
+            if choice.parts is Parts.INTRA_FIRST_FINER:
+                after = (None, None, 1)
+            inner = len(mesh) - 1
             found = [
-                CommPart(order[n], seconds(one), float(choice.shares[n]), after[n]) for n, one in enumerate(ordered)
+                CommPart(int(order[n] == inner), seconds(one), float(choice.shares[n]), after[n])
+                for n, one in enumerate(ordered)
             ]
             return found, (step,)
         num_chunks = len(choice.shares)
@@ -313,6 +331,14 @@ class Leaves:
             found.append(CommPart(0, seconds(ordered[0]), 0.0))
             found.append(CommPart(1, seconds(ordered[1]), 1 / num_chunks, 2 * number))
         return found, (split, *inner)
+
+
+def _order(parts: Parts, mesh: tuple[int, ...]) -> tuple[int, ...]:
+    """Axes in the order in which an all-gather runs over them: the outermost first, or last."""
+    if len(mesh) == 2:
+        return ORDERS[parts]
+    axes = tuple(range(len(mesh)))
+    return axes if parts is Parts.INTER_FIRST else axes[::-1]
 
 
 def _score(leaf: Leaf, link_weight: float) -> float:

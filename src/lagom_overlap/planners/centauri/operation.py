@@ -49,10 +49,11 @@ ORDERS = {Parts.INTER_FIRST: (0, 1), Parts.INTRA_FIRST: (1, 0), Parts.INTRA_FIRS
 
 @dataclass(frozen=True, slots=True)
 class OperationChoice:
-    """A way to take a collective apart and the share of the result that each part brings."""
+    """A way to take a collective apart and the share of the result that each part brings; `mesh`: not the usual one."""
 
     parts: Parts
     shares: tuple[Fraction, ...] = (Fraction(1),)
+    mesh: tuple[int, ...] = ()
 
 
 def even(num_chunks: int) -> OperationChoice:

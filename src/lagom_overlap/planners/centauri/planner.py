@@ -1,11 +1,12 @@
 """Centauri as a planner (ASPLOS 2024; spec, planners section 2): partition every collective, then three tiers of order.
 
-1. Primitive: an all-reduce becomes a reduce-scatter and an all-gather where that takes no longer (`SCALABLE`
-   beyond it); rooted collectives are pruned, their roots are contended. The paper also slides the all-gather through
-   element-wise operators (the optimizer): that changes who computes what and belongs to the iteration (`zero_stage` 1).
+1. Primitive: an all-reduce becomes a reduce-scatter and an all-gather where that takes no longer (`primitives`,
+   which prices the rooted ways too). The paper also slides the all-gather through element-wise operators (the
+   optimizer): that changes who computes what and belongs to the iteration (`zero_stage` 1).
 2. Operation tier: the leaf of every collective, greedily in program order, like ones alike (`leaf`).
-3. Layer tier: data or weight gradients first (`layer`).
-4. Model tier: micro-batches launched together (`model_tier`), layer by layer as long as gathers or scatters last.
+3. Layer tier: data or weight gradients first, decided for each layer (`layer`).
+4. Model tier: micro-batches launched together (`model_tier`), layer by layer as long as gathers or scatters last; on a
+   stage of a pipeline at least as many as it is deep.
 
 `mode` PAPER takes Algorithm 1's leaf, Eq. 1's order and Eq. 2's numbers. By default leaves are simulated, and of
 orders, launches and no partition at all the shortest predicted step is taken.
@@ -15,16 +16,17 @@ moment at which it could start (its last dependence; for a parameter gather the 
 first reader, less what depends on it; for gradients up to the next gradients' collective.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Final
 
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.planners.base import Plan, PlanProblem
 from lagom_overlap.planners.centauri.layer import FirstGradient, LayerCosts, first_gradient
 from lagom_overlap.planners.centauri.leaf import Leaves
 from lagom_overlap.planners.centauri.model_tier import GradientLaunch, ModelCosts, launch
+from lagom_overlap.planners.centauri.primitives import substitutions
 from lagom_overlap.planners.deadline import OPERATOR_STEPS
 from lagom_overlap.planners.exact import adds_numbers
 from lagom_overlap.planners.finish import Issue, finished, kept_waits, order_by
@@ -37,8 +39,8 @@ from lagom_overlap.workload import CommOp, CompOp, Iteration, Op, Phase
 from lagom_overlap.workload.rewrite.apply import rewritten
 from lagom_overlap.workload.rewrite.steps import Rewrite, Substitute, Substitution
 
-SCALABLE: Final = 0.05
-"""What a substitution may cost beyond the collective that it replaces."""
+LayerOrders = Mapping[int, FirstGradient]
+"""Which gradients are computed first, by layer."""
 LAYER_PHASES = (Phase.BACKWARD, Phase.WEIGHT_GRAD)
 
 
@@ -51,18 +53,19 @@ class CentauriMode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ordering:
-    """Decisions of layer and model tier."""
+    """Decisions of layer and model tier; a layer that `first` does not name keeps the program's order."""
 
-    first: FirstGradient | None
+    first: LayerOrders
     launch_forward: int
     launch_backward: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Space:
-    """What of the partition space is used: primitives, chains of computations, how much busy links weigh."""
+    """What of the partition space is used: primitives, groups, chains of computations, how much busy links weigh."""
 
     substitute: bool = True
+    groups: bool = True
     chains: bool = True
     link_weight: float = 1.0
 
@@ -78,19 +81,29 @@ class _Candidate:
     @property
     def notes(self) -> tuple[str, ...]:
         order = self.ordering
+        counts = ", ".join(f"{first} in {num} layers" for first, num in sorted(Counter(order.first.values()).items()))
         return (
             f"{len(self.rewrites)} rewrites",
-            f"gradients first: {order.first or 'as the program'}",
+            f"gradients first: {counts or 'as the program'}",
             f"micro-batches together: {order.launch_forward} forward, {order.launch_backward} backward",
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Centauri:
-    """The planner; `strict` takes Eq. 2 with the printed L1 + L2 <= micro-batches."""
+    """The planner; `strict` takes Eq. 2 with the printed L1 + L2 <= micro-batches.
+
+    The dimensions of the partition space (`primitive`, `group`, `workload`) and the tiers above the operation
+    (`layer_tier`, `model_tier`) can be left out one by one.
+    """
 
     mode: CentauriMode = CentauriMode.SIMULATED
     strict: bool = False
+    primitive: bool = True
+    group: bool = True
+    workload: bool = True
+    layer_tier: bool = True
+    model_tier: bool = True
 
     def plan(self, problem: PlanProblem) -> Plan:
         """The plan of the three tiers.
@@ -122,15 +135,24 @@ class Centauri:
     def _partitions(self, problem: PlanProblem) -> Iterator[Sequence[Rewrite]]:
         """The paper's, or several: nothing, groups alone, chains too, what ends first by itself, no substitution."""
         if self.mode is CentauriMode.PAPER:
-            yield self._partition(problem, _Space())
+            yield self._partition(problem, self._within(_Space()))
             return
         yield ()
         seen: list[list[Rewrite]] = [[]]
         for space in (_Space(chains=False), _Space(), _Space(link_weight=0.0), _Space(substitute=False)):
-            found = self._partition(problem, space)
+            found = self._partition(problem, self._within(space))
             if found not in seen:
                 seen.append(found)
                 yield found
+
+    def _within(self, space: _Space) -> _Space:
+        """A space without the dimensions that are left out."""
+        return replace(
+            space,
+            substitute=space.substitute and self.primitive,
+            groups=space.groups and self.group,
+            chains=space.chains and self.workload,
+        )
 
     def _partition(self, problem: PlanProblem, space: _Space) -> list[Rewrite]:
         """Primitives, groups and workloads of all collectives."""
@@ -146,7 +168,7 @@ class Centauri:
                 return len({rank // problem.cluster.gpus_per_node for rank in listed})
             return problem.cluster.num_nodes_of(op.collective.num_ranks)
 
-        leaves = Leaves(index, problem.times, nodes, chains=space.chains)
+        leaves = Leaves(index, problem.times, nodes, chains=space.chains, groups=space.groups)
         free = _free_seconds(problem, index)
         for op in iteration.comms:
             if problem.exact and adds_numbers(op):
@@ -156,25 +178,47 @@ class Centauri:
         return rewrites
 
     def _orderings(self, problem: PlanProblem, index: StepIndex) -> list[_Ordering]:
-        launched = _launch(problem, index, self.strict)
+        launched = _launch(problem, index, self.strict) if self.model_tier else GradientLaunch(1, 1, 0.0)
+        costs = layer_costs(problem, index) if self.layer_tier else {}
+        by_layer = {layer: first_gradient(held) for layer, held in costs.items()}
         if self.mode is CentauriMode.PAPER:
-            first = first_gradient(_layer_costs(problem, index))
-            return [_Ordering(first=first, launch_forward=launched.forward, launch_backward=launched.backward)]
+            return [_Ordering(first=by_layer, launch_forward=launched.forward, launch_backward=launched.backward)]
         pairs = {(1, 1), (launched.forward, launched.backward)}
+        orders: list[LayerOrders] = [{}]
+        for found in (*(dict.fromkeys(costs, first) for first in FirstGradient), by_layer):
+            if found not in orders:
+                orders.append(found)
         return [
             _Ordering(first=first, launch_forward=forward, launch_backward=backward)
-            for first in (None, *FirstGradient)
+            for first in orders
             for forward, backward in sorted(pairs)
         ]
 
 
-def from_options(*, mode: str = "simulated", strict: bool = False) -> Centauri:
+def from_options(
+    *,
+    mode: str = "simulated",
+    strict: bool = False,
+    primitive: bool = True,
+    group: bool = True,
+    workload: bool = True,
+    layer_tier: bool = True,
+    model_tier: bool = True,
+) -> Centauri:
     """The planner with a job file's options.
 
     Raises:
         ValueError: if the mode is none.
     """
-    return Centauri(mode=CentauriMode(mode), strict=strict)
+    return Centauri(
+        mode=CentauriMode(mode),
+        strict=strict,
+        primitive=primitive,
+        group=group,
+        workload=workload,
+        layer_tier=layer_tier,
+        model_tier=model_tier,
+    )
 
 
 def paper() -> Centauri:
@@ -183,24 +227,13 @@ def paper() -> Centauri:
 
 
 def _substitutions(problem: PlanProblem) -> list[Rewrite]:
-    found: list[Rewrite] = []
-    for op in problem.iteration.comms:
-        if op.collective.kind is not CollectiveKind.ALL_REDUCE:
-            continue
-        step = Substitute(op.name, Substitution.REDUCE_SCATTER_ALL_GATHER)
-        halves = [
-            CommOp(
-                name=op.name,
-                collective=type(op.collective)(
-                    kind, op.collective.num_bytes, op.collective.num_ranks, op.collective.num_nodes
-                ),
-                communicator=op.communicator,
-            )
-            for kind in (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_GATHER)
-        ]
-        if sum(problem.times.seconds(half) for half in halves) <= (1 + SCALABLE) * problem.times.seconds(op):
-            found.append(step)
-    return found
+    """All-reduces in halves where that scales; rooted primitives do not, or leave nothing to overlap."""
+    return [
+        Substitute(op.name, Substitution.REDUCE_SCATTER_ALL_GATHER)
+        for op in problem.iteration.comms
+        if op.collective.kind is CollectiveKind.ALL_REDUCE
+        and any(way.scales and not way.is_rooted for way in substitutions(op, problem.times))
+    ]
 
 
 def _free_seconds(problem: PlanProblem, index: StepIndex) -> dict[str, float]:
@@ -230,15 +263,16 @@ def _free_seconds(problem: PlanProblem, index: StepIndex) -> dict[str, float]:
     return free
 
 
-def _layer_costs(problem: PlanProblem, index: StepIndex) -> LayerCosts:
-    """Eq. 1's inputs: sums over all backward layers."""
+def layer_costs(problem: PlanProblem, index: StepIndex) -> dict[int, LayerCosts]:
+    """Eq. 1's inputs of every backward layer, summed over its micro-batches."""
     gathers = {buffer.maker for buffer in parameter_gathers(index.iteration)}
     gradients = {op.name for op in index.gradient_comms}
-    sums = dict.fromkeys(LayerCosts.__dataclass_fields__, 0.0)
+    sums: dict[int, dict[str, float]] = {}
     for op in index.iteration.ops:
-        if op.origin.phase in LAYER_PHASES:
-            sums[_field(op, gathers, gradients)] += problem.times.seconds(op)
-    return LayerCosts(**sums)
+        if op.origin.phase in LAYER_PHASES and op.origin.layer is not None:
+            held = sums.setdefault(op.origin.layer, dict.fromkeys(LayerCosts.__dataclass_fields__, 0.0))
+            held[_field(op, gathers, gradients)] += problem.times.seconds(op)
+    return {layer: LayerCosts(**held) for layer, held in sums.items()}
 
 
 def _field(op: Op, gathers: set[str], gradients: set[str]) -> str:
@@ -252,7 +286,7 @@ def _field(op: Op, gathers: set[str], gradients: set[str]) -> str:
 
 
 def _launch(problem: PlanProblem, index: StepIndex, strict: bool) -> GradientLaunch:
-    """Eq. 2 on the iteration: costs per micro-batch, memory left over by what stays."""
+    """Eq. 2 on the iteration: costs per micro-batch, memory left over by what stays; in a pipeline L >= p."""
     batches = 1 + max((op.origin.microbatch for op in index.iteration.ops), default=0)
     if batches < 2:
         return GradientLaunch(1, 1, 0.0)
@@ -271,6 +305,7 @@ def _launch(problem: PlanProblem, index: StepIndex, strict: bool) -> GradientLau
         activation_bytes=activation,
         memory_bytes=max(activation, limit - index.iteration.resident_bytes),
         num_micro_batches=batches,
+        pipeline=min(problem.pipeline, batches),
     )
     return launch(costs, strict=strict)
 
@@ -291,8 +326,7 @@ def _ranks(problem: PlanProblem, index: StepIndex, ordering: _Ordering) -> dict[
     num = len(index.iteration.ops)
     ranks = {name: float(place) for name, place in index.place.items()}
     _launch_together(index, ordering, ranks)
-    if ordering.first is not None:
-        _gradients_first(index, ordering.first, ranks)
+    _gradients_first(index, ordering.first, ranks)
     depth = problem.prefetch or num
     copies = copies_into(index.iteration)
     firsts = {name: min(ranks[user] for user in index.followers[name]) for name in copies}
@@ -350,7 +384,7 @@ def _interleave(
         ranks[op.name] = begin + number
 
 
-def _gradients_first(index: StepIndex, first: FirstGradient, ranks: dict[str, float]) -> None:
+def _gradients_first(index: StepIndex, first: LayerOrders, ranks: dict[str, float]) -> None:
     """Within a layer: weights' gradients before everything they do not need, or after everything."""
     spans: dict[tuple[int | None, int], list[float]] = {}
     for op in index.iteration.ops:
@@ -358,7 +392,8 @@ def _gradients_first(index: StepIndex, first: FirstGradient, ranks: dict[str, fl
             spans.setdefault((op.origin.layer, op.origin.microbatch), []).append(ranks[op.name])
     num = len(index.iteration.ops)
     for op in index.iteration.ops:
-        if op.origin.phase is Phase.WEIGHT_GRAD and isinstance(op, CompOp):
+        chosen = None if op.origin.layer is None else first.get(op.origin.layer)
+        if op.origin.phase is Phase.WEIGHT_GRAD and isinstance(op, CompOp) and chosen is not None:
             span = spans[op.origin.layer, op.origin.microbatch]
             shift = index.place[op.name] / (num + 1)
-            ranks[op.name] = (max(span) if first is FirstGradient.DATA else min(span) - 1.0) + shift
+            ranks[op.name] = (max(span) if chosen is FirstGradient.DATA else min(span) - 1.0) + shift

@@ -131,7 +131,7 @@ class Concerto:
             elif splits:
                 cut = self._scheduled(problem, splits, deadline.within(0.5 * deadline.left_s), base)
                 better = _makespan(problem, cut) <= _makespan(problem, base)
-                if better or self.cost_mode is CostMode.PAPER:
+                if better or self.cost_mode is not CostMode.SIMULATED:
                     best, rewrites = cut, list(splits)
                 notes.append(f"{len(splits)} communications cut" + ("" if better else ", which is no shorter"))
         if self.block_mode is BlockMode.HEADS_TAILS:

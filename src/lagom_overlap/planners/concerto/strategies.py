@@ -8,8 +8,11 @@ cut (N = 1), which leaves the whole time T_C uncovered.
     c1 = T_C - a (N-1)/N (T_pre + T_post),  c2 = T_C/N - a (N-1)/N T_pre,  c3 = T_C/N - a (N-1)/N T_post
     cost = max(c1, c2, c3, 0) + overhead
 
-overhead is what the pieces take beyond the whole operators, with the copies that join them: a summand. The slides' cost
-has it inside the maximum. Stretched computation covers more communication, and nobody pays for the stretch.
+overhead is what the pieces take beyond the whole operators, with the copies that join them: a summand. Stretched
+computation covers more communication, and nobody pays for the stretch.
+
+`CostMode.SLIDES` is what a talk on the paper prints, max(uncovered communication, split overhead, 0): overhead is free
+as long as more than it stays uncovered.
 
 `CostMode.SIMULATED` runs the pieces on two streams, computations at 1/slowdown of their rate while a piece of the
 communication runs, and takes the makespan less the whole computations; pieces of the communication take what the times
@@ -42,9 +45,10 @@ def constant_slowdown(_: Op, __: CommOp) -> float:
 
 
 class CostMode(StrEnum):
-    """How a strategy is priced."""
+    """How a strategy is priced: equation 5, the talk's reading of it, or two streams simulated."""
 
     PAPER = "paper"
+    SLIDES = "slides"
     SIMULATED = "simulated"
 
 
@@ -70,12 +74,22 @@ class ConcertoStrategy:
         return {link.op: link.axis for link in (*self.before, *self.after)}
 
 
-def paper_cost(comm_s: float, before_s: float, after_s: float, num_chunks: int, slowdown: float) -> float:
-    """Equation 5 without its overhead (s)."""
+def uncovered_s(comm_s: float, before_s: float, after_s: float, num_chunks: int, slowdown: float) -> float:
+    """max(c1, c2, c3): communication left uncovered (s), below 0 where there is computation to spare."""
     covered = slowdown * (num_chunks - 1) / num_chunks
     whole = comm_s - covered * (before_s + after_s)
     first, last = comm_s / num_chunks - covered * before_s, comm_s / num_chunks - covered * after_s
-    return max(whole, first, last, 0.0)
+    return max(whole, first, last)
+
+
+def paper_cost(uncovered: float, overhead_s: float) -> float:
+    """Equation 5 (s): overhead comes on top."""
+    return max(uncovered, 0.0) + max(overhead_s, 0.0)
+
+
+def slides_cost(uncovered: float, overhead_s: float) -> float:
+    """The talk's cost (s): the larger of the two."""
+    return max(uncovered, overhead_s, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,10 +183,12 @@ class Pricing:
             sum(self._piece_s(self._index.ops[link.op], link.axis, num_chunks) for link in links)
             for links in (before, after)
         )
-        if self._mode is CostMode.PAPER:
+        if self._mode is not CostMode.SIMULATED:
             overhead = num_chunks * (before_piece + after_piece) - before_s - after_s + joins
             slow = self._slowdown(self._index.ops[(*before, *after)[0].op], comm)
-            return paper_cost(seconds(comm), before_s, after_s, num_chunks, slow) + max(0.0, overhead)
+            uncovered = uncovered_s(seconds(comm), before_s, after_s, num_chunks, slow)
+            closed_form = paper_cost if self._mode is CostMode.PAPER else slides_cost
+            return closed_form(uncovered, overhead)
         chunks = ChunkTimes(
             before_piece,
             self._piece_s(comm, axis, num_chunks),
