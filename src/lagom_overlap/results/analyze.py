@@ -15,6 +15,7 @@ from lagom_overlap.analysis.hta import HtaFigures
 from lagom_overlap.results.analyze_against import AgainstRun
 from lagom_overlap.results.analyze_rows import CollectiveTimes, ContentionTimes, RankTimes, TraceGroupTimes
 from lagom_overlap.results.base import Drawn, Row
+from lagom_overlap.sim.what_if import WhatIf
 from lagom_overlap.trace.gpu_trace import UNKNOWN, seconds
 
 
@@ -50,6 +51,7 @@ class AnalyzeResult(Drawn):
     contention: ContentionTimes
     groups: tuple[TraceGroupTimes, ...]
     advice: tuple[Advice, ...]
+    what_ifs: tuple[WhatIf, ...] = ()
     unreachable_comm_s: float
     rank_skew_s: float | None
     warnings: tuple[str, ...]
@@ -71,7 +73,7 @@ class AnalyzeResult(Drawn):
         return self.tables()["collectives"]
 
     def tables(self) -> dict[str, list[Row]]:
-        """The tables `ranks`, `steps`, `collectives`, `calls`, `contention`, `kernels`, `groups` and `advice`.
+        """The tables `ranks`, `steps`, `collectives`, `calls`, `contention`, `kernels`, `groups`, `advice`, `what_ifs`.
 
         Every row of a table has the same keys, so that pandas and polars take it as it is. `calls` holds every single
         collective of every rank, its `start_s` from the rank's first GPU event; `kernels` those that lost most next to
@@ -87,6 +89,7 @@ class AnalyzeResult(Drawn):
             "kernels": _kernels(findings),
             "groups": [_flat(group) for group in self.groups],
             "advice": [_flat(advice) for advice in self.advice],
+            "what_ifs": [_flat(answer) for answer in self.what_ifs],
         }
 
 

@@ -8,6 +8,7 @@ from typing import ClassVar
 from lagom_overlap import __version__
 from lagom_overlap.results.base import Drawn, Row
 from lagom_overlap.sim.step_parts import CommTimes
+from lagom_overlap.sim.what_if import WhatIf
 from lagom_overlap.timeline import Timeline
 from lagom_overlap.units import format_seconds
 from lagom_overlap.workload.parallel import StageMemory
@@ -61,7 +62,7 @@ class Simulated(Drawn):
 class SimulateResult(Simulated):
     """One simulated iteration; `bubble_s` and `communicators` are of the stage that ends last.
 
-    `carve_outs` are those that the job names to try.
+    `carve_outs` are those that the job names to try; `what_ifs` are changes that it does not make, best first.
     """
 
     verb: ClassVar[str] = "simulate"
@@ -84,6 +85,7 @@ class SimulateResult(Simulated):
     communicators: Mapping[str, CommTimes]
     stages: tuple[SimulatedStage, ...]
     carve_outs: tuple[SimulatedCarveOut, ...] = ()
+    what_ifs: tuple[WhatIf, ...] = ()
     notes: tuple[str, ...]
     files: tuple[Path, ...]
 

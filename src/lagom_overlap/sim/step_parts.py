@@ -5,7 +5,6 @@ their time alone is shared out over what overlaps them, by how long it does. Cop
 have a stream of their own, count with the communicator that they serve.
 """
 
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -125,9 +124,8 @@ def _computations(
     batches: tuple[_Batch, ...],
 ) -> float:
     """Adds computation, launch gaps and what others, by start, stretch it by; the optimizer's seconds."""
-    starts = [start for _, start, _ in others]
-    longest_s = max((end - start for _, start, end in others), default=0.0)
-    optimizer_s = 0.0
+    active: list[tuple[Op, float, float]] = []  # others that run while a computation does, which come one by one
+    coming, optimizer_s = 0, 0.0
     for op, start_s, end_s in step.rows():
         if op.stream != COMPUTE or isinstance(op, CommOp):
             continue
@@ -138,9 +136,12 @@ def _computations(
         batch, alone_s, gap_s = batches[op.origin.microbatch], price.alone_s(op), step.host_s.get(op.name, 0.0)
         batch.compute_s += alone_s
         batch.host_s += gap_s
-        first = bisect_right(starts, start_s - longest_s)
+        active = [row for row in active if row[2] > start_s]
+        while coming < len(others) and others[coming][1] < end_s:
+            active.append(others[coming])
+            coming += 1
         shares: dict[str, float] = {}
-        for other, begin_s, until_s in others[first : bisect_right(starts, end_s)]:
+        for other, begin_s, until_s in active:
             both_s = min(end_s, until_s) - max(start_s, begin_s)
             if both_s > 0:
                 name = _served(other)

@@ -6,13 +6,16 @@ between and the last differ, those in between repeat. Its forwards and backwards
 stages' (`sim.pipeline`); what comes before the first slot and after the last one follows from the step.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from lagom_overlap.collective import Collective, CommConfig
 from lagom_overlap.cost.operators import FrameworkConstants, OperatorConstants
 from lagom_overlap.cost.profile import Profile
 from lagom_overlap.hardware import Cluster
 from lagom_overlap.sim.framework import FrameworkModel
+from lagom_overlap.sim.iteration import IterationSimulator
 from lagom_overlap.sim.pipeline import SlotRun, SlotTimes, run_pipeline
 from lagom_overlap.sim.step_parts import CommTimes, SimulatedStep, StepParts, parts_of
 from lagom_overlap.timeline import Span, SpanKind, Timeline
@@ -24,6 +27,8 @@ from lagom_overlap.workload.precision import Precision
 from lagom_overlap.workload.step import IssueRules, build_step, load_rules
 from lagom_overlap.workload.step.groups import PIPELINE
 
+Settings = Callable[[Collective], CommConfig | None]
+"""How a collective is run; None: untouched."""
 MAX_BUILT: Final = 3
 """Micro-batches that a step is built with: the first, one that repeats, the last."""
 
@@ -77,6 +82,24 @@ def model_flops(model: TransformerModel, global_batch: int, seq_len: int) -> flo
 
 
 @dataclass(frozen=True, slots=True)
+class _Built:
+    """A stage's step, its launch gaps, and what simulates it."""
+
+    step: IssuedStep
+    host_s: Mapping[str, float]
+    simulator: IterationSimulator
+
+    def simulated(self, settings: Settings | None) -> SimulatedStep:
+        configs = {}
+        for op in self.step.iteration.comms if settings is not None else ():
+            config = settings(op.collective)
+            if config is not None:
+                configs[op.name] = config
+        starts_s, ends_s = self.simulator.run(configs)
+        return SimulatedStep(iteration=self.step.iteration, starts_s=starts_s, ends_s=ends_s, host_s=self.host_s)
+
+
+@dataclass(frozen=True, slots=True)
 class _Role:
     """A stage's step as simulated: its parts, its end, a transfer to a neighbour."""
 
@@ -108,6 +131,7 @@ class TrainingSimulator:
         self._model, self._layout, self._seq_len, self._cluster = model, layout, seq_len, cluster
         self._rules = rules or load_rules(framework.name)
         self._precision, self._clips, self._shard = precision, clips, shard
+        self._built: dict[int, _Built] = {}
         self.price = FrameworkModel.of(
             cluster, profile, operators.in_training(), framework, sm_carveout, rank_skew_s=rank_skew_s
         )
@@ -133,13 +157,15 @@ class TrainingSimulator:
         """Who runs when in a step, untouched."""
         return self.price.simulator(step.iteration, waits=step.waits).timeline({})
 
-    def _simulated(self, step: IssuedStep) -> SimulatedStep:
+    def _build(self, step: IssuedStep) -> "_Built":
         host_s = self.price.host_s(step.iteration)
-        starts_s, ends_s = self.price.simulator(step.iteration, waits=step.waits, host_s=host_s).run({})
-        return SimulatedStep(iteration=step.iteration, starts_s=starts_s, ends_s=ends_s, host_s=host_s)
+        return _Built(step, host_s, self.price.simulator(step.iteration, waits=step.waits, host_s=host_s))
 
-    def _role(self, rank: int) -> _Role:
-        step = self._simulated(self.step(rank))
+    def _role(self, rank: int, settings: Settings | None) -> _Role:
+        built = self._built.get(rank)
+        if built is None:
+            built = self._built[rank] = self._build(self.step(rank))
+        step = built.simulated(settings)
         transfer_s = 0.0
         if self._layout.overlap_p2p:
             sends = [
@@ -152,11 +178,15 @@ class TrainingSimulator:
         """The stage that is simulated for this one: inner stages are equal."""
         return rank if rank in {0, self._layout.pipeline - 1} else 1
 
-    def times(self) -> TrainingTimes:
-        """The iteration."""
+    def times(self, settings: Settings | None = None) -> TrainingTimes:
+        """The iteration, with collectives run as `settings` say.
+
+        Raises:
+            SpaceError: if a collective cannot be run so.
+        """
         layout = self._layout
         stages = [self._stage_like(rank) for rank in range(layout.pipeline)]
-        simulated = {stage: self._role(stage) for stage in dict.fromkeys(stages)}
+        simulated = {stage: self._role(stage, settings) for stage in dict.fromkeys(stages)}
         roles = [simulated[stage] for stage in stages]
         slot_times = [SlotTimes(role.parts.forward_s, role.parts.backward_s, role.transfer_s) for role in roles]
         runs = run_pipeline([stage_slots(layout, rank) for rank in range(layout.pipeline)], slot_times)
@@ -176,7 +206,7 @@ class TrainingSimulator:
         if self._layout.pipeline == 1:
             return (times.iteration_s,)
         stages = [self._stage_like(rank) for rank in range(self._layout.pipeline)]
-        steps = {stage: self._simulated(self.step(stage, 1)).makespan_s for stage in dict.fromkeys(stages)}
+        steps = {stage: self._build(self.step(stage, 1)).simulated(None).makespan_s for stage in dict.fromkeys(stages)}
         return tuple(steps[stage] for stage in stages)
 
     def _row(self, rank: int, role: _Role, end_s: float) -> StageTimes:

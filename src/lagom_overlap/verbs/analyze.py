@@ -12,13 +12,14 @@ from lagom_overlap.analysis.against import against
 from lagom_overlap.analysis.collectives import unreachable_ns
 from lagom_overlap.analysis.estimate import FillIn
 from lagom_overlap.analysis.findings import Findings, analyse
-from lagom_overlap.analysis.groups import overlap_groups
+from lagom_overlap.analysis.groups import TraceGroup, overlap_groups
 from lagom_overlap.analysis.hta import hta_figures
 from lagom_overlap.errors import TraceError
 from lagom_overlap.record import check_new_folder, utc_now
 from lagom_overlap.results.analyze import Analysis, AnalyzeResult
 from lagom_overlap.results.analyze_against import against_run
 from lagom_overlap.results.analyze_rows import collective_times, contention_times, group_times, rank_times
+from lagom_overlap.sim.what_if import WhatIf
 from lagom_overlap.trace.files import DEFAULT_LIMITS, Limits
 from lagom_overlap.trace.gpu_trace import GpuTrace, seconds
 from lagom_overlap.trace.reader import ReadOptions, ReadProgress, compile_pattern, read_traces
@@ -87,6 +88,7 @@ def run_analyze(request: AnalyzeRequest, observe: Callable[[ReadProgress], None]
         contention=contention_times(findings.contention, filled),
         groups=group_times(groups),
         advice=advice_of(findings),
+        what_ifs=_what_ifs(findings, groups),
         unreachable_comm_s=seconds(unreachable_ns(findings.rows)),
         rank_skew_s=None if findings.rank_skew_ns is None else seconds(findings.rank_skew_ns),
         warnings=findings.warnings,
@@ -117,6 +119,15 @@ def _filled(findings: Findings) -> FillIn:
     from lagom_overlap.analysis.fill_in import fill_in  # noqa: PLC0415 - the cost model takes its time to import
 
     return fill_in(findings)
+
+
+def _what_ifs(findings: Findings, groups: tuple[TraceGroup, ...]) -> tuple[WhatIf, ...]:
+    """Whether a change is worth it; nothing of a trace in which nothing overlaps."""
+    if not groups:
+        return ()
+    from lagom_overlap.analysis.what_if import traced_what_ifs  # noqa: PLC0415 - the cost model takes its time to import
+
+    return traced_what_ifs(findings, groups)
 
 
 def _record(request: AnalyzeRequest) -> dict[str, object]:

@@ -15,8 +15,10 @@ from lagom_overlap.record import create_folder, describe_machine, package_versio
 from lagom_overlap.results.base import encoded
 from lagom_overlap.results.simulate import SimulatedCarveOut, SimulatedStage, SimulateResult
 from lagom_overlap.sim.training import TrainingTimes, training_timeline
+from lagom_overlap.sim.what_if import WhatIf
 from lagom_overlap.trace.chrome_writer import chrome_trace
 from lagom_overlap.units import format_seconds
+from lagom_overlap.verbs.simulate_what_if import simulated_what_ifs
 from lagom_overlap.workload.parallel import StageMemory
 
 _FILES = ("run.json", "report.html", "timeline.json")
@@ -90,7 +92,8 @@ def run_simulate(request: SimulateRequest) -> SimulateResult:
         for carved in carve_outs_to_try(spec)
     ]
     notes += _carve_out_notes(spec, times.iteration_s, carve_outs)
-    ran = _Ran(job, times, simulator.steps_s(times), memories, carve_outs)
+    what_ifs = simulated_what_ifs(job, simulator, times)
+    ran = _Ran(job, times, simulator.steps_s(times), memories, carve_outs, what_ifs)
     result = _result(request, ran, notes)
     if request.out is not None:
         _write(request, request.out, result)
@@ -106,6 +109,7 @@ class _Ran:
     steps_s: Sequence[float]
     memories: Sequence[StageMemory]
     carve_outs: list[SimulatedCarveOut]
+    what_ifs: tuple[WhatIf, ...]
 
 
 def carve_outs_to_try(spec: JobSpec) -> tuple[int, ...]:
@@ -164,6 +168,7 @@ def _result(request: SimulateRequest, ran: _Ran, notes: list[str]) -> SimulateRe
             for stage, step_s, memory in zip(times.stages, ran.steps_s, memories, strict=True)
         ),
         carve_outs=tuple(ran.carve_outs),
+        what_ifs=ran.what_ifs,
         notes=tuple(notes),
         files=() if request.out is None else tuple(request.out / name for name in _FILES),
         simulated=training_timeline(times),

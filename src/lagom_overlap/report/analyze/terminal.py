@@ -24,6 +24,7 @@ from lagom_overlap.report.analyze.words import (
     unreachable_sentence,
 )
 from lagom_overlap.report.fitted import WIDTH, Fitted
+from lagom_overlap.report.what_if import what_if_parts
 from lagom_overlap.results.analyze import AnalyzeResult
 
 MAX_RANKS: Final = 8
@@ -106,6 +107,7 @@ def analysis_summary(result: AnalyzeResult) -> RenderableType:
         )
     unreachable = unreachable_sentence(result)
     parts += [Text(""), Text(plain(unreachable))] if unreachable else []
+    parts += [Text(""), *what_if_parts(result.what_ifs)][: -1 if result.what_ifs else 0]
     parts += _advice(result)
     warnings = result.analysis.findings.warnings
     parts += [Text("")] if warnings else []

@@ -6,6 +6,7 @@ from rich.text import Text
 
 from lagom_overlap.report.fitted import WIDTH, Fitted
 from lagom_overlap.report.simulate.words import headline, size_text
+from lagom_overlap.report.what_if import what_if_parts
 from lagom_overlap.results.simulate import SimulatedStage, SimulateResult
 from lagom_overlap.units import format_seconds
 
@@ -14,11 +15,11 @@ MAX_STAGES = 8
 
 
 def simulation_summary(result: SimulateResult) -> Group:
-    """Headline, communicators of the stage that ends last, stages, notes."""
+    """Headline, communicators of the stage that ends last, stages, what changes would do, notes."""
     parts: list[Text | Fitted] = [Text(size_text(result), style="dim"), Text(headline(result), style="bold"), Text()]
     if result.communicators:
         parts += [_communicators(result), Text()]
-    parts += [_stages(result), Text()]
+    parts += [_stages(result), Text(), *what_if_parts(result.what_ifs)]
     parts += [Text(note, style="dim") for note in result.notes]
     return Group(*parts)
 

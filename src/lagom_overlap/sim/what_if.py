@@ -1,0 +1,118 @@
+"""Whether a change is worth making: its predicted gain or loss, and how far the model itself may be off.
+
+The interval is the gain plus and minus what the model was measured to miss, on data that it was not fitted to
+(docs/accuracy.md): `SLOWDOWN_ERROR` of the computation that runs during communication, and `COLLECTIVE_ERROR` of the
+communication that nothing hides, before or after the change, whichever is more. A difference of two predictions is
+better than either where the same error is in both; nothing measured says by how much, so nothing is taken off.
+
+A change is a gain or a loss only where it is more than that and more than `LEAST` of the step. Anything smaller than
+`LEAST` is no gain, whatever its interval: steps of one and the same job differ by more.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+SLOWDOWN_ERROR: Final = 0.033
+"""Of a kernel's time next to a collective: the H100's surface by left-out victims (3.3 %; MI300X by shape 5.4 %)."""
+COLLECTIVE_ERROR: Final = 0.087
+"""Of a collective's time next to a kernel: MI300X by left-out shapes. No surface gives it for NVIDIA's GPUs."""
+LEAST: Final = 0.005
+"""Of a step: tables of NVIDIA that repeat a configuration differ by 1 to 6 % (NeMo 24.07)."""
+
+
+class Verdict(StrEnum):
+    """The answer to one change."""
+
+    GAIN = "gain"
+    LOSS = "loss"
+    NO_GAIN = "no gain"
+    WITHIN_ERROR = "within the model's error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """A step by the model in seconds: all of it, computation during communication, communication that shows."""
+
+    step_s: float
+    overlapped_s: float
+    exposed_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIf:
+    """One change and what it is predicted to do to a step: `gain_s` is negative where it loses.
+
+    `low_s` and `high_s` bound the gain by the model's own error; `share` is the gain over the step. `apply` is the
+    line that makes the change.
+    """
+
+    change: str
+    apply: str
+    gain_s: float
+    low_s: float
+    high_s: float
+    share: float
+    verdict: Verdict
+
+
+def error_s(before: Spent, after: Spent) -> float:
+    """How far the difference of two predicted steps may be off."""
+    overlapped = max(before.overlapped_s, after.overlapped_s)
+    exposed = max(before.exposed_s, after.exposed_s)
+    return SLOWDOWN_ERROR * overlapped + COLLECTIVE_ERROR * exposed
+
+
+def what_if(change: str, apply: str, before: Spent, after: Spent, *, more_error_s: float = 0.0) -> WhatIf:
+    """The answer to a change; `more_error_s` is what else is known of the model's error here."""
+    gain_s = before.step_s - after.step_s
+    unsure_s = error_s(before, after) + more_error_s
+    share = gain_s / before.step_s
+    if abs(share) < LEAST:
+        verdict = Verdict.NO_GAIN
+    elif abs(gain_s) <= unsure_s:
+        verdict = Verdict.WITHIN_ERROR
+    else:
+        verdict = Verdict.GAIN if gain_s > 0 else Verdict.LOSS
+    return WhatIf(
+        change=change,
+        apply=apply,
+        gain_s=gain_s,
+        low_s=gain_s - unsure_s,
+        high_s=gain_s + unsure_s,
+        share=share,
+        verdict=verdict,
+    )
+
+
+def best_first(answers: Sequence[WhatIf]) -> tuple[WhatIf, ...]:
+    """The answers by predicted gain, the largest first."""
+    return tuple(sorted(answers, key=lambda answer: (-answer.gain_s, answer.change)))
+
+
+def whether(answers: Sequence[WhatIf]) -> str:
+    """The answer to all of them in one sentence, "" where nothing was asked."""
+    if not answers:
+        return ""
+    ordered = best_first(answers)
+    gains = [answer for answer in ordered if answer.verdict is Verdict.GAIN]
+    if gains:
+        return f"Worth trying: {gains[0].change}, {_words(gains[0])}."
+    best = ordered[0]
+    tried = f"of {len(ordered)} changes asked, the best is {best.change}, {_words(best)}"
+    if best.verdict is Verdict.WITHIN_ERROR and best.gain_s > 0:
+        return f"No gain that the model can tell from its own error: {tried}."
+    return f"No gain here: {tried}."
+
+
+def _words(answer: WhatIf) -> str:
+    return f"{answer.share:+.1%} of the step ({interval_text(answer)})"
+
+
+def interval_text(answer: WhatIf) -> str:
+    """The interval of a gain as shares of the step."""
+    scale = answer.share / answer.gain_s if answer.gain_s else 0.0
+    if not scale:
+        return "0 %"
+    return f"{answer.low_s * scale:+.1%} to {answer.high_s * scale:+.1%}"

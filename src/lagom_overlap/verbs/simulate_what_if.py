@@ -1,0 +1,139 @@
+"""Before how, whether: what changes to a job's collectives and overlap are predicted to gain or lose.
+
+Asked of the same step under the same model: fewer channels for all collectives, another protocol, copy engines where
+NCCL has them, another carve-out where products are persistent, and the overlap flags that the layout leaves open.
+What cannot run is not asked. Flags that Megatron-LM or FSDP2 set by another name: docs/formats.md.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+from lagom_overlap.collective import Collective, CollectiveKind, CommConfig, Protocol, Transport
+from lagom_overlap.cost import ContentionModel
+from lagom_overlap.errors import LagomError
+from lagom_overlap.jobfile.step import JobStep
+from lagom_overlap.sim.training import Settings, TrainingSimulator, TrainingTimes
+from lagom_overlap.sim.what_if import Spent, WhatIf, best_first, what_if
+from lagom_overlap.workload.parallel import ParallelLayout, PipelineSchedule
+
+CHANNELS: Final = (16, 8, 4, 2)
+CARVE_OUTS: Final = (8, 16, 24)
+_CHANNEL_LINE: Final = "export NCCL_MAX_CTAS={0}  # or max_ctas of one communicator's options"
+_POINT_TO_POINT: Final = (CollectiveKind.SEND_RECV, CollectiveKind.ALL_TO_ALL)
+_MAX_SLOTS: Final = 4096
+"""Forwards of all stages beyond which only collectives are varied: flags build every stage again."""
+
+
+def spent(times: TrainingTimes) -> Spent:
+    """The stage that ends last, as the answers' errors need it."""
+    stage = max(times.stages, key=lambda s: s.end_s + s.gradients_s + s.optimizer_s)
+    total_s, exposed_s = (
+        sum(getattr(comm, name) for comm in stage.comms.values()) for name in ("total_s", "exposed_s")
+    )
+    overlapped_s = min(max(0.0, total_s - exposed_s), times.iteration_s)
+    return Spent(step_s=times.iteration_s, overlapped_s=overlapped_s, exposed_s=min(exposed_s, times.iteration_s))
+
+
+def simulated_what_ifs(job: JobStep, simulator: TrainingSimulator, times: TrainingTimes) -> tuple[WhatIf, ...]:
+    """The answers for a job whose iteration is `times`, best first."""
+    before, found = spent(times), []
+    collectives = {op.collective for op in simulator.step(0, 1).iteration.comms}
+    for change, apply, settings in _of_collectives(simulator.price.model):
+        if not any(settings(collective) is not None for collective in collectives):
+            continue
+        try:
+            after = simulator.times(settings)
+        except LagomError:
+            continue
+        found.append(what_if(change, apply, before, spent(after)))
+    for change, apply, other in _of_the_job(job):
+        try:
+            after = other.simulator().times()
+        except LagomError:
+            continue
+        found.append(what_if(change, apply, before, spent(after)))
+    return best_first(found)
+
+
+def _of_collectives(model: ContentionModel) -> Iterator[tuple[str, str, Settings]]:
+    for most in CHANNELS:
+        yield f"at most {most} channels", _CHANNEL_LINE.format(most), _capped(model, most)
+    for most in CHANNELS[1:3]:
+        line = f"export NCCL_MAX_P2P_NCHANNELS={most}"
+        yield f"at most {most} channels for all-to-alls", line, _capped(model, most, point_to_point=True)
+    for protocol in (Protocol.SIMPLE, Protocol.LL128):
+        line = f"export NCCL_PROTO={protocol.upper()}  # lagom tune decides it by collective"
+        yield f"protocol {protocol.upper()}", line, _with_protocol(model, protocol)
+    line = "NCCL_CTA_POLICY=2 with symmetric buffers; FSDP2: model.set_symm_mem_for_comm('NCCL')"
+    yield "copy-engine collectives (no CTA)", line, _copied(model)
+
+
+def _capped(model: ContentionModel, most: int, *, point_to_point: bool = False) -> Settings:
+    """NCCL caps all-to-alls and transfers by a variable of their own."""
+
+    def settings(collective: Collective) -> CommConfig | None:
+        own = model.default_config(collective)
+        if (collective.kind in _POINT_TO_POINT) is not point_to_point or (own.num_channels or 0) <= most:
+            return None
+        return CommConfig(num_channels=most)
+
+    return settings
+
+
+def _with_protocol(model: ContentionModel, protocol: Protocol) -> Settings:
+    def settings(collective: Collective) -> CommConfig | None:
+        own = model.default_config(collective)
+        if collective.kind in _POINT_TO_POINT or own.protocol in (None, protocol):
+            return None
+        try:
+            model.collective(collective, CommConfig(protocol=protocol))
+        except (LagomError, ValueError):
+            return None
+        return CommConfig(protocol=protocol)
+
+    return settings
+
+
+def _copied(model: ContentionModel) -> Settings:
+    config = CommConfig(transport=Transport.COPY_ENGINE)
+
+    def settings(collective: Collective) -> CommConfig | None:
+        try:
+            model.collective(collective, config)
+        except (LagomError, ValueError):
+            return None
+        return config
+
+    return settings
+
+
+def _of_the_job(job: JobStep) -> Iterator[tuple[str, str, JobStep]]:
+    for carved in CARVE_OUTS if job.sm_carveout is not None else ():
+        if carved != job.sm_carveout:
+            line = f"torch._C._set_sm_carveout_experimental({carved})"
+            yield f"products leave {carved} SMs free", line, replace(job, sm_carveout=carved)
+    layout = job.layout
+    if layout.num_micro_batches * layout.num_chunks > _MAX_SLOTS:
+        return
+    for change, line, other in _layouts(layout):
+        yield change, line, replace(job, layout=other)
+
+
+def _layouts(layout: ParallelLayout) -> Iterator[tuple[str, str, ParallelLayout]]:
+    """The overlap flags that are off, each switched on alone; they need no other degrees and no other memory."""
+    if layout.data > 1 and layout.zero_stage <= 1 and not layout.overlap_gradients:
+        line = "--overlap-grad-reduce (Megatron-LM); overlap_gradients = true"
+        yield "gradients reduced during the last backward", line, replace(layout, overlap_gradients=True)
+    if layout.sequence_parallel and not layout.overlap_tensor:
+        line = "--tp-comm-overlap (Megatron-LM), async TP (torchtitan); overlap_tensor = true"
+        yield "tensor parallelism in parts", line, replace(layout, overlap_tensor=True)
+    if layout.tensor > 1 and not layout.sequence_parallel and not layout.async_tensor:
+        line = "async_tensor = true"
+        yield "input gradients' all-reduce behind the weight gradients", line, replace(layout, async_tensor=True)
+    if layout.schedule is PipelineSchedule.INTERLEAVED and not layout.overlap_p2p:
+        line = "--overlap-p2p-communication (Megatron-LM); overlap_p2p = true"
+        yield "pipeline transfers behind computation", line, replace(layout, overlap_p2p=True)
+    if layout.zero_stage == 3 and layout.prefetch == 1:
+        line = "set_modules_to_forward_prefetch, set_modules_to_backward_prefetch; prefetch = 2"
+        yield "one more unit gathered ahead", line, replace(layout, prefetch=2)

@@ -1,0 +1,91 @@
+"""Whether a change is worth it: verdicts by hand, and two jobs that others measured to gain nothing."""
+
+import pytest
+
+from lagom_overlap.jobfile.spec import parse_job
+from lagom_overlap.sim.what_if import LEAST, Spent, Verdict, WhatIf, error_s, interval_text, what_if, whether
+from lagom_overlap.verbs.simulate import SimulateRequest, run_simulate
+
+BEFORE = Spent(step_s=1.0, overlapped_s=0.2, exposed_s=0.1)
+ERROR_S = 0.033 * 0.2 + 0.087 * 0.1
+
+
+def asked(after_s: float) -> WhatIf:
+    return what_if("x", "y", BEFORE, Spent(step_s=after_s, overlapped_s=0.2, exposed_s=0.1))
+
+
+@pytest.mark.parametrize(
+    ("after_s", "verdict"),
+    [
+        (0.98, Verdict.GAIN),
+        (0.99, Verdict.WITHIN_ERROR),
+        (0.997, Verdict.NO_GAIN),
+        (1.0, Verdict.NO_GAIN),
+        (1.003, Verdict.NO_GAIN),
+        (1.01, Verdict.WITHIN_ERROR),
+        (1.02, Verdict.LOSS),
+    ],
+)
+def test_a_verdict_needs_more_than_the_models_error_and_more_than_steps_differ_by(
+    after_s: float, verdict: Verdict
+) -> None:
+    found = asked(after_s)
+    assert found.verdict is verdict
+    assert (found.low_s, found.high_s) == pytest.approx((1.0 - after_s - ERROR_S, 1.0 - after_s + ERROR_S))
+
+
+def test_the_error_counts_the_longer_overlap_and_the_larger_exposure() -> None:
+    after = Spent(step_s=1.0, overlapped_s=0.5, exposed_s=0.0)
+    assert error_s(BEFORE, after) == error_s(after, BEFORE) == pytest.approx(0.033 * 0.5 + 0.087 * 0.1)
+
+
+def test_the_sentence_names_a_gain_and_says_no_where_there_is_none() -> None:
+    assert whether([]) == ""
+    assert whether([asked(1.0), asked(0.9)]).startswith("Worth trying: x, +10.0% of the step")
+    assert whether([asked(0.99)]).startswith("No gain that the model can tell from its own error")
+    assert whether([asked(1.02), asked(1.0)]).startswith("No gain here")
+    assert interval_text(asked(0.9)) == "+8.5% to +11.5%"
+
+
+def channel_answers(model: str, seq_len: int, nodes: int, parallel: dict[str, object]) -> list[WhatIf]:
+    job = {
+        "job": {"name": "null"},
+        "model": {"name": model, "seq_len": seq_len},
+        "cluster": {"preset": "h200", "nodes": nodes},
+        "parallel": parallel,
+    }
+    result = run_simulate(SimulateRequest(spec=parse_job(job, "job.toml")))
+    answers = [answer for answer in result.what_ifs if "channels" in answer.change]
+    assert not any(answer.verdict is Verdict.GAIN for answer in result.what_ifs)
+    assert whether(result.what_ifs).startswith("No gain")
+    return answers
+
+
+def test_capping_channels_gains_nothing_on_a_mixture_of_experts_over_32_h200() -> None:
+    # Measured by others: 151.7 TFLOP/s untouched, 148.5, 150.3, 152.2 with 8, 16, 32 channels (model not published).
+    parallel = {"data": 32, "expert": 32, "micro_batch": 2, "global_batch": 64, "zero_stage": 1}
+    assert channel_answers("qwen3-30b-a3b", 4096, 4, parallel)
+
+
+def test_capping_channels_gains_nothing_over_336_h200() -> None:
+    # Measured by others: 57.8k, 56.5k, 56.2k tokens/s with all, 8, 2 channels (model not published).
+    answers = channel_answers("llama-3-8b", 8192, 42, {"fsdp": 336, "recompute": "full"})
+    assert {answer.change for answer in answers} >= {"at most 8 channels", "at most 2 channels"}
+
+
+def test_a_flag_that_hides_what_shows_is_a_gain() -> None:
+    parallel = {"tensor": 8, "data": 2, "global_batch": 8, "sequence_parallel": True, "overlap_gradients": False}
+    job = {
+        "job": {"name": "tp"},
+        "model": {"name": "llama-2-7b", "seq_len": 2048},
+        "cluster": {"preset": "a100_dgx", "nodes": 2},
+        "parallel": parallel,
+    }
+    result = run_simulate(SimulateRequest(spec=parse_job(job, "job.toml")))
+    gains = {answer.change: answer for answer in result.what_ifs if answer.verdict is Verdict.GAIN}
+    assert "tensor parallelism in parts" in gains
+    other = parse_job(job | {"parallel": parallel | {"overlap_tensor": True}}, "job.toml")
+    switched = run_simulate(SimulateRequest(spec=other))
+    predicted_s = result.iteration_s - gains["tensor parallelism in parts"].gain_s
+    assert switched.iteration_s == pytest.approx(predicted_s)
+    assert all(abs(a.share) < LEAST for a in result.what_ifs if a.verdict is Verdict.NO_GAIN)
