@@ -10,8 +10,8 @@ Everything that can fail (opening channels, writing a table, a full disk) belong
 rank, no rank commits. `commit` only flips to what was prepared; a commit that raises ends the job, because its
 collectives would hang.
 
-Times are seconds since the step's begin on this rank. A collective on a device is timed by the profiler's kernels, on
-the CPU by the engine's timers; either way the record has the same meaning. Needs no torch.
+Times are seconds since the step's begin on this rank. A collective on a device is timed by a profiler, on the CPU by
+the engine's timers; either way the record has the same meaning. Needs no torch.
 """
 
 from collections import Counter

@@ -1,4 +1,4 @@
-"""The route of jobs on NCCL 2.21 and later: decisions by the tuner plug-in, times by the profiler's kernels.
+"""The route of jobs on NCCL 2.21 and later: decisions by the tuner plug-in, times by profilers (`StepTimer`).
 
 What a step calls is told by the plug-in's own record: what NCCL asked, on which communicator, with which bytes, as
 which occurrence. So the keys of a table are those that the plug-in will look up. A communicator is named by what NCCL
