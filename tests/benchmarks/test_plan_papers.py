@@ -1,10 +1,19 @@
 """The benchmark of the papers' planners: what does not depend on the machine's load."""
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("ortools", reason="needs the extra plan")
 
+from lagom_overlap.collective import Collective, CollectiveKind
+from lagom_overlap.planners.deadline import Work
+from lagom_overlap.workload import CommOp
+from lagom_overlap.workload.step import Unit
 from plan_papers import algorithm_1, concerto_tables
+from plan_papers.centauri import Row
+from plan_papers.concerto_experiments import WrongTimes, latency_saved
+from plan_papers.grid import sharded
 from plan_papers.judged import verdict
 
 
@@ -46,3 +55,41 @@ def test_volumes_of_fsdp_and_dp_are_as_far_apart_as_corrected() -> None:
     dp = 2 * (replicas - 1) / replicas / shard
     assert fsdp / dp == pytest.approx(33.75)
     assert fsdp / dp == pytest.approx(1.5 * shard * ((shard - 1) / shard) / ((replicas - 1) / replicas))
+
+
+def test_latency_saved_by_fusion_is_the_difference_of_its_collectives() -> None:
+    """By hand: per layer, pass and kind, the matrices apart less all in one."""
+    problem = concerto_tables.concerto_problem(
+        concerto_tables.gpt("gpt-tiny", 512, 8),
+        sharded(8, 2),
+        nvlink=True,
+        fp32=False,
+        work=Work(1.0),
+        unit=Unit.MATRIX,
+    )
+    groups: dict[object, list[CommOp]] = {}
+    for op in problem.iteration.comms:
+        groups.setdefault((op.origin.layer, op.origin.phase, op.collective.kind), []).append(op)
+    by_hand = 0.0
+    for members in groups.values():
+        whole = replace(members[0].collective, num_bytes=sum(op.collective.num_bytes for op in members))
+        apart = sum(problem.times.seconds(op) for op in members)
+        by_hand += apart - problem.times.seconds(replace(members[0], collective=whole))
+    assert latency_saved(problem) == pytest.approx(by_hand, rel=0.05)
+
+
+def test_wrong_times_are_wrong_by_the_same_factor_every_time() -> None:
+    comm = CommOp(name="c#1", collective=Collective(CollectiveKind.ALL_GATHER, 1 << 20, 8))
+
+    class One:
+        def seconds(self, op: object) -> float:
+            return 1.0
+
+    wrong = WrongTimes(One(), sigma=0.2, scale=2.0)
+    assert wrong.seconds(comm) == wrong.seconds(replace(comm, name="c#2")) == wrong.seconds(comm)
+    assert WrongTimes(One(), scale=2.0).seconds(comm) == 2.0
+
+
+def test_a_gain_with_the_baselines_bytes_that_breaks_the_bound_is_seen() -> None:
+    assert Row([], gain=1.7, ungrouped=1.0, left_of_bound=1.01).keeps_bound
+    assert not Row([], gain=1.7, ungrouped=1.1, left_of_bound=1.01).keeps_bound

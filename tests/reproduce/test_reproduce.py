@@ -21,9 +21,10 @@ from lagom_overlap.reproduce.hidden import (
     pipeline_makespan,
 )
 from lagom_overlap.reproduce.judge import as_built_in, judge_cases, judge_number, judge_range
+from lagom_overlap.reproduce.optimality import condition_of, optimum
 from lagom_overlap.reproduce.scaling import iteration_s
 from lagom_overlap.results.reproduce import ReproducedVerdict
-from lagom_overlap.sim import GroupSimulator, simulate_iteration
+from lagom_overlap.sim import GroupSimulator, GroupTimes, simulate_iteration
 from lagom_overlap.workload import CompOp, find_overlap_groups, load_model
 from lagom_overlap.workload.papers import PaperStrategy, load_table2, paper_step
 from lagom_overlap.workload.papers.megatron_notes import gradient_iteration, notes_parts
@@ -104,6 +105,8 @@ def test_numbers_and_statements_are_judged_by_the_printed_rules() -> None:
     assert judge_number(1.18, 1.35) is ReproducedVerdict.DIRECTION
     assert judge_number(1.17, 1.35) is ReproducedVerdict.NOT
     assert judge_number(0.93, 0.87) is ReproducedVerdict.DIRECTION
+    assert judge_number(1.0, 1.04) is ReproducedVerdict.NOT  # within 5 %, and nothing of the gain
+    assert judge_range([1.01, 1.01], 1.03, 1.09) is ReproducedVerdict.NOT  # within 2 % of the range, a sixth of it
     assert judge_number(0.99, 1.35) is ReproducedVerdict.NOT
     assert judge_cases([True, True]) is ReproducedVerdict.REPRODUCED
     assert judge_cases([True, True, False]) is ReproducedVerdict.DIRECTION
@@ -215,3 +218,33 @@ def test_the_same_run_gives_the_same_report() -> None:
 def test_an_unknown_figure_names_the_nearest_one() -> None:
     with pytest.raises(UnknownNameError, match="fig7"):
         run_reproduce("fig77")
+
+
+@pytest.mark.parametrize(
+    ("comm_s", "comp_s", "place", "condition"),
+    [
+        # x by place, Y by place, on one knob of three values; the other knob has one.
+        ((4.0, 3.0, 2.0), (5.0, 6.0, 7.0), 0, 1),
+        ((9.0, 8.0, 8.5), (5.0, 6.0, 7.0), 1, 2),
+        ((9.0, 6.0, 4.0), (5.0, 5.5, 7.0), 1, 3),
+        ((4.0, 3.0, 2.0), (6.0, 5.0, 7.0), 1, None),  # hidden, and less is worse: none of the three
+    ],
+)
+def test_the_conditions_of_optimality_are_those_of_section_3_4(
+    comm_s: tuple[float, ...], comp_s: tuple[float, ...], place: int, condition: int | None
+) -> None:
+    def times_of(places: tuple[tuple[int, int], ...]) -> GroupTimes:
+        at = places[0][0]
+        return GroupTimes(makespan_s=max(comm_s[at], comp_s[at]), comp_s=comp_s[at], comm_s=(comm_s[at],))
+
+    assert condition_of(((place, 0),), (3, 1), times_of) == condition
+
+
+def test_an_exhaustive_optimum_is_no_longer_than_the_yardstick_and_what_lagom_finds() -> None:
+    model = model_of("a40_nvlink", "plausible", 1)
+    first, _ = patterns()
+    found = optimum(first, model)
+    simulator = GroupSimulator(first, model)
+    yardstick = simulator.evaluate(best_assignment(first, model)).makespan_s
+    assert found.times.makespan_s <= 1.001 * yardstick
+    assert found.times == simulator.evaluate(found.configs)

@@ -23,6 +23,7 @@ from lagom_overlap.reproduce.figure8 import figure8
 from lagom_overlap.reproduce.ground import PROFILES
 from lagom_overlap.reproduce.hidden import breakdown_lines, hidden
 from lagom_overlap.reproduce.judge import FITTED_PROFILES, under_profile
+from lagom_overlap.reproduce.optimality import optimality
 from lagom_overlap.reproduce.scaling import scaling
 from lagom_overlap.results.reproduce import Bar, Case, Curve, Line, ReproducedSurface, ReproduceReport
 
@@ -109,7 +110,7 @@ def _chapter(chapter: str, profiles: Sequence[str], seed: int, note: Note) -> _F
                 curves, lines = convergence(profile, seed)
                 found.add(_Found(lines=under_profile(lines, profile), curves=[*curves]))
             case "equations":
-                found.add(_Found(lines=under_profile(equations(profile), profile)))
+                found.add(_Found(lines=under_profile([*equations(profile), *optimality(profile)], profile)))
             case "hidden":
                 curves, lines = hidden(profile)
                 found.add(_Found(lines=[*lines], curves=[*curves]))

@@ -22,7 +22,8 @@ _PRODUCTS = ((7680, 2560), (2560, 2560), (10240, 2560), (2560, 10240), (7680, 25
 _CHUNK_BYTES = 512 * KIB
 
 
-def _group(tokens: int) -> OverlapGroup:
+def group_of_products(tokens: int) -> OverlapGroup:
+    """The overlap at that many tokens."""
     return OverlapGroup(
         name="figure5",
         computations=tuple(CompOp(name=f"matmul{i}", work=Gemm(tokens, n, k)) for i, (n, k) in enumerate(_PRODUCTS)),
@@ -55,7 +56,7 @@ class _Trade:
 
 
 def _trade(tokens: int, profile: str) -> _Trade:
-    simulator = GroupSimulator(_group(tokens), model_of("a40_pcie", profile, 1))
+    simulator = GroupSimulator(group_of_products(tokens), model_of("a40_pcie", profile, 1))
 
     def times(a: int, b: int) -> GroupTimes:
         return simulator.evaluate(

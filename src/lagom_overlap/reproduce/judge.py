@@ -1,8 +1,8 @@
 """The rules by which a line is judged, the same for every figure.
 
-a range        reproduced if every case of ours lies in it, widened by 2 %; direction only if the median of ours has at
-               least half of the gain in the range's middle and no case of ours is over 1 % on the other side of 1
-a number       reproduced within 5 %; direction only with at least half of the published gain
+a range        direction only if the median of ours has at least half of the gain in the range's middle and no case of
+               ours is over 1 % on the other side of 1; reproduced if also every case lies in it, widened by 2 %
+a number       direction only with at least half of the published gain; reproduced if also within 5 %
 a statement    reproduced if true of every case; direction only if true of more than half of them
     without values direction only if all is true: the sizes are ours, so more cannot be said
 
@@ -28,19 +28,19 @@ FITTED_PROFILES: Final = ("paper_scale",)
 
 def judge_range(values: Sequence[float], low: float, high: float) -> ReproducedVerdict:
     """Values (speedups) against a published range."""
-    if all(low * (1 - RANGE_SLACK) <= value <= high * (1 + RANGE_SLACK) for value in values):
-        return ReproducedVerdict.REPRODUCED
     side = 1.0 if low >= 1 else -1.0
-    if _has_half(median(values), (low + high) / 2) and all(side * (value - 1) >= -OTHER_SIDE for value in values):
-        return ReproducedVerdict.DIRECTION
-    return ReproducedVerdict.NOT
+    if not _has_half(median(values), (low + high) / 2) or any(side * (value - 1) < -OTHER_SIDE for value in values):
+        return ReproducedVerdict.NOT
+    in_range = all(low * (1 - RANGE_SLACK) <= value <= high * (1 + RANGE_SLACK) for value in values)
+    return ReproducedVerdict.REPRODUCED if in_range else ReproducedVerdict.DIRECTION
 
 
 def judge_number(value: float, published: float) -> ReproducedVerdict:
     """A value (a speedup or ratio) against a published one."""
-    if abs(value / published - 1) <= NUMBER_SLACK:
-        return ReproducedVerdict.REPRODUCED
-    return ReproducedVerdict.DIRECTION if _has_half(value, published) else ReproducedVerdict.NOT
+    if not _has_half(value, published):
+        return ReproducedVerdict.NOT
+    near = abs(value / published - 1) <= NUMBER_SLACK
+    return ReproducedVerdict.REPRODUCED if near else ReproducedVerdict.DIRECTION
 
 
 def _has_half(value: float, published: float) -> bool:

@@ -163,6 +163,7 @@ def test_a_stage_of_a_pipeline_launches_at_least_its_depth() -> None:
     assert any("together: 1 forward, 1 backward" in note for note in paper().plan(found).notes)
     deep = paper().plan(replace(found, pipeline=4))
     assert any("together: 4 forward, 4 backward" in note for note in deep.notes)
+    assert "as Megatron-LM's --microbatch-group-size-per-virtual-pipeline-stage: 4" in deep.notes
     with pytest.raises(JobError, match="pipeline is 0"):
         replace(found, pipeline=0)
 

@@ -308,9 +308,9 @@ class Leaves:
             after: tuple[int | None, ...] = (None, *range(len(order) - 1))
             if choice.parts is Parts.INTRA_FIRST_FINER:
                 after = (None, None, 1)
-            inner = len(mesh) - 1
+            innermost = len(mesh) - 1
             found = [
-                CommPart(int(order[n] == inner), seconds(one), float(choice.shares[n]), after[n])
+                CommPart(int(order[n] == innermost), seconds(one), float(choice.shares[n]), after[n])
                 for n, one in enumerate(ordered)
             ]
             return found, (step,)

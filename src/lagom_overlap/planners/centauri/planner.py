@@ -130,7 +130,11 @@ class Centauri:
             if deadline.left_s <= 0:
                 break
         best = min(found)[2]
-        return finished(problem, "centauri", best.rewrites, best.issue, (*best.notes, *deadline.remarks()))
+        notes = [*best.notes, *deadline.remarks()]
+        if problem.pipeline > 1 and self.model_tier:
+            group = max(best.ordering.launch_forward, best.ordering.launch_backward)
+            notes.append(f"as Megatron-LM's --microbatch-group-size-per-virtual-pipeline-stage: {group}")
+        return finished(problem, "centauri", best.rewrites, best.issue, tuple(notes))
 
     def _partitions(self, problem: PlanProblem) -> Iterator[Sequence[Rewrite]]:
         """The paper's, or several: nothing, groups alone, chains too, what ends first by itself, no substitution."""

@@ -27,7 +27,7 @@ TITLES: Final = {
     "fig7": "Figure 7: iteration time of Table 2",
     "fig8": "Figure 8: two patterns of Phi-2 under FSDP",
     "convergence": "Figure 8c: iterations to converge",
-    "equations": "Equations 4 to 6 as printed",
+    "equations": "Equations 4 to 6 as printed, optimality",
     "hidden": "What is hidden: the Megatron notes' percentages",
     "scaling": "How it scales: the Megatron notes' efficiencies and speedups",
 }
