@@ -361,6 +361,47 @@ def test_a_program_is_captured_and_planned(tmp_path, capsys):
     assert json.loads(lagom(tmp_path, capsys, PROGRAM_JOB, "--json", "--for", "inductor")[1])["carrier"] == "inductor"
 
 
+FSDP2_PROGRAM = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from lagom_overlap import TrainingStep
+def model():
+    made = nn.Sequential(*(nn.Linear(64, 64) for _ in range(3)))
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for block in made:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(made, mesh=mesh)
+def step() -> TrainingStep:
+    return TrainingStep(model=model(), inputs=(torch.randn(4, 64),), loss=lambda out: out.sum())
+def traced():
+    made = model()
+    return lambda x: (made(x),), [torch.zeros(4, 64)]
+"""
+
+
+@pytest.mark.torch
+def test_an_fsdp2_module_is_planned_as_a_program_by_its_settings(tmp_path, capsys):
+    (tmp_path / "mine.py").write_text(FSDP2_PROGRAM)
+    text = PROGRAM_JOB.replace('planner = "program_order"\n', "")
+    code, out, err = lagom(tmp_path, capsys, text, "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert (found["carrier"], found["planner"], found["baseline"]) == ("fsdp2", "fsdp2", "FSDP2's own order")
+    refused(tmp_path, capsys, text, ["no graph holds a collective"], "--for", "inductor")
+    on_ranks = text.replace('"simulated"', '"gloo"')
+    refused(tmp_path, capsys, on_ranks, ["step() makes a TrainingStep", 'backend = "simulated"'])
+    traced = text.replace('script = "mine.py"', 'script = "mine.py"\nfunction = "traced"')
+    refused(
+        tmp_path,
+        capsys,
+        traced,
+        ["runs its collectives in", "hooks (FSDP2, DDP)", "let traced() return a TrainingStep"],
+    )
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize(
     ("old", "new", "words"),

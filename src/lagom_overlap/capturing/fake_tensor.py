@@ -10,16 +10,17 @@ import gc
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
+from lagom_overlap.capturing.data_parallel import data_parallel_stand_in
 from lagom_overlap.capturing.fake_world import MAIN_STREAM, FakeStreams, fake_world
 from lagom_overlap.capturing.recorder import StepRecorder
 from lagom_overlap.capturing.whereabouts import Whereabouts
@@ -29,6 +30,17 @@ from lagom_overlap.workload.streams import COMPUTE, FSDP2
 
 MAX_RANKS: Final = 1 << 20
 
+_READS_ONE: Final = "aten::_local_scalar_dense"
+_FINDS: Final = "aten::nonzero"
+UNSHARDED: Final = (
+    "The step has no collective: the model is not sharded over the {ranks} ranks. Shard it where it is built "
+    "(fully_shard, parallelize_module, DistributedDataParallel), or name a model with --parallel fsdp={ranks}; "
+    "[parallel] auto = [{ranks}] in a job file searches for a sharding."
+)
+COMPILED: Final = (
+    "torch.compile: {count} modules are compiled, and captured as they run without it. Inductor fuses chains of "
+    "element-wise operators, which makes those shorter than here; collectives outside of graphs stay what they are."
+)
 _SILENT: Final = frozenset({"prim::device"})
 _LABELS: Final = frozenset({"profiler::_record_function_enter_new", "profiler::_record_function_exit"})
 
@@ -40,7 +52,9 @@ class TrainingStep:
     `loss` turns what `model(*inputs, **keyword_inputs)` returns into a scalar. `optimizers` step one after the other
     (multi-tensor ones need parameters of one device mesh each); none leaves that part of the step out. `context`
     surrounds forward and backward (`loss_parallel`, an autocast). With `num_micro_batches` forward and backward run so
-    often before the optimizer; `before_micro_batch` gets the number of each.
+    often before the optimizer; `before_micro_batch` gets the number of each. `read_value` answers where the step reads
+    what a tensor holds, which a capture does not know: it is given the tensor (of the right shape and type, without
+    data) and returns the number that `item` or `tolist` would find, or of a mask how many entries are true.
     """
 
     model: nn.Module
@@ -51,6 +65,7 @@ class TrainingStep:
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
     num_micro_batches: int = 1
     before_micro_batch: Callable[[int], None] | None = None
+    read_value: Callable[[torch.Tensor], float] | None = None
 
     def __post_init__(self) -> None:
         if self.num_micro_batches < 1:
@@ -60,8 +75,15 @@ class TrainingStep:
 class _Record(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
     """Hands every dispatched operator on local tensors to the recorder."""
 
-    def __init__(self, recorder: StepRecorder, whereabouts: Whereabouts, streams: FakeStreams) -> None:
+    def __init__(
+        self,
+        recorder: StepRecorder,
+        whereabouts: Whereabouts,
+        streams: FakeStreams,
+        read_value: Callable[[torch.Tensor], float] | None,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's own
+        self._read_value = read_value
         self._recorder = recorder
         self._whereabouts = whereabouts
         self._streams = streams
@@ -72,8 +94,17 @@ class _Record(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
         for kind in types:  # a DTensor or an asynchronous collective's result first turns into local tensors
             if is_traceable_wrapper_subclass_type(kind):
                 return NotImplemented
-        result = func(*args, **kwargs)
         schema_name = func._schema.name
+        try:
+            result = func(*args, **kwargs)
+        except DataDependentOutputException:
+            if self._read_value is None or schema_name != _READS_ONE:
+                raise
+            return self._read_value(args[0])
+        except DynamicOutputShapeException:
+            if self._read_value is None or schema_name != _FINDS:
+                raise
+            result = args[0].new_empty((int(self._read_value(args[0])), args[0].dim()), dtype=torch.int64)
         if self.is_paused or schema_name in _SILENT:
             return result
         where = self._whereabouts
@@ -234,7 +265,7 @@ def capture_step(
         raise JobError(f"rank is {rank}, must be 0 to ranks - 1 = {num_ranks - 1}")
     recorder = StepRecorder()
     fake_mode = FakeTensorMode()  # imports torch._dynamo, which must see torch's own streams
-    with fake_world(num_ranks, rank) as streams, fake_mode, warnings.catch_warnings():
+    with fake_world(num_ranks, rank) as streams, data_parallel_stand_in(), fake_mode, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module")  # of a view: nothing writes into it here
         step = build()
         if not isinstance(step, TrainingStep):
@@ -249,9 +280,22 @@ def capture_step(
         recorder.communicators.name_world(world_name or _name_of_world(step.model, num_ranks))
         streams.sink = _Clock(recorder)
         whereabouts = Whereabouts(step.model)
-        record = _Record(recorder, whereabouts, streams)
+        record = _Record(recorder, whereabouts, streams, step.read_value)
         with whereabouts, _resizes_reported(recorder), _shapes_unrecorded(record), record:
             _run(step, whereabouts)
         gc.collect()
         recorder.keep_alive()
-        return recorder.finish(name, num_ranks, _fsdp_stream_names(step.model))
+        found = recorder.finish(name, num_ranks, _fsdp_stream_names(step.model))
+        return replace(found, notes=(*found.notes, *_remarks(step.model, found)))
+
+
+def _remarks(model: nn.Module, found: IssuedStep) -> Iterator[str]:
+    """What a user should know of a capture: nothing is sharded, or a compiler was left out."""
+    if found.num_ranks > 1 and not found.iteration.comms:
+        yield UNSHARDED.format(ranks=found.num_ranks)
+    compiled = sum(
+        module._compiled_call_impl is not None or isinstance(module, torch._dynamo.eval_frame.OptimizedModule)
+        for module in model.modules()
+    )
+    if compiled:
+        yield COMPILED.format(count=compiled)

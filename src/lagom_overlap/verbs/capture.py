@@ -218,10 +218,19 @@ def _capture_function(request: CaptureRequest, build: Callable[[], Any], *, name
     for flag in ("parallel", "seq_len", "micro_batch"):
         if getattr(request, flag) is not None:
             raise JobError(f"--{flag.replace('_', '-')} goes with a named model; a script says it itself")
-    fake_tensor = _torch_part("fake_tensor")
     num_ranks = DEFAULT_RANKS if request.num_ranks is None else request.num_ranks
+    return captured_step(build, num_ranks=num_ranks, rank=request.rank, name=name, where=where)
+
+
+def captured_step(build: Callable[[], Any], *, num_ranks: int, rank: int = 0, name: str, where: str) -> IssuedStep:
+    """The step that `build` makes; what fails in it is one line, which names `where`.
+
+    Raises:
+        LagomError: for a user's mistake, or code that fails.
+    """
+    fake_tensor = _torch_part("fake_tensor")
     with _failures_explained(where):
-        capture: IssuedStep = fake_tensor.capture_step(build, num_ranks=num_ranks, rank=request.rank, name=name)
+        capture: IssuedStep = fake_tensor.capture_step(build, num_ranks=num_ranks, rank=rank, name=name)
     return capture
 
 
@@ -253,7 +262,7 @@ def _failures_explained(where: str) -> Iterator[None]:
         kind = type(error).__name__
         hint = ""
         if kind in ("DynamicOutputShapeException", "DataDependentOutputException", "GuardOnDataDependentSymNode"):
-            hint = " (it depends on the values of a tensor, which a capture does not have)"
+            hint = " (it depends on the values of a tensor; give TrainingStep(read_value=...) to say them)"
         text = str(error).strip().partition("\n")[0][:300]
         place = f"{Path(frame.filename).name}:{frame.lineno}"
         raise JobError(f"{where}: the step failed at {place}: {kind}: {text}{hint}") from error

@@ -31,6 +31,7 @@ from lagom_overlap.planners.deadline import Work
 from lagom_overlap.planners.framework import FRAMEWORKS, framework_of
 from lagom_overlap.planners.times import ModelTimes
 from lagom_overlap.results.plan import PipelineEffects, TimesOrigin
+from lagom_overlap.verbs.capture import captured_step
 from lagom_overlap.verbs.plan_megatron import pipeline_effects
 from lagom_overlap.verbs.plan_times import FoundTimes, TimesWish, from_model, from_ranks, from_trace
 from lagom_overlap.workload import Iteration
@@ -241,12 +242,13 @@ def _of_program(spec: JobSpec, program: ProgramTable, wish: TimesWish, asked: As
         raise JobError(f"job.backend is {spec.job.backend!r}: programs are planned with simulated or gloo")
     if num_ranks % program.nodes:
         raise JobError(f"program.nodes is {program.nodes}, must divide job.ranks = {num_ranks}")
-    capture = _captured(script, program.function, num_ranks)
+    capture, is_graph = _captured(script, program.function, num_ranks, simulated=spec.job.backend == "simulated")
     if spec.job.backend == "simulated":
         if spec.cluster is None:
             raise JobError("the simulated backend needs a cluster: give [cluster] preset = ... in the job file")
         cluster = load_preset(spec.cluster.preset, spec.cluster.nodes)
-        return _placed(spec, capture.placed_on(cluster), cluster, wish, asked.check)
+        given = _placed(spec, capture.placed_on(cluster), cluster, wish, asked.check)
+        return given if is_graph else replace(given, is_program=False)
     cluster = replace(
         load_preset(_ANY_GPU), name="cpu_ranks", gpus_per_node=num_ranks // program.nodes, num_nodes=program.nodes
     )
@@ -280,12 +282,19 @@ def _of_program(spec: JobSpec, program: ProgramTable, wish: TimesWish, asked: As
     return _input(spec, problem, placed.issued, num_ranks, found, more=capture.notes, ranks=ranks)
 
 
-def _captured(script: Path, function: str, num_ranks: int) -> IssuedStep:
+def _captured(script: Path, function: str, num_ranks: int, *, simulated: bool) -> tuple[IssuedStep, bool]:
+    """The step, and whether it is a graph; a framework's step is none, and can only be simulated."""
     from lagom_overlap.capturing.fake_world import fake_world  # noqa: PLC0415  # needs torch, which other jobs do without
-    from lagom_overlap.engines.fx.program import load_program  # noqa: PLC0415
+    from lagom_overlap.engines.fx.program import TrainingStepError, load_program  # noqa: PLC0415
 
-    with fake_world(num_ranks):
-        return load_program(script, function).captured(function).capture
+    try:
+        with fake_world(num_ranks):
+            return load_program(script, function).captured(function).capture, True
+    except TrainingStepError as error:
+        if not simulated:
+            raise
+        build = error.build
+    return captured_step(build, num_ranks=num_ranks, name=function, where=str(script)), False
 
 
 def _input(

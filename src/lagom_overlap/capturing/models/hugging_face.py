@@ -5,8 +5,10 @@ are next to them. Attention is PyTorch's (`sdpa`). With expert parallelism the e
 evenly; without it `transformers`' own grouped products.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -113,6 +115,37 @@ _MODELS: Final[Mapping[str, _Published]] = {
 }
 
 
+def _published(name: str) -> _Published:
+    """A model by name, or by a `config.json` of one's own: a file or the folder that holds it.
+
+    Raises:
+        UnknownNameError: if there is neither.
+        JobError: if the file is no configuration that transformers knows.
+    """
+    found = _MODELS.get(name)
+    if found is not None:
+        return found
+    path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
+    if not path.is_file():
+        raise UnknownNameError.among("model", PREFIX + name, [*hugging_face_names(), f"{PREFIX}PATH/config.json"])
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        config = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise JobError(
+            f"{path}: transformers {transformers.__version__} knows no such configuration: {error}"
+        ) from error
+    return _Published(type(config).__name__, config.to_diff_dict() | fields, layers="")
+
+
+def _layers_of(model: nn.Module, published: _Published, num_layers: int) -> list[nn.Module]:
+    """The blocks that are gathered one by one: the model's list of as many modules as it has layers."""
+    if published.layers:
+        return list(model.get_submodule(published.layers).children())
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == num_layers]
+    return list(lists[0]) if lists else []
+
+
 def hugging_face_names() -> list[str]:
     """The names that can be captured, with the prefix that tells them from our own modules."""
     return sorted(f"{PREFIX}{name}" for name in _MODELS)
@@ -150,9 +183,7 @@ def hugging_face_step(
         UnknownNameError: if there is no such model.
         JobError: if it cannot be parallelised so.
     """
-    published = _MODELS.get(name.removeprefix(PREFIX))
-    if published is None:
-        raise UnknownNameError.among("model", name, hugging_face_names())
+    published = _published(name.removeprefix(PREFIX))
     _check(name.removeprefix(PREFIX), published, degrees)
     fields = dict(published.fields)
     if num_layers is not None:
@@ -171,7 +202,7 @@ def hugging_face_step(
                 _replace_experts(model, config)
         model.train()
         alone = spread_experts(model, degrees)
-        apply_data(model, list(model.get_submodule(published.layers).children()), data, degrees, alone)
+        apply_data(model, _layers_of(model, published, config.num_hidden_layers), data, degrees, alone)
         ids = torch.zeros(micro_batch, seq_len, dtype=torch.int64)
 
         def loss(output: Any) -> torch.Tensor:

@@ -3,6 +3,9 @@
 The function is called with nothing, on every rank, once `torch.distributed` is initialised, and returns the step and
 its inputs: `(step, inputs)`. The step is called as `step(*inputs)`, uses functional collectives
 (`torch.distributed._functional_collectives`), returns tensors and changes nothing in place.
+
+A function may return a `TrainingStep` instead, as for `lagom capture`: of a framework's step (FSDP2, DDP), whose
+collectives run in hooks and leave no graph. It is captured then, and a plan for it is settings.
 """
 
 import sys
@@ -15,6 +18,7 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
+from lagom_overlap.capturing.fake_tensor import TrainingStep
 from lagom_overlap.capturing.fx import FxCapture, capture_fx, capture_graph
 from lagom_overlap.engines.fx.coalesced import one_tensor_each
 from lagom_overlap.errors import JobError, LagomError
@@ -36,11 +40,17 @@ class LoadedProgram:
         """
         try:
             with torch.enable_grad():
-                return capture_step(self.step, self.inputs, name=name)
+                found = capture_step(self.step, self.inputs, name=name)
         except LagomError:
             raise
         except Exception as error:
             raise JobError(f"program {str(self.script)!r} cannot be traced: {type(error).__name__}: {error}") from error
+        if any(str(node.target).startswith("c10d.") for node in found.graph_module.graph.nodes):
+            raise JobError(
+                f"program {str(self.script)!r} cannot be planned as a graph: a module in it runs its collectives in "
+                f"hooks (FSDP2, DDP), on process groups that no graph can name; let {name}() return a TrainingStep"
+            )
+        return found
 
 
 def capture_step(step: Callable[..., Any], inputs: Sequence[Any], *, name: str) -> FxCapture:
@@ -53,10 +63,19 @@ def capture_step(step: Callable[..., Any], inputs: Sequence[Any], *, name: str) 
     return replace(found, capture=capture)
 
 
+class TrainingStepError(JobError):
+    """Raised where a program's function makes a `TrainingStep`, which is captured by `build`, not traced."""
+
+    def __init__(self, where: str, build: Callable[[], Any]) -> None:
+        super().__init__(f'{where} makes a TrainingStep: it is planned with backend = "simulated", as settings')
+        self.build = build
+
+
 def load_program(script: Path, function: str) -> LoadedProgram:
-    """Runs the file and the function in it.
+    """Runs the file and the function in it; one that is declared to return a `TrainingStep` is not called.
 
     Raises:
+        TrainingStepError: if it makes a `TrainingStep`.
         JobError: if the file or the function does not exist, or what it returns is no step.
     """
     where = f"program {str(script)!r}"
@@ -71,11 +90,18 @@ def load_program(script: Path, function: str) -> LoadedProgram:
         with torch.enable_grad():
             spec.loader.exec_module(module)
             made = getattr(module, function, None)
+            declared = getattr(made, "__annotations__", {}).get("return")
+            if callable(made) and declared in (TrainingStep, TrainingStep.__name__):
+                raise TrainingStepError(f"{where}: {function}()", made)
             returned = made() if callable(made) else None
+    except TrainingStepError:
+        raise
     except (Exception, SystemExit) as error:
         raise JobError(f"{where} failed: {type(error).__name__}: {error}") from error
     if made is None:
         raise JobError(f"{where} has no function {function!r}")
+    if isinstance(returned, TrainingStep):
+        raise TrainingStepError(f"{where}: {function}()", made)
     if not (isinstance(returned, tuple) and len(returned) == 2 and callable(returned[0])):
         raise JobError(f"{where}: {function}() must return (step, inputs), it returned {type(returned).__name__}")
     step, inputs = returned
