@@ -211,7 +211,7 @@ static COLD bool is_uncapped(int release, int version) {
   return version >= 5 && version <= 6 && (release == 0 || (release >= 22900 && release < 23100));
 }
 
-// Places are given in the order of creation and never again: creation is the same on all ranks of a communicator, while
+// Places are given in the order of creation and, until a restart, never again: creation is the same on all ranks of a communicator, while
 // each rank destroys in its own time (asynchronous reclaim, garbage collection), so a place that became free on one rank
 // may still be taken on another.
 typedef struct {
@@ -229,6 +229,14 @@ static uint32_t next_order(size_t num_ranks, size_t num_nodes) {
   if (i == LAGOM_MAX_COMMUNICATORS) return UINT32_MAX;  // beyond what a table can name
   if (i == num_creations) creations[num_creations++] = (creation){.num_ranks = num_ranks, .num_nodes = num_nodes};
   return creations[i].count++;
+}
+
+// The process begins anew: its process groups are gone and are made again, as they are in ranks that were just started,
+// whose counts begin at 0. Call it where no communicator is being made.
+EXPORT void lagom_restart(void) {
+  pthread_mutex_lock(&swap_lock);
+  num_creations = 0;
+  pthread_mutex_unlock(&swap_lock);
 }
 
 // Ranks of one communicator in one process (one thread, several GPUs) are the same communicator: from v5 on they share

@@ -34,6 +34,9 @@ def own_profiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[OwnProfiler]:
     own.unwatch()
 
 
+ENGINE = "ProcessGroupGloo of torch 9.9"
+
+
 class World:
     """A process group of two ranks, of which this process is one."""
 
@@ -42,6 +45,7 @@ class World:
         self.rank = rank
         monkeypatch.setattr(online.dist, "is_initialized", lambda: True)
         monkeypatch.setattr(online, "nccl_in_use", lambda: None)  # a torch with CUDA would ask the process group
+        monkeypatch.setattr(online, "engine_in_use", lambda: ENGINE)
         monkeypatch.setattr(online.dist, "get_world_size", lambda: 2)
         monkeypatch.setattr(online.dist, "get_rank", lambda: self.rank)
         monkeypatch.setattr(online, "_store_of", lambda number, timeout_s: self.store)
@@ -117,7 +121,7 @@ def test_what_is_saved_needs_no_process_group_any_more(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(online.dist, "get_rank", gone)
     assert tuner.save(tmp_path / "lagom.json")
-    assert read_saved(tmp_path / "lagom.json").world_size == 2
+    assert read_saved(tmp_path / "lagom.json", engine=ENGINE).world_size == 2
 
 
 def test_a_route_that_profiles_steps_aside_for_the_jobs_profiler_and_never_profiles_two_steps_in_a_row(
@@ -145,16 +149,19 @@ def test_deterministic_holds_for_saved_settings_too(
     )
     settings = (SETTING, SiteSetting(Site(scatter, 0), CommConfig(num_channels=8)))
     path = tmp_path / "lagom.json"
-    write_saved(path, msgspec.structs.replace(SAVED, world_size=2, settings=settings))
-    assert online._started(path, 2, None) == (settings, 0)
-    assert online._started(path, 2, SimulatedRoute(0, 2).is_exact) == ((SETTING,), 0)
+    saved = msgspec.structs.replace(SAVED, world_size=2, engine=ENGINE)
+    write_saved(path, msgspec.structs.replace(saved, settings=settings))
+    assert online._started(path, 2, ENGINE, None) == (settings, 0)
+    assert online._started(path, 2, ENGINE, SimulatedRoute(0, 2).is_exact) == ((SETTING,), 0)
+    assert online._started(path, 2, "ProcessGroupNCCL2 of torch 9.9", None) == ((), 0)
+    assert "were found under ProcessGroupGloo of torch 9.9, this job runs ProcessGroupNCCL2" in caplog.text
     World(monkeypatch, 0)
     started = OnlineTuner(online.nn.Linear(1, 1), route=SimulatedRoute(0, 2), config=path, deterministic=True)
     assert started._member._leader._started == (SETTING,)
     assert "1 of 2 saved settings are left out, they could reorder a reduction" in caplog.text
     alone = SiteSetting(Site(replace(scatter, num_ranks=1), 0), CommConfig(num_channels=8))
-    write_saved(path, msgspec.structs.replace(SAVED, world_size=2, settings=(alone,)))
-    assert online._started(path, 2, SimulatedRoute(0, 2).is_exact) == ((), 0)
+    write_saved(path, msgspec.structs.replace(saved, settings=(alone,)))
+    assert online._started(path, 2, ENGINE, SimulatedRoute(0, 2).is_exact) == ((), 0)
     assert "searching as if there were none" in caplog.text
 
 

@@ -9,10 +9,12 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch
 from gloo_job import GlooJob
 
 from lagom_overlap.online.saved import read_saved
 
+ENGINE = f"ProcessGroupGloo of torch {'.'.join(torch.__version__.split('.')[:2])}"
 EXAMPLES = Path(__file__).parents[2] / "examples"
 pytestmark = [pytest.mark.torch, pytest.mark.gloo, pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -97,7 +99,15 @@ def settings_file(
     document = {"world_size": world_size, "route": "gloo", "is_adopted": True, "settings": settings}
     path.write_text(
         json.dumps(
-            document | {"format": "lagom-online", "version": 2, "size_octaves": size_octaves, "verdict": "", "date": ""}
+            document
+            | {
+                "format": "lagom-online",
+                "version": 2,
+                "size_octaves": size_octaves,
+                "engine": ENGINE,
+                "verdict": "",
+                "date": "",
+            }
         )
     )
     return path

@@ -262,7 +262,7 @@ def _carve_out(findings: Findings) -> Iterator[Advice]:
         yield Advice(
             rule="carve_out",
             what=f"Leave {channels} SMs to the collectives: the persistent GEMM waits for a second wave",
-            apply=f"torch.cuda.GreenContext.create(num_sms={sms - channels}).set_context()"
+            apply=f"stream = torch.cuda.GreenContext.create(num_sms={sms - channels}).Stream()"
             if blackwell
             else f"torch._C._set_sm_carveout_experimental({channels})",
             evidence=f"a GEMM with one block for each of the {sms} SMs takes {_ratio(found)} during collectives of "

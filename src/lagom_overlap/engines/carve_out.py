@@ -21,6 +21,7 @@ be made in a running job, so only their presence is reported.
 
 import warnings
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 
@@ -32,17 +33,31 @@ HEEDING_MAJOR = 9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CarveOutSupport:
-    """What this process's torch can do: `why_not` is empty where a carve-out reaches kernels, `caveat` what to know."""
+    """What this process's torch can do: `why_not` is empty where a carve-out reaches kernels, `caveat` what to know.
+
+    `green_contexts` says in words where torch has them.
+    """
 
     why_not: str
     caveat: str
-    green_contexts: bool
+    green_contexts: str
     num_sms: int | None
+
+
+def green_contexts() -> str:
+    """Where this torch has green contexts, and what they need: up to 2.13 its own library, later NVIDIA's bindings."""
+    if not hasattr(torch.cuda, "GreenContext"):
+        return "not in this torch"
+    if hasattr(torch._C, "_CUDAGreenContext"):
+        return "torch.cuda.GreenContext, in torch's own library"
+    has_bindings = find_spec("cuda") is not None and find_spec("cuda.bindings") is not None
+    missing = "" if has_bindings else ", which is not installed (pip install cuda-bindings)"
+    return f"torch.cuda.GreenContext, over the package cuda-bindings{missing}"
 
 
 def carve_out_support() -> CarveOutSupport:
     """What torch and the current device offer; starts CUDA where there is some."""
-    green = hasattr(torch._C, "_CUDAGreenContext")
+    green = green_contexts()
     if not hasattr(torch._C, "_set_sm_carveout_experimental"):
         return _none("this torch has no SM carve-out (2.7 or newer has)", green)
     if torch.version.hip is not None:
@@ -58,7 +73,7 @@ def carve_out_support() -> CarveOutSupport:
     return CarveOutSupport(why_not="", caveat=caveat, green_contexts=green, num_sms=int(device.multi_processor_count))
 
 
-def _none(why_not: str, green: bool) -> CarveOutSupport:
+def _none(why_not: str, green: str) -> CarveOutSupport:
     return CarveOutSupport(why_not=why_not, caveat="", green_contexts=green, num_sms=None)
 
 

@@ -47,6 +47,8 @@ class TunerPlugin:
         self._enable.restype = None
         self._bind = library.lagom_bind
         self._bind.argtypes = [ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint32]
+        self._restart = library.lagom_restart
+        self._restart.restype = None
         self._profile_enable = library.lagom_profile_enable
         self._error_text = library.lagom_error_text
         self._error_text.restype = ctypes.c_char_p
@@ -101,6 +103,10 @@ class TunerPlugin:
         What a CUDA graph has captured stays as it was. Ranks need not agree.
         """
         return int(self._profile_enable(int(is_enabled)))
+
+    def restart(self) -> None:
+        """Counts communicators from 0 again: the job has destroyed its process groups and makes them anew."""
+        self._restart()
 
     def bind(self, comm_id: int, *, num_nodes: int | None, creation_order: int) -> bool:
         """Says which communicator of the table NCCL's `comm_id` is; False if there is no such communicator."""

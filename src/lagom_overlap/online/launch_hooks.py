@@ -16,11 +16,13 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
 from lagom_overlap.after_import import after_import
 from lagom_overlap.online.guest import safely
+from lagom_overlap.stderr import write_lines
 
 _log = logging.getLogger(__name__)
 
@@ -28,18 +30,57 @@ GROUPS_MODULE: Final = "torch.distributed.distributed_c10d"
 Watch = Callable[[], None]
 
 
+REPLACES_RANKS: Final = ("torchft", "nvidia_resiliency_ext.inprocess")
+"""Modules that replace ranks while others run on: a newcomer counts communicators from 0, a survivor does not."""
+
+
 def arm() -> None:
-    """Waits for the job to import process groups."""
+    """Waits for the job to import process groups, and, where a table decides, what would replace ranks."""
     after_import(GROUPS_MODULE, _wrap_groups)
+    if _has_table():
+        for name in REPLACES_RANKS:
+            after_import(name, lambda module: safely(lambda: _refuse_table(module.__name__)))
+
+
+def _has_table() -> bool:
+    return bool(os.environ.get("LAGOM_TABLE") and os.environ.get("NCCL_TUNER_PLUGIN"))
+
+
+def _refuse_table(replaced_by: str) -> None:
+    """Every rank imports it, and before it makes a communicator: all of them decide nothing from then on."""
+    # Not at the top, here and below: every Python process of the job imports this module, few get as far.
+    from lagom_overlap.nccl_plugin.library import TunerPlugin  # noqa: PLC0415
+    from lagom_overlap.online.events import rank_of  # noqa: PLC0415
+
+    TunerPlugin(Path(os.environ["NCCL_TUNER_PLUGIN"])).enable(is_enabled=False)
+    if rank_of(os.environ) == 0:
+        write_lines(
+            f"lagom: --config is not applied: {replaced_by} replaces ranks while the others run on, and a rank that "
+            "joins would know communicators by other places than those: its collectives would hang"
+        )
 
 
 def _wrap_groups(module: ModuleType) -> None:
-    """Starts after the job's own `init_process_group` has returned, and puts that back as it was."""
+    """Starts after the job's own `init_process_group` has returned, and puts that back as it was.
+
+    Where a table decides it stays: a process that destroys its groups and makes them anew counts from 0, as one does
+    that was just started in the place of another.
+    """
     original = module.init_process_group
+    has_begun = False
 
     @functools.wraps(original)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:  # whatever the job passes
+        nonlocal has_begun
+        if has_begun:
+            if not module.is_initialized():
+                safely(_restart)
+            return original(*args, **kwargs)
         result = original(*args, **kwargs)
+        has_begun = True
+        if _has_table():
+            safely(_begin)
+            return result
         for holder in (module, sys.modules.get("torch.distributed")):
             if holder is not None and getattr(holder, "init_process_group", None) is init_process_group:
                 holder.init_process_group = original  # type: ignore[attr-defined]  # a module of the job's torch
@@ -47,6 +88,12 @@ def _wrap_groups(module: ModuleType) -> None:
         return result
 
     module.init_process_group = init_process_group  # type: ignore[attr-defined]  # the same
+
+
+def _restart() -> None:
+    from lagom_overlap.nccl_plugin.library import TunerPlugin  # noqa: PLC0415
+
+    TunerPlugin(Path(os.environ["NCCL_TUNER_PLUGIN"])).restart()
 
 
 def _begin() -> None:

@@ -17,10 +17,12 @@ from torch import distributed as dist
 from torch import nn
 
 from lagom_overlap.collective import LaunchConfig
-from lagom_overlap.errors import BackendError, JobError, LagomError, OutputError
+from lagom_overlap.errors import BackendError, BundleError, JobError, LagomError, OutputError
 from lagom_overlap.export.env_file import CARVE_OUT_VARIABLE
+from lagom_overlap.jobfile.online_settings import is_online_settings
 from lagom_overlap.nccl_plugin import TunerPlugin, read_record
 from lagom_overlap.nccl_plugin.support import NcclVersion
+from lagom_overlap.online.device import engine_in_use
 from lagom_overlap.online.events import JsonLines, PrometheusFile, rank_of
 from lagom_overlap.online.guest import safely
 from lagom_overlap.online.job_profiler import OWN_PROFILER
@@ -33,6 +35,7 @@ from lagom_overlap.online.ranks.messages import SETTLED, SwitchState
 from lagom_overlap.online.routes.carve_out import open_compute_route
 from lagom_overlap.online.routes.compute import ComputeRoute
 from lagom_overlap.online.routes.nccl import expanded, nccl_in_use
+from lagom_overlap.online.saved import read_saved
 from lagom_overlap.online.tuner import OnlineTuner
 from lagom_overlap.stderr import write_lines
 
@@ -302,6 +305,10 @@ class Marking:
     def __init__(self, nccl: NcclVersion | None, environment: Mapping[str, str]) -> None:
         self._compute = carved_out(environment, rank_of(environment))
         self._plugin = None if nccl is None else TunerPlugin(Path(environment["NCCL_TUNER_PLUGIN"]))
+        if self._plugin is not None and (why := _refusal(environment)):
+            self._plugin.enable(is_enabled=False)
+            if rank_of(environment) == 0:
+                say([f"--config is not applied: {why}"])
 
     def on_model(self, model: nn.Module) -> None:
         """Nothing to do."""
@@ -322,6 +329,21 @@ class Marking:
         """Launches as before us again."""
         if self._compute is not None:
             self._compute.close()
+
+
+def _refusal(environment: Mapping[str, str]) -> str:
+    """Why what the launcher prepared must not be applied in this job; empty where it may.
+
+    All ranks read the same file and run the same PyTorch, and this is before the job's own first call.
+    """
+    config = Path(environment.get(CONFIG_VARIABLE, ""))
+    if not is_online_settings(config):
+        return ""
+    try:
+        read_saved(config, engine=engine_in_use())
+    except BundleError as error:
+        return str(error)
+    return ""
 
 
 def carved_out(environment: Mapping[str, str], rank: int) -> ComputeRoute | None:

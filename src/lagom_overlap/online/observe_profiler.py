@@ -7,6 +7,7 @@ import torch
 from torch.profiler import ProfilerActivity
 
 from lagom_overlap.errors import TraceError
+from lagom_overlap.online.device import job_device
 from lagom_overlap.online.job_profiler import OWN_PROFILER, exported
 from lagom_overlap.online.observe import SeenCall
 from lagom_overlap.trace.gpu_trace import NS_PER_S, KnobReach
@@ -31,7 +32,7 @@ class ProfiledStep:
     def end() -> list[SeenCall] | None:
         """The step's collectives; None if the profiler was taken away meanwhile, or its file cannot be read."""
         if torch.cuda.is_available():
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(job_device())
         seen = OWN_PROFILER.stop()
         if seen is None:
             return None

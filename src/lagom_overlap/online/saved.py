@@ -4,7 +4,7 @@
      "settings": [{"site": {"call": {"description": "fsdp", "num_ranks": 2, "creation_order": 0,
                                      "kind": "all_gather", "num_bytes": 8388608}, "occurrence": 1},
                    "config": {"num_channels": 4, "chunk_bytes": 2097152, ...}}],
-     "size_octaves": 0, "verdict": "...", "date": "..."}
+     "size_octaves": 0, "engine": "ProcessGroupGloo of torch 2.13", "verdict": "...", "date": "..."}
 
 Where `size_octaves` is not 0, a size stands for its class, so many octaves wide (`collective.size_class`).
 Communicators stand by their role, so the file fits every rank. It is data: nothing in it is run.
@@ -27,7 +27,8 @@ VERSION: Final = 2
 class SavedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of a job and where they come from; without `is_adopted` there are none: the default was not beaten.
 
-    `verdict` says in words how they were judged, `route` how they reached the collectives.
+    `verdict` says in words how they were judged, `route` how they reached the collectives, `engine` what made the
+    communicators (`engine_in_use`): another one may make them in another order, and settings go by that order.
     """
 
     format: str = FORMAT
@@ -37,6 +38,7 @@ class SavedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     is_adopted: bool
     settings: tuple[SiteSetting, ...]
     size_octaves: int = 0
+    engine: str = ""
     verdict: str
     date: str
 
@@ -50,11 +52,11 @@ def write_saved(path: Path, saved: SavedSettings) -> None:
     write_private(path, msgspec.json.format(msgspec.json.encode(saved), indent=1) + b"\n")
 
 
-def read_saved(path: Path, *, world_size: int | None = None) -> SavedSettings:
-    """The settings in a file; `world_size`, if given, must be the one that they were found with.
+def read_saved(path: Path, *, world_size: int | None = None, engine: str | None = None) -> SavedSettings:
+    """The settings in a file; `world_size` and `engine`, if given, must be those that they were found with.
 
     Raises:
-        BundleError: if it cannot be read, is damaged, is of another version or of another number of ranks.
+        BundleError: if it cannot be read, is damaged, is of another version, number of ranks or engine.
     """
     try:
         saved = msgspec.json.decode(path.read_bytes(), type=SavedSettings)
@@ -72,5 +74,10 @@ def read_saved(path: Path, *, world_size: int | None = None) -> SavedSettings:
     if world_size is not None and saved.world_size != world_size:
         raise BundleError(
             f"the settings {str(path)!r} were found with {saved.world_size} ranks, this job has {world_size}"
+        )
+    if engine is not None and saved.engine != engine:
+        raise BundleError(
+            f"the settings {str(path)!r} were found under {saved.engine or 'an engine that nobody noted'}, this job "
+            f"runs {engine}: its communicators may be made in another order, by which settings go"
         )
     return saved

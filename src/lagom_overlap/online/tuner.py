@@ -37,6 +37,7 @@ from lagom_overlap.online.adapters.base import Adapter
 from lagom_overlap.online.adapters.calls import CallsAdapter
 from lagom_overlap.online.adapters.ddp import DdpAdapter
 from lagom_overlap.online.adapters.fsdp2 import Fsdp2Adapter
+from lagom_overlap.online.device import DeviceEvent, engine_in_use, job_device
 from lagom_overlap.online.graph_captures import GRAPH_CAPTURES
 from lagom_overlap.online.job_profiler import OWN_PROFILER, why_not_now
 from lagom_overlap.online.journal import JournalFile
@@ -113,10 +114,11 @@ class OnlineTuner:
         self._is_in_step = False
         self._rank = 0
         self._pid = os.getpid()
+        self._engine = ""
         number = next(_instances)
         if not dist.is_available() or not dist.is_initialized():
             raise BackendError("online tuning needs a process group: call torch.distributed.init_process_group first")
-        self._world_size, self._rank = dist.get_world_size(), dist.get_rank()
+        self._world_size, self._rank, self._engine = dist.get_world_size(), dist.get_rank(), engine_in_use()
         if self._world_size == 1:
             _log.info("online tuning: one rank has no collectives to tune")
             return
@@ -218,6 +220,7 @@ class OnlineTuner:
                 is_adopted=bool(found.settings),
                 settings=found.settings,
                 size_octaves=found.size_octaves,
+                engine=self._engine,
                 verdict=found.verdict,
                 date=utc_now(),
             )
@@ -258,7 +261,7 @@ class OnlineTuner:
         leader = None
         if exchange.rank == 0:
             started, octaves = _started(
-                config, self._world_size, route.is_exact if self.options.deterministic else None
+                config, self._world_size, self._engine, route.is_exact if self.options.deterministic else None
             )
             leader = Leader(
                 self.options,
@@ -269,6 +272,8 @@ class OnlineTuner:
                 size_octaves=octaves,
                 steps_apart=PROFILED_APART if is_profiled else 1,
             )
+        # On a GPU the host's clock does not tell how long a step takes.
+        device = job_device() if is_profiled else None
         keeps = exchange.rank == 0 or os.environ.get("LOCAL_RANK") == "0"
         return Member(
             exchange,
@@ -277,7 +282,7 @@ class OnlineTuner:
             journal=JournalFile(Path(journal) if journal and keeps else None),
             is_exact_only=self.options.deterministic,
             why_not=_why_not if is_profiled else why_not_now,
-            steps=EventClock(partial(torch.cuda.Event, enable_timing=True)) if _is_on_gpu(is_profiled) else None,
+            steps=EventClock(partial(DeviceEvent, device)) if device is not None else None,
         )
 
     @staticmethod
@@ -308,11 +313,6 @@ class OnlineTuner:
 def _why_not() -> str:
     """Why a step on a GPU cannot be measured; empty if it can."""
     return GRAPH_CAPTURES.why_not() or OWN_PROFILER.why_not()
-
-
-def _is_on_gpu(is_profiled: bool) -> bool:
-    """Whether the host's clock does not tell how long a step takes."""
-    return is_profiled and torch.cuda.is_available()
 
 
 def _leave(reference: "weakref.ref[OnlineTuner]") -> None:
@@ -388,7 +388,7 @@ def _study_factory(options: OnlineOptions) -> StudyFactory:
 
 
 def _started(
-    config: str | Path | None, world_size: int, is_exact: Callable[[ConfigKey], bool] | None
+    config: str | Path | None, world_size: int, engine: str, is_exact: Callable[[ConfigKey], bool] | None
 ) -> tuple[tuple[SiteSetting, ...], int]:
     """The settings in a file, and how wide its classes of sizes are; none, with a warning, if it is not of this job.
 
@@ -404,7 +404,7 @@ def _started(
     if not Path(config).is_file():
         raise BundleError(f"config {str(config)!r} is no file; give one that OnlineTuner.save wrote, or None to search")
     try:
-        saved = read_saved(Path(config), world_size=world_size)
+        saved = read_saved(Path(config), world_size=world_size, engine=engine)
         settings = saved.settings
         kept = tuple(s for s in settings if is_exact is None or is_exact(key_of(s.site)))
     except (BundleError, ValueError) as error:  # a site may be none that there can be

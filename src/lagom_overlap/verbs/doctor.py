@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Final
 
+from lagom_overlap.engines.torch_versions import release_of, tested_torch
 from lagom_overlap.errors import MissingDependencyError
 from lagom_overlap.hardware import preset_names
 from lagom_overlap.jobfile.conflicts import conflicts
@@ -39,6 +40,29 @@ def _torch() -> DoctorCheck:
     )
 
 
+def _tested_torch() -> DoctorCheck:
+    """Whether this package's own tests ran with the PyTorch found here."""
+    name, rows = "PyTorch tested", tested_torch()
+    version = package_versions().get("torch")
+    if version is None or not rows:
+        return DoctorCheck(name=name, ok=False, found="needs torch", remedy="pip install 'lagom-overlap[torch]'")
+    found = [row for row in rows if row.release == release_of(version)]
+    if found:
+        row = found[-1]
+        failed = f", {len(row.failed)} failed" if row.failed else ""
+        words = f"{row.num_passed} tests passed{failed} under {row.torch} on {row.date}"
+        return DoctorCheck(name=name, ok=not row.failed, found=words, remedy="; ".join(row.failed[:1]))
+    releases = sorted({row.release for row in rows})
+    oldest, newest = (".".join(map(str, release)) for release in (releases[0], releases[-1]))
+    where = "newer than" if release_of(version) > releases[-1] else "none of"
+    return DoctorCheck(
+        name=name,
+        ok=False,
+        found=f"{version} is {where} what was tested, {oldest} to {newest}",
+        remedy="compare losses with and without LAGOM_DISABLE=1 first; docs/support.md has what was tested",
+    )
+
+
 def _cuda() -> DoctorCheck:
     found, version = "no NVIDIA driver", ctypes.c_int(0)
     try:
@@ -61,7 +85,7 @@ def _carve_out() -> DoctorCheck:
     from lagom_overlap.engines.carve_out import carve_out_support  # noqa: PLC0415  torch is an extra
 
     support = carve_out_support()
-    green = f"green contexts {'in' if support.green_contexts else 'not in'} this torch"
+    green = f"green contexts: {support.green_contexts}"
     if support.why_not:
         remedy = "simulated with [tune.space] sm_carveout; a running job needs an NVIDIA GPU"
         return DoctorCheck(name="SM carve-out", ok=False, found=f"{support.why_not}; {green}", remedy=remedy)
@@ -197,6 +221,7 @@ def run_doctor() -> DoctorResult:
         checks=(
             _cores(),
             _torch(),
+            _tested_torch(),
             _link_emulation(),
             _plugin(),
             _nccl(),

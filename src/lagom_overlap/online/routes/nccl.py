@@ -9,7 +9,6 @@ import os
 import sys
 import weakref
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -23,8 +22,10 @@ from lagom_overlap.nccl_plugin.capability import BoxMaps
 from lagom_overlap.nccl_plugin.channel_limit import runs_uneven_gathers
 from lagom_overlap.nccl_plugin.loaded import loaded_nccl
 from lagom_overlap.nccl_plugin.support import Knob, NcclVersion, RouteName, best_route
+from lagom_overlap.online.device import DeviceEvent, job_device
 from lagom_overlap.online.events import rank_of
 from lagom_overlap.online.graph_captures import GRAPH_CAPTURES
+from lagom_overlap.online.launch_hooks import REPLACES_RANKS
 from lagom_overlap.online.routes.base import LEAST_BYTES, Route
 from lagom_overlap.online.routes.connections import Connections, connects_at_start
 from lagom_overlap.online.routes.plugin import PluginRoute, StepTimer
@@ -37,7 +38,6 @@ from lagom_overlap.trace.gpu_trace import KnobReach
 _log = logging.getLogger(__name__)
 
 ROUTE_VARIABLE: Final = "LAGOM_ROUTE"
-_REPLACES_RANKS: Final = "torchft"
 _PLUGIN_VARIABLES: Final = ("NCCL_TUNER_PLUGIN", "LAGOM_RECORD")
 FIRST_WITH_GPU_TIMES: Final = (2, 27)
 """The release whose profiler interface says when a collective ran on the GPU."""
@@ -81,9 +81,9 @@ def open_nccl_route(
 
 def _plugin_route(environment: Mapping[str, str], nccl: NcclVersion, *, new_algorithms: bool) -> PluginRoute:
     """The plug-in as NCCL has loaded it, with the record that it was started with."""
-    if _REPLACES_RANKS in sys.modules:
+    if replaced_by := next((name for name in REPLACES_RANKS if name in sys.modules), None):
         raise JobError(
-            f"{_REPLACES_RANKS} replaces ranks while the others run on, and a rank that joins would not know what is "
+            f"{replaced_by} replaces ranks while the others run on, and a rank that joins would not know what is "
             "set: its collectives would hang"
         )
     missing = [name for name in _PLUGIN_VARIABLES if not environment.get(name)]
@@ -94,7 +94,7 @@ def _plugin_route(environment: Mapping[str, str], nccl: NcclVersion, *, new_algo
     library, record = (environment[name] for name in _PLUGIN_VARIABLES)
     plugin, path = TunerPlugin(Path(library)), expanded(record, rank_of(environment))
     connections = Connections(
-        lambda: torch.cuda.mem_get_info()[0],
+        lambda: torch.cuda.mem_get_info(job_device())[0],
         may_connect=new_algorithms,
         all_connected=connects_at_start(environment),
     )
@@ -130,8 +130,8 @@ def _step_timer(plugin: TunerPlugin, environment: Mapping[str, str], nccl: NcclV
     return ProfileTimer(
         kernels,
         RingRecorder(plugin, expanded(pattern, rank)),
-        make_event=partial(torch.cuda.Event, enable_timing=True),
-        synchronize=torch.cuda.synchronize,
+        make_event=lambda: DeviceEvent(job_device()),
+        synchronize=lambda: torch.cuda.synchronize(job_device()),
         least_bytes=LEAST_BYTES,
     )
 

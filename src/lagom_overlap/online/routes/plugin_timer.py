@@ -13,6 +13,7 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity
 
 from lagom_overlap.errors import TraceError
+from lagom_overlap.online.device import job_device
 from lagom_overlap.online.job_profiler import OWN_PROFILER, exported
 from lagom_overlap.online.routes.event_records import EventRecords
 from lagom_overlap.online.routes.plugin_events import TimedCall, step_length_s, timed_calls
@@ -32,7 +33,7 @@ class KernelTimer:
 
     def begin(self) -> None:
         """Starts the profiler on an idle device."""
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(job_device())
         OWN_PROFILER.start(
             activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA],  # NCCL's fields come from the CPU's events
             experimental_config=_ExperimentalConfig(enable_cuda_sync_events=True),
@@ -50,7 +51,7 @@ class KernelTimer:
 
     def end_trace(self) -> tuple[float, GpuTrace | None]:
         """The same with the trace of the step in place of its collectives."""
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(job_device())
         duration_s = perf_counter() - self._began_s
         with self._events.quiet():
             seen = OWN_PROFILER.stop()

@@ -35,6 +35,7 @@ from lagom_overlap.collective import (
     Subspace,
 )
 from lagom_overlap.errors import BackendError, SpaceError
+from lagom_overlap.online.device import job_device
 from lagom_overlap.online.routes.base import LEAST_BYTES, CallCounts, StepRecord
 from lagom_overlap.online.routes.plugin_events import TimedCall, step_record
 
@@ -83,8 +84,7 @@ class SiblingRoute:
     def __init__(self, backend: str, timer: SiblingTimer, open_sibling: OpenSibling) -> None:
         self._backend = backend
         # Settings are prepared in a thread of their own, and CUDA's current device is each thread's own.
-        on_gpu = backend == "nccl" and torch.cuda.is_available()
-        self._device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+        self._device = (job_device() if backend == "nccl" else None) or torch.device("cpu")
         self._timer = timer
         self._open_sibling = open_sibling
         self._bases: dict[str, _Base] = {}
@@ -243,8 +243,9 @@ def open_nccl_sibling(group: dist.ProcessGroup, limits: Limits) -> dist.ProcessG
             group_desc=f"{group.group_desc}_lagom_{channels}_{threads}",
         )
         sibling = cast("dist.ProcessGroup", made)  # this rank is in it
-        dist.all_reduce(torch.zeros(1, device="cuda"), group=sibling)  # while the number of threads stands
-        torch.cuda.synchronize()
+        device = job_device()
+        dist.all_reduce(torch.zeros(1, device=device), group=sibling)  # while the number of threads stands
+        torch.cuda.synchronize(device)
     return sibling
 
 

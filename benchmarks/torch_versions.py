@@ -1,0 +1,88 @@
+"""Which releases of PyTorch the package's own tests pass with: runs them under each interpreter named, one by one.
+
+    python benchmarks/torch_versions.py ~/venvs/torch211/bin/python ~/venvs/torch214/bin/python
+
+Each interpreter needs this package (editable), its test extra and its own PyTorch. Tests that need no PyTorch, spawn
+ranks or are slow are left out. Writes `src/lagom_overlap/engines/data/torch_versions.toml`, in which rows of other
+releases stay, and the table of docs/support.md between its two marks.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ET
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from lagom_overlap.engines.torch_versions import CheckedTorch, as_markdown, tested_torch
+
+ROOT: Final = Path(__file__).parents[1]
+DATA: Final = ROOT / "src" / "lagom_overlap" / "engines" / "data" / "torch_versions.toml"
+SUPPORT: Final = ROOT / "docs" / "support.md"
+BEGIN, END = "<!-- torch versions: begin -->", "<!-- torch versions: end -->"
+TESTS: Final = "torch and not gloo and not slow"
+_FACTS: Final = """
+import json, platform, torch
+nccl = torch.cuda.nccl.version() if torch.distributed.is_nccl_available() else ()
+print(json.dumps([torch.__version__, platform.python_version(), ".".join(map(str, nccl))]))
+"""
+
+
+def run_tests(python: Path, num_workers: int, limit_s: float) -> CheckedTorch:
+    """The tests under one interpreter."""
+    facts = subprocess.run([python, "-c", _FACTS], check=True, capture_output=True, text=True, cwd=ROOT)
+    torch, python_version, nccl = json.loads(facts.stdout.splitlines()[-1])
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        how = ["-m", TESTS, "-n", str(num_workers), f"--junitxml={report}"]
+        subprocess.run([python, "-m", "pytest", *how], check=False, cwd=ROOT, timeout=limit_s, stdout=sys.stderr)
+        cases = list(ET.parse(report).getroot().iter("testcase"))
+    bad = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
+    num_skipped = sum(case.find("skipped") is not None for case in cases)
+    return CheckedTorch(
+        torch=torch,
+        python=python_version,
+        nccl=nccl,
+        date=datetime.now(UTC).date().isoformat(),
+        num_passed=len(cases) - len(bad) - num_skipped,
+        num_skipped=num_skipped,
+        failed=tuple(sorted(f"{case.get('classname')}::{case.get('name')}" for case in bad)),
+    )
+
+
+def write(rows: tuple[CheckedTorch, ...]) -> None:
+    """The data file and the table made of it."""
+    blocks = [
+        f'[[tested]]\ntorch = "{row.torch}"\npython = "{row.python}"\nnccl = "{row.nccl}"\ndate = "{row.date}"\n'
+        f"num_passed = {row.num_passed}\nnum_skipped = {row.num_skipped}\nfailed = {json.dumps(list(row.failed))}\n"
+        for row in rows
+    ]
+    head = f'# Written by benchmarks/torch_versions.py: pytest -m "{TESTS}".\n\n'
+    DATA.write_text(head + "\n".join(blocks), encoding="utf-8")
+    text = SUPPORT.read_text(encoding="utf-8")
+    before, after = text[: text.index(BEGIN) + len(BEGIN)], text[text.index(END) :]
+    SUPPORT.write_text(f"{before}\n{as_markdown(tested_torch())}\n{after}", encoding="utf-8")
+
+
+def main() -> None:
+    """Runs, prints and writes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("python", nargs="+", type=Path, help="an interpreter of each environment")
+    parser.add_argument("-n", "--workers", type=int, default=2)
+    parser.add_argument("--limit-s", type=float, default=3600.0, help="longest run of one release, seconds")
+    asked = parser.parse_args()
+    rows = {row.torch: row for row in tested_torch()}
+    for python in asked.python:
+        found = run_tests(python.absolute(), asked.workers, asked.limit_s)
+        rows[found.torch] = found
+        write(tuple(sorted(rows.values(), key=lambda row: (row.release, row.torch))))
+        print(as_markdown((found,)).splitlines()[-1])
+        for name in found.failed:
+            print(f"  failed: {name}")
+
+
+if __name__ == "__main__":
+    main()

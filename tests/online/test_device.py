@@ -1,0 +1,81 @@
+"""Which GPU is the job's, where CUDA's current device is another: under srun, with `device_id=`."""
+
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch import distributed as dist
+
+from lagom_overlap.online import device as online_device
+from lagom_overlap.online.device import DeviceEvent, job_device
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """A machine of eight GPUs, of which the current one is GPU 0; `bind` makes a world."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+
+    def bind(**fields):
+        monkeypatch.setattr(
+            online_device,
+            "dist",
+            SimpleNamespace(
+                is_available=lambda: True,
+                is_initialized=lambda: True,
+                group=SimpleNamespace(WORLD=SimpleNamespace(**fields)),
+            ),
+        )
+
+    return bind
+
+
+@pytest.mark.parametrize(
+    ("fields", "index"),
+    [
+        ({"bound_device_id": torch.device("cuda", 5)}, 5),
+        ({"bound_device_id": None}, 0),
+        ({}, 0),
+        ({"bound_device_id": torch.device("cpu")}, 0),
+        ({"bound_device_id": torch.device("cuda")}, 0),  # the current one, whichever it is
+    ],
+)
+def test_the_jobs_device_is_the_one_its_group_is_bound_to(gpus, fields, index):
+    gpus(**fields)
+    assert job_device() == torch.device("cuda", index)
+
+
+def test_a_job_without_a_group_or_a_gpu_has_the_current_one_or_none(gpus, monkeypatch):
+    assert not dist.is_initialized()
+    assert job_device() == torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert job_device() is None
+
+
+def test_steps_are_timed_on_the_jobs_device_whichever_is_current(monkeypatch):
+    recorded = []
+
+    class Event:
+        def __init__(self, *, enable_timing):
+            assert enable_timing
+
+        def record(self, stream):
+            recorded.append(stream)
+
+        def elapsed_time(self, other):
+            return 2.5
+
+        def synchronize(self):
+            recorded.append("waited")
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
+    first, last = (DeviceEvent(torch.device("cuda", 5)) for _ in range(2))
+    first.record()
+    last.record()
+    last.synchronize()
+    assert first.elapsed_time(last) == 2.5
+    assert recorded == ["stream of cuda:5"] * 2 + ["waited"]

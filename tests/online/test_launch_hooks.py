@@ -1,0 +1,118 @@
+"""What the hooks of `lagom run --config` do about jobs that replace ranks, or begin anew in one process."""
+
+import os
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from c_build import build_libraries
+
+from lagom_overlap.collective import CollectiveKind, CommConfig, CommunicatorId, ConfigKey, ConfigTable
+from lagom_overlap.nccl_plugin import ProcessCommunicator, encode_table, write_table
+from lagom_overlap.nccl_plugin.fake_host import FakeNccl, load_fake_library
+from lagom_overlap.online import launch_hooks, launch_session
+from lagom_overlap.online.saved import SavedSettings, write_saved
+from lagom_overlap.units import MIB
+
+AR = CollectiveKind.ALL_REDUCE
+
+
+@pytest.fixture
+def nccl(tmp_path_factory, tmp_path, monkeypatch):
+    """NCCL with the plug-in, whose table sets the first communicator of eight ranks."""
+    library, fake = build_libraries(tmp_path_factory)
+    path = tmp_path / "liblagom_tuner.so"
+    path.write_bytes(library.read_bytes())
+    key = ConfigKey(communicator=CommunicatorId(description="dp", ranks=tuple(range(8))), kind=AR, num_bytes=64 * MIB)
+    table = ConfigTable({key: CommConfig(num_channels=7)})
+    data = encode_table(table, generation=1, communicators=[ProcessCommunicator(key.communicator)]).data
+    write_table(tmp_path / "table.bin", data)
+    for name in ("LAGOM_DISABLE", "LAGOM_RECORD", "NCCL_NET_PLUGIN", "RANK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("LAGOM_CHAIN_TUNER", "none")
+    monkeypatch.setenv("NCCL_TUNER_PLUGIN", str(path))
+    monkeypatch.setenv("LAGOM_TABLE", str(tmp_path / "table.bin"))
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    with FakeNccl(load_fake_library(fake), "2.30") as host:
+        yield host
+
+
+def channels(comm):
+    return comm.run(AR, 64 * MIB).tuner_channels
+
+
+@pytest.mark.parametrize("name", launch_hooks.REPLACES_RANKS)
+def test_a_job_whose_ranks_are_replaced_decides_nothing_by_a_table(nccl, tmp_path, monkeypatch, capsys, name):
+    comm = nccl.comm()
+    assert channels(comm) == 7
+    monkeypatch.syspath_prepend(tmp_path)
+    folder = tmp_path.joinpath(*name.split("."))
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("")
+    (tmp_path / name.split(".")[0] / "__init__.py").touch()
+    launch_hooks.arm()
+    assert channels(comm) == 7
+    __import__(name)
+    assert channels(comm) == 0
+    assert channels(nccl.comm()) == 0
+    assert f"--config is not applied: {name} replaces ranks" in capsys.readouterr().err
+    for loaded in [each for each in sys.modules if each.split(".")[0] == name.split(".")[0]]:
+        del sys.modules[loaded]
+
+
+@pytest.mark.parametrize("saved_under", ["ours", "another", ""])
+def test_settings_saved_under_another_engine_are_not_applied(nccl, tmp_path, monkeypatch, capsys, saved_under):
+    monkeypatch.setattr(launch_session, "engine_in_use", lambda: "ours")
+    monkeypatch.setattr(launch_session, "carved_out", lambda environment, rank: None)
+    saved = SavedSettings(
+        world_size=8, route="plugin", is_adopted=False, settings=(), engine=saved_under, verdict="", date=""
+    )
+    write_saved(tmp_path / "lagom.json", saved)
+    comm = nccl.comm()
+    environment = {"NCCL_TUNER_PLUGIN": os.environ["NCCL_TUNER_PLUGIN"], "RANK": "0"}
+    launch_session.Marking((2, 30, 3), environment | {"LAGOM_RUN_CONFIG": str(tmp_path / "lagom.json")})
+    assert channels(comm) == (7 if saved_under == "ours" else 0)
+    assert ("--config is not applied" in capsys.readouterr().err) == (saved_under != "ours")
+
+
+def test_without_a_table_nothing_waits_for_them(monkeypatch):
+    monkeypatch.delenv("LAGOM_TABLE", raising=False)
+    waited = []
+    monkeypatch.setattr(launch_hooks, "after_import", lambda name, then: waited.append(name))
+    launch_hooks.arm()
+    assert waited == [launch_hooks.GROUPS_MODULE]
+
+
+def test_a_process_that_begins_anew_knows_its_communicators_as_a_new_one_does(nccl, monkeypatch):
+    """Else a survivor would run without the table what a newcomer runs by it."""
+    groups = ModuleType("groups")
+    alive = SimpleNamespace(is_so=False)
+    groups.is_initialized = lambda: alive.is_so
+
+    def init_process_group():
+        if alive.is_so:
+            raise ValueError("trying to initialize the default process group twice!")
+        alive.is_so = True
+
+    groups.init_process_group = init_process_group
+    monkeypatch.setattr(launch_hooks, "_begin", lambda: None)
+    launch_hooks._wrap_groups(groups)
+    groups.init_process_group()
+    first, second = nccl.comm(), nccl.comm()
+    assert (channels(first), channels(second)) == (7, 0)
+    with pytest.raises(ValueError, match="twice"):  # the job's own slip changes nothing
+        groups.init_process_group()
+    assert channels(nccl.comm()) == 0
+    alive.is_so = False  # destroy_process_group
+    groups.init_process_group()
+    assert (channels(nccl.comm()), channels(nccl.comm())) == (7, 0)
+
+
+def test_the_job_has_its_own_function_back_where_no_table_decides(monkeypatch):
+    monkeypatch.setenv("LAGOM_TABLE", "")
+    groups = ModuleType("groups")
+    groups.init_process_group = original = lambda: "made"
+    monkeypatch.setattr(launch_hooks, "_begin", lambda: None)
+    launch_hooks._wrap_groups(groups)
+    assert groups.init_process_group() == "made"
+    assert groups.init_process_group is original
