@@ -106,6 +106,22 @@ def test_a_start_on_an_idle_stream_dates_the_wait_before_it_by_hand(tmp_path):
     assert [call.num_channels for call in (gathered, scattered)] == [8, 8]
 
 
+def test_a_start_that_the_host_launched_late_does_not_shift_the_dates_of_later_steps(tmp_path):
+    """PyTorch's profiler slows the host; a step without it launches in time, and starts mean what they usually mean."""
+    program = sharded_step(6)
+    program.run([100.0] * len(program.collectives), 1.2)
+    told = []
+    for late in (0.0, 80.0):
+        step = program.kineto()
+        gathers = [event for event in step.events if event.get("name", "").startswith("ncclDevKernel_AllGather")]
+        gathers[4]["ts"] += late
+        trace = step.trace(tmp_path)
+        on_time = spans_of(timed_calls(program.kineto().trace(tmp_path)))
+        told.append(pattern_of(trace, MIB).replay(on_time, step_length_s(trace)))
+    for ours, undisturbed in zip(*told, strict=True):
+        assert ours.resumed_s == pytest.approx(undisturbed.resumed_s, abs=5 * US)
+
+
 def test_what_a_collective_waits_for_passes_through_the_streams_between(tmp_path):
     """The copy-in stream has waited for the computation, and the gather for the copy; what came later it has not."""
     program = Program()

@@ -16,11 +16,14 @@ exposed wait is an estimate; where the wait ends is not.
 Which collectives a start and a join depend on is the host's order (`launch_order`), the same under every setting.
 """
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from statistics import median
 from typing import Final
 
+from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.errors import TraceError
 from lagom_overlap.online.routes.launch_order import Launched, computation_of, launched, starts_of
 from lagom_overlap.online.routes.plugin_events import TimedCall, step_length_s, timed_calls
@@ -33,6 +36,8 @@ MOST_GUESSED: Final = 0.3
 
 Where contention stretches it by a tenth more here than there, waits come out wrong by a tenth of it: 3 % of a step.
 """
+LATE_HOST: Final = 2.0
+"""A lag this many times the usual one of such calls is the host's, which launched late under PyTorch's profiler."""
 _MOST_STRETCH: Final = 64.0
 _NUM_HALVINGS: Final = 40
 
@@ -58,8 +63,8 @@ class _Point:
 class _Call:
     """A collective of the pattern: what the profiler said of it, and what it waits for.
 
-    `after`: calls that must have ended before it starts. `lag_s`: from its mark to its start; None where that was not
-    seen, because another collective kept the stream busy.
+    `after`: calls that must have ended before it starts. `lag_s`: from its mark to its start, by the GPU alone; None
+    where that was not seen, because another collective kept the stream busy.
     """
 
     seen: TimedCall
@@ -151,21 +156,34 @@ def pattern_of(trace: GpuTrace, least_bytes: int) -> StepPattern:
     def reached_s(place: int) -> float:
         return float(computation.reached_ns(place, origin_ns) - origin_ns) / NS_PER_S
 
-    calls, marks = list[_Call](), dict[int, int]()
+    marks, lags_s, after = dict[int, int](), dict[int, float](), list[tuple[int, ...]]()
     for number, call in enumerate(large):
         start = starts[call.issue_place]
-        after = tuple(numbers[place] for place in start.comms if place in numbers)
-        lag_s = None
+        after.append(tuple(numbers[place] for place in start.comms if place in numbers))
         if start.computed is not None:
             marks[number] = start.computed
-            if _is_idle(_span(call), [_span(large[before]) for before in after]):
-                lag_s = max(0.0, call.begun_s - reached_s(start.computed))
-        calls.append(_Call(seen=call, after=after, lag_s=lag_s))
+            if _is_idle(_span(call), [_span(large[before]) for before in after[-1]]):
+                lags_s[number] = max(0.0, call.begun_s - reached_s(start.computed))
+    lags_s = _without_the_hosts(large, lags_s)
+    calls = tuple(_Call(seen=call, after=after[number], lag_s=lags_s.get(number)) for number, call in enumerate(large))
     length_s = step_length_s(trace)
     points, tail_s = _points(large, marks, reached_s, length_s)
-    pattern = StepPattern(calls=tuple(calls), points=points, tail_s=tail_s)
+    pattern = StepPattern(calls=calls, points=points, tail_s=tail_s)
     _check_dated(pattern, length_s)
     return pattern
+
+
+def _without_the_hosts(calls: Sequence[TimedCall], lags_s: Mapping[int, float]) -> dict[int, float]:
+    """Lags with those of a late host replaced by the usual one of calls of that kind and size."""
+    alike: dict[tuple[CollectiveKind, int], list[float]] = defaultdict(list)
+    for number, lag_s in lags_s.items():
+        alike[calls[number].kind, calls[number].num_bytes].append(lag_s)
+    usual_s = {site: median(lags) for site, lags in alike.items()}
+    found = {}
+    for number, lag_s in lags_s.items():
+        usual = usual_s[calls[number].kind, calls[number].num_bytes]
+        found[number] = usual if lag_s > LATE_HOST * usual + RESOLUTION_S else lag_s
+    return found
 
 
 def is_same_sequence(one: Sequence[TimedCall], other: Sequence[TimedCall]) -> bool:
