@@ -79,7 +79,8 @@ CUresult graph_begin_capture(CUstream handle, int mode) {
   return CUDA_SUCCESS;
 }
 
-// Every branch must have been joined: its last node is waited for, directly or not, by the first branch.
+// All work must have been joined: it is waited for, directly or not, by the first branch. A stream that has only waited since
+// it was joined holds no work; FSDP2's streams end a captured step so.
 static bool is_joined(const struct CUgraph_st *graph) {
   bool *joined = calloc(graph->num_nodes + 1, sizeof *joined);
   if (!joined) return false;
@@ -94,8 +95,7 @@ static bool is_joined(const struct CUgraph_st *graph) {
     if (is_followed && node->after != GRAPH_NO_NODE) joined[node->after] = true;
   }
   bool all = true;
-  for (uint32_t i = 0; i < graph->num_branches; i++)
-    if (graph->last_of_branch[i] != GRAPH_NO_NODE) all &= joined[graph->last_of_branch[i]];
+  for (uint32_t i = 0; i < graph->num_nodes; i++) all &= joined[i] || graph->nodes[i]->operation.kind == OPERATION_WAIT_OP;
   free(newest);
   free(joined);
   return all;

@@ -183,6 +183,25 @@ def test_a_capture_that_was_not_joined_is_an_error(on_cuda):
     assert out == "904\n"
 
 
+def test_a_stream_that_only_waits_after_its_join_leaves_nothing_unjoined(on_cuda):
+    """As FSDP2's streams do at the end of a step."""
+    out = on_cuda("""
+    stream, side, event, graph = cuda.stream(), cuda.stream(), cuda.event(), c.c_void_p()
+    cuda.StreamBeginCapture(stream, 0)
+    cuda.EventRecord(event, stream)
+    cuda.StreamWaitEvent(side, event, 0)
+    kernel(side)
+    cuda.EventRecord(event, side)
+    cuda.StreamWaitEvent(stream, event, 0)
+    kernel(stream)
+    cuda.EventRecord(event, stream)
+    cuda.StreamWaitEvent(side, event, 0)
+    cuda.StreamEndCapture(stream, c.byref(graph))
+    print(bool(graph))
+    """)
+    assert out == "True\n"
+
+
 def test_collectives_are_numbered_when_they_run(tmp_path, on_device):
     with Coordinator(tmp_path / "socket") as coordinator:
         done = on_device(

@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
-from lagom_overlap.emulation.hook import Hook, bytes_of  # noqa: E402
+from lagom_overlap.emulation.hook import Hook, _mode_class, bytes_of  # noqa: E402
 
 pytestmark = pytest.mark.torch
 aten = torch.ops.aten
@@ -103,3 +103,33 @@ def test_an_error_of_ours_is_one_line_and_never_the_jobs(mode, capfd: pytest.Cap
         assert broken.run(aten.relu.default, (gpu(16),), {}).shape == (16,)
     assert device.said == []
     assert capfd.readouterr().err.count("operators are not described") == 1
+
+
+def test_a_higher_order_operator_runs_as_without_the_mode() -> None:
+    """DTensor draws its random numbers by one; the mode had no rule for it."""
+    from torch._prims.rng_prims import run_and_save_rng_state
+
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    with _mode_class(Hook(torch, RecordingDevice()))():
+        _, drawn = run_and_save_rng_state(aten.rand.default, [3], device=torch.device("cpu"))
+    assert torch.equal(drawn, expected)
+
+
+def test_a_replayed_graph_stands_for_its_backward_pass() -> None:
+    class Graph:
+        num_replays = 0
+
+        def replay(self) -> None:
+            self.num_replays += 1
+
+    device, graph = RecordingDevice(), Graph()
+    hook = Hook(torch, device)
+    hook._count_replays(Graph)
+    for _ in range(3):
+        graph.replay()
+        hook._after_update()
+        hook._after_update()  # a second optimizer of the same step
+    assert graph.num_replays == 3
+    assert device.marks == [{"step": "begin"}] * 3

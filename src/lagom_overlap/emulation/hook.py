@@ -109,7 +109,18 @@ class Hook:
         self._torch.backends.cuda.enable_cudnn_sdp(False)
         _mode_class(self)().__enter__()
         register_optimizer_step_post_hook(self._after_update)
+        self._count_replays(self._torch.cuda.CUDAGraph)
         atexit.register(self._at_exit, os.getpid())
+
+    def _count_replays(self, graph_type: Any) -> None:
+        """A replayed graph runs no operator of PyTorch; a step that is replayed has its backward pass in the graph."""
+        replay = graph_type.replay
+
+        def replayed(graph: Any) -> None:
+            self._has_backward = self._sees_backward = True
+            replay(graph)
+
+        graph_type.replay = replayed
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The operator, described."""
@@ -170,16 +181,25 @@ class Hook:
 
 
 def _mode_class(hook: Hook) -> type:
+    from torch._ops import HigherOrderOperator  # noqa: PLC0415 - torch is the job's
     from torch.utils._python_dispatch import TorchDispatchMode  # noqa: PLC0415 - torch is the job's
 
     class Described(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types there
-        """Sees every operator on plain tensors; what a subclass makes of its operators comes here again."""
+        """Sees every operator on plain tensors; what a subclass makes of its operators comes here again.
+
+        The operators that a higher-order one runs (flex attention, DTensor's random ones) do not come here: their
+        kernels are priced by name.
+        """
+
+        supports_higher_order_operators = True
 
         @classmethod
         def is_infra_mode(cls) -> bool:
             return True
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if isinstance(func, HigherOrderOperator):
+                return func(*args, **(kwargs or {}))
             if any(each.__name__ in _WRAPPERS for each in types):
                 return NotImplemented
             if any(each.__name__ not in _PLAIN for each in types):
