@@ -1,6 +1,9 @@
 """The same messages give the same virtual times in whatever order they come; nobody is passed."""
 
 import json
+import subprocess
+import sys
+import time
 from random import Random
 
 import pytest
@@ -8,6 +11,7 @@ from scripted import LAUNCH_NS, Rank, ToyPrices, all_times, deliver
 
 from lagom_overlap.emulation.clock import Operation
 from lagom_overlap.emulation.coordinator import Coordinator
+from lagom_overlap.emulation.processes import Activity
 from lagom_overlap.emulation.protocol import Host, Op, ProtocolError, Query, Wait
 from lagom_overlap.emulation.settings import EmulationSettings
 
@@ -126,6 +130,43 @@ def test_a_sleeping_host_holds_nobody_and_catches_up() -> None:
     replies = {reply.process: reply for reply in coordinator.advance()}
     assert replies[1].now_ns == 500
     assert coordinator.num_idle == 1
+
+
+def test_time_goes_on_for_a_watchdog_once_its_host_is_silent() -> None:
+    """A job that ends without a synchronization waits for its watchdog alone, which asks again and again."""
+    coordinator, rank, ended = one_rank()
+    last = rank.op(coordinator, 0, LONG)
+    assert coordinator.silent() == []  # nobody cares
+    coordinator.query(0, Query(last, rank.host_ns, 0, 0))
+    assert [reply.is_done for reply in coordinator.advance()] == [False]
+    assert coordinator.silent() == [0]  # though the question has been answered
+    coordinator.sleep(0)
+    coordinator.advance()
+    assert [one.end_ns for one in ended] == [400]
+    coordinator.query(0, Query(last, rank.host_ns, 0, 0))
+    assert [reply.is_done for reply in coordinator.advance()] == [True]
+    assert coordinator.silent() == []
+
+
+def test_a_watchdog_is_not_the_jobs_work() -> None:
+    """A thread of PyTorch's that only looks after the job, which would never let it be silent."""
+    script = """
+import ctypes, threading, time
+def watch():
+    ctypes.CDLL(None).prctl(15, b"pt_nccl_watchdg", 0, 0, 0)
+    print("on", flush=True)
+    while True: sum(range(1000))
+threading.Thread(target=watch, daemon=True).start()
+threading.Event().wait()
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "on\n"
+        activity, number = Activity(process.pid), 0
+        while not activity.has_slept(float(number), 1.0):  # ends by pytest's timeout where it works
+            number += 1
+            time.sleep(0.05)
+        process.kill()
 
 
 def test_a_helpers_wait_does_not_hold_the_host() -> None:

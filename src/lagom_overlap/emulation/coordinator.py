@@ -62,6 +62,7 @@ class _Process:
     background: dict[int, list[Wait]] = field(default_factory=dict)
     queries: list[Query] = field(default_factory=list)
     watching: list[Query] = field(default_factory=list)
+    watched: int = 0
 
     @property
     def holds_the_clock(self) -> bool:
@@ -194,8 +195,8 @@ class Coordinator:
             self.num_idle += 1
 
     def silent(self) -> list[int]:
-        """The processes that hold the clock while somebody waits for it to move."""
-        if not self.is_asked:
+        """The processes that hold the clock while somebody waits for it to move, or watches for an end."""
+        if not self.is_asked and not self.is_watched:
             return []
         limit_ns = self._limit_ns()
         holders = [p for p in self._processes.values() if p.holds_the_clock and not p.queries]
@@ -207,14 +208,20 @@ class Coordinator:
         return any(p.waits or p.background or p.queries or p.watching for p in self._processes.values())
 
     @property
+    def is_watched(self) -> bool:
+        """Whether a watchdog has asked for an end that has not come: at a job's end nobody else may ask."""
+        return any(process.watched in process.open for process in self._processes.values())
+
+    @property
     def num_open(self) -> int:
         """Operations that have not ended."""
         return sum(len(process.open) for process in self._processes.values())
 
     def advance(self) -> list[Reply]:
-        """Lets time pass as far as the hosts allow, if anybody waits for it; whom to answer what."""
+        """Lets time pass as far as the hosts allow, if anybody waits for it or watches; whom to answer what."""
         replies: list[Reply] = []
-        if not self.is_asked and self.num_open < MAX_OPEN_OPERATIONS and not self._all_are_done:
+        is_wanted = self.is_asked or self.is_watched or self._all_are_done
+        if not is_wanted and self.num_open < MAX_OPEN_OPERATIONS:
             return replies
         replies += self._answers(-inf)
         limit_ns = self._limit_ns()
@@ -299,6 +306,7 @@ class Coordinator:
                 self._move_host(process, 0)
                 replies.append(self._reply(process, query.op_id, is_done=query.op_id not in process.open))
             for watched in process.watching:
+                process.watched = watched.op_id
                 replies.append(self._reply(process, watched.op_id, is_done=watched.op_id not in process.open))
             process.watching.clear()
         return replies

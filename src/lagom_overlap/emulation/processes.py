@@ -7,6 +7,8 @@ from pathlib import Path
 
 _MAX_DIGITS = 6
 _ASLEEP = ("S", "I", "Z", "X")
+_WATCHDOGS = "pt_nccl_"
+"""How the names of PyTorch's threads begin that look after a job (watchdog, heartbeat): never the job's own work."""
 
 
 def rank_of(pid: int) -> tuple[int | None, int]:
@@ -22,7 +24,7 @@ def rank_of(pid: int) -> tuple[int | None, int]:
 
 @dataclass(slots=True)
 class Activity:
-    """Whether a process works: asked from time to time."""
+    """Whether a process works, its watchdogs apart: asked from time to time."""
 
     pid: int
     _ticks: int = -1
@@ -35,6 +37,8 @@ class Activity:
             for task in Path(f"/proc/{self.pid}/task").iterdir():
                 with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
                     fields = _fields(task / "stat")
+                    if (task / "comm").read_text().startswith(_WATCHDOGS):
+                        continue
                     is_asleep = is_asleep and fields[0] in _ASLEEP
                     ticks += int(fields[11]) + int(fields[12])
         if not is_asleep or ticks != self._ticks:

@@ -38,6 +38,8 @@ from lagom_overlap.errors import LagomError
 
 IDLE_S: Final = 0.05
 """A host that has said nothing for so long, all its threads asleep, holds nobody any more."""
+WATCHED_S: Final = 0.3
+"""The same where nobody but a watchdog asks: a host may be about to go on, or wait for its watchdog at the job's end."""
 PROGRESS_S: Final = 10.0
 _POLL_S: Final = 0.02
 _CHUNK_BYTES: Final = 1 << 20
@@ -241,9 +243,10 @@ class EmulationServer:
     def _look_for_sleepers(self, now_s: float) -> None:
         """Lets time pass without hosts that sleep; refuses all waits where nobody moves any more."""
         is_awake = False
+        silence_s = IDLE_S if self._coordinator.is_asked else WATCHED_S
         for rank in self._coordinator.silent():
             activity = self._by_rank[rank].activity
-            if activity is not None and activity.has_slept(now_s, IDLE_S):
+            if activity is not None and activity.has_slept(now_s, silence_s):
                 self._coordinator.sleep(rank)
             else:
                 is_awake = True
