@@ -39,7 +39,7 @@ from lagom_overlap.errors import LagomError
 IDLE_S: Final = 0.05
 """A host that has said nothing for so long, all its threads asleep, holds nobody any more."""
 WATCHED_S: Final = 0.3
-"""The same where nobody but a watchdog asks: a host may be about to go on, or wait for its watchdog at the job's end."""
+"""The same where nobody but a watchdog asks: a host may be about to go on, or wait for it at the job's end."""
 PROGRESS_S: Final = 10.0
 _POLL_S: Final = 0.02
 _CHUNK_BYTES: Final = 1 << 20
