@@ -143,7 +143,8 @@ class Centauri:
             return
         yield ()
         seen: list[list[Rewrite]] = [[]]
-        for space in (_Space(chains=False), _Space(), _Space(link_weight=0.0), _Space(substitute=False)):
+        spaces = (_Space(chains=False), _Space(), _Space(link_weight=0.0), _Space(substitute=False))
+        for space in (*spaces, _Space(substitute=False, chains=False)):
             found = self._partition(problem, self._within(space))
             if found not in seen:
                 seen.append(found)
