@@ -7,9 +7,10 @@ from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.planners.base import OpTimes, PlanProblem
 from lagom_overlap.planners.baselines import ProgramOrder
+from lagom_overlap.planners.centauri.costs import layer_costs
 from lagom_overlap.planners.centauri.layer import FirstGradient, t1_s, t2_s
 from lagom_overlap.planners.centauri.leaf import allowed_meshes
-from lagom_overlap.planners.centauri.planner import Centauri, layer_costs, paper
+from lagom_overlap.planners.centauri.planner import Centauri, paper
 from lagom_overlap.planners.deadline import Work
 from lagom_overlap.planners.predict import predict
 from lagom_overlap.planners.step_index import StepIndex
@@ -164,6 +165,7 @@ def test_a_stage_of_a_pipeline_launches_at_least_its_depth() -> None:
     deep = paper().plan(replace(found, pipeline=4))
     assert any("together: 4 forward, 4 backward" in note for note in deep.notes)
     assert "as Megatron-LM's --microbatch-group-size-per-virtual-pipeline-stage: 4" in deep.notes
+    assert [note.split(":")[0] for note in deep.notes[-3:]] == ["launched so", "depth first", "breadth first"]
     with pytest.raises(JobError, match="pipeline is 0"):
         replace(found, pipeline=0)
 

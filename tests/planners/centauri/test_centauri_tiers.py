@@ -10,7 +10,14 @@ from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.errors import JobError
 from lagom_overlap.planners.centauri.layer import FirstGradient, LayerCosts, best_order_s, first_gradient, t1_s, t2_s
 from lagom_overlap.planners.centauri.leaf import allowed_meshes, factorisations
-from lagom_overlap.planners.centauri.model_tier import GradientLaunch, ModelCosts, exposed_s, launch
+from lagom_overlap.planners.centauri.model_tier import (
+    GradientLaunch,
+    ModelCosts,
+    breadth_first,
+    depth_first,
+    exposed_s,
+    launch,
+)
 from lagom_overlap.planners.centauri.operation import CommPart, OperationCosts, Parts, algorithm_1, end_s
 from lagom_overlap.planners.centauri.primitives import substitutions
 from lagom_overlap.workload import CommOp, Op
@@ -186,6 +193,9 @@ def test_a_pipeline_launches_at_least_its_depth_in_multiples_where_interleaved()
     """Fig. 7 of the paper: 16 micro-batches, depth 4, eight of them suffice."""
     costs = _model(pipeline=4, interleaved=True, gather_s=14.0, scatter_s=30.0)
     assert (launch(costs).forward, launch(costs).backward) == (8, 8)
+    held = [found.held_bytes(costs) // costs.activation_bytes for found in (depth_first(costs), breadth_first(costs))]
+    assert (*held, launch(costs).held_bytes(costs) // costs.activation_bytes) == (4, 16, 8)  # 4x, 16x, 8x
+    assert depth_first(costs).exposed_s > launch(costs).exposed_s == breadth_first(costs).exposed_s == 0
     assert launch(_model(pipeline=4, gather_s=0.0, scatter_s=0.0)) == GradientLaunch(4, 4, 0.0)
 
 

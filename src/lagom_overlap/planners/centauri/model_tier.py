@@ -44,6 +44,21 @@ class GradientLaunch:
     backward: int
     exposed_s: float
 
+    def held_bytes(self, costs: ModelCosts) -> int:
+        """Activations of the micro-batches that the first stage holds at once: max(L1, L2) m."""
+        return max(self.forward, self.backward) * costs.activation_bytes
+
+
+def depth_first(costs: ModelCosts) -> GradientLaunch:
+    """The least memory: as many micro-batches as the pipeline is deep (Fig. 7b)."""
+    return GradientLaunch(costs.pipeline, costs.pipeline, exposed_s(costs, costs.pipeline, costs.pipeline))
+
+
+def breadth_first(costs: ModelCosts) -> GradientLaunch:
+    """The most overlap: all micro-batches, whatever they hold (Fig. 7c)."""
+    num = costs.num_micro_batches
+    return GradientLaunch(num, num, exposed_s(costs, num, num))
+
 
 def exposed_s(costs: ModelCosts, forward: int, backward: int) -> float:
     """The objective."""

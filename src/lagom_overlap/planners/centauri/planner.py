@@ -23,9 +23,16 @@ from enum import StrEnum
 
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.planners.base import Plan, PlanProblem
-from lagom_overlap.planners.centauri.layer import FirstGradient, LayerCosts, first_gradient
+from lagom_overlap.planners.centauri.costs import LAYER_PHASES, layer_costs, model_costs, num_batches
+from lagom_overlap.planners.centauri.layer import FirstGradient, first_gradient
 from lagom_overlap.planners.centauri.leaf import Leaves
-from lagom_overlap.planners.centauri.model_tier import GradientLaunch, ModelCosts, launch
+from lagom_overlap.planners.centauri.model_tier import (
+    GradientLaunch,
+    breadth_first,
+    depth_first,
+    exposed_s,
+    launch,
+)
 from lagom_overlap.planners.centauri.primitives import substitutions
 from lagom_overlap.planners.deadline import OPERATOR_STEPS
 from lagom_overlap.planners.exact import adds_numbers
@@ -35,13 +42,13 @@ from lagom_overlap.planners.predict import predict
 from lagom_overlap.planners.resources import Resource, resource_of
 from lagom_overlap.planners.step_index import StepIndex
 from lagom_overlap.planners.times import origin_name
+from lagom_overlap.units import format_bytes, format_seconds
 from lagom_overlap.workload import CommOp, CompOp, Iteration, Op, Phase
 from lagom_overlap.workload.rewrite.apply import rewritten
 from lagom_overlap.workload.rewrite.steps import Rewrite, Substitute, Substitution
 
 LayerOrders = Mapping[int, FirstGradient]
 """Which gradients are computed first, by layer."""
-LAYER_PHASES = (Phase.BACKWARD, Phase.WEIGHT_GRAD)
 
 
 class CentauriMode(StrEnum):
@@ -133,7 +140,19 @@ class Centauri:
         notes = [*best.notes, *deadline.remarks()]
         if problem.pipeline > 1 and self.model_tier:
             group = max(best.ordering.launch_forward, best.ordering.launch_backward)
+            index = StepIndex(problem.iteration)
+            costs = model_costs(problem, index)
             notes.append(f"as Megatron-LM's --microbatch-group-size-per-virtual-pipeline-stage: {group}")
+            for words, launched in (
+                ("launched so", GradientLaunch(group, group, exposed_s(costs, group, group))),
+                ("depth first", depth_first(costs)),
+                ("breadth first", breadth_first(costs)),
+            ):
+                held = launched.held_bytes(costs)
+                exposed = format_seconds(launched.exposed_s)
+                notes.append(
+                    f"{words}: {format_bytes(held)} of activations, {exposed} of Eq. 2's communication uncovered"
+                )
         return finished(problem, "centauri", best.rewrites, best.issue, tuple(notes))
 
     def _partitions(self, problem: PlanProblem) -> Iterator[Sequence[Rewrite]]:
@@ -268,51 +287,11 @@ def _free_seconds(problem: PlanProblem, index: StepIndex) -> dict[str, float]:
     return free
 
 
-def layer_costs(problem: PlanProblem, index: StepIndex) -> dict[int, LayerCosts]:
-    """Eq. 1's inputs of every backward layer, summed over its micro-batches."""
-    gathers = {buffer.maker for buffer in parameter_gathers(index.iteration)}
-    gradients = {op.name for op in index.gradient_comms}
-    sums: dict[int, dict[str, float]] = {}
-    for op in index.iteration.ops:
-        if op.origin.phase in LAYER_PHASES and op.origin.layer is not None:
-            held = sums.setdefault(op.origin.layer, dict.fromkeys(LayerCosts.__dataclass_fields__, 0.0))
-            held[_field(op, gathers, gradients)] += problem.times.seconds(op)
-    return {layer: LayerCosts(**held) for layer, held in sums.items()}
-
-
-def _field(op: Op, gathers: set[str], gradients: set[str]) -> str:
-    if isinstance(op, CompOp):
-        return "weight_gradient_s" if op.origin.phase is Phase.WEIGHT_GRAD else "data_gradient_s"
-    if op.name in gathers:
-        return "weight_gather_s"
-    if op.name in gradients:
-        return "weight_scatter_s"
-    return "activation_gather_s" if op.collective.kind is CollectiveKind.ALL_GATHER else "activation_scatter_s"
-
-
 def _launch(problem: PlanProblem, index: StepIndex, strict: bool) -> GradientLaunch:
-    """Eq. 2 on the iteration: costs per micro-batch, memory left over by what stays; in a pipeline L >= p."""
-    batches = 1 + max((op.origin.microbatch for op in index.iteration.ops), default=0)
-    if batches < 2:
+    """Eq. 2 on the iteration; in a pipeline L >= p."""
+    if num_batches(index) < 2:
         return GradientLaunch(1, 1, 0.0)
-    seconds = problem.times.seconds
-    ops, gathers = index.iteration.ops, {buffer.maker for buffer in parameter_gathers(index.iteration)}
-    gradients = {op.name for op in index.gradient_comms}
-    comps = [op for op in ops if isinstance(op, CompOp)]
-    kept = sum(b.num_bytes for b in index.iteration.buffers if b.maker not in gathers)
-    limit = problem.memory_limit_bytes or problem.cluster.gpu.memory_bytes
-    activation = max(1, kept // batches)
-    costs = ModelCosts(
-        gather_s=sum(seconds(op) for op in ops if op.name in gathers),
-        scatter_s=sum(seconds(op) for op in ops if op.name in gradients),
-        forward_s=sum(seconds(op) for op in comps if op.origin.phase is Phase.FORWARD) / batches,
-        backward_s=sum(seconds(op) for op in comps if op.origin.phase in LAYER_PHASES) / batches,
-        activation_bytes=activation,
-        memory_bytes=max(activation, limit - index.iteration.resident_bytes),
-        num_micro_batches=batches,
-        pipeline=min(problem.pipeline, batches),
-    )
-    return launch(costs, strict=strict)
+    return launch(model_costs(problem, index), strict=strict)
 
 
 def _streams(problem: PlanProblem, iteration: Iteration) -> dict[str, str]:
