@@ -158,3 +158,13 @@ def test_the_self_test_asks_and_reads_back_and_says_that_emulated_kernels_comput
     assert found["map_path"] is None
     assert not (tmp_path / "cache").exists()
     assert "WRONG RESULTS" in done.stderr
+
+
+@pytest.mark.cuda_torch
+@pytest.mark.timeout(1000)
+def test_a_plan_runs_on_cudas_streams_and_hides_its_gathers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Order, streams and liveness; kernels compute nothing here, so values are compared on the CPU (engines/fx)."""
+    monkeypatch.setenv("FOUND", str(tmp_path / "found.json"))
+    emulate(*torchrun(2, str(ROOT / "tests/emulation/cuda_plan_job.py")))
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["planned"] < found["as_written"]

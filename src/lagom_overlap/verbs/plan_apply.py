@@ -21,6 +21,7 @@ from lagom_overlap.capturing.fx import FxCapture, capture_fx
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.engines.fx.agreement import check_able, check_agreement, signature
 from lagom_overlap.engines.fx.apply import apply_rewrites
+from lagom_overlap.engines.fx.cuda_streams import CudaStep
 from lagom_overlap.engines.fx.fsdp2 import apply_settings
 from lagom_overlap.engines.fx.fsdp2_settings import Fsdp2Settings
 from lagom_overlap.engines.fx.groups import ProcessGroups
@@ -115,11 +116,12 @@ def apply_fsdp2(
     apply_settings(model, settings, units)
 
 
-def planned_step(step: Callable[..., Any], inputs: Sequence[Any], plan: Path) -> StreamedStep:
+def planned_step(step: Callable[..., Any], inputs: Sequence[Any], plan: Path) -> StreamedStep | CudaStep:
     """The step under a plan, ready to run on this rank: `planned_step(...).run(inputs).outputs`; close it.
 
     Every rank calls it with its own inputs and its own copy of the file, once the default process group is open. The
-    step is as for a job's `[program]`; nothing of it is computed yet.
+    step is as for a job's `[program]`; nothing of it is computed yet. With inputs on a GPU collectives run on CUDA's
+    streams, else on threads.
 
     Raises:
         JobError: if the step cannot be traced, or the file is no plan of it. The other ranks are told, and raise too.
@@ -146,7 +148,8 @@ def planned_step(step: Callable[..., Any], inputs: Sequence[Any], plan: Path) ->
     check_able(refused, store, rank=rank, num_ranks=num_ranks, step=name)
     lines = signature(planned.graph, groups.ranks)
     check_agreement(lines, store, rank=rank, num_ranks=num_ranks, step=name)
-    return StreamedStep(planned, groups)
+    on_gpu = any(isinstance(one, torch.Tensor) and one.is_cuda for one in inputs)
+    return CudaStep(planned, groups) if on_gpu else StreamedStep(planned, groups)
 
 
 def _checked(

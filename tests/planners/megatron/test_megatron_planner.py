@@ -13,7 +13,6 @@ from lagom_overlap.planners.megatron.notes_check import LLAMA_70B, OverlapRow, O
 from lagom_overlap.planners.megatron.pipeline import (
     SlotSeconds,
     bubble_share,
-    num_warm_up,
     pipeline_s,
 )
 from lagom_overlap.planners.megatron.planner import Megatron, bucket_sizes
@@ -214,16 +213,6 @@ def test_switches_are_written_as_megatron_has_them() -> None:
         "--tp-comm-overlap",
         "--tp-comm-overlap-rs-dgrad",
     )
-
-
-def test_warm_up_is_megatrons() -> None:
-    plain = ParallelLayout(pipeline=4, global_batch=16)
-    interleaved = ParallelLayout(pipeline=4, chunks=2, schedule=PipelineSchedule.INTERLEAVED, global_batch=16)
-    assert [num_warm_up(plain, r) for r in range(4)] == [3, 2, 1, 0]
-    assert [num_warm_up(interleaved, r) for r in range(4)] == [10, 8, 6, 4]
-    assert num_warm_up(interleaved, 0, overlap_experts=True) == 11
-    with pytest.raises(JobError, match="must be at least the pipeline's 4"):
-        num_warm_up(interleaved, 0, group_size=2)
 
 
 def test_the_pipelines_bubble_is_the_closed_form() -> None:

@@ -142,7 +142,7 @@ class StreamedStep:
         self._group_of: dict[fx.Node, str] = {}
         first_stream: dict[str, str] = {}
         for node in self._calls:
-            stream, group = _stream_of(node), _group_arg(node)
+            stream, group = stream_of(node), group_arg(node)
             if stream not in self._streams:
                 self._streams[stream] = _Stream(stream)
             first = first_stream.setdefault(group, stream)
@@ -191,7 +191,7 @@ class StreamedStep:
         arrival = run.comms[op_name(node)] = Arrival()
         if self._uses[call.result]:
             run.values[call.result] = arrival
-        stream = self._streams[_stream_of(node)]
+        stream = self._streams[stream_of(node)]
         stream.put(lambda: self._communicate(call, run, arrival, stream.name), arrival)
 
     def _communicate(self, call: _Call, run: _Run, arrival: Arrival, stream: str) -> None:
@@ -202,7 +202,7 @@ class StreamedStep:
         for name in call.node.meta.get(WAITS, ()):
             run.comms[name].get()
         args = list(fx.map_arg(call.node.args, lambda node: settled(run.values[node])))
-        args[_group_place(call.node)] = self._group_of[call.node]
+        args[group_place(call.node)] = self._group_of[call.node]
         start = perf_counter()
         value = call.node.target(*args, **call.node.kwargs)  # type: ignore[operator]  # an operator
         if call.result is not call.node:
@@ -289,7 +289,7 @@ def _feeders(nodes: Sequence[fx.Node]) -> dict[fx.Node, tuple[fx.Node, ...]]:
     for node in reversed(nodes):
         if OP_NAME in node.meta or is_wait(node) or node.op != "call_function":
             continue
-        streams = {_stream_of(user) if is_collective(user) else readers.get(user) for user in node.users}
+        streams = {stream_of(user) if is_collective(user) else readers.get(user) for user in node.users}
         only = streams.pop() if len(streams) == 1 else None
         if only is not None:
             readers[node] = only
@@ -308,14 +308,16 @@ def _behind(node: fx.Node, among: set[fx.Node], taken: set[fx.Node]) -> list[fx.
     return found
 
 
-def _stream_of(node: fx.Node) -> str:
+def stream_of(node: fx.Node) -> str:
+    """The stream that a plan puts a collective on."""
     return str(node.meta.get(STREAM, COMM_STREAM))
 
 
-def _group_place(node: fx.Node) -> int:
+def group_place(node: fx.Node) -> int:
     """Where the group's name is among the arguments: the last text."""
     return max(place for place, arg in enumerate(node.args) if isinstance(arg, str))
 
 
-def _group_arg(node: fx.Node) -> str:
-    return str(node.args[_group_place(node)])
+def group_arg(node: fx.Node) -> str:
+    """The name of the group that a collective runs over."""
+    return str(node.args[group_place(node)])

@@ -1,4 +1,4 @@
-"""Point-to-point communication of a pipeline: warm-up, order of chunks, bubble, what is hidden.
+"""Point-to-point communication of a pipeline: its bubble, and what is hidden.
 
 Sources: Megatron-LM at d98e8a6 (`pipeline_parallel/schedules.py`), arXiv 2104.04473. Without interleaving every
 transfer is waited for (`overlap_p2p_comm` is refused there); with interleaving a stage goes on while its transfers run.
@@ -13,23 +13,6 @@ from lagom_overlap.workload.parallel import ParallelLayout, stage_slots
 
 MICRO_BATCHES_PER_STAGE = 4
 """The notes' rule."""
-
-
-def num_warm_up(
-    layout: ParallelLayout, rank: int, *, group_size: int | None = None, overlap_experts: bool = False
-) -> int:
-    """Forwards that a stage runs before its first backward.
-
-    1F1B: p - r - 1; interleaved: 2 (p - r - 1) + (v - 1) g, one more with overlapped experts; g micro-batches of a
-    group (p by default) go through a chunk in turn.
-    """
-    pipeline, total = layout.pipeline, layout.num_micro_batches * layout.chunks
-    if layout.chunks == 1:
-        return min(total, pipeline - rank - 1)
-    group = pipeline if group_size is None else group_size
-    if group < pipeline:
-        raise JobError(f"megatron: micro-batch group is {group}, must be at least the pipeline's {pipeline} stages")
-    return min(total, 2 * (pipeline - rank - 1) + (layout.chunks - 1) * group + overlap_experts)
 
 
 def bubble_share(pipeline: int, num_micro_batches: int, chunks: int = 1) -> float:
