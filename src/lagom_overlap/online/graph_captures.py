@@ -43,7 +43,10 @@ class GraphCaptures:
             self._num_open -= 1
             if self._num_open == 0 and end() and not self._holds_collectives:
                 self._holds_collectives = True
-                _log.warning("a CUDA graph with collectives was captured: they keep NCCL's own choice for good")
+                _log.warning(
+                    "a CUDA graph with collectives was captured: they keep NCCL's own choice for good; a job that is "
+                    "to be tuned runs without graphs (torchtitan: --training.disable-cuda-graphs)"
+                )
 
         @functools.wraps(capture_begin)
         def begin_capture(graph: Any, *args: Any, **kwargs: Any) -> None:

@@ -20,7 +20,6 @@ FIRST_SAMPLED: Final = 3
 NUM_SAMPLED: Final = 3
 SAMPLED_APART: Final = 2
 """Never two steps in a row: see `job_profiler`."""
-_POINT_TO_POINT: Final = (CollectiveKind.ALL_TO_ALL, CollectiveKind.SEND_RECV)
 _GLOO_KNOBS: Final = (Knob.CHANNELS, Knob.CHUNK)
 
 
@@ -66,7 +65,7 @@ def knobs_of(kind: CollectiveKind, nccl: NcclVersion | None) -> tuple[Knob, ...]
     """The knobs that reach a kind of call by a route of ours; `nccl` None: the job runs on gloo."""
     if nccl is None:
         return _GLOO_KNOBS if kind in GLOO_KINDS else ()
-    if kind in _POINT_TO_POINT:
+    if kind is CollectiveKind.ALL_TO_ALL:  # sends of a pipeline go by no sibling
         knob = Knob.ALL_TO_ALL_CHANNELS
         return (knob,) if best_route(nccl, knob) is not None else ()
     if kind not in TUNER_KINDS:
