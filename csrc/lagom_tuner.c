@@ -17,7 +17,8 @@
 
 #include "lagom_tuner.h"
 
-static uint64_t next_own_id = 1;  // under swap_lock
+static uint64_t next_own_id = 1;  // under swap_lock, as are these
+static uint64_t finished_asked, finished_matched;  // of communicators that are gone
 static bool gathers_are_uncapped;  // written once, before the first communicator is used
 
 // --------------------------------------------------------------------------------------------------- the decision path
@@ -99,6 +100,10 @@ static void answer(context* c, const question* q) {
   if (!(flags & LAGOM_FLAG_APPLIED) && c->is_chained) {
     ask_chained(c, q);
     flags |= LAGOM_FLAG_CHAINED;
+  }
+  if (!(flags & LAGOM_FLAG_NOT_COUNTED)) {
+    STORE(c->num_asked, LOAD(c->num_asked) + 1);
+    STORE(c->num_matched, LOAD(c->num_matched) + (flags & LAGOM_FLAG_MATCHED ? 1 : 0));
   }
   if (record.header) record_decision(c, q, word, &from, offered, step, occurrence, flags);
 }
@@ -231,6 +236,19 @@ static uint32_t next_order(size_t num_ranks, size_t num_nodes) {
   return creations[i].count++;
 }
 
+// How many calls NCCL asked about on communicators of several ranks, and for how many of them the table had a decision.
+EXPORT void lagom_counts(uint64_t* num_asked, uint64_t* num_matched) {
+  pthread_mutex_lock(&swap_lock);
+  *num_asked = finished_asked;
+  *num_matched = finished_matched;
+  for (context* c = contexts; c; c = c->next) {
+    if (c->num_ranks < 2) continue;
+    *num_asked += LOAD(c->num_asked);
+    *num_matched += LOAD(c->num_matched);
+  }
+  pthread_mutex_unlock(&swap_lock);
+}
+
 // The process begins anew: its process groups are gone and are made again, as they are in ranks that were just started,
 // whose counts begin at 0. Call it where no communicator is being made.
 EXPORT void lagom_restart(void) {
@@ -307,6 +325,10 @@ static COLD nccl_result finish(void* ctx) {
       *link = c->next;
       break;
     }
+  }
+  if (c->num_ranks > 1) {
+    finished_asked += LOAD(c->num_asked);
+    finished_matched += LOAD(c->num_matched);
   }
   pthread_mutex_unlock(&swap_lock);
   free(c);

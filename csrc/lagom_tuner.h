@@ -149,6 +149,8 @@ typedef struct context {
   void* chained;            // the chained tuner's context
   bool is_chained;
   _Atomic int32_t communicator[2];  // index in each table buffer
+  _Atomic uint64_t num_asked;       // calls, and those for which the table had a decision
+  _Atomic uint64_t num_matched;
   uint32_t num_counters;
   // v6 on: the batch of calls between two launches
   uint32_t num_pending;

@@ -6,6 +6,7 @@ from lagom_overlap.analysis.collectives import key_of
 from lagom_overlap.analysis.contention import Contention, contention_of
 from lagom_overlap.analysis.kernel_class import KernelClass, kernel_class
 from lagom_overlap.analysis.measures import occupation_of
+from lagom_overlap.report.analyze.words import _too_few
 from lagom_overlap.trace.gpu_trace import EventRole
 
 COMM, COMP = EventRole.COMM, EventRole.COMPUTE
@@ -161,3 +162,14 @@ def test_nothing_beside_collectives_gives_empty_findings():
 )
 def test_kernels_have_classes(name, expected):
     assert kernel_class(name) is expected
+
+
+@pytest.mark.parametrize(
+    ("num_alone", "num_during", "said"),
+    [(3, 8, "Too few runs for advice: 3 alone at most"), (8, 3, "3 during one collective at most"), (5, 5, "")],
+)
+def test_the_words_say_where_runs_are_too_few_for_advice(num_alone, num_during, said):
+    rows, names = runs([100_000] * (num_alone + num_during), beside=range(num_during))
+    words = _too_few(found_in(gpu_trace(rows, names=names)))
+    assert said in words
+    assert bool(words) == bool(said)

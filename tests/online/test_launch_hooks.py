@@ -75,6 +75,25 @@ def test_settings_saved_under_another_engine_are_not_applied(nccl, tmp_path, mon
     assert ("--config is not applied" in capsys.readouterr().err) == (saved_under != "ours")
 
 
+@pytest.mark.parametrize(("size", "said"), [(64, ""), (8, "a row for none of the job's 2 collectives"), (0, "no call")])
+def test_a_table_that_fits_nothing_the_job_calls_is_said_once(nccl, monkeypatch, capsys, size, said):
+    monkeypatch.setattr(launch_session, "carved_out", lambda environment, rank: None)
+    comm = nccl.comm()
+    environment = {"NCCL_TUNER_PLUGIN": os.environ["NCCL_TUNER_PLUGIN"], "RANK": "0"}
+    marking = launch_session.Marking((2, 30, 3), environment)
+    for step in range(5):
+        marking.on_step()
+        if size and step < 3:
+            comm.run(AR, size * MIB)
+        if step == 1:
+            assert capsys.readouterr().err == ""
+    comm.run(AR, 4 * MIB)
+    marking.close()
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.count("\n") == bool(said)
+
+
 def test_without_a_table_nothing_waits_for_them(monkeypatch):
     monkeypatch.delenv("LAGOM_TABLE", raising=False)
     waited = []

@@ -10,6 +10,7 @@ import atexit
 import ctypes
 import json
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +20,8 @@ from typing import Any, Final
 from lagom_overlap.after_import import after_import
 from lagom_overlap.stderr import write_lines
 
+WITHOUT_CUDA: Final = 2
+"""The exit code of a process whose PyTorch cannot use a GPU."""
 _DEVICE: Final = "libcuda.so.1"
 _READS_NOTHING: Final = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "arange", "bernoulli_"})
 """In-place operators that do not read what they write."""
@@ -39,6 +42,13 @@ def arm() -> None:
 
 
 def _begin(torch: ModuleType) -> None:
+    if torch.version.cuda is None and getattr(torch.version, "hip", None) is None:
+        # Here, where it is certain and has cost an import, not after hours of training on the CPU.
+        write_lines(
+            f"lagom emulate: {sys.executable} has PyTorch {torch.__version__}, which has no CUDA: "
+            "give the command a Python with PyTorch's CUDA build"
+        )
+        raise SystemExit(WITHOUT_CUDA)
     try:
         device = Device(ctypes.CDLL(_DEVICE))
         if os.environ.get("LAGOM_EMULATION_PYTHON_CLOCK") == "virtual":

@@ -47,6 +47,9 @@ class TunerPlugin:
         self._enable.restype = None
         self._bind = library.lagom_bind
         self._bind.argtypes = [ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint32]
+        self._counts = library.lagom_counts
+        self._counts.argtypes = [ctypes.POINTER(ctypes.c_uint64)] * 2
+        self._counts.restype = None
         self._restart = library.lagom_restart
         self._restart.restype = None
         self._profile_enable = library.lagom_profile_enable
@@ -103,6 +106,12 @@ class TunerPlugin:
         What a CUDA graph has captured stays as it was. Ranks need not agree.
         """
         return int(self._profile_enable(int(is_enabled)))
+
+    def counts(self) -> tuple[int, int]:
+        """The calls that NCCL asked about on communicators of several ranks, and those that the table had a row for."""
+        asked, matched = ctypes.c_uint64(), ctypes.c_uint64()
+        self._counts(ctypes.byref(asked), ctypes.byref(matched))
+        return asked.value, matched.value
 
     def restart(self) -> None:
         """Counts communicators from 0 again: the job has destroyed its process groups and makes them anew."""

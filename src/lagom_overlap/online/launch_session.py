@@ -43,6 +43,8 @@ MODE_VARIABLE: Final = "LAGOM_RUN_MODE"
 FOLDER_VARIABLE: Final = "LAGOM_RUN_FOLDER"
 CONFIG_VARIABLE: Final = "LAGOM_RUN_CONFIG"
 SETTINGS_NAME: Final = "settings.json"
+CHECKED_STEPS: Final = 2
+"""Steps after which a table that fits nothing is said to."""
 FLUSH_EVERY: Final = 50
 """Steps between two writes of the metrics where nothing happens."""
 
@@ -305,10 +307,13 @@ class Marking:
     def __init__(self, nccl: NcclVersion | None, environment: Mapping[str, str]) -> None:
         self._compute = carved_out(environment, rank_of(environment))
         self._plugin = None if nccl is None else TunerPlugin(Path(environment["NCCL_TUNER_PLUGIN"]))
-        if self._plugin is not None and (why := _refusal(environment)):
+        self._is_first, self._num_steps = rank_of(environment) == 0, 0
+        self._is_said = False
+        if self._plugin is None:
+            self._say("the job's process groups are not on NCCL")
+        elif why := _refusal(environment):
             self._plugin.enable(is_enabled=False)
-            if rank_of(environment) == 0:
-                say([f"--config is not applied: {why}"])
+            self._say(why)
 
     def on_model(self, model: nn.Module) -> None:
         """Nothing to do."""
@@ -316,6 +321,9 @@ class Marking:
     def on_step(self) -> None:
         """Marks the step."""
         if self._plugin is not None:
+            self._num_steps += 1
+            if self._num_steps > CHECKED_STEPS:
+                self._say_misfit()
             self._plugin.step()
 
     def on_update(self) -> None:
@@ -327,8 +335,26 @@ class Marking:
 
     def close(self) -> None:
         """Launches as before us again."""
+        if self._num_steps:
+            self._say_misfit()
         if self._compute is not None:
             self._compute.close()
+
+    def _say_misfit(self) -> None:
+        """Once: whether the table fits anything that the job calls."""
+        if self._is_said or self._plugin is None:
+            return
+        asked, matched = self._plugin.counts()
+        if not asked:
+            self._say("NCCL asked the plug-in about no call: nothing that a table can set was called")
+        elif not matched:
+            self._say(f"its table has a row for none of the job's {asked} collectives so far: nothing is set")
+        self._is_said = True
+
+    def _say(self, why: str) -> None:
+        self._is_said = True
+        if self._is_first:
+            say([f"--config is not applied: {why}"])
 
 
 def _refusal(environment: Mapping[str, str]) -> str:

@@ -1,7 +1,7 @@
 """The analysis in words and cells; the same in the page and in the terminal."""
 
 from lagom_overlap.analysis.collectives import CollectiveKey
-from lagom_overlap.analysis.contention import Contention
+from lagom_overlap.analysis.contention import MIN_PROOF, Contention
 from lagom_overlap.analysis.hta import HtaFigures
 from lagom_overlap.analysis.measures import Measures
 from lagom_overlap.results.analyze import AnalyzeResult
@@ -179,7 +179,20 @@ def contention_sentence(result: AnalyzeResult) -> str:
     without = f"; {time_text(found.uncovered_ns)} more has no uncontended twin" if found.uncovered_ns else ""
     return (
         f"During collectives the same kernels take {found.total.slowdown:.2f}×{interval} as long as alone, over "
-        f"{time_text(found.covered_ns)} of computation{without}."
+        f"{time_text(found.covered_ns)} of computation{without}.{_too_few(found)}"
+    )
+
+
+def _too_few(found: Contention) -> str:
+    """Why no advice rests on the stretch, where no collective was met by enough runs; else empty."""
+    most_alone = max((row.num_alone for row in found.by_collective.values()), default=0)
+    most = max((min(row.num_alone, row.num_overlapped) for row in found.by_collective.values()), default=0)
+    if most >= MIN_PROOF:
+        return ""
+    which = f"{most_alone} alone" if most_alone < MIN_PROOF else f"{most} during one collective"
+    return (
+        f" Too few runs for advice: {which} at most, advice takes {MIN_PROOF} of each. Profile more steps, or steps in "
+        "which the kernels also run without a collective."
     )
 
 
