@@ -3,6 +3,10 @@
     python benchmarks/recorded_search.py examples/overlaps/gloo_fsdp.toml examples/overlaps/workers_moe.toml \
         --surfaces benchmarks/results/surfaces --searches 100 --tuners model_based,lagom [--noise 1,0.3] [--json]
 
+With two CSV files of the shared measured data instead, other people's surfaces are replayed (`measured_replay.py`):
+
+    python benchmarks/recorded_search.py overlap_surface_nvidia_shown.csv noise_iterations_shown.csv --searches 50
+
 Each job has a surface of its name (`paired_tuners.py` measures them). `recorded_world.py` makes a world of it, with a
 smoothed truth and the recorded residuals as noise; `--noise` scales these. Every search of every tuner meets another
 stretch of the residuals, the same for all tuners. Regret is the true makespan of what it ends with over the best of the
@@ -33,6 +37,7 @@ from lagom_overlap.jobfile.build import groups_of, open_backend, request_of
 from lagom_overlap.jobfile.registry import make_tuner
 from lagom_overlap.jobfile.spec import JobSpec, read_job
 from lagom_overlap.tuners.problem import GroupProblem
+from measured_replay import print_rows, read_choices, read_noise, replay
 from recorded_world import Pass, World, read_surface
 from search_quality import WORSE, percentile_95
 
@@ -145,8 +150,8 @@ def print_table(rows: Sequence[Row], founds: dict[str, float]) -> None:
 def main(argv: list[str] | None = None) -> None:
     """Runs the benchmark and prints its rows."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("jobs", nargs="+", type=Path)
-    parser.add_argument("--surfaces", type=Path, required=True, help="folder with one bundle per job's name")
+    parser.add_argument("jobs", nargs="+", type=Path, help="job files; or a measured surface and its raw noise, as CSV")
+    parser.add_argument("--surfaces", type=Path, help="folder with one bundle per job's name")
     parser.add_argument("--searches", type=int, default=100, help="per tuner and surface")
     parser.add_argument("--tuners", default=",".join(TUNERS), help="names by comma")
     parser.add_argument("--noise", default="1", help="scales of the recorded noise, by comma")
@@ -156,6 +161,17 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     if args.searches < 1:
         parser.error(f"--searches is {args.searches}, must be at least 1")
+    if all(path.suffix == ".csv" for path in args.jobs):
+        if len(args.jobs) != 2:
+            parser.error(f"{len(args.jobs)} CSV files; a surface and its raw noise are two")
+        replayed = replay(read_choices(args.jobs[0]), read_noise(args.jobs[1]), args.searches)
+        if args.json:
+            print(json.dumps({"rows": replayed}, indent=1))
+        else:
+            print_rows(replayed)
+        return
+    if args.surfaces is None:
+        parser.error("--surfaces is needed with job files")
     surfaces = [Surface.read(job, args.surfaces) for job in args.jobs]
     scales, tuners = [float(scale) for scale in args.noise.split(",")], args.tuners.split(",")
     rows: list[Row] = []

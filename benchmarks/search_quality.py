@@ -5,8 +5,9 @@
 Regret is the noise-free makespan of what the tuner recommends over the oracle's, minus one (`overlap_generator.py` says
 what the groups are). Tuners run as published, unguarded; `NAME+guard` is the same inside `Guarded`; `optuna_gp` and
 `optuna_tpe` (pip install optuna) and `random` take as many measurements as their name says. A measurement is one told
-trial; *right kind* is the share of collectives that end with the algorithm and protocol of the oracle's assignment. The
-oracle is a multi-start coordinate search: a tuner that beats it has a negative regret.
+trial; `--generator measured` takes the groups of `measured_generator.py`. *Right kind* is the share of collectives that
+end with the algorithm and protocol of the oracle's assignment. The oracle is a multi-start coordinate search: a tuner
+that beats it has a negative regret.
 """
 
 import argparse
@@ -29,11 +30,15 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+import measured_generator
+import overlap_generator
 from lagom_overlap.tuners.base import Tuner
 from lagom_overlap.tuners.guard import Guarded
 from lagom_overlap.tuners.problem import Assignment
-from overlap_generator import FROZEN, SPACE, SimulatedGroup, draw_group
+from measured_generator import MeasuredGroup
+from overlap_generator import SPACE, SimulatedGroup
 
+GENERATORS = {"formula": overlap_generator, "measured": measured_generator}
 GUARD = "+guard"
 GUARDED = ("lagom", "autoccl")
 OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -76,6 +81,7 @@ class Task:
     num_comms: int
     noises: tuple[float, ...]
     tuners: tuple[str, ...]
+    generator: str = "formula"
 
 
 def tuner_paths() -> dict[str, str]:
@@ -97,7 +103,7 @@ def all_tuners() -> list[str]:
     return [*names, *variants, *(f"{name}{GUARD}" for name in GUARDED if name in names)]
 
 
-def build_tuner(name: str, group: SimulatedGroup, seed: int) -> Tuner:
+def build_tuner(name: str, group: SimulatedGroup | MeasuredGroup, seed: int) -> Tuner:
     """The tuner of that name over one group."""
     problems = (group.problem,)
     if name.endswith(GUARD):
@@ -108,7 +114,9 @@ def build_tuner(name: str, group: SimulatedGroup, seed: int) -> Tuner:
     return make(problems, seed=seed, **options)
 
 
-def run_tuner(name: str, group: SimulatedGroup, oracle: tuple[Assignment, float], *, seed: int, noise: float) -> Run:
+def run_tuner(
+    name: str, group: SimulatedGroup | MeasuredGroup, oracle: tuple[Assignment, float], *, seed: int, noise: float
+) -> Run:
     """Lets one tuner search one group to its end.
 
     Raises:
@@ -141,7 +149,7 @@ def do_task(task: Task) -> list[Run]:
     """Every run of a task."""
     runs = []
     for index in task.indices:
-        group = draw_group(task.seed, index, task.num_comms)
+        group = GENERATORS[task.generator].draw_group(task.seed, index, task.num_comms)
         oracle = group.oracle()
         for noise in task.noises:
             runs += [run_tuner(name, group, oracle, seed=index, noise=noise) for name in task.tuners]
@@ -160,7 +168,16 @@ def make_tasks(args: argparse.Namespace) -> list[Task]:
         for start in range(0, args.groups, GROUPS_PER_TASK):
             indices = tuple(range(start, min(start + GROUPS_PER_TASK, args.groups)))
             noises, names = tuple(args.noise), tuple(tuners)
-            tasks.append(Task(seed=args.seed, indices=indices, num_comms=num_comms, noises=noises, tuners=names))
+            tasks.append(
+                Task(
+                    seed=args.seed,
+                    indices=indices,
+                    num_comms=num_comms,
+                    noises=noises,
+                    tuners=names,
+                    generator=args.generator,
+                )
+            )
     return tasks
 
 
@@ -208,9 +225,10 @@ def percentile_95(values: list[float]) -> float:
     return quantiles(values, n=20, method="inclusive")[-1] if len(values) > 1 else values[0]
 
 
-def print_table(rows: list[dict[str, object]]) -> None:
+def print_table(rows: list[dict[str, object]], generator: str) -> None:
     """The rows for people, in percent."""
-    table = Table(title=f"search quality, generator {FROZEN}, percent")
+    frozen = GENERATORS[generator].FROZEN
+    table = Table(title=f"search quality, generator {generator} ({frozen}), percent")
     for column in (
         "comms",
         "noise",
@@ -258,6 +276,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--groups", type=_count, default=200, help="groups per number of collectives")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--generator", choices=sorted(GENERATORS), default="formula", help="whose groups")
     parser.add_argument("--noise", type=_numbers(float, 0.0), default=[0.0, 0.02, 0.05], help="sigmas, by comma")
     parser.add_argument("--num-comms", type=_numbers(int, 1), default=[1, 2, 4, 8], help="collectives, by comma")
     parser.add_argument("--tuners", default="all", help="all, or names by comma")
@@ -278,9 +297,9 @@ def main(argv: list[str] | None = None) -> None:
     args = parse_arguments(argv)
     rows = summarise(all_runs(make_tasks(args), args.workers), args.tuners)
     if args.json:
-        print(json.dumps({"rows": rows}, indent=1))
+        print(json.dumps({"generator": args.generator, "rows": rows}, indent=1))
     else:
-        print_table(rows)
+        print_table(rows, args.generator)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@ from itertools import product
 import pytest
 
 import search_quality
-from search_quality import Run, all_tuners, draw_group, main, percentile_95, run_tuner, summarise
+from overlap_generator import draw_group
+from search_quality import Run, all_tuners, main, percentile_95, run_tuner, summarise
 
 numpy = import_module("numpy")
 
@@ -13,7 +14,7 @@ numpy = import_module("numpy")
 def rows_of(argv: list[str], capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
     main([*argv, "--workers", "1", "--json"])
     found = json.loads(capsys.readouterr().out)
-    assert set(found) == {"rows"}
+    assert set(found) == {"generator", "rows"}
     rows: list[dict[str, object]] = found["rows"]
     return rows
 

@@ -91,10 +91,11 @@ class _Built:
 
     def simulated(self, settings: Settings | None) -> SimulatedStep:
         configs = {}
-        for op in self.step.iteration.comms if settings is not None else ():
-            config = settings(op.collective)
-            if config is not None:
-                configs[op.name] = config
+        if settings is not None:
+            for op in self.step.iteration.comms:
+                config = settings(op.collective)
+                if config is not None:
+                    configs[op.name] = config
         starts_s, ends_s = self.simulator.run(configs)
         return SimulatedStep(iteration=self.step.iteration, starts_s=starts_s, ends_s=ends_s, host_s=self.host_s)
 
