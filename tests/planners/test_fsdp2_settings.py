@@ -18,6 +18,7 @@ from lagom_overlap.planners.deadline import Work
 from lagom_overlap.planners.effects import MIN_GAIN
 from lagom_overlap.planners.fsdp2 import Fsdp2
 from lagom_overlap.planners.fsdp2.reissue import reissued
+from lagom_overlap.planners.fsdp2.visits import units_of, visits_of
 from lagom_overlap.planners.simulated import SimulatedStep, simulated
 from lagom_overlap.verbs.plan_apply import apply_fsdp2
 from lagom_overlap.workload import CompOp, Iteration, MemoryBound
@@ -126,3 +127,36 @@ def test_lists_name_the_units_that_come_next_and_skip_what_is_kept():
     settings = Fsdp2Settings(units=("a", "b", "c", "d"), forward_prefetch=2, backward_prefetch=2, kept=("b",))
     assert [settings.forward_list(unit) for unit in "abcd"] == [("b", "c"), ("c", "d"), ("d",), ()]
     assert [settings.backward_list(unit) for unit in "abcd"] == [(), ("a",), ("a",), ("c", "a")]
+
+
+SMALL = replace(MODEL, name="small", num_layers=2, hidden=512, ffn=2048, num_heads=8, num_kv_heads=8, head_dim=64)
+ROUTED = replace(SMALL, name="small-moe", num_experts=8, experts_per_token=2)
+
+
+@pytest.mark.parametrize(
+    ("model", "degrees", "num_batches"),
+    [
+        (SMALL, Degrees(replicate=2, fsdp=4), 1),
+        (SMALL, Degrees(fsdp=4, tensor=2), 1),
+        (SMALL, Degrees(fsdp=8), 2),
+        (ROUTED, Degrees(fsdp=8, expert=4), 1),
+    ],
+    ids=["hybrid", "tensor", "accumulation", "experts"],
+)
+def test_every_layout_is_issued_as_pytorch_does_with_parameters_kept_and_without(model, degrees, num_batches):
+    def captured(kept: bool) -> PlanProblem:
+        def step():
+            made = decoder_step(model, degrees, micro_batch=1, seq_len=512)
+            if kept:
+                made.model.set_reshard_after_forward(False)
+            return replace(made, num_micro_batches=num_batches)
+
+        return problem_of(capture_step(step, num_ranks=RANKS, rank=0))
+
+    own, kept = captured(kept=False), captured(kept=True)
+    units = units_of(visits_of(own.iteration))
+    for settings, real in ((Fsdp2Settings(units=units), own), (Fsdp2Settings(units=units, kept=units), kept)):
+        made = simulated(own, reissued(own.iteration, own.unplanned, settings))
+        pytorchs_own = simulated(real, real.unplanned)
+        assert made.makespan_s == pytest.approx(pytorchs_own.makespan_s, rel=1e-9)
+        assert made.peak_bytes == pytorchs_own.peak_bytes

@@ -31,14 +31,33 @@ def reissued(flow: Iteration, issued: Iteration, settings: Fsdp2Settings) -> Ite
     waits = {op.name: tuple(dep for dep in op.deps if dep not in needed[op.name]) for op in issued.ops}
     visits = visits_of(flow)
     kept = with_kept(flow, visits, settings.kept)
-    return replace(kept, ops=_Hooks(kept, waits, settings).issue())
+    return replace(kept, ops=_Hooks(kept, waits, settings, _instead(flow, kept)).issue())
+
+
+def _instead(flow: Iteration, kept: Iteration) -> dict[str, str]:
+    """For operators that are gone, the one before on their stream: who waited for them waits for that."""
+    left = {op.name for op in kept.ops}
+    last: dict[str, str] = {}
+    found: dict[str, str] = {}
+    for op in flow.ops:
+        if op.name in left:
+            last[op.stream] = op.name
+        elif op.stream in last:
+            found[op.name] = last[op.stream]
+    return found
 
 
 class _Hooks:
     """FSDP2's hooks over one step."""
 
-    def __init__(self, flow: Iteration, waits: Mapping[str, tuple[str, ...]], settings: Fsdp2Settings) -> None:
-        self._flow, self._waits, self._settings = flow, waits, settings
+    def __init__(
+        self,
+        flow: Iteration,
+        waits: Mapping[str, tuple[str, ...]],
+        settings: Fsdp2Settings,
+        instead: Mapping[str, str],
+    ) -> None:
+        self._flow, self._waits, self._settings, self._instead = flow, waits, settings, instead
         self._ops = {op.name: op for op in flow.ops}
         self._visits = visits_of(flow)
         self._of_chain = {name: visit for visit in self._visits for name in visit.chain}
@@ -50,7 +69,6 @@ class _Hooks:
         self._pending: dict[str, dict[str, None]] = {stream: {} for stream in _GATHER_STREAMS}
         self._unsharded: set[str] = set()
         self._last_copy_out: str | None = None
-        self._last_computed: str | None = None
 
     def issue(self) -> tuple[Op, ...]:
         """All operators in the order of issue, each with what it waits for."""
@@ -63,14 +81,14 @@ class _Hooks:
             if visit is not None:
                 if visit.is_forward and visit.batch not in begun:
                     begun.add(visit.batch)
-                    self._hold_back(self._last_computed)  # the root's pre-forward
+                    for name in visit.chain:  # the root's pre-forward: what computations had been told to wait for
+                        for wait in self._kept_waits(name):
+                            self._hold_back(wait)
                 self._unshard(visit)
                 continue
             if op.name in first:
                 self._before_copy_out(first[op.name])
             self._put(op, self._waits_of(op))
-            if op.stream == COMPUTE:
-                self._last_computed = op.name
             if op.name in last:
                 self._after_copy_out(last[op.name], op.name)
         return tuple(self._out)
@@ -111,8 +129,8 @@ class _Hooks:
                 self._pending[stream][name] = None
 
     def _waits_of(self, op: Op) -> tuple[str, ...]:
-        """The waits that an operator keeps: not those for gathers of its communicator, which may have moved."""
-        kept = [name for name in self._waits.get(op.name, ()) if name in self._ops and name not in self._of_chain]
+        """The waits that an operator keeps, for reductions as there are buffers."""
+        kept = self._kept_waits(op.name)
         back = self._settings.reduce_buffers - 1
         if not back or op.stream != COMPUTE or op.origin.phase not in _BACKWARD:
             return tuple(kept)
@@ -124,6 +142,11 @@ class _Hooks:
             elif place >= 0:
                 found.append(self._reductions[place])
         return tuple(found)
+
+    def _kept_waits(self, name: str) -> list[str]:
+        """The waits of an operator without those for gathers, of its communicator, which may have moved."""
+        found = (wait if wait in self._ops else self._instead.get(wait, "") for wait in self._waits.get(name, ()))
+        return [wait for wait in found if wait in self._ops and wait not in self._of_chain]
 
     def _put(self, op: Op, waits: tuple[str, ...]) -> None:
         more = tuple(name for name in waits if name not in op.deps)
