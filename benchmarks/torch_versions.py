@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from lagom_overlap.engines.torch_versions import CheckedTorch, as_markdown, tested_torch
+from lagom_overlap.engines.torch_versions import CheckedTorch, as_markdown, releases_tested
 
 ROOT: Final = Path(__file__).parents[1]
 DATA: Final = ROOT / "src" / "lagom_overlap" / "engines" / "data" / "torch_versions.toml"
@@ -64,7 +64,7 @@ def write(rows: tuple[CheckedTorch, ...]) -> None:
     DATA.write_text(head + "\n".join(blocks), encoding="utf-8")
     text = SUPPORT.read_text(encoding="utf-8")
     before, after = text[: text.index(BEGIN) + len(BEGIN)], text[text.index(END) :]
-    SUPPORT.write_text(f"{before}\n{as_markdown(tested_torch())}\n{after}", encoding="utf-8")
+    SUPPORT.write_text(f"{before}\n{as_markdown(releases_tested())}\n{after}", encoding="utf-8")
 
 
 def main() -> None:
@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("-n", "--workers", type=int, default=2)
     parser.add_argument("--limit-s", type=float, default=3600.0, help="longest run of one release, seconds")
     asked = parser.parse_args()
-    rows = {row.torch: row for row in tested_torch()}
+    rows = {row.torch: row for row in releases_tested()}
     for python in asked.python:
         found = run_tests(python.absolute(), asked.workers, asked.limit_s)
         rows[found.torch] = found

@@ -85,3 +85,44 @@ def test_the_map_of_this_box_is_said_with_what_it_is_of(monkeypatch, capsys, tmp
 )
 def test_only_what_takes_something_away_is_a_conflict(environment, named):
     assert [conflict.variable for conflict in conflicts(environment)] == named
+
+
+@pytest.mark.parametrize(
+    ("version", "ok", "words"),
+    [
+        ("2.13.0+cpu", True, "tests passed under 2.13.0"),
+        ("2.99.1", False, "2.99.1 is newer than what was tested, 2.11 to"),
+        ("2.7.0", False, "2.7.0 is none of what was tested"),
+        ("2.12.1+cu130", False, "3 failed"),
+        (None, False, "needs torch"),
+    ],
+)
+def test_a_pytorch_beyond_the_matrix_is_said(monkeypatch, capsys, version, ok, words):
+    monkeypatch.setattr(doctor, "package_versions", lambda: {} if version is None else {"torch": version})
+    found, _ = checks(capsys)
+    assert found["PyTorch tested"]["ok"] is ok
+    assert words in found["PyTorch tested"]["found"]
+    assert ok or found["PyTorch tested"]["remedy"]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("has", "own", "bindings", "words"),
+    [
+        (False, False, False, "not in this torch"),
+        (True, True, False, "in torch's own library"),
+        (True, False, True, "over the package cuda-bindings"),
+        (True, False, False, "cuda-bindings, which is not installed"),
+    ],
+)
+def test_where_green_contexts_are_is_said(monkeypatch, has, own, bindings, words):
+    torch = pytest.importorskip("torch")
+    from lagom_overlap.engines import carve_out
+
+    for holder, name, is_there in ((torch.cuda, "GreenContext", has), (torch._C, "_CUDAGreenContext", own)):
+        if is_there:
+            monkeypatch.setattr(holder, name, object(), raising=False)
+        else:
+            monkeypatch.delattr(holder, name, raising=False)
+    monkeypatch.setattr(carve_out, "find_spec", lambda name: object() if bindings else None)
+    assert words in carve_out.green_contexts()

@@ -39,7 +39,7 @@ def release_of(version: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def tested_torch() -> tuple[CheckedTorch, ...]:
+def releases_tested() -> tuple[CheckedTorch, ...]:
     """Every build that was tested, by release."""
     text = (files("lagom_overlap.engines") / "data" / "torch_versions.toml").read_text(encoding="utf-8")
     rows = [

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from lagom_overlap.engines.torch_versions import release_of, tested_torch
+from lagom_overlap.engines.torch_versions import release_of, releases_tested
 from lagom_overlap.errors import MissingDependencyError
 from lagom_overlap.hardware import preset_names
 from lagom_overlap.jobfile.conflicts import conflicts
@@ -42,7 +42,7 @@ def _torch() -> DoctorCheck:
 
 def _tested_torch() -> DoctorCheck:
     """Whether this package's own tests ran with the PyTorch found here."""
-    name, rows = "PyTorch tested", tested_torch()
+    name, rows = "PyTorch tested", releases_tested()
     version = package_versions().get("torch")
     if version is None or not rows:
         return DoctorCheck(name=name, ok=False, found="needs torch", remedy="pip install 'lagom-overlap[torch]'")
