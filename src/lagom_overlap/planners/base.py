@@ -39,7 +39,8 @@ class PlanProblem:
     `issued` is the step as it runs before any plan: the same operators with the framework's waits (None: as
     `iteration` stands). `framework` names whose step it is, and then plans keep what that one waits for
     (`planners.framework`); None is a free program, which may run in any order that its data flow allows. `pipeline` is
-    the depth of the pipeline whose stage this is.
+    the depth of the pipeline whose stage this is, `num_micro_batches` what an iteration runs through it (None: what the
+    step has, which may be one that stands for all).
     """
 
     iteration: Iteration
@@ -55,6 +56,7 @@ class PlanProblem:
     issued: Iteration | None = None
     framework: str | None = None
     pipeline: int = 1
+    num_micro_batches: int | None = None
 
     def __post_init__(self) -> None:
         if not self.iteration.is_dataflow:

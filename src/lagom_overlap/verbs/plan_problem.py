@@ -185,7 +185,7 @@ def _of_job(spec: JobSpec, wish: TimesWish, check: Check) -> PlanInput:
     problem = _problem(
         spec.plan, step.iteration, job.cluster, found.times, step=step, framework=FRAMEWORKS.get(job.rules.name)
     )
-    problem = replace(problem, pipeline=job.layout.pipeline)
+    problem = replace(problem, pipeline=job.layout.pipeline, num_micro_batches=job.layout.num_micro_batches)
     notes = () if job.is_whole else (ONE_STAGE.format(stages=job.layout.pipeline),)
     given = _input(spec, problem, step.issued, job.layout.num_gpus, found, more=notes)
     return replace(given, pipeline=pipeline_effects(job, times), sequence=_with_sequence(spec, job, problem))

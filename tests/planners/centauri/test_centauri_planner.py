@@ -166,6 +166,18 @@ def test_a_stage_of_a_pipeline_launches_at_least_its_depth() -> None:
     assert any("together: 4 forward, 4 backward" in note for note in deep.notes)
     assert "as Megatron-LM's --microbatch-group-size-per-virtual-pipeline-stage: 4" in deep.notes
     assert [note.split(":")[0] for note in deep.notes[-3:]] == ["launched so", "depth first", "breadth first"]
+
+
+def test_one_micro_batch_stands_for_all_of_a_stage() -> None:
+    """A job's step has one; Eq. 2 counts what the iteration runs, and the depth is the least."""
+    one = replace(problem(**{**ZERO1, "global_batch": 16}), pipeline=4, num_micro_batches=16)
+    notes = paper().plan(one).notes
+    assert any("together: 1 forward, 1 backward" in note for note in notes)  # of the one that is there
+    (group,) = (int(note.split(": ")[1]) for note in notes if "group-size" in note)
+    assert 4 <= group <= 16
+    tight = replace(one, cluster=replace(one.cluster, gpu=replace(one.cluster.gpu, memory_bytes=1)))
+    assert any("4 micro-batches need" in note for note in paper().plan(tight).notes)
+    found = problem(**ZERO1)
     with pytest.raises(JobError, match="pipeline is 0"):
         replace(found, pipeline=0)
 

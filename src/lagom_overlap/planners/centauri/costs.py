@@ -42,6 +42,7 @@ def num_batches(index: StepIndex) -> int:
 def model_costs(problem: PlanProblem, index: StepIndex) -> ModelCosts:
     """Eq. 2's inputs: costs per micro-batch, memory left over by what stays."""
     batches = num_batches(index)
+    all_batches = problem.num_micro_batches or batches
     seconds = problem.times.seconds
     ops, gathers = index.iteration.ops, {buffer.maker for buffer in parameter_gathers(index.iteration)}
     gradients = {op.name for op in index.gradient_comms}
@@ -56,6 +57,6 @@ def model_costs(problem: PlanProblem, index: StepIndex) -> ModelCosts:
         backward_s=sum(seconds(op) for op in comps if op.origin.phase in LAYER_PHASES) / batches,
         activation_bytes=activation,
         memory_bytes=max(activation, limit - index.iteration.resident_bytes),
-        num_micro_batches=batches,
-        pipeline=min(problem.pipeline, batches),
+        num_micro_batches=all_batches,
+        pipeline=min(problem.pipeline, all_batches),
     )

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from lagom_overlap.collective import CollectiveKind
+from lagom_overlap.errors import JobError
 from lagom_overlap.planners.base import Plan, PlanProblem
 from lagom_overlap.planners.centauri.costs import LAYER_PHASES, layer_costs, model_costs, num_batches
 from lagom_overlap.planners.centauri.layer import FirstGradient, first_gradient
@@ -30,7 +31,6 @@ from lagom_overlap.planners.centauri.model_tier import (
     GradientLaunch,
     breadth_first,
     depth_first,
-    exposed_s,
     launch,
 )
 from lagom_overlap.planners.centauri.primitives import substitutions
@@ -139,20 +139,7 @@ class Centauri:
         best = min(found)[2]
         notes = [*best.notes, *deadline.remarks()]
         if problem.pipeline > 1 and self.model_tier:
-            group = max(best.ordering.launch_forward, best.ordering.launch_backward)
-            index = StepIndex(problem.iteration)
-            costs = model_costs(problem, index)
-            notes.append(f"as Megatron-LM's --microbatch-group-size-per-virtual-pipeline-stage: {group}")
-            for words, launched in (
-                ("launched so", GradientLaunch(group, group, exposed_s(costs, group, group))),
-                ("depth first", depth_first(costs)),
-                ("breadth first", breadth_first(costs)),
-            ):
-                held = launched.held_bytes(costs)
-                exposed = format_seconds(launched.exposed_s)
-                notes.append(
-                    f"{words}: {format_bytes(held)} of activations, {exposed} of Eq. 2's communication uncovered"
-                )
+            notes += _pipeline_notes(problem, self.strict)
         return finished(problem, "centauri", best.rewrites, best.issue, tuple(notes))
 
     def _partitions(self, problem: PlanProblem) -> Iterator[Sequence[Rewrite]]:
@@ -292,6 +279,22 @@ def _launch(problem: PlanProblem, index: StepIndex, strict: bool) -> GradientLau
     if num_batches(index) < 2:
         return GradientLaunch(1, 1, 0.0)
     return launch(model_costs(problem, index), strict=strict)
+
+
+def _pipeline_notes(problem: PlanProblem, strict: bool) -> list[str]:
+    """What Eq. 2 launches together on all of an iteration's micro-batches, with what it holds, and the two extremes."""
+    costs = model_costs(problem, StepIndex(problem.iteration))
+    try:
+        least = launch(costs, strict=strict)
+    except JobError as error:
+        return [str(error)]
+    group = max(least.forward, least.backward)
+    notes = [f"as Megatron-LM's --microbatch-group-size-per-virtual-pipeline-stage: {group}"]
+    extremes = (("launched so", least), ("depth first", depth_first(costs)), ("breadth first", breadth_first(costs)))
+    for words, launched in extremes:
+        held, uncovered = format_bytes(launched.held_bytes(costs)), format_seconds(launched.exposed_s)
+        notes.append(f"{words}: {held} of activations, {uncovered} of Eq. 2's communication uncovered")
+    return notes
 
 
 def _streams(problem: PlanProblem, iteration: Iteration) -> dict[str, str]:
