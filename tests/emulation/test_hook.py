@@ -133,3 +133,16 @@ def test_a_replayed_graph_stands_for_its_backward_pass() -> None:
         hook._after_update()  # a second optimizer of the same step
     assert graph.num_replays == 3
     assert device.marks == [{"step": "begin"}] * 3
+
+
+def test_a_backward_pass_on_the_main_thread_is_seen() -> None:
+    """torchtitan counts its container of optimizers as one more; only a backward pass makes the next step."""
+    device = RecordingDevice()
+    hook = Hook(torch, device)
+    weight = torch.ones(3, requires_grad=True)
+    with _mode_class(hook)():
+        for _ in range(2):
+            weight.square().sum().backward()
+            hook._after_update()
+            hook._after_update()
+    assert len(device.marks) == 2

@@ -145,7 +145,8 @@ class Hook:
 
     def _fields(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any] | None:
         try:
-            if threading.get_ident() != self._main_thread:
+            # Autograd's threads for devices, or its pass on the main thread (set_multithreading_enabled(False)).
+            if threading.get_ident() != self._main_thread or self._torch._C._current_graph_task_id() >= 0:
                 self._has_backward = self._sees_backward = True
             namespace, _, name = func._schema.name.partition("::")
             if namespace in ("c10d", "_c10d_functional") or name in _PRODUCTS or func.is_view:
