@@ -74,13 +74,16 @@ def torchrun(num_ranks: int, *words: str) -> tuple[str, ...]:
 @pytest.mark.timeout(1000)
 def test_products_take_what_the_model_says(tmp_path: Path) -> None:
     from lagom_overlap.cost import ContentionModel, load_profile
+    from lagom_overlap.cost.operators import load_operators
     from lagom_overlap.hardware import load_preset
     from lagom_overlap.workload import Gemm
 
     script = tmp_path / "matmul.py"
     script.write_text(MATMUL)
     found = emulate(PYTHON, str(script))
-    model = ContentionModel(load_preset("h100_dgx"), load_profile("plausible"))
+    cluster = load_preset("h100_dgx")
+    operators = load_operators(cluster.gpu).in_training()
+    model = ContentionModel(cluster, load_profile("plausible"), operators=operators)
     product_s = model.kernel_seconds(model.kernel(Gemm(4096, 4096, 4096)))
     assert (found["num_ranks"], found["num_steps"]) == (1, 3)
     # Forward and the gradient of one factor: two products a layer; the sum and the update are small.

@@ -13,6 +13,7 @@ from time import monotonic, sleep
 import pytest
 
 from lagom_overlap.cost import ContentionModel, load_profile
+from lagom_overlap.cost.operators import load_operators
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.jobfile.spec import parse_job
@@ -21,6 +22,12 @@ from lagom_overlap.workload import Gemm, MemoryBound
 
 JOB = str(Path(__file__).with_name("client_job.py"))
 GENEROUS_S = 50.0
+
+
+def in_training() -> ContentionModel:
+    """What the emulator prices by: the GPU in the middle of a training step."""
+    cluster = load_preset("h100_dgx")
+    return ContentionModel(cluster, load_profile("plausible"), operators=load_operators(cluster.gpu).in_training())
 
 
 def command(num_ranks: int, what: str = "") -> tuple[str, ...]:
@@ -49,7 +56,7 @@ def emulate(temporary: Path, num_ranks: int, what: str = "", **changed: object):
 @pytest.mark.timeout(120)
 def test_a_step_takes_what_its_products_and_its_collective_cost(temporary: Path) -> None:
     result = emulate(temporary, 4)
-    model = ContentionModel(load_preset("h100_dgx"), load_profile("plausible"))
+    model = in_training()
     product_s = model.kernel_seconds(model.kernel(Gemm(4096, 4096, 4096)))
     assert (result.exit_code, result.num_ranks, result.num_steps) == (0, 4, 3)
     step = result.last_step
@@ -172,7 +179,7 @@ def test_the_run_folder_has_the_result_and_a_timeline(temporary: Path, tmp_path:
 def test_a_process_on_the_emulated_driver_marks_its_steps() -> None:
     job = str(Path(__file__).with_name("device_job.py"))
     result = run_emulate(EmulateRequest(command=(sys.executable, job), cluster="h100_dgx", is_quiet=True), os.environ)
-    model = ContentionModel(load_preset("h100_dgx"), load_profile("plausible"))
+    model = in_training()
     memset_s = model.kernel_seconds(model.kernel(MemoryBound(1 << 30)))
     assert (result.exit_code, result.num_steps, result.memory_bytes) == (0, 2, 1 << 30)
     assert result.steps_s == pytest.approx((memset_s, memset_s), rel=0.02)

@@ -139,7 +139,7 @@ def _model(request: EmulateRequest) -> tuple[Cluster, ContentionModel]:
         efficiency = load_framework(framework_of(spec.parallel)).memory_efficiency
     profile = load_profile(spec.cost.profile if spec is not None else "plausible")
     carved = None if spec is None else spec.cost.sm_carveout
-    return cluster, ContentionModel(cluster, profile, carved, operators, efficiency)
+    return cluster, ContentionModel(cluster, profile, carved, operators.in_training(), efficiency)
 
 
 def _run(

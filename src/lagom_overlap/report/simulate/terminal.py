@@ -1,6 +1,6 @@
 """A simulated iteration for a terminal."""
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -16,7 +16,7 @@ MAX_STAGES = 8
 
 def simulation_summary(result: SimulateResult) -> Group:
     """Headline, communicators of the stage that ends last, stages, what changes would do, notes."""
-    parts: list[Text | Fitted] = [Text(size_text(result), style="dim"), Text(headline(result), style="bold"), Text()]
+    parts: list[RenderableType] = [Text(size_text(result), style="dim"), Text(headline(result), style="bold"), Text()]
     if result.communicators:
         parts += [_communicators(result), Text()]
     parts += [_stages(result), Text(), *what_if_parts(result.what_ifs)]
