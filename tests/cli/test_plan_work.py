@@ -18,6 +18,7 @@ nodes = 1
 [parallel]
 fsdp = 8
 [plan]
+planner = "ours"
 options = { split = false }
 """
 
