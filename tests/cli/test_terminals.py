@@ -87,13 +87,14 @@ preset = "a40_nvlink"
 fsdp = 8
 micro_batch = 2
 """
+MEGATRON = MODEL.replace("fsdp = 8", "tensor = 2\ndata = 4\nsequence_parallel = true")
 VERBS = {
     "tune": ("tune", "job.toml", "--seed", "1"),
     "compare": ("compare", "job.toml", "--tuners", "default,fixed_min"),
     "simulate": ("simulate", "model.toml"),
     "plan": ("plan", "model.toml", "--planner", "program_order"),
     "planners": ("compare", "model.toml", "--planners", "program_order,ddp"),
-    "megatron": ("plan", "model.toml", "--planner", "megatron"),
+    "megatron": ("plan", "megatron.toml", "--planner", "megatron"),
     "analyze": ("analyze", "trace.json"),
     "doctor": ("doctor",),
 }
@@ -119,6 +120,7 @@ def test_every_value_of_a_wide_terminal_is_whole_on_a_narrow_one(verb, tmp_path,
         patch.chdir(tmp_path)
         Path("job.toml").write_text(JOB)
         Path("model.toml").write_text(MODEL)
+        Path("megatron.toml").write_text(MEGATRON)
         two_overlaps().write(Path("trace.json"))
         renderables = shown_by(VERBS[verb], patch)
     capsys.readouterr()
