@@ -254,6 +254,7 @@ EXPORT void lagom_counts(uint64_t* num_asked, uint64_t* num_matched) {
 EXPORT void lagom_restart(void) {
   pthread_mutex_lock(&swap_lock);
   num_creations = 0;
+  STORE(current_step, 0);
   pthread_mutex_unlock(&swap_lock);
 }
 

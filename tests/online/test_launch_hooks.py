@@ -2,6 +2,7 @@
 
 import os
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -10,8 +11,8 @@ from c_build import build_libraries
 from lagom_overlap.collective import CollectiveKind, CommConfig, CommunicatorId, ConfigKey, ConfigTable
 from lagom_overlap.nccl_plugin import ProcessCommunicator, encode_table, write_table
 from lagom_overlap.nccl_plugin.fake_host import FakeNccl, load_fake_library
+from lagom_overlap.nccl_plugin.library import TunerPlugin
 from lagom_overlap.online import launch_hooks, launch_session
-from lagom_overlap.online.saved import SavedSettings, write_saved
 from lagom_overlap.units import MIB
 
 AR = CollectiveKind.ALL_REDUCE
@@ -64,13 +65,9 @@ def test_a_job_whose_ranks_are_replaced_decides_nothing_by_a_table(nccl, tmp_pat
 def test_settings_saved_under_another_engine_are_not_applied(nccl, tmp_path, monkeypatch, capsys, saved_under):
     monkeypatch.setattr(launch_session, "engine_in_use", lambda: "ours")
     monkeypatch.setattr(launch_session, "carved_out", lambda environment, rank: None)
-    saved = SavedSettings(
-        world_size=8, route="plugin", is_adopted=False, settings=(), engine=saved_under, verdict="", date=""
-    )
-    write_saved(tmp_path / "lagom.json", saved)
     comm = nccl.comm()
     environment = {"NCCL_TUNER_PLUGIN": os.environ["NCCL_TUNER_PLUGIN"], "RANK": "0"}
-    launch_session.Marking((2, 30, 3), environment | {"LAGOM_RUN_CONFIG": str(tmp_path / "lagom.json")})
+    launch_session.Marking((2, 30, 3), environment | {"LAGOM_RUN_ENGINE": saved_under})
     assert channels(comm) == (7 if saved_under == "ours" else 0)
     assert ("--config is not applied" in capsys.readouterr().err) == (saved_under != "ours")
 
@@ -114,16 +111,28 @@ def test_a_process_that_begins_anew_knows_its_communicators_as_a_new_one_does(nc
         alive.is_so = True
 
     groups.init_process_group = init_process_group
-    monkeypatch.setattr(launch_hooks, "_begin", lambda: None)
+    begun, ended = [], []
+    monkeypatch.setattr(launch_hooks, "_sessions", sessions := [])
+
+    def begin():
+        begun.append(len(begun))
+        sessions.append(lambda: ended.append(begun[-1]))
+
+    monkeypatch.setattr(launch_hooks, "_begin", begin)
     launch_hooks._wrap_groups(groups)
     groups.init_process_group()
+    plugin = TunerPlugin(Path(os.environ["NCCL_TUNER_PLUGIN"]))
+    assert [plugin.step(), plugin.step()] == [1, 2]
     first, second = nccl.comm(), nccl.comm()
     assert (channels(first), channels(second)) == (7, 0)
     with pytest.raises(ValueError, match="twice"):  # the job's own slip changes nothing
         groups.init_process_group()
     assert channels(nccl.comm()) == 0
+    assert (begun, ended) == ([0], [])
     alive.is_so = False  # destroy_process_group
     groups.init_process_group()
+    assert (begun, ended) == ([0, 1], [0])
+    assert plugin.step() == 1
     assert (channels(nccl.comm()), channels(nccl.comm())) == (7, 0)
 
 

@@ -205,6 +205,7 @@ def test_settings_that_online_tuning_saved_become_a_table_counted_by_step_marks(
     made = prepare(request(tmp_path, RunMode.FIXED, config=saved_settings(tmp_path / "s.json")), environment())
     (decision,) = read_table(Path(made.environment["LAGOM_TABLE"])).decisions
     assert (decision.occurrence, decision.config.num_channels) == (1, 4)
+    assert made.environment["LAGOM_RUN_ENGINE"] == ""  # the file notes none; ranks refuse it
 
 
 def test_a_run_that_was_not_adopted_sets_nothing_and_it_is_said(tmp_path, plugin_library, simulated_run):

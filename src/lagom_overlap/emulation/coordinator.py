@@ -183,6 +183,8 @@ class Coordinator:
         process.waits.clear()
         process.background.clear()
         process.queries.clear()
+        process.watching.clear()
+        process.watched = 0
         if not process.is_finished:
             self.clock.leave(number)
         return not process.is_finished

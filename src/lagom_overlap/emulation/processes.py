@@ -37,7 +37,7 @@ class Activity:
             for task in Path(f"/proc/{self.pid}/task").iterdir():
                 with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
                     fields = _fields(task / "stat")
-                    if (task / "comm").read_text().startswith(_WATCHDOGS):
+                    if (task / "comm").read_text(errors="replace").startswith(_WATCHDOGS):
                         continue
                     is_asleep = is_asleep and fields[0] in _ASLEEP
                     ticks += int(fields[11]) + int(fields[12])

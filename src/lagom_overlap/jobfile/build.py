@@ -13,7 +13,7 @@ from lagom_overlap.backends.base import Backend, BackendRequest, SpaceLimits
 from lagom_overlap.backends.gloo import join_if_launched_by_torchrun
 from lagom_overlap.collective import Collective, LaunchSpace, chunk_bytes_of_slice
 from lagom_overlap.cost import ContentionModel, load_profile
-from lagom_overlap.cost.operators import operators_of_preset
+from lagom_overlap.cost.operators import load_operators, operators_of_preset
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import Cluster, load_preset
 from lagom_overlap.jobfile.registry import backend_factory
@@ -307,12 +307,11 @@ def join_launched(backend: str) -> int | None:
 
 
 def contention_model_of(spec: JobSpec, cluster: Cluster) -> ContentionModel:
-    """The cost model of the job's profile, operators and carve-out on this cluster."""
+    """The cost model of the job's profile, operators and carve-out on this cluster, at the rates of a whole step."""
     operators = None if spec.cluster is None else operators_of_preset(spec.cluster.preset)
+    in_step = (operators or load_operators(cluster.gpu)).in_training()
     cost = spec.cost
-    return ContentionModel(
-        cluster, load_profile(cost.profile), cost.sm_carveout, operators, rank_skew_s=cost.rank_skew_s
-    )
+    return ContentionModel(cluster, load_profile(cost.profile), cost.sm_carveout, in_step, rank_skew_s=cost.rank_skew_s)
 
 
 def unused_keys(spec: JobSpec, backend: str) -> tuple[str, ...]:

@@ -53,7 +53,8 @@ class _Saved(msgspec.Struct, frozen=True):
     route: str
     is_adopted: bool
     settings: tuple[_Setting, ...]
-    size_octaves: int
+    size_octaves: int = 0
+    engine: str = ""
 
 
 def is_online_settings(path: Path) -> bool:
@@ -65,8 +66,10 @@ def is_online_settings(path: Path) -> bool:
         return False
 
 
-def read_online_deployment(path: Path) -> Deployment:
-    """What the settings deploy; occurrences start over at each step, so how often a site is called need not be known.
+def read_online_deployment(path: Path) -> tuple[Deployment, str]:
+    """What the settings deploy, and the engine under which they were found.
+
+    Occurrences start over at each step, so how often a site is called need not be known.
 
     Raises:
         BundleError: if the file cannot be read, is damaged or of another version.
@@ -97,12 +100,13 @@ def read_online_deployment(path: Path) -> Deployment:
     names = dict.fromkeys(key.communicator for key in rows)
     calls = {(key.communicator, key.kind, key.num_bytes): 0 for key in rows}
     most = most_channels(rows.items())  # online tuning asked for no more than NCCL's own choice ran with
-    return Deployment(
+    deployment = Deployment(
         table=ConfigTable(rows, size_octaves=saved.size_octaves),
         communicators=tuple(ProcessCommunicator(name, max_channels=most.get(name)) for name in names),
         calls_per_step=calls,
         launch=one_launch(setting.launch for setting in settings if setting.launch is not None),
     )
+    return deployment, saved.engine
 
 
 def _key(site: _Site) -> ConfigKey:

@@ -114,7 +114,7 @@ class TunerPlugin:
         return asked.value, matched.value
 
     def restart(self) -> None:
-        """Counts communicators from 0 again: the job has destroyed its process groups and makes them anew."""
+        """Counts communicators and steps from 0 again: the job has destroyed its process groups and makes them anew."""
         self._restart()
 
     def bind(self, comm_id: int, *, num_nodes: int | None, creation_order: int) -> bool:

@@ -91,7 +91,8 @@ class RingFile:
         numbers = np.arange(first, num_written)
         entries = self._entries(first, num_written)
         after = self._entries(first, num_written)["sequence"]  # one that changed under the copy has another number now
-        under_way = np.flatnonzero(after.astype(np.int64) < numbers + 1)
+        oldest = np.minimum(entries["sequence"].astype(np.int64), after.astype(np.int64))
+        under_way = np.flatnonzero(oldest < numbers + 1)
         end = int(under_way[0]) if len(under_way) else len(numbers)
         numbers, entries, after = numbers[:end], entries[:end], after[:end]
         whole = entries[(entries["sequence"] == numbers + 1) & (after == numbers + 1)]

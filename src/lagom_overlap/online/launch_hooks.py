@@ -73,9 +73,13 @@ def _wrap_groups(module: ModuleType) -> None:
     def init_process_group(*args: Any, **kwargs: Any) -> Any:  # whatever the job passes
         nonlocal has_begun
         if has_begun:
-            if not module.is_initialized():
+            is_again = not module.is_initialized()
+            if is_again:
                 safely(_restart)
-            return original(*args, **kwargs)
+            result = original(*args, **kwargs)
+            if is_again:
+                safely(_begin)
+            return result
         result = original(*args, **kwargs)
         has_begun = True
         if _has_table():
@@ -90,7 +94,15 @@ def _wrap_groups(module: ModuleType) -> None:
     module.init_process_group = init_process_group  # type: ignore[attr-defined]  # the same
 
 
+_sessions: list[Watch] = []
+"""What ends the session of this process; it is one, or none."""
+
+
 def _restart() -> None:
+    """The session ends with the process groups, as they do in a process that is replaced; another one follows."""
+    atexit.unregister(_end)
+    while _sessions:
+        safely(_sessions.pop())
     from lagom_overlap.nccl_plugin.library import TunerPlugin  # noqa: PLC0415
 
     TunerPlugin(Path(os.environ["NCCL_TUNER_PLUGIN"])).restart()
@@ -102,6 +114,7 @@ def _begin() -> None:
     from lagom_overlap.online.launch_session import begin_session  # noqa: PLC0415
 
     session = begin_session(os.environ)
+    _sessions.append(session.close)
     atexit.register(_end, session.close, os.getpid())
 
 

@@ -17,9 +17,8 @@ from torch import distributed as dist
 from torch import nn
 
 from lagom_overlap.collective import LaunchConfig
-from lagom_overlap.errors import BackendError, BundleError, JobError, LagomError, OutputError
+from lagom_overlap.errors import BackendError, JobError, LagomError, OutputError
 from lagom_overlap.export.env_file import CARVE_OUT_VARIABLE
-from lagom_overlap.jobfile.online_settings import is_online_settings
 from lagom_overlap.nccl_plugin import TunerPlugin, read_record
 from lagom_overlap.nccl_plugin.support import NcclVersion
 from lagom_overlap.online.device import engine_in_use
@@ -35,13 +34,15 @@ from lagom_overlap.online.ranks.messages import SETTLED, SwitchState
 from lagom_overlap.online.routes.carve_out import open_compute_route
 from lagom_overlap.online.routes.compute import ComputeRoute
 from lagom_overlap.online.routes.nccl import expanded, nccl_in_use
-from lagom_overlap.online.saved import read_saved
+from lagom_overlap.online.saved import other_engine
 from lagom_overlap.online.tuner import OnlineTuner
 from lagom_overlap.stderr import write_lines
 
 MODE_VARIABLE: Final = "LAGOM_RUN_MODE"
 FOLDER_VARIABLE: Final = "LAGOM_RUN_FOLDER"
 CONFIG_VARIABLE: Final = "LAGOM_RUN_CONFIG"
+ENGINE_VARIABLE: Final = "LAGOM_RUN_ENGINE"
+"""The engine under which settings were found, as the launcher read it: what ranks decide by must be the same on all."""
 SETTINGS_NAME: Final = "settings.json"
 CHECKED_STEPS: Final = 2
 """Steps after which a table that fits nothing is said to."""
@@ -360,16 +361,13 @@ class Marking:
 def _refusal(environment: Mapping[str, str]) -> str:
     """Why what the launcher prepared must not be applied in this job; empty where it may.
 
-    All ranks read the same file and run the same PyTorch, and this is before the job's own first call.
+    All ranks run the same PyTorch, and this is before the job's own first call. The file is not read again here: what
+    one rank could not read, or another had replaced meanwhile, would part the ranks.
     """
-    config = Path(environment.get(CONFIG_VARIABLE, ""))
-    if not is_online_settings(config):
-        return ""
-    try:
-        read_saved(config, engine=engine_in_use())
-    except BundleError as error:
-        return str(error)
-    return ""
+    found_under = environment.get(ENGINE_VARIABLE)
+    return (
+        "" if found_under is None else other_engine(environment.get(CONFIG_VARIABLE, ""), found_under, engine_in_use())
+    )
 
 
 def carved_out(environment: Mapping[str, str], rank: int) -> ComputeRoute | None:

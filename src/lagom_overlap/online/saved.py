@@ -75,9 +75,16 @@ def read_saved(path: Path, *, world_size: int | None = None, engine: str | None 
         raise BundleError(
             f"the settings {str(path)!r} were found with {saved.world_size} ranks, this job has {world_size}"
         )
-    if engine is not None and saved.engine != engine:
-        raise BundleError(
-            f"the settings {str(path)!r} were found under {saved.engine or 'an engine that nobody noted'}, this job "
-            f"runs {engine}: its communicators may be made in another order, by which settings go"
-        )
+    if engine is not None and (refusal := other_engine(str(path), saved.engine, engine)):
+        raise BundleError(refusal)
     return saved
+
+
+def other_engine(path: str, found_under: str, engine: str) -> str:
+    """Why settings that were found under one engine are not for a job that runs another; empty where they are."""
+    if found_under == engine:
+        return ""
+    return (
+        f"the settings {path!r} were found under {found_under or 'an engine that nobody noted'}, this job "
+        f"runs {engine}: its communicators may be made in another order, by which settings go"
+    )

@@ -140,7 +140,7 @@ def read_deployment(run: Path) -> ExportSource:
     """
     if run.is_file() and is_online_settings(run):
         mark = "occurrences start over at each step mark: lagom run --config sets them"
-        return ExportSource(read_online_deployment(run), (mark,))
+        return ExportSource(read_online_deployment(run)[0], (mark,))
     if not run.is_dir():
         lacks = "is neither a run folder nor settings of online tuning" if run.exists() else "does not exist"
         raise JobError(f"{str(run)!r} {lacks}")

@@ -152,7 +152,7 @@ def offered(given: PlanInput, found: Planned) -> Planned:
         settings=None,
         effects=(),
     )
-    return replace(found, plan=kept, after=before)
+    return replace(found, plan=kept, after=before, megatron=None)
 
 
 def check_request(request: PlanRequest) -> None:

@@ -22,7 +22,7 @@ from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.engines.fx.agreement import check_able, check_agreement, signature
 from lagom_overlap.engines.fx.apply import apply_rewrites
 from lagom_overlap.engines.fx.cuda_streams import CudaStep
-from lagom_overlap.engines.fx.fsdp2 import apply_settings
+from lagom_overlap.engines.fx.fsdp2 import make_calls, setting_calls
 from lagom_overlap.engines.fx.fsdp2_settings import Fsdp2Settings
 from lagom_overlap.engines.fx.groups import ProcessGroups
 from lagom_overlap.engines.fx.inductor import PlanPass
@@ -103,17 +103,26 @@ def apply_fsdp2(
 
     Raises:
         JobError: if the file is for another carrier or number of ranks, or the model's units are not the plan's.
-        BackendError: if ranks have different settings. Nothing is set then.
+        BackendError: if ranks have different settings, or one has none. Whatever is raised: nothing is set, on no rank.
     """
-    settings = plan if isinstance(plan, Fsdp2Settings) else read_fsdp2_settings(plan, dist.get_world_size())
+    failed, calls, mine = None, [], ""
+    try:
+        settings = plan if isinstance(plan, Fsdp2Settings) else read_fsdp2_settings(plan, dist.get_world_size())
+        calls, mine = setting_calls(model, settings, units), msgspec.json.encode(settings).decode()
+    except LagomError as error:
+        failed = error
     if dist.get_backend() != "fake":  # a capture has one rank
         store, name, rank = distributed_c10d._get_default_store(), f"lagom/fsdp2/{next(_STEPS)}", dist.get_rank()
-        mine = msgspec.json.encode(settings).decode()
-        store.set(f"{name}/{rank}", mine)
-        for other in range(dist.get_world_size()):
-            if store.get(f"{name}/{other}").decode() != mine:
+        store.set(f"{name}/{rank}", f"no {failed}" if failed else mine)
+        for other in range(0 if failed else dist.get_world_size()):
+            theirs = store.get(f"{name}/{other}").decode()
+            if theirs.startswith("no "):
+                raise BackendError(f"rank {other}: {theirs.removeprefix('no ')}; nothing was set")
+            if theirs != mine:
                 raise BackendError(f"ranks {rank} and {other} have different settings for FSDP2; nothing was set")
-    apply_settings(model, settings, units)
+    if failed:
+        raise failed
+    make_calls(calls)
 
 
 def planned_step(step: Callable[..., Any], inputs: Sequence[Any], plan: Path) -> StreamedStep | CudaStep:

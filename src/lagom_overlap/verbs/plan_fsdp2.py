@@ -8,7 +8,7 @@ from lagom_overlap.units import format_seconds
 def fsdp2_lines(plan: Plan) -> tuple[str, ...]:
     """The settings for a terminal and the report."""
     if not plan.effects and plan.settings is None:
-        head = ["FSDP2's own settings stay: none of those that it takes shortens this step"]
+        head = ["FSDP2's own settings stay: none gains 1 % of this step within the memory"]
     else:
         head = ['apply_fsdp2(model, Path("plan.toml")), behind fully_shard:'] if plan.effects else []
     return (*head, *map(_line, plan.effects), *(f"{_line(one)}: not advised" for one in plan.not_advised))

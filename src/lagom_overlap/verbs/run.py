@@ -20,7 +20,7 @@ import logging
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
@@ -41,6 +41,7 @@ _log = logging.getLogger(__name__)
 MODE_VARIABLE: Final = "LAGOM_RUN_MODE"
 FOLDER_VARIABLE: Final = "LAGOM_RUN_FOLDER"
 CONFIG_VARIABLE: Final = "LAGOM_RUN_CONFIG"
+ENGINE_VARIABLE: Final = "LAGOM_RUN_ENGINE"
 RECORD_NAME: Final = "record.%r.bin"
 PROFILE_NAME: Final = "profile.%r.bin"
 _PROFILER_NAME: Final = "libnccl-profiler.so"
@@ -131,6 +132,8 @@ def prepare(request: LaunchRequest, environment: Mapping[str, str]) -> PreparedL
             write_table(folder / FILE_NAME, fixed.table)
     if fixed is not None and fixed.sm_carveout is not None:
         prepared[CARVE_OUT_VARIABLE] = str(fixed.sm_carveout)
+    if fixed is not None and fixed.engine is not None:
+        prepared[ENGINE_VARIABLE] = fixed.engine
     prepared |= {
         MODE_VARIABLE: request.mode,
         FOLDER_VARIABLE: str(folder),
@@ -186,11 +189,15 @@ def _library() -> tuple[Path | None, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Fixed:
-    """What --config sets: the plug-in's table, and SMs that the computation leaves free; `notes` say what it lacks."""
+    """What --config sets: the plug-in's table, and SMs that the computation leaves free; `notes` say what it lacks.
+
+    `engine` is what made the communicators where online tuning found the settings; None: nobody went by their order.
+    """
 
     table: bytes
     sm_carveout: int | None = None
     notes: tuple[str, ...] = ()
+    engine: str | None = None
 
     @classmethod
     def of(cls, deployment: Deployment, notes: tuple[str, ...] = ()) -> "_Fixed":
@@ -216,7 +223,8 @@ def _fixed(config: Path) -> _Fixed:
     if not config.is_file():
         raise JobError(f"--config {str(config)!r} does not exist; give a run folder, saved settings or a plug-in table")
     if is_online_settings(config):
-        return _Fixed.of(read_online_deployment(config))
+        deployment, engine = read_online_deployment(config)
+        return replace(_Fixed.of(deployment), engine=engine)
     read_table(config)
     data = config.read_bytes()
     decode_table(data)

@@ -132,7 +132,7 @@ def _layouts(layout: ParallelLayout) -> Iterator[tuple[str, str, ParallelLayout]
         line = "async_tensor = true"
         yield "input gradients' all-reduce behind the weight gradients", line, replace(layout, async_tensor=True)
     if layout.schedule is PipelineSchedule.INTERLEAVED and not layout.overlap_p2p:
-        line = "--overlap-p2p-communication (Megatron-LM); overlap_p2p = true"
+        line = "without --no-overlap-p2p-communication (Megatron-LM); overlap_p2p = true"
         yield "pipeline transfers behind computation", line, replace(layout, overlap_p2p=True)
     if layout.zero_stage == 3 and layout.prefetch == 1:
         line = "set_modules_to_forward_prefetch, set_modules_to_backward_prefetch; prefetch = 2"

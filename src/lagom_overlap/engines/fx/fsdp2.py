@@ -38,18 +38,39 @@ def _has_parameters(state: Any) -> bool:
     return bool(groups) if groups is not None else state._fsdp_param_group is not None
 
 
+SettingCall = tuple[FSDPModule, str, tuple[object, ...], dict[str, object]]
+"""A module, its method, and the arguments."""
+
+
 def apply_settings(model: nn.Module, settings: Fsdp2Settings, units: Sequence[nn.Module] | None = None) -> None:
     """Tells FSDP2 the settings, before the first forward; losses and gradients stay what they are, bit for bit.
+
+    Raises:
+        JobError: as `setting_calls`; nothing is set then.
+    """
+    make_calls(setting_calls(model, settings, units))
+
+
+def make_calls(calls: Sequence[SettingCall]) -> None:
+    """Makes them, in order."""
+    for module, method, arguments, keywords in calls:
+        getattr(module, method)(*arguments, **keywords)
+
+
+def setting_calls(
+    model: nn.Module, settings: Fsdp2Settings, units: Sequence[nn.Module] | None = None
+) -> list[SettingCall]:
+    """The calls that tell FSDP2 the settings.
 
     `units` are the sharded modules in the order of their forward, where their names are not the plan's.
 
     Raises:
-        JobError: if the model's units are not the plan's, or this PyTorch lacks a setting; nothing is set then.
+        JobError: if the model's units are not the plan's, or this PyTorch lacks a setting.
     """
     if not isinstance(model, FSDPModule):
         raise JobError("apply_fsdp2: the model is not sharded; call fully_shard(model) first")
     modules = _matched(model, settings, units)
-    calls: list[tuple[FSDPModule, str, tuple[object, ...], dict[str, object]]] = []
+    calls: list[SettingCall] = []
     for name, module in modules.items():
         for phase, listed in (("forward", settings.forward_list(name)), ("backward", settings.backward_list(name))):
             if listed:
@@ -63,8 +84,7 @@ def apply_settings(model: nn.Module, settings: Fsdp2Settings, units: Sequence[nn
     for module, method, _, _ in calls:
         if not hasattr(module, method):
             raise JobError(f"apply_fsdp2: this PyTorch has no FSDPModule.{method}; 2.13 has")
-    for module, method, arguments, keywords in calls:
-        getattr(module, method)(*arguments, **keywords)
+    return calls
 
 
 def _matched(model: nn.Module, settings: Fsdp2Settings, units: Sequence[nn.Module] | None) -> dict[str, FSDPModule]:

@@ -187,6 +187,9 @@ class Leader:
         if len(widths) < MIN_VARIED or 2 * len(widths) <= len(self._varied) + self._num_alike:
             return False
         self._octaves, self._varied, self._num_alike, self._num_void = max(widths), [], 0, 0
+        if self._started or self._saved:
+            _log.warning("the saved settings are for classes of sizes that this job leaves: searching instead")
+        self._started, self._saved, self._searched = (), (), ()
         return True
 
     def _measured_window(self, report: Report, programs: Mapping[str, StepProgram]) -> WindowPlan:

@@ -93,8 +93,9 @@ def _plugin_route(environment: Mapping[str, str], nccl: NcclVersion, *, new_algo
         )
     library, record = (environment[name] for name in _PLUGIN_VARIABLES)
     plugin, path = TunerPlugin(Path(library)), expanded(record, rank_of(environment))
+    device = job_device()  # of the job's thread; the question comes from another one
     connections = Connections(
-        lambda: torch.cuda.mem_get_info(job_device())[0],
+        lambda: torch.cuda.mem_get_info(device)[0],
         may_connect=new_algorithms,
         all_connected=connects_at_start(environment),
     )
