@@ -103,7 +103,7 @@ def plan_compiled_graphs(
     """Lets Inductor plan every graph with collectives that it compiles from now on; returns the pass, which knows them.
 
     `cluster` is a preset (`lagom_overlap.hardware.preset_names`), filled node by node; without one, ranks share nodes
-    as the launcher says (LOCAL_WORLD_SIZE). `decide` takes the planner's place (`job.plan_apply.PlanFile`: plans that
+    as the launcher says (LOCAL_WORLD_SIZE). `decide` takes the planner's place (`lagom_overlap.PlanFile`: plans that
     were made before, and nothing is timed). Without `measure` times come from the cost model of that preset. The search
     does `million_steps` of work per graph, which finds the same plan of the same times however loaded the machine is;
     with `budget_s` it ends after that many seconds all the same. Settings of `torch._inductor.config` change:

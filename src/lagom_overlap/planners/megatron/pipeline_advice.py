@@ -9,9 +9,6 @@ from dataclasses import dataclass, replace
 from lagom_overlap.planners.megatron.pipeline import MICRO_BATCHES_PER_STAGE, SlotSeconds, bubble_share, pipeline_s
 from lagom_overlap.workload.parallel import ParallelLayout, PipelineSchedule
 
-MOST_TRANSFER_SHARE = 0.05
-"""The notes' promise where there are micro-batches enough."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineAdvice:

@@ -56,10 +56,6 @@ _USERBUFFERS = {
     (Fabric.NETWORK, False): _Counts(1, 4),
     (Fabric.NETWORK, True): _Counts(1, 1),
 }
-POINT_TO_POINT_SMS = (1, 4)
-"""Fewest and most of NCCL's point-to-point."""
-COPY_ENGINE_SMS = 0
-"""A transfer by copy engine, as userbuffers inside a node use for gathers, takes none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
