@@ -12,6 +12,7 @@ from lagom_overlap.errors import TableError
 from lagom_overlap.nccl_plugin import ProfileRing, read_profile
 from lagom_overlap.nccl_plugin import table_layout as layout
 from lagom_overlap.nccl_plugin.profile_log import ProfileFlag
+from lagom_overlap.nccl_plugin.ring_file import RingFile
 
 AR, AG, RS = CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER
 VERSIONS = (4, 5, 6)
@@ -228,6 +229,27 @@ def test_a_ring_is_read_piece_by_piece_and_an_entry_under_way_is_left_for_later(
     file[2]["sequence"] = 3
     log = ring.take()
     assert ([c.call for c in log.collectives], log.num_lost) == ([1, 2], 0)
+
+
+def test_an_entry_that_is_completed_between_two_looks_is_taken_later(make_comm, profile, monkeypatch):
+    comm = make_comm()
+    ring = ProfileRing(profile)
+    for _ in range(3):
+        comm.run(comm.launch("AllReduce", 4, "ncclInt8", 1), {0: (1, 2)})
+    read, looks = RingFile._entries, []
+
+    def read_early(file, first, end):
+        entries = read(file, first, end).copy()
+        if not looks:
+            entries[-1]["sequence"] = 0  # still being written
+        looks.append(end)
+        return entries
+
+    monkeypatch.setattr(RingFile, "_entries", read_early)
+    log = ring.take()
+    assert ([c.call for c in log.collectives], log.num_lost) == ([0, 1], 0)
+    log = ring.take()
+    assert ([c.call for c in log.collectives], log.num_lost) == ([2], 0)
 
 
 def test_a_ring_that_was_overrun_says_how_many_entries_are_lost(make_comm, profile, monkeypatch):

@@ -10,15 +10,16 @@ from pathlib import Path
 import pytest
 
 from lagom_overlap.errors import JobError
-from lagom_overlap.jobfile.build import groups_of, iteration_of
+from lagom_overlap.jobfile.build import contention_model_of, groups_of, iteration_of
 from lagom_overlap.jobfile.spec import JobSpec, read_job
 from lagom_overlap.jobfile.step import job_step
 from lagom_overlap.planners.simulated import simulated
+from lagom_overlap.planners.times import ModelTimes
 from lagom_overlap.verbs.compare import CompareRequest, run_compare
 from lagom_overlap.verbs.plan_problem import read_input
 from lagom_overlap.verbs.simulate import SimulateRequest, run_simulate
 from lagom_overlap.verbs.tune import TuneRequest, run_tune
-from lagom_overlap.workload import Iteration, find_overlap_groups
+from lagom_overlap.workload import Gemm, Iteration, find_overlap_groups
 from lagom_overlap.workload.step import DDP, DEEPSPEED, FSDP2, MEGATRON, IssueRules
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -94,6 +95,19 @@ def test_a_verb_takes_an_example_or_says_why_not(name: str) -> None:
             read_input(EXAMPLES / name)
     elif spec.program is None:  # a program is captured and timed on real ranks: tests of plan run those
         assert read_input(EXAMPLES / name).problem.iteration.ops
+
+
+@pytest.mark.parametrize("preset", ["a40_nvlink", "h100_dgx"])
+def test_a_product_of_a_captured_step_has_the_price_of_a_built_one(tmp_path: Path, preset: str) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(
+        f'[job]\nname = "x"\n[model]\nname = "phi-2"\nseq_len = 1024\n[cluster]\npreset = "{preset}"\n'
+        "[parallel]\nfsdp = 8\n"
+    )
+    given, product = read_input(path).problem, Gemm(4096, 4096, 4096)
+    assert isinstance(given.times, ModelTimes)
+    built, captured = given.times.price.model, contention_model_of(read_job(path), given.cluster)
+    assert captured.kernel_seconds(captured.kernel(product)) == built.kernel_seconds(built.kernel(product))
 
 
 @pytest.mark.parametrize("name", MODELS)
