@@ -247,6 +247,22 @@ def measurements_figure(curves: Sequence[Curve]) -> go.Figure:
     return lay_out(figure, 320, xaxis=axis, yaxis={"title": {"text": "measurements"}, "rangemode": "tozero"})
 
 
+def _line(
+    curve: Curve, values: Sequence[float], hover: str, *, colour: int, is_named: bool, dash: str = "solid"
+) -> go.Scatter:
+    """One curve of a panel; the first panel names it for all."""
+    return go.Scatter(
+        x=curve.x,
+        y=values,
+        name=curve.name,
+        legendgroup=curve.name,
+        showlegend=is_named,
+        mode="lines+markers",
+        line={"color": colour_of(colour), "width": 2, "dash": dash},
+        hovertemplate=f"{hover}<extra>{label(curve.name)}</extra>",
+    )
+
+
 def hidden_figure(curves: Sequence[Curve]) -> go.Figure:
     """Hidden communication by micro-batch; bands are the notes' ranges."""
     mine = [curve for curve in curves if curve.kind == "hidden"]
@@ -256,16 +272,7 @@ def hidden_figure(curves: Sequence[Curve]) -> go.Figure:
     for curve in mine:
         col = profiles.index(curve.profile) + 1
         figure.add_trace(
-            go.Scatter(
-                x=curve.x,
-                y=curve.y,
-                name=curve.name,
-                legendgroup=curve.name,
-                showlegend=col == 1,
-                mode="lines+markers",
-                line={"color": colour_of(kinds.index(curve.name)), "width": 2},
-                hovertemplate=f"%{{x:g}} sequences: %{{y:.0f}} %<extra>{label(curve.name)}</extra>",
-            ),
+            _line(curve, curve.y, "%{x:g} sequences: %{y:.0f} %", colour=kinds.index(curve.name), is_named=col == 1),
             row=1,
             col=col,
         )
@@ -286,19 +293,13 @@ def scaling_figure(curves: Sequence[Curve]) -> go.Figure:
     for curve in mine:
         col = profiles.index(curve.profile) + 1
         figure.add_trace(
-            go.Scatter(
-                x=curve.x,
-                y=[100 * value for value in curve.y],
-                name=curve.name,
-                legendgroup=curve.name,
-                showlegend=col == 1,
-                mode="lines+markers",
-                line={
-                    "color": colour_of(names.index(curve.name) // 2),
-                    "width": 2,
-                    "dash": "dot" if "not" in curve.name else "solid",
-                },
-                hovertemplate=f"%{{x:g}} GPUs: %{{y:.1f}} %<extra>{label(curve.name)}</extra>",
+            _line(
+                curve,
+                [100 * value for value in curve.y],
+                "%{x:g} GPUs: %{y:.1f} %",
+                colour=names.index(curve.name) // 2,
+                is_named=col == 1,
+                dash="dot" if "not" in curve.name else "solid",
             ),
             row=1,
             col=col,
