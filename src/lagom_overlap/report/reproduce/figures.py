@@ -29,6 +29,8 @@ VERDICT_COLOURS: Final = {
 }
 PUBLISHED_GAINS: Final = {"fsdp": (1.10, 1.33), "tp": (1.08, 1.16), "ep": (1.07, 1.08)}
 """Lagom over NCCL by strategy (section 4.2)."""
+OVER_TITLES: Final = {"y": 1.1}
+"""Where a legend stands that leaves room for the titles of panels."""
 CLUSTERS: Final = {"a40_nvlink": "A", "a40_pcie": "B"}
 
 
@@ -114,7 +116,7 @@ def sweep_figure(curves: Sequence[Curve], kind: str, axis: str) -> go.Figure:
     # Titles at the outer edges only: between two panels they would lie on each other.
     figure.update_yaxes(title_text="communication (ms)", secondary_y=False, col=1)
     figure.update_yaxes(title_text="computation / alone", secondary_y=True, col=len(profiles))
-    return figure.update_layout(legend={"y": 1.1})
+    return figure.update_layout(legend=OVER_TITLES)
 
 
 def trade_figure(curves: Sequence[Curve]) -> go.Figure:
@@ -142,7 +144,7 @@ def trade_figure(curves: Sequence[Curve]) -> go.Figure:
     lay_out(figure, 330)
     figure.update_xaxes(title_text="communication X (ms)")
     figure.update_yaxes(title_text="computation Y (ms)", col=1)
-    return figure.update_layout(legend={"y": 1.1})
+    return figure.update_layout(legend=OVER_TITLES)
 
 
 def gains_figure(cases: Sequence[Case], profile: str) -> go.Figure:
@@ -281,7 +283,7 @@ def hidden_figure(curves: Sequence[Curve]) -> go.Figure:
     lay_out(figure, 360)
     figure.update_xaxes(title_text="micro-batch (sequences of 2048 tokens)")
     figure.update_yaxes(title_text="hidden (%)", range=[0, 100], col=1)
-    return figure.update_layout(legend={"y": 1.1})
+    return figure.update_layout(legend=OVER_TITLES)
 
 
 def scaling_figure(curves: Sequence[Curve]) -> go.Figure:
@@ -316,4 +318,4 @@ def scaling_figure(curves: Sequence[Curve]) -> go.Figure:
     lay_out(figure, 340)
     figure.update_xaxes(title_text="GPUs", **log_axis(14, 1200))
     figure.update_yaxes(title_text="efficiency (%)", range=[0, 105], col=1)
-    return figure
+    return figure.update_layout(legend=OVER_TITLES)
