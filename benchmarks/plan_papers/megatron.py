@@ -7,7 +7,7 @@ from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.planners.base import OpTimes, PlanProblem
 from lagom_overlap.planners.deadline import Work
-from lagom_overlap.planners.megatron.advice import advise, recommended, scale_of, step_s
+from lagom_overlap.planners.megatron.advice import Trials, advise, recommended, scale_of
 from lagom_overlap.planners.megatron.flags import MegatronFlags, TensorOverlap
 from lagom_overlap.planners.megatron.notes_check import LLAMA_70B
 from lagom_overlap.planners.megatron.planner import Megatron
@@ -66,8 +66,8 @@ def megatron(work: Work) -> Iterator[str]:
     for num_gpus in (64, 256, 1024):
         scale = scale_of(num_gpus)
         chosen = recommended(scale)
-        contended_switches = {one.switch: one for one in advise(problem, chosen, contended)}
-        for one in advise(problem, chosen):
+        contended_switches = {one.switch: one for one in advise(Trials(problem, contended), chosen)}
+        for one in advise(Trials(problem), chosen):
             other = contended_switches.get(one.switch)
             rows.append(
                 [
@@ -76,7 +76,7 @@ def megatron(work: Work) -> Iterator[str]:
                     f"{one.without_s * 1e3:.0f}",
                     f"{one.with_s * 1e3:.0f}",
                     f"{one.gain:.1%}",
-                    f"{step_s(problem, chosen, contended) * 1e3:.0f}",
+                    f"{Trials(problem, contended).step_s(chosen) * 1e3:.0f}",
                     "-" if other is None else f"{other.gain:.1%}",
                 ]
             )

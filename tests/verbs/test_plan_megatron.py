@@ -11,13 +11,14 @@ from lagom_overlap.errors import JobError
 from lagom_overlap.export.tp_overlap import tp_overlap_yaml
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.planners.base import PlanProblem
+from lagom_overlap.planners.deadline import Work
 from lagom_overlap.planners.effects import MIN_GAIN
 from lagom_overlap.planners.megatron.flags import MegatronFlags, TensorOverlap
 from lagom_overlap.planners.simulated import simulated
 from lagom_overlap.planners.times import ModelTimes
 from lagom_overlap.results.plan import MegatronEffects
 from lagom_overlap.verbs.plan import PlanRequest, planned, run_plan
-from lagom_overlap.verbs.plan_megatron import megatron_lines, megatron_plan
+from lagom_overlap.verbs.plan_megatron import UNTRIED, megatron_lines, megatron_plan
 from lagom_overlap.verbs.plan_problem import read_input
 from lagom_overlap.workload import CommOp, CompOp, Iteration, MemoryBound
 
@@ -97,6 +98,48 @@ def test_sequence_parallelism_is_predicted_on_its_own_step_and_advised_if_it_gai
     applied = run_plan(read_input(path), PlanRequest(apply=tmp_path / "run" / "plan.toml"))
     assert applied.megatron is not None
     assert applied.megatron.arguments == found.arguments
+
+
+def test_an_applied_plan_with_sequence_parallelism_is_predicted_on_the_step_that_has_it(tmp_path: Path) -> None:
+    """The figure is that of the same switches in a job that asks for sequence parallelism itself."""
+    path, with_it = tmp_path / "job.toml", tmp_path / "with.toml"
+    with_it.write_text(JOB + "zero_stage = 1\nglobal_batch = 4\n")
+    path.write_text(with_it.read_text().replace("sequence_parallel = true\n", ""))
+    run_plan(read_input(path), PlanRequest(out=tmp_path / "run"))
+    plan = tmp_path / "run" / "plan.toml"
+    head, _, _ = plan.read_text().partition("[megatron]")
+    plan.write_text(f"{head}[megatron]\nsequence_parallel = true\n")
+    applied = run_plan(read_input(path), PlanRequest(apply=plan))
+    given = read_input(with_it)
+    other = megatron_plan(given.problem, given.num_ranks, wanted=MegatronFlags())
+    assert applied.iteration_s.after == other.step.makespan_s
+    assert applied.megatron is not None
+    assert "--sequence-parallel" in applied.megatron.arguments
+    row = next(one for one in applied.megatron.switches if one.switch == "--sequence-parallel")
+    assert row.with_s == applied.iteration_s.after != row.without_s
+
+
+def test_sequence_parallelism_of_a_step_without_tensor_parallelism_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(JOB.replace("tensor = 2\n", "").replace("sequence_parallel = true\n", "zero_stage = 1\n"))
+    run_plan(read_input(path), PlanRequest(out=tmp_path / "run"))
+    plan = tmp_path / "run" / "plan.toml"
+    plan.write_text(plan.read_text().replace("sequence_parallel = false", "sequence_parallel = true"))
+    with pytest.raises(JobError, match="cannot be predicted with sequence parallelism"):
+        run_plan(read_input(path), PlanRequest(apply=plan))
+
+
+def test_a_spent_budget_leaves_switches_untried_and_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(JOB + "zero_stage = 1\nglobal_batch = 4\n")
+    given = read_input(path)
+    whole = megatron_plan(replace(given.problem, work=Work(40)), given.num_ranks)
+    cut = megatron_plan(replace(given.problem, work=Work(1e-6)), given.num_ranks)
+    assert UNTRIED in cut.plan.notes
+    assert UNTRIED not in whole.plan.notes
+    assert whole.effects.switches
+    assert not cut.effects.switches
+    assert whole.step.makespan_s <= cut.step.makespan_s
 
 
 def test_megatrons_own_step_and_its_switches_are_simulated_alike(tmp_path: Path) -> None:

@@ -239,9 +239,19 @@ def _wanted(given: PlanInput) -> MegatronFlags | None:
 
 
 def _megatron(given: PlanInput, wanted: MegatronFlags | None) -> Planned:
-    """Megatron-LM's switches: those given, or those that pay."""
+    """Megatron-LM's switches: those given, or those that pay.
+
+    Raises:
+        JobError: if sequence parallelism is wanted of a step that has none and cannot be made with it.
+    """
     start = time.monotonic()
-    sequence = None if given.sequence is None or wanted is not None else given.sequence()
+    is_asked = wanted is None or wanted.sequence_parallel
+    sequence = given.sequence() if given.sequence is not None and is_asked else None
+    if wanted is not None and wanted.sequence_parallel and sequence is None and not given.has_sequence:
+        raise JobError(
+            "megatron.sequence_parallel: this step cannot be predicted with sequence parallelism; that needs a named "
+            "model with tensor parallelism, and times of the cost model"
+        )
     made = megatron_plan(given.problem, given.num_ranks, pipeline=given.pipeline, sequence=sequence, wanted=wanted)
     before = simulated(given.problem, given.issued)
     refuse_beyond("the plan", made.step.peak_bytes, given.problem.memory_limit_bytes)

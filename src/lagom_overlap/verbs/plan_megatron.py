@@ -10,14 +10,15 @@ from lagom_overlap.export.tp_overlap import TP_OVERLAP_FILE, tp_overlap_yaml
 from lagom_overlap.jobfile.step import JobStep
 from lagom_overlap.planners.base import Plan, PlanProblem
 from lagom_overlap.planners.carriers import SETTINGS_PLANNERS, Carrier
+from lagom_overlap.planners.deadline import Deadline
 from lagom_overlap.planners.effects import MIN_GAIN, SwitchAdvice
 from lagom_overlap.planners.megatron.advice import (
     Scale,
+    Trials,
     advise,
     best_bucket,
     recommended,
     scale_of,
-    step_s,
     without_overlap_s,
     worthwhile,
 )
@@ -37,6 +38,10 @@ from lagom_overlap.workload import CommOp, Iteration, Phase
 from lagom_overlap.workload.step.groups import DATA, PIPELINE
 
 ARGUMENTS_FILE: Final = "megatron_args.sh"
+UNTRIED: Final = (
+    "The planning budget ended before every switch was tried: one without a figure is Megatron's usual recommendation, "
+    "not a prediction. [plan] budget_s allows more."
+)
 _BLACKWELL: Final = ("b200", "gb200", "b300", "gb300")
 
 
@@ -87,28 +92,21 @@ def megatron_plan(
     """Of the switches recommended for the scale those that pay on this step, each predicted with the others applied.
 
     `sequence` is the same job's step with sequence parallelism, where it has none. `wanted` are switches to take as
-    they are.
+    they are. What the problem's budget leaves untried is said in the plan's notes.
 
     Raises:
         JobError: if the switches exclude each other on this step.
     """
-    scale = scale_of(num_gpus)
     price = problem.times.price if isinstance(problem.times, ModelTimes) else None
-    more: list[SwitchAdvice] = []
+    deadline, scale = problem.deadline(), scale_of(num_gpus)
     if wanted is None:
-        flags, dropped = _chosen(problem, scale, price)
-        if sequence is not None:
-            others, others_dropped = _chosen(sequence, scale, price)
-            without_s, with_s = step_s(problem, flags, price), step_s(sequence, others, price)
-            found = SwitchAdvice(switch="--sequence-parallel", without_s=without_s, with_s=with_s)
-            if found.gain > MIN_GAIN:
-                problem, flags, dropped = sequence, replace(others, sequence_parallel=True), others_dropped
-                more.append(found)
-            else:
-                dropped = (*dropped, found)
-        flags = _interleaved(flags, pipeline)
+        found = _searched(problem, sequence, scale, price, deadline)
+        found = replace(found, flags=_interleaved(found.flags, pipeline))
     else:
-        flags, dropped = wanted, ()
+        found = _taken(problem, sequence, wanted, price, deadline)
+    trials, flags = found.trials, found.flags
+    problem = trials.problem
+    switches = (*found.more, *advise(trials, flags))
     step, iteration, configs = _simulated(problem, flags, price)
     effects = MegatronEffects(
         scale=str(scale),
@@ -120,9 +118,9 @@ def megatron_plan(
             is_blackwell=problem.cluster.gpu.name.lower().startswith(_BLACKWELL),
         ),
         step_s=step.makespan_s,
-        without_overlap_s=without_overlap_s(problem, flags, price),
-        switches=(*more, *advise(problem, flags, price)),
-        not_advised=dropped,
+        without_overlap_s=without_overlap_s(trials, flags),
+        switches=switches,
+        not_advised=found.dropped,
         pipeline=pipeline,
     )
     graph = task_graph(problem)
@@ -133,23 +131,71 @@ def megatron_plan(
         lower_bound_s=graph.seconds(lower_bound(graph)),
         configs=configs,
         settings=flags,
+        notes=(*((UNTRIED,) if found.was_cut else ()), *deadline.remarks()),
     )
     return MegatronPlan(plan=plan, step=step, effects=effects)
 
 
-def _chosen(
-    problem: PlanProblem, scale: Scale, price: FrameworkModel | None
-) -> tuple[MegatronFlags, tuple[SwitchAdvice, ...]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """Switches for the step of `trials`, what sequence parallelism brings to them, and what was dropped."""
+
+    trials: Trials
+    flags: MegatronFlags
+    more: tuple[SwitchAdvice, ...] = ()
+    dropped: tuple[SwitchAdvice, ...] = ()
+    was_cut: bool = False
+
+
+def _searched(
+    problem: PlanProblem, sequence: PlanProblem | None, scale: Scale, price: FrameworkModel | None, deadline: Deadline
+) -> _Found:
+    """The switches that pay, on the step with sequence parallelism if that pays; half of the budget for each."""
+    first = deadline if sequence is None else deadline.within(0.5 * deadline.left_s)
+    plain = _chosen(Trials(problem, price, first), scale)
+    if sequence is None or deadline.left_s <= 0:
+        return replace(plain, was_cut=plain.trials.was_cut or sequence is not None)
+    other = _chosen(Trials(sequence, price, deadline), scale)
+    gained = _sequence_advice(plain.trials.step_s(plain.flags), other.trials.step_s(other.flags))
+    was_cut = plain.trials.was_cut or other.trials.was_cut
+    if gained.gain > MIN_GAIN:
+        return replace(other, flags=replace(other.flags, sequence_parallel=True), more=(gained,), was_cut=was_cut)
+    return replace(plain, dropped=(*plain.dropped, gained), was_cut=was_cut)
+
+
+def _taken(
+    problem: PlanProblem,
+    sequence: PlanProblem | None,
+    wanted: MegatronFlags,
+    price: FrameworkModel | None,
+    deadline: Deadline,
+) -> _Found:
+    """These switches, on the step that they mean."""
+    if sequence is None or not wanted.sequence_parallel:
+        return _Found(trials=Trials(problem, price, deadline), flags=wanted)
+    trials = Trials(sequence, price, deadline)
+    if wanted.tensor_overlap is TensorOverlap.PIPELINED:  # there is no such step without
+        return _Found(trials=trials, flags=wanted)
+    without_s = Trials(problem, price, deadline).step_s(wanted)
+    return _Found(trials=trials, flags=wanted, more=(_sequence_advice(without_s, trials.step_s(wanted)),))
+
+
+def _sequence_advice(without_s: float, with_s: float) -> SwitchAdvice:
+    return SwitchAdvice(switch="--sequence-parallel", without_s=without_s, with_s=with_s)
+
+
+def _chosen(trials: Trials, scale: Scale) -> _Found:
     """The switches that pay, and those that do not."""
+    problem = trials.problem
     phases = {op.name: op.origin.phase for op in problem.iteration.comms}
     sharded = any(phases[buffer.maker] is Phase.BACKWARD for buffer in parameter_gathers(problem.iteration))
     exchanges = any(op.collective.kind is CollectiveKind.ALL_TO_ALL for op in problem.iteration.comms)
     wanted = recommended(scale, fully_sharded=sharded)
     if exchanges:
         wanted = _with_experts(problem, recommended(scale, has_experts=True, fully_sharded=sharded), wanted)
-    flags, dropped = worthwhile(problem, wanted, price)
-    flags, sizes = best_bucket(problem, flags, price)
-    return flags, (*dropped, *sizes)
+    flags, dropped = worthwhile(trials, wanted)
+    flags, sizes = best_bucket(trials, flags)
+    return _Found(trials=trials, flags=flags, dropped=(*dropped, *sizes))
 
 
 def _interleaved(flags: MegatronFlags, pipeline: PipelineEffects | None) -> MegatronFlags:

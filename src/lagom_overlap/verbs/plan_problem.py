@@ -60,8 +60,8 @@ class PlanInput:
     `issued` is the step as the framework runs it before any plan. `planner` and `carrier` are the job's, if it names
     any. `times` says which of the problem's times were measured (None: none). `is_on_cores`: its ranks are CPU
     processes. `pipeline` is what several stages mean for their transfers. `sequence` makes the job's step with sequence
-    parallelism, where it has tensor parallelism without it. `ranks` run the program, if the job has one and names a
-    backend that runs it; close it.
+    parallelism, where it has tensor parallelism without it; `has_sequence`: it has it. `ranks` run the program, if the
+    job has one and names a backend that runs it; close it.
     """
 
     name: str
@@ -79,6 +79,7 @@ class PlanInput:
     is_on_cores: bool = False
     pipeline: PipelineEffects | None = None
     sequence: Callable[[], PlanProblem] | None = field(default=None, repr=False)
+    has_sequence: bool = False
     ranks: ProgramRanks | None = None
 
     def close(self) -> None:
@@ -188,7 +189,12 @@ def _of_job(spec: JobSpec, wish: TimesWish, check: Check) -> PlanInput:
     problem = replace(problem, pipeline=job.layout.pipeline, num_micro_batches=job.layout.num_micro_batches)
     notes = () if job.is_whole else (ONE_STAGE.format(stages=job.layout.pipeline),)
     given = _input(spec, problem, step.issued, job.layout.num_gpus, found, more=notes)
-    return replace(given, pipeline=pipeline_effects(job, times), sequence=_with_sequence(spec, job, problem))
+    return replace(
+        given,
+        pipeline=pipeline_effects(job, times),
+        sequence=_with_sequence(spec, job, problem),
+        has_sequence=job.layout.sequence_parallel,
+    )
 
 
 def _with_sequence(spec: JobSpec, job: JobStep, problem: PlanProblem) -> Callable[[], PlanProblem] | None:

@@ -7,7 +7,7 @@ from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.planners.base import PlanProblem
 from lagom_overlap.planners.megatron import baselines
-from lagom_overlap.planners.megatron.advice import Scale, advise, recommended, scale_of, without_overlap_s
+from lagom_overlap.planners.megatron.advice import Scale, Trials, advise, recommended, scale_of, without_overlap_s
 from lagom_overlap.planners.megatron.flags import MegatronFlags, TensorOverlap, default_bucket_elements
 from lagom_overlap.planners.megatron.notes_check import LLAMA_70B, OverlapRow, OverlapTable, check_table
 from lagom_overlap.planners.megatron.pipeline import (
@@ -287,10 +287,10 @@ def test_recommendations_follow_the_notes_scales() -> None:
 def test_advice_says_what_each_switch_brings() -> None:
     found = problem(data=8, zero_stage=3, global_batch=8)
     flags = replace(recommended(Scale.SMALL), bucket_elements=1)
-    advice = {one.switch: one for one in advise(found, flags)}
+    advice = {one.switch: one for one in advise(Trials(found), flags)}
     assert set(advice) == {"--overlap-grad-reduce", "--overlap-param-gather", "--ddp-bucket-size 1"}
     assert all(advice[switch].gain > 0 for switch in ("--overlap-grad-reduce", "--overlap-param-gather"))
-    assert without_overlap_s(found, flags) > max(one.without_s for one in advice.values())
+    assert without_overlap_s(Trials(found), flags) > max(one.without_s for one in advice.values())
 
 
 def test_speed_up_never_exceeds_the_cap_of_overlap() -> None:

@@ -9,7 +9,7 @@ from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.planners.base import PlanProblem
 from lagom_overlap.planners.effects import MIN_GAIN
-from lagom_overlap.planners.megatron.advice import Scale, advise, recommended, step_s, worthwhile
+from lagom_overlap.planners.megatron.advice import Scale, Trials, advise, recommended, worthwhile
 from lagom_overlap.planners.megatron.flags import MegatronFlags, TensorOverlap
 from lagom_overlap.planners.megatron.pipeline import SlotSeconds
 from lagom_overlap.planners.megatron.pipeline_advice import check_micro_batches, pipeline_advice
@@ -56,22 +56,24 @@ def test_fewer_sms_never_make_the_contended_step_longer() -> None:
     found = problem(data=16, zero_stage=3, global_batch=16)
     flags = recommended(Scale.SMALL, fully_sharded=True)
     assert contended_s(found, flags, PRICE) <= contended_s(found, replace(flags, nccl_userbuffers=False), PRICE)
-    rows = {advice.switch: advice for advice in advise(found, flags, PRICE)}
+    rows = {advice.switch: advice for advice in advise(Trials(found, PRICE), flags)}
     assert rows["--nccl-ub"].gain > 0
-    assert "--nccl-ub" not in {advice.switch for advice in advise(found, flags)}  # without contention SMs cost nothing
+    assert "--nccl-ub" not in {
+        advice.switch for advice in advise(Trials(found), flags)
+    }  # without contention SMs cost nothing
 
 
 def test_contention_makes_a_step_longer_and_without_overlap_there_is_none() -> None:
     found = problem(data=16, zero_stage=3, global_batch=16)
     flags = MegatronFlags()
-    assert step_s(found, flags, PRICE) > step_s(found, flags)
+    assert Trials(found, PRICE).step_s(flags) > Trials(found).step_s(flags)
     apart = MegatronFlags(
         overlap_grad_reduce=False,
         overlap_param_gather=False,
         tensor_overlap=TensorOverlap.NONE,
         bucket_elements=1 << 40,
     )
-    assert step_s(found, apart, PRICE) == pytest.approx(step_s(found, apart), rel=1e-4)
+    assert Trials(found, PRICE).step_s(apart) == pytest.approx(Trials(found).step_s(apart), rel=1e-4)
 
 
 JOBS = {
@@ -89,13 +91,13 @@ JOBS = {
 def test_only_switches_that_shorten_the_contended_step_are_advised(name: str, scale: Scale) -> None:
     found = problem(**JOBS[name])
     wanted = recommended(scale, fully_sharded=name == "sharded")
-    flags, not_advised = worthwhile(found, wanted, PRICE)
+    flags, not_advised = worthwhile(Trials(found, PRICE), wanted)
     assert "--no-async-tensor-model-parallel-allreduce" not in flags.arguments()
     step = contended_s(found, flags, PRICE)
     # Megatron's own defaults, the notes' choice, and each of ours left out: none is clearly shorter
     bare = MegatronFlags(overlap_grad_reduce=False, overlap_param_gather=False)
     assert step <= (1 + MIN_GAIN) ** 3 * min(contended_s(found, other, PRICE) for other in (wanted, bare))
-    for one in advise(found, flags, PRICE):
+    for one in advise(Trials(found, PRICE), flags):
         needed = one.switch == "--overlap-grad-reduce" and flags.overlap_param_gather
         assert one.with_s == step
         assert one.gain > MIN_GAIN or needed or one.switch.startswith("bulk")
@@ -109,7 +111,7 @@ def test_a_switch_that_our_model_predicts_to_lose_is_named_with_its_loss() -> No
     """At small scale the notes turn off what Megatron overlaps by default: 5 % slower under contention."""
     found = problem(**JOBS["tensor and sharded optimizer"])
     notes = recommended(Scale.SMALL)
-    flags, _ = worthwhile(found, notes, PRICE)
+    flags, _ = worthwhile(Trials(found, PRICE), notes)
     assert flags.tensor_overlap is TensorOverlap.BULK
     assert contended_s(found, flags, PRICE) < contended_s(found, notes, PRICE)
 
@@ -118,7 +120,9 @@ def test_userbuffers_join_no_pieces() -> None:
     found = problem(tensor=8, data=2, sequence_parallel=True, global_batch=2)
     flags = recommended(Scale.LARGE)
     alone = replace(CONTENDED.profile, overlap_norm=CONTENDED.profile.overlap_norm)
-    assert contended_s(found, flags, FrameworkModel(replace(CONTENDED, profile=alone))) < 1.2 * step_s(found, flags)
+    assert contended_s(found, flags, FrameworkModel(replace(CONTENDED, profile=alone))) < 1.2 * Trials(found).step_s(
+        flags
+    )
 
 
 def test_interleaving_shortens_the_bubble_as_the_closed_form_says() -> None:

@@ -11,9 +11,11 @@ and without each switch and says what changes; under a contention model also wha
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
+from typing import Final
 
 from lagom_overlap.errors import JobError
 from lagom_overlap.planners.base import PlanProblem
+from lagom_overlap.planners.deadline import Deadline
 from lagom_overlap.planners.effects import MIN_GAIN, SwitchAdvice
 from lagom_overlap.planners.megatron.flags import MegatronFlags, TensorOverlap, default_bucket_elements
 from lagom_overlap.planners.megatron.planner import Megatron
@@ -25,6 +27,56 @@ from lagom_overlap.sim.framework import FrameworkModel
 SMALL_GPUS, MEDIUM_GPUS = 64, 256
 _BUCKET_FACTORS = (0.25, 0.5, 2.0, 4.0)
 """Of Megatron's rule: smaller buckets start earlier, larger ones waste less latency."""
+_RESERVE: Final = 5.0
+"""Simulations that take as long as a trial and what comes after the last one: the plan, its memory, its bound."""
+_SIMULATION_STEPS: Final = 150
+"""Per operator, of the step that switches mean and its simulation: what `OPERATOR_STEPS` is for a graph."""
+
+
+class Trials:
+    """One step under settings of Megatron's switches, each simulated once, within the problem's budget.
+
+    With a contention model computations and collectives slow each other; without one they do not.
+    """
+
+    def __init__(
+        self, problem: PlanProblem, price: FrameworkModel | None = None, deadline: Deadline | None = None
+    ) -> None:
+        self.problem, self.price = problem, price
+        self._deadline = deadline or problem.deadline()
+        self._known: dict[MegatronFlags, float] = {}
+        self._longest_s = 0.0
+        self.was_cut = False
+
+    def may_try(self, flags: MegatronFlags) -> bool:
+        """Whether the step of these switches is known, or there is budget to simulate it; `was_cut` notes a no."""
+        if _of_one_step(flags) in self._known or self._deadline.left_s > _RESERVE * self._longest_s:
+            return True
+        self.was_cut = True
+        return False
+
+    def step_s(self, flags: MegatronFlags) -> float:
+        """The predicted step (s) that the switches mean.
+
+        Raises:
+            JobError: if a switch does not suit the step.
+        """
+        key = _of_one_step(flags)
+        if key not in self._known:
+            begin_s = self._deadline.elapsed_s
+            self._deadline.spend(_SIMULATION_STEPS * len(self.problem.iteration.ops))
+            if self.price is not None:
+                found = contended_s(self.problem, flags, self.price)
+            else:
+                found = predict(self.problem, Megatron(flags).step(self.problem)).overlap.makespan_s
+            self._known[key] = found
+            self._longest_s = max(self._longest_s, self._deadline.elapsed_s - begin_s)
+        return self._known[key]
+
+
+def _of_one_step(flags: MegatronFlags) -> MegatronFlags:
+    """Without what is of another step than the one that is simulated."""
+    return replace(flags, sequence_parallel=False, virtual_layers=None, interleaved=False, overlap_p2p=False)
 
 
 class Scale(StrEnum):
@@ -57,16 +109,18 @@ def recommended(scale: Scale, *, has_experts: bool = False, fully_sharded: bool 
     return replace(flags, overlap_experts=True, delay_weight_grad=True) if has_experts else flags
 
 
-def advise(problem: PlanProblem, flags: MegatronFlags, price: FrameworkModel | None = None) -> tuple[SwitchAdvice, ...]:
+def advise(trials: Trials, flags: MegatronFlags) -> tuple[SwitchAdvice, ...]:
     """The effect of every switch that is on, largest first; switches that the step has no use for are left out.
 
-    With a contention model computations and collectives slow each other; without one they do not.
+    So are those that the budget left untried.
     """
-    with_s = step_s(problem, flags, price)
+    with_s = trials.step_s(flags)
     found: list[SwitchAdvice] = []
     for switch, without in _one_off(flags):
+        if not trials.may_try(without):
+            continue
         try:
-            without_s = step_s(problem, without, price)
+            without_s = trials.step_s(without)
         except JobError:
             continue
         if without_s != with_s:
@@ -74,36 +128,37 @@ def advise(problem: PlanProblem, flags: MegatronFlags, price: FrameworkModel | N
     return tuple(sorted(found, key=lambda advice: -advice.gain))
 
 
-def worthwhile(
-    problem: PlanProblem, wanted: MegatronFlags, price: FrameworkModel | None = None
-) -> tuple[MegatronFlags, tuple[SwitchAdvice, ...]]:
+def worthwhile(trials: Trials, wanted: MegatronFlags) -> tuple[MegatronFlags, tuple[SwitchAdvice, ...]]:
     """The wanted switches without those that do not pay, and what each of those would bring, worst first.
 
-    The switch whose absence lengthens the step least is dropped, and again, until each that is left gains `MIN_GAIN`.
+    The switch whose absence lengthens the step least is dropped, and again, until each that is left gains `MIN_GAIN`
+    or the budget ends; then the switches that were not tried stay.
     """
     start = wanted
     if wanted.tensor_overlap is TensorOverlap.NONE:
         start = replace(wanted, tensor_overlap=TensorOverlap.BULK)  # Megatron's default: no switch turns it on
-    flags, best_s, dropped = start, step_s(problem, start, price), []
-    while found := _shortest_without_one(problem, flags, price, best_s):
+    flags, best_s, dropped = start, trials.step_s(start), []
+    while found := _shortest_without_one(trials, flags, best_s):
         switch, flags, best_s = found
         dropped.append(switch)
     costs = [
-        SwitchAdvice(switch=switch, without_s=best_s, with_s=step_s(problem, _with(switch, flags, start), price))
+        SwitchAdvice(switch=switch, without_s=best_s, with_s=trials.step_s(again))
         for switch in dropped
+        if trials.may_try(again := _with(switch, flags, start))
     ]
     return flags, tuple(sorted(costs, key=lambda advice: advice.gain))
 
 
 def _shortest_without_one(
-    problem: PlanProblem, flags: MegatronFlags, price: FrameworkModel | None, best_s: float
+    trials: Trials, flags: MegatronFlags, best_s: float
 ) -> tuple[str, MegatronFlags, float] | None:
     """(switch, the others, their step) of the switch to drop first; None if the step needs each of them."""
     tried = [
-        (step_s(problem, without, price), switch, without)
+        (trials.step_s(without), switch, without)
         for switch, without in _one_off(flags)
         if without.tensor_overlap is not TensorOverlap.NONE
         and (without.overlap_grad_reduce or not without.overlap_param_gather)  # Megatron refuses one without the other
+        and trials.may_try(without)
     ]
     found = min(tried, key=lambda one: one[0], default=None)
     return None if found is None or found[0] > best_s * (1.0 + MIN_GAIN) else (found[1], found[2], found[0])
@@ -161,30 +216,23 @@ def _one_off(flags: MegatronFlags) -> Sequence[tuple[str, MegatronFlags]]:
     return found
 
 
-def step_s(problem: PlanProblem, flags: MegatronFlags, price: FrameworkModel | None = None) -> float:
-    """The predicted step (s) that the switches mean, under a contention model if there is one."""
-    if price is not None:
-        return contended_s(problem, flags, price)
-    plan = Megatron(flags).plan(problem)
-    return predict(problem, plan.iteration).overlap.makespan_s
-
-
-def best_bucket(
-    problem: PlanProblem, flags: MegatronFlags, price: FrameworkModel | None = None
-) -> tuple[MegatronFlags, tuple[SwitchAdvice, ...]]:
+def best_bucket(trials: Trials, flags: MegatronFlags) -> tuple[MegatronFlags, tuple[SwitchAdvice, ...]]:
     """The flags with the bucket size that gains most over Megatron's rule, and what the sizes not advised would bring.
 
     Gradients that are reduced after backward have no use for other buckets.
     """
-    gradients = StepIndex(problem.iteration).gradient_comms
+    gradients = StepIndex(trials.problem.iteration).gradient_comms
     if not flags.overlap_grad_reduce or not gradients:
         return flags, ()
     rule = default_bucket_elements(max(op.collective.num_ranks for op in gradients))
-    own_s = step_s(problem, flags, price)
+    own_s = trials.step_s(flags)
     tried = []
     for factor in _BUCKET_FACTORS:
         sized = replace(flags, bucket_elements=int(rule * factor))
-        tried.append((step_s(problem, sized, price), sized))
+        if trials.may_try(sized):
+            tried.append((trials.step_s(sized), sized))
+    if not tried:
+        return flags, ()
     best_s, best = min(tried, key=lambda one: one[0])
     if own_s > best_s * (1.0 + MIN_GAIN):
         return best, ()
@@ -192,7 +240,7 @@ def best_bucket(
     return flags, (SwitchAdvice(switch=switch, without_s=own_s, with_s=best_s),)
 
 
-def without_overlap_s(problem: PlanProblem, flags: MegatronFlags, price: FrameworkModel | None = None) -> float:
+def without_overlap_s(trials: Trials, flags: MegatronFlags) -> float:
     """The predicted step with the same buckets and every switch off: each collective is waited for."""
     off = MegatronFlags(
         overlap_grad_reduce=False,
@@ -200,4 +248,4 @@ def without_overlap_s(problem: PlanProblem, flags: MegatronFlags, price: Framewo
         tensor_overlap=TensorOverlap.NONE,
         bucket_elements=flags.bucket_elements,
     )
-    return step_s(problem, off, price)
+    return trials.step_s(off)

@@ -44,7 +44,7 @@ from lagom_overlap.planners.megatron.roles import MegatronRole, Roles
 from lagom_overlap.planners.memory import copies_into
 from lagom_overlap.planners.resources import compute_stream
 from lagom_overlap.planners.step_index import StepIndex
-from lagom_overlap.workload import CommOp, CompOp, Gather, Gemm, Op, Phase
+from lagom_overlap.workload import CommOp, CompOp, Gather, Gemm, Iteration, Op, Phase
 from lagom_overlap.workload.rewrite.apply import rewritten
 from lagom_overlap.workload.rewrite.fuse import same_kind
 from lagom_overlap.workload.rewrite.steps import ChainLink, Fuse, Rewrite, Split
@@ -202,6 +202,20 @@ class Megatron:
         Raises:
             JobError: if a switch does not suit the iteration, or the plan needs more memory than the limit.
         """
+        rewrites, _, issue = self._issue(problem)
+        return finished(problem, self.name, rewrites, issue)
+
+    def step(self, problem: PlanProblem) -> Iteration:
+        """The step of that plan, and no bounds, memory or times of it.
+
+        Raises:
+            JobError: if a switch does not suit the iteration.
+        """
+        _, iteration, issue = self._issue(problem)
+        return rewritten(iteration, (issue.rewrite,))
+
+    def _issue(self, problem: PlanProblem) -> tuple[list[Rewrite], Iteration, Issue]:
+        """The rewrites but the last, what they make, and the order in which Megatron issues it."""
         rewrites = self._rewrites(problem)
         iteration = rewritten(problem.iteration, rewrites)
         index = StepIndex(iteration)
@@ -211,7 +225,7 @@ class Megatron:
             waits = (*waits, *((later, earlier) for earlier, later in framework_arcs(iteration)))
         order = order_by(iteration, self._ranks(index, roles), waits)
         streams = self._streams(index, roles)
-        return finished(problem, self.name, rewrites, Issue(order=order, streams=streams, waits=waits))
+        return rewrites, iteration, Issue(order=order, streams=streams, waits=waits)
 
     def _rewrites(self, problem: PlanProblem) -> list[Rewrite]:
         index = StepIndex(problem.iteration)

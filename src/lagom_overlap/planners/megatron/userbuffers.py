@@ -111,7 +111,7 @@ def contended(problem: PlanProblem, flags: MegatronFlags, price: FrameworkModel,
 
     A communicator runs one collective at a time, and the framework's launches are in it.
     """
-    planned = _joined_in_place(Megatron(flags).plan(problem).iteration)
+    planned = _joined_in_place(Megatron(flags).step(problem))
     model = price.model
     registered = RegisteredBuffers(*(getattr(model, field.name) for field in fields(model)))
     settings = _settings(problem, planned, flags, registered, sharp)

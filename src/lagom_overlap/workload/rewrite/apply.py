@@ -144,8 +144,12 @@ def rewritten(iteration: Iteration, rewrites: Iterable[Rewrite]) -> Iteration:
     """
     if not iteration.is_dataflow:
         raise JobError(f"iteration {iteration.name!r} does not hold its data flow: it cannot be rewritten")
-    draft = Draft(iteration)
+    draft: Draft | None = None  # of what the steps before have made of the iteration, while they draft
     for step in rewrites:
+        if isinstance(step, Reorder):
+            iteration, draft = reordered(iteration if draft is None else draft.finished(), step), None
+            continue
+        draft = draft or Draft(iteration)
         match step:
             case Substitute():
                 apply_substitute(draft, step)
@@ -155,6 +159,4 @@ def rewritten(iteration: Iteration, rewrites: Iterable[Rewrite]) -> Iteration:
                 apply_split(draft, step)
             case Fuse():
                 apply_fuse(draft, step)
-            case Reorder():
-                draft = Draft(reordered(draft.finished(), step))
-    return draft.finished()
+    return iteration if draft is None else draft.finished()
