@@ -26,7 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from lagom_overlap.cost import Profile, load_profile
 from lagom_overlap.errors import LagomError
 from measured_overlap import amd, nvidia, one_gpu
-from measured_overlap.rows import BadFileError, BadRowError, Judged, Named, NotModelledError, Row, read
+from measured_overlap.judged import Judged
+from measured_rows import BadFileError, BadRowError, Named, NotModelledError, Row, read
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,8 @@ def report_of(path: Path, profile: Profile, progress: Callable[[int, int], None]
             judged += judge(row)
         except (BadRowError, LagomError) as error:
             bad.append(Named(row.line, str(error)))
+        except (ValueError, ArithmeticError) as error:  # a figure that no check foresaw costs no other row
+            bad.append(Named(row.line, f"cannot be modelled: {error}"))
         except NotModelledError as error:
             skipped.append(Named(row.line, str(error)))
     progress(len(rows), len(rows))

@@ -20,7 +20,8 @@ from typing import Final
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from lagom_overlap.cost import Profile, load_profile
 from measured_overlap import amd
-from measured_overlap.rows import BadRowError, Judged, NotModelledError, Row, read
+from measured_overlap.judged import Judged
+from measured_rows import BadRowError, NotModelledError, Row, read
 
 RANGES: Final = {
     "amplification": (1.0, 3.5),

@@ -20,7 +20,7 @@ from typing import Final
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from lagom_overlap.cost import Profile, load_profile
 from measured_overlap import one_gpu
-from measured_overlap.rows import NotModelledError, Row, read
+from measured_rows import NotModelledError, Row, read
 
 NORMS: Final = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 SHARES: Final = (0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75)

@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 from lagom_overlap.cost.operators import load_operators
 from lagom_overlap.errors import LagomError
 from lagom_overlap.units import TFLOPS
+from measured_rows import BadRowError, NotModelledError, read
+from training_steps.case import COLUMNS, StepCase
 from training_steps.jobs import case_of
 from training_steps.judge import FITTED_GROUP
 from training_steps.predict import predicted
-from training_steps.rows import StepCase, read_step_rows
 
 Point = NDArray[np.float64]
 _ROUNDS: Final = 3
@@ -71,10 +72,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--gpu", default="h100_dgx", help="the cluster preset (default: %(default)s)")
     arguments = parser.parse_args(argv)
     jobs: dict[object, StepCase] = {}
-    for row in read_step_rows(arguments.file):
+    for row in read(arguments.file, COLUMNS)[1]:
         try:
             case = case_of(row)
-        except LagomError:
+        except (BadRowError, NotModelledError, LagomError):
             continue
         if case.group == FITTED_GROUP and case.cluster.name == arguments.gpu:
             jobs.setdefault((case.family, case.layout, case.seq_len, case.cluster.num_gpus), case)

@@ -35,8 +35,8 @@ from lagom_overlap.workload.parallel import ParallelLayout, PipelineSchedule, Re
 from lagom_overlap.workload.parallel.layout import check_layout
 from lagom_overlap.workload.precision import DType, Precision
 from lagom_overlap.workload.step import load_rules
+from measured_rows import BadFileError, header_of
 from training_steps.judge import evaluate_steps
-from training_steps.rows import is_step_table
 
 VOCAB: Final = 51_200
 GPUS_PER_NODE: Final = 8
@@ -65,10 +65,6 @@ _MEASURED: Final = (
     "measured_ms", "measured_iter_s", "derived_iter_s", "measured_full_recompute_s", "measured_seqpar_selective_s",
     "measured_tflops_per_gpu",
 )  # fmt: skip
-
-
-class BadFileError(Exception):
-    """Raised for a file that cannot be read as one of the formats; one line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,13 +294,9 @@ def predict(case: Case, framework: FrameworkConstants | None = None) -> float:
     return simulator.times().iteration_s
 
 
-def _header(path: Path) -> list[str]:
-    """The columns of a table that can be read at all; [] where `read_rows` will say what is wrong."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            return next(csv.reader(file), [])
-    except (OSError, UnicodeDecodeError, csv.Error):
-        return []
+def _is_step_table(path: Path) -> bool:
+    """Whether a file has published steps, by columns that no other format has; what it lacks is said by its reader."""
+    return bool({"framework", "gpu_type"} & set(header_of(path)))
 
 
 def evaluate(path: Path) -> dict[str, object]:
@@ -313,7 +305,7 @@ def evaluate(path: Path) -> dict[str, object]:
     Raises:
         BadFileError: if the file is damaged.
     """
-    if is_step_table(_header(path)):
+    if _is_step_table(path):
         return evaluate_steps(path)
     columns, table = read_rows(path)
     rows: list[dict[str, object]] = []

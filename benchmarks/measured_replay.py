@@ -15,11 +15,10 @@ of the topology: 8 % on 1x8, 50 % between nodes (there only 12 of 33 pairs of eq
 channels have no default in the same run and are left out.
 """
 
-import csv
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import log, sqrt
+from math import inf, log, sqrt
 from pathlib import Path
 from random import Random
 from statistics import fmean, median
@@ -29,8 +28,13 @@ from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, Comm
 from lagom_overlap.errors import LagomError
 from lagom_overlap.jobfile.registry import make_tuner
 from lagom_overlap.tuners.problem import GroupProblem, Measurement
+from lagom_overlap.units import MS
 from lagom_overlap.workload import CommOp, CompOp, Kernel, OverlapGroup
+from measured_rows import BadFileError, BadRowError, Named, NotModelledError, Row, read
 
+CHOICE_COLUMNS: Final = ("run", "nodes", "gpus", "collective", "bytes", "algorithm", "protocol", "mode")
+NOISE_COLUMNS: Final = ("steady_median_ms", "iterations_ms")
+FEWEST_SETTINGS: Final = 3
 PER_MEASUREMENT: Final = 10
 """Iterations of one measurement of a tuner of ours: their median."""
 MAX_MEASUREMENTS: Final = 40
@@ -108,62 +112,109 @@ class Machine:
         return found
 
 
-def read_noise(path: Path) -> list[list[float]]:
-    """Every raw list over its own steady median."""
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        rows = list(csv.DictReader(file))
-    return [[float(text) / float(row["steady_median_ms"]) for text in row["iterations_ms"].split()] for row in rows]
+def read_noise(path: Path) -> tuple[list[list[float]], list[Named]]:
+    """Every raw list over its own steady median, and the lines that hold none.
+
+    Raises:
+        BadFileError: if the file is no such table, or none of its lists can be used.
+    """
+    _, rows, bad = read(path, NOISE_COLUMNS)
+    lists = []
+    for row in rows:
+        try:
+            steady = row.needed("steady_median_ms")
+            ratios = [float(text) / steady for text in row.text("iterations_ms").split()]
+            if not ratios or not all(0 < ratio < inf for ratio in ratios):
+                raise BadRowError("iterations_ms must hold positive, finite numbers")
+        except (BadRowError, ValueError) as error:
+            bad.append(Named(row.line, str(error)))
+            continue
+        lists.append(ratios)
+    if not lists:
+        raise BadFileError(f"{str(path)!r} has no raw list that can be used")
+    return lists, bad
 
 
-def read_choices(path: Path) -> list[Choice]:
-    """Every choice of at least three settings with NCCL's own among them."""
-    held: dict[tuple[str, ...], dict[CommConfig, list[float]]] = defaultdict(lambda: defaultdict(list))
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        for row in csv.DictReader(file):
-            config, time_s = _config(row), _time_s(row)
-            if config is None or time_s is None or row["mode"] not in ("overlap", "sequential"):
-                continue
-            key: tuple[str, ...] = (
-                row["run"],
-                row["nodes"],
-                row["gpus"],
-                row["collective"],
-                row["bytes"],
-                row["compute_kernel"],
-                row["mode"],
-            )
-            held[key][config].append(time_s)
+def read_choices(path: Path) -> tuple[list[Choice], list[Named]]:
+    """Every choice of at least three settings with NCCL's own among them, and the lines that belong to none.
+
+    Raises:
+        BadFileError: if the file is no such table, or holds no choice.
+    """
+    held: dict[tuple[str | int, ...], dict[CommConfig, list[tuple[float, int]]]]
+    held = defaultdict(lambda: defaultdict(list))
+    _, rows, named = read(path, CHOICE_COLUMNS)
+    for row in rows:
+        try:
+            key, config, time_s = _told(row)
+        except (BadRowError, NotModelledError, LagomError) as error:
+            named.append(Named(row.line, str(error)))
+            continue
+        held[key][config].append((time_s, row.line))
     choices = []
-    for key, times in held.items():
-        if CommConfig() not in times or len(times) < 3 or key[3] != "all_reduce":
+    for key, found in held.items():
+        run, nodes, gpus, num_bytes, kernel, mode = key
+        if CommConfig() not in found or len(found) < FEWEST_SETTINGS:
+            why = (
+                f"no choice: {len(found)} settings{'' if CommConfig() in found else ' without the default'} in its run"
+            )
+            named += [Named(line, why) for times in found.values() for _, line in times]
             continue
         choices.append(
             Choice(
-                name=" ".join((key[0], f"{key[1]}x{int(key[2]) // int(key[1])}", key[4], key[5][-14:], key[6])),
-                one_node=key[1] == "1",
-                num_ranks=int(key[2]),
-                num_bytes=int(key[4]),
-                true_s={config: median(found) for config, found in times.items()},
+                name=" ".join(
+                    (str(run), f"{nodes}x{int(gpus) // int(nodes)}", str(num_bytes), str(kernel)[-14:], str(mode))
+                ),
+                one_node=nodes == 1,
+                num_ranks=int(gpus),
+                num_bytes=int(num_bytes),
+                true_s={config: median(time for time, _ in times) for config, times in found.items()},
             )
         )
-    return choices
+    if not choices:
+        raise BadFileError(f"{str(path)!r} has no choice between {FEWEST_SETTINGS} settings, NCCL's own among them")
+    return choices, sorted(named, key=lambda one: one.line)
 
 
-def _config(row: Mapping[str, str]) -> CommConfig | None:
+def _told(row: Row) -> tuple[tuple[str | int, ...], CommConfig, float]:
+    """The choice that a row belongs to, its setting, its seconds.
+
+    Raises:
+        BadRowError: if the row is wrong.
+        NotModelledError: if nothing is chosen there.
+    """
+    mode, kind = row.text("mode"), row.text("collective")
+    if mode not in ("overlap", "sequential"):
+        raise NotModelledError(f"mode is {mode[:40]!r}: choices are made in overlap and sequential")
+    if kind != CollectiveKind.ALL_REDUCE:
+        raise NotModelledError(f"collective is {kind[:40]!r}: its halves come from different clusters")
+    nodes, gpus = row.needed_count("nodes"), row.needed_count("gpus")
+    if gpus % nodes or gpus < 2:
+        raise BadRowError(f"{gpus} GPUs on {nodes} nodes, must be at least 2 and the same number on each")
+    key = (row.text("run"), nodes, gpus, row.needed_count("bytes"), row.text("compute_kernel"), mode)
+    return key, _config(row), _time_s(row)
+
+
+def _config(row: Row) -> CommConfig:
+    algorithm, protocol, channels = (row.text(name) for name in ("algorithm", "protocol", "channels"))
+    swept = None if channels in ("", "default") else row.needed_count("channels")
+    if algorithm in ("", "auto"):
+        return CommConfig(num_channels=swept)
+    if swept is not None:
+        raise NotModelledError("channels swept under a forced algorithm")
     try:
-        channels = None if row["channels"] == "default" else int(row["channels"])
-        if row["algorithm"] == "auto":
-            return CommConfig(num_channels=channels)
-        if channels is not None:
-            return None
-        return CommConfig(algorithm=Algorithm(row["algorithm"]), protocol=Protocol(row["protocol"]))
-    except (ValueError, LagomError):  # an algorithm that is none of NCCL's, 0 channels
-        return None
+        return CommConfig(algorithm=Algorithm(algorithm), protocol=Protocol(protocol))
+    except ValueError:  # CollNet, and what is none of NCCL's
+        raise NotModelledError(f"{algorithm[:20]} with {protocol[:20]} is none of NCCL's here") from None
 
 
-def _time_s(row: Mapping[str, str]) -> float | None:
-    text = next((row[name] for name in ("steady_ms", "median_ms", "mean_ms") if row.get(name)), "")
-    return float(text) / 1e3 if text and float(text) > 0 else None  # 0: it failed
+def _time_s(row: Row) -> float:
+    for name in ("steady_ms", "median_ms", "mean_ms"):
+        if row.text(name):
+            if row.text(name).strip("0.") == "":
+                raise NotModelledError("the run failed: its time is 0")
+            return row.needed(name) * MS
+    raise BadRowError("steady_ms, median_ms and mean_ms are empty")
 
 
 def searched(choice: Choice, name: str, machine: Machine, number: int) -> tuple[CommConfig, int]:

@@ -22,6 +22,7 @@ which it is faster. Where that is about nothing, so is what any tuner could gain
 import argparse
 import json
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
@@ -38,6 +39,7 @@ from lagom_overlap.jobfile.registry import make_tuner
 from lagom_overlap.jobfile.spec import JobSpec, read_job
 from lagom_overlap.tuners.problem import GroupProblem
 from measured_replay import print_rows, read_choices, read_noise, replay
+from measured_rows import BadFileError
 from recorded_world import Pass, World, read_surface
 from search_quality import WORSE, percentile_95
 
@@ -147,8 +149,28 @@ def print_table(rows: Sequence[Row], founds: dict[str, float]) -> None:
     Console(width=120).print(table)
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Runs the benchmark and prints its rows."""
+def _replayed(args: argparse.Namespace) -> int:
+    """Other people's surfaces; what was left out of the files is named with the reason."""
+    try:
+        (choices, unused), (noise, bad) = read_choices(args.jobs[0]), read_noise(args.jobs[1])
+    except BadFileError as error:
+        sys.stderr.write(f"recorded_search: {error}\n")
+        return 2
+    named = [(path, one) for path, rows in zip(args.jobs, (unused, bad), strict=True) for one in rows]
+    replayed = replay(choices, noise, args.searches)
+    if args.json:
+        left_out = [{"file": str(path), "line": one.line, "why": one.why} for path, one in named]
+        print(json.dumps({"rows": replayed, "left_out": left_out}, indent=1))
+        return 0
+    print_rows(replayed)
+    for why, count in Counter(one.why for _, one in named).most_common():
+        path, first = next((path, one.line) for path, one in named if one.why == why)
+        print(f"left out ({count}): {why} [first: {path}:{first}]")
+    return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the benchmark and prints its rows; exit code 2 for a file that is no such table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("jobs", nargs="+", type=Path, help="job files; or a measured surface and its raw noise, as CSV")
     parser.add_argument("--surfaces", type=Path, help="folder with one bundle per job's name")
@@ -164,12 +186,7 @@ def main(argv: list[str] | None = None) -> None:
     if all(path.suffix == ".csv" for path in args.jobs):
         if len(args.jobs) != 2:
             parser.error(f"{len(args.jobs)} CSV files; a surface and its raw noise are two")
-        replayed = replay(read_choices(args.jobs[0]), read_noise(args.jobs[1]), args.searches)
-        if args.json:
-            print(json.dumps({"rows": replayed}, indent=1))
-        else:
-            print_rows(replayed)
-        return
+        return _replayed(args)
     if args.surfaces is None:
         parser.error("--surfaces is needed with job files")
     surfaces = [Surface.read(job, args.surfaces) for job in args.jobs]
@@ -186,7 +203,8 @@ def main(argv: list[str] | None = None) -> None:
         print(json.dumps({"found": founds, "rows": [asdict(row) for row in rows]}, indent=1))
     else:
         print_table(rows, founds)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -20,14 +20,13 @@ from lagom_overlap.cost.operators.gemm import wide_tiles
 from lagom_overlap.errors import LagomError
 from lagom_overlap.hardware import Cluster, load_preset
 from lagom_overlap.sim import GroupSimulator
+from lagom_overlap.units import MS
 from lagom_overlap.workload import CommOp, CompOp, Kernel, OverlapGroup
-from measured_overlap.rows import MS, BadRowError, Judged, NotModelledError, Row
+from measured_overlap.judged import Judged
+from measured_rows import BadRowError, NotModelledError, Row
 
-COLUMNS: Final = (
-    "gpu", "gemm_kernel", "m", "n", "k", "grid_or_active_cus", "tiles", "collective", "comm_bytes", "channels",
-    "gemm_alone_ms", "gemm_rotating_ms", "comm_alone_ms", "overlap_gemm_ms", "overlap_comm_ms", "overlap_wall_ms",
-    "series", "note",
-)  # fmt: skip
+COLUMNS: Final = ("gpu", "gemm_kernel", "m", "n", "k", "collective", "comm_bytes")
+"""What tells such a file; columns of times that it lacks are values that it does not have."""
 CURVE_COLUMNS: Final = ("gpu", "m", "n", "k", "kernel", "cus", "med_ms")
 PRESETS: Final = {"MI300X": "mi300x", "MI350": "mi350x", "MI350X": "mi350x", "MI355X": "mi355x"}
 SLEEP_S: Final = 100_000 / 2.1e9

@@ -30,13 +30,13 @@ from lagom_overlap.cost import ContentionModel, Profile
 from lagom_overlap.errors import LagomError
 from lagom_overlap.hardware import Cluster, load_preset
 from lagom_overlap.sim import GroupSimulator
+from lagom_overlap.units import MS
 from lagom_overlap.workload import CommOp, CompOp, Gemm, Kernel, OverlapGroup, Work
-from measured_overlap.rows import MS, BadRowError, Judged, NotModelledError, Row
+from measured_overlap.judged import Judged
+from measured_rows import BadRowError, NotModelledError, Row
 
-COLUMNS: Final = (
-    "gpu", "nodes", "gpus", "collective", "bytes", "algorithm", "protocol", "channels", "compute_kernel", "mode",
-    "mean_ms", "median_ms", "steady_ms", "run", "auto_choice", "note",
-)  # fmt: skip
+COLUMNS: Final = ("gpu", "nodes", "gpus", "collective", "bytes", "algorithm", "protocol", "mode")
+"""What tells such a file."""
 PRESETS: Final = {"A100": "a100_dgx", "A10G": "a10g_g5", "H100": "h100_dgx", "H200": "h200", "B200": "b200"}
 WITHOUT_PRESET: Final = ("B300", "V100")
 """GPUs of the shown file that no preset describes."""
@@ -148,6 +148,8 @@ def judge(row: Row, rows: Sequence[Row], profile: Profile, single: SinglePrecisi
     nodes, num_gpus, num_bytes = (row.count(name) for name in ("nodes", "gpus", "bytes"))
     if nodes is None or num_gpus is None or num_bytes is None:
         raise NotModelledError("nodes, GPUs or bytes are not known")
+    if num_gpus % nodes or num_gpus < 2:
+        raise BadRowError(f"{num_gpus} GPUs on {nodes} nodes, must be at least 2 and the same number on each")
     cluster = cluster_of(gpu, num_gpus, nodes)
     if nodes > 1 and "Modal" in gpu:
         raise NotModelledError("no source gives the bandwidth of this cloud's network; iterations are bimodal")

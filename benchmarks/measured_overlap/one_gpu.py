@@ -17,7 +17,8 @@ from lagom_overlap.cost.contention import l2_miss_share
 from lagom_overlap.errors import LagomError
 from lagom_overlap.hardware import Cluster, load_preset
 from lagom_overlap.trace.gpu_trace import NS_PER_S
-from measured_overlap.rows import BadRowError, Judged, NotModelledError, Row
+from measured_overlap.judged import Judged
+from measured_rows import BadRowError, NotModelledError, Row
 
 COLUMNS: Final = (
     "gpu", "stage", "victim", "kernel", "grid", "block", "injector", "num_blocks", "chunk_bytes",

@@ -15,7 +15,8 @@ from lagom_overlap.units import TFLOPS
 from lagom_overlap.workload.models import TransformerModel, load_model
 from lagom_overlap.workload.parallel import ParallelLayout, PipelineSchedule, Recompute
 from lagom_overlap.workload.precision import DType, Precision, ProductFormat
-from training_steps.rows import Row, RowError, StepCase
+from measured_rows import BadRowError, NotModelledError, Row
+from training_steps.case import StepCase
 
 _PRESETS: Final = {
     "A100-80GB": "a100_dgx",
@@ -57,20 +58,20 @@ def case_of(row: Row) -> StepCase:
     """The job of a row.
 
     Raises:
-        LagomError: if it cannot be told, or is not modelled.
+        BadRowError: if it cannot be told.
+        NotModelledError: if the models have no such job.
+        LagomError: if its layout cannot be built.
     """
-    if not row.cells:
-        raise RowError("the line has another number of cells than the header")
     if "superseded" in row.text("note"):
-        raise RowError("its authors corrected it: superseded")
+        raise BadRowError("its authors corrected it: superseded")
     if "known low" in row.text("note"):
-        raise RowError(f"its authors call the result too low: {row.text('note')[-60:]}")
+        raise BadRowError(f"its authors call the result too low: {row.text('note')[-60:]}")
     framework = row.text("framework")
     if framework.startswith("torchtitan"):
         return _torchtitan(row)
     if framework in ("Megatron-Bridge", "NeMo/Megatron", "Megatron-LM CI"):
         return _megatron(row)
-    raise RowError(
+    raise BadRowError(
         f"framework is {framework[:40]!r}; known: torchtitan, Megatron-Bridge, NeMo/Megatron, Megatron-LM CI"
     )
 
@@ -79,25 +80,25 @@ def _model(row: Row) -> TransformerModel:
     text = row.text("model")
     for word, why in _NOT_MODELLED:
         if word in text.lower():
-            raise RowError(f"model is {text[:60]!r}: {why}")
+            raise NotModelledError(f"model is {text[:60]!r}: {why}")
     if text in _MODELS:
         return load_model(_MODELS[text])
     plain = text.split(" (")[0].rpartition("/")[2]
     for known in sorted(_MODELS, key=len, reverse=True):
         if plain.startswith(known):
             return load_model(_MODELS[known])
-    raise RowError(f"model is {text[:60]!r}, whose sizes are not known here")
+    raise BadRowError(f"model is {text[:60]!r}, whose sizes are not known here")
 
 
 def _cluster(row: Row, num_gpus: int) -> Cluster:
     text = row.text("gpu_type")
     preset = "h100_hbm2e" if text.startswith(_HBM2E) else _PRESETS.get(text)
     if preset is None:
-        raise RowError(f"gpu_type is {text[:60]!r}; known: {', '.join([*_PRESETS, _HBM2E])}")
+        raise BadRowError(f"gpu_type is {text[:60]!r}; known: {', '.join([*_PRESETS, _HBM2E])}")
     cluster = load_preset(preset)
     per_node = min(_RACK_GPUS if preset in _RACKS else cluster.gpus_per_node, num_gpus)
     if num_gpus % per_node:
-        raise RowError(f"gpus is {num_gpus}, must be a multiple of a node's {per_node}")
+        raise BadRowError(f"gpus is {num_gpus}, must be a multiple of a node's {per_node}")
     inter = replace(cluster.inter, bytes_per_s=cluster.inter.bytes_per_s / cluster.gpus_per_node * per_node)
     return replace(cluster, num_nodes=num_gpus // per_node, gpus_per_node=per_node, inter=inter)
 
@@ -108,35 +109,35 @@ def _products(row: Row) -> ProductFormat:
         return ProductFormat.PARAMETER
     if text.startswith(("fp8", "float8", "mxfp8")):
         return ProductFormat.FP8
-    raise RowError(f"precision is {row.text('precision')[:40]!r}; modelled: bf16, FP8 in every scaling")
+    raise BadRowError(f"precision is {row.text('precision')[:40]!r}; modelled: bf16, FP8 in every scaling")
 
 
 def _recompute(row: Row) -> Recompute:
     text = row.text("ac").lower()
     if text not in _RECOMPUTE:
-        raise RowError(f"ac is {text[:40]!r}; known: {', '.join(repr(word) for word in _RECOMPUTE)}")
+        raise BadRowError(f"ac is {text[:40]!r}; known: {', '.join(repr(word) for word in _RECOMPUTE)}")
     return _RECOMPUTE[text]
 
 
 def _data(row: Row, num_gpus: int) -> int:
     """Data-parallel ranks: what the other degrees leave."""
-    others = row.count("tp") * row.count("pp") * row.count("cp", 1)
+    others = row.needed_count("tp") * row.needed_count("pp") * row.needed_count("cp", 1)
     if num_gpus % others:
-        raise RowError(f"tp x pp x cp = {others} must divide gpus = {num_gpus}")
+        raise BadRowError(f"tp x pp x cp = {others} must divide gpus = {num_gpus}")
     return num_gpus // others
 
 
 def _measured_s(row: Row, model: TransformerModel, num_gpus: int) -> float:
     """Seconds of an iteration, by the throughput that the row prints."""
-    tokens = row.count("global_batch") * row.count("seq")
+    tokens = row.needed_count("global_batch") * row.needed_count("seq")
     step_s, rate, tflops = row.number("step_time_s"), row.number("tokens_per_s_per_gpu"), row.number("tflops_per_gpu")
     if step_s is not None:
         return step_s
     if rate is not None:
         return tokens / num_gpus / rate
     if tflops is None:
-        raise RowError("nothing measured: tokens_per_s_per_gpu, tflops_per_gpu and step_time_s are empty")
-    return tokens * nemo_flops_per_token(model, row.count("seq")) / (num_gpus * tflops * TFLOPS)
+        raise BadRowError("nothing measured: tokens_per_s_per_gpu, tflops_per_gpu and step_time_s are empty")
+    return tokens * nemo_flops_per_token(model, row.needed_count("seq")) / (num_gpus * tflops * TFLOPS)
 
 
 def nemo_flops_per_token(model: TransformerModel, seq_len: int) -> float:
@@ -146,24 +147,24 @@ def nemo_flops_per_token(model: TransformerModel, seq_len: int) -> float:
 
 
 def _torchtitan(row: Row) -> StepCase:
-    num_gpus, tensor = row.count("gpus"), row.count("tp")
+    num_gpus, tensor = row.needed_count("gpus"), row.needed_count("tp")
     model, compiled = _model(row), not row.text("compile").lower().startswith("no")
-    pipeline, replicas = row.count("pp"), row.count("dp_replicate", 1)
-    data, context = _data(row, num_gpus), row.count("cp", 1)
+    pipeline, replicas = row.needed_count("pp"), row.needed_count("dp_replicate", 1)
+    data, context = _data(row, num_gpus), row.needed_count("cp", 1)
     layout = ParallelLayout(
         tensor=tensor,
         pipeline=pipeline,
         data=data,
         context=context,
-        micro_batch=row.count("micro_batch", 1),
-        global_batch=row.count("global_batch"),
+        micro_batch=row.needed_count("micro_batch", 1),
+        global_batch=row.needed_count("global_batch"),
         recompute=_recompute(row),
         sequence_parallel=tensor > 1,
         overlap_tensor=tensor > 1 and row.text("async_tp").lower() == "yes",
         zero_stage=3,
     )
     if data * context % replicas:
-        raise RowError(f"dp_replicate is {replicas}, must divide the {data * context} ranks that hold the same")
+        raise BadRowError(f"dp_replicate is {replicas}, must divide the {data * context} ranks that hold the same")
     cluster = _cluster(row, num_gpus)
     return StepCase(
         line=row.line,
@@ -172,7 +173,7 @@ def _torchtitan(row: Row) -> StepCase:
         what=_words(row),
         model=model,
         layout=layout,
-        seq_len=row.count("seq"),
+        seq_len=row.needed_count("seq"),
         cluster=cluster,
         framework="torchtitan_compiled" if compiled else "torchtitan",
         precision=Precision(products=_products(row)),
@@ -183,13 +184,13 @@ def _torchtitan(row: Row) -> StepCase:
 
 def _megatron(row: Row) -> StepCase:
     if row.text("class") in ("ci_small", "ci_copy"):
-        raise RowError(f"class is {row.text('class')}: host-bound toys and copies are not judged")
+        raise NotModelledError(f"class is {row.text('class')}: host-bound toys and copies are not judged")
     if row.text("task") == "lora":
-        raise RowError("task is lora: frozen weights are not modelled")
-    model, tensor, pipeline = _model(row), row.count("tp"), row.count("pp")
-    expert, context = row.count("ep", 1), row.count("cp", 1)
-    num_gpus = row.count("gpus")
-    chunks = 1 if row.text("vp").lower() in ("", "n/a") or pipeline == 1 else row.count("vp")
+        raise NotModelledError("task is lora: frozen weights are not modelled")
+    model, tensor, pipeline = _model(row), row.needed_count("tp"), row.needed_count("pp")
+    expert, context = row.needed_count("ep", 1), row.needed_count("cp", 1)
+    num_gpus = row.needed_count("gpus")
+    chunks = 1 if row.text("vp").lower() in ("", "n/a") or pipeline == 1 else row.needed_count("vp")
     data = _data(row, num_gpus)
     layout = ParallelLayout(
         tensor=tensor,
@@ -197,8 +198,8 @@ def _megatron(row: Row) -> StepCase:
         data=data,
         context=context,
         expert=expert,
-        micro_batch=row.count("micro_batch", 1),
-        global_batch=row.count("global_batch"),
+        micro_batch=row.needed_count("micro_batch", 1),
+        global_batch=row.needed_count("global_batch"),
         schedule=PipelineSchedule.INTERLEAVED if chunks > 1 else PipelineSchedule.ONE_F_ONE_B,
         chunks=chunks,
         recompute=_recompute(row),
@@ -216,7 +217,7 @@ def _megatron(row: Row) -> StepCase:
         what=_words(row),
         model=model,
         layout=layout,
-        seq_len=row.count("seq"),
+        seq_len=row.needed_count("seq"),
         cluster=_cluster(row, num_gpus),
         framework="megatron",
         precision=Precision(DType.BF16, DType.BF16, DType.FP32, _products(row)),

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Final
 
 from lagom_overlap.errors import LagomError
+from measured_rows import BadRowError, NotModelledError, read
+from training_steps.case import COLUMNS, StepCase
 from training_steps.jobs import case_of
 from training_steps.predict import predicted
-from training_steps.rows import StepCase, read_step_rows
 
 FITTED_GROUP: Final = "dense Megatron"
 """A100 and H100 with HBM2e have no constant from a step; the others' come from this group (`fit_steps.py`)."""
@@ -35,20 +36,34 @@ def _summary(errors: Sequence[float]) -> dict[str, object]:
 
 
 def evaluate_steps(path: Path) -> dict[str, object]:
-    """The JSON object of a table of steps: the same keys as of every other table, and errors by group and family."""
+    """The JSON object of a table of steps: the same keys as of every other table, and errors by group and family.
+
+    Raises:
+        BadFileError: if the file is no such table.
+    """
     rows: list[dict[str, object]] = []
     refused: list[dict[str, object]] = []
     errors: dict[str, list[float]] = defaultdict(list)
     families: dict[str, list[float]] = defaultdict(list)
     peers: list[float] = []
     same: dict[object, list[float]] = defaultdict(list)
-    for row in read_step_rows(path):
+    _, lines, broken = read(path, COLUMNS)
+
+    def refuse(line: int, what: str, error: object) -> None:
+        why = " ".join(str(error).split())
+        refused.append({"row": line, "what": what, "why": f"{path.name}:{line}: {why}"})
+
+    for one in broken:
+        refuse(one.line, "", one.why)
+    for row in lines:
         try:
             case = case_of(row)
             times = predicted(case)
-        except LagomError as error:
-            why = " ".join(str(error).split())
-            refused.append({"row": row.line, "what": row.text("model")[:40], "why": f"{path.name}:{row.line}: {why}"})
+        except (BadRowError, NotModelledError, LagomError) as error:
+            refuse(row.line, row.text("model")[:40], error)
+            continue
+        except (ValueError, ArithmeticError) as error:  # a figure that no check foresaw costs no other row
+            refuse(row.line, row.text("model")[:40], f"cannot be built: {error}")
             continue
         error_pct = 100.0 * (times.iteration_s / case.measured_s - 1.0)
         fitted = case.group == FITTED_GROUP

@@ -5,7 +5,7 @@ from lagom_overlap.cost.profile import load_profile
 from lagom_overlap.sim.training import TrainingSimulator, TrainingTimes
 from lagom_overlap.workload.parallel.layout import check_layout
 from lagom_overlap.workload.step import load_rules
-from training_steps.rows import StepCase
+from training_steps.case import StepCase
 
 
 def predicted(

@@ -45,7 +45,8 @@ def test_rows_of_two_frameworks_are_predicted_and_gathered_by_group_and_family(t
         (DENSE.replace("LLAMA2-7B", "DeepSeekV3"), "latent attention is not modelled"),
         (DENSE.replace("pretrain", "lora"), "frozen weights are not modelled"),
         (DENSE.replace("NeMo/Megatron", "Keras"), "framework is 'Keras'"),
-        ("torchtitan,Llama3-8B", "another number of cells"),
+        (TITAN.replace("3000", "1e300"), "beyond what any machine has"),
+        ("torchtitan,Llama3-8B", "2 cells, the header has 24"),
     ],
 )
 def test_a_bad_row_is_named_with_file_line_and_reason_and_the_rest_is_judged(
@@ -57,6 +58,27 @@ def test_a_bad_row_is_named_with_file_line_and_reason_and_the_rest_is_judged(
     assert refused["why"].startswith("steps.csv:2: ")  # type: ignore[has-type]
     assert words in refused["why"]  # type: ignore[has-type]
     assert found["num_rows"] == 2
+
+
+def test_a_column_that_is_missing_reads_as_empty_and_what_must_be_there_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def without(column: str) -> str:
+        place = HEADER.split(",").index(column)
+        lines = [line.split(",") for line in (HEADER, TITAN, DENSE)]
+        return "\n".join(",".join(cells[:place] + cells[place + 1 :]) for cells in lines)
+
+    path = tmp_path / "steps.csv"
+    path.write_text(without("cp"), encoding="utf-8-sig")
+    assert len(evaluate(path)["rows"]) == 2  # type: ignore[arg-type]
+    path.write_text(without("tp"), encoding="utf-8")
+    assert [row["why"] for row in evaluate(path)["not_simulated"]] == [  # type: ignore[attr-defined]
+        "steps.csv:2: tp is not printed",
+        "steps.csv:3: tp is not printed",
+    ]
+    path.write_text(without("seq"), encoding="utf-8")
+    assert main([str(path)]) == 2
+    assert "lacks the columns seq" in capsys.readouterr().err
 
 
 def test_nemos_printed_throughput_and_tflops_agree_by_its_own_formula() -> None:
