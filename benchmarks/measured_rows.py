@@ -136,7 +136,7 @@ def read(path: Path, needed: Collection[str] = ()) -> tuple[tuple[str, ...], lis
         else:
             bad.append(Named(line, f"{len(cells)} cells, the header has {len(header)}"))
     if not rows and not bad:
-        raise BadFileError(f"{str(path)!r} has a header and no rows")
+        raise BadFileError(f"{str(path)!r} has no rows")
     return header, rows, bad
 
 

@@ -25,7 +25,7 @@ from lagom_overlap.workload import CommOp, CompOp, Kernel, OverlapGroup
 from measured_overlap.judged import Judged
 from measured_rows import BadRowError, NotModelledError, Row
 
-COLUMNS: Final = ("gpu", "gemm_kernel", "m", "n", "k", "collective", "comm_bytes")
+COLUMNS: Final = ("gpu", "gemm_kernel", "m", "n", "k", "collective", "comm_bytes", "series")
 """What tells such a file; columns of times that it lacks are values that it does not have."""
 CURVE_COLUMNS: Final = ("gpu", "m", "n", "k", "kernel", "cus", "med_ms")
 PRESETS: Final = {"MI300X": "mi300x", "MI350": "mi350x", "MI350X": "mi350x", "MI355X": "mi355x"}
