@@ -8,6 +8,7 @@ How long an operator takes alone, and on which grid, is said in `operators`.
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Final
 
 from lagom_overlap.cost.contention import Waves, eq5_dispatch, eq6_kernel_time
@@ -36,9 +37,8 @@ def kernel_of_time(
     elif profile.overlap_norm == 1.0:
         compute_s = alone_s * (1.0 - transfer_s / alone_s)
     else:
-        compute_s = count * _bisected(
-            alone_s, alone_s / count, lambda wave_s: _alone_s(gpu, profile, waves, wave_s, block_bytes)
-        )
+        law = profile.overlap_norm, profile.quantisation
+        compute_s = count * _wave_of_time(alone_s, waves, block_bytes, gpu.hbm_bytes_per_s, law)
     compute_s = max(compute_s, _LEAST_COMPUTE * max(alone_s, transfer_s))
     return Kernel(num_blocks=num_blocks, blocks_per_sm=blocks_per_sm, wave_s=compute_s / count, block_bytes=block_bytes)
 
@@ -100,6 +100,26 @@ def _alone_s(gpu: Gpu, profile: Profile, waves: Waves, wave_s: float, block_byte
         norm=profile.overlap_norm,
         quantisation=profile.quantisation,
     )
+
+
+@lru_cache(maxsize=65_536)
+def _wave_of_time(
+    alone_s: float, waves: Waves, block_bytes: float, free_bytes_per_s: float, law: tuple[float, float]
+) -> float:
+    """The theta of a wave; `law` is norm and quantisation. Kept: layouts of one model run the same kernels."""
+    norm, quantisation = law
+
+    def of(wave_s: float) -> float:
+        return eq6_kernel_time(
+            wave_s,
+            waves,
+            block_bytes=block_bytes,
+            free_bytes_per_s=free_bytes_per_s,
+            norm=norm,
+            quantisation=quantisation,
+        )
+
+    return _bisected(alone_s, alone_s / waves.count(quantisation), of)
 
 
 def _bisected(wanted: float, most: float, of: Callable[[float], float]) -> float:

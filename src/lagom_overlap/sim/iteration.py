@@ -152,9 +152,9 @@ def _waits(iteration: Iteration, beyond: Mapping[str, Sequence[str]]) -> list[li
         last = last_of_stream.get(op.stream)
         last_of_stream[op.stream] = number
         one = [] if last is None else [last]
-        more = beyond.get(op.name, ())
-        if op.deps or more:
-            one = list({*one, *[place[dep] for dep in op.deps], *[place[dep] for dep in more]})
+        for dep in (*op.deps, *beyond.get(op.name, ())):
+            if (earlier := place[dep]) not in one:
+                one.append(earlier)
         waits.append(one)
     return waits
 

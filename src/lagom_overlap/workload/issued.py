@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+from lagom_overlap.collective import Collective
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import Cluster
 from lagom_overlap.workload.iteration import Iteration
@@ -72,13 +73,13 @@ class IssuedStep:
     def on_nodes_of(self, gpus_per_node: int) -> "IssuedStep":
         """The same with nodes of `gpus_per_node` GPUs, as many as it takes."""
         nodes = {name: _num_nodes(ranks, gpus_per_node) for name, ranks in self.groups.items()}
-
-        def placed(op: Op) -> Op:
-            if not isinstance(op, CommOp) or op.collective.num_nodes == nodes[op.communicator]:
-                return op
-            return replace(op, collective=replace(op.collective, num_nodes=nodes[op.communicator]))
-
-        return replace(self, iteration=replace(self.iteration, ops=tuple(placed(op) for op in self.iteration.ops)))
+        moved: dict[Collective, Collective] = {}
+        ops = list(self.iteration.ops)
+        for place, op in enumerate(ops):
+            if isinstance(op, CommOp) and op.collective.num_nodes != nodes[op.communicator]:
+                call = replace(op.collective, num_nodes=nodes[op.communicator])
+                ops[place] = replace(op, collective=moved.setdefault(call, call))
+        return replace(self, iteration=replace(self.iteration, ops=tuple(ops))) if moved else self
 
 
 def _num_nodes(ranks: tuple[int, ...], gpus_per_node: int) -> int | None:

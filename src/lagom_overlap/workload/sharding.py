@@ -8,6 +8,7 @@ A matrix product [m, k] x [k, n]: inputs ((0, 1), (1, 2)), combine (gather 0, re
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from lagom_overlap.errors import JobError
 
@@ -39,6 +40,12 @@ class TensorUse:
     axes: tuple[int | None, ...]
 
 
+@lru_cache(maxsize=1024)
+def _axis_beyond(axes: tuple[int | None, ...], num_axes: int) -> int | None:
+    """The first axis that there is not; kept: a step has few kinds of operator."""
+    return next((axis for axis in axes if axis is not None and not 0 <= axis < num_axes), None)
+
+
 @dataclass(frozen=True, slots=True)
 class ShardSpec:
     """The shard axes of an operator: `combine[axis]` says how the pieces along that axis make the output.
@@ -55,6 +62,6 @@ class ShardSpec:
             raise JobError(f"ShardSpec: {len(self.sizes)} sizes for {len(self.combine)} axes")
         num_axes = len(self.combine)
         for use in self.inputs:
-            for axis in use.axes:
-                if axis is not None and not 0 <= axis < num_axes:
-                    raise JobError(f"ShardSpec: input of {use.source!r} names axis {axis}, there are {num_axes}")
+            wrong = _axis_beyond(use.axes, num_axes)
+            if wrong is not None:
+                raise JobError(f"ShardSpec: input of {use.source!r} names axis {wrong}, there are {num_axes}")

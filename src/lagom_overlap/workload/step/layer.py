@@ -14,6 +14,7 @@ per GPU to be a multiple of 4 (`fused_softmax.py`); otherwise five kernels in FP
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from lagom_overlap.collective import CollectiveKind
@@ -120,7 +121,7 @@ class LayerOps:
         return "", (gathered,)
 
     def _gemm(self, weight: Weight, m: int, n: int, k: int) -> Gemm:
-        return Gemm(m, n, k, 1 if self._casts(weight) else self._element_bytes, weight.num_matrices)
+        return _gemm(m, n, k, 1 if self._casts(weight) else self._element_bytes, weight.num_matrices)
 
     def _casts(self, weight: Weight) -> bool:
         """Whether the matrix multiplies in FP8: the router and the tables do not."""
@@ -220,7 +221,7 @@ class LayerOps:
         moved = max(1, int(num_bytes * self._element_bytes) // 2)
         self.made[part] = self._graph.comp(
             self._name(part),
-            MemoryBound(moved, access, num_launches),
+            _memory_bound(moved, access, num_launches),
             self._origin(phase, part),
             also,
             shards=elementwise_axes(sources, rows, columns if both else None),
@@ -650,6 +651,11 @@ class LayerOps:
         )
         weight.gradients.append(made)
         self.on_gradient(weight, made)
+
+
+# Layers and micro-batches repeat their works: each is checked and built once.
+_gemm = lru_cache(maxsize=4096)(Gemm)
+_memory_bound = lru_cache(maxsize=4096)(MemoryBound)
 
 
 def _ignore(weight: Weight, made: str) -> None:
