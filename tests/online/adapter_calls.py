@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from adapter_programs import both, flat
+from adapter_programs import bits, both
 from torch import distributed as dist
 from torch import nn
 
@@ -17,7 +17,7 @@ from lagom_overlap.online.adapters.calls import CallsAdapter
 
 def calls(program: Callable[[int], Any]) -> dict[str, Any]:
     """The program's outcome in every step."""
-    return both(CallsAdapter(), lambda: nn.Linear(1, 1), lambda _, steps: [flat(program(step)) for step in steps])
+    return both(CallsAdapter(), lambda: nn.Linear(1, 1), lambda _, steps: [bits(program(step)) for step in steps])
 
 
 def raised(call: Callable[[], Any]) -> list[str]:

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from adapter_programs import WIDTH, Layers, Steps, batch, both, flat, in_order, train
+from adapter_programs import WIDTH, Layers, Steps, batch, bits, both, in_order, train
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
@@ -101,7 +101,7 @@ def read_in_backward(model: nn.Module, steps: Steps) -> list[Any]:
     seen: list[Any] = []
 
     def look(*_: Any) -> None:
-        seen.extend(flat(p.grad)[:3] for p in [*model.b.parameters(), *model.c.parameters()] if p.grad is not None)
+        seen.extend(bits(p.grad) for p in [*model.b.parameters(), *model.c.parameters()] if p.grad is not None)
 
     model.a.register_full_backward_hook(look)  # type: ignore[union-attr]
     return [train(model, steps), seen]
@@ -130,7 +130,7 @@ def caught(model: nn.Module, steps: Steps) -> list[Any]:
         loss = model(batch(step)).square().mean()
         with contextlib.suppress(ArithmeticError):
             loss.backward()
-        found += [loss.item(), [None if p.grad is None else flat(p.grad)[:3] for p in model.parameters()]]
+        found += [loss.item(), [None if p.grad is None else bits(p.grad) for p in model.parameters()]]
         optimizer.step()
         if handle is not None:
             handle.remove()

@@ -4,6 +4,7 @@
 and set, and after the route was closed.
 """
 
+import hashlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -60,7 +61,7 @@ def both(adapter: Any, make: Callable[[], nn.Module], program: Callable[[nn.Modu
             route.on_close(adapter.attach(model, route))
         steps = Steps(route)
         outcome = program(model, steps)
-        outcomes.append([flat(outcome), [flat(parameter.data) for parameter in model.parameters()]])
+        outcomes.append([bits(outcome), [bits(parameter.data) for parameter in model.parameters()]])
         num_set = steps.num_set
         if route is not None:
             route.close()
@@ -78,13 +79,16 @@ def new_store() -> Any:
     return dist.PrefixStore(f"route{num_stores}", dist.distributed_c10d._get_default_store())
 
 
-def flat(value: Any) -> Any:
-    """Tensors as the numbers that they hold on this rank."""
+def bits(value: Any) -> Any:
+    """Tensors as what they hold on this rank: numbers where they are few, else a digest of all their bits."""
     if isinstance(value, torch.Tensor):
         local = value.to_local() if hasattr(value, "to_local") else value
         local = local.to_dense() if local.layout is torch.sparse_coo else local
-        return local.detach().flatten().tolist()
-    return [flat(item) for item in value] if isinstance(value, (list, tuple)) else value
+        local = local.detach().contiguous().flatten()
+        if local.numel() <= 4:
+            return local.tolist()
+        return hashlib.blake2b(local.view(torch.uint8).numpy(), digest_size=16).hexdigest()
+    return [bits(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def shown(outcome: list[Any]) -> str:
@@ -126,7 +130,7 @@ def train(model: nn.Module, steps: Steps, *, between: Callable[[nn.Module, int],
                 module.step = step
         loss = model(batch(step)).square().mean()
         loss.backward()
-        found += [loss.item(), [None if p.grad is None else flat(p.grad)[:3] for p in model.parameters()]]
+        found += [loss.item(), [None if p.grad is None else bits(p.grad) for p in model.parameters()]]
         optimizer.step()
         optimizer.zero_grad()
         if between is not None:

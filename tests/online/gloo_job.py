@@ -4,7 +4,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from typing import Any
 from hosts import Network, ipv4
 
 import lagom_overlap
+from forked_python import ForkedPython
 
 SRC = str(Path(lagom_overlap.__file__).parents[1])
 RANK = Path(__file__).with_name("gloo_rank.py")
@@ -65,7 +65,7 @@ class GlooJob:
     """Of the job's own calls."""
     limit_s: float = 100.0
     """Of the whole job, and of whatever is waited for in it."""
-    processes: list[subprocess.Popen[str]] = field(default_factory=list)
+    processes: list[ForkedPython] = field(default_factory=list)
     writers: list[subprocess.Popen[bytes]] = field(default_factory=list)
     logs: list[Path] = field(default_factory=list)
 
@@ -102,19 +102,19 @@ class GlooJob:
                 "MASTER_ADDR": self.master or ("127.0.0.1" if self.network is None else ipv4(0)),
                 "MASTER_PORT": str(self.port),
                 "OMP_NUM_THREADS": "1",
-                "PYTHONPATH": SRC,
                 **self.environment,
             }
-            prefix = () if self.network is None else self.network.machines[rank // 2].prefix
+            machine = None if self.network is None else self.network.machines[rank // 2].holder.pid
             log = self.folder / f"rank{rank}.log"
             self.logs.append(log)
             with log.open("w") as file:
-                process = subprocess.Popen(
-                    [*prefix, sys.executable, str(RANK), json.dumps(what)],
+                process = ForkedPython(
+                    RANK,
+                    [json.dumps(what)],
                     env=environment,
+                    machine=machine,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
-                    text=True,
                 )
                 # A limit on the rank's files is none on its log.
                 self.writers.append(subprocess.Popen(["cat"], stdin=process.stdout, stdout=file))

@@ -2,8 +2,6 @@
 
 import json
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,8 @@ pytest.importorskip("torch")
 from adapter_calls import CALLS
 from adapter_ddp import DDP
 from adapter_fsdp2 import FSDP2
+
+from forked_python import ForkedPython
 
 SCRIPT = Path(__file__).with_name("adapter_job.py")
 pytestmark = [pytest.mark.torch, pytest.mark.gloo, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -26,9 +26,9 @@ def run(folder: Path, suite: str, num_ranks: int) -> dict[str, list[dict[str, ob
     logs = [(folder / f"out{rank}", folder / f"err{rank}") for rank in range(num_ranks)]
     ranks = []
     for rank, (out, err) in enumerate(logs):
-        command = [sys.executable, str(SCRIPT), str(rank), str(num_ranks), str(port), suite]
         with out.open("w") as stdout, err.open("w") as stderr:
-            ranks.append(subprocess.Popen(command, stdout=stdout, stderr=stderr))
+            what = [str(rank), str(num_ranks), str(port), suite]
+            ranks.append(ForkedPython(SCRIPT, what, stdout=stdout, stderr=stderr))
     try:
         codes = [rank.wait(timeout=540) for rank in ranks]
     finally:

@@ -94,20 +94,18 @@ def test_a_slip_on_rank_0_ends_the_command_on_every_machine(tmp_path: Path, netw
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("mode", ["--observe", "--online"])
-def test_a_job_on_two_machines_is_watched_and_tuned_without_another_number(
-    tmp_path: Path, networks: Any, mode: str
-) -> None:
+def test_a_job_on_two_machines_is_watched_and_tuned_without_another_number(tmp_path: Path, networks: Any) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
-    network, out = networks(2), tmp_path / "files"
-    job = [str(tmp_path / "train.py"), "fsdp", "12", "0"]
-    plain = [[*how, *job] for how in torchrun(ipv4(0))]
+    network = networks(2)
+    plain = [[*how, str(tmp_path / "train.py"), "fsdp", "12", "0"] for how in torchrun(ipv4(0))]
     assert finish(start(network, tmp_path, plain, GLOO_SOCKET_IFNAME=DEVICE)) == [0, 0], words(tmp_path)
     expected = (tmp_path / "node0.out").read_text()
-    lagom = [sys.executable, "-m", "lagom_overlap", "run", mode, "--out", str(out), "--"]
-    watched = [[*lagom, *command] for command in plain]
-    assert finish(start(network, tmp_path, watched, GLOO_SOCKET_IFNAME=DEVICE)) == [0, 0], words(tmp_path)
-    assert (tmp_path / "node0.out").read_text() == expected
-    for number in range(2):
-        assert f"files in {out}" in (tmp_path / f"node{number}.err").read_text()
-    assert all((out / f"events.{rank}.jsonl").is_file() for rank in range(4))
+    for mode in ("--observe", "--online"):
+        out = tmp_path / mode.strip("-")
+        lagom = [sys.executable, "-m", "lagom_overlap", "run", mode, "--out", str(out), "--"]
+        watched = [[*lagom, *command] for command in plain]
+        assert finish(start(network, tmp_path, watched, GLOO_SOCKET_IFNAME=DEVICE)) == [0, 0], words(tmp_path)
+        assert (tmp_path / "node0.out").read_text() == expected
+        for number in range(2):
+            assert f"files in {out}" in (tmp_path / f"node{number}.err").read_text()
+        assert all((out / f"events.{rank}.jsonl").is_file() for rank in range(4))

@@ -3,10 +3,11 @@
 import json
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from forked_python import ForkedPython
 
 torch = pytest.importorskip("torch")
 
@@ -19,17 +20,15 @@ def found():
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     ranks = [
-        subprocess.Popen(
-            [sys.executable, SCRIPT, str(rank), "2", str(port)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        ForkedPython(SCRIPT, [str(rank), "2", str(port)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         for rank in range(2)
     ]
-    outcomes = [rank.communicate() for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], "".join(error for _, error in outcomes)
-    first, second = (json.loads(out.splitlines()[-1]) for out, _ in outcomes)
+    outcomes = []
+    for rank in ranks:
+        with rank.stdout as words:
+            outcomes.append(words.read())
+    assert [rank.wait() for rank in ranks] == [0, 0], "".join(outcomes)
+    first, second = (json.loads(out.splitlines()[-1]) for out in outcomes)
     assert first == second
     return first
 

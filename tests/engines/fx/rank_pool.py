@@ -1,11 +1,12 @@
-"""Four gloo ranks that run functions of `rank_cases`: started once, because importing torch takes seconds."""
+"""Four gloo ranks that run functions of `rank_cases`: started once, because joining and compiling take seconds."""
 
 import contextlib
 import os
 import pickle
 import subprocess
 import sys
-from pathlib import Path
+
+from forked_python import ForkedPython
 
 NUM_RANKS = 4
 
@@ -19,9 +20,14 @@ class RankPool:
         self._is_asked = False
         port = None
         for rank in range(NUM_RANKS):
-            command = [sys.executable, __file__, str(rank), str(port or 0), str(os.getpid())]
-            environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+            process = ForkedPython(
+                __file__,
+                [str(rank), str(port or 0)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=False,
+                env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
+            )
             self._ranks.append(process)
             if rank == 0:
                 port = pickle.load(process.stdout)
@@ -53,13 +59,9 @@ class RankPool:
             process.stdout.close()
 
 
-def _serve(rank, port, parent):
+def _serve(rank, port):
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    from lagom_overlap.engines.gloo_worker import die_with_parent
-
-    die_with_parent(parent)
-    sys.path.insert(0, str(Path(__file__).parent))
     import rank_cases
     import torch
     from torch import distributed as dist
@@ -87,4 +89,4 @@ def _serve(rank, port, parent):
 
 
 if __name__ == "__main__":
-    _serve(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    _serve(int(sys.argv[1]), int(sys.argv[2]))

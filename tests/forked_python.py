@@ -1,0 +1,263 @@
+"""Python processes that need not import PyTorch: each is forked from one that has, and then runs its script.
+
+The import is most of what a rank of a small job costs (two seconds of a core each). A test that says how Python itself
+starts (`lagom run`, torchrun) starts Python. As a script, this file is the process that forks.
+"""
+
+import atexit
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+PRELOADED = (
+    "torch",
+    "torch._dynamo.utils",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+    "torch.nn.parallel",
+    "torch.profiler",
+    "torch.utils.data",
+)
+"""Nothing of ours: what it notes of its process as it is imported has to be true of the rank."""
+
+NAMESPACES = {"user": 0x10000000, "net": 0x40000000, "uts": 0x04000000, "mnt": 0x00020000}
+"""CLONE_NEW... of <linux/sched.h>; the user's first, which gives the right to enter the others."""
+
+Stream = int | IO[Any]
+
+
+class ForkServer:
+    """The process that forks; started with the first rank, and gone with this process."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+        command = [sys.executable, __file__, str(theirs.fileno())]
+        self._process = subprocess.Popen(command, env=os.environ | one_thread, pass_fds=[theirs.fileno()])
+        theirs.close()
+        self._ended: dict[int, int] = {}
+
+    def fork(self, request: Mapping[str, Any], streams: Sequence[int]) -> int:
+        """Starts a process with these standard streams; its id."""
+        socket.send_fds(self._socket, [json.dumps(request).encode()], list(streams))
+        while True:
+            if "pid" in (reply := self._reply()):
+                return int(reply["pid"])
+
+    def exit_code(self, pid: int, timeout_s: float | None) -> int | None:
+        """How one ended, as `subprocess` says it; None if it still runs after so long."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while pid not in self._ended:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not select.select([self._socket], [], [], left)[0]:
+                return None
+            self._reply()
+        return self._ended[pid]
+
+    def _reply(self) -> dict[str, int]:
+        found = self._socket.recv(1 << 16)
+        if not found:
+            raise ChildProcessError("the process that forks ranks has ended")
+        reply: dict[str, int] = json.loads(found)
+        if "ended" in reply:
+            self._ended[reply["ended"]] = reply["code"]
+        return reply
+
+
+_server: ForkServer | None = None
+
+
+class ForkedPython:
+    """A `subprocess.Popen` of `python SCRIPT ARGUMENTS`, as far as tests use one.
+
+    `stdin` is the null device if not given; `machine` is the id of a process whose namespaces it enters.
+    """
+
+    def __init__(
+        self,
+        script: Path | str,
+        arguments: Sequence[str] = (),
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | str | None = None,
+        stdin: Stream | None = None,
+        stdout: Stream | None = None,
+        stderr: Stream | None = None,
+        text: bool = True,
+        machine: int | None = None,
+    ) -> None:
+        global _server  # noqa: PLW0603 - one for all tests of this process
+        if _server is None:
+            _server = ForkServer()
+        self.args = [str(script), *arguments]
+        self.returncode: int | None = None
+        self.stdin, source = self._pipe(stdin, subprocess.DEVNULL, "w" if text else "wb")
+        self.stdout, out = self._pipe(stdout, 1, "r" if text else "rb")
+        self.stderr, error = self._pipe(stderr, 2, "r" if text else "rb")
+        request = {
+            "argv": self.args,
+            "environment": dict(os.environ if env is None else env),
+            "folder": str(cwd or Path.cwd()),
+            "machine": machine,
+        }
+        self.pid = _server.fork(request, [source, out, out if stderr == subprocess.STDOUT else error])
+        for end in (source, out, error):
+            os.close(end)
+
+    @staticmethod
+    def _pipe(stream: Stream | None, usual: int, mode: str) -> tuple[IO[Any] | None, int]:
+        """(our end, theirs, which is to be closed)"""
+        if stream == subprocess.PIPE:
+            reader, writer = os.pipe()
+            ours, theirs = (writer, reader) if mode.startswith("w") else (reader, writer)
+            return os.fdopen(ours, mode), theirs
+        if stream is None or stream == subprocess.STDOUT:
+            stream = usual
+        if stream == subprocess.DEVNULL:
+            return None, os.open(os.devnull, os.O_RDWR)
+        return None, os.dup(stream if isinstance(stream, int) else stream.fileno())
+
+    def poll(self) -> int | None:
+        """The exit code, None while it runs."""
+        return self._wait(0.0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code, once it has ended.
+
+        Raises:
+            subprocess.TimeoutExpired: if that takes longer.
+        """
+        if self._wait(timeout) is None:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+        assert self.returncode is not None
+        return self.returncode
+
+    def _wait(self, timeout_s: float | None) -> int | None:
+        if self.returncode is None:
+            assert _server is not None
+            self.returncode = _server.exit_code(self.pid, timeout_s)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Nothing, for one that has ended."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Ends it at once."""
+        self.send_signal(signal.SIGKILL)
+
+
+def _serve(connection: socket.socket) -> list[str]:
+    """Forks until the other side has gone; returns in each child, with its script and arguments."""
+    ended, wake = socket.socketpair()
+    for end in (ended, wake):
+        end.setblocking(False)
+    before = signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+    running: set[int] = set()
+    while True:
+        ready, _, _ = select.select([connection, ended], [], [])
+        if ended in ready:
+            ended.recv(1 << 12)
+        while running:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                break
+            running.discard(pid)
+            with contextlib.suppress(OSError):
+                _say(connection, {"ended": pid, "code": os.waitstatus_to_exitcode(status)})
+        if connection not in ready:
+            continue
+        words, streams, _, _ = socket.recv_fds(connection, 1 << 20, 3)
+        if not words:
+            for pid in running:
+                os.kill(pid, signal.SIGKILL)
+            os._exit(0)
+        pid = os.fork()
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, before)
+            for end in (ended, wake, connection):
+                end.close()
+            return _become(json.loads(words), streams)
+        running.add(pid)
+        for stream in streams:
+            os.close(stream)
+        _say(connection, {"pid": pid})
+
+
+def _say(connection: socket.socket, reply: dict[str, int]) -> None:
+    connection.sendall(json.dumps(reply).encode())
+
+
+def _become(request: dict[str, Any], streams: Sequence[int]) -> list[str]:
+    """Makes this process what was asked for; its script and arguments."""
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+    for stream in streams:
+        os.close(stream)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    if request["machine"] is not None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        for name, flag in NAMESPACES.items():
+            theirs, own = (f"/proc/{pid}/ns/{name}" for pid in (request["machine"], "self"))
+            if Path(theirs).samefile(own):  # of root there is no other user namespace
+                continue
+            namespace = os.open(theirs, os.O_RDONLY)
+            if libc.setns(namespace, flag):
+                raise OSError(ctypes.get_errno(), f"cannot enter {theirs}")
+            os.close(namespace)
+    os.chdir(request["folder"])
+    return list(request["argv"])
+
+
+def _run(script: str) -> int:
+    """The exit code of a script, after all that Python does at its end but to take every object apart.
+
+    That costs a second of a core here: it writes to every page of PyTorch's that was shared until then.
+    """
+    code = 1
+    try:
+        runpy.run_path(script, run_name="__main__")
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+        if isinstance(end.code, str):
+            sys.stderr.write(f"{end.code}\n")
+    except BaseException:
+        traceback.print_exc()
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    return code
+
+
+if __name__ == "__main__":
+    for module in PRELOADED:
+        __import__(module)
+    threads = [entry.name for entry in Path("/proc/self/task").iterdir()]
+    assert len(threads) == 1, f"{len(threads)} threads: a child would lack all but one"
+    gc.collect()
+    gc.freeze()  # a collection in a rank leaves these objects, and so the pages that it shares with us, alone
+    sys.argv = _serve(socket.socket(fileno=int(sys.argv[1])))
+    sys.path.insert(0, str(Path(sys.argv[0]).parent))
+    os._exit(_run(sys.argv[0]))
