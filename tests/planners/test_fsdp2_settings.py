@@ -96,11 +96,10 @@ def test_as_many_units_are_kept_as_fit_the_memory():
         Fsdp2().plan(replace(problem(), memory_limit_bytes=own - 1))
 
 
-def test_little_work_leaves_fsdp2_its_own_settings():
+def test_a_budget_for_one_setting_goes_to_the_one_that_saves_most_bytes():
     plan = Fsdp2().plan(replace(problem(), work=Work(1e-6)))
-    assert plan.settings is None
-    assert plan.iteration == problem().unplanned
-    assert plan.effects == ()
+    assert plan.settings == Fsdp2Settings(units=UNITS, kept=UNITS)
+    assert [one.switch for one in plan.effects] == ["reshard_after_forward=False for all units"]
 
 
 def test_a_step_that_fsdp2_does_not_issue_is_refused():

@@ -257,13 +257,20 @@ def peak_of_spans(iteration: Iteration, spans: Mapping[str, tuple[float, float]]
     return peak
 
 
-def with_memory(graph: TaskGraph, iteration: Iteration, *, depth: int | None, limit_bytes: int | None) -> TaskGraph:
-    """The graph with the arcs of a prefetch depth and a limit (None: without).
+def with_memory(
+    graph: TaskGraph,
+    iteration: Iteration,
+    *,
+    depth: int | None,
+    limit_bytes: int | None,
+    more: Iterable[tuple[str, str]] = (),
+) -> TaskGraph:
+    """The graph with the arcs of a prefetch depth and a limit (None: without), and more arcs (from, to).
 
     Raises:
         JobError: if nothing fits in the limit; says by how much.
     """
-    arcs: list[tuple[str, str]] = []
+    arcs = list(more)
     if depth is not None:
         arcs += depth_arcs(iteration, depth)
     if limit_bytes is not None:

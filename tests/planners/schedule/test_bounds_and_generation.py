@@ -91,6 +91,16 @@ def test_the_portfolio_finds_the_shortest_schedule_of_most_small_graphs() -> Non
     assert sum(f == s for f, s in zip(found, shortest, strict=True)) >= 36
 
 
+def test_every_priority_is_offered_where_no_time_is_left() -> None:
+    """On a large step making the graph may take the whole budget; the schedules are a fraction of it."""
+    for seed in range(10):
+        graph = random_graph(Random(seed), 60)
+        incumbent = Incumbent(0, Deadline(1e-9))
+        made = run_portfolio(graph, incumbent, incumbent.deadline)
+        assert len(made) == 11
+        assert incumbent.best.makespan == min(schedule.makespan for schedule in made)
+
+
 def test_a_decoded_order_runs_like_its_schedule_or_better() -> None:
     for seed in range(40):
         graph = random_graph(Random(seed), 30, num_resources=3)

@@ -3,20 +3,23 @@
 What read a second gathering's copy reads the first one's; its buffers live until then.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from lagom_overlap.planners.fsdp2.visits import Visit
-from lagom_overlap.workload import Buffer, Iteration
+from lagom_overlap.workload import Buffer, CommOp, Iteration
 
 
 def with_kept(iteration: Iteration, visits: Sequence[Visit], kept: Collection[str]) -> Iteration:
     """The data flow without the backward gatherings of those units, where forward gathered the same."""
-    first = {(v.unit, v.batch, _kind(iteration, v)): v for v in visits if v.is_forward}
+    if not kept:
+        return iteration
+    gathers = {op.name: op for op in iteration.comms}
+    first = {(v.unit, v.batch, _kind(gathers, v)): v for v in visits if v.is_forward}
     twins: dict[str, str] = {}
     gone: set[str] = set()
     for visit in visits:
-        earlier = first.get((visit.unit, visit.batch, _kind(iteration, visit)))
+        earlier = first.get((visit.unit, visit.batch, _kind(gathers, visit)))
         if visit.is_forward or visit.unit not in kept or earlier is None:
             continue
         if (len(earlier.chain), len(earlier.copied)) != (len(visit.chain), len(visit.copied)):
@@ -33,9 +36,9 @@ def with_kept(iteration: Iteration, visits: Sequence[Visit], kept: Collection[st
     return replace(iteration, ops=tuple(ops), buffers=_buffers(iteration, twins, gone))
 
 
-def _kind(iteration: Iteration, visit: Visit) -> object:
+def _kind(gathers: Mapping[str, CommOp], visit: Visit) -> object:
     """What tells the gathers of one unit apart: several groups of parameters differ in bytes or ranks."""
-    gather = next(op for op in iteration.comms if op.name == visit.gather)
+    gather = gathers[visit.gather]
     return gather.collective, gather.communicator
 
 

@@ -85,15 +85,23 @@ class _Search:
         own = Fsdp2Settings(units=units)
         self.own = _Tried(own, problem.unplanned, simulated(problem, problem.unplanned))
         self._tried[own] = self.own
+        self._longest_s = 0.0
 
     def tried(self, settings: Fsdp2Settings) -> _Tried:
         """The step under settings."""
         found = self._tried.get(settings)
         if found is None:
+            begin_s = self._deadline.elapsed_s
             made = reissued(self._problem.iteration, self._problem.unplanned, settings)
             self._deadline.spend(_SIMULATION_STEPS * len(made.ops))
             found = self._tried[settings] = _Tried(settings, made, simulated(self._problem, made))
+            self._longest_s = max(self._longest_s, self._deadline.elapsed_s - begin_s)
         return found
+
+    @property
+    def _has_time(self) -> bool:
+        """Another setting can be simulated before the deadline."""
+        return self._deadline.left_s > self._longest_s
 
     def fits(self, tried: _Tried) -> bool:
         """Whether the step fits; FSDP2's own does where no limit was given, whatever was assumed of the GPU."""
@@ -102,8 +110,9 @@ class _Search:
     def best(self) -> _Tried:
         """The shortest step found by changing one setting after the other."""
         best = self.own
-        while self._deadline.left_s > 0:
-            found = [self.tried(one) for one in self._changes(best.settings) if self._deadline.left_s > 0]
+        while self._has_time:
+            changes = self._changes(best.settings)
+            found = [self.tried(one) for one in changes if one in self._tried or self._has_time]
             shorter = [one for one in found if self.fits(one) and self._gain(best, one) > MIN_GAIN]
             if not shorter:
                 break
@@ -125,15 +134,16 @@ class _Search:
         return min(idle, key=lambda one: one.step.makespan_s, default=None)
 
     def _changes(self, settings: Fsdp2Settings) -> Iterator[Fsdp2Settings]:
+        """Those first that save bytes: on a large step the budget may end after a few."""
+        num = self._most_kept(settings)
+        for count in sorted({num, num // 2, min(1, num)} - {0}, reverse=True):
+            yield self._keeping(settings, count)
+        for buffers in _BUFFERS:
+            yield replace(settings, reduce_buffers=buffers)
         for depth in _DEPTHS:
             yield replace(settings, forward_prefetch=depth)
             yield replace(settings, backward_prefetch=depth)
-        for buffers in _BUFFERS:
-            yield replace(settings, reduce_buffers=buffers)
         yield replace(settings, separate_reduce_group=True)
-        num = self._most_kept(settings)
-        for count in sorted({num, num // 2, min(1, num)} - {0}):
-            yield self._keeping(settings, count)
 
     def _keeping(self, settings: Fsdp2Settings, count: int) -> Fsdp2Settings:
         """The last units of forward are the first of backward: they are held for the shortest time."""
@@ -142,7 +152,7 @@ class _Search:
     def _most_kept(self, settings: Fsdp2Settings) -> int:
         """How many units may keep their parameters within the memory."""
         low, high = 0, len(self._regathered)
-        while low < high and self._deadline.left_s > 0:
+        while low < high and self._has_time:
             middle = high if self.fits(self.tried(self._keeping(settings, high))) else (low + high + 1) // 2
             if self.fits(self.tried(self._keeping(settings, middle))):
                 low = middle

@@ -12,7 +12,7 @@ Everything else keeps its place and its waits. A gather is never issued later th
 Collectives of one communicator wait for each other in the order of issue, which the simulation sees to.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from lagom_overlap.engines.fx.fsdp2_settings import Fsdp2Settings
@@ -31,7 +31,8 @@ def reissued(flow: Iteration, issued: Iteration, settings: Fsdp2Settings) -> Ite
     waits = {op.name: tuple(dep for dep in op.deps if dep not in needed[op.name]) for op in issued.ops}
     visits = visits_of(flow)
     kept = with_kept(flow, visits, settings.kept)
-    return replace(kept, ops=_Hooks(kept, waits, settings, _instead(flow, kept)).issue())
+    left = visits if kept is flow else visits_of(kept)
+    return replace(kept, ops=_Hooks(kept, left, waits, settings, _instead(flow, kept)).issue())
 
 
 def _instead(flow: Iteration, kept: Iteration) -> dict[str, str]:
@@ -53,18 +54,20 @@ class _Hooks:
     def __init__(
         self,
         flow: Iteration,
+        visits: Sequence[Visit],
         waits: Mapping[str, tuple[str, ...]],
         settings: Fsdp2Settings,
         instead: Mapping[str, str],
     ) -> None:
         self._flow, self._waits, self._settings, self._instead = flow, waits, settings, instead
         self._ops = {op.name: op for op in flow.ops}
-        self._visits = visits_of(flow)
+        self._visits = visits
         self._of_chain = {name: visit for visit in self._visits for name in visit.chain}
         self._of_unit: dict[tuple[str, int, bool], list[Visit]] = {}
         for visit in self._visits:
             self._of_unit.setdefault((visit.unit, visit.batch, visit.is_forward), []).append(visit)
         self._reductions = [op.name for op in flow.comms if op.stream == REDUCE_SCATTER]
+        self._place_of_reduction = {name: number for number, name in enumerate(self._reductions)}
         self._out: list[Op] = []
         self._pending: dict[str, dict[str, None]] = {stream: {} for stream in _GATHER_STREAMS}
         self._unsharded: set[str] = set()
@@ -136,11 +139,11 @@ class _Hooks:
             return tuple(kept)
         found = []
         for name in kept:
-            place = self._reductions.index(name) - back if name in self._reductions else None
+            place = self._place_of_reduction.get(name)
             if place is None:
                 found.append(name)
-            elif place >= 0:
-                found.append(self._reductions[place])
+            elif place >= back:
+                found.append(self._reductions[place - back])
         return tuple(found)
 
     def _kept_waits(self, name: str) -> list[str]:

@@ -78,8 +78,8 @@ _SMALL: Final = 150
 _RESERVE: Final = 0.08
 """Share of the budget for rewriting and checking at the end, at least."""
 _MAX_RESERVE: Final = 0.3
-_SIMULATED_OPERATORS: Final = 20_000
-"""Operators in all orders that are simulated with contention at the end: about two seconds on a busy machine."""
+_SIMULATED_OPERATORS: Final = 80_000
+"""Operators in all orders that are simulated with contention at the end: about two seconds of a core."""
 _FINISH_OVER_BEGIN: Final = 2.0
 """Rewriting one order at the end takes about this many times what making the first graph took, on a busy CPU too."""
 
@@ -116,7 +116,7 @@ class Ours:
         base = task_graph(problem)
         bound = lower_bound(base)
         deadline = begun.within(begun.left_s - _reserve_s(begun, _num_orders(problem, len(base))))
-        whole = self._searched(problem, (), bound, deadline)
+        whole = self._searched(problem, (), bound, deadline, base)
         beyond = () if _is_near_bound(whole.search) else _out_of_reach(base, bound)
         best = whole
         if self.split and not _is_near_bound(whole.search):
@@ -129,15 +129,15 @@ class Ours:
             improve_by_windows(best.graph, best.search, seed=problem.seed)
         best = min(best, whole, key=lambda candidate: candidate.search.best.makespan)
         remarks = (*(() if _is_near_bound(best.search) else beyond), *begun.remarks())
-        return self._finished(problem, best, bound, remarks)
+        return self._finished(problem, best, bound, begun, remarks)
 
     def replan(self, problem: PlanProblem, previous: Plan) -> Plan:
         """The plan for other times of the same step (another batch size), from a plan that exists: in under a second.
 
         Cuts and order are kept as far as they still serve; the problem's budget bounds the time.
         """
-        deadline = problem.deadline()
-        deadline = deadline.within(min(deadline.left_s, 1.0) * (1.0 - _RESERVE))
+        begun = problem.deadline()
+        deadline = begun.within(min(begun.left_s, 1.0) * (1.0 - _RESERVE))
         kept = tuple(step for step in previous.rewrites if not isinstance(step, Reorder))
         bound = lower_bound(task_graph(problem))
         iteration = rewritten(problem.iteration, kept) if kept else problem.iteration
@@ -148,14 +148,19 @@ class Ours:
         _offer_priority(graph, priority, "the previous plan's order", search, deadline)
         if not search.is_done:
             run_portfolio(graph, search, deadline, max_rounds=4)
-        return self._finished(problem, _Candidate(kept, iteration, graph, search, []), bound)
+        return self._finished(problem, _Candidate(kept, iteration, graph, search, []), bound, begun)
 
     def _searched(
-        self, problem: PlanProblem, rewrites: tuple[Rewrite, ...], bound: int, deadline: Deadline
+        self,
+        problem: PlanProblem,
+        rewrites: tuple[Rewrite, ...],
+        bound: int,
+        deadline: Deadline,
+        base: TaskGraph | None = None,
     ) -> _Candidate:
-        """T1 on the step after some rewrites; a small graph is solved whole."""
+        """T1 on the step after some rewrites, whose graph `base` is if it is known; a small graph is solved whole."""
         iteration = rewritten(problem.iteration, rewrites) if rewrites else problem.iteration
-        base = task_graph(problem, iteration)
+        base = base or task_graph(problem, iteration)
         graph = _with_arcs(problem, iteration, base)
         search = Incumbent(bound, deadline, tolerance=TOLERANCE, on_progress=self.on_progress)
         made = run_portfolio(graph, search, deadline.within(0.35 * deadline.left_s), max_rounds=8)
@@ -182,9 +187,13 @@ class Ours:
             return whole
         return self._searched(problem, splits, bound, deadline)
 
-    def _finished(self, problem: PlanProblem, best: _Candidate, bound: int, remarks: tuple[str, ...] = ()) -> Plan:
+    def _finished(
+        self, problem: PlanProblem, best: _Candidate, bound: int, ends: Deadline, remarks: tuple[str, ...] = ()
+    ) -> Plan:
         graph = best.graph
-        schedule = most_robust(graph, best.search.latest) if self.robust else _shortest_with_contention(problem, best)
+        schedule = (
+            most_robust(graph, best.search.latest) if self.robust else _shortest_with_contention(problem, best, ends)
+        )
         check(graph, schedule)
         reorder = reorder_of(best.iteration, graph, schedule)
         rewrites = (*best.rewrites, reorder)
@@ -208,17 +217,24 @@ def _num_orders(problem: PlanProblem, num_operators: int) -> int:
     return min(NUM_KEPT, max(1, _SIMULATED_OPERATORS // max(1, num_operators)))
 
 
-def _shortest_with_contention(problem: PlanProblem, best: _Candidate) -> Schedule:
-    """Of the last orders found, the one that takes least with contention, where the problem's times price it."""
+def _shortest_with_contention(problem: PlanProblem, best: _Candidate, ends: Deadline) -> Schedule:
+    """Of the last orders found, the one that takes least with contention, where the problem's times price it.
+
+    The shortest without goes first; where the clock ends planning, no simulation is begun that would not end in time.
+    """
     latest = best.search.latest[-_num_orders(problem, len(best.graph)) :]
     if len(latest) < 2:
         return best.search.best
-
-    def seconds(schedule: Schedule) -> float:
+    found: list[tuple[float, Schedule]] = []
+    longest_s = 0.0
+    for schedule in reversed(latest):
+        if not ends.counts_work and ends.left_s < _FINISH_OVER_BEGIN * longest_s:
+            break
+        begin_s = ends.elapsed_s
         reorder = reorder_of(best.iteration, best.graph, schedule)
-        return simulated(problem, rewritten(best.iteration, (reorder,))).makespan_s
-
-    return min(reversed(latest), key=seconds)
+        found.append((simulated(problem, rewritten(best.iteration, (reorder,))).makespan_s, schedule))
+        longest_s = max(longest_s, ends.elapsed_s - begin_s)
+    return min(found, key=lambda one: one[0])[1]
 
 
 def _reserve_s(begun: Deadline, num_orders: int) -> float:
@@ -255,10 +271,8 @@ def _cut_fits(problem: PlanProblem, splits: tuple[Split, ...]) -> bool:
 
 def _with_arcs(problem: PlanProblem, iteration: Iteration, base: TaskGraph) -> TaskGraph:
     """The graph with the arcs of the framework and the prefetch depth, of the limit unless all buffers keep it."""
-    graph = with_memory(base, iteration, depth=problem.prefetch, limit_bytes=None)
-    if problem.framework is not None:
-        place = {name: number for number, name in enumerate(graph.names)}
-        graph = graph.with_arcs((place[source], place[target]) for source, target in framework_arcs(iteration))
+    arcs = framework_arcs(iteration) if problem.framework is not None else []
+    graph = with_memory(base, iteration, depth=problem.prefetch, limit_bytes=None, more=arcs)
     limit = problem.memory_limit_bytes
     if limit is None:
         return graph

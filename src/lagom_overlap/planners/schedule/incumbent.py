@@ -68,11 +68,14 @@ class Incumbent:
         return self._bound
 
     @property
+    def is_reached(self) -> bool:
+        """Nothing more is to be gained."""
+        return self._best is not None and (self.is_proved or self._best.makespan <= self._target)
+
+    @property
     def is_done(self) -> bool:
         """Nothing more is to be gained, or there is no time left."""
-        if self._best is None:
-            return False
-        return self.is_proved or self._best.makespan <= self._target or self._deadline.left_s <= 0
+        return self._best is not None and (self.is_reached or self._deadline.left_s <= 0)
 
     def prove(self) -> None:
         """Notes that no schedule is shorter than the best."""
