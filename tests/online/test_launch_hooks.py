@@ -2,6 +2,7 @@
 
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -13,6 +14,7 @@ from lagom_overlap.nccl_plugin import ProcessCommunicator, encode_table, write_t
 from lagom_overlap.nccl_plugin.fake_host import FakeNccl, load_fake_library
 from lagom_overlap.nccl_plugin.library import TunerPlugin
 from lagom_overlap.online import launch_hooks, launch_session
+from lagom_overlap.online.replaced_ranks import ReplacedRanks
 from lagom_overlap.units import MIB
 
 AR = CollectiveKind.ALL_REDUCE
@@ -42,23 +44,80 @@ def channels(comm):
     return comm.run(AR, 64 * MIB).tuner_channels
 
 
-@pytest.mark.parametrize("name", launch_hooks.REPLACES_RANKS)
-def test_a_job_whose_ranks_are_replaced_decides_nothing_by_a_table(nccl, tmp_path, monkeypatch, capsys, name):
-    comm = nccl.comm()
-    assert channels(comm) == 7
+TORCHFT = """
+class Base:
+    def __init__(self, rank, size): self.rank = rank
+class ProcessGroup(Base):
+    def __init__(self, *args): super().__init__(*args)
+class ProcessGroupNCCL(ProcessGroup):
+    def __init__(self, timeout): super().__init__(0, 1)
+"""
+RESILIENCY = """
+class Wrapper:
+    def __init__(self, **options): self.options = options
+"""
+
+
+@pytest.fixture
+def frameworks(tmp_path, monkeypatch):
+    """Packages with the classes of torchft and of NVIDIA's in-process restart that replace ranks."""
+    files = {
+        "torchft/__init__.py": "from torchft import process_group",
+        "torchft/process_group.py": TORCHFT,
+        "nvidia_resiliency_ext/__init__.py": "",
+        "nvidia_resiliency_ext/inprocess/__init__.py": "from .wrap import Wrapper",
+        "nvidia_resiliency_ext/inprocess/wrap.py": RESILIENCY,
+    }
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    folder = tmp_path.joinpath(*name.split("."))
-    folder.mkdir(parents=True)
-    (folder / "__init__.py").write_text("")
-    (tmp_path / name.split(".")[0] / "__init__.py").touch()
+    monkeypatch.setattr(launch_hooks, "REPLACED_RANKS", ReplacedRanks())
+    yield tmp_path
+    for loaded in [each for each in sys.modules if each.split(".")[0] in ("torchft", "nvidia_resiliency_ext")]:
+        del sys.modules[loaded]
+
+
+MAKERS = {
+    "torchft": lambda module: module.process_group.ProcessGroupNCCL(60),
+    "nvidia_resiliency_ext.inprocess": lambda module: module.Wrapper(abort=None),
+}
+
+
+@pytest.mark.parametrize("framework", MAKERS)
+@pytest.mark.parametrize("is_imported_before", [False, True])
+def test_a_job_whose_ranks_are_replaced_decides_nothing_by_a_table(
+    nccl, frameworks, capsys, framework, is_imported_before
+):
+    """The import alone changes nothing: torchtitan imports torchft wherever it is installed."""
+    comm = nccl.comm()
+    if is_imported_before:
+        import_module(framework)
     launch_hooks.arm()
+    module = import_module(framework)
     assert channels(comm) == 7
-    __import__(name)
+    assert capsys.readouterr().err == ""
+    assert MAKERS[framework](module) is not None
     assert channels(comm) == 0
     assert channels(nccl.comm()) == 0
-    assert f"--config is not applied: {name} replaces ranks" in capsys.readouterr().err
-    for loaded in [each for each in sys.modules if each.split(".")[0] == name.split(".")[0]]:
-        del sys.modules[loaded]
+    MAKERS[framework](module)
+    assert capsys.readouterr().err.count(f"--config is not applied: {framework} replaces ranks") == 1
+
+
+def test_what_replaces_ranks_and_was_made_before_us_or_is_of_another_release_counts_as_met(frameworks):
+    group = import_module("torchft").process_group.ProcessGroupNCCL(60)
+    told = []
+    replaced = ReplacedRanks()
+    replaced.watch(told.append)
+    assert (replaced.by, told, group.rank) == ("torchft", ["torchft"], 0)
+    (frameworks / "nvidia_resiliency_ext" / "inprocess" / "wrap.py").write_text("Wrapper = None")
+    replaced = ReplacedRanks()
+    del group, sys.modules["torchft"], sys.modules["torchft.process_group"]
+    replaced.watch()
+    assert replaced.by == ""
+    import_module("nvidia_resiliency_ext.inprocess")
+    assert replaced.by == "nvidia_resiliency_ext.inprocess"
 
 
 @pytest.mark.parametrize("saved_under", ["ours", "another", ""])

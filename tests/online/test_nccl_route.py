@@ -1,8 +1,6 @@
 """Which route a job on NCCL takes, and what is said where it has none."""
 
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from c_build import build_libraries
@@ -13,6 +11,8 @@ from lagom_overlap.collective import ConfigTable  # noqa: E402
 from lagom_overlap.errors import BackendError, JobError, LagomError  # noqa: E402
 from lagom_overlap.nccl_plugin import TunerPlugin, encode_table  # noqa: E402
 from lagom_overlap.online.guest import safely  # noqa: E402
+from lagom_overlap.online.replaced_ranks import ReplacedRanks  # noqa: E402
+from lagom_overlap.online.routes import nccl as nccl_route  # noqa: E402
 from lagom_overlap.online.routes.nccl import PLUGIN_OWNER, nccl_in_use, open_nccl_route  # noqa: E402
 from lagom_overlap.online.routes.plugin_timer import KernelTimer  # noqa: E402
 from lagom_overlap.online.routes.profile_timer import ProfileTimer  # noqa: E402
@@ -128,7 +128,9 @@ def test_a_process_that_is_restarted_in_place_makes_its_tuner_again_and_starts_u
 
 
 def test_a_job_whose_ranks_are_replaced_while_others_run_on_is_not_tuned(environment, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torchft", ModuleType("torchft"))
+    replaced = ReplacedRanks()
+    monkeypatch.setattr(nccl_route, "REPLACED_RANKS", replaced)
+    replaced.by = "torchft"
     with pytest.raises(JobError, match="a rank that joins would not know what is set"):
         open_nccl_route(MODEL, (2, 30, 7), environment)
 

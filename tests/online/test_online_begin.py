@@ -18,6 +18,7 @@ from lagom_overlap.online import tuner as online
 from lagom_overlap.online.job_profiler import OwnProfiler
 from lagom_overlap.online.ranks.exchange import Exchange
 from lagom_overlap.online.ranks.messages import SwitchState, WindowPlan
+from lagom_overlap.online.replaced_ranks import ReplacedRanks
 from lagom_overlap.online.routes.base import StepRecord
 from lagom_overlap.online.saved import read_saved, write_saved
 from lagom_overlap.online.sites import CallType, Site, SiteSetting
@@ -70,6 +71,38 @@ def test_a_tuner_that_cannot_begin_takes_its_hands_off_and_keeps_nobody_waiting(
         OnlineTuner(online.nn.Linear(1, 1), route=route)
     assert route.is_closed
     assert world.plan_of_the_other(0) == (SwitchState.OFF, f"rank {rank}: it could not begin")
+
+
+def test_an_engine_that_cannot_be_told_keeps_nobody_waiting_and_is_asked_of_no_tuner_that_is_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(monkeypatch, 1)
+
+    def no_backend() -> str:
+        raise RuntimeError("no backend type associated with device type cpu")
+
+    monkeypatch.setattr(online, "engine_in_use", no_backend)
+    assert OnlineTuner(online.nn.Linear(1, 1), route=SimulatedRoute(1, 2), enabled=False).state is SwitchState.OFF
+    world.store = FakeStore()
+    with pytest.raises(RuntimeError, match="no backend type"):
+        OnlineTuner(online.nn.Linear(1, 1), route=SimulatedRoute(1, 2))
+    assert world.plan_of_the_other(0) == (SwitchState.OFF, "rank 1: it could not begin")
+
+
+def test_ranks_that_come_to_be_replaced_take_the_tuner_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    World(monkeypatch, 0)
+    tuner = OnlineTuner(online.nn.Linear(1, 1), route=SimulatedRoute(0, 2))
+    stopped: list[str] = []
+    assert tuner._member is not None
+    monkeypatch.setattr(tuner._member, "stop", stopped.append)
+    monkeypatch.setattr(tuner._member, "begin_step", lambda: None)
+    monkeypatch.setattr(tuner._member, "end_step", lambda: None)
+    replaced = ReplacedRanks()
+    monkeypatch.setattr(online, "REPLACED_RANKS", replaced)
+    for replaced.by in ("", "torchft"):
+        with tuner.step():
+            pass
+    assert stopped == ["torchft replaces ranks while the others run on"]
 
 
 def test_in_a_forked_child_the_tuner_says_nothing_to_the_other_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from lagom_overlap.after_import import after_import
 from lagom_overlap.online.guest import safely
+from lagom_overlap.online.replaced_ranks import REPLACED_RANKS
 from lagom_overlap.stderr import write_lines
 
 _log = logging.getLogger(__name__)
@@ -30,16 +31,11 @@ GROUPS_MODULE: Final = "torch.distributed.distributed_c10d"
 Watch = Callable[[], None]
 
 
-REPLACES_RANKS: Final = ("torchft", "nvidia_resiliency_ext.inprocess")
-"""Modules that replace ranks while others run on: a newcomer counts communicators from 0, a survivor does not."""
-
-
 def arm() -> None:
-    """Waits for the job to import process groups, and, where a table decides, what would replace ranks."""
+    """Waits for the job to import process groups, and, where a table decides, to make what would replace ranks."""
     after_import(GROUPS_MODULE, _wrap_groups)
     if _has_table():
-        for name in REPLACES_RANKS:
-            after_import(name, lambda module: safely(lambda: _refuse_table(module.__name__)))
+        REPLACED_RANKS.watch(lambda framework: safely(lambda: _refuse_table(framework)))
 
 
 def _has_table() -> bool:
@@ -47,7 +43,7 @@ def _has_table() -> bool:
 
 
 def _refuse_table(replaced_by: str) -> None:
-    """Every rank imports it, and before it makes a communicator: all of them decide nothing from then on."""
+    """Every rank makes it at the same place of the job's calls: all of them decide nothing from then on."""
     # Not at the top, here and below: every Python process of the job imports this module, few get as far.
     from lagom_overlap.nccl_plugin.library import TunerPlugin  # noqa: PLC0415
     from lagom_overlap.online.events import rank_of  # noqa: PLC0415

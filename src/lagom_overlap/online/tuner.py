@@ -46,6 +46,7 @@ from lagom_overlap.online.ranks.exchange import Exchange, Store, StoreLost
 from lagom_overlap.online.ranks.leader import Leader, StudyFactory
 from lagom_overlap.online.ranks.member import Adopted, Member
 from lagom_overlap.online.ranks.messages import SETTLED, SwitchState
+from lagom_overlap.online.replaced_ranks import REPLACED_RANKS
 from lagom_overlap.online.routes.base import Route
 from lagom_overlap.online.routes.carve_out import open_compute_route
 from lagom_overlap.online.routes.compute import BothSidesRoute, ComputeRoute
@@ -118,7 +119,7 @@ class OnlineTuner:
         number = next(_instances)
         if not dist.is_available() or not dist.is_initialized():
             raise BackendError("online tuning needs a process group: call torch.distributed.init_process_group first")
-        self._world_size, self._rank, self._engine = dist.get_world_size(), dist.get_rank(), engine_in_use()
+        self._world_size, self._rank = dist.get_world_size(), dist.get_rank()
         if self._world_size == 1:
             _log.info("online tuning: one rank has no collectives to tune")
             return
@@ -135,6 +136,7 @@ class OnlineTuner:
             return
         with contextlib.ExitStack() as undo:
             undo.callback(self._refuse, exchange, "could not begin")
+            self._engine = engine_in_use()
             computation = compute or open_compute_route()
             self.options = chosen = _settable(chosen, computation)
             # Connections of its own: what waits there holds up nobody who speaks to the others.
@@ -164,6 +166,8 @@ class OnlineTuner:
         try:
             if is_disabled():
                 member.stop(f"{DISABLE_VARIABLE} is set")
+            if REPLACED_RANKS.by:
+                member.stop(f"{REPLACED_RANKS.by} replaces ranks while the others run on")
             member.begin_step()
             try:
                 yield

@@ -6,7 +6,6 @@ siblings need nothing. `LAGOM_ROUTE` chooses; without it, it is the route that s
 
 import logging
 import os
-import sys
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,7 +24,7 @@ from lagom_overlap.nccl_plugin.support import Knob, NcclVersion, RouteName, best
 from lagom_overlap.online.device import DeviceEvent, job_device
 from lagom_overlap.online.events import rank_of
 from lagom_overlap.online.graph_captures import GRAPH_CAPTURES
-from lagom_overlap.online.launch_hooks import REPLACES_RANKS
+from lagom_overlap.online.replaced_ranks import REPLACED_RANKS
 from lagom_overlap.online.routes.base import LEAST_BYTES, Route
 from lagom_overlap.online.routes.connections import Connections, connects_at_start
 from lagom_overlap.online.routes.plugin import PluginRoute, StepTimer
@@ -81,9 +80,10 @@ def open_nccl_route(
 
 def _plugin_route(environment: Mapping[str, str], nccl: NcclVersion, *, new_algorithms: bool) -> PluginRoute:
     """The plug-in as NCCL has loaded it, with the record that it was started with."""
-    if replaced_by := next((name for name in REPLACES_RANKS if name in sys.modules), None):
+    REPLACED_RANKS.watch()
+    if REPLACED_RANKS.by:
         raise JobError(
-            f"{replaced_by} replaces ranks while the others run on, and a rank that joins would not know what is "
+            f"{REPLACED_RANKS.by} replaces ranks while the others run on, and a rank that joins would not know what is "
             "set: its collectives would hang"
         )
     missing = [name for name in _PLUGIN_VARIABLES if not environment.get(name)]
