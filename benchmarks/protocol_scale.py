@@ -164,6 +164,13 @@ class Layers:
     def begin_step(self, *, is_measured: bool) -> None:
         """Nothing."""
 
+    def mark_end(self) -> None:
+        """Nothing."""
+
+    def goes_on(self) -> bool:
+        """Never."""
+        return False
+
     def end_step(self) -> StepRecord:
         """The step, by its formula: always the same."""
         if self._step is None:

@@ -108,6 +108,7 @@ static void write_out(slot* s) {
   }
   const uint64_t generation = (atomic_load_explicit(&s->state, memory_order_relaxed) >> 32) + 1;
   atomic_store_explicit(&s->state, generation << 32, memory_order_release);
+  __atomic_fetch_sub(&ring.header->num_open, 1, __ATOMIC_RELEASE);  // who reads 0 finds all entries
 }
 
 // The slot whose turn it is, CLOSED for this thread; NULL if a thread is in it just now. A collective that still holds it
@@ -228,6 +229,7 @@ static uint64_t start_collective(const context* c, const nccl_event* event) {
   atomic_store_explicit(&s->ended, 0, memory_order_relaxed);
   atomic_store_explicit(&s->seen_ns, 0, memory_order_relaxed);
   const uint64_t generation = atomic_load_explicit(&s->state, memory_order_relaxed) >> 32;
+  count(&ring.header->num_open);
   atomic_store_explicit(&s->state, generation << 32 | OPEN, memory_order_release);
   return handle_of(TAG_COLLECTIVE, index, (uint32_t)generation, 0);
 }

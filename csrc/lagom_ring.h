@@ -28,7 +28,7 @@ typedef struct {
   uint64_t process_id;
   uint64_t num_dropped;  // profile: calls for which there was no room in the pool
   uint64_t num_late;     // profile: events of calls that had been given up
-  uint64_t reserved;
+  uint64_t num_open;     // profile: calls that have begun and are not written yet
 } lagom_ring_header;
 
 #define LAGOM_AT(type, field, offset) \
@@ -43,7 +43,7 @@ LAGOM_AT(lagom_ring_header, num_written, 24);
 LAGOM_AT(lagom_ring_header, process_id, 32);
 LAGOM_AT(lagom_ring_header, num_dropped, 40);
 LAGOM_AT(lagom_ring_header, num_late, 48);
-LAGOM_AT(lagom_ring_header, reserved, 56);
+LAGOM_AT(lagom_ring_header, num_open, 56);
 
 typedef struct {
   lagom_ring_header* header;  // NULL: nothing is recorded

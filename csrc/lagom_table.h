@@ -65,6 +65,8 @@ typedef struct {
   uint64_t chunk_bytes;   // 0: NCCL's choice
 } lagom_decision;
 
+enum { LAGOM_LEAST_BYTES = 1 << 20 };  // smaller calls are part of no step: online/routes/base.py
+
 enum lagom_event { LAGOM_EVENT_INIT = 1, LAGOM_EVENT_DECISION = 2, LAGOM_EVENT_CHUNK = 3 };
 
 enum lagom_record_flag {

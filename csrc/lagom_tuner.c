@@ -18,7 +18,7 @@
 #include "lagom_tuner.h"
 
 static uint64_t next_own_id = 1;  // under swap_lock, as are these
-static uint64_t finished_asked, finished_matched;  // of communicators that are gone
+static uint64_t finished_asked, finished_matched, finished_large;  // of communicators that are gone
 static bool gathers_are_uncapped;  // written once, before the first communicator is used
 
 // --------------------------------------------------------------------------------------------------- the decision path
@@ -104,6 +104,7 @@ static void answer(context* c, const question* q) {
   if (!(flags & LAGOM_FLAG_NOT_COUNTED)) {
     STORE(c->num_asked, LOAD(c->num_asked) + 1);
     STORE(c->num_matched, LOAD(c->num_matched) + (flags & LAGOM_FLAG_MATCHED ? 1 : 0));
+    STORE(c->num_large, LOAD(c->num_large) + (q->num_bytes >= LAGOM_LEAST_BYTES ? 1 : 0));
   }
   if (record.header) record_decision(c, q, word, &from, offered, step, occurrence, flags);
 }
@@ -249,6 +250,15 @@ EXPORT void lagom_counts(uint64_t* num_asked, uint64_t* num_matched) {
   pthread_mutex_unlock(&swap_lock);
 }
 
+// How many of the calls on communicators of several ranks had LAGOM_LEAST_BYTES and more.
+EXPORT uint64_t lagom_num_large(void) {
+  pthread_mutex_lock(&swap_lock);
+  uint64_t num = finished_large;
+  for (context* c = contexts; c; c = c->next) num += c->num_ranks > 1 ? LOAD(c->num_large) : 0;
+  pthread_mutex_unlock(&swap_lock);
+  return num;
+}
+
 // The process begins anew: its process groups are gone and are made again, as they are in ranks that were just started,
 // whose counts begin at 0. Call it where no communicator is being made.
 EXPORT void lagom_restart(void) {
@@ -330,6 +340,7 @@ static COLD nccl_result finish(void* ctx) {
   if (c->num_ranks > 1) {
     finished_asked += LOAD(c->num_asked);
     finished_matched += LOAD(c->num_matched);
+    finished_large += LOAD(c->num_large);
   }
   pthread_mutex_unlock(&swap_lock);
   free(c);

@@ -151,6 +151,7 @@ typedef struct context {
   _Atomic int32_t communicator[2];  // index in each table buffer
   _Atomic uint64_t num_asked;       // calls, and those for which the table had a decision
   _Atomic uint64_t num_matched;
+  _Atomic uint64_t num_large;       // calls of LAGOM_LEAST_BYTES and more
   uint32_t num_counters;
   // v6 on: the batch of calls between two launches
   uint32_t num_pending;

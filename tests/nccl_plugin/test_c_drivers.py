@@ -55,6 +55,7 @@ def test_only_tuners_profilers_and_our_own_calls_are_exported(plugin_library):
         "bind",
         "restart",
         "counts",
+        "num_large",
         "profile_enable",
     )
     own = {f"lagom_{n}" for n in calls} | {f"ncclProfiler_v{v}" for v in range(4, 7)}

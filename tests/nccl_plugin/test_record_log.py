@@ -9,6 +9,7 @@ from lagom_overlap.errors import TableError
 from lagom_overlap.nccl_plugin import RecordRing, read_record
 from lagom_overlap.nccl_plugin.fake_host import RELEASES, WITH_CHUNKS, HostCall, HostMode
 from lagom_overlap.nccl_plugin.record_log import Flag
+from lagom_overlap.online.routes.base import LEAST_BYTES
 
 MIB = 1 << 20
 AR, AG, RS = CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER
@@ -20,6 +21,18 @@ def record(tmp_path, monkeypatch):
     monkeypatch.setenv("LAGOM_RECORD", str(path))
     monkeypatch.setenv("LAGOM_RECORD_ENTRIES", "64")
     return path
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_large_calls_are_counted_apart_those_of_communicators_that_are_gone_too(open_nccl, plugin, release):
+    nccl = open_nccl(release)
+    comm = nccl.comm(8, 1, comm_id=99)
+    before = plugin.num_large()
+    for num_bytes in (LEAST_BYTES - 1, LEAST_BYTES, 64 * MIB, 4):
+        comm.run(AR, num_bytes)
+    assert plugin.num_large() - before == 2
+    comm.finalize()
+    assert plugin.num_large() - before == 2
 
 
 @pytest.mark.parametrize("release", RELEASES)

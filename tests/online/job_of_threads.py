@@ -189,6 +189,12 @@ class SimulatedRoute:
     def begin_step(self, *, is_measured: bool) -> None:
         pass
 
+    def mark_end(self) -> None:
+        pass
+
+    def goes_on(self) -> bool:
+        return False
+
     def end_step(self) -> StepRecord:
         assert self.record is not None
         return self.record

@@ -57,6 +57,18 @@ class Step:
             **{"Collective name": op, "In msg nelems": nelems, "Out msg nelems": nelems, "Group size": 8},
         )
 
+    def host(self, name, ts, **args):
+        """What the host did: a launch shares its correlation with what it launched, a mark of the step has none."""
+        cat = "cuda_runtime" if args else "user_annotation"
+        self.events.append({"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": 0.001, "args": args})
+
+    def launched(self, ts=0.0):
+        """All since the last time was launched by the host at this time."""
+        done = {event["args"]["correlation"] for event in self.events if event.get("cat") == "cuda_runtime"}
+        for event in [event for event in self.events if event.get("cat") == "kernel"][1:]:
+            if event["args"]["correlation"] not in done:
+                self.host("cudaLaunchKernel", ts, correlation=event["args"]["correlation"])
+
     def wait(self, stream, waited_for, recorded):
         self._add(
             "cuda_sync",

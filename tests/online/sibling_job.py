@@ -22,6 +22,9 @@ WIDTH = 512
 
 
 class Unmeasured:
+    def mark_end(self):
+        pass
+
     def begin(self):
         pass
 

@@ -13,6 +13,7 @@ from job_of_threads import (
     BrokenBarrierError,
     FakeStore,
     Job,
+    SimulatedRoute,
     comm_s,
     comp_s,
 )
@@ -21,7 +22,10 @@ from lagom_overlap.collective import CollectiveKind, CommConfig
 from lagom_overlap.errors import BackendError
 from lagom_overlap.online.journal import JournalFile
 from lagom_overlap.online.options import OnlineOptions
-from lagom_overlap.online.ranks.messages import SwitchState
+from lagom_overlap.online.ranks.exchange import Exchange
+from lagom_overlap.online.ranks.member import Member
+from lagom_overlap.online.ranks.messages import SwitchState, WindowPlan
+from lagom_overlap.online.step_clock import HostClock
 
 
 def options(**changes: object) -> OnlineOptions:
@@ -380,6 +384,46 @@ def test_a_commit_that_fails_after_all_agreed_ends_the_job_in_words() -> None:
         job.run(60)
     with pytest.raises(BackendError, match="could not switch to settings that all ranks agreed on"):
         job.lives[1].result()
+
+
+def test_a_step_whose_collectives_follow_its_update_ends_where_the_next_one_begins() -> None:
+    """Else a verdict would not see gathered parameters that a setting slows down."""
+    now_s = [0.0]
+    route = SimulatedRoute(0, 2)
+    steps = HostClock(lambda: now_s[0])
+    exchange = Exchange(FakeStore(), rank=0, num_ranks=1, timeout_s=1.0)
+    exchange.propose(WindowPlan(window=0, state=SwitchState.VERDICT, reason="", num_steps=9, first_measured=9))
+    member = Member(exchange, route, steps=steps)
+    for goes_on, length_s in ((False, 1.0), (True, 4.0)):
+        route.goes_on = lambda goes_on=goes_on: goes_on
+        member.begin_step()
+        now_s[0] += 1.0
+        member.mark_end()
+        now_s[0] += 3.0  # data, or gathered parameters
+        member.end_step()
+        assert steps.times_s()[-1] == length_s
+
+
+def test_a_settled_job_is_measured_so_seldom_that_it_costs_a_thousandth() -> None:
+    """PyTorch's profiler takes a good part of a second in each measured step; every eighth window had it."""
+    job = Job(options=options(watch_steps=25))
+    job.run(150)
+    assert job.members[0].plan.state is SwitchState.WATCH
+    measured: list[int] = []
+    each_s = 0.1
+
+    def begin_step(*, is_measured: bool) -> None:
+        if is_measured:
+            measured.append(job.members[1].num_steps)
+            job.members[1]._totals.exchange_s += each_s
+
+    job.routes[1].begin_step = begin_step
+    began_s, num_steps = job.now_s[1], 2500
+    job.run(num_steps)
+    job_s = job.now_s[1] - began_s
+    window_s = 3 * each_s
+    assert num_steps / 200 * window_s > 0.005 * job_s, "what every eighth window would have cost"
+    assert window_s <= each_s * len(measured) <= 0.001 * job_s + 2 * window_s  # the first one, and one under way
 
 
 def test_a_failure_of_ours_while_a_step_is_measured_is_a_wish_to_stop() -> None:

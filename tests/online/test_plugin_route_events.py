@@ -9,8 +9,9 @@ from kineto_step import COMM, COMPUTE, COPY, Step
 
 from lagom_overlap.collective import CollectiveKind, CommunicatorId, ConfigKey
 from lagom_overlap.online.program import events_of, fingerprint
-from lagom_overlap.online.routes.plugin_events import step_length_s, step_record, timed_calls
+from lagom_overlap.online.routes.plugin_events import ended, step_length_s, step_record, timed_calls
 from lagom_overlap.trace.gpu_trace import StreamWait
+from lagom_overlap.units import MIB
 
 US = 1e-6
 
@@ -22,6 +23,35 @@ def key(call):
 
 def approx(*values):
     return pytest.approx([value * US for value in values])
+
+
+def test_what_is_launched_after_the_last_mark_is_no_part_of_the_step_but_for_large_collectives(tmp_path):
+    """A gather of updated parameters is, with its join; a copy of data, a checkpoint and a summed loss are not."""
+
+    def step(*, is_marked):
+        step = Step()
+        step.compute(0, 100)
+        updated = step.compute(100, 50)
+        step.launched(-10)
+        if is_marked:
+            step.host("ProfilerStep#0", -9)  # of a first optimizer
+            step.host("ProfilerStep#1", -5)
+        step.wait(COMM, COMPUTE, updated)
+        gathered = step.nccl("AllGather_RING_LL", 160, 60, op="_allgather_base")
+        step.wait(COMPUTE, COMM, gathered)
+        step.launched(-4)
+        step.nccl("AllReduce_Sum_f32_RING_LL", 9000, 30, op="allreduce", nelems=1)
+        step.compute(90_000, 10)
+        step.launched(80_000)
+        return step.trace(tmp_path)
+
+    whole = step(is_marked=False)
+    assert ended(whole, MIB) is whole
+    assert step_length_s(whole) == pytest.approx(90_010 * US)
+    cut = ended(step(is_marked=True), MIB)
+    assert step_length_s(cut) == pytest.approx(220 * US)
+    (call,) = timed_calls(cut)
+    assert (call.begun_s, call.ended_s, call.joined_s) == pytest.approx((160 * US, 220 * US, 150 * US))
 
 
 def test_a_steps_length_and_its_calls_times_have_one_clock_and_one_origin(tmp_path):

@@ -56,6 +56,9 @@ class Profilers:
     def spans(self, kind):
         return {span.name: span for span in self.job.simulator.timeline(self.job.effective).of(kind)}
 
+    def mark_end(self):
+        pass
+
     def begin(self):
         self.num_kineto += 1
 
@@ -99,6 +102,9 @@ class Event:
 class Ring:
     def __init__(self, profilers):
         self.profilers = profilers
+
+    def mark_end(self):
+        pass
 
     def begin(self):
         self.profilers.num_ring += 1

@@ -50,6 +50,8 @@ class TunerPlugin:
         self._counts = library.lagom_counts
         self._counts.argtypes = [ctypes.POINTER(ctypes.c_uint64)] * 2
         self._counts.restype = None
+        self._num_large = library.lagom_num_large
+        self._num_large.restype = ctypes.c_uint64
         self._restart = library.lagom_restart
         self._restart.restype = None
         self._profile_enable = library.lagom_profile_enable
@@ -112,6 +114,10 @@ class TunerPlugin:
         asked, matched = ctypes.c_uint64(), ctypes.c_uint64()
         self._counts(ctypes.byref(asked), ctypes.byref(matched))
         return asked.value, matched.value
+
+    def num_large(self) -> int:
+        """How many of those calls had 1 MiB and more."""
+        return int(self._num_large())
 
     def restart(self) -> None:
         """Counts communicators and steps from 0 again: the job has destroyed its process groups and makes them anew."""

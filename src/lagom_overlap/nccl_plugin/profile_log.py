@@ -146,6 +146,11 @@ class ProfileRing:
         """Channel events of collectives that had been given up."""
         return self._ring.num_late
 
+    @property
+    def num_open(self) -> int:
+        """Collectives launched that have no entry yet; looked at before `take`, it says how many are missing there."""
+        return self._ring.num_open
+
     def take(self) -> ProfileLog:
         """The entries since the last call; those still being written, and collectives that have not ended, come later.
 

@@ -80,6 +80,11 @@ class RingFile:
         """Events that came after their entry was written."""
         return int(self._header()["num_late"])
 
+    @property
+    def num_open(self) -> int:
+        """What has begun and is not written yet; where it is 0, `take` has all."""
+        return int(self._header()["num_open"])
+
     def take(self) -> RingEntries:
         """The entries since the last call, up to the first that is still being written.
 

@@ -88,7 +88,7 @@ RING_HEADER: Final = np.dtype(
         ("process_id", "<u8"),
         ("num_dropped", "<u8"),
         ("num_late", "<u8"),
-        ("reserved", "<u8"),
+        ("num_open", "<u8"),
     ]
 )
 RECORD_ENTRY: Final = np.dtype(

@@ -3,7 +3,8 @@
 On the CPU the host's clock tells, because gloo's calls end before their step does. On a GPU the host runs ahead, so an
 event is recorded on the current stream where a step begins and where it ends, and read when the ranks report: by then
 the host has issued the step after it, so the wait for the last event leaves the device busy. What is between the steps
-(data loading, checkpoints) is in neither.
+(data loading, checkpoints) is in neither, unless large collectives follow the last update: then a step ends where the
+next one begins (`Route.goes_on`).
 """
 
 from collections.abc import Callable
@@ -21,6 +22,9 @@ class StepClock(Protocol):
 
     def end(self) -> None:
         """It is over."""
+
+    def wait(self) -> None:
+        """Returns when the device has come to what was recorded last: the job's own work, and no cost of ours."""
 
     def times_s(self) -> list[float]:
         """The steps since the last `forget`, in order; waits for the last of them."""
@@ -48,6 +52,9 @@ class HostClock:
             self._times_s.pop()
         self._times_s.append(self._clock() - self._began_s)
         self._is_new = False
+
+    def wait(self) -> None:
+        """See `StepClock`: nothing runs ahead of the host."""
 
     def times_s(self) -> list[float]:
         """See `StepClock`."""
@@ -79,10 +86,14 @@ class EventClock:
         elif self._pairs:
             self._pairs[-1][1].record()
 
-    def times_s(self) -> list[float]:
+    def wait(self) -> None:
         """See `StepClock`."""
         if self._pairs:
             self._pairs[-1][1].synchronize()
+
+    def times_s(self) -> list[float]:
+        """See `StepClock`."""
+        self.wait()
         return [float(first.elapsed_time(last)) / MS_PER_S for first, last in self._pairs]
 
     def forget(self) -> None:

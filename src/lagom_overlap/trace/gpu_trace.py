@@ -50,6 +50,23 @@ class KnobReach(StrEnum):
     NONE = "none"
 
 
+COLUMNS: Final = (
+    "start_ns",
+    "end_ns",
+    "name",
+    "stream",
+    "role",
+    "memory_op",
+    "shape",
+    "grid",
+    "block",
+    "num_bytes",
+    "correlation",
+    "launch_ns",
+)
+"""The columns of `GpuEvents`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuEvents:
     """The GPU's events in order of start; all columns have the same length.
@@ -78,19 +95,7 @@ class GpuEvents:
 
     def __post_init__(self) -> None:
         num = len(self.start_ns)
-        for field in (
-            "end_ns",
-            "name",
-            "stream",
-            "role",
-            "memory_op",
-            "shape",
-            "grid",
-            "block",
-            "num_bytes",
-            "correlation",
-            "launch_ns",
-        ):
+        for field in COLUMNS:
             if len(getattr(self, field)) != num:
                 raise ValueError(f"column {field} has {len(getattr(self, field))} rows, start_ns has {num}")
         if num and (np.any(np.diff(self.start_ns) < 0) or np.any(self.end_ns < self.start_ns)):

@@ -16,6 +16,7 @@ default comes back. Pure: no clock, file, store or torch; the same reports give 
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from statistics import fmean
 from typing import Final
 
@@ -55,7 +56,11 @@ MAX_FREEZES: Final = 20
 WATCHED_STEPS: Final = 4
 """The last steps of a long window: all but the very last are measured."""
 WATCHED_WINDOWS: Final = 8
-"""Once settled, one window in this many is measured like that; in the others steps are only timed."""
+"""Once settled, one window in this many is measured like that, or fewer; in the others steps are only timed."""
+MEASURING_SHARE: Final = 0.001
+"""Of a settled job's time, what measuring may take; half of what all of ours may."""
+MEASURING_S: Final = 25e-6
+"""As much it may take of each step, however short."""
 
 StudyFactory = Callable[[Problems, WarmStart | None], Study]
 
@@ -118,7 +123,8 @@ class Leader:
         self._num_drifted = 0
         self._num_rearms = 0
         self._num_freezes = 0
-        self._num_watched = 0
+        self._num_watched = self._next_watched = 0
+        self._exchange_s = 0.0
         self._watcher: Watcher | None = None
         self._check: Check | None = None
         self._checked: tuple[SiteSetting, ...] = ()
@@ -151,6 +157,8 @@ class Leader:
         self._payback.took(self._plan, report, now_s)
         if self._state is SwitchState.WATCH:
             self._steps_for_checks += self._options.check_share * self._plan.num_steps
+            self._space_out(self._plan, report)
+        self._exchange_s = report.exchange_s
         if report.stop:
             return self._off(report.stop)
         if report.disagreement:
@@ -271,7 +279,7 @@ class Leader:
     def _watch(self, settings: tuple[SiteSetting, ...], reason: str) -> WindowPlan:
         self._set(settings)
         self._trial = None
-        self._settled_by, self._num_watched = reason, 0
+        self._settled_by, self._num_watched, self._next_watched = reason, 0, 0
         return self._watch_on()
 
     def _watch_on(self) -> WindowPlan:
@@ -283,12 +291,22 @@ class Leader:
         return self._still_watching()
 
     def _still_watching(self) -> WindowPlan:
-        """A window whose steps are only timed; in every `WATCHED_WINDOWS`-th the calls are measured as well."""
-        steps = self._options.watch_steps
-        first_measured = steps if self._num_watched % WATCHED_WINDOWS else max(0, steps - WATCHED_STEPS)
+        """A window whose steps are only timed; in every `WATCHED_WINDOWS`-th at most the calls are measured as well."""
+        steps = first_measured = self._options.watch_steps
+        if self._num_watched >= self._next_watched:
+            first_measured = max(0, steps - WATCHED_STEPS)
+            self._next_watched = self._num_watched + WATCHED_WINDOWS
         self._num_watched += 1
         reason = "; ".join(filter(None, (self._settled_by, self._slow_phases.words())))
         return self._give(SwitchState.WATCH, reason, steps, first_measured)
+
+    def _space_out(self, plan: WindowPlan, report: Report) -> None:
+        """After a measured window as many that are not as its cost is worth: PyTorch's profiler takes seconds."""
+        timed = _timed(report.steps_s)
+        if timed and any(plan.measures(step) for step in range(plan.num_steps)):
+            each_s = max(MEASURING_SHARE * fmean(timed), MEASURING_S)
+            num_windows = ceil((report.exchange_s - self._exchange_s) / (each_s * plan.num_steps))
+            self._next_watched = max(self._next_watched, self._num_watched - 1 + num_windows)
 
     def _off(self, reason: str) -> WindowPlan:
         self._set(())

@@ -137,6 +137,8 @@ class Member:
         if self._is_measuring:
             self._window.void = self._window.void or self._why_not()
             self._is_measuring = not self._window.void
+        if self._is_measuring:
+            self._await_job()
         if not self._is_closed:
             self._guarded(self._begin_routed)
         self._step_began = self._clock()
@@ -148,14 +150,17 @@ class Member:
         """The step's work ends here, unless it is said again: what follows is data and checkpoints."""
         if not self._is_over:
             self._is_timed = True
-            self._guarded(self._steps.end)
+            self._guarded(self._end_timed)
 
     def end_step(self) -> None:
         """After the job's step."""
         if self._is_over:
             return
+        self._guarded(self._end_where_calls_follow)
         if not self._is_timed:
             self.mark_end()
+        if self._is_measuring:
+            self._guarded(self._steps.wait)
         self._totals.stepped_s += self._clock() - self._step_began
         self._totals.num_steps += 1
         if self._is_measuring:
@@ -268,6 +273,21 @@ class Member:
 
     def _begin_routed(self) -> None:
         self._timed(lambda: self._route.begin_step(is_measured=self._is_measuring))
+
+    def _end_timed(self) -> None:
+        self._steps.end()
+        self._route.mark_end()
+
+    def _end_where_calls_follow(self) -> None:
+        """A step whose collectives come after its last update (gathered parameters) ends where the next one begins."""
+        if self._is_timed and self._route.goes_on():
+            self._steps.end()
+
+    def _await_job(self) -> None:
+        """A measured step begins on an idle device: what the job has under way until then is its own time."""
+        began = self._clock()
+        self._guarded(self._steps.wait)
+        self._totals.stepped_s += self._clock() - began
 
     def _end_measured(self) -> StepRecord:
         """The route's record; starting, ending and reading a profiler takes time that is part of what tuning costs."""

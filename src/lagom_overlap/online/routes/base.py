@@ -4,6 +4,7 @@ A route lives in every rank's process. The tuner drives all routes of a job in l
 
     begin_step(is_measured=False)  the job's step                              every step: occurrences count from 0
     begin_step(is_measured=True)   the job's step   end_step() -> StepRecord   a step that is measured
+    mark_end()                     within either, after each update: what follows until the step ends is not its work
     prepare(table, epoch)  agreement of all ranks   commit(epoch) or nothing   between two steps, to switch
 
 Everything that can fail (opening channels, writing a table, a full disk) belongs into `prepare`: if it raises on one
@@ -147,8 +148,14 @@ class Route(Protocol):
     def begin_step(self, *, is_measured: bool) -> None:
         """The job's next step begins: occurrences count from 0 again. Cheap where nothing is measured."""
 
+    def mark_end(self) -> None:
+        """The step's work is issued, unless it is said again or `goes_on`: data and checkpoints follow. Never waits."""
+
+    def goes_on(self) -> bool:
+        """Whether calls of `LEAST_BYTES` and more were made since `mark_end`: the step's work has not ended there."""
+
     def end_step(self) -> StepRecord:
-        """The measured step is over: what was called, and how long it took."""
+        """The measured step is over: what was called, and how long it took, up to its last mark."""
 
     def close(self) -> None:
         """Takes the route's hands off the job: every later call runs as if we had never been there; safe twice."""

@@ -126,6 +126,14 @@ class BothSidesRoute:
         """The collectives' route's."""
         self._route.begin_step(is_measured=is_measured)
 
+    def mark_end(self) -> None:
+        """The collectives' route's."""
+        self._route.mark_end()
+
+    def goes_on(self) -> bool:
+        """The collectives' route's."""
+        return self._route.goes_on()
+
     def end_step(self) -> StepRecord:
         """The collectives' route's."""
         return self._route.end_step()

@@ -69,7 +69,8 @@ class GlooRoute:
         self._engine_epoch = 0
         self._is_measuring = False
         self._is_closed = False
-        self._began = 0.0
+        self._began = self._ended = 0.0
+        self._goes_on = True
         self._marks: list[tuple[ConfigKey, ClockMark]] = []
         self._on_close: list[Callable[[], None]] = []
 
@@ -134,11 +135,20 @@ class GlooRoute:
             group.counts.clear()
         self._marks = []
         self._is_measuring = is_measured
+        self._goes_on = True
         self._began = perf_counter()
+
+    def mark_end(self) -> None:
+        """See `Route`."""
+        self._ended, self._goes_on = perf_counter(), False
+
+    def goes_on(self) -> bool:
+        """See `Route`."""
+        return self._goes_on
 
     def end_step(self) -> StepRecord:
         """See `Route`."""
-        duration_s = perf_counter() - self._began
+        duration_s = (perf_counter() if self._goes_on else self._ended) - self._began
         self._is_measuring = False
         is_timed = all(group.clock.is_idle() for group in self._groups.values() if group.clock is not None)
         calls = tuple(self._record(key, mark) for key, mark in self._marks)
@@ -175,6 +185,7 @@ class GlooRoute:
             return cast("dist.Work", native())  # an asynchronous call of a member always returns its handle
         whole = target if kind is CollectiveKind.ALL_GATHER else source
         num_bytes = whole.numel() * whole.element_size()
+        self._goes_on = self._goes_on or num_bytes >= LEAST_BYTES
         key, octaves = known.counts.next_key(kind, num_bytes), self._table.size_octaves
         row = known.counts.next_key(kind, num_bytes, octaves) if octaves else key
         config = self._table.get(row)

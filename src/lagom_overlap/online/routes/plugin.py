@@ -57,6 +57,9 @@ class StepTimer(Protocol):
     def begin(self) -> None:
         """The measured step begins."""
 
+    def mark_end(self) -> None:
+        """The step's work is issued, unless it is said again or large calls follow; never waits."""
+
     def end(self) -> tuple[float, tuple[TimedCall, ...] | None]:
         """The step's length in seconds and its calls in the order of launch; None where they could not be told."""
 
@@ -92,6 +95,7 @@ class PluginRoute:
         self._is_measured = False
         self._is_closed = False
         self._num_asked = 0
+        self._num_large = 0
 
     def communicators(self) -> tuple[CommunicatorId, ...]:
         """See `Route`."""
@@ -162,6 +166,16 @@ class PluginRoute:
                 self._offered.clear()
                 self._grids.clear()
             self._timer.begin()
+
+    def mark_end(self) -> None:
+        """See `Route`."""
+        self._num_large = self._plugin.num_large()
+        if self._is_measured:
+            self._timer.mark_end()
+
+    def goes_on(self) -> bool:
+        """See `Route`: by the plug-in's own count, in every step."""
+        return self._plugin.num_large() > self._num_large
 
     def end_step(self) -> StepRecord:
         """See `Route`."""

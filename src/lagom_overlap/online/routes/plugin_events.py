@@ -11,7 +11,9 @@ steps on an H100 were told apart.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from lagom_overlap.collective import CollectiveKind, ConfigKey
 from lagom_overlap.online.routes.base import CallRecord, StepRecord
@@ -23,7 +25,7 @@ from lagom_overlap.online.routes.launch_order import (
     joins_of,
     launched,
 )
-from lagom_overlap.trace.gpu_trace import NS_PER_S, GpuTrace, KnobReach
+from lagom_overlap.trace.gpu_trace import COLUMNS, NO_TIME, NS_PER_S, GpuTrace, KnobReach
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +68,35 @@ def timed_calls(trace: GpuTrace, reaches: Collection[KnobReach] = (KnobReach.TUN
         for comm in comms
         if comm.call.kind is not None and comm.call.reach in reaches
     )
+
+
+def ended(trace: GpuTrace, least_bytes: int) -> GpuTrace:
+    """The step without what the host launched after its last mark (`trace.steps`): data, checkpoints.
+
+    Collectives of `least_bytes` and more belong to the step wherever the optimizer's work ends, with all up to their
+    joins: a gather of updated parameters comes after the last update.
+    """
+    if not trace.steps:
+        return trace
+    events, mark_ns = trace.events, max(step.start_ns for step in trace.steps)
+    later = events.correlation[(events.launch_ns != NO_TIME) & (events.launch_ns >= mark_ns)]
+    if not len(later):
+        return trace
+    comms, computation = launched(trace), computation_of(trace)
+    joins = {} if computation is None else joins_of(comms, trace.waits, computation.stream)
+    own = [comm.correlation for comm in comms if not 0 < comm.call.num_bytes < least_bytes]
+    bound = max(
+        [int(later.min()), *(place + 1 for place in own), *(joins[place] + 1 for place in own if place in joins)]
+    )
+    kept = events.correlation < bound
+    if kept.all() or not kept.any():
+        return trace
+    rows = np.flatnonzero(kept)
+    place_of = {int(row): place for place, row in enumerate(rows)}
+    columns = {name: getattr(events, name)[rows] for name in COLUMNS}
+    calls = tuple(replace(call, event=place_of[call.event]) for call in trace.calls if call.event in place_of)
+    waits = tuple(wait for wait in trace.waits if wait.correlation < bound)
+    return replace(trace, events=replace(events, **columns), calls=calls, waits=waits)
 
 
 def step_length_s(trace: GpuTrace) -> float:

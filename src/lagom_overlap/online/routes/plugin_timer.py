@@ -1,7 +1,9 @@
 """A measured step's kernels by PyTorch's profiler, with the waits between streams.
 
 The device is idle before and after, so that the step's length is that of all its work. Lengths and the times of calls
-are the GPU's, from the step's first event on: the host's clock would add the first launch and the last look.
+are the GPU's, from the step's first event on: the host's clock would add the first launch and the last look. What the
+host launched after the last mark (`mark_end`), copies of data and checkpoints, is cut off (`plugin_events.ended`): the
+mark is an annotation in the trace, by the trace's own clock.
 """
 
 import logging
@@ -15,12 +17,16 @@ from torch.profiler import ProfilerActivity
 from lagom_overlap.errors import TraceError
 from lagom_overlap.online.device import job_device
 from lagom_overlap.online.job_profiler import OWN_PROFILER, exported
+from lagom_overlap.online.routes.base import LEAST_BYTES
 from lagom_overlap.online.routes.event_records import EventRecords
-from lagom_overlap.online.routes.plugin_events import TimedCall, step_length_s, timed_calls
+from lagom_overlap.online.routes.plugin_events import TimedCall, ended, step_length_s, timed_calls
 from lagom_overlap.trace.gpu_trace import GpuTrace, KnobReach
 from lagom_overlap.trace.reader import ReadOptions, read_file
 
 _log = logging.getLogger(__name__)
+
+STEP_MARK = "ProfilerStep"
+"""How PyTorch's profiler marks the steps of who calls its `step`, which we do not: readers of traces know the word."""
 
 
 class KernelTimer:
@@ -29,6 +35,8 @@ class KernelTimer:
     def __init__(self, reaches: Collection[KnobReach] = (KnobReach.TUNER,)) -> None:
         self._reaches = reaches
         self._began_s = 0.0
+        self._ended_s: float | None = None
+        self._num_marks = 0
         self._events = EventRecords(torch.version.cuda)
 
     def begin(self) -> None:
@@ -39,7 +47,13 @@ class KernelTimer:
             experimental_config=_ExperimentalConfig(enable_cuda_sync_events=True),
         )
         self._events.begin()
-        self._began_s = perf_counter()
+        self._began_s, self._ended_s, self._num_marks = perf_counter(), None, 0
+
+    def mark_end(self) -> None:
+        """What is launched later is no part of the step, unless it is a large collective."""
+        with torch.profiler.record_function(f"{STEP_MARK}#{self._num_marks}"):
+            self._num_marks += 1
+        self._ended_s = perf_counter()
 
     def end(self) -> tuple[float, tuple[TimedCall, ...] | None]:
         """The step's length and its collectives; None if the profiler was taken away or the trace says too little.
@@ -52,7 +66,7 @@ class KernelTimer:
     def end_trace(self) -> tuple[float, GpuTrace | None]:
         """The same with the trace of the step in place of its collectives."""
         torch.cuda.synchronize(job_device())
-        duration_s = perf_counter() - self._began_s
+        duration_s = (self._ended_s or perf_counter()) - self._began_s
         with self._events.quiet():
             seen = OWN_PROFILER.stop()
         self._events.end()
@@ -66,4 +80,5 @@ class KernelTimer:
             return duration_s, None
         if len(traces) != 1:  # one rank drives one GPU; of kernels on several it cannot be told which are the step's
             return duration_s, None
-        return step_length_s(traces[0]), traces[0]
+        trace = ended(traces[0], LEAST_BYTES)
+        return step_length_s(trace), trace

@@ -5,14 +5,16 @@ file. So Kineto fixes once what does not depend on the setting (`step_pattern`):
 waits for, the computation in between. Later steps are told by when their collectives started and ended. The next
 measured step after a pattern was learned, and then every `CHECK_EVERY`-th, runs under both. Both must agree on what the
 search goes by, the makespans of the overlap groups: within what two steps of the untouched job differ by under Kineto
-alone (A/A), or `LEAST_DIFFERENCE`. A step whose calls are not those of the pattern counts as untimed, and the next one
-is learned anew.
+alone (A/A), or `LEAST_DIFFERENCE`. A step whose calls are not those of the pattern counts as untimed. One alone is an
+evaluation or a log, and the pattern stays; after a second one the next step is learned anew.
 
 Whatever is wrong with the ring (not there, of another process, truncated, calls lost) leaves Kineto in every measured
 step for the rest of the job, and is said in one line.
 
 Two clocks meet at the first collective: it starts as long after the step's first GPU event as under Kineto, because
-nothing that is set can have changed what is before it. The end is the event's on the computation's stream.
+nothing that is set can have changed what is before it. The end is that of an event on the computation's stream, which
+is recorded where the step's work ends (`mark_end`): data and checkpoints come between that and the next step. Where
+collectives follow it (gathered parameters), the step ends as long after the last of them as under Kineto.
 """
 
 import logging
@@ -45,6 +47,8 @@ LEAST_DIFFERENCE: Final = 0.02
 """What both may always differ by: the plug-in's times leave out the launch (0.97 to 1.00 of a kernel on an H100)."""
 MOST_MISSES: Final = 4
 """Steps in a row that could be neither learned nor told; then Kineto stays."""
+_ODD_STEPS: Final = 1
+"""Steps in a row that may be like no other: what is known of the others stays."""
 REPORT_LIMIT_S: Final = 1.0
 """How long the calls of a step that has ended on the GPU may take to be in the ring: NCCL's proxy thread polls."""
 _POLL_S: Final = 1e-3
@@ -55,6 +59,9 @@ class TraceTimer(Protocol):
 
     def begin(self) -> None:
         """The measured step begins, on an idle device."""
+
+    def mark_end(self) -> None:
+        """See `StepTimer`."""
 
     def end(self) -> tuple[float, tuple[TimedCall, ...] | None]:
         """See `StepTimer`."""
@@ -74,7 +81,7 @@ class Recorder(Protocol):
         """
 
     def end(self, is_whole: Callable[[Sequence[ProfiledCollective]], bool]) -> list[ProfiledCollective]:
-        """The calls since `begin`, once they are whole, or what is there after a while; no more are recorded.
+        """The calls since `begin`, once they are whole or none is under way, or after a while; no more are recorded.
 
         Raises:
             TableError: if the ring cannot be read, or has lost calls.
@@ -96,7 +103,7 @@ class RingRecorder:
         self._clock, self._limit_s = clock, limit_s
         self._ring: ProfileRing | None = None
         self._began_ns = 0
-        self._num_dropped = 0
+        self._num_dropped = self._num_open = 0
         plugin.profile(is_enabled=False)
 
     def begin(self) -> None:
@@ -108,6 +115,7 @@ class RingRecorder:
             self._ring = ring
         self._ring.take()
         self._num_dropped = self._ring.num_dropped + self._ring.num_late
+        self._num_open = self._ring.num_open
         self._began_ns = monotonic_ns()
         if not self._plugin.profile(is_enabled=True):
             raise TableError("NCCL runs no communicator under it")
@@ -118,11 +126,12 @@ class RingRecorder:
         until_s, found = self._clock() + self._limit_s, list[ProfiledCollective]()
         try:
             while True:
+                is_all = self._ring.num_open <= self._num_open  # looked at before: what is written later comes later
                 log = self._ring.take()
                 if log.num_lost or self._ring.num_dropped + self._ring.num_late > self._num_dropped:
                     raise TableError(f"{self._path} has lost calls of the step")
                 found += [call for call in log.collectives if call.launched_ns >= self._began_ns]
-                if is_whole(found) or self._clock() >= until_s:
+                if is_all or is_whole(found) or self._clock() >= until_s:
                     return found
                 sleep(_POLL_S)
         finally:
@@ -147,7 +156,7 @@ class _Told:
 
     The keys name communicators by that id: they are for this process only.
     `head_s`: from the step's first GPU event to the first call's start. `idle_s`: of what the events measured, all but
-    the step's length, which is `length_s`.
+    the step's length, which is `length_s`; `after_s` of it follow the last call.
     """
 
     pattern: StepPattern
@@ -155,6 +164,7 @@ class _Told:
     keys: tuple[ConfigKey, ...]
     head_s: float
     idle_s: float
+    after_s: float
     length_s: float
 
     def makespans_s(self, calls: Sequence[TimedCall], length_s: float) -> list[float]:
@@ -177,12 +187,16 @@ class ProfileTimer:
         make_event: Callable[[], Any],
         synchronize: Callable[[], None],
         least_bytes: int,
+        clock_ns: Callable[[], int] = monotonic_ns,
     ) -> None:
         self._kernels, self._recorder = kernels, recorder
         self._make_event, self._synchronize = make_event, synchronize
         self._least_bytes = least_bytes
+        self._clock_ns = clock_ns
         self._mode = _Mode.BOTH
         self._begun: Any = None
+        self._marked: Any = None
+        self._marked_ns = 0
         self._told: _Told | None = None
         self._is_trusted = self._is_off = False
         self._num_since = self._num_missed = 0
@@ -204,23 +218,35 @@ class ProfileTimer:
                 self._kernels.begin()
             self._mode = _Mode.KINETO
             return
-        self._begun = self._recorded()
+        self._begun, self._marked = self._recorded(), None
+
+    def mark_end(self) -> None:
+        """See `StepTimer`."""
+        if self._mode is not _Mode.RING:
+            self._kernels.mark_end()
+        if self._mode is not _Mode.KINETO:
+            self._marked, self._marked_ns = self._recorded(), self._clock_ns()
 
     def end(self) -> tuple[float, tuple[TimedCall, ...] | None]:
         """See `StepTimer`."""
         if self._mode is _Mode.KINETO:
             return self._kernels.end()
-        last = self._recorded()
+        if self._marked is None:
+            self._marked, self._marked_ns = self._recorded(), self._clock_ns()
         self._synchronize()
-        elapsed_s = float(self._begun.elapsed_time(last)) / MS_PER_S
+        elapsed_s = float(self._begun.elapsed_time(self._marked)) / MS_PER_S
         if self._mode is _Mode.RING:
             return self._by_ring(elapsed_s)
         duration_s, trace = self._kernels.end_trace()
         timed = None if trace is None else timed_calls(trace)
         calls = self._ring_calls(sum(1 for call in timed or () if call.num_bytes >= self._least_bytes))
         if trace is not None and calls is not None:
-            self._compare(trace, calls, elapsed_s)
+            self._compare(trace, calls, self._until(calls, elapsed_s))
         return duration_s, timed
+
+    def _until(self, calls: Sequence[ProfiledCollective], elapsed_s: float) -> float | None:
+        """What the events measured; None if calls follow the step's last mark."""
+        return None if any(call.launched_ns > self._marked_ns for call in calls) else elapsed_s
 
     def _next_mode(self) -> _Mode:
         if self._is_off:
@@ -258,9 +284,9 @@ class ProfileTimer:
             return elapsed_s, None
         self._num_since += 1
         self._num_missed = 0
-        return _replayed(told, found, elapsed_s)
+        return _replayed(told, found, self._until(calls, elapsed_s))
 
-    def _compare(self, trace: GpuTrace, calls: Sequence[ProfiledCollective], elapsed_s: float) -> None:
+    def _compare(self, trace: GpuTrace, calls: Sequence[ProfiledCollective], elapsed_s: float | None) -> None:
         """After a step under both: whether they agree on it, or, if it is of another sequence, its pattern.
 
         A pattern is kept: the setting that is tried now may leave no stream idle, and tell less.
@@ -271,13 +297,17 @@ class ProfileTimer:
         except TraceError as error:
             self._miss(str(error))
             return
-        self._num_since = 0
         found = None if before is None else _in_order(before.wires, calls)
         if before is None or found is None or not is_same_sequence(before.pattern.seen, told.pattern.seen):
-            self._told, self._is_trusted = told, False
+            words = "their calls change from step to step"
+            if self._is_trusted and self._num_missed < _ODD_STEPS:
+                self._miss(words)
+                return
+            self._told, self._is_trusted, self._num_since = told, False, 0
             if before is not None:
-                self._count_miss("their calls change from step to step")
+                self._count_miss(words)
             return
+        self._num_since = 0
         seen = told.pattern.seen
         if self._noise is None:
             self._noise = _difference(before, (before.length_s, before.pattern.seen), (length_s, seen))
@@ -291,8 +321,9 @@ class ProfileTimer:
         self._is_trusted, self._num_missed = True, 0
 
     def _miss(self, why: str) -> None:
-        """The step could not be told: the next one is learned."""
-        self._told, self._is_trusted = None, False
+        """The step could not be told; one alone is forgotten, after more of them the next one is learned."""
+        if self._num_missed >= _ODD_STEPS:
+            self._told, self._is_trusted = None, False
         self._count_miss(why)
 
     def _count_miss(self, why: str) -> None:
@@ -306,7 +337,9 @@ class ProfileTimer:
         _log.warning("measured steps are timed by PyTorch's profiler, not by NCCL's: %s", why)
 
 
-def _learned(pattern: StepPattern, calls: Sequence[ProfiledCollective], length_s: float, elapsed_s: float) -> _Told:
+def _learned(
+    pattern: StepPattern, calls: Sequence[ProfiledCollective], length_s: float, elapsed_s: float | None
+) -> _Told:
     """What later steps are told by; `calls` are the same step's by the ring.
 
     Raises:
@@ -324,7 +357,8 @@ def _learned(pattern: StepPattern, calls: Sequence[ProfiledCollective], length_s
         wires=tuple(wires),
         keys=_keys(found),
         head_s=late,
-        idle_s=elapsed_s - length_s,
+        idle_s=0.0 if elapsed_s is None else elapsed_s - length_s,
+        after_s=length_s - max(call.ended_s for call in seen),
         length_s=length_s,
     )
 
@@ -371,7 +405,7 @@ def _start_ns(call: ProfiledCollective) -> int:
 
 
 def _replayed(
-    told: _Told, calls: Sequence[ProfiledCollective], elapsed_s: float
+    told: _Told, calls: Sequence[ProfiledCollective], elapsed_s: float | None
 ) -> tuple[float, tuple[TimedCall, ...]]:
     """The step's length and its calls by the ring's times of them, in the pattern's order."""
     first_ns = _start_ns(calls[0])
@@ -379,5 +413,6 @@ def _replayed(
     for call in calls:
         begun_s = max(0.0, told.head_s + (_start_ns(call) - first_ns) * NS)
         spans.append(Span(begun_s, begun_s + (call.duration_s or 0.0), call.num_channels or 0))
-    length_s = max(elapsed_s - told.idle_s, *(span.ended_s for span in spans))
+    last_s = max(span.ended_s for span in spans)
+    length_s = last_s + told.after_s if elapsed_s is None else max(elapsed_s - told.idle_s, last_s)
     return length_s, told.pattern.replay(spans, length_s)

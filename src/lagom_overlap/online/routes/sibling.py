@@ -61,6 +61,9 @@ class SiblingTimer(Protocol):
     def begin(self) -> None:
         """The measured step begins."""
 
+    def mark_end(self) -> None:
+        """The step's work is issued, unless it is said again or large calls follow; never waits."""
+
     def end(self) -> tuple[float, tuple[TimedCall, ...] | None]:
         """The step's length in seconds and its calls in the order of launch; None where they could not be told."""
 
@@ -93,6 +96,7 @@ class SiblingRoute:
         self._prepared: tuple[int, ConfigTable] | None = None
         self._calls: list[ConfigKey] = []
         self._is_measured = False
+        self._goes_on = True
         self._is_closed = False
         self._on_close: list[Callable[[], None]] = []
 
@@ -165,9 +169,20 @@ class SiblingRoute:
         for base in self._bases.values():
             base.counts.clear()
         self._calls.clear()
+        self._goes_on = True
         self._is_measured = is_measured
         if is_measured:
             self._timer.begin()
+
+    def mark_end(self) -> None:
+        """See `Route`."""
+        self._goes_on = False
+        if self._is_measured:
+            self._timer.mark_end()
+
+    def goes_on(self) -> bool:
+        """See `Route`."""
+        return self._goes_on
 
     def end_step(self) -> StepRecord:
         """See `Route`."""
@@ -198,6 +213,7 @@ class SiblingRoute:
         base = self._bases.get(own.group_name)
         if base is None or base.group not in c10d._world.pg_map:  # names start anew when all groups were destroyed
             return own
+        self._goes_on = self._goes_on or num_bytes >= LEAST_BYTES
         key, octaves = base.counts.next_key(kind, num_bytes), self._table.size_octaves
         if self._is_measured:
             self._calls.append(key)
