@@ -28,4 +28,5 @@ class StepCase:
     precision: Precision
     measured_s: float
     shard: int | None = None
+    graphed: bool = False
     note: str = ""

@@ -7,7 +7,8 @@ parallelism with tensor parallelism, user buffers hide it, nothing recomputed, i
 hence not known: recomputation, CUDA graphs, fused kernels by release. Racks of GB200 and GB300 are one NVLink domain.
 """
 
-from dataclasses import replace
+import re
+from dataclasses import dataclass, replace
 from typing import Final
 
 from lagom_overlap.hardware import Cluster, load_preset
@@ -34,19 +35,31 @@ _RACKS: Final = ("gb200", "gb300")
 _RACK_GPUS: Final = 64
 """Of 72 those that a power of two uses."""
 _MODELS: Final = {
-    "Llama3-8B": "llama-3-8b", "Llama3.1-8B": "llama-3-8b", "LLAMA3_8B": "llama-3-8b", "LLAMA3-8B": "llama-3-8b",
-    "Llama3-70B": "llama-3-70b", "Llama3.1-70B": "llama-3-70b", "LLAMA3_70B": "llama-3-70b",
-    "LLAMA3-70B": "llama-3-70b", "Llama2-70B": "llama-2-70b", "LLAMA2-70B": "llama-2-70b", "Llama2-7B": "llama-2-7b",
-    "LLAMA2-7B": "llama-2-7b", "Llama2-13B": "llama-2-13b", "LLAMA2-13B": "llama-2-13b", "GPT3-5B": "gpt-5b",
-    "GPT3-20B": "gpt-20b", "GPT3-175B": "gpt-175b", "Nemotron-8B": "nemotron-3-8b", "Qwen3_30B_a3B": "qwen3-30b-a3b",
-    "mixtral_8x7b": "mixtral-8x7b", "mixtral_8x22b": "mixtral-8x22b",
+    "llama38b": "llama-3-8b", "llama318b": "llama-3-8b", "llama370b": "llama-3-70b", "llama3170b": "llama-3-70b",
+    "llama3405b": "llama-3-405b", "llama31405b": "llama-3-405b", "llama27b": "llama-2-7b", "llama213b": "llama-2-13b",
+    "llama270b": "llama-2-70b", "gpt35b": "gpt-5b", "gpt320b": "gpt-20b", "gpt3175b": "gpt-175b",
+    "nemotron8b": "nemotron-3-8b", "nemotron38b": "nemotron-3-8b", "nemotron15b": "nemotron-4-15b",
+    "nemotron415b": "nemotron-4-15b", "nemotron340b": "nemotron-4-340b", "nemotron4340b": "nemotron-4-340b",
+    "qwen330ba3b": "qwen3-30b-a3b", "qwen3235ba22b": "qwen3-235b-a22b", "mixtral8x7b": "mixtral-8x7b",
+    "mixtral8x22b": "mixtral-8x22b", "grok1": "grok-1",
 }  # fmt: skip
+"""By the name's letters and digits; what a table says behind them is a variant."""
 _NOT_MODELLED: Final = (
     ("deepseek", "multi-head latent attention is not modelled"),
-    ("nemotron_3", "Mamba layers are not modelled"),
-    ("nemotron3", "Mamba layers are not modelled"),
+    ("kimi", "multi-head latent attention is not modelled"),
+    ("glm5", "multi-head latent attention is not modelled"),
+    ("nemotron3nano", "Mamba layers are not modelled"),
+    ("nemotron3super", "Mamba layers are not modelled"),
+    ("nemotron35", "Mamba layers are not modelled"),
+    ("nemotronh", "Mamba layers are not modelled"),
+    ("qwen3next", "linear attention is not modelled"),
+    ("qwen35", "linear attention is not modelled"),
+    ("gptoss", "attention in windows is not modelled"),
+    ("llama4", "a mixture in every second layer is not modelled"),
+    ("qwen3vl", "a vision tower is not modelled"),
     ("mimo", "a vision tower and packed sequences of unknown lengths are not modelled"),
 )
+_RELEASE: Final = re.compile(r"(\d\d)\.(\d\d)")
 _TWO_BYTE: Final = ("bf16", "bf16?")
 _RECOMPUTE: Final = {
     "": Recompute.NONE, "none": Recompute.NONE, "full": Recompute.FULL, "selective": Recompute.PRODUCTS,
@@ -76,17 +89,26 @@ def case_of(row: Row) -> StepCase:
     )
 
 
-def _model(row: Row) -> TransformerModel:
+def _letters(text: str) -> str:
+    return "".join(letter for letter in text.lower() if letter.isalnum())
+
+
+def model_of(row: Row) -> TransformerModel:
+    """The model that a row names.
+
+    Raises:
+        BadRowError: if its sizes are not known.
+        NotModelledError: if it has parts that the models lack.
+    """
     text = row.text("model")
+    whole = _letters(text)
     for word, why in _NOT_MODELLED:
-        if word in text.lower():
+        if word in whole:
             raise NotModelledError(f"model is {text[:60]!r}: {why}")
-    if text in _MODELS:
-        return load_model(_MODELS[text])
-    plain = text.split(" (")[0].rpartition("/")[2]
-    for known in sorted(_MODELS, key=len, reverse=True):
-        if plain.startswith(known):
-            return load_model(_MODELS[known])
+    plain = _letters(text.rpartition("/")[2])
+    known = [name for name in _MODELS if plain.startswith(name)]
+    if known:
+        return load_model(_MODELS[max(known, key=len)])
     raise BadRowError(f"model is {text[:60]!r}, whose sizes are not known here")
 
 
@@ -148,7 +170,7 @@ def nemo_flops_per_token(model: TransformerModel, seq_len: int) -> float:
 
 def _torchtitan(row: Row) -> StepCase:
     num_gpus, tensor = row.needed_count("gpus"), row.needed_count("tp")
-    model, compiled = _model(row), not row.text("compile").lower().startswith("no")
+    model, compiled = model_of(row), not row.text("compile").lower().startswith("no")
     pipeline, replicas = row.needed_count("pp"), row.needed_count("dp_replicate", 1)
     data, context = _data(row, num_gpus), row.needed_count("cp", 1)
     layout = ParallelLayout(
@@ -187,11 +209,14 @@ def _megatron(row: Row) -> StepCase:
         raise NotModelledError(f"class is {row.text('class')}: host-bound toys and copies are not judged")
     if row.text("task") == "lora":
         raise NotModelledError("task is lora: frozen weights are not modelled")
-    model, tensor, pipeline = _model(row), row.needed_count("tp"), row.needed_count("pp")
+    model, tensor, pipeline = model_of(row), row.needed_count("tp"), row.needed_count("pp")
     expert, context = row.needed_count("ep", 1), row.needed_count("cp", 1)
     num_gpus = row.needed_count("gpus")
     chunks = 1 if row.text("vp").lower() in ("", "n/a") or pipeline == 1 else row.needed_count("vp")
     data = _data(row, num_gpus)
+    ci, recipe = row.text("framework") == "Megatron-LM CI", _recipe(row, model)
+    parts, tables = pipeline * chunks, model.num_layers + 2
+    per_turn = row.needed_count("micro_batch", 1) * data
     layout = ParallelLayout(
         tensor=tensor,
         pipeline=pipeline,
@@ -204,12 +229,13 @@ def _megatron(row: Row) -> StepCase:
         chunks=chunks,
         recompute=_recompute(row),
         sequence_parallel=tensor > 1,
-        overlap_tensor=tensor > 1 and row.text("framework") != "Megatron-LM CI",
+        overlap_tensor=tensor > 1 and not ci,
         zero_stage=1,
         overlap_gradients=True,
         overlap_p2p=chunks > 1,
+        tables_as_layers=pipeline > 1 and model.num_layers % parts != 0 and tables % parts == 0,
+        overlap_experts=expert > 1 and recipe.overlaps_experts and row.needed_count("global_batch") > per_turn,
     )
-    ci = row.text("framework") == "Megatron-LM CI"
     return StepCase(
         line=row.line,
         group="CI" if ci else "MoE" if model.num_experts else "dense Megatron",
@@ -220,9 +246,30 @@ def _megatron(row: Row) -> StepCase:
         seq_len=row.needed_count("seq"),
         cluster=_cluster(row, num_gpus),
         framework="megatron",
+        graphed=recipe.graphed,
         precision=Precision(DType.BF16, DType.BF16, DType.FP32, _products(row)),
         measured_s=_measured_s(row, model, num_gpus),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What a release's recipe switches on that the table does not print."""
+
+    overlaps_experts: bool = False
+    graphed: bool = False
+
+
+def _recipe(row: Row, model: TransformerModel) -> Recipe:
+    """Megatron-Bridge's recipes of Qwen3 in MXFP8 (history of its `qwen3_workload_base_configs.py`).
+
+    From 26.06 (commit 55443cb, June 2026) all-to-alls overlap and the whole iteration is one CUDA graph.
+    """
+    release = _RELEASE.match(row.text("version"))
+    late = release is not None and (int(release[1]), int(release[2])) >= (26, 6)
+    if late and model.name.startswith("qwen3") and row.text("precision").lower() in ("mxfp8", "fp8-mx"):
+        return Recipe(overlaps_experts=True, graphed=True)
+    return Recipe()
 
 
 def _words(row: Row) -> str:

@@ -1,5 +1,7 @@
 """The predicted iteration of a published job, with the package's own models."""
 
+from dataclasses import replace
+
 from lagom_overlap.cost.operators import FrameworkConstants, OperatorConstants, load_framework, load_operators
 from lagom_overlap.cost.profile import load_profile
 from lagom_overlap.sim.training import TrainingSimulator, TrainingTimes
@@ -16,6 +18,9 @@ def predicted(
     Raises:
         LagomError: if the layout cannot be built.
     """
+    framework = framework or load_framework(case.framework)
+    if case.graphed:  # replayed: the host launches nothing
+        framework = replace(framework, launch_s=0.0)
     check_layout(case.model, case.layout, case.cluster, case.seq_len)
     simulator = TrainingSimulator(
         case.model,
@@ -23,7 +28,7 @@ def predicted(
         seq_len=case.seq_len,
         cluster=case.cluster,
         operators=operators or load_operators(case.cluster.gpu),
-        framework=framework or load_framework(case.framework),
+        framework=framework,
         profile=load_profile("plausible"),
         rules=load_rules(case.framework),
         precision=case.precision,

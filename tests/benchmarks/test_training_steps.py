@@ -6,7 +6,8 @@ import pytest
 
 from iteration_time import evaluate, main
 from lagom_overlap.workload.models import load_model
-from training_steps.jobs import nemo_flops_per_token
+from measured_rows import Row
+from training_steps.jobs import case_of, model_of, nemo_flops_per_token
 
 HEADER = (
     "framework,model,gpu_type,gpus,fsdp,dp_replicate,tp,pp,cp,ep,vp,micro_batch,global_batch,seq,ac,compile,precision,"
@@ -58,6 +59,33 @@ def test_a_bad_row_is_named_with_file_line_and_reason_and_the_rest_is_judged(
     assert refused["why"].startswith("steps.csv:2: ")  # type: ignore[has-type]
     assert words in refused["why"]  # type: ignore[has-type]
     assert found["num_rows"] == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("LLAMA3.1-405B", "llama-3-405b"),
+        ("Llama3.1-8B (FSDP)", "llama-3-8b"),
+        ("Qwen3_235B_a22B", "qwen3-235b-a22b"),
+        ("mixtral/mixtral_8x7b_alltoall_tp2pp4ep4_release: L32 H4096", "mixtral-8x7b"),
+    ],
+)
+def test_names_of_models_are_known_in_every_spelling(text: str, name: str) -> None:
+    assert model_of(Row(2, {"model": text})).name == name
+
+
+def test_a_recipe_of_a_late_release_overlaps_experts_and_an_uneven_pipeline_is_cut_as_megatron_does() -> None:
+    qwen = {
+        "framework": "Megatron-Bridge", "version": "26.06", "model": "Qwen3_30B_a3B", "gpu_type": "GB200",
+        "gpus": "8", "tp": "1", "pp": "1", "ep": "8", "micro_batch": "4", "global_batch": "512", "seq": "4096",
+        "precision": "MXFP8", "tokens_per_s_per_gpu": "40000",
+    }  # fmt: skip
+    late, early = (case_of(Row(2, qwen | {"version": version})) for version in ("26.06 NeMo", "26.04.01 NeMo"))
+    assert (late.layout.overlap_experts, late.graphed) == (True, True)
+    assert (early.layout.overlap_experts, early.graphed) == (False, False)
+    big = qwen | {"model": "Qwen3_235B_a22B", "gpus": "256", "pp": "8", "vp": "4", "ep": "32", "global_batch": "2048"}
+    assert case_of(Row(2, big)).layout.tables_as_layers  # 94 layers and two tables on 32 chunks
+    assert not late.layout.tables_as_layers
 
 
 def test_a_column_that_is_missing_reads_as_empty_and_what_must_be_there_is_named(

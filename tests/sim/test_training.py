@@ -253,3 +253,44 @@ def test_one_simulation_of_every_micro_batch_takes_what_three_of_them_say() -> N
         )
         whole_s = simulator.timeline(simulator.step(num_micro_batches=7)).makespan_s
         assert simulator.times().iteration_s == pytest.approx(whole_s, rel=1e-9)
+
+
+MIXTURE = load_model("olmoe-1b-7b")
+SPREAD = ParallelLayout(data=8, expert=8, micro_batch=1, global_batch=64)
+
+
+def test_all_to_alls_behind_another_micro_batch_cost_no_more_than_the_longer_of_the_two() -> None:
+    waits = simulate(MIXTURE, SPREAD, seq_len=4096)
+    hides = simulate(MIXTURE, replace(SPREAD, overlap_experts=True), seq_len=4096)
+    exchanged_s = waits.stages[0].comms["ep"].total_s
+    assert waits.iteration_s - 1.01 * exchanged_s < hides.iteration_s < waits.iteration_s - 0.5 * exchanged_s
+    # Where the wire is the longer side it is the floor, whatever is computed behind it.
+    slow = load_preset("a100_dgx", 1)
+    slow = replace(slow, intra=replace(slow.intra, bytes_per_s=slow.intra.bytes_per_s / 200))
+    bound = simulate(MIXTURE, replace(SPREAD, overlap_experts=True), seq_len=4096, cluster=slow)
+    assert bound.iteration_s > 0.95 * bound.stages[0].comms["ep"].total_s
+
+
+def test_an_expert_at_a_time_is_launched_an_expert_at_a_time() -> None:
+    # Transformer Engine's GroupedLinear: with one sequence per micro-batch the host's launches take the step's time.
+    def iteration_s(experts: int, launch_s: float) -> float:
+        framework = replace(MEGATRON, launch_s=launch_s)
+        return simulate(MIXTURE, replace(SPREAD, expert=experts), seq_len=1024, framework=framework).iteration_s
+
+    eight = iteration_s(8, 100e-6) - iteration_s(8, 0.0)
+    all_of_them = iteration_s(1, 100e-6) - iteration_s(1, 0.0)
+    # 6 products of 8 or of 64 local experts per layer and micro-batch, 16 layers, 8 micro-batches.
+    assert all_of_them - eight == pytest.approx(6 * (64 - 8) * 16 * 8 * 100e-6, rel=0.1)
+
+
+def test_uneven_chunks_take_as_long_as_their_layers() -> None:
+    model = replace(SMALL, num_layers=14)  # with both tables 16: 3, 4, 4 and 3 layers
+    layout = ParallelLayout(pipeline=4, micro_batch=1, global_batch=8, tables_as_layers=True)
+    times = simulate(model, layout)
+    even = simulate(replace(SMALL, num_layers=16), replace(layout, tables_as_layers=False))
+    busy, whole = ([stage.busy_s for stage in found.stages] for found in (times, even))
+    assert busy[1:3] == pytest.approx(whole[1:3])
+    assert busy[0] == pytest.approx(whole[0] - whole[1] / 4, rel=0.02)
+    chunked = replace(layout, pipeline=2, schedule=PipelineSchedule.INTERLEAVED, chunks=2)
+    first = simulate(model, chunked).stages[0]
+    assert first.busy_s == pytest.approx(whole[0] + whole[1] - whole[1] / 4, rel=0.05)

@@ -20,6 +20,7 @@ def test_the_papers_models_are_known() -> None:
         ("mpt-7b", 6_649_286_656),
         ("llama-2-7b", 6_738_415_616),
         ("llama-3-70b", 70_553_706_496),
+        ("llama-3-405b", 405_853_388_800),
     ],
 )
 def test_parameter_counts_are_the_published_ones(name: str, num_params: int) -> None:
@@ -89,3 +90,21 @@ def test_a_mixture_of_experts_counts_all_experts_and_visits_a_few() -> None:
 def test_experts_per_token_must_be_some_of_the_experts(experts_per_token: int) -> None:
     with pytest.raises(JobError, match="experts_per_token is"):
         replace(load_model("olmoe-1b-7b"), experts_per_token=experts_per_token)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions", "active"),
+    # As their papers and model cards say.
+    [
+        ("qwen3-235b-a22b", 235, 22),
+        ("nemotron-4-15b", 15.6, None),
+        ("nemotron-4-340b", 341, None),
+        ("grok-1", 314, None),
+    ],
+)
+def test_sizes_are_the_published_ones_to_their_digits(name: str, billions: float, active: float | None) -> None:
+    model = load_model(name)
+    assert model.num_params / 1e9 == pytest.approx(billions, rel=0.006)
+    if active is not None:
+        used = model.num_layers * model.active_layer_params + 2 * model.vocab * model.hidden
+        assert used / 1e9 == pytest.approx(active, rel=0.01)

@@ -94,6 +94,8 @@ class ParallelTable(Spec, frozen=True):
     flash_attention: bool = True
     scatter_gather: bool = False
     overlap_p2p: bool = False
+    tables_as_layers: bool = False
+    overlap_experts: bool = False
     framework: Name | None = None
     clip_gradients: bool | None = None
 

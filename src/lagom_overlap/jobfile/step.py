@@ -102,6 +102,8 @@ def layout_of(parallel: ParallelTable) -> ParallelLayout:
         flash_attention=parallel.flash_attention,
         scatter_gather=parallel.scatter_gather,
         overlap_p2p=parallel.overlap_p2p,
+        tables_as_layers=parallel.tables_as_layers,
+        overlap_experts=parallel.overlap_experts,
     )
 
 

@@ -16,7 +16,7 @@ from lagom_overlap.cost.operators import FrameworkConstants, OperatorConstants
 from lagom_overlap.cost.profile import Profile
 from lagom_overlap.hardware import Cluster
 from lagom_overlap.sim.iteration import IterationSimulator
-from lagom_overlap.workload import CommOp, CompOp, Iteration, MemoryBound, Phase, Work
+from lagom_overlap.workload import CommOp, CompOp, Gemm, Iteration, MemoryBound, Phase, Work
 from lagom_overlap.workload.step.groups import DATA
 from lagom_overlap.workload.streams import COMPUTE
 
@@ -113,4 +113,4 @@ def _part(phase: Phase) -> str:
 
 
 def _num_launches(op: CompOp) -> int:
-    return op.work.num_launches if isinstance(op.work, MemoryBound) else 1
+    return op.work.num_launches if isinstance(op.work, (Gemm, MemoryBound)) else 1

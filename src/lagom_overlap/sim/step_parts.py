@@ -189,8 +189,7 @@ def _slots(step: SimulatedStep, layout: ParallelLayout, num_built: int) -> tuple
 
     A slot lasts from the end of the one before to its last computation's, or to its transfer's where the stage waits.
     """
-    per_chunk = _layers(step.iteration) // layout.chunks or 1
-    lowest: dict[int, int] = {}
+    chunk_of = _chunks(step.iteration, layout.chunks)
     ends: dict[tuple[int, bool, int], float] = {}
     begin, batch, forward, chunk = None, 0, True, 0
     for op, start_s, end_s in step.rows():
@@ -198,10 +197,10 @@ def _slots(step: SimulatedStep, layout: ParallelLayout, num_built: int) -> tuple
         if op.origin.phase is Phase.OPTIMIZER or (op.stream != COMPUTE and (not sends or layout.overlap_p2p)):
             continue
         if op.origin.microbatch != batch:
-            batch, chunk, forward, lowest = op.origin.microbatch, 0, True, {}
+            batch, chunk, forward = op.origin.microbatch, 0, True
         is_forward = op.origin.phase in _FORWARD
         if op.origin.layer is not None and not sends:
-            chunk = lowest.setdefault(op.origin.layer, len(lowest) // per_chunk)
+            chunk = chunk_of[op.origin.layer]
         forward = is_forward
         begin = start_s if begin is None else begin
         ends[batch, forward, chunk] = max(ends.get((batch, forward, chunk), 0.0), end_s)
@@ -215,5 +214,9 @@ def _slots(step: SimulatedStep, layout: ParallelLayout, num_built: int) -> tuple
     return forward_s, tuple(times[steady, False, chunk] for chunk in range(layout.chunks))
 
 
-def _layers(iteration: Iteration) -> int:
-    return len({op.origin.layer for op in iteration.ops if op.origin.layer is not None})
+def _chunks(iteration: Iteration, num_chunks: int) -> dict[int, int]:
+    """The chunk of each layer: those of one follow each other, between two are the other stages'."""
+    found: dict[int, int] = {}
+    for layer in sorted({op.origin.layer for op in iteration.ops if op.origin.layer is not None}):
+        found[layer] = 0 if num_chunks == 1 or not found else found.get(layer - 1, max(found.values()) + 1)
+    return found

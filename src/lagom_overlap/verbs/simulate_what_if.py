@@ -134,6 +134,9 @@ def _layouts(layout: ParallelLayout) -> Iterator[tuple[str, str, ParallelLayout]
     if layout.schedule is PipelineSchedule.INTERLEAVED and not layout.overlap_p2p:
         line = "without --no-overlap-p2p-communication (Megatron-LM); overlap_p2p = true"
         yield "pipeline transfers behind computation", line, replace(layout, overlap_p2p=True)
+    if layout.expert > 1 and layout.num_micro_batches > 1 and not layout.overlap_experts:
+        line = "--overlap-moe-expert-parallel-comm (Megatron-LM); overlap_experts = true"
+        yield "all-to-alls behind another micro-batch", line, replace(layout, overlap_experts=True)
     if layout.zero_stage == 3 and layout.prefetch == 1:
         line = "set_modules_to_forward_prefetch, set_modules_to_backward_prefetch; prefetch = 2"
         yield "one more unit gathered ahead", line, replace(layout, prefetch=2)

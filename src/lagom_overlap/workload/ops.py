@@ -40,17 +40,21 @@ class Access(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """A matrix product (m x k) (k x n), or `batch` equal ones in one kernel (experts, an attention not fused)."""
+    """A matrix product (m x k) (k x n), or `batch` equal ones at once (experts, an attention not fused).
+
+    The host launches `num_launches` kernels for them.
+    """
 
     m: int
     n: int
     k: int
     element_bytes: int = 2
     batch: int = 1
+    num_launches: int = 1
 
     def __post_init__(self) -> None:
         sizes = {"m": self.m, "n": self.n, "k": self.k, "element_bytes": self.element_bytes, "batch": self.batch}
-        _check_positive(self, **sizes)
+        _check_positive(self, **sizes, num_launches=self.num_launches)
 
     @property
     def flops(self) -> float:

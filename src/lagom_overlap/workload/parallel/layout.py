@@ -49,7 +49,9 @@ class ParallelLayout:
     `async_tensor` hides the all-reduce of input gradients behind the weight gradient's product (no sequence
     parallelism). `overlap_tensor` cuts the gathers and scatters of sequence parallelism into parts that run with their
     product's (PyTorch's async TP, Transformer Engine's user buffers). `overlap_p2p` lets a stage go on while its
-    results travel to its neighbours (interleaved only).
+    results travel to its neighbours (interleaved only). With `tables_as_layers` embedding and head count as a layer
+    each where a pipeline is cut: its first and last model chunk have one layer fewer. `overlap_experts` runs a
+    micro-batch's all-to-alls behind the computations of another one (Megatron-LM's --overlap-moe-expert-parallel-comm).
     """
 
     tensor: int = 1
@@ -72,6 +74,8 @@ class ParallelLayout:
     flash_attention: bool = True
     scatter_gather: bool = False
     overlap_p2p: bool = False
+    tables_as_layers: bool = False
+    overlap_experts: bool = False
 
     def __post_init__(self) -> None:
         counts = (
@@ -103,6 +107,11 @@ class ParallelLayout:
             raise JobError("parallel.sequence_parallel needs tensor of at least 2: it shards what tensor leaves whole")
         if self.overlap_tensor and not self.sequence_parallel:
             raise JobError("parallel.overlap_tensor needs sequence_parallel: it cuts its gathers and scatters")
+        if self.overlap_experts and (self.expert == 1 or self.num_micro_batches == 1):
+            raise JobError(
+                f"parallel.overlap_experts needs expert and micro-batches of at least 2, not {self.expert} and "
+                f"{self.num_micro_batches}: all-to-alls run behind another micro-batch"
+            )
         if self.replicas % self.expert:
             context = "" if self.context == 1 else f" x context {self.context}"
             raise JobError(
@@ -134,6 +143,8 @@ class ParallelLayout:
             raise JobError(f"parallel.chunks is {self.chunks}, must be 1 unless schedule is interleaved")
         elif self.overlap_p2p:
             raise JobError(f"parallel.overlap_p2p is true with schedule {self.schedule}: Megatron-LM needs interleaved")
+        if self.tables_as_layers and self.pipeline == 1:
+            raise JobError("parallel.tables_as_layers needs pipeline of at least 2: it says how a pipeline is cut")
 
     @property
     def num_gpus(self) -> int:
@@ -178,6 +189,16 @@ def check_layout(model: TransformerModel, layout: ParallelLayout, cluster: Clust
         )
 
 
+def _check_chunks(model: TransformerModel, layout: ParallelLayout) -> None:
+    tables = 2 if layout.tables_as_layers else 0
+    cut = f"parallel.pipeline x chunks = {layout.pipeline} x {layout.chunks} = {layout.num_chunks}"
+    if (model.num_layers + tables) % layout.num_chunks:
+        more = " and 2 for tables_as_layers" if tables else ""
+        raise JobError(f"{cut}, must divide the model's layers ({model.num_layers}){more}")
+    if tables and (model.num_layers + tables) // layout.num_chunks < 2:
+        raise JobError(f"{cut}: with tables_as_layers the first and last chunk would have no layer")
+
+
 def check_model(model: TransformerModel, layout: ParallelLayout, seq_len: int) -> None:
     """Refuses degrees that do not divide the model.
 
@@ -194,11 +215,7 @@ def check_model(model: TransformerModel, layout: ParallelLayout, seq_len: int) -
             f"parallel.tensor is {layout.tensor}, must divide the model's key-value heads ({model.num_kv_heads}) "
             "or be a multiple of them"
         )
-    if model.num_layers % layout.num_chunks:
-        raise JobError(
-            f"parallel.pipeline x chunks = {layout.pipeline} x {layout.chunks} = {layout.num_chunks}, "
-            f"must divide the model's layers ({model.num_layers})"
-        )
+    _check_chunks(model, layout)
     if layout.recompute is Recompute.PRODUCTS and (model.num_experts or not (model.gated and layout.flash_attention)):
         raise JobError(
             "parallel.recompute is products, torchtitan's operator mode: only dense models with gated MLPs and flash "

@@ -22,6 +22,7 @@ from lagom_overlap.workload.models import TransformerModel
 from lagom_overlap.workload.ops import CommOp, MemoryBound, Op, Origin, Phase
 from lagom_overlap.workload.parallel.layout import ParallelLayout, check_model
 from lagom_overlap.workload.parallel.memory import OPTIMIZER_BYTES
+from lagom_overlap.workload.parallel.stage import chunk_layers
 from lagom_overlap.workload.precision import Precision
 from lagom_overlap.workload.step.buckets import Buckets
 from lagom_overlap.workload.step.fsdp2 import Fsdp2
@@ -84,9 +85,9 @@ class _Build:
         layout = shape.layout
         self.num_chunks = layout.num_chunks
         self.graph = StepGraph()
-        per_chunk = shape.model.num_layers // layout.num_chunks
+        layers = chunk_layers(shape.model, layout)
         places = [chunk * layout.pipeline + rank for chunk in range(layout.chunks)]
-        self.chunks = [_Chunk(self, at, range(at * per_chunk, (at + 1) * per_chunk)) for at in places]
+        self.chunks = [_Chunk(self, place, layers[place]) for place in places]
         self.units = [unit for chunk in self.chunks for unit in chunk.in_order()]
         self.comms = StepCollectives(self.graph, shape, rules, num_batches)
         self._issuer = self._issuer_of(explicit_prefetch)
@@ -299,6 +300,7 @@ def build_step(
         cast_bytes=rules.cast_bytes,
         hides_tensor=rules.hides_tensor,
         sequence_first=rules.sequence_first,
+        experts_apart=rules.experts_apart,
     )
     batches = layout.num_micro_batches if num_micro_batches is None else num_micro_batches
     build = _Build(shape, rules, rank=rank, num_batches=batches, explicit_prefetch=explicit_prefetch)
@@ -329,6 +331,8 @@ def program_step(
     """
     if layout.pipeline > 1:
         raise JobError(f"step: parallel.pipeline is {layout.pipeline}, must be 1: a program is one rank's whole step")
+    if layout.overlap_experts:
+        raise JobError("step: parallel.overlap_experts is true, must be false: a program says what reads what")
     built = build_step(model, layout, seq_len=seq_len, rules=PROGRAM_ORDER, shard=shard, unit=unit, precision=precision)
     placed = built.on_nodes_of(gpus_per_node).iteration
     return replace(placed, ops=tuple(_on_stated_nodes(op, gpus_per_node) for op in placed.ops))

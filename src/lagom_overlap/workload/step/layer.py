@@ -59,6 +59,7 @@ class StepShape:
     cast_bytes: int
     hides_tensor: bool
     sequence_first: bool
+    experts_apart: bool
 
     @property
     def element_bytes(self) -> int:
@@ -121,7 +122,12 @@ class LayerOps:
         return "", (gathered,)
 
     def _gemm(self, weight: Weight, m: int, n: int, k: int) -> Gemm:
-        return _gemm(m, n, k, 1 if self._casts(weight) else self._element_bytes, weight.num_matrices)
+        width = 1 if self._casts(weight) else self._element_bytes
+        return _gemm(m, n, k, width, weight.num_matrices, self._kernels(weight))
+
+    def _kernels(self, weight: Weight) -> int:
+        """Launches of what every matrix of a weight needs once: one, or one each."""
+        return weight.num_matrices if self._shape.experts_apart else 1
 
     def _casts(self, weight: Weight) -> bool:
         """Whether the matrix multiplies in FP8: the router and the tables do not."""
@@ -134,7 +140,7 @@ class LayerOps:
             return source
         part, columns = (f"{name}_cast", weight.inputs) if phase is _FORWARD else (f"{name}_cast_d", weight.outputs)
         num_bytes = self._shape.cast_bytes * (rows * columns + weight.num_params)
-        return self._touch(part, (source,), num_bytes, (rows, columns), phase, num_launches=2)
+        return self._touch(part, (source,), num_bytes, (rows, columns), phase, num_launches=2 * self._kernels(weight))
 
     def _per_matrix(self, weight: Weight, rows: int) -> int:
         """Rows of one of the weight's matrices; `rows` in all."""
@@ -305,8 +311,13 @@ class LayerOps:
             deps=(source,),
             shards=moved_axes(source, rows, hidden),
         )
-        self._graph.hold_back(COMPUTE, [name])
-        return name
+        if not self._layout.overlap_experts:
+            self._graph.hold_back(COMPUTE, [name])
+            return name
+        # Two micro-batches take turns: who reads this comes one turn later, with the other one's computations between.
+        if self._batch:
+            self._graph.hold_back(COMPUTE, [f"mb{self._batch - 1}.{name.partition('.')[2]}"])
+        return source
 
     @property
     def _routed(self) -> int:

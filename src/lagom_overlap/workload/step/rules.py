@@ -52,8 +52,10 @@ class IssueRules:
     column-parallel product's input again behind the input gradient's product and scatters that gradient behind the
     weight gradient's, as Megatron-LM does; without it the gathered input is kept and the scatter is waited for.
     `sequence_first`: activations are [sequence, batch, hidden]; otherwise each gather and scatter of sequence
-    parallelism goes along the second axis, which costs a copy. `optimizer_bytes` is the optimizer's memory traffic per
-    parameter, `clip_bytes` that of checking and clipping gradients, `clips` whether that is done by default.
+    parallelism goes along the second axis, which costs a copy. `experts_apart`: each expert's product and cast is a
+    kernel of its own (Transformer Engine's `GroupedLinear`), not one kernel for all (PyTorch's grouped product).
+    `optimizer_bytes` is the optimizer's memory traffic per parameter, `clip_bytes` that of checking and clipping
+    gradients, `clips` whether that is done by default.
     """
 
     name: str
@@ -71,6 +73,7 @@ class IssueRules:
     cast_bytes: int = 4
     hides_tensor: bool = True
     sequence_first: bool = True
+    experts_apart: bool = False
     optimizer_bytes: int = 28
     clip_bytes: int = 12
     clips: bool = False
@@ -123,6 +126,7 @@ MEGATRON: Final = IssueRules(
     name="megatron",
     sharding=Sharding.BUCKETS,
     main_gradients=True,
+    experts_apart=True,
     clip_bytes=_CLIP_MEGATRON_BYTES,
     clips=True,
 )
