@@ -3,7 +3,7 @@
 import pytest
 
 from lagom_overlap.jobfile.spec import parse_job
-from lagom_overlap.sim.what_if import LEAST, Spent, Verdict, WhatIf, error_s, interval_text, what_if, whether
+from lagom_overlap.sim.what_if import LEAST, Asked, Spent, Verdict, WhatIf, error_s, interval_text, what_if, whether
 from lagom_overlap.verbs.simulate import SimulateRequest, run_simulate
 
 BEFORE = Spent(step_s=1.0, overlapped_s=0.2, exposed_s=0.1)
@@ -11,7 +11,7 @@ ERROR_S = 0.033 * 0.2 + 0.087 * 0.1
 
 
 def asked(after_s: float) -> WhatIf:
-    return what_if("x", "y", BEFORE, Spent(step_s=after_s, overlapped_s=0.2, exposed_s=0.1))
+    return what_if(Asked("x", "y"), BEFORE, Spent(step_s=after_s, overlapped_s=0.2, exposed_s=0.1))
 
 
 @pytest.mark.parametrize(

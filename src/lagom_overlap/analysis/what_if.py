@@ -21,11 +21,19 @@ from lagom_overlap.collective import CommConfig, Protocol, Transport
 from lagom_overlap.cost import ContentionModel
 from lagom_overlap.errors import LagomError
 from lagom_overlap.sim import GroupSimulator
-from lagom_overlap.sim.what_if import Spent, WhatIf, best_first, what_if
+from lagom_overlap.sim.what_if import (
+    COPY_ENGINES,
+    MOST_CHANNELS,
+    PROTOCOLS,
+    Asked,
+    Spent,
+    WhatIf,
+    best_first,
+    what_if,
+)
 from lagom_overlap.trace.gpu_trace import NS_PER_S, KnobReach
 from lagom_overlap.workload import CommOp
 
-CHANNELS: Final = (16, 8, 4, 2)
 _MAX_KERNELS: Final = 1000
 """Kernels of a group beyond which it is not simulated here: analyze answers in seconds."""
 _Change = Callable[[CommOp, CommConfig, KnobReach], CommConfig]
@@ -75,15 +83,12 @@ def _groups(findings: Findings, groups: Sequence[TraceGroup], model: ContentionM
     return found
 
 
-def _changes() -> Iterator[tuple[str, str, _Change]]:
-    for most in CHANNELS:
-        line = f"max_ctas = {most} where the process group is made, or NCCL_MAX_CTAS={most}"
-        yield f"at most {most} channels", line, _capped(most)
-    for protocol in (Protocol.SIMPLE, Protocol.LL128):
-        line = f"NCCL_PROTO={protocol.upper()}; lagom tune --from-trace decides it by collective"
-        yield f"protocol {protocol.upper()}", line, _with_protocol(protocol)
-    line = "NCCL_CTA_POLICY=2 with symmetric buffers; FSDP2: model.set_symm_mem_for_comm('NCCL')"
-    yield "copy-engine collectives (no CTA)", line, _copied
+def _changes() -> Iterator[tuple[Asked, _Change]]:
+    for most in MOST_CHANNELS:
+        yield Asked.channels(most), _capped(most)
+    for protocol in PROTOCOLS:
+        yield Asked.protocol(protocol), _with_protocol(protocol)
+    yield COPY_ENGINES, _copied
 
 
 def _capped(most: int) -> _Change:
@@ -118,12 +123,12 @@ def traced_what_ifs(findings: Findings, groups: Sequence[TraceGroup]) -> tuple[W
     step_s = sum(rank.measures.span_ns for rank in findings.ranks) / windows
     before = Spent(step_s=step_s, overlapped_s=overlapped_s, exposed_s=exposed_s)
     answers = []
-    for text, line, change in _changes() if held else ():
+    for asked, change in _changes() if held else ():
         gains = [found for group in held if (found := _tried(group, change)) is not None]
         if gains:
             gain_s = sum(gain for gain, _ in gains)
             after = replace(before, step_s=step_s - gain_s, exposed_s=max(exposed_s, exposed_s - gain_s))
-            answers.append(what_if(text, line, before, after, more_error_s=sum(unsure for _, unsure in gains)))
+            answers.append(what_if(asked, before, after, more_error_s=sum(unsure for _, unsure in gains)))
     return best_first(answers)
 
 

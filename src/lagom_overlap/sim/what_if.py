@@ -14,12 +14,46 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from lagom_overlap.collective import Protocol
+
 SLOWDOWN_ERROR: Final = 0.033
 """Of a kernel's time next to a collective: the H100's surface by left-out victims (3.3 %; MI300X by shape 5.4 %)."""
 COLLECTIVE_ERROR: Final = 0.087
 """Of a collective's time next to a kernel: MI300X by left-out shapes. No surface gives it for NVIDIA's GPUs."""
 LEAST: Final = 0.005
 """Of a step: tables of NVIDIA that repeat a configuration differ by 1 to 6 % (NeMo 24.07)."""
+
+
+MOST_CHANNELS: Final = (16, 8, 4, 2)
+"""Caps that are asked after."""
+PROTOCOLS: Final = (Protocol.SIMPLE, Protocol.LL128)
+"""Protocols that are asked after; LL has half the link."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A change that a job or a trace is asked after: its name, and the line that makes it."""
+
+    change: str
+    apply: str
+
+    @classmethod
+    def channels(cls, most: int) -> "Asked":
+        """Every collective capped."""
+        line = f"NCCL_MAX_CTAS={most}, or max_ctas = {most} in the options of one process group"
+        return cls(f"at most {most} channels", line)
+
+    @classmethod
+    def protocol(cls, protocol: Protocol) -> "Asked":
+        """Another protocol wherever the engine has it."""
+        line = f"NCCL_PROTO={protocol.upper()}; lagom tune decides it by collective"
+        return cls(f"protocol {protocol.upper()}", line)
+
+
+COPY_ENGINES: Final = Asked(
+    "copy-engine collectives (no CTA)",
+    "NCCL_CTA_POLICY=2 with symmetric buffers; FSDP2: model.set_symm_mem_for_comm('NCCL')",
+)
 
 
 class Verdict(StrEnum):
@@ -64,7 +98,7 @@ def error_s(before: Spent, after: Spent) -> float:
     return SLOWDOWN_ERROR * overlapped + COLLECTIVE_ERROR * exposed
 
 
-def what_if(change: str, apply: str, before: Spent, after: Spent, *, more_error_s: float = 0.0) -> WhatIf:
+def what_if(asked: Asked, before: Spent, after: Spent, *, more_error_s: float = 0.0) -> WhatIf:
     """The answer to a change; `more_error_s` is what else is known of the model's error here."""
     gain_s = before.step_s - after.step_s
     unsure_s = error_s(before, after) + more_error_s
@@ -76,8 +110,8 @@ def what_if(change: str, apply: str, before: Spent, after: Spent, *, more_error_
     else:
         verdict = Verdict.GAIN if gain_s > 0 else Verdict.LOSS
     return WhatIf(
-        change=change,
-        apply=apply,
+        change=asked.change,
+        apply=asked.apply,
         gain_s=gain_s,
         low_s=gain_s - unsure_s,
         high_s=gain_s + unsure_s,

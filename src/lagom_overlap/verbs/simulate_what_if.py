@@ -14,12 +14,19 @@ from lagom_overlap.cost import ContentionModel
 from lagom_overlap.errors import LagomError
 from lagom_overlap.jobfile.step import JobStep
 from lagom_overlap.sim.training import Settings, TrainingSimulator, TrainingTimes
-from lagom_overlap.sim.what_if import Spent, WhatIf, best_first, what_if
+from lagom_overlap.sim.what_if import (
+    COPY_ENGINES,
+    MOST_CHANNELS,
+    PROTOCOLS,
+    Asked,
+    Spent,
+    WhatIf,
+    best_first,
+    what_if,
+)
 from lagom_overlap.workload.parallel import ParallelLayout, PipelineSchedule
 
-CHANNELS: Final = (16, 8, 4, 2)
 CARVE_OUTS: Final = (8, 16, 24)
-_CHANNEL_LINE: Final = "export NCCL_MAX_CTAS={0}  # or max_ctas of one communicator's options"
 _POINT_TO_POINT: Final = (CollectiveKind.SEND_RECV, CollectiveKind.ALL_TO_ALL)
 _MAX_SLOTS: Final = 4096
 """Forwards of all stages beyond which only collectives are varied: flags build every stage again."""
@@ -39,34 +46,32 @@ def simulated_what_ifs(job: JobStep, simulator: TrainingSimulator, times: Traini
     """The answers for a job whose iteration is `times`, best first."""
     before, found = spent(times), []
     collectives = {op.collective for op in simulator.step(0, 1).iteration.comms}
-    for change, apply, settings in _of_collectives(simulator.price.model):
+    for asked, settings in _of_collectives(simulator.price.model):
         if not any(settings(collective) is not None for collective in collectives):
             continue
         try:
             after = simulator.times(settings)
         except LagomError:
             continue
-        found.append(what_if(change, apply, before, spent(after)))
-    for change, apply, other in _of_the_job(job):
+        found.append(what_if(asked, before, spent(after)))
+    for asked, other in _of_the_job(job):
         try:
             after = other.simulator().times()
         except LagomError:
             continue
-        found.append(what_if(change, apply, before, spent(after)))
+        found.append(what_if(asked, before, spent(after)))
     return best_first(found)
 
 
-def _of_collectives(model: ContentionModel) -> Iterator[tuple[str, str, Settings]]:
-    for most in CHANNELS:
-        yield f"at most {most} channels", _CHANNEL_LINE.format(most), _capped(model, most)
-    for most in CHANNELS[1:3]:
-        line = f"export NCCL_MAX_P2P_NCHANNELS={most}"
-        yield f"at most {most} channels for all-to-alls", line, _capped(model, most, point_to_point=True)
-    for protocol in (Protocol.SIMPLE, Protocol.LL128):
-        line = f"export NCCL_PROTO={protocol.upper()}  # lagom tune decides it by collective"
-        yield f"protocol {protocol.upper()}", line, _with_protocol(model, protocol)
-    line = "NCCL_CTA_POLICY=2 with symmetric buffers; FSDP2: model.set_symm_mem_for_comm('NCCL')"
-    yield "copy-engine collectives (no CTA)", line, _copied(model)
+def _of_collectives(model: ContentionModel) -> Iterator[tuple[Asked, Settings]]:
+    for most in MOST_CHANNELS:
+        yield Asked.channels(most), _capped(model, most)
+    for most in MOST_CHANNELS[1:3]:
+        asked = Asked(f"at most {most} channels for all-to-alls", f"NCCL_MAX_P2P_NCHANNELS={most}")
+        yield asked, _capped(model, most, point_to_point=True)
+    for protocol in PROTOCOLS:
+        yield Asked.protocol(protocol), _with_protocol(model, protocol)
+    yield COPY_ENGINES, _copied(model)
 
 
 def _capped(model: ContentionModel, most: int, *, point_to_point: bool = False) -> Settings:
@@ -108,16 +113,16 @@ def _copied(model: ContentionModel) -> Settings:
     return settings
 
 
-def _of_the_job(job: JobStep) -> Iterator[tuple[str, str, JobStep]]:
+def _of_the_job(job: JobStep) -> Iterator[tuple[Asked, JobStep]]:
     for carved in CARVE_OUTS if job.sm_carveout is not None else ():
         if carved != job.sm_carveout:
             line = f"torch._C._set_sm_carveout_experimental({carved})"
-            yield f"products leave {carved} SMs free", line, replace(job, sm_carveout=carved)
+            yield Asked(f"products leave {carved} SMs free", line), replace(job, sm_carveout=carved)
     layout = job.layout
     if layout.num_micro_batches * layout.num_chunks > _MAX_SLOTS:
         return
     for change, line, other in _layouts(layout):
-        yield change, line, replace(job, layout=other)
+        yield Asked(change, line), replace(job, layout=other)
 
 
 def _layouts(layout: ParallelLayout) -> Iterator[tuple[str, str, ParallelLayout]]:
