@@ -144,3 +144,36 @@ def test_four_bytes_of_everything_double_what_is_moved_and_read() -> None:
 def test_an_unknown_framework_names_those_that_exist() -> None:
     with pytest.raises(UnknownNameError, match=r"unknown framework 'fsdp'.*fsdp2"):
         load_rules("fsdp")
+
+
+@pytest.mark.parametrize("name", ["torchtitan", "torchtitan_compiled"])
+def test_torchtitans_context_parallelism_is_a_ring_whose_results_are_merged(name: str) -> None:
+    # torch/distributed/tensor/experimental/_attention.py on keys and values that repeat_kv gave every head.
+    rules, context, tokens = load_rules(name), 4, 256 // 4
+    step = built(rules, data=2, context=context, global_batch=2, zero_stage=3)
+    row = tokens * GPT.hidden
+    calls = Counter((op.collective.kind, op.collective.num_bytes, op.origin.phase) for op in ring_of(step))
+    assert calls == {
+        (CollectiveKind.ALL_GATHER, 2 * context * row * 2, Phase.FORWARD): GPT.num_layers,
+        (CollectiveKind.ALL_GATHER, 2 * context * row * 2, Phase.BACKWARD): GPT.num_layers,
+        (CollectiveKind.SEND_RECV, 2 * row * 4, Phase.BACKWARD): GPT.num_layers * context,
+    }
+    merges = {op.name: op.work.num_bytes for op in step.iteration.computations if "merge" in op.name}  # type: ignore[union-attr]
+    forward, backward = rules.ring.merge_bytes  # type: ignore[union-attr]
+    assert merges["mb0.layer0.attention_merge"] == forward * (context - 1) * row
+    assert merges["mb0.layer0.attention_d_merge"] == backward * (context - 1) * row
+    # Traced collectives are waited for before the attention; eager ones run behind it.
+    waits = step.waits.get("mb0.layer0.attention", ())
+    assert ("mb0.layer0.attention_keys" in waits) is (name == "torchtitan_compiled")
+
+
+def test_megatrons_context_parallelism_moves_its_own_heads_behind_one_attention() -> None:
+    model = replace(GPT, num_kv_heads=2)
+    layout = ParallelLayout(data=2, context=4, global_batch=2)
+    step = build_step(model, layout, seq_len=256, rules=MEGATRON)
+    assert {op.collective.num_bytes for op in ring_of(step)} == {2 * 2 * 64 * 256 * 2, 2 * 2 * 64 * 256 * 2 * 2}
+    assert not any("merge" in op.name for op in step.iteration.ops)
+
+
+def ring_of(step: IssuedStep) -> list[CommOp]:
+    return [op for op in step.iteration.comms if op.communicator == "cp"]

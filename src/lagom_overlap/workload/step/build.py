@@ -301,6 +301,7 @@ def build_step(
         hides_tensor=rules.hides_tensor,
         sequence_first=rules.sequence_first,
         experts_apart=rules.experts_apart,
+        ring=rules.ring,
     )
     batches = layout.num_micro_batches if num_micro_batches is None else num_micro_batches
     build = _Build(shape, rules, rank=rank, num_batches=batches, explicit_prefetch=explicit_prefetch)

@@ -32,7 +32,7 @@ from lagom_overlap.workload.step.axes import (
 )
 from lagom_overlap.workload.step.graph import StepGraph
 from lagom_overlap.workload.step.groups import CONTEXT, EXPERTS, TENSOR, StepGroups
-from lagom_overlap.workload.step.traffic import Traffic
+from lagom_overlap.workload.step.traffic import RingSteps, Traffic
 from lagom_overlap.workload.step.units import Unit, Weight
 from lagom_overlap.workload.streams import COMPUTE
 
@@ -60,6 +60,7 @@ class StepShape:
     hides_tensor: bool
     sequence_first: bool
     experts_apart: bool
+    ring: RingSteps | None
 
     @property
     def element_bytes(self) -> int:
@@ -397,17 +398,43 @@ class LayerOps:
         spec = attention_axes(sources, self._heads, batch, not self._layout.sequence_parallel)
         self.made[part] = self._graph.comp(self._name(part), work, self._origin(phase, part), (), shards=spec)
         self._graph.hold_back(COMPUTE, moved)
+        return self._merged(part, phase)
+
+    def _merged(self, part: str, phase: Phase) -> str:
+        """The sum of a ring's steps, where each is an attention of its own."""
+        ring, further = self._shape.ring, self._layout.context - 1
+        if ring is None or not further:
+            return self.made[part]
+        columns = self._heads * self._model.head_dim
+        num_bytes = ring.merge_bytes[phase is not _FORWARD] * further * self._tokens * columns
+        source, kernels = self.made[part], 4 * further
+        self.made[part] = self._touch(
+            f"{part}_merge", (source,), num_bytes, (self._tokens, columns), phase, num_launches=kernels
+        )
         return self.made[part]
 
     def _travel(self, part: str, source: str, phase: Phase) -> list[str]:
         """Keys and values of all context ranks, and in backward their gradients: a ring hidden behind the attention."""
         if self._layout.context == 1:
             return []
-        whole = 2 * self._kv_heads * self._model.head_dim * self._tokens * self._layout.context * self._element_bytes
-        num_bytes = whole * (2 if phase is _BACKWARD else 1)
+        ring, context = self._shape.ring, self._layout.context
+        heads = self._kv_heads if ring is None else self._heads
+        elements = 2 * heads * self._model.head_dim * self._tokens
+        num_bytes = elements * context * self._element_bytes * (2 if ring is None and phase is _BACKWARD else 1)
         call = self._shape.groups.collective(CollectiveKind.ALL_GATHER, num_bytes, CONTEXT)
         origin = self._origin(phase, f"{part}_keys")
-        return [self._graph.comm(self._name(f"{part}_keys"), call, CONTEXT, origin=origin, deps=(source,))]
+        moved = [self._graph.comm(self._name(f"{part}_keys"), call, CONTEXT, origin=origin, deps=(source,))]
+        if ring is None:
+            return moved
+        if phase is _BACKWARD:
+            call = self._shape.groups.collective(CollectiveKind.SEND_RECV, 4 * elements, CONTEXT)
+            for step in range(context):
+                name = self._name(f"{part}_keys_d{step}")
+                moved.append(self._graph.comm(name, call, CONTEXT, origin=origin, deps=(source,)))
+        if not ring.waits:
+            return moved
+        self._graph.hold_back(COMPUTE, moved)
+        return []
 
     def _batched(self, part: str, sources: Sequence[str], columns: int, depth: int, phase: Phase) -> str:
         """A product of every head; none that a planner can cut."""

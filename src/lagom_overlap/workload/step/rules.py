@@ -26,7 +26,15 @@ from typing import Final
 from lagom_overlap.errors import UnknownNameError
 from lagom_overlap.units import MIB
 from lagom_overlap.workload.precision import HALF, MIXED, DType, Precision
-from lagom_overlap.workload.step.traffic import COMPILED, EAGER, FUSED, Traffic
+from lagom_overlap.workload.step.traffic import (
+    COMPILED,
+    EAGER,
+    FUSED,
+    RING_COMPILED,
+    RING_EAGER,
+    RingSteps,
+    Traffic,
+)
 from lagom_overlap.workload.streams import ALL_GATHER, COMM, REDUCE_SCATTER
 
 
@@ -54,8 +62,9 @@ class IssueRules:
     `sequence_first`: activations are [sequence, batch, hidden]; otherwise each gather and scatter of sequence
     parallelism goes along the second axis, which costs a copy. `experts_apart`: each expert's product and cast is a
     kernel of its own (Transformer Engine's `GroupedLinear`), not one kernel for all (PyTorch's grouped product).
-    `optimizer_bytes` is the optimizer's memory traffic per parameter, `clip_bytes` that of checking and clipping
-    gradients, `clips` whether that is done by default.
+    `ring` is what context parallelism costs besides attention where it runs in steps whose results are merged (None:
+    one kernel, keys and values behind it). `optimizer_bytes` is the optimizer's memory traffic per parameter,
+    `clip_bytes` that of checking and clipping gradients, `clips` whether that is done by default.
     """
 
     name: str
@@ -74,6 +83,7 @@ class IssueRules:
     hides_tensor: bool = True
     sequence_first: bool = True
     experts_apart: bool = False
+    ring: RingSteps | None = None
     optimizer_bytes: int = 28
     clip_bytes: int = 12
     clips: bool = False
@@ -100,13 +110,14 @@ TORCHTITAN: Final = replace(
     FSDP2,
     name="torchtitan",
     traffic=EAGER,
+    ring=RING_EAGER,
     cast_bytes=_DYNAMIC_CAST_BYTES,
     hides_tensor=False,
     sequence_first=False,
     optimizer_bytes=_ADAMW_FUSED_BYTES,
     clips=True,
 )
-TORCHTITAN_COMPILED: Final = replace(TORCHTITAN, name="torchtitan_compiled", traffic=COMPILED)
+TORCHTITAN_COMPILED: Final = replace(TORCHTITAN, name="torchtitan_compiled", traffic=COMPILED, ring=RING_COMPILED)
 FSDP1: Final = IssueRules(
     name="fsdp1",
     sharding=Sharding.LAYERWISE,

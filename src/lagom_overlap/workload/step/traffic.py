@@ -27,6 +27,25 @@ class Traffic:
     loss: tuple[int, int]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RingSteps:
+    """Context parallelism as a ring of attentions: bytes per query element and further step, forward and backward.
+
+    PyTorch's `_templated_ring_attention` (2.6 to 2.14): keys and values, repeated to all heads, are gathered once per
+    pass; each step's result is merged into an FP32 one, of half the rows where only the second half of the queries
+    met the keys; backward adds gradients in FP32 and sends those of keys and values to the next rank after every step.
+    With `waits` collectives are waited for where they are issued, which tracing does (`_maybe_wrap_tensor`).
+
+    Counted, half of the steps being of half the rows: forward eager (6 to FP32, 12, 12, 12; half of it and 8 to join)
+    36, compiled (10; 5 and 8) 11; backward 11 for the queries, 23 and 16 to join for keys and values.
+    """
+
+    merge_bytes: tuple[int, int]
+    waits: bool
+
+
+RING_EAGER: Final = RingSteps(merge_bytes=(36, 50), waits=False)
+RING_COMPILED: Final = RingSteps(merge_bytes=(11, 50), waits=True)
 FUSED: Final = Traffic(norm=(4, 6), rotary=(4, 4), gated=(6, 10), loss=(36, 22))
 """Megatron-LM's kernels. Its vocabulary-parallel cross entropy is not fused: cast to FP32 (6), maximum (4), subtraction
 (8), exponential (8), sum (2), quotient (8); backward: minus one hot (8), times the loss's gradient (8), cast (6)."""
