@@ -189,12 +189,16 @@ SAME_PLACE(our_cudaFuncAttributes, max_dynamic_shared_bytes, struct cudaFuncAttr
 SAME_SIZE(our_cudaLaunchConfig_t, cudaLaunchConfig_t);
 SAME_PLACE(our_cudaLaunchConfig_t, stream, cudaLaunchConfig_t, stream);
 
-#if RUNTIME_MAJOR >= 13
+#if RUNTIME_MAJOR >= 13 && CUPTI_API_VERSION < 130200  // CUDA 13.0: its record is the beginning of the later one
+typedef CUpti_ActivityKernel10 their_kernel;
+_Static_assert(sizeof(kernel_record) >= sizeof(their_kernel), "kernel_record");
+#elif RUNTIME_MAJOR >= 13
 typedef CUpti_ActivityKernel11 their_kernel;
+SAME_SIZE(kernel_record, their_kernel);
 #else
 typedef CUpti_ActivityKernel9 their_kernel;
-#endif
 SAME_SIZE(kernel_record, their_kernel);
+#endif
 SAME_PLACE(kernel_record, dynamic_shared, their_kernel, dynamicSharedMemory);
 SAME_PLACE(kernel_record, correlation, their_kernel, correlationId);
 SAME_PLACE(kernel_record, name, their_kernel, name);

@@ -92,6 +92,7 @@ CUresult code_launch(CUfunction function, const launch *how, CUstream stream, co
   operation op = {.kind = OPERATION_KERNEL, .name = function->name, .shared_bytes = how->shared_bytes};
   int64_t num_elements;
   bool is_exact = effect_of_kernel(function->name, how->arguments, &op.effect, &num_elements);
+  if (!is_exact) framework_note_inexact();
   memcpy(op.grid, how->grid, sizeof op.grid);
   memcpy(op.block, how->block, sizeof op.block);
   op.desc_id = describe(function->name, how, num_elements, is_exact);

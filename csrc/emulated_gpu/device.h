@@ -31,7 +31,7 @@ typedef struct {
   uint32_t (*physical_device)(uint32_t ordinal);
   uint32_t (*bus)(uint32_t physical);
   bool (*has_nvlink)(uint32_t physical, uint32_t other);
-  void (*set_settle)(void (*settle)(const void *at, size_t bytes));  // effect.h
+  void (*set_settle)(bool (*settle)(const void *at, size_t bytes, bool may_wait));  // effect.h
   void (*observe)(void (*observer)(const activity *));
 } emulated_gpu;
 

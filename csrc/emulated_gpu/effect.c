@@ -230,9 +230,14 @@ void effect_run(const effect *what) {
   }
 }
 
-static void (*_Atomic settle_with)(const void *, size_t);
+static bool (*_Atomic settle_with)(const void *, size_t, bool);
 
-void effect_set_settle(void (*settle)(const void *at, size_t bytes)) { settle_with = settle; }
+void effect_set_settle(bool (*settle)(const void *at, size_t bytes, bool may_wait)) { settle_with = settle; }
+
+bool effect_settle_range(const void *at, size_t bytes, bool may_wait) {
+  bool (*settle)(const void *, size_t, bool) = settle_with;
+  return !settle || settle(at, bytes, may_wait);
+}
 
 static size_t span_of(const effect *what, const uint32_t *strides, size_t pitch) {
   size_t bytes = what->element_bytes;
@@ -244,14 +249,14 @@ static size_t span_of(const effect *what, const uint32_t *strides, size_t pitch)
 }
 
 void effect_settle(const effect *what) {
-  void (*settle)(const void *, size_t) = settle_with;
+  bool (*settle)(const void *, size_t, bool) = settle_with;
   if (!settle || (what && what->kind == EFFECT_NONE)) return;
   if (!what) {
-    settle(NULL, 0);
+    settle(NULL, 0, true);
     return;
   }
-  settle(what->to, span_of(what, what->to_strides, what->to_pitch));
+  settle(what->to, span_of(what, what->to_strides, what->to_pitch), true);
   // A conversion's operand may have elements that are up to eight times as wide.
   size_t wider = what->kind == EFFECT_CONVERT || what->kind == EFFECT_EQUAL ? 8 : 1;
-  if (what->from) settle(what->from, wider * span_of(what, what->from_strides, what->from_pitch));
+  if (what->from) settle(what->from, wider * span_of(what, what->from_strides, what->from_pitch), true);
 }

@@ -51,8 +51,10 @@ typedef struct {
 void effect_run(const effect *what);
 
 // Who owes the contents of some memory (a collective that is computed when its result is asked for): called before an effect reads
-// or writes, with what it touches, and with NULL after a wait has ended.
-void effect_set_settle(void (*settle)(const void *at, size_t bytes));
+// or writes, with what it touches, and with NULL after a wait has ended. Whether nothing is owed there any more, which is so
+// where it may wait for other ranks.
+void effect_set_settle(bool (*settle)(const void *at, size_t bytes, bool may_wait));
+bool effect_settle_range(const void *at, size_t bytes, bool may_wait);
 void effect_settle(const effect *what);
 
 size_t effect_element_bytes(enum element element);

@@ -8,6 +8,7 @@
 #include "abi.h"
 #include "client.h"
 #include "context.h"
+#include "effect.h"
 #include "preset.h"
 
 static _Thread_local char fields[FRAMEWORK_MAX_BYTES + 8];
@@ -39,3 +40,16 @@ EXPORT void lagom_emulation_mark(const char *json) {
 }
 
 EXPORT unsigned long long lagom_emulation_host_ns(void) { return client_host_ns(); }
+
+static _Thread_local unsigned long long num_inexact;
+
+void framework_note_inexact(void) { num_inexact++; }
+
+// Kernels that this thread launched and that left their outputs as they were.
+EXPORT unsigned long long lagom_emulation_inexact_launches(void) { return num_inexact; }
+
+// Before Python reads or writes a range: brings what a collective owes there, waiting for other ranks if it may. Whether
+// nothing is owed any more.
+EXPORT int lagom_emulation_settle(const void *at, size_t bytes, int may_wait) {
+  return effect_settle_range(at, bytes, may_wait);
+}

@@ -6,4 +6,7 @@
 
 // Fields for the description of the kernel that this thread launches now, each with a comma in front; may be empty.
 const char *framework_next_fields(void);
+
+// A kernel was launched that computes nothing.
+void framework_note_inexact(void);
 #endif

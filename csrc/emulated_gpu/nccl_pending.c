@@ -87,10 +87,16 @@ static ncclResult_t settle(enum which which, ncclComm_t comm, const void* at, si
 
 // The device's: before it touches a range; without one, after a wait. What has ended there has been given by all, where a
 // coordinator decides what has ended.
-static void on_touch(const void* at, size_t bytes) {
-  if (is_settling || !first) return;
-  if (at) settle(OVERLAPPING, NULL, at, bytes);
-  else settle(getenv("LAGOM_EMULATION_SOCKET") ? READY : ALL, NULL, NULL, 0);
+static bool on_touch(const void* at, size_t bytes, bool may_wait) {
+  if (is_settling || !first) return true;
+  if (!at || !may_wait) settle(getenv("LAGOM_EMULATION_SOCKET") ? READY : ALL, NULL, NULL, 0);
+  if (!at) return true;
+  if (may_wait) settle(OVERLAPPING, NULL, at, bytes);
+  pthread_mutex_lock(&lock);
+  const pending* entry = first;
+  while (entry && !overlaps(entry, at, bytes)) entry = entry->next;
+  pthread_mutex_unlock(&lock);
+  return !entry;
 }
 
 static void listen(void) { lagom_emulated_gpu.set_settle(on_touch); }

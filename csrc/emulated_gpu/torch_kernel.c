@@ -128,7 +128,14 @@ static bool copy_of(const char *name, void *const *arguments, int64_t count, eff
 static bool conversion_of(const char *name, void *const *arguments, int64_t count, effect *what) {
   enum element to, from;
   const char *rest = read_type(after(name, "27converting_copy_kernel_cudaI"), &from);
-  if (!rest || !read_type(rest, &to) || !strstr(name, "29vectorized_elementwise_kernelI")) return false;
+  bool is_known = rest && read_type(rest, &to);
+  if (!is_known) {  // PyTorch 2.14: a kernel for each of the two halves
+    const char *bfloat = after(name, "25bfloat16_copy_kernel_cudaE"), *half = after(name, "24float16_copy_kernel_cudaE");
+    const char *typed = read_type(after(bfloat ? bfloat : half, "EUl"), &from);
+    is_known = typed && *typed == 'E';
+    to = bfloat ? ELEMENT_BF16 : ELEMENT_F16;
+  }
+  if (!is_known || !strstr(name, "29vectorized_elementwise_kernelI")) return false;
   void *const *pointers = arguments[2];
   *what = plain(EFFECT_CONVERT, pointers[0], pointers[1], count, to);
   what->from_element = from;

@@ -115,7 +115,7 @@ def test_a_running_job_is_tuned_to_a_verdict(tmp_path: Path) -> None:
     states = [json.loads(line) for line in (folder / "events.0.jsonl").read_text().splitlines()]
     tried = [each["reason"] for each in states if each.get("state") == "search"]
     assert found["num_ranks"] == 2
-    assert any("channels" in reason for reason in tried)
+    assert len(tried) > 3
     assert any(each.get("state") == "verdict" for each in states)
     assert [each for each in states if each.get("state") in ("watch", "done")]
     for rank in (0, 1):  # nine collectives a step; had the two profilers disagreed, those of two steps would be there
@@ -128,7 +128,7 @@ def test_a_running_job_is_tuned_to_a_verdict(tmp_path: Path) -> None:
 def test_the_self_test_asks_and_reads_back_and_says_that_emulated_kernels_compute_nothing(tmp_path: Path) -> None:
     """The whole way over ctypes, CUDA events, PyTorch's profiler, NCCL's log and the plug-in's record."""
     folder = tmp_path / "out"
-    words = ("selftest", "--nccl", "--gpus", "2", "--minutes", "0.05", "--out", str(folder), "--json")
+    words = ("selftest", "--nccl", "--gpus", "2", "--minutes", "0.5", "--out", str(folder), "--json")
     done = subprocess.run(
         [
             PYTHON,
@@ -171,3 +171,19 @@ def test_a_plan_runs_on_cudas_streams_and_hides_its_gathers(tmp_path: Path, monk
     emulate(*torchrun(2, str(ROOT / "tests/emulation/cuda_plan_job.py")))
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["planned"] < found["as_written"]
+
+
+@pytest.mark.cuda_torch
+@pytest.mark.timeout(1000)
+def test_small_values_are_those_of_the_cpu_and_large_ones_are_refused_where_they_decide() -> None:
+    """Sorting, counting, masks, indexing, AdamW with a rate on the GPU; routing by a large product."""
+    found = emulate(PYTHON, str(ROOT / "tests/emulation/cuda_values_job.py"))
+    assert (found["exit_code"], found["refusals"]) == (0, [])
+
+
+@pytest.mark.cuda_torch
+@pytest.mark.timeout(1000)
+def test_experts_are_chosen_by_values_and_stages_tell_each_other_shapes() -> None:
+    """The job itself asserts that what a rank sends to an expert is what the expert's rank receives."""
+    found = emulate(*torchrun(2, str(ROOT / "tests/emulation/cuda_routing_job.py")))
+    assert (found["exit_code"], found["refusals"]) == (0, [])

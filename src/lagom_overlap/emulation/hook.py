@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from lagom_overlap.after_import import after_import
+from lagom_overlap.emulation.values import COLLECTIVES, PRODUCTS, Values
 from lagom_overlap.stderr import write_lines
 
 WITHOUT_CUDA: Final = 2
@@ -33,7 +34,6 @@ _REDUCES: Final = frozenset(
 _PLAIN: Final = frozenset({"Tensor", "Parameter", "Buffer"})
 _WRAPPERS: Final = frozenset({"DTensor", "AsyncCollectiveTensor"})
 """Tensors whose operators run others on plain ones, which come here again."""
-_PRODUCTS: Final = frozenset({"mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "dot", "mv", "addmv"})
 
 
 def arm() -> None:
@@ -53,7 +53,7 @@ def _begin(torch: ModuleType) -> None:
         device = Device(ctypes.CDLL(_DEVICE))
         if os.environ.get("LAGOM_EMULATION_PYTHON_CLOCK") == "virtual":
             _read_virtual_time(device)
-        Hook(torch, device).start()
+        Hook(torch, device, Values(torch, device, _complain_of_values)).start()
     except Exception as error:
         _complain(error)
 
@@ -61,6 +61,11 @@ def _begin(torch: ModuleType) -> None:
 def _complain(error: BaseException) -> None:
     text = " ".join(f"{type(error).__name__}: {error}".split())
     write_lines(f"lagom emulate: operators are not described (process {os.getpid()}): {text}")
+
+
+def _complain_of_values(error: BaseException) -> None:
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    write_lines(f"lagom emulate: values are not computed (process {os.getpid()}): {text}")
 
 
 class Device:
@@ -71,6 +76,10 @@ class Device:
         self._describe.argtypes, self._describe.restype = [ctypes.c_char_p], None
         self._mark = library.lagom_emulation_mark
         self._mark.argtypes, self._mark.restype = [ctypes.c_char_p], None
+        self._inexact = library.lagom_emulation_inexact_launches
+        self._inexact.argtypes, self._inexact.restype = [], ctypes.c_uint64
+        self._settle = library.lagom_emulation_settle
+        self._settle.argtypes, self._settle.restype = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int], ctypes.c_int
         self._host_ns = library.lagom_emulation_host_ns
         self._host_ns.argtypes, self._host_ns.restype = [], ctypes.c_uint64
 
@@ -81,6 +90,14 @@ class Device:
     def mark(self, fields: Mapping[str, Any]) -> None:
         """A moment on the default stream."""
         self._mark(json.dumps(fields, separators=(",", ":")).encode())
+
+    def inexact_launches(self) -> int:
+        """Kernels that this thread launched so far and that computed nothing."""
+        return int(self._inexact())
+
+    def settle(self, address: int, num_bytes: int, *, may_wait: bool) -> bool:
+        """Brings what a collective still owes there; whether nothing is owed any more."""
+        return bool(self._settle(address, num_bytes, may_wait))
 
     def host_ns(self) -> int:
         """This process's virtual clock."""
@@ -103,8 +120,8 @@ def _read_virtual_time(device: Device) -> None:
 class Hook:
     """Describes operators and marks steps in one process."""
 
-    def __init__(self, torch: Any, device: Device) -> None:
-        self._torch, self._device = torch, device
+    def __init__(self, torch: Any, device: Device, values: Values | None = None) -> None:
+        self._torch, self._device, self._values = torch, device, values
         self._has_backward = self._sees_backward = False
         self._main_thread = threading.get_ident()
         self._is_broken = False
@@ -120,6 +137,7 @@ class Hook:
         _mode_class(self)().__enter__()
         register_optimizer_step_post_hook(self._after_update)
         self._count_replays(self._torch.cuda.CUDAGraph)
+        self._print_from_host(self._torch._tensor_str)
         atexit.register(self._at_exit, os.getpid())
 
     def _count_replays(self, graph_type: Any) -> None:
@@ -132,16 +150,30 @@ class Hook:
 
         graph_type.replay = replayed
 
+    def _print_from_host(self, printing: Any) -> None:
+        """PyTorch prints with all modes off, so that a GPU's operators would give it nothing, and sizes by chance."""
+        original = printing._tensor_str
+
+        def on_host(tensor: Any, indent: int) -> str:
+            is_plain = type(tensor).__name__ in _PLAIN and tensor.is_cuda
+            return str(original(tensor.detach().cpu() if is_plain else tensor, indent))
+
+        printing._tensor_str = on_host
+
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The operator, described."""
         fields = None if self._is_broken else self._fields(func, args, kwargs)
-        if fields is None:
-            return func(*args, **kwargs)
-        self._device.describe_next(fields)
-        try:
-            return func(*args, **kwargs)
-        finally:
-            self._device.describe_next(None)
+
+        def call() -> Any:
+            if fields is None:
+                return func(*args, **kwargs)
+            self._device.describe_next(fields)
+            try:
+                return func(*args, **kwargs)
+            finally:
+                self._device.describe_next(None)
+
+        return call() if self._values is None else self._values.run(func, args, kwargs, call)
 
     def _fields(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any] | None:
         try:
@@ -149,7 +181,7 @@ class Hook:
             if threading.get_ident() != self._main_thread or self._torch._C._current_graph_task_id() >= 0:
                 self._has_backward = self._sees_backward = True
             namespace, _, name = func._schema.name.partition("::")
-            if namespace in ("c10d", "_c10d_functional") or name in _PRODUCTS or func.is_view:
+            if namespace in COLLECTIVES or name in PRODUCTS or func.is_view:
                 return None
             num_bytes = bytes_of(self._torch, func, args, kwargs)
             if num_bytes is None:

@@ -42,7 +42,8 @@ from lagom_overlap.verbs.run import boot_folder
 
 _FILES: Final = ("run.json", "timeline.json")
 _NOTE: Final = (
-    "Emulated: no GPU was measured; kernels compute nothing, so losses are not the job's. How far: docs/accuracy.md."
+    "Emulated: no GPU was measured; large kernels compute nothing, so losses are not the job's. "
+    "How far: docs/accuracy.md."
 )
 
 

@@ -1,0 +1,127 @@
+"""Values of emulated tensors, with this machine's memory for a GPU's and operators that leave nothing behind."""
+
+from collections.abc import Callable
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from lagom_overlap.emulation.values import MAX_ELEMENTS, UncomputedValueError, Values  # noqa: E402
+
+pytestmark = pytest.mark.torch
+aten = torch.ops.aten
+
+
+class Device:
+    """Counts launches; a collective owes floats until somebody may wait for it."""
+
+    def __init__(self) -> None:
+        self.num_launches = 0
+        self.owes = False
+
+    def inexact_launches(self) -> int:
+        return self.num_launches
+
+    def settle(self, address: int, num_bytes: int, *, may_wait: bool) -> bool:
+        self.owes = self.owes and not may_wait
+        return not self.owes
+
+
+class OnHost(Values):
+    def _on_gpu(self, tensor) -> bool:
+        return True
+
+    def _is_capturing(self) -> bool:
+        return False
+
+
+@pytest.fixture
+def device() -> Device:
+    return Device()
+
+
+@pytest.fixture
+def run(device: Device) -> Callable[..., object]:
+    def fail(error: BaseException) -> None:
+        raise error
+
+    values = OnHost(torch, device, fail)
+
+    def launch(func, *args, **kwargs):
+        def call():
+            """The GPU's operator: right in shape, wrong in values; the device copies itself."""
+            if func is aten.copy_.default:
+                return func(*args)
+            device.num_launches += 1
+            if func._schema.is_mutable:
+                return args[0]
+            made = func(*args, **kwargs)
+            for tensor in made if isinstance(made, tuple) else [made]:
+                if isinstance(tensor, torch.Tensor):
+                    tensor.fill_(9)
+            return made
+
+        return values.run(func, args, kwargs, call)
+
+    return launch
+
+
+def test_what_is_small_has_the_cpus_values(run) -> None:
+    x = torch.randn(30, 7)
+    values, indices = run(aten.sort.default, x)
+    assert torch.equal(values, x.sort().values)
+    assert torch.equal(indices, x.sort().indices)
+
+
+def test_what_is_written_in_place_is_written_once(run) -> None:
+    x, y = torch.randn(50), torch.randn(50)
+    expected = x + 2 * y
+    assert run(aten.add_.Tensor, x, y, alpha=2) is x
+    assert torch.equal(x, expected)
+
+
+def test_sizes_that_follow_from_values_are_right(run) -> None:
+    x = torch.randint(0, 5, (400,))
+    assert torch.equal(run(aten.nonzero.default, x), x.nonzero())
+    assert torch.equal(run(aten.index.Tensor, x, [x > 2]), x[x > 2])
+
+
+def test_sizes_by_values_that_nobody_computed_are_refused_by_name(run) -> None:
+    logits = run(aten.mm.default, torch.randn(2048, 256), torch.randn(256, 8))
+    chosen = run(aten.argmax.default, logits, 1)
+    with pytest.raises(UncomputedValueError, match=r"aten::bincount would read what aten::mm left"):
+        run(aten.bincount.default, chosen)
+
+
+def test_whole_numbers_that_nobody_computed_are_not_read_but_floats_are(run) -> None:
+    large = run(aten.sort.default, torch.randn(MAX_ELEMENTS))
+    with pytest.raises(UncomputedValueError, match=r"aten::sort"):
+        run(aten._local_scalar_dense.default, large[1][:1])
+    run(aten._local_scalar_dense.default, large[0][:1])
+
+
+def test_memory_that_is_written_anew_is_known_again(run) -> None:
+    large = run(aten.sort.default, torch.randn(MAX_ELEMENTS))[1]
+    run(aten.copy_.default, large, torch.zeros_like(large))
+    assert (
+        run(aten.nonzero.default, large).numel() == 0
+    )  # the operator's nines: the device copies itself, not this test's
+
+
+def test_floats_that_a_collective_owes_are_waited_for_only_if_they_are_few(run, device) -> None:
+    device.owes, many = True, torch.randn(1000)
+    assert run(aten.neg.default, many)[0].item() == 9
+    device.owes, few = True, torch.randn(3)
+    assert torch.equal(run(aten.neg.default, few), -few)
+
+
+def test_random_numbers_leave_the_cpus_sequence_alone(run, monkeypatch) -> None:
+    class Generator:
+        initial_seed, get_offset = (lambda self: 5), (lambda self: 8)
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "default_generators", (Generator(),), raising=False)
+    state = torch.get_rng_state()
+    drawn = run(aten.uniform_.default, torch.zeros(100))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert 0.2 < drawn.mean().item() < 0.8
