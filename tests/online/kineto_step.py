@@ -45,7 +45,7 @@ class Step:
     def compute(self, start, length, stream=COMPUTE):
         return self._add("kernel", "ampere_bf16_gemm", start, length, stream=stream)
 
-    def nccl(self, what, start, length, *, op, nelems=1 << 20, channels=16, stream=COMM):
+    def nccl(self, what, start, length, *, op, nelems=1 << 20, out_nelems=None, channels=16, stream=COMM):
         return self._add(
             "kernel",
             f"ncclDevKernel_{what}(ncclDevKernelArgsStorage<4096ul>)",
@@ -54,7 +54,7 @@ class Step:
             stream=stream,
             grid=[channels, 1, 1],
             dtype="BFloat16",
-            **{"Collective name": op, "In msg nelems": nelems, "Out msg nelems": nelems, "Group size": 8},
+            **{"Collective name": op, "In msg nelems": nelems, "Out msg nelems": out_nelems or nelems, "Group size": 8},
         )
 
     def host(self, name, ts, **args):

@@ -25,6 +25,34 @@ def approx(*values):
     return pytest.approx([value * US for value in values])
 
 
+def test_an_all_gather_into_a_list_is_grouped_broadcasts_which_nccl_asks_about_once(tmp_path):
+    """Under PyTorch 2.15, as its profiler told it on emulated GPUs: a kernel for each rank, the whole as input."""
+    step = Step()
+    computed = step.compute(0, 100)
+    step.wait(COMM, COMPUTE, computed)
+    for number in range(8):
+        kernel, fields = "Broadcast_RING_LL", {"op": "all_gather", "nelems": 8 << 20}
+        gathered = step.nccl(kernel, 110 + 20 * number, 15, **fields, out_nelems=1 << 20)
+    step.nccl("AllReduce_Sum_f32_RING_LL", 300, 5, op="allreduce", nelems=1)
+    step.wait(COMPUTE, COMM, gathered)
+    step.compute(310, 50)
+    timed = timed_calls(step.trace(tmp_path))
+    assert [(call.kind, call.num_bytes) for call in timed[:-1]] == [(CollectiveKind.BROADCAST, 2 * MIB)] * 8
+    communicator = CommunicatorId(description="world", ranks=tuple(range(8)))
+    asked = [
+        ConfigKey(communicator=communicator, kind=CollectiveKind.BROADCAST, num_bytes=16 * MIB),
+        ConfigKey(communicator=communicator, kind=CollectiveKind.ALL_REDUCE, num_bytes=2),
+    ]
+    record = step_record(asked, 360 * US, timed, MIB)
+    assert record.is_timed
+    (call,) = record.calls
+    assert call.key == asked[0]
+    assert [call.begun_s, call.ended_s, call.resumed_s] == approx(110, 265, 265)
+    for wrong in (15 * MIB, 14 * MIB, 18 * MIB):
+        other = [replace(asked[0], num_bytes=wrong), asked[1]]
+        assert not step_record(other, 360 * US, timed, MIB).is_timed
+
+
 def test_what_is_launched_after_the_last_mark_is_no_part_of_the_step_but_for_large_collectives(tmp_path):
     """A gather of updated parameters is, with its join; a copy of data, a checkpoint and a summed loss are not."""
 

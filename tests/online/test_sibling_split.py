@@ -16,6 +16,10 @@ class ProcessGroupNCCL2:
     """PyTorch 2.15's, by its name."""
 
 
+class ProcessGroupNCCLLazy:
+    """Its backend `nccl-lazy`."""
+
+
 class World:
     """What is asked of a process group."""
 
@@ -33,10 +37,14 @@ class World:
         return self.backend()
 
 
-SPLITTING = [World(8, bound_device_id=torch.device("cuda", 0)), World(8, backend=ProcessGroupNCCL2)]
+SPLITTING = [
+    World(8, bound_device_id=torch.device("cuda", 0)),
+    World(8, backend=ProcessGroupNCCL2),
+    World(8, backend=ProcessGroupNCCLLazy),
+]
 
 
-@pytest.mark.parametrize("world", SPLITTING, ids=["bound to a device", "2.15's engine"])
+@pytest.mark.parametrize("world", SPLITTING, ids=["bound to a device", "2.15's engine", "2.15's lazy engine"])
 def test_a_part_of_the_ranks_is_refused(monkeypatch, world):
     monkeypatch.setattr(distributed_c10d, "_get_default_group", lambda: world)
     with pytest.raises(BackendError, match="'dp' would split the communicator of all ranks"):

@@ -64,6 +64,9 @@ def _call(  # noqa: PLR0917
     ranks = to_ranks(args.pg_ranks)
     num_ranks = max(0, to_int(args.group_size)) or len(ranks) or (world_size or 0)
     dtype, num_bytes = _bytes_of(kind, args, fallback, num_ranks)
+    if kind is CollectiveKind.ALL_GATHER and kind_of(function_name(kernel)) is CollectiveKind.BROADCAST:
+        # Into a list: a broadcast of each rank's share (ProcessGroupNCCL2), to NCCL and its tuner no all-gather.
+        op, kind, num_bytes = "broadcast", CollectiveKind.BROADCAST, num_bytes // max(1, num_ranks)
     sequence = to_int(args.seq)
     return CommCall(
         event=row,

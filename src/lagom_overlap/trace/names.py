@@ -134,9 +134,12 @@ def dtype_bytes(dtype: str) -> int:
 
 
 def whole_bytes(kind: CollectiveKind | None, in_bytes: int, out_bytes: int, num_ranks: int) -> int:
-    """The bytes of the whole tensor, as `Collective.num_bytes` means it; 0 where unknown."""
+    """The bytes of the whole tensor, as `Collective.num_bytes` means it; 0 where unknown.
+
+    The larger buffer is the whole one: torch 2.15 calls the outputs of an all-gather into a list its input.
+    """
     if kind is CollectiveKind.ALL_GATHER:
-        return out_bytes or in_bytes * num_ranks
+        return max(in_bytes, out_bytes) if out_bytes else in_bytes * num_ranks
     if kind is CollectiveKind.REDUCE_SCATTER:
-        return in_bytes or out_bytes * num_ranks
+        return max(in_bytes, out_bytes) if in_bytes else out_bytes * num_ranks
     return in_bytes or out_bytes

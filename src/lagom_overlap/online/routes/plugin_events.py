@@ -110,17 +110,53 @@ def step_record(
     """The calls of `least_bytes` and more with their times, if the kernels are as many, of the same kinds and sizes.
 
     Smaller calls are no part of the step: a loss that is summed every tenth step must not make every tenth step another
-    one. Kernels of unknown size are told by the whole sequence.
+    one. Kernels of unknown size are told by the whole sequence. Of calls in a group NCCL asks once, with the bytes of
+    all: one key for several kernels, which begins with the first of them and ends with the last.
     """
     large = [key for key in keys if key.num_bytes >= least_bytes]
     if timed is not None:
         some = [call for call in timed if call.num_bytes >= least_bytes]
-        for told, calls in ((large, some), (keys, timed)):
+        grouped = _grouped(large, timed, least_bytes)
+        for told, calls in ((large, some), (keys, timed), (large, grouped)):
             if len(told) == len(calls) and all(_is_same(k, c) for k, c in zip(told, calls, strict=True)):
                 pairs = [(k, c) for k, c in zip(told, calls, strict=True) if k.num_bytes >= least_bytes]
                 return StepRecord(duration_s=duration_s, calls=tuple(_record(k, c) for k, c in pairs))
     untimed = tuple(CallRecord(key=key, issued_s=0.0, begun_s=0.0, ended_s=0.0) for key in large)
     return StepRecord(duration_s=duration_s, calls=untimed, is_timed=False)
+
+
+def _grouped(keys: Sequence[ConfigKey], timed: Sequence[TimedCall], least_bytes: int) -> Sequence[TimedCall]:
+    """The calls with those that make up a key as one, without small ones between; none where they cannot be told."""
+    found, at = list[TimedCall](), 0
+    for key in keys:
+        while at < len(timed) and timed[at].kind != key.kind and timed[at].num_bytes < least_bytes:
+            at += 1
+        end, num_bytes = at, 0
+        while end < len(timed) and timed[end].kind == key.kind and num_bytes < key.num_bytes:
+            num_bytes += timed[end].num_bytes
+            end += 1
+        if num_bytes != key.num_bytes or end == at:
+            return []
+        found.append(_as_one(timed[at:end]))
+        at = end
+    return [] if any(call.num_bytes >= least_bytes for call in timed[at:]) else found
+
+
+def _as_one(calls: Sequence[TimedCall]) -> TimedCall:
+    """Calls of one group: issued with the first, waited for with the last that anybody waits for."""
+    joined = [call for call in calls if call.joined_s is not None and call.resumed_s is not None]
+    last = max(joined, key=lambda call: call.join_place or 0, default=calls[0])
+    ended_s = max(call.ended_s for call in calls)
+    return replace(
+        calls[0],
+        num_bytes=sum(call.num_bytes for call in calls),
+        num_channels=max(call.num_channels for call in calls),
+        begun_s=min(call.begun_s for call in calls),
+        ended_s=ended_s,
+        joined_s=last.joined_s,
+        resumed_s=None if last.resumed_s is None else max(last.resumed_s, ended_s),
+        join_place=last.join_place,
+    )
 
 
 def _record(key: ConfigKey, call: TimedCall) -> CallRecord:

@@ -68,6 +68,10 @@ class SiblingTimer(Protocol):
         """The step's length in seconds and its calls in the order of launch; None where they could not be told."""
 
 
+_SPLITTING: Final = ("ProcessGroupNCCL2", "ProcessGroupNCCLLazy")
+"""PyTorch 2.15's engines: backends `nccl` and `nccl2`, and `nccl-lazy`."""
+
+
 @dataclass(slots=True)
 class _Base:
     """One of the job's process groups, its siblings by their limits, and its calls of this step."""
@@ -273,7 +277,7 @@ def splits_the_world(world: dist.ProcessGroup) -> bool:
         backend = world._get_backend(torch.device("cuda"))
     except RuntimeError:  # the world has none for GPUs
         return False
-    return type(backend).__name__ == "ProcessGroupNCCL2"
+    return type(backend).__name__ in _SPLITTING
 
 
 @contextmanager
