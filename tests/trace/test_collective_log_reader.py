@@ -4,6 +4,7 @@ import pytest
 
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.errors import TraceError
+from lagom_overlap.trace.gpu_trace import KnobReach
 from lagom_overlap.trace.reader import read_traces
 
 
@@ -76,6 +77,18 @@ def test_a_flight_recorder_dump_gives_sizes_groups_and_durations(tmp_path):
     assert trace.rank == 3
     assert (call.kind, call.num_bytes, call.num_ranks) == (CollectiveKind.ALL_GATHER, 8192 * 2, 8)
     assert (call.communicator, call.sequence, call.duration_ns) == ("default_pg", 5, 2_000_000)
+
+
+@pytest.mark.parametrize(
+    ("engine", "reach"),
+    [("nccl", KnobReach.TUNER), ("nccl2", KnobReach.TUNER), ("gloo", KnobReach.NONE)],
+)
+def test_the_engines_name_before_a_call_is_taken_off_and_no_knob_of_nccl_reaches_gloo(tmp_path, engine, reach):
+    """Torch 2.15 writes `nccl2:` for its own engine, and gloo's calls into the same dump."""
+    path = tmp_path / "dump.json"
+    path.write_text(json.dumps(flight(profiling_name=f"{engine}:all_gather")))
+    (call,) = read_traces([path])[0].calls
+    assert (call.kind, call.op, call.reach) == (CollectiveKind.ALL_GATHER, "all_gather", reach)
 
 
 def test_the_recorded_duration_goes_before_the_discovered_times(tmp_path):

@@ -184,6 +184,30 @@ def test_two_groups_of_one_description_keep_apart(tmp_path):
     assert first.num_bytes == second.num_bytes == 1600
 
 
+def test_groups_without_a_name_are_told_apart_by_their_streams(tmp_path):
+    """Torch 2.15 may leave names empty, and does not list the ranks of every group."""
+    file = KinetoFile()
+    for stream, description in ((20, "fsdp"), (24, "fsdp"), (20, "fsdp"), (28, "")):
+        named = {"Process Group Name": "", "Process Group Description": description, "Process Group Ranks": "[]"}
+        file.nccl(
+            "AllGather_RING_LL", 10.0 * len(file.events), 5, op="_allgather_base", nelems=800, stream=stream, **named
+        )
+    found = [call.communicator for call in read(file, tmp_path).calls]
+    assert found[0] == found[2] == "fsdp"
+    assert len(set(found)) == 3
+    assert {call.num_ranks for call in read(file, tmp_path).calls} == {8}
+
+
+def test_an_all_gather_into_a_list_is_broadcasts_of_the_shares(tmp_path):
+    """Torch 2.15 on eight ranks: the kernels are NCCL's broadcasts, and the outputs count as the input."""
+    file = KinetoFile()
+    counts = {"In msg nelems": 8000, "Out msg nelems": 1000}
+    for number in range(8):
+        file.nccl("Broadcast_RING_LL", 10.0 * number, 5, op="all_gather", nelems=0, **counts)
+    calls = read(file, tmp_path).calls
+    assert {(call.kind, call.op, call.num_bytes) for call in calls} == {(CollectiveKind.BROADCAST, "broadcast", 2000)}
+
+
 def test_10_000_streams_are_no_trouble(tmp_path):
     file = KinetoFile()
     for stream in range(10_000):

@@ -17,7 +17,7 @@ from lagom_overlap.trace.event_columns import MAX_NS
 from lagom_overlap.trace.fields import num_elements, to_int, to_ns, to_ranks
 from lagom_overlap.trace.files import ByteStream
 from lagom_overlap.trace.gpu_trace import UNKNOWN, CommCall, GpuTrace, KnobReach, empty_events
-from lagom_overlap.trace.names import dtype_bytes, kind_of, op_of, whole_bytes
+from lagom_overlap.trace.names import GLOO_PREFIX, dtype_bytes, kind_of, op_of, whole_bytes
 from lagom_overlap.units import GIB, MIB, format_bytes
 
 _MAX_FLIGHT: Final = 1 * GIB
@@ -188,7 +188,7 @@ def _flight_call(entry: _FlightEntry, groups: dict[str, _FlightGroup]) -> CommCa
         op=op_of(words),
         kind=kind,
         communicator=description if description not in ("", "undefined") else f"pg {name}",
-        reach=_reach(kind),
+        reach=KnobReach.NONE if words.startswith(GLOO_PREFIX) else _reach(kind),
         duration_ns=duration_ns,
         ranks=ranks,
         num_ranks=len(ranks),

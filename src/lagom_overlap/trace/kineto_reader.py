@@ -116,17 +116,21 @@ def _bytes_of(
 
 @dataclass(slots=True)
 class _Communicators:
-    """Names for communicators: the framework's description, with the group's own name where two share one."""
+    """Names for communicators: the framework's description, with the group's own name where two share one.
+
+    Torch 2.15 may leave that name empty; then the stream tells the group, as each has its own.
+    """
 
     described: dict[str, str] = field(default_factory=dict)
 
     def name_of(self, args: CollectiveArgs, stream: str) -> str:
         name = args.pg_name if type(args.pg_name) is str else ""
         description = args.pg_description if type(args.pg_description) is str else ""
+        own = f"pg {name}" if name else stream
         if description in _NO_DESCRIPTION:
-            return f"pg {name}" if name else stream
-        owner = self.described.setdefault(description, name)
-        return description if owner == name else f"{description} (pg {name})"
+            return own
+        owner = self.described.setdefault(description, own)
+        return description if owner == own else f"{description} ({own})"
 
 
 def _device_of(properties: Any, device: int) -> tuple[str, int | None]:

@@ -39,7 +39,9 @@ _HINTS: Final = (
 )
 """One of these stands in every name that communicates: a quick no for the thousands that do not."""
 _NCCL: Final = re.compile(r"^(void )?[nr]ccl(dev)?kernel|^[nr]ccldevkernel", re.IGNORECASE)
-_PREFIX: Final = re.compile(rf"^(?:{'|'.join(NCCL_PREFIXES)})?(?:c10d::)?(?:nccl_)?")
+GLOO_PREFIX: Final = "gloo:"
+"""The same of gloo, whose collectives torch 2.15's flight recorder holds among NCCL's."""
+_PREFIX: Final = re.compile(rf"^(?:{'|'.join((*NCCL_PREFIXES, GLOO_PREFIX))})?(?:c10d::)?(?:nccl_)?")
 _PEER_COPY: Final = re.compile(r"^Memcpy (PtoP|P2P)\b|Peer ?[Tt]o ?[Pp]eer", re.IGNORECASE)
 _WITHOUT: Final = re.compile(r"\(anonymous namespace\)::|^void |^std::enable_if.*?::type ")
 
