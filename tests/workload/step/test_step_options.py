@@ -41,7 +41,8 @@ def test_context_ranks_share_all_work_evenly_and_carry_every_key_and_value() -> 
         op.collective for op in cut.iteration.comms if op.communicator == "cp" and op.origin.phase is Phase.FORWARD
     ]
     assert [call.num_ranks for call in carried] == [4, 4]
-    assert carried[0].num_bytes == 2 * (2 * SEQ) * LLAMA.num_kv_heads * LLAMA.head_dim * 2
+    # torchtitan repeats keys and values to all heads before attention (repeat_kv).
+    assert carried[0].num_bytes == 2 * (2 * SEQ) * LLAMA.num_heads * LLAMA.head_dim * 2
     assert {op.collective.num_ranks for op in cut.iteration.comms if op.communicator == "fsdp"} == {4}
 
 
