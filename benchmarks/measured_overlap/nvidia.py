@@ -32,14 +32,12 @@ from lagom_overlap.hardware import Cluster, load_preset
 from lagom_overlap.sim import GroupSimulator
 from lagom_overlap.units import MS
 from lagom_overlap.workload import CommOp, CompOp, Gemm, Kernel, OverlapGroup, Work
+from measured_gpus import preset_of
 from measured_overlap.judged import Judged
 from measured_rows import BadRowError, NotModelledError, Row
 
 COLUMNS: Final = ("gpu", "nodes", "gpus", "collective", "bytes", "algorithm", "protocol", "mode")
 """What tells such a file."""
-PRESETS: Final = {"A100": "a100_dgx", "A10G": "a10g_g5", "H100": "h100_dgx", "H200": "h200", "B200": "b200"}
-WITHOUT_PRESET: Final = ("B300", "V100")
-"""GPUs of the shown file that no preset describes."""
 TILE: Final = 128
 """Tiles of cuBLAS's single-precision products, assumed."""
 NULL_TOLERANCE: Final = 0.05
@@ -68,12 +66,7 @@ def cluster_of(gpu: str, num_gpus: int, nodes: int) -> Cluster:
         BadRowError: if there is none.
         NotModelledError: if the GPU is known to have none.
     """
-    if any(gpu.startswith(name) for name in WITHOUT_PRESET):
-        raise NotModelledError(f"no preset for {gpu}")
-    found = [preset for name, preset in PRESETS.items() if gpu.startswith(name)]
-    if not found:
-        raise BadRowError(f"unknown GPU {gpu[:40]!r}; known here: {', '.join(sorted((*PRESETS, *WITHOUT_PRESET)))}")
-    cluster = load_preset(found[0], nodes)
+    cluster = load_preset(preset_of(gpu), nodes)
     if num_gpus > cluster.num_gpus:
         raise BadRowError(f"{num_gpus} GPUs on {nodes} nodes: {cluster.name} has {cluster.gpus_per_node} per node")
     return cluster

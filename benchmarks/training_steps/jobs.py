@@ -16,21 +16,10 @@ from lagom_overlap.units import TFLOPS
 from lagom_overlap.workload.models import TransformerModel, load_model
 from lagom_overlap.workload.parallel import ParallelLayout, PipelineSchedule, Recompute
 from lagom_overlap.workload.precision import DType, Precision, ProductFormat
+from measured_gpus import preset_of
 from measured_rows import BadRowError, NotModelledError, Row
 from training_steps.case import StepCase
 
-_PRESETS: Final = {
-    "A100-80GB": "a100_dgx",
-    "A100": "a100_dgx",
-    "H100": "h100_dgx",
-    "H100 NVLink": "h100_dgx",
-    "H200": "h200",
-    "B200": "b200",
-    "B300": "b300",
-    "GB200": "gb200",
-    "GB300": "gb300",
-}
-_HBM2E: Final = "H100-SXM 95GB HBM2e"
 _RACKS: Final = ("gb200", "gb300")
 _RACK_GPUS: Final = 64
 """Of 72 those that a power of two uses."""
@@ -113,10 +102,7 @@ def model_of(row: Row) -> TransformerModel:
 
 
 def _cluster(row: Row, num_gpus: int) -> Cluster:
-    text = row.text("gpu_type")
-    preset = "h100_hbm2e" if text.startswith(_HBM2E) else _PRESETS.get(text)
-    if preset is None:
-        raise BadRowError(f"gpu_type is {text[:60]!r}; known: {', '.join([*_PRESETS, _HBM2E])}")
+    preset = preset_of(row.text("gpu_type"))
     cluster = load_preset(preset)
     per_node = min(_RACK_GPUS if preset in _RACKS else cluster.gpus_per_node, num_gpus)
     if num_gpus % per_node:

@@ -6,6 +6,7 @@ import pytest
 
 from iteration_time import evaluate, main
 from lagom_overlap.workload.models import load_model
+from measured_gpus import preset_of
 from measured_rows import Row
 from training_steps.jobs import case_of, model_of, nemo_flops_per_token
 
@@ -36,7 +37,11 @@ def test_rows_of_two_frameworks_are_predicted_and_gathered_by_group_and_family(t
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        (TITAN.replace("A100-80GB", "TPUv4"), "gpu_type is 'TPUv4'"),
+        (TITAN.replace("A100-80GB", "TPUv4"), "unknown GPU 'TPUv4'"),
+        (TITAN.replace("A100-80GB", ""), "unknown GPU ''"),
+        (TITAN.replace("A100-80GB", "A100-40GB"), "unknown GPU 'A100-40GB'"),
+        (TITAN.replace("A100-80GB", "H100 NVL"), "unknown GPU 'H100 NVL'"),
+        (TITAN.replace("A100-80GB", "V100"), "no preset for V100"),
         (TITAN.replace(",8,8,,1,1,1,", ",,8,,1,1,1,"), "gpus is not printed"),
         (TITAN.replace(",8,8,,1,1,1,", ",8,8,,3,1,1,"), "must divide gpus = 8"),
         (TITAN.replace("3000", "nan"), "tokens_per_s_per_gpu is nan"),
@@ -72,6 +77,20 @@ def test_a_bad_row_is_named_with_file_line_and_reason_and_the_rest_is_judged(
 )
 def test_names_of_models_are_known_in_every_spelling(text: str, name: str) -> None:
     assert model_of(Row(2, {"model": text})).name == name
+
+
+@pytest.mark.parametrize(
+    ("text", "preset"),
+    [
+        ("DGX-GB200", "gb200"),
+        ("NVIDIA H100-SXM5-80GB", "h100_dgx"),
+        ("H100-SXM 95GB HBM2e 500W (Grand Teton)", "h100_hbm2e"),
+        ("A100-SXM4-80GB (Modal)", "a100_dgx"),
+        ("B300 NV18", "b300"),
+    ],
+)
+def test_names_of_gpus_are_known_with_the_words_that_mean_nothing_else(text: str, preset: str) -> None:
+    assert preset_of(text) == preset
 
 
 def test_a_recipe_of_a_late_release_overlaps_experts_and_an_uneven_pipeline_is_cut_as_megatron_does() -> None:
