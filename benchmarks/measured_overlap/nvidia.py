@@ -82,8 +82,9 @@ def _config(row: Row) -> CommConfig:
             protocol=None if protocol in ("", "auto") else Protocol(protocol),
             num_channels=None if channels in ("", "default") else row.count("channels"),
         )
-    except ValueError as error:
-        raise BadRowError(str(error)) from None
+    except ValueError:
+        known = ", ".join((*Algorithm, *Protocol))
+        raise BadRowError(f"{algorithm[:20]!r} with {protocol[:20]!r} is none of NCCL's: {known}") from None
 
 
 def _work(row: Row, cluster: Cluster, single: SinglePrecision) -> Work:
