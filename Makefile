@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help venv demo test test-cuda check bench clean
+.PHONY: help venv demo test types tests test-cuda check bench clean
 
 help:
 	@echo "make demo   set up .venv, tune real collectives on this machine, say where the report is"
@@ -34,13 +34,19 @@ check: venv
 	$(BIN)/lint-imports
 	$(BIN)/pytest -m "not slow"
 
+# Types take one core and tests wait now and then, so both run at a time.
 test: venv
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(MAKE) --no-print-directory --jobs 2 types tests
+
+types: venv
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+tests: venv
 	$(BIN)/pytest -n 2 -m "not gloo"
-	$(BIN)/pytest -m gloo
+	$(BIN)/pytest -n 2 --dist loadgroup -m gloo
 
 # PyTorch from the package index is the CUDA build on Linux; constraints.txt pins the CPU's neighbour, so it is left out.
 CUDA_VENV := .venv-cuda

@@ -26,3 +26,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         marked = item.get_closest_marker("timeout")
         seconds = float(marked.args[0]) if marked is not None else usual
         item.add_marker(pytest.mark.timeout(SLOWEST * seconds), append=False)
+        if item.get_closest_marker("gloo") is not None and (shared := _shared_by(item)):
+            item.add_marker(pytest.mark.xdist_group(shared))
+
+
+def _shared_by(item: pytest.Item) -> str:
+    """What of ours a test shares with others of its module or folder; they run in one process, which starts it once."""
+    fixtures = getattr(item, "_fixtureinfo").name2fixturedefs  # noqa: B009 - pytest has no public name for it
+    shared = (made[-1] for made in fixtures.values() if made[-1].scope in ("module", "session") and made[-1].baseid)
+    return min((f"{fixture.baseid}:{fixture.argname}" for fixture in shared), default="")

@@ -150,7 +150,10 @@ def test_the_published_tables_are_met(name: str, num_rows: int, most_pct: float)
 
 
 @pytest.mark.slow
-def test_vtrains_single_node_rows_are_met() -> None:
-    found = run(shared("vtrain_single_node_a100.csv"))
-    assert (found["num_rows"], found["num_fitted"]) == (1008, 256)
+def test_a_fifth_of_vtrains_single_node_rows_is_met(tmp_path: Path) -> None:
+    """Every value of each column is among them; all rows take a minute."""
+    header, *rows = shared("vtrain_single_node_a100.csv").read_text(encoding="utf-8").splitlines()
+    found = run(table(tmp_path, header, *rows[::5]))
+    assert found["num_rows"] == 202
+    assert 40 <= found["num_fitted"] <= 64
     assert found["mean_abs_error_not_fitted_pct"] <= 7.0
