@@ -33,5 +33,5 @@ cublasStatus_t blas_product(void *stream, int64_t m, int64_t n, int64_t k, int64
            m, n, k, batch, is_tensor_float ? "tfloat32" : types[i].dtype);
   const char *kernel = is_tensor_float ? "emulated_gemm_tfloat32" : types[i].kernel;
   uint32_t desc_id = lagom_emulated_gpu.describe(json);
-  return lagom_emulated_gpu.submit(stream, desc_id, kernel, NULL, NULL) ? CUBLAS_FAILED : CUBLAS_SUCCESS;
+  return lagom_emulated_gpu.submit(stream, desc_id, kernel, NULL, NULL, NULL) ? CUBLAS_FAILED : CUBLAS_SUCCESS;
 }

@@ -2,9 +2,12 @@
 
 #include "code.h"
 
-static int submit(void *stream, uint32_t desc_id, const char *name, uint64_t *sequence, uint64_t *op_id) {
+static int submit(void *stream, uint32_t desc_id, const char *name, const emulated_shape *shape, uint64_t *sequence,
+                  uint64_t *op_id) {
   operation op = {.kind = OPERATION_KERNEL, .desc_id = desc_id, .name = name, .sequence = sequence, .grid = {1, 1, 1}};
   op.block[0] = op.block[1] = op.block[2] = 1;
+  if (shape && shape->num_blocks) op.grid[0] = shape->num_blocks;
+  if (shape && shape->num_threads) op.block[0] = shape->num_threads;
   if (op_id) *op_id = 0;
   return stream_submit(stream, &op, "cudaLaunchKernel", op_id);
 }

@@ -9,7 +9,12 @@
 #include "preset.h"
 #include "stream.h"
 
-#define EMULATED_GPU_VERSION 1u
+#define EMULATED_GPU_VERSION 2u
+
+// What profilers are shown of a kernel's launch, in one dimension; zeros are shown as ones.
+typedef struct {
+  unsigned num_blocks, num_threads;
+} emulated_shape;
 
 typedef struct {
   uint32_t version, bytes;
@@ -22,8 +27,9 @@ typedef struct {
   uint64_t (*host_ns)(void);
   void (*advance)(uint64_t cost_ns);
   // On a CUstream or cudaStream_t, also one that records a graph (op_id is then 0). `sequence`, which may be NULL, outlives the
-  // process's streams: it is incremented when the operation really runs and gives its instance.
-  int (*submit)(void *stream, uint32_t desc_id, const char *name, uint64_t *sequence, uint64_t *op_id);
+  // process's streams: it is incremented when the operation really runs and gives its instance. So may `shape`.
+  int (*submit)(void *stream, uint32_t desc_id, const char *name, const emulated_shape *shape, uint64_t *sequence,
+                uint64_t *op_id);
   int (*launch)(CUfunction function, const unsigned *grid, const unsigned *block, unsigned shared_bytes, void **arguments,
                 CUstream stream, const char *api);
   const gpu_preset *(*preset)(void);

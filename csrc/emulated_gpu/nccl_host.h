@@ -87,7 +87,7 @@ typedef struct {
   float cost_after[21];
   int32_t num_threads;     // a channel's, in whole warps; the kernel's block is the most of a launch, at least 128
   int32_t channel;         // the first of its channels
-  uint32_t reserved;
+  uint32_t place;          // among the calls of a group, in the order in which they are launched and logged
 } fake_result;
 
 fake_host* fake_open(int release);  // 21803, 22105, 22203, 22403, 22705, 22807, 22907, 23003, 23102, 23206

@@ -36,6 +36,19 @@ static void prepare_2_21(fake_comm* comm, int flags) {
   }
 }
 
+// From 2.29 on, calls that symmetric kernels could serve are looked through for them first, and come back in reverse order:
+// where all ranks are on NVLink, on buffers that are not registered.
+static bool is_looked_through(const fake_comm* comm, const fake_call* c) {
+  enum { SUM = 0, AVERAGE = 4, FLOAT16 = 6, FLOAT32 = 7, BFLOAT16 = 9, FLOAT8E5M2 = 11 };
+  const int release = comm->host->release, op = c->op_and_type / 32, type = c->op_and_type % 32;
+  const bool is_on_nvlink = comm->has_shape && comm->spec.num_nodes == 1 && comm->shape.p2p_chunk_bytes == SIMPLE_STEP;
+  if (release < 22900 || !is_on_nvlink) return false;
+  if (c->kind == NCCL_ALL_GATHER) return true;
+  const bool is_float = type == FLOAT16 || type == FLOAT32 || (type >= BFLOAT16 && type <= FLOAT8E5M2);
+  const bool adds = op == SUM || (op == AVERAGE && release >= 23000);
+  return (c->kind == NCCL_ALL_REDUCE || c->kind == NCCL_REDUCE_SCATTER) && is_float && adds;
+}
+
 static void prepare_2_22(fake_comm* comm, int flags) {
   const int n = comm->num_tasks;
   bool done[MAX_CALLS] = {false};
@@ -45,15 +58,20 @@ static void prepare_2_22(fake_comm* comm, int flags) {
     if (done[first]) continue;
     int same[MAX_CALLS], num_same = 0;
     const fake_call* lead = &comm->tasks[first].call;
+    const bool largest_first = is_looked_through(comm, lead);
     for (int i = first; i < n; i++) {
       const fake_call* c = &comm->tasks[i].call;
       if (done[i] || c->kind != lead->kind || c->op_and_type != lead->op_and_type) continue;
       done[i] = true;
       int at = num_same++;
-      while (at > 0 && comm->tasks[same[at - 1]].call.num_bytes > c->num_bytes) same[at] = same[at - 1], at--;
+      while (at > 0) {
+        const uint64_t before = comm->tasks[same[at - 1]].call.num_bytes;
+        if (largest_first ? before > c->num_bytes : before <= c->num_bytes) break;
+        same[at] = same[at - 1], at--;
+      }
       same[at] = i;
     }
-    for (int begin = 0; begin < num_same;) {  // smallest first; within four times of the smallest they are one
+    for (int begin = 0; begin < num_same;) {  // within four times of the first they are one: all, from the largest down
       fake_call sum = comm->tasks[same[begin]].call;
       const uint64_t limit = 4 * sum.num_bytes;
       int end = begin + 1;
@@ -86,6 +104,7 @@ API int fake_prepare(fake_comm* comm, const fake_call* calls, int num_calls, int
     t->is_nvls = t->result.algorithm == NCCL_NVLS || t->result.algorithm == NCCL_NVLS_TREE;
     t->is_collnet = t->result.algorithm == NCCL_COLLNET_DIRECT || t->result.algorithm == NCCL_COLLNET_CHAIN ||
                     (t->result.algorithm == NCCL_NVLS && comm->spec.num_nodes > 1);
+    t->result.place = (uint32_t)i;
     faults |= t->result.faults;
   }
   return (int)faults;
@@ -308,7 +327,7 @@ static uint64_t traffic_per_channel(int release, uint64_t traffic, int channels)
   return each > least ? each : least;
 }
 
-static void launch_kind(fake_comm* comm, bool is_collnet, bool is_nvls) {
+static void launch_kind(fake_comm* comm, bool is_collnet, bool is_nvls, uint32_t* num_placed) {
   const int release = comm->host->release, nvls = comm->spec.nvls_channels, all = comm->spec.num_channels;
   spread s = {.most = !is_nvls ? all : is_collnet && release >= 22900 && all < nvls ? all : nvls};
   uint64_t traffic = 0;
@@ -323,7 +342,9 @@ static void launch_kind(fake_comm* comm, bool is_collnet, bool is_nvls) {
   if (channels > 0) s.per_channel = traffic_per_channel(release, traffic, channels);
   for (int i = 0; i < comm->num_tasks; i++) {
     host_task* t = &comm->tasks[comm->order[i]];
-    if (t->is_collnet != is_collnet || t->is_nvls != is_nvls || t->result.faults) continue;
+    if (t->is_collnet != is_collnet || t->is_nvls != is_nvls) continue;
+    t->result.place = (*num_placed)++;
+    if (t->result.faults) continue;
     if (is_collnet) {
       t->result.num_channels = t->result.max_channels;
       if (t->result.max_channels > comm->spec.num_channels) t->result.faults |= FAKE_FAULT_CHANNELS;
@@ -350,7 +371,8 @@ static void launch_gather_v(fake_comm* comm) {
 
 API int fake_launch(fake_comm* comm) {
   if (comm->is_gather_v) launch_gather_v(comm);
-  for (int kind = 0; kind < 4 && !comm->is_gather_v; kind++) launch_kind(comm, kind & 2, kind & 1);
+  uint32_t num_placed = 0;
+  for (int kind = 0; kind < 4 && !comm->is_gather_v; kind++) launch_kind(comm, kind & 2, kind & 1, &num_placed);
   uint32_t faults = 0;
   for (int i = 0; i < comm->num_tasks; i++) faults |= comm->tasks[i].result.faults;
   return (int)faults;

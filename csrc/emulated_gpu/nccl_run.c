@@ -83,6 +83,15 @@ static void log_decision(const task* t) {
   }
 }
 
+// NCCL logs a group in the order in which it launches it.
+static void log_decisions(task** tasks, int num_tasks) {
+  for (uint32_t place = 0; place < (uint32_t)num_tasks; place++) {
+    for (int i = 0; i < num_tasks; i++) {
+      if (is_tuned(tasks[i]) && tasks[i]->decided.place == place) log_decision(tasks[i]);
+    }
+  }
+}
+
 // Names that profilers see; they are kept for the life of the process.
 static const char* kept_name(const char* name) {
   static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -140,8 +149,9 @@ static uint64_t* sequence_of(const task* t) {
 
 static ncclResult_t submit(task* t, bool is_exact) {
   const uint32_t desc_id = describe(t, is_exact);
+  const emulated_shape shape = {(unsigned)t->decided.num_channels, (unsigned)t->decided.num_threads};  // a block a channel
   uint64_t op_id = 0;
-  if (lagom_emulated_gpu.submit(t->stream, desc_id, kernel_name(t), sequence_of(t), &op_id)) {
+  if (lagom_emulated_gpu.submit(t->stream, desc_id, kernel_name(t), &shape, sequence_of(t), &op_id)) {
     return comm_fail(t->comm, ncclUnhandledCudaError, "the emulated device refused %s", LOGGED_KINDS[t->kind]);
   }
   profiler_launched(t, op_id);
@@ -256,9 +266,9 @@ ncclResult_t run_tasks(ncclComm_t comm, task** tasks, int num_tasks, bool is_sim
   if (result) return result;
   for (int i = 0; i < num_tasks; i++) {
     if (predicted_us && is_tuned(tasks[i])) *predicted_us += tasks[i]->decided.predicted_us;
-    if (!is_simulated && is_tuned(tasks[i])) log_decision(tasks[i]);
   }
   if (is_simulated) return ncclSuccess;
+  log_decisions(tasks, num_tasks);
   task** order = calloc((size_t)num_tasks, sizeof(*order));
   int num_order = 0, num_collectives = 0;
   for (int i = 0; i < num_tasks; i++) {

@@ -30,7 +30,10 @@ class Device(c.Structure):
         ("advance", c.CFUNCTYPE(None, c.c_uint64)),
         (
             "submit",
-            c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_uint32, c.c_char_p, c.POINTER(c.c_uint64), c.POINTER(c.c_uint64)),
+            c.CFUNCTYPE(
+                *(c.c_int, c.c_void_p, c.c_uint32, c.c_char_p),
+                *(c.c_void_p, c.POINTER(c.c_uint64), c.POINTER(c.c_uint64)),
+            ),
         ),
         *((name, c.c_void_p) for name in ("launch", "preset", "refusal", "physical_device", "bus", "has_nvlink")),
         ("set_settle", c.CFUNCTYPE(None, c.c_void_p)),
@@ -99,10 +102,11 @@ class Runtime:
         return free.value, total.value
 
 
-def kernel(stream: object, name: bytes = b"k") -> int:
-    """Launches a kernel that is only timed; its operation, 0 while the stream records a graph."""
+def kernel(stream: object, name: bytes = b"k", shape: tuple[int, int] | None = None) -> int:
+    """Launches a kernel that is only timed, of so many blocks and threads; its operation, 0 while a graph records."""
     gpu, op_id = device(), c.c_uint64()
-    error = gpu.submit(stream, gpu.describe(b'{"kernel": "%s"}' % name), name, None, c.byref(op_id))
+    launch = (c.c_uint * 2)(*shape) if shape else None
+    error = gpu.submit(stream, gpu.describe(b'{"kernel": "%s"}' % name), name, launch, None, c.byref(op_id))
     if error:
         raise CudaError(error)
     return op_id.value

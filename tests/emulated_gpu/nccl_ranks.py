@@ -23,7 +23,8 @@ class Nccl:
         self.rank, self.num_ranks, self.folder = rank, num_ranks, folder
         self.cuda.cuInit(0)
         context = c.c_void_p()
-        assert self.cuda.cuDevicePrimaryCtxRetain(c.byref(context), rank % 8) == 0
+        gpus_per_host = int(os.environ.get("LAGOM_TEST_GPUS", "8"))
+        assert self.cuda.cuDevicePrimaryCtxRetain(c.byref(context), rank % gpus_per_host) == 0
         assert self.cuda.cuCtxSetCurrent(context) == 0
         self.stream = c.c_void_p()
         assert self.cuda.cuStreamCreate(c.byref(self.stream), 1) == 0
@@ -216,6 +217,99 @@ def comings_and_goings(n: Nccl) -> None:
         n.call("ncclAllReduce", at, at, c.c_size_t(1 << 18), FLOAT32, SUM, comm, n.stream)
         n.call("ncclCommFinalize", comm)
         n.call("ncclCommDestroy", comm)
+
+
+WAYS = {
+    "all_reduce": ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (4, 2)),
+    "all_gather": ((1, 0), (1, 1), (1, 2), (4, 2)),
+    "reduce_scatter": ((1, 0), (1, 1), (1, 2), (4, 2)),
+    "broadcast": ((1, 0), (1, 1), (1, 2)),
+    "reduce": ((1, 0), (1, 1), (1, 2)),
+}
+"""Algorithms (tree, ring, NVLS) and protocols (LL, LL128, Simple) by number, those that NCCL offers somewhere."""
+ASKED_CHANNELS = (0, 1, 3, 8, 16)
+ASKED_POWERS = (12, 16, 20, 24)
+ASKED_CHUNKS = (0, 64 << 10)
+
+
+def asked(n: Nccl) -> None:
+    """What a tuner asks for: every way, channels and chunk, at four sizes; one call at a time."""
+    asking = c.CDLL(os.environ["NCCL_TUNER_PLUGIN"])
+    algorithm, protocol, channels = (
+        c.c_int.in_dll(asking, f"asked_{name}") for name in ("algorithm", "protocol", "channels")
+    )
+    chunk = c.c_size_t.in_dll(asking, "asked_chunk")
+    comm, at = n.init(), n.buffer(256 << 20)
+    for kind, ways in WAYS.items():
+        for way in ways:
+            for channels.value in ASKED_CHANNELS:
+                for chunk.value in ASKED_CHUNKS:
+                    algorithm.value, protocol.value = way
+                    for power in ASKED_POWERS:
+                        call(n, kind, 1 << power, at, comm)
+    n.call("ncclCommDestroy", comm)
+
+
+def call(n: Nccl, kind: str, count: int, at: c.c_void_p, comm: c.c_void_p) -> None:
+    whole, part, stream = c.c_size_t(count), c.c_size_t(count // n.num_ranks), n.stream
+    match kind:
+        case "all_reduce":
+            n.call("ncclAllReduce", at, at, whole, FLOAT32, SUM, comm, stream)
+        case "all_gather":
+            n.call("ncclAllGather", at, at, part, FLOAT32, comm, stream)
+        case "reduce_scatter":
+            n.call("ncclReduceScatter", at, at, part, FLOAT32, SUM, comm, stream)
+        case "broadcast":
+            n.call("ncclBroadcast", at, at, whole, FLOAT32, 0, comm, stream)
+        case "reduce":
+            n.call("ncclReduce", at, at, whole, FLOAT32, SUM, 0, comm, stream)
+
+
+def grouped(n: Nccl) -> None:
+    """Groups of one kind and of several, sizes in any order."""
+    comm, at = n.init(), n.buffer(256 << 20)
+    groups = (
+        [("all_reduce", p) for p in (10, 14, 20)],
+        [("all_reduce", p) for p in (20, 14, 10, 20)],
+        [("all_gather", p) for p in (12, 22, 16)],
+        [("reduce_scatter", p) for p in (24, 12)],
+        [("broadcast", p) for p in (10, 11, 18, 19)],
+        [("all_reduce", 12), ("all_gather", 20), ("all_reduce", 22), ("reduce_scatter", 16), ("all_gather", 14)],
+    )
+    for group in groups:
+        n.call("ncclGroupStart")
+        for kind, power in group:
+            call(n, kind, 1 << power, at, comm)
+        n.call("ncclGroupEnd")
+    n.call("ncclCommDestroy", comm)
+
+
+def swaps(n: Nccl) -> None:
+    """Tables are swapped between steps while others are in flight: each call runs by the table of its step."""
+    from lagom_overlap.collective import CollectiveKind, CommConfig, CommunicatorId, ConfigKey, ConfigTable
+    from lagom_overlap.nccl_plugin import ProcessCommunicator, TunerPlugin, encode_table
+
+    plugin = TunerPlugin(Path(os.environ["NCCL_TUNER_PLUGIN"]))
+    name = CommunicatorId(description="nccl", ranks=tuple(range(n.num_ranks)), creation_order=0)
+    comm, at = n.init(), n.buffer(64 << 20)
+    for step in range(200):
+        key = ConfigKey(communicator=name, kind=CollectiveKind.ALL_REDUCE, num_bytes=64 << 20, occurrence=0)
+        table = ConfigTable({key: CommConfig(num_channels=1 + step % 16)} if step % 17 else {})
+        encoded = encode_table(table, generation=step + 1, communicators=[ProcessCommunicator(name, 1)])
+        plugin.prepare(encoded.data, step + 1)
+        plugin.commit(step + 1)
+        for _ in range(3):
+            n.call("ncclAllReduce", at, at, c.c_size_t(16 << 20), FLOAT32, SUM, comm, n.stream)
+    n.call("ncclCommDestroy", comm)
+
+
+def several_hosts(n: Nccl) -> None:
+    """Decisions of a communicator over hosts; real proxies wait for kernels that never move, so it is aborted."""
+    comm, at = n.init(), n.buffer(64 << 20)
+    for kind in WAYS:
+        for power in (10, 16, 20, 24):
+            call(n, kind, 1 << power, at, comm)
+    n.call("ncclCommAbort", comm)
 
 
 if __name__ == "__main__":

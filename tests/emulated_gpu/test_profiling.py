@@ -26,7 +26,7 @@ RECORD = """
     cupti.cuptiActivityPushExternalCorrelationId(3, c.c_uint64(77))
     kernel(stream, b"first")
     cupti.cuptiActivityPopExternalCorrelationId(3, None)
-    kernel(stream, b"second")
+    kernel(stream, b"second", (24, 544))
     cuda.MemsetAsync(c.c_void_p(at), 1, c.c_size_t(4096), stream)
     cuda.write(at, bytes(64), stream)
     cuda.EventRecord(event, stream)
@@ -40,6 +40,7 @@ RECORD = """
     print([c.c_char_p(struct.unpack_from("<Q", record, 104)[0]).value for record in kernels])
     print([end - start for start, end in map(times, kernels + copies)])
     print(times(kernels[1])[0] - times(kernels[0])[1])
+    print([struct.unpack_from("<6i", record, 52) for record in kernels])
     outer = [struct.unpack_from("<IQI", record, 4) for kind, record in got if kind == 39]
     print(outer == [(3, 77, struct.unpack_from("<I", kernels[0], 92)[0])])
 """
@@ -49,10 +50,11 @@ RECORD = """
 def test_operations_are_recorded_with_virtual_times_and_what_called_them(on_device, major):
     done = on_device(RECORD.format(major=major))
     assert done.stderr == ""
-    kinds, names, durations, gap, is_linked = done.stdout.splitlines()
+    kinds, names, durations, gap, shapes, is_linked = done.stdout.splitlines()
     # external, launch, kernel; launch, kernel; memset; copy; event; the wait as a call and as a synchronization
     assert kinds == str([39, 5, 10, 5, 10, 5, 2, 5, 1, 5, 36, 5, 38])
     assert names == "[b'first', b'second']"
+    assert shapes == "[(1, 1, 1, 1, 1, 1), (24, 1, 1, 544, 1, 1)]"
     assert (durations, gap, is_linked) == (str([10_000] * 4), "0", "True")
 
 

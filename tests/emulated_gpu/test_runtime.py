@@ -211,7 +211,7 @@ def test_collectives_are_numbered_when_they_run(tmp_path, on_device):
     graph, program = c.c_void_p(), c.c_void_p()
     def collective():
         desc = gpu.describe(b'{"collective": {}}')
-        assert not gpu.submit(stream, desc, b"n", c.byref(sequence), None)
+        assert not gpu.submit(stream, desc, b"n", None, c.byref(sequence), None)
     collective()
     cuda.StreamBeginCapture(stream, 0)
     collective()

@@ -99,7 +99,7 @@ class _Result(ctypes.Structure):
         ("cost_after", ctypes.c_float * 21),
         ("num_threads", ctypes.c_int32),
         ("channel", ctypes.c_int32),
-        ("reserved", ctypes.c_uint32),
+        ("place", ctypes.c_uint32),
     )
 
 
