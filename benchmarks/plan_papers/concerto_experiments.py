@@ -32,6 +32,7 @@ from lagom_overlap.workload.step import Unit
 from plan_papers.concerto_tables import TABLE_4, concerto_problem, gpt
 from plan_papers.grid import sharded
 from plan_papers.judged import predicted, table, verdict
+from plan_papers.vgg19 import vgg19_step
 
 BUCKETS_MB = (1, 5, 25, 70, 200, 400, 1000)
 SIGMAS, SCALES, BATCHES = (0.1, 0.2, 0.4), (0.5, 0.7, 1.3, 2.0), (1, 2, 8)
@@ -156,11 +157,16 @@ def buckets(work: Work) -> Iterator[str]:
         (gpt("gpt-2.5b", 3328, 26), 2, True, "400 MB"),
         (gpt("gpt-2.5b", 3328, 26), 2, False, "400 MB"),
         (_vit(), 16, False, "-"),
+        (None, 32, True, "70 to 200 MB"),
+        (None, 32, False, "70 to 200 MB"),
     )
     rows, best = [], set()
     for model, batch, nvlink, stated in models:
         layout = ParallelLayout(data=16, micro_batch=batch, global_batch=16 * batch)
-        problem = concerto_problem(model, layout, nvlink=nvlink, fp32=False, work=work, unit=Unit.MATRIX)
+        shape = model or gpt("gpt-0.9b", 2048, 16)
+        problem = concerto_problem(shape, layout, nvlink=nvlink, fp32=False, work=work, unit=Unit.MATRIX)
+        if model is None:
+            problem = replace(problem, iteration=vgg19_step(batch, 16), issued=None)
         times = [
             predicted(
                 problem, Megatron(MegatronFlags(bucket_elements=size * 1_000_000), BYTE, "ddp")
@@ -170,7 +176,15 @@ def buckets(work: Work) -> Iterator[str]:
         size = BUCKETS_MB[min(range(len(times)), key=times.__getitem__)]
         best.add(size)
         node = "NVLink" if nvlink else "PCIe"
-        rows.append([model.name, node, *(f"{1e3 * seconds:.1f}" for seconds in times), f"{size} MB", stated])
+        rows.append(
+            [
+                problem.iteration.name if model is None else model.name,
+                node,
+                *(f"{1e3 * seconds:.1f}" for seconds in times),
+                f"{size} MB",
+                stated,
+            ]
+        )
     yield from table(("model", "node", *(f"{size} MB" for size in BUCKETS_MB), "best", "paper"), rows)
     yield from table(
         ("statement", "paper", "here", "verdict"),

@@ -40,7 +40,8 @@ class PlanProblem:
     `iteration` stands). `framework` names whose step it is, and then plans keep what that one waits for
     (`planners.framework`); None is a free program, which may run in any order that its data flow allows. `pipeline` is
     the depth of the pipeline whose stage this is, `num_micro_batches` what an iteration runs through it (None: what the
-    step has, which may be one that stands for all).
+    step has, which may be one that stands for all). `together` is, by collective, the progress of it and of
+    computations while both run, relative to running alone, where that was measured (`planners.shared_cores`).
     """
 
     iteration: Iteration
@@ -57,6 +58,7 @@ class PlanProblem:
     framework: str | None = None
     pipeline: int = 1
     num_micro_batches: int | None = None
+    together: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
         if not self.iteration.is_dataflow:

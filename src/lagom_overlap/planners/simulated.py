@@ -3,7 +3,8 @@
 Planners search without contention (`predict`); no gain is offered on that. Every step, before and after a plan, is
 simulated here by one event simulation (`sim.IterationSimulator`): streams run at the same time, what runs together
 shares the machine, and a communicator runs one collective at a time, in the order of issue, whatever the stream.
-Measured times say nothing of contention: a step with those is simulated without, and says so.
+Of measured times contention is known where the ranks also ran collectives next to computations (`shared_cores`); else a
+step is simulated without, and says so.
 """
 
 from collections.abc import Mapping
@@ -16,6 +17,8 @@ from lagom_overlap.collective import CommConfig
 from lagom_overlap.planners.base import PlanProblem
 from lagom_overlap.planners.memory import peak_of_spans
 from lagom_overlap.planners.predict import predict
+from lagom_overlap.planners.schedule import task_graph
+from lagom_overlap.planners.shared_cores import timeline_on_cores
 from lagom_overlap.planners.times import ModelTimes, origin_name
 from lagom_overlap.timeline import Span, SpanKind, Timeline
 from lagom_overlap.timeline.metrics import merge_intervals
@@ -28,6 +31,7 @@ class Simulation(StrEnum):
     """What a simulation knows of operators that run at the same time."""
 
     CONTENTION = "with contention"
+    MEASURED = "with contention as measured"
     ALONE = "without contention"
 
 
@@ -51,8 +55,10 @@ class SimulatedStep:
 
 
 def simulation_of(problem: PlanProblem) -> Simulation:
-    """With contention if the problem's times are the cost model's."""
-    return Simulation.CONTENTION if isinstance(problem.times, ModelTimes) else Simulation.ALONE
+    """With contention if the problem's times are the cost model's, or rates were measured."""
+    if isinstance(problem.times, ModelTimes):
+        return Simulation.CONTENTION
+    return Simulation.MEASURED if problem.together else Simulation.ALONE
 
 
 def simulated(
@@ -69,6 +75,8 @@ def simulated(
         given = {name: config for name, config in own.items() if config is not None}
         simulator = times.price.simulator(one_at_a_time(iteration))
         timeline = simulator.timeline({**given, **configs})
+    elif problem.together:
+        timeline = timeline_on_cores(iteration, task_graph(problem, iteration), problem.together)
     else:
         timeline = _alone(problem, iteration)
     spans = {span.name: (span.start_s, span.end_s) for span in timeline.spans}

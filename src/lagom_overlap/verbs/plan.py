@@ -136,7 +136,7 @@ def offered(given: PlanInput, found: Planned) -> Planned:
     """What is offered of a plan: where contention is priced and it does not gain under it, the step as it was."""
     before, after = found.before, found.after
     gains = after.makespan_s < before.makespan_s
-    if after.simulation is not Simulation.CONTENTION or gains or found.plan.changes_nothing:
+    if after.simulation is not Simulation.CONTENTION or gains or found.plan.changes_nothing:  # ranks can measure it
         return found
     said = (
         f"No gain: with contention the plan of {found.plan.planner} takes {format_seconds(after.makespan_s)}, "

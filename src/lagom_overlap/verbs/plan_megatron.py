@@ -25,6 +25,7 @@ from lagom_overlap.planners.megatron.advice import (
 from lagom_overlap.planners.megatron.flags import MegatronFlags, TensorOverlap
 from lagom_overlap.planners.megatron.pipeline import SlotSeconds
 from lagom_overlap.planners.megatron.pipeline_advice import PipelineAdvice, check_micro_batches, pipeline_advice
+from lagom_overlap.planners.megatron.pipeline_group import ChunkComms
 from lagom_overlap.planners.megatron.planner import Megatron
 from lagom_overlap.planners.megatron.userbuffers import contended
 from lagom_overlap.planners.memory import parameter_gathers
@@ -54,7 +55,7 @@ def pipeline_effects(job: JobStep, times: ModelTimes) -> PipelineEffects | None:
     return PipelineEffects(
         slot=seconds,
         check=check_micro_batches(layout, seconds),
-        switches=pipeline_advice(layout, seconds, job.model.num_layers // layout.pipeline),
+        switches=pipeline_advice(layout, seconds, job.model.num_layers // layout.pipeline, _stage_comms(job, times)),
     )
 
 
@@ -70,6 +71,14 @@ def _slot_seconds(job: JobStep, times: ModelTimes) -> SlotSeconds:
     forward_s = spent[Phase.FORWARD] + spent[Phase.LOSS]
     backward_s = spent[Phase.BACKWARD] + spent[Phase.WEIGHT_GRAD] + spent[Phase.RECOMPUTE]
     return SlotSeconds(forward_s=forward_s, backward_s=backward_s, transfer_s=transfer_s)
+
+
+def _stage_comms(job: JobStep, times: ModelTimes) -> ChunkComms:
+    """A stage's parameters gathered and its gradients reduced over the data-parallel ranks, one after the other."""
+    held = [op for op in job.step().iteration.comms if op.communicator in DATA]
+    gathers = [op for op in held if op.collective.kind is CollectiveKind.ALL_GATHER]
+    gather_s = sum(times.seconds(op) for op in gathers)
+    return ChunkComms(gather_s=gather_s, reduce_s=sum(times.seconds(op) for op in held) - gather_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,11 +209,16 @@ def _chosen(trials: Trials, scale: Scale) -> _Found:
 
 def _interleaved(flags: MegatronFlags, pipeline: PipelineEffects | None) -> MegatronFlags:
     """With the interleaved schedule where that shortens the pipeline most, and enough."""
-    found = [] if pipeline is None else [one for one in pipeline.switches if one.virtual_layers is not None]
-    best = max(found, key=lambda one: one.gain, default=None)
+    found = () if pipeline is None else pipeline.switches
+    interleaving = [one for one in found if one.virtual_layers is not None and one.group is None]
+    best = max(interleaving, key=lambda one: one.gain, default=None)
     if best is None or best.gain <= MIN_GAIN:
         return flags
-    return replace(flags, interleaved=True, overlap_p2p=True, virtual_layers=best.virtual_layers)
+    groups = (one for one in found if one.group is not None and one.virtual_layers == best.virtual_layers)
+    group = next((one.group for one in groups if one.gain > MIN_GAIN), None)
+    return replace(
+        flags, interleaved=True, overlap_p2p=True, virtual_layers=best.virtual_layers, micro_batch_group=group
+    )
 
 
 def _simulated(

@@ -282,6 +282,7 @@ def _of_program(spec: JobSpec, program: ProgramTable, wish: TimesWish, asked: As
     try:
         found = traced or from_ranks(ranks, placed.iteration)
         problem = _problem(spec.plan, placed.iteration, cluster, found.times, step=placed)
+        problem = replace(problem, together=found.together)
     except BaseException:
         ranks.close()
         raise

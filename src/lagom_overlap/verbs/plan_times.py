@@ -2,9 +2,10 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from lagom_overlap.backends.gloo.programs import ProgramRanks, can_time
@@ -57,11 +58,15 @@ class TimesWish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundTimes:
-    """Times of operators, what is reported of where they come from, and the same in a sentence."""
+    """Times of operators, what is reported of where they come from, and the same in a sentence.
+
+    `together` are measured rates of what runs side by side (`PlanProblem.together`).
+    """
 
     times: OpTimes
     json: TimesOrigin | None
     notes: tuple[str, ...]
+    together: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
 
 
 def from_model(model: OpTimes, profile: str) -> FoundTimes:
@@ -162,7 +167,8 @@ def from_ranks(ranks: ProgramRanks, iteration: Iteration) -> FoundTimes:
     Raises:
         LagomError: if the program cannot be traced or a rank ends.
     """
-    measured = ranks.profile(REPEATS)
+    profiled = ranks.profile(REPEATS)
+    measured = profiled.seconds
     estimate = ProportionalTimes.of(iteration, measured)
     cut = dict.fromkeys(op.collective for op in _with_pieces(iteration.comms) if isinstance(op, CommOp))
     table: dict[Work | Collective, float] = {}
@@ -181,7 +187,17 @@ def from_ranks(ranks: ProgramRanks, iteration: Iteration) -> FoundTimes:
         f"Operators, and {num_pieces} shapes of their pieces, were timed alone on {ranks.description}; "
         "other pieces are estimated."
     )
-    return FoundTimes(times=times, json=json, notes=(note,))
+    return FoundTimes(times=times, json=json, notes=(note, *_together(profiled.rates)), together=profiled.rates)
+
+
+def _together(rates: Mapping[str, float]) -> tuple[str, ...]:
+    """What was measured of collectives next to computations."""
+    if not rates:
+        return ()
+    return (
+        f"While a collective and computations run together on these ranks, each goes at {min(rates.values()):.2f} to "
+        f"{max(rates.values()):.2f} of its speed alone (0.5: one after the other): measured, and in the prediction.",
+    )
 
 
 def _with_pieces(ops: Iterable[Op]) -> list[Op]:

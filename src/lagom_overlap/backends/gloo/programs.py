@@ -82,20 +82,21 @@ class ProgramRanks:
             f"{'each pinned to a core' if pinned else 'not pinned (fewer cores than ranks)'}{emulated}"
         )
 
-    def profile(self, repeats: int) -> dict[str, float]:
-        """Median seconds of each operator alone, of the slowest rank.
+    def profile(self, repeats: int) -> Profiled:
+        """Mean seconds of each operator alone, and the rates at which collectives and computations run together.
 
         Raises:
             JobError: if the program cannot be loaded or traced.
             RankError: if a rank ends or takes too long.
         """
-        reply = self._ask(ProfileProgram(self._program, repeats), "timing the program's operators")
+        command = ProfileProgram(self._program, repeats, side_by_side=True)
+        reply = self._ask(command, "timing the program's operators")
         if not isinstance(reply, Profiled):
             raise BackendError(f"rank 0 said {reply}, expected times")
-        return reply.seconds
+        return reply
 
     def time_collectives(self, collectives: Sequence[Collective], repeats: int) -> dict[Collective, float]:
-        """Median seconds of collectives over all ranks alone, of the slowest rank; fp32, on data of their own.
+        """Mean seconds of collectives over all ranks alone, of the slowest rank; fp32, on data of their own.
 
         Raises:
             ValueError: if one runs over some of the ranks only, or is of a kind that `can_time` refuses.

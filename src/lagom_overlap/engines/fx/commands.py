@@ -14,10 +14,11 @@ class ScriptProgram(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ProfileProgram(msgspec.Struct, frozen=True, tag="profile_program", forbid_unknown_fields=True):
-    """Time each operator alone, `repeats` times."""
+    """Time each operator alone, `repeats` times; with `side_by_side` collectives next to computations, too."""
 
     program: ScriptProgram
     repeats: int
+    side_by_side: bool = False
 
 
 class RunPlan(msgspec.Struct, frozen=True, tag="run_plan", forbid_unknown_fields=True):
@@ -34,9 +35,13 @@ class RunPlan(msgspec.Struct, frozen=True, tag="run_plan", forbid_unknown_fields
 
 
 class Profiled(msgspec.Struct, frozen=True, tag="profiled", forbid_unknown_fields=True):
-    """Median seconds of each operator, of the slowest rank."""
+    """Mean seconds of each operator, of the slowest rank.
+
+    `rates` are the progress of a collective and of computations while both run, relative to running alone.
+    """
 
     seconds: dict[str, float]
+    rates: dict[str, float] = {}
 
 
 class ArmRuns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
-from statistics import median
+from statistics import fmean
 from time import perf_counter
 from typing import Any, Final, Protocol
 
@@ -31,6 +31,7 @@ from lagom_overlap.engines.fx.commands import (
 from lagom_overlap.engines.fx.groups import ProcessGroups
 from lagom_overlap.engines.fx.nodes import OP_NAME, is_collective, is_wait, op_name
 from lagom_overlap.engines.fx.program import LoadedProgram, load_program
+from lagom_overlap.engines.fx.side_by_side import rates_side_by_side
 from lagom_overlap.engines.fx.streams import StepRun, StreamedStep
 from lagom_overlap.errors import LagomError
 from lagom_overlap.timeline import SpanKind, Timeline, overlap_metrics
@@ -70,16 +71,23 @@ class PlannedSession:
         self._checks = count()
 
     def profile(self, command: ProfileProgram) -> Profiled | Refused:
-        """The times of each operator alone."""
+        """The times of each operator alone: means, for those of many operators add up to a step's, medians do not."""
         loaded = self._load(command.program)
         if isinstance(loaded, Refused):
             return loaded
         program, captured = loaded
         name_operators(captured.graph_module.graph, captured.iteration)
-        times = [self.alone_s(captured.graph_module, program.inputs) for _ in range(command.repeats + 1)][1:]
+        values: dict[fx.Node, Any] = {}
+        module = captured.graph_module
+        times = [self.alone_s(module, program.inputs, values) for _ in range(command.repeats + 1)][1:]
         names = list(times[0])
-        slowest = self._ranks.maxima([median(one[name] for one in times) for name in names])
-        return Profiled(dict(zip(names, slowest, strict=True)))
+        slowest = self._ranks.maxima([fmean(one[name] for one in times) for name in names])  # a step's sum is of means
+        seconds = dict(zip(names, slowest, strict=True))
+        if not command.side_by_side:
+            return Profiled(seconds)
+        shapes = {op.name: op.collective for op in captured.iteration.comms}
+        rates = rates_side_by_side(module, values, seconds, shapes, ranks=self._ranks, repeats=command.repeats)
+        return Profiled(seconds, rates)
 
     def run(self, command: RunPlan) -> PlanRun | Refused:
         """The program and its plan in interleaved rounds, after their results were compared."""
@@ -136,9 +144,11 @@ class PlannedSession:
             return Refused(reason or f"rank {able.index(0)} cannot load program {program.script!r}")
         return self._loaded[program]
 
-    def alone_s(self, module: fx.GraphModule, inputs: Sequence[Any]) -> dict[str, float]:
-        """Seconds of each operator running alone; views before an operator count to it."""
-        values: dict[fx.Node, Any] = {}
+    def alone_s(
+        self, module: fx.GraphModule, inputs: Sequence[Any], values: dict[fx.Node, Any] | None = None
+    ) -> dict[str, float]:
+        """Seconds of each operator running alone; views before an operator count to it. `values` takes all results."""
+        values = {} if values is None else values
         times: dict[str, float] = {}
         given = iter(inputs)
         start = perf_counter()

@@ -76,7 +76,14 @@ class Trials:
 
 def _of_one_step(flags: MegatronFlags) -> MegatronFlags:
     """Without what is of another step than the one that is simulated."""
-    return replace(flags, sequence_parallel=False, virtual_layers=None, interleaved=False, overlap_p2p=False)
+    return replace(
+        flags,
+        sequence_parallel=False,
+        virtual_layers=None,
+        micro_batch_group=None,
+        interleaved=False,
+        overlap_p2p=False,
+    )
 
 
 class Scale(StrEnum):

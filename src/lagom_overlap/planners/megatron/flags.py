@@ -39,8 +39,9 @@ class MegatronFlags:
     all-reduce of input gradients under the weight's product); PIPELINED is `--tp-comm-overlap`, which needs sequence
     parallelism. `rs_dgrad` pipelines the scatter with the product for the input's gradient instead of the bulk pair.
     `bucket_elements` None is Megatron's rule. `sequence_parallel` shards norms and dropouts along the sequence, and
-    `virtual_layers` is how many layers a chunk of the interleaved schedule has (None: no interleaving): both are of
-    another step than the one that is planned, so they are chosen before. `is_first_stage`: other pipeline
+    `virtual_layers` is how many layers a chunk of the interleaved schedule has (None: no interleaving), and
+    `micro_batch_group` how many micro-batches go through a chunk together (None: as many as there are stages): all are
+    of another step than the one that is planned, so they are chosen before. `is_first_stage`: other pipeline
     ranks have one bucket.
     """
 
@@ -61,6 +62,7 @@ class MegatronFlags:
     double_buffer: bool = False
     sequence_parallel: bool = False
     virtual_layers: int | None = None
+    micro_batch_group: int | None = None
 
     def __post_init__(self) -> None:
         if self.bucket_elements is not None and self.bucket_elements < 1:
@@ -92,6 +94,8 @@ class MegatronFlags:
         found += self._tensor_arguments()
         if self.virtual_layers is not None:
             found.append(f"--num-layers-per-virtual-pipeline-stage {self.virtual_layers}")
+        if self.micro_batch_group is not None:
+            found.append(f"--microbatch-group-size-per-virtual-pipeline-stage {self.micro_batch_group}")
         if self.interleaved and not self.overlap_p2p:
             found.append("--no-overlap-p2p-communication")
         if self.overlap_experts:

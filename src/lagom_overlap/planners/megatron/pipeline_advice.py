@@ -1,23 +1,32 @@
 """What interleaving, the overlap of transfers and more micro-batches are predicted to bring a pipeline.
 
-From the seconds of one forward, one backward and one transfer of a stage; the rules are `pipeline`'s. Gradients, the
-optimizer and uneven stages are left out: they are the same with and without each switch.
+From the seconds of one forward, one backward and one transfer of a stage; the rules are `pipeline`'s. The optimizer and
+uneven stages are left out: they are the same with and without each switch; gradients count where micro-batches are
+launched together (`pipeline_group`).
 """
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 from lagom_overlap.planners.megatron.pipeline import MICRO_BATCHES_PER_STAGE, SlotSeconds, bubble_share, pipeline_s
+from lagom_overlap.planners.megatron.pipeline_group import NO_COMMS, ChunkComms, launched_together, least_launched
 from lagom_overlap.workload.parallel import ParallelLayout, PipelineSchedule
+
+GROUP_SWITCH: Final = "--microbatch-group-size-per-virtual-pipeline-stage"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineAdvice:
-    """A switch, the pipeline's time (s) without and with it; `virtual_layers` are a chunk's, if it is interleaving."""
+    """A switch, the pipeline's time (s) without and with it; `virtual_layers` are a chunk's, if it is interleaving.
+
+    `group` micro-batches launched together are a switch for the interleaving with `virtual_layers`.
+    """
 
     switch: str
     without_s: float
     with_s: float
     virtual_layers: int | None = None
+    group: int | None = None
 
     @property
     def gain(self) -> float:
@@ -40,8 +49,10 @@ class PipelineCheck:
         return self.num_micro_batches >= self.wanted_micro_batches
 
 
-def pipeline_advice(layout: ParallelLayout, seconds: SlotSeconds, layers_per_stage: int) -> tuple[PipelineAdvice, ...]:
-    """The effect of each switch on a pipeline; `seconds` are of a whole stage, whatever its chunks."""
+def pipeline_advice(
+    layout: ParallelLayout, seconds: SlotSeconds, layers_per_stage: int, comms: ChunkComms = NO_COMMS
+) -> tuple[PipelineAdvice, ...]:
+    """The effect of each switch on a pipeline; `seconds` and `comms` are of a whole stage, whatever its chunks."""
     found = []
     for chunks in _chunk_counts(layout, layers_per_stage):
         interleaved = replace(layout, schedule=PipelineSchedule.INTERLEAVED, chunks=chunks, overlap_p2p=False)
@@ -56,6 +67,20 @@ def pipeline_advice(layout: ParallelLayout, seconds: SlotSeconds, layers_per_sta
         found.append(advice)
         transfers = f"overlapped transfers (default; not --no-overlap-p2p-communication), {per_chunk} layers a chunk"
         found.append(PipelineAdvice(switch=transfers, without_s=waited_s, with_s=overlapped_s))
+        each = ChunkComms(gather_s=comms.gather_s / chunks, reduce_s=comms.reduce_s / chunks)
+        tried = launched_together(interleaved, parts, each)
+        least = least_launched(tried)
+        if least is not None and least.group > layout.pipeline:
+            held = f"the first stage holds {least.held} chunks' activations for {tried[0].held}"
+            found.append(
+                PipelineAdvice(
+                    switch=f"{GROUP_SWITCH} {least.group}, {per_chunk} layers a chunk ({held})",
+                    without_s=tried[0].iteration_s,
+                    with_s=least.iteration_s,
+                    virtual_layers=per_chunk,
+                    group=least.group,
+                )
+            )
     return tuple(found)
 
 

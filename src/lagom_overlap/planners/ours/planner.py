@@ -212,7 +212,7 @@ class Ours:
 
 def _num_orders(problem: PlanProblem, num_operators: int) -> int:
     """How many orders are simulated with contention at the end; 1 is the shortest alone, which needs no simulation."""
-    if simulation_of(problem) is not Simulation.CONTENTION:
+    if simulation_of(problem) is Simulation.ALONE:
         return 1
     return min(NUM_KEPT, max(1, _SIMULATED_OPERATORS // max(1, num_operators)))
 

@@ -27,7 +27,7 @@ def headline(result: PlanResult) -> str:
     gain = times.before / times.after
     over = times.after / times.lower_bound - 1 if times.lower_bound else 0.0
     where = "above the lower bound" if over >= 0 else "below the old step's lower bound"
-    unpriced = " of streams without contention" if result.simulation == Simulation.CONTENTION else ""
+    unpriced = " of streams without contention" if result.simulation != Simulation.ALONE else ""
     run, measured = result.execution, ""
     if run is not None:
         ratio = run.speedup

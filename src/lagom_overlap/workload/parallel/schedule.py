@@ -18,11 +18,15 @@ class Slot:
     chunk: int = 0
 
 
-def stage_slots(layout: ParallelLayout, rank: int) -> tuple[Slot, ...]:
-    """What stage `rank` runs, in order: every micro-batch once forward and once backward through every chunk."""
+def stage_slots(layout: ParallelLayout, rank: int, group: int | None = None) -> tuple[Slot, ...]:
+    """What stage `rank` runs, in order: every micro-batch once forward and once backward through every chunk.
+
+    With interleaving `group` micro-batches go through a chunk before the next chunk's turn (None: as many as there are
+    stages, the fewest): Megatron-LM's `--microbatch-group-size-per-virtual-pipeline-stage`.
+    """
     num = layout.num_micro_batches
     if layout.schedule is PipelineSchedule.INTERLEAVED:
-        return _interleaved(layout.pipeline, layout.chunks, num, rank)
+        return _interleaved(layout.pipeline, layout.chunks, num, rank, group or layout.pipeline)
     warm_up = num if layout.schedule is PipelineSchedule.GPIPE else min(num, layout.pipeline - rank - 1)
     slots = [Slot(True, index) for index in range(warm_up)]
     for index in range(warm_up, num):
@@ -31,16 +35,21 @@ def stage_slots(layout: ParallelLayout, rank: int) -> tuple[Slot, ...]:
     return tuple(slots)
 
 
-def _interleaved(pipeline: int, chunks: int, num: int, rank: int) -> tuple[Slot, ...]:
-    """Chunks take turns every `pipeline` micro-batches; backwards go through them from the last."""
-    total, period = num * chunks, pipeline * chunks
+def _interleaved(pipeline: int, chunks: int, num: int, rank: int, group: int) -> tuple[Slot, ...]:
+    """Chunks take turns every `group` micro-batches; backwards go through them from the last."""
+    total = num * chunks
+    turns = [
+        (batch, chunk)
+        for first in range(0, num, group)
+        for chunk in range(chunks)
+        for batch in range(first, min(first + group, num))
+    ]
 
     def slot(index: int, forward: bool) -> Slot:
-        block, place = divmod(index, period)
-        chunk, offset = divmod(place, pipeline)
-        return Slot(forward, block * pipeline + offset, chunk if forward else chunks - 1 - chunk)
+        batch, chunk = turns[index]
+        return Slot(forward, batch, chunk if forward else chunks - 1 - chunk)
 
-    warm_up = total if num == pipeline else min(total, 2 * (pipeline - rank - 1) + (chunks - 1) * pipeline)
+    warm_up = total if num == pipeline else min(total, 2 * (pipeline - rank - 1) + (chunks - 1) * group)
     slots = [slot(index, True) for index in range(warm_up)]
     for index in range(warm_up, total):
         slots += [slot(index, True), slot(index - warm_up, False)]
