@@ -70,6 +70,33 @@ def torchrun(num_ranks: int, *words: str) -> tuple[str, ...]:
     return (PYTHON, "-m", "torch.distributed.run", "--nproc-per-node", str(num_ranks), *words)
 
 
+def release() -> tuple[int, ...]:
+    told = [PYTHON, "-c", "import torch; print(torch.__version__)"]
+    words = subprocess.run(told, capture_output=True, text=True, check=True)
+    return tuple(int(word) for word in words.stdout.split(".")[:2])
+
+
+@pytest.mark.cuda_torch
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("uses_its_own_engine", [True, False])
+def test_the_engines_of_pytorch_2_15_are_told_apart_with_their_devices_siblings_and_gathers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uses_its_own_engine: bool
+) -> None:
+    """Its own engine binds each rank to a GPU, splits the world, and makes broadcasts of a gather into a list."""
+    if release() < (2, 15):
+        pytest.skip("PyTorch 2.15 brought its own engine")
+    monkeypatch.setenv("SEEN", str(tmp_path))
+    monkeypatch.setenv("TORCH_DIST_USE_NCCL2", str(int(uses_its_own_engine)))
+    emulate(*torchrun(4, str(Path(__file__).with_name("engine_job.py"))))
+    for rank in range(4):
+        seen = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert seen["engine"].split()[0] == ("ProcessGroupNCCL2" if uses_its_own_engine else "ProcessGroupNCCL")
+        if uses_its_own_engine:
+            assert (seen["device"], seen["current"]) == (f"cuda:{rank}", 0)
+            assert "would split the communicator of all ranks" in seen["sibling"]
+            assert seen["calls"] == [["broadcast", 4 << 20]] * 4
+
+
 @pytest.mark.cuda_torch
 @pytest.mark.timeout(1000)
 def test_products_take_what_the_model_says(tmp_path: Path) -> None:

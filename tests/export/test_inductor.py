@@ -5,9 +5,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch._inductor import config
+from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from lagom_overlap.capturing.fake_world import fake_world
 from lagom_overlap.engines.fx.order_settings import keep_order, undoing
+from lagom_overlap.engines.torch_versions import release_of
 from lagom_overlap.errors import JobError
 from lagom_overlap.export.inductor import plan_compiled_graphs
 
@@ -16,7 +18,10 @@ pytestmark = pytest.mark.torch
 
 @pytest.fixture(autouse=True)
 def _settings_as_they_were():
-    with config.patch(post_grad_custom_post_pass=None, reorder_for_peak_memory=True):
+    settings = {"post_grad_custom_post_pass": None, "reorder_for_peak_memory": True}
+    if release_of(torch.__version__) >= (2, 15):
+        settings["aten_distributed_optimizations.enable_simple_overlap"] = True
+    with config.patch(settings):
         yield
 
 
@@ -66,6 +71,26 @@ def test_every_setting_that_would_undo_the_order_is_switched_off_where_it_exists
     older = SimpleNamespace(reorder_for_peak_memory=True)
     keep_order(older)
     assert vars(older) == {"reorder_for_peak_memory": False}
+
+
+def test_pytorch_2_15_has_both_settings_and_hooks_that_take_lists():
+    """By that release itself: a setting that was renamed would be left on in silence."""
+    if release_of(torch.__version__) < (2, 15):
+        pytest.skip("PyTorch 2.15 brought the second")
+    assert undoing(config) == ("reorder_for_peak_memory", "aten_distributed_optimizations.enable_simple_overlap")
+    config.post_grad_custom_post_pass = ran = [Noting(), Noting()]
+    torch.compile(lambda x: x + 1)(torch.ones(4))
+    assert [each.num_graphs for each in ran] == [1, 1]
+
+
+class Noting(CustomGraphPass):
+    num_graphs = 0
+
+    def __call__(self, graph):
+        self.num_graphs += 1
+
+    def uuid(self):
+        return None
 
 
 def test_compiled_blocks_under_fsdp2_are_said_to_leave_nothing_to_order(caplog):

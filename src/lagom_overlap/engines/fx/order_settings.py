@@ -1,8 +1,8 @@
 """Settings of Inductor that move collectives after our pass, each of which undoes the order of a plan.
 
 `reorder_for_peak_memory` is on by default; so is `aten_distributed_optimizations.enable_simple_overlap` in PyTorch
-2.15, which moves starts up and waits down at the very end of the scheduler (pytorch#184235, #184240; not tried here:
-that release is not at hand). A release that lacks a setting does not have what it does.
+2.15, which moves starts up and waits down at the very end of the scheduler (pytorch#184235, #184240). A release that
+lacks a setting does not have what it does.
 """
 
 from collections.abc import Iterator
