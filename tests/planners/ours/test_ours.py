@@ -1,5 +1,6 @@
 from dataclasses import replace
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
@@ -7,13 +8,14 @@ pytest.importorskip("ortools", reason="needs the extra plan (ortools)")
 
 from random_graphs import GEMM, SCATTER, SHARDS, NamedSeconds, fsdp_problem, random_graph, shortest_by_enumeration
 
+from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.planners.base import PlanProblem
 from lagom_overlap.planners.baselines import ProgramOrder
 from lagom_overlap.planners.layers import LayerPass, stages_of
 from lagom_overlap.planners.memory import fits, lean_order, peak_of_order
-from lagom_overlap.planners.ours import Ours
+from lagom_overlap.planners.ours import Ours, planner
 from lagom_overlap.planners.ours.cut_search import contracted
 from lagom_overlap.planners.ours.cuts import Cut, Cutter, cuts_of, op_types, splits_of
 from lagom_overlap.planners.ours.planner import COMM_SCALES, most_robust, scaled
@@ -21,6 +23,7 @@ from lagom_overlap.planners.predict import predict
 from lagom_overlap.planners.schedule import check, decode, lower_bound, simulate, task_graph
 from lagom_overlap.planners.schedule.generation import Kind, ScheduleGeneration
 from lagom_overlap.planners.schedule.incumbent import PlanProgress
+from lagom_overlap.planners.times import ModelTimes
 from lagom_overlap.workload import Buffer, CommOp, CompOp, Gemm, Iteration
 from lagom_overlap.workload.rewrite.apply import rewritten
 from lagom_overlap.workload.rewrite.steps import Reorder, Split
@@ -208,3 +211,12 @@ def test_a_step_without_communication_or_of_one_operator_is_planned() -> None:
     plan = Ours().plan(one)
     assert plan.is_optimal
     assert load_preset("h100_dgx", 2) == problem.cluster
+
+
+def test_a_clock_that_ends_before_the_first_simulation_leaves_the_shortest_order() -> None:
+    # Found by the conformance suite at a load of 50. The search has two orders; no time is left to simulate either.
+    problem = replace(_coarse(), times=ModelTimes(ContentionModel(load_preset("a100_hdr1"), load_profile("plausible"))))
+    search = SimpleNamespace(latest=["second", "first"], best="first")
+    ended = SimpleNamespace(counts_work=False, left_s=-1.0, elapsed_s=5.0)
+    best = SimpleNamespace(search=search, graph=range(10))
+    assert planner._shortest_with_contention(problem, best, ended) == "first"  # type: ignore[arg-type]  # stand-ins

@@ -234,7 +234,8 @@ def _shortest_with_contention(problem: PlanProblem, best: _Candidate, ends: Dead
         reorder = reorder_of(best.iteration, best.graph, schedule)
         found.append((simulated(problem, rewritten(best.iteration, (reorder,))).makespan_s, schedule))
         longest_s = max(longest_s, ends.elapsed_s - begin_s)
-    return min(found, key=lambda one: one[0])[1]
+    # The clock may have ended planning before the first simulation: then the shortest without contention stands.
+    return min(found, key=lambda one: one[0])[1] if found else best.search.best
 
 
 def _reserve_s(begun: Deadline, num_orders: int) -> float:
