@@ -192,3 +192,13 @@ def test_programs_on_cpu_ranks_are_cut_only_if_asked(tmp_path: Path, options: di
     path.write_text(JOB + "zero_stage = 3\nglobal_batch = 8\n")
     given = replace(read_input(path), is_on_cores=True, options=options, planner="ours")
     assert any("Operators are not cut" in note for note in planned(given, "ours").plan.notes) is not may_cut
+
+
+def test_a_budget_that_making_the_graph_exceeds_still_ends_in_a_plan(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(JOB + "zero_stage = 3\nglobal_batch = 8\n")
+    given = read_input(path)
+    hurried = replace(given, problem=replace(given.problem, budget_s=1e-3), options={"split": True}, planner="ours")
+    found = planned(hurried, "ours")
+    assert found.plan.rewrites
+    assert found.after.makespan_s > 0
