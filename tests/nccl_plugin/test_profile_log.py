@@ -278,6 +278,20 @@ def test_a_ring_that_is_truncated_while_it_is_read_is_an_error_and_not_the_end_o
             ring.take()
 
 
+def test_a_ring_that_begins_anew_in_the_same_file_is_an_error(make_comm, profile, tmp_path):
+    """As a process leaves it that was started in the place of another, with the same file."""
+    comm, copy = make_comm(), tmp_path / "copy"
+    few = profile.read_bytes()
+    for _ in range(40):
+        comm.run(comm.launch("AllReduce", 4, "ncclInt8", 1), {0: (1, 2)})
+    copy.write_bytes(profile.read_bytes())
+    ring = ProfileRing(copy)
+    assert len(ring.take().collectives) == 40
+    copy.write_bytes(few)
+    with pytest.raises(TableError, match="was begun anew"):
+        ring.take()
+
+
 def test_a_ring_is_read_over_its_edge(make_comm, profile, monkeypatch):
     monkeypatch.setenv("LAGOM_PROFILE_ENTRIES", "16")
     comm = make_comm()

@@ -89,9 +89,11 @@ class RingFile:
         """The entries since the last call, up to the first that is still being written.
 
         Raises:
-            TableError: if the file was truncated meanwhile.
+            TableError: if the file was truncated or begun anew meanwhile.
         """
         num_written, size = self.num_written, self._num_entries
+        if num_written < self._num_seen:
+            raise TableError(f"{self._path}: the {self._layout.name} was begun anew by another process")
         first = max(self._num_seen, num_written - size)
         numbers = np.arange(first, num_written)
         entries = self._entries(first, num_written)
