@@ -9,6 +9,7 @@ import pytest
 
 from lagom_overlap.cli import main
 from lagom_overlap.collective import Collective, CollectiveKind
+from lagom_overlap.engines.fx.commands import Profiled
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.jobfile.spec import TimesSource, read_job
@@ -226,7 +227,7 @@ class Ranks:
     description = "ranks of a test"
 
     def profile(self, repeats):
-        return {op.name: 1.0 for op in small_step().ops}
+        return Profiled({op.name: 1.0 for op in small_step().ops}, rates={"ag": 0.5})
 
     def time_collectives(self, collectives, repeats):
         self.timed = list(collectives)
@@ -251,6 +252,8 @@ def test_pieces_are_measured_and_scaled_to_what_the_ranks_took(monkeypatch):
     assert found.times.seconds(cut["ag#3"]) == pytest.approx(1 / 4)
     assert (found.json.source, found.json.num_pieces) == ("ranks", 6)
     assert "6 shapes of their pieces, were timed alone on ranks of a test" in found.notes[0]
+    assert found.together == {"ag": 0.5}
+    assert "each goes at 0.50 to 0.50 of its speed alone" in found.notes[1]
 
 
 def comm(name, num_bytes):
