@@ -5,9 +5,10 @@ are filled by hosts that read the results, and a collective binds the GPUs of it
 test holds both equal: between two events the same set runs on a GPU, so what each of its operations takes as a whole is
 constant and asked for once per set of kinds; what ends together ends together, then what waited for it starts.
 
-An operation starts when its host has issued it, its stream's last and what it waits for has ended. A collective's
-kernel starts alone; from then on it holds its SMs, as another kind of the set. It moves when all members have come, at
-the rate of the slowest, and ends on all of them at once. Operations without a kind take fixed times and disturb nobody.
+An operation starts when its host has issued it, its stream's last and what it waits for has ended, and, where its
+stream shares a launch queue, what was put into that queue before it has started. A collective's kernel starts alone;
+from then on it holds its SMs, as another kind of the set. It moves when all members have come, at the rate of the
+slowest, and ends on all of them at once. Operations without a kind take fixed times and disturb nobody.
 
 Times are nanoseconds, as floats. Everything here is pure: the same operations give the same times, however they arrive.
 """
@@ -59,6 +60,7 @@ class Operation:
     stream: int = 0
     num_waits: int = 0
     followers: list["Operation"] = field(default_factory=list)
+    behind: "Operation | None" = None
     run: "_Run | None" = None
     start_ns: float = -1.0
     end_ns: float = -1.0
@@ -94,6 +96,7 @@ class Clock:
         self._times: dict[tuple[int, ...], Sequence[float]] = {}
         self._running: dict[int, list[_Run]] = {}
         self._tails: dict[tuple[int, int, int], Operation] = {}
+        self._queued: dict[tuple[int, int, int], Operation] = {}
         self._collectives: dict[tuple[str, int], _Run] = {}
         self._heap: list[tuple[float, int, int, _Run | Operation]] = []
         self._order = count()
@@ -105,10 +108,12 @@ class Clock:
         *,
         after: Operation | None = None,
         instance: tuple[str, int] | None = None,
+        queue: int | None = None,
     ) -> None:
         """Puts an operation at the end of its process's stream; `after` is what else it waits for.
 
-        `instance` names a collective's call: its communicator and its place there.
+        `instance` names a collective's call: its communicator and its place there. `queue` is the launch queue of its
+        process and GPU that it goes through (None: none, it starts whatever was launched before it).
         """
         if instance is not None:
             operation.run = self._join(operation, instance)
@@ -118,6 +123,13 @@ class Clock:
         for earlier in {tail, after} if tail is not after else {tail}:
             if earlier is not None and not earlier.has_ended:
                 earlier.followers.append(operation)
+                operation.num_waits += 1
+        if queue is not None:
+            place = operation.owner, operation.gpu, queue
+            before = self._queued.get(place)
+            self._queued[place] = operation
+            if before is not None and before.start_ns < 0.0:
+                before.behind = operation
                 operation.num_waits += 1
         if not operation.num_waits:
             self._push(max(operation.issue_ns, self.now_ns), 0, operation)
@@ -168,8 +180,9 @@ class Clock:
 
     def leave(self, owner: int) -> None:
         """Forgets a process that has died: what it had not started never runs."""
-        for key in [key for key in self._tails if key[0] == owner]:
-            del self._tails[key]
+        for places in (self._tails, self._queued):
+            for key in [key for key in places if key[0] == owner]:
+                del places[key]
         gone = [entry for entry in self._heap if not (isinstance(entry[3], Operation) and entry[3].owner == owner)]
         if len(gone) != len(self._heap):
             self._heap[:] = sorted(gone, key=lambda entry: entry[:3])
@@ -192,17 +205,24 @@ class Clock:
         operation.end_ns = self.now_ns
         ended.append(operation)
         for follower in operation.followers:
-            follower.num_waits -= 1
-            if follower.num_waits:
-                continue
-            if follower.issue_ns <= self.now_ns + TOGETHER_NS:
-                ready.append(follower)
-            else:
-                self._push(follower.issue_ns, 0, follower)
+            self._release(follower, ready)
         operation.followers.clear()
+
+    def _release(self, operation: Operation, ready: deque[Operation]) -> None:
+        """One thing less that an operation waits for."""
+        operation.num_waits -= 1
+        if operation.num_waits:
+            return
+        if operation.issue_ns <= self.now_ns + TOGETHER_NS:
+            ready.append(operation)
+        else:
+            self._push(operation.issue_ns, 0, operation)
 
     def _start(self, operation: Operation, ended: list[Operation], ready: deque[Operation]) -> None:
         operation.start_ns = self.now_ns
+        if operation.behind is not None:
+            self._release(operation.behind, ready)
+            operation.behind = None
         work = operation.work
         if work.kind is None:
             if work.fixed_ns <= 0.0:

@@ -49,6 +49,8 @@ class _Process:
 
     number: int
     gpu_base: int
+    num_queues: int = 0
+    queues: dict[tuple[int, int], int] = field(default_factory=dict)
     host_ns: float = 0.0
     offset_ns: float = 0.0
     last_op_id: int = 0
@@ -102,10 +104,15 @@ class Coordinator:
         self._processes: dict[int, _Process] = {}
         self.clock = Clock(prices.set_times)
 
-    def hello(self, number: int, host: int) -> None:
-        """A process begins at virtual time 0, or at the present where others have gone on without it."""
+    def hello(self, number: int, host: int, num_queues: int = 0) -> None:
+        """A process begins at virtual time 0, or at the present where others have gone on without it.
+
+        Its streams share `num_queues` launch queues a GPU, in the order of their first use (0: one for each stream).
+        """
         skew_ns = self._disturbance.skew_ns(number) if self._disturbance is not None else 0.0
-        self._processes[number] = _Process(number, host * self._gpus_per_host, offset_ns=self.clock.now_ns + skew_ns)
+        self._processes[number] = _Process(
+            number, host * self._gpus_per_host, num_queues, offset_ns=self.clock.now_ns + skew_ns
+        )
 
     def describe(self, number: int, desc_id: int, text: bytes) -> None:
         """A kind of operation of one process.
@@ -148,7 +155,18 @@ class Coordinator:
         process.open[op.op_id] = operation
         after = process.open.get(op.after_op)
         instance = (communicator, op.instance) if communicator else None
-        self.clock.submit(operation, after=after, instance=instance)
+        self.clock.submit(operation, after=after, instance=instance, queue=self._queue(process, op, work))
+
+    @staticmethod
+    def _queue(process: _Process, op: Op, work: Work) -> int | None:
+        """Kernels, collectives and waits for events go through launch queues.
+
+        Records of events do not: at one connection, too, a kernel overlaps another stream's collective that was
+        launched before it, though an event was recorded behind that collective. Copies have engines of their own.
+        """
+        if not process.num_queues or (work.kind is None and not op.after_op):
+            return None
+        return process.queues.setdefault((op.device, op.stream), len(process.queues) % process.num_queues)
 
     def wait(self, number: int, wait: Wait) -> None:
         """The host of a process waits; it is answered by `advance`."""

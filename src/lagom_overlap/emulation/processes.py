@@ -2,10 +2,12 @@
 
 import contextlib
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 _MAX_DIGITS = 6
+_MAX_LAUNCH_QUEUES = 32
 _ASLEEP = ("S", "I", "Z", "X")
 _WATCHDOGS = "pt_nccl_"
 """How the names of PyTorch's threads begin that look after a job (watchdog, heartbeat): never the job's own work."""
@@ -13,13 +15,25 @@ _WATCHDOGS = "pt_nccl_"
 
 def rank_of(pid: int) -> tuple[int | None, int]:
     """RANK and WORLD_SIZE in a process's environment; None and 1 where they are not there."""
-    found = {b"RANK": -1, b"WORLD_SIZE": 1}
+    found = _numbers(pid, {b"RANK": -1, b"WORLD_SIZE": 1})
+    return None if found[b"RANK"] < 0 else found[b"RANK"], max(1, found[b"WORLD_SIZE"])
+
+
+def launch_queues_of(pid: int) -> int:
+    """CUDA_DEVICE_MAX_CONNECTIONS of a process as it was started, 0 where it is not set or beyond CUDA's 1 to 32."""
+    found = _numbers(pid, {b"CUDA_DEVICE_MAX_CONNECTIONS": 0})[b"CUDA_DEVICE_MAX_CONNECTIONS"]
+    return found if found <= _MAX_LAUNCH_QUEUES else 0
+
+
+def _numbers(pid: int, defaults: Mapping[bytes, int]) -> dict[bytes, int]:
+    """Whole numbers in a process's environment."""
+    found = dict(defaults)
     with contextlib.suppress(OSError):
         for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
             name, _, value = entry.partition(b"=")
             if name in found and value.isdigit() and len(value) < _MAX_DIGITS:
                 found[name] = int(value)
-    return None if found[b"RANK"] < 0 else found[b"RANK"], max(1, found[b"WORLD_SIZE"])
+    return found
 
 
 @dataclass(slots=True)

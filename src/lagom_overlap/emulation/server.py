@@ -18,7 +18,7 @@ from typing import Final
 
 from lagom_overlap.emulation.coordinator import Coordinator, Reply
 from lagom_overlap.emulation.prices import CostModelPrices
-from lagom_overlap.emulation.processes import Activity, JobWork, rank_of
+from lagom_overlap.emulation.processes import Activity, JobWork, launch_queues_of, rank_of
 from lagom_overlap.emulation.protocol import (
     VERSION,
     Decoder,
@@ -200,7 +200,7 @@ class EmulationServer:
         connection.rank, connection.activity = rank, Activity(connection.pid)
         self._by_rank[rank] = connection
         self.num_processes += 1
-        self._coordinator.hello(rank, hello.host)
+        self._coordinator.hello(rank, hello.host, launch_queues_of(connection.pid))
 
     def _answer(self, replies: Iterable[Reply]) -> None:
         for reply in replies:
