@@ -1,6 +1,7 @@
 """Our declarations of CUDA's layouts against NVIDIA's headers, which come with PyTorch's CUDA build."""
 
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,7 +27,9 @@ def test_layouts_are_those_of_nvidias_headers(tmp_path: Path, sources: Path, c_c
     python = os.environ.get("LAGOM_CUDA_PYTHON")
     if not python:
         pytest.skip("LAGOM_CUDA_PYTHON names no Python with PyTorch's CUDA build")
-    packages = next(Path(python).parent.parent.glob("lib/python3*/site-packages/nvidia"))
+    ask = "import nvidia; print(next(iter(nvidia.__path__)))"  # the environment may be layered on another one
+    found = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True, timeout=60)
+    packages = Path(found.stdout.strip())
     by_package = [packages / name / "include" for name in ("cuda_runtime", "cuda_cupti")]
     major, folders = (13, [packages / "cu13" / "include"]) if (packages / "cu13").is_dir() else (12, by_package)
     (tmp_path / "crt").mkdir()

@@ -35,6 +35,11 @@ def gpu(*shape: int, dtype=torch.bfloat16):
     return torch.empty(*shape, device="cuda", dtype=dtype)
 
 
+def scores():
+    """Of 1,024 rows and 500 classes, with their targets."""
+    return gpu(1024, 500), gpu(1024, dtype=torch.int64)
+
+
 @pytest.mark.parametrize(
     ("operator", "make", "num_bytes"),
     [
@@ -46,6 +51,9 @@ def gpu(*shape: int, dtype=torch.bfloat16):
         (aten.sum.default, lambda: (gpu(MIB),), 2 * MIB),
         (aten.embedding.default, lambda: (gpu(1000, 512), gpu(2048, dtype=torch.int64)), 4 * MIB),
         (aten._foreach_mul_.Scalar, lambda: ([gpu(MIB), gpu(MIB)], 2.0), 8 * MIB),
+        (aten._foreach_copy_.default, lambda: ([gpu(MIB)], [gpu(MIB, dtype=torch.float32)]), 6 * MIB),
+        (aten.nll_loss_forward.default, lambda: (*scores(), None, 1, -100), 1024 * (2 + 8)),
+        (aten.nll_loss_backward.default, lambda: (gpu(1), *scores(), None, 1, -100, gpu(1)), 1024 * (2 * 500 + 8)),
         (aten.relu.default, lambda: (torch.empty(MIB),), None),
     ],
 )

@@ -24,7 +24,20 @@ from lagom_overlap.stderr import write_lines
 WITHOUT_CUDA: Final = 2
 """The exit code of a process whose PyTorch cannot use a GPU."""
 _DEVICE: Final = "libcuda.so.1"
-_READS_NOTHING: Final = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "arange", "bernoulli_"})
+_READS_NOTHING: Final = frozenset(
+    {
+        "copy_",
+        "fill_",
+        "zero_",
+        "normal_",
+        "uniform_",
+        "random_",
+        "arange",
+        "bernoulli_",
+        "_foreach_copy_",
+        "_foreach_zero_",
+    }
+)
 """In-place operators that do not read what they write."""
 _GATHERS: Final = frozenset({"embedding", "index", "index_select", "gather", "take"})
 """They read only what they take out."""
@@ -283,6 +296,10 @@ def bytes_of(torch: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, An
         return None
     if name == "all_gather_copy_in":  # FSDP2's: the shards go into the rank's own part of the whole buffer
         return int(2 * sum(tensor.numel() * tensor.element_size() for tensor in _tensors(torch, args[0])))
+    if name in ("nll_loss_forward", "nll_loss_backward"):  # one element of a row; backward writes zeros around it
+        scores, targets = (values[key] for key in ("self", "target"))
+        row_bytes = scores.element_size() * (1 if name == "nll_loss_forward" else scores.shape[-1])
+        return int(targets.numel() * (row_bytes + targets.element_size()))
     if not on_gpu or name == "_to_copy":
         written = _made(torch, args, kwargs, largest)
     elif name in _GATHERS:

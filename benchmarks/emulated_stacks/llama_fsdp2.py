@@ -1,0 +1,118 @@
+"""Llama-3-8B's shape under FSDP2, the step of which `lagom simulate` speaks.
+
+Embedding, layers and head are each a unit; bf16 parameters are gathered, gradients reduced and the loss taken in fp32;
+AdamW is PyTorch's default. Rotary positions are one multiplication, as a fused kernel takes; EAGER_ROTARY=1 has them in
+PyTorch's own operators. RECOMPUTE=1 keeps attention and every second product, as torchtitan's selective mode by
+operators does. BATCH is 1.
+
+    torchrun --nproc-per-node 8 llama_fsdp2.py LAYERS STEPS
+"""
+
+import os
+import sys
+
+import torch
+from torch import distributed as dist
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn import functional
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+BATCH, RECOMPUTES = int(os.environ.get("BATCH", "1")), bool(os.environ.get("RECOMPUTE"))
+LAYERS, STEPS = map(int, sys.argv[1:])
+HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY, SEQUENCE = 4096, 14336, 32, 8, 128, 128256, 8192
+
+
+def rotated(x, cosine, sine):
+    """Rotary positions on (batch, heads, sequence, head_dim)."""
+    if not os.environ.get("EAGER_ROTARY"):
+        return x * cosine
+    first, second = x.chunk(2, -1)
+    return x * cosine + torch.cat((-second, first), -1) * sine
+
+
+def kept():
+    """Contexts of a checkpoint that keeps attention and every second product."""
+    counts = {False: 0, True: 0}
+
+    def policy(context, operator, *_, **__):
+        if operator is torch.ops.aten.mm.default:
+            counts[context.is_recompute] += 1
+            return (
+                CheckpointPolicy.PREFER_RECOMPUTE
+                if counts[context.is_recompute] % 2 == 0
+                else CheckpointPolicy.MUST_SAVE
+            )
+        is_attention = operator is torch.ops.aten._scaled_dot_product_flash_attention.default
+        return CheckpointPolicy.MUST_SAVE if is_attention else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
+
+
+class Layer(nn.Module):
+    """Attention with grouped heads and a gated MLP."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm1, self.norm2 = nn.RMSNorm(HIDDEN), nn.RMSNorm(HIDDEN)
+        self.query = nn.Linear(HIDDEN, HEADS * HEAD_DIM, bias=False)
+        self.key, self.value = (nn.Linear(HIDDEN, KV_HEADS * HEAD_DIM, bias=False) for _ in range(2))
+        self.out = nn.Linear(HEADS * HEAD_DIM, HIDDEN, bias=False)
+        self.gate, self.up = (nn.Linear(HIDDEN, FFN, bias=False) for _ in range(2))
+        self.down = nn.Linear(FFN, HIDDEN, bias=False)
+
+    def forward(self, x, cosine, sine):
+        """(batch, sequence, hidden) to the same."""
+        normed = self.norm1(x)
+        query, key, value = (
+            part(normed).unflatten(-1, (-1, HEAD_DIM)).transpose(1, 2) for part in (self.query, self.key, self.value)
+        )
+        query, key = rotated(query, cosine, sine), rotated(key, cosine, sine)
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        normed = self.norm2(x)
+        return x + self.down(functional.silu(self.gate(normed)) * self.up(normed))
+
+
+class Llama(nn.Module):
+    """Embedding, layers, norm and head."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, HIDDEN)
+        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
+        self.norm, self.head = nn.RMSNorm(HIDDEN), nn.Linear(HIDDEN, VOCABULARY, bias=False)
+
+    def forward(self, tokens, cosine, sine):
+        """Tokens to logits."""
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            if RECOMPUTES:
+                x = checkpoint(layer, x, cosine, sine, use_reentrant=False, context_fn=kept)
+            else:
+                x = layer(x, cosine, sine)
+        return self.head(self.norm(x))
+
+
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl")
+policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+with torch.device("meta"):
+    model = Llama()
+for unit in (model.embedding, *model.layers, [model.norm, model.head]):
+    fully_shard(unit, mp_policy=policy)
+fully_shard(model, mp_policy=policy)
+model.to_empty(device="cuda")  # values do not matter here, and no rank holds all of them
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+tokens = torch.randint(0, VOCABULARY, (BATCH, SEQUENCE + 1), device="cuda")
+angles = torch.outer(torch.arange(SEQUENCE), 5e5 ** (-torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)).repeat(1, 2)
+cosine, sine = (each.to("cuda", torch.bfloat16) for each in (angles.cos(), angles.sin()))
+for step in range(STEPS):
+    logits = model(tokens[:, :-1], cosine, sine)
+    functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten()).backward()
+    del logits
+    optimizer.step()
+    optimizer.zero_grad()
+    if dist.get_rank() == 0:
+        print("step", step, flush=True)
+dist.destroy_process_group()
