@@ -226,7 +226,7 @@ def test_the_choice_is_the_best_of_all_combinations(costs: list[list[float]], ri
     ops = {link for found in options.values() for s in found for link in s.axes}
     step = Iteration("s", tuple(CompOp(name=name, work=MemoryBound(8)) for name in sorted(ops)), is_dataflow=True)
     seconds = {name: 1.0 + len(name) for name in ops}
-    chosen = choose(options, StepIndex(step), Named(seconds), Deadline(5.0))
+    chosen = choose(options, StepIndex(step), Named(seconds), Deadline(3000.0))
     best = min(
         total_s(dict(zip(names, combination, strict=True)), seconds) for combination in product(*options.values())
     )
@@ -266,12 +266,12 @@ class _ByBytes(Named):
 
 def test_fusion_merges_what_only_auxiliary_work_separates() -> None:
     found = _gathers([5e-6, 5e-6, 1.0, 5e-6])
-    steps, iteration = fused(found, found.iteration, FusionLimits(), Deadline(5.0))
+    steps, iteration = fused(found, found.iteration, FusionLimits(), Deadline(3000.0))
     assert steps == [Fuse(("g0", "g1", "g2")), Fuse(("g3", "g4"))]
     assert [op.name for op in iteration.comms] == ["g0+2", "g3+1"]
 
 
 def test_fusion_stops_at_its_cap_of_bytes() -> None:
     found = _gathers([1e-6, 1e-6, 1e-6])
-    steps, _ = fused(found, found.iteration, FusionLimits(max_bytes=2500), Deadline(5.0))
+    steps, _ = fused(found, found.iteration, FusionLimits(max_bytes=2500), Deadline(3000.0))
     assert steps == [Fuse(("g0", "g1")), Fuse(("g2", "g3"))]

@@ -61,7 +61,7 @@ def test_a_race_offers_legal_schedules_and_is_the_same_for_the_same_seed() -> No
     schedules = [_random_schedule(graph, seed) for seed in range(6)]
     found = []
     for _ in range(2):
-        incumbent = Incumbent(lower_bound(graph), Deadline(60.0))
+        incumbent = Incumbent(lower_bound(graph), Deadline(3000.0))
         race(graph, schedules, incumbent, deadline=incumbent.deadline, seed=4)
         check(graph, incumbent.best)
         found.append(incumbent.best)
