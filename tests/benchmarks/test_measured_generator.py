@@ -83,11 +83,13 @@ def test_a_surface_becomes_choices_and_every_arm_ends_with_one_of_its_settings(t
     surface, noise = tmp_path / "surface.csv", tmp_path / "noise.csv"
     surface.write_text(SURFACE, encoding="utf-8")
     noise.write_text("steady_median_ms,iterations_ms\n2.0,2.8 2.6 2.0 2.0 2.1 2.0\n", encoding="utf-8")
-    (choice,) = read_choices(surface)
+    (choice,), left_out = read_choices(surface)
+    assert [named.line for named in left_out] == [5, 6]
     assert choice.true_s[CommConfig()] == 8e-3
     assert len(choice.true_s) == 3
     assert choice.best_s == 6e-3
-    lists = read_noise(noise)
+    lists, left_out = read_noise(noise)
+    assert not left_out
     assert lists == [[1.4, 1.3, 1.0, 1.0, 1.05, 1.0]]
     first = Machine(lists, Random(1)).times(1.0, 6)
     assert sorted(first) == sorted(lists[0])

@@ -257,8 +257,12 @@ def job_fingerprint(spec: JobSpec, groups: tuple[OverlapGroup, ...]) -> str:
     return hashlib.sha256(msgspec.json.encode((named, machine), order="sorted")).hexdigest()[:16]
 
 
-_LATER_FIELDS: Final = {"batch": ("m", 1), "access": ("num_bytes", "stream"), "num_launches": ("num_bytes", 1)}
-"""Fields of works that older recordings do not know, with a field of the same work and the default."""
+_LATER_FIELDS: Final = {
+    "batch": ({"m"}, 1),
+    "access": ({"num_bytes"}, "stream"),
+    "num_launches": ({"num_bytes", "m"}, 1),
+}
+"""Fields of works that older recordings do not know, with a field of each such work and the default."""
 
 
 def _without_defaults(value: Any) -> Any:  # anything that msgspec makes of groups
@@ -269,8 +273,8 @@ def _without_defaults(value: Any) -> Any:  # anything that msgspec makes of grou
         return value
     kept = {}
     for key, part in value.items():
-        companion, default = _LATER_FIELDS.get(key, ("", None))
-        if companion not in value or part != default:
+        works, default = _LATER_FIELDS.get(key, (frozenset(), None))
+        if works.isdisjoint(value) or part != default:
             kept[key] = _without_defaults(part)
     return kept
 
