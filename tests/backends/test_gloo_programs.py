@@ -54,9 +54,10 @@ def ranks(program):
 
 
 def test_every_operator_is_timed_alone(ranks, iteration):
-    seconds = ranks.profile(3)
-    assert set(seconds) == {op.name for op in iteration.ops}
-    assert min(seconds.values()) > 0
+    profiled = ranks.profile(3)
+    assert set(profiled.seconds) == {op.name for op in iteration.ops}
+    assert min(profiled.seconds.values()) > 0
+    assert all(0 < rate <= 1 for rate in profiled.rates.values())
 
 
 def test_collectives_of_given_sizes_are_timed_on_data_of_their_own(ranks):
