@@ -10,7 +10,8 @@ from math import prod
 
 from lagom_overlap.planners.schedule import TaskGraph
 from lagom_overlap.planners.times import origin_name
-from lagom_overlap.timeline import Span, SpanKind, Timeline
+from lagom_overlap.sim.iteration import timeline_of
+from lagom_overlap.timeline import Timeline
 from lagom_overlap.workload import CommOp, Iteration
 
 
@@ -50,18 +51,8 @@ def timeline_on_cores(iteration: Iteration, graph: TaskGraph, rates: Mapping[str
                 if not open_waits[follower]:
                     starts[follower] = now_s
                     left_s[follower] = graph.seconds(graph.ticks[follower])
-    return Timeline(
-        tuple(
-            Span(
-                name=op.name,
-                kind=SpanKind.COMM if isinstance(op, CommOp) else SpanKind.COMP,
-                stream=op.stream,
-                start_s=starts[number],
-                end_s=ends[number],
-            )
-            for number, op in enumerate(iteration.ops)
-        )
-    )
+    numbers = range(len(iteration.ops))
+    return timeline_of(iteration, [starts[number] for number in numbers], [ends[number] for number in numbers])
 
 
 def _waits(iteration: Iteration, graph: TaskGraph) -> list[set[int]]:

@@ -20,7 +20,8 @@ from lagom_overlap.planners.predict import predict
 from lagom_overlap.planners.schedule import task_graph
 from lagom_overlap.planners.shared_cores import timeline_on_cores
 from lagom_overlap.planners.times import ModelTimes, origin_name
-from lagom_overlap.timeline import Span, SpanKind, Timeline
+from lagom_overlap.sim.iteration import timeline_of
+from lagom_overlap.timeline import SpanKind, Timeline
 from lagom_overlap.timeline.metrics import merge_intervals
 from lagom_overlap.workload import CommOp, Iteration, Op
 
@@ -102,15 +103,6 @@ def one_at_a_time(iteration: Iteration) -> Iteration:
 def _alone(problem: PlanProblem, iteration: Iteration) -> Timeline:
     found = predict(problem, iteration)
     graph = found.graph
-    return Timeline(
-        tuple(
-            Span(
-                name=op.name,
-                kind=SpanKind.COMM if isinstance(op, CommOp) else SpanKind.COMP,
-                stream=op.stream,
-                start_s=graph.seconds(start),
-                end_s=graph.seconds(start + ticks),
-            )
-            for op, start, ticks in zip(iteration.ops, found.schedule.starts, graph.ticks, strict=True)
-        )
-    )
+    starts = found.schedule.starts
+    ends = [start + ticks for start, ticks in zip(starts, graph.ticks, strict=True)]
+    return timeline_of(iteration, [graph.seconds(tick) for tick in starts], [graph.seconds(tick) for tick in ends])

@@ -56,21 +56,7 @@ class IterationSimulator:
 
     def timeline(self, configs: Mapping[str, CommConfig]) -> Timeline:
         """Who runs when; raises what `makespan_s` does."""
-        starts, ends = self.run(configs)
-        return Timeline(
-            tuple(
-                [
-                    Span(
-                        name=op.name,
-                        kind=SpanKind.COMM if isinstance(op, CommOp) else SpanKind.COMP,
-                        stream=op.stream,
-                        start_s=start_s,
-                        end_s=end_s,
-                    )
-                    for op, start_s, end_s in zip(self._iteration.ops, starts, ends, strict=True)
-                ]
-            )
-        )
+        return timeline_of(self._iteration, *self.run(configs))
 
     def run(self, configs: Mapping[str, CommConfig]) -> tuple["array[float]", "array[float]"]:
         """Start and end (s) of every operator in issue order; raises what `makespan_s` does."""
@@ -84,6 +70,24 @@ class IterationSimulator:
             except SpaceError as error:
                 raise SpaceError(f"{op.name}: {error}") from error
         return self._graph.run(kinds)
+
+
+def timeline_of(iteration: Iteration, starts_s: Sequence[float], ends_s: Sequence[float]) -> Timeline:
+    """The operators as spans from `starts_s` to `ends_s`, in the order of the iteration."""
+    return Timeline(
+        tuple(
+            [
+                Span(
+                    name=op.name,
+                    kind=SpanKind.COMM if isinstance(op, CommOp) else SpanKind.COMP,
+                    stream=op.stream,
+                    start_s=start_s,
+                    end_s=end_s,
+                )
+                for op, start_s, end_s in zip(iteration.ops, starts_s, ends_s, strict=True)
+            ]
+        )
+    )
 
 
 class _Prices:
