@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+HASHED := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes
 
 .PHONY: help venv demo test types tests test-cuda check bench clean
 
@@ -15,12 +16,15 @@ help:
 
 venv: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*.c csrc/*.h csrc/CMakeLists.txt)
+$(STAMP): pyproject.toml $(wildcard constraints*.txt) CMakeLists.txt $(wildcard csrc/*.c csrc/*.h csrc/CMakeLists.txt)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "lagom-overlap needs Python 3.11 or newer; set PYTHON=..."; exit 2; }
 	@echo "Setting up $(VENV): a few minutes once; up to 6 GB where pip brings PyTorch with CUDA, 2 GB with its CPU build"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt scikit-build-core cmake ninja
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+	$(HASHED) --requirement constraints.txt
+	@$(HASHED) --requirement constraints-torch-cpu.txt || { \
+		echo "the CPU build that is pinned for this Python and machine was not installed (pip's reason above): pip's own torch, with CUDA on Linux"; \
+		$(HASHED) --requirement constraints-torch.txt; }
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install --quiet --disable-pip-version-check \
 		--no-build-isolation --editable '.[torch,plan,models,dev]'
 	@touch $@
 
@@ -48,7 +52,7 @@ tests: venv
 	$(BIN)/pytest -n 2 -m "not gloo"
 	$(BIN)/pytest -n 2 --dist loadgroup -m gloo
 
-# PyTorch from the package index is the CUDA build on Linux; constraints.txt pins the CPU's neighbour, so it is left out.
+# PyTorch from the package index is the CUDA build on Linux. Nothing here is pinned: any release of the range will do.
 CUDA_VENV := .venv-cuda
 CUDA_TORCH := torch>=2.13,<2.16
 

@@ -34,7 +34,7 @@ from lagom_overlap.workload.models import TransformerModel
 from lagom_overlap.workload.parallel import ParallelLayout, PipelineSchedule, Recompute
 from lagom_overlap.workload.parallel.layout import check_layout
 from lagom_overlap.workload.precision import DType, Precision
-from lagom_overlap.workload.step import load_rules
+from lagom_overlap.workload.step import Accumulation, load_rules
 from measured_rows import BadFileError, header_of
 from training_steps.judge import evaluate_steps
 
@@ -80,7 +80,7 @@ class Case:
     framework: str
     measured_s: float
     reduction: DType = DType.FP16
-    accumulates: bool = True
+    accumulation: Accumulation = Accumulation.ADDED
     fitted: bool = False
 
 
@@ -210,7 +210,7 @@ def _vtrain_case(columns: Sequence[str], row: int, v: Values) -> Case:
         num_gpus=int(v["gpus"]),
         framework="megatron_deepspeed",
         measured_s=v["measured_ms"] * MS,
-        accumulates=False,
+        accumulation=Accumulation.FREE,
         fitted="params_B" not in columns and int(v["layers"]) == 12,
     )
 
@@ -230,6 +230,7 @@ def _table5_cases(row: int, v: Values) -> Iterator[Case]:
                 num_gpus=int(v["gpus"]),
                 framework="megatron",
                 measured_s=v[f"measured_{what}_s"],
+                accumulation=Accumulation.FUSED,
                 reduction=DType.FP32,
             )
 
@@ -288,7 +289,7 @@ def predict(case: Case, framework: FrameworkConstants | None = None) -> float:
         operators=load_operators(cluster.gpu),
         framework=framework or load_framework(case.framework),
         profile=load_profile("plausible"),
-        rules=replace(rules, main_gradients=case.accumulates),
+        rules=replace(rules, accumulation=case.accumulation),
         precision=Precision(DType.FP16, DType.FP16, case.reduction),
     )
     return simulator.times().iteration_s

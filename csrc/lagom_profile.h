@@ -8,7 +8,7 @@
 #define LAGOM_PROFILE_MAGIC 0x4652504D4F47414CULL  // "LAGOMPRF"
 
 enum {
-  LAGOM_PROFILE_VERSION = 1,
+  LAGOM_PROFILE_VERSION = 2,
   LAGOM_PROFILE_MAX_CHANNELS = 64,
   LAGOM_PROFILE_POOL = 4096,  // collectives that are under way at once in one process
 };
@@ -18,6 +18,7 @@ enum lagom_profile_event { LAGOM_PROFILE_COMMUNICATOR = 1, LAGOM_PROFILE_COLLECT
 enum lagom_profile_flag {
   LAGOM_PROFILE_INCOMPLETE = 1,  // given up with channels missing: start and end are those of the channels seen
   LAGOM_PROFILE_CAPTURED = 2,    // launched by a CUDA graph (v5 on)
+  LAGOM_PROFILE_SYMMETRIC = 4,   // by a symmetric-memory kernel, for which NCCL asks no tuner (v7 on)
 };
 
 // Host times are CLOCK_MONOTONIC, GPU times globaltimer; 0: not known.
@@ -44,7 +45,7 @@ typedef struct {
   uint32_t channel;      // of a channel entry
   uint32_t flags;        // enum lagom_profile_flag
   uint32_t abi_version;
-  uint32_t reserved;
+  uint32_t launch;       // number of its kernel among this process's: calls of one group have one; 0: NCCL did not say
 } lagom_profile_entry;
 
 _Static_assert(sizeof(lagom_profile_entry) == 128, "profile entry");
@@ -70,6 +71,6 @@ LAGOM_AT(lagom_profile_entry, num_ended, 108);
 LAGOM_AT(lagom_profile_entry, channel, 112);
 LAGOM_AT(lagom_profile_entry, flags, 116);
 LAGOM_AT(lagom_profile_entry, abi_version, 120);
-LAGOM_AT(lagom_profile_entry, reserved, 124);
+LAGOM_AT(lagom_profile_entry, launch, 124);
 
 #endif

@@ -1,4 +1,4 @@
-// NCCL profiler plug-in, ABI v4 to v6, in liblagom_tuner.so: GPU start and end of every collective.
+// NCCL profiler plug-in, ABI v4 to v7, in liblagom_tuner.so: GPU start and end of every collective.
 //
 // Environment, read when the first communicator is made:
 //   NCCL_PROFILER_PLUGIN      this library's path: NCCL then loads it as a profiler
@@ -27,6 +27,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "lagom_capture.h"
 #include "lagom_profile.h"
 #include "nccl_profiler_abi.h"
 
@@ -41,7 +42,7 @@
 
 enum tag { TAG_GROUP = 1, TAG_CALL = 2, TAG_COLLECTIVE = 3, TAG_CHANNEL = 4, TAG_MASK = 7 };
 
-// A call: time << 4 | captured << 3 | tag. A collective or channel: generation << 32 | slot << 16 | channel << 8 | tag.
+// A call: time << 4 | captured << 3 | tag. A group, which is what one kernel runs: number << 4 | tag. A collective or channel: generation << 32 | slot << 16 | channel << 8 | tag.
 static uint64_t handle_of(enum tag tag, uint32_t slot, uint32_t generation, uint32_t channel) {
   return (uint64_t)generation << 32 | (uint64_t)slot << 16 | (uint64_t)channel << 8 | tag;
 }
@@ -73,6 +74,7 @@ typedef struct {
 
 static slot pool[LAGOM_PROFILE_POOL];
 static _Atomic uint32_t next_slot;
+static _Atomic uint32_t next_launch = 1;
 static lagom_ring ring;
 static bool with_channels;
 
@@ -208,6 +210,7 @@ static uint64_t start_collective(const context* c, const nccl_event* event) {
   const bool is_sharded = kind == NCCL_ALL_GATHER || kind == NCCL_REDUCE_SCATTER;
   const uint64_t parent = c->version >= 5 ? (uint64_t)(uintptr_t)event->parent : 0;
   const bool has_call = (parent & TAG_MASK) == TAG_CALL;
+  const uint64_t group = (uint64_t)(uintptr_t)(c->version >= 5 ? call->group : event->parent);
   s->entry = (lagom_profile_entry){
       .comm_id = c->comm_id,
       .call = call->sequence,
@@ -222,8 +225,10 @@ static uint64_t start_collective(const context* c, const nccl_event* event) {
       .algorithm = look_up(ALGORITHMS, call->algorithm),
       .protocol = look_up(PROTOCOLS, call->protocol),
       .num_channels = call->num_channels,
-      .flags = has_call && (parent & 8) ? LAGOM_PROFILE_CAPTURED : 0,
+      .flags = (has_call && (parent & 8) ? LAGOM_PROFILE_CAPTURED : 0) |
+               (c->version >= 7 && call->is_symmetric ? LAGOM_PROFILE_SYMMETRIC : 0),
       .abi_version = c->version,
+      .launch = (group & TAG_MASK) == TAG_GROUP ? (uint32_t)(group >> 4) : 0,
   };
   atomic_store_explicit(&s->started, 0, memory_order_relaxed);
   atomic_store_explicit(&s->ended, 0, memory_order_relaxed);
@@ -254,10 +259,12 @@ static nccl_result start_event(void* ctx, void** handle, nccl_event* event) {
   uint64_t made = 0;
   switch (c->version == 4 ? event->type_v4 : event->type) {
     case NCCL_EVENT_GROUP:
-      made = TAG_GROUP;  // 2.27 reports the collectives only of a group that has a handle
+      // 2.27 reports the collectives only of a group that has a handle.
+      made = (uint64_t)atomic_fetch_add_explicit(&next_launch, 1, memory_order_relaxed) << 4 | TAG_GROUP;
       break;
     case NCCL_EVENT_COLLECTIVE_CALL:
       made = host_ns() << 4 | (event->call.is_captured ? 8 : 0) | TAG_CALL;
+      lagom_note_call(event->call.is_captured ? LAGOM_CALL_CAPTURED : LAGOM_CALL_OUTSIDE);
       break;
     case NCCL_EVENT_COLLECTIVE:
       made = start_collective(c, event);
@@ -295,7 +302,7 @@ static nccl_result stop_event(void* handle) {
 
 // -------------------------------------------------------------------------------------- start and end of a communicator
 
-enum { WANTED = NCCL_EVENT_COLLECTIVE | NCCL_EVENT_CHANNEL, WANTED_V5 = WANTED | NCCL_EVENT_COLLECTIVE_CALL };
+enum { WANTED = NCCL_EVENT_COLLECTIVE | NCCL_EVENT_CHANNEL };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static context* contexts;  // all of these under `lock`
@@ -303,7 +310,10 @@ static context* past;      // of communicators that are gone: kept, see above
 static bool is_started;
 static bool is_off;
 
-static int mask_of(const context* c) { return is_off ? 0 : c->version >= 5 ? WANTED_V5 : WANTED; }
+// The calls are always wanted: what is captured is told by them alone (lagom_capture.h), and they cost a host call each.
+static int mask_of(const context* c) {
+  return (is_off ? 0 : WANTED) | (c->version >= 5 ? NCCL_EVENT_COLLECTIVE_CALL : 0);
+}
 
 static COLD void start_profile(nccl_logger log) {
   char path[MAX_PATH];
@@ -358,6 +368,7 @@ static nccl_result init_v4(void** context_out, int* mask, const char* comm_name,
   }
 DEFINE_INIT(5)
 DEFINE_INIT(6)
+DEFINE_INIT(7)
 
 // Writes out what this rank of the communicator has left open: a kernel that was aborted never ends.
 static COLD nccl_result finish(void* ctx) {
@@ -397,8 +408,9 @@ static COLD nccl_result finish(void* ctx) {
 EXPORT const nccl_profiler_v4 ncclProfiler_v4 = {NAME, init_v4, start_event, stop_event, record_event_state, finish};
 EXPORT const nccl_profiler_v5 ncclProfiler_v5 = {NAME, init_v5, start_event, stop_event, record_event_state, finish};
 EXPORT const nccl_profiler_v5 ncclProfiler_v6 = {NAME, init_v6, start_event, stop_event, record_event_state, finish};
+EXPORT const nccl_profiler_v5 ncclProfiler_v7 = {NAME, init_v7, start_event, stop_event, record_event_state, finish};
 
-// 0: NCCL reports nothing from the next call on, and its kernels take no times; 1: again. What a CUDA graph captured
+// 0: NCCL reports no more than that a call is made from the next one on, and its kernels take no times; 1: again. What a CUDA graph captured
 // stays as it was. Returns the number of communicators that are profiled.
 EXPORT int lagom_profile_enable(int is_enabled) {
   int num = 0;

@@ -76,6 +76,7 @@ static void answer(context* c, const question* q) {
     if (word && apply_v2(c, word, q)) flags |= LAGOM_FLAG_MATCHED | LAGOM_FLAG_APPLIED;
   } else {
     int32_t place;
+    if (LOAD(capturing) && !decides()) atomic_fetch_add_explicit(&num_captured, 1, memory_order_relaxed);
     const uint64_t counted = counted_as(c, kind, q->num_bytes, &place);
     pending_call* p = c->version >= 6 ? pending_of(c, q, counted, place >= 0, step) : NULL;
     int k = p ? p->counter : -1;

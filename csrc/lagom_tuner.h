@@ -13,6 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "lagom_capture.h"
 #include "lagom_ring.h"
 #include "lagom_table.h"
 #include "nccl_tuner_abi.h"
@@ -189,11 +190,21 @@ typedef struct {
 extern table tables[2];
 extern _Atomic uint32_t active;  // 0: no table, else 1 + index of the current one
 extern _Atomic uint32_t disabled;
+extern _Atomic uint32_t capturing;  // the job is capturing a CUDA graph
 extern _Atomic uint32_t current_step;
+extern _Atomic uint64_t num_captured;  // calls asked about during the capture, by any thread
 extern pthread_mutex_t swap_lock;
 extern context* contexts;           // under swap_lock
 extern lagom_ring record;
 extern const void* const OWN_TUNERS[8];
+
+// Whether the table decides about this thread's latest call. What a graph captures stays for good, so a call that is
+// captured never does, and while we know of a capture only calls do that are known to be outside: other ranks may make
+// them before or after theirs.
+static inline bool decides(void) {
+  const enum lagom_call call = lagom_noted_call();
+  return !LOAD(disabled) && call != LAGOM_CALL_CAPTURED && (!LOAD(capturing) || call == LAGOM_CALL_OUTSIDE);
+}
 
 // ----------------------------------------------------------------------------------------------------------- the parts
 

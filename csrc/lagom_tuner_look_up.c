@@ -54,7 +54,7 @@ uint64_t look_up(context* c, const call_place* at, origin* from) {
   from->communicator = (uint32_t)NO_COMMUNICATOR;
   for (int attempt = 0; attempt < MAX_TRIES; attempt++) {
     uint32_t now = atomic_load_explicit(&active, memory_order_acquire);
-    if (now == 0 || LOAD(disabled)) return 0;
+    if (now == 0 || !decides()) return 0;
     table* t = &tables[(now - 1) & 1];
     uint32_t sequence = atomic_load_explicit(&t->sequence, memory_order_acquire);
     if (sequence & 1) continue;
@@ -82,7 +82,7 @@ uint64_t look_up(context* c, const call_place* at, origin* from) {
 uint64_t counted_as(context* c, uint32_t kind, uint64_t num_bytes, int32_t* place) {
   const uint32_t now = atomic_load_explicit(&active, memory_order_acquire);
   *place = -1;
-  if (now == 0 || LOAD(disabled)) return num_bytes;
+  if (now == 0 || !decides()) return num_bytes;
   table* t = &tables[(now - 1) & 1];
   const int32_t communicator = LOAD(c->communicator[(now - 1) & 1]);
   if (communicator >= 0) *place = find_site(t, (uint32_t)communicator, kind, num_bytes, -1);

@@ -12,13 +12,33 @@
 table tables[2];
 _Atomic uint32_t active;
 _Atomic uint32_t disabled;
+_Atomic uint32_t capturing;
 _Atomic uint32_t current_step;
+_Atomic uint64_t num_captured;
 pthread_mutex_t swap_lock = PTHREAD_MUTEX_INITIALIZER;
 context* contexts;
 
 static uint32_t prepared;  // under `swap_lock`; 0: none, else 1 + index of the one that a commit would flip to
 static bool is_started;
 static char table_path[MAX_PATH];
+
+enum { NOTED_THREADS = 64 };
+static _Atomic uint64_t noted[NOTED_THREADS];  // a thread, whose number is a multiple of four, and its call
+
+static _Atomic uint64_t* noted_by(uint64_t thread) {
+  return &noted[(thread * UINT64_C(0x9e3779b97f4a7c15)) >> 58];
+}
+
+void lagom_note_call(enum lagom_call call) {
+  const uint64_t thread = (uint64_t)pthread_self();
+  atomic_store_explicit(noted_by(thread), thread | (uint64_t)call, memory_order_relaxed);
+}
+
+enum lagom_call lagom_noted_call(void) {
+  const uint64_t thread = (uint64_t)pthread_self();
+  const uint64_t found = atomic_load_explicit(noted_by(thread), memory_order_relaxed);
+  return (found & ~UINT64_C(3)) == thread ? (enum lagom_call)(found & 3) : LAGOM_CALL_UNKNOWN;
+}
 
 static uint64_t pack(const lagom_decision* d) {
   return NOTHING_SET | (uint64_t)(d->algorithm + 1) << WORD_ALGORITHM | (uint64_t)(d->protocol + 1) << WORD_PROTOCOL |
@@ -246,6 +266,18 @@ EXPORT void lagom_enable(int is_enabled) {
   start_locked();
   STORE(disabled, is_enabled ? 0 : 1);
   pthread_mutex_unlock(&swap_lock);
+}
+
+// 1: the job begins to capture a CUDA graph; 0: it has ended. Returns how many calls were asked about since it began that
+// are not known to be outside of it.
+EXPORT uint64_t lagom_capture(int is_begun) {
+  pthread_mutex_lock(&swap_lock);
+  start_locked();
+  if (is_begun) STORE(num_captured, 0);
+  STORE(capturing, is_begun ? 1 : 0);
+  const uint64_t num = LOAD(num_captured);
+  pthread_mutex_unlock(&swap_lock);
+  return num;
 }
 
 // Says which communicator of the table NCCL's `comm_id` is, where creation order would not tell. Returns the number of

@@ -1,4 +1,4 @@
-// The binary interface between NCCL and a profiler plug-in, versions 4 to 6: the parts of it that we use.
+// The binary interface between NCCL and a profiler plug-in, versions 4 to 7: the parts of it that we use.
 //
 // Struct layouts, enum values and call signatures are facts about NCCL, read in the releases named next to each; names
 // and words are ours, so that the plug-in builds without NCCL's headers.
@@ -8,8 +8,10 @@
 //   2.27          v4                            GPU time of channel events
 //   2.28          v5                            API call events; type of 64 bits; init's arguments in another order
 //   2.29 - 2.30   v6                            copy-engine events
+//   2.31 - 2.32   v7                            which collectives run by symmetric-memory kernels; tags of callers
 //
-// Left out: v1 to v3, which know no GPU time; v7, which no release up to 2.30.7 looks for. A newer NCCL falls back to v6.
+// Left out: v1 to v3, which know no GPU time. v1 and v2 report the host's enqueueing and the network; v3's channel events
+// carry no time at all, and the host hears of them when the proxy thread comes by. v7 was read in sources between releases.
 #ifndef LAGOM_NCCL_PROFILER_ABI_H
 #define LAGOM_NCCL_PROFILER_ABI_H
 
@@ -45,6 +47,9 @@ typedef struct {
   const char* algorithm;  // "RING"
   const char* protocol;   // "SIMPLE"
   void* group;            // v5 on; v4 ends before it
+  const char* variant;    // v7 on, as are these
+  bool is_symmetric;
+  uint64_t tag;
 } nccl_collective_event;
 
 typedef struct {
@@ -61,7 +66,7 @@ typedef struct {
   uint64_t timer_ns;  // the GPU's globaltimer
 } nccl_channel_event;
 
-// One layout serves three versions. v4's type is one byte, and NCCL does not clear the seven bytes after it.
+// One layout serves four versions. v4's type is one byte, and NCCL does not clear the seven bytes after it.
 typedef struct {
   union {
     uint8_t type_v4;
@@ -92,7 +97,7 @@ typedef struct {  // 2.27
   nccl_result (*finalize)(void* context);
 } nccl_profiler_v4;
 
-typedef struct {  // 2.28 (v5), 2.29 (v6)
+typedef struct {  // 2.28 (v5), 2.29 (v6), 2.31 (v7)
   const char* name;
   nccl_result (*init)(void** context, uint64_t comm_id, int* mask, const char* comm_name, int num_nodes, int num_ranks,
                       int rank, nccl_logger log);
@@ -104,7 +109,7 @@ typedef struct {  // 2.28 (v5), 2.29 (v6)
 
 #define NCCL_EVENT_AT(field, offset) _Static_assert(offsetof(nccl_event, field) == (offset), "nccl_event." #field)
 
-// Offsets of 2.27.3 (v4), 2.28.3 and 2.28.9 (v5), 2.29.2, 2.30.3 and 2.30.7 (v6), on a 64-bit machine.
+// Offsets of 2.27.3 (v4), 2.28.3 and 2.28.9 (v5), 2.29.2, 2.30.3 and 2.30.7 (v6), 2.31 (v7), on a 64-bit machine.
 _Static_assert(sizeof(void*) == 8 && sizeof(size_t) == 8 && sizeof(int) == 4 && sizeof(bool) == 1, "LP64");
 NCCL_EVENT_AT(type_v4, 0);
 NCCL_EVENT_AT(type, 0);
@@ -122,6 +127,9 @@ NCCL_EVENT_AT(collective.num_warps, 81);
 NCCL_EVENT_AT(collective.algorithm, 88);
 NCCL_EVENT_AT(collective.protocol, 96);
 NCCL_EVENT_AT(collective.group, 104);
+NCCL_EVENT_AT(collective.variant, 112);
+NCCL_EVENT_AT(collective.is_symmetric, 120);
+NCCL_EVENT_AT(collective.tag, 128);
 NCCL_EVENT_AT(call.kind, 24);
 NCCL_EVENT_AT(call.count, 32);
 NCCL_EVENT_AT(call.type, 40);

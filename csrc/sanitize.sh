@@ -16,6 +16,16 @@ echo "== address, undefined: fuzzer, $executions executions"
 $cc $flags -fsanitize=address,undefined -fno-sanitize-recover=all -o "$build/fuzz_asan" "$source/fuzz_table.c" -ldl -lpthread
 "$build/fuzz_asan" "$executions" 7
 
+echo "== address, undefined: fuzzer guided by coverage, a minute"
+case $($cc --version) in
+*clang*) $cc $flags -fsanitize=fuzzer,address,undefined -DLAGOM_LIBFUZZER -o "$build/fuzz_guided" "$source/fuzz_table.c" -ldl -lpthread
+  "$build/fuzz_guided" -max_total_time=60 ;;
+*) $cc $flags -fsanitize=address,undefined -fno-sanitize-recover=all -fsanitize-coverage=trace-pc,trace-cmp -DLAGOM_LIBFUZZER \
+    -c -o "$build/fuzz_table.o" "$source/fuzz_table.c"
+  $cc $flags -fsanitize=address,undefined -o "$build/fuzz_guided" "$source/cover.c" "$build/fuzz_table.o" -ldl -lpthread
+  "$build/fuzz_guided" 60 ;;
+esac
+
 echo "== address, undefined: stress, $decisions decisions"
 $cc $flags -fsanitize=address,undefined -fno-sanitize-recover=all -fPIC -shared -fvisibility=hidden \
   -o "$build/liblagom_tuner_asan.so" "$source"/lagom_tuner*.c "$source/lagom_profiler.c" -ldl -lpthread

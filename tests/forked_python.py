@@ -56,6 +56,7 @@ class ForkServer:
         socket.send_fds(self._socket, [json.dumps(request).encode()], list(streams))
         while True:
             if "pid" in (reply := self._reply()):
+                self._ended.pop(reply["pid"], None)  # of an earlier process that had this number
                 return int(reply["pid"])
 
     def exit_code(self, pid: int, timeout_s: float | None) -> int | None:
@@ -252,7 +253,7 @@ def _run(script: str) -> int:
 
 
 if __name__ == "__main__":
-    for module in PRELOADED:
+    for module in (*PRELOADED, *os.environ.get("FORKED_PYTHON_PRELOADS", "").split()):
         __import__(module)
     threads = [entry.name for entry in Path("/proc/self/task").iterdir()]
     assert len(threads) == 1, f"{len(threads)} threads: a child would lack all but one"

@@ -31,7 +31,7 @@ RESULTS = (
 )  # fmt: skip
 NEED_TORCH = (
     "Fsdp2Settings", "PlanFile", "PlanPass", "PlannerDecision", "TrainingStep", "plan_compiled_graphs", "planned_step",
-    "save_plans", "apply_fsdp2", "OnlineTuner",
+    "save_plans", "apply_fsdp2", "measure_fsdp2", "SettingsRun", "OnlineTuner",
 )  # fmt: skip
 OTHERS = ("JobSpec", "LagomError", "OnlineOptions", "__version__", "installed_library")
 EXAMPLES = Path(__file__).parents[1] / "examples"

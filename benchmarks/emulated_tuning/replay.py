@@ -8,7 +8,7 @@ decided by the host code that the stand-in has, with our plug-in in it.
 import itertools
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from math import prod
@@ -18,7 +18,8 @@ from lagom_overlap.collective import CollectiveKind, CommConfig, CommunicatorId,
 from lagom_overlap.cost.nccl.constants import NEWEST_RELEASE
 from lagom_overlap.cost.nccl.machines import topology_of
 from lagom_overlap.cost.nccl.tables import shape_record, tuner_constants
-from lagom_overlap.emulation.coordinator import Coordinator
+from lagom_overlap.emulation.clock import Operation
+from lagom_overlap.emulation.coordinator import Coordinator, Disturbance
 from lagom_overlap.emulation.prices import CostModelPrices
 from lagom_overlap.emulation.protocol import Host, Op
 from lagom_overlap.emulation.recorder import Recorder
@@ -51,16 +52,16 @@ class Tape(Coordinator):
 
     def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)  # type: ignore[arg-type]
-        self.hellos: list[tuple[int, int]] = []
+        self.hellos: list[tuple[int, int, int]] = []
         self.texts: dict[tuple[int, int], bytes] = {}
         self.ops: list[tuple[int, Op]] = []
         self._num_marks: dict[int, int] = defaultdict(int)
         self._marks: set[tuple[int, int]] = set()
 
-    def hello(self, number: int, host: int) -> None:
+    def hello(self, number: int, host: int, num_queues: int = 0) -> None:
         """See `Coordinator`."""
-        self.hellos.append((number, host))
-        super().hello(number, host)
+        self.hellos.append((number, host, num_queues))
+        super().hello(number, host, num_queues)
 
     def describe(self, number: int, desc_id: int, text: bytes) -> None:
         """See `Coordinator`."""
@@ -115,6 +116,11 @@ class Replay:
             counts[rank][key] += 1
 
     @property
+    def places_at(self) -> Mapping[int, Place]:
+        """The collectives that a tuner is asked about, by their position on the tape."""
+        return self._places
+
+    @property
     def places(self) -> set[Place]:
         """The collectives of a step that a tuner is asked about."""
         return set(self._places.values())
@@ -129,10 +135,21 @@ class Replay:
 
     def _run(self, settings: Mapping[Place, Ran]) -> float:
         recorder = Recorder()
-        coordinator = Coordinator(self.prices, recorder.add)
+        self.run(settings, recorder.add, None, recorder)
+        return fmean(recorder.step_s()[1:])
+
+    def run(
+        self,
+        settings: Mapping[Place, Ran],
+        on_end: Callable[[Operation], None],
+        disturbance: Disturbance | None,
+        recorder: Recorder | None = None,
+    ) -> None:
+        """All taped steps with these settings; `on_end` hears of every operation."""
+        coordinator = Coordinator(self.prices, on_end, disturbance)
         numbers: dict[tuple[int, bytes], int] = {}
-        for number, host in self.tape.hellos:
-            coordinator.hello(number, host)
+        for hello in self.tape.hellos:
+            coordinator.hello(*hello)
         for at, (rank, op) in enumerate(self.tape.ops):
             desc_id = 0
             if op.desc_id:
@@ -143,13 +160,13 @@ class Replay:
                 if (rank, text) not in numbers:
                     numbers[rank, text] = len(numbers) + 1
                     coordinator.describe(rank, len(numbers), text)
-                    recorder.describe(rank, len(numbers), self.prices.priced(text))
+                    if recorder is not None:
+                        recorder.describe(rank, len(numbers), self.prices.priced(text))
                 desc_id = numbers[rank, text]
             coordinator.submit(rank, op._replace(desc_id=desc_id))
-        for number, _ in self.tape.hellos:
+        for number, *_ in self.tape.hellos:
             coordinator.host(number, Host(0, 1, 0))
         coordinator.advance()
-        return fmean(recorder.step_s()[1:])
 
 
 @cache

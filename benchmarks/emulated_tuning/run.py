@@ -13,6 +13,7 @@ of Markdown for each job and writes all figures as JSON. Nothing here runs on a 
 import argparse
 import json
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -34,6 +35,7 @@ from lagom_overlap.emulation.server import EmulationServer
 from lagom_overlap.emulation.settings import EmulationSettings
 from lagom_overlap.hardware import Cluster, load_preset
 from lagom_overlap.nccl_plugin.library import installed_library
+from lagom_overlap.online.options import OnlineOptions
 from lagom_overlap.online.saved import read_saved
 from lagom_overlap.record import describe_machine, package_versions
 from lagom_overlap.verbs.run import boot_folder
@@ -246,24 +248,30 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--noise", type=float, default=0.02)
     parser.add_argument("--mode", choices=("repaired", "paper"), default="repaired")
-    parser.add_argument("--tuner", default="lagom")
+    parser.add_argument("--tuner", help="default: what users get; lagom for --mode paper, which no other one has")
     parser.add_argument("--toy", action="store_true")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    arguments.tuner = arguments.tuner or ("lagom" if arguments.mode == "paper" else OnlineOptions().tuner)
     os.environ["NCCL_TUNER_PLUGIN"] = str(installed_library())
     print(describe_machine(), package_versions())
     print(
         "| job | cluster, ranks | step (ms) | best gain | regret: median, worst | adopted | false | measured | steps |"
     )
     print("|---|---|---|---|---|---|---|---|---|")
+    toy = "toy-" if arguments.toy else ""
     for name in arguments.names or SETUPS:
         with tempfile.TemporaryDirectory(prefix="lagom-tuning-") as folder:
             found = figures_of(name, SETUPS[name], arguments, Path(folder))
+            if arguments.out is not None:
+                kept = arguments.out / f"journals-{toy}{name}-{arguments.tuner}-{arguments.mode}"
+                shutil.copytree(folder, kept, ignore=shutil.ignore_patterns("*.bin"), dirs_exist_ok=True)
         print(row_of(found), flush=True)
         if arguments.out is not None:
             arguments.out.mkdir(parents=True, exist_ok=True)
-            toy = "toy-" if arguments.toy else ""
-            (arguments.out / f"{toy}{name}-{arguments.mode}.json").write_text(json.dumps(found, indent=1) + "\n")
+            (arguments.out / f"{toy}{name}-{arguments.tuner}-{arguments.mode}.json").write_text(
+                json.dumps(found, indent=1) + "\n"
+            )
 
 
 if __name__ == "__main__":

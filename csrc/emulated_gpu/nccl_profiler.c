@@ -1,4 +1,4 @@
-// A profiler plug-in, looked for and called as NCCL 2.27 to 2.30 do: calls and collectives by the thread that issues them,
+// A profiler plug-in, looked for and called as NCCL 2.27 to 2.32 do: calls and collectives by the thread that issues them,
 // channels by a thread of the communicator's own, from their times on the emulated device.
 //
 // Departures: every channel starts and ends with the whole collective; collectives that a CUDA graph replays are not
@@ -13,6 +13,7 @@
 
 #include "../nccl_profiler_abi.h"
 #include "device.h"
+#include "driver.h"
 #include "nccl_comm.h"
 #include "nccl_host_state.h"
 
@@ -49,7 +50,7 @@ static int mask;
 
 static void find_plugin(void) {
   const int release = model_release();
-  const int newest = release >= 22900 ? 6 : release >= 22800 ? 5 : release >= 22700 ? 4 : 0;
+  const int newest = release >= 23100 ? 7 : release >= 22900 ? 6 : release >= 22800 ? 5 : release >= 22700 ? 4 : 0;
   const char* name = getenv("NCCL_PROFILER_PLUGIN");
   if (!newest || (name && !strcasecmp(name, "none"))) return;
   void* library = host_open_library(name, "libnccl-profiler");
@@ -107,9 +108,11 @@ static void stop(void* handle) {
 void* profiler_call(const task* t) {
   const struct profiled* p = t->comm->profiled;
   if (!p || t->kind > TASK_ALL_REDUCE || version < 5 || !(wanted() & NCCL_EVENT_COLLECTIVE_CALL)) return NULL;
+  int is_captured = 0;
+  cuStreamIsCapturing(t->stream, &is_captured);
   void* handle = start(p, NCCL_EVENT_COLLECTIVE_CALL, NULL,
                        (nccl_event){.call = {.kind = NAMES[t->kind], .count = t->count, .type = TYPES[t->type], .root = t->root,
-                                             .stream = t->stream}});
+                                             .stream = t->stream, .is_captured = is_captured}});
   stop(handle);
   return handle;
 }

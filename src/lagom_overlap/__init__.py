@@ -22,7 +22,7 @@ _HOMES = {
     "engines.fx.inductor": ("PlanPass",),
     "export.inductor": ("PlannerDecision", "plan_compiled_graphs"),
     "nccl_plugin": ("installed_library",),
-    "verbs.plan_apply": ("PlanFile", "apply_fsdp2", "planned_step", "save_plans"),
+    "verbs.plan_apply": ("PlanFile", "SettingsRun", "apply_fsdp2", "measure_fsdp2", "planned_step", "save_plans"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -40,6 +40,7 @@ __all__ = [
     "PlanPass",
     "PlanResult",
     "PlannerDecision",
+    "SettingsRun",
     "SimulateCaptureResult",
     "SimulateResult",
     "TrainingStep",
@@ -51,6 +52,7 @@ __all__ = [
     "compare",
     "installed_library",
     "load_job",
+    "measure_fsdp2",
     "plan",
     "plan_compiled_graphs",
     "planned_step",

@@ -24,7 +24,9 @@ from lagom_overlap.results.simulate import SimulateCaptureResult as SimulateCapt
 from lagom_overlap.results.simulate import SimulateResult as SimulateResult
 from lagom_overlap.results.tune import TuneResult as TuneResult
 from lagom_overlap.verbs.plan_apply import PlanFile as PlanFile
+from lagom_overlap.verbs.plan_apply import SettingsRun as SettingsRun
 from lagom_overlap.verbs.plan_apply import apply_fsdp2 as apply_fsdp2
+from lagom_overlap.verbs.plan_apply import measure_fsdp2 as measure_fsdp2
 from lagom_overlap.verbs.plan_apply import planned_step as planned_step
 from lagom_overlap.verbs.plan_apply import save_plans as save_plans
 
@@ -42,6 +44,7 @@ __all__ = [
     "PlanPass",
     "PlanResult",
     "PlannerDecision",
+    "SettingsRun",
     "SimulateCaptureResult",
     "SimulateResult",
     "TrainingStep",
@@ -53,6 +56,7 @@ __all__ = [
     "compare",
     "installed_library",
     "load_job",
+    "measure_fsdp2",
     "plan",
     "plan_compiled_graphs",
     "planned_step",

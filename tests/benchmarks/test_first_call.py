@@ -48,6 +48,36 @@ def test_every_script_that_a_stage_names_is_there() -> None:
     assert [word for word in named if not Path(word).is_file()] == []
 
 
+def in_readme() -> list[str]:
+    """The commands of the harness's README, a line each."""
+    blocks = re.findall(r"^```\n(.*?)^```", (FOLDER / "README.md").read_text(), re.M | re.S)
+    return [line.split(" #")[0].strip() for block in blocks for line in block.splitlines() if line.strip()]
+
+
+def test_every_command_of_the_readme_names_a_script_stages_and_nothing_that_is_not_there() -> None:
+    told = in_readme()
+    assert len(told) >= 10
+    for line in told:
+        script = next(word for word in line.split() if word.endswith((".py", ".sh")))
+        assert (FOLDER / Path(script).name).is_file(), line
+        if script.endswith("first_call.sh"):
+            stages = line.split(" OUT")[1].split()
+            assert set(stages) <= set(commands()), line
+
+
+def flags_told(name: str) -> set[str]:
+    """The flags of a script that its README and the first call's stages use."""
+    told = [*in_readme(), *(command for _, command in commands().values())]
+    after = [line.split(name, 1)[1] for line in told if re.search(rf"(^|[ /]){re.escape(name)}( |$)", line)]
+    return {flag for words in after for flag in re.findall(r"(?<=\s)--[a-z-]+", words)}
+
+
+def test_the_flags_that_are_told_are_found() -> None:
+    """By reading, as the test below compares them with what each script takes."""
+    assert flags_told("contention_surface.py") >= {"--dry-run", "--out", "--stages", "--budget-s", "--nccl-library"}
+    assert flags_told("train.py") >= {"--steps", "--record", "--deterministic"}
+
+
 def test_the_self_test_takes_the_library_by_its_absolute_path_and_ends_before_its_limit() -> None:
     limit_s, command = commands()["selftest"]
     assert f"--library {LIBRARY} --ranks-per-gpu 2" in command
@@ -70,3 +100,4 @@ def test_every_script_reads_its_flags(name: str) -> None:
         [sys.executable, str(FOLDER / name), "--help"], capture_output=True, text=True, cwd="/", check=True
     )
     assert "usage" in ran.stdout
+    assert [flag for flag in flags_told(name) if flag not in ran.stdout] == []

@@ -117,6 +117,16 @@ def test_a_missing_job_file_is_refused(tmp_path, capsys):
     assert "nothing.toml" in capsys.readouterr().err
 
 
+def test_what_a_file_calls_itself_does_not_command_the_terminal(tmp_path, capsys):
+    """An error names an unknown key; the key may hold escape sequences and ends of lines."""
+    capture = tmp_path / "step.json"
+    capture.write_text('{"format": "lagom-capture", "version": 1, "\\u001b]0;owned\\u0007\\n\\u001b[2J": 1}')
+    assert main(["plan", str(capture)]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert said.rstrip("\n").isprintable()
+
+
 def test_a_wrong_flag_is_one_line_and_exit_code_2(tmp_path):
     for flags in (["tune"], ["tune", "x.toml", "--sed", "1"], ["tune", "x.toml", "--seed", "-1"], ["tone"], []):
         done = subprocess.run(

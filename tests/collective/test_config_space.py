@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lagom_overlap.collective import Algorithm, CommConfig, ConfigSpace, Protocol, Subspace
+from lagom_overlap.collective import Algorithm, CommConfig, ConfigSpace, Protocol, Subspace, common_space
 from lagom_overlap.collective.config import UNTOUCHED
 from lagom_overlap.errors import SpaceError
 
@@ -108,3 +108,14 @@ def test_algorithms_and_protocols_stand_in_nccls_order() -> None:
     numbers = {"tree": 0, "ring": 1, "collnet_direct": 2, "collnet_chain": 3, "nvls": 4, "nvls_tree": 5, "pat": 6}
     assert {a.value: i for i, a in enumerate(Algorithm)} == numbers
     assert [p.value for p in Protocol] == ["ll", "ll128", "simple"]
+
+
+def test_of_defaults_that_differ_a_common_space_has_the_smallest_where_all_are_known() -> None:
+    one = ConfigSpace((RING,), CommConfig(num_channels=24, chunk_bytes=64))
+    other = ConfigSpace((RING,), CommConfig(num_channels=16))
+    found = common_space([one, other, None]), common_space([one, other]), common_space([one, one])
+    assert [None if space is None else space.default for space in found] == [
+        None,
+        CommConfig(num_channels=16),
+        one.default,
+    ]

@@ -25,16 +25,20 @@ from lagom_overlap.engines.fx.apply import apply_rewrites, name_operators
 from lagom_overlap.engines.fx.groups import ProcessGroups
 from lagom_overlap.engines.fx.nodes import OP_NAME, op_name
 from lagom_overlap.engines.fx.program import capture_step
+from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.jobfile.registry import make_planner, planner_names
 from lagom_overlap.planners.base import Plan, PlanProblem
+from lagom_overlap.planners.centauri.evolution import evolutions
 from lagom_overlap.planners.deadline import Work
 from lagom_overlap.planners.framework import framework_of
 from lagom_overlap.planners.simulated import simulated
 from lagom_overlap.planners.times import ModelTimes, origin_name
 from lagom_overlap.workload import Phase
 from lagom_overlap.workload.issued import IssuedStep
-from lagom_overlap.workload.rewrite.steps import Fuse
+from lagom_overlap.workload.rewrite.apply import rewritten
+from lagom_overlap.workload.rewrite.slide import gather_name, part_name, scatter_name
+from lagom_overlap.workload.rewrite.steps import ChainLink, Fuse, Slide
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
@@ -172,6 +176,79 @@ def test_the_engine_takes_every_plan(planner: str) -> None:
     captured, problem = program()
     with fake_world(RANKS):
         apply_rewrites(captured.graph_module, captured.iteration, plan_of(planner, problem).rewrites, ProcessGroups())
+
+
+def _reduced(x):
+    return C10D.wait_tensor(C10D.all_reduce(x, "sum", dist.group.WORLD.group_name))
+
+
+def tensor_parallel(x, *weights):
+    """Row-parallel products with residual and norm behind; what is kept of rows is read by products later."""
+    saved = []
+    for up, down in zip(weights[::2], weights[1::2], strict=True):
+        normed = x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6)
+        hidden = torch.relu(normed @ up)
+        saved.append((normed, hidden))
+        x = x + _reduced(hidden @ down)
+    return (x, *(normed.t() @ hidden for normed, hidden in saved))
+
+
+def data_parallel(x, w, momentum, variance):
+    """A gradient reduced, then an Adam-like update on every rank alike."""
+    gradient = _reduced(x.t() @ (x @ w))
+    momentum = 0.9 * momentum + 0.1 * gradient
+    variance = 0.99 * variance + 0.01 * gradient * gradient
+    return (w - 0.1 * momentum / (variance.sqrt() + 1e-6), momentum, variance)
+
+
+EVOLVED = {
+    "sequence parallel": (tensor_parallel, [(64, 32), *([(32, 128), (128, 32)] * 3)]),
+    "ZeRO-1": (data_parallel, [(64, 128), (128, 128), (128, 128), (128, 128)]),
+}
+
+
+@pytest.mark.parametrize("name", EVOLVED)
+def test_parts_and_gathers_of_an_evolved_step_wait_for_what_brute_force_finds(name: str) -> None:
+    function, shapes = EVOLVED[name]
+    with fake_world(RANKS):
+        captured = capture_step(function, tuple(torch.zeros(shape) for shape in shapes), name=name)
+        name_operators(captured.graph_module.graph, captured.iteration)
+        problem = problem_of(captured.capture)
+        (step,) = evolutions(problem.iteration)
+        iteration = rewritten(problem.iteration, (step,))
+        made = apply_rewrites(captured.graph_module, captured.iteration, (step,), ProcessGroups())
+    assert {op_name(node) for node in made.graph.nodes if OP_NAME in node.meta} == {op.name for op in iteration.ops}
+    members = {link.op for link in step.ops} | set(step.comms)
+    spans = {span.name: span for span in simulated(problem, iteration).timeline.spans}
+
+    def on_part(one: str) -> str:
+        return one if one not in members else scatter_name(one) if one in step.comms else part_name(one)
+
+    for earlier, later in dependences(captured.graph_module.graph):
+        is_whole = earlier in members and later not in members
+        needed = gather_name(step, earlier) if is_whole else on_part(earlier)
+        assert spans[needed].end_s <= spans[on_part(later)].start_s + 1e-12, (needed, later)
+    whole = sum(op.collective.num_bytes for op in problem.iteration.comms)
+    scattered = [op for op in iteration.comms if op.name.endswith(".rs")]
+    assert sum(op.collective.num_bytes for op in scattered) == whole
+    parts = sum(op.work.num_bytes for op in iteration.computations if op.name.endswith("/part"))
+    wholes = sum(op.work.num_bytes for op in problem.iteration.computations if op.name in members)
+    assert parts == pytest.approx(wholes / RANKS, rel=1e-3)
+
+
+def test_nothing_slides_by_what_ranks_drew_or_scattered() -> None:
+    def drawn(x, y):
+        return (_reduced(x) + torch.rand_like(y),)
+
+    def scattered(x, y):
+        return (_reduced(x) + _scatter(y),)
+
+    for function, shape in ((drawn, (64, 8)), (scattered, (64 * RANKS, 8))):
+        with fake_world(RANKS):
+            captured = capture_step(function, (torch.zeros(64, 8), torch.zeros(shape)), name="differs")
+            step = Slide(("all_reduce",), (ChainLink("add", 0),))
+            with pytest.raises(JobError, match="nothing slides by it"):
+                apply_rewrites(captured.graph_module, captured.iteration, (step,), ProcessGroups())
 
 
 class _Clipped(torch.optim.AdamW):

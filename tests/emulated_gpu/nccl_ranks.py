@@ -4,6 +4,7 @@ import ctypes as c
 import os
 import struct
 import sys
+import time
 from pathlib import Path
 
 FLOAT32, INT64, UINT8, BFLOAT16, INT32, INT8 = 7, 4, 1, 9, 2, 0
@@ -52,7 +53,7 @@ class Nccl:
             part.write_bytes(bytes(made))
             part.rename(path)
         while not path.exists():
-            pass
+            time.sleep(1e-3)  # a rank that spins takes the core of the one that it waits for
         return UniqueId.from_buffer_copy(path.read_bytes())
 
     def init(self, name: str = "id") -> c.c_void_p:
@@ -211,12 +212,20 @@ def decisions(n: Nccl) -> None:
 
 
 def comings_and_goings(n: Nccl) -> None:
-    at = n.buffer(1 << 20)
-    for k in range(1000 if n.num_ranks == 2 else 20):
+    """As often as LAGOM_TEST_COMINGS says; what is open after the first ten must be all that is open at the end."""
+    at, held = n.buffer(1 << 20), (0, 0)
+    for k in range(int(os.environ["LAGOM_TEST_COMINGS"])):
         comm = n.init(f"id{k}")
         n.call("ncclAllReduce", at, at, c.c_size_t(1 << 18), FLOAT32, SUM, comm, n.stream)
         n.call("ncclCommFinalize", comm)
         n.call("ncclCommDestroy", comm)
+        held = _held() if k == 9 else held
+    assert _held() <= held, f"rank {n.rank}: files and threads {held} after ten, {_held()} at the end"
+
+
+def _held() -> tuple[int, int]:
+    """Open files and threads of this process."""
+    return len(list(Path("/proc/self/fd").iterdir())), len(list(Path("/proc/self/task").iterdir()))
 
 
 WAYS = {

@@ -38,7 +38,9 @@ def as_logged(call: ProfiledCollective) -> tuple[str, ...]:
     return name, str(own_bytes), str(call.algorithm).upper(), str(call.protocol).upper(), str(call.num_channels)
 
 
-@pytest.mark.parametrize(("release", "version"), [("2.27.7", 4), ("2.28.9", 5), ("2.29.7", 6), ("2.30.7", 6)])
+@pytest.mark.parametrize(
+    ("release", "version"), [("2.27.7", 4), ("2.28.9", 5), ("2.29.7", 6), ("2.30.7", 6), ("2.31.2", 7)]
+)
 def test_the_profile_holds_what_nccl_logged_with_the_devices_times(profiled, release, version):
     rings, log = profiled(release)
     for rank, ring in enumerate(rings):

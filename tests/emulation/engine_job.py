@@ -3,31 +3,45 @@
 import json
 import os
 from pathlib import Path
+from threading import Thread
 
 import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from lagom_overlap.errors import BackendError
-from lagom_overlap.online.device import engine_in_use, job_device
+from lagom_overlap.online.device import engine_in_use, job_device, note_model
 from lagom_overlap.online.routes.sibling import open_nccl_sibling
 from lagom_overlap.trace.reader import ReadOptions, read_file
 
 
+def made(group: dist.ProcessGroup) -> str:
+    """What becomes of a sibling."""
+    try:
+        open_nccl_sibling(group, (2, None))
+    except BackendError as error:
+        return str(error)
+    return ""
+
+
 def main() -> None:
     rank, folder = int(os.environ["RANK"]), Path(os.environ["SEEN"])
-    if os.environ["TORCH_DIST_USE_NCCL2"] == "0":  # the engine before does not know its rank's GPU
-        torch.cuda.set_device(rank)
     dist.init_process_group("nccl")  # as under srun, which shows every task all GPUs
     device = torch.device("cuda", rank)
+    model = torch.nn.Linear(8, 8, device=device)
+    note_model(model)
     halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     seen = {"engine": engine_in_use(), "device": str(job_device()), "current": torch.cuda.current_device()}
     one = torch.ones(1 << 20, device=device)
     dist.all_reduce(one, group=halves[rank // 2])
-    try:
-        open_nccl_sibling(halves[rank // 2], (2, None))
-    except BackendError as error:
-        seen["sibling"] = str(error)
+    used: list[str] = []
+    native = dist.all_reduce
+    dist.all_reduce = lambda tensor, *args, **how: (used.append(str(tensor.device)), native(tensor, *args, **how))[1]
+    thread = Thread(target=lambda: seen.update(sibling=made(halves[rank // 2])))  # as settings are prepared
+    thread.start()
+    thread.join()
+    dist.all_reduce = native
+    seen["used"] = used
     outputs = [torch.empty_like(one) for _ in range(4)]
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
         dist.all_gather(outputs, one)

@@ -91,8 +91,10 @@ def test_the_engines_of_pytorch_2_15_are_told_apart_with_their_devices_siblings_
     for rank in range(4):
         seen = json.loads((tmp_path / f"{rank}.json").read_text())
         assert seen["engine"].split()[0] == ("ProcessGroupNCCL2" if uses_its_own_engine else "ProcessGroupNCCL")
-        if uses_its_own_engine:
-            assert (seen["device"], seen["current"]) == (f"cuda:{rank}", 0)
+        assert (seen["device"], seen["current"]) == (f"cuda:{rank}", 0)
+        if not uses_its_own_engine:
+            assert (seen["sibling"], seen["used"]) == ("", [f"cuda:{rank}"])
+        else:
             assert "would split the communicator of all ranks" in seen["sibling"]
             assert seen["calls"] == [["broadcast", 4 << 20]] * 4
 

@@ -19,7 +19,9 @@ def test_a_small_message_still_has_one_slice_size() -> None:
 
 
 def test_the_engines_default_is_one_slice_on_one_channel() -> None:
-    config = whole_message(Collective(CollectiveKind.ALL_GATHER, 3 * MIB, 2))
+    collective = Collective(CollectiveKind.ALL_GATHER, 3 * MIB, 2)
+    config = whole_message(collective)
+    assert gloo_space(collective).default == config
     assert (config.num_channels, config.chunk_bytes) == (1, 3 * MIB)
     check_config(whole_message(Collective(CollectiveKind.ALL_GATHER, 8, 2)))
 

@@ -1,79 +1,179 @@
-"""A rank that runs programs drawn at random: python fuzz_rank.py RANK WORLD PORT FIRST NUMBER DEFECT [KIND].
+"""A rank that runs the programs that it reads from its standard input: python fuzz_rank.py RANK WORLD PORT [MUTANT].
 
-DEFECT is one that this project once had, put back to see that it is found; "" for none.
+Each line is a program; each answer is a line, too. MUTANT is a defect put into our sources as they are imported
+(`mutants`), to see that it is found.
 """
 
+import contextlib
+import faulthandler
+import gc
 import json
 import logging
 import os
+import shutil
+import signal
 import sys
+import tempfile
+import threading
+import time
 import warnings
-from collections.abc import Callable
-from functools import partial
-from itertools import pairwise
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "online"))  # adapter_programs
+sys.path.insert(0, str(Path(__file__).parent))
+
+import mutants
+
+if len(sys.argv) > 4 and sys.argv[4]:
+    mutants.put_in(sys.argv[4])
 
 import torch
-from random_programs import run
+from jobs import run
+from programs import Program, program_of
 from torch import distributed as dist
-from torch import nn
-from torch.distributed.fsdp import FSDPModule
-
-from lagom_overlap.online.adapters.ddp import DdpHook
-from lagom_overlap.online.adapters.fsdp2 import Fsdp2Adapter
-from lagom_overlap.online.routes.gloo_work import RunWork
+from torch.profiler import ProfilerActivity, profile
+from watches import Launched, Route, Siblings, Stock, Tuned, make_small, save_settings
 
 
-def prefetch_in_order_of_registration() -> None:
-    """D1: what is gathered ahead, and not used next, is used later under other weights."""
-    attach = Fsdp2Adapter.attach
-
-    def attach_and_prefetch(self: Fsdp2Adapter, model: nn.Module, route: Any) -> Callable[[], None]:
-        modules = [module for module in model.modules() if isinstance(module, FSDPModule) and module is not model]
-        for one, after in pairwise(modules):
-            one.register_forward_hook(partial(gather, after))
-        return attach(self, model, route)
-
-    def gather(module: FSDPModule, *_: Any) -> None:
-        module.unshard()
-
-    Fsdp2Adapter.attach = attach_and_prefetch  # type: ignore[method-assign]
-
-
-def divide() -> None:
-    """D3: DDP multiplies by 1/n."""
-    DdpHook._scale = lambda self, buffer, num_ranks: buffer.div_(num_ranks)  # type: ignore[method-assign, assignment]
+def census() -> dict[str, int]:
+    """What a process holds that outlives a job within it."""
+    links = []
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            links.append(str(entry.readlink()))
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return {
+        "threads": len(list(Path("/proc/self/task").iterdir())),
+        "sockets": sum(link.startswith("socket:") for link in links),
+        "files": sum(not link.startswith(("socket:", "pipe:", "anon_inode:")) for link in links),
+        "pipes": sum(link.startswith(("pipe:", "anon_inode:")) for link in links),
+        "children": len(children),
+        "shared memory": len(list(Path("/dev/shm").glob(f"*_{os.getpid()}_*"))),
+    }
 
 
-def without_futures() -> None:
-    """D4: handles that lack what torch's have."""
-    del RunWork.get_future
+def settled(least: dict[str, int]) -> dict[str, int]:
+    """What is left over `least` when all that is on its way out has gone; threads take a moment."""
+    for attempt in range(60):
+        now = census()
+        left = {name: number - least[name] for name, number in now.items() if number > least[name]}
+        if not left:
+            break
+        if attempt in {3, 20}:
+            gc.collect()
+        time.sleep(0.002 * attempt)
+    if "threads" in left:
+        left["named"] = sorted(  # type: ignore[assignment]
+            [thread.name for thread in threading.enumerate()]
+            + [(entry / "comm").read_text().strip() for entry in Path("/proc/self/task").iterdir()]
+        )
+    return left
 
 
-DEFECTS = {"": lambda: None, "D1": prefetch_in_order_of_registration, "D3": divide, "D4": without_futures}
+class Runner:
+    """Runs programs and compares."""
+
+    def __init__(self) -> None:
+        self.num_run = 0
+
+    def run(self, program: Program) -> dict[str, Any]:
+        """What came of it."""
+        found: dict[str, Any] = {"seed": program.seed, "mode": program.mode, "equal": True, "left": {}, "stats": {}}
+        began = time.process_time()
+        stock = run(program, Stock())
+        say({"seed": program.seed, "phase": "with us"})
+        found["raised"] = next((value for label, value in stock if label == "raised"), None)
+        found["num_records"] = len(stock)
+        gc.collect()
+        before = census()
+        folder = Path(tempfile.mkdtemp(prefix="fuzz"))
+        try:
+            for name, watch in self._watches(program, folder, found):
+                ours = run(program if name != "learning" else replace(program, num_steps=2), watch)
+                found["stats"][name] = watch.stats
+                difference = None if name == "learning" else first_difference(stock, ours)
+                if difference is not None and found["equal"]:
+                    found |= {"equal": False, "in": name, "difference": difference}
+            del watch, ours
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        gc.collect()
+        found["left"] = settled(before)
+        found["cpu_s"] = round(time.process_time() - began, 3)
+        self.num_run += 1
+        if self.num_run == 5:
+            gc.freeze()
+        return found
+
+    def _watches(self, program: Program, folder: Path, found: dict[str, Any]) -> Any:
+        if dist.get_world_size() == 1 and program.mode in {"route", "sibling"}:
+            yield "online", Tuned(program)
+            return
+        match program.mode:
+            case "stock":
+                yield "stock", Stock()
+            case "route":
+                yield "route", Route(program)
+            case "saved":
+                learning = Route(program)
+                yield "learning", learning
+                path = folder / "settings.json"
+                found["stats"]["num_saved"] = save_settings(path, program, learning.keys)
+                yield "saved", Tuned(program, path)
+            case "online":
+                yield "online", Tuned(program)
+            case "launched":
+                yield "launched", Launched(program, "online", folder)
+            case "observe":
+                yield "observe", Launched(program, "observe", folder)
+            case _:
+                yield "sibling", Siblings(program)
+
+
+def first_difference(stock: list[Any], ours: list[Any]) -> str | None:
+    raised = [value for label, value in ours if label == "raised"]
+    for one, other in zip(stock, ours, strict=False):
+        if one != other:
+            return f"{one[0]}: {str(one[1])[:300]} with us {other[0]}: {str(other[1])[:300]}, raised: {raised}"
+    if len(stock) != len(ours):
+        return f"{len(stock)} records, with us {len(ours)}: {str((stock + ours)[-1])[:300]}"
+    return None
+
+
+def say(what: dict[str, Any]) -> None:
+    sys.stdout.write(f"{json.dumps(what)}\n")
+    sys.stdout.flush()
 
 
 def main() -> None:
-    rank, world, port, first, number = (int(word) for word in sys.argv[1:6])
-    kind = sys.argv[7] if len(sys.argv) > 7 else None
-    DEFECTS[sys.argv[6]]()
+    rank, world, port = (int(word) for word in sys.argv[1:4])
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     logging.basicConfig(level=logging.WARNING)
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
-    for seed in range(first, first + number):
+    make_small()
+    dist.init_process_group(
+        "gloo",
+        init_method=f"tcp://127.0.0.1:{port}",
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=600),  # whoever started us says how long a program may take
+    )
+    with profile(activities=[ProfilerActivity.CPU]):  # its first use leaves a thread of PyTorch's
+        dist.barrier()
+    runner = Runner()
+    for line in sys.stdin:
+        program = program_of(line)
         try:
-            found = run(seed, kind)
-        except Exception as error:
-            found = {"name": str(seed), "equal": False, "stock": "", "ours": f"{type(error).__name__}: {error}"}
-        sys.stdout.write(f"{json.dumps(found)}\n")
-        sys.stdout.flush()
-        if not found["equal"]:  # what a failed program leaves behind is no start for another one
-            break
-    os._exit(0)
+            found = runner.run(program)
+        except BaseException as error:
+            logging.exception("the fuzzer failed")
+            found = {"seed": program.seed, "mode": program.mode, "equal": False, "left": {}, "stats": {}}
+            found |= {"in": "fuzzer", "difference": f"{type(error).__name__}: {error}"}
+        say(found)
+    os._exit(0)  # gloo's threads drop the last call's tensors and need Python for it (PyTorch issue 190489)
 
 
 if __name__ == "__main__":

@@ -1,64 +1,84 @@
-"""A few random programs on gloo ranks, and defects that this project once had, which random programs find.
+"""A few random programs on gloo ranks, finds of longer runs, and defects put in, which random programs find.
 
-More of them: python tests/fuzz/test_random_programs.py RANKS FIRST NUMBER [KIND]
+More of them: benchmarks/fuzz_jobs.py.
 """
 
-import json
-import socket
 import sys
-import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # for the command above
+pytest.importorskip("torch")
+sys.path.insert(0, str(Path(__file__).parent))
 
-from forked_python import ForkedPython
+from fuzzing import Ranks, Result
+from programs import Program, drawn, program_of, smaller
 
 pytestmark = [pytest.mark.torch, pytest.mark.gloo, pytest.mark.slow, pytest.mark.timeout(240)]
-RANK = Path(__file__).with_name("fuzz_rank.py")
 
 
-def fuzz(folder: Path, num_ranks: int, first: int, number: int, *more: str) -> list[dict[str, Any]]:
-    """What each rank found of each program; all ends with the first that differs."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    ranks = []
-    for rank in range(num_ranks):
-        with (folder / f"out{rank}").open("w") as out, (folder / f"err{rank}").open("w") as err:
-            what = [str(rank), str(num_ranks), str(port), str(first), str(number), *(more or ("",))]
-            ranks.append(ForkedPython(RANK, what, stdout=out, stderr=err))
-    try:
-        ranks[0].wait()
-        codes = [rank.wait(60) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert codes == [0] * num_ranks, "\n".join((folder / f"err{rank}").read_text()[-4000:] for rank in range(num_ranks))
-    return [json.loads(line) for rank in range(num_ranks) for line in (folder / f"out{rank}").read_text().splitlines()]
+def plain(family: str, *features: tuple[object, ...], mode: str = "route", num_ranks: int = 2) -> Program:
+    return Program(seed=1, num_ranks=num_ranks, mode=mode, family=family, num_steps=7, features=features)
 
 
-@pytest.mark.parametrize(("num_ranks", "first"), [(2, 0), (3, 1000)])
-def test_a_few_random_programs_compute_the_same_bits(tmp_path: Path, num_ranks: int, first: int) -> None:
-    found = fuzz(tmp_path, num_ranks, first, 12)
-    assert [one for one in found if not one["equal"]] == []
-    assert len(found) == 12 * num_ranks
-    assert sum(one["num_set"] > 0 for one in found) > 6
+FINDS = {
+    "modules that share a parameter group": plain("fsdp2", ("sharded", "together")),
+    "a hook on a parameter that is not sharded reads sharded gradients": plain("moe", ("hook", "post")),
+    "a model that is pickled and copied": plain("ddp", ("pickle", 3), mode="launched"),
+    "a tuner that is closed in the last step leaves no thread": plain("fsdp2", mode="saved"),
+}
+"""What the fuzzer found, made small."""
 
 
-@pytest.mark.parametrize(("defect", "num_ranks", "kind"), [("D1", 2, "fsdp2"), ("D3", 3, "ddp"), ("D4", 2, "calls")])
-def test_defects_that_were_mended_are_found_again(tmp_path: Path, defect: str, num_ranks: int, kind: str) -> None:
-    found = fuzz(tmp_path, num_ranks, 0, 60, defect, kind)
-    assert not all(one["equal"] for one in found), "60 programs found nothing"
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Ranks]:
+    with Ranks(2) as ranks:
+        yield ranks
 
 
-if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as folder:
-        programs = fuzz(Path(folder), *map(int, sys.argv[1:4]), "", *sys.argv[4:])
-    differ = [one for one in programs if not one["equal"]]
-    print(f"{len(programs)} programs times ranks, {sum(one['num_set'] > 0 for one in programs)} with settings")  # noqa: T201
-    for one in differ:
-        print(json.dumps(one, indent=1))  # noqa: T201
-    sys.exit(bool(differ))
+def test_random_programs_of_two_ranks_compute_the_same_bits(pair: Ranks) -> None:
+    programs = [drawn(seed, 2, mode=mode) for seed, mode in enumerate(["route"] * 8 + ["saved", "sibling", "observe"])]
+    results = [pair.run(program) for program in programs]
+    assert [result.line() for result in results if result.is_find] == []
+    assert sum(num_set(result) > 0 for result in results) >= 3
+
+
+def num_set(result: Result) -> int:
+    return max((watch.get("set", 0) for watch in result.stats.values() if isinstance(watch, dict)), default=0)
+
+
+@pytest.mark.parametrize("name", FINDS)
+def test_what_was_found_stays_mended(pair: Ranks, name: str) -> None:
+    result = pair.run(FINDS[name])
+    assert not result.is_find, result.line()
+
+
+ONE_RANKS = ("call", "all_reduce", "float32", 2304, "some", "sum", "now", "after")
+
+
+@pytest.mark.parametrize(
+    ("mutant", "program"),
+    [
+        ("D1", plain("fsdp2", ("order", "acb"), ("evaluate", 2, "no_grad", "average"))),
+        ("D3", plain("ddp", num_ranks=3)),
+        ("D4", plain("calls", ("subgroup", 0), ONE_RANKS, ("coalesce", 2))),
+    ],
+)
+def test_defects_that_were_mended_are_found_again(mutant: str, program: Program) -> None:
+    with Ranks(program.num_ranks, mutant=mutant) as ranks:
+        assert ranks.run(program).kind == "differs"
+
+
+def test_a_program_is_the_same_on_every_rank_and_after_its_text() -> None:
+    for seed in range(50):
+        program = drawn(seed, 3)
+        assert drawn(seed, 3) == program == program_of(program.text())
+
+
+def test_smaller_programs_have_less_in_them() -> None:
+    program = replace(drawn(3, 2), features=(("adam",), ("clip", 1.0), ("retain",)))
+    found = list(smaller(program))
+    assert all(len(one.features) < 3 or one.num_steps < program.num_steps for one in found)
+    assert {one.features for one in found} >= {(("adam",), ("clip", 1.0)), (("adam",), ("retain",))}

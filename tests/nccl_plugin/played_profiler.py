@@ -1,7 +1,9 @@
-"""Calls the profiler plug-in as NCCL 2.27 (v4), 2.28 (v5) and 2.29 to 2.30 (v6) do, by NCCL's headers, not ours."""
+"""Calls the profiler plug-in as NCCL 2.27 (v4), 2.28 (v5), 2.29 (v6) and 2.31 (v7) on do, by NCCL's headers."""
 
+import contextlib
 import ctypes
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 GROUP, COLLECTIVE, P2P, CHANNEL, COLLECTIVE_CALL = 1, 2, 4, 64, 512
@@ -40,6 +42,9 @@ class _Coll(ctypes.Structure):
         ("algo", ctypes.c_char_p),
         ("proto", ctypes.c_char_p),
         ("parentGroup", ctypes.c_void_p),
+        ("kernelVariant", ctypes.c_char_p),  # v7 on
+        ("isSymColl", ctypes.c_bool),
+        ("userTag", ctypes.c_uint64),
     )
 
 
@@ -95,6 +100,7 @@ class PlayedComm:
         self._descr = _DescrV4 if version == 4 else _DescrV5
         self.context, self.mask = ctypes.c_void_p(), ctypes.c_int(-1)
         self._calls: dict[str, int] = {}
+        self._group: int | None = None
         context, mask = ctypes.byref(self.context), ctypes.byref(self.mask)
         if version == 4:
             status = INIT_V4(self._plugin.init)(context, mask, b"name", comm_id, 1, num_ranks, rank, None)
@@ -113,14 +119,11 @@ class PlayedComm:
         algo: str = "RING",
         proto: str = "SIMPLE",
         is_captured: bool = False,
+        is_symmetric: bool = False,
     ) -> int | None:
         """The collective's handle. As NCCL does, without a group's handle v4 reports no collective."""
-        parent = None
-        if self._version >= 5:
-            call = self._start(COLLECTIVE_CALL, collApi=_CollApi(func.encode(), count, graphCaptured=is_captured))
-            self.stop(call)
-            parent = call
-        group = self._start(GROUP)
+        parent = self.call(func, count, is_captured=is_captured)
+        group = self._group or self._start(GROUP)
         if self._version == 4:
             if group is None:
                 return None
@@ -129,9 +132,27 @@ class PlayedComm:
         self._calls[func] = number + 1
         coll = _Coll(number, func.encode(), count=count, datatype=datatype.encode(), nChannels=channels)
         coll.algo, coll.proto, coll.parentGroup = algo.encode(), proto.encode(), group if self._version >= 5 else None
+        coll.isSymColl = is_symmetric if self._version >= 7 else True  # before: whatever lies there
         handle = self._start(COLLECTIVE, parent, coll=coll)
         self.stop(handle)
-        self.stop(group)
+        if self._group is None:
+            self.stop(group)
+        return handle
+
+    @contextlib.contextmanager
+    def group(self) -> Iterator[None]:
+        """What is launched inside runs in one kernel."""
+        self._group = self._start(GROUP)
+        yield
+        self.stop(self._group)
+        self._group = None
+
+    def call(self, func: str, count: int, *, is_captured: bool = False) -> int | None:
+        """What NCCL says first of a call, in the thread that makes it; from v5 on."""
+        if self._version < 5:
+            return None
+        handle = self._start(COLLECTIVE_CALL, collApi=_CollApi(func.encode(), count, graphCaptured=is_captured))
+        self.stop(handle)
         return handle
 
     def send(self) -> int | None:

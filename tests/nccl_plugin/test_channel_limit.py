@@ -3,7 +3,7 @@
 import pytest
 
 from lagom_overlap.collective import Algorithm, CollectiveKind, CommConfig, Protocol
-from lagom_overlap.nccl_plugin.channel_limit import UNEVEN_VARIABLE, runs_uneven_gathers
+from lagom_overlap.nccl_plugin.channel_limit import UNEVEN_VARIABLE, channels_within, runs_uneven_gathers
 from lagom_overlap.nccl_plugin.fake_host import RELEASES, Fault, HostMode
 from lagom_overlap.nccl_plugin.library import TunerPlugin
 
@@ -85,3 +85,10 @@ def test_the_limit_holds_after_a_swap_too(open_nccl, use_table, plugin: TunerPlu
     use_table(ROWS, max_channels=8, generation=2)
     plugin.swap(2)
     assert comm.run(AR, 64 * MIB).tuner_channels == 8
+
+
+def test_channels_to_try_double_with_one_between_and_end_at_the_default_s() -> None:
+    assert channels_within(1) == (1,)
+    assert channels_within(12) == (1, 2, 3, 4, 6, 8, 12)
+    assert channels_within(24) == (1, 2, 3, 4, 6, 8, 12, 16, 24)
+    assert channels_within(20) == (1, 2, 3, 4, 6, 8, 12, 16, 20)

@@ -15,7 +15,7 @@ from lagom_overlap.nccl_plugin.profile_log import ProfileFlag
 from lagom_overlap.nccl_plugin.ring_file import RingFile
 
 AR, AG, RS = CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER
-VERSIONS = (4, 5, 6)
+VERSIONS = (4, 5, 6, 7)
 NOW_NS = 1_764_000_000_000_000_000  # globaltimer counts from 1970
 POOL = 4096
 every_version = pytest.mark.parametrize("version", VERSIONS)
@@ -91,12 +91,31 @@ def test_a_word_that_we_do_not_know_is_none_and_another_kind_of_call_is_left_alo
 
 
 @pytest.mark.parametrize(
-    ("version", "flags"), [(4, ProfileFlag(0)), (5, ProfileFlag.CAPTURED), (6, ProfileFlag.CAPTURED)]
+    ("version", "flags"), [(4, ProfileFlag(0)), *((version, ProfileFlag.CAPTURED) for version in (5, 6, 7))]
 )
 def test_a_captured_collective_says_so_from_v5_on(make_comm, profile, version, flags):
     comm = make_comm(version)
     comm.run(comm.launch("AllReduce", 1, "ncclInt8", 1, is_captured=True), {0: (1, 2)})
     assert read_profile(profile).collectives[0].flags == flags
+
+
+@pytest.mark.parametrize(("version", "flags"), [(5, ProfileFlag(0)), (6, ProfileFlag(0)), (7, ProfileFlag.SYMMETRIC)])
+def test_a_collective_by_symmetric_memory_says_so_from_v7_on(make_comm, profile, version, flags):
+    comm = make_comm(version)
+    comm.run(comm.launch("AllReduce", 1, "ncclInt8", 1, is_symmetric=True), {0: (1, 2)})
+    assert read_profile(profile).collectives[0].flags == flags
+
+
+@every_version
+def test_collectives_of_one_kernel_have_its_number_and_those_of_another_another(make_comm, profile, version):
+    comm = make_comm(version)
+    with comm.group():
+        together = [comm.launch("AllGather", 64, "ncclInt8", 1) for _ in range(3)]
+    alone = comm.launch("AllGather", 64, "ncclInt8", 1)
+    for handle in (*together, alone):
+        comm.run(handle, {0: (1, 2)})
+    launches = [call.launch for call in read_profile(profile).collectives]
+    assert launches == [launches[0]] * 3 + [launches[0] + 1]
 
 
 def test_channels_have_entries_of_their_own_on_request(make_comm, profile, monkeypatch):
@@ -194,12 +213,12 @@ def test_it_is_switched_off_and_on_at_run_time(make_comm, plugin, profile):
     comms = [make_comm(4), make_comm(6)]
     masks = [comm.mask.value for comm in comms]
     assert plugin.profile(is_enabled=False) == 2
-    assert [comm.mask.value for comm in comms] == [0, 0]
+    assert [comm.mask.value for comm in comms] == [0, COLLECTIVE_CALL]  # which tells what is captured
     assert plugin.profile(is_enabled=True) == 2
     assert [comm.mask.value for comm in comms] == masks
     comms[0].finalize()
     assert plugin.profile(is_enabled=False) == 1
-    assert make_comm().mask.value == 0  # a new communicator, too
+    assert make_comm().mask.value == COLLECTIVE_CALL  # a new communicator, too
 
 
 def test_the_ring_is_private_and_each_process_may_have_its_own(make_comm, tmp_path, profile, monkeypatch):

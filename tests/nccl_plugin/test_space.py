@@ -68,3 +68,13 @@ def test_a_space_that_the_map_empties_is_refused_with_its_name() -> None:
     with pytest.raises(SpaceError, match="capability map"):
         tuner_space(OFFERED, 6, kind=ALL_REDUCE, num_channels=[32], capabilities=map_of())
     assert tuner_space(OFFERED, 6, kind=ALL_REDUCE, num_channels=[32])
+
+
+@pytest.mark.parametrize("algorithm", [Algorithm.NVLS, Algorithm.NVLS_TREE])
+def test_chunks_of_the_switchs_algorithms_end_at_128_kib_their_step(algorithm: Algorithm) -> None:
+    """NCCL's buffers hold no more for them, and what it lets pass beyond runs over their end (2.30)."""
+    way = (algorithm, Protocol.SIMPLE)
+    space = tuner_space((RING, way), 6, kind=ALL_REDUCE)
+    assert axis(space, way, "chunk_bytes") == tuple(size * KIB for size in (16, 32, 64, 128))
+    asked = tuner_space((way,), 6, kind=ALL_REDUCE, algorithms=[algorithm], chunk_bytes=[128 * KIB, 256 * KIB])
+    assert axis(asked, way, "chunk_bytes") == (128 * KIB,)

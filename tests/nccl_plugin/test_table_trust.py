@@ -1,10 +1,13 @@
 """A table that is damaged, foreign or writable by others is refused with one line; the job runs as without it."""
 
+import ctypes
 import os
 import zlib
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from tuner_rows import encode_rows
 
 from lagom_overlap.collective import CollectiveKind, CommConfig
@@ -214,3 +217,43 @@ def test_a_communicator_made_between_prepare_and_commit_decides_by_the_new_table
     assert comm.run(AR, MIB).tuner_channels == 2
     with pytest.raises(TableError, match="was not prepared"):
         plugin.commit(1)
+
+
+def with_fields(data, changes):
+    """Fields of any record set to any bits, under a right checksum."""
+    header = np.frombuffer(data, HEADER, 1)[0]
+    kinds = [HEADER] + [layout.COMMUNICATOR] * int(header["num_communicators"]) + [ROW] * int(header["num_decisions"])
+    starts = [sum(kind.itemsize for kind in kinds[:number]) for number in range(len(kinds))]
+    for place, field, value in changes:
+        number = place % len(kinds)
+        name = kinds[number].names[field % len(kinds[number].names)]
+        if name in ("checksum", "num_communicators", "num_decisions"):
+            continue
+        width = kinds[number][name].itemsize
+        bits = np.frombuffer((value % (1 << 8 * width)).to_bytes(width, "little"), kinds[number][name])[0]
+        data = edit(data, kinds[number], starts[number], **{name: bits})
+    return data
+
+
+VALUES = st.sampled_from([0, 1, 2, 3, 6, 7, 63, 64, 65, 511, 512, 4096, 65535, 65536, 1 << 24, 1 << 31, (1 << 64) - 1])
+
+
+@settings(max_examples=300)
+@given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 12), VALUES), max_size=3))
+@example([(1, 1, 0)])  # a communicator of no rank: found by the fuzzer
+@example([(1, 0, (1 << 512) - 1), (3, 2, 1)])  # a description of 64 bytes
+@example([(2, 4, 65536)])
+def test_our_reader_takes_exactly_the_tables_that_the_plugin_takes(plugin_library, changes):
+    data = with_fields(encode_rows(ROWS), changes)
+    plugin = ctypes.CDLL(str(plugin_library))
+    plugin.lagom_install.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_uint64]
+    is_taken = plugin.lagom_install(data, len(data), 0) == 0
+    assert _takes(data) == is_taken
+
+
+def _takes(data):
+    try:
+        decode_table(data)
+    except TableError:
+        return False
+    return True

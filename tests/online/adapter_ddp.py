@@ -76,6 +76,16 @@ def hook_since(model: nn.Module, steps: Steps) -> list[Any]:
     return [train(model, steps), state["calls"]]
 
 
+def builtin_since(model: nn.Module, steps: Steps, kind: Any) -> list[Any]:
+    """The user registers one of DDP's own hooks in C++ after the adapter came."""
+
+    def register(model: nn.Module, step: int) -> None:
+        if step == 3:
+            model._register_builtin_comm_hook(kind)  # type: ignore[operator]
+
+    return train(model, steps, between=register)
+
+
 def saved(model: nn.Module, steps: Steps) -> list[Any]:
     """The whole wrapped model is pickled."""
 
@@ -112,6 +122,10 @@ DDP: dict[str, Callable[[], dict[str, Any]]] = {
     "uneven inputs": lambda: ddp(replicated, uneven),
     "uneven inputs, divided by those that have some": lambda: ddp(replicated, partial(uneven, by_first=False)),
     "a hook of the user's own, since": lambda: ddp(replicated, hook_since),
+    **{
+        f"DDP's own hook {kind.name}, since": partial(ddp, replicated, partial(builtin_since, kind=kind))
+        for kind in (dist.BuiltinCommHookType.ALLREDUCE, dist.BuiltinCommHookType.FP16_COMPRESS)
+    },
     "saved whole": lambda: ddp(replicated, saved),
     "sparse gradients": lambda: ddp(partial(replicated, Embedded)),
     "bf16": lambda: ddp(lambda: replicated(lambda: Layers().bfloat16()), half_steps),

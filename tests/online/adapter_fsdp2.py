@@ -157,6 +157,13 @@ def prefetching() -> nn.Module:
     return model
 
 
+def together() -> nn.Module:
+    """Two modules that share their parameter group."""
+    model = Layers()
+    fully_shard([model.a, model.b])
+    return fully_shard(model)
+
+
 def recomputing() -> nn.Module:
     model = sharded()
     forward = model.forward
@@ -197,6 +204,7 @@ FSDP2: dict[str, Callable[[], dict[str, Any]]] = {
     "gradients read in backward": lambda: fsdp2(sharded, read_in_backward),
     "a backward pass that raises": lambda: fsdp2(sharded, caught),
     "other buffers since": lambda: fsdp2(sharded, custom_since),
+    "two modules sharded together": lambda: fsdp2(together),
     "prefetch lists of the user's own": lambda: fsdp2(prefetching),
     "activations computed again": lambda: fsdp2(recomputing),
 }

@@ -48,8 +48,6 @@ class GlooJob:
     disable_at: int | None = None
     loses_store: tuple[int, int] | None = None
     """The rank that loses its connection to the job's store, and after which step."""
-    is_in_doubt: tuple[int, int] | None = None
-    """The same, but between its last word for a switch and the answer; it can connect again."""
     save: str = ""
     file_limit_bytes: int | None = None
     environment: dict[str, str] = field(default_factory=dict)
@@ -85,7 +83,6 @@ class GlooJob:
                 "optimizer_steps": list(self.optimizer_steps),
                 "disable_at": self.disable_at,
                 "loses_store": self.loses_store,
-                "is_in_doubt": self.is_in_doubt,
                 "save": self.save,
                 "file_limit_bytes": self.file_limit_bytes,
                 "pauses": list(self.pauses),

@@ -105,35 +105,6 @@ class LostStore:
         raise RuntimeError("Connection reset by peer")
 
 
-def lose_last_word(exchange: Any) -> None:
-    """The connection breaks when this rank next waits for an answer after its last word."""
-    appears = exchange._appears
-
-    def lost(keys: list[str], timeout_s: float) -> bool:
-        if not keys[0].startswith("go/"):
-            return appears(keys, timeout_s)
-        exchange._appears, exchange._store = appears, LostStore()
-        say("in doubt")
-        return False
-
-    exchange._appears = lost
-
-
-def speak_last(exchange: Any) -> None:
-    """This rank's last word comes after all others', so that whoever is to wait for the answer does."""
-    meet = exchange._meet
-
-    def after_the_others(window: int) -> str:
-        refusal, give_up = meet(window), time.monotonic() + 20
-        while not refusal and exchange._store.add(f"sure/{window}", 0) < exchange.num_ranks - 1:
-            if time.monotonic() > give_up:
-                break
-            time.sleep(0.005)
-        return str(refusal)
-
-    exchange._meet = after_the_others
-
-
 def say(words: str) -> None:
     sys.stdout.write(f"{words}\n")
     sys.stdout.flush()
@@ -175,8 +146,6 @@ def train(job: dict[str, Any], tuner_options: dict[str, Any] | None) -> dict[str
             states.append(str(tuner.state))
             if job["loses_store"] == [rank, step]:
                 tuner._member._exchange._store = LostStore()
-            if job["is_in_doubt"] and job["is_in_doubt"][1] == step:
-                (lose_last_word if job["is_in_doubt"][0] == rank else speak_last)(tuner._member._exchange)
             if job["disable_at"] == step and rank == 1:
                 os.environ["LAGOM_DISABLE"] = "1"
             say(f"rank {rank} step {step}")

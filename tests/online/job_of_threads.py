@@ -256,7 +256,7 @@ class Job:
     """Ranks on their threads. `store` outlives a run, as the launcher's does."""
 
     num_ranks: int = 2
-    options: OnlineOptions = field(default_factory=lambda: OnlineOptions(timeout_s=2.0, num_pairs=3))
+    options: OnlineOptions = field(default_factory=lambda: OnlineOptions(timeout_s=20.0, num_pairs=3))
     store: FakeStore = field(default_factory=FakeStore)
     started: tuple[SiteSetting, ...] = ()
     size_octaves: int = 0

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 
+import numpy as np
 import torch
 from torch import distributed as dist
 from torch.distributed.fsdp import fully_shard
@@ -110,6 +111,15 @@ for step in range(2):
     if step == 0:
         route.prepare(few(keys), 1)
         route.commit(1)
+# Rank 0 sends as many bytes as the exchange of which the table speaks, rank 1 another number.
+splits = [[3, 5], [4, 2]]
+sent, received = splits[RANK], [peer[RANK] for peer in splits]
+route.begin_step(is_measured=False)
+uneven = torch.empty(sum(received))
+# As numbers of numpy, which PyTorch takes too and whose truth is ambiguous.
+dist.all_to_all_single(uneven, torch.arange(float(sum(sent))) + 10 * RANK, np.array(received), np.array(sent))
+found["uneven"] = uneven.tolist() == [[0, 1, 2, 10, 11, 12, 13], [3, 4, 5, 6, 7, 14, 15]][RANK]
+route.end_step()
 route.begin_step(is_measured=False)
 chosen = route.group_for(CollectiveKind.ALL_TO_ALL, 32, None)
 found["all_to_all"] = {"same": results[0] == results[1], "group": chosen.group_desc}

@@ -97,7 +97,7 @@ def both_sides(options: OnlineOptions):
 @pytest.fixture
 def job(monkeypatch: pytest.MonkeyPatch) -> Job:
     monkeypatch.setattr(job_of_threads, "study_of", both_sides)
-    made = Job(options=OnlineOptions(timeout_s=2.0, num_pairs=3, watch_steps=8))
+    made = Job(options=OnlineOptions(timeout_s=20.0, num_pairs=3, watch_steps=8))
     made.routes = [Runnable(route, FakeCompute()) for route in made.routes]  # type: ignore[misc]
     return made
 
@@ -300,5 +300,5 @@ def test_carve_outs_that_cannot_be_set_are_left_out_of_the_search_in_words(caplo
         assert _settable(OnlineOptions(sm_carveouts=(4, 16)), FakeCompute()).sm_carveouts == ()
         caplog.clear()
         assert _settable(wanted, FakeCompute()) == wanted
-        assert "are not searched: tuner 'lagom'" in caplog.text
+        assert "are not searched: tuner 'descent'" in caplog.text
     assert _settable(OnlineOptions(), NoComputeRoute("no CUDA device")) == OnlineOptions()

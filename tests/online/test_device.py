@@ -10,7 +10,7 @@ import torch
 from torch import distributed as dist
 
 from lagom_overlap.online import device as online_device
-from lagom_overlap.online.device import DeviceEvent, job_device
+from lagom_overlap.online.device import DeviceEvent, job_device, note_model
 
 
 @pytest.fixture
@@ -18,6 +18,7 @@ def gpus(monkeypatch):
     """A machine of eight GPUs, of which the current one is GPU 0; `bind` makes a world."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(online_device, "_trained", [])
 
     def bind(**fields):
         monkeypatch.setattr(
@@ -53,6 +54,45 @@ def test_a_job_without_a_group_or_a_gpu_has_the_current_one_or_none(gpus, monkey
     assert job_device() == torch.device("cuda", 0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert job_device() is None
+
+
+class Model:
+    """What has parameters somewhere; on this machine no real one can be on a GPU."""
+
+    def __init__(self, *devices):
+        self.devices = devices
+
+    def parameters(self):
+        return [SimpleNamespace(device=torch.device(name)) for name in self.devices]
+
+
+@pytest.mark.parametrize(
+    ("bound", "devices", "index"),
+    [
+        (None, ("cuda:5", "cuda:5"), 5),  # PyTorch before 2.15 under srun, in a job that sets no current device
+        (torch.device("cuda", 3), ("cuda:5",), 3),
+        (None, ("cpu",), 0),  # offloaded: the current one, for want of anything better
+        (None, ("cuda:5", "cuda:6"), 0),
+        (None, ("meta",), 0),
+        (None, (), 0),
+    ],
+)
+def test_a_job_whose_group_is_bound_to_none_computes_where_its_model_is(gpus, bound, devices, index):
+    gpus(bound_device_id=bound)
+    model = Model(*devices)
+    note_model(model)
+    assert job_device() == torch.device("cuda", index)
+    del model
+    assert job_device() == torch.device("cuda", 0 if bound is None else 3)
+
+
+def test_no_model_is_walked_over_where_the_group_is_bound_to_a_device(gpus, monkeypatch):
+    """Thousands of parameters take milliseconds."""
+    gpus(bound_device_id=torch.device("cuda", 3))
+    model = Model("cuda:5")
+    monkeypatch.setattr(model, "parameters", lambda: pytest.fail("the parameters were asked for"))
+    note_model(model)
+    assert job_device() == torch.device("cuda", 3)
 
 
 def test_steps_are_timed_on_the_jobs_device_whichever_is_current(monkeypatch):

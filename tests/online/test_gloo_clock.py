@@ -106,3 +106,12 @@ def test_a_wait_with_a_timeout_ends_in_time_and_a_later_one_still_gets_the_resul
     handle.release.set()
     assert work.wait(timedelta(seconds=50))
     assert handle.num_waits == 1
+
+
+def test_the_clocks_thread_ends_with_a_clock_that_nobody_closed() -> None:
+    before = set(threading.enumerate())
+    clock = CallClock()
+    (thread,) = set(threading.enumerate()) - before
+    del clock
+    thread.join(30)
+    assert not thread.is_alive()

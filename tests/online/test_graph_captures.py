@@ -1,6 +1,9 @@
 """Collectives in a CUDA graph keep NCCL's own choice, whatever is tried when they are captured."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
+from played_profiler import PlayedComm
 from test_plugin_route import measured_step, start
 
 from lagom_overlap.collective import CommConfig, ConfigTable
@@ -104,3 +107,65 @@ def test_the_methods_are_put_back(tuned):
     captures.unwatch()
     assert not hasattr(kind.capture_begin, "__wrapped__")
     assert route is not None
+
+
+# Other threads communicate while a graph is captured. ---------------------------------------------------------------
+
+
+@pytest.fixture
+def told(tuned, monkeypatch):
+    """The same job under NCCL's profiler: what it says of a call before it asks about it, and one collective."""
+    job, route, _, default, graph, captures = tuned
+    folder = job.rehearsal.record.parent
+    monkeypatch.setenv("LAGOM_PROFILE", str(folder / "profile.bin"))
+    library = folder / "liblagom_tuner.so"
+
+    def step(version, *, is_captured):
+        comm = PlayedComm(library, version, 7)
+        ran = []
+        for op in job.comms:
+            comm.call(str(op.collective.kind), 1, is_captured=is_captured)
+            ran.append(job.rehearsal.run(op))
+        comm.finalize()
+        return tuple(ran)
+
+    return route, default, graph, captures, step
+
+
+def in_thread(work):
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work).result()
+
+
+@pytest.mark.parametrize(("version", "channels"), [(4, None), (5, 2), (6, 2), (7, 2)])
+def test_a_call_outside_of_a_capture_is_decided_like_any_other_where_nccl_tells(told, version, channels):
+    """Another rank may make it while it captures nothing: under two settings it would hang."""
+    route, default, graph, captures, step = told
+    route.begin_step(is_measured=False)
+    graph.capture_begin()
+    ran = in_thread(lambda: step(version, is_captured=False))
+    assert ran == default if channels is None else {config.num_channels for config in ran} == {channels}
+    graph.capture_end()
+    assert bool(captures.why_not()) == (channels is None)  # what is known to be outside is in no graph
+
+
+@pytest.mark.parametrize("version", [5, 6, 7])
+def test_a_captured_call_of_any_thread_keeps_nccls_choice(told, version):
+    """The collectives of a captured backward come from autograd's threads."""
+    route, default, graph, captures, step = told
+    route.begin_step(is_measured=False)
+    graph.capture_begin()
+    assert in_thread(lambda: step(version, is_captured=True)) == default
+    assert {config.num_channels for config in step(version, is_captured=False)} == {2}
+    assert in_thread(lambda: step(version, is_captured=True)) == default
+    graph.capture_end()
+    assert captures.why_not()
+
+
+@pytest.mark.parametrize("version", [5, 6, 7])
+def test_a_capture_that_only_nccl_knows_of_keeps_nccls_choice(told, version):
+    """Begun in C++, or by another library: no method of `torch.cuda.CUDAGraph` was called."""
+    route, default, _, _, step = told
+    route.begin_step(is_measured=False)
+    assert step(version, is_captured=True) == default
+    assert {config.num_channels for config in step(version, is_captured=False)} == {2}

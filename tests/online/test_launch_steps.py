@@ -1,5 +1,9 @@
 """Steps told apart without a line of the job's code."""
 
+import copy
+import pickle
+import threading
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -165,3 +169,15 @@ def test_compiled_parts_of_an_eager_model_begin_no_steps(watched):
         optimizer.step()
     assert watched.models == [whole]
     assert watched.num_steps == 3
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_of_the_model_has_a_hook_that_does_nothing_and_needs_nothing_of_ours(watched, copied):
+    model, (optimizer, _) = parts()
+    watched.lock = threading.Lock()  # as in a session: it can be neither copied nor pickled
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    other = copied(model)
+    assert b"lagom" not in pickle.dumps(model)
+    assert torch.equal(other(torch.ones(2, 4)), model(torch.ones(2, 4)))
+    assert watched.num_steps == 2  # not the copy's

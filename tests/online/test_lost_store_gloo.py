@@ -35,12 +35,3 @@ def test_settled_settings_stay_where_one_rank_loses_the_store_and_another_one_wa
     assert ranks[0]["states"][-1] == "done"
     assert [one["settings"] for one in ranks] == [2, 2]
     assert all("what is set stays for good" in one["reason"] for one in ranks)
-
-
-def test_a_rank_that_loses_the_store_before_the_answer_finds_it_again_and_does_as_all(tmp_path: Path) -> None:
-    running = GlooJob(tmp_path, kind="calls", steps=34, is_in_doubt=(1, 6))
-    running.tuner = {"adapters": ["calls"]}
-    ranks = running.start().results()
-    assert "in doubt" in running.words()
-    assert all(one["losses"] == one["stock"] for one in ranks)
-    assert ranks[0]["states"] == ranks[1]["states"]

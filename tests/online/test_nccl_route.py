@@ -135,6 +135,17 @@ def test_a_job_whose_ranks_are_replaced_while_others_run_on_is_not_tuned(environ
         open_nccl_route(MODEL, (2, 30, 7), environment)
 
 
+def test_the_release_is_that_of_the_library_in_the_process_not_what_torch_was_compiled_with(monkeypatch):
+    """A preloaded or replaced libnccl.so.2 is another one."""
+    monkeypatch.setattr(nccl_route.dist, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(nccl_route.dist, "get_backend_config", lambda: "cuda:nccl,cpu:gloo")
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 28, 9))
+    monkeypatch.setattr(nccl_route, "loaded_nccl", lambda: (2, 30, 7))
+    assert nccl_in_use() == (2, 30, 7)
+    monkeypatch.setattr(nccl_route, "loaded_nccl", lambda: None)
+    assert nccl_in_use() == (2, 28, 9)
+
+
 def test_a_machine_without_nccl_is_not_on_nccl():
     if torch.distributed.is_nccl_available():
         pytest.skip("this torch has NCCL")

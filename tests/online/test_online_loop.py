@@ -30,7 +30,7 @@ from lagom_overlap.online.step_clock import HostClock
 
 def options(**changes: object) -> OnlineOptions:
     """Short windows; saved settings are trusted, unless a test is of checks."""
-    return OnlineOptions(**{"timeout_s": 2.0, "num_pairs": 3, "watch_steps": 8, "check_share": 0.0, **changes})
+    return OnlineOptions(**{"timeout_s": 20.0, "num_pairs": 3, "watch_steps": 8, "check_share": 0.0, **changes})
 
 
 def layer_s(gather: CommConfig, scatter: CommConfig, alone_s: float = 0.05) -> float:

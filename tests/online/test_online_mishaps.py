@@ -12,8 +12,9 @@ from test_online_loop import options
 
 from lagom_overlap.errors import BackendError
 from lagom_overlap.online.journal import JournalFile
-from lagom_overlap.online.ranks.leader import MAX_VOID, WATCHED_WINDOWS
-from lagom_overlap.online.ranks.messages import SwitchState
+from lagom_overlap.online.ranks.exchange import Exchange
+from lagom_overlap.online.ranks.leader import MAX_VOID, WATCHED_WINDOWS, Leader
+from lagom_overlap.online.ranks.messages import SwitchState, WindowPlan
 from lagom_overlap.online.routes.base import StepRecord
 from lagom_overlap.online.sites import SiteSetting
 
@@ -230,3 +231,60 @@ def test_a_journal_that_several_ranks_wrote_is_read_once(tmp_path: Path) -> None
     job = Job(options=options(), journals=(JournalFile(path), None))
     job.run(6)
     assert path.read_text().splitlines()[: len(lines)] == lines
+
+
+_OF_RANK_0, _OF_RANK_1 = ("reports", "propose", "is_decided"), ("report",)
+_OF_BOTH = ("plan", "get_ready", "_meet", "_settle", "_appears", "forget")
+
+
+@pytest.mark.parametrize("number", [0, 2])
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [*((name, 0) for name in _OF_BOTH + _OF_RANK_0), *((name, 1) for name in _OF_BOTH + _OF_RANK_1)],
+)
+def test_a_bug_of_ours_between_the_ranks_ends_the_tuning_and_not_the_job(name: str, number: int, rank: int) -> None:
+    """In the `number`-th call that makes a switch possible, or any other."""
+    job = Job(options=options(timeout_s=0.5))
+    job.start()
+    exchange = job.members[rank]._exchange
+    original, calls = getattr(exchange, name), []
+
+    def fail(*words: object, **more: object) -> object:
+        calls.append(words)
+        if len(calls) == number + 1:
+            raise AttributeError("a bug")
+        return original(*words, **more)
+
+    setattr(exchange, name, fail)
+    job.run(60)
+    assert not job.meeting.mismatches
+    assert len(calls) > number
+    assert all(member.is_over for member in job.members)
+    assert not job.members[0].settings
+    assert all(route.is_closed for route in job.routes)
+
+
+@pytest.mark.parametrize("is_leaders", [True, False])
+def test_a_bug_of_ours_before_the_first_plan_is_out_keeps_no_rank_waiting(
+    is_leaders: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, propose, appears, calls, waits = Job(options=options()), Exchange.propose, Exchange._appears, [], []
+
+    def fail(*words: object) -> WindowPlan:
+        calls.append(words)
+        if len(calls) == 1:
+            raise AttributeError("a bug")
+        return propose(*words)
+
+    def appear(*words: object) -> bool:
+        waits.append(appears(*words))
+        return waits[-1]
+
+    monkeypatch.setattr(*((Leader, "first") if is_leaders else (Exchange, "propose")), fail)
+    monkeypatch.setattr(Exchange, "_appears", appear)
+    job.run(10)
+    assert waits == [True, True], "each rank asked for the first plan, and it was there"
+    assert not job.meeting.mismatches
+    assert {plan for plans in job.plans for plan in plans} == {("off", 0)}
+    assert all("a bug" in member.plan.reason for member in job.members)
+    assert all(route.is_closed for route in job.routes)

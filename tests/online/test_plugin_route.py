@@ -37,7 +37,7 @@ from lagom_overlap.tuners.guard import Guarded
 from lagom_overlap.tuners.lagom import Lagom
 from lagom_overlap.tuners.study import Study
 from lagom_overlap.units import KIB, MIB
-from lagom_overlap.workload import CommOp
+from lagom_overlap.workload import CommOp, OverlapGroup
 
 AG, RS, AR = CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_REDUCE
 
@@ -82,6 +82,15 @@ def test_the_keys_of_a_step_are_what_nccl_asked_for_in_its_order(start):
     assert [call.num_channels for call in record.calls] == [config.num_channels for config in job.effective]
     (name,) = route.communicators()
     assert (name.description, len(name.ranks), name.creation_order) == ("nccl on 1 node", 8, 0)
+
+
+def test_calls_of_less_than_a_mebibyte_are_no_part_of_a_step(start):
+    """Scalars, a loss: launched and over in tens of microseconds, left alone by every table."""
+    small = CommOp(name="loss", collective=Collective(AR, 256 * KIB, 8), communicator="fsdp")
+    job, route = start(group=OverlapGroup(name="step", computations=STEP.computations, comms=(*STEP.comms, small)))
+    calls = measured_step(job, route).calls
+    assert [call.key.num_bytes for call in calls] == [op.collective.num_bytes for op in STEP.comms]
+    assert all(call.ended_s > call.begun_s for call in calls)
 
 
 @pytest.mark.parametrize("release", ["2.29", "2.30"])
@@ -183,6 +192,7 @@ def test_no_more_channels_are_tried_than_the_call_had_by_nccls_own_choice(start)
     route.commit(1)
     assert measured_step(job, route).calls[0].num_channels == 2
     assert max(route.space(key).subspaces[0].num_channels) == default  # a trial is no proof
+    assert route.space(key).default == CommConfig(num_channels=default)
 
 
 def test_a_call_that_was_never_seen_to_run_is_left_alone(start):
@@ -245,7 +255,7 @@ def test_a_map_of_the_box_narrows_the_space_and_may_leave_a_call_alone(start, ca
     ways = [Knobs(each.algorithm, each.protocol) for each in route.space(key).subspaces]
     job, route = start(maps=OneMap(4))
     measured_step(job, route)
-    assert {each.num_channels for each in route.space(key).subspaces} == {(1, 2, 4)}
+    assert {each.num_channels for each in route.space(key).subspaces} == {(1, 2, 3, 4)}
     job, route = start(maps=OneMap(4, wrong=ways[1:]))
     measured_step(job, route)
     assert [(each.algorithm, each.protocol) for each in route.space(key).subspaces] == [(None, None)]

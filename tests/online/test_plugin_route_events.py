@@ -5,7 +5,7 @@ from collections import defaultdict
 from dataclasses import replace
 
 import pytest
-from kineto_step import COMM, COMPUTE, COPY, Step
+from kineto_step import COMM, COMPUTE, COPY, SCATTER, Step
 
 from lagom_overlap.collective import CollectiveKind, CommunicatorId, ConfigKey
 from lagom_overlap.online.program import events_of, fingerprint
@@ -356,3 +356,29 @@ def test_a_loss_that_is_summed_in_some_steps_only_makes_no_other_step(tmp_path):
     assert with_log.is_timed
     assert [call.key for call in with_log.calls] == [call.key for call in without.calls]
     assert fingerprint(with_log) == fingerprint(without)
+
+
+def test_calls_are_told_in_the_hosts_order_whichever_started_first(tmp_path):
+    """Two communicators: the stream of the first is busy longer, so that its call starts behind the second's."""
+    step = Step()
+    step.compute(0, 10)
+    step.nccl("AllGather_RING_LL", 60, 20, op="_allgather_base", stream=COMM)
+    step.nccl("ReduceScatter_Sum_bf16_RING_LL", 20, 20, op="_reduce_scatter_base", stream=SCATTER)
+    step.wait(COMPUTE, COMM, 3)
+    step.compute(90, 10)
+    calls = timed_calls(step.trace(tmp_path))
+    assert [call.kind for call in calls] == [CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER]
+    assert calls[0].issue_place < calls[1].issue_place
+    assert calls[0].begun_s > calls[1].begun_s
+
+
+def test_a_stream_of_long_copies_is_not_the_computation(tmp_path):
+    """Offloaded parameters, batches: a copy of 10 ms beside products of 1 ms computes nothing."""
+    step = Step()
+    step.compute(0, 1000)
+    step._add("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 0, 10_000, stream=COPY)
+    step.nccl("AllGather_RING_LL", 1000, 500, op="_allgather_base")
+    step.wait(COMPUTE, COMM, 3)
+    step.compute(1500, 1000)
+    (call,) = timed_calls(step.trace(tmp_path))
+    assert (call.joined_s, call.resumed_s) == pytest.approx((1000e-6, 1500e-6))

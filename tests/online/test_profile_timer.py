@@ -1,13 +1,13 @@
 """Which measured steps NCCL's profiler times, which PyTorch's, and what is said where NCCL's cannot."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 from c_build import build_libraries
 from kineto_step import COMM, COMPUTE, sharded_step
-from played_profiler import PlayedComm
+from played_profiler import COLLECTIVE_CALL, PlayedComm
 
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.errors import TableError
@@ -50,6 +50,9 @@ class Job:
         self.now_s = 0.0
         self.loads_us = 0.0  # data that the host reads and copies after the last update, before the next step begins
         self.is_gathered_late = False
+        self.num_members = 1  # of each kernel: calls that PyTorch coalesces, whose sizes its profiler may not tell
+        self.sizes = {}
+        self.captured = ProfileFlag(0)  # of the first call of a step
         self.timer = ProfileTimer(
             self,
             Ring(self),
@@ -62,7 +65,7 @@ class Job:
     @property
     def kineto(self):
         """The step, with what follows it until the next one begins, up to which PyTorch's profiler runs."""
-        step = self.program.kineto()
+        step = self.program.kineto(**self.sizes)
         step.launched()
         step.host("ProfilerStep#0", 1.0)
         if self.loads_us:
@@ -89,14 +92,18 @@ class Job:
         found = []
         for place, op in enumerate(self.program.collectives):
             kind = CollectiveKind(op.what)
-            number = numbers[kind] = numbers.get(kind, 99 + self.num_steps) + 1
             is_late = place % 2 and self.skew_ns
             start = NOW_NS + round(op.start * 1e3)
             end = NOW_NS + round(op.end * 1e3) + (self.skew_ns if is_late else 0)
-            found.append(profiled(5, number, kind=kind, num_bytes=2 * MIB, place=place, start_ns=start, end_ns=end))
+            for member in range(self.num_members):
+                number = numbers[kind] = numbers.get(kind, 99 + self.num_steps) + 1
+                own = {"kind": kind, "num_bytes": 2 * MIB // self.num_members, "place": place, "launch": place + 1}
+                early = end - member * (end - start) // 4  # a part of the channels may be done before the others
+                found.append(profiled(5, number, **own, start_ns=start, end_ns=early))
         if self.loss_bytes:
             loss = {"kind": CollectiveKind.ALL_REDUCE, "num_bytes": self.loss_bytes, "place": 99}
             found.append(profiled(6, 1, **loss, start_ns=NOW_NS, end_ns=NOW_NS + 9))
+        found[0] = replace(found[0], flags=self.captured)
         return sorted(found, key=lambda call: call.end_ns)[self.num_lost :]
 
     def measured(self):
@@ -127,7 +134,7 @@ class Ring:
         return self.job.calls()
 
 
-def profiled(comm_id, call, *, kind, num_bytes, place, start_ns, end_ns):
+def profiled(comm_id, call, *, kind, num_bytes, place, start_ns, end_ns, launch=None):
     return ProfiledCollective(
         comm_id=comm_id,
         call=call,
@@ -147,6 +154,7 @@ def profiled(comm_id, call, *, kind, num_bytes, place, start_ns, end_ns):
         end_ns=end_ns,
         flags=ProfileFlag(0),
         channels=(),
+        launch=launch,
     )
 
 
@@ -183,6 +191,36 @@ def test_a_step_told_by_the_ring_is_the_step_that_pytorchs_profiler_would_have_t
         assert (ours.kind, ours.num_bytes, ours.num_channels) == (theirs.kind, theirs.num_bytes, 16)
         assert (ours.begun_s, ours.ended_s) == pytest.approx((theirs.begun_s, theirs.ended_s), abs=0.1 * US)
         assert ours.resumed_s == pytest.approx(theirs.resumed_s, abs=0.02 * length_s)
+
+
+@pytest.mark.parametrize("sizes", [{}, {"nelems": 0}], ids=["with the kernel's size", "of unknown size"])
+def test_coalesced_calls_are_told_by_the_ring_as_the_one_kernel_that_they_are(job, caplog, sizes):
+    """Four calls to a kernel: PyTorch's profiler sees one, of which PyTorch 2.15 does not say how large it is."""
+    job.num_members, job.sizes = 4, sizes
+    for _ in range(2):
+        assert [call.num_bytes for call in job.measured()[1]] == [2 * MIB] * len(job.program.collectives)
+    job.length, job.slower = 250.0, 1.3
+    duration_s, told = job.measured()
+    assert (job.num_kineto, fallen_back(caplog)) == (2, [])
+    assert duration_s == pytest.approx(step_length_s(job.kineto), abs=US)
+    assert [call.num_bytes for call in told] == [2 * MIB] * len(job.program.collectives)
+    for ours, theirs in zip(told, timed_calls(job.kineto), strict=True):
+        assert (ours.begun_s, ours.ended_s) == pytest.approx((theirs.begun_s, theirs.ended_s), abs=0.1 * US)
+
+
+def test_a_step_with_a_call_that_a_graph_replays_is_not_told_by_the_ring(job):
+    """It has no place in the host's order, so that it cannot be told what it ran beside."""
+    for _ in range(3):
+        assert job.measured()[1] is not None
+    job.captured = ProfileFlag.CAPTURED
+    assert job.measured()[1] is None
+
+
+def test_a_group_of_other_calls_than_the_patterns_is_another_step(job):
+    for _ in range(3):
+        job.measured()
+    job.num_members = 3  # 3 times 699,050 bytes
+    assert job.measured()[1] is None
 
 
 def test_a_changed_sequence_leaves_one_step_untimed_and_is_learned_and_checked(job, caplog):
@@ -329,14 +367,14 @@ def ran(comm, num=1):
 
 def test_calls_are_recorded_in_measured_steps_only(played):
     comm, recorder, _ = played()
-    assert comm.mask.value == 0
+    assert comm.mask.value == COLLECTIVE_CALL
     ran(comm)
     for num in (1, 3):
         recorder.begin()
-        assert comm.mask.value != 0
+        assert comm.mask.value & ~COLLECTIVE_CALL
         ran(comm, num)
         assert len(recorder.end(lambda calls, num=num: len(calls) >= num)) == num
-        assert comm.mask.value == 0
+        assert comm.mask.value == COLLECTIVE_CALL
         ran(comm)
 
 
@@ -402,7 +440,7 @@ def test_a_ring_that_is_truncated_later_is_refused_and_ends_nothing(played):
     ran(comm)
     with pytest.raises(TableError, match="was truncated"):
         recorder.end(lambda calls: True)
-    assert comm.mask.value == 0
+    assert comm.mask.value == COLLECTIVE_CALL
 
 
 def test_a_ring_that_was_overrun_in_a_step_is_refused(played, monkeypatch):

@@ -1,5 +1,7 @@
 """Windows, groups and times of steps worked by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from lagom_overlap.collective import CollectiveKind, CommConfig, CommunicatorId, ConfigKey, ConfigSpace, Subspace
@@ -76,8 +78,47 @@ def test_a_call_that_hardly_any_computation_follows_belongs_to_the_next_window()
     program = program_of([StepRecord(duration_s=14.0, calls=calls)], [SPACE] * 4)
     assert program.late == (False, False, True, False)
     names = [group.name for group in groups_of(program)]
-    assert len(names) == 2, "the first two windows are equal: a gather until a gather"
+    assert len(names) == 2, "the first two windows are equal"
     assert names[1].startswith("reduce_scatter 1 MiB (1048576 B) on fsdp/2 + all_gather")
+
+
+def test_a_call_that_the_rest_of_its_window_hides_belongs_to_it() -> None:
+    """FSDP2's backward: the scatter is issued right before the gather's join, and waited for after a whole layer."""
+    calls = (
+        call(GATHER, 0, 0.0, (0.0, 2.0), (4.0, 4.0)),
+        call(SCATTER, 0, 3.9, (4.0, 6.0), (9.0, 9.0)),
+        call(SCATTER, 1, 9.0, (9.0, 11.0), (9.1, 11.0)),
+    )
+    program = program_of([StepRecord(duration_s=11.0, calls=calls)], [SPACE] * 3)
+    assert program.late == (False, False, False)
+    assert [group.members for group in groups_of(program)] == [((0, 1),), ((2,),)]
+
+
+def passes(*, on_device: bool) -> StepRecord:
+    """The first gather of a pass has nothing to hide behind; the others do, and need not be as fast."""
+    calls = [
+        call(GATHER, 0, 0.0, (0.0, 1.0), (0.0, 1.0)),
+        *(call(GATHER, n, 3.0 * n - 2, (3.0 * n - 2, 3.0 * n - 1), (3.0 * n + 0.8, 3.0 * n + 1)) for n in (1, 2, 3)),
+    ]
+    if on_device:
+        calls = [replace(one, issue_place=2 * n, join_place=2 * n + 1) for n, one in enumerate(calls)]
+    return StepRecord(duration_s=12.0, calls=tuple(calls))
+
+
+def test_exposed_calls_are_apart_from_hidden_ones() -> None:
+    program = program_of([passes(on_device=True)], [SPACE] * 4)
+    assert program.exposed == (True, False, False, False)
+    exposed, hidden = groups_of(program)
+    assert (exposed.occurrences, hidden.occurrences) == (((0,),), ((1, 2, 3),))
+    assert exposed.name != hidden.name
+
+
+def test_on_cpu_ranks_nothing_is_told_by_how_long_a_call_was_waited_for() -> None:
+    """A busy core makes any call wait: the groups of a restarted job would be others, and its journal lost."""
+    program = program_of([passes(on_device=False)], [SPACE] * 4)
+    assert not any(program.exposed)
+    (group,) = groups_of(program)
+    assert group.occurrences == ((0, 1, 2, 3),)
 
 
 def test_times_add_up_to_the_step_and_waiting_is_not_computing() -> None:

@@ -61,6 +61,11 @@ def test_an_all_to_all_runs_on_its_sibling_with_the_same_result(found):
     assert found["all_to_all"] == {"same": True, "group": "sibling_(2, None)"}
 
 
+def test_ranks_that_send_unequal_numbers_of_bytes_meet_on_one_communicator(found):
+    """Found by the fuzzer: each rank chose by its own bytes, and they waited for each other on different groups."""
+    assert found["uneven"]
+
+
 def test_what_a_communicator_cannot_be_limited_to_is_refused(found):
     assert "chunk_bytes is 1048576" in found["refused"]
 

@@ -55,6 +55,33 @@ def test_minimal_resources_stay_where_they_already_hide_communication() -> None:
     assert channels(tuner.recommend()["g"]) == (1,)
 
 
+def test_sums_do_not_end_the_climb_where_the_makespan_shows_exposed_communication() -> None:
+    """One of several alike windows has nothing to hide behind: a quarter of the communication is always exposed."""
+
+    def run(name: str, assignment: Assignment) -> Measurement:
+        num_channels = assignment[0].num_channels or 8
+        comm_s, comp_s = 8 / num_channels, 10 + 0.05 * num_channels
+        return Measurement(makespan_s=comp_s + comm_s / 4, comp_s=comp_s, comm_s=(comm_s,))
+
+    tuner = Lagom((problem(channels_only(1, 2, 4, 8)),))
+    asked = [channels(trial.assignments["g"]) for trial in drive(tuner, run)]
+    # Z: 12.05, 11.1, 10.7, 10.65; hidden by its sum from the first on.
+    assert asked == [(None,), (1,), (2,), (4,), (8,)]
+    assert channels(tuner.recommend()["g"]) == (8,)
+
+
+def test_a_step_that_lengthens_the_makespan_where_sums_say_hidden_is_undone() -> None:
+    def run(name: str, assignment: Assignment) -> Measurement:
+        num_channels = assignment[0].num_channels or 8
+        comm_s, comp_s = 8 / num_channels, 10 + 0.4 * num_channels
+        return Measurement(makespan_s=comp_s + comm_s / 4, comp_s=comp_s, comm_s=(comm_s,))
+
+    tuner = Lagom((problem(channels_only(1, 2, 4, 8)),))
+    # Z: 12.4, 11.8, 12.1.
+    assert [channels(trial.assignments["g"]) for trial in drive(tuner, run)] == [(None,), (1,), (2,), (4,)]
+    assert channels(tuner.recommend()["g"]) == (2,)
+
+
 def test_a_step_that_slows_its_collective_is_undone_and_ends_only_that_collective() -> None:
     overlap = TableOverlap(
         comm_s=({1: 10, 2: 11, 4: 1}, {1: 10, 2: 9, 4: 8}), extra_s=({1: 0, 2: 0, 4: 0},) * 2, alone_s=1

@@ -116,6 +116,15 @@ def test_a_gain_that_is_sure_but_too_small_to_count_is_not_adopted() -> None:
     assert found.decision is Decision.NO_DIFFERENCE
 
 
+def test_a_gain_of_0_3_percent_that_might_be_2_is_not_adopted_before_it_is_known() -> None:
+    """Seven wins out of seven are enough to be sure of "faster"; that it is worth having nothing says yet."""
+    gains = [0.001, 0.002, 0.003, 0.003, 0.003, 0.02, 0.03]
+    found = judged_pairs([1 + gain for gain in gains], [1.0] * len(gains), same_s=[(1.0, 1.0002)] * 3)
+    assert found.low > 1
+    assert found.high > 1.02
+    assert found.decision is Decision.OPEN
+
+
 @pytest.mark.parametrize("times", [([], []), ([1.0], [0.0]), ([-1.0], [1.0])])
 def test_times_must_be_positive(times) -> None:
     with pytest.raises(ValueError, match="positive times"):

@@ -56,6 +56,7 @@ VERBS = {
     "plan_zero_mesh_gloo.toml": PROGRAM,
     "plan_across_steps_gloo.toml": PROGRAM,
     "plan_experts_gloo.toml": PROGRAM,
+    "plan_fsdp2_gloo.toml": PROGRAM,
 }
 MODELS = [name for name, verbs in VERBS.items() if verbs.simulate is None]
 TUNED = [name for name in MODELS if VERBS[name].tune is None]

@@ -164,19 +164,37 @@ def _make_optimizer_state(step: TrainingStep) -> None:
         optimizer.zero_grad()
 
 
-def _run(step: TrainingStep, whereabouts: Whereabouts) -> None:
+def train_once(
+    step: TrainingStep,
+    *,
+    on_micro_batch: Callable[[int], None] = lambda number: None,
+    on_optimizer: Callable[[], None] = lambda: None,
+) -> list[torch.Tensor]:
+    """One step: forward and backward of all micro-batches, then the optimizers; the losses."""
+    losses = []
     for number in range(step.num_micro_batches):
-        whereabouts.microbatch = number
+        on_micro_batch(number)
         if step.before_micro_batch is not None:
             step.before_micro_batch(number)
         with step.context():
             loss = step.loss(step.model(*step.inputs, **step.keyword_inputs))
             loss.backward()  # type: ignore[no-untyped-call]  # torch's own
-    whereabouts.microbatch = 0
-    whereabouts.in_optimizer = True
+        losses.append(loss.detach())
+    on_optimizer()
     for optimizer in step.optimizers:
         optimizer.step()
         optimizer.zero_grad()
+    return losses
+
+
+def _run(step: TrainingStep, whereabouts: Whereabouts) -> None:
+    def begun(number: int) -> None:
+        whereabouts.microbatch = number
+
+    def ended() -> None:
+        whereabouts.microbatch, whereabouts.in_optimizer = 0, True
+
+    train_once(step, on_micro_batch=begun, on_optimizer=ended)
 
 
 @contextmanager

@@ -94,8 +94,8 @@ def _fail(verb: str, error: Exception, *, debug: bool) -> int:
 
 
 def _complain(verb: str, text: str) -> None:
-    """One line on stderr; what cannot be printed is escaped."""
-    line = " ".join(text.split()).encode("utf-8", "backslashreplace").decode()
+    """One line on stderr; what cannot be printed is escaped: a file's words may hold what commands a terminal."""
+    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(text.split()))
     _write(f"lagom {verb}: {line}\n")
 
 

@@ -14,7 +14,7 @@ from itertools import pairwise, product
 from types import MappingProxyType
 
 from lagom_overlap.collective.call import CollectiveKind
-from lagom_overlap.collective.config import Algorithm, CommConfig, Protocol, Transport
+from lagom_overlap.collective.config import UNTOUCHED, Algorithm, CommConfig, Protocol, Transport
 from lagom_overlap.collective.launch import LaunchConfig
 from lagom_overlap.collective.size_class import WIDTHS
 from lagom_overlap.errors import SpaceError
@@ -130,7 +130,7 @@ class Subspace:
             yield self.at(indices)
 
     def __contains__(self, config: object) -> bool:
-        return isinstance(config, CommConfig) and self._same_implementation(config) and self._find(config) is not None
+        return isinstance(config, CommConfig) and self.has_way_of(config) and self._find(config) is not None
 
     def at(self, indices: tuple[int, ...]) -> CommConfig:
         """The configuration at lattice position (channel index, thread index, chunk index)."""
@@ -150,7 +150,7 @@ class Subspace:
         Raises:
             SpaceError: if it does not lie in it.
         """
-        found = self._find(config) if self._same_implementation(config) else None
+        found = self._find(config) if self.has_way_of(config) else None
         if found is None:
             raise SpaceError(f"{config} lies outside {self}")
         return found
@@ -166,6 +166,11 @@ class Subspace:
                 position.append(min(range(len(axis)), key=lambda i: (abs((axis[i] or 0) - wanted), i)))
         return position[0], position[1], position[2]
 
+    def has_way_of(self, config: CommConfig) -> bool:
+        """Whether algorithm, protocol and transport are the configuration's."""
+        mine = (self.algorithm, self.protocol, self.transport)
+        return mine == (config.algorithm, config.protocol, config.transport)
+
     @property
     def minimum(self) -> CommConfig:
         """The fewest channels and threads, the smallest chunk."""
@@ -175,10 +180,6 @@ class Subspace:
     def maximum(self) -> CommConfig:
         """The most channels and threads, the largest chunk."""
         return self.at((len(self.num_channels) - 1, len(self.num_threads) - 1, len(self.chunk_bytes) - 1))
-
-    def _same_implementation(self, config: CommConfig) -> bool:
-        mine = (self.algorithm, self.protocol, self.transport)
-        return mine == (config.algorithm, config.protocol, config.transport)
 
     def _find(self, config: CommConfig) -> tuple[int, int, int] | None:
         try:
@@ -192,9 +193,14 @@ class Subspace:
 
 @dataclass(frozen=True, slots=True)
 class ConfigSpace:
-    """All configurations that may be tried for one collective: the union of its subspaces."""
+    """All configurations that may be tried for one collective: the union of its subspaces.
+
+    `default` is what a call that is left untouched runs with, inside the subspaces or not; a knob is None where that is
+    not known. It is no setting: to have it, a call is left untouched.
+    """
 
     subspaces: tuple[Subspace, ...]
+    default: CommConfig = UNTOUCHED
 
     def __post_init__(self) -> None:
         if not self.subspaces:
@@ -223,11 +229,14 @@ class ConfigSpace:
 
 
 def common_space(spaces: Sequence[ConfigSpace | None]) -> ConfigSpace | None:
-    """What every one of some spaces allows; None if nothing is, or one of them is None."""
+    """What every one of some spaces allows; None if nothing is, or one of them is None.
+
+    Of defaults that differ in a resource knob it has the smallest.
+    """
     first, *others = dict.fromkeys(spaces)
     if first is None or None in others:
         return None
-    kept = list(first.subspaces)
+    kept, default = list(first.subspaces), first.default
     for other in others:
         assert other is not None, "looked at above"
         found = {(each.algorithm, each.protocol, each.transport): each for each in other.subspaces}
@@ -237,7 +246,13 @@ def common_space(spaces: Sequence[ConfigSpace | None]) -> ConfigSpace | None:
             if (twin := found.get((each.algorithm, each.protocol, each.transport))) is not None
             and (within := _common(each, twin)) is not None
         ]
-    return ConfigSpace(tuple(kept)) if kept else None
+        default = _smaller(default, other.default)
+    return ConfigSpace(tuple(kept), default) if kept else None
+
+
+def _smaller(one: CommConfig, other: CommConfig) -> CommConfig:
+    both = {knob: (getattr(one, knob), getattr(other, knob)) for knob in RESOURCE_KNOBS}
+    return CommConfig(**{knob: None if None in values else min(values) for knob, values in both.items()})
 
 
 def _common(one: Subspace, other: Subspace) -> Subspace | None:

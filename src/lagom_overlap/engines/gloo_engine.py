@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from math import ceil
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 from torch import distributed as dist
@@ -45,6 +45,27 @@ class SlicesInFlight:
         """Returns when the last piece is complete."""
         for handle in self.handles:
             handle.wait()
+
+
+class _Timed(Protocol):
+    def wait(self, timeout: timedelta) -> object:
+        """Returns when it is done, raises when the time is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """A send or receive under way.
+
+    Without a timeout of its own gloo gives it the time in which the group's ranks had to meet, not that of its calls: a
+    rank that is late for a while, because it saves a checkpoint, would end the job.
+    """
+
+    work: _Timed
+    timeout: timedelta
+
+    def wait(self) -> None:
+        """Returns when it is done."""
+        self.work.wait(self.timeout)
 
 
 @dataclass(slots=True)
@@ -160,10 +181,13 @@ class GlooEngine:
             case CollectiveKind.ALL_TO_ALL:
                 leaving, arriving = self._of_each_part(source, piece), self._of_each_part(target, piece)
                 peers = [peer for peer in range(self.num_ranks) if peer != self.rank]
-                receives: list[Post] = [partial(channel.recv, [arriving[peer]], peer, 0) for peer in peers]
-                return receives + [partial(channel.send, [leaving[peer]], peer, 0) for peer in peers]
+                receives: list[Post] = [partial(self._message, channel.recv, arriving[peer], peer) for peer in peers]
+                return receives + [partial(self._message, channel.send, leaving[peer], peer) for peer in peers]
             case _:
                 raise ValueError(f"{kind} is not offered")
+
+    def _message(self, post: Callable[[list[torch.Tensor], int, int], _Timed], part: torch.Tensor, peer: int) -> Handle:
+        return _Message(post([part], peer, 0), self.call_timeout)
 
     def _of_each_part(self, tensor: torch.Tensor, piece: slice) -> list[torch.Tensor]:
         """The same slice of each rank's part of a whole tensor."""

@@ -49,10 +49,10 @@ class GlooGroup(Protocol):
     ) -> Handle:
         """The same from one tensor, in the order of summation of the public `reduce_scatter_single`."""
 
-    def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Handle:
+    def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> "dist.Work":
         """To one rank."""
 
-    def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Handle:
+    def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> "dist.Work":
         """From one rank, in the order of its sends."""
 
     def _set_default_timeout(self, timeout: timedelta) -> None:
@@ -71,7 +71,7 @@ def open_group(
     """A group with one thread of its own on a device.
 
     The store must be this group's alone (a `PrefixStore`). The ranks meet within `meeting_timeout`, each call is done
-    within `call_timeout`, or it raises `RuntimeError`.
+    within `call_timeout`, or it raises `RuntimeError`; a send or receive has to be told its time when it is waited for.
     """
     options = _options(device, meeting_timeout)
     group = cast("GlooGroup", dist.ProcessGroupGloo(store, rank, num_ranks, options))

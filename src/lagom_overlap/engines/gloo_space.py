@@ -46,4 +46,4 @@ def gloo_space(collective: Collective) -> ConfigSpace:
     slices = [MIN_SLICE_BYTES]
     while slices[-1] * 2 <= collective.num_bytes // 4:
         slices.append(slices[-1] * 2)
-    return ConfigSpace((Subspace(num_channels=CHANNELS, chunk_bytes=tuple(slices)),))
+    return ConfigSpace((Subspace(num_channels=CHANNELS, chunk_bytes=tuple(slices)),), whole_message(collective))

@@ -31,7 +31,16 @@ from torch.distributed.distributed_c10d import _get_default_group
 from torch.distributed.rendezvous import rendezvous
 
 from lagom_overlap.engines.base import Engine
-from lagom_overlap.engines.fx.commands import PlanRun, Profiled, ProfileProgram, Refused, RunPlan
+from lagom_overlap.engines.fx.commands import (
+    PlanRun,
+    Profiled,
+    ProfileProgram,
+    Refused,
+    RunPlan,
+    RunSettings,
+    Traced,
+    TraceSteps,
+)
 from lagom_overlap.engines.gloo_engine import GlooEngine
 from lagom_overlap.engines.gloo_group import NEVER, PrefixStore, Store, TCPStore, device_like, open_group
 from lagom_overlap.engines.gloo_rank import Control, RankSession
@@ -54,6 +63,7 @@ MEETING_TIMEOUT: Final = timedelta(seconds=120)
 AGENT_TIMEOUT: Final = timedelta(seconds=15)
 """A store that torchrun's agent holds is there before its ranks are: who cannot reach it comes after its end."""
 _PR_SET_PDEATHSIG: Final = 1
+ProgramCommand = ProfileProgram | RunPlan | TraceSteps | RunSettings
 
 _log = logging.getLogger(__name__)
 
@@ -145,16 +155,27 @@ class ProgramSession:
 
     def __init__(self, control: Control) -> None:
         self._control = control
-        self._session: Any = None
+        self._sessions: dict[str, Any] = {}
 
-    def execute(self, command: ProfileProgram | RunPlan) -> Profiled | PlanRun | Refused:
+    def execute(self, command: ProgramCommand) -> Profiled | PlanRun | Traced | Refused:
         """The answer, or why there is none."""
-        if self._session is None:
-            planned = import_module("lagom_overlap.engines.fx.session")  # tracing: half a second more to import
-            self._session = planned.PlannedSession(self._control)
-        run = self._session.run if isinstance(command, RunPlan) else self._session.profile
-        answer: Profiled | PlanRun | Refused = run(command)
+        answer: Profiled | PlanRun | Traced | Refused
+        match command:
+            case ProfileProgram():
+                answer = self._session("session", "PlannedSession").profile(command)
+            case RunPlan():
+                answer = self._session("session", "PlannedSession").run(command)
+            case TraceSteps():
+                answer = self._session("training", "TrainingSession").trace(command)
+            case RunSettings():
+                answer = self._session("training", "TrainingSession").run(command)
         return answer
+
+    def _session(self, module: str, name: str) -> Any:
+        if name not in self._sessions:
+            found = import_module(f"lagom_overlap.engines.fx.{module}")  # tracing: half a second more to import
+            self._sessions[name] = getattr(found, name)(self._control)
+        return self._sessions[name]
 
 
 def lead(
@@ -171,7 +192,7 @@ def lead(
                 return
             case Measure():
                 reply(encode(session.measure(command)))
-            case ProfileProgram() | RunPlan():
+            case ProfileProgram() | RunPlan() | TraceSteps() | RunSettings():
                 reply(encode(programs.execute(command)))
             case Join():
                 raise ValueError("rank 0 does not join: it is where the others join")
@@ -186,7 +207,7 @@ def follow(session: RankSession, control: Control) -> None:
                 return
             case Measure() as command:
                 session.measure(command)
-            case ProfileProgram() | RunPlan() as command:
+            case ProfileProgram() | RunPlan() | TraceSteps() | RunSettings() as command:
                 programs.execute(command)
             case Join():
                 raise ValueError("the ranks have joined already")

@@ -8,7 +8,16 @@ from typing import Final
 import msgspec
 
 from lagom_overlap.collective import Collective, CommConfig
-from lagom_overlap.engines.fx.commands import PlanRun, Profiled, ProfileProgram, Refused, RunPlan
+from lagom_overlap.engines.fx.commands import (
+    PlanRun,
+    Profiled,
+    ProfileProgram,
+    Refused,
+    RunPlan,
+    RunSettings,
+    Traced,
+    TraceSteps,
+)
 from lagom_overlap.errors import BackendError, LagomError
 from lagom_overlap.timeline import Span
 from lagom_overlap.workload import Attention, CommOp, CompOp, Gemm, Kernel, MemoryBound, OverlapGroup, Work
@@ -112,7 +121,7 @@ class Stop(msgspec.Struct, frozen=True, tag="stop", forbid_unknown_fields=True):
     """End every rank."""
 
 
-Command = Join | Measure | ProfileProgram | RunPlan | Stop
+Command = Join | Measure | ProfileProgram | RunPlan | TraceSteps | RunSettings | Stop
 
 
 class Listening(msgspec.Struct, frozen=True, tag="listening", forbid_unknown_fields=True):
@@ -150,7 +159,7 @@ class Wrong(msgspec.Struct, frozen=True, tag="wrong", forbid_unknown_fields=True
     ranks: tuple[int, ...]
 
 
-Reply = Listening | Ready | Measured | Wrong | Profiled | PlanRun | Refused
+Reply = Listening | Ready | Measured | Wrong | Profiled | PlanRun | Traced | Refused
 
 _ENCODER = msgspec.json.Encoder()
 _COMMANDS: msgspec.json.Decoder[Command] = msgspec.json.Decoder(Command)

@@ -261,6 +261,7 @@ _LATER_FIELDS: Final = {
     "batch": ({"m"}, 1),
     "access": ({"num_bytes"}, "stream"),
     "num_launches": ({"num_bytes", "m"}, 1),
+    "result_bytes": ({"m"}, None),
 }
 """Fields of works that older recordings do not know, with a field of each such work and the default."""
 

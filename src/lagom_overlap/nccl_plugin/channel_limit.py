@@ -43,10 +43,11 @@ def may_be_uneven(kind: CollectiveKind, offered: Collection[Implementation], num
 
 
 def channels_within(grid: int) -> tuple[int, ...]:
-    """The numbers of channels to try for a call whose default ran with `grid`."""
+    """The numbers of channels to try for a call whose default ran with `grid`: doublings, those between, and `grid`."""
     if grid < 1:
         raise ValueError(f"grid is {grid}, must be positive")
-    return (*(count for count in CHANNELS if count < grid), grid)
+    between = (3 * count // 2 for count in CHANNELS if count > 1)
+    return (*sorted(count for count in {*CHANNELS, *between} if count < grid), grid)
 
 
 def most_channels(rows: Iterable[tuple[ConfigKey, CommConfig]]) -> dict[CommunicatorId, int]:

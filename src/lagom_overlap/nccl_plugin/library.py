@@ -54,6 +54,8 @@ class TunerPlugin:
         self._num_large.restype = ctypes.c_uint64
         self._restart = library.lagom_restart
         self._restart.restype = None
+        self._capture = library.lagom_capture
+        self._capture.restype = ctypes.c_uint64
         self._profile_enable = library.lagom_profile_enable
         self._error_text = library.lagom_error_text
         self._error_text.restype = ctypes.c_char_p
@@ -102,10 +104,19 @@ class TunerPlugin:
         """Switches decisions off and on; what a chained tuner answers stays. At the same step on every rank."""
         self._enable(int(is_enabled))
 
+    def begin_capture(self) -> None:
+        """From here on a CUDA graph is captured: only calls that are known to be outside of it are decided."""
+        self._capture(1)
+
+    def end_capture(self) -> int:
+        """The graph is captured. Returns how many calls were not known to be outside of it."""
+        return int(self._capture(0))
+
     def profile(self, *, is_enabled: bool) -> int:
         """Switches the profiler plug-in off and on from the next call; returns how many communicators it serves.
 
-        What a CUDA graph has captured stays as it was. Ranks need not agree.
+        That a call is made it hears in any case: `begin_capture` rests on that. What a CUDA graph has captured stays as
+        it was. Ranks need not agree.
         """
         return int(self._profile_enable(int(is_enabled)))
 

@@ -34,6 +34,7 @@ class ProfileFlag(IntFlag):
 
     INCOMPLETE = 1
     CAPTURED = 2
+    SYMMETRIC = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +67,8 @@ class ProfiledCollective:
     thread reported the last end (None: none came). GPU times: first channel's start, last channel's end, None where
     none was seen. `num_channels` is None where NCCL does not say (CollNet). A collective that is not complete was given
     up, or its communicator was destroyed, before all channels had ended. `channels` is empty unless
-    LAGOM_PROFILE_CHANNELS is set.
+    LAGOM_PROFILE_CHANNELS is set. `launch` numbers the kernels of this process: the collectives of one group have one
+    number where NCCL runs them in one kernel, and then their times are those of the kernel's parts; None: not told.
     """
 
     comm_id: int
@@ -87,6 +89,7 @@ class ProfiledCollective:
     end_ns: int | None
     flags: ProfileFlag
     channels: tuple[ProfiledChannel, ...]
+    launch: int | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -230,4 +233,5 @@ def _collective(entry: np.void, channels: list[ProfiledChannel]) -> ProfiledColl
         end_ns=int(entry["end_ns"]) or None,
         flags=ProfileFlag(int(entry["flags"])),
         channels=tuple(channels),
+        launch=int(entry["launch"]) or None,
     )

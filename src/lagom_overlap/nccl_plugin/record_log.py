@@ -121,11 +121,6 @@ class RecordRing:
         self._path = path
         self._ring = RingFile(path, _FORMAT)
 
-    @property
-    def num_written(self) -> int:
-        """Entries so far: it grows with every question of NCCL's."""
-        return self._ring.num_written
-
     def take(self) -> RecordLog:
         """The entries since the last call, oldest first; those still being written are left for the next.
 

@@ -14,12 +14,13 @@ RECORD_MAGIC: Final = int.from_bytes(b"LAGOMREC", "little")
 PROFILE_MAGIC: Final = int.from_bytes(b"LAGOMPRF", "little")
 TABLE_VERSION: Final = 2
 RECORD_VERSION: Final = 1
-PROFILE_VERSION: Final = 1
+PROFILE_VERSION: Final = 2
 MAX_COMMUNICATORS: Final = 1024
 MAX_DECISIONS: Final = 16384
 MAX_ROWS: Final = 65536
 """Sum over call sites of the highest occurrence that has a row of its own, plus one."""
 MAX_CHANNELS: Final = 64
+MAX_RANKS: Final = 1 << 24
 MAX_CHUNK_BYTES: Final = 1 << 30
 MAX_BYTES: Final = 1 << 48
 MAX_DESCRIPTION_BYTES: Final = 63
@@ -139,6 +140,6 @@ PROFILE_ENTRY: Final = np.dtype(
         ("channel", "<u4"),
         ("flags", "<u4"),
         ("abi_version", "<u4"),
-        ("reserved", "<u4"),
+        ("launch", "<u4"),
     ]
 )

@@ -75,20 +75,11 @@ def decode_table(data: bytes) -> DecodedTable:
     num_communicators, num_decisions = int(header["num_communicators"]), int(header["num_decisions"])
     names = np.frombuffer(data, layout.COMMUNICATOR, num_communicators, start)
     rows = np.frombuffer(data, layout.DECISION, num_decisions, start + names.nbytes)
-    try:
-        communicators = tuple(
-            TableCommunicator(
-                description=bytes(name["description"]).decode(),
-                num_ranks=int(name["num_ranks"]),
-                num_nodes=int(name["num_nodes"]) or None,
-                creation_order=int(name["creation_order"]),
-                max_channels=int(name["max_channels"]) or None,
-            )
-            for name in names
-        )
-        decisions = tuple(_decision(row, communicators) for row in rows)
-    except (IndexError, UnicodeDecodeError) as error:
-        raise TableError(f"not a sound plug-in table: {error}") from error
+    communicators = tuple(_communicator(name) for name in names)
+    places = [(held.num_ranks, held.num_nodes, held.creation_order) for held in communicators]
+    if len(set(places)) != len(places):
+        raise TableError("a communicator is named twice")
+    decisions = tuple(_decision(row, communicators) for row in rows)
     _check_sites(decisions)
     return DecodedTable(int(header["generation"]), communicators, decisions)
 
@@ -97,13 +88,17 @@ def _check_sites(decisions: tuple[TableDecision, ...]) -> None:
     """Refuses a call that is named twice: by two equal rows, or by two ranges of bytes that overlap."""
     if len({(d.communicator, d.kind, d.first_bytes, d.occurrence) for d in decisions}) != len(decisions):
         raise TableError("a call is named twice")
-    ranges: dict[tuple[TableCommunicator, CollectiveKind], set[tuple[int, int]]] = defaultdict(set)
+    ranges: dict[tuple[TableCommunicator, CollectiveKind], dict[tuple[int, int], int]] = defaultdict(dict)
     for d in decisions:
-        ranges[d.communicator, d.kind].add((d.first_bytes, d.last_bytes))
+        places = ranges[d.communicator, d.kind]
+        site, num_rows = (d.first_bytes, d.last_bytes), 0 if d.occurrence is None else d.occurrence + 1
+        places[site] = max(places.get(site, 0), num_rows)
     for found in ranges.values():
         for (_, last), (first, _) in pairwise(sorted(found)):
             if last >= first:
                 raise TableError(f"calls of {first} bytes are named by two ranges")
+    if sum(num_rows for found in ranges.values() for num_rows in found.values()) > layout.MAX_ROWS:
+        raise TableError(f"its rows are for more than {layout.MAX_ROWS} calls")
 
 
 def _header(data: bytes) -> np.void:
@@ -122,6 +117,10 @@ def _header(data: bytes) -> np.void:
     )
     if sizes != (layout.HEADER.itemsize, layout.COMMUNICATOR.itemsize, layout.DECISION.itemsize):
         raise TableError(f"records of {sizes} bytes, which no version had")
+    if header["flags"] or header["reserved"] or not header["generation"]:
+        raise TableError("an impossible header")
+    if header["num_communicators"] > layout.MAX_COMMUNICATORS or header["num_decisions"] > layout.MAX_DECISIONS:
+        raise TableError("more communicators or rows than a table may have")
     if len(data) != header["file_bytes"] or len(data) != expected_bytes:
         raise TableError(f"{len(data)} bytes, but the header says {header['file_bytes']}")
     if table_checksum(data) != header["checksum"]:
@@ -129,20 +128,61 @@ def _header(data: bytes) -> np.void:
     return header  # type: ignore[no-any-return]  # numpy types a structured scalar as Any
 
 
+def _communicator(name: np.void) -> TableCommunicator:
+    text = name.tobytes()[: layout.MAX_DESCRIPTION_BYTES + 1].rstrip(b"\0")
+    num_ranks, num_nodes, order, most = (
+        int(name[field]) for field in ("num_ranks", "num_nodes", "creation_order", "max_channels")
+    )
+    is_text = len(text) <= layout.MAX_DESCRIPTION_BYTES and all(byte >= 0x20 and byte != 0x7F for byte in text)
+    is_placed = 1 <= num_ranks <= layout.MAX_RANKS and num_nodes <= num_ranks and order < layout.MAX_RANKS
+    if not (is_text and is_placed and most <= layout.MAX_CHANNELS):
+        raise TableError(f"not a sound plug-in table: communicator {text!r} of {num_ranks} ranks")
+    return TableCommunicator(
+        description=text.decode(errors="backslashreplace"),
+        num_ranks=num_ranks,
+        num_nodes=num_nodes or None,
+        creation_order=order,
+        max_channels=most or None,
+    )
+
+
 def _decision(row: np.void, communicators: tuple[TableCommunicator, ...]) -> TableDecision:
-    occurrence, algorithm, protocol = int(row["occurrence"]), int(row["algorithm"]), int(row["protocol"])
-    if min(algorithm, protocol) < -1:
-        raise IndexError(f"algorithm {algorithm}, protocol {protocol}")
+    communicator, kind, occurrence, algorithm, protocol, channels, chunk, first, last = (
+        int(row[field])
+        for field in (
+            *("communicator", "kind", "occurrence", "algorithm", "protocol"),
+            *("num_channels", "chunk_bytes", "first_bytes", "last_bytes"),
+        )
+    )
+    is_named = (
+        communicator < len(communicators)
+        and kind < len(layout.KINDS)
+        and -1 <= algorithm < len(layout.ALGORITHMS)
+        and -1 <= protocol < len(layout.PROTOCOLS)
+    )
+    grain = (
+        min(layout.GRAIN_BYTES.values())
+        if protocol < 0 or not is_named
+        else layout.GRAIN_BYTES[layout.PROTOCOLS[protocol]]
+    )
+    is_sized = (
+        1 <= first <= last <= layout.MAX_BYTES
+        and channels <= layout.MAX_CHANNELS
+        and (not chunk or grain <= chunk <= layout.MAX_CHUNK_BYTES)
+        and (occurrence == layout.ANY_OCCURRENCE or occurrence < layout.MAX_ROWS)
+    )
+    if not (is_named and is_sized):
+        raise TableError(f"not a sound plug-in table: a row for calls of {first} to {last} bytes says what none may")
     return TableDecision(
-        communicator=communicators[int(row["communicator"])],
-        kind=layout.KINDS[int(row["kind"])],
-        first_bytes=int(row["first_bytes"]),
-        last_bytes=int(row["last_bytes"]),
+        communicator=communicators[communicator],
+        kind=layout.KINDS[kind],
+        first_bytes=first,
+        last_bytes=last,
         occurrence=None if occurrence == layout.ANY_OCCURRENCE else occurrence,
         config=CommConfig(
             algorithm=None if algorithm == -1 else layout.ALGORITHMS[algorithm],
             protocol=None if protocol == -1 else layout.PROTOCOLS[protocol],
-            num_channels=int(row["num_channels"]) or None,
-            chunk_bytes=int(row["chunk_bytes"]) or None,
+            num_channels=channels or None,
+            chunk_bytes=chunk or None,
         ),
     )

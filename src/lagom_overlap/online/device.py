@@ -3,24 +3,42 @@
 A job may bind its process group to a device (`init_process_group(device_id=...)`; PyTorch 2.15's engine does so by
 itself) and name that device in its own code, without ever making it the current one. Under srun, which shows every task
 all GPUs of the machine, the current device of all ranks is then GPU 0: what is measured there is idle, or a
-neighbour's.
+neighbour's. The same holds in threads of ours, whose current device is GPU 0 whatever the job's thread has set.
 """
 
+import weakref
 from typing import Any
 
 import torch
 from torch import distributed as dist
+from torch import nn
+
+_trained: list[weakref.ref[nn.Module]] = []
+"""The model of this process's job, once it is known; one, or none."""
+
+
+def note_model(model: nn.Module) -> None:
+    """Says what the job trains: it computes where the model's parameters are."""
+    _trained[:] = [weakref.ref(model)]
 
 
 def job_device() -> torch.device | None:
-    """The GPU that the default process group is bound to, else the current one; None where there is no CUDA."""
+    """The GPU that the default process group is bound to, else the model's, else the current one; None without CUDA."""
     if not torch.cuda.is_available():
         return None
     world = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
-    bound = getattr(world, "bound_device_id", None)
-    if isinstance(bound, torch.device) and bound.type == "cuda" and bound.index is not None:
-        return bound
+    for find in (lambda: getattr(world, "bound_device_id", None), _device_of_model):  # the model's is a walk over it
+        device = find()
+        if isinstance(device, torch.device) and device.type == "cuda" and device.index is not None:
+            return device
     return torch.device("cuda", torch.cuda.current_device())
+
+
+def _device_of_model() -> torch.device | None:
+    """Where the parameters are; None if that is not one device, or nobody has named the model."""
+    model = _trained[0]() if _trained else None
+    devices = {parameter.device for parameter in model.parameters()} if model is not None else set()
+    return devices.pop() if len(devices) == 1 else None
 
 
 def engine_in_use() -> str:

@@ -7,11 +7,12 @@ all ranks alike whenever each of them captures, and no later switch touches it. 
 profiler cannot tell what they overlap (all kernels of a replay have one correlation), so nothing is measured any more.
 Settings that are adopted reach a graph in a new job: `lagom run --config` decides by one table from the start.
 
-The switch is the process's, not a thread's or a communicator's: NCCL tells a tuner neither the stream nor whether it
-captures, and the collectives of a captured backward come from autograd's threads, not from the one that captures. So
-while a graph is captured, a collective that another thread issues outside of it keeps NCCL's choice, too. That is safe
-where all ranks issue it within the same capture, or none does; a job whose other threads communicate while it captures
-must capture before it is tuned.
+Other threads may communicate outside of a capture, where other ranks are not capturing: such a call must be decided
+like any other, or ranks would run it under different settings. NCCL tells a tuner neither the stream nor whether it
+captures, and the collectives of a captured backward come from autograd's threads, not from the one that captures. But
+it tells our profiler plug-in, call by call and before it asks the tuner (`csrc/lagom_capture.h`). Where it does not
+(before NCCL 2.28, another profiler, non-blocking communicators), all calls during a capture keep NCCL's choice: a job
+whose other threads communicate meanwhile must then capture before it is tuned.
 """
 
 import functools

@@ -69,6 +69,6 @@ def entries_of(lines: Sequence[str], problems: Problems, fingerprint: str) -> tu
     if header.job_fingerprint != fingerprint:
         raise BundleError(
             f"the journal was written for job {header.job_fingerprint}, this is {fingerprint}: "
-            "another model, number of ranks, tuner or seed"
+            "another model, number of ranks, tuner or seed, or calls that were hidden then and are waited for now"
         )
     return entries_from_json(lines[1:], problems, first_line=2)

@@ -21,7 +21,7 @@ from lagom_overlap.errors import BackendError, JobError, LagomError, OutputError
 from lagom_overlap.export.env_file import CARVE_OUT_VARIABLE
 from lagom_overlap.nccl_plugin import TunerPlugin, read_record
 from lagom_overlap.nccl_plugin.support import NcclVersion
-from lagom_overlap.online.device import engine_in_use
+from lagom_overlap.online.device import engine_in_use, note_model
 from lagom_overlap.online.events import JsonLines, PrometheusFile, rank_of
 from lagom_overlap.online.guest import safely
 from lagom_overlap.online.job_profiler import OWN_PROFILER
@@ -152,6 +152,7 @@ class Observing:
 
     def on_model(self, model: nn.Module) -> None:
         """Notes the model."""
+        note_model(model)
         self._events.write("model", type=type(model).__name__)
 
     def on_step(self) -> None:

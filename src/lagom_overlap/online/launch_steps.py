@@ -78,7 +78,7 @@ class TrainingSteps:
         self._end_search()
         _log.debug("training %s", type(module).__name__)
         self._model = module
-        self._hooks.append(module.register_forward_pre_hook(self._before_forward))
+        self._hooks.append(module.register_forward_pre_hook(_BeforeForward(self)))
         self._on_model(module)
 
     def _end_search(self) -> None:
@@ -103,6 +103,23 @@ class TrainingSteps:
         if self._has_updated and torch.is_grad_enabled():
             self._has_updated = False
             self._on_step()
+
+
+class _BeforeForward:
+    """The model's hook. Jobs copy and pickle whole models: the hook of a copy does nothing, and needs nothing of ours.
+
+    The session behind it can be neither copied nor pickled, and a copy's calls begin no steps.
+    """
+
+    def __init__(self, steps: TrainingSteps) -> None:
+        self._steps = steps
+
+    def __call__(self, module: nn.Module, arguments: Any) -> None:
+        self._steps._before_forward(module, arguments)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        # `{}.get(module, arguments)` gives the arguments back, which torch takes for those that the hook wants.
+        return getattr, ({}, "get")
 
 
 def is_trained(module: nn.Module) -> bool:

@@ -31,7 +31,7 @@ class OnlineOptions:
     communicator before: their buffers stay allocated (`routes.connections`).
     """
 
-    tuner: str = "lagom"
+    tuner: str = "descent"
     tuner_options: dict[str, bool | int | float | str] = field(default_factory=dict)
     seed: int = 0
     window_steps: int = 5

@@ -3,10 +3,12 @@
 A *join* is a place where the computation waits for a collective. What lies between two joins is a window; windows in
 which nothing is issued belong to the one before, so that the windows make up the step. A collective belongs to the
 window whose computations follow it, because that is what it overlaps: to the one in which it was issued, or, if that
-one hardly computes after it (`LATE_SHARE`), to the next. Equal windows are one group, tuned as one.
+one hardly computes after it (`LATE_SHARE`), to the next. Equal windows are one group, tuned as one; equal are those
+whose calls are also waited for alike (`EXPOSED_SHARE`), for what is hidden can spare what an exposed call needs. That
+is told of calls on a device; on CPU ranks a busy core makes any call wait.
 
-Whether a call is late is told by times, which differ between ranks and steps, so ranks of equal shape must agree on one
-`StepProgram`: the exchange keeps the first that was published under its fingerprint.
+Whether a call is late or exposed is told by times, which differ between ranks and steps, so ranks of equal shape must
+agree on one `StepProgram`: the exchange keeps the first that was published under its fingerprint.
 """
 
 import hashlib
@@ -25,6 +27,8 @@ from lagom_overlap.units import format_bytes
 
 LATE_SHARE: Final = 0.1
 """A call is late if less than this share of its window's computation follows it."""
+EXPOSED_SHARE: Final = 0.5
+"""A call is exposed if the untouched step waits for it longer than this share of its time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +43,20 @@ class ProgramEvent:
 class StepProgram:
     """A step without its times: calls in order of issue, events in the order of the computation.
 
-    `late[i]` says that call i belongs to the window after the one that issued it. `spaces[i]` is what may be tried for
-    it, None where nothing may.
+    `late[i]` says that call i belongs to the window after the one that issued it, `exposed[i]` that most of its time is
+    waited for. `spaces[i]` is what may be tried for it, None where nothing may.
     """
 
     sites: tuple[Site, ...]
     events: tuple[ProgramEvent, ...]
     late: tuple[bool, ...]
+    exposed: tuple[bool, ...]
     spaces: tuple[ConfigSpace | None, ...]
 
     def __post_init__(self) -> None:
-        if not len(self.sites) == len(self.late) == len(self.spaces):
-            raise ValueError(f"{len(self.sites)} sites, {len(self.late)} late marks, {len(self.spaces)} spaces")
+        lengths = len(self.sites), len(self.late), len(self.exposed), len(self.spaces)
+        if len(set(lengths)) != 1:
+            raise ValueError("{} sites, {} late marks, {} exposed marks, {} spaces".format(*lengths))
 
     @property
     def sites_that_can_be_set(self) -> tuple[Site, ...]:
@@ -60,7 +66,7 @@ class StepProgram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepGroup:
-    """Equal windows of a step: the same types of calls during computation, ended by the same type of join.
+    """Equal windows of a step: the same calls, hidden or exposed alike, ended by the same type of join.
 
     `calls[j]` is the type of the j-th call that can be set by itself, `occurrences[j]` where in the step it is called,
     one for each of the `count` windows; `members[w][j]` is its number in the program.
@@ -103,7 +109,7 @@ def events_of(record: StepRecord) -> tuple[ProgramEvent, ...]:
 
     Times alone would let the shape of a step depend on how long its kernels took.
     """
-    if all(call.issue_place is not None for call in record.calls):
+    if _is_in_the_hosts_order(record):
         places = [(call.issue_place, 0, index, False) for index, call in enumerate(record.calls)]
         places += [
             (call.join_place, 1, index, True) for index, call in enumerate(record.calls) if call.join_place is not None
@@ -117,6 +123,11 @@ def events_of(record: StepRecord) -> tuple[ProgramEvent, ...]:
         if call.joined_s is not None
     ]
     return tuple(ProgramEvent(index, is_join) for _, _, index, is_join in sorted(issues + joins))
+
+
+def _is_in_the_hosts_order(record: StepRecord) -> bool:
+    """Whether the route reads a device that runs behind the host, and knows the order in which the host gave work."""
+    return all(call.issue_place is not None for call in record.calls)
 
 
 def fingerprint(record: StepRecord) -> str:
@@ -140,10 +151,15 @@ def program_of(records: Sequence[StepRecord], spaces: Sequence[ConfigSpace | Non
         shares = [_shares_left(window, record) for record in records]
         for place, call in enumerate(window.calls):
             late[call] = fmean(share[place] for share in shares) < LATE_SHARE
+    is_device = _is_in_the_hosts_order(first)
     return StepProgram(
         sites=tuple(site_of(call.key) for call in first.calls),
         events=events,
         late=tuple(late),
+        exposed=tuple(
+            is_device and fmean(_share_waited(record.calls[call]) for record in records) > EXPOSED_SHARE
+            for call in range(len(first.calls))
+        ),
         spaces=tuple(spaces),
     )
 
@@ -167,16 +183,27 @@ def _windows(events: Sequence[ProgramEvent]) -> list[_Window]:
 
 def _shares_left(window: _Window, record: StepRecord) -> list[float]:
     """For each call of the window the share of the window's computation, from its first issue on, that follows it."""
-    end = _first_join_s(window, record)
-    start = record.calls[window.calls[0]].issued_s if window.calls else end
-    length = end - start
+    issued = [record.calls[call].issued_s for call in window.calls]
+    length = _computed_s(window, record, min(issued, default=0.0))
     # One call alone that is waited for at once has nothing after it, and nothing before it either: it stays.
-    return [1.0 if length <= 0 else (end - record.calls[call].issued_s) / length for call in window.calls]
+    return [1.0 if length <= 0 else _computed_s(window, record, since) / length for since in issued]
 
 
-def _first_join_s(window: _Window, record: StepRecord) -> float:
-    joined_s = record.calls[window.joins[0]].joined_s if window.joins else None
-    return record.duration_s if joined_s is None else joined_s
+def _computed_s(window: _Window, record: StepRecord, since_s: float) -> float:
+    """How long the window computes from a moment on: up to each of its joins, and between them."""
+    computed_s, begin_s = 0.0, since_s
+    for call in window.joins:
+        join = record.calls[call]
+        computed_s += max(0.0, (join.joined_s or 0.0) - begin_s)
+        begin_s = max(begin_s, _resumed_s(join))
+    return computed_s if window.joins else max(0.0, record.duration_s - begin_s)
+
+
+def _share_waited(call: CallRecord) -> float:
+    """The share of a call's time that the computation stood still for it; 0 where nobody waited."""
+    waited_s = 0.0 if call.joined_s is None else _resumed_s(call) - call.joined_s
+    length_s = call.ended_s - call.begun_s
+    return waited_s / length_s if length_s > 0 else 0.0
 
 
 def groups_of(program: StepProgram) -> tuple[StepGroup, ...]:
@@ -188,7 +215,7 @@ def groups_of(program: StepProgram) -> tuple[StepGroup, ...]:
             held[number + 1 if program.late[call] and number + 1 < len(windows) else number].append(call)
     alike: dict[object, list[int]] = defaultdict(list)
     for number, window in enumerate(windows):
-        calls = tuple(program.sites[call].call for call in sorted(held[number]))
+        calls = tuple((program.sites[call].call, program.exposed[call]) for call in sorted(held[number]))
         ends = program.sites[window.joins[0]].call if window.joins else None
         if any(program.spaces[call] is not None for call in held[number]):
             alike[calls, ends].append(number)
@@ -205,7 +232,9 @@ def _group(
     ends = windows[numbers[0]].joins
     until = _words(program.sites[ends[0]].call) if ends else "the end"
     calls = (
-        _words(program.sites[call].call) + (" (set as one before)" if call in twins else "")
+        _words(program.sites[call].call)
+        + (" (exposed)" if program.exposed[call] else "")
+        + (" (set as one before)" if call in twins else "")
         for call in sorted(held[numbers[0]])
     )
     first = members[0]

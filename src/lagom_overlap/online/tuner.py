@@ -37,7 +37,7 @@ from lagom_overlap.online.adapters.base import Adapter
 from lagom_overlap.online.adapters.calls import CallsAdapter
 from lagom_overlap.online.adapters.ddp import DdpAdapter
 from lagom_overlap.online.adapters.fsdp2 import Fsdp2Adapter
-from lagom_overlap.online.device import DeviceEvent, engine_in_use, job_device
+from lagom_overlap.online.device import DeviceEvent, engine_in_use, job_device, note_model
 from lagom_overlap.online.graph_captures import GRAPH_CAPTURES
 from lagom_overlap.online.job_profiler import OWN_PROFILER, why_not_now
 from lagom_overlap.online.journal import JournalFile
@@ -110,6 +110,7 @@ class OnlineTuner:
                 if name not in ADAPTERS:
                     raise UnknownNameError.among("adapter", name, ADAPTERS)
         self.model, self.optimizer, self.options = model, optimizer, chosen
+        note_model(model)
         self._member: Member | None = None
         self._collectives: Route | None = None
         self._is_in_step = False
@@ -298,6 +299,9 @@ class OnlineTuner:
             others = exchange.greet(__version__)
         except StoreLost as error:
             return str(error)
+        except Exception as error:  # ours: it must not end the job
+            _log.exception("online tuning is off on rank %d", exchange.rank)
+            return f"failed: {error}"
         if others == __version__:
             return ""
         why = f"runs lagom-overlap {__version__}, another rank {others}: install the same release on every machine"

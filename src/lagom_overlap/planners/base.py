@@ -42,6 +42,7 @@ class PlanProblem:
     the depth of the pipeline whose stage this is, `num_micro_batches` what an iteration runs through it (None: what the
     step has, which may be one that stands for all). `together` is, by collective, the progress of it and of
     computations while both run, relative to running alone, where that was measured (`planners.shared_cores`).
+    `is_blocking`: every operator ends before the next is issued, as under FSDP2 on CPU ranks, which have no streams.
     """
 
     iteration: Iteration
@@ -59,6 +60,7 @@ class PlanProblem:
     pipeline: int = 1
     num_micro_batches: int | None = None
     together: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    is_blocking: bool = False
 
     def __post_init__(self) -> None:
         if not self.iteration.is_dataflow:

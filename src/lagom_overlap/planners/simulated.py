@@ -3,6 +3,7 @@
 Planners search without contention (`predict`); no gain is offered on that. Every step, before and after a plan, is
 simulated here by one event simulation (`sim.IterationSimulator`): streams run at the same time, what runs together
 shares the machine, and a communicator runs one collective at a time, in the order of issue, whatever the stream.
+Where collectives block the host (`PlanProblem.is_blocking`) nothing runs together: a step is the sum of its operators.
 Of measured times contention is known where the ranks also ran collectives next to computations (`shared_cores`); else a
 step is simulated without, and says so.
 """
@@ -10,6 +11,7 @@ step is simulated without, and says so.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Final
 
@@ -76,6 +78,8 @@ def simulated(
         given = {name: config for name, config in own.items() if config is not None}
         simulator = times.price.simulator(one_at_a_time(iteration))
         timeline = simulator.timeline({**given, **configs})
+    elif problem.is_blocking:
+        timeline = _one_after_the_other(problem, iteration)
     elif problem.together:
         timeline = timeline_on_cores(iteration, task_graph(problem, iteration), problem.together)
     else:
@@ -98,6 +102,11 @@ def one_at_a_time(iteration: Iteration) -> Iteration:
         return op if before is None or before in op.deps else replace(op, deps=(*op.deps, before))
 
     return replace(iteration, ops=tuple(waiting(op) for op in iteration.ops))
+
+
+def _one_after_the_other(problem: PlanProblem, iteration: Iteration) -> Timeline:
+    ends = list(accumulate(problem.times.seconds(op) for op in iteration.ops))
+    return timeline_of(iteration, [0.0, *ends[:-1]], ends)
 
 
 def _alone(problem: PlanProblem, iteration: Iteration) -> Timeline:

@@ -80,18 +80,26 @@ def _kinds(profile: str) -> dict[str, _Kind]:
     }
 
 
-def iterations_by_kind(profile: str) -> dict[str, tuple[tuple[float, float], ...]]:
-    """Per kind of communication and micro-batch: one operator after the other, and overlapped (s)."""
-    return {
-        name: tuple(
-            (
-                simulate_iteration(_one_by_one(kind.plain(_parts(n))), {}, kind.model).makespan_s,
-                simulate_iteration(kind.overlapped(_parts(n)), {}, kind.model).makespan_s,
-            )
-            for n in MICRO_BATCHES
-        )
-        for name, kind in _kinds(profile).items()
-    }
+@dataclass(frozen=True, slots=True)
+class SerialAndOverlapped:
+    """An iteration one operator after the other, its communication, and the iteration overlapped (s)."""
+
+    serial_s: float
+    comm_s: float
+    overlapped_s: float
+
+
+def iterations_by_kind(profile: str) -> dict[str, tuple[SerialAndOverlapped, ...]]:
+    """By kind of communication, of every micro-batch."""
+    found = {}
+    for name, kind in _kinds(profile).items():
+        rows = []
+        for n in MICRO_BATCHES:
+            serial = simulate_iteration(_one_by_one(kind.plain(_parts(n))), {}, kind.model)
+            overlapped = simulate_iteration(kind.overlapped(_parts(n)), {}, kind.model)
+            rows.append(SerialAndOverlapped(serial.makespan_s, overlap_metrics(serial).comm_s, overlapped.makespan_s))
+        found[name] = tuple(rows)
+    return found
 
 
 def _one_by_one(iteration: Iteration) -> Iteration:

@@ -62,7 +62,9 @@ class PlanExecution:
 
     `max_error` is the largest difference of an output relative to the largest value of that output on any rank; 0 is
     equal bit for bit. `speedup` is the ratio of the two in the same round, `judgement` whether the sequential test of
-    every verdict tells the plan from the program.
+    every verdict tells the plan from the program. Of a framework's step run with settings, losses of every step and
+    parameters at the end are compared (losses alone where the plan rounds gradients), `order_digest` is the settings',
+    and nothing is known of what is exposed.
     """
 
     backend: str

@@ -7,7 +7,7 @@ from typing import Any
 from lagom_overlap.planners.base import Plan
 from lagom_overlap.planners.times import origin_name
 from lagom_overlap.workload import CompOp, Iteration
-from lagom_overlap.workload.rewrite.steps import Fuse, PartitionGroups, Split, Substitute
+from lagom_overlap.workload.rewrite.steps import Fuse, PartitionGroups, Slide, Split, Substitute
 from lagom_overlap.workload.sharding import Gather
 
 
@@ -55,6 +55,9 @@ def decisions_of(before: Iteration, plan: Plan) -> tuple[Decision, ...]:
         match step:
             case Substitute():
                 note(step.comm, substitution=str(step.into))
+            case Slide():
+                for name in step.comms:
+                    note(name, substitution="reduce_scatter_part_all_gather")
             case PartitionGroups():
                 note(step.comm, groups=MeshOrder(mesh=tuple(step.mesh), order=tuple(step.order)))
             case Split() if (name := origin_name(step.comm, comps)) in comps:

@@ -9,10 +9,14 @@ from dataclasses import dataclass, field
 from math import isfinite
 from statistics import median, quantiles
 from types import MappingProxyType
+from typing import Final
 
 from lagom_overlap.collective import NO_LAUNCHES, CommConfig, ConfigSpace, LaunchSpace
 from lagom_overlap.timeline import Timeline
 from lagom_overlap.workload import OverlapGroup
+
+IQR_OF_SIGMA: Final = 1.349
+"""The interquartile range of a normal distribution in standard deviations."""
 
 Assignment = tuple[CommConfig, ...]
 """One configuration per collective of a group, in the group's order."""

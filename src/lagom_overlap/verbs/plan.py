@@ -1,5 +1,6 @@
 """`lagom plan`: a step becomes a plan, the plan becomes files, and runs against the program if asked."""
 
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -11,12 +12,13 @@ import msgspec
 
 from lagom_overlap.engines.fx.commands import PlanRun
 from lagom_overlap.engines.fx.fsdp2_settings import Fsdp2Settings
-from lagom_overlap.errors import JobError, WrongResultError
+from lagom_overlap.errors import BackendError, JobError, WrongResultError
 from lagom_overlap.interrupts import held_back
 from lagom_overlap.jobfile.registry import check_planner_name, make_planner
 from lagom_overlap.planners.base import Plan
 from lagom_overlap.planners.carriers import SETTINGS_PLANNERS, Carrier
 from lagom_overlap.planners.deadline import Work, ended_by_ctrl_c
+from lagom_overlap.planners.effects import MIN_GAIN
 from lagom_overlap.planners.megatron.flags import MegatronFlags
 from lagom_overlap.planners.megatron.planner import Megatron
 from lagom_overlap.planners.memory import refuse_beyond
@@ -46,15 +48,18 @@ from lagom_overlap.timeline import Timeline
 from lagom_overlap.trace.chrome_writer import chrome_trace
 from lagom_overlap.tuners.sequential import judged_pairs
 from lagom_overlap.units import format_seconds
-from lagom_overlap.verbs.plan_carrier import carried, nobody
+from lagom_overlap.verbs.plan_carrier import Carried, carried, nobody
 from lagom_overlap.verbs.plan_file import check_plan, check_plan_file, plan_toml, read_plan
 from lagom_overlap.verbs.plan_fsdp2 import fsdp2_lines
 from lagom_overlap.verbs.plan_megatron import megatron_files, megatron_lines, megatron_plan
 from lagom_overlap.verbs.plan_problem import OURS, WHOLE, Check, PlanInput
 from lagom_overlap.workload.digest import graph_digest
+from lagom_overlap.workload.rewrite.apply import rewritten
 
 MAX_ERROR: Final = 0.02
-"""The largest difference of outputs, relative to the largest value, that is rounding: five times that of bfloat16."""
+"""The largest difference of results, relative to the largest value, that is rounding: five times that of bfloat16."""
+TORCHS_OWN: Final = "torch_overlap"
+"""Named as the planner where PyTorch's own scheduler is shorter."""
 _FILES: Final = ("run.json", "plan.toml", "report.html", "timeline.json")
 
 
@@ -193,7 +198,10 @@ def run_plan(given: PlanInput, request: PlanRequest) -> PlanResult:
     """
     check_request(request)
     if request.execute and given.ranks is None:
-        raise JobError('--execute needs a program on real ranks: give [program] and backend = "gloo" in the job file')
+        raise JobError(
+            '--execute needs a program on real ranks: give [program] and backend = "gloo" in the job file (a capture '
+            "has no code to run; on GPUs measure_fsdp2(build, plan) compares a plan's settings in your own launch)"
+        )
     if request.work is not None:
         given = replace(given, problem=replace(given.problem, work=Work(request.work)))
     if request.apply is not None:
@@ -203,30 +211,79 @@ def run_plan(given: PlanInput, request: PlanRequest) -> PlanResult:
         found = judged(given, read, 0.0) if flags is None else _megatron(given, flags)
     else:
         asked = carried(given, carrier=request.carrier, planner=request.planner)
-        carrier = asked.carrier
+        carrier, is_named = asked.carrier, (request.planner or given.planner) is not None
         if carrier is Carrier.INDUCTOR:
             given = _only_order(given)
-        if carrier is Carrier.MEGATRON:
-            found = offered(given, _megatron(given, _wanted(given)))
-        else:
-            found = offered(given, planned(given, asked.planner, on_progress=request.on_progress))
+        found = _found(given, asked, request)
+        if carrier is Carrier.INDUCTOR:
+            found = _against_torch(given, found, may_replace=not is_named)
+    if request.execute and given.problem.is_blocking and carrier is not Carrier.FSDP2:
+        raise JobError("--execute: FSDP2 issues this step and takes settings, no rewrites: plan it with --for fsdp2")
     names = (*_FILES, *megatron_files(given.problem, found.plan.settings, found.megatron))
     files = () if request.out is None else tuple(request.out / name for name in names)
     result = plan_result(given, found, carrier=carrier, files=files)
+    is_unchanged = carrier is Carrier.FSDP2 and found.plan.settings is None
+    if request.execute and is_unchanged:
+        notes = (*result.notes, "Nothing was run: FSDP2's own settings stay.")
+        result = replace(result, notes=notes, planned=result.step)
     if request.out is not None:
         create_folder(request.out)
         _write(request.out, given, result)
-    if request.execute and not found.interrupted:
+    if not is_unchanged and request.execute and not found.interrupted:
         result = _executed(given, found, result)
         if request.out is not None:
             _write(request.out, given, result)
     return result
 
 
+def _found(given: PlanInput, asked: Carried, request: PlanRequest) -> Planned:
+    """The plan that is offered for a carrier."""
+    if asked.carrier is Carrier.MEGATRON:
+        return offered(given, _megatron(given, _wanted(given)))
+    return offered(given, planned(given, asked.planner, on_progress=request.on_progress))
+
+
 def _only_order(given: PlanInput) -> PlanInput:
     """As the compiler's pass plans by default: nothing is cut, no sum changes its order."""
     options = {**given.options, "split": False} if given.planner in (None, OURS) else given.options
     return replace(given, problem=replace(given.problem, exact=True), options=options, planner=given.planner or OURS)
+
+
+def _against_torch(given: PlanInput, found: Planned, *, may_replace: bool) -> Planned:
+    """The plan, or the order of PyTorch's own scheduler where that is shorter and may replace it; what either takes."""
+    version = package_versions().get("torch", "")
+    try:
+        assert given.torchs_order is not None, "a program has a graph"
+        order = given.torchs_order()
+    except BackendError as error:
+        return _noted(found, f"Not compared with PyTorch's own overlap scheduler: {error}.")
+    theirs = simulated(given.problem, rewritten(given.problem.iteration, (order,)))
+    words = f"PyTorch {version}'s own overlap scheduler, given the same times: {format_seconds(theirs.makespan_s)}"
+    gains = (found.after.makespan_s - theirs.makespan_s) / found.after.makespan_s
+    if not may_replace or gains < MIN_GAIN or not _fits(given, theirs):
+        return _noted(found, f"{words}; the plan {format_seconds(found.after.makespan_s)}.")
+    plan = replace(
+        found.plan,
+        planner=TORCHS_OWN,
+        rewrites=(order,),
+        iteration=rewritten(given.problem.iteration, (order,)),
+        is_optimal=False,
+        notes=(
+            f"{words}, {gains:.1%} less than with planner {found.plan.planner}: this is its order. Inductor makes it "
+            "by itself with torch._inductor.config.aten_distributed_optimizations.enable_overlap_scheduling = True.",
+        ),
+        configs=NO_CONFIGS,
+    )
+    return replace(found, plan=plan, after=theirs)
+
+
+def _fits(given: PlanInput, step: SimulatedStep) -> bool:
+    limit = given.problem.memory_limit_bytes
+    return limit is None or step.peak_bytes <= limit
+
+
+def _noted(found: Planned, note: str) -> Planned:
+    return replace(found, plan=replace(found.plan, notes=(*found.plan.notes, note)))
 
 
 def _wanted(given: PlanInput) -> MegatronFlags | None:
@@ -292,17 +349,23 @@ def plan_result(given: PlanInput, found: Planned, *, carrier: Carrier | None, fi
 def _executed(given: PlanInput, found: Planned, result: PlanResult) -> PlanResult:
     """The result with what came of running the plan."""
     run = _run(given, found.plan)
-    measured = {"before": Timeline(run.before.spans), "after": Timeline(run.after.spans)}
+    arms = {"before": run.before, "after": run.after}
+    measured = {name: Timeline(arm.spans) for name, arm in arms.items() if arm.spans}
     return replace(result, execution=_execution(given, found, run), planned=replace(result.step, measured=measured))
 
 
 def _run(given: PlanInput, plan: Plan) -> PlanRun:
     assert given.ranks is not None
-    digest = graph_digest(given.problem.iteration)
-    run = given.ranks.run(plan.rewrites, rounds=given.rounds, seed=given.seed, graph=digest)
+    if isinstance(plan.settings, Fsdp2Settings):
+        run = given.ranks.run_settings(plan.settings, rounds=given.rounds, seed=given.seed)
+        if plan.settings.reduce_in_param_dtype and run.max_error < sys.float_info.max:
+            return run  # the user allowed other results: how far losses are apart is reported, not judged
+    else:
+        digest = graph_digest(given.problem.iteration)
+        run = given.ranks.run(plan.rewrites, rounds=given.rounds, seed=given.seed, graph=digest)
     if run.max_error > MAX_ERROR:
         raise WrongResultError(
-            f"the plan's outputs differ from the program's by {run.max_error:.1e} of the largest value, or are not "
+            f"the plan's results differ from the program's by {run.max_error:.1e} of the largest value, or are not "
             f"finite; {MAX_ERROR:g} is allowed for rounding: the run is not reported"
         )
     return run
@@ -325,7 +388,7 @@ def _execution(given: PlanInput, found: Planned, run: PlanRun) -> PlanExecution:
         is_bitwise_equal=run.max_error == 0,
         order_digest=run.order_digest,
         iteration_s={name: _spread(list(arm.makespan_s)) for name, arm in arms.items()},
-        exposed_comm_s={name: _spread(list(arm.exposed_s)) for name, arm in arms.items()},
+        exposed_comm_s={name: _spread(list(arm.exposed_s)) for name, arm in arms.items() if arm.exposed_s},
         predicted_iteration_s=BeforeAfter(before=found.before.makespan_s, after=found.after.makespan_s),
         predicted_exposed_comm_s=BeforeAfter(before=found.before.exposed_s, after=found.after.exposed_s),
         speedup=_spread(ratios),

@@ -17,19 +17,24 @@ import torch
 from torch import distributed as dist
 from torch.distributed import distributed_c10d
 
+from lagom_overlap.capturing.fake_tensor import TrainingStep
 from lagom_overlap.capturing.fx import FxCapture, capture_fx
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.engines.fx.agreement import check_able, check_agreement, signature
 from lagom_overlap.engines.fx.apply import apply_rewrites
+from lagom_overlap.engines.fx.commands import Refused
 from lagom_overlap.engines.fx.cuda_streams import CudaStep
 from lagom_overlap.engines.fx.fsdp2 import make_calls, setting_calls
 from lagom_overlap.engines.fx.fsdp2_settings import Fsdp2Settings
 from lagom_overlap.engines.fx.groups import ProcessGroups
 from lagom_overlap.engines.fx.inductor import PlanPass
+from lagom_overlap.engines.fx.slide import check_replicated
 from lagom_overlap.engines.fx.streams import StreamedStep
+from lagom_overlap.engines.fx.training import compared
 from lagom_overlap.errors import BackendError, JobError, LagomError
 from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.record import create_folder, write_private
+from lagom_overlap.tuners.sequential import Judgement, judged_pairs
 from lagom_overlap.verbs.plan_file import read_fsdp2_settings, read_rewrites, rewrites_toml
 from lagom_overlap.workload.digest import graph_digest
 from lagom_overlap.workload.issued import IssuedStep
@@ -99,7 +104,8 @@ def apply_fsdp2(
     """Tells FSDP2 a plan's settings: on every rank, behind `fully_shard` and before the first forward.
 
     `plan` is the plan.toml of `lagom plan --for fsdp2`, or settings. `units` are the sharded modules in the order of
-    their forward, where the plan names them otherwise. What is computed stays the same, bit for bit.
+    their forward, where the plan names them otherwise. What is computed stays the same, bit for bit, unless
+    the plan sets `reduce_in_param_dtype`, which rounds gradients.
 
     Raises:
         JobError: if the file is for another carrier or number of ranks, or the model's units are not the plan's.
@@ -123,6 +129,78 @@ def apply_fsdp2(
     if failed:
         raise failed
     make_calls(calls)
+
+
+class DefaultGroupRanks:
+    """Agreement between the ranks of a user's job, on its default group and between measurements only."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def barrier(self) -> None:
+        """Returns when every rank has come; nothing of before is left on a GPU."""
+        self.maxima([0.0])
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def maxima(self, values: list[float]) -> list[float]:
+        """Each value's maximum over ranks."""
+        tensor = torch.tensor(values, dtype=torch.float64, device=self._device)
+        dist.all_reduce(tensor, dist.ReduceOp.MAX)
+        return [float(value) for value in tensor.cpu()]
+
+    def gather(self, value: int) -> tuple[int, ...]:
+        """Every rank's number, by rank."""
+        found = torch.zeros(dist.get_world_size(), dtype=torch.int64, device=self._device)
+        found[dist.get_rank()] = value
+        dist.all_reduce(found)
+        return tuple(int(one) for one in found.cpu())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingsRun:
+    """FSDP2's own step against the same with a plan's settings, step by step in shuffled order.
+
+    Seconds are the slowest rank's. `max_error` is the largest difference of a loss, or of a parameter at the end
+    (or a gradient that no optimizer clears; with `reduce_in_param_dtype` losses alone), relative to the largest value
+    in it; 0 is equal bit for bit. `judgement` is the sequential test's.
+    """
+
+    before_s: tuple[float, ...]
+    after_s: tuple[float, ...]
+    max_error: float
+    judgement: Judgement
+
+
+def measure_fsdp2(
+    build: Callable[[], TrainingStep], plan: Path | Fsdp2Settings, *, rounds: int = 11, seed: int = 0
+) -> SettingsRun:
+    """A plan's settings tried in the user's own launch, on GPUs or not: an A/B of the step that `build` makes.
+
+    Every rank calls it, torch.distributed being initialised. `build` makes model, optimizer and inputs anew and is
+    called twice, so two copies must fit the memory. Nothing is adopted: `apply_fsdp2` does that.
+
+    Raises:
+        JobError: if the plan is not of this model and number of ranks, or `build` fails. No rank trains then.
+    """
+    device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
+    ranks = DefaultGroupRanks(device)
+    settings, reason = None, ""
+    try:
+        settings = plan if isinstance(plan, Fsdp2Settings) else read_fsdp2_settings(plan, dist.get_world_size())
+    except LagomError as error:
+        reason = str(error)
+    able = ranks.gather(int(settings is not None))
+    if not all(able) or settings is None:
+        raise JobError(reason or f"rank {able.index(0)} has no plan; nothing was run")
+    text = hashlib.sha256(msgspec.json.encode(settings)).digest()
+    if len(set(ranks.gather(int.from_bytes(text[:7], "big")))) > 1:
+        raise BackendError("ranks have different settings for FSDP2; nothing was run")
+    run = compared(build, settings, ranks, rounds=rounds, seed=seed)
+    if isinstance(run, Refused):
+        raise JobError(run.reason)
+    before, after = run.before.makespan_s, run.after.makespan_s
+    return SettingsRun(before_s=before, after_s=after, max_error=run.max_error, judgement=judged_pairs(before, after))
 
 
 def planned_step(step: Callable[..., Any], inputs: Sequence[Any], plan: Path) -> StreamedStep | CudaStep:
@@ -155,8 +233,16 @@ def planned_step(step: Callable[..., Any], inputs: Sequence[Any], plan: Path) ->
     except LagomError as error:
         refused = str(error)
     check_able(refused, store, rank=rank, num_ranks=num_ranks, step=name)
+    asked = count()
+
+    def gather(value: int) -> tuple[int, ...]:
+        key = f"{name}/input{next(asked)}"
+        store.set(f"{key}/{rank}", str(value))
+        return tuple(int(store.get(f"{key}/{other}")) for other in range(num_ranks))
+
     lines = signature(planned.graph, groups.ranks)
     check_agreement(lines, store, rank=rank, num_ranks=num_ranks, step=name)
+    check_replicated(planned, inputs, gather)
     on_gpu = any(isinstance(one, torch.Tensor) and one.is_cuda for one in inputs)
     return CudaStep(planned, groups) if on_gpu else StreamedStep(planned, groups)
 

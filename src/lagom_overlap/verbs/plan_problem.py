@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -28,14 +28,15 @@ from lagom_overlap.jobfile.step import JobStep, capture_of, job_step
 from lagom_overlap.planners.base import OpTimes, PlanProblem
 from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.planners.deadline import Work
-from lagom_overlap.planners.framework import FRAMEWORKS, framework_of
+from lagom_overlap.planners.framework import FRAMEWORKS, FSDP2, framework_of
 from lagom_overlap.planners.times import ModelTimes
 from lagom_overlap.results.plan import PipelineEffects, TimesOrigin
 from lagom_overlap.verbs.capture import captured_step
 from lagom_overlap.verbs.plan_megatron import pipeline_effects
-from lagom_overlap.verbs.plan_times import FoundTimes, TimesWish, from_model, from_ranks, from_trace
+from lagom_overlap.verbs.plan_times import FoundTimes, TimesWish, from_model, from_ranks, from_trace, from_training
 from lagom_overlap.workload import Iteration
 from lagom_overlap.workload.issued import IssuedStep
+from lagom_overlap.workload.rewrite.steps import Reorder
 
 _ANY_GPU: Final = "a40_nvlink"
 """Ranks on CPU cores are planned as if each were a GPU of this preset; its speed is not used, times are measured."""
@@ -61,7 +62,8 @@ class PlanInput:
     any. `times` says which of the problem's times were measured (None: none). `is_on_cores`: its ranks are CPU
     processes. `pipeline` is what several stages mean for their transfers. `sequence` makes the job's step with sequence
     parallelism, where it has tensor parallelism without it; `has_sequence`: it has it. `ranks` run the program, if the
-    job has one and names a backend that runs it; close it.
+    job has one and names a backend that runs it; close it. `torchs_order` is the order that PyTorch's own overlap
+    scheduler would issue, of a program's graph.
     """
 
     name: str
@@ -81,6 +83,7 @@ class PlanInput:
     sequence: Callable[[], PlanProblem] | None = field(default=None, repr=False)
     has_sequence: bool = False
     ranks: ProgramRanks | None = None
+    torchs_order: Callable[[], Reorder] | None = field(default=None, repr=False)
 
     def close(self) -> None:
         """Ends the ranks, if there are any."""
@@ -248,13 +251,19 @@ def _of_program(spec: JobSpec, program: ProgramTable, wish: TimesWish, asked: As
         raise JobError(f"job.backend is {spec.job.backend!r}: programs are planned with simulated or gloo")
     if num_ranks % program.nodes:
         raise JobError(f"program.nodes is {program.nodes}, must divide job.ranks = {num_ranks}")
-    capture, is_graph = _captured(script, program.function, num_ranks, simulated=spec.job.backend == "simulated")
+    capture, graph = _captured(script, program.function, num_ranks)
+    is_graph = graph is not None
     if spec.job.backend == "simulated":
         if spec.cluster is None:
             raise JobError("the simulated backend needs a cluster: give [cluster] preset = ... in the job file")
         cluster = load_preset(spec.cluster.preset, spec.cluster.nodes)
         given = _placed(spec, capture.placed_on(cluster), cluster, wish, asked.check)
-        return given if is_graph else replace(given, is_program=False)
+        return replace(given, is_program=is_graph, torchs_order=_torchs_order(graph, given.problem))
+    if not is_graph and framework_of(capture.iteration) != FSDP2:
+        raise JobError(
+            f"program {str(script)!r}: {program.function}() makes a TrainingStep that FSDP2 does not issue; on gloo "
+            'ranks only FSDP2 can be told a plan. With backend = "simulated" it is planned for its framework'
+        )
     cluster = replace(
         load_preset(_ANY_GPU), name="cpu_ranks", gpus_per_node=num_ranks // program.nodes, num_nodes=program.nodes
     )
@@ -271,7 +280,9 @@ def _of_program(spec: JobSpec, program: ProgramTable, wish: TimesWish, asked: As
         traced = from_trace(wish.trace, placed.iteration, model, on_ranks=True)
         if not asked.execute:
             problem = _problem(spec.plan, placed.iteration, cluster, traced.times, step=placed)
-            return _input(spec, problem, placed.issued, num_ranks, traced, more=capture.notes)
+            problem = replace(problem, is_blocking=not is_graph)
+            given = _input(spec, problem, placed.issued, num_ranks, traced, more=capture.notes)
+            return replace(given, is_program=is_graph)
     ranks = ProgramRanks(
         script,
         program.function,
@@ -279,29 +290,48 @@ def _of_program(spec: JobSpec, program: ProgramTable, wish: TimesWish, asked: As
         link_bytes_per_s=link_bytes_per_s(spec.job.link),
         timeout_s=spec.job.timeout_s,
     )
+    measured = from_ranks if is_graph else from_training
     try:
-        found = traced or from_ranks(ranks, placed.iteration)
+        found = traced or measured(ranks, placed.iteration)
         problem = _problem(spec.plan, placed.iteration, cluster, found.times, step=placed)
-        problem = replace(problem, together=found.together)
+        problem = replace(problem, together=found.together, is_blocking=not is_graph)
     except BaseException:
         ranks.close()
         raise
-    return _input(spec, problem, placed.issued, num_ranks, found, more=capture.notes, ranks=ranks)
+    given = _input(spec, problem, placed.issued, num_ranks, found, more=capture.notes, ranks=ranks)
+    return replace(given, is_program=is_graph, torchs_order=_torchs_order(graph, problem))
 
 
-def _captured(script: Path, function: str, num_ranks: int, *, simulated: bool) -> tuple[IssuedStep, bool]:
-    """The step, and whether it is a graph; a framework's step is none, and can only be simulated."""
+def _captured(script: Path, function: str, num_ranks: int) -> tuple[IssuedStep, Any]:
+    """The step, and its graph (`FxCapture`); a framework's step has none, and takes settings."""
     from lagom_overlap.capturing.fake_world import fake_world  # noqa: PLC0415  # needs torch, which other jobs do without
     from lagom_overlap.engines.fx.program import TrainingStepError, load_program  # noqa: PLC0415
 
     try:
         with fake_world(num_ranks):
-            return load_program(script, function).captured(function).capture, True
+            found = load_program(script, function).captured(function)
+            return found.capture, found
     except TrainingStepError as error:
-        if not simulated:
-            raise
         build = error.build
-    return captured_step(build, num_ranks=num_ranks, name=function, where=str(script)), False
+    return captured_step(build, num_ranks=num_ranks, name=function, where=str(script)), None
+
+
+def _torchs_order(graph: Any, problem: PlanProblem) -> Callable[[], Reorder] | None:
+    """What makes the order of PyTorch's own scheduler from the problem's times; None without a graph."""
+    if graph is None:
+        return None
+
+    def made() -> Reorder:
+        from lagom_overlap.capturing.fake_world import fake_world  # noqa: PLC0415  # needs torch
+        from lagom_overlap.engines.fx.apply import name_operators  # noqa: PLC0415
+        from lagom_overlap.engines.fx.torch_overlap import own_order  # noqa: PLC0415
+
+        name_operators(graph.graph_module.graph, graph.iteration)
+        seconds = {op.name: problem.times.seconds(op) for op in problem.iteration.ops}
+        with fake_world(graph.capture.num_ranks):
+            return own_order(graph.graph_module, graph.iteration, seconds)
+
+    return made
 
 
 def _input(

@@ -2,9 +2,10 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Final
 
@@ -188,6 +189,27 @@ def from_ranks(ranks: ProgramRanks, iteration: Iteration) -> FoundTimes:
         "other pieces are estimated."
     )
     return FoundTimes(times=times, json=json, notes=(note, *_together(profiled.rates)), together=profiled.rates)
+
+
+def from_training(ranks: ProgramRanks, iteration: Iteration) -> FoundTimes:
+    """Times of a framework's step, trained on the ranks under PyTorch's profiler.
+
+    Raises:
+        LagomError: if the step cannot be made, its trace does not fit the capture, or a rank ends.
+    """
+    with TemporaryDirectory(prefix="lagom-") as folder:
+        path = Path(folder) / "trace.json"
+        ranks.trace(path, REPEATS)
+        found = from_trace(path, iteration, ShapeTimes({}), on_ranks=True)
+    assert found.json is not None
+    json = replace(found.json, source="ranks", file=None)
+    note = (
+        f"Operators were timed by PyTorch's profiler in {REPEATS} steps on {ranks.description}: "
+        f"{json.computations.num_measured} of {json.computations.num} computations, "
+        f"{json.collectives.num_measured} of {json.collectives.num} collectives. FSDP2's Python between operators is "
+        "in no time."
+    )
+    return FoundTimes(times=found.times, json=json, notes=(note,))
 
 
 def _together(rates: Mapping[str, float]) -> tuple[str, ...]:

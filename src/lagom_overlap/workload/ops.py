@@ -42,7 +42,8 @@ class Access(StrEnum):
 class Gemm:
     """A matrix product (m x k) (k x n), or `batch` equal ones at once (experts, an attention not fused).
 
-    The host launches `num_launches` kernels for them.
+    The host launches `num_launches` kernels for them. `result_bytes` moves per element of the result: None where it is
+    written in the operands' format, 8 where the epilogue adds it to an FP32 buffer.
     """
 
     m: int
@@ -51,10 +52,11 @@ class Gemm:
     element_bytes: int = 2
     batch: int = 1
     num_launches: int = 1
+    result_bytes: int | None = None
 
     def __post_init__(self) -> None:
         sizes = {"m": self.m, "n": self.n, "k": self.k, "element_bytes": self.element_bytes, "batch": self.batch}
-        _check_positive(self, **sizes, num_launches=self.num_launches)
+        _check_positive(self, **sizes, num_launches=self.num_launches, result_bytes=self.result_bytes or 1)
 
     @property
     def flops(self) -> float:

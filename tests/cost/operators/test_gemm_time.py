@@ -91,3 +91,15 @@ def test_constants_outside_their_range_are_refused() -> None:
         replace(BARE, launch_s=-1.0)
     with pytest.raises(ValueError, match="norm is"):
         replace(BARE, norm=0.5)
+
+
+def test_a_product_that_adds_to_an_fp32_buffer_moves_eight_bytes_per_element_of_its_result() -> None:
+    # Bound by memory alone: the operands once in 2 bytes, the result in 8 (read and written) in place of 2 (written).
+    slow = replace(BARE, bytes_per_s=1e9, l2_speedup=1e15)
+    shape, shared = (256, 512, 128), {"num_sms": 100, "l2_bytes": 1, "constants": slow}
+    plain = gemm_time(shape, **shared)  # type: ignore[arg-type]
+    adding = gemm_time(shape, result_bytes=8, **shared)  # type: ignore[arg-type]
+    operands = 2 * (256 * 128 + 512 * 128)
+    assert plain.alone_s == pytest.approx((operands + 2 * 256 * 512) / 1e9, rel=1e-2)
+    assert adding.alone_s == pytest.approx((operands + 8 * 256 * 512) / 1e9, rel=1e-2)
+    assert adding.total_bytes - plain.total_bytes == 6 * 256 * 512

@@ -1,5 +1,6 @@
 """What ranks do in the tests of planned execution; each function runs on every rank and returns plain values."""
 
+import functools
 from itertools import count
 from pathlib import Path
 
@@ -8,14 +9,21 @@ from torch import distributed as dist
 
 from lagom_overlap.engines.fx.agreement import check_able, check_agreement, signature
 from lagom_overlap.engines.fx.apply import apply_rewrites
+from lagom_overlap.engines.fx.commands import Refused, RunPlan, ScriptProgram
 from lagom_overlap.engines.fx.groups import ProcessGroups
 from lagom_overlap.engines.fx.nodes import OP_NAME
 from lagom_overlap.engines.fx.program import capture_step, load_program
+from lagom_overlap.engines.fx.session import PlannedSession
+from lagom_overlap.engines.fx.slide import check_replicated
 from lagom_overlap.engines.fx.streams import Arrival, StreamedStep, settled
 from lagom_overlap.errors import JobError
+from lagom_overlap.planners.centauri.evolution import evolutions
 from lagom_overlap.timeline import SpanKind
+from lagom_overlap.verbs.plan_apply import DefaultGroupRanks
+from lagom_overlap.workload.digest import graph_digest
 from lagom_overlap.workload.rewrite.apply import rewritten
-from lagom_overlap.workload.rewrite.steps import Reorder, Split
+from lagom_overlap.workload.rewrite.steps import ChainLink, Reorder, Slide, Split
+from lagom_overlap.workload.rewrite.tables import table_of
 
 FC = torch.ops._c10d_functional
 GROUPS = ProcessGroups()
@@ -70,6 +78,46 @@ def compare(case, rewrites):
     return errors, names
 
 
+def compare_evolved(case):
+    """As `compare`, of what Centauri lets slide."""
+    function, inputs = CASES[case]()
+    return compare(case, evolutions(traced(function, inputs).iteration))
+
+
+def replicated(input_of_rank):
+    """What is said of a slid sum whose other operand is that on each rank."""
+    function = lambda x, y: (reduced(x) + y,)  # noqa: E731
+    inputs = [torch.ones(8, 4), torch.full((8, 4), float(input_of_rank[dist.get_rank()]))]
+    captured = traced(function, inputs)
+    planned = apply_rewrites(captured.graph_module, captured.iteration, evolutions(captured.iteration), GROUPS)
+
+    def gather(value):
+        found = [torch.zeros(1, dtype=torch.int64) for _ in range(4)]
+        dist.all_gather(found, torch.tensor([value]))
+        return tuple(int(one) for one in found)
+
+    try:
+        check_replicated(planned, inputs, gather)
+    except JobError as error:
+        return str(error)
+    return ""
+
+
+@functools.cache
+def session():
+    """The one of this process: its checks are numbered, and a second one would read what was said in the first."""
+    return PlannedSession(DefaultGroupRanks(torch.device("cpu")))
+
+
+def slid_in_pairs(function):
+    """What a session says of a program of pairs whose sum is slid: why not, or nothing if it ran."""
+    program = ScriptProgram(str(Path(__file__).with_name("pairs_program.py")), function)
+    step = Slide(("all_reduce",), (ChainLink("add", 0),))
+    digest = graph_digest(load_program(Path(program.script), function).captured(function).iteration)
+    answer = session().run(RunPlan(program, (table_of(step),), rounds=1, seed=0, graph=digest))
+    return answer.reason if isinstance(answer, Refused) else ""
+
+
 def names_of(case):
     function, inputs = CASES[case]()
     return [op.name for op in traced(function, inputs).iteration.ops]
@@ -95,6 +143,43 @@ def _product_reduce():
         return (reduced(x @ w) @ v, reduced(x[:3, :3]))
 
     return function, seeded((8, 6), (6, 16), (16, 4))
+
+
+def _tensor_parallel_blocks():
+    """Two row-parallel products, each followed by a residual and a norm of rows: sequence parallelism."""
+
+    def normed(x):
+        return x - x.amax(-1, keepdim=True)  # whole numbers, so that the next sum is exact in any order
+
+    def function(x, w1, v1, w2, v2):
+        kept = x
+        for up, down in ((w1, v1), (w2, v2)):
+            kept = kept + reduced(torch.relu(normed(kept) @ up) @ down)
+        return (kept, normed(kept).sum())
+
+    return function, [torch.ones(8, 6), *seeded((6, 4), (4, 6), (6, 4), (4, 6))]
+
+
+def _data_parallel_update():
+    """Gradients reduced, then momentum and weights updated on every rank alike: ZeRO-1."""
+
+    def function(x, w, momentum, bias):
+        gradient = reduced(x.t() @ (x @ w))
+        moved = 0.5 * momentum + gradient
+        summed = reduced((x @ w).sum(0))
+        return (w - 0.25 * moved, moved, bias - 0.25 * summed)
+
+    x, w, momentum, bias = seeded((4, 8), (8, 12), (8, 12), (12,))
+    same = [torch.ones_like(one) for one in (w, momentum, bias)]
+    return function, [x, *same]
+
+
+def _reduced_dropout():
+    def function(x):
+        y = reduced(x)
+        return (y * torch.bernoulli(torch.sigmoid(y)),)
+
+    return function, seeded((8, 6))
 
 
 def _exchange():
@@ -177,6 +262,9 @@ def _several_at_once():
 
 
 CASES = {
+    "reduced_dropout": _reduced_dropout,
+    "tensor_parallel_blocks": _tensor_parallel_blocks,
+    "data_parallel_update": _data_parallel_update,
     "unequal_exchange": _unequal_exchange,
     "exchange_equal_on_rank_0": _exchange_equal_on_rank_0,
     "exchange_of_one_row": _exchange_of_one_row,
@@ -319,6 +407,29 @@ def fsdp2_losses(settings):
 
     with torch.enable_grad():
         return losses(None), losses(settings)
+
+
+def fsdp2_side_by_side(settings):
+    """FSDP2 against itself with settings, in a step with dropout and two micro-batches; or why it was refused."""
+    from torch import nn
+    from torch.distributed.fsdp import fully_shard
+
+    from lagom_overlap import TrainingStep
+    from lagom_overlap.engines.fx.training import compared
+    from lagom_overlap.verbs.plan_apply import DefaultGroupRanks
+
+    def build():
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)) for _ in range(3)))
+        for block in model:
+            fully_shard(block)
+        fully_shard(model)
+        x = torch.randn(4, 8, generator=torch.Generator().manual_seed(dist.get_rank()))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        loss = lambda y: y.square().mean()  # noqa: E731
+        return TrainingStep(model=model, inputs=(x,), loss=loss, optimizers=(optimizer,), num_micro_batches=2)
+
+    run = compared(build, settings, DefaultGroupRanks(torch.device("cpu")), rounds=3, seed=0)
+    return getattr(run, "reason", None) or (run.max_error, len(run.before.makespan_s), run.after.makespan_s)
 
 
 def fsdp2_settings_that_differ(settings, others):

@@ -7,6 +7,7 @@ from lagom_overlap.workload.rewrite.steps import (
     Fuse,
     PartitionGroups,
     Reorder,
+    Slide,
     Split,
     Substitute,
     Substitution,
@@ -43,6 +44,47 @@ def test_a_reduce_scatter_becomes_one_reduce_per_rank(ranks):
 
 def test_an_all_gather_becomes_one_broadcast_per_rank(ranks):
     same(ranks, "gather_products", Substitute(AG, Substitution.BROADCASTS))
+
+
+@pytest.mark.parametrize(
+    ("case", "gathered", "scattered"),
+    [
+        # the next product and the step's end need whole rows, the residual and the norm do not
+        ("tensor_parallel_blocks", ["sub_1", "add_1", "sub_2"], 2),
+        ("data_parallel_update", ["sub", "add", "sub_1"], 2),
+    ],
+)
+def test_gathers_slide_behind_what_works_on_parts(ranks, case, gathered, scattered):
+    outcomes = ranks.call("compare_evolved", case)
+    assert all(errors == [0.0, 0.0] for errors, _ in outcomes), outcomes
+    names = outcomes[0][1]
+    assert sorted(name for name in names if ".ag" in name) == sorted(f"all_reduce.ag.{one}" for one in gathered)
+    assert sum(name.endswith(".rs") for name in names) == scattered
+    assert not {"all_reduce", "all_reduce_1"} & set(names)
+
+
+def test_ranks_with_different_values_where_they_must_be_equal_are_named_and_nothing_runs(ranks):
+    assert ranks.call("replicated", (3, 3, 3, 3)) == [""] * 4
+    said = ranks.call("replicated", (3, 3, 5, 3))
+    assert all("input 1" in one and "ranks 0 and 2 hold different ones" in one for one in said), said
+
+
+def test_all_ranks_refuse_where_only_one_group_holds_different_values(ranks):
+    assert ranks.call("slid_in_pairs", "alike") == [""] * 4
+    said = ranks.call("slid_in_pairs", "other_values")
+    assert all("rank 2 works on parts" in one for one in said[:2]), said
+    assert all("input 1" in one and "ranks 2 and 3 hold different ones" in one for one in said[2:]), said
+
+
+def test_all_ranks_refuse_where_one_would_compare_other_inputs(ranks):
+    said = ranks.call("slid_in_pairs", "other_inputs")
+    assert all("compare input 1" in one and "none on rank 3" in one for one in said), said
+
+
+def test_an_operator_that_draws_random_numbers_does_not_slide(ranks):
+    step = Slide(("all_reduce",), (ChainLink("bernoulli", 0),))
+    said = ranks.call("refusals", "reduced_dropout", [step])
+    assert all("bernoulli" in one for one in said), said
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])

@@ -52,6 +52,15 @@ def test_settings_for_fsdp2_leave_losses_and_gradients_as_they_are(ranks, settin
         assert plain == told
 
 
+def test_fsdp2_and_its_settings_train_alike_in_turns_and_are_timed_by_the_slowest_rank(ranks):
+    kept = Fsdp2Settings(units=("0", "1", "2"), forward_prefetch=1, kept=("1", "2"))
+    runs = ranks.call("fsdp2_side_by_side", kept)
+    assert {(error, num) for error, num, _ in runs} == {(0.0, 3)}
+    assert len({times for *_, times in runs}) == 1
+    said = ranks.call("fsdp2_side_by_side", Fsdp2Settings(units=("0", "other")))
+    assert all("the plan's unit 'other' is none of the other's" in one for one in said)
+
+
 def test_a_rank_with_other_settings_for_fsdp2_is_named_and_nothing_is_set(ranks):
     settings = Fsdp2Settings(units=("0", "1"), forward_prefetch=1)
     said = ranks.call("fsdp2_settings_that_differ", settings, Fsdp2Settings(units=("0", "1"), backward_prefetch=1))

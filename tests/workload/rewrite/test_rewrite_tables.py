@@ -38,5 +38,7 @@ def test_a_key_that_no_rewrite_has_is_refused():
 def test_what_no_rewrite_may_hold_is_refused():
     with pytest.raises(JobError, match="num_chunks is 1"):
         rewrite_of(SplitTable("c", 0, 1))
+    with pytest.raises(JobError, match="must be from 2 to 4096"):  # found by a fuzzer: a list of so many shares
+        rewrite_of(SplitTable("c", 0, 1 << 62))
     with pytest.raises(JobError, match="mesh"):
         rewrite_of(PartitionTable("c", (1, 4), (0, 1)))

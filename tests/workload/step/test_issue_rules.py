@@ -8,7 +8,7 @@ import pytest
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.errors import UnknownNameError
 from lagom_overlap.units import MIB
-from lagom_overlap.workload import CommOp, Gemm, MemoryBound, Phase
+from lagom_overlap.workload import CommOp, CompOp, Gemm, MemoryBound, Phase
 from lagom_overlap.workload.issued import IssuedStep
 from lagom_overlap.workload.models import load_model
 from lagom_overlap.workload.parallel import ParallelLayout, Recompute
@@ -75,11 +75,49 @@ def test_megatrons_distributed_optimizer_scatters_gradients_and_gathers_before_t
     assert updated == pytest.approx(28 * GPT.num_params / 8, rel=1e-3)
 
 
-def test_weight_gradients_are_summed_in_fp32_by_megatron_and_not_by_fsdp2() -> None:
-    sums = [op for op in built(MEGATRON).iteration.computations if op.name.endswith("_sum")]
-    assert sums
-    assert all(isinstance(op.work, MemoryBound) and op.work.num_launches == 0 for op in sums)
-    assert not any(op.name.endswith("_sum") for op in built(FSDP2, zero_stage=3).iteration.computations)
+def weight_products(rules: IssueRules, **layout: object) -> list[CompOp]:
+    """The products that make weight gradients."""
+    ops = built(rules, **layout).iteration.computations
+    return [
+        op for op in ops if isinstance(op.work, Gemm) and op.origin is not None and op.origin.phase is Phase.WEIGHT_GRAD
+    ]
+
+
+def sums(rules: IssueRules, **layout: object) -> list[CompOp]:
+    """The kernels that add a weight gradient to those before."""
+    return [op for op in built(rules, **layout).iteration.computations if op.name.endswith("_sum")]
+
+
+def test_megatrons_products_add_to_an_fp32_buffer_themselves() -> None:
+    products = weight_products(MEGATRON)
+    assert products
+    assert {op.work.result_bytes for op in products} == {8}  # type: ignore[union-attr]
+    assert not sums(MEGATRON)
+
+
+def test_of_two_micro_batches_the_later_product_adds_to_what_the_earlier_made() -> None:
+    products = weight_products(MEGATRON, global_batch=16)
+    firsts = {op.name.partition(".")[2]: op.name for op in products if op.name.startswith("mb0.")}
+    later = [op for op in products if op.name.startswith("mb1.")]
+    assert len(later) == len(firsts) > 0
+    assert all(firsts[op.name.partition(".")[2]] in op.deps for op in later)
+
+
+def test_deepspeed_adds_weight_gradients_by_a_kernel_of_their_own_format() -> None:
+    found = sums(DEEPSPEED, zero_stage=2)
+    assert found
+    assert all(isinstance(op.work, MemoryBound) and op.work.num_launches == 1 for op in found)
+    made = {op.name: op.work for op in weight_products(DEEPSPEED, zero_stage=2)}
+    for op in found:
+        product = made.get(op.name.removesuffix("_sum") + "_w")
+        if isinstance(product, Gemm):
+            assert product.result_bytes is None
+            assert op.work.num_bytes == 3 * 2 * product.m * product.n * product.batch  # type: ignore[union-attr]
+
+
+def test_fsdp2_adds_nothing_that_costs() -> None:
+    assert not sums(FSDP2, zero_stage=3)
+    assert {op.work.result_bytes for op in weight_products(FSDP2, zero_stage=3)} == {None}  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(("zero_stage", "gathers"), [(2, 1), (3, 2)])

@@ -9,7 +9,18 @@ from lagom_overlap.backends.gloo.link import EmulatedLink
 from lagom_overlap.backends.gloo.ranks import RankProcesses
 from lagom_overlap.backends.gloo.torch_extra import require_torch
 from lagom_overlap.collective import Collective, CollectiveKind
-from lagom_overlap.engines.fx.commands import PlanRun, Profiled, ProfileProgram, Refused, RunPlan, ScriptProgram
+from lagom_overlap.engines.fx.commands import (
+    PlanRun,
+    Profiled,
+    ProfileProgram,
+    Refused,
+    RunPlan,
+    RunSettings,
+    ScriptProgram,
+    Traced,
+    TraceSteps,
+)
+from lagom_overlap.engines.fx.fsdp2_settings import Fsdp2Settings
 from lagom_overlap.engines.messages import Command
 from lagom_overlap.errors import BackendError, JobError
 from lagom_overlap.workload.rewrite.steps import Rewrite
@@ -118,7 +129,25 @@ class ProgramRanks:
     def run(self, rewrites: Iterable[Rewrite], *, rounds: int, seed: int, graph: str) -> PlanRun:
         """The program against its plan; raises like `profile`, and JobError for a plan of another graph."""
         tables = tuple(table_of(rewrite) for rewrite in rewrites)
-        reply = self._ask(RunPlan(self._program, tables, rounds, seed, graph), "running the plan")
+        return self._run(RunPlan(self._program, tables, rounds, seed, graph), "running the plan")
+
+    def trace(self, path: Path, num_steps: int) -> None:
+        """The program's `TrainingStep` under PyTorch's profiler: rank 0's trace, in a file.
+
+        Raises:
+            JobError: if it makes none, or it fails.
+            RankError: if a rank ends or takes too long.
+        """
+        reply = self._ask(TraceSteps(self._program, num_steps, str(path)), "recording the training step")
+        if not isinstance(reply, Traced):
+            raise BackendError(f"rank 0 said {reply}, expected a trace")
+
+    def run_settings(self, settings: Fsdp2Settings, *, rounds: int, seed: int) -> PlanRun:
+        """The `TrainingStep` as FSDP2 runs it against the same with settings; raises like `trace`."""
+        return self._run(RunSettings(self._program, settings, rounds, seed), "running FSDP2 with the plan's settings")
+
+    def _run(self, command: RunPlan | RunSettings, what: str) -> PlanRun:
+        reply = self._ask(command, what)
         if not isinstance(reply, PlanRun):
             raise BackendError(f"rank 0 said {reply}, expected a run")
         return reply

@@ -27,7 +27,8 @@ def space_within(collective: Collective, limits: SpaceLimits) -> ConfigSpace:
         if values is not None:
             words = [str(value) if isinstance(value, str) else value for value in values]  # as a job file spells them
             raise SpaceError(f"tune.space.{knob} is {words}: gloo has no such knob, leave it out")
-    offered = gloo_space(collective).subspaces[0]
+    space_of_engine = gloo_space(collective)
+    offered = space_of_engine.subspaces[0]
     num_channels = offered.num_channels if limits.num_channels is None else limits.num_channels
     slices = offered.chunk_bytes if limits.chunk_bytes is None else limits.chunk_bytes
     for channels in num_channels:
@@ -41,4 +42,4 @@ def space_within(collective: Collective, limits: SpaceLimits) -> ConfigSpace:
         raise SpaceError(f"tune.space.{error}") from None
     whole = [size for size in space.chunk_bytes if size is not None and size >= collective.num_bytes]
     kept = tuple(size for size in space.chunk_bytes if size not in whole[1:])
-    return ConfigSpace((Subspace(num_channels=num_channels, chunk_bytes=kept),))
+    return ConfigSpace((Subspace(num_channels=num_channels, chunk_bytes=kept),), space_of_engine.default)

@@ -80,6 +80,7 @@ def gemm_time(
     *,
     batch: int = 1,
     element_bytes: int = 2,
+    result_bytes: int | None = None,
     num_sms: int,
     l2_bytes: int,
     constants: GemmConstants,
@@ -88,13 +89,14 @@ def gemm_time(
     m, n, k = shape
     c, width = constants, element_bytes
     l2_rate = c.bytes_per_s * c.l2_speedup
-    num_bytes = float(width * batch * (m * k + n * k + m * n))
+    out = width if result_bytes is None else result_bytes
+    num_bytes = float(batch * (width * (m * k + n * k) + out * m * n))
     hit = min(1.0, c.l2_share * l2_bytes / num_bytes)
     memory_s = num_bytes * ((1.0 - hit) / c.bytes_per_s + hit / l2_rate)
     best: tuple[float, int, int, int] | None = None
     for (rows, columns), place in zip(TILES, _RATE_OF_TILE, strict=True):
         tiles = ceil(m / rows) * ceil(n / columns) * batch
-        store_s = rows * columns * width * num_sms / l2_rate
+        store_s = rows * columns * out * num_sms / l2_rate
         rate = c.tile_flops[place] * 2 / width
         for split in SPLITS:
             fluid = tiles * split / num_sms
@@ -109,4 +111,4 @@ def gemm_time(
     assert best is not None
     alone_s, num_blocks, tiles, area = best
     reloaded = tiles / num_sms * 2 * (num_sms * area) ** 0.5 * k * width
-    return GemmTime(alone_s, num_blocks, max(num_bytes, reloaded + width * batch * m * n))
+    return GemmTime(alone_s, num_blocks, max(num_bytes, reloaded + out * batch * m * n))

@@ -94,6 +94,7 @@ class OperatorTimes:
             (gemm.m, gemm.n, gemm.k),
             batch=batch,
             element_bytes=gemm.element_bytes,
+            result_bytes=gemm.result_bytes,
             num_sms=self.gpu.num_sms,
             l2_bytes=self.gpu.l2_bytes,
             constants=self.constants.gemm,

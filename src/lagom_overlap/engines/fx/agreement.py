@@ -14,6 +14,7 @@ from torch import fx
 
 from lagom_overlap.engines.fx.nodes import is_collective, op_name
 from lagom_overlap.engines.fx.reorder import STREAM
+from lagom_overlap.engines.fx.slide import replicated_inputs
 from lagom_overlap.errors import BackendError, JobError
 
 _SHORT: Final = 16
@@ -32,7 +33,8 @@ class Board(Protocol):
 def signature(graph: fx.Graph, ranks_of: Callable[[str], tuple[int, ...]]) -> tuple[str, ...]:
     """One line per collective in order: stream, name, operator, size and type of its tensors, ranks in its group.
 
-    Which ranks is left out: each rank has groups of its own.
+    Then one per input that is compared before anything runs (`check_replicated`), which takes every rank. Which ranks
+    are in a group is left out: each rank has groups of its own.
     """
     lines = []
     for node in graph.nodes:
@@ -43,6 +45,8 @@ def signature(graph: fx.Graph, ranks_of: Callable[[str], tuple[int, ...]]) -> tu
         shapes = " ".join(f"{_common_shape(node, tensor)} {tensor.dtype}" for tensor in tensors)
         stream = node.meta.get(STREAM, "")
         lines.append(f"{stream} {op_name(node)} {node.target} {shapes} over {len(ranks_of(group))}".strip())
+    for node, (number, groups) in replicated_inputs(graph).items():
+        lines.append(f"compare input {number} ({node.name}) over {' and '.join(map(str, sorted(map(len, groups))))}")
     return tuple(lines)
 
 

@@ -14,12 +14,13 @@ from lagom_overlap.engines.fx.groups import Groups
 from lagom_overlap.engines.fx.nodes import OP_NAME, is_collective
 from lagom_overlap.engines.fx.partition import partition_groups
 from lagom_overlap.engines.fx.reorder import STREAM, WAITS, reorder
+from lagom_overlap.engines.fx.slide import slide
 from lagom_overlap.engines.fx.split import split
 from lagom_overlap.engines.fx.substitute import substitute
 from lagom_overlap.errors import JobError
 from lagom_overlap.workload import CommOp, Iteration
 from lagom_overlap.workload.rewrite.apply import rewritten
-from lagom_overlap.workload.rewrite.steps import Fuse, PartitionGroups, Reorder, Rewrite, Split, Substitute
+from lagom_overlap.workload.rewrite.steps import Fuse, PartitionGroups, Reorder, Rewrite, Slide, Split, Substitute
 
 
 def apply_rewrites(
@@ -55,6 +56,9 @@ def rewrite_graph(graph: fx.Graph, iteration: Iteration, rewrites: Sequence[Rewr
             case Split():
                 reorder(graph, list(ops))
                 split(graph, _node(nodes, step.comm), step, ops, groups)
+            case Slide():
+                reorder(graph, list(ops))
+                slide(graph, step, ops, groups)
             case Fuse():
                 fuse(graph, [_collective(nodes, name) for name in step.comms], groups)
             case Reorder():

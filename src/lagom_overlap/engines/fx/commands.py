@@ -2,6 +2,7 @@
 
 import msgspec
 
+from lagom_overlap.engines.fx.fsdp2_settings import Fsdp2Settings
 from lagom_overlap.timeline import Span
 from lagom_overlap.workload.rewrite.tables import RewriteTable
 
@@ -34,6 +35,27 @@ class RunPlan(msgspec.Struct, frozen=True, tag="run_plan", forbid_unknown_fields
     graph: str
 
 
+class TraceSteps(msgspec.Struct, frozen=True, tag="trace_steps", forbid_unknown_fields=True):
+    """Train so many steps of a program's `TrainingStep` under PyTorch's profiler; rank 0 writes its trace to `path`."""
+
+    program: ScriptProgram
+    num_steps: int
+    path: str
+
+
+class RunSettings(msgspec.Struct, frozen=True, tag="run_settings", forbid_unknown_fields=True):
+    """Train a program's `TrainingStep` as FSDP2 runs it and with the settings, `rounds` steps each, side by side."""
+
+    program: ScriptProgram
+    settings: Fsdp2Settings
+    rounds: int
+    seed: int
+
+
+class Traced(msgspec.Struct, frozen=True, tag="traced", forbid_unknown_fields=True):
+    """The trace is written."""
+
+
 class Profiled(msgspec.Struct, frozen=True, tag="profiled", forbid_unknown_fields=True):
     """Mean seconds of each operator, of the slowest rank.
 
@@ -45,17 +67,22 @@ class Profiled(msgspec.Struct, frozen=True, tag="profiled", forbid_unknown_field
 
 
 class ArmRuns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The rounds of one arm, each the maximum over ranks (s), and rank 0's spans of the last one."""
+    """The rounds of one arm, each the maximum over ranks (s), and rank 0's spans of the last one.
+
+    Of a framework's step only the length of a round is known.
+    """
 
     makespan_s: tuple[float, ...]
-    exposed_s: tuple[float, ...]
-    spans: tuple[Span, ...]
+    exposed_s: tuple[float, ...] = ()
+    spans: tuple[Span, ...] = ()
 
 
 class PlanRun(msgspec.Struct, frozen=True, tag="plan_run", forbid_unknown_fields=True):
     """The program as it is (`before`) and as planned (`after`).
 
-    `max_error` is the largest difference of an output relative to the largest value in it, on any rank.
+    `max_error` is the largest difference of an output relative to the largest value in it, on any rank; of a training
+    step, of a loss, or of a parameter at the end (or a gradient that no optimizer clears; with `reduce_in_param_dtype`
+    losses alone).
     """
 
     before: ArmRuns

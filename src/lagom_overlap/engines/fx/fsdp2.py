@@ -1,6 +1,8 @@
 """FSDP2 told a plan's settings: calls of `FSDPModule` on a model that `fully_shard` has sharded."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, Final, cast
 
 from torch import nn
@@ -38,12 +40,14 @@ def _has_parameters(state: Any) -> bool:
     return bool(groups) if groups is not None else state._fsdp_param_group is not None
 
 
-SettingCall = tuple[FSDPModule, str, tuple[object, ...], dict[str, object]]
-"""A module, its method, and the arguments."""
+SettingCall = Callable[[], object]
+"""Tells FSDP2 one setting of one module."""
 
 
 def apply_settings(model: nn.Module, settings: Fsdp2Settings, units: Sequence[nn.Module] | None = None) -> None:
-    """Tells FSDP2 the settings, before the first forward; losses and gradients stay what they are, bit for bit.
+    """Tells FSDP2 the settings, before the first forward.
+
+    Losses and gradients stay what they are, bit for bit, unless `reduce_in_param_dtype` is set.
 
     Raises:
         JobError: as `setting_calls`; nothing is set then.
@@ -51,10 +55,10 @@ def apply_settings(model: nn.Module, settings: Fsdp2Settings, units: Sequence[nn
     make_calls(setting_calls(model, settings, units))
 
 
-def make_calls(calls: Sequence[SettingCall]) -> None:
+def make_calls(calls: Iterable[SettingCall]) -> None:
     """Makes them, in order."""
-    for module, method, arguments, keywords in calls:
-        getattr(module, method)(*arguments, **keywords)
+    for call in calls:
+        call()
 
 
 def setting_calls(
@@ -74,17 +78,46 @@ def setting_calls(
     for name, module in modules.items():
         for phase, listed in (("forward", settings.forward_list(name)), ("backward", settings.backward_list(name))):
             if listed:
-                calls.append((module, f"set_modules_to_{phase}_prefetch", ([modules[one] for one in listed],), {}))
+                calls.append(_call(module, f"set_modules_to_{phase}_prefetch", [modules[one] for one in listed]))
         if name in settings.kept:
-            calls.append((module, "set_reshard_after_forward", (False,), {"recurse": False}))
+            calls.append(_call(module, "set_reshard_after_forward", False, recurse=False))
     if settings.reduce_buffers > 1:
-        calls.append((model, "set_reduce_scatter_max_input_buffers", (settings.reduce_buffers,), {}))
+        calls.append(_call(model, "set_reduce_scatter_max_input_buffers", settings.reduce_buffers))
     if settings.separate_reduce_group:
-        calls.append((model, "set_separate_reduce_scatter_group", (True,), {}))
-    for module, method, _, _ in calls:
-        if not hasattr(module, method):
-            raise JobError(f"apply_fsdp2: this PyTorch has no FSDPModule.{method}; 2.13 has")
+        calls.append(_call(model, "set_separate_reduce_scatter_group", True))
+    if settings.reduce_in_param_dtype:
+        calls += _smaller_reductions(model)
     return calls
+
+
+def _call(module: FSDPModule, method: str, *arguments: object, **keywords: object) -> SettingCall:
+    found = getattr(module, method, None)
+    if found is None:
+        raise JobError(f"apply_fsdp2: this PyTorch has no FSDPModule.{method}; 2.13 has")
+    return partial(found, *arguments, **keywords)
+
+
+def _smaller_reductions(model: nn.Module) -> Iterator[SettingCall]:
+    """No method says it after `fully_shard`: policies are replaced, which FSDP2 reads before its first forward.
+
+    Raises:
+        JobError: if a policy gathers parameters in their own type, or this PyTorch keeps none where it did.
+    """
+    for module in model.modules():
+        if not isinstance(module, FSDPModule):
+            continue
+        state: Any = module._get_fsdp_state()
+        groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+        for group in groups:
+            if group is None:
+                continue
+            owners = [one for one in (group, *group.fsdp_params) if hasattr(one, "mp_policy")]
+            if not owners:
+                raise JobError("apply_fsdp2: this PyTorch keeps FSDP2's policies elsewhere; 2.13 to 2.15 are known")
+            for owner in owners:
+                if owner.mp_policy.param_dtype is None:
+                    raise JobError("apply_fsdp2: reduce_in_param_dtype needs MixedPrecisionPolicy(param_dtype=...)")
+                yield partial(setattr, owner, "mp_policy", replace(owner.mp_policy, reduce_dtype=None))
 
 
 def _matched(model: nn.Module, settings: Fsdp2Settings, units: Sequence[nn.Module] | None) -> dict[str, FSDPModule]:

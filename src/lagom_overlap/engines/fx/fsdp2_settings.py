@@ -1,6 +1,7 @@
 """What FSDP2 can be told at run time: prefetch lists, who keeps its parameters, buffers and groups. Needs no torch.
 
-Each field is a call of `FSDPModule` (PyTorch 2.13, `_fully_shard.py`); none changes what is computed.
+Each field is a call of `FSDPModule` (PyTorch 2.13, `_fully_shard.py`); none but `reduce_in_param_dtype` changes what is
+computed.
 """
 
 from dataclasses import dataclass
@@ -19,7 +20,8 @@ class Fsdp2Settings:
     `backward_prefetch` are how many units each one names in its list (0: no list, and then FSDP2 prefetches nothing
     in forward and one unit in backward). `kept` units hold their parameters from forward to backward.
     `reduce_buffers` is how many inputs of reduce-scatters may be in flight. `separate_reduce_group` gives
-    reduce-scatters a process group of their own.
+    reduce-scatters a process group of their own. `reduce_in_param_dtype` reduces gradients in the type in which
+    parameters are gathered (a `MixedPrecisionPolicy` with param_dtype alone): results change.
     """
 
     units: tuple[str, ...]
@@ -28,6 +30,7 @@ class Fsdp2Settings:
     kept: tuple[str, ...] = ()
     reduce_buffers: int = 1
     separate_reduce_group: bool = False
+    reduce_in_param_dtype: bool = False
 
     def __post_init__(self) -> None:
         if len(set(self.units)) != len(self.units):

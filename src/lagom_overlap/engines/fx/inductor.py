@@ -35,7 +35,7 @@ from lagom_overlap.engines.fx.order_settings import undoing
 from lagom_overlap.engines.fx.uneven import uneven_exchanges, without_rows
 from lagom_overlap.errors import JobError, LagomError
 from lagom_overlap.workload.issued import IssuedStep
-from lagom_overlap.workload.rewrite.steps import Rewrite
+from lagom_overlap.workload.rewrite.steps import Rewrite, Slide
 from lagom_overlap.workload.rewrite.tables import RewriteTable, rewrite_of, table_of
 
 _PASSES = count()
@@ -123,6 +123,8 @@ class PlanPass(CustomGraphPass):
         rewrites = tuple(rewrite_of(table) for table in answer.rewrites)
         refused = ""
         try:
+            if any(isinstance(step, Slide) for step in rewrites):
+                raise JobError("a compiler knows no inputs to compare between ranks: nothing can slide in its graphs")
             rewrite_graph(graph, capture.iteration, rewrites, self._groups)
         except LagomError as error:
             refused = str(error)

@@ -67,7 +67,7 @@ class TrainingStepError(JobError):
     """Raised where a program's function makes a `TrainingStep`, which is captured by `build`, not traced."""
 
     def __init__(self, where: str, build: Callable[[], Any]) -> None:
-        super().__init__(f'{where} makes a TrainingStep: it is planned with backend = "simulated", as settings')
+        super().__init__(f"{where} makes a TrainingStep: its framework runs it, and takes settings, no rewrites")
         self.build = build
 
 

@@ -32,6 +32,7 @@ from lagom_overlap.engines.fx.groups import ProcessGroups
 from lagom_overlap.engines.fx.nodes import OP_NAME, is_collective, is_wait, op_name
 from lagom_overlap.engines.fx.program import LoadedProgram, load_program
 from lagom_overlap.engines.fx.side_by_side import rates_side_by_side
+from lagom_overlap.engines.fx.slide import check_replicated
 from lagom_overlap.engines.fx.streams import StepRun, StreamedStep
 from lagom_overlap.errors import LagomError
 from lagom_overlap.timeline import SpanKind, Timeline, overlap_metrics
@@ -115,7 +116,8 @@ class PlannedSession:
                 num_ranks=self._num_ranks,
                 step=f"lagom/plan/{next(self._checks)}",
             )
-        except LagomError as error:  # alike on all ranks: all read all orders
+            check_replicated(planned, program.inputs, self._ranks.gather)
+        except LagomError as error:  # on all ranks: all read all orders and all verdicts
             return Refused(str(error))
         name_operators(captured.graph_module.graph, captured.iteration)
         arms = {

@@ -165,15 +165,16 @@ class Chains:
 
     def last_first(self, chain: Sequence[ChainLink]) -> list[fx.Node]:
         """The nodes of a chain, each before those that it reads."""
-        return [node for node, _ in reversed(self._in_order(chain))]
+        return [node for node, _ in reversed(self.in_order(chain))]
 
-    def _in_order(self, chain: Sequence[ChainLink]) -> list[tuple[fx.Node, int]]:
+    def in_order(self, chain: Sequence[ChainLink]) -> list[tuple[fx.Node, int]]:
+        """The nodes of a chain with their axes, each behind those that it reads."""
         return sorted(((self.node_of(link.op), link.axis) for link in chain), key=lambda link: self._place[link[0]])
 
     def cut_before(self, chain: Sequence[ChainLink], wanted: dict[fx.Node, GraphCut], pieces: Pieces) -> None:
         """Cuts what leads to a tensor; `wanted` is how each tensor has to come out."""
         found: list[tuple[fx.Node, CallAxis, tuple[int, ...]]] = []
-        for node, number in reversed(self._in_order(chain)):
+        for node, number in reversed(self.in_order(chain)):
             axis = call_axis(node, number, self._ops)
             cut = self._wanted_of(node, wanted)
             if axis.combine != Gather(cut.dim):
@@ -191,9 +192,9 @@ class Chains:
 
     def cut_after(self, chain: Sequence[ChainLink], pieces: Pieces) -> None:
         """Cuts what follows from the pieces made so far."""
-        for node, number in self._in_order(chain):
+        for node, number in self.in_order(chain):
             axis = call_axis(node, number, self._ops)
-            self._cut(node, axis, self._owner_from(node, axis, pieces), pieces)
+            self._cut(node, axis, self.owner_from(node, axis, pieces), pieces)
 
     def cut_alone(self, node: fx.Node, axis: CallAxis, cut: GraphCut, pieces: Pieces) -> None:
         """Cuts one computation between whole tensors."""
@@ -209,7 +210,12 @@ class Chains:
                 return cut
         raise JobError(f"{op_name(node)!r} does not lead to the collective that it is cut with")
 
-    def _owner_from(self, node: fx.Node, axis: CallAxis, pieces: Pieces) -> tuple[int, ...]:
+    def owner_from(self, node: fx.Node, axis: CallAxis, pieces: Pieces) -> tuple[int, ...]:
+        """The pieces that the indices of an operator's axis belong to, from those of what it reads.
+
+        Raises:
+            JobError: if it reads none.
+        """
         for arg, dim in zip(axis.args, axis.dims, strict=True):
             path = _origin(arg, pieces.made)
             cut = pieces.cut[path[0]] if path else None
@@ -231,11 +237,11 @@ class Chains:
                 arg if dim is None else part_of(self._editor, arg, GraphCut(dim, owner), number, pieces)
                 for arg, dim in zip(axis.args, axis.dims, strict=True)
             ]
-            made.append(self._like(node, parts, f"{op_name(node)}#{number}"))
+            made.append(self.like(node, parts, f"{op_name(node)}#{number}"))
         pieces.made[node] = made
         pieces.cut[node] = GraphCut(axis.combine.dim, owner) if isinstance(axis.combine, Gather) else None
 
-    def _like(self, node: fx.Node, tensors: Sequence[fx.Node], name: str) -> fx.Node:
+    def like(self, node: fx.Node, tensors: Sequence[fx.Node], name: str) -> fx.Node:
         """The operator again, on other tensors in the places of its own."""
         left = iter(tensors)
 
@@ -250,8 +256,8 @@ def retire(editor: Editor, nodes: Iterable[fx.Node], pieces: Pieces) -> None:
     """Takes whole operators, last first, out of the graph; what else needs their results reads the pieces joined."""
     for node in nodes:
         whole = ended(node) if is_collective(node) else node
-        _drop_unused_views(whole)
-        for result in _results(whole):
+        drop_unused_views(whole)
+        for result in results_of(whole):
             join = _join(editor, result, f"{op_name(node)}#join", whole, pieces)
             result.replace_all_uses_with(join)
             if result is not whole:
@@ -260,7 +266,7 @@ def retire(editor: Editor, nodes: Iterable[fx.Node], pieces: Pieces) -> None:
             editor.graph.erase_node(old)
 
 
-def _results(whole: fx.Node) -> list[fx.Node]:
+def results_of(whole: fx.Node) -> list[fx.Node]:
     """The tensors of an operator that are read: itself, or the elements of its tuple."""
     if isinstance(whole.meta["val"], torch.Tensor):
         return [whole] if whole.users else []
@@ -279,10 +285,10 @@ def _join(editor: Editor, result: fx.Node, name: str, whole: fx.Node, pieces: Pi
     return cuts.joined(editor, made, cut, name=name)
 
 
-def _drop_unused_views(node: fx.Node) -> None:
+def drop_unused_views(node: fx.Node) -> None:
     """Erases the views of a tensor that nobody reads any more."""
     for user in list(node.users):
         if cuts.is_followed(user):
-            _drop_unused_views(user)
+            drop_unused_views(user)
             if not user.users:
                 user.graph.erase_node(user)

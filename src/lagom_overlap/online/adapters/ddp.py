@@ -13,6 +13,7 @@ import torch
 from torch import distributed as dist
 from torch import nn
 from torch.distributed import GradBucket  # type: ignore[attr-defined]  # public, but not marked as re-exported
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
@@ -151,16 +152,37 @@ def _let_users_register() -> None:
     original = _C10D._register_comm_hook
     if getattr(original, "is_lagoms", False):
         return
+    original_builtin = getattr(_C10D, "_register_builtin_comm_hook", None)
+
+    def ours_of(reducer: Any) -> DdpHook | None:
+        ours = next((hook for model, hook in _HOOKS.items() if model.reducer is reducer), None)
+        return None if ours is None or ours.theirs is not None else ours  # DDP itself refuses a second one
 
     def register(reducer: Any, state: Any, hook: Any) -> None:
-        ours = next((hook for model, hook in _HOOKS.items() if model.reducer is reducer), None)
-        if ours is None or ours.theirs is not None:
-            original(reducer, state, hook)  # which raises for a second one
+        ours = ours_of(reducer)
+        if ours is None:
+            original(reducer, state, hook)
         else:
             ours.theirs = (state, hook)
 
+    def register_builtin(reducer: Any, kind: Any) -> None:
+        ours = ours_of(reducer)
+        if ours is None or kind not in _BUILTIN:
+            original_builtin(reducer, kind)  # type: ignore[misc]  # it is there: it was replaced
+        else:
+            ours.theirs = (ours.group, _BUILTIN[kind])
+
     register.is_lagoms = True  # type: ignore[attr-defined]
     _C10D._register_comm_hook = register
+    if original_builtin is not None:
+        _C10D._register_builtin_comm_hook = register_builtin
+
+
+_BUILTIN = {
+    _C10D.BuiltinCommHookType.ALLREDUCE: default_hooks.allreduce_hook,
+    _C10D.BuiltinCommHookType.FP16_COMPRESS: default_hooks.fp16_compress_hook,
+}
+"""What DDP's hooks in C++ do, in Python."""
 
 
 def first_result(work: dist.Work) -> Future[torch.Tensor]:

@@ -10,6 +10,9 @@ is issued. Here every collective is issued where stock FSDP2 issues it, with the
   raises. It is left synchronous where its result may be read before: gradients that are accumulated, cast or divided,
   hybrid sharding, offload, hooks that run in backward, releases of PyTorch that this was not tested with.
 
+Not seen are hooks on activations and autograd functions of the job's own: one that reads other layers' gradients in the
+middle of a backward pass may see some that are not reduced yet. After the pass they are.
+
 The numbers are those of stock FSDP2. That it is asynchronous is the adapter's gain, not the tuning's: both sides of the
 tuner's comparison have it.
 """
@@ -17,6 +20,7 @@ tuner's comparison have it.
 import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, Final
 
 import torch
@@ -251,7 +255,9 @@ class Fsdp2Adapter:
     def attach(self, model: nn.Module, route: GlooRoute) -> Callable[[], None]:
         """See `Adapter`; modules with several parameter groups or communication of the user's own are left alone."""
         found = [stock_group(module) for module in model.modules() if isinstance(module, FSDPModule)]
-        groups = [group for group in found if group is not None and group.device.type == "cpu"]
+        # `fully_shard([a, b])` gives both modules one group.
+        unique = {id(group): group for group in found if group is not None}
+        groups = [group for group in unique.values() if group.device.type == "cpu"]
         in_flight = InFlight(lambda: _nobody_reads_gradients(model, groups)) if _can_defer() else None
         undo = [_attach_one(group, route, in_flight) for group in groups]
 
@@ -299,9 +305,9 @@ def _nobody_reads_gradients(model: nn.Module, groups: Sequence[Any]) -> bool:
         getattr(everywhere, "_global_backward_hooks", None)
         or getattr(everywhere, "_global_backward_pre_hooks", None)
         or any(
-            getattr(param.sharded_param, "_post_accumulate_grad_hooks", None)
-            for group in groups
-            for param in group.fsdp_params
+            getattr(parameter, name, None)
+            for parameter in chain(model.parameters(), (param.sharded_param for g in groups for param in g.fsdp_params))
+            for name in ("_post_accumulate_grad_hooks", "_backward_hooks")
         )
         or any(
             getattr(module, "_backward_hooks", None) or getattr(module, "_backward_pre_hooks", None)

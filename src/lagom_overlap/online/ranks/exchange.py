@@ -217,16 +217,12 @@ class Exchange:
             InDoubt: if the store does not answer, and the answer may be either.
         """
         try:
-            refusal = refusal or self._meet(window)
-            if refusal:
-                return self._refused(window, refusal)
-            self._promised = window
-            sure, go = f"sure/{window}", f"go/{window}"
-            if self._ask(lambda: self._store.add(sure, 1)) == self.num_ranks:
-                return self._settle(go, "yes")
-            if self._appears([go], self.timeout_s):
-                return self._said(self._ask(lambda: self._store.get(go)))
-            return self._refused(window, f"rank {self.rank} waited {self.timeout_s:g} s for the last word of all")
+            try:
+                return self._answer(window, refusal)
+            except StoreLost:
+                raise
+            except Exception as error:  # ours: the answer is "no", unless it is out already
+                return self._refused(window, f"rank {self.rank} failed: {_line(error)}")
         except StoreLost as error:
             if self._promised != window:
                 raise
@@ -235,6 +231,19 @@ class Exchange:
     def refuse(self, window: int, refusal: str) -> None:
         """Says "no" to what a window changes, for a rank that may not be there when the others ask."""
         self._refused(window, refusal)
+
+    def _answer(self, window: int, refusal: str) -> str:
+        """Both rounds."""
+        refusal = refusal or self._meet(window)
+        if refusal:
+            return self._refused(window, refusal)
+        self._promised = window
+        sure, go = f"sure/{window}", f"go/{window}"
+        if self._ask(lambda: self._store.add(sure, 1)) == self.num_ranks:
+            return self._settle(go, "yes")
+        if self._appears([go], self.timeout_s):
+            return self._said(self._ask(lambda: self._store.get(go)))
+        return self._refused(window, f"rank {self.rank} waited {self.timeout_s:g} s for the last word of all")
 
     def _meet(self, window: int) -> str:
         """The first round: empty if all are ready."""

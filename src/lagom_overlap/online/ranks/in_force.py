@@ -101,7 +101,13 @@ class InForce:
         def prepare() -> None:
             self._route.prepare(table_of(plan.settings, self._route.communicators(), plan.size_octaves), plan.epoch)
 
-        return self._agree(plan.window, self._exchange.get_ready(plan.window, prepare), plan)
+        try:
+            refusal = self._exchange.get_ready(plan.window, prepare)
+        except StoreLost:
+            raise
+        except Exception as error:  # ours: no rank switches
+            refusal = f"rank {self._exchange.rank} failed: {error}"
+        return self._agree(plan.window, refusal, plan)
 
     def _agree(self, window: int, refusal: str = "", switch: WindowPlan | None = None) -> str:
         """The answer of all; an interrupt that comes meanwhile has to wait, for all others act on the answer."""

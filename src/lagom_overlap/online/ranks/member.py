@@ -192,7 +192,7 @@ class Member:
             if not next_.is_last:  # it was out already; the one after it is not, because it needs this rank's report
                 self._exchange.refuse(window + 1, words)
                 self._exchange.miss(window + 2, words, keeps=next_.state is SwitchState.WATCH)
-        except StoreLost as error:
+        except Exception as error:  # the store's, or ours: nobody is left to tell
             _log.debug("could not tell the others: %s", error)
 
     def fail_step(self, reason: str) -> None:
@@ -218,6 +218,11 @@ class Member:
                 self._exchange.propose(self._leader.first())
         except StoreLost as error:
             self._lose(error)
+        except Exception as error:  # ours: it must not end the job
+            self._failed(error)
+            if self._leader is not None:  # the others wait for the first plan, and no wish to stop comes before it
+                words = f"rank 0 could not begin: {_line(error)}"
+                self._reaching(lambda: self._exchange.veto(0, words))
 
     def _enter(self) -> None:
         """The next window: its plan, and the switch if it brings other settings."""
@@ -244,7 +249,14 @@ class Member:
         if self._lost:
             return self._in_force.alone(number, self._lost)
         try:
-            return self._in_force.enter(self._exchange.plan(number, keeps=self._in_force.is_settled))
+            plan = self._exchange.plan(number, keeps=self._in_force.is_settled)
+        except Exception as error:  # the store's, or ours: without a plan this rank gives no word for any change
+            if not isinstance(error, StoreLost):
+                _log.exception("online tuning failed on rank %d", self._exchange.rank)
+            self._lost = _line(error)
+            return self._in_force.alone(number, self._lost)
+        try:
+            return self._in_force.enter(plan)
         except StoreLost as error:
             self._lost = _line(error)
             return self._in_force.alone(number, self._lost)
@@ -356,7 +368,7 @@ class Member:
             _log.exception("deciding on window %d failed", window)
             self._exchange.veto(window + 1, f"rank 0 could not decide: {_line(error)}")
 
-    def _reaching(self, work: Callable[[], None]) -> None:
+    def _reaching(self, work: Callable[[], object]) -> None:
         """Runs what needs the store, if this rank still has it."""
         if self._lost:
             return
@@ -364,16 +376,21 @@ class Member:
             self._timed(work)
         except StoreLost as error:
             self._lose(error)
+        except Exception as error:  # ours: the others miss what this rank was to say
+            self._failed(error)
 
     def _guarded(self, work: Callable[[], object]) -> None:
         """Runs a part of ours; its failure is a wish to stop, never the job's."""
         try:
             work()
         except Exception as error:
-            _log.exception("online tuning failed on rank %d", self._exchange.rank)
-            self.stop(f"failed: {_line(error)}")
+            self._failed(error)
 
-    def _timed(self, work: Callable[[], None]) -> None:
+    def _failed(self, error: Exception) -> None:
+        _log.exception("online tuning failed on rank %d", self._exchange.rank)
+        self.stop(f"failed: {_line(error)}")
+
+    def _timed(self, work: Callable[[], object]) -> None:
         began = perf_counter()
         try:
             work()

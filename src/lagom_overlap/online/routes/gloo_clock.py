@@ -13,6 +13,7 @@ from queue import SimpleQueue
 from threading import Condition, Event, Thread
 from time import perf_counter
 from typing import Final
+from weakref import finalize
 
 import torch
 
@@ -57,47 +58,62 @@ class Ended:
 
 
 class CallClock:
-    """The thread of one process group."""
+    """The thread of one process group; it ends with the clock, also with one that nobody closed."""
 
     def __init__(self) -> None:
         self._todo: SimpleQueue[tuple[Handle, ClockMark, Ended] | None] = SimpleQueue()
-        self._changed = Condition()
-        self._num_open = 0
-        self._thread = Thread(target=self._serve, name="lagom-clock", daemon=True)
-        self._thread.start()
+        self._open = _Open()
+        # The thread does not hold the clock: a job that closes its tuner in its last step closes no route.
+        Thread(target=_serve, args=(self._todo, self._open), name="lagom-clock", daemon=True).start()
+        finalize(self, self._todo.put, None).atexit = False
 
     def watch(self, handle: Handle, mark: ClockMark, issued_s: float) -> Ended:
         """Notes the end of a call that was just started; returns what to wait for in its place."""
         mark.issued_s = mark.began_s = mark.ended_s = issued_s
-        with self._changed:
-            self._num_open += 1
+        self._open.add(1)
         ended = Ended()
         self._todo.put((handle, mark, ended))
         return ended
 
     def is_idle(self) -> bool:
         """Whether every call so far has ended; waits a moment for the last ones."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self._num_open == 0, timeout=DRAIN_S)
+        return self._open.drain(DRAIN_S)
 
     def close(self) -> None:
         """Ends the thread after what it was given."""
         self._todo.put(None)
 
-    def _serve(self) -> None:
-        previous_s = 0.0
-        while (item := self._todo.get()) is not None:
-            handle, mark, ended = item
-            error: Exception | None = None
-            try:
-                with torch.no_grad():  # a reduce-scatter writes its target, maybe a parameter, in wait
-                    handle.wait()
-            except Exception as failed:  # whoever waits for the call itself is told
-                error = failed
-            mark.began_s = max(mark.issued_s, previous_s)
-            mark.ended_s = previous_s = max(perf_counter(), mark.began_s)
-            ended.set(error)
-            with self._changed:
-                self._num_open -= 1
-                self._changed.notify_all()
-            del item, handle, mark, ended  # tensors must not live until the next call
+
+class _Open:
+    """How many calls have not ended."""
+
+    def __init__(self) -> None:
+        self._changed = Condition()
+        self._number = 0
+
+    def add(self, number: int) -> None:
+        with self._changed:
+            self._number += number
+            self._changed.notify_all()
+
+    def drain(self, timeout_s: float) -> bool:
+        """Waits for the last to end; whether it did in time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._number == 0, timeout=timeout_s)
+
+
+def _serve(todo: "SimpleQueue[tuple[Handle, ClockMark, Ended] | None]", still_open: _Open) -> None:
+    previous_s = 0.0
+    while (item := todo.get()) is not None:
+        handle, mark, ended = item
+        error: Exception | None = None
+        try:
+            with torch.no_grad():  # a reduce-scatter writes its target, maybe a parameter, in wait
+                handle.wait()
+        except Exception as failed:  # whoever waits for the call itself is told
+            error = failed
+        mark.began_s = max(mark.issued_s, previous_s)
+        mark.ended_s = previous_s = max(perf_counter(), mark.began_s)
+        ended.set(error)
+        still_open.add(-1)
+        del item, handle, mark, ended  # tensors must not live until the next call

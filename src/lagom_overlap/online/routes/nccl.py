@@ -8,6 +8,7 @@ import logging
 import os
 import weakref
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -128,11 +129,12 @@ def _step_timer(plugin: TunerPlugin, environment: Mapping[str, str], nccl: NcclV
         level = logging.WARNING if rank == 0 else logging.INFO
         _log.log(level, "measured steps are timed by PyTorch's profiler, not by NCCL's: %s", why)
         return kernels
+    device = job_device()
     return ProfileTimer(
         kernels,
         RingRecorder(plugin, expanded(pattern, rank)),
-        make_event=lambda: DeviceEvent(job_device()),
-        synchronize=lambda: torch.cuda.synchronize(job_device()),
+        make_event=partial(DeviceEvent, device),
+        synchronize=partial(torch.cuda.synchronize, device),
         least_bytes=LEAST_BYTES,
     )
 

@@ -16,7 +16,8 @@ NCCL would not cap them.
 Algorithms that the communicator has not connected are left out unless the user wants them (`routes.connections`).
 
 Which kernel a call was is told by order: as many collective kernels as recorded calls, kind by kind and size by size.
-Where they do not match (grouped calls share a kernel), the step is not timed.
+Grouped calls of like sizes are one recorded call, and are timed as one. Where they do not match (a group of sizes so
+unlike that NCCL asks about each, though one kernel runs them), the step is not timed.
 """
 
 import logging
@@ -24,7 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
 
-from lagom_overlap.collective import CollectiveKind, CommunicatorId, ConfigKey, ConfigSpace, ConfigTable
+from lagom_overlap.collective import CollectiveKind, CommConfig, CommunicatorId, ConfigKey, ConfigSpace, ConfigTable
 from lagom_overlap.errors import SpaceError
 from lagom_overlap.nccl_plugin import (
     ProcessCommunicator,
@@ -94,7 +95,6 @@ class PluginRoute:
         self._prepared = self._stepped = self._table
         self._is_measured = False
         self._is_closed = False
-        self._num_asked = 0
         self._num_large = 0
 
     def communicators(self) -> tuple[CommunicatorId, ...]:
@@ -118,10 +118,11 @@ class PluginRoute:
         if self._runs_uneven_gathers and may_be_uneven(key.kind, offered, num_nodes):
             channels = ()
         try:
-            return tuner_space(usable, version, kind=key.kind, capabilities=found, num_channels=channels)
+            space = tuner_space(usable, version, kind=key.kind, capabilities=found, num_channels=channels)
         except SpaceError as error:
             _log.warning("%s of %d bytes is left alone: %s", key.kind, key.num_bytes, error)
             return None
+        return replace(space, default=CommConfig(num_channels=grid))
 
     def is_exact(self, key: ConfigKey) -> bool:
         """See `Route`: what only moves bytes is exact; channels and algorithms reorder every reduction."""
@@ -209,31 +210,20 @@ class PluginRoute:
         self._plugin.enable(is_enabled=True)
 
     def begin_capture(self) -> None:
-        """A CUDA graph is captured: until `end_capture` every call keeps NCCL's own choice."""
-        self._plugin.enable(is_enabled=False)
-        self._num_asked = self._asked()
+        """A CUDA graph is captured: until `end_capture` what may be in it keeps NCCL's own choice."""
+        self._plugin.begin_capture()
 
     def end_capture(self) -> bool:
         """The capture is over; whether it holds collectives."""
-        self._plugin.enable(is_enabled=not self._is_closed)
-        return self._asked() > self._num_asked
-
-    def _asked(self) -> int:
-        ring = self._opened()
-        return 0 if ring is None else ring.num_written
-
-    def _opened(self) -> RecordRing | None:
-        """The record; None while NCCL has made no communicator."""
-        if self._ring is None and self._record.exists():
-            self._ring = RecordRing(self._record)
-        return self._ring
+        return self._plugin.end_capture() > 0
 
     def _take(self) -> list[RecordedDecision]:
         """What NCCL asked since the last look; calls on communicators of one rank are left out."""
-        ring = self._opened()
-        if ring is None:
-            return []
-        log = ring.take()
+        if self._ring is None:
+            if not self._record.exists():  # NCCL has made no communicator
+                return []
+            self._ring = RecordRing(self._record)
+        log = self._ring.take()
         self._known |= {communicator.comm_id: communicator for communicator in log.communicators}
         counted = [d for d in log.decisions if d.occurrence is not None and Flag.NOT_COUNTED not in d.flags]
         known = [d for d in counted if d.comm_id in self._known and self._known[d.comm_id].num_ranks > 1]

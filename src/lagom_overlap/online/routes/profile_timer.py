@@ -8,6 +8,11 @@ search goes by, the makespans of the overlap groups: within what two steps of th
 alone (A/A), or `LEAST_DIFFERENCE`. A step whose calls are not those of the pattern counts as untimed. One alone is an
 evaluation or a log, and the pattern stays; after a second one the next step is learned anew.
 
+Collectives that NCCL runs in one kernel (groups: PyTorch's coalesced calls) are one call here, as they are to PyTorch's
+profiler: the ring says which, and how large they are together, which the trace may not say. NCCL asks the tuner once
+for those of a group that are within four times each other's size. So a group of like sizes is one question and one
+call; one of 1 and 8 MiB is two questions and one call, and its step is not timed.
+
 Whatever is wrong with the ring (not there, of another process, truncated, calls lost) leaves Kineto in every measured
 step for the rest of the job, and is said in one line.
 
@@ -20,8 +25,10 @@ collectives follow it (gathered parameters), the step ends as long after the las
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
+from functools import reduce
+from operator import or_
 from os import getpid
 from pathlib import Path
 from statistics import median
@@ -33,10 +40,11 @@ from lagom_overlap.errors import TableError, TraceError
 from lagom_overlap.nccl_plugin import ProfiledCollective, ProfileRing, TunerPlugin
 from lagom_overlap.nccl_plugin.profile_log import ProfileFlag
 from lagom_overlap.online.program import groups_of, program_of, times_of
+from lagom_overlap.online.routes.launch_order import launched
 from lagom_overlap.online.routes.plugin_events import TimedCall, step_length_s, step_record, timed_calls
 from lagom_overlap.online.routes.step_pattern import Span, StepPattern, is_same_sequence, pattern_of
 from lagom_overlap.online.step_clock import MS_PER_S
-from lagom_overlap.trace.gpu_trace import GpuTrace
+from lagom_overlap.trace.gpu_trace import GpuTrace, KnobReach
 from lagom_overlap.units import NS
 
 _log = logging.getLogger(__name__)
@@ -238,11 +246,15 @@ class ProfileTimer:
         if self._mode is _Mode.RING:
             return self._by_ring(elapsed_s)
         duration_s, trace = self._kernels.end_trace()
-        timed = None if trace is None else timed_calls(trace)
-        calls = self._ring_calls(sum(1 for call in timed or () if call.num_bytes >= self._least_bytes))
-        if trace is not None and calls is not None:
+        num_expected = 0 if trace is None else sum(1 for call in trace.calls if call.reach is KnobReach.TUNER)
+        kernels = self._ring_kernels(lambda kernels: len(kernels) >= num_expected)
+        if trace is None:
+            return duration_s, None
+        if kernels is not None:
+            trace = _sized(trace, kernels)
+            calls = self._large(kernels)
             self._compare(trace, calls, self._until(calls, elapsed_s))
-        return duration_s, timed
+        return duration_s, timed_calls(trace)
 
     def _until(self, calls: Sequence[ProfiledCollective], elapsed_s: float) -> float | None:
         """What the events measured; None if calls follow the step's last mark."""
@@ -262,22 +274,27 @@ class ProfileTimer:
         """Those that are part of a step, and those of unknown size, which are like none."""
         return [call for call in calls if call.num_bytes is None or call.num_bytes >= self._least_bytes]
 
-    def _ring_calls(self, num_expected: int) -> list[ProfiledCollective] | None:
-        """What the ring says of the step, in the order of launch; None where it cannot be read: it is given up."""
+    def _ring_kernels(
+        self, is_whole: Callable[[Sequence[ProfiledCollective]], bool]
+    ) -> list[ProfiledCollective] | None:
+        """What the ring says of the step, in the order of launch; None where it cannot be read: it is given up.
+
+        It is waited for until it is whole, or nothing is under way any more.
+        """
         try:
-            calls = self._large(self._recorder.end(lambda calls: len(self._large(calls)) >= num_expected))
+            return _kernels(self._recorder.end(lambda calls: is_whole(_kernels(calls))))
         except TableError as error:
             self._give_up(str(error))
             return None
-        return sorted(calls, key=lambda call: call.launched_ns)
 
     def _by_ring(self, elapsed_s: float) -> tuple[float, tuple[TimedCall, ...] | None]:
         """The step by the pattern; untimed if its calls are others."""
         assert self._told is not None, "no pattern to tell by"
         told = self._told
-        calls = self._ring_calls(len(told.wires))
-        if calls is None:
+        kernels = self._ring_kernels(lambda kernels: _in_order(told.wires, self._large(kernels)) is not None)
+        if kernels is None:
             return elapsed_s, None
+        calls = self._large(kernels)
         found = _in_order(told.wires, calls)
         if found is None:
             self._miss("steps made other calls than those before, or NCCL's profiler did not report all of them")
@@ -378,6 +395,43 @@ def _keys(calls: Sequence[ProfiledCollective]) -> tuple[ConfigKey, ...]:
         found.append(ConfigKey(communicator=name, kind=site[1], num_bytes=site[2], occurrence=counts[site]))
         counts[site] += 1
     return tuple(found)
+
+
+def _kernels(calls: Sequence[ProfiledCollective]) -> list[ProfiledCollective]:
+    """The calls in the order of launch, those of one kernel and kind as one."""
+    members: dict[tuple[object, ...], list[ProfiledCollective]] = defaultdict(list)
+    for place, call in enumerate(sorted(calls, key=lambda call: (call.launched_ns, call.call))):
+        members[call.comm_id, call.kind, call.launch or -place - 1].append(call)
+    return [_as_one(found) for found in members.values()]
+
+
+def _as_one(calls: Sequence[ProfiledCollective]) -> ProfiledCollective:
+    """All their bytes, from the first start to the last end, on the channels of one: they may have shared them."""
+    if len(calls) == 1:
+        return calls[0]
+    starts = [call.start_ns for call in calls if call.start_ns is not None]
+    ends = [call.end_ns for call in calls if call.end_ns is not None]
+    sizes = [call.num_bytes for call in calls if call.num_bytes is not None]
+    return replace(
+        calls[0],
+        num_bytes=sum(sizes) if len(sizes) == len(calls) else None,
+        num_channels=max(call.num_channels or 0 for call in calls) or None,
+        start_ns=min(starts, default=None),
+        end_ns=max(ends, default=None),
+        flags=reduce(or_, (call.flags for call in calls)),
+    )
+
+
+def _sized(trace: GpuTrace, kernels: Sequence[ProfiledCollective]) -> GpuTrace:
+    """The trace with the sizes that it does not tell, if the ring has the same kernels; coalesced calls have none."""
+    comms = [comm.call for comm in launched(trace) if comm.call.reach is KnobReach.TUNER]
+    pairs = list(zip(comms, kernels, strict=False))
+    alike = all(call.kind == ring.kind and call.num_bytes in (0, ring.num_bytes) for call, ring in pairs)
+    if len(comms) != len(kernels) or not alike:
+        return trace
+    sizes = {call.event: ring.num_bytes or 0 for call, ring in pairs}
+    calls = tuple(replace(call, num_bytes=sizes.get(call.event, call.num_bytes)) for call in trace.calls)
+    return replace(trace, calls=calls)
 
 
 def _in_order(wires: Sequence[_Wire], calls: Sequence[ProfiledCollective]) -> list[ProfiledCollective] | None:

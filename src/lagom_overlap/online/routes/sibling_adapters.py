@@ -77,7 +77,11 @@ def attach(model: nn.Module, route: SiblingRoute) -> int:
 
 
 def attach_all_to_all(route: SiblingRoute) -> None:
-    """Lets the route choose for `torch.distributed.all_to_all_single`, called by that name. Undone by `route.close`."""
+    """Lets the route choose for `torch.distributed.all_to_all_single`, called by that name. Undone by `route.close`.
+
+    Calls with split sizes stay where they are: each rank may send another number of bytes, by which the ranks would
+    choose different communicators, and wait for each other for ever.
+    """
     original = dist.all_to_all_single
 
     @functools.wraps(original)
@@ -89,7 +93,8 @@ def attach_all_to_all(route: SiblingRoute) -> None:
         group: dist.ProcessGroup | None = None,
         async_op: bool = False,
     ) -> dist.Work | None:
-        if not torch.compiler.is_compiling() and isinstance(input, torch.Tensor):
+        is_even = all(sizes is None or len(sizes) == 0 for sizes in (output_split_sizes, input_split_sizes))
+        if is_even and not torch.compiler.is_compiling() and isinstance(input, torch.Tensor):
             group = route.group_for(CollectiveKind.ALL_TO_ALL, _num_bytes(input), group)
         found: dist.Work | None = original(output, input, output_split_sizes, input_split_sizes, group, async_op)
         return found

@@ -1,8 +1,10 @@
 """Centauri as a planner (ASPLOS 2024; spec, planners section 2): partition every collective, then three tiers of order.
 
 1. Primitive: an all-reduce becomes a reduce-scatter and an all-gather where that takes no longer (`primitives`,
-   which prices the rooted ways too). The paper also slides the all-gather through element-wise operators (the
-   optimizer): that changes who computes what and belongs to the iteration (`zero_stage` 1).
+   which prices the rooted ways too). In a program the all-gather also slides through the operators behind it
+   (`evolution`), which then work on a rank's part, only with the option `evolve`: all ranks must hold the same of what
+   these operators read. The user vouches for that, and the engine checks it before a run. A framework's step does so by
+   a setting (`zero_stage`, `sequence_parallel`).
 2. Operation tier: the leaf of every collective, greedily in program order, like ones alike (`leaf`).
 3. Layer tier: data or weight gradients first, decided for each layer (`layer`).
 4. Model tier: micro-batches launched together (`model_tier`), layer by layer as long as gathers or scatters last; on a
@@ -25,6 +27,7 @@ from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.errors import JobError
 from lagom_overlap.planners.base import Plan, PlanProblem
 from lagom_overlap.planners.centauri.costs import LAYER_PHASES, layer_costs, model_costs, num_batches
+from lagom_overlap.planners.centauri.evolution import evolutions
 from lagom_overlap.planners.centauri.layer import FirstGradient, first_gradient
 from lagom_overlap.planners.centauri.leaf import Leaves
 from lagom_overlap.planners.centauri.model_tier import (
@@ -101,7 +104,7 @@ class Centauri:
     """The planner; `strict` takes Eq. 2 with the printed L1 + L2 <= micro-batches.
 
     The dimensions of the partition space (`primitive`, `group`, `workload`) and the tiers above the operation
-    (`layer_tier`, `model_tier`) can be left out one by one.
+    (`layer_tier`, `model_tier`) can be left out one by one. `evolve` lets all-gathers slide through what follows.
     """
 
     mode: CentauriMode = CentauriMode.SIMULATED
@@ -111,6 +114,7 @@ class Centauri:
     workload: bool = True
     layer_tier: bool = True
     model_tier: bool = True
+    evolve: bool = False
 
     def plan(self, problem: PlanProblem) -> Plan:
         """The plan of the three tiers.
@@ -155,6 +159,16 @@ class Centauri:
             if found not in seen:
                 seen.append(found)
                 yield found
+        if self.evolve and not problem.exact and problem.framework is None:
+            yield from self._evolved(problem)
+
+    def _evolved(self, problem: PlanProblem) -> Iterator[Sequence[Rewrite]]:
+        """Parts behind all-reduces: each communicator's alone, and all; as they are, and partitioned in their turn."""
+        steps = evolutions(problem.iteration)
+        for slides in dict.fromkeys((*((step,) for step in steps), steps) if steps else ()):
+            made = replace(problem, iteration=rewritten(problem.iteration, slides), issued=None)
+            for space in (None, _Space(), _Space(chains=False)):
+                yield (*slides, *(() if space is None else self._partition(made, self._within(space))))
 
     def _within(self, space: _Space) -> _Space:
         """A space without the dimensions that are left out."""
@@ -215,6 +229,7 @@ def from_options(
     workload: bool = True,
     layer_tier: bool = True,
     model_tier: bool = True,
+    evolve: bool = False,
 ) -> Centauri:
     """The planner with a job file's options.
 
@@ -229,6 +244,7 @@ def from_options(
         workload=workload,
         layer_tier=layer_tier,
         model_tier=model_tier,
+        evolve=evolve,
     )
 
 

@@ -5,6 +5,7 @@ fits the memory; then every setting without which the step is as short is droppe
 with itself applied, against the same step without it.
 """
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
@@ -14,6 +15,7 @@ from lagom_overlap.errors import JobError
 from lagom_overlap.planners.base import Plan, PlanProblem
 from lagom_overlap.planners.deadline import Deadline
 from lagom_overlap.planners.effects import MIN_GAIN, SwitchAdvice
+from lagom_overlap.planners.fsdp2.reduced import is_reduced_in_more
 from lagom_overlap.planners.fsdp2.reissue import reissued
 from lagom_overlap.planners.fsdp2.visits import Visit, units_of, visits_of
 from lagom_overlap.planners.memory import refuse_beyond
@@ -41,7 +43,14 @@ class _Tried:
 
 
 class Fsdp2:
-    """Chooses FSDP2's settings for a step of FSDP2."""
+    """Chooses FSDP2's settings for a step of FSDP2.
+
+    With `reduce_in_param_dtype` gradients may also be reduced in the type in which parameters are gathered, which
+    changes results: it is the user's to allow.
+    """
+
+    def __init__(self, *, reduce_in_param_dtype: bool = False) -> None:
+        self._may_reduce = reduce_in_param_dtype
 
     def plan(self, problem: PlanProblem) -> Plan:
         """The settings that gain, and the step with them.
@@ -54,7 +63,12 @@ class Fsdp2:
             raise JobError(
                 "planner fsdp2: the step gathers no parameters on FSDP2's streams, so FSDP2 has no say in it"
             )
-        search = _Search(problem, visits)
+        if self._may_reduce and not is_reduced_in_more(problem.iteration):
+            raise JobError(
+                "fsdp2.reduce_in_param_dtype: nothing to make smaller: it needs gradients reduced in a type twice "
+                "as large as the parameters' (fp32 for bf16), by reduce-scatters alone (no HSDP)"
+            )
+        search = _Search(problem, visits, may_reduce=self._may_reduce)
         refuse_beyond("FSDP2's own step", search.own.step.peak_bytes, problem.memory_limit_bytes)
         best = search.best()
         effects, dropped = search.effects(best)
@@ -74,10 +88,12 @@ class Fsdp2:
 class _Search:
     """Simulates settings of one step, each once."""
 
-    def __init__(self, problem: PlanProblem, visits: tuple[Visit, ...]) -> None:
+    def __init__(self, problem: PlanProblem, visits: tuple[Visit, ...], *, may_reduce: bool) -> None:
+        self._may_reduce = may_reduce
         self._problem = problem
         self._deadline: Deadline = problem.deadline()
-        self._limit = problem.memory_limit_bytes or int(USABLE_MEMORY * problem.cluster.gpu.memory_bytes)
+        assumed = sys.maxsize if problem.is_blocking else int(USABLE_MEMORY * problem.cluster.gpu.memory_bytes)
+        self._limit = problem.memory_limit_bytes or assumed
         self._tried: dict[Fsdp2Settings, _Tried] = {}
         units = units_of(visits)
         again = {visit.unit for visit in visits if not visit.is_forward}
@@ -144,6 +160,8 @@ class _Search:
             yield replace(settings, forward_prefetch=depth)
             yield replace(settings, backward_prefetch=depth)
         yield replace(settings, separate_reduce_group=True)
+        if self._may_reduce:
+            yield replace(settings, reduce_in_param_dtype=True)
 
     def _keeping(self, settings: Fsdp2Settings, count: int) -> Fsdp2Settings:
         """The last units of forward are the first of backward: they are held for the shortest time."""
@@ -186,13 +204,14 @@ class _Search:
 
     def remarks(self) -> tuple[str, ...]:
         """What the plan says of the search."""
-        assumed = self._problem.memory_limit_bytes is None
-        limit = (
-            f"{format_bytes(self._limit)}, {USABLE_MEMORY:.0%} of the GPU's" if assumed else format_bytes(self._limit)
-        )
+        limit = "" if self._limit == sys.maxsize else f" and fits {format_bytes(self._limit)}"
+        if limit and self._problem.memory_limit_bytes is None:
+            limit += f", {USABLE_MEMORY:.0%} of the GPU's"
+        blocking = ("On CPU ranks FSDP2's collectives block the host: no order hides one, only fewer of them gain.",)
         return (
             f"{len(self._tried)} settings simulated as FSDP2 issues them; one is advised if the step is {MIN_GAIN:.0%} "
-            f"longer without it and fits {limit}.",
+            f"longer without it{limit}.",
+            *(blocking if self._problem.is_blocking else ()),
             *self._deadline.remarks(),
         )
 
@@ -218,4 +237,7 @@ def set_settings(settings: Fsdp2Settings) -> list[tuple[str, Fsdp2Settings]]:
         found.append((text, replace(settings, reduce_buffers=1)))
     if settings.separate_reduce_group:
         found.append(("set_separate_reduce_scatter_group=True", replace(settings, separate_reduce_group=False)))
+    if settings.reduce_in_param_dtype:
+        text = "reduce_dtype=param_dtype (allowed; results change)"
+        found.append((text, replace(settings, reduce_in_param_dtype=False)))
     return found

@@ -17,6 +17,7 @@ from dataclasses import replace
 
 from lagom_overlap.engines.fx.fsdp2_settings import Fsdp2Settings
 from lagom_overlap.planners.fsdp2.kept import with_kept
+from lagom_overlap.planners.fsdp2.reduced import in_param_dtype
 from lagom_overlap.planners.fsdp2.visits import Visit, visits_of
 from lagom_overlap.workload import CommOp, Iteration, Op, Phase
 from lagom_overlap.workload.streams import ALL_GATHER, ALL_GATHER_COPY_IN, COMPUTE, REDUCE_SCATTER
@@ -30,6 +31,8 @@ def reissued(flow: Iteration, issued: Iteration, settings: Fsdp2Settings) -> Ite
     needed = {op.name: set(op.deps) for op in flow.ops}
     waits = {op.name: tuple(dep for dep in op.deps if dep not in needed[op.name]) for op in issued.ops}
     visits = visits_of(flow)
+    if settings.reduce_in_param_dtype:
+        flow = in_param_dtype(flow)
     kept = with_kept(flow, visits, settings.kept)
     left = visits if kept is flow else visits_of(kept)
     return replace(kept, ops=_Hooks(kept, left, waits, settings, _instead(flow, kept)).issue())

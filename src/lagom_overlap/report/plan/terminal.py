@@ -10,7 +10,7 @@ from rich.text import Text
 
 from lagom_overlap.report.fitted import WIDTH, Fitted
 from lagom_overlap.report.plan.path import ExposedPart, exposed_by
-from lagom_overlap.report.plan.words import carrier_text, decision_text, decisions_headline, headline
+from lagom_overlap.report.plan.words import carrier_text, decision_text, decisions_headline, headline, run_rows
 from lagom_overlap.results.plan import PlanExecution, PlanResult
 from lagom_overlap.results.plan_decisions import Decision
 from lagom_overlap.units import format_bytes, format_seconds
@@ -106,17 +106,10 @@ def _execution(run: PlanExecution) -> list[RenderableType]:
     equal = "equal bit for bit" if run.is_bitwise_equal else f"equal within {run.max_error:.1e} of the largest value"
     speed = f"{run.speedup.median:.3f}x (quartiles {run.speedup.q25:.3f} to {run.speedup.q75:.3f})"
     table = plan_table("on real ranks", "before", "after", "predicted before", "after")
-    for name, measured, predicted in (
-        ("iteration", run.iteration_s, run.predicted_iteration_s),
-        ("exposed", run.exposed_comm_s, run.predicted_exposed_comm_s),
-    ):
-        table.add_row(
-            name,
-            *(format_seconds(measured[arm].median) for arm in ("before", "after")),
-            *(format_seconds(value) for value in (predicted.before, predicted.after)),
-        )
+    for row in run_rows(run):
+        table.add_row(*row)
     return [
-        Text(f"Run {run.rounds} rounds side by side: {speed}; outputs {equal}", style="bold"),
+        Text(f"Run {run.rounds} rounds side by side: {speed}; results {equal}", style="bold"),
         Fitted(table),
         Text(run.backend, style="dim"),
     ]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from lagom_overlap.planners.simulated import Simulation
-from lagom_overlap.results.plan import PlanResult
+from lagom_overlap.results.plan import PlanExecution, PlanResult
 from lagom_overlap.results.plan_decisions import Decision
 from lagom_overlap.units import format_seconds
 
@@ -40,6 +40,22 @@ def headline(result: PlanResult) -> str:
         f"{format_seconds(times.before)} -> {format_seconds(times.after)} ({gain:.3f}x), "
         f"{abs(over):.2%} {where} {format_seconds(times.lower_bound)}{unpriced}"
     )
+
+
+def run_rows(run: PlanExecution) -> list[tuple[str, ...]]:
+    """What was measured before and after, and what was predicted; of a framework's step only its length is known."""
+    return [
+        (
+            name,
+            *(format_seconds(measured[arm].median) for arm in ("before", "after")),
+            *(format_seconds(value) for value in (predicted.before, predicted.after)),
+        )
+        for name, measured, predicted in (
+            ("iteration", run.iteration_s, run.predicted_iteration_s),
+            ("exposed", run.exposed_comm_s, run.predicted_exposed_comm_s),
+        )
+        if measured
+    ]
 
 
 def decision_text(decision: Decision) -> str:

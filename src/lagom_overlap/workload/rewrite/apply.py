@@ -16,12 +16,14 @@ from lagom_overlap.workload.ops import CommOp, Op
 from lagom_overlap.workload.rewrite.draft import Draft, Replacement
 from lagom_overlap.workload.rewrite.fuse import apply_fuse
 from lagom_overlap.workload.rewrite.partition import apply_partition
+from lagom_overlap.workload.rewrite.slide import apply_slide
 from lagom_overlap.workload.rewrite.split import apply_split
 from lagom_overlap.workload.rewrite.steps import (
     Fuse,
     PartitionGroups,
     Reorder,
     Rewrite,
+    Slide,
     Split,
     Substitute,
     Substitution,
@@ -157,6 +159,8 @@ def rewritten(iteration: Iteration, rewrites: Iterable[Rewrite]) -> Iteration:
                 apply_partition(draft, step)
             case Split():
                 apply_split(draft, step)
+            case Slide():
+                apply_slide(draft, step)
             case Fuse():
                 apply_fuse(draft, step)
     return iteration if draft is None else draft.finished()

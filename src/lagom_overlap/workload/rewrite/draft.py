@@ -95,6 +95,15 @@ class Draft:
         """Operators that wait for it."""
         return tuple(self._followers[name])
 
+    def bytes_made(self, name: str) -> int:
+        """Bytes of the buffers that an operator makes; 0 where none is known."""
+        return sum(buffer.num_bytes for buffer in self._buffers_of.get(name, ()) if buffer.maker == name)
+
+    def outlives(self, name: str) -> bool:
+        """Whether what an operator makes is read after the step."""
+        made = [buffer for buffer in self._buffers_of.get(name, ()) if buffer.maker == name]
+        return not self._followers[name] or any(not buffer.users for buffer in made)
+
     def between(self, starts: Iterable[str], last: Key) -> set[str]:
         """What follows `starts`, on any path, and is issued before `last`."""
         found: set[str] = set()

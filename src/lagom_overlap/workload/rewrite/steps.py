@@ -13,6 +13,8 @@ operators that a rewrite makes follow from it alone, so that an engine that rewr
     Split(c, ...)                              o#0 ... o#N-1 for the collective and every operator of the chains;
                                                o#join where what follows needs the whole of a gathered o
                                                (of a summed o it waits for the last piece: pieces add up in order)
+    Slide((c, ...), (o, ...))                  c.rs for every all-reduce, o/part for every operator; c.ag where what
+                                               follows needs all of c, c.ag.o (of the first c) where all of o
     Fuse((c, d, e))                            c+2
     Reorder(names)                             no new name
 """
@@ -20,6 +22,7 @@ operators that a rewrite makes follow from it alone, so that an engine that rewr
 from dataclasses import dataclass
 from enum import StrEnum
 from math import prod
+from typing import Final
 
 from lagom_overlap.errors import JobError
 
@@ -83,6 +86,10 @@ class PartitionGroups:
         return prod(self.mesh)
 
 
+MAX_CHUNKS: Final = 4096
+"""Far more pieces than pay; a plan file that asks for a billion must not fill the memory."""
+
+
 @dataclass(frozen=True, slots=True)
 class Split:
     """Cuts a collective, the chain before it and the chain after it into `num_chunks` equal pieces.
@@ -100,8 +107,27 @@ class Split:
     after: tuple[ChainLink, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.num_chunks < 2:
-            raise JobError(f"{self.comm}: num_chunks is {self.num_chunks}, must be at least 2")
+        if not 2 <= self.num_chunks <= MAX_CHUNKS:
+            raise JobError(f"{self.comm}: num_chunks is {self.num_chunks}, must be from 2 to {MAX_CHUNKS}")
+
+
+@dataclass(frozen=True, slots=True)
+class Slide:
+    """Turns all-reduces into reduce-scatters, behind which operators work on this rank's part of the first dimension.
+
+    The all-gathers slide behind those operators (Centauri, section 3.1.1): tensor parallelism becomes sequence
+    parallelism where they are what follows a row-parallel product, data parallelism becomes ZeRO-1 and 2 where they are
+    the optimizer. Only results that something else reads are gathered. Each link's axis runs over the dimension along
+    which its inputs lie in parts; an operator that draws random numbers would draw others and is refused.
+    """
+
+    comms: tuple[str, ...]
+    ops: tuple[ChainLink, ...]
+
+    def __post_init__(self) -> None:
+        names = (*self.comms, *(link.op for link in self.ops))
+        if not self.comms or not self.ops or len(set(names)) != len(names):
+            raise JobError(f"slide {list(names)}: must name at least one all-reduce and one operator, each once")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,5 +155,5 @@ class Reorder:
     waits: tuple[tuple[str, str], ...] = ()
 
 
-Rewrite = Substitute | PartitionGroups | Split | Fuse | Reorder
+Rewrite = Substitute | PartitionGroups | Split | Slide | Fuse | Reorder
 """One step of a plan."""

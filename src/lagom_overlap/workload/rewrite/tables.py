@@ -10,6 +10,7 @@ from lagom_overlap.workload.rewrite.steps import (
     PartitionGroups,
     Reorder,
     Rewrite,
+    Slide,
     Split,
     Substitute,
     Substitution,
@@ -50,6 +51,13 @@ class SplitTable(_Table, frozen=True, tag="split"):
     after: tuple[Link, ...] = ()
 
 
+class SlideTable(_Table, frozen=True, tag="slide"):
+    """A `Slide`."""
+
+    comms: tuple[str, ...]
+    ops: tuple[Link, ...]
+
+
 class FuseTable(_Table, frozen=True, tag="fuse"):
     """A `Fuse`."""
 
@@ -64,7 +72,7 @@ class ReorderTable(_Table, frozen=True, tag="reorder"):
     waits: tuple[tuple[str, str], ...] = ()
 
 
-RewriteTable = SubstituteTable | PartitionTable | SplitTable | FuseTable | ReorderTable
+RewriteTable = SubstituteTable | PartitionTable | SplitTable | SlideTable | FuseTable | ReorderTable
 """One rewrite as a table; `rewrite` names its kind."""
 
 
@@ -85,6 +93,8 @@ def table_of(rewrite: Rewrite) -> RewriteTable:
             return PartitionTable(comm, mesh, order, axis, _pairs(chain))
         case Split(comm, axis, num_chunks, before, after):
             return SplitTable(comm, axis, num_chunks, _pairs(before), _pairs(after))
+        case Slide(comms, ops):
+            return SlideTable(comms, _pairs(ops))
         case Fuse(comms):
             return FuseTable(comms)
         case Reorder(order, streams, waits):
@@ -104,6 +114,8 @@ def rewrite_of(table: RewriteTable) -> Rewrite:
             return PartitionGroups(table.comm, table.mesh, table.order, table.axis, _links(table.chain))
         case SplitTable():
             return Split(table.comm, table.axis, table.num_chunks, _links(table.before), _links(table.after))
+        case SlideTable():
+            return Slide(table.comms, _links(table.ops))
         case FuseTable():
             return Fuse(table.comms)
         case ReorderTable():

@@ -13,6 +13,7 @@ from lagom_overlap.workload.step.rules import (
     IssueRules,
     load_rules,
 )
+from lagom_overlap.workload.step.traffic import Accumulation
 from lagom_overlap.workload.step.units import Unit
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "MEGATRON_DEEPSPEED",
     "PROGRAM_ORDER",
     "RULES",
+    "Accumulation",
     "IssueRules",
     "Unit",
     "build_step",

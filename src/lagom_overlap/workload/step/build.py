@@ -295,7 +295,7 @@ def build_step(
         seq_len=seq_len,
         precision=precision or rules.precision,
         unit=unit,
-        main_gradients=rules.main_gradients,
+        accumulation=rules.accumulation,
         traffic=rules.traffic,
         cast_bytes=rules.cast_bytes,
         hides_tensor=rules.hides_tensor,

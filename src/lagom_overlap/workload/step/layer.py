@@ -32,7 +32,7 @@ from lagom_overlap.workload.step.axes import (
 )
 from lagom_overlap.workload.step.graph import StepGraph
 from lagom_overlap.workload.step.groups import CONTEXT, EXPERTS, TENSOR, StepGroups
-from lagom_overlap.workload.step.traffic import RingSteps, Traffic
+from lagom_overlap.workload.step.traffic import Accumulation, RingSteps, Traffic
 from lagom_overlap.workload.step.units import Unit, Weight
 from lagom_overlap.workload.streams import COMPUTE
 
@@ -41,12 +41,15 @@ FLASH_BACKWARD_PASSES: Final = 2.5
 """Products of a flash attention's backward over its forward's: five against two."""
 SOFTMAX_FUSION_MULTIPLE: Final = 4
 
+_MAIN_GRADIENT_BYTES: Final = 8
+"""Per element of an FP32 buffer that a product's epilogue adds to: read and written."""
+
 _FORWARD, _BACKWARD, _WEIGHT = Phase.FORWARD, Phase.BACKWARD, Phase.WEIGHT_GRAD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepShape:
-    """What every operator of a step is sized by. `main_gradients`: weight gradients are added to FP32 buffers."""
+    """What every operator of a step is sized by."""
 
     model: TransformerModel
     layout: ParallelLayout
@@ -54,7 +57,7 @@ class StepShape:
     seq_len: int
     precision: Precision
     unit: Unit
-    main_gradients: bool
+    accumulation: Accumulation
     traffic: Traffic
     cast_bytes: int
     hides_tensor: bool
@@ -122,9 +125,9 @@ class LayerOps:
             return gathered, ()
         return "", (gathered,)
 
-    def _gemm(self, weight: Weight, m: int, n: int, k: int) -> Gemm:
+    def _gemm(self, weight: Weight, m: int, n: int, k: int, result_bytes: int | None = None) -> Gemm:
         width = 1 if self._casts(weight) else self._element_bytes
-        return _gemm(m, n, k, width, weight.num_matrices, self._kernels(weight))
+        return _gemm(m, n, k, width, weight.num_matrices, self._kernels(weight), result_bytes)
 
     def _kernels(self, weight: Weight) -> int:
         """Launches of what every matrix of a weight needs once: one, or one each."""
@@ -180,25 +183,24 @@ class LayerOps:
         weight, rows = self._weights[name], self._tokens if rows is None else rows
         before = () if self._layout.zero_stage == 3 else weight.gradients[-1:]
         each = self._per_matrix(weight, rows)
-        main = self._shape.main_gradients
+        fused, added = (self._shape.accumulation is kind for kind in (Accumulation.FUSED, Accumulation.ADDED))
         made = self._graph.comp(
             self._name(f"{name}_w"),
-            self._gemm(weight, weight.outputs, weight.inputs, each),
+            self._gemm(weight, weight.outputs, weight.inputs, each, _MAIN_GRADIENT_BYTES if fused else None),
             self._origin(_WEIGHT, name),
-            (saved, gradient, *(() if main else before)),
+            (saved, gradient, *(() if added else before)),
             shards=self._cuttable(weight, weight_gradient_axes(saved, gradient, (weight.inputs, each, weight.outputs))),
         )
         self._gradient(name, made, before)
         return made
 
     def _gradient(self, name: str, made: str, before: Sequence[str]) -> None:
-        """Notes a weight's gradient; where it is added to an FP32 buffer, the product's epilogue moves more bytes."""
+        """Notes a weight's gradient, added to those before by a kernel of its own where no product does that."""
         weight = self._weights[name]
-        if self._shape.main_gradients:
-            # FP32 read and written instead of the product's own format written.
-            extra = (8 - self._element_bytes) * weight.num_params
+        if self._shape.accumulation is Accumulation.ADDED:
             origin = self._origin(_WEIGHT, name)
-            work = MemoryBound(extra, num_launches=0)
+            # The new one and the sum read, the sum written.
+            work = MemoryBound(3 * self._element_bytes * weight.num_params)
             made = self._graph.comp(self._name(f"{name}_sum"), work, origin, (made, *before))
         weight.gradients.append(made)
         self.on_gradient(weight, made)

@@ -32,6 +32,7 @@ from lagom_overlap.workload.step.traffic import (
     FUSED,
     RING_COMPILED,
     RING_EAGER,
+    Accumulation,
     RingSteps,
     Traffic,
 )
@@ -54,8 +55,8 @@ class IssueRules:
     `waits_for_use` a gather is issued just before its first use and waits for nothing, as a program says it before any
     framework has issued it. `first_bucket_bytes` and `bucket_bytes` are for buckets (None: the layout's);
     `copies_buckets` says that gradients are copied into them and out again. `reduces_shards_at_once`: with ZeRO 2
-    gradients are reduced during every backward, not only the last. `main_gradients`: weight gradients are added to
-    FP32 buffers in the product's epilogue. `traffic` is what memory-bound kernels move. `cast_bytes` is the traffic
+    gradients are reduced during every backward, not only the last. `accumulation` is how weight gradients
+    of several micro-batches are added. `traffic` is what memory-bound kernels move. `cast_bytes` is the traffic
     per element of an operand that is scaled and cast for a product in FP8. `hides_tensor`: backward gathers a
     column-parallel product's input again behind the input gradient's product and scatters that gradient behind the
     weight gradient's, as Megatron-LM does; without it the gathered input is kept and the scatter is waited for.
@@ -76,7 +77,7 @@ class IssueRules:
     bucket_bytes: int | None = None
     copies_buckets: bool = False
     precision: Precision = MIXED
-    main_gradients: bool = False
+    accumulation: Accumulation = Accumulation.FREE
     reduces_shards_at_once: bool = True
     traffic: Traffic = FUSED
     cast_bytes: int = 4
@@ -136,19 +137,21 @@ DDP: Final = IssueRules(
 MEGATRON: Final = IssueRules(
     name="megatron",
     sharding=Sharding.BUCKETS,
-    main_gradients=True,
+    accumulation=Accumulation.FUSED,
     experts_apart=True,
     clip_bytes=_CLIP_MEGATRON_BYTES,
     clips=True,
 )
-MEGATRON_DEEPSPEED: Final = IssueRules(name="megatron_deepspeed", sharding=Sharding.BUCKETS, main_gradients=True)
+MEGATRON_DEEPSPEED: Final = IssueRules(
+    name="megatron_deepspeed", sharding=Sharding.BUCKETS, accumulation=Accumulation.ADDED
+)
 DEEPSPEED: Final = IssueRules(
     name="deepspeed",
     sharding=Sharding.LAYERWISE,
     gather_stream=ALL_GATHER,
     reduce_stream=REDUCE_SCATTER,
     precision=HALF,
-    main_gradients=True,
+    accumulation=Accumulation.ADDED,
     clip_bytes=_CLIP_MEGATRON_BYTES,
     clips=True,
 )

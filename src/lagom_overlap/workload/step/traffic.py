@@ -14,7 +14,20 @@ reads plus writes, a float cast being 2 + 4:
 """
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
+
+
+class Accumulation(StrEnum):
+    """How a weight's gradient gets into the buffer where those of all micro-batches meet.
+
+    Nothing that costs; a kernel that adds it in its own format; the product that makes it, whose epilogue reads and
+    writes FP32 (Megatron-LM since February 2022).
+    """
+
+    FREE = "free"
+    ADDED = "added"
+    FUSED = "fused"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,206 @@
+"""The differential fuzzer of training jobs, long: random programs with us and without, by seeds, shards and time.
+
+python benchmarks/fuzz_jobs.py run FOLDER --ranks 2 --seconds 600   programs of the next seeds, finds written down
+python benchmarks/fuzz_jobs.py fresh FOLDER --seconds 600           the same in fresh processes
+python benchmarks/fuzz_jobs.py count FOLDER                         what ran, by mode and family
+python benchmarks/fuzz_jobs.py replay 'PROGRAM'                     one program again, as a find's line gives it
+python benchmarks/fuzz_jobs.py shrink 'PROGRAM'                     the smallest program that still is a find
+python benchmarks/fuzz_jobs.py mutants [NAME ...]                   defects put in: when is each found?
+
+FOLDER keeps one line for each program; a run goes on after the last seed there. `--shard 1/4` takes every fourth seed.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parents[1] / "tests"
+sys.path[:0] = [str(TESTS / "fuzz"), str(TESTS)]
+
+from fresh import compared  # noqa: E402
+from fuzzing import Ranks, Result, is_stocks_own, minimised  # noqa: E402
+from mutants import MUTANTS  # noqa: E402
+from programs import drawn, program_of  # noqa: E402
+
+FRESH_MODES = ("observe", "route", "saved", "launched", "observe", "online")
+"""Ways of fresh jobs with us, in turn."""
+GENERATOR = 5
+"""Counts of programs are told apart by what drew them."""
+
+
+def campaign(arguments: argparse.Namespace) -> int:
+    """Runs programs until the time is over."""
+    shard, num_shards = (int(part) for part in arguments.shard.split("/"))
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    log = arguments.folder / f"ranks{arguments.ranks}_{shard}of{num_shards}_{arguments.first}.jsonl"
+    done = [json.loads(line)["seed"] for line in log.read_text().splitlines()] if log.exists() else []
+    seed = max(done, default=arguments.first + shard - num_shards) + num_shards
+    give_up = time.monotonic() + arguments.seconds
+    with Ranks(arguments.ranks, limit_s=arguments.limit) as ranks, log.open("a") as file:
+        while time.monotonic() < give_up:
+            program = drawn(seed, arguments.ranks, mode=arguments.mode, family=arguments.family)
+            result = ranks.run(program)
+            line = {
+                "seed": seed,
+                "generator": GENERATOR,
+                "kind": result.kind,
+                "phase": result.phase,
+                "mode": program.mode,
+                "family": program.family,
+                "ranks": program.num_ranks,
+                "raised": result.raised,
+                "stats": result.stats,
+                "cpu_s": result.cpu_s,
+            }
+            if result.is_find:
+                line |= {"why": result.why[:20000], "program": asdict(program)}
+                print(result.line()[:600], flush=True)
+            file.write(f"{json.dumps(line)}\n")
+            file.flush()
+            seed += num_shards
+    return 0
+
+
+def fresh(arguments: argparse.Namespace) -> int:
+    """Programs in fresh processes, until the time is over."""
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    shard, num_shards = (int(part) for part in arguments.shard.split("/"))
+    log = arguments.folder / f"fresh_{shard}of{num_shards}_{arguments.first}.jsonl"
+    done = [json.loads(line)["seed"] for line in log.read_text().splitlines()] if log.exists() else []
+    seed = max(done, default=arguments.first + shard - num_shards) + num_shards
+    give_up = time.monotonic() + arguments.seconds
+    with log.open("a") as file:
+        while time.monotonic() < give_up:
+            mode = arguments.mode or FRESH_MODES[seed % len(FRESH_MODES)]
+            program = drawn(seed, (2, 2, 3, 2, 4, 1)[seed // num_shards % 6], mode=mode, family=arguments.family)
+            result = compared(program)
+            line = {
+                "seed": seed,
+                "generator": GENERATOR,
+                "mode": mode,
+                "family": program.family,
+                "ranks": program.num_ranks,
+            }
+            line |= result
+            if not result["equal"]:
+                line["program"] = asdict(program)
+                print(f"differs {program.text()} {str(result)[:1500]}", flush=True)
+            file.write(f"{json.dumps(line)}\n")
+            file.flush()
+            seed += num_shards
+    return 0
+
+
+def count(arguments: argparse.Namespace) -> int:
+    """What ran, in total and by mode, family and ranks."""
+    lines = [
+        json.loads(line) for log in sorted(arguments.folder.glob("*.jsonl")) for line in log.read_text().splitlines()
+    ]
+    for line in lines:  # fresh processes say equal or not
+        line.setdefault("kind", "equal" if line.get("equal") else "differs")
+    for what in ("generator", "ranks", "mode", "family", "kind"):
+        print(f"{what}: {dict(Counter(str(line[what]) for line in lines).most_common())}")
+    raised = Counter(line["raised"][0] for line in lines if line.get("raised"))
+    sets = sum(any(isinstance(s, dict) and s.get("set") for s in line.get("stats", {}).values()) for line in lines)
+    states = Counter(
+        s for line in lines for w in line.get("stats", {}).values() if isinstance(w, dict) for s in w.get("states", [])
+    )
+    print(
+        f"programs: {len(lines)}, with settings: {sets}, ended by an exception: {dict(raised)}, states: {dict(states)}"
+    )
+    print(f"CPU seconds: {sum(line.get('cpu_s', 0) for line in lines):.0f}")
+    for line in lines:
+        if line["kind"] != "equal":
+            print(json.dumps({k: str(v)[:300] for k, v in line.items() if k != "program"}))
+    return 0
+
+
+def replay(arguments: argparse.Namespace) -> int:
+    """A program again."""
+    program = program_of(arguments.program)
+    with Ranks(program.num_ranks, mutant=arguments.mutant, limit_s=arguments.limit) as ranks:
+        results = [ranks.run(program) for _ in range(arguments.times)]
+        for result in results:
+            print(result.line())
+            print(result.raised, result.stats, result.cpu_s)
+        if arguments.errors:
+            print(ranks.errors())
+        if results[-1].is_find:
+            print(f"stock alone differs from itself: {is_stocks_own(ranks, program)}")
+    return any(result.is_find for result in results)
+
+
+def shrink(arguments: argparse.Namespace) -> int:
+    """A find made small."""
+    program = program_of(arguments.program)
+    with Ranks(program.num_ranks, mutant=arguments.mutant, limit_s=arguments.limit) as ranks:
+        result = ranks.run(program)
+        if not result.is_find:
+            print("no find")
+            return 0
+        small = minimised(ranks, result, limit_s=arguments.seconds, tries=arguments.times)
+    print(small.line())
+    print(small.program.text())
+    return 1
+
+
+def mutants(arguments: argparse.Namespace) -> int:
+    """Whether each defect is found, after how many programs, and how small the program gets."""
+    missed = 0
+    for name in arguments.names or MUTANTS:
+        began, num_run, found = time.monotonic(), 0, None
+        with Ranks(arguments.ranks, mutant=name, limit_s=arguments.limit) as ranks:
+            while found is None and time.monotonic() < began + arguments.seconds:
+                result: Result = ranks.run(drawn(arguments.first + num_run, arguments.ranks))
+                num_run += 1
+                found = result if result.is_find else None
+            small = None if found is None else minimised(ranks, found, limit_s=arguments.seconds / 4)
+        missed += found is None
+        words = (
+            f"not found in {num_run} programs" if small is None else f"found by program {num_run}: {small.line()[:500]}"
+        )
+        print(f"{name} ({MUTANTS[name].what}), {arguments.ranks} ranks: {words}", flush=True)
+    return missed
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(required=True)
+    for verb, name in (
+        (campaign, "run"),
+        (fresh, "fresh"),
+        (count, "count"),
+        (replay, "replay"),
+        (shrink, "shrink"),
+        (mutants, "mutants"),
+    ):
+        one = verbs.add_parser(name)
+        one.set_defaults(verb=verb)
+        if name in {"run", "fresh", "count"}:
+            one.add_argument("folder", type=Path)
+        if name in {"replay", "shrink"}:
+            one.add_argument("program")
+            one.add_argument("--mutant", default="")
+            one.add_argument("--times", type=int, default=1)
+        if name == "replay":
+            one.add_argument("--errors", action="store_true")
+        if name == "mutants":
+            one.add_argument("names", nargs="*")
+        one.add_argument("--ranks", type=int, default=2)
+        one.add_argument("--first", type=int, default=0)
+        one.add_argument("--shard", default="0/1")
+        one.add_argument("--seconds", type=float, default=120.0)
+        one.add_argument("--limit", type=float, default=150.0)
+        one.add_argument("--mode")
+        one.add_argument("--family")
+    arguments = parser.parse_args()
+    return int(arguments.verb(arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

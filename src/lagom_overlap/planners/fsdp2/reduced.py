@@ -1,0 +1,76 @@
+"""A step whose gradients are reduced in the type in which parameters travel, in place of one of twice the size.
+
+FSDP2 copies gradients into one buffer of the reduction's type, scatters it, and the optimizer reads the parts. In the
+smaller type the copy writes and the collective moves half the bytes, and a cast of the part follows on the same stream
+(PyTorch 2.13, `_fsdp_collectives.py`, `foreach_reduce`). Results change: sums are rounded to the smaller type.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+from lagom_overlap.workload import Buffer, CommOp, CompOp, Iteration, MemoryBound, Op
+from lagom_overlap.workload.streams import REDUCE_SCATTER
+
+_COPY_IN: Final = "fsdp.chunk_cat"
+_CAST: Final = "aten._to_copy"
+
+
+def is_reduced_in_more(iteration: Iteration) -> bool:
+    """Whether every reduction of the step is a reduce-scatter of gradients that were copied into twice their type."""
+    return bool(_scatters(iteration))
+
+
+def in_param_dtype(iteration: Iteration) -> Iteration:
+    """The step with half the bytes per gradient, and a cast behind each reduction; as it is where that cannot be."""
+    scatters = _scatters(iteration)
+    if not scatters:
+        return iteration
+    casts = {scatter: scatter.rpartition(".")[0] + ".to_copy" for scatter in scatters}
+    ops: list[Op] = []
+    for op in iteration.ops:
+        if op.name in scatters:
+            ops += _scatter_and_cast(op, casts[op.name])
+            continue
+        made = replace(op, deps=tuple(casts.get(dep, dep) for dep in op.deps))
+        if op.name in scatters.values() and isinstance(made, CompOp) and isinstance(made.work, MemoryBound):
+            made = replace(made, work=replace(made.work, num_bytes=made.work.num_bytes * 2 // 3))
+        ops.append(made)
+    return replace(iteration, ops=tuple(ops), buffers=tuple(_buffers(iteration, scatters, casts)))
+
+
+def _scatter_and_cast(op: Op, cast: str) -> tuple[Op, Op]:
+    assert isinstance(op, CommOp), op.name
+    half = replace(op, collective=replace(op.collective, num_bytes=op.collective.num_bytes // 2))
+    part = op.collective.num_bytes // op.collective.num_ranks
+    work = MemoryBound(part // 2 + part)
+    origin = replace(op.origin, kernel=_CAST)
+    return half, CompOp(name=cast, work=work, stream=op.stream, deps=(op.name,), origin=origin)
+
+
+def _buffers(iteration: Iteration, scatters: dict[str, str], casts: dict[str, str]) -> Iterator[Buffer]:
+    for buffer in iteration.buffers:
+        if buffer.maker in scatters.values() and set(buffer.users) <= set(scatters):
+            yield replace(buffer, num_bytes=buffer.num_bytes // 2)
+        elif buffer.maker in casts:
+            yield replace(buffer, num_bytes=buffer.num_bytes // 2, users=(casts[buffer.maker],))
+            yield replace(buffer, name=f"{casts[buffer.maker]}:cast", maker=casts[buffer.maker])
+        else:
+            yield buffer
+
+
+def _scatters(iteration: Iteration) -> dict[str, str]:
+    """The copy into each reduction; nothing if one of them is no plain reduce-scatter of twice the gradients' type."""
+    ops = {op.name: op for op in iteration.ops}
+    found: dict[str, str] = {}
+    for op in iteration.comms:
+        if op.stream != REDUCE_SCATTER:
+            continue
+        copy = ops.get(op.deps[0]) if len(op.deps) == 1 else None
+        if not isinstance(copy, CompOp) or copy.origin.kernel != _COPY_IN or not isinstance(copy.work, MemoryBound):
+            return {}
+        if 2 * copy.work.num_bytes != 3 * op.collective.num_bytes:
+            return {}
+        found[op.name] = copy.name
+    reads_on = [op for op in iteration.comms if any(dep in found for dep in op.deps)]
+    return {} if reads_on else found

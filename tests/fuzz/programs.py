@@ -1,0 +1,323 @@
+"""Training programs drawn at random, as data: a family, and features that can each be left out.
+
+Every rank draws the same program from its number, so no rank is told anything. A feature is a name with arguments; a
+program without any is the plainest of its family, which is what makes finds small: `smaller` leaves features out.
+"""
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+Feature = tuple[Any, ...]
+MODES = ("route",) * 8 + ("saved",) * 3 + ("observe",) * 2 + ("sibling",) * 2 + ("online", "launched")
+"""How the job is run with us; `saved` is two runs with us, the first of which learns what there is to set."""
+STEPS = {"route": 7, "saved": 7, "online": 70, "launched": 70, "observe": 8, "sibling": 7, "stock": 7}
+FAMILIES = ("fsdp2",) * 6 + ("ddp",) * 4 + ("calls",) * 3 + ("hsdp",) * 2 + ("tp", "moe", "moe", "pipeline")
+NAMES = "abc"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """What a job does; `features` in the order in which they were drawn."""
+
+    seed: int
+    num_ranks: int
+    mode: str
+    family: str
+    num_steps: int
+    features: tuple[Feature, ...] = ()
+
+    def all(self, name: str) -> list[Feature]:
+        """The arguments of every feature of a name."""
+        return [feature[1:] for feature in self.features if feature[0] == name]
+
+    def get(self, name: str) -> Feature | None:
+        """The arguments of the first one, None if there is none."""
+        return next(iter(self.all(name)), None)
+
+    def has(self, name: str) -> bool:
+        """Whether there is one."""
+        return self.get(name) is not None
+
+    def text(self) -> str:
+        """On one line."""
+        return json.dumps(asdict(self))
+
+
+def program_of(text: str) -> Program:
+    """What `Program.text` gave."""
+    found = json.loads(text)
+    return Program(**{**found, "features": tuple(_tuples(feature) for feature in found["features"])})
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+
+
+def smaller(program: Program) -> Iterator[Program]:
+    """Programs with less in them, the much smaller ones first."""
+    features = program.features
+    size = len(features) // 2
+    while size:
+        for start in range(0, len(features), size):
+            yield replace(program, features=features[:start] + features[start + size :])
+        size //= 2
+    if program.num_ranks > 2 and program.family != "pipeline":
+        yield replace(program, num_ranks=program.num_ranks - 1)
+    for num_steps in (2, program.num_steps // 2, program.num_steps - 1):
+        if 0 < num_steps < program.num_steps:
+            yield replace(program, num_steps=num_steps)
+
+
+def drawn(seed: int, num_ranks: int, *, mode: str | None = None, family: str | None = None) -> Program:
+    """The program of a number."""
+    rng = random.Random(seed)
+    mode = mode or rng.choice(MODES)
+    family = family or rng.choice(FAMILIES)
+    if family == "pipeline" and num_ranks == 1:
+        family = "fsdp2"
+    num_steps = STEPS[mode]
+    features = [*_FEATURES_OF.get(family, _of_nothing)(rng, num_ranks), *_of_any(rng, num_ranks, num_steps, family)]
+    if family == "calls" and not any(feature[0] == "call" for feature in features):
+        features.append(("call", "all_reduce", "float32", 2304, "world", "sum", "wait", "before"))
+    return Program(
+        seed=seed, num_ranks=num_ranks, mode=mode, family=family, num_steps=num_steps, features=tuple(features)
+    )
+
+
+def _of_nothing(_rng: random.Random, _num_ranks: int) -> Iterator[Feature]:
+    yield from ()
+
+
+def _of_layers(rng: random.Random) -> Iterator[Feature]:
+    """What holds for any model of layers."""
+    orders = ["".join(rng.sample(NAMES, 3))]
+    for _ in range(rng.choice([0, 0, 1, 2])):
+        orders.append("".join(rng.choices(NAMES, k=rng.randint(1, 4))))
+    if orders != ["abc"]:
+        yield ("order", *orders)
+    if rng.random() < 0.25:
+        yield ("frozen", rng.choice(NAMES))
+    if rng.random() < 0.1:
+        yield ("frozen_from", rng.choice(NAMES), rng.randint(1, 5))
+    if rng.random() < 0.1:
+        yield ("shared", *rng.sample(NAMES, 2))
+    if rng.random() < 0.2:
+        yield ("nested", rng.choice(NAMES))
+    if rng.random() < 0.15:
+        yield ("norm", rng.choice(NAMES), rng.choice(["layer", "batch"]))
+    if rng.random() < 0.1:
+        yield ("dropout", 0.3)
+    if rng.random() < 0.25:
+        yield ("recompute", rng.choice([*NAMES, "all"]), rng.choice(["reentrant", "not"]))
+    if rng.random() < 0.015:
+        yield ("compile", rng.choice(NAMES), rng.choice(["eager", "aot_eager"]))
+    if rng.random() < 0.02:
+        yield ("wide",)
+    if rng.random() < 0.15:
+        yield ("odd",)
+
+
+def _of_training(rng: random.Random, num_steps: int = 7) -> Iterator[Feature]:
+    """What a loop does in its steps and between them."""
+    some_step: Callable[[], int] = lambda: rng.randint(1, num_steps - 1)  # noqa: E731
+    if rng.random() < 0.3:
+        yield ("accumulate", rng.choice([2, 3]), rng.choice(["last", "all", "odd"]))
+    if rng.random() < 0.25:
+        yield ("clip", rng.choice([0.01, 1.0]))
+    if rng.random() < 0.3:
+        yield ("adam",)
+    if rng.random() < 0.12:
+        yield ("keep_grads",)
+    if rng.random() < 0.3:
+        yield (
+            "evaluate",
+            rng.randint(1, 4),
+            rng.choice(["no_grad", "no_grad", "inference_mode", "eval", "set_grad_enabled"]),
+            rng.choice(["average", "average", "own"]),
+        )
+    if rng.random() < 0.25:
+        first = some_step()
+        yield ("checkpoint", first, min(num_steps - 1, first + 2), rng.choice(["state", "file", "dcp", "full"]))
+    if rng.random() < 0.2:
+        yield (
+            "raise",
+            some_step(),
+            rng.choice(["forward", "backward", "loss", "post", "hook", "optimizer", "between"]),
+            rng.choice(["ValueError", "ArithmeticError", "KeyboardInterrupt", "StopIteration", "RuntimeError"]),
+            rng.choice(["inside", "inside", "outside", "not"]),
+            rng.choice(["resets", "goes on"]),
+        )
+    if rng.random() < 0.12:
+        yield ("hook", rng.choice(["full_backward", "full_backward_pre", "tensor", "post", "global"]))
+    if rng.random() < 0.06:
+        yield ("optimizer_in_backward",)
+    if rng.random() < 0.06:
+        yield ("retain",)
+    if rng.random() < 0.05:
+        yield ("two_losses",)
+    if rng.random() < 0.04:
+        yield ("no_update", rng.randint(2, 4))
+
+
+def _fsdp2(rng: random.Random, _num_ranks: int) -> Iterator[Feature]:
+    yield from _of_layers(rng)
+    yield from _of_sharding(rng)
+    yield from _of_training(rng)
+
+
+def _of_sharding(rng: random.Random) -> Iterator[Feature]:
+    sharded = rng.choice(["abc", "abc", "ac", "b", "", "cba", "together"])
+    if sharded != "abc":
+        yield ("sharded", sharded)
+    if rng.random() < 0.3:
+        yield ("reshard", rng.choice([True, False, "alternating"]))
+    if rng.random() < 0.25:
+        yield ("mixed", "bfloat16", rng.choice(["", "float32"]), rng.random() < 0.3)
+    if rng.random() < 0.2:
+        yield ("prefetch", rng.choice(["forward", "backward"]), *rng.sample(NAMES, 2))
+    for name, arguments in (
+        ("set_gradient_divide_factor", (rng.choice([1.0, 3.0, 4.0]),)),
+        ("set_reshard_after_backward", (False,)),
+        ("set_unshard_in_backward", (False,)),
+        ("set_force_sum_reduction_for_comms", (True,)),
+        ("set_allocate_memory_from_process_group_for_comm", (True,)),
+        ("set_reduce_scatter_unused_params", (True,)),
+        ("set_reduce_scatter_max_input_buffers", (2,)),
+    ):
+        if rng.random() < 0.05:
+            yield ("method", rng.choice(["", *NAMES]), name, *arguments)
+    if rng.random() < 0.1:
+        yield ("unshard", rng.choice(NAMES), rng.random() < 0.5)
+    if rng.random() < 0.06:
+        yield ("ignored", rng.choice(NAMES))
+    if rng.random() < 0.06:
+        yield ("placement", 1)
+    if rng.random() < 0.06:
+        yield ("second_model",)
+    if rng.random() < 0.1:
+        yield ("calls_too",)
+
+
+def _hsdp(rng: random.Random, num_ranks: int) -> Iterator[Feature]:
+    shapes = {1: [(1, 1)], 2: [(2, 1), (1, 2)], 3: [(3, 1), (1, 3)], 4: [(2, 2), (2, 2), (4, 1)]}[num_ranks]
+    yield ("mesh", *rng.choice(shapes))
+    if rng.random() < 0.2:
+        yield ("method", "", "set_requires_all_reduce", False)
+    yield from _fsdp2(rng, num_ranks)
+
+
+def _ddp(rng: random.Random, _num_ranks: int) -> Iterator[Feature]:
+    if rng.random() < 0.1:
+        # What else the ranks do in a step, or may raise, must not come to ranks that have no batch.
+        yield ("join", rng.random() < 0.5)
+        if rng.random() < 0.3:
+            yield ("ddp", "gradient_as_bucket_view", True)
+        return
+    found = [*_of_layers(rng)]
+    yield from found
+    varies = any(feature[0] == "order" and len(feature) > 2 for feature in found)
+    finds_unused = varies or rng.random() < 0.2
+    if finds_unused:
+        yield ("ddp", "find_unused_parameters", True)
+    if rng.random() < 0.2 and not varies:
+        yield ("ddp", "static_graph", True)
+    for name, values in (
+        ("gradient_as_bucket_view", (True,)),
+        ("broadcast_buffers", (False,)),
+        ("batched_grad_copy", (True,)),
+        ("bucket_cap_mb", (0.001, 0.01, 1)),
+        ("skip_all_reduce_unused_params", (True,)),
+    ):
+        if rng.random() < 0.25 * (1 if name in {"gradient_as_bucket_view", "bucket_cap_mb"} else 0.3):
+            yield ("ddp", name, rng.choice(values))
+    if rng.random() < 0.15:
+        hooks = ["fp16", "bf16", "own", "noop", "builtin"]
+        yield ("comm_hook", rng.choice(hooks if finds_unused else [*hooks, "powersgd"]), rng.choice([0, 0, 3]))
+    if rng.random() < 0.1:
+        yield ("pickle", rng.randint(1, 5))
+    if rng.random() < 0.06:
+        yield ("second_model",)
+    if rng.random() < 0.1:
+        yield ("calls_too",)
+    yield from _of_training(rng)
+
+
+def _tp(rng: random.Random, num_ranks: int) -> Iterator[Feature]:
+    yield ("mesh", *rng.choice({1: [(1, 1)], 2: [(1, 2)], 3: [(1, 3)], 4: [(2, 2), (2, 2), (1, 4)]}[num_ranks]))
+    if rng.random() < 0.5:
+        yield ("sequence",)
+    if rng.random() < 0.3:
+        yield ("mixed", "bfloat16", "float32", False)
+    yield from _of_training(rng)
+
+
+def _moe(rng: random.Random, _num_ranks: int) -> Iterator[Feature]:
+    yield ("splits", rng.choice(["even", "uneven", "uneven", "some empty"]))
+    yield ("dense", rng.choice(["fsdp2", "ddp", "by hand"]))
+    if rng.random() < 0.2:
+        yield ("overlapped",)
+    yield from _of_training(rng)
+
+
+def _pipeline(rng: random.Random, num_ranks: int) -> Iterator[Feature]:
+    if num_ranks == 4 and rng.random() < 0.5:
+        yield ("dp", "fsdp2")  # with DDP stock PyTorch's schedules hang over gloo
+    yield ("schedule", rng.choice(["GPipe", "1F1B", "Interleaved1F1B"]), rng.choice([1, 2]))
+    if rng.random() < 0.4:
+        yield ("adam",)
+
+
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "uneven", "broadcast", "list", "object", "ring")
+WAITS = ("now", "wait", "wait", "future", "result", "asked", "timeout", "then", "never mind")
+
+
+def _of_any(rng: random.Random, num_ranks: int, num_steps: int, family: str) -> Iterator[Feature]:
+    """What any job does besides."""
+    num_calls = rng.randint(1, 5) if family == "calls" else rng.choice([0, 0, 0, 1, 2])
+    has_some = family == "calls" or num_calls
+    if has_some and rng.random() < 0.5:
+        yield ("subgroup", *sorted(rng.sample(range(num_ranks), rng.randint(1, num_ranks))))
+    for _ in range(num_calls):
+        dtype = rng.choice(["float32"] * 5 + ["float64", "int64", "bfloat16"])
+        yield (
+            "call",
+            rng.choice(KINDS[:4] if rng.random() < 0.6 else KINDS),
+            dtype,
+            rng.choice([1, 12, 1200, 2304, 2304, 9216, 9217]) if rng.random() < 0.95 else 3 << 17,
+            rng.choice(["world", "world", "some"]),
+            rng.choice(["sum"] * 6 + ["avg", "max", "product"] if dtype != "int64" else ["sum", "max"]),
+            rng.choice(WAITS),
+            rng.choice(["before", "after", "after"]),
+        )
+    if num_calls and rng.random() < 0.1:
+        yield ("coalesce", rng.randint(1, 3))
+    if num_calls and rng.random() < 0.1:
+        yield ("wrong", rng.choice(["shape", "type", "keyword", "gather", "scatter"]))
+    if rng.random() < 0.06:
+        made = rng.randint(0, num_steps - 2)
+        yield ("group", made, rng.randint(made + 1, num_steps))
+    if rng.random() < 0.04:
+        yield ("fork", rng.randint(1, num_steps - 1), rng.choice(["leaves", "runs exit handlers"]))
+    if rng.random() < 0.03:
+        yield ("loader", rng.choice([1, 2]))
+    if rng.random() < 0.05:
+        yield ("disable", rng.randint(1, num_steps - 1))
+    if rng.random() < 0.1:
+        yield ("close", rng.randint(1, num_steps - 1))
+    if rng.random() < 0.05:
+        yield ("anomaly",)
+    if rng.random() < 0.05:
+        yield ("profile", rng.randint(0, num_steps - 2))
+
+
+_FEATURES_OF: dict[str, Callable[[random.Random, int], Iterator[Feature]]] = {
+    "fsdp2": _fsdp2,
+    "hsdp": _hsdp,
+    "ddp": _ddp,
+    "tp": _tp,
+    "moe": _moe,
+    "pipeline": _pipeline,
+}

@@ -1,0 +1,262 @@
+"""The ways in which a job is run with us: each is what a user would do, but for sizes, which are made small.
+
+Slices of 1 KiB and calls of 1 KiB instead of 512 KiB and 1 MiB: everything that is done with large messages is done
+with small ones, and a program costs little.
+"""
+
+import contextlib
+import itertools
+import json
+import os
+import random
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from programs import Program
+from torch import distributed as dist
+from torch import nn
+
+from lagom_overlap.collective import CommConfig, ConfigTable
+from lagom_overlap.engines import gloo_space
+from lagom_overlap.online import launch_session
+from lagom_overlap.online.device import engine_in_use
+from lagom_overlap.online.routes import gloo, sibling
+from lagom_overlap.online.routes.sibling_adapters import attach, attach_all_to_all
+from lagom_overlap.online.saved import SavedSettings, write_saved
+from lagom_overlap.online.sites import SiteSetting, site_of
+from lagom_overlap.online.tuner import ADAPTERS, OnlineTuner
+from lagom_overlap.record import utc_now
+
+LEAST_BYTES = 1 << 10
+ONLINE = {"window_steps": 4, "max_steps": 64, "num_pairs": 3, "watch_steps": 4, "timeout_s": 60.0}
+TUNERS = ("lagom", "lagom", "random")
+
+
+def make_small() -> None:
+    """Lets small messages be cut and searched."""
+    gloo_space.MIN_SLICE_BYTES = LEAST_BYTES  # type: ignore[misc]
+    gloo.LEAST_BYTES = sibling.LEAST_BYTES = LEAST_BYTES  # type: ignore[misc, assignment, attr-defined]
+
+
+_numbers = itertools.count()
+
+
+def new_store() -> Any:
+    """A prefix of its own in the job's store, the same on all ranks."""
+    return dist.PrefixStore(f"fuzz{next(_numbers)}", dist.distributed_c10d._get_default_store())
+
+
+class Stock:
+    """The job alone."""
+
+    def __init__(self) -> None:
+        self.stats: dict[str, Any] = {}
+
+    def on_model(self, model: nn.Module, optimizer: Any) -> None:
+        pass
+
+    def step(self, number: int) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def close(self) -> None:
+        pass
+
+
+def adapters_of(program: Program, model: nn.Module) -> list[str]:
+    """Those that fit, and plain calls where the program is one of them or says so."""
+    fitting = [name for name, adapter in ADAPTERS.items() if adapter.fits(model)]
+    wants_calls = program.family in {"calls", "moe", "pipeline"} or program.has("calls_too")
+    return [*fitting, "calls"] if wants_calls else fitting
+
+
+class Route(Stock):
+    """The gloo route, driven by hand through every state: untouched, measured, set twice, back to default, closed."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__()
+        self._program = program
+        self._route = gloo.GlooRoute(new_store())
+        self.keys: set[Any] = set()
+        self._epoch = 0
+        self.stats = {"set": 0}
+
+    def on_model(self, model: nn.Module, optimizer: Any) -> None:
+        for name in adapters_of(self._program, model):
+            self._route.on_close(ADAPTERS[name].attach(model, self._route))
+
+    @contextlib.contextmanager
+    def step(self, number: int) -> Iterator[None]:
+        if number in {2, 4, 5}:
+            self._switch({} if number == 5 else self._table(number))
+        is_measured = number not in {0, 2, 5}
+        self._route.begin_step(is_measured=is_measured)
+        try:
+            yield
+        except BaseException:
+            self._route.close()
+            raise
+        if is_measured:
+            self.keys |= {call.key for call in self._route.end_step().calls}
+        if number == 5:
+            self._route.close()
+
+    def _table(self, number: int) -> dict[Any, CommConfig]:
+        # An all-reduce of more than two ranks sums in another order when it is sliced: `deterministic` leaves it alone.
+        keys = [key for key in self.keys if self._route.is_exact(key) and self._route.space(key) is not None]
+        return {key: setting_of(key, f"{self._program.seed} {number}") for key in keys}
+
+    def _switch(self, rows: dict[Any, CommConfig]) -> None:
+        self._epoch += 1
+        self._route.prepare(ConfigTable(rows), self._epoch)
+        self._route.commit(self._epoch)
+        self.stats["set"] = max(self.stats["set"], len(rows))
+
+    def close(self) -> None:
+        self._route.close()
+
+
+def setting_of(key: Any, salt: str) -> CommConfig:
+    """The same on all ranks, by the call's role."""
+    site = site_of(key)
+    rng = random.Random(f"{salt} {site.call.kind} {site.call.num_bytes} {site.occurrence} {site.call.description}")
+    return CommConfig(num_channels=rng.choice([1, 2, 3]), chunk_bytes=rng.choice([1 << 10, 1 << 12, 1 << 14]))
+
+
+class Tuned(Stock):
+    """`OnlineTuner`, searching, or with settings of an earlier run."""
+
+    def __init__(self, program: Program, config: Path | None = None) -> None:
+        super().__init__()
+        self._program, self._config = program, config
+        self._tuner: OnlineTuner | None = None
+        self.states: set[str] = set()
+        self.num_set = 0
+
+    def on_model(self, model: nn.Module, optimizer: Any) -> None:
+        rng = random.Random(self._program.seed)
+        options = {**ONLINE, "tuner": rng.choice(TUNERS), "seed": self._program.seed % 1000, "deterministic": True}
+        if self._config is not None:
+            options |= {"check_share": rng.choice([0.0, 0.0, 0.5])}
+        self._tuner = OnlineTuner(
+            model, optimizer, config=self._config, adapters=adapters_of(self._program, model), **options
+        )
+
+    @contextlib.contextmanager
+    def step(self, number: int) -> Iterator[None]:
+        assert self._tuner is not None
+        with self._tuner.step():
+            yield
+        self.states.add(str(self._tuner.state))
+        self.reason = self._tuner.reason
+        self.num_set = max(self.num_set, len(self._tuner.settings))
+
+    def close(self) -> None:
+        if self._tuner is not None:
+            self._tuner.close()
+            # Named functions stay routed until the window ends; here the next job follows at once, on all ranks.
+            route = getattr(self._tuner, "_collectives", None)
+            if route is not None and "calls" in adapters_of(self._program, self._tuner.model):
+                route.close()
+        self.stats = {"states": sorted(self.states), "set": self.num_set, "reason": getattr(self, "reason", "")}
+
+
+class Launched(Stock):
+    """What `lagom run --online` and `--observe` do in a rank."""
+
+    def __init__(self, program: Program, mode: str, folder: Path) -> None:
+        super().__init__()
+        rank = str(dist.get_rank())
+        environment = {"LAGOM_RUN_MODE": mode, "LAGOM_RUN_FOLDER": str(folder), "RANK": rank}
+        options = {**ONLINE, "deterministic": True, "seed": program.seed % 1000}
+        launch_session.OnlineTuner = partial(OnlineTuner, **options)  # type: ignore[misc, assignment]
+        self._events = folder / f"events.{rank}.jsonl"
+        self._rank = launch_session.begin_session(os.environ | environment)
+
+    def close(self) -> None:
+        self._rank.close()
+        launch_session.OnlineTuner = OnlineTuner  # type: ignore[misc]
+        lines = [json.loads(line) for line in self._events.read_text().splitlines()] if self._events.exists() else []
+        self.stats = {"states": sorted({line["state"] for line in lines if "state" in line})}
+
+
+class _Unmeasured:
+    def begin(self) -> None:
+        pass
+
+    def mark_end(self) -> None:
+        pass
+
+    def end(self) -> tuple[float, None]:
+        return 1.0, None
+
+
+class Siblings(Stock):
+    """The route of sibling communicators; gloo stands for NCCL."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__()
+        self._program = program
+        self._route = sibling.SiblingRoute("gloo", _Unmeasured(), _open_sibling)
+        self._keys: list[Any] = []
+        self._epoch = 0
+        self.stats = {"set": 0}
+
+    def on_model(self, model: nn.Module, optimizer: Any) -> None:
+        attach(model, self._route)
+        attach_all_to_all(self._route)
+
+    @contextlib.contextmanager
+    def step(self, number: int) -> Iterator[None]:
+        if number in {2, 4} and self._keys:
+            own = set(self._route.communicators())
+            keys = [
+                key
+                for key in self._keys
+                if len(key.communicator.ranks) == dist.get_world_size() and key.communicator in own
+            ]
+            channels: Callable[[int], int] = lambda i: 2 if number == 2 else (2, 4)[i % 2]  # noqa: E731
+            rows = {key: CommConfig(num_channels=channels(i)) for i, key in enumerate(keys)}
+            self._epoch += 1
+            self._route.prepare(ConfigTable(rows), self._epoch)
+            self._route.commit(self._epoch)
+            self.stats["set"] = len(rows)
+        self._route.begin_step(is_measured=number != 3)
+        try:
+            yield
+        except BaseException:
+            self._route.close()
+            raise
+        if number != 3:
+            self._keys = list(dict.fromkeys(call.key for call in self._route.end_step().calls))
+        if number == 5:
+            self._route.close()
+
+    def close(self) -> None:
+        self._route.close()
+
+
+def _open_sibling(group: dist.ProcessGroup, limits: Any) -> Any:
+    return dist.new_group(dist.get_process_group_ranks(group), group_desc=f"sibling_{limits}")
+
+
+def save_settings(path: Path, program: Program, keys: set[Any]) -> int:
+    """Settings for all that a run was seen to call, as `OnlineTuner.save` writes them; how many."""
+    settings = [
+        SiteSetting(site_of(key), setting_of(key, f"{program.seed} saved"))
+        for key in keys
+        if key.num_bytes >= LEAST_BYTES and (key.kind != "all_reduce" or len(key.communicator.ranks) == 2)
+    ]
+    settings.sort(key=lambda setting: setting.site)
+    saved = SavedSettings(
+        world_size=dist.get_world_size(),
+        route="gloo",
+        is_adopted=bool(settings),
+        settings=tuple(settings),
+        engine=engine_in_use(),
+        verdict="as the fuzzer says",
+        date=utc_now(),
+    )
+    write_saved(path, saved)
+    return len(settings)
