@@ -16,7 +16,7 @@ help:
 
 venv: $(STAMP)
 
-$(STAMP): pyproject.toml $(wildcard constraints*.txt) CMakeLists.txt $(wildcard csrc/*.c csrc/*.h csrc/CMakeLists.txt)
+$(STAMP): pyproject.toml $(wildcard constraints*.txt) CMakeLists.txt $(wildcard csrc/* csrc/*/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "lagom-overlap needs Python 3.11 or newer; set PYTHON=..."; exit 2; }
 	@echo "Setting up $(VENV): a few minutes once; up to 6 GB where pip brings PyTorch with CUDA, 2 GB with its CPU build"
 	$(PYTHON) -m venv $(VENV)
@@ -56,7 +56,7 @@ tests: venv
 CUDA_VENV := .venv-cuda
 CUDA_TORCH := torch>=2.13,<2.16
 
-$(CUDA_VENV)/.installed: pyproject.toml CMakeLists.txt $(wildcard csrc/emulated_gpu/*)
+$(CUDA_VENV)/.installed: pyproject.toml CMakeLists.txt $(wildcard csrc/* csrc/*/*)
 	$(PYTHON) -m venv $(CUDA_VENV)
 	$(CUDA_VENV)/bin/python -m pip install --quiet --disable-pip-version-check scikit-build-core cmake ninja '$(CUDA_TORCH)'
 	PATH="$(CURDIR)/$(CUDA_VENV)/bin:$$PATH" $(CUDA_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \

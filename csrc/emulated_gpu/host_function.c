@@ -33,9 +33,16 @@ static void run(entry *mine) {  // needs the lock, gives it up while the callbac
   pthread_cond_broadcast(&changed);
 }
 
-static entry *first_unclaimed(void) {
+static entry *first_of(uint32_t device, uint32_t stream) {
   entry *at = first;
-  while (at && at->is_claimed) at = at->next;
+  while (!(at->device == device && at->stream == stream)) at = at->next;
+  return at;
+}
+
+// The oldest that may run: one whose predecessor in its stream still runs, on whatever thread, waits for it.
+static entry *first_runnable(void) {
+  entry *at = first;
+  while (at && (at->is_claimed || first_of(at->device, at->stream) != at)) at = at->next;
   return at;
 }
 
@@ -49,7 +56,7 @@ static void *work(void *unused) {
   (void)unused;
   pthread_mutex_lock(&lock);
   for (;;) {
-    entry *next = first_unclaimed();
+    entry *next = first_runnable();
     if (!next) {
       pthread_cond_wait(&changed, &lock);
       continue;

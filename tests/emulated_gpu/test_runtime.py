@@ -137,6 +137,25 @@ def test_host_functions_run_in_order_before_a_wait_returns(on_cuda):
     assert out == "True\n"
 
 
+def test_host_functions_of_a_stream_do_not_overlap_while_a_thread_waits_for_it(on_cuda):
+    out = on_cuda("""
+    import time
+    seen = []
+    FUNCTION = c.CFUNCTYPE(None, c.c_void_p)
+    def call(number):
+        seen.append(number)
+        time.sleep(0.002)
+        seen.append(number)
+    functions = [FUNCTION(lambda _, i=i: call(i)) for i in range(20)]
+    stream = cuda.stream()
+    for function in functions:
+        cuda.LaunchHostFunc(stream, function, None)
+    cuda.StreamSynchronize(stream)
+    print(seen == sorted([*range(20), *range(20)]))
+    """)
+    assert out == "True\n"
+
+
 def test_a_graph_runs_at_each_launch_and_not_while_it_is_recorded(on_cuda):
     out = on_cuda("""
     stream, side, fork, join = cuda.stream(), cuda.stream(), cuda.event(), cuda.event()
