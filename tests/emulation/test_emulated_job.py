@@ -4,9 +4,11 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -14,6 +16,7 @@ import pytest
 
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.cost.operators import load_operators
+from lagom_overlap.emulation.launch import job_folder
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.jobfile.spec import parse_job
@@ -35,12 +38,27 @@ def command(num_ranks: int, what: str = "") -> tuple[str, ...]:
 
 
 @pytest.fixture
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder in which nothing may be left."""
-    folder = tmp_path / "t"
-    folder.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    return folder
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder in which nothing may be left; its name is short whatever TMPDIR is, so that sockets lie in it."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        folder = Path(name, "t")
+        folder.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        yield folder
+
+
+@pytest.mark.parametrize("length", [1, 60, 90, 200])
+def test_the_socket_fits_whatever_the_temporary_folder_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
+    parent = tmp_path / ("t" * length)
+    parent.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(parent))
+    with job_folder() as folder:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(folder.socket))
+        assert folder.path.stat().st_mode & 0o777 == 0o700
+    assert not folder.path.exists()
 
 
 def emulate(temporary: Path, num_ranks: int, what: str = "", **changed: object):
@@ -102,7 +120,7 @@ def test_a_rank_that_speaks_nonsense_is_refused(temporary: Path) -> None:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_leaves_no_process_and_no_file(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_leaves_no_process_and_no_file(temporary: Path, number: signal.Signals) -> None:
     script = (
         "import os, sys\n"
         "from pathlib import Path\n"
@@ -113,9 +131,9 @@ def test_a_signal_leaves_no_process_and_no_file(tmp_path: Path, number: signal.S
         "libraries=Path(os.environ['TMPDIR'])), os.environ)\n"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", script], env=os.environ | {"TMPDIR": str(tmp_path)}, stderr=subprocess.DEVNULL
+        [sys.executable, "-c", script], env=os.environ | {"TMPDIR": str(temporary)}, stderr=subprocess.DEVNULL
     )
-    mark = f"LAGOM_EMULATION_SOCKET={tmp_path}".encode()
+    mark = f"LAGOM_EMULATION_SOCKET={temporary}".encode()
     until_s = monotonic() + GENEROUS_S
     while len(with_mark(mark)) < 3 and monotonic() < until_s:  # the command and its two ranks
         sleep(0.05)
@@ -123,7 +141,7 @@ def test_a_signal_leaves_no_process_and_no_file(tmp_path: Path, number: signal.S
     process.send_signal(number)
     process.wait(GENEROUS_S)
     assert not with_mark(mark)
-    assert not list(tmp_path.iterdir())
+    assert not list(temporary.iterdir())
 
 
 def with_mark(mark: bytes) -> list[int]:

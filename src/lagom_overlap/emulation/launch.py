@@ -96,6 +96,10 @@ _GENERATIONS: Final = {
 """Compute capability and PCIe generation by the name's beginning: CUDA C++ Programming Guide, NVIDIA's datasheets."""
 
 
+_MAX_SOCKET_PATH: Final = 107
+"""Bytes of a unix socket's path (unix(7))."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFolder:
     """A private folder below the system's temporary one: the socket, the GPU file, NCCL's model."""
@@ -104,7 +108,7 @@ class JobFolder:
 
     @property
     def socket(self) -> Path:
-        """Where the coordinator listens; short, because a unix socket's path has 107 bytes at most."""
+        """Where the coordinator listens."""
         return self.path / "clock"
 
     @property
@@ -120,8 +124,11 @@ class JobFolder:
 
 @contextlib.contextmanager
 def job_folder() -> Iterator[JobFolder]:
-    """A fresh folder (mode 0700), removed with all it holds at the end."""
-    with tempfile.TemporaryDirectory(prefix="lagom-emulate-") as name:
+    """A fresh folder (mode 0700), removed with all it holds at the end; in /tmp where TMPDIR is too long for it."""
+    prefix = "lagom-emulate-"
+    longest = JobFolder(path=Path(tempfile.gettempdir(), prefix + "x" * 8)).socket
+    parent = "/tmp" if len(os.fsencode(longest)) > _MAX_SOCKET_PATH else None
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as name:
         yield JobFolder(path=Path(name))
 
 

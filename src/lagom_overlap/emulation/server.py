@@ -87,7 +87,11 @@ class EmulationServer:
         self._by_rank: dict[int, _Connection] = {}
         self._selector = selectors.DefaultSelector()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(str(path))
+        try:
+            self._listener.bind(str(path))
+        except OSError:
+            self.close()
+            raise
         path.chmod(0o600)
         self._listener.listen(64)
         self._listener.setblocking(False)
