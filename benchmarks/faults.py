@@ -18,7 +18,7 @@ from pathlib import Path
 TESTS = Path(__file__).parents[1] / "tests"
 sys.path[:0] = [str(TESTS), str(TESTS / "online")]
 
-from fault_matrix import FAULTS, POINTS, Outcome, cells, run, two_jobs_at_once  # type: ignore[attr-defined] # noqa: E402
+from fault_matrix import FAULTS, POINTS, Outcome, cells, run  # type: ignore[attr-defined] # noqa: E402
 
 
 def _lines(path: Path | None) -> list[str]:
@@ -65,9 +65,6 @@ def main() -> None:
     with ThreadPoolExecutor(chosen.at_once) as pool:
         for done in as_completed([pool.submit(run, cell) for cell in todo]):
             tell(done.result())
-    if not chosen.point and not chosen.fault:
-        for outcome in two_jobs_at_once():
-            tell(outcome)
     print(f"{sum(ends.values())} cells, {len(wrong)} not as they must be; {dict(ends)}")
     sys.exit(bool(wrong))
 

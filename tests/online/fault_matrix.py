@@ -1,8 +1,12 @@
 """Every fault at every state of the switching protocol: one driver, one job, a table of what may come of it.
 
 A cell is a small real job on gloo, one rank of which has a fault at a point (`fault_rank`). What must hold of all: no
-rank hangs, no message is wrong, nothing is left. A fault that ends a rank ends the job as it does without us: the same
-exit codes, in time. After any other one the job goes on to its end, and all ranks end with the same settings.
+rank hangs, no message is wrong, nothing is left: no process, file or shared memory. A fault that ends a rank ends the
+job as it does without us: the same exit codes, in time. After any other one the job goes on to its end, and all ranks
+end with the same settings.
+
+"twin" is no fault, but a second job with the same journal and the same saved file, in which a rank comes to the same
+point at the same time.
 """
 
 import json
@@ -22,8 +26,11 @@ from typing import Any
 
 import lagom_overlap
 from forked_python import ForkedPython
+from lagom_overlap.backends.bundle import parse_header
 from lagom_overlap.collective import CollectiveKind, CommConfig
-from lagom_overlap.online.saved import SavedSettings, write_saved
+from lagom_overlap.errors import LagomError
+from lagom_overlap.online.journal import whole_lines
+from lagom_overlap.online.saved import SavedSettings, read_saved, write_saved
 from lagom_overlap.online.sites import CallType, Site, SiteSetting
 
 SRC = str(Path(lagom_overlap.__file__).parents[1])
@@ -93,8 +100,10 @@ ENDING = ("kill", "term", "interrupt", "exception")
 FAULTS = (
     *ENDING,
     *("stop", "stop_long", "lost", "lost_for_good", "mute", "disk", "read_only", "shm", "clock", "stdio", "fork"),
-    *("disabled", "bug"),
+    *("disabled", "bug", "twin"),
 )
+EXPECTED_FILES = ("journal.jsonl", "lagom.json", "start.json", "ended-", "twin-")
+"""What a job, or its driver, leaves on purpose, by how the names begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,11 +170,16 @@ def _saved(path: Path, num_ranks: int) -> None:
         route="gloo",
         is_adopted=True,
         settings=(setting,),
-        engine=f"ProcessGroupGloo of torch {'.'.join(metadata.version('torch').split('.')[:2])}",
+        engine=engine_here(),
         verdict="as told",
         date="2026-11-23T00:00:00Z",
     )
     write_saved(path, saved)
+
+
+def engine_here() -> str:
+    """As `SavedSettings.engine` has it."""
+    return f"ProcessGroupGloo of torch {'.'.join(metadata.version('torch').split('.')[:2])}"
 
 
 def _free_port() -> int:
@@ -191,23 +205,29 @@ def ended(process: ForkedPython, deadline: float) -> int | None:
 class Job:
     """The ranks of one job; what each writes is kept."""
 
-    def __init__(self, folder: Path, cell: Cell, mode: dict[str, Any], *, shared: Path | None = None) -> None:
+    def __init__(self, folder: Path, cell: Cell, mode: dict[str, Any], *, number: int = 0) -> None:
+        """`number` tells jobs with the same folder apart: their journal and their saved file are one."""
         tuner = mode["tuner"]
         if tuner is not None:
-            tuner = tuner | {"timeout_s": TIMEOUT_S, "journal": str((shared or folder) / "journal.jsonl")}
+            # A rank that waits for its twin is late, and the machine is busy.
+            timeout_s = LIMIT_S if cell.fault == "twin" else TIMEOUT_S
+            tuner = tuner | {"timeout_s": timeout_s, "journal": str(folder / "journal.jsonl")}
             if mode.get("is_saved"):
-                _saved(folder / "start.json", cell.num_ranks)
-                tuner["config"] = str(folder / "start.json")
+                start = folder / ("lagom.json" if cell.fault == "twin" else "start.json")
+                if number == 0:
+                    _saved(start, cell.num_ranks)
+                tuner["config"] = str(start)
         what = {
             "point": cell.point,
             "fault": cell.fault,
             "victim": cell.victim,
             "folder": str(folder),
+            "number": number,
             "steps": mode["steps"],
             "tuner": tuner,
             "freezes_at": mode.get("freezes_at"),
             "disagrees": mode.get("disagrees", False),
-            "save": str((shared or folder) / "lagom.json"),
+            "save": str(folder / "lagom.json"),
         }
         port = _free_port()
         self.ranks: list[ForkedPython] = []
@@ -223,6 +243,7 @@ class Job:
                     RANK,
                     [json.dumps(what)],
                     env={**os.environ, **{name: str(value) for name, value in world.items()}},
+                    cwd=folder,  # by which a process that is left is known
                     stdin=writer,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
@@ -275,28 +296,68 @@ def _is_stopped(pid: int) -> bool:
 
 
 @cache
-def codes_without_us(fault: str, num_ranks: int, is_last: bool) -> tuple[int | None, ...]:
-    """What the same fault in a step of the same job comes to."""
-    cell = Cell("a step of stock", fault, num_ranks, is_last)
+def codes_without_us(fault: str, num_ranks: int, is_last: bool, is_at_end: bool) -> tuple[int | None, ...]:
+    """What the same fault in a step of the same job, or after its last one, comes to."""
+    cell = Cell("before the end" if is_at_end else "a step of stock", fault, num_ranks, is_last)
     with tempfile.TemporaryDirectory() as folder:
         job = Job(Path(folder), cell, MODES["stock"])
         return tuple(job.finish(time.monotonic() + LIMIT_S)[0])
 
 
+def left_behind(folder: Path, held: set[str]) -> list[str]:
+    """Files, shared memory and processes of a job whose ranks have all ended; what the ranks' sockets become."""
+    left = [str(path.relative_to(folder)) for path in folder.rglob("*")]
+    left = [name for name in left if not name.startswith(EXPECTED_FILES)]
+    left += [found for found in set(os.listdir("/dev/shm")) - held if "lagom" in found]  # noqa: PTH208
+    for process in Path("/proc").iterdir():
+        try:
+            if process.name.isdigit() and (process / "cwd").readlink() == folder:
+                left.append(f"process {process.name}: {(process / 'comm').read_text().strip()}")
+        except OSError:  # it has ended, or is not ours to look at
+            continue
+    return left
+
+
 def run(cell: Cell) -> Outcome:
     """One job, judged."""
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(prefix="lagom-fault-") as name:
         folder, began = Path(name), time.monotonic()
         held = set(os.listdir("/dev/shm"))  # noqa: PTH208 - names are all that is wanted
         deadline = began + LIMIT_S
-        job = Job(folder, cell, MODES[POINTS[cell.point]])
-        job.attend(cell, deadline)
-        codes, results, words = job.finish(deadline)
-        left = [path.name for path in folder.rglob(".*")]
-        left += [found for found in set(os.listdir("/dev/shm")) - held if "lagom" in found]  # noqa: PTH208
-        outcome = Outcome(cell, codes, results, words, time.monotonic() - began, left)
+        num_jobs = 2 if cell.fault == "twin" else 1
+        jobs = [Job(folder, cell, MODES[POINTS[cell.point]], number=number) for number in range(num_jobs)]
+        jobs[0].attend(cell, deadline)
+        codes: list[int | None] = []
+        results: list[dict[str, Any] | None] = []
+        words = ""
+        for job in jobs:
+            own_codes, own_results, own_words = job.finish(deadline)
+            codes, results, words = codes + own_codes, results + own_results, words + own_words
+        outcome = Outcome(cell, codes, results, words, time.monotonic() - began, left_behind(folder, held))
+        if cell.fault == "twin":
+            outcome.faults += _damaged(folder, cell.num_ranks)
     judge(outcome)
     return outcome
+
+
+def _damaged(folder: Path, num_ranks: int) -> list[str]:
+    """What is wrong with files that two jobs have written."""
+    found = []
+    journal, saved = folder / "journal.jsonl", folder / "lagom.json"
+    if journal.exists():
+        lines = whole_lines(journal.read_text())
+        try:
+            for line in lines:
+                json.loads(line)
+            parse_header(lines[0], str(journal))
+        except (ValueError, IndexError, LagomError) as error:
+            found.append(f"the journal is damaged: {error}")
+    if saved.exists():
+        try:
+            read_saved(saved, world_size=num_ranks, engine=engine_here())
+        except LagomError as error:
+            found.append(f"the saved file is damaged: {error}")
+    return found
 
 
 def judge(outcome: Outcome) -> None:  # noqa: PLR0912 - one case for each thing that must not be
@@ -306,19 +367,16 @@ def judge(outcome: Outcome) -> None:  # noqa: PLR0912 - one case for each thing 
         faults.append(f"rank {codes.index(None)} hangs")
     if any(result is not None and result["wrong"] for result in outcome.results):
         faults.append("a message is wrong")
-    if outcome.leftovers and cell.fault not in ENDING:
+    if outcome.leftovers:
         faults.append(f"left behind: {outcome.leftovers}")
     if "Traceback" in outcome.words and cell.fault not in (*ENDING, "bug", "stdio"):
         faults.append("a traceback")
-    if f"fault {cell.fault} at {cell.point}" not in outcome.words:
+    if outcome.words.count(f"fault {cell.fault} at {cell.point}") != (2 if cell.fault == "twin" else 1):
         faults.append("the fault never came")
         return
     if cell.fault in ENDING:
-        expected = codes_without_us(cell.fault, cell.num_ranks, cell.victim != 0)
-        if cell.point == "before the end":  # the others need the victim no more
-            if codes[cell.victim] != expected[cell.victim]:
-                faults.append(f"the victim ends with {codes[cell.victim]}, without us with {expected[cell.victim]}")
-        elif tuple(codes) != expected:
+        expected = codes_without_us(cell.fault, cell.num_ranks, cell.victim != 0, cell.point == "before the end")
+        if tuple(codes) != expected:
             faults.append(f"exit codes {codes}, without us {list(expected)}")
         return
     if any(codes):
@@ -331,28 +389,7 @@ def judge(outcome: Outcome) -> None:  # noqa: PLR0912 - one case for each thing 
     results = [result for result in outcome.results if result is not None]
     if len(results) < len(codes):
         faults.append("a rank has no result")
-    elif len({result["settings"] for result in results}) > 1:
-        faults.append(f"the ranks end with different settings: {[result['settings'] for result in results]}")
-
-
-def two_jobs_at_once(num_ranks: int = 2) -> list[Outcome]:
-    """Two jobs with one journal and one saved file, at the same time."""
-    cell, outcomes = Cell("nowhere", "none", num_ranks), []
-    with tempfile.TemporaryDirectory() as name:
-        shared, began = Path(name), time.monotonic()
-        jobs = []
-        for number in range(2):
-            folder = shared / str(number)
-            folder.mkdir()
-            jobs.append(Job(folder, cell, MODES["search"] | {"steps": 60}, shared=shared))
-        for job in jobs:
-            codes, results, words = job.finish(began + LIMIT_S)
-            outcome = Outcome(cell, codes, results, words, time.monotonic() - began)
-            if any(codes) or None in results:
-                outcome.faults.append(f"exit codes {codes}")
-            if any(result is not None and result["wrong"] for result in results):
-                outcome.faults.append("a message is wrong")
-            outcomes.append(outcome)
-        if left := [path.name for path in shared.glob(".*")]:
-            outcomes[0].faults.append(f"left behind: {left}")
-    return outcomes
+    for start in range(0, len(results), cell.num_ranks):
+        settings = [result["settings"] for result in results[start : start + cell.num_ranks]]
+        if len(set(settings)) > 1:
+            faults.append(f"the ranks end with different settings: {settings}")
