@@ -27,6 +27,15 @@ FINDS = {
     "modules that share a parameter group": plain("fsdp2", ("sharded", "together")),
     "a hook on a parameter that is not sharded reads sharded gradients": plain("moe", ("hook", "post")),
     "a model that is pickled and copied": plain("ddp", ("pickle", 3), mode="launched"),
+    "a backward pass that leaves a bucket half full": plain(
+        "ddp", ("frozen_from", "c", 2), ("ddp", "gradient_as_bucket_view", True), mode="saved"
+    ),
+    "a backward pass that raises between two gradients": plain(
+        "ddp",
+        ("ddp", "gradient_as_bucket_view", True),
+        ("raise", 5, "post", "RuntimeError", "inside", "resets"),
+        mode="saved",
+    ),
     "a tuner that is closed in the last step leaves no thread": plain("fsdp2", mode="saved"),
 }
 """What the fuzzer found, made small."""

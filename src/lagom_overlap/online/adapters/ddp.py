@@ -141,9 +141,8 @@ def _why_not(model: DistributedDataParallel) -> str | None:
         return "it has a communication hook"
     if getattr(model, "_use_python_reducer", False) or getattr(model, "_delay_all_reduce_all_params", False):
         return "its gradients do not go through DDP's own reducer"
-    num_ranks = model.process_group.size()
-    if model.gradient_as_bucket_view and num_ranks & (num_ranks - 1):
-        return f"gradient_as_bucket_view on {num_ranks} ranks: DDP multiplies some gradients and divides others"
+    if model.gradient_as_bucket_view:
+        return "gradient_as_bucket_view: DDP itself scales each gradient, also in a pass that ends early"
     return None
 
 
