@@ -73,9 +73,9 @@ POINTS = {
     "getting ready": "saved",
     "ready": "saved",
     "before the last word": "saved",
-    "after the last word": "saved",
     "before the switch": "saved",
     "after the switch": "saved",
+    "after the last word": "saved",
     "a step of watch": "saved",
     "a step of check": "check",
     "a step of done": "done",
@@ -88,13 +88,10 @@ REPORTS = ("before the report", "after the report")
 """Points that rank 0, who hears the others, never comes to."""
 DECIDES = ("before the decision", "after the decision")
 """Points that rank 0 alone comes to."""
-MAY_END = {
-    "before the last word": ("lost_for_good", "mute"),
-    "after the last word": ("lost_for_good", "mute", "bug"),
-    "before the switch": ("bug",),
-    "after the switch": ("bug",),
-}
-"""Where a rank has given its word for a switch and cannot know, or do, what the others do: the job ends, in words."""
+MAY_END = dict.fromkeys(
+    ("before the last word", "before the switch", "after the switch", "after the last word"), ("lost_for_good", "mute")
+)
+"""Where a rank has given its word for a switch and cannot know what the others do: the job ends, in words."""
 ENDING = ("kill", "term", "interrupt", "exception")
 """Faults that end the rank, and with it the job."""
 FAULTS = (

@@ -161,6 +161,7 @@ class SimulatedRoute:
         self.fails_at = fails_at
         self.table = ConfigTable({})
         self.prepared: ConfigTable | None = None
+        self.before = (0, self.table)
         self.epochs: list[int] = []
         self.step = -1
         self.is_closed = False
@@ -183,8 +184,12 @@ class SimulatedRoute:
 
     def commit(self, epoch: int) -> None:
         assert self.prepared is not None
-        self.table, self.prepared = self.prepared, None
+        self.before, self.table, self.prepared = (epoch, self.table), self.prepared, None
         self.epochs.append(epoch)
+
+    def take_back(self, epoch: int) -> None:
+        if self.before[0] == epoch:
+            self.table = self.before[1]
 
     def begin_step(self, *, is_measured: bool) -> None:
         pass

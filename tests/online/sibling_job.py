@@ -111,6 +111,12 @@ for step in range(2):
     if step == 0:
         route.prepare(few(keys), 1)
         route.commit(1)
+route.prepare(ConfigTable({}), 2)
+route.commit(2)
+route.take_back(2)
+route.begin_step(is_measured=False)
+found["taken_back"] = route.group_for(CollectiveKind.ALL_TO_ALL, 32, None).group_desc
+route.end_step()
 # Rank 0 sends as many bytes as the exchange of which the table speaks, rank 1 another number.
 splits = [[3, 5], [4, 2]]
 sent, received = splits[RANK], [peer[RANK] for peer in splits]
@@ -124,7 +130,7 @@ route.begin_step(is_measured=False)
 chosen = route.group_for(CollectiveKind.ALL_TO_ALL, 32, None)
 found["all_to_all"] = {"same": results[0] == results[1], "group": chosen.group_desc}
 try:
-    route.prepare(ConfigTable({keys[0]: CommConfig(chunk_bytes=1 << 20)}), 2)
+    route.prepare(ConfigTable({keys[0]: CommConfig(chunk_bytes=1 << 20)}), 3)
     found["refused"] = ""
 except LagomError as error:
     found["refused"] = str(error)

@@ -123,6 +123,21 @@ def test_both_sides_switch_at_the_commit_and_go_back_at_the_close() -> None:
     assert (compute.num_closed, route.is_closed) == (1, True)
 
 
+def test_a_commit_that_is_taken_back_leaves_both_sides_as_they_were() -> None:
+    route, compute = SimulatedRoute(0, 2), FakeCompute()
+    both = BothSidesRoute(route, compute)
+    both.prepare(ConfigTable({KEYS[0]: CommConfig(num_channels=4)}, {KEYS[0]: EIGHT}), 1)
+    both.commit(1)
+    both.prepare(ConfigTable({}), 2)
+    both.commit(2)
+    both.take_back(1)  # an earlier epoch: too late
+    assert both.launch == UNTOUCHED_LAUNCH
+    both.take_back(2)
+    assert both.launch == EIGHT
+    assert len(route.table) == 1
+    assert compute.applied == [EIGHT, UNTOUCHED_LAUNCH, EIGHT]
+
+
 def test_what_one_side_refuses_changes_neither() -> None:
     route, compute = SimulatedRoute(0, 2), FakeCompute()
     both = BothSidesRoute(route, compute)

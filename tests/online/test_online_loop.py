@@ -372,17 +372,63 @@ def test_a_route_with_a_bug_of_its_own_switches_the_tuning_off_and_the_job_goes_
     assert not job.meeting.mismatches
 
 
-def test_a_commit_that_fails_after_all_agreed_ends_the_job_in_words() -> None:
+@pytest.mark.parametrize("is_half_done", [False, True])
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_a_commit_that_fails_is_taken_back_on_all_ranks_and_ends_the_tuning_only(
+    epoch: int, is_half_done: bool
+) -> None:
     job = Job(options=options())
+    route = job.routes[1]
+    original = route.commit
 
-    def commit(epoch: int) -> None:
-        raise OSError("the table vanished")
+    def commit(number: int) -> None:
+        if number == epoch and not is_half_done:
+            raise OSError("the table vanished")
+        original(number)
+        if number == epoch:
+            raise OSError("the table vanished")
+
+    route.commit = commit
+    job.run(60)
+    assert [member.plan.state for member in job.members] == [SwitchState.OFF] * 2
+    assert all("the table vanished" in member.plan.reason for member in job.members)
+    assert not job.meeting.mismatches
+
+
+def test_a_commit_that_fails_later_leaves_settled_settings_in_force_on_all_ranks() -> None:
+    job = Job(options=options(check_share=0.05))
+    job.run(220)
+    settings = job.members[0].settings
+    assert settings
+    epoch = max(job.routes[0].epochs)
+    original = job.routes[1].commit
+
+    def commit(number: int) -> None:
+        original(number)
+        if number > epoch:
+            raise OSError("the table vanished")
 
     job.routes[1].commit = commit
+    job.run(600)
+    for member, route in zip(job.members, job.routes, strict=True):
+        assert (member.plan.state, member.settings) == (SwitchState.DONE, settings)
+        assert len(route.table) == len(settings)
+    assert not job.meeting.mismatches
+
+
+def test_a_rank_that_can_neither_switch_nor_go_back_to_settled_settings_ends_the_job_in_words() -> None:
+    job = Job(options=options(check_share=0.05))
+    job.run(220)
+    assert job.members[0].settings
+
+    def broken(epoch: int) -> None:
+        raise OSError("the table vanished")
+
+    job.routes[1].commit = job.routes[1].take_back = broken
     job.meeting.timeout_s = 1.0
     with pytest.raises((BackendError, BrokenBarrierError)):
-        job.run(60)
-    with pytest.raises(BackendError, match="could not switch to settings that all ranks agreed on"):
+        job.run(600)
+    with pytest.raises(BackendError, match="could not go back to the settings before a switch that failed"):
         job.lives[1].result()
 
 

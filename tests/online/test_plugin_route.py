@@ -169,6 +169,32 @@ def test_a_table_that_the_plug_in_refuses_is_found_out_when_it_is_prepared_and_t
     assert measured_step(job, route).calls[1].num_channels == 4
 
 
+def test_a_commit_that_is_taken_back_leaves_what_was_in_force_before(start, monkeypatch):
+    job, route = start()
+    keys = [call.key for call in measured_step(job, route).calls]
+    untouched = job.effective
+    tables = [ConfigTable({keys[1]: CommConfig(num_channels=channels)}) for channels in (3, 5, 4)]
+    route.prepare(tables[0], 1)
+    route.take_back(1)  # not committed: nothing to do
+    route.commit(1)
+    route.take_back(1)
+    measured_step(job, route)
+    assert job.effective == untouched
+    route.prepare(tables[1], 2)
+    route.commit(2)
+    route.prepare(tables[2], 3)
+    with monkeypatch.context() as patched:
+        patched.setattr(route._connections, "committed", lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            route.commit(3)
+    route.take_back(3)
+    route.take_back(2 + 7)  # of another epoch
+    assert measured_step(job, route).calls[1].num_channels == 5
+    route.prepare(tables[0], 4)
+    route.commit(4)
+    assert measured_step(job, route).calls[1].num_channels == 3
+
+
 def test_a_prepared_table_that_no_rank_commits_is_dropped_by_the_next(start):
     job, route = start()
     keys = [call.key for call in measured_step(job, route).calls]

@@ -70,5 +70,9 @@ def test_what_a_communicator_cannot_be_limited_to_is_refused(found):
     assert "chunk_bytes is 1048576" in found["refused"]
 
 
+def test_a_commit_that_is_taken_back_leaves_calls_on_the_siblings_before(found):
+    assert found["taken_back"] == "sibling_(2, None)"
+
+
 def test_closing_gives_the_jobs_own_groups_back(found):
     assert found["undone"]

@@ -9,7 +9,7 @@ words, however late one of them is, and nobody waits longer than the timeout. Th
     plan/<w>        what to do in window w: the leader's plan, or the last word of a rank
     report/<w>/<r>  what rank r, and those who report to it (`tree`), saw in window w
     met/<w>         "yes" by the last rank that is ready for what window w changes, or somebody's "no"
-    go/<w>          the answer: "yes" by the last rank that knows that all are ready, or somebody's "no"
+    go/<w>          the answer: "yes" by the last rank that has made the change, or somebody's "no"
     program/<f>     the step of fingerprint f, as the first rank saw it
     release         which release of this package the first rank runs
     journal/<r>     the journal that rank r found at its start
@@ -18,10 +18,12 @@ words, however late one of them is, and nobody waits longer than the timeout. Th
 What a rank says and hears in a window does not grow with the ranks: it reads the plan, and the reports of at most
 `MOST_CHILDREN` others, which it merges into one. What the store's own process holds and answers does grow with them.
 
-An agreement has two rounds. A rank that loses the store in the first, however long it waits there for slow ranks, has
-not given its last word, so the answer cannot become "yes". In the second all ranks stand ready, so it takes as long as
-they need to say so: a few round trips. A rank that loses the store there cannot know the answer; it asks over new
-connections until the timeout, and then raises `InDoubt`: no protocol can spare the last messenger that (two generals).
+An agreement has two rounds, and between them each rank makes the change: no step runs meanwhile, and whoever cannot
+make it says "no" like one that is not ready, so all take it back (`in_force`). A rank that loses the store in the
+first, however long it waits there for slow ranks, has not given its last word, so the answer cannot become "yes". In
+the second all ranks have changed, so it takes as long as they need to say so: a few round trips. A rank that loses the
+store there cannot know the answer; it asks over new connections until the timeout, and then raises `InDoubt`: no
+protocol can spare the last messenger that (two generals).
 
 What a rank does to get ready may itself wait for other ranks, who may have been refused. It does so while it listens
 for a "no" (`get_ready`), and so leaves with all others, however long that work would wait.
@@ -206,11 +208,12 @@ class Exchange:
             raise error
         return ""
 
-    def agree(self, window: int, *, refusal: str = "") -> str:
-        """Whether every rank is ready for what a window changes: empty if so, else one rank's refusal.
+    def agree(self, window: int, *, refusal: str = "", change: Callable[[], None] = lambda: None) -> str:
+        """Whether every rank makes what a window changes: empty if so, else one rank's refusal.
 
-        All ranks call it between the same two steps, and all that return get the same answer. Whoever was interrupted
-        in it calls it again with a refusal, and does as the answer says.
+        All ranks call it between the same two steps, and all that return get the same answer. `change` is called once
+        all are ready for it; where the answer is no, or there is none, the caller takes it back. Whoever was
+        interrupted in it calls it again with a refusal, and does as the answer says.
 
         Raises:
             StoreLost: if the store does not answer; the answer is not "yes" then, for anybody.
@@ -218,7 +221,7 @@ class Exchange:
         """
         try:
             try:
-                return self._answer(window, refusal)
+                return self._answer(window, refusal, change)
             except StoreLost:
                 raise
             except Exception as error:  # ours: the answer is "no", unless it is out already
@@ -232,11 +235,12 @@ class Exchange:
         """Says "no" to what a window changes, for a rank that may not be there when the others ask."""
         self._refused(window, refusal)
 
-    def _answer(self, window: int, refusal: str) -> str:
+    def _answer(self, window: int, refusal: str, change: Callable[[], None]) -> str:
         """Both rounds."""
         refusal = refusal or self._meet(window)
         if refusal:
             return self._refused(window, refusal)
+        change()
         self._promised = window
         sure, go = f"sure/{window}", f"go/{window}"
         if self._ask(lambda: self._store.add(sure, 1)) == self.num_ranks:

@@ -20,9 +20,13 @@ agreed on, so until then R counts steps and changes nothing. At the end of w
   rule 2. They go on under the same settings, miss R's next report, and keep them for good.
 
 When R loses the store within the agreement at the begin of w + 1, its last word is missing and the answer is "no", as
-above; or it is given and R may not guess: `InDoubt` ends the job, as a failed commit does, because a job that ends is
-better than one that hangs or computes nonsense. It takes a store that is lost within the last round trips of a switch,
-and not found again within the timeout.
+above; or it is given and R may not guess: `InDoubt` ends the job, because a job that ends is better than one that hangs
+or computes nonsense. It takes a store that is lost within the last round trips of a switch, and not found again within
+the timeout.
+
+A switch that fails on one rank is a "no", too: each rank commits before its last word, between the same two steps, and
+takes the commit back where the answer is "no" (`Route.take_back`). Only a rank that cannot do even that, with settled
+settings before, ends the job.
 
 Ranks are at most one window apart (a plan needs the reports of all), and settings belong to a step's number, not to a
 moment: a rank that is a step ahead issues its calls under the settings of that step, as the others will when they get
@@ -59,7 +63,7 @@ class InForce:
 
         Raises:
             StoreLost: if the store does not answer; then `alone` says what to do.
-            BackendError: if all agreed on a switch and this rank cannot know or do it: the job has to end.
+            BackendError: if this rank cannot know whether all switch, or not go back: the job has to end.
         """
         refused = ""
         if plan.state is SwitchState.OFF:
@@ -114,36 +118,53 @@ class InForce:
         interrupt: BaseException | None = None
         self._agreed.append(window)
         try:
-            refused = self._exchange.agree(window, refusal=refusal)
+            refused = self._exchange.agree(window, refusal=refusal, change=lambda: self._commit(switch))
+        except InDoubt:
+            raise
+        except StoreLost:
+            self._take_back(switch)
+            raise
         except Exception:
             raise
         except BaseException as error:
             interrupt = error
             words = f"rank {self._exchange.rank} was interrupted by {type(error).__name__}"
-            refused = self._asked_again(window, words, error)
-        try:
-            if switch is not None and not refused:
-                self._commit(switch)
-        finally:
-            if interrupt is not None:
-                raise interrupt
+            refused = self._asked_again(window, words)
+        if refused:
+            self._take_back(switch)
+        elif switch is not None:
+            self._epoch, self.settings, self.size_octaves = switch.epoch, switch.settings, switch.size_octaves
+        if interrupt is not None:
+            raise interrupt
         return refused
 
-    def _asked_again(self, window: int, refusal: str, interrupt: BaseException) -> str:
+    def _asked_again(self, window: int, refusal: str) -> str:
+        """The answer; without the store it is "no", because this rank's last word is missing."""
         try:
             return self._exchange.agree(window, refusal=refusal)
         except InDoubt:
             raise
         except StoreLost:
-            raise interrupt from None
+            return refusal
 
-    def _commit(self, plan: WindowPlan) -> None:
-        """Switches; between the agreement and this nothing may come that can fail."""
-        try:
+    def _commit(self, plan: WindowPlan | None) -> None:
+        if plan is not None:
             self._route.commit(plan.epoch)
+
+    def _take_back(self, plan: WindowPlan | None) -> None:
+        """What was in force before a switch is so again; nothing to do where this rank had not come so far.
+
+        Raises:
+            BackendError: if that fails, and settled settings would have to be in force.
+        """
+        try:
+            if plan is not None:
+                self._route.take_back(plan.epoch)
         except Exception as error:
+            if not self.is_settled:  # the route is closed next, which cannot fail
+                _log.warning("could not go back to the settings before: %s", error)
+                return
             raise BackendError(
-                f"rank {self._exchange.rank} could not switch to settings that all ranks agreed on ({error}); "
+                f"rank {self._exchange.rank} could not go back to the settings before a switch that failed ({error}); "
                 "the job ends here, because its collectives would hang"
             ) from error
-        self._epoch, self.settings, self.size_octaves = plan.epoch, plan.settings, plan.size_octaves

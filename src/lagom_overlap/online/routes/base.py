@@ -142,7 +142,13 @@ class Route(Protocol):
         """Switches to what was prepared under this epoch, between two steps; every rank does so between the same two.
 
         Raises:
-            LagomError: if that is impossible after all; the caller ends the job.
+            LagomError: if that is impossible after all; all ranks then take it back.
+        """
+
+    def take_back(self, epoch: int) -> None:
+        """Undoes the commit of this epoch, before any step: what was in force before it is so again, to the last row.
+
+        Nothing to do where it did not begin; it may have failed half-way.
         """
 
     def begin_step(self, *, is_measured: bool) -> None:

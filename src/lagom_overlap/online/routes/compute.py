@@ -75,6 +75,7 @@ class BothSidesRoute:
         self._compute: Final = compute
         self._prepared: dict[int, LaunchConfig] = {}
         self._launch = UNTOUCHED_LAUNCH
+        self._before: tuple[int, LaunchConfig] | None = None
         self.name = route.name
         self.description = f"{route.description}; {compute.description}"
 
@@ -113,7 +114,16 @@ class BothSidesRoute:
             LagomError: if the collectives cannot be switched after all.
         """
         self._route.commit(epoch)
-        launch = self._prepared.pop(epoch, UNTOUCHED_LAUNCH)
+        self._before = (epoch, self._launch)
+        self._relaunch(self._prepared.pop(epoch, UNTOUCHED_LAUNCH))
+
+    def take_back(self, epoch: int) -> None:
+        """Both sides are as they were before this epoch."""
+        self._route.take_back(epoch)
+        if self._before is not None and self._before[0] == epoch:
+            self._relaunch(self._before[1])
+
+    def _relaunch(self, launch: LaunchConfig) -> None:
         if launch == self._launch:
             return
         try:

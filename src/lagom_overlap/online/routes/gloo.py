@@ -66,6 +66,8 @@ class GlooRoute:
         self._groups: dict[str, _Group] = {}
         self._table = NOTHING
         self._prepared: tuple[int, ConfigTable] | None = None
+        self._before: tuple[int, ConfigTable] | None = None
+        """The last epoch that was committed, and what was in force before."""
         self._engine_epoch = 0
         self._is_measuring = False
         self._is_closed = False
@@ -123,8 +125,17 @@ class GlooRoute:
         """See `Route`."""
         if self._prepared is None or self._prepared[0] != epoch:
             raise BackendError(f"epoch {epoch} was not prepared")
-        self._table = self._prepared[1]
-        self._prepared = None
+        self._before = (epoch, self._table)
+        self._table, self._prepared = self._prepared[1], None
+        self._apply()
+
+    def take_back(self, epoch: int) -> None:
+        """See `Route`."""
+        if self._before is not None and self._before[0] == epoch:
+            self._table = self._before[1]
+            self._apply()
+
+    def _apply(self) -> None:
         self._engine_epoch += 1
         for group in self._groups.values():
             group.engine.apply(self._rows(self._table, group), self._engine_epoch)

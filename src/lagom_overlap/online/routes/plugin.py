@@ -21,7 +21,7 @@ unlike that NCCL asks about each, though one kernel runs them), the step is not 
 """
 
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -49,7 +49,17 @@ FIRST_WITH_IDS: Final = 5
 """The tuner interface whose communicators have ids that all ranks know."""
 _MOST_KEYS: Final = 1 << 16
 """Calls whose offers are kept."""
+_UNTOUCHED: Final = encode_table(ConfigTable({}), generation=1).data
 _EXACT: Final = (CollectiveKind.ALL_GATHER, CollectiveKind.BROADCAST)
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """A table, and as the plug-in was given it."""
+
+    rows: ConfigTable
+    data: bytes
+    epoch: int
 
 
 class StepTimer(Protocol):
@@ -91,8 +101,8 @@ class PluginRoute:
         self._known: dict[int, RecordedCommunicator] = {}
         self._offered: dict[ConfigKey, frozenset[Implementation]] = {}
         self._grids: dict[ConfigKey, int] = {}
-        self._table = ConfigTable({})
-        self._prepared = self._stepped = self._table
+        untouched = _Table(ConfigTable({}), _UNTOUCHED, 0)
+        self._in_force = self._before = self._prepared = self._stepped = untouched
         self._is_measured = False
         self._is_closed = False
         self._num_large = 0
@@ -146,20 +156,27 @@ class PluginRoute:
         for lost in encoded.left_out:
             _log.warning("%s of %d bytes: %s", lost.key.kind, lost.key.num_bytes, lost.what)
         self._plugin.prepare(encoded.data, epoch)
-        self._prepared = table
+        self._prepared = _Table(table, encoded.data, epoch)
 
     def commit(self, epoch: int) -> None:
         """See `Route`: flips to the other buffer, which cannot fail after its `prepare`."""
+        if self._prepared.epoch == epoch:
+            self._before, self._in_force = self._in_force, self._prepared
         self._plugin.commit(epoch)
-        self._table = self._prepared
         self._connections.committed()
+
+    def take_back(self, epoch: int) -> None:
+        """See `Route`: the plug-in is given the very bytes of the table before."""
+        if self._in_force.epoch == epoch:
+            self._in_force = self._before
+            self._plugin.install(self._in_force.data)
 
     def begin_step(self, *, is_measured: bool) -> None:
         """See `Route`."""
         self._plugin.step()
-        if self._table is self._stepped:
+        if self._in_force is self._stepped:
             self._connections.stepped()
-        self._stepped = self._table
+        self._stepped = self._in_force
         self._is_measured = is_measured
         if is_measured:
             self._take()
@@ -192,7 +209,8 @@ class PluginRoute:
 
     def _is_default(self, key: ConfigKey) -> bool:
         """Whether a recorded call ran by NCCL's own choice; by class, keys do not tell which rows they had."""
-        return len(self._table) == 0 or (self._table.size_octaves == 0 and self._table.get(key) is None)
+        rows = self._in_force.rows
+        return len(rows) == 0 or (rows.size_octaves == 0 and rows.get(key) is None)
 
     def close(self) -> None:
         """See `Route`."""
@@ -206,7 +224,7 @@ class PluginRoute:
 
     def take_over(self) -> None:
         """Decides nothing and is switched on: after an earlier route of this process, at one step on all ranks."""
-        self._plugin.install(encode_table(ConfigTable({}), generation=1).data)
+        self._plugin.install(_UNTOUCHED)
         self._plugin.enable(is_enabled=True)
 
     def begin_capture(self) -> None:

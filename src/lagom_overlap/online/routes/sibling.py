@@ -98,6 +98,8 @@ class SiblingRoute:
         self._made: set[str] = set()
         self._table = ConfigTable({})
         self._prepared: tuple[int, ConfigTable] | None = None
+        self._before: tuple[int, ConfigTable] | None = None
+        """The last epoch that was committed, and what was in force before."""
         self._calls: list[ConfigKey] = []
         self._is_measured = False
         self._goes_on = True
@@ -166,7 +168,13 @@ class SiblingRoute:
         """See `Route`."""
         if self._prepared is None or self._prepared[0] != epoch:
             raise BackendError(f"epoch {epoch} was not prepared")
+        self._before = (epoch, self._table)
         self._table, self._prepared = self._prepared[1], None
+
+    def take_back(self, epoch: int) -> None:
+        """See `Route`."""
+        if self._before is not None and self._before[0] == epoch:
+            self._table = self._before[1]
 
     def begin_step(self, *, is_measured: bool) -> None:
         """See `Route`."""
