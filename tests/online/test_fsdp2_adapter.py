@@ -124,9 +124,14 @@ def step_of(model):
     return [parameter.grad.to_local().clone() for parameter in model.parameters()]
 
 
-@pytest.mark.parametrize("name", fsdp2._OF_GROUP)
-def test_a_name_that_torch_no_longer_has_means_off_in_one_line_when_the_adapter_comes(model, monkeypatch, caplog, name):
-    monkeypatch.setattr(fsdp2, "_OF_GROUP", (*fsdp2._OF_GROUP, f"{name}_of_old"))
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [*(("_OF_GROUP", name) for name in fsdp2._OF_GROUP), *(("_OF_PARAM", name) for name in fsdp2._OF_PARAM)],
+)
+def test_a_name_that_torch_no_longer_has_means_off_in_one_line_when_the_adapter_comes(
+    model, monkeypatch, caplog, owner, name
+):
+    monkeypatch.setattr(fsdp2, owner, (*getattr(fsdp2, owner), f"{name}_of_old"))
     route = GlooRoute(dist.HashStore())
     for _ in range(2):
         Fsdp2Adapter().attach(model, route)()
