@@ -3,7 +3,8 @@
 Embedding, layers and head are each a unit; bf16 parameters are gathered, gradients reduced and the loss taken in fp32;
 AdamW is PyTorch's default. Rotary positions are one multiplication, as a fused kernel takes; EAGER_ROTARY=1 has them in
 PyTorch's own operators. RECOMPUTE=1 keeps attention and every second product, as torchtitan's selective mode by
-operators does. BATCH is 1.
+operators does. JOINT=1 has one product for query, key and value and one for gate and up, as the model of `simulate`
+and Megatron-LM. BATCH is 1.
 
     torchrun --nproc-per-node 8 llama_fsdp2.py LAYERS STEPS
 """
@@ -19,6 +20,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 BATCH, RECOMPUTES = int(os.environ.get("BATCH", "1")), bool(os.environ.get("RECOMPUTE"))
+IS_JOINT = bool(os.environ.get("JOINT"))
 LAYERS, STEPS = map(int, sys.argv[1:])
 HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY, SEQUENCE = 4096, 14336, 32, 8, 128, 128256, 8192
 
@@ -49,29 +51,39 @@ def kept():
     return create_selective_checkpoint_contexts(policy)
 
 
+class Projections(nn.Module):
+    """Linear layers of one input: a product each, or one for all."""
+
+    def __init__(self, *outputs):
+        super().__init__()
+        self.outputs = outputs
+        self.parts = nn.ModuleList(nn.Linear(HIDDEN, n, bias=False) for n in ([sum(outputs)] if IS_JOINT else outputs))
+
+    def forward(self, x):
+        """One result for each of the outputs."""
+        return self.parts[0](x).split(self.outputs, -1) if IS_JOINT else [part(x) for part in self.parts]
+
+
 class Layer(nn.Module):
     """Attention with grouped heads and a gated MLP."""
 
     def __init__(self):
         super().__init__()
         self.norm1, self.norm2 = nn.RMSNorm(HIDDEN), nn.RMSNorm(HIDDEN)
-        self.query = nn.Linear(HIDDEN, HEADS * HEAD_DIM, bias=False)
-        self.key, self.value = (nn.Linear(HIDDEN, KV_HEADS * HEAD_DIM, bias=False) for _ in range(2))
+        self.heads = Projections(HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM)
         self.out = nn.Linear(HEADS * HEAD_DIM, HIDDEN, bias=False)
-        self.gate, self.up = (nn.Linear(HIDDEN, FFN, bias=False) for _ in range(2))
+        self.gate_up = Projections(FFN, FFN)
         self.down = nn.Linear(FFN, HIDDEN, bias=False)
 
     def forward(self, x, cosine, sine):
         """(batch, sequence, hidden) to the same."""
         normed = self.norm1(x)
-        query, key, value = (
-            part(normed).unflatten(-1, (-1, HEAD_DIM)).transpose(1, 2) for part in (self.query, self.key, self.value)
-        )
+        query, key, value = (part.unflatten(-1, (-1, HEAD_DIM)).transpose(1, 2) for part in self.heads(normed))
         query, key = rotated(query, cosine, sine), rotated(key, cosine, sine)
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
         x = x + self.out(mixed.transpose(1, 2).flatten(2))
-        normed = self.norm2(x)
-        return x + self.down(functional.silu(self.gate(normed)) * self.up(normed))
+        gate, up = self.gate_up(self.norm2(x))
+        return x + self.down(functional.silu(gate) * up)
 
 
 class Llama(nn.Module):

@@ -14,11 +14,9 @@ import torch
 
 from lagom_overlap.capturing.layouts import num_bytes_of
 from lagom_overlap.workload import Attention, Gemm, MemoryBound, Work
+from lagom_overlap.workload.ops import FLASH_BACKWARD_PASSES
 
 Arguments = Mapping[str, Any]
-
-FLASH_BACKWARD_PASSES: Final = 2.5
-"""Products of a flash attention's backward over its forward's: five against two."""
 
 
 def _gemm(m: int, n: int, k: int, like: torch.Tensor) -> Work | None:

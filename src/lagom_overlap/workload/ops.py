@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
+from typing import Final
 
 from lagom_overlap.collective import Collective
 from lagom_overlap.errors import JobError
@@ -64,9 +65,13 @@ class Gemm:
         return 2.0 * self.m * self.n * self.k * self.batch
 
 
+FLASH_BACKWARD_PASSES: Final = 2.5
+"""Products of a flash attention's backward over its forward's: five against two."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """Scaled dot-product attention, forward; `passes` scales it (backward of a flash kernel is about 2.5)."""
+    """Scaled dot-product attention, forward; `passes` scales it (`FLASH_BACKWARD_PASSES` for a backward)."""
 
     batch: int
     num_heads: int

@@ -78,7 +78,7 @@ def test_in_parts_a_products_gather_does_not_hold_it_back() -> None:
     for overlap in (False, True):
         step = built(replace(layout, overlap_tensor=overlap))
         ops = {op.name: op for op in step.iteration.ops}
-        product = next(op for op in ops.values() if op.name == "mb0.layer0.qkv")
+        product = next(op for op in ops.values() if op.name == "mb0.layer0.qkv_q")
         assert isinstance(product, CompOp)
         held = {*product.deps, *step.waits.get(product.name, ())}
         assert ("mb0.layer0.attention_gather" in held or "mb0.layer0.attention_gather_move" in held) is not overlap
@@ -108,3 +108,97 @@ def test_compiled_kernels_move_less_than_eager_ones_and_multiply_the_same() -> N
 def test_what_does_not_go_together_is_refused(changes: dict[str, object], words: str) -> None:
     with pytest.raises(JobError, match=words):
         built(replace(ALONE, **changes))  # type: ignore[arg-type]
+
+
+def products_in(step: IssuedStep, layer: int = 1) -> dict[str, int]:
+    """Products by what they are for, of one layer."""
+    made = [op for op in step.iteration.computations if isinstance(op.work, Gemm) and op.origin.layer == layer]
+    backward = [op for op in made if op.origin.phase in (Phase.BACKWARD, Phase.WEIGHT_GRAD)]
+    again = [op for op in made if op.origin.phase is Phase.RECOMPUTE]
+    return {"forward": len(made) - len(backward) - len(again), "again": len(again), "backward": len(backward)}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_a_block_has_the_products_and_sums_that_pytorch_runs(recomputes: bool) -> None:
+    import torch
+    from torch import nn
+    from torch.nn import functional
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils.checkpoint import checkpoint
+
+    rows, hidden, ffn = 6, 8, 12
+
+    class Block(nn.Module):  # the Linear layers of torchtitan's TransformerBlock; norms that are one kernel
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k, self.v, self.out = (nn.Linear(hidden, hidden, bias=False) for _ in range(4))
+            self.gate, self.up = (nn.Linear(hidden, ffn, bias=False) for _ in range(2))
+            self.down, self.norm, self.norm2 = (
+                nn.Linear(ffn, hidden, bias=False),
+                nn.LayerNorm(hidden),
+                nn.LayerNorm(hidden),
+            )
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            n = self.norm(x)
+            x = x + self.out(torch.softmax(self.q(n) * self.k(n), -1) * self.v(n))
+            n = self.norm2(x)
+            return x + self.down(functional.silu(self.gate(n)) * self.up(n))
+
+    seen: list[tuple[str, tuple[int, ...]]] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            out = function(*args, **(kwargs or {}))
+            seen.append((function.overloadpacket.__name__, tuple(out.shape) if torch.is_tensor(out) else ()))
+            return out
+
+    block, x = Block(), torch.randn(rows, hidden, requires_grad=True)
+    with Watch():
+        y = checkpoint(block, x, use_reentrant=False) if recomputes else block(x)
+        in_forward = seen.copy()
+        y.backward(torch.ones_like(y))
+    in_backward = seen[len(in_forward) :]
+    forward, both = (sum(name == "mm" for name, _ in part) for part in (in_forward, in_backward))
+
+    layout = replace(ALONE, recompute=Recompute.FULL) if recomputes else ALONE
+    found = products_in(built(layout))
+    assert found == {"forward": forward, "again": both - found["backward"], "backward": 14}
+    if recomputes:
+        assert found["again"] == 6  # the last product's result is read by nobody in backward
+        return
+    # Sums of gradients in one layer: 6 bytes per element of the hidden size each.
+    step = built(ALONE)
+    sums = {op.name: op.work.num_bytes for op in step.iteration.computations if isinstance(op.work, MemoryBound)}
+    size = 6 * 2 * SEQ * LLAMA.hidden
+    modelled = sum(sums[f"mb0.layer1.{part}"] for part in ("qkv_d_sum", "up_d_sum", "norm_add_d", "norm2_add_d")) / size
+    num_sums = sum(name in ("add", "add_") and shape == (rows, hidden) for name, shape in in_backward)
+    assert modelled == num_sums
+
+
+def test_fp8_is_gathered_where_the_cast_comes_first() -> None:
+    layout = replace(ALONE, tensor=4, sequence_parallel=True)
+    plain, cast = built(layout), built(layout, precision=Precision(products=ProductFormat.FP8))
+    whole = 2 * (2 * SEQ) * LLAMA.hidden
+    for step, gathered in ((plain, whole), (cast, whole // 2)):
+        sizes = {op.name: op.collective.num_bytes for op in step.iteration.comms if ".layer1." in op.name}
+        for gather in ("attention_gather", "mlp_gather", "attention_gather_d", "mlp_gather_d"):
+            assert sizes[f"mb0.layer1.{gather}"] == gathered
+        for reduction in ("attention_reduce", "mlp_reduce", "qkv_reduce_d", "up_reduce_d"):
+            assert sizes[f"mb0.layer1.{reduction}"] == whole
+    # One greatest element for each operand that ranks hold in parts: four forward, four backward.
+    scales = [op for op in cast.iteration.comms if op.collective.num_bytes == 4 and ".layer1." in op.name]
+    assert len(scales) == 8
+
+
+def test_who_reads_several_products_waits_for_all_of_them() -> None:
+    step = built(ALONE, "torchtitan_compiled")
+    ops = {op.name: op for op in step.iteration.ops}
+    parts = {f"mb0.layer1.qkv_{part}" for part in "qkv"}
+    assert parts <= set(ops["mb0.layer1.rotary"].deps)
+    assert {"mb0.layer1.up_gate", "mb0.layer1.up_up"} <= set(ops["mb0.layer1.act"].deps)
+    weights = {f"mb0.layer1.{part}" for part in ("qkv_w_q", "qkv_w_k", "qkv_w_v", "up_w_gate", "up_w_up")}
+    sharded = built(replace(ALONE, data=2, zero_stage=3, global_batch=4))
+    readers = {dep for op in sharded.iteration.ops for dep in op.deps if op.origin.phase is not Phase.WEIGHT_GRAD}
+    assert weights <= readers

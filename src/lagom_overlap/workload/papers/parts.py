@@ -12,11 +12,9 @@ are one memory-bound operator; phi-2's side-by-side halves run one after the oth
 from dataclasses import dataclass
 
 from lagom_overlap.workload.models import TransformerModel
-from lagom_overlap.workload.ops import Attention, Gemm, MemoryBound, Work
+from lagom_overlap.workload.ops import FLASH_BACKWARD_PASSES, Attention, Gemm, MemoryBound, Work
 
 ELEMENT_BYTES = 2
-FLASH_BACKWARD_PASSES = 2.5
-"""Products of a flash attention's backward over its forward's: five against two."""
 
 Works = tuple[tuple[str, Work], ...]
 

@@ -29,9 +29,11 @@ from lagom_overlap.workload.step.fsdp2 import Fsdp2
 from lagom_overlap.workload.step.graph import StepGraph
 from lagom_overlap.workload.step.groups import PIPELINE, SHARDS, TENSOR, TIED, StepGroups
 from lagom_overlap.workload.step.issue import Issuer, StepCollectives
-from lagom_overlap.workload.step.layer import LayerOps, StepShape
+from lagom_overlap.workload.step.layer import LayerOps
 from lagom_overlap.workload.step.layerwise import Layerwise
+from lagom_overlap.workload.step.operators import StepOps, StepShape
 from lagom_overlap.workload.step.rules import PROGRAM_ORDER, IssueRules, Sharding
+from lagom_overlap.workload.step.tables import TableOps
 from lagom_overlap.workload.step.units import ParamUnit, Unit, Weight, layer_units, layer_weights, table_units
 from lagom_overlap.workload.streams import COMPUTE
 
@@ -49,7 +51,8 @@ class _Chunk:
         table = model.vocab // shape.layout.tensor
         self.embed = Weight("embed", table, model.hidden) if self.is_first else None
         self.head = Weight("logits", model.hidden, table) if self.is_last else None
-        self.weights = {layer: layer_weights(model, shape.layout) for layer in layers}
+        joint = shape.joint_products
+        self.weights = {layer: layer_weights(model, shape.layout, joint=joint) for layer in layers}
         self.units = {
             layer: layer_units(model, shape.layout, layer, list(weights.values()), shape.unit)
             for layer, weights in self.weights.items()
@@ -116,21 +119,19 @@ class _Build:
         for unit in self.units:
             self._update(unit, reduced if clips else ())
 
-    def _layer_ops(
-        self, layer: int | None, batch: int, weights: dict[str, Weight], units: Sequence[ParamUnit]
-    ) -> LayerOps:
-        ops = LayerOps(self.graph, self.shape, layer=layer, batch=batch, weights=weights)
+    def _announce(self, ops: StepOps, units: Sequence[ParamUnit], batch: int) -> None:
+        """Has the framework told of each weight's gradient."""
         unit_of = {weight.name: unit for unit in units for weight in unit.weights}
 
         def on_gradient(weight: Weight, made: str) -> None:
             self._issuer.gradient(unit_of[weight.name], weight, batch)
 
         ops.on_gradient = on_gradient
-        return ops
 
-    def _forward(self, chunk: _Chunk, batch: int) -> tuple[LayerOps, dict[int, LayerOps]]:
+    def _forward(self, chunk: _Chunk, batch: int) -> tuple[TableOps, dict[int, LayerOps]]:
         own = {weight.name: weight for weight in (chunk.embed, chunk.head) if weight is not None}
-        tables = self._layer_ops(None, batch, own, chunk.tables)
+        tables = TableOps(self.graph, self.shape, layer=None, batch=batch, weights=own)
+        self._announce(tables, chunk.tables, batch)
         x = ""
         if chunk.is_first:
             self._issuer.before(chunk.of_embed(), Phase.FORWARD, batch)
@@ -140,7 +141,8 @@ class _Build:
         for layer in chunk.layers:
             units = chunk.units[layer]
             self._issuer.before(units, Phase.FORWARD, batch)
-            layers[layer] = self._layer_ops(layer, batch, chunk.weights[layer], units)
+            layers[layer] = LayerOps(self.graph, self.shape, layer=layer, batch=batch, weights=chunk.weights[layer])
+            self._announce(layers[layer], units, batch)
             x = layers[layer].forward(x)
             self._issuer.after_forward(units)
         if chunk.is_last:
@@ -151,7 +153,7 @@ class _Build:
             self._send(f"mb{batch}.chunk{chunk.place}.send", x, Phase.FORWARD, batch)
         return tables, layers
 
-    def _backward(self, chunk: _Chunk, batch: int, tables: LayerOps, layers: dict[int, LayerOps]) -> None:
+    def _backward(self, chunk: _Chunk, batch: int, tables: TableOps, layers: dict[int, LayerOps]) -> None:
         gradient = ""
         if chunk.is_last:
             loss_d = tables.loss_backward()
@@ -301,6 +303,9 @@ def build_step(
         hides_tensor=rules.hides_tensor,
         sequence_first=rules.sequence_first,
         experts_apart=rules.experts_apart,
+        joint_products=rules.joint_products,
+        casts_before_gathers=rules.casts_before_gathers,
+        stops_recompute=rules.stops_recompute,
         ring=rules.ring,
     )
     batches = layout.num_micro_batches if num_micro_batches is None else num_micro_batches

@@ -28,6 +28,7 @@ class StepGraph:
         self._place: dict[str, int] = {}
         self._waits: list[set[int]] = []
         self._gathered: set[str] = set()
+        self._together: dict[str, tuple[str, ...]] = {}
         self._works: dict[Work, Work] = {}
 
     def comp(
@@ -45,7 +46,9 @@ class StepGraph:
         self._waits.append(self.clock.issue(len(self.ops), stream))
         work = self._works.setdefault(work, work)  # one object for equal works: what looks them up needs no comparison
         return self._add(
-            CompOp(name=name, work=work, stream=stream, deps=_unique([*sources, *deps]), origin=origin, shards=shards)
+            CompOp(
+                name=name, work=work, stream=stream, deps=self._read([*sources, *deps]), origin=origin, shards=shards
+            )
         )
 
     def comm(
@@ -73,11 +76,20 @@ class StepGraph:
                 collective=collective,
                 stream=stream or group,
                 communicator=group,
-                deps=_unique(deps),
+                deps=self._read(deps),
                 origin=origin,
                 shards=shards,
             )
         )
+
+    def together(self, names: Sequence[str]) -> str:
+        """A name for the results of several operators of one stream: that of the last, whose readers read them all."""
+        if len(names) > 1:
+            self._together[names[-1]] = tuple(names)
+        return names[-1]
+
+    def _read(self, names: Iterable[str]) -> tuple[str, ...]:
+        return _unique(each for name in names for each in self._together.get(name, (name,)))
 
     def _add(self, op: Op) -> str:
         self._place[op.name] = len(self.ops)

@@ -9,7 +9,7 @@ from lagom_overlap.workload.sharding import ShardSpec
 from lagom_overlap.workload.step.axes import moved_axes
 from lagom_overlap.workload.step.graph import StepGraph
 from lagom_overlap.workload.step.groups import EXPERT_REPLICAS, REPLICAS, SHARDS
-from lagom_overlap.workload.step.layer import StepShape
+from lagom_overlap.workload.step.operators import StepShape
 from lagom_overlap.workload.step.rules import IssueRules
 from lagom_overlap.workload.step.units import ParamUnit, Unit, Weight
 from lagom_overlap.workload.streams import COMPUTE

@@ -7,7 +7,10 @@ Facts, each from the framework's own source:
   reduction's buffer on the stream of computations and reduced on a third stream. The copy-in of unit k + 2 waits for
   the copy-out of unit k. In backward a unit's copy-out is followed by the gather of the unit before it in forward's
   order. The copy into a reduction waits for the reduction before it. The root's own parameters stay gathered.
+  Blocks are recomputed by PyTorch's non-reentrant checkpoint (`torch/utils/checkpoint.py`), which stops early.
 - torchtitan (`parallelize_llama.py`, Dec 2024 to Jun 2025): FSDP2 around blocks compiled or not, fused AdamW, clipping;
+  q, k, v, gate and up are a `Linear` each; with one FP8 scale per tensor, casts come before gathers
+  (torchao's `float8_tensor_parallel.py`);
   tensor parallelism through DTensor, whose gathers and scatters run along the second axis of [batch, sequence, hidden].
 - FSDP1 (PyTorch 2.3): gathers in place, one unit ahead, and reduces on one stream.
 - DDP (`nn/parallel/distributed.py`, `csrc/distributed/c10d/reducer.cpp`): buckets of 25 MiB in the order in which
@@ -63,9 +66,13 @@ class IssueRules:
     `sequence_first`: activations are [sequence, batch, hidden]; otherwise each gather and scatter of sequence
     parallelism goes along the second axis, which costs a copy. `experts_apart`: each expert's product and cast is a
     kernel of its own (Transformer Engine's `GroupedLinear`), not one kernel for all (PyTorch's grouped product).
-    `ring` is what context parallelism costs besides attention where it runs in steps whose results are merged (None:
-    one kernel, keys and values behind it). `optimizer_bytes` is the optimizer's memory traffic per parameter,
-    `clip_bytes` that of checking and clipping gradients, `clips` whether that is done by default.
+    `joint_products`: one product makes q, k and v, and one gate and up; otherwise each has its own, and autograd
+    adds their inputs' gradients. `casts_before_gathers`: what a product in FP8 meets is cast before sequence
+    parallelism gathers it. `stops_recompute`: a dense block is computed again up to the last product's input, which
+    is all that backward reads (PyTorch's early stop, the default). `ring` is what context parallelism costs besides
+    attention where it runs in steps whose results are merged (None: one kernel, keys and values behind it).
+    `optimizer_bytes` is the optimizer's memory traffic per parameter, `clip_bytes` that of checking and clipping
+    gradients, `clips` whether that is done by default.
     """
 
     name: str
@@ -84,6 +91,9 @@ class IssueRules:
     hides_tensor: bool = True
     sequence_first: bool = True
     experts_apart: bool = False
+    joint_products: bool = True
+    casts_before_gathers: bool = False
+    stops_recompute: bool = False
     ring: RingSteps | None = None
     optimizer_bytes: int = 28
     clip_bytes: int = 12
@@ -105,6 +115,7 @@ FSDP2: Final = IssueRules(
     sharding=Sharding.FSDP2,
     gather_stream=ALL_GATHER,
     reduce_stream=REDUCE_SCATTER,
+    stops_recompute=True,
     optimizer_bytes=_ADAMW_FOREACH_BYTES,
 )
 TORCHTITAN: Final = replace(
@@ -115,6 +126,8 @@ TORCHTITAN: Final = replace(
     cast_bytes=_DYNAMIC_CAST_BYTES,
     hides_tensor=False,
     sequence_first=False,
+    joint_products=False,
+    casts_before_gathers=True,
     optimizer_bytes=_ADAMW_FUSED_BYTES,
     clips=True,
 )

@@ -32,12 +32,21 @@ class Accumulation(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Bytes per element, forward and backward; `gated` per column of a gated activation, `loss` per logit."""
+    """Bytes per element, forward and backward; `gated` per column of a gated activation, `loss` per logit.
+
+    `joins_sums` says that a sum of gradients is a part of the kernel that reads it, as inductor makes it: of the norm's
+    backward, or of the copy before a reduction along the second axis.
+    """
 
     norm: tuple[int, int]
     rotary: tuple[int, int]
     gated: tuple[int, int]
     loss: tuple[int, int]
+    joins_sums: bool = False
+
+    def sum_bytes(self, num_addends: int) -> int:
+        """Bytes per element of a sum of gradients: a kernel for each two, or one more read for each."""
+        return (2 if self.joins_sums else 6) * (num_addends - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,5 +71,5 @@ RING_COMPILED: Final = RingSteps(merge_bytes=(11, 50), waits=True)
 FUSED: Final = Traffic(norm=(4, 6), rotary=(4, 4), gated=(6, 10), loss=(36, 22))
 """Megatron-LM's kernels. Its vocabulary-parallel cross entropy is not fused: cast to FP32 (6), maximum (4), subtraction
 (8), exponential (8), sum (2), quotient (8); backward: minus one hot (8), times the loss's gradient (8), cast (6)."""
-COMPILED: Final = Traffic(norm=(4, 6), rotary=(4, 4), gated=(6, 10), loss=(4, 4))
+COMPILED: Final = Traffic(norm=(4, 6), rotary=(4, 4), gated=(6, 10), loss=(4, 4), joins_sums=True)
 EAGER: Final = Traffic(norm=(36, 84), rotary=(20, 20), gated=(10, 18), loss=(18, 22))

@@ -21,6 +21,7 @@ class Unit(StrEnum):
 class Weight:
     """A matrix [inputs, outputs] on one rank, or `num_matrices` of them (experts).
 
+    `parts` are the names and columns of the matrices that it stands for where each has a product of its own.
     `gathered` names what brought it, by phase and micro-batch; `gradients` are its gradients' operators, one per
     micro-batch.
     """
@@ -30,6 +31,7 @@ class Weight:
     outputs: int
     num_matrices: int = 1
     is_expert: bool = False
+    parts: tuple[tuple[str, int], ...] = ()
     gathered: dict[tuple[Phase, int], str] = field(default_factory=dict)
     gradients: list[str] = field(default_factory=list)
 
@@ -60,12 +62,12 @@ class ParamUnit:
         return [weight.gradients[-1] for weight in self.weights]
 
 
-def layer_weights(model: TransformerModel, layout: ParallelLayout) -> dict[str, Weight]:
-    """The matrices of a layer on one rank."""
+def layer_weights(model: TransformerModel, layout: ParallelLayout, *, joint: bool = True) -> dict[str, Weight]:
+    """The matrices of a layer on one rank; unless `joint`, q, k and v, and gate and up, have a product each."""
     h, tensor, factor = model.hidden, layout.tensor, 2 if model.gated else 1
     heads, kv_heads = model.num_heads // tensor, max(1, model.num_kv_heads // tensor)
     found = [
-        Weight("qkv", h, (heads + 2 * kv_heads) * model.head_dim),
+        _joined("qkv", h, {"q": heads * model.head_dim} | dict.fromkeys("kv", kv_heads * model.head_dim), joint=joint),
         Weight("out", heads * model.head_dim, h),
     ]
     width = model.shared_ffn if model.num_experts else model.ffn
@@ -77,8 +79,14 @@ def layer_weights(model: TransformerModel, layout: ParallelLayout) -> dict[str, 
             Weight("expert_down", ffn, h, local, is_expert=True),
         ]
     if width:
-        found += [Weight("up", h, width // tensor * factor), Weight("down", width // tensor, h)]
+        gate_up = {"gate": width // tensor, "up": width // tensor} if model.gated else {"up": width // tensor}
+        found += [_joined("up", h, gate_up, joint=joint), Weight("down", width // tensor, h)]
     return {weight.name: weight for weight in found}
+
+
+def _joined(name: str, inputs: int, columns: dict[str, int], *, joint: bool) -> Weight:
+    parts = () if joint or len(columns) == 1 else tuple(columns.items())
+    return Weight(name, inputs, sum(columns.values()), parts=parts)
 
 
 def layer_units(

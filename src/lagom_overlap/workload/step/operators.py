@@ -1,0 +1,389 @@
+"""Kinds of operator that a transformer's layers and tables are made of, on one rank and in one micro-batch.
+
+Sources: Megatron-LM (arXiv 1909.08053, Fig. 3: two all-reduces forward, two backward; arXiv 2205.05198, Fig. 5: with
+sequence parallelism each becomes a reduce-scatter and an all-gather, and what tensor parallelism leaves whole is cut
+along the sequence). Experts: one all-to-all before and one after them (GShard, arXiv 2006.16668), tokens spread evenly.
+
+Bytes of memory-bound kernels are counted by hand per element of a 2-byte activation: reads plus writes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from lagom_overlap.collective import CollectiveKind
+from lagom_overlap.workload.models import TransformerModel
+from lagom_overlap.workload.ops import Access, Gemm, MemoryBound, Origin, Phase
+from lagom_overlap.workload.parallel.layout import ParallelLayout
+from lagom_overlap.workload.precision import Precision, ProductFormat
+from lagom_overlap.workload.sharding import ShardSpec
+from lagom_overlap.workload.step.axes import (
+    elementwise_axes,
+    moved_axes,
+    product_axes,
+    weight_gradient_axes,
+)
+from lagom_overlap.workload.step.graph import StepGraph
+from lagom_overlap.workload.step.groups import EXPERTS, TENSOR, StepGroups
+from lagom_overlap.workload.step.traffic import Accumulation, RingSteps, Traffic
+from lagom_overlap.workload.step.units import Unit, Weight
+from lagom_overlap.workload.streams import COMPUTE
+
+_NEVER_CAST: Final = ("router", "logits")
+_GATHERED: Final = {Phase.FORWARD: ("qkv", "up"), Phase.BACKWARD: ("out", "down")}
+"""Matrices whose operand sequence parallelism gathers: inputs of column-parallel, gradients of row-parallel ones."""
+_TURN_BYTES: Final = 2
+"""Per FP8 element of a copy by columns."""
+_MAIN_GRADIENT_BYTES: Final = 8
+"""Per element of an FP32 buffer that a product's epilogue adds to: read and written."""
+
+FORWARD, BACKWARD, WEIGHT = Phase.FORWARD, Phase.BACKWARD, Phase.WEIGHT_GRAD
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepShape:
+    """What every operator of a step is sized by."""
+
+    model: TransformerModel
+    layout: ParallelLayout
+    groups: StepGroups
+    seq_len: int
+    precision: Precision
+    unit: Unit
+    accumulation: Accumulation
+    traffic: Traffic
+    cast_bytes: int
+    hides_tensor: bool
+    sequence_first: bool
+    experts_apart: bool
+    joint_products: bool
+    casts_before_gathers: bool
+    stops_recompute: bool
+    ring: RingSteps | None
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an activation and of a parameter that is computed with."""
+        return self.precision.parameter.num_bytes
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a micro-batch on one rank of a context group."""
+        return self.layout.micro_batch * self.seq_len // self.layout.context
+
+    @property
+    def rows(self) -> int:
+        """Tokens of which a rank holds whole activations: with sequence parallelism its share."""
+        return self.tokens // self.layout.tensor if self.layout.sequence_parallel else self.tokens
+
+
+class StepOps:
+    """Adds operators of layer `layer` (None: of the tables around the layers) for micro-batch `batch`."""
+
+    def __init__(
+        self, graph: StepGraph, shape: StepShape, *, layer: int | None, batch: int, weights: dict[str, Weight]
+    ) -> None:
+        self._graph, self._shape, self._layer, self._batch, self._weights = graph, shape, layer, batch, weights
+        self._model, self._layout = shape.model, shape.layout
+        self._tokens, self._rows, self._element_bytes = shape.tokens, shape.rows, shape.element_bytes
+        tensor = shape.layout.tensor
+        self._heads = max(1, shape.model.num_heads // tensor)
+        self._kv_heads = max(1, shape.model.num_kv_heads // tensor)
+        self._again = False
+        self._prefix = f"mb{batch}.{'head' if layer is None else f'layer{layer}'}."
+        self._module = "head." if layer is None else f"layers.{layer}."
+        self.made: dict[str, str] = {}
+        self.on_gradient = _ignore
+
+    def _name(self, part: str) -> str:
+        return f"{self._prefix}{part}_again" if self._again else self._prefix + part
+
+    def _origin(self, phase: Phase, part: str) -> Origin:
+        if self._again and phase is FORWARD:
+            phase = Phase.RECOMPUTE
+        return Origin(phase=phase, layer=self._layer, microbatch=self._batch, module=self._module + part)
+
+    def _parameters(self, name: str, phase: Phase) -> str:
+        """What brings the parameters around matrix `name` in this phase, "" if nothing must."""
+        phase = BACKWARD if self._again else phase
+        return self._weights[name].gathered.get((phase, self._batch), "")
+
+    def _around(self, name: str, phase: Phase) -> tuple[str, ...]:
+        """The same for what is no matrix: with units of a matrix small parameters do not travel."""
+        return () if self._shape.unit is Unit.MATRIX else (self._parameters(name, phase),)
+
+    def _matrix(self, name: str, phase: Phase) -> tuple[str, tuple[str, ...]]:
+        """What brings a matrix: as a tensor that can be cut, or as something to wait for."""
+        gathered = self._parameters(name, phase)
+        if self._shape.unit is Unit.MATRIX and self._weights[name].num_matrices == 1:
+            return gathered, ()
+        return "", (gathered,)
+
+    def _gemm(self, weight: Weight, m: int, n: int, k: int, result_bytes: int | None = None) -> Gemm:
+        width = 1 if self._casts(weight) else self._element_bytes
+        return _gemm(m, n, k, width, weight.num_matrices, self._kernels(weight), result_bytes)
+
+    def _kernels(self, weight: Weight) -> int:
+        """Launches of what every matrix of a weight needs once: one, or one each."""
+        return weight.num_matrices if self._shape.experts_apart else 1
+
+    def _casts(self, weight: Weight) -> bool:
+        """Whether the matrix multiplies in FP8: the router and the tables do not."""
+        return self._shape.precision.products is ProductFormat.FP8 and weight.name not in _NEVER_CAST
+
+    def _cast(self, name: str, source: str, rows: int, phase: Phase) -> str:
+        """The operand that meets matrix `name` in a phase and the matrix itself, scaled and cast to FP8."""
+        weight = self._weights[name]
+        if not self._casts(weight):
+            return source
+        part, columns = (f"{name}_cast", weight.inputs) if phase is FORWARD else (f"{name}_cast_d", weight.outputs)
+        if source == self.made.get(part):
+            return source
+        num_bytes = self._shape.cast_bytes * (rows * columns + weight.num_params)
+        if self._is_cast_before_gather(name, phase):  # what the weight's gradient reads by columns comes after it
+            num_bytes += _TURN_BYTES * (self._tokens - rows) * columns
+        if self._shape.casts_before_gathers and self._layout.tensor > 1:
+            source = self._scale(part, source, phase)
+        return self._touch(part, (source,), num_bytes, (rows, columns), phase, num_launches=2 * self._kernels(weight))
+
+    def _scale(self, part: str, source: str, phase: Phase) -> str:
+        """The greatest element of a tensor that ranks hold in parts, by which all of them scale it."""
+        call = self._shape.groups.collective(CollectiveKind.ALL_REDUCE, 4, TENSOR)
+        name = self._name(f"{part}_scale")
+        made = self._graph.comm(name, call, TENSOR, origin=self._origin(phase, part), deps=(source,))
+        self._graph.hold_back(COMPUTE, [made])
+        return made
+
+    def _is_cast_before_gather(self, name: str, phase: Phase) -> bool:
+        return (
+            self._shape.casts_before_gathers
+            and self._layout.sequence_parallel
+            and (name in _GATHERED[phase] and self._casts(self._weights[name]))
+        )
+
+    def _per_matrix(self, weight: Weight, rows: int) -> int:
+        """Rows of one of the weight's matrices; `rows` in all."""
+        return max(1, rows // weight.num_matrices)
+
+    def _product(self, name: str, source: str, rows: int | None = None, outputs: int | None = None) -> str:
+        """A matrix's product, or the part of it that makes `outputs` columns."""
+        weight, rows = self._weights[name], self._tokens if rows is None else rows
+        matrix, also = self._matrix(name, FORWARD)
+        each = self._per_matrix(weight, rows)
+        if not self._is_cast_before_gather(name, FORWARD):
+            source = self._cast(name, source, rows, FORWARD)
+        products = [
+            self._graph.comp(
+                self._name(name + part),
+                self._gemm(weight, each, columns, weight.inputs),
+                self._origin(FORWARD, name),
+                (source, matrix, *also),
+                shards=self._cuttable(weight, product_axes(source, matrix, (each, weight.inputs, columns), (2, 1))),
+            )
+            for part, columns in _parts(weight, outputs)
+        ]
+        self.made[name] = self._graph.together(products)
+        return self.made[name]
+
+    def _data_gradient(self, name: str, gradient: str, rows: int | None = None) -> str:
+        weight, rows = self._weights[name], self._tokens if rows is None else rows
+        matrix, also = self._matrix(name, BACKWARD)
+        each = self._per_matrix(weight, rows)
+        if not self._is_cast_before_gather(name, BACKWARD):
+            gradient = self._cast(name, gradient, rows, BACKWARD)
+        products = [
+            self._graph.comp(
+                self._name(f"{name}_d{part}"),
+                self._gemm(weight, each, weight.inputs, columns),
+                self._origin(BACKWARD, name),
+                (gradient, matrix, *also),
+                shards=self._cuttable(weight, product_axes(gradient, matrix, (each, columns, weight.inputs))),
+            )
+            for part, columns in _parts(weight)
+        ]
+        if len(products) == 1:
+            return products[0]
+        num_bytes = self._shape.traffic.sum_bytes(len(products)) * rows * weight.inputs
+        return self._touch(f"{name}_d_sum", products, num_bytes, (rows, weight.inputs), BACKWARD, both=True)
+
+    def _weight_gradient(self, name: str, saved: str, gradient: str, rows: int | None = None) -> str:
+        weight, rows = self._weights[name], self._tokens if rows is None else rows
+        before = () if self._layout.zero_stage == 3 else weight.gradients[-1:]
+        each = self._per_matrix(weight, rows)
+        fused, added = (self._shape.accumulation is kind for kind in (Accumulation.FUSED, Accumulation.ADDED))
+        products = [
+            self._graph.comp(
+                self._name(f"{name}_w{part}"),
+                self._gemm(weight, columns, weight.inputs, each, _MAIN_GRADIENT_BYTES if fused else None),
+                self._origin(WEIGHT, name),
+                (saved, gradient, *(() if added else before)),
+                shards=self._cuttable(weight, weight_gradient_axes(saved, gradient, (weight.inputs, each, columns))),
+            )
+            for part, columns in _parts(weight)
+        ]
+        made = self._graph.together(products)
+        self._gradient(name, made, before)
+        return made
+
+    def _gradient(self, name: str, made: str, before: Sequence[str]) -> None:
+        """Notes a weight's gradient, added to those before by a kernel of its own where no product does that."""
+        weight = self._weights[name]
+        if self._shape.accumulation is Accumulation.ADDED:
+            origin = self._origin(WEIGHT, name)
+            # The new one and the sum read, the sum written.
+            work = MemoryBound(3 * self._element_bytes * weight.num_params)
+            made = self._graph.comp(self._name(f"{name}_sum"), work, origin, (made, *before))
+        weight.gradients.append(made)
+        self.on_gradient(weight, made)
+
+    @staticmethod
+    def _cuttable(weight: Weight, spec: ShardSpec) -> ShardSpec | None:
+        return spec if weight.num_matrices == 1 and not weight.parts else None
+
+    def _touch(
+        self,
+        part: str,
+        sources: Sequence[str],
+        num_bytes: float,
+        shape: tuple[int, int],
+        phase: Phase,
+        *,
+        both: bool = False,
+        also: Sequence[str] = (),
+        access: Access = Access.STREAM,
+        num_launches: int = 1,
+    ) -> str:
+        """A memory-bound operator over matrices of `shape`, elementwise along columns too if `both`.
+
+        `num_bytes` are those of 2-byte activations.
+        """
+        rows, columns = shape
+        moved = max(1, int(num_bytes * self._element_bytes) // 2)
+        self.made[part] = self._graph.comp(
+            self._name(part),
+            _memory_bound(moved, access, num_launches),
+            self._origin(phase, part),
+            also,
+            shards=elementwise_axes(sources, rows, columns if both else None),
+        )
+        return self.made[part]
+
+    def _tensor_comm(
+        self, part: str, kind: CollectiveKind, source: str, phase: Phase, *, is_async: bool, element_bytes: int
+    ) -> str:
+        if self._layout.tensor == 1:
+            return source
+        rows = self._tokens if kind is CollectiveKind.ALL_REDUCE else self._rows
+        hidden = self._model.hidden
+        copies = not self._shape.sequence_first and kind is not CollectiveKind.ALL_REDUCE
+        if copies and kind is CollectiveKind.REDUCE_SCATTER:
+            source = self._moved_axis(part, source, phase, element_bytes)
+        name = self._graph.comm(
+            self._name(part),
+            self._shape.groups.collective(kind, self._tokens * hidden * element_bytes, TENSOR),
+            TENSOR,
+            origin=self._origin(phase, part),
+            deps=(source,),
+            shards=moved_axes(source, rows, hidden),
+        )
+        if not is_async:
+            self._graph.hold_back(COMPUTE, [name])
+            if copies and kind is CollectiveKind.ALL_GATHER:
+                return self._moved_axis(part, name, phase, element_bytes)
+        return name
+
+    def _moved_axis(self, part: str, source: str, phase: Phase, element_bytes: int) -> str:
+        """The copy of a gathered or scattered tensor whose sequence axis is not the first."""
+        shape = (self._tokens, self._model.hidden)
+        num_bytes = 4 * shape[0] * shape[1] * element_bytes / self._element_bytes
+        return self._touch(f"{part}_move", (source,), num_bytes, shape, phase)
+
+    def _enter(self, part: str, source: str, phase: Phase, *, is_async: bool = False, of: str = "") -> str:
+        """Before a column-parallel product: with sequence parallelism the rows are gathered, in the format of `of`."""
+        if not self._layout.sequence_parallel:
+            return source
+        element_bytes = self._gathered_bytes(of, phase)
+        return self._tensor_comm(
+            part, CollectiveKind.ALL_GATHER, source, phase, is_async=is_async, element_bytes=element_bytes
+        )
+
+    def _gathered_bytes(self, name: str, phase: Phase) -> int:
+        return 1 if name and self._is_cast_before_gather(name, phase) else self._element_bytes
+
+    def _own_rows(self, name: str, source: str, phase: Phase) -> str:
+        """What matrix `name` will meet, on this rank's rows: cast where that is done before the gather."""
+        return self._cast(name, source, self._rows, phase) if self._is_cast_before_gather(name, phase) else source
+
+    def _leave(self, part: str, source: str, phase: Phase, *, is_async: bool = False) -> str:
+        """After a row-parallel product: the partial sums are added."""
+        kind = CollectiveKind.REDUCE_SCATTER if self._layout.sequence_parallel else CollectiveKind.ALL_REDUCE
+        return self._tensor_comm(part, kind, source, phase, is_async=is_async, element_bytes=self._element_bytes)
+
+    def _entering(self, part: str, name: str, source: str) -> str:
+        """A column-parallel product of what is gathered; in parts, the two run at once."""
+        parts = self._layout.overlap_tensor
+        source = self._own_rows(name, source, FORWARD)
+        gathered = self._enter(part, source, FORWARD, is_async=parts, of=name)
+        made = self._product(name, source if parts else gathered)
+        if parts:
+            self._in_parts(part, gathered, FORWARD, of=name)
+        return made
+
+    def _in_parts(self, part: str, gathered: str, phase: Phase, *, of: str) -> None:
+        """What comes after a product that ran with its gather waits for both."""
+        self._graph.hold_back(COMPUTE, [gathered])
+        if not self._shape.sequence_first:
+            self._moved_axis(part, gathered, phase, self._gathered_bytes(of, phase))
+
+    def _leaving(self, part: str, name: str, source: str) -> str:
+        """A row-parallel product whose sums are scattered or added; in parts, the two run at once."""
+        if not self._layout.overlap_tensor:
+            return self._leave(part, self._product(name, source), FORWARD)
+        source = self._cast(name, source, self._tokens, FORWARD)
+        reduced = self._leave(part, source, FORWARD, is_async=True)
+        made = self._product(name, source)
+        self._graph.hold_back(COMPUTE, [reduced])
+        return made
+
+    def _exchange(self, part: str, source: str, phase: Phase) -> str:
+        if self._layout.expert == 1:
+            return source
+        rows, hidden = self._routed, self._model.hidden
+        call = self._shape.groups.collective(CollectiveKind.ALL_TO_ALL, rows * hidden * self._element_bytes, EXPERTS)
+        name = self._graph.comm(
+            self._name(part),
+            call,
+            EXPERTS,
+            origin=self._origin(phase, part),
+            deps=(source,),
+            shards=moved_axes(source, rows, hidden),
+        )
+        if not self._layout.overlap_experts:
+            self._graph.hold_back(COMPUTE, [name])
+            return name
+        # Two micro-batches take turns: who reads this comes one turn later, with the other one's computations between.
+        if self._batch:
+            self._graph.hold_back(COMPUTE, [f"mb{self._batch - 1}.{name.partition('.')[2]}"])
+        return source
+
+    @property
+    def _routed(self) -> int:
+        """Rows that this rank sends to experts."""
+        return self._tokens * self._model.experts_per_token // self._layout.tensor
+
+
+# Layers and micro-batches repeat their works: each is checked and built once.
+_gemm = lru_cache(maxsize=4096)(Gemm)
+_memory_bound = lru_cache(maxsize=4096)(MemoryBound)
+
+
+def _parts(weight: Weight, outputs: int | None = None) -> list[tuple[str, int]]:
+    """Suffix and columns of each of a weight's products; `outputs`: of one product that makes so many columns."""
+    if outputs is None and weight.parts:
+        return [(f"_{part}", columns) for part, columns in weight.parts]
+    return [("", weight.outputs if outputs is None else outputs)]
+
+
+def _ignore(weight: Weight, made: str) -> None:
+    """Nobody asked when a gradient is ready."""

@@ -1,0 +1,78 @@
+"""The operators of the tables around the layers: the embedding, the head and the loss."""
+
+from lagom_overlap.collective import CollectiveKind
+from lagom_overlap.workload.ops import Phase
+from lagom_overlap.workload.step.groups import TENSOR
+from lagom_overlap.workload.step.operators import BACKWARD, FORWARD, WEIGHT, StepOps
+from lagom_overlap.workload.step.units import Unit
+from lagom_overlap.workload.streams import COMPUTE
+
+
+class TableOps(StepOps):
+    """The operators of the tables."""
+
+    def embed(self) -> str:
+        """The lookup; its vocabulary is cut by tensor parallelism."""
+        h = self._model.hidden
+        shape = (self._tokens, h)
+        gathered = (self._parameters("embed", FORWARD),)
+        num_bytes = 4 * self._tokens * h
+        looked = self._touch("embed", ("",), num_bytes, shape, FORWARD, also=gathered, num_launches=3)
+        x = self._leave("embed_tp_reduce", looked, FORWARD)
+        whole = (self._rows, h)
+        if self._model.learned_positions:
+            x = self._touch("positions", (x,), 6 * whole[0] * h, whole, FORWARD, also=gathered, num_launches=2)
+        if self._model.dropout:
+            x = self._touch("embed_dropout", (x,), 5 * whole[0] * h, whole, FORWARD, both=True)
+        return x
+
+    def head(self, x: str) -> str:
+        """The last norm, the logits and the loss."""
+        h, vocab, rows = self._model.hidden, self._weights["logits"].outputs, self._rows
+        also = (self._parameters("logits", FORWARD),) if self._shape.unit is Unit.LAYER else ()
+        num_bytes = self._shape.traffic.norm[0] * rows * h
+        norm = self._touch("norm", (x,), num_bytes, (rows, h), FORWARD, also=also)
+        logits = self._product("logits", self._enter("head_tp_gather", norm, FORWARD))
+        shape = (self._tokens, vocab)
+        num_bytes = self._shape.traffic.loss[0] * shape[0] * vocab
+        loss = self._touch("loss", (logits,), num_bytes, shape, Phase.LOSS, num_launches=10)
+        if self._layout.tensor > 1:
+            call = self._shape.groups.collective(CollectiveKind.ALL_REDUCE, 3 * 4 * self._tokens, TENSOR)
+            loss = self._graph.comm(
+                self._name("loss_reduce"), call, TENSOR, origin=self._origin(Phase.LOSS, "loss"), deps=(loss,)
+            )
+            self._graph.hold_back(COMPUTE, [loss])
+        self.made["head_input"], self.made["loss"] = x, loss
+        return loss
+
+    def loss_backward(self) -> str:
+        """The gradient of the logits."""
+        vocab = self._weights["logits"].outputs
+        shape = (self._tokens, vocab)
+        sources = (self.made["loss"], self.made["logits"])
+        num_bytes = self._shape.traffic.loss[1] * shape[0] * vocab
+        return self._touch("loss_d", sources, num_bytes, shape, BACKWARD, num_launches=4)
+
+    def head_backward(self, loss_d: str) -> str:
+        """The gradient of the last layer's output, given that of the logits."""
+        h, rows = self._model.hidden, self._rows
+        data = self._data_gradient("logits", loss_d)
+        reduced = self._leave("logits_reduce_d", data, BACKWARD)
+        self._weight_gradient("logits", self.made["norm"], loss_d)
+        also = (self._parameters("logits", BACKWARD),) if self._shape.unit is Unit.LAYER else ()
+        sources = (reduced, self.made["head_input"])
+        return self._touch(
+            "norm_d", sources, self._shape.traffic.norm[1] * rows * h, (rows, h), BACKWARD, also=also, num_launches=2
+        )
+
+    def embed_backward(self, gradient: str) -> None:
+        """The table's gradient."""
+        entered = self._enter("embed_tp_gather_d", gradient, BACKWARD)
+        weight = self._weights["embed"]
+        before = () if self._layout.zero_stage == 3 else weight.gradients[-1:]
+        num_bytes = 8 * self._tokens * self._model.hidden + 4 * weight.num_params
+        made = self._touch(
+            "embed_w", (entered,), num_bytes, (self._tokens, self._model.hidden), WEIGHT, also=before, num_launches=4
+        )
+        weight.gradients.append(made)
+        self.on_gradient(weight, made)
