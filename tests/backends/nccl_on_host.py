@@ -4,6 +4,7 @@ python nccl_on_host.py PLUGIN FAKE_NCCL RELEASE lagom-arguments...
 """
 
 import contextlib
+import os
 import sys
 from pathlib import Path
 from time import perf_counter
@@ -15,7 +16,9 @@ from lagom_overlap.backends.nccl import ranks
 from lagom_overlap.backends.nccl.session import NcclSession, PluginFiles
 from lagom_overlap.cli import main
 from lagom_overlap.cost import ContentionModel, load_profile
+from lagom_overlap.errors import TableError
 from lagom_overlap.hardware import load_preset
+from lagom_overlap.nccl_plugin import TunerPlugin
 
 PLUGIN, FAKE, RELEASE, *ARGUMENTS = sys.argv[1:]
 
@@ -58,9 +61,7 @@ class HostDevice:
 def session(device, launched, timeout_s):
     model = ContentionModel(load_preset("a40_nvlink", 1), load_profile("plausible"))
     rehearsal = Rehearsal(model, fake_library=Path(FAKE), plugin_library=Path(PLUGIN), release=RELEASE)
-    files = PluginFiles(
-        library=rehearsal.table.parent / Path(PLUGIN).name, table=rehearsal.table, record=rehearsal.record
-    )
+    files = PluginFiles(library=rehearsal.table.parent / Path(PLUGIN).name, record=rehearsal.record)
     return NcclSession(
         device,
         files,
@@ -71,6 +72,20 @@ def session(device, launched, timeout_s):
     )
 
 
+def refuse(generation):
+    """One rank's plug-in refuses the table of one measurement."""
+    prepare = TunerPlugin.prepare
+
+    def prepared(self, data, asked):
+        if asked == generation:
+            raise TableError("the plug-in refused the table: it is of this test")
+        prepare(self, data, asked)
+
+    TunerPlugin.prepare = prepared
+
+
+if os.environ.get("REFUSING_RANK") == os.environ["RANK"]:
+    refuse(int(os.environ["REFUSED"]))
 torch.cuda.is_available = lambda: True
 ranks.CudaDevice = HostDevice
 ranks._session = session

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from lagom_overlap.cli import main
 from lagom_overlap.errors import BackendError
 
 torch = pytest.importorskip("torch")
+from lagom_overlap.backends.nccl import ranks  # noqa: E402  it needs torch
+
 SCRIPT = Path(__file__).with_name("nccl_on_host.py")
 MASTER = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 JOB = """
@@ -38,7 +41,7 @@ budget = { measurements = 12 }
 """
 
 
-def launch(tmp_path_factory, folder, *, job=JOB, release="2.30", world=2, out="run"):
+def launch(tmp_path_factory, folder, *, job=JOB, release="2.30", world=2, out="run", **more):
     """Starts every rank as torchrun would; (exit codes, stdout of rank 0, stderr of all)."""
     plugin, fake = build_libraries(tmp_path_factory)
     (folder / "job.toml").write_text(job)
@@ -53,7 +56,8 @@ def launch(tmp_path_factory, folder, *, job=JOB, release="2.30", world=2, out="r
             cwd=folder,
             env=base
             | {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"}
-            | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
+            | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            | more,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -86,6 +90,35 @@ def test_a_launched_benchmark_saves_a_bundle_that_replays(tmp_path_factory, tmp_
     replayed = json.loads(capsys.readouterr().out)
     assert replayed["num_measurements"] >= 1
     assert any("one overlap at a time" in note for note in replayed["notes"])
+
+
+@pytest.mark.gloo
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_table_that_one_rank_cannot_take_fails_one_measurement_and_no_rank_switches(tmp_path_factory, tmp_path, rank):
+    codes, out, error = launch(tmp_path_factory, tmp_path, REFUSING_RANK=rank, REFUSED="2")
+    assert codes == [0, 0], error
+    assert json.loads(out)["num_measurements"] >= 5
+    lines = (tmp_path / "run" / "measurements.jsonl").read_text().splitlines()
+    (failed,) = [line for line in lines if "refused the table" in line or "could not take its table" in line]
+    assert "failure" in failed
+
+
+def test_a_ranks_own_files_are_private_and_on_its_machine(tmp_path, monkeypatch):
+    """The current folder may be one that gives files to another user (root-squashed NFS)."""
+    local = tmp_path / "local"
+    local.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(local))
+    monkeypatch.chdir(tmp_path)
+    made = []
+    monkeypatch.setattr(ranks, "NcclSession", lambda device, files, **more: made.append(files))
+    monkeypatch.setattr(ranks, "installed_library", lambda: tmp_path / "lib.so")
+    ranks._session(None, Launched(rank=1, num_ranks=2, local_rank=1), 1.0)
+    (files,) = made
+    assert files.record.parent.parent == local
+    assert files.record.parent.stat().st_mode & 0o777 == 0o700
+    assert files.variables()["LAGOM_TABLE"] == ""  # tables come in memory
 
 
 @pytest.mark.gloo

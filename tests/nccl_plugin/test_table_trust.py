@@ -127,6 +127,22 @@ def test_a_table_that_others_may_write_is_refused(open_nccl, use_table, mode):
     assert "only its owner may write" in "\n".join(nccl.take_log())
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: gives a file to another user")
+def test_a_table_of_another_user_is_refused_from_a_file_and_taken_from_memory(open_nccl, use_table, plugin):
+    """Root-squashed NFS and EFS give files to another user: online tuning hands its tables over in memory."""
+    path = use_table({(AR, 64 * MIB, 0): CommConfig(num_channels=5)})
+    os.chown(path, 65534, -1)
+    nccl = open_nccl("2.30")
+    comm = nccl.comm()
+    assert comm.run(AR, 64 * MIB).is_untouched
+    assert "regular file of this user" in "\n".join(nccl.take_log())
+    with pytest.raises(TableError, match="regular file of this user"):
+        plugin.swap()
+    plugin.prepare(path.read_bytes(), 0)
+    plugin.commit(0)
+    assert comm.run(AR, 64 * MIB).tuner_channels == 5
+
+
 @pytest.mark.parametrize("kind", ["missing", "folder", "pipe"])
 def test_a_path_that_is_no_file_is_refused_and_never_waited_for(open_nccl, tmp_path, monkeypatch, kind):
     path = tmp_path / "odd"

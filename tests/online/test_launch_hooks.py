@@ -8,8 +8,11 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 from c_build import build_libraries
+from job_of_threads import FakeStore
 
 from lagom_overlap.collective import CollectiveKind, CommConfig, CommunicatorId, ConfigKey, ConfigTable
+from lagom_overlap.errors import BackendError
+from lagom_overlap.export.plugin_table import CHECKSUM_VARIABLE, checksum_of
 from lagom_overlap.nccl_plugin import ProcessCommunicator, encode_table, write_table
 from lagom_overlap.nccl_plugin.fake_host import FakeNccl, load_fake_library
 from lagom_overlap.nccl_plugin.library import TunerPlugin
@@ -131,6 +134,28 @@ def test_settings_saved_under_another_engine_are_not_applied(nccl, tmp_path, mon
     assert ("--config is not applied" in capsys.readouterr().err) == (saved_under != "ours")
 
 
+@pytest.mark.parametrize("lacks", [False, True])
+def test_a_job_of_one_rank_and_each_rank_of_more_takes_the_table_from_memory_or_says_why_not(
+    nccl, monkeypatch, capsys, lacks
+):
+    """Whose file it is does not matter; a file that is gone is no table, whatever NCCL's own loader took before."""
+    monkeypatch.setattr(launch_session, "carved_out", lambda environment, rank: None)
+    monkeypatch.setattr(launch_session, "dist", SimpleNamespace(get_rank=lambda: 0, get_world_size=lambda: 1))
+    store = FakeStore()
+    monkeypatch.setattr(launch_session, "store_of", lambda name, timeout_s: store)
+    path = Path(os.environ["LAGOM_TABLE"])
+    environment = {"NCCL_TUNER_PLUGIN": os.environ["NCCL_TUNER_PLUGIN"], "RANK": "0", "LAGOM_TABLE": str(path)}
+    environment[CHECKSUM_VARIABLE] = checksum_of(path.read_bytes())
+    path.chmod(0o666)  # NCCL's own load of it is refused
+    comm = nccl.comm()
+    assert channels(comm) == 0
+    if lacks:
+        path.unlink()
+    launch_session.Marking((2, 30, 3), environment)
+    assert channels(comm) == (0 if lacks else 7)
+    assert ("--config is not applied: rank 0: cannot read the table" in capsys.readouterr().err) == lacks
+
+
 @pytest.mark.parametrize(("size", "said"), [(64, ""), (8, "a row for none of the job's 2 collectives"), (0, "no call")])
 def test_a_table_that_fits_nothing_the_job_calls_is_said_once(nccl, monkeypatch, capsys, size, said):
     monkeypatch.setattr(launch_session, "carved_out", lambda environment, rank: None)
@@ -203,3 +228,23 @@ def test_the_job_has_its_own_function_back_where_no_table_decides(monkeypatch):
     launch_hooks._wrap_groups(groups)
     assert groups.init_process_group() == "made"
     assert groups.init_process_group is original
+
+
+def test_a_rank_that_cannot_know_whether_the_others_decide_by_the_table_ends_its_job(nccl, monkeypatch, capsys):
+    """Any other error of ours is a line."""
+    groups = ModuleType("groups")
+    groups.init_process_group = lambda: "made"
+    groups.is_initialized = lambda: False
+    monkeypatch.setattr(launch_hooks, "_restart", lambda: None)
+    errors = [ValueError("ours"), BackendError("in doubt"), BackendError("in doubt again")]
+
+    def begin():
+        raise errors.pop(0)
+
+    monkeypatch.setattr(launch_hooks, "_begin", begin)
+    launch_hooks._wrap_groups(groups)
+    assert groups.init_process_group() == "made"
+    assert "the job runs without us" in capsys.readouterr().err
+    for _ in range(2):
+        with pytest.raises(BackendError, match="in doubt"):
+            groups.init_process_group()

@@ -49,7 +49,7 @@ class World:
         monkeypatch.setattr(online, "engine_in_use", lambda: ENGINE)
         monkeypatch.setattr(online.dist, "get_world_size", lambda: 2)
         monkeypatch.setattr(online.dist, "get_rank", lambda: self.rank)
-        monkeypatch.setattr(online, "_store_of", lambda number, timeout_s: self.store)
+        monkeypatch.setattr(online, "store_of", lambda name, timeout_s: self.store)
         monkeypatch.setattr(online.atexit, "register", lambda *_: None)
 
     def plan_of_the_other(self, window: int) -> tuple[SwitchState, str]:

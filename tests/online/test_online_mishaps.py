@@ -264,6 +264,30 @@ def test_a_bug_of_ours_between_the_ranks_ends_the_tuning_and_not_the_job(name: s
     assert all(route.is_closed for route in job.routes)
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("name", ["begin_step", "mark_end", "end_step", "communicators", "space", "prepare"])
+def test_a_route_that_fails_between_two_steps_ends_the_tuning_and_not_the_job(name: str, rank: int) -> None:
+    """A record that cannot be read, a table that is refused: none of it is raised into the training loop."""
+    job = Job(options=options(timeout_s=0.5))
+    job.start()
+    route = job.routes[rank]
+    original, calls = getattr(route, name), []
+
+    def fail(*words: object, **more: object) -> object:
+        calls.append(words)
+        if len(calls) == 2:
+            raise BackendError("the record cannot be read")
+        return original(*words, **more)
+
+    setattr(route, name, fail)
+    job.run(60)
+    assert len(calls) >= 2
+    assert not job.meeting.mismatches
+    assert all(member.is_over for member in job.members)
+    assert not job.members[0].settings
+    assert all(route.is_closed for route in job.routes)
+
+
 @pytest.mark.parametrize("is_leaders", [True, False])
 def test_a_bug_of_ours_before_the_first_plan_is_out_keeps_no_rank_waiting(
     is_leaders: bool, monkeypatch: pytest.MonkeyPatch

@@ -1,11 +1,13 @@
 """`lagom run`: what the command's environment holds, and that it is the command that runs."""
 
+import hashlib
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -199,6 +201,53 @@ def test_a_table_file_is_checked_and_copied_with_private_permissions(tmp_path, p
     assert held.parent == tmp_path / "run"
     assert read_table(held).generation == 7
     assert held.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_launcher_says_which_table_it_wrote(tmp_path, plugin_library):
+    """Ranks take the file by what it holds, whoever owns it there."""
+    made = prepare(request(tmp_path, RunMode.FIXED, config=saved_settings(tmp_path / "s.json")), environment())
+    data = Path(made.environment["LAGOM_TABLE"]).read_bytes()
+    assert made.environment["LAGOM_RUN_TABLE"] == hashlib.sha256(data).hexdigest()
+    (tmp_path / "again").mkdir()
+    assert "LAGOM_RUN_TABLE" not in prepare(request(tmp_path / "again", RunMode.ONLINE), environment()).environment
+
+
+def of_another_user(descriptor):
+    os.fchown(descriptor, 65534, -1)
+
+
+def writable_by_all(descriptor):
+    os.fchmod(descriptor, 0o666)
+
+
+@pytest.mark.parametrize(("mode", "variable"), [(RunMode.FIXED, "LAGOM_TABLE"), (RunMode.ONLINE, "LAGOM_RECORD")])
+@pytest.mark.parametrize(("harm", "words"), [(of_another_user, "belongs to user 65534"), (writable_by_all, "others")])
+def test_where_files_are_not_this_users_own_the_plug_ins_are_kept_on_this_machine(
+    tmp_path, plugin_library, monkeypatch, *, mode, variable, harm, words
+):
+    """Root-squashed NFS, EFS, CIFS: the plug-in would refuse its table, and each rank its record."""
+    if harm is of_another_user and os.geteuid() != 0:
+        pytest.skip("needs root: gives a file to another user")
+    local = tmp_path / "local"
+    local.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(local))
+    made_in = tempfile.NamedTemporaryFile
+
+    def shared(**options):
+        file = made_in(**options)
+        harm(file.fileno())
+        return file
+
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", shared)
+    config = saved_settings(tmp_path / "s.json") if mode is RunMode.FIXED else None
+    made = prepare(request(tmp_path, mode, config=config), environment())
+    path = Path(made.environment[variable])
+    assert path.parent.parent == local
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert made.folder == tmp_path / "run"  # reports and saved settings stay where the user wants them
+    assert not list(made.folder.glob("*.bin"))
+    (line,) = [warning for warning in made.warnings if str(path.parent) in warning]
+    assert words in line
 
 
 def test_settings_that_online_tuning_saved_become_a_table_counted_by_step_marks(tmp_path, plugin_library):

@@ -1,11 +1,14 @@
 """The table of our own plug-in, `liblagom_tuner.so`: what `LAGOM_TABLE` names."""
 
+import hashlib
 from typing import Final
 
 from lagom_overlap.export.deployment import Deployment, Exported, site_words
 from lagom_overlap.nccl_plugin import encode_table
 
 FILE_NAME: Final = "lagom_table.bin"
+CHECKSUM_VARIABLE: Final = "LAGOM_RUN_TABLE"
+"""What `lagom run --config` says of the table that it wrote, for the ranks that read it."""
 FIRST_GENERATION: Final = 1
 """Generation of an exported table; a running job swaps in ever larger ones."""
 
@@ -32,3 +35,8 @@ def plugin_table(deployment: Deployment) -> Exported:
         if config.num_channels is not None and deployment.safe_channels(site, config.num_channels) is None
     ]
     return Exported(name=FILE_NAME, content=encoded.data, not_carried=tuple(dict.fromkeys(lost)))
+
+
+def checksum_of(table: bytes) -> str:
+    """What tells a table from any other: its SHA-256."""
+    return hashlib.sha256(table).hexdigest()

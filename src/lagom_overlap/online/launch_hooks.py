@@ -7,7 +7,8 @@ a process that never makes one (the launcher, a data loader) is never touched. A
 - `TrainingSteps` tells the steps apart;
 - observing records; tuning hands the model to `OnlineTuner`.
 
-Nothing here may end the job: an error of ours is one line on stderr, and the job goes on without us.
+Nothing here may end the job: an error of ours is one line on stderr, and the job goes on without us. The one exception:
+a rank that cannot know whether the others decide by the table (`agreed_table`), whose collectives could hang.
 """
 
 import atexit
@@ -21,6 +22,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from lagom_overlap.after_import import after_import
+from lagom_overlap.errors import BackendError
 from lagom_overlap.online.guest import safely
 from lagom_overlap.online.replaced_ranks import REPLACED_RANKS
 from lagom_overlap.stderr import write_lines
@@ -74,12 +76,12 @@ def _wrap_groups(module: ModuleType) -> None:
                 safely(_restart)
             result = original(*args, **kwargs)
             if is_again:
-                safely(_begin)
+                safely(_begin, ends_the_job=BackendError)
             return result
         result = original(*args, **kwargs)
         has_begun = True
         if _has_table():
-            safely(_begin)
+            safely(_begin, ends_the_job=BackendError)
             return result
         for holder in (module, sys.modules.get("torch.distributed")):
             if holder is not None and getattr(holder, "init_process_group", None) is init_process_group:

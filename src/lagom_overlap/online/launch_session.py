@@ -19,8 +19,10 @@ from torch import nn
 from lagom_overlap.collective import LaunchConfig
 from lagom_overlap.errors import BackendError, JobError, LagomError, OutputError
 from lagom_overlap.export.env_file import CARVE_OUT_VARIABLE
+from lagom_overlap.export.plugin_table import CHECKSUM_VARIABLE
 from lagom_overlap.nccl_plugin import TunerPlugin, read_record
 from lagom_overlap.nccl_plugin.support import NcclVersion
+from lagom_overlap.online.agreed_table import apply_on_all, meet
 from lagom_overlap.online.device import engine_in_use, note_model
 from lagom_overlap.online.events import JsonLines, PrometheusFile, rank_of
 from lagom_overlap.online.guest import safely
@@ -29,13 +31,13 @@ from lagom_overlap.online.launch_steps import TrainingSteps, is_trained, is_trai
 from lagom_overlap.online.observe import Sampler, Shares, report_lines
 from lagom_overlap.online.observe_profiler import ProfiledStep
 from lagom_overlap.online.observe_record import record_lines
-from lagom_overlap.online.options import is_disabled
+from lagom_overlap.online.options import OnlineOptions, is_disabled
 from lagom_overlap.online.ranks.messages import SETTLED, SwitchState
 from lagom_overlap.online.routes.carve_out import open_compute_route
 from lagom_overlap.online.routes.compute import ComputeRoute
 from lagom_overlap.online.routes.nccl import expanded, nccl_in_use
 from lagom_overlap.online.saved import other_engine
-from lagom_overlap.online.tuner import OnlineTuner
+from lagom_overlap.online.tuner import OnlineTuner, store_of
 from lagom_overlap.stderr import write_lines
 
 MODE_VARIABLE: Final = "LAGOM_RUN_MODE"
@@ -313,7 +315,7 @@ class Marking:
         self._is_said = False
         if self._plugin is None:
             self._say("the job's process groups are not on NCCL")
-        elif why := _refusal(environment):
+        elif why := _refusal(environment) or _apply(self._plugin, environment):
             self._plugin.enable(is_enabled=False)
             self._say(why)
 
@@ -369,6 +371,16 @@ def _refusal(environment: Mapping[str, str]) -> str:
     return (
         "" if found_under is None else other_engine(environment.get(CONFIG_VARIABLE, ""), found_under, engine_in_use())
     )
+
+
+def _apply(plugin: TunerPlugin, environment: Mapping[str, str]) -> str:
+    """Decides by the launcher's table where all ranks can; why they do not, empty where they do."""
+    if CHECKSUM_VARIABLE not in environment:
+        return ""
+    timeout_s = OnlineOptions().timeout_s
+    rank, num_ranks = dist.get_rank(), dist.get_world_size()
+    exchange = meet(lambda name: store_of(name, timeout_s), rank=rank, num_ranks=num_ranks, timeout_s=timeout_s)
+    return apply_on_all(plugin, exchange, environment)
 
 
 def carved_out(environment: Mapping[str, str], rank: int) -> ComputeRoute | None:

@@ -117,20 +117,20 @@ class OnlineTuner:
         self._rank = 0
         self._pid = os.getpid()
         self._engine = ""
-        number = next(_instances)
         if not dist.is_available() or not dist.is_initialized():
             raise BackendError("online tuning needs a process group: call torch.distributed.init_process_group first")
         self._world_size, self._rank = dist.get_world_size(), dist.get_rank()
         if self._world_size == 1:
             _log.info("online tuning: one rank has no collectives to tune")
             return
-        store = _store_of(number, chosen.timeout_s)
+        name = str(next(_instances))
+        store = store_of(name, chosen.timeout_s)
         exchange = Exchange(
             store,
             rank=self._rank,
             num_ranks=self._world_size,
             timeout_s=chosen.timeout_s,
-            reopen=partial(_store_of, number, chosen.timeout_s),
+            reopen=partial(store_of, name, chosen.timeout_s),
         )
         if why := self._why_off(exchange, enabled=enabled):
             self._refuse(exchange, why)
@@ -141,7 +141,7 @@ class OnlineTuner:
             computation = compute or open_compute_route()
             self.options = chosen = _settable(chosen, computation)
             # Connections of its own: what waits there holds up nobody who speaks to the others.
-            own_store = _store_of(number, chosen.timeout_s)
+            own_store = store_of(name, chosen.timeout_s)
             self._collectives = route or _nccl_route(model, chosen) or _gloo_route(model, own_store, chosen, adapters)
             self._route: Route = BothSidesRoute(self._collectives, computation)
             undo.callback(self._route.close)
@@ -329,13 +329,13 @@ def _leave(reference: "weakref.ref[OnlineTuner]") -> None:
         tuner.close()
 
 
-def _store_of(number: int, timeout_s: float) -> Store:
+def store_of(name: str, timeout_s: float) -> Store:
     """The job's store under a prefix of ours, by a connection of its own: its waits hold nobody else up."""
     base: Any = _get_default_store()
     with contextlib.suppress(RuntimeError, AttributeError):  # not every store can be cloned; a shared one does
         base = base.clone()
         base.set_timeout(timedelta(seconds=timeout_s))
-    return cast("Store", dist.PrefixStore(f"lagom/{number}", base))  # type: ignore[attr-defined]
+    return cast("Store", dist.PrefixStore(f"lagom/{name}", base))  # type: ignore[attr-defined]
 
 
 def _nccl_route(model: nn.Module, options: OnlineOptions) -> Route | None:

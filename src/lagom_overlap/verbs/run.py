@@ -4,7 +4,8 @@ The command takes this process's place (exec): signals, terminal, standard strea
 nothing of ours is left between the scheduler and the job. What is prepared before:
 
     NCCL_TUNER_PLUGIN   liblagom_tuner.so, in front of the tuner that was named there (LAGOM_CHAIN_TUNER)
-    LAGOM_TABLE         --config's table; none for --online, which hands its tables over in memory
+    LAGOM_TABLE, LAGOM_RUN_TABLE
+                        --config's table and its checksum; none for --online, which hands its tables over in memory
     LAGOM_RECORD        per rank what NCCL offered and took (--observe, --online)
     NCCL_PROFILER_PLUGIN, LAGOM_PROFILE
                         the same library, and per rank when collectives ran (--online), unless the site has a profiler
@@ -19,6 +20,7 @@ With LAGOM_DISABLE set the command runs in the environment as it was.
 import logging
 import os
 import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -29,7 +31,7 @@ import lagom_overlap
 from lagom_overlap.errors import JobError, MissingDependencyError, OutputError
 from lagom_overlap.export.deployment import Deployment
 from lagom_overlap.export.env_file import CARVE_OUT_VARIABLE
-from lagom_overlap.export.plugin_table import FILE_NAME, plugin_table
+from lagom_overlap.export.plugin_table import CHECKSUM_VARIABLE, FILE_NAME, checksum_of, plugin_table
 from lagom_overlap.jobfile.conflicts import conflicts
 from lagom_overlap.jobfile.nccl_conf import with_conf_files
 from lagom_overlap.jobfile.online_settings import is_online_settings, read_online_deployment
@@ -123,13 +125,16 @@ def prepare(request: LaunchRequest, environment: Mapping[str, str]) -> PreparedL
     if library is None:
         warnings.append(missing)
     else:
-        prepared |= _plugin_variables(request.mode, library, folder, seen)
+        files, note = _files_folder(folder)
+        warnings += note
+        prepared |= _plugin_variables(request.mode, library, files, seen)
         if request.mode is RunMode.ONLINE:
-            profiler, note = _profiler_variables(library, folder, seen)
+            profiler, note = _profiler_variables(library, files, seen)
             prepared |= profiler
             warnings += note
         if fixed is not None:
-            write_table(folder / FILE_NAME, fixed.table)
+            write_table(files / FILE_NAME, fixed.table)
+            prepared[CHECKSUM_VARIABLE] = checksum_of(fixed.table)
     if fixed is not None and fixed.sm_carveout is not None:
         prepared[CARVE_OUT_VARIABLE] = str(fixed.sm_carveout)
     if fixed is not None and fixed.engine is not None:
@@ -158,6 +163,25 @@ def replace_process(launch: PreparedLaunch) -> None:
         os.execve(launch.program, launch.command, dict(launch.environment))
     except OSError as error:
         raise JobError(f"cannot run {launch.command[0]!r}: {error.strerror}") from None
+
+
+def _files_folder(folder: Path) -> tuple[Path, list[str]]:
+    """Where the plug-in's files go: the run's folder, or one of this machine where files there are not this user's own.
+
+    A file system may give what is made on it to another user (root-squashed NFS, EFS), or let all write it (CIFS). The
+    plug-in refuses such a table, and a rank such a record. Nobody removes what is put on this machine: the job takes
+    this process's place.
+    """
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".lagom-") as file:  # mode 0600
+            status = os.fstat(file.fileno())
+        if status.st_uid == os.geteuid() and not status.st_mode & 0o022:
+            return folder, []
+        local = Path(tempfile.mkdtemp(prefix="lagom-run-"))
+    except OSError as error:
+        raise OutputError(f"cannot create the plug-in's files: {error.strerror}") from error
+    whose = "can be written by others" if status.st_uid == os.geteuid() else f"belongs to user {status.st_uid}"
+    return local, [f"what is made in {folder} {whose}: the plug-in's files are in {local}"]
 
 
 def boot_folder() -> Path:

@@ -1,7 +1,7 @@
 """The nccl backend on rank 0: what may be tried, and one measurement at a time on all ranks.
 
-A command can fail on one rank only (a full disk); all ranks then say so before anyone runs on, because collectives that
-some ranks never make hang.
+A command can fail on one rank only (a table that its plug-in refuses); all ranks then say so before anyone runs on,
+because collectives that some ranks never make hang.
 
 What rank 0 tells the other ranks: one JSON object, strictly typed, never pickled.
 """

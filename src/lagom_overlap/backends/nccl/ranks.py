@@ -1,4 +1,4 @@
-"""The ranks of the nccl backend: rank 0 leads, the others follow; each has a plug-in table and a record of its own."""
+"""The ranks of the nccl backend: rank 0 leads, the others follow; each has a plug-in and a record of its own."""
 
 import atexit
 import os
@@ -46,7 +46,7 @@ def _session(device: CudaDevice, launched: Launched, timeout_s: float) -> NcclSe
     library = installed_library()
     folder = Path(tempfile.mkdtemp(prefix=f"lagom-nccl-{launched.rank}-"))
     atexit.register(_remove, folder, os.getpid())
-    files = PluginFiles(library=library, table=folder / "table.bin", record=folder / "record.bin")
+    files = PluginFiles(library=library, record=folder / "record.bin")
     return NcclSession(device, files, rank=launched.rank, num_ranks=launched.num_ranks, timeout_s=timeout_s)
 
 

@@ -1,7 +1,8 @@
 """One rank of a measurement on NCCL: the plug-in, the process groups, checks and runs.
 
-A command is an assignment for one group. Every rank writes its own table, swaps it in and marks a step before each run,
-so that occurrences count from 0 in each; what the plug-in recorded tells whether each setting was applied.
+A command is an assignment for one group. Every rank hands its plug-in a table in memory; once all have, all switch to
+it. A step is marked before each run, so that occurrences count from 0 in each; what the plug-in recorded tells whether
+each setting was applied.
 """
 
 import os
@@ -30,7 +31,6 @@ from lagom_overlap.nccl_plugin import (
     RecordRing,
     TunerPlugin,
     encode_table,
-    write_table,
 )
 from lagom_overlap.nccl_plugin.channel_limit import EVEN_GATHERS_ONLY
 from lagom_overlap.nccl_plugin.record_log import Flag
@@ -44,17 +44,16 @@ WARM_UP_RUNS: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginFiles:
-    """The plug-in that NCCL loads in this process, its table and its record."""
+    """The plug-in that NCCL loads in this process, and its record."""
 
     library: Path
-    table: Path
     record: Path
 
     def variables(self) -> dict[str, str]:
         """What must stand in the environment before NCCL makes its first communicator."""
         return {
             "NCCL_TUNER_PLUGIN": str(self.library),
-            "LAGOM_TABLE": str(self.table),
+            "LAGOM_TABLE": "",  # tables are handed over in memory
             "LAGOM_RECORD": str(self.record),
             **EVEN_GATHERS_ONLY,
         }
@@ -192,14 +191,14 @@ class NcclSession:
         self._generation += 1
         refusal = ""
         try:
-            write_table(self._files.table, self._encoded(ready, assignment))
+            self._plugin.prepare(self._encoded(ready, assignment), self._generation)
         except LagomError as error:
             refusal = str(error)
         willing = self.control.gather(int(not refusal))
         if not all(willing):
             unwilling = ", ".join(str(rank) for rank, is_willing in enumerate(willing) if not is_willing)
-            raise SpaceError(refusal or f"rank {unwilling} could not write its table")
-        self._plugin.swap(self._generation)
+            raise SpaceError(refusal or f"rank {unwilling} could not take its table")
+        self._plugin.commit(self._generation)
 
     def _encoded(self, ready: _Ready, assignment: tuple[CommConfig, ...]) -> bytes:
         rows = {}

@@ -1,0 +1,64 @@
+"""The table of `lagom run --config`, in force on all ranks or on none.
+
+A rank that cannot read the table would run NCCL's own choice where the others run the table's, and their collective
+would hang: its machine may lack the folder, or its file system may give files to another user, which the plug-in's own
+loader refuses. So each rank reads what the launcher wrote and hands it to the plug-in in memory. Whose file it is does
+not matter then: the launcher's environment holds its checksum. What one rank lacks, all do without.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+from lagom_overlap.errors import LagomError, TableError
+from lagom_overlap.export.plugin_table import CHECKSUM_VARIABLE, checksum_of
+from lagom_overlap.nccl_plugin import TunerPlugin
+from lagom_overlap.online.options import DISABLE_VARIABLE, is_disabled
+from lagom_overlap.online.ranks.exchange import Exchange, Store, StoreLost
+
+
+def apply_on_all(plugin: TunerPlugin, exchange: Exchange, environment: Mapping[str, str]) -> str:
+    """Decides by the launcher's table on all ranks, each of which calls this; why none does, empty if all do.
+
+    Raises:
+        InDoubt: if the store is lost so late that this rank cannot know whether the others have it.
+    """
+    plugin.enable(is_enabled=False)  # whatever fails from here on: this rank does not run alone by a table
+    refusal, checksum = _prepared(plugin, environment), environment[CHECKSUM_VARIABLE]
+    try:
+        if exchange.greet(checksum) != checksum:
+            refusal = refusal or "it was started with another table than the others"
+        refused = exchange.agree(0, refusal=refusal and f"rank {exchange.rank}: {refusal}")
+    except StoreLost as error:  # no rank has a "yes" without this one
+        return str(error)
+    finally:
+        exchange.close()
+    if not refused:
+        plugin.commit(0)
+        plugin.enable(is_enabled=True)
+    return refused
+
+
+def meet(open_store: Callable[[str], Store], *, rank: int, num_ranks: int, timeout_s: float) -> Exchange:
+    """The exchange of the ranks that come together; those of a process that begins anew may find the store they had."""
+    arrived = open_store("table").add("arrived", 1)
+    name = f"table/{(arrived - 1) // num_ranks}"
+    reopen = partial(open_store, name)
+    return Exchange(reopen(), rank=rank, num_ranks=num_ranks, timeout_s=timeout_s, reopen=reopen)
+
+
+def _prepared(plugin: TunerPlugin, environment: Mapping[str, str]) -> str:
+    """Hands the table to the plug-in, which decides by it from the commit on; why not, empty if it is done."""
+    if is_disabled():
+        return f"{DISABLE_VARIABLE} is set"
+    path = Path(environment["LAGOM_TABLE"])
+    try:
+        data = path.read_bytes()
+        if checksum_of(data) != environment[CHECKSUM_VARIABLE]:
+            raise TableError(f"{path} is not the table that was written at the start")
+        plugin.prepare(data, 0)
+    except OSError as error:
+        return f"cannot read the table {path}: {error.strerror}"
+    except LagomError as error:
+        return str(error)
+    return ""
