@@ -1,5 +1,6 @@
 """Collectives in a CUDA graph keep NCCL's own choice, whatever is tried when they are captured."""
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -20,8 +21,9 @@ def graph_class():
             if fails:
                 raise RuntimeError("CUDA says no")
 
-        def capture_end(self):
-            pass
+        def capture_end(self, *, fails=False):
+            if fails:
+                raise RuntimeError("the capture was invalidated")
 
     return Graph
 
@@ -88,6 +90,49 @@ def test_a_capture_that_fails_is_over(tuned):
     route.begin_step(is_measured=False)
     job.step()
     assert {config.num_channels for config in job.effective} == {2}
+
+
+def test_a_capture_that_cannot_be_ended_is_over(tuned):
+    job, route, _, default, graph, captures = tuned
+    graph.capture_begin()
+    job.step()
+    with pytest.raises(RuntimeError, match="was invalidated"):
+        graph.capture_end(fails=True)
+    assert job.effective == default
+    assert captures.why_not()  # what was issued may be in a graph
+    route.begin_step(is_measured=False)
+    job.step()
+    assert {config.num_channels for config in job.effective} == {2}
+
+
+def test_captures_of_two_threads_end_with_the_last_of_them(tuned):
+    job, route, _, default, graph, captures = tuned
+    other = type(graph)()
+    graph.capture_begin()
+    job.step()
+    other.capture_begin()
+    other.capture_end()
+    assert captures.why_not() == ""  # the first one is still open
+    route.begin_step(is_measured=False)
+    job.step()
+    assert job.effective == default
+    graph.capture_end()
+    assert captures.why_not()  # of the first one's collectives, which came before the second began
+    route.begin_step(is_measured=False)
+    job.step()
+    assert {config.num_channels for config in job.effective} == {2}
+
+
+def test_a_second_graph_forgets_nothing_of_the_first(tuned):
+    """Captured under the first one's collectives: a graph of computation alone that begins meanwhile counts from 0."""
+    job, _, _, _, graph, captures = tuned
+    other = type(graph)()
+    graph.capture_begin()
+    job.step()
+    other.capture_begin()
+    graph.capture_end()
+    other.capture_end()
+    assert captures.why_not()
 
 
 def test_a_capture_does_not_bring_a_closed_route_back(tuned):
@@ -169,3 +214,35 @@ def test_a_capture_that_only_nccl_knows_of_keeps_nccls_choice(told, version):
     route.begin_step(is_measured=False)
     assert step(version, is_captured=True) == default
     assert {config.num_channels for config in step(version, is_captured=False)} == {2}
+
+
+@pytest.mark.parametrize("version", [5, 6, 7])
+def test_what_other_threads_say_of_their_calls_is_never_taken_for_this_ones(tuned, monkeypatch, version):
+    """The plug-in has a place for some threads only; one whose place another has taken knows nothing."""
+    job, route, _, default, graph, _ = tuned
+    folder = job.rehearsal.record.parent
+    monkeypatch.setenv("LAGOM_PROFILE", str(folder / "profile.bin"))
+    comm, num_threads = PlayedComm(folder / "liblagom_tuner.so", version, 7), 512
+    op = job.comms[0]
+    route.begin_step(is_measured=False)
+    graph.capture_begin()
+    comm.call(str(op.collective.kind), 1, is_captured=True)
+    all_are_there = threading.Barrier(num_threads)  # or a thread could have the number of one that has ended
+
+    def outside():
+        all_are_there.wait(30)
+        comm.call(str(op.collective.kind), 1, is_captured=False)
+        all_are_there.wait(30)
+
+    before = threading.stack_size(256 * 1024)
+    try:
+        threads = [threading.Thread(target=outside) for _ in range(num_threads)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        threading.stack_size(before)
+    assert job.rehearsal.run(op) == default[0]
+    graph.capture_end()
+    comm.finalize()

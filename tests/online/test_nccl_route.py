@@ -10,10 +10,12 @@ torch = pytest.importorskip("torch")
 from lagom_overlap.collective import ConfigTable  # noqa: E402
 from lagom_overlap.errors import BackendError, JobError, LagomError  # noqa: E402
 from lagom_overlap.nccl_plugin import TunerPlugin, encode_table  # noqa: E402
+from lagom_overlap.online.graph_captures import GraphCaptures  # noqa: E402
 from lagom_overlap.online.guest import safely  # noqa: E402
 from lagom_overlap.online.replaced_ranks import ReplacedRanks  # noqa: E402
 from lagom_overlap.online.routes import nccl as nccl_route  # noqa: E402
 from lagom_overlap.online.routes.nccl import PLUGIN_OWNER, nccl_in_use, open_nccl_route  # noqa: E402
+from lagom_overlap.online.routes.plugin import PluginRoute  # noqa: E402
 from lagom_overlap.online.routes.plugin_timer import KernelTimer  # noqa: E402
 from lagom_overlap.online.routes.profile_timer import ProfileTimer  # noqa: E402
 
@@ -37,6 +39,26 @@ def test_a_release_with_a_tuner_takes_the_plug_in_with_this_ranks_files(environm
     assert route.name == "plugin"
     assert route._record == tmp_path / "record.3.bin"
     assert route.communicators() == ()  # NCCL has made none yet
+
+
+def test_a_graph_that_the_job_captures_is_told_to_the_plug_in(environment, monkeypatch):
+    class Graph:
+        def capture_begin(self):
+            assert told == ["begin"]
+
+        def capture_end(self):
+            assert told == ["begin"]
+
+    told = []
+    monkeypatch.setattr(nccl_route, "GRAPH_CAPTURES", GraphCaptures(Graph))
+    monkeypatch.setattr(PluginRoute, "begin_capture", lambda self: told.append("begin"))
+    monkeypatch.setattr(PluginRoute, "end_capture", lambda self: bool(told.append("end")))
+    route = open_nccl_route(MODEL, (2, 30, 7), environment)
+    graph = Graph()
+    graph.capture_begin()
+    graph.capture_end()
+    assert told == ["begin", "end"]
+    route.close()
 
 
 @pytest.mark.parametrize(

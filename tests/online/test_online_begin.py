@@ -15,7 +15,8 @@ from test_online_files import CALL, SAVED, SETTING
 from lagom_overlap.collective import CollectiveKind, CommConfig
 from lagom_overlap.errors import BundleError
 from lagom_overlap.online import tuner as online
-from lagom_overlap.online.job_profiler import OwnProfiler
+from lagom_overlap.online.graph_captures import GraphCaptures
+from lagom_overlap.online.job_profiler import OWN_PROFILER, OwnProfiler
 from lagom_overlap.online.ranks.exchange import Exchange
 from lagom_overlap.online.ranks.messages import SwitchState, WindowPlan
 from lagom_overlap.online.replaced_ranks import ReplacedRanks
@@ -87,6 +88,29 @@ def test_an_engine_that_cannot_be_told_keeps_nobody_waiting_and_is_asked_of_no_t
     with pytest.raises(RuntimeError, match="no backend type"):
         OnlineTuner(online.nn.Linear(1, 1), route=SimulatedRoute(1, 2))
     assert world.plan_of_the_other(0) == (SwitchState.OFF, "rank 1: it could not begin")
+
+
+def test_a_job_with_collectives_in_a_cuda_graph_is_measured_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    World(monkeypatch, 0)
+
+    class Graph:
+        def capture_begin(self) -> None:
+            pass
+
+        def capture_end(self) -> None:
+            pass
+
+    captures = GraphCaptures(Graph)
+    monkeypatch.setattr(online, "GRAPH_CAPTURES", captures)
+    tuner = OnlineTuner(online.nn.Linear(1, 1), route=SimulatedRoute(0, 2))
+    assert tuner._member is not None
+    captures.watch(lambda: None, lambda: True)
+    assert tuner._member._why_not() == ""
+    graph = Graph()
+    graph.capture_begin()
+    graph.capture_end()
+    assert "a CUDA graph holds collectives" in tuner._member._why_not()
+    OWN_PROFILER.unwatch()
 
 
 def test_ranks_that_come_to_be_replaced_take_the_tuner_off(monkeypatch: pytest.MonkeyPatch) -> None:
