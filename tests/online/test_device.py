@@ -10,7 +10,7 @@ import torch
 from torch import distributed as dist
 
 from lagom_overlap.online import device as online_device
-from lagom_overlap.online.device import DeviceEvent, job_device, note_model
+from lagom_overlap.online.device import DeviceEvent, engine_in_use, job_device, note_model
 
 
 @pytest.fixture
@@ -119,3 +119,19 @@ def test_steps_are_timed_on_the_jobs_device_whichever_is_current(monkeypatch):
     last.synchronize()
     assert first.elapsed_time(last) == 2.5
     assert recorded == ["stream of cuda:5"] * 2 + ["waited"]
+
+
+@pytest.mark.gloo
+def test_the_engine_is_the_same_whether_pytorch_checks_its_calls_or_not():
+    """TORCH_DISTRIBUTED_DEBUG=DETAIL puts a checker in front of it; the communicators are made in the same order."""
+    before, names = dist.get_debug_level(), set()
+    try:
+        for level in (dist.DebugLevel.OFF, dist.DebugLevel.DETAIL):
+            dist.set_debug_level(level)
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+            names.add(engine_in_use())
+            dist.destroy_process_group()
+    finally:
+        dist.set_debug_level(before)
+    release = ".".join(torch.__version__.split(".")[:2])
+    assert names == {f"ProcessGroupGloo of torch {release}"}

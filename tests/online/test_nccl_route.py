@@ -14,10 +14,12 @@ from lagom_overlap.online.graph_captures import GraphCaptures  # noqa: E402
 from lagom_overlap.online.guest import safely  # noqa: E402
 from lagom_overlap.online.replaced_ranks import ReplacedRanks  # noqa: E402
 from lagom_overlap.online.routes import nccl as nccl_route  # noqa: E402
+from lagom_overlap.online.routes.connections import Connections  # noqa: E402
 from lagom_overlap.online.routes.nccl import PLUGIN_OWNER, nccl_in_use, open_nccl_route  # noqa: E402
 from lagom_overlap.online.routes.plugin import PluginRoute  # noqa: E402
 from lagom_overlap.online.routes.plugin_timer import KernelTimer  # noqa: E402
 from lagom_overlap.online.routes.profile_timer import ProfileTimer  # noqa: E402
+from lagom_overlap.units import MIB  # noqa: E402
 
 pytestmark = pytest.mark.torch
 MODEL = torch.nn.Linear(2, 2)
@@ -59,6 +61,24 @@ def test_a_graph_that_the_job_captures_is_told_to_the_plug_in(environment, monke
     graph.capture_end()
     assert told == ["begin", "end"]
     route.close()
+
+
+def test_free_memory_is_asked_of_the_jobs_device_which_need_not_be_the_current_one(environment, monkeypatch):
+    """Under srun GPU 0 is current on every rank; the question comes from a thread of ours besides."""
+    made = []
+
+    def connections(free_bytes, **options):
+        made.append(free_bytes)
+        return Connections(free_bytes, **options)
+
+    monkeypatch.setattr(nccl_route, "Connections", connections)
+    monkeypatch.setattr(nccl_route, "job_device", lambda: torch.device("cuda", 5))
+    monkeypatch.setattr(
+        torch.cuda, "mem_get_info", lambda device=None: (getattr(device, "index", 0) * MIB, 80_000 * MIB)
+    )
+    open_nccl_route(MODEL, (2, 30, 7), environment).close()
+    (free_bytes,) = made
+    assert free_bytes() == 5 * MIB
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from test_online_files import CALL, SAVED, SETTING
 
 from lagom_overlap.collective import CollectiveKind, CommConfig
 from lagom_overlap.errors import BundleError
+from lagom_overlap.online import device
 from lagom_overlap.online import tuner as online
 from lagom_overlap.online.graph_captures import GraphCaptures
 from lagom_overlap.online.job_profiler import OWN_PROFILER, OwnProfiler
@@ -88,6 +89,31 @@ def test_an_engine_that_cannot_be_told_keeps_nobody_waiting_and_is_asked_of_no_t
     with pytest.raises(RuntimeError, match="no backend type"):
         OnlineTuner(online.nn.Linear(1, 1), route=SimulatedRoute(1, 2))
     assert world.plan_of_the_other(0) == (SwitchState.OFF, "rank 1: it could not begin")
+
+
+def test_steps_of_a_job_on_gpus_are_timed_by_events_of_the_device_that_its_model_is_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The host's clock does not tell how long a step takes there."""
+    World(monkeypatch, 0)
+    events: list[object] = []
+
+    class Event:
+        def __init__(self, device: object) -> None:
+            events.append(device)
+
+        def record(self) -> None:
+            pass
+
+    monkeypatch.setattr(device, "_trained", [])
+    monkeypatch.setattr(online, "job_device", lambda: ("device of", device._device_of_model()))
+    monkeypatch.setattr(online, "DeviceEvent", Event)
+    model = online.nn.Linear(1, 1)
+    tuner = OnlineTuner(model, route=SimulatedRoute(0, 2))
+    assert tuner._member is not None
+    tuner._member._steps.begin()
+    assert events == [("device of", model.weight.device)]
+    OWN_PROFILER.unwatch()
 
 
 def test_a_job_with_collectives_in_a_cuda_graph_is_measured_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

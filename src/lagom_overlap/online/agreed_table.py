@@ -28,13 +28,13 @@ def apply_on_all(plugin: TunerPlugin, exchange: Exchange, environment: Mapping[s
     try:
         if exchange.greet(checksum) != checksum:
             refusal = refusal or "it was started with another table than the others"
-        refused = exchange.agree(0, refusal=refusal and f"rank {exchange.rank}: {refusal}")
+        refusal = refusal and f"rank {exchange.rank}: {refusal}"
+        refused = exchange.agree(0, refusal=refusal, change=lambda: plugin.commit(0))
     except StoreLost as error:  # no rank has a "yes" without this one
         return str(error)
     finally:
         exchange.close()
-    if not refused:
-        plugin.commit(0)
+    if not refused:  # elsewhere it stays off, whatever is committed
         plugin.enable(is_enabled=True)
     return refused
 
