@@ -7,6 +7,7 @@ from threading import Thread
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d as distributed_c10d
 from torch.profiler import ProfilerActivity, profile
 
 from lagom_overlap.errors import BackendError
@@ -51,6 +52,13 @@ def main() -> None:
     profiled.export_chrome_trace(str(path))
     (trace,) = read_file(path, ReadOptions())
     seen["calls"] = [[call.op, call.num_bytes] for call in trace.calls]
+    # Each recorder has a dump of its own: 2.15's engine feeds the one that is named after it.
+    own = seen["engine"].startswith("ProcessGroupNCCL2")
+    dump = distributed_c10d._dump_fr_trace_json(backend="nccl2") if own else distributed_c10d._dump_nccl_trace_json()
+    path = folder / f"flight_rank_{rank}.json"
+    path.write_bytes(dump)
+    (trace,) = read_file(path, ReadOptions())
+    seen["recorded"] = [[call.op, call.num_bytes, call.num_ranks] for call in trace.calls]
     (folder / f"{rank}.json").write_text(json.dumps(seen))
     dist.barrier()
     dist.destroy_process_group()

@@ -92,6 +92,8 @@ def test_the_engines_of_pytorch_2_15_are_told_apart_with_their_devices_siblings_
         seen = json.loads((tmp_path / f"{rank}.json").read_text())
         assert seen["engine"].split()[0] == ("ProcessGroupNCCL2" if uses_its_own_engine else "ProcessGroupNCCL")
         assert (seen["device"], seen["current"]) == (f"cuda:{rank}", 0)
+        assert ["all_gather", 16 << 20, 4] in seen["recorded"]
+        assert ["all_reduce", 4 << 20, 2] in seen["recorded"]
         if not uses_its_own_engine:
             assert (seen["sibling"], seen["used"]) == ("", [f"cuda:{rank}"])
         else:

@@ -8,6 +8,7 @@ from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from lagom_overlap.capturing.fake_world import fake_world
+from lagom_overlap.engines.fx.inductor import PlanPass
 from lagom_overlap.engines.fx.order_settings import keep_order, undoing
 from lagom_overlap.engines.torch_versions import release_of
 from lagom_overlap.errors import JobError
@@ -81,6 +82,20 @@ def test_pytorch_2_15_has_both_settings_and_hooks_that_take_lists():
     config.post_grad_custom_post_pass = ran = [Noting(), Noting()]
     torch.compile(lambda x: x + 1)(torch.ones(4))
     assert [each.num_graphs for each in ran] == [1, 1]
+
+
+@pytest.mark.parametrize("is_on", [False, True])
+def test_a_setting_that_undoes_the_order_of_a_planned_graph_is_warned_of(caplog, is_on):
+    """The job may have switched it on again after our pass went in."""
+    graph = torch.fx.Graph()
+    reduced = graph.call_function(
+        torch.ops._c10d_functional.all_reduce.default, (graph.placeholder("gradient"), "sum", "0")
+    )
+    graph.output(graph.call_function(torch.ops._c10d_functional.wait_tensor.default, (reduced,)))
+    made = PlanPass(lambda *_: ())
+    with config.patch(reorder_for_peak_memory=is_on), pytest.raises(ValueError, match="process group"):
+        made(graph)  # which comes no further than here without one
+    assert ("reorder_for_peak_memory is on: it undoes the order of the plan" in caplog.text) == is_on
 
 
 class Noting(CustomGraphPass):

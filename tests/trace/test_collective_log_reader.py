@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 
@@ -6,6 +7,7 @@ from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.errors import TraceError
 from lagom_overlap.trace.gpu_trace import KnobReach
 from lagom_overlap.trace.reader import read_traces
+from lagom_overlap.units import MIB
 
 
 def line(rank: int, number: int, coll: str = "AllReduce", size: int = 1 << 20, us: float = 100.5) -> str:
@@ -84,7 +86,7 @@ def test_a_flight_recorder_dump_gives_sizes_groups_and_durations(tmp_path):
     [("nccl", KnobReach.TUNER), ("nccl2", KnobReach.TUNER), ("gloo", KnobReach.NONE)],
 )
 def test_the_engines_name_before_a_call_is_taken_off_and_no_knob_of_nccl_reaches_gloo(tmp_path, engine, reach):
-    """Torch 2.15 writes `nccl2:` for its own engine, and gloo's calls into the same dump."""
+    """Torch 2.15 writes `nccl2:` for its own engine."""
     path = tmp_path / "dump.json"
     path.write_text(json.dumps(flight(profiling_name=f"{engine}:all_gather")))
     (call,) = read_traces([path])[0].calls
@@ -101,6 +103,49 @@ def test_a_dump_without_durations_says_how_to_get_them(tmp_path):
     path = tmp_path / "dump.json"
     path.write_text(json.dumps(flight(time_discovered_started_ns=None)))
     assert any("TORCH_NCCL_ENABLE_TIMING" in text for text in read_traces([path])[0].warnings)
+
+
+DUMPS = Path(__file__).parents[1] / "data" / "flight_recorder"
+
+
+@pytest.mark.parametrize("engine", ["nccl2", "nccl"])
+def test_a_dump_of_pytorch_2_15_itself_is_read(engine):
+    """Written by it on four emulated GPUs, by its own engine and by the one before: the same calls."""
+    (trace,) = read_traces([DUMPS / f"{engine}_rank_0.json"])
+    calls = [(call.op, call.num_bytes, call.communicator, call.ranks, call.reach) for call in trace.calls]
+    world, half = ("default_pg", (0, 1, 2, 3), KnobReach.TUNER), ("pg 1", (0, 1), KnobReach.TUNER)
+    assert calls == [
+        ("all_reduce", 4 * MIB, *world),
+        ("all_reduce", 4 * MIB, *half),
+        ("all_gather", 16 * MIB, *world),
+        ("all_gather", 16 * MIB, *world),  # into a list
+    ]
+    assert [call.sequence for call in trace.calls] == [1, 1, 2, 3]
+    assert trace.rank == 0
+    assert all(call.duration_ns > 0 for call in trace.calls) == (engine == "nccl")
+    assert any("TORCH_DIST_USE_NCCL2=0" in text for text in trace.warnings) == (engine == "nccl2")
+
+
+def test_gloos_dump_of_pytorch_2_15_is_read_and_has_no_name_for_its_group():
+    (call,) = read_traces([DUMPS / "gloo_rank_0.json"])[0].calls
+    assert (call.op, call.num_bytes, call.communicator, call.reach) == ("all_reduce", 4000, "pg 3", KnobReach.NONE)
+
+
+@pytest.mark.parametrize(
+    ("name", "rank"), [("nccl2.json", None), ("dump_nccl2.json", None), ("nccl_trace_rank_12", 12)]
+)
+def test_the_engines_name_is_no_rank(tmp_path, name, rank):
+    path = tmp_path / name
+    path.write_text(json.dumps(flight()))
+    assert read_traces([path])[0].rank == rank
+
+
+def test_an_empty_dump_says_where_its_calls_are(tmp_path):
+    """What `_dump_nccl_trace_json` gives under PyTorch 2.15's own engine."""
+    path = tmp_path / "dump.json"
+    path.write_text('{"version": "2.10", "entries": [], "pg_config": {}, "nccl_comm_state": {}}')
+    with pytest.raises(TraceError, match=r"_dump_fr_trace_json\(backend='nccl2'\)"):
+        read_traces([path])
 
 
 @pytest.mark.parametrize("entries", ["5", "[5]", "[", "[]"])

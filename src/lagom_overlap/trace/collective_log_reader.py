@@ -23,7 +23,13 @@ from lagom_overlap.units import GIB, MIB, format_bytes
 _MAX_FLIGHT: Final = 1 * GIB
 _MAX_LINE: Final = 16 * MIB
 _BLOCK: Final = 4 * MIB
-_RANK_IN_NAME: Final = re.compile(r"(\d+)(?:\.json)?(?:\.gz)?$")
+_RANK_IN_NAME: Final = re.compile(r"(?<!nccl)(?<!\d)(\d+)(?:\.json)?(?:\.gz)?$")
+"""A dump named after PyTorch's engine (`nccl2.json`) says nothing of a rank."""
+_OWN_ENGINE: Final = "nccl2:"
+_WHERE_ENTRIES_ARE: Final = (
+    "PyTorch 2.15 keeps those of its own engine apart, where _dump_nccl_trace_json does not look: "
+    "torch._C._distributed_c10d._dump_fr_trace_json(backend='nccl2')"
+)
 _NO_TIMELINE: Final = "holds collectives without a timeline: nothing is known about computation, overlap or exposure"
 
 
@@ -214,14 +220,18 @@ def read_flight_recorder(stream: ByteStream, prefix: bytes) -> tuple[GpuTrace, .
     groups = _groups(flight.pg_config)
     calls = tuple(call for call in (_flight_call(entry, groups) for entry in flight.entries) if call is not None)
     if not calls:
-        raise TraceError(f"{stream.name}: a flight recorder dump without entries")
+        raise TraceError(f"{stream.name}: a flight recorder dump without entries. {_WHERE_ENTRIES_ARE}")
     rank = to_int(flight.rank)
     named = _RANK_IN_NAME.search(stream.name)
     if rank < 0 and named is not None and len(named[1]) < 8:
         rank = int(named[1])
     warnings = [_NO_TIMELINE]
     if not any(call.duration_ns for call in calls):
-        warnings.append("no collective has a duration; set TORCH_NCCL_ENABLE_TIMING=1 to record them")
+        is_own = any(str(entry.profiling_name).startswith(_OWN_ENGINE) for entry in flight.entries)
+        how = "PyTorch 2.15's own engine records none, TORCH_DIST_USE_NCCL2=0 with TORCH_NCCL_ENABLE_TIMING=1 does"
+        warnings.append(
+            f"no collective has a duration; {how if is_own else 'set TORCH_NCCL_ENABLE_TIMING=1 to record them'}"
+        )
     return (
         GpuTrace(
             file=stream.name,

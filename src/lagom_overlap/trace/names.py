@@ -40,7 +40,7 @@ _HINTS: Final = (
 """One of these stands in every name that communicates: a quick no for the thousands that do not."""
 _NCCL: Final = re.compile(r"^(void )?[nr]ccl(dev)?kernel|^[nr]ccldevkernel", re.IGNORECASE)
 GLOO_PREFIX: Final = "gloo:"
-"""The same of gloo, whose collectives torch 2.15's flight recorder holds among NCCL's."""
+"""The same of gloo, of whose collectives torch 2.15's flight recorder makes a dump of its own."""
 _PREFIX: Final = re.compile(rf"^(?:{'|'.join((*NCCL_PREFIXES, GLOO_PREFIX))})?(?:c10d::)?(?:nccl_)?")
 _PEER_COPY: Final = re.compile(r"^Memcpy (PtoP|P2P)\b|Peer ?[Tt]o ?[Pp]eer", re.IGNORECASE)
 _WITHOUT: Final = re.compile(r"\(anonymous namespace\)::|^void |^std::enable_if.*?::type ")
