@@ -3,12 +3,13 @@
 import random
 from collections import defaultdict
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from kineto_step import COMM, COMPUTE, COPY, SCATTER, Step
 
-from lagom_overlap.collective import CollectiveKind, CommunicatorId, ConfigKey
-from lagom_overlap.online.program import events_of, fingerprint
+from lagom_overlap.collective import CollectiveKind, CommunicatorId, ConfigKey, ConfigSpace, Subspace
+from lagom_overlap.online.program import events_of, fingerprint, groups_of, program_of, times_of
 from lagom_overlap.online.routes.plugin_events import ended, step_length_s, step_record, timed_calls
 from lagom_overlap.trace.gpu_trace import StreamWait
 from lagom_overlap.units import MIB
@@ -51,6 +52,70 @@ def test_an_all_gather_into_a_list_is_grouped_broadcasts_which_nccl_asks_about_o
     for wrong in (15 * MIB, 14 * MIB, 18 * MIB):
         other = [replace(asked[0], num_bytes=wrong), asked[1]]
         assert not step_record(other, 360 * US, timed, MIB).is_timed
+
+
+def grouped(tmp_path, *, in_front=True, nelems=9 << 19):
+    """A kernel of two gathers of 1 and 8 MiB, which NCCL asks about apart, behind one of 2 MiB."""
+    step = Step()
+    computed = step.compute(0, 100)
+    step.wait(COMM, COMPUTE, computed)
+    if in_front:
+        step.nccl("AllGather_RING_LL", 110, 20, op="_allgather_base", out_nelems=1 << 20)
+    together = step.nccl("AllGather_RING_LL", 140, 90, op="_allgather_base", nelems=0, out_nelems=nelems)
+    step.wait(COMPUTE, COMM, together)
+    step.compute(240, 60)
+    return timed_calls(step.trace(tmp_path))
+
+
+def gathers(*sizes):
+    communicator = CommunicatorId(description="world", ranks=tuple(range(8)))
+    return [
+        ConfigKey(communicator=communicator, kind=CollectiveKind.ALL_GATHER, num_bytes=size, occurrence=0)
+        for size in sizes
+    ]
+
+
+@pytest.mark.parametrize("order", [(MIB, 8 * MIB), (8 * MIB, MIB)])
+def test_unlike_calls_of_one_kernel_are_keys_of_their_own_with_the_kernels_times(tmp_path, order):
+    timed = grouped(tmp_path)
+    assert [call.num_bytes for call in timed] == [2 * MIB, 9 * MIB]
+    keys = gathers(2 * MIB, *order)
+    record = step_record(keys, 300 * US, timed, MIB)
+    assert record.is_timed
+    assert [call.key for call in record.calls] == keys
+    first, *both = record.calls
+    assert [first.begun_s, first.ended_s] == approx(110, 130)
+    for call in both:
+        assert [call.begun_s, call.ended_s, call.joined_s, call.resumed_s] == approx(140, 230, 100, 230)
+    program = program_of([record], [ConfigSpace((Subspace(num_channels=(1, 2)),))] * 3)
+    (group,) = groups_of(program)
+    times = times_of(program, (group,), record)[group.name]
+    assert [times.makespan_s, times.comp_s, *times.comm_s] == approx(230, 100, 20, 90, 90)  # one wait, not two
+
+
+def test_a_small_call_of_such_a_kernel_is_no_part_of_the_step(tmp_path):
+    keys = gathers(8 * MIB, 4096)
+    record = step_record(keys, 300 * US, grouped(tmp_path, in_front=False, nelems=(8 * MIB + 4096) // 2), MIB)
+    assert record.is_timed
+    assert [call.key for call in record.calls] == keys[:1]
+
+
+@pytest.mark.parametrize(
+    "sizes", [(2 * MIB, MIB, 7 * MIB), (2 * MIB, MIB), (2 * MIB, MIB, 8 * MIB, MIB), (2 * MIB, 9 * MIB, MIB)]
+)
+def test_calls_that_do_not_make_up_a_kernel_leave_the_step_untimed(tmp_path, sizes):
+    assert not step_record(gathers(*sizes), 300 * US, grouped(tmp_path), MIB).is_timed
+
+
+def test_a_group_of_several_kinds_or_of_a_size_that_nobody_tells_is_not_timed(tmp_path):
+    """As docs/guides/online.md says."""
+    timed = grouped(tmp_path, in_front=False)
+    mixed = [gathers(MIB)[0], replace(gathers(8 * MIB)[0], kind=CollectiveKind.REDUCE_SCATTER)]
+    assert not step_record(mixed, 300 * US, timed, MIB).is_timed
+    unknown = [replace(call, num_bytes=0) for call in timed]
+    assert not step_record(gathers(MIB, 8 * MIB), 300 * US, unknown, MIB).is_timed
+    words = Path(__file__).parents[2] / "docs" / "guides" / "online.md"
+    assert "**Not timed** are steps with a group of several kinds" in words.read_text()
 
 
 def test_what_is_launched_after_the_last_mark_is_no_part_of_the_step_but_for_large_collectives(tmp_path):

@@ -315,10 +315,18 @@ def _bounds(windows: Sequence[_Window], record: StepRecord) -> list[tuple[float,
         joins = [record.calls[call] for call in window.joins]
         ends = [_resumed_s(call) for call in joins]
         end = max(ends, default=record.duration_s)
-        waited = sum(_resumed_s(call) - (call.joined_s or 0.0) for call in joins)
-        found.append((start, max(start, end), waited))
+        found.append((start, max(start, end), _waited_s(joins)))
         start = max(start, end)
     return found
+
+
+def _waited_s(joins: Sequence[CallRecord]) -> float:
+    """How long the computation stood still for some calls: a moment in which it waits for several counts once."""
+    waited_s = until_s = 0.0
+    for call in sorted(joins, key=lambda call: call.joined_s or 0.0):
+        waited_s += max(0.0, _resumed_s(call) - max(call.joined_s or 0.0, until_s))
+        until_s = max(until_s, _resumed_s(call))
+    return waited_s
 
 
 def _resumed_s(call: CallRecord) -> float:

@@ -16,8 +16,9 @@ NCCL would not cap them.
 Algorithms that the communicator has not connected are left out unless the user wants them (`routes.connections`).
 
 Which kernel a call was is told by order: as many collective kernels as recorded calls, kind by kind and size by size.
-Grouped calls of like sizes are one recorded call, and are timed as one. Where they do not match (a group of sizes so
-unlike that NCCL asks about each, though one kernel runs them), the step is not timed.
+Grouped calls of like sizes are one recorded call, and are timed as one. Where sizes are so unlike that NCCL asks about
+each, each is recorded, and all have the times of the kernel that runs them. Where they do not match (a group of several
+kinds, or one of unlike sizes whose kernel's size nobody tells), the step is not timed.
 """
 
 import logging

@@ -110,14 +110,15 @@ def step_record(
     """The calls of `least_bytes` and more with their times, if the kernels are as many, of the same kinds and sizes.
 
     Smaller calls are no part of the step: a loss that is summed every tenth step must not make every tenth step another
-    one. Kernels of unknown size are told by the whole sequence. Of calls in a group NCCL asks once, with the bytes of
-    all: one key for several kernels, which begins with the first of them and ends with the last.
+    one. Kernels of unknown size are told by the whole sequence. Of like calls in a group NCCL asks once, with the
+    bytes of all: one key for several kernels, which begins with the first of them and ends with the last. It asks about
+    each of calls so unlike in size that one kernel runs them under settings of their own: all have the kernel's times.
     """
     large = [key for key in keys if key.num_bytes >= least_bytes]
     if timed is not None:
         some = [call for call in timed if call.num_bytes >= least_bytes]
         grouped = _grouped(large, timed, least_bytes)
-        for told, calls in ((large, some), (keys, timed), (large, grouped)):
+        for told, calls in ((large, some), (keys, timed), (large, grouped), (keys, _shared(keys, timed))):
             if len(told) == len(calls) and all(_is_same(k, c) for k, c in zip(told, calls, strict=True)):
                 pairs = [(k, c) for k, c in zip(told, calls, strict=True) if k.num_bytes >= least_bytes]
                 return StepRecord(duration_s=duration_s, calls=tuple(_record(k, c) for k, c in pairs))
@@ -140,6 +141,21 @@ def _grouped(keys: Sequence[ConfigKey], timed: Sequence[TimedCall], least_bytes:
         found.append(_as_one(timed[at:end]))
         at = end
     return [] if any(call.num_bytes >= least_bytes for call in timed[at:]) else found
+
+
+def _shared(keys: Sequence[ConfigKey], timed: Sequence[TimedCall]) -> Sequence[TimedCall]:
+    """A call for each key, where kernels run several that are as large as they together; none where that is not so."""
+    found, at = list[TimedCall](), 0
+    for call in timed:
+        end, num_bytes = at, 0
+        while end < len(keys) and keys[end].kind == call.kind and num_bytes < call.num_bytes:
+            num_bytes += keys[end].num_bytes
+            end += 1
+        if num_bytes != call.num_bytes or end == at:
+            return []
+        found += [replace(call, num_bytes=key.num_bytes) for key in keys[at:end]]
+        at = end
+    return found if at == len(keys) else []
 
 
 def _as_one(calls: Sequence[TimedCall]) -> TimedCall:
