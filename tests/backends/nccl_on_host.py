@@ -10,6 +10,7 @@ from pathlib import Path
 from time import perf_counter
 
 import torch
+from torch import distributed as dist
 
 from lagom_overlap.backends.fake_nccl import Rehearsal
 from lagom_overlap.backends.nccl import ranks
@@ -72,6 +73,18 @@ def session(device, launched, timeout_s):
     )
 
 
+def count_meetings(path):
+    """All-reduces of one element, which no measured group has: how often the ranks' devices met."""
+    all_reduce, num = dist.all_reduce, [0]
+
+    def counted(tensor, *words, **more):
+        num[0] += tensor.numel() == 1
+        path.write_text(str(num[0]))
+        return all_reduce(tensor, *words, **more)
+
+    dist.all_reduce = counted
+
+
 def refuse(generation):
     """One rank's plug-in refuses the table of one measurement."""
     prepare = TunerPlugin.prepare
@@ -84,6 +97,8 @@ def refuse(generation):
     TunerPlugin.prepare = prepared
 
 
+if "MEETINGS" in os.environ:
+    count_meetings(Path(os.environ["MEETINGS"] + os.environ["RANK"]))
 if os.environ.get("REFUSING_RANK") == os.environ["RANK"]:
     refuse(int(os.environ["REFUSED"]))
 torch.cuda.is_available = lambda: True

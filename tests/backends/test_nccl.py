@@ -72,10 +72,12 @@ def launch(tmp_path_factory, folder, *, job=JOB, release="2.30", world=2, out="r
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_launched_benchmark_saves_a_bundle_that_replays(tmp_path_factory, tmp_path, monkeypatch, capsys):
-    codes, out, error = launch(tmp_path_factory, tmp_path)
+    codes, out, error = launch(tmp_path_factory, tmp_path, MEETINGS=str(tmp_path / "met"))
     assert codes == [0, 0], error
     result = json.loads(out)
     assert result["backend"] == "nccl"
+    met = [int((tmp_path / f"met{rank}").read_text()) for rank in range(2)]
+    assert met[0] == met[1] > 2 * result["num_measurements"]  # before each run; two more make the communicators
     assert result["num_measurements"] >= 5
     assert set(result["best"]["comm_s"]) == {"ag", "rs", "ar", "a2a"}
     lines = (tmp_path / "run" / "measurements.jsonl").read_text().splitlines()

@@ -100,6 +100,7 @@ class PlayedComm:
         self._descr = _DescrV4 if version == 4 else _DescrV5
         self.context, self.mask = ctypes.c_void_p(), ctypes.c_int(-1)
         self._calls: dict[str, int] = {}
+        self.num_launched = 0
         self._group: int | None = None
         context, mask = ctypes.byref(self.context), ctypes.byref(self.mask)
         if version == 4:
@@ -130,6 +131,7 @@ class PlayedComm:
             parent = group
         number = self._calls.get(func, 0)
         self._calls[func] = number + 1
+        self.num_launched += 1
         coll = _Coll(number, func.encode(), count=count, datatype=datatype.encode(), nChannels=channels)
         coll.algo, coll.proto, coll.parentGroup = algo.encode(), proto.encode(), group if self._version >= 5 else None
         coll.isSymColl = is_symmetric if self._version >= 7 else True  # before: whatever lies there

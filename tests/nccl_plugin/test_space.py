@@ -39,6 +39,15 @@ def test_a_trees_simple_chunk_ends_at_512_kib_as_the_h100_clamped_it() -> None:
     assert axis(asked, TREE, "chunk_bytes") == (512 * KIB,)
 
 
+def test_a_chunk_below_the_protocols_grain_is_none_of_its_values() -> None:
+    """The plug-in would round it up to the grain: two settings with one effect."""
+    low = (Algorithm.RING, Protocol.LL)
+    asked = [16, 512, 1920, 64 * KIB]
+    space = tuner_space([RING, low], 6, kind=ALL_REDUCE, algorithms=[Algorithm.RING], chunk_bytes=asked)
+    assert axis(space, RING, "chunk_bytes") == (512, 1920, 64 * KIB)
+    assert axis(space, low, "chunk_bytes") == (16, 512, 1920)
+
+
 def test_so_does_that_of_broadcast_and_reduce_whose_rings_have_one_step_a_chunk() -> None:
     for kind in (CollectiveKind.BROADCAST, CollectiveKind.REDUCE):
         space = tuner_space([RING, (Algorithm.RING, Protocol.LL128)], 6, kind=kind)

@@ -452,6 +452,30 @@ def test_a_ring_that_was_overrun_in_a_step_is_refused(played, monkeypatch):
         recorder.end(lambda calls: True)
 
 
+def test_a_call_whose_events_came_too_late_in_a_step_is_refused(played):
+    """The plug-in has given it up for newer ones: what it took is not known."""
+    comm, recorder, path = played()
+    recorder.begin()
+    started = comm.start_channel(comm.launch("AllReduce", 4, "ncclInt8", 1), 0, 3)
+    while ProfileRing(path).num_open == comm.num_launched:  # until its place is taken
+        comm.launch("AllGather", 4, "ncclInt8", 1)
+    comm.end_channel(started, 9)
+    with pytest.raises(TableError, match="has lost calls of the step"):
+        recorder.end(lambda calls: True)
+
+
+def test_a_call_of_the_step_before_that_ends_in_this_one_is_none_of_it(played):
+    comm, recorder, _ = played()
+    recorder.begin()
+    earlier = comm.launch("AllReduce", 4, "ncclInt8", 1)
+    assert recorder.end(lambda calls: True) == []
+    recorder.begin()
+    comm.run(earlier, {0: (1, 2)})
+    comm.run(comm.launch("AllGather", 4, "ncclInt8", 1), {0: (3, 4)})
+    (call,) = recorder.end(lambda calls: len(calls) == 2)
+    assert (call.kind, call.start_ns) == (CollectiveKind.ALL_GATHER, 3)
+
+
 def test_a_profiler_that_nccl_has_not_loaded_is_found_out(played):
     comm, recorder, _ = played()
     comm.finalize()
