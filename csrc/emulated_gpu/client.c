@@ -66,6 +66,7 @@ static toy_stream *toy_streams[CLIENT_MAX_DEVICES];
 static uint32_t num_toy_streams[CLIENT_MAX_DEVICES];
 
 static _Thread_local bool has_submitted;
+static _Thread_local uint64_t polls_since_ns = UINT64_MAX;  // the host's clock when this thread began to do nothing but poll
 
 static void refuse(const char *text) {
   if (state != REFUSED) fprintf(stderr, "lagom emulate: %s\n", text);
@@ -299,6 +300,7 @@ uint64_t client_submit(const client_op *op, uint64_t cost_ns) {
   }
   host_ns += cost_ns;
   has_submitted = true;
+  polls_since_ns = UINT64_MAX;
   pthread_mutex_unlock(&send_lock);
   return op_id;
 }
@@ -441,7 +443,7 @@ static enum client_result wait_for(uint64_t op_id, uint64_t thread) {
     pthread_mutex_unlock(&state_lock);
     if (mine.now_ns > end_ns) end_ns = mine.now_ns;
   }
-  if (thread) move_host_to(end_ns);
+  if (thread) move_host_to(end_ns), polls_since_ns = UINT64_MAX;
   return is_usable() ? CLIENT_DONE : CLIENT_FAILED;
 }
 
@@ -455,7 +457,8 @@ enum client_result client_query(uint64_t op_id) {
   pthread_mutex_lock(&state_lock);
   bool is_known = has_ended(op_id, &end_ns);
   pthread_mutex_unlock(&state_lock);
-  if (has_submitted) client_advance(CLIENT_QUERY_COST_NS);
+  if (polls_since_ns > now_ns) polls_since_ns = now_ns;
+  if (has_submitted) client_advance(CLIENT_QUERY_COST_NS + (now_ns - polls_since_ns) / CLIENT_POLL_SHARE);
   // A thread that never submits (a watchdog) does not move the clock, so what it once saw ended must stay so.
   if (is_known && is_usable()) return !has_submitted || end_ns <= now_ns ? CLIENT_DONE : CLIENT_PENDING;
   if (state != CONNECTED) return CLIENT_FAILED;

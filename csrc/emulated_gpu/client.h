@@ -7,6 +7,9 @@
 
 #define CLIENT_TOY_NS 10000u      // an operation's time without a coordinator
 #define CLIENT_QUERY_COST_NS 1000u  // what an event call or a query costs the host
+// A thread that does nothing but poll spends this share more of what it has polled for with each query. What it would do
+// between two queries (sleep) takes no virtual time, and a round trip of real time for each microsecond would take minutes.
+#define CLIENT_POLL_SHARE 64u
 #define CLIENT_MAX_DEVICES 16
 
 enum client_result { CLIENT_DONE = 0, CLIENT_PENDING = 1, CLIENT_FAILED = -1 };
@@ -30,7 +33,7 @@ enum client_result client_wait(uint64_t op_id);
 // The same for our own helper threads: the program's host neither waits nor moves.
 enum client_result client_wait_in_background(uint64_t op_id);
 
-// Whether the operation has ended at the host's clock. Threads that never submitted leave the clock alone.
+// Whether the operation has ended at the host's clock, which a thread that polls moves on (CLIENT_POLL_SHARE). Threads that never submitted leave the clock alone.
 enum client_result client_query(uint64_t op_id);
 
 // Start and end of an operation that is known to have ended; false otherwise.

@@ -123,6 +123,31 @@ def test_alone_operations_take_the_toy_time_and_follow_streams_and_events(on_dev
     assert done.stdout == "[(0, 10000), (10000, 10000), (10000, 20000)] 0 20000\n"
 
 
+def test_who_does_nothing_but_poll_comes_to_the_end_in_few_queries_and_not_much_later(on_device):
+    """A query a microsecond would be half a million round trips to the coordinator: minutes of real time."""
+    done = on_device(
+        """
+    from emulated import Op, device, times
+    gpu = device()
+    kernel = gpu.describe(b'{"kernel": "k"}')
+    for number in (1, 50_000):
+        begin = gpu.host_ns()
+        for _ in range(number):
+            last = gpu.submit_op(Op(0, 1, kernel, 0, 0, 0), 0)
+        polls = 0
+        while gpu.query(last) or gpu.query(1):  # one has ended, one has not
+            polls += 1
+        late = gpu.host_ns() - times(gpu, last)[1]
+        print(polls, late / (times(gpu, last)[1] - begin))
+    """
+    )
+    (few, share), (many, small_share) = (map(float, line.split()) for line in done.stdout.splitlines())
+    assert few <= 10
+    assert share < 0.5  # a few microseconds of ten
+    assert many < 1000
+    assert 0 <= small_share < 0.04
+
+
 def test_a_forked_child_has_no_device(on_device):
     done = on_device(
         SUBMIT_TWO
