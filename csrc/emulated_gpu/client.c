@@ -128,6 +128,10 @@ static void say_finished(void) {
     put(&end, sizeof end);
     flush();
     shutdown(descriptor, SHUT_WR);
+    pthread_mutex_lock(&state_lock);
+    if (state == CONNECTED) state = REFUSED;  // what libraries still ask while they are unloaded fails without a word
+    pthread_cond_broadcast(&replied);
+    pthread_mutex_unlock(&state_lock);
   }
   pthread_mutex_unlock(&send_lock);
 }

@@ -160,3 +160,39 @@ def test_a_forked_child_has_no_device(on_device):
     """
     )
     assert done.stdout == "7 3\n"
+
+
+LATE = """
+#include <stdio.h>
+#include <stdlib.h>
+static int (*call)(void *);
+static void *argument;
+static void late(void) { printf("late: %d\\n", call(argument)), fflush(stdout); }
+void arm(void *function) { call = function, atexit(late); }
+void give(void *value) { argument = value; }
+"""
+
+
+def test_a_library_that_is_unloaded_after_the_device_is_told_no_and_nothing_is_printed(tmp_path, on_device, c_compiler):
+    (tmp_path / "late.c").write_text(LATE)
+    c_compiler("-shared", "-fPIC", "-fvisibility=default", str(tmp_path / "late.c"), "-o", str(tmp_path / "late.so"))
+    with Coordinator(tmp_path / "socket") as coordinator:
+        done = on_device(
+            f"""
+    import ctypes as c
+    from emulated import Runtime, kernel
+    late = c.CDLL({str(tmp_path / "late.so")!r})
+    late.arm(c.cast(c.CDLL("libcuda.so.1").cuStreamSynchronize, c.c_void_p))  # before the device's own
+    cuda = Runtime(13)
+    stream = cuda.stream()
+    kernel(stream)
+    cuda.StreamSynchronize(stream)
+    kernel(stream)
+    late.give(stream)
+    """,
+            LAGOM_EMULATION_SOCKET=str(tmp_path / "socket"),
+        )
+    assert coordinator.hosts[-1][1] == 1  # it has finished
+    assert done.stderr == ""
+    assert done.stdout.startswith("late: ")
+    assert done.stdout != "late: 0\n"
