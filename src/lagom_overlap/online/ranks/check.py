@@ -7,7 +7,8 @@ hundred calls faster what is not. It ends, too, as soon as no further round coul
 At the start nothing of this job speaks for saved settings: they stay if they are faster, after a short window of their
 own, which alone ends them if they are slower than `max_slowdown` times the default. Later a check begins with a single
 round. If the settings win it, they stay, and that was all; if they lose it, the rounds proper follow, and the settings
-leave if the default is faster there. Pure: no clock, and the same times give the same windows.
+leave if the default is faster there. The two windows of a round follow each other, but any time may pass before the
+next round, which its pairs do not notice. Pure: no clock, and the same times give the same windows.
 """
 
 from enum import StrEnum
@@ -47,6 +48,11 @@ class Check:
     def next_arm(self) -> Arm:
         """What the next window runs under."""
         return self._queue[0]
+
+    @property
+    def is_between_rounds(self) -> bool:
+        """Whether the next window begins a round."""
+        return len(self._queue) == len(Arm)
 
     @property
     def words(self) -> str:

@@ -36,6 +36,7 @@ from lagom_overlap.online.watcher import Watcher
 from lagom_overlap.tuners.base import Problems
 from lagom_overlap.tuners.journal import Entry, Step, StepKind, entry_to_json
 from lagom_overlap.tuners.problem import Assignment, Failure, Outcome
+from lagom_overlap.tuners.sequential import LEAST_PAIRS
 from lagom_overlap.tuners.study import Study, StudyPhase
 from lagom_overlap.tuners.verdict import DEFAULT_ARM, SAME_ARM
 from lagom_overlap.tuners.warm_start import Earlier, WarmStart
@@ -128,7 +129,10 @@ class Leader:
         self._watcher: Watcher | None = None
         self._check: Check | None = None
         self._checked: tuple[SiteSetting, ...] = ()
-        self._steps_for_checks = 0.0
+        self._num_settled = self._num_checked = 0
+        """Steps under settled settings, and steps of checks that these pay for."""
+        self._is_extra = False
+        self._may_check_extra = True
         self._is_overturned = False
         self._slow_phases = SlowPhases()
         self._settled_by = ""
@@ -156,7 +160,7 @@ class Leader:
         assert self._plan is not None, "next before first"
         self._payback.took(self._plan, report, now_s)
         if self._state is SwitchState.WATCH:
-            self._steps_for_checks += self._options.check_share * self._plan.num_steps
+            self._num_settled += self._plan.num_steps if self._settings else 0
             self._space_out(self._plan, report)
         self._exchange_s = report.exchange_s
         if report.stop:
@@ -278,7 +282,7 @@ class Leader:
 
     def _watch(self, settings: tuple[SiteSetting, ...], reason: str) -> WindowPlan:
         self._set(settings)
-        self._trial = None
+        self._trial = self._check = None
         self._settled_by, self._num_watched, self._next_watched = reason, 0, 0
         return self._watch_on()
 
@@ -475,19 +479,26 @@ class Leader:
             self._num_drifted = 0
         if changed := self._watcher.see(report.steps_s):
             return self._rearm(changed)
-        return self._begin_check(self._settings, 0.0) if self._may_check() else self._still_watching()
+        if not self._settings:
+            return self._still_watching()
+        if self._check is not None:
+            return self._next_check(self._check)
+        # As many rounds as settle a clear case are saved up for, so that such settings leave at once.
+        return self._begin_check(self._settings, 0.0) if self._can_pay(1 + LEAST_PAIRS) else self._still_watching()
 
     # Checks. ----------------------------------------------------------------------------------------------------------
 
-    def _may_check(self) -> bool:
-        """Whether there is something to check, and the least that a check takes has been saved up for."""
-        return bool(self._settings) and self._steps_for_checks >= len(Arm) * self._options.window_steps
+    def _can_pay(self, num_rounds: int) -> bool:
+        """Whether checks with so many more rounds are no more than their share of the settled steps so far."""
+        num_steps = num_rounds * len(Arm) * self._options.window_steps
+        return self._num_checked + num_steps <= self._options.check_share * self._num_settled
 
     def _begin_check(
-        self, settings: tuple[SiteSetting, ...], default_s: float, *, is_start: bool = False
+        self, settings: tuple[SiteSetting, ...], default_s: float, *, is_start: bool = False, is_extra: bool = False
     ) -> WindowPlan:
+        """`is_extra`: not out of `check_share`; so is a check at the start."""
         options = self._options
-        self._checked = settings
+        self._checked, self._is_extra = settings, is_start or is_extra
         self._check = Check(
             num_pairs=options.num_pairs,
             seed=f"{options.seed}/{self._window}",
@@ -498,9 +509,14 @@ class Leader:
         return self._next_check(self._check)
 
     def _next_check(self, check: Check) -> WindowPlan:
+        """The check's next window; between two rounds it waits until the next one is paid for."""
         self._num_void = 0
+        if check.is_between_rounds and not (self._is_extra or self._can_pay(1)):
+            self._set(self._checked)
+            return self._still_watching()
         self._set(self._checked if check.next_arm is Arm.TUNED else ())
         steps = PROBATION_STEPS if check.is_probation else self._options.window_steps
+        self._num_checked += 0 if self._is_extra else steps
         what = "saved settings" if check.is_start else "what is set"
         reason = f"{what} against the default: {check.words}"
         return self._give(SwitchState.CHECK, reason, steps, steps)
@@ -508,12 +524,11 @@ class Leader:
     def _window_checked(self, report: Report) -> WindowPlan:
         check = self._check
         assert check is not None, "a check without one"
-        if not check.is_start:
-            self._steps_for_checks -= self._plan.num_steps if self._plan else 0
         timed = _timed(report.steps_s)
         if report.void or not timed or min(timed) <= 0:
             if check.is_start:
                 return self._again(report.void or "no step was timed")
+            self._check = None
             self._set(self._checked)  # there will be a better moment
             return self._still_watching()
         check.report(fmean(timed))
@@ -522,7 +537,7 @@ class Leader:
         return self._kept(check) if check.is_kept else self._lost(check)
 
     def _kept(self, check: Check) -> WindowPlan:
-        self._adopted, self._started = self._checked, ()
+        self._adopted, self._started, self._check = self._checked, (), None
         if check.is_start:
             return self._watch(self._checked, f"started with saved settings, which are faster here ({check.words})")
         self._set(self._checked)
@@ -530,7 +545,7 @@ class Leader:
 
     def _lost(self, check: Check) -> WindowPlan:
         self._adopted = self._started = ()
-        self._is_overturned = True
+        self._check, self._is_overturned = None, True
         lost = "the saved settings are not faster" if check.is_start else "the settings are slower"
         reason = f"{lost} than the default here ({check.words})"
         _log.warning("%s: the default comes back", reason)
@@ -555,10 +570,13 @@ class Leader:
         return self._record(reason)
 
     def _watched_on(self, reason: str) -> WindowPlan:
-        """Nothing is searched any more; what is set is checked instead, unless earlier checks are not yet paid for."""
+        """Nothing is searched any more; what is set is checked instead, the first time whatever has been saved up."""
         _log.info("%s; it was tuned again %d times, the most that is allowed", reason, self._num_rearms)
         self._shapes = None
-        return self._begin_check(self._settings, 0.0) if self._steps_for_checks >= 0 else self._watch_on()
+        if not (self._may_check_extra or self._can_pay(1 + LEAST_PAIRS)):
+            return self._watch_on()
+        is_extra, self._may_check_extra = self._may_check_extra, False
+        return self._begin_check(self._settings, 0.0, is_extra=is_extra)
 
 
 def _timed(steps_s: Sequence[float]) -> Sequence[float]:
