@@ -39,6 +39,7 @@ def main() -> None:
     random.Random(1).shuffle(todo)  # whatever time there is, it is spent on all of the table
     wrong: list[Outcome] = []
     ends: Counter[str] = Counter()
+    took: list[tuple[float, str]] = []
 
     def tell(outcome: Outcome) -> None:
         cell = outcome.cell
@@ -47,6 +48,7 @@ def main() -> None:
         ends[state] += 1
         said = "ok" if not outcome.faults else "; ".join(outcome.faults)
         where = f"{cell.fault} at {cell.point!r}, rank {cell.victim} of {cell.num_ranks}"
+        took.append((outcome.took_s, where))
         print(f"{where}: {outcome.codes} {state} {outcome.took_s:.1f} s: {said}", flush=True)
         if outcome.faults:
             wrong.append(outcome)
@@ -65,6 +67,8 @@ def main() -> None:
     with ThreadPoolExecutor(chosen.at_once) as pool:
         for done in as_completed([pool.submit(run, cell) for cell in todo]):
             tell(done.result())
+    for took_s, where in sorted(took, reverse=True)[:5]:
+        print(f"among the longest: {where}, {took_s:.0f} s")
     print(f"{sum(ends.values())} cells, {len(wrong)} not as they must be; {dict(ends)}")
     sys.exit(bool(wrong))
 

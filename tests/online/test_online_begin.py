@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 
 import msgspec
 import pytest
@@ -11,6 +12,7 @@ pytest.importorskip("torch")
 
 from job_of_threads import FakeStore, SimulatedRoute
 from test_online_files import CALL, SAVED, SETTING
+from torch import distributed as dist
 
 from lagom_overlap.collective import CollectiveKind, CommConfig
 from lagom_overlap.errors import BundleError
@@ -38,6 +40,21 @@ def own_profiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[OwnProfiler]:
 
 
 ENGINE = "ProcessGroupGloo of torch 9.9"
+
+
+class Unreachable(dist.HashStore):
+    """A store to which no further connection can be made: its process has ended."""
+
+    def clone(self) -> None:
+        Event().wait()
+
+
+def test_a_store_that_cannot_be_reached_again_holds_up_no_rank_that_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by the fault matrix: with rank 0 killed as tuners begin, the others waited for three minutes."""
+    shared = Unreachable()
+    monkeypatch.setattr(online, "_get_default_store", lambda: shared)
+    online.store_of("7", 0.01).set("key", "value")
+    assert shared.get("lagom/7/key") == b"value"
 
 
 class World:

@@ -31,6 +31,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from lagom_overlap import __version__
 from lagom_overlap.collective import ConfigKey, LaunchConfig, LaunchScope, LaunchSpace
+from lagom_overlap.engines.bounded import BoundedCalls, Overdue
 from lagom_overlap.errors import BackendError, BundleError, LagomError, UnknownNameError
 from lagom_overlap.jobfile.registry import check_tuner_name, make_tuner, searches_launches, takes_warm_start
 from lagom_overlap.online.adapters.base import Adapter
@@ -330,11 +331,17 @@ def _leave(reference: "weakref.ref[OnlineTuner]") -> None:
 
 
 def store_of(name: str, timeout_s: float) -> Store:
-    """The job's store under a prefix of ours, by a connection of its own: its waits hold nobody else up."""
+    """The job's store under a prefix of ours, by a connection of its own: its waits hold nobody else up.
+
+    Where none can be made (not every store can be cloned), or not in time, it is the job's own, which may be lost, too:
+    PyTorch tries to reach a store that is gone for up to three times the store's timeout.
+    """
     base: Any = _get_default_store()
-    with contextlib.suppress(RuntimeError, AttributeError):  # not every store can be cloned; a shared one does
-        base = base.clone()
+    connecting = BoundedCalls("lagom-connect")
+    with contextlib.suppress(RuntimeError, AttributeError, Overdue):
+        base = connecting.call(base.clone, timeout_s)
         base.set_timeout(timedelta(seconds=timeout_s))
+    connecting.close()
     return cast("Store", dist.PrefixStore(f"lagom/{name}", base))  # type: ignore[attr-defined]
 
 
