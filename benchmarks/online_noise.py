@@ -51,7 +51,7 @@ from lagom_overlap.online.ranks import exchange as exchange_module
 from lagom_overlap.online.ranks.exchange import Exchange
 from lagom_overlap.online.ranks.leader import Leader
 from lagom_overlap.online.ranks.member import Member
-from lagom_overlap.online.ranks.messages import SETTLED, SwitchState
+from lagom_overlap.online.ranks.messages import SETTLED, Report, SwitchState, WindowPlan
 from lagom_overlap.online.routes.base import CallRecord, StepRecord
 from lagom_overlap.online.sites import SiteSetting, site_of
 from lagom_overlap.online.tuner import _study_factory
@@ -430,10 +430,15 @@ def run(kind: str, noise: str, seed: int, num_steps: int) -> Outcome:
     )
     exchange = Exchange(Store(), rank=0, num_ranks=1, timeout_s=9.0)
     member = Member(exchange, job, leader=leader, clock=lambda: job.now_s)
+
+    def trusted(settings: tuple[SiteSetting, ...], _report: Report | None, words: str) -> WindowPlan:
+        leader._started = ()
+        return leader._watch(settings, words)
+
+    if is_trusted:
+        leader._begin_with = trusted  # type: ignore[method-assign]
     searched, adopted, checked, settled, left_at, was_set = set(), set(), 0, 0, 0, False
     for step in range(num_steps):
-        if is_trusted and step == 0:
-            leader._begin_with = lambda settings, report, trusted: leader._watch(settings, trusted)  # type: ignore[method-assign]
         member.begin_step()
         state = member.plan.state
         if state is SwitchState.VERDICT:
