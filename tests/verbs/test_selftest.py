@@ -210,6 +210,16 @@ def test_variables_that_limit_nccl_keep_the_map_out_of_the_cache(tmp_path: Path)
     assert not (tmp_path / "cache").exists()
 
 
+def test_a_map_of_emulated_gpus_stays_out_of_the_cache_whatever_their_results(tmp_path: Path) -> None:
+    """A box with such GPUs would go by it."""
+    environment = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "LAGOM_EMULATION_SOCKET": "/tmp/clock"}
+    result = run_on_stand_in(tmp_path, environment=environment)
+    assert Outcome.AS_ASKED in {row.outcome for row in result.rows}
+    assert result.map_path is None
+    assert any("these GPUs are emulated" in note for note in result.notes)
+    assert not (tmp_path / "cache").exists()
+
+
 @pytest.mark.parametrize(
     ("changed", "word"),
     [({"num_gpus": 0}, "--gpus"), ({"ranks_per_gpu": 9}, "--ranks-per-gpu"), ({"minutes": 0.0}, "--minutes")],

@@ -148,7 +148,10 @@ def run_selftest(
             map_path=None,
             files=(),
         )
-        return _written(result, folder, box(), map_folder(environment), is_limited=bool(in_the_way))
+        keeps_out = "those variables limit what NCCL offers" if in_the_way else ""
+        if environment.get("LAGOM_EMULATION_SOCKET"):
+            keeps_out = "these GPUs are emulated, what they compute cannot be judged"
+        return _written(result, folder, box(), map_folder(environment), keeps_out)
 
 
 def _measure(found: _Found, benches: Benches, budget: _Budget, note: Callable[[str], object]) -> None:
@@ -225,8 +228,8 @@ def _overhead(bench: TrafficBench) -> Overhead:
     )
 
 
-def _written(result: SelfTestResult, folder: Path, box: Box | None, cache: Path, *, is_limited: bool) -> SelfTestResult:
-    """The files of a result, and the result with their paths."""
+def _written(result: SelfTestResult, folder: Path, box: Box | None, cache: Path, keeps_out: str) -> SelfTestResult:
+    """The files of a result, and the result with their paths; `keeps_out` says why its map must not be found again."""
     files = [folder / "settings.csv"]
     write_private(files[0], _csv(result).encode())
     if result.contention:
@@ -240,8 +243,8 @@ def _written(result: SelfTestResult, folder: Path, box: Box | None, cache: Path,
         files.append(write_map(found, folder))
         if not is_right:
             notes.append("the map is in the folder only: every result is wrong, NCCL's own choice too")
-        elif is_limited:
-            notes.append("the map is in the folder only: those variables limit what NCCL offers")
+        elif keeps_out:
+            notes.append(f"the map is in the folder only: {keeps_out}")
         elif result.is_interrupted and (cache / found.key.file_name).exists():
             notes.append("the map is in the folder only: the one of a former run is kept, this one was interrupted")
         else:
