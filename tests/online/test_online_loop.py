@@ -396,7 +396,7 @@ def test_a_commit_that_fails_is_taken_back_on_all_ranks_and_ends_the_tuning_only
 
 
 def test_a_commit_that_fails_later_leaves_settled_settings_in_force_on_all_ranks() -> None:
-    job = Job(options=options(check_share=0.05))
+    job = Job(options=options(check_share=0.5))
     job.run(220)
     settings = job.members[0].settings
     assert settings
@@ -417,7 +417,7 @@ def test_a_commit_that_fails_later_leaves_settled_settings_in_force_on_all_ranks
 
 
 def test_a_rank_that_can_neither_switch_nor_go_back_to_settled_settings_ends_the_job_in_words() -> None:
-    job = Job(options=options(check_share=0.05))
+    job = Job(options=options(check_share=0.5))
     job.run(220)
     assert job.members[0].settings
 

@@ -268,7 +268,7 @@ def test_a_bug_of_ours_between_the_ranks_ends_the_tuning_and_not_the_job(name: s
 @pytest.mark.parametrize("name", ["begin_step", "mark_end", "end_step", "communicators", "space", "prepare"])
 def test_a_route_that_fails_between_two_steps_ends_the_tuning_and_not_the_job(name: str, rank: int) -> None:
     """A record that cannot be read, a table that is refused: none of it is raised into the training loop."""
-    job = Job(options=options(timeout_s=0.5))
+    job = Job(options=options(timeout_s=20.0))
     job.start()
     route = job.routes[rank]
     original, calls = getattr(route, name), []

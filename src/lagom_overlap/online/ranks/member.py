@@ -3,7 +3,8 @@
     step 0 of a window     read the plan, switch if it names new settings (all ranks or none: `in_force`)
     measured steps         the route times every collective
     last step but one      report, unless others report to this rank
-    last step              who has reports to read merges them and reports in turn; rank 0 publishes the next plan
+    last step              who has reports to read merges them and reports in turn; rank 0 publishes the next plan;
+                           in long windows that only time the steps, both one step earlier (`WindowPlan.decided_after`)
 
 Whatever fails here is this rank's wish to stop, written where the next plan would stand, so that all ranks stop at the
 same step; the job itself is never disturbed. Only a switch that all agreed on and this rank cannot do, or cannot know
@@ -167,13 +168,14 @@ class Member:
             self._guarded(self._take)
         self._window.step += 1
         plan = self._window.plan
-        if self._window.step == max(1, plan.num_steps - 1):
+        if self._window.step == max(1, plan.decided_after - 1):
             self._reaching(self._report)
-        if self._window.step >= plan.num_steps:
+        if self._window.step == plan.decided_after:
             if self._leader is not None:
                 self._reaching(self._decide)
             elif self._exchange.post.children:
                 self._reaching(self._relay)
+        if self._window.step >= plan.num_steps:
             self._window = Window(plan)
             self._num_windows += 1
             self._guarded(self._steps.forget)

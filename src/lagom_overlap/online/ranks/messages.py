@@ -35,6 +35,8 @@ SETTLED: Final = (SwitchState.WATCH, SwitchState.DONE)
 
 UNLIKE: Final = 1 << 10
 """In place of a width of classes: the steps make other calls, not the same ones with other sizes."""
+LONG: Final = 16
+"""Steps of a window from which on two of them more or less that are not reported make no difference."""
 KEPT: Final = -1
 """In place of an epoch: whatever is in force stays, although not every rank may read this plan."""
 
@@ -70,6 +72,16 @@ class WindowPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """Whether no plan follows."""
         return self.state in (SwitchState.DONE, SwitchState.OFF)
 
+    @property
+    def decided_after(self) -> int:
+        """Steps after which the next plan is made; the reports for it come one step before.
+
+        A step more before it counts gives it time to travel, so that no rank waits for it: in long windows in which
+        nothing is measured, which a settled job mostly consists of.
+        """
+        is_only_timed = self.first_measured >= self.num_steps - 1
+        return self.num_steps - 1 if is_only_timed and self.num_steps >= LONG else self.num_steps
+
     def measures(self, step: int) -> bool:
         """Whether step number `step` of the window is measured."""
         is_within = self.first_measured <= step < self.num_steps - 1
@@ -96,9 +108,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     steps in order of rank, `shapes` says which rank had which. `octaves` is the least width of classes of sizes by
     which these steps and the one measured before them are alike on every rank, `UNLIKE` if none does, -1 where nothing
     was measured. `times` are the largest that any rank saw, so are `step_s` (median measured step, 0: none), `steps_s`
-    (each step of the window but the last), `stepped_s` (all steps so far) and `exchange_s` (spent on agreement and on
-    measuring so far). `journal_lines` is the length of the longest journal that a rank found, `journal_rank` that rank
-    (first window only).
+    (each step of the window but the last, or the last two: `WindowPlan.decided_after`), `stepped_s` (all steps so far)
+    and `exchange_s` (spent on agreement and on measuring so far). `journal_lines` is the length of the longest journal
+    that a rank found, `journal_rank` that rank (first window only).
     """
 
     rank: int
