@@ -8,11 +8,11 @@ median, else its mean. One measurement of a search is the median of `PER_MEASURE
 times the raw ratios of one of the eight lists, from a random place on, in their order, so that clock ramps, steps
 and tails come as they came. A search lets the machine run on: the next measurement takes the next iterations.
 
-Arms: `default` as it is; Lagom, AutoCCL and ours as `lagom compare` runs them; `bandit` as its authors publish
-it (five rounds over its four arms, one iteration each, then the arm with the best mean), `ucb1` their first version
-(five arms with NCCL's own, fifteen iterations). *worse* is a true time beyond the default's by more than the null test
-of the topology: 8 % on 1x8, 50 % between nodes (there only 12 of 33 pairs of equal settings lie within 5 %). Sweeps of
-channels have no default in the same run and are left out.
+Arms: `default` as it is; Lagom, AutoCCL, `descent` and `model_based` as `lagom compare` runs them, unguarded; `bandit`
+as its authors publish it (five rounds over its four arms, one iteration each, then the arm with the best mean), `ucb1`
+their first version (five arms with NCCL's own, fifteen iterations). *worse* is a true time beyond the default's by more
+than the null test of the topology: 8 % on 1x8, 50 % between nodes (there only 12 of 33 pairs of equal settings lie
+within 5 %). Sweeps of channels have no default in the same run and are left out.
 """
 
 from collections import defaultdict
@@ -40,7 +40,7 @@ PER_MEASUREMENT: Final = 10
 MAX_MEASUREMENTS: Final = 40
 NULL: Final = {True: 0.08, False: 0.5}
 """By whether all GPUs are in one node: how far two measurements of the same setting lie apart there."""
-TUNERS: Final = ("default", "lagom", "autoccl", "model_based")
+TUNERS: Final = ("default", "lagom", "autoccl", "descent", "model_based")
 BANDITS: Final = ("bandit", "ucb1")
 _BANDIT_ARMS: Final = (
     (Algorithm.RING, Protocol.LL), (Algorithm.RING, Protocol.SIMPLE), (Algorithm.TREE, Protocol.LL),

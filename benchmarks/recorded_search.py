@@ -43,7 +43,7 @@ from measured_rows import BadFileError
 from recorded_world import Pass, World, read_surface
 from search_quality import WORSE, percentile_95
 
-TUNERS = ("default", "fixed_max", "random", "autoccl", "lagom", "model_based")
+TUNERS = ("default", "fixed_max", "random", "autoccl", "lagom", "descent", "model_based")
 BARE = "+bare"
 
 

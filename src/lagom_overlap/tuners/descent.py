@@ -10,26 +10,35 @@ here the default is the start, the makespan Z is the judge, and all collectives 
        collectives stay behind, as many as took that much longer: an in-order stream ends with what is exposed;
     3. where communication is exposed: other algorithms and protocols, each once, the fastest of them for every
        collective by its own time x_j; after the steps down, more channels and larger chunks;
-    4. channels between the halves, around what was found.
+    4. up to `MOST_MEASURED` measurements, what two curves through all of them (`curves.py`) expect to gain most: any
+       setting for all, or for the first or the last collectives of the stream. More channels, other algorithms and
+       protocols only where communication was exposed; nothing that may well be much slower, and nothing further from
+       what was measured than a step;
+    5. what is recommended is the fastest of the measured by these curves, which even out the noise of single
+       measurements and leave out slow ones; the default, unless that is faster by `LEAST_GAIN` and was measured so.
 
 A knob that has not moved stays the engine's own. Where that is not known (`ConfigSpace.default`), steps down count from
 the most that may be asked for, which is then a setting of its own.
 
 A step counts as progress from `LEAST_GAIN` on, or `LEAST_ERRORS` of the difference. Measurements grow with the
 logarithm of the number of collectives at most: after `BLAMING_RETREATS` those that move are halved. A group in which
-each of many needs something else is left where uniform steps end. Unguarded: the default comes first, and `Guarded`
-compares with it.
+each of many needs something else is left where steps of all, first or last ones end. Unguarded: the default comes
+first, and `Guarded` compares with it.
 """
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
 from math import hypot, sqrt
+from statistics import median
 from typing import Final
 
-from lagom_overlap.collective import CommConfig, ConfigSpace, Subspace
-from lagom_overlap.collective.space import RESOURCE_KNOBS
+import numpy as np
+import numpy.typing as npt
+
+from lagom_overlap.collective import ConfigSpace, Subspace
 from lagom_overlap.tuners.base import Problems
+from lagom_overlap.tuners.curves import Curves, Setting, expected_gain
 from lagom_overlap.tuners.groupwise import GroupwiseTuner, Probe, Search
+from lagom_overlap.tuners.places import Place, in_way, is_near, setting_of, settings_of, start_of
 from lagom_overlap.tuners.problem import IQR_OF_SIGMA, Assignment, GroupProblem, Measurement, Outcome
 
 LEAST_GAIN: Final = 0.002
@@ -50,126 +59,31 @@ MEDIAN_TO_MEAN: Final = 1.2533
 """The standard error of a median in that of a mean: sqrt(pi / 2)."""
 BLAMING_RETREATS: Final = 2
 """Per move, before those that move are halved at least."""
+FEWEST_FITTED: Final = 2
+LEAST_SIGMA: Final = 0.002
+"""Repeats of few steps may agree by chance."""
 
-Axis = tuple[int | None, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
-    """Where a collective stands: a subspace, and a position on each of its knobs; None: not moved from the default.
-
-    `default` is what a knob that is not moved is asked for as, `own` what that runs with, None where that is not known.
-    Threads stay.
-    """
-
-    subspace: Subspace
-    default: CommConfig
-    own: CommConfig
-    channel: int | None
-    chunk: int | None
-    thread: int | None
-
-    @property
-    def config(self) -> CommConfig:
-        way, default = self.subspace, self.default
-        return CommConfig(
-            algorithm=way.algorithm,
-            protocol=way.protocol,
-            transport=way.transport,
-            num_channels=default.num_channels if self.channel is None else way.num_channels[self.channel],
-            num_threads=default.num_threads if self.thread is None else way.num_threads[self.thread],
-            chunk_bytes=default.chunk_bytes if self.chunk is None else way.chunk_bytes[self.chunk],
-        )
-
-    @property
-    def _is_in_one_piece(self) -> bool:
-        """The default is known to send the message in a piece that no slice is as large as: it takes one channel."""
-        return self.chunk is None and self.default.chunk_bytes is None and self.own.chunk_bytes is not None
-
-    def channels_times(self, factor: float) -> "_Place":
-        if self._is_in_one_piece:
-            return self
-        moved = _moved(self.subspace.num_channels, self.channel, self.own.num_channels, factor)
-        return replace(self, channel=moved)
-
-    def chunk_times(self, factor: float) -> "_Place":
-        return replace(self, chunk=_moved(self.subspace.chunk_bytes, self.chunk, self.own.chunk_bytes, factor))
-
-    def most_channels(self) -> "_Place":
-        """Where the default's are not known to be the most."""
-        return replace(self, channel=_top(self.subspace.num_channels, self.channel, self.own.num_channels))
-
-    def largest_chunk(self) -> "_Place":
-        """Where the default's is not known to be the largest."""
-        return replace(self, chunk=_top(self.subspace.chunk_bytes, self.chunk, self.own.chunk_bytes))
-
-    def sliced(self) -> "_Place":
-        """A message that goes in one piece, cut, and on twice the channels."""
-        return self.chunk_times(1 / 4).channels_times(2) if self._is_in_one_piece else self
-
-    def is_counted_from_the_most(self, moved: "_Place") -> bool:
-        """Whether the way to another place began at a default that is not known."""
-        ends = (
-            (self.channel, self.own.num_channels, moved.channel, self.subspace.num_channels),
-            (self.chunk, self.own.chunk_bytes, moved.chunk, self.subspace.chunk_bytes),
-        )
-        return any(at is None and own is None and to not in {None, len(axis) - 1} for at, own, to, axis in ends)
+MOST_ERRORS: Final = 1
+"""Of standard errors of a difference: beyond that the curves do not overrule what was measured."""
+MOST_MEASURED: Final = 12
+"""With the default. Steps down may take more."""
+LEAST_EXPECTED: Final = 0.001
+"""A share of the makespan: an expected gain below it is not worth a measurement."""
+RISKS: Final = ((0.5, 1.05), (0.9, 1.5))
+"""Nothing is asked for whose makespan, at these quantiles, is that many times the best one."""
 
 
-def _moved(axis: Axis, at: int | None, own: int | None, factor: float) -> int | None:
-    """The position of the value nearest to a multiple, one further at least; where it is where there is none.
-
-    What is not known counts as the most.
-    """
-    now = own if at is None else axis[at]
-    if now is None:
-        now = axis[-1]
-    if now is None:
-        return at
-    beyond = [index for index, value in enumerate(axis) if value and (value < now if factor < 1 else value > now)]
-    return min(beyond, key=lambda index: abs((axis[index] or 1) / (now * factor) - 1), default=at)
-
-
-def _top(axis: Axis, at: int | None, own: int | None) -> int | None:
-    return len(axis) - 1 if at is None and own is None and axis[-1] is not None else at
-
-
-def _start(space: ConfigSpace, default: CommConfig) -> _Place:
-    """Where the default is."""
-    subspace = space.subspace_of(default)
-    # What is known of an untouched call is of that call alone.
-    known = space.default if default.is_untouched else default
-    at = [_position(axis, getattr(known, knob)) for knob, axis in zip(RESOURCE_KNOBS, subspace.axes, strict=True)]
-    if not subspace.has_way_of(default):  # its knobs are those of another algorithm
-        at = _nearest(subspace, default)
-    return _Place(subspace=subspace, default=default, own=known, channel=at[0], thread=at[1], chunk=at[2])
-
-
-def _position(axis: Axis, value: int | None) -> int | None:
-    return axis.index(value) if value is not None and value in axis else None
-
-
-def _nearest(subspace: Subspace, config: CommConfig) -> list[int | None]:
-    """The positions nearest to a configuration; None for a knob that it leaves to the engine."""
-    found = zip(RESOURCE_KNOBS, subspace.nearest(config), strict=True)
-    return [None if getattr(config, knob) is None else index for knob, index in found]
-
-
-Move = Callable[[_Place], _Place]
+Move = Callable[[Place], Place]
 STEPS: Final[tuple[tuple[str, Move], ...]] = (
     ("half the channels", lambda place: place.channels_times(1 / 2)),
     ("a quarter of the chunk", lambda place: place.chunk_times(1 / 4)),
 )
 FASTER: Final[tuple[tuple[str, Move], ...]] = (
-    ("slices of a quarter, twice the channels", _Place.sliced),
-    ("the most channels", _Place.most_channels),
-    ("the largest chunk", _Place.largest_chunk),
+    ("slices of a quarter, twice the channels", Place.sliced),
+    ("the most channels", Place.most_channels),
+    ("the largest chunk", Place.largest_chunk),
     ("twice the channels", lambda place: place.channels_times(2)),
     ("four times the chunk", lambda place: place.chunk_times(4)),
-)
-BETWEEN: Final[tuple[tuple[str, Move], ...]] = (
-    ("channels between, more", lambda place: place.channels_times(sqrt(2))),
-    ("channels between, fewer", lambda place: place.channels_times(sqrt(1 / 2))),
 )
 
 
@@ -178,26 +92,29 @@ class _Descent:
 
     def __init__(self, problem: GroupProblem, measured: Measurement) -> None:
         self._problem = problem
-        self._starts = [_start(space, own) for space, own in zip(problem.spaces, problem.default, strict=True)]
+        self._starts = [start_of(space, own) for space, own in zip(problem.spaces, problem.default, strict=True)]
         self._known: dict[Assignment, Outcome] = {problem.default: measured}
         self.places = list(self._starts)
-        self.now = measured
+        self.now = self._first = measured
+        self._fitted: Assignment | None = None
 
     @property
     def assignment(self) -> Assignment:
-        return self._assignment(self.places)
+        """What the curves say is fastest, once they are fitted; before, where the steps led."""
+        return self._assignment(self.places) if self._fitted is None else self._fitted
 
     def run(self) -> Generator[Probe, Outcome, None]:
         if self._exposed_share > EXPOSED:
             yield from self._other_ways()
-        for words, move in (*STEPS, *(FASTER if self._exposed_share > EXPOSED else ()), *BETWEEN):
+        for words, move in (*STEPS, *(FASTER if self._exposed_share > EXPOSED else ())):
             yield from self._go(words, move)
+        yield from self._refine()
 
     @property
     def _exposed_share(self) -> float:
         return _exposed_s(self.now) / self.now.makespan_s if self.now.makespan_s > 0 else 0.0
 
-    def _assignment(self, places: Sequence[_Place]) -> Assignment:
+    def _assignment(self, places: Sequence[Place]) -> Assignment:
         held = zip(places, self._starts, self._problem.default, strict=True)
         return tuple(default if place == start else place.config for place, start, default in held)
 
@@ -227,7 +144,7 @@ class _Descent:
         """Every algorithm and protocol once; then what was fastest for each collective, if that is a mixture."""
         base, fastest = list(self.places), list(zip(self.places, self.now.comm_s, strict=True))
         for index in range(max(len(space.subspaces) for space in self._problem.spaces)):
-            tried = [_in_way(space, index, place) for space, place in zip(self._problem.spaces, base, strict=True)]
+            tried = [in_way(space, index, place) for space, place in zip(self._problem.spaces, base, strict=True)]
             if tried == base:
                 continue
             outcome = yield from self._measure(tried, f"other algorithms and protocols, number {index}")
@@ -245,24 +162,118 @@ class _Descent:
             if isinstance(outcome, Measurement) and _gains(self.now, outcome):
                 self.places, self.now = tried, outcome
 
-    def _measure(self, places: Sequence[_Place], reason: str) -> Generator[Probe, Outcome, Outcome]:
+    def _refine(self) -> Generator[Probe, Outcome, None]:
+        """Asks what the curves expect most of; at the end, what is recommended is the fastest by them."""
+        choices = self._choices()
+        while (told := self._told()) and len(told) >= FEWEST_FITTED:
+            curves = self._curves(choices, told)
+            known = curves.draws(curves.places([assignment for assignment, _ in told]))
+            best = _fastest(curves, known[:, 0], [each for _, each in told])
+            self._fitted = told[best][0]
+            if len(self._known) >= MOST_MEASURED:
+                return
+            asked = self._most_promising(curves, choices, known[best])
+            if asked is None:
+                return
+            self._known[asked] = yield Probe(
+                assignment=asked, reason="what the measurements so far promise", incumbent=self._fitted
+            )
+
+    def _told(self) -> list[tuple[Assignment, Measurement]]:
+        return [(asked, told) for asked, told in self._known.items() if isinstance(told, Measurement)]
+
+    def _curves(self, choices: Sequence[Sequence[Setting]], told: Sequence[tuple[Assignment, Measurement]]) -> Curves:
+        settings = {setting.config: setting for own in choices for setting in own}
+        for assignment, _ in told:
+            for config, space, start in zip(assignment, self._problem.spaces, self._starts, strict=True):
+                settings.setdefault(config, setting_of(config, space.subspace_of(config), start))
+        repeats = [
+            _sigma_s(each) / each.makespan_s / sqrt(each.num_repeats) for _, each in told if each.num_repeats > 1
+        ]
+        sigma = max(LEAST_SIGMA, MEDIAN_TO_MEAN * median(repeats)) if repeats else None
+        return Curves(list(settings.values()), told, sigma)
+
+    def _choices(self) -> list[list[Setting]]:
+        """Of each collective, what may be asked for."""
+        is_exposed = _exposed_s(self._first) > EXPOSED * self._first.makespan_s
+        found: dict[tuple[ConfigSpace, Place, Subspace], list[Setting]] = {}
+        chosen = []
+        for space, start, place in zip(self._problem.spaces, self._starts, self.places, strict=True):
+            key = space, start, place.subspace
+            if key not in found:
+                ways = space.subspaces if is_exposed else dict.fromkeys((start.subspace, place.subspace))
+                found[key] = [setting for way in ways for setting in settings_of(way, start)]
+                most = setting_of(start.default, start.subspace, start).num_channels
+                if not is_exposed:
+                    found[key] = [setting for setting in found[key] if setting.num_channels <= most]
+            chosen.append(found[key])
+        return chosen
+
+    def _most_promising(
+        self, curves: Curves, choices: Sequence[Sequence[Setting]], incumbent: npt.NDArray[np.float64]
+    ) -> Assignment | None:
+        """One setting for all collectives that have it, or for the first or last of them, the others as they are."""
+        candidates: dict[Assignment, None] = {}
+        measured = {config for assignment, _ in self._told() for config in assignment}
+        settings = {setting.config: setting for own in choices for setting in own}
+        near = [each for config, each in curves.settings.items() if config in measured]
+        for config in (config for config, each in settings.items() if any(is_near(each, one) for one in near)):
+            having = [j for j, own in enumerate(choices) if any(setting.config == config for setting in own)]
+            for members in _parts(having, self._num_hidden()):
+                tried = list(self.assignment)
+                for j in members:
+                    tried[j] = config
+                candidates[tuple(tried)] = None
+        asked = [candidate for candidate in candidates if candidate not in self._known]
+        if not asked:
+            return None
+        draws = curves.draws(curves.places(asked))
+        gains = expected_gain(draws, incumbent) / incumbent[0]
+        for quantile, most in RISKS:
+            gains[np.quantile(draws, quantile, axis=1) > most * incumbent[0]] = 0.0
+        best = int(np.argmax(gains))
+        return asked[best] if gains[best] > LEAST_EXPECTED else None
+
+    def _num_hidden(self) -> int:
+        """The collectives before those at the end that the default leaves exposed."""
+        exposed_s, num = _exposed_s(self._first), len(self._starts)
+        while num and exposed_s > self._first.comm_s[num - 1] / 2:
+            num -= 1
+            exposed_s -= self._first.comm_s[num]
+        return num
+
+    def _measure(self, places: Sequence[Place], reason: str) -> Generator[Probe, Outcome, Outcome]:
         assignment = self._assignment(places)
         if assignment not in self._known:
             self._known[assignment] = yield Probe(assignment=assignment, reason=reason, incumbent=self.assignment)
         return self._known[assignment]
 
 
+def _fastest(curves: Curves, expected: npt.NDArray[np.float64], told: Sequence[Measurement]) -> int:
+    """The first of the fastest by the curves that was itself measured to gain; the default, where none does.
+
+    Of what is known to be slower than the fastest by more than noise explains, none.
+    """
+    others = [number for number in range(1, len(told)) if number not in curves.slow and _gains(told[0], told[number])]
+    doubt = sqrt(2) * curves.sigma
+    most_s = (1 + MOST_ERRORS * doubt) * min((told[number].makespan_s for number in others), default=0.0)
+    others = [number for number in others if told[number].makespan_s <= most_s]
+    least = min((float(expected[number]) for number in others), default=float(expected[0]))
+    if least >= (1 - max(LEAST_GAIN, LEAST_ERRORS * doubt)) * expected[0]:
+        return 0
+    return next(number for number in others if expected[number] <= (1 + LEAST_GAIN) * least)
+
+
+def _parts(members: Sequence[int], num_hidden: int) -> list[Sequence[int]]:
+    """All, and the first and the last ones by quarters, and around where communication is exposed."""
+    num = len(members)
+    cuts = {round(num * part / 4) for part in (1, 2, 3)} | {1, num - 1, num_hidden - 1, num_hidden, num_hidden + 1}
+    halves = [part for cut in sorted(cuts) if 0 < cut < num for part in (members[:cut], members[cut:])]
+    return [members, *halves]
+
+
 def _of(moved: Sequence[int], num: int) -> str:
     return "all" if len(moved) == num else f"number {', '.join(str(j) for j in moved)}"
-
-
-def _in_way(space: ConfigSpace, index: int, place: _Place) -> _Place:
-    """A place of a subspace with about the same resources; where the collective has fewer subspaces, as it is."""
-    if index >= len(space.subspaces) or space.subspaces[index] == place.subspace:
-        return place
-    subspace = space.subspaces[index]
-    channel, thread, chunk = _nearest(subspace, place.config)
-    return replace(place, subspace=subspace, channel=channel, thread=thread, chunk=chunk)
 
 
 def _exposed_s(measured: Measurement) -> float:

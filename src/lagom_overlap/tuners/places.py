@@ -1,0 +1,176 @@
+"""Where a collective stands in its space, where it may go from there, and what a setting counts as.
+
+A knob that has not moved from the default stays the engine's own.
+"""
+
+from dataclasses import dataclass, replace
+from itertools import product
+from math import sqrt
+from typing import Final
+
+from lagom_overlap.collective import CommConfig, ConfigSpace, Subspace
+from lagom_overlap.collective.space import RESOURCE_KNOBS
+from lagom_overlap.tuners.curves import Setting, thinned
+
+FARTHEST: Final = (2.05, 4.1)
+"""Factors of channels and of chunk: no further from what was measured of the same kind (a step down, and rounding)."""
+CHUNK_WHERE_NONE: Final = 1 << 20
+"""What counts where an engine has no chunks: it is the same for all settings."""
+Axis = tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a collective stands: a subspace, and a position on each of its knobs; None: not moved from the default.
+
+    `default` is what a knob that is not moved is asked for as, `own` what that runs with, None where that is not known.
+    Threads stay.
+    """
+
+    subspace: Subspace
+    default: CommConfig
+    own: CommConfig
+    channel: int | None
+    chunk: int | None
+    thread: int | None
+
+    @property
+    def config(self) -> CommConfig:
+        """What to ask for."""
+        way, default = self.subspace, self.default
+        return CommConfig(
+            algorithm=way.algorithm,
+            protocol=way.protocol,
+            transport=way.transport,
+            num_channels=default.num_channels if self.channel is None else way.num_channels[self.channel],
+            num_threads=default.num_threads if self.thread is None else way.num_threads[self.thread],
+            chunk_bytes=default.chunk_bytes if self.chunk is None else way.chunk_bytes[self.chunk],
+        )
+
+    @property
+    def is_in_one_piece(self) -> bool:
+        """The default is known to send the message in a piece that no slice is as large as: it takes one channel."""
+        return self.chunk is None and self.default.chunk_bytes is None and self.own.chunk_bytes is not None
+
+    def channels_times(self, factor: float) -> "Place":
+        """The nearest to a multiple of the channels, one further at least."""
+        if self.is_in_one_piece:
+            return self
+        moved = _moved(self.subspace.num_channels, self.channel, self.own.num_channels, factor)
+        return replace(self, channel=moved)
+
+    def chunk_times(self, factor: float) -> "Place":
+        """The nearest to a multiple of the chunk, one further at least."""
+        return replace(self, chunk=_moved(self.subspace.chunk_bytes, self.chunk, self.own.chunk_bytes, factor))
+
+    def most_channels(self) -> "Place":
+        """Where the default's are not known to be the most."""
+        return replace(self, channel=_top(self.subspace.num_channels, self.channel, self.own.num_channels))
+
+    def largest_chunk(self) -> "Place":
+        """Where the default's is not known to be the largest."""
+        return replace(self, chunk=_top(self.subspace.chunk_bytes, self.chunk, self.own.chunk_bytes))
+
+    def sliced(self) -> "Place":
+        """A message that goes in one piece, cut, and on twice the channels."""
+        return self.chunk_times(1 / 4).channels_times(2) if self.is_in_one_piece else self
+
+    def is_counted_from_the_most(self, moved: "Place") -> bool:
+        """Whether the way to another place began at a default that is not known."""
+        ends = (
+            (self.channel, self.own.num_channels, moved.channel, self.subspace.num_channels),
+            (self.chunk, self.own.chunk_bytes, moved.chunk, self.subspace.chunk_bytes),
+        )
+        return any(at is None and own is None and to not in {None, len(axis) - 1} for at, own, to, axis in ends)
+
+
+def _moved(axis: Axis, at: int | None, own: int | None, factor: float) -> int | None:
+    """The position of the value nearest to a multiple, one further at least; where it is where there is none.
+
+    What is not known counts as the most.
+    """
+    now = own if at is None else axis[at]
+    if now is None:
+        now = axis[-1]
+    if now is None:
+        return at
+    beyond = [index for index, value in enumerate(axis) if value and (value < now if factor < 1 else value > now)]
+    return min(beyond, key=lambda index: abs((axis[index] or 1) / (now * factor) - 1), default=at)
+
+
+def _top(axis: Axis, at: int | None, own: int | None) -> int | None:
+    return len(axis) - 1 if at is None and own is None and axis[-1] is not None else at
+
+
+def start_of(space: ConfigSpace, default: CommConfig) -> Place:
+    """Where the default is."""
+    subspace = space.subspace_of(default)
+    # What is known of an untouched call is of that call alone.
+    known = space.default if default.is_untouched else default
+    at = [_position(axis, getattr(known, knob)) for knob, axis in zip(RESOURCE_KNOBS, subspace.axes, strict=True)]
+    if not subspace.has_way_of(default):  # its knobs are those of another algorithm
+        at = _nearest(subspace, default)
+    return Place(subspace=subspace, default=default, own=known, channel=at[0], thread=at[1], chunk=at[2])
+
+
+def _position(axis: Axis, value: int | None) -> int | None:
+    return axis.index(value) if value is not None and value in axis else None
+
+
+def _nearest(subspace: Subspace, config: CommConfig) -> list[int | None]:
+    """The positions nearest to a configuration; None for a knob that it leaves to the engine."""
+    found = zip(RESOURCE_KNOBS, subspace.nearest(config), strict=True)
+    return [None if getattr(config, knob) is None else index for knob, index in found]
+
+
+def in_way(space: ConfigSpace, index: int, place: Place) -> Place:
+    """A place of a subspace with about the same resources; where the collective has fewer subspaces, as it is."""
+    if index >= len(space.subspaces) or space.subspaces[index] == place.subspace:
+        return place
+    subspace = space.subspaces[index]
+    channel, thread, chunk = _nearest(subspace, place.config)
+    return replace(place, subspace=subspace, channel=channel, thread=thread, chunk=chunk)
+
+
+def settings_of(way: Subspace, start: Place) -> list[Setting]:
+    """A lattice by half octaves of channels and octaves of chunk; the engine's own where the default has it."""
+    is_own = way == start.subspace
+    channels: list[int | None] = list(thinned(way.num_channels, sqrt(2)))
+    chunks: list[int | None] = list(thinned(way.chunk_bytes, 2))
+    if is_own and start.default.num_channels is None:
+        channels = [None, *(each for each in channels if each != start.own.num_channels)]
+    if is_own and start.default.chunk_bytes is None:
+        chunks = [None, *(each for each in chunks if each != start.own.chunk_bytes)]
+    configs = []
+    for num_channels, chunk_bytes in product(channels or [None], chunks or [None]):
+        if is_own and (num_channels, chunk_bytes) == (start.default.num_channels, start.default.chunk_bytes):
+            configs.append(start.default)
+        elif not (chunk_bytes is None and num_channels is not None and start.is_in_one_piece):
+            threads = start.config.num_threads
+            configs.append(
+                replace(_of_way(way), num_channels=num_channels, num_threads=threads, chunk_bytes=chunk_bytes)
+            )
+    return [setting_of(config, way, start) for config in configs]
+
+
+def is_near(setting: Setting, other: Setting) -> bool:
+    """Whether two settings of one kind are at most a step down apart in either knob."""
+    apart = (setting.num_channels / other.num_channels, setting.chunk_bytes / other.chunk_bytes)
+    is_alike = (setting.config.algorithm, setting.config.protocol) == (other.config.algorithm, other.config.protocol)
+    return is_alike and all(1 / most <= each <= most for each, most in zip(apart, FARTHEST, strict=True))
+
+
+def _of_way(way: Subspace) -> CommConfig:
+    return CommConfig(algorithm=way.algorithm, protocol=way.protocol, transport=way.transport)
+
+
+def setting_of(config: CommConfig, way: Subspace, start: Place) -> Setting:
+    """What the engine is left counts as what it is known to take, else as the most."""
+    told = zip((config.num_channels, config.chunk_bytes), (start.own.num_channels, start.own.chunk_bytes), strict=True)
+    tops = way.num_channels[-1], way.chunk_bytes[-1]
+    return Setting(
+        config,
+        num_channels=config.num_channels or start.own.num_channels or way.num_channels[-1] or 1,
+        chunk_bytes=config.chunk_bytes or start.own.chunk_bytes or way.chunk_bytes[-1] or CHUNK_WHERE_NONE,
+        is_known=all(asked or own or not top for (asked, own), top in zip(told, tops, strict=True)),
+    )
