@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lagom_overlap.nccl_plugin import read_profile
+from lagom_overlap.nccl_plugin import read_profile, read_record
+from lagom_overlap.nccl_plugin.record_log import Flag
 
 ROOT = Path(__file__).parents[2]
 
@@ -152,6 +153,52 @@ def test_a_running_job_is_tuned_to_a_verdict(tmp_path: Path) -> None:
     for rank in (0, 1):  # nine collectives a step; had the two profilers disagreed, those of two steps would be there
         profile = read_profile(folder / f"profile.{rank}.bin")
         assert len([call for call in profile.collectives if call.is_complete]) >= 9 * 5
+
+
+@pytest.mark.cuda_torch
+@pytest.mark.timeout(1000)
+@pytest.mark.parametrize("lacking_rank", [-1, 1])
+def test_a_table_of_lagom_run_is_in_force_on_all_ranks_or_on_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking_rank: int
+) -> None:
+    """A rank that ran NCCL's choice where the other runs the table's would hang it on a GPU."""
+    call = {"description": "nccl on 1 node", "num_ranks": 2, "creation_order": 0, "kind": "all_reduce"}
+    config = dict.fromkeys(("algorithm", "protocol", "transport", "num_threads", "chunk_bytes")) | {"num_channels": 3}
+    saved = {
+        "format": "lagom-online",
+        "version": 2,
+        "world_size": 2,
+        "route": "plugin",
+        "is_adopted": True,
+        "settings": [{"site": {"call": call | {"num_bytes": 16 << 20}, "occurrence": 0}, "config": config}],
+        "engine": "ProcessGroupNCCL of torch {}.{}".format(*release()),
+        "verdict": "",
+        "date": "",
+    }
+    (tmp_path / "saved.json").write_text(json.dumps(saved))
+    monkeypatch.setenv("LACKING_RANK", str(lacking_rank))
+    monkeypatch.setenv("TORCH_DIST_USE_NCCL2", "0")
+    monkeypatch.setenv("LAGOM_RECORD", str(tmp_path / "record.%r.bin"))
+    job = torchrun(2, str(Path(__file__).with_name("config_job.py")))
+    run = (
+        PYTHON,
+        "-m",
+        "lagom_overlap",
+        "run",
+        "--config",
+        str(tmp_path / "saved.json"),
+        "--out",
+        str(tmp_path / "out"),
+    )
+    command = [PYTHON, "-m", "lagom_overlap", "emulate", "--cluster", "h100_dgx", "--", *run, "--", *job]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=900, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    for rank in (0, 1):
+        asked = [d for d in read_record(tmp_path / f"record.{rank}.bin").decisions if d.num_bytes == 16 << 20]
+        matched = [Flag.MATCHED in decision.flags for decision in asked]
+        assert matched == [lacking_rank < 0] * 3
+    refused = "--config is not applied: rank 1: cannot read the table /nowhere/table.bin"
+    assert (refused in done.stderr) == (lacking_rank >= 0)
 
 
 @pytest.mark.cuda_torch
