@@ -17,12 +17,12 @@ RELEASES: tuple[NcclVersion, ...] = ((2, 21, 5), (2, 27, 5), (2, 28, 9), (2, 30,
 
 
 def tried(
-    kind: CollectiveKind, reach: KnobReach, nccl: NcclVersion, channels: int = 24
+    kind: CollectiveKind, reach: KnobReach, nccl: NcclVersion, channels: int = 24, most: int = 24
 ) -> tuple[CommConfig, set[CommConfig]]:
-    """What the trace ran, with this many channels on a communicator of 24, and everything that may be tried."""
+    """What the trace ran, with this many channels on a communicator of so many, and everything that may be tried."""
     collective = Collective(kind, 64 * MIB, 8)
     default = replace(MODEL.default_config(collective), num_threads=None, num_channels=channels)
-    space = settable(MODEL.space(collective), default, reach=reach, most_channels=24, nccl=nccl)
+    space = settable(MODEL.space(collective), default, reach=reach, most_channels=most, nccl=nccl)
     return default, {config for part in space.subspaces for config in part}
 
 
@@ -39,6 +39,8 @@ def test_no_collective_gets_more_channels_than_its_communicator_has(nccl: NcclVe
     _, configs = tried(CollectiveKind.ALL_GATHER, KnobReach.TUNER, nccl)
     assert max(config.num_channels or 0 for config in configs) <= 24
     assert len({config.num_channels for config in configs}) > 3
+    _, configs = tried(CollectiveKind.ALL_GATHER, KnobReach.TUNER, nccl, channels=4, most=8)
+    assert max(config.num_channels or 0 for config in configs) <= 8  # the model's own space has 24
 
 
 def test_from_2_31_on_a_tuner_can_only_lower_the_channels() -> None:
