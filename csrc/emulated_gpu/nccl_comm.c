@@ -245,6 +245,7 @@ static void end(ncclComm_t comm) {
   comm->decider = NULL;
   if (comm->shared) shared_detach(comm->shared);
   comm->shared = NULL;
+  if (comm->done) cuEventDestroy_v2(comm->done);
   if (comm->num_not_computed) {
     log_line(NCCL_INFO, NCCL_SUBSYS_INIT, comm->device, "comm %p: %llu operations computed exactly, %llu larger ones not computed", (void*)comm,
              (unsigned long long)comm->num_exact, (unsigned long long)comm->num_not_computed);

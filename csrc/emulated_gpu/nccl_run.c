@@ -147,13 +147,37 @@ static uint64_t* sequence_of(const task* t) {
   return &t->comm->pair_sequences[t->root + (t->kind == TASK_RECEIVE ? t->comm->num_ranks : 0)];
 }
 
+static uint64_t capture_of(void* stream) {
+  int status = 0;
+  uint64_t id = 0;
+  cuStreamGetCaptureInfo_v3(stream, &status, &id, NULL, NULL, NULL, NULL);
+  return id;
+}
+
+// A communicator's kernels run one after another on whatever streams they are issued: NCCL has each of them wait for the one before
+// (ncclLaunchPrepare, by a stream of the communicator's own). Between graphs, and between them and other calls, that is left out.
+static ncclResult_t follow_previous(ncclComm_t comm, void* stream) {
+  if (!comm->done) return cuEventCreate(&comm->done, 2) ? comm_fail(comm, ncclUnhandledCudaError, "no event") : ncclSuccess;
+  if (comm->last_stream == stream || comm->last_capture != capture_of(stream)) return ncclSuccess;
+  return cuStreamWaitEvent(stream, comm->done, 0) ? comm_fail(comm, ncclUnhandledCudaError, "a wait for the kernel before failed") : ncclSuccess;
+}
+
+static void note_launched(ncclComm_t comm, void* stream, uint64_t op_id) {
+  comm->last_stream = stream, comm->last_capture = capture_of(stream);
+  if (comm->last_capture) cuEventRecord(comm->done, stream);
+  else comm->done->op_id = op_id, comm->done->capture = NULL;
+}
+
 static ncclResult_t submit(task* t, bool is_exact) {
+  const ncclResult_t ready = follow_previous(t->comm, t->stream);
+  if (ready) return ready;
   const uint32_t desc_id = describe(t, is_exact);
   const emulated_shape shape = {(unsigned)t->decided.num_channels, (unsigned)t->decided.num_threads};  // a block a channel
   uint64_t op_id = 0;
   if (lagom_emulated_gpu.submit(t->stream, desc_id, kernel_name(t), &shape, sequence_of(t), &op_id)) {
     return comm_fail(t->comm, ncclUnhandledCudaError, "the emulated device refused %s", LOGGED_KINDS[t->kind]);
   }
+  note_launched(t->comm, t->stream, op_id);
   profiler_launched(t, op_id);
   return ncclSuccess;
 }
@@ -223,6 +247,8 @@ static ncclResult_t submit_pairs(ncclComm_t comm, task** pairs, int num_pairs) {
     for (int i = 0; i < num_pairs && !result; i++) result = submit(pairs[i], exchange_is_exact(pairs[i]));
     return result;
   }
+  const ncclResult_t ready = follow_previous(comm, pairs[0]->stream);
+  if (ready) return ready;
   uint64_t last = 0;
   pthread_mutex_lock(&sides_lock);
   if (cuEventRecord(s->fork, pairs[0]->stream)) last = 0;
@@ -235,6 +261,7 @@ static ncclResult_t submit_pairs(ncclComm_t comm, task** pairs, int num_pairs) {
   s->join->op_id = last, s->join->stream = s->streams[num_pairs]->number, s->join->device = s->fork->device;
   const CUresult result = last ? cuStreamWaitEvent(pairs[0]->stream, s->join, 0) : 1;
   pthread_mutex_unlock(&sides_lock);
+  if (!result) note_launched(comm, pairs[0]->stream, last);
   return result ? comm_fail(comm, ncclUnhandledCudaError, "the emulated device refused sends and receives") : ncclSuccess;
 }
 

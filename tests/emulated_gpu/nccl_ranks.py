@@ -312,6 +312,33 @@ def swaps(n: Nccl) -> None:
     n.call("ncclCommDestroy", comm)
 
 
+def two_streams(n: Nccl) -> None:
+    """Calls on two streams: of one communicator one after another, of two beside each other."""
+    cuda, other, at = n.cuda, c.c_void_p(), n.buffer(128 << 20)
+    assert cuda.cuStreamCreate(c.byref(other), 1) == 0
+    first_done, second_done = c.c_void_p(), c.c_void_p()
+    for event in (first_done, second_done):
+        assert cuda.cuEventCreate(c.byref(event), 0) == 0
+    comms = [n.init(name) for name in ("first", "second")]
+
+    def behind_ms(first: c.c_void_p, second: c.c_void_p) -> float:
+        """How long after the last of twenty calls on one stream a call on the other one ends."""
+        for comm, count, stream, event in ((first, 20, n.stream, first_done), (second, 1, other, second_done)):
+            for _ in range(count):
+                n.call("ncclAllReduce", at, at, c.c_size_t(16 << 20), FLOAT32, SUM, comm, stream)
+            assert cuda.cuEventRecord(event, stream) == 0
+        assert cuda.cuCtxSynchronize() == 0
+        gap = c.c_float()
+        assert cuda.cuEventElapsedTime(c.byref(gap), first_done, second_done) == 0
+        return gap.value
+
+    behind_ms(comms[0], comms[1])  # the first calls connect
+    assert behind_ms(comms[0], comms[0]) > 0
+    assert behind_ms(comms[0], comms[1]) < 0
+    for comm in comms:
+        n.call("ncclCommDestroy", comm)
+
+
 def several_hosts(n: Nccl) -> None:
     """Decisions of a communicator over hosts; real proxies wait for kernels that never move, so it is aborted."""
     comm, at = n.init(), n.buffer(64 << 20)

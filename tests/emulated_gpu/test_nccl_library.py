@@ -41,6 +41,10 @@ def test_splits_shrinks_and_operators(on_ranks, num_ranks):
     on_ranks("splits", num_ranks)
 
 
+def test_calls_of_a_communicator_run_one_after_another_on_any_stream(on_ranks):
+    on_ranks("two_streams", 2)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("function", ["collectives", "groups", "splits"])
 def test_three_ranks_under_the_address_and_undefined_behaviour_sanitizers(on_ranks, libraries, tmp_path, function):
