@@ -1,6 +1,8 @@
 """The descent from the default against cases worked by hand, and against the best of small spaces."""
 
 import itertools
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import sqrt
@@ -308,3 +310,9 @@ def test_the_noise_is_the_standard_deviation_of_the_difference_of_two_medians(nu
     assert 0.38 <= accepted <= 0.46, "what LEAST_ERRORS says"
     doubtless = sum(old.makespan_s - new.makespan_s > descent._noise_s(old, new) for old, new in pairs) / num_draws
     assert 0.10 <= doubtless <= 0.18
+
+
+def test_the_search_brings_no_library_with_threads_of_its_own_into_a_job() -> None:
+    code = "import sys, lagom_overlap.tuners; print('scipy' in sys.modules)"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=True)
+    assert told.stdout == "False\n"  # its BLAS would start as many threads as the host has cores

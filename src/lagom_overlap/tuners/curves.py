@@ -23,7 +23,6 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from scipy.linalg import solve_triangular
 
 from lagom_overlap.collective import CommConfig
 from lagom_overlap.tuners.problem import Assignment, Measurement
@@ -122,7 +121,7 @@ class Curves:
         parts = [self._by_curves(places[at : at + step], self._f, self._rho) for at in range(0, len(places), step)]
         makespans = np.concatenate(parts)
         covariance = self._missed_of(self._told, places, self._missed)
-        solved = solve_triangular(self._missed_root, covariance, lower=True)
+        solved = np.linalg.solve(self._missed_root, covariance)
         variance = np.maximum(self._missed**2 + OWN_MISSED**2 - (solved**2).sum(axis=0), 0.0)
         mean = solved.T @ self._missed_values
         result: Floats = makespans * np.exp(mean[:, None] + np.sqrt(variance)[:, None] * self._offsets[None])
@@ -300,13 +299,13 @@ class _Root:
     def __init__(self, data: _Data, noise: Floats) -> None:
         self.data, self._noise = data, noise
         self.root = np.linalg.cholesky(data.covariance + noise) if len(data.values) else np.zeros((0, 0))
-        self.whitened = solve_triangular(self.root, data.values, lower=True) if len(data.values) else data.values
+        self.whitened = np.linalg.solve(self.root, data.values) if len(data.values) else data.values
         self.log_likelihood = float(-(self.whitened @ self.whitened) / 2 - np.log(np.diag(self.root)).sum())
 
     @property
     def solved(self) -> Floats:
         """The inverse covariance times the values."""
-        return np.asarray(solve_triangular(self.root.T, self.whitened, lower=False))
+        return np.asarray(np.linalg.solve(self.root.T, self.whitened))
 
     @property
     def left(self) -> Floats:
@@ -316,7 +315,7 @@ class _Root:
     def draws(self, mean: Floats, kernel: Floats, random: np.random.Generator) -> Floats:
         """(settings, draws) of the process given the observations, its mean first."""
         if len(self.data.values):
-            solved = solve_triangular(self.root, self.data.weights @ kernel, lower=True)
+            solved = np.linalg.solve(self.root, self.data.weights @ kernel)
             mean, kernel = mean + solved.T @ self.whitened, kernel - solved.T @ solved
         root = np.linalg.cholesky(kernel + 10 * JITTER * np.eye(len(mean)))
         drawn = np.column_stack([np.zeros(len(mean)), random.standard_normal((len(mean), NUM_DRAWS - 1))])
