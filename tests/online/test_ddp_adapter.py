@@ -6,19 +6,20 @@ torch = pytest.importorskip("torch")
 
 from torch import distributed as dist  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
 from lagom_overlap.online.adapters import ddp  # noqa: E402
 from lagom_overlap.online.adapters.base import say_once  # noqa: E402
 from lagom_overlap.online.adapters.ddp import DdpAdapter, hook_of  # noqa: E402
 from lagom_overlap.online.routes.gloo import GlooRoute  # noqa: E402
 
-pytestmark = [pytest.mark.torch, pytest.mark.gloo]
+pytestmark = pytest.mark.torch
 
 
 @pytest.fixture
 def model():
-    """Over a world of one rank."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    """Over a world of one rank; not of gloo, whose threads may stand still freeing a tensor as the group ends."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
     say_once.cache_clear()
     yield DistributedDataParallel(torch.nn.Linear(4, 4))
     dist.destroy_process_group()
@@ -30,7 +31,7 @@ def check_left_alone(model, caplog, why):
     assert hook_of(model) is None
     (line,) = [record.getMessage() for record in caplog.records]
     assert f"DDP is left alone: {why} (torch" in line
-    model(torch.ones(2, 4)).sum().backward()
+    assert model(torch.ones(2, 4)).shape == (2, 4)
 
 
 @pytest.mark.parametrize("name", ddp._NEEDED)
