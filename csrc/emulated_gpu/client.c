@@ -455,22 +455,29 @@ enum client_result client_wait(uint64_t op_id) { return wait_for(op_id, (uint64_
 
 enum client_result client_wait_in_background(uint64_t op_id) { return wait_for(op_id, 0); }
 
+// Of a query made at `now_ns`: the longer a thread has done nothing but ask, the more time each answer of "not yet" takes.
+static enum client_result answered(bool is_done, uint64_t now_ns) {
+  if (is_done) return CLIENT_DONE;
+  if (polls_since_ns > now_ns) polls_since_ns = now_ns;
+  if (has_submitted) client_advance((now_ns - polls_since_ns) / CLIENT_POLL_SHARE);
+  return CLIENT_PENDING;
+}
+
 enum client_result client_query(uint64_t op_id) {
   if (!op_id) return CLIENT_DONE;
   uint64_t end_ns, now_ns = host_ns;
   pthread_mutex_lock(&state_lock);
   bool is_known = has_ended(op_id, &end_ns);
   pthread_mutex_unlock(&state_lock);
-  if (polls_since_ns > now_ns) polls_since_ns = now_ns;
-  if (has_submitted) client_advance(CLIENT_QUERY_COST_NS + (now_ns - polls_since_ns) / CLIENT_POLL_SHARE);
+  if (has_submitted) client_advance(CLIENT_QUERY_COST_NS);
   // A thread that never submits (a watchdog) does not move the clock, so what it once saw ended must stay so.
-  if (is_known && is_usable()) return !has_submitted || end_ns <= now_ns ? CLIENT_DONE : CLIENT_PENDING;
+  if (is_known && is_usable()) return answered(!has_submitted || end_ns <= now_ns, now_ns);
   if (state != CONNECTED) return CLIENT_FAILED;
   reply_slot mine = {.op_id = op_id, .is_query = true};
   protocol_query record = {{PROTOCOL_QUERY, sizeof record}, op_id, now_ns, has_submitted, 0};
   if (!ask(&record, sizeof record, &mine)) return CLIENT_FAILED;
   if (has_submitted) move_host_to(mine.now_ns);
-  return mine.is_done ? CLIENT_DONE : CLIENT_PENDING;
+  return answered(mine.is_done, now_ns);
 }
 
 bool client_times(uint64_t op_id, uint64_t *start_ns, uint64_t *end_ns) {

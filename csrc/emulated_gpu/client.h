@@ -7,7 +7,7 @@
 
 #define CLIENT_TOY_NS 10000u      // an operation's time without a coordinator
 #define CLIENT_QUERY_COST_NS 1000u  // what an event call or a query costs the host
-// A thread that does nothing but poll spends this share more of what it has polled for with each query. What it would do
+// A thread that does nothing but poll spends this share more of what it has polled for with each query that is answered "not yet". What it would do
 // between two queries (sleep) takes no virtual time, and a round trip of real time for each microsecond would take minutes.
 #define CLIENT_POLL_SHARE 64u
 #define CLIENT_MAX_DEVICES 16

@@ -26,7 +26,7 @@ struct ncclComm {
   uint64_t* sequence;        // operations of all ranks; outlives the communicator, as graphs do
   uint64_t* pair_sequences;  // to each rank, then from each rank
   struct CUevent_st* done;   // of its newest kernel; nccl_run.c
-  void* last_stream;         // which that was issued on
+  uint64_t last_stream;      // the id of what that was issued on
   uint64_t last_capture;     // the graph that it was recorded into, 0 if none
   uint64_t num_children;
   uint64_t num_exact, num_not_computed;

@@ -147,6 +147,13 @@ static uint64_t* sequence_of(const task* t) {
   return &t->comm->pair_sequences[t->root + (t->kind == TASK_RECEIVE ? t->comm->num_ranks : 0)];
 }
 
+// Of a stream made where one was destroyed, another one than of that.
+static uint64_t id_of(void* stream) {
+  unsigned long long id = 0;
+  cuStreamGetId(stream, &id);
+  return id;
+}
+
 static uint64_t capture_of(void* stream) {
   int status = 0;
   uint64_t id = 0;
@@ -158,14 +165,17 @@ static uint64_t capture_of(void* stream) {
 // (ncclLaunchPrepare, by a stream of the communicator's own). Between graphs, and between them and other calls, that is left out.
 static ncclResult_t follow_previous(ncclComm_t comm, void* stream) {
   if (!comm->done) return cuEventCreate(&comm->done, 2) ? comm_fail(comm, ncclUnhandledCudaError, "no event") : ncclSuccess;
-  if (comm->last_stream == stream || comm->last_capture != capture_of(stream)) return ncclSuccess;
+  if (comm->last_stream == id_of(stream) || comm->last_capture != capture_of(stream)) return ncclSuccess;
   return cuStreamWaitEvent(stream, comm->done, 0) ? comm_fail(comm, ncclUnhandledCudaError, "a wait for the kernel before failed") : ncclSuccess;
 }
 
-static void note_launched(ncclComm_t comm, void* stream, uint64_t op_id) {
-  comm->last_stream = stream, comm->last_capture = capture_of(stream);
-  if (comm->last_capture) cuEventRecord(comm->done, stream);
-  else comm->done->op_id = op_id, comm->done->capture = NULL;
+static ncclResult_t note_launched(ncclComm_t comm, void* stream, uint64_t op_id) {
+  comm->last_stream = id_of(stream), comm->last_capture = capture_of(stream);
+  if (!comm->last_capture) {
+    comm->done->op_id = op_id, comm->done->capture = NULL;
+    return ncclSuccess;
+  }
+  return cuEventRecord(comm->done, stream) ? comm_fail(comm, ncclUnhandledCudaError, "a kernel's end was not noted") : ncclSuccess;
 }
 
 static ncclResult_t submit(task* t, bool is_exact) {
@@ -177,9 +187,8 @@ static ncclResult_t submit(task* t, bool is_exact) {
   if (lagom_emulated_gpu.submit(t->stream, desc_id, kernel_name(t), &shape, sequence_of(t), &op_id)) {
     return comm_fail(t->comm, ncclUnhandledCudaError, "the emulated device refused %s", LOGGED_KINDS[t->kind]);
   }
-  note_launched(t->comm, t->stream, op_id);
   profiler_launched(t, op_id);
-  return ncclSuccess;
+  return note_launched(t->comm, t->stream, op_id);
 }
 
 // A communicator of one copies, if anything.

@@ -4,6 +4,7 @@ import os
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import pytest
 from c_build import build_libraries
@@ -14,6 +15,7 @@ from lagom_overlap.errors import BackendError
 from lagom_overlap.export.plugin_table import CHECKSUM_VARIABLE, checksum_of
 from lagom_overlap.nccl_plugin import ProcessCommunicator, TunerPlugin, encode_table, write_table
 from lagom_overlap.online.agreed_table import apply_on_all, meet
+from lagom_overlap.online.ranks.exchange import StoreLost
 from lagom_overlap.units import MIB
 
 NUM_RANKS = 3
@@ -46,12 +48,16 @@ class Ranks:
     def path(self, rank):
         return Path(self.environments[rank]["LAGOM_TABLE"])
 
+    def apply(self, rank, exchange):
+        self.plugins[rank].enable(is_enabled=False)
+        return apply_on_all(self.plugins[rank], exchange, self.environments[rank])
+
     def begin(self, *, without=(), timeout_s=30.0):
         """Every rank's answer, and the generation that it decides by then."""
 
         def live(rank):
             exchange = meet(under(self.store), rank=rank, num_ranks=NUM_RANKS, timeout_s=timeout_s)
-            return apply_on_all(self.plugins[rank], exchange, self.environments[rank])
+            return self.apply(rank, exchange)
 
         with ThreadPoolExecutor(NUM_RANKS) as pool:
             there = [rank for rank in range(NUM_RANKS) if rank not in without]
@@ -164,7 +170,7 @@ def test_a_rank_whose_store_is_gone_uses_none(ranks):
     ranks.plugins[0].install(table())
     exchange = meet(under(ranks.store), rank=0, num_ranks=NUM_RANKS, timeout_s=5.0)
     ranks.store.is_gone = True
-    assert "store does not answer" in apply_on_all(ranks.plugins[0], exchange, ranks.environments[0])
+    assert "store does not answer" in ranks.apply(0, exchange)
     assert ranks.plugins[0].generation == 0
 
 
@@ -184,6 +190,25 @@ def test_a_process_that_begins_anew_with_the_store_it_had_agrees_anew(ranks):
     assert ranks.begin() == ([""] * NUM_RANKS, [1] * NUM_RANKS)
 
 
+class Silent(FakeStore):
+    """Neither answers nor breaks: its machine is gone."""
+
+    def __init__(self):
+        super().__init__()
+        self.is_over = Event()
+
+    def add(self, key, amount):
+        self.is_over.wait()
+        return super().add(key, amount)
+
+
+def test_a_rank_whose_store_does_not_answer_does_not_wait_for_ever():
+    store = Silent()
+    with pytest.raises(StoreLost, match=r"no answer within 0\.2 s"):
+        meet(under(store), rank=0, num_ranks=NUM_RANKS, timeout_s=0.2)
+    store.is_over.set()
+
+
 class LostLate(FakeStore):
     """Gone as soon as a rank gives its last word."""
 
@@ -195,5 +220,5 @@ class LostLate(FakeStore):
 def test_a_rank_that_cannot_know_whether_the_others_have_it_ends_the_job(ranks):
     exchange = meet(under(LostLate()), rank=0, num_ranks=1, timeout_s=0.5)
     with pytest.raises(BackendError, match="cannot know whether the others switch"):
-        apply_on_all(ranks.plugins[0], exchange, ranks.environments[0])
+        ranks.apply(0, exchange)
     assert ranks.plugins[0].generation == 0

@@ -76,6 +76,24 @@ def test_the_memory_it_took_is_told_once(start, caplog):
     assert str(other) in told[0]
 
 
+def test_what_was_taken_back_before_its_first_step_was_not_connected(start, caplog):
+    room = [8192 * MIB]
+    job, route, key = opened(start, Connections(lambda: room[0], may_connect=True))
+    table = ConfigTable(
+        {key: CommConfig(algorithm=other_than(job.effective[0].algorithm), protocol=Protocol.SIMPLE, num_channels=2)}
+    )
+    caplog.set_level(logging.INFO)
+    route.prepare(table, 1)
+    route.commit(1)
+    route.take_back(1)
+    for _ in range(3):
+        measured_step(job, route)
+    assert "first use" not in caplog.text
+    room[0] = NEW_BYTES
+    with pytest.raises(BackendError, match="used for the first time"):
+        route.prepare(table, 2)
+
+
 def test_where_nccl_connects_all_at_the_start_nothing_is_new():
     assert connects_at_start({"NCCL_RUNTIME_CONNECT": "0"})
     assert connects_at_start({"NCCL_CUMEM_ENABLE": "0"})

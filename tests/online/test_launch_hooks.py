@@ -123,13 +123,17 @@ def test_what_replaces_ranks_and_was_made_before_us_or_is_of_another_release_cou
     assert replaced.by == "nvidia_resiliency_ext.inprocess"
 
 
+def begin_marking(environment):
+    return launch_session.Marking(launch_session.plugin_of(environment), environment)
+
+
 @pytest.mark.parametrize("saved_under", ["ours", "another", ""])
 def test_settings_saved_under_another_engine_are_not_applied(nccl, tmp_path, monkeypatch, capsys, saved_under):
     monkeypatch.setattr(launch_session, "engine_in_use", lambda: "ours")
     monkeypatch.setattr(launch_session, "carved_out", lambda environment, rank: None)
     comm = nccl.comm()
     environment = {"NCCL_TUNER_PLUGIN": os.environ["NCCL_TUNER_PLUGIN"], "RANK": "0"}
-    launch_session.Marking((2, 30, 3), environment | {"LAGOM_RUN_ENGINE": saved_under})
+    begin_marking(environment | {"LAGOM_RUN_ENGINE": saved_under})
     assert channels(comm) == (7 if saved_under == "ours" else 0)
     assert ("--config is not applied" in capsys.readouterr().err) == (saved_under != "ours")
 
@@ -151,9 +155,47 @@ def test_a_job_of_one_rank_and_each_rank_of_more_takes_the_table_from_memory_or_
     assert channels(comm) == 0
     if lacks:
         path.unlink()
-    launch_session.Marking((2, 30, 3), environment)
+    begin_marking(environment)
     assert channels(comm) == (0 if lacks else 7)
     assert ("--config is not applied: rank 0: cannot read the table" in capsys.readouterr().err) == lacks
+
+
+def gone(*_, **__):
+    raise OSError("gone")
+
+
+class StoreGone:
+    def add(self, key, amount):
+        raise RuntimeError("Connection reset by peer")
+
+
+@pytest.mark.parametrize("what", ["store", "files"])
+def test_a_rank_that_fails_before_it_meets_the_others_decides_by_no_table(nccl, tmp_path, monkeypatch, what):
+    """They miss its "yes" and run NCCL's own choice, and so must it, whatever NCCL's own loader took."""
+    monkeypatch.setattr(launch_session, "nccl_in_use", lambda: (2, 30, 3))
+    monkeypatch.setattr(
+        launch_session,
+        "dist",
+        SimpleNamespace(get_rank=lambda: 0, get_world_size=lambda: 2, get_backend=lambda: "nccl"),
+    )
+    monkeypatch.setattr(launch_session, "store_of", lambda name, timeout_s: StoreGone())
+    if what == "files":
+        monkeypatch.setattr(launch_session, "JsonLines", gone)
+    path = Path(os.environ["LAGOM_TABLE"])
+    for name, value in {
+        "LAGOM_RUN_MODE": "fixed",
+        "LAGOM_RUN_FOLDER": str(tmp_path),
+        "RANK": "0",
+        CHECKSUM_VARIABLE: checksum_of(path.read_bytes()),
+    }.items():
+        monkeypatch.setenv(name, value)
+    comm = nccl.comm()
+    assert channels(comm) == 7
+    try:
+        launch_session.begin_session(os.environ).close()
+    except OSError:
+        assert what == "files"
+    assert channels(comm) == 0
 
 
 @pytest.mark.parametrize(("size", "said"), [(64, ""), (8, "a row for none of the job's 2 collectives"), (0, "no call")])
@@ -161,7 +203,7 @@ def test_a_table_that_fits_nothing_the_job_calls_is_said_once(nccl, monkeypatch,
     monkeypatch.setattr(launch_session, "carved_out", lambda environment, rank: None)
     comm = nccl.comm()
     environment = {"NCCL_TUNER_PLUGIN": os.environ["NCCL_TUNER_PLUGIN"], "RANK": "0"}
-    marking = launch_session.Marking((2, 30, 3), environment)
+    marking = begin_marking(environment)
     for step in range(5):
         marking.on_step()
         if size and step < 3:

@@ -110,7 +110,6 @@ def test_a_rank_that_is_disabled_alone_goes_on_until_all_ranks_are_off(start, mo
     assert tuner.is_closed
 
 
-def test_steps_are_marked_to_the_end_where_the_plug_in_counts_by_them(monkeypatch):
+def test_steps_are_marked_to_the_end_where_the_plug_in_counts_by_them():
     assert Marking(None, {}).may_end()
-    monkeypatch.setattr(launch_session, "TunerPlugin", lambda path: path)
-    assert not Marking((2, 30, 7), {"NCCL_TUNER_PLUGIN": "plugin.so"}).may_end()
+    assert not Marking(object(), {}).may_end()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+from lagom_overlap.engines.bounded import BoundedCalls, Overdue
 from lagom_overlap.errors import LagomError, TableError
 from lagom_overlap.export.plugin_table import CHECKSUM_VARIABLE, checksum_of
 from lagom_overlap.nccl_plugin import TunerPlugin
@@ -20,10 +21,11 @@ from lagom_overlap.online.ranks.exchange import Exchange, Store, StoreLost
 def apply_on_all(plugin: TunerPlugin, exchange: Exchange, environment: Mapping[str, str]) -> str:
     """Decides by the launcher's table on all ranks, each of which calls this; why none does, empty if all do.
 
+    The plug-in is switched off when this is called, so that a rank which fails before does not run alone by a table.
+
     Raises:
         InDoubt: if the store is lost so late that this rank cannot know whether the others have it.
     """
-    plugin.enable(is_enabled=False)  # whatever fails from here on: this rank does not run alone by a table
     refusal, checksum = _prepared(plugin, environment), environment[CHECKSUM_VARIABLE]
     try:
         if exchange.greet(checksum) != checksum:
@@ -40,10 +42,19 @@ def apply_on_all(plugin: TunerPlugin, exchange: Exchange, environment: Mapping[s
 
 
 def meet(open_store: Callable[[str], Store], *, rank: int, num_ranks: int, timeout_s: float) -> Exchange:
-    """The exchange of the ranks that come together; those of a process that begins anew may find the store they had."""
-    arrived = open_store("table").add("arrived", 1)
-    name = f"table/{(arrived - 1) // num_ranks}"
-    reopen = partial(open_store, name)
+    """The exchange of the ranks that come together; those of a process that begins anew may find the store they had.
+
+    Raises:
+        StoreLost: if the store does not answer in time.
+    """
+    arriving = BoundedCalls("lagom-meet")
+    try:
+        arrived = arriving.call(lambda: open_store("table").add("arrived", 1), timeout_s)
+    except (RuntimeError, Overdue) as error:
+        raise StoreLost(f"the job's store does not answer: {error}") from error
+    finally:
+        arriving.close()
+    reopen = partial(open_store, f"table/{(arrived - 1) // num_ranks}")
     return Exchange(reopen(), rank=rank, num_ranks=num_ranks, timeout_s=timeout_s, reopen=reopen)
 
 

@@ -32,6 +32,7 @@ from lagom_overlap.online.observe import Sampler, Shares, report_lines
 from lagom_overlap.online.observe_profiler import ProfiledStep
 from lagom_overlap.online.observe_record import record_lines
 from lagom_overlap.online.options import OnlineOptions, is_disabled
+from lagom_overlap.online.ranks.exchange import StoreLost
 from lagom_overlap.online.ranks.messages import SETTLED, SwitchState
 from lagom_overlap.online.routes.carve_out import open_compute_route
 from lagom_overlap.online.routes.compute import ComputeRoute
@@ -282,9 +283,10 @@ def begin_session(environment: Mapping[str, str]) -> Rank:
         LagomError: if the plug-in or a file of ours cannot be used.
     """
     mode, folder, rank = environment[MODE_VARIABLE], Path(environment[FOLDER_VARIABLE]), rank_of(environment)
+    nccl = nccl_in_use()
+    plugin = plugin_of(environment) if mode == "fixed" and nccl is not None else None
     events = JsonLines(folder / f"events.{rank}.jsonl", rank=rank)
     metrics = PrometheusFile(folder / f"metrics.{rank}.prom", rank=rank)
-    nccl = nccl_in_use()
     events.write("begin", mode=mode, world_size=dist.get_world_size(), backend=dist.get_backend())
     match mode:
         case "observe":
@@ -297,7 +299,7 @@ def begin_session(environment: Mapping[str, str]) -> Rank:
             # On gloo an adapter has to fit the model; below the plug-in any framework will do.
             return Rank(tuning, events, metrics, is_trained_in_parallel if nccl is None else is_trained)
         case "fixed":
-            return Rank(Marking(nccl, environment), events, metrics)
+            return Rank(Marking(plugin, environment), events, metrics)
         case _:
             raise JobError(f"{MODE_VARIABLE} is {mode!r}; allowed: observe, online, fixed")
 
@@ -308,9 +310,9 @@ class Marking:
     Torch's SM carve-out, if the environment names one, is set once for the whole job.
     """
 
-    def __init__(self, nccl: NcclVersion | None, environment: Mapping[str, str]) -> None:
+    def __init__(self, plugin: TunerPlugin | None, environment: Mapping[str, str]) -> None:
         self._compute = carved_out(environment, rank_of(environment))
-        self._plugin = None if nccl is None else TunerPlugin(Path(environment["NCCL_TUNER_PLUGIN"]))
+        self._plugin = plugin
         self._is_first, self._num_steps = rank_of(environment) == 0, 0
         self._is_said = False
         if self._plugin is None:
@@ -361,6 +363,14 @@ class Marking:
             say([f"--config is not applied: {why}"])
 
 
+def plugin_of(environment: Mapping[str, str]) -> TunerPlugin:
+    """The plug-in, which decides by no table of the launcher's until all ranks agree, whatever fails before."""
+    plugin = TunerPlugin(Path(environment["NCCL_TUNER_PLUGIN"]))
+    if CHECKSUM_VARIABLE in environment:
+        plugin.enable(is_enabled=False)
+    return plugin
+
+
 def _refusal(environment: Mapping[str, str]) -> str:
     """Why what the launcher prepared must not be applied in this job; empty where it may.
 
@@ -379,7 +389,10 @@ def _apply(plugin: TunerPlugin, environment: Mapping[str, str]) -> str:
         return ""
     timeout_s = OnlineOptions().timeout_s
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
-    exchange = meet(lambda name: store_of(name, timeout_s), rank=rank, num_ranks=num_ranks, timeout_s=timeout_s)
+    try:
+        exchange = meet(lambda name: store_of(name, timeout_s), rank=rank, num_ranks=num_ranks, timeout_s=timeout_s)
+    except StoreLost as error:  # the others wait for this rank's "yes" in vain, and refuse
+        return str(error)
     return apply_on_all(plugin, exchange, environment)
 
 

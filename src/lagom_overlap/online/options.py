@@ -24,11 +24,13 @@ class OnlineOptions:
     `watch_steps` is the length of a window once all is settled (0: stop for good); a job whose steps then take
     `drift_ratio` times as long for `drift_steps` steps, or more where it has seen longer phases end by themselves
     (`watcher`), or whose calls differ in `drift_windows` measured windows running, is tuned again, at most `max_rearms`
-    times. Saved settings are judged against the job's default at the start, and any settings later, in no more steps
-    than `check_share` of the settled steps before (0: never, and saved settings are trusted). `timeout_s` is the
-    longest that any rank ever waits for another one on our account. `sm_carveouts` are SMs that the computation may
-    leave free, one number for the whole step; the tuner must search them (`both_sides`). `new_algorithms` also tries
-    those that NCCL has not used on a communicator before: their buffers stay allocated (`routes.connections`).
+    times. Saved settings are judged against the job's default at the start, what a search leaves set when no other may
+    follow it, and any settings later, in no more steps than `check_share` of the settled steps before; only the checks
+    at the start and after the last search are not out of that share (0: none at all, saved settings are trusted).
+    `timeout_s` is the longest that any rank ever waits for another one on our account. `sm_carveouts` are SMs that the
+    computation may leave free, one number for the whole step; the tuner must search them (`both_sides`).
+    `new_algorithms` also tries those that NCCL has not used on a communicator before: their buffers stay allocated
+    (`routes.connections`).
     """
 
     tuner: str = "descent"

@@ -26,6 +26,7 @@ each of many needs something else is left where steps of all, first or last ones
 first, and `Guarded` compares with it.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Generator, Sequence
 from math import hypot, sqrt
 from statistics import median
@@ -217,9 +218,10 @@ class _Descent:
         measured = {config for assignment, _ in self._told() for config in assignment}
         settings = {setting.config: setting for own in choices for setting in own}
         near = [each for config, each in curves.settings.items() if config in measured]
+        num_hidden = self._num_hidden()
         for config in (config for config, each in settings.items() if any(is_near(each, one) for one in near)):
             having = [j for j, own in enumerate(choices) if any(setting.config == config for setting in own)]
-            for members in _parts(having, self._num_hidden()):
+            for members in _parts(having, bisect_left(having, num_hidden)):
                 tried = list(self.assignment)
                 for j in members:
                     tried[j] = config
@@ -265,7 +267,10 @@ def _fastest(curves: Curves, expected: npt.NDArray[np.float64], told: Sequence[M
 
 
 def _parts(members: Sequence[int], num_hidden: int) -> list[Sequence[int]]:
-    """All, and the first and the last ones by quarters, and around where communication is exposed."""
+    """All, and the first and the last ones by quarters, and around where communication is exposed.
+
+    The first `num_hidden` of them are hidden.
+    """
     num = len(members)
     cuts = {round(num * part / 4) for part in (1, 2, 3)} | {1, num - 1, num_hidden - 1, num_hidden, num_hidden + 1}
     halves = [part for cut in sorted(cuts) if 0 < cut < num for part in (members[:cut], members[cut:])]

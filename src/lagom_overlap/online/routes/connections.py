@@ -82,6 +82,10 @@ class Connections:
         """The checked table is in force: its next step connects."""
         self._free_before = self._free_bytes() if self._new else None
 
+    def taken_back(self) -> None:
+        """The table is in force no more; what it would have connected is as new as before."""
+        self._new, self._free_before = {}, None
+
     def stepped(self) -> None:
         """A step is over: says what the connections of the table took."""
         if self._free_before is None:

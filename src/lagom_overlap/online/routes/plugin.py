@@ -171,6 +171,7 @@ class PluginRoute:
         if self._in_force.epoch == epoch:
             self._in_force = self._before
             self._plugin.install(self._in_force.data)
+            self._connections.taken_back()
 
     def begin_step(self, *, is_measured: bool) -> None:
         """See `Route`."""

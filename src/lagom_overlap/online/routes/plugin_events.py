@@ -10,7 +10,7 @@ The computation is the stream with the most kernel time that is not NCCL's. A co
 steps on an H100 were told apart.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -153,9 +153,20 @@ def _shared(keys: Sequence[ConfigKey], timed: Sequence[TimedCall]) -> Sequence[T
             end += 1
         if num_bytes != call.num_bytes or end == at:
             return []
-        found += [replace(call, num_bytes=key.num_bytes) for key in keys[at:end]]
+        found += _in_parts(call, [key.num_bytes for key in keys[at:end]])
         at = end
     return found if at == len(keys) else []
+
+
+def _in_parts(call: TimedCall, num_bytes: Sequence[int]) -> Iterator[TimedCall]:
+    """One kernel's calls, one after another and each as long as its bytes: so their times and waits add up to its."""
+    begun_s, joined_s, done = call.begun_s, call.joined_s, 0
+    for each in num_bytes:
+        done += each
+        ended_s = call.begun_s + (call.ended_s - call.begun_s) * (done / call.num_bytes)
+        resumed_s = None if joined_s is None else max(joined_s, ended_s)
+        yield replace(call, num_bytes=each, begun_s=begun_s, ended_s=ended_s, joined_s=joined_s, resumed_s=resumed_s)
+        begun_s, joined_s = ended_s, resumed_s
 
 
 def _as_one(calls: Sequence[TimedCall]) -> TimedCall:
