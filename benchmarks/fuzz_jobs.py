@@ -28,7 +28,7 @@ from programs import drawn, program_of  # noqa: E402
 
 FRESH_MODES = ("observe", "route", "saved", "launched", "observe", "online")
 """Ways of fresh jobs with us, in turn."""
-GENERATOR = 5
+GENERATOR = 6
 """Counts of programs are told apart by what drew them."""
 
 

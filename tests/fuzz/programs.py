@@ -6,7 +6,7 @@ program without any is the plainest of its family, which is what makes finds sma
 
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -83,8 +83,27 @@ def drawn(seed: int, num_ranks: int, *, mode: str | None = None, family: str | N
     if family == "calls" and not any(feature[0] == "call" for feature in features):
         features.append(("call", "all_reduce", "float32", 2304, "world", "sum", "wait", "before"))
     return Program(
-        seed=seed, num_ranks=num_ranks, mode=mode, family=family, num_steps=num_steps, features=tuple(features)
+        seed=seed,
+        num_ranks=num_ranks,
+        mode=mode,
+        family=family,
+        num_steps=num_steps,
+        features=tuple(feature for feature in features if not _is_wrong_alone(feature, features, family)),
     )
+
+
+def _is_wrong_alone(feature: Feature, features: Sequence[Feature], family: str) -> bool:
+    """What hangs in stock PyTorch (PowerSGD of odd sizes, pipelines in anomaly mode) or ends its parent's workers."""
+    names = {each[0] for each in features}
+    match feature:
+        case ("comm_hook", "powersgd", _):
+            return "odd" in names
+        case ("anomaly",):
+            return family == "pipeline"
+        case ("fork", _, "runs exit handlers"):
+            return "loader" in names
+        case _:
+            return False
 
 
 def _of_nothing(_rng: random.Random, _num_ranks: int) -> Iterator[Feature]:
