@@ -1,6 +1,9 @@
 """What holds for every test: nothing depends on how fast the machine is, or on who started the tests."""
 
+import gc
 import signal
+from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -19,6 +22,24 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None]:
+    """What a collection makes stays to the end, so none of it is looked through for garbage, now or later."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Whether the tests with ranks alone are asked for and a file has none: it is not imported then."""
+    if config.option.markexpr == "gloo" and collection_path.suffix == ".py" and not _marks_gloo(collection_path):
+        return True
+    return None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Timeouts are written for a quiet machine."""
     usual = float(config.getini("timeout"))
@@ -26,8 +47,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         marked = item.get_closest_marker("timeout")
         seconds = float(marked.args[0]) if marked is not None else usual
         item.add_marker(pytest.mark.timeout(SLOWEST * seconds), append=False)
-        if item.get_closest_marker("gloo") is not None and (shared := _shared_by(item)):
-            item.add_marker(pytest.mark.xdist_group(shared))
+        if item.get_closest_marker("gloo") is not None:
+            if not _marks_gloo(item.path):
+                raise pytest.UsageError(f"{item.nodeid} is marked gloo, but not in its own file: -m gloo would miss it")
+            if shared := _shared_by(item):
+                item.add_marker(pytest.mark.xdist_group(shared))
+
+
+def _marks_gloo(file: Path) -> bool:
+    return "mark.gloo" in file.read_text()
 
 
 def _shared_by(item: pytest.Item) -> str:
