@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 HASHED := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes
 
-.PHONY: help venv demo test types tests test-cuda check bench clean
+.PHONY: help venv demo test types tests tests-with-ranks test-cuda check bench clean
 
 help:
 	@echo "make demo   set up .venv, tune real collectives on this machine, say where the report is"
@@ -38,11 +38,12 @@ check: venv
 	$(BIN)/lint-imports
 	$(BIN)/pytest -m "not slow"
 
-# Types take one core and tests wait now and then, so both run at a time.
+# Types take one core, the tests with ranks wait for each other's processes, the other tests fill the cores meanwhile.
+# Together they are also more processes than others on the machine, and so get more of it than one after another.
 test: venv
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(MAKE) --no-print-directory --jobs 2 types tests
+	$(MAKE) --no-print-directory --jobs 3 types tests-with-ranks tests
 
 types: venv
 	$(BIN)/mypy
@@ -50,7 +51,9 @@ types: venv
 
 tests: venv
 	$(BIN)/pytest -n 2 -m "not gloo"
-	$(BIN)/pytest -n 2 --dist loadgroup -m gloo
+
+tests-with-ranks: venv
+	$(BIN)/pytest -n 3 --dist loadgroup -m gloo
 
 # PyTorch from the package index is the CUDA build on Linux. Nothing here is pinned: any release of the range will do.
 CUDA_VENV := .venv-cuda
