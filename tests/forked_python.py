@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -162,6 +163,36 @@ class ForkedPython:
     def kill(self) -> None:
         """Ends it at once."""
         self.send_signal(signal.SIGKILL)
+
+
+def run_ranks(script: Path | str, arguments: Sequence[str], num_ranks: int, *, cwd: Path | str | None = None) -> None:
+    """Runs a script on ranks of one machine, with what torchrun would tell them, to the end.
+
+    Raises:
+        subprocess.CalledProcessError: if a rank fails; with the last words of that rank.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "OMP_NUM_THREADS": "1"}
+    world |= {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks)}
+    ranks, logs = [], []
+    with contextlib.ExitStack() as stack:
+        for rank in range(num_ranks):
+            own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            logs.append(stack.enter_context(tempfile.TemporaryFile("w+")))
+            ranks.append(
+                ForkedPython(script, arguments, env=os.environ | world | own, cwd=cwd, stdout=logs[-1], stderr=logs[-1])
+            )
+        try:
+            while None in (codes := [rank.poll() for rank in ranks]) and not any(codes):
+                time.sleep(0.02)
+        finally:
+            for rank in ranks:
+                rank.kill()
+        for code, log in zip(codes, logs, strict=True):
+            if code:
+                log.seek(0)
+                raise subprocess.CalledProcessError(code, [str(script), *arguments], log.read()[-12_000:])
 
 
 def _serve(connection: socket.socket) -> list[str]:

@@ -2,12 +2,12 @@
 
 import json
 import shutil
-import subprocess
-import sys
 import tomllib
 
 import pytest
 import tomli_w
+
+from forked_python import run_ranks
 
 pytestmark = [pytest.mark.torch, pytest.mark.gloo, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -89,8 +89,7 @@ def planned(tmp_path_factory):
 
 def trained(folder, use, depth):
     """What the two ranks of a job of the user's found."""
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py"]
-    subprocess.run([*launch, use, str(depth)], check=True, cwd=folder, capture_output=True)
+    run_ranks("train.py", [use, str(depth)], 2, cwd=folder)
     return [json.loads((folder / f"found_{rank}.json").read_text()) for rank in (0, 1)]
 
 

@@ -1,12 +1,11 @@
 """A plan made once and applied by every rank of a job of the user's own: equal results, and no run with two plans."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from forked_python import run_ranks
 from lagom_overlap.cli import main
 from lagom_overlap.errors import JobError
 from lagom_overlap.workload.issued import IssuedStep
@@ -84,8 +83,7 @@ def plan(tmp_path, monkeypatch):
 
 def trained(*plans):
     """What the two ranks of a job of the user's found, each with its own plan file."""
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py"]
-    subprocess.run([*launch, *map(str, plans)], check=True, capture_output=True)
+    run_ranks("train.py", [str(plan) for plan in plans], 2)
     return [json.loads(Path(f"found_{rank}.json").read_text()) for rank in (0, 1)]
 
 
