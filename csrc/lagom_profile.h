@@ -8,7 +8,7 @@
 #define LAGOM_PROFILE_MAGIC 0x4652504D4F47414CULL  // "LAGOMPRF"
 
 enum {
-  LAGOM_PROFILE_VERSION = 2,
+  LAGOM_PROFILE_VERSION = 3,
   LAGOM_PROFILE_MAX_CHANNELS = 64,
   LAGOM_PROFILE_POOL = 4096,  // collectives that are under way at once in one process
 };
@@ -19,6 +19,7 @@ enum lagom_profile_flag {
   LAGOM_PROFILE_INCOMPLETE = 1,  // given up with channels missing: start and end are those of the channels seen
   LAGOM_PROFILE_CAPTURED = 2,    // launched by a CUDA graph (v5 on)
   LAGOM_PROFILE_SYMMETRIC = 4,   // by a symmetric-memory kernel, for which NCCL asks no tuner (v7 on)
+  LAGOM_PROFILE_NETWORK_INCOMPLETE = 8,  // some of its transfers were not told to the end, or there was no room for them
 };
 
 // Host times are CLOCK_MONOTONIC, GPU times globaltimer; 0: not known.
@@ -46,9 +47,22 @@ typedef struct {
   uint32_t flags;        // enum lagom_profile_flag
   uint32_t abi_version;
   uint32_t launch;       // number of its kernel among this process's: calls of one group have one; 0: NCCL did not say
+  uint64_t sent_bytes;  // over the network, as are the rest; by this process's proxy thread
+  uint64_t received_bytes;
+  uint64_t send_gpu_ns;  // host, sums over transfers: waiting for the GPU's data
+  uint64_t send_peer_ns;  // ... for the receiver to be ready
+  uint64_t send_network_ns;  // ... for the network to have it sent
+  uint64_t receive_network_ns;  // ... for data, sender's delay and all
+  uint64_t receive_flush_ns;  // ... for the data to be visible to the GPU
+  uint64_t receive_gpu_ns;  // ... for the GPU to take it
+  uint64_t network_busy_ns;  // longest time that one channel had a transfer to one peer in the network
+  uint64_t network_start_ns;  // host, first transfer posted
+  uint64_t network_end_ns;  // host, last transfer done
+  uint32_t num_sends;
+  uint32_t num_receipts;
 } lagom_profile_entry;
 
-_Static_assert(sizeof(lagom_profile_entry) == 128, "profile entry");
+_Static_assert(sizeof(lagom_profile_entry) == 224, "profile entry");
 LAGOM_AT(lagom_profile_entry, sequence, 0);
 LAGOM_AT(lagom_profile_entry, comm_id, 8);
 LAGOM_AT(lagom_profile_entry, call, 16);
@@ -72,5 +86,18 @@ LAGOM_AT(lagom_profile_entry, channel, 112);
 LAGOM_AT(lagom_profile_entry, flags, 116);
 LAGOM_AT(lagom_profile_entry, abi_version, 120);
 LAGOM_AT(lagom_profile_entry, launch, 124);
+LAGOM_AT(lagom_profile_entry, sent_bytes, 128);
+LAGOM_AT(lagom_profile_entry, received_bytes, 136);
+LAGOM_AT(lagom_profile_entry, send_gpu_ns, 144);
+LAGOM_AT(lagom_profile_entry, send_peer_ns, 152);
+LAGOM_AT(lagom_profile_entry, send_network_ns, 160);
+LAGOM_AT(lagom_profile_entry, receive_network_ns, 168);
+LAGOM_AT(lagom_profile_entry, receive_flush_ns, 176);
+LAGOM_AT(lagom_profile_entry, receive_gpu_ns, 184);
+LAGOM_AT(lagom_profile_entry, network_busy_ns, 192);
+LAGOM_AT(lagom_profile_entry, network_start_ns, 200);
+LAGOM_AT(lagom_profile_entry, network_end_ns, 208);
+LAGOM_AT(lagom_profile_entry, num_sends, 216);
+LAGOM_AT(lagom_profile_entry, num_receipts, 220);
 
 #endif

@@ -5,6 +5,7 @@
 //   LAGOM_PROFILE             profile ring to create, %r and %p as in LAGOM_RECORD; unset: NCCL is asked for no event
 //   LAGOM_PROFILE_ENTRIES     the ring's length (65536)
 //   LAGOM_PROFILE_CHANNELS    anything but empty or "0": an entry for each channel after that of its collective
+//   LAGOM_PROFILE_NETWORK     likewise: what the network did for each collective
 // NCCL loads one profiler. Another one that a site has set is not chained: it is displaced, and the log says so.
 //
 // How NCCL 2.27 to 2.30.7 go about it: each block of a collective's kernel writes globaltimer into host memory when it
@@ -12,6 +13,10 @@
 // on one node, too: the events need no network. The launching thread (or CUDA's callback thread, for a graph) reports the
 // collective itself, before its channels. NCCL keeps 64 such words for each channel, so a proxy thread that falls 64
 // collectives behind reads the times of later ones; nothing tells.
+//
+// What the network did is told by the same thread, of processes that use the network's transport (lagom_profiler_network.h).
+// With PXN another process of the node sends for this one: of that nothing is told here, and that process must not follow
+// the pointers that NCCL passes on to it.
 //
 // Rules of the callbacks: no allocation, lock or system call, never wait; always success, because NCCL would go on anyway.
 // A collective lives in a slot of a fixed pool from its event until its last channel has ended. Handles are numbers, not
@@ -26,9 +31,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "lagom_capture.h"
 #include "lagom_profile.h"
+#include "lagom_profiler_network.h"
 #include "nccl_profiler_abi.h"
 
 #define EXPORT __attribute__((visibility("default")))
@@ -40,7 +47,7 @@
 
 // ------------------------------------------------------------------------------------------------------------- handles
 
-enum tag { TAG_GROUP = 1, TAG_CALL = 2, TAG_COLLECTIVE = 3, TAG_CHANNEL = 4, TAG_MASK = 7 };
+enum tag { TAG_GROUP = 1, TAG_CALL = 2, TAG_COLLECTIVE = 3, TAG_CHANNEL = 4, TAG_MASK = LAGOM_TAG_MASK };
 
 // A call: time << 4 | captured << 3 | tag. A group, which is what one kernel runs: number << 4 | tag. A collective or channel: generation << 32 | slot << 16 | channel << 8 | tag.
 static uint64_t handle_of(enum tag tag, uint32_t slot, uint32_t generation, uint32_t channel) {
@@ -67,7 +74,9 @@ typedef struct {
   _Atomic uint64_t state;
   _Atomic uint64_t started, ended;  // a bit for each channel
   _Atomic uint64_t seen_ns;
-  lagom_profile_entry entry;        // written before the slot opens
+  _Atomic uint32_t num_operations;  // of the network, begun and not ended
+  _Atomic bool lacks_operations;    // there was no room for some
+  lagom_profile_entry entry;        // written before the slot opens, but for what the network did
   _Atomic uint64_t start_ns[LAGOM_PROFILE_MAX_CHANNELS];
   _Atomic uint64_t end_ns[LAGOM_PROFILE_MAX_CHANNELS];
 } slot;
@@ -76,7 +85,7 @@ static slot pool[LAGOM_PROFILE_POOL];
 static _Atomic uint32_t next_slot;
 static _Atomic uint32_t next_launch = 1;
 static lagom_ring ring;
-static bool with_channels;
+static bool with_channels, with_network;
 
 static void count(uint64_t* counter) { __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED); }
 
@@ -98,6 +107,10 @@ static void write_out(slot* s) {
   e.num_started = num_bits(started);
   e.num_ended = num_bits(ended);
   e.seen_ns = atomic_load_explicit(&s->seen_ns, memory_order_relaxed);
+  if (atomic_load_explicit(&s->num_operations, memory_order_relaxed) ||
+      atomic_load_explicit(&s->lacks_operations, memory_order_relaxed)) {
+    e.flags |= LAGOM_PROFILE_NETWORK_INCOMPLETE;
+  }
   if (e.num_ended == 0 || e.num_ended < e.num_channels || ended != started) e.flags |= LAGOM_PROFILE_INCOMPLETE;
   ring_append(&ring, &e, sizeof(e));
   for (uint64_t bits = with_channels ? ended & started : 0; bits; bits &= bits - 1) {
@@ -135,20 +148,25 @@ static slot* take_slot(uint32_t* index) {
              : NULL;
 }
 
+bool lagom_is_under_way(uint64_t collective) {
+  const uint64_t state =
+      atomic_load_explicit(&pool[collective >> 16 & (LAGOM_PROFILE_POOL - 1)].state, memory_order_relaxed);
+  return state >> 32 == collective >> 32 && (state & OPEN);
+}
+
+// NULL: the collective is over.
 static slot* pin(uint64_t handle) {
   slot* s = &pool[handle >> 16 & (LAGOM_PROFILE_POOL - 1)];
   uint64_t state = atomic_load_explicit(&s->state, memory_order_relaxed);
   do {
-    if (state >> 32 != handle >> 32 || !(state & OPEN)) {
-      count(&ring.header->num_late);
-      return NULL;
-    }
+    if (state >> 32 != handle >> 32 || !(state & OPEN)) return NULL;
   } while (!atomic_compare_exchange_weak_explicit(&s->state, &state, state + PIN, memory_order_acquire,
                                                   memory_order_relaxed));
   return s;
 }
 
-// The last one out writes a collective whose channels have all ended. `ended` is read after the pin is gone, or two
+// The last one out writes a collective whose channels have all ended, and what the network does for it: the kernel's end
+// does not wait for the last sends' completion. Both are read after the pin is gone, or two
 // threads that end the last two channels at once would each leave it to the other; that the slot may be another
 // collective's by then does no harm, because its state is another.
 static void unpin(slot* s) {
@@ -156,6 +174,7 @@ static void unpin(slot* s) {
   uint64_t state = atomic_fetch_sub_explicit(&s->state, PIN, memory_order_acq_rel) - PIN;
   if ((state & PINS) || num_channels == 0) return;
   if (num_bits(atomic_load_explicit(&s->ended, memory_order_relaxed)) < num_channels) return;
+  if (atomic_load_explicit(&s->num_operations, memory_order_relaxed)) return;
   if (atomic_compare_exchange_strong_explicit(&s->state, &state, (state & ~OPEN) | CLOSED, memory_order_acquire,
                                               memory_order_relaxed)) {
     write_out(s);
@@ -233,17 +252,26 @@ static uint64_t start_collective(const context* c, const nccl_event* event) {
   atomic_store_explicit(&s->started, 0, memory_order_relaxed);
   atomic_store_explicit(&s->ended, 0, memory_order_relaxed);
   atomic_store_explicit(&s->seen_ns, 0, memory_order_relaxed);
+  atomic_store_explicit(&s->num_operations, 0, memory_order_relaxed);
+  atomic_store_explicit(&s->lacks_operations, false, memory_order_relaxed);
   const uint64_t generation = atomic_load_explicit(&s->state, memory_order_relaxed) >> 32;
   count(&ring.header->num_open);
   atomic_store_explicit(&s->state, generation << 32 | OPEN, memory_order_release);
   return handle_of(TAG_COLLECTIVE, index, (uint32_t)generation, 0);
 }
 
+// NULL, and the event counted, if its collective had been given up.
+static slot* pin_for_channel(uint64_t handle) {
+  slot* s = pin(handle);
+  if (!s) count(&ring.header->num_late);
+  return s;
+}
+
 static uint64_t start_channel(const nccl_event* event) {
   const uint64_t parent = (uint64_t)(uintptr_t)event->parent;
   const uint32_t channel = event->channel.channel;
   if ((parent & TAG_MASK) != TAG_COLLECTIVE || channel >= LAGOM_PROFILE_MAX_CHANNELS) return 0;
-  slot* s = pin(parent);
+  slot* s = pin_for_channel(parent);
   if (!s) return 0;
   atomic_store_explicit(&s->start_ns[channel], event->channel.timer_ns, memory_order_relaxed);
   atomic_fetch_or_explicit(&s->started, 1ULL << channel, memory_order_release);
@@ -251,58 +279,119 @@ static uint64_t start_channel(const nccl_event* event) {
   return (parent & ~0xFFFFULL) | handle_of(TAG_CHANNEL, 0, 0, channel);
 }
 
-static nccl_result start_event(void* ctx, void** handle, nccl_event* event) {
-  const context* c = ctx;
-  if (!handle) return NCCL_SUCCESS;
-  *handle = NULL;
-  if (!c || !event || !ring.header || atomic_load_explicit(&c->is_over, memory_order_relaxed)) return NCCL_SUCCESS;
-  uint64_t made = 0;
-  switch (c->version == 4 ? event->type_v4 : event->type) {
-    case NCCL_EVENT_GROUP:
-      // 2.27 reports the collectives only of a group that has a handle.
-      made = (uint64_t)atomic_fetch_add_explicit(&next_launch, 1, memory_order_relaxed) << 4 | TAG_GROUP;
-      break;
-    case NCCL_EVENT_COLLECTIVE_CALL:
-      made = host_ns() << 4 | (event->call.is_captured ? 8 : 0) | TAG_CALL;
-      lagom_note_call(event->call.is_captured ? LAGOM_CALL_CAPTURED : LAGOM_CALL_OUTSIDE);
-      break;
-    case NCCL_EVENT_COLLECTIVE:
-      made = start_collective(c, event);
-      break;
-    case NCCL_EVENT_CHANNEL:
-      made = start_channel(event);
-      break;
-    default:  // send and receive, grouped calls, copy engines: not recorded
-      break;
-  }
-  *handle = (void*)(uintptr_t)made;
-  return NCCL_SUCCESS;
-}
-
-static nccl_result record_event_state(void* handle, int state, nccl_event_state_arguments* arguments) {
-  const uint64_t channel_handle = (uint64_t)(uintptr_t)handle;
-  if (state != NCCL_STATE_CHANNEL_STOP || (channel_handle & TAG_MASK) != TAG_CHANNEL || !arguments || !ring.header) {
-    return NCCL_SUCCESS;
-  }
-  const uint32_t channel = channel_handle >> 8 & (LAGOM_PROFILE_MAX_CHANNELS - 1);
-  slot* s = pin(channel_handle);
-  if (!s) return NCCL_SUCCESS;
-  atomic_store_explicit(&s->end_ns[channel], arguments->timer_ns, memory_order_relaxed);
+static void end_channel(uint64_t handle, uint64_t timer_ns) {
+  const uint32_t channel = handle >> 8 & (LAGOM_PROFILE_MAX_CHANNELS - 1);
+  slot* s = pin_for_channel(handle);
+  if (!s) return;
+  atomic_store_explicit(&s->end_ns[channel], timer_ns, memory_order_relaxed);
   atomic_store_explicit(&s->seen_ns, host_ns(), memory_order_relaxed);
   atomic_fetch_or_explicit(&s->ended, 1ULL << channel, memory_order_release);
   unpin(s);
+}
+
+static int own_pid;
+
+static uint64_t start_operation(const nccl_event* event) {
+  const uint64_t parent = (uint64_t)(uintptr_t)event->parent;
+  if (event->proxy_operation.pid != own_pid || (parent & TAG_MASK) != TAG_COLLECTIVE) return 0;
+  const uint64_t made = lagom_network_start(parent);
+  slot* s = made ? NULL : pin(parent);
+  if (s) {
+    atomic_store_explicit(&s->lacks_operations, true, memory_order_relaxed);
+    unpin(s);
+  }
+  return made;
+}
+
+static void begin_operation(uint64_t handle) {
+  uint64_t collective;
+  slot* s = lagom_network_begin(handle, &collective) ? pin(collective) : NULL;
+  if (!s) return;
+  atomic_fetch_add_explicit(&s->num_operations, 1, memory_order_relaxed);
+  unpin(s);
+}
+
+// One thread at a time ends operations of a collective: its communicator's proxy thread.
+static void end_operation(uint64_t handle) {
+  uint64_t collective;
+  lagom_network done;
+  slot* s = lagom_network_end(handle, &collective, &done) ? pin(collective) : NULL;
+  if (!s) return;
+  lagom_profile_entry* e = &s->entry;
+  e->sent_bytes += done.sent_bytes, e->received_bytes += done.received_bytes;
+  e->num_sends += (uint32_t)done.num_sends, e->num_receipts += (uint32_t)done.num_receipts;
+  e->send_gpu_ns += done.send_gpu_ns, e->send_peer_ns += done.send_peer_ns, e->send_network_ns += done.send_network_ns;
+  e->receive_network_ns += done.receive_network_ns, e->receive_flush_ns += done.receive_flush_ns;
+  e->receive_gpu_ns += done.receive_gpu_ns;
+  if (done.busy_ns > e->network_busy_ns) e->network_busy_ns = done.busy_ns;
+  if (done.first_ns && (!e->network_start_ns || done.first_ns < e->network_start_ns)) e->network_start_ns = done.first_ns;
+  if (done.last_ns > e->network_end_ns) e->network_end_ns = done.last_ns;
+  atomic_fetch_sub_explicit(&s->num_operations, 1, memory_order_relaxed);
+  unpin(s);
+}
+
+// The context of a proxy operation or step may be another process's: it is not looked at.
+static uint64_t start_of(const context* c, uint64_t type, const nccl_event* event) {
+  const uint64_t parent = (uint64_t)(uintptr_t)event->parent;
+  if (type == NCCL_EVENT_PROXY_OPERATION) return start_operation(event);
+  if (type == NCCL_EVENT_PROXY_STEP) return lagom_network_start_step(parent, event->proxy_step.step);
+  if (!c || atomic_load_explicit(&c->is_over, memory_order_relaxed)) return 0;
+  switch (type) {
+    case NCCL_EVENT_GROUP:
+      // 2.27 reports the collectives only of a group that has a handle.
+      return (uint64_t)atomic_fetch_add_explicit(&next_launch, 1, memory_order_relaxed) << 4 | TAG_GROUP;
+    case NCCL_EVENT_COLLECTIVE_CALL:
+      lagom_note_call(event->call.is_captured ? LAGOM_CALL_CAPTURED : LAGOM_CALL_OUTSIDE);
+      return host_ns() << 4 | (event->call.is_captured ? 8 : 0) | TAG_CALL;
+    case NCCL_EVENT_COLLECTIVE: return start_collective(c, event);
+    case NCCL_EVENT_CHANNEL: return start_channel(event);
+    default: return 0;  // send and receive, grouped calls, copy engines: not recorded
+  }
+}
+
+static nccl_result start_event_v4(void* ctx, void** handle, nccl_event* event) {
+  if (handle) *handle = event && ring.header ? (void*)(uintptr_t)start_of(ctx, event->type_v4, event) : NULL;
+  return NCCL_SUCCESS;
+}
+
+static nccl_result start_event(void* ctx, void** handle, nccl_event* event) {
+  if (handle) *handle = event && ring.header ? (void*)(uintptr_t)start_of(ctx, event->type, event) : NULL;
+  return NCCL_SUCCESS;
+}
+
+static nccl_result record_event_state(void* event, int state, nccl_event_state_arguments* arguments) {
+  const uint64_t handle = (uint64_t)(uintptr_t)event;
+  if (!arguments || !ring.header) return NCCL_SUCCESS;
+  switch (handle & TAG_MASK) {
+    case TAG_CHANNEL:
+      if (state == NCCL_STATE_CHANNEL_STOP) end_channel(handle, arguments->timer_ns);
+      break;
+    case LAGOM_TAG_OPERATION:
+      if (state == NCCL_STATE_PROXY_OPERATION_IN_PROGRESS) begin_operation(handle);
+      break;
+    case LAGOM_TAG_STEP:
+      lagom_network_set_state(handle, state, arguments->num_bytes, host_ns());
+      break;
+    default: break;
+  }
   return NCCL_SUCCESS;
 }
 
 // A call's and a group's end say nothing that is kept; a channel has ended with its last state.
-static nccl_result stop_event(void* handle) {
-  (void)handle;
+static nccl_result stop_event(void* event) {
+  const uint64_t handle = (uint64_t)(uintptr_t)event;
+  if (!ring.header) return NCCL_SUCCESS;
+  if ((handle & TAG_MASK) == LAGOM_TAG_STEP) lagom_network_end_step(handle, host_ns());
+  if ((handle & TAG_MASK) == LAGOM_TAG_OPERATION) end_operation(handle);
   return NCCL_SUCCESS;
 }
 
 // -------------------------------------------------------------------------------------- start and end of a communicator
 
-enum { WANTED = NCCL_EVENT_COLLECTIVE | NCCL_EVENT_CHANNEL };
+enum {
+  WANTED = NCCL_EVENT_COLLECTIVE | NCCL_EVENT_CHANNEL,
+  NETWORK = NCCL_EVENT_PROXY_OPERATION | NCCL_EVENT_PROXY_STEP,
+};
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static context* contexts;  // all of these under `lock`
@@ -312,16 +401,22 @@ static bool is_off;
 
 // The calls are always wanted: what is captured is told by them alone (lagom_capture.h), and they cost a host call each.
 static int mask_of(const context* c) {
-  return (is_off ? 0 : WANTED) | (c->version >= 5 ? NCCL_EVENT_COLLECTIVE_CALL : 0);
+  return (is_off ? 0 : WANTED | (with_network ? NETWORK : 0)) | (c->version >= 5 ? NCCL_EVENT_COLLECTIVE_CALL : 0);
+}
+
+static COLD bool is_set(const char* name) {
+  const char* value = getenv(name);
+  return value && *value && strcmp(value, "0") != 0;
 }
 
 static COLD void start_profile(nccl_logger log) {
   char path[MAX_PATH];
   is_started = true;
+  own_pid = (int)getpid();
   const char* pattern = getenv("LAGOM_PROFILE");
-  const char* channels = getenv("LAGOM_PROFILE_CHANNELS");
   if (!pattern || !*pattern) return;
-  with_channels = channels && *channels && strcmp(channels, "0") != 0;
+  with_channels = is_set("LAGOM_PROFILE_CHANNELS");
+  with_network = is_set("LAGOM_PROFILE_NETWORK");
   if (ring_create(&ring, pattern, getenv("LAGOM_PROFILE_ENTRIES"), LAGOM_PROFILE_MAGIC, LAGOM_PROFILE_VERSION,
                   sizeof(lagom_profile_entry), path)) {
     LOG(log, NCCL_LOG_LEVEL_INFO, "PROFILER/lagom: writing %s; no other profiler plug-in runs", path);
@@ -405,7 +500,7 @@ static COLD nccl_result finish(void* ctx) {
 }
 
 #define NAME "lagom"
-EXPORT const nccl_profiler_v4 ncclProfiler_v4 = {NAME, init_v4, start_event, stop_event, record_event_state, finish};
+EXPORT const nccl_profiler_v4 ncclProfiler_v4 = {NAME, init_v4, start_event_v4, stop_event, record_event_state, finish};
 EXPORT const nccl_profiler_v5 ncclProfiler_v5 = {NAME, init_v5, start_event, stop_event, record_event_state, finish};
 EXPORT const nccl_profiler_v5 ncclProfiler_v6 = {NAME, init_v6, start_event, stop_event, record_event_state, finish};
 EXPORT const nccl_profiler_v5 ncclProfiler_v7 = {NAME, init_v7, start_event, stop_event, record_event_state, finish};

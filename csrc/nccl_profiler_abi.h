@@ -25,12 +25,23 @@ enum nccl_event_type {
   NCCL_EVENT_GROUP = 1 << 0,
   NCCL_EVENT_COLLECTIVE = 1 << 1,
   NCCL_EVENT_P2P = 1 << 2,
+  NCCL_EVENT_PROXY_OPERATION = 1 << 3,
+  NCCL_EVENT_PROXY_STEP = 1 << 4,
   NCCL_EVENT_CHANNEL = 1 << 6,          // v3
   NCCL_EVENT_GROUP_CALL = 1 << 8,       // v5
   NCCL_EVENT_COLLECTIVE_CALL = 1 << 9,  // v5
 };
 
-enum nccl_event_state { NCCL_STATE_CHANNEL_STOP = 22 };  // v4
+enum nccl_event_state {
+  NCCL_STATE_SEND_GPU_WAIT = 8,
+  NCCL_STATE_SEND_WAIT = 9,  // this and the next but one tell a transfer's size
+  NCCL_STATE_RECEIVE_WAIT = 10,
+  NCCL_STATE_RECEIVE_FLUSH_WAIT = 11,
+  NCCL_STATE_RECEIVE_GPU_WAIT = 12,
+  NCCL_STATE_PROXY_OPERATION_IN_PROGRESS = 19,  // v4, as are the rest; by the network's transport only
+  NCCL_STATE_SEND_PEER_WAIT = 20,
+  NCCL_STATE_CHANNEL_STOP = 22,
+};
 
 // A collective as it is launched. `count` is per rank where ranks send or receive shards, and for all-gather and
 // broadcast it counts bytes (type ncclInt8), whatever the caller's type was.
@@ -66,18 +77,35 @@ typedef struct {
   uint64_t timer_ns;  // the GPU's globaltimer
 } nccl_channel_event;
 
+// What a channel sends to a peer, or receives from it. Of another process of the node where that one's GPU is nearer to
+// the network card (PXN): context and parent are addresses of that process then.
+typedef struct {
+  int pid;  // of the process whose collective it is
+  uint8_t channel;
+  int peer;
+  int num_steps;
+  int chunk_bytes;
+  int is_send;
+} nccl_proxy_operation_event;
+
+typedef struct {
+  int step;
+} nccl_proxy_step_event;
+
 // One layout serves four versions. v4's type is one byte, and NCCL does not clear the seven bytes after it.
 typedef struct {
   union {
     uint8_t type_v4;
     uint64_t type;  // v5 on
   };
-  void* parent;  // of a collective: its call event (v5 on), its group (v4); of a channel: the collective
+  void* parent;  // of a collective: its call event (v5 on), its group (v4); of a channel or proxy operation: the collective
   int rank;
   union {
     nccl_collective_event collective;
     nccl_collective_call_event call;  // v5 on
     nccl_channel_event channel;
+    nccl_proxy_operation_event proxy_operation;
+    nccl_proxy_step_event proxy_step;
   };
 } nccl_event;
 
@@ -138,6 +166,13 @@ NCCL_EVENT_AT(call.stream, 56);
 NCCL_EVENT_AT(call.is_captured, 64);
 NCCL_EVENT_AT(channel.channel, 24);
 NCCL_EVENT_AT(channel.timer_ns, 32);
+NCCL_EVENT_AT(proxy_operation.pid, 24);
+NCCL_EVENT_AT(proxy_operation.channel, 28);
+NCCL_EVENT_AT(proxy_operation.peer, 32);
+NCCL_EVENT_AT(proxy_operation.num_steps, 36);
+NCCL_EVENT_AT(proxy_operation.chunk_bytes, 40);
+NCCL_EVENT_AT(proxy_operation.is_send, 44);
+NCCL_EVENT_AT(proxy_step.step, 24);
 _Static_assert(sizeof(nccl_event_state_arguments) == 8, "state arguments");
 _Static_assert(sizeof(nccl_profiler_v4) == 48 && sizeof(nccl_profiler_v5) == 48, "plug-in");
 

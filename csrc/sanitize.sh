@@ -28,7 +28,7 @@ esac
 
 echo "== address, undefined: stress, $decisions decisions"
 $cc $flags -fsanitize=address,undefined -fno-sanitize-recover=all -fPIC -shared -fvisibility=hidden \
-  -o "$build/liblagom_tuner_asan.so" "$source"/lagom_tuner*.c "$source/lagom_profiler.c" -ldl -lpthread
+  -o "$build/liblagom_tuner_asan.so" "$source"/lagom_tuner*.c "$source"/lagom_profiler*.c -ldl -lpthread
 $cc $flags -fsanitize=address,undefined -fno-sanitize-recover=all -o "$build/stress_asan" \
   "$source/stress.c" "$source"/emulated_gpu/nccl_host*.c -ldl -lm -lpthread
 LAGOM_RECORD="$build/record.asan" LAGOM_RECORD_ENTRIES=4096 \
@@ -38,7 +38,7 @@ echo "== thread: stress, $decisions decisions"
 tsan_flags="$flags -fsanitize=thread"
 case $($cc --version) in *clang*) ;; *) tsan_flags="$tsan_flags -Wno-tsan" ;; esac
 $cc $tsan_flags -fPIC -shared -fvisibility=hidden -o "$build/liblagom_tuner_tsan.so" \
-  "$source"/lagom_tuner*.c "$source/lagom_profiler.c" -ldl -lpthread
+  "$source"/lagom_tuner*.c "$source"/lagom_profiler*.c -ldl -lpthread
 $cc $tsan_flags -o "$build/stress_tsan" "$source/stress.c" "$source"/emulated_gpu/nccl_host*.c -ldl -lm -lpthread
 LAGOM_RECORD="$build/record.tsan" LAGOM_RECORD_ENTRIES=4096 TSAN_OPTIONS=halt_on_error=1:exitcode=66 \
   "$build/stress_tsan" "$build/liblagom_tuner_tsan.so" "$decisions" 4

@@ -3,7 +3,7 @@
 //   lagom_stress_profiler PLUGIN.so RING [collectives = 40000] [communicators = 3]
 //
 // A launching thread per communicator reports collectives; two proxy threads each report starts and ends of their
-// channels, in turn and at once. Times are a function of (communicator, call, channel). Some ends never come. Exit 0 if the
+// channels, in turn and at once, and one of them of the network. Times are a function of (communicator, call, channel). Some ends never come. Exit 0 if the
 // ring holds every collective once, with the times of its channels.
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -42,6 +42,7 @@ static uint64_t end_of(uint64_t comm, uint32_t call, uint32_t channel) {
   return base_of(comm, call) + 500 + channel * 5 % 11;
 }
 static uint32_t channels_of(uint32_t call) { return 1 + call % 12; }
+static uint64_t bytes_of(uint32_t call, uint32_t channel) { return 1 + call % 7 + channel; }
 static bool is_missing(uint32_t call, uint32_t channel) { return call % MISSING_EVERY == 5 && channel == 0; }
 
 // No communicator runs ahead of another by more than a queue, so that none is given up for being slow.
@@ -80,13 +81,33 @@ typedef struct {
   uint32_t number;
 } proxy;
 
+// Two transfers of a channel, taken up before its kernel ends; the operation ends after it.
+static void* send(const communicator* c, const work* w, uint32_t channel) {
+  void* op = NULL;
+  nccl_event event = {.type = NCCL_EVENT_PROXY_OPERATION, .parent = w->handle,
+                      .proxy_operation = {.pid = (int)getpid(), .channel = (uint8_t)channel, .is_send = 1}};
+  plugin->start_event(c->context, &op, &event);
+  if (!op) return NULL;
+  nccl_event_state_arguments arguments = {.num_bytes = bytes_of(w->call, channel)};
+  plugin->record_event_state(op, NCCL_STATE_PROXY_OPERATION_IN_PROGRESS, &arguments);
+  for (int i = 0; i < 2; i++) {
+    void* step = NULL;
+    event = (nccl_event){.type = NCCL_EVENT_PROXY_STEP, .parent = op, .proxy_step = {.step = i}};
+    plugin->start_event(c->context, &step, &event);
+    if (step) plugin->record_event_state(step, NCCL_STATE_SEND_WAIT, &arguments);
+    if (step) plugin->stop_event(step);
+  }
+  return op;
+}
+
 static void* progress(void* argument) {
   const proxy* p = argument;
   communicator* c = p->comm;
   for (uint32_t call = 0; call < num_calls; call++) {
     work* w = &c->queue[call % QUEUE];
     while (atomic_load_explicit(&w->turn, memory_order_acquire) != call + 1) sched_yield();
-    void* handles[LAGOM_PROFILE_MAX_CHANNELS] = {NULL};
+    void *handles[LAGOM_PROFILE_MAX_CHANNELS] = {NULL}, *ops[LAGOM_PROFILE_MAX_CHANNELS] = {NULL};
+    for (uint32_t channel = 0; p->number == 0 && channel < w->channels; channel++) ops[channel] = send(c, w, channel);
     for (uint32_t channel = p->number; channel < w->channels; channel += NUM_PROXIES) {
       nccl_event event = {.type = NCCL_EVENT_CHANNEL, .parent = w->handle,
                           .channel = {.channel = (uint8_t)channel, .timer_ns = start_of(c->id, call, channel)}};
@@ -98,6 +119,9 @@ static void* progress(void* argument) {
       plugin->record_event_state(handles[channel], NCCL_STATE_CHANNEL_STOP, &arguments);
       plugin->stop_event(handles[channel]);
     }
+    for (uint32_t channel = 0; channel < w->channels; channel++) {
+      if (ops[channel]) plugin->stop_event(ops[channel]);
+    }
     atomic_store(&c->num_done[p->number], call + 1);
   }
   return NULL;
@@ -106,15 +130,18 @@ static void* progress(void* argument) {
 static bool is_right(const lagom_profile_entry* e) {
   const uint32_t call = (uint32_t)e->call, channels = channels_of(call);
   uint64_t first = UINT64_MAX, last = 0;
+  uint64_t sent = 0;
   uint32_t ended = 0;
   for (uint32_t channel = 0; channel < channels; channel++) {
     if (start_of(e->comm_id, call, channel) < first) first = start_of(e->comm_id, call, channel);
+    sent += 2 * bytes_of(call, channel);
     if (is_missing(call, channel)) continue;
     if (end_of(e->comm_id, call, channel) > last) last = end_of(e->comm_id, call, channel);
     ended++;
   }
   return e->num_channels == channels && e->num_started == channels && e->num_ended == ended && e->start_ns == first &&
          e->end_ns == last && e->num_bytes == 4 * (uint64_t)(call + 1) &&
+         e->sent_bytes == sent && e->num_sends == 2 * channels && !(e->flags & LAGOM_PROFILE_NETWORK_INCOMPLETE) &&
          (e->flags & LAGOM_PROFILE_INCOMPLETE) == (ended < channels ? LAGOM_PROFILE_INCOMPLETE : 0) &&
          e->called_ns && e->called_ns <= e->launched_ns && (ended == 0 || e->launched_ns <= e->seen_ns);
 }
@@ -151,6 +178,7 @@ int main(int argc, char** argv) {
   char length[24];
   snprintf(length, sizeof(length), "%u", num_comms * (num_calls + 1));
   setenv("LAGOM_PROFILE", argv[2], 1);
+  setenv("LAGOM_PROFILE_NETWORK", "1", 1);
   setenv("LAGOM_PROFILE_ENTRIES", length, 1);
   void* library = dlopen(argv[1], RTLD_NOW);
   plugin = library ? dlsym(library, "ncclProfiler_v6") : NULL;

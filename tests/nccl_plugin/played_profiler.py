@@ -6,8 +6,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-GROUP, COLLECTIVE, P2P, CHANNEL, COLLECTIVE_CALL = 1, 2, 4, 64, 512
-CHANNEL_STOP = 22
+GROUP, COLLECTIVE, P2P, PROXY_OP, PROXY_STEP, CHANNEL, COLLECTIVE_CALL = 1, 2, 4, 8, 16, 64, 512
+SEND_GPU_WAIT, SEND_WAIT, RECV_WAIT, RECV_FLUSH_WAIT, RECV_GPU_WAIT = range(8, 13)
+IN_PROGRESS, SEND_PEER_WAIT, CHANNEL_STOP = 19, 20, 22
+STEPS_AT_ONCE = 8
 INIT_V4 = ctypes.CFUNCTYPE(
     ctypes.c_int,
     ctypes.POINTER(ctypes.c_void_p),
@@ -63,8 +65,29 @@ class _KernelCh(ctypes.Structure):
     _fields_ = (("channelId", ctypes.c_uint8), ("pTimer", ctypes.c_uint64))
 
 
+class _ProxyOp(ctypes.Structure):
+    _fields_ = (
+        ("pid", ctypes.c_int),
+        ("channelId", ctypes.c_uint8),
+        ("peer", ctypes.c_int),
+        ("nSteps", ctypes.c_int),
+        ("chunkSize", ctypes.c_int),
+        ("isSend", ctypes.c_int),
+    )
+
+
+class _ProxyStep(ctypes.Structure):
+    _fields_ = (("step", ctypes.c_int),)
+
+
 class _Of(ctypes.Union):
-    _fields_ = (("coll", _Coll), ("collApi", _CollApi), ("kernelCh", _KernelCh))
+    _fields_ = (
+        ("coll", _Coll),
+        ("collApi", _CollApi),
+        ("kernelCh", _KernelCh),
+        ("proxyOp", _ProxyOp),
+        ("proxyStep", _ProxyStep),
+    )
 
 
 class _DescrV4(ctypes.Structure):
@@ -129,9 +152,9 @@ class PlayedComm:
             if group is None:
                 return None
             parent = group
+        self.num_launched += 1
         number = self._calls.get(func, 0)
         self._calls[func] = number + 1
-        self.num_launched += 1
         coll = _Coll(number, func.encode(), count=count, datatype=datatype.encode(), nChannels=channels)
         coll.algo, coll.proto, coll.parentGroup = algo.encode(), proto.encode(), group if self._version >= 5 else None
         coll.isSymColl = is_symmetric if self._version >= 7 else True  # before: whatever lies there
@@ -139,6 +162,18 @@ class PlayedComm:
         self.stop(handle)
         if self._group is None:
             self.stop(group)
+        return handle
+
+    def replay(self, parent: int | None, func: str, count: int, datatype: str, channels: int) -> int | None:
+        """A CUDA graph is replayed: its host callback tells of the collective again, of the captured call."""
+        number = self._calls.get(func, 0)
+        self._calls[func] = number + 1
+        group = self._start(GROUP)
+        coll = _Coll(number, func.encode(), count=count, datatype=datatype.encode(), nChannels=channels)
+        coll.algo, coll.proto, coll.parentGroup = b"RING", b"SIMPLE", group
+        handle = self._start(COLLECTIVE, parent, coll=coll)
+        self.stop(handle)
+        self.stop(group)
         return handle
 
     @contextlib.contextmanager
@@ -177,6 +212,41 @@ class PlayedComm:
         for channel, (_, end) in times_ns.items():
             self.end_channel(started[channel], end)
 
+    def start_op(
+        self, collective: int | None, channel: int, *, is_send: bool, pid: int | None = None, context: int | None = None
+    ) -> int | None:
+        """A channel's sends to, or receipts from, one peer are queued; of another process (PXN) with its `context`."""
+        op = _ProxyOp(os.getpid() if pid is None else pid, channel, 1, 1, 1 << 19, is_send)
+        return self._start(PROXY_OP, collective, context=context, proxyOp=op)
+
+    def state(self, handle: int | None, state: int, num_bytes: int = 0) -> None:
+        """NCCL tells of what has a handle."""
+        if handle is not None:
+            assert self._plugin.record(handle, state, ctypes.byref(ctypes.c_uint64(num_bytes))) == 0
+
+    def start_step(self, op: int | None, step: int, *, context: int | None = None) -> int | None:
+        """A transfer is posted."""
+        return self._start(PROXY_STEP, op, context=context, proxyStep=_ProxyStep(step))
+
+    def move(self, op: int | None, sizes: list[int], *, is_send: bool) -> None:
+        """What `net.cc` tells of an operation from its first progress to the end of its last transfer."""
+        self.state(op, IN_PROGRESS)
+        for step, size in enumerate(sizes):
+            before = sizes[step - 1] if step else 0  # the size that NCCL holds is of the transfer before
+            handle = self.start_step(op, step)
+            if is_send:
+                self.state(handle, SEND_GPU_WAIT, before)
+                for _ in range(3):  # once for each poll until the network takes it
+                    self.state(handle, SEND_PEER_WAIT, before)
+                self.state(handle, SEND_WAIT, size)
+            else:
+                handle = self.start_step(op, step)  # the network did not take it at first: started again
+                self.state(handle, RECV_WAIT, before)
+                self.state(handle, RECV_FLUSH_WAIT, size)
+                self.state(handle, RECV_GPU_WAIT, size)
+            self.stop(handle)
+        self.stop(op)
+
     def stop(self, handle: int | None) -> None:
         """NCCL stops what has a handle."""
         if handle is not None:
@@ -187,12 +257,15 @@ class PlayedComm:
         if self.context.value is not None:
             assert self._plugin.finalize(self.context) == 0
 
-    def _start(self, kind: int, parent: int | None = None, **of: ctypes.Structure) -> int | None:
+    def _start(
+        self, kind: int, parent: int | None = None, *, context: int | None = None, **of: ctypes.Structure
+    ) -> int | None:
         descr = self._descr()
         ctypes.memset(ctypes.byref(descr), 0xA5, 24)  # NCCL's v4 descriptor comes with what was on the stack
         descr.type, descr.parentObj = kind, parent
         for name, value in of.items():
             setattr(descr, name, value)
         handle = ctypes.c_void_p(0x5A5A)  # ours to set in any case
-        assert self._plugin.start(self.context, ctypes.byref(handle), ctypes.byref(descr)) == 0
+        told = self.context if context is None else ctypes.c_void_p(context)
+        assert self._plugin.start(told, ctypes.byref(handle), ctypes.byref(descr)) == 0
         return handle.value

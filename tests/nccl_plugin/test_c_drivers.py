@@ -1,11 +1,14 @@
 """The C drivers of csrc/, in short versions; `csrc/sanitize.sh` and docs/formats.md name the long ones."""
 
+import platform
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 from c_build import CSRC, LINK, NCCL_HOST, compile_c
+from played_profiler import CHANNEL, COLLECTIVE, COLLECTIVE_CALL, PROXY_OP, PROXY_STEP
 
 PROFILER = ("start_event", "record_event_state", "stop_event")
 
@@ -51,6 +54,19 @@ def test_a_fuzzer_that_is_guided_by_coverage_finds_its_way_into_the_reader(tmp_p
     result = subprocess.run([tmp_path / "cover", "1"], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert int(re.search(r"(\d+) inputs kept", result.stdout)[1]) > 1
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="single steps by x86-64's trap flag")
+def test_no_thread_of_nccl_ever_finds_an_event_mask_that_was_not_meant(tmp_path, plugin_library, monkeypatch):
+    """Two communicators start, events go off and on, both end: between a start and its stop there is no other mask."""
+    monkeypatch.setenv("LAGOM_PROFILE", str(tmp_path / "profile"))
+    monkeypatch.setenv("LAGOM_PROFILE_NETWORK", "1")
+    driver = compile_c(tmp_path / "watched", Path(__file__).with_name("watched_mask.c"), shared=False)
+    result = run(driver, shutil.copy(plugin_library, tmp_path))
+    assert result.returncode == 0, result.stderr
+    on = COLLECTIVE | CHANNEL | PROXY_OP | PROXY_STEP | COLLECTIVE_CALL
+    # One for each communicator's start, and one for each of the two at either switch.
+    assert list(map(int, result.stdout.split())) == [on, on, *[COLLECTIVE_CALL] * 2, on, on]
 
 
 def test_only_tuners_profilers_and_our_own_calls_are_exported(plugin_library):

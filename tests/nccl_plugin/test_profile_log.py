@@ -24,7 +24,7 @@ every_version = pytest.mark.parametrize("version", VERSIONS)
 @pytest.fixture
 def profile(tmp_path, monkeypatch):
     path = tmp_path / "profile.bin"
-    for name in ("LAGOM_PROFILE_ENTRIES", "LAGOM_PROFILE_CHANNELS"):
+    for name in ("LAGOM_PROFILE_ENTRIES", "LAGOM_PROFILE_CHANNELS", "LAGOM_PROFILE_NETWORK"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("LAGOM_PROFILE", str(path))
     return path
@@ -97,6 +97,18 @@ def test_a_captured_collective_says_so_from_v5_on(make_comm, profile, version, f
     comm = make_comm(version)
     comm.run(comm.launch("AllReduce", 1, "ncclInt8", 1, is_captured=True), {0: (1, 2)})
     assert read_profile(profile).collectives[0].flags == flags
+
+
+@pytest.mark.parametrize("version", [5, 6, 7])
+def test_each_replay_of_a_graph_is_a_timed_collective(make_comm, profile, version):
+    """As `hostStreamPlanCallback` of NCCL 2.28 to 2.30 tells it, where channel events were on at the capture."""
+    comm = make_comm(version)
+    captured = comm.call("AllReduce", 1, is_captured=True)
+    for start_ns, end_ns in ((NOW_NS, NOW_NS + 500), (NOW_NS + 9000, NOW_NS + 9700)):
+        comm.run(comm.replay(captured, "AllReduce", 1, "ncclInt8", 1), {0: (start_ns, end_ns)})
+    calls = read_profile(profile).collectives
+    assert [(c.call, c.is_captured, c.end_ns - c.start_ns) for c in calls] == [(0, True, 500), (1, True, 700)]
+    assert calls[0].called_ns == calls[1].called_ns < calls[0].launched_ns < calls[1].launched_ns
 
 
 @pytest.mark.parametrize(("version", "flags"), [(5, ProfileFlag(0)), (6, ProfileFlag(0)), (7, ProfileFlag.SYMMETRIC)])

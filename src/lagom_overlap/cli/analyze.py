@@ -18,7 +18,8 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         nargs="+",
         metavar="TRACE",
         help="Kineto JSON (.json, .json.gz, .tar.gz), Nsight Systems SQLite, NCCL Inspector JSON lines, flight "
-        "recorder JSON, or a folder of them; one rank per parallel role suffices",
+        "recorder JSON, or a folder of them; one rank per parallel role suffices; or profiles of our NCCL plug-in "
+        "(profile.RANK.bin)",
     )
     parser.add_argument("--against", type=Path, metavar="B", help="another run's trace or folder: say what changed")
     parser.add_argument("--compat", choices=_COMPAT, help="print HolisticTraceAnalysis's figures")

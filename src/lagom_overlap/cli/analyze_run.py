@@ -4,11 +4,14 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
+from typing import Final
 
 from lagom_overlap.cli.progress import PlainLines, is_terminal
+from lagom_overlap.errors import TraceError
 from lagom_overlap.results.analyze import AnalyzeResult
 from lagom_overlap.trace.reader import ReadProgress
 from lagom_overlap.verbs.analyze import AnalyzeRequest, Compat, run_analyze
+from lagom_overlap.verbs.analyze_profile import analyze_profiles, are_profiles
 
 
 def _with_bar(request: AnalyzeRequest) -> AnalyzeResult:
@@ -55,8 +58,22 @@ def _with_lines(request: AnalyzeRequest) -> AnalyzeResult:
         return run_analyze(request, observe)
 
 
+_TRACES_ONLY: Final = ("against", "compat", "pattern", "anonymise", "out")
+
+
+def _run_profiles(arguments: argparse.Namespace) -> int:
+    for name in _TRACES_ONLY:
+        if getattr(arguments, name):
+            raise TraceError(f"--{name} is for traces; a profile of NCCL's is printed only (--json)")
+    result = analyze_profiles(arguments.traces)
+    sys.stdout.write((result.to_json() if arguments.json else result.summary()) + "\n")
+    return 0
+
+
 def run_verb(arguments: argparse.Namespace, *, most_jobs: int) -> int:
     """Reads, analyses, prints; the exit code."""
+    if are_profiles(arguments.traces):
+        return _run_profiles(arguments)
     request = AnalyzeRequest(
         traces=tuple(arguments.traces),
         against=(arguments.against,) if arguments.against else (),

@@ -5,8 +5,10 @@ from lagom_overlap.nccl_plugin.profile_log import (
     ProfiledChannel,
     ProfiledCollective,
     ProfiledCommunicator,
+    ProfiledNetwork,
     ProfileLog,
     ProfileRing,
+    is_profile,
     read_profile,
 )
 from lagom_overlap.nccl_plugin.record_log import (
@@ -36,6 +38,7 @@ __all__ = [
     "ProfiledChannel",
     "ProfiledCollective",
     "ProfiledCommunicator",
+    "ProfiledNetwork",
     "RecordLog",
     "RecordRing",
     "RecordedChunk",
@@ -47,6 +50,7 @@ __all__ = [
     "decode_table",
     "encode_table",
     "installed_library",
+    "is_profile",
     "read_profile",
     "read_record",
     "read_table",

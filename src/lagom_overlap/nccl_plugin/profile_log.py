@@ -35,6 +35,7 @@ class ProfileFlag(IntFlag):
     INCOMPLETE = 1
     CAPTURED = 2
     SYMMETRIC = 4
+    NETWORK_INCOMPLETE = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,32 @@ class ProfiledChannel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProfiledNetwork:
+    """What this process's proxy thread did over the network for a collective.
+
+    Host times. Those called `_s` are sums over transfers (steps), of which up to eight of each channel and peer are
+    under way at once, so they may be longer than the collective. A send waits for the GPU's data, for the receiver to
+    be ready, then for the network; a receipt for its data, which includes the sender's delay, for the flush to the
+    GPU, and for the GPU to take it. `busy_s` is the longest time that one channel had a send to one peer in the
+    network, and `start_ns` to `end_ns` is from the first transfer posted to the last one done.
+    """
+
+    num_sends: int
+    num_receipts: int
+    sent_bytes: int
+    received_bytes: int
+    send_gpu_wait_s: float
+    send_peer_wait_s: float
+    send_network_s: float
+    receive_network_s: float
+    receive_flush_s: float
+    receive_gpu_wait_s: float
+    busy_s: float
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProfiledCollective:
     """One collective of one rank.
 
@@ -68,7 +95,9 @@ class ProfiledCollective:
     none was seen. `num_channels` is None where NCCL does not say (CollNet). A collective that is not complete was given
     up, or its communicator was destroyed, before all channels had ended. `channels` is empty unless
     LAGOM_PROFILE_CHANNELS is set. `launch` numbers the kernels of this process: the collectives of one group have one
-    number where NCCL runs them in one kernel, and then their times are those of the kernel's parts; None: not told.
+    number where NCCL runs them in one kernel, and then their times are those of the kernel's parts; None:
+    not told. `network` is None where this process's proxy thread moved nothing over the network: on one node, or
+    where another process sends for it (PXN).
     """
 
     comm_id: int
@@ -90,11 +119,17 @@ class ProfiledCollective:
     flags: ProfileFlag
     channels: tuple[ProfiledChannel, ...]
     launch: int | None = None
+    network: ProfiledNetwork | None = None
 
     @property
     def is_complete(self) -> bool:
         """Whether every channel reported its start and its end."""
         return ProfileFlag.INCOMPLETE not in self.flags
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether a CUDA graph launched it; each replay is a collective of its own."""
+        return ProfileFlag.CAPTURED in self.flags
 
     @property
     def duration_s(self) -> float | None:
@@ -161,6 +196,14 @@ class ProfileRing:
             TableError: if an entry is damaged, or the file was truncated.
         """
         return _log_of(self._path, self._ring.take())
+
+
+def is_profile(path: Path) -> bool:
+    """Whether a file begins as a profile does, of whatever version."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(8) == layout.PROFILE_MAGIC.to_bytes(8, "little")
 
 
 def read_profile(path: Path) -> ProfileLog:
@@ -234,4 +277,23 @@ def _collective(entry: np.void, channels: list[ProfiledChannel]) -> ProfiledColl
         flags=ProfileFlag(int(entry["flags"])),
         channels=tuple(channels),
         launch=int(entry["launch"]) or None,
+        network=_network(entry) if entry["network_start_ns"] else None,
+    )
+
+
+def _network(entry: np.void) -> ProfiledNetwork:
+    return ProfiledNetwork(
+        num_sends=int(entry["num_sends"]),
+        num_receipts=int(entry["num_receipts"]),
+        sent_bytes=int(entry["sent_bytes"]),
+        received_bytes=int(entry["received_bytes"]),
+        send_gpu_wait_s=int(entry["send_gpu_ns"]) * NS,
+        send_peer_wait_s=int(entry["send_peer_ns"]) * NS,
+        send_network_s=int(entry["send_network_ns"]) * NS,
+        receive_network_s=int(entry["receive_network_ns"]) * NS,
+        receive_flush_s=int(entry["receive_flush_ns"]) * NS,
+        receive_gpu_wait_s=int(entry["receive_gpu_ns"]) * NS,
+        busy_s=int(entry["network_busy_ns"]) * NS,
+        start_ns=int(entry["network_start_ns"]),
+        end_ns=int(entry["network_end_ns"]),
     )

@@ -14,7 +14,7 @@ RECORD_MAGIC: Final = int.from_bytes(b"LAGOMREC", "little")
 PROFILE_MAGIC: Final = int.from_bytes(b"LAGOMPRF", "little")
 TABLE_VERSION: Final = 2
 RECORD_VERSION: Final = 1
-PROFILE_VERSION: Final = 2
+PROFILE_VERSION: Final = 3
 MAX_COMMUNICATORS: Final = 1024
 MAX_DECISIONS: Final = 16384
 MAX_ROWS: Final = 65536
@@ -141,5 +141,18 @@ PROFILE_ENTRY: Final = np.dtype(
         ("flags", "<u4"),
         ("abi_version", "<u4"),
         ("launch", "<u4"),
+        ("sent_bytes", "<u8"),
+        ("received_bytes", "<u8"),
+        ("send_gpu_ns", "<u8"),
+        ("send_peer_ns", "<u8"),
+        ("send_network_ns", "<u8"),
+        ("receive_network_ns", "<u8"),
+        ("receive_flush_ns", "<u8"),
+        ("receive_gpu_ns", "<u8"),
+        ("network_busy_ns", "<u8"),
+        ("network_start_ns", "<u8"),
+        ("network_end_ns", "<u8"),
+        ("num_sends", "<u4"),
+        ("num_receipts", "<u4"),
     ]
 )
