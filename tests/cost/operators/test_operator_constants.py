@@ -40,6 +40,7 @@ def test_memory_bound_work_takes_its_bytes_and_a_share_where_the_framework_is_sl
     assert fast.seconds(work) == pytest.approx(constants.touch_s + moving)
     assert slow.seconds(work) == pytest.approx(constants.touch_s + 2 * moving)
     assert fast.seconds(replace(work, num_launches=3)) == pytest.approx(3 * constants.touch_s + moving)
+    assert fast.seconds(replace(work, num_launches=0)) == pytest.approx(moving)  # a part of another kernel
 
 
 @pytest.mark.parametrize(

@@ -177,6 +177,39 @@ def test_a_block_has_the_products_and_sums_that_pytorch_runs(recomputes: bool) -
     assert modelled == num_sums
 
 
+def launches_of(step: IssuedStep, layer: int = 1) -> dict[str, int]:
+    """Kernels of a layer's memory-bound operators, by part."""
+    prefix = f"mb0.layer{layer}."
+    return {
+        op.name.removeprefix(prefix): op.work.num_launches
+        for op in step.iteration.computations
+        if isinstance(op.work, MemoryBound) and op.name.startswith(prefix)
+    }
+
+
+def test_sums_of_gradients_are_kernels_in_eager_pytorch_and_a_part_of_the_reader_where_compiled() -> None:
+    # q, k and v: two additions; gate and up: one.
+    eager, compiled = (launches_of(built(ALONE, name)) for name in ("torchtitan", "torchtitan_compiled"))
+    assert [eager[f"{name}_d_sum"] for name in ("qkv", "up")] == [2, 1]
+    assert [compiled[f"{name}_d_sum"] for name in ("qkv", "up")] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("framework", "expected"),
+    [
+        # A Linear each: forward one input and three or two matrices, backward as many gradients as matrices.
+        ("torchtitan_compiled", {"qkv": (4, 6), "out": (2, 2), "up": (3, 4), "down": (2, 2)}),
+        # One product for all: its operand and its matrix.
+        ("megatron", {"qkv": (2, 2), "out": (2, 2), "up": (2, 2), "down": (2, 2)}),
+    ],
+)
+def test_every_matrix_and_operand_is_cast_by_kernels_of_its_own(
+    framework: str, expected: dict[str, tuple[int, int]]
+) -> None:
+    found = launches_of(built(ALONE, framework, Precision(products=ProductFormat.FP8)))
+    assert {name: (found[f"{name}_cast"], found[f"{name}_cast_d"]) for name in expected} == expected
+
+
 def test_fp8_is_gathered_where_the_cast_comes_first() -> None:
     layout = replace(ALONE, tensor=4, sequence_parallel=True)
     plain, cast = built(layout), built(layout, precision=Precision(products=ProductFormat.FP8))

@@ -125,8 +125,13 @@ class StepOps:
         return _gemm(m, n, k, width, weight.num_matrices, self._kernels(weight), result_bytes)
 
     def _kernels(self, weight: Weight) -> int:
-        """Launches of what every matrix of a weight needs once: one, or one each."""
+        """Launches of what every matrix of a weight or of one of its parts needs once: one, or one each."""
         return weight.num_matrices if self._shape.experts_apart else 1
+
+    def _casts_launched(self, weight: Weight, phase: Phase) -> int:
+        """Launches of casts: of each part's matrix and operand; forward, parts read the same operand."""
+        parts = max(1, len(weight.parts))
+        return self._kernels(weight) * (parts + (1 if phase is FORWARD else parts))
 
     def _casts(self, weight: Weight) -> bool:
         """Whether the matrix multiplies in FP8: the router and the tables do not."""
@@ -145,7 +150,8 @@ class StepOps:
             num_bytes += _TURN_BYTES * (self._tokens - rows) * columns
         if self._shape.casts_before_gathers and self._layout.tensor > 1:
             source = self._scale(part, source, phase)
-        return self._touch(part, (source,), num_bytes, (rows, columns), phase, num_launches=2 * self._kernels(weight))
+        launches = self._casts_launched(weight, phase)
+        return self._touch(part, (source,), num_bytes, (rows, columns), phase, num_launches=launches)
 
     def _scale(self, part: str, source: str, phase: Phase) -> str:
         """The greatest element of a tensor that ranks hold in parts, by which all of them scale it."""
@@ -204,8 +210,10 @@ class StepOps:
         ]
         if len(products) == 1:
             return products[0]
-        num_bytes = self._shape.traffic.sum_bytes(len(products)) * rows * weight.inputs
-        return self._touch(f"{name}_d_sum", products, num_bytes, (rows, weight.inputs), BACKWARD, both=True)
+        traffic, shape = self._shape.traffic, (rows, weight.inputs)
+        num_bytes = traffic.sum_bytes(len(products)) * rows * weight.inputs
+        launches = traffic.sum_launches(len(products))
+        return self._touch(f"{name}_d_sum", products, num_bytes, shape, BACKWARD, both=True, num_launches=launches)
 
     def _weight_gradient(self, name: str, saved: str, gradient: str, rows: int | None = None) -> str:
         weight, rows = self._weights[name], self._tokens if rows is None else rows

@@ -48,6 +48,10 @@ class Traffic:
         """Bytes per element of a sum of gradients: a kernel for each two, or one more read for each."""
         return (2 if self.joins_sums else 6) * (num_addends - 1)
 
+    def sum_launches(self, num_addends: int) -> int:
+        """Kernels of that sum."""
+        return 0 if self.joins_sums else num_addends - 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RingSteps:
