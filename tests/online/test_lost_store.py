@@ -41,6 +41,25 @@ class LosingStore:
         return call
 
 
+class CallsAtOnce:
+    """In place of `BoundedCalls`: this store answers or raises, and a busy machine must not look like a lost one."""
+
+    def call(self, work: Callable[[], object], timeout_s: float) -> object:
+        return work()
+
+    def close(self) -> None:
+        pass
+
+
+def begun(job: Job, rank: int, num_calls: int, *, is_heard: bool = False) -> Job:
+    """The job, of which one rank will lose the store after this many calls."""
+    job.start()
+    for member in job.members:
+        member._exchange._calls = CallsAtOnce()
+    job.members[rank]._exchange._store = LosingStore(job.store, num_calls, is_heard)
+    return job
+
+
 CALLS = (*range(3, 26), *range(26, 130, 9))
 """Every call of the first trials, and of later ones every ninth."""
 
@@ -64,10 +83,8 @@ def doubts(job: Job, rank: int, steps: int, work: Callable[[int, int], None] | N
 
 def searching(rank: int, num_calls: int, *, is_heard: bool) -> Job:
     """Ten trials and windows of a verdict among them, and a rank that loses the store after this many calls."""
-    job = Job(options=options(timeout_s=0.02, max_steps=90))
-    job.start()
-    job.members[rank]._exchange._store = LosingStore(job.store, num_calls, is_heard)
-    return job
+    job = Job(options=options(timeout_s=0.05, max_steps=90))
+    return begun(job, rank, num_calls, is_heard=is_heard)
 
 
 @pytest.mark.parametrize("is_heard", [False, True])
@@ -205,9 +222,7 @@ def test_settled_a_wish_to_stop_beside_a_lost_store_parts_nobody(
     """The other rank wants to stop in the third window; the store is lost before, during or after that."""
     num_doubts = 0
     for num_calls in range(8, 40, 2):
-        job = Job(options=options(timeout_s=0.02), started=found)
-        job.start()
-        job.members[rank]._exchange._store = LosingStore(job.store, num_calls)
+        job = begun(Job(options=options(timeout_s=0.05), started=found), rank, num_calls)
         original = job.one_step
 
         def one_step(number: int, job: Job = job, original: Callable[[int], object] = original) -> object:
@@ -231,8 +246,7 @@ def test_whenever_a_rank_loses_the_store_around_a_tuning_again_all_run_the_same(
     """Recorded, settled, and recorded untouched again: two switches, and the store is lost before, between or after."""
     num_doubts = 0
     for rank, num_calls in ((rank, num_calls) for rank in (0, 1) for num_calls in range(6, 46, 2)):
-        job = Job(options=options(timeout_s=0.02), started=found)
-        job.start()
+        job = begun(Job(options=options(timeout_s=0.05), started=found), rank, num_calls)
         leader, watched, recorded = job.leader, job.leader._watched, job.leader._recorded
         leader._watched = lambda told, leader=leader, watched=watched: (
             watched(told) if leader._window < 4 else leader._record("drift")
@@ -240,7 +254,6 @@ def test_whenever_a_rank_loses_the_store_around_a_tuning_again_all_run_the_same(
         leader._recorded = lambda *told, leader=leader, recorded=recorded: (
             recorded(*told) if leader._window < 4 else leader._record("no search")
         )
-        job.members[rank]._exchange._store = LosingStore(job.store, num_calls)
         num_doubts += doubts(job, rank, 5 + 3 * 8 + 3 * 5)
     assert num_doubts <= 12
 
