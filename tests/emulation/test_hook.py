@@ -53,7 +53,7 @@ def scores():
         (aten._foreach_mul_.Scalar, lambda: ([gpu(MIB), gpu(MIB)], 2.0), 8 * MIB),
         (aten._foreach_copy_.default, lambda: ([gpu(MIB)], [gpu(MIB, dtype=torch.float32)]), 6 * MIB),
         (aten.nll_loss_forward.default, lambda: (*scores(), None, 1, -100), 1024 * (2 + 8)),
-        (aten.nll_loss_backward.default, lambda: (gpu(1), *scores(), None, 1, -100, gpu(1)), 1024 * (2 * 500 + 8)),
+        (aten.nll_loss_backward.default, lambda: (gpu(1), *scores(), None, 1, -100, gpu(1)), 1024 * (2 + 8)),
         (aten.relu.default, lambda: (torch.empty(MIB),), None),
     ],
 )

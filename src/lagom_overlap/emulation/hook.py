@@ -296,10 +296,9 @@ def bytes_of(torch: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, An
         return None
     if name == "all_gather_copy_in":  # FSDP2's: the shards go into the rank's own part of the whole buffer
         return int(2 * sum(tensor.numel() * tensor.element_size() for tensor in _tensors(torch, args[0])))
-    if name in ("nll_loss_forward", "nll_loss_backward"):  # one element of a row; backward writes zeros around it
+    if name in ("nll_loss_forward", "nll_loss_backward"):  # one element of a row; backward's zeros are a memset's
         scores, targets = (values[key] for key in ("self", "target"))
-        row_bytes = scores.element_size() * (1 if name == "nll_loss_forward" else scores.shape[-1])
-        return int(targets.numel() * (row_bytes + targets.element_size()))
+        return int(targets.numel() * (scores.element_size() + targets.element_size()))
     if not on_gpu or name == "_to_copy":
         written = _made(torch, args, kwargs, largest)
     elif name in _GATHERS:

@@ -1,6 +1,7 @@
 """Context parallelism, FP8 products, parts of tensor parallelism, eager kernels and torchtitan's recomputation."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from lagom_overlap.workload.models import load_model
 from lagom_overlap.workload.parallel import ParallelLayout, Recompute
 from lagom_overlap.workload.precision import Precision, ProductFormat
 from lagom_overlap.workload.step import build_step, load_rules
+from lagom_overlap.workload.step.traffic import EAGER, PLAIN
 
 LLAMA = replace(load_model("llama-3-8b"), num_layers=2)
 SEQ = 4096
@@ -208,6 +210,77 @@ def test_every_matrix_and_operand_is_cast_by_kernels_of_its_own(
 ) -> None:
     found = launches_of(built(ALONE, framework, Precision(products=ProductFormat.FP8)))
     assert {name: (found[f"{name}_cast"], found[f"{name}_cast_d"]) for name in expected} == expected
+
+
+def rms_norm(x: Any) -> Any:
+    """torchtitan's RMSNorm (Dec 2024), with a scale of ones."""
+    import torch
+
+    wide = x.float()
+    scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)
+    return scaled.type_as(x) * torch.ones(x.shape[-1], dtype=x.dtype, requires_grad=True)
+
+
+def swiglu(gate: Any, up: Any) -> Any:
+    from torch.nn import functional
+
+    return functional.silu(gate) * up
+
+
+def swiglu_of_one_product(both: Any) -> Any:
+    gate, up = both.chunk(2, -1)
+    return swiglu(gate, up)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("function", "widths", "modelled"),
+    [
+        (rms_norm, [1], EAGER.norm),
+        (swiglu, [1, 1], EAGER.gated),
+        (swiglu_of_one_product, [2], PLAIN.gated),
+    ],
+)
+def test_eager_traffic_is_that_of_the_operators_that_pytorch_runs(
+    function: Any, widths: list[int], modelled: tuple[tuple[int, ...], tuple[int, ...]]
+) -> None:
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    rows, columns = 64, 512
+    seen: list[int] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            out = function(*args, **(kwargs or {}))
+            if not function.is_view:
+                tensors = [each for each in tree_leaves((args, kwargs, out)) if torch.is_tensor(each)]
+                whole = [each for each in tensors if each.numel() >= rows * columns and 0 not in each.stride()]
+                seen.append(sum(each.numel() * each.element_size() for each in whole) // (rows * columns))
+            return out
+
+    inputs = [torch.randn(rows, width * columns, dtype=torch.bfloat16, requires_grad=True) for width in widths]
+    with Watch():
+        made = function(*inputs)
+    forward = seen.copy()
+    gradient = torch.ones_like(made)
+    seen.clear()
+    with Watch():
+        made.backward(gradient)
+    assert [[num for num in found if num] for found in (forward, seen)] == [
+        [num for num in kernels if num] for kernels in modelled
+    ]
+
+
+def test_who_runs_eager_pytorch_pays_for_every_kernel_of_swiglu() -> None:
+    moved = 2 * SEQ * LLAMA.ffn
+    expected = {"fsdp2": (10, 26), "fsdp1": (10, 26), "ddp": (10, 26), "torchtitan": (10, 18), "megatron": (6, 10)}
+    for framework, per_column in {**expected, "torchtitan_compiled": (6, 10)}.items():
+        ops = {op.name: op for op in built(ALONE, framework).iteration.computations}
+        found = [ops[f"mb0.layer1.{part}"].work.num_bytes for part in ("act", "act_d")]  # type: ignore[union-attr]
+        assert found == [num_bytes * moved for num_bytes in per_column], framework
+    assert [launches_of(built(ALONE, "fsdp2"))[part] for part in ("act", "act_d")] == [2, 4]
 
 
 def test_fp8_is_gathered_where_the_cast_comes_first() -> None:

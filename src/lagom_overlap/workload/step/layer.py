@@ -78,17 +78,16 @@ class LayerOps(StepOps):
         self._act("act", (up,), self._tokens, self._weights["down"].inputs, FORWARD)
 
     def _normed(self, part: str, source: str) -> str:
-        rows, h = self._rows, self._model.hidden
-        num_bytes = self._shape.traffic.norm[0] * rows * h
-        return self._touch(part, (source,), num_bytes, (rows, h), FORWARD, also=self._around("qkv", FORWARD))
+        shape, kernels = (self._rows, self._model.hidden), self._shape.traffic.norm[0]
+        return self._run(part, (source,), kernels, shape, FORWARD, also=self._around("qkv", FORWARD))
 
     def _rotary(self, part: str, source: str, phase: Phase) -> str:
         """Queries and keys turned by their position, where positions are not learned."""
         if self._model.learned_positions:
             return source
         columns = (self._heads + self._kv_heads) * self._model.head_dim
-        num_bytes = self._shape.traffic.rotary[phase is not FORWARD] * self._tokens * columns
-        return self._touch(part, (source,), num_bytes, (self._tokens, columns), phase)
+        kernels = self._shape.traffic.rotary[phase is not FORWARD]
+        return self._run(part, (source,), kernels, (self._tokens, columns), phase)
 
     def _attention(self, part: str, sources: Sequence[str], passes: float, phase: Phase) -> str:
         batch = self._layout.micro_batch
@@ -179,8 +178,8 @@ class LayerOps(StepOps):
 
     def _act(self, part: str, sources: Sequence[str], rows: int, width: int, phase: Phase) -> str:
         gated = self._model.gated
-        per_element = (self._shape.traffic.gated if gated else (4, 6))[phase is not FORWARD]
-        return self._touch(part, sources, per_element * rows * width, (rows, width), phase, both=not gated)
+        kernels = (self._shape.traffic.gated if gated else ((4,), (6,)))[phase is not FORWARD]
+        return self._run(part, sources, kernels, (rows, width), phase, both=not gated)
 
     def _mlp_act(self, norm2: str) -> str:
         up = self._entering("mlp_gather", "up", norm2)
@@ -236,14 +235,11 @@ class LayerOps(StepOps):
         return entered, made
 
     def _norm_backward(self, part: str, gradients: Sequence[str], residual: str, saved: str) -> str:
-        """Gradients of input and scale in one pass over both (a persistent kernel), then the residual's added."""
+        """Gradients of input and scale, then the residual's added."""
         shape = (self._rows, self._model.hidden)
         elements = self._rows * self._model.hidden
-        also = self._around("qkv", BACKWARD)
-        sources = (*gradients, saved)
-        made = self._touch(
-            f"{part}_d", sources, self._shape.traffic.norm[1] * elements, shape, BACKWARD, also=also, num_launches=2
-        )
+        kernels, also = self._shape.traffic.norm[1], self._around("qkv", BACKWARD)
+        made = self._run(f"{part}_d", (*gradients, saved), kernels, shape, BACKWARD, also=also)
         return self._touch(f"{part}_add_d", (made, residual), 6 * elements, shape, BACKWARD, both=True)
 
     def _residual_backward(self, part: str, gradient: str) -> str:

@@ -26,7 +26,7 @@ from lagom_overlap.workload.step.axes import (
 )
 from lagom_overlap.workload.step.graph import StepGraph
 from lagom_overlap.workload.step.groups import EXPERTS, TENSOR, StepGroups
-from lagom_overlap.workload.step.traffic import Accumulation, RingSteps, Traffic
+from lagom_overlap.workload.step.traffic import Accumulation, Kernels, RingSteps, Traffic
 from lagom_overlap.workload.step.units import Unit, Weight
 from lagom_overlap.workload.streams import COMPUTE
 
@@ -248,6 +248,21 @@ class StepOps:
     @staticmethod
     def _cuttable(weight: Weight, spec: ShardSpec) -> ShardSpec | None:
         return spec if weight.num_matrices == 1 and not weight.parts else None
+
+    def _run(
+        self,
+        part: str,
+        sources: Sequence[str],
+        kernels: Kernels,
+        shape: tuple[int, int],
+        phase: Phase,
+        *,
+        both: bool = False,
+        also: Sequence[str] = (),
+    ) -> str:
+        """A memory-bound operator by its kernels."""
+        num_bytes = sum(kernels) * shape[0] * shape[1]
+        return self._touch(part, sources, num_bytes, shape, phase, both=both, also=also, num_launches=len(kernels))
 
     def _touch(
         self,

@@ -33,6 +33,7 @@ from lagom_overlap.workload.step.traffic import (
     COMPILED,
     EAGER,
     FUSED,
+    PLAIN,
     RING_COMPILED,
     RING_EAGER,
     Accumulation,
@@ -115,6 +116,7 @@ FSDP2: Final = IssueRules(
     sharding=Sharding.FSDP2,
     gather_stream=ALL_GATHER,
     reduce_stream=REDUCE_SCATTER,
+    traffic=PLAIN,
     stops_recompute=True,
     optimizer_bytes=_ADAMW_FOREACH_BYTES,
 )
@@ -136,6 +138,7 @@ FSDP1: Final = IssueRules(
     name="fsdp1",
     sharding=Sharding.LAYERWISE,
     precision=HALF,
+    traffic=PLAIN,
     optimizer_bytes=_ADAMW_FOREACH_BYTES,
 )
 DDP: Final = IssueRules(
@@ -145,6 +148,7 @@ DDP: Final = IssueRules(
     bucket_bytes=25 * MIB,
     copies_buckets=True,
     precision=Precision(DType.BF16, DType.FP32, DType.FP32),  # FP32 parameters under autocast
+    traffic=PLAIN,
     optimizer_bytes=_ADAMW_FOREACH_BYTES,
 )
 MEGATRON: Final = IssueRules(

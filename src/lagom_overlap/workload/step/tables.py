@@ -30,8 +30,7 @@ class TableOps(StepOps):
         """The last norm, the logits and the loss."""
         h, vocab, rows = self._model.hidden, self._weights["logits"].outputs, self._rows
         also = (self._parameters("logits", FORWARD),) if self._shape.unit is Unit.LAYER else ()
-        num_bytes = self._shape.traffic.norm[0] * rows * h
-        norm = self._touch("norm", (x,), num_bytes, (rows, h), FORWARD, also=also)
+        norm = self._run("norm", (x,), self._shape.traffic.norm[0], (rows, h), FORWARD, also=also)
         logits = self._product("logits", self._enter("head_tp_gather", norm, FORWARD))
         shape = (self._tokens, vocab)
         num_bytes = self._shape.traffic.loss[0] * shape[0] * vocab
@@ -60,10 +59,8 @@ class TableOps(StepOps):
         reduced = self._leave("logits_reduce_d", data, BACKWARD)
         self._weight_gradient("logits", self.made["norm"], loss_d)
         also = (self._parameters("logits", BACKWARD),) if self._shape.unit is Unit.LAYER else ()
-        sources = (reduced, self.made["head_input"])
-        return self._touch(
-            "norm_d", sources, self._shape.traffic.norm[1] * rows * h, (rows, h), BACKWARD, also=also, num_launches=2
-        )
+        sources, kernels = (reduced, self.made["head_input"]), self._shape.traffic.norm[1]
+        return self._run("norm_d", sources, kernels, (rows, h), BACKWARD, also=also)
 
     def embed_backward(self, gradient: str) -> None:
         """The table's gradient."""

@@ -1,19 +1,19 @@
 """Bytes that memory-bound kernels move per element of a 2-byte activation, in fused kernels and in eager PyTorch.
 
 Fused: each is one kernel that reads its inputs and writes its results once (Apex, Transformer Engine, what inductor
-makes of the same lines). Eager counts torchtitan's lines operator by operator (`models/llama/model.py`, Dec 2024),
-reads plus writes, a float cast being 2 + 4:
+makes of the same lines). Eager counts the kernels that PyTorch launches for torchtitan's lines
+(`models/llama/model.py`, Dec 2024) and their backward, reads plus writes, a float cast being 2 + 4:
 
-- RMS norm, forward: cast 6, pow 8, mean 4, times rsqrt 8, cast back 6, times weight 4 = 36; backward: gradient times
-  weight 4 and times x, summed 8, cast 6, times rsqrt 8, times x summed 12, through pow 24, sum of the two 12, cast 6,
-  the weight's reduction 4 = 84;
-- rotary, forward and backward each: cast 6, complex product 8, cast back 6 = 20;
-- SwiGLU, per column of the product: silu 4, product 6; backward: two products 12, silu 6 = 10 and 18;
-- cross entropy per logit: cast 6, log-softmax 12; backward: one hot 4, log-softmax 12, cast 6. Compiled: two passes
-  over 2-byte logits forward, one read and one write backward.
+- RMS norm, forward: cast 6, pow 8, mean 4, epsilon and root of one number per row, times that 8, cast back 6, times
+  weight 4; backward: gradient times x 6 and times weight 4, the former's sum 2, cast 6, times x 12, times the root 8,
+  sum 4, three of one number per row, mean 4, pow 8, twice 8, times the mean's 12, sum of the two 12, cast 6;
+- rotary, forward and backward each: cast 6, complex product 8, cast back 6;
+- SwiGLU, per column of the product: silu 4, product 6; backward: two products 6 each, silu 6;
+- cross entropy per logit: cast 6, log-softmax 12 (its kernel reads a row twice); backward: one hot 4, log-softmax 12,
+  cast 6. Compiled: two passes over 2-byte logits forward, one read and one write backward.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
@@ -30,17 +30,21 @@ class Accumulation(StrEnum):
     FUSED = "fused"
 
 
+Kernels = tuple[int, ...]
+"""An operator's kernels, each by the bytes that it moves per element."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Bytes per element, forward and backward; `gated` per column of a gated activation, `loss` per logit.
+    """What kernels move forward and backward; `gated` per column of a gated activation, `loss` in all, per logit.
 
     `joins_sums` says that a sum of gradients is a part of the kernel that reads it, as inductor makes it: of the norm's
     backward, or of the copy before a reduction along the second axis.
     """
 
-    norm: tuple[int, int]
-    rotary: tuple[int, int]
-    gated: tuple[int, int]
+    norm: tuple[Kernels, Kernels]
+    rotary: tuple[Kernels, Kernels]
+    gated: tuple[Kernels, Kernels]
     loss: tuple[int, int]
     joins_sums: bool = False
 
@@ -72,8 +76,22 @@ class RingSteps:
 
 RING_EAGER: Final = RingSteps(merge_bytes=(36, 50), waits=False)
 RING_COMPILED: Final = RingSteps(merge_bytes=(11, 50), waits=True)
-FUSED: Final = Traffic(norm=(4, 6), rotary=(4, 4), gated=(6, 10), loss=(36, 22))
+_HALVES_BYTES: Final = 8
+"""Per column of a gated activation: the gradients of its two inputs, read and written next to each other."""
+FUSED: Final = Traffic(norm=((4,), (6, 0)), rotary=((4,), (4,)), gated=((6,), (10,)), loss=(36, 22))
 """Megatron-LM's kernels. Its vocabulary-parallel cross entropy is not fused: cast to FP32 (6), maximum (4), subtraction
-(8), exponential (8), sum (2), quotient (8); backward: minus one hot (8), times the loss's gradient (8), cast (6)."""
-COMPILED: Final = Traffic(norm=(4, 6), rotary=(4, 4), gated=(6, 10), loss=(4, 4), joins_sums=True)
-EAGER: Final = Traffic(norm=(36, 84), rotary=(20, 20), gated=(10, 18), loss=(18, 22))
+(8), exponential (8), sum (2), quotient (8); backward: minus one hot (8), times the loss's gradient (8), cast (6). A
+norm's second backward kernel sums the few partial gradients of its scale."""
+COMPILED: Final = replace(FUSED, loss=(4, 4), joins_sums=True)
+EAGER: Final = Traffic(
+    norm=((6, 8, 4, 0, 0, 8, 6, 4), (6, 4, 2, 6, 12, 8, 4, 0, 0, 0, 4, 8, 8, 12, 12, 6)),
+    rotary=((6, 8, 6), (6, 8, 6)),
+    gated=((4, 6), (6, 6, 6)),
+    loss=(18, 22),
+)
+PLAIN: Final = replace(
+    EAGER, norm=FUSED.norm, rotary=FUSED.rotary, gated=(EAGER.gated[0], (*EAGER.gated[1], _HALVES_BYTES))
+)
+"""Eager PyTorch where norms are one operator (`torch.nn.RMSNorm`, fused on GPUs since 2.9, and `LayerNorm`) and rotary
+positions one kernel: both vary with the model's code. SwiGLU and cross entropy have no such operator. One product makes
+gate and up, whose gradients are put together by a copy (`split`'s backward is `cat`)."""
