@@ -12,6 +12,7 @@ contention model). All-to-all and send/recv never reach a tuner and keep the mod
 import os
 import shutil
 import tempfile
+import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -68,6 +69,7 @@ class Rehearsal:
             raise ValueError(f"release is {release!r}, must be one of {', '.join(host.RELEASES)}")
         self._model = model
         self._folder = Path(tempfile.mkdtemp(prefix="lagom-fake-nccl-"))
+        self._remove = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         self.table, self.record = self._folder / "table.bin", self._folder / "record.bin"
         library = Path(shutil.copy(plugin_library, self._folder))
         self._environment = {
@@ -139,7 +141,7 @@ class Rehearsal:
         for comm in self._comms.values():
             comm.finalize()
         self._comms.clear()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._remove()
 
     def _largest_chunk(self, collective: Collective, outcome: host.Outcome) -> int | None:
         """The largest chunk that the model knows for what was chosen, which for rings and trees is NCCL's own."""
