@@ -113,7 +113,7 @@ def emulated(
     }
     job: Job | None = None
     with job_folder() as folder:
-        folder.gpu.write_bytes(gpu_text(cluster, cluster.gpus_per_node))
+        folder.gpu().write_bytes(gpu_text(cluster, cluster.gpus_per_node))
         write_tables(folder.nccl, cluster)
         environment = job_environment(
             os.environ | plugin, folder, settings, libraries=emulated_libraries(), boot=boot_folder()
@@ -128,7 +128,7 @@ def emulated(
             stall_s=settings.stall_s,
         ) as server:
             launch = (sys.executable, str(HERE / "ranks.py"), str(setup.num_ranks), python, str(HERE / "jobs.py"))
-            job = Job((*launch, *words, "--out", str(out)), environment, quiet_stdout=True)
+            job = Job((*launch, *words, "--out", str(out)), [environment], quiet_stdout=True)
             try:
                 server.serve()
                 exit_code = job.exit_code

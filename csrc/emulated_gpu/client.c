@@ -12,6 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "preset.h"
 #include "protocol.h"
 
 #define FLUSH_OPS 64
@@ -166,7 +167,7 @@ static void open_client(uint32_t device) {
     return;
   }
   state = CONNECTED;
-  protocol_hello hello = {{PROTOCOL_HELLO, sizeof hello}, PROTOCOL_VERSION, device, (uint32_t)getpid(), 0};
+  protocol_hello hello = {{PROTOCOL_HELLO, sizeof hello}, PROTOCOL_VERSION, device, (uint32_t)getpid(), preset_get()->host_index};
   put(&hello, sizeof hello);
   pthread_t flusher;
   pthread_attr_t detached;

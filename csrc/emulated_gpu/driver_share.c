@@ -16,11 +16,11 @@
 
 #define GRANULARITY (2u << 20)
 
-// A handle names the file behind the memory through /proc, which the owner's user may open.
+// A handle names the file behind the memory through /proc, which the owner's user may open; another emulated host may not.
 typedef struct {
   char tag[8];
   int32_t pid, descriptor;
-  uint32_t device, pad;
+  uint32_t device, host;
   uint64_t offset, bytes;
 } memory_handle;
 
@@ -30,7 +30,7 @@ EXPORT CUresult cuIpcGetMemHandle(CUipcHandle *handle, CUdeviceptr at) {
   if (!memory_find((void *)at, &block)) return CUDA_ERROR_INVALID_VALUE;
   int descriptor = memory_file(block.start, &offset);
   if (descriptor < 0) return CUDA_ERROR_INVALID_VALUE;
-  memory_handle made = {"lagomgpu", getpid(), descriptor, preset_physical(block.device), 0, offset, block.bytes};
+  memory_handle made = {"lagomgpu", getpid(), descriptor, preset_physical(block.device), preset_get()->host_index, offset, block.bytes};
   memset(handle, 0, sizeof *handle);
   memcpy(handle, &made, sizeof made);
   return CUDA_SUCCESS;
@@ -40,7 +40,7 @@ EXPORT CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *out, CUipcHandle handle, unsi
   memory_handle given;
   char path[64];
   memcpy(&given, &handle, sizeof given);
-  if (memcmp(given.tag, "lagomgpu", 8)) return CUDA_ERROR_INVALID_HANDLE;
+  if (memcmp(given.tag, "lagomgpu", 8) || given.host != preset_get()->host_index) return CUDA_ERROR_INVALID_HANDLE;
   snprintf(path, sizeof path, "/proc/%d/fd/%d", given.pid, given.descriptor);
   int descriptor = open(path, O_RDWR | O_CLOEXEC);
   if (descriptor < 0) return CUDA_ERROR_INVALID_HANDLE;

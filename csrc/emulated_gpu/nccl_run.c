@@ -124,6 +124,13 @@ static void name_comm(const task* t, char* name, size_t size) {
   else snprintf(name, size, "%016llx", (unsigned long long)c->hash);
 }
 
+// A send and its receive are between two ranks, on one host or on two.
+static int nodes_of(const task* t) {
+  const ncclComm_t c = t->comm;
+  if (t->kind < TASK_SEND) return c->num_nodes;
+  return 1 + (shared_member_of(c->shared, c->rank)->host != shared_member_of(c->shared, t->root)->host);
+}
+
 static uint32_t describe(const task* t, bool is_exact) {
   char comm[64], json[768], way[160] = "\"algorithm\": null, \"protocol\": null";
   const fake_result* r = &t->decided;
@@ -137,7 +144,7 @@ static uint32_t describe(const task* t, bool is_exact) {
            "\"nodes\": %d, %s, \"num_channels\": %d, \"num_threads\": %d, \"chunk_bytes\": %llu, \"grid\": %d, \"exact\": %s}, "
            "\"kernel\": \"%s\"}",
            comm, KINDS[t->kind], (unsigned long long)whole_bytes(t), type_name(t->type), is_pair ? 2 : t->comm->num_ranks,
-           is_pair ? t->kind == TASK_RECEIVE : t->comm->rank, t->comm->num_nodes, way, channels, threads, chunk, channels,
+           is_pair ? t->kind == TASK_RECEIVE : t->comm->rank, nodes_of(t), way, channels, threads, chunk, channels,
            is_exact ? "true" : "false", kernel_name(t));
   return lagom_emulated_gpu.describe(json);
 }

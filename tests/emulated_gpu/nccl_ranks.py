@@ -9,10 +9,17 @@ from pathlib import Path
 
 FLOAT32, INT64, UINT8, BFLOAT16, INT32, INT8 = 7, 4, 1, 9, 2, 0
 SUM, PROD, MAX, MIN, AVG = range(5)
+INVALID_HANDLE = 400
 
 
 class UniqueId(c.Structure):
     _fields_ = (("internal", c.c_char * 128),)
+
+
+class Handle(c.Structure):
+    """`CUipcMemHandle`, which is passed by value."""
+
+    _fields_ = (("bytes", c.c_char * 64),)
 
 
 class Nccl:
@@ -337,6 +344,35 @@ def two_streams(n: Nccl) -> None:
     assert behind_ms(comms[0], comms[1]) < 0
     for comm in comms:
         n.call("ncclCommDestroy", comm)
+
+
+def hosts(n: Nccl) -> None:
+    """Two steps over emulated hosts: a large sum, sends to the next rank and the one after; a sum of values."""
+    cuda, at, other = n.cuda, n.buffer(64 << 20), n.buffer(64 << 20)
+    comm = n.init()
+    for _ in range(3):
+        cuda.lagom_emulation_mark(b'{"step":"begin"}')
+        n.call("ncclAllReduce", at, at, c.c_size_t(16 << 20), FLOAT32, SUM, comm, n.stream)
+        for count, distance in ((1 << 22, 1), (1 << 23, 2)):
+            if n.rank == 0:
+                n.call("ncclSend", at, c.c_size_t(count), FLOAT32, distance, comm, n.stream)
+            if n.rank == distance:
+                n.call("ncclRecv", other, c.c_size_t(count), FLOAT32, 0, comm, n.stream)
+        assert cuda.cuCtxSynchronize() == 0
+    assert n.all_reduce(comm, "2f", (float(n.rank), 1.0), FLOAT32, SUM) == (6.0, 4.0)
+    cuda.lagom_emulation_mark(b'{"step":"begin"}')
+    handle, name, opened = (c.c_char * 64)(), n.folder / "memory", c.c_uint64()
+    if n.rank == 0:
+        assert cuda.cuIpcGetMemHandle(handle, at) == 0
+        name.with_suffix(".part").write_bytes(bytes(handle))
+        name.with_suffix(".part").rename(name)
+    while not name.exists():
+        time.sleep(1e-3)
+    if n.rank:
+        code = cuda.cuIpcOpenMemHandle_v2(c.byref(opened), Handle.from_buffer_copy(name.read_bytes()), 1)
+        assert code == (0 if n.rank == 1 else INVALID_HANDLE)
+    n.all_reduce(comm, "1f", (1.0,), FLOAT32, SUM)
+    n.call("ncclCommDestroy", comm)
 
 
 def several_hosts(n: Nccl) -> None:

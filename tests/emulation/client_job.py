@@ -1,4 +1,7 @@
-"""A job that speaks the protocol itself: `python client_job.py RANKS [what]` starts its ranks, as torchrun does."""
+"""A job that speaks the protocol itself: `python client_job.py RANKS [what]` starts its ranks, as torchrun does.
+
+On several hosts it starts those of its own: RANKS in all, numbered by torchrun's variables.
+"""
 
 import json
 import os
@@ -7,9 +10,11 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from lagom_overlap.emulation.protocol import Completed, Describe, Hello, Host, Op, Wait, decode_reply, encode
 
+NUM_HOSTS, HOST = (int(os.environ.get(f"PET_{name}", value)) for name, value in (("NNODES", 1), ("NODE_RANK", 0)))
 GEMM = {"gemm": {"m": 4096, "n": 4096, "k": 4096, "batch": 1, "dtype": "bf16"}}
 
 
@@ -19,7 +24,8 @@ class Client:
         self.socket.connect(os.environ["LAGOM_EMULATION_SOCKET"])
         self.rank = int(os.environ["RANK"])
         self.host_ns, self.last_op, self.known, self.data = 0, 0, {}, b""
-        self.socket.sendall(encode(Hello(1, self.rank, os.getpid(), 0)))
+        host = json.loads(Path(os.environ["LAGOM_EMULATION_GPU"]).read_text())["host_index"]
+        self.socket.sendall(encode(Hello(1, self.rank, os.getpid(), host)))
 
     def op(self, description: dict[str, object], stream: int = 0, instance: int = 0, after: int = 0) -> int:
         text = json.dumps(description).encode()
@@ -56,6 +62,7 @@ def rank(num_ranks: int, what: str) -> None:
         client.wait(1)
     reduce = {
         "collective": {
+            "nodes": NUM_HOSTS,
             "comm": "c0",
             "kind": "all_reduce",
             "bytes": 64 << 20,
@@ -72,6 +79,8 @@ def rank(num_ranks: int, what: str) -> None:
         client.op({"mark": {"step": "begin"}})
         for _ in range(8):
             last = client.op(GEMM)
+        if what == "one_host_fails" and step == 2:
+            sys.exit(7) if HOST else time.sleep(600)
         if client.rank == 1 and what == "die" and step == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         if client.rank == 1 and what == "mismatch" and step == 2:
@@ -90,13 +99,14 @@ def main() -> None:
     if "RANK" in os.environ:
         rank(num_ranks, what)
         return
+    local = num_ranks // NUM_HOSTS
     children = [
         subprocess.Popen(
             [sys.executable, __file__, *sys.argv[1:]],
             env=os.environ | {"RANK": str(number), "WORLD_SIZE": str(num_ranks)},
             start_new_session=True,
         )
-        for number in range(num_ranks)
+        for number in range(HOST * local, (HOST + 1) * local)
     ]
     sys.exit(max(abs(child.wait()) for child in children))
 

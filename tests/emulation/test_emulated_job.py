@@ -14,12 +14,15 @@ from time import monotonic, sleep
 
 import pytest
 
+from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, CommConfig, Protocol
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.cost.operators import load_operators
+from lagom_overlap.emulation import launch
 from lagom_overlap.emulation.launch import job_folder
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.jobfile.spec import parse_job
+from lagom_overlap.results.emulate import EmulateResult
 from lagom_overlap.verbs.emulate import EmulateRequest, run_emulate
 from lagom_overlap.workload import Gemm, MemoryBound
 
@@ -27,9 +30,9 @@ JOB = str(Path(__file__).with_name("client_job.py"))
 GENEROUS_S = 50.0
 
 
-def in_training() -> ContentionModel:
+def in_training(num_nodes: int = 1) -> ContentionModel:
     """What the emulator prices by: the GPU in the middle of a training step."""
-    cluster = load_preset("h100_dgx")
+    cluster = load_preset("h100_dgx", num_nodes)
     return ContentionModel(cluster, load_profile("plausible"), operators=load_operators(cluster.gpu).in_training())
 
 
@@ -87,6 +90,78 @@ def test_a_step_takes_what_its_products_and_its_collective_cost(temporary: Path)
     assert result.memory_bytes == 5_000_000_000
     assert {row.source for row in result.priced} == {"shape", "configuration"}
     assert "per step" in result.summary()
+
+
+def on_hosts(temporary: Path | None, words: tuple[str, ...], **asked: int | None) -> EmulateResult:
+    spec = parse_job({"job": {"name": "j"}, "emulate": {"stall_s": 2.0}}, "job", is_emulated=True)
+    request = EmulateRequest(command=words, cluster="h100_dgx", spec=spec, libraries=temporary, is_quiet=True, **asked)
+    return run_emulate(request, os.environ)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("more", "asked", "num_ranks"),
+    [
+        ((), {"num_hosts": 2}, 4),
+        (("--nnodes", "2"), {}, 4),
+        ((), {"num_ranks": 16}, 16),
+    ],
+)
+def test_each_host_runs_the_command_and_the_wire_between_them_is_paid(
+    temporary: Path, more: tuple[str, ...], asked: dict[str, int], num_ranks: int
+) -> None:
+    result = on_hosts(temporary, (*command(num_ranks, "plain"), *more), **asked)
+    assert (result.exit_code, result.num_ranks, result.num_hosts, result.num_steps) == (0, num_ranks, 2, 3)
+    model = in_training(num_nodes=2)
+    asked_config = CommConfig(
+        algorithm=Algorithm.RING, protocol=Protocol.SIMPLE, num_channels=8, num_threads=512, chunk_bytes=512 << 10
+    )
+    reduce = Collective(CollectiveKind.ALL_REDUCE, 64 << 20, num_ranks, 2)
+    assert result.last_step is not None
+    assert result.last_step.comm_s == pytest.approx(model.collective(reduce, asked_config).seconds(), rel=1e-3)
+    assert "2 hosts of emulated h100_dgx" in result.summary()
+    assert not list(temporary.iterdir())
+
+
+@pytest.mark.timeout(120)
+def test_a_command_that_fails_on_one_host_ends_on_all(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other host's ranks sleep, where nothing but a signal ends them."""
+    monkeypatch.setattr(launch, "_GRACE_S", 0.5)
+    result = on_hosts(temporary, command(4, "one_host_fails"), num_hosts=2)
+    assert result.exit_code == 7
+    assert not with_mark(f"LAGOM_EMULATION_SOCKET={temporary}".encode())
+
+
+@pytest.mark.parametrize(
+    ("asked", "words", "message"),
+    [
+        ({"num_hosts": 2, "num_ranks": 3}, (), "cannot share evenly"),
+        ({"num_hosts": 1, "num_ranks": 16}, (), "cannot share evenly"),
+        ({"num_hosts": 2}, ("--nnodes=1:4",), "the command is for 4 nodes"),
+        ({"num_hosts": 0}, (), "at least 1"),
+    ],
+)
+def test_numbers_of_hosts_that_cannot_be_are_refused(
+    temporary: Path, asked: dict[str, int], words: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(JobError, match=message):
+        on_hosts(temporary, ("true", *words), **asked)
+
+
+@pytest.mark.timeout(120)
+def test_the_emulated_nccl_tells_hosts_apart(tmp_path: Path) -> None:
+    """Two hosts of two ranks: sums and sends over the network, and memory that only the own host can open."""
+    job = (sys.executable, str(Path(__file__).with_name("hosts_job.py")), "2", str(tmp_path))
+    result = on_hosts(None, job, num_hosts=2, num_ranks=4)
+    assert (result.exit_code, result.num_ranks, result.num_steps) == (0, 4, 3)
+    model, took = in_training(num_nodes=2), {}
+    for span in result.timeline.spans:
+        took[span.name] = min(took.get(span.name, 1.0), span.end_s - span.start_s)
+    for name, nodes, num_bytes in (("send_recv 16777216 B", None, 16 << 20), ("send_recv 33554432 B", 2, 32 << 20)):
+        pair = model.collective(Collective(CollectiveKind.SEND_RECV, num_bytes, 2, nodes), CommConfig())
+        assert took[name] == pytest.approx(pair.seconds(), rel=0.02)
+    reduce = model.collective(Collective(CollectiveKind.ALL_REDUCE, 64 << 20, 4, 2), CommConfig())
+    assert took["all_reduce 67108864 B"] == pytest.approx(reduce.seconds(), rel=0.02)
 
 
 @pytest.mark.timeout(120)

@@ -72,6 +72,14 @@ def test_a_collective_takes_what_its_configuration_costs(prices: CostModelPrices
         assert (found.source, found.work.num_members) == (PriceSource.CONFIGURATION, 8)
 
 
+def test_ranks_that_hosts_share_unevenly_pay_the_wire_between_them() -> None:
+    model = ContentionModel(load_preset("h100_dgx", 2), load_profile("plausible"))
+    prices = CostModelPrices(model)
+    three, four = (priced(prices, collective(num_ranks=number, nodes=2)) for number in (3, 4))
+    assert three.alone_ns == four.alone_ns > 2 * priced(prices, collective(num_ranks=3)).alone_ns
+    assert three.work.num_members == 3
+
+
 def test_the_ranks_of_a_collective_share_its_kind(prices: CostModelPrices) -> None:
     first, second = (priced(prices, collective(rank=rank)) for rank in (0, 1))
     assert first.work is second.work

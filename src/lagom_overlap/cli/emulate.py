@@ -18,7 +18,10 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     """Adds the verb's flags."""
     parser = verbs.add_parser("emulate", help="run a training command on emulated GPUs", description=__doc__)
     parser.add_argument("--cluster", metavar="NAME", help="a preset such as h100_dgx, or a file of one")
-    parser.add_argument("--ranks", type=int, metavar="N", help="GPUs that a process sees (default: the node's)")
+    parser.add_argument("--ranks", type=int, metavar="N", help="GPUs in all (default: all of each node)")
+    parser.add_argument(
+        "--nodes", type=int, metavar="N", help="emulated hosts; each runs the command (default: its --nnodes)"
+    )
     parser.add_argument("--job", type=Path, metavar="JOB.toml", help="a job file: [emulate], [cluster], [cost]")
     parser.add_argument("--out", type=Path, metavar="DIR", help="new folder for run.json and timeline.json (Perfetto)")
     parser.add_argument(
@@ -36,6 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
         command=command_of(arguments.command),
         cluster=arguments.cluster,
         num_ranks=arguments.ranks,
+        num_hosts=arguments.nodes,
         spec=spec,
         out=arguments.out,
         is_quiet=arguments.json,

@@ -195,8 +195,9 @@ class CostModelPrices:
     def _collective(self, text: CollectiveText) -> tuple[Work, PriceSource]:
         if text.num_ranks < 2 or not text.bytes:
             return self._touch(2 * text.bytes), PriceSource.CONFIGURATION
-        nodes = text.nodes if text.num_ranks % text.nodes == 0 else None
-        collective = Collective(text.kind, text.bytes, text.num_ranks, None if nodes == 1 else nodes)
+        # Ranks that do not spread evenly over hosts are taken as if they did, as the emulated NCCL does.
+        filled = -(-text.num_ranks // text.nodes) * text.nodes
+        collective = Collective(text.kind, text.bytes, filled, None if text.nodes == 1 else text.nodes)
         cost, source = self._cost(collective, text)
         work = self._kinds.get((cost, text.num_ranks))
         if work is None:

@@ -36,6 +36,7 @@ class EmulateResult(Drawn):
     exit_code: int
     cluster: str
     num_ranks: int
+    num_hosts: int
     num_steps: int
     step_s: float | None
     steps_s: tuple[float, ...]

@@ -1,8 +1,8 @@
 """`lagom emulate -- COMMAND`: the command runs as it is, on emulated GPUs and one simulated clock."""
 
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from time import monotonic
@@ -19,6 +19,7 @@ from lagom_overlap.emulation.launch import (
     JobFolder,
     emulated_libraries,
     gpu_text,
+    host_environments,
     job_environment,
     job_folder,
     refuse_real_gpus,
@@ -38,7 +39,7 @@ from lagom_overlap.results.emulate import EmulateResult, PricedShare
 from lagom_overlap.stderr import write_lines
 from lagom_overlap.timeline import Timeline
 from lagom_overlap.trace.chrome_writer import chrome_trace
-from lagom_overlap.verbs.run import boot_folder
+from lagom_overlap.verbs.run import boot_folder, nodes_named
 
 _FILES: Final = ("run.json", "timeline.json")
 _NOTE: Final = (
@@ -51,12 +52,15 @@ _NOTE: Final = (
 class EmulateRequest:
     """A command and what it runs on; `cluster` is a preset's name or file and overrides the job file's.
 
-    With `is_quiet` the command's stdout goes to stderr. `libraries` are the emulated ones (None: the installed).
+    `num_ranks` are the GPUs of all hosts. `num_hosts` each run the command (None: as many as its `--nnodes` or the job
+    file says, or as `num_ranks` fill). With `is_quiet` the command's stdout goes to stderr. `libraries` are the
+    emulated ones (None: the installed).
     """
 
     command: tuple[str, ...]
     cluster: str | None = None
     num_ranks: int | None = None
+    num_hosts: int | None = None
     spec: JobSpec | None = None
     out: Path | None = None
     is_quiet: bool = False
@@ -71,6 +75,8 @@ class EmulateRequest:
             raise JobError("no cluster: give --cluster NAME, or [cluster] in the job file")
         if self.num_ranks is not None and self.num_ranks < 1:
             raise JobError(f"--ranks is {self.num_ranks}, must be at least 1")
+        if self.num_hosts is not None and self.num_hosts < 1:
+            raise JobError(f"--nodes is {self.num_hosts}, must be at least 1")
 
 
 def run_emulate(request: EmulateRequest, environment: Mapping[str, str]) -> EmulateResult:
@@ -84,17 +90,17 @@ def run_emulate(request: EmulateRequest, environment: Mapping[str, str]) -> Emul
     if shutil.which(request.command[0], path=environment.get("PATH")) is None:
         raise JobError(f"command {request.command[0]!r} does not exist or cannot be executed")
     libraries = request.libraries or emulated_libraries()
-    cluster, model = _model(request)
-    if request.num_ranks is not None and request.num_ranks > cluster.num_gpus:
-        raise JobError(f"--ranks is {request.num_ranks}, but {cluster.name} has {cluster.num_gpus} GPUs")
+    cluster, model = _model(request, environment)
+    num_hosts, gpus_per_host = cluster.num_nodes, _gpus_per_host(request, cluster)
     check_folder(request.out)
     settings = settings_of(EmulateTable() if request.spec is None else request.spec.emulate or EmulateTable())
     began_s = monotonic()
     with job_folder() as folder:
-        folder.gpu.write_bytes(gpu_text(cluster, request.num_ranks or cluster.gpus_per_node))
+        for host in range(num_hosts):
+            folder.gpu(host).write_bytes(gpu_text(cluster, gpus_per_host, host))
         write_tables(folder.nccl, cluster)
         prepared = job_environment(environment, folder, settings, libraries=libraries, boot=boot_folder())
-        ran = _run(request, folder, prepared, model, settings)
+        ran = _run(request, folder, host_environments(prepared, folder, num_hosts), model, settings)
     if not ran.server.num_processes and not ran.exit_code:
         raise JobError(
             "no process of the command used a GPU: it needs PyTorch's CUDA build, and a script that trains on CUDA"
@@ -128,12 +134,12 @@ class _Ran:
     server: EmulationServer
 
 
-def _model(request: EmulateRequest) -> tuple[Cluster, ContentionModel]:
-    """The cluster, and the price that `lagom simulate` has of it."""
+def _model(request: EmulateRequest, environment: Mapping[str, str]) -> tuple[Cluster, ContentionModel]:
+    """The hosts as a cluster, and the price that `lagom simulate` has of it."""
     spec = request.spec
-    nodes = None if spec is None or spec.cluster is None or request.cluster is not None else spec.cluster.nodes
     preset = request.cluster or (spec.cluster.preset if spec is not None and spec.cluster is not None else "")
-    cluster = load_preset(preset, nodes)
+    cluster = load_preset(preset, 1)
+    cluster = replace(cluster, num_nodes=_num_hosts(request, cluster, environment))
     operators = operators_of_preset(preset) or load_operators(cluster.gpu)
     efficiency = 1.0
     if spec is not None and spec.parallel is not None:
@@ -143,10 +149,46 @@ def _model(request: EmulateRequest) -> tuple[Cluster, ContentionModel]:
     return cluster, ContentionModel(cluster, profile, carved, operators.in_training(), efficiency)
 
 
+def _num_hosts(request: EmulateRequest, node: Cluster, environment: Mapping[str, str]) -> int:
+    """On how many hosts the command is started.
+
+    Raises:
+        JobError: if its `--nnodes` is another number than was asked for.
+    """
+    named = nodes_named(request.command, environment)
+    if request.num_hosts is not None:
+        if named not in (1, request.num_hosts):
+            raise JobError(f"--nodes is {request.num_hosts}, but the command is for {named} nodes")
+        return request.num_hosts
+    if named > 1:
+        return named
+    table = None if request.spec is None or request.cluster is not None else request.spec.cluster
+    if table is not None and table.nodes is not None:
+        return table.nodes
+    return -(-request.num_ranks // node.gpus_per_node) if request.num_ranks is not None else 1
+
+
+def _gpus_per_host(request: EmulateRequest, cluster: Cluster) -> int:
+    """GPUs that each host shows.
+
+    Raises:
+        JobError: if the asked for do not spread evenly over the hosts, or a host has fewer.
+    """
+    num_hosts, num_ranks = cluster.num_nodes, request.num_ranks
+    if num_ranks is None:
+        return cluster.gpus_per_node
+    if num_ranks > cluster.num_gpus or num_ranks % num_hosts:
+        raise JobError(
+            f"--ranks is {num_ranks}, which {num_hosts} hosts of {cluster.gpus_per_node} GPUs ({cluster.name}) "
+            f"cannot share evenly"
+        )
+    return num_ranks // num_hosts
+
+
 def _run(
     request: EmulateRequest,
     folder: JobFolder,
-    environment: Mapping[str, str],
+    environments: Sequence[Mapping[str, str]],
     model: ContentionModel,
     settings: EmulationSettings,
 ) -> _Ran:
@@ -163,7 +205,7 @@ def _run(
         say=lambda line: write_lines(f"lagom emulate: {line}"),
         stall_s=settings.stall_s,
     ) as server:
-        job = Job(request.command, environment, quiet_stdout=request.is_quiet)
+        job = Job(request.command, environments, quiet_stdout=request.is_quiet)
         try:
             server.serve()
             exit_code = job.exit_code
@@ -194,6 +236,7 @@ def _result(
         exit_code=ran.exit_code,
         cluster=cluster.name,
         num_ranks=ran.server.num_processes,
+        num_hosts=cluster.num_nodes,
         num_steps=len(steps),
         step_s=median(steps[1:] or steps) if steps else None,
         steps_s=steps,

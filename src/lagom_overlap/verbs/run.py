@@ -295,7 +295,7 @@ def _shared_folder(request: LaunchRequest, environment: Mapping[str, str]) -> Pa
         JobError: if no name for it is known to all tasks.
     """
     is_task = any(environment.get(name, "").isdigit() and int(environment[name]) > 1 for name in _SIZE_VARIABLES)
-    is_shared = request.out is not None and _names_several_nodes(request.command, environment)
+    is_shared = request.out is not None and nodes_named(request.command, environment) > 1
     if not is_task and not is_shared:
         return None
     folder = request.out
@@ -313,15 +313,15 @@ def _shared_folder(request: LaunchRequest, environment: Mapping[str, str]) -> Pa
     return folder
 
 
-def _names_several_nodes(command: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """Whether the command is torchrun's for more than one machine: `--nnodes 2`, `--nnodes=1:4`, PET_NNODES."""
+def nodes_named(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """The most machines that torchrun's command asks for (`--nnodes 2`, `--nnodes=1:4`, PET_NNODES), 1 if none."""
     numbers = environment.get("PET_NNODES", "1")
     for word, next_word in zip(command, (*command[1:], ""), strict=True):
         name, _, value = word.partition("=")
         if name == "--nnodes":
             numbers = value or next_word
     most = numbers.rpartition(":")[2]
-    return most.isdigit() and int(most) > 1
+    return max(1, int(most)) if most.isdigit() else 1
 
 
 def command_of(words: Sequence[str]) -> tuple[str, ...]:

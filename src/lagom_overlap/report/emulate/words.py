@@ -20,8 +20,9 @@ def memory_text(result: EmulateResult) -> str:
 
 def size_text(result: EmulateResult) -> str:
     """What ran, and what that cost here."""
+    hosts = f"{result.num_hosts} hosts of " if result.num_hosts > 1 else ""
     return (
-        f"{result.num_ranks} ranks on emulated {result.cluster}, {result.num_operations} operations "
+        f"{result.num_ranks} ranks on {hosts}emulated {result.cluster}, {result.num_operations} operations "
         f"in {result.wall_s:.0f} s of real time"
     )
 
