@@ -49,7 +49,7 @@ def test_a_pipeline_is_planned_by_stage_and_its_transfers_are_advised(tmp_path: 
     assert isinstance(found, MegatronEffects)
     assert (found.scale, found.num_gpus, found.is_contended) == ("small", 16, True)
     assert found.step_s < found.without_overlap_s
-    assert "--nccl-ub" not in found.arguments  # parameters are whole in backward: no Megatron-FSDP
+    assert "--use-nccl-ub" not in found.arguments  # parameters are whole in backward: no Megatron-FSDP
     pipeline = found.pipeline
     assert pipeline is not None
     assert (pipeline.check.num_micro_batches, pipeline.check.wanted_micro_batches) == (8, 16)
@@ -64,14 +64,13 @@ def test_a_pipeline_is_planned_by_stage_and_its_transfers_are_advised(tmp_path: 
 def test_registered_buffers_are_advised_where_parameters_are_sharded(tmp_path: Path) -> None:
     found, _ = advised(tmp_path, "zero_stage = 3\nglobal_batch = 4\n")
     assert isinstance(found, MegatronEffects)
-    assert "--nccl-ub" in found.arguments
+    assert "--use-nccl-ub" in found.arguments
     assert found.pipeline is None
 
 
 def test_the_advice_holds_no_switch_that_is_predicted_to_lose(tmp_path: Path) -> None:
     found, _ = advised(tmp_path, "zero_stage = 1\nglobal_batch = 4\n")
     assert isinstance(found, MegatronEffects)
-    assert not any(argument.startswith("--no-async") for argument in found.arguments)
     lines = "\n".join(megatron_lines(found))
     for one in found.not_advised:
         assert one.switch not in found.arguments

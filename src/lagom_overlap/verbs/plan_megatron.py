@@ -140,9 +140,18 @@ def megatron_plan(
         lower_bound_s=graph.seconds(lower_bound(graph)),
         configs=configs,
         settings=flags,
-        notes=(*((UNTRIED,) if found.was_cut else ()), *deadline.remarks()),
+        notes=(*((UNTRIED,) if found.was_cut else ()), *_not_carried(flags), *deadline.remarks()),
     )
     return MegatronPlan(plan=plan, step=step, effects=effects)
+
+
+def _not_carried(flags: MegatronFlags) -> tuple[str, ...]:
+    if flags.tensor_overlap is not TensorOverlap.NONE:
+        return ()
+    return (
+        "tensor_overlap none is a baseline: Megatron-LM 0.17 and later have no switch for it, "
+        "up to 0.16 it was --no-async-tensor-model-parallel-allreduce",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,8 +57,8 @@ def test_fewer_sms_never_make_the_contended_step_longer() -> None:
     flags = recommended(Scale.SMALL, fully_sharded=True)
     assert contended_s(found, flags, PRICE) <= contended_s(found, replace(flags, nccl_userbuffers=False), PRICE)
     rows = {advice.switch: advice for advice in advise(Trials(found, PRICE), flags)}
-    assert rows["--nccl-ub"].gain > 0
-    assert "--nccl-ub" not in {
+    assert rows["--use-nccl-ub"].gain > 0
+    assert "--use-nccl-ub" not in {
         advice.switch for advice in advise(Trials(found), flags)
     }  # without contention SMs cost nothing
 
@@ -92,7 +92,7 @@ def test_only_switches_that_shorten_the_contended_step_are_advised(name: str, sc
     found = problem(**JOBS[name])
     wanted = recommended(scale, fully_sharded=name == "sharded")
     flags, not_advised = worthwhile(Trials(found, PRICE), wanted)
-    assert "--no-async-tensor-model-parallel-allreduce" not in flags.arguments()
+    assert flags.tensor_overlap is not TensorOverlap.NONE
     step = contended_s(found, flags, PRICE)
     # Megatron's own defaults, the notes' choice, and each of ours left out: none is clearly shorter
     bare = MegatronFlags(overlap_grad_reduce=False, overlap_param_gather=False)

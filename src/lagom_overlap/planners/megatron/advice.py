@@ -183,7 +183,7 @@ def _with(switch: str, flags: MegatronFlags, start: MegatronFlags) -> MegatronFl
         case _Switch.EXPERTS:
             return replace(flags, overlap_experts=True)
         case _Switch.DELAY:
-            return replace(flags, delay_weight_grad=True)
+            return replace(flags, overlap_experts=True, delay_weight_grad=True)
         case _:
             return replace(flags, megatron_fsdp=True, double_buffer=True, nccl_userbuffers=True)
 
@@ -197,7 +197,7 @@ class _Switch(StrEnum):
     BULK = "bulk overlap of tensor parallelism (Megatron's default)"
     EXPERTS = "--overlap-moe-expert-parallel-comm"
     DELAY = "--delay-wgrad-compute"
-    REGISTERED = "--nccl-ub"
+    REGISTERED = "--use-nccl-ub"
 
 
 def _one_off(flags: MegatronFlags) -> Sequence[tuple[str, MegatronFlags]]:
@@ -213,7 +213,7 @@ def _one_off(flags: MegatronFlags) -> Sequence[tuple[str, MegatronFlags]]:
     if flags.tensor_overlap is TensorOverlap.BULK:
         found.append((_Switch.BULK, replace(flags, tensor_overlap=TensorOverlap.NONE)))
     if flags.overlap_experts:
-        found.append((_Switch.EXPERTS, replace(flags, overlap_experts=False)))
+        found.append((_Switch.EXPERTS, replace(flags, overlap_experts=False, delay_weight_grad=False)))
     if flags.delay_weight_grad:
         found.append((_Switch.DELAY, replace(flags, delay_weight_grad=False)))
     if flags.bucket_elements is not None:

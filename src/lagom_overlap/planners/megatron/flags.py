@@ -10,6 +10,8 @@ Source: "Communication Overlap in Megatron-LM" (notes, December 2025), corrected
   `--tp-comm-overlap-rs-dgrad` on, `--disable-...` turns them off.
 - `--overlap-p2p-comm` and `--batch-p2p-comm` do not exist: overlap is the default of the interleaved schedule
   (`--no-overlap-p2p-communication` turns it off), and the schedule without interleaving has none.
+
+Every switch that is written here is parsed by Megatron-LM 0.14 to 0.19 and at d98e8a6.
 """
 
 from dataclasses import dataclass
@@ -21,6 +23,14 @@ MIN_BUCKET_ELEMENTS = 40_000_000
 BUCKET_ELEMENTS_PER_RANK = 1_000_000
 USERBUFFER_SPLITS = 4
 """Pieces of a pipelined gather or scatter (Transformer Engine's default)."""
+
+
+_FULLY_SHARDED = (
+    "--use-megatron-fsdp",
+    "--data-parallel-sharding-strategy optim_grads_params",
+    "--ckpt-format fsdp_dtensor",
+)
+"""Megatron-FSDP on parameters, gradients and states: no default of every release, and it refuses another checkpoint."""
 
 
 class TensorOverlap(StrEnum):
@@ -36,7 +46,8 @@ class MegatronFlags:
     """One setting of the switches.
 
     `tensor_overlap` BULK is what Megatron does by itself (with sequence parallelism both bulk pairs, without it the
-    all-reduce of input gradients under the weight's product); PIPELINED is `--tp-comm-overlap`, which needs sequence
+    all-reduce of input gradients under the weight's product), and no switch of Megatron 0.17 or later turns it off:
+    NONE is a baseline. PIPELINED is `--tp-comm-overlap`, which needs sequence
     parallelism. `rs_dgrad` pipelines the scatter with the product for the input's gradient instead of the bulk pair.
     `bucket_elements` None is Megatron's rule. `sequence_parallel` shards norms and dropouts along the sequence, and
     `virtual_layers` is how many layers a chunk of the interleaved schedule has (None: no interleaving), and
@@ -75,6 +86,8 @@ class MegatronFlags:
             raise JobError("megatron: overlap_p2p needs the interleaved schedule; 1F1B without interleaving forbids it")
         if self.rs_dgrad and self.tensor_overlap is not TensorOverlap.PIPELINED:
             raise JobError("megatron: rs_dgrad needs tensor_overlap 'pipelined'")
+        if self.delay_weight_grad and not self.overlap_experts:
+            raise JobError("megatron: delay_weight_grad needs overlap_experts: Megatron-LM refuses it alone")
         if self.nccl_userbuffers and not (self.megatron_fsdp and self.double_buffer):
             raise JobError(
                 "megatron: nccl_userbuffers needs megatron_fsdp and double_buffer: its buffers are registered"
@@ -85,8 +98,10 @@ class MegatronFlags:
         found: list[str] = []
         if self.overlap_grad_reduce:
             found.append("--overlap-grad-reduce")
+        if self.overlap_param_gather or self.megatron_fsdp:
+            found.append("--use-distributed-optimizer")
         if self.overlap_param_gather:
-            found += ["--use-distributed-optimizer", "--overlap-param-gather"]
+            found.append("--overlap-param-gather")
         if self.bucket_elements is not None:
             found.append(f"--ddp-bucket-size {self.bucket_elements}")
         if self.sequence_parallel:
@@ -102,13 +117,7 @@ class MegatronFlags:
             found.append("--overlap-moe-expert-parallel-comm")
         if self.delay_weight_grad:
             found.append("--delay-wgrad-compute")
-        if self.megatron_fsdp:
-            found.append("--use-megatron-fsdp")
-        if self.nccl_userbuffers:
-            found.append("--nccl-ub")
-        if self.double_buffer:
-            found.append("--fsdp-double-buffer")
-        return tuple(found)
+        return (*found, *self._fully_sharded_arguments())
 
     def environment(self, *, has_tensor: bool, is_blackwell: bool) -> dict[str, str]:
         """CUDA_DEVICE_MAX_CONNECTIONS as these switches want it; nothing where they do not care.
@@ -122,11 +131,16 @@ class MegatronFlags:
             return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
         return {}
 
+    def _fully_sharded_arguments(self) -> list[str]:
+        return [
+            *(_FULLY_SHARDED if self.megatron_fsdp else ()),
+            *(["--use-nccl-ub"] if self.nccl_userbuffers else []),
+            *(["--fsdp-double-buffer"] if self.double_buffer else []),
+        ]
+
     def _tensor_arguments(self) -> list[str]:
         if self.tensor_overlap is TensorOverlap.PIPELINED:
             return ["--tp-comm-overlap", *(["--tp-comm-overlap-rs-dgrad"] if self.rs_dgrad else [])]
-        if self.tensor_overlap is TensorOverlap.NONE:
-            return ["--no-async-tensor-model-parallel-allreduce"]
         return []
 
 

@@ -267,8 +267,6 @@ class Megatron:
             ranks = combined_ranks(index, self.flags.delay_weight_grad)
         else:
             ranks = {name: float(place) for name, place in index.place.items()}
-            if self.flags.delay_weight_grad:
-                self._delay(index, ranks)
         ranks |= self._gather_ranks(index, ranks)
         if self.flags.tensor_overlap is not TensorOverlap.NONE:
             for name in roles.names(MegatronRole.SAVED_INPUT):
@@ -280,14 +278,6 @@ class Megatron:
             elif op.origin.phase is Phase.OPTIMIZER:
                 ranks[op.name] = late + num + index.place[op.name]
         return ranks
-
-    @staticmethod
-    def _delay(index: StepIndex, ranks: dict[str, float]) -> None:
-        """Weight gradients just before the first collective that needs them."""
-        for op in index.computations:
-            readers = [ranks[name] for name in index.followers[op.name]]
-            if op.origin.phase is Phase.WEIGHT_GRAD and readers:
-                ranks[op.name] = max(ranks[op.name], min(readers) - 0.5)
 
     def _gather_ranks(self, index: StepIndex, ranks: dict[str, float]) -> dict[str, float]:
         """Gathers, with their copies, just before the first user of the bucket before (overlapped), or of their own."""

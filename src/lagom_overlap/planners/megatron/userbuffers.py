@@ -1,6 +1,6 @@
 """Megatron's step under contention, with what registered buffers change: fewer SMs, copy engines, no FIFO.
 
-`--nccl-ub` (Megatron-FSDP): gathers and scatters of parameters and gradients take the SMs of `userbuffer_sms`. What
+`--use-nccl-ub` (Megatron-FSDP): gathers and scatters of parameters and gradients take the SMs of `userbuffer_sms`. What
 `--tp-comm-overlap` pipelines runs on Transformer Engine's userbuffers: gathers inside a node by copy engine, the rest
 on the table's SMs. Everything else runs as NCCL chooses.
 
