@@ -54,6 +54,11 @@ def test_fp8_products_have_one_byte_operands_and_pay_for_their_casts() -> None:
     head = [op.work for op in cast.iteration.computations if op.name == "mb0.head.logits"]
     assert head[0].element_bytes == 2  # type: ignore[union-attr]
     assert {work.element_bytes for work in works(cast, Attention)} == {2}  # type: ignore[attr-defined]
+    # Results are bf16, and FP32 where they are added to a buffer of gradients.
+    assert {work.result_bytes for work in works(cast, Gemm)} == {2}  # type: ignore[attr-defined]
+    fused = built(ALONE, "megatron", Precision(products=ProductFormat.FP8))
+    for phase, num_bytes in ((Phase.FORWARD, 2), (Phase.BACKWARD, 2), (Phase.WEIGHT_GRAD, 8)):
+        assert {work.result_bytes for work in works(fused, Gemm, phase)} == {num_bytes}  # type: ignore[attr-defined]
     moved = [sum(w.num_bytes for w in works(step, MemoryBound)) for step in (plain, cast)]  # type: ignore[attr-defined]
     # Forward inputs and backward gradients of four matrices, and the matrices twice, 8 bytes each.
     h, tokens = LLAMA.hidden, 2 * SEQ

@@ -122,6 +122,8 @@ class StepOps:
 
     def _gemm(self, weight: Weight, m: int, n: int, k: int, result_bytes: int | None = None) -> Gemm:
         width = 1 if self._casts(weight) else self._element_bytes
+        if width != self._element_bytes and result_bytes is None:  # the operands are FP8, the result is not
+            result_bytes = self._element_bytes
         return _gemm(m, n, k, width, weight.num_matrices, self._kernels(weight), result_bytes)
 
     def _kernels(self, weight: Weight) -> int:
