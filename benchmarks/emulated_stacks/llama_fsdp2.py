@@ -4,23 +4,36 @@ Embedding, layers and head are each a unit; bf16 parameters are gathered, gradie
 AdamW is PyTorch's default. Rotary positions are one multiplication, as a fused kernel takes; EAGER_ROTARY=1 has them in
 PyTorch's own operators. RECOMPUTE=1 keeps attention and every second product, as torchtitan's selective mode by
 operators does. JOINT=1 has one product for query, key and value and one for gate and up, as the model of `simulate`
-and Megatron-LM. BATCH is 1.
+and Megatron-LM. BATCH is 1. REPLICAS=2 shards over half of the ranks and adds the halves' gradients (HSDP); TENSOR=2
+has tensor parallelism over neighbours, with sequence parallelism and a loss that is never gathered, as torchtitan does.
 
     torchrun --nproc-per-node 8 llama_fsdp2.py LAYERS STEPS
 """
 
 import os
 import sys
+from contextlib import nullcontext
 
 import torch
 from torch import distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    loss_parallel,
+    parallelize_module,
+)
 from torch.nn import functional
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 BATCH, RECOMPUTES = int(os.environ.get("BATCH", "1")), bool(os.environ.get("RECOMPUTE"))
 IS_JOINT = bool(os.environ.get("JOINT"))
+REPLICAS, TENSOR = (int(os.environ.get(name, "1")) for name in ("REPLICAS", "TENSOR"))
 LAYERS, STEPS = map(int, sys.argv[1:])
 HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY, SEQUENCE = 4096, 14336, 32, 8, 128, 128256, 8192
 
@@ -106,14 +119,39 @@ class Llama(nn.Module):
         return self.head(self.norm(x))
 
 
+def in_parallel(model, mesh):
+    """Megatron's columns and rows, with norms and sums on a part of the sequence."""
+    whole = PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate())
+    plan = {
+        "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+        "norm": SequenceParallel(),
+        "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False),
+        "layers.*.norm1": SequenceParallel(),
+        "layers.*.norm2": SequenceParallel(),
+        "layers.*.heads": whole,
+        "layers.*.gate_up": whole,
+        "layers.*.out": RowwiseParallel(output_layouts=Shard(1)),
+        "layers.*.down": RowwiseParallel(output_layouts=Shard(1)),
+    }
+    columns = ("heads", "gate_up")
+    parallelize_module(model, mesh, plan | {f"layers.*.{name}.parts.*": ColwiseParallel() for name in columns})
+
+
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 dist.init_process_group("nccl")
 policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 with torch.device("meta"):
     model = Llama()
+mesh = None
+if TENSOR > 1:
+    both = init_device_mesh("cuda", (dist.get_world_size() // TENSOR, TENSOR), mesh_dim_names=("data", "tensor"))
+    in_parallel(model, both["tensor"])
+    mesh = both["data"]
+elif REPLICAS > 1:
+    mesh = init_device_mesh("cuda", (REPLICAS, dist.get_world_size() // REPLICAS), mesh_dim_names=("copy", "shard"))
 for unit in (model.embedding, *model.layers, [model.norm, model.head]):
-    fully_shard(unit, mp_policy=policy)
-fully_shard(model, mp_policy=policy)
+    fully_shard(unit, mesh=mesh, mp_policy=policy)
+fully_shard(model, mesh=mesh, mp_policy=policy)
 model.to_empty(device="cuda")  # values do not matter here, and no rank holds all of them
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
 tokens = torch.randint(0, VOCABULARY, (BATCH, SEQUENCE + 1), device="cuda")
@@ -121,7 +159,8 @@ angles = torch.outer(torch.arange(SEQUENCE), 5e5 ** (-torch.arange(0, HEAD_DIM, 
 cosine, sine = (each.to("cuda", torch.bfloat16) for each in (angles.cos(), angles.sin()))
 for step in range(STEPS):
     logits = model(tokens[:, :-1], cosine, sine)
-    functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten()).backward()
+    with loss_parallel() if TENSOR > 1 else nullcontext():
+        functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten()).backward()
     del logits
     optimizer.step()
     optimizer.zero_grad()

@@ -1,7 +1,7 @@
 """Online tuning on emulated clusters: what stays in force against the best there is on the same clock.
 
     LAGOM_CUDA_PYTHON=.venv-cuda/bin/python .venv-cuda/bin/python benchmarks/emulated_tuning/run.py [NAME ...]
-        [--seeds 10] [--noise 0.02] [--mode paper] [--toy] [--out FOLDER]
+        [--seeds 10] [--first-seed 0] [--noise 0.02] [--mode paper] [--toy] [--out FOLDER]
 
 Needs an environment with PyTorch's CUDA build and this package (`make test-cuda` makes one). A run under the noise of
 `[emulate]` tapes the untouched job's first steps and then tunes it once per seed, one `OnlineTuner` after another; the
@@ -159,9 +159,10 @@ def place_of(site: dict[str, object]) -> Place:
 def figures_of(name: str, setup: Setup, arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
     """Tapes, tunes and replays one job."""
     size = (name, *setup.size)
-    seeds = ("--seeds", *map(str, range(arguments.seeds)), "--mode", arguments.mode, "--tuner", arguments.tuner)
+    numbers = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
+    seeds = ("--seeds", *map(str, numbers), "--mode", arguments.mode, "--tuner", arguments.tuner)
     words = (*size, "--steps", str(NUM_TAPED), *seeds)
-    noisy = EmulationSettings(noise=arguments.noise, seed=1)
+    noisy = EmulationSettings(noise=arguments.noise, seed=1 + arguments.first_seed)
     tape, recorder = emulated(setup, words, noisy, folder, is_toy=arguments.toy)
     steps_s = recorder.step_s()
     seen = {ran_of(text) for text in tape.texts.values()}
@@ -246,6 +247,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(SETUPS)}")
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--noise", type=float, default=0.02)
     parser.add_argument("--mode", choices=("repaired", "paper"), default="repaired")
     parser.add_argument("--tuner", help="default: what users get; lagom for --mode paper, which no other one has")
