@@ -66,7 +66,7 @@ def _two(comm: CommOp) -> Replacement:
         if comm.shards is None
         else replace(comm.shards, inputs=tuple(replace(use, source=scatter.name) for use in comm.shards.inputs)),
     )
-    return Replacement((scatter, gather), (gather.name,))
+    return Replacement((scatter, gather), (gather.name,), num_parts=comm.collective.num_ranks)
 
 
 def _rooted(comm: CommOp) -> Replacement:

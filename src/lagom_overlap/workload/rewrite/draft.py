@@ -22,12 +22,19 @@ _BEHIND_ALL: Final = 1 << 60
 class Replacement:
     """What takes an operator's place, in issue order, and what those who waited for it wait for instead.
 
-    `join` is one more operator, issued just before the first of those who wait for it.
+    `join` is one more operator, issued just before the first of those who wait for it. The first of `ops` makes one of
+    `num_parts` equal parts of what the operator made; where others need the whole, the last makes that anew.
     """
 
     ops: tuple[Op, ...]
     results: tuple[str, ...]
     join: Op | None = None
+    num_parts: int = 1
+
+    @property
+    def gather(self) -> str | None:
+        """Who makes the whole next to the part that it reads; None if nobody does."""
+        return self.ops[-1].name if self.num_parts > 1 and len(self.ops) > 1 else None
 
 
 @dataclass(slots=True)
@@ -137,6 +144,33 @@ class Draft:
                 self._insert(new.join, (*first[:-1], first[-1] - 1, _BEHIND_ALL, *key))
                 made.append(new.join.name)
             self._move_buffers(old, made)
+        gathers = {name for new in replacements.values() if (name := new.gather) is not None}
+        members = {op.name for new in replacements.values() for op in new.ops} - gathers
+        for new in replacements.values():
+            if new.num_parts > 1:
+                self._part_buffers(new, members, gathers)
+
+    def _part_buffers(self, new: Replacement, members: set[str], gathers: set[str]) -> None:
+        """A part lives until the last of its readers, its gather among them; the whole is a buffer of the gather's."""
+        part, gather = new.ops[0].name, new.gather
+        for buffer in self._buffers_of.get(part, [])[:]:
+            buffer.users = [user for user in buffer.users if user not in gathers]  # these read parts only
+            if buffer.maker != part:
+                continue
+            whole_bytes = buffer.num_bytes
+            buffer.num_bytes = -(-whole_bytes // new.num_parts)
+            if gather is None:
+                continue
+            outside = [user for user in buffer.users if user not in members] or ([gather] if buffer.users else [])
+            whole = _DraftBuffer(gather, whole_bytes, gather, outside)
+            inside = [user for user in (*buffer.users, *self._followers[part]) if user in members]
+            buffer.users = [*inside, gather]
+            self._buffers.append(whole)
+            for name in {gather, *outside}:
+                self._buffers_of.setdefault(name, []).append(whole)
+            for name in set(inside):
+                if buffer not in self._buffers_of.setdefault(name, []):
+                    self._buffers_of[name].append(buffer)
 
     def _rewire(self, follower: str, old: str, results: tuple[str, ...]) -> None:
         op = self._ops[follower]

@@ -60,7 +60,8 @@ def apply_slide(draft: Draft, step: Slide) -> None:
         if is_whole and dims[name]:
             raise JobError(f"{name}: its parts lie along dimension {dims[name]}, but it is read whole")
         gathers = (_gather(draft, step, op, first, made),) if is_whole else ()
-        replacements[name] = Replacement((part, *gathers), (gathers[0].name if gathers else made,))
+        result = gathers[0].name if gathers else made
+        replacements[name] = Replacement((part, *gathers), (result,), num_parts=num_ranks)
     draft.replace(replacements)
 
 
