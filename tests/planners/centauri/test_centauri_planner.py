@@ -2,7 +2,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from lagom_overlap.collective import CollectiveKind
+from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.planners.base import OpTimes, PlanProblem
@@ -14,10 +14,10 @@ from lagom_overlap.planners.centauri.planner import Centauri, paper
 from lagom_overlap.planners.deadline import Work
 from lagom_overlap.planners.predict import predict
 from lagom_overlap.planners.step_index import StepIndex
-from lagom_overlap.workload import CommOp, Gemm, MemoryBound, Op, TransformerModel
+from lagom_overlap.workload import CommOp, CompOp, Gemm, Iteration, MemoryBound, Op, TransformerModel
 from lagom_overlap.workload.parallel import ParallelLayout
 from lagom_overlap.workload.rewrite.apply import rewritten
-from lagom_overlap.workload.rewrite.steps import PartitionGroups, Split, Substitute
+from lagom_overlap.workload.rewrite.steps import PartitionGroups, Split, Substitute, Substitution
 from lagom_overlap.workload.step import Unit, program_step
 
 MODEL = TransformerModel(
@@ -202,3 +202,52 @@ class _ByStep:
 
     def seconds(self, op: Op) -> float:
         return 1e-5 * (op.collective.num_ranks - 1) if isinstance(op, CommOp) else 1e-7
+
+
+class RootedTimes:
+    """A scatter or gather of the whole: 10 ms; to or from one root: 2 ms; a computation: 5 ms."""
+
+    def seconds(self, op: Op) -> float:
+        if not isinstance(op, CommOp):
+            return 5e-3
+        return 2e-3 if op.collective.kind in (CollectiveKind.REDUCE, CollectiveKind.BROADCAST) else 10e-3
+
+
+def rooted_problem(num_ranks: int, *, exact: bool = False) -> PlanProblem:
+    """A product, its scatter, an update, its gather, a reader: nothing overlaps, 35 ms."""
+
+    def comm(name: str, kind: CollectiveKind, dep: str) -> CommOp:
+        return CommOp(name=name, collective=Collective(kind, 1 << 20, num_ranks), communicator="dp", deps=(dep,))
+
+    def comp(name: str, *deps: str) -> CompOp:
+        return CompOp(name=name, work=MemoryBound(1 << 20), deps=deps)
+
+    ops = (
+        comp("product"),
+        comm("scatter", CollectiveKind.REDUCE_SCATTER, "product"),
+        comp("update", "scatter"),
+        comm("gather", CollectiveKind.ALL_GATHER, "update"),
+        comp("reader", "gather"),
+    )
+    step = Iteration("rooted", ops, is_dataflow=True)
+    return PlanProblem(iteration=step, cluster=load_preset("a100_hdr1"), times=RootedTimes(), exact=exact)
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "exact", "replaced", "step_ms"),
+    [
+        (2, False, {"scatter": Substitution.REDUCES, "gather": Substitution.BROADCASTS}, 15 + 2 * 2 * 2),
+        (4, False, {"scatter": Substitution.REDUCES, "gather": Substitution.BROADCASTS}, 15 + 2 * 4 * 2),
+        (4, True, {"gather": Substitution.BROADCASTS}, 15 + 10 + 4 * 2),  # reduces may add in another order
+        (8, False, {}, 35),  # 16 ms for 10
+    ],
+)
+def test_rooted_primitives_are_taken_where_they_are_priced_shorter(
+    num_ranks: int, exact: bool, replaced: dict[str, Substitution], step_ms: float
+) -> None:
+    found = rooted_problem(num_ranks, exact=exact)
+    plan = Centauri().plan(found)
+    assert {step.comm: step.into for step in plan.rewrites if isinstance(step, Substitute)} == replaced
+    assert predict(found, plan.iteration).overlap.makespan_s == pytest.approx(step_ms * 1e-3, rel=1e-3)
+    kept = Centauri(primitive=False).plan(found)
+    assert not any(isinstance(step, Substitute) for step in kept.rewrites)

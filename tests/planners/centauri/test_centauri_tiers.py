@@ -19,8 +19,10 @@ from lagom_overlap.planners.centauri.model_tier import (
     launch,
 )
 from lagom_overlap.planners.centauri.operation import CommPart, OperationCosts, Parts, algorithm_1, end_s
-from lagom_overlap.planners.centauri.primitives import substitutions
-from lagom_overlap.workload import CommOp, Op
+from lagom_overlap.planners.centauri.primitives import PricedSubstitution, substitution
+from lagom_overlap.workload import CommOp, Iteration, Op
+from lagom_overlap.workload.rewrite.apply import rewritten
+from lagom_overlap.workload.rewrite.steps import Substitute
 
 SECONDS = st.floats(0.0, 10.0)
 
@@ -237,29 +239,39 @@ class _Wire:
         return steps * self.latency_s + call.wire_bytes / self.rate
 
 
+def priced(kind: CollectiveKind, num_bytes: int, num_ranks: int, wire: _Wire) -> PricedSubstitution:
+    found = substitution(CommOp(name="c", collective=Collective(kind, num_bytes, num_ranks)), wire)
+    assert found is not None
+    return found
+
+
 @pytest.mark.parametrize("kind", [CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_GATHER])
-def test_what_scales_by_price_is_what_table_2_ticks(kind: CollectiveKind) -> None:
-    """A large tensor, 64 ranks, no latency: moved twice (crossed out), or S over (P - 1) / P S (ticked)."""
-    crossed, ticked = substitutions(CommOp(name="c", collective=Collective(kind, 1 << 30, 64)), _Wire(latency_s=0.0))
-    assert crossed.seconds / crossed.whole_s == pytest.approx((1 + 63 / 64) / (63 / 64))
-    assert ticked.seconds / ticked.whole_s == pytest.approx(64 / 63)
-    assert (crossed.scales, ticked.scales) == (False, True)
-
-
-def test_an_all_reduce_is_its_halves_and_a_pipelined_reduce_and_broadcast_is_barely_longer() -> None:
-    """The paper crosses the latter out; in bytes it costs 64 / 63, and is left out here for its root."""
-    comm = CommOp(name="c", collective=Collective(CollectiveKind.ALL_REDUCE, 1 << 30, 64))
-    rooted, halves = substitutions(comm, _Wire(latency_s=0.0))
-    assert halves.seconds == pytest.approx(halves.whole_s)
+def test_what_table_2_ticks_moves_a_rank_s_own_part_too(kind: CollectiveKind) -> None:
+    """A large tensor, 64 ranks, no latency: S over (P - 1) / P S."""
+    rooted = priced(kind, 1 << 30, 64, _Wire(latency_s=0.0))
     assert rooted.seconds / rooted.whole_s == pytest.approx(64 / 63)
-    assert (rooted.is_rooted, halves.is_rooted) == (True, False)
+    assert not rooted.pays
+
+
+def test_an_all_reduce_is_its_halves() -> None:
+    halves = priced(CollectiveKind.ALL_REDUCE, 1 << 30, 64, _Wire(latency_s=0.0))
+    assert halves.seconds == pytest.approx(halves.whole_s)
+    assert halves.pays
 
 
 def test_rooted_ways_stop_scaling_with_the_number_of_devices() -> None:
     """A broadcast from each of P roots pays P times a ring's latency: section 3.1.1."""
-    few, many = (
-        substitutions(CommOp(name="c", collective=Collective(CollectiveKind.ALL_GATHER, 1 << 24, ranks)), _Wire())[1]
-        for ranks in (2, 64)
-    )
+    few, many = (priced(CollectiveKind.ALL_GATHER, 1 << 24, ranks, _Wire()) for ranks in (2, 64))
     assert many.seconds / many.whole_s > few.seconds / few.whole_s
-    assert not many.scales
+
+
+@pytest.mark.parametrize("num_bytes", [12, 14, 3])
+def test_rooted_ways_are_priced_as_they_are_rewritten(num_bytes: int) -> None:
+    """Uneven shares, too; a share of nothing is no way."""
+    comm = CommOp(name="c", collective=Collective(CollectiveKind.ALL_GATHER, num_bytes, 4))
+    found = priced(CollectiveKind.ALL_GATHER, num_bytes, 4, _Wire())
+    if num_bytes < 4:
+        assert not found.pays
+        return
+    made = rewritten(Iteration("one", (comm,), is_dataflow=True), (Substitute("c", found.into),))
+    assert found.seconds == pytest.approx(sum(_Wire().seconds(op) for op in made.ops))

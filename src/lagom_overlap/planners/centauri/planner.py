@@ -1,10 +1,10 @@
 """Centauri as a planner (ASPLOS 2024; spec, planners section 2): partition every collective, then three tiers of order.
 
-1. Primitive: an all-reduce becomes a reduce-scatter and an all-gather where that takes no longer (`primitives`,
-   which prices the rooted ways too). In a program the all-gather also slides through the operators behind it
-   (`evolution`), which then work on a rank's part, only with the option `evolve`: all ranks must hold the same of what
-   these operators read. The user vouches for that, and the engine checks it before a run. A framework's step does so by
-   a setting (`zero_stage`, `sequence_parallel`).
+1. Primitive: an all-reduce becomes a reduce-scatter and an all-gather where that takes no longer, a reduce-scatter one
+   reduce to each rank and an all-gather one broadcast from each where they take less (`primitives`). In a program
+   all-gathers also slide through the operators behind them (`evolution`), which then work on a rank's part, only with
+   the option `evolve`: all ranks must hold the same of what these operators read. The user vouches for that, and the
+   engine checks it before a run. A framework's step does so by a setting (`zero_stage`, `sequence_parallel`).
 2. Operation tier: the leaf of every collective, greedily in program order, like ones alike (`leaf`).
 3. Layer tier: data or weight gradients first, decided for each layer (`layer`).
 4. Model tier: micro-batches launched together (`model_tier`), layer by layer as long as gathers or scatters last; on a
@@ -23,7 +23,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.errors import JobError
 from lagom_overlap.planners.base import Plan, PlanProblem
 from lagom_overlap.planners.centauri.costs import LAYER_PHASES, layer_costs, model_costs, num_batches
@@ -36,7 +35,7 @@ from lagom_overlap.planners.centauri.model_tier import (
     depth_first,
     launch,
 )
-from lagom_overlap.planners.centauri.primitives import substitutions
+from lagom_overlap.planners.centauri.primitives import substitution
 from lagom_overlap.planners.deadline import OPERATOR_STEPS
 from lagom_overlap.planners.exact import adds_numbers
 from lagom_overlap.planners.finish import Issue, finished, kept_waits, order_by
@@ -50,6 +49,7 @@ from lagom_overlap.workload import CommOp, CompOp, Iteration, Op, Phase
 from lagom_overlap.workload.rewrite.apply import rewritten
 from lagom_overlap.workload.rewrite.steps import Rewrite, Substitute, Substitution
 
+_ROOTED = (Substitution.REDUCES, Substitution.BROADCASTS)
 LayerOrders = Mapping[int, FirstGradient]
 """Which gradients are computed first, by layer."""
 
@@ -72,9 +72,10 @@ class _Ordering:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Space:
-    """What of the partition space is used: primitives, groups, chains of computations, how much busy links weigh."""
+    """What of the partition space is used: primitives (rooted ones too), groups, chains, how much busy links weigh."""
 
     substitute: bool = True
+    rooted: bool = False
     groups: bool = True
     chains: bool = True
     link_weight: float = 1.0
@@ -153,8 +154,11 @@ class Centauri:
             return
         yield ()
         seen: list[list[Rewrite]] = [[]]
-        spaces = (_Space(chains=False), _Space(), _Space(link_weight=0.0), _Space(substitute=False))
-        for space in (*spaces, _Space(substitute=False, chains=False)):
+        spaces = [_Space(chains=False), _Space(), _Space(link_weight=0.0), _Space(substitute=False)]
+        spaces.append(_Space(substitute=False, chains=False))
+        if self.primitive and any(step.into in _ROOTED for step in _substitutions(problem, rooted=True)):
+            spaces.append(_Space(rooted=True))
+        for space in spaces:
             found = self._partition(problem, self._within(space))
             if found not in seen:
                 seen.append(found)
@@ -181,7 +185,7 @@ class Centauri:
 
     def _partition(self, problem: PlanProblem, space: _Space) -> list[Rewrite]:
         """Primitives, groups and workloads of all collectives."""
-        rewrites: list[Rewrite] = _substitutions(problem) if space.substitute and not problem.exact else []
+        rewrites: list[Rewrite] = [*_substitutions(problem, rooted=space.rooted)] if space.substitute else []
         iteration = rewritten(problem.iteration, rewrites)
         index = StepIndex(iteration)
 
@@ -253,14 +257,20 @@ def paper() -> Centauri:
     return Centauri(mode=CentauriMode.PAPER)
 
 
-def _substitutions(problem: PlanProblem) -> list[Rewrite]:
-    """All-reduces in halves where that scales; rooted primitives do not, or leave nothing to overlap."""
-    return [
-        Substitute(op.name, Substitution.REDUCE_SCATTER_ALL_GATHER)
-        for op in problem.iteration.comms
-        if op.collective.kind is CollectiveKind.ALL_REDUCE
-        and any(way.scales and not way.is_rooted for way in substitutions(op, problem.times))
-    ]
+def _substitutions(problem: PlanProblem, *, rooted: bool) -> list[Substitute]:
+    """All-reduces in halves where that scales; `rooted`: also reduces and broadcasts where they take less.
+
+    Gathers of parameters stay what they are: the prefetch depth and the framework's rules count them.
+    """
+    gathers = {buffer.maker for buffer in parameter_gathers(problem.iteration)}
+    found = []
+    for op in problem.iteration.comms:
+        if op.name in gathers or (problem.exact and adds_numbers(op)):
+            continue
+        way = substitution(op, problem.times)
+        if way is not None and way.pays and (rooted or not way.is_rooted):
+            found.append(Substitute(op.name, way.into))
+    return found
 
 
 def _free_seconds(problem: PlanProblem, index: StepIndex) -> dict[str, float]:
