@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 from pathlib import Path
 
@@ -100,6 +101,28 @@ def test_the_engines_of_pytorch_2_15_are_told_apart_with_their_devices_siblings_
         else:
             assert "would split the communicator of all ranks" in seen["sibling"]
             assert seen["calls"] == [["broadcast", 4 << 20]] * 4
+
+
+@pytest.mark.cuda_torch
+@pytest.mark.timeout(1000)
+@pytest.mark.parametrize("rendezvous", [(), ("--rdzv-backend", "c10d", "--rdzv-endpoint")], ids=["static", "c10d"])
+def test_torchrun_of_two_hosts_pays_the_network(tmp_path: Path, rendezvous: tuple[str, ...]) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN.replace("range(250)", "range(4)"))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        endpoint = f"localhost:{free.getsockname()[1]}"
+    meeting = (*rendezvous, endpoint) if rendezvous else ()
+    two, one = (
+        emulate(*torchrun(4 // nodes, "--nnodes", str(nodes), *rest, str(script)))
+        for nodes, rest in ((2, meeting), (1, ()))
+    )
+    assert [(found["num_hosts"], found["num_ranks"], found["num_steps"]) for found in (two, one)] == [
+        (2, 4, 3),
+        (1, 4, 3),
+    ]
+    # Two of a host's eight GPUs have a quarter of its cards, and more on NVLink.
+    assert two["last_step"]["comm_s"] > 2 * one["last_step"]["comm_s"]
 
 
 @pytest.mark.cuda_torch
