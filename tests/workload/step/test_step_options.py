@@ -60,11 +60,11 @@ def test_fp8_products_have_one_byte_operands_and_pay_for_their_casts() -> None:
     for phase, num_bytes in ((Phase.FORWARD, 2), (Phase.BACKWARD, 2), (Phase.WEIGHT_GRAD, 8)):
         assert {work.result_bytes for work in works(fused, Gemm, phase)} == {num_bytes}  # type: ignore[attr-defined]
     moved = [sum(w.num_bytes for w in works(step, MemoryBound)) for step in (plain, cast)]  # type: ignore[attr-defined]
-    # Forward inputs and backward gradients of four matrices, and the matrices twice, 8 bytes each.
+    # Forward inputs and backward gradients of four matrices and the matrices once, 8 bytes each.
     h, tokens = LLAMA.hidden, 2 * SEQ
     inputs = h + LLAMA.attention_columns + h + LLAMA.ffn
     outputs = LLAMA.qkv_columns + h + 2 * LLAMA.ffn + h
-    assert moved[1] - moved[0] == 2 * 8 * (tokens * (inputs + outputs) + 2 * LLAMA.layer_matrix_params)
+    assert moved[1] - moved[0] == 2 * 8 * (tokens * (inputs + outputs) + LLAMA.layer_matrix_params)
 
 
 def test_the_operator_mode_recomputes_keys_the_output_and_half_of_the_mlps_first_product() -> None:
@@ -298,9 +298,25 @@ def test_fp8_is_gathered_where_the_cast_comes_first() -> None:
             assert sizes[f"mb0.layer1.{gather}"] == gathered
         for reduction in ("attention_reduce", "mlp_reduce", "qkv_reduce_d", "up_reduce_d"):
             assert sizes[f"mb0.layer1.{reduction}"] == whole
-    # One greatest element for each operand that ranks hold in parts: four forward, four backward.
+    # One greatest element for all that ranks hold in parts: forward four operands and seven matrices, backward seven
+    # gradients.
     scales = [op for op in cast.iteration.comms if op.collective.num_bytes == 4 and ".layer1." in op.name]
-    assert len(scales) == 8
+    assert [sum(op.origin.phase is phase for op in scales) for phase in (Phase.FORWARD, Phase.BACKWARD)] == [11, 7]
+
+
+def test_fp8_operands_are_cast_again_for_the_gradients_of_weights() -> None:
+    # torchao keeps FP8 inputs and matrices for backward, so that a recomputed block casts all four inputs again.
+    layout = replace(ALONE, tensor=4, sequence_parallel=True)
+    h, tokens, ffn = LLAMA.hidden, 2 * SEQ, LLAMA.ffn // 4
+    matrices = LLAMA.layer_matrix_params // 4
+    inputs = {"qkv": tokens // 4 * h, "out": tokens * h // 4, "up": tokens // 4 * h, "down": tokens * ffn}
+    # Maximum 2 and cast 3; the mode by operators keeps the maximum.
+    for mode, per_element in ((Recompute.FULL, 5), (Recompute.PRODUCTS, 3)):
+        step = built(replace(layout, recompute=mode), precision=Precision(products=ProductFormat.FP8))
+        ops = {op.name: op.work for op in step.iteration.computations}
+        found = {name: ops[f"mb0.layer1.{name}_cast_again"].num_bytes for name in inputs}  # type: ignore[union-attr]
+        assert sum(found.values()) == per_element * (sum(inputs.values()) + matrices), mode
+        assert found["down"] == per_element * (inputs["down"] + h * ffn)
 
 
 def test_who_reads_several_products_waits_for_all_of_them() -> None:

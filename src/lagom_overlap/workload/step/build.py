@@ -299,7 +299,7 @@ def build_step(
         unit=unit,
         accumulation=rules.accumulation,
         traffic=rules.traffic,
-        cast_bytes=rules.cast_bytes,
+        casts=rules.casts,
         hides_tensor=rules.hides_tensor,
         sequence_first=rules.sequence_first,
         experts_apart=rules.experts_apart,

@@ -41,7 +41,7 @@ class LayerOps(StepOps):
         if self._model.norms_per_layer == 2:
             norm2 = self._normed("norm2", middle)
         if self._again and self._shape.stops_recompute and not self._model.num_experts:
-            self._mlp_act(norm2)
+            self._cast("down", self._mlp_act(norm2), self._tokens, FORWARD)
             return ""
         made = self._experts(norm2) if self._model.num_experts else self._mlp(norm2)
         return self._touch("add2", (*made, middle), added, shape, FORWARD, both=True)
@@ -63,19 +63,25 @@ class LayerOps(StepOps):
     def _recompute_products(self) -> None:
         """The operator mode of torchtitan: of q, k, v, o, w1, w3, w2 every second one, attention and scatters are kept.
 
-        What is fused is left out where its reader is kept: with tensor parallelism the scatter after o.
+        What is fused is left out where its reader is kept: with tensor parallelism the scatter after o. FP8
+        operands are cast again for the gradients of weights, by the greatest elements that are kept.
         """
         made, h, rows = self.made, self._model.hidden, self._rows
         norm = self._own_rows("qkv", self._normed("norm", made["x"]), FORWARD)
         gathered = self._enter("attention_gather", norm, FORWARD, of="qkv")
         keys = self._product("qkv", gathered, outputs=self._kv_heads * self._model.head_dim)
         self._rotary("rotary", keys, FORWARD)
-        reduced = self._product("out", made["attention"]) if self._layout.tensor == 1 else made["out"]
+        if self._layout.tensor == 1:
+            reduced = self._product("out", made["attention"])
+        else:
+            self._cast("out", made["attention"], self._tokens, FORWARD)
+            reduced = made["out"]
         middle = self._touch("add1", (reduced, made["x"]), 6 * rows * h, (rows, h), FORWARD, both=True)
         norm2 = self._own_rows("up", self._normed("norm2", middle), FORWARD)
         norm2 = self._enter("mlp_gather", norm2, FORWARD, of="up")
         up = self._product("up", norm2, outputs=self._weights["up"].outputs // 2)
-        self._act("act", (up,), self._tokens, self._weights["down"].inputs, FORWARD)
+        act = self._act("act", (up,), self._tokens, self._weights["down"].inputs, FORWARD)
+        self._cast("down", act, self._tokens, FORWARD)
 
     def _normed(self, part: str, source: str) -> str:
         shape, kernels = (self._rows, self._model.hidden), self._shape.traffic.norm[0]

@@ -15,7 +15,7 @@ from typing import Final
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.workload.models import TransformerModel
 from lagom_overlap.workload.ops import Access, Gemm, MemoryBound, Origin, Phase
-from lagom_overlap.workload.parallel.layout import ParallelLayout
+from lagom_overlap.workload.parallel.layout import ParallelLayout, Recompute
 from lagom_overlap.workload.precision import Precision, ProductFormat
 from lagom_overlap.workload.sharding import ShardSpec
 from lagom_overlap.workload.step.axes import (
@@ -26,7 +26,7 @@ from lagom_overlap.workload.step.axes import (
 )
 from lagom_overlap.workload.step.graph import StepGraph
 from lagom_overlap.workload.step.groups import EXPERTS, TENSOR, StepGroups
-from lagom_overlap.workload.step.traffic import Accumulation, Kernels, RingSteps, Traffic
+from lagom_overlap.workload.step.traffic import Accumulation, Casts, Kernels, RingSteps, Traffic
 from lagom_overlap.workload.step.units import Unit, Weight
 from lagom_overlap.workload.streams import COMPUTE
 
@@ -53,7 +53,7 @@ class StepShape:
     unit: Unit
     accumulation: Accumulation
     traffic: Traffic
-    cast_bytes: int
+    casts: Casts
     hides_tensor: bool
     sequence_first: bool
     experts_apart: bool
@@ -147,18 +147,30 @@ class StepOps:
         part, columns = (f"{name}_cast", weight.inputs) if phase is FORWARD else (f"{name}_cast_d", weight.outputs)
         if source == self.made.get(part):
             return source
-        num_bytes = self._shape.cast_bytes * (rows * columns + weight.num_params)
-        if self._is_cast_before_gather(name, phase):  # what the weight's gradient reads by columns comes after it
+        operand, matrix = self._cast_bytes(phase)
+        num_bytes = operand * rows * columns + matrix * weight.num_params
+        # What the weight's gradient reads by columns comes after the gather, once.
+        if self._is_cast_before_gather(name, phase) and not self._again:
             num_bytes += _TURN_BYTES * (self._tokens - rows) * columns
-        if self._shape.casts_before_gathers and self._layout.tensor > 1:
-            source = self._scale(part, source, phase)
         launches = self._casts_launched(weight, phase)
+        if self._shape.casts_before_gathers and self._layout.tensor > 1:
+            num_scales = launches if phase is FORWARD else max(1, len(weight.parts))
+            for number in range(num_scales):
+                source = self._scale(f"{part}_scale{number or ''}", source, phase)
         return self._touch(part, (source,), num_bytes, (rows, columns), phase, num_launches=launches)
+
+    def _cast_bytes(self, phase: Phase) -> tuple[int, int]:
+        """Bytes per element of an operand and of a matrix in a phase."""
+        casts = self._shape.casts
+        if self._again:
+            saved = casts.maximum if self._layout.recompute is Recompute.PRODUCTS else 0
+            return casts.operand_again - saved, casts.weight[1] - saved
+        return casts.operand, casts.weight[0 if phase is FORWARD else 2]
 
     def _scale(self, part: str, source: str, phase: Phase) -> str:
         """The greatest element of a tensor that ranks hold in parts, by which all of them scale it."""
         call = self._shape.groups.collective(CollectiveKind.ALL_REDUCE, 4, TENSOR)
-        name = self._name(f"{part}_scale")
+        name = self._name(part)
         made = self._graph.comm(name, call, TENSOR, origin=self._origin(phase, part), deps=(source,))
         self._graph.hold_back(COMPUTE, [made])
         return made

@@ -31,12 +31,15 @@ from lagom_overlap.units import MIB
 from lagom_overlap.workload.precision import HALF, MIXED, DType, Precision
 from lagom_overlap.workload.step.traffic import (
     COMPILED,
+    DYNAMIC_CASTS,
     EAGER,
     FUSED,
     PLAIN,
     RING_COMPILED,
     RING_EAGER,
+    TRANSFORMER_ENGINE_CASTS,
     Accumulation,
+    Casts,
     RingSteps,
     Traffic,
 )
@@ -60,8 +63,8 @@ class IssueRules:
     framework has issued it. `first_bucket_bytes` and `bucket_bytes` are for buckets (None: the layout's);
     `copies_buckets` says that gradients are copied into them and out again. `reduces_shards_at_once`: with ZeRO 2
     gradients are reduced during every backward, not only the last. `accumulation` is how weight gradients
-    of several micro-batches are added. `traffic` is what memory-bound kernels move. `cast_bytes` is the traffic
-    per element of an operand that is scaled and cast for a product in FP8. `hides_tensor`: backward gathers a
+    of several micro-batches are added. `traffic` is what memory-bound kernels move. `casts` are what scaling
+    and casting for products in FP8 move. `hides_tensor`: backward gathers a
     column-parallel product's input again behind the input gradient's product and scatters that gradient behind the
     weight gradient's, as Megatron-LM does; without it the gathered input is kept and the scatter is waited for.
     `sequence_first`: activations are [sequence, batch, hidden]; otherwise each gather and scatter of sequence
@@ -88,7 +91,7 @@ class IssueRules:
     accumulation: Accumulation = Accumulation.FREE
     reduces_shards_at_once: bool = True
     traffic: Traffic = FUSED
-    cast_bytes: int = 4
+    casts: Casts = TRANSFORMER_ENGINE_CASTS
     hides_tensor: bool = True
     sequence_first: bool = True
     experts_apart: bool = False
@@ -104,8 +107,6 @@ class IssueRules:
 _ADAMW_FOREACH_BYTES: Final = 84
 """Per FP32 parameter, counted in PyTorch 2.13's multi-tensor AdamW, its default on GPUs: mul 8, lerp 12, mul 8,
 addcmul 16, sqrt 8, div 8, add 8, addcdiv 16."""
-_DYNAMIC_CAST_BYTES: Final = 8
-"""Per operand element of torchao's FP8 with one scale per tensor: maximum 2, cast 2 + 1, and again by columns."""
 _ADAMW_FUSED_BYTES: Final = 28
 """Per FP32 parameter of one fused kernel: parameter, gradient and two moments read, all but the gradient written."""
 _CLIP_MEGATRON_BYTES: Final = 20
@@ -125,7 +126,7 @@ TORCHTITAN: Final = replace(
     name="torchtitan",
     traffic=EAGER,
     ring=RING_EAGER,
-    cast_bytes=_DYNAMIC_CAST_BYTES,
+    casts=DYNAMIC_CASTS,
     hides_tensor=False,
     sequence_first=False,
     joint_products=False,

@@ -74,6 +74,26 @@ class RingSteps:
     waits: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Casts:
+    """Bytes per element of scaling and casting to FP8.
+
+    `operand`: an input in forward or a gradient in backward, with its copy by columns for the weight's gradient;
+    `operand_again`: an input that is computed again. `weight`: a matrix in forward, again, and in backward. `maximum`,
+    a part of both that are done again, is what a saved greatest element spares.
+    """
+
+    operand: int
+    operand_again: int
+    weight: tuple[int, int, int]
+    maximum: int = 0
+
+
+TRANSFORMER_ENGINE_CASTS: Final = Casts(operand=4, operand_again=4, weight=(4, 4, 4))
+"""Transformer Engine: read 2, written by rows and by columns."""
+DYNAMIC_CASTS: Final = Casts(operand=8, operand_again=5, weight=(5, 5, 3), maximum=2)
+"""torchao with one scale per tensor (Dec 2024 to Jun 2025): maximum 2, cast 2 + 1, by columns 2 + 1. The FP8 matrix is
+kept or computed again for backward, which reads it by columns."""
 RING_EAGER: Final = RingSteps(merge_bytes=(36, 50), waits=False)
 RING_COMPILED: Final = RingSteps(merge_bytes=(11, 50), waits=True)
 _HALVES_BYTES: Final = 8
