@@ -4,6 +4,6 @@ from rank_pool import RankPool
 
 @pytest.fixture(scope="session")
 def ranks():
-    pool = RankPool()
+    pool = RankPool(4)
     yield pool
     pool.close()

@@ -596,9 +596,13 @@ def run_program(script, rewrites):
     planned = apply_rewrites(captured.graph_module, captured.iteration, rewrites, GROUPS)
     lines = signature(planned.graph, GROUPS.ranks)
     store = dist.distributed_c10d._get_default_store()
-    digest = check_agreement(lines, store, rank=dist.get_rank(), num_ranks=4, step=f"test/program/{next(RUNS)}")
-    expected = program.step(*program.inputs)
+    step, num_ranks = f"test/program/{next(RUNS)}", dist.get_world_size()
+    digest = check_agreement(lines, store, rank=dist.get_rank(), num_ranks=num_ranks, step=step)
+    torch.manual_seed(dist.get_rank())
+    with torch.enable_grad():
+        expected = program.step(*program.inputs)
     streamed = StreamedStep(planned, GROUPS)
+    torch.manual_seed(dist.get_rank())
     found = streamed.run(program.inputs).outputs
     streamed.close()
     worst = max(float((a - b).abs().max() / a.abs().max()) for a, b in zip(expected, found, strict=True))

@@ -1,4 +1,4 @@
-"""Four gloo ranks that run functions of `rank_cases`: started once, because joining and compiling take seconds."""
+"""Gloo ranks that run functions of `rank_cases`: started once, because joining and compiling take seconds."""
 
 import contextlib
 import os
@@ -8,21 +8,20 @@ import sys
 
 from forked_python import ForkedPython
 
-NUM_RANKS = 4
-
 
 class RankPool:
-    def __init__(self):
+    def __init__(self, num_ranks):
+        self.num_ranks = num_ranks
         self._start()
 
     def _start(self):
         self._ranks = []
         self._is_asked = False
         port = None
-        for rank in range(NUM_RANKS):
+        for rank in range(self.num_ranks):
             process = ForkedPython(
                 __file__,
-                [str(rank), str(port or 0)],
+                [str(rank), str(self.num_ranks), str(port or 0)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=False,
@@ -32,12 +31,12 @@ class RankPool:
             if rank == 0:
                 port = pickle.load(process.stdout)
 
-    def call(self, function, *arguments, ranks=range(NUM_RANKS)):
-        """Runs `function(*arguments)` on the ranks; their results by rank. All must take part in what is collective."""
+    def call(self, function, *arguments, ranks=None):
+        """Runs `function(*arguments)` on the ranks (default: all); results by rank. All join what is collective."""
         if self._is_asked:  # a test ended before its answers came: the next one would read them as its own
             self.close()
             self._start()
-        chosen = [self._ranks[rank] for rank in ranks]
+        chosen = self._ranks if ranks is None else [self._ranks[rank] for rank in ranks]
         self._is_asked = True
         for process in chosen:
             pickle.dump((function, arguments), process.stdin)
@@ -59,7 +58,7 @@ class RankPool:
             process.stdout.close()
 
 
-def _serve(rank, port):
+def _serve(rank, num_ranks, port):
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     import rank_cases
@@ -73,7 +72,7 @@ def _serve(rank, port):
         replies.flush()
     else:
         store = dist.TCPStore("127.0.0.1", port)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=NUM_RANKS)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks)
     while True:
         try:
             function, arguments = pickle.load(sys.stdin.buffer)
@@ -89,4 +88,4 @@ def _serve(rank, port):
 
 
 if __name__ == "__main__":
-    _serve(int(sys.argv[1]), int(sys.argv[2]))
+    _serve(*map(int, sys.argv[1:]))

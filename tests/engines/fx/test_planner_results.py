@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from coarse_times import CoarseTimes
 
 from lagom_overlap.capturing.fake_world import fake_world
 from lagom_overlap.engines.fx.program import load_program
@@ -12,23 +13,12 @@ from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.jobfile.registry import make_planner, planner_names
 from lagom_overlap.planners.base import PlanProblem
-from lagom_overlap.workload import CommOp, Gemm
 
 pytestmark = [pytest.mark.torch, pytest.mark.gloo, pytest.mark.slow, pytest.mark.timeout(180)]  # 4 ranks import
 
 PROGRAM = Path(__file__).parent / "block_program.py"
 TOLERANCE = 1e-5
 """Of the largest value: sums in another order, products in pieces, FP32."""
-
-
-class CoarseTimes:
-    """Long operators on a slow link between nodes, so that cutting them pays."""
-
-    def seconds(self, op):
-        if isinstance(op, CommOp):
-            spans_nodes = (op.collective.num_nodes or 1) > 1
-            return 20e-6 + op.collective.num_bytes * (4e-7 if spans_nodes else 1e-7)
-        return 10e-6 + (op.work.flops * 2e-8 if isinstance(op.work, Gemm) else op.work.num_bytes * 1e-9)
 
 
 @pytest.fixture(scope="module")

@@ -3,11 +3,13 @@
 A walk along the order of issue collects communications of one kind (primitive, group). As printed it would merge all
 parameter gathers of a step into one, so what may be merged is bounded here: no path between members; the computations
 issued between the first and the last of them take no more than `auxiliary_s` in all (views, casts: they can be moved
-forward); bytes up to a cap; and the predicted step must not be longer.
+forward); bytes up to a cap; and the predicted step must not be longer. Exchanges are left alone: their parts may be
+unequal, if only on another rank, and then they cannot run as one.
 """
 
 from dataclasses import dataclass
 
+from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.planners.base import PlanProblem
 from lagom_overlap.planners.deadline import OPERATOR_STEPS, Deadline
 from lagom_overlap.planners.exact import adds_numbers
@@ -64,6 +66,8 @@ def _next_group(
     for place in range(start, len(ops)):
         first = ops[place]
         if not isinstance(first, CommOp) or (problem.exact and adds_numbers(first)):
+            continue
+        if first.collective.kind is CollectiveKind.ALL_TO_ALL:
             continue
         group, between, held = [first], 0.0, first.collective.num_bytes
         for op in ops[place + 1 :]:
