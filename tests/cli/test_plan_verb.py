@@ -143,7 +143,9 @@ def test_an_edited_plan_is_applied_as_edited(tmp_path, capsys):
     ("old", "new", "words"),
     [
         ("fsdp = 8", "fsdp = 4", ["is for 8 ranks", "4"]),
-        ("seq_len = 256", "seq_len = 512", ["another graph"]),
+        ("seq_len = 256", "seq_len = 512", ["another graph", "all that it names is there, but sizes"]),
+        ('"phi-2"', '"llama-2-7b"', ["another graph", "'llama-2-7b-fsdp8' has no operator 'mb0.layer31.residual2_b'"]),
+        ('framework = "deepspeed"', 'framework = "fsdp2"', ["another graph", "no operator 'mb0.head.logits_sum'"]),
     ],
 )
 def test_a_plan_for_another_job_is_refused(tmp_path, capsys, old, new, words):
@@ -300,7 +302,17 @@ def test_the_default_carrier_is_the_jobs_framework_and_its_plan_is_applied_again
     flags = ("--apply", str(for_others), "--for", "megatron")
     refused(tmp_path, capsys, FSDP2_JOB, ["is for fsdp2", "asks for megatron"], *flags)
     other = FSDP2_JOB.replace("seq_len = 256", "seq_len = 512")
-    refused(tmp_path, capsys, other, ["is for another graph"], "--apply", str(for_others))
+    refused(tmp_path, capsys, other, ["is for another graph", "but sizes"], "--apply", str(for_others))
+    other = FSDP2_JOB.replace("phi-2", "llama-2-13b")
+    refused(tmp_path, capsys, other, ["of 34 units, this job's has 42; 'layers.32' is"], "--apply", str(for_others))
+    refused(
+        tmp_path,
+        capsys,
+        JOB,
+        ["a step that FSDP2 issues, this job's 'phi-2-fsdp8' is none"],
+        "--apply",
+        str(for_others),
+    )
     for_others.write_text(for_others.read_text().replace('"layers.3"', '"layer3"'))
     refused(tmp_path, capsys, FSDP2_JOB, ["fsdp2.units are", "layer3", "the step's are"], "--apply", str(for_others))
 
@@ -445,7 +457,8 @@ def test_a_program_that_does_not_work_is_one_line(tmp_path, capsys, old, new, wo
 
 @pytest.mark.torch
 @pytest.mark.parametrize(
-    ("ranks", "words"), [(2, ["'plan.toml' is for another graph"]), (4, ["is for 2 ranks, this job has 4"])]
+    ("ranks", "words"),
+    [(2, ["'plan.toml' is for another graph", "all that it names is there"]), (4, ["is for 2 ranks, this job has 4"])],
 )
 def test_a_foreign_plan_is_refused_before_ranks_are_started(tmp_path, capsys, monkeypatch, ranks, words):
     monkeypatch.chdir(tmp_path)

@@ -16,6 +16,7 @@ from lagom_overlap.engines.fx.fsdp2_settings import Fsdp2Settings
 from lagom_overlap.errors import JobError
 from lagom_overlap.planners.base import Plan, PlanProblem
 from lagom_overlap.planners.carriers import Carrier
+from lagom_overlap.planners.framework import FSDP2, framework_of
 from lagom_overlap.planners.fsdp2.reissue import reissued
 from lagom_overlap.planners.fsdp2.visits import units_of, visits_of
 from lagom_overlap.planners.megatron.flags import MegatronFlags
@@ -172,6 +173,20 @@ def _check_ranks(path: Path, held: _File, num_ranks: int) -> None:
         raise JobError(f"plan {str(path)!r} is for {held.plan.num_ranks} ranks, this job has {num_ranks}")
 
 
+def _difference(held: _File, iteration: Iteration) -> str:
+    """Where the graph that a plan was made for and a step differ, as far as the plan tells."""
+    if held.fsdp2 is not None and framework_of(iteration) != FSDP2:
+        return f"a step that FSDP2 issues, this job's {iteration.name!r} is none"
+    if held.fsdp2 is not None and (others := set(held.fsdp2.units) ^ set(units := units_of(visits_of(iteration)))):
+        return f"of {len(held.fsdp2.units)} units, this job's has {len(units)}; {min(others)!r} is in one of them only"
+    try:
+        rewritten(iteration, [rewrite_of(table) for table in held.rewrite])
+    except JobError as error:
+        return str(error).removeprefix("a plan for another graph: ")
+    size = f"graph {held.plan.graph}, this job's is {graph_digest(iteration)}"
+    return f"all that it names is there, but sizes, other operators or data flow differ ({size})"
+
+
 def _applied(
     path: Path, held: _File, iteration: Iteration, num_ranks: int, *, other_rows: bool = False
 ) -> tuple[tuple[Rewrite, ...], Iteration]:
@@ -179,9 +194,7 @@ def _applied(
     _check_ranks(path, held, num_ranks)
     digest = graph_digest(iteration)
     if held.plan.graph != digest and not other_rows:
-        raise JobError(
-            f"plan {str(path)!r} is for another graph: it names {held.plan.graph}, this job's graph is {digest}"
-        )
+        raise JobError(f"plan {str(path)!r} is for another graph: {_difference(held, iteration)}")
     if held.fsdp2 is not None and held.fsdp2.units != (units := units_of(visits_of(iteration))):
         raise JobError(
             f"plan {str(path)!r}: fsdp2.units are {', '.join(held.fsdp2.units)}; the step's are {', '.join(units)}"
