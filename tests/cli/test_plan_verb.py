@@ -12,6 +12,7 @@ import pytest
 from lagom_overlap.capturing.file import write_capture
 from lagom_overlap.cli import main
 from lagom_overlap.collective import Collective, CollectiveKind
+from lagom_overlap.errors import BackendError
 from lagom_overlap.jobfile import registry
 from lagom_overlap.jobfile.spec import read_job
 from lagom_overlap.planners.baselines import ProgramOrder
@@ -363,6 +364,17 @@ def step():
 """
 
 
+def compares_with_pytorch() -> str:
+    """What a plan for Inductor says, by whether the installed PyTorch has a scheduler that we can ask."""
+    from lagom_overlap.engines.fx.torch_overlap import own_scheduler
+
+    try:
+        own_scheduler()
+    except BackendError as error:
+        return f"Not compared with PyTorch's own overlap scheduler: {error}"
+    return "own overlap scheduler, given the same times"
+
+
 @pytest.mark.torch
 def test_a_program_is_captured_and_planned(tmp_path, capsys):
     (tmp_path / "mine.py").write_text(PROGRAM)
@@ -372,11 +384,13 @@ def test_a_program_is_captured_and_planned(tmp_path, capsys):
     assert (found["num_ops"], found["num_comms"], found["carrier"]) == (3, 1, "program")
     compiled = json.loads(lagom(tmp_path, capsys, PROGRAM_JOB, "--json", "--for", "inductor")[1])
     assert compiled["carrier"] == "inductor"
-    assert any("own overlap scheduler, given the same times" in note for note in compiled["notes"]), compiled["notes"]
+    assert any(compares_with_pytorch() in note for note in compiled["notes"]), compiled["notes"]
 
 
 @pytest.mark.torch
 def test_only_a_planner_that_nobody_named_is_replaced_by_pytorchs_scheduler(tmp_path, capsys, monkeypatch):
+    if "Not compared" in compares_with_pytorch():
+        pytest.skip("this PyTorch's overlap scheduler takes other arguments")
     example = Path(__file__).parents[2] / "examples" / "plan_zero.py"
     (tmp_path / "mine.py").write_text(example.read_text())
     unnamed = PROGRAM_JOB.replace('planner = "program_order"\n', "work = 1\n")

@@ -39,6 +39,10 @@ def captured():
 
 
 def test_gathers_are_issued_ahead_and_what_waits_for_one_stands_behind_its_wait(captured):
+    try:
+        torch_overlap.own_scheduler()
+    except BackendError as error:  # 2.11 and 2.12 have one with other arguments
+        pytest.skip(str(error))
     iteration = captured.iteration
     seconds = {op.name: 1e-3 for op in iteration.ops}
     with fake_world(2):

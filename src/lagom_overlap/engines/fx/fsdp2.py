@@ -115,9 +115,10 @@ def _smaller_reductions(model: nn.Module) -> Iterator[SettingCall]:
             if not owners:
                 raise JobError("apply_fsdp2: this PyTorch keeps FSDP2's policies elsewhere; 2.13 to 2.15 are known")
             for owner in owners:
-                if owner.mp_policy.param_dtype is None:
+                if (dtype := owner.mp_policy.param_dtype) is None:
                     raise JobError("apply_fsdp2: reduce_in_param_dtype needs MixedPrecisionPolicy(param_dtype=...)")
-                yield partial(setattr, owner, "mp_policy", replace(owner.mp_policy, reduce_dtype=None))
+                # Said outright: None means the parameters' type up to 2.14, and each gradient's own from 2.15 on.
+                yield partial(setattr, owner, "mp_policy", replace(owner.mp_policy, reduce_dtype=dtype))
 
 
 def _matched(model: nn.Module, settings: Fsdp2Settings, units: Sequence[nn.Module] | None) -> dict[str, FSDPModule]:
