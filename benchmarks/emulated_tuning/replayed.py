@@ -289,11 +289,11 @@ def main() -> None:
             replay, decider, rows = taped(name, arguments.tapes or Path(own), is_toy=arguments.toy)
             spaces = {
                 (places[0].kind, places[0].num_bytes): space
-                for group in searched(rows[0]["groups"])
+                for group in searched(rows[0]["groups"], replay.places)
                 for places, space in zip(group.places, group.spaces, strict=True)
             }
             job = TapedJob(replay, decider, spaces)
-            best = best_of(replay, decider, searched(rows_of(job.job)))
+            best = best_of(replay, decider, searched(rows_of(job.job), replay.places))
             for words in arguments.tuners.split(","):
                 tuner, _, mode = words.partition(":")
                 options = {"mode": mode} if mode else {}

@@ -16,8 +16,8 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 
@@ -139,21 +139,23 @@ def emulated(
     return tape, recorder
 
 
-def searched(rows: Sequence[dict[str, object]]) -> list[SearchedGroup]:
+def searched(rows: Sequence[dict[str, object]], replayed: Collection[Place]) -> list[SearchedGroup]:
     """The groups as jobs.py wrote them."""
     found = []
     for row in rows:
-        places = tuple(tuple(place_of(site) for site in sites) for sites in row["sites"])  # type: ignore[attr-defined]
+        places = tuple(tuple(place_of(site, replayed) for site in sites) for sites in row["sites"])  # type: ignore[attr-defined]
         spaces = tuple(msgspec.convert(space, ConfigSpace) for space in row["spaces"])  # type: ignore[attr-defined]
         found.append(SearchedGroup(str(row["name"]), places, spaces))
     return found
 
 
-def place_of(site: dict[str, object]) -> Place:
-    """A site's place in a replay."""
+def place_of(site: dict[str, object], replayed: Collection[Place]) -> Place:
+    """A site's place in a replay, which numbers communicators of a size by their first use, not by their creation."""
     call = site["call"]
     names = ("num_ranks", "creation_order", "kind", "num_bytes")
-    return Place(*(call[name] for name in names), site["occurrence"])  # type: ignore[arg-type, call-overload, index]
+    place = Place(*(call[name] for name in names), site["occurrence"])  # type: ignore[arg-type, call-overload, index]
+    alike = [other for other in replayed if replace(other, creation_order=place.creation_order) == place]
+    return alike[0] if len(alike) == 1 else place
 
 
 def figures_of(name: str, setup: Setup, arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
@@ -170,7 +172,7 @@ def figures_of(name: str, setup: Setup, arguments: argparse.Namespace, folder: P
     cluster, prices = prices_of(setup, is_toy=arguments.toy)
     replay, decider = Replay(tape, prices), Decider(cluster)
     default_s = replay.step_s({})
-    groups = next((searched(row["groups"]) for row in rows if row["groups"]), [])
+    groups = next((searched(row["groups"], replay.places) for row in rows if row["groups"]), [])
     best = best_of(replay, decider, groups)
     freely = best_of(replay, decider, each_alone(groups, replay.places))
     tunings = []
@@ -179,7 +181,7 @@ def figures_of(name: str, setup: Setup, arguments: argparse.Namespace, folder: P
         if Path(row["saved"]).is_file():
             saved = read_saved(Path(row["saved"]), world_size=setup.num_ranks)
             for setting in saved.settings:
-                place = place_of(msgspec.to_builtins(setting.site))
+                place = place_of(msgspec.to_builtins(setting.site), replay.places)
                 in_force[place] = decider.ran(place, setting.config)
         step_s = replay.step_s(in_force)
         search = steps_s[row["first_step"] : row["settled_step"] - 1]
