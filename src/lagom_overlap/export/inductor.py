@@ -14,7 +14,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 from torch import distributed as dist
 from torch._inductor import config
@@ -127,7 +127,8 @@ def plan_compiled_graphs(
     )
     made = PlanPass(decide or decision, measure=measure and decide is None)
     others = [each for each in there if not isinstance(each, PlanPass)] if isinstance(there, list) else None
-    config.post_grad_custom_post_pass = made if others is None else [*others, made]
+    passes: Any = made if others is None else [*others, made]  # one of two types by PyTorch's release
+    config.post_grad_custom_post_pass = passes
     keep_order(config)
     return made
 

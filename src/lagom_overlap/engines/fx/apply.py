@@ -5,7 +5,7 @@ makes is called as there, so that a plan made on the iteration fits the graph.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import fx
 
@@ -68,7 +68,8 @@ def rewrite_graph(graph: fx.Graph, iteration: Iteration, rewrites: Sequence[Rewr
     if not ordered:
         reorder(graph, [op.name for op in now.ops])
     _mark(graph, now)
-    graph.lint()
+    check: Callable[[], None] = graph.lint  # untyped up to PyTorch 2.12
+    check()
 
 
 def _mark(graph: fx.Graph, iteration: Iteration) -> None:

@@ -5,7 +5,7 @@ side by side, one row per rank, and travel as one: a copy before and views after
 equal bit for bit; a sum may add ranks in another order, for a library's order depends on where an element lies.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from operator import getitem
 from typing import Final
@@ -35,7 +35,8 @@ def one_tensor_each(graph: fx.Graph) -> bool:
     for node in several:
         _replace(graph, node)
     if several:
-        graph.lint()
+        check: Callable[[], None] = graph.lint  # untyped up to PyTorch 2.12
+        check()
     return bool(several)
 
 
