@@ -2,6 +2,7 @@
 
 python benchmarks/fuzz_jobs.py run FOLDER --ranks 2 --seconds 600   programs of the next seeds, finds written down
 python benchmarks/fuzz_jobs.py fresh FOLDER --seconds 600           the same in fresh processes
+python benchmarks/fuzz_jobs.py emulated FOLDER --seconds 600        on emulated GPUs, in LAGOM_CUDA_PYTHON's environment
 python benchmarks/fuzz_jobs.py count FOLDER                         what ran, by mode and family
 python benchmarks/fuzz_jobs.py replay 'PROGRAM'                     one program again, as a find's line gives it
 python benchmarks/fuzz_jobs.py shrink 'PROGRAM'                     the smallest program that still is a find
@@ -12,6 +13,8 @@ FOLDER keeps one line for each program; a run goes on after the last seed there.
 
 import argparse
 import json
+import os
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -119,6 +122,32 @@ def count(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def emulated(arguments: argparse.Namespace) -> int:
+    """Programs under the tuner's route of NCCL, one after another in one emulated job; FOLDER/rank*.jsonl has them."""
+    python = os.environ["LAGOM_CUDA_PYTHON"]
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    asked = [python, "-c", "from lagom_overlap.nccl_plugin import installed_library; print(installed_library())"]
+    plugin = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
+    ours = {"NCCL_TUNER_PLUGIN": plugin, "NCCL_PROFILER_PLUGIN": plugin}
+    for name in ("TABLE", "RECORD", "PROFILE"):
+        ours[f"LAGOM_{name}"] = str(arguments.folder.absolute() / f"{name.lower()}.%r.bin")
+    torchrun = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(arguments.ranks)]
+    job = [
+        str(TESTS / "fuzz" / "emulated_rank.py"),
+        str(arguments.folder),
+        str(arguments.first),
+        str(arguments.seconds),
+    ]
+    emulate = [python, "-m", "lagom_overlap", "emulate", "--cluster", "h100_dgx", "--", *torchrun, *job]
+    code = subprocess.run(emulate, check=False, env=os.environ | ours).returncode
+    lines = [json.loads(line) for line in (arguments.folder / "rank0.jsonl").read_text().splitlines()]
+    finds = [line for line in lines if line["difference"]]
+    for line in finds:
+        print(line["seed"], line.get("family"), line.get("features"), line["difference"])
+    print(f"{len(lines)} programs, {len(finds)} differ")
+    return code or bool(finds)
+
+
 def replay(arguments: argparse.Namespace) -> int:
     """A program again."""
     program = program_of(arguments.program)
@@ -174,6 +203,7 @@ def main() -> int:
     for verb, name in (
         (campaign, "run"),
         (fresh, "fresh"),
+        (emulated, "emulated"),
         (count, "count"),
         (replay, "replay"),
         (shrink, "shrink"),
@@ -181,7 +211,7 @@ def main() -> int:
     ):
         one = verbs.add_parser(name)
         one.set_defaults(verb=verb)
-        if name in {"run", "fresh", "count"}:
+        if name in {"run", "fresh", "emulated", "count"}:
             one.add_argument("folder", type=Path)
         if name in {"replay", "shrink"}:
             one.add_argument("program")

@@ -1,6 +1,7 @@
 #include "device.h"
 
 #include "code.h"
+#include "framework.h"
 
 static int submit(void *stream, uint32_t desc_id, const char *name, const emulated_shape *shape, uint64_t *sequence,
                   uint64_t *op_id) {
@@ -9,6 +10,7 @@ static int submit(void *stream, uint32_t desc_id, const char *name, const emulat
   if (shape && shape->num_blocks) op.grid[0] = shape->num_blocks;
   if (shape && shape->num_threads) op.block[0] = shape->num_threads;
   if (op_id) *op_id = 0;
+  if (!shape) framework_note_inexact();  // a product; what a collective brings is known
   return stream_submit(stream, &op, "cudaLaunchKernel", op_id);
 }
 

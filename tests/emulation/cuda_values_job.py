@@ -51,6 +51,14 @@ for options in ({"foreach": False}, {"foreach": True, "capturable": True}, {"fus
     assert torch.allclose(parameter.cpu(), torch.tensor(before), atol=1e-5), options
 assert "device='cuda:0'" in repr(parameter)
 
+layer = torch.nn.Linear(48, 48)
+expected = layer(SMALL.view(-1)[:480].view(10, 48))
+with (
+    torch.inference_mode()
+):  # torch takes no operator apart there: a product within one is still no kernel that computes
+    found = layer.cuda()(SMALL.view(-1)[:480].view(10, 48).cuda())
+assert torch.allclose(found.cpu(), expected.detach(), atol=1e-6)
+
 logits = torch.randn(4096, 1024, device="cuda") @ torch.randn(1024, 8, device="cuda")
 float(logits.sum())  # a loss may be printed
 for reading in (lambda chosen: chosen.flatten().bincount(), lambda chosen: chosen[0, 0].item(), torch.unique):
@@ -60,3 +68,10 @@ for reading in (lambda chosen: chosen.flatten().bincount(), lambda chosen: chose
     except RuntimeError as error:
         refused = str(error)
     assert "aten::mm" in refused, refused
+
+uncomputed = logits.argmax(0)  # of eight whole numbers, which rest on the product
+place = uncomputed.data_ptr()
+del uncomputed
+told = torch.tensor(range(8), device="cuda")  # takes the freed memory; torch copies there without an operator
+assert told.data_ptr() == place
+assert told.tolist() == list(range(8))

@@ -16,6 +16,12 @@ OPS = {
 }
 
 
+def drawn_numbers(seed: int, *shape: int) -> torch.Tensor:
+    """The same on every device."""
+    drawn = torch.randn(shape, generator=torch.Generator("cpu").manual_seed(seed), device="cpu")
+    return drawn.to(torch.get_default_device())
+
+
 class Calls:
     """The calls of a program, in groups of all ranks and of some."""
 
@@ -40,7 +46,7 @@ class Calls:
             pg = self._some if group == "some" else dist.group.WORLD
             if dist.get_rank(pg) < 0:
                 continue
-            x = torch.randn(size, generator=torch.Generator().manual_seed(100 * step + number + 7 * dist.get_rank()))
+            x = drawn_numbers(100 * step + number + 7 * dist.get_rank(), size)
             x = (x * 8).to(getattr(torch, dtype))
             try:
                 work, outputs, extra = one_call(kind, x, pg, OPS[op], is_async=wait != "now")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from calls import Calls, words
+from calls import Calls, drawn_numbers, words
 from models import KEPT_GROUPS, WIDTH, Layers, Stages, made, register, width_of
 from programs import Program
 from torch import distributed as dist
@@ -237,10 +237,10 @@ class Job:
         if self._batches is not None and batch == 0:
             return next(self._batches)[0]
         seed = 1000 * number + 100 * batch + dist.get_rank()
-        return torch.randn(rows, width_of(self.program), generator=torch.Generator().manual_seed(seed))
+        return drawn_numbers(seed, rows, width_of(self.program))
 
     def _loaded(self, num_workers: int) -> Iterator[Any]:
-        data = torch.randn(ROWS * 4, width_of(self.program), generator=torch.Generator().manual_seed(dist.get_rank()))
+        data = drawn_numbers(dist.get_rank(), ROWS * 4, width_of(self.program))
         while True:
             loader = DataLoader(TensorDataset(data), batch_size=ROWS, num_workers=num_workers)
             yield from loader
@@ -446,7 +446,7 @@ def bits(value: Any) -> Any:
     """Tensors as what they hold on this rank: numbers where they are few, else a digest of all their bits."""
     if isinstance(value, torch.Tensor):
         local = value.to_local() if hasattr(value, "to_local") else value
-        local = local.detach().contiguous().flatten()
+        local = local.detach().contiguous().flatten().cpu()
         if local.numel() <= 2:
             return repr(local.tolist())
         return hashlib.blake2b(local.view(torch.uint8).numpy(), digest_size=8).hexdigest()

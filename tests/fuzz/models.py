@@ -35,7 +35,7 @@ KEPT_GROUPS: set[str] = set()
 @cache
 def mesh_of(shape: tuple[int, ...], names: tuple[str, ...]) -> Any:
     before = set(dist.distributed_c10d._world.pg_map)
-    mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+    mesh = init_device_mesh(torch.get_default_device().type, shape, mesh_dim_names=names)
     for name in names:
         mesh[name].get_group()
     KEPT_GROUPS.update(group.group_name for group in dist.distributed_c10d._world.pg_map if group not in before)
@@ -171,10 +171,10 @@ class Experts(nn.Module):
         n, rank = dist.get_world_size(), dist.get_rank()
         if self._splits == "even" and rows % n == 0:
             return None, None
-        generator = torch.Generator().manual_seed(self._seed + self.step)
-        weights = torch.rand(n, n, generator=generator)
+        generator = torch.Generator("cpu").manual_seed(self._seed + self.step)
+        weights = torch.rand(n, n, generator=generator, device="cpu")
         if self._splits == "some empty":
-            weights = weights * (torch.rand(n, n, generator=generator) > 0.5)
+            weights = weights * (torch.rand(n, n, generator=generator, device="cpu") > 0.5)
         counts = (weights / weights.sum(1, keepdim=True).clamp(min=1e-6) * rows).long()
         counts[:, 0] += rows - counts.sum(1)
         return counts[rank].tolist(), counts[:, rank].tolist()
@@ -340,7 +340,7 @@ class Stages:
             elif dp == ("ddp",):
                 part = DistributedDataParallel(part, process_group=mesh["dp"].get_group())
             self.parts.append(part)
-            stages.append(PipelineStage(part, index, per_rank * num_ranks, torch.device("cpu"), group=group))
+            stages.append(PipelineStage(part, index, per_rank * num_ranks, torch.get_default_device(), group=group))
         loss: Callable[..., torch.Tensor] = nn.functional.mse_loss
         self.num_micro = num_ranks * num_rounds
         self.is_first, self.is_last = rank == 0, rank == num_ranks - 1

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from lagom_overlap.after_import import after_import
-from lagom_overlap.emulation.values import COLLECTIVES, PRODUCTS, Values
+from lagom_overlap.emulation.values import COLLECTIVES, Values
 from lagom_overlap.stderr import write_lines
 
 WITHOUT_CUDA: Final = 2
@@ -47,6 +47,8 @@ _REDUCES: Final = frozenset(
 _PLAIN: Final = frozenset({"Tensor", "Parameter", "Buffer"})
 _WRAPPERS: Final = frozenset({"DTensor", "AsyncCollectiveTensor"})
 """Tensors whose operators run others on plain ones, which come here again."""
+PRODUCTS: Final = frozenset({"mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "dot", "mv", "addmv"})
+"""BLAS's, which tell the device their shapes themselves."""
 
 
 def arm() -> None:

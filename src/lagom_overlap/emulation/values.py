@@ -26,8 +26,6 @@ MAX_OWED: Final = 64
 """Floats whose collective is waited for: more would hold the host where a GPU's host goes on. A job that has sizes
 decided by values is held for all: there is no other way to know them."""
 COLLECTIVES: Final = frozenset({"c10d", "_c10d_functional", "c10d_functional"})
-PRODUCTS: Final = frozenset({"mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "dot", "mv", "addmv"})
-"""BLAS's, which compute nothing."""
 _SIZED: Final = frozenset({"aten::bincount", "aten::nonzero", "aten::masked_select"})
 _PLAIN_WRITES: Final = frozenset({"copy_", "fill_", "zero_"})
 """The device runs them itself; they write all of a tensor and read nothing of it."""
@@ -169,6 +167,9 @@ class Values:
     def _finish(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], begun: _Begun, out: Any) -> None:
         namespace, _, name = func._schema.name.partition("::")
         made = list(self._tensors((out,), {}))
+        if name == "lift_fresh":  # torch.tensor's, which copies what the host has where nobody is told of it
+            self._note(begun.given, None, may_clear=True)
+            return
         if begun.mark is not None and name in _READS:
             self._check_read(func, args, made, begun.mark)
         if func.is_view:
@@ -177,7 +178,7 @@ class Values:
             # Which of its tensors it writes, the schemas do not say; ranks do alike.
             self._note([*begun.given, *made], begun.mark, may_clear=True)
             return
-        is_exact = self._memory.inexact_launches() == begun.launches and name not in PRODUCTS
+        is_exact = self._memory.inexact_launches() == begun.launches
         if not is_exact and begun.written:
             is_exact = self._store(begun.early, out)
         elif not is_exact:
