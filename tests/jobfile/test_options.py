@@ -62,7 +62,10 @@ def test_every_option_of_every_tuner_is_taken_and_checked(name: str, option: str
 
 @pytest.mark.parametrize(("name", "option", "good", "bad"), options_of(PLANNERS))
 def test_every_option_of_every_planner_is_taken_and_checked(name: str, option: str, good: object, bad: object) -> None:
-    needs = {"rs_dgrad": {"tensor_overlap": "pipelined"}}.get(option, {})
+    needs: dict[str, object] = {
+        "rs_dgrad": {"tensor_overlap": "pipelined"},
+        "delay_weight_grad": {"overlap_experts": True},
+    }.get(option, {})
     assert make_planner(name, {option: good} | needs) is not None
     with pytest.raises(JobError, match=f"plan.options.{option} is {bad!r}: planner '{name}' expects"):
         make_planner(name, {option: bad})

@@ -1,10 +1,12 @@
 """`lagom doctor` on machines that are not this one."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from lagom_overlap.cli import main
+from lagom_overlap.engines.torch_versions import releases_tested
 from lagom_overlap.jobfile.conflicts import conflicts
 from lagom_overlap.nccl_plugin.box import Box
 from lagom_overlap.nccl_plugin.capability import CapabilityMap, MapKey, write_map
@@ -91,13 +93,15 @@ def test_only_what_takes_something_away_is_a_conflict(environment, named):
     ("version", "ok", "words"),
     [
         ("2.13.0+cpu", True, "tests passed under 2.13.0"),
-        ("2.99.1", False, "2.99.1 is newer than what was tested, 2.11 to"),
+        ("2.99.1", False, "2.99.1 is newer than what was tested, 2.10 to"),
         ("2.7.0", False, "2.7.0 is none of what was tested"),
-        ("2.12.1+cu130", False, "3 failed"),
+        ("2.10.1", False, "3 failed"),
         (None, False, "needs torch"),
     ],
 )
 def test_a_pytorch_beyond_the_matrix_is_said(monkeypatch, capsys, version, ok, words):
+    bad = replace(releases_tested()[0], torch="2.10.1+cpu", failed=("a", "b", "c"))
+    monkeypatch.setattr(doctor, "releases_tested", lambda: (bad, *releases_tested()))
     monkeypatch.setattr(doctor, "package_versions", lambda: {} if version is None else {"torch": version})
     found, _ = checks(capsys)
     assert found["PyTorch tested"]["ok"] is ok
