@@ -10,7 +10,6 @@ from rank_pool import RankPool
 
 from lagom_overlap.capturing.fake_world import fake_world
 from lagom_overlap.engines.fx.program import load_program
-from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.jobfile.registry import make_planner, planner_names
 from lagom_overlap.planners.base import PlanProblem
@@ -20,7 +19,8 @@ from lagom_overlap.workload.rewrite.steps import Reorder, Split
 pytestmark = [pytest.mark.torch, pytest.mark.gloo, pytest.mark.slow, pytest.mark.timeout(180)]
 
 PROGRAM = Path(__file__).parent / "mixed_program.py"
-PLANNERS = sorted(set(planner_names()) - {"fsdp2"})  # its plans are settings, no rewrites
+PLANNERS = sorted(set(planner_names()) - {"fsdp2", "joint"})
+"""FSDP2's plans are settings, no rewrites; the joint planner takes no times that were measured or made up."""
 
 
 @pytest.fixture(scope="module")
@@ -48,22 +48,15 @@ def problem(num_ranks):
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_every_plan_gives_the_programs_bits(request, num_ranks):
     ranks = request.getfixturevalue("ranks" if num_ranks == 4 else "two_ranks")
-    executed, moved, cut = [], False, False
+    moved, cut = False, False
     for name in PLANNERS:
         found = problem(num_ranks)
-        if name == "joint":  # counts no work
-            found = replace(found, work=None, budget_s=0.3)
-        try:
-            plan = make_planner(name, {}).plan(found)
-        except JobError:
-            continue  # a rule of a framework that such a step does not have
+        plan = make_planner(name, {}).plan(found)
         outcomes = ranks.call("run_program", str(PROGRAM), plan.rewrites)
         assert [error for error, _ in outcomes] == [0.0] * num_ranks, (name, plan.rewrites)
         assert len({digest for _, digest in outcomes}) == 1, name
-        executed.append(name)
         cut |= any(isinstance(step, Split) for step in plan.rewrites)
         orders = [step.order for step in plan.rewrites if isinstance(step, Reorder)]
         moved |= any(order != tuple(op.name for op in found.iteration.ops) for order in orders)
-    assert {"ours", "centauri", "concerto", "megatron", "program_order"} <= set(executed)
     assert moved  # else every plan was the program
     assert cut

@@ -5,13 +5,13 @@ makes is called as there, so that a plan made on the iteration fits the graph.
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from torch import fx
 
 from lagom_overlap.engines.fx.fuse import fuse
 from lagom_overlap.engines.fx.groups import Groups
-from lagom_overlap.engines.fx.nodes import OP_NAME, is_collective
+from lagom_overlap.engines.fx.nodes import OP_NAME, is_collective, lint
 from lagom_overlap.engines.fx.partition import partition_groups
 from lagom_overlap.engines.fx.reorder import STREAM, WAITS, reorder
 from lagom_overlap.engines.fx.slide import slide
@@ -68,8 +68,7 @@ def rewrite_graph(graph: fx.Graph, iteration: Iteration, rewrites: Sequence[Rewr
     if not ordered:
         reorder(graph, [op.name for op in now.ops])
     _mark(graph, now)
-    check: Callable[[], None] = graph.lint  # untyped up to PyTorch 2.12
-    check()
+    lint(graph)
 
 
 def _mark(graph: fx.Graph, iteration: Iteration) -> None:

@@ -5,7 +5,7 @@ side by side, one row per rank, and travel as one: a copy before and views after
 equal bit for bit; a sum may add ranks in another order, for a library's order depends on where an element lies.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
 from operator import getitem
 from typing import Final
@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from lagom_overlap.collective import CollectiveKind
-from lagom_overlap.engines.fx.nodes import Editor, FxCollective, is_wait, op_name, value_of
+from lagom_overlap.engines.fx.nodes import Editor, FxCollective, is_wait, lint, op_name, value_of
 from lagom_overlap.errors import JobError
 
 _C10D = torch.ops._c10d_functional
@@ -35,8 +35,7 @@ def one_tensor_each(graph: fx.Graph) -> bool:
     for node in several:
         _replace(graph, node)
     if several:
-        check: Callable[[], None] = graph.lint  # untyped up to PyTorch 2.12
-        check()
+        lint(graph)
     return bool(several)
 
 

@@ -113,7 +113,7 @@ def _smaller_reductions(model: nn.Module) -> Iterator[SettingCall]:
                 continue
             owners = [one for one in (group, *group.fsdp_params) if hasattr(one, "mp_policy")]
             if not owners:
-                raise JobError("apply_fsdp2: this PyTorch keeps FSDP2's policies elsewhere; 2.13 to 2.15 are known")
+                raise JobError("apply_fsdp2: this PyTorch keeps FSDP2's policies elsewhere; 2.11 to 2.15 are known")
             for owner in owners:
                 if (dtype := owner.mp_policy.param_dtype) is None:
                     raise JobError("apply_fsdp2: reduce_in_param_dtype needs MixedPrecisionPolicy(param_dtype=...)")

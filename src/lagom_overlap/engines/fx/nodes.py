@@ -109,6 +109,12 @@ def value_of(node: fx.Node) -> torch.Tensor:
     return value
 
 
+def lint(graph: fx.Graph) -> None:
+    """Checks the graph's own rules: no use before its definition, no node without an owner."""
+    check: Callable[[], None] = graph.lint  # untyped up to PyTorch 2.12
+    check()
+
+
 def fake_mode_of(graph: fx.Graph) -> FakeTensorMode:
     """The mode of the graph's fake tensors; a new one where it has none."""
     for node in graph.nodes:

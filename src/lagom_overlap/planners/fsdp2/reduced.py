@@ -77,7 +77,8 @@ def _scatters(iteration: Iteration) -> dict[str, str]:
             return {}
         written = op.collective.num_bytes
         read = copy.work.num_bytes - written  # a few gradients, of norms, may be of the larger type
-        if not written <= 2 * read < 1.5 * written:
+        most = 1.5 * written if copy.origin.kernel == _COPIES_IN[1] else written
+        if not written <= 2 * read <= most:
             return {}
         found[op.name] = copy.name
     reads_on = [op for op in iteration.comms if any(dep in found for dep in op.deps)]
