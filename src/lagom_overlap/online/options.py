@@ -21,7 +21,8 @@ class OnlineOptions:
     the ranks' reports are under way. `max_slowdown` abandons a trial after one measured step that took that many times
     the default. `max_steps` and `max_seconds` bound the search and its verdict together, which ends as soon as the
     sequential test has decided, after `num_pairs` rounds at most.
-    `watch_steps` is the length of a window once all is settled (0: stop for good); a job whose steps then take
+    `watch_steps` is the length of a window once all is settled (0: stop for good), or up to four times that where
+    steps are short, so that agreeing takes little of them; a job whose steps then take
     `drift_ratio` times as long for `drift_steps` steps, or more where it has seen longer phases end by themselves
     (`watcher`), or whose calls differ in `drift_windows` measured windows running, is tuned again, at most `max_rearms`
     times. Saved settings are judged against the job's default at the start, what a search leaves set when no other may

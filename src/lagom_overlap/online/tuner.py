@@ -15,7 +15,7 @@ import contextlib
 import logging
 import os
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -79,9 +79,9 @@ class OnlineTuner:
     (`"fsdp2"`, `"ddp"`, `"calls"`); None takes those that fit. `compute` sets the computation's side, torch's SM
     carve-out where there is one. `config` is a file that `save` wrote: the job starts with it and searches only if it
     drifts, or if the file is of another job. `optimizer` is only held, to say what a step is; `step()` counts them.
-    `enabled` False leaves the job alone, and so does `LAGOM_DISABLE=1`: from the start, or, looked at in every step,
-    from the end of a window on all ranks, until the state is `done`. All ranks must make the same tuners in the same
-    order; options other than the journal's path are rank 0's.
+    `enabled` False leaves the job alone, and so does `LAGOM_DISABLE=1`: from the start, or, looked at before each
+    report, from the end of a window on all ranks, until the state is `done`. All ranks must make the same tuners in the
+    same order; options other than the journal's path are rank 0's.
 
     Raises:
         BackendError: if there is no process group.
@@ -158,27 +158,7 @@ class OnlineTuner:
     def step(self) -> contextlib.AbstractContextManager[None]:
         """The job's next step, all of it: forward, backward, optimizer."""
         member = self._own
-        return contextlib.nullcontext() if member is None else self._step(member)
-
-    @contextlib.contextmanager
-    def _step(self, member: Member) -> Iterator[None]:
-        if self._is_in_step:
-            raise ValueError("tuner.step() is open already: one step at a time, closed before the next begins")
-        self._is_in_step = True
-        try:
-            if is_disabled():
-                member.stop(f"{DISABLE_VARIABLE} is set")
-            if REPLACED_RANKS.by:
-                member.stop(f"{REPLACED_RANKS.by} replaces ranks while the others run on")
-            member.begin_step()
-            try:
-                yield
-            except BaseException as error:
-                member.fail_step(f"its step ended with {type(error).__name__}")
-                raise
-            member.end_step()
-        finally:
-            self._is_in_step = False
+        return contextlib.nullcontext() if member is None else _Step(self, member)
 
     def updated(self) -> None:
         """The step's update is made: what follows until the step ends (data, checkpoints) is not the step's time."""
@@ -287,6 +267,7 @@ class OnlineTuner:
             leader=leader,
             journal=JournalFile(Path(journal) if journal and keeps else None),
             is_exact_only=self.options.deterministic,
+            why_stop=_why_stop,
             why_not=_why_not if is_profiled else why_not_now,
             steps=EventClock(partial(DeviceEvent, device)) if device is not None else None,
         )
@@ -317,6 +298,42 @@ class OnlineTuner:
             for window in (0, 1):  # the first plan may be out already
                 exchange.veto(window, f"rank {exchange.rank}: it {why}")
         exchange.close()
+
+
+class _Step(contextlib.AbstractContextManager[None]):
+    """A step of the job; a class, because in a settled job it runs in every step and a generator takes longer."""
+
+    __slots__ = ("_member", "_tuner")
+
+    def __init__(self, tuner: OnlineTuner, member: Member) -> None:
+        self._tuner, self._member = tuner, member
+
+    def __enter__(self) -> None:
+        tuner = self._tuner
+        if tuner._is_in_step:
+            raise ValueError("tuner.step() is open already: one step at a time, closed before the next begins")
+        tuner._is_in_step = True
+        try:
+            self._member.begin_step()
+        except BaseException:
+            tuner._is_in_step = False
+            raise
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: object) -> None:
+        try:
+            if kind is None:
+                self._member.end_step()
+            else:
+                self._member.fail_step(f"its step ended with {kind.__name__}")
+        finally:
+            self._tuner._is_in_step = False
+
+
+def _why_stop() -> str:
+    """Why this rank wants the job untouched from now on; empty if it does not."""
+    if is_disabled():
+        return f"{DISABLE_VARIABLE} is set"
+    return f"{REPLACED_RANKS.by} replaces ranks while the others run on" if REPLACED_RANKS.by else ""
 
 
 def _why_not() -> str:

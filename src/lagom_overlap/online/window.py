@@ -41,6 +41,11 @@ class Window:
     steps_s: list[float] = field(default_factory=list)
     void: str = ""
     own: Report | None = None
+    reported_after: int = field(init=False)
+    """Steps after which this rank reports, and from which on a step may have more to do than to be timed."""
+
+    def __post_init__(self) -> None:
+        self.reported_after = max(1, self.plan.decided_after - 1)
 
     def keep(self, record: StepRecord) -> None:
         """A step was measured."""

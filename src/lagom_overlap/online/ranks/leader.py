@@ -62,6 +62,14 @@ MEASURING_SHARE: Final = 0.001
 """Of a settled job's time, what measuring may take; half of what all of ours may."""
 MEASURING_S: Final = 25e-6
 """As much it may take of each step, however short."""
+AGREEING_S: Final = 5e-4
+"""Of a rank's processor, what a settled window's report and plan take, about: 460 us where they were measured."""
+AGREEING_SHARE: Final = 0.0005
+"""Of a settled job's time, what they may take; a window has more steps where steps are short."""
+AGREEING_LEAST_S: Final = 5e-6
+"""As much they may take of each step, however short."""
+MOST_LENGTHENED: Final = 4
+"""A settled window has at most so many times the steps that were asked for: a job is not left alone for long."""
 
 StudyFactory = Callable[[Problems, WarmStart | None], Study]
 
@@ -125,6 +133,7 @@ class Leader:
         self._num_rearms = 0
         self._num_freezes = 0
         self._num_watched = self._next_watched = 0
+        self._watched_steps = options.watch_steps
         self._exchange_s = 0.0
         self._watcher: Watcher | None = None
         self._check: Check | None = None
@@ -161,6 +170,7 @@ class Leader:
         self._payback.took(self._plan, report, now_s)
         if self._state is SwitchState.WATCH:
             self._num_settled += self._plan.num_steps if self._settings else 0
+            self._lengthen(report)
             self._space_out(self._plan, report)
         self._exchange_s = report.exchange_s
         if report.stop:
@@ -296,13 +306,20 @@ class Leader:
 
     def _still_watching(self) -> WindowPlan:
         """A window whose steps are only timed; in every `WATCHED_WINDOWS`-th at most the calls are measured as well."""
-        steps = first_measured = self._options.watch_steps
+        steps = first_measured = self._watched_steps
         if self._num_watched >= self._next_watched:
             first_measured = max(0, steps - WATCHED_STEPS)
             self._next_watched = self._num_watched + WATCHED_WINDOWS
         self._num_watched += 1
         reason = "; ".join(filter(None, (self._settled_by, self._slow_phases.words())))
         return self._give(SwitchState.WATCH, reason, steps, first_measured)
+
+    def _lengthen(self, report: Report) -> None:
+        """As many steps in the windows to come as their agreement is worth."""
+        if timed := _timed(report.steps_s):
+            least = self._options.watch_steps
+            each_s = max(AGREEING_SHARE * fmean(timed), AGREEING_LEAST_S)
+            self._watched_steps = min(max(least, ceil(AGREEING_S / each_s)), MOST_LENGTHENED * least)
 
     def _space_out(self, plan: WindowPlan, report: Report) -> None:
         """After a measured window as many that are not as its cost is worth: PyTorch's profiler takes seconds."""

@@ -46,6 +46,7 @@ class Adopted:
 class Member:
     """One rank; `leader` on rank 0 only. `is_exact_only` leaves alone what would change a reduction's order.
 
+    `why_stop` says, before this rank reports, why all are to go back to the untouched job, and is empty otherwise;
     `why_not` says, before a step is measured, why it must not be (another profiler runs), and is empty otherwise;
     `clock` counts what steps and agreement cost; `steps` times the steps that verdicts rest on, by the host's clock if
     not given.
@@ -59,6 +60,7 @@ class Member:
         leader: Leader | None = None,
         journal: JournalFile | None = None,
         is_exact_only: bool = False,
+        why_stop: Callable[[], str] = str,
         why_not: Callable[[], str] = str,
         clock: Callable[[], float] = perf_counter,
         steps: StepClock | None = None,
@@ -67,6 +69,7 @@ class Member:
         self._route = route
         self._leader = leader
         self._journal = journal or JournalFile(None)
+        self._why_stop = why_stop
         self._why_not = why_not
         self._clock = clock
         self._steps = steps or HostClock(clock)
@@ -133,15 +136,18 @@ class Member:
             self._guarded(self._end_measured)
         if not self._is_over and self._window.step == 0:
             self._timed(self._enter)
-        plan = self._window.plan
-        self._is_measuring = not (self._is_over or self._lost) and plan.measures(self._window.step)
+        window = self._window
+        self._is_measuring = not (self._is_over or self._lost) and window.plan.measures(window.step)
         if self._is_measuring:
-            self._window.void = self._window.void or self._why_not()
-            self._is_measuring = not self._window.void
-        if self._is_measuring:
-            self._await_job()
-        if not self._is_closed:
-            self._guarded(self._begin_routed)
+            window.void = window.void or self._why_not()
+            self._is_measuring = not window.void
+        try:
+            if self._is_measuring:
+                self._begin_measured()
+            elif not self._is_closed:
+                self._route.begin_step(is_measured=False)
+        except Exception as error:
+            self._failed(error)
         self._step_began = self._clock()
         if not self._is_over:
             self._is_timed = False
@@ -157,28 +163,23 @@ class Member:
         """After the job's step."""
         if self._is_over:
             return
-        self._guarded(self._end_where_calls_follow)
-        if not self._is_timed:
-            self.mark_end()
+        try:
+            if not self._is_timed:
+                self._end_timed()
+            elif self._route.goes_on():  # collectives after the last update (gathered parameters) are the step's
+                self._steps.end()
+        except Exception as error:
+            self._failed(error)
         if self._is_measuring:
             self._guarded(self._steps.wait)
-        self._totals.stepped_s += self._clock() - self._step_began
-        self._totals.num_steps += 1
+        window, totals = self._window, self._totals
+        totals.stepped_s += self._clock() - self._step_began
+        totals.num_steps += 1
         if self._is_measuring:
             self._guarded(self._take)
-        self._window.step += 1
-        plan = self._window.plan
-        if self._window.step == max(1, plan.decided_after - 1):
-            self._reaching(self._report)
-        if self._window.step == plan.decided_after:
-            if self._leader is not None:
-                self._reaching(self._decide)
-            elif self._exchange.post.children:
-                self._reaching(self._relay)
-        if self._window.step >= plan.num_steps:
-            self._window = Window(plan)
-            self._num_windows += 1
-            self._guarded(self._steps.forget)
+        window.step += 1
+        if window.step >= window.reported_after:
+            self._end_window(window)
 
     def leave(self, reason: str) -> None:
         """Tells the others not to wait for this rank; never waits itself.
@@ -208,6 +209,21 @@ class Member:
         self.end_step()
 
     # Windows. ---------------------------------------------------------------------------------------------------------
+
+    def _end_window(self, window: Window) -> None:
+        """After one of a window's last steps: what is due then."""
+        plan = window.plan
+        if window.step == window.reported_after:
+            self._reaching(self._report)
+        if window.step == plan.decided_after:
+            if self._leader is not None:
+                self._reaching(self._decide)
+            elif self._exchange.post.children:
+                self._reaching(self._relay)
+        if window.step >= plan.num_steps:
+            self._window = Window(plan)
+            self._num_windows += 1
+            self._guarded(self._steps.forget)
 
     def _begin(self) -> None:
         """Publishes the journal found here, and on rank 0 the first plan."""
@@ -285,23 +301,16 @@ class Member:
         self._lost = _line(error)
         _log.warning("online tuning stops on rank %d: %s", self._exchange.rank, self._lost)
 
-    def _begin_routed(self) -> None:
-        self._timed(lambda: self._route.begin_step(is_measured=self._is_measuring))
-
     def _end_timed(self) -> None:
         self._steps.end()
         self._route.mark_end()
 
-    def _end_where_calls_follow(self) -> None:
-        """A step whose collectives come after its last update (gathered parameters) ends where the next one begins."""
-        if self._is_timed and self._route.goes_on():
-            self._steps.end()
-
-    def _await_job(self) -> None:
+    def _begin_measured(self) -> None:
         """A measured step begins on an idle device: what the job has under way until then is its own time."""
         began = self._clock()
         self._guarded(self._steps.wait)
         self._totals.stepped_s += self._clock() - began
+        self._timed(lambda: self._route.begin_step(is_measured=True))
 
     def _end_measured(self) -> StepRecord:
         """The route's record; starting, ending and reading a profiler takes time that is part of what tuning costs."""
@@ -318,6 +327,8 @@ class Member:
             self._window.void = self._window.void or "the step could not be timed"
 
     def _report(self) -> None:
+        if why := self._why_stop():
+            self.stop(why)
         self._guarded(self._time_steps)
         self._window.own = self._observer.report(self._window, self._totals, self._stop)
         if not self._exchange.post.children:
