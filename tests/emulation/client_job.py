@@ -54,12 +54,21 @@ class Client:
                 sys.exit("the coordinator has gone")
             self.data += more
 
+    def meet(self, num_ranks: int) -> None:
+        """Returns when every rank is known to the clock, as after a rendezvous: who comes late begins late."""
+        self.wait(0)
+        here = Path(os.environ["LAGOM_EMULATION_SOCKET"]).parent
+        (here / f"met-{self.rank}").touch()
+        while not all((here / f"met-{rank}").exists() for rank in range(num_ranks)):
+            time.sleep(0.002)
+
 
 def rank(num_ranks: int, what: str) -> None:
     client = Client()
     if what == "garbage":
         client.socket.sendall(b"\xff" * 64)
         client.wait(1)
+    client.meet(num_ranks)
     reduce = {
         "collective": {
             "nodes": NUM_HOSTS,

@@ -27,7 +27,7 @@ def test_a_rank_that_loses_the_store_while_tuning_is_untouched_at_the_same_step_
 
 
 def test_settled_settings_stay_where_one_rank_loses_the_store_and_another_one_wants_to_stop(tmp_path: Path) -> None:
-    running = GlooJob(tmp_path, steps=30, loses_store=(0, 11), disable_at=11)
+    running = GlooJob(tmp_path, steps=90, loses_store=(0, 11), disable_at=11)
     running.tuner = {"config": str(settings_file(tmp_path / "lagom.json")), "timeout_s": 2.0}
     ranks = running.start().results()
     assert all(one["losses"] == one["stock"] for one in ranks)

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from job_of_threads import FakeStore, SimulatedRoute
+from job_of_threads import FakeStore, Job, SimulatedRoute
 from test_online_files import CALL, SAVED, SETTING
 from torch import distributed as dist
 
@@ -159,17 +159,25 @@ def test_a_job_with_collectives_in_a_cuda_graph_is_measured_no_more(monkeypatch:
 def test_ranks_that_come_to_be_replaced_take_the_tuner_off(monkeypatch: pytest.MonkeyPatch) -> None:
     World(monkeypatch, 0)
     tuner = OnlineTuner(online.nn.Linear(1, 1), route=SimulatedRoute(0, 2))
-    stopped: list[str] = []
     assert tuner._member is not None
-    monkeypatch.setattr(tuner._member, "stop", stopped.append)
-    monkeypatch.setattr(tuner._member, "begin_step", lambda: None)
-    monkeypatch.setattr(tuner._member, "end_step", lambda: None)
     replaced = ReplacedRanks()
     monkeypatch.setattr(online, "REPLACED_RANKS", replaced)
-    for replaced.by in ("", "torchft"):
-        with tuner.step():
-            pass
-    assert stopped == ["torchft replaces ranks while the others run on"]
+    assert tuner._member._why_stop() == ""
+    replaced.by = "torchft"
+    assert tuner._member._why_stop() == "torchft replaces ranks while the others run on"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_wish_to_stop_is_asked_for_before_a_report_and_takes_all_off(rank: int) -> None:
+    job = Job()
+    job.start()
+    job.run(7)
+    assert job.members[0].plan.state is not SwitchState.OFF
+    job.members[rank]._why_stop = lambda: "LAGOM_DISABLE is set"
+    job.run(10)
+    assert job.plans[0] == job.plans[1]
+    assert job.plans[0][-1][0] == SwitchState.OFF
+    assert f"rank {rank}: LAGOM_DISABLE is set" in job.members[1 - rank].plan.reason
 
 
 def test_in_a_forked_child_the_tuner_says_nothing_to_the_other_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
