@@ -7,7 +7,15 @@ from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.planners.base import PlanProblem
 from lagom_overlap.planners.megatron import baselines
-from lagom_overlap.planners.megatron.advice import Scale, Trials, advise, recommended, scale_of, without_overlap_s
+from lagom_overlap.planners.megatron.advice import (
+    Scale,
+    Trials,
+    advise,
+    recommended,
+    scale_of,
+    without_overlap_s,
+    worthwhile,
+)
 from lagom_overlap.planners.megatron.flags import MegatronFlags, TensorOverlap, default_bucket_elements
 from lagom_overlap.planners.megatron.notes_check import LLAMA_70B, OverlapRow, OverlapTable, check_table
 from lagom_overlap.planners.megatron.pipeline import (
@@ -325,6 +333,40 @@ def test_advice_says_what_each_switch_brings() -> None:
     assert set(advice) == {"--overlap-grad-reduce", "--overlap-param-gather", "--ddp-bucket-size 1"}
     assert all(advice[switch].gain > 0 for switch in ("--overlap-grad-reduce", "--overlap-param-gather"))
     assert without_overlap_s(Trials(found), flags) > max(one.without_s for one in advice.values())
+
+
+@dataclass(frozen=True)
+class Told:
+    """Steps (s) by whether experts overlap and whether weights' gradients are delayed."""
+
+    steps_s: dict[tuple[bool, bool], float]
+
+    def may_try(self, flags: MegatronFlags) -> bool:
+        return True
+
+    def step_s(self, flags: MegatronFlags) -> float:
+        return self.steps_s[flags.overlap_experts, flags.delay_weight_grad] + (not flags.overlap_grad_reduce)
+
+
+@pytest.mark.parametrize(
+    ("both_s", "experts_s", "stays", "rows"),
+    [
+        (1.3, 1.25, set(), {"--overlap-moe-expert-parallel-comm --delay-wgrad-compute": 1.3}),
+        (1.3, 0.9, {"--overlap-moe-expert-parallel-comm"}, {"--delay-wgrad-compute": 1.3}),
+        (0.8, 0.9, {"--overlap-moe-expert-parallel-comm", "--delay-wgrad-compute"}, {}),
+    ],
+)
+def test_every_switch_that_is_dropped_stands_in_a_row(
+    both_s: float, experts_s: float, stays: set[str], rows: dict[str, float]
+) -> None:
+    trials = Told({(False, False): 1.0, (True, False): experts_s, (True, True): both_s})
+    start = MegatronFlags(overlap_param_gather=False, overlap_experts=True, delay_weight_grad=True)
+    flags, dropped = worthwhile(trials, start)  # type: ignore[arg-type]
+    ours = {"--overlap-moe-expert-parallel-comm", "--delay-wgrad-compute"}
+    assert ours & set(flags.arguments()) == stays
+    assert {one.switch: one.with_s for one in dropped if "-" in one.switch[:2]} == rows
+    named = {word for one in advise(trials, flags) for word in one.switch.split()}  # type: ignore[arg-type]
+    assert stays <= named
 
 
 def test_speed_up_never_exceeds_the_cap_of_overlap() -> None:

@@ -182,7 +182,7 @@ def _with(switch: str, flags: MegatronFlags, start: MegatronFlags) -> MegatronFl
             return replace(flags, tensor_overlap=TensorOverlap.PIPELINED, rs_dgrad=start.rs_dgrad)
         case _Switch.EXPERTS:
             return replace(flags, overlap_experts=True)
-        case _Switch.DELAY:
+        case _Switch.DELAY | _Switch.EXPERTS_AND_DELAY:
             return replace(flags, overlap_experts=True, delay_weight_grad=True)
         case _:
             return replace(flags, megatron_fsdp=True, double_buffer=True, nccl_userbuffers=True)
@@ -197,11 +197,12 @@ class _Switch(StrEnum):
     BULK = "bulk overlap of tensor parallelism (Megatron's default)"
     EXPERTS = "--overlap-moe-expert-parallel-comm"
     DELAY = "--delay-wgrad-compute"
+    EXPERTS_AND_DELAY = f"{EXPERTS} {DELAY}"
     REGISTERED = "--use-nccl-ub"
 
 
 def _one_off(flags: MegatronFlags) -> Sequence[tuple[str, MegatronFlags]]:
-    """The same switches with one of them off."""
+    """The same switches with one of them off, and with it what needs it: its name then has both."""
     found: list[tuple[str, MegatronFlags]] = []
     if flags.overlap_grad_reduce:
         found.append((_Switch.GRADIENTS, replace(flags, overlap_grad_reduce=False)))
@@ -213,7 +214,8 @@ def _one_off(flags: MegatronFlags) -> Sequence[tuple[str, MegatronFlags]]:
     if flags.tensor_overlap is TensorOverlap.BULK:
         found.append((_Switch.BULK, replace(flags, tensor_overlap=TensorOverlap.NONE)))
     if flags.overlap_experts:
-        found.append((_Switch.EXPERTS, replace(flags, overlap_experts=False, delay_weight_grad=False)))
+        switch = _Switch.EXPERTS_AND_DELAY if flags.delay_weight_grad else _Switch.EXPERTS
+        found.append((switch, replace(flags, overlap_experts=False, delay_weight_grad=False)))
     if flags.delay_weight_grad:
         found.append((_Switch.DELAY, replace(flags, delay_weight_grad=False)))
     if flags.bucket_elements is not None:
