@@ -40,4 +40,6 @@ __attribute__((visibility("default"))) const emulated_gpu lagom_emulated_gpu = {
     .has_nvlink = preset_has_nvlink,
     .set_settle = effect_set_settle,
     .observe = stream_observe,
+    .take_group = framework_take_group,
+    .refuse = lagom_emulation_refuse,
 };

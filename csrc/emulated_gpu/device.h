@@ -9,7 +9,15 @@
 #include "preset.h"
 #include "stream.h"
 
-#define EMULATED_GPU_VERSION 2u
+#define EMULATED_GPU_VERSION 3u
+
+// Who the ranks of a communicator are, by their numbers in the whole job; those from `num_started` on are no processes.
+typedef struct {
+  int num_ranks, num_started;
+  int own;    // this process's place in `ranks`, -1 if it is none of them
+  int peer;   // whom a send or receive is for, by its number in the job, -1 for anything else
+  int *ranks; // the taker's, to be freed
+} emulated_group;
 
 // What profilers are shown of a kernel's launch, in one dimension; zeros are shown as ones.
 typedef struct {
@@ -39,6 +47,8 @@ typedef struct {
   bool (*has_nvlink)(uint32_t physical, uint32_t other);
   void (*set_settle)(bool (*settle)(const void *at, size_t bytes, bool may_wait));  // effect.h
   void (*observe)(void (*observer)(const activity *));
+  bool (*take_group)(emulated_group *group);  // framework.h
+  void (*refuse)(const char *text);
 } emulated_gpu;
 
 extern const emulated_gpu lagom_emulated_gpu;

@@ -3,6 +3,7 @@
 
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "abi.h"
@@ -37,6 +38,34 @@ EXPORT void lagom_emulation_mark(const char *json) {
   snprintf(text, sizeof text, "{\"mark\": %s}", json);
   client_op op = {.device = preset_physical(context_device()), .desc_id = client_describe(text)};
   if (op.desc_id) client_submit(&op, 0);
+}
+
+// What cannot be emulated: the coordinator ends the job with this line.
+EXPORT void lagom_emulation_refuse(const char *text) {
+  char json[FRAMEWORK_MAX_BYTES + 16];
+  int length = snprintf(json, sizeof json, "{\"refused\": \"%.*s", FRAMEWORK_MAX_BYTES - 1, text ? text : "");
+  for (char *at = json + strlen("{\"refused\": \""); *at; at++)
+    if (*at == '"' || *at == '\\' || (unsigned char)*at < ' ') *at = '\'';
+  memcpy(json + length, "\"}", 3);
+  client_op op = {.device = preset_physical(context_device()), .desc_id = client_describe(json)};
+  client_submit(&op, 0);
+}
+
+static _Thread_local emulated_group next_group;
+
+// The ranks of the communicator that this thread makes next, in the order of their ranks there; none: it is not known.
+EXPORT void lagom_emulation_group(int num_started, int num_ranks, const int *ranks, int own, int peer) {
+  free(next_group.ranks);
+  next_group = (emulated_group){num_ranks, num_started, own, peer, NULL};
+  if (num_ranks <= 0) return;
+  next_group.ranks = calloc((size_t)num_ranks, sizeof *ranks);
+  if (next_group.ranks) memcpy(next_group.ranks, ranks, (size_t)num_ranks * sizeof *ranks);
+}
+
+bool framework_take_group(emulated_group *group) {
+  *group = next_group;
+  next_group.ranks = NULL;
+  return group->ranks != NULL;
 }
 
 EXPORT unsigned long long lagom_emulation_host_ns(void) { return client_host_ns(); }

@@ -31,6 +31,18 @@ ncclResult_t comm_fail(ncclComm_t comm, ncclResult_t result, const char* format,
   return result;
 }
 
+ncclResult_t comm_refuse(ncclComm_t comm, const char* text) {
+  char line[512];
+  snprintf(line, sizeof(line), "--symmetric: %s", text);
+  lagom_emulated_gpu.refuse(line);
+  return comm_fail(comm, ncclInvalidUsage, "%s", line);
+}
+
+bool comm_has_process(ncclComm_t comm, int rank) {
+  const members* m = &comm->members;
+  return m->hosts[rank] == m->hosts[comm->rank] || m->num_present == comm->num_ranks;
+}
+
 static uint64_t hash_of(const void* bytes, size_t num_bytes, uint64_t seed) {
   uint64_t hash = 0xcbf29ce484222325u ^ seed;
   for (size_t i = 0; i < num_bytes; i++) hash = (hash ^ ((const uint8_t*)bytes)[i]) * 0x100000001b3u;
@@ -75,22 +87,30 @@ static ncclComm_t new_comm(int num_ranks, int rank, const ncclConfig_t* config) 
   return comm;
 }
 
-static int count_nodes(ncclComm_t comm) {
-  int nodes = 0;
-  for (int r = 0; r < comm->num_ranks; r++) {
-    bool is_new = true;
-    for (int q = 0; q < r && is_new; q++) is_new = shared_member_of(comm->shared, q)->host != shared_member_of(comm->shared, r)->host;
-    nodes += is_new;
-  }
-  return nodes;
+static void free_comm(ncclComm_t comm) {
+  members_free(&comm->members);
+  free(comm);
+}
+
+// Who the ranks are, and this rank's place among their processes. `group` is NULL where nobody knows them.
+static ncclResult_t join(ncclComm_t comm, const emulated_group* group) {
+  char text[256];
+  ncclResult_t result = ncclSuccess;
+  if (!group || comm->num_ranks == 1) members_all(&comm->members, comm->num_ranks, comm->rank);
+  else result = members_of_group(&comm->members, comm->num_ranks, comm->rank, group, text, sizeof(text));
+  if (result) return comm_refuse(NULL, text);
+  if (comm->num_ranks == 1) return ncclSuccess;
+  const members* m = &comm->members;
+  comm->shared = shared_attach(&comm->key, m->num_present, m->own, comm->physical_device, comm->host, &result);
+  return result ? comm_fail(NULL, result, "%s", shared_error()) : ncclSuccess;
 }
 
 static ncclResult_t check_devices(ncclComm_t comm) {
   const char* shares = getenv("NCCL_MULTI_RANK_GPU_ENABLE");
-  const shared_member* own = shared_member_of(comm->shared, comm->rank);
-  for (int r = 0; r < comm->num_ranks && !(shares && *shares == '1'); r++) {
+  const shared_member* own = shared_member_of(comm->shared, comm->members.own);
+  for (int r = 0; r < comm->members.num_present && !(shares && *shares == '1'); r++) {
     const shared_member* m = shared_member_of(comm->shared, r);
-    if (r != comm->rank && m->host == own->host && m->device == own->device) {
+    if (r != comm->members.own && m->host == own->host && m->device == own->device) {
       return comm_fail(comm, ncclInvalidUsage, "Duplicate GPU detected : rank %d and rank %d both on CUDA device %x", comm->rank, r,
                        (unsigned)own->device);
     }
@@ -107,7 +127,10 @@ static ncclResult_t init_job(void* argument) {
     if (result) return comm_fail(comm, result, "%s", shared_error());
     result = check_devices(comm);
     if (result) return result;
-    comm->num_nodes = count_nodes(comm);
+    for (int r = 0; r < comm->num_ranks && comm->members.num_present == comm->num_ranks; r++) {
+      comm->members.hosts[r] = shared_member_of(comm->shared, r)->host;
+    }
+    comm->num_nodes = members_count_hosts(&comm->members, comm->num_ranks);
     comm->decider = model_decider(comm->num_ranks, comm->num_nodes, comm->hash);
     if (!comm->decider) return comm_fail(comm, ncclInternalError, "the tuner plug-in could not be initialized");
   }
@@ -120,13 +143,15 @@ static ncclResult_t init_job(void* argument) {
 
 // Takes the rank's place at once, so that ranks of one thread do not wait for each other.
 static ncclResult_t begin(ncclComm_t comm, const shared_key* key, ncclComm_t* out) {
-  ncclResult_t result = ncclSuccess;
+  emulated_group group = {.ranks = NULL};
+  const bool is_symmetric = members_are_symmetric();
+  if (is_symmetric) lagom_emulated_gpu.take_group(&group);
   comm->key = *key;
   comm->hash = hash_of(key, sizeof(*key), 3);
-  if (comm->num_ranks > 1) comm->shared = shared_attach(key, comm->num_ranks, comm->rank, comm->physical_device, comm->host, &result);
+  const ncclResult_t result = join(comm, is_symmetric ? &group : NULL);
+  free(group.ranks);
   if (result) {
-    comm_fail(NULL, result, "%s", shared_error());
-    free(comm);
+    free_comm(comm);
     return result;
   }
   *out = comm;
@@ -178,18 +203,22 @@ typedef struct {
   ncclComm_t* out;
   ncclConfig_t config;
   bool has_config;
+  emulated_group group;
 } split_request;
+
+static bool has_absent(ncclComm_t comm) { return comm->members.num_present < comm->num_ranks; }
 
 static ncclResult_t split_job(void* argument) {
   split_request q = *(split_request*)argument;
   free(argument);
-  const int n = q.parent->num_ranks;
+  const int n = q.parent->members.num_present;
   int note[NOTE_BYTES / 4] = {q.color, q.key}, *all = calloc((size_t)n, NOTE_BYTES);
   ncclResult_t result = ncclSuccess;
+  int rank = 0, num_ranks = 0;
   if (n > 1) result = shared_gather_notes(q.parent->shared, note, all);
   else memcpy(all, note, NOTE_BYTES);
-  int rank = 0, num_ranks = 0;
-  for (int r = 0; r < n && !result; r++) {
+  if (has_absent(q.parent) && q.group.ranks) rank = q.group.own, num_ranks = q.group.num_ranks;
+  for (int r = 0; r < n && !result && !has_absent(q.parent); r++) {
     const int color = all[(size_t)r * NOTE_BYTES / 4], key = all[(size_t)r * NOTE_BYTES / 4 + 1];
     if (color != q.color) continue;
     num_ranks++;
@@ -198,16 +227,22 @@ static ncclResult_t split_job(void* argument) {
   free(all);
   const uint64_t number = ++q.parent->num_children;
   *q.out = NULL;
+  if (result || q.color == NCCL_SPLIT_NOCOLOR) free(q.group.ranks);
   if (result) return comm_fail(q.parent, result, "%s", shared_error());
   if (q.color == NCCL_SPLIT_NOCOLOR) return ncclSuccess;
+  if (!num_ranks) return comm_refuse(q.parent, "a split of a communicator that torch.distributed did not ask for");
   const shared_key key = derived_key(&q.parent->key, number, (uint64_t)(uint32_t)q.color);
   ncclComm_t comm = new_comm(num_ranks, rank, q.has_config ? &q.config : NULL);
   comm->device = q.parent->device, comm->physical_device = q.parent->physical_device;
   comm->is_blocking = true;  // the parent waits here in any case
   comm->key = key, comm->hash = hash_of(&key, sizeof(key), 3);
-  if (num_ranks > 1) comm->shared = shared_attach(&key, num_ranks, rank, comm->physical_device, comm->host, &result);
-  if (!result) result = init_job(comm);
-  if (result) return comm_fail(q.parent, result, "%s", shared_error());
+  result = join(comm, has_absent(q.parent) ? &q.group : NULL);
+  free(q.group.ranks);
+  if (result) free_comm(comm);
+  else result = init_job(comm);
+  char why[sizeof(last_error)];
+  memcpy(why, last_error, sizeof(why));
+  if (result) return comm_fail(q.parent, result, "%s", why);
   *q.out = comm;
   return ncclSuccess;
 }
@@ -219,10 +254,12 @@ API ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* 
   split_request* q = calloc(1, sizeof(*q));
   *q = (split_request){.parent = comm, .color = color, .key = key, .out = out, .has_config = config != NULL};
   if (config) memcpy(&q->config, config, config->size < sizeof(q->config) ? config->size : sizeof(q->config));
+  if (members_are_symmetric()) lagom_emulated_gpu.take_group(&q->group);
   return group_run_job(split_job, q, NULL);
 }
 
 API ncclResult_t ncclCommShrink(ncclComm_t comm, int* excluded, int num_excluded, ncclComm_t* out, ncclConfig_t* config, int flags) {
+  if (members_are_symmetric()) return comm_refuse(comm, "a communicator cannot lose ranks (ncclCommShrink)");
   if (!comm || !out || num_excluded < 0 || num_excluded >= comm->num_ranks || (num_excluded && !excluded)) {
     return comm_fail(comm, ncclInvalidArgument, "ncclCommShrink: %d of %d ranks excluded", num_excluded, comm ? comm->num_ranks : 0);
   }
@@ -250,7 +287,7 @@ static void end(ncclComm_t comm) {
     log_line(NCCL_INFO, NCCL_SUBSYS_INIT, comm->device, "comm %p: %llu operations computed exactly, %llu larger ones not computed", (void*)comm,
              (unsigned long long)comm->num_exact, (unsigned long long)comm->num_not_computed);
   }
-  free(comm);  // its sequences stay: graphs may hold them
+  free_comm(comm);  // its sequences stay: graphs may hold them
 }
 
 API ncclResult_t ncclCommFinalize(ncclComm_t comm) {

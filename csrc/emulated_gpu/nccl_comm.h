@@ -8,6 +8,7 @@
 #include "nccl_api.h"
 #include "nccl_data.h"
 #include "nccl_host.h"
+#include "nccl_members.h"
 #include "nccl_shared.h"
 
 enum { MAX_USER_OPS = 64, NCCL_INFO = 3, NCCL_WARN = 2, NCCL_SUBSYS_INIT = 1, NCCL_SUBSYS_COLL = 2, NCCL_SUBSYS_TUNING = 64 };
@@ -16,6 +17,7 @@ struct ncclComm {
   shared_key key;
   shared* shared;  // NULL for a communicator of one
   uint64_t hash;
+  members members;
   int rank, num_ranks, num_nodes, device, physical_device, host;
   bool is_blocking, is_initialized, is_finalized;
   _Atomic bool is_aborted;
@@ -97,6 +99,11 @@ void profiler_begin(ncclComm_t comm);
 void* profiler_call(const task* t);  // the plug-in's handle of an API call
 void profiler_launched(const task* t, uint64_t op_id);
 void profiler_end(ncclComm_t comm);
+
+// What symmetric ranks cannot have: an error here, and the line with which the coordinator ends the job.
+ncclResult_t comm_refuse(ncclComm_t comm, const char* text);
+
+bool comm_has_process(ncclComm_t comm, int rank);  // false: another stands for it
 
 ncclResult_t comm_fail(ncclComm_t comm, ncclResult_t result, const char* format, ...) __attribute__((format(printf, 3, 4)));
 #endif

@@ -21,20 +21,26 @@ bool exchange_is_exact(const task* t) {
   return !(cuStreamIsCapturing(t->stream, &is_capturing) == CUDA_SUCCESS && is_capturing);
 }
 
+static int place_of(const task* t, int rank) { return t->comm->members.places[rank]; }
+
+// Whether this rank, or one that it stands for, has a part.
 static bool gives(const task* t) {
-  if (t->kind == TASK_BROADCAST || t->kind == TASK_SCATTER) return t->root == t->comm->rank;
+  if (t->kind == TASK_BROADCAST || t->kind == TASK_SCATTER) return place_of(t, t->root) == t->comm->members.own;
   return true;
 }
 
+// Where a broadcast's root is absent, the one that stands for it gives what it has: NCCL reads nothing there.
+static const void* given_from(const task* t) { return t->kind == TASK_BROADCAST && t->root != t->comm->rank ? t->receive : t->send; }
+
 ncclResult_t exchange_give(task* t) {
-  if (t->kind == TASK_SEND) return shared_send(t->comm->shared, t->root, t->send, bytes_of(t));
+  if (t->kind == TASK_SEND) return shared_send(t->comm->shared, place_of(t, t->root), t->send, bytes_of(t));
   if (t->kind == TASK_RECEIVE) return ncclSuccess;
-  return shared_give(t->comm->shared, t->send, gives(t) ? part_bytes(t) : 0, &t->given);
+  return shared_give(t->comm->shared, given_from(t), gives(t) ? part_bytes(t) : 0, &t->given);
 }
 
 static ncclResult_t copy_from(task* t, int rank, size_t offset, void* to) {
   const void* part;
-  ncclResult_t result = shared_part(t->comm->shared, t->given, rank, &part);
+  ncclResult_t result = shared_part(t->comm->shared, t->given, place_of(t, rank), &part);
   if (!result) memcpy(to, (const char*)part + offset, bytes_of(t));
   return result;
 }
@@ -44,7 +50,7 @@ static ncclResult_t reduce_from_all(task* t, size_t offset) {
   const void** parts = calloc((size_t)n, sizeof(*parts));
   ncclResult_t result = ncclSuccess;
   for (int r = 0; r < n && !result; r++) {
-    result = shared_part(t->comm->shared, t->given, r, &parts[r]);
+    result = shared_part(t->comm->shared, t->given, place_of(t, r), &parts[r]);
     parts[r] = (const char*)parts[r] + offset;
   }
   if (!result) reduce_parts(t->receive, parts, n, t->count, t->type, &t->how);
@@ -73,15 +79,16 @@ static ncclResult_t collect(task* t) {
 
 ncclResult_t exchange_settle(task* t) {
   if (t->kind == TASK_SEND) return ncclSuccess;
-  if (t->kind == TASK_RECEIVE) return shared_receive(t->comm->shared, t->root, t->receive, bytes_of(t));
+  if (t->kind == TASK_RECEIVE) return shared_receive(t->comm->shared, place_of(t, t->root), t->receive, bytes_of(t));
   ncclResult_t result = collect(t);
   if (!result) shared_took(t->comm->shared, t->given);
   return result;
 }
 
 const void* exchange_input(const task* t, size_t* num_bytes) {
-  *num_bytes = t->send && gives(t) ? part_bytes(t) : 0;
-  return t->send;
+  const void* from = given_from(t);
+  *num_bytes = from && gives(t) ? part_bytes(t) : 0;
+  return from;
 }
 
 const void* exchange_output(const task* t, size_t* num_bytes) {
@@ -93,8 +100,8 @@ const void* exchange_output(const task* t, size_t* num_bytes) {
 }
 
 bool exchange_is_ready(const task* t) {
-  if (t->kind == TASK_RECEIVE) return shared_has_message(t->comm->shared, t->root);
-  for (int r = 0; r < t->comm->num_ranks; r++) {
+  if (t->kind == TASK_RECEIVE) return shared_has_message(t->comm->shared, place_of(t, t->root));
+  for (int r = 0; r < t->comm->members.num_present; r++) {
     if (!shared_has_part(t->comm->shared, t->given, r)) return false;
   }
   return true;

@@ -128,7 +128,7 @@ static void name_comm(const task* t, char* name, size_t size) {
 static int nodes_of(const task* t) {
   const ncclComm_t c = t->comm;
   if (t->kind < TASK_SEND) return c->num_nodes;
-  return 1 + (shared_member_of(c->shared, c->rank)->host != shared_member_of(c->shared, t->root)->host);
+  return 1 + (c->members.hosts[c->rank] != c->members.hosts[t->root]);
 }
 
 static uint32_t describe(const task* t, bool is_exact) {
@@ -141,10 +141,10 @@ static uint32_t describe(const task* t, bool is_exact) {
   if (is_tuned(t)) snprintf(way, sizeof(way), "\"algorithm\": \"%s\", \"protocol\": \"%s\"", ALGORITHMS[r->algorithm], PROTOCOLS[r->protocol]);
   snprintf(json, sizeof(json),
            "{\"collective\": {\"comm\": \"%s\", \"kind\": \"%s\", \"bytes\": %llu, \"dtype\": \"%s\", \"num_ranks\": %d, \"rank\": %d, "
-           "\"nodes\": %d, %s, \"num_channels\": %d, \"num_threads\": %d, \"chunk_bytes\": %llu, \"grid\": %d, \"exact\": %s}, "
+           "\"present\": %d, \"nodes\": %d, %s, \"num_channels\": %d, \"num_threads\": %d, \"chunk_bytes\": %llu, \"grid\": %d, \"exact\": %s}, "
            "\"kernel\": \"%s\"}",
            comm, KINDS[t->kind], (unsigned long long)whole_bytes(t), type_name(t->type), is_pair ? 2 : t->comm->num_ranks,
-           is_pair ? t->kind == TASK_RECEIVE : t->comm->rank, nodes_of(t), way, channels, threads, chunk, channels,
+           is_pair ? t->kind == TASK_RECEIVE : t->comm->rank, is_pair ? 2 : t->comm->members.num_present, nodes_of(t), way, channels, threads, chunk, channels,
            is_exact ? "true" : "false", kernel_name(t));
   return lagom_emulated_gpu.describe(json);
 }
@@ -297,6 +297,18 @@ static ncclResult_t copy_own(task** tasks, int num_tasks, int rank) {
   return result;
 }
 
+static ncclResult_t check_peers(ncclComm_t comm, task** tasks, int num_tasks) {
+  char text[160];
+  for (int i = 0; i < num_tasks; i++) {
+    const task* t = tasks[i];
+    if ((t->kind < TASK_SEND && t->kind != TASK_SCATTER) || comm_has_process(comm, t->root)) continue;
+    snprintf(text, sizeof(text), "%s: rank %d of a communicator of %d is on host %d, which is not started", LOGGED_KINDS[t->kind], t->root,
+             comm->num_ranks, comm->members.hosts[t->root]);
+    return comm_refuse(comm, text);
+  }
+  return ncclSuccess;
+}
+
 ncclResult_t run_tasks(ncclComm_t comm, task** tasks, int num_tasks, bool is_simulated, float* predicted_us) {
   if (comm->num_ranks == 1) {
     ncclResult_t result = is_simulated ? ncclSuccess : copy_own(tasks, num_tasks, 0);
@@ -305,14 +317,15 @@ ncclResult_t run_tasks(ncclComm_t comm, task** tasks, int num_tasks, bool is_sim
     }
     return result;
   }
-  ncclResult_t result = decide(comm, tasks, num_tasks, is_simulated);
+  ncclResult_t result = check_peers(comm, tasks, num_tasks);
+  if (!result) result = decide(comm, tasks, num_tasks, is_simulated);
   if (result) return result;
   for (int i = 0; i < num_tasks; i++) {
     if (predicted_us && is_tuned(tasks[i])) *predicted_us += tasks[i]->decided.predicted_us;
   }
   if (is_simulated) return ncclSuccess;
   log_decisions(tasks, num_tasks);
-  task** order = calloc((size_t)num_tasks, sizeof(*order));
+  task** order = calloc((size_t)num_tasks + 1, sizeof(*order));
   int num_order = 0, num_collectives = 0;
   for (int i = 0; i < num_tasks; i++) {
     const task* t = tasks[i];

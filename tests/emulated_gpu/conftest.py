@@ -59,15 +59,15 @@ def c_compiler() -> Callable[..., None]:
 
 @pytest.fixture
 def on_ranks(libraries: Path, tmp_path: Path) -> Callable[..., list[str]]:
-    """Runs a function of nccl_ranks.py on so many ranks; what each wrote to stdout."""
+    """Runs a function of nccl_ranks.py, or of another `program`, on so many ranks; what each wrote to stdout."""
 
-    def run(function: str, num_ranks: int, **environment: str) -> list[str]:
+    def run(function: str, num_ranks: int, program: str = "nccl_ranks.py", **environment: str) -> list[str]:
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("LAGOM_", "CUDA_", "NCCL_"))}
         given = {"LD_LIBRARY_PATH": str(libraries), "LAGOM_NCCL_TIMEOUT_S": "40"}
         here = Path(__file__).parent
         started = [
             subprocess.Popen(
-                [sys.executable, str(here / "nccl_ranks.py"), function, str(rank), str(num_ranks), str(tmp_path)],
+                [sys.executable, str(here / program), function, str(rank), str(num_ranks), str(tmp_path)],
                 env=clean | given | {"RANK": str(rank)} | environment,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

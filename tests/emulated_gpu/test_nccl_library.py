@@ -41,6 +41,13 @@ def test_splits_shrinks_and_operators(on_ranks, num_ranks):
     on_ranks("splits", num_ranks)
 
 
+@pytest.mark.parametrize(
+    ("function", "num_ranks"), [("collectives", 2), ("collectives", 3), ("groups", 2), ("refusals", 2)]
+)
+def test_ranks_of_hosts_that_are_not_started_do_what_the_first_hosts_do(on_ranks, function, num_ranks):
+    on_ranks(function, num_ranks, "symmetric_ranks.py", LAGOM_EMULATION_SYMMETRIC_HOSTS="4")
+
+
 def test_calls_of_a_communicator_run_one_after_another_on_any_stream(on_ranks):
     on_ranks("two_streams", 2)
 

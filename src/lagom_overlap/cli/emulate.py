@@ -22,6 +22,11 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     parser.add_argument(
         "--nodes", type=int, metavar="N", help="emulated hosts; each runs the command (default: its --nnodes)"
     )
+    parser.add_argument(
+        "--symmetric",
+        action="store_true",
+        help="start the first host's ranks only; those of the other hosts are taken to do the same",
+    )
     parser.add_argument("--job", type=Path, metavar="JOB.toml", help="a job file: [emulate], [cluster], [cost]")
     parser.add_argument("--out", type=Path, metavar="DIR", help="new folder for run.json and timeline.json (Perfetto)")
     parser.add_argument(
@@ -40,6 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
         cluster=arguments.cluster,
         num_ranks=arguments.ranks,
         num_hosts=arguments.nodes,
+        is_symmetric=arguments.symmetric,
         spec=spec,
         out=arguments.out,
         is_quiet=arguments.json,

@@ -31,7 +31,10 @@ class GemmText(msgspec.Struct, frozen=True):
 
 
 class CollectiveText(msgspec.Struct, frozen=True):
-    """A collective as NCCL runs it; `bytes` as NCCL's tuner counts them."""
+    """A collective as NCCL runs it; `bytes` as NCCL's tuner counts them.
+
+    `present` of its ranks are processes (0: all); the others do what these do.
+    """
 
     comm: Name
     kind: CollectiveKind
@@ -39,6 +42,7 @@ class CollectiveText(msgspec.Struct, frozen=True):
     num_ranks: Annotated[int, Meta(ge=1, le=1 << 20)]
     rank: Amount = 0
     dtype: Name = ""
+    present: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
     nodes: Annotated[int, Meta(ge=1, le=1 << 20)] = 1
     algorithm: Name | None = None
     protocol: Name | None = None
@@ -61,6 +65,7 @@ class Description(msgspec.Struct, frozen=True):
     collective: CollectiveText | None = None
     event: Name | None = None
     host_function: bool = False
+    refused: Name | None = None
     mark: dict[str, Any] | None = None
     bytes: Float | None = None
     flops: Float | None = None

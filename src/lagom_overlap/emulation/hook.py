@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from lagom_overlap.after_import import after_import
+from lagom_overlap.emulation.symmetric import SymmetricGroups, SymmetricRanksError, enter_world, groups_of_job
 from lagom_overlap.emulation.values import COLLECTIVES, Values
 from lagom_overlap.stderr import write_lines
 
@@ -53,6 +54,7 @@ PRODUCTS: Final = frozenset({"mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "dot
 
 def arm() -> None:
     """Waits for the job to import torch."""
+    enter_world(os.environ)
     after_import("torch", _begin)
 
 
@@ -68,7 +70,10 @@ def _begin(torch: ModuleType) -> None:
         device = Device(ctypes.CDLL(_DEVICE))
         if os.environ.get("LAGOM_EMULATION_PYTHON_CLOCK") == "virtual":
             _read_virtual_time(device)
-        Hook(torch, device, Values(torch, device, _complain_of_values)).start()
+        groups = groups_of_job(torch, device)
+        Hook(torch, device, Values(torch, device, _complain_of_values), groups).start()
+    except SymmetricRanksError:
+        raise
     except Exception as error:
         _complain(error)
 
@@ -98,6 +103,12 @@ class Device:
         self._host_ns = library.lagom_emulation_host_ns
         self._host_ns.argtypes, self._host_ns.restype = [], ctypes.c_uint64
 
+        self._group = library.lagom_emulation_group
+        self._group.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_int), ctypes.c_int, ctypes.c_int]
+        self._group.restype = None
+        self._refuse = library.lagom_emulation_refuse
+        self._refuse.argtypes, self._refuse.restype = [ctypes.c_char_p], None
+
     def describe_next(self, fields: Mapping[str, Any] | None) -> None:
         """What the kernels are that this thread launches next; None: not known."""
         self._describe(None if fields is None else json.dumps(fields, separators=(",", ":")).encode())
@@ -113,6 +124,14 @@ class Device:
     def settle(self, address: int, num_bytes: int, *, may_wait: bool) -> bool:
         """Brings what a collective still owes there; whether nothing is owed any more."""
         return bool(self._settle(address, num_bytes, may_wait))
+
+    def name_group(self, num_started: int, ranks: Sequence[int], own: int, peer: int) -> None:
+        """The ranks of the communicator that this thread makes next; none: not known."""
+        self._group(num_started, len(ranks), (ctypes.c_int * len(ranks))(*ranks), own, peer)
+
+    def refuse(self, text: str) -> None:
+        """Ends the job with a line."""
+        self._refuse(text.encode())
 
     def host_ns(self) -> int:
         """This process's virtual clock."""
@@ -135,8 +154,10 @@ def _read_virtual_time(device: Device) -> None:
 class Hook:
     """Describes operators and marks steps in one process."""
 
-    def __init__(self, torch: Any, device: Device, values: Values | None = None) -> None:
-        self._torch, self._device, self._values = torch, device, values
+    def __init__(
+        self, torch: Any, device: Device, values: Values | None = None, groups: SymmetricGroups | None = None
+    ) -> None:
+        self._torch, self._device, self._values, self._groups = torch, device, values, groups
         self._has_backward = self._sees_backward = False
         self._main_thread = threading.get_ident()
         self._is_broken = False
@@ -180,6 +201,8 @@ class Hook:
         fields = None if self._is_broken else self._fields(func, args, kwargs)
 
         def call() -> Any:
+            if self._groups is not None and func.namespace in COLLECTIVES:
+                return self._groups.call(func, args, kwargs, lambda: func(*args, **kwargs))
             if fields is None:
                 return func(*args, **kwargs)
             self._device.describe_next(fields)

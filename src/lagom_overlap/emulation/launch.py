@@ -5,6 +5,7 @@ What is set for the command:
     LAGOM_EMULATION_SOCKET, _GPU, _LAUNCH_NS, _NCCL   where the device finds coordinator, GPUs, host costs, NCCL's model
     LD_LIBRARY_PATH, LD_PRELOAD                       the emulated driver, runtime, BLAS, CUPTI and NCCL
     PYTHONPATH                                        the boot folder first, whose sitecustomize arms `hook.py`
+    LAGOM_EMULATION_SYMMETRIC_HOSTS                   how many hosts there are of which only the first runs
 
 Of several hosts each runs the command, on this machine and under its name, with a GPU file of its own and
 
@@ -33,7 +34,7 @@ import msgspec
 
 import lagom_overlap
 from lagom_overlap.emulation.processes import descendants
-from lagom_overlap.emulation.settings import EmulationSettings
+from lagom_overlap.emulation.settings import SYMMETRIC_HOSTS_VARIABLE, EmulationSettings
 from lagom_overlap.errors import JobError, MissingDependencyError
 from lagom_overlap.hardware import Cluster, LinkKind
 
@@ -145,8 +146,12 @@ def job_environment(
     *,
     libraries: Path | None,
     boot: Path,
+    symmetric_hosts: int | None = None,
 ) -> dict[str, str]:
-    """The command's environment on the first host; without `libraries` (a job with its own) none is put in front."""
+    """The command's environment on the first host; without `libraries` (a job with its own) none is put in front.
+
+    Of `symmetric_hosts` only that host runs.
+    """
     prepared = dict(environment) | {
         "LAGOM_EMULATION_SOCKET": str(folder.socket),
         "LAGOM_EMULATION_GPU": str(folder.gpu()),
@@ -154,6 +159,8 @@ def job_environment(
         "LAGOM_EMULATION_PYTHON_CLOCK": settings.python_clock,
         "PYTHONPATH": _joined(str(boot), environment.get("PYTHONPATH", "")),
     }
+    if symmetric_hosts is not None:
+        prepared[SYMMETRIC_HOSTS_VARIABLE] = str(symmetric_hosts)
     if folder.nccl.exists():
         prepared["LAGOM_EMULATION_NCCL"] = str(folder.nccl)
     if libraries is not None:

@@ -199,12 +199,13 @@ class CostModelPrices:
         filled = -(-text.num_ranks // text.nodes) * text.nodes
         collective = Collective(text.kind, text.bytes, filled, None if text.nodes == 1 else text.nodes)
         cost, source = self._cost(collective, text)
-        work = self._kinds.get((cost, text.num_ranks))
+        num_members = text.present or text.num_ranks
+        work = self._kinds.get((cost, num_members))
         if work is None:
             self._costs += [cost, _held(cost)]
             held = len(self._costs) - 1 if cost.num_channels else None
-            work = Work(kind=len(self._costs) - 2, held_kind=held, num_members=text.num_ranks)
-            self._kinds[cost, text.num_ranks] = work
+            work = Work(kind=len(self._costs) - 2, held_kind=held, num_members=num_members)
+            self._kinds[cost, num_members] = work
         return work, source
 
     def _cost(self, collective: Collective, text: CollectiveText) -> tuple[CollectiveCost, PriceSource]:

@@ -34,7 +34,7 @@ from lagom_overlap.emulation.protocol import (
     refused,
 )
 from lagom_overlap.emulation.recorder import Recorder
-from lagom_overlap.errors import LagomError
+from lagom_overlap.errors import JobError, LagomError
 
 IDLE_S: Final = 0.05
 """A host that has said nothing for so long, all its threads asleep, holds nobody any more."""
@@ -66,6 +66,7 @@ class EmulationServer:
         is_running: whether the job's command still runs.
         say: takes lines of progress.
         stall_s: seconds without any record and any event after which the waits are refused.
+        is_symmetric: whether ranks of the job are not started, so that others may wait for them without asking us.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class EmulationServer:
         is_running: Callable[[], bool],
         say: Callable[[str], None],
         stall_s: float,
+        is_symmetric: bool = False,
     ) -> None:
         self.num_processes = 0
         self.refusals: list[str] = []
@@ -100,9 +102,16 @@ class EmulationServer:
         self._work = JobWork(os.getpid())
         self._num_events = 0
         self._world_size, self._has_begun = 1, False
+        self._is_symmetric = is_symmetric
+        self._ending: str | None = None
+        self._still_s = self._began_s
 
     def serve(self) -> None:
-        """Until the job's command has ended and all its processes have gone."""
+        """Until the job's command has ended and all its processes have gone.
+
+        Raises:
+            JobError: if the job needs a rank that is not started.
+        """
         while self._is_running() or self._connections:
             for key, events in self._selector.select(_POLL_S):
                 if key.fileobj is self._listener:
@@ -120,6 +129,10 @@ class EmulationServer:
                     self._looked_s = now_s
                     self._look_for_sleepers(now_s)
             self._tell_progress(now_s)
+            if self._is_symmetric:
+                self._end_where_nobody_comes(now_s)
+            if self._ending is not None:
+                raise JobError(self._ending)
 
     def close(self) -> None:
         """Closes the socket and every connection; safe to call twice."""
@@ -188,13 +201,17 @@ class EmulationServer:
                 self._coordinator.query(rank, record)
             case Describe():
                 self._coordinator.describe(rank, record.desc_id, record.text)
-                self._recorder.describe(rank, record.desc_id, self._prices.priced(record.text))
+                priced = self._prices.priced(record.text)
+                self._recorder.describe(rank, record.desc_id, priced)
+                self._ending = self._ending or priced.description.refused
             case Host():
                 self._coordinator.host(rank, record)
 
     def _greet(self, connection: _Connection, hello: Hello) -> None:
         if connection.rank is not None:
             raise ProtocolError("a second HELLO")
+        if self._is_symmetric and rank_of(connection.pid)[0] is None:
+            self._ending = "--symmetric: the command starts a process without RANK and LOCAL_WORLD_SIZE; use torchrun"
         if hello.version != VERSION:
             raise ProtocolError(f"the client speaks version {hello.version}, the coordinator version {VERSION}")
         rank, world_size = rank_of(connection.pid)
@@ -262,6 +279,16 @@ class EmulationServer:
             for connection in list(self._connections.values()):
                 if not connection.is_closing:
                     self._refuse(connection, text)
+
+    def _end_where_nobody_comes(self, now_s: float) -> None:
+        """Ranks that wait on a store or a socket for one that is not started never ask us."""
+        if self._coordinator.is_asked or self._work.is_busy(now_s):
+            self._still_s = now_s
+        elif now_s - max(self._heard_s, self._still_s) >= self._stall_s:
+            self._ending = (
+                f"--symmetric: nothing has moved for {self._stall_s:.0f} s: the job waits outside of its GPUs, as for "
+                "ranks that are not started (a store, a socket)"
+            )
 
     def _tell_progress(self, now_s: float) -> None:
         if now_s - self._said_s < PROGRESS_S:

@@ -8,6 +8,8 @@ from typing import Final
 
 from lagom_overlap.emulation.clock import Work
 
+SYMMETRIC_HOSTS_VARIABLE: Final = "LAGOM_EMULATION_SYMMETRIC_HOSTS"
+"""How many hosts a job with symmetric ranks has, of which the first runs; the emulated NCCL reads it, too."""
 _MASK: Final = (1 << 64) - 1
 
 

@@ -25,7 +25,8 @@ class EmulateResult(Drawn):
     """One emulated job.
 
     `step_s` is the median of all steps but the first; None, as is `last_step`, where no step was found. `exit_code` is
-    the command's. `ran` is found again as `timeline`.
+    the command's. `num_started` of the ranks were processes, the others are taken to have done the same. `ran` is found
+    again as `timeline`.
     """
 
     verb: ClassVar[str] = "emulate"
@@ -36,6 +37,7 @@ class EmulateResult(Drawn):
     exit_code: int
     cluster: str
     num_ranks: int
+    num_started: int
     num_hosts: int
     num_steps: int
     step_s: float | None

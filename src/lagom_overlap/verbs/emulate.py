@@ -52,6 +52,7 @@ _NOTE: Final = (
 class EmulateRequest:
     """A command and what it runs on; `cluster` is a preset's name or file and overrides the job file's.
 
+    With `is_symmetric` only the first host's command is started, and every other host is taken to do the same.
     `num_ranks` are the GPUs of all hosts. `num_hosts` each run the command (None: as many as its `--nnodes` or the job
     file says, or as `num_ranks` fill). With `is_quiet` the command's stdout goes to stderr. `libraries` are the
     emulated ones (None: the installed).
@@ -61,6 +62,7 @@ class EmulateRequest:
     cluster: str | None = None
     num_ranks: int | None = None
     num_hosts: int | None = None
+    is_symmetric: bool = False
     spec: JobSpec | None = None
     out: Path | None = None
     is_quiet: bool = False
@@ -94,13 +96,23 @@ def run_emulate(request: EmulateRequest, environment: Mapping[str, str]) -> Emul
     num_hosts, gpus_per_host = cluster.num_nodes, _gpus_per_host(request, cluster)
     check_folder(request.out)
     settings = settings_of(EmulateTable() if request.spec is None else request.spec.emulate or EmulateTable())
+    if request.is_symmetric:
+        _check_symmetric(settings, num_hosts, gpus_per_host)
+    num_started_hosts = 1 if request.is_symmetric else num_hosts
     began_s = monotonic()
     with job_folder() as folder:
-        for host in range(num_hosts):
+        for host in range(num_started_hosts):
             folder.gpu(host).write_bytes(gpu_text(cluster, gpus_per_host, host))
         write_tables(folder.nccl, cluster)
-        prepared = job_environment(environment, folder, settings, libraries=libraries, boot=boot_folder())
-        ran = _run(request, folder, host_environments(prepared, folder, num_hosts), model, settings)
+        prepared = job_environment(
+            environment,
+            folder,
+            settings,
+            libraries=libraries,
+            boot=boot_folder(),
+            symmetric_hosts=num_hosts if request.is_symmetric else None,
+        )
+        ran = _run(request, folder, host_environments(prepared, folder, num_started_hosts), model, settings)
     if not ran.server.num_processes and not ran.exit_code:
         raise JobError(
             "no process of the command used a GPU: it needs PyTorch's CUDA build, and a script that trains on CUDA"
@@ -156,6 +168,10 @@ def _num_hosts(request: EmulateRequest, node: Cluster, environment: Mapping[str,
         JobError: if its `--nnodes` is another number than was asked for.
     """
     named = nodes_named(request.command, environment)
+    if request.is_symmetric and named > 1:
+        raise JobError(
+            f"the command is for {named} nodes, but --symmetric starts one host's: leave --nnodes out and give --nodes"
+        )
     if request.num_hosts is not None:
         if named not in (1, request.num_hosts):
             raise JobError(f"--nodes is {request.num_hosts}, but the command is for {named} nodes")
@@ -185,6 +201,19 @@ def _gpus_per_host(request: EmulateRequest, cluster: Cluster) -> int:
     return num_ranks // num_hosts
 
 
+def _check_symmetric(settings: EmulationSettings, num_hosts: int, gpus_per_host: int) -> None:
+    """Raises JobError where symmetric ranks cannot be had."""
+    if num_hosts < 2:
+        raise JobError("--symmetric needs several hosts: give --nodes N, or --ranks N beyond those of a host")
+    for name, ranks in (
+        ("stragglers", settings.stragglers),
+        ("slow_links", settings.slow_links),
+        ("skew", settings.skew_s),
+    ):
+        if max(ranks, default=0) >= gpus_per_host:
+            raise JobError(f"emulate.{name} names rank {max(ranks)}, which --symmetric does not start")
+
+
 def _run(
     request: EmulateRequest,
     folder: JobFolder,
@@ -204,6 +233,7 @@ def _run(
         is_running=lambda: job is not None and job.is_running(),
         say=lambda line: write_lines(f"lagom emulate: {line}"),
         stall_s=settings.stall_s,
+        is_symmetric=request.is_symmetric,
     ) as server:
         job = Job(request.command, environments, quiet_stdout=request.is_quiet)
         try:
@@ -227,6 +257,13 @@ def _result(
         )
     if recorder.num_left_out:
         notes.append(f"{recorder.num_left_out} operations are missing from the timeline: too many.")
+    num_started = ran.server.num_processes
+    num_ranks = num_started * (cluster.num_nodes if request.is_symmetric else 1)
+    if request.is_symmetric:
+        notes.append(
+            f"Symmetric: {num_ranks - num_started} of {num_ranks} ranks were not started; each is taken to do what the "
+            "rank in its place on the first host does."
+        )
     last = len(steps) - 1
     has_spans = bool(steps) and not recorder.num_left_out
     timeline = Timeline(()) if recorder.num_left_out else recorder.timeline(last if steps else None)
@@ -235,7 +272,8 @@ def _result(
         command=request.command,
         exit_code=ran.exit_code,
         cluster=cluster.name,
-        num_ranks=ran.server.num_processes,
+        num_ranks=num_ranks,
+        num_started=num_started,
         num_hosts=cluster.num_nodes,
         num_steps=len(steps),
         step_s=median(steps[1:] or steps) if steps else None,
