@@ -29,13 +29,10 @@ static bool gives(const task* t) {
   return true;
 }
 
-// Where a broadcast's root is absent, the one that stands for it gives what it has: NCCL reads nothing there.
-static const void* given_from(const task* t) { return t->kind == TASK_BROADCAST && t->root != t->comm->rank ? t->receive : t->send; }
-
 ncclResult_t exchange_give(task* t) {
   if (t->kind == TASK_SEND) return shared_send(t->comm->shared, place_of(t, t->root), t->send, bytes_of(t));
   if (t->kind == TASK_RECEIVE) return ncclSuccess;
-  return shared_give(t->comm->shared, given_from(t), gives(t) ? part_bytes(t) : 0, &t->given);
+  return shared_give(t->comm->shared, t->send, gives(t) ? part_bytes(t) : 0, &t->given);
 }
 
 static ncclResult_t copy_from(task* t, int rank, size_t offset, void* to) {
@@ -86,9 +83,8 @@ ncclResult_t exchange_settle(task* t) {
 }
 
 const void* exchange_input(const task* t, size_t* num_bytes) {
-  const void* from = given_from(t);
-  *num_bytes = from && gives(t) ? part_bytes(t) : 0;
-  return from;
+  *num_bytes = t->send && gives(t) ? part_bytes(t) : 0;
+  return t->send;
 }
 
 const void* exchange_output(const task* t, size_t* num_bytes) {

@@ -309,6 +309,20 @@ static ncclResult_t check_peers(ncclComm_t comm, task** tasks, int num_tasks) {
   return ncclSuccess;
 }
 
+// The one that stands for an absent root of a broadcast gives what it gives as a root itself in the same group, which is how PyTorch
+// gathers tensors of a list; without such a call, what it has.
+static void give_for_absent_roots(ncclComm_t comm, task** tasks, int num_tasks) {
+  for (int i = 0; i < num_tasks; i++) {
+    task* t = tasks[i];
+    if (t->kind != TASK_BROADCAST || comm_has_process(comm, t->root) || comm->members.places[t->root] != comm->members.own) continue;
+    const task* own = NULL;
+    for (int k = 0; k < num_tasks && !own; k++) {
+      if (tasks[k]->kind == TASK_BROADCAST && tasks[k]->root == comm->rank && tasks[k]->count == t->count && tasks[k]->type == t->type) own = tasks[k];
+    }
+    t->send = own ? own->send : t->receive;
+  }
+}
+
 ncclResult_t run_tasks(ncclComm_t comm, task** tasks, int num_tasks, bool is_simulated, float* predicted_us) {
   if (comm->num_ranks == 1) {
     ncclResult_t result = is_simulated ? ncclSuccess : copy_own(tasks, num_tasks, 0);
@@ -324,6 +338,7 @@ ncclResult_t run_tasks(ncclComm_t comm, task** tasks, int num_tasks, bool is_sim
     if (predicted_us && is_tuned(tasks[i])) *predicted_us += tasks[i]->decided.predicted_us;
   }
   if (is_simulated) return ncclSuccess;
+  give_for_absent_roots(comm, tasks, num_tasks);
   log_decisions(tasks, num_tasks);
   task** order = calloc((size_t)num_tasks + 1, sizeof(*order));
   int num_order = 0, num_collectives = 0;

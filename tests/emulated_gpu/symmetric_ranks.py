@@ -1,8 +1,10 @@
-"""Ranks of the first host of four, as processes: what each does is a function of this file (`nccl_ranks.py`)."""
+"""Ranks of a host among symmetric ones, as processes: what each does is a function of this file (`nccl_ranks.py`)."""
 
 import ctypes as c
+import os
 import struct
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -48,6 +50,13 @@ def collectives(n: Nccl) -> None:
         at = n.buffer(4, struct.pack("i", 7 * r))
         n.call("ncclBroadcast", at, at, c.c_size_t(1), INT32, root, comm, n.stream)
         assert n.read(at, "i") == (7,)
+    own = n.buffer(4, struct.pack("i", 10 + r))
+    n.call("ncclGroupStart")  # a gather into a list
+    for root in range(size):
+        to = c.c_void_p(gathered.value + 4 * root)
+        n.call("ncclBroadcast", own if root == r else to, to, c.c_size_t(1), INT32, root, comm, n.stream)
+    n.call("ncclGroupEnd")
+    assert n.read(gathered, f"{size}i") == tuple(range(10, 10 + n.num_ranks)) * HOSTS
     n.call("ncclReduce", parts, gathered, c.c_size_t(size), INT32, MIN, 0, comm, n.stream)
     n.call("ncclReduce", parts, gathered, c.c_size_t(size), INT32, MIN, size - 1, comm, n.stream)
     if r == 0:
@@ -119,6 +128,49 @@ def refusals(n: Nccl) -> None:
     name_group(n, range(size), peer=neighbour)
     n.call("ncclCommInitRank", c.byref(other), 2, n.unique_id("pair"), n.rank)
     assert n.all_reduce(other, "i", (n.rank + 1,), INT32, SUM) == (3,)
+
+
+def steps(n: Nccl) -> None:
+    """Three steps over two hosts, whether both run or one: sums over all and over the hosts, a gather within a host."""
+    size, local = n.num_ranks, n.num_ranks // 2
+    assert os.environ["WORLD_SIZE"] == str(size)
+    n.num_ranks = local  # started, as far as groups are named
+    over, inside = range(n.rank % local, size, local), [k for k in range(size) if k // local == n.rank // local]
+    comms = []
+    for name, ranks in (("world", range(size)), (f"over{over[0]}", over), (f"inside{inside[0]}", inside)):
+        place = list(ranks).index(n.rank)
+        number, n.rank = n.rank, place  # the first of the group makes its id
+        made = n.unique_id(name)
+        n.rank = number
+        name_group(n, ranks)
+        comm = c.c_void_p()
+        n.call("ncclCommInitRank", c.byref(comm), len(ranks), made, place)
+        comms.append(comm)
+    at = n.buffer(64 << 20)
+    for _ in range(4):
+        n.cuda.lagom_emulation_mark(b'{"step":"begin"}')
+        for comm in comms[:2]:
+            n.call("ncclAllReduce", at, at, c.c_size_t(16 << 20), FLOAT32, SUM, comm, n.stream)
+        n.call("ncclAllGather", at, at, c.c_size_t((16 << 20) // local), FLOAT32, comms[2], n.stream)
+        assert n.cuda.cuCtxSynchronize() == 0
+    for comm in comms:
+        n.call("ncclCommDestroy", comm)
+
+
+def sends(n: Nccl) -> None:
+    """A pipeline over two hosts, of which one is started."""
+    size, n.num_ranks = n.num_ranks, n.num_ranks // 2
+    comm, at = make(n, "world", range(size)), n.buffer(4)
+    n.nccl.ncclSend(at, c.c_size_t(1), INT32, n.num_ranks + n.rank, comm, n.stream)
+    time.sleep(600)
+
+
+def sleeps(n: Nccl) -> None:
+    """Waits for nobody knows whom, outside of the GPU."""
+    n.buffer(4)
+    assert n.cuda.cuCtxSynchronize() == 0
+    n.cuda.lagom_emulation_mark(b'{"step":"begin"}')
+    time.sleep(600)
 
 
 if __name__ == "__main__":

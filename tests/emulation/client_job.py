@@ -1,6 +1,7 @@
 """A job that speaks the protocol itself: `python client_job.py RANKS [what]` starts its ranks, as torchrun does.
 
-On several hosts it starts those of its own: RANKS in all, numbered by torchrun's variables.
+On several hosts it starts those of its own: RANKS in all, numbered by torchrun's variables. Of symmetric hosts it is
+the first.
 """
 
 import json
@@ -14,7 +15,9 @@ from pathlib import Path
 
 from lagom_overlap.emulation.protocol import Completed, Describe, Hello, Host, Op, Wait, decode_reply, encode
 
+SYMMETRIC = os.environ.get("LAGOM_EMULATION_SYMMETRIC_HOSTS")
 NUM_HOSTS, HOST = (int(os.environ.get(f"PET_{name}", value)) for name, value in (("NNODES", 1), ("NODE_RANK", 0)))
+NUM_HOSTS = int(SYMMETRIC or NUM_HOSTS)
 GEMM = {"gemm": {"m": 4096, "n": 4096, "k": 4096, "batch": 1, "dtype": "bf16"}}
 
 
@@ -76,6 +79,7 @@ def rank(num_ranks: int, what: str) -> None:
             "kind": "all_reduce",
             "bytes": 64 << 20,
             "num_ranks": num_ranks,
+            "present": num_ranks // NUM_HOSTS if SYMMETRIC else 0,
             "rank": client.rank,
             "algorithm": "RING",
             "protocol": "SIMPLE",
@@ -109,10 +113,11 @@ def main() -> None:
         rank(num_ranks, what)
         return
     local = num_ranks // NUM_HOSTS
+    started = local if SYMMETRIC else num_ranks
     children = [
         subprocess.Popen(
             [sys.executable, __file__, *sys.argv[1:]],
-            env=os.environ | {"RANK": str(number), "WORLD_SIZE": str(num_ranks)},
+            env=os.environ | {"RANK": str(number), "WORLD_SIZE": str(started), "LOCAL_WORLD_SIZE": str(local)},
             start_new_session=True,
         )
         for number in range(HOST * local, (HOST + 1) * local)

@@ -18,8 +18,8 @@ local, local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_S
 torch.cuda.set_device(local)
 if layout == "bound":  # a communicator at once, and groups by splits of it
     dist.init_process_group("nccl", device_id=torch.device("cuda", local))
-elif layout == "default":  # gloo beside NCCL
-    dist.init_process_group()
+elif layout == "both":  # gloo beside NCCL
+    dist.init_process_group("cpu:gloo,cuda:nccl")
 else:
     dist.init_process_group("gloo" if layout == "gloo" else "nccl")
 rank, size = dist.get_rank(), dist.get_world_size()

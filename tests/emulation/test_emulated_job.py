@@ -151,7 +151,7 @@ def test_numbers_of_hosts_that_cannot_be_are_refused(
 @pytest.mark.timeout(120)
 def test_the_emulated_nccl_tells_hosts_apart(tmp_path: Path) -> None:
     """Two hosts of two ranks: sums and sends over the network, and memory that only the own host can open."""
-    job = (sys.executable, str(Path(__file__).with_name("hosts_job.py")), "2", str(tmp_path))
+    job = (sys.executable, str(Path(__file__).with_name("hosts_job.py")), "2", str(tmp_path), "nccl_ranks.py", "hosts")
     result = on_hosts(None, job, num_hosts=2, num_ranks=4)
     assert (result.exit_code, result.num_ranks, result.num_steps) == (0, 4, 3)
     model, took = in_training(num_nodes=2), {}
