@@ -54,15 +54,19 @@ PYTHON = os.environ.get("LAGOM_CUDA_PYTHON", "")
 pytestmark = pytest.mark.skipif(not PYTHON, reason="LAGOM_CUDA_PYTHON names no Python with PyTorch's CUDA build")
 
 
-def emulate(*command: str) -> dict[str, object]:
-    done = subprocess.run(
-        [PYTHON, "-m", "lagom_overlap", "emulate", "--cluster", "h100_dgx", "--json", "--", *command],
+def emulation(*command: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [PYTHON, "-m", "lagom_overlap", "emulate", "--cluster", "h100_dgx", "--json", *options, "--", *command],
         capture_output=True,
         text=True,
         cwd=ROOT,
         timeout=900,
         check=False,
     )
+
+
+def emulate(*command: str, options: tuple[str, ...] = ()) -> dict[str, object]:
+    done = emulation(*command, options=options)
     assert done.returncode == 0, done.stderr[-4000:]
     found: dict[str, object] = json.loads(done.stdout)
     return found
@@ -123,6 +127,44 @@ def test_torchrun_of_two_hosts_pays_the_network(tmp_path: Path, rendezvous: tupl
     ]
     # Two of a host's eight GPUs have a quarter of its cards, and more on NVLink.
     assert two["last_step"]["comm_s"] > 2 * one["last_step"]["comm_s"]
+
+
+@pytest.mark.cuda_torch
+@pytest.mark.timeout(1000)
+@pytest.mark.parametrize("layout", ["fsdp", "hsdp", "tensor", "ddp", "bound"])
+def test_a_job_on_one_of_two_symmetric_hosts_takes_as_long_as_on_both(tmp_path: Path, layout: str) -> None:
+    """`bound` splits its groups from the world's communicator, `ddp` compares and broadcasts its parameters."""
+    found, seen = [], []
+    for options in ((), ("--symmetric",)):
+        path = tmp_path / f"seen{len(found)}.json"
+        job = str(Path(__file__).with_name("symmetric_job.py")), layout, str(path)
+        found.append(emulate(*torchrun(2, *job), options=("--ranks", "4", "--nodes", "2", *options)))
+        seen.append(json.loads(path.read_text()))
+    both, one = found
+    assert [(result["num_ranks"], result["num_started"], result["num_steps"]) for result in found] == [
+        (4, 4, 3),
+        (4, 2, 3),
+    ]
+    assert one["step_s"] == pytest.approx(both["step_s"], rel=0.005)
+    assert one["last_step"]["exposed_comm_s"] == pytest.approx(both["last_step"]["exposed_comm_s"], rel=0.005)
+    assert one["memory_bytes"] == both["memory_bytes"]
+    assert seen[0]["names"] == ["on 0", "on 1", "on 2", "on 3"]
+    assert seen[1]["names"] == ["on 0", "on 1", "on 0", "on 1"]  # what ranks say is that of those who stand for them
+    assert {key: value for key, value in seen[1].items() if key != "names"} == {
+        key: value for key, value in seen[0].items() if key != "names"
+    }
+
+
+@pytest.mark.cuda_torch
+@pytest.mark.timeout(1000)
+@pytest.mark.parametrize(
+    ("layout", "message"), [("gloo", "a gloo group connects ranks that are not started"), ("pipeline", "which is not")]
+)
+def test_what_needs_ranks_that_are_not_started_ends_the_job_by_name(tmp_path: Path, layout: str, message: str) -> None:
+    job = str(Path(__file__).with_name("symmetric_job.py")), layout, str(tmp_path / "seen")
+    done = emulation(*torchrun(2, *job), options=("--ranks", "4", "--symmetric", "--nodes", "2"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr.rstrip().splitlines()[-1]
 
 
 @pytest.mark.cuda_torch
