@@ -71,7 +71,7 @@ def rank(num_ranks: int, what: str) -> None:
     if what == "garbage":
         client.socket.sendall(b"\xff" * 64)
         client.wait(1)
-    client.meet(num_ranks)
+    client.meet(num_ranks // NUM_HOSTS if SYMMETRIC else num_ranks)
     reduce = {
         "collective": {
             "nodes": NUM_HOSTS,
