@@ -29,7 +29,13 @@ static bool gives(const task* t) {
   return true;
 }
 
+// A receive from an absent rank brings what its stand-in sends here in the same group. Where this rank is the stand-in, that is
+// what it sends to itself (`send`); else the next message, which the receive from the stand-in itself takes afterwards.
+static bool is_from_absent(const task* t) { return t->kind == TASK_RECEIVE && !comm_has_process(t->comm, t->root); }
+
 ncclResult_t exchange_give(task* t) {
+  if (is_from_absent(t) && t->send) memmove(t->receive, t->send, bytes_of(t));
+  if (t->kind == TASK_SEND && !comm_has_process(t->comm, t->root)) return ncclSuccess;
   if (t->kind == TASK_SEND) return shared_send(t->comm->shared, place_of(t, t->root), t->send, bytes_of(t));
   if (t->kind == TASK_RECEIVE) return ncclSuccess;
   return shared_give(t->comm->shared, t->send, gives(t) ? part_bytes(t) : 0, &t->given);
@@ -75,7 +81,8 @@ static ncclResult_t collect(task* t) {
 }
 
 ncclResult_t exchange_settle(task* t) {
-  if (t->kind == TASK_SEND) return ncclSuccess;
+  if (t->kind == TASK_SEND || (is_from_absent(t) && t->send)) return ncclSuccess;
+  if (is_from_absent(t)) return shared_look(t->comm->shared, place_of(t, t->root), t->receive, bytes_of(t));
   if (t->kind == TASK_RECEIVE) return shared_receive(t->comm->shared, place_of(t, t->root), t->receive, bytes_of(t));
   ncclResult_t result = collect(t);
   if (!result) shared_took(t->comm->shared, t->given);
@@ -96,6 +103,7 @@ const void* exchange_output(const task* t, size_t* num_bytes) {
 }
 
 bool exchange_is_ready(const task* t) {
+  if (is_from_absent(t) && t->send) return true;
   if (t->kind == TASK_RECEIVE) return shared_has_message(t->comm->shared, place_of(t, t->root));
   for (int r = 0; r < t->comm->members.num_present; r++) {
     if (!shared_has_part(t->comm->shared, t->given, r)) return false;

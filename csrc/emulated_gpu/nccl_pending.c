@@ -21,7 +21,8 @@ static _Thread_local bool is_settling;  // what we copy must not settle again
 static bool is_same_class(const task* a, const task* b) {
   if (a->comm != b->comm) return false;
   const bool is_message = a->kind == TASK_RECEIVE;
-  return is_message == (b->kind == TASK_RECEIVE) && (!is_message || a->root == b->root);
+  const int* places = a->comm->members.places;
+  return is_message == (b->kind == TASK_RECEIVE) && (!is_message || places[a->root] == places[b->root]);
 }
 
 static void remove_entry(pending* entry) {

@@ -21,6 +21,7 @@ static const char* const KINDS[] = {"broadcast",  "reduce",     "all_gather", "r
                                     "all_to_all", "all_to_all", "all_to_all", "send_recv",      "send_recv"};
 
 static bool is_tuned(const task* t) { return t->kind <= TASK_ALL_REDUCE; }
+static bool is_pair(const task* t) { return t->kind >= TASK_SEND; }
 
 // As a tuner counts: the whole tensor.
 static uint64_t whole_bytes(const task* t) {
@@ -134,7 +135,6 @@ static int nodes_of(const task* t) {
 static uint32_t describe(const task* t, bool is_exact) {
   char comm[64], json[768], way[160] = "\"algorithm\": null, \"protocol\": null";
   const fake_result* r = &t->decided;
-  const bool is_pair = t->kind >= TASK_SEND;
   int channels = r->num_channels, threads = r->num_threads;
   unsigned long long chunk = r->chunk_bytes[1] ? r->chunk_bytes[1] : r->chunk_bytes[0] ? r->chunk_bytes[0] : r->chunk_bytes[2];
   name_comm(t, comm, sizeof(comm));
@@ -143,8 +143,8 @@ static uint32_t describe(const task* t, bool is_exact) {
            "{\"collective\": {\"comm\": \"%s\", \"kind\": \"%s\", \"bytes\": %llu, \"dtype\": \"%s\", \"num_ranks\": %d, \"rank\": %d, "
            "\"present\": %d, \"nodes\": %d, %s, \"num_channels\": %d, \"num_threads\": %d, \"chunk_bytes\": %llu, \"grid\": %d, \"exact\": %s}, "
            "\"kernel\": \"%s\"}",
-           comm, KINDS[t->kind], (unsigned long long)whole_bytes(t), type_name(t->type), is_pair ? 2 : t->comm->num_ranks,
-           is_pair ? t->kind == TASK_RECEIVE : t->comm->rank, is_pair ? 2 : t->comm->members.num_present, nodes_of(t), way, channels, threads, chunk, channels,
+           comm, KINDS[t->kind], (unsigned long long)whole_bytes(t), type_name(t->type), is_pair(t) ? 2 : t->comm->num_ranks,
+           is_pair(t) ? t->kind == TASK_RECEIVE : t->comm->rank, is_pair(t) ? 1 + comm_has_process(t->comm, t->root) : t->comm->members.num_present, nodes_of(t), way, channels, threads, chunk, channels,
            is_exact ? "true" : "false", kernel_name(t));
   return lagom_emulated_gpu.describe(json);
 }
@@ -297,16 +297,51 @@ static ncclResult_t copy_own(task** tasks, int num_tasks, int rank) {
   return result;
 }
 
+// The task of the same group that a rank's stand-in has in the place of this one with an absent peer; NULL: there is none.
+static const task* with_stand_in(const task* t, enum task_kind kind, task** tasks, int num_tasks) {
+  const members* m = &t->comm->members;
+  for (int i = 0; i < num_tasks; i++) {
+    const task* other = tasks[i];
+    if (other->kind == kind && m->places[other->root] == m->places[t->root] && comm_has_process(t->comm, other->root)) return other;
+  }
+  return NULL;
+}
+
+// All send to all and receive from all of a host's ranks: an exchange in which absent ranks have stand-ins. Anything else, such as a
+// pipeline, would need what only the absent rank can send.
+static bool can_stand_in(task* t, task** tasks, int num_tasks) {
+  if (t->kind == TASK_SCATTER) return false;
+  const task* sent = with_stand_in(t, TASK_SEND, tasks, num_tasks);
+  const task* received = with_stand_in(t, TASK_RECEIVE, tasks, num_tasks);
+  if (!sent || !received) return false;
+  if (t->kind == TASK_RECEIVE && (received->count != t->count || received->type != t->type)) return false;
+  if (t->kind == TASK_RECEIVE && received->root == t->comm->rank) t->send = sent->send;
+  return true;
+}
+
 static ncclResult_t check_peers(ncclComm_t comm, task** tasks, int num_tasks) {
   char text[160];
   for (int i = 0; i < num_tasks; i++) {
-    const task* t = tasks[i];
-    if ((t->kind < TASK_SEND && t->kind != TASK_SCATTER) || comm_has_process(comm, t->root)) continue;
+    task* t = tasks[i];
+    if ((!is_pair(t) && t->kind != TASK_SCATTER) || comm_has_process(comm, t->root) || can_stand_in(t, tasks, num_tasks)) continue;
     snprintf(text, sizeof(text), "%s: rank %d of a communicator of %d is on host %d, which is not started", LOGGED_KINDS[t->kind], t->root,
              comm->num_ranks, comm->members.hosts[t->root]);
     return comm_refuse(comm, text);
   }
   return ncclSuccess;
+}
+
+// Sends first; receives from absent ranks look at the messages that the others take.
+static ncclResult_t give_parts(ncclComm_t comm, task** tasks, int num_tasks) {
+  ncclResult_t result = ncclSuccess;
+  for (int round = 0; round < 3; round++) {
+    for (int i = 0; i < num_tasks && !result; i++) {
+      const task* t = tasks[i];
+      const int own_round = t->kind != TASK_RECEIVE ? 0 : comm_has_process(comm, t->root) ? 2 : 1;
+      if (own_round == round && exchange_is_exact(t)) result = pending_add(t);
+    }
+  }
+  return result;
 }
 
 // The one that stands for an absent root of a broadcast gives what it gives as a root itself in the same group, which is how PyTorch
@@ -351,9 +386,7 @@ ncclResult_t run_tasks(ncclComm_t comm, task** tasks, int num_tasks, bool is_sim
     order[num_order++] = tasks[i];
   }
   // Parts are given before the operation is issued: what has ended was given by all.
-  for (int i = 0; i < num_order && !result; i++) {
-    if (exchange_is_exact(order[i])) result = pending_add(order[i]);
-  }
+  result = give_parts(comm, order, num_order);
   qsort(order, (size_t)num_order, sizeof(*order), by_pair);
   for (int i = 0; i < num_collectives && !result; i++) result = submit(order[i], exchange_is_exact(order[i]));
   if (!result && num_order > num_collectives) result = submit_pairs(comm, order + num_collectives, num_order - num_collectives);

@@ -235,13 +235,19 @@ bool shared_has_message(const shared* s, int from) {
   return atomic_load(&pair->sent) > atomic_load(&pair->received);
 }
 
-ncclResult_t shared_receive(shared* s, int from, void* data, size_t num_bytes) {
+ncclResult_t shared_look(shared* s, int from, void* data, size_t num_bytes) {
   shared_pair* pair = pair_of(s, from, s->rank);
   const uint64_t number = pair->received;
   ncclResult_t result = wait_until(s, &pair->sent, number + 1, from, "a send");
+  if (!result) memcpy(data, message_of(s, from, s->rank, number), num_bytes);
+  return result;
+}
+
+ncclResult_t shared_receive(shared* s, int from, void* data, size_t num_bytes) {
+  shared_pair* pair = pair_of(s, from, s->rank);
+  ncclResult_t result = shared_look(s, from, data, num_bytes);
   if (result) return result;
-  memcpy(data, message_of(s, from, s->rank, number), num_bytes);
-  atomic_store(&pair->received, number + 1);
+  atomic_fetch_add(&pair->received, 1);
   announce(s);
   return ncclSuccess;
 }

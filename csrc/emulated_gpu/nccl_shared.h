@@ -52,6 +52,7 @@ void shared_took(shared* s, uint64_t number);
 bool shared_has_pairs(const shared* s);
 ncclResult_t shared_send(shared* s, int to, const void* data, size_t num_bytes);
 bool shared_has_message(const shared* s, int from);
+ncclResult_t shared_look(shared* s, int from, void* data, size_t num_bytes);  // the next message, which stays
 ncclResult_t shared_receive(shared* s, int from, void* data, size_t num_bytes);
 
 const char* shared_error(void);  // this thread's last

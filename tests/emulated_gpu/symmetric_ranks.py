@@ -69,6 +69,30 @@ def collectives(n: Nccl) -> None:
     n.call("ncclCommDestroy", comm)
 
 
+def exchanges(n: Nccl) -> None:
+    """An uneven all-to-all by sends and receives: an absent rank sends what its stand-in sends."""
+    r, size = n.rank, HOSTS * n.num_ranks
+    comm = make(n, "world", range(size))
+
+    def counts(sender: int) -> list[int]:
+        """Elements to each rank, of which each is told its sender and its receiver."""
+        return [1 + (2 * sender + receiver) % n.num_ranks for receiver in range(size)]
+
+    for _ in range(12):  # more than messages that may wait
+        received = []
+        n.call("ncclGroupStart")
+        for peer in range(size):
+            out, into = counts(r)[peer], counts(peer % n.num_ranks)[r]
+            content = n.buffer(4 * out, struct.pack("i", 1000 * r + peer) * out)
+            n.call("ncclSend", content, c.c_size_t(out), INT32, peer, comm, n.stream)
+            received.append((n.buffer(4 * into), into))
+            n.call("ncclRecv", received[-1][0], c.c_size_t(into), INT32, peer, comm, n.stream)
+        n.call("ncclGroupEnd")
+    for peer, (at, count) in enumerate(received):
+        assert n.read(at, f"{count}i") == (1000 * (peer % n.num_ranks) + r,) * count
+    n.call("ncclCommDestroy", comm)
+
+
 def groups(n: Nccl) -> None:
     """Groups over the hosts have one process each, those within a host only such; made anew or split from the world."""
     r, size = n.rank, HOSTS * n.num_ranks
@@ -107,6 +131,15 @@ def refusals(n: Nccl) -> None:
     refused(n, sent, f"Send: rank {absent} of a communicator of {size} is on host 1, which is not started")
     refused(n, nccl.ncclRecv(at, one, INT32, absent, comm, n.stream), f"Recv: rank {absent} of")
     refused(n, nccl.ncclScatter(at, at, one, INT32, absent, comm, n.stream), f"Scatter: rank {absent} of")
+    n.call("ncclGroupStart")  # a pipeline that also talks within the host
+    for peer in (absent, 1 - n.rank):
+        n.call("ncclSend", at, one, INT32, peer, comm, n.stream)
+    refused(n, nccl.ncclGroupEnd(), f"Send: rank {absent} of")
+    n.call("ncclGroupStart")  # an exchange in which an absent rank would have to send another number than its stand-in
+    for peer in range(size):
+        n.call("ncclSend", at, one, INT32, peer, comm, n.stream)
+        n.call("ncclRecv", at, c.c_size_t(1 + (peer == absent)), INT32, peer, comm, n.stream)
+    refused(n, nccl.ncclGroupEnd(), f"Recv: rank {absent} of")
     neighbour = 1 - n.rank
     n.call("ncclGroupStart")
     n.call("ncclSend", at, one, INT32, neighbour, comm, n.stream)

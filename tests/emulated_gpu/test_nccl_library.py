@@ -42,7 +42,8 @@ def test_splits_shrinks_and_operators(on_ranks, num_ranks):
 
 
 @pytest.mark.parametrize(
-    ("function", "num_ranks"), [("collectives", 2), ("collectives", 3), ("groups", 2), ("refusals", 2)]
+    ("function", "num_ranks"),
+    [("collectives", 2), ("collectives", 3), ("exchanges", 3), ("groups", 2), ("refusals", 2)],
 )
 def test_ranks_of_hosts_that_are_not_started_do_what_the_first_hosts_do(on_ranks, function, num_ranks):
     on_ranks(function, num_ranks, "symmetric_ranks.py", LAGOM_EMULATION_SYMMETRIC_HOSTS="4")
@@ -53,8 +54,20 @@ def test_calls_of_a_communicator_run_one_after_another_on_any_stream(on_ranks):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("function", ["collectives", "groups", "splits"])
-def test_three_ranks_under_the_address_and_undefined_behaviour_sanitizers(on_ranks, libraries, tmp_path, function):
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("nccl_ranks.py", "collectives", 3),
+        ("nccl_ranks.py", "groups", 3),
+        ("nccl_ranks.py", "splits", 3),
+        ("symmetric_ranks.py", "collectives", 2),
+        ("symmetric_ranks.py", "exchanges", 2),
+        ("symmetric_ranks.py", "groups", 2),
+        ("symmetric_ranks.py", "refusals", 2),
+    ],
+)
+def test_ranks_under_the_address_and_undefined_behaviour_sanitizers(on_ranks, libraries, tmp_path, case):
+    program, function, num_ranks = case
     found = [
         subprocess.run(
             ["cc", f"-print-file-name=lib{name}.so"], capture_output=True, text=True, check=True
@@ -69,7 +82,9 @@ def test_three_ranks_under_the_address_and_undefined_behaviour_sanitizers(on_ran
     compile_c(sanitized, *sources, link=(*flags, f"-L{libraries}", "-l:libcuda.so.1"))
     on_ranks(
         function,
-        3,
+        num_ranks,
+        program,
+        **({"LAGOM_EMULATION_SYMMETRIC_HOSTS": "4"} if program == "symmetric_ranks.py" else {}),
         LAGOM_TEST_NCCL=str(sanitized),
         LD_PRELOAD=" ".join(found),
         ASAN_OPTIONS="detect_leaks=0:protect_shadow_gap=0",

@@ -57,7 +57,13 @@ dist.all_gather_object(names, f"on {rank}")
 rows = torch.arange(size, device="cuda")
 taken = torch.empty_like(rows)
 dist.all_to_all_single(taken, rows)
+given = [1 + peer % local_size for peer in range(size)]  # tokens to each rank
+routed = torch.empty(size * (1 + rank % local_size), dtype=torch.int64, device="cuda")
+sent = torch.full((sum(given),), 10 + rank % local_size, device="cuda")
+dist.all_to_all_single(routed, sent, [1 + rank % local_size] * size, given)
 if rank == 0:
-    seen_path.write_text(json.dumps({"sum": summed.tolist(), "names": names, "taken": taken.tolist()}))
+    seen_path.write_text(
+        json.dumps({"sum": summed.tolist(), "names": names, "taken": taken.tolist(), "routed": routed.tolist()})
+    )
 dist.barrier()
 dist.destroy_process_group()
