@@ -1,6 +1,7 @@
 """What jobs do with DDP."""
 
 import copy
+import inspect
 import io
 from collections.abc import Callable
 from functools import partial
@@ -112,8 +113,6 @@ DDP: dict[str, Callable[[], dict[str, Any]]] = {
     "bucket views": lambda: ddp(partial(replicated, gradient_as_bucket_view=True)),
     "bucket views, gradients kept": lambda: ddp(partial(replicated, gradient_as_bucket_view=True), kept_gradients),
     "gradients kept": lambda: ddp(replicated, kept_gradients),
-    "copied in batches": lambda: ddp(partial(replicated, batched_grad_copy=True)),
-    "copied in batches, gradients kept": lambda: ddp(partial(replicated, batched_grad_copy=True), kept_gradients),
     "unused parameters": lambda: ddp(
         partial(replicated, partial(Layers, lambda step: ["abc", "ab", "cb"][step % 3]), find_unused_parameters=True)
     ),
@@ -130,6 +129,9 @@ DDP: dict[str, Callable[[], dict[str, Any]]] = {
     "sparse gradients": lambda: ddp(partial(replicated, Embedded)),
     "bf16": lambda: ddp(lambda: replicated(lambda: Layers().bfloat16()), half_steps),
 }
+if "batched_grad_copy" in inspect.signature(DistributedDataParallel).parameters:  # since PyTorch 2.12
+    DDP["copied in batches"] = lambda: ddp(partial(replicated, batched_grad_copy=True))
+    DDP["copied in batches, gradients kept"] = lambda: ddp(partial(replicated, batched_grad_copy=True), kept_gradients)
 
 
 def half_steps(model: nn.Module, steps: Steps) -> list[Any]:

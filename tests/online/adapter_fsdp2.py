@@ -134,7 +134,8 @@ def caught(model: nn.Module, steps: Steps) -> list[Any]:
         optimizer.step()
         if handle is not None:
             handle.remove()
-            model.reset_iter_state()  # type: ignore[operator]
+            if hasattr(model, "reset_iter_state"):  # since PyTorch 2.13
+                model.reset_iter_state()  # type: ignore[operator]
         optimizer.zero_grad()
     return found
 

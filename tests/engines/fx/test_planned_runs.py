@@ -2,6 +2,10 @@
 
 import pytest
 
+pytest.importorskip("torch")
+
+from torch.distributed.fsdp import FSDPModule
+
 from lagom_overlap.engines.fx.fsdp2_settings import Fsdp2Settings
 
 UNITS = ("0", "1", "2", "3", "4")
@@ -44,7 +48,14 @@ def test_a_collective_that_fails_is_an_error_where_its_result_is_used(ranks):
     [
         Fsdp2Settings(units=UNITS, forward_prefetch=2, backward_prefetch=2),
         Fsdp2Settings(units=UNITS, kept=UNITS),
-        Fsdp2Settings(units=UNITS, forward_prefetch=1, kept=("2", "4"), reduce_buffers=3, separate_reduce_group=True),
+        pytest.param(
+            Fsdp2Settings(
+                units=UNITS, forward_prefetch=1, kept=("2", "4"), reduce_buffers=3, separate_reduce_group=True
+            ),
+            marks=pytest.mark.skipif(
+                not hasattr(FSDPModule, "set_reduce_scatter_max_input_buffers"), reason="needs PyTorch 2.13"
+            ),
+        ),
     ],
 )
 def test_settings_for_fsdp2_leave_losses_and_gradients_as_they_are(ranks, settings):
