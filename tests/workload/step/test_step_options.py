@@ -67,6 +67,21 @@ def test_fp8_products_have_one_byte_operands_and_pay_for_their_casts() -> None:
     assert moved[1] - moved[0] == 2 * 8 * (tokens * (inputs + outputs) + LLAMA.layer_matrix_params)
 
 
+@pytest.mark.parametrize("recompute", [Recompute.NONE, Recompute.FULL])
+def test_transformer_engine_casts_a_matrix_once_in_a_step(recompute: Recompute) -> None:
+    layout = replace(ALONE, global_batch=3 * ALONE.global_batch, recompute=recompute)
+    plain, cast = (
+        built(layout, "megatron", precision) for precision in (Precision(), Precision(products=ProductFormat.FP8))
+    )
+    moved = [sum(w.num_bytes for w in works(step, MemoryBound)) for step in (plain, cast)]  # type: ignore[attr-defined]
+    h, tokens = LLAMA.hidden, 2 * SEQ
+    inputs = h + LLAMA.attention_columns + h + LLAMA.ffn
+    outputs = LLAMA.qkv_columns + h + 2 * LLAMA.ffn + h
+    read = inputs * (1 if recompute is Recompute.NONE else 2) + outputs
+    # Read as bf16, written as FP8 by rows and by columns: 4 bytes each.
+    assert moved[1] - moved[0] == 2 * 4 * (3 * tokens * read + LLAMA.layer_matrix_params)
+
+
 def test_the_operator_mode_recomputes_keys_the_output_and_half_of_the_mlps_first_product() -> None:
     step = built(replace(ALONE, recompute=Recompute.PRODUCTS))
     h, tokens = LLAMA.hidden, 2 * SEQ
@@ -206,8 +221,8 @@ def test_sums_of_gradients_are_kernels_in_eager_pytorch_and_a_part_of_the_reader
     [
         # A Linear each: forward one input and three or two matrices, backward as many gradients as matrices.
         ("torchtitan_compiled", {"qkv": (4, 6), "out": (2, 2), "up": (3, 4), "down": (2, 2)}),
-        # One product for all: its operand and its matrix.
-        ("megatron", {"qkv": (2, 2), "out": (2, 2), "up": (2, 2), "down": (2, 2)}),
+        # One product for all: its operand and, forward, its matrix with the transpose that backward reads.
+        ("megatron", {"qkv": (2, 1), "out": (2, 1), "up": (2, 1), "down": (2, 1)}),
     ],
 )
 def test_every_matrix_and_operand_is_cast_by_kernels_of_its_own(

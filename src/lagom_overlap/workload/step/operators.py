@@ -130,10 +130,10 @@ class StepOps:
         """Launches of what every matrix of a weight or of one of its parts needs once: one, or one each."""
         return weight.num_matrices if self._shape.experts_apart else 1
 
-    def _casts_launched(self, weight: Weight, phase: Phase) -> int:
-        """Launches of casts: of each part's matrix and operand; forward, parts read the same operand."""
+    def _casts_launched(self, weight: Weight, phase: Phase, matrix_bytes: int) -> int:
+        """Launches of casts: of each part's matrix, if it is cast, and operand; forward, parts read the same one."""
         parts = max(1, len(weight.parts))
-        return self._kernels(weight) * (parts + (1 if phase is FORWARD else parts))
+        return self._kernels(weight) * ((parts if matrix_bytes else 0) + (1 if phase is FORWARD else parts))
 
     def _casts(self, weight: Weight) -> bool:
         """Whether the matrix multiplies in FP8: the router and the tables do not."""
@@ -152,7 +152,7 @@ class StepOps:
         # What the weight's gradient reads by columns comes after the gather, once.
         if self._is_cast_before_gather(name, phase) and not self._again:
             num_bytes += _TURN_BYTES * (self._tokens - rows) * columns
-        launches = self._casts_launched(weight, phase)
+        launches = self._casts_launched(weight, phase, matrix)
         if self._shape.casts_before_gathers and self._layout.tensor > 1:
             num_scales = launches if phase is FORWARD else max(1, len(weight.parts))
             for number in range(num_scales):
@@ -162,10 +162,10 @@ class StepOps:
     def _cast_bytes(self, phase: Phase) -> tuple[int, int]:
         """Bytes per element of an operand and of a matrix in a phase."""
         casts = self._shape.casts
-        if self._again:
-            saved = casts.maximum if self._layout.recompute is Recompute.PRODUCTS else 0
-            return casts.operand_again - saved, casts.weight[1] - saved
-        return casts.operand, casts.weight[0 if phase is FORWARD else 2]
+        saved = casts.maximum if self._again and self._layout.recompute is Recompute.PRODUCTS else 0
+        operand = casts.operand_again if self._again else casts.operand
+        matrix = casts.weight[1 if self._again else 0 if phase is FORWARD else 2]
+        return operand - saved, 0 if casts.keeps_weights and self._batch else matrix - saved
 
     def _scale(self, part: str, source: str, phase: Phase) -> str:
         """The greatest element of a tensor that ranks hold in parts, by which all of them scale it."""

@@ -79,18 +79,22 @@ class Casts:
     """Bytes per element of scaling and casting to FP8.
 
     `operand`: an input in forward or a gradient in backward, with its copy by columns for the weight's gradient;
-    `operand_again`: an input that is computed again. `weight`: a matrix in forward, again, and in backward. `maximum`,
-    a part of both that are done again, is what a saved greatest element spares.
+    `operand_again`: an input that is computed again. `weight`: a matrix in forward, again, and in backward;
+    `keeps_weights`: that of a step's first micro-batch serves the others. `maximum`, a part of both that are done
+    again, is what a saved greatest element spares.
     """
 
     operand: int
     operand_again: int
     weight: tuple[int, int, int]
+    keeps_weights: bool = False
     maximum: int = 0
 
 
-TRANSFORMER_ENGINE_CASTS: Final = Casts(operand=4, operand_again=4, weight=(4, 4, 4))
-"""Transformer Engine: read 2, written by rows and by columns."""
+TRANSFORMER_ENGINE_CASTS: Final = Casts(operand=4, operand_again=4, weight=(4, 0, 0), keeps_weights=True)
+"""Transformer Engine: read 2, written by rows and by columns. A matrix is cast with its transpose in the forward of a
+step's first micro-batch (`_Linear.forward`: `is_first_microbatch`, which Megatron-Core sets on its layers and clears
+after their first forward), and backward, recomputation and the other micro-batches read those."""
 DYNAMIC_CASTS: Final = Casts(operand=8, operand_again=5, weight=(5, 5, 3), maximum=2)
 """torchao with one scale per tensor (Dec 2024 to Jun 2025): maximum 2, cast 2 + 1, by columns 2 + 1. The FP8 matrix is
 kept or computed again for backward, which reads it by columns."""
