@@ -100,7 +100,8 @@ def test_only_what_takes_something_away_is_a_conflict(environment, named):
     ],
 )
 def test_a_pytorch_beyond_the_matrix_is_said(monkeypatch, capsys, version, ok, words):
-    bad = replace(releases_tested()[0], torch="2.10.1+cpu", failed=("a", "b", "c"))
+    known = releases_tested()[0]
+    bad = replace(known, torch="2.10.1+cpu", with_ranks=replace(known.with_ranks, failed=("a", "b", "c")))
     monkeypatch.setattr(doctor, "releases_tested", lambda: (bad, *releases_tested()))
     monkeypatch.setattr(doctor, "package_versions", lambda: {} if version is None else {"torch": version})
     found, _ = checks(capsys)

@@ -6,22 +6,47 @@
 import tomllib
 from dataclasses import dataclass
 from importlib.resources import files
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """What tests said, on `date` (year, month and day); `failed` are their names."""
+
+    date: str
+    num_passed: int
+    num_skipped: int
+    failed: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedTorch:
-    """One build of PyTorch and what the tests without ranks of their own, the slow ones left out, said under it.
+    """One build of PyTorch and what this package's tests said under it.
 
-    `nccl` is the release that the build was compiled with, empty where it has none; `date` is year, month and day.
+    `alone` are those that need PyTorch and spawn no ranks, the slow ones left out, `with_ranks` all that spawn ranks.
+    `nccl` is the release that the build was compiled with, empty where it has none.
     """
 
     torch: str
     python: str
     nccl: str
-    date: str
-    num_passed: int
-    num_skipped: int
-    failed: tuple[str, ...]
+    alone: Ran
+    with_ranks: Ran
+
+    @property
+    def runs(self) -> tuple[Ran, Ran]:
+        """Both."""
+        return self.alone, self.with_ranks
+
+    @property
+    def num_passed(self) -> int:
+        """Tests that passed."""
+        return sum(ran.num_passed for ran in self.runs)
+
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """Tests that failed."""
+        return tuple(name for ran in self.runs for name in ran.failed)
 
     @property
     def release(self) -> tuple[int, int]:
@@ -42,22 +67,29 @@ def release_of(version: str) -> tuple[int, int]:
 def releases_tested() -> tuple[CheckedTorch, ...]:
     """Every build that was tested, by release."""
     text = (files("lagom_overlap.engines") / "data" / "torch_versions.toml").read_text(encoding="utf-8")
-    rows = [
-        CheckedTorch(**{**row, "failed": tuple(row["failed"])})  # the file is ours
-        for row in tomllib.loads(text).get("tested", [])
-    ]
-    return tuple(sorted(rows, key=lambda row: (row.release, row.torch)))
+    return tuple(sorted(map(_row, tomllib.loads(text).get("tested", [])), key=lambda row: (row.release, row.torch)))
+
+
+def _row(table: dict[str, Any]) -> CheckedTorch:
+    """A row of the file, which is ours."""
+    runs = {name: Ran(**{**table[name], "failed": tuple(table[name]["failed"])}) for name in ("alone", "with_ranks")}
+    return CheckedTorch(**{**table, **runs})
 
 
 def as_markdown(rows: tuple[CheckedTorch, ...]) -> str:
     """The table of docs/support.md."""
     lines = [
-        "| PyTorch | Python | built with NCCL | passed | skipped | failed | date |",
-        "|---|---|---|---|---|---|---|",
+        "| PyTorch | Python | its NCCL | alone: passed | skipped | failed | with ranks: passed | skipped | failed |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     lines += [
-        f"| {row.torch} | {row.python} | {row.nccl or '-'} | {row.num_passed:,} | {row.num_skipped:,} | "
-        f"{len(row.failed):,} | {row.date} |"
+        " | ".join(
+            [
+                f"| {row.torch} | {row.python} | {row.nccl or '-'}",
+                *(f"{ran.num_passed:,} | {ran.num_skipped:,} | {len(ran.failed):,}" for ran in row.runs),
+            ]
+        )
+        + " |"
         for row in rows
     ]
     return "\n".join(lines)

@@ -50,7 +50,7 @@ def _tested_torch() -> DoctorCheck:
     if found:
         row = found[-1]
         failed = f", {len(row.failed)} failed" if row.failed else ""
-        words = f"{row.num_passed} tests passed{failed} under {row.torch} on {row.date}"
+        words = f"{row.num_passed} tests passed{failed} under {row.torch} on {row.with_ranks.date}"
         return DoctorCheck(name=name, ok=not row.failed, found=words, remedy="; ".join(row.failed[:1]))
     releases = sorted({row.release for row in rows})
     oldest, newest = (".".join(map(str, release)) for release in (releases[0], releases[-1]))
