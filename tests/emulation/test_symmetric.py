@@ -74,6 +74,13 @@ def test_a_job_that_waits_outside_of_its_gpus_is_ended(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(120)
+def test_a_command_that_fails_before_it_uses_a_gpu_has_no_ranks_to_speak_of() -> None:
+    ran = emulate(("-c", "raise SystemExit(3)"), is_symmetric=True, num_ranks=4)
+    assert (ran.exit_code, ran.num_ranks, ran.num_started) == (3, 0, 0)
+    assert not any("Symmetric" in note for note in ran.notes)
+
+
+@pytest.mark.timeout(120)
 def test_a_process_that_is_no_rank_is_refused(tmp_path: Path) -> None:
     script = tmp_path / "alone.py"
     script.write_text(

@@ -259,7 +259,7 @@ def _result(
         notes.append(f"{recorder.num_left_out} operations are missing from the timeline: too many.")
     num_started = ran.server.num_processes
     num_ranks = num_started * (cluster.num_nodes if request.is_symmetric else 1)
-    if request.is_symmetric:
+    if request.is_symmetric and num_started:
         notes.append(
             f"Symmetric: {num_ranks - num_started} of {num_ranks} ranks were not started; each is taken to do what the "
             "rank in its place on the first host does."
