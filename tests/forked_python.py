@@ -24,6 +24,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from ports import free_port
+
 PRELOADED = (
     "torch",
     "torch._dynamo.utils",
@@ -171,9 +173,7 @@ def run_ranks(script: Path | str, arguments: Sequence[str], num_ranks: int, *, c
     Raises:
         subprocess.CalledProcessError: if a rank fails; with the last words of that rank.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "OMP_NUM_THREADS": "1"}
+    world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
     world |= {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks)}
     ranks, logs = [], []
     with contextlib.ExitStack() as stack:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,7 @@ from c_build import build_libraries
 from lagom_overlap.backends.nccl import Launched, read_launched
 from lagom_overlap.cli import main
 from lagom_overlap.errors import BackendError
+from ports import free_port
 
 torch = pytest.importorskip("torch")
 from lagom_overlap.backends.nccl import ranks  # noqa: E402  it needs torch
@@ -45,9 +45,7 @@ def launch(tmp_path_factory, folder, *, job=JOB, release="2.30", world=2, out="r
     """Starts every rank as torchrun would; (exit codes, stdout of rank 0, stderr of all)."""
     plugin, fake = build_libraries(tmp_path_factory)
     (folder / "job.toml").write_text(job)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, SCRIPT, plugin, fake, release, "tune", "job.toml", "--json", "--out", out]
     base = {name: value for name, value in os.environ.items() if not name.startswith(("LAGOM", "NCCL"))}
     started = [

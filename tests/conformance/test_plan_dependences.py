@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from graph_memory import held_in_order, predicted_peak, storages
 from torch import distributed as dist
 from torch import fx, nn
 
@@ -32,10 +33,9 @@ from lagom_overlap.planners.base import Plan, PlanProblem
 from lagom_overlap.planners.centauri.evolution import evolutions
 from lagom_overlap.planners.deadline import Work
 from lagom_overlap.planners.framework import framework_of
-from lagom_overlap.planners.memory import peak_of_order
 from lagom_overlap.planners.simulated import simulated
 from lagom_overlap.planners.times import ModelTimes, origin_name
-from lagom_overlap.workload import Iteration, Phase
+from lagom_overlap.workload import Phase
 from lagom_overlap.workload.issued import IssuedStep
 from lagom_overlap.workload.rewrite.apply import rewritten
 from lagom_overlap.workload.rewrite.slide import gather_name, part_name, scatter_name
@@ -99,12 +99,6 @@ def plan_of(planner: str, problem: PlanProblem) -> Plan:
     if planner == "joint":  # counts no work
         problem = replace(problem, work=None, budget_s=0.3)
     return make_planner(planner, {}).plan(problem)
-
-
-def storages(node: fx.Node) -> set[int]:
-    found = node.meta.get("val")
-    tensors = [one for one in (found if isinstance(found, (list, tuple)) else [found]) if isinstance(one, torch.Tensor)]
-    return {one.untyped_storage()._cdata for one in tensors}
 
 
 def dependences(graph: fx.Graph) -> set[tuple[str, str]]:
@@ -237,29 +231,6 @@ def test_parts_and_gathers_of_an_evolved_step_wait_for_what_brute_force_finds(na
     assert parts == pytest.approx(wholes / RANKS, rel=1e-3)
 
 
-def held_in_order(graph: fx.Graph) -> int:
-    """The most bytes of the graph's own results held as it runs: each storage from its first node to its last."""
-    nodes = list(graph.nodes)
-    held_by: dict[fx.Node, set[int]] = {}
-    for node in nodes:  # a wait hands on what its collective made, the fake tensors of both are two
-        waits = node.target is C10D.wait_tensor.default
-        held_by[node] = held_by[node.args[0]] if waits else storages(node)
-    given = {one for node in nodes if node.op == "placeholder" for one in held_by[node]}
-    returned = {one for node in nodes if node.op == "output" for used in node.all_input_nodes for one in held_by[used]}
-    seen: dict[int, list[int]] = {}
-    num_bytes = {}
-    for number, node in enumerate(nodes):
-        for used in (node, *node.all_input_nodes):
-            for one in held_by[used] - given:
-                seen.setdefault(one, []).append(number)
-                num_bytes[one] = used.meta["val"].untyped_storage().nbytes()
-    ends = {one: len(nodes) if one in returned else max(moments) for one, moments in seen.items()}
-    return max(
-        sum(num_bytes[one] for one, moments in seen.items() if moments[0] <= moment <= ends[one])
-        for moment in range(len(nodes))
-    )
-
-
 @pytest.mark.parametrize("name", EVOLVED)
 def test_an_evolved_step_holds_what_its_graph_holds(name: str) -> None:
     """Parts and the wholes that are gathered of them at one time, as the storages of the engine's graph."""
@@ -273,13 +244,6 @@ def test_an_evolved_step_holds_what_its_graph_holds(name: str) -> None:
         (step,) = evolutions(captured.iteration)
         made = apply_rewrites(captured.graph_module, captured.iteration, (step,), ProcessGroups())
     assert predicted_peak(rewritten(captured.iteration, (step,)), made.graph) == held_in_order(made.graph)
-
-
-def predicted_peak(iteration: Iteration, graph: fx.Graph) -> int:
-    """By the iteration's buffers, in the graph's order."""
-    place = {op.name: number for number, op in enumerate(iteration.ops)}
-    order = [place[op_name(node)] for node in graph.nodes if OP_NAME in node.meta]
-    return peak_of_order(replace(iteration, resident_bytes=0), order)
 
 
 def test_nothing_slides_by_what_ranks_drew_or_scattered() -> None:

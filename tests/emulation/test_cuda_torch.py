@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from lagom_overlap.nccl_plugin import read_profile, read_record
 from lagom_overlap.nccl_plugin.record_log import Flag
+from ports import free_port
 
 ROOT = Path(__file__).parents[2]
 
@@ -113,9 +113,7 @@ def test_the_engines_of_pytorch_2_15_are_told_apart_with_their_devices_siblings_
 def test_torchrun_of_two_hosts_pays_the_network(tmp_path: Path, rendezvous: tuple[str, ...]) -> None:
     script = tmp_path / "train.py"
     script.write_text(TRAIN.replace("range(250)", "range(4)"))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        endpoint = f"localhost:{free.getsockname()[1]}"
+    endpoint = f"localhost:{free_port()}"
     meeting = (*rendezvous, endpoint) if rendezvous else ()
     two, one = (
         emulate(*torchrun(4 // nodes, "--nnodes", str(nodes), *rest, str(script)))

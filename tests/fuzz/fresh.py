@@ -6,7 +6,6 @@ That is what they computed, exit codes, the exception's last words, and what the
 import json
 import os
 import shutil
-import socket
 import sys
 import tempfile
 import time
@@ -19,6 +18,7 @@ import fuzzing  # noqa: E402, F401 - says what the process that forks imports
 from programs import Program  # noqa: E402
 
 from forked_python import ForkedPython  # noqa: E402
+from ports import free_port  # noqa: E402
 
 RANK = Path(__file__).with_name("fresh_rank.py")
 WAYS = {"observe": "observe", "launched": "online", "saved": "config", "online": "tuner", "route": "route"}
@@ -48,9 +48,7 @@ class FreshJob:
         self._folder = folder
         (folder / "tmp").mkdir(exist_ok=True)
         self._way = way
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         self._ranks = []
         for rank in range(program.num_ranks):
             with (folder / f"{way}.err{rank}").open("w") as err:

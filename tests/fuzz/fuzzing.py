@@ -9,7 +9,6 @@ import json
 import os
 import select
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -23,6 +22,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 from programs import Program, smaller  # noqa: E402
 
 from forked_python import ForkedPython  # noqa: E402
+from ports import free_port  # noqa: E402
 
 RANK = Path(__file__).with_name("fuzz_rank.py")
 os.environ["FORKED_PYTHON_PRELOADS"] = (
@@ -74,9 +74,7 @@ class Ranks:
 
     def start(self) -> None:
         self.stop()
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         environment = os.environ | {"TMPDIR": str(self._folder), "KINETO_LOG_LEVEL": "6"}
         for rank in range(self._num_ranks):
             with (self._folder / f"err{rank}").open("w") as err:

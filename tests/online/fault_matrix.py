@@ -12,7 +12,6 @@ point at the same time.
 import json
 import os
 import signal
-import socket
 import subprocess
 import tempfile
 import threading
@@ -32,6 +31,7 @@ from lagom_overlap.errors import LagomError
 from lagom_overlap.online.journal import whole_lines
 from lagom_overlap.online.saved import SavedSettings, read_saved, write_saved
 from lagom_overlap.online.sites import CallType, Site, SiteSetting
+from ports import free_port
 
 SRC = str(Path(lagom_overlap.__file__).parents[1])
 RANK = Path(__file__).with_name("fault_rank.py")
@@ -179,12 +179,6 @@ def engine_here() -> str:
     return f"ProcessGroupGloo of torch {'.'.join(metadata.version('torch').split('.')[:2])}"
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 FORKING = threading.Lock()
 """Jobs that run at once share the process that forks their ranks."""
 
@@ -226,7 +220,7 @@ class Job:
             "disagrees": mode.get("disagrees", False),
             "save": str(folder / "lagom.json"),
         }
-        port = _free_port()
+        port = free_port()
         self.ranks: list[ForkedPython] = []
         self.logs: list[list[str]] = []
         self._readers: list[threading.Thread] = []

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from hosts import Network, ipv4
 
 import lagom_overlap
 from forked_python import ForkedPython
+from ports import free_port
 
 SRC = str(Path(lagom_overlap.__file__).parents[1])
 RANK = Path(__file__).with_name("gloo_rank.py")
@@ -68,9 +68,7 @@ class GlooJob:
     logs: list[Path] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
 
     def start(self) -> "GlooJob":
         """Starts the ranks; their words go to one file each."""

@@ -1,7 +1,6 @@
 """What a framework computes is the same to the bit with our adapter and without, in every state of a route."""
 
 import json
-import socket
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from adapter_ddp import DDP
 from adapter_fsdp2 import FSDP2
 
 from forked_python import ForkedPython
+from ports import free_port
 
 SCRIPT = Path(__file__).with_name("adapter_job.py")
 pytestmark = [pytest.mark.torch, pytest.mark.gloo, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -20,9 +20,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.gloo, pytest.mark.slow, pytest.mark
 
 def run(folder: Path, suite: str, num_ranks: int) -> dict[str, list[dict[str, object]]]:
     """What each rank found of each program."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     logs = [(folder / f"out{rank}", folder / f"err{rank}") for rank in range(num_ranks)]
     ranks = []
     for rank, (out, err) in enumerate(logs):

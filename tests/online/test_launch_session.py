@@ -3,11 +3,12 @@
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 
 import pytest
+
+from ports import free_port
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.gloo, pytest.mark.slow, pytest.mark.timeout(240)]
@@ -19,6 +20,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 kind, num_steps, code = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+while os.open(os.devnull, os.O_RDWR) < 3:  # else PyTorch's C++ writes its warnings into the socket that became fd 2
+    pass
 dist.init_process_group("gloo")
 torch.manual_seed(0)
 torch.set_num_threads(1)
@@ -153,12 +156,10 @@ def test_a_stderr_that_cannot_be_written_costs_the_job_nothing(tmp_path, stderr)
     lagom = f"{sys.executable} -m lagom_overlap run --observe --out seen --"
     # One rank, started as a launcher would: torchrun itself does not live without a stderr.
     command = f"exec {lagom} {sys.executable} train.py ddp 8 7 {stderr}"
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    world = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    world = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    world["OMP_NUM_THREADS"] = "1"
     own = {name: value for name, value in os.environ.items() if not name.startswith(("LAGOM", "NCCL", "PYTHONUNB"))}
-    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, env=own | world, timeout=100, check=False)
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, env=own | world, timeout=200, check=False)
     assert done.returncode == 7
     assert events(tmp_path / "seen", 0)[-1]["steps"] == 8
 

@@ -1,13 +1,13 @@
 """Calls on sibling communicators: real FSDP2, DDP and all-to-all over gloo, where a sibling is a further group."""
 
 import json
-import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from forked_python import ForkedPython
+from ports import free_port
 
 torch = pytest.importorskip("torch")
 
@@ -16,9 +16,7 @@ SCRIPT = Path(__file__).with_name("sibling_job.py")
 
 @pytest.fixture(scope="module")
 def found():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     ranks = [
         ForkedPython(SCRIPT, [str(rank), "2", str(port)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         for rank in range(2)

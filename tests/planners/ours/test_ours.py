@@ -65,7 +65,7 @@ def test_the_memory_limit_and_the_depth_are_kept() -> None:
 
 
 def test_cuts_for_which_the_limit_leaves_no_room_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `w` reads is held until its pieces are joined, just before the end: that is 32 bytes, whole it needs 22."""
+    """The pieces of `w` are joined just before the end, next to what `b` made: that is 32 bytes, whole it needs 22."""
     ops = (
         CompOp(name="a", work=GEMM),
         CompOp(name="w", work=GEMM, deps=("a",), shards=SHARDS),
@@ -73,7 +73,7 @@ def test_cuts_for_which_the_limit_leaves_no_room_are_not_tried(monkeypatch: pyte
         CompOp(name="c", work=GEMM, deps=("b",)),
         CommOp(name="end", collective=SCATTER, communicator="fsdp", deps=("w", "c")),
     )
-    made = (("read", 10, "a", "w"), ("made", 10, "w", "end"), ("other", 12, "b", "c"))
+    made = (("read", 10, "a", "w"), ("made", 10, "w", "end"), ("other", 12, "b", "end"))
     buffers = tuple(Buffer(name=name, num_bytes=size, maker=by, users=(user,)) for name, size, by, user in made)
     times = NamedSeconds({op.name: 1e-3 for op in ops})
     step = Iteration("step", ops, True, buffers)

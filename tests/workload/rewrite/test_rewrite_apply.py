@@ -262,12 +262,15 @@ def test_a_plan_may_make_an_operator_wait_for_more() -> None:
         rewritten(step, (Reorder(tuple(op.name for op in step.ops), (), (("use", "b"),)),))
 
 
-def test_buffers_live_from_the_first_piece_to_the_last_reader() -> None:
+def test_pieces_live_until_the_join_which_makes_the_whole_for_who_needs_it() -> None:
     step = small_step(2)
     step = replace(step, buffers=(Buffer(name="gathered", num_bytes=4, maker="ag", users=("mm1", "wgrad")),))
-    (buffer,) = rewritten(step, (Split("ag", 0, 2, (), _links(("mm1",))),)).buffers
-    assert buffer.maker == "ag#0"
-    assert set(buffer.users) == {"mm1#0", "mm1#1", "mm1#join", "wgrad"}
+    buffers = rewritten(step, (Split("ag", 0, 2, (), _links(("mm1",))),)).buffers
+    assert [(b.num_bytes, b.maker, set(b.users)) for b in buffers] == [
+        (2, "ag#0", {"mm1#0", "ag#join"}),
+        (2, "ag#1", {"mm1#1", "ag#join"}),
+        (4, "ag#join", {"wgrad"}),
+    ]
 
 
 REFUSED = [

@@ -8,6 +8,7 @@
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from fractions import Fraction
 
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.errors import JobError
@@ -86,7 +87,8 @@ def _rooted(comm: CommOp) -> Replacement:
         )
         for root in range(call.num_ranks)
     )
-    return Replacement(ops, tuple(op.name for op in ops))
+    made = Fraction(1, call.num_ranks) if gathers else Fraction(1)
+    return Replacement(ops, tuple(op.name for op in ops), made=(made,) * call.num_ranks)
 
 
 def reordered(iteration: Iteration, step: Reorder) -> Iteration:

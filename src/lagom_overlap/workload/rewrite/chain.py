@@ -15,13 +15,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
+from math import ceil, prod
 
+from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.errors import JobError
-from lagom_overlap.workload.ops import CommOp, CompOp, Op
+from lagom_overlap.workload.ops import CommOp, CompOp, Gemm, Op
 from lagom_overlap.workload.rewrite.draft import Draft, Replacement, renamed_source
 from lagom_overlap.workload.rewrite.pieces import check_axis, joined, piece
 from lagom_overlap.workload.rewrite.steps import ChainLink
-from lagom_overlap.workload.sharding import Combine, Gather, Reduce
+from lagom_overlap.workload.sharding import Combine, Gather, Reduce, TensorUse
 
 PieceName = Callable[[str, int], str]
 """(member, piece) -> the name of the operator that holds it."""
@@ -146,11 +148,56 @@ def member_pieces(draft: Draft, name: str, chain: Chain, piece_of: PieceName) ->
             deps.append(made[-1].name)
         made.append(replace(part, name=piece_of(name, number), deps=tuple(dict.fromkeys(deps)), shards=shards))
     names = tuple(part.name for part in made)
+    copied = [ceil(_copied_bytes(draft, op, chain) * share) for share in chain.shares]
+    if isinstance(combine, Reduce):  # a product, and the sum of it and those before
+        copied = [num_bytes + (number and draft.bytes_made(name)) for number, num_bytes in enumerate(copied)]
     outside = [follower for follower in draft.followers(name) if follower not in chain.axes]
     if isinstance(combine, Gather) and outside:
         join = joined(op, names, compute_stream(draft, op, outside))
-        return Replacement(tuple(made), (join.name,), join)
-    return Replacement(tuple(made), (names[-1],))
+        return Replacement(tuple(made), (join.name,), join, made=chain.shares, copied_bytes=tuple(copied))
+    sizes = (
+        chain.shares if isinstance(combine, Gather) else (Fraction(1),) * len(names)
+    )  # sums are as large as the whole
+    return Replacement(tuple(made), (names[-1],), made=sizes, copied_bytes=tuple(copied))
+
+
+def _copied_bytes(draft: Draft, op: Op, chain: Chain) -> int:
+    """Bytes of what an operator's pieces, together, copy of whole tensors: parts that do not lie in one piece.
+
+    These are parts of every rank's block, and what a collective is to read of another dimension than the first. Inputs
+    of the step are known by the sizes of a product's axes alone, and by a collective's bytes.
+    """
+    assert op.shards is not None, op.name
+    axis = chain.axes[op.name]
+    in_blocks = _reads_blocks(draft, op, chain)
+    return sum(
+        draft.bytes_made(use.source) or _given_bytes(op, use)
+        for use in op.shards.inputs
+        if use.source not in chain.axes and axis in use.axes
+        if (in_blocks if use.axes.index(axis) == 0 else isinstance(op, CommOp))
+    )
+
+
+def _given_bytes(op: Op, use: TensorUse) -> int:
+    if isinstance(op, CommOp):
+        gathers = op.collective.kind is CollectiveKind.ALL_GATHER
+        return op.collective.num_bytes // (op.collective.num_ranks if gathers else 1)
+    if not isinstance(op.work, Gemm) or op.shards is None:
+        return 0
+    return op.work.element_bytes * prod(op.shards.sizes[axis] for axis in use.axes if axis is not None)
+
+
+def _reads_blocks(draft: Draft, op: Op, chain: Chain) -> bool:
+    """Whether pieces of what an operator reads are parts of every rank's block of the first dimension."""
+    comm = draft.op(chain.comm)
+    if not isinstance(comm, CommOp) or comm.shards is None or comm.shards.combine[chain.axes[chain.comm]] != Gather(0):
+        return False
+    kind = comm.collective.kind
+    if kind is CollectiveKind.ALL_GATHER:
+        return draft.key(op.name) > draft.key(comm.name)
+    if kind is CollectiveKind.REDUCE_SCATTER:
+        return draft.key(op.name) <= draft.key(comm.name)
+    return kind is CollectiveKind.ALL_TO_ALL
 
 
 def compute_stream(draft: Draft, op: Op, followers: Sequence[str]) -> str:

@@ -6,8 +6,11 @@ operator moves; keys are compared as tuples.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import ceil
 from typing import Final
 
+from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.errors import JobError
 from lagom_overlap.workload.iteration import Buffer, Iteration
 from lagom_overlap.workload.ops import CommOp, Op
@@ -23,13 +26,17 @@ class Replacement:
     """What takes an operator's place, in issue order, and what those who waited for it wait for instead.
 
     `join` is one more operator, issued just before the first of those who wait for it. The first of `ops` makes one of
-    `num_parts` equal parts of what the operator made; where others need the whole, the last makes that anew.
+    `num_parts` equal parts of what the operator made; where others need the whole, the last makes that anew. `made` is
+    what each of `ops` makes in a tensor of its own, by what the operator made; empty where they share one tensor.
+    `copied_bytes` is what each of `ops` copies of its inputs for itself.
     """
 
     ops: tuple[Op, ...]
     results: tuple[str, ...]
     join: Op | None = None
     num_parts: int = 1
+    made: tuple[Fraction, ...] = ()
+    copied_bytes: tuple[int, ...] = ()
 
     @property
     def gather(self) -> str | None:
@@ -37,7 +44,7 @@ class Replacement:
         return self.ops[-1].name if self.num_parts > 1 and len(self.ops) > 1 else None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _DraftBuffer:
     name: str
     num_bytes: int
@@ -128,8 +135,11 @@ class Draft:
             for follower in self._followers[old]:
                 if follower not in replacements:
                     self._rewire(follower, old, new.results)
-        for old in replacements:
+        read_by = {}
+        for old, new in replacements.items():
             op = self._ops.pop(old)
+            reads = [one.name for one in new.ops if not set(op.deps).isdisjoint(one.deps)]
+            read_by[old] = reads or [one.name for one in new.ops] or list(new.results)
             for dep in op.deps:
                 if dep in self._followers:
                     self._followers[dep].pop(old, None)
@@ -138,17 +148,24 @@ class Draft:
             key = self._keys.pop(old)
             for number, op in enumerate(new.ops):
                 self._insert(op, (*key, number))
-            made = [op.name for op in new.ops] or list(new.results)
             if new.join is not None:
                 first = min(self._keys[name] for name in self._followers[new.join.name])
                 self._insert(new.join, (*first[:-1], first[-1] - 1, _BEHIND_ALL, *key))
-                made.append(new.join.name)
-            self._move_buffers(old, made)
+            self._move_buffers(old, [*(op.name for op in new.ops), *new.results][0], read_by[old])
+        self._size_buffers(replacements)
+
+    def _size_buffers(self, replacements: Mapping[str, Replacement]) -> None:
+        """After operators were replaced: what each of the new ones holds."""
         gathers = {name for new in replacements.values() if (name := new.gather) is not None}
         members = {op.name for new in replacements.values() for op in new.ops} - gathers
         for new in replacements.values():
             if new.num_parts > 1:
                 self._part_buffers(new, members, gathers)
+            if new.made:
+                self._piece_buffers(new, members)
+            for op, num_bytes in zip(new.ops, new.copied_bytes, strict=False):
+                if num_bytes:
+                    self._add_buffer(f"{op.name}:copied", num_bytes, op.name, [op.name])
 
     def _part_buffers(self, new: Replacement, members: set[str], gathers: set[str]) -> None:
         """A part lives until the last of its readers, its gather among them; the whole is a buffer of the gather's."""
@@ -162,15 +179,38 @@ class Draft:
             if gather is None:
                 continue
             outside = [user for user in buffer.users if user not in members] or ([gather] if buffer.users else [])
-            whole = _DraftBuffer(gather, whole_bytes, gather, outside)
+            self._add_buffer(gather, whole_bytes, gather, outside)
             inside = [user for user in (*buffer.users, *self._followers[part]) if user in members]
             buffer.users = [*inside, gather]
-            self._buffers.append(whole)
-            for name in {gather, *outside}:
-                self._buffers_of.setdefault(name, []).append(whole)
             for name in set(inside):
                 if buffer not in self._buffers_of.setdefault(name, []):
                     self._buffers_of[name].append(buffer)
+
+    def _piece_buffers(self, new: Replacement, members: set[str]) -> None:
+        """A piece lives until its last reader; the whole, where others need it, is the join's or the last piece's."""
+        first, last = new.ops[0].name, new.ops[-1].name
+        join = None if new.join is None else new.join.name
+        for buffer in [one for one in self._buffers_of.get(first, ()) if one.maker == first]:
+            whole, users = buffer.num_bytes, set(buffer.users)
+            readers = users | {op.name for op in new.ops} | ({join} if join else set())
+            self._drop_buffer(buffer)
+            outside = [one for one in buffer.users if one not in members]
+            is_joined = join is not None or (new.made[-1] < 1 and bool(outside or not users))
+            for number, (op, share) in enumerate(zip(new.ops, new.made, strict=True)):
+                read = [one for one in self._followers[op.name] if one in readers]
+                if is_joined and join is None:
+                    read = [*(one for one in read if one in members), last]
+                if not read and (users or op.name != last):
+                    read = [last]
+                self._add_buffer(f"{buffer.name}#{number}", ceil(whole * share), op.name, read)
+            if is_joined:
+                self._add_buffer(buffer.name, whole, join or last, outside)
+
+    def _add_buffer(self, name: str, num_bytes: int, maker: str, users: list[str]) -> None:
+        buffer = _DraftBuffer(name, num_bytes, maker, users)
+        self._buffers.append(buffer)
+        for known in {maker, *users}:
+            self._buffers_of.setdefault(known, []).append(buffer)
 
     def _rewire(self, follower: str, old: str, results: tuple[str, ...]) -> None:
         op = self._ops[follower]
@@ -182,16 +222,18 @@ class Draft:
         for name in results:
             self._followers.setdefault(name, {})[follower] = None
 
-    def _move_buffers(self, old: str, new: list[str]) -> None:
+    def _move_buffers(self, old: str, maker: str, readers: list[str]) -> None:
         for buffer in self._buffers_of.pop(old, []):
             if buffer.maker == old:
-                buffer.maker = new[0]
+                buffer.maker = maker
             if old in buffer.users:
-                buffer.users = [n for user in buffer.users for n in (new if user == old else (user,))]
-            for name in new:
-                self._buffers_of.setdefault(name, []).append(buffer)
+                buffer.users = [n for user in buffer.users for n in (readers if user == old else (user,))]
+            for name in {buffer.maker, *buffer.users}:
+                known = self._buffers_of.setdefault(name, [])
+                if buffer not in known:
+                    known.append(buffer)
 
-    def join(self, members: tuple[str, ...], joined: Op, after: Iterable[str]) -> None:
+    def join(self, members: tuple[str, ...], joined: CommOp, after: Iterable[str]) -> None:
         """Puts one operator in the place of the last of several; the operators `after` move behind it, in their order.
 
         `members` are in issue order.
@@ -201,6 +243,39 @@ class Draft:
             self._keys[name] = (*key, 1, number)
         gone = {name: Replacement((), (joined.name,)) for name in members[:-1]}
         self.replace(gone | {members[-1]: Replacement((joined,), (joined.name,))})
+        self._fused_buffers(joined)
+
+    def _fused_buffers(self, fused: CommOp) -> None:
+        """The inputs are copied into one tensor, the results come in one; of a gather's every member's is copied out.
+
+        Inputs that nobody else needs are released before the result is made, which is where both are counted at once.
+        """
+        call = fused.collective
+        gathers = call.kind is CollectiveKind.ALL_GATHER
+        known = self._buffers_of.get(fused.name, ())
+        results = [one for one in known if one.maker == fused.name]
+        released = sum(one.num_bytes for one in known if set(one.users) == {fused.name})
+        copied = call.num_bytes // (call.num_ranks if gathers else 1)
+        if more := copied - min(released, sum(one.num_bytes for one in results)):
+            self._add_buffer(f"{fused.name}:copied", max(1, more), fused.name, [fused.name])
+        if not results:
+            return
+        readers: list[str] = []
+        for result in results:
+            if gathers and result.users:
+                result.maker = min(result.users, key=self._keys.__getitem__)
+                self._buffers_of[fused.name].remove(result)
+            readers += [result.maker] if gathers else result.users
+        stays = not (gathers or all(result.users for result in results))
+        self._add_buffer(fused.name, sum(one.num_bytes for one in results), fused.name, [] if stays else readers)
+        if not gathers:
+            for result in results:
+                self._drop_buffer(result)
+
+    def _drop_buffer(self, buffer: _DraftBuffer) -> None:
+        for known in {buffer.maker, *buffer.users}:
+            self._buffers_of[known].remove(buffer)
+        self._buffers.remove(buffer)
 
     def finished(self) -> Iteration:
         """The iteration, its operators in issue order."""

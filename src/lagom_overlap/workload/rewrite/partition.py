@@ -21,7 +21,7 @@ from lagom_overlap.errors import JobError
 from lagom_overlap.workload.ops import CommOp
 from lagom_overlap.workload.rewrite.chain import checked_chain, compute_stream, member_pieces
 from lagom_overlap.workload.rewrite.draft import Draft, Replacement
-from lagom_overlap.workload.rewrite.pieces import joined
+from lagom_overlap.workload.rewrite.pieces import joined, output_bytes
 from lagom_overlap.workload.rewrite.split import piece_name
 from lagom_overlap.workload.rewrite.steps import TWICE, PartitionGroups
 from lagom_overlap.workload.sharding import Gather
@@ -64,7 +64,7 @@ def apply_partition(draft: Draft, step: PartitionGroups) -> None:
         raise JobError(f"{comm.name}: is {call.kind}; only {' and '.join(_CHAINABLE)} bring their result in parts")
     steps = partition_steps(comm, step)
     if not step.chain:
-        draft.replace({comm.name: _whole(draft, comm, steps, draft.followers(comm.name), step.order == TWICE)})
+        draft.replace({comm.name: _whole(draft, step, steps, draft.followers(comm.name), step.order == TWICE)})
         return
     _apply_with_chain(draft, step, comm, steps)
 
@@ -90,7 +90,7 @@ def _apply_with_chain(draft: Draft, step: PartitionGroups, comm: CommOp, steps: 
     outside = [follower for follower in draft.followers(comm.name) if follower not in chain.axes]
     made = {name: member_pieces(draft, name, chain, name_of) for name in chain.axes if name != comm.name}
     if gathers:
-        made[comm.name] = _whole(draft, comm, steps, outside, in_parts=True)
+        made[comm.name] = _whole(draft, step, steps, outside, in_parts=True)
     else:
         waits = [dep for dep in comm.deps if dep in chain.axes]
         others = tuple(dep for dep in comm.deps if dep not in waits)
@@ -105,18 +105,35 @@ def _apply_with_chain(draft: Draft, step: PartitionGroups, comm: CommOp, steps: 
             )
             for number, one in enumerate(steps)
         )
-        made[comm.name] = _whole(draft, comm, fed, outside, in_parts=step.order == TWICE)
+        made[comm.name] = _whole(draft, step, fed, outside, in_parts=step.order == TWICE)
     draft.replace(made)
 
 
 def _whole(
-    draft: Draft, comm: CommOp, steps: tuple[CommOp, ...], outside: Sequence[str], in_parts: bool
+    draft: Draft, step: PartitionGroups, steps: tuple[CommOp, ...], outside: Sequence[str], in_parts: bool
 ) -> Replacement:
     """The steps, and where others need the result that several of them bring, its join."""
+    comm = draft.comm(step.comm)
+    made = tuple(Fraction(output_bytes(one), output_bytes(comm)) for one in steps)
+    copied = _copied_bytes(draft, comm, made, is_natural=step.order[0] == 0)
     if not in_parts or not outside:
-        return Replacement(steps, (steps[-1].name,))
+        return Replacement(steps, (steps[-1].name,), made=made, copied_bytes=copied)
     join = joined(comm, tuple(one.name for one in steps), compute_stream(draft, comm, outside))
-    return Replacement(steps, (join.name,), join)
+    return Replacement(steps, (join.name,), join, made=made, copied_bytes=copied)
+
+
+def _copied_bytes(draft: Draft, comm: CommOp, made: tuple[Fraction, ...], is_natural: bool) -> tuple[int, ...]:
+    """What each step copies: blocks in the order of the ranks, after the last gather and before every scatter.
+
+    `is_natural` says that the first step's blocks lie so already.
+    """
+    num_bytes = draft.bytes_made(comm.name)
+    if comm.collective.kind is CollectiveKind.ALL_GATHER:
+        return (*(0 for _ in made[1:]), num_bytes)
+    if comm.collective.kind is CollectiveKind.REDUCE_SCATTER:
+        read = (Fraction(0 if is_natural else comm.collective.num_ranks), *made[:-1])
+        return tuple(int(num_bytes * share) for share in read)
+    return ()
 
 
 def partition_steps(comm: CommOp, step: PartitionGroups) -> tuple[CommOp, ...]:
