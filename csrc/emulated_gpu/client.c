@@ -294,11 +294,10 @@ uint64_t client_submit(const client_op *op, uint64_t cost_ns) {
     op_id = ++last_op_id;
     protocol_op record = {{PROTOCOL_OP, sizeof record}, op_id,    op->device,   op->stream,  op->desc_id,
                           op->priority,                 issue_ns, op->after_op, op->instance};
-    bool was_empty = !send_bytes;
     put(&record, sizeof record);
     if (++buffered_ops >= FLUSH_OPS)
       flush();
-    else if (was_empty)
+    else if (buffered_ops == 1)  // a new description may lie before it, of which nobody was told
       pthread_cond_signal(&flush_wanted);
   } else if (state == STAND_ALONE && run_toy(last_op_id + 1, op, issue_ns)) {
     op_id = ++last_op_id;

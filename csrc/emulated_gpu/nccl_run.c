@@ -297,18 +297,22 @@ static ncclResult_t copy_own(task** tasks, int num_tasks, int rank) {
   return result;
 }
 
-// The task of the same group that a rank's stand-in has in the place of this one with an absent peer; NULL: there is none.
+// The task of the same group that a rank's stand-in has in the place of this one with an absent peer; NULL: there is none, or there
+// are several, of which nobody says which.
 static const task* with_stand_in(const task* t, enum task_kind kind, task** tasks, int num_tasks) {
   const members* m = &t->comm->members;
+  const task* found = NULL;
   for (int i = 0; i < num_tasks; i++) {
     const task* other = tasks[i];
-    if (other->kind == kind && m->places[other->root] == m->places[t->root] && comm_has_process(t->comm, other->root)) return other;
+    if (other->kind != kind || m->places[other->root] != m->places[t->root] || !comm_has_process(t->comm, other->root)) continue;
+    if (found) return NULL;
+    found = other;
   }
-  return NULL;
+  return found;
 }
 
-// All send to all and receive from all of a host's ranks: an exchange in which absent ranks have stand-ins. Anything else, such as a
-// pipeline, would need what only the absent rank can send.
+// All send to all and receive from all of a host's ranks, once each: an exchange in which absent ranks have stand-ins. Anything else,
+// such as a pipeline, would need what only the absent rank can send.
 static bool can_stand_in(task* t, task** tasks, int num_tasks) {
   if (t->kind == TASK_SCATTER) return false;
   const task* sent = with_stand_in(t, TASK_SEND, tasks, num_tasks);

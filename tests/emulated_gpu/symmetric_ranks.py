@@ -140,6 +140,11 @@ def refusals(n: Nccl) -> None:
         n.call("ncclSend", at, one, INT32, peer, comm, n.stream)
         n.call("ncclRecv", at, c.c_size_t(1 + (peer == absent)), INT32, peer, comm, n.stream)
     refused(n, nccl.ncclGroupEnd(), f"Recv: rank {absent} of")
+    n.call("ncclGroupStart")  # two messages of each to each: nobody says which an absent rank's stand-in sends first
+    for peer in (*range(size), *range(size)):
+        n.call("ncclSend", at, one, INT32, peer, comm, n.stream)
+        n.call("ncclRecv", at, one, INT32, peer, comm, n.stream)
+    refused(n, nccl.ncclGroupEnd(), f"Send: rank {n.num_ranks} of")
     neighbour = 1 - n.rank
     n.call("ncclGroupStart")
     n.call("ncclSend", at, one, INT32, neighbour, comm, n.stream)

@@ -62,6 +62,26 @@ def test_operations_of_a_silent_host_are_sent_in_time(tmp_path, on_device):
     assert coordinator.hosts == []  # neither a wait nor the end of the process brought them
 
 
+def test_an_operation_of_a_new_kind_from_a_silent_host_is_sent_in_time(tmp_path, on_device):
+    """Its description comes before it into the buffer, whose flushing thread sleeps by then."""
+    with Coordinator(tmp_path / "socket", mark_at_op=3) as coordinator:
+        done = on_device(
+            SUBMIT_TWO
+            + f"""
+    import os, pathlib, time
+    gpu.wait(second)
+    time.sleep(0.1)
+    gpu.submit_op(Op(2, 3, gpu.describe(b'{{"kernel": "new"}}'), 0, 0, 0), 0)
+    while not pathlib.Path({str(coordinator.mark)!r}).exists():
+        time.sleep(0.005)
+    os._exit(0)
+    """,
+            LAGOM_EMULATION_SOCKET=str(tmp_path / "socket"),
+        )
+    assert done.returncode == 0
+    assert len(coordinator.ops) == 3
+
+
 def test_a_thread_that_never_submits_leaves_the_clock_alone(tmp_path, on_device):
     with Coordinator(tmp_path / "socket") as coordinator:
         done = on_device(

@@ -81,7 +81,12 @@ def test_a_command_that_fails_before_it_uses_a_gpu_has_no_ranks_to_speak_of() ->
 
 
 @pytest.mark.timeout(120)
-def test_a_process_that_is_no_rank_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("given", [{}, {"RANK": "0", "WORLD_SIZE": "1"}, {"LOCAL_WORLD_SIZE": "2"}])
+def test_a_process_that_is_no_rank_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: Mapping[str, str]
+) -> None:
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
     script = tmp_path / "alone.py"
     script.write_text(
         "import ctypes as c, time; d = c.CDLL('libcuda.so.1'); d.lagom_emulation_mark(b'{}'); time.sleep(600)"
@@ -176,6 +181,13 @@ def started(c10d: object, **environment: str) -> Device:
     device = Device()
     SymmetricGroups(device, c10d, 1, 2).start(environment)
     return device
+
+
+def test_a_world_that_is_not_that_of_one_host_is_refused() -> None:
+    """Three of four ranks that somebody else started: their places on the first host are not those of the others."""
+    with pytest.raises(SymmetricRanksError, match="WORLD_SIZE 3 with LOCAL_WORLD_SIZE 2"):
+        started(C10d(), WORLD_SIZE="3", LAGOM_EMULATION_SYMMETRIC_HOSTS="4")
+    assert not started(C10d(), WORLD_SIZE="8", LAGOM_EMULATION_SYMMETRIC_HOSTS="4").refused
 
 
 def test_the_device_is_told_the_group_that_is_made_and_nothing_afterwards() -> None:

@@ -19,6 +19,12 @@ def rank_of(pid: int) -> tuple[int | None, int]:
     return None if found[b"RANK"] < 0 else found[b"RANK"], max(1, found[b"WORLD_SIZE"])
 
 
+def local_world_size_of(pid: int) -> int | None:
+    """LOCAL_WORLD_SIZE in a rank's environment; None where it, or RANK, is not there."""
+    found = _numbers(pid, {b"RANK": -1, b"LOCAL_WORLD_SIZE": 0})
+    return found[b"LOCAL_WORLD_SIZE"] if found[b"RANK"] >= 0 and found[b"LOCAL_WORLD_SIZE"] else None
+
+
 def launch_queues_of(pid: int) -> int:
     """CUDA_DEVICE_MAX_CONNECTIONS of a process as it was started, 0 where it is not set or beyond CUDA's 1 to 32."""
     found = _numbers(pid, {b"CUDA_DEVICE_MAX_CONNECTIONS": 0})[b"CUDA_DEVICE_MAX_CONNECTIONS"]

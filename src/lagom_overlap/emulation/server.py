@@ -18,7 +18,7 @@ from typing import Final
 
 from lagom_overlap.emulation.coordinator import Coordinator, Reply
 from lagom_overlap.emulation.prices import CostModelPrices
-from lagom_overlap.emulation.processes import Activity, JobWork, launch_queues_of, rank_of
+from lagom_overlap.emulation.processes import Activity, JobWork, launch_queues_of, local_world_size_of, rank_of
 from lagom_overlap.emulation.protocol import (
     VERSION,
     Decoder,
@@ -210,7 +210,7 @@ class EmulationServer:
     def _greet(self, connection: _Connection, hello: Hello) -> None:
         if connection.rank is not None:
             raise ProtocolError("a second HELLO")
-        if self._is_symmetric and rank_of(connection.pid)[0] is None:
+        if self._is_symmetric and local_world_size_of(connection.pid) is None:
             self._ending = "--symmetric: the command starts a process without RANK and LOCAL_WORLD_SIZE; use torchrun"
         if hello.version != VERSION:
             raise ProtocolError(f"the client speaks version {hello.version}, the coordinator version {VERSION}")

@@ -78,6 +78,12 @@ class SymmetricGroups:
         Raises:
             SymmetricRanksError: if this release or this environment cannot be had.
         """
+        world = self._num_started * int(environment.get(SYMMETRIC_HOSTS_VARIABLE) or 1)
+        if environment.get("WORLD_SIZE", str(world)) != str(world) or self._rank >= self._num_started:
+            self._refuse(
+                f"rank {self._rank} of WORLD_SIZE {environment.get('WORLD_SIZE')} with LOCAL_WORLD_SIZE "
+                f"{self._num_started}; what is started must be all ranks of one host"
+            )
         if environment.get("LAGOM_RUN_MODE") == "online":
             self._refuse("online tuning decides with all ranks; emulate fewer hosts without --symmetric")
         if environment.get("TORCH_DIST_INIT_BARRIER") == "1":
