@@ -20,6 +20,8 @@ from lagom_overlap.engines.fx.nodes import OP_NAME, is_collective, is_wait, op_n
 
 MAX_COLLECTIVES: Final = 16
 """Shapes that are measured, those with most time first."""
+REPEATS: Final = 3
+"""Per repeat of an operator alone: a rate is a difference of times, so it scatters more than they do."""
 
 
 class Ranks(Protocol):
@@ -69,7 +71,8 @@ def rates_side_by_side(
 ) -> dict[str, float]:
     """The rate of every collective by name; those of one shape are measured once, next to what follows in the program.
 
-    `values` are those of a run, `seconds` of each operator alone, the same on all ranks. Every rank calls it.
+    `values` are those of a run, `seconds` of each operator alone, `repeats` of these, the same on all ranks. Every rank
+    calls it.
     """
     nodes = [node for node in module.graph.nodes if OP_NAME in node.meta and node.op == "call_function"]
     spent: dict[object, float] = {}
@@ -87,7 +90,7 @@ def rates_side_by_side(
             if work:
                 collective = _call(first[shape], values)
                 computations = [_call(node, values) for node in work]
-                found[shape] = _measured(collective, computations, stream, ranks, repeats).rate()
+                found[shape] = _measured(collective, computations, stream, ranks, REPEATS * repeats).rate()
     return {name: found[shape] for name, shape in shapes.items() if shape in found}
 
 
