@@ -73,6 +73,10 @@ def two_gathers(w, v):
     return ((_gather(w) * 2).sum(), (_gather(v) * 2).sum())
 
 
+def four_gathers(a, b, c, d):
+    return tuple((_gather(each) * 2).sum() for each in (a, b, c, d))
+
+
 def product_scattered(x, w, v):
     return (torch.relu(_scatter(torch.relu(x @ v) @ w)).sum(),)
 
@@ -139,15 +143,15 @@ MOST: list[tuple[Callable[..., object], Shapes, Rewrite]] = [
 """What is released within an operator is counted to its end: more than the graph holds, never less."""
 
 
-def _peaks(function: Callable[..., object], shapes: Shapes, step: Rewrite) -> tuple[int, int]:
+def _peaks(function: Callable[..., object], shapes: Shapes, *steps: Rewrite) -> tuple[int, int]:
     """Predicted and held, bytes; the same before the rewrite."""
     with fake_world(RANKS):
         captured = capture_step(function, tuple(map(torch.zeros, shapes)), name=function.__name__)
         graph = captured.graph_module.graph
         name_operators(graph, captured.iteration)
         assert predicted_peak(captured.iteration, graph) == held_in_order(graph)
-        made = apply_rewrites(captured.graph_module, captured.iteration, (step,), ProcessGroups()).graph
-    return predicted_peak(rewritten(captured.iteration, (step,)), made), held_in_order(made)
+        made = apply_rewrites(captured.graph_module, captured.iteration, steps, ProcessGroups()).graph
+    return predicted_peak(rewritten(captured.iteration, steps), made), held_in_order(made)
 
 
 @pytest.mark.parametrize(("function", "shapes", "step"), EXACT)
@@ -160,3 +164,12 @@ def test_a_rewritten_step_holds_what_its_graph_holds(function, shapes, step) -> 
 def test_a_rewritten_step_is_never_predicted_to_hold_less_than_its_graph(function, shapes, step) -> None:
     predicted, held = _peaks(function, shapes, step)
     assert held <= predicted <= 2 * held
+
+
+@pytest.mark.parametrize("num_fusions", [1, 2, 3])
+def test_what_was_fused_is_fused_again(num_fusions) -> None:
+    """As Concerto does; a copy of inputs is no result that somebody copies out."""
+    names = [AG, *(f"{AG}_{number}" for number in (1, 2, 3))]
+    steps = [Fuse((AG + "+1" * number, names[number + 1])) for number in range(num_fusions)]
+    predicted, held = _peaks(four_gathers, [(16, 32), (16, 16), (16, 8), (16, 24)], *steps)
+    assert predicted == held

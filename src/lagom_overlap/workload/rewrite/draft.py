@@ -50,6 +50,8 @@ class _DraftBuffer:
     num_bytes: int
     maker: str
     users: list[str]
+    is_copy: bool = False
+    """Of inputs, for the operators that read it: no result, and nobody else needs it."""
 
 
 class Draft:
@@ -111,12 +113,14 @@ class Draft:
 
     def bytes_made(self, name: str) -> int:
         """Bytes of the buffers that an operator makes; 0 where none is known."""
-        return sum(buffer.num_bytes for buffer in self._buffers_of.get(name, ()) if buffer.maker == name)
+        return sum(buffer.num_bytes for buffer in self._results_of(name))
+
+    def _results_of(self, name: str) -> list[_DraftBuffer]:
+        return [one for one in self._buffers_of.get(name, ()) if one.maker == name and not one.is_copy]
 
     def outlives(self, name: str) -> bool:
         """Whether what an operator makes is read after the step."""
-        made = [buffer for buffer in self._buffers_of.get(name, ()) if buffer.maker == name]
-        return not self._followers[name] or any(not buffer.users for buffer in made)
+        return not self._followers[name] or any(not buffer.users for buffer in self._results_of(name))
 
     def between(self, starts: Iterable[str], last: Key) -> set[str]:
         """What follows `starts`, on any path, and is issued before `last`."""
@@ -165,14 +169,14 @@ class Draft:
                 self._piece_buffers(new, members)
             for op, num_bytes in zip(new.ops, new.copied_bytes, strict=False):
                 if num_bytes:
-                    self._add_buffer(f"{op.name}:copied", num_bytes, op.name, [op.name])
+                    self._add_copy(op.name, num_bytes)
 
     def _part_buffers(self, new: Replacement, members: set[str], gathers: set[str]) -> None:
         """A part lives until the last of its readers, its gather among them; the whole is a buffer of the gather's."""
         part, gather = new.ops[0].name, new.gather
         for buffer in self._buffers_of.get(part, [])[:]:
             buffer.users = [user for user in buffer.users if user not in gathers]  # these read parts only
-            if buffer.maker != part:
+            if buffer.maker != part or buffer.is_copy:
                 continue
             whole_bytes = buffer.num_bytes
             buffer.num_bytes = -(-whole_bytes // new.num_parts)
@@ -182,7 +186,7 @@ class Draft:
             self._add_buffer(gather, whole_bytes, gather, outside)
             inside = [user for user in (*buffer.users, *self._followers[part]) if user in members]
             buffer.users = [*inside, gather]
-            for name in set(inside):
+            for name in {*inside, gather}:
                 if buffer not in self._buffers_of.setdefault(name, []):
                     self._buffers_of[name].append(buffer)
 
@@ -190,7 +194,7 @@ class Draft:
         """A piece lives until its last reader; the whole, where others need it, is the join's or the last piece's."""
         first, last = new.ops[0].name, new.ops[-1].name
         join = None if new.join is None else new.join.name
-        for buffer in [one for one in self._buffers_of.get(first, ()) if one.maker == first]:
+        for buffer in self._results_of(first):
             whole, users = buffer.num_bytes, set(buffer.users)
             readers = users | {op.name for op in new.ops} | ({join} if join else set())
             self._drop_buffer(buffer)
@@ -206,8 +210,11 @@ class Draft:
             if is_joined:
                 self._add_buffer(buffer.name, whole, join or last, outside)
 
-    def _add_buffer(self, name: str, num_bytes: int, maker: str, users: list[str]) -> None:
-        buffer = _DraftBuffer(name, num_bytes, maker, users)
+    def _add_copy(self, name: str, num_bytes: int) -> None:
+        self._add_buffer(f"{name}:copied", num_bytes, name, [name], is_copy=True)
+
+    def _add_buffer(self, name: str, num_bytes: int, maker: str, users: list[str], *, is_copy: bool = False) -> None:
+        buffer = _DraftBuffer(name, num_bytes, maker, users, is_copy)
         self._buffers.append(buffer)
         for known in {maker, *users}:
             self._buffers_of.setdefault(known, []).append(buffer)
@@ -252,12 +259,11 @@ class Draft:
         """
         call = fused.collective
         gathers = call.kind is CollectiveKind.ALL_GATHER
-        known = self._buffers_of.get(fused.name, ())
-        results = [one for one in known if one.maker == fused.name]
+        known, results = self._buffers_of.get(fused.name, ()), self._results_of(fused.name)
         released = sum(one.num_bytes for one in known if set(one.users) == {fused.name})
         copied = call.num_bytes // (call.num_ranks if gathers else 1)
         if more := copied - min(released, sum(one.num_bytes for one in results)):
-            self._add_buffer(f"{fused.name}:copied", max(1, more), fused.name, [fused.name])
+            self._add_copy(fused.name, max(1, more))
         if not results:
             return
         readers: list[str] = []
