@@ -45,7 +45,7 @@ HEAD = """# The papers' planners on the papers' grids, simulated
 **No GPU was used.** Operators take what the contention model says of one alone (profile `plausible`), streams run in
 order, one stream per link, without contention; Concerto's ZeRO-3 alone is judged with contention against FSDP2's own
 order. Written by that command, one run of each section. Planners are given work, so the load of the machine changes
-no plan; where a section's last line says seconds, they were given those, and load makes such plans worse.
+no plan.
 
 Verdicts: *reproduced* is within a third of the paper's relative gain or a percentage point, *direction* at least half
 of it, *built in* agrees but rests on times that the paper itself gives (FP32 computations).
