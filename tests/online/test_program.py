@@ -18,6 +18,7 @@ from lagom_overlap.online.program import (
 )
 from lagom_overlap.online.ranks.messages import Report, decode, encode, merged
 from lagom_overlap.online.routes.base import CallRecord, StepRecord
+from lagom_overlap.online.waits import owed_s, waits_of
 
 SPACE = ConfigSpace((Subspace(num_channels=(1, 2)),))
 GATHER, SCATTER = CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER
@@ -223,6 +224,45 @@ def test_a_rank_with_twins_and_one_without_do_not_mix_their_groups() -> None:
     assert len(sites) == len(set(sites)) == 1
     names = [groups_of(program)[0].name for program in programs]
     assert names[0] != names[1]
+
+
+def test_what_a_later_window_waits_for_an_earlier_ones_call_is_the_earlier_ones() -> None:
+    """Nobody in the first window waits for scatter 0, but scatter 1 queues behind it.
+
+    0            4   5     6             9     10
+    |s0 issued       |s1   |join s1
+                 s0 -------------------> s1 -->
+    """
+    calls = (
+        call(GATHER, 0, 0.0, (0.0, 4.0), (5.0, 5.0)),
+        call(SCATTER, 0, 1.0, (4.0, 9.0), None),
+        call(SCATTER, 1, 5.0, (9.0, 10.0), (6.0, 10.0)),
+    )
+    record = StepRecord(duration_s=10.0, calls=calls)
+    program = program_of([record], [SPACE] * 3)
+    first, second = groups_of(program)
+    assert (first.members, second.members) == (((0, 1),), ((2,),))
+    times = times_of(program, (first, second), record)
+    assert (times[first.name].makespan_s, times[first.name].comp_s) == (8.0, 5.0)
+    assert (times[second.name].makespan_s, times[second.name].comp_s) == (2.0, 1.0)
+
+
+def test_a_wait_is_the_windows_own_while_a_call_of_its_own_runs_or_none_does() -> None:
+    far, near, own = (call(SCATTER, n, 0.0, ran, None) for n, ran in enumerate(((0.0, 3.0), (2.0, 5.0), (4.0, 6.0))))
+    waits = [[], [], [(1.0, 5.5), (6.0, 8.0)]]
+    assert owed_s(waits, (far, near, own), (0, 1, 2)) == [{}, {}, {0: 2.0, 1: 1.0, 2: 3.5}]
+    later = call(SCATTER, 3, 0.0, (0.0, 9.0), None)
+    assert owed_s([[(1.0, 2.0)], []], (later,), (1,)) == [{0: 1.0}, {}]  # one of its own, issued late
+
+
+def test_a_moment_in_which_several_calls_are_waited_for_counts_once() -> None:
+    joins = [
+        call(GATHER, 0, 0.0, (0.0, 4.0), (1.0, 4.0)),
+        call(GATHER, 1, 0.0, (0.0, 3.0), (2.0, 3.0)),
+        call(GATHER, 2, 0.0, (4.0, 6.0), (3.0, 6.0)),
+    ]
+    assert waits_of(joins, 0.0) == [(1.0, 4.0), (4.0, 6.0)]
+    assert waits_of(joins, 2.5) == [(2.5, 4.0), (4.0, 6.0)]
 
 
 def test_the_spread_of_a_groups_makespan_reaches_the_search():

@@ -5,7 +5,8 @@ which nothing is issued belong to the one before, so that the windows make up th
 window whose computations follow it, because that is what it overlaps: to the one in which it was issued, or, if that
 one hardly computes after it (`LATE_SHARE`), to the next. Equal windows are one group, tuned as one; equal are those
 whose calls are also waited for alike (`EXPOSED_SHARE`), for what is hidden can spare what an exposed call needs. That
-is told of calls on a device; on CPU ranks a busy core makes any call wait.
+is told of calls on a device; on CPU ranks a busy core makes any call wait. What a window waits for because earlier
+windows' collectives still run is counted as theirs (`waits`).
 
 Whether a call is late or exposed is told by times, which differ between ranks and steps, so ranks of equal shape must
 agree on one `StepProgram`: the exchange keeps the first that was published under its fingerprint.
@@ -15,6 +16,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean, median, quantiles
 from typing import Final
 
@@ -23,6 +25,7 @@ import msgspec
 from lagom_overlap.collective import ConfigSpace
 from lagom_overlap.online.routes.base import CallRecord, StepRecord
 from lagom_overlap.online.sites import CallType, Site, site_of
+from lagom_overlap.online.waits import owed_s, waits_of
 from lagom_overlap.units import format_bytes
 
 LATE_SHARE: Final = 0.1
@@ -210,9 +213,8 @@ def groups_of(program: StepProgram) -> tuple[StepGroup, ...]:
     """The groups of a program in order of first occurrence, those left out in which no call can be set."""
     windows = _windows(program.events)
     held: list[list[int]] = [[] for _ in windows]
-    for number, window in enumerate(windows):
-        for call in window.calls:
-            held[number + 1 if program.late[call] and number + 1 < len(windows) else number].append(call)
+    for call, number in sorted(_window_of_calls(program, windows).items()):
+        held[number].append(call)
     alike: dict[object, list[int]] = defaultdict(list)
     for number, window in enumerate(windows):
         calls = tuple((program.sites[call].call, program.exposed[call]) for call in sorted(held[number]))
@@ -220,6 +222,15 @@ def groups_of(program: StepProgram) -> tuple[StepGroup, ...]:
         if any(program.spaces[call] is not None for call in held[number]):
             alike[calls, ends].append(number)
     return tuple(_group(program, held, numbers, windows) for numbers in alike.values())
+
+
+def _window_of_calls(program: StepProgram, windows: Sequence[_Window]) -> dict[int, int]:
+    """The window that each call belongs to: of its issue, or the next."""
+    return {
+        call: number + 1 if program.late[call] and number + 1 < len(windows) else number
+        for number, window in enumerate(windows)
+        for call in window.calls
+    }
 
 
 def _group(
@@ -274,18 +285,21 @@ def _words(call: CallType) -> str:
 
 
 def times_of(program: StepProgram, groups: Sequence[StepGroup], record: StepRecord) -> dict[str, StepGroupTimes]:
-    """Each group's times in a step of the program's shape, by group name."""
-    bounds = _bounds(_windows(program.events), record)
+    """Each group's times in a step of the program's shape, by group name.
+
+    What later windows wait for a group's calls is the group's (`waits`); all windows' makespans are the step still.
+    """
+    spans_s = _spans(program, record)
     found = {}
     for group in groups:
-        spans = [bounds[number] for number in group.windows]
+        spans = [spans_s[number] for number in group.windows]
         lengths = [
             [record.calls[window[place]].ended_s - record.calls[window[place]].begun_s for window in group.members]
             for place in range(len(group.calls))
         ]
         found[group.name] = StepGroupTimes(
-            makespan_s=fmean(end - start for start, end, _ in spans),
-            comp_s=fmean(max(0.0, end - start - waited) for start, end, waited in spans),
+            makespan_s=fmean(comp_s + waited_s for comp_s, waited_s in spans),
+            comp_s=fmean(comp_s for comp_s, _ in spans),
             comm_s=tuple(fmean(times) for times in lengths),
         )
     return found
@@ -307,26 +321,29 @@ def _median_of(times: Sequence[StepGroupTimes]) -> StepGroupTimes:
     )
 
 
-def _bounds(windows: Sequence[_Window], record: StepRecord) -> list[tuple[float, float, float]]:
-    """(start, end, waited) of each window: from the join before it, or the step's begin, to its own last join."""
-    found = []
-    start = 0.0
+def _spans(program: StepProgram, record: StepRecord) -> list[tuple[float, float]]:
+    """Of each window the seconds of its computation, and those for which it or a later one waited on its account.
+
+    A window lasts from the join before it, or the step's begin, to its own last join.
+    """
+    windows = _windows(program.events)
+    ends = [0.0]
     for window in windows:
-        joins = [record.calls[call] for call in window.joins]
-        ends = [_resumed_s(call) for call in joins]
-        end = max(ends, default=record.duration_s)
-        found.append((start, max(start, end), _waited_s(joins)))
-        start = max(start, end)
-    return found
-
-
-def _waited_s(joins: Sequence[CallRecord]) -> float:
-    """How long the computation stood still for some calls: a moment in which it waits for several counts once."""
-    waited_s = until_s = 0.0
-    for call in sorted(joins, key=lambda call: call.joined_s or 0.0):
-        waited_s += max(0.0, _resumed_s(call) - max(call.joined_s or 0.0, until_s))
-        until_s = max(until_s, _resumed_s(call))
-    return waited_s
+        joined = [_resumed_s(record.calls[call]) for call in window.joins]
+        ends.append(max([ends[-1], *(joined or [record.duration_s])]))
+    # A join may lie before the one of the window before: what both wait for is counted there.
+    waits = [
+        waits_of([record.calls[call] for call in window.joins], begin)
+        for window, begin in zip(windows, ends, strict=False)
+    ]
+    places = _window_of_calls(program, windows)
+    owed = owed_s(waits, record.calls, [places[call] for call in range(len(record.calls))])
+    waited_s = [0.0] * len(windows)
+    for each in owed:
+        for owner, seconds in each.items():
+            waited_s[owner] += seconds
+    computed_s = [end - begin - sum(each.values()) for (begin, end), each in zip(pairwise(ends), owed, strict=True)]
+    return list(zip(computed_s, waited_s, strict=True))
 
 
 def _resumed_s(call: CallRecord) -> float:
