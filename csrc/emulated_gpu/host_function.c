@@ -21,16 +21,20 @@ static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static entry *first;
 static bool has_worker;
 
-static void run(entry *mine) {  // needs the lock, gives it up while the callback runs
-  mine->is_claimed = true;
-  pthread_mutex_unlock(&lock);
-  mine->function(mine->argument);
-  pthread_mutex_lock(&lock);
+static void leave(entry *mine) {  // needs the lock
   entry **at = &first;
   while (*at != mine) at = &(*at)->next;
   *at = mine->next;
   free(mine);
   pthread_cond_broadcast(&changed);
+}
+
+static void run(entry *mine) {  // needs the lock, gives it up while the callback runs
+  mine->is_claimed = true;
+  pthread_mutex_unlock(&lock);
+  mine->function(mine->argument);
+  pthread_mutex_lock(&lock);
+  leave(mine);
 }
 
 static entry *first_of(uint32_t device, uint32_t stream) {
@@ -67,7 +71,7 @@ static void *work(void *unused) {
     pthread_mutex_lock(&lock);
     next = find(op_id);  // who waited for the stream may have run it meanwhile
     if (next && !next->is_claimed) {
-      if (has_failed) next->is_claimed = true;  // the job has been refused: its callbacks never run
+      if (has_failed) leave(next);  // the job has been refused: its callbacks never run, and nobody waits for them
       else run(next);
     }
   }

@@ -228,9 +228,8 @@ typedef struct {
 static pthread_mutex_t sides_lock = PTHREAD_MUTEX_INITIALIZER;
 static side_streams sides[16];
 
-static side_streams* sides_of(int device, int num_streams) {
+static side_streams* sides_of(int device, int num_streams) {  // needs the lock
   side_streams* s = &sides[device % 16];
-  if (num_streams > MAX_SIDE_STREAMS) return NULL;
   if (!s->fork && (cuEventCreate(&s->fork, 2) || cuEventCreate(&s->join, 2))) return NULL;
   while (s->num_streams < num_streams) {
     if (cuStreamCreateWithPriority(&s->streams[s->num_streams], 1, 0)) return NULL;
@@ -253,29 +252,34 @@ static uint64_t submit_beside(const side_streams* s, int at, const task* t, uint
   return lagom_emulated_gpu.submit_op(&op, cost_ns);
 }
 
+static ncclResult_t submit_one_by_one(task** pairs, int num_pairs) {
+  ncclResult_t result = ncclSuccess;
+  for (int i = 0; i < num_pairs && !result; i++) result = submit(pairs[i], exchange_is_exact(pairs[i]));
+  return result;
+}
+
 // Sends and receives of one group begin together after the user's stream, which goes on after the last of them.
 static ncclResult_t submit_pairs(ncclComm_t comm, task** pairs, int num_pairs) {
   int is_capturing = 0;
   cuStreamIsCapturing(pairs[0]->stream, &is_capturing);
-  side_streams* s = num_pairs > 1 && !is_capturing ? sides_of(comm->device, num_pairs + 1) : NULL;
-  if (!s) {  // one by one
-    ncclResult_t result = ncclSuccess;
-    for (int i = 0; i < num_pairs && !result; i++) result = submit(pairs[i], exchange_is_exact(pairs[i]));
-    return result;
-  }
+  if (num_pairs < 2 || is_capturing) return submit_one_by_one(pairs, num_pairs);
   const ncclResult_t ready = follow_previous(comm, pairs[0]->stream);
   if (ready) return ready;
+  const int width = num_pairs < MAX_SIDE_STREAMS ? num_pairs : MAX_SIDE_STREAMS - 1;  // more take turns
   uint64_t last = 0;
   pthread_mutex_lock(&sides_lock);
-  if (cuEventRecord(s->fork, pairs[0]->stream)) last = 0;
-  for (int i = 0; i < num_pairs; i++) {
+  side_streams* s = sides_of(comm->device, width + 1);
+  CUresult result = s ? cuEventRecord(s->fork, pairs[0]->stream) : CUDA_ERROR_OUT_OF_MEMORY;
+  for (int i = 0; i < num_pairs && !result; i++) {
     const task* t = pairs[i];
-    submit_beside(s, i, t, 0, s->fork->op_id, 0);
-    const uint64_t op = submit_beside(s, i, t, describe(t, exchange_is_exact(t)), 0, i ? 0 : launch_cost_ns());
-    last = submit_beside(s, num_pairs, t, 0, op, 0);
+    submit_beside(s, i % width, t, 0, s->fork->op_id, 0);
+    const uint64_t op = submit_beside(s, i % width, t, describe(t, exchange_is_exact(t)), 0, i ? 0 : launch_cost_ns());
+    last = submit_beside(s, width, t, 0, op, 0);
   }
-  s->join->op_id = last, s->join->stream = s->streams[num_pairs]->number, s->join->device = s->fork->device;
-  const CUresult result = last ? cuStreamWaitEvent(pairs[0]->stream, s->join, 0) : 1;
+  if (!result) {
+    s->join->op_id = last, s->join->stream = s->streams[width]->number, s->join->device = s->fork->device;
+    result = last ? cuStreamWaitEvent(pairs[0]->stream, s->join, 0) : CUDA_ERROR_OUT_OF_MEMORY;
+  }
   pthread_mutex_unlock(&sides_lock);
   if (!result) note_launched(comm, pairs[0]->stream, last);
   return result ? comm_fail(comm, ncclUnhandledCudaError, "the emulated device refused sends and receives") : ncclSuccess;

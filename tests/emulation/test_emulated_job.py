@@ -179,6 +179,15 @@ def test_a_straggler_slows_every_step(temporary: Path) -> None:
 
 
 @pytest.mark.timeout(120)
+def test_a_rank_that_the_job_does_not_have_cannot_be_slowed_in_silence(temporary: Path) -> None:
+    for key, rows in (("stragglers", [{"rank": 8, "factor": 2.0}]), ("skew", [{"rank": 8, "seconds": 1.0}])):
+        with pytest.raises(JobError, match=rf"^emulate\.{key} names rank 8, but there are 8 GPUs, from 0 on$"):
+            emulate(temporary, 2, **{key: rows})
+    result = emulate(temporary, 2, stragglers=[{"rank": 1, "factor": 2.0}, {"rank": 5, "factor": 3.0}])
+    assert result.notes[-1] == "[emulate] names ranks that the job did not have, and nothing was done to them: 5."
+
+
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("what", ["die", "mismatch"])
 def test_ranks_that_can_never_go_on_are_refused_by_name(temporary: Path, what: str) -> None:
     result = emulate(temporary, 2, what)

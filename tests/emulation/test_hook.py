@@ -40,6 +40,18 @@ def scores():
     return gpu(1024, 500), gpu(1024, dtype=torch.int64)
 
 
+def pair(*shape: int):
+    return gpu(*shape), gpu(*shape)
+
+
+def places():
+    return gpu(512, dtype=torch.int64)
+
+
+def mask():
+    return gpu(1024, 1024, dtype=torch.bool)
+
+
 @pytest.mark.parametrize(
     ("operator", "make", "num_bytes"),
     [
@@ -54,6 +66,15 @@ def scores():
         (aten._foreach_copy_.default, lambda: ([gpu(MIB)], [gpu(MIB, dtype=torch.float32)]), 6 * MIB),
         (aten.nll_loss_forward.default, lambda: (*scores(), None, 1, -100), 1024 * (2 + 8)),
         (aten.nll_loss_backward.default, lambda: (gpu(1), *scores(), None, 1, -100, gpu(1)), 1024 * (2 + 8)),
+        # Rows of 32 KiB fit into a block's shared memory, rows of 64 KiB do not.
+        (aten._log_softmax.default, lambda: (gpu(64, 16384), 1, False), 4 * MIB),
+        (aten._log_softmax.default, lambda: (gpu(32, 32768), 1, False), 8 * MIB),
+        (aten._log_softmax_backward_data.default, lambda: (*pair(64, 16384), 1, torch.bfloat16), 6 * MIB),
+        (aten._log_softmax_backward_data.default, lambda: (*pair(32, 32768), 1, torch.bfloat16), 8 * MIB),
+        # Two indices of 512 places in a table: 512 elements, or as many rows of 1,024.
+        (aten.index_put_.default, lambda: (gpu(1024, 1024), [places(), places()], gpu(512)), 512 * (16 + 4)),
+        (aten.index_put_.default, lambda: (gpu(1024, 1024), [places()], gpu(512, 1024)), 512 * (8 + 4096)),
+        (aten.index_put_.default, lambda: (gpu(1024, 1024), [mask()], gpu(1)), 3 * MIB + 2),
         (aten.relu.default, lambda: (torch.empty(MIB),), None),
     ],
 )

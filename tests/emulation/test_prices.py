@@ -13,7 +13,7 @@ from lagom_overlap.emulation.prices import HOST_COPY_BYTES_PER_S, HOST_COPY_S, C
 from lagom_overlap.emulation.protocol import ProtocolError
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.sim import simulate_iteration
-from lagom_overlap.workload import CommOp, CompOp, Gemm, Iteration, MemoryBound
+from lagom_overlap.workload import Access, CommOp, CompOp, Gemm, Iteration, MemoryBound
 
 GEMM = {"gemm": {"m": 4096, "n": 4096, "k": 8192, "batch": 1, "dtype": "bf16"}}
 
@@ -96,6 +96,13 @@ def test_a_kernel_is_priced_by_what_its_framework_says(prices: CostModelPrices, 
     assert found.source is PriceSource.FRAMEWORK
     further = priced(prices, kernel | {"op": "aten::add", "part": 1})
     assert further.alone_ns < 1e-3 * found.alone_ns + 5000
+
+
+def test_a_softmax_streams_its_rows_and_a_sum_reduces_them(prices: CostModelPrices, model: ContentionModel) -> None:
+    for kernel, access in (("cunn_SoftMaxForward", Access.STREAM), ("reduce_kernel", Access.REDUCTION)):
+        found = priced(prices, {"kernel": kernel, "bytes": 1 << 30})
+        expected = model.kernel_seconds(model.kernel(MemoryBound(1 << 30, access)))
+        assert found.alone_ns == pytest.approx(1e9 * expected)
 
 
 def test_attention_is_priced_by_its_flops(prices: CostModelPrices) -> None:

@@ -9,6 +9,7 @@ priced by their names from then on.
 import atexit
 import ctypes
 import json
+import math
 import os
 import sys
 import threading
@@ -45,6 +46,14 @@ _GATHERS: Final = frozenset({"embedding", "index", "index_select", "gather", "ta
 _REDUCES: Final = frozenset(
     {"sum", "mean", "amax", "amin", "argmax", "max", "min", "norm", "linalg_vector_norm", "any"}
 )
+_SOFTMAX_READS: Final = {
+    "_softmax": 3,
+    "_log_softmax": 3,
+    "_softmax_backward_data": 2,
+    "_log_softmax_backward_data": 2,
+}
+"""How often their kernels read a row of the first argument that does not fit into shared memory (`SoftMax.cu`)."""
+_SHARED_BYTES: Final = 48 << 10
 _PLAIN: Final = frozenset({"Tensor", "Parameter", "Buffer"})
 _WRAPPERS: Final = frozenset({"DTensor", "AsyncCollectiveTensor"})
 """Tensors whose operators run others on plain ones, which come here again."""
@@ -324,6 +333,10 @@ def bytes_of(torch: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, An
     if name in ("nll_loss_forward", "nll_loss_backward"):  # one element of a row; backward's zeros are a memset's
         scores, targets = (values[key] for key in ("self", "target"))
         return int(targets.numel() * (scores.element_size() + targets.element_size()))
+    if name in _SOFTMAX_READS:
+        read += (_SOFTMAX_READS[name] - 1) * _read_again(args[0])
+    if name == "index_put_":
+        return _put(torch, args)
     if not on_gpu or name == "_to_copy":
         written = _made(torch, args, kwargs, largest)
     elif name in _GATHERS:
@@ -331,6 +344,22 @@ def bytes_of(torch: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, An
     elif not written and name not in _REDUCES:
         written = read if name == "cat" else largest
     return read + written
+
+
+def _read_again(rows: Any) -> int:
+    """Bytes of rows that a softmax reads more than once, along the last dimension."""
+    is_long = rows.dim() and rows.shape[-1] * rows.element_size() >= _SHARED_BYTES
+    return int(rows.numel() * rows.element_size()) if is_long else 0
+
+
+def _put(torch: Any, args: Sequence[Any]) -> int:
+    """Bytes of the values and indices that are read, and of the elements that are written there."""
+    table, indices, values = args[:3]
+    places = list(_tensors(torch, indices))
+    count = max((place.numel() for place in places), default=0)
+    num_dims = sum(place.dim() if place.dtype is torch.bool else 1 for place in places)
+    read = sum(each.numel() * each.element_size() for each in (*places, values))
+    return int(read + count * math.prod(table.shape[num_dims:]) * table.element_size())
 
 
 def _tensors(torch: Any, value: Any) -> Iterator[Any]:

@@ -1,7 +1,7 @@
 """`lagom emulate -- COMMAND`: the command runs as it is, on emulated GPUs and one simulated clock."""
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -96,9 +96,10 @@ def run_emulate(request: EmulateRequest, environment: Mapping[str, str]) -> Emul
     num_hosts, gpus_per_host = cluster.num_nodes, _gpus_per_host(request, cluster)
     check_folder(request.out)
     settings = settings_of(EmulateTable() if request.spec is None else request.spec.emulate or EmulateTable())
-    if request.is_symmetric:
-        _check_symmetric(settings, num_hosts, gpus_per_host)
+    if request.is_symmetric and num_hosts < 2:
+        raise JobError("--symmetric needs several hosts: give --nodes N, or --ranks N beyond those of a host")
     num_started_hosts = 1 if request.is_symmetric else num_hosts
+    _check_ranks(settings, num_started_hosts * gpus_per_host, is_symmetric=request.is_symmetric)
     began_s = monotonic()
     with job_folder() as folder:
         for host in range(num_started_hosts):
@@ -201,17 +202,17 @@ def _gpus_per_host(request: EmulateRequest, cluster: Cluster) -> int:
     return num_ranks // num_hosts
 
 
-def _check_symmetric(settings: EmulationSettings, num_hosts: int, gpus_per_host: int) -> None:
-    """Raises JobError where symmetric ranks cannot be had."""
-    if num_hosts < 2:
-        raise JobError("--symmetric needs several hosts: give --nodes N, or --ranks N beyond those of a host")
-    for name, ranks in (
-        ("stragglers", settings.stragglers),
-        ("slow_links", settings.slow_links),
-        ("skew", settings.skew_s),
-    ):
-        if max(ranks, default=0) >= gpus_per_host:
-            raise JobError(f"emulate.{name} names rank {max(ranks)}, which --symmetric does not start")
+def _check_ranks(settings: EmulationSettings, num_gpus: int, *, is_symmetric: bool) -> None:
+    """Raises JobError where a rank is to be disturbed that has no GPU of its own."""
+    for name, ranks in _disturbed(settings).items():
+        if max(ranks, default=0) >= num_gpus:
+            why = "which --symmetric does not start" if is_symmetric else f"but there are {num_gpus} GPUs, from 0 on"
+            raise JobError(f"emulate.{name} names rank {max(ranks)}, {why}")
+
+
+def _disturbed(settings: EmulationSettings) -> dict[str, Collection[int]]:
+    """The ranks that the job file names, by key."""
+    return {"stragglers": settings.stragglers, "slow_links": settings.slow_links, "skew": settings.skew_s}
 
 
 def _run(
@@ -264,6 +265,10 @@ def _result(
             f"Symmetric: {num_ranks - num_started} of {num_ranks} ranks were not started; each is taken to do what the "
             "rank in its place on the first host does."
         )
+    named = {rank for ranks in _disturbed(settings).values() for rank in ranks}
+    if absent := sorted(rank for rank in named if rank >= num_started):
+        ranks = ", ".join(map(str, absent))
+        notes.append(f"[emulate] names ranks that the job did not have, and nothing was done to them: {ranks}.")
     last = len(steps) - 1
     has_spans = bool(steps) and not recorder.num_left_out
     timeline = Timeline(()) if recorder.num_left_out else recorder.timeline(last if steps else None)

@@ -293,6 +293,61 @@ def test_eager_traffic_is_that_of_the_operators_that_pytorch_runs(
     ]
 
 
+@pytest.mark.torch
+def test_a_loss_that_is_cut_moves_what_the_operators_of_pytorchs_loss_parallel_do() -> None:
+    import torch
+    from torch import distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+    from torch.distributed.tensor.parallel import loss_parallel
+    from torch.nn import functional
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    rows, columns = 64, 512
+    few = {"gather", "index_put_", "empty_strided"}  # an element of a row, or none
+    seen: list[int] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            if any(each.__name__ in ("DTensor", "AsyncCollectiveTensor") for each in types):
+                return NotImplemented
+            out = function(*args, **(kwargs or {}))
+            name = function._schema.name.removeprefix("aten::")
+            read = () if name == "zeros_like" else (args, kwargs)
+            tensors = [each for each in tree_leaves((read, out)) if type(each) is torch.Tensor]
+            if not function.is_view and name not in few and not any(each.is_meta for each in tensors):
+                whole = [each for each in tensors if each.numel() >= rows * columns]
+                seen.append(sum(each.numel() * each.element_size() for each in whole) // (rows * columns))
+            return out
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        mesh = init_device_mesh("cpu", (2,))
+        logits = torch.randn(rows, columns, dtype=torch.bfloat16, requires_grad=True)
+        target = torch.randint(0, 2 * columns, (rows,))
+        with Watch(), loss_parallel():
+            whole = DTensor.from_local(logits, mesh, [Shard(1)], run_check=False)
+            loss = functional.cross_entropy(whole.float(), target)
+            forward = sum(seen)
+            seen.clear()
+            loss.backward()
+    finally:
+        dist.destroy_process_group()
+    assert (forward, sum(seen)) == EAGER.cut_loss
+
+
+@pytest.mark.parametrize(("tensor", "per_logit"), [(1, (22, 26)), (2, (38, 38))])
+def test_the_loss_of_plain_pytorch_is_another_where_the_vocabulary_is_cut(
+    tensor: int, per_logit: tuple[int, int]
+) -> None:
+    ops = {op.name: op for op in built(replace(ALONE, tensor=tensor), "fsdp2").iteration.computations}
+    found = [ops[name].work for name in ops if name.endswith((".loss", ".loss_d"))]
+    logits = 2 * SEQ * LLAMA.vocab // tensor
+    assert [work.num_bytes for work in found] == [num_bytes * logits for num_bytes in per_logit]  # type: ignore[union-attr]
+
+
 def test_who_runs_eager_pytorch_pays_for_every_kernel_of_swiglu() -> None:
     moved = 2 * SEQ * LLAMA.ffn
     expected = {"fsdp2": (10, 26), "fsdp1": (10, 26), "ddp": (10, 26), "torchtitan": (10, 18), "megatron": (6, 10)}

@@ -33,7 +33,7 @@ class TableOps(StepOps):
         norm = self._run("norm", (x,), self._shape.traffic.norm[0], (rows, h), FORWARD, also=also)
         logits = self._product("logits", self._enter("head_tp_gather", norm, FORWARD))
         shape = (self._tokens, vocab)
-        num_bytes = self._shape.traffic.loss[0] * shape[0] * vocab
+        num_bytes = self._loss_bytes[0] * shape[0] * vocab
         loss = self._touch("loss", (logits,), num_bytes, shape, Phase.LOSS, num_launches=10)
         if self._layout.tensor > 1:
             call = self._shape.groups.collective(CollectiveKind.ALL_REDUCE, 3 * 4 * self._tokens, TENSOR)
@@ -44,12 +44,17 @@ class TableOps(StepOps):
         self.made["head_input"], self.made["loss"] = x, loss
         return loss
 
+    @property
+    def _loss_bytes(self) -> tuple[int, int]:
+        traffic = self._shape.traffic
+        return traffic.cut_loss if self._layout.tensor > 1 else traffic.loss
+
     def loss_backward(self) -> str:
         """The gradient of the logits."""
         vocab = self._weights["logits"].outputs
         shape = (self._tokens, vocab)
         sources = (self.made["loss"], self.made["logits"])
-        num_bytes = self._shape.traffic.loss[1] * shape[0] * vocab
+        num_bytes = self._loss_bytes[1] * shape[0] * vocab
         return self._touch("loss_d", sources, num_bytes, shape, BACKWARD, num_launches=4)
 
     def head_backward(self, loss_d: str) -> str:

@@ -9,8 +9,12 @@ makes of the same lines). Eager counts the kernels that PyTorch launches for tor
   sum 4, three of one number per row, mean 4, pow 8, twice 8, times the mean's 12, sum of the two 12, cast 6;
 - rotary, forward and backward each: cast 6, complex product 8, cast back 6;
 - SwiGLU, per column of the product: silu 4, product 6; backward: two products 6 each, silu 6;
-- cross entropy per logit: cast 6, log-softmax 12 (its kernel reads a row twice); backward: one hot 4, log-softmax 12,
-  cast 6. Compiled: two passes over 2-byte logits forward, one read and one write backward.
+- cross entropy per logit: cast 6, log-softmax 16 (a row that does not fit into 48 KiB of shared memory is read for its
+  maximum, its sum and its result: `SoftMax.cu`); backward: one hot 4, log-softmax 16 (the gradient's row twice),
+  cast 6. Compiled: two passes over 2-byte logits forward, one read and one write backward;
+- the same of logits that tensor parallelism cuts (`loss_parallel`, whose operators DTensor issues one by one): cast 6,
+  maximum 4, subtraction 8, exponential 8, sum 4, subtraction 8; backward: zeros 4, exponential 8, sum 12, times the
+  loss's gradient 8, cast 6.
 """
 
 from dataclasses import dataclass, replace
@@ -38,6 +42,7 @@ Kernels = tuple[int, ...]
 class Traffic:
     """What kernels move forward and backward; `gated` per column of a gated activation, `loss` in all, per logit.
 
+    `cut_loss` is `loss` where tensor parallelism cuts the vocabulary.
     `joins_sums` says that a sum of gradients is a part of the kernel that reads it, as inductor makes it: of the norm's
     backward, or of the copy before a reduction along the second axis.
     """
@@ -46,6 +51,7 @@ class Traffic:
     rotary: tuple[Kernels, Kernels]
     gated: tuple[Kernels, Kernels]
     loss: tuple[int, int]
+    cut_loss: tuple[int, int]
     joins_sums: bool = False
 
     def sum_bytes(self, num_addends: int) -> int:
@@ -102,16 +108,17 @@ RING_EAGER: Final = RingSteps(merge_bytes=(36, 50), waits=False)
 RING_COMPILED: Final = RingSteps(merge_bytes=(11, 50), waits=True)
 _HALVES_BYTES: Final = 8
 """Per column of a gated activation: the gradients of its two inputs, read and written next to each other."""
-FUSED: Final = Traffic(norm=((4,), (6, 0)), rotary=((4,), (4,)), gated=((6,), (10,)), loss=(36, 22))
+FUSED: Final = Traffic(norm=((4,), (6, 0)), rotary=((4,), (4,)), gated=((6,), (10,)), loss=(36, 22), cut_loss=(36, 22))
 """Megatron-LM's kernels. Its vocabulary-parallel cross entropy is not fused: cast to FP32 (6), maximum (4), subtraction
 (8), exponential (8), sum (2), quotient (8); backward: minus one hot (8), times the loss's gradient (8), cast (6). A
 norm's second backward kernel sums the few partial gradients of its scale."""
-COMPILED: Final = replace(FUSED, loss=(4, 4), joins_sums=True)
+COMPILED: Final = replace(FUSED, loss=(4, 4), cut_loss=(4, 4), joins_sums=True)
 EAGER: Final = Traffic(
     norm=((6, 8, 4, 0, 0, 8, 6, 4), (6, 4, 2, 6, 12, 8, 4, 0, 0, 0, 4, 8, 8, 12, 12, 6)),
     rotary=((6, 8, 6), (6, 8, 6)),
     gated=((4, 6), (6, 6, 6)),
-    loss=(18, 22),
+    loss=(22, 26),
+    cut_loss=(38, 38),
 )
 PLAIN: Final = replace(
     EAGER, norm=FUSED.norm, rotary=FUSED.rotary, gated=(EAGER.gated[0], (*EAGER.gated[1], _HALVES_BYTES))
