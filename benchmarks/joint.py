@@ -65,7 +65,6 @@ class Case:
     cluster: Cluster
     model: TransformerModel
     layout: ParallelLayout
-    shard: int | None = None
 
     def cut_to(self, num_layers: int) -> "Case":
         """The case with as many layers at most; 0: all."""
@@ -79,7 +78,6 @@ class Case:
             self.layout,
             seq_len=SEQ_LEN,
             gpus_per_node=GPUS_PER_NODE,
-            shard=self.shard,
             unit=Unit.LAYER,
             precision=HALF,
         )
@@ -125,7 +123,7 @@ def centauri_cases() -> Iterator[Case]:
         yield Case("Centauri", f"LLaMA {size} FSDP 16, batch {batch}", two, models[size], sharded(16, batch))
     for shard in (16, 8, 4):
         name = f"LLaMA big DP {48 // shard} x FSDP {shard}"
-        yield Case("Centauri", name, six, models["big"], sharded(48, 4), shard)
+        yield Case("Centauri", name, six, models["big"], sharded(48, 4, replicate=48 // shard))
     for size in ("small", "large"):
         layout = sharded(16, 4, stage=1, batches=2)
         yield Case("Centauri", f"LLaMA {size} DP 16", two, models[size], layout)

@@ -185,7 +185,7 @@ def _scalability(model: TransformerModel, work: Work, found: dict[tuple[str, int
     rows, gains = [], {}
     for name, preset in clusters.items():
         for num in (32, 64, 128, 256):
-            grid = Grid(model, load_preset(preset, num // 8), sharded(num, 4), shard=16, work=work)
+            grid = Grid(model, load_preset(preset, num // 8), sharded(num, 4, replicate=num // 16), work=work)
             row = gains[name, num] = centauri_row(grid)
             rows.append([name, str(num), *row.cells])
     yield from table(("cluster", "GPUs", *_CENTAURI_HEAD), rows)
@@ -212,7 +212,7 @@ def _ablation(model: TransformerModel, cluster: Cluster, work: Work) -> Iterator
     cells = {
         "FSDP16": Grid(model, cluster, sharded(16, 4), work=work),
         "DP16, two micro-batches": Grid(model, cluster, sharded(16, 4, stage=1, batches=2), work=work),
-        "DP3 + FSDP16": Grid(model, load_preset("a100_hdr1", 6), sharded(48, 4), shard=16, work=work),
+        "DP3 + FSDP16": Grid(model, load_preset("a100_hdr1", 6), sharded(48, 4, replicate=3), work=work),
         "TP4 + FSDP4": Grid(
             model,
             cluster,
@@ -242,7 +242,7 @@ def _hybrid(models: dict[str, TransformerModel], work: Work) -> Iterator[str]:
     rows, gains = [], {}
     cluster = load_preset("a100_hdr1", 6)
     for shard in (16, 8, 4):
-        grid = Grid(models["big"], cluster, sharded(48, 4), shard=shard, work=work)
+        grid = Grid(models["big"], cluster, sharded(48, 4, replicate=48 // shard), work=work)
         row = centauri_row(grid)
         gains[shard] = row.gain
         rows.append([f"DP{48 // shard} + FSDP{shard}", *row.cells])

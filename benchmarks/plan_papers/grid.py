@@ -25,7 +25,6 @@ class Grid:
     cluster: Cluster
     layout: ParallelLayout
     work: Work
-    shard: int | None = None
 
     def problem(self, unit: Unit = Unit.LAYER) -> PlanProblem:
         """The step; gathers reach three layers ahead."""
@@ -34,7 +33,6 @@ class Grid:
             self.layout,
             seq_len=SEQ_LEN,
             gpus_per_node=self.cluster.gpus_per_node,
-            shard=self.shard,
             unit=unit,
             precision=HALF,
         )
@@ -43,11 +41,12 @@ class Grid:
         return PlanProblem(iteration=step, cluster=self.cluster, times=times, prefetch=depth, work=self.work)
 
 
-def sharded(data: int, micro_batch: int, *, stage: int = 3, batches: int = 1) -> ParallelLayout:
+def sharded(data: int, micro_batch: int, *, stage: int = 3, batches: int = 1, replicate: int = 1) -> ParallelLayout:
     """Data-parallel ranks with a ZeRO stage; gradients travel in 2 bytes."""
     return ParallelLayout(
         data=data,
         zero_stage=stage,
+        replicate=replicate,
         micro_batch=micro_batch,
         global_batch=data * micro_batch * batches,
     )

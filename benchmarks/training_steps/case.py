@@ -27,6 +27,5 @@ class StepCase:
     framework: str
     precision: Precision
     measured_s: float
-    shard: int | None = None
     graphed: bool = False
     note: str = ""

@@ -159,6 +159,8 @@ def _torchtitan(row: Row) -> StepCase:
     model, compiled = model_of(row), not row.text("compile").lower().startswith("no")
     pipeline, replicas = row.needed_count("pp"), row.needed_count("dp_replicate", 1)
     data, context = _data(row, num_gpus), row.needed_count("cp", 1)
+    if data * context % replicas:
+        raise BadRowError(f"dp_replicate is {replicas}, must divide the {data * context} ranks that hold the same")
     layout = ParallelLayout(
         tensor=tensor,
         pipeline=pipeline,
@@ -170,9 +172,8 @@ def _torchtitan(row: Row) -> StepCase:
         sequence_parallel=tensor > 1,
         overlap_tensor=tensor > 1 and row.text("async_tp").lower() == "yes",
         zero_stage=3,
+        replicate=replicas,
     )
-    if data * context % replicas:
-        raise BadRowError(f"dp_replicate is {replicas}, must divide the {data * context} ranks that hold the same")
     cluster = _cluster(row, num_gpus)
     return StepCase(
         line=row.line,
@@ -186,7 +187,6 @@ def _torchtitan(row: Row) -> StepCase:
         framework="torchtitan_compiled" if compiled else "torchtitan",
         precision=Precision(products=_products(row)),
         measured_s=_measured_s(row, model, num_gpus),
-        shard=data * context // replicas,
     )
 
 

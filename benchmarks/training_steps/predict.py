@@ -32,6 +32,5 @@ def predicted(
         profile=load_profile("plausible"),
         rules=load_rules(case.framework),
         precision=case.precision,
-        shard=case.shard,
     )
     return simulator.times()

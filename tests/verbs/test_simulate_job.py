@@ -53,6 +53,19 @@ def test_fsdp_is_data_parallelism_with_everything_sharded() -> None:
     assert (layout.data, layout.zero_stage, layout.prefetch, layout.global_batch) == (8, 3, 2, 8)
 
 
+def test_hybrid_sharding_adds_gradients_between_groups_that_share_out_the_whole() -> None:
+    named = parse_job(job({"fsdp": 4, "replicate": 2}), "job.toml").parallel
+    same = parse_job(job({"data": 8, "zero_stage": 3, "replicate": 2, "framework": "fsdp2"}), "job.toml").parallel
+    assert named is not None
+    assert same is not None
+    layout = layout_of(named)
+    assert layout == layout_of(same)
+    assert (layout.data, layout.shard, layout.num_gpus, layout.global_batch) == (8, 4, 8, 8)
+    assert set(simulate({"fsdp": 4, "replicate": 2}).communicators) == {"fsdp", "dp"}
+    with pytest.raises(JobError, match="replicate is 2, must be 1 with framework megatron"):
+        simulate({"data": 8, "zero_stage": 1, "replicate": 2})
+
+
 def test_the_printed_object_adds_up() -> None:
     result = simulate({"tensor": 4, "pipeline": 2, "data": 2, "global_batch": 32, "sequence_parallel": True})
     assert result.num_gpus == 16

@@ -66,7 +66,8 @@ class ClusterTable(Spec, frozen=True):
 class ParallelTable(Spec, frozen=True):
     """`[parallel]`: fully sharded data parallelism over `fsdp` ranks, or degrees of their own.
 
-    `fsdp = N` is `data = N` with `zero_stage = 3` under FSDP2. What the other keys mean:
+    `fsdp = N` is `data = N` with `zero_stage = 3` under FSDP2; with `replicate = R` there are R such groups, and `data`
+    is all of them. What the other keys mean:
     `workload.parallel.ParallelLayout`. `framework` issues the step (`workload.step.rules`); by default FSDP2 for `fsdp`
     and Megatron-LM otherwise. `clip_gradients` is by default what the framework does.
     `auto = [2, 8]` gives no degrees but a mesh, over which `lagom capture` and `lagom plan` search for a sharding.
@@ -74,6 +75,7 @@ class ParallelTable(Spec, frozen=True):
 
     auto: Annotated[list[Annotated[int, Meta(ge=2, le=1 << 20)]], Meta(min_length=1, max_length=2)] | None = None
     fsdp: Annotated[int, Meta(ge=2)] | None = None
+    replicate: Count = 1
     micro_batch: Count = 1
     global_batch: Count | None = None
     prefetch: Count = 1

@@ -79,7 +79,7 @@ def layout_of(parallel: ParallelTable) -> ParallelLayout:
         raise JobError(
             "parallel.auto: a sharding is searched for by `lagom capture` and `lagom plan` only; give degrees"
         )
-    data = parallel.fsdp or parallel.data or 1
+    data = parallel.fsdp * parallel.replicate if parallel.fsdp else parallel.data or 1
     zero_stage = 3 if parallel.fsdp is not None else parallel.zero_stage or 0
     return ParallelLayout(
         tensor=parallel.tensor,
@@ -96,6 +96,7 @@ def layout_of(parallel: ParallelTable) -> ParallelLayout:
         async_tensor=parallel.async_tensor,
         overlap_tensor=parallel.overlap_tensor,
         zero_stage=zero_stage,
+        replicate=parallel.replicate,
         overlap_gradients=parallel.overlap_gradients,
         bucket_bytes=size_bytes(parallel.bucket_bytes, "parallel.bucket_bytes"),
         prefetch=parallel.prefetch,

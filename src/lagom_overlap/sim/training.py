@@ -127,11 +127,10 @@ class TrainingSimulator:
         clips: bool | None = None,
         sm_carveout: int | None = None,
         rank_skew_s: float = 0.0,
-        shard: int | None = None,
     ) -> None:
         self._model, self._layout, self._seq_len, self._cluster = model, layout, seq_len, cluster
         self._rules = rules or load_rules(framework.name)
-        self._precision, self._clips, self._shard = precision, clips, shard
+        self._precision, self._clips = precision, clips
         self._built: dict[int, _Built] = {}
         self.price = FrameworkModel.of(
             cluster, profile, operators.in_training(), framework, sm_carveout, rank_skew_s=rank_skew_s
@@ -150,7 +149,6 @@ class TrainingSimulator:
             clips=self._clips,
             rank=rank,
             num_micro_batches=num,
-            shard=self._shard,
         )
         return built.placed_on(self._cluster)
 

@@ -19,6 +19,7 @@ from typing import Any, Final
 from lagom_overlap.capturing.file import write_capture
 from lagom_overlap.errors import JobError, LagomError, MissingDependencyError, OutputError
 from lagom_overlap.jobfile.spec import JobSpec, ParallelTable, read_job
+from lagom_overlap.jobfile.step import layout_of
 from lagom_overlap.results.capture import CaptureResult
 from lagom_overlap.workload.issued import IssuedStep
 
@@ -184,10 +185,11 @@ def _options_of(parallel: ParallelTable) -> dict[str, int | str]:
         raise JobError(
             "parallel.context and overlap_tensor: named models are captured without context parallelism or parts"
         )
-    data = parallel.fsdp or parallel.data or 1
-    sharded = parallel.fsdp is not None or parallel.zero_stage == 3
+    layout = layout_of(parallel)
+    data = layout.data
+    shared = {"fsdp": data // layout.replicate, "replicate": layout.replicate}
     options: dict[str, int | str] = {
-        "fsdp" if sharded else "replicate": data,
+        **(shared if layout.zero_stage == 3 else {"replicate": data}),
         "tensor": parallel.tensor,
         "expert": parallel.expert,
         "pipeline": parallel.pipeline,

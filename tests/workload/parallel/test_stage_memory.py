@@ -49,6 +49,18 @@ def test_zero_3_shards_the_parameters_and_holds_the_layers_in_flight() -> None:
     assert memory.parameter_bytes == pytest.approx(2 * (model.num_params / 8 + 3 * model.layer_params), rel=1e-3)
 
 
+def test_hybrid_sharding_shares_out_what_a_group_holds() -> None:
+    model = load_model("llama-2-7b")
+    held = {}
+    for replicate in (1, 2):
+        layout = ParallelLayout(data=8, global_batch=8, zero_stage=3, replicate=replicate)
+        (stage,) = plan_stages(model, layout)
+        memory = stage_memory(model, layout, stage, 2048)
+        held[replicate] = memory.gradient_bytes + memory.optimizer_bytes
+    assert held[2] == pytest.approx(16 * model.num_params / 4, rel=1e-6)
+    assert held[1] == pytest.approx(held[2] / 2, rel=1e-6)
+
+
 def test_no_more_layers_are_gathered_than_there_are() -> None:
     model = load_model("llama-2-7b")
     layout = ParallelLayout(data=8, global_batch=8, zero_stage=3, prefetch=10_000)

@@ -21,7 +21,7 @@ from lagom_overlap.workload.models import load_model
 from lagom_overlap.workload.parallel import ParallelLayout
 from lagom_overlap.workload.precision import DType, Precision
 from lagom_overlap.workload.step import FSDP2, build_step
-from lagom_overlap.workload.streams import ALL_GATHER, ALL_GATHER_COPY_IN, COMPUTE, REDUCE_SCATTER
+from lagom_overlap.workload.streams import ALL_GATHER, ALL_GATHER_COPY_IN, ALL_REDUCE, COMPUTE, REDUCE_SCATTER
 
 TOKENS = 2 * 2048
 CAPTURES = {"phi-2": "out_hf_phi2", "llama-3-8b": "out_hf_llama3", "mpt-7b": "out_hf_mpt"}
@@ -32,6 +32,7 @@ def built(
     name: str = "phi-2",
     *,
     num_ranks: int = 8,
+    replicate: int = 1,
     micro_batch: int = 2,
     num_micro_batches: int = 1,
     num_layers: int = 0,
@@ -43,6 +44,7 @@ def built(
     layout = ParallelLayout(
         data=num_ranks,
         zero_stage=3,
+        replicate=replicate,
         micro_batch=micro_batch,
         global_batch=micro_batch * num_ranks * num_micro_batches,
         prefetch=prefetch,
@@ -117,6 +119,13 @@ def _copies(step: IssuedStep) -> list[tuple[str, int]]:
     return [(op.stream, op.work.num_bytes) for op in step.iteration.computations if op.stream != COMPUTE]  # type: ignore[union-attr]
 
 
+def _bytes_by_stream(step: IssuedStep) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for stream, num_bytes in _copies(step):
+        found[stream] += num_bytes
+    return found
+
+
 def _gather_waits(step: IssuedStep) -> list[tuple[str, ...]]:
     """What every copy-in stream's operator and every gather waits for, as (kind, bytes) in the order of issue."""
     ops = {op.name: op for op in step.iteration.ops}
@@ -130,7 +139,7 @@ def _gather_waits(step: IssuedStep) -> list[tuple[str, ...]]:
 
     found = []
     for op in step.iteration.ops:
-        if op.stream in (ALL_GATHER_COPY_IN, ALL_GATHER, REDUCE_SCATTER):
+        if op.stream in (ALL_GATHER_COPY_IN, ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE):
             waits = sorted({*step.waits.get(op.name, ())}, key=place.__getitem__)
             found.append(tuple(word(name) for name in waits))
     return found
@@ -138,21 +147,31 @@ def _gather_waits(step: IssuedStep) -> list[tuple[str, ...]]:
 
 @pytest.mark.torch
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("name", ["phi-2", "mpt-7b"])
+@pytest.mark.parametrize(
+    ("name", "replicate", "num_micro_batches"),
+    [("phi-2", 1, 1), ("mpt-7b", 1, 1), ("phi-2", 2, 1), ("phi-2", 1, 2), ("phi-2", 2, 2)],
+)
 def test_a_capture_of_fsdp2_has_the_built_steps_streams_collectives_and_waits(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, replicate: int, num_micro_batches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PyTorch itself issues the same model: the same collectives in the same order, streams and waits."""
+    """PyTorch itself issues the same model: the same collectives in the same order, streams and waits.
+
+    With replicas it is HSDP: each scatter's result is summed on a stream of its own.
+    """
     pytest.importorskip("torch")
     from lagom_overlap.capturing.models import named
 
     model = replace(load_model(name), num_layers=4)
     monkeypatch.setattr(named, "load_model", lambda _: model)
-    theirs = named.capture_named(name, {"fsdp": 8}, micro_batch=2, seq_len=2048)
-    ours = built(name, num_layers=4)
+    options = {"fsdp": 8 // replicate, "replicate": replicate, "micro_batches": num_micro_batches}
+    theirs = named.capture_named(name, options, micro_batch=2, seq_len=2048)
+    ours = built(name, num_layers=4, replicate=replicate, num_micro_batches=num_micro_batches)
     assert _signature(ours) == _signature(theirs)
-    assert _copies(ours) == _copies(theirs)
-    assert _gather_waits(ours) == _gather_waits(theirs)
+    if num_micro_batches == 1:
+        assert _copies(ours) == _copies(theirs)
+        assert _gather_waits(ours) == _gather_waits(theirs)
+    else:  # gradients are added parameter by parameter there, a unit at once here: as many bytes on the same stream
+        assert _bytes_by_stream(ours) == _bytes_by_stream(theirs)
 
 
 @pytest.mark.parametrize("name", ["phi-2", "mpt-7b"])

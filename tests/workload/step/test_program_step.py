@@ -24,15 +24,12 @@ EXPERTS = TransformerModel(
 )
 
 
-def _step(
-    model: TransformerModel = DENSE, unit: Unit = Unit.LAYER, shard: int | None = None, **layout: object
-) -> Iteration:
+def _step(model: TransformerModel = DENSE, unit: Unit = Unit.LAYER, **layout: object) -> Iteration:
     return program_step(
         model,
         ParallelLayout(**layout),  # type: ignore[arg-type]
         seq_len=32,
         gpus_per_node=4,
-        shard=shard,
         unit=unit,
     )
 
@@ -75,7 +72,7 @@ def test_a_unit_of_a_matrix_moves_the_same_bytes() -> None:
 
 
 def test_hybrid_sharding_reduces_a_share_over_replicas() -> None:
-    step = _step(data=8, shard=4, zero_stage=3, micro_batch=1, global_batch=8)
+    step = _step(data=8, replicate=2, zero_stage=3, micro_batch=1, global_batch=8)
     scatter = next(op for op in step.comms if op.collective.kind is CollectiveKind.REDUCE_SCATTER)
     reduce = next(op for op in step.comms if op.communicator == "dp")
     assert (scatter.collective.num_ranks, scatter.collective.num_nodes) == (4, 1)
@@ -121,17 +118,18 @@ def test_every_source_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layout", "shard", "message"),
+    ("layout", "message"),
     [
-        ({"pipeline": 3, "global_batch": 3}, None, "pipeline is 3, must be 1"),
-        ({"data": 8, "zero_stage": 3, "global_batch": 8}, 3, "shard is 3, must divide"),
-        ({"data": 8, "global_batch": 8}, 4, "zero_stage 0"),
-        ({"tensor": 3}, None, "must divide the model's heads"),
+        ({"pipeline": 3, "global_batch": 3}, "pipeline is 3, must be 1"),
+        ({"data": 8, "zero_stage": 3, "global_batch": 8, "replicate": 3}, "replicate is 3, must divide the 8 ranks"),
+        ({"data": 8, "global_batch": 8, "replicate": 2}, "replicate is 2, must be 1 with zero_stage 0"),
+        ({"data": 8, "zero_stage": 3, "global_batch": 8, "expert": 2, "replicate": 2}, "must be 1 with expert = 2"),
+        ({"tensor": 3}, "must divide the model's heads"),
     ],
 )
-def test_a_layout_that_does_not_fit_is_refused(layout: dict[str, int], shard: int | None, message: str) -> None:
+def test_a_layout_that_does_not_fit_is_refused(layout: dict[str, int], message: str) -> None:
     with pytest.raises(JobError, match=message):
-        _step(shard=shard, **layout)
+        _step(**layout)
 
 
 @pytest.mark.parametrize("stage", [0, 1])

@@ -43,7 +43,8 @@ class ParallelLayout:
 
     `micro_batch` and `global_batch` are in sequences. `chunks` are the model chunks (virtual stages) of one GPU under
     the interleaved schedule. `zero_stage` shards over the data-parallel ranks: 1 the optimizer (Megatron's distributed
-    optimizer), 2 the gradients too, 3 the parameters too (FSDP). `overlap_gradients` reduces buckets of
+    optimizer), 2 the gradients too, 3 the parameters too (FSDP). `replicate` groups of consecutive ranks each share out
+    the whole, and gradients are added between them (hybrid sharding, HSDP). `overlap_gradients` reduces buckets of
     `bucket_bytes` during the last backward instead of everything after it; `prefetch` is in layers (stage 3).
     `context` ranks share every sequence: each has its tokens, and keys and values travel around them during attention.
     `async_tensor` hides the all-reduce of input gradients behind the weight gradient's product (no sequence
@@ -68,6 +69,7 @@ class ParallelLayout:
     async_tensor: bool = False
     overlap_tensor: bool = False
     zero_stage: int = 0
+    replicate: int = 1
     overlap_gradients: bool = False
     bucket_bytes: int = 160_000_000
     prefetch: int = 1
@@ -88,6 +90,7 @@ class ParallelLayout:
             "global_batch",
             "chunks",
             "prefetch",
+            "replicate",
         )
         for field in (*counts, "bucket_bytes"):
             value = getattr(self, field)
@@ -97,6 +100,7 @@ class ParallelLayout:
             raise JobError(f"parallel.zero_stage is {self.zero_stage}, must be 0 to {MAX_ZERO_STAGE}")
         self._check_batches()
         self._check_schedule()
+        self._check_replicate()
         num_slots = self.num_micro_batches * self.num_chunks
         if num_slots > MAX_SLOTS:
             raise JobError(
@@ -127,6 +131,19 @@ class ParallelLayout:
                 f"micro_batch x data = {self.micro_batch} x {self.data} = {per_step}"
             )
 
+    def _check_replicate(self) -> None:
+        if self.replicate == 1:
+            return
+        if not self.zero_stage:
+            raise JobError(f"parallel.replicate is {self.replicate}, must be 1 with zero_stage 0, which shards nothing")
+        if self.replicas % self.replicate:
+            raise JobError(
+                f"parallel.replicate is {self.replicate}, must divide the {self.replicas} ranks that hold the same "
+                "(data x context)"
+            )
+        if self.expert > 1:
+            raise JobError(f"parallel.replicate is {self.replicate}, must be 1 with expert = {self.expert}")
+
     def _check_schedule(self) -> None:
         if self.schedule is PipelineSchedule.INTERLEAVED:
             if self.pipeline < 2 or self.chunks < 2:
@@ -155,6 +172,11 @@ class ParallelLayout:
     def replicas(self) -> int:
         """Ranks that hold, or share out, the same parameters: data x context."""
         return self.data * self.context
+
+    @property
+    def shard(self) -> int:
+        """Consecutive ranks that share out what `zero_stage` shards; 1 where it shards nothing."""
+        return self.replicas // self.replicate if self.zero_stage else 1
 
     @property
     def num_micro_batches(self) -> int:

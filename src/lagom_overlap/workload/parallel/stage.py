@@ -27,9 +27,9 @@ class StagePlan:
     layer_share: float
 
     def shard_params(self, layout: ParallelLayout) -> int:
-        """Parameters per GPU when they are sharded: all ranks share the dense ones, data / expert ranks the experts."""
+        """Parameters per GPU when they are sharded: dense ones over a layout's `shard`, experts over data / expert."""
         dense = self.num_params - self.num_expert_params
-        return dense // layout.replicas + self.num_expert_params * layout.expert // layout.replicas
+        return dense // layout.shard + self.num_expert_params * layout.expert // layout.replicas
 
 
 def chunk_layers(model: TransformerModel, layout: ParallelLayout) -> tuple[range, ...]:

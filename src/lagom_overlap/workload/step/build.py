@@ -247,17 +247,11 @@ class _Build:
         return total
 
 
-def _groups(layout: ParallelLayout, shard: int | None) -> StepGroups:
-    if shard is None:
-        shard = layout.replicas if layout.zero_stage else 1
-    if shard < 1 or layout.replicas % shard:
-        raise JobError(f"step: shard is {shard}, must divide the ranks that hold the same ({layout.replicas})")
-    if shard > 1 and not layout.zero_stage:
-        raise JobError(f"step: shard is {shard} with parallel.zero_stage 0, which shards nothing; must be 1")
+def _groups(layout: ParallelLayout) -> StepGroups:
     return StepGroups(
         tensor=layout.tensor,
-        shard=shard,
-        replicas=layout.replicas // shard,
+        shard=layout.shard,
+        replicas=layout.replicas // layout.shard,
         expert=layout.expert,
         pipeline=layout.pipeline,
         context=layout.context,
@@ -273,7 +267,6 @@ def build_step(
     precision: Precision | None = None,
     rank: int = 0,
     num_micro_batches: int | None = None,
-    shard: int | None = None,
     unit: Unit = Unit.LAYER,
     clips: bool | None = None,
     explicit_prefetch: int | None = None,
@@ -281,7 +274,7 @@ def build_step(
     """One step of `model` under `layout` on one rank of pipeline stage `rank`, as `rules` issue it.
 
     Of a precision, and of whether gradients are clipped, None is the framework's default. `num_micro_batches` runs
-    fewer or more than the layout's. `shard` data-parallel ranks share what is sharded (None: all). `explicit_prefetch`
+    fewer or more than the layout's. `explicit_prefetch`
     names as many of FSDP2's units to prefetch by hand.
 
     Raises:
@@ -290,10 +283,15 @@ def build_step(
     check_model(model, layout, seq_len)
     if rules.sharding is Sharding.FSDP2 and layout.replicas > 1 and layout.zero_stage < 2:
         raise JobError(f"parallel.zero_stage is {layout.zero_stage}: {rules.name} shards parameters, must be 2 or 3")
+    if rules.sharding is Sharding.BUCKETS and layout.replicate > 1:
+        raise JobError(
+            f"parallel.replicate is {layout.replicate}, must be 1 with framework {rules.name}: hybrid sharding is "
+            "modelled for FSDP and DeepSpeed"
+        )
     shape = StepShape(
         model=model,
         layout=layout,
-        groups=_groups(layout, shard),
+        groups=_groups(layout),
         seq_len=seq_len,
         precision=precision or rules.precision,
         unit=unit,
@@ -326,7 +324,6 @@ def program_step(
     *,
     seq_len: int,
     gpus_per_node: int,
-    shard: int | None = None,
     unit: Unit = Unit.LAYER,
     precision: Precision | None = None,
 ) -> Iteration:
@@ -339,7 +336,7 @@ def program_step(
         raise JobError(f"step: parallel.pipeline is {layout.pipeline}, must be 1: a program is one rank's whole step")
     if layout.overlap_experts:
         raise JobError("step: parallel.overlap_experts is true, must be false: a program says what reads what")
-    built = build_step(model, layout, seq_len=seq_len, rules=PROGRAM_ORDER, shard=shard, unit=unit, precision=precision)
+    built = build_step(model, layout, seq_len=seq_len, rules=PROGRAM_ORDER, unit=unit, precision=precision)
     placed = built.on_nodes_of(gpus_per_node).iteration
     return replace(placed, ops=tuple(_on_stated_nodes(op, gpus_per_node) for op in placed.ops))
 
@@ -362,6 +359,7 @@ def step_name(model: TransformerModel, layout: ParallelLayout) -> str:
     words += [f"cp{layout.context}"] if layout.context > 1 else []
     if layout.data > 1:
         kind = {0: "dp", 3: "fsdp"}.get(layout.zero_stage, f"zero{layout.zero_stage}-")
-        words.append(f"{kind}{layout.data}")
+        words += [f"dp{layout.replicate}"] if layout.replicate > 1 else []
+        words.append(f"{kind}{layout.data // layout.replicate}")
     words += [f"ep{layout.expert}"] if layout.expert > 1 else []
     return "-".join(words)

@@ -15,7 +15,7 @@ from typing import Final
 from lagom_overlap.workload.ops import Phase
 from lagom_overlap.workload.step.issue import StepCollectives
 from lagom_overlap.workload.step.units import ParamUnit, Weight
-from lagom_overlap.workload.streams import ALL_GATHER, ALL_GATHER_COPY_IN, COMPUTE, REDUCE_SCATTER
+from lagom_overlap.workload.streams import ALL_GATHER, ALL_GATHER_COPY_IN, ALL_REDUCE, COMPUTE, REDUCE_SCATTER
 
 _STORED_BYTES: Final = 4
 """Sharded parameters and their gradients are kept in FP32."""
@@ -130,19 +130,22 @@ class Fsdp2:
         moved = unit.num_params * (precision.gradient.num_bytes + precision.reduction.num_bytes)
         copied = comms.copy(f"mb{batch}.{unit.key}.reduce_copy_in", moved, origin, unit.gradients)
         self._graph.clock.wait_stream(REDUCE_SCATTER, COMPUTE)
-        made = comms.reduce_unit(unit, [copied], batch, last=True)
-        self._reductions.append(made[0])
+        scattered = comms.scatter_unit(unit, [copied], batch)
+        self._reductions.append(scattered[0])
+        made = comms.sum_unit(unit, scattered, batch)
         before = comms.reduced.get(unit.key, [])
         if before and made != [copied]:  # the sum over micro-batches
             share = -(-unit.num_params // comms.shards(unit))
+            stream = REDUCE_SCATTER if made == scattered else ALL_REDUCE
             name = f"mb{batch}.{unit.key}.accumulate"
             origin = comms.origin(unit, Phase.BACKWARD, batch, "accumulate")
-            made = [comms.copy(name, 3 * _STORED_BYTES * share, origin, (*made, *before), REDUCE_SCATTER)]
+            made = [comms.copy(name, 3 * _STORED_BYTES * share, origin, (*made, *before), stream)]
         comms.reduced[unit.key] = made
 
     def end(self) -> None:
         """The root's final callback: computations wait for the last reduction."""
-        self._graph.clock.wait_stream(COMPUTE, REDUCE_SCATTER)
+        for stream in (REDUCE_SCATTER, ALL_REDUCE):
+            self._graph.clock.wait_stream(COMPUTE, stream)
 
     def updated(self, unit: ParamUnit) -> tuple[int, tuple[str, ...]]:
         """A share of the parameters."""

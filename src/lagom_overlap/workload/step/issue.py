@@ -98,6 +98,7 @@ class StepCollectives:
         deps: Sequence[str],
         key: str | None = None,
         cut: int = 1,
+        stream: str | None = None,
     ) -> str:
         """A reduction of `num_elements` gradients, of which a scatter has left one `cut`-th."""
         first, what = units[0], _NAMES[kind]
@@ -108,26 +109,40 @@ class StepCollectives:
             group,
             origin=self.origin(first, Phase.BACKWARD, batch, what),
             deps=deps,
-            stream=self.rules.reduce_stream,
+            stream=self.rules.reduce_stream if stream is None else stream,
             shards=self._cuttable(first, deps, gathers=False, cut=cut) if len(units) == 1 else None,
         )
 
-    def reduce_unit(self, unit: ParamUnit, deps: Sequence[str], batch: int, *, last: bool) -> list[str]:
-        """A unit's gradients are scattered over those who share it, then summed over its replicas; the results."""
-        made, cut, groups = list(deps), self.shards(unit), self.shape.groups
-        if cut > 1:
-            made = [
-                self.reduce(
-                    [unit], CollectiveKind.REDUCE_SCATTER, self.group(unit), unit.num_params, batch=batch, deps=made
-                )
-            ]
+    def scatter_unit(self, unit: ParamUnit, deps: Sequence[str], batch: int) -> list[str]:
+        """A unit's gradients are scattered over those who share it; the results, or `deps` where nobody shares."""
+        if self.shards(unit) == 1:
+            return list(deps)
+        return [
+            self.reduce(
+                [unit], CollectiveKind.REDUCE_SCATTER, self.group(unit), unit.num_params, batch=batch, deps=deps
+            )
+        ]
+
+    def sum_unit(self, unit: ParamUnit, deps: Sequence[str], batch: int) -> list[str]:
+        """What a unit's scatter has left is summed over its replicas; the results, or `deps` where it has none."""
+        cut, groups, stream = self.shards(unit), self.shape.groups, self.rules.sum_stream
         group = EXPERT_REPLICAS if unit.is_expert and groups.expert > 1 else REPLICAS
-        alone = group == self.group(unit) and cut > 1
-        if last and not alone and groups.size(group) > 1:
-            made = [
-                self.reduce([unit], CollectiveKind.ALL_REDUCE, group, unit.num_params, batch=batch, deps=made, cut=cut)
-            ]
-        return made
+        if (group == self.group(unit) and cut > 1) or groups.size(group) == 1:
+            return list(deps)
+        if stream is not None:
+            self.graph.clock.wait_stream(stream, self.rules.reduce_stream)
+        return [
+            self.reduce(
+                [unit],
+                CollectiveKind.ALL_REDUCE,
+                group,
+                unit.num_params,
+                batch=batch,
+                deps=deps,
+                cut=cut,
+                stream=stream,
+            )
+        ]
 
     def _cuttable(self, unit: ParamUnit, deps: Sequence[str], *, gathers: bool, cut: int = 1) -> ShardSpec | None:
         weight = unit.weights[0]

@@ -80,7 +80,9 @@ class Layerwise:
                 continue
             if comms.rules.waits_for_use:
                 self._graph.clock.wait_stream(comms.rules.reduce_stream, COMPUTE)
-            made = comms.reduce_unit(unit, unit.gradients, batch, last=last)
+            made = comms.scatter_unit(unit, unit.gradients, batch)
+            if last:
+                made = comms.sum_unit(unit, made, batch)
             comms.reduced.setdefault(unit.key, []).extend(made)
 
     def end(self) -> None:

@@ -43,7 +43,7 @@ from lagom_overlap.workload.step.traffic import (
     RingSteps,
     Traffic,
 )
-from lagom_overlap.workload.streams import ALL_GATHER, COMM, REDUCE_SCATTER
+from lagom_overlap.workload.streams import ALL_GATHER, ALL_REDUCE, COMM, REDUCE_SCATTER
 
 
 class Sharding(StrEnum):
@@ -58,7 +58,8 @@ class Sharding(StrEnum):
 class IssueRules:
     """The rules of one framework.
 
-    `sharding` is how parameters and gradients travel. `gather_stream` and `reduce_stream` are where. Without
+    `sharding` is how parameters and gradients travel. `gather_stream` and `reduce_stream` are where, and
+    `sum_stream` where sums over the replicas of hybrid sharding are (None: with the reductions). Without
     `waits_for_use` a gather is issued just before its first use and waits for nothing, as a program says it before any
     framework has issued it. `first_bucket_bytes` and `bucket_bytes` are for buckets (None: the layout's);
     `copies_buckets` says that gradients are copied into them and out again. `reduces_shards_at_once`: with ZeRO 2
@@ -83,6 +84,7 @@ class IssueRules:
     sharding: Sharding
     gather_stream: str = COMM
     reduce_stream: str = COMM
+    sum_stream: str | None = None
     waits_for_use: bool = True
     first_bucket_bytes: int | None = None
     bucket_bytes: int | None = None
@@ -117,6 +119,7 @@ FSDP2: Final = IssueRules(
     sharding=Sharding.FSDP2,
     gather_stream=ALL_GATHER,
     reduce_stream=REDUCE_SCATTER,
+    sum_stream=ALL_REDUCE,
     traffic=PLAIN,
     stops_recompute=True,
     optimizer_bytes=_ADAMW_FOREACH_BYTES,
