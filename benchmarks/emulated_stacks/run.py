@@ -17,9 +17,15 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).parent.resolve()
-RANKS = {"megatron": 8, "deepspeed": 4, "trainer": 2, "torchtitan": 4}
+MEGATRON = {
+    "megatron": "--tensor 2 --pipeline 2",
+    "megatron_interleaved": "--tensor 2 --pipeline 2 --chunks 2",
+    "megatron_experts": "--experts 8 --expert 4 --pipeline 2 --chunks 2",
+    "megatron_combined": "--experts 8 --expert 4 --pipeline 2 --chunks 2 --combined",
+}
+RANKS = {**dict.fromkeys(MEGATRON, 8), "deepspeed": 4, "trainer": 2, "torchtitan": 4}
 PACKAGES = {
-    "megatron": ("megatron-core",),
+    **dict.fromkeys(MEGATRON, ("megatron-core",)),
     "deepspeed": ("deepspeed",),
     "trainer": ("accelerate", "transformers"),
     "torchtitan": ("torchtitan",),
@@ -29,8 +35,8 @@ PACKAGES = {
 def command_of(name: str, python: str, steps: int) -> list[str]:
     """The job's own command."""
     torchrun = [python, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS[name])]
-    if name == "megatron":
-        return [*torchrun, str(HERE / "megatron_gpt.py"), "2", "2", str(steps)]
+    if name in MEGATRON:
+        return [*torchrun, str(HERE / "megatron_gpt.py"), *MEGATRON[name].split(), str(steps)]
     if name == "deepspeed":
         return [*torchrun, str(HERE / "deepspeed_zero3.py"), str(steps)]
     if name == "trainer":

@@ -77,6 +77,22 @@ void framework_note_inexact(void) { num_inexact++; }
 // Kernels that this thread launched and that left their outputs as they were.
 EXPORT unsigned long long lagom_emulation_inexact_launches(void) { return num_inexact; }
 
+static _Thread_local struct {
+  bool is_known;
+  uint64_t number;
+} counted;
+
+// Until it is told again: the number that this thread's operator finds where its kernels count, which count nothing here.
+EXPORT void lagom_emulation_count(int is_known, unsigned long long number) {
+  counted.is_known = is_known;
+  counted.number = number;
+}
+
+bool framework_counted(uint64_t *number) {
+  *number = counted.number;
+  return counted.is_known;
+}
+
 // Before Python reads or writes a range: brings what a collective owes there, waiting for other ranks if it may. Whether
 // nothing is owed any more.
 EXPORT int lagom_emulation_settle(const void *at, size_t bytes, int may_wait) {

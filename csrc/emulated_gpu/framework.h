@@ -3,6 +3,7 @@
 #define LAGOM_EMULATED_GPU_FRAMEWORK_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
 #include "device.h"
 
@@ -16,6 +17,9 @@ bool framework_take_group(emulated_group *group);
 
 // One line for the coordinator, which ends the job with it.
 void lagom_emulation_refuse(const char *text);
+
+// What an operator of this thread is about to read from its GPU to know how much it makes; false if it is not known.
+bool framework_counted(uint64_t *number);
 
 // A kernel was launched that computes nothing.
 void framework_note_inexact(void);

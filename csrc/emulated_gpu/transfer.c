@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "framework.h"
 #include "memory.h"
 
 enum { COPY_H2D = 1, COPY_D2H = 2, COPY_D2D = 8, COPY_H2H = 9, COPY_P2P = 10 };  // CUPTI's numbers
@@ -39,6 +40,11 @@ CUresult transfer_copy_rectangle(const rectangle *area, CUstream stream, const c
       .to_pitch = area->to_pitch,
       .from_pitch = area->from_pitch,
   };
+  uint64_t number;
+  if (op.copy_kind == COPY_D2H && op.bytes <= sizeof number && framework_counted(&number)) {
+    op.effect = (effect){.kind = EFFECT_FILL, .to = area->to, .count = 1, .num_rows = 1, .element_bytes = (uint8_t)op.bytes};
+    memcpy(op.effect.value, &number, op.bytes);  // little-endian
+  }
   CUresult result = stream_submit(stream, &op, api, NULL);
   // A copy to memory that is not page-locked returns when it is done.
   bool is_blocking = is_pageable && op.copy_kind == COPY_D2H && !stream_of(stream)->capture;

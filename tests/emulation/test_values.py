@@ -1,6 +1,7 @@
 """Values of emulated tensors, with this machine's memory for a GPU's and operators that leave nothing behind."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -18,6 +19,7 @@ class Device:
     def __init__(self) -> None:
         self.num_launches = 0
         self.owes = False
+        self.counts: list[int] = []
 
     def inexact_launches(self) -> int:
         return self.num_launches
@@ -25,6 +27,11 @@ class Device:
     def settle(self, address: int, num_bytes: int, *, may_wait: bool) -> bool:
         self.owes = self.owes and not may_wait
         return not self.owes
+
+    @contextlib.contextmanager
+    def counted(self, number: int) -> Iterator[None]:
+        self.counts.append(number)
+        yield
 
 
 class OnHost(Values):
@@ -84,6 +91,20 @@ def test_sizes_that_follow_from_values_are_right(run) -> None:
     x = torch.randint(0, 5, (400,))
     assert torch.equal(run(aten.nonzero.default, x), x.nonzero())
     assert torch.equal(run(aten.index.Tensor, x, [x > 2]), x[x > 2])
+
+
+def test_operators_that_size_their_results_count_what_there_is(run, device) -> None:
+    numbers = torch.tensor([5, 0, 2, 5, 0, 1])
+    mask = numbers > 0
+    run(aten.nonzero.default, numbers)
+    run(aten.masked_select.default, numbers, mask)
+    run(aten.index.Tensor, torch.ones(3, 6), [None, mask])
+    run(aten._unique2.default, numbers)
+    run(aten.repeat_interleave.Tensor, numbers)
+    assert device.counts == [4, 4, 4, 4, 13]
+    run(aten.bincount.default, numbers)  # by its greatest number
+    run(aten.equal.default, numbers, numbers + 1)
+    assert device.counts[5:] == [5, 0]
 
 
 def test_sizes_by_values_that_nobody_computed_are_refused_by_name(run) -> None:

@@ -7,6 +7,7 @@ priced by their names from then on.
 """
 
 import atexit
+import contextlib
 import ctypes
 import json
 import math
@@ -109,6 +110,8 @@ class Device:
         self._inexact.argtypes, self._inexact.restype = [], ctypes.c_uint64
         self._settle = library.lagom_emulation_settle
         self._settle.argtypes, self._settle.restype = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int], ctypes.c_int
+        self._count = library.lagom_emulation_count
+        self._count.argtypes, self._count.restype = [ctypes.c_int, ctypes.c_uint64], None
         self._host_ns = library.lagom_emulation_host_ns
         self._host_ns.argtypes, self._host_ns.restype = [], ctypes.c_uint64
 
@@ -133,6 +136,15 @@ class Device:
     def settle(self, address: int, num_bytes: int, *, may_wait: bool) -> bool:
         """Brings what a collective still owes there; whether nothing is owed any more."""
         return bool(self._settle(address, num_bytes, may_wait))
+
+    @contextlib.contextmanager
+    def counted(self, number: int) -> Iterator[None]:
+        """What this thread's operators read where their kernels count."""
+        self._count(1, number)
+        try:
+            yield
+        finally:
+            self._count(0, 0)
 
     def name_group(self, num_started: int, ranks: Sequence[int], own: int, peer: int) -> None:
         """The ranks of the communicator that this thread makes next; none: not known."""

@@ -51,6 +51,9 @@ class Memory(Protocol):
     def settle(self, address: int, num_bytes: int, *, may_wait: bool) -> bool:
         """Brings what a collective still owes there; whether nothing is owed any more."""
 
+    def counted(self, number: int) -> contextlib.AbstractContextManager[None]:
+        """What this thread's operators read meanwhile where their kernels count."""
+
 
 @dataclass(slots=True)
 class _Begun:
@@ -102,8 +105,8 @@ class Values:
         except Exception as error:
             return self._break(error, call)
         if begun.is_sized and begun.early is not None:
-            # Its kernels take their time; what they would have counted is known already.
-            with contextlib.suppress(RuntimeError):
+            # Its kernels take their time, on as much as they would have counted, which is known already.
+            with contextlib.suppress(RuntimeError), self._memory.counted(self._count(func, args, begun.early.result)):
                 call()
             return self._mapped(begun.early.result, lambda tensor: self._placed(tensor, begun))
         out = call()
@@ -157,6 +160,16 @@ class Values:
         elif written and name not in _PLAIN_WRITES and all(self._on_gpu(tensor) for tensor in written):
             begun.early = self._computed(func, args, kwargs, given, written)
         return begun
+
+    def _count(self, func: Any, args: Sequence[Any], result: Any) -> int:
+        """The number by which an operator sizes its result."""
+        if func._schema.name == "aten::index":
+            return int(self._held(next(filter(_is_mask, args[1]))).count_nonzero())
+        if isinstance(result, bool):
+            return int(result)
+        first = next(iter(self._tensors((result,), {})))
+        rows = len(first) if first.dim() else 1
+        return max(0, rows - 1) if func._schema.name == "aten::bincount" else rows  # by the greatest value
 
     def _placed(self, tensor: Any, begun: _Begun) -> Any:
         device = next(each.device for each in begun.given if self._on_gpu(each))
@@ -346,7 +359,11 @@ def _is_masked(func: Any, args: Sequence[Any]) -> bool:
     """Indexing has a size of its own only with masks."""
     if func._schema.name != "aten::index":
         return True
-    return any(index is not None and str(index.dtype) in ("torch.bool", "torch.uint8") for index in args[1])
+    return any(_is_mask(index) for index in args[1])
+
+
+def _is_mask(index: Any) -> bool:
+    return index is not None and str(index.dtype) in ("torch.bool", "torch.uint8")
 
 
 def _is_written(argument: Any) -> bool:
