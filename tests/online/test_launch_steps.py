@@ -2,14 +2,18 @@
 
 import copy
 import pickle
+import sys
 import threading
+from types import ModuleType
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.distributed.pipelining import PipelineStage  # noqa: E402
+
 from lagom_overlap.online import launch_steps  # noqa: E402
-from lagom_overlap.online.launch_steps import TrainingSteps  # noqa: E402
+from lagom_overlap.online.launch_steps import TrainingSteps, is_pipelined  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -60,6 +64,40 @@ def test_chained_optimizers_count_once_and_a_skipped_update_joins_the_next_step(
             for optimizer in optimizers:
                 optimizer.step()
     assert watched.num_steps == 3
+
+
+def stages_of_megatron(count):
+    module = ModuleType("megatron.core.parallel_state")
+    module.get_pipeline_model_parallel_world_size = lambda: count
+    return module
+
+
+def test_stages_of_a_pipeline_begin_their_steps_before_they_wait_for_each_other(watched, monkeypatch):
+    """A later stage's model is called when the first stage has sent: it must have begun its step by then."""
+    monkeypatch.setitem(sys.modules, "megatron.core.parallel_state", stages_of_megatron(2))
+    model, optimizers = parts()
+    begun = []
+    for _ in range(3):
+        begun.append(watched.num_steps)  # what a receive would wait after
+        for _ in range(4):
+            model(torch.ones(2, 4)).sum().backward()
+        begun.append(watched.num_steps)
+        for optimizer in optimizers:
+            optimizer.step()
+    assert begun == [0, 1, 2, 2, 3, 3]
+    assert watched.num_steps == 4
+
+
+def test_a_pipeline_is_known_by_its_framework(monkeypatch):
+    assert not is_pipelined()
+    monkeypatch.setitem(sys.modules, "megatron.core.parallel_state", stages_of_megatron(1))
+    assert not is_pipelined()
+    monkeypatch.setitem(sys.modules, "megatron.core.parallel_state", ModuleType("a newer one"))
+    assert not is_pipelined()
+    stage = object.__new__(PipelineStage)
+    assert is_pipelined()
+    del stage
+    assert not is_pipelined()
 
 
 def test_evaluation_is_no_step_and_no_model(watched):

@@ -8,14 +8,20 @@ A step begins with the first call of the model after an optimizer has worked sin
 of gradient accumulation are one step, chained optimizers count once, and a step whose update was skipped joins the next
 one. A loop without any optimizer step never begins a second one: nothing is measured then, and nothing is changed.
 
+In a pipeline the later stages receive what the earlier ones send before their model is called: a first stage that
+waited in its own call for the others to agree on a step would wait for good. There a step begins with the first update
+after a call of the model: all ranks come to it, none needs the others' next step for it.
+
 Within `torch.compile` hooks are traced into the graph, where they must not call us: with `fullgraph=True` that would
 end the job. All that they do there is to store the module, which dynamo replays after the graph; nothing is read, so
 nothing is guarded. The next optimizer's step finds it, and begins the next step at once, since the forward cannot.
 """
 
+import gc
 import logging
+import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -25,6 +31,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 _log = logging.getLogger(__name__)
+
+_STAGES: Final = (
+    ("torch.distributed.pipelining.stage", "_PipelineStageBase"),
+    ("deepspeed.runtime.pipe.engine", "PipelineEngine"),
+)
+"""What holds a stage of a pipeline, by module; Megatron-Core counts its stages itself."""
 
 
 class TrainingSteps:
@@ -47,6 +59,8 @@ class TrainingSteps:
         self._on_model = on_model
         self._on_step = on_step
         self._has_updated = True
+        self._has_run = False  # the model, since the last update
+        self._is_pipelined = False
         self._model: nn.Module | None = None
         self._compiled: nn.Module | None = None  # what ran compiled since the last update, the outermost module of it
         # The outermost module is the first to be entered and the last to be left.
@@ -78,6 +92,7 @@ class TrainingSteps:
         self._end_search()
         _log.debug("training %s", type(module).__name__)
         self._model = module
+        self._is_pipelined = is_pipelined()
         self._hooks.append(module.register_forward_pre_hook(_BeforeForward(self)))
         self._on_model(module)
 
@@ -90,9 +105,11 @@ class TrainingSteps:
         ran, self._compiled = self._compiled, None
         if ran is not None and self._model is None:
             self._train(ran)
+        has_run, self._has_run = self._has_run, False
         # What is not the model was compiled while the search was on, and still stores itself.
-        self._has_updated = ran is None or ran is not self._model
-        if not self._has_updated:
+        begins = (ran is not None and ran is self._model) or (self._is_pipelined and has_run)
+        self._has_updated = not begins and not self._is_pipelined
+        if begins:
             self._on_step()
 
     def _before_forward(self, module: nn.Module, _: Any) -> None:
@@ -100,7 +117,10 @@ class TrainingSteps:
             if torch.is_grad_enabled():
                 self._compiled = module
             return
-        if self._has_updated and torch.is_grad_enabled():
+        if not torch.is_grad_enabled():
+            return
+        self._has_run = True
+        if self._has_updated:
             self._has_updated = False
             self._on_step()
 
@@ -120,6 +140,19 @@ class _BeforeForward:
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         # `{}.get(module, arguments)` gives the arguments back, which torch takes for those that the hook wants.
         return getattr, ({}, "get")
+
+
+def is_pipelined() -> bool:
+    """Whether this process holds a stage of a pipeline of two and more. Looks at all objects: once in a job."""
+    megatron = sys.modules.get("megatron.core.parallel_state")
+    count = getattr(megatron, "get_pipeline_model_parallel_world_size", None)
+    try:
+        if count is not None and count() > 1:
+            return True
+    except Exception:  # theirs: no groups of Megatron's
+        _log.debug("no stages of Megatron-Core", exc_info=True)
+    stages = tuple(filter(None, (getattr(sys.modules.get(where), name, None) for where, name in _STAGES)))
+    return bool(stages) and any(issubclass(type(each), stages) for each in gc.get_objects())
 
 
 def is_trained(module: nn.Module) -> bool:
