@@ -14,7 +14,7 @@ from typing import Final
 from lagom_overlap.hardware import Cluster, load_preset
 from lagom_overlap.units import TFLOPS
 from lagom_overlap.workload.models import TransformerModel, load_model
-from lagom_overlap.workload.parallel import ParallelLayout, PipelineSchedule, Recompute
+from lagom_overlap.workload.parallel import Dispatcher, ParallelLayout, PipelineSchedule, Recompute
 from lagom_overlap.workload.precision import DType, Precision, ProductFormat
 from measured_gpus import preset_of
 from measured_rows import BadRowError, NotModelledError, Row
@@ -115,7 +115,11 @@ def _products(row: Row) -> ProductFormat:
     text = row.text("precision").lower()
     if text in _TWO_BYTE:
         return ProductFormat.PARAMETER
-    if text.startswith(("fp8", "float8", "mxfp8")):
+    if text.startswith(("mxfp8", "fp8-mx")):
+        return ProductFormat.MXFP8
+    if row.text("framework") == "Megatron-Bridge" and text.startswith("fp8"):
+        return ProductFormat.FP8_CURRENT
+    if text.startswith(("fp8", "float8")):
         return ProductFormat.FP8
     raise BadRowError(f"precision is {row.text('precision')[:40]!r}; modelled: bf16, FP8 in every scaling")
 
@@ -221,6 +225,7 @@ def _megatron(row: Row) -> StepCase:
         overlap_p2p=chunks > 1,
         tables_as_layers=pipeline > 1 and model.num_layers % parts != 0 and tables % parts == 0,
         overlap_experts=expert > 1 and recipe.overlaps_experts and row.needed_count("global_batch") > per_turn,
+        dispatcher=recipe.dispatcher if expert > 1 else Dispatcher.ALL_TO_ALL,
     )
     return StepCase(
         line=row.line,
@@ -244,18 +249,29 @@ class Recipe:
 
     overlaps_experts: bool = False
     graphed: bool = False
+    dispatcher: Dispatcher = Dispatcher.ALL_TO_ALL
 
 
 def _recipe(row: Row, model: TransformerModel) -> Recipe:
-    """Megatron-Bridge's recipes of Qwen3 in MXFP8 (history of its `qwen3_workload_base_configs.py`).
+    """Megatron-Bridge's recipes of Qwen3, by its history (`scripts/performance`).
 
-    From 26.06 (commit 55443cb, June 2026) all-to-alls overlap and the whole iteration is one CUDA graph.
+    25.09 (v0.1.0rc4): tokens are dropped and padded; whole layers are CUDA graphs on Blackwell
+    (`qwen3_30b_a3b_llm_pretrain.yaml`, `run_script.py`). 25.11 to 26.02 (v0.2.0): HybridEP on racks and B300, NCCL's
+    all-to-alls elsewhere, overlapped on H100 (`moe_a2a_overlap`). 26.02.01 (v0.3.0 and after): HybridEP on Blackwell,
+    DeepEP and the overlap on H100; 26.04: HybridEP without it. From 26.06 (commit 55443cb, June 2026) the iteration
+    in MXFP8 is one CUDA graph and its all-to-alls overlap.
     """
     release = _RELEASE.match(row.text("version"))
-    late = release is not None and (int(release[1]), int(release[2])) >= (26, 6)
-    if late and model.name.startswith("qwen3") and row.text("precision").lower() in ("mxfp8", "fp8-mx"):
-        return Recipe(overlaps_experts=True, graphed=True)
-    return Recipe()
+    if release is None or not model.num_experts or row.text("framework") != "Megatron-Bridge":
+        return Recipe()
+    when, hopper = (int(release[1]), int(release[2])), row.text("gpu_type").upper().startswith("H100")
+    if "tokendrop" in row.text("model").lower():
+        return Recipe(graphed=not hopper, dispatcher=Dispatcher.CAPACITY)
+    early = when < (26, 2) or row.text("version").startswith("26.02 ")
+    if early and preset_of(row.text("gpu_type")) in ("h100_dgx", "b200"):
+        return Recipe(overlaps_experts=hopper)
+    late = when >= (26, 6) and row.text("precision").lower() in ("mxfp8", "fp8-mx")
+    return Recipe(overlaps_experts=late or (hopper and when < (26, 4)), graphed=late, dispatcher=Dispatcher.MERGED)
 
 
 def _words(row: Row) -> str:

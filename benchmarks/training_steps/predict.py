@@ -1,7 +1,5 @@
 """The predicted iteration of a published job, with the package's own models."""
 
-from dataclasses import replace
-
 from lagom_overlap.cost.operators import FrameworkConstants, OperatorConstants, load_framework, load_operators
 from lagom_overlap.cost.profile import load_profile
 from lagom_overlap.sim.training import TrainingSimulator, TrainingTimes
@@ -19,8 +17,8 @@ def predicted(
         LagomError: if the layout cannot be built.
     """
     framework = framework or load_framework(case.framework)
-    if case.graphed:  # replayed: the host launches nothing
-        framework = replace(framework, launch_s=0.0)
+    if case.graphed:
+        framework = framework.graphed()
     check_layout(case.model, case.layout, case.cluster, case.seq_len)
     simulator = TrainingSimulator(
         case.model,

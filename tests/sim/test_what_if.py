@@ -56,8 +56,8 @@ def channel_answers(model: str, seq_len: int, nodes: int, parallel: dict[str, ob
     }
     result = run_simulate(SimulateRequest(spec=parse_job(job, "job.toml")))
     answers = [answer for answer in result.what_ifs if "channels" in answer.change]
-    assert not any(answer.verdict is Verdict.GAIN for answer in result.what_ifs)
-    assert whether(result.what_ifs).startswith("No gain")
+    assert not any(answer.verdict is Verdict.GAIN for answer in answers)
+    assert whether(answers).startswith("No gain")
     return answers
 
 

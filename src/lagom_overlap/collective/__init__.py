@@ -1,6 +1,6 @@
 """One collective call, its knobs, those of the concurrent computation, and the names that a saved setting goes by."""
 
-from lagom_overlap.collective.call import Collective, CollectiveKind
+from lagom_overlap.collective.call import Collective, CollectiveKind, distinct
 from lagom_overlap.collective.config import Algorithm, CommConfig, Protocol, Transport
 from lagom_overlap.collective.launch import (
     NO_LAUNCHES,
@@ -41,6 +41,7 @@ __all__ = [
     "class_bytes",
     "class_range",
     "common_space",
+    "distinct",
     "launch_of",
     "launched",
     "one_launch",

@@ -1,6 +1,6 @@
 """One collective call: what is moved between how many ranks."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from lagom_overlap.errors import JobError
@@ -25,13 +25,16 @@ class Collective:
     `num_bytes` is the size of the *whole* tensor as NCCL's tuner sees it: the gathered tensor of an all-gather, the
     tensor before scattering of a reduce-scatter, the buffer of an all-reduce, one rank's send buffer of an all-to-all.
     `num_nodes` is how many nodes the group spans, evenly; None where its ranks are consecutive and fill nodes in order
-    (a data-parallel group of one GPU per node has as many nodes as ranks).
+    (a data-parallel group of one GPU per node has as many nodes as ranks). `copies` belongs to an all-to-all that
+    merges rows (DeepEP, HybridEP) and is not NCCL's: a row is meant for so many experts, spread evenly over the ranks,
+    and goes once to each rank that has one of them, as `num_bytes` counts it. 0: an ordinary collective.
     """
 
     kind: CollectiveKind
     num_bytes: int
     num_ranks: int
     num_nodes: int | None = None
+    copies: int = 0
 
     def __post_init__(self) -> None:
         if self.num_bytes < 1:
@@ -40,6 +43,21 @@ class Collective:
             raise JobError(f"{self.kind}: ranks is {self.num_ranks}, must be at least 2")
         if self.num_nodes is not None and (self.num_nodes < 1 or self.num_ranks % self.num_nodes):
             raise JobError(f"{self.kind}: nodes is {self.num_nodes}, must divide the {self.num_ranks} ranks")
+
+    def merged_over(self, num_nodes: int) -> "Collective":
+        """The same as it crosses the wire where its ranks lie on `num_nodes` nodes: a row goes once to each node.
+
+        What the nodes then hand on inside themselves is not counted: NVLink is faster by more than it has to carry.
+        """
+        if self.copies <= 1:
+            return self
+        share = distinct(num_nodes, self.copies) / distinct(self.num_ranks, self.copies) if num_nodes > 1 else 1.0
+        return replace(self, num_bytes=max(1, round(self.num_bytes * share)), copies=1)
+
+    @property
+    def is_nccl(self) -> bool:
+        """Whether NCCL runs it, whose settings therefore reach it."""
+        return not self.copies
 
     @property
     def wire_bytes(self) -> float:
@@ -52,3 +70,8 @@ class Collective:
                 return (n - 1) / n * self.num_bytes
             case _:
                 return float(self.num_bytes)
+
+
+def distinct(num_places: int, num_draws: int) -> float:
+    """How many of `num_places` are hit in the mean by `num_draws` even draws: 8 experts lie on 5.25 of 8 ranks."""
+    return float(num_places * (1.0 - (1.0 - 1.0 / num_places) ** num_draws))

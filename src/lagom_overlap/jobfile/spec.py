@@ -19,7 +19,7 @@ from lagom_overlap.errors import JobError
 from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.tuners.warm_start import WarmSource
 from lagom_overlap.units import GBIT_PER_S, format_bytes, parse_bytes
-from lagom_overlap.workload.parallel import PipelineSchedule, Recompute
+from lagom_overlap.workload.parallel import Dispatcher, PipelineSchedule, Recompute
 from lagom_overlap.workload.precision import DType, ProductFormat
 
 MAX_JOB_BYTES: Final = 1 << 20
@@ -98,6 +98,8 @@ class ParallelTable(Spec, frozen=True):
     overlap_p2p: bool = False
     tables_as_layers: bool = False
     overlap_experts: bool = False
+    dispatcher: Dispatcher = Dispatcher.ALL_TO_ALL
+    cuda_graph: bool = False
     framework: Name | None = None
     clip_gradients: bool | None = None
 
@@ -511,7 +513,17 @@ def _explain(message: str, raw: dict[str, Any]) -> str:
 def _enum_hint(path: str, table: type[Spec] | None) -> str:
     name = re.sub(r"\[\d+\]$", "", path.rpartition(".")[2])
     annotation = str(table.__annotations__.get(name, "")) if table else ""
-    for enum in (CollectiveKind, Algorithm, Protocol, Transport, PipelineSchedule, Recompute, ProductFormat, DType):
+    for enum in (
+        CollectiveKind,
+        Algorithm,
+        Protocol,
+        Transport,
+        PipelineSchedule,
+        Recompute,
+        Dispatcher,
+        ProductFormat,
+        DType,
+    ):
         if enum.__name__ in annotation:
             return f"; allowed: {', '.join(enum)}"
     return ""

@@ -105,6 +105,7 @@ def layout_of(parallel: ParallelTable) -> ParallelLayout:
         overlap_p2p=parallel.overlap_p2p,
         tables_as_layers=parallel.tables_as_layers,
         overlap_experts=parallel.overlap_experts,
+        dispatcher=parallel.dispatcher,
     )
 
 
@@ -152,6 +153,7 @@ def job_step(spec: JobSpec) -> JobStep | None:
     cluster = cluster_for(spec, layout)
     check_layout(model, layout, cluster, spec.model.seq_len)
     rules = load_rules(framework_of(parallel))
+    framework = load_framework(rules.name)
     return JobStep(
         model=model,
         layout=layout,
@@ -160,7 +162,7 @@ def job_step(spec: JobSpec) -> JobStep | None:
         rules=rules,
         precision=precision_of(spec, rules),
         clips=rules.clips if parallel.clip_gradients is None else parallel.clip_gradients,
-        framework=load_framework(rules.name),
+        framework=framework.graphed() if parallel.cuda_graph else framework,
         operators=operators_of(spec.cluster.preset) or load_operators(cluster.gpu),
         profile=load_profile(spec.cost.profile),
         sm_carveout=spec.cost.sm_carveout,

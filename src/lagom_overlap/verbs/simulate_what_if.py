@@ -24,7 +24,7 @@ from lagom_overlap.sim.what_if import (
     best_first,
     what_if,
 )
-from lagom_overlap.workload.parallel import ParallelLayout, PipelineSchedule
+from lagom_overlap.workload.parallel import Dispatcher, ParallelLayout, PipelineSchedule
 
 CARVE_OUTS: Final = (8, 16, 24)
 _POINT_TO_POINT: Final = (CollectiveKind.SEND_RECV, CollectiveKind.ALL_TO_ALL)
@@ -79,7 +79,11 @@ def _capped(model: ContentionModel, most: int, *, point_to_point: bool = False) 
 
     def settings(collective: Collective) -> CommConfig | None:
         own = model.default_config(collective)
-        if (collective.kind in _POINT_TO_POINT) is not point_to_point or (own.num_channels or 0) <= most:
+        if (
+            not collective.is_nccl
+            or (collective.kind in _POINT_TO_POINT) is not point_to_point
+            or (own.num_channels or 0) <= most
+        ):
             return None
         return CommConfig(num_channels=most)
 
@@ -89,7 +93,7 @@ def _capped(model: ContentionModel, most: int, *, point_to_point: bool = False) 
 def _with_protocol(model: ContentionModel, protocol: Protocol) -> Settings:
     def settings(collective: Collective) -> CommConfig | None:
         own = model.default_config(collective)
-        if collective.kind in _POINT_TO_POINT or own.protocol in (None, protocol):
+        if not collective.is_nccl or collective.kind in _POINT_TO_POINT or own.protocol in (None, protocol):
             return None
         try:
             model.collective(collective, CommConfig(protocol=protocol))
@@ -104,6 +108,8 @@ def _copied(model: ContentionModel) -> Settings:
     config = CommConfig(transport=Transport.COPY_ENGINE)
 
     def settings(collective: Collective) -> CommConfig | None:
+        if not collective.is_nccl:
+            return None
         try:
             model.collective(collective, config)
         except (LagomError, ValueError):
@@ -142,6 +148,9 @@ def _layouts(layout: ParallelLayout) -> Iterator[tuple[str, str, ParallelLayout]
     if layout.expert > 1 and layout.num_micro_batches > 1 and not layout.overlap_experts:
         line = "--overlap-moe-expert-parallel-comm (Megatron-LM); overlap_experts = true"
         yield "all-to-alls behind another micro-batch", line, replace(layout, overlap_experts=True)
+    if layout.expert > 1 and layout.dispatcher is Dispatcher.ALL_TO_ALL:
+        line = "--moe-token-dispatcher-type flex (Megatron-LM: DeepEP, HybridEP); dispatcher = merged"
+        yield "tokens sent once to each rank and node", line, replace(layout, dispatcher=Dispatcher.MERGED)
     if layout.zero_stage == 3 and layout.prefetch == 1:
         line = "set_modules_to_forward_prefetch, set_modules_to_backward_prefetch; prefetch = 2"
         yield "one more unit gathered ahead", line, replace(layout, prefetch=2)

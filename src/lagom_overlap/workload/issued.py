@@ -76,8 +76,14 @@ class IssuedStep:
         moved: dict[Collective, Collective] = {}
         ops = list(self.iteration.ops)
         for place, op in enumerate(ops):
-            if isinstance(op, CommOp) and op.collective.num_nodes != nodes[op.communicator]:
-                call = replace(op.collective, num_nodes=nodes[op.communicator])
+            if not isinstance(op, CommOp):
+                continue
+            call = op.collective
+            if call.copies:
+                call = call.merged_over(len({rank // gpus_per_node for rank in self.groups[op.communicator]}))
+            if call.num_nodes != nodes[op.communicator]:
+                call = replace(call, num_nodes=nodes[op.communicator])
+            if call is not op.collective:
                 ops[place] = replace(op, collective=moved.setdefault(call, call))
         return replace(self, iteration=replace(self.iteration, ops=tuple(ops))) if moved else self
 

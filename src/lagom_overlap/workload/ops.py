@@ -32,11 +32,13 @@ class Access(StrEnum):
     """How an elementwise kernel walks its memory, which decides the bandwidth it reaches.
 
     `stream` reads and writes once in order (addition, activation, dropout, fused softmax); `reduction` reduces along
-    rows or columns of activations (gradients of biases).
+    rows or columns of activations (gradients of biases); `rearrange` writes its elements in another place
+    or format than it read them in (casts to FP8 with a copy by columns, rows moved by an index).
     """
 
     STREAM = "stream"
     REDUCTION = "reduction"
+    REARRANGE = "rearrange"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,9 @@ Departure: the paper does not say how a group is delimited. Here the computation
 collective that none waited for before: a join. What lies between two joins is a window. A collective belongs to the
 window whose computations are issued next after it, because that is what it overlaps; if one of those waits for it,
 it belongs to the window before. A collective that waits for the last computation of its window runs alone and
-belongs to no group. Computations on streams of their own (FSDP2's copies into a gather's buffer) are in no group: who
-waits for one waits for what it waits for.
+belongs to no group, and neither does one that is not NCCL's (DeepEP): nothing can be set of it. Computations on
+streams of their own (FSDP2's copies into a gather's buffer) are in no group: who waits for one waits for what it waits
+for.
 
 Equal windows (same works, same collectives, same starts) are one group that occurs `count` times.
 """
@@ -143,7 +144,11 @@ def find_overlap_groups(iteration: Iteration) -> tuple[OverlapGroup, ...]:
     merged: dict[object, OverlapGroup] = {}
     for window in windows:
         computations = window.computations
-        comms = [comm for comm in window.comms if _starts_after(comm, computations) < len(computations)]
+        comms = [
+            comm
+            for comm in window.comms
+            if comm.collective.is_nccl and _starts_after(comm, computations) < len(computations)
+        ]
         if not comms:
             continue
         starts = tuple(_starts_after(comm, computations) for comm in comms)

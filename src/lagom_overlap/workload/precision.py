@@ -19,10 +19,21 @@ class DType(StrEnum):
 
 
 class ProductFormat(StrEnum):
-    """In which format a layer's matrices multiply: as the parameters are, or in one byte with scales (FP8, MXFP8)."""
+    """In which format a layer's matrices multiply: as the parameters are, or in one byte with scales.
+
+    One scale per tensor, from earlier steps (`fp8`) or from the tensor itself, which is read for it first
+    (`fp8_current`); one per 32 elements (`mxfp8`).
+    """
 
     PARAMETER = "parameter"
     FP8 = "fp8"
+    FP8_CURRENT = "fp8_current"
+    MXFP8 = "mxfp8"
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether the operands have one byte per element."""
+        return self is not ProductFormat.PARAMETER
 
 
 @dataclass(frozen=True, slots=True)

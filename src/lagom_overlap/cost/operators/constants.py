@@ -28,8 +28,9 @@ class OperatorConstants:
     `stream_bytes_per_s` and `reduction_bytes_per_s` are the bandwidths of memory-bound kernels by `Access`;
     `touch_s` is what such a kernel costs without bytes. `attention_flops` is the rate of a flash attention;
     `attention_rows` the query rows of one block of it; `peak_flops` the datasheet's dense 2-byte rate, which only the
-    MFU refers to. `sustained_share` is what products keep of their rates through a whole training step, where power and
-    heat hold the clock down and tiles are not always the fastest: 1 where no step was measured.
+    MFU refers to. `rearranged_share` is what kernels that rearrange reach of the stream's rate. `sustained_share` is
+    what products keep of their rates through a whole training step, where power and heat hold the clock down and tiles
+    are not always the fastest. Both are 1 where no step was measured.
     """
 
     name: str
@@ -41,6 +42,7 @@ class OperatorConstants:
     attention_flops: float
     peak_flops: float
     attention_rows: int = 128
+    rearranged_share: float = 1.0
     sustained_share: float = 1.0
 
     def __post_init__(self) -> None:
@@ -52,6 +54,7 @@ class OperatorConstants:
             "touch_s",
             "attention_flops",
             "peak_flops",
+            "rearranged_share",
             "sustained_share",
         ):
             value = getattr(self, field)
@@ -92,6 +95,10 @@ class FrameworkConstants:
             )
         if self.launch_norm < 1:
             raise ValueError(f"framework {self.name!r}: launch_norm is {self.launch_norm}, must be at least 1")
+
+    def graphed(self) -> "FrameworkConstants":
+        """The same where a step is replayed as one CUDA graph: the host launches nothing."""
+        return replace(self, launch_s=0.0)
 
 
 def _folder(kind: str) -> Traversable:

@@ -86,7 +86,9 @@ class OperatorTimes:
 
     def _touch(self, num_bytes: int, access: Access) -> float:
         c = self.constants
-        rate = c.stream_bytes_per_s if access is Access.STREAM else c.reduction_bytes_per_s
+        rate = c.reduction_bytes_per_s if access is Access.REDUCTION else c.stream_bytes_per_s
+        if access is Access.REARRANGE:
+            rate *= c.rearranged_share
         return c.touch_s + num_bytes / (rate * self.memory_efficiency)
 
     def _gemm(self, gemm: Gemm, batch: int) -> GemmTime:

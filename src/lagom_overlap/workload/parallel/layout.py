@@ -31,6 +31,18 @@ class Recompute(StrEnum):
     LAYERS = "layers"
 
 
+class Dispatcher(StrEnum):
+    """How tokens reach the experts that they are routed to.
+
+    An all-to-all of every routed row; the same with as many rows for every expert (token dropping, padded to a
+    capacity); one whose kernels send a token once to each rank and to each node (DeepEP, HybridEP).
+    """
+
+    ALL_TO_ALL = "all_to_all"
+    CAPACITY = "capacity"
+    MERGED = "merged"
+
+
 MAX_ZERO_STAGE: Final = 3
 MAX_SLOTS: Final = 2_000_000
 """Forwards of all stages that an iteration may have; a simulation of more would not end."""
@@ -53,6 +65,7 @@ class ParallelLayout:
     results travel to its neighbours (interleaved only). With `tables_as_layers` embedding and head count as a layer
     each where a pipeline is cut: its first and last model chunk have one layer fewer. `overlap_experts` runs a
     micro-batch's all-to-alls behind the computations of another one (Megatron-LM's --overlap-moe-expert-parallel-comm).
+    `dispatcher` is how tokens reach their experts.
     """
 
     tensor: int = 1
@@ -78,6 +91,7 @@ class ParallelLayout:
     overlap_p2p: bool = False
     tables_as_layers: bool = False
     overlap_experts: bool = False
+    dispatcher: Dispatcher = Dispatcher.ALL_TO_ALL
 
     def __post_init__(self) -> None:
         counts = (
@@ -115,6 +129,10 @@ class ParallelLayout:
             raise JobError(
                 f"parallel.overlap_experts needs expert and micro-batches of at least 2, not {self.expert} and "
                 f"{self.num_micro_batches}: all-to-alls run behind another micro-batch"
+            )
+        if self.dispatcher is Dispatcher.MERGED and self.expert == 1:
+            raise JobError(
+                "parallel.dispatcher is merged, must be all_to_all or capacity with expert = 1: nothing is sent"
             )
         if self.replicas % self.expert:
             context = "" if self.context == 1 else f" x context {self.context}"

@@ -300,7 +300,7 @@ def build_step(
         casts=rules.casts,
         hides_tensor=rules.hides_tensor,
         sequence_first=rules.sequence_first,
-        experts_apart=rules.experts_apart,
+        mixture=rules.mixture,
         joint_products=rules.joint_products,
         casts_before_gathers=rules.casts_before_gathers,
         stops_recompute=rules.stops_recompute,

@@ -54,6 +54,6 @@ class StepGroups:
         size, stride = self._size_and_stride(group)
         return tuple(range(0, size * stride, stride))
 
-    def collective(self, kind: CollectiveKind, num_bytes: int, group: str) -> Collective:
+    def collective(self, kind: CollectiveKind, num_bytes: int, group: str, copies: int = 0) -> Collective:
         """A collective of `num_bytes` (as `Collective` counts them) over a group; a transfer is between neighbours."""
-        return Collective(kind, max(1, num_bytes), self.size(group))
+        return Collective(kind, max(1, num_bytes), self.size(group), copies=copies)

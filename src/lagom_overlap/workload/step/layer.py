@@ -18,14 +18,15 @@ from lagom_overlap.workload.parallel.layout import Recompute
 from lagom_overlap.workload.step.axes import (
     attention_axes,
 )
+from lagom_overlap.workload.step.experts import ExpertOps
 from lagom_overlap.workload.step.groups import CONTEXT
-from lagom_overlap.workload.step.operators import BACKWARD, FORWARD, WEIGHT, StepOps
+from lagom_overlap.workload.step.operators import BACKWARD, FORWARD, WEIGHT
 from lagom_overlap.workload.streams import COMPUTE
 
 SOFTMAX_FUSION_MULTIPLE: Final = 4
 
 
-class LayerOps(StepOps):
+class LayerOps(ExpertOps):
     """The operators of a layer."""
 
     def forward(self, x: str) -> str:
@@ -43,8 +44,13 @@ class LayerOps(StepOps):
         if self._again and self._shape.stops_recompute and not self._model.num_experts:
             self._cast("down", self._mlp_act(norm2), self._tokens, FORWARD)
             return ""
-        made = self._experts(norm2) if self._model.num_experts else self._mlp(norm2)
-        return self._touch("add2", (*made, middle), added, shape, FORWARD, both=True)
+        experts = (self._experts(norm2),) if self._model.num_experts else ()
+        mlp = self._mlp(norm2) if self._has_mlp else ()
+        return self._touch("add2", (*experts, *mlp, middle), added, shape, FORWARD, both=True)
+
+    @property
+    def _has_mlp(self) -> bool:
+        return not self._model.num_experts or self._model.shared_ffn > 0
 
     def recompute(self) -> None:
         """What is computed again before backward; backward then reads it."""
@@ -182,11 +188,6 @@ class LayerOps(StepOps):
         self.made["attention"] = self._touch("permute_heads", (context,), 4 * self._tokens * columns, shape, FORWARD)
         return self.made["attention"]
 
-    def _act(self, part: str, sources: Sequence[str], rows: int, width: int, phase: Phase) -> str:
-        gated = self._model.gated
-        kernels = (self._shape.traffic.gated if gated else ((4,), (6,)))[phase is not FORWARD]
-        return self._run(part, sources, kernels, (rows, width), phase, both=not gated)
-
     def _mlp_act(self, norm2: str) -> str:
         up = self._entering("mlp_gather", "up", norm2)
         return self._act("act", (up,), self._tokens, self._weights["down"].inputs, FORWARD)
@@ -194,34 +195,14 @@ class LayerOps(StepOps):
     def _mlp(self, norm2: str) -> tuple[str, ...]:
         return (self._leaving("mlp_reduce", "down", self._mlp_act(norm2)),)
 
-    def _moved_rows(self, part: str, sources: Sequence[str], per_element: int, phase: Phase) -> str:
-        """Tokens sorted by expert, or back: `per_element` bytes of every row that is routed."""
-        h = self._model.hidden
-        return self._touch(part, sources, per_element * self._routed * h, (self._rows, h), phase)
-
-    def _top_k(self, part: str, source: str, phase: Phase) -> str:
-        experts = self._model.num_experts
-        num_bytes = 12 * self._rows * experts
-        return self._touch(part, (source,), num_bytes, (self._rows, experts), phase, num_launches=4)
-
-    def _experts(self, norm2: str) -> tuple[str, ...]:
-        routed, width = self._routed, self._weights["expert_down"].inputs
-        router = self._top_k("top_k", self._product("router", norm2, self._rows), FORWARD)
-        sent = self._exchange("dispatch", self._moved_rows("permute", (norm2, router), 4, FORWARD), FORWARD)
-        up = self._product("expert_up", sent, routed)
-        act = self._act("expert_act", (up,), routed, width, FORWARD)
-        back = self._exchange("combine", self._product("expert_down", act, routed), FORWARD)
-        self.made["sent"] = sent
-        merged = self._moved_rows("unpermute", (back, router), 4, FORWARD)
-        return (merged, *self._mlp(norm2)) if self._model.shared_ffn else (merged,)
-
     # Backward.
 
     def backward(self, gradient: str) -> str:
         """The gradient of the layer's input, given that of its output."""
         made, two = self.made, self._model.norms_per_layer == 2
         branch = self._residual_backward("residual2", gradient)
-        parts = self._experts_backward(branch) if self._model.num_experts else self._mlp_backward(branch)
+        experts = self._experts_backward(branch) if self._model.num_experts else ()
+        parts = (*experts, *(self._mlp_backward(branch) if self._has_mlp else ()))
         middle = self._norm_backward("norm2", parts, gradient, made["add1"]) if two else gradient
         entered, out_d = self._entering_d("attention_gather_d", "out", self._residual_backward("residual1", middle))
         self._weight_gradient("out", made["attention"], entered)
@@ -318,21 +299,3 @@ class LayerOps(StepOps):
         act_d = self._act("act_d", (down_d, made["up"]), self._tokens, width, BACKWARD)
         self._bias_gradient("up", act_d, self._weights["up"].outputs)
         return (self._column_backward("up", act_d, made.get("norm2", made["norm"])),)
-
-    def _experts_backward(self, gradient: str) -> tuple[str, ...]:
-        made, routed = self.made, self._routed
-        width, norm2 = self._weights["expert_down"].inputs, made.get("norm2", made["norm"])
-        spread = self._moved_rows("unpermute_d", (gradient, made["top_k"]), 6, BACKWARD)
-        sent = self._exchange("combine_d", spread, BACKWARD)
-        down_d = self._data_gradient("expert_down", sent, routed)
-        act_d = self._act("expert_act_d", (down_d, made["expert_up"]), routed, width, BACKWARD)
-        up_d = self._data_gradient("expert_up", act_d, routed)
-        self._weight_gradient("expert_down", made["expert_act"], sent, routed)
-        self._weight_gradient("expert_up", made["sent"], act_d, routed)
-        back = self._exchange("dispatch_d", up_d, BACKWARD)
-        merged = self._moved_rows("permute_d", (back,), 6, BACKWARD)
-        scores = self._top_k("top_k_d", spread, BACKWARD)
-        router_d = self._data_gradient("router", scores, self._rows)
-        self._weight_gradient("router", norm2, scores, self._rows)
-        shared = self._mlp_backward(gradient) if self._model.shared_ffn else ()
-        return (merged, router_d, *shared)

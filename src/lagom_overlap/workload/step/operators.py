@@ -25,8 +25,8 @@ from lagom_overlap.workload.step.axes import (
     weight_gradient_axes,
 )
 from lagom_overlap.workload.step.graph import StepGraph
-from lagom_overlap.workload.step.groups import EXPERTS, TENSOR, StepGroups
-from lagom_overlap.workload.step.traffic import Accumulation, Casts, Kernels, RingSteps, Traffic
+from lagom_overlap.workload.step.groups import TENSOR, StepGroups
+from lagom_overlap.workload.step.traffic import Accumulation, Casts, Kernels, Mixture, RingSteps, Traffic
 from lagom_overlap.workload.step.units import Unit, Weight
 from lagom_overlap.workload.streams import COMPUTE
 
@@ -56,7 +56,7 @@ class StepShape:
     casts: Casts
     hides_tensor: bool
     sequence_first: bool
-    experts_apart: bool
+    mixture: Mixture
     joint_products: bool
     casts_before_gathers: bool
     stops_recompute: bool
@@ -128,7 +128,7 @@ class StepOps:
 
     def _kernels(self, weight: Weight) -> int:
         """Launches of what every matrix of a weight or of one of its parts needs once: one, or one each."""
-        return weight.num_matrices if self._shape.experts_apart else 1
+        return weight.num_matrices if self._shape.mixture.apart else 1
 
     def _casts_launched(self, weight: Weight, phase: Phase, matrix_bytes: int) -> int:
         """Launches of casts: of each part's matrix, if it is cast, and operand; forward, parts read the same one."""
@@ -137,7 +137,11 @@ class StepOps:
 
     def _casts(self, weight: Weight) -> bool:
         """Whether the matrix multiplies in FP8: the router and the tables do not."""
-        return self._shape.precision.products is ProductFormat.FP8 and weight.name not in _NEVER_CAST
+        return self._shape.precision.products.is_fp8 and weight.name not in _NEVER_CAST
+
+    def _finds_scale(self, weight: Weight) -> bool:
+        """Whether the operands of experts are read for their own greatest elements before they are cast."""
+        return weight.num_matrices > 1 and self._shape.precision.products is ProductFormat.FP8_CURRENT
 
     def _cast(self, name: str, source: str, rows: int, phase: Phase) -> str:
         """The operand that meets matrix `name` in a phase and the matrix itself, scaled and cast to FP8."""
@@ -148,6 +152,8 @@ class StepOps:
         if source == self.made.get(part):
             return source
         operand, matrix = self._cast_bytes(phase)
+        if self._finds_scale(weight):
+            operand += self._shape.casts.current_expert
         num_bytes = operand * rows * columns + matrix * weight.num_params
         # What the weight's gradient reads by columns comes after the gather, once.
         if self._is_cast_before_gather(name, phase) and not self._again:
@@ -157,7 +163,9 @@ class StepOps:
             num_scales = launches if phase is FORWARD else max(1, len(weight.parts))
             for number in range(num_scales):
                 source = self._scale(f"{part}_scale{number or ''}", source, phase)
-        return self._touch(part, (source,), num_bytes, (rows, columns), phase, num_launches=launches)
+        return self._touch(
+            part, (source,), num_bytes, (rows, columns), phase, access=Access.REARRANGE, num_launches=launches
+        )
 
     def _cast_bytes(self, phase: Phase) -> tuple[int, int]:
         """Bytes per element of an operand and of a matrix in a phase."""
@@ -382,32 +390,6 @@ class StepOps:
         made = self._product(name, source)
         self._graph.hold_back(COMPUTE, [reduced])
         return made
-
-    def _exchange(self, part: str, source: str, phase: Phase) -> str:
-        if self._layout.expert == 1:
-            return source
-        rows, hidden = self._routed, self._model.hidden
-        call = self._shape.groups.collective(CollectiveKind.ALL_TO_ALL, rows * hidden * self._element_bytes, EXPERTS)
-        name = self._graph.comm(
-            self._name(part),
-            call,
-            EXPERTS,
-            origin=self._origin(phase, part),
-            deps=(source,),
-            shards=moved_axes(source, rows, hidden),
-        )
-        if not self._layout.overlap_experts:
-            self._graph.hold_back(COMPUTE, [name])
-            return name
-        # Two micro-batches take turns: who reads this comes one turn later, with the other one's computations between.
-        if self._batch:
-            self._graph.hold_back(COMPUTE, [f"mb{self._batch - 1}.{name.partition('.')[2]}"])
-        return source
-
-    @property
-    def _routed(self) -> int:
-        """Rows that this rank sends to experts."""
-        return self._tokens * self._model.experts_per_token // self._layout.tensor
 
 
 # Layers and micro-batches repeat their works: each is checked and built once.

@@ -34,12 +34,15 @@ from lagom_overlap.workload.step.traffic import (
     DYNAMIC_CASTS,
     EAGER,
     FUSED,
+    MEGATRON_MIXTURE,
     PLAIN,
+    PLAIN_MIXTURE,
     RING_COMPILED,
     RING_EAGER,
     TRANSFORMER_ENGINE_CASTS,
     Accumulation,
     Casts,
+    Mixture,
     RingSteps,
     Traffic,
 )
@@ -69,8 +72,7 @@ class IssueRules:
     column-parallel product's input again behind the input gradient's product and scatters that gradient behind the
     weight gradient's, as Megatron-LM does; without it the gathered input is kept and the scatter is waited for.
     `sequence_first`: activations are [sequence, batch, hidden]; otherwise each gather and scatter of sequence
-    parallelism goes along the second axis, which costs a copy. `experts_apart`: each expert's product and cast is a
-    kernel of its own (Transformer Engine's `GroupedLinear`), not one kernel for all (PyTorch's grouped product).
+    parallelism goes along the second axis, which costs a copy. `mixture` is how a mixture of experts runs.
     `joint_products`: one product makes q, k and v, and one gate and up; otherwise each has its own, and autograd
     adds their inputs' gradients. `casts_before_gathers`: what a product in FP8 meets is cast before sequence
     parallelism gathers it. `stops_recompute`: a dense block is computed again up to the last product's input, which
@@ -96,7 +98,7 @@ class IssueRules:
     casts: Casts = TRANSFORMER_ENGINE_CASTS
     hides_tensor: bool = True
     sequence_first: bool = True
-    experts_apart: bool = False
+    mixture: Mixture = PLAIN_MIXTURE
     joint_products: bool = True
     casts_before_gathers: bool = False
     stops_recompute: bool = False
@@ -159,7 +161,7 @@ MEGATRON: Final = IssueRules(
     name="megatron",
     sharding=Sharding.BUCKETS,
     accumulation=Accumulation.FUSED,
-    experts_apart=True,
+    mixture=MEGATRON_MIXTURE,
     clip_bytes=_CLIP_MEGATRON_BYTES,
     clips=True,
 )

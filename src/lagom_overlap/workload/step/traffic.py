@@ -21,6 +21,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
+from lagom_overlap.workload.parallel.layout import Dispatcher
+
 
 class Accumulation(StrEnum):
     """How a weight's gradient gets into the buffer where those of all micro-batches meet.
@@ -87,7 +89,8 @@ class Casts:
     `operand`: an input in forward or a gradient in backward, with its copy by columns for the weight's gradient;
     `operand_again`: an input that is computed again. `weight`: a matrix in forward, again, and in backward;
     `keeps_weights`: that of a step's first micro-batch serves the others. `maximum`, a part of both that are done
-    again, is what a saved greatest element spares.
+    again, is what a saved greatest element spares. `current_expert` is the read for its own greatest
+    element that an expert's operand costs more with current scaling.
     """
 
     operand: int
@@ -95,12 +98,45 @@ class Casts:
     weight: tuple[int, int, int]
     keeps_weights: bool = False
     maximum: int = 0
+    current_expert: int = 0
 
 
-TRANSFORMER_ENGINE_CASTS: Final = Casts(operand=4, operand_again=4, weight=(4, 0, 0), keeps_weights=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixture:
+    """How a framework runs a mixture of experts.
+
+    `apart`: each expert's product and cast is a kernel of its own (Transformer Engine's `GroupedLinear`), not one for
+    all (PyTorch's grouped product). `fuses_moves`: kernels of Megatron-LM's dispatchers take tokens to their experts
+    (`step/experts.py`), not PyTorch's operators on indices. `router_launches` are the router's kernels after its
+    product.
+    """
+
+    apart: bool = False
+    fuses_moves: bool = False
+    router_launches: int = 4
+
+    def counting_launches(self, dispatcher: Dispatcher) -> int:
+        """Kernels, copies to the host and small collectives that find out how many rows go where.
+
+        All-to-all: four sums and casts of the map, the gather of all ranks' counts, four sums of those, four copies to
+        the host, the probabilities' all-to-all. Merged: the map and the probabilities laid out for the kernel, its scan
+        of them, the copy to the host. A capacity is known beforehand; its indices take a sort.
+        """
+        if not self.fuses_moves:
+            return 0
+        return {Dispatcher.ALL_TO_ALL: 14, Dispatcher.CAPACITY: 4, Dispatcher.MERGED: 6}[dispatcher]
+
+
+PLAIN_MIXTURE: Final = Mixture()
+MEGATRON_MIXTURE: Final = Mixture(apart=True, fuses_moves=True, router_launches=6)
+TRANSFORMER_ENGINE_CASTS: Final = Casts(
+    operand=4, operand_again=4, weight=(4, 0, 0), keeps_weights=True, current_expert=2
+)
 """Transformer Engine: read 2, written by rows and by columns. A matrix is cast with its transpose in the forward of a
 step's first micro-batch (`_Linear.forward`: `is_first_microbatch`, which Megatron-Core sets on its layers and clears
-after their first forward), and backward, recomputation and the other micro-batches read those."""
+after their first forward), and backward, recomputation and the other micro-batches read those. `GroupedLinear`
+quantizes expert by expert (`split_quantize`, v2.9): with current scaling each operand is read for its greatest element
+first, by kernels that C++ launches right before the cast and that are not counted as launches."""
 DYNAMIC_CASTS: Final = Casts(operand=8, operand_again=5, weight=(5, 5, 3), maximum=2)
 """torchao with one scale per tensor (Dec 2024 to Jun 2025): maximum 2, cast 2 + 1, by columns 2 + 1. The FP8 matrix is
 kept or computed again for backward, which reads it by columns."""

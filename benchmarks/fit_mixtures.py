@@ -1,0 +1,117 @@
+"""Fits what rearranging kernels reach of memory's rate and what Megatron-LM's host needs for a launch, on mixtures.
+
+    python benchmarks/fit_mixtures.py training_steps_shown.csv
+
+Two numbers, `rearranged_share` (one for all GPUs with FP8, `cost/operators/data/gpus`) and `launch_s` of
+`frameworks/megatron.toml`, on the rows of mixtures of experts, one per distinct job, by the least mean absolute error;
+then once more without each GPU, and what its rows are off by. What products and attention reach stays as the dense
+rows have it (`fit_steps.py`): where `rearranged_share` moves, fit that again, then this.
+"""
+
+import argparse
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.interpolate import RegularGridInterpolator
+
+from lagom_overlap.cost.operators import load_framework, load_operators
+from lagom_overlap.errors import LagomError
+from measured_rows import BadRowError, NotModelledError, read
+from training_steps.case import COLUMNS, StepCase
+from training_steps.jobs import case_of
+from training_steps.predict import predicted
+
+_SHARES: Final = (0.3, 0.4, 0.5, 0.65, 0.8, 1.0)
+_LAUNCHES_S: Final = (15e-6, 22e-6, 30e-6, 40e-6, 55e-6)
+_FINE: Final = 101
+"""Points of each axis among which the best is looked for, interpolated between those that were priced."""
+
+Grid = NDArray[np.float64]
+Errors = Mapping[StepCase, Grid]
+
+
+def _priced(case: StepCase) -> Grid:
+    """Relative errors of a row on the fine grid."""
+    framework, operators = load_framework("megatron"), load_operators(case.cluster.gpu)
+    coarse = np.array(
+        [
+            [
+                predicted(
+                    case,
+                    replace(operators, rearranged_share=share),
+                    replace(framework, launch_s=launch_s),
+                ).iteration_s
+                for launch_s in _LAUNCHES_S
+            ]
+            for share in _SHARES
+        ]
+    )
+    points = np.stack(np.meshgrid(*_axes(), indexing="ij"), axis=-1)
+    return np.asarray(RegularGridInterpolator((_SHARES, _LAUNCHES_S), coarse)(points) / case.measured_s - 1.0)
+
+
+def _axes() -> tuple[Grid, Grid]:
+    return (
+        np.linspace(_SHARES[0], _SHARES[-1], _FINE),
+        np.linspace(_LAUNCHES_S[0], _LAUNCHES_S[-1], _FINE),
+    )
+
+
+def _fit(errors: Errors, cases: Sequence[StepCase]) -> tuple[int, int]:
+    """The place on the fine grid with the least mean absolute error."""
+    mean = np.mean([np.abs(errors[case]) for case in cases], axis=0)
+    row, column = np.unravel_index(int(np.argmin(mean)), mean.shape)
+    return int(row), int(column)
+
+
+def _words(place: tuple[int, int]) -> str:
+    shares, launches_s = _axes()
+    return f"rearranged_share = {shares[place[0]]:.3f}, launch_s = {launches_s[place[1]] * 1e6:.1f} us"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints the fitted numbers, and every GPU's error under the fit without it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("file", type=Path, metavar="FILE.csv")
+    arguments = parser.parse_args(argv)
+    jobs: dict[object, StepCase] = {}
+    for row in read(arguments.file, COLUMNS)[1]:
+        try:
+            case = case_of(row)
+        except (BadRowError, NotModelledError, LagomError):
+            continue
+        if case.group == "MoE":
+            key = (case.family, case.layout, case.seq_len, case.cluster, case.precision, case.graphed)
+            jobs.setdefault(key, case)
+    if not jobs:
+        sys.stderr.write("fit_mixtures: no row of a mixture of experts\n")
+        return 2
+    families: dict[str, list[StepCase]] = defaultdict(list)
+    errors: dict[StepCase, Grid] = {}
+    for number, case in enumerate(jobs.values()):
+        sys.stderr.write(f"fit_mixtures: job {number + 1} of {len(jobs)}\n")
+        errors[case] = _priced(case)
+        families[case.cluster.name].append(case)
+    place = _fit(errors, list(errors))
+    mean_pct = 100.0 * fmean(abs(float(found[place])) for found in errors.values())
+    print(f"{len(errors)} jobs: {_words(place)}; mean error {mean_pct:.1f} %")
+    left_out = []
+    for gpu, cases in sorted(families.items() if len(families) > 1 else ()):
+        found = _fit(errors, [case for case in errors if case.cluster.name != gpu])
+        off = [100.0 * float(errors[case][found]) for case in cases]
+        left_out += [abs(error) for error in off]
+        print(f"without {gpu}: {_words(found)}; its rows {', '.join(f'{error:+.1f}' for error in off)} %")
+    if left_out:
+        print(f"left out: mean {fmean(left_out):.1f} %, worst {max(left_out):.1f} % of {len(left_out)} jobs")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

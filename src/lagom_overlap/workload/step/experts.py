@@ -1,0 +1,172 @@
+"""A layer's mixture of experts: the router, what takes tokens to their experts and back, the experts' products.
+
+Megatron-LM's dispatchers (core_v0.15.0 and v0.16.0, `transformer/moe/token_dispatcher.py`, `moe_utils.py`, with
+`moe_permute_fusion`), per element of a row, reads and writes:
+
+- `all_to_all`: tokens are permuted into rows (each read once, its rows written), sent, and where a rank has several
+  experts sorted by expert (read 2, written 2); for products in FP8 padded to multiples of 16 or 32 rows per expert, and
+  back (Transformer Engine's `Fp8Padding` and `Fp8Unpadding`: 4 each). The way back is the same in reverse, and so is
+  backward.
+- `capacity` (token dropping, padded): rows are taken by index and put together by atomic additions (read 2, added to
+  4), sorted by a transposing copy; capacities need no padding, and nobody has to be told how many rows come.
+- `merged` (DeepEP, HybridEP): the sending kernel permutes; a rank gets a token once, copies it to the rows of its
+  experts, padded, and adds those up on the way back.
+
+Departures: rows are spread evenly; the probabilities that travel next to the rows (4 bytes each) are left out.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from lagom_overlap.collective import CollectiveKind, distinct
+from lagom_overlap.workload.ops import Access, Phase
+from lagom_overlap.workload.parallel.layout import Dispatcher
+from lagom_overlap.workload.step.axes import moved_axes
+from lagom_overlap.workload.step.groups import EXPERTS
+from lagom_overlap.workload.step.operators import BACKWARD, FORWARD, StepOps
+from lagom_overlap.workload.streams import COMPUTE
+
+_COPY_BYTES: Final = 4
+"""Per element of a row that is copied: read 2, written 2."""
+_ADDED_BYTES: Final = 6
+"""Per element of a row that is added to its token by atomics: read 2, the sum read and written."""
+
+
+class ExpertOps(StepOps):
+    """The operators of a mixture of experts."""
+
+    @property
+    def _own_tokens(self) -> int:
+        """Tokens that this rank routes: with tensor parallelism its share."""
+        return self._tokens // self._layout.tensor
+
+    @property
+    def _routed(self) -> int:
+        """Rows that this rank sends to experts, and gets."""
+        return self._tokens * self._model.experts_per_token // self._layout.tensor
+
+    @property
+    def _visits(self) -> float:
+        """Rows that this rank sends where a token goes once to each rank that has one of its experts."""
+        return self._own_tokens * distinct(self._layout.expert, self._model.experts_per_token)
+
+    @property
+    def _merges(self) -> bool:
+        return self._layout.dispatcher is Dispatcher.MERGED
+
+    def _exchange(self, part: str, source: str, phase: Phase) -> str:
+        if self._layout.expert == 1:
+            return source
+        rows, hidden = self._routed, self._model.hidden
+        num_rows = self._visits if self._merges else rows
+        call = self._shape.groups.collective(
+            CollectiveKind.ALL_TO_ALL,
+            round(num_rows * hidden * self._element_bytes),
+            EXPERTS,
+            copies=self._model.experts_per_token if self._merges else 0,
+        )
+        name = self._graph.comm(
+            self._name(part),
+            call,
+            EXPERTS,
+            origin=self._origin(phase, part),
+            deps=(source,),
+            shards=moved_axes(source, rows, hidden),
+        )
+        if not self._layout.overlap_experts:
+            self._graph.hold_back(COMPUTE, [name])
+            return name
+        # Two micro-batches take turns: who reads this comes one turn later, with the other one's computations between.
+        if self._batch:
+            self._graph.hold_back(COMPUTE, [f"mb{self._batch - 1}.{name.partition('.')[2]}"])
+        return source
+
+    def _act(self, part: str, sources: Sequence[str], rows: int, width: int, phase: Phase) -> str:
+        gated = self._model.gated
+        kernels = (self._shape.traffic.gated if gated else ((4,), (6,)))[phase is not FORWARD]
+        return self._run(part, sources, kernels, (rows, width), phase, both=not gated)
+
+    def _moved_rows(self, part: str, sources: Sequence[str], num_bytes: float, phase: Phase, num_launches: int) -> str:
+        """Tokens made into rows, rows put into another order, or made into tokens: `num_bytes` per column in all."""
+        h = self._model.hidden
+        return self._touch(
+            part, sources, num_bytes * h, (self._rows, h), phase, access=Access.REARRANGE, num_launches=num_launches
+        )
+
+    def _permuted(self, part: str, sources: Sequence[str], phase: Phase) -> str:
+        """Tokens made into rows before they are sent; in backward their gradients."""
+        mixture, dispatcher = self._shape.mixture, self._layout.dispatcher
+        if not mixture.fuses_moves:
+            return self._moved_rows(part, sources, (4 if phase is FORWARD else 6) * self._routed, phase, 1)
+        counting = mixture.counting_launches(dispatcher) if phase is FORWARD else 0
+        if self._merges:
+            return self._moved_rows(part, sources, self._own_tokens, phase, counting) if counting else sources[0]
+        if dispatcher is Dispatcher.CAPACITY:
+            return self._moved_rows(part, sources, _COPY_BYTES * self._routed, phase, 1 + counting)
+        launches = (4 if phase is FORWARD else 1) + counting
+        return self._moved_rows(part, sources, 2 * (self._own_tokens + self._routed), phase, launches)
+
+    def _unpermuted(self, part: str, sources: Sequence[str], phase: Phase) -> str:
+        """Rows added up to tokens when they are back; in backward the gradients of what was sent."""
+        if not self._shape.mixture.fuses_moves:
+            return self._moved_rows(part, sources, (4 if phase is FORWARD else 6) * self._routed, phase, 1)
+        if self._merges:
+            return sources[0]
+        if self._layout.dispatcher is Dispatcher.CAPACITY:
+            return self._moved_rows(part, sources, _ADDED_BYTES * self._routed, phase, 2)
+        return self._moved_rows(part, sources, 2 * (self._own_tokens + self._routed), phase, 1)
+
+    def _sorted(self, part: str, source: str, phase: Phase) -> str:
+        """What arrived, in the order of experts, or what leaves, in the order of ranks."""
+        if not self._shape.mixture.fuses_moves or self._model.num_experts == self._layout.expert:
+            return source
+        if self._merges:
+            return self._moved_rows(part, (source,), 2 * (self._visits + self._routed), phase, 2)
+        launches = 2 if phase is FORWARD and self._layout.dispatcher is Dispatcher.ALL_TO_ALL else 1
+        return self._moved_rows(part, (source,), _COPY_BYTES * self._routed, phase, launches)
+
+    def _padded(self, part: str, source: str, phase: Phase) -> str:
+        """Rows of each expert padded to what products in FP8 need, or the padding taken away."""
+        pads = self._shape.mixture.fuses_moves and self._layout.dispatcher is Dispatcher.ALL_TO_ALL
+        if not pads or not self._shape.precision.products.is_fp8:
+            return source
+        return self._moved_rows(part, (source,), _COPY_BYTES * self._routed, phase, 2)
+
+    def _top_k(self, part: str, source: str, phase: Phase) -> str:
+        experts = self._model.num_experts
+        num_bytes = 12 * self._rows * experts
+        launches = self._shape.mixture.router_launches
+        return self._touch(part, (source,), num_bytes, (self._rows, experts), phase, num_launches=launches)
+
+    def _experts(self, norm2: str) -> str:
+        """What the experts make of the tokens."""
+        routed, width = self._routed, self._weights["expert_down"].inputs
+        router = self._top_k("top_k", self._product("router", norm2, self._rows), FORWARD)
+        arrived = self._exchange("dispatch", self._permuted("permute", (norm2, router), FORWARD), FORWARD)
+        sent = self._padded("pad", self._sorted("sort", arrived, FORWARD), FORWARD)
+        up = self._product("expert_up", sent, routed)
+        act = self._act("expert_act", (up,), routed, width, FORWARD)
+        down = self._padded("unpad", self._product("expert_down", act, routed), FORWARD)
+        back = self._exchange("combine", self._sorted("unsort", down, FORWARD), FORWARD)
+        self.made["sent"] = sent
+        return self._unpermuted("unpermute", (back, router), FORWARD)
+
+    def _experts_backward(self, gradient: str) -> tuple[str, str]:
+        """The gradients of the experts' and of the router's input."""
+        made, routed = self.made, self._routed
+        width, norm2 = self._weights["expert_down"].inputs, made.get("norm2", made["norm"])
+        spread = self._unpermuted("unpermute_d", (gradient, made["top_k"]), BACKWARD)
+        arrived = self._exchange("combine_d", spread, BACKWARD)
+        sent = self._padded("unpad_d", self._sorted("unsort_d", arrived, BACKWARD), BACKWARD)
+        down_d = self._data_gradient("expert_down", sent, routed)
+        act_d = self._act("expert_act_d", (down_d, made["expert_up"]), routed, width, BACKWARD)
+        up_d = self._data_gradient("expert_up", act_d, routed)
+        self._weight_gradient("expert_down", made["expert_act"], sent, routed)
+        self._weight_gradient("expert_up", made["sent"], act_d, routed)
+        leaving = self._sorted("sort_d", self._padded("pad_d", up_d, BACKWARD), BACKWARD)
+        back = self._exchange("dispatch_d", leaving, BACKWARD)
+        merged = self._permuted("permute_d", (back,), BACKWARD)
+        scores = self._top_k("top_k_d", spread, BACKWARD)
+        router_d = self._data_gradient("router", scores, self._rows)
+        self._weight_gradient("router", norm2, scores, self._rows)
+        return merged, router_d

@@ -1,0 +1,151 @@
+"""What a mixture of experts moves besides its products, by dispatcher: counted by hand, and drawn at random."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from lagom_overlap.collective import Collective, CollectiveKind, distinct
+from lagom_overlap.errors import JobError
+from lagom_overlap.workload import CommOp, MemoryBound
+from lagom_overlap.workload.issued import IssuedStep
+from lagom_overlap.workload.models import load_model
+from lagom_overlap.workload.ops import Access
+from lagom_overlap.workload.overlap import find_overlap_groups
+from lagom_overlap.workload.parallel import Dispatcher, ParallelLayout
+from lagom_overlap.workload.precision import Precision, ProductFormat
+from lagom_overlap.workload.step import build_step, load_rules
+
+QWEN = replace(load_model("qwen3-30b-a3b"), num_layers=1)  # 128 experts, 8 per token, hidden 2048
+SEQ, ROWS = 4096, 8 * 4096
+LAYOUT = ParallelLayout(data=8, expert=8, global_batch=8)
+BF16, MXFP8 = Precision(), Precision(products=ProductFormat.MXFP8)
+MOVES = ("permute", "sort", "pad", "unpad", "unsort", "unpermute")
+
+
+def built(
+    dispatcher: Dispatcher, precision: Precision = BF16, layout: ParallelLayout = LAYOUT, framework: str = "megatron"
+) -> IssuedStep:
+    layout = replace(layout, dispatcher=dispatcher)
+    return build_step(QWEN, layout, seq_len=SEQ, rules=load_rules(framework), precision=precision)
+
+
+def moved(step: IssuedStep, suffix: str = "") -> dict[str, float]:
+    """Bytes of each move per column, in rows of 2 bytes that are read or written."""
+    works = {op.name.rpartition(".")[2]: op.work for op in step.iteration.computations}
+    found = {name: works.get(name + suffix) for name in MOVES}
+    return {name: work.num_bytes / (2 * QWEN.hidden) for name, work in found.items() if isinstance(work, MemoryBound)}
+
+
+@pytest.mark.parametrize("suffix", ["", "_d"])
+def test_an_all_to_all_permutes_sorts_and_in_fp8_pads(suffix: str) -> None:
+    # A token is read once and written 8 times; every other move reads and writes every row.
+    plain = {"permute": SEQ + ROWS, "sort": 2 * ROWS, "unsort": 2 * ROWS, "unpermute": SEQ + ROWS}
+    assert moved(built(Dispatcher.ALL_TO_ALL), suffix) == plain
+    padded = {"pad": 2 * ROWS, "unpad": 2 * ROWS}
+    assert moved(built(Dispatcher.ALL_TO_ALL, MXFP8), suffix) == plain | padded
+
+
+@pytest.mark.parametrize("suffix", ["", "_d"])
+def test_a_capacity_needs_no_padding_and_adds_rows_by_atomics(suffix: str) -> None:
+    rows = {"permute": 2 * ROWS, "sort": 2 * ROWS, "unsort": 2 * ROWS, "unpermute": 3 * ROWS}
+    assert moved(built(Dispatcher.CAPACITY, MXFP8), suffix) == rows
+
+
+def test_merged_rows_are_spread_over_the_experts_where_they_arrive() -> None:
+    arrived = SEQ * 8 * (1 - (7 / 8) ** 8)
+    found = moved(built(Dispatcher.MERGED, MXFP8))
+    assert found.pop("permute") < SEQ  # what prepares the kernel, no token
+    assert found == pytest.approx({"sort": arrived + ROWS, "unsort": arrived + ROWS})
+
+
+def test_one_expert_per_rank_has_nothing_to_sort() -> None:
+    alone = replace(QWEN, num_experts=8, experts_per_token=2)
+    step = build_step(alone, LAYOUT, seq_len=SEQ, rules=load_rules("megatron"))
+    assert set(moved(step)) == {"permute", "unpermute"}
+
+
+def test_moves_and_casts_rearrange_and_nothing_else_does() -> None:
+    step = built(Dispatcher.ALL_TO_ALL, MXFP8)
+    rearranging = {
+        op.name.rpartition(".")[2].removesuffix("_d")
+        for op in step.iteration.computations
+        if isinstance(op.work, MemoryBound) and op.work.access is Access.REARRANGE
+    }
+    casts = {f"{name}_cast" for name in ("qkv", "out", "expert_up", "expert_down")}
+    assert rearranging == casts | set(MOVES)
+
+
+def test_other_frameworks_move_rows_by_indices() -> None:
+    step = built(Dispatcher.ALL_TO_ALL, MXFP8, replace(LAYOUT, zero_stage=3), "torchtitan")
+    assert moved(step) == {"permute": 2 * ROWS, "unpermute": 2 * ROWS}
+
+
+def test_current_scaling_reads_each_operand_of_experts_once_more() -> None:
+    def casts(products: ProductFormat) -> dict[str, int]:
+        step = built(Dispatcher.ALL_TO_ALL, Precision(products=products))
+        works = {op.name.rpartition(".")[2]: op.work for op in step.iteration.computations}
+        return {
+            name: work.num_bytes for name, work in works.items() if "_cast" in name and isinstance(work, MemoryBound)
+        }
+
+    delayed, current = casts(ProductFormat.FP8), casts(ProductFormat.FP8_CURRENT)
+    assert casts(ProductFormat.MXFP8) == delayed
+    more = {name: current[name] - delayed[name] for name in delayed if current[name] != delayed[name]}
+    hidden, ffn = QWEN.hidden, QWEN.ffn
+    assert more == {
+        "expert_up_cast": 2 * ROWS * hidden,
+        "expert_down_cast": 2 * ROWS * ffn,
+        "expert_down_cast_d": 2 * ROWS * hidden,
+        "expert_up_cast_d": 2 * ROWS * 2 * ffn,
+    }
+
+
+@pytest.mark.parametrize(("ranks", "nodes"), [(8, 1), (16, 2), (64, 8)])
+def test_merged_rows_on_the_wire_are_those_of_drawn_tokens(ranks: int, nodes: int) -> None:
+    draw, tokens, sent = random.Random(3), 4000, 0
+    for _ in range(tokens):
+        drawn = [draw.randrange(ranks) for _ in range(8)]
+        sent += len({rank * nodes // ranks for rank in drawn} if nodes > 1 else set(drawn))
+    layout = ParallelLayout(data=ranks, expert=ranks, global_batch=ranks)
+    placed = built(Dispatcher.MERGED, layout=layout).on_nodes_of(ranks // nodes)
+    calls = {op.collective for op in placed.iteration.comms if op.communicator == "ep"}
+    (call,) = calls
+    assert call.num_bytes / (SEQ * QWEN.hidden * 2) == pytest.approx(sent / tokens, rel=0.02)
+    assert not call.is_nccl
+    assert placed.on_nodes_of(ranks // nodes) == placed  # placing twice merges once
+
+
+def test_what_is_not_nccls_is_in_no_overlap_group() -> None:
+    layout = replace(LAYOUT, global_batch=16, overlap_experts=True)
+    groups = {
+        dispatcher: {comm.communicator for group in find_overlap_groups(step.iteration) for comm in group.comms}
+        for dispatcher in (Dispatcher.ALL_TO_ALL, Dispatcher.MERGED)
+        for step in [built(dispatcher, layout=layout)]
+    }
+    assert groups[Dispatcher.ALL_TO_ALL] - groups[Dispatcher.MERGED] == {"ep"}
+
+
+def test_an_ordinary_collective_is_merged_nowhere() -> None:
+    call = Collective(CollectiveKind.ALL_TO_ALL, 1 << 20, 16)
+    assert call.merged_over(2) == call
+    assert call.is_nccl
+
+
+def test_every_place_is_hit_in_the_end() -> None:
+    assert distinct(1, 8) == 1.0
+    assert distinct(8, 1) == pytest.approx(1.0)
+    assert distinct(8, 1000) == pytest.approx(8.0)
+
+
+def test_merging_needs_ranks_to_send_to() -> None:
+    with pytest.raises(JobError, match=r"parallel\.dispatcher is merged, must be all_to_all or capacity"):
+        ParallelLayout(data=8, global_batch=8, dispatcher=Dispatcher.MERGED)
+
+
+def test_comms_of_a_merged_dispatcher_are_all_to_alls_of_the_expert_group() -> None:
+    comms = [
+        op for op in built(Dispatcher.MERGED).iteration.comms if isinstance(op, CommOp) and op.communicator == "ep"
+    ]
+    assert [op.name.rpartition(".")[2] for op in comms] == ["dispatch", "combine", "combine_d", "dispatch_d"]
+    assert {op.collective.kind for op in comms} == {CollectiveKind.ALL_TO_ALL}
