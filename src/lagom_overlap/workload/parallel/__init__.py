@@ -1,6 +1,6 @@
 """How a model is cut over GPUs: degrees, pipeline stages and their schedule, what one GPU must hold."""
 
-from lagom_overlap.workload.parallel.layout import ParallelLayout, PipelineSchedule, Recompute
+from lagom_overlap.workload.parallel.layout import ParallelLayout, PipelineSchedule, Recompute, RecomputeModule
 from lagom_overlap.workload.parallel.memory import StageMemory, stage_memory
 from lagom_overlap.workload.parallel.schedule import Slot, stage_slots
 from lagom_overlap.workload.parallel.stage import StagePlan, plan_stages
@@ -9,6 +9,7 @@ __all__ = [
     "ParallelLayout",
     "PipelineSchedule",
     "Recompute",
+    "RecomputeModule",
     "Slot",
     "StageMemory",
     "StagePlan",

@@ -13,38 +13,62 @@ from collections.abc import Sequence
 from typing import Final
 
 from lagom_overlap.collective import CollectiveKind
+from lagom_overlap.workload.layer_kinds import LayerKind, Mixer, Mlp
 from lagom_overlap.workload.ops import FLASH_BACKWARD_PASSES, Access, Attention, Gemm, Phase
-from lagom_overlap.workload.parallel.layout import Recompute
+from lagom_overlap.workload.parallel.layout import Recompute, RecomputeModule
 from lagom_overlap.workload.step.axes import (
     attention_axes,
 )
+from lagom_overlap.workload.step.graph import StepGraph
 from lagom_overlap.workload.step.groups import CONTEXT
-from lagom_overlap.workload.step.operators import BACKWARD, FORWARD, WEIGHT, StepOps
+from lagom_overlap.workload.step.operators import BACKWARD, FORWARD, WEIGHT, StepOps, StepShape
+from lagom_overlap.workload.step.units import Weight
 from lagom_overlap.workload.streams import COMPUTE
 
 SOFTMAX_FUSION_MULTIPLE: Final = 4
+WINDOW_TILE: Final = 128
+"""Keys of a tile of flash attention: a tile of as many queries meets those of its window and one further tile."""
 
 
 class LayerOps(StepOps):
-    """The operators of a layer."""
+    """The operators of a layer of a kind; its mixer is attention of whole or windowed sequences, or none."""
+
+    def __init__(
+        self,
+        graph: StepGraph,
+        shape: StepShape,
+        *,
+        layer: int,
+        batch: int,
+        weights: dict[str, Weight],
+        kind: LayerKind,
+    ) -> None:
+        super().__init__(graph, shape, layer=layer, batch=batch, weights=weights)
+        self._kind = kind
+        self._head_dim = self._value_dim = shape.model.head_dim
+        self._entry = next(iter(weights))
 
     def forward(self, x: str) -> str:
         """The layer's output; "" if it is recomputed for backward alone, which needs what its products read."""
         h, rows = self._model.hidden, self._rows
         shape, elements = (rows, h), rows * h
-        self.made["x"] = x
-        norm = self._normed("norm", x)
-        reduced = self._leaving("attention_reduce", "out", self._core(self._entering("attention_gather", "qkv", norm)))
+        self.made["x"] = middle = x
         added = (7 if self._model.dropout else 6) * elements
-        middle = self._touch("add1", (reduced, x), added, shape, FORWARD, both=True)
-        norm2 = norm
-        if self._model.norms_per_layer == 2:
-            norm2 = self._normed("norm2", middle)
-        if self._again and self._shape.stops_recompute and not self._model.num_experts:
+        if self._kind.mixer is not Mixer.NONE:
+            reduced = self._mixed(self._normed("norm", x))
+            middle = self._touch("add1", (reduced, x), added, shape, FORWARD, both=True)
+        if self._kind.mlp is Mlp.NONE:
+            return middle
+        norm2 = self.made["norm"] if self._model.norms_per_layer == 1 else self._normed("norm2", middle)
+        if self._again and self._shape.stops_recompute and self._kind.mlp is Mlp.MLP:
             self._cast("down", self._mlp_act(norm2), self._tokens, FORWARD)
             return ""
-        made = self._experts(norm2) if self._model.num_experts else self._mlp(norm2)
+        made = self._experts(norm2) if self._kind.mlp is Mlp.EXPERTS else self._mlp(norm2)
         return self._touch("add2", (*made, middle), added, shape, FORWARD, both=True)
+
+    def _mixed(self, norm: str) -> str:
+        """The mixer's result, of the layer's normed input."""
+        return self._leaving("attention_reduce", "out", self._core(self._entering("attention_gather", "qkv", norm)))
 
     def recompute(self) -> None:
         """What is computed again before backward; backward then reads it."""
@@ -56,9 +80,34 @@ class LayerOps(StepOps):
                 self.forward(self.made["x"])
             case Recompute.PRODUCTS:
                 self._recompute_products()
+            case Recompute.SELECTIVE if self._layout.recompute_modules:
+                self._recompute_modules(self._layout.recompute_modules)
             case Recompute.SELECTIVE if not self._layout.flash_attention:
-                self._core(self.made["qkv"])
+                self._recompute_core()
         self._again = False
+
+    def _recompute_modules(self, modules: Sequence[RecomputeModule]) -> None:
+        """The parts that Megatron-Core's selective recomputation names, whole ones to their last product."""
+        made, mlp = self.made, self._kind.mlp
+        if RecomputeModule.LAYERNORM in modules:
+            if self._kind.mixer is not Mixer.NONE:
+                self._normed("norm", made["x"])
+            if "norm2" in made:
+                self._normed("norm2", made.get("add1", made["x"]))
+        if RecomputeModule.CORE_ATTN in modules:
+            self._recompute_core()
+        norm2 = made.get("norm2") or made.get("norm", "")
+        if RecomputeModule.MLP in modules and mlp is Mlp.MLP:
+            self._mlp(norm2)
+        if RecomputeModule.MOE in modules and mlp is Mlp.EXPERTS:
+            self._experts(norm2)
+        elif RecomputeModule.MOE_ACT in modules and mlp is Mlp.EXPERTS:
+            width = self._weights["expert_down"].inputs
+            self._act("expert_act", (made["expert_up"],), self._routed, width, FORWARD)
+
+    def _recompute_core(self) -> None:
+        if self._kind.mixer in (Mixer.ATTENTION, Mixer.WINDOW):
+            self._core(self.made["qkv"])
 
     def _recompute_products(self) -> None:
         """The operator mode of torchtitan: of q, k, v, o, w1, w3, w2 every second one, attention and scatters are kept.
@@ -85,7 +134,7 @@ class LayerOps(StepOps):
 
     def _normed(self, part: str, source: str) -> str:
         shape, kernels = (self._rows, self._model.hidden), self._shape.traffic.norm[0]
-        return self._run(part, (source,), kernels, shape, FORWARD, also=self._around("qkv", FORWARD))
+        return self._run(part, (source,), kernels, shape, FORWARD, also=self._around(self._entry, FORWARD))
 
     def _rotary(self, part: str, source: str, phase: Phase) -> str:
         """Queries and keys turned by their position, where positions are not learned."""
@@ -101,8 +150,8 @@ class LayerOps(StepOps):
             batch=batch,
             num_heads=self._heads,
             seq_len=self._shape.seq_len,
-            head_dim=self._model.head_dim,
-            passes=passes / self._layout.context,
+            head_dim=self._head_dim,
+            passes=passes * self._share_seen / self._layout.context,
             element_bytes=self._element_bytes,
         )
         moved = self._travel(part, sources[0], phase)
@@ -111,12 +160,21 @@ class LayerOps(StepOps):
         self._graph.hold_back(COMPUTE, moved)
         return self._merged(part, phase)
 
+    @property
+    def _share_seen(self) -> float:
+        """Of the products of causal attention those that are made: kernels run whole tiles of keys in a window."""
+        seq_len = self._shape.seq_len
+        if self._kind.mixer is not Mixer.WINDOW:
+            return 1.0
+        tiles = -(-self._model.window // WINDOW_TILE) + 1
+        return min(1.0, 2 * tiles * WINDOW_TILE / seq_len)
+
     def _merged(self, part: str, phase: Phase) -> str:
         """The sum of a ring's steps, where each is an attention of its own."""
         ring, further = self._shape.ring, self._layout.context - 1
         if ring is None or not further:
             return self.made[part]
-        columns = self._heads * self._model.head_dim
+        columns = self._heads * self._value_dim
         num_bytes = ring.merge_bytes[phase is not FORWARD] * further * self._tokens * columns
         source, kernels = self.made[part], 4 * further
         self.made[part] = self._touch(
@@ -130,7 +188,7 @@ class LayerOps(StepOps):
             return []
         ring, context = self._shape.ring, self._layout.context
         heads = self._kv_heads if ring is None else self._heads
-        elements = 2 * heads * self._model.head_dim * self._tokens
+        elements = 2 * heads * self._head_dim * self._tokens
         num_bytes = elements * context * self._element_bytes * (2 if ring is None and phase is BACKWARD else 1)
         call = self._shape.groups.collective(CollectiveKind.ALL_GATHER, num_bytes, CONTEXT)
         origin = self._origin(phase, f"{part}_keys")
@@ -196,8 +254,31 @@ class LayerOps(StepOps):
 
     def _moved_rows(self, part: str, sources: Sequence[str], per_element: int, phase: Phase) -> str:
         """Tokens sorted by expert, or back: `per_element` bytes of every row that is routed."""
-        h = self._model.hidden
+        h = self._model.expert_width
         return self._touch(part, sources, per_element * self._routed * h, (self._rows, h), phase)
+
+    def _narrowed(self, norm2: str) -> str:
+        """The rows that experts read: of the hidden size, or projected to fewer columns."""
+        return self._product("expert_enter", norm2, self._rows) if self._model.expert_hidden else norm2
+
+    def _widened(self, merged: str) -> str:
+        """What experts made, of the hidden size again."""
+        self.made["merged"] = merged
+        return self._product("expert_leave", merged, self._rows) if self._model.expert_hidden else merged
+
+    def _widened_backward(self, gradient: str) -> str:
+        if not self._model.expert_hidden:
+            return gradient
+        made = self._data_gradient("expert_leave", gradient, self._rows)
+        self._weight_gradient("expert_leave", self.made["merged"], gradient, self._rows)
+        return made
+
+    def _narrowed_backward(self, gradient: str, norm2: str) -> str:
+        if not self._model.expert_hidden:
+            return gradient
+        made = self._data_gradient("expert_enter", gradient, self._rows)
+        self._weight_gradient("expert_enter", norm2, gradient, self._rows)
+        return made
 
     def _top_k(self, part: str, source: str, phase: Phase) -> str:
         experts = self._model.num_experts
@@ -207,12 +288,14 @@ class LayerOps(StepOps):
     def _experts(self, norm2: str) -> tuple[str, ...]:
         routed, width = self._routed, self._weights["expert_down"].inputs
         router = self._top_k("top_k", self._product("router", norm2, self._rows), FORWARD)
-        sent = self._exchange("dispatch", self._moved_rows("permute", (norm2, router), 4, FORWARD), FORWARD)
+        sent = self._exchange(
+            "dispatch", self._moved_rows("permute", (self._narrowed(norm2), router), 4, FORWARD), FORWARD
+        )
         up = self._product("expert_up", sent, routed)
         act = self._act("expert_act", (up,), routed, width, FORWARD)
         back = self._exchange("combine", self._product("expert_down", act, routed), FORWARD)
         self.made["sent"] = sent
-        merged = self._moved_rows("unpermute", (back, router), 4, FORWARD)
+        merged = self._widened(self._moved_rows("unpermute", (back, router), 4, FORWARD))
         return (merged, *self._mlp(norm2)) if self._model.shared_ffn else (merged,)
 
     # Backward.
@@ -220,15 +303,25 @@ class LayerOps(StepOps):
     def backward(self, gradient: str) -> str:
         """The gradient of the layer's input, given that of its output."""
         made, two = self.made, self._model.norms_per_layer == 2
-        branch = self._residual_backward("residual2", gradient)
-        parts = self._experts_backward(branch) if self._model.num_experts else self._mlp_backward(branch)
-        middle = self._norm_backward("norm2", parts, gradient, made["add1"]) if two else gradient
-        entered, out_d = self._entering_d("attention_gather_d", "out", self._residual_backward("residual1", middle))
-        self._weight_gradient("out", made["attention"], entered)
+        parts: tuple[str, ...] = ()
+        middle = gradient
+        if self._kind.mlp is not Mlp.NONE:
+            branch = self._residual_backward("residual2", gradient)
+            parts = self._experts_backward(branch) if self._kind.mlp is Mlp.EXPERTS else self._mlp_backward(branch)
+            if two:
+                middle = self._norm_backward("norm2", parts, gradient, made.get("add1", made["x"]))
+        if self._kind.mixer is Mixer.NONE:
+            return middle
+        reduced = self._mixed_backward(self._residual_backward("residual1", middle))
+        return self._norm_backward("norm", (reduced,) if two else (reduced, *parts), middle, made["x"])
+
+    def _mixed_backward(self, gradient: str) -> str:
+        """The gradient of what the mixer read."""
+        entered, out_d = self._entering_d("attention_gather_d", "out", gradient)
+        self._weight_gradient("out", self.made["attention"], entered)
         core_d = self._core_backward(out_d)
         self._bias_gradient("qkv", core_d, self._weights["qkv"].outputs)
-        reduced = self._column_backward("qkv", core_d, made["norm"])
-        return self._norm_backward("norm", (reduced,) if two else (reduced, *parts), middle, made["x"])
+        return self._column_backward("qkv", core_d, self.made["norm"])
 
     def _entering_d(self, part: str, name: str, gradient: str) -> tuple[str, str]:
         """The gathered gradient of a row-parallel product's output, and that of its input; in parts, at once."""
@@ -244,7 +337,7 @@ class LayerOps(StepOps):
         """Gradients of input and scale, then the residual's added."""
         shape = (self._rows, self._model.hidden)
         elements = self._rows * self._model.hidden
-        kernels, also = self._shape.traffic.norm[1], self._around("qkv", BACKWARD)
+        kernels, also = self._shape.traffic.norm[1], self._around(self._entry, BACKWARD)
         made = self._run(f"{part}_d", (*gradients, saved), kernels, shape, BACKWARD, also=also)
         return self._touch(f"{part}_add_d", (made, residual), 6 * elements, shape, BACKWARD, both=True)
 
@@ -293,19 +386,19 @@ class LayerOps(StepOps):
         shape = (self._tokens, columns)
         return self._touch("qkv_join", (source,), 4 * self._tokens * columns, shape, BACKWARD, also=also)
 
-    def _column_backward(self, name: str, gradient: str, saved: str) -> str:
+    def _column_backward(self, name: str, gradient: str, saved: str, columns: int = 0) -> str:
         """Backward of a column-parallel product: the input's gradient, its sum over ranks, the weight's gradient."""
         hides = self._shape.hides_tensor and (self._layout.sequence_parallel or self._layout.async_tensor)
         parts = self._layout.overlap_tensor and not self._shape.hides_tensor
-        again = self._enter(f"{name}_gather_w", saved, WEIGHT, is_async=True) if hides else saved
+        again = self._enter(f"{name}_gather_w", saved, WEIGHT, is_async=True, columns=columns) if hides else saved
         if parts:
             cast = self._cast(name, gradient, self._tokens, BACKWARD)
-            reduced = self._leave(f"{name}_reduce_d", cast, BACKWARD, is_async=True)
+            reduced = self._leave(f"{name}_reduce_d", cast, BACKWARD, is_async=True, columns=columns)
             self._data_gradient(name, cast)
             self._graph.hold_back(COMPUTE, [reduced])
         else:
             data = self._data_gradient(name, gradient)
-            reduced = self._leave(f"{name}_reduce_d", data, BACKWARD, is_async=hides)
+            reduced = self._leave(f"{name}_reduce_d", data, BACKWARD, is_async=hides, columns=columns)
         self._weight_gradient(name, again, gradient)
         if hides and self._layout.tensor > 1:
             self._graph.hold_back(COMPUTE, [reduced])
@@ -317,12 +410,12 @@ class LayerOps(StepOps):
         self._weight_gradient("down", made["act"], entered)
         act_d = self._act("act_d", (down_d, made["up"]), self._tokens, width, BACKWARD)
         self._bias_gradient("up", act_d, self._weights["up"].outputs)
-        return (self._column_backward("up", act_d, made.get("norm2", made["norm"])),)
+        return (self._column_backward("up", act_d, made.get("norm2") or made["norm"]),)
 
     def _experts_backward(self, gradient: str) -> tuple[str, ...]:
         made, routed = self.made, self._routed
-        width, norm2 = self._weights["expert_down"].inputs, made.get("norm2", made["norm"])
-        spread = self._moved_rows("unpermute_d", (gradient, made["top_k"]), 6, BACKWARD)
+        width, norm2 = self._weights["expert_down"].inputs, made.get("norm2") or made["norm"]
+        spread = self._moved_rows("unpermute_d", (self._widened_backward(gradient), made["top_k"]), 6, BACKWARD)
         sent = self._exchange("combine_d", spread, BACKWARD)
         down_d = self._data_gradient("expert_down", sent, routed)
         act_d = self._act("expert_act_d", (down_d, made["expert_up"]), routed, width, BACKWARD)
@@ -330,7 +423,7 @@ class LayerOps(StepOps):
         self._weight_gradient("expert_down", made["expert_act"], sent, routed)
         self._weight_gradient("expert_up", made["sent"], act_d, routed)
         back = self._exchange("dispatch_d", up_d, BACKWARD)
-        merged = self._moved_rows("permute_d", (back,), 6, BACKWARD)
+        merged = self._narrowed_backward(self._moved_rows("permute_d", (back,), 6, BACKWARD), norm2)
         scores = self._top_k("top_k_d", spread, BACKWARD)
         router_d = self._data_gradient("router", scores, self._rows)
         self._weight_gradient("router", norm2, scores, self._rows)

@@ -7,6 +7,7 @@ makes of the same lines). Eager counts the kernels that PyTorch launches for tor
 - RMS norm, forward: cast 6, pow 8, mean 4, epsilon and root of one number per row, times that 8, cast back 6, times
   weight 4; backward: gradient times x 6 and times weight 4, the former's sum 2, cast 6, times x 12, times the root 8,
   sum 4, three of one number per row, mean 4, pow 8, twice 8, times the mean's 12, sum of the two 12, cast 6;
+- latent attention's queries, keys and values, put together from their parts: 4 per element of each;
 - rotary, forward and backward each: cast 6, complex product 8, cast back 6;
 - SwiGLU, per column of the product: silu 4, product 6; backward: two products 6 each, silu 6;
 - cross entropy per logit: cast 6, log-softmax 16 (a row that does not fit into 48 KiB of shared memory is read for its
@@ -42,7 +43,8 @@ Kernels = tuple[int, ...]
 class Traffic:
     """What kernels move forward and backward; `gated` per column of a gated activation, `loss` in all, per logit.
 
-    `cut_loss` is `loss` where tensor parallelism cuts the vocabulary.
+    `cut_loss` is `loss` where tensor parallelism cuts the vocabulary. `fuses_latent`: one kernel turns
+    latent attention's queries in place and one makes its keys and values; otherwise all are turned and then copied.
     `joins_sums` says that a sum of gradients is a part of the kernel that reads it, as inductor makes it: of the norm's
     backward, or of the copy before a reduction along the second axis.
     """
@@ -52,6 +54,7 @@ class Traffic:
     gated: tuple[Kernels, Kernels]
     loss: tuple[int, int]
     cut_loss: tuple[int, int]
+    fuses_latent: bool = True
     joins_sums: bool = False
 
     def sum_bytes(self, num_addends: int) -> int:
@@ -116,6 +119,7 @@ COMPILED: Final = replace(FUSED, loss=(4, 4), cut_loss=(4, 4), joins_sums=True)
 EAGER: Final = Traffic(
     norm=((6, 8, 4, 0, 0, 8, 6, 4), (6, 4, 2, 6, 12, 8, 4, 0, 0, 0, 4, 8, 8, 12, 12, 6)),
     rotary=((6, 8, 6), (6, 8, 6)),
+    fuses_latent=False,
     gated=((4, 6), (6, 6, 6)),
     loss=(22, 26),
     cut_loss=(38, 38),
