@@ -1,0 +1,70 @@
+"""What releases of Megatron-Bridge switch on that their tables of results do not print, by model, release and GPU.
+
+Read in NVIDIA-NeMo/Megatron-Bridge, tag by tag: v0.1.0rc4 (25.09), v0.2.0 (25.11, commit 7af9601c), v0.3.0 and
+v0.3.1 (26.02, 21b02e0c; 26.02.01, 9c9dd848), v0.4.0 and v0.4.2 (26.04, 0fbfe7d3; 26.04.01, c8101293), v0.5.0 and v0.5.1
+(26.06, fcbb6031; 26.06.01, 5cb3444c), v0.6.0 (26.08, 51885cf1); `scripts/performance/configs`, before 25.11
+`scripts/performance/run_script.py`, in v0.6.0 `src/megatron/bridge/perf_recipes`. Where a table's degrees were a
+recipe's of a later commit (26.04.01: B200 5acef930, B300 7e29b8be), its switches are that commit's.
+
+Experts are whole (`expert_tensor_parallel_size` 1) in all of them. DeepSeek-V3 and Nemotron 3 reduce gradients in BF16
+(`grad_reduce_in_fp32` False). DeepSeek-V3's layers are laid out over model chunks by
+`set_deepseek_v3_pipeline_model_parallel_layout`; 8 chunks of a table without multi-token prediction have no entry there
+and are assumed to be those of the entry with it. CUDA graphs of parts (`attn`, `moe_router`, `moe_preprocess`) are not
+modelled, graphs of whole iterations are.
+"""
+
+from dataclasses import dataclass, replace
+
+from lagom_overlap.workload.models import TransformerModel
+from lagom_overlap.workload.parallel import RecomputeModule
+from lagom_overlap.workload.precision import DType
+
+Release = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """What a release's recipe switches on that the table does not print."""
+
+    overlaps_experts: bool = False
+    graphed: bool = False
+    again: tuple[RecomputeModule, ...] = ()
+    reduction: DType = DType.FP32
+
+
+_UP, _MLP = RecomputeModule.MLA_UP_PROJ, RecomputeModule.MLP
+_NORM, _MOE, _ACT = RecomputeModule.LAYERNORM, RecomputeModule.MOE, RecomputeModule.MOE_ACT
+_DEEPSEEK: tuple[tuple[Release, tuple[str, ...], Recipe], ...] = (
+    ((25, 9, 0), ("gb200", "b200"), Recipe(again=(_UP,))),
+    ((25, 9, 0), ("h100",), Recipe(again=(_UP, _MLP), overlaps_experts=True)),
+    ((25, 11, 0), ("gb300",), Recipe(again=(_ACT,))),
+    ((25, 11, 0), ("gb200", "b200"), Recipe(again=(_UP,))),
+    ((26, 2, 0), ("gb300", "gb200", "b300", "b200"), Recipe(again=(_UP,))),
+    ((26, 4, 0), ("gb200",), Recipe(again=(_MLP,))),
+    ((26, 4, 1), ("b200",), Recipe(again=(_UP, _MLP), overlaps_experts=True)),
+    ((26, 6, 0), ("gb300",), Recipe(overlaps_experts=True, graphed=True)),
+    ((26, 6, 0), ("gb200",), Recipe(again=(_UP,), overlaps_experts=True, graphed=True)),
+)
+"""From a release on, until a later line of the same GPU."""
+_CHUNKS = {8: ("Et*8|(t*8|)*6t*5", "L"), 16: ("Et*4|(t*4|)*14t", "L"), 32: ("Et|(tt|)*30", "L")}
+_QWEN_LATE: Release = (26, 6, 0)
+
+
+def recipe_of(model: TransformerModel, release: Release | None, gpu: str, precision: str) -> Recipe:
+    """The recipe of a row; without a release, nothing but defaults."""
+    if release is None:
+        return Recipe()
+    if model.name.startswith("qwen3") and release >= _QWEN_LATE and precision in ("mxfp8", "fp8-mx"):
+        return Recipe(overlaps_experts=True, graphed=True)  # commit 55443cb3, June 2026
+    if model.name.startswith("deepseek-v3"):
+        found = [recipe for since, gpus, recipe in _DEEPSEEK if release >= since and gpu in gpus]
+        return replace(found[-1] if found else Recipe(), reduction=DType.BF16)
+    return Recipe()
+
+
+def layout_of(model: TransformerModel, num_chunks: int) -> str:
+    """DeepSeek-V3's pipeline layout; "" where there is no pipeline or another model."""
+    if not model.name.startswith("deepseek-v3") or num_chunks not in _CHUNKS:
+        return ""
+    before, after = _CHUNKS[num_chunks]
+    return before + "m" * model.mtp_layers + after
