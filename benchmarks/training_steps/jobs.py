@@ -33,6 +33,8 @@ _MODELS: Final = {
     "nemotron415b": "nemotron-4-15b", "nemotron340b": "nemotron-4-340b", "nemotron4340b": "nemotron-4-340b",
     "qwen330ba3b": "qwen3-30b-a3b", "qwen3235ba22b": "qwen3-235b-a22b", "mixtral8x7b": "mixtral-8x7b",
     "mixtral8x22b": "mixtral-8x22b", "grok1": "grok-1", "deepseekv3": "deepseek-v3", "kimik2": "kimi-k2",
+    "gptoss20b": "gpt-oss-20b", "gptoss120b": "gpt-oss-120b", "llama4scout": "llama-4-scout",
+    "llama4e16": "llama-4-scout", "llama4maverick": "llama-4-maverick", "llama4e128": "llama-4-maverick",
     "deepseekv2lite": "deepseek-v2-lite", "moonlight16b": "moonlight-16b-a3b", "moonlight16ba3b": "moonlight-16b-a3b",
 }  # fmt: skip
 """By the name's letters and digits; what a table says behind them is a variant."""
@@ -46,8 +48,6 @@ _NOT_MODELLED: Final = (
     ("nemotronh", "Mamba layers are not modelled"),
     ("qwen3next", "linear attention is not modelled"),
     ("qwen35", "linear attention is not modelled"),
-    ("gptoss", "attention in windows is not modelled"),
-    ("llama4", "a mixture in every second layer is not modelled"),
     ("qwen3vl", "a vision tower is not modelled"),
     ("mimo", "a vision tower and packed sequences of unknown lengths are not modelled"),
 )

@@ -165,3 +165,22 @@ def test_a_model_file_names_unknown_keys_of_its_tables(tmp_path: Path) -> None:
     file.write_text(text.replace("v_head_dim = 128", "v_head_dim = 127"), encoding="utf-8")
     with pytest.raises(JobError, match="heads of 192 and 127 columns, must be an even number together"):
         load_model(str(file))
+
+
+@pytest.mark.parametrize(
+    ("name", "billions", "active", "rel"),
+    [
+        # arXiv 2508.10925, Table 1: totals, and active ones without the embedding.
+        ("gpt-oss-20b", 20.91, 3.61, 0.003),
+        ("gpt-oss-120b", 116.83, 5.13, 0.003),
+        # Meta's cards, vision towers of some 0.9 B left out.
+        ("llama-4-scout", 108.6 - 0.9, 17.2 - 1.03, 0.01),
+        ("llama-4-maverick", 401.6 - 0.9, 17.2 - 1.03, 0.01),
+    ],
+)
+def test_windowed_and_alternating_models_have_the_published_sizes(
+    name: str, billions: float, active: float, rel: float
+) -> None:
+    model = load_model(name)
+    assert model.num_params / 1e9 == pytest.approx(billions, rel=rel)
+    assert (model.num_active_params - model.vocab * model.hidden) / 1e9 == pytest.approx(active, rel=2 * rel)

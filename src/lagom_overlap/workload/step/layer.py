@@ -346,7 +346,8 @@ class LayerOps(StepOps):
         shape = (self._rows, self._model.hidden)
         if self._model.dropout:
             gradient = self._touch(f"{part}_d", (gradient,), 5 * shape[0] * shape[1], shape, BACKWARD, both=True)
-        self._bias_gradient(part, gradient, self._model.hidden, self._rows)
+        if part != "residual2" or self._kind.mlp is not Mlp.EXPERTS:  # experts have their own
+            self._bias_gradient(part, gradient, self._model.hidden, self._rows)
         return gradient
 
     def _bias_gradient(self, part: str, gradient: str, columns: int, rows: int | None = None) -> None:
@@ -420,6 +421,8 @@ class LayerOps(StepOps):
         down_d = self._data_gradient("expert_down", sent, routed)
         act_d = self._act("expert_act_d", (down_d, made["expert_up"]), routed, width, BACKWARD)
         up_d = self._data_gradient("expert_up", act_d, routed)
+        self._bias_gradient("expert_down", sent, self._model.expert_width, routed)
+        self._bias_gradient("expert_up", act_d, self._weights["expert_up"].outputs, routed)
         self._weight_gradient("expert_down", made["expert_act"], sent, routed)
         self._weight_gradient("expert_up", made["sent"], act_d, routed)
         back = self._exchange("dispatch_d", up_d, BACKWARD)
