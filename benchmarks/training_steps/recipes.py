@@ -6,6 +6,7 @@ v0.3.1 (26.02, 21b02e0c; 26.02.01, 9c9dd848), v0.4.0 and v0.4.2 (26.04, 0fbfe7d3
 `scripts/performance/run_script.py`, in v0.6.0 `src/megatron/bridge/perf_recipes`. Where a table's degrees were a
 recipe's of a later commit (26.04.01: B200 5acef930, B300 7e29b8be), its switches are that commit's.
 
+User buffers (`tp_comm_overlap`) are off for DeepSeek-V3 and for Nemotron 3 Super (`src/megatron/bridge/recipes`).
 Experts are whole (`expert_tensor_parallel_size` 1) in all of them. DeepSeek-V3 and Nemotron 3 reduce gradients in BF16
 (`grad_reduce_in_fp32` False). DeepSeek-V3's layers are laid out over model chunks by
 `set_deepseek_v3_pipeline_model_parallel_layout`; 8 chunks of a table without multi-token prediction have no entry there
@@ -29,6 +30,7 @@ class Recipe:
     overlaps_experts: bool = False
     graphed: bool = False
     again: tuple[RecomputeModule, ...] = ()
+    overlaps_tensor: bool = True
     reduction: DType = DType.FP32
 
 
@@ -46,6 +48,9 @@ _DEEPSEEK: tuple[tuple[Release, tuple[str, ...], Recipe], ...] = (
     ((26, 6, 0), ("gb200",), Recipe(again=(_UP,), overlaps_experts=True, graphed=True)),
 )
 """From a release on, until a later line of the same GPU."""
+_NEMOTRON_NANO = {"h100": Recipe(again=(_MOE, _NORM, RecomputeModule.CORE_ATTN, _ACT))}
+_NEMOTRON_SUPER = {"b200": Recipe(again=(_ACT, _NORM))}
+"""Nemotron 3 in MXFP8, and in FP8 with a scale per tensor on H100: the same from 26.02.01 to 26.08."""
 _CHUNKS = {8: ("Et*8|(t*8|)*6t*5", "L"), 16: ("Et*4|(t*4|)*14t", "L"), 32: ("Et|(tt|)*30", "L")}
 _QWEN_LATE: Release = (26, 6, 0)
 
@@ -58,7 +63,10 @@ def recipe_of(model: TransformerModel, release: Release | None, gpu: str, precis
         return Recipe(overlaps_experts=True, graphed=True)  # commit 55443cb3, June 2026
     if model.name.startswith("deepseek-v3"):
         found = [recipe for since, gpus, recipe in _DEEPSEEK if release >= since and gpu in gpus]
-        return replace(found[-1] if found else Recipe(), reduction=DType.BF16)
+        return replace(found[-1] if found else Recipe(), reduction=DType.BF16, overlaps_tensor=False)
+    if model.name.startswith("nemotron-3"):
+        known = _NEMOTRON_SUPER if "super" in model.name else _NEMOTRON_NANO
+        return replace(known.get(gpu, Recipe()), reduction=DType.BF16, overlaps_tensor="super" not in model.name)
     return Recipe()
 
 

@@ -47,7 +47,7 @@ def test_rows_of_two_frameworks_are_predicted_and_gathered_by_group_and_family(t
         (TITAN.replace("3000", "nan"), "tokens_per_s_per_gpu is nan"),
         (TITAN.replace("3000", ""), "nothing measured"),
         (TITAN.replace("bf16", "nvfp4"), "precision is 'nvfp4'"),
-        (TITAN.replace("Llama3-8B", "Nemotron_3_Nano"), "Mamba layers are not modelled"),
+        (TITAN.replace("Llama3-8B", "Qwen3-Next-80B"), "linear attention is not modelled"),
         (DENSE.replace("LLAMA2-7B", "GLM5"), "sparse attention is not modelled"),
         (DENSE.replace("pretrain", "lora"), "frozen weights are not modelled"),
         (DENSE.replace("NeMo/Megatron", "Keras"), "framework is 'Keras'"),

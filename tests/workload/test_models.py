@@ -184,3 +184,30 @@ def test_windowed_and_alternating_models_have_the_published_sizes(
     model = load_model(name)
     assert model.num_params / 1e9 == pytest.approx(billions, rel=rel)
     assert (model.num_active_params - model.vocab * model.hidden) / 1e9 == pytest.approx(active, rel=2 * rel)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions", "active"),
+    [
+        # NVIDIA's cards: 31.6 B and 3.2 B active, 3.6 B with the embedding; 120.6 B and 12.7 B; 8.1 B; 56.3 B.
+        ("nemotron-3-nano-30b-a3b", 31.58, 3.58),
+        ("nemotron-3-super-120b-a12b", 120.6, 12.7),
+        ("nemotron-h-8b", 8.1, 8.1),
+        ("nemotron-h-56b", 56.3, 56.3),
+    ],
+)
+def test_mamba_hybrids_have_the_published_sizes(name: str, billions: float, active: float) -> None:
+    model = load_model(name)
+    assert model.num_params / 1e9 == pytest.approx(billions, rel=0.002)
+    assert model.num_active_params / 1e9 == pytest.approx(active, rel=0.01)
+
+
+def test_a_mamba_layers_parameters_by_hand() -> None:
+    # Nemotron-H-8B: z and x of 8192 columns, B and C of 8 x 128, a step size for each of 128 heads; four taps and a
+    # bias of each convolved column; A, D and a bias of each head; the gated norm; the layer's norm.
+    model = load_model("nemotron-h-8b")
+    kind = model.layer_kinds[0]
+    convolved = 8192 + 2 * 8 * 128
+    projections = 4096 * (8192 + convolved + 128) + 8192 * 4096
+    assert str(kind) == "mamba"
+    assert model.params_of(kind).total == projections + 5 * convolved + 3 * 128 + 8192 + 4096

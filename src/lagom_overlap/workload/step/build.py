@@ -34,6 +34,7 @@ from lagom_overlap.workload.step.issue import Issuer, StepCollectives
 from lagom_overlap.workload.step.latent import LatentOps
 from lagom_overlap.workload.step.layer import LayerOps
 from lagom_overlap.workload.step.layerwise import Layerwise
+from lagom_overlap.workload.step.mamba import MambaOps
 from lagom_overlap.workload.step.mtp import MtpOps
 from lagom_overlap.workload.step.operators import StepOps, StepShape
 from lagom_overlap.workload.step.rules import PROGRAM_ORDER, IssueRules, Sharding
@@ -41,7 +42,7 @@ from lagom_overlap.workload.step.tables import TableOps
 from lagom_overlap.workload.step.units import ParamUnit, Unit, Weight
 from lagom_overlap.workload.streams import COMPUTE
 
-_OPS: Final[dict[Mixer, type[LayerOps]]] = {Mixer.LATENT: LatentOps}
+_OPS: Final[dict[Mixer, type[LayerOps]]] = {Mixer.LATENT: LatentOps, Mixer.MAMBA: MambaOps}
 """Of mixers other than attention."""
 _NORM_BYTES: Final = 4
 """Of the traffic per gradient of clipping: FP32 read once for its norm."""
