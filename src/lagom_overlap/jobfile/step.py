@@ -66,7 +66,11 @@ class JobStep:
     def memories(self) -> Sequence[StageMemory]:
         """What one GPU of each stage holds at its peak."""
         stages = plan_stages(self.model, self.layout)
-        return [stage_memory(self.model, self.layout, stage, self.seq_len, self.precision) for stage in stages]
+        inside = self.rules.weighs_inside
+        return [
+            stage_memory(self.model, self.layout, stage, self.seq_len, self.precision, weighs_inside=inside)
+            for stage in stages
+        ]
 
 
 def layout_of(parallel: ParallelTable) -> ParallelLayout:

@@ -16,7 +16,7 @@ from lagom_overlap.workload.models import TransformerModel
 from lagom_overlap.workload.parallel.layout import MAX_ZERO_STAGE, ParallelLayout, Recompute, RecomputeModule
 from lagom_overlap.workload.parallel.schedule import most_in_flight, stage_slots
 from lagom_overlap.workload.parallel.stage import StagePlan, expert_params_per_gpu, layer_params_per_gpu
-from lagom_overlap.workload.precision import MIXED, Precision
+from lagom_overlap.workload.precision import MIXED, Precision, ProductFormat
 
 OPTIMIZER_BYTES = 12
 """Adam in mixed precision, per parameter: FP32 copy and two moments."""
@@ -47,10 +47,17 @@ def layer_activation_bytes(
     seq_len: int,
     recompute: Recompute,
     *,
-    element_bytes: int = 2,
+    precision: Precision = MIXED,
     kind: LayerKind | None = None,
+    weighs_inside: bool = False,
 ) -> int:
-    """What one layer keeps of one micro-batch for its backward; by default one of the model's last kind."""
+    """What one layer keeps of one micro-batch for its backward; by default one of the model's last kind.
+
+    With products in FP8 an operand is kept as it was cast, but for the attention's result, which attention keeps too.
+    `weighs_inside`: the router's weights scale the experts' activations, so that what comes back is not kept.
+    """
+    element_bytes = precision.parameter.num_bytes
+    operand_bytes = 1 if precision.products is ProductFormat.FP8 else element_bytes
     kind = kind or model.layer_kinds[-1]
     tokens, h, t = layout.micro_batch * seq_len // layout.context, model.hidden, layout.tensor
     around = t if layout.sequence_parallel else 1
@@ -58,16 +65,19 @@ def layer_activation_bytes(
         return element_bytes * tokens * h // around
     again = layout.recompute_modules if recompute is Recompute.SELECTIVE else ()
     mask = 1 if model.dropout else 0
-    each = (1 if RecomputeModule.LAYERNORM in again else 2) * element_bytes + mask
+    each = element_bytes + (0 if RecomputeModule.LAYERNORM in again else operand_bytes) + mask
     whole = tokens * h * kind.num_parts * each // around
     inner_columns, whole_columns = _inner_columns(model, kind, again)
+    acted = 0 if recompute is Recompute.PRODUCTS else _acted_columns(model, kind, again)
     if recompute is Recompute.PRODUCTS:  # queries, values, attention's result and one half of a gated product stay
         inner_columns = (model.num_heads + model.num_kv_heads) * model.head_dim + model.attention_columns
         inner_columns += model.dense_width * (2 if model.gated else 1) // 2
         whole //= 4  # only the layer's input of what is as wide as the hidden size
-    inner = element_bytes * tokens * inner_columns // t + element_bytes * tokens * whole_columns // around
+    inner = tokens * (element_bytes * inner_columns + operand_bytes * acted) // t
+    inner += element_bytes * tokens * whole_columns // around
     if kind.mlp is Mlp.EXPERTS and RecomputeModule.MOE not in again:
-        inner += 2 * element_bytes * tokens * model.experts_per_token * model.expert_width
+        rows = tokens * model.experts_per_token * model.expert_width
+        inner += rows * (operand_bytes + (0 if weighs_inside else element_bytes))
     scores = 0
     if not layout.flash_attention and recompute is Recompute.NONE and kind.mixer is Mixer.ATTENTION:
         per_score = element_bytes + (element_bytes + 1 if model.dropout else 0)
@@ -76,7 +86,7 @@ def layer_activation_bytes(
 
 
 def _inner_columns(model: TransformerModel, kind: LayerKind, again: Sequence[RecomputeModule]) -> tuple[int, int]:
-    """Columns that a layer keeps between its projections: those that tensor parallelism cuts, and the others."""
+    """Columns that a layer keeps between its projections but those of activations: cut, and not cut."""
     columns = {Mixer.NONE: 0, Mixer.ATTENTION: model.qkv_columns + model.attention_columns}
     columns[Mixer.WINDOW] = columns[Mixer.ATTENTION]
     whole = 0
@@ -92,16 +102,30 @@ def _inner_columns(model: TransformerModel, kind: LayerKind, again: Sequence[Rec
     factor = 2 if model.gated else 1
     inner = columns[kind.mixer]
     if kind.mlp is Mlp.MLP and RecomputeModule.MLP not in again:
-        inner += model.dense_width * (factor + 1)
+        inner += model.dense_width * factor
     if kind.mlp is Mlp.EXPERTS and RecomputeModule.MOE not in again:
-        visited = model.ffn * model.experts_per_token
-        inner += visited * (factor if RecomputeModule.MOE_ACT in again else factor + 1)
-        inner += model.shared_ffn * (factor + 1)
+        inner += (model.ffn * model.experts_per_token + model.shared_ffn) * factor
     return inner, whole
 
 
+def _acted_columns(model: TransformerModel, kind: LayerKind, again: Sequence[RecomputeModule]) -> int:
+    """Columns of the activations that a layer keeps for its last products."""
+    if kind.mlp is Mlp.MLP:
+        return 0 if RecomputeModule.MLP in again else model.dense_width
+    if kind.mlp is Mlp.NONE or RecomputeModule.MOE in again:
+        return 0
+    visited = 0 if RecomputeModule.MOE_ACT in again else model.ffn * model.experts_per_token
+    return visited + model.shared_ffn
+
+
 def stage_memory(
-    model: TransformerModel, layout: ParallelLayout, stage: StagePlan, seq_len: int, precision: Precision = MIXED
+    model: TransformerModel,
+    layout: ParallelLayout,
+    stage: StagePlan,
+    seq_len: int,
+    precision: Precision = MIXED,
+    *,
+    weighs_inside: bool = False,
 ) -> StageMemory:
     """The peak of one GPU of a stage."""
     element_bytes = precision.parameter.num_bytes
@@ -111,7 +135,9 @@ def stage_memory(
     kinds = {model.kind_of(layer) for layers in stage.chunks for layer in layers}
 
     def kept(kind: LayerKind, recompute: Recompute) -> int:
-        return layer_activation_bytes(model, layout, seq_len, recompute, element_bytes=element_bytes, kind=kind)
+        return layer_activation_bytes(
+            model, layout, seq_len, recompute, precision=precision, kind=kind, weighs_inside=weighs_inside
+        )
 
     held = {kind: kept(kind, layout.recompute) for kind in kinds}
     if layout.recompute is Recompute.LAYERS:  # every second one keeps all of it, the others their input
