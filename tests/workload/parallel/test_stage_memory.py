@@ -109,8 +109,8 @@ def kept(
 
 
 def test_a_latent_layer_keeps_its_latents_and_what_is_made_of_them() -> None:
-    # Inputs of two norms and their results; latents of 1536 and 512 with 64; of each head a query, two products of keys'
-    # latents, a key and a value; the result; an MLP's gate, up and activation.
+    # Inputs of two norms and their results; latents of 1536 and 512 with 64; of each head a query, both products of the
+    # keys' latent, a key and a value; the result; an MLP's gate, up and activation.
     latents, made, result = 1536 + 512 + 64, 128 * (192 + 128 + 128 + 192 + 128), 128 * 128
     rest = 4 * 7168 + 3 * 18432
     assert kept("deepseek-v3", 0) == 2 * 4096 * (rest + latents + made + result)
