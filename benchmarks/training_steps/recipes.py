@@ -6,14 +6,17 @@ v0.3.1 (26.02, 21b02e0c; 26.02.01, 9c9dd848), v0.4.0 and v0.4.2 (26.04, 0fbfe7d3
 `scripts/performance/run_script.py`, in v0.6.0 `src/megatron/bridge/perf_recipes`. Where a table's degrees were a
 recipe's of a later commit (26.04.01: B200 5acef930, B300 7e29b8be), its switches are that commit's.
 
-User buffers (`tp_comm_overlap`) are off for DeepSeek-V3 and for Nemotron 3 Super (`src/megatron/bridge/recipes`).
-Experts are whole (`expert_tensor_parallel_size` 1) in all of them. DeepSeek-V3 and Nemotron 3 reduce gradients in BF16
-(`grad_reduce_in_fp32` False). DeepSeek-V3's layers are laid out over model chunks by
-`set_deepseek_v3_pipeline_model_parallel_layout`; 8 chunks of a table without multi-token prediction have no entry there
-and are assumed to be those of the entry with it. CUDA graphs of parts (`attn`, `moe_router`, `moe_preprocess`) are not
-modelled, graphs of whole iterations are.
+Experts are whole (`expert_tensor_parallel_size` 1) in all of them. User buffers (`tp_comm_overlap`) are off for
+DeepSeek-V3, Kimi K2 and Nemotron 3 Super. DeepSeek-V3, Kimi K2, gpt-oss, Nemotron-H and Nemotron 3 reduce gradients in
+BF16 (`grad_reduce_in_fp32` False); so does Qwen3, whose rows are judged in FP32 as they were.
+
+DeepSeek-V3's layers are laid out over model chunks by `set_deepseek_v3_pipeline_model_parallel_layout`, Kimi K2's by
+`_get_kimi_k2_pipeline_layout`; 8 chunks of a table without multi-token prediction have no entry there and are assumed
+to be those of the entry with it. CUDA graphs of parts (`attn`, `moe_router`, `moe_preprocess`) are not modelled, graphs
+of whole iterations are.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lagom_overlap.workload.models import TransformerModel
@@ -51,7 +54,22 @@ _DEEPSEEK: tuple[tuple[Release, tuple[str, ...], Recipe], ...] = (
 _NEMOTRON_NANO = {"h100": Recipe(again=(_MOE, _NORM, RecomputeModule.CORE_ATTN, _ACT))}
 _NEMOTRON_SUPER = {"b200": Recipe(again=(_ACT, _NORM))}
 """Nemotron 3 in MXFP8, and in FP8 with a scale per tensor on H100: the same from 26.02.01 to 26.08."""
+_KIMI: tuple[tuple[Release, tuple[str, ...], Recipe], ...] = (
+    ((26, 2, 0), ("gb300", "gb200", "b300", "b200"), Recipe(again=(_UP,))),
+    ((26, 2, 0), ("h100",), Recipe(again=(_UP, _MLP))),
+)
+_GPT_OSS: tuple[tuple[Release, tuple[str, ...], Recipe], ...] = (
+    ((25, 11, 0), ("gb200", "b200", "h100"), Recipe(again=(_NORM, _ACT))),
+    ((26, 4, 0), ("gb200",), Recipe(again=(_NORM, _ACT), overlaps_experts=True)),
+)
+_QWEN_235B: tuple[tuple[Release, tuple[str, ...], Recipe], ...] = (
+    ((25, 11, 0), ("h100", "b200"), Recipe(overlaps_experts=True)),
+    ((26, 2, 0), ("b200",), Recipe()),
+    ((26, 2, 0), ("b300",), Recipe(overlaps_experts=True)),
+    ((26, 2, 1), ("b300",), Recipe()),
+)
 _CHUNKS = {8: ("Et*8|(t*8|)*6t*5", "L"), 16: ("Et*4|(t*4|)*14t", "L"), 32: ("Et|(tt|)*30", "L")}
+_LAID_OUT = ("deepseek-v3", "kimi-k2")
 _QWEN_LATE: Release = (26, 6, 0)
 
 
@@ -61,18 +79,31 @@ def recipe_of(model: TransformerModel, release: Release | None, gpu: str, precis
         return Recipe()
     if model.name.startswith("qwen3") and release >= _QWEN_LATE and precision in ("mxfp8", "fp8-mx"):
         return Recipe(overlaps_experts=True, graphed=True)  # commit 55443cb3, June 2026
-    if model.name.startswith("deepseek-v3"):
-        found = [recipe for since, gpus, recipe in _DEEPSEEK if release >= since and gpu in gpus]
-        return replace(found[-1] if found else Recipe(), reduction=DType.BF16, overlaps_tensor=False)
+    if model.name in _LAID_OUT:
+        found = _last(_DEEPSEEK if model.name == "deepseek-v3" else _KIMI, release, gpu)
+        return replace(found, reduction=DType.BF16, overlaps_tensor=False)
+    if model.name == "gpt-oss-120b":
+        late = release >= _QWEN_LATE and precision in ("mxfp8", "fp8-mx") and gpu in ("gb200", "gb300")
+        found = Recipe(overlaps_experts=True, graphed=True) if late else _last(_GPT_OSS, release, gpu)
+        return replace(found, reduction=DType.BF16)
+    if model.name == "qwen3-235b-a22b":
+        return _last(_QWEN_235B, release, gpu)
+    if model.name.startswith("nemotron-h"):
+        return Recipe(reduction=DType.BF16)
     if model.name.startswith("nemotron-3"):
         known = _NEMOTRON_SUPER if "super" in model.name else _NEMOTRON_NANO
         return replace(known.get(gpu, Recipe()), reduction=DType.BF16, overlaps_tensor="super" not in model.name)
     return Recipe()
 
 
+def _last(lines: Sequence[tuple[Release, tuple[str, ...], Recipe]], release: Release, gpu: str) -> Recipe:
+    found = [recipe for since, gpus, recipe in lines if release >= since and gpu in gpus]
+    return found[-1] if found else Recipe()
+
+
 def layout_of(model: TransformerModel, num_chunks: int) -> str:
-    """DeepSeek-V3's pipeline layout; "" where there is no pipeline or another model."""
-    if not model.name.startswith("deepseek-v3") or num_chunks not in _CHUNKS:
+    """The pipeline layout of DeepSeek-V3 and Kimi K2; "" where the recipes have none, and for other models."""
+    if model.name not in _LAID_OUT or num_chunks not in _CHUNKS:
         return ""
     before, after = _CHUNKS[num_chunks]
     return before + "m" * model.mtp_layers + after

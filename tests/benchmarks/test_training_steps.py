@@ -179,3 +179,24 @@ def test_a_row_says_whether_multi_token_prediction_was_trained() -> None:
     without = case_of(bridge("DeepSeekV3 (w/o MTP)", "GB200", "25.11 NeMo Container", "256 1 8 32 4 1"))
     assert (without.model.mtp_layers, without.layout.pipeline_layout) == (0, "Et|(tt|)*30L")
     assert model_of(bridge("DeepSeekV3 (w/ MTP)", "B200", "25.11", "256 1 16 8 1 1")).mtp_layers == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "job", "layout", "switches"),
+    [
+        ("Kimi_K2", "GB300 26.02.01 256 1 4 64 4 2", "Et*4|(t*4|)*14tL", "mla_up_proj"),
+        ("Kimi_K2", "H100 26.04 1024 8 16 64 2 1", "Et|(tt|)*30L", "mla_up_proj mlp"),
+        ("GPT_OSS_120B", "GB200 26.02 64 1 1 64 1 4", "", "layernorm moe_act"),
+        ("GPT_OSS_120B", "GB200 26.04 64 1 1 64 1 4", "", "layernorm moe_act overlaps"),
+        ("GPT_OSS_120B", "GB300 26.06 64 1 1 16 1 4", "", "overlaps graphed"),
+        ("Nemotron_3_Nano", "H100 26.04 16 1 1 8 1 1", "", "moe layernorm core_attn moe_act"),
+        ("Nemotron_3_Super", "B200 26.04 64 1 1 64 1 1", "", "moe_act layernorm"),
+        ("Qwen3_235B_A22B", "B300 26.02 64 1 8 8 4 1", "", "overlaps"),
+        ("Qwen3_235B_A22B", "B300 26.02.01 64 1 8 8 4 1", "", ""),
+    ],
+)
+def test_other_models_run_as_their_releases_recipes_say(model: str, job: str, layout: str, switches: str) -> None:
+    gpu, release, degrees = job.split(maxsplit=2)
+    case = case_of(bridge(model, gpu, f"{release} NeMo Container", degrees))
+    found = [*case.layout.recompute_modules, *["overlaps"] * case.layout.overlap_experts, *["graphed"] * case.graphed]
+    assert (case.layout.pipeline_layout, " ".join(found)) == (layout, switches)
