@@ -3,12 +3,13 @@
 torchtitan (`train_configs`, `parallelize_llama.py`, Dec 2024): parameters are sharded over data x context ranks;
 "selective" is operator mode; with tensor parallelism sequence parallelism is on; FP8 leaves out the output matrix.
 Megatron-Bridge and NeMo: distributed optimizer with overlapped reductions (`fsdp` of 0 or empty) or FSDP, sequence
-parallelism with tensor parallelism, user buffers hide it, nothing recomputed, interleaving by `vp`. Not in the tables,
-hence not known: recomputation, CUDA graphs, fused kernels by release. Racks of GB200 and GB300 are one NVLink domain.
+parallelism with tensor parallelism, user buffers hide it, nothing recomputed, interleaving by `vp`. Not in the tables:
+recomputation, CUDA graphs, layouts (`recipes`: by release), fused kernels. Racks of GB200 and GB300 are one NVLink
+domain.
 """
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from lagom_overlap.hardware import Cluster, load_preset
@@ -19,6 +20,7 @@ from lagom_overlap.workload.precision import DType, Precision, ProductFormat
 from measured_gpus import preset_of
 from measured_rows import BadRowError, NotModelledError, Row
 from training_steps.case import StepCase
+from training_steps.recipes import Release, layout_of, recipe_of
 
 _RACKS: Final = ("gb200", "gb300")
 _RACK_GPUS: Final = 64
@@ -30,25 +32,25 @@ _MODELS: Final = {
     "nemotron8b": "nemotron-3-8b", "nemotron38b": "nemotron-3-8b", "nemotron15b": "nemotron-4-15b",
     "nemotron415b": "nemotron-4-15b", "nemotron340b": "nemotron-4-340b", "nemotron4340b": "nemotron-4-340b",
     "qwen330ba3b": "qwen3-30b-a3b", "qwen3235ba22b": "qwen3-235b-a22b", "mixtral8x7b": "mixtral-8x7b",
-    "mixtral8x22b": "mixtral-8x22b", "grok1": "grok-1",
+    "mixtral8x22b": "mixtral-8x22b", "grok1": "grok-1", "deepseekv3": "deepseek-v3", "kimik2": "kimi-k2",
+    "nemotron3nano": "nemotron-3-nano-30b-a3b", "nemotron3super": "nemotron-3-super-120b-a12b",
+    "nemotron35lightning": "nemotron-3.5-lightning-30b-a3b", "nemotronh8b": "nemotron-h-8b",
+    "nemotronh56b": "nemotron-h-56b", "gptoss20b": "gpt-oss-20b", "gptoss120b": "gpt-oss-120b",
+    "llama4scout": "llama-4-scout",
+    "llama4e16": "llama-4-scout", "llama4maverick": "llama-4-maverick", "llama4e128": "llama-4-maverick",
+    "deepseekv2lite": "deepseek-v2-lite", "moonlight16b": "moonlight-16b-a3b", "moonlight16ba3b": "moonlight-16b-a3b",
 }  # fmt: skip
 """By the name's letters and digits; what a table says behind them is a variant."""
 _NOT_MODELLED: Final = (
-    ("deepseek", "multi-head latent attention is not modelled"),
-    ("kimi", "multi-head latent attention is not modelled"),
-    ("glm5", "multi-head latent attention is not modelled"),
-    ("nemotron3nano", "Mamba layers are not modelled"),
-    ("nemotron3super", "Mamba layers are not modelled"),
-    ("nemotron35", "Mamba layers are not modelled"),
-    ("nemotronh", "Mamba layers are not modelled"),
+    ("deepseekv4", "its attention is not modelled"),
+    ("deepseekv32", "sparse attention is not modelled"),
+    ("glm5", "sparse attention is not modelled"),
     ("qwen3next", "linear attention is not modelled"),
     ("qwen35", "linear attention is not modelled"),
-    ("gptoss", "attention in windows is not modelled"),
-    ("llama4", "a mixture in every second layer is not modelled"),
     ("qwen3vl", "a vision tower is not modelled"),
     ("mimo", "a vision tower and packed sequences of unknown lengths are not modelled"),
 )
-_RELEASE: Final = re.compile(r"(\d\d)\.(\d\d)")
+_RELEASE: Final = re.compile(r"(\d\d)\.(\d\d)(?:\.(\d\d))?")
 _TWO_BYTE: Final = ("bf16", "bf16?")
 _RECOMPUTE: Final = {
     "": Recompute.NONE, "none": Recompute.NONE, "full": Recompute.FULL, "selective": Recompute.PRODUCTS,
@@ -94,10 +96,11 @@ def model_of(row: Row) -> TransformerModel:
     for word, why in _NOT_MODELLED:
         if word in whole:
             raise NotModelledError(f"model is {text[:60]!r}: {why}")
-    plain = _letters(text.rpartition("/")[2])
+    plain = _letters(text.partition("(")[0].rpartition("/")[2])
     known = [name for name in _MODELS if plain.startswith(name)]
     if known:
-        return load_model(_MODELS[max(known, key=len)])
+        model = load_model(_MODELS[max(known, key=len)])
+        return model.with_mtp(0) if "womtp" in whole else model
     raise BadRowError(f"model is {text[:60]!r}, whose sizes are not known here")
 
 
@@ -204,8 +207,14 @@ def _megatron(row: Row) -> StepCase:
     num_gpus = row.needed_count("gpus")
     chunks = 1 if row.text("vp").lower() in ("", "n/a") or pipeline == 1 else row.needed_count("vp")
     data = _data(row, num_gpus)
-    ci, recipe = row.text("framework") == "Megatron-LM CI", _recipe(row, model)
+    gpu, precision = _letters(row.text("gpu_type")), row.text("precision").lower()
+    ci, recipe = (
+        row.text("framework") == "Megatron-LM CI",
+        recipe_of(model, _release(row), gpu, precision, drops=_drops(row)),
+    )
     parts, tables = pipeline * chunks, model.num_layers + 2
+    laid_out = layout_of(model, parts) if pipeline > 1 else ""
+    uneven = pipeline > 1 and model.num_layers % parts != 0 and not laid_out
     per_turn = row.needed_count("micro_batch", 1) * data
     layout = ParallelLayout(
         tensor=tensor,
@@ -217,13 +226,16 @@ def _megatron(row: Row) -> StepCase:
         global_batch=row.needed_count("global_batch"),
         schedule=PipelineSchedule.INTERLEAVED if chunks > 1 else PipelineSchedule.ONE_F_ONE_B,
         chunks=chunks,
-        recompute=_recompute(row),
+        recompute=Recompute.SELECTIVE if recipe.again else _recompute(row),
+        recompute_modules=recipe.again,
+        pipeline_layout=laid_out,
+        whole_experts=model.num_experts > 0,
         sequence_parallel=tensor > 1,
-        overlap_tensor=tensor > 1 and not ci,
+        overlap_tensor=tensor > 1 and not ci and recipe.overlaps_tensor,
         zero_stage=1,
         overlap_gradients=True,
         overlap_p2p=chunks > 1,
-        tables_as_layers=pipeline > 1 and model.num_layers % parts != 0 and tables % parts == 0,
+        tables_as_layers=uneven and tables % parts == 0,
         overlap_experts=expert > 1 and recipe.overlaps_experts and row.needed_count("global_batch") > per_turn,
         dispatcher=recipe.dispatcher if expert > 1 else Dispatcher.ALL_TO_ALL,
     )
@@ -238,40 +250,19 @@ def _megatron(row: Row) -> StepCase:
         cluster=_cluster(row, num_gpus),
         framework="megatron",
         graphed=recipe.graphed,
-        precision=Precision(DType.BF16, DType.BF16, DType.FP32, _products(row)),
+        precision=Precision(DType.BF16, DType.BF16, recipe.reduction, _products(row)),
         measured_s=_measured_s(row, model, num_gpus),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """What a release's recipe switches on that the table does not print."""
-
-    overlaps_experts: bool = False
-    graphed: bool = False
-    dispatcher: Dispatcher = Dispatcher.ALL_TO_ALL
+def _drops(row: Row) -> bool:
+    """Whether tokens beyond an expert's capacity are dropped."""
+    return "tokendrop" in _letters(row.text("model"))
 
 
-def _recipe(row: Row, model: TransformerModel) -> Recipe:
-    """Megatron-Bridge's recipes of Qwen3, by its history (`scripts/performance`).
-
-    25.09 (v0.1.0rc4): tokens are dropped and padded; whole layers are CUDA graphs on Blackwell
-    (`qwen3_30b_a3b_llm_pretrain.yaml`, `run_script.py`). 25.11 to 26.02 (v0.2.0): HybridEP on racks and B300, NCCL's
-    all-to-alls elsewhere, overlapped on H100 (`moe_a2a_overlap`). 26.02.01 (v0.3.0 and after): HybridEP on Blackwell,
-    DeepEP and the overlap on H100; 26.04: HybridEP without it. From 26.06 (commit 55443cb, June 2026) the iteration
-    in MXFP8 is one CUDA graph and its all-to-alls overlap.
-    """
-    release = _RELEASE.match(row.text("version"))
-    if release is None or not model.num_experts or row.text("framework") != "Megatron-Bridge":
-        return Recipe()
-    when, hopper = (int(release[1]), int(release[2])), row.text("gpu_type").upper().startswith("H100")
-    if "tokendrop" in row.text("model").lower():
-        return Recipe(graphed=not hopper, dispatcher=Dispatcher.CAPACITY)
-    early = when < (26, 2) or row.text("version").startswith("26.02 ")
-    if early and preset_of(row.text("gpu_type")) in ("h100_dgx", "b200"):
-        return Recipe(overlaps_experts=hopper)
-    late = when >= (26, 6) and row.text("precision").lower() in ("mxfp8", "fp8-mx")
-    return Recipe(overlaps_experts=late or (hopper and when < (26, 4)), graphed=late, dispatcher=Dispatcher.MERGED)
+def _release(row: Row) -> Release | None:
+    found = _RELEASE.match(row.text("version"))
+    return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else None
 
 
 def _words(row: Row) -> str:

@@ -47,8 +47,8 @@ def test_rows_of_two_frameworks_are_predicted_and_gathered_by_group_and_family(t
         (TITAN.replace("3000", "nan"), "tokens_per_s_per_gpu is nan"),
         (TITAN.replace("3000", ""), "nothing measured"),
         (TITAN.replace("bf16", "nvfp4"), "precision is 'nvfp4'"),
-        (TITAN.replace("Llama3-8B", "Nemotron_3_Nano"), "Mamba layers are not modelled"),
-        (DENSE.replace("LLAMA2-7B", "DeepSeekV3"), "latent attention is not modelled"),
+        (TITAN.replace("Llama3-8B", "Qwen3-Next-80B"), "linear attention is not modelled"),
+        (DENSE.replace("LLAMA2-7B", "GLM5"), "sparse attention is not modelled"),
         (DENSE.replace("pretrain", "lora"), "frozen weights are not modelled"),
         (DENSE.replace("NeMo/Megatron", "Keras"), "framework is 'Keras'"),
         (TITAN.replace("3000", "1e300"), "beyond what any machine has"),
@@ -139,3 +139,64 @@ def test_nemos_printed_throughput_and_tflops_agree_by_its_own_formula() -> None:
 def test_the_command_prints_groups_and_ends_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(table(tmp_path, TITAN))]) == 0
     assert "torchtitan: 1 rows" in capsys.readouterr().out
+
+
+def bridge(model: str, gpu: str, version: str, degrees: str, **cells: str) -> Row:
+    """A row of Megatron-Bridge; `degrees` are gpus, tp, pp, ep, vp and micro-batch."""
+    gpus, tp, pp, ep, vp, micro = degrees.split()
+    row = {
+        "framework": "Megatron-Bridge", "version": version, "model": model, "gpu_type": gpu, "gpus": gpus, "tp": tp,
+        "pp": pp, "ep": ep, "vp": vp, "micro_batch": micro, "global_batch": "4096", "seq": "4096", "precision": "MXFP8",
+        "task": "pretrain", "tokens_per_s_per_gpu": "1000",
+    }  # fmt: skip
+    return Row(2, row | cells)
+
+
+@pytest.mark.parametrize(
+    ("release", "gpu", "degrees", "layout", "switches"),
+    [
+        # Megatron-Bridge's recipes at v0.3.1, v0.4.0, v0.4.2, v0.5.0 and v0.1.0rc4: see `training_steps/recipes.py`.
+        ("26.02.01", "GB300", "256 1 2 32 8 2", "Et*4|(t*4|)*14tmL", "mla_up_proj"),
+        ("26.04", "GB200", "256 1 4 64 4 1", "Et*4|(t*4|)*14tmL", "mlp"),
+        ("26.04.01", "B200", "256 1 8 32 2 1", "Et*4|(t*4|)*14tmL", "mla_up_proj mlp overlaps"),
+        ("26.06", "GB300", "256 1 2 32 8 1", "Et*4|(t*4|)*14tmL", "overlaps graphed"),
+        ("26.06", "B300", "256 1 8 8 n/a 2", "Et*8|(t*8|)*6t*5mL", "mla_up_proj"),
+        ("25.09", "H100", "1024 2 8 64 4 1", "Et|(tt|)*30mL", "mla_up_proj mlp overlaps"),
+    ],
+)
+def test_deepseek_v3_runs_as_its_releases_recipe_says(
+    release: str, gpu: str, degrees: str, layout: str, switches: str
+) -> None:
+    case = case_of(bridge("DeepSeekV3", gpu, f"{release} NeMo Container", degrees))
+    assert case.layout.pipeline_layout == layout
+    found = [*case.layout.recompute_modules, *["overlaps"] * case.layout.overlap_experts, *["graphed"] * case.graphed]
+    assert " ".join(found) == switches
+    assert case.precision.reduction == "bf16"
+    assert case.layout.whole_experts
+
+
+def test_a_row_says_whether_multi_token_prediction_was_trained() -> None:
+    without = case_of(bridge("DeepSeekV3 (w/o MTP)", "GB200", "25.11 NeMo Container", "256 1 8 32 4 1"))
+    assert (without.model.mtp_layers, without.layout.pipeline_layout) == (0, "Et|(tt|)*30L")
+    assert model_of(bridge("DeepSeekV3 (w/ MTP)", "B200", "25.11", "256 1 16 8 1 1")).mtp_layers == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "job", "layout", "switches"),
+    [
+        ("Kimi_K2", "GB300 26.02.01 256 1 4 64 4 2", "Et*4|(t*4|)*14tL", "mla_up_proj"),
+        ("Kimi_K2", "H100 26.04 1024 8 16 64 2 1", "Et|(tt|)*30L", "mla_up_proj mlp"),
+        ("GPT_OSS_120B", "GB200 26.02 64 1 1 64 1 4", "", "layernorm moe_act"),
+        ("GPT_OSS_120B", "GB200 26.04 64 1 1 64 1 4", "", "layernorm moe_act overlaps"),
+        ("GPT_OSS_120B", "GB300 26.06 64 1 1 16 1 4", "", "overlaps graphed"),
+        ("Nemotron_3_Nano", "H100 26.04 16 1 1 8 1 1", "", "moe layernorm core_attn moe_act"),
+        ("Nemotron_3_Super", "B200 26.04 64 1 1 64 1 1", "", "moe_act layernorm"),
+        ("Qwen3_235B_A22B", "B300 26.02 64 1 8 8 4 1", "", "overlaps"),
+        ("Qwen3_235B_A22B", "B300 26.02.01 64 1 8 8 4 1", "", ""),
+    ],
+)
+def test_other_models_run_as_their_releases_recipes_say(model: str, job: str, layout: str, switches: str) -> None:
+    gpu, release, degrees = job.split(maxsplit=2)
+    case = case_of(bridge(model, gpu, f"{release} NeMo Container", degrees))
+    found = [*case.layout.recompute_modules, *["overlaps"] * case.layout.overlap_experts, *["graphed"] * case.graphed]
+    assert (case.layout.pipeline_layout, " ".join(found)) == (layout, switches)

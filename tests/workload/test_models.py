@@ -1,4 +1,6 @@
 from dataclasses import replace
+from importlib import resources
+from pathlib import Path
 
 import pytest
 
@@ -108,3 +110,104 @@ def test_sizes_are_the_published_ones_to_their_digits(name: str, billions: float
     if active is not None:
         used = model.num_layers * model.active_layer_params + 2 * model.vocab * model.hidden
         assert used / 1e9 == pytest.approx(active, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "num_params", "active_billions"),
+    [
+        # 671,026,419,200 on the model's card are these and 58 x 256 biases of its routers, which no gradient trains;
+        # the paper's 37 B.
+        ("deepseek-v3", 671_026_404_352, 37),
+        ("deepseek-v2-lite", 15_706_484_224, 2.4),  # its card; its paper's 2.4 B leaves the embedding out
+        ("kimi-k2", 1_026_408_209_408, 32.6),  # 1.04 T and 32.6 B in its paper, Table 2
+        ("moonlight-16b-a3b", 15_960_108_544, 2.9),
+    ],
+)
+def test_latent_models_have_the_published_sizes(name: str, num_params: int, active_billions: float) -> None:
+    model = load_model(name)
+    assert model.num_params == num_params
+    embedding = model.vocab * model.hidden if name == "deepseek-v2-lite" else 0
+    assert (model.num_active_params - embedding) / 1e9 == pytest.approx(active_billions, rel=0.03)
+
+
+def test_deepseek_v3s_prediction_has_14_billion_parameters_with_the_tables_that_it_shares() -> None:
+    # The model's card: "671B of the main model weights and 14B of the multi-token prediction module weights", which
+    # holds copies of both tables.
+    model = load_model("deepseek-v3")
+    assert (model.mtp_params + 2 * model.vocab * model.hidden) / 1e9 == pytest.approx(14, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "wrong"),
+    [
+        ("attention+latent", "pattern has 'attention+latent'; allowed: a mixer"),
+        ("mlp+attention", "pattern has 'mlp+attention'; allowed: a mixer"),
+        ("none+mlp", "pattern has 'none.mlp'; allowed: a mixer"),
+        ("99999*attention", "pattern has '99999.attention': must be 1 to 10000 layers"),
+        ("latent+mlp", "pattern has layers of kind latent, which need latent"),
+        ("window+mlp", "pattern has layers of kind window, which need window"),
+        ("mamba", "pattern has layers of kind mamba, which need mamba"),
+        (" ", "pattern is ' ', must name at least one layer"),
+    ],
+)
+def test_a_pattern_that_names_no_layers_is_refused_by_one_line(pattern: str, wrong: str) -> None:
+    with pytest.raises(JobError, match=f"^model 'llama-3-8b': {wrong.replace('+', '.')}") as error:
+        replace(load_model("llama-3-8b"), pattern=pattern)
+    assert "\n" not in str(error.value)
+
+
+def test_a_model_file_names_unknown_keys_of_its_tables(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    text = (resources.files("lagom_overlap.workload") / "data" / "deepseek-v3.toml").read_text(encoding="utf-8")
+    file.write_text(text.replace("v_head_dim", "value_dim"), encoding="utf-8")
+    with pytest.raises(JobError, match=r"unknown key 'latent.value_dim'; allowed: kv_lora_rank, "):
+        load_model(str(file))
+    file.write_text(text.replace("v_head_dim = 128", "v_head_dim = 127"), encoding="utf-8")
+    with pytest.raises(JobError, match="heads of 192 and 127 columns, must be an even number together"):
+        load_model(str(file))
+
+
+@pytest.mark.parametrize(
+    ("name", "billions", "active", "rel"),
+    [
+        # arXiv 2508.10925, Table 1: totals, and active ones without the embedding.
+        ("gpt-oss-20b", 20.91, 3.61, 0.003),
+        ("gpt-oss-120b", 116.83, 5.13, 0.003),
+        # Meta's cards, vision towers of some 0.9 B left out.
+        ("llama-4-scout", 108.6 - 0.9, 17.2 - 1.03, 0.01),
+        ("llama-4-maverick", 401.6 - 0.9, 17.2 - 1.03, 0.01),
+    ],
+)
+def test_windowed_and_alternating_models_have_the_published_sizes(
+    name: str, billions: float, active: float, rel: float
+) -> None:
+    model = load_model(name)
+    assert model.num_params / 1e9 == pytest.approx(billions, rel=rel)
+    assert (model.num_active_params - model.vocab * model.hidden) / 1e9 == pytest.approx(active, rel=2 * rel)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions", "active"),
+    [
+        # NVIDIA's cards: 31.6 B and 3.2 B active, 3.6 B with the embedding; 120.6 B and 12.7 B; 8.1 B; 56.3 B.
+        ("nemotron-3-nano-30b-a3b", 31.58, 3.58),
+        ("nemotron-3-super-120b-a12b", 120.6, 12.7),
+        ("nemotron-h-8b", 8.1, 8.1),
+        ("nemotron-h-56b", 56.3, 56.3),
+    ],
+)
+def test_mamba_hybrids_have_the_published_sizes(name: str, billions: float, active: float) -> None:
+    model = load_model(name)
+    assert model.num_params / 1e9 == pytest.approx(billions, rel=0.002)
+    assert model.num_active_params / 1e9 == pytest.approx(active, rel=0.01)
+
+
+def test_a_mamba_layers_parameters_by_hand() -> None:
+    # Nemotron-H-8B: z and x of 8192 columns, B and C of 8 x 128, a step size for each of 128 heads; four taps and a
+    # bias of each convolved column; A, D and a bias of each head; the gated norm; the layer's norm.
+    model = load_model("nemotron-h-8b")
+    kind = model.layer_kinds[0]
+    convolved = 8192 + 2 * 8 * 128
+    projections = 4096 * (8192 + convolved + 128) + 8192 * 4096
+    assert str(kind) == "mamba"
+    assert model.params_of(kind).total == projections + 5 * convolved + 3 * 128 + 8192 + 4096

@@ -19,7 +19,7 @@ from lagom_overlap.errors import JobError
 from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.tuners.warm_start import WarmSource
 from lagom_overlap.units import GBIT_PER_S, format_bytes, parse_bytes
-from lagom_overlap.workload.parallel import Dispatcher, PipelineSchedule, Recompute
+from lagom_overlap.workload.parallel import Dispatcher, PipelineSchedule, Recompute, RecomputeModule
 from lagom_overlap.workload.precision import DType, ProductFormat
 
 MAX_JOB_BYTES: Final = 1 << 20
@@ -49,10 +49,14 @@ class JobTable(Spec, frozen=True):
 
 
 class ModelTable(Spec, frozen=True):
-    """`[model]`: a named model, or a file of one (`*.toml`), or a captured step (`capture`, seen from the job file)."""
+    """`[model]`: a named model, or a file of one (`*.toml`), or a captured step (`capture`, seen from the job file).
+
+    `mtp_layers` is how many multi-token predictions are trained, where not as many as the model has.
+    """
 
     name: Name | None = None
     seq_len: Count | None = None
+    mtp_layers: Annotated[int, Meta(ge=0, le=16)] | None = None
     capture: Annotated[str, Meta(min_length=1, max_length=4096)] | None = None
 
 
@@ -100,6 +104,9 @@ class ParallelTable(Spec, frozen=True):
     overlap_experts: bool = False
     dispatcher: Dispatcher = Dispatcher.ALL_TO_ALL
     cuda_graph: bool = False
+    recompute_modules: Annotated[list[RecomputeModule], Meta(max_length=16)] = []
+    pipeline_layout: Annotated[str, Meta(max_length=4096)] = ""
+    whole_experts: bool = False
     framework: Name | None = None
     clip_gradients: bool | None = None
 
@@ -442,7 +449,7 @@ def _check_groups(spec: JobSpec, where: str) -> None:
 
 
 def _check_captured(spec: JobSpec, model: ModelTable, where: str) -> None:
-    for key in ("name", "seq_len"):
+    for key in ("name", "seq_len", "mtp_layers"):
         if getattr(model, key) is not None:
             raise JobError(f"{where}: model.capture already says model.{key}: give one of the two")
     if spec.parallel is not None:
@@ -513,17 +520,8 @@ def _explain(message: str, raw: dict[str, Any]) -> str:
 def _enum_hint(path: str, table: type[Spec] | None) -> str:
     name = re.sub(r"\[\d+\]$", "", path.rpartition(".")[2])
     annotation = str(table.__annotations__.get(name, "")) if table else ""
-    for enum in (
-        CollectiveKind,
-        Algorithm,
-        Protocol,
-        Transport,
-        PipelineSchedule,
-        Recompute,
-        Dispatcher,
-        ProductFormat,
-        DType,
-    ):
+    enums = (CollectiveKind, Algorithm, Protocol, Transport, PipelineSchedule, RecomputeModule, Recompute, Dispatcher)
+    for enum in (*enums, ProductFormat, DType):
         if enum.__name__ in annotation:
             return f"; allowed: {', '.join(enum)}"
     return ""

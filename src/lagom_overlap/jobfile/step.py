@@ -10,7 +10,7 @@ from lagom_overlap.cost.operators import operators_of_preset as operators_of
 from lagom_overlap.cost.profile import Profile, load_profile
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import Cluster, load_preset
-from lagom_overlap.jobfile.spec import JobSpec, ParallelTable, size_bytes
+from lagom_overlap.jobfile.spec import JobSpec, ModelTable, ParallelTable, size_bytes
 from lagom_overlap.sim.training import TrainingSimulator
 from lagom_overlap.workload.issued import IssuedStep
 from lagom_overlap.workload.models import TransformerModel, load_model
@@ -66,7 +66,11 @@ class JobStep:
     def memories(self) -> Sequence[StageMemory]:
         """What one GPU of each stage holds at its peak."""
         stages = plan_stages(self.model, self.layout)
-        return [stage_memory(self.model, self.layout, stage, self.seq_len, self.precision) for stage in stages]
+        inside = self.rules.weighs_inside
+        return [
+            stage_memory(self.model, self.layout, stage, self.seq_len, self.precision, weighs_inside=inside)
+            for stage in stages
+        ]
 
 
 def layout_of(parallel: ParallelTable) -> ParallelLayout:
@@ -106,7 +110,26 @@ def layout_of(parallel: ParallelTable) -> ParallelLayout:
         tables_as_layers=parallel.tables_as_layers,
         overlap_experts=parallel.overlap_experts,
         dispatcher=parallel.dispatcher,
+        recompute_modules=tuple(parallel.recompute_modules),
+        pipeline_layout=parallel.pipeline_layout,
+        whole_experts=parallel.whole_experts,
     )
+
+
+def model_of(table: ModelTable) -> TransformerModel:
+    """The model that a job names, with as many multi-token predictions as it trains.
+
+    Raises:
+        UnknownNameError: if there is no such model.
+        JobError: if it has fewer.
+    """
+    assert table.name is not None
+    model = load_model(table.name)
+    if table.mtp_layers is None or table.mtp_layers == model.mtp_layers:
+        return model
+    if table.mtp_layers > model.mtp_layers:
+        raise JobError(f"model.mtp_layers is {table.mtp_layers}, but model {model.name!r} has {model.mtp_layers}")
+    return model.with_mtp(table.mtp_layers)
 
 
 def cluster_for(spec: JobSpec, layout: ParallelLayout) -> Cluster:
@@ -149,7 +172,7 @@ def job_step(spec: JobSpec) -> JobStep | None:
         return None
     assert spec.model.seq_len is not None  # checked when the file was read
     parallel = spec.parallel
-    model, layout = load_model(spec.model.name), layout_of(parallel)
+    model, layout = model_of(spec.model), layout_of(parallel)
     cluster = cluster_for(spec, layout)
     check_layout(model, layout, cluster, spec.model.seq_len)
     rules = load_rules(framework_of(parallel))

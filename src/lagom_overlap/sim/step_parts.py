@@ -18,6 +18,7 @@ from lagom_overlap.workload.step.groups import PIPELINE, SHARDS
 from lagom_overlap.workload.streams import COMPUTE
 
 _FORWARD = (Phase.FORWARD, Phase.LOSS)
+_OF_EMBEDDING: Final = ("head.embed", "head.positions")
 _TOTAL: Final = 0
 _EXPOSED: Final = 1
 _STRETCHED: Final = 2
@@ -201,6 +202,8 @@ def _slots(step: SimulatedStep, layout: ParallelLayout, num_built: int) -> tuple
         is_forward = op.origin.phase in _FORWARD
         if op.origin.layer is not None and not sends:
             chunk = chunk_of[op.origin.layer]
+        elif _is_of_head(op):  # its chunk may have no layers
+            chunk = layout.chunks - 1
         forward = is_forward
         begin = start_s if begin is None else begin
         ends[batch, forward, chunk] = max(ends.get((batch, forward, chunk), 0.0), end_s)
@@ -212,6 +215,11 @@ def _slots(step: SimulatedStep, layout: ParallelLayout, num_built: int) -> tuple
     steady = min(1, max(0, num_built - 2))
     forward_s = tuple(times[steady, True, chunk] for chunk in range(layout.chunks))
     return forward_s, tuple(times[steady, False, chunk] for chunk in range(layout.chunks))
+
+
+def _is_of_head(op: Op) -> bool:
+    module = op.origin.module
+    return op.origin.layer is None and module.startswith("head.") and not module.startswith(_OF_EMBEDDING)
 
 
 def _chunks(iteration: Iteration, num_chunks: int) -> dict[int, int]:

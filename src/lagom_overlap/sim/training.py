@@ -21,8 +21,10 @@ from lagom_overlap.sim.step_parts import CommTimes, SimulatedStep, StepParts, pa
 from lagom_overlap.timeline import Span, SpanKind, Timeline
 from lagom_overlap.workload import CommOp
 from lagom_overlap.workload.issued import IssuedStep
+from lagom_overlap.workload.layer_kinds import LayerKind, Mixer, scan_flops
 from lagom_overlap.workload.models import TransformerModel
 from lagom_overlap.workload.parallel import ParallelLayout, stage_slots
+from lagom_overlap.workload.parallel.stage import chunk_layers
 from lagom_overlap.workload.precision import Precision
 from lagom_overlap.workload.step import IssueRules, build_step, load_rules
 from lagom_overlap.workload.step.groups import PIPELINE
@@ -74,11 +76,33 @@ def model_flops(model: TransformerModel, global_batch: int, seq_len: int) -> flo
     """FLOPs of one iteration without recomputation: 6 per matrix parameter and token, 12 s per attention column.
 
     For a GPT this is Narayanan et al. (arXiv 2104.04473, Eq. 3) with a factor 72 instead of 96; attention counts in
-    full, causal or not.
+    full, causal or not. Multi-token prediction counts, its head too.
     """
     tokens = global_batch * seq_len
-    matrices = model.num_layers * model.active_layer_params + model.vocab * model.hidden
-    return tokens * (6.0 * matrices + 12.0 * model.num_layers * seq_len * model.attention_columns)
+    kinds, heads = model.kind_counts, 1 + model.mtp_layers
+    for kind in model.mtp_kinds * model.mtp_layers:
+        kinds[kind] += 1
+    matrices = sum(model.params_of(kind).active * count for kind, count in kinds.items())
+    matrices += heads * model.vocab * model.hidden + 2 * model.mtp_layers * model.hidden**2
+    mixing = sum(mixer_flops(model, kind.mixer, seq_len) * count for kind, count in kinds.items())
+    return tokens * (6.0 * matrices + 3.0 * mixing)
+
+
+def mixer_flops(model: TransformerModel, mixer: Mixer, seq_len: int) -> float:
+    """Forward FLOPs per token of what mixes tokens: of attention every key that it may see, causal or not."""
+    match mixer:
+        case Mixer.ATTENTION:
+            return 4.0 * seq_len * model.attention_columns
+        case Mixer.WINDOW:
+            return 4.0 * min(seq_len, model.window) * model.attention_columns
+        case Mixer.LATENT:
+            assert model.latent is not None
+            return 2.0 * seq_len * model.num_heads * (model.latent.qk_head_dim + model.latent.v_head_dim)
+        case Mixer.MAMBA:
+            assert model.mamba is not None
+            return scan_flops(model.mamba)
+        case Mixer.NONE:
+            return 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +198,18 @@ class TrainingSimulator:
         return _Role(parts_of(step, self.price, self._layout), step.makespan_s, transfer_s)
 
     def _stage_like(self, rank: int) -> int:
-        """The stage that is simulated for this one: inner stages are equal."""
-        return rank if rank in {0, self._layout.pipeline - 1} else 1
+        """The stage that is simulated for this one: the first inner one with layers of the same kinds."""
+        last = self._layout.pipeline - 1
+        if rank in {0, last}:
+            return rank
+        chunks = chunk_layers(self._model, self._layout)
+
+        def kinds(stage: int) -> list[list[LayerKind]]:
+            held = chunks[stage :: self._layout.pipeline]
+            return [[self._model.kind_of(layer) for layer in layers] for layers in held]
+
+        wanted = kinds(rank)
+        return next(stage for stage in range(1, last) if kinds(stage) == wanted)
 
     def times(self, settings: Settings | None = None) -> TrainingTimes:
         """The iteration, with collectives run as `settings` say.

@@ -185,6 +185,9 @@ def _options_of(parallel: ParallelTable) -> dict[str, int | str]:
         raise JobError(
             "parallel.context and overlap_tensor: named models are captured without context parallelism or parts"
         )
+    for key in ("pipeline_layout", "whole_experts"):
+        if getattr(parallel, key):
+            raise JobError(f"parallel.{key}: named models are captured without it")
     layout = layout_of(parallel)
     data = layout.data
     shared = {"fsdp": data // layout.replicate, "replicate": layout.replicate}

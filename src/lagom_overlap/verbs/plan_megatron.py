@@ -52,11 +52,11 @@ def pipeline_effects(job: JobStep, times: ModelTimes) -> PipelineEffects | None:
     if layout.pipeline == 1:
         return None
     seconds = _slot_seconds(job, times)
-    return PipelineEffects(
-        slot=seconds,
-        check=check_micro_batches(layout, seconds),
-        switches=pipeline_advice(layout, seconds, job.model.num_layers // layout.pipeline, _stage_comms(job, times)),
-    )
+    switches: tuple[PipelineAdvice, ...] = ()
+    if not layout.pipeline_layout:  # its switches say how many layers each chunk has
+        each = job.model.num_layers // layout.pipeline
+        switches = pipeline_advice(layout, seconds, each, _stage_comms(job, times))
+    return PipelineEffects(slot=seconds, check=check_micro_batches(layout, seconds), switches=switches)
 
 
 def _slot_seconds(job: JobStep, times: ModelTimes) -> SlotSeconds:

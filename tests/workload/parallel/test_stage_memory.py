@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from lagom_overlap.workload.models import load_model
-from lagom_overlap.workload.parallel import ParallelLayout, Recompute, plan_stages, stage_memory
+from lagom_overlap.workload.parallel import ParallelLayout, Recompute, RecomputeModule, plan_stages, stage_memory
 from lagom_overlap.workload.parallel.memory import layer_activation_bytes
+from lagom_overlap.workload.precision import MIXED, Precision, ProductFormat
 
 GPT = load_model("gpt-175b")
 S, B, H, A = 2048, 1, GPT.hidden, GPT.num_heads
@@ -87,3 +88,63 @@ def test_experts_are_sharded_over_the_ranks_that_share_them() -> None:
     assert stage.num_expert_params == experts // 8
     dense = stage.num_params - stage.num_expert_params
     assert stage.shard_params(layout) == pytest.approx(dense / 16 + experts / 16, rel=1e-6)
+
+
+def kept(
+    name: str,
+    layer: int,
+    precision: Precision = MIXED,
+    *,
+    again: tuple[RecomputeModule, ...] = (),
+    weighs_inside: bool = False,
+) -> int:
+    """What a layer of a named model keeps of 4,096 tokens."""
+    model = load_model(name)
+    recompute = Recompute.SELECTIVE if again else Recompute.NONE
+    layout = ParallelLayout(recompute=recompute, recompute_modules=again)
+    kind = model.kind_of(layer)
+    return layer_activation_bytes(
+        model, layout, 4096, recompute, precision=precision, kind=kind, weighs_inside=weighs_inside
+    )
+
+
+def test_a_latent_layer_keeps_its_latents_and_what_is_made_of_them() -> None:
+    # Inputs of two norms and their results; latents of 1536 and 512 with 64; of each head a query, both products of the
+    # keys' latent, a key and a value; the result; an MLP's gate, up and activation.
+    latents, made, result = 1536 + 512 + 64, 128 * (192 + 128 + 128 + 192 + 128), 128 * 128
+    rest = 4 * 7168 + 3 * 18432
+    assert kept("deepseek-v3", 0) == 2 * 4096 * (rest + latents + made + result)
+    again = (RecomputeModule.MLA_UP_PROJ,)
+    assert kept("deepseek-v3", 0, again=again) == 2 * 4096 * (rest + latents + result)
+
+
+def test_fp8_keeps_operands_as_they_were_cast_and_megatron_no_combined_rows() -> None:
+    fp8 = Precision(products=ProductFormat.FP8)
+    routed = 8 * 7168
+    plain, inside = (kept("deepseek-v3", 60, weighs_inside=flag) for flag in (False, True))
+    assert plain - inside == 2 * 4096 * routed
+    cast = kept("deepseek-v3", 60, fp8, weighs_inside=True)
+    assert inside - cast == 4096 * (2 * 7168 + routed + 9 * 2048)  # normed inputs, dispatched rows, activations
+
+
+@pytest.mark.parametrize(
+    ("module", "spared"),
+    [
+        (RecomputeModule.MOE_ACT, 8 * 2048),
+        (RecomputeModule.MOE, 2 * 8 * 7168 + 3 * 9 * 2048),
+        (RecomputeModule.LAYERNORM, 2 * 7168),
+        (RecomputeModule.MLP, 0),
+    ],
+)
+def test_named_recomputation_spares_what_it_makes_again(module: RecomputeModule, spared: int) -> None:
+    assert kept("deepseek-v3", 60) - kept("deepseek-v3", 60, again=(module,)) == 2 * 4096 * spared
+
+
+def test_a_mamba_layer_keeps_projection_convolution_results_and_states() -> None:
+    # z, x, B, C and steps; x, B, C convolved; result and normed result; an FP32 state of 128 per column for 128 tokens.
+    wide, convolved, inner = 2 * 8192 + 2048 + 128, 8192 + 2048, 8192
+    assert kept("nemotron-h-8b", 0) == 2 * 4096 * (2 * 4096 + wide + convolved + 2 * inner + 2 * inner)
+
+
+def test_a_window_keeps_what_whole_attention_does() -> None:
+    assert kept("gpt-oss-20b", 0) == kept("gpt-oss-20b", 1)

@@ -42,6 +42,13 @@ def check_decoder(model: TransformerModel, degrees: Degrees, *, seq_len: int) ->
     """
     if degrees.axial > 1:
         raise JobError(f"parallel: axial is for the Evoformer; model {model.name!r} has no pair representation")
+    others = sorted({str(kind) for kind in model.kind_counts} - {"attention+mlp", "attention+experts"})
+    if others or len(model.kind_counts) > 1:
+        what = f"layers of kind {others[0]!r}" if others else "layers of several kinds"
+        raise JobError(
+            f"model {model.name!r} has {what}: captured are attention with MLPs or mixtures, "
+            f"and what transformers has ({HUGGING_FACE}NAME)"
+        )
     tensor = degrees.tensor
     if tensor > 1:
         if model.num_experts:

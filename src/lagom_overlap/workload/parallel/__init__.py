@@ -1,6 +1,12 @@
 """How a model is cut over GPUs: degrees, pipeline stages and their schedule, what one GPU must hold."""
 
-from lagom_overlap.workload.parallel.layout import Dispatcher, ParallelLayout, PipelineSchedule, Recompute
+from lagom_overlap.workload.parallel.layout import (
+    Dispatcher,
+    ParallelLayout,
+    PipelineSchedule,
+    Recompute,
+    RecomputeModule,
+)
 from lagom_overlap.workload.parallel.memory import StageMemory, stage_memory
 from lagom_overlap.workload.parallel.schedule import Slot, stage_slots
 from lagom_overlap.workload.parallel.stage import StagePlan, plan_stages
@@ -10,6 +16,7 @@ __all__ = [
     "ParallelLayout",
     "PipelineSchedule",
     "Recompute",
+    "RecomputeModule",
     "Slot",
     "StageMemory",
     "StagePlan",

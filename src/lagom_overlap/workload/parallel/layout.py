@@ -1,12 +1,15 @@
 """How a model is cut over GPUs: the degrees of parallelism, the schedule, what is recomputed and what is sharded."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import Cluster
+from lagom_overlap.workload.layer_kinds import Mixer, Mlp
 from lagom_overlap.workload.models import TransformerModel
+from lagom_overlap.workload.parallel.pipeline_layout import parse_pipeline_layout
 
 
 class PipelineSchedule(StrEnum):
@@ -43,10 +46,24 @@ class Dispatcher(StrEnum):
     MERGED = "merged"
 
 
+class RecomputeModule(StrEnum):
+    """A part of a layer that selective recomputation names (Megatron-Core's `--recompute-modules`).
+
+    The attention's core; latent attention's norms, projections up and rotary; the layer's norms; the MLP of a layer
+    without experts; a whole mixture with its all-to-alls; the activation inside its experts.
+    """
+
+    CORE_ATTN = "core_attn"
+    MLA_UP_PROJ = "mla_up_proj"
+    LAYERNORM = "layernorm"
+    MLP = "mlp"
+    MOE = "moe"
+    MOE_ACT = "moe_act"
+
+
 MAX_ZERO_STAGE: Final = 3
 MAX_SLOTS: Final = 2_000_000
 """Forwards of all stages that an iteration may have; a simulation of more would not end."""
-MAX_LAYERS: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +83,10 @@ class ParallelLayout:
     each where a pipeline is cut: its first and last model chunk have one layer fewer. `overlap_experts` runs a
     micro-batch's all-to-alls behind the computations of another one (Megatron-LM's --overlap-moe-expert-parallel-comm).
     `dispatcher` is how tokens reach their experts.
+    `recompute_modules` are what selective recomputation computes again (none: the attention's core, where it is not
+    flash attention). `pipeline_layout` says which layers each model chunk has (`pipeline_layout`; "": as many each).
+    `whole_experts`: tensor parallelism does not cut experts, its ranks are expert parallelism's too
+    (--expert-tensor-parallel-size 1).
     """
 
     tensor: int = 1
@@ -92,6 +113,9 @@ class ParallelLayout:
     tables_as_layers: bool = False
     overlap_experts: bool = False
     dispatcher: Dispatcher = Dispatcher.ALL_TO_ALL
+    recompute_modules: tuple[RecomputeModule, ...] = ()
+    pipeline_layout: str = ""
+    whole_experts: bool = False
 
     def __post_init__(self) -> None:
         counts = (
@@ -130,15 +154,21 @@ class ParallelLayout:
                 f"parallel.overlap_experts needs expert and micro-batches of at least 2, not {self.expert} and "
                 f"{self.num_micro_batches}: all-to-alls run behind another micro-batch"
             )
+        if self.recompute_modules and self.recompute is not Recompute.SELECTIVE:
+            raise JobError(f"parallel.recompute_modules needs recompute = 'selective', not {str(self.recompute)!r}")
+        self._check_experts()
+
+    def _check_experts(self) -> None:
         if self.dispatcher is Dispatcher.MERGED and self.expert == 1:
             raise JobError(
                 "parallel.dispatcher is merged, must be all_to_all or capacity with expert = 1: nothing is sent"
             )
-        if self.replicas % self.expert:
+        if self.expert_ranks % self.expert:
             context = "" if self.context == 1 else f" x context {self.context}"
+            tensor = f" x tensor {self.tensor}" if self.whole_experts else ""
             raise JobError(
-                f"parallel.expert is {self.expert}, must divide parallel.data = {self.data}{context}: "
-                "experts are spread over data-parallel ranks"
+                f"parallel.expert is {self.expert}, must divide parallel.data = {self.data}{context}{tensor}: "
+                f"experts are spread over data-parallel ranks{' and those of tensor' if tensor else ''}"
             )
 
     def _check_batches(self) -> None:
@@ -180,6 +210,18 @@ class ParallelLayout:
             raise JobError(f"parallel.overlap_p2p is true with schedule {self.schedule}: Megatron-LM needs interleaved")
         if self.tables_as_layers and self.pipeline == 1:
             raise JobError("parallel.tables_as_layers needs pipeline of at least 2: it says how a pipeline is cut")
+        if not self.pipeline_layout:
+            return
+        if self.pipeline == 1:
+            raise JobError("parallel.pipeline_layout needs pipeline of at least 2: it says how a pipeline is cut")
+        if self.tables_as_layers:
+            raise JobError("parallel.pipeline_layout already says what parallel.tables_as_layers does: give one")
+        num_chunks = len(parse_pipeline_layout(self.pipeline_layout).layers)
+        if num_chunks != self.num_chunks:
+            raise JobError(
+                f"parallel.pipeline_layout has {num_chunks} chunks, must have pipeline x chunks = "
+                f"{self.pipeline} x {self.chunks} = {self.num_chunks}"
+            )
 
     @property
     def num_gpus(self) -> int:
@@ -190,6 +232,16 @@ class ParallelLayout:
     def replicas(self) -> int:
         """Ranks that hold, or share out, the same parameters: data x context."""
         return self.data * self.context
+
+    @property
+    def expert_ranks(self) -> int:
+        """Ranks that hold, or share out, all experts of a layer."""
+        return self.replicas * (self.tensor if self.whole_experts else 1)
+
+    @property
+    def expert_tensor(self) -> int:
+        """In how many parts tensor parallelism cuts an expert."""
+        return 1 if self.whole_experts else self.tensor
 
     @property
     def shard(self) -> int:
@@ -230,6 +282,14 @@ def check_layout(model: TransformerModel, layout: ParallelLayout, cluster: Clust
 
 
 def _check_chunks(model: TransformerModel, layout: ParallelLayout) -> None:
+    if layout.pipeline_layout:
+        sizes = parse_pipeline_layout(layout.pipeline_layout)
+        if (sum(sizes.layers), sizes.num_mtp) != (model.num_layers, model.mtp_layers):
+            raise JobError(
+                f"parallel.pipeline_layout has {sum(sizes.layers)} layers t and {sizes.num_mtp} predictions m, must "
+                f"have those of model {model.name!r}: {model.num_layers} and {model.mtp_layers}"
+            )
+        return
     tables = 2 if layout.tables_as_layers else 0
     cut = f"parallel.pipeline x chunks = {layout.pipeline} x {layout.chunks} = {layout.num_chunks}"
     if (model.num_layers + tables) % layout.num_chunks:
@@ -245,17 +305,17 @@ def check_model(model: TransformerModel, layout: ParallelLayout, seq_len: int) -
     Raises:
         JobError: naming the key, its value and what it must divide.
     """
-    if model.num_layers > MAX_LAYERS:
-        raise JobError(f"model {model.name!r} has {model.num_layers} layers, at most {MAX_LAYERS} are simulated")
-    for what, size in (("heads", model.num_heads), ("ffn", model.ffn)):
+    for what, size in _cut_sizes(model, layout):
         if size % layout.tensor:
             raise JobError(f"parallel.tensor is {layout.tensor}, must divide the model's {what} ({size})")
-    if max(model.num_kv_heads, layout.tensor) % min(model.num_kv_heads, layout.tensor):
+    has_keys = any(kind.mixer in (Mixer.ATTENTION, Mixer.WINDOW) for kind in model.kind_counts)
+    if has_keys and max(model.num_kv_heads, layout.tensor) % min(model.num_kv_heads, layout.tensor):
         raise JobError(
             f"parallel.tensor is {layout.tensor}, must divide the model's key-value heads ({model.num_kv_heads}) "
             "or be a multiple of them"
         )
     _check_chunks(model, layout)
+    _check_kinds(model, layout)
     if layout.recompute is Recompute.PRODUCTS and (model.num_experts or not (model.gated and layout.flash_attention)):
         raise JobError(
             "parallel.recompute is products, torchtitan's operator mode: only dense models with gated MLPs and flash "
@@ -271,3 +331,42 @@ def check_model(model: TransformerModel, layout: ParallelLayout, seq_len: int) -
         raise JobError(f"parallel.expert is {layout.expert}, must be 1: model {model.name!r} has no experts")
     if layout.expert > 1 and model.num_experts % layout.expert:
         raise JobError(f"parallel.expert is {layout.expert}, must divide the model's experts ({model.num_experts})")
+
+
+def _cut_sizes(model: TransformerModel, layout: ParallelLayout) -> Iterator[tuple[str, int]]:
+    """What tensor parallelism cuts, by its name."""
+    yield "heads", model.num_heads
+    if not (model.num_experts and layout.whole_experts):
+        yield "ffn", model.ffn
+    if model.dense_ffn:
+        yield "dense_ffn", model.dense_ffn
+    if model.mamba is not None:
+        yield "mamba.num_heads", model.mamba.num_heads
+        yield "mamba.num_groups", model.mamba.num_groups
+
+
+def _check_kinds(model: TransformerModel, layout: ParallelLayout) -> None:
+    """Refuses what is not modelled for layers of some kinds."""
+    kinds = {*model.kind_counts, *(model.mtp_kinds if model.mtp_layers else ())}
+    mixers, mlps = {kind.mixer for kind in kinds}, {kind.mlp for kind in kinds}
+    special = sorted(mixers & {Mixer.LATENT, Mixer.WINDOW, Mixer.MAMBA})
+    if special and not layout.flash_attention:
+        raise JobError(f"parallel.flash_attention is false, must be true: model {model.name!r} has {special[0]} layers")
+    if layout.context > 1 and Mixer.MAMBA in mixers:
+        raise JobError(f"parallel.context is {layout.context}, must be 1: model {model.name!r} has mamba layers")
+    if layout.recompute is Recompute.PRODUCTS and (special or len(kinds) > 1):
+        raise JobError(
+            f"parallel.recompute is products, which layers of one kind with plain attention have, not {model.name!r}"
+        )
+    needs = {
+        RecomputeModule.MLA_UP_PROJ: (Mixer.LATENT in mixers, "latent attention"),
+        RecomputeModule.MLP: (Mlp.MLP in mlps, "layers without experts"),
+        RecomputeModule.MOE: (Mlp.EXPERTS in mlps, "experts"),
+        RecomputeModule.MOE_ACT: (Mlp.EXPERTS in mlps, "experts"),
+    }
+    for module in layout.recompute_modules:
+        found, what = needs.get(module, (True, ""))
+        if not found:
+            raise JobError(f"parallel.recompute_modules has {str(module)!r}, but model {model.name!r} has no {what}")
+    if layout.whole_experts and Mlp.EXPERTS not in mlps:
+        raise JobError(f"parallel.whole_experts is true, must be false: model {model.name!r} has no experts")

@@ -8,18 +8,22 @@ from the model's own shapes (gated MLPs, fewer key-value heads, experts); for a 
 Not counted: the CUDA context, communication buffers, fragmentation of the allocator.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lagom_overlap.workload.layer_kinds import LayerKind, Mixer, Mlp
 from lagom_overlap.workload.models import TransformerModel
-from lagom_overlap.workload.parallel.layout import MAX_ZERO_STAGE, ParallelLayout, Recompute
+from lagom_overlap.workload.parallel.layout import MAX_ZERO_STAGE, ParallelLayout, Recompute, RecomputeModule
 from lagom_overlap.workload.parallel.schedule import most_in_flight, stage_slots
-from lagom_overlap.workload.parallel.stage import StagePlan, layer_params_per_gpu
-from lagom_overlap.workload.precision import MIXED, Precision
+from lagom_overlap.workload.parallel.stage import StagePlan, expert_params_per_gpu, layer_params_per_gpu
+from lagom_overlap.workload.precision import MIXED, Precision, ProductFormat
 
 OPTIMIZER_BYTES = 12
 """Adam in mixed precision, per parameter: FP32 copy and two moments."""
 LOGIT_BYTES = 6
 """Per logit of the last stage: 2-byte logits and their FP32 softmax."""
+STATE_BYTES = 4
+"""Per element of a state that Mamba's scan hands from chunk to chunk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,53 +42,120 @@ class StageMemory:
 
 
 def layer_activation_bytes(
-    model: TransformerModel, layout: ParallelLayout, seq_len: int, recompute: Recompute, element_bytes: int = 2
+    model: TransformerModel,
+    layout: ParallelLayout,
+    seq_len: int,
+    recompute: Recompute,
+    *,
+    precision: Precision = MIXED,
+    kind: LayerKind | None = None,
+    weighs_inside: bool = False,
 ) -> int:
-    """What one layer keeps of one micro-batch for its backward."""
+    """What one layer keeps of one micro-batch for its backward; by default one of the model's last kind.
+
+    With products in FP8 an operand is kept as it was cast, but for the attention's result, which attention keeps too.
+    `weighs_inside`: the router's weights scale the experts' activations, so that what comes back is not kept.
+    """
+    element_bytes = precision.parameter.num_bytes
+    operand_bytes = 1 if precision.products is ProductFormat.FP8 else element_bytes
+    kind = kind or model.layer_kinds[-1]
     tokens, h, t = layout.micro_batch * seq_len // layout.context, model.hidden, layout.tensor
     around = t if layout.sequence_parallel else 1
     if recompute is Recompute.FULL:
         return element_bytes * tokens * h // around
-    masks = (1 if model.dropout else 0) * 2
-    whole = tokens * h * (4 * element_bytes + masks) // around
-    visits = model.experts_per_token or 1
-    ffn = model.ffn * visits + model.shared_ffn
-    up = ffn * (2 if model.gated else 1)
-    inner_columns = model.qkv_columns + model.attention_columns + up + ffn
+    again = layout.recompute_modules if recompute is Recompute.SELECTIVE else ()
+    mask = 1 if model.dropout else 0
+    each = element_bytes + (0 if RecomputeModule.LAYERNORM in again else operand_bytes) + mask
+    whole = tokens * h * kind.num_parts * each // around
+    inner_columns, whole_columns = _inner_columns(model, kind, again)
+    acted = 0 if recompute is Recompute.PRODUCTS else _acted_columns(model, kind, again)
     if recompute is Recompute.PRODUCTS:  # queries, values, attention's result and one half of a gated product stay
-        inner_columns = (model.num_heads + model.num_kv_heads) * model.head_dim + model.attention_columns + up // 2
+        inner_columns = (model.num_heads + model.num_kv_heads) * model.head_dim + model.attention_columns
+        inner_columns += model.dense_width * (2 if model.gated else 1) // 2
         whole //= 4  # only the layer's input of what is as wide as the hidden size
-    inner = element_bytes * tokens * inner_columns // t
-    if model.num_experts:
-        inner += 2 * element_bytes * tokens * visits * h
+    inner = tokens * (element_bytes * inner_columns + operand_bytes * acted) // t
+    inner += element_bytes * tokens * whole_columns // around
+    if kind.mlp is Mlp.EXPERTS and RecomputeModule.MOE not in again:
+        rows = tokens * model.experts_per_token * model.expert_width
+        inner += rows * (operand_bytes + (0 if weighs_inside else element_bytes))
     scores = 0
-    if not layout.flash_attention and recompute is Recompute.NONE:
+    if not layout.flash_attention and recompute is Recompute.NONE and kind.mixer is Mixer.ATTENTION:
         per_score = element_bytes + (element_bytes + 1 if model.dropout else 0)
         scores = per_score * layout.micro_batch * model.num_heads * seq_len * seq_len // t
     return whole + inner + scores
 
 
+def _inner_columns(model: TransformerModel, kind: LayerKind, again: Sequence[RecomputeModule]) -> tuple[int, int]:
+    """Columns that a layer keeps between its projections but those of activations: cut, and not cut."""
+    columns = {Mixer.NONE: 0, Mixer.ATTENTION: model.qkv_columns + model.attention_columns}
+    columns[Mixer.WINDOW] = columns[Mixer.ATTENTION]
+    whole = 0
+    if model.latent is not None:
+        a = model.latent
+        made = 0 if RecomputeModule.MLA_UP_PROJ in again else 3 * a.qk_head_dim + 2 * a.v_head_dim - a.qk_rope_head_dim
+        columns[Mixer.LATENT] = model.num_heads * (made + a.v_head_dim)
+        whole = a.down_columns if kind.mixer is Mixer.LATENT else 0
+    if model.mamba is not None:
+        m = model.mamba
+        states = m.inner * m.state_dim // m.chunk * STATE_BYTES // 2
+        columns[Mixer.MAMBA] = m.in_columns + m.conv_columns + 2 * m.inner + states
+    factor = 2 if model.gated else 1
+    inner = columns[kind.mixer]
+    if kind.mlp is Mlp.MLP and RecomputeModule.MLP not in again:
+        inner += model.dense_width * factor
+    if kind.mlp is Mlp.EXPERTS and RecomputeModule.MOE not in again:
+        inner += (model.ffn * model.experts_per_token + model.shared_ffn) * factor
+    return inner, whole
+
+
+def _acted_columns(model: TransformerModel, kind: LayerKind, again: Sequence[RecomputeModule]) -> int:
+    """Columns of the activations that a layer keeps for its last products."""
+    if kind.mlp is Mlp.MLP:
+        return 0 if RecomputeModule.MLP in again else model.dense_width
+    if kind.mlp is Mlp.NONE or RecomputeModule.MOE in again:
+        return 0
+    visited = 0 if RecomputeModule.MOE_ACT in again else model.ffn * model.experts_per_token
+    return visited + model.shared_ffn
+
+
 def stage_memory(
-    model: TransformerModel, layout: ParallelLayout, stage: StagePlan, seq_len: int, precision: Precision = MIXED
+    model: TransformerModel,
+    layout: ParallelLayout,
+    stage: StagePlan,
+    seq_len: int,
+    precision: Precision = MIXED,
+    *,
+    weighs_inside: bool = False,
 ) -> StageMemory:
     """The peak of one GPU of a stage."""
     element_bytes = precision.parameter.num_bytes
     zero = layout.zero_stage
     params, shard = stage.num_params, stage.shard_params(layout)
     in_flight = most_in_flight(stage_slots(layout, stage.rank))
-    kept = layer_activation_bytes(model, layout, seq_len, layout.recompute, element_bytes)
+    kinds = {model.kind_of(layer) for layers in stage.chunks for layer in layers}
+
+    def kept(kind: LayerKind, recompute: Recompute) -> int:
+        return layer_activation_bytes(
+            model, layout, seq_len, recompute, precision=precision, kind=kind, weighs_inside=weighs_inside
+        )
+
+    held = {kind: kept(kind, layout.recompute) for kind in kinds}
     if layout.recompute is Recompute.LAYERS:  # every second one keeps all of it, the others their input
-        input_only = layer_activation_bytes(model, layout, seq_len, Recompute.FULL, element_bytes)
-        kept = (kept + input_only) // 2
-    activations = in_flight * stage.layers_per_chunk * kept
+        held = {kind: (held[kind] + kept(kind, Recompute.FULL)) // 2 for kind in kinds}
+    activations = in_flight * max(sum(held[model.kind_of(layer)] for layer in layers) for layers in stage.chunks)
     if layout.recompute is not Recompute.NONE:
-        activations += layer_activation_bytes(model, layout, seq_len, Recompute.NONE, element_bytes)
+        spared = held if layout.recompute_modules else dict.fromkeys(kinds, 0)
+        activations += max(kept(kind, Recompute.NONE) - spared[kind] for kind in kinds)
     if stage.has_head:
-        activations += LOGIT_BYTES * layout.micro_batch * seq_len // layout.context * model.vocab // layout.tensor
+        tokens = layout.micro_batch * seq_len // layout.context
+        activations += (1 + model.mtp_layers) * LOGIT_BYTES * tokens * model.vocab // layout.tensor
     gathered = 0
     if zero == MAX_ZERO_STAGE:
-        experts = model.expert_layer_params // (layout.tensor * layout.expert)
-        whole = layer_params_per_gpu(model, layout) - (experts if layout.replicas == layout.expert else 0)
+        is_local = layout.expert_ranks == layout.expert
+        whole = max(
+            layer_params_per_gpu(model, layout, kind) - (expert_params_per_gpu(model, layout, kind) if is_local else 0)
+            for kind in kinds
+        )
         gathered = min(layout.prefetch + 1, stage.num_layers) * whole
     return StageMemory(
         parameter_bytes=element_bytes * (shard + gathered if zero == MAX_ZERO_STAGE else params),

@@ -2,15 +2,18 @@
 
 from dataclasses import dataclass
 
+from lagom_overlap.workload.layer_kinds import LayerKind
 from lagom_overlap.workload.models import TransformerModel
 from lagom_overlap.workload.parallel.layout import ParallelLayout
+from lagom_overlap.workload.parallel.pipeline_layout import parse_pipeline_layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePlan:
     """A pipeline stage: its layers, whether it begins with the embedding and ends with the head, parameters.
 
-    `layers_per_chunk` are those of its largest chunk, `num_layers` those of all its chunks.
+    `layers_per_chunk` are those of its largest chunk, `num_layers` those of all its chunks; `chunks` are the layers of
+    each, multi-token prediction's behind the model's own.
     `num_params` and `num_expert_params` are per GPU; the latter are part of the former and are reduced over data /
     expert ranks only. `layer_share` is the layers' share of the parameters, the rest are tables. `tied_params` are
     embedding gradients summed between first and last stage.
@@ -19,6 +22,7 @@ class StagePlan:
     rank: int
     layers_per_chunk: int
     num_layers: int
+    chunks: tuple[range, ...]
     has_embedding: bool
     has_head: bool
     num_params: int
@@ -29,56 +33,72 @@ class StagePlan:
     def shard_params(self, layout: ParallelLayout) -> int:
         """Parameters per GPU when they are sharded: dense ones over a layout's `shard`, experts over data / expert."""
         dense = self.num_params - self.num_expert_params
-        return dense // layout.shard + self.num_expert_params * layout.expert // layout.replicas
+        return dense // layout.shard + self.num_expert_params * layout.expert // layout.expert_ranks
 
 
 def chunk_layers(model: TransformerModel, layout: ParallelLayout) -> tuple[range, ...]:
-    """The layers of every model chunk, of a layout that `check_model` has accepted."""
-    fewer = 1 if layout.tables_as_layers else 0
-    each, last = (model.num_layers + 2 * fewer) // layout.num_chunks, layout.num_chunks - 1
-    starts = [max(0, place * each - fewer) for place in range(layout.num_chunks)]
-    return tuple(
-        range(start, model.num_layers if place == last else starts[place + 1]) for place, start in enumerate(starts)
-    )
+    """The layers of every model chunk, of a layout that `check_model` has accepted; the last has multi-token layers."""
+    end = model.num_layers + model.mtp_layers * len(model.mtp_kinds)
+    last = layout.num_chunks - 1
+    if layout.pipeline_layout:
+        sizes = parse_pipeline_layout(layout.pipeline_layout).layers
+        starts = [sum(sizes[:place]) for place in range(layout.num_chunks)]
+    else:
+        fewer = 1 if layout.tables_as_layers else 0
+        each = (model.num_layers + 2 * fewer) // layout.num_chunks
+        starts = [max(0, place * each - fewer) for place in range(layout.num_chunks)]
+    return tuple(range(start, end if place == last else starts[place + 1]) for place, start in enumerate(starts))
 
 
-def layer_params_per_gpu(model: TransformerModel, layout: ParallelLayout) -> int:
+def layer_params_per_gpu(model: TransformerModel, layout: ParallelLayout, kind: LayerKind) -> int:
     """Parameters of one layer on one GPU: matrices cut by tensor parallelism, experts by expert parallelism too."""
-    dense = (model.layer_matrix_params - model.expert_layer_params) // layout.tensor
-    return expert_params_per_gpu(model, layout) + dense + model.layer_params - model.layer_matrix_params
+    params = model.params_of(kind)
+    return expert_params_per_gpu(model, layout, kind) + params.cut // layout.tensor + params.whole + params.small
 
 
-def expert_params_per_gpu(model: TransformerModel, layout: ParallelLayout) -> int:
+def expert_params_per_gpu(model: TransformerModel, layout: ParallelLayout, kind: LayerKind) -> int:
     """Parameters of one layer's experts on one GPU."""
-    return model.expert_layer_params // (layout.tensor * layout.expert)
+    params = model.params_of(kind)
+    return (params.experts + params.expert_small) // (layout.expert_tensor * layout.expert)
+
+
+def mtp_params_per_gpu(model: TransformerModel, layout: ParallelLayout) -> int:
+    """Parameters around the layers of one multi-token prediction on one GPU: its projection and its norms."""
+    return 2 * model.hidden * model.hidden // layout.tensor + 3 * model.norm_params
 
 
 def plan_stages(model: TransformerModel, layout: ParallelLayout) -> tuple[StagePlan, ...]:
     """The stages of a layout that `check_model` has accepted."""
     chunks = chunk_layers(model, layout)
-    layer = layer_params_per_gpu(model, layout)
-    experts = expert_params_per_gpu(model, layout)
+    sizes = {kind: layer_params_per_gpu(model, layout, kind) for kind in {*model.layer_kinds, *model.mtp_kinds}}
+    experts = {kind: expert_params_per_gpu(model, layout, kind) for kind in sizes}
     table = model.vocab * model.hidden // layout.tensor
     stages = []
     for rank in range(layout.pipeline):
         first, last = rank == 0, rank == layout.pipeline - 1
-        sizes = [len(layers) for layers in chunks[rank :: layout.pipeline]]
-        num_layers = sum(sizes)
-        params = num_layers * layer
+        held = chunks[rank :: layout.pipeline]
+        kinds = [model.kind_of(layer) for layers in held for layer in layers]
+        in_layers = sum(sizes[kind] for kind in kinds)
+        params = in_layers
+        if last and model.mtp_layers:
+            params += model.mtp_layers * mtp_params_per_gpu(model, layout)
+            params += 0 if first or model.tied_embeddings else table
         params += (table + model.learned_positions * model.hidden) * first
         params += (0 if model.tied_embeddings and first else table) * last
-        tied = table if model.tied_embeddings and layout.pipeline > 1 and (first or last) else 0
+        is_shared = layout.pipeline > 1 and (model.tied_embeddings or model.mtp_layers > 0)
+        tied = table if is_shared and (first or last) else 0
         stages.append(
             StagePlan(
                 rank=rank,
-                layers_per_chunk=max(sizes),
-                num_layers=num_layers,
+                layers_per_chunk=max(len(layers) for layers in held),
+                num_layers=len(kinds),
+                chunks=held,
                 has_embedding=first,
                 has_head=last,
                 num_params=params,
-                num_expert_params=num_layers * experts,
+                num_expert_params=sum(experts[kind] for kind in kinds),
                 tied_params=tied,
-                layer_share=num_layers * layer / params,
+                layer_share=in_layers / params,
             )
         )
     return tuple(stages)

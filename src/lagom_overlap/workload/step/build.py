@@ -11,13 +11,14 @@ tokens are spread evenly over experts; there is no data loading.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.errors import JobError
 from lagom_overlap.workload.issued import IssuedStep
 from lagom_overlap.workload.iteration import Iteration
+from lagom_overlap.workload.layer_kinds import Mixer
 from lagom_overlap.workload.models import TransformerModel
 from lagom_overlap.workload.ops import CommOp, MemoryBound, Op, Origin, Phase
 from lagom_overlap.workload.parallel.layout import ParallelLayout, check_model
@@ -25,57 +26,35 @@ from lagom_overlap.workload.parallel.memory import OPTIMIZER_BYTES
 from lagom_overlap.workload.parallel.stage import chunk_layers
 from lagom_overlap.workload.precision import Precision
 from lagom_overlap.workload.step.buckets import Buckets
+from lagom_overlap.workload.step.chunk import Chunk
 from lagom_overlap.workload.step.fsdp2 import Fsdp2
 from lagom_overlap.workload.step.graph import StepGraph
 from lagom_overlap.workload.step.groups import PIPELINE, SHARDS, TENSOR, TIED, StepGroups
 from lagom_overlap.workload.step.issue import Issuer, StepCollectives
+from lagom_overlap.workload.step.latent import LatentOps
 from lagom_overlap.workload.step.layer import LayerOps
 from lagom_overlap.workload.step.layerwise import Layerwise
+from lagom_overlap.workload.step.mamba import MambaOps
+from lagom_overlap.workload.step.mtp import MtpOps
 from lagom_overlap.workload.step.operators import StepOps, StepShape
 from lagom_overlap.workload.step.rules import PROGRAM_ORDER, IssueRules, Sharding
 from lagom_overlap.workload.step.tables import TableOps
-from lagom_overlap.workload.step.units import ParamUnit, Unit, Weight, layer_units, layer_weights, table_units
+from lagom_overlap.workload.step.units import ParamUnit, Unit, Weight
 from lagom_overlap.workload.streams import COMPUTE
 
+_OPS: Final[dict[Mixer, type[LayerOps]]] = {Mixer.LATENT: LatentOps, Mixer.MAMBA: MambaOps}
+"""Of mixers other than attention."""
 _NORM_BYTES: Final = 4
 """Of the traffic per gradient of clipping: FP32 read once for its norm."""
 
 
-class _Chunk:
-    """A model chunk of the stage: its layers, and the tables at the model's ends."""
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A chunk's operators of one micro-batch, between its forward and its backward."""
 
-    def __init__(self, build: "_Build", place: int, layers: range) -> None:
-        self.place, self.layers = place, layers
-        self.is_first, self.is_last = place == 0, place == build.num_chunks - 1
-        model, shape = build.shape.model, build.shape
-        table = model.vocab // shape.layout.tensor
-        self.embed = Weight("embed", table, model.hidden) if self.is_first else None
-        self.head = Weight("logits", model.hidden, table) if self.is_last else None
-        joint = shape.joint_products
-        self.weights = {layer: layer_weights(model, shape.layout, joint=joint) for layer in layers}
-        self.units = {
-            layer: layer_units(model, shape.layout, layer, list(weights.values()), shape.unit)
-            for layer, weights in self.weights.items()
-        }
-        self.tables = table_units(
-            model,
-            shape.layout,
-            embed=self.embed,
-            head=self.head,
-            tied=model.tied_embeddings and shape.unit is Unit.LAYER,
-        )
-
-    def of_embed(self) -> list[ParamUnit]:
-        return [unit for unit in self.tables if self.embed in unit.weights]
-
-    def of_head(self) -> list[ParamUnit]:
-        return [unit for unit in self.tables if self.head in unit.weights]
-
-    def in_order(self) -> list[ParamUnit]:
-        """The units in the order of forward; a tied table comes first."""
-        inner = [unit for units in self.units.values() for unit in units]
-        last = [unit for unit in self.of_head() if unit not in self.of_embed()]
-        return [*self.of_embed(), *inner, *last]
+    tables: TableOps
+    layers: dict[int, LayerOps]
+    mtp: list[MtpOps]
 
 
 class _Build:
@@ -86,11 +65,10 @@ class _Build:
     ) -> None:
         self.shape, self._rules, self._rank, self._num_batches = shape, rules, rank, num_batches
         layout = shape.layout
-        self.num_chunks = layout.num_chunks
         self.graph = StepGraph()
         layers = chunk_layers(shape.model, layout)
         places = [chunk * layout.pipeline + rank for chunk in range(layout.chunks)]
-        self.chunks = [_Chunk(self, place, layers[place]) for place in places]
+        self.chunks = [Chunk(shape, place, layers[place]) for place in places]
         self.units = [unit for chunk in self.chunks for unit in chunk.in_order()]
         self.comms = StepCollectives(self.graph, shape, rules, num_batches)
         self._issuer = self._issuer_of(explicit_prefetch)
@@ -110,7 +88,7 @@ class _Build:
             self._issuer.begin(batch)
             ops = [self._forward(chunk, batch) for chunk in self.chunks]
             for chunk, made in zip(reversed(self.chunks), reversed(ops), strict=True):
-                self._backward(chunk, batch, *made)
+                self._backward(chunk, batch, made)
         self._issuer.end()
         self._sum_tied()
         reduced = tuple(name for unit in self.units for name in self._issuer.updated(unit)[1])
@@ -128,44 +106,88 @@ class _Build:
 
         ops.on_gradient = on_gradient
 
-    def _forward(self, chunk: _Chunk, batch: int) -> tuple[TableOps, dict[int, LayerOps]]:
-        own = {weight.name: weight for weight in (chunk.embed, chunk.head) if weight is not None}
-        tables = TableOps(self.graph, self.shape, layer=None, batch=batch, weights=own)
+    def _forward(self, chunk: Chunk, batch: int) -> _Made:
+        tables = TableOps(self.graph, self.shape, layer=None, batch=batch, weights=chunk.shared)
+        tables.silent = chunk.silent(None)
         self._announce(tables, chunk.tables, batch)
         x = ""
         if chunk.is_first:
             self._issuer.before(chunk.of_embed(), Phase.FORWARD, batch)
             x = tables.embed()
             self._issuer.after_forward(chunk.of_embed())
-        layers = {}
-        for layer in chunk.layers:
-            units = chunk.units[layer]
-            self._issuer.before(units, Phase.FORWARD, batch)
-            layers[layer] = LayerOps(self.graph, self.shape, layer=layer, batch=batch, weights=chunk.weights[layer])
-            self._announce(layers[layer], units, batch)
-            x = layers[layer].forward(x)
-            self._issuer.after_forward(units)
+        layers: dict[int, LayerOps] = {}
+        for layer in chunk.own_layers:
+            x = self._layer_forward(chunk, layer, batch, layers, x)
+        mtp = self._mtp_forward(chunk, batch, layers, x)
         if chunk.is_last:
             self._issuer.before(chunk.of_head(), Phase.FORWARD, batch)
             x = tables.head(x)
             self._issuer.after_forward(chunk.of_head())
         else:
             self._send(f"mb{batch}.chunk{chunk.place}.send", x, Phase.FORWARD, batch)
-        return tables, layers
+        return _Made(tables, layers, mtp)
 
-    def _backward(self, chunk: _Chunk, batch: int, tables: TableOps, layers: dict[int, LayerOps]) -> None:
-        gradient = ""
+    def _layer_forward(self, chunk: Chunk, layer: int, batch: int, layers: dict[int, LayerOps], x: str) -> str:
+        units, kind = chunk.units[layer], chunk.kinds[layer]
+        self._issuer.before(units, Phase.FORWARD, batch)
+        ops = layers[layer] = _OPS.get(kind.mixer, LayerOps)(
+            self.graph, self.shape, layer=layer, batch=batch, weights=chunk.weights[layer], kind=kind
+        )
+        self._announce(ops, units, batch)
+        made = ops.forward(x)
+        self._issuer.after_forward(units)
+        return made
+
+    def _layer_backward(self, chunk: Chunk, layer: int, batch: int, ops: LayerOps, gradient: str) -> str:
+        units = chunk.units[layer]
+        self._issuer.before(units, Phase.BACKWARD, batch)
+        ops.recompute()
+        made = ops.backward(gradient)
+        self._after(units, batch)
+        return made
+
+    def _mtp_forward(self, chunk: Chunk, batch: int, layers: dict[int, LayerOps], x: str) -> list[MtpOps]:
+        """Predictions come before the model's own head; each reads the hidden state of the one before."""
+        made: list[MtpOps] = []
+        for depth, numbers in enumerate(chunk.mtp_layers):
+            unit = chunk.mtp_units[depth]
+            weights = chunk.shared | {weight.name: weight for weight in unit.weights}
+            ops = MtpOps(self.graph, self.shape, depth=depth, layer=numbers[0], batch=batch, weights=weights)
+            ops.silent = chunk.silent(depth)
+            self._announce(ops, [unit, *chunk.tables], batch)
+            self._issuer.before([unit], Phase.FORWARD, batch)
+            x = ops.enter(x)
+            for layer in numbers:
+                x = self._layer_forward(chunk, layer, batch, layers, x)
+            ops.head(x)
+            made.append(ops)
+        return made
+
+    def _mtp_backward(self, chunk: Chunk, batch: int, made: _Made, gradient: str) -> str:
+        """The gradient of the model's last layer's output: its own head's, and what the first prediction adds."""
+        inner = ""
+        for depth in reversed(range(len(chunk.mtp_layers))):
+            ops, unit = made.mtp[depth], chunk.mtp_units[depth]
+            self._issuer.before([unit], Phase.BACKWARD, batch)
+            own = ops.head_backward(ops.loss_backward())
+            if inner:
+                own = ops.summed("output_sum_d", inner, own)
+            for layer in reversed(chunk.mtp_layers[depth]):
+                own = self._layer_backward(chunk, layer, batch, made.layers[layer], own)
+            inner = ops.enter_backward(own)
+            self._after([unit], batch)
+        return made.mtp[0].summed("input_sum_d", inner, gradient) if inner else gradient
+
+    def _backward(self, chunk: Chunk, batch: int, made: _Made) -> None:
+        gradient, tables = "", made.tables
         if chunk.is_last:
             loss_d = tables.loss_backward()
             self._issuer.before(chunk.of_head(), Phase.BACKWARD, batch)
             gradient = tables.head_backward(loss_d)
             self._after([unit for unit in chunk.of_head() if unit not in chunk.of_embed()], batch)
-        for layer in reversed(chunk.layers):
-            units = chunk.units[layer]
-            self._issuer.before(units, Phase.BACKWARD, batch)
-            layers[layer].recompute()
-            gradient = layers[layer].backward(gradient)
-            self._after(units, batch)
+            gradient = self._mtp_backward(chunk, batch, made, gradient)
+        for layer in reversed(chunk.own_layers):
+            gradient = self._layer_backward(chunk, layer, batch, made.layers[layer], gradient)
         if chunk.is_first:
             own = [unit for unit in chunk.of_embed() if not unit.is_root]
             if own:
@@ -196,11 +218,12 @@ class _Build:
             self.graph.hold_back(COMPUTE, [name])
 
     def _sum_tied(self) -> None:
-        """First and last stage hold the same table: their gradients are added."""
+        """First and last stage hold the same table, tied or that of multi-token prediction: gradients are added."""
         model, layout = self.shape.model, self.shape.layout
-        if not model.tied_embeddings or layout.pipeline == 1:
+        if not (model.tied_embeddings or model.mtp_layers) or layout.pipeline == 1:
             return
-        for unit in (unit for chunk in self.chunks for unit in chunk.tables):
+        tables = [unit for chunk in self.chunks for unit in chunk.tables]
+        for unit in tables if model.tied_embeddings else [unit for unit in tables if unit.module == "embed"]:
             num_bytes = model.vocab * model.hidden // layout.tensor * self.shape.precision.reduction.num_bytes
             made = self.graph.comm(
                 f"{unit.key}.tied_reduce",
@@ -255,6 +278,7 @@ def _groups(layout: ParallelLayout) -> StepGroups:
         expert=layout.expert,
         pipeline=layout.pipeline,
         context=layout.context,
+        expert_tensor=layout.expert_tensor,
     )
 
 
@@ -287,6 +311,11 @@ def build_step(
         raise JobError(
             f"parallel.replicate is {layout.replicate}, must be 1 with framework {rules.name}: hybrid sharding is "
             "modelled for FSDP and DeepSpeed"
+        )
+    if model.mtp_layers and (not rules.trains_mtp or layout.zero_stage > 1):
+        raise JobError(
+            f"model {model.name!r} has multi-token prediction, which is modelled for Megatron-LM with zero_stage 0 or "
+            f"1, not for {rules.name} with {layout.zero_stage}: set model.mtp_layers = 0"
         )
     shape = StepShape(
         model=model,

@@ -23,7 +23,7 @@ from lagom_overlap.workload.ops import Access, Phase
 from lagom_overlap.workload.parallel.layout import Dispatcher
 from lagom_overlap.workload.step.axes import moved_axes
 from lagom_overlap.workload.step.groups import EXPERTS
-from lagom_overlap.workload.step.operators import BACKWARD, FORWARD, StepOps
+from lagom_overlap.workload.step.operators import BACKWARD, FORWARD, WEIGHT, StepOps
 from lagom_overlap.workload.streams import COMPUTE
 
 _COPY_BYTES: Final = 4
@@ -57,7 +57,7 @@ class ExpertOps(StepOps):
     def _exchange(self, part: str, source: str, phase: Phase) -> str:
         if self._layout.expert == 1:
             return source
-        rows, hidden = self._routed, self._model.hidden
+        rows, hidden = self._routed, self._model.expert_width
         num_rows = self._visits if self._merges else rows
         call = self._shape.groups.collective(
             CollectiveKind.ALL_TO_ALL,
@@ -86,9 +86,15 @@ class ExpertOps(StepOps):
         kernels = (self._shape.traffic.gated if gated else ((4,), (6,)))[phase is not FORWARD]
         return self._run(part, sources, kernels, (rows, width), phase, both=not gated)
 
+    def _bias_gradient(self, part: str, gradient: str, columns: int, rows: int | None = None) -> None:
+        if self._model.linear_bias:
+            rows = self._tokens if rows is None else rows
+            shape, reduction = (rows, columns), Access.REDUCTION
+            self._touch(f"{part}_b", (gradient,), 2 * rows * columns, shape, WEIGHT, access=reduction)
+
     def _moved_rows(self, part: str, sources: Sequence[str], num_bytes: float, phase: Phase, num_launches: int) -> str:
         """Tokens made into rows, rows put into another order, or made into tokens: `num_bytes` per column in all."""
-        h = self._model.hidden
+        h = self._model.expert_width
         return self._touch(
             part, sources, num_bytes * h, (self._rows, h), phase, access=Access.REARRANGE, num_launches=num_launches
         )
@@ -138,34 +144,61 @@ class ExpertOps(StepOps):
         launches = self._shape.mixture.router_launches
         return self._touch(part, (source,), num_bytes, (self._rows, experts), phase, num_launches=launches)
 
+    def _narrowed(self, norm2: str) -> str:
+        """The rows that experts read: of the hidden size, or projected to fewer columns."""
+        return self._product("expert_enter", norm2, self._rows) if self._model.expert_hidden else norm2
+
+    def _widened(self, merged: str) -> str:
+        """What experts made, of the hidden size again."""
+        self.made["merged"] = merged
+        return self._product("expert_leave", merged, self._rows) if self._model.expert_hidden else merged
+
+    def _widened_backward(self, gradient: str) -> str:
+        if not self._model.expert_hidden:
+            return gradient
+        made = self._data_gradient("expert_leave", gradient, self._rows)
+        self._weight_gradient("expert_leave", self.made["merged"], gradient, self._rows)
+        return made
+
+    def _narrowed_backward(self, gradient: str, norm2: str) -> str:
+        if not self._model.expert_hidden:
+            return gradient
+        made = self._data_gradient("expert_enter", gradient, self._rows)
+        self._weight_gradient("expert_enter", norm2, gradient, self._rows)
+        return made
+
     def _experts(self, norm2: str) -> str:
         """What the experts make of the tokens."""
         routed, width = self._routed, self._weights["expert_down"].inputs
         router = self._top_k("top_k", self._product("router", norm2, self._rows), FORWARD)
-        arrived = self._exchange("dispatch", self._permuted("permute", (norm2, router), FORWARD), FORWARD)
+        arrived = self._exchange(
+            "dispatch", self._permuted("permute", (self._narrowed(norm2), router), FORWARD), FORWARD
+        )
         sent = self._padded("pad", self._sorted("sort", arrived, FORWARD), FORWARD)
         up = self._product("expert_up", sent, routed)
         act = self._act("expert_act", (up,), routed, width, FORWARD)
         down = self._padded("unpad", self._product("expert_down", act, routed), FORWARD)
         back = self._exchange("combine", self._sorted("unsort", down, FORWARD), FORWARD)
         self.made["sent"] = sent
-        return self._unpermuted("unpermute", (back, router), FORWARD)
+        return self._widened(self._unpermuted("unpermute", (back, router), FORWARD))
 
     def _experts_backward(self, gradient: str) -> tuple[str, str]:
         """The gradients of the experts' and of the router's input."""
         made, routed = self.made, self._routed
-        width, norm2 = self._weights["expert_down"].inputs, made.get("norm2", made["norm"])
-        spread = self._unpermuted("unpermute_d", (gradient, made["top_k"]), BACKWARD)
+        width, norm2 = self._weights["expert_down"].inputs, made.get("norm2") or made["norm"]
+        spread = self._unpermuted("unpermute_d", (self._widened_backward(gradient), made["top_k"]), BACKWARD)
         arrived = self._exchange("combine_d", spread, BACKWARD)
         sent = self._padded("unpad_d", self._sorted("unsort_d", arrived, BACKWARD), BACKWARD)
         down_d = self._data_gradient("expert_down", sent, routed)
         act_d = self._act("expert_act_d", (down_d, made["expert_up"]), routed, width, BACKWARD)
         up_d = self._data_gradient("expert_up", act_d, routed)
+        self._bias_gradient("expert_down", sent, self._model.expert_width, routed)
+        self._bias_gradient("expert_up", act_d, self._weights["expert_up"].outputs, routed)
         self._weight_gradient("expert_down", made["expert_act"], sent, routed)
         self._weight_gradient("expert_up", made["sent"], act_d, routed)
         leaving = self._sorted("sort_d", self._padded("pad_d", up_d, BACKWARD), BACKWARD)
         back = self._exchange("dispatch_d", leaving, BACKWARD)
-        merged = self._permuted("permute_d", (back,), BACKWARD)
+        merged = self._narrowed_backward(self._permuted("permute_d", (back,), BACKWARD), norm2)
         scores = self._top_k("top_k_d", spread, BACKWARD)
         router_d = self._data_gradient("router", scores, self._rows)
         self._weight_gradient("router", norm2, scores, self._rows)

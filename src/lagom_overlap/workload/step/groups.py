@@ -21,7 +21,8 @@ DATA: Final = (SHARDS, REPLICAS, EXPERT_REPLICAS)
 class StepGroups:
     """Degrees: `shard` consecutive data-parallel ranks share parameters, `replicas` of such groups hold the same.
 
-    Ranks of one context group are data-parallel ranks here: they hold the same parameters.
+    Ranks of one context group are data-parallel ranks here: they hold the same parameters. `expert_tensor` is in how
+    many parts tensor parallelism cuts experts; where it does not, its ranks are among those that share them out.
     """
 
     tensor: int
@@ -30,17 +31,20 @@ class StepGroups:
     expert: int
     pipeline: int = 1
     context: int = 1
+    expert_tensor: int | None = None
 
     def _size_and_stride(self, group: str) -> tuple[int, int]:
         if group == TENSOR:
             return self.tensor, 1
         data = self.shard * self.replicas
+        cut = self.tensor if self.expert_tensor is None else self.expert_tensor
+        sharers = self.tensor // cut * data
         return {
             SHARDS: (self.shard, self.tensor),
             REPLICAS: (self.replicas, self.tensor * self.shard),
             CONTEXT: (self.context, self.tensor),
-            EXPERTS: (self.expert, self.tensor),
-            EXPERT_REPLICAS: (data // self.expert, self.tensor * self.expert),
+            EXPERTS: (self.expert, cut),
+            EXPERT_REPLICAS: (sharers // self.expert, cut * self.expert),
             PIPELINE: (self.pipeline, self.tensor * data),
             TIED: (2, self.tensor * data * max(1, self.pipeline - 1)),
         }[group]

@@ -13,44 +13,69 @@ from collections.abc import Sequence
 from typing import Final
 
 from lagom_overlap.collective import CollectiveKind
-from lagom_overlap.workload.ops import FLASH_BACKWARD_PASSES, Access, Attention, Gemm, Phase
-from lagom_overlap.workload.parallel.layout import Recompute
+from lagom_overlap.workload.layer_kinds import LayerKind, Mixer, Mlp
+from lagom_overlap.workload.ops import FLASH_BACKWARD_PASSES, Attention, Gemm, Phase
+from lagom_overlap.workload.parallel.layout import Recompute, RecomputeModule
 from lagom_overlap.workload.step.axes import (
     attention_axes,
 )
 from lagom_overlap.workload.step.experts import ExpertOps
+from lagom_overlap.workload.step.graph import StepGraph
 from lagom_overlap.workload.step.groups import CONTEXT
-from lagom_overlap.workload.step.operators import BACKWARD, FORWARD, WEIGHT
+from lagom_overlap.workload.step.operators import BACKWARD, FORWARD, WEIGHT, StepShape
+from lagom_overlap.workload.step.units import Weight
 from lagom_overlap.workload.streams import COMPUTE
 
 SOFTMAX_FUSION_MULTIPLE: Final = 4
+WINDOW_TILE: Final = 128
+"""Keys of a tile of flash attention: a tile of as many queries meets those of its window and one further tile."""
 
 
 class LayerOps(ExpertOps):
-    """The operators of a layer."""
+    """The operators of a layer of a kind; its mixer is attention of whole or windowed sequences, or none."""
+
+    def __init__(
+        self,
+        graph: StepGraph,
+        shape: StepShape,
+        *,
+        layer: int,
+        batch: int,
+        weights: dict[str, Weight],
+        kind: LayerKind,
+    ) -> None:
+        super().__init__(graph, shape, layer=layer, batch=batch, weights=weights)
+        self._kind = kind
+        self._head_dim = self._value_dim = shape.model.head_dim
+        self._entry = next(iter(weights))
 
     def forward(self, x: str) -> str:
         """The layer's output; "" if it is recomputed for backward alone, which needs what its products read."""
         h, rows = self._model.hidden, self._rows
         shape, elements = (rows, h), rows * h
-        self.made["x"] = x
-        norm = self._normed("norm", x)
-        reduced = self._leaving("attention_reduce", "out", self._core(self._entering("attention_gather", "qkv", norm)))
+        self.made["x"] = middle = x
         added = (7 if self._model.dropout else 6) * elements
-        middle = self._touch("add1", (reduced, x), added, shape, FORWARD, both=True)
-        norm2 = norm
-        if self._model.norms_per_layer == 2:
-            norm2 = self._normed("norm2", middle)
-        if self._again and self._shape.stops_recompute and not self._model.num_experts:
+        if self._kind.mixer is not Mixer.NONE:
+            reduced = self._mixed(self._normed("norm", x))
+            middle = self._touch("add1", (reduced, x), added, shape, FORWARD, both=True)
+        if self._kind.mlp is Mlp.NONE:
+            return middle
+        norm2 = self.made["norm"] if self._model.norms_per_layer == 1 else self._normed("norm2", middle)
+        if self._again and self._shape.stops_recompute and self._kind.mlp is Mlp.MLP:
             self._cast("down", self._mlp_act(norm2), self._tokens, FORWARD)
             return ""
-        experts = (self._experts(norm2),) if self._model.num_experts else ()
+        experts = (self._experts(norm2),) if self._kind.mlp is Mlp.EXPERTS else ()
         mlp = self._mlp(norm2) if self._has_mlp else ()
         return self._touch("add2", (*experts, *mlp, middle), added, shape, FORWARD, both=True)
 
     @property
     def _has_mlp(self) -> bool:
-        return not self._model.num_experts or self._model.shared_ffn > 0
+        """Whether there is an MLP that every token visits: the layer's own, or the one next to its experts."""
+        return self._kind.mlp is not Mlp.EXPERTS or self._model.shared_ffn > 0
+
+    def _mixed(self, norm: str) -> str:
+        """The mixer's result, of the layer's normed input."""
+        return self._leaving("attention_reduce", "out", self._core(self._entering("attention_gather", "qkv", norm)))
 
     def recompute(self) -> None:
         """What is computed again before backward; backward then reads it."""
@@ -62,9 +87,36 @@ class LayerOps(ExpertOps):
                 self.forward(self.made["x"])
             case Recompute.PRODUCTS:
                 self._recompute_products()
+            case Recompute.SELECTIVE if self._layout.recompute_modules:
+                self._recompute_modules(self._layout.recompute_modules)
             case Recompute.SELECTIVE if not self._layout.flash_attention:
-                self._core(self.made["qkv"])
+                self._recompute_core()
         self._again = False
+
+    def _recompute_modules(self, modules: Sequence[RecomputeModule]) -> None:
+        """The parts that Megatron-Core's selective recomputation names, whole ones to their last product."""
+        made, mlp = self.made, self._kind.mlp
+        if RecomputeModule.LAYERNORM in modules:
+            if self._kind.mixer is not Mixer.NONE:
+                self._normed("norm", made["x"])
+            if "norm2" in made:
+                self._normed("norm2", made.get("add1", made["x"]))
+        if RecomputeModule.CORE_ATTN in modules:
+            self._recompute_core()
+        norm2 = made.get("norm2") or made.get("norm", "")
+        if RecomputeModule.MLP in modules and mlp is Mlp.MLP:
+            self._mlp(norm2)
+        if RecomputeModule.MOE in modules and mlp is Mlp.EXPERTS:
+            self._experts(norm2)
+            if self._has_mlp:
+                self._mlp(norm2)
+        elif RecomputeModule.MOE_ACT in modules and mlp is Mlp.EXPERTS:
+            width = self._weights["expert_down"].inputs
+            self._act("expert_act", (made["expert_up"],), self._routed, width, FORWARD)
+
+    def _recompute_core(self) -> None:
+        if self._kind.mixer in (Mixer.ATTENTION, Mixer.WINDOW):
+            self._core(self.made["qkv"])
 
     def _recompute_products(self) -> None:
         """The operator mode of torchtitan: of q, k, v, o, w1, w3, w2 every second one, attention and scatters are kept.
@@ -91,7 +143,7 @@ class LayerOps(ExpertOps):
 
     def _normed(self, part: str, source: str) -> str:
         shape, kernels = (self._rows, self._model.hidden), self._shape.traffic.norm[0]
-        return self._run(part, (source,), kernels, shape, FORWARD, also=self._around("qkv", FORWARD))
+        return self._run(part, (source,), kernels, shape, FORWARD, also=self._around(self._entry, FORWARD))
 
     def _rotary(self, part: str, source: str, phase: Phase) -> str:
         """Queries and keys turned by their position, where positions are not learned."""
@@ -107,8 +159,8 @@ class LayerOps(ExpertOps):
             batch=batch,
             num_heads=self._heads,
             seq_len=self._shape.seq_len,
-            head_dim=self._model.head_dim,
-            passes=passes / self._layout.context,
+            head_dim=self._head_dim,
+            passes=passes * self._share_seen / self._layout.context,
             element_bytes=self._element_bytes,
         )
         moved = self._travel(part, sources[0], phase)
@@ -117,12 +169,21 @@ class LayerOps(ExpertOps):
         self._graph.hold_back(COMPUTE, moved)
         return self._merged(part, phase)
 
+    @property
+    def _share_seen(self) -> float:
+        """Of the products of causal attention those that are made: kernels run whole tiles of keys in a window."""
+        seq_len = self._shape.seq_len
+        if self._kind.mixer is not Mixer.WINDOW:
+            return 1.0
+        tiles = -(-self._model.window // WINDOW_TILE) + 1
+        return min(1.0, 2 * tiles * WINDOW_TILE / seq_len)
+
     def _merged(self, part: str, phase: Phase) -> str:
         """The sum of a ring's steps, where each is an attention of its own."""
         ring, further = self._shape.ring, self._layout.context - 1
         if ring is None or not further:
             return self.made[part]
-        columns = self._heads * self._model.head_dim
+        columns = self._heads * self._value_dim
         num_bytes = ring.merge_bytes[phase is not FORWARD] * further * self._tokens * columns
         source, kernels = self.made[part], 4 * further
         self.made[part] = self._touch(
@@ -136,7 +197,7 @@ class LayerOps(ExpertOps):
             return []
         ring, context = self._shape.ring, self._layout.context
         heads = self._kv_heads if ring is None else self._heads
-        elements = 2 * heads * self._model.head_dim * self._tokens
+        elements = 2 * heads * self._head_dim * self._tokens
         num_bytes = elements * context * self._element_bytes * (2 if ring is None and phase is BACKWARD else 1)
         call = self._shape.groups.collective(CollectiveKind.ALL_GATHER, num_bytes, CONTEXT)
         origin = self._origin(phase, f"{part}_keys")
@@ -200,16 +261,26 @@ class LayerOps(ExpertOps):
     def backward(self, gradient: str) -> str:
         """The gradient of the layer's input, given that of its output."""
         made, two = self.made, self._model.norms_per_layer == 2
-        branch = self._residual_backward("residual2", gradient)
-        experts = self._experts_backward(branch) if self._model.num_experts else ()
-        parts = (*experts, *(self._mlp_backward(branch) if self._has_mlp else ()))
-        middle = self._norm_backward("norm2", parts, gradient, made["add1"]) if two else gradient
-        entered, out_d = self._entering_d("attention_gather_d", "out", self._residual_backward("residual1", middle))
-        self._weight_gradient("out", made["attention"], entered)
+        parts: tuple[str, ...] = ()
+        middle = gradient
+        if self._kind.mlp is not Mlp.NONE:
+            branch = self._residual_backward("residual2", gradient)
+            experts = self._experts_backward(branch) if self._kind.mlp is Mlp.EXPERTS else ()
+            parts = (*experts, *(self._mlp_backward(branch) if self._has_mlp else ()))
+            if two:
+                middle = self._norm_backward("norm2", parts, gradient, made.get("add1", made["x"]))
+        if self._kind.mixer is Mixer.NONE:
+            return middle
+        reduced = self._mixed_backward(self._residual_backward("residual1", middle))
+        return self._norm_backward("norm", (reduced,) if two else (reduced, *parts), middle, made["x"])
+
+    def _mixed_backward(self, gradient: str) -> str:
+        """The gradient of what the mixer read."""
+        entered, out_d = self._entering_d("attention_gather_d", "out", gradient)
+        self._weight_gradient("out", self.made["attention"], entered)
         core_d = self._core_backward(out_d)
         self._bias_gradient("qkv", core_d, self._weights["qkv"].outputs)
-        reduced = self._column_backward("qkv", core_d, made["norm"])
-        return self._norm_backward("norm", (reduced,) if two else (reduced, *parts), middle, made["x"])
+        return self._column_backward("qkv", core_d, self.made["norm"])
 
     def _entering_d(self, part: str, name: str, gradient: str) -> tuple[str, str]:
         """The gathered gradient of a row-parallel product's output, and that of its input; in parts, at once."""
@@ -225,7 +296,7 @@ class LayerOps(ExpertOps):
         """Gradients of input and scale, then the residual's added."""
         shape = (self._rows, self._model.hidden)
         elements = self._rows * self._model.hidden
-        kernels, also = self._shape.traffic.norm[1], self._around("qkv", BACKWARD)
+        kernels, also = self._shape.traffic.norm[1], self._around(self._entry, BACKWARD)
         made = self._run(f"{part}_d", (*gradients, saved), kernels, shape, BACKWARD, also=also)
         return self._touch(f"{part}_add_d", (made, residual), 6 * elements, shape, BACKWARD, both=True)
 
@@ -234,14 +305,9 @@ class LayerOps(ExpertOps):
         shape = (self._rows, self._model.hidden)
         if self._model.dropout:
             gradient = self._touch(f"{part}_d", (gradient,), 5 * shape[0] * shape[1], shape, BACKWARD, both=True)
-        self._bias_gradient(part, gradient, self._model.hidden, self._rows)
+        if part != "residual2" or self._kind.mlp is not Mlp.EXPERTS:  # experts have their own
+            self._bias_gradient(part, gradient, self._model.hidden, self._rows)
         return gradient
-
-    def _bias_gradient(self, part: str, gradient: str, columns: int, rows: int | None = None) -> None:
-        if self._model.linear_bias:
-            rows = self._tokens if rows is None else rows
-            shape, reduction = (rows, columns), Access.REDUCTION
-            self._touch(f"{part}_b", (gradient,), 2 * rows * columns, shape, WEIGHT, access=reduction)
 
     def _core_backward(self, out_d: str) -> str:
         """The gradient of the joint projection's output."""
@@ -274,19 +340,19 @@ class LayerOps(ExpertOps):
         shape = (self._tokens, columns)
         return self._touch("qkv_join", (source,), 4 * self._tokens * columns, shape, BACKWARD, also=also)
 
-    def _column_backward(self, name: str, gradient: str, saved: str) -> str:
+    def _column_backward(self, name: str, gradient: str, saved: str, columns: int = 0) -> str:
         """Backward of a column-parallel product: the input's gradient, its sum over ranks, the weight's gradient."""
         hides = self._shape.hides_tensor and (self._layout.sequence_parallel or self._layout.async_tensor)
         parts = self._layout.overlap_tensor and not self._shape.hides_tensor
-        again = self._enter(f"{name}_gather_w", saved, WEIGHT, is_async=True) if hides else saved
+        again = self._enter(f"{name}_gather_w", saved, WEIGHT, is_async=True, columns=columns) if hides else saved
         if parts:
             cast = self._cast(name, gradient, self._tokens, BACKWARD)
-            reduced = self._leave(f"{name}_reduce_d", cast, BACKWARD, is_async=True)
+            reduced = self._leave(f"{name}_reduce_d", cast, BACKWARD, is_async=True, columns=columns)
             self._data_gradient(name, cast)
             self._graph.hold_back(COMPUTE, [reduced])
         else:
             data = self._data_gradient(name, gradient)
-            reduced = self._leave(f"{name}_reduce_d", data, BACKWARD, is_async=hides)
+            reduced = self._leave(f"{name}_reduce_d", data, BACKWARD, is_async=hides, columns=columns)
         self._weight_gradient(name, again, gradient)
         if hides and self._layout.tensor > 1:
             self._graph.hold_back(COMPUTE, [reduced])
@@ -298,4 +364,4 @@ class LayerOps(ExpertOps):
         self._weight_gradient("down", made["act"], entered)
         act_d = self._act("act_d", (down_d, made["up"]), self._tokens, width, BACKWARD)
         self._bias_gradient("up", act_d, self._weights["up"].outputs)
-        return (self._column_backward("up", act_d, made.get("norm2", made["norm"])),)
+        return (self._column_backward("up", act_d, made.get("norm2") or made["norm"]),)

@@ -31,7 +31,7 @@ from lagom_overlap.workload.step.units import Unit, Weight
 from lagom_overlap.workload.streams import COMPUTE
 
 _NEVER_CAST: Final = ("router", "logits")
-_GATHERED: Final = {Phase.FORWARD: ("qkv", "up"), Phase.BACKWARD: ("out", "down")}
+_GATHERED: Final = {Phase.FORWARD: ("qkv", "up", "mamba_in"), Phase.BACKWARD: ("out", "down")}
 """Matrices whose operand sequence parallelism gathers: inputs of column-parallel, gradients of row-parallel ones."""
 _TURN_BYTES: Final = 2
 """Per FP8 element of a copy by columns."""
@@ -95,6 +95,7 @@ class StepOps:
         self._module = "head." if layer is None else f"layers.{layer}."
         self.made: dict[str, str] = {}
         self.on_gradient = _ignore
+        self.silent: frozenset[str] = frozenset()
 
     def _name(self, part: str) -> str:
         return f"{self._prefix}{part}_again" if self._again else self._prefix + part
@@ -155,17 +156,28 @@ class StepOps:
         if self._finds_scale(weight):
             operand += self._shape.casts.current_expert
         num_bytes = operand * rows * columns + matrix * weight.num_params
+        turned = self._turned_bytes(weight, rows * columns, phase, matrix)
         # What the weight's gradient reads by columns comes after the gather, once.
         if self._is_cast_before_gather(name, phase) and not self._again:
             num_bytes += _TURN_BYTES * (self._tokens - rows) * columns
+            turned += _TURN_BYTES * (self._tokens - rows) * columns
         launches = self._casts_launched(weight, phase, matrix)
         if self._shape.casts_before_gathers and self._layout.tensor > 1:
             num_scales = launches if phase is FORWARD else max(1, len(weight.parts))
             for number in range(num_scales):
                 source = self._scale(f"{part}_scale{number or ''}", source, phase)
-        return self._touch(
-            part, (source,), num_bytes, (rows, columns), phase, access=Access.REARRANGE, num_launches=launches
-        )
+        shape, at_once = (rows, columns), not self._shape.casts.by_columns
+        if at_once:
+            return self._touch(part, (source,), num_bytes, shape, phase, access=Access.REARRANGE, num_launches=launches)
+        cast = self._touch(part, (source,), num_bytes - turned, shape, phase, num_launches=launches)
+        if turned:  # the launches of both are counted above
+            self._touch(f"{part}_turn", (cast,), turned, shape, phase, access=Access.REARRANGE, num_launches=0)
+        return cast
+
+    def _turned_bytes(self, weight: Weight, elements: int, phase: Phase, matrix: int) -> int:
+        """Bytes of copies by columns that are kernels of their own: an operand's once, a matrix's in backward."""
+        operand = 0 if self._again else elements
+        return self._shape.casts.by_columns * (operand + (weight.num_params if matrix and phase is BACKWARD else 0))
 
     def _cast_bytes(self, phase: Phase) -> tuple[int, int]:
         """Bytes per element of an operand and of a matrix in a phase."""
@@ -239,7 +251,7 @@ class StepOps:
 
     def _weight_gradient(self, name: str, saved: str, gradient: str, rows: int | None = None) -> str:
         weight, rows = self._weights[name], self._tokens if rows is None else rows
-        before = () if self._layout.zero_stage == 3 else weight.gradients[-1:]
+        before = self._before(weight)
         each = self._per_matrix(weight, rows)
         fused, added = (self._shape.accumulation is kind for kind in (Accumulation.FUSED, Accumulation.ADDED))
         products = [
@@ -256,9 +268,17 @@ class StepOps:
         self._gradient(name, made, before)
         return made
 
+    def _before(self, weight: Weight) -> tuple[str, ...]:
+        """What has already been added to a weight's gradient, which the next one is added to."""
+        partial, weight.partial = weight.partial, []
+        return (*(() if self._layout.zero_stage == 3 else weight.gradients[-1:]), *partial)
+
     def _gradient(self, name: str, made: str, before: Sequence[str]) -> None:
         """Notes a weight's gradient, added to those before by a kernel of its own where no product does that."""
         weight = self._weights[name]
+        if name in self.silent:
+            weight.partial.append(made)
+            return
         if self._shape.accumulation is Accumulation.ADDED:
             origin = self._origin(WEIGHT, name)
             # The new one and the sum read, the sum written.
@@ -315,15 +335,23 @@ class StepOps:
         return self.made[part]
 
     def _tensor_comm(
-        self, part: str, kind: CollectiveKind, source: str, phase: Phase, *, is_async: bool, element_bytes: int
+        self,
+        part: str,
+        kind: CollectiveKind,
+        source: str,
+        phase: Phase,
+        *,
+        is_async: bool,
+        element_bytes: int,
+        columns: int = 0,
     ) -> str:
         if self._layout.tensor == 1:
             return source
         rows = self._tokens if kind is CollectiveKind.ALL_REDUCE else self._rows
-        hidden = self._model.hidden
+        hidden = columns or self._model.hidden
         copies = not self._shape.sequence_first and kind is not CollectiveKind.ALL_REDUCE
         if copies and kind is CollectiveKind.REDUCE_SCATTER:
-            source = self._moved_axis(part, source, phase, element_bytes)
+            source = self._moved_axis(part, source, phase, element_bytes, columns)
         name = self._graph.comm(
             self._name(part),
             self._shape.groups.collective(kind, self._tokens * hidden * element_bytes, TENSOR),
@@ -335,22 +363,33 @@ class StepOps:
         if not is_async:
             self._graph.hold_back(COMPUTE, [name])
             if copies and kind is CollectiveKind.ALL_GATHER:
-                return self._moved_axis(part, name, phase, element_bytes)
+                return self._moved_axis(part, name, phase, element_bytes, columns)
         return name
 
-    def _moved_axis(self, part: str, source: str, phase: Phase, element_bytes: int) -> str:
+    def _moved_axis(self, part: str, source: str, phase: Phase, element_bytes: int, columns: int = 0) -> str:
         """The copy of a gathered or scattered tensor whose sequence axis is not the first."""
-        shape = (self._tokens, self._model.hidden)
+        shape = (self._tokens, columns or self._model.hidden)
         num_bytes = 4 * shape[0] * shape[1] * element_bytes / self._element_bytes
         return self._touch(f"{part}_move", (source,), num_bytes, shape, phase)
 
-    def _enter(self, part: str, source: str, phase: Phase, *, is_async: bool = False, of: str = "") -> str:
-        """Before a column-parallel product: with sequence parallelism the rows are gathered, in the format of `of`."""
+    def _enter(
+        self, part: str, source: str, phase: Phase, *, is_async: bool = False, of: str = "", columns: int = 0
+    ) -> str:
+        """Before a column-parallel product: with sequence parallelism the rows are gathered, in the format of `of`.
+
+        They have the hidden size, or `columns`.
+        """
         if not self._layout.sequence_parallel:
             return source
         element_bytes = self._gathered_bytes(of, phase)
         return self._tensor_comm(
-            part, CollectiveKind.ALL_GATHER, source, phase, is_async=is_async, element_bytes=element_bytes
+            part,
+            CollectiveKind.ALL_GATHER,
+            source,
+            phase,
+            is_async=is_async,
+            element_bytes=element_bytes,
+            columns=columns,
         )
 
     def _gathered_bytes(self, name: str, phase: Phase) -> int:
@@ -360,10 +399,11 @@ class StepOps:
         """What matrix `name` will meet, on this rank's rows: cast where that is done before the gather."""
         return self._cast(name, source, self._rows, phase) if self._is_cast_before_gather(name, phase) else source
 
-    def _leave(self, part: str, source: str, phase: Phase, *, is_async: bool = False) -> str:
+    def _leave(self, part: str, source: str, phase: Phase, *, is_async: bool = False, columns: int = 0) -> str:
         """After a row-parallel product: the partial sums are added."""
         kind = CollectiveKind.REDUCE_SCATTER if self._layout.sequence_parallel else CollectiveKind.ALL_REDUCE
-        return self._tensor_comm(part, kind, source, phase, is_async=is_async, element_bytes=self._element_bytes)
+        wide = self._element_bytes
+        return self._tensor_comm(part, kind, source, phase, is_async=is_async, element_bytes=wide, columns=columns)
 
     def _entering(self, part: str, name: str, source: str) -> str:
         """A column-parallel product of what is gathered; in parts, the two run at once."""

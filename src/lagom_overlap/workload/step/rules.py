@@ -78,6 +78,8 @@ class IssueRules:
     parallelism gathers it. `stops_recompute`: a dense block is computed again up to the last product's input, which
     is all that backward reads (PyTorch's early stop, the default). `ring` is what context parallelism costs besides
     attention where it runs in steps whose results are merged (None: one kernel, keys and values behind it).
+    `trains_mtp`: it builds multi-token prediction (transformers leaves it out of DeepSeek-V3). `weighs_inside`: the
+    router's weights scale the experts' activations, not what they make (Megatron-LM since 26596307, April 2025).
     `optimizer_bytes` is the optimizer's memory traffic per parameter, `clip_bytes` that of checking and clipping
     gradients, `clips` whether that is done by default.
     """
@@ -103,6 +105,8 @@ class IssueRules:
     casts_before_gathers: bool = False
     stops_recompute: bool = False
     ring: RingSteps | None = None
+    trains_mtp: bool = False
+    weighs_inside: bool = False
     optimizer_bytes: int = 28
     clip_bytes: int = 12
     clips: bool = False
@@ -162,6 +166,8 @@ MEGATRON: Final = IssueRules(
     sharding=Sharding.BUCKETS,
     accumulation=Accumulation.FUSED,
     mixture=MEGATRON_MIXTURE,
+    trains_mtp=True,
+    weighs_inside=True,
     clip_bytes=_CLIP_MEGATRON_BYTES,
     clips=True,
 )

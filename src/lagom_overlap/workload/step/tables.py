@@ -71,10 +71,13 @@ class TableOps(StepOps):
         """The table's gradient."""
         entered = self._enter("embed_tp_gather_d", gradient, BACKWARD)
         weight = self._weights["embed"]
-        before = () if self._layout.zero_stage == 3 else weight.gradients[-1:]
+        before = self._before(weight)
         num_bytes = 8 * self._tokens * self._model.hidden + 4 * weight.num_params
         made = self._touch(
             "embed_w", (entered,), num_bytes, (self._tokens, self._model.hidden), WEIGHT, also=before, num_launches=4
         )
+        if "embed" in self.silent:
+            weight.partial.append(made)
+            return
         weight.gradients.append(made)
         self.on_gradient(weight, made)

@@ -7,6 +7,7 @@ makes of the same lines). Eager counts the kernels that PyTorch launches for tor
 - RMS norm, forward: cast 6, pow 8, mean 4, epsilon and root of one number per row, times that 8, cast back 6, times
   weight 4; backward: gradient times x 6 and times weight 4, the former's sum 2, cast 6, times x 12, times the root 8,
   sum 4, three of one number per row, mean 4, pow 8, twice 8, times the mean's 12, sum of the two 12, cast 6;
+- latent attention's queries, keys and values, put together from their parts: 4 per element of each;
 - rotary, forward and backward each: cast 6, complex product 8, cast back 6;
 - SwiGLU, per column of the product: silu 4, product 6; backward: two products 6 each, silu 6;
 - cross entropy per logit: cast 6, log-softmax 16 (a row that does not fit into 48 KiB of shared memory is read for its
@@ -44,7 +45,8 @@ Kernels = tuple[int, ...]
 class Traffic:
     """What kernels move forward and backward; `gated` per column of a gated activation, `loss` in all, per logit.
 
-    `cut_loss` is `loss` where tensor parallelism cuts the vocabulary.
+    `cut_loss` is `loss` where tensor parallelism cuts the vocabulary. `fuses_latent`: one kernel turns
+    latent attention's queries in place and one makes its keys and values; otherwise all are turned and then copied.
     `joins_sums` says that a sum of gradients is a part of the kernel that reads it, as inductor makes it: of the norm's
     backward, or of the copy before a reduction along the second axis.
     """
@@ -54,6 +56,7 @@ class Traffic:
     gated: tuple[Kernels, Kernels]
     loss: tuple[int, int]
     cut_loss: tuple[int, int]
+    fuses_latent: bool = True
     joins_sums: bool = False
 
     def sum_bytes(self, num_addends: int) -> int:
@@ -89,8 +92,9 @@ class Casts:
     `operand`: an input in forward or a gradient in backward, with its copy by columns for the weight's gradient;
     `operand_again`: an input that is computed again. `weight`: a matrix in forward, again, and in backward;
     `keeps_weights`: that of a step's first micro-batch serves the others. `maximum`, a part of both that are done
-    again, is what a saved greatest element spares. `current_expert` is the read for its own greatest
-    element that an expert's operand costs more with current scaling.
+    again, is what a saved greatest element spares. `by_columns` are those of the copy by columns
+    where a kernel of its own makes it, which alone rearranges; 0: each cast writes both. `current_expert` is the read
+    for its own greatest element that an expert's operand costs more with current scaling.
     """
 
     operand: int
@@ -98,6 +102,7 @@ class Casts:
     weight: tuple[int, int, int]
     keeps_weights: bool = False
     maximum: int = 0
+    by_columns: int = 0
     current_expert: int = 0
 
 
@@ -137,7 +142,7 @@ step's first micro-batch (`_Linear.forward`: `is_first_microbatch`, which Megatr
 after their first forward), and backward, recomputation and the other micro-batches read those. `GroupedLinear`
 quantizes expert by expert (`split_quantize`, v2.9): with current scaling each operand is read for its greatest element
 first, by kernels that C++ launches right before the cast and that are not counted as launches."""
-DYNAMIC_CASTS: Final = Casts(operand=8, operand_again=5, weight=(5, 5, 3), maximum=2)
+DYNAMIC_CASTS: Final = Casts(operand=8, operand_again=5, weight=(5, 5, 3), maximum=2, by_columns=3)
 """torchao with one scale per tensor (Dec 2024 to Jun 2025): maximum 2, cast 2 + 1, by columns 2 + 1. The FP8 matrix is
 kept or computed again for backward, which reads it by columns."""
 RING_EAGER: Final = RingSteps(merge_bytes=(36, 50), waits=False)
@@ -152,6 +157,7 @@ COMPILED: Final = replace(FUSED, loss=(4, 4), cut_loss=(4, 4), joins_sums=True)
 EAGER: Final = Traffic(
     norm=((6, 8, 4, 0, 0, 8, 6, 4), (6, 4, 2, 6, 12, 8, 4, 0, 0, 0, 4, 8, 8, 12, 12, 6)),
     rotary=((6, 8, 6), (6, 8, 6)),
+    fuses_latent=False,
     gated=((4, 6), (6, 6, 6)),
     loss=(22, 26),
     cut_loss=(38, 38),

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from lagom_overlap.workload.layer_kinds import LayerKind, Mixer, Mlp
 from lagom_overlap.workload.models import TransformerModel
 from lagom_overlap.workload.ops import Phase
 from lagom_overlap.workload.parallel.layout import ParallelLayout
-from lagom_overlap.workload.parallel.stage import expert_params_per_gpu, layer_params_per_gpu
+from lagom_overlap.workload.parallel.stage import expert_params_per_gpu, layer_params_per_gpu, mtp_params_per_gpu
 
 
 class Unit(StrEnum):
@@ -23,7 +24,7 @@ class Weight:
 
     `parts` are the names and columns of the matrices that it stands for where each has a product of its own.
     `gathered` names what brought it, by phase and micro-batch; `gradients` are its gradients' operators, one per
-    micro-batch.
+    micro-batch, to which `partial` ones of the same micro-batch were added.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Weight:
     parts: tuple[tuple[str, int], ...] = ()
     gathered: dict[tuple[Phase, int], str] = field(default_factory=dict)
     gradients: list[str] = field(default_factory=list)
+    partial: list[str] = field(default_factory=list)
 
     @property
     def num_params(self) -> int:
@@ -62,26 +64,51 @@ class ParamUnit:
         return [weight.gradients[-1] for weight in self.weights]
 
 
-def layer_weights(model: TransformerModel, layout: ParallelLayout, *, joint: bool = True) -> dict[str, Weight]:
+def layer_weights(
+    model: TransformerModel, layout: ParallelLayout, kind: LayerKind, *, joint: bool = True
+) -> dict[str, Weight]:
     """The matrices of a layer on one rank; unless `joint`, q, k and v, and gate and up, have a product each."""
-    h, tensor, factor = model.hidden, layout.tensor, 2 if model.gated else 1
-    heads, kv_heads = model.num_heads // tensor, max(1, model.num_kv_heads // tensor)
-    found = [
-        _joined("qkv", h, {"q": heads * model.head_dim} | dict.fromkeys("kv", kv_heads * model.head_dim), joint=joint),
-        Weight("out", heads * model.head_dim, h),
-    ]
-    width = model.shared_ffn if model.num_experts else model.ffn
-    if model.num_experts:
-        local, ffn = model.num_experts // layout.expert, model.ffn // tensor
+    found = _mixer_weights(model, layout, kind.mixer, joint=joint)
+    width = {Mlp.MLP: model.dense_width, Mlp.EXPERTS: model.shared_ffn, Mlp.NONE: 0}[kind.mlp] // layout.tensor
+    if kind.mlp is Mlp.EXPERTS:
+        h, local, ffn = model.hidden, model.num_experts // layout.expert, model.ffn // layout.expert_tensor
         found += [
             Weight("router", h, model.num_experts),
-            Weight("expert_up", h, ffn * factor, local, is_expert=True),
-            Weight("expert_down", ffn, h, local, is_expert=True),
+            Weight("expert_up", model.expert_width, ffn * (2 if model.gated else 1), local, is_expert=True),
+            Weight("expert_down", ffn, model.expert_width, local, is_expert=True),
         ]
+        if model.expert_hidden:
+            found += [Weight("expert_enter", h, model.expert_hidden), Weight("expert_leave", model.expert_hidden, h)]
     if width:
-        gate_up = {"gate": width // tensor, "up": width // tensor} if model.gated else {"up": width // tensor}
-        found += [_joined("up", h, gate_up, joint=joint), Weight("down", width // tensor, h)]
+        gate_up = {"gate": width, "up": width} if model.gated else {"up": width}
+        found += [_joined("up", model.hidden, gate_up, joint=joint), Weight("down", width, model.hidden)]
     return {weight.name: weight for weight in found}
+
+
+def _mixer_weights(model: TransformerModel, layout: ParallelLayout, mixer: Mixer, *, joint: bool) -> list[Weight]:
+    h, tensor = model.hidden, layout.tensor
+    heads = model.num_heads // tensor
+    if mixer is Mixer.NONE:
+        return []
+    if mixer is Mixer.LATENT:
+        assert model.latent is not None
+        a = model.latent
+        wide = heads * a.qk_head_dim
+        queries = [Weight("q", h, wide)]  # no latent of theirs
+        if a.q_lora_rank:
+            queries = [Weight("q_down", h, a.q_lora_rank), Weight("q_up", a.q_lora_rank, wide)]
+        return [
+            Weight("kv_down", h, a.kv_lora_rank + a.qk_rope_head_dim),
+            *queries,
+            Weight("kv_up", a.kv_lora_rank, heads * (a.qk_nope_head_dim + a.v_head_dim)),
+            Weight("out", heads * a.v_head_dim, h),
+        ]
+    if mixer is Mixer.MAMBA:
+        assert model.mamba is not None
+        return [Weight("mamba_in", h, model.mamba.in_columns // tensor), Weight("out", model.mamba.inner // tensor, h)]
+    kv_heads = max(1, model.num_kv_heads // tensor)
+    columns = {"q": heads * model.head_dim} | dict.fromkeys("kv", kv_heads * model.head_dim)
+    return [_joined("qkv", h, columns, joint=joint), Weight("out", heads * model.head_dim, h)]
 
 
 def _joined(name: str, inputs: int, columns: dict[str, int], *, joint: bool) -> Weight:
@@ -100,14 +127,21 @@ def layer_units(
             for w in weights
         ]
     experts = [weight for weight in weights if weight.is_expert]
-    num_expert_params = expert_params_per_gpu(model, layout)
-    dense = layer_params_per_gpu(model, layout) - num_expert_params
+    kind = model.kind_of(layer)
+    num_expert_params = expert_params_per_gpu(model, layout, kind)
+    dense = layer_params_per_gpu(model, layout, kind) - num_expert_params
     units = [ParamUnit(f"layer{layer}", module, layer, [w for w in weights if not w.is_expert], dense)]
     if experts:
         units.append(
             ParamUnit(f"layer{layer}.experts", f"{module}.experts", layer, experts, num_expert_params, is_expert=True)
         )
     return units
+
+
+def mtp_unit(model: TransformerModel, layout: ParallelLayout, depth: int) -> ParamUnit:
+    """What a multi-token prediction has around its layers: a projection of two hidden sizes to one, three norms."""
+    projection = Weight("mtp_proj", 2 * model.hidden, model.hidden // layout.tensor)
+    return ParamUnit(f"mtp{depth}", f"mtp.{depth}", None, [projection], mtp_params_per_gpu(model, layout))
 
 
 def table_units(

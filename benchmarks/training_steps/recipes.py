@@ -1,0 +1,142 @@
+"""What releases of Megatron-Bridge switch on that their tables of results do not print, by model, release and GPU.
+
+Read in NVIDIA-NeMo/Megatron-Bridge, tag by tag: v0.1.0rc4 (25.09), v0.2.0 (25.11, commit 7af9601c), v0.3.0 and
+v0.3.1 (26.02, 21b02e0c; 26.02.01, 9c9dd848), v0.4.0 and v0.4.2 (26.04, 0fbfe7d3; 26.04.01, c8101293), v0.5.0 and v0.5.1
+(26.06, fcbb6031; 26.06.01, 5cb3444c), v0.6.0 (26.08, 51885cf1); `scripts/performance/configs`, before 25.11
+`scripts/performance/run_script.py`, in v0.6.0 `src/megatron/bridge/perf_recipes`. Where a table's degrees were a
+recipe's of a later commit (26.04.01: B200 5acef930, B300 7e29b8be), its switches are that commit's.
+
+Experts are whole (`expert_tensor_parallel_size` 1) in all of them. User buffers (`tp_comm_overlap`) are off for
+DeepSeek-V3, Kimi K2 and Nemotron 3 Super. DeepSeek-V3, Kimi K2, gpt-oss, Nemotron-H and Nemotron 3 reduce gradients in
+BF16 (`grad_reduce_in_fp32` False); so does Qwen3, whose rows are judged in FP32 as they were.
+
+DeepSeek-V3's layers are laid out over model chunks by `set_deepseek_v3_pipeline_model_parallel_layout`, Kimi K2's by
+`_get_kimi_k2_pipeline_layout`; 8 chunks of a table without multi-token prediction have no entry there and are assumed
+to be those of the entry with it.
+
+How tokens travel is `moe_flex_dispatcher_backend` (`flex_dispatcher_backend.py`: from 26.02 HybridEP is for every GPU
+from Ampere on): see `_dispatcher_of`. Where tokens are dropped (25.09, `apply_moe_token_drop`), experts have a
+capacity; Qwen3-30B's whole layers are then CUDA graphs on Blackwell (`cuda_graphs` of
+`qwen3_30b_a3b_llm_pretrain.yaml`). Qwen3-30B on H100 overlaps its all-to-alls up to 26.02.01. CUDA graphs of parts
+(`attn`, `moe_router`, `moe_preprocess`) are not modelled, graphs of whole iterations are.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from lagom_overlap.workload.models import TransformerModel
+from lagom_overlap.workload.parallel import Dispatcher, RecomputeModule
+from lagom_overlap.workload.precision import DType
+
+Release = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """What a release's recipe switches on that the table does not print."""
+
+    overlaps_experts: bool = False
+    graphed: bool = False
+    dispatcher: Dispatcher = Dispatcher.ALL_TO_ALL
+    again: tuple[RecomputeModule, ...] = ()
+    overlaps_tensor: bool = True
+    reduction: DType = DType.FP32
+
+
+_UP, _MLP = RecomputeModule.MLA_UP_PROJ, RecomputeModule.MLP
+_NORM, _MOE, _ACT = RecomputeModule.LAYERNORM, RecomputeModule.MOE, RecomputeModule.MOE_ACT
+_DEEPSEEK: tuple[tuple[Release, tuple[str, ...], Recipe], ...] = (
+    ((25, 9, 0), ("gb200", "b200"), Recipe(again=(_UP,))),
+    ((25, 9, 0), ("h100",), Recipe(again=(_UP, _MLP), overlaps_experts=True)),
+    ((25, 11, 0), ("gb300",), Recipe(again=(_ACT,))),
+    ((25, 11, 0), ("gb200", "b200"), Recipe(again=(_UP,))),
+    ((26, 2, 0), ("gb300", "gb200", "b300", "b200"), Recipe(again=(_UP,))),
+    ((26, 4, 0), ("gb200",), Recipe(again=(_MLP,))),
+    ((26, 4, 1), ("b200",), Recipe(again=(_UP, _MLP), overlaps_experts=True)),
+    ((26, 6, 0), ("gb300",), Recipe(overlaps_experts=True, graphed=True)),
+    ((26, 6, 0), ("gb200",), Recipe(again=(_UP,), overlaps_experts=True, graphed=True)),
+)
+"""From a release on, until a later line of the same GPU."""
+_NEMOTRON_NANO = {"h100": Recipe(again=(_MOE, _NORM, RecomputeModule.CORE_ATTN, _ACT))}
+_NEMOTRON_SUPER = {"b200": Recipe(again=(_ACT, _NORM))}
+"""Nemotron 3 in MXFP8, and in FP8 with a scale per tensor on H100: the same from 26.02.01 to 26.08."""
+_KIMI: tuple[tuple[Release, tuple[str, ...], Recipe], ...] = (
+    ((26, 2, 0), ("gb300", "gb200", "b300", "b200"), Recipe(again=(_UP,))),
+    ((26, 2, 0), ("h100",), Recipe(again=(_UP, _MLP))),
+)
+_GPT_OSS: tuple[tuple[Release, tuple[str, ...], Recipe], ...] = (
+    ((25, 11, 0), ("gb200", "b200", "h100"), Recipe(again=(_NORM, _ACT))),
+    ((26, 4, 0), ("gb200",), Recipe(again=(_NORM, _ACT), overlaps_experts=True)),
+)
+_QWEN_235B: tuple[tuple[Release, tuple[str, ...], Recipe], ...] = (
+    ((25, 11, 0), ("h100", "b200"), Recipe(overlaps_experts=True)),
+    ((26, 2, 0), ("b200",), Recipe()),
+    ((26, 2, 0), ("b300",), Recipe(overlaps_experts=True)),
+    ((26, 2, 1), ("b300",), Recipe()),
+)
+_CHUNKS = {8: ("Et*8|(t*8|)*6t*5", "L"), 16: ("Et*4|(t*4|)*14t", "L"), 32: ("Et|(tt|)*30", "L")}
+_LAID_OUT = ("deepseek-v3", "kimi-k2")
+_QWEN_LATE: Release = (26, 6, 0)
+_MERGED_EVERYWHERE: Release = (26, 2, 1)
+_BRIDGE: Release = (25, 11, 0)
+"""The first release whose recipes are files of presets."""
+
+
+def recipe_of(model: TransformerModel, release: Release | None, gpu: str, precision: str, *, drops: bool) -> Recipe:
+    """The recipe of a row; without a release, nothing but defaults. `drops`: experts have a capacity."""
+    if release is None or not model.num_experts:
+        return _switches(model, release, gpu, precision)
+    if drops:
+        found = replace(_switches(model, release, gpu, precision), dispatcher=Dispatcher.CAPACITY)
+        return replace(found, graphed=model.name == "qwen3-30b-a3b" and gpu != "h100")
+    return replace(_switches(model, release, gpu, precision), dispatcher=_dispatcher_of(model.name, release, gpu))
+
+
+def _dispatcher_of(model: str, release: Release, gpu: str) -> Dispatcher:
+    """DeepEP and HybridEP are one here; racks have them from 25.11 on."""
+    merged = (
+        (model.startswith("qwen3-30b") and (gpu == "b300" or release >= _MERGED_EVERYWHERE))
+        or (model == "deepseek-v3" and (gpu == "h100" or release >= (26, 2, 0)))
+        or model.startswith("nemotron-3")
+        or (model.startswith("gpt-oss") and release >= (26, 4, 0) and gpu not in ("h100", "gb300"))
+        or (gpu.startswith("gb") and not model.startswith("gpt-oss"))
+    )
+    return Dispatcher.MERGED if merged else Dispatcher.ALL_TO_ALL
+
+
+def _switches(model: TransformerModel, release: Release | None, gpu: str, precision: str) -> Recipe:
+    """What is switched on, how tokens travel left out."""
+    if release is None:
+        return Recipe()
+    if model.name.startswith("qwen3") and release >= _QWEN_LATE and precision in ("mxfp8", "fp8-mx"):
+        return Recipe(overlaps_experts=True, graphed=True)  # commit 55443cb3, June 2026
+    if model.name == "qwen3-30b-a3b":
+        return Recipe(overlaps_experts=gpu == "h100" and _BRIDGE <= release <= _MERGED_EVERYWHERE)
+    if model.name in _LAID_OUT:
+        found = _last(_DEEPSEEK if model.name == "deepseek-v3" else _KIMI, release, gpu)
+        return replace(found, reduction=DType.BF16, overlaps_tensor=False)
+    if model.name == "gpt-oss-120b":
+        late = release >= _QWEN_LATE and precision in ("mxfp8", "fp8-mx") and gpu in ("gb200", "gb300")
+        found = Recipe(overlaps_experts=True, graphed=True) if late else _last(_GPT_OSS, release, gpu)
+        return replace(found, reduction=DType.BF16)
+    if model.name == "qwen3-235b-a22b":
+        return _last(_QWEN_235B, release, gpu)
+    if model.name.startswith("nemotron-h"):
+        return Recipe(reduction=DType.BF16)
+    if model.name.startswith("nemotron-3"):
+        known = _NEMOTRON_SUPER if "super" in model.name else _NEMOTRON_NANO
+        return replace(known.get(gpu, Recipe()), reduction=DType.BF16, overlaps_tensor="super" not in model.name)
+    return Recipe()
+
+
+def _last(lines: Sequence[tuple[Release, tuple[str, ...], Recipe]], release: Release, gpu: str) -> Recipe:
+    found = [recipe for since, gpus, recipe in lines if release >= since and gpu in gpus]
+    return found[-1] if found else Recipe()
+
+
+def layout_of(model: TransformerModel, num_chunks: int) -> str:
+    """The pipeline layout of DeepSeek-V3 and Kimi K2; "" where the recipes have none, and for other models."""
+    if model.name not in _LAID_OUT or num_chunks not in _CHUNKS:
+        return ""
+    before, after = _CHUNKS[num_chunks]
+    return before + "m" * model.mtp_layers + after

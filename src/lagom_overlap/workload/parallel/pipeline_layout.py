@@ -1,0 +1,59 @@
+"""A pipeline's layout as a line of text, as Megatron-Core reads it (`--pipeline-model-parallel-layout`).
+
+Model chunks are separated by `|`: `E` is the embedding, `t` a layer, `m` a multi-token prediction, `L` the head with
+the loss; `x*n` is n times x, `(...)*n` n times what stands in parentheses: `Et*4|(t*4|)*14tmL`.
+"""
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from lagom_overlap.errors import JobError
+
+MAX_PLACES: Final = 100_000
+_GROUP: Final = re.compile(r"\(([^()]*)\)(?:\*(\d{1,6}))?")
+_ONE: Final = re.compile(r"([EtmL|])\*(\d{1,6})")
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkSizes:
+    """What each model chunk holds: layers, and multi-token predictions, which stand with the head in the last one."""
+
+    layers: tuple[int, ...]
+    num_mtp: int
+
+
+@lru_cache(maxsize=256)
+def parse_pipeline_layout(text: str) -> ChunkSizes:
+    """The chunks that a layout describes.
+
+    Raises:
+        JobError: if it is no layout, or one that is not modelled.
+    """
+    where = f"parallel.pipeline_layout is {text[:60]!r}"
+    spelled = _spelled("".join(text.split()), where)
+    if set(spelled) - set("EtmL|"):
+        raise JobError(f"{where}: allowed are E, t, m, L, |, (...) and *n")
+    chunks = spelled.split("|")
+    if spelled.count("E") != 1 or not chunks[0].startswith("E"):
+        raise JobError(f"{where}: must have one E, at its start")
+    if spelled.count("L") != 1 or not chunks[-1].endswith("L"):
+        raise JobError(f"{where}: must have one L, at its end")
+    order = [re.fullmatch(r"E?t*m*L?", chunk) for chunk in chunks]
+    if not all(order) or any("m" in chunk for chunk in chunks[:-1]):
+        raise JobError(f"{where}: layers t come before predictions m, which must stand in the last chunk")
+    empty = [number for number, chunk in enumerate(chunks[:-1]) if "t" not in chunk]
+    if empty:
+        raise JobError(f"{where}: chunk {empty[0]} has no t, every chunk but the last must have one")
+    return ChunkSizes(tuple(chunk.count("t") for chunk in chunks), chunks[-1].count("m"))
+
+
+def _spelled(text: str, where: str) -> str:
+    """The text without `*n` and parentheses."""
+    for pattern in (_ONE, _GROUP):
+        repeated = sum(len(found[1]) * int(found[2] or 1) for found in pattern.finditer(text))
+        if repeated > MAX_PLACES:
+            raise JobError(f"{where}: more than {MAX_PLACES} places")
+        text = pattern.sub(lambda found: found[1] * int(found[2] or 1), text)
+    return text

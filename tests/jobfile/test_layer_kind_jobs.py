@@ -1,0 +1,91 @@
+"""Jobs whose models have layers of several kinds: read, checked by one line each, and simulated."""
+
+import tomllib
+
+import pytest
+
+from lagom_overlap.errors import JobError
+from lagom_overlap.jobfile.spec import parse_job
+from lagom_overlap.jobfile.step import job_step
+from lagom_overlap.workload.issued import IssuedStep
+from lagom_overlap.workload.parallel import RecomputeModule
+
+JOB = """
+[job]
+name = "mla"
+[model]
+name = "deepseek-v3"
+seq_len = 4096
+[cluster]
+preset = "h100_dgx"
+[parallel]
+data = 64
+pipeline = 16
+expert = 64
+global_batch = 1024
+zero_stage = 1
+recompute = "selective"
+recompute_modules = ["mla_up_proj", "moe"]
+pipeline_layout = "Et*4|(t*4|)*14tmL"
+"""
+
+
+def _built(text: str) -> IssuedStep:
+    step = job_step(parse_job(tomllib.loads(text), "job"))
+    assert step is not None
+    return step.step()
+
+
+def test_a_job_of_a_pipeline_with_named_recomputation_and_a_prediction_is_read() -> None:
+    step = job_step(parse_job(tomllib.loads(JOB), "job"))
+    assert step is not None
+    assert step.layout.recompute_modules == (RecomputeModule.MLA_UP_PROJ, RecomputeModule.MOE)
+    times = step.simulator().times()
+    assert [stage.rank for stage in times.stages] == list(range(16))
+    busy = [stage.busy_s for stage in times.stages]
+    assert busy[1] == busy[14] > busy[0]  # four mixtures against three dense layers and one
+    # Three passes of 2 FLOPs: 36.62 B matrix parameters that a token visits, and of the prediction attention 0.187 B,
+    # nine experts 0.396 B, projection 0.103 B, head 0.927 B; attention of 62 layers in full, 192 and 128 columns.
+    by_hand = 6 * (36.62e9 + 0.187e9 + 0.398e9 + 0.103e9 + 0.927e9) + 62 * 3 * 2 * 4096 * 128 * (192 + 128)
+    assert times.model_flops == pytest.approx(1024 * 4096 * by_hand, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "wrong"),
+    [
+        ('"moe"]', '"experts"]', "parallel.recompute_modules.*allowed: core_attn, mla_up_proj, layernorm, mlp, moe, "),
+        ('= "selective"', '= "full"', "recompute_modules needs recompute = 'selective', not 'full'"),
+        ("Et*4|(t*4|)*14tmL", "Et*4|(t*4|)*14tL", "has 61 layers t and 0 predictions m, must have .* 61 and 1"),
+        ("Et*4|(t*4|)*14tmL", "Et*8|(t*8|)*6t*5mL", "has 8 chunks, must have pipeline x chunks = 16 x 1 = 16"),
+        ("seq_len = 4096", "seq_len = 4096\nmtp_layers = 2", "model.mtp_layers is 2, but model 'deepseek-v3' has 1"),
+        ('"deepseek-v3"', '"llama-3-8b"', "has 61 layers t and 1 predictions m, must have .* 32 and 0"),
+        ("data = 64", "data = 64\nwhole_experts = 1", "parallel.whole_experts is 1"),
+        ("data = 64", "data = 64\nflash_attention = false", "flash_attention is false, must be true: .* latent layers"),
+        ("zero_stage = 1", "zero_stage = 3", "multi-token prediction, which is modelled for Megatron-LM"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_by_one_line(old: str, new: str, wrong: str) -> None:
+    with pytest.raises(JobError, match=wrong) as error:
+        _built(JOB.replace(old, new))
+    assert "\n" not in str(error.value)
+
+
+def test_modules_that_a_model_lacks_are_refused() -> None:
+    dense = JOB.replace("deepseek-v3", "llama-3-8b").replace("expert = 64\n", "")
+    dense = "\n".join(line for line in dense.splitlines() if not line.startswith("pipeline_layout"))
+    with pytest.raises(JobError, match="recompute_modules has 'mla_up_proj', but model 'llama-3-8b' has no latent"):
+        job_step(parse_job(tomllib.loads(dense), "job"))
+
+
+def test_predictions_can_be_left_out() -> None:
+    text = JOB.replace("seq_len = 4096", "seq_len = 4096\nmtp_layers = 0").replace("tmL", "tL")
+    step = job_step(parse_job(tomllib.loads(text), "job"))
+    assert step is not None
+    assert step.model.mtp_layers == 0
+    assert not [op for op in step.step().iteration.ops if "mtp" in op.name]
+
+
+def test_what_captures_lack_is_refused_by_one_line() -> None:
+    named = pytest.importorskip("lagom_overlap.capturing.models.named")
+    with pytest.raises(JobError, match=r"model 'deepseek-v3' has layers of kind 'latent\+experts': captured are"):
+        named.capture_named("deepseek-v3", {"fsdp": 8}, micro_batch=1, seq_len=128, rank=0)
