@@ -1,7 +1,8 @@
 """What each row ran: model, layout, cluster and framework, by the row's columns and its framework's stated defaults.
 
 torchtitan (`train_configs`, `parallelize_llama.py`, Dec 2024): parameters are sharded over data x context ranks;
-"selective" is operator mode; with tensor parallelism sequence parallelism is on; FP8 leaves out the output matrix.
+"selective" is operator mode; with tensor parallelism sequence parallelism is on; FP8 leaves out the output matrix;
+multi-token prediction is not trained.
 Megatron-Bridge and NeMo: distributed optimizer with overlapped reductions (`fsdp` of 0 or empty) or FSDP, sequence
 parallelism with tensor parallelism, user buffers hide it, nothing recomputed, interleaving by `vp`. Not in the tables:
 recomputation, CUDA graphs, layouts (`recipes`: by release), fused kernels. Racks of GB200 and GB300 are one NVLink
@@ -163,7 +164,7 @@ def nemo_flops_per_token(model: TransformerModel, seq_len: int) -> float:
 
 def _torchtitan(row: Row) -> StepCase:
     num_gpus, tensor = row.needed_count("gpus"), row.needed_count("tp")
-    model, compiled = model_of(row), not row.text("compile").lower().startswith("no")
+    model, compiled = model_of(row).with_mtp(0), not row.text("compile").lower().startswith("no")
     pipeline, replicas = row.needed_count("pp"), row.needed_count("dp_replicate", 1)
     data, context = _data(row, num_gpus), row.needed_count("cp", 1)
     if data * context % replicas:
@@ -173,6 +174,8 @@ def _torchtitan(row: Row) -> StepCase:
         pipeline=pipeline,
         data=data,
         context=context,
+        expert=row.needed_count("ep", 1),
+        whole_experts=model.num_experts > 0,
         micro_batch=row.needed_count("micro_batch", 1),
         global_batch=row.needed_count("global_batch"),
         recompute=_recompute(row),
@@ -241,7 +244,7 @@ def _megatron(row: Row) -> StepCase:
     )
     return StepCase(
         line=row.line,
-        group="CI" if ci else "MoE" if model.num_experts else "dense Megatron",
+        group="CI" if ci else _group(model),
         family=model.name,
         what=_words(row),
         model=model,
@@ -258,6 +261,13 @@ def _megatron(row: Row) -> StepCase:
 def _drops(row: Row) -> bool:
     """Whether tokens beyond an expert's capacity are dropped."""
     return "tokendrop" in _letters(row.text("model"))
+
+
+def _group(model: TransformerModel) -> str:
+    """Constants were fitted on dense transformers alone: hybrids are no part of them."""
+    if model.num_experts:
+        return "MoE"
+    return "dense Megatron" if model.mamba is None else "dense hybrids"
 
 
 def _release(row: Row) -> Release | None:

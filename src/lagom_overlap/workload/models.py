@@ -67,7 +67,8 @@ class TransformerModel:
     rows of `expert_hidden` columns, two matrices around them lead there and back (0: the hidden size). Its layers
     without experts have MLPs of width `dense_ffn` (0: `ffn`). `window` is how many keys attention in a window sees.
     `mtp_layers` predict one further token each, as Megatron-Core builds them: a projection of hidden state and next
-    token's embedding, the layers of `mtp_pattern` ("": one of the last kind), a norm, the head again.
+    token's embedding, the layers of `mtp_pattern` ("": one of the last kind), a norm, the head again; with
+    `mtp_repeats` all of them are one and the same. Without `rotary` attention turns nothing by its position.
     `dropout` says whether it is trained with dropout, `learned_positions` is the length of a learned position table
     (0: rotary or ALiBi).
     """
@@ -98,8 +99,10 @@ class TransformerModel:
     window: int = 0
     sinks: bool = False
     mamba: Mamba | None = None
+    rotary: bool = True
     mtp_layers: int = 0
     mtp_pattern: str = ""
+    mtp_repeats: bool = False
 
     def __post_init__(self) -> None:
         for field in ("num_layers", "hidden", "ffn", "num_heads", "num_kv_heads", "head_dim", "vocab"):
@@ -142,8 +145,9 @@ class TransformerModel:
                 raise JobError(f"model {self.name!r}: {field} is given, but pattern has no layer of kind {kind}")
         if self.norms_per_layer == 1 and (self.pattern or self.mtp_layers):
             raise JobError(f"model {self.name!r}: norms_per_layer is 1, must be 2 with pattern or mtp_layers")
-        if self.mtp_pattern and not self.mtp_layers:
-            raise JobError(f"model {self.name!r}: mtp_pattern needs mtp_layers of at least 1")
+        for field in ("mtp_pattern", "mtp_repeats"):
+            if getattr(self, field) and not self.mtp_layers:
+                raise JobError(f"model {self.name!r}: {field} needs mtp_layers of at least 1")
         if self.latent is not None and (self.latent.qk_head_dim + self.latent.v_head_dim) % 2:
             widths = f"{self.latent.qk_head_dim} and {self.latent.v_head_dim}"
             raise JobError(f"model {self.name!r}: latent: heads of {widths} columns, must be an even number together")
@@ -168,7 +172,8 @@ class TransformerModel:
 
     def with_mtp(self, num: int) -> "TransformerModel":
         """The same with as many multi-token predictions."""
-        return replace(self, mtp_layers=num, mtp_pattern=self.mtp_pattern if num else "")
+        pattern, repeats = (self.mtp_pattern, self.mtp_repeats) if num else ("", False)
+        return replace(self, mtp_layers=num, mtp_pattern=pattern, mtp_repeats=repeats)
 
     def kind_of(self, layer: int) -> LayerKind:
         """The kind of a layer; those of multi-token prediction are counted on behind the others."""
@@ -302,6 +307,11 @@ class TransformerModel:
     def kind_counts(self) -> Counter[LayerKind]:
         """How many layers there are of each kind."""
         return Counter(self.layer_kinds)
+
+    @property
+    def num_mtp_held(self) -> int:
+        """Predictions with parameters of their own."""
+        return min(1, self.mtp_layers) if self.mtp_repeats else self.mtp_layers
 
     @property
     def mtp_params(self) -> int:

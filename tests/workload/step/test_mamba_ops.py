@@ -11,7 +11,7 @@ from lagom_overlap.workload.issued import IssuedStep
 from lagom_overlap.workload.layer_kinds import scan_flops
 from lagom_overlap.workload.models import TransformerModel, load_model
 from lagom_overlap.workload.ops import Work
-from lagom_overlap.workload.parallel import ParallelLayout, Recompute
+from lagom_overlap.workload.parallel import ParallelLayout, Recompute, plan_stages
 from lagom_overlap.workload.step import FSDP2, MEGATRON, build_step
 
 SEQ = 4096
@@ -163,3 +163,31 @@ def test_fsdp2_and_planners_take_hybrids() -> None:
 def test_what_mamba_layers_lack_is_refused_by_one_line(layout: ParallelLayout, wrong: str) -> None:
     with pytest.raises(JobError, match=wrong):
         step(layout=layout)
+
+
+def test_predictions_of_one_repeated_layer_run_twice_and_hold_it_once() -> None:
+    repeats = replace(SUPER, mtp_layers=2, mtp_pattern="attention experts", mtp_repeats=True)
+    apart = replace(repeats, mtp_repeats=False)
+    layout = ParallelLayout(data=8, expert=8, global_batch=16, zero_stage=1, overlap_gradients=True)
+    once, twice = step(repeats, layout), step(apart, layout)
+    for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.WEIGHT_GRAD):
+        assert flops(works(once, phase), "") == flops(works(twice, phase), "")
+    reduced, more = (
+        sum(op.collective.num_bytes for op in built.iteration.comms if op.name.endswith(".scatter"))
+        for built in (once, twice)
+    )
+    experts = repeats.params_of(repeats.mtp_kinds[-1]).experts  # on eight ranks alone: none travels
+    assert more - reduced == 4 * (repeats.mtp_params - experts)
+    updates = [op.name for op in once.iteration.ops if op.name.endswith(".update")]
+    assert len(updates) == len(set(updates))
+    (stage,), (apart_stage,) = plan_stages(repeats, layout), plan_stages(apart, layout)
+    assert apart_stage.num_params - stage.num_params == repeats.mtp_params - experts + experts // 8
+    gradients = [op for op in once.iteration.computations if op.name.endswith(("layer2.qkv_w", "layer4.qkv_w"))]
+    first, second = sorted(gradients[:2], key=lambda op: op.name)
+    assert second.name in first.deps  # the later prediction's backward comes first, and what it made is added to
+
+
+def test_attention_without_positions_turns_nothing() -> None:
+    model = replace(load_model("nemotron-3-nano-30b-a3b"), num_layers=1, pattern="attention experts mamba")
+    assert not [name for name in works(step(model)) if "rotary" in name]
+    assert [name for name in works(step(replace(model, rotary=True))) if "rotary" in name]

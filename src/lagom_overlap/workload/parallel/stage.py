@@ -77,11 +77,12 @@ def plan_stages(model: TransformerModel, layout: ParallelLayout) -> tuple[StageP
     for rank in range(layout.pipeline):
         first, last = rank == 0, rank == layout.pipeline - 1
         held = chunks[rank :: layout.pipeline]
-        kinds = [model.kind_of(layer) for layers in held for layer in layers]
+        own_end = model.num_layers + model.num_mtp_held * len(model.mtp_kinds)
+        kinds = [model.kind_of(layer) for layers in held for layer in layers if layer < own_end]
         in_layers = sum(sizes[kind] for kind in kinds)
         params = in_layers
         if last and model.mtp_layers:
-            params += model.mtp_layers * mtp_params_per_gpu(model, layout)
+            params += model.num_mtp_held * mtp_params_per_gpu(model, layout)
             params += 0 if first or model.tied_embeddings else table
         params += (table + model.learned_positions * model.hidden) * first
         params += (0 if model.tied_embeddings and first else table) * last
@@ -91,7 +92,7 @@ def plan_stages(model: TransformerModel, layout: ParallelLayout) -> tuple[StageP
             StagePlan(
                 rank=rank,
                 layers_per_chunk=max(len(layers) for layers in held),
-                num_layers=len(kinds),
+                num_layers=sum(len(layers) for layers in held),
                 chunks=held,
                 has_embedding=first,
                 has_head=last,

@@ -133,6 +133,7 @@ class _Build:
         ops = layers[layer] = _OPS.get(kind.mixer, LayerOps)(
             self.graph, self.shape, layer=layer, batch=batch, weights=chunk.weights[layer], kind=kind
         )
+        ops.silent = chunk.silent_in(layer)
         self._announce(ops, units, batch)
         made = ops.forward(x)
         self._issuer.after_forward(units)

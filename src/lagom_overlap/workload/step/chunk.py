@@ -26,18 +26,20 @@ class Chunk:
         self.head = Weight("logits", model.hidden, table) if self.is_last else None
         joint = shape.joint_products
         self.kinds = {layer: model.kind_of(layer) for layer in layers}
-        self.weights = {
-            layer: layer_weights(model, shape.layout, kind, joint=joint) for layer, kind in self.kinds.items()
-        }
         each = len(model.mtp_kinds) if depths else 0
         first = model.num_layers
         self.mtp_layers = [range(first + depth * each, first + (depth + 1) * each) for depth in depths]
-        self.mtp_units = [mtp_unit(model, shape.layout, depth) for depth in depths]
         self.own_layers = [layer for layer in layers if layer < first]
-        self.units = {
-            layer: layer_units(model, shape.layout, layer, list(weights.values()), shape.unit)
-            for layer, weights in self.weights.items()
-        }
+        self.weights: dict[int, dict[str, Weight]] = {}
+        self.units: dict[int, list[ParamUnit]] = {}
+        for layer, kind in self.kinds.items():
+            if model.mtp_repeats and layer >= first + each:  # the first prediction's again
+                self.weights[layer], self.units[layer] = self.weights[layer - each], self.units[layer - each]
+                continue
+            self.weights[layer] = layer_weights(model, shape.layout, kind, joint=joint)
+            self.units[layer] = layer_units(model, shape.layout, layer, list(self.weights[layer].values()), shape.unit)
+        held = [mtp_unit(model, shape.layout, depth) for depth in depths[: model.num_mtp_held]]
+        self.mtp_units = held * len(depths) if model.mtp_repeats else held
         self.tables = table_units(
             model,
             shape.layout,
@@ -63,7 +65,7 @@ class Chunk:
         return [unit for unit in self.tables if self.head in unit.weights]
 
     def silent(self, depth: int | None) -> frozenset[str]:
-        """Tables whose gradients others add to later: of prediction `depth`, or of the model's own ends (None).
+        """Matrices whose gradients others add to later: of prediction `depth`, or of the model's own ends (None).
 
         Backward begins with the model's own head and goes through the predictions from the last; the embedding of the
         model's start comes last of all.
@@ -73,10 +75,18 @@ class Chunk:
             names.add("logits")
         if depth is not None and (depth > 0 or self.is_first):
             names.add("embed")
+        if depth and self.mtp_units[depth] is self.mtp_units[0]:
+            names.add("mtp_proj")
         return frozenset(names)
+
+    def silent_in(self, layer: int) -> frozenset[str]:
+        """The same of a layer: all of one that an earlier prediction runs too, whose backward comes later."""
+        numbers = [number for number, units in self.units.items() if units is self.units[layer]]
+        return frozenset(self.weights[layer]) if layer != numbers[0] else frozenset()
 
     def in_order(self) -> list[ParamUnit]:
         """The units in the order of forward; a tied table comes first."""
         inner = [unit for units in self.units.values() for unit in units]
         last = [unit for unit in self.of_head() if unit not in self.of_embed()]
-        return [*self.of_embed(), *inner, *self.mtp_units, *last]
+        found = [*self.of_embed(), *inner, *self.mtp_units, *last]
+        return list({unit.key: unit for unit in found}.values())

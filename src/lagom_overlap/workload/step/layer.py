@@ -3,51 +3,20 @@
 In backward with sequence parallelism the layer's input is gathered again during the product for the input's gradient,
 and that gradient's reduce-scatter runs during the product for the weight's (Megatron-LM,
 `linear_with_grad_accumulation_and_async_allreduce`). With a shared MLP, experts and it are computed in turn.
-
-Bytes are counted as in `operators`, dropout's 1-byte mask among them. Without flash attention the scores exist in
-memory: Megatron's fused scale-mask-softmax needs batch x heads per GPU to be a multiple of 4 (`fused_softmax.py`);
-otherwise five kernels in FP32 take its place.
 """
 
 from collections.abc import Sequence
-from typing import Final
 
-from lagom_overlap.collective import CollectiveKind
-from lagom_overlap.workload.layer_kinds import LayerKind, Mixer, Mlp
-from lagom_overlap.workload.ops import FLASH_BACKWARD_PASSES, Attention, Gemm, Phase
+from lagom_overlap.workload.layer_kinds import Mixer, Mlp
 from lagom_overlap.workload.parallel.layout import Recompute, RecomputeModule
-from lagom_overlap.workload.step.axes import (
-    attention_axes,
-)
+from lagom_overlap.workload.step.attention import AttentionOps
 from lagom_overlap.workload.step.experts import ExpertOps
-from lagom_overlap.workload.step.graph import StepGraph
-from lagom_overlap.workload.step.groups import CONTEXT
-from lagom_overlap.workload.step.operators import BACKWARD, FORWARD, WEIGHT, StepShape
-from lagom_overlap.workload.step.units import Weight
+from lagom_overlap.workload.step.operators import BACKWARD, FORWARD, WEIGHT
 from lagom_overlap.workload.streams import COMPUTE
 
-SOFTMAX_FUSION_MULTIPLE: Final = 4
-WINDOW_TILE: Final = 128
-"""Keys of a tile of flash attention: a tile of as many queries meets those of its window and one further tile."""
 
-
-class LayerOps(ExpertOps):
+class LayerOps(AttentionOps, ExpertOps):
     """The operators of a layer of a kind; its mixer is attention of whole or windowed sequences, or none."""
-
-    def __init__(
-        self,
-        graph: StepGraph,
-        shape: StepShape,
-        *,
-        layer: int,
-        batch: int,
-        weights: dict[str, Weight],
-        kind: LayerKind,
-    ) -> None:
-        super().__init__(graph, shape, layer=layer, batch=batch, weights=weights)
-        self._kind = kind
-        self._head_dim = self._value_dim = shape.model.head_dim
-        self._entry = next(iter(weights))
 
     def forward(self, x: str) -> str:
         """The layer's output; "" if it is recomputed for backward alone, which needs what its products read."""
@@ -145,110 +114,6 @@ class LayerOps(ExpertOps):
         shape, kernels = (self._rows, self._model.hidden), self._shape.traffic.norm[0]
         return self._run(part, (source,), kernels, shape, FORWARD, also=self._around(self._entry, FORWARD))
 
-    def _rotary(self, part: str, source: str, phase: Phase) -> str:
-        """Queries and keys turned by their position, where positions are not learned."""
-        if self._model.learned_positions:
-            return source
-        columns = (self._heads + self._kv_heads) * self._model.head_dim
-        kernels = self._shape.traffic.rotary[phase is not FORWARD]
-        return self._run(part, (source,), kernels, (self._tokens, columns), phase)
-
-    def _attention(self, part: str, sources: Sequence[str], passes: float, phase: Phase) -> str:
-        batch = self._layout.micro_batch
-        work = Attention(
-            batch=batch,
-            num_heads=self._heads,
-            seq_len=self._shape.seq_len,
-            head_dim=self._head_dim,
-            passes=passes * self._share_seen / self._layout.context,
-            element_bytes=self._element_bytes,
-        )
-        moved = self._travel(part, sources[0], phase)
-        spec = attention_axes(sources, self._heads, batch, not self._layout.sequence_parallel)
-        self.made[part] = self._graph.comp(self._name(part), work, self._origin(phase, part), (), shards=spec)
-        self._graph.hold_back(COMPUTE, moved)
-        return self._merged(part, phase)
-
-    @property
-    def _share_seen(self) -> float:
-        """Of the products of causal attention those that are made: kernels run whole tiles of keys in a window."""
-        seq_len = self._shape.seq_len
-        if self._kind.mixer is not Mixer.WINDOW:
-            return 1.0
-        tiles = -(-self._model.window // WINDOW_TILE) + 1
-        return min(1.0, 2 * tiles * WINDOW_TILE / seq_len)
-
-    def _merged(self, part: str, phase: Phase) -> str:
-        """The sum of a ring's steps, where each is an attention of its own."""
-        ring, further = self._shape.ring, self._layout.context - 1
-        if ring is None or not further:
-            return self.made[part]
-        columns = self._heads * self._value_dim
-        num_bytes = ring.merge_bytes[phase is not FORWARD] * further * self._tokens * columns
-        source, kernels = self.made[part], 4 * further
-        self.made[part] = self._touch(
-            f"{part}_merge", (source,), num_bytes, (self._tokens, columns), phase, num_launches=kernels
-        )
-        return self.made[part]
-
-    def _travel(self, part: str, source: str, phase: Phase) -> list[str]:
-        """Keys and values of all context ranks, and in backward their gradients: a ring hidden behind the attention."""
-        if self._layout.context == 1:
-            return []
-        ring, context = self._shape.ring, self._layout.context
-        heads = self._kv_heads if ring is None else self._heads
-        elements = 2 * heads * self._head_dim * self._tokens
-        num_bytes = elements * context * self._element_bytes * (2 if ring is None and phase is BACKWARD else 1)
-        call = self._shape.groups.collective(CollectiveKind.ALL_GATHER, num_bytes, CONTEXT)
-        origin = self._origin(phase, f"{part}_keys")
-        moved = [self._graph.comm(self._name(f"{part}_keys"), call, CONTEXT, origin=origin, deps=(source,))]
-        if ring is None:
-            return moved
-        if phase is BACKWARD:
-            call = self._shape.groups.collective(CollectiveKind.SEND_RECV, 4 * elements, CONTEXT)
-            for step in range(context):
-                name = self._name(f"{part}_keys_d{step}")
-                moved.append(self._graph.comm(name, call, CONTEXT, origin=origin, deps=(source,)))
-        if not ring.waits:
-            return moved
-        self._graph.hold_back(COMPUTE, moved)
-        return []
-
-    def _batched(self, part: str, sources: Sequence[str], columns: int, depth: int, phase: Phase) -> str:
-        """A product of every head; none that a planner can cut."""
-        batch = self._layout.micro_batch * self._heads
-        work = Gemm(self._shape.seq_len, columns, depth, self._element_bytes, batch)
-        self.made[part] = self._graph.comp(self._name(part), work, self._origin(phase, part), sources)
-        return self.made[part]
-
-    def _scores_touch(
-        self, part: str, sources: Sequence[str], per_score: int, phase: Phase, num_launches: int = 1
-    ) -> str:
-        s = self._shape.seq_len
-        shape = (self._layout.micro_batch * self._heads * s, s)
-        return self._touch(part, sources, per_score * shape[0] * s, shape, phase, num_launches=num_launches)
-
-    @property
-    def _softmax_is_fused(self) -> bool:
-        return self._layout.micro_batch * self._heads % SOFTMAX_FUSION_MULTIPLE == 0
-
-    def _core(self, qkv: str) -> str:
-        """The attention itself, between the projections."""
-        turned = self._rotary("rotary", qkv, FORWARD)
-        if self._layout.flash_attention:
-            return self._attention("attention", (turned,), 1.0, FORWARD)
-        s, d = self._shape.seq_len, self._model.head_dim
-        scores = self._batched("scores", (turned,), s, d, FORWARD)
-        fused = self._softmax_is_fused
-        softmax = self._scores_touch("softmax", (scores,), 4 if fused else 34, FORWARD, 1 if fused else 5)
-        if self._model.dropout:
-            softmax = self._scores_touch("dropout", (softmax,), 5, FORWARD)
-        context = self._batched("context", (softmax, turned), d, s, FORWARD)
-        columns = self._heads * d
-        shape = (self._tokens, columns)
-        self.made["attention"] = self._touch("permute_heads", (context,), 4 * self._tokens * columns, shape, FORWARD)
-        return self.made["attention"]
-
     def _mlp_act(self, norm2: str) -> str:
         up = self._entering("mlp_gather", "up", norm2)
         return self._act("act", (up,), self._tokens, self._weights["down"].inputs, FORWARD)
@@ -308,37 +173,6 @@ class LayerOps(ExpertOps):
         if part != "residual2" or self._kind.mlp is not Mlp.EXPERTS:  # experts have their own
             self._bias_gradient(part, gradient, self._model.hidden, self._rows)
         return gradient
-
-    def _core_backward(self, out_d: str) -> str:
-        """The gradient of the joint projection's output."""
-        made, d, s = self.made, self._model.head_dim, self._shape.seq_len
-        qkv = made.get("rotary", made["qkv"])
-        columns = self._weights["qkv"].outputs
-        if self._layout.flash_attention:
-            whole = self._attention("attention_d", (out_d, qkv), FLASH_BACKWARD_PASSES, BACKWARD)
-            turned = self._rotary("rotary_d", whole, BACKWARD)
-            return turned if self._weights["qkv"].parts else self._join(turned, columns)
-        rows = (self._tokens, self._heads * d)
-        permuted = self._touch("permute_heads_d", (out_d,), 4 * rows[0] * rows[1], rows, BACKWARD)
-        weights = made["dropout"] if self._model.dropout else made["softmax"]
-        scores_d = self._batched("context_d", (permuted, qkv), s, d, BACKWARD)
-        value_d = self._batched("context_v_d", (permuted, weights), d, s, BACKWARD)
-        if self._model.dropout:
-            scores_d = self._scores_touch("dropout_d", (scores_d,), 5, BACKWARD)
-        fused = self._softmax_is_fused
-        scores_d = self._scores_touch(
-            "softmax_d", (scores_d, made["softmax"]), 6 if fused else 34, BACKWARD, 1 if fused else 4
-        )
-        query_d = self._batched("scores_d", (scores_d, qkv), d, s, BACKWARD)
-        key_d = self._batched("scores_k_d", (scores_d, qkv), d, s, BACKWARD)
-        turned = self._rotary("rotary_d", query_d, BACKWARD)
-        if self._weights["qkv"].parts:
-            return self._graph.together((key_d, value_d, turned))
-        return self._join(turned, columns, (key_d, value_d))
-
-    def _join(self, source: str, columns: int, also: Sequence[str] = ()) -> str:
-        shape = (self._tokens, columns)
-        return self._touch("qkv_join", (source,), 4 * self._tokens * columns, shape, BACKWARD, also=also)
 
     def _column_backward(self, name: str, gradient: str, saved: str, columns: int = 0) -> str:
         """Backward of a column-parallel product: the input's gradient, its sum over ranks, the weight's gradient."""
