@@ -7,7 +7,7 @@ import pytest
 
 from lagom_overlap.collective import Collective, CollectiveKind, distinct
 from lagom_overlap.errors import JobError
-from lagom_overlap.workload import CommOp, MemoryBound
+from lagom_overlap.workload import CommOp, Gemm, MemoryBound
 from lagom_overlap.workload.issued import IssuedStep
 from lagom_overlap.workload.models import load_model
 from lagom_overlap.workload.ops import Access
@@ -149,3 +149,32 @@ def test_comms_of_a_merged_dispatcher_are_all_to_alls_of_the_expert_group() -> N
     ]
     assert [op.name.rpartition(".")[2] for op in comms] == ["dispatch", "combine", "combine_d", "dispatch_d"]
     assert {op.collective.kind for op in comms} == {CollectiveKind.ALL_TO_ALL}
+
+
+def test_tensor_parallelism_shares_out_the_products_of_experts_whole_or_cut() -> None:
+    def expert_flops(layout: ParallelLayout) -> float:
+        step = build_step(QWEN, layout, seq_len=SEQ, rules=load_rules("megatron"))
+        products = [op for op in step.iteration.computations if isinstance(op.work, Gemm) and ".expert_" in op.name]
+        return sum(op.work.flops for op in products if isinstance(op.work, Gemm))
+
+    cut = ParallelLayout(data=4, tensor=2, expert=4, global_batch=4, sequence_parallel=True)
+    alone = expert_flops(replace(LAYOUT, data=4, expert=4, global_batch=4))
+    assert expert_flops(cut) * 2 == pytest.approx(alone)
+    assert expert_flops(replace(cut, expert=8, whole_experts=True)) * 2 == pytest.approx(alone)
+
+
+def test_experts_that_are_cut_gather_and_scatter_the_rows_of_their_ranks() -> None:
+    cut = ParallelLayout(data=4, tensor=2, expert=4, global_batch=4, sequence_parallel=True)
+    step = build_step(QWEN, cut, seq_len=SEQ, rules=load_rules("megatron"))
+    found = {
+        op.name.rpartition(".")[2]: (op.collective.kind, op.collective.num_bytes)
+        for op in step.iteration.comms
+        if op.communicator == "tp" and ("dispatch" in op.name or "combine" in op.name)
+    }
+    num_bytes = ROWS * QWEN.hidden * 2
+    assert found == {
+        "dispatch_gather": (CollectiveKind.ALL_GATHER, num_bytes),
+        "combine_scatter": (CollectiveKind.REDUCE_SCATTER, num_bytes),
+        "combine_d_gather": (CollectiveKind.ALL_GATHER, num_bytes),
+        "dispatch_d_scatter": (CollectiveKind.REDUCE_SCATTER, num_bytes),
+    }

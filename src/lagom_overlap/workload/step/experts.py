@@ -12,6 +12,8 @@ Megatron-LM's dispatchers (core_v0.15.0 and v0.16.0, `transformer/moe/token_disp
 - `merged` (DeepEP, HybridEP): the sending kernel permutes; a rank gets a token once, copies it to the rows of its
   experts, padded, and adds those up on the way back.
 
+Where tensor parallelism cuts experts, its ranks gather their rows before them and scatter the sums after them.
+
 Departures: rows are spread evenly; the probabilities that travel next to the rows (4 bytes each) are left out.
 """
 
@@ -22,7 +24,7 @@ from lagom_overlap.collective import CollectiveKind, distinct
 from lagom_overlap.workload.ops import Access, Phase
 from lagom_overlap.workload.parallel.layout import Dispatcher
 from lagom_overlap.workload.step.axes import moved_axes
-from lagom_overlap.workload.step.groups import EXPERTS
+from lagom_overlap.workload.step.groups import EXPERTS, TENSOR
 from lagom_overlap.workload.step.operators import BACKWARD, FORWARD, WEIGHT, StepOps
 from lagom_overlap.workload.streams import COMPUTE
 
@@ -44,6 +46,11 @@ class ExpertOps(StepOps):
     def _routed(self) -> int:
         """Rows that this rank sends to experts, and gets."""
         return self._tokens * self._model.experts_per_token // self._layout.tensor
+
+    @property
+    def _met(self) -> int:
+        """Rows that this rank's experts see: where tensor parallelism cuts experts, those of all its ranks."""
+        return self._routed * self._layout.expert_tensor
 
     @property
     def _visits(self) -> float:
@@ -80,6 +87,27 @@ class ExpertOps(StepOps):
         if self._batch:
             self._graph.hold_back(COMPUTE, [f"mb{self._batch - 1}.{name.partition('.')[2]}"])
         return source
+
+    def _over_tensor(self, part: str, kind: CollectiveKind, source: str, phase: Phase) -> str:
+        """Before experts that are cut the rows of all tensor-parallel ranks; after them the sums, scattered."""
+        if self._layout.expert_tensor == 1:
+            return source
+        num_bytes = self._met * self._model.expert_width * self._element_bytes
+        call = self._shape.groups.collective(kind, num_bytes, TENSOR)
+        name = self._graph.comm(self._name(part), call, TENSOR, origin=self._origin(phase, part), deps=(source,))
+        self._graph.hold_back(COMPUTE, [name])
+        return name
+
+    def _arrived(self, part: str, source: str, phase: Phase) -> str:
+        """Rows after their all-to-all, at the experts that they are meant for."""
+        arrived = self._exchange(part, source, phase)
+        return self._over_tensor(f"{part}_gather", CollectiveKind.ALL_GATHER, arrived, phase)
+
+    def _returned(self, part: str, source: str, phase: Phase) -> str:
+        """Rows after their all-to-all, at the ranks that they came from."""
+        return self._exchange(
+            part, self._over_tensor(f"{part}_scatter", CollectiveKind.REDUCE_SCATTER, source, phase), phase
+        )
 
     def _act(self, part: str, sources: Sequence[str], rows: int, width: int, phase: Phase) -> str:
         gated = self._model.gated
@@ -127,16 +155,18 @@ class ExpertOps(StepOps):
         if not self._shape.mixture.fuses_moves or self._model.num_experts == self._layout.expert:
             return source
         if self._merges:
-            return self._moved_rows(part, (source,), 2 * (self._visits + self._routed), phase, 2)
+            return self._moved_rows(
+                part, (source,), 2 * (self._visits * self._layout.expert_tensor + self._met), phase, 2
+            )
         launches = 2 if phase is FORWARD and self._layout.dispatcher is Dispatcher.ALL_TO_ALL else 1
-        return self._moved_rows(part, (source,), _COPY_BYTES * self._routed, phase, launches)
+        return self._moved_rows(part, (source,), _COPY_BYTES * self._met, phase, launches)
 
     def _padded(self, part: str, source: str, phase: Phase) -> str:
         """Rows of each expert padded to what products in FP8 need, or the padding taken away."""
         pads = self._shape.mixture.fuses_moves and self._layout.dispatcher is Dispatcher.ALL_TO_ALL
         if not pads or not self._shape.precision.products.is_fp8:
             return source
-        return self._moved_rows(part, (source,), _COPY_BYTES * self._routed, phase, 2)
+        return self._moved_rows(part, (source,), _COPY_BYTES * self._met, phase, 2)
 
     def _top_k(self, part: str, source: str, phase: Phase) -> str:
         experts = self._model.num_experts
@@ -169,35 +199,34 @@ class ExpertOps(StepOps):
 
     def _experts(self, norm2: str) -> str:
         """What the experts make of the tokens."""
-        routed, width = self._routed, self._weights["expert_down"].inputs
+        met, width = self._met, self._weights["expert_down"].inputs
         router = self._top_k("top_k", self._product("router", norm2, self._rows), FORWARD)
-        arrived = self._exchange(
-            "dispatch", self._permuted("permute", (self._narrowed(norm2), router), FORWARD), FORWARD
-        )
+        rows = self._permuted("permute", (self._narrowed(norm2), router), FORWARD)
+        arrived = self._arrived("dispatch", rows, FORWARD)
         sent = self._padded("pad", self._sorted("sort", arrived, FORWARD), FORWARD)
-        up = self._product("expert_up", sent, routed)
-        act = self._act("expert_act", (up,), routed, width, FORWARD)
-        down = self._padded("unpad", self._product("expert_down", act, routed), FORWARD)
-        back = self._exchange("combine", self._sorted("unsort", down, FORWARD), FORWARD)
+        up = self._product("expert_up", sent, met)
+        act = self._act("expert_act", (up,), met, width, FORWARD)
+        down = self._padded("unpad", self._product("expert_down", act, met), FORWARD)
+        back = self._returned("combine", self._sorted("unsort", down, FORWARD), FORWARD)
         self.made["sent"] = sent
         return self._widened(self._unpermuted("unpermute", (back, router), FORWARD))
 
     def _experts_backward(self, gradient: str) -> tuple[str, str]:
         """The gradients of the experts' and of the router's input."""
-        made, routed = self.made, self._routed
+        made, met = self.made, self._met
         width, norm2 = self._weights["expert_down"].inputs, made.get("norm2") or made["norm"]
         spread = self._unpermuted("unpermute_d", (self._widened_backward(gradient), made["top_k"]), BACKWARD)
-        arrived = self._exchange("combine_d", spread, BACKWARD)
+        arrived = self._arrived("combine_d", spread, BACKWARD)
         sent = self._padded("unpad_d", self._sorted("unsort_d", arrived, BACKWARD), BACKWARD)
-        down_d = self._data_gradient("expert_down", sent, routed)
-        act_d = self._act("expert_act_d", (down_d, made["expert_up"]), routed, width, BACKWARD)
-        up_d = self._data_gradient("expert_up", act_d, routed)
-        self._bias_gradient("expert_down", sent, self._model.expert_width, routed)
-        self._bias_gradient("expert_up", act_d, self._weights["expert_up"].outputs, routed)
-        self._weight_gradient("expert_down", made["expert_act"], sent, routed)
-        self._weight_gradient("expert_up", made["sent"], act_d, routed)
+        down_d = self._data_gradient("expert_down", sent, met)
+        act_d = self._act("expert_act_d", (down_d, made["expert_up"]), met, width, BACKWARD)
+        up_d = self._data_gradient("expert_up", act_d, met)
+        self._bias_gradient("expert_down", sent, self._model.expert_width, met)
+        self._bias_gradient("expert_up", act_d, self._weights["expert_up"].outputs, met)
+        self._weight_gradient("expert_down", made["expert_act"], sent, met)
+        self._weight_gradient("expert_up", made["sent"], act_d, met)
         leaving = self._sorted("sort_d", self._padded("pad_d", up_d, BACKWARD), BACKWARD)
-        back = self._exchange("dispatch_d", leaving, BACKWARD)
+        back = self._returned("dispatch_d", leaving, BACKWARD)
         merged = self._narrowed_backward(self._permuted("permute_d", (back,), BACKWARD), norm2)
         scores = self._top_k("top_k_d", spread, BACKWARD)
         router_d = self._data_gradient("router", scores, self._rows)
