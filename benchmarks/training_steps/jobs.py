@@ -241,6 +241,7 @@ def _megatron(row: Row) -> StepCase:
         tables_as_layers=uneven and tables % parts == 0,
         overlap_experts=expert > 1 and recipe.overlaps_experts and row.needed_count("global_batch") > per_turn,
         dispatcher=recipe.dispatcher if expert > 1 else Dispatcher.ALL_TO_ALL,
+        fused_experts=recipe.fused_experts and model.num_experts > 0,
     )
     return StepCase(
         line=row.line,

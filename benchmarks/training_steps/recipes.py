@@ -18,7 +18,8 @@ How tokens travel is `moe_flex_dispatcher_backend` (`flex_dispatcher_backend.py`
 from Ampere on): see `_dispatcher_of`. Where tokens are dropped (25.09, `apply_moe_token_drop`), experts have a
 capacity; Qwen3-30B's whole layers are then CUDA graphs on Blackwell (`cuda_graphs` of
 `qwen3_30b_a3b_llm_pretrain.yaml`). Qwen3-30B on H100 overlaps its all-to-alls up to 26.02.01. CUDA graphs of parts
-(`attn`, `moe_router`, `moe_preprocess`) are not modelled, graphs of whole iterations are.
+(`attn`, `moe_router`, `moe_preprocess`) are not modelled, graphs of whole iterations are. Where those are, experts are
+fused, too (`cutedsl_fused_grouped_mlp`); attention in FP8 (`fp8_dot_product_attention`) is not modelled.
 """
 
 from collections.abc import Sequence
@@ -37,6 +38,7 @@ class Recipe:
 
     overlaps_experts: bool = False
     graphed: bool = False
+    fused_experts: bool = False
     dispatcher: Dispatcher = Dispatcher.ALL_TO_ALL
     again: tuple[RecomputeModule, ...] = ()
     overlaps_tensor: bool = True
@@ -53,8 +55,8 @@ _DEEPSEEK: tuple[tuple[Release, tuple[str, ...], Recipe], ...] = (
     ((26, 2, 0), ("gb300", "gb200", "b300", "b200"), Recipe(again=(_UP,))),
     ((26, 4, 0), ("gb200",), Recipe(again=(_MLP,))),
     ((26, 4, 1), ("b200",), Recipe(again=(_UP, _MLP), overlaps_experts=True)),
-    ((26, 6, 0), ("gb300",), Recipe(overlaps_experts=True, graphed=True)),
-    ((26, 6, 0), ("gb200",), Recipe(again=(_UP,), overlaps_experts=True, graphed=True)),
+    ((26, 6, 0), ("gb300",), Recipe(overlaps_experts=True, graphed=True, fused_experts=True)),
+    ((26, 6, 0), ("gb200",), Recipe(again=(_UP,), overlaps_experts=True, graphed=True, fused_experts=True)),
 )
 """From a release on, until a later line of the same GPU."""
 _NEMOTRON_NANO = {"h100": Recipe(again=(_MOE, _NORM, RecomputeModule.CORE_ATTN, _ACT))}
@@ -109,7 +111,7 @@ def _switches(model: TransformerModel, release: Release | None, gpu: str, precis
     if release is None:
         return Recipe()
     if model.name.startswith("qwen3") and release >= _QWEN_LATE and precision in ("mxfp8", "fp8-mx"):
-        return Recipe(overlaps_experts=True, graphed=True)  # commit 55443cb3, June 2026
+        return Recipe(overlaps_experts=True, graphed=True, fused_experts=True)  # commit 55443cb3, June 2026
     if model.name == "qwen3-30b-a3b":
         return Recipe(overlaps_experts=gpu == "h100" and _BRIDGE <= release <= _MERGED_EVERYWHERE)
     if model.name in _LAID_OUT:
@@ -117,7 +119,9 @@ def _switches(model: TransformerModel, release: Release | None, gpu: str, precis
         return replace(found, reduction=DType.BF16, overlaps_tensor=False)
     if model.name == "gpt-oss-120b":
         late = release >= _QWEN_LATE and precision in ("mxfp8", "fp8-mx") and gpu in ("gb200", "gb300")
-        found = Recipe(overlaps_experts=True, graphed=True) if late else _last(_GPT_OSS, release, gpu)
+        found = (
+            Recipe(overlaps_experts=True, graphed=True, fused_experts=True) if late else _last(_GPT_OSS, release, gpu)
+        )
         return replace(found, reduction=DType.BF16)
     if model.name == "qwen3-235b-a22b":
         return _last(_QWEN_235B, release, gpu)

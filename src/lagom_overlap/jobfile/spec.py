@@ -103,6 +103,7 @@ class ParallelTable(Spec, frozen=True):
     tables_as_layers: bool = False
     overlap_experts: bool = False
     dispatcher: Dispatcher = Dispatcher.ALL_TO_ALL
+    fused_experts: bool = False
     cuda_graph: bool = False
     recompute_modules: Annotated[list[RecomputeModule], Meta(max_length=16)] = []
     pipeline_layout: Annotated[str, Meta(max_length=4096)] = ""

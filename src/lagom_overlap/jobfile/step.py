@@ -110,6 +110,7 @@ def layout_of(parallel: ParallelTable) -> ParallelLayout:
         tables_as_layers=parallel.tables_as_layers,
         overlap_experts=parallel.overlap_experts,
         dispatcher=parallel.dispatcher,
+        fused_experts=parallel.fused_experts,
         recompute_modules=tuple(parallel.recompute_modules),
         pipeline_layout=parallel.pipeline_layout,
         whole_experts=parallel.whole_experts,

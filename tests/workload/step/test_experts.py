@@ -178,3 +178,13 @@ def test_experts_that_are_cut_gather_and_scatter_the_rows_of_their_ranks() -> No
         "combine_d_gather": (CollectiveKind.ALL_GATHER, num_bytes),
         "dispatch_d_scatter": (CollectiveKind.REDUCE_SCATTER, num_bytes),
     }
+
+
+def test_fused_experts_leave_out_the_activation_and_its_casts() -> None:
+    def names(layout: ParallelLayout) -> set[str]:
+        step = built(Dispatcher.MERGED, MXFP8, layout)
+        return {op.name.rpartition(".")[2] for op in step.iteration.computations if op.origin.layer is not None}
+
+    gone = names(LAYOUT) - names(replace(LAYOUT, fused_experts=True))
+    assert gone == {"expert_act", "expert_act_d", "expert_down_cast", "expert_up_cast_d"}
+    assert names(replace(LAYOUT, fused_experts=True)) < names(LAYOUT)

@@ -82,7 +82,8 @@ class ParallelLayout:
     results travel to its neighbours (interleaved only). With `tables_as_layers` embedding and head count as a layer
     each where a pipeline is cut: its first and last model chunk have one layer fewer. `overlap_experts` runs a
     micro-batch's all-to-alls behind the computations of another one (Megatron-LM's --overlap-moe-expert-parallel-comm).
-    `dispatcher` is how tokens reach their experts.
+    `dispatcher` is how tokens reach their experts. `fused_experts`: one kernel for all experts, whose epilogue is the
+    activation and its cast (Transformer Engine's grouped MLP).
     `recompute_modules` are what selective recomputation computes again (none: the attention's core, where it is not
     flash attention). `pipeline_layout` says which layers each model chunk has (`pipeline_layout`; "": as many each).
     `whole_experts`: tensor parallelism does not cut experts, its ranks are expert parallelism's too
@@ -113,6 +114,7 @@ class ParallelLayout:
     tables_as_layers: bool = False
     overlap_experts: bool = False
     dispatcher: Dispatcher = Dispatcher.ALL_TO_ALL
+    fused_experts: bool = False
     recompute_modules: tuple[RecomputeModule, ...] = ()
     pipeline_layout: str = ""
     whole_experts: bool = False
@@ -327,6 +329,8 @@ def check_model(model: TransformerModel, layout: ParallelLayout, seq_len: int) -
         raise JobError(f"parallel.context is {layout.context}, must divide seq_len ({seq_len})")
     if layout.sequence_parallel and seq_len // layout.context % layout.tensor:
         raise JobError(f"parallel.tensor is {layout.tensor}, must divide seq_len ({seq_len}) for sequence parallelism")
+    if layout.fused_experts and not model.num_experts:
+        raise JobError(f"parallel.fused_experts is true, must be false: model {model.name!r} has no experts")
     if layout.expert > 1 and not model.num_experts:
         raise JobError(f"parallel.expert is {layout.expert}, must be 1: model {model.name!r} has no experts")
     if layout.expert > 1 and model.num_experts % layout.expert:

@@ -12,6 +12,9 @@ Megatron-LM's dispatchers (core_v0.15.0 and v0.16.0, `transformer/moe/token_disp
 - `merged` (DeepEP, HybridEP): the sending kernel permutes; a rank gets a token once, copies it to the rows of its
   experts, padded, and adds those up on the way back.
 
+Transformer Engine's fused grouped MLP (`fused_experts`; CuTe DSL kernels, Megatron-Bridge's recipes from 26.06) makes
+the activation, its gradient and their casts in the epilogues of the products before them, of all experts at once.
+
 Where tensor parallelism cuts experts, its ranks gather their rows before them and scatter the sums after them.
 
 Departures: rows are spread evenly; the probabilities that travel next to the rows (4 bytes each) are left out.
@@ -205,7 +208,8 @@ class ExpertOps(StepOps):
         arrived = self._arrived("dispatch", rows, FORWARD)
         sent = self._padded("pad", self._sorted("sort", arrived, FORWARD), FORWARD)
         up = self._product("expert_up", sent, met)
-        act = self._act("expert_act", (up,), met, width, FORWARD)
+        act = up if self._layout.fused_experts else self._act("expert_act", (up,), met, width, FORWARD)
+        self.made["expert_act"] = act
         down = self._padded("unpad", self._product("expert_down", act, met), FORWARD)
         back = self._returned("combine", self._sorted("unsort", down, FORWARD), FORWARD)
         self.made["sent"] = sent
@@ -219,7 +223,9 @@ class ExpertOps(StepOps):
         arrived = self._arrived("combine_d", spread, BACKWARD)
         sent = self._padded("unpad_d", self._sorted("unsort_d", arrived, BACKWARD), BACKWARD)
         down_d = self._data_gradient("expert_down", sent, met)
-        act_d = self._act("expert_act_d", (down_d, made["expert_up"]), met, width, BACKWARD)
+        act_d = down_d
+        if not self._layout.fused_experts:
+            act_d = self._act("expert_act_d", (down_d, made["expert_up"]), met, width, BACKWARD)
         up_d = self._data_gradient("expert_up", act_d, met)
         self._bias_gradient("expert_down", sent, self._model.expert_width, met)
         self._bias_gradient("expert_up", act_d, self._weights["expert_up"].outputs, met)

@@ -33,6 +33,8 @@ from lagom_overlap.workload.streams import COMPUTE
 _NEVER_CAST: Final = ("router", "logits")
 _GATHERED: Final = {Phase.FORWARD: ("qkv", "up", "mamba_in"), Phase.BACKWARD: ("out", "down")}
 """Matrices whose operand sequence parallelism gathers: inputs of column-parallel, gradients of row-parallel ones."""
+_CAST_BEFORE: Final = (("expert_down", Phase.FORWARD), ("expert_up", Phase.BACKWARD))
+"""What fused experts get cast from the product before; the matrix, which is cast once a step, is left out with it."""
 _TURN_BYTES: Final = 2
 """Per FP8 element of a copy by columns."""
 _MAIN_GRADIENT_BYTES: Final = 8
@@ -129,7 +131,7 @@ class StepOps:
 
     def _kernels(self, weight: Weight) -> int:
         """Launches of what every matrix of a weight or of one of its parts needs once: one, or one each."""
-        return weight.num_matrices if self._shape.mixture.apart else 1
+        return weight.num_matrices if self._shape.mixture.apart and not self._layout.fused_experts else 1
 
     def _casts_launched(self, weight: Weight, phase: Phase, matrix_bytes: int) -> int:
         """Launches of casts: of each part's matrix, if it is cast, and operand; forward, parts read the same one."""
@@ -147,7 +149,7 @@ class StepOps:
     def _cast(self, name: str, source: str, rows: int, phase: Phase) -> str:
         """The operand that meets matrix `name` in a phase and the matrix itself, scaled and cast to FP8."""
         weight = self._weights[name]
-        if not self._casts(weight):
+        if not self._casts(weight) or (self._layout.fused_experts and (name, phase) in _CAST_BEFORE):
             return source
         part, columns = (f"{name}_cast", weight.inputs) if phase is FORWARD else (f"{name}_cast_d", weight.outputs)
         if source == self.made.get(part):
