@@ -183,6 +183,7 @@ class Hook:
         self._main_thread = threading.get_ident()
         self._is_broken = False
         self._flops: Mapping[Any, Callable[..., int]] | None = None
+        self._mode: Any = None
 
     def start(self) -> None:
         """Enters the mode for the rest of this thread and of the autograd threads that it starts."""
@@ -191,7 +192,9 @@ class Hook:
         # cuDNN is no stand-in of ours: flash attention and PyTorch's own convolutions take its place.
         self._torch.backends.cudnn.enabled = False
         self._torch.backends.cuda.enable_cudnn_sdp(False)
-        _mode_class(self)().__enter__()
+        # Kept: PyTorch 2.10 does not hold a mode that it takes off for a while, as printing a tensor does.
+        self._mode = _mode_class(self)()
+        self._mode.__enter__()
         register_optimizer_step_post_hook(self._after_update)
         self._count_replays(self._torch.cuda.CUDAGraph)
         self._print_from_host(self._torch._tensor_str)
