@@ -251,9 +251,10 @@ class Hook:
             fields: dict[str, Any] = {"op": f"{namespace}::{name}", "bytes": num_bytes}
             count = self._counters.get(func._overloadpacket)
             if count is not None:
+                counted = _with_all_heads(self._torch, args) if "attention" in name else args
                 # PyTorch's counter takes attention in full; a causal kernel skips half of it.
                 share = 0.5 if _is_causal(func, args, kwargs) else 1.0
-                fields["flops"] = int(share * count(*args, **kwargs, out_val=None))
+                fields["flops"] = int(share * count(*counted, **kwargs, out_val=None))
             return fields
         except Exception as error:
             self._is_broken = True
@@ -312,6 +313,21 @@ def _mode_class(hook: Hook) -> type:
             return hook.run(func, args, kwargs or {})
 
     return Described
+
+
+def _with_all_heads(torch: Any, args: Sequence[Any]) -> list[Any]:
+    """Attention's arguments for PyTorch's counter, where queries share keys: shapes with as many heads everywhere.
+
+    Up to PyTorch 2.10 it refuses others.
+    """
+    tensors = [each for each in args if isinstance(each, torch.Tensor) and each.dim() == 4]
+    heads = max((each.shape[1] for each in tensors), default=0)
+    if all(each.shape[1] == heads for each in tensors):
+        return list(args)
+    return [
+        torch.Size((each.shape[0], heads, *each.shape[2:])) if any(each is one for one in tensors) else each
+        for each in args
+    ]
 
 
 def _is_causal(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
