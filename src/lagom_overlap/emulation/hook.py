@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from lagom_overlap.after_import import after_import
+from lagom_overlap.emulation import inductor
 from lagom_overlap.emulation.symmetric import SymmetricGroups, SymmetricRanksError, enter_world, groups_of_job
 from lagom_overlap.emulation.values import COLLECTIVES, Values
 from lagom_overlap.stderr import write_lines
@@ -198,6 +199,7 @@ class Hook:
         register_optimizer_step_post_hook(self._after_update)
         self._count_replays(self._torch.cuda.CUDAGraph)
         self._print_from_host(self._torch._tensor_str)
+        inductor.watch(self._device.describe_next)
         atexit.register(self._at_exit, os.getpid())
 
     def _count_replays(self, graph_type: Any) -> None:
