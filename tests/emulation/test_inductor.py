@@ -1,5 +1,6 @@
 """What is told of Inductor's kernels, worked by hand, on stand-ins of its classes."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -75,3 +76,12 @@ def test_a_launch_is_told_before_and_behind_and_variants_are_not_searched() -> N
     assert [each is None for each in said] == [False, True, False, True]
     assert flex.coordinate_descent_tuning("the launcher", 1, 2) == "the launcher"
     inductor._wrap(SimpleNamespace(), said.append)  # a release without that class
+
+
+def test_of_several_kernels_for_an_operator_the_first_is_taken() -> None:
+    functions: list[Callable[[list[str]], list[str]]] = []
+    inductor._take_first(SimpleNamespace(add_preprocessing_fn=functions.append))
+    (function,) = functions
+    assert function(["cublas", "triton_mm_0", "triton_mm_1"]) == ["cublas"]
+    assert function([]) == []
+    inductor._take_first(SimpleNamespace())

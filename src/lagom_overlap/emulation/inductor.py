@@ -7,8 +7,9 @@ forward, and seven backward, whose two halves compute scores and their gradients
 gradient and four for those of keys and values). Which blocks a mask leaves out lies in tensors that nobody computed: as
 many queries as keys are taken for a causal mask, which leaves half.
 
-Inductor's coordinate descent (`coordinate_descent_tuning`, which torchtitan sets) compiles dozens of variants of a
-kernel and keeps the fastest. Variants that are priced alike tell it nothing, so it is left out.
+Autotuning compiles variants of a kernel and keeps the fastest; coordinate descent (`coordinate_descent_tuning`, which
+torchtitan sets with `max_autotune`) compiles dozens. Variants that are priced by name and grid tell it nothing, and
+each rank compiles its own, so Inductor's first choice is taken: for products that is cuBLAS's.
 """
 
 import re
@@ -20,6 +21,7 @@ from typing import Any, Final
 from lagom_overlap.after_import import after_import
 
 _HEURISTICS: Final = "torch._inductor.runtime.triton_heuristics"
+_CHOICES: Final = "torch._inductor.select_algorithm"
 _FLEX: Final = re.compile(r"triton_tem_.*flex_attention(?P<backward>_backward)?")
 _PRODUCTS: Final = {False: 2, True: 7}
 
@@ -27,6 +29,13 @@ _PRODUCTS: Final = {False: 2, True: 7}
 def watch(describe: Callable[[Mapping[str, Any] | None], None]) -> None:
     """Once the job has loaded Inductor: `describe` hears of each kernel that is known, and of None behind it."""
     after_import(_HEURISTICS, lambda module: _wrap(module, describe))
+    after_import(_CHOICES, _take_first)
+
+
+def _take_first(module: ModuleType) -> None:
+    add = getattr(module, "add_preprocessing_fn", None)
+    if add is not None:
+        add(lambda choices: choices[:1])
 
 
 def _wrap(module: ModuleType, describe: Callable[[Mapping[str, Any] | None], None]) -> None:
