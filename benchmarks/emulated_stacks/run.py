@@ -23,12 +23,13 @@ MEGATRON = {
     "megatron_experts": "--experts 8 --expert 4 --pipeline 2 --chunks 2",
     "megatron_combined": "--experts 8 --expert 4 --pipeline 2 --chunks 2 --combined",
 }
-RANKS = {**dict.fromkeys(MEGATRON, 8), "deepspeed": 4, "trainer": 2, "torchtitan": 4}
+RANKS = {**dict.fromkeys(MEGATRON, 8), "deepspeed": 4, "trainer": 2, "torchtitan": 4, "torchtitan_8b": 8}
 PACKAGES = {
     **dict.fromkeys(MEGATRON, ("megatron-core",)),
     "deepspeed": ("deepspeed",),
     "trainer": ("accelerate", "transformers"),
     "torchtitan": ("torchtitan",),
+    "torchtitan_8b": ("torchtitan",),
 }
 
 
@@ -42,6 +43,9 @@ def command_of(name: str, python: str, steps: int) -> list[str]:
     if name == "trainer":
         launch = [python, "-m", "accelerate.commands.launch", "--num_processes", str(RANKS[name]), "--multi_gpu"]
         return [*launch, str(HERE / "trainer_fsdp.py"), str(steps)]
+    if name == "torchtitan_8b":
+        job = ["-m", "torchtitan.train", "--module", "titan_llama", "--config", "llama3_8b"]
+        return [*torchrun, *job, "--training.steps", str(steps)]
     size = ["--training.steps", str(steps), "--training.seq_len", "512"]
     job = ["-m", "torchtitan.train", "--module", "llama3", "--config", "llama3_debugmodel", *size]
     return [*torchrun, *job, "--training.disable-cuda-graphs"]
@@ -63,8 +67,11 @@ def row_of(name: str, python: str, arguments: argparse.Namespace, folder: Path) 
     lagom = [python, "-m", "lagom_overlap", "run", f"--{arguments.mode}", "--out", str(folder / name), "--"]
     command = [*emulate, *(lagom if arguments.mode != "plain" else []), *command_of(name, python, arguments.steps)]
     began_s = time.monotonic()
-    where = arguments.torchtitan if name == "torchtitan" else folder
-    done = subprocess.run(command, capture_output=True, text=True, cwd=where, check=False)
+    where = arguments.torchtitan if name.startswith("torchtitan") else folder
+    # torchtitan: four layers where nothing else is said; one thread compiles, or every rank would start one per core.
+    environment = {"LAYERS": "4", "TORCHINDUCTOR_COMPILE_THREADS": "1"} | os.environ
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
+    done = subprocess.run(command, capture_output=True, text=True, cwd=where, env=environment, check=False)
     took_s = time.monotonic() - began_s
     (folder / f"{name}.log").write_text(done.stderr)
     if done.returncode:
@@ -91,10 +98,10 @@ def main() -> int:
     python = os.environ.get("LAGOM_CUDA_PYTHON", "")
     if not python:
         parser.error("LAGOM_CUDA_PYTHON names no Python with PyTorch's CUDA build")
-    names = arguments.names or [name for name in RANKS if name != "torchtitan" or arguments.torchtitan]
+    names = arguments.names or [name for name in RANKS if not name.startswith("torchtitan") or arguments.torchtitan]
     if unknown := sorted(set(names) - set(RANKS)):
         parser.error(f"no stack {unknown[0]}; there are {', '.join(RANKS)}")
-    if "torchtitan" in names and not arguments.torchtitan:
+    if any(name.startswith("torchtitan") for name in names) and not arguments.torchtitan:
         parser.error("torchtitan needs --torchtitan FOLDER")
     print("| stack | ranks | step | lagom run | real time |\n|---|---|---|---|---|", flush=True)
     with tempfile.TemporaryDirectory() as folder:

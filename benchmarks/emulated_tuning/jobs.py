@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import torch
@@ -70,6 +70,106 @@ class Expert(nn.Module):
         return self.shared(x) + Exchange.apply(self.mlp(Exchange.apply(x)))
 
 
+class Flight:
+    """One collective of half a batch under way, forward or backward; what is launched runs beside the other half."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._work: dist.Work | None = None
+
+    def launch(self, x: torch.Tensor) -> torch.Tensor:
+        """Begins it; the result is there after `land`."""
+        if self._kind == "all_reduce":
+            out = x.clone()
+            self._work = dist.all_reduce(out, async_op=True)
+        else:
+            out = torch.empty_like(x)
+            self._work = dist.all_to_all_single(out, x.contiguous(), async_op=True)
+        return out
+
+    def land(self) -> None:
+        """The stream waits for it."""
+        assert self._work is not None, "landed before it was launched"
+        self._work.wait()
+
+
+class Launch(torch.autograd.Function):
+    """Begins a collective; backward, waits for the one that `Land` began. Autograd runs what was called last first."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, flight: Flight) -> torch.Tensor:
+        """See the class."""
+        ctx.flight = flight
+        return flight.launch(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """See the class."""
+        ctx.flight.land()
+        return grad, None
+
+
+class Land(torch.autograd.Function):
+    """Waits for a collective; backward, begins the one of the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, flight: Flight) -> torch.Tensor:
+        """See the class."""
+        ctx.flight = flight
+        flight.land()
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """See the class."""
+        return ctx.flight.launch(grad), None
+
+
+class Slices(nn.Module):
+    """Tensor parallelism in two slices of the batch, after Domino: one's all-reduce runs beside the other's products.
+
+    A slice's sum over ranks forward, and its input's gradient's backward; no residual, so that both are one `Flight`.
+    """
+
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        cut = 4 * width // dist.get_world_size()
+        with torch.device("cuda"):
+            pairs = [(nn.Linear(width, cut, bias=False), nn.Linear(cut, width, bias=False)) for _ in range(depth)]
+        self.layers = nn.ModuleList(nn.Sequential(up, nn.GELU(), down) for up, down in pairs).bfloat16()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """All layers, slice by slice."""
+        parts: list[torch.Tensor] = list(x.chunk(2))
+        flights: list[Flight | None] = [None, None]
+        for layer in self.layers:
+            for at in range(2):
+                if (under_way := flights[at]) is not None:
+                    parts[at] = Land.apply(parts[at], under_way)
+                flights[at] = Flight("all_reduce")
+                parts[at] = Launch.apply(layer(parts[at]), flights[at])
+        return torch.cat([Land.apply(part, flight) for part, flight in zip(parts, flights, strict=True)])
+
+
+class TwoBatches(nn.Module):
+    """A layer of experts over two halves of the batch: one's exchange runs beside the other's products."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.mlp, self.shared = Mlp(width), Mlp(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Dense part, tokens to the experts, experts, tokens back."""
+        parts: list[torch.Tensor] = list(x.chunk(2))
+        there = [Flight("all_to_all"), Flight("all_to_all")]
+        back = [Flight("all_to_all"), Flight("all_to_all")]
+        for at in range(2):
+            parts[at] = Launch.apply(self.shared(parts[at]), there[at])
+        for at in range(2):
+            parts[at] = Launch.apply(self.mlp(Land.apply(parts[at], there[at])), back[at])
+        return torch.cat([Land.apply(part, flight) for part, flight in zip(parts, back, strict=True)])
+
+
 def stack(layer: type[nn.Module], width: int, depth: int) -> nn.Sequential:
     """Layers in bf16, made on the GPU: what is initialised there takes no memory of the host."""
     with torch.device("cuda"):
@@ -106,13 +206,25 @@ def moe(width: int, depth: int) -> nn.Module:
     return sharded(stack(Expert, width, depth))
 
 
+def domino(width: int, depth: int) -> nn.Module:
+    """Tensor parallelism whose all-reduces are hidden behind the other half of the batch."""
+    return Slices(width, depth)
+
+
+def dual_batch(width: int, depth: int) -> nn.Module:
+    """FSDP2 over layers of experts whose all-to-all is hidden behind the other half of the batch."""
+    return sharded(stack(TwoBatches, width, depth))
+
+
 def hsdp(width: int, depth: int) -> nn.Module:
     """FSDP2 in pairs, all-reduces between them."""
     mesh = init_device_mesh("cuda", (dist.get_world_size() // 2, 2), mesh_dim_names=("replicate", "shard"))
     return sharded(stack(Mlp, width, depth), mesh=mesh)
 
 
-JOBS: dict[str, Callable[[int, int], nn.Module]] = {f.__name__: f for f in (fsdp2, ddp, tp, moe, hsdp)}
+JOBS: dict[str, Callable[[int, int], nn.Module]] = {
+    f.__name__: f for f in (fsdp2, ddp, tp, moe, hsdp, domino, dual_batch)
+}
 
 
 class Steps:

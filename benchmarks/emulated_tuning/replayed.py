@@ -236,7 +236,7 @@ def tune(job: TapedJob, tuner: str, options: Mapping[str, Any], *, seed: int, no
         for name in step.assignments:
             found = measurement(report, name, NUM_MEASURED)
             assert found is not None, "a group without times"
-            outcomes[name] = Failure("abandoned") if is_abandoned else found
+            outcomes[name] = Failure("abandoned", found) if is_abandoned else found
         study.report(step, outcomes)
     in_force = job.settings(study.chosen) if study.verdict is not None and study.verdict.adopted else {}
     step_s = job.replay.step_s(in_force)
@@ -273,7 +273,9 @@ def main() -> None:
     """Every job that was named with every tuner that was named."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(SETUPS)}")
-    parser.add_argument("--tuners", default="descent", help="by comma; lagom:paper is mode = paper")
+    parser.add_argument(
+        "--tuners", default="descent", help="by comma; lagom:paper is mode = paper, lagom:printed as printed"
+    )
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--noise", type=float, default=0.02)
     parser.add_argument("--toy", action="store_true")

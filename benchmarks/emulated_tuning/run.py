@@ -38,6 +38,7 @@ from lagom_overlap.nccl_plugin.library import installed_library
 from lagom_overlap.online.options import OnlineOptions
 from lagom_overlap.online.saved import read_saved
 from lagom_overlap.record import describe_machine, package_versions
+from lagom_overlap.tuners.lagom import MODES
 from lagom_overlap.verbs.run import boot_folder
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -66,6 +67,8 @@ SETUPS = {
     "tp": Setup("h100_dgx", 2, _size(4096, 8192, 2)),
     "moe": Setup("a100_dgx", 2, _size(2048, 4096, 2)),
     "hsdp": Setup("h100_dgx", 4, _size(2048, 4096, 2)),
+    "domino": Setup("h100_dgx", 2, _size(4096, 8192, 2)),
+    "dual_batch": Setup("a100_dgx", 2, _size(2048, 4096, 2)),
 }
 
 
@@ -251,12 +254,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--noise", type=float, default=0.02)
-    parser.add_argument("--mode", choices=("repaired", "paper"), default="repaired")
-    parser.add_argument("--tuner", help="default: what users get; lagom for --mode paper, which no other one has")
+    parser.add_argument("--mode", choices=MODES, default="repaired")
+    parser.add_argument("--tuner", help="default: what users get; lagom for other modes, which no other one has")
     parser.add_argument("--toy", action="store_true")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    arguments.tuner = arguments.tuner or ("lagom" if arguments.mode == "paper" else OnlineOptions().tuner)
+    arguments.tuner = arguments.tuner or ("lagom" if arguments.mode != "repaired" else OnlineOptions().tuner)
     os.environ["NCCL_TUNER_PLUGIN"] = str(installed_library())
     print(describe_machine(), package_versions())
     print(

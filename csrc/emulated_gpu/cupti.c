@@ -98,10 +98,17 @@ static void observe(const activity *told) {
   if (!told->operation) sleep_until(told->host_ns);
 }
 
+// For CUDA 12 this is the CUPTI of 12.8, of which most builds are: there records of events come with those of synchronization
+// (cupti_activity.h); since 12.9 they are asked for by themselves.
+static uint64_t bits_of(uint32_t kind) {
+  if (RUNTIME_MAJOR >= 13 || kind != KIND_SYNCHRONIZATION) return 1ull << kind;
+  return 1ull << KIND_SYNCHRONIZATION | 1ull << KIND_CUDA_EVENT;
+}
+
 static CUptiResult set_enabled(uint32_t kind, bool is_on) {
   if (kind >= NUM_KINDS) return CUPTI_SUCCESS;  // kinds that we never record
   pthread_mutex_lock(&lock);
-  uint64_t bit = 1ull << kind, before = enabled;
+  uint64_t bit = bits_of(kind), before = enabled;
   enabled = is_on ? enabled | bit : enabled & ~bit;
   if (!before && enabled) {
     has_seen_operator = false;
@@ -178,7 +185,7 @@ EXPORT CUptiResult cuptiGetResultString(CUptiResult result, const char **text) {
 }
 
 EXPORT CUptiResult cuptiGetVersion(uint32_t *version) {
-  *version = RUNTIME_MAJOR >= 13 ? 130202 : 28;
+  *version = RUNTIME_MAJOR >= 13 ? 130202 : 26;
   return CUPTI_SUCCESS;
 }
 

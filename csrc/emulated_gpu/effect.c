@@ -159,7 +159,27 @@ static void run_convert(const effect *what) {
     convert_one(to + i * to_bytes, what->to_element, from + i * from_bytes, what->from_element);
 }
 
+// From the first byte to the last that the strides reach.
+static size_t reach(const effect *what, const uint32_t *strides) {
+  size_t bytes = what->element_bytes;
+  for (uint32_t d = 0; d < what->num_dims; d++) bytes += (size_t)(what->sizes[d] - 1) * strides[d];
+  return bytes;
+}
+
+// Untouched memory is zero, and reading it would take a page as writing does: zeros onto zeros are left out, and a whole block
+// of zeros is given back.
+static bool copies_nothing(const effect *what) {
+  size_t to_bytes = reach(what, what->to_strides);
+  if (!memory_is_hole(what->from, reach(what, what->from_strides))) return false;
+  if (memory_is_hole(what->to, to_bytes)) return true;
+  if (to_bytes != what->count * what->element_bytes) return false;
+  static const unsigned char zero[1];
+  memory_fill(what->to, zero, 1, to_bytes);
+  return true;
+}
+
 static void run_strided(const effect *what) {
+  if (what->kind == EFFECT_STRIDED_COPY && what->count && copies_nothing(what)) return;
   uint32_t index[EFFECT_MAX_DIMS] = {0};
   char *to = what->to;
   const char *from = what->kind == EFFECT_STRIDED_COPY ? what->from : (const void *)what->value;

@@ -48,7 +48,7 @@ def request(path: Path, **limits: object) -> BackendRequest:
 
 
 def test_a_row_gives_back_the_assignment_and_the_outcome():
-    for outcome in (measured(0.25), Failure("too many channels")):
+    for outcome in (measured(0.25), Failure("too many channels"), Failure("given up", measured(9.0))):
         row = group_row(PROBLEM, (SMALL, LARGE), outcome)
         assert assignment_of(row, PROBLEM) == (SMALL, LARGE)
         assert outcome_of(row, PROBLEM) == outcome
@@ -107,7 +107,7 @@ def test_a_group_with_other_collectives_is_refused(tmp_path: Path):
         lambda lines: [lines[0], lines[1][: len(lines[1]) // 2]],
         lambda lines: [lines[0], lines[1].replace('"num_channels":1', '"num_channels":"1"')],
         lambda lines: [lines[0], lines[1].replace('"makespan_s":1.0', '"makespan_s":-1.0')],
-        lambda lines: [lines[0], lines[1].replace('"failure":null', '"failure":"x"')],
+        lambda lines: [lines[0], lines[1].replace('"failure":null', '"failure":1')],
         lambda lines: [lines[0], lines[1].replace('"a":{"algorithm"', '"z":{"algorithm"')],
     ],
 )

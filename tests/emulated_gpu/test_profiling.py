@@ -20,7 +20,7 @@ RECORD = """
             got.append((c.c_uint32.from_address(record.value).value, c.string_at(record.value, 224)))
     request, complete = REQUEST(request), COMPLETE(complete)
     cupti.cuptiActivityRegisterCallbacks(request, complete)
-    for kind in (1, 2, 5, 10, 36, 38, 39):
+    for kind in {kinds}:
         cupti.cuptiActivityEnable(kind)
     stream, event, at = cuda.stream(), cuda.event(), cuda.malloc(4096)
     cupti.cuptiActivityPushExternalCorrelationId(3, c.c_uint64(77))
@@ -46,13 +46,17 @@ RECORD = """
 """
 
 
-@pytest.mark.parametrize("major", [12, 13])
-def test_operations_are_recorded_with_virtual_times_and_what_called_them(on_device, major):
-    done = on_device(RECORD.format(major=major))
+@pytest.mark.parametrize(
+    ("major", "enabled", "has_event"),
+    [(12, (1, 2, 5, 10, 38, 39), True), (13, (1, 2, 5, 10, 38, 39), False), (13, (1, 2, 5, 10, 36, 38, 39), True)],
+)
+def test_operations_are_recorded_with_virtual_times_and_what_called_them(on_device, major, enabled, has_event):
+    """Records of events come with those of synchronization up to CUDA 12.8, by themselves since 12.9."""
+    done = on_device(RECORD.format(major=major, kinds=enabled))
     assert done.stderr == ""
     kinds, names, durations, gap, shapes, is_linked = done.stdout.splitlines()
     # external, launch, kernel; launch, kernel; memset; copy; event; the wait as a call and as a synchronization
-    assert kinds == str([39, 5, 10, 5, 10, 5, 2, 5, 1, 5, 36, 5, 38])
+    assert kinds == str([39, 5, 10, 5, 10, 5, 2, 5, 1, 5, *([36] if has_event else []), 5, 38])
     assert names == "[b'first', b'second']"
     assert shapes == "[(1, 1, 1, 1, 1, 1), (24, 1, 1, 544, 1, 1)]"
     assert (durations, gap, is_linked) == (str([10_000] * 4), "0", "True")

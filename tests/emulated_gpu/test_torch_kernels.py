@@ -123,6 +123,39 @@ def test_a_strided_copy_gathers_by_its_offset_calculator(on_device):
     assert out == "True\n"
 
 
+def test_a_strided_copy_of_untouched_memory_is_zero_and_takes_no_page(on_device):
+    """A transpose of 1024 x 1024 floats: onto untouched memory, onto ones, and with one float that is no zero."""
+    out = run(
+        on_device,
+        f"""
+    def resident():
+        found, rows = 0, open("/proc/self/smaps").read().splitlines()
+        for at, row in enumerate(rows):
+            if "lagom_emulated_gpu" in row:
+                found += int(next(one for one in rows[at:] if one.startswith("Rss:")).split()[1])
+        return found
+    size = 4 << 20
+    at, to, ones = cuda.malloc(size), cuda.malloc(size), put(np.ones(1 << 20, "f4"))
+    def transpose(to):
+        captures = struct.pack("<i", 2) + struct.pack("<6I", 1024, 0, 0, 1024, 0, 0) + bytes(23 * 12)
+        captures += struct.pack("<4I", 4, 4096, 4096, 4) + bytes(23 * 8)
+        captures += bytes(-len(captures) % 8) + pointers(to, at)
+        launch("{STRIDED}", integer(1 << 20), captures)
+    before = resident()
+    transpose(to)
+    cuda.DeviceSynchronize()
+    print(resident() - before < 64)
+    transpose(ones)
+    print(not get(ones, "f4", 1 << 20).any())
+    cuda.write(at + 4 * 5, np.ones(1, "f4").tobytes())
+    transpose(to)
+    found = get(to, "f4", 1 << 20)
+    print(found.sum(), found[5 * 1024])
+    """,
+    )
+    assert out == "True\nTrue\n1.0 1.0\n"
+
+
 def test_a_range_counts_in_steps(on_device):
     out = run(
         on_device,

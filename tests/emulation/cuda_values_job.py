@@ -39,10 +39,11 @@ for number, (tensor, operator) in enumerate(OPERATORS):
 for _ in range(3):
     torch.full((1 << 17,), 2**31 - 1, dtype=torch.int32, device="cuda")
 counts = INDICES.cuda()
+held = torch.cuda.memory_allocated()  # cuBLAS's workspace among it, of which releases of PyTorch have their own idea
 torch.cuda.reset_peak_memory_stats()
 for operator in (torch.nonzero, torch.bincount, torch.unique, lambda i: i[i > 3], torch.repeat_interleave):
     operator(counts)
-assert torch.cuda.max_memory_allocated() < 8 << 20, torch.cuda.max_memory_allocated()
+assert torch.cuda.max_memory_allocated() - held < 8 << 20, torch.cuda.max_memory_allocated() - held
 
 torch.manual_seed(3)
 first = torch.rand(5, device="cuda").tolist()

@@ -106,6 +106,19 @@ def test_causal_attention_has_half_the_flops(mode) -> None:
     assert half["flops"] == full["flops"] / 2
 
 
+def test_queries_that_share_keys_count_by_their_own_heads(mode) -> None:
+    """PyTorch 2.10's counter refuses them; forward two products, backward five."""
+    query, key, value = gpu(1, 32, 4096, 128), gpu(1, 8, 4096, 128), gpu(1, 8, 4096, 128)
+    forward = described(aten._scaled_dot_product_flash_attention.default, query, key, value, 0.0, True)
+    assert forward is not None
+    assert forward["flops"] == 2 * 32 * 4096**2 * 128
+    logsumexp, empty = gpu(1, 32, 4096, dtype=torch.float32), gpu(0)
+    counted = (gpu(1, 32, 4096, 128), query, key, value, gpu(1, 32, 4096, 128), logsumexp, empty, empty, 4096, 4096)
+    backward = described(aten._scaled_dot_product_flash_attention_backward.default, *counted, 0.0, True, empty, empty)
+    assert backward is not None
+    assert backward["flops"] == 2.5 * forward["flops"]
+
+
 def test_products_and_views_are_left_to_others(mode) -> None:
     assert described(aten.mm.default, gpu(64, 64), gpu(64, 64)) is None
     assert described(aten.view.default, gpu(64, 64), [4096]) is None

@@ -82,6 +82,51 @@ def test_a_step_that_lengthens_the_makespan_where_sums_say_hidden_is_undone() ->
     assert channels(tuner.recommend()["g"]) == (2,)
 
 
+def test_the_paper_s_mode_ends_by_sums_whatever_the_makespan_shows() -> None:
+    """The overlap of two tests before: X < Y at one channel already, and Z there is 12.05 where 10.65 is to be had."""
+
+    def run(name: str, assignment: Assignment) -> Measurement:
+        num_channels = assignment[0].num_channels or 8
+        comm_s, comp_s = 8 / num_channels, 10 + 0.05 * num_channels
+        return Measurement(makespan_s=comp_s + comm_s / 4, comp_s=comp_s, comm_s=(comm_s,))
+
+    tuner = Lagom((problem(channels_only(1, 2, 4, 8)),), mode="paper")
+    assert [channels(trial.assignments["g"]) for trial in drive(tuner, run)] == [(None,), (1,)]
+    assert channels(tuner.recommend()["g"]) == (1,)
+
+
+@pytest.mark.parametrize(("mode", "second"), [("paper", (2, 1)), ("repaired", (2, 2))])
+def test_the_paper_s_climb_goes_on_from_a_corner_that_was_given_up_and_ours_skips_it(
+    mode: str, second: tuple[int, int]
+) -> None:
+    """Both corners take 20 of the default's 10.5: abandoned. What was read of them is all that the paper needs."""
+
+    def run(name: str, assignment: Assignment) -> Outcome:
+        measured = HAND(name, assignment)
+        return Failure("abandoned after one step", measured) if measured.makespan_s > 19 else measured
+
+    tuner = Lagom((TWO,), mode=mode)
+    asked = [channels(trial.assignments["g"]) for trial in drive(tuner, run)]
+    assert asked[:3] == [(None, None), (1, 1), second]
+    if mode == "paper":  # the rest is HAND's own way
+        assert asked == [(None, None), (1, 1), (2, 1), (2, 2), (2, 4), (4, 4), (4, 8)]
+    assert channels(tuner.recommend()["g"]) == (4, 4)
+
+
+def test_what_was_given_up_is_not_recommended_though_the_paper_s_climb_ends_there() -> None:
+    """One channel hides communication by its sum, so the climb ends there at once."""
+
+    def run(name: str, assignment: Assignment) -> Outcome:
+        slow = Measurement(makespan_s=30, comp_s=10, comm_s=(9,))
+        fast = Measurement(makespan_s=10, comp_s=10, comm_s=(2,))
+        return Failure("abandoned after one step", slow) if assignment[0].num_channels == 1 else fast
+
+    given = problem(channels_only(1, 2, 4, 8))
+    tuner = Lagom((given,), mode="paper")
+    assert [channels(trial.assignments["g"]) for trial in drive(tuner, run)] == [(None,), (1,)]
+    assert tuner.recommend()["g"] == given.default
+
+
 def test_a_step_that_slows_its_collective_is_undone_and_ends_only_that_collective() -> None:
     overlap = TableOverlap(
         comm_s=({1: 10, 2: 11, 4: 1}, {1: 10, 2: 9, 4: 8}), extra_s=({1: 0, 2: 0, 4: 0},) * 2, alone_s=1

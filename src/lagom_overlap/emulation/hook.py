@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from lagom_overlap.after_import import after_import
+from lagom_overlap.emulation import inductor
 from lagom_overlap.emulation.symmetric import SymmetricGroups, SymmetricRanksError, enter_world, groups_of_job
 from lagom_overlap.emulation.values import COLLECTIVES, Values
 from lagom_overlap.stderr import write_lines
@@ -183,6 +184,7 @@ class Hook:
         self._main_thread = threading.get_ident()
         self._is_broken = False
         self._flops: Mapping[Any, Callable[..., int]] | None = None
+        self._mode: Any = None
 
     def start(self) -> None:
         """Enters the mode for the rest of this thread and of the autograd threads that it starts."""
@@ -191,10 +193,13 @@ class Hook:
         # cuDNN is no stand-in of ours: flash attention and PyTorch's own convolutions take its place.
         self._torch.backends.cudnn.enabled = False
         self._torch.backends.cuda.enable_cudnn_sdp(False)
-        _mode_class(self)().__enter__()
+        # Kept: PyTorch 2.10 does not hold a mode that it takes off for a while, as printing a tensor does.
+        self._mode = _mode_class(self)()
+        self._mode.__enter__()
         register_optimizer_step_post_hook(self._after_update)
         self._count_replays(self._torch.cuda.CUDAGraph)
         self._print_from_host(self._torch._tensor_str)
+        inductor.watch(self._device.describe_next)
         atexit.register(self._at_exit, os.getpid())
 
     def _count_replays(self, graph_type: Any) -> None:
@@ -248,9 +253,10 @@ class Hook:
             fields: dict[str, Any] = {"op": f"{namespace}::{name}", "bytes": num_bytes}
             count = self._counters.get(func._overloadpacket)
             if count is not None:
+                counted = _with_all_heads(self._torch, args) if "attention" in name else args
                 # PyTorch's counter takes attention in full; a causal kernel skips half of it.
                 share = 0.5 if _is_causal(func, args, kwargs) else 1.0
-                fields["flops"] = int(share * count(*args, **kwargs, out_val=None))
+                fields["flops"] = int(share * count(*counted, **kwargs, out_val=None))
             return fields
         except Exception as error:
             self._is_broken = True
@@ -309,6 +315,21 @@ def _mode_class(hook: Hook) -> type:
             return hook.run(func, args, kwargs or {})
 
     return Described
+
+
+def _with_all_heads(torch: Any, args: Sequence[Any]) -> list[Any]:
+    """Attention's arguments for PyTorch's counter, where queries share keys: shapes with as many heads everywhere.
+
+    Up to PyTorch 2.10 it refuses others.
+    """
+    tensors = [each for each in args if isinstance(each, torch.Tensor) and each.dim() == 4]
+    heads = max((each.shape[1] for each in tensors), default=0)
+    if all(each.shape[1] == heads for each in tensors):
+        return list(args)
+    return [
+        torch.Size((each.shape[0], heads, *each.shape[2:])) if any(each is one for one in tensors) else each
+        for each in args
+    ]
 
 
 def _is_causal(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -11,7 +11,10 @@ Xu et al., "Lagom: Unleashing the Power of Communication and Computation Overlap
     lr           the step                      share of the normalised range
     NC, NT, C    num_channels, num_threads, chunk_bytes
 
-`mode="paper"` runs the algorithms as printed instead (`lagom_printed.py`), which end nowhere else than at their input.
+`mode="printed"` runs the algorithms as printed instead (`lagom_printed.py`), which end only at their input.
+`mode="paper"` is the search that the paper means, with no more departures than it takes to run: rows 1 to 11 and 13 to
+16 below. X' < Y' ends a group whatever Z is, and a trial that was given up for its slowness counts as read, since the
+paper gives none up. The default, `"repaired"`, also has row 12's look at Z, and skips what was given up.
 
 Departures, by row of the spec's table of readings (the algorithms as printed do not run):
  1. step = clip(|x - x'| / x, min_step, 1), positive; the printed one is negative when communication improves and
@@ -45,7 +48,7 @@ Departures, by row of the spec's table of readings (the algorithms as printed do
     that lacks the tried (A, P, T) stays in its default's.
 Rows 17 to 22 concern groups, keys and the cost model, not this module; row 23 (drift) is not done here.
 Ours: a configuration that fails counts as a regression; if the corner fails, all collectives rise together until one
-assignment runs.
+assignment runs. What was given up is never recommended, in no mode.
 """
 
 import logging
@@ -64,7 +67,7 @@ from lagom_overlap.tuners.lagom_printed import printed
 from lagom_overlap.tuners.problem import IQR_OF_SIGMA, Assignment, Failure, GroupProblem, Measurement, Outcome
 from lagom_overlap.units import format_bytes
 
-MODES: Final = ("repaired", "paper")
+MODES: Final = ("repaired", "paper", "printed")
 STEPS: Final = ("ladder", "lr")
 PAPER_NUM_THREADS: Final = 128
 """The number of threads of the paper's Fig. 3."""
@@ -88,6 +91,18 @@ class _Options:
     num_threads: int | None
     min_step: float
     num_subspaces: int
+    is_paper: bool
+
+    def read(self, outcome: Outcome) -> Outcome:
+        """What the search takes an outcome for."""
+        given_up = outcome.measured if isinstance(outcome, Failure) and self.is_paper else None
+        return outcome if given_up is None else given_up
+
+    def is_hidden(self, measured: Measurement) -> bool:
+        """Whether communication is shorter than computation, and the makespan does not say otherwise (row 12)."""
+        if measured.total_comm_s >= measured.comp_s:
+            return False
+        return self.is_paper or measured.makespan_s <= measured.comp_s * (1 + HIDDEN + _slack(measured, measured))
 
     def threads_place(self, subspace: Subspace, default: CommConfig) -> int:
         wanted = self.num_threads or default.num_threads or PAPER_NUM_THREADS
@@ -160,12 +175,6 @@ def _slack(old: Measurement, new: Measurement) -> float:
     return max(relative(old), relative(new))
 
 
-def _is_hidden(measured: Measurement) -> bool:
-    """Whether communication is shorter than computation, and the makespan does not say otherwise (row 12)."""
-    most_s = measured.comp_s * (1 + HIDDEN + _slack(measured, measured))
-    return measured.total_comm_s < measured.comp_s and measured.makespan_s <= most_s
-
-
 def _words(config: CommConfig) -> str:
     chunk = "" if config.chunk_bytes is None else f", chunk {format_bytes(config.chunk_bytes)}"
     channels = "channels left alone" if config.num_channels is None else f"{config.num_channels} channels"
@@ -185,6 +194,7 @@ class _Group:
             _Climb(subspace, options.threads_place(subspace, default), options)
             for subspace, default in zip(choice, problem.default, strict=True)
         ]
+        self._options = options
         self._how = f"ladder {options.ladder.name}" if options.step == "ladder" else "step lr"
 
     def run(self) -> Generator[Probe, Outcome, tuple[Assignment, Measurement] | None]:
@@ -192,7 +202,7 @@ class _Group:
         now = yield from self._start()
         if now is None:
             return None
-        while not _is_hidden(now):
+        while not self._options.is_hidden(now):
             open_ = [j for j, climb in enumerate(self._climbs) if not climb.done]
             if not open_:
                 break
@@ -218,7 +228,7 @@ class _Group:
         """The corner of minimal resources; where it cannot run, the next rung of all together."""
         reason = "all collectives at minimal resources"
         while True:
-            outcome = yield Probe(assignment=_assignment(self._climbs), reason=reason)
+            outcome = self._options.read((yield Probe(assignment=_assignment(self._climbs), reason=reason)))
             if isinstance(outcome, Measurement):
                 return outcome
             ways = [(climb, place) for climb in self._climbs if (place := climb.next_place()) is not None]
@@ -240,6 +250,7 @@ class _Group:
             incumbent=incumbent,
             priorities=self._metrics(),
         )
+        outcome = self._options.read(outcome)
         if isinstance(outcome, Failure):
             climb.done = True
             return now, False
@@ -247,7 +258,7 @@ class _Group:
         if after_s > before_s * (1 + _slack(now, outcome)):
             climb.done = True
             return now, False
-        hidden = _is_hidden(outcome)
+        hidden = self._options.is_hidden(outcome)
         if outcome.total_comm_s < outcome.comp_s and outcome.makespan_s > now.makespan_s:
             climb.done = True
             return now, hidden
@@ -352,15 +363,15 @@ def _search(problem: GroupProblem, options: _Options) -> Search:
 def _printed_search(problem: GroupProblem) -> Search:
     end = yield from printed(problem)
     if end.stopped is not None:
-        _log.warning("lagom, mode = paper, group %r: does not run to its end: %s", problem.group.name, end.stopped)
+        _log.warning("lagom, mode = printed, group %r: does not run to its end: %s", problem.group.name, end.stopped)
     return end.assignment
 
 
 class Lagom(GroupwiseTuner):
     """Algorithms 1 and 2 with metric H, unguarded.
 
-    `mode` is `"repaired"`, or `"paper"`: as printed, with a warning per group on which they do not end; the other
-    options then have no meaning.
+    `mode` is `"repaired"`, `"paper"` (the paper's search with no more repairs than it takes to run), or `"printed"`: as
+    printed, with a warning per group on which they do not end; the other options then have no meaning.
 
     `step` is `"ladder"` or `"lr"`, `ladder` `"thirds"` or `"proportional"`; `min_step` bounds lr from below;
     `num_threads` fixes NT. `num_subspaces` is how many subspaces are climbed, best first (0: all, as the paper's divide
@@ -399,6 +410,7 @@ class Lagom(GroupwiseTuner):
             num_threads=num_threads,
             min_step=min_step,
             num_subspaces=num_subspaces,
+            is_paper=mode == "paper",
         )
-        search = partial(_search, options=options) if mode == "repaired" else _printed_search
+        search = _printed_search if mode == "printed" else partial(_search, options=options)
         super().__init__(problems, search)

@@ -92,7 +92,10 @@ def printed(problem: GroupProblem) -> Generator[Probe, Outcome, PrintedEnd]:
             priorities=dict(zip(names, metrics, strict=True)),
         )
         if isinstance(outcome, Failure):
-            return PrintedEnd(given, f"{names[j]}: Algorithm 2 has no line for a setting that cannot run")
+            # Given up after a reading: the paper gives nothing up, and line 5 judges what was read.
+            if outcome.measured is None:
+                return PrintedEnd(given, f"{names[j]}: Algorithm 2 has no line for a setting that cannot run")
+            outcome = outcome.measured
         change_s = outcome.comm_s[j] - before.comm_s[j]
         if change_s > 0 or outcome.total_comm_s < outcome.comp_s:
             done[j] = True

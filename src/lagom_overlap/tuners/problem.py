@@ -91,9 +91,14 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A configuration that cannot run; the search goes on without it."""
+    """A configuration that cannot run, or that was given up for its slowness; the search goes on without it.
+
+    `measured` is what was read until it was given up: none of ours stands by such a setting, but a published algorithm
+    without a line for it can go on from what it read.
+    """
 
     reason: str
+    measured: Measurement | None = None
 
 
 Outcome = Measurement | Failure

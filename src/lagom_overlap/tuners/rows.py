@@ -54,7 +54,9 @@ class MeasuredRow(_Row, frozen=True):
 
 
 class GroupRow(_Row, frozen=True, omit_defaults=True):
-    """One group in one step: configurations by collective, why, and what came of it; `measured` or `failure` is null.
+    """One group in one step: configurations by collective, why, and what came of it: `measured`, `failure` or both.
+
+    Both are set where a trial was given up after a reading.
 
     `launch` is absent where the computation was untouched.
     """
@@ -81,14 +83,15 @@ def group_row(
 ) -> GroupRow:
     """The row of one group in one step; `outcome` None: only the whole step was timed."""
     names, launch = problem.group.comm_names, launch_of(assignment)
+    read = outcome.measured if isinstance(outcome, Failure) else outcome
     measured = None
-    if isinstance(outcome, Measurement):
+    if read is not None:
         measured = MeasuredRow(
-            makespan_s=outcome.makespan_s,
-            comp_s=outcome.comp_s,
-            comm_s=dict(zip(names, outcome.comm_s, strict=True)),
-            num_repeats=outcome.num_repeats,
-            makespan_iqr_s=outcome.makespan_iqr_s,
+            makespan_s=read.makespan_s,
+            comp_s=read.comp_s,
+            comm_s=dict(zip(names, read.comm_s, strict=True)),
+            num_repeats=read.num_repeats,
+            makespan_iqr_s=read.makespan_iqr_s,
         )
     return GroupRow(
         configs={
@@ -123,18 +126,24 @@ def outcome_of(row: GroupRow, problem: GroupProblem) -> Outcome:
     """The outcome in a row.
 
     Raises:
-        ValueError: if it holds both or neither of a measurement and a failure, or other collectives.
+        ValueError: if it holds neither a measurement nor a failure, or other collectives.
     """
-    if (row.measured is None) == (row.failure is None):
-        raise ValueError("exactly one of measured and failure must be set")
-    if row.measured is None:
-        return Failure(row.failure or "")
+    if row.measured is None and row.failure is None:
+        raise ValueError("one of measured and failure must be set")
+    measured = None if row.measured is None else _measurement(row.measured, problem)
+    if row.failure is not None:
+        return Failure(row.failure, measured)
+    assert measured is not None, "a row without an outcome"
+    return measured
+
+
+def _measurement(row: MeasuredRow, problem: GroupProblem) -> Measurement:
     return Measurement(
-        makespan_s=row.measured.makespan_s,
-        comp_s=row.measured.comp_s,
-        comm_s=_in_order("comm_s", row.measured.comm_s, problem),
-        num_repeats=row.measured.num_repeats,
-        makespan_iqr_s=row.measured.makespan_iqr_s,
+        makespan_s=row.makespan_s,
+        comp_s=row.comp_s,
+        comm_s=_in_order("comm_s", row.comm_s, problem),
+        num_repeats=row.num_repeats,
+        makespan_iqr_s=row.makespan_iqr_s,
     )
 
 

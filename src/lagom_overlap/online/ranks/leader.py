@@ -35,7 +35,7 @@ from lagom_overlap.online.warm import earlier_search, warm_start
 from lagom_overlap.online.watcher import Watcher
 from lagom_overlap.tuners.base import Problems
 from lagom_overlap.tuners.journal import Entry, Step, StepKind, entry_to_json
-from lagom_overlap.tuners.problem import Assignment, Failure, Outcome
+from lagom_overlap.tuners.problem import Assignment, Failure, Measurement, Outcome
 from lagom_overlap.tuners.sequential import LEAST_PAIRS
 from lagom_overlap.tuners.study import Study, StudyPhase
 from lagom_overlap.tuners.verdict import DEFAULT_ARM, SAME_ARM
@@ -448,7 +448,9 @@ class Leader:
         slow = [name for name, ratio in ratios.items() if ratio > self._options.max_slowdown]
         blamed = slow or ([max(ratios, key=ratios.__getitem__)] if ratios else list(outcomes))
         took = f"{format_seconds(step_s)}, the default takes {format_seconds(self._payback.base_s)}"
-        return {name: Failure(f"abandoned after one step: the step took {took}") for name in blamed}
+        reason = f"abandoned after one step: the step took {took}"
+        read = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, Measurement)}
+        return {name: Failure(reason, read.get(name)) for name in blamed}
 
     def _next_trial(self) -> WindowPlan:
         assert self._study is not None, "a trial without a study"
