@@ -21,8 +21,10 @@ the null test of the topology: 8 % on 1x8, 50 % between nodes (there only 12 of 
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from math import log, sqrt
+from multiprocessing import get_context
 from random import Random
 from statistics import fmean, median
 from typing import Final
@@ -156,28 +158,40 @@ def ended(choice: Choice, name: str, machine: Machine, number: int) -> CommConfi
     return searched(choice, name, machine, number)
 
 
-def replay(choices: Sequence[Choice], noise: Noise, num_searches: int) -> list[dict[str, object]]:
+def replay(
+    choices: Sequence[Choice], noise: Noise, num_searches: int, *, num_workers: int = 1
+) -> list[dict[str, object]]:
     """Per kind of choice, one row for the default, one for each search, and one for each search that is judged."""
     kinds: dict[str, list[Choice]] = defaultdict(list)
     for choice in choices:
         kinds[choice.kind].append(choice)
-    rows: list[dict[str, object]] = []
-    for kind, held in sorted(kinds.items()):
-        for name in (*TUNERS, *BANDITS):
-            if name in BANDITS and held[0].default.num_channels:
-                continue  # their arms set no channels
-            as_found, as_judged = [], []
-            for choice in held:
-                for number in range(num_searches):
-                    machine = Machine(noise.of(choice.num_nodes), Random(f"{choice.name}/{number}"))
-                    found = ended(choice, name, machine, number)
-                    as_found.append(_Ending(choice, found, machine.num_run))
-                    if name != "default":
-                        found = judged(choice, found, machine, number)
-                        as_judged.append(_Ending(choice, found, machine.num_run))
-            rows.append(_row(kind, len(held), name, as_found))
-            if as_judged:
-                rows.append(_row(kind, len(held), f"{name}{JUDGED}", as_judged))
+    tasks = [
+        (held, noise, name, num_searches)
+        for _, held in sorted(kinds.items())
+        for name in (*TUNERS, *BANDITS)
+        if not (name in BANDITS and held[0].default.num_channels)  # their arms set no channels
+    ]
+    if num_workers == 1:
+        return [row for task in tasks for row in _rows_of(*task)]
+    with ProcessPoolExecutor(num_workers, mp_context=get_context("spawn")) as pool:
+        waiting = [pool.submit(_rows_of, *task) for task in tasks]
+        return [row for done in waiting for row in done.result()]
+
+
+def _rows_of(held: Sequence[Choice], noise: Noise, name: str, num_searches: int) -> list[dict[str, object]]:
+    """One search over choices of a kind, alone and judged."""
+    as_found, as_judged = [], []
+    for choice in held:
+        for number in range(num_searches):
+            machine = Machine(noise.of(choice.num_nodes), Random(f"{choice.name}/{number}"))
+            found = ended(choice, name, machine, number)
+            as_found.append(_Ending(choice, found, machine.num_run))
+            if name != "default":
+                found = judged(choice, found, machine, number)
+                as_judged.append(_Ending(choice, found, machine.num_run))
+    rows = [_row(held[0].kind, len(held), name, as_found)]
+    if as_judged:
+        rows.append(_row(held[0].kind, len(held), f"{name}{JUDGED}", as_judged))
     return rows
 
 

@@ -158,7 +158,7 @@ def _replayed(args: argparse.Namespace) -> int:
         sys.stderr.write(f"recorded_search: {error}\n")
         return 2
     named = [(path, one) for path, rows in zip(args.jobs, (unused, bad), strict=True) for one in rows]
-    replayed = replay(choices, noise, args.searches)
+    replayed = replay(choices, noise, args.searches, num_workers=args.workers)
     if args.json:
         left_out = [{"file": str(path), "line": one.line, "why": one.why} for path, one in named]
         print(json.dumps({"rows": replayed, "left_out": left_out}, indent=1))

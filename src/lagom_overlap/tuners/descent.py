@@ -22,10 +22,11 @@ here the default is the start, the makespan Z is the judge, and all collectives 
 A knob that has not moved stays the engine's own. Where that is not known (`ConfigSpace.default`), steps down count from
 the most that may be asked for, which is then a setting of its own.
 
-Steps are judged by times without the factor by which the curves say that a measurement was slow as a whole. A step counts as progress from `LEAST_GAIN` on, or `LEAST_ERRORS` of the difference. Measurements grow with the
-logarithm of the number of collectives at most: after `BLAMING_RETREATS` those that move are halved. A group in which
-each of many needs something else is left where steps of all, first or last ones end. Unguarded: the default comes
-first, and `Guarded` compares with it.
+Steps are judged by times without the factor by which the curves say that a measurement was slow as a whole. A step
+counts as progress from `LEAST_GAIN` on, or `LEAST_ERRORS` of the difference. Measurements grow with the logarithm of
+the number of collectives at most: after `BLAMING_RETREATS` those that move are halved. A group in which each of many
+needs something else is left where steps of all, first or last ones end. Unguarded: the default comes first, and
+`Guarded` compares with it.
 """
 
 from bisect import bisect_left
