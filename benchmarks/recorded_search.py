@@ -38,7 +38,8 @@ from lagom_overlap.jobfile.build import groups_of, open_backend, request_of
 from lagom_overlap.jobfile.registry import make_tuner
 from lagom_overlap.jobfile.spec import JobSpec, read_job
 from lagom_overlap.tuners.problem import GroupProblem
-from measured_replay import print_rows, read_choices, read_noise, replay
+from measured_choices import read_choices, read_noise
+from measured_replay import print_rows, replay
 from measured_rows import BadFileError
 from recorded_world import Pass, World, read_surface
 from search_quality import WORSE, percentile_95
@@ -157,7 +158,7 @@ def _replayed(args: argparse.Namespace) -> int:
         sys.stderr.write(f"recorded_search: {error}\n")
         return 2
     named = [(path, one) for path, rows in zip(args.jobs, (unused, bad), strict=True) for one in rows]
-    replayed = replay(choices, noise, args.searches)
+    replayed = replay(choices, noise, args.searches, num_workers=args.workers)
     if args.json:
         left_out = [{"file": str(path), "line": one.line, "why": one.why} for path, one in named]
         print(json.dumps({"rows": replayed, "left_out": left_out}, indent=1))

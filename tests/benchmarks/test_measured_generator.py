@@ -11,8 +11,9 @@ import pytest
 import measured_generator
 import measured_replay
 from lagom_overlap.collective import CommConfig
+from measured_choices import read_choices, read_noise
 from measured_generator import FROZEN, draw_group
-from measured_replay import Machine, read_choices, read_noise, replay
+from measured_replay import Machine, replay
 from overlap_generator import DEFAULT, SPACE
 
 
@@ -85,16 +86,20 @@ def test_a_surface_becomes_choices_and_every_arm_ends_with_one_of_its_settings(t
     noise.write_text("steady_median_ms,iterations_ms\n2.0,2.8 2.6 2.0 2.0 2.1 2.0\n", encoding="utf-8")
     (choice,), left_out = read_choices(surface)
     assert [named.line for named in left_out] == [5, 6]
-    assert choice.true_s[CommConfig()] == 8e-3
+    assert choice.true_s[CommConfig()] == 8.5e-3, "only one setting has a steady part, all have medians"
     assert len(choice.true_s) == 3
     assert choice.best_s == 6e-3
-    lists, left_out = read_noise(noise)
+    raw, left_out = read_noise(noise)
     assert not left_out
+    lists = raw.of(1)
     assert lists == [[1.4, 1.3, 1.0, 1.0, 1.05, 1.0]]
     first = Machine(lists, Random(1)).times(1.0, 6)
     assert sorted(first) == sorted(lists[0])
-    rows = replay([choice], lists, 2)
-    assert {row["tuner"] for row in rows} == {*measured_replay.TUNERS, *measured_replay.BANDITS}
+    rows = replay([choice], raw, 2)
+    assert {row["tuner"].removesuffix(measured_replay.JUDGED) for row in rows} == {
+        *measured_replay.TUNERS,
+        *measured_replay.BANDITS,
+    }
     by_tuner = {row["tuner"]: row for row in rows}
-    assert by_tuner["default"]["mean_regret"] == pytest.approx(1 / 3)
+    assert by_tuner["default"]["mean_regret"] == pytest.approx(8.5 / 6 - 1)
     assert by_tuner["bandit"]["mean_regret"] == 0.0

@@ -2,11 +2,14 @@
 
 import json
 from pathlib import Path
+from random import Random
 
 import pytest
 
 import recorded_search
-from measured_replay import read_choices, read_noise
+from lagom_overlap.collective import Algorithm, CommConfig
+from measured_choices import Choice, read_choices, read_noise
+from measured_replay import Machine, judged
 
 HEADER = "gpu,nodes,gpus,collective,bytes,algorithm,protocol,channels,mode,steady_ms,run"
 GOOD = (
@@ -22,7 +25,7 @@ BAD = (
     ("A100,1,8,all_reduce,1048576,ring,ll128,default,overlap,0.0,a", "the run failed"),
     ("A100,1,8,all_gather,1048576,auto,auto,default,overlap,8.0,a", "collective is 'all_gather'"),
     ("A100,1,8,all_reduce,1048576,magic,ll,default,overlap,8.0,a", "none of NCCL's"),
-    ("A100,1,8,all_reduce,4,ring,ll,default,overlap,8.0,a", "no choice: 1 settings without the default"),
+    ("A100,1,8,all_reduce,4,ring,ll,default,overlap,8.0,a", "no choice: 1 settings without a default"),
 )
 NOISE = "run,steady_median_ms,iterations_ms\na,1.0,1.1 1.0 1.0\nb,,1.0\nc,1.0,1.0 zero\n"
 
@@ -41,8 +44,8 @@ def test_rows_that_cannot_be_used_are_named_and_the_others_make_a_choice(tmp_pat
     whys = {one.line: one.why for one in named}
     for line, (_, words) in enumerate(BAD, start=6):  # the empty line counts, and is none
         assert words in whys[line]
-    lists, bad = read_noise(write(tmp_path, "noise.csv", NOISE))
-    assert lists == [pytest.approx([1.1, 1.0, 1.0])]
+    noise, bad = read_noise(write(tmp_path, "noise.csv", NOISE))
+    assert noise.of(1) == [pytest.approx([1.1, 1.0, 1.0])]
     assert [one.line for one in bad] == [3, 4]
 
 
@@ -74,3 +77,33 @@ def test_a_file_without_a_choice_ends_with_one_line(
     err = capsys.readouterr().err
     assert words in err
     assert err.count("\n") == 1
+
+
+def test_a_sweep_begins_with_the_most_channels_and_is_judged_by_one_statistic(tmp_path: Path) -> None:
+    """Means hold a ramp that steady parts do not: a choice with both is one between means."""
+    header = HEADER.replace("steady_ms", "mean_ms,steady_ms")
+    lines = [f"A100,1,8,all_reduce,4,auto,auto,{n},overlap,{mean},{steady},s" for n, mean, steady in SWEPT]
+    (choice,), _ = read_choices(write(tmp_path, "surface.csv", "\n".join([header, *lines])))
+    assert choice.default.num_channels == 32
+    assert sorted(choice.true_s.values()) == pytest.approx([8.0e-3, 8.2e-3, 9.0e-3])
+
+
+SWEPT = ((8, 8.0, ""), (16, 8.2, 7.0), (32, 9.0, ""))
+
+
+def test_raw_lists_serve_the_topology_that_they_are_from(tmp_path: Path) -> None:
+    text = "run,nodes,steady_median_ms,iterations_ms\na,1,1.0,1.0 1.1\nb,2,2.0,2.0 9.0\nc,two,1.0,1.0\n"
+    noise, bad = read_noise(write(tmp_path, "noise.csv", text))
+    assert noise.of(2) == [pytest.approx([1.0, 4.5])]
+    assert len(noise.of(4)) == 2, "none of four nodes: all of them"
+    assert [one.line for one in bad] == [4]
+
+
+def test_what_is_not_faster_is_not_adopted_and_what_is_clearly_faster_is() -> None:
+    """Noise of a thousandth; the verdict is online tuning's."""
+    slow, fast = CommConfig(algorithm=Algorithm.RING), CommConfig(algorithm=Algorithm.TREE)
+    true_s = {CommConfig(): 8e-3, slow: 8.5e-3, fast: 7e-3}
+    choice = Choice(name="c", num_nodes=1, num_ranks=8, num_bytes=4, true_s=true_s, default=CommConfig())
+    lists = [[1 + 0.001 * number for number in (0, 3, 1, 2, 5, 4, 7)]]
+    ends = {found: judged(choice, found, Machine(lists, Random(1)), 0) for found in true_s}
+    assert ends == {CommConfig(): CommConfig(), slow: CommConfig(), fast: fast}

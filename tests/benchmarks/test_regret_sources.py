@@ -3,6 +3,7 @@
 import pytest
 
 import measured_generator
+import regret_oracle
 import regret_sources
 from measured_generator import TAIL, draw_group
 
@@ -18,3 +19,11 @@ def test_bounds_of_a_regret_are_in_order(num_comms: int) -> None:
     assert row["measurements"] <= 0.12
     assert measured_generator.TAIL == TAIL, "the generator is frozen: what was switched off is on again"
     assert len(family) == regret_sources.NUM_MEASURED
+
+
+def test_who_knows_the_family_is_no_better_than_the_best_equal_setting_and_better_than_the_default() -> None:
+    known = regret_oracle.family(2, 40)
+    group = draw_group(4, 1, 2)
+    found, equal = regret_oracle.regret(group, *known)
+    default = group.exact(group.problem.default).makespan_s / group.oracle()[1] - 1
+    assert equal <= found <= max(default, equal + 0.1)

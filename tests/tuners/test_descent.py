@@ -65,7 +65,7 @@ def test_the_last_collective_keeps_what_it_needs_while_the_others_give_back() ->
     best_s = min(stream("g", tried).makespan_s for tried in itertools.product(settings, repeat=4))
     assert before.makespan_s > 1.03 * best_s
     assert after.makespan_s <= 1.005 * best_s
-    assert len(trials) <= 10
+    assert len(trials) <= descent.MOST_MEASURED
 
 
 def test_with_one_collective_it_is_the_best_of_all_channels() -> None:
@@ -96,7 +96,8 @@ def test_measurements_do_not_grow_with_the_number_of_collectives(num_comms: int)
     tuner = Descent((problem(channels_only(*CHANNELS), num_comms=num_comms),))
     assert len(drive(tuner, stream)) <= descent.MOST_MEASURED
     # Below eight channels a collective lasts longer in proportion: all the same to the computation.
-    assert set(channels(tuner.recommend()["g"])) <= {6, 8}
+    eight_s = stream("g", (CommConfig(num_channels=8),) * num_comms).makespan_s
+    assert stream("g", tuner.recommend()["g"]).makespan_s <= 1.001 * eight_s
 
 
 @pytest.mark.parametrize("num_comms", [1, 4, 16, 48, 192])
@@ -284,8 +285,8 @@ def test_a_knob_that_has_not_moved_stays_the_engines_own() -> None:
     space = ConfigSpace((Subspace(num_channels=(2, 4, 8), num_threads=(128, 512), chunk_bytes=(64 * KIB, 512 * KIB)),))
 
     def run(name: str, assignment: Assignment) -> Measurement:
-        comp_s = 10.0 + (assignment[0].num_channels or 8)
-        return Measurement(makespan_s=comp_s, comp_s=comp_s, comm_s=(1.0,))
+        comp_s = 10.0 + (assignment[0].num_channels or 8) / 8
+        return Measurement(makespan_s=comp_s, comp_s=comp_s, comm_s=(5.0,))
 
     tuner = Descent((problem(space),))
     trials = drive(tuner, run)

@@ -2,15 +2,18 @@
 
 Ours, not a paper's. A measurement of an assignment c_1 ... c_N tells N + 2 times, all of them used:
 
-    x_j(c) = x_j(default) exp(f(c) - f(default))     communication: one f for all collectives of a group
+    x_j(c) = exp(l_j + f(c))                         communication: one f for all collectives of a group, a level each
     Y      = Y_0 + sum_j o_j rho(c_j)                what runs next to a collective for o_j seconds loses rho of them
     Z      = max(Y, sum_j x_j + g) exp(d)            g: where exposed, what the sum lacks; d: what both curves miss
 
 f and rho are functions of the kind (algorithm, protocol, transport), log2 channels and log2 chunk: trends plus a smooth
 remainder, no formula of a link or a GPU. d is a process over assignments, with a part of each one's own. A knob that is
-left to the engine counts as what the engine is known to take, else as the most, of a kind of its own. A measurement
-that is slow as a whole (a clock ramp, a late rank) lengthens computation and communication alike by `LEAST_SLOW` and
-more; it is found by the likelihood with and without it, and then tells nothing of the makespan.
+left to the engine counts as what the engine is known to take, else as the most, of a kind of its own.
+
+A measurement that is slow as a whole (a late rank), or the first ones together (a clock ramp), lengthens all its times
+by one factor of `LEAST_SLOW` and more. Which were is found by the likelihood with and without the factor, one after the
+other; it must be seen in the computation's times by themselves. Its other times still tell how they compare with each
+other, and the makespan counts without the factor.
 
 The widths of the priors are round numbers for any GPU and network: twice the channels take 0.73 of the time, give or
 take a factor of 1.3; a computation loses up to a third to the most channels. They are no fit.
@@ -19,6 +22,7 @@ take a factor of 1.3; a computation loses up to a third to the most channels. Th
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
+from types import EllipsisType
 from typing import Final
 
 import numpy as np
@@ -32,7 +36,7 @@ Places = npt.NDArray[np.intp]
 """(assignments, collectives) into the settings."""
 
 NUM_DRAWS: Final = 32
-LEAST_SLOW: Final = 0.1
+LEAST_SLOW: Final = 0.15
 SLOW_SIGMA: Final = 0.3
 SLOW_COST: Final = 2.3
 """Of the log likelihood: one measurement in ten is slow."""
@@ -44,7 +48,12 @@ OWN_MISSED: Final = 0.01
 """Of d, what is each assignment's alone."""
 MOST_AT_ONCE: Final = 1 << 20
 """Numbers held at once, by memory."""
-MISFIT: Final = 0.003
+MISFITS: Final = (0.003, 0.03, 0.1)
+"""By how much a collective's time is off its curve for what the others are set to; the likeliest is taken."""
+LEVEL_SIGMA: Final = 1.0
+FEWEST_SLOW: Final = 3
+MOST_RAMP: Final = 6
+"""Measurements of a ramp. Raw lists: 9 to 25 iterations, of which a measurement takes three to ten."""
 JITTER: Final = 1e-7
 
 
@@ -70,12 +79,23 @@ class _Row:
 
 @dataclass(frozen=True, slots=True)
 class _Data:
-    """Linear observations of a process: values less the prior's mean, and their covariance without noise."""
+    """Linear observations of a process: values less the prior's mean, and the prior."""
 
     weights: Floats
     values: Floats
-    covariance: Floats
+    mean: Floats
+    kernel: Floats
     rows: npt.NDArray[np.intp]
+
+    @property
+    def covariance(self) -> Floats:
+        """Of the values, without noise."""
+        return np.asarray(self.weights @ self.kernel @ self.weights.T)
+
+    def fitted(self, noise: Floats) -> Floats:
+        """The process's mean, given the values."""
+        solved = np.linalg.solve(self.covariance + noise, self.values)
+        return np.asarray(self.mean + self.kernel @ (self.weights.T @ solved))
 
 
 class Curves:
@@ -97,7 +117,7 @@ class Curves:
             )
             for assignment, each in measured
         ]
-        self._default = np.array(self._rows[0].places)
+        self._told = np.array([row.places for row in self._rows], dtype=np.intp)
         self._priors(settings)
         self._fit(SIGMAS if sigma is None else (sigma,))
 
@@ -109,7 +129,11 @@ class Curves:
     @property
     def slow(self) -> frozenset[int]:
         """The measurements that were slow as a whole."""
-        return self._slow
+        return frozenset(np.flatnonzero(self._slowed).tolist())
+
+    def slowed(self, number: int) -> float:
+        """By what factor a measurement was slow as a whole; 1 for the others."""
+        return float(np.exp(self._slowed[number]))
 
     def places(self, assignments: Sequence[Assignment]) -> Places:
         """The assignments by their settings' places."""
@@ -118,7 +142,7 @@ class Curves:
     def draws(self, places: Places) -> Floats:
         """(assignments, draws): makespans over the shortest told: the expected one, then draws."""
         step = max(1, MOST_AT_ONCE // (places.shape[1] * NUM_DRAWS))
-        parts = [self._by_curves(places[at : at + step], self._f, self._rho) for at in range(0, len(places), step)]
+        parts = [self._by_curves(places[at : at + step], ...) for at in range(0, len(places), step)]
         makespans = np.concatenate(parts)
         covariance = self._missed_of(self._told, places, self._missed)
         solved = np.linalg.solve(self._missed_root, covariance)
@@ -136,7 +160,7 @@ class Curves:
         ]
         kinds = np.array([names.index(name) for name in names])
         same = (kinds[:, None] == kinds[None, :]).astype(float)
-        origin = self._default[0]
+        origin = self._told[0, 0]
         more, larger = channels - channels[origin], chunks - chunks[origin]
 
         def trend(values: Floats, sigma: float) -> Floats:
@@ -159,26 +183,34 @@ class Curves:
         self._missed_kernel = smooth(1.5, 3.0) * (0.5 + 0.5 * same)
 
     def _comm_data(self) -> tuple[_Data, Floats]:
-        """Logarithms of times over the default's, the collectives of a setting together; their variances in sigma^2."""
-        first = self._rows[0].comm
-        weights, values, variances, rows = [], [], [], []
-        for number, row in enumerate(self._rows[1:], 1):
-            for place in dict.fromkeys(row.places):
-                members = [j for j, each in enumerate(row.places) if each == place]
-                told, begun = row.comm[members], first[members]
-                one = np.zeros(self._size)
-                one[place] += 1.0
-                np.subtract.at(one, self._default[members], begun / begun.sum())
-                weights.append(one)
-                values.append(log(told.sum() / begun.sum()) - one @ self._f_mean)
-                variances.append((told**2).sum() / told.sum() ** 2 + (begun**2).sum() / begun.sum() ** 2)
-                rows.append(number)
-        matrix = np.array(weights).reshape(-1, self._size)
-        covariance = matrix @ self._f_kernel @ matrix.T
-        return _Data(matrix, np.array(values), covariance, np.array(rows, dtype=np.intp)), np.array(variances)
+        """Logarithms of times; the collectives that had the same settings in all measurements count as one."""
+        told = np.array([row.comm for row in self._rows])
+        members: dict[tuple[int, ...], list[int]] = {}
+        for j, column in enumerate(self._told.T):
+            members.setdefault(tuple(column.tolist()), []).append(j)
+        classes = list(members.values())
+        sums = np.stack([told[:, each].sum(axis=1) for each in classes], axis=1)
+        errors = np.stack([(told[:, each] ** 2).sum(axis=1) for each in classes], axis=1) / sums**2
+        self._class_of = np.empty(self._told.shape[1], dtype=np.intp)
+        for number, each in enumerate(classes):
+            self._class_of[each] = number
+        self._log_share = np.log(told / sums[:, self._class_of]).mean(axis=0)
+        rows, of = (np.repeat(np.arange(len(told)), len(classes)), np.tile(np.arange(len(classes)), len(told)))
+        weights = np.zeros((len(rows), self._size + len(classes)))
+        at = np.arange(len(rows))
+        weights[at, [self._told[row, classes[number][0]] for row, number in zip(rows, of, strict=True)]] = 1.0
+        weights[at, self._size + of] = 1.0
+        size = self._size + len(classes)
+        kernel = np.zeros((size, size))
+        kernel[: self._size, : self._size] = self._f_kernel
+        kernel[self._size :, self._size :] = LEVEL_SIGMA**2 * np.eye(len(classes))
+        values = np.log(sums)
+        levels = (values - self._f_mean[self._told[:, [each[0] for each in classes]]]).mean(axis=0)
+        mean = np.append(self._f_mean, levels)
+        return _Data(weights, values.ravel() - weights @ mean, mean, kernel, rows), errors.ravel()
 
-    def _comp_data(self, rate: Floats) -> tuple[_Data, Floats, Floats]:
-        """Computations over what ran next to them; with the prior of rho and Y_0, mean and covariance."""
+    def _comp_data(self, rate: Floats) -> _Data:
+        """Computations over what ran next to them, with rho and Y_0."""
         least = min(row.comp for row in self._rows)
         size = self._size + 1
         kernel = np.zeros((size, size))
@@ -193,78 +225,49 @@ class Curves:
                 weights[number, row.places[j]] += max(0.0, row.comm[j] - exposed)
                 exposed = max(0.0, exposed - row.comm[j])
         values = np.array([row.comp for row in self._rows]) - weights @ mean
-        data = _Data(weights, values, weights @ kernel @ weights.T, np.arange(len(self._rows)))
-        return data, mean, kernel
+        return _Data(weights, values, mean, kernel, np.arange(len(self._rows)))
 
     def _fit(self, sigmas: Sequence[float]) -> None:
-        comm, variances = self._comm_data()
-        f_mean = self._f_mean
-        if len(comm.values):
-            rough = comm.covariance + np.diag(variances * 0.02**2 + MISFIT**2)
-            f_mean = f_mean + self._f_kernel @ comm.weights.T @ np.linalg.solve(rough, comm.values)
-        comp, rho_mean, rho_kernel = self._comp_data(np.exp(f_mean.min() - f_mean))
-
-        def roots(sigma: float, slow: frozenset[int]) -> tuple["_Root", "_Root"]:
-            slows = np.array([number in slow for number in range(len(self._rows))], dtype=float)
-            together = np.full_like(comm.covariance, 0 in slow)
-            for number in slow:
-                of_row = (comm.rows == number).astype(float)
-                together += np.outer(of_row, of_row)
-            noise = np.diag(variances * sigma**2 + MISFIT**2) + SLOW_SIGMA**2 * together
-            told = np.array([row.comp for row in self._rows])
-            comp_noise = np.diag((sigma * told) ** 2 + 0.005**2 + (SLOW_SIGMA * told) ** 2 * slows)
-            return _Root(comm, noise), _Root(comp, comp_noise)
-
-        def judged(sigma: float, slow: frozenset[int]) -> float:
-            likelihoods = sum(root.log_likelihood for root in roots(sigma, slow))
-            return likelihoods - SLOW_COST * len(slow) - 0.3 * abs(log(sigma / 0.02))
-
-        best: tuple[float, float, frozenset[int]] | None = None
+        comm, errors = self._comm_data()
+        rough = comm.fitted(np.diag(errors * 0.02**2 + MISFITS[0] ** 2))[: self._size]
+        comp = self._comp_data(np.exp(rough.min() - rough))
+        told = np.array([row.comp for row in self._rows])
+        first = len(comm.values)
+        size = first + len(told)
+        covariance = np.zeros((size, size))
+        covariance[:first, :first], covariance[first:, first:] = comm.covariance, comp.covariance
+        values = np.concatenate([comm.values, comp.values])
+        # What a factor on a measurement as a whole does to all that it tells.
+        wholes = np.zeros((len(told), size))
+        wholes[comm.rows, np.arange(first)] = 1.0
+        wholes[np.arange(len(told)), first + np.arange(len(told))] = told
+        best: tuple[float, float, _Slow] | None = None
         for sigma in sigmas:
-            slow: frozenset[int] = frozenset()
-            likely = judged(sigma, slow)
-            while len(self._rows) >= 3 and len(slow) <= len(self._rows) // 3:
-                others = [number for number in range(len(self._rows)) if number not in slow]
-                more = [slow | {number} for number in others if self._is_slow(number, *roots(sigma, slow | {number}))]
-                found = max(((judged(sigma, each), sorted(each)) for each in more), default=(likely, []))
-                if found[0] <= likely:
-                    break
-                likely, slow = found[0], frozenset(found[1])
-            if best is None or likely > best[0]:
-                best = likely, sigma, slow
+            for misfit in MISFITS if self._told.shape[1] > 1 else MISFITS[:1]:
+                noise = np.concatenate([errors * sigma**2 + misfit**2, (sigma * told) ** 2 + 0.005**2])
+                slow = _Slow(covariance + np.diag(noise), values, wholes)
+                likely = slow.log_likelihood - 0.3 * abs(log(sigma / 0.02))
+                if best is None or likely > best[0]:
+                    best = likely, sigma, slow
         assert best is not None, "at least one sigma"
-        _, self._sigma, self._slow = best
-        f_root, rho_root = roots(self._sigma, self._slow)
+        _, self._sigma, slow = best
+        self._slowed, self._slowed_variance = slow.factors()
         random = np.random.default_rng(len(self._rows))
-        self._f = f_root.draws(self._f_mean, self._f_kernel, random)
-        self._rho = rho_root.draws(rho_mean, rho_kernel, random)
+        drawn = slow.draws(comm, slice(0, first), random)
+        self._f, self._levels = drawn[: self._size], drawn[self._size :]
+        self._rho = slow.draws(comp, slice(first, size), random)
         self._offsets = np.append(0.0, random.standard_normal(NUM_DRAWS - 1))
-        expected = float(comp.weights[0] @ self._rho[:, 0])
-        is_first_slow = 0 in self._slow and expected > 0
-        self._first = self._rows[0].comm / (max(1.0, self._rows[0].comp / expected) if is_first_slow else 1.0)
         self._fit_missed()
 
-    def _is_slow(self, number: int, comm: "_Root", comp: "_Root") -> bool:
-        """Whether both sides lasted longer than the others' measurements say."""
-        told = self._rows[number].comp
-        if comp.left[number] < LEAST_SLOW * told:
-            return False
-        if number == 0:
-            return -(SLOW_SIGMA**2) * float(comm.solved.sum()) > LEAST_SLOW
-        return float(np.mean(comm.left[comm.data.rows == number])) > LEAST_SLOW
-
     def _fit_missed(self) -> None:
-        self._told = np.array([row.places for row in self._rows], dtype=np.intp)
-        kept = [row for number, row in enumerate(self._rows) if number not in self._slow]
+        kept = [row for number, row in enumerate(self._rows) if not self._slowed[number]]
         exposed = [max(0.0, row.makespan - float(row.comm.sum())) for row in kept if row.makespan > 1.02 * row.comp]
         self._gap = float(np.median(exposed)) if exposed else 0.0
-        expected = self._by_curves(self._told, self._f[:, :1], self._rho[:, :1])[:, 0]
-        values = np.log([row.makespan for row in self._rows]) - np.log(expected)
-        slows = np.array([number in self._slow for number in range(len(self._rows))], dtype=float)
-        noise = np.diag(self._sigma**2 + 1e-5 + SLOW_SIGMA**2 * slows)
+        expected = self._by_curves(self._told, slice(0, 1))[:, 0]
+        values = np.log([row.makespan for row in self._rows]) - np.log(expected) - self._slowed
+        noise = np.diag(self._sigma**2 + 1e-5 + self._slowed_variance)
         kernels = [self._missed_of(self._told, self._told, missed) for missed in MISSED]
-        data = [_Data(kernel, values, kernel, np.arange(len(values))) for kernel in kernels]
-        fits = [_Root(each, noise) for each in data]
+        fits = [_Root(kernel + noise, values) for kernel in kernels]
         likeliest = max(range(len(MISSED)), key=lambda number: fits[number].log_likelihood)
         self._missed = MISSED[likeliest]
         self._missed_root, self._missed_values = fits[likeliest].root, fits[likeliest].whitened
@@ -280,9 +283,11 @@ class Curves:
         alike = (one[:, None, :] == other[None, :, :]).all(axis=2)
         return np.asarray(missed**2 * self._kernel_of(one, other) + OWN_MISSED**2 * alike)
 
-    def _by_curves(self, places: Places, f: Floats, rho: Floats) -> Floats:
+    def _by_curves(self, places: Places, which: "slice | EllipsisType") -> Floats:
         """Z of both curves; where exposed, the computation has a collective next to it all the time but the gap."""
-        comm = self._first[None, :, None] * np.exp(np.clip(f[places] - f[self._default][None], -4.0, 6.0))
+        f, rho, levels = self._f[:, which], self._rho[:, which], self._levels[:, which]
+        logs = f[places] + (levels[self._class_of] + self._log_share[:, None])[None]
+        comm = np.exp(np.clip(logs, -20.0, 8.0))
         total = comm.sum(axis=1)
         lost = (comm * np.clip(rho[places], 0.0, 3.0)).sum(axis=1)
         alone = np.maximum(rho[-1][None], 0.0)
@@ -294,29 +299,66 @@ class Curves:
 
 
 class _Root:
-    """Observations with noise: what their Cholesky root tells."""
+    """Values with a covariance: what its Cholesky root tells."""
 
-    def __init__(self, data: _Data, noise: Floats) -> None:
-        self.data, self._noise = data, noise
-        self.root = np.linalg.cholesky(data.covariance + noise) if len(data.values) else np.zeros((0, 0))
-        self.whitened = np.linalg.solve(self.root, data.values) if len(data.values) else data.values
+    def __init__(self, covariance: Floats, values: Floats) -> None:
+        self.root = np.linalg.cholesky(covariance)
+        self.whitened = np.linalg.solve(self.root, values)
         self.log_likelihood = float(-(self.whitened @ self.whitened) / 2 - np.log(np.diag(self.root)).sum())
 
-    @property
-    def solved(self) -> Floats:
-        """The inverse covariance times the values."""
-        return np.asarray(np.linalg.solve(self.root.T, self.whitened))
 
-    @property
-    def left(self) -> Floats:
-        """Of the values, what the process does not say."""
-        return np.asarray(self.data.values - self.data.covariance @ self.solved)
+class _Slow:
+    """All that was told, with the measurements that were slow as a whole: those without which it would be unlikely.
 
-    def draws(self, mean: Floats, kernel: Floats, random: np.random.Generator) -> Floats:
-        """(settings, draws) of the process given the observations, its mean first."""
-        if len(self.data.values):
-            solved = np.linalg.solve(self.root, self.data.weights @ kernel)
-            mean, kernel = mean + solved.T @ self.whitened, kernel - solved.T @ solved
+    A measurement by itself (a late rank), or the first ones by one factor (a clock ramp), one after the other as long
+    as the likelihood rises by more than that costs.
+    """
+
+    def __init__(self, covariance: Floats, values: Floats, wholes: Floats) -> None:
+        num = len(wholes)
+        self._values, self._wholes = values, wholes
+        self._factors: list[tuple[int, ...]] = []
+        candidates: list[tuple[int, ...]] = [(number,) for number in range(num)]
+        candidates += [tuple(range(most + 1)) for most in range(1, min(MOST_RAMP, num - 1))]
+        shapes = np.array([wholes[list(each)].sum(axis=0) for each in candidates])
+        root = _Root(covariance, values)
+        cost = 0.0
+        while num >= FEWEST_SLOW and len(self._factors) <= num // 3:
+            bent = np.linalg.solve(root.root, shapes.T)
+            size = (bent**2).sum(axis=0)
+            along = bent.T @ root.whitened
+            gain = SLOW_SIGMA**2 * along**2 / (1 + SLOW_SIGMA**2 * size) / 2 - np.log1p(SLOW_SIGMA**2 * size) / 2
+            factor = SLOW_SIGMA**2 * along / (1 + SLOW_SIGMA**2 * size)
+            taken = np.array([each in self._factors for each in candidates])
+            comp = covariance[-num:, -num:]
+            bent = np.linalg.solve(comp, shapes[:, -num:].T)
+            alone = (
+                SLOW_SIGMA**2 * (values[-num:] @ bent) / (1 + SLOW_SIGMA**2 * (shapes[:, -num:].T * bent).sum(axis=0))
+            )
+            gain[(factor < LEAST_SLOW) | (alone < LEAST_SLOW) | taken] = -np.inf
+            found = int(np.argmax(gain))
+            if gain[found] <= SLOW_COST:
+                break
+            self._factors.append(candidates[found])
+            covariance = covariance + SLOW_SIGMA**2 * np.outer(shapes[found], shapes[found])
+            root, cost = _Root(covariance, values), cost + SLOW_COST
+        self._root, self.log_likelihood = root, root.log_likelihood - cost
+
+    def factors(self) -> tuple[Floats, Floats]:
+        """The logarithms of the measurements' factors, 0 for those that were not slow, and their variances."""
+        mean, variance = np.zeros(len(self._wholes)), np.zeros(len(self._wholes))
+        for members in self._factors:
+            bent = np.linalg.solve(self._root.root, self._wholes[list(members)].sum(axis=0))
+            mean[list(members)] += SLOW_SIGMA**2 * float(bent @ self._root.whitened)
+            variance[list(members)] += SLOW_SIGMA**2 * (1 - SLOW_SIGMA**2 * float(bent @ bent))
+        return mean, np.maximum(variance, 0.0)
+
+    def draws(self, data: _Data, part: slice, random: np.random.Generator) -> Floats:
+        """(size, draws) of a process given all values, of which `part` are its observations; its mean first."""
+        towards = np.zeros((len(self._values), len(data.mean)))
+        towards[part] = data.weights @ data.kernel
+        solved = np.linalg.solve(self._root.root, towards)
+        mean, kernel = data.mean + solved.T @ self._root.whitened, data.kernel - solved.T @ solved
         root = np.linalg.cholesky(kernel + 10 * JITTER * np.eye(len(mean)))
         drawn = np.column_stack([np.zeros(len(mean)), random.standard_normal((len(mean), NUM_DRAWS - 1))])
         return np.asarray(mean[:, None] + root @ drawn)

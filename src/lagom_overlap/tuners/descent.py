@@ -9,25 +9,29 @@ here the default is the start, the makespan Z is the judge, and all collectives 
     2. where Z does not fall because what is exposed, E = Z - Y, rises by more than the computation Y gains, the last
        collectives stay behind, as many as took that much longer: an in-order stream ends with what is exposed;
     3. where communication is exposed: other algorithms and protocols, each once, the fastest of them for every
-       collective by its own time x_j; after the steps down, more channels and larger chunks;
+       collective by its own time x_j; after the steps down, more channels and larger chunks. Each step once there,
+       and nobody stays behind: the curves take it further in fewer measurements;
     4. up to `MOST_MEASURED` measurements, what two curves through all of them (`curves.py`) expect to gain most: any
        setting for all, or for the first or the last collectives of the stream. More channels, other algorithms and
        protocols only where communication was exposed; nothing that may well be much slower, and nothing further from
        what was measured than a step;
     5. what is recommended is the fastest of the measured by these curves, which even out the noise of single
-       measurements and leave out slow ones; the default, unless that is faster by `LEAST_GAIN` and was measured so.
+       measurements and what made some slow as a whole; the default, unless that is faster by `LEAST_GAIN` and was
+       measured so.
 
 A knob that has not moved stays the engine's own. Where that is not known (`ConfigSpace.default`), steps down count from
 the most that may be asked for, which is then a setting of its own.
 
-A step counts as progress from `LEAST_GAIN` on, or `LEAST_ERRORS` of the difference. Measurements grow with the
-logarithm of the number of collectives at most: after `BLAMING_RETREATS` those that move are halved. A group in which
-each of many needs something else is left where steps of all, first or last ones end. Unguarded: the default comes
-first, and `Guarded` compares with it.
+Steps are judged by times without the factor by which the curves say that a measurement was slow as a whole. A step
+counts as progress from `LEAST_GAIN` on, or `LEAST_ERRORS` of the difference. Measurements grow with the logarithm of
+the number of collectives at most: after `BLAMING_RETREATS` those that move are halved. A group in which each of many
+needs something else is left where steps of all, first or last ones end. Unguarded: the default comes first, and
+`Guarded` compares with it.
 """
 
 from bisect import bisect_left
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from math import hypot, sqrt
 from statistics import median
 from typing import Final
@@ -37,7 +41,7 @@ import numpy.typing as npt
 
 from lagom_overlap.collective import ConfigSpace, Subspace
 from lagom_overlap.tuners.base import Problems
-from lagom_overlap.tuners.curves import Curves, Setting, expected_gain
+from lagom_overlap.tuners.curves import FEWEST_SLOW, Curves, Setting, expected_gain
 from lagom_overlap.tuners.groupwise import GroupwiseTuner, Probe, Search
 from lagom_overlap.tuners.places import Place, in_way, is_near, setting_of, settings_of, start_of
 from lagom_overlap.tuners.problem import IQR_OF_SIGMA, Assignment, GroupProblem, Measurement, Outcome
@@ -68,7 +72,7 @@ MOST_ERRORS: Final = 1
 """Of standard errors of a difference: beyond that the curves do not overrule what was measured."""
 MOST_MEASURED: Final = 12
 """With the default. Steps down may take more."""
-LEAST_EXPECTED: Final = 0.001
+LEAST_EXPECTED: Final = 0.0003
 """A share of the makespan: an expected gain below it is not worth a measurement."""
 RISKS: Final = ((0.5, 1.05), (0.9, 1.5))
 """Nothing is asked for whose makespan, at these quantiles, is that many times the best one."""
@@ -115,6 +119,11 @@ class _Descent:
     def _exposed_share(self) -> float:
         return _exposed_s(self.now) / self.now.makespan_s if self.now.makespan_s > 0 else 0.0
 
+    @property
+    def _is_exposed(self) -> bool:
+        """Whether the default leaves communication exposed."""
+        return _exposed_s(self._first) > EXPOSED * self._first.makespan_s
+
     def _assignment(self, places: Sequence[Place]) -> Assignment:
         held = zip(places, self._starts, self._problem.default, strict=True)
         return tuple(default if place == start else place.config for place, start, default in held)
@@ -122,7 +131,7 @@ class _Descent:
     def _go(self, words: str, move: Move) -> Generator[Probe, Outcome, None]:
         """The move again and again while it gains, with fewer collectives where the last ones become exposed."""
         chosen: Sequence[int] = range(len(self.places))
-        num_retreats = 0
+        num_retreats, is_once = 0, self._is_exposed
         while chosen:
             tried = [move(place) if j in chosen else place for j, place in enumerate(self.places)]
             moved = [j for j in chosen if tried[j] != self.places[j]]
@@ -133,10 +142,13 @@ class _Descent:
             outcome = yield from self._measure(tried, reason)
             if not isinstance(outcome, Measurement):
                 return
-            if _gains(self.now, outcome):
-                self.places, self.now, chosen = tried, outcome, moved
+            now, then = self._evened(self.places), self._evened(tried)
+            if _gains(now, then):
+                self.places, self.now, chosen = tried, outcome, () if is_once else moved
+            elif is_once:
+                return
             else:
-                chosen = _without_exposed(self.now, outcome, moved)
+                chosen = _without_exposed(now, then, moved)
                 if num_retreats >= BLAMING_RETREATS:
                     chosen = chosen[: len(moved) // 2]
                 num_retreats += 1
@@ -155,13 +167,26 @@ class _Descent:
                 min(best, (place, comm_s), key=lambda pair: pair[1])
                 for best, place, comm_s in zip(fastest, tried, outcome.comm_s, strict=True)
             ]
-            if _gains(self.now, outcome):
+            now, outcome = self._evened(self.places), self._evened(tried)
+            if _gains(now, outcome):
                 self.places, self.now = tried, outcome
         tried = [place for place, _ in fastest]
         if self._assignment(tried) not in self._known:
             outcome = yield from self._measure(tried, "for every collective what was fastest")
-            if isinstance(outcome, Measurement) and _gains(self.now, outcome):
-                self.places, self.now = tried, outcome
+            if isinstance(outcome, Measurement):
+                now, outcome = self._evened(self.places), self._evened(tried)
+                if _gains(now, outcome):
+                    self.places, self.now = tried, outcome
+
+    def _evened(self, places: Sequence[Place]) -> Measurement:
+        """What was told of these places, without what made that measurement slow as a whole."""
+        asked, told = self._assignment(places), self._told()
+        outcome = self._known[asked]
+        assert isinstance(outcome, Measurement), "told of what failed"
+        if len(told) < FEWEST_SLOW:
+            return outcome
+        curves = self._curves(self._choices(), told)
+        return _evened(outcome, curves.slowed([each for each, _ in told].index(asked)))
 
     def _refine(self) -> Generator[Probe, Outcome, None]:
         """Asks what the curves expect most of; at the end, what is recommended is the fastest by them."""
@@ -169,7 +194,8 @@ class _Descent:
         while (told := self._told()) and len(told) >= FEWEST_FITTED:
             curves = self._curves(choices, told)
             known = curves.draws(curves.places([assignment for assignment, _ in told]))
-            best = _fastest(curves, known[:, 0], [each for _, each in told])
+            evened = [_evened(each, curves.slowed(number)) for number, (_, each) in enumerate(told)]
+            best = _fastest(curves, known[:, 0], evened)
             self._fitted = told[best][0]
             if len(self._known) >= MOST_MEASURED:
                 return
@@ -196,7 +222,7 @@ class _Descent:
 
     def _choices(self) -> list[list[Setting]]:
         """Of each collective, what may be asked for."""
-        is_exposed = _exposed_s(self._first) > EXPOSED * self._first.makespan_s
+        is_exposed = self._is_exposed
         found: dict[tuple[ConfigSpace, Place, Subspace], list[Setting]] = {}
         chosen = []
         for space, start, place in zip(self._problem.spaces, self._starts, self.places, strict=True):
@@ -256,7 +282,7 @@ def _fastest(curves: Curves, expected: npt.NDArray[np.float64], told: Sequence[M
 
     Of what is known to be slower than the fastest by more than noise explains, none.
     """
-    others = [number for number in range(1, len(told)) if number not in curves.slow and _gains(told[0], told[number])]
+    others = [number for number in range(1, len(told)) if _gains(told[0], told[number])]
     doubt = sqrt(2) * curves.sigma
     most_s = (1 + MOST_ERRORS * doubt) * min((told[number].makespan_s for number in others), default=0.0)
     others = [number for number in others if told[number].makespan_s <= most_s]
@@ -264,6 +290,18 @@ def _fastest(curves: Curves, expected: npt.NDArray[np.float64], told: Sequence[M
     if least >= (1 - max(LEAST_GAIN, LEAST_ERRORS * doubt)) * expected[0]:
         return 0
     return next(number for number in others if expected[number] <= (1 + LEAST_GAIN) * least)
+
+
+def _evened(measured: Measurement, factor: float) -> Measurement:
+    """The times without a factor on all of them; to the bit where there was none."""
+    if factor == 1:
+        return measured
+    return replace(
+        measured,
+        makespan_s=measured.makespan_s / factor,
+        comp_s=measured.comp_s / factor,
+        comm_s=tuple(each / factor for each in measured.comm_s),
+    )
 
 
 def _parts(members: Sequence[int], num_hidden: int) -> list[Sequence[int]]:
