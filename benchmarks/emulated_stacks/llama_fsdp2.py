@@ -2,10 +2,11 @@
 
 Embedding, layers and head are each a unit; bf16 parameters are gathered, gradients reduced and the loss taken in fp32;
 AdamW is PyTorch's default. Rotary positions are one multiplication, as a fused kernel takes; EAGER_ROTARY=1 has them in
-PyTorch's own operators. RECOMPUTE=1 keeps attention and every second product, as torchtitan's selective mode by
-operators does. JOINT=1 has one product for query, key and value and one for gate and up, as the model of `simulate`
-and Megatron-LM. BATCH is 1. REPLICAS=2 shards over half of the ranks and adds the halves' gradients (HSDP); TENSOR=2
-has tensor parallelism over neighbours, with sequence parallelism and a loss that is never gathered, as torchtitan does.
+PyTorch's own operators, and EAGER_NORM=1 norms as torchtitan wrote them in December 2024. RECOMPUTE=1 keeps attention
+and every second product, as torchtitan's selective mode by operators does. JOINT=1 has one product for query, key and
+value and one for gate and up, as the model of `simulate` and Megatron-LM. BATCH is 1. REPLICAS=2 shards over half of
+the ranks and adds the halves' gradients (HSDP); TENSOR=2 has tensor parallelism over neighbours, with sequence
+parallelism and a loss that is never gathered, as torchtitan does.
 
     torchrun --nproc-per-node 8 llama_fsdp2.py LAYERS STEPS
 """
@@ -36,6 +37,22 @@ IS_JOINT = bool(os.environ.get("JOINT"))
 REPLICAS, TENSOR = (int(os.environ.get(name, "1")) for name in ("REPLICAS", "TENSOR"))
 LAYERS, STEPS = map(int, sys.argv[1:])
 HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY, SEQUENCE = 4096, 14336, 32, 8, 128, 128256, 8192
+
+
+class EagerNorm(nn.Module):
+    """Root mean square, operator by operator, in FP32 up to the scale."""
+
+    def __init__(self, hidden):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(hidden))
+
+    def forward(self, x):
+        """The last axis normed and scaled."""
+        wide = x.float()
+        return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)).type_as(x) * self.weight
+
+
+NORM = EagerNorm if os.environ.get("EAGER_NORM") else nn.RMSNorm
 
 
 def rotated(x, cosine, sine):
@@ -82,7 +99,7 @@ class Layer(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.norm1, self.norm2 = nn.RMSNorm(HIDDEN), nn.RMSNorm(HIDDEN)
+        self.norm1, self.norm2 = NORM(HIDDEN), NORM(HIDDEN)
         self.heads = Projections(HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM)
         self.out = nn.Linear(HEADS * HEAD_DIM, HIDDEN, bias=False)
         self.gate_up = Projections(FFN, FFN)
@@ -106,7 +123,7 @@ class Llama(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, HIDDEN)
         self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
-        self.norm, self.head = nn.RMSNorm(HIDDEN), nn.Linear(HIDDEN, VOCABULARY, bias=False)
+        self.norm, self.head = NORM(HIDDEN), nn.Linear(HIDDEN, VOCABULARY, bias=False)
 
     def forward(self, tokens, cosine, sine):
         """Tokens to logits."""
