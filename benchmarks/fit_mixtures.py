@@ -23,7 +23,7 @@ from scipy.interpolate import RegularGridInterpolator
 
 from lagom_overlap.cost.operators import load_framework, load_operators
 from lagom_overlap.errors import LagomError
-from measured_rows import BadRowError, NotModelledError, read
+from measured_rows import BadFileError, BadRowError, NotModelledError, read
 from training_steps.case import COLUMNS, StepCase
 from training_steps.jobs import case_of
 from training_steps.predict import predicted
@@ -117,4 +117,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except BadFileError as error:
+        sys.stderr.write(f"fit_mixtures: {error}\n")
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.stderr.write("fit_mixtures: interrupted; a fit has no result before its end\n")
+        sys.exit(130)

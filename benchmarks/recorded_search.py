@@ -34,6 +34,7 @@ from statistics import fmean
 from rich.console import Console
 from rich.table import Table
 
+from lagom_overlap.errors import LagomError
 from lagom_overlap.jobfile.build import groups_of, open_backend, request_of
 from lagom_overlap.jobfile.registry import make_tuner
 from lagom_overlap.jobfile.spec import JobSpec, read_job
@@ -184,6 +185,8 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.searches < 1:
         parser.error(f"--searches is {args.searches}, must be at least 1")
+    if args.workers < 1:
+        parser.error(f"--workers is {args.workers}, must be at least 1")
     if all(path.suffix == ".csv" for path in args.jobs):
         if len(args.jobs) != 2:
             parser.error(f"{len(args.jobs)} CSV files; a surface and its raw noise are two")
@@ -208,4 +211,11 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except (BadFileError, LagomError) as error:
+        sys.stderr.write(f"recorded_search: {error}\n")
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.stderr.write("recorded_search: interrupted; nothing was written\n")
+        sys.exit(130)

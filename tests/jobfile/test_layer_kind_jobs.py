@@ -89,3 +89,49 @@ def test_what_captures_lack_is_refused_by_one_line() -> None:
     named = pytest.importorskip("lagom_overlap.capturing.models.named")
     with pytest.raises(JobError, match=r"model 'deepseek-v3' has layers of kind 'latent\+experts': captured are"):
         named.capture_named("deepseek-v3", {"fsdp": 8}, micro_batch=1, seq_len=128, rank=0)
+
+
+LLAMA = """
+[job]
+name = "dense"
+[model]
+name = "llama-3-8b"
+seq_len = 2048
+[cluster]
+preset = "PRESET"
+[parallel]
+data = 4
+pipeline = 2
+global_batch = 4
+EXTRA
+[precision]
+products = "PRODUCTS"
+"""
+
+
+def _dense(preset: str, products: str, extra: str = "") -> str:
+    return LLAMA.replace("PRESET", preset).replace("PRODUCTS", products).replace("EXTRA", extra)
+
+
+@pytest.mark.parametrize(
+    ("preset", "products", "allowed"),
+    [("a100_dgx", "fp8", "parameter"), ("h100_dgx", "mxfp8", "parameter, fp8, fp8_current")],
+)
+def test_a_format_that_the_gpu_does_not_multiply_is_refused(preset: str, products: str, allowed: str) -> None:
+    with pytest.raises(JobError, match=rf"precision\.products is {products}; .* has {allowed} \(gpu\.fp8"):
+        _built(_dense(preset, products))
+
+
+@pytest.mark.parametrize(("preset", "products"), [("h100_dgx", "fp8_current"), ("b200", "mxfp8")])
+def test_a_format_that_the_gpu_has_is_taken(preset: str, products: str) -> None:
+    assert _built(_dense(preset, products)).iteration.ops
+
+
+@pytest.mark.parametrize("extra", ['recompute = "full"', 'zero_stage = 3\nframework = "deepspeed"'])
+def test_a_last_chunk_without_layers_has_its_memory_counted(extra: str) -> None:
+    step = job_step(
+        parse_job(tomllib.loads(_dense("h100_dgx", "parameter", f'pipeline_layout = "Et*32|L"\n{extra}')), "job")
+    )
+    assert step is not None
+    first, last = step.memories()
+    assert first.total_bytes > last.total_bytes > 0

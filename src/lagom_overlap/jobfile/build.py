@@ -262,8 +262,9 @@ _LATER_FIELDS: Final = {
     "access": ({"num_bytes"}, "stream"),
     "num_launches": ({"num_bytes", "m"}, 1),
     "result_bytes": ({"m"}, None),
+    "copies": ({"num_ranks"}, 0),
 }
-"""Fields of works that older recordings do not know, with a field of each such work and the default."""
+"""Fields of works and calls that older recordings do not know, with a field of each such one and the default."""
 
 
 def _without_defaults(value: Any) -> Any:  # anything that msgspec makes of groups

@@ -9,14 +9,14 @@ from lagom_overlap.cost.operators import FrameworkConstants, OperatorConstants, 
 from lagom_overlap.cost.operators import operators_of_preset as operators_of
 from lagom_overlap.cost.profile import Profile, load_profile
 from lagom_overlap.errors import JobError
-from lagom_overlap.hardware import Cluster, load_preset
+from lagom_overlap.hardware import Cluster, Gpu, load_preset
 from lagom_overlap.jobfile.spec import JobSpec, ModelTable, ParallelTable, size_bytes
 from lagom_overlap.sim.training import TrainingSimulator
 from lagom_overlap.workload.issued import IssuedStep
 from lagom_overlap.workload.models import TransformerModel, load_model
 from lagom_overlap.workload.parallel import ParallelLayout, StageMemory, plan_stages, stage_memory
 from lagom_overlap.workload.parallel.layout import check_layout
-from lagom_overlap.workload.precision import Precision
+from lagom_overlap.workload.precision import Precision, ProductFormat
 from lagom_overlap.workload.step import IssueRules, load_rules
 
 
@@ -163,6 +163,15 @@ def precision_of(spec: JobSpec, rules: IssueRules) -> Precision:
     )
 
 
+def _check_products(products: ProductFormat, gpu: Gpu) -> None:
+    """Refuses a format that the GPU does not multiply."""
+    allowed = [ProductFormat.PARAMETER]
+    allowed += [ProductFormat.FP8, ProductFormat.FP8_CURRENT] if gpu.fp8 else []
+    allowed += [ProductFormat.MXFP8] if gpu.mxfp8 else []
+    if products not in allowed:
+        raise JobError(f"precision.products is {products}; {gpu.name} has {', '.join(allowed)} (gpu.fp8, gpu.mxfp8)")
+
+
 def job_step(spec: JobSpec) -> JobStep | None:
     """The step of a job's named model; None for groups given by shapes, captures and programs.
 
@@ -177,14 +186,15 @@ def job_step(spec: JobSpec) -> JobStep | None:
     cluster = cluster_for(spec, layout)
     check_layout(model, layout, cluster, spec.model.seq_len)
     rules = load_rules(framework_of(parallel))
-    framework = load_framework(rules.name)
+    framework, precision = load_framework(rules.name), precision_of(spec, rules)
+    _check_products(precision.products, cluster.gpu)
     return JobStep(
         model=model,
         layout=layout,
         cluster=cluster,
         seq_len=spec.model.seq_len,
         rules=rules,
-        precision=precision_of(spec, rules),
+        precision=precision,
         clips=rules.clips if parallel.clip_gradients is None else parallel.clip_gradients,
         framework=framework.graphed() if parallel.cuda_graph else framework,
         operators=operators_of(spec.cluster.preset) or load_operators(cluster.gpu),

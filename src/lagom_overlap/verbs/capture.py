@@ -22,6 +22,8 @@ from lagom_overlap.jobfile.spec import JobSpec, ParallelTable, read_job
 from lagom_overlap.jobfile.step import layout_of
 from lagom_overlap.results.capture import CaptureResult
 from lagom_overlap.workload.issued import IssuedStep
+from lagom_overlap.workload.parallel import Dispatcher
+from lagom_overlap.workload.precision import ProductFormat
 
 DEFAULT_RANKS: Final = 8
 DEFAULT_SEQ_LEN: Final = 2048
@@ -162,6 +164,7 @@ def _capture_job(request: CaptureRequest, spec: JobSpec) -> IssuedStep:
             raise JobError(
                 f"--{flag.removeprefix('num_').replace('_', '-')} does not go with a job file, which says it"
             )
+    _check_captured(spec)
     if spec.parallel.auto is not None or spec.parallel.zero_stage in (1, 2):
         if request.rank:
             raise JobError(
@@ -177,6 +180,21 @@ def _capture_job(request: CaptureRequest, spec: JobSpec) -> IssuedStep:
     )
 
 
+def _check_captured(spec: JobSpec) -> None:
+    """Refuses what no capture of a named model has."""
+    assert spec.parallel is not None
+    assert spec.model is not None
+    for key in ("recompute_modules", "pipeline_layout", "whole_experts", "fused_experts", "cuda_graph"):
+        if getattr(spec.parallel, key):
+            raise JobError(f"parallel.{key}: named models are captured without it")
+    if spec.parallel.dispatcher is not Dispatcher.ALL_TO_ALL:
+        raise JobError(f"parallel.dispatcher is {spec.parallel.dispatcher}: named models are captured with all_to_all")
+    if spec.precision.products is not ProductFormat.PARAMETER:
+        raise JobError(f"precision.products is {spec.precision.products}: named models are captured with parameter")
+    if spec.model.mtp_layers is not None:
+        raise JobError("model.mtp_layers: named models are captured as they are published")
+
+
 def _options_of(parallel: ParallelTable) -> dict[str, int | str]:
     """A job's `[parallel]` as a capture's: `data` with zero_stage 3 is sharded, with 0 or none replicated."""
     if parallel.recompute != "none":
@@ -185,9 +203,6 @@ def _options_of(parallel: ParallelTable) -> dict[str, int | str]:
         raise JobError(
             "parallel.context and overlap_tensor: named models are captured without context parallelism or parts"
         )
-    for key in ("pipeline_layout", "whole_experts"):
-        if getattr(parallel, key):
-            raise JobError(f"parallel.{key}: named models are captured without it")
     layout = layout_of(parallel)
     data = layout.data
     shared = {"fsdp": data // layout.replicate, "replicate": layout.replicate}

@@ -127,11 +127,11 @@ def _of_the_job(job: JobStep) -> Iterator[tuple[Asked, JobStep]]:
     layout = job.layout
     if layout.num_micro_batches * layout.num_chunks > _MAX_SLOTS:
         return
-    for change, line, other in _layouts(layout):
+    for change, line, other in _layouts(layout, has_dispatchers=job.rules.mixture.fuses_moves):
         yield Asked(change, line), replace(job, layout=other)
 
 
-def _layouts(layout: ParallelLayout) -> Iterator[tuple[str, str, ParallelLayout]]:
+def _layouts(layout: ParallelLayout, *, has_dispatchers: bool) -> Iterator[tuple[str, str, ParallelLayout]]:
     """The overlap flags that are off, each switched on alone; they need no other degrees and no other memory."""
     if layout.data > 1 and layout.zero_stage <= 1 and not layout.overlap_gradients:
         line = "--overlap-grad-reduce (Megatron-LM); overlap_gradients = true"
@@ -148,8 +148,8 @@ def _layouts(layout: ParallelLayout) -> Iterator[tuple[str, str, ParallelLayout]
     if layout.expert > 1 and layout.num_micro_batches > 1 and not layout.overlap_experts:
         line = "--overlap-moe-expert-parallel-comm (Megatron-LM); overlap_experts = true"
         yield "all-to-alls behind another micro-batch", line, replace(layout, overlap_experts=True)
-    if layout.expert > 1 and layout.dispatcher is Dispatcher.ALL_TO_ALL:
-        line = "--moe-token-dispatcher-type flex (Megatron-LM: DeepEP, HybridEP); dispatcher = merged"
+    if has_dispatchers and layout.expert > 1 and layout.dispatcher is Dispatcher.ALL_TO_ALL:
+        line = '--moe-token-dispatcher-type flex (Megatron-LM: DeepEP, HybridEP); dispatcher = "merged"'
         yield "tokens sent once to each rank and node", line, replace(layout, dispatcher=Dispatcher.MERGED)
     if layout.zero_stage == 3 and layout.prefetch == 1:
         line = "set_modules_to_forward_prefetch, set_modules_to_backward_prefetch; prefetch = 2"

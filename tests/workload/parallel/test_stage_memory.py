@@ -118,8 +118,9 @@ def test_a_latent_layer_keeps_its_latents_and_what_is_made_of_them() -> None:
     assert kept("deepseek-v3", 0, again=again) == 2 * 4096 * (rest + latents + result)
 
 
-def test_fp8_keeps_operands_as_they_were_cast_and_megatron_no_combined_rows() -> None:
-    fp8 = Precision(products=ProductFormat.FP8)
+@pytest.mark.parametrize("products", [ProductFormat.FP8, ProductFormat.FP8_CURRENT, ProductFormat.MXFP8])
+def test_fp8_keeps_operands_as_they_were_cast_and_megatron_no_combined_rows(products: ProductFormat) -> None:
+    fp8 = Precision(products=products)
     routed = 8 * 7168
     plain, inside = (kept("deepseek-v3", 60, weighs_inside=flag) for flag in (False, True))
     assert plain - inside == 2 * 4096 * routed

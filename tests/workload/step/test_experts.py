@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -188,3 +189,31 @@ def test_fused_experts_leave_out_the_activation_and_its_casts() -> None:
     gone = names(LAYOUT) - names(replace(LAYOUT, fused_experts=True))
     assert gone == {"expert_act", "expert_act_d", "expert_down_cast", "expert_up_cast_d"}
     assert names(replace(LAYOUT, fused_experts=True)) < names(LAYOUT)
+
+
+def test_whole_experts_need_ranks_to_be_shared_out_over() -> None:
+    with pytest.raises(JobError, match=r"whole_experts needs expert of at least 2 with tensor = 2"):
+        ParallelLayout(data=4, tensor=2, global_batch=4, whole_experts=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [({"fused_experts": True}, "fused_experts"), ({"dispatcher": Dispatcher.CAPACITY}, "capacity")],
+)
+def test_what_other_frameworks_do_not_have_is_refused(options: dict[str, Any], named: str) -> None:
+    layout = replace(LAYOUT, zero_stage=3, **options)
+    with pytest.raises(JobError, match=f"{named} is modelled for Megatron-LM; the framework is torchtitan"):
+        build_step(QWEN, layout, seq_len=SEQ, rules=load_rules("torchtitan"))
+
+
+def test_one_rank_counts_its_rows_by_three_launches() -> None:
+    def launches(layout: ParallelLayout) -> int:
+        works = {
+            op.name.rpartition(".")[2]: op.work
+            for op in built(Dispatcher.ALL_TO_ALL, layout=layout).iteration.computations
+        }
+        work = works["permute"]
+        assert isinstance(work, MemoryBound)
+        return work.num_launches
+
+    assert (launches(LAYOUT), launches(ParallelLayout(global_batch=1))) == (4 + 14, 4 + 3)

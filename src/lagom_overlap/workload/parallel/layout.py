@@ -161,6 +161,11 @@ class ParallelLayout:
         self._check_experts()
 
     def _check_experts(self) -> None:
+        if self.whole_experts and self.tensor > 1 and self.expert == 1:
+            raise JobError(
+                f"parallel.whole_experts needs expert of at least 2 with tensor = {self.tensor}: "
+                "the ranks of tensor share out the experts"
+            )
         if self.dispatcher is Dispatcher.MERGED and self.expert == 1:
             raise JobError(
                 "parallel.dispatcher is merged, must be all_to_all or capacity with expert = 1: nothing is sent"
@@ -296,7 +301,9 @@ def _check_chunks(model: TransformerModel, layout: ParallelLayout) -> None:
     cut = f"parallel.pipeline x chunks = {layout.pipeline} x {layout.chunks} = {layout.num_chunks}"
     if (model.num_layers + tables) % layout.num_chunks:
         more = " and 2 for tables_as_layers" if tables else ""
-        raise JobError(f"{cut}, must divide the model's layers ({model.num_layers}){more}")
+        raise JobError(
+            f"{cut}, must divide the model's layers ({model.num_layers}){more}; or pipeline_layout names each chunk's"
+        )
     if tables and (model.num_layers + tables) // layout.num_chunks < 2:
         raise JobError(f"{cut}: with tables_as_layers the first and last chunk would have no layer")
 
@@ -329,6 +336,10 @@ def check_model(model: TransformerModel, layout: ParallelLayout, seq_len: int) -
         raise JobError(f"parallel.context is {layout.context}, must divide seq_len ({seq_len})")
     if layout.sequence_parallel and seq_len // layout.context % layout.tensor:
         raise JobError(f"parallel.tensor is {layout.tensor}, must divide seq_len ({seq_len}) for sequence parallelism")
+    if layout.dispatcher is not Dispatcher.ALL_TO_ALL and not model.num_experts:
+        raise JobError(
+            f"parallel.dispatcher is {layout.dispatcher}, must be all_to_all: model {model.name!r} has no experts"
+        )
     if layout.fused_experts and not model.num_experts:
         raise JobError(f"parallel.fused_experts is true, must be false: model {model.name!r} has no experts")
     if layout.expert > 1 and not model.num_experts:

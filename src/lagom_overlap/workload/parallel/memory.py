@@ -16,7 +16,7 @@ from lagom_overlap.workload.models import TransformerModel
 from lagom_overlap.workload.parallel.layout import MAX_ZERO_STAGE, ParallelLayout, Recompute, RecomputeModule
 from lagom_overlap.workload.parallel.schedule import most_in_flight, stage_slots
 from lagom_overlap.workload.parallel.stage import StagePlan, expert_params_per_gpu, layer_params_per_gpu
-from lagom_overlap.workload.precision import MIXED, Precision, ProductFormat
+from lagom_overlap.workload.precision import MIXED, Precision
 
 OPTIMIZER_BYTES = 12
 """Adam in mixed precision, per parameter: FP32 copy and two moments."""
@@ -57,7 +57,7 @@ def layer_activation_bytes(
     `weighs_inside`: the router's weights scale the experts' activations, so that what comes back is not kept.
     """
     element_bytes = precision.parameter.num_bytes
-    operand_bytes = 1 if precision.products is ProductFormat.FP8 else element_bytes
+    operand_bytes = 1 if precision.products.is_fp8 else element_bytes
     kind = kind or model.layer_kinds[-1]
     tokens, h, t = layout.micro_batch * seq_len // layout.context, model.hidden, layout.tensor
     around = t if layout.sequence_parallel else 1
@@ -76,10 +76,11 @@ def layer_activation_bytes(
     inner = tokens * (element_bytes * inner_columns + operand_bytes * acted) // t
     inner += element_bytes * tokens * whole_columns // around
     if kind.mlp is Mlp.EXPERTS and RecomputeModule.MOE not in again:
-        rows = tokens * model.experts_per_token * model.expert_width
-        inner += rows * (operand_bytes + (0 if weighs_inside else element_bytes))
+        back = tokens * model.experts_per_token * model.expert_width // t  # of the tokens that this rank sends
+        inner += back * (layout.expert_tensor * operand_bytes + (0 if weighs_inside else element_bytes))
     scores = 0
-    if not layout.flash_attention and recompute is Recompute.NONE and kind.mixer is Mixer.ATTENTION:
+    keeps_scores = recompute is Recompute.NONE or (again and RecomputeModule.CORE_ATTN not in again)
+    if not layout.flash_attention and keeps_scores and kind.mixer is Mixer.ATTENTION:
         per_score = element_bytes + (element_bytes + 1 if model.dropout else 0)
         scores = per_score * layout.micro_batch * model.num_heads * seq_len * seq_len // t
     return whole + inner + scores
@@ -145,17 +146,18 @@ def stage_memory(
     activations = in_flight * max(sum(held[model.kind_of(layer)] for layer in layers) for layers in stage.chunks)
     if layout.recompute is not Recompute.NONE:
         spared = held if layout.recompute_modules else dict.fromkeys(kinds, 0)
-        activations += max(kept(kind, Recompute.NONE) - spared[kind] for kind in kinds)
+        activations += max((kept(kind, Recompute.NONE) - spared[kind] for kind in kinds), default=0)
     if stage.has_head:
         tokens = layout.micro_batch * seq_len // layout.context
         activations += (1 + model.mtp_layers) * LOGIT_BYTES * tokens * model.vocab // layout.tensor
     gathered = 0
     if zero == MAX_ZERO_STAGE:
         is_local = layout.expert_ranks == layout.expert
-        whole = max(
+        parts = (
             layer_params_per_gpu(model, layout, kind) - (expert_params_per_gpu(model, layout, kind) if is_local else 0)
             for kind in kinds
         )
+        whole = max(parts, default=0)
         gathered = min(layout.prefetch + 1, stage.num_layers) * whole
     return StageMemory(
         parameter_bytes=element_bytes * (shard + gathered if zero == MAX_ZERO_STAGE else params),

@@ -33,7 +33,8 @@ class StagePlan:
     def shard_params(self, layout: ParallelLayout) -> int:
         """Parameters per GPU when they are sharded: dense ones over a layout's `shard`, experts over data / expert."""
         dense = self.num_params - self.num_expert_params
-        return dense // layout.shard + self.num_expert_params * layout.expert // layout.expert_ranks
+        sharers = layout.expert_ranks // layout.replicate
+        return dense // layout.shard + self.num_expert_params * layout.expert // sharers
 
 
 def chunk_layers(model: TransformerModel, layout: ParallelLayout) -> tuple[range, ...]:

@@ -21,7 +21,7 @@ from lagom_overlap.workload.iteration import Iteration
 from lagom_overlap.workload.layer_kinds import Mixer
 from lagom_overlap.workload.models import TransformerModel
 from lagom_overlap.workload.ops import CommOp, MemoryBound, Op, Origin, Phase
-from lagom_overlap.workload.parallel.layout import ParallelLayout, check_model
+from lagom_overlap.workload.parallel.layout import Dispatcher, ParallelLayout, check_model
 from lagom_overlap.workload.parallel.memory import OPTIMIZER_BYTES
 from lagom_overlap.workload.parallel.stage import chunk_layers
 from lagom_overlap.workload.precision import Precision
@@ -318,6 +318,9 @@ def build_step(
             f"model {model.name!r} has multi-token prediction, which is modelled for Megatron-LM with zero_stage 0 or "
             f"1, not for {rules.name} with {layout.zero_stage}: set model.mtp_layers = 0"
         )
+    if not rules.mixture.fuses_moves and (layout.fused_experts or layout.dispatcher is Dispatcher.CAPACITY):
+        key = "fused_experts" if layout.fused_experts else "dispatcher = capacity"
+        raise JobError(f"parallel.{key} is modelled for Megatron-LM; the framework is {rules.name}")
     shape = StepShape(
         model=model,
         layout=layout,

@@ -135,7 +135,7 @@ class ExpertOps(StepOps):
         mixture, dispatcher = self._shape.mixture, self._layout.dispatcher
         if not mixture.fuses_moves:
             return self._moved_rows(part, sources, (4 if phase is FORWARD else 6) * self._routed, phase, 1)
-        counting = mixture.counting_launches(dispatcher) if phase is FORWARD else 0
+        counting = mixture.counting_launches(dispatcher, self._layout.expert) if phase is FORWARD else 0
         if self._merges:
             return self._moved_rows(part, sources, self._own_tokens, phase, counting) if counting else sources[0]
         if dispatcher is Dispatcher.CAPACITY:

@@ -144,7 +144,7 @@ class StepOps:
 
     def _finds_scale(self, weight: Weight) -> bool:
         """Whether the operands of experts are read for their own greatest elements before they are cast."""
-        return weight.num_matrices > 1 and self._shape.precision.products is ProductFormat.FP8_CURRENT
+        return weight.is_expert and self._shape.precision.products is ProductFormat.FP8_CURRENT
 
     def _cast(self, name: str, source: str, rows: int, phase: Phase) -> str:
         """The operand that meets matrix `name` in a phase and the matrix itself, scaled and cast to FP8."""

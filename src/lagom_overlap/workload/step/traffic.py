@@ -120,15 +120,18 @@ class Mixture:
     fuses_moves: bool = False
     router_launches: int = 4
 
-    def counting_launches(self, dispatcher: Dispatcher) -> int:
+    def counting_launches(self, dispatcher: Dispatcher, num_ranks: int) -> int:
         """Kernels, copies to the host and small collectives that find out how many rows go where.
 
         All-to-all: four sums and casts of the map, the gather of all ranks' counts, four sums of those, four copies to
         the host, the probabilities' all-to-all. Merged: the map and the probabilities laid out for the kernel, its scan
-        of them, the copy to the host. A capacity is known beforehand; its indices take a sort.
+        of them, the copy to the host. One rank has two of the sums and one copy. A capacity is known beforehand; its
+        indices take a sort.
         """
         if not self.fuses_moves:
             return 0
+        if num_ranks == 1 and dispatcher is Dispatcher.ALL_TO_ALL:
+            return 3
         return {Dispatcher.ALL_TO_ALL: 14, Dispatcher.CAPACITY: 4, Dispatcher.MERGED: 6}[dispatcher]
 
 
