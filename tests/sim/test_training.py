@@ -279,7 +279,7 @@ def test_an_expert_at_a_time_is_launched_an_expert_at_a_time() -> None:
 
     eight = iteration_s(8, 100e-6) - iteration_s(8, 0.0)
     all_of_them = iteration_s(1, 100e-6) - iteration_s(1, 0.0)
-    # 6 products of 8 or of 64 local experts per layer and micro-batch, and 14 launches that count rows of several ranks,
+    # 6 products of 8 or of 64 local experts per layer and micro-batch, and 14 launches that count several ranks' rows,
     # 3 of one; 16 layers, 8 micro-batches.
     assert all_of_them - eight == pytest.approx((6 * (64 - 8) + 3 - 14) * 16 * 8 * 100e-6, rel=0.1)
 
