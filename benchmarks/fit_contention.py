@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from lagom_overlap.cost import Profile, load_profile
 from measured_overlap import amd
 from measured_overlap.judged import Judged
-from measured_rows import BadFileError, BadRowError, NotModelledError, Row, read
+from measured_rows import BadRowError, NotModelledError, Row, exit_code_of, read
 
 RANGES: Final = {
     "amplification": (1.0, 3.5),
@@ -115,11 +115,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except BadFileError as error:
-        sys.stderr.write(f"fit_contention: {error}\n")
-        sys.exit(2)
-    except KeyboardInterrupt:
-        sys.stderr.write("fit_contention: interrupted; a fit has no result before its end\n")
-        sys.exit(130)
+    sys.exit(exit_code_of("fit_contention", main))

@@ -23,7 +23,7 @@ from scipy.interpolate import RegularGridInterpolator
 
 from lagom_overlap.cost.operators import load_framework, load_operators
 from lagom_overlap.errors import LagomError
-from measured_rows import BadFileError, BadRowError, NotModelledError, read
+from measured_rows import BadRowError, NotModelledError, exit_code_of, read
 from training_steps.case import COLUMNS, StepCase
 from training_steps.jobs import case_of
 from training_steps.predict import predicted
@@ -85,14 +85,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("file", type=Path, metavar="FILE.csv")
     arguments = parser.parse_args(argv)
     jobs: dict[object, StepCase] = {}
+    num_skipped = 0
     for row in read(arguments.file, COLUMNS)[1]:
         try:
             case = case_of(row)
         except (BadRowError, NotModelledError, LagomError):
+            num_skipped += 1
             continue
         if case.family == FAMILY:
             key = (case.family, case.layout, case.seq_len, case.cluster, case.precision, case.graphed)
             jobs.setdefault(key, case)
+    if num_skipped:
+        sys.stderr.write(f"fit_mixtures: {num_skipped} rows are not judged; iteration_time.py names each and why\n")
     if not jobs:
         sys.stderr.write(f"fit_mixtures: no row of {FAMILY}\n")
         return 2
@@ -117,11 +121,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except BadFileError as error:
-        sys.stderr.write(f"fit_mixtures: {error}\n")
-        sys.exit(2)
-    except KeyboardInterrupt:
-        sys.stderr.write("fit_mixtures: interrupted; a fit has no result before its end\n")
-        sys.exit(130)
+    sys.exit(exit_code_of("fit_mixtures", main))

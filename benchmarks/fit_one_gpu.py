@@ -20,7 +20,7 @@ from typing import Final
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from lagom_overlap.cost import Profile, load_profile
 from measured_overlap import one_gpu
-from measured_rows import BadFileError, NotModelledError, Row, read
+from measured_rows import NotModelledError, Row, exit_code_of, read
 
 NORMS: Final = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 SHARES: Final = (0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75)
@@ -96,11 +96,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except BadFileError as error:
-        sys.stderr.write(f"fit_one_gpu: {error}\n")
-        sys.exit(2)
-    except KeyboardInterrupt:
-        sys.stderr.write("fit_one_gpu: interrupted; a fit has no result before its end\n")
-        sys.exit(130)
+    sys.exit(exit_code_of("fit_one_gpu", main))

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from lagom_overlap.cost.operators import load_operators
 from lagom_overlap.errors import LagomError
 from lagom_overlap.units import TFLOPS
-from measured_rows import BadFileError, BadRowError, NotModelledError, read
+from measured_rows import BadRowError, NotModelledError, exit_code_of, read
 from training_steps.case import COLUMNS, StepCase
 from training_steps.jobs import case_of
 from training_steps.judge import FITTED_GROUP
@@ -108,11 +108,4 @@ def _mean_pct(cases: Sequence[StepCase], point: Point) -> float:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except BadFileError as error:
-        sys.stderr.write(f"fit_steps: {error}\n")
-        sys.exit(2)
-    except KeyboardInterrupt:
-        sys.stderr.write("fit_steps: interrupted; a fit has no result before its end\n")
-        sys.exit(130)
+    sys.exit(exit_code_of("fit_steps", main))

@@ -5,7 +5,8 @@ table at all ends with one line. Lines count from 1, the header's. A column that
 """
 
 import csv
-from collections.abc import Collection, Iterator, Mapping
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -106,6 +107,18 @@ class Named:
 
     line: int
     why: str
+
+
+def exit_code_of(name: str, main: Callable[[], int], *also: type[Exception]) -> int:
+    """What a script ends with: 2 and one line for a file that is no table (or another of `also`), 130 for Ctrl-C."""
+    try:
+        return main()
+    except (BadFileError, *also) as error:
+        sys.stderr.write(f"{name}: {error}\n")
+        return 2
+    except KeyboardInterrupt:
+        sys.stderr.write(f"{name}: interrupted before its end, without a result\n")
+        return 130
 
 
 def header_of(path: Path) -> tuple[str, ...]:

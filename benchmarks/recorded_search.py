@@ -41,7 +41,7 @@ from lagom_overlap.jobfile.spec import JobSpec, read_job
 from lagom_overlap.tuners.problem import GroupProblem
 from measured_choices import read_choices, read_noise
 from measured_replay import print_rows, replay
-from measured_rows import BadFileError
+from measured_rows import BadFileError, exit_code_of
 from recorded_world import Pass, World, read_surface
 from search_quality import WORSE, percentile_95
 
@@ -211,11 +211,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except (BadFileError, LagomError) as error:
-        sys.stderr.write(f"recorded_search: {error}\n")
-        sys.exit(2)
-    except KeyboardInterrupt:
-        sys.stderr.write("recorded_search: interrupted; nothing was written\n")
-        sys.exit(130)
+    sys.exit(exit_code_of("recorded_search", main, LagomError))
