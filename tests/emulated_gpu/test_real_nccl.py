@@ -107,7 +107,7 @@ def _run(
         subprocess.Popen(
             [*program, str(rank), str(num_ranks), str(folder)],
             env=kept | (hosts[rank // local] if num_hosts > 1 else {}),
-            stdout=subprocess.PIPE,
+            stdout=subprocess.DEVNULL if rank else subprocess.PIPE,  # nobody reads a second pipe in time
             text=True,
         )
         for rank in range(num_ranks)

@@ -46,7 +46,8 @@ class Gemm:
     """A matrix product (m x k) (k x n), or `batch` equal ones at once (experts, an attention not fused).
 
     The host launches `num_launches` kernels for them. `result_bytes` moves per element of the result: None where it is
-    written in the operands' format, 8 where the epilogue adds it to an FP32 buffer.
+    written in the operands' format, 8 where the epilogue adds it to an FP32 buffer. `chunked` are products inside the
+    kernels of a scan (Mamba-2), which weigh their operands element by element on the way.
     """
 
     m: int
@@ -56,6 +57,7 @@ class Gemm:
     batch: int = 1
     num_launches: int = 1
     result_bytes: int | None = None
+    chunked: bool = False
 
     def __post_init__(self) -> None:
         sizes = {"m": self.m, "n": self.n, "k": self.k, "element_bytes": self.element_bytes, "batch": self.batch}

@@ -103,3 +103,14 @@ def test_a_product_that_adds_to_an_fp32_buffer_moves_eight_bytes_per_element_of_
     assert plain.alone_s == pytest.approx((operands + 2 * 256 * 512) / 1e9, rel=1e-2)
     assert adding.alone_s == pytest.approx((operands + 8 * 256 * 512) / 1e9, rel=1e-2)
     assert adding.total_bytes - plain.total_bytes == 6 * 256 * 512
+
+
+def test_a_scans_products_take_what_an_sm_does_in_them() -> None:
+    gpu = load_preset("h200").gpu
+    constants = load_operators(gpu)
+    scan = Gemm(256, 64, 384, batch=4096)
+    held = OperatorTimes(gpu, replace(constants, chunk_flops=0.1e12))
+    expected_s = 2 * 256 * 64 * 384 * 4096 / (0.1e12 * 132)
+    assert held.seconds(replace(scan, chunked=True)) == pytest.approx(expected_s, rel=0.01)
+    free = OperatorTimes(gpu, replace(constants, chunk_flops=None))
+    assert free.seconds(replace(scan, chunked=True)) == held.seconds(scan)

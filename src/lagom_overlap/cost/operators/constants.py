@@ -30,7 +30,8 @@ class OperatorConstants:
     `attention_rows` the query rows of one block of it; `peak_flops` the datasheet's dense 2-byte rate, which only the
     MFU refers to. `rearranged_share` is what kernels that rearrange reach of the stream's rate. `sustained_share` is
     what products keep of their rates through a whole training step, where power and heat hold the clock down and tiles
-    are not always the fastest. Both are 1 where no step was measured.
+    are not always the fastest. Both are 1 where no step was measured. `chunk_flops` is what an SM reaches in the
+    products of a scan's chunks (`Gemm.chunked`), None where nothing holds them back.
     """
 
     name: str
@@ -44,6 +45,7 @@ class OperatorConstants:
     attention_rows: int = 128
     rearranged_share: float = 1.0
     sustained_share: float = 1.0
+    chunk_flops: float | None = None
 
     def __post_init__(self) -> None:
         if self.attention_rows < 1:
@@ -56,9 +58,10 @@ class OperatorConstants:
             "peak_flops",
             "rearranged_share",
             "sustained_share",
+            "chunk_flops",
         ):
             value = getattr(self, field)
-            if not 0 < value < float("inf"):
+            if value is not None and not 0 < value < float("inf"):
                 raise ValueError(f"operators of {self.name!r}: {field} is {value}, must be positive and finite")
 
     def in_training(self) -> "OperatorConstants":

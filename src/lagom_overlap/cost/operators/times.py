@@ -9,7 +9,7 @@ tiles (vidur, A40, 2560 x 2560: one time for every m in 3232..4096) where this m
 knows the grid gives a `Kernel`. Rates scale with 2 / element_bytes from bf16.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Final
 
@@ -92,7 +92,7 @@ class OperatorTimes:
         return c.touch_s + num_bytes / (rate * self.memory_efficiency)
 
     def _gemm(self, gemm: Gemm, batch: int) -> GemmTime:
-        return gemm_time(
+        time = gemm_time(
             (gemm.m, gemm.n, gemm.k),
             batch=batch,
             element_bytes=gemm.element_bytes,
@@ -101,6 +101,10 @@ class OperatorTimes:
             l2_bytes=self.gpu.l2_bytes,
             constants=self.constants.gemm,
         )
+        if not gemm.chunked or self.constants.chunk_flops is None:
+            return time
+        chunked_s = self.constants.gemm.launch_s + gemm.flops / (self.constants.chunk_flops * self.gpu.num_sms)
+        return replace(time, alone_s=max(time.alone_s, chunked_s))
 
     def _attention_blocks(self, work: Attention) -> int:
         return work.batch * work.num_heads * ceil(work.seq_len / self.constants.attention_rows)

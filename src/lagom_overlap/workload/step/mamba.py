@@ -4,7 +4,7 @@ Sources: arXiv 2405.21060 (section 6: the scan in chunks); state-spaces/mamba e9
 `mamba_ssm/ops/triton/ssd_combined.py` (`MambaSplitConv1dScanCombinedFn`, without its norm and output product);
 Megatron-LM d98e8a64, `core/ssm/mamba_mixer.py` (`_ssm_training`).
 
-Products are those of each chunk and head (C B^T: of each group), as batched products. One projection makes the gate z,
+Products are those of each chunk and head (C B^T: of each group), as batched products at a scan's rate. One projection makes the gate z,
 what is convolved (x, B, C) and the heads' step sizes. Forward: convolution, cumulative steps, each chunk's state, the
 states handed on, C B^T, the scan gated by z, a norm by groups. Backward does again all but the scan, then the gradients
 of the gate, of states, x, B, C, C B^T and steps. Batches of several sequences are transposed before and after. Bytes of
@@ -78,7 +78,7 @@ class MambaOps(LayerOps):
         self, part: str, sources: tuple[str, ...], sizes: tuple[int, int, int], phase: Phase, count: int = 0
     ) -> str:
         """A product [m, k] x [k, n] of each chunk and head, or of each chunk and `count` groups."""
-        work = Gemm(*sizes, self._element_bytes, self._chunks * (count or self._mamba_heads))
+        work = Gemm(*sizes, self._element_bytes, self._chunks * (count or self._mamba_heads), chunked=True)
         self.made[part] = self._graph.comp(self._name(part), work, self._origin(phase, part), sources)
         return self.made[part]
 
