@@ -10,14 +10,17 @@ from typing import Final
 
 from lagom_overlap.hardware import Gpu
 from lagom_overlap.workload.models import TransformerModel
+from lagom_overlap.workload.parallel import ParallelLayout
 from lagom_overlap.workload.precision import Precision
-from measured_rows import BadRowError
+from measured_rows import BadRowError, NotModelledError
 
 HEADROOM: Final = 2.0
 LINK_BYTES_PER_S: Final = 2e12
 """Twice what NVLink 5 moves each way (0.9 TB/s)."""
 LONGEST_STEP_S: Final = 86_400.0
 LEAST_SLOWDOWN: Final = 0.5
+MOST_FORWARDS: Final = 100_000
+"""Three times those of the largest published pipeline (512 micro-batches through 64 stages, arXiv 2104.04473)."""
 
 
 def check_possible(column: str, seconds: float, least_s: float, what: str) -> None:
@@ -52,6 +55,17 @@ def check_slowdown(column: str, beside_s: float, alone_s: float) -> None:
         raise BadRowError(f"{column} is {beside_s / alone_s:.2g} of the time alone, must be at least {LEAST_SLOWDOWN}")
 
 
+def check_forwards(layout: ParallelLayout) -> None:
+    """Refuses a layout that would take minutes to simulate.
+
+    Raises:
+        NotModelledError: with its number of forwards.
+    """
+    forwards = layout.num_micro_batches * layout.num_chunks
+    if forwards > MOST_FORWARDS:
+        raise NotModelledError(f"{forwards} forwards of all model chunks, at most {MOST_FORWARDS} are simulated here")
+
+
 def step_flops(model: TransformerModel, num_tokens: int) -> float:
     """The products of forward and backward over parameters that tokens visit; attention and recomputation are more."""
     looked_up = 0 if model.tied_embeddings else model.vocab * model.hidden
@@ -67,6 +81,6 @@ def check_step(
         BadRowError: naming the time and what it must be.
     """
     rate = num_gpus * gpu.gemm_flops * HEADROOM * (2.0 if precision.products.is_fp8 else 1.0)
-    check_possible("the measured value", measured_s, step_flops(model, num_tokens) / rate, f"{model.name}'s products")
+    check_possible("the measured value", measured_s, step_flops(model, num_tokens) / rate, f"a step of {model.name}")
     if measured_s > LONGEST_STEP_S:
         raise BadRowError(f"the measured value says {measured_s:.3g} s a step, must be at most {LONGEST_STEP_S:g} s")

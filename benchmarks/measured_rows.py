@@ -203,7 +203,7 @@ def report_named(path: Path, named: Sequence[Named], *, num_judged: int) -> None
     """
     if not num_judged:
         first = min(named, key=lambda one: (not one.is_wrong, one.line))
-        more = f"; nor can the other {len(named) - 1} rows" if len(named) > 1 else ""
+        more = f" (nor can {len(named) - 1} more)" if len(named) > 1 else ""
         raise BadFileError(f"no row can be judged: {path}:{first.line}: {first.why}{more}")
     for one in sorted(named, key=lambda one: one.line):
         if one.is_wrong:

@@ -20,7 +20,7 @@ from lagom_overlap.workload.parallel import Dispatcher, ParallelLayout, Pipeline
 from lagom_overlap.workload.parallel.layout import check_layout
 from lagom_overlap.workload.precision import DType, Precision, ProductFormat
 from measured_gpus import preset_of
-from measured_limits import check_step
+from measured_limits import check_forwards, check_step
 from measured_rows import BadRowError, NotModelledError, Row
 from training_steps.case import StepCase
 from training_steps.recipes import Release, layout_of, recipe_of
@@ -70,9 +70,9 @@ def case_of(row: Row) -> StepCase:
         LagomError: if its layout cannot be built.
     """
     if "superseded" in row.text("note"):
-        raise BadRowError("its authors corrected it: superseded")
+        raise NotModelledError("its authors corrected it: superseded")
     if "known low" in row.text("note"):
-        raise BadRowError(f"its authors call the result too low: {row.text('note')[-60:]}")
+        raise NotModelledError(f"its authors call the result too low: {row.text('note')[-60:]}")
     framework = row.text("framework")
     if framework.startswith("torchtitan"):
         case = _torchtitan(row)
@@ -83,6 +83,7 @@ def case_of(row: Row) -> StepCase:
             f"framework is {framework[:40]!r}; known: torchtitan, Megatron-Bridge, NeMo/Megatron, Megatron-LM CI"
         )
     check_layout(case.model, case.layout, case.cluster, case.seq_len)
+    check_forwards(case.layout)
     check_step(
         case.measured_s,
         case.model,

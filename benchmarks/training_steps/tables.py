@@ -20,7 +20,7 @@ from lagom_overlap.workload.parallel import ParallelLayout, PipelineSchedule, Re
 from lagom_overlap.workload.parallel.layout import check_layout
 from lagom_overlap.workload.precision import DType, Precision
 from lagom_overlap.workload.step import Accumulation, load_rules
-from measured_limits import check_step
+from measured_limits import check_forwards, check_step
 from measured_rows import BadFileError, BadRowError, Row, check_twice
 
 VOCAB: Final = 51_200
@@ -232,7 +232,9 @@ def checked(case: Case) -> Case:
 
     Raises:
         BadRowError: if it cannot.
+        NotModelledError: if its simulation would take too long.
     """
+    check_forwards(case.layout)
     check_step(
         case.measured_s,
         case.model,

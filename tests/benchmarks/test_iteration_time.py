@@ -106,7 +106,7 @@ TABLE5_ROW = "22B,48,6144,64,8,1,1,8,4,4,1,2048,1.42,1.1"
         (f"{VTRAIN},gpus\n{ROW},8", "names a column twice: 'gpus'"),
         ("\0", "zero bytes"),
         (f"{VTRAIN}\n8,8", "bad.csv:2: 2 cells, the header has 11"),
-        (f"{VTRAIN}\n8,8\n{ROW}x\n", "bad.csv:2: 2 cells, the header has 11; nor can the other 1 rows"),
+        (f"{VTRAIN}\n8,8\n{ROW}x\n", "bad.csv:2: 2 cells, the header has 11 (nor can 1 more)"),
     ],
 )
 def test_files_of_which_nothing_can_be_judged_end_with_one_line_and_exit_code_2(
@@ -177,7 +177,7 @@ def test_a_measured_cell_that_is_no_time_is_named_and_the_rest_is_judged_as_with
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        (("160.6027", "1e-3"), "impossible: gpt's products"),  # 8 A100 cannot do 8 sequences of 1 B parameters in 1 us
+        (("160.6027", "1e-3"), "impossible: a step of gpt"),  # 8 A100 cannot do 8 sequences of 1 B parameters in 1 us
         (("160.6027", "9e7"), "beyond what any machine has"),
         (("2048", "2048.5"), "hidden is 2048.5, must be a whole number"),
         (("8,8,2", "8,0,2"), "global_batch is 0, must be positive"),
