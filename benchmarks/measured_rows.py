@@ -41,6 +41,10 @@ LIMITS: Final[Mapping[str, tuple[float, float]]] = {
     "hidden": (1, 1 << 20),
     "seq": (1, 1 << 26),
     "vocab": (1, 1 << 26),
+    **dict.fromkeys(("n_head", "n_kv_head", "n_embd", "n_expanded_embd", "num_tokens"), (1.0, float(1 << 26))),
+    **dict.fromkeys(("num_tensor_parallel_workers", "num_workers", "devices_per_node"), _DEGREE),
+    "size": (1, 1 << 44),
+    "time_ns": (100, 1e12),
     **dict.fromkeys(("m", "n", "k", "tiles"), (1.0, float(1 << 30))),
     **dict.fromkeys(("bytes", "comm_bytes"), (1.0, float(1 << 44))),
     "chunk_bytes": (1, 1 << 34),
@@ -234,15 +238,19 @@ def exit_code_of(name: str, main: Callable[[], int], *also: type[Exception]) -> 
     return code
 
 
-def read(path: Path, needed: Collection[str] = ()) -> tuple[tuple[str, ...], list[Row], list[Named]]:
+def read(
+    path: Path, needed: Collection[str] = (), names: tuple[str, ...] | None = None
+) -> tuple[tuple[str, ...], list[Row], list[Named]]:
     """The file's columns, its whole rows, and the lines whose cells do not match the header; empty lines are none.
+
+    `names` are the columns' where the header names some of them twice.
 
     Raises:
         BadFileError: if it is missing, oversized, empty, no table, or lacks a `needed` column.
     """
     lines = _lines(path)
     _, found = next(lines)
-    header = _header(path, found)
+    header = names or _header(path, found)
     check_columns(path, header, needed)
     rows: list[Row] = []
     bad: list[Named] = []

@@ -3,18 +3,23 @@
 `LAGOM_BROKEN_TABLES` is how many copies of each table are drawn (default 4).
 """
 
+import csv
 import json
 import math
 import os
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import collective_time
 import contention_points
 import iteration_time
+import operator_time
 import recorded_search
+from measured_rows import BadFileError
 
 ROOT = Path(__file__).parents[2]
 SHARED = Path(os.environ.get("LAGOM_SHARED_DATA", ROOT.parent / "shared" / "data"))
@@ -33,8 +38,6 @@ CELLS = (
 
 
 def parsed(text: str) -> Table:
-    import csv
-
     return list(csv.reader(text.splitlines()))
 
 
@@ -122,7 +125,7 @@ def existing(path: Path) -> Path:
     return path
 
 
-def ended(main: Callable[[list[str]], int], arguments: list[str], capsys: pytest.CaptureFixture[str]) -> object:
+def ended(main: Callable[[list[str]], int], arguments: list[str], capsys: pytest.CaptureFixture[str]) -> Any:
     """The JSON object; None for exit code 2, which says one line."""
     capsys.readouterr()
     code = main(arguments)
@@ -167,6 +170,31 @@ def test_broken_copies_end_with_figures_or_with_one_line(
         for bad in found["bad_rows"]:
             assert bad["why"]
             assert "\n" not in bad["why"]
+
+
+def test_broken_profiles_of_operators_and_collectives_end_as_well(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    operators = existing(SHARED / "vidur" / "a100_phi2_mlp.csv")
+    collectives = existing(SHARED / "vidur" / "a40_allreduce.csv")
+    copies = tmp_path / "operators.csv", tmp_path / "a40_allreduce.csv"
+    for seed in range(NUM_DRAWS):
+        copies[0].write_bytes(broken(operators, seed))
+        found = ended(operator_time.main, [str(copies[0]), "--gpu", "A100", "--json"], capsys)
+        assert found is None or all(
+            abs(row["mean_error_pct"]) < MOST_ERROR_PCT for row in found["by_operator"].values()
+        )
+        copies[1].write_bytes(broken(collectives, seed))
+        for system in collective_time.read_vidur(copies[1]) if readable(copies[1]) else ():
+            assert all(0 < seconds < 1000 for seconds in system.seconds.values())
+
+
+def readable(path: Path) -> bool:
+    try:
+        collective_time.read_vidur(path)
+    except BadFileError:
+        return False
+    return True
 
 
 def test_broken_surfaces_are_replayed_or_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

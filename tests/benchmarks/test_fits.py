@@ -14,6 +14,7 @@ import fit_contention
 import fit_framework
 import fit_mixtures
 import fit_one_gpu
+import fit_operators
 import fit_steps
 
 OWN = Path(__file__).parents[2] / "benchmarks" / "results" / "h100_2026-11-22" / "surface.csv"
@@ -120,3 +121,23 @@ def test_a_wrong_row_does_not_end_a_fit(tmp_path: Path, capsys: pytest.CaptureFi
     out, err = capsys.readouterr()
     assert "of 2 rows" in out
     assert err.startswith(f"{table}:2: unknown GPU 'H1'")
+
+
+def test_the_fit_of_operators_prints_its_least_loss(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    header = "n_head,n_kv_head,n_embd,n_expanded_embd,use_gated_mlp,num_tokens,num_tensor_parallel_workers"
+    table = write(
+        tmp_path,
+        f"{header},time_stats.mlp_down_proj.median",
+        "32,32,2560,10240,False,4096,1,0.8",
+        "32,32,2560,10240,False,4096,1,1e-3",  # 2 x 4096 x 2560 x 10240 in a microsecond
+        "32,32,2560,10240,False,4096,3,0.8",
+    )
+    monkeypatch.setattr(fit_operators, "times", ends_at(3, fit_operators.times))
+    assert fit_operators.main([table, "--gpu", "A100"]) == 130
+    out, err = capsys.readouterr()
+    assert out.startswith("so far, loss ")
+    assert "tile_flops=" in out
+    assert f"{table}:3: time_stats.mlp_down_proj.median says 1e-06 s, impossible" in err
+    assert f"{table}:4: num_tensor_parallel_workers is 3, must divide n_embd (2560)" in err
