@@ -21,7 +21,6 @@ Without arguments: vidur/ and validation/vtrain_a100_allreduce_lut/ in the folde
 """
 
 import argparse
-import csv
 import json
 import re
 import sys
@@ -36,9 +35,24 @@ from lagom_overlap.cost.nccl import CpuVendor, PathType, Topology, choose, load_
 from lagom_overlap.cost.nccl.choice import POINT_TO_POINT
 from lagom_overlap.cost.nccl.search import NvswitchMachine, nvswitch_topology, pcie_topology
 from lagom_overlap.cost.nccl.wire import wire_terms
+from lagom_overlap.errors import LagomError
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.reproduce.datasets import data_roots
+from lagom_overlap.units import MS
 from link_fit import LinkFit, Measurement, fit_link, is_held_out
+from measured_limits import check_possible, collective_floor_s
+from measured_rows import (
+    TIME_MS,
+    BadFileError,
+    BadRowError,
+    Named,
+    Row,
+    decimal,
+    one_line,
+    read,
+    report_named,
+    tried,
+)
 
 MIN_BYTES = 1024**2
 TARGET_PCT = 5.0
@@ -47,7 +61,8 @@ SPLITS = {
     "alternate": "sizes >= 1 MiB; fitted on every other size, errors on the rest",
 }
 VIDUR_TIME = re.compile(r"time_stats\.(\w+)\.median")
-VTRAIN_NAME = re.compile(r"AR_GPU(\d+)_")
+VTRAIN_NAME = re.compile(r"AR_GPU(\d{1,4})_", re.ASCII)
+MOST_RANKS = 1024
 DGX_A100 = NvswitchMachine(
     name="dgx_a100",
     compute_capability=80,
@@ -93,22 +108,40 @@ class System:
     seconds: dict[int, float]
 
 
+VTRAIN_COLUMNS = ("size", "count", "type", "time_ns", "busbw", "in_place_ns", "in_place_busbw")
+"""nccl-tests' header names times and bandwidths twice: out of place, then in place."""
+
+
 def read_vidur(path: Path) -> list[System]:
     """The systems of one of vidur's files; where a size occurs more than once, the median."""
+    header, rows, named = read(path, ("num_workers",))
+    found = [match for name in header if (match := VIDUR_TIME.fullmatch(name))]
+    if len(found) != 1 or found[0][1] not in list(CollectiveKind):
+        raise BadFileError(f"{str(path)!r} has no single column time_stats.<collective>.median")
+    column, kind = found[0][0], CollectiveKind(found[0][1])
+
+    def told(row: Row) -> tuple[int, int, int, float] | None:
+        sizes = [row.text(name) for name in (("size",) if row.text("size") else ("n_embd", "num_tokens"))]
+        if "0" in sizes:  # nothing is sent
+            return None
+        num_bytes = row.count("size") or 2 * row.needed_count("n_embd") * row.needed_count("num_tokens")
+        if num_bytes < MIN_BYTES:
+            return None
+        ranks = row.needed_count("num_workers")
+        per_node = row.needed_count("devices_per_node", ranks)
+        if ranks < 2 or ranks % per_node:
+            raise BadRowError(f"{ranks} workers, must be at least 2 and a multiple of devices_per_node = {per_node}")
+        if not row.text(column):
+            raise BadRowError(f"{column} is not printed")
+        seconds = decimal(row.text(column), column, TIME_MS) * MS
+        check_possible(column, seconds, collective_floor_s(num_bytes, ranks), kind)
+        return ranks, ranks // per_node, num_bytes, seconds
+
     times = defaultdict(lambda: defaultdict(list))
-    with path.open(encoding="utf-8", newline="") as lines:
-        reader = csv.DictReader(lines)
-        found = [match for name in reader.fieldnames or () if (match := VIDUR_TIME.fullmatch(name))]
-        if len(found) != 1:
-            raise ValueError("no single column time_stats.<collective>.median")
-        column, kind = found[0][0], CollectiveKind(found[0][1])
-        for row in reader:
-            ranks = int(row["num_workers"])
-            per_node = int(row.get("devices_per_node") or ranks)
-            num_bytes = int(row["size"]) if row.get("size") else int(row["n_embd"]) * int(row["num_tokens"]) * 2
-            seconds = float(row[column]) * 1e-3
-            if num_bytes >= MIN_BYTES and seconds > 0 and ranks % per_node == 0:
-                times[ranks, ranks // per_node][num_bytes].append(seconds)
+    tries = [tried(row, told) for row in rows]
+    for ranks, nodes, num_bytes, seconds in (one for one in tries if isinstance(one, tuple)):
+        times[ranks, nodes][num_bytes].append(seconds)
+    report_named(path, [*named, *(one for one in tries if isinstance(one, Named))], num_judged=len(rows))
     return [
         System(
             f"{path.stem} {ranks}x{nodes}",
@@ -124,16 +157,22 @@ def read_vidur(path: Path) -> list[System]:
 
 def read_vtrain(path: Path) -> list[System]:
     """The system of one of vTrain's tables (out of place)."""
-    named = VTRAIN_NAME.match(path.name)
-    if named is None:
-        raise ValueError("the file name does not say the number of GPUs (AR_GPU<n>_...)")
-    with path.open(encoding="utf-8", newline="") as lines:
-        rows = list(csv.reader(lines))[1:]
-    ranks = int(named[1])
-    seconds = {int(row[0]): float(row[3]) * 1e-9 for row in rows if row}
-    kept = {size: value for size, value in sorted(seconds.items()) if size >= MIN_BYTES and value > 0}
+    number = VTRAIN_NAME.match(path.name)
+    if number is None or not 2 <= int(number[1]) <= MOST_RANKS:
+        raise BadFileError("the file name does not say the number of GPUs (AR_GPU<n>_...)")
+    ranks = int(number[1])
+    _, rows, named = read(path, names=VTRAIN_COLUMNS)
+
+    def told(row: Row) -> tuple[int, float]:
+        num_bytes, seconds = row.needed_count("size"), row.needed("time_ns") * 1e-9
+        check_possible("time_ns", seconds, collective_floor_s(num_bytes, ranks), "all_reduce")
+        return num_bytes, seconds
+
+    tries = [tried(row, told) for row in rows]
+    kept = dict(one for one in tries if isinstance(one, tuple) and one[0] >= MIN_BYTES)
+    report_named(path, [*named, *(one for one in tries if isinstance(one, Named))], num_judged=len(rows))
     source = "vtrain_a100" if "a100" in path.parent.name.lower() else path.parent.name
-    return [System(f"{source} {ranks}x1", source, CollectiveKind.ALL_REDUCE, ranks, 1, kept)]
+    return [System(f"{source} {ranks}x1", source, CollectiveKind.ALL_REDUCE, ranks, 1, dict(sorted(kept.items())))]
 
 
 def known_topology(system: System) -> Topology | None:
@@ -288,7 +327,7 @@ def is_measurement(path: Path) -> bool:
 
 
 def main() -> int:
-    """Fit, report; exit code 1 if a required system misses the target, 2 without data."""
+    """Fit, report; exit code 1 if a required system misses the target, 2 without data that can be judged."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("places", type=Path, nargs="*", metavar="FILE_OR_FOLDER")
     parser.add_argument("--topology", choices=topology_names())
@@ -304,14 +343,18 @@ def main() -> int:
     for path in files:
         try:
             systems = read_vtrain(path) if VTRAIN_NAME.match(path.name) else read_vidur(path)
-        except (ValueError, KeyError, IndexError) as error:
-            unread.append({"file": path.name, "why": str(error)})
+        except BadFileError as error:
+            unread.append({"file": path.name, "why": one_line(error)})
             continue
         for system in systems:
             try:
                 rows.append(evaluate(system, forced, args.split))
-            except ValueError as error:
-                unread.append({"file": system.name, "why": str(error)})
+            except (ValueError, ArithmeticError, LagomError) as error:  # too few sizes, or none held out
+                unread.append({"file": system.name, "why": one_line(error)})
+    if not rows:
+        first = f": {unread[0]['file']}: {unread[0]['why']}" if unread else ""
+        print(f"collective_time: nothing can be judged{first}", file=sys.stderr)
+        return 2
     rows.sort(key=lambda row: not row["required"])
     if args.json:
         result = {
@@ -325,7 +368,7 @@ def main() -> int:
     else:
         report(rows, unread, SPLITS[args.split])
     missed = [row for row in rows if row["required"] and row["mean_abs_error_pct"] > TARGET_PCT]
-    return 1 if missed or not rows else 0
+    return 1 if missed else 0
 
 
 def report(rows: list[dict], unread: list[dict], split: str) -> None:

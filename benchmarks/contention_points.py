@@ -8,8 +8,9 @@ injector on one GPU (`results/h100_2026-11-22/surface*.csv`). What a timed itera
 Predicted are the slowdown of the computation, the slowdown of the communication and the makespan, whichever the row
 has; what was measured of each side alone is an input. AMD and RCCL are simulated, not tuned.
 
-Wrong rows are named with file, line and reason and the rest is judged; a file that is no such table ends with one line
-and exit code 2.
+Wrong rows are named with file, line and reason, on standard error and in the JSON object, and the rest is judged; a
+file that is no such table, or of which no row can be judged, ends with one line and exit code 2. What a cell may hold:
+`measured_rows.py`; no product may be faster than twice its GPU's rate, no collective than any link (`judged.py`).
 """
 
 import argparse
@@ -24,10 +25,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from lagom_overlap.cost import Profile, load_profile
-from lagom_overlap.errors import LagomError
 from measured_overlap import amd, nvidia, one_gpu
 from measured_overlap.judged import Judged
-from measured_rows import BadFileError, BadRowError, Named, NotModelledError, Row, read
+from measured_rows import BadFileError, Named, Row, exit_code_of, read, report_named, tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +75,11 @@ def report_of(path: Path, profile: Profile, progress: Callable[[int, int], None]
     skipped: list[Named] = []
     for place, row in enumerate(rows):
         progress(place, len(rows))
-        try:
-            judged += judge(row)
-        except (BadRowError, LagomError) as error:
-            bad.append(Named(row.line, str(error)))
-        except (ValueError, ArithmeticError) as error:  # a figure that no check foresaw costs no other row
-            bad.append(Named(row.line, f"cannot be modelled: {error}"))
-        except NotModelledError as error:
-            skipped.append(Named(row.line, str(error)))
+        found = tried(row, judge)
+        if isinstance(found, Named):
+            (bad if found.is_wrong else skipped).append(found)
+        else:
+            judged += found
     progress(len(rows), len(rows))
     return Report(tuple(judged), tuple(sorted(bad, key=lambda one: one.line)), tuple(skipped))
 
@@ -153,12 +150,16 @@ def print_table(found: dict[str, Any]) -> None:
         lines = [str(one["line"]) for one in found["not_modelled"] if one["why"] == why]
         shown = ", ".join(lines[:8]) + (", ..." if len(lines) > 8 else "")
         print(f"not modelled ({count}): {why} [lines {shown}]")
-    for one in found["bad_rows"]:
-        print(f"bad row: {one['file']}:{one['line']}: {one['why']}")
+    if found["bad_rows"]:
+        print(f"bad rows ({len(found['bad_rows'])}): named on standard error")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the report; exit code 2 where the file is no such table."""
+    """Print the report; exit code 2 where nothing in the file can be judged."""
+    return exit_code_of("contention_points", lambda: _main(arguments))
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", type=Path)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
@@ -169,11 +170,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if sys.stderr.isatty():
             print(f"\r{done} of {total} rows", end="\n" if done == total else "", file=sys.stderr)
 
-    try:
-        report = report_of(options.file, load_profile("plausible"), progress)
-    except BadFileError as error:
-        print(f"contention_points: {error}", file=sys.stderr)
-        return 2
+    report = report_of(options.file, load_profile("plausible"), progress)
+    report_named(options.file, [*report.bad, *report.not_modelled], num_judged=len(report.judged))
     found = as_json(options.file, report, options.rows)
     if options.json:
         print(json.dumps(found, indent=2))

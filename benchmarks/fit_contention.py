@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from lagom_overlap.cost import Profile, load_profile
 from measured_overlap import amd
 from measured_overlap.judged import Judged
-from measured_rows import BadRowError, NotModelledError, Row, exit_code_of, read
+from measured_rows import Named, Row, exit_code_of, interrupted, read, report_named, tried
 
 RANGES: Final = {
     "amplification": (1.0, 3.5),
@@ -49,13 +49,8 @@ def with_constants(profile: Profile, values: Mapping[str, float]) -> Profile:
 
 def judged(rows: Sequence[Row], profile: Profile) -> list[Judged]:
     """Every row that can be judged."""
-    found: list[Judged] = []
-    for row in rows:
-        try:
-            found += amd.judge(row, profile)
-        except (BadRowError, NotModelledError):
-            continue
-    return found
+    found = (tried(row, lambda row: amd.judge(row, profile)) for row in rows)
+    return [one for part in found if not isinstance(part, Named) for one in part]
 
 
 def errors_of(found: Sequence[Judged]) -> Errors:
@@ -71,8 +66,12 @@ def loss(errors: Errors, without: str = "") -> float:
     total = 0.0
     for quantity, weight in WEIGHTS.items():
         rest = [part for (name, shape), part in errors.items() if name == quantity and shape != without]
-        total += weight * mean(error for part in rest for error in part)
+        total += weight * mean(error for part in rest for error in part) if rest else 0.0
     return total
+
+
+def _words(values: Mapping[str, float]) -> str:
+    return str({name: float(f"{value:.3g}") for name, value in values.items()} or "the profile's own")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -82,17 +81,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--draws", type=int, default=160)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
-    _, rows, _ = read(options.file)
+    if options.draws < 0:
+        parser.error(f"--draws is {options.draws}, must be at least 0")
+    _, rows, named = read(options.file, amd.COLUMNS)
     profile, rng = load_profile("plausible"), random.Random(options.seed)
+    tries = [tried(row, lambda row: amd.judge(row, profile)) for row in rows]
+    named += [one for one in tries if isinstance(one, Named)]
+    report_named(options.file, named, num_judged=sum(not isinstance(one, Named) for one in tries))
     draws: list[dict[str, float]] = [{}]
     draws += [{name: rng.uniform(*ends) for name, ends in RANGES.items()} for _ in range(options.draws)]
-    tables = []
-    for place, values in enumerate(draws):
-        tables.append(errors_of(judged(rows, with_constants(profile, values))))
-        if sys.stderr.isatty():
-            print(f"\r{place + 1} of {len(draws)} draws", end="", file=sys.stderr)
+    tables: list[Errors] = []
+    try:
+        for place, values in enumerate(draws):
+            tables.append(errors_of(judged(rows, with_constants(profile, values))))
+            if sys.stderr.isatty():
+                print(f"\r{place + 1} of {len(draws)} draws", end="", file=sys.stderr)
+    except KeyboardInterrupt:
+        if not tables:
+            return interrupted("fit_contention", "so far, no draw is judged")
+        best = min(range(len(tables)), key=lambda place: loss(tables[place]))
+        known = _words(draws[best])
+        return interrupted("fit_contention", f"so far, {len(tables)} of {len(draws)} draws, best: {known}")
     best = min(range(len(draws)), key=lambda place: loss(tables[place]))
-    print("best:", {name: float(f"{value:.3g}") for name, value in draws[best].items()} or "the profile's own")
+    print("best:", _words(draws[best]))
     shapes = sorted({shape for _, shape in tables[0]})
     chosen = {shape: min(range(len(draws)), key=lambda place: loss(tables[place], shape)) for shape in shapes}
     picks = {"profile": dict.fromkeys(shapes, 0), "fitted": dict.fromkeys(shapes, best), "left out": chosen}
@@ -100,6 +111,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name, pick in picks.items():
             errors = [tables[pick[shape]][quantity, shape] for shape in shapes if (quantity, shape) in tables[0]]
             values = [error for part in errors for error in part]
+            if not values:
+                continue
             print(
                 f"{quantity:24} {name:9} rows {100 * mean(values):5.2f} % ({len(values)})"
                 f"  shapes {100 * mean(map(mean, errors)):5.2f} %"

@@ -1,7 +1,7 @@
 """Fits the constants of training frameworks on the rows that `iteration_time` marks as fitted; the others are held out.
 
 python benchmarks/fit_framework.py vtrain_single_node_a100.csv     launch_s, memory_efficiency (megatron_deepspeed)
-python benchmarks/fit_framework.py megatron_sc21_table2_a100.csv   data_bytes_per_s (deepspeed_zero3)
+python benchmarks/fit_framework.py megatron_sc21_table2_a100.csv   data_bytes_per_s (deepspeed)
 """
 
 import argparse
@@ -14,9 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
-import iteration_time
 from lagom_overlap.cost.operators import FrameworkConstants, load_framework
+from lagom_overlap.errors import LagomError
 from lagom_overlap.units import GB_PER_S, US
+from measured_rows import exit_code_of, interrupted, read, report_named, tried
+from training_steps.tables import Case, builders_of, checked, columns_of, predict, renamed
 
 Point = NDArray[np.float64]
 
@@ -33,7 +35,7 @@ _FITS: dict[
     str, tuple[tuple[str, ...], tuple[float, ...], Callable[[FrameworkConstants, Point], FrameworkConstants]]
 ] = {
     "megatron_deepspeed": (("launch_s in us", "memory_efficiency"), (60.0, 0.8), _launch),
-    "deepspeed_zero3": (("data_bytes_per_s in GB/s",), (20.0,), _wire),
+    "deepspeed": (("data_bytes_per_s in GB/s",), (20.0,), _wire),
 }
 
 
@@ -42,29 +44,48 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", type=Path, metavar="FILE.csv")
     arguments = parser.parse_args(argv)
-    try:
-        columns, rows = iteration_time.read_rows(arguments.file)
-    except iteration_time.BadFileError as error:
-        sys.stderr.write(f"fit_framework: {' '.join(str(error).split())}\n")
-        return 2
-    cases = [c for c in iteration_time.cases_of(columns, rows) if isinstance(c, iteration_time.Case) and c.fitted]
+    header, table, bad = read(arguments.file)
+    columns, named = columns_of(arguments.file, header), list(bad)
+    found: list[Case] = []
+    for row in map(renamed, table):
+        for _, build in builders_of(columns, row):
+            case = tried(row, lambda row, build=build: checked(build(row)))
+            if isinstance(case, Case):
+                found.append(case)
+            else:
+                named.append(case)
+    report_named(arguments.file, named, num_judged=len(found))
+    cases = [case for case in found if case.fitted]
     if not cases:
         sys.stderr.write("fit_framework: the file has no row that is marked as fitted\n")
         return 2
     (name,) = {case.framework for case in cases}
     base = load_framework(name)
-    words, start, build = _FITS[name]
+    words, start, constants = _FITS[name]
+    best: tuple[float, Point] | None = None
 
     def error(point: Point) -> float:
-        framework = build(base, np.exp(point))
-        ratios = [iteration_time.predict(case, framework) / case.measured_s for case in cases]
-        return float(np.mean(np.abs(np.array(ratios) - 1.0)))
+        nonlocal best
+        framework = constants(base, np.exp(point))
+        ratios = [predict(case, framework) / case.measured_s for case in cases]
+        value = float(np.mean(np.abs(np.array(ratios) - 1.0)))
+        if best is None or value < best[0]:
+            best = value, point.copy()
+        return value
 
-    best = minimize(error, np.log(start), method="Nelder-Mead", options={"maxfev": 60, "xatol": 1e-3})
-    found = ", ".join(f"{word} = {value:.4g}" for word, value in zip(words, np.exp(best.x), strict=True))
-    print(f"{name}, {len(cases)} rows: {found}; mean error {100 * best.fun:.2f} %")
+    def so_far() -> str:
+        if best is None:
+            return f"{name}, {len(cases)} rows: nothing is known yet"
+        numbers = ", ".join(f"{word} = {value:.4g}" for word, value in zip(words, np.exp(best[1]), strict=True))
+        return f"{name}, {len(cases)} rows: {numbers}; mean error {100 * best[0]:.2f} %"
+
+    try:
+        minimize(error, np.log(start), method="Nelder-Mead", options={"maxfev": 60, "xatol": 1e-3})
+    except KeyboardInterrupt:
+        return interrupted("fit_framework", f"so far, {so_far()}")
+    print(so_far())
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code_of("fit_framework", main, LagomError))

@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from scipy.interpolate import RegularGridInterpolator
 
 from lagom_overlap.cost.operators import load_framework, load_operators
-from lagom_overlap.errors import LagomError
-from measured_rows import BadRowError, NotModelledError, exit_code_of, read
+from measured_rows import Named, exit_code_of, interrupted, read, report_named, tried
 from training_steps.case import COLUMNS, StepCase
 from training_steps.jobs import case_of
 from training_steps.predict import predicted
@@ -85,30 +84,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("file", type=Path, metavar="FILE.csv")
     arguments = parser.parse_args(argv)
     jobs: dict[object, StepCase] = {}
-    num_skipped = 0
-    for row in read(arguments.file, COLUMNS)[1]:
-        try:
-            case = case_of(row)
-        except (BadRowError, NotModelledError, LagomError):
-            num_skipped += 1
-            continue
+    _, rows, bad = read(arguments.file, COLUMNS)
+    found = [tried(row, case_of) for row in rows]
+    every = [case for case in found if isinstance(case, StepCase)]
+    report_named(arguments.file, [*bad, *(one for one in found if isinstance(one, Named))], num_judged=len(every))
+    for case in every:
         if case.family == FAMILY:
             key = (case.family, case.layout, case.seq_len, case.cluster, case.precision, case.graphed)
             jobs.setdefault(key, case)
-    if num_skipped:
-        sys.stderr.write(f"fit_mixtures: {num_skipped} rows are not judged; iteration_time.py names each and why\n")
     if not jobs:
         sys.stderr.write(f"fit_mixtures: no row of {FAMILY}\n")
         return 2
     families: dict[str, list[StepCase]] = defaultdict(list)
     errors: dict[StepCase, Grid] = {}
-    for number, case in enumerate(jobs.values()):
-        sys.stderr.write(f"fit_mixtures: job {number + 1} of {len(jobs)}\n")
-        errors[case] = _priced(case)
-        families[case.cluster.name].append(case)
-    place = _fit(errors, list(errors))
-    mean_pct = 100.0 * fmean(abs(float(found[place])) for found in errors.values())
-    print(f"{len(errors)} jobs: {_words(place)}; mean error {mean_pct:.1f} %")
+    try:
+        for number, case in enumerate(jobs.values()):
+            sys.stderr.write(f"fit_mixtures: job {number + 1} of {len(jobs)}\n")
+            errors[case] = _priced(case)
+            families[case.cluster.name].append(case)
+    except KeyboardInterrupt:
+        known = _fitted(errors) if errors else "nothing is priced yet"
+        return interrupted("fit_mixtures", f"so far, of {len(jobs)} jobs {known}")
+    print(_fitted(errors))
     left_out = []
     for gpu, cases in sorted(families.items() if len(families) > 1 else ()):
         found = _fit(errors, [case for case in errors if case.cluster.name != gpu])
@@ -118,6 +115,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if left_out:
         print(f"left out: mean {fmean(left_out):.1f} %, worst {max(left_out):.1f} % of {len(left_out)} jobs")
     return 0
+
+
+def _fitted(errors: Errors) -> str:
+    """The fit on the jobs that are priced."""
+    place = _fit(errors, list(errors))
+    mean_pct = 100.0 * fmean(abs(float(found[place])) for found in errors.values())
+    return f"{len(errors)} jobs: {_words(place)}; mean error {mean_pct:.1f} %"
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import argparse
 import itertools
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
@@ -20,7 +20,7 @@ from typing import Final
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from lagom_overlap.cost import Profile, load_profile
 from measured_overlap import one_gpu
-from measured_rows import NotModelledError, Row, exit_code_of, read
+from measured_rows import Named, Row, exit_code_of, interrupted, read, report_named, tried
 
 NORMS: Final = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 SHARES: Final = (0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75)
@@ -46,19 +46,17 @@ def with_pair(profile: Profile, pair: Pair) -> Profile:
     return replace(profile, gpus={**profile.gpus, GPU: own})
 
 
-def errors_of(rows: Sequence[Row], profile: Profile) -> list[Errors]:
-    """The errors of all rows that count."""
-    profiles = {pair: with_pair(profile, pair) for pair in itertools.product(NORMS, SHARES)}
-    found: list[Errors] = []
-    for row in rows:
-        try:
-            judged = {pair: one_gpu.judge(row, own)[0] for pair, own in profiles.items()}
-        except NotModelledError:
-            continue
-        one = next(iter(judged.values()))
-        by_pair = {pair: abs(value.error) for pair, value in judged.items()}
-        found.append(Errors((one.series, one.kind), one.family, row.text("injector"), by_pair))
-    return found
+def errors_of(row: Row, profiles: Mapping[Pair, Profile]) -> Errors:
+    """The errors of a row.
+
+    Raises:
+        BadRowError: if the row is wrong.
+        NotModelledError: if it does not count.
+    """
+    judged = {pair: one_gpu.judge(row, own)[0] for pair, own in profiles.items()}
+    one = next(iter(judged.values()))
+    by_pair = {pair: abs(value.error) for pair, value in judged.items()}
+    return Errors((one.series, one.kind), one.family, row.text("injector"), by_pair)
 
 
 def loss(rows: Sequence[Errors], pair: Pair) -> float:
@@ -78,13 +76,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the best pair, and the errors shown and by what is left out."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", type=Path)
-    _, rows, _ = read(parser.parse_args(arguments).file)
-    found = errors_of(rows, load_profile("plausible"))
+    file = parser.parse_args(arguments).file
+    _, rows, named = read(file, one_gpu.COLUMNS)
+    profile, found = load_profile("plausible"), []
+    profiles = {pair: with_pair(profile, pair) for pair in itertools.product(NORMS, SHARES)}
+    try:
+        for row in rows:
+            errors = tried(row, lambda row: errors_of(row, profiles))
+            if isinstance(errors, Named):
+                named.append(errors)
+            else:
+                found.append(errors)
+    except KeyboardInterrupt:
+        known = f"{best(found)}, loss {100 * loss(found, best(found)):.2f} %" if found else "nothing"
+        return interrupted("fit_one_gpu", f"so far, {len(found)} of {len(rows)} rows, norm and share: {known}")
+    report_named(file, named, num_judged=len(found))
     chosen = best(found)
     print(f"norm and share: {chosen}, loss {100 * loss(found, chosen):.2f} %")
     print(f"shown: {100 * mean(row.by_pair[chosen] for row in found):.2f} % of {len(found)} rows")
     for name in ("victim", "injector"):
         values = sorted({getattr(row, name) for row in found})
+        if len(values) < 2:
+            continue  # nothing is left to fit on
         picks = {value: best([row for row in found if getattr(row, name) != value]) for value in values}
         errors = {
             value: [row.by_pair[picks[value]] for row in found if getattr(row, name) == value] for value in values

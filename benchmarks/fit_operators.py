@@ -21,7 +21,8 @@ from scipy.optimize import minimize
 from lagom_overlap.cost.operators.gemm import SPLITS, TILES, GemmConstants, gemm_time
 from lagom_overlap.hardware import Gpu, load_preset
 from lagom_overlap.workload import Access, Gemm
-from operator_time import PRESET_OF, BadFileError, Sample, read_samples
+from measured_rows import BadFileError, exit_code_of, interrupted
+from operator_time import PRESET_OF, Sample, read_samples
 
 Array = NDArray[np.float64]
 STARTS: Final = 6
@@ -66,9 +67,13 @@ def times(c: GemmConstants, m: Array, n: Array, k: Array, gpu: Gpu) -> Array:
     return best
 
 
-def fit_products(samples: Sequence[Sample], gpu: Gpu) -> tuple[GemmConstants, float]:
-    """The constants and their mean error on the samples."""
+def fit_products(
+    samples: Sequence[Sample], gpu: Gpu, seen: list[tuple[float, Array]] | None = None
+) -> tuple[GemmConstants, float]:
+    """The constants and their mean error on the samples; `seen` gets every loss that is the least so far."""
     gemms = [(sample.work, sample.measured_s) for sample in samples if isinstance(sample.work, Gemm)]
+    if not gemms:
+        raise BadFileError("the file has no time of a matrix product")
     m, n, k = (np.array([getattr(work, name) for work, _ in gemms], float) for name in ("m", "n", "k"))
     measured = np.array([seconds for _, seconds in gemms])
     rate = gpu.gemm_flops / gpu.num_sms
@@ -83,7 +88,10 @@ def fit_products(samples: Sequence[Sample], gpu: Gpu) -> tuple[GemmConstants, fl
     def loss(point: Array) -> float:
         ratio = times(constants_of(point), m, n, k, gpu) / measured
         outside = np.maximum(0.0, np.abs(point - start) - FENCE)
-        return float(np.mean(np.abs(np.log(ratio))) + 0.02 * np.sum(outside))
+        value = float(np.mean(np.abs(np.log(ratio))) + 0.02 * np.sum(outside))
+        if seen is not None and (not seen or value < seen[-1][0]):
+            seen.append((value, point.copy()))
+        return value
 
     rng, best = np.random.default_rng(0), None
     options = {"maxfev": 2500, "xatol": 1e-3, "fatol": 1e-5, "adaptive": True}
@@ -116,12 +124,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("file", type=Path, metavar="FILE.csv")
     parser.add_argument("--gpu", required=True, choices=sorted(PRESET_OF))
     arguments = parser.parse_args(argv)
+    gpu = load_preset(PRESET_OF[arguments.gpu]).gpu
+    samples = read_samples(arguments.file, gpu)
+    seen: list[tuple[float, Array]] = []
     try:
-        samples = read_samples(arguments.file)
-    except BadFileError as error:
-        sys.stderr.write(f"fit_operators: {' '.join(str(error).split())}\n")
-        return 2
-    constants, error = fit_products(samples, load_preset(PRESET_OF[arguments.gpu]).gpu)
+        constants, error = fit_products(samples, gpu, seen)
+    except KeyboardInterrupt:
+        if not seen:
+            return interrupted("fit_operators", "so far, nothing is known")
+        loss, point = min(seen, key=lambda one: one[0])
+        return interrupted("fit_operators", f"so far, loss {loss:.4f}: {constants_of(point)}")
     for access, value in bandwidths(samples).items():
         print(f"{access}_bytes_per_s = {value:.4g}")
     print(f"touch_s = {TOUCH_S:.4g}\n\n[gemm]   # mean error on the fitted rows {100 * error:.2f} %")
@@ -132,4 +144,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code_of("fit_operators", main))

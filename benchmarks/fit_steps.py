@@ -19,9 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lagom_overlap.cost.operators import load_operators
-from lagom_overlap.errors import LagomError
 from lagom_overlap.units import TFLOPS
-from measured_rows import BadRowError, NotModelledError, exit_code_of, read
+from measured_rows import Named, exit_code_of, interrupted, read, report_named, tried
 from training_steps.case import COLUMNS, StepCase
 from training_steps.jobs import case_of
 from training_steps.judge import FITTED_GROUP
@@ -44,7 +43,8 @@ def _ratios(cases: Sequence[StepCase], point: Point) -> Point:
     return np.asarray(np.log(found))
 
 
-def _fit(cases: Sequence[StepCase], start: Point) -> Point:
+def _fit(cases: Sequence[StepCase], start: Point, rounds: list[Point] | None = None) -> Point:
+    """The fitted point; `rounds` gets the point after every round."""
     point = start.copy()
     for _ in range(_ROUNDS):
         base = _ratios(cases, point)
@@ -56,7 +56,9 @@ def _fit(cases: Sequence[StepCase], start: Point) -> Point:
         weights = 1.0 / np.sqrt(np.maximum(np.abs(base), _LEAST_ERROR))
         matrix = np.array(columns).T * weights[:, None]
         change = np.linalg.lstsq(matrix, -base * weights, rcond=None)[0]
-        point *= np.exp(np.clip(change, -0.4, 0.4))
+        point = point * np.exp(np.clip(change, -0.4, 0.4))
+        if rounds is not None:
+            rounds.append(point)
     return point
 
 
@@ -72,35 +74,54 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--gpu", default="h100_dgx", help="the cluster preset (default: %(default)s)")
     arguments = parser.parse_args(argv)
     jobs: dict[object, StepCase] = {}
-    for row in read(arguments.file, COLUMNS)[1]:
-        try:
-            case = case_of(row)
-        except (BadRowError, NotModelledError, LagomError):
-            continue
+    _, rows, bad = read(arguments.file, COLUMNS)
+    found = [tried(row, case_of) for row in rows]
+    every = [case for case in found if isinstance(case, StepCase)]
+    report_named(arguments.file, [*bad, *(one for one in found if isinstance(one, Named))], num_judged=len(every))
+    for case in every:
         if case.group == FITTED_GROUP and case.cluster.name == arguments.gpu:
             jobs.setdefault((case.family, case.layout, case.seq_len, case.cluster.num_gpus), case)
-    families: dict[str, list[StepCase]] = defaultdict(list)
-    for case in jobs.values():
-        families[case.family].append(case)
     if not jobs:
         sys.stderr.write(f"fit_steps: no dense Megatron row of {arguments.gpu}\n")
         return 2
-    lengths = {case.seq_len for case in jobs.values()}
-    operators = load_operators(next(iter(jobs.values())).cluster.gpu)
-    start = np.array([operators.sustained_share, operators.attention_flops / TFLOPS][: 1 if len(lengths) == 1 else 2])
-    every = list(jobs.values())
-    point = _fit(every, start)
-    print(f"{arguments.gpu}, {len(every)} jobs: {_words(point)}; mean error {_mean_pct(every, point):.1f} %")
-    left_out = []
-    for family, cases in sorted(families.items() if len(families) > 1 else ()):
-        others = [case for case in every if case.family != family]
-        found = _fit(others, start)
-        errors = 100.0 * np.expm1(_ratios(cases, found))
-        left_out += [abs(error) for error in errors]
-        print(f"without {family}: {_words(found)}; its rows {', '.join(f'{error:+.1f}' for error in errors)} %")
+    return _printed(arguments.gpu, list(jobs.values()))
+
+
+def _printed(gpu: str, every: Sequence[StepCase]) -> int:
+    """Fits and prints; what is known where Ctrl-C ends it."""
+    families: dict[str, list[StepCase]] = defaultdict(list)
+    for case in every:
+        families[case.family].append(case)
+    operators = load_operators(every[0].cluster.gpu)
+    num_numbers = 1 if len({case.seq_len for case in every}) == 1 else 2
+    start = np.array([operators.sustained_share, operators.attention_flops / TFLOPS][:num_numbers])
+    rounds: list[Point] = []
+    left_out: list[float] = []
+    is_printed = False
+    try:
+        point = _fit(every, start, rounds)
+        print(f"{gpu}, {len(every)} jobs: {_words(point)}; mean error {_mean_pct(every, point):.1f} %", flush=True)
+        is_printed = True
+        for family, cases in sorted(families.items() if len(families) > 1 else ()):
+            others = [case for case in every if case.family != family]
+            found = _fit(others, start)
+            errors = 100.0 * np.expm1(_ratios(cases, found))
+            left_out += [abs(error) for error in errors]
+            shown = ", ".join(f"{error:+.1f}" for error in errors)
+            print(f"without {family}: {_words(found)}; its rows {shown} %", flush=True)
+    except KeyboardInterrupt:
+        known = f"{len(rounds)} of {_ROUNDS} rounds: {_words(rounds[-1] if rounds else start)}"
+        fit = "" if is_printed else f"{gpu}, {len(every)} jobs, {known}{'' if rounds else ' (the start)'}"
+        return interrupted("fit_steps", f"so far, {'; '.join(filter(None, (fit, _summary(left_out))))}")
     if left_out:
-        print(f"left out: mean {np.mean(left_out):.1f} %, worst {max(left_out):.1f} % of {len(left_out)} jobs")
+        print(_summary(left_out))
     return 0
+
+
+def _summary(left_out: Sequence[float]) -> str:
+    if not left_out:
+        return "no family left out"
+    return f"left out: mean {np.mean(left_out):.1f} %, worst {max(left_out):.1f} % of {len(left_out)} jobs"
 
 
 def _mean_pct(cases: Sequence[StepCase], point: Point) -> float:

@@ -11,21 +11,35 @@ statistic for all, since means hold a ramp of 13 % that steady parts do not. A r
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
 from pathlib import Path
 from statistics import median
 from typing import Final
 
 from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, CommConfig, ConfigSpace, Protocol, Subspace
-from lagom_overlap.errors import LagomError
 from lagom_overlap.tuners.problem import GroupProblem
 from lagom_overlap.units import MS
 from lagom_overlap.workload import CommOp, CompOp, Kernel, OverlapGroup
-from measured_rows import BadFileError, BadRowError, Named, NotModelledError, Row, read
+from measured_limits import check_possible, collective_floor_s
+from measured_rows import (
+    TIME_MS,
+    BadFileError,
+    BadRowError,
+    Named,
+    NotModelledError,
+    Row,
+    decimal,
+    read,
+    report_named,
+    tried,
+)
 
 CHOICE_COLUMNS: Final = ("run", "nodes", "gpus", "collective", "bytes", "algorithm", "protocol", "mode")
 NOISE_COLUMNS: Final = ("steady_median_ms", "iterations_ms")
 FEWEST_SETTINGS: Final = 3
+FEWEST_ITERATIONS: Final = 2
+ROUNDING: Final = 1e-3
+MOST_SPREAD: Final = 1e3
+"""How far an iteration may lie from the steady part; the longest stall that was recorded is of 9 times."""
 STATISTICS: Final = ("steady_ms", "median_ms", "mean_ms")
 """The first that all settings of a choice have is their truth."""
 
@@ -110,18 +124,36 @@ def read_noise(path: Path) -> tuple[Noise, list[Named]]:
     _, rows, bad = read(path, NOISE_COLUMNS)
     lists: dict[int | None, list[list[float]]] = defaultdict(list)
     for row in rows:
-        try:
-            steady, num_nodes = row.needed("steady_median_ms"), row.count("nodes")
-            ratios = [float(text) / steady for text in row.text("iterations_ms").split()]
-            if not ratios or not all(0 < ratio < inf for ratio in ratios):
-                raise BadRowError("iterations_ms must hold positive, finite numbers")
-        except (BadRowError, ValueError) as error:
-            bad.append(Named(row.line, str(error)))
-            continue
-        lists[num_nodes].append(ratios)
+        found = tried(row, _ratios)
+        if isinstance(found, Named):
+            bad.append(found)
+        else:
+            lists[found[0]].append(found[1])
     if not lists:
-        raise BadFileError(f"{str(path)!r} has no raw list that can be used")
+        report_named(path, bad, num_judged=0)
     return Noise(lists), bad
+
+
+def _ratios(row: Row) -> tuple[int | None, list[float]]:
+    """The nodes of a raw list, and its iterations over its steady median.
+
+    Raises:
+        BadRowError: if it is none, or the median of a part of it lies outside of it.
+    """
+    steady_ms, texts = row.needed("steady_median_ms"), row.text("iterations_ms").split()
+    if len(texts) < FEWEST_ITERATIONS:
+        raise BadRowError(f"iterations_ms has {len(texts)} iterations, must have at least {FEWEST_ITERATIONS}")
+    times_ms = [decimal(text, f"iteration {place} of iterations_ms", TIME_MS) for place, text in enumerate(texts, 1)]
+    if not min(times_ms) <= steady_ms * (1 + ROUNDING) or not steady_ms * (1 - ROUNDING) <= max(times_ms):
+        raise BadRowError(
+            f"steady_median_ms is {steady_ms:g}, must lie among its iterations: {min(times_ms):g} to {max(times_ms):g}"
+        )
+    if max(times_ms) > MOST_SPREAD * steady_ms or steady_ms > MOST_SPREAD * min(times_ms):
+        raise BadRowError(
+            f"iterations_ms spans {min(times_ms):g} to {max(times_ms):g}, must stay within {MOST_SPREAD:g} times "
+            f"of its steady median {steady_ms:g}"
+        )
+    return row.count("nodes"), [time_ms / steady_ms for time_ms in times_ms]
 
 
 def read_choices(path: Path) -> tuple[list[Choice], list[Named]]:
@@ -134,26 +166,24 @@ def read_choices(path: Path) -> tuple[list[Choice], list[Named]]:
     held = defaultdict(lambda: defaultdict(list))
     _, rows, named = read(path, CHOICE_COLUMNS)
     for row in rows:
-        try:
-            key, config = _told(row)
-            _statistics(row)
-        except (BadRowError, NotModelledError, LagomError) as error:
-            named.append(Named(row.line, str(error)))
-            continue
-        held[key][config].append((row, row.line))
+        told = tried(row, _told)
+        if isinstance(told, Named):
+            named.append(told)
+        else:
+            held[told[0]][told[1]].append((row, row.line))
     choices = []
     for key, found in held.items():
         run, nodes, gpus, num_bytes, kernel, mode = key
         default = _default_of(found)
         if default is None or len(found) < FEWEST_SETTINGS:
             why = f"no choice: {len(found)} settings{'' if default else ' without a default'} in its run"
-            named += [Named(line, why) for times in found.values() for _, line in times]
+            named += [Named(line, why, is_wrong=False) for times in found.values() for _, line in times]
             continue
-        told = {config: [_statistics(row) for row, _ in times] for config, times in found.items()}
-        common = [name for name in STATISTICS if all(name in each for times in told.values() for each in times)]
+        seconds = {config: [_statistics(row) for row, _ in times] for config, times in found.items()}
+        common = [name for name in STATISTICS if all(name in each for times in seconds.values() for each in times)]
         if not common:
             why = f"no choice: its settings have none of {', '.join(STATISTICS)} in common"
-            named += [Named(line, why) for times in found.values() for _, line in times]
+            named += [Named(line, why, is_wrong=False) for times in found.values() for _, line in times]
             continue
         choices.append(
             Choice(
@@ -163,12 +193,16 @@ def read_choices(path: Path) -> tuple[list[Choice], list[Named]]:
                 num_nodes=int(nodes),
                 num_ranks=int(gpus),
                 num_bytes=int(num_bytes),
-                true_s={config: median(each[common[0]] for each in times) for config, times in told.items()},
+                true_s={config: median(each[common[0]] for each in times) for config, times in seconds.items()},
                 default=default,
             )
         )
     if not choices:
-        raise BadFileError(f"{str(path)!r} has no choice between {FEWEST_SETTINGS} settings, NCCL's own among them")
+        first = min(named, key=lambda one: (not one.is_wrong, one.line))
+        raise BadFileError(
+            f"{str(path)!r} has no choice between {FEWEST_SETTINGS} settings, NCCL's own among them; "
+            f"{path}:{first.line}: {first.why}"
+        )
     return choices, sorted(named, key=lambda one: one.line)
 
 
@@ -195,7 +229,10 @@ def _told(row: Row) -> tuple[tuple[str | int, ...], CommConfig]:
     nodes, gpus = row.needed_count("nodes"), row.needed_count("gpus")
     if gpus % nodes or gpus < 2:
         raise BadRowError(f"{gpus} GPUs on {nodes} nodes, must be at least 2 and the same number on each")
-    return (row.text("run"), nodes, gpus, row.needed_count("bytes"), row.text("compute_kernel"), mode), _config(row)
+    num_bytes, config = row.needed_count("bytes"), _config(row)
+    for name, seconds in _statistics(row).items():
+        check_possible(name, seconds, collective_floor_s(num_bytes, gpus), kind)
+    return (row.text("run"), nodes, gpus, num_bytes, row.text("compute_kernel"), mode), config
 
 
 def _config(row: Row) -> CommConfig:
@@ -219,7 +256,7 @@ def _statistics(row: Row) -> dict[str, float]:
     found = {}
     for name in STATISTICS:
         if text := row.text(name):
-            if text.strip("0.") == "":
+            if text.isascii() and not text.strip("0."):
                 raise NotModelledError("the run failed: its time is 0")
             found[name] = row.needed(name) * MS
     if not found:

@@ -7,13 +7,11 @@ counted by hand). Constants were fitted on Phi-2 (`fit_operators.py`); every oth
 """
 
 import argparse
-import csv
 import json
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
 from typing import Final
 
@@ -21,16 +19,14 @@ from lagom_overlap.cost.operators import OperatorTimes, load_operators
 from lagom_overlap.hardware import Gpu, load_preset
 from lagom_overlap.units import MS
 from lagom_overlap.workload import Access, Gemm, MemoryBound
+from measured_limits import check_possible, product_floor_s
+from measured_rows import TIME_MS, BadRowError, Named, Row, decimal, exit_code_of, read, report_named, tried
 
 PRESET_OF: Final = {"A100": "a100_dgx", "A40": "a40_nvlink", "H100": "h100_dgx", "H200": "h200"}
 NEEDED: Final = (
     "n_head", "n_kv_head", "n_embd", "n_expanded_embd", "use_gated_mlp", "num_tokens", "num_tensor_parallel_workers",
 )  # fmt: skip
 BANDS: Final = ((1, 64), (64, 512), (512, 1024), (1024, 2048), (2048, 1 << 30))
-
-
-class BadFileError(Exception):
-    """Raised for a file that is no profile; one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +40,25 @@ class Sample:
     measured_s: float
 
 
-def _works(row: dict[str, str]) -> dict[str, Gemm | MemoryBound]:
-    m, tp, h = int(row["num_tokens"]), int(row["num_tensor_parallel_workers"]), int(row["n_embd"])
-    ffn, gated = int(row["n_expanded_embd"]) // tp, row["use_gated_mlp"] == "True"
-    heads, kv_heads = int(row["n_head"]), int(row["n_kv_head"])
+def _works(row: Row) -> dict[str, Gemm | MemoryBound]:
+    """What a row's operators do.
+
+    Raises:
+        BadRowError: if its shapes are wrong.
+    """
+    m, tp, h = (row.needed_count(name) for name in ("num_tokens", "num_tensor_parallel_workers", "n_embd"))
+    heads, kv_heads, expanded = (row.needed_count(name) for name in ("n_head", "n_kv_head", "n_expanded_embd"))
+    gated = {"True": True, "False": False}.get(row.text("use_gated_mlp"))
+    if gated is None:
+        raise BadRowError(f"use_gated_mlp is {row.text('use_gated_mlp')[:40]!r}, must be True or False")
+    for name, size in (
+        ("n_embd", h),
+        ("n_expanded_embd", expanded),
+        ("n_embd x n_kv_head / n_head", h * kv_heads // heads),
+    ):
+        if size < tp or size % tp:
+            raise BadRowError(f"num_tensor_parallel_workers is {tp}, must divide {name} ({size})")
+    ffn = expanded // tp
     return {
         "attn_pre_proj": Gemm(m, (h + 2 * h * kv_heads // heads) // tp, h),
         "attn_post_proj": Gemm(m, h, h // tp),
@@ -55,46 +66,43 @@ def _works(row: dict[str, str]) -> dict[str, Gemm | MemoryBound]:
         "mlp_down_proj": Gemm(m, h, ffn),
         "mlp_act": MemoryBound((6 if gated else 4) * m * ffn, Access.STREAM),
         # One norm a layer (Phi-2): attention and MLP are both added to the residual.
-        "add": MemoryBound((6 if "time_stats.post_attention_layernorm.median" in row else 12) * m * h),
+        "add": MemoryBound((6 if "time_stats.post_attention_layernorm.median" in row.cells else 12) * m * h),
         "input_layernorm": MemoryBound(4 * m * h, Access.REDUCTION),
         "post_attention_layernorm": MemoryBound(4 * m * h, Access.REDUCTION),
     }
 
 
-def read_samples(path: Path) -> list[Sample]:
-    """Every operator of every row that the file has a time for.
+def read_samples(path: Path, gpu: Gpu) -> list[Sample]:
+    """Every operator of every row that the file has a time for; wrong rows are named on standard error.
 
     Raises:
-        BadFileError: if the file is missing, empty, no profile, or holds an impossible figure.
+        BadFileError: if the file is missing, empty or no profile, or no row can be used.
     """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadFileError(f"{str(path)!r} cannot be read: {error}") from None
-    reader = csv.DictReader(text.splitlines())
-    missing = [name for name in NEEDED if name not in (reader.fieldnames or ())]
-    if missing:
-        raise BadFileError(f"{str(path)!r} is no vidur MLP profile: no column {missing[0]!r}")
-    samples = [sample for number, row in enumerate(reader, start=1) for sample in _samples_of(number, row)]
-    if not samples:
-        raise BadFileError(f"{str(path)!r} has a header and no rows")
+    _, rows, named = read(path, NEEDED)
+    samples: list[Sample] = []
+    for row in rows:
+        found = tried(row, lambda row: list(_samples_of(row, gpu)))
+        if isinstance(found, Named):
+            named.append(found)
+        else:
+            samples += found
+    report_named(path, named, num_judged=len(samples))
     return samples
 
 
-def _samples_of(number: int, row: dict[str, str]) -> Iterator[Sample]:
-    try:
-        works = _works(row)
-        for name, work in works.items():
-            text = row.get(f"time_stats.{name}.median")
-            if not text:
-                continue
-            measured_s = float(text) * MS
-            if not (isfinite(measured_s) and measured_s > 0):
-                raise BadFileError(f"row {number}: time of {name} is {text[:40]}, must be positive and finite")
-            tokens, tensor = int(row["num_tokens"]), int(row["num_tensor_parallel_workers"])
-            yield Sample(name, tokens, tensor, work, measured_s)
-    except (ValueError, TypeError, ZeroDivisionError) as error:
-        raise BadFileError(f"row {number}: {error}") from None
+def _samples_of(row: Row, gpu: Gpu) -> Iterator[Sample]:
+    num_found = 0
+    for name, work in _works(row).items():
+        column = f"time_stats.{name}.median"
+        if not (text := row.text(column)):
+            continue
+        measured_s = decimal(text, column, TIME_MS) * MS
+        if isinstance(work, Gemm):
+            check_possible(column, measured_s, product_floor_s((work.m, work.n, work.k), gpu), "the product")
+        yield Sample(name, row.needed_count("num_tokens"), row.needed_count(NEEDED[-1]), work, measured_s)
+        num_found += 1
+    if not num_found:
+        raise BadRowError("no time_stats.<operator>.median is printed")
 
 
 def evaluate(samples: Sequence[Sample], gpu: Gpu) -> dict[str, object]:
@@ -118,30 +126,32 @@ def evaluate(samples: Sequence[Sample], gpu: Gpu) -> dict[str, object]:
     }
 
 
-def _mean_abs(errors: Sequence[float]) -> float:
-    return sum(map(abs, errors)) / len(errors)
+def _mean_abs(errors: Sequence[float]) -> float | None:
+    return sum(map(abs, errors)) / len(errors) if errors else None
 
 
-def _row(errors: Sequence[float]) -> dict[str, float]:
+def _row(errors: Sequence[float]) -> dict[str, float | None]:
     return {"num": len(errors), "mean_abs_error_pct": _mean_abs(errors), "mean_error_pct": sum(errors) / len(errors)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the comparison; exit code 2 for a file that cannot be read."""
+    """Prints the comparison; exit code 2 for a file of which nothing can be judged."""
+    return exit_code_of("operator_time", lambda: _main(argv))
+
+
+def _main(argv: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", type=Path, metavar="FILE.csv")
     parser.add_argument("--gpu", required=True, choices=sorted(PRESET_OF))
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     arguments = parser.parse_args(argv)
-    try:
-        result = evaluate(read_samples(arguments.file), load_preset(PRESET_OF[arguments.gpu]).gpu)
-    except BadFileError as error:
-        sys.stderr.write(f"operator_time: {' '.join(str(error).split())}\n")
-        return 2
+    gpu = load_preset(PRESET_OF[arguments.gpu]).gpu
+    result = evaluate(read_samples(arguments.file, gpu), gpu)
     if arguments.json:
         print(json.dumps(result))
         return 0
-    print(f"{result['num_products']} products: mean error {result['mean_abs_error_pct']:.2f} %")
+    if result["num_products"]:
+        print(f"{result['num_products']} products: mean error {result['mean_abs_error_pct']:.2f} %")
     for part in ("by_operator", "products_by_tokens"):
         for name, row in result[part].items():  # type: ignore[attr-defined]  # the object is for JSON
             print(

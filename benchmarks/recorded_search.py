@@ -34,19 +34,20 @@ from statistics import fmean
 from rich.console import Console
 from rich.table import Table
 
-from lagom_overlap.errors import LagomError
+from lagom_overlap.errors import JobError, LagomError
 from lagom_overlap.jobfile.build import groups_of, open_backend, request_of
-from lagom_overlap.jobfile.registry import make_tuner
+from lagom_overlap.jobfile.registry import check_tuner_name, make_tuner
 from lagom_overlap.jobfile.spec import JobSpec, read_job
 from lagom_overlap.tuners.problem import GroupProblem
 from measured_choices import read_choices, read_noise
 from measured_replay import print_rows, replay
-from measured_rows import BadFileError, exit_code_of
+from measured_rows import exit_code_of, report_named
 from recorded_world import Pass, World, read_surface
 from search_quality import WORSE, percentile_95
 
 TUNERS = ("default", "fixed_max", "random", "autoccl", "lagom", "descent", "model_based")
 BARE = "+bare"
+MOST_NOISE = 100.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +78,7 @@ class Surface:
         spec = read_job(job)
         groups = groups_of(spec)
         if len(groups) != 1:
-            raise SystemExit(f"{job}: {len(groups)} groups; this benchmark takes jobs of one")
+            raise JobError(f"{job}: {len(groups)} groups; this benchmark takes jobs of one")
         bundle = surfaces / spec.job.name
         backend = open_backend(spec, "recorded", request_of(spec, groups, bundle=bundle))
         try:
@@ -152,49 +153,83 @@ def print_table(rows: Sequence[Row], founds: dict[str, float]) -> None:
 
 
 def _replayed(args: argparse.Namespace) -> int:
-    """Other people's surfaces; what was left out of the files is named with the reason."""
-    try:
-        (choices, unused), (noise, bad) = read_choices(args.jobs[0]), read_noise(args.jobs[1])
-    except BadFileError as error:
-        sys.stderr.write(f"recorded_search: {error}\n")
-        return 2
+    """Other people's surfaces; what was left out of the files is named with the reason, what is wrong at once."""
+    (choices, unused), (noise, bad) = read_choices(args.jobs[0]), read_noise(args.jobs[1])
     named = [(path, one) for path, rows in zip(args.jobs, (unused, bad), strict=True) for one in rows]
+    report_named(args.jobs[0], unused, num_judged=len(choices))
+    report_named(args.jobs[1], bad, num_judged=1)
     replayed = replay(choices, noise, args.searches, num_workers=args.workers)
     if args.json:
         left_out = [{"file": str(path), "line": one.line, "why": one.why} for path, one in named]
         print(json.dumps({"rows": replayed, "left_out": left_out}, indent=1))
         return 0
     print_rows(replayed)
-    for why, count in Counter(one.why for _, one in named).most_common():
+    for why, count in Counter(one.why for _, one in named if not one.is_wrong).most_common():
         path, first = next((path, one.line) for path, one in named if one.why == why)
         print(f"left out ({count}): {why} [first: {path}:{first}]")
+    if num_wrong := sum(one.is_wrong for _, one in named):
+        print(f"bad rows ({num_wrong}): named on standard error")
     return 0
 
 
+def _check_replayed(args: argparse.Namespace) -> None:
+    """Refuses what has no meaning with other people's surfaces."""
+    if len(args.jobs) != 2:
+        raise JobError(f"{len(args.jobs)} CSV files; a surface and its raw noise are two")
+    for flag in ("surfaces", "tuners", "noise", "independent"):
+        if getattr(args, flag) not in (None, False):
+            raise JobError(f"--{flag} is for job files: two CSV files are replayed by all tuners, with their own noise")
+
+
+def _tuners_and_scales(args: argparse.Namespace) -> tuple[list[str], list[float]]:
+    """The tuners and scales of noise that job files are searched with."""
+    for path in args.jobs:
+        if path.suffix == ".csv":
+            raise JobError(f"{str(path)!r} is a CSV file among job files; give job files, or two CSV files")
+    if args.surfaces is None:
+        raise JobError("--surfaces is needed with job files: a folder with one bundle per job's name")
+    tuners = list(TUNERS) if args.tuners is None else args.tuners.split(",")
+    for name in tuners:
+        check_tuner_name(name.removesuffix(BARE))
+    scales = []
+    for text in ("1" if args.noise is None else args.noise).split(","):
+        try:
+            scale = float(text)
+        except ValueError:
+            scale = -1.0
+        if not 0 <= scale <= MOST_NOISE:
+            raise JobError(f"--noise has {text!r}, must be numbers from 0 to {MOST_NOISE:g}")
+        scales.append(scale)
+    return tuners, scales
+
+
 def main(argv: list[str] | None = None) -> int:
-    """Runs the benchmark and prints its rows; exit code 2 for a file that is no such table."""
+    """Runs the benchmark and prints its rows; exit code 2 for files of which nothing can be replayed."""
+    return exit_code_of("recorded_search", lambda: _main(argv), LagomError)
+
+
+def _main(argv: list[str] | None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("jobs", nargs="+", type=Path, help="job files; or a measured surface and its raw noise, as CSV")
     parser.add_argument("--surfaces", type=Path, help="folder with one bundle per job's name")
     parser.add_argument("--searches", type=int, default=100, help="per tuner and surface")
-    parser.add_argument("--tuners", default=",".join(TUNERS), help="names by comma")
-    parser.add_argument("--noise", default="1", help="scales of the recorded noise, by comma")
-    parser.add_argument("--independent", action="store_true", help="draw residuals one by one, not in their order")
+    parser.add_argument("--tuners", help=f"names by comma (default: {','.join(TUNERS)}); job files only")
+    parser.add_argument("--noise", help="scales of the recorded noise, by comma (default: 1); job files only")
+    parser.add_argument(
+        "--independent", action="store_true", help="draw residuals one by one, not in their order; job files only"
+    )
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout, nothing else")
     args = parser.parse_args(argv)
     if args.searches < 1:
-        parser.error(f"--searches is {args.searches}, must be at least 1")
+        raise JobError(f"--searches is {args.searches}, must be at least 1")
     if args.workers < 1:
-        parser.error(f"--workers is {args.workers}, must be at least 1")
+        raise JobError(f"--workers is {args.workers}, must be at least 1")
     if all(path.suffix == ".csv" for path in args.jobs):
-        if len(args.jobs) != 2:
-            parser.error(f"{len(args.jobs)} CSV files; a surface and its raw noise are two")
+        _check_replayed(args)
         return _replayed(args)
-    if args.surfaces is None:
-        parser.error("--surfaces is needed with job files")
+    tuners, scales = _tuners_and_scales(args)
     surfaces = [Surface.read(job, args.surfaces) for job in args.jobs]
-    scales, tuners = [float(scale) for scale in args.noise.split(",")], args.tuners.split(",")
     rows: list[Row] = []
     with ProcessPoolExecutor(args.workers, mp_context=get_context("spawn")) as pool:
         given = [(surface, scale) for surface in surfaces for scale in scales]
@@ -211,4 +246,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code_of("recorded_search", main, LagomError))
+    sys.exit(main())

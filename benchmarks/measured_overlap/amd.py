@@ -22,6 +22,7 @@ from lagom_overlap.hardware import Cluster, load_preset
 from lagom_overlap.sim import GroupSimulator
 from lagom_overlap.units import MS
 from lagom_overlap.workload import CommOp, CompOp, Kernel, OverlapGroup
+from measured_limits import check_possible, check_slowdown, collective_floor_s, product_floor_s
 from measured_overlap.judged import Judged
 from measured_rows import BadRowError, NotModelledError, Row
 
@@ -99,10 +100,13 @@ def alone_of(row: Row, cluster: Cluster) -> tuple[float, float]:
     """The time alone that a slowdown refers to, and the time alone in the state of the run next to the collective."""
     warm = row.text("series") in WARM
     column = "gemm_alone_ms" if warm else "gemm_rotating_ms"
-    value = row.number(column) or (None if warm else row.number("gemm_alone_ms"))
+    value = row.number(column)
+    if value is None and not warm:
+        column, value = "gemm_alone_ms", row.number("gemm_alone_ms")
     if value is None:
         raise NotModelledError("no time of the product alone")
     alone_s = value * MS
+    check_possible(column, alone_s, product_floor_s(row.shape(), cluster.gpu, row.text("dtype")), "the product")
     if not warm:
         return alone_s, alone_s
     m, n, k = row.shape()
@@ -133,6 +137,7 @@ def collective_of(row: Row, cluster: Cluster, model: ContentionModel) -> tuple[C
     alone = row.number("comm_alone_ms")
     if alone is None:
         return collective, config
+    check_possible("comm_alone_ms", alone * MS, collective_floor_s(num_bytes, cluster.num_gpus), name)
     for _ in range(3):  # time is a straight line of the bytes but for the last chunk
         ratio = alone * MS / model.collective(collective, config).seconds()
         collective = replace(collective, num_bytes=max(1, int(collective.num_bytes * ratio)))
@@ -192,13 +197,17 @@ def judge(row: Row, profile: Profile, protocols: Protocols = Protocols()) -> lis
             )
 
     overlapped = row.number("overlap_gemm_ms")
+    if overlapped is not None:
+        check_slowdown("overlap_gemm_ms", overlapped * MS, base_s)
     predicted_s = gemm.end_s - gemm.start_s + sleep_s
     add("computation_slowdown", None if overlapped is None else overlapped * MS / base_s, predicted_s / base_s)
     alone, beside = row.number("comm_alone_ms"), row.number("overlap_comm_ms")
     if alone is not None and beside is not None:
+        check_slowdown("overlap_comm_ms", beside, alone)
         add("communication_slowdown", beside / alone, (comm.end_s - comm.start_s) / (alone * MS))
     wall = row.number("overlap_wall_ms")
     if wall is not None and series != "mi350_grid":
+        check_slowdown("overlap_wall_ms", wall * MS, max(base_s, 0.0 if alone is None else alone * MS))
         add("makespan", wall * MS, max(gemm.end_s, comm.end_s) + protocols.around_s)
     if not found:
         raise NotModelledError("nothing measured next to the collective")
@@ -221,6 +230,14 @@ def judge_curve(row: Row, rows: Sequence[Row], profile: Profile) -> list[Judged]
     whole = next((other for other in same if other.text("cus") == str(gpu.num_sms)), None)
     if whole is None:
         raise NotModelledError("the file has no time of this product on all compute units")
+    least_s = product_floor_s(shape, gpu)
+    try:
+        whole_s = whole.needed("med_ms") * MS
+        check_possible("med_ms", whole_s, least_s, "the product")
+    except BadRowError as error:
+        if row is whole:
+            raise
+        raise BadRowError(f"its time on all compute units, line {whole.line}, is wrong: {error}") from None
     if row is whole:
         raise NotModelledError("the time on all compute units is the model's input")
     if cus % gpu.num_xcds:
@@ -228,11 +245,12 @@ def judge_curve(row: Row, rows: Sequence[Row], profile: Profile) -> list[Judged]
     m, n, k = shape
     tiles, grid = ceil(m / PERSISTENT_TILE) * ceil(n / PERSISTENT_TILE), None if kernel == "torch" else gpu.num_sms
     blocks = wide_tiles(m, n, gpu.num_sms) if kernel == "torch" else tiles
-    held = product_of_time(
-        gpu, profile, alone_s=whole.needed("med_ms") * MS, flops=2.0 * m * n * k, num_blocks=blocks, grid=grid
-    )
+    held = product_of_time(gpu, profile, alone_s=whole_s, flops=2.0 * m * n * k, num_blocks=blocks, grid=grid)
     fewer = ContentionModel(replace(cluster, gpu=replace(gpu, num_sms=cus)), profile)
     seconds = fewer.kernel_seconds(held if grid is None else replace(held, grid=cus))
+    measured_s = row.needed("med_ms") * MS
+    share = 1.0 if kernel in UNCLAIMED else cus / gpu.num_sms
+    check_possible("med_ms", measured_s, least_s / share, f"the product on {cus} compute units")
     return [
         Judged(
             line=row.line,
@@ -240,7 +258,7 @@ def judge_curve(row: Row, rows: Sequence[Row], profile: Profile) -> list[Judged]
             series="cu_curve",
             kind=kernel,
             family=f"{m}x{n}x{k}",
-            measured=row.needed("med_ms") * MS,
+            measured=measured_s,
             predicted=seconds,
             claimed=kernel not in UNCLAIMED,
         )

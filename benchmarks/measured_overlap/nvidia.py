@@ -33,6 +33,7 @@ from lagom_overlap.sim import GroupSimulator
 from lagom_overlap.units import MS
 from lagom_overlap.workload import CommOp, CompOp, Gemm, Kernel, OverlapGroup, Work
 from measured_gpus import preset_of
+from measured_limits import check_possible, collective_floor_s, product_floor_s
 from measured_overlap.judged import Judged
 from measured_rows import BadRowError, NotModelledError, Row
 
@@ -41,7 +42,7 @@ COLUMNS: Final = ("gpu", "nodes", "gpus", "collective", "bytes", "algorithm", "p
 TILE: Final = 128
 """Tiles of cuBLAS's single-precision products, assumed."""
 NULL_TOLERANCE: Final = 0.05
-_SQUARE: Final = re.compile(r"(\w+).*?(\d+)x(\d+)x(\d+)$")
+_SQUARE: Final = re.compile(r"(\w+).*?(?<!\d)(\d{1,6})x(\d{1,6})x(\d{1,6})$", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,8 @@ def _work(row: Row, cluster: Cluster, single: SinglePrecision) -> Work:
     if match is None:
         raise NotModelledError(f"the computation is not known: {name[:60]!r}")
     m, n, k = (int(match[place]) for place in (2, 3, 4))
+    seconds, column = measured_s(row)
+    check_possible(column, seconds, product_floor_s((m, n, k), cluster.gpu, match[1]), "the product")
     if not name.startswith("fp32"):
         return Gemm(m, n, k)
     if not cluster.gpu.name.startswith("A100"):
@@ -126,7 +129,12 @@ def null_test(row: Row, rows: Sequence[Row]) -> float | None:
         return None
     chosen = auto.text("auto_choice").lower().split()[:2]
     forced = next((other for other in group if [other.text("algorithm"), other.text("protocol")] == chosen), None)
-    return None if forced is None else measured_s(auto)[0] / measured_s(forced)[0]
+    if forced is None:
+        return None
+    try:
+        return measured_s(auto)[0] / measured_s(forced)[0]
+    except BadRowError:  # another row's cell, which is named there
+        return None
 
 
 def judge(row: Row, rows: Sequence[Row], profile: Profile, single: SinglePrecision = SinglePrecision()) -> list[Judged]:
@@ -156,6 +164,7 @@ def judge(row: Row, rows: Sequence[Row], profile: Profile, single: SinglePrecisi
     collective = Collective(kind, num_bytes, num_gpus, num_nodes=nodes if nodes > 1 else None)
     model, config = ContentionModel(cluster, profile), _config(row)
     seconds, column = measured_s(row)
+    check_possible(column, seconds, collective_floor_s(num_bytes, num_gpus), kind)
     try:
         alone_s = model.collective(collective, config).seconds()
         predicted = alone_s if mode == "comm_only" else _makespan(row, model, collective, config, single)

@@ -15,10 +15,11 @@ from lagom_overlap.analysis.modelled_kernel import modelled_kernel
 from lagom_overlap.cost import ContentionModel, Profile
 from lagom_overlap.cost.contention import l2_miss_share
 from lagom_overlap.errors import LagomError
-from lagom_overlap.hardware import Cluster, load_preset
+from lagom_overlap.hardware import Cluster, Gpu, load_preset
 from lagom_overlap.trace.gpu_trace import NS_PER_S
+from measured_limits import check_possible, check_slowdown, product_floor_s
 from measured_overlap.judged import Judged
-from measured_rows import BadRowError, NotModelledError, Row
+from measured_rows import BadRowError, NotModelledError, Row, whole
 
 COLUMNS: Final = (
     "gpu", "stage", "victim", "kernel", "grid", "block", "injector", "num_blocks", "chunk_bytes",
@@ -30,7 +31,7 @@ FIFO_SLOTS: Final = 8
 NCCL_BUFFER_BYTES: Final = 4 << 20
 """NCCL_BUFFSIZE's default, the FIFO of a channel; a row's chunk is half of it."""
 NCCL: Final = ("all_gather", "reduce_scatter", "all_reduce")
-_SHAPE: Final = re.compile(r"gemm_\w+?_(\d+)x(\d+)x(\d+)$")
+_SHAPE: Final = re.compile(r"gemm_\w+?_(?<!\d)(\d{1,6})x(\d{1,6})x(\d{1,6})$", re.ASCII)
 
 
 def kind_of(kernel: str) -> str:
@@ -55,12 +56,12 @@ def cluster_of(gpu: str) -> Cluster:
 
 
 def _triple(row: Row, column: str) -> tuple[int, int, int]:
-    try:
-        x, y, z = (int(part) for part in row.text(column).split("x"))
-    except ValueError:
-        raise BadRowError(f"{column} is {row.text(column)[:40]!r}, must be XxYxZ") from None
-    if min(x, y, z) < 1:
+    parts = row.text(column).split("x")
+    if len(parts) != 3 or not all(part.isascii() and part.isdigit() for part in parts):
+        raise BadRowError(f"{column} is {row.text(column)[:40]!r}, must be XxYxZ")
+    if any(not part.strip("0") for part in parts):
         raise BadRowError(f"{column} is {row.text(column)[:40]!r}, must be positive")
+    x, y, z = (whole(part, column) for part in parts)
     return x, y, z
 
 
@@ -96,6 +97,18 @@ def shape_of(victim: str) -> tuple[int, int] | None:
     return None if found is None else (int(found[1]), int(found[2]))
 
 
+def _check_times(victim: str, solo_s: float, median_s: float, gpu: Gpu) -> None:
+    """Refuses times that no such victim can have.
+
+    Raises:
+        BadRowError: if one is.
+    """
+    if found := _SHAPE.search(victim):
+        m, n, k = (int(found[place]) for place in (1, 2, 3))
+        check_possible("solo_s", solo_s, product_floor_s((m, n, k), gpu), victim)
+    check_slowdown("median_s", median_s, solo_s)
+
+
 def judge(row: Row, profile: Profile, with_shape: bool = True) -> list[Judged]:
     """The slowdown of a row; without its shape as from a trace that holds none.
 
@@ -110,6 +123,8 @@ def judge(row: Row, profile: Profile, with_shape: bool = True) -> list[Judged]:
     if num_blocks is None or num_blocks >= cluster.gpu.num_sms:
         raise BadRowError(f"num_blocks is {row.text('num_blocks')!r}, must lie in 1..{cluster.gpu.num_sms - 1}")
     victim, name, solo_s = row.text("victim"), row.text("kernel"), row.needed("solo_s")
+    median_s = row.needed("median_s")
+    _check_times(victim, solo_s, median_s, cluster.gpu)
     key = KernelKey(name=name, grid=_triple(row, "grid"), block=_triple(row, "block"))
     try:
         kernel = modelled_kernel(
@@ -130,7 +145,7 @@ def judge(row: Row, profile: Profile, with_shape: bool = True) -> list[Judged]:
             series=stage,
             kind=kind_of(name),
             family=victim,
-            measured=row.needed("median_s") / solo_s,
+            measured=median_s / solo_s,
             predicted=during_s / alone_s,
         )
     ]

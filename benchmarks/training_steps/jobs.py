@@ -17,8 +17,10 @@ from lagom_overlap.hardware import Cluster, load_preset
 from lagom_overlap.units import TFLOPS
 from lagom_overlap.workload.models import TransformerModel, load_model
 from lagom_overlap.workload.parallel import Dispatcher, ParallelLayout, PipelineSchedule, Recompute
+from lagom_overlap.workload.parallel.layout import check_layout
 from lagom_overlap.workload.precision import DType, Precision, ProductFormat
 from measured_gpus import preset_of
+from measured_limits import check_forwards, check_step
 from measured_rows import BadRowError, NotModelledError, Row
 from training_steps.case import StepCase
 from training_steps.recipes import Release, layout_of, recipe_of
@@ -68,17 +70,29 @@ def case_of(row: Row) -> StepCase:
         LagomError: if its layout cannot be built.
     """
     if "superseded" in row.text("note"):
-        raise BadRowError("its authors corrected it: superseded")
+        raise NotModelledError("its authors corrected it: superseded")
     if "known low" in row.text("note"):
-        raise BadRowError(f"its authors call the result too low: {row.text('note')[-60:]}")
+        raise NotModelledError(f"its authors call the result too low: {row.text('note')[-60:]}")
     framework = row.text("framework")
     if framework.startswith("torchtitan"):
-        return _torchtitan(row)
-    if framework in ("Megatron-Bridge", "NeMo/Megatron", "Megatron-LM CI"):
-        return _megatron(row)
-    raise BadRowError(
-        f"framework is {framework[:40]!r}; known: torchtitan, Megatron-Bridge, NeMo/Megatron, Megatron-LM CI"
+        case = _torchtitan(row)
+    elif framework in ("Megatron-Bridge", "NeMo/Megatron", "Megatron-LM CI"):
+        case = _megatron(row)
+    else:
+        raise BadRowError(
+            f"framework is {framework[:40]!r}; known: torchtitan, Megatron-Bridge, NeMo/Megatron, Megatron-LM CI"
+        )
+    check_layout(case.model, case.layout, case.cluster, case.seq_len)
+    check_forwards(case.layout)
+    check_step(
+        case.measured_s,
+        case.model,
+        num_tokens=case.layout.global_batch * case.seq_len,
+        num_gpus=case.cluster.num_gpus,
+        gpu=case.cluster.gpu,
+        precision=case.precision,
     )
+    return case
 
 
 def _letters(text: str) -> str:

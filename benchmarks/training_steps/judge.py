@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from lagom_overlap.errors import LagomError
-from measured_rows import BadRowError, NotModelledError, read
-from training_steps.case import COLUMNS, StepCase
+from lagom_overlap.sim.training import TrainingTimes
+from measured_rows import Named, Row, tried
+from training_steps.case import StepCase
 from training_steps.jobs import case_of
 from training_steps.predict import predicted
 
@@ -35,36 +35,47 @@ def _summary(errors: Sequence[float]) -> dict[str, object]:
     }
 
 
-def evaluate_steps(path: Path) -> dict[str, object]:
-    """The JSON object of a table of steps: the same keys as of every other table, and errors by group and family.
+def refusal(path: Path, one: Named, what: str = "", row: int | None = None) -> dict[str, object]:
+    """A line that is not judged, as the JSON object has it; `row` where the format counts from its first row."""
+    return {
+        "row": one.line if row is None else row,
+        "what": what,
+        "why": f"{path.name}:{one.line}: {one.why}",
+        "file": str(path),
+        "line": one.line,
+        "is_wrong": one.is_wrong,
+    }
 
-    Raises:
-        BadFileError: if the file is no such table.
+
+def bad_rows(path: Path, named: Sequence[Named]) -> list[dict[str, object]]:
+    """The wrong ones among the lines that are not judged, as the JSON object of every format has them."""
+    return [{"file": str(path), "line": one.line, "why": one.why} for one in named if one.is_wrong]
+
+
+def _judged(row: Row) -> tuple[StepCase, TrainingTimes]:
+    case = case_of(row)
+    return case, predicted(case)
+
+
+def evaluate_steps(path: Path, lines: Sequence[Row], broken: Sequence[Named]) -> tuple[dict[str, object], list[Named]]:
+    """The JSON object of a table of steps, and the lines that are not judged.
+
+    It has the same keys as of every other table, and errors by group and family.
     """
     rows: list[dict[str, object]] = []
-    refused: list[dict[str, object]] = []
+    refused = [refusal(path, one) for one in broken]
+    named = list(broken)
     errors: dict[str, list[float]] = defaultdict(list)
     families: dict[str, list[float]] = defaultdict(list)
     peers: list[float] = []
     same: dict[object, list[float]] = defaultdict(list)
-    _, lines, broken = read(path, COLUMNS)
-
-    def refuse(line: int, what: str, error: object) -> None:
-        why = " ".join(str(error).split())
-        refused.append({"row": line, "what": what, "why": f"{path.name}:{line}: {why}"})
-
-    for one in broken:
-        refuse(one.line, "", one.why)
     for row in lines:
-        try:
-            case = case_of(row)
-            times = predicted(case)
-        except (BadRowError, NotModelledError, LagomError) as error:
-            refuse(row.line, row.text("model")[:40], error)
+        found = tried(row, _judged)
+        if isinstance(found, Named):
+            named.append(found)
+            refused.append(refusal(path, found, row.text("model")[:40]))
             continue
-        except (ValueError, ArithmeticError) as error:  # a figure that no check foresaw costs no other row
-            refuse(row.line, row.text("model")[:40], f"cannot be built: {error}")
-            continue
+        case, times = found
         error_pct = 100.0 * (times.iteration_s / case.measured_s - 1.0)
         fitted = case.group == FITTED_GROUP
         errors[case.group].append(error_pct)
@@ -89,7 +100,7 @@ def evaluate_steps(path: Path) -> dict[str, object]:
         )
     every = [error for group in errors.values() for error in group]
     unseen = [error for name, group in errors.items() if name != FITTED_GROUP for error in group]
-    return {
+    result: dict[str, object] = {
         "num_rows": len(rows) + len(refused),
         "mean_abs_error_pct": _mean([abs(error) for error in every]),
         "mean_abs_error_not_fitted_pct": _mean([abs(error) for error in unseen]),
@@ -100,7 +111,9 @@ def evaluate_steps(path: Path) -> dict[str, object]:
         "release_floor_pct": _floor(same),
         "rows": rows,
         "not_simulated": refused,
+        "bad_rows": bad_rows(path, named),
     }
+    return result, named
 
 
 def _job(case: StepCase) -> object:

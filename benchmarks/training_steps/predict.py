@@ -3,7 +3,6 @@
 from lagom_overlap.cost.operators import FrameworkConstants, OperatorConstants, load_framework, load_operators
 from lagom_overlap.cost.profile import load_profile
 from lagom_overlap.sim.training import TrainingSimulator, TrainingTimes
-from lagom_overlap.workload.parallel.layout import check_layout
 from lagom_overlap.workload.step import load_rules
 from training_steps.case import StepCase
 
@@ -11,15 +10,10 @@ from training_steps.case import StepCase
 def predicted(
     case: StepCase, operators: OperatorConstants | None = None, framework: FrameworkConstants | None = None
 ) -> TrainingTimes:
-    """The iteration; other constants than the GPU's and the framework's own where given.
-
-    Raises:
-        LagomError: if the layout cannot be built.
-    """
+    """The iteration; other constants than the GPU's and the framework's own where given."""
     framework = framework or load_framework(case.framework)
     if case.graphed:
         framework = framework.graphed()
-    check_layout(case.model, case.layout, case.cluster, case.seq_len)
     simulator = TrainingSimulator(
         case.model,
         case.layout,

@@ -18,8 +18,10 @@ A wrong argument from code is a `ValueError`; `assert` is for our own bugs only.
 Every message says what was wrong, the value, and what is allowed.
 """
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Final
 
 
 class LagomError(Exception):
@@ -80,3 +82,19 @@ class RankError(BackendError):
 
 class WrongResultError(BackendError):
     """Raised when a collective returned wrong numbers under a configuration; nothing was timed."""
+
+
+_KINDS: Final = {
+    "int": "a whole number", "float": "a number", "bool": "true or false", "str": "text", "array": "a list",
+    "object": "a table",
+}  # fmt: skip
+_EXPECTED: Final = re.compile(r"Expected `([^`]*)`(.*?)(?:, got `[^`]*`)?$")
+
+
+def in_words(complaint: str) -> str:
+    """What a decoder's complaint says is allowed, in the words of a file's author; other complaints as they are."""
+    found = _EXPECTED.match(complaint)
+    if found is None:
+        return complaint.replace("`", "")
+    kinds = [_KINDS.get(kind, kind) for kind in found[1].split(" | ") if kind != "null"]
+    return f"must be {' or '.join(kinds)}{found[2].replace('`', '')}"

@@ -40,14 +40,21 @@ def test_bad_rows_are_named_with_file_line_and_reason_and_the_rest_is_judged(
         7: (GOOD.removesuffix(","), "17 cells, the header has 18"),
         8: (GOOD.replace("all_reduce", "all_to_none"), "unknown collective 'all_to_none'"),
         9: (GOOD.replace(",32,", ",2000,"), "channels is 2000, must lie in 1..1024"),
+        # 2 x 8192^3 operations at twice an MI300X's rate, and an all-reduce at twice NVLink 5's.
+        10: (
+            GOOD.replace(",1.6,", ",0.01,").replace("made_up", "mi350_grid"),
+            "gemm_alone_ms says 1e-05 s, impossible",
+        ),
+        11: (GOOD.replace(",1.0,", ",0.001,"), "comm_alone_ms says 1e-06 s, impossible"),
+        12: (GOOD.replace(",2.0,", ",0.5,"), "overlap_gemm_ms is 0.29 of the time alone, must be at least 0.5"),
+        13: (GOOD.replace(",2.1,", ",1e18,"), "overlap_wall_ms is 1e18, beyond what any machine has (0.0001 to 1e+06)"),
     }
     file = write(tmp_path / "rows.csv", AMD, GOOD, *(row for row, _ in bad.values()))
     found = report(capsys, file)
-    assert {one["line"]: one["why"].split(";")[0] for one in found["bad_rows"]} == {
-        line: why for line, (_, why) in bad.items()
-    }
+    whys = {one["line"]: one["why"].split(";")[0].split(":")[0] for one in found["bad_rows"]}
+    assert whys == {line: why for line, (_, why) in bad.items()}
     assert {one["file"] for one in found["bad_rows"]} == {file}
-    assert found["num_rows"] == 8
+    assert found["num_rows"] == 12
     assert {name: row["num_rows"] for name, row in found["by_quantity"].items()} == {
         "computation_slowdown": 1,
         "communication_slowdown": 1,
@@ -61,6 +68,7 @@ def test_bad_rows_are_named_with_file_line_and_reason_and_the_rest_is_judged(
         ((AMD.replace(",series", ""), "1"), "lacks the columns series"),
         (("",), "is empty"),
         ((AMD,), "has no rows"),
+        ((AMD, GOOD.replace("MI300X", "MI999")), "rows.csv:2: unknown GPU 'MI999'"),
     ],
 )
 def test_an_unusable_file_ends_with_one_line_and_code_2(
@@ -95,6 +103,19 @@ def test_plain_text_says_what_is_not_modelled(tmp_path: Path, capsys: pytest.Cap
     text = capsys.readouterr().out
     assert "not modelled (1): no time of the product alone [lines 3]" in text
     assert "computation_slowdown" in text
+
+
+def test_a_curve_whose_whole_gpu_is_wrong_says_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    header = "gpu,m,n,k,kernel,cus,med_ms"
+    rows = [f"MI300X,{size},{size},{size},ws,{cus},{time}" for size, cus, time in (
+        (2048, 304, "1e18"), (2048, 152, "0.1"), (4096, 304, "0.3"), (4096, 152, "0.5"),
+    )]  # fmt: skip
+    found = report(capsys, write(tmp_path / "rows.csv", header, *rows))
+    assert [(one["line"], one["why"][:52]) for one in found["bad_rows"]] == [
+        (2, "med_ms is 1e18, beyond what any machine has (0.0001 "),
+        (3, "its time on all compute units, line 2, is wrong: med"),
+    ]
+    assert found["num_values_claimed"] == 1
 
 
 @pytest.mark.parametrize(

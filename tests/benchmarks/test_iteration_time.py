@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from iteration_time import evaluate, main, seconds_of_tflops
+from iteration_time import evaluate, main
+from training_steps.tables import seconds_of_tflops
 
 VTRAIN = (
     "# GPUs,global batch,micro batch,hidden size,attention heads,# layers,sequence length,tensor parallelism,"
@@ -89,6 +90,8 @@ def test_a_table_of_throughputs_alone_is_turned_into_times(tmp_path: Path) -> No
 
 
 ROW = "8,8,2,2048,16,20,1024,4,1,2,160.6027"
+SC21_ROW = "PTD,174.6,96,12288,96,8,12,4,1536,384,1,2048,51200,153,76.78,84,84.7"
+TABLE5_ROW = "22B,48,6144,64,8,1,1,8,4,4,1,2048,1.42,1.1"
 
 
 @pytest.mark.parametrize(
@@ -96,21 +99,17 @@ ROW = "8,8,2,2048,16,20,1024,4,1,2,160.6027"
     [
         ("", "is empty"),
         ("\n\n", "is empty"),
-        (VTRAIN, "has a header and no rows"),
+        (VTRAIN, "has no rows"),
         ("a,b\n1,2", "none of the known tables: no column 'gpus'"),
         (VTRAIN.replace(",iteration time (ms)", "") + "\n" + ROW.rpartition(",")[0], "none of the columns"),
-        (f"{VTRAIN}\n8,8", "row 1 has 2 values, the header has 11"),
-        (f"{VTRAIN}\n{ROW}\n{ROW.replace('160.6027', 'nan')}", "row 2: measured_ms is nan"),
-        (f"{VTRAIN}\n{ROW.replace('160.6027', '-3')}", "row 1: measured_ms is -3"),
-        (f"{VTRAIN}\n{ROW.replace('160.6027', 'inf')}", "row 1: measured_ms is inf"),
-        (f"{VTRAIN}\n{ROW.replace('160.6027', 'x')}", "row 1: measured_ms is 'x', must be a number"),
-        (f"{VTRAIN}\n{ROW.replace('2048', '2048.5')}", "must be a whole number"),
-        (f"{VTRAIN}\n{ROW.replace('8,8,2', '8,0,2')}", "row 1: global_batch is 0"),
         (f"{VTRAIN},{VTRAIN}\n{ROW},{ROW}", "names a column twice"),
+        (f"{VTRAIN},gpus\n{ROW},8", "names a column twice: 'gpus'"),
         ("\0", "zero bytes"),
+        (f"{VTRAIN}\n8,8", "bad.csv:2: 2 cells, the header has 11"),
+        (f"{VTRAIN}\n8,8\n{ROW}x\n", "bad.csv:2: 2 cells, the header has 11 (nor can 1 more)"),
     ],
 )
-def test_damaged_files_end_with_one_line_and_exit_code_2(
+def test_files_of_which_nothing_can_be_judged_end_with_one_line_and_exit_code_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, words: str
 ) -> None:
     path = tmp_path / "bad.csv"
@@ -120,6 +119,108 @@ def test_damaged_files_end_with_one_line_and_exit_code_2(
     assert out == ""
     assert words in err
     assert err.count("\n") == 1
+
+
+CELLS = {
+    "1e18": "beyond what any machine has",
+    "1e-9": "beyond what any machine has",
+    "1_000": "must be a number",
+    "1,000": "must be a number",
+    "1.000,5": "must be a number",
+    "\u0661\u0662": "must be a number",
+    "\uff11\uff12": "must be a number",
+    "\xa012": "must be a number",
+    "0x10": "must be a number",
+    "1\n2": "must be a number",
+    "NaN": "must be positive and finite",
+    "-inf": "must be positive and finite",
+    "1e999": "must be positive and finite",
+    "-3": "must be positive and finite",
+    "0": "must be positive and finite",
+    "": "is not printed",
+    " \t": "is not printed",
+}
+"""What a measured cell may not hold, and what is said."""
+FORMATS = {"vtrain": (VTRAIN, ROW, 10), "table5": (TABLE5, TABLE5_ROW, 12), "sc21": (SC21, SC21_ROW, 14)}
+
+
+def quoted(cells: list[str]) -> str:
+    return ",".join(f'"{cell}"' for cell in cells)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_measured_cell_that_is_no_time_is_named_and_the_rest_is_judged_as_without_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, cell: str
+) -> None:
+    header, good, place = FORMATS[name]
+    alone = run(table(tmp_path, header, good))
+    cells = good.split(",")
+    cells[place] = cell
+    if name == "sc21":
+        cells[13] = ""  # a blank time alone is no loss where throughput is printed
+    path = table(tmp_path, header, quoted(cells), good)
+    assert main([str(path), "--json"]) == 0
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    (bad,) = found["bad_rows"]
+    blank = name == "sc21" and not cell.strip()
+    assert ("nothing measured" if blank else CELLS[cell]) in bad["why"]
+    assert (bad["file"], bad["line"]) == (str(path), 2)
+    assert err == f"{path}:2: {bad['why']}\n"
+    line = 4 if "\n" in cell else 3
+    judged = [row for row in found["rows"] if row["line"] == line]
+    assert [row["error_pct"] for row in judged] == [row["error_pct"] for row in alone["rows"]]
+    assert len(found["rows"]) == len(alone["rows"]) + (name == "table5")  # the other half of a row of two times
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (("160.6027", "1e-3"), "impossible: a step of gpt"),  # 8 A100 cannot do 8 sequences of 1 B parameters in 1 us
+        (("160.6027", "9e7"), "beyond what any machine has"),
+        (("2048", "2048.5"), "hidden is 2048.5, must be a whole number"),
+        (("8,8,2", "8,0,2"), "global_batch is 0, must be positive"),
+        (("8,8,2", "8,,2"), "global_batch is not printed"),
+        (("8,8,2", "8,1e12,2"), "global_batch is 1e12, beyond"),
+        ((",20,", ",1e9,"), "layers is 1e9, beyond"),
+        ((",16,", ",17,"), "hidden 2048 is not a multiple of heads 17"),
+        ((",4,1,2,", ",4,1,3,"), "parallel"),
+    ],
+)
+def test_impossible_rows_are_named_with_file_line_and_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: tuple[str, str], words: str
+) -> None:
+    path = table(tmp_path, VTRAIN, ROW, "", ROW.replace(*changed))
+    assert main([str(path)]) == 0
+    out, err = capsys.readouterr()
+    assert err.startswith(f"{path}:4: ")
+    assert words in err
+    assert "not simulated: 1, 1 of them wrong rows" in out
+
+
+def test_a_bom_windows_line_ends_and_blank_columns_change_nothing(tmp_path: Path) -> None:
+    plain = run(table(tmp_path, VTRAIN, ROW))["rows"]
+    path = tmp_path / "windows.csv"
+    path.write_bytes(f"\ufeff{VTRAIN},,\r\n {ROW} ,,\r\n".encode())
+    assert run(path)["rows"] == plain
+
+
+def test_a_quote_that_nobody_closes_costs_its_own_line(tmp_path: Path) -> None:
+    found = run(table(tmp_path, VTRAIN, f'"{ROW}', *[ROW] * 40))
+    assert [one["line"] for one in found["bad_rows"]] == [2]
+    assert len(found["rows"]) == 40
+
+
+def test_a_line_of_other_bytes_costs_itself(tmp_path: Path) -> None:
+    path = tmp_path / "bytes.csv"
+    path.write_bytes(f"{VTRAIN}\n{ROW}\n".encode() + b"\xff\xfe,\x81\n\0\0\n" + ROW.encode())
+    found = run(path)
+    assert [(one["line"], one["why"]) for one in found["bad_rows"]] == [
+        (3, "is not UTF-8 text"),
+        (4, "holds zero bytes"),
+    ]
+    assert [row["line"] for row in found["rows"]] == [2, 5]
 
 
 def test_a_missing_or_binary_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ from random import Random
 import numpy as np
 import pytest
 
+import recorded_search
 from lagom_overlap.collective import CommConfig
 from lagom_overlap.tuners.problem import Measurement
 from recorded_world import Pass, World, likeness
@@ -58,3 +59,29 @@ def test_another_implementation_is_a_thing_by_itself() -> None:
     assert alike[0, 1] == 0
     assert alike[1, 2] == 1
     assert alike[2, 3] == pytest.approx(exp(-0.5))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["a.csv", "b.csv", "--tuners", "lagom"], "--tuners is for job files"),
+        (["a.csv", "b.csv", "--noise", "1"], "--noise is for job files"),
+        (["a.csv", "b.csv", "--surfaces", "x"], "--surfaces is for job files"),
+        (["a.csv", "b.csv", "--independent"], "--independent is for job files"),
+        (["a.csv"], "1 CSV files; a surface and its raw noise are two"),
+        (["a.csv", "b.toml", "--surfaces", "x"], "'a.csv' is a CSV file among job files"),
+        (["b.toml"], "--surfaces is needed with job files"),
+        (["b.toml", "--surfaces", "x", "--tuners", "lagon"], "unknown tuner 'lagon'"),
+        (["b.toml", "--surfaces", "x", "--noise", "1,nan"], "--noise has 'nan', must be numbers from 0 to 100"),
+        (["b.toml", "--surfaces", "x", "--noise", "1,"], "--noise has '', must be numbers from 0 to 100"),
+        (["b.toml", "--surfaces", "x", "--searches", "0"], "--searches is 0, must be at least 1"),
+        (["a.csv", "b.csv", "--workers", "0"], "--workers is 0, must be at least 1"),
+    ],
+)
+def test_a_flag_that_has_no_meaning_is_refused_with_one_line(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    assert recorded_search.main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert words in err

@@ -52,6 +52,11 @@ def test_rows_of_two_frameworks_are_predicted_and_gathered_by_group_and_family(t
         (DENSE.replace("pretrain", "lora"), "frozen weights are not modelled"),
         (DENSE.replace("NeMo/Megatron", "Keras"), "framework is 'Keras'"),
         (TITAN.replace("3000", "1e300"), "beyond what any machine has"),
+        (TITAN.replace("3000", "1e18"), "tokens_per_s_per_gpu is 1e18, beyond what any machine has"),
+        (TITAN.replace("3000", "9e7"), "impossible: a step of llama-3-8b"),
+        (TITAN.replace("3000", "1e-2"), "must be at most 86400 s"),
+        (TITAN.replace("3000", "3_000"), "tokens_per_s_per_gpu is '3_000', must be a number"),
+        (TITAN.replace(",1,8,2048", ",1,9,2048"), "global_batch is 9"),
         ("torchtitan,Llama3-8B", "2 cells, the header has 24"),
     ],
 )

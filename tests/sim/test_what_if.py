@@ -1,9 +1,26 @@
 """Whether a change is worth it: verdicts by hand, and two jobs that others measured to gain nothing."""
 
+import io
+import tomllib
+
 import pytest
+from rich.console import Console
 
 from lagom_overlap.jobfile.spec import parse_job
-from lagom_overlap.sim.what_if import LEAST, Asked, Spent, Verdict, WhatIf, error_s, interval_text, what_if, whether
+from lagom_overlap.jobfile.step import job_step
+from lagom_overlap.report.what_if import what_if_parts
+from lagom_overlap.sim.what_if import (
+    LEAST,
+    Asked,
+    Spent,
+    Verdict,
+    WhatIf,
+    error_s,
+    interval_text,
+    percent_text,
+    what_if,
+    whether,
+)
 from lagom_overlap.verbs.simulate import SimulateRequest, run_simulate
 
 BEFORE = Spent(step_s=1.0, overlapped_s=0.2, exposed_s=0.1)
@@ -89,3 +106,52 @@ def test_a_flag_that_hides_what_shows_is_a_gain() -> None:
     predicted_s = result.iteration_s - gains["tensor parallelism in parts"].gain_s
     assert switched.iteration_s == pytest.approx(predicted_s)
     assert all(abs(a.share) < LEAST for a in result.what_ifs if a.verdict is Verdict.NO_GAIN)
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [(0.0, "0.0%"), (-0.0, "0.0%"), (-0.0004, "0.0%"), (0.0004, "0.0%"), (-0.0006, "-0.1%"), (0.123, "+12.3%")],
+)
+def test_a_share_that_rounds_to_nothing_has_no_sign(share: float, text: str) -> None:
+    assert percent_text(share) == text
+
+
+MIXTURE = {"data": 8, "expert": 8, "global_batch": 16, "tensor": 2}
+
+
+@pytest.mark.parametrize(
+    ("framework", "stage", "offered"),
+    [
+        ("megatron", 1, {"overlap_experts", "dispatcher", "async_tensor"}),
+        ("torchtitan", 3, {"dispatcher", "prefetch"}),
+        ("fsdp2", 3, {"prefetch"}),
+        ("deepspeed", 3, {"prefetch"}),
+    ],
+)
+def test_no_flag_is_offered_that_the_framework_lacks(framework: str, stage: int, offered: set[str]) -> None:
+    raw = {
+        "job": {"name": "toy"},
+        "model": {"name": "mixtral-8x7b", "seq_len": 4096},
+        "cluster": {"preset": "gb200"},
+        "parallel": MIXTURE | {"framework": framework, "zero_stage": stage},
+    }
+    answers = run_simulate(SimulateRequest(spec=parse_job(raw, "job.toml"))).what_ifs
+    keys = {answer.setting.split()[1] for answer in answers if answer.setting.startswith("[parallel] ")}
+    assert keys == offered
+    for answer in answers:  # what is offered is a job file that is taken
+        if answer.setting.startswith("[parallel] "):
+            key, value = answer.setting.removeprefix("[parallel] ").split(" = ")
+            parallel = raw["parallel"] | {key: tomllib.loads(f"x = {value}")["x"]}  # type: ignore[operator]
+            assert job_step(parse_job(raw | {"parallel": parallel}, "job.toml")) is not None
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_terminal_shows_what_one_would_set(width: int) -> None:
+    asked = Asked("gradients reduced during the last backward", "--x; y", "[parallel] overlap_gradients = true")
+    answer = what_if(asked, BEFORE, Spent(step_s=1.0004, overlapped_s=0.2, exposed_s=0.1))
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(*what_if_parts([answer]))
+    text = console.export_text()
+    assert "[parallel] overlap_gradients = true" in " ".join(text.split())
+    assert "-0.0%" not in text
+    assert max(map(len, text.splitlines())) <= width

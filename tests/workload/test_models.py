@@ -211,3 +211,52 @@ def test_a_mamba_layers_parameters_by_hand() -> None:
     projections = 4096 * (8192 + convolved + 128) + 8192 * 4096
     assert str(kind) == "mamba"
     assert model.params_of(kind).total == projections + 5 * convolved + 3 * 128 + 8192 + 4096
+
+
+FILE = """
+name = "mine"
+num_layers = 2
+hidden = 64
+ffn = 256
+num_heads = 4
+num_kv_heads = 4
+head_dim = 16
+vocab = 1000
+gated = true
+pattern = "mamba mlp"
+[mamba]
+num_heads = 8
+head_dim = 16
+state_dim = 16
+num_groups = 2
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("hidden = 64", 'hidden = "64"', "hidden is '64', must be a whole number"),
+        ("hidden = 64", "hidden = 64.5", "hidden is 64.5, must be a whole number"),
+        ("hidden = 64", "hidden = [64]", r"hidden is \[64\], must be a whole number"),
+        ("hidden = 64", "hidden = 1e9", "hidden is 1000000000.0, must be a whole number"),
+        ("hidden = 64", "hidden = 9_000_000_000", "hidden is 9000000000, must be at most 1073741824"),
+        ("hidden = 64", "", "missing key 'hidden'"),
+        ("gated = true", "gated = 1", "gated is 1, must be true or false"),
+        ('pattern = "mamba mlp"', "pattern = 3", "pattern is 3, must be text"),
+        ("state_dim = 16", "state_dim = true", "mamba.state_dim is True, must be a whole number"),
+        ("state_dim = 16", "", "missing key 'mamba.state_dim'"),
+        ("state_dim = 16", "state_dim = 16\nchunk = 1_000_000_000", "mamba.chunk is 1000000000, must be at most 4096"),
+        ("state_dim = 16", "state_dim = 16\nchunk = 0", "mamba.chunk is 0, must be at least 1"),
+    ],
+)
+def test_a_model_files_mistake_is_named_by_key_value_and_what_is_allowed(
+    tmp_path: Path, old: str, new: str, words: str
+) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(FILE, encoding="utf-8")
+    assert load_model(str(path)).num_layers == 2
+    path.write_text(FILE.replace(old, new), encoding="utf-8")
+    with pytest.raises(JobError, match=words) as error:
+        load_model(str(path))
+    assert "\n" not in str(error.value)
+    assert "Expected" not in str(error.value)

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from lagom_overlap.collective import Algorithm, CollectiveKind, LaunchOrder, Protocol, StreamPriority, Transport
-from lagom_overlap.errors import JobError
+from lagom_overlap.errors import JobError, in_words
 from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.tuners.warm_start import WarmSource
 from lagom_overlap.units import GBIT_PER_S, format_bytes, parse_bytes
@@ -515,7 +515,7 @@ def _explain(message: str, raw: dict[str, Any]) -> str:
     except (KeyError, IndexError, TypeError):
         value = "?"
     table = _struct_at(path.rpartition(".")[0])
-    return f"{key} is {value[:80]}: {complaint.replace('`', '')}" + _enum_hint(path, table)
+    return f"{key} is {value[:80]}: {in_words(complaint)}" + _enum_hint(path, table)
 
 
 def _enum_hint(path: str, table: type[Spec] | None) -> str:

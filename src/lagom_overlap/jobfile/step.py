@@ -14,10 +14,11 @@ from lagom_overlap.jobfile.spec import JobSpec, ModelTable, ParallelTable, size_
 from lagom_overlap.sim.training import TrainingSimulator
 from lagom_overlap.workload.issued import IssuedStep
 from lagom_overlap.workload.models import TransformerModel, load_model
-from lagom_overlap.workload.parallel import ParallelLayout, StageMemory, plan_stages, stage_memory
+from lagom_overlap.workload.parallel import Dispatcher, ParallelLayout, StageMemory, plan_stages, stage_memory
 from lagom_overlap.workload.parallel.layout import check_layout
 from lagom_overlap.workload.precision import Precision, ProductFormat
 from lagom_overlap.workload.step import IssueRules, load_rules
+from lagom_overlap.workload.step.switches import DISPATCHERS, SWITCHES, has_dispatcher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +164,29 @@ def precision_of(spec: JobSpec, rules: IssueRules) -> Precision:
     )
 
 
+def check_switches(parallel: ParallelTable, framework: str) -> None:
+    """Refuses keys that the job's framework has no switch for.
+
+    Raises:
+        JobError: naming the key, the framework, and those that have it.
+    """
+    default = ParallelTable()
+    for key, having in SWITCHES.items():
+        value = getattr(parallel, key)
+        if value != getattr(default, key) and framework not in having:
+            shown = "true" if value is True else [str(one) for one in value]
+            raise JobError(
+                f"parallel.{key} is {shown}, but framework {framework} has no such switch; allowed with: "
+                f"{', '.join(having)}"
+            )
+    if not has_dispatcher(framework, parallel.dispatcher):
+        known = ", ".join(one for one in Dispatcher if has_dispatcher(framework, one))
+        raise JobError(
+            f"parallel.dispatcher is {parallel.dispatcher}, but framework {framework} is modelled with {known}; "
+            f"allowed with: {', '.join(DISPATCHERS[parallel.dispatcher])}"
+        )
+
+
 def _check_products(products: ProductFormat, gpu: Gpu) -> None:
     """Refuses a format that the GPU does not multiply."""
     allowed = [ProductFormat.PARAMETER]
@@ -186,6 +210,7 @@ def job_step(spec: JobSpec) -> JobStep | None:
     cluster = cluster_for(spec, layout)
     check_layout(model, layout, cluster, spec.model.seq_len)
     rules = load_rules(framework_of(parallel))
+    check_switches(parallel, rules.name)
     framework, precision = load_framework(rules.name), precision_of(spec, rules)
     _check_products(precision.products, cluster.gpu)
     return JobStep(

@@ -1,4 +1,4 @@
-"""Whether a change is worth it, for a terminal: the answer first, then every change with its interval."""
+"""Whether a change is worth it, for a terminal: the answer first, then each change with its setting and interval."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lagom_overlap.report.fitted import WIDTH, Fitted
-from lagom_overlap.sim.what_if import WhatIf, interval_text, whether
+from lagom_overlap.sim.what_if import WhatIf, interval_text, percent_text, whether
 
 MAX_SHOWN: Final = 6
 
@@ -22,8 +22,11 @@ def what_if_parts(answers: Sequence[WhatIf]) -> list[RenderableType]:
     for name in ("gain", "by the model's error", "answer"):
         table.add_column(name, justify="right", no_wrap=True)
     for answer in answers[:MAX_SHOWN]:
-        cells = (f"{answer.share:+.1%}", interval_text(answer), answer.verdict.value)
-        table.add_row(Text(answer.change), *(Text(cell) for cell in cells))
+        cells = (percent_text(answer.share), interval_text(answer), answer.verdict.value)
+        asked = Text(answer.change)
+        if answer.setting:
+            asked.append(f"\n{answer.setting}", style="dim")
+        table.add_row(asked, *(Text(cell) for cell in cells))
     if len(answers) > MAX_SHOWN:
         table.add_row(Text(f"and {len(answers) - MAX_SHOWN} more, none better (--json)", style="dim"))
     return [Text(whether(answers), style="bold"), Fitted(table), Text()]

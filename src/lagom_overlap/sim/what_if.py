@@ -32,27 +32,32 @@ PROTOCOLS: Final = (Protocol.SIMPLE, Protocol.LL128)
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A change that a job or a trace is asked after: its name, and the line that makes it."""
+    """A change that a job or a trace is asked after: its name, the line that makes it, and what one would set.
+
+    `setting` is a table and key of the job file, or an environment variable.
+    """
 
     change: str
     apply: str
+    setting: str = ""
 
     @classmethod
     def channels(cls, most: int) -> "Asked":
         """Every collective capped."""
         line = f"NCCL_MAX_CTAS={most}, or max_ctas = {most} in the options of one process group"
-        return cls(f"at most {most} channels", line)
+        return cls(f"at most {most} channels", line, f"NCCL_MAX_CTAS={most}")
 
     @classmethod
     def protocol(cls, protocol: Protocol) -> "Asked":
         """Another protocol wherever the engine has it."""
         line = f"NCCL_PROTO={protocol.upper()}; lagom tune decides it by collective"
-        return cls(f"protocol {protocol.upper()}", line)
+        return cls(f"protocol {protocol.upper()}", line, f"NCCL_PROTO={protocol.upper()}")
 
 
 COPY_ENGINES: Final = Asked(
     "copy-engine collectives (no CTA)",
     "NCCL_CTA_POLICY=2 with symmetric buffers; FSDP2: model.set_symm_mem_for_comm('NCCL')",
+    "NCCL_CTA_POLICY=2",
 )
 
 
@@ -79,11 +84,12 @@ class WhatIf:
     """One change and what it is predicted to do to a step: `gain_s` is negative where it loses.
 
     `low_s` and `high_s` bound the gain by the model's own error; `share` is the gain over the step. `apply` is the
-    line that makes the change.
+    line that makes the change, `setting` the key of the job file or the variable in it.
     """
 
     change: str
     apply: str
+    setting: str = ""
     gain_s: float
     low_s: float
     high_s: float
@@ -112,6 +118,7 @@ def what_if(asked: Asked, before: Spent, after: Spent, *, more_error_s: float = 
     return WhatIf(
         change=asked.change,
         apply=asked.apply,
+        setting=asked.setting,
         gain_s=gain_s,
         low_s=gain_s - unsure_s,
         high_s=gain_s + unsure_s,
@@ -141,7 +148,7 @@ def whether(answers: Sequence[WhatIf]) -> str:
 
 
 def _words(answer: WhatIf) -> str:
-    return f"{answer.share:+.1%} of the step ({interval_text(answer)})"
+    return f"{percent_text(answer.share)} of the step ({interval_text(answer)})"
 
 
 def interval_text(answer: WhatIf) -> str:
@@ -149,4 +156,10 @@ def interval_text(answer: WhatIf) -> str:
     scale = answer.share / answer.gain_s if answer.gain_s else 0.0
     if not scale:
         return "0 %"
-    return f"{answer.low_s * scale:+.1%} to {answer.high_s * scale:+.1%}"
+    return f"{percent_text(answer.low_s * scale)} to {percent_text(answer.high_s * scale)}"
+
+
+def percent_text(share: float) -> str:
+    """A share with its sign, but for one that rounds to nothing."""
+    text = f"{share:+.1%}"
+    return "0.0%" if text in ("+0.0%", "-0.0%") else text

@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 
 from lagom_overlap.errors import JobError
-from lagom_overlap.hardware import Cluster
 from lagom_overlap.jobfile.spec import JobSpec
 from lagom_overlap.jobfile.step import JobStep, job_step
 from lagom_overlap.record import create_folder, describe_machine, package_versions, utc_now, write_private
@@ -18,8 +17,10 @@ from lagom_overlap.sim.training import TrainingTimes, training_timeline
 from lagom_overlap.sim.what_if import WhatIf
 from lagom_overlap.trace.chrome_writer import chrome_trace
 from lagom_overlap.units import format_seconds
+from lagom_overlap.verbs.simulate_memory import check_memory, frees_nothing
 from lagom_overlap.verbs.simulate_what_if import simulated_what_ifs
 from lagom_overlap.workload.parallel import StageMemory
+from lagom_overlap.workload.step.switches import has_switch
 
 _FILES = ("run.json", "report.html", "timeline.json")
 _NOTE = "Simulated: no hardware was measured. How far the model is off: docs/accuracy.md."
@@ -31,19 +32,6 @@ class SimulateRequest:
 
     spec: JobSpec
     out: Path | None = None
-
-
-def _check_memory(memories: Sequence[StageMemory], cluster: Cluster) -> None:
-    limit = cluster.gpu.memory_bytes
-    rank = max(range(len(memories)), key=lambda index: memories[index].total_bytes)
-    worst = memories[rank]
-    if worst.total_bytes > limit:
-        raise JobError(
-            f"parallel: stage {rank} needs {worst.total_bytes / 1e9:.1f} GB per GPU, {cluster.gpu.name} has "
-            f"{limit / 1e9:.1f} (parameters {worst.parameter_bytes / 1e9:.1f}, gradients "
-            f"{worst.gradient_bytes / 1e9:.1f}, optimizer {worst.optimizer_bytes / 1e9:.1f}, activations "
-            f"{worst.activation_bytes / 1e9:.1f}); cut the model further, recompute, or raise zero_stage"
-        )
 
 
 def _unused(spec: JobSpec) -> list[str]:
@@ -63,6 +51,14 @@ def _unused(spec: JobSpec) -> list[str]:
     return notes
 
 
+def _freed_nothing(job: JobStep) -> str:
+    """Why selective recomputation costs no memory less, and what would."""
+    named = ", ".join(job.layout.recompute_modules)
+    what = f"of {named}" if named else "with flash attention, which keeps no scores,"
+    more = "other recompute_modules or " if has_switch(job.rules.name, "recompute_modules") else ""
+    return f'parallel.recompute = "selective" {what} frees no memory here; {more}recompute = "full" would.'
+
+
 def run_simulate(request: SimulateRequest) -> SimulateResult:
     """Simulates one iteration, and writes the run folder if one was asked for.
 
@@ -78,8 +74,8 @@ def run_simulate(request: SimulateRequest) -> SimulateResult:
         raise JobError(f"job.backend is {spec.job.backend!r}; lagom simulate runs the simulated one only")
     job = job_step(spec)
     assert job is not None, spec.job.name
+    check_memory(job, spec.parallel)
     memories, cluster = job.memories(), job.cluster
-    _check_memory(memories, cluster)
     simulator = job.simulator()
     times = simulator.times()
     if not isfinite(times.iteration_s):
@@ -91,6 +87,8 @@ def run_simulate(request: SimulateRequest) -> SimulateResult:
         SimulatedCarveOut(sm_carveout=carved, iteration_s=job.simulator(carved).times().iteration_s)
         for carved in carve_outs_to_try(spec)
     ]
+    if frees_nothing(job):
+        notes.append(_freed_nothing(job))
     notes += _carve_out_notes(spec, times.iteration_s, carve_outs)
     what_ifs = simulated_what_ifs(job, simulator, times)
     ran = _Ran(job, times, simulator.steps_s(times), memories, carve_outs, what_ifs)

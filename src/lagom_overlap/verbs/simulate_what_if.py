@@ -1,8 +1,8 @@
 """Before how, whether: what changes to a job's collectives and overlap are predicted to gain or lose.
 
 Asked of the same step under the same model: fewer channels for all collectives, another protocol, copy engines where
-NCCL has them, another carve-out where products are persistent, and the overlap flags that the layout leaves open.
-What cannot run is not asked. Flags that Megatron-LM or FSDP2 set by another name: docs/formats.md.
+NCCL has them, another carve-out where products are persistent, and the overlap flags that the layout leaves open and
+the framework has. What cannot run is not asked. Flags that Megatron-LM or FSDP2 set by another name: docs/formats.md.
 """
 
 from collections.abc import Iterator
@@ -25,8 +25,23 @@ from lagom_overlap.sim.what_if import (
     what_if,
 )
 from lagom_overlap.workload.parallel import Dispatcher, ParallelLayout, PipelineSchedule
+from lagom_overlap.workload.step.switches import has_dispatcher, has_switch
 
 CARVE_OUTS: Final = (8, 16, 24)
+_MEGATRONS: Final = ("megatron", "megatron_deepspeed")
+_CUTS_TENSOR: Final = ("megatron", "fsdp2", "torchtitan", "torchtitan_compiled")
+"""Frameworks with Transformer Engine's user buffers, or with PyTorch's async TP."""
+_MERGED: Final = {
+    True: "--moe-token-dispatcher-type flex (Megatron-LM: DeepEP, HybridEP)",
+    False: "expert_parallel_comm_backend = 'deepep' (torchtitan)",
+}
+"""By whether the framework is Megatron-LM."""
+_FSDP2_AHEAD: Final = "set_modules_to_forward_prefetch, set_modules_to_backward_prefetch"
+_GATHERS_AHEAD: Final = {
+    **dict.fromkeys(("fsdp2", "torchtitan", "torchtitan_compiled"), _FSDP2_AHEAD),
+    "deepspeed": "stage3_prefetch_bucket_size (DeepSpeed)",
+}
+"""How a framework is told to gather another unit ahead under ZeRO-3."""
 _POINT_TO_POINT: Final = (CollectiveKind.SEND_RECV, CollectiveKind.ALL_TO_ALL)
 _MAX_SLOTS: Final = 4096
 """Forwards of all stages beyond which only collectives are varied: flags build every stage again."""
@@ -67,7 +82,8 @@ def _of_collectives(model: ContentionModel) -> Iterator[tuple[Asked, Settings]]:
     for most in MOST_CHANNELS:
         yield Asked.channels(most), _capped(model, most)
     for most in MOST_CHANNELS[1:3]:
-        asked = Asked(f"at most {most} channels for all-to-alls", f"NCCL_MAX_P2P_NCHANNELS={most}")
+        line = f"NCCL_MAX_P2P_NCHANNELS={most}"
+        asked = Asked(f"at most {most} channels for all-to-alls", line, line)
         yield asked, _capped(model, most, point_to_point=True)
     for protocol in PROTOCOLS:
         yield Asked.protocol(protocol), _with_protocol(model, protocol)
@@ -123,34 +139,47 @@ def _of_the_job(job: JobStep) -> Iterator[tuple[Asked, JobStep]]:
     for carved in CARVE_OUTS if job.sm_carveout is not None else ():
         if carved != job.sm_carveout:
             line = f"torch._C._set_sm_carveout_experimental({carved})"
-            yield Asked(f"products leave {carved} SMs free", line), replace(job, sm_carveout=carved)
+            asked = Asked(f"products leave {carved} SMs free", line, f"[cost] sm_carveout = {carved}")
+            yield asked, replace(job, sm_carveout=carved)
     layout = job.layout
     if layout.num_micro_batches * layout.num_chunks > _MAX_SLOTS:
         return
-    for change, line, other in _layouts(layout, has_dispatchers=job.rules.mixture.fuses_moves):
-        yield Asked(change, line), replace(job, layout=other)
+    for change, line, setting, other in _layouts(layout, job.rules.name):
+        yield (
+            Asked(change, f"{line}; {setting}".removeprefix("; "), f"[parallel] {setting}"),
+            replace(job, layout=other),
+        )
 
 
-def _layouts(layout: ParallelLayout, *, has_dispatchers: bool) -> Iterator[tuple[str, str, ParallelLayout]]:
-    """The overlap flags that are off, each switched on alone; they need no other degrees and no other memory."""
+def _layouts(layout: ParallelLayout, framework: str) -> Iterator[tuple[str, str, str, ParallelLayout]]:
+    """The overlap flags that are off and that the framework has, each switched on alone.
+
+    They need no other degrees and no other memory. Each with the framework's own name for it and the job file's key.
+    """
     if layout.data > 1 and layout.zero_stage <= 1 and not layout.overlap_gradients:
-        line = "--overlap-grad-reduce (Megatron-LM); overlap_gradients = true"
-        yield "gradients reduced during the last backward", line, replace(layout, overlap_gradients=True)
-    if layout.sequence_parallel and not layout.overlap_tensor:
-        line = "--tp-comm-overlap (Megatron-LM), async TP (torchtitan); overlap_tensor = true"
-        yield "tensor parallelism in parts", line, replace(layout, overlap_tensor=True)
-    if layout.tensor > 1 and not layout.sequence_parallel and not layout.async_tensor:
-        line = "async_tensor = true"
-        yield "input gradients' all-reduce behind the weight gradients", line, replace(layout, async_tensor=True)
-    if layout.schedule is PipelineSchedule.INTERLEAVED and not layout.overlap_p2p:
-        line = "without --no-overlap-p2p-communication (Megatron-LM); overlap_p2p = true"
-        yield "pipeline transfers behind computation", line, replace(layout, overlap_p2p=True)
-    if layout.expert > 1 and layout.num_micro_batches > 1 and not layout.overlap_experts:
-        line = "--overlap-moe-expert-parallel-comm (Megatron-LM); overlap_experts = true"
-        yield "all-to-alls behind another micro-batch", line, replace(layout, overlap_experts=True)
-    if has_dispatchers and layout.expert > 1 and layout.dispatcher is Dispatcher.ALL_TO_ALL:
-        line = '--moe-token-dispatcher-type flex (Megatron-LM: DeepEP, HybridEP); dispatcher = "merged"'
-        yield "tokens sent once to each rank and node", line, replace(layout, dispatcher=Dispatcher.MERGED)
-    if layout.zero_stage == 3 and layout.prefetch == 1:
-        line = "set_modules_to_forward_prefetch, set_modules_to_backward_prefetch; prefetch = 2"
-        yield "one more unit gathered ahead", line, replace(layout, prefetch=2)
+        line = "--overlap-grad-reduce (Megatron-LM)"
+        other = replace(layout, overlap_gradients=True)
+        yield "gradients reduced during the last backward", line, "overlap_gradients = true", other
+    if layout.sequence_parallel and not layout.overlap_tensor and framework in _CUTS_TENSOR:
+        line = "--tp-comm-overlap (Megatron-LM), async TP (torchtitan)"
+        yield "tensor parallelism in parts", line, "overlap_tensor = true", replace(layout, overlap_tensor=True)
+    is_plain = layout.tensor > 1 and not layout.sequence_parallel and not layout.async_tensor
+    if is_plain and has_switch(framework, "async_tensor"):
+        change = "input gradients' all-reduce behind the weight gradients"
+        yield change, "", "async_tensor = true", replace(layout, async_tensor=True)
+    if layout.schedule is PipelineSchedule.INTERLEAVED and not layout.overlap_p2p and framework in _MEGATRONS:
+        line = "without --no-overlap-p2p-communication (Megatron-LM)"
+        other = replace(layout, overlap_p2p=True)
+        yield "pipeline transfers behind computation", line, "overlap_p2p = true", other
+    can_overlap = layout.expert > 1 and layout.num_micro_batches > 1 and has_switch(framework, "overlap_experts")
+    if can_overlap and not layout.overlap_experts:
+        line = "--overlap-moe-expert-parallel-comm (Megatron-LM)"
+        other = replace(layout, overlap_experts=True)
+        yield "all-to-alls behind another micro-batch", line, "overlap_experts = true", other
+    can_merge = layout.expert > 1 and has_dispatcher(framework, Dispatcher.MERGED)
+    if can_merge and layout.dispatcher is Dispatcher.ALL_TO_ALL:
+        line = _MERGED[framework in _MEGATRONS]
+        other = replace(layout, dispatcher=Dispatcher.MERGED)
+        yield "tokens sent once to each rank and node", line, 'dispatcher = "merged"', other
+    if layout.zero_stage == 3 and layout.prefetch == 1 and framework in _GATHERS_AHEAD:
+        yield "one more unit gathered ahead", _GATHERS_AHEAD[framework], "prefetch = 2", replace(layout, prefetch=2)

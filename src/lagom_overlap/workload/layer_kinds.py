@@ -13,7 +13,23 @@ from typing import Final
 from lagom_overlap.errors import JobError
 
 MAX_LAYERS: Final = 10_000
+MAX_SIZE: Final = 1 << 30
+"""Of heads, columns and tokens: beyond any model's, and small enough for products of three of them."""
+MAX_CHUNK: Final = 1 << 12
+"""Tokens of a chunk of Mamba-2's scan; its kernels are written for 64 to 256."""
 _WORD: Final = re.compile(r"(?:(\d{1,5})\*)?([a-z]+)(?:\+([a-z]+))?")
+
+
+def check_size(what: str, value: int, *, least: int = 1, most: int = MAX_SIZE) -> None:
+    """Refuses a size that no model has.
+
+    Raises:
+        JobError: naming it, its value and what is allowed.
+    """
+    if value < least:
+        raise JobError(f"{what} is {value}, must be at least {least}")
+    if value > most:
+        raise JobError(f"{what} is {value}, must be at most {most}")
 
 
 class Mixer(StrEnum):
@@ -67,10 +83,8 @@ class LatentAttention:
 
     def __post_init__(self) -> None:
         for name in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"):
-            if getattr(self, name) < 1:
-                raise JobError(f"model: latent.{name} is {getattr(self, name)}, must be at least 1")
-        if self.q_lora_rank < 0:
-            raise JobError(f"model: latent.q_lora_rank is {self.q_lora_rank}, must be at least 0")
+            check_size(f"model: latent.{name}", getattr(self, name))
+        check_size("model: latent.q_lora_rank", self.q_lora_rank, least=0)
 
     @property
     def qk_head_dim(self) -> int:
@@ -99,8 +113,8 @@ class Mamba:
 
     def __post_init__(self) -> None:
         for name in ("num_heads", "head_dim", "state_dim", "num_groups", "conv", "chunk"):
-            if getattr(self, name) < 1:
-                raise JobError(f"model: mamba.{name} is {getattr(self, name)}, must be at least 1")
+            most = MAX_CHUNK if name == "chunk" else MAX_SIZE
+            check_size(f"model: mamba.{name}", getattr(self, name), most=most)
         if self.num_heads % self.num_groups:
             raise JobError(f"model: mamba.num_groups is {self.num_groups}, must divide num_heads {self.num_heads}")
 

@@ -1,15 +1,16 @@
 """Named models: one TOML file each under `data`, with the source of its numbers."""
 
+import re
 import tomllib
 from collections import Counter
 from dataclasses import dataclass, fields, replace
 from importlib import resources
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
-from lagom_overlap.errors import JobError, UnknownNameError
+from lagom_overlap.errors import JobError, UnknownNameError, in_words
 from lagom_overlap.workload.layer_kinds import (
     MAX_LAYERS,
     LatentAttention,
@@ -17,6 +18,7 @@ from lagom_overlap.workload.layer_kinds import (
     Mamba,
     Mixer,
     Mlp,
+    check_size,
     parse_pattern,
     repeated,
 )
@@ -106,9 +108,7 @@ class TransformerModel:
 
     def __post_init__(self) -> None:
         for field in ("num_layers", "hidden", "ffn", "num_heads", "num_kv_heads", "head_dim", "vocab"):
-            value = getattr(self, field)
-            if value < 1:
-                raise JobError(f"model {self.name!r}: {field} is {value}, must be at least 1")
+            check_size(f"model {self.name!r}: {field}", getattr(self, field))
         if self.num_heads % self.num_kv_heads:
             raise JobError(
                 f"model {self.name!r}: num_kv_heads is {self.num_kv_heads}, must divide num_heads {self.num_heads}"
@@ -117,9 +117,7 @@ class TransformerModel:
             "num_experts", "experts_per_token", "shared_ffn", "learned_positions", "dense_ffn", "expert_hidden",
             "window", "mtp_layers",
         ):  # fmt: skip
-            value = getattr(self, field)
-            if value < 0:
-                raise JobError(f"model {self.name!r}: {field} is {value}, must be at least 0")
+            check_size(f"model {self.name!r}: {field}", getattr(self, field), least=0)
         if not (self.num_experts == self.experts_per_token == 0 or 1 <= self.experts_per_token <= self.num_experts):
             raise JobError(
                 f"model {self.name!r}: experts_per_token is {self.experts_per_token}, "
@@ -356,9 +354,11 @@ def _model_of_file(path: Path) -> TransformerModel:
             if isinstance(table.get(name), dict):
                 _check_keys(path, table[name], shapes, f"{name}.")
         return msgspec.convert(table, TransformerModel)
+    except msgspec.ValidationError as error:
+        raise JobError(f"model file {str(path)!r}: {_explained(str(error), table)}") from None
     except OSError as error:
         raise JobError(f"model file {str(path)!r} cannot be read: {error.strerror}") from None
-    except ValueError as error:  # no TOML, no UTF-8, or not a model's fields
+    except ValueError as error:  # no TOML, no UTF-8
         raise JobError(f"model file {str(path)!r} is no model: {error}") from None
 
 
@@ -367,3 +367,21 @@ def _check_keys(path: Path, table: dict[str, object], shapes: type, where: str) 
     unknown = sorted(set(table) - set(allowed))
     if unknown:
         raise JobError(f"model file {str(path)!r}: unknown key {where + unknown[0]!r}; allowed: {', '.join(allowed)}")
+
+
+_PLACE: Final = re.compile(r"(.*) - at `\$\.(.*)`$")
+_MISSING: Final = re.compile(r"Object missing required field `([^`]*)`$")
+
+
+def _explained(message: str, table: dict[str, Any]) -> str:
+    """A complaint of msgspec's about a model file: the key, its value, what is allowed."""
+    found = _PLACE.match(message)
+    complaint, place = (found[1], found[2]) if found else (message, "")
+    if missing := _MISSING.match(complaint):
+        return f"missing key {f'{place}.{missing[1]}'.lstrip('.')!r}"
+    if not place:
+        return in_words(complaint)
+    value: Any = table
+    for part in place.split("."):
+        value = value[part]
+    return f"{place} is {repr(value)[:80]}, {in_words(complaint)}"

@@ -158,6 +158,9 @@ class ParallelLayout:
             )
         if self.recompute_modules and self.recompute is not Recompute.SELECTIVE:
             raise JobError(f"parallel.recompute_modules needs recompute = 'selective', not {str(self.recompute)!r}")
+        for place, module in enumerate(self.recompute_modules):
+            if module in self.recompute_modules[:place]:
+                raise JobError(f"parallel.recompute_modules has {str(module)!r} twice, must name each module once")
         self._check_experts()
 
     def _check_experts(self) -> None:

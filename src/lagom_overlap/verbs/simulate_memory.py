@@ -1,0 +1,115 @@
+"""Whether a job fits its GPUs; where it does not, what of the job's own keys would make it fit, by the same count."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+from lagom_overlap.errors import JobError, LagomError
+from lagom_overlap.jobfile.spec import ParallelTable
+from lagom_overlap.jobfile.step import JobStep
+from lagom_overlap.workload.parallel import ParallelLayout, Recompute
+from lagom_overlap.workload.parallel.layout import check_model
+from lagom_overlap.workload.step.rules import Sharding
+
+_MOST_SHOWN: Final = 3
+_MOST_TOGETHER: Final = 4
+_MOST_STAGE: Final = {Sharding.BUCKETS: 1, Sharding.LAYERWISE: 3, Sharding.FSDP2: 3}
+"""The furthest ZeRO stage of frameworks that share parameters out that way."""
+
+_Fields = dict[str, object]
+"""Keys of `[parallel]` as the layout has them, with other values."""
+
+
+def check_memory(job: JobStep, parallel: ParallelTable) -> None:
+    """Refuses a job that needs more memory than a GPU has.
+
+    Raises:
+        JobError: with what the fullest GPU needs, and what would help.
+    """
+    limit, memories = job.cluster.gpu.memory_bytes, job.memories()
+    rank = max(range(len(memories)), key=lambda index: memories[index].total_bytes)
+    worst = memories[rank]
+    if worst.total_bytes > limit:
+        raise JobError(
+            f"parallel: stage {rank} needs {worst.total_bytes / 1e9:.1f} GB per GPU, {job.cluster.gpu.name} has "
+            f"{limit / 1e9:.1f} (parameters {worst.parameter_bytes / 1e9:.1f}, gradients "
+            f"{worst.gradient_bytes / 1e9:.1f}, optimizer {worst.optimizer_bytes / 1e9:.1f}, activations "
+            f"{worst.activation_bytes / 1e9:.1f}); {_advice(job, parallel, limit)}"
+        )
+
+
+def frees_nothing(job: JobStep) -> bool:
+    """Whether selective recomputation is asked for and the fullest GPU needs no less for it."""
+    if job.layout.recompute is not Recompute.SELECTIVE:
+        return False
+    without = replace(job.layout, recompute=Recompute.NONE, recompute_modules=())
+    return _most(job, job.layout) >= _most(job, without)
+
+
+def _most(job: JobStep, layout: ParallelLayout) -> int:
+    return max(memory.total_bytes for memory in replace(job, layout=layout).memories())
+
+
+def _advice(job: JobStep, parallel: ParallelTable, limit: int) -> str:
+    def words(changed: _Fields) -> str:
+        names = {"data": "data" if parallel.fsdp is None else "fsdp"}
+        kept = {key: value for key, value in changed.items() if getattr(job.layout, key) != value}
+        return ", ".join(f"{names.get(key, key)} = {_toml(value)}" for key, value in kept.items())
+
+    alone = [(changed, most) for changed, _, most in _changes(job, job.layout, parallel) if most <= limit]
+    if alone:
+        return "it fits with " + "; or ".join(f"{words(each)} ({most / 1e9:.1f})" for each, most in alone[:_MOST_SHOWN])
+    taken: _Fields = {}
+    layout, least = job.layout, _most(job, job.layout)
+    for _ in range(_MOST_TOGETHER):
+        found = min(_changes(job, layout, parallel), key=lambda change: change[2], default=None)
+        if found is None or least <= limit:
+            break
+        taken, layout, least = {**taken, **found[0]}, found[1], found[2]
+    if not taken:
+        return "no key of [parallel] lessens that on as many GPUs: use more of them"
+    if least <= limit:
+        return f"it fits with all of {words(taken)} ({least / 1e9:.1f})"
+    return f"{words(taken)} lessen that to {least / 1e9:.1f}: use more GPUs too"
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else "[]" if value == () else str(value)
+
+
+def _changes(
+    job: JobStep, layout: ParallelLayout, parallel: ParallelTable
+) -> Iterator[tuple[_Fields, ParallelLayout, int]]:
+    """Single changes on as many GPUs that are legal and lessen the fullest GPU, the least costly first."""
+    before = _most(job, layout)
+    for changed in _settings(job, layout, parallel):
+        try:
+            other = replace(layout, **changed)  # type: ignore[arg-type]  # keys of the layout with their values
+            check_model(job.model, other, job.seq_len)
+            most = _most(job, other)
+        except LagomError:
+            continue
+        if other.tensor <= job.cluster.gpus_per_node and most < before:
+            yield changed, other, most
+
+
+def _settings(job: JobStep, layout: ParallelLayout, parallel: ParallelTable) -> Iterator[_Fields]:
+    smaller = [size for size in range(layout.micro_batch - 1, 0, -1) if layout.micro_batch % size == 0]
+    for size in dict.fromkeys(smaller[:1] + smaller[-1:]):
+        yield {"micro_batch": size}
+    if not layout.flash_attention:
+        yield {"flash_attention": True}
+    if layout.tensor > 1 and not layout.sequence_parallel:
+        yield {"sequence_parallel": True, "async_tensor": False}
+    if layout.replicate > 1:
+        yield {"replicate": 1}
+    if layout.replicas > 1 and parallel.fsdp is None:
+        for stage in range(layout.zero_stage + 1, _MOST_STAGE[job.rules.sharding] + 1):
+            yield {"zero_stage": stage}
+    if layout.recompute is not Recompute.FULL:
+        yield {"recompute": Recompute.FULL, "recompute_modules": ()}
+    if layout.data % 2 == 0 and layout.replicate == 1:
+        for key in ("tensor", "pipeline") if parallel.fsdp is None else ("tensor",):
+            yield {key: 2 * getattr(layout, key), "data": layout.data // 2}

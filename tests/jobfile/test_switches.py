@@ -1,0 +1,64 @@
+"""Keys of `[parallel]` that a framework has no switch for are refused by key, framework, and who has it."""
+
+from typing import Any
+
+import pytest
+
+from lagom_overlap.errors import JobError
+from lagom_overlap.jobfile.spec import parse_job
+from lagom_overlap.jobfile.step import JobStep, job_step
+
+LAYOUT = {"data": 8, "zero_stage": 3, "expert": 8, "global_batch": 16}
+
+
+def step(framework: str, model: str = "mixtral-8x7b", **keys: Any) -> JobStep:
+    stage = {"megatron": 1, "megatron_deepspeed": 1, "ddp": 0}.get(framework, 3)
+    raw = {
+        "job": {"name": "toy"},
+        "model": {"name": model, "seq_len": 2048},
+        "cluster": {"preset": "h100_dgx"},
+        "parallel": LAYOUT | {"framework": framework, "zero_stage": stage} | keys,
+    }
+    found = job_step(parse_job(raw, "job.toml"))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("framework", ["fsdp2", "torchtitan", "torchtitan_compiled", "deepspeed", "fsdp1"])
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"recompute": "selective", "recompute_modules": ["moe_act"]}, r"recompute_modules is \['moe_act'\]"),
+        ({"overlap_experts": True}, "overlap_experts is true"),
+        ({"fused_experts": True}, "fused_experts is true"),
+        ({"cuda_graph": True}, "cuda_graph is true"),
+        ({"async_tensor": True}, "async_tensor is true"),
+        ({"scatter_gather": True}, "scatter_gather is true"),
+        ({"dispatcher": "capacity"}, "dispatcher is capacity"),
+    ],
+)
+def test_what_only_megatron_has_is_refused_elsewhere(framework: str, keys: dict[str, Any], words: str) -> None:
+    with pytest.raises(JobError, match=rf"parallel\.{words}, but framework {framework} .*allowed with: megatron"):
+        step(framework, **keys)
+    assert step("megatron", **keys).rules.name == "megatron"
+
+
+def test_what_others_have_too_is_allowed_there() -> None:
+    # torchtitan: expert_parallel_comm_backend = "deepep"; DDP: "Usage with DistributedDataParallel" in notes/cuda.rst.
+    assert step("torchtitan", dispatcher="merged").layout.dispatcher == "merged"
+    assert step("ddp", model="llama-2-7b", expert=1, cuda_graph=True).framework.launch_s == 0
+    with pytest.raises(
+        JobError, match="but framework deepspeed is modelled with all_to_all; allowed with: megatron, to"
+    ):
+        step("deepspeed", dispatcher="merged")
+
+
+@pytest.mark.parametrize("framework", ["megatron", "torchtitan", "deepspeed", "fsdp2"])
+def test_whole_experts_are_in_all_of_them(framework: str) -> None:
+    """torchtitan: expert_tensor_parallel_degree 1; DeepSpeed: without enable_expert_tensor_parallelism."""
+    assert step(framework, tensor=2, data=4, whole_experts=True).layout.whole_experts
+
+
+def test_a_module_that_is_named_twice_is_refused() -> None:
+    with pytest.raises(JobError, match=r"recompute_modules has 'moe' twice, must name each module once"):
+        step("megatron", recompute="selective", recompute_modules=["moe", "moe_act", "moe"])
