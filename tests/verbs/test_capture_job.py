@@ -16,9 +16,9 @@ from lagom_overlap.errors import JobError
 from lagom_overlap.jobfile.build import groups_of
 from lagom_overlap.jobfile.spec import parse_job, read_job
 from lagom_overlap.jobfile.step import capture_of
-from lagom_overlap.timeline import Span, SpanKind, Timeline
+from lagom_overlap.planners.memory import peak_of_spans
 from lagom_overlap.verbs.capture import parse_parallel
-from lagom_overlap.verbs.simulate_capture import peak_memory_bytes, simulate_capture
+from lagom_overlap.verbs.simulate_capture import simulate_capture
 from lagom_overlap.workload import Buffer, CommOp, CompOp, Gemm, Iteration
 from lagom_overlap.workload.issued import IssuedStep
 
@@ -198,11 +198,8 @@ def test_peak_memory_is_what_lives_at_once() -> None:
         Buffer(name="b", num_bytes=7, maker="two", users=("two",)),
         Buffer(name="c", num_bytes=1, maker="three"),
     )
-    spans = tuple(
-        Span(name=name, kind=SpanKind.COMP, stream="compute", start_s=float(n), end_s=n + 1.0)
-        for n, name in enumerate(names)
-    )
-    assert peak_memory_bytes(Iteration("x", ops, True, buffers, 10), Timeline(spans)) == 22
+    spans = {name: (float(n), n + 1.0) for n, name in enumerate(names)}
+    assert peak_of_spans(Iteration("x", ops, True, buffers, 10), spans) == 22
 
 
 def test_a_capture_without_overlap_says_so(tmp_path: Path) -> None:

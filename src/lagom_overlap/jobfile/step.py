@@ -12,6 +12,7 @@ from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import Cluster, Gpu, load_preset
 from lagom_overlap.jobfile.spec import JobSpec, ModelTable, ParallelTable, size_bytes
 from lagom_overlap.sim.training import TrainingSimulator
+from lagom_overlap.units import format_memory
 from lagom_overlap.workload.issued import IssuedStep
 from lagom_overlap.workload.models import TransformerModel, load_model
 from lagom_overlap.workload.parallel import ParallelLayout, StageMemory, plan_stages, stage_memory
@@ -71,6 +72,36 @@ class JobStep:
             stage_memory(self.model, self.layout, stage, self.seq_len, self.precision, weighs_inside=inside)
             for stage in stages
         ]
+
+    def check_memory(self) -> None:
+        """Refuses a job of which a stage does not fit its GPU; every verb asks this before it says anything of a job.
+
+        Raises:
+            JobError: with what the fullest stage holds.
+        """
+        memories, gpu = self.memories(), self.cluster.gpu
+        rank = max(range(len(memories)), key=lambda index: memories[index].total_bytes)
+        worst = memories[rank]
+        if worst.total_bytes > gpu.memory_bytes:
+            parts = ", ".join(
+                f"{name} {format_memory(getattr(worst, f'{key}_bytes'))}"
+                for name, key in (
+                    ("parameters", "parameter"),
+                    ("gradients", "gradient"),
+                    ("optimizer", "optimizer"),
+                    ("activations", "activation"),
+                )
+            )
+            raise JobError(
+                f"parallel: stage {rank} needs {format_memory(worst.total_bytes)} per GPU, {gpu.name} has "
+                f"{format_memory(gpu.memory_bytes)} ({parts}); cut the model further, recompute, or raise zero_stage"
+            )
+
+
+def beyond_note(peak_bytes: int, gpu: Gpu) -> tuple[str, ...]:
+    """That a captured step holds more than its GPU has, which is told and not refused; nothing where it fits."""
+    more = peak_bytes - gpu.memory_bytes
+    return () if more <= 0 else (f"It does not fit: {format_memory(more)} more than {gpu.name} has.",)
 
 
 def layout_of(parallel: ParallelTable) -> ParallelLayout:

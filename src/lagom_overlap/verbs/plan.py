@@ -15,6 +15,7 @@ from lagom_overlap.engines.fx.fsdp2_settings import Fsdp2Settings
 from lagom_overlap.errors import BackendError, JobError, WrongResultError
 from lagom_overlap.interrupts import held_back
 from lagom_overlap.jobfile.registry import check_planner_name, make_planner
+from lagom_overlap.jobfile.step import beyond_note
 from lagom_overlap.planners.base import Plan
 from lagom_overlap.planners.carriers import SETTINGS_PLANNERS, Carrier
 from lagom_overlap.planners.deadline import Work, ended_by_ctrl_c
@@ -340,7 +341,12 @@ def plan_result(given: PlanInput, found: Planned, *, carrier: Carrier | None, fi
         fsdp2=_fsdp2(found),
         megatron=megatron,
         advice=_advice(plan, megatron),
-        notes=(*given.notes, *plan.notes, *(() if carrier is not None else (nobody(given),))),
+        notes=(
+            *given.notes,
+            *(() if given.is_on_cores else beyond_note(before.peak_bytes, given.problem.cluster.gpu)),
+            *plan.notes,
+            *(() if carrier is not None else (nobody(given),)),
+        ),
         files=files,
         planned=PlannedStep(plan=plan, timelines={"before": before.timeline, "after": after.timeline}),
     )

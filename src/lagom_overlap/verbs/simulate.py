@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 
 from lagom_overlap.errors import JobError
-from lagom_overlap.hardware import Cluster
 from lagom_overlap.jobfile.spec import JobSpec
 from lagom_overlap.jobfile.step import JobStep, job_step
 from lagom_overlap.record import create_folder, describe_machine, package_versions, utc_now, write_private
@@ -31,19 +30,6 @@ class SimulateRequest:
 
     spec: JobSpec
     out: Path | None = None
-
-
-def _check_memory(memories: Sequence[StageMemory], cluster: Cluster) -> None:
-    limit = cluster.gpu.memory_bytes
-    rank = max(range(len(memories)), key=lambda index: memories[index].total_bytes)
-    worst = memories[rank]
-    if worst.total_bytes > limit:
-        raise JobError(
-            f"parallel: stage {rank} needs {worst.total_bytes / 1e9:.1f} GB per GPU, {cluster.gpu.name} has "
-            f"{limit / 1e9:.1f} (parameters {worst.parameter_bytes / 1e9:.1f}, gradients "
-            f"{worst.gradient_bytes / 1e9:.1f}, optimizer {worst.optimizer_bytes / 1e9:.1f}, activations "
-            f"{worst.activation_bytes / 1e9:.1f}); cut the model further, recompute, or raise zero_stage"
-        )
 
 
 def _unused(spec: JobSpec) -> list[str]:
@@ -78,8 +64,8 @@ def run_simulate(request: SimulateRequest) -> SimulateResult:
         raise JobError(f"job.backend is {spec.job.backend!r}; lagom simulate runs the simulated one only")
     job = job_step(spec)
     assert job is not None, spec.job.name
+    job.check_memory()
     memories, cluster = job.memories(), job.cluster
-    _check_memory(memories, cluster)
     simulator = job.simulator()
     times = simulator.times()
     if not isfinite(times.iteration_s):

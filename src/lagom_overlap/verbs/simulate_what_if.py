@@ -2,7 +2,7 @@
 
 Asked of the same step under the same model: fewer channels for all collectives, another protocol, copy engines where
 NCCL has them, another carve-out where products are persistent, and the overlap flags that the layout leaves open.
-What cannot run is not asked. Flags that Megatron-LM or FSDP2 set by another name: docs/formats.md.
+What cannot run, or does not fit, is not asked. Flags that Megatron-LM or FSDP2 set by another name: docs/formats.md.
 """
 
 from collections.abc import Iterator
@@ -56,6 +56,7 @@ def simulated_what_ifs(job: JobStep, simulator: TrainingSimulator, times: Traini
         found.append(what_if(asked, before, spent(after)))
     for asked, other in _of_the_job(job):
         try:
+            other.check_memory()
             after = other.simulator().times()
         except LagomError:
             continue

@@ -9,6 +9,7 @@ import pytest
 from lagom_overlap.collective import Collective, CollectiveKind, distinct
 from lagom_overlap.errors import JobError
 from lagom_overlap.workload import CommOp, Gemm, MemoryBound
+from lagom_overlap.workload.digest import graph_digest
 from lagom_overlap.workload.issued import IssuedStep
 from lagom_overlap.workload.models import load_model
 from lagom_overlap.workload.ops import Access
@@ -115,6 +116,14 @@ def test_merged_rows_on_the_wire_are_those_of_drawn_tokens(ranks: int, nodes: in
     assert call.num_bytes / (SEQ * QWEN.hidden * 2) == pytest.approx(sent / tokens, rel=0.02)
     assert not call.is_nccl
     assert placed.on_nodes_of(ranks // nodes) == placed  # placing twice merges once
+
+
+@pytest.mark.parametrize("before", [2, 4, 8, 16, 64])
+@pytest.mark.parametrize("after", [4, 8, 64])
+def test_a_merged_step_placed_again_is_the_one_placed_there_at_once(before: int, after: int) -> None:
+    step = built(Dispatcher.MERGED, layout=ParallelLayout(data=64, expert=64, global_batch=64))
+    assert step.on_nodes_of(before).on_nodes_of(after) == step.on_nodes_of(after)
+    assert graph_digest(step.on_nodes_of(before).iteration) == graph_digest(step.iteration)
 
 
 def test_what_is_not_nccls_is_in_no_overlap_group() -> None:
