@@ -121,7 +121,9 @@ class _Built:
                 if config is not None:
                     configs[op.name] = config
         starts_s, ends_s = self.simulator.run(configs)
-        return SimulatedStep(iteration=self.step.iteration, starts_s=starts_s, ends_s=ends_s, host_s=self.host_s)
+        return SimulatedStep(
+            iteration=self.step.iteration, waits=self.step.waits, starts_s=starts_s, ends_s=ends_s, host_s=self.host_s
+        )
 
 
 @dataclass(frozen=True, slots=True)
