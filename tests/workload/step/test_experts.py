@@ -190,6 +190,39 @@ def test_experts_that_are_cut_gather_and_scatter_the_rows_of_their_ranks() -> No
     }
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_ranks_with_the_same_tokens_send_a_share_and_gather_what_comes_back(whole: bool) -> None:
+    """DeepSpeed's order: drop, all-to-all, (gather, experts, all-reduce, drop,) all-to-all, gather; and backward."""
+    layout = ParallelLayout(data=4, tensor=2, expert=8 if whole else 4, global_batch=4, whole_experts=whole)
+    step = build_step(QWEN, layout, seq_len=SEQ, rules=load_rules("deepspeed"))
+    found = [
+        (op.name.rpartition(".")[2], op.collective.kind, op.collective.num_bytes)
+        for op in step.iteration.comms
+        if "dispatch" in op.name or "combine" in op.name
+    ]
+    every = ROWS * QWEN.hidden * 2
+    gather, reduce, exchange = CollectiveKind.ALL_GATHER, CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_TO_ALL
+    expected = [
+        ("dispatch", exchange, every // 2),
+        ("dispatch_gather", gather, every),
+        ("combine_reduce", reduce, every),
+        ("combine", exchange, every // 2),
+        ("combine_gather", gather, every),
+        ("combine_d", exchange, every // 2),
+        ("combine_d_gather", gather, every),
+        ("dispatch_d_reduce", reduce, every),
+        ("dispatch_d", exchange, every // 2),
+        ("dispatch_d_gather", gather, every),
+    ]
+    cut_alone = {"dispatch_gather", "combine_reduce", "combine_d_gather", "dispatch_d_reduce"}
+    assert found == [row for row in expected if not (whole and row[0] in cut_alone)]
+
+
+def test_megatron_trains_no_experts_with_tensor_but_without_sequence_parallelism() -> None:
+    with pytest.raises(JobError, match=r"parallel\.sequence_parallel is false, must be true: Megatron-LM"):
+        built(Dispatcher.ALL_TO_ALL, layout=ParallelLayout(data=4, tensor=2, expert=4, global_batch=4))
+
+
 def test_fused_experts_leave_out_the_activation_and_its_casts() -> None:
     def names(layout: ParallelLayout) -> set[str]:
         step = built(Dispatcher.MERGED, MXFP8, layout)

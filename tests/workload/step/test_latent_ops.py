@@ -81,7 +81,7 @@ def test_sequence_parallelism_gathers_latents_and_not_the_hidden_state() -> None
 
 
 def test_a_layers_matrices_on_a_gpu_are_its_parameters_but_norms() -> None:
-    layout = ParallelLayout(tensor=4, data=8, expert=8, global_batch=8)
+    layout = ParallelLayout(tensor=4, data=8, expert=8, global_batch=8, sequence_parallel=True)
     built = step(SMALL.with_mtp(0), layout)
     for layer, kind in enumerate(SMALL.layer_kinds):
         small = SMALL.params_of(kind).small

@@ -345,7 +345,13 @@ def build_step(
             f"model {model.name!r} has multi-token prediction, which is modelled for Megatron-LM with zero_stage 0 or "
             f"1, not for {rules.name} with {layout.zero_stage}: set model.mtp_layers = 0"
         )
-    if not rules.mixture.fuses_moves and (layout.fused_experts or layout.dispatcher is Dispatcher.CAPACITY):
+    is_megatrons = rules.mixture.fuses_moves
+    if is_megatrons and model.num_experts and layout.tensor > 1 and not layout.sequence_parallel:
+        raise JobError(
+            "parallel.sequence_parallel is false, must be true: Megatron-LM trains no experts with tensor parallelism "
+            "without it"
+        )
+    if not is_megatrons and (layout.fused_experts or layout.dispatcher is Dispatcher.CAPACITY):
         key = "fused_experts" if layout.fused_experts else "dispatcher = capacity"
         raise JobError(f"parallel.{key} is modelled for Megatron-LM; the framework is {rules.name}")
     shape = StepShape(
