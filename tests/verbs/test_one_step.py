@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from lagom_overlap.cli.main import main
@@ -143,10 +144,15 @@ def test_tune_finds_its_groups_in_that_step_and_predicts_the_same(name: str, tmp
 
 
 @pytest.mark.parametrize("name", TUNED)
-def test_compare_speaks_of_that_step_too(name: str) -> None:
+def test_compare_speaks_of_that_step_too(name: str, tmp_path: Path) -> None:
     spec = job(name)
     said = run_simulate(SimulateRequest(spec=spec)).iteration_s
-    assert run_compare(CompareRequest(spec=spec, tuners=("default",))).step_s == said
+    found = run_compare(CompareRequest(spec=spec, tuners=("default", "fixed_min")))
+    assert found.step_s == found.rows[0].step_s == said
+    unguarded = msgspec.structs.replace(spec, tune=msgspec.structs.replace(spec.tune, guard=False))
+    tuned = run_tune(TuneRequest(spec=unguarded, tuner="fixed_min", out=tmp_path / "run"))
+    assert tuned.tuned_step_s == found.rows[1].step_s
+    assert tuned.tuned_step_s not in (None, said)
 
 
 def test_the_step_with_settings_is_simulates_with_every_call_of_a_group_set_by_name(tmp_path: Path) -> None:

@@ -102,6 +102,7 @@ def step_sentence(result: TuneResult) -> str:
     return (
         f"Of the whole step, as lagom simulate predicts it: {format_seconds(result.step_s)} → "
         f"{format_seconds(result.tuned_step_s)} ({gain})."
+        f"{'' if result.tuned_step_s < result.step_s else ' What the groups gain, the step does not.'}"
     )
 
 
