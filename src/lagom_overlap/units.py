@@ -71,6 +71,14 @@ def format_bytes(num_bytes: float) -> str:
     return f"{num_bytes:g} B"
 
 
+def format_memory(num_bytes: float) -> str:
+    """What a GPU holds, in the decimal units in which GPUs are sold: `"41.3 GB"`, `"512.0 MB"`."""
+    for name, unit in (("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
+        if abs(num_bytes) >= unit:
+            return f"{num_bytes / unit:.1f} {name}"
+    return f"{num_bytes:g} B"
+
+
 def format_seconds(seconds: float) -> str:
     """A duration for people with three significant digits: `"1.23 ms"`, `"45.6 us"`, `"2.00 s"`."""
     for unit, name in ((1.0, "s"), (MS, "ms"), (US, "us")):

@@ -7,6 +7,7 @@ import pytest
 from lagom_overlap.errors import JobError
 from lagom_overlap.jobfile.spec import parse_job
 from lagom_overlap.jobfile.step import job_step
+from lagom_overlap.workload import Phase
 from lagom_overlap.workload.issued import IssuedStep
 from lagom_overlap.workload.parallel import RecomputeModule
 
@@ -135,3 +136,23 @@ def test_a_last_chunk_without_layers_has_its_memory_counted(extra: str) -> None:
     assert step is not None
     first, last = step.memories()
     assert first.total_bytes > last.total_bytes > 0
+
+
+def test_the_head_takes_its_time_in_the_chunk_of_its_letter() -> None:
+    """The last chunk holds nothing but two heads: its forward is their kernels alone, nothing else runs there."""
+    text = JOB.replace("Et*4|(t*4|)*14tmL", "Et*3|(tt|)*29m|L").replace("[parallel]", "[parallel]\nchunks = 2")
+    text = text.replace("pipeline = 16", 'pipeline = 16\nschedule = "interleaved"\noverlap_p2p = true')
+    step = job_step(parse_job(tomllib.loads(text), "job"))
+    assert step is not None
+    simulator = step.simulator()
+    heads = [
+        op
+        for op in simulator.step(15).iteration.computations
+        if op.origin.microbatch == 1 and op.origin.phase in (Phase.FORWARD, Phase.LOSS)
+        if op.name.startswith(("mb1.head.", "mb1.mtp0."))
+    ]
+    alone_s = sum(simulator.price.alone_s(op) for op in heads)
+    runs = simulator.times().runs[15]
+    slot = next(run for run in runs if run.slot.forward and run.slot.chunk == 1 and run.slot.micro_batch == 1)
+    assert len(heads) >= 5
+    assert slot.end_s - slot.start_s == pytest.approx(alone_s, rel=0.03)

@@ -114,6 +114,17 @@ def test_a_plan_that_gains_is_offered_as_it_is():
     assert offered(given(), found) is found
 
 
+def test_a_plan_that_the_gpu_cannot_hold_is_not_offered():
+    found, problem = judged(given(), plan_of("joint"), 0.0), given().problem
+    gpu = replace(problem.cluster.gpu, memory_bytes=found.before.peak_bytes)
+    tight = replace(given(), problem=replace(problem, cluster=replace(problem.cluster, gpu=gpu)))
+    larger = replace(found, after=replace(found.after, peak_bytes=found.before.peak_bytes + 1))
+    assert offered(tight, larger).plan.rewrites == ()
+    assert "the step is left as it is. With [plan] memory_limit" in offered(tight, larger).plan.notes[-1]
+    same = replace(found, after=replace(found.after, peak_bytes=found.before.peak_bytes))
+    assert offered(tight, same) is same
+
+
 def test_ours_takes_of_its_orders_the_shortest_with_contention(monkeypatch):
     problem = replace(step(), work=Work(0.3), prefetch=None)
     chosen = Ours(split=False).plan(problem)

@@ -7,13 +7,14 @@ from rich.console import Console
 from toy_tuning import changed
 
 from lagom_overlap.report.compare.terminal import compare_table
-from lagom_overlap.report.tune.terminal import config_table, verdict_panel
+from lagom_overlap.report.tune.overview import alike_groups
+from lagom_overlap.report.tune.terminal import changes, config_table, verdict_panel
 from lagom_overlap.results.compare import CompareRow
 from lagom_overlap.workload import OverlapGroup
 
 
-def lines_of(renderable) -> list[str]:
-    console = Console(width=80, file=io.StringIO(), record=True, force_terminal=True)
+def lines_of(renderable, width: int = 80) -> list[str]:
+    console = Console(width=width, file=io.StringIO(), record=True, force_terminal=True)
     console.print(renderable)
     return console.export_text().splitlines()
 
@@ -57,11 +58,39 @@ def test_long_and_hostile_names_fit_and_stay_text(make_report, make_group, name)
         assert any("[bold red]" in line for line in lines_of(verdict_panel(report)))
 
 
-def test_thirty_groups_are_cut_and_said_to_be(make_report, make_group):
-    report = make_report(tuple(make_group(f"g/{i}", num_comms=1, num_comps=1) for i in range(30)))
-    lines = lines_of(config_table(report))
-    assert_fits(lines)
-    assert lines[-1].strip() == "and 18 more groups"
+@pytest.mark.parametrize("width", [60, 80])
+def test_thirty_groups_are_as_many_entries_as_they_differ_in_kind(make_report, make_group, width):
+    groups = tuple(make_group(f"g/{i}", num_comms=1 + i % 2, num_comps=1 + i, count=2) for i in range(30))
+    report = make_report(groups)
+    lines = lines_of(changes(report, details=False), width)
+    assert max(cell_len(line) for line in lines) <= width
+    assert [line.split(" (")[0] for line in lines if line.startswith("30 ×")] == [
+        "30 × all-gather",
+        "30 × all-gather",
+    ]
+    assert len(lines) + len(lines_of(verdict_panel(report), width)) <= 24
+    whole = lines_of(changes(report, details=True))
+    assert sum(line.startswith("g/") for line in whole) == 30
+
+
+def test_an_entry_sums_its_groups_and_names_the_range_of_what_changes(make_report, make_group):
+    report = make_report(tuple(make_group(f"g/{i}", num_comms=2, count=3) for i in range(4)))
+    (row,) = alike_groups(report)
+    assert row.count == 12
+    assert row.before_s == pytest.approx(report.default.makespan_s)
+    assert row.after_s == pytest.approx(report.best.makespan_s)
+    gathers = {config["all_gather.0"].num_channels for config in report.configs.values()}
+    low, high = min(gathers), max(gathers)
+    said = f"channels 8 → {low}" if low == high else f"channels 8 → {low}–{high}"
+    assert any(text.startswith("all-gather: ") and said in text for text in row.changes)
+
+
+def test_what_a_group_gains_stands_next_to_what_the_step_gains(make_report, make_group):
+    groups = tuple(make_group(f"g/{i}", num_comms=1, count=3) for i in range(4))
+    report = changed(make_report(groups), step_s=2.0, tuned_step_s=1.96, group_steps_s={"g/0": 1.98, "g/2": 1.99})
+    panel = " ".join(line.strip("│ ") for line in lines_of(verdict_panel(report)))
+    assert "Of the whole step, as lagom simulate predicts it: 2.00 s → 1.96 s (1.02×, −2.0 %)." in panel
+    assert any(line.endswith("−1.5 % of the step") for line in lines_of(changes(report, details=False)))
 
 
 def test_a_collective_that_keeps_its_knobs_is_unchanged(make_report):

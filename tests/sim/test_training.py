@@ -315,3 +315,12 @@ def test_uneven_chunks_take_as_long_as_their_layers() -> None:
     chunked = replace(layout, pipeline=2, schedule=PipelineSchedule.INTERLEAVED, chunks=2)
     first = simulate(model, chunked).stages[0]
     assert first.busy_s == pytest.approx(whole[0] + whole[1] - whole[1] / 4, rel=0.05)
+
+
+def test_traffic_to_experts_that_nothing_hides_is_exposed_in_full_whatever_else_runs() -> None:
+    """Gradients are reduced in the background meanwhile: no computation waits for them."""
+    layout = ParallelLayout(data=16, expert=8, global_batch=32, zero_stage=1, overlap_gradients=True)
+    model = replace(load_model("qwen3-30b-a3b"), num_layers=4)
+    comms = simulate(model, layout).stages[0].comms
+    assert comms["ep"].exposed_s == pytest.approx(comms["ep"].total_s, rel=1e-9)
+    assert 0 < comms["edp"].exposed_s < comms["edp"].total_s

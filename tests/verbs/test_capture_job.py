@@ -16,9 +16,14 @@ from lagom_overlap.errors import JobError
 from lagom_overlap.jobfile.build import groups_of
 from lagom_overlap.jobfile.spec import parse_job, read_job
 from lagom_overlap.jobfile.step import capture_of
-from lagom_overlap.timeline import Span, SpanKind, Timeline
+from lagom_overlap.planners.memory import peak_of_spans
+from lagom_overlap.planners.simulated import simulated
 from lagom_overlap.verbs.capture import parse_parallel
-from lagom_overlap.verbs.simulate_capture import peak_memory_bytes, simulate_capture
+from lagom_overlap.verbs.compare import CompareRequest, run_compare
+from lagom_overlap.verbs.plan import PlanRequest, run_plan
+from lagom_overlap.verbs.plan_problem import read_input
+from lagom_overlap.verbs.simulate_capture import simulate_capture
+from lagom_overlap.verbs.tune import TuneRequest, run_tune
 from lagom_overlap.workload import Buffer, CommOp, CompOp, Gemm, Iteration
 from lagom_overlap.workload.issued import IssuedStep
 
@@ -114,6 +119,25 @@ def test_a_captured_job_has_groups_to_tune(folder: Path) -> None:
     assert {comm.communicator for group in groups for comm in group.comms} == {"fsdp"}
 
 
+def test_a_capture_that_does_not_fit_is_said_to_in_every_verb(folder: Path, tmp_path: Path) -> None:
+    capture = read_capture(folder / "step.json.gz")
+    held = replace(capture, iteration=replace(capture.iteration, resident_bytes=10**12))
+    write_capture(tmp_path / "step.json.gz", held)
+    (tmp_path / "job.toml").write_text((folder / "job.toml").read_text())
+    spec = read_job(tmp_path / "job.toml")
+    given = read_input(spec)
+    step = simulated(given.problem, given.issued)
+    notes = [
+        simulate_capture(spec, None).notes,
+        run_tune(TuneRequest(spec=spec, tuner="default", out=tmp_path / "run")).notes,
+        run_compare(CompareRequest(spec=spec, tuners=("default",))).notes,
+        run_plan(given, PlanRequest(planner="program_order")).notes,
+    ]
+    (said,) = {note for found in notes for note in found if note.startswith("It does not fit: ")}
+    assert said == f"It does not fit: {(step.peak_bytes - 80e9) / 1e9:.1f} GB more than A100-SXM4-80GB has."
+    assert all(said in found for found in notes)
+
+
 def test_a_capture_is_seen_from_the_job_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir("/")
     assert capture_of(read_job(folder / "job.toml")) == read_capture(folder / "step.json.gz")
@@ -198,11 +222,8 @@ def test_peak_memory_is_what_lives_at_once() -> None:
         Buffer(name="b", num_bytes=7, maker="two", users=("two",)),
         Buffer(name="c", num_bytes=1, maker="three"),
     )
-    spans = tuple(
-        Span(name=name, kind=SpanKind.COMP, stream="compute", start_s=float(n), end_s=n + 1.0)
-        for n, name in enumerate(names)
-    )
-    assert peak_memory_bytes(Iteration("x", ops, True, buffers, 10), Timeline(spans)) == 22
+    spans = {name: (float(n), n + 1.0) for n, name in enumerate(names)}
+    assert peak_of_spans(Iteration("x", ops, True, buffers, 10), spans) == 22
 
 
 def test_a_capture_without_overlap_says_so(tmp_path: Path) -> None:

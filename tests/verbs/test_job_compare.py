@@ -59,6 +59,7 @@ def rows_of(monkeypatch, stub: StubBackend, tuners: list[str], **tune: object) -
     assert result["job"] == "toy job"
     assert [row["tuner"] for row in result["rows"]] == tuners
     for row in result["rows"]:
+        assert row.pop("step_s") is None, "a stub has no price of a step"
         interval = row.pop("speedup_interval")
         assert (interval is None) == (tune.get("pairs", 3) < 6), "three rounds are too few for an interval"
     return {row.pop("tuner"): row for row in result["rows"]}
@@ -165,7 +166,7 @@ def interrupted(monkeypatch, num_calls: int, tuners: list[str] = TUNERS):
     result = run_compare(job(), tuners).to_dict()
     assert stub.num_closed == 1
     assert result["interrupted"] is True
-    assert all(row.pop("speedup_interval") is None for row in result["rows"])
+    assert all(row.pop("speedup_interval") is None and row.pop("step_s") is None for row in result["rows"])
     return {row.pop("tuner"): row for row in result["rows"]}
 
 

@@ -143,6 +143,8 @@ def test_every_figure_of_the_object_is_the_one_worked_out_by_hand(monkeypatch, t
         "launches": {},
         "repeats": 1,
         "step_s": None,
+        "tuned_step_s": None,
+        "group_steps_s": {},
         "backend_description": "stub: times that are made up",
         "duration_s": 42,
         "verdict": {

@@ -4,15 +4,21 @@
 verb says of a named model is compared to the digit.
 """
 
+import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from lagom_overlap.cli.main import main
+from lagom_overlap.collective import CommConfig, LaunchConfig, launched
 from lagom_overlap.errors import JobError
-from lagom_overlap.jobfile.build import contention_model_of, groups_of, iteration_of
+from lagom_overlap.jobfile.build import contention_model_of, groups_of, iteration_of, open_backend, request_of
 from lagom_overlap.jobfile.spec import JobSpec, read_job
 from lagom_overlap.jobfile.step import job_step
+from lagom_overlap.jobfile.whole_step import WholeStep
 from lagom_overlap.planners.simulated import simulated
 from lagom_overlap.planners.times import ModelTimes
 from lagom_overlap.verbs.compare import CompareRequest, run_compare
@@ -138,10 +144,83 @@ def test_tune_finds_its_groups_in_that_step_and_predicts_the_same(name: str, tmp
 
 
 @pytest.mark.parametrize("name", TUNED)
-def test_compare_speaks_of_that_step_too(name: str) -> None:
+def test_compare_speaks_of_that_step_too(name: str, tmp_path: Path) -> None:
     spec = job(name)
     said = run_simulate(SimulateRequest(spec=spec)).iteration_s
-    assert run_compare(CompareRequest(spec=spec, tuners=("default",))).step_s == said
+    found = run_compare(CompareRequest(spec=spec, tuners=("default", "fixed_min")))
+    assert found.step_s == found.rows[0].step_s == said
+    unguarded = msgspec.structs.replace(spec, tune=msgspec.structs.replace(spec.tune, guard=False))
+    tuned = run_tune(TuneRequest(spec=unguarded, tuner="fixed_min", out=tmp_path / "run"))
+    assert tuned.tuned_step_s == found.rows[1].step_s
+    assert tuned.tuned_step_s not in (None, said)
+
+
+def test_the_step_with_settings_is_simulates_with_every_call_of_a_group_set_by_name(tmp_path: Path) -> None:
+    """Group 1 is the forward's gathers of layers 1 to 31, group 7 the last of backward (counted by hand)."""
+    name, config = "phi2_fsdp_a40.toml", CommConfig(num_channels=2)
+    spec, given = job(name), read_input(EXAMPLES / name)
+    groups = groups_of(spec)
+    backend = open_backend(spec, "simulated", request_of(spec, groups))
+    problems = tuple(backend.problem(group) for group in groups)
+    step = WholeStep.of(spec, "simulated")
+    assert step is not None
+    found = {groups[1].name: (config,), groups[7].name: (problems[7].default[0], config)}
+    assert (groups[1].comm_names, groups[7].comm_names) == (
+        ("mb0.layer1.gather",),
+        ("mb0.layer1.scatter", "mb0.embed.gather_d"),
+    )
+    first = {f"mb0.layer{layer}.gather": config for layer in range(1, 32)}
+    second = {"mb0.embed.gather_d": config}
+    by_hand = {
+        key: simulated(given.problem, given.issued, configs).makespan_s
+        for key, configs in (("both", first | second), (groups[1].name, first), (groups[7].name, second))
+    }
+    assert step.seconds(problems, {}) == run_simulate(SimulateRequest(spec=spec)).iteration_s
+    assert step.seconds(problems, found) == by_hand.pop("both")
+    assert step.alone(problems, found) == by_hand
+    assert step.seconds(problems, {groups[0].name: launched((config,), LaunchConfig(sm_carveout=8))}) is None
+
+
+def test_every_verb_refuses_a_job_that_does_not_fit_in_the_same_words(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(
+        '[job]\nname = "x"\n[model]\nname = "llama-3-70b"\nseq_len = 4096\n[cluster]\npreset = "h100_dgx"\n'
+        "[parallel]\nfsdp = 8\n"
+    )
+    spec, said = read_job(path), list[str]()
+    verbs: list[Callable[[], object]] = [
+        lambda: run_simulate(SimulateRequest(spec=spec)),
+        lambda: run_tune(TuneRequest(spec=spec, out=tmp_path / "run")),
+        lambda: run_compare(CompareRequest(spec=spec, tuners=("default",))),
+        lambda: read_input(path),
+    ]
+    for verb in verbs:
+        with pytest.raises(JobError, match=r"stage 0 needs 255\.2 GB per GPU, H100-SXM5-80GB has 80\.0 GB") as caught:
+            verb()
+        said.append(str(caught.value))
+    for arguments in (["simulate"], ["tune"], ["compare"], ["plan"], ["compare", "--planners", "ours"]):
+        assert main([arguments[0], str(path), *arguments[1:]]) == 2
+    assert len(set(said)) == 1
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_plan_begins_with_the_memory_that_simulate_counts(name: str) -> None:
+    given, said = read_input(EXAMPLES / name), run_simulate(SimulateRequest(spec=job(name)))
+    assert simulated(given.problem, given.issued).peak_bytes == said.stages[0].memory.total_bytes
+
+
+def test_memory_is_written_alike_wherever_it_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """18.6 GB of Phi-2: terminal, page and JSON of both verbs."""
+    file, printed, pages, numbers = str(EXAMPLES / "phi2_fsdp_a40.toml"), list[str](), list[str](), list[int]()
+    for verb, flags in (("simulate", []), ("plan", ["--planner", "program_order"])):
+        assert main([verb, file, *flags, "--out", str(tmp_path / verb)]) == 0
+        printed.append(capsys.readouterr().out)
+        pages.append((tmp_path / verb / "report.html").read_text())
+        result = json.loads((tmp_path / verb / "run.json").read_text())["result"]
+        numbers.append(result.get("memory_bytes") or result["peak_memory_bytes"]["before"])
+    assert numbers == [18_564_556_800] * 2
+    assert all("18.6 GB" in text for text in (*printed, *pages))
 
 
 @pytest.mark.parametrize("rules", [FSDP2, DDP, MEGATRON, DEEPSPEED])

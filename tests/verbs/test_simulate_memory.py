@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from lagom_overlap.errors import JobError
+from lagom_overlap.jobfile.memory import check_memory
 from lagom_overlap.jobfile.spec import parse_job
 from lagom_overlap.jobfile.step import job_step
 from lagom_overlap.results.simulate import SimulateResult
 from lagom_overlap.verbs.simulate import SimulateRequest, run_simulate
-from lagom_overlap.verbs.simulate_memory import check_memory
 
 FITS = re.compile(r"it fits with (?:all of )?(.*)$")
 SETTING = re.compile(r"(\w+) = (\[\]|true|false|\"?[\w.]+\"?)")
@@ -29,9 +29,8 @@ def refusal(raw: dict[str, Any]) -> str:
     spec = parse_job(raw, "job.toml")
     step = job_step(spec)
     assert step is not None
-    assert spec.parallel is not None
     with pytest.raises(JobError) as error:
-        check_memory(step, spec.parallel)
+        check_memory(step)
     return str(error.value)
 
 

@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     with PlainLines("compare", "starting") as lines:
         result = run_compare(request, note=log.print if is_terminal() else lines.update)
-    return _finish(arguments, result, compare_table(result.rows), len(tuners))
+    return _finish(arguments, result, compare_table(result.rows, result.step_s), len(tuners))
 
 
 def _planners(arguments: argparse.Namespace) -> int:

@@ -14,7 +14,7 @@ from lagom_overlap.cli.progress import PlainLines, is_terminal
 from lagom_overlap.interrupts import exit_code
 from lagom_overlap.jobfile.build import join_launched
 from lagom_overlap.jobfile.spec import JobSpec, read_job
-from lagom_overlap.report.tune.terminal import config_table, verdict_panel
+from lagom_overlap.report.tune.terminal import changes, verdict_panel
 from lagom_overlap.tuners.journal import StepKind
 from lagom_overlap.units import format_seconds
 from lagom_overlap.verbs.measure import Observer, RunProgress
@@ -44,6 +44,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     )
     parser.add_argument("--bundle", type=Path, metavar="RUN", help="run folder to replay (--backend recorded)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="new folder for the run (default: below lagom-runs/)")
+    parser.add_argument("--details", action="store_true", help="every collective of every group, however many")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     parser.set_defaults(run=run)
@@ -118,7 +119,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         say(result.to_json())
     else:
-        show(verdict_panel(result), config_table(result))
+        show(verdict_panel(result), changes(result, details=arguments.details))
         files = {path.name: path for path in result.files}
         named = (("Report", "report.html"), ("Timeline (Perfetto)", "timeline.json"))
         say("\n" + "\n".join(f"{what}: {files[name]}" for what, name in named if name in files))

@@ -1,6 +1,6 @@
 """One collective call: what is moved between how many ranks."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from lagom_overlap.errors import JobError
@@ -27,7 +27,8 @@ class Collective:
     `num_nodes` is how many nodes the group spans, evenly; None where its ranks are consecutive and fill nodes in order
     (a data-parallel group of one GPU per node has as many nodes as ranks). `copies` belongs to an all-to-all that
     merges rows (DeepEP, HybridEP) and is not NCCL's: a row is meant for so many experts, spread evenly over the ranks,
-    and goes once to each rank that has one of them, as `num_bytes` counts it. 0: an ordinary collective.
+    and goes once to each rank that has one of them, as `num_bytes` counts it. 0: an ordinary collective. `rank_bytes`
+    is that count where `num_bytes` is what crosses the wire between nodes (`merged_over`); 0: not placed.
     """
 
     kind: CollectiveKind
@@ -35,6 +36,7 @@ class Collective:
     num_ranks: int
     num_nodes: int | None = None
     copies: int = 0
+    rank_bytes: int = field(default=0, repr=False)
 
     def __post_init__(self) -> None:
         if self.num_bytes < 1:
@@ -48,11 +50,18 @@ class Collective:
         """The same as it crosses the wire where its ranks lie on `num_nodes` nodes: a row goes once to each node.
 
         What the nodes then hand on inside themselves is not counted: NVLink is faster by more than it has to carry.
+        Wherever the call was placed before does not count.
         """
-        if self.copies <= 1:
+        if not self.copies:
             return self
+        rank_bytes = self.rank_bytes or self.num_bytes
         share = distinct(num_nodes, self.copies) / distinct(self.num_ranks, self.copies) if num_nodes > 1 else 1.0
-        return replace(self, num_bytes=max(1, round(self.num_bytes * share)), copies=1)
+        return replace(self, num_bytes=max(1, round(rank_bytes * share)), rank_bytes=rank_bytes)
+
+    @property
+    def unplaced(self) -> "Collective":
+        """The same call before anything was said of its nodes."""
+        return replace(self, num_bytes=self.rank_bytes or self.num_bytes, num_nodes=None, rank_bytes=0)
 
     @property
     def is_nccl(self) -> bool:

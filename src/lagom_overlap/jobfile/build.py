@@ -29,7 +29,6 @@ from lagom_overlap.jobfile.spec import (
     size_bytes,
 )
 from lagom_overlap.jobfile.step import capture_of, cluster_for, job_step, layout_of
-from lagom_overlap.sim import IterationSimulator
 from lagom_overlap.workload import (
     Attention,
     CommOp,
@@ -154,19 +153,6 @@ def iteration_of(spec: JobSpec) -> Iteration | None:
     return built.step().issued
 
 
-def untouched_step_s(spec: JobSpec, backend: str) -> float | None:
-    """Seconds of the whole step under contention, untouched; None where no cost model prices the job."""
-    if backend != "simulated":
-        return None
-    built = job_step(spec)
-    if built is not None:
-        return built.simulator().times().iteration_s
-    cluster, issued = cluster_of(spec), iteration_of(spec)
-    if cluster is None or issued is None:
-        return None
-    return IterationSimulator(issued, contention_model_of(spec, cluster)).makespan_s({})
-
-
 def _groups_from_model(spec: JobSpec) -> tuple[OverlapGroup, ...]:
     iteration = iteration_of(spec)
     assert iteration is not None, spec.job.name
@@ -263,6 +249,7 @@ _LATER_FIELDS: Final = {
     "num_launches": ({"num_bytes", "m"}, 1),
     "result_bytes": ({"m"}, None),
     "copies": ({"num_ranks"}, 0),
+    "rank_bytes": ({"num_ranks"}, 0),
 }
 """Fields of works and calls that older recordings do not know, with a field of each such one and the default."""
 

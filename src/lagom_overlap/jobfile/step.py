@@ -12,6 +12,7 @@ from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import Cluster, Gpu, load_preset
 from lagom_overlap.jobfile.spec import JobSpec, ModelTable, ParallelTable, size_bytes
 from lagom_overlap.sim.training import TrainingSimulator
+from lagom_overlap.units import format_memory
 from lagom_overlap.workload.issued import IssuedStep
 from lagom_overlap.workload.models import TransformerModel, load_model
 from lagom_overlap.workload.parallel import Dispatcher, ParallelLayout, StageMemory, plan_stages, stage_memory
@@ -23,7 +24,7 @@ from lagom_overlap.workload.step.switches import DISPATCHERS, SWITCHES, has_disp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStep:
-    """What a job with a named model trains, how and on what."""
+    """What a job with a named model trains, how and on what; `says_fsdp` where it names its degree so."""
 
     model: TransformerModel
     layout: ParallelLayout
@@ -37,6 +38,7 @@ class JobStep:
     profile: Profile
     sm_carveout: int | None
     rank_skew_s: float
+    says_fsdp: bool
 
     def simulator(self, sm_carveout: int | None = None) -> TrainingSimulator:
         """The job's iteration under contention, by default with the job's own carve-out."""
@@ -72,6 +74,22 @@ class JobStep:
             stage_memory(self.model, self.layout, stage, self.seq_len, self.precision, weighs_inside=inside)
             for stage in stages
         ]
+
+    @property
+    def most_bytes(self) -> int:
+        """What the fullest GPU holds at its peak."""
+        return max(memory.total_bytes for memory in self.memories())
+
+    @property
+    def fits(self) -> bool:
+        """Whether every GPU has that much memory."""
+        return self.most_bytes <= self.cluster.gpu.memory_bytes
+
+
+def beyond_note(peak_bytes: int, gpu: Gpu) -> tuple[str, ...]:
+    """That a captured step holds more than its GPU has, which is told and not refused; nothing where it fits."""
+    more = peak_bytes - gpu.memory_bytes
+    return () if more <= 0 else (f"It does not fit: {format_memory(more)} more than {gpu.name} has.",)
 
 
 def layout_of(parallel: ParallelTable) -> ParallelLayout:
@@ -226,6 +244,7 @@ def job_step(spec: JobSpec) -> JobStep | None:
         profile=load_profile(spec.cost.profile),
         sm_carveout=spec.cost.sm_carveout,
         rank_skew_s=spec.cost.rank_skew_s,
+        says_fsdp=parallel.fsdp is not None,
     )
 
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.errors import JobError
 from lagom_overlap.planners.schedule.graph import Schedule, TaskGraph
-from lagom_overlap.units import format_bytes
+from lagom_overlap.units import format_memory
 from lagom_overlap.workload import Buffer, CommOp, CompOp, Iteration, MemoryBound, Op
 
 
@@ -216,7 +216,7 @@ def refuse_beyond(who: str, needed_bytes: int, limit_bytes: int | None) -> None:
         over = needed_bytes - limit_bytes
         raise JobError(
             f"memory_limit is {limit_bytes} bytes, but {who} needs {needed_bytes}: {over} bytes too many"
-            f" ({format_bytes(over)})"
+            f" ({format_memory(over)})"
         )
 
 

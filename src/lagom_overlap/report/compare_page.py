@@ -6,7 +6,7 @@ from lagom_overlap.report.render import EmbeddedFigure, embedded, render
 from lagom_overlap.results.base import Cell
 from lagom_overlap.results.compare import CompareResult
 from lagom_overlap.results.compare_planners import ComparePlannersResult
-from lagom_overlap.units import format_seconds
+from lagom_overlap.units import format_memory, format_seconds
 
 HEADS: Final = {
     "num_measurements": "measurements",
@@ -57,7 +57,7 @@ def _text(name: str, cell: Cell) -> str:
     if name.endswith("_s"):
         return format_seconds(cell)
     if name.endswith("_bytes"):
-        return f"{cell / 1e9:.2f} GB"
+        return format_memory(cell)
     if name.startswith("speedup"):
         return f"{cell:.3f}×"
     return f"{cell:.1%}" if name.startswith("regret") else str(cell)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from lagom_overlap import __version__
 from lagom_overlap.results.base import Result, Row
-from lagom_overlap.units import format_bytes, format_seconds
+from lagom_overlap.units import format_bytes, format_memory, format_seconds
 from lagom_overlap.workload import MemoryBound
 from lagom_overlap.workload.issued import IssuedStep
 
@@ -85,7 +85,7 @@ class CaptureResult(Result):
         lines = [
             f"{self.name}: rank {self.rank} of {self.num_ranks}, captured in {format_seconds(self.capture_s)}",
             f"  {self.num_ops} operators, {self.num_comms} collectives, {self.num_shardable} can be cut; "
-            f"{self.flops / 1e12:.3g} TFLOP; {format_bytes(self.resident_bytes)} stay in memory",
+            f"{self.flops / 1e12:.3g} TFLOP; {format_memory(self.resident_bytes)} stay in memory",
         ]
         lines += [
             f"  {comm.name}: {len(comm.ranks)} ranks, {comm.num_comms} collectives, {format_bytes(comm.num_bytes)}"

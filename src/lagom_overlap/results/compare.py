@@ -13,6 +13,7 @@ class CompareRow:
 
     `speedup_interval` is the 95 % interval of `speedup_over_default`, None where there are too few pairs for one. All
     but the measurements are None where the user ended the comparison before the results were measured side by side.
+    `step_s` is the whole step with what it found, by the price of `lagom simulate`; None where the job's is.
     """
 
     tuner: str
@@ -21,6 +22,7 @@ class CompareRow:
     speedup_over_default: float | None
     speedup_interval: tuple[float, float] | None
     regret_over_best: float | None
+    step_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +56,7 @@ class CompareResult(Drawn):
                 "speedup_low": None if row.speedup_interval is None else row.speedup_interval[0],
                 "speedup_high": None if row.speedup_interval is None else row.speedup_interval[1],
                 "regret_over_best": row.regret_over_best,
+                "step_s": row.step_s,
             }
             for row in self.rows
         ]

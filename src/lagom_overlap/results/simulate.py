@@ -10,7 +10,7 @@ from lagom_overlap.results.base import Drawn, Row
 from lagom_overlap.sim.step_parts import CommTimes
 from lagom_overlap.sim.what_if import WhatIf
 from lagom_overlap.timeline import Timeline
-from lagom_overlap.units import format_seconds
+from lagom_overlap.units import format_memory, format_seconds
 from lagom_overlap.workload.parallel import StageMemory
 
 
@@ -133,7 +133,7 @@ class SimulateCaptureResult(Simulated):
 
     def summary(self) -> str:
         """What the step takes, what is exposed, what it holds, and the caveats."""
-        memory = f"{self.peak_memory_bytes / 1e9:.1f} of {self.memory_limit_bytes / 1e9:.0f} GB"
+        memory = f"{format_memory(self.peak_memory_bytes)} of {format_memory(self.memory_limit_bytes)}"
         lines = [
             f"{self.capture} on {self.num_ranks} GPUs ({self.cluster}): {format_seconds(self.iteration_s)}",
             f"  compute {format_seconds(self.compute_s)}, communication {format_seconds(self.comm_s)}, "

@@ -1,8 +1,9 @@
 """What a simulated step is made of: slots of micro-batches, computation, launch gaps, communicators, the optimizer.
 
-A communicator's time is exposed while it runs and the stream of computations does not; what computations take beyond
-their time alone is shared out over what overlaps them, by how long it does. Copies into a gather's buffer, which
-have a stream of their own, count with the communicator that they serve.
+A communicator's time is exposed while the stream of computations stands still for it: until it ends, or one that waits
+for it. One that runs meanwhile and keeps nobody waiting is not. What computations take beyond their time alone is
+shared out over what overlaps them, by how long it does. Copies into a gather's buffer, which have a stream of their
+own, count with the communicator that they serve.
 """
 
 from collections import defaultdict
@@ -26,7 +27,7 @@ _STRETCHED: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class CommTimes:
-    """Seconds of a communicator: running, running while nothing computed, and what it stretched computation by."""
+    """Seconds of a communicator: running, computations standing still for it, and what it stretched computation by."""
 
     total_s: float = 0.0
     exposed_s: float = 0.0
@@ -84,9 +85,13 @@ class StepParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedStep:
-    """A built step with when its operators ran: start, end and launch gap (s, by name) of each, in issue order."""
+    """A built step with when its operators ran: start, end and launch gap (s, by name) of each, in issue order.
+
+    `waits` are the framework's waits beyond the operators' `deps`, by name.
+    """
 
     iteration: Iteration
+    waits: Mapping[str, Sequence[str]]
     starts_s: Sequence[float]
     ends_s: Sequence[float]
     host_s: Mapping[str, float]
@@ -158,31 +163,53 @@ def _served(op: Op) -> str:
 
 
 def _communicators(step: SimulatedStep, others: Sequence[tuple[Op, float, float]], batches: tuple[_Batch, ...]) -> None:
-    """Adds what communicators, by start, take, and what of it nothing hides."""
-    idle, until = [], 0.0
-    for op, start_s, end_s in step.rows():
-        if op.stream == COMPUTE:
-            if start_s > until:
-                idle.append((until, start_s))
-            until = max(until, end_s)
-    idle.append((until, float("inf")))
-    covered = 0.0  # what several hide at once counts once
-    place = 0
+    """Adds what communicators take, and for how long the stream of computations stands still for them."""
     for op, start_s, end_s in others:
-        exposed_s = 0.0
-        while place and idle[place][0] > start_s:
-            place -= 1
-        while idle[place][1] <= start_s:
-            place += 1
-        at = place
-        while at < len(idle) and idle[at][0] < end_s:
-            begin, end = max(idle[at][0], start_s, covered), min(idle[at][1], end_s)
-            exposed_s += max(0.0, end - begin)
-            at += 1
-        covered = max(covered, end_s)
-        times = _batch_of(op, batches).comms[_served(op)]
-        times[_TOTAL] += end_s - start_s if isinstance(op, CommOp) else 0.0
-        times[_EXPOSED] += exposed_s
+        if isinstance(op, CommOp):
+            _batch_of(op, batches).comms[op.communicator][_TOTAL] += end_s - start_s
+    waits = _Waits(step)
+    until_s = 0.0  # the end of what has computed so far
+    for number, (op, start_s, end_s) in enumerate(step.rows()):
+        if op.stream == COMPUTE:
+            if start_s > until_s:
+                waits.charge(waits.latest(number), until_s, start_s, batches)
+            until_s = max(until_s, end_s)
+    end_s = step.makespan_s
+    if end_s > until_s:
+        waits.charge(step.ends_s.index(end_s), until_s, end_s, batches)
+
+
+class _Waits:
+    """Whom the operators of a step wait for, and to whom time is charged in which computations wait.
+
+    A computation starts when the last operator that it waits for ends. The time before is that operator's, as far back
+    as it ran; before it started it waited itself, for one queued before it or for a copy, whose the time before is.
+    What else runs meanwhile keeps nobody waiting.
+    """
+
+    def __init__(self, step: SimulatedStep) -> None:
+        self._step, self._place = step, {op.name: number for number, op in enumerate(step.iteration.ops)}
+        self._before: list[int | None] = []
+        last: dict[str, int] = {}
+        for number, op in enumerate(step.iteration.ops):
+            self._before.append(last.get(op.stream))
+            last[op.stream] = number
+
+    def latest(self, number: int) -> int | None:
+        """Of those that an operator waits for, the one that ends last."""
+        op, before = self._step.iteration.ops[number], self._before[number]
+        named = (*op.deps, *self._step.waits.get(op.name, ()))
+        found = [self._place[name] for name in named] + ([] if before is None else [before])
+        return max(found, key=self._step.ends_s.__getitem__, default=None)
+
+    def charge(self, number: int | None, from_s: float, to_s: float, batches: tuple[_Batch, ...]) -> None:
+        """Shares out the time between, which ends with the end of operator `number`."""
+        while number is not None and to_s > from_s:
+            op, ends_s = self._step.iteration.ops[number], self._step.ends_s[number]
+            begins_s = max(from_s, self._step.starts_s[number])
+            if op.stream != COMPUTE:
+                _batch_of(op, batches).comms[_served(op)][_EXPOSED] += max(0.0, min(to_s, ends_s) - begins_s)
+            number, to_s = self.latest(number), begins_s
 
 
 def _slots(step: SimulatedStep, layout: ParallelLayout, num_built: int) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -121,7 +121,9 @@ class _Built:
                 if config is not None:
                     configs[op.name] = config
         starts_s, ends_s = self.simulator.run(configs)
-        return SimulatedStep(iteration=self.step.iteration, starts_s=starts_s, ends_s=ends_s, host_s=self.host_s)
+        return SimulatedStep(
+            iteration=self.step.iteration, waits=self.step.waits, starts_s=starts_s, ends_s=ends_s, host_s=self.host_s
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,9 +206,10 @@ class TrainingSimulator:
             return rank
         chunks = chunk_layers(self._model, self._layout)
 
-        def kinds(stage: int) -> list[list[LayerKind]]:
-            held = chunks[stage :: self._layout.pipeline]
-            return [[self._model.kind_of(layer) for layer in layers] for layers in held]
+        def kinds(stage: int) -> list[tuple[bool, list[LayerKind]]]:
+            places = range(stage, len(chunks), self._layout.pipeline)
+            predicts = self._layout.mtp_chunk if self._model.mtp_layers else None
+            return [(place == predicts, [self._model.kind_of(layer) for layer in chunks[place]]) for place in places]
 
         wanted = kinds(rank)
         return next(stage for stage in range(1, last) if kinds(stage) == wanted)

@@ -13,7 +13,7 @@ from lagom_overlap.backends.base import Backend
 from lagom_overlap.backends.recorded import Recorded, Visit
 from lagom_overlap.errors import BackendError, JobError
 from lagom_overlap.interrupts import received
-from lagom_overlap.jobfile.build import groups_of, open_backend, request_of, untouched_step_s
+from lagom_overlap.jobfile.build import groups_of, open_backend, request_of
 from lagom_overlap.jobfile.describe import notes_of
 from lagom_overlap.jobfile.registry import (
     check_tuner_name,
@@ -23,6 +23,7 @@ from lagom_overlap.jobfile.registry import (
     takes_warm_start,
 )
 from lagom_overlap.jobfile.spec import JobSpec
+from lagom_overlap.jobfile.whole_step import WholeStep, check_fits
 from lagom_overlap.results.compare import CompareResult, CompareRow
 from lagom_overlap.tuners.base import Problems
 from lagom_overlap.tuners.paired_interval import compared
@@ -107,9 +108,11 @@ def run_compare(request: CompareRequest, note: Note = lambda _: None) -> Compare
     """
     request.check()
     spec, seed, source = request.spec, request.effective_seed, request.warm_start
+    check_fits(spec, request.backend_name)
     groups = groups_of(spec)
+    step = WholeStep.of(spec, request.backend_name)
     backend = open_backend(spec, request.backend_name, request_of(spec, groups, seed=seed, bundle=request.bundle))
-    notes = [*notes_of(spec, request.backend_name, backend)]
+    notes = [*notes_of(spec, request.backend_name, backend), *(step.notes if step else ())]
     studies: dict[str, Study] = {}
     found = Contenders()
     interrupted = False
@@ -143,8 +146,8 @@ def run_compare(request: CompareRequest, note: Note = lambda _: None) -> Compare
         job=spec.job.name,
         backend=request.backend_name,
         seed=seed,
-        rows=_rows(studies, found),
-        step_s=untouched_step_s(spec, request.backend_name),
+        rows=_rows(studies, found, {name: step.seconds(problems, arms[name]) for name in studies} if step else {}),
+        step_s=step.untouched_s if step else None,
         notes=tuple(notes),
         interrupted=interrupted,
     )
@@ -186,8 +189,10 @@ class Contenders:
         return found.ratio, (found.low, found.high) if isfinite(found.high) else None
 
 
-def _rows(studies: Mapping[str, Study], found: Contenders) -> tuple[CompareRow, ...]:
-    """One row per finished search; without a complete round only its measurements are known."""
+def _rows(
+    studies: Mapping[str, Study], found: Contenders, steps_s: Mapping[str, float | None]
+) -> tuple[CompareRow, ...]:
+    """One row per finished search; without a complete round only its measurements and its step are known."""
     makespans = {name: median(times.values()) for name, times in found.makespans_s.items()}
     best_s = min((makespans[name] for name in studies if name in makespans), default=0.0)
     rows = []
@@ -202,6 +207,7 @@ def _rows(studies: Mapping[str, Study], found: Contenders) -> tuple[CompareRow, 
                 speedup_over_default=ratio,
                 speedup_interval=interval,
                 regret_over_best=None if makespan_s is None else makespan_s / best_s - 1,
+                step_s=steps_s.get(name),
             )
         )
     return tuple(rows)

@@ -15,6 +15,7 @@ from lagom_overlap.engines.fx.fsdp2_settings import Fsdp2Settings
 from lagom_overlap.errors import BackendError, JobError, WrongResultError
 from lagom_overlap.interrupts import held_back
 from lagom_overlap.jobfile.registry import check_planner_name, make_planner
+from lagom_overlap.jobfile.step import beyond_note
 from lagom_overlap.planners.base import Plan
 from lagom_overlap.planners.carriers import SETTINGS_PLANNERS, Carrier
 from lagom_overlap.planners.deadline import Work, ended_by_ctrl_c
@@ -47,7 +48,7 @@ from lagom_overlap.results.plan_decisions import decisions_of
 from lagom_overlap.timeline import Timeline
 from lagom_overlap.trace.chrome_writer import chrome_trace
 from lagom_overlap.tuners.sequential import judged_pairs
-from lagom_overlap.units import format_seconds
+from lagom_overlap.units import format_memory, format_seconds
 from lagom_overlap.verbs.plan_carrier import Carried, carried, nobody
 from lagom_overlap.verbs.plan_file import check_plan, check_plan_file, plan_toml, read_plan
 from lagom_overlap.verbs.plan_fsdp2 import fsdp2_lines
@@ -138,15 +139,22 @@ def own_order(given: PlanInput) -> str:
 
 
 def offered(given: PlanInput, found: Planned) -> Planned:
-    """What is offered of a plan: where contention is priced and it does not gain under it, the step as it was."""
-    before, after = found.before, found.after
+    """What is offered of a plan: where it does not gain under contention, or fit the GPU as the step did, the step."""
+    before, after, gpu = found.before, found.after, given.problem.cluster.gpu
     gains = after.makespan_s < before.makespan_s
-    if after.simulation is not Simulation.CONTENTION or gains or found.plan.changes_nothing:  # ranks can measure it
-        return found
-    said = (
-        f"No gain: with contention the plan of {found.plan.planner} takes {format_seconds(after.makespan_s)}, "
-        f"{own_order(given)} {format_seconds(before.makespan_s)}; the step is left as it is."
-    )
+    fits = given.is_on_cores or after.peak_bytes <= max(gpu.memory_bytes, before.peak_bytes)
+    if found.plan.changes_nothing or (fits and (gains or after.simulation is not Simulation.CONTENTION)):
+        return found  # what was not priced with contention, ranks can measure
+    if fits:
+        said = (
+            f"No gain: with contention the plan of {found.plan.planner} takes {format_seconds(after.makespan_s)}, "
+            f"{own_order(given)} {format_seconds(before.makespan_s)}; the step is left as it is."
+        )
+    else:
+        said = (
+            f"The plan of {found.plan.planner} holds {format_memory(after.peak_bytes)}, {gpu.name} has "
+            f"{format_memory(gpu.memory_bytes)}; the step is left as it is. With [plan] memory_limit plans keep within."
+        )
     kept = replace(
         found.plan,
         rewrites=(),
@@ -340,7 +348,12 @@ def plan_result(given: PlanInput, found: Planned, *, carrier: Carrier | None, fi
         fsdp2=_fsdp2(found),
         megatron=megatron,
         advice=_advice(plan, megatron),
-        notes=(*given.notes, *plan.notes, *(() if carrier is not None else (nobody(given),))),
+        notes=(
+            *given.notes,
+            *(() if given.is_on_cores else beyond_note(before.peak_bytes, given.problem.cluster.gpu)),
+            *plan.notes,
+            *(() if carrier is not None else (nobody(given),)),
+        ),
         files=files,
         planned=PlannedStep(plan=plan, timelines={"before": before.timeline, "after": after.timeline}),
     )

@@ -14,6 +14,7 @@ from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import Cluster, load_preset
 from lagom_overlap.jobfile.build import contention_model_of
+from lagom_overlap.jobfile.memory import check_memory
 from lagom_overlap.jobfile.sharding import searched_step
 from lagom_overlap.jobfile.spec import (
     JobSpec,
@@ -29,6 +30,7 @@ from lagom_overlap.planners.base import OpTimes, PlanProblem
 from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.planners.deadline import Work
 from lagom_overlap.planners.framework import FRAMEWORKS, FSDP2, framework_of
+from lagom_overlap.planners.simulated import simulated
 from lagom_overlap.planners.times import ModelTimes
 from lagom_overlap.results.plan import PipelineEffects, TimesOrigin
 from lagom_overlap.verbs.capture import captured_step
@@ -36,6 +38,7 @@ from lagom_overlap.verbs.plan_megatron import pipeline_effects
 from lagom_overlap.verbs.plan_times import FoundTimes, TimesWish, from_model, from_ranks, from_trace, from_training
 from lagom_overlap.workload import Iteration
 from lagom_overlap.workload.issued import IssuedStep
+from lagom_overlap.workload.parallel import StageMemory
 from lagom_overlap.workload.rewrite.steps import Reorder
 
 _ANY_GPU: Final = "a40_nvlink"
@@ -182,6 +185,7 @@ def _of_job(spec: JobSpec, wish: TimesWish, check: Check) -> PlanInput:
         return _placed(spec, searched, cluster, wish, check)
     job = job_step(spec)
     assert job is not None, spec.job.name
+    check_memory(job)
     step = job.step()
     check(step.iteration, job.layout.num_gpus)
     times = ModelTimes(job.simulator().price.model, framework=job.framework)
@@ -190,14 +194,29 @@ def _of_job(spec: JobSpec, wish: TimesWish, check: Check) -> PlanInput:
         spec.plan, step.iteration, job.cluster, found.times, step=step, framework=FRAMEWORKS.get(job.rules.name)
     )
     problem = replace(problem, pipeline=job.layout.pipeline, num_micro_batches=job.layout.num_micro_batches)
+    problem = _as_estimated(problem, job.memories()[0])
     notes = () if job.is_whole else (ONE_STAGE.format(stages=job.layout.pipeline),)
-    given = _input(spec, problem, step.issued, job.layout.num_gpus, found, more=notes)
+    given = _input(spec, problem, problem.unplanned, job.layout.num_gpus, found, more=notes)
     return replace(
         given,
         pipeline=pipeline_effects(job, times),
         sequence=_with_sequence(spec, job, problem),
         has_sequence=job.layout.sequence_parallel,
     )
+
+
+def _as_estimated(problem: PlanProblem, memory: StageMemory) -> PlanProblem:
+    """The problem whose step, before any plan, holds what every verb says that its GPU holds (`stage_memory`).
+
+    Buffers tell what an order changes. What they leave out (other micro-batches in flight, what operators keep inside)
+    is the same in every order, and counts as resident.
+    """
+    more = memory.total_bytes - simulated(problem, problem.unplanned).peak_bytes
+
+    def held(iteration: Iteration) -> Iteration:
+        return replace(iteration, resident_bytes=iteration.resident_bytes + more)
+
+    return replace(problem, iteration=held(problem.iteration), issued=held(problem.unplanned))
 
 
 def _with_sequence(spec: JobSpec, job: JobStep, problem: PlanProblem) -> Callable[[], PlanProblem] | None:
@@ -208,13 +227,14 @@ def _with_sequence(spec: JobSpec, job: JobStep, problem: PlanProblem) -> Callabl
     parallel = msgspec.structs.replace(spec.parallel, sequence_parallel=True)
     changed = msgspec.structs.replace(spec, parallel=parallel)
 
-    def made() -> PlanProblem:
+    def with_sequence() -> PlanProblem:
         other = job_step(changed)
         assert other is not None
         step = other.step()
-        return replace(problem, iteration=step.iteration, issued=replace(step.issued, is_dataflow=True))
+        made = replace(problem, iteration=step.iteration, issued=replace(step.issued, is_dataflow=True))
+        return _as_estimated(made, other.memories()[0])
 
-    return made
+    return with_sequence
 
 
 def _of_captured_job(spec: JobSpec, wish: TimesWish, check: Check) -> PlanInput:

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from lagom_overlap.errors import JobError
+from lagom_overlap.jobfile.memory import check_memory, frees_nothing
 from lagom_overlap.jobfile.spec import JobSpec
 from lagom_overlap.jobfile.step import JobStep, job_step
 from lagom_overlap.record import create_folder, describe_machine, package_versions, utc_now, write_private
@@ -17,7 +18,6 @@ from lagom_overlap.sim.training import TrainingTimes, training_timeline
 from lagom_overlap.sim.what_if import WhatIf
 from lagom_overlap.trace.chrome_writer import chrome_trace
 from lagom_overlap.units import format_seconds
-from lagom_overlap.verbs.simulate_memory import check_memory, frees_nothing
 from lagom_overlap.verbs.simulate_what_if import simulated_what_ifs
 from lagom_overlap.workload.parallel import StageMemory
 from lagom_overlap.workload.step.switches import has_switch
@@ -74,7 +74,7 @@ def run_simulate(request: SimulateRequest) -> SimulateResult:
         raise JobError(f"job.backend is {spec.job.backend!r}; lagom simulate runs the simulated one only")
     job = job_step(spec)
     assert job is not None, spec.job.name
-    check_memory(job, spec.parallel)
+    check_memory(job)
     memories, cluster = job.memories(), job.cluster
     simulator = job.simulator()
     times = simulator.times()

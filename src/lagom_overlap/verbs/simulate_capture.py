@@ -10,34 +10,18 @@ from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import Cluster, load_preset
 from lagom_overlap.jobfile.build import contention_model_of
 from lagom_overlap.jobfile.spec import JobSpec
-from lagom_overlap.jobfile.step import capture_of
+from lagom_overlap.jobfile.step import beyond_note, capture_of
+from lagom_overlap.planners.memory import peak_of_spans
 from lagom_overlap.record import create_folder, describe_machine, package_versions, utc_now, write_private
 from lagom_overlap.results.base import encoded
 from lagom_overlap.results.simulate import SimulateCaptureResult
 from lagom_overlap.sim.iteration import simulate_iteration
-from lagom_overlap.timeline import Timeline
 from lagom_overlap.timeline.metrics import overlap_metrics
 from lagom_overlap.trace.chrome_writer import chrome_trace
-from lagom_overlap.workload import Iteration
 from lagom_overlap.workload.issued import IssuedStep
 
 FILES = ("run.json", "timeline.json")
 _NOTE = "Simulated: no hardware was measured. How far the model is off: docs/accuracy.md."
-
-
-def peak_memory_bytes(iteration: Iteration, timeline: Timeline) -> int:
-    """The most memory held at once in a timeline of the iteration: resident, and buffers while they live."""
-    spans = {span.name: span for span in timeline.spans}
-    changes: list[tuple[float, int]] = []
-    for buffer in iteration.buffers:
-        changes.append((spans[buffer.maker].start_s, buffer.num_bytes))
-        if buffer.users:
-            changes.append((max(spans[name].end_s for name in (buffer.maker, *buffer.users)), -buffer.num_bytes))
-    held = peak = iteration.resident_bytes
-    for _, change in sorted(changes):
-        held += change
-        peak = max(peak, held)
-    return peak
 
 
 def _cluster_for(spec: JobSpec, capture: IssuedStep) -> Cluster:
@@ -68,10 +52,9 @@ def simulate_capture(spec: JobSpec, out: Path | None) -> SimulateCaptureResult:
     model = contention_model_of(spec, cluster)
     timeline = simulate_iteration(issued, {}, model)
     metrics = overlap_metrics(timeline)
-    peak, limit = peak_memory_bytes(issued, timeline), cluster.gpu.memory_bytes
-    notes = [_NOTE, f"Profile {profile.label}", *capture.notes]
-    if peak > limit:
-        notes.append(f"It does not fit: {(peak - limit) / 1e9:.1f} GB more than {cluster.gpu.name} has.")
+    spans = {span.name: (span.start_s, span.end_s) for span in timeline.spans}
+    peak, limit = peak_of_spans(issued, spans), cluster.gpu.memory_bytes
+    notes = [_NOTE, f"Profile {profile.label}", *capture.notes, *beyond_note(peak, cluster.gpu)]
     result = SimulateCaptureResult(
         job=spec.job.name,
         capture=issued.name,

@@ -2,7 +2,8 @@
 
 Asked of the same step under the same model: fewer channels for all collectives, another protocol, copy engines where
 NCCL has them, another carve-out where products are persistent, and the overlap flags that the layout leaves open and
-the framework has. What cannot run is not asked. Flags that Megatron-LM or FSDP2 set by another name: docs/formats.md.
+the framework has. What cannot run, or does not fit, is not asked. Flags that Megatron-LM or FSDP2 set by another name:
+docs/formats.md.
 """
 
 from collections.abc import Iterator
@@ -70,6 +71,8 @@ def simulated_what_ifs(job: JobStep, simulator: TrainingSimulator, times: Traini
             continue
         found.append(what_if(asked, before, spent(after)))
     for asked, other in _of_the_job(job):
+        if not other.fits:
+            continue
         try:
             after = other.simulator().times()
         except LagomError:

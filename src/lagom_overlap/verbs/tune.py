@@ -14,7 +14,7 @@ from lagom_overlap.backends.bundle import header_line
 from lagom_overlap.errors import OutputError
 from lagom_overlap.export.configs import configs_toml
 from lagom_overlap.interrupts import held_back
-from lagom_overlap.jobfile.build import groups_of, open_backend, request_of, untouched_step_s
+from lagom_overlap.jobfile.build import groups_of, open_backend, request_of
 from lagom_overlap.jobfile.describe import ONE_SIDED, OUT_OF_BUDGET, arm_words, notes_of
 from lagom_overlap.jobfile.ground import Ground
 from lagom_overlap.jobfile.registry import (
@@ -26,6 +26,7 @@ from lagom_overlap.jobfile.registry import (
 )
 from lagom_overlap.jobfile.run_folder import Journal, check_folder, create_run_folder
 from lagom_overlap.jobfile.spec import JobSpec
+from lagom_overlap.jobfile.whole_step import WholeStep, check_fits
 from lagom_overlap.record import describe_machine, package_versions, utc_now, write_private
 from lagom_overlap.report.tune.page import render_tuning
 from lagom_overlap.results.base import encoded
@@ -96,7 +97,10 @@ def run_tune(request: TuneRequest, observe: Observer = ignore) -> TuneResult:
         LagomError: for a user's mistake, or a machine that failed; what was measured until then stays in the folder.
     """
     spec, seed = request.spec, request.effective_seed
+    if request.ground is None:
+        check_fits(spec, request.backend_name)
     groups = request.ground.groups if request.ground else groups_of(spec)
+    step = None if request.ground else WholeStep.of(spec, request.backend_name)
     backend_request = request_of(spec, groups, seed=seed, bundle=request.bundle)
     check_tuner_name(request.tuner_name)
     if request.warm_source is not None:
@@ -138,7 +142,7 @@ def run_tune(request: TuneRequest, observe: Observer = ignore) -> TuneResult:
     finally:
         backend.close()
     with held_back():
-        return _write(request, folder, run, journal, duration_s=time.monotonic() - started, begun=begun)
+        return _write(request, folder, run, journal, step=step, duration_s=time.monotonic() - started, begun=begun)
 
 
 def _backend_notes(request: TuneRequest, backend: Backend) -> tuple[str, ...]:
@@ -160,7 +164,14 @@ def _notes(request: TuneRequest, run: Run) -> tuple[str, ...]:
 
 
 def _write(
-    request: TuneRequest, folder: Path, run: Run, journal: Journal, *, duration_s: float, begun: tuple[str, ...]
+    request: TuneRequest,
+    folder: Path,
+    run: Run,
+    journal: Journal,
+    *,
+    step: WholeStep | None,
+    duration_s: float,
+    begun: tuple[str, ...],
 ) -> TuneResult:
     spec, study, problems = request.spec, run.study, journal.problems
     result = TuneResult(
@@ -177,8 +188,10 @@ def _write(
         date=utc_now(),
         duration_s=duration_s,
         repeats=spec.tune.repeats,
-        step_s=None if request.ground else untouched_step_s(spec, request.backend_name),
-        notes=(*_notes(request, run), *begun),
+        step_s=step.untouched_s if step else None,
+        tuned_step_s=step.seconds(problems, study.recommended) if step else None,
+        group_steps_s=step.alone(problems, study.recommended) if step else {},
+        notes=(*_notes(request, run), *begun, *(step.notes if step else ())),
         interrupted=run.interrupted,
         files=tuple(folder / name for name in (*RUN_FILES, journal.path.name)),
         measured=Search(problems=problems, entries=tuple(journal.entries), recommended=study.recommended),

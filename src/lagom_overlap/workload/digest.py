@@ -1,7 +1,6 @@
 """What tells graphs apart: a digest of operators and their data flow."""
 
 import hashlib
-from dataclasses import replace
 
 import msgspec
 
@@ -16,7 +15,7 @@ def graph_digest(iteration: Iteration) -> str:
     """
 
     def line(op: Op) -> tuple[object, ...]:
-        what = replace(op.collective, num_nodes=None) if isinstance(op, CommOp) else op.work
+        what = op.collective.unplaced if isinstance(op, CommOp) else op.work
         return (op.name, repr(what), sorted(op.deps))
 
     return hashlib.sha256(msgspec.json.encode([line(op) for op in iteration.ops])).hexdigest()[:16]

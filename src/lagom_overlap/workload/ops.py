@@ -1,6 +1,6 @@
 """Operators of an iteration: computations by what they compute, communications by what they move."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
 from typing import Final
@@ -57,7 +57,7 @@ class Gemm:
     batch: int = 1
     num_launches: int = 1
     result_bytes: int | None = None
-    chunked: bool = False
+    chunked: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         sizes = {"m": self.m, "n": self.n, "k": self.k, "element_bytes": self.element_bytes, "batch": self.batch}

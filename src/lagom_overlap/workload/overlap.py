@@ -114,7 +114,7 @@ def _place_comms(iteration: Iteration, windows: list[_Window]) -> None:
             windows[home].comms.insert(0, op)
 
 
-def _call_sites(iteration: Iteration) -> dict[str, int]:
+def call_sites(iteration: Iteration) -> dict[str, int]:
     """Each collective's occurrence: its place among the step's calls of the same communicator, kind and size."""
     seen: dict[tuple[str, str, int], int] = defaultdict(int)
     sites: dict[str, int] = {}
@@ -140,7 +140,7 @@ def find_overlap_groups(iteration: Iteration) -> tuple[OverlapGroup, ...]:
     if not windows:
         return ()
     _place_comms(iteration, windows)
-    sites = _call_sites(iteration)
+    sites = call_sites(iteration)
     merged: dict[object, OverlapGroup] = {}
     for window in windows:
         computations = window.computations

@@ -9,6 +9,7 @@ import pytest
 from lagom_overlap.collective import Collective, CollectiveKind, distinct
 from lagom_overlap.errors import JobError
 from lagom_overlap.workload import CommOp, Gemm, MemoryBound
+from lagom_overlap.workload.digest import graph_digest
 from lagom_overlap.workload.issued import IssuedStep
 from lagom_overlap.workload.models import load_model
 from lagom_overlap.workload.ops import Access
@@ -117,6 +118,14 @@ def test_merged_rows_on_the_wire_are_those_of_drawn_tokens(ranks: int, nodes: in
     assert placed.on_nodes_of(ranks // nodes) == placed  # placing twice merges once
 
 
+@pytest.mark.parametrize("before", [2, 4, 8, 16, 64])
+@pytest.mark.parametrize("after", [4, 8, 64])
+def test_a_merged_step_placed_again_is_the_one_placed_there_at_once(before: int, after: int) -> None:
+    step = built(Dispatcher.MERGED, layout=ParallelLayout(data=64, expert=64, global_batch=64))
+    assert step.on_nodes_of(before).on_nodes_of(after) == step.on_nodes_of(after)
+    assert graph_digest(step.on_nodes_of(before).iteration) == graph_digest(step.iteration)
+
+
 def test_what_is_not_nccls_is_in_no_overlap_group() -> None:
     layout = replace(LAYOUT, global_batch=16, overlap_experts=True)
     groups = {
@@ -179,6 +188,39 @@ def test_experts_that_are_cut_gather_and_scatter_the_rows_of_their_ranks() -> No
         "combine_d_gather": (CollectiveKind.ALL_GATHER, num_bytes),
         "dispatch_d_scatter": (CollectiveKind.REDUCE_SCATTER, num_bytes),
     }
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_ranks_with_the_same_tokens_send_a_share_and_gather_what_comes_back(whole: bool) -> None:
+    """DeepSpeed's order: drop, all-to-all, (gather, experts, all-reduce, drop,) all-to-all, gather; and backward."""
+    layout = ParallelLayout(data=4, tensor=2, expert=8 if whole else 4, global_batch=4, whole_experts=whole)
+    step = build_step(QWEN, layout, seq_len=SEQ, rules=load_rules("deepspeed"))
+    found = [
+        (op.name.rpartition(".")[2], op.collective.kind, op.collective.num_bytes)
+        for op in step.iteration.comms
+        if "dispatch" in op.name or "combine" in op.name
+    ]
+    every = ROWS * QWEN.hidden * 2
+    gather, reduce, exchange = CollectiveKind.ALL_GATHER, CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_TO_ALL
+    expected = [
+        ("dispatch", exchange, every // 2),
+        ("dispatch_gather", gather, every),
+        ("combine_reduce", reduce, every),
+        ("combine", exchange, every // 2),
+        ("combine_gather", gather, every),
+        ("combine_d", exchange, every // 2),
+        ("combine_d_gather", gather, every),
+        ("dispatch_d_reduce", reduce, every),
+        ("dispatch_d", exchange, every // 2),
+        ("dispatch_d_gather", gather, every),
+    ]
+    cut_alone = {"dispatch_gather", "combine_reduce", "combine_d_gather", "dispatch_d_reduce"}
+    assert found == [row for row in expected if not (whole and row[0] in cut_alone)]
+
+
+def test_megatron_trains_no_experts_with_tensor_but_without_sequence_parallelism() -> None:
+    with pytest.raises(JobError, match=r"parallel\.sequence_parallel is false, must be true: Megatron-LM"):
+        built(Dispatcher.ALL_TO_ALL, layout=ParallelLayout(data=4, tensor=2, expert=4, global_batch=4))
 
 
 def test_fused_experts_leave_out_the_activation_and_its_casts() -> None:

@@ -1,5 +1,6 @@
 """Latent attention, dense first layers and multi-token prediction: counts by hand, from the papers' equations."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,9 @@ from lagom_overlap.workload import Attention, CommOp, Gemm, MemoryBound, Phase
 from lagom_overlap.workload.issued import IssuedStep
 from lagom_overlap.workload.models import TransformerModel, load_model
 from lagom_overlap.workload.parallel import ParallelLayout, PipelineSchedule, Recompute, RecomputeModule, plan_stages
-from lagom_overlap.workload.parallel.stage import layer_params_per_gpu
+from lagom_overlap.workload.parallel.memory import layer_activation_bytes, stage_memory
+from lagom_overlap.workload.parallel.pipeline_layout import parse_pipeline_layout
+from lagom_overlap.workload.parallel.stage import chunk_layers, layer_params_per_gpu
 from lagom_overlap.workload.precision import Precision, ProductFormat
 from lagom_overlap.workload.step import FSDP2, MEGATRON, build_step, load_rules
 
@@ -78,7 +81,7 @@ def test_sequence_parallelism_gathers_latents_and_not_the_hidden_state() -> None
 
 
 def test_a_layers_matrices_on_a_gpu_are_its_parameters_but_norms() -> None:
-    layout = ParallelLayout(tensor=4, data=8, expert=8, global_batch=8)
+    layout = ParallelLayout(tensor=4, data=8, expert=8, global_batch=8, sequence_parallel=True)
     built = step(SMALL.with_mtp(0), layout)
     for layer, kind in enumerate(SMALL.layer_kinds):
         small = SMALL.params_of(kind).small
@@ -160,6 +163,99 @@ def test_the_last_stage_holds_a_second_embedding_for_its_prediction() -> None:
     assert held == sum(each.total - each.experts for each in dense) + around + 3 * 129280 * 7168
 
 
+TURNS = ParallelLayout(
+    pipeline=3,
+    chunks=2,
+    schedule=PipelineSchedule.INTERLEAVED,
+    data=2,
+    expert=2,
+    zero_stage=1,
+    global_batch=6,
+    overlap_p2p=True,
+)
+APART, TOGETHER = replace(TURNS, pipeline_layout="Et|t|t|tt|m|L"), replace(TURNS, pipeline_layout="Et|t|t|t|t|mL")
+
+
+def stages_of(layout: ParallelLayout, model: TransformerModel = SMALL) -> list[IssuedStep]:
+    return [step(model, layout, rank=rank) for rank in range(layout.pipeline)]
+
+
+def works_of(built: list[IssuedStep]) -> Counter[object]:
+    """Computations of all stages by name, but for the optimizer's, which are one per stage."""
+    ops = [op for each in built for op in each.iteration.computations]
+    return Counter((op.name, op.work) for op in ops if op.origin.phase is not Phase.OPTIMIZER)
+
+
+@pytest.mark.parametrize("model", [SMALL, SMALL.with_mtp(0)])
+def test_stages_compute_the_same_wherever_predictions_and_head_are(model: TransformerModel) -> None:
+    apart, together = APART.pipeline_layout, TOGETHER.pipeline_layout
+    if not model.mtp_layers:
+        apart, together = apart.replace("|m|", "|").replace("tt", "t|t"), together.replace("m", "")
+    layouts = [replace(TURNS, pipeline_layout=text) for text in (apart, together)]
+    first, second = (works_of(stages_of(layout, model)) for layout in layouts)
+    assert first == second
+    assert sum(stage.num_params for stage in plan_stages(model, layouts[0])) == sum(
+        stage.num_params for stage in plan_stages(model, layouts[1])
+    )
+
+
+def test_predictions_before_the_heads_chunk_send_it_both_hidden_states() -> None:
+    """NVIDIA/Megatron-LM: the last chunk makes the losses, of hidden states that are joined along the sequence."""
+    first, predicting, last = stages_of(APART)
+    hidden = SEQ * 7168 * 2
+
+    def sent(built: IssuedStep) -> dict[str, int]:
+        comms = [op for op in built.iteration.comms if op.communicator == "pp" and op.origin.microbatch == 0]
+        return {op.name.partition(".")[2]: op.collective.num_bytes for op in comms}
+
+    assert sent(predicting) == {
+        "chunk1.send": hidden,
+        "chunk4.send": 2 * hidden,
+        "chunk4.send_d": hidden,
+        "chunk1.send_d": hidden,
+    }
+    assert sent(last) == {"chunk2.send": hidden, "chunk5.send_d": 2 * hidden, "chunk2.send_d": hidden}
+    logits = [op.name for op in last.iteration.computations if op.name.endswith(".logits")]
+    assert logits == [f"mb{batch}.{who}.logits" for batch in range(3) for who in ("mtp0", "head")]
+    assert [op.name for op in predicting.iteration.computations if "logits" in op.name] == []
+    assert [any(op.name == "embed.tied_reduce" for op in built.iteration.comms) for built in stages_of(APART)] == [
+        True,
+        True,
+        False,
+    ]
+    assert first.groups["embd"] == (0, 2)  # of stages of two ranks
+
+
+def test_the_head_and_its_memory_are_where_its_letter_is() -> None:
+    _, predicting, last = plan_stages(SMALL, APART)
+    table, kind = 129280 * 7168, SMALL.layer_kinds[-1]
+    one_layer = layer_params_per_gpu(SMALL, APART, kind)
+    dense = layer_params_per_gpu(SMALL, APART, SMALL.layer_kinds[0])
+    assert last.num_params == dense + table
+    assert predicting.num_params == dense + one_layer + 2 * 7168**2 + 3 * 7168 + table
+    assert (predicting.num_predictions, last.num_predictions, last.has_head) == (1, 0, True)
+
+
+def test_a_prediction_keeps_what_its_norms_and_products_read() -> None:
+    """By hand, per token of 7168 columns in BF16, alone and with what a layer keeps beside it."""
+    token = SEQ * 7168 * 2
+    (alone,), (without,) = plan_stages(SMALL, ALONE), plan_stages(SMALL.with_mtp(0), ALONE)
+    kind = SMALL.layer_kinds[-1]
+    layer = layer_activation_bytes(SMALL, ALONE, SEQ, Recompute.NONE, kind=kind)
+    more = [
+        stage_memory(model, ALONE, stage, SEQ).activation_bytes
+        for model, stage in ((SMALL, alone), (SMALL.with_mtp(0), without))
+    ]
+    # Embedding, hidden state, both of them joined, the layer's result; what the two heads read; logits.
+    assert more[0] - more[1] == layer + (1 + 1 + 2 + 1) * token + 2 * token + 6 * SEQ * 129280
+    full = replace(ALONE, recompute=Recompute.FULL)
+    again = [
+        stage_memory(model, full, stage, SEQ).activation_bytes
+        for model, stage in ((SMALL, alone), (SMALL.with_mtp(0), without))
+    ]
+    assert again[0] - again[1] == 2 * token + 2 * token + 6 * SEQ * 129280
+
+
 def test_uneven_chunks_run_as_they_are_laid_out() -> None:
     layout = ParallelLayout(
         pipeline=2,
@@ -212,7 +308,9 @@ def test_frameworks_without_multi_token_prediction_refuse_it_by_one_line() -> No
         ("t*4|t*2L", "must have one E, at its start"),
         ("Et*4|xL", "allowed are E, t, m"),
         ("Et*4|mtL", "layers t come before predictions m"),
-        ("E|t*5mL", "chunk 0 has no t"),
+        ("E|t*5mL", "chunk 0 has no t and no m"),
+        ("Et*4|mt|L", "layers t come before predictions m"),
+        ("Et|m|mL", "predictions m must stand in one chunk"),
         ("Et*4|tmL|L", "must have one L"),
         ("E(t|)*999999tL", "more than 100000 places"),
         ("Et*999999|tL", "more than 100000 places"),
@@ -230,3 +328,18 @@ def test_a_layout_must_hold_the_models_layers() -> None:
         step(SMALL, layout)
     with pytest.raises(JobError, match="has 3 chunks, must have pipeline x chunks = 2 x 1 = 2"):
         ParallelLayout(pipeline=2, pipeline_layout="Et|t|tL")
+
+
+def test_nvidias_layout_of_deepseek_has_the_chunks_that_megatron_prints() -> None:
+    """The example of `pretty_repr` in Megatron-LM's pipeline_parallel_layer_layout.py, with three layers at first."""
+    for text in ("Et*3|(tt|)*29m|L", "Ettt|(tt|)*29,m|L"):
+        sizes = parse_pipeline_layout(text)
+        assert (sizes.layers, sizes.num_mtp, sizes.mtp_chunk) == ((3, *(2,) * 29, 0, 0), 1, 30)
+    layout = replace(
+        TURNS, pipeline=16, data=1, expert=1, global_batch=16, zero_stage=0, pipeline_layout="Et*3|(tt|)*29m|L"
+    )
+    chunks = chunk_layers(V3, layout)
+    assert [len(chunk) for chunk in chunks] == [3, *(2,) * 29, 1, 0]
+    assert chunks[30] == range(61, 62)
+    with pytest.raises(JobError, match=r"predictions m in chunk 1 of stage 0, must have them in the last chunk"):
+        replace(TURNS, pipeline=2, global_batch=8, pipeline_layout="Et*3|tt|m|L")

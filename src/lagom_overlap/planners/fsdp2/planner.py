@@ -21,7 +21,7 @@ from lagom_overlap.planners.fsdp2.visits import Visit, units_of, visits_of
 from lagom_overlap.planners.memory import refuse_beyond
 from lagom_overlap.planners.schedule import lower_bound, task_graph
 from lagom_overlap.planners.simulated import SimulatedStep, simulated
-from lagom_overlap.units import format_bytes
+from lagom_overlap.units import format_memory
 from lagom_overlap.workload import Iteration
 
 USABLE_MEMORY: Final = 0.9
@@ -200,11 +200,11 @@ class _Search:
         )
 
     def _too_much(self, tried: _Tried) -> str:
-        return f"needs {format_bytes(tried.step.peak_bytes)}, {format_bytes(self._limit)} are allowed"
+        return f"needs {format_memory(tried.step.peak_bytes)}, {format_memory(self._limit)} are allowed"
 
     def remarks(self) -> tuple[str, ...]:
         """What the plan says of the search."""
-        limit = "" if self._limit == sys.maxsize else f" and fits {format_bytes(self._limit)}"
+        limit = "" if self._limit == sys.maxsize else f" and fits {format_memory(self._limit)}"
         if limit and self._problem.memory_limit_bytes is None:
             limit += f", {USABLE_MEMORY:.0%} of the GPU's"
         blocking = ("On CPU ranks FSDP2's collectives block the host: no order hides one, only fewer of them gain.",)

@@ -6,20 +6,23 @@ from rich.table import Table
 from rich.text import Text
 
 from lagom_overlap.report.fitted import WIDTH, Fitted
-from lagom_overlap.report.tune.terminal import printable
+from lagom_overlap.report.tune.words import change_text, printable
 from lagom_overlap.results.compare import CompareRow
 from lagom_overlap.units import format_seconds
 
 REGRET = "Regret: the makespan over that of the best tuner here, minus one."
 """What `compare_table` says below its rows."""
+STEP = "Step: the whole step with what was found, {step} untouched, both as lagom simulate prices them."
 
 
-def compare_table(rows: Sequence[CompareRow]) -> Fitted:
-    """One row per tuner, in the order given."""
-    table = Table(box=None, width=WIDTH, pad_edge=False, header_style="dim", caption=REGRET, caption_justify="left")
+def compare_table(rows: Sequence[CompareRow], step_s: float | None = None) -> Fitted:
+    """One row per tuner, in the order given; with the whole step where that of the untouched job is known."""
+    caption = REGRET if step_s is None else f"{REGRET} {STEP.format(step=format_seconds(step_s))}"
+    table = Table(box=None, width=WIDTH, pad_edge=False, header_style="dim", caption=caption, caption_justify="left")
     table.add_column("tuner", overflow="fold", ratio=1)
-    for name, width in (("meas.", 7), ("makespan", 9), ("over default", 12), ("95 % interval", 16), ("regret", 8)):
-        table.add_column(name, justify="right", no_wrap=True, min_width=width)
+    names = ["meas.", "makespan", "over default", "95 % interval", "regret"]
+    for name in [*names, "step", "of it"] if step_s is not None else names:
+        table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
             Text(printable(row.tuner)),
@@ -28,5 +31,12 @@ def compare_table(rows: Sequence[CompareRow]) -> Fitted:
             Text("-" if row.speedup_over_default is None else f"{row.speedup_over_default:.3f}×"),
             Text("-" if row.speedup_interval is None else "{:.3f} to {:.3f}".format(*row.speedup_interval)),
             Text("-" if row.regret_over_best is None else f"{row.regret_over_best * 100:.1f} %"),
+            *_step(row, step_s),
         )
     return Fitted(table)
+
+
+def _step(row: CompareRow, step_s: float | None) -> tuple[Text, ...]:
+    if step_s is None:
+        return ()
+    return Text("-" if row.step_s is None else format_seconds(row.step_s)), Text(change_text(step_s, row.step_s) or "-")

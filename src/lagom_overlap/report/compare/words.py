@@ -1,5 +1,6 @@
 """A comparison of tuners in words."""
 
+from lagom_overlap.report.tune.words import change_text
 from lagom_overlap.results.compare import CompareResult, CompareRow
 from lagom_overlap.units import format_seconds
 
@@ -11,11 +12,13 @@ def summary(result: CompareResult) -> str:
         found = f"{len(result.rows)} searches were done; the results were not measured side by side."
     else:
         best_s = min(makespan_s for makespan_s, _ in measured)
-        found = _best(next(row for makespan_s, row in measured if makespan_s == best_s), best_s, len(measured))
+        found = _best(
+            next(row for makespan_s, row in measured if makespan_s == best_s), best_s, len(measured), result.step_s
+        )
     return "\n".join((f"{result.job}: {found}", *result.notes))
 
 
-def _best(row: CompareRow, makespan_s: float, num_rows: int) -> str:
+def _best(row: CompareRow, makespan_s: float, num_rows: int, step_s: float | None) -> str:
     ratio, interval = row.speedup_over_default, row.speedup_interval
     over = "" if ratio is None else f", {ratio:.3f}× the default's speed"
     within = "" if interval is None else f" (95 % interval {interval[0]:.3f} to {interval[1]:.3f})"
@@ -24,5 +27,13 @@ def _best(row: CompareRow, makespan_s: float, num_rows: int) -> str:
     doubt = " That is not separable from the default." if even else ""
     return (
         f"{row.tuner} {said} of {num_rows}: {format_seconds(makespan_s)}{over}{within}, "
-        f"after {row.num_measurements} measurements.{doubt}"
+        f"after {row.num_measurements} measurements.{doubt}{_of_step(row, step_s)}"
     )
+
+
+def _of_step(row: CompareRow, step_s: float | None) -> str:
+    """What the fastest is worth of the whole step."""
+    if step_s is None or row.step_s is None:
+        return ""
+    change = change_text(step_s, row.step_s)
+    return f" The whole step: {format_seconds(step_s)} to {format_seconds(row.step_s)} ({change}), by lagom simulate."

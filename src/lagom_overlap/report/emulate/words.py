@@ -1,7 +1,7 @@
 """An emulated job in words."""
 
 from lagom_overlap.results.emulate import EmulateResult
-from lagom_overlap.units import format_seconds
+from lagom_overlap.units import format_memory, format_seconds
 
 
 def headline(result: EmulateResult) -> str:
@@ -15,7 +15,7 @@ def headline(result: EmulateResult) -> str:
 def memory_text(result: EmulateResult) -> str:
     """Peak memory against the limit."""
     assert result.memory_bytes is not None
-    return f"{result.memory_bytes / 1e9:.2f} of {result.memory_limit_bytes / 1e9:.0f} GB"
+    return f"{format_memory(result.memory_bytes)} of {format_memory(result.memory_limit_bytes)}"
 
 
 def size_text(result: EmulateResult) -> str:

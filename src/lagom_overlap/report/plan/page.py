@@ -10,7 +10,7 @@ from lagom_overlap.report.render import render
 from lagom_overlap.report.style import COMPUTE, colour_of
 from lagom_overlap.results.plan import PlanResult
 from lagom_overlap.timeline import SpanKind, Timeline
-from lagom_overlap.units import format_bytes, format_seconds
+from lagom_overlap.units import format_memory, format_seconds
 
 MAX_SPANS: Final = 6000
 """Spans of a timeline that are drawn; the page says so where there are more."""
@@ -115,7 +115,7 @@ def render_plan(result: PlanResult) -> str:
         decisions_headline=decisions_headline(result.decisions),
         decisions_left=max(0, len(result.decisions) - MAX_DECISIONS),
         seconds=format_seconds,
-        size=format_bytes,
+        size=format_memory,
         width=WIDTH,
     )
 

@@ -13,7 +13,7 @@ from lagom_overlap.report.plan.path import ExposedPart, exposed_by
 from lagom_overlap.report.plan.words import carrier_text, decision_text, decisions_headline, headline, run_rows
 from lagom_overlap.results.plan import PlanExecution, PlanResult
 from lagom_overlap.results.plan_decisions import Decision
-from lagom_overlap.units import format_bytes, format_seconds
+from lagom_overlap.units import format_memory, format_seconds
 
 MAX_ROWS: Final = 8
 """Rows of a table in the terminal; the page and --json hold all."""
@@ -61,8 +61,8 @@ def _quantities(result: PlanResult) -> Fitted:
         "iteration", format_seconds(times.before), format_seconds(times.after), format_seconds(times.lower_bound)
     )
     table.add_row("exposed communication", format_seconds(exposed.before), format_seconds(exposed.after), "")
-    limit = "none" if memory.limit is None else format_bytes(memory.limit)
-    table.add_row("peak memory", format_bytes(memory.before), format_bytes(memory.after), limit)
+    limit = "none" if memory.limit is None else format_memory(memory.limit)
+    table.add_row("peak memory", format_memory(memory.before), format_memory(memory.after), limit)
     return Fitted(table)
 
 

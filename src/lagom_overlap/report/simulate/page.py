@@ -8,7 +8,7 @@ from lagom_overlap.report.simulate.words import Part, headline, size_text, stage
 from lagom_overlap.report.style import COMPUTE, colour_of
 from lagom_overlap.results.simulate import SimulateResult
 from lagom_overlap.timeline import SpanKind, Timeline
-from lagom_overlap.units import format_seconds
+from lagom_overlap.units import format_memory, format_seconds
 
 MAX_SPANS: Final = 4000
 """Spans of the timeline that are drawn; the page says so where there are more."""
@@ -65,5 +65,6 @@ def render_simulation(result: SimulateResult) -> str:
         spans=_timeline_bars(result.timeline, result.iteration_s),
         num_left_out=max(0, len(result.timeline.spans) - MAX_SPANS),
         seconds=format_seconds,
+        memory=format_memory,
         width=WIDTH,
     )

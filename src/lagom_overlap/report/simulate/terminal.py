@@ -8,7 +8,7 @@ from lagom_overlap.report.fitted import WIDTH, Fitted
 from lagom_overlap.report.simulate.words import headline, size_text
 from lagom_overlap.report.what_if import what_if_parts
 from lagom_overlap.results.simulate import SimulatedStage, SimulateResult
-from lagom_overlap.units import format_seconds
+from lagom_overlap.units import format_memory, format_seconds
 
 MAX_STAGES = 8
 """Stages in the table; the others are in the page and in --json."""
@@ -48,7 +48,7 @@ def _stages(result: SimulateResult) -> Fitted:
     for stage in _shown(result.stages):
         times = (stage.compute_s, stage.launch_s, stage.bubble_s, stage.gradients_s, stage.optimizer_s)
         cells = [format_seconds(seconds) for seconds in times]
-        table.add_row(str(stage.stage), *cells, f"{stage.memory.total_bytes / 1e9:.1f} GB")
+        table.add_row(str(stage.stage), *cells, format_memory(stage.memory.total_bytes))
     if len(result.stages) > MAX_STAGES:
         table.caption = f"{len(result.stages) - MAX_STAGES} stages between are left out here"
     return Fitted(table)

@@ -6,6 +6,7 @@ from typing import Final
 
 from lagom_overlap.report.style import BAD, COMPUTE, NEUTRAL, colour_of
 from lagom_overlap.results.simulate import SimulatedStage, SimulateResult
+from lagom_overlap.units import format_memory
 
 _COLOURS: Final = {"compute": COMPUTE[0], "launch gaps": NEUTRAL, "bubble": "#C9CED6", "optimizer": COMPUTE[1]}
 
@@ -57,7 +58,7 @@ def size_text(result: SimulateResult) -> str:
 
 def headline(result: SimulateResult) -> str:
     """The iteration in one sentence."""
-    memory = f"{result.memory_bytes / 1e9:.1f} of {result.memory_limit_bytes / 1e9:.0f} GB"
+    memory = f"{format_memory(result.memory_bytes)} of {format_memory(result.memory_limit_bytes)}"
     return (
         f"{result.iteration_s:.4g} s per iteration, {result.tokens_per_s:,.0f} tokens/s, "
         f"MFU {100 * result.mfu:.1f} %, {memory} per GPU"

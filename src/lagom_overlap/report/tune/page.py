@@ -28,6 +28,7 @@ from lagom_overlap.report.tune.words import (
     headline,
     launch_text,
     share_sentence,
+    step_sentence,
 )
 from lagom_overlap.results.tune import TuneResult
 from lagom_overlap.tuners.journal import StepKind
@@ -123,11 +124,11 @@ def _verdict_words(result: TuneResult) -> tuple[str, str]:
 
 def _sentences(result: TuneResult) -> tuple[str, ...]:
     """The words that the tiles do not say already."""
-    share, busy = result.engine_share, busy_sentence(result)
-    tail = (*failure_sentences(result), busy) if busy else failure_sentences(result)
-    return (
-        tail if share is None or share.engine is not None or result.changes_nothing else (share_sentence(result), *tail)
-    )
+    share = result.engine_share
+    is_said = share is None or share.engine is not None or result.changes_nothing
+    engines = "" if is_said else share_sentence(result)
+    found = (step_sentence(result), engines, *failure_sentences(result), busy_sentence(result))
+    return tuple(text for text in found if text)
 
 
 def _changes_note(result: TuneResult) -> str:

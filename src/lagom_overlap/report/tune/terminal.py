@@ -3,20 +3,29 @@
 Names are data: they are never read as markup, and characters that would move the cursor are made visible.
 """
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
 from lagom_overlap.report.fitted import WIDTH, Fitted
 from lagom_overlap.report.tune.cells import sentences, sum_rows, time_row
+from lagom_overlap.report.tune.overview import overview
 from lagom_overlap.report.tune.probes import histories
-from lagom_overlap.report.tune.words import KNOB_WORDS, comm_time, headline, knob_text, launch_text
+from lagom_overlap.report.tune.words import (
+    KNOB_WORDS,
+    comm_time,
+    headline,
+    knob_text,
+    launch_text,
+    printable,
+    step_sentence,
+)
 from lagom_overlap.results.tune import TuneResult
 from lagom_overlap.tuners.problem import GroupProblem
 
-MAX_GROUPS = 12
-"""Groups in the table; the others are in the page."""
+MAX_LINES = 12
+"""Lines of collectives and sums that are shown without being asked for: more than that is an overview."""
 
 
 def verdict_panel(result: TuneResult) -> Panel:
@@ -24,12 +33,20 @@ def verdict_panel(result: TuneResult) -> Panel:
     plain = result.verdict is None or result.is_prediction or (result.verdict.adopted and result.is_simulated)
     style = "white" if plain or result.verdict is None else "green" if result.verdict.adopted else "red"
     lines = [Text(printable(headline(result)), style="bold")]
+    if step := step_sentence(result):
+        lines.append(Text(step, style="bold"))
     lines += [Text(printable(sentence)) for sentence in sentences(result)]
     guard = "guarded" if result.guarded else "unguarded"
     small = f"{result.backend_description}; {result.tuner} ({guard}), {result.num_measurements} measurements"
     lines.append(Text(printable(small), style="dim"))
     title = Text(short(result.job, WIDTH - 10))
     return Panel(Group(*lines), title=title, title_align="left", border_style=style, width=WIDTH, padding=(0, 1))
+
+
+def changes(result: TuneResult, *, details: bool) -> RenderableType:
+    """What changes: every collective where asked for or where they are few, else an overview."""
+    num_lines = sum(len(problem.group.comms) + 4 for problem in result.search.problems)
+    return config_table(result) if details or num_lines <= MAX_LINES else overview(result)
 
 
 def config_table(result: TuneResult) -> Fitted:
@@ -39,8 +56,7 @@ def config_table(result: TuneResult) -> Fitted:
     table.add_column("default → tuned", overflow="fold", ratio=1)
     for name in ("before", "after", "change"):
         table.add_column(name, justify="right", no_wrap=True, min_width=9)
-    found = histories(result)
-    for history in found[:MAX_GROUPS]:
+    for history in histories(result):
         group = history.problem.group
         count = Text(f" × {group.count}", style="dim")
         table.add_row(Text(printable(group.name), style="bold") + count)
@@ -56,8 +72,6 @@ def config_table(result: TuneResult) -> Fitted:
         for row in sum_rows(history, changed=changed):
             style = "bold" if row.css else "dim"
             table.add_row(Text("  " + row.name, style=style), "", *_times(row.before, row.after, row.change, style))
-    if len(found) > MAX_GROUPS:
-        table.add_row(Text(f"and {len(found) - MAX_GROUPS} more groups", style="dim"))
     return Fitted(table)
 
 
@@ -76,11 +90,6 @@ def _times(before: str, after: str, change: str, style: str = "") -> tuple[Text,
     texts = ("–" if text == "not measured" else text for text in (before, after, change))
     first, second, third = (Text(text, style=style) for text in texts)
     return first, second, third
-
-
-def printable(text: str) -> str:
-    """The text with a mark for what would move the cursor."""
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def short(text: str, width: int) -> str:

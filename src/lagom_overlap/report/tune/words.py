@@ -4,7 +4,7 @@ from lagom_overlap.collective import CommConfig, launch_of
 from lagom_overlap.results.tune import ENGINE_DEFAULT, EngineShare, TuneResult
 from lagom_overlap.tuners.problem import Assignment, GroupProblem, Measurement
 from lagom_overlap.tuners.verdict import DEFAULT_ARM, TUNED_ARM, PairedRatio, Verdict
-from lagom_overlap.units import format_bytes
+from lagom_overlap.units import format_bytes, format_seconds
 
 _ON_CPU = ("gloo", "workers")
 """Backends whose ranks share this machine's cores with whatever else runs there."""
@@ -84,6 +84,28 @@ def _speed_text(ratio: PairedRatio, than: str) -> str:
     return f"slower than {than}: {median_text(ratio)} its speed"
 
 
+def printable(text: str) -> str:
+    """The text with a mark for what would move the cursor."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def step_sentence(result: TuneResult) -> str:
+    """What the settings are worth of the whole step; empty where the step has no price."""
+    if result.step_s is None:
+        return ""
+    whole = f"the whole step takes {format_seconds(result.step_s)}, as lagom simulate predicts it"
+    if result.changes_nothing:
+        return f"{_upper(whole)}."
+    if result.tuned_step_s is None:
+        return f"{_upper(whole)}; with these settings it is not priced, only its groups are."
+    gain = f"{ratio_text(result.step_s / result.tuned_step_s)}, {change_text(result.step_s, result.tuned_step_s)}"
+    return (
+        f"Of the whole step, as lagom simulate predicts it: {format_seconds(result.step_s)} → "
+        f"{format_seconds(result.tuned_step_s)} ({gain})."
+        f"{'' if result.tuned_step_s < result.step_s else ' What the groups gain, the step does not.'}"
+    )
+
+
 def headline(result: TuneResult) -> str:
     """The verdict as one sentence."""
     verdict = result.verdict
@@ -113,7 +135,8 @@ def summary(result: TuneResult) -> str:
     """The verdict, what was run, and the caveats."""
     guard = "guarded" if result.guarded else "unguarded"
     what = f"{result.backend_description}; {result.tuner} ({guard}), {result.num_measurements} measurements."
-    return "\n".join((f"{result.job}: {headline(result)}", what, *result.notes))
+    step = (step_sentence(result),) if result.step_s is not None else ()
+    return "\n".join((f"{result.job}: {headline(result)}", *step, what, *result.notes))
 
 
 def _prediction(result: TuneResult, verdict: Verdict, than: str) -> str:
@@ -145,6 +168,8 @@ def share_sentence(result: TuneResult) -> str:
     if ENGINE_DEFAULT in result.verdict.failures:
         return f"What part is engine and what part is tuning is not known: {_failed(result, ENGINE_DEFAULT)}."
     if share.tuning is None:
+        if result.is_simulated:
+            return ""  # a model has no engines
         default = _upper(result.words_for(DEFAULT_ARM))
         return f"{default} runs on the same engine as tuned, so the whole difference is tuning."
     return f"{_engine_sentence(result, share)} Tuning alone: {_speed_text(share.tuning, 'that')} " + (

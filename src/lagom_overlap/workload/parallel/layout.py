@@ -232,6 +232,12 @@ class ParallelLayout:
                 f"parallel.pipeline_layout has {num_chunks} chunks, must have pipeline x chunks = "
                 f"{self.pipeline} x {self.chunks} = {self.num_chunks}"
             )
+        turn, stage = divmod(self.mtp_chunk, self.pipeline)
+        if turn < self.chunks - 1 or stage == 0:
+            raise JobError(
+                f"parallel.pipeline_layout has predictions m in chunk {turn} of stage {stage}, must have them in the "
+                "last chunk of a stage, which is not the first stage"
+            )
 
     @property
     def num_gpus(self) -> int:
@@ -262,6 +268,13 @@ class ParallelLayout:
     def num_micro_batches(self) -> int:
         """Micro-batches that one pipeline runs per iteration."""
         return self.global_batch // (self.micro_batch * self.data)
+
+    @property
+    def mtp_chunk(self) -> int:
+        """The model chunk of multi-token predictions; the head's, the last one, unless `pipeline_layout` differs."""
+        if not self.pipeline_layout:
+            return self.num_chunks - 1
+        return parse_pipeline_layout(self.pipeline_layout).mtp_chunk
 
     @property
     def num_chunks(self) -> int:
@@ -298,6 +311,11 @@ def _check_chunks(model: TransformerModel, layout: ParallelLayout) -> None:
             raise JobError(
                 f"parallel.pipeline_layout has {sum(sizes.layers)} layers t and {sizes.num_mtp} predictions m, must "
                 f"have those of model {model.name!r}: {model.num_layers} and {model.mtp_layers}"
+            )
+        if model.tied_embeddings and layout.mtp_chunk < layout.num_chunks - 1:
+            raise JobError(
+                f"parallel.pipeline_layout has predictions m before the head's chunk, which is not modelled for tied "
+                f"tables, as those of model {model.name!r}"
             )
         return
     tables = 2 if layout.tables_as_layers else 0

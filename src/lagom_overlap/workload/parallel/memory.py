@@ -86,6 +86,24 @@ def layer_activation_bytes(
     return whole + inner + scores
 
 
+def prediction_activation_bytes(
+    model: TransformerModel, layout: ParallelLayout, seq_len: int, *, precision: Precision = MIXED
+) -> int:
+    """What one multi-token prediction keeps of a micro-batch around its layers.
+
+    Counted from NVIDIA/Megatron-LM @d98e8a6, `core/transformer/multi_token_prediction.py`: the inputs of the norms of
+    the next token's embedding and of the hidden state before it, the two joined, which the projection reads, and the
+    input of the last norm. Fully recomputed, a prediction keeps the first two, and nothing of its layers.
+    """
+    element_bytes = precision.parameter.num_bytes
+    operand_bytes = 1 if precision.products.is_fp8 else element_bytes
+    rows = layout.micro_batch * seq_len // layout.context
+    each = 2 * element_bytes
+    if layout.recompute is not Recompute.FULL:
+        each += 2 * operand_bytes + element_bytes
+    return rows * model.hidden * each // (layout.tensor if layout.sequence_parallel else 1)
+
+
 def _inner_columns(model: TransformerModel, kind: LayerKind, again: Sequence[RecomputeModule]) -> tuple[int, int]:
     """Columns that a layer keeps between its projections but those of activations: cut, and not cut."""
     columns = {Mixer.NONE: 0, Mixer.ATTENTION: model.qkv_columns + model.attention_columns}
@@ -143,13 +161,23 @@ def stage_memory(
     held = {kind: kept(kind, layout.recompute) for kind in kinds}
     if layout.recompute is Recompute.LAYERS:  # every second one keeps all of it, the others their input
         held = {kind: (held[kind] + kept(kind, Recompute.FULL)) // 2 for kind in kinds}
-    activations = in_flight * max(sum(held[model.kind_of(layer)] for layer in layers) for layers in stage.chunks)
+    predictions = stage.num_predictions * prediction_activation_bytes(model, layout, seq_len, precision=precision)
+
+    def kept_by(layers: range) -> int:
+        inside = [layer for layer in layers if layer < model.num_layers or layout.recompute is not Recompute.FULL]
+        around = predictions if layers.stop > model.num_layers else 0
+        return around + sum(held[model.kind_of(layer)] for layer in inside)
+
+    activations = in_flight * max(map(kept_by, stage.chunks))
     if layout.recompute is not Recompute.NONE:
         spared = held if layout.recompute_modules else dict.fromkeys(kinds, 0)
         activations += max((kept(kind, Recompute.NONE) - spared[kind] for kind in kinds), default=0)
     if stage.has_head:
         tokens = layout.micro_batch * seq_len // layout.context
         activations += (1 + model.mtp_layers) * LOGIT_BYTES * tokens * model.vocab // layout.tensor
+        if model.mtp_layers:  # what the head reads, put together for all losses
+            around = layout.tensor if layout.sequence_parallel else 1
+            activations += (1 + model.mtp_layers) * element_bytes * tokens * model.hidden // around
     gathered = 0
     if zero == MAX_ZERO_STAGE:
         is_local = layout.expert_ranks == layout.expert

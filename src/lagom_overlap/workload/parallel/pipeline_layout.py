@@ -1,7 +1,11 @@
 """A pipeline's layout as a line of text, as Megatron-Core reads it (`--pipeline-model-parallel-layout`).
 
 Model chunks are separated by `|`: `E` is the embedding, `t` a layer, `m` a multi-token prediction, `L` the head with
-the loss; `x*n` is n times x, `(...)*n` n times what stands in parentheses: `Et*4|(t*4|)*14tmL`.
+the loss; `x*n` is n times x, `(...)*n` n times what stands in parentheses: `Et*4|(t*4|)*14tmL`. Commas are for the eye.
+
+Predictions stand in one chunk, behind the last layer: with the head, or in a chunk before it (`Et*3|(tt|)*29m|L`, the
+layout of NVIDIA's DeepSeek-V3), whose results travel to the head's. Rules: NVIDIA/Megatron-LM @d98e8a6,
+`core/transformer/pipeline_parallel_layer_layout.py`, which also allows chunks that hold nothing.
 """
 
 import re
@@ -18,10 +22,11 @@ _ONE: Final = re.compile(r"([EtmL|])\*(\d{1,6})")
 
 @dataclass(frozen=True, slots=True)
 class ChunkSizes:
-    """What each model chunk holds: layers, and multi-token predictions, which stand with the head in the last one."""
+    """What each model chunk holds: layers, and in one of them multi-token predictions; without any that is the last."""
 
     layers: tuple[int, ...]
     num_mtp: int
+    mtp_chunk: int
 
 
 @lru_cache(maxsize=256)
@@ -32,7 +37,7 @@ def parse_pipeline_layout(text: str) -> ChunkSizes:
         JobError: if it is no layout, or one that is not modelled.
     """
     where = f"parallel.pipeline_layout is {text[:60]!r}"
-    spelled = _spelled("".join(text.split()), where)
+    spelled = _spelled("".join(text.split()).replace(",", ""), where)
     if set(spelled) - set("EtmL|"):
         raise JobError(f"{where}: allowed are E, t, m, L, |, (...) and *n")
     chunks = spelled.split("|")
@@ -41,12 +46,15 @@ def parse_pipeline_layout(text: str) -> ChunkSizes:
     if spelled.count("L") != 1 or not chunks[-1].endswith("L"):
         raise JobError(f"{where}: must have one L, at its end")
     order = [re.fullmatch(r"E?t*m*L?", chunk) for chunk in chunks]
-    if not all(order) or any("m" in chunk for chunk in chunks[:-1]):
-        raise JobError(f"{where}: layers t come before predictions m, which must stand in the last chunk")
-    empty = [number for number, chunk in enumerate(chunks[:-1]) if "t" not in chunk]
+    if not all(order) or "t" in spelled.partition("m")[2]:
+        raise JobError(f"{where}: layers t come before predictions m")
+    predicting = [number for number, chunk in enumerate(chunks) if "m" in chunk] or [len(chunks) - 1]
+    if len(predicting) > 1:
+        raise JobError(f"{where}: predictions m must stand in one chunk")
+    empty = [number for number, chunk in enumerate(chunks[:-1]) if not {"t", "m"} & set(chunk)]
     if empty:
-        raise JobError(f"{where}: chunk {empty[0]} has no t, every chunk but the last must have one")
-    return ChunkSizes(tuple(chunk.count("t") for chunk in chunks), chunks[-1].count("m"))
+        raise JobError(f"{where}: chunk {empty[0]} has no t and no m, every chunk but the last must have one")
+    return ChunkSizes(tuple(chunk.count("t") for chunk in chunks), spelled.count("m"), predicting[0])
 
 
 def _spelled(text: str, where: str) -> str:

@@ -1,6 +1,7 @@
 """Which part of the model a pipeline stage holds: its layers, the embedding on the first, the head on the last."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from lagom_overlap.workload.layer_kinds import LayerKind
 from lagom_overlap.workload.models import TransformerModel
@@ -13,10 +14,10 @@ class StagePlan:
     """A pipeline stage: its layers, whether it begins with the embedding and ends with the head, parameters.
 
     `layers_per_chunk` are those of its largest chunk, `num_layers` those of all its chunks; `chunks` are the layers of
-    each, multi-token prediction's behind the model's own.
+    each, multi-token prediction's behind the model's own; `num_predictions` are those that it has.
     `num_params` and `num_expert_params` are per GPU; the latter are part of the former and are reduced over data /
     expert ranks only. `layer_share` is the layers' share of the parameters, the rest are tables. `tied_params` are
-    embedding gradients summed between first and last stage.
+    embedding gradients summed between those stages that hold a copy.
     """
 
     rank: int
@@ -25,6 +26,7 @@ class StagePlan:
     chunks: tuple[range, ...]
     has_embedding: bool
     has_head: bool
+    num_predictions: int
     num_params: int
     num_expert_params: int
     tied_params: int
@@ -38,9 +40,9 @@ class StagePlan:
 
 
 def chunk_layers(model: TransformerModel, layout: ParallelLayout) -> tuple[range, ...]:
-    """The layers of every model chunk, of a layout that `check_model` has accepted; the last has multi-token layers."""
+    """The layers of every model chunk, of a layout that `check_model` has accepted; one has those of predictions."""
     end = model.num_layers + model.mtp_layers * len(model.mtp_kinds)
-    last = layout.num_chunks - 1
+    last = layout.mtp_chunk  # chunks behind it have no layers
     if layout.pipeline_layout:
         sizes = parse_pipeline_layout(layout.pipeline_layout).layers
         starts = [sum(sizes[:place]) for place in range(layout.num_chunks)]
@@ -48,7 +50,8 @@ def chunk_layers(model: TransformerModel, layout: ParallelLayout) -> tuple[range
         fewer = 1 if layout.tables_as_layers else 0
         each = (model.num_layers + 2 * fewer) // layout.num_chunks
         starts = [max(0, place * each - fewer) for place in range(layout.num_chunks)]
-    return tuple(range(start, end if place == last else starts[place + 1]) for place, start in enumerate(starts))
+    before = [range(first, behind) for first, behind in pairwise(starts[: last + 1])]
+    return (*before, range(starts[last], end), *(range(end, end) for _ in starts[last + 1 :]))
 
 
 def layer_params_per_gpu(model: TransformerModel, layout: ParallelLayout, kind: LayerKind) -> int:
@@ -82,13 +85,14 @@ def plan_stages(model: TransformerModel, layout: ParallelLayout) -> tuple[StageP
         kinds = [model.kind_of(layer) for layers in held for layer in layers if layer < own_end]
         in_layers = sum(sizes[kind] for kind in kinds)
         params = in_layers
-        if last and model.mtp_layers:
+        predicts = model.mtp_layers > 0 and rank == layout.mtp_chunk % layout.pipeline
+        if predicts:
             params += model.num_mtp_held * mtp_params_per_gpu(model, layout)
             params += 0 if first or model.tied_embeddings else table
         params += (table + model.learned_positions * model.hidden) * first
         params += (0 if model.tied_embeddings and first else table) * last
         is_shared = layout.pipeline > 1 and (model.tied_embeddings or model.mtp_layers > 0)
-        tied = table if is_shared and (first or last) else 0
+        tied = table if is_shared and (first or predicts or (last and model.tied_embeddings)) else 0
         stages.append(
             StagePlan(
                 rank=rank,
@@ -97,6 +101,7 @@ def plan_stages(model: TransformerModel, layout: ParallelLayout) -> tuple[StageP
                 chunks=held,
                 has_embedding=first,
                 has_head=last,
+                num_predictions=model.mtp_layers if predicts else 0,
                 num_params=params,
                 num_expert_params=sum(experts[kind] for kind in kinds),
                 tied_params=tied,

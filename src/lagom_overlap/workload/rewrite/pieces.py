@@ -59,7 +59,7 @@ def _work_part(op: CompOp, axis: int, bounds: tuple[Fraction, Fraction]) -> Work
     match op.work:
         case Gemm() as gemm:
             field = _gemm_dim(op, axis)
-            return replace(gemm, **{field: _exact(op, getattr(gemm, field), bounds)})
+            return replace(gemm, **{field: _exact(op, getattr(gemm, field), bounds)})  # type: ignore[arg-type]  # m, n or k
         case Attention() as attention:
             assert op.shards is not None, op.name
             whole_batches = op.shards.sizes[axis] == attention.batch

@@ -124,8 +124,13 @@ class _Build:
             x = tables.head(x)
             self._issuer.after_forward(chunk.of_head())
         else:
-            self._send(f"mb{batch}.chunk{chunk.place}.send", x, Phase.FORWARD, batch)
+            sent = [x, *(ops.made["norm"] for ops in mtp)]
+            self._send(f"mb{batch}.chunk{chunk.place}.send", sent, Phase.FORWARD, batch, self._num_states(chunk.place))
         return _Made(tables, layers, mtp)
+
+    def _num_states(self, place: int) -> int:
+        """Hidden states that leave a chunk: the model's, and behind the predictions' chunk one of each of them."""
+        return 1 + self.shape.model.mtp_layers * (place >= self.shape.layout.mtp_chunk)
 
     def _layer_forward(self, chunk: Chunk, layer: int, batch: int, layers: dict[int, LayerOps], x: str) -> str:
         units, kind = chunk.units[layer], chunk.kinds[layer]
@@ -160,7 +165,22 @@ class _Build:
             x = ops.enter(x)
             for layer in numbers:
                 x = self._layer_forward(chunk, layer, batch, layers, x)
-            ops.head(x)
+            if chunk.is_last:
+                ops.head(x)
+            else:
+                ops.norm(x)
+            made.append(ops)
+        return made or self._mtp_heads(chunk, batch)
+
+    def _mtp_heads(self, chunk: Chunk, batch: int) -> list[MtpOps]:
+        """The losses of predictions whose layers an earlier chunk has: their hidden states come with the model's."""
+        made, model = [], self.shape.model
+        for depth in range(chunk.num_heads - 1):
+            layer = model.num_layers + depth * len(model.mtp_kinds)
+            ops = MtpOps(self.graph, self.shape, depth=depth, layer=layer, batch=batch, weights=chunk.shared)
+            ops.silent = chunk.silent(depth)
+            self._announce(ops, chunk.tables, batch)
+            ops.logits("")
             made.append(ops)
         return made
 
@@ -170,7 +190,7 @@ class _Build:
         for depth in reversed(range(len(chunk.mtp_layers))):
             ops, unit = made.mtp[depth], chunk.mtp_units[depth]
             self._issuer.before([unit], Phase.BACKWARD, batch)
-            own = ops.head_backward(ops.loss_backward())
+            own = ops.head_backward(ops.loss_backward()) if chunk.is_last else ops.norm_backward("")
             if inner:
                 own = ops.summed("output_sum_d", inner, own)
             for layer in reversed(chunk.mtp_layers[depth]):
@@ -186,7 +206,11 @@ class _Build:
             self._issuer.before(chunk.of_head(), Phase.BACKWARD, batch)
             gradient = tables.head_backward(loss_d)
             self._after([unit for unit in chunk.of_head() if unit not in chunk.of_embed()], batch)
+        arriving: list[str] = []
+        if chunk.mtp_layers:
             gradient = self._mtp_backward(chunk, batch, made, gradient)
+        else:
+            arriving = [ops.logits_backward(ops.loss_backward()) for ops in reversed(made.mtp)]
         for layer in reversed(chunk.own_layers):
             gradient = self._layer_backward(chunk, layer, batch, made.layers[layer], gradient)
         if chunk.is_first:
@@ -196,16 +220,18 @@ class _Build:
             tables.embed_backward(gradient)
             self._after(chunk.of_embed(), batch)
         else:
-            self._send(f"mb{batch}.chunk{chunk.place}.send_d", gradient, Phase.BACKWARD, batch)
+            sent = [gradient, *arriving]
+            states = self._num_states(chunk.place - 1)
+            self._send(f"mb{batch}.chunk{chunk.place}.send_d", sent, Phase.BACKWARD, batch, states)
 
     def _after(self, units: Sequence[ParamUnit], batch: int) -> None:
         if units:
             self._issuer.after_backward(units, batch)
 
-    def _send(self, name: str, source: str, phase: Phase, batch: int) -> None:
-        """A transfer to the neighbour; the stage waits for it unless transfers overlap."""
+    def _send(self, name: str, sources: Sequence[str], phase: Phase, batch: int, num_states: int) -> None:
+        """A transfer of hidden states to the neighbour; the stage waits for it unless transfers overlap."""
         layout = self.shape.layout
-        num_bytes = self.shape.tokens * self.shape.model.hidden * self.shape.element_bytes
+        num_bytes = num_states * self.shape.tokens * self.shape.model.hidden * self.shape.element_bytes
         if layout.sequence_parallel or layout.scatter_gather:
             num_bytes //= layout.tensor
         self.graph.comm(
@@ -213,13 +239,13 @@ class _Build:
             self.shape.groups.collective(CollectiveKind.SEND_RECV, num_bytes, PIPELINE),
             PIPELINE,
             origin=Origin(phase=phase, microbatch=batch, module="pipeline"),
-            deps=(source,),
+            deps=sources,
         )
         if not layout.overlap_p2p:
             self.graph.hold_back(COMPUTE, [name])
 
     def _sum_tied(self) -> None:
-        """First and last stage hold the same table, tied or that of multi-token prediction: gradients are added."""
+        """Two stages hold the same table, tied or that of multi-token prediction: gradients are added."""
         model, layout = self.shape.model, self.shape.layout
         if not (model.tied_embeddings or model.mtp_layers) or layout.pipeline == 1:
             return
@@ -280,6 +306,7 @@ def _groups(layout: ParallelLayout) -> StepGroups:
         pipeline=layout.pipeline,
         context=layout.context,
         expert_tensor=layout.expert_tensor,
+        tied_stage=layout.mtp_chunk % layout.pipeline,
     )
 
 
@@ -318,7 +345,13 @@ def build_step(
             f"model {model.name!r} has multi-token prediction, which is modelled for Megatron-LM with zero_stage 0 or "
             f"1, not for {rules.name} with {layout.zero_stage}: set model.mtp_layers = 0"
         )
-    if not rules.mixture.fuses_moves and (layout.fused_experts or layout.dispatcher is Dispatcher.CAPACITY):
+    is_megatrons = rules.mixture.fuses_moves
+    if is_megatrons and model.num_experts and layout.tensor > 1 and not layout.sequence_parallel:
+        raise JobError(
+            "parallel.sequence_parallel is false, must be true: Megatron-LM trains no experts with tensor parallelism "
+            "without it"
+        )
+    if not is_megatrons and (layout.fused_experts or layout.dispatcher is Dispatcher.CAPACITY):
         key = "fused_experts" if layout.fused_experts else "dispatcher = capacity"
         raise JobError(f"parallel.{key} is modelled for Megatron-LM; the framework is {rules.name}")
     shape = StepShape(

@@ -1,4 +1,7 @@
-"""A model chunk of a pipeline stage: its layers, the tables at the model's ends, multi-token prediction."""
+"""A model chunk of a pipeline stage: its layers, the tables at the model's ends, multi-token prediction.
+
+Predictions and the head may be in different chunks: the losses of all are made where the head is.
+"""
 
 from lagom_overlap.workload.step.operators import StepShape
 from lagom_overlap.workload.step.units import (
@@ -20,7 +23,8 @@ class Chunk:
         self.is_first, self.is_last = place == 0, place == shape.layout.num_chunks - 1
         model = shape.model
         table = model.vocab // shape.layout.tensor
-        depths = range(model.mtp_layers if self.is_last else 0)
+        depths = range(model.mtp_layers if place == shape.layout.mtp_chunk else 0)
+        self.num_heads = 1 + model.mtp_layers if self.is_last else 0
         has_embed = self.is_first or (len(depths) > 0 and not model.tied_embeddings)
         self.embed = Weight("embed", table, model.hidden) if has_embed else None
         self.head = Weight("logits", model.hidden, table) if self.is_last else None
@@ -71,11 +75,11 @@ class Chunk:
         model's start comes last of all.
         """
         names: set[str] = set()
-        if self.mtp_units and (depth != 0 or self.shared["embed"] is self.head):
+        if self.num_heads > 1 and (depth != 0 or self.shared.get("embed") is self.head):
             names.add("logits")
         if depth is not None and (depth > 0 or self.is_first):
             names.add("embed")
-        if depth and self.mtp_units[depth] is self.mtp_units[0]:
+        if depth and self.mtp_units and self.mtp_units[depth] is self.mtp_units[0]:
             names.add("mtp_proj")
         return frozenset(names)
 

@@ -16,6 +16,10 @@ Transformer Engine's fused grouped MLP (`fused_experts`; CuTe DSL kernels, Megat
 the activation, its gradient and their casts in the epilogues of the products before them, of all experts at once.
 
 Where tensor parallelism cuts experts, its ranks gather their rows before them and scatter the sums after them.
+Without sequence parallelism tensor-parallel ranks have the same tokens. Megatron-LM refuses to train so (`moe_layer.py`
+since 28c8dd71, May 2024). Others do as DeepSpeed does (deepspeedai/DeepSpeed @0c691a52, `moe/sharded_moe.py`,
+`moe/mappings.py`): each rank sends its share of the rows, the sums of experts that are cut are all-reduced, and what
+came back is gathered; in backward the gradients of the shares are.
 
 Departures: rows are spread evenly; the probabilities that travel next to the rows (4 bytes each) are left out.
 """
@@ -49,6 +53,16 @@ class ExpertOps(StepOps):
     def _routed(self) -> int:
         """Rows that this rank sends to experts, and gets."""
         return self._tokens * self._model.experts_per_token // self._layout.tensor
+
+    @property
+    def _has_copies(self) -> bool:
+        """Whether tensor-parallel ranks have the same tokens, of which each sends its share to experts."""
+        return self._layout.tensor > 1 and not self._layout.sequence_parallel
+
+    @property
+    def _moved(self) -> int:
+        """Rows that this rank makes of its tokens and adds up: also those of which others send their share."""
+        return self._routed * (self._layout.tensor if self._has_copies else 1)
 
     @property
     def _met(self) -> int:
@@ -95,7 +109,13 @@ class ExpertOps(StepOps):
         """Before experts that are cut the rows of all tensor-parallel ranks; after them the sums, scattered."""
         if self._layout.expert_tensor == 1:
             return source
-        num_bytes = self._met * self._model.expert_width * self._element_bytes
+        if kind is CollectiveKind.REDUCE_SCATTER and self._has_copies:
+            part, kind = part.replace("scatter", "reduce"), CollectiveKind.ALL_REDUCE
+        return self._tensor_rows(part, kind, source, phase, self._met)
+
+    def _tensor_rows(self, part: str, kind: CollectiveKind, source: str, phase: Phase, rows: int) -> str:
+        """A collective of tensor-parallel ranks over so many rows in all, which the computations wait for."""
+        num_bytes = rows * self._model.expert_width * self._element_bytes
         call = self._shape.groups.collective(kind, num_bytes, TENSOR)
         name = self._graph.comm(self._name(part), call, TENSOR, origin=self._origin(phase, part), deps=(source,))
         self._graph.hold_back(COMPUTE, [name])
@@ -107,10 +127,13 @@ class ExpertOps(StepOps):
         return self._over_tensor(f"{part}_gather", CollectiveKind.ALL_GATHER, arrived, phase)
 
     def _returned(self, part: str, source: str, phase: Phase) -> str:
-        """Rows after their all-to-all, at the ranks that they came from."""
-        return self._exchange(
+        """Rows after their all-to-all, at the ranks that they came from; where all have the same tokens, all rows."""
+        back = self._exchange(
             part, self._over_tensor(f"{part}_scatter", CollectiveKind.REDUCE_SCATTER, source, phase), phase
         )
+        if not self._has_copies:
+            return back
+        return self._tensor_rows(f"{part}_gather", CollectiveKind.ALL_GATHER, back, phase, self._moved)
 
     def _act(self, part: str, sources: Sequence[str], rows: int, width: int, phase: Phase) -> str:
         gated = self._model.gated
@@ -134,7 +157,7 @@ class ExpertOps(StepOps):
         """Tokens made into rows before they are sent; in backward their gradients."""
         mixture, dispatcher = self._shape.mixture, self._layout.dispatcher
         if not mixture.fuses_moves:
-            return self._moved_rows(part, sources, (4 if phase is FORWARD else 6) * self._routed, phase, 1)
+            return self._moved_rows(part, sources, (4 if phase is FORWARD else 6) * self._moved, phase, 1)
         counting = mixture.counting_launches(dispatcher, self._layout.expert) if phase is FORWARD else 0
         if self._merges:
             return self._moved_rows(part, sources, self._own_tokens, phase, counting) if counting else sources[0]
@@ -146,7 +169,7 @@ class ExpertOps(StepOps):
     def _unpermuted(self, part: str, sources: Sequence[str], phase: Phase) -> str:
         """Rows added up to tokens when they are back; in backward the gradients of what was sent."""
         if not self._shape.mixture.fuses_moves:
-            return self._moved_rows(part, sources, (4 if phase is FORWARD else 6) * self._routed, phase, 1)
+            return self._moved_rows(part, sources, (4 if phase is FORWARD else 6) * self._moved, phase, 1)
         if self._merges:
             return sources[0]
         if self._layout.dispatcher is Dispatcher.CAPACITY:

@@ -23,6 +23,7 @@ class StepGroups:
 
     Ranks of one context group are data-parallel ranks here: they hold the same parameters. `expert_tensor` is in how
     many parts tensor parallelism cuts experts; where it does not, its ranks are among those that share them out.
+    `tied_stage` is the stage that holds the first one's table, too (None: the last).
     """
 
     tensor: int
@@ -32,6 +33,7 @@ class StepGroups:
     pipeline: int = 1
     context: int = 1
     expert_tensor: int | None = None
+    tied_stage: int | None = None
 
     def _size_and_stride(self, group: str) -> tuple[int, int]:
         if group == TENSOR:
@@ -39,6 +41,7 @@ class StepGroups:
         data = self.shard * self.replicas
         cut = self.tensor if self.expert_tensor is None else self.expert_tensor
         sharers = self.tensor // cut * data
+        tied_stage = self.pipeline - 1 if self.tied_stage is None else self.tied_stage
         return {
             SHARDS: (self.shard, self.tensor),
             REPLICAS: (self.replicas, self.tensor * self.shard),
@@ -46,7 +49,7 @@ class StepGroups:
             EXPERTS: (self.expert, cut),
             EXPERT_REPLICAS: (sharers // self.expert, cut * self.expert),
             PIPELINE: (self.pipeline, self.tensor * data),
-            TIED: (2, self.tensor * data * max(1, self.pipeline - 1)),
+            TIED: (2, self.tensor * data * max(1, tied_stage)),
         }[group]
 
     def size(self, group: str) -> int:

@@ -4,11 +4,11 @@ Sources: arXiv 2405.21060 (section 6: the scan in chunks); state-spaces/mamba e9
 `mamba_ssm/ops/triton/ssd_combined.py` (`MambaSplitConv1dScanCombinedFn`, without its norm and output product);
 Megatron-LM d98e8a64, `core/ssm/mamba_mixer.py` (`_ssm_training`).
 
-Products are those of each chunk and head (C B^T: of each group), as batched products at a scan's rate. One projection makes the gate z,
-what is convolved (x, B, C) and the heads' step sizes. Forward: convolution, cumulative steps, each chunk's state, the
-states handed on, C B^T, the scan gated by z, a norm by groups. Backward does again all but the scan, then the gradients
-of the gate, of states, x, B, C, C B^T and steps. Batches of several sequences are transposed before and after. Bytes of
-an element:
+Products are those of each chunk and head (C B^T: of each group), as batched products at a scan's rate. One projection
+makes the gate z, what is convolved (x, B, C) and the heads' step sizes. Forward: convolution, cumulative steps, each
+chunk's state, the states handed on, C B^T, the scan gated by z, a norm by groups. Backward does again all but the scan,
+then the gradients of the gate, of states, x, B, C, C B^T and steps. Batches of several sequences are transposed before
+and after. Bytes of an element:
 
 - convolution, forward 4; backward read twice, written 2: 6;
 - steps and their cumulative sums, per head: read 2, written in FP32 4 + 4; backward 4 + 4 + 4 read, 2 + 4 written;

@@ -28,9 +28,20 @@ class TableOps(StepOps):
 
     def head(self, x: str) -> str:
         """The last norm, the logits and the loss."""
-        h, vocab, rows = self._model.hidden, self._weights["logits"].outputs, self._rows
         also = (self._parameters("logits", FORWARD),) if self._shape.unit is Unit.LAYER else ()
-        norm = self._run("norm", (x,), self._shape.traffic.norm[0], (rows, h), FORWARD, also=also)
+        return self.logits(self.norm(x, also))
+
+    def norm(self, x: str, also: tuple[str, ...] = ()) -> str:
+        """The norm before the logits."""
+        self.made["head_input"] = x
+        return self._run(
+            "norm", (x,), self._shape.traffic.norm[0], (self._rows, self._model.hidden), FORWARD, also=also
+        )
+
+    def logits(self, norm: str) -> str:
+        """The logits and the loss of what was normed."""
+        vocab = self._weights["logits"].outputs
+        self.made["norm"] = norm
         logits = self._product("logits", self._enter("head_tp_gather", norm, FORWARD))
         shape = (self._tokens, vocab)
         num_bytes = self._loss_bytes[0] * shape[0] * vocab
@@ -41,7 +52,7 @@ class TableOps(StepOps):
                 self._name("loss_reduce"), call, TENSOR, origin=self._origin(Phase.LOSS, "loss"), deps=(loss,)
             )
             self._graph.hold_back(COMPUTE, [loss])
-        self.made["head_input"], self.made["loss"] = x, loss
+        self.made["loss"] = loss
         return loss
 
     @property
@@ -59,13 +70,21 @@ class TableOps(StepOps):
 
     def head_backward(self, loss_d: str) -> str:
         """The gradient of the last layer's output, given that of the logits."""
-        h, rows = self._model.hidden, self._rows
+        reduced = self.logits_backward(loss_d)
+        also = (self._parameters("logits", BACKWARD),) if self._shape.unit is Unit.LAYER else ()
+        return self.norm_backward(reduced, also)
+
+    def logits_backward(self, loss_d: str) -> str:
+        """The gradient of what was normed, given that of the logits."""
         data = self._data_gradient("logits", loss_d)
         reduced = self._leave("logits_reduce_d", data, BACKWARD)
         self._weight_gradient("logits", self.made["norm"], loss_d)
-        also = (self._parameters("logits", BACKWARD),) if self._shape.unit is Unit.LAYER else ()
+        return reduced
+
+    def norm_backward(self, reduced: str, also: tuple[str, ...] = ()) -> str:
+        """The gradient of the last layer's output, given that of what was normed."""
         sources, kernels = (reduced, self.made["head_input"]), self._shape.traffic.norm[1]
-        return self._run("norm_d", sources, kernels, (rows, h), BACKWARD, also=also)
+        return self._run("norm_d", sources, kernels, (self._rows, self._model.hidden), BACKWARD, also=also)
 
     def embed_backward(self, gradient: str) -> None:
         """The table's gradient."""

@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Final
 
 from lagom_overlap.errors import JobError, LagomError
-from lagom_overlap.jobfile.spec import ParallelTable
 from lagom_overlap.jobfile.step import JobStep
+from lagom_overlap.units import format_memory
 from lagom_overlap.workload.parallel import ParallelLayout, Recompute
 from lagom_overlap.workload.parallel.layout import check_model
 from lagom_overlap.workload.step.rules import Sharding
@@ -20,21 +20,26 @@ _Fields = dict[str, object]
 """Keys of `[parallel]` as the layout has them, with other values."""
 
 
-def check_memory(job: JobStep, parallel: ParallelTable) -> None:
-    """Refuses a job that needs more memory than a GPU has.
+def check_memory(job: JobStep) -> None:
+    """Refuses a job of which a stage does not fit its GPU; every verb asks this before it says anything of a job.
 
     Raises:
         JobError: with what the fullest GPU needs, and what would help.
     """
-    limit, memories = job.cluster.gpu.memory_bytes, job.memories()
+    memories, gpu = job.memories(), job.cluster.gpu
     rank = max(range(len(memories)), key=lambda index: memories[index].total_bytes)
     worst = memories[rank]
-    if worst.total_bytes > limit:
+    if worst.total_bytes > gpu.memory_bytes:
+        parts = {
+            "parameters": worst.parameter_bytes,
+            "gradients": worst.gradient_bytes,
+            "optimizer": worst.optimizer_bytes,
+            "activations": worst.activation_bytes,
+        }
+        words = ", ".join(f"{name} {format_memory(num_bytes)}" for name, num_bytes in parts.items())
         raise JobError(
-            f"parallel: stage {rank} needs {worst.total_bytes / 1e9:.1f} GB per GPU, {job.cluster.gpu.name} has "
-            f"{limit / 1e9:.1f} (parameters {worst.parameter_bytes / 1e9:.1f}, gradients "
-            f"{worst.gradient_bytes / 1e9:.1f}, optimizer {worst.optimizer_bytes / 1e9:.1f}, activations "
-            f"{worst.activation_bytes / 1e9:.1f}); {_advice(job, parallel, limit)}"
+            f"parallel: stage {rank} needs {format_memory(worst.total_bytes)} per GPU, {gpu.name} has "
+            f"{format_memory(gpu.memory_bytes)} ({words}); {_advice(job, gpu.memory_bytes)}"
         )
 
 
@@ -47,30 +52,32 @@ def frees_nothing(job: JobStep) -> bool:
 
 
 def _most(job: JobStep, layout: ParallelLayout) -> int:
-    return max(memory.total_bytes for memory in replace(job, layout=layout).memories())
+    return replace(job, layout=layout).most_bytes
 
 
-def _advice(job: JobStep, parallel: ParallelTable, limit: int) -> str:
+def _advice(job: JobStep, limit: int) -> str:
     def words(changed: _Fields) -> str:
-        names = {"data": "data" if parallel.fsdp is None else "fsdp"}
+        names = {"data": "fsdp" if job.says_fsdp else "data"}
         kept = {key: value for key, value in changed.items() if getattr(job.layout, key) != value}
         return ", ".join(f"{names.get(key, key)} = {_toml(value)}" for key, value in kept.items())
 
-    alone = [(changed, most) for changed, _, most in _changes(job, job.layout, parallel) if most <= limit]
+    alone = [(changed, most) for changed, _, most in _changes(job, job.layout) if most <= limit]
     if alone:
-        return "it fits with " + "; or ".join(f"{words(each)} ({most / 1e9:.1f})" for each, most in alone[:_MOST_SHOWN])
+        return "it fits with " + "; or ".join(
+            f"{words(each)} ({format_memory(most)})" for each, most in alone[:_MOST_SHOWN]
+        )
     taken: _Fields = {}
     layout, least = job.layout, _most(job, job.layout)
     for _ in range(_MOST_TOGETHER):
-        found = min(_changes(job, layout, parallel), key=lambda change: change[2], default=None)
+        found = min(_changes(job, layout), key=lambda change: change[2], default=None)
         if found is None or least <= limit:
             break
         taken, layout, least = {**taken, **found[0]}, found[1], found[2]
     if not taken:
         return "no key of [parallel] lessens that on as many GPUs: use more of them"
     if least <= limit:
-        return f"it fits with all of {words(taken)} ({least / 1e9:.1f})"
-    return f"{words(taken)} lessen that to {least / 1e9:.1f}: use more GPUs too"
+        return f"it fits with all of {words(taken)} ({format_memory(least)})"
+    return f"{words(taken)} lessen that to {format_memory(least)}: use more GPUs too"
 
 
 def _toml(value: object) -> str:
@@ -79,12 +86,10 @@ def _toml(value: object) -> str:
     return f'"{value}"' if isinstance(value, str) else "[]" if value == () else str(value)
 
 
-def _changes(
-    job: JobStep, layout: ParallelLayout, parallel: ParallelTable
-) -> Iterator[tuple[_Fields, ParallelLayout, int]]:
+def _changes(job: JobStep, layout: ParallelLayout) -> Iterator[tuple[_Fields, ParallelLayout, int]]:
     """Single changes on as many GPUs that are legal and lessen the fullest GPU, the least costly first."""
     before = _most(job, layout)
-    for changed in _settings(job, layout, parallel):
+    for changed in _settings(job, layout):
         try:
             other = replace(layout, **changed)  # type: ignore[arg-type]  # keys of the layout with their values
             check_model(job.model, other, job.seq_len)
@@ -95,7 +100,7 @@ def _changes(
             yield changed, other, most
 
 
-def _settings(job: JobStep, layout: ParallelLayout, parallel: ParallelTable) -> Iterator[_Fields]:
+def _settings(job: JobStep, layout: ParallelLayout) -> Iterator[_Fields]:
     smaller = [size for size in range(layout.micro_batch - 1, 0, -1) if layout.micro_batch % size == 0]
     for size in dict.fromkeys(smaller[:1] + smaller[-1:]):
         yield {"micro_batch": size}
@@ -105,11 +110,11 @@ def _settings(job: JobStep, layout: ParallelLayout, parallel: ParallelTable) -> 
         yield {"sequence_parallel": True, "async_tensor": False}
     if layout.replicate > 1:
         yield {"replicate": 1}
-    if layout.replicas > 1 and parallel.fsdp is None:
+    if layout.replicas > 1 and not job.says_fsdp:
         for stage in range(layout.zero_stage + 1, _MOST_STAGE[job.rules.sharding] + 1):
             yield {"zero_stage": stage}
     if layout.recompute is not Recompute.FULL:
         yield {"recompute": Recompute.FULL, "recompute_modules": ()}
     if layout.data % 2 == 0 and layout.replicate == 1:
-        for key in ("tensor", "pipeline") if parallel.fsdp is None else ("tensor",):
+        for key in ("tensor", "pipeline") if not job.says_fsdp else ("tensor",):
             yield {key: 2 * getattr(layout, key), "data": layout.data // 2}

@@ -1,0 +1,114 @@
+"""The whole step of a job whose overlap groups are tuned: untouched, and with the settings that were found for groups.
+
+A group is a part of a step: what it gains there is not what the step gains, since a step has more than its groups, and
+what it gains may be waited for elsewhere. Here the settings of every group go into the step that
+`lagom simulate` prices, under contention: a group's collectives are found in it by their call sites.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lagom_overlap.collective import Collective, CommConfig, launch_of
+from lagom_overlap.errors import SpaceError
+from lagom_overlap.jobfile.build import cluster_of, contention_model_of, iteration_of
+from lagom_overlap.jobfile.memory import check_memory
+from lagom_overlap.jobfile.spec import JobSpec
+from lagom_overlap.jobfile.step import beyond_note, job_step
+from lagom_overlap.planners.memory import peak_of_spans
+from lagom_overlap.sim import IterationSimulator
+from lagom_overlap.tuners.base import Problems
+from lagom_overlap.tuners.problem import Assignment
+from lagom_overlap.workload import Iteration
+from lagom_overlap.workload.overlap import call_sites
+
+_MEASURED = ("nccl",)
+"""Backends that run a job's model on GPUs, which say for themselves what does not fit."""
+
+
+def check_fits(spec: JobSpec, backend: str) -> None:
+    """Refuses a job that `lagom simulate` refuses because it does not fit its GPU.
+
+    Raises:
+        JobError: as every verb words it.
+    """
+    built = None if backend in _MEASURED else job_step(spec)
+    if built is not None:
+        check_memory(built)
+
+
+def _site(communicator: str, collective: Collective, number: int) -> tuple[str, str, int, int]:
+    """A call site: its place among the step's calls of one communicator, kind and size."""
+    return communicator, collective.kind, collective.num_bytes, number
+
+
+@dataclass(frozen=True, slots=True)
+class WholeStep:
+    """One rank's step and its seconds under settings; `notes` are what is to be said of it."""
+
+    untouched_s: float
+    notes: tuple[str, ...]
+    _simulator: IterationSimulator
+    _names: Mapping[tuple[str, str, int, int], str]
+    _own_s: float
+
+    @classmethod
+    def of(cls, spec: JobSpec, backend: str) -> "WholeStep | None":
+        """The step of a job whose model is priced; None where the job has none, or its times are measured."""
+        if backend != "simulated":
+            return None
+        built = job_step(spec)
+        if built is not None:
+            trained, step = built.simulator(), built.step()
+            simulator = trained.price.simulator(step.iteration, waits=step.waits)
+            return cls._of(step.iteration, simulator, trained.times().iteration_s, ())
+        cluster, issued = cluster_of(spec), iteration_of(spec)
+        if cluster is None or issued is None:
+            return None
+        simulator = IterationSimulator(issued, contention_model_of(spec, cluster))
+        names = (op.name for op in issued.ops)
+        spans = dict(zip(names, zip(*simulator.run({}), strict=True), strict=True))
+        notes = beyond_note(peak_of_spans(issued, spans), cluster.gpu)
+        return cls._of(issued, simulator, None, notes)
+
+    @classmethod
+    def _of(
+        cls, iteration: Iteration, simulator: IterationSimulator, untouched_s: float | None, notes: tuple[str, ...]
+    ) -> "WholeStep":
+        own_s = simulator.makespan_s({})
+        comms, sites = {comm.name: comm for comm in iteration.comms}, call_sites(iteration)
+        names = {_site(comms[name].communicator, comms[name].collective, site): name for name, site in sites.items()}
+        return cls(own_s if untouched_s is None else untouched_s, notes, simulator, names, own_s)
+
+    def seconds(self, problems: Problems, found: Mapping[str, Assignment]) -> float | None:
+        """Seconds of the step with these settings of its groups; groups that `found` does not name stay untouched.
+
+        None where the computation's side is set, which is priced in groups only, or a setting cannot run.
+        """
+        configs: dict[str, CommConfig] = {}
+        for problem in problems:
+            assignment = found.get(problem.group.name, problem.default)
+            if launch_of(assignment) != launch_of(problem.default):
+                return None
+            for comm, sites, default, config in zip(
+                problem.group.comms, problem.group.occurrences, problem.default, assignment, strict=True
+            ):
+                if config != default:
+                    configs |= {self._names[_site(comm.communicator, comm.collective, site)]: config for site in sites}
+        if not configs:
+            return self.untouched_s
+        try:
+            # Many micro-batches are predicted from the three that differ (`sim.training`), so a ratio is taken.
+            return self.untouched_s * self._simulator.makespan_s(configs) / self._own_s
+        except SpaceError:
+            return None
+
+    def alone(self, problems: Problems, found: Mapping[str, Assignment]) -> dict[str, float]:
+        """Seconds of the step with the settings of one group at a time, of those that change."""
+        steps = {}
+        for problem in problems:
+            name = problem.group.name
+            if found.get(name, problem.default) != problem.default:
+                step_s = self.seconds(problems, {name: found[name]})
+                if step_s is not None:
+                    steps[name] = step_s
+        return steps
