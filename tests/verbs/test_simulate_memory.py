@@ -62,7 +62,7 @@ def test_every_change_that_is_advised_makes_the_job_fit(parallel: dict[str, Any]
     assert found is not None
     assert key in found[1]
     for advice in found[1].split("; or "):
-        gigabytes = float(advice.rpartition("(")[2].rstrip(")"))
+        gigabytes = float(advice.rpartition("(")[2].removesuffix(" GB)"))
         result = simulate(raw | {"parallel": parallel | values(advice.rpartition(" (")[0])})
         assert result.memory_bytes / 1e9 == pytest.approx(gigabytes, abs=0.06)
         assert result.num_gpus == 8 * parallel.get("tensor", 1) // (
