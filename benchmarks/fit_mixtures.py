@@ -103,9 +103,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             errors[case] = _priced(case)
             families[case.cluster.name].append(case)
     except KeyboardInterrupt:
-        known = _fitted(errors) if errors else "nothing is priced yet"
-        return interrupted("fit_mixtures", f"so far, of {len(jobs)} jobs {known}")
-    print(_fitted(errors))
+        known = _fitted(errors) if errors else "nothing is known"
+        return interrupted("fit_mixtures", f"so far, {len(errors)} of {len(jobs)} jobs: {known}")
+    print(f"{len(errors)} jobs: {_fitted(errors)}")
     left_out = []
     for gpu, cases in sorted(families.items() if len(families) > 1 else ()):
         found = _fit(errors, [case for case in errors if case.cluster.name != gpu])
@@ -121,7 +121,7 @@ def _fitted(errors: Errors) -> str:
     """The fit on the jobs that are priced."""
     place = _fit(errors, list(errors))
     mean_pct = 100.0 * fmean(abs(float(found[place])) for found in errors.values())
-    return f"{len(errors)} jobs: {_words(place)}; mean error {mean_pct:.1f} %"
+    return f"{_words(place)}; mean error {mean_pct:.1f} %"
 
 
 if __name__ == "__main__":

@@ -110,9 +110,11 @@ def _printed(gpu: str, every: Sequence[StepCase]) -> int:
             shown = ", ".join(f"{error:+.1f}" for error in errors)
             print(f"without {family}: {_words(found)}; its rows {shown} %", flush=True)
     except KeyboardInterrupt:
+        if is_printed:
+            return interrupted("fit_steps", f"so far, {_summary(left_out)}")
         known = f"{len(rounds)} of {_ROUNDS} rounds: {_words(rounds[-1] if rounds else start)}"
-        fit = "" if is_printed else f"{gpu}, {len(every)} jobs, {known}{'' if rounds else ' (the start)'}"
-        return interrupted("fit_steps", f"so far, {'; '.join(filter(None, (fit, _summary(left_out))))}")
+        known += "" if rounds else " (the start)"
+        return interrupted("fit_steps", f"so far, {gpu}, {len(every)} jobs, {known}")
     if left_out:
         print(_summary(left_out))
     return 0

@@ -87,10 +87,10 @@ def test_the_fit_of_mixtures_fits_what_is_priced(
     table = write(tmp_path, HEADER, QWEN, QWEN.replace("H100", "B200"))
     monkeypatch.setattr(fit_mixtures, "_priced", ends_at(2, fit_mixtures._priced))
     assert fit_mixtures.main([table]) == 130
-    assert capsys.readouterr().out == f"so far, of 2 jobs {alone}\n"
+    assert capsys.readouterr().out == f"so far, 1 of 2 jobs: {alone.removeprefix('1 jobs: ')}\n"
     monkeypatch.setattr(fit_mixtures, "_priced", ends_at(1, fit_mixtures._priced))
     assert fit_mixtures.main([table]) == 130
-    assert capsys.readouterr().out == "so far, of 2 jobs nothing is priced yet\n"
+    assert capsys.readouterr().out == "so far, 0 of 2 jobs: nothing is known\n"
 
 
 def test_the_fits_of_contention_print_the_best_so_far(

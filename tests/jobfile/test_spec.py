@@ -47,7 +47,7 @@ def test_a_minimal_job_is_accepted():
         (("job", "rank"), 3, ["'job.rank'", "allowed", "ranks"]),
         (("top",), 1, ["'top'", "allowed", "model"]),
         (("job", "name"), None, ["missing key 'job.name'"]),
-        (("job", "name"), 7, ["job.name is 7", "str"]),
+        (("job", "name"), 7, ["job.name is 7, must be text"]),
         (("job", "ranks"), 1, ["job.ranks is 1", ">= 2"]),
         (("job", "timeout_s"), float("nan"), ["job.timeout_s is nan"]),
         (("job", "timeout_s"), float("inf"), ["job.timeout_s is inf"]),

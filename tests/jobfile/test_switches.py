@@ -43,6 +43,11 @@ def test_what_only_megatron_has_is_refused_elsewhere(framework: str, keys: dict[
     assert step("megatron", **keys).rules.name == "megatron"
 
 
+def test_a_missing_switch_is_said_before_what_it_would_need() -> None:
+    with pytest.raises(JobError, match="overlap_experts is true, but framework fsdp2 has no such switch"):
+        step("fsdp2", model="llama-2-7b", expert=1, overlap_experts=True)
+
+
 def test_what_others_have_too_is_allowed_there() -> None:
     # torchtitan: expert_parallel_comm_backend = "deepep"; DDP: "Usage with DistributedDataParallel" in notes/cuda.rst.
     assert step("torchtitan", dispatcher="merged").layout.dispatcher == "merged"

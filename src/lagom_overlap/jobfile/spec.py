@@ -515,7 +515,8 @@ def _explain(message: str, raw: dict[str, Any]) -> str:
     except (KeyError, IndexError, TypeError):
         value = "?"
     table = _struct_at(path.rpartition(".")[0])
-    return f"{key} is {value[:80]}: {in_words(complaint)}" + _enum_hint(path, table)
+    words = in_words(complaint)
+    return f"{key} is {value[:80]}{',' if words.startswith('must') else ':'} {words}" + _enum_hint(path, table)
 
 
 def _enum_hint(path: str, table: type[Spec] | None) -> str:

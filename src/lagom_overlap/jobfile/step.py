@@ -224,11 +224,11 @@ def job_step(spec: JobSpec) -> JobStep | None:
         return None
     assert spec.model.seq_len is not None  # checked when the file was read
     parallel = spec.parallel
+    rules = load_rules(framework_of(parallel))
+    check_switches(parallel, rules.name)
     model, layout = model_of(spec.model), layout_of(parallel)
     cluster = cluster_for(spec, layout)
     check_layout(model, layout, cluster, spec.model.seq_len)
-    rules = load_rules(framework_of(parallel))
-    check_switches(parallel, rules.name)
     framework, precision = load_framework(rules.name), precision_of(spec, rules)
     _check_products(precision.products, cluster.gpu)
     return JobStep(
