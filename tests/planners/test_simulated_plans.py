@@ -44,7 +44,7 @@ def test_a_copy_on_its_own_stream_holds_back_no_computation():
         {"x": 0.0, "g": 1e-3, "c": 5e-3, "y": 1e-3}
     )
     assert step.makespan_s == pytest.approx(6e-3)
-    assert step.exposed_s == pytest.approx(2e-3)  # from the end of y to that of g
+    assert step.exposed_s == pytest.approx(3e-3)  # from the end of y to that of the copy, which is not on its stream
     assert step.simulation is Simulation.ALONE
 
 

@@ -109,7 +109,10 @@ def test_a_captured_job_is_simulated(folder: Path, tmp_path: Path, capsys: pytes
     assert main(["simulate", str(folder / "job.toml"), "--json", "--out", str(tmp_path / "run")]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["capture"] == "train-step"
-    assert 0 < printed["exposed_comm_s"] < printed["iteration_s"]
+    given = read_input(read_job(folder / "job.toml"))
+    step = simulated(given.problem, given.issued)
+    assert 0 < printed["exposed_comm_s"] < printed["iteration_s"] == pytest.approx(step.makespan_s)
+    assert printed["exposed_comm_s"] == pytest.approx(step.exposed_s)
     assert printed["peak_memory_bytes"] > read_capture(folder / "step.json.gz").iteration.resident_bytes
     assert (tmp_path / "run" / "timeline.json").exists()
 

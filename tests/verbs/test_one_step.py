@@ -205,9 +205,13 @@ def test_every_verb_refuses_a_job_that_does_not_fit_in_the_same_words(tmp_path: 
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_plan_begins_with_the_memory_that_simulate_counts(name: str) -> None:
+def test_a_plan_begins_with_the_memory_and_the_exposed_time_that_simulate_counts(name: str) -> None:
     given, said = read_input(EXAMPLES / name), run_simulate(SimulateRequest(spec=job(name)))
-    assert simulated(given.problem, given.issued).peak_bytes == said.stages[0].memory.total_bytes
+    before = simulated(given.problem, given.issued)
+    assert before.peak_bytes == said.stages[0].memory.total_bytes
+    if given.problem.pipeline == 1:
+        exposed_s = sum(comm.exposed_s for comm in said.communicators.values())
+        assert before.exposed_s == pytest.approx(exposed_s, rel=1e-9)
 
 
 def test_memory_is_written_alike_wherever_it_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

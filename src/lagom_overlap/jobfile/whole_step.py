@@ -7,6 +7,7 @@ what it gains may be waited for elsewhere. Here the settings of every group go i
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from lagom_overlap.collective import Collective, CommConfig, launch_of
 from lagom_overlap.errors import SpaceError
@@ -21,8 +22,8 @@ from lagom_overlap.tuners.problem import Assignment
 from lagom_overlap.workload import Iteration
 from lagom_overlap.workload.overlap import call_sites
 
-_MEASURED = ("nccl",)
-"""Backends that run a job's model on GPUs, which say for themselves what does not fit."""
+_MEASURED: Final = ("nccl", "recorded")
+"""Backends whose times are measured: what ran did fit, whatever is estimated."""
 
 
 def check_fits(spec: JobSpec, backend: str) -> None:

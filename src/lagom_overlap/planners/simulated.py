@@ -26,6 +26,7 @@ from lagom_overlap.sim.iteration import timeline_of
 from lagom_overlap.timeline import SpanKind, Timeline
 from lagom_overlap.timeline.metrics import merge_intervals
 from lagom_overlap.workload import CommOp, Iteration, Op
+from lagom_overlap.workload.streams import COMPUTE
 
 NO_CONFIGS: Final[Mapping[str, CommConfig]] = MappingProxyType({})
 
@@ -53,8 +54,15 @@ class SimulatedStep:
 
     @property
     def exposed_s(self) -> float:
-        """Seconds in which nothing computes."""
-        return self.makespan_s - sum(end - start for start, end in merge_intervals(self.timeline.of(SpanKind.COMP)))
+        """Seconds in which the stream of computations stands still."""
+        return stands_still_s(self.timeline)
+
+
+def stands_still_s(timeline: Timeline) -> float:
+    """Seconds in which the stream of computations stands still; copies on streams of their own do not count as work."""
+    computing = timeline.of(SpanKind.COMP)
+    own = [span for span in computing if span.stream == COMPUTE] or computing
+    return timeline.makespan_s - sum(end - start for start, end in merge_intervals(own))
 
 
 def simulation_of(problem: PlanProblem) -> Simulation:

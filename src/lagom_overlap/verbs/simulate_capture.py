@@ -12,6 +12,7 @@ from lagom_overlap.jobfile.build import contention_model_of
 from lagom_overlap.jobfile.spec import JobSpec
 from lagom_overlap.jobfile.step import beyond_note, capture_of
 from lagom_overlap.planners.memory import peak_of_spans
+from lagom_overlap.planners.simulated import stands_still_s
 from lagom_overlap.record import create_folder, describe_machine, package_versions, utc_now, write_private
 from lagom_overlap.results.base import encoded
 from lagom_overlap.results.simulate import SimulateCaptureResult
@@ -65,7 +66,7 @@ def simulate_capture(spec: JobSpec, out: Path | None) -> SimulateCaptureResult:
         iteration_s=metrics.makespan_s,
         compute_s=metrics.comp_s,
         comm_s=metrics.comm_s,
-        exposed_comm_s=metrics.exposed_comm_s,
+        exposed_comm_s=stands_still_s(timeline),
         peak_memory_bytes=peak,
         memory_limit_bytes=limit,
         notes=tuple(notes),

@@ -134,7 +134,7 @@ def test_a_memory_limit_turns_data_parallelism_into_sharded_parameters_and_optim
 
 def test_what_does_not_fit_at_all_is_refused_with_what_is_missing() -> None:
     problem = problem_of(mlp_training(1 << 17, 512), 8)
-    with pytest.raises(JobError, match=r"memory_limit is 1 MiB: the leanest sharding .* 8 ranks takes .* too much"):
+    with pytest.raises(JobError, match=r"memory_limit is 1\.0 MB: the leanest sharding .* 8 ranks takes .* too much"):
         choose_sharding(problem, memory_limit_bytes=1 << 20)
 
 

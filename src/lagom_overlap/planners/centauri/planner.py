@@ -44,7 +44,7 @@ from lagom_overlap.planners.predict import predict
 from lagom_overlap.planners.resources import Resource, resource_of
 from lagom_overlap.planners.step_index import StepIndex
 from lagom_overlap.planners.times import origin_name
-from lagom_overlap.units import format_bytes, format_seconds
+from lagom_overlap.units import format_memory, format_seconds
 from lagom_overlap.workload import CommOp, CompOp, Iteration, Op, Phase
 from lagom_overlap.workload.rewrite.apply import rewritten
 from lagom_overlap.workload.rewrite.steps import Rewrite, Substitute, Substitution
@@ -318,7 +318,7 @@ def _pipeline_notes(problem: PlanProblem, strict: bool) -> list[str]:
     notes = [f"as Megatron-LM's --microbatch-group-size-per-virtual-pipeline-stage: {group}"]
     extremes = (("launched so", least), ("depth first", depth_first(costs)), ("breadth first", breadth_first(costs)))
     for words, launched in extremes:
-        held, uncovered = format_bytes(launched.held_bytes(costs)), format_seconds(launched.exposed_s)
+        held, uncovered = format_memory(launched.held_bytes(costs)), format_seconds(launched.exposed_s)
         notes.append(f"{words}: {held} of activations, {uncovered} of Eq. 2's communication uncovered")
     return notes
 

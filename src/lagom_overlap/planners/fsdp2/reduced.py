@@ -41,6 +41,15 @@ def in_param_dtype(iteration: Iteration) -> Iteration:
     return replace(iteration, ops=tuple(ops), buffers=tuple(_buffers(iteration, scatters, casts)))
 
 
+def casts_behind(iteration: Iteration) -> dict[str, str]:
+    """The cast behind each reduction that has one."""
+    return {
+        op.deps[0]: op.name
+        for op in iteration.computations
+        if op.stream == REDUCE_SCATTER and op.origin.kernel == _CAST and len(op.deps) == 1
+    }
+
+
 def _scatter_and_cast(op: Op, cast: str) -> tuple[Op, Op]:
     assert isinstance(op, CommOp), op.name
     half = replace(op, collective=replace(op.collective, num_bytes=op.collective.num_bytes // 2))

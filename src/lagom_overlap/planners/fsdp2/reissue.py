@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from lagom_overlap.engines.fx.fsdp2_settings import Fsdp2Settings
 from lagom_overlap.planners.fsdp2.kept import with_kept
-from lagom_overlap.planners.fsdp2.reduced import in_param_dtype
+from lagom_overlap.planners.fsdp2.reduced import casts_behind, in_param_dtype
 from lagom_overlap.planners.fsdp2.visits import Visit, visits_of
 from lagom_overlap.workload import CommOp, Iteration, Op, Phase
 from lagom_overlap.workload.streams import ALL_GATHER, ALL_GATHER_COPY_IN, COMPUTE, REDUCE_SCATTER
@@ -33,6 +33,10 @@ def reissued(flow: Iteration, issued: Iteration, settings: Fsdp2Settings) -> Ite
     visits = visits_of(flow)
     if settings.reduce_in_param_dtype:
         flow = in_param_dtype(flow)
+        casts = casts_behind(flow)
+        for op in flow.ops:
+            if op.origin.phase is Phase.OPTIMIZER:  # waits for all that backward issued, not for the reduction alone
+                waits[op.name] = tuple(casts.get(name, name) for name in waits.get(op.name, ()))
     kept = with_kept(flow, visits, settings.kept)
     left = visits if kept is flow else visits_of(kept)
     return replace(kept, ops=_Hooks(kept, left, waits, settings, _instead(flow, kept)).issue())

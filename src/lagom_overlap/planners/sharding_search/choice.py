@@ -28,7 +28,7 @@ from lagom_overlap.planners.deadline import Deadline
 from lagom_overlap.planners.sharding_search.layouts import Held, Layout, local_bytes
 from lagom_overlap.planners.sharding_search.memory import TensorLifetimes
 from lagom_overlap.planners.sharding_search.problem import ShardingProblem, made_layouts, needed
-from lagom_overlap.units import format_bytes
+from lagom_overlap.units import format_memory
 
 _TICK_S: Final = 1e-8
 _LIMIT_S: Final = 30.0
@@ -110,7 +110,7 @@ def choose_sharding(
         moments = [*moments, moment]
     if best is not None:
         return best
-    raise JobError(f"no sharding was found that fits the memory limit {format_bytes(memory_limit_bytes or 0)} in time")
+    raise JobError(f"no sharding was found that fits the memory limit {format_memory(memory_limit_bytes or 0)} in time")
 
 
 def _cheapest(
@@ -132,8 +132,8 @@ def _why_none(problem: ShardingProblem, leanest_bytes: int | None, limit_bytes: 
         return "no sharding was found in time: give the search more seconds"
     shape = "x".join(map(str, problem.mesh.shape))
     return (
-        f"memory_limit is {format_bytes(limit_bytes)}: the leanest sharding found over a mesh of {shape} ranks takes "
-        f"{format_bytes(leanest_bytes)}, {format_bytes(leanest_bytes - limit_bytes)} too much"
+        f"memory_limit is {format_memory(limit_bytes)}: the leanest sharding found over a mesh of {shape} ranks takes "
+        f"{format_memory(leanest_bytes)}, {format_memory(leanest_bytes - limit_bytes)} too much"
     )
 
 
