@@ -81,6 +81,10 @@ static ncclComm_t new_comm(int num_ranks, int rank, const ncclConfig_t* config) 
   comm->physical_device = (int)lagom_emulated_gpu.physical_device((uint32_t)comm->device);
   comm->host = (int)lagom_emulated_gpu.preset()->host_index;
   comm->is_blocking = !(covers(config, offsetof(ncclConfig_t, blocking), 4) && config->blocking == 0);
+  channel_limits asked = {0, 0};
+  if (covers(config, offsetof(ncclConfig_t, minCTAs), 4) && config->minCTAs > 0) asked.least = config->minCTAs;
+  if (covers(config, offsetof(ncclConfig_t, maxCTAs), 4) && config->maxCTAs > 0) asked.most = config->maxCTAs;
+  comm->limits = settings_limits(asked);
   if (covers(config, offsetof(ncclConfig_t, commName), 8) && config->commName) snprintf(comm->name, sizeof(comm->name), "%s", config->commName);
   comm->sequence = calloc(1, sizeof(*comm->sequence));
   comm->pair_sequences = calloc(2 * (size_t)num_ranks, sizeof(*comm->pair_sequences));
@@ -131,7 +135,10 @@ static ncclResult_t init_job(void* argument) {
       comm->members.hosts[r] = shared_member_of(comm->shared, r)->host;
     }
     comm->num_nodes = members_count_hosts(&comm->members, comm->num_ranks);
-    comm->decider = model_decider(comm->num_ranks, comm->num_nodes, comm->hash);
+    bool denied[5][7][3];
+    const char* unread = settings_deny(model_release(), denied);
+    if (unread) return comm_fail(comm, ncclInvalidUsage, "%s=%s: unknown name or missing kind", unread, getenv(unread));
+    comm->decider = model_decider(comm->num_ranks, comm->num_nodes, comm->hash, comm->limits);
     if (!comm->decider) return comm_fail(comm, ncclInternalError, "the tuner plug-in could not be initialized");
   }
   if (comm->num_ranks > 1) profiler_begin(comm);
@@ -233,6 +240,7 @@ static ncclResult_t split_job(void* argument) {
   if (!num_ranks) return comm_refuse(q.parent, "a split of a communicator that torch.distributed did not ask for");
   const shared_key key = derived_key(&q.parent->key, number, (uint64_t)(uint32_t)q.color);
   ncclComm_t comm = new_comm(num_ranks, rank, q.has_config ? &q.config : NULL);
+  if (!q.has_config) comm->limits = q.parent->limits;
   comm->device = q.parent->device, comm->physical_device = q.parent->physical_device;
   comm->is_blocking = true;  // the parent waits here in any case
   comm->key = key, comm->hash = hash_of(&key, sizeof(key), 3);

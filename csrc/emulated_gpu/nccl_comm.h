@@ -13,6 +13,10 @@
 
 enum { MAX_USER_OPS = 64, NCCL_INFO = 3, NCCL_WARN = 2, NCCL_SUBSYS_INIT = 1, NCCL_SUBSYS_COLL = 2, NCCL_SUBSYS_TUNING = 64 };
 
+typedef struct {
+  int least, most;  // of channels, as a configuration has them (minCTAs, maxCTAs); 0: not said
+} channel_limits;
+
 struct ncclComm {
   shared_key key;
   shared* shared;  // NULL for a communicator of one
@@ -23,6 +27,7 @@ struct ncclComm {
   _Atomic bool is_aborted;
   _Atomic int state;  // ncclResult_t
   char error[512], name[64];
+  channel_limits limits;
   fake_comm* decider;
   struct profiled* profiled;  // nccl_profiler.c; NULL: no profiler plug-in
   uint64_t* sequence;        // operations of all ranks; outlives the communicator, as graphs do
@@ -92,7 +97,12 @@ void log_tuner_line(int level, unsigned long subsystems, const char* text);
 
 // nccl_model.c
 int model_release(void);
-fake_comm* model_decider(int num_ranks, int num_nodes, uint64_t comm_id);
+fake_comm* model_decider(int num_ranks, int num_nodes, uint64_t comm_id, channel_limits limits);
+
+// nccl_settings.c. `settings_deny` returns the name of the variable that cannot be read, or NULL.
+const char* settings_deny(int release, bool denied[5][7][3]);
+channel_limits settings_limits(channel_limits asked);  // with the environment's, which come first
+void settings_bound(channel_limits limits, uint32_t* channels, uint32_t* nvls_channels);
 
 // nccl_profiler.c
 void profiler_begin(ncclComm_t comm);

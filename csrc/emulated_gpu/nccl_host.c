@@ -176,6 +176,11 @@ API fake_comm* fake_comm_init_shape(fake_host* host, uint64_t comm_id, const ncc
   return NULL;
 }
 
+fake_comm* fake_deny(fake_comm* comm, const bool denied[5][7][3]) {
+  if (comm) memcpy(comm->denied, denied, sizeof(comm->denied));
+  return comm;
+}
+
 API void fake_comm_finalize(fake_comm* comm) {
   if (!comm) return;
   const void* tuner = comm->host->tuner;
@@ -245,7 +250,8 @@ static void fill_costs(const fake_comm* comm, const fake_call* call, int num_pip
   for (int a = 0; a < num_algorithms(comm); a++) {
     for (int p = 0; p < 3; p++) {
       float* cost = &costs[a * 3 + p];
-      if (comm->has_costs) *cost = comm->costs[a * 3 + p];
+      if (comm->denied[call->kind][a][p]) *cost = -1;
+      else if (comm->has_costs) *cost = comm->costs[a * 3 + p];
       else if (comm->has_shape) *cost = modelled_us(comm, call, num_pipe_ops, a, p);
       else if (!is_available(comm, call->kind, a, p)) *cost = -1;
       else {

@@ -3,6 +3,7 @@
 #ifndef LAGOM_NCCL_HOST_H
 #define LAGOM_NCCL_HOST_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -101,6 +102,8 @@ void fake_set_log(void (*log)(int level, unsigned long subsystems, const char* t
 
 fake_comm* fake_comm_init(fake_host* host, const fake_comm_spec* spec);
 fake_comm* fake_comm_init_shape(fake_host* host, uint64_t comm_id, const nccl_shape* shape, const void* constants);
+// Takes algorithms and protocols from what the communicator offers; returns it.
+fake_comm* fake_deny(fake_comm* comm, const bool denied[5][7][3]);
 void fake_comm_finalize(fake_comm* comm);
 void fake_set_costs(fake_comm* comm, const float* costs_us);  // 21 fixed costs, -1 unavailable; NULL: the model's
 

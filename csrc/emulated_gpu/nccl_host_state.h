@@ -32,6 +32,7 @@ struct fake_comm {
   void* context;
   bool has_costs;
   float costs[21];
+  bool denied[5][7][3];  // by kind, algorithm and protocol: NCCL_ALGO, NCCL_PROTO
   bool is_gather_v;  // the group being launched
   int num_tasks;
   int order[MAX_CALLS];

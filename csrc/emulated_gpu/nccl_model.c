@@ -54,18 +54,24 @@ int model_release(void) {
 }
 
 // Ranks that do not spread evenly are taken as if they did.
-fake_comm* model_decider(int num_ranks, int num_nodes, uint64_t comm_id) {
+fake_comm* model_decider(int num_ranks, int num_nodes, uint64_t comm_id, channel_limits limits) {
   pthread_once(&once, open_host);
+  bool denied[5][7][3];
+  if (settings_deny(release_code, denied)) return NULL;
   const uint32_t nodes = (uint32_t)num_nodes, filled = ((uint32_t)num_ranks + nodes - 1) / nodes * nodes;
   for (uint32_t i = 0; i < header.num_shapes; i++) {
     if (shapes[i].num_nodes == nodes && shapes[i].num_ranks == filled) {
-      return fake_comm_init_shape(host, comm_id, &shapes[i], &header.constants);
+      nccl_shape shape = shapes[i];
+      settings_bound(limits, &shape.num_channels, &shape.nvls_channels);
+      return fake_deny(fake_comm_init_shape(host, comm_id, &shape, &header.constants), denied);
     }
   }
+  uint32_t num_channels = num_nodes > 1 ? 16 : 24, no_nvls = 0;
+  settings_bound(limits, &num_channels, &no_nvls);
   const fake_comm_spec spec = {.comm_id = comm_id,
                                .num_ranks = (uint64_t)filled,
                                .num_nodes = (uint64_t)nodes,
-                               .num_channels = num_nodes > 1 ? 16 : 24,
+                               .num_channels = (int32_t)num_channels,
                                .has_ll128 = 1};
-  return fake_comm_init(host, &spec);
+  return fake_deny(fake_comm_init(host, &spec), denied);
 }

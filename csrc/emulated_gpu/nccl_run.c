@@ -64,7 +64,10 @@ static ncclResult_t decide(ncclComm_t comm, task** tasks, int num_tasks, bool is
   free(calls);
   free(results);
   if (!faults) return ncclSuccess;
-  if (faults & FAKE_FAULT_NO_CHOICE) return comm_fail(comm, ncclInternalError, "No algorithm/protocol available");
+  if (faults & FAKE_FAULT_NO_CHOICE) {
+    const bool is_asked = getenv("NCCL_ALGO") || getenv("NCCL_PROTO");
+    return comm_fail(comm, is_asked ? ncclInvalidUsage : ncclInternalError, "No algorithm/protocol available");
+  }
   if (faults & FAKE_FAULT_TUNER_ERROR) return comm_fail(comm, ncclInternalError, "the tuner plug-in returned an error");
   return comm_fail(comm, ncclInternalError, "the tuner plug-in asked for what crashes NCCL (faults %#x)", (unsigned)faults);
 }

@@ -190,6 +190,34 @@ def nobody_comes(n: Nccl) -> None:
     assert n.nccl.ncclCommInitRank(c.byref(comm), 2, made, 0) == 8
 
 
+def refused_settings(n: Nccl) -> None:
+    comm = c.c_void_p()
+    assert n.nccl.ncclCommInitRank(c.byref(comm), n.num_ranks, n.unique_id(), n.rank) == 5  # ncclInvalidUsage
+
+
+class Config(c.Structure):
+    """`ncclConfig_t` as far as the limits of channels."""
+
+    _fields_ = (
+        ("size", c.c_size_t), ("magic", c.c_uint), ("version", c.c_uint), ("blocking", c.c_int), ("cluster", c.c_int),
+        ("min_ctas", c.c_int), ("max_ctas", c.c_int),
+    )  # fmt: skip
+
+
+def limited(n: Nccl) -> None:
+    """A large all-reduce of a communicator that may have two channels, and of its split."""
+    config, comm, half, at = Config(c.sizeof(Config), 0xCAFEBEEF, 22907), c.c_void_p(), c.c_void_p(), n.buffer(64 << 20)
+    undefined = -(2**31)
+    config.blocking = config.cluster = config.min_ctas = undefined
+    config.max_ctas = 2
+    n.call("ncclCommInitRankConfig", c.byref(comm), n.num_ranks, n.unique_id(), n.rank, c.byref(config))
+    n.call("ncclCommSplit", comm, 0, n.rank, c.byref(half), None)
+    for used in (comm, half):
+        n.call("ncclAllReduce", at, at, c.c_size_t(16 << 20), FLOAT32, SUM, used, n.stream)
+    n.call("ncclCommDestroy", half)
+    n.call("ncclCommDestroy", comm)
+
+
 def version(n: Nccl) -> None:
     code = c.c_int()
     n.call("ncclGetVersion", c.byref(code))

@@ -124,6 +124,48 @@ def test_decisions_are_logged_as_nccl_logs_them(on_ranks, tmp_path, release, lin
     assert logs[1] == ""
 
 
+CHOICE = re.compile(r"(\w+): \d+ Bytes -> Algo (\w+) proto (\w+) channel\{Lo\.\.Hi\}=\{(\d+)\.\.(\d+)\}")
+
+
+@pytest.mark.parametrize(
+    ("environment", "obeyed"),
+    [
+        ({"NCCL_MAX_NCHANNELS": "3"}, lambda _, algorithm, __, channels: channels <= 3 or algorithm == "NVLS"),
+        ({"NCCL_MAX_CTAS": "3"}, lambda *found: found[3] <= 3),
+        ({"NCCL_PROTO": "Simple"}, lambda *found: found[2] == "SIMPLE"),
+        ({"NCCL_ALGO": "^NVLS"}, lambda *found: found[1] in ("RING", "TREE")),
+        ({"NCCL_ALGO": "allreduce:tree"}, lambda kind, algorithm, *_: kind != "AllReduce" or algorithm == "TREE"),
+    ],
+    ids=["channels", "ctas", "protocol", "without", "by kind"],
+)
+def test_a_jobs_environment_bounds_what_is_chosen(on_ranks, tmp_path, environment, obeyed):
+    """As NCCL's documentation of its environment variables has it; the real library beside it: test_real_nccl.py."""
+    tables = tmp_path / "tables"
+    write_tables(tables, load_preset("h100_dgx"), "2.30.7")
+    given = {"LAGOM_EMULATION_NCCL": str(tables), "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "TUNING"} | environment
+    found = CHOICE.findall(on_ranks("decisions", 4, **given)[0])
+    assert len(found) > 190
+    for kind, algorithm, protocol, low, high in found:
+        assert obeyed(kind, algorithm, protocol, int(high) - int(low) + 1), (kind, algorithm, protocol, low, high)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{"NCCL_ALGO": "rign"}, {"NCCL_PROTO": "allreduce:LL;Simple"}, {"NCCL_ALGO": "allredcue:ring"}],
+    ids=str,
+)
+def test_an_unknown_name_in_the_environment_is_refused(on_ranks, environment):
+    on_ranks("refused_settings", 2, **environment)
+
+
+def test_a_configurations_limits_of_channels_count_and_go_to_splits(on_ranks, tmp_path):
+    tables = tmp_path / "tables"
+    write_tables(tables, load_preset("h100_dgx"), "2.30.7")
+    given = {"LAGOM_EMULATION_NCCL": str(tables), "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "TUNING"}
+    found = CHOICE.findall(on_ranks("limited", 2, **given)[0])
+    assert [int(high) + 1 for *_, high in found] == [2, 2]
+
+
 def test_the_library_exports_nccl_only(libraries):
     names = subprocess.run(
         ["nm", "-D", "--defined-only", libraries / "libnccl.so.2"], capture_output=True, text=True, check=True

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import mkdtemp
 from types import MappingProxyType
 
 import pytest
@@ -58,8 +59,7 @@ class Both:
         ours = environment | {"LAGOM_EMULATION_NCCL": str(model)}
         found = []
         for name, library, given in (("real", self.real, environment), ("ours", self.libraries / "libnccl.so.2", ours)):
-            folder = self.folder / f"{function}-{num_ranks}-{name}"
-            folder.mkdir()
+            folder = Path(mkdtemp(prefix=f"{function}-{num_ranks}-{name}-", dir=self.folder))
             found.append(
                 _run(function, library, self.libraries, folder, num_ranks, num_hosts=num_hosts, environment=given)
             )
@@ -137,6 +137,24 @@ def test_what_a_tuner_asks_for_runs_alike(both, asking_tuner, num_ranks):
     assert len(real) == len(ASKED_CHANNELS) * len(ASKED_CHUNKS) * len(ASKED_POWERS) * sum(map(len, WAYS.values()))
     assert real == ours
     assert obeyed(real) > 0.8
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"NCCL_MAX_NCHANNELS": "3"},
+        {"NCCL_MIN_NCHANNELS": "28"},
+        {"NCCL_MAX_CTAS": "5"},
+        {"NCCL_MIN_CTAS": "20", "NCCL_MAX_NCHANNELS": "6"},
+        {"NCCL_PROTO": "^LL128"},
+        {"NCCL_ALGO": "^nvls;allreduce:Tree,NVLS", "NCCL_PROTO": "simple"},
+    ],
+    ids=str,
+)
+def test_what_a_job_sets_in_its_environment_counts_alike(both, environment):
+    real, ours = both.lines("decisions", 4, **environment)
+    assert real
+    assert real == ours
 
 
 def obeyed(lines: Sequence[str]) -> float:
