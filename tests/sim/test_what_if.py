@@ -150,7 +150,7 @@ def test_a_terminal_shows_what_one_would_set(width: int) -> None:
     asked = Asked("gradients reduced during the last backward", "--x; y", "[parallel] overlap_gradients = true")
     answer = what_if(asked, BEFORE, Spent(step_s=1.0004, overlapped_s=0.2, exposed_s=0.1))
     console = Console(width=width, record=True, file=io.StringIO())
-    console.print(*what_if_parts([answer]))
+    console.print(*what_if_parts([answer], has_job=True))
     text = console.export_text()
     assert "[parallel] overlap_gradients = true" in " ".join(text.split())
     assert "-0.0%" not in text

@@ -13,8 +13,8 @@ from lagom_overlap.sim.what_if import WhatIf, interval_text, percent_text, wheth
 MAX_SHOWN: Final = 6
 
 
-def what_if_parts(answers: Sequence[WhatIf]) -> list[RenderableType]:
-    """The sentence and the table; nothing where nothing was asked."""
+def what_if_parts(answers: Sequence[WhatIf], *, has_job: bool = False) -> list[RenderableType]:
+    """The sentence and the table; nothing where nothing was asked. `has_job`: there is a job file to set keys in."""
     if not answers:
         return []
     table = Table(box=None, width=WIDTH, pad_edge=False, header_style="dim")
@@ -24,7 +24,7 @@ def what_if_parts(answers: Sequence[WhatIf]) -> list[RenderableType]:
     for answer in answers[:MAX_SHOWN]:
         cells = (percent_text(answer.share), interval_text(answer), answer.verdict.value)
         asked = Text(answer.change)
-        if answer.setting:
+        if has_job and answer.setting:
             asked.append(f"\n{answer.setting}", style="dim")
         table.add_row(asked, *(Text(cell) for cell in cells))
     if len(answers) > MAX_SHOWN:

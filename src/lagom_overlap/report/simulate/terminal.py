@@ -19,7 +19,7 @@ def simulation_summary(result: SimulateResult) -> Group:
     parts: list[RenderableType] = [Text(size_text(result), style="dim"), Text(headline(result), style="bold"), Text()]
     if result.communicators:
         parts += [_communicators(result), Text()]
-    parts += [_stages(result), Text(), *what_if_parts(result.what_ifs)]
+    parts += [_stages(result), Text(), *what_if_parts(result.what_ifs, has_job=True)]
     parts += [Text(note, style="dim") for note in result.notes]
     return Group(*parts)
 
