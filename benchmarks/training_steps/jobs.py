@@ -208,10 +208,18 @@ def _torchtitan(row: Row) -> StepCase:
         layout=layout,
         seq_len=row.needed_count("seq"),
         cluster=cluster,
-        framework="torchtitan_compiled" if compiled else "torchtitan",
+        framework=("torchtitan_blocks" if _is_before_2025(row) else "torchtitan_compiled")
+        if compiled
+        else "torchtitan",
         precision=Precision(products=_products(row)),
         measured_s=_measured_s(row, model, num_gpus),
     )
+
+
+def _is_before_2025(row: Row) -> bool:
+    """Whether torchtitan compiled its blocks but not the loss."""
+    found = re.search(r"\((20\d\d)-", row.text("version"))
+    return found is not None and int(found[1]) < 2025
 
 
 def _megatron(row: Row) -> StepCase:

@@ -20,17 +20,26 @@ static const struct {
     {29, "float8_e5m2", "emulated_gemm_float8_e5m2"},
     {33, "float4_e2m1fn", "emulated_gemm_float4_e2m1fn"},
 };
+#define NUM_TYPES (sizeof types / sizeof *types)
 
-cublasStatus_t blas_product(void *stream, int64_t m, int64_t n, int64_t k, int64_t batch, int type, int is_tf32) {
-  char json[256];
-  size_t i = 0, num_types = sizeof types / sizeof *types;
+// NUM_TYPES where the type is none that is known.
+static size_t find(int type) {
+  size_t i = 0;
+  while (i < NUM_TYPES && types[i].type != type) i++;
+  return i;
+}
+
+cublasStatus_t blas_product(void *stream, int64_t m, int64_t n, int64_t k, int64_t batch, int type, int result_type,
+                            int is_tf32) {
+  char json[256], result[32] = "";
+  size_t i = find(type), r = find(result_type);
   if (m <= 0 || n <= 0 || batch <= 0) return CUBLAS_SUCCESS;
-  while (i < num_types && types[i].type != type) i++;
-  if (i == num_types) return CUBLAS_NOT_SUPPORTED;
+  if (i == NUM_TYPES) return CUBLAS_NOT_SUPPORTED;
+  if (r != i && r != NUM_TYPES) snprintf(result, sizeof result, ", \"result\": \"%s\"", types[r].dtype);
   int is_tensor_float = type == CUDA_R_32F && is_tf32;
   snprintf(json, sizeof json,
-           "{\"gemm\": {\"m\": %" PRId64 ", \"n\": %" PRId64 ", \"k\": %" PRId64 ", \"batch\": %" PRId64 ", \"dtype\": \"%s\"}}",
-           m, n, k, batch, is_tensor_float ? "tfloat32" : types[i].dtype);
+           "{\"gemm\": {\"m\": %" PRId64 ", \"n\": %" PRId64 ", \"k\": %" PRId64 ", \"batch\": %" PRId64 ", \"dtype\": \"%s\"%s}}",
+           m, n, k, batch, is_tensor_float ? "tfloat32" : types[i].dtype, result);
   const char *kernel = is_tensor_float ? "emulated_gemm_tfloat32" : types[i].kernel;
   uint32_t desc_id = lagom_emulated_gpu.describe(json);
   return lagom_emulated_gpu.submit(stream, desc_id, kernel, NULL, NULL, NULL) ? CUBLAS_FAILED : CUBLAS_SUCCESS;

@@ -137,6 +137,13 @@ static void say_finished(void) {
   pthread_mutex_unlock(&send_lock);
 }
 
+static void finish_at_exit(void) { atexit(say_finished); }
+
+void client_expect_exit(void) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  pthread_once(&once, finish_at_exit);
+}
+
 static bool connect_to(const char *path) {
   struct sockaddr_un address = {.sun_family = AF_UNIX};
   if (strlen(path) >= sizeof address.sun_path) return false;
@@ -175,7 +182,7 @@ static void open_client(uint32_t device) {
   pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
   if (pthread_create(&flusher, &detached, flush_in_time, NULL)) refuse("cannot start a thread");
   pthread_attr_destroy(&detached);
-  atexit(say_finished);
+  client_expect_exit();
 }
 
 static uint32_t hash_of(const char *text) {  // FNV-1a

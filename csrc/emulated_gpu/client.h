@@ -39,6 +39,10 @@ enum client_result client_query(uint64_t op_id);
 // Start and end of an operation that is known to have ended; false otherwise.
 bool client_times(uint64_t op_id, uint64_t *start_ns, uint64_t *end_ns);
 
+// From here on the process says that it has finished when it ends, after what registers later: libraries that were first used
+// once CUDA was initialised (PyTorch's singletons) still find the device when they are unloaded.
+void client_expect_exit(void);
+
 uint64_t client_host_ns(void);
 void client_advance(uint64_t cost_ns);
 uint64_t client_launch_ns(void);  // LAGOM_EMULATION_LAUNCH_NS

@@ -69,21 +69,21 @@ static int is_tf32(const handle *h, int compute) {
 
 #define GEMM(letter, type)                                                                                              \
   EXPORT cublasStatus_t cublas##letter##gemm_v2(handle *h, int ta, int tb, int m, int n, int k) {                       \
-    return blas_product(h->stream, m, n, k, 1, type, is_tf32(h, 0));                                                    \
+    return blas_product(h->stream, m, n, k, 1, type, type, is_tf32(h, 0));                                                    \
   }                                                                                                                     \
   EXPORT cublasStatus_t cublas##letter##gemmStridedBatched(                                                             \
       handle *h, int ta, int tb, int m, int n, int k, const void *alpha, const void *a, int lda, long long stride_a,    \
       const void *b, int ldb, long long stride_b, const void *beta, void *c, int ldc, long long stride_c, int batch) {  \
-    return blas_product(h->stream, m, n, k, batch, type, is_tf32(h, 0));                                                \
+    return blas_product(h->stream, m, n, k, batch, type, type, is_tf32(h, 0));                                                \
   }                                                                                                                     \
   EXPORT cublasStatus_t cublas##letter##gemmBatched(handle *h, int ta, int tb, int m, int n, int k, const void *alpha,  \
                                                     const void *a, int lda, const void *b, int ldb, const void *beta,   \
                                                     void *c, int ldc, int batch) {                                      \
-    return blas_product(h->stream, m, n, k, batch, type, is_tf32(h, 0));                                                \
+    return blas_product(h->stream, m, n, k, batch, type, type, is_tf32(h, 0));                                                \
   }
 #define GEMV(letter, type)                                                                          \
   EXPORT cublasStatus_t cublas##letter##gemv_v2(handle *h, int trans, int m, int n) {               \
-    return blas_product(h->stream, trans ? n : m, 1, trans ? m : n, 1, type, is_tf32(h, 0));        \
+    return blas_product(h->stream, trans ? n : m, 1, trans ? m : n, 1, type, type, is_tf32(h, 0));        \
   }
 GEMM(S, CUDA_R_32F)
 GEMM(D, CUDA_R_64F)
@@ -97,13 +97,13 @@ GEMV(Z, CUDA_C_64F)
 
 EXPORT cublasStatus_t cublasSgemmEx(handle *h, int ta, int tb, int m, int n, int k, const void *alpha, const void *a,
                                     int a_type) {
-  return blas_product(h->stream, m, n, k, 1, a_type, is_tf32(h, 0));
+  return blas_product(h->stream, m, n, k, 1, a_type, a_type, is_tf32(h, 0));
 }
 
 EXPORT cublasStatus_t cublasGemmEx(handle *h, int ta, int tb, int m, int n, int k, const void *alpha, const void *a,
                                    int a_type, int lda, const void *b, int b_type, int ldb, const void *beta, void *c,
                                    int c_type, int ldc, int compute, int algorithm) {
-  return blas_product(h->stream, m, n, k, 1, a_type, is_tf32(h, compute));
+  return blas_product(h->stream, m, n, k, 1, a_type, c_type, is_tf32(h, compute));
 }
 
 EXPORT cublasStatus_t cublasGemmStridedBatchedEx(handle *h, int ta, int tb, int m, int n, int k, const void *alpha,
@@ -111,20 +111,20 @@ EXPORT cublasStatus_t cublasGemmStridedBatchedEx(handle *h, int ta, int tb, int 
                                                  int b_type, int ldb, long long stride_b, const void *beta, void *c,
                                                  int c_type, int ldc, long long stride_c, int batch, int compute,
                                                  int algorithm) {
-  return blas_product(h->stream, m, n, k, batch, a_type, is_tf32(h, compute));
+  return blas_product(h->stream, m, n, k, batch, a_type, c_type, is_tf32(h, compute));
 }
 
 EXPORT cublasStatus_t cublasGemmBatchedEx(handle *h, int ta, int tb, int m, int n, int k, const void *alpha, const void *a,
                                           int a_type, int lda, const void *b, int b_type, int ldb, const void *beta,
                                           void *c, int c_type, int ldc, int batch, int compute, int algorithm) {
-  return blas_product(h->stream, m, n, k, batch, a_type, is_tf32(h, compute));
+  return blas_product(h->stream, m, n, k, batch, a_type, c_type, is_tf32(h, compute));
 }
 
 // Dot products are one row times one column; the result, on the host in pointer mode 0, is zero.
 #define DOT(name, type, bytes)                                                                                       \
   EXPORT cublasStatus_t name(handle *h, int n, const void *x, int inc_x, const void *y, int inc_y, void *result) {    \
     if (!h->pointer_mode) memset(result, 0, bytes);                                                                  \
-    return blas_product(h->stream, 1, 1, n, 1, type, 0);                                                             \
+    return blas_product(h->stream, 1, 1, n, 1, type, type, 0);                                                             \
   }
 DOT(cublasSdot_v2, CUDA_R_32F, 4)
 DOT(cublasDdot_v2, CUDA_R_64F, 8)
@@ -136,5 +136,5 @@ DOT(cublasZdotc_v2, CUDA_C_64F, 16)
 EXPORT cublasStatus_t cublasDotEx(handle *h, int n, const void *x, int x_type, int inc_x, const void *y, int y_type,
                                   int inc_y, void *result, int result_type, int compute) {
   if (!h->pointer_mode) memset(result, 0, 2);
-  return blas_product(h->stream, 1, 1, n, 1, x_type, 0);
+  return blas_product(h->stream, 1, 1, n, 1, x_type, result_type, 0);
 }

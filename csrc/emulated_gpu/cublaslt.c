@@ -122,5 +122,5 @@ EXPORT cublasStatus_t cublasLtMatmul(void *handle, description *d, const void *a
   uint64_t depth = d->trans_a ? a_layout->rows : a_layout->columns;
   int is_tf32 = d->compute == CUBLAS_COMPUTE_32F_FAST_TF32;
   return blas_product(stream, (int64_t)result_layout->rows, (int64_t)result_layout->columns, (int64_t)depth,
-                      result_layout->batch, a_layout->type, is_tf32);
+                      result_layout->batch, a_layout->type, result_layout->type, is_tf32);
 }

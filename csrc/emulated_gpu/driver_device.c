@@ -16,6 +16,7 @@ static bool is_bad(CUdevice device) { return device < 0 || (uint32_t)device >= p
 EXPORT CUresult cuInit(unsigned flags) {
   if (preset_refusal()) return CUDA_ERROR_SYSTEM_DRIVER_MISMATCH;
   if (client_is_forked()) return CUDA_ERROR_NOT_INITIALIZED;
+  client_expect_exit();
   return preset_num_visible() ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
 }
 

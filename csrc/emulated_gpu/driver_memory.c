@@ -46,7 +46,7 @@ EXPORT CUresult cuMemHostAlloc(void **out, size_t bytes, unsigned flags) { retur
 EXPORT CUresult cuMemFreeHost(void *at) { return memory_free(at); }
 
 EXPORT CUresult cuMemHostRegister_v2(void *at, size_t bytes, unsigned flags) {
-  return memory_add((memory_block){at, bytes, context_device(), MEMORY_REGISTERED, 0, -1});
+  return memory_add((memory_block){at, bytes, context_device(), MEMORY_REGISTERED, 0, -1, 0});
 }
 
 EXPORT CUresult cuMemHostUnregister(void *at) {

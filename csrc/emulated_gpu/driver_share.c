@@ -49,7 +49,7 @@ EXPORT CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *out, CUipcHandle handle, unsi
                     (off_t)(given.offset - before));
   close(descriptor);
   if (base == MAP_FAILED) return CUDA_ERROR_MAP_FAILED;
-  CUresult result = memory_add((memory_block){base + before, given.bytes, context_device(), MEMORY_IMPORTED, 0, -1});
+  CUresult result = memory_add((memory_block){base + before, given.bytes, context_device(), MEMORY_IMPORTED, 0, -1, 0});
   if (result) munmap(base, given.bytes + before);
   *out = (CUdeviceptr)(base + before);
   return result;
@@ -87,11 +87,28 @@ typedef struct mapping {
 static mapping *mappings;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
+// A file's name says whose memory it is: an importer may be another process with another GPU.
+#define FILE_NAME "lagom_emulated_gpu_%u"
+
+static uint32_t device_of_file(int descriptor) {
+  char path[32], name[64];
+  unsigned physical;
+  snprintf(path, sizeof path, "/proc/self/fd/%d", descriptor);
+  ssize_t length = readlink(path, name, sizeof name - 1);
+  name[length > 0 ? length : 0] = 0;
+  if (sscanf(name, "/memfd:" FILE_NAME, &physical) == 1)
+    for (uint32_t i = 0; i < preset_num_visible(); i++)
+      if (preset_physical(i) == physical) return i;
+  return context_device();
+}
+
 static CUresult make_allocation(CUmemGenericAllocationHandle *out, size_t bytes, uint32_t device, bool is_charged,
                                 const CUmemAllocationProp *properties) {
   if (is_charged && memory_charge(device, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   allocation *made = calloc(1, sizeof *made);
-  int descriptor = memfd_create("lagom_emulated_gpu", MFD_CLOEXEC);
+  char name[32];
+  snprintf(name, sizeof name, FILE_NAME, preset_physical(device));
+  int descriptor = memfd_create(name, MFD_CLOEXEC);
   if (!made || descriptor < 0 || ftruncate(descriptor, (off_t)bytes)) {
     if (descriptor >= 0) close(descriptor);
     if (is_charged) memory_discharge(device, bytes);
@@ -154,7 +171,7 @@ EXPORT CUresult cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, CUmemGener
   if (!made) return CUDA_ERROR_OUT_OF_MEMORY;
   if (mmap((void *)at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, of->descriptor,
            (off_t)offset) == MAP_FAILED ||
-      memory_add((memory_block){(char *)at, bytes, of->device, MEMORY_MAPPED, 0, of->descriptor})) {
+      memory_add((memory_block){(char *)at, bytes, of->device, MEMORY_MAPPED, 0, of->descriptor, offset})) {
     free(made);
     return CUDA_ERROR_MAP_FAILED;
   }
@@ -229,7 +246,7 @@ EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out
     free(made);
     return CUDA_ERROR_INVALID_VALUE;
   }
-  *made = (allocation){descriptor, 1, context_device(), (size_t)status.st_size, false, {0}};
+  *made = (allocation){descriptor, 1, device_of_file(descriptor), (size_t)status.st_size, false, {0}};
   made->properties.type = 1;  // pinned
   made->properties.requested_handle_types = type;
   made->properties.location = (CUmemLocation){CU_MEM_LOCATION_TYPE_DEVICE, (int)made->device};

@@ -107,7 +107,7 @@ static CUresult allocate_on_gpu(void **out, size_t bytes, enum memory_kind kind,
   gpu_memory *gpu = &gpus[device];
   if (gpu->used + bytes > preset_get()->memory_bytes || !open_gpu(gpu)) return CUDA_ERROR_OUT_OF_MEMORY;
   char *start = find_room(gpu, bytes);
-  if (!start || !insert((memory_block){start, bytes, device, kind, 0, -1})) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (!start || !insert((memory_block){start, bytes, device, kind, 0, -1, 0})) return CUDA_ERROR_OUT_OF_MEMORY;
   gpu->used += bytes;
   *out = start;
   return CUDA_SUCCESS;
@@ -117,7 +117,7 @@ static CUresult allocate_on_host(void **out, size_t bytes, uint32_t device) {
   bytes = (bytes + PAGE - 1) / PAGE * PAGE;
   char *start = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (start == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
-  if (!insert((memory_block){start, bytes, device, MEMORY_HOST, 0, -1})) {
+  if (!insert((memory_block){start, bytes, device, MEMORY_HOST, 0, -1, 0})) {
     munmap(start, bytes);
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
@@ -135,12 +135,21 @@ CUresult memory_allocate(void **out, size_t bytes, enum memory_kind kind, uint32
   return result;
 }
 
+// The file behind an address, of virtual memory too, a peer's among it; -1 where none is known.
+static int file_behind(const void *address, size_t *offset) {
+  memory_block block;
+  int descriptor = memory_file(address, offset);
+  if (descriptor >= 0 || !memory_find(address, &block) || block.kind != MEMORY_MAPPED) return descriptor;
+  *offset = block.file_offset + (size_t)((const char *)address - block.start);
+  return block.descriptor;
+}
+
 // Gives whole pages back; what shares its first and last page with a neighbour is zeroed.
 static void zero(char *from, size_t bytes) {
   char *first = (char *)(((uintptr_t)from + PAGE - 1) & ~(uintptr_t)(PAGE - 1));
   char *last = (char *)(((uintptr_t)from + bytes) & ~(uintptr_t)(PAGE - 1));
   size_t offset;
-  int descriptor = bytes >= SPARSE_BYTES && last > first ? memory_file(first, &offset) : -1;
+  int descriptor = bytes >= SPARSE_BYTES && last > first ? file_behind(first, &offset) : -1;
   if (descriptor < 0 || fallocate(descriptor, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, last - first)) {
     memset(from, 0, bytes);
     return;
@@ -245,7 +254,7 @@ int memory_file(const void *address, size_t *offset) {
 
 bool memory_is_hole(const void *address, size_t bytes) {
   size_t offset;
-  int descriptor = memory_file(address, &offset);
+  int descriptor = file_behind(address, &offset);
   if (descriptor < 0) return false;
   off_t data = lseek(descriptor, (off_t)offset, SEEK_DATA);
   return data < 0 || (size_t)data >= offset + bytes;
@@ -253,7 +262,7 @@ bool memory_is_hole(const void *address, size_t bytes) {
 
 void memory_copy(void *to, const void *from, size_t bytes) {
   size_t start;
-  int descriptor = bytes >= SPARSE_BYTES ? memory_file(from, &start) : -1;
+  int descriptor = bytes >= SPARSE_BYTES ? file_behind(from, &start) : -1;
   if (descriptor < 0) {
     memmove(to, from, bytes);
     return;

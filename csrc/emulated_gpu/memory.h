@@ -14,6 +14,7 @@ typedef struct {
   enum memory_kind kind;
   unsigned long long id;
   int descriptor;  // of host memory, mapped memory and imports; device memory belongs to its GPU's file
+  size_t file_offset;  // of mapped memory: where it begins in the descriptor's file
 } memory_block;
 
 CUresult memory_allocate(void **out, size_t bytes, enum memory_kind kind, uint32_t device);

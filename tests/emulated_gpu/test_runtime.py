@@ -327,6 +327,37 @@ def test_virtual_memory_maps_what_was_created(on_device):
     assert (done.stdout, done.stderr) == ("b'seen twice' True\nTrue\n", "")
 
 
+def test_imported_memory_is_its_gpus_and_large_copies_of_untouched_memory_write_nothing(on_device):
+    """What a peer exported: a copy goes over the wire, and what neither has written takes no page of either."""
+    done = on_device("""
+    import ctypes as c
+    import os
+    from emulated import Runtime
+    cuda, driver = Runtime(13), c.CDLL("libcuda.so.1")
+    class Properties(c.Structure):
+        _fields_ = [(name, c.c_int) for name in ("type", "handles", "where", "id")] + [("rest", c.c_char * 16)]
+    size, zero = 64 << 20, c.c_ulonglong(0)
+    def mapped(handle):
+        at = c.c_ulonglong()
+        assert not driver.cuMemAddressReserve(c.byref(at), c.c_size_t(size), c.c_size_t(0), zero, zero)
+        assert not driver.cuMemMap(at, c.c_size_t(size), c.c_size_t(0), handle, zero)
+        return at
+    cuda.SetDevice(1)
+    theirs, ours, exported, device = c.c_ulonglong(), c.c_ulonglong(), c.c_int(), c.c_int()
+    assert not driver.cuMemCreate(c.byref(theirs), c.c_size_t(size), c.byref(Properties(1, 1, 1, 1)), zero)
+    assert not driver.cuMemExportToShareableHandle(c.byref(exported), theirs, 1, zero)
+    cuda.SetDevice(0)
+    assert not driver.cuMemImportFromShareableHandle(c.byref(ours), c.c_void_p(exported.value), 1)
+    there, here = mapped(ours), c.c_void_p(cuda.malloc(size))
+    assert not driver.cuPointerGetAttribute(c.byref(device), 9, there)
+    cuda.write(there.value + (5 << 20), b"written")
+    cuda.Memcpy(here, c.c_void_p(there.value), c.c_size_t(size), 3)
+    pages = os.fstat(exported.value).st_blocks * 512
+    print(device.value, cuda.read(here.value + (5 << 20), 7), pages <= 2 << 20)
+    """)
+    assert (done.stdout, done.stderr) == ("1 b'written' True\n", "")
+
+
 def test_functions_are_found_by_their_base_names(on_device):
     done = on_device("""
     import ctypes as c

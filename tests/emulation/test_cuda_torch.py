@@ -2,13 +2,18 @@
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from lagom_overlap.cost.operators import load_operators
+from lagom_overlap.cost.operators.times import OperatorTimes
+from lagom_overlap.hardware import load_preset
 from lagom_overlap.nccl_plugin import read_profile, read_record
 from lagom_overlap.nccl_plugin.record_log import Flag
+from lagom_overlap.workload import Gemm, MemoryBound
 from ports import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -329,3 +334,41 @@ def test_experts_are_chosen_by_values_and_stages_tell_each_other_shapes() -> Non
     """The job itself asserts that what a rank sends to an expert is what the expert's rank receives."""
     found = emulate(*torchrun(2, str(ROOT / "tests/emulation/cuda_routing_job.py")))
     assert (found["exit_code"], found["refusals"]) == (0, [])
+
+
+COMPILED = """
+import torch
+
+scale = torch.ones((), device="cuda")
+left, right = (torch.empty(64 << 20, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+many, few = torch.empty(8192, 8192, device="cuda", dtype=torch.float8_e4m3fn), torch.ones(1, device="cuda")
+added = torch.compile(lambda x, y: (x + y).relu())
+for _ in range(2):
+    added(left, right)
+torch.cuda.synchronize()
+begin, between, end = (torch.cuda.Event(enable_timing=True) for _ in range(3))
+begin.record()
+added(left, right)
+between.record()
+torch._scaled_mm(many, many.t(), few, few, out_dtype=torch.bfloat16)
+end.record()
+torch.cuda.synchronize()
+print("SAW", begin.elapsed_time(between), between.elapsed_time(end), flush=True)
+"""
+
+
+@pytest.mark.cuda_torch
+@pytest.mark.timeout(300)
+def test_a_compiled_kernel_takes_its_bytes_and_an_fp8_product_its_format(tmp_path: Path) -> None:
+    script = tmp_path / "compiled.py"
+    script.write_text(COMPILED)
+    done = emulation(PYTHON, str(script))
+    assert done.returncode == 0, done.stderr[-4000:]
+    saw = re.search(r"SAW (\S+) (\S+)", done.stdout + done.stderr)
+    assert saw is not None
+    gpu = load_preset("h100_dgx").gpu
+    times = OperatorTimes(gpu, load_operators(gpu))
+    assert float(saw[1]) / 1e3 == pytest.approx(times.seconds(MemoryBound(3 * 2 * (64 << 20))), rel=0.05)
+    # An H100 multiplies FP8 twice as fast as bf16, of which whole steps keep a share.
+    fp8, bf16 = (times.seconds(Gemm(8192, 8192, 8192, width, result_bytes=2)) for width in (1, 2))
+    assert fp8 < float(saw[2]) / 1e3 < min(bf16, 1.3 * fp8)

@@ -20,8 +20,8 @@ QUERY, KEY = tensor(1, 32, 8192, 128), tensor(1, 8, 8192, 128)
 
 def module(ran: list[str]) -> SimpleNamespace:
     class CachingAutotuner:
-        def __init__(self, name: str) -> None:
-            self.inductor_meta = {"kernel_name": name}
+        def __init__(self, fn, triton_meta, configs, name: str = "") -> None:
+            self.fn, self.configs, self.inductor_meta = fn, configs, {"kernel_name": name}
 
         def run(self, *args, stream):
             ran.append(self.inductor_meta["kernel_name"])
@@ -67,15 +67,32 @@ def test_a_launch_is_told_before_and_behind_and_variants_are_not_searched() -> N
     said: list[object] = []
     made = module(ran)
     inductor._wrap(made, said.append)
-    flex, other = made.CachingAutotuner(FORWARD), made.CachingAutotuner("triton_poi_fused_add_0")
+    flex = made.CachingAutotuner(None, {}, ["a tile", "another"], FORWARD)
+    other = made.CachingAutotuner(None, {}, [], name="triton_poi_fused_add_0")
     flex.run(QUERY, KEY, KEY, stream=1)
     other.run(QUERY, stream=1)
     with pytest.raises(RuntimeError, match="no stream"):
         flex.run(QUERY, KEY, KEY, stream=None)
     assert ran == [FORWARD, "triton_poi_fused_add_0", FORWARD]
     assert [each is None for each in said] == [False, True, False, True]
+    assert flex.configs == ["a tile"]
     assert flex.coordinate_descent_tuning("the launcher", 1, 2) == "the launcher"
     inductor._wrap(SimpleNamespace(), said.append)  # a release without that class
+
+
+def test_other_kernels_are_told_by_what_their_source_moves() -> None:
+    text = """
+def triton_poi_fused_t_0(in_ptr0, out_ptr0, ynumel, xnumel, XBLOCK : tl.constexpr):
+    tmp0 = tl.load(in_ptr0 + (x1 + 64*y0), xmask)
+    tl.store(out_ptr0 + (y0 + 32*x1), tmp0, xmask)
+"""
+    said: list[object] = []
+    made = module([])
+    inductor._wrap(made, said.append)
+    held = SimpleNamespace(numel=lambda: 2048, element_size=lambda: 2)
+    for name in ("triton_poi_fused_t_0", "triton_tem_fused_mm_0"):  # a product's loops read tiles again
+        made.CachingAutotuner(SimpleNamespace(src=text), {}, [], name).run(held, held, 32, 64, stream=1)
+    assert said == [{"op": "triton_poi_fused_t_0", "bytes": 8192, "access": "rearrange"}, None]
 
 
 def test_of_several_kernels_for_an_operator_the_first_is_taken() -> None:

@@ -55,6 +55,32 @@ def test_a_product_takes_what_the_model_says_of_its_shape(prices: CostModelPrice
     assert found.source is PriceSource.SHAPE
 
 
+@pytest.mark.parametrize(
+    ("formats", "width", "result_bytes"),
+    [
+        ({"dtype": "bfloat16"}, 2, None),
+        ({"dtype": "float32"}, 4, None),
+        ({"dtype": "tfloat32"}, 4, None),
+        ({"dtype": "float8_e4m3fn", "result": "bfloat16"}, 1, 2),
+        ({"dtype": "float8_e5m2", "result": "float32"}, 1, 4),
+        ({"dtype": "float4_e2m1fn", "result": "bfloat16"}, 1, 2),
+    ],
+)
+def test_a_product_takes_the_rate_of_its_operands_and_writes_its_result(
+    prices: CostModelPrices, model: ContentionModel, formats: dict[str, str], width: int, result_bytes: int | None
+) -> None:
+    gemm = {"m": 4096, "n": 1024, "k": 8192, "batch": 1} | formats
+    expected = model.kernel(Gemm(4096, 1024, 8192, width, result_bytes=result_bytes))
+    assert priced(prices, {"gemm": gemm}).alone_ns == pytest.approx(1e9 * model.kernel_seconds(expected))
+
+
+def test_a_kernel_that_rearranges_has_that_rate(prices: CostModelPrices, model: ContentionModel) -> None:
+    found = priced(prices, {"kernel": "triton_poi_fused_t_0", "bytes": 1 << 30, "access": "rearrange"})
+    expected = model.kernel_seconds(model.kernel(MemoryBound(1 << 30, Access.REARRANGE)))
+    assert found.alone_ns == pytest.approx(1e9 * expected)
+    assert expected > model.kernel_seconds(model.kernel(MemoryBound(1 << 30)))
+
+
 def test_a_collective_takes_what_its_configuration_costs(prices: CostModelPrices, model: ContentionModel) -> None:
     def seconds(channels: int) -> float:
         config = CommConfig(

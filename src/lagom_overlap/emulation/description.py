@@ -1,7 +1,7 @@
 """What a process says of a kind of operation: JSON, decoded into a typed struct.
 
-One of the first group of fields says what it is; `op`, `flops` and `bytes` beside a kernel come from the framework hook
-(`boot/`), `part` marks every kernel of a framework's operator but the first.
+One of the first group of fields says what it is; `op`, `flops`, `bytes` and `access` beside a kernel come from the
+framework hook (`boot/`), `part` marks every kernel of a framework's operator but the first.
 """
 
 from typing import Annotated, Any, Final
@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.emulation.protocol import ProtocolError
+from lagom_overlap.workload import Access
 
 _MOST: Final = 1 << 62
 Amount = Annotated[int, Meta(ge=0, le=_MOST)]
@@ -21,13 +22,14 @@ Float = Annotated[float, Meta(ge=0)]
 
 
 class GemmText(msgspec.Struct, frozen=True):
-    """A matrix product as BLAS was called."""
+    """A matrix product as BLAS was called; `result` is the format that it writes ("": the operands')."""
 
     m: Amount
     n: Amount
     k: Amount
     batch: Amount = 1
     dtype: Name = "bf16"
+    result: Name = ""
 
 
 class CollectiveText(msgspec.Struct, frozen=True):
@@ -69,6 +71,7 @@ class Description(msgspec.Struct, frozen=True):
     mark: dict[str, Any] | None = None
     bytes: Float | None = None
     flops: Float | None = None
+    access: Access | None = None
     op: Name | None = None
     part: Amount = 0
 

@@ -1,15 +1,17 @@
-"""Triton kernels that Inductor has made: what flex attention computes, and no search that could find nothing.
+"""Triton kernels of Inductor: what they move, what flex attention computes, no search that could find nothing.
 
-A compiled flex attention is a Triton kernel, which no operator of PyTorch announces; by name and grid it would cost
-microseconds. Its tensors are at hand where Inductor launches it, so its flops are told there: per score two products
-forward, and seven backward, whose two halves compute scores and their gradients each for themselves
-(torch/_inductor/kernel/flex/templates/flex_backwards.py.jinja of PyTorch 2.15 has three products for the queries'
-gradient and four for those of keys and values). Which blocks a mask leaves out lies in tensors that nobody computed: as
-many queries as keys are taken for a causal mask, which leaves half.
+No operator of PyTorch announces them; by name and grid they could cost anything. Their tensors are at hand where
+Inductor launches them, and their source says what is read and written (`kernel_source.py`).
+
+Flex attention takes its flops: per score two products forward, and seven backward, whose two halves compute scores and
+their gradients each for themselves (torch/_inductor/kernel/flex/templates/flex_backwards.py.jinja of PyTorch 2.15 has
+three products for the queries' gradient and four for those of keys and values). Which blocks a mask leaves out lies in
+tensors that nobody computed: as many queries as keys are taken for a causal mask, which leaves half.
 
 Autotuning compiles variants of a kernel and keeps the fastest; coordinate descent (`coordinate_descent_tuning`, which
-torchtitan sets with `max_autotune`) compiles dozens. Variants that are priced by name and grid tell it nothing, and
-each rank compiles its own, so Inductor's first choice is taken: for products that is cuBLAS's.
+torchtitan sets with `max_autotune`) compiles dozens. What their tiles cost is not modelled, so that variants would tell
+it nothing, and each rank compiles its own. So Inductor's first choice is taken: for products that is cuBLAS's, for
+its own kernels the first of the tiles that it would try.
 """
 
 import re
@@ -19,11 +21,16 @@ from types import ModuleType
 from typing import Any, Final
 
 from lagom_overlap.after_import import after_import
+from lagom_overlap.emulation.kernel_source import KernelSource, Residency
 
 _HEURISTICS: Final = "torch._inductor.runtime.triton_heuristics"
 _CHOICES: Final = "torch._inductor.select_algorithm"
 _FLEX: Final = re.compile(r"triton_tem_.*flex_attention(?P<backward>_backward)?")
+_TEMPLATE: Final = re.compile(r"triton_tem_")
+"""Products and attention: their loops read tiles again and again, which their source does not count."""
 _PRODUCTS: Final = {False: 2, True: 7}
+_sources: dict[int, tuple[Any, KernelSource | None]] = {}
+"""By kernel, which is kept so that its number is not given again."""
 
 
 def watch(describe: Callable[[Mapping[str, Any] | None], None]) -> None:
@@ -45,8 +52,7 @@ def _wrap(module: ModuleType, describe: Callable[[Mapping[str, Any] | None], Non
         return  # a release that names them otherwise: its kernels are priced by name
 
     def told(self: Any, *args: Any, **kwargs: Any) -> Any:
-        name = str((getattr(self, "inductor_meta", None) or {}).get("kernel_name", ""))
-        fields = fields_of(name, args)
+        fields = described(self, args)
         if fields is None:
             return run(self, *args, **kwargs)
         describe(fields)
@@ -55,9 +61,47 @@ def _wrap(module: ModuleType, describe: Callable[[Mapping[str, Any] | None], Non
         finally:
             describe(None)
 
-    kernel.run = told
+    start = kernel.__init__
+
+    def with_one(self: Any, fn: Any, triton_meta: Any, configs: Any, *args: Any, **kwargs: Any) -> None:
+        start(self, fn, triton_meta, configs[:1], *args, **kwargs)
+
+    kernel.run, kernel.__init__ = told, with_one
     if hasattr(kernel, "coordinate_descent_tuning"):
         kernel.coordinate_descent_tuning = lambda self, launcher, *_, **__: launcher
+
+
+def described(kernel: Any, args: Sequence[Any]) -> dict[str, Any] | None:
+    """What a launch moves and computes; None where nothing says it."""
+    name = str((getattr(kernel, "inductor_meta", None) or {}).get("kernel_name", ""))
+    found = fields_of(name, args)
+    if found is not None or _TEMPLATE.match(name):
+        return found
+    try:
+        source = _sources.get(id(kernel))
+        if source is None:
+            text = getattr(getattr(kernel, "fn", None), "src", None)
+            source = _sources[id(kernel)] = (kernel, KernelSource.read(text) if isinstance(text, str) else None)
+        if source[1] is None:
+            return None
+        num_bytes = source[1].bytes_moved(args, _residency(kernel))
+    except Exception:  # a source of another shape: by name and grid
+        return None
+    return {"op": name, "bytes": num_bytes} | ({"access": "rearrange"} if source[1].turns else {})
+
+
+def _residency(kernel: Any) -> Residency | None:
+    """How many rows of a reduction are under way at once, and what the L2 cache holds."""
+    properties = getattr(kernel, "device_props", None)
+    launchers = getattr(kernel, "launchers", None)
+    if properties is None or not launchers:
+        return None
+    import torch  # noqa: PLC0415 - the job's
+
+    config = launchers[0].config
+    blocks = max(1, (properties.max_threads_per_multi_processor or 2048) // (32 * config.num_warps))
+    l2_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
+    return Residency(properties.multi_processor_count * blocks * config.kwargs.get("XBLOCK", 1), l2_bytes)
 
 
 def fields_of(name: str, args: Sequence[Any]) -> dict[str, Any] | None:

@@ -44,7 +44,14 @@ _DTYPE_BYTES: Final = (
     (re.compile(r"Float8|fp8|e4m3|e5m2|int8|char|bool", re.IGNORECASE), 1),
     (re.compile(r"double|f64|fp64|int64|long", re.IGNORECASE), 8),
 )
-_ELEMENT_BYTES: Final = {"bf16": 2, "f16": 2, "fp16": 2, "f32": 4, "fp32": 4, "tf32": 4, "f64": 8, "fp8": 1, "i8": 1}
+_ELEMENT_BYTES: Final = {
+    **dict.fromkeys(("bf16", "bfloat16", "f16", "fp16", "float16"), 2),
+    **dict.fromkeys(("f32", "fp32", "float32", "tf32", "tfloat32"), 4),
+    **dict.fromkeys(("f64", "float64", "complex64"), 8),
+    **dict.fromkeys(("fp8", "float8_e4m3fn", "float8_e5m2", "i8", "int8"), 1),
+    "complex128": 16,
+}
+"""Of the formats that the emulated BLAS names; four bits are taken for one byte."""
 _LEAST_BYTES_PER_S: Final = 1.0
 """The rate of a collective that waits: as good as none, and still a rate."""
 
@@ -138,7 +145,9 @@ class CostModelPrices:
     def _gemm(self, gemm: GemmText) -> tuple[Work, PriceSource]:
         if not min(gemm.m, gemm.n, gemm.k, gemm.batch):
             return self._touch(1), PriceSource.SHAPE
-        work = Gemm(gemm.m, gemm.n, gemm.k, _ELEMENT_BYTES.get(gemm.dtype.lower(), 2), gemm.batch)
+        width = _ELEMENT_BYTES.get(gemm.dtype.lower(), 1 if "float4" in gemm.dtype else 2)
+        result = _ELEMENT_BYTES.get(gemm.result.lower())
+        work = Gemm(gemm.m, gemm.n, gemm.k, width, gemm.batch, result_bytes=None if result == width else result)
         return self._computation(self._model.kernel(work)), PriceSource.SHAPE
 
     def _touch(self, num_bytes: float, access: Access = Access.STREAM) -> Work:
@@ -160,7 +169,7 @@ class CostModelPrices:
         reduces = kernel_class(name) is KernelClass.REDUCTION and "softmax" not in name.lower()
         access = Access.REDUCTION if reduces else Access.STREAM
         if one.bytes is not None:
-            return self._touch(one.bytes, access), PriceSource.FRAMEWORK
+            return self._touch(one.bytes, one.access or access), PriceSource.FRAMEWORK
         elements = one.num_elements or VECTOR_ELEMENTS * prod(one.grid) * prod(one.block)
         size = next((size for pattern, size in _DTYPE_BYTES if pattern.search(name)), 4)
         return self._touch(2.0 * size * elements, access), PriceSource.NAME

@@ -30,7 +30,7 @@ from lagom_overlap.workload.step.switches import has_dispatcher, has_switch
 
 CARVE_OUTS: Final = (8, 16, 24)
 _MEGATRONS: Final = ("megatron", "megatron_deepspeed")
-_CUTS_TENSOR: Final = ("megatron", "fsdp2", "torchtitan", "torchtitan_compiled")
+_CUTS_TENSOR: Final = ("megatron", "fsdp2", "torchtitan", "torchtitan_blocks", "torchtitan_compiled")
 """Frameworks with Transformer Engine's user buffers, or with PyTorch's async TP."""
 _MERGED: Final = {
     True: "--moe-token-dispatcher-type flex (Megatron-LM: DeepEP, HybridEP)",
@@ -39,7 +39,7 @@ _MERGED: Final = {
 """By whether the framework is Megatron-LM."""
 _FSDP2_AHEAD: Final = "set_modules_to_forward_prefetch, set_modules_to_backward_prefetch"
 _GATHERS_AHEAD: Final = {
-    **dict.fromkeys(("fsdp2", "torchtitan", "torchtitan_compiled"), _FSDP2_AHEAD),
+    **dict.fromkeys(("fsdp2", "torchtitan", "torchtitan_blocks", "torchtitan_compiled"), _FSDP2_AHEAD),
     "deepspeed": "stage3_prefetch_bucket_size (DeepSpeed)",
 }
 """How a framework is told to gather another unit ahead under ZeRO-3."""

@@ -358,6 +358,41 @@ def test_who_runs_eager_pytorch_pays_for_every_kernel_of_swiglu() -> None:
     assert [launches_of(built(ALONE, "fsdp2"))[part] for part in ("act", "act_d")] == [2, 4]
 
 
+def test_torchtitan_repeats_keys_and_values_for_every_head_and_turns_complex_numbers_outside_of_inductor() -> None:
+    tokens, width = 2 * SEQ, LLAMA.head_dim
+    turned = tokens * (LLAMA.num_heads + LLAMA.num_kv_heads) * width
+    for framework in ("torchtitan", "torchtitan_blocks", "torchtitan_compiled"):
+        for layout in (ALONE, replace(ALONE, recompute=Recompute.PRODUCTS)):
+            ops = {op.name: op.work for op in built(layout, framework).iteration.computations}
+            found = {
+                part: ops[f"mb0.layer1.{part}"].num_bytes  # type: ignore[union-attr]
+                for part in ("repeat", "repeat_again", "repeat_d", "rotary", "rotary_again", "rotary_d")
+                if layout is not ALONE or not part.endswith("again")
+            }
+            # Keys and values: each is read once and written for every head, and backward the other way round.
+            assert {part: found[part] for part in found if "repeat" in part} == {
+                part: 2 * 2 * turned for part in found if "repeat" in part
+            }
+            # To FP32, the complex product, back.
+            assert {found[part] for part in found if "rotary" in part} == {(6 + 8 + 6) * turned}
+    plain = {op.name for op in built(ALONE, "fsdp2").iteration.computations}
+    assert "mb0.layer1.repeat" not in plain
+
+
+def test_torchtitan_of_2024_compiles_no_loss_and_runs_adamw_tensor_by_tensor() -> None:
+    logits = 2 * SEQ * LLAMA.vocab
+    sharded = replace(ALONE, data=2, zero_stage=3, global_batch=4)
+    expected = {"torchtitan": (22, 26, 84), "torchtitan_blocks": (22, 26, 84), "torchtitan_compiled": (4, 4, 28)}
+    for framework, (forward, backward, per_parameter) in expected.items():
+        ops = {op.name: op.work for op in built(ALONE, framework).iteration.computations}
+        found = [ops[name].num_bytes for name in ops if name.endswith((".loss", ".loss_d"))]  # type: ignore[union-attr]
+        assert found == [forward * logits, backward * logits], framework
+        assert load_rules(framework).optimizer_bytes == per_parameter
+    step = built(sharded, "torchtitan_blocks")
+    updates = [op.work.num_bytes for op in step.iteration.computations if op.name.endswith("update")]  # type: ignore[union-attr]
+    assert sum(updates) == pytest.approx(84 * LLAMA.num_params / 2, rel=0.01)
+
+
 def test_fp8_is_gathered_where_the_cast_comes_first() -> None:
     layout = replace(ALONE, tensor=4, sequence_parallel=True)
     plain, cast = built(layout), built(layout, precision=Precision(products=ProductFormat.FP8))

@@ -49,6 +49,13 @@ class AttentionOps(StepOps):
         kernels = self._shape.traffic.rotary[phase is not FORWARD]
         return self._run(part, (source,), kernels, (self._tokens, columns), phase)
 
+    def _repeated(self, part: str, source: str, phase: Phase) -> str:
+        """Keys and values repeated for every head, their gradients summed, where the model's code does that."""
+        if not self._shape.traffic.repeats_keys or self._heads == self._kv_heads:
+            return source
+        columns = (self._heads + self._kv_heads) * self._model.head_dim
+        return self._run(part, (source,), (2, 2), (self._tokens, columns), phase)
+
     def _attention(self, part: str, sources: Sequence[str], passes: float, phase: Phase) -> str:
         batch = self._layout.micro_batch
         work = Attention(
@@ -130,7 +137,7 @@ class AttentionOps(StepOps):
 
     def _core(self, qkv: str) -> str:
         """The attention itself, between the projections."""
-        turned = self._rotary("rotary", qkv, FORWARD)
+        turned = self._repeated("repeat", self._rotary("rotary", qkv, FORWARD), FORWARD)
         if self._layout.flash_attention:
             return self._attention("attention", (turned,), 1.0, FORWARD)
         s, d = self._shape.seq_len, self._model.head_dim
@@ -148,11 +155,11 @@ class AttentionOps(StepOps):
     def _core_backward(self, out_d: str) -> str:
         """The gradient of the joint projection's output."""
         made, d, s = self.made, self._model.head_dim, self._shape.seq_len
-        qkv = made.get("rotary", made["qkv"])
+        qkv = made.get("repeat") or made.get("rotary", made["qkv"])
         columns = self._weights["qkv"].outputs
         if self._layout.flash_attention:
             whole = self._attention("attention_d", (out_d, qkv), FLASH_BACKWARD_PASSES, BACKWARD)
-            turned = self._rotary("rotary_d", whole, BACKWARD)
+            turned = self._rotary("rotary_d", self._repeated("repeat_d", whole, BACKWARD), BACKWARD)
             return turned if self._weights["qkv"].parts else self._join(turned, columns)
         rows = (self._tokens, self._heads * d)
         permuted = self._touch("permute_heads_d", (out_d,), 4 * rows[0] * rows[1], rows, BACKWARD)
@@ -167,7 +174,7 @@ class AttentionOps(StepOps):
         )
         query_d = self._batched("scores_d", (scores_d, qkv), d, s, BACKWARD)
         key_d = self._batched("scores_k_d", (scores_d, qkv), d, s, BACKWARD)
-        turned = self._rotary("rotary_d", query_d, BACKWARD)
+        turned = self._rotary("rotary_d", self._repeated("repeat_d", query_d, BACKWARD), BACKWARD)
         if self._weights["qkv"].parts:
             return self._graph.together((key_d, value_d, turned))
         return self._join(turned, columns, (key_d, value_d))

@@ -97,7 +97,7 @@ class LayerOps(AttentionOps, ExpertOps):
         norm = self._own_rows("qkv", self._normed("norm", made["x"]), FORWARD)
         gathered = self._enter("attention_gather", norm, FORWARD, of="qkv")
         keys = self._product("qkv", gathered, outputs=self._kv_heads * self._model.head_dim)
-        self._rotary("rotary", keys, FORWARD)
+        self._repeated("repeat", self._rotary("rotary", keys, FORWARD), FORWARD)
         if self._layout.tensor == 1:
             reduced = self._product("out", made["attention"])
         else:

@@ -8,7 +8,9 @@ Facts, each from the framework's own source:
   the copy-out of unit k. In backward a unit's copy-out is followed by the gather of the unit before it in forward's
   order. The copy into a reduction waits for the reduction before it. The root's own parameters stay gathered.
   Blocks are recomputed by PyTorch's non-reentrant checkpoint (`torch/utils/checkpoint.py`), which stops early.
-- torchtitan (`parallelize_llama.py`, Dec 2024 to Jun 2025): FSDP2 around blocks compiled or not, fused AdamW, clipping;
+- torchtitan (`parallelize_llama.py`, Apr 2024 to Jun 2025): FSDP2 around blocks compiled or not, clipping; AdamW is
+  multi-tensor until Dec 2024 (9dec370: `optimizer.fused` is off) and fused in Jun 2025 (820504e: `implementation`), the
+  loss is compiled with the blocks in Jun 2025 and not before (9dec370, `train.py`: turned off for CUDA errors);
   q, k, v, gate and up are a `Linear` each; with one FP8 scale per tensor, casts come before gathers
   (torchao's `float8_tensor_parallel.py`);
   tensor parallelism through DTensor, whose gathers and scatters run along the second axis of [batch, sequence, hidden].
@@ -31,6 +33,7 @@ from lagom_overlap.units import MIB
 from lagom_overlap.workload.precision import HALF, MIXED, DType, Precision
 from lagom_overlap.workload.step.traffic import (
     COMPILED,
+    COMPILED_BLOCKS,
     DYNAMIC_CASTS,
     EAGER,
     FUSED,
@@ -140,10 +143,12 @@ TORCHTITAN: Final = replace(
     sequence_first=False,
     joint_products=False,
     casts_before_gathers=True,
-    optimizer_bytes=_ADAMW_FUSED_BYTES,
     clips=True,
 )
-TORCHTITAN_COMPILED: Final = replace(TORCHTITAN, name="torchtitan_compiled", traffic=COMPILED, ring=RING_COMPILED)
+TORCHTITAN_BLOCKS: Final = replace(TORCHTITAN, name="torchtitan_blocks", traffic=COMPILED_BLOCKS, ring=RING_COMPILED)
+TORCHTITAN_COMPILED: Final = replace(
+    TORCHTITAN_BLOCKS, name="torchtitan_compiled", traffic=COMPILED, optimizer_bytes=_ADAMW_FUSED_BYTES
+)
 FSDP1: Final = IssueRules(
     name="fsdp1",
     sharding=Sharding.LAYERWISE,
@@ -190,7 +195,7 @@ PROGRAM_ORDER: Final = IssueRules(
 """No framework: each unit is gathered just before its use and reduced just after its last gradient, on one stream."""
 
 RULES: Final = {rules.name: rules for rules in (
-    FSDP2, FSDP1, TORCHTITAN, TORCHTITAN_COMPILED, DDP, MEGATRON, MEGATRON_DEEPSPEED, DEEPSPEED,
+    FSDP2, FSDP1, TORCHTITAN, TORCHTITAN_BLOCKS, TORCHTITAN_COMPILED, DDP, MEGATRON, MEGATRON_DEEPSPEED, DEEPSPEED,
 )}  # fmt: skip
 
 

@@ -29,7 +29,7 @@ SWITCHES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Keys of `[parallel]`, and the frameworks in which they can be other than their default."""
 DISPATCHERS: Final[Mapping[Dispatcher, tuple[str, ...]]] = {
-    Dispatcher.MERGED: ("megatron", "torchtitan", "torchtitan_compiled"),
+    Dispatcher.MERGED: ("megatron", "torchtitan", "torchtitan_blocks", "torchtitan_compiled"),
     Dispatcher.CAPACITY: _MEGATRON,
 }
 

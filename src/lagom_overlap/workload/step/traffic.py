@@ -8,7 +8,10 @@ makes of the same lines). Eager counts the kernels that PyTorch launches for tor
   weight 4; backward: gradient times x 6 and times weight 4, the former's sum 2, cast 6, times x 12, times the root 8,
   sum 4, three of one number per row, mean 4, pow 8, twice 8, times the mean's 12, sum of the two 12, cast 6;
 - latent attention's queries, keys and values, put together from their parts: 4 per element of each;
-- rotary, forward and backward each: cast 6, complex product 8, cast back 6;
+- rotary, forward and backward each: cast 6, complex product 8, cast back 6; inductor makes no complex product either
+  (`unsupported_input_tensor` in its `lowering.py`), so that compiled blocks have these three, too;
+- keys and values repeated for every head (`repeat_kv`): read 2, written 2 for each head that shares them; their
+  gradients' sum in backward the same the other way;
 - SwiGLU, per column of the product: silu 4, product 6; backward: two products 6 each, silu 6;
 - cross entropy per logit: cast 6, log-softmax 16 (a row that does not fit into 48 KiB of shared memory is read for its
   maximum, its sum and its result: `SoftMax.cu`); backward: one hot 4, log-softmax 16 (the gradient's row twice),
@@ -47,8 +50,9 @@ class Traffic:
 
     `cut_loss` is `loss` where tensor parallelism cuts the vocabulary. `fuses_latent`: one kernel turns
     latent attention's queries in place and one makes its keys and values; otherwise all are turned and then copied.
-    `joins_sums` says that a sum of gradients is a part of the kernel that reads it, as inductor makes it: of the norm's
-    backward, or of the copy before a reduction along the second axis.
+    `repeats_keys`: keys and values are repeated for every head before attention. `joins_sums` says that a sum of
+    gradients is a part of the kernel that reads it, as inductor makes it: of the norm's backward, or of the copy
+    before a reduction along the second axis.
     """
 
     norm: tuple[Kernels, Kernels]
@@ -57,6 +61,7 @@ class Traffic:
     loss: tuple[int, int]
     cut_loss: tuple[int, int]
     fuses_latent: bool = True
+    repeats_keys: bool = False
     joins_sums: bool = False
 
     def sum_bytes(self, num_addends: int) -> int:
@@ -156,17 +161,25 @@ FUSED: Final = Traffic(norm=((4,), (6, 0)), rotary=((4,), (4,)), gated=((6,), (1
 """Megatron-LM's kernels. Its vocabulary-parallel cross entropy is not fused: cast to FP32 (6), maximum (4), subtraction
 (8), exponential (8), sum (2), quotient (8); backward: minus one hot (8), times the loss's gradient (8), cast (6). A
 norm's second backward kernel sums the few partial gradients of its scale."""
-COMPILED: Final = replace(FUSED, loss=(4, 4), cut_loss=(4, 4), joins_sums=True)
 EAGER: Final = Traffic(
     norm=((6, 8, 4, 0, 0, 8, 6, 4), (6, 4, 2, 6, 12, 8, 4, 0, 0, 0, 4, 8, 8, 12, 12, 6)),
     rotary=((6, 8, 6), (6, 8, 6)),
     fuses_latent=False,
+    repeats_keys=True,
     gated=((4, 6), (6, 6, 6)),
     loss=(22, 26),
     cut_loss=(38, 38),
 )
+COMPILED_BLOCKS: Final = replace(
+    FUSED, rotary=EAGER.rotary, repeats_keys=True, loss=EAGER.loss, cut_loss=EAGER.cut_loss, joins_sums=True
+)
+COMPILED: Final = replace(COMPILED_BLOCKS, loss=(4, 4), cut_loss=(4, 4))
 PLAIN: Final = replace(
-    EAGER, norm=FUSED.norm, rotary=FUSED.rotary, gated=(EAGER.gated[0], (*EAGER.gated[1], _HALVES_BYTES))
+    EAGER,
+    norm=FUSED.norm,
+    rotary=FUSED.rotary,
+    repeats_keys=False,
+    gated=(EAGER.gated[0], (*EAGER.gated[1], _HALVES_BYTES)),
 )
 """Eager PyTorch where norms are one operator (`torch.nn.RMSNorm`, fused on GPUs since 2.9, and `LayerNorm`) and rotary
 positions one kernel: both vary with the model's code. SwiGLU and cross entropy have no such operator. One product makes
