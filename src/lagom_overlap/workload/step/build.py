@@ -18,7 +18,6 @@ from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.errors import JobError
 from lagom_overlap.workload.issued import IssuedStep
 from lagom_overlap.workload.iteration import Iteration
-from lagom_overlap.workload.layer_kinds import Mixer
 from lagom_overlap.workload.models import TransformerModel
 from lagom_overlap.workload.ops import CommOp, MemoryBound, Op, Origin, Phase
 from lagom_overlap.workload.parallel.layout import Dispatcher, ParallelLayout, check_model
@@ -31,29 +30,26 @@ from lagom_overlap.workload.step.fsdp2 import Fsdp2
 from lagom_overlap.workload.step.graph import StepGraph
 from lagom_overlap.workload.step.groups import PIPELINE, SHARDS, TENSOR, TIED, StepGroups
 from lagom_overlap.workload.step.issue import Issuer, StepCollectives
-from lagom_overlap.workload.step.latent import LatentOps
-from lagom_overlap.workload.step.layer import LayerOps
 from lagom_overlap.workload.step.layerwise import Layerwise
-from lagom_overlap.workload.step.mamba import MambaOps
 from lagom_overlap.workload.step.mtp import MtpOps
 from lagom_overlap.workload.step.operators import StepOps, StepShape
+from lagom_overlap.workload.step.rolled import RolledStep, Scope
 from lagom_overlap.workload.step.rules import PROGRAM_ORDER, IssueRules, Sharding
 from lagom_overlap.workload.step.tables import TableOps
+from lagom_overlap.workload.step.tape import GRADIENT, INPUT, LayerTape, LayerTapes, Part, outside_of
 from lagom_overlap.workload.step.units import ParamUnit, Unit, Weight
 from lagom_overlap.workload.streams import COMPUTE
 
-_OPS: Final[dict[Mixer, type[LayerOps]]] = {Mixer.LATENT: LatentOps, Mixer.MAMBA: MambaOps}
-"""Of mixers other than attention."""
 _NORM_BYTES: Final = 4
 """Of the traffic per gradient of clipping: FP32 read once for its norm."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """A chunk's operators of one micro-batch, between its forward and its backward."""
+    """A chunk's operators of one micro-batch, between its forward and its backward; of its layers what they read."""
 
     tables: TableOps
-    layers: dict[int, LayerOps]
+    inputs: dict[int, str]
     mtp: list[MtpOps]
 
 
@@ -61,11 +57,18 @@ class _Build:
     """Runs the hooks of a framework around a stage's operators."""
 
     def __init__(
-        self, shape: StepShape, rules: IssueRules, *, rank: int, num_batches: int, explicit_prefetch: int | None
+        self,
+        shape: StepShape,
+        rules: IssueRules,
+        tapes: LayerTapes,
+        *,
+        rank: int,
+        num_batches: int,
+        explicit_prefetch: int | None,
     ) -> None:
         self.shape, self._rules, self._rank, self._num_batches = shape, rules, rank, num_batches
         layout = shape.layout
-        self.graph = StepGraph()
+        self._tapes, self.graph = tapes, StepGraph(tapes.works)
         layers = chunk_layers(shape.model, layout)
         places = [chunk * layout.pipeline + rank for chunk in range(layout.chunks)]
         self.chunks = [Chunk(shape, place, layers[place]) for place in places]
@@ -115,39 +118,64 @@ class _Build:
             self._issuer.before(chunk.of_embed(), Phase.FORWARD, batch)
             x = tables.embed()
             self._issuer.after_forward(chunk.of_embed())
-        layers: dict[int, LayerOps] = {}
+        inputs: dict[int, str] = {}
         for layer in chunk.own_layers:
-            x = self._layer_forward(chunk, layer, batch, layers, x)
-        mtp = self._mtp_forward(chunk, batch, layers, x)
+            x = self._layer_forward(chunk, layer, batch, inputs, x)
+        mtp = self._mtp_forward(chunk, batch, inputs, x)
         if chunk.is_last:
             self._issuer.before(chunk.of_head(), Phase.FORWARD, batch)
             x = tables.head(x)
             self._issuer.after_forward(chunk.of_head())
         else:
             self._send(f"mb{batch}.chunk{chunk.place}.send", x, Phase.FORWARD, batch)
-        return _Made(tables, layers, mtp)
+        return _Made(tables, inputs, mtp)
 
-    def _layer_forward(self, chunk: Chunk, layer: int, batch: int, layers: dict[int, LayerOps], x: str) -> str:
-        units, kind = chunk.units[layer], chunk.kinds[layer]
-        self._issuer.before(units, Phase.FORWARD, batch)
-        ops = layers[layer] = _OPS.get(kind.mixer, LayerOps)(
-            self.graph, self.shape, layer=layer, batch=batch, weights=chunk.weights[layer], kind=kind
-        )
-        ops.silent = chunk.silent_in(layer)
-        self._announce(ops, units, batch)
-        made = ops.forward(x)
-        self._issuer.after_forward(units)
-        return made
-
-    def _layer_backward(self, chunk: Chunk, layer: int, batch: int, ops: LayerOps, gradient: str) -> str:
+    def _layer_forward(self, chunk: Chunk, layer: int, batch: int, inputs: dict[int, str], x: str) -> str:
         units = chunk.units[layer]
-        self._issuer.before(units, Phase.BACKWARD, batch)
-        ops.recompute()
-        made = ops.backward(gradient)
-        self._after(units, batch)
-        return made
+        self._issuer.before(units, Phase.FORWARD, batch)
+        inputs[layer] = x
+        tape = self._tape(chunk, layer, batch)
+        scope = self._play(tape.forward, chunk, layer, batch, {INPUT: x})
+        self._issuer.after_forward(units)
+        return scope.name_of(tape.output)
 
-    def _mtp_forward(self, chunk: Chunk, batch: int, layers: dict[int, LayerOps], x: str) -> list[MtpOps]:
+    def _layer_backward(self, chunk: Chunk, layer: int, batch: int, x: str, gradient: str) -> str:
+        units, weights = chunk.units[layer], chunk.weights[layer]
+        self._issuer.before(units, Phase.BACKWARD, batch)
+        tape = self._tape(chunk, layer, batch)
+        scope = self._play((*tape.recompute, *tape.backward), chunk, layer, batch, {INPUT: x, GRADIENT: gradient})
+        for name, made in tape.partial.items():
+            weights[name].partial = [scope.name_of(made)]
+        self._after(units, batch)
+        return scope.name_of(tape.input_gradient)
+
+    def _tape(self, chunk: Chunk, layer: int, batch: int) -> LayerTape:
+        silent, cuts = chunk.silent_in(layer), self._issuer.listens(batch)
+        return self._tapes.of(chunk.kinds[layer], layer, batch, chunk.weights[layer], silent=silent, cuts=cuts)
+
+    def _play(self, parts: Sequence[Part], chunk: Chunk, layer: int, batch: int, outside: dict[str, str]) -> Scope:
+        """Issues what was recorded of a layer, and announces gradients where they are ready."""
+        weights = chunk.weights[layer]
+        unit_of = {weight.name: unit for unit in chunk.units[layer] for weight in unit.weights}
+        scope = Scope(
+            layer=layer,
+            batch=batch,
+            prefix=f"mb{batch}.layer{layer}.",
+            earlier=f"mb{batch - 1}.layer{layer}.",
+            module=f"layers.{layer}.",
+            outside=outside | outside_of(weights, batch),
+        )
+        for part in parts:
+            self.graph.repeat(part.segment, scope)
+            for name, made in part.gradients:
+                weight = weights[name]
+                weight.partial = []
+                weight.gradients.append(scope.name_of(made))
+                if self._issuer.listens(batch):
+                    self._issuer.gradient(unit_of[name], weight, batch)
+        return scope
+
+    def _mtp_forward(self, chunk: Chunk, batch: int, inputs: dict[int, str], x: str) -> list[MtpOps]:
         """Predictions come before the model's own head; each reads the hidden state of the one before."""
         made: list[MtpOps] = []
         for depth, numbers in enumerate(chunk.mtp_layers):
@@ -159,7 +187,7 @@ class _Build:
             self._issuer.before([unit], Phase.FORWARD, batch)
             x = ops.enter(x)
             for layer in numbers:
-                x = self._layer_forward(chunk, layer, batch, layers, x)
+                x = self._layer_forward(chunk, layer, batch, inputs, x)
             ops.head(x)
             made.append(ops)
         return made
@@ -174,7 +202,7 @@ class _Build:
             if inner:
                 own = ops.summed("output_sum_d", inner, own)
             for layer in reversed(chunk.mtp_layers[depth]):
-                own = self._layer_backward(chunk, layer, batch, made.layers[layer], own)
+                own = self._layer_backward(chunk, layer, batch, made.inputs[layer], own)
             inner = ops.enter_backward(own)
             self._after([unit], batch)
         return made.mtp[0].summed("input_sum_d", inner, gradient) if inner else gradient
@@ -188,7 +216,7 @@ class _Build:
             self._after([unit for unit in chunk.of_head() if unit not in chunk.of_embed()], batch)
             gradient = self._mtp_backward(chunk, batch, made, gradient)
         for layer in reversed(chunk.own_layers):
-            gradient = self._layer_backward(chunk, layer, batch, made.layers[layer], gradient)
+            gradient = self._layer_backward(chunk, layer, batch, made.inputs[layer], gradient)
         if chunk.is_first:
             own = [unit for unit in chunk.of_embed() if not unit.is_root]
             if own:
@@ -283,28 +311,7 @@ def _groups(layout: ParallelLayout) -> StepGroups:
     )
 
 
-def build_step(
-    model: TransformerModel,
-    layout: ParallelLayout,
-    *,
-    seq_len: int,
-    rules: IssueRules,
-    precision: Precision | None = None,
-    rank: int = 0,
-    num_micro_batches: int | None = None,
-    unit: Unit = Unit.LAYER,
-    clips: bool | None = None,
-    explicit_prefetch: int | None = None,
-) -> IssuedStep:
-    """One step of `model` under `layout` on one rank of pipeline stage `rank`, as `rules` issue it.
-
-    Of a precision, and of whether gradients are clipped, None is the framework's default. `num_micro_batches` runs
-    fewer or more than the layout's. `explicit_prefetch`
-    names as many of FSDP2's units to prefetch by hand.
-
-    Raises:
-        JobError: if the layout does not fit the model, or the framework does not shard so.
-    """
+def _check(model: TransformerModel, layout: ParallelLayout, seq_len: int, rules: IssueRules) -> None:
     check_model(model, layout, seq_len)
     if rules.sharding is Sharding.FSDP2 and layout.replicas > 1 and layout.zero_stage < 2:
         raise JobError(f"parallel.zero_stage is {layout.zero_stage}: {rules.name} shards parameters, must be 2 or 3")
@@ -321,34 +328,87 @@ def build_step(
     if not rules.mixture.fuses_moves and (layout.fused_experts or layout.dispatcher is Dispatcher.CAPACITY):
         key = "fused_experts" if layout.fused_experts else "dispatcher = capacity"
         raise JobError(f"parallel.{key} is modelled for Megatron-LM; the framework is {rules.name}")
-    shape = StepShape(
-        model=model,
-        layout=layout,
-        groups=_groups(layout),
-        seq_len=seq_len,
-        precision=precision or rules.precision,
-        unit=unit,
-        accumulation=rules.accumulation,
-        traffic=rules.traffic,
-        casts=rules.casts,
-        hides_tensor=rules.hides_tensor,
-        sequence_first=rules.sequence_first,
-        mixture=rules.mixture,
-        joint_products=rules.joint_products,
-        casts_before_gathers=rules.casts_before_gathers,
-        stops_recompute=rules.stops_recompute,
-        ring=rules.ring,
-    )
-    batches = layout.num_micro_batches if num_micro_batches is None else num_micro_batches
-    build = _Build(shape, rules, rank=rank, num_batches=batches, explicit_prefetch=explicit_prefetch)
-    build.run(clips=rules.clips if clips is None else clips)
-    used = dict.fromkeys(op.communicator for op in build.graph.ops if isinstance(op, CommOp))
-    return build.graph.finish(
-        step_name(model, layout),
-        num_ranks=layout.num_gpus,
-        resident_bytes=build.resident_bytes(),
-        groups={name: shape.groups.ranks(name) for name in used},
-    )
+
+
+class StepBuilder:
+    """Builds steps of `model` under `layout`, as `rules` issue them; what stages have in common is recorded once.
+
+    Of a precision, and of whether gradients are clipped, None is the framework's default.
+
+    Raises:
+        JobError: if the layout does not fit the model, or the framework does not shard so.
+    """
+
+    def __init__(
+        self,
+        model: TransformerModel,
+        layout: ParallelLayout,
+        *,
+        seq_len: int,
+        rules: IssueRules,
+        precision: Precision | None = None,
+        unit: Unit = Unit.LAYER,
+        clips: bool | None = None,
+    ) -> None:
+        _check(model, layout, seq_len, rules)
+        self._rules, self._clips = rules, rules.clips if clips is None else clips
+        self._shape = StepShape(
+            model=model,
+            layout=layout,
+            groups=_groups(layout),
+            seq_len=seq_len,
+            precision=precision or rules.precision,
+            unit=unit,
+            accumulation=rules.accumulation,
+            traffic=rules.traffic,
+            casts=rules.casts,
+            hides_tensor=rules.hides_tensor,
+            sequence_first=rules.sequence_first,
+            mixture=rules.mixture,
+            joint_products=rules.joint_products,
+            casts_before_gathers=rules.casts_before_gathers,
+            stops_recompute=rules.stops_recompute,
+            ring=rules.ring,
+        )
+        self._tapes = LayerTapes(self._shape)
+
+    def rolled(
+        self, rank: int = 0, num_micro_batches: int | None = None, explicit_prefetch: int | None = None
+    ) -> RolledStep:
+        """One step on one rank of pipeline stage `rank`.
+
+        `num_micro_batches` runs fewer or more than the layout's. `explicit_prefetch` names as many of FSDP2's units to
+        prefetch by hand.
+        """
+        shape, layout = self._shape, self._shape.layout
+        num = layout.num_micro_batches if num_micro_batches is None else num_micro_batches
+        build = _Build(shape, self._rules, self._tapes, rank=rank, num_batches=num, explicit_prefetch=explicit_prefetch)
+        build.run(clips=self._clips)
+        used = dict.fromkeys(op.communicator for op in build.graph.ops if isinstance(op, CommOp))
+        return build.graph.finish(
+            step_name(shape.model, layout),
+            num_ranks=layout.num_gpus,
+            resident_bytes=build.resident_bytes(),
+            groups={name: shape.groups.ranks(name) for name in used},
+        )
+
+
+def build_step(
+    model: TransformerModel,
+    layout: ParallelLayout,
+    *,
+    seq_len: int,
+    rules: IssueRules,
+    precision: Precision | None = None,
+    rank: int = 0,
+    num_micro_batches: int | None = None,
+    unit: Unit = Unit.LAYER,
+    clips: bool | None = None,
+    explicit_prefetch: int | None = None,
+) -> IssuedStep:
+    """One whole step: arguments and errors are `StepBuilder`'s and its `rolled`'s."""
+    builder = StepBuilder(model, layout, seq_len=seq_len, rules=rules, precision=precision, unit=unit, clips=clips)
+    return builder.rolled(rank, num_micro_batches, explicit_prefetch).unrolled()
 
 
 def program_step(

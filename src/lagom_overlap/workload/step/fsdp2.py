@@ -113,6 +113,10 @@ class Fsdp2:
             if not unit.is_root and self._comms.shape.layout.zero_stage == 3:
                 self._ready.pop(unit.key, None)
 
+    def listens(self, batch: int) -> bool:
+        """Gradients travel when the unit's backward has ended."""
+        return False
+
     def gradient(self, unit: ParamUnit, weight: Weight, batch: int) -> None:
         """Gradients travel when the unit's backward has ended."""
 

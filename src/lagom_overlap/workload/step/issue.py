@@ -33,6 +33,9 @@ class Issuer(Protocol):
     def after_forward(self, units: Sequence[ParamUnit]) -> None:
         """The forward of a layer or a table has been issued."""
 
+    def listens(self, batch: int) -> bool:
+        """Whether it is told of gradients in a micro-batch, and may issue something then."""
+
     def gradient(self, unit: ParamUnit, weight: Weight, batch: int) -> None:
         """A matrix's gradient has been issued."""
 

@@ -65,6 +65,10 @@ class Layerwise:
                 if unit is not self._order[-1] and not unit.is_root:
                     self._ready.pop(unit.key, None)
 
+    def listens(self, batch: int) -> bool:
+        """Gradients travel when the unit's backward has ended."""
+        return False
+
     def gradient(self, unit: ParamUnit, weight: Weight, batch: int) -> None:
         """Gradients travel when the unit's backward has ended."""
 

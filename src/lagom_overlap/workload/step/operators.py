@@ -93,11 +93,15 @@ class StepOps:
         self._heads = max(1, shape.model.num_heads // tensor)
         self._kv_heads = max(1, shape.model.num_kv_heads // tensor)
         self._again = False
-        self._prefix = f"mb{batch}.{'head' if layer is None else f'layer{layer}'}."
-        self._module = "head." if layer is None else f"layers.{layer}."
+        key, module = ("head", "head") if layer is None else (f"layer{layer}", f"layers.{layer}")
+        self.name_within(f"mb{batch}.{key}.", f"mb{batch - 1}.{key}.", f"{module}.")
         self.made: dict[str, str] = {}
         self.on_gradient = _ignore
         self.silent: frozenset[str] = frozenset()
+
+    def name_within(self, prefix: str, earlier: str, module: str) -> None:
+        """What the names of operators begin with, here and in the micro-batch before, and their modules."""
+        self._prefix, self._earlier, self._module = prefix, earlier, module
 
     def _name(self, part: str) -> str:
         return f"{self._prefix}{part}_again" if self._again else self._prefix + part

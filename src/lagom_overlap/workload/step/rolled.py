@@ -1,0 +1,157 @@
+"""A step in which equal layers share their operators: what simulations read, from which the whole step can be written.
+
+An operator of a layer is one object in every layer and micro-batch; its name, the module of its origin and the sources
+of its shards are those within the layer. Layer and micro-batch are columns next to it. Waits are distances to operators
+that were issued before, so that they are equal in equal layers too.
+"""
+
+from array import array
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Final, NamedTuple
+
+from lagom_overlap.hardware import Cluster
+from lagom_overlap.workload.issued import IssuedStep, ops_on_nodes
+from lagom_overlap.workload.iteration import Buffer, Iteration
+from lagom_overlap.workload.ops import CommOp, CompOp, Op, Origin, Phase
+from lagom_overlap.workload.rewrite.pieces import output_bytes
+from lagom_overlap.workload.sharding import ShardSpec, TensorUse
+
+_LATER = (Phase.BACKWARD, Phase.WEIGHT_GRAD, Phase.RECOMPUTE)
+
+EARLIER: Final = "@earlier."
+"""What the names of a layer's operators in the micro-batch before begin with, within it."""
+
+Distances = tuple[int, ...]
+"""From an operator to others, in operators; negative ones were issued before it."""
+
+
+class Rows(NamedTuple):
+    """Per operator what it reads, what it waits for beyond that, and the one before it on its stream."""
+
+    deps: list[Distances]
+    waits: list[Distances]
+    last: list[Distances]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """Where operators that layers share are used: what their names and modules begin with, layer and micro-batch.
+
+    `earlier` is what names begin with in the micro-batch before; `outside` are the names of what the layer reads from
+    elsewhere, by what they are called within it.
+    """
+
+    layer: int
+    batch: int
+    prefix: str
+    earlier: str
+    module: str
+    outside: Mapping[str, str]
+
+    def name_of(self, name: str) -> str:
+        """The name in the step of what has this one within the layer; "" is none."""
+        if name.startswith(EARLIER):
+            return self.earlier + name.removeprefix(EARLIER)
+        outside = self.outside.get(name)
+        return self.prefix + name if outside is None and name else outside or ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolledStep:
+    """One step of one rank; `scopes` are the ranges of operators that layers share, all others are whole.
+
+    `gathered` make gathered parameters. The other fields are those of `IssuedStep`.
+    """
+
+    name: str
+    ops: Sequence[Op]
+    rows: Rows
+    layers: Sequence[int | None]
+    batches: Sequence[int]
+    scopes: Sequence[tuple[range, Scope]]
+    gathered: frozenset[str]
+    num_ranks: int
+    groups: Mapping[str, tuple[int, ...]]
+    resident_bytes: int
+
+    def placed_on(self, cluster: Cluster) -> "RolledStep":
+        """The same step with each collective's number of nodes as its ranks lie on `cluster`, nodes filled in order.
+
+        Raises:
+            JobError: if the cluster has fewer GPUs than the step has ranks.
+        """
+        cluster.num_nodes_of(self.num_ranks)
+        return replace(self, ops=ops_on_nodes(self.ops, self.groups, cluster.gpus_per_node))
+
+    def earlier(self) -> tuple["array[int]", "array[int]"]:
+        """Of each operator how many it waits for, and how far before it each of them was issued."""
+        numbers = [len(deps) + len(waits) + len(last) for deps, waits, last in zip(*self.rows, strict=True)]
+        return array("i", numbers), array("i", chain.from_iterable(chain.from_iterable(zip(*self.rows, strict=True))))
+
+    def unrolled(self) -> IssuedStep:
+        """The step with every operator of every layer."""
+        names = [op.name for op in self.ops]
+        for places, scope in self.scopes:
+            for at in places:
+                names[at] = scope.prefix + names[at]
+        reads = [tuple([names[at + distance] for distance in deps]) for at, deps in enumerate(self.rows.deps)]
+        ops = list(self._whole(names, reads))
+        waits = {}
+        for at, (waited, read) in enumerate(zip(self.rows.waits, reads, strict=True)):
+            beyond = [name for name in [names[at + distance] for distance in sorted(waited)] if name not in read]
+            if beyond:
+                waits[names[at]] = tuple(beyond)
+        return IssuedStep(
+            iteration=Iteration(
+                self.name,
+                tuple(ops),
+                is_dataflow=True,
+                buffers=_buffers(ops, self.gathered),
+                resident_bytes=self.resident_bytes,
+            ),
+            num_ranks=self.num_ranks,
+            groups=self.groups,
+            waits=waits,
+        )
+
+    def _whole(self, names: Sequence[str], reads: Sequence[tuple[str, ...]]) -> Iterator[Op]:
+        scope_of = {at: scope for places, scope in self.scopes for at in places}
+        for at, (op, name, deps) in enumerate(zip(self.ops, names, reads, strict=True)):
+            origin, shards, scope = op.origin, op.shards, scope_of.get(at)
+            if scope is not None:
+                module = scope.module + origin.module
+                origin = Origin(phase=origin.phase, layer=scope.layer, microbatch=scope.batch, module=module)
+                if shards is not None:
+                    uses = tuple([TensorUse(scope.name_of(use.source), use.axes) for use in shards.inputs])
+                    shards = ShardSpec(uses, shards.combine, shards.sizes)
+            if isinstance(op, CommOp):
+                yield CommOp(
+                    name=name,
+                    collective=op.collective,
+                    stream=op.stream,
+                    communicator=op.communicator,
+                    deps=deps,
+                    origin=origin,
+                    shards=shards,
+                )
+            else:
+                yield CompOp(name=name, work=op.work, stream=op.stream, deps=deps, origin=origin, shards=shards)
+
+
+def _buffers(ops: Sequence[Op], gathered: frozenset[str]) -> tuple[Buffer, ...]:
+    """Gathered parameters, and what forward leaves for backward."""
+    users: defaultdict[str, list[str]] = defaultdict(list)
+    late: set[str] = set()
+    for op in ops:
+        for dep in op.deps:
+            users[dep].append(op.name)
+        if op.origin.phase in _LATER:
+            late.update(op.deps)
+    return tuple(
+        Buffer(name=f"{op.name}.kept", num_bytes=output_bytes(op), maker=op.name, users=tuple(users[op.name]))
+        for op in ops
+        if (op.name in late and op.origin.phase is Phase.FORWARD) or (op.name in gathered and op.name in users)
+    )

@@ -1,0 +1,216 @@
+"""The operators of a layer, recorded once for all layers and micro-batches in which they are the same.
+
+A layer is recorded as it is issued anywhere else (`LayerOps`), by a graph in which nothing was issued before: what its
+operators read or wait for from outside has names that begin with `@`, and numbers below 0. Whoever issues the layer
+says what they are there.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from lagom_overlap.workload.clock import ClockState, StreamClock
+from lagom_overlap.workload.layer_kinds import LayerKind, Mixer
+from lagom_overlap.workload.ops import Phase, Work
+from lagom_overlap.workload.parallel.layout import Recompute
+from lagom_overlap.workload.step.graph import Segment, StepGraph
+from lagom_overlap.workload.step.groups import CONTEXT, EXPERTS, TENSOR
+from lagom_overlap.workload.step.latent import LatentOps
+from lagom_overlap.workload.step.layer import LayerOps
+from lagom_overlap.workload.step.mamba import MambaOps
+from lagom_overlap.workload.step.operators import StepShape
+from lagom_overlap.workload.step.rolled import EARLIER, Rows
+from lagom_overlap.workload.step.units import Weight
+from lagom_overlap.workload.streams import COMPUTE
+
+_OPS: Final[dict[Mixer, type[LayerOps]]] = {Mixer.LATENT: LatentOps, Mixer.MAMBA: MambaOps}
+"""Of mixers other than attention."""
+_STREAMS: Final = (COMPUTE, TENSOR, CONTEXT, EXPERTS)
+"""Those of a layer's own operators; collectives run on the stream of their communicator."""
+INPUT: Final = "@x"
+GRADIENT: Final = "@gradient"
+"""Within a layer, its input and the gradient of its output."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Operators that follow each other, and the matrices whose gradients are ready after them: what made each."""
+
+    segment: Segment
+    gradients: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTape:
+    """A layer's forward, recomputation and backward in parts; the names of its output and of its input's gradient.
+
+    `partial` are gradients that others are added to before they are announced, by matrix.
+    """
+
+    forward: Sequence[Part]
+    recompute: Sequence[Part]
+    backward: Sequence[Part]
+    output: str
+    input_gradient: str
+    partial: Mapping[str, str]
+
+
+class _Names(dict[str, int]):
+    """Places by name; a name that nothing of the segment has gets a place outside of it."""
+
+    def __init__(self, outside: list[tuple[str, str]]) -> None:
+        super().__init__()
+        self._outside = outside
+
+    def __missing__(self, name: str) -> int:
+        self[name] = _outside(self._outside, "name", name)
+        return self[name]
+
+
+def _outside(known: list[tuple[str, str]], kind: str, name: str) -> int:
+    known.append((kind, name))
+    return -len(known)
+
+
+class _Recorder(StepGraph):
+    """A graph that is cut into segments."""
+
+    def __init__(self, works: dict[Work, Work], *, cuts: bool) -> None:
+        super().__init__(works)
+        self._cuts = cuts
+        self._parts: list[Part] = []
+        self._gradients: list[tuple[str, str]] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        self.ops, self._rows = [], Rows([], [], [])
+        self._known: list[tuple[str, str]] = []
+        self._place = _Names(self._known)
+        self._begun = ClockState(
+            {stream: _outside(self._known, "last", stream) for stream in _STREAMS},
+            {stream: frozenset([_outside(self._known, "pending", stream)]) for stream in _STREAMS},
+            {stream: _outside(self._known, "communicator", stream) for stream in _STREAMS},
+        )
+        self.clock = StreamClock(self._begun)
+
+    def gradient(self, weight: Weight, made: str) -> None:
+        """A matrix's gradient is ready: whoever listens may issue something here."""
+        self._gradients.append((weight.name, made))
+        if self._cuts:
+            self._cut()
+
+    def _cut(self) -> None:
+        numbers: dict[int, int] = {}  # of what is used from outside
+
+        def of(place: int) -> int:
+            return place if place >= 0 else -1 - numbers.setdefault(place, len(numbers))
+
+        opened = []
+        for at, rows in enumerate(zip(*self._rows, strict=True)):
+            if any(at + distance < 0 for row in rows for distance in row):
+                deps, waits, last = (tuple([of(at + distance) - at for distance in row]) for row in rows)
+                opened.append((at, deps, waits, last))
+        changed = self.clock.state().since(self._begun)
+        assert {*changed.last, *changed.pending, *changed.communicators} <= {*_STREAMS}
+        changed = replace(changed, pending={name: frozenset(map(of, waits)) for name, waits in changed.pending.items()})
+        segment = Segment(
+            ops=self.ops,
+            rows=self._rows,
+            open=opened,
+            outside=[self._known[-1 - place] for place in numbers],
+            clock=changed,
+            together={name: each for name, each in self._together.items() if self._place.get(name, -1) >= 0},
+        )
+        self._parts.append(Part(segment, tuple(self._gradients)))
+        self._gradients.clear()
+        self._begin()
+
+    def parts(self) -> Sequence[Part]:
+        """What was recorded since the last call."""
+        if self.ops or self._gradients or self.clock.state() != self._begun:
+            self._cut()
+        found, self._parts = self._parts, []
+        return found
+
+
+class LayerTapes:
+    """The tapes of a step's layers, each recorded when a layer first asks for it.
+
+    `works` are the objects of equal works, for the whole step.
+    """
+
+    def __init__(self, shape: StepShape) -> None:
+        self.works: dict[Work, Work] = {}
+        self._shape = shape
+        self._found: dict[tuple[object, ...], LayerTape] = {}
+
+    def of(
+        self,
+        kind: LayerKind,
+        layer: int,
+        batch: int,
+        weights: Mapping[str, Weight],
+        *,
+        silent: frozenset[str],
+        cuts: bool,
+    ) -> LayerTape:
+        """The tape of a layer in a micro-batch; with `cuts` something may be issued where a gradient is ready.
+
+        A layer's operators follow from its kind, the step's shape and what the key has.
+        """
+        every_second = self._shape.layout.recompute is Recompute.LAYERS and layer % 2
+        states = tuple([(len(weight.gradients) > 0, len(weight.partial)) for weight in weights.values()])
+        key = kind, every_second, batch > 0, silent, cuts, states
+        found = self._found.get(key)
+        if found is None:
+            found = self._found[key] = self._record(kind, layer, batch, weights, silent=silent, cuts=cuts)
+        return found
+
+    def _record(
+        self,
+        kind: LayerKind,
+        layer: int,
+        batch: int,
+        weights: Mapping[str, Weight],
+        *,
+        silent: frozenset[str],
+        cuts: bool,
+    ) -> LayerTape:
+        recorder = _Recorder(self.works, cuts=cuts)
+        inside = {
+            name: replace(
+                weight,
+                gathered={(phase, batch): f"@{name}.{phase}" for phase in (Phase.FORWARD, Phase.BACKWARD)},
+                gradients=[f"@{name}.before"] if weight.gradients else [],
+                partial=[f"@{name}.partial{number}" for number in range(len(weight.partial))],
+            )
+            for name, weight in weights.items()
+        }
+        ops = _OPS.get(kind.mixer, LayerOps)(recorder, self._shape, layer=layer, batch=batch, weights=inside, kind=kind)
+        ops.name_within("", EARLIER, "")
+        ops.silent, ops.on_gradient = silent, recorder.gradient
+        output, forward = ops.forward(INPUT), recorder.parts()
+        ops.recompute()
+        recompute = recorder.parts()
+        input_gradient, backward = ops.backward(GRADIENT), recorder.parts()
+        return LayerTape(
+            forward=forward,
+            recompute=recompute,
+            backward=backward,
+            output=output,
+            input_gradient=input_gradient,
+            partial={name: inside[name].partial[-1] for name in sorted(silent)},
+        )
+
+
+def outside_of(weights: Mapping[str, Weight], batch: int) -> dict[str, str]:
+    """What the matrices of a layer in their present state are called within it; "" where there is nothing."""
+    found = {}
+    for name, weight in weights.items():
+        for phase in (Phase.FORWARD, Phase.BACKWARD):
+            found[f"@{name}.{phase}"] = weight.gathered.get((phase, batch), "")
+        if weight.gradients:
+            found[f"@{name}.before"] = weight.gradients[-1]
+        for number, partial in enumerate(weight.partial):
+            found[f"@{name}.partial{number}"] = partial
+    return found
