@@ -17,7 +17,7 @@
 
 #define API __attribute__((visibility("default")))
 
-enum { VERSION = 1, FIRST_SLOTS = 64 };
+enum { VERSION = 2, FIRST_SLOTS = 64 };
 
 /* Operators in order of issue: how many each waits for, and who waits for it (those of i are followers[begin[i]] ...). */
 struct lsim_graph {
@@ -71,6 +71,19 @@ static struct entry *find(const struct lsim_rates *rates, const int32_t *kinds, 
 }
 
 API int64_t lsim_version(void) { return VERSION; }
+
+/* Who waits for each operator, from whom each waits for: num_waits[i] operators, each `distances` from it, one operator
+ * after the other. `begin` has num_ops + 1 places. */
+API void lsim_followers(int64_t num_ops, const int32_t *num_waits, const int32_t *distances, int32_t *begin,
+                        int32_t *followers) {
+    memset(begin, 0, (size_t)(num_ops + 1) * sizeof *begin);
+    int64_t edge = 0;
+    for (int64_t i = 0; i < num_ops; i++)
+        for (int32_t n = 0; n < num_waits[i]; n++) begin[i + distances[edge++]]++;
+    for (int64_t i = 1; i <= num_ops; i++) begin[i] += begin[i - 1];
+    for (int64_t i = num_ops - 1; i >= 0; i--)
+        for (int32_t n = 0; n < num_waits[i]; n++) followers[--begin[i + distances[--edge]]] = (int32_t)i;
+}
 
 API void lsim_rates_close(struct lsim_rates *rates) {
     if (!rates) return;

@@ -16,8 +16,9 @@ from lagom_overlap.cost.operators import FrameworkConstants, OperatorConstants
 from lagom_overlap.cost.profile import Profile
 from lagom_overlap.hardware import Cluster
 from lagom_overlap.sim.iteration import IterationSimulator
-from lagom_overlap.workload import CommOp, CompOp, Gemm, Iteration, MemoryBound, Phase, Work
+from lagom_overlap.workload import CommOp, CompOp, Gemm, Iteration, MemoryBound, Op, Phase, Work
 from lagom_overlap.workload.step.groups import DATA
+from lagom_overlap.workload.step.rolled import RolledStep
 from lagom_overlap.workload.streams import COMPUTE
 
 _FORWARD = (Phase.FORWARD, Phase.LOSS)
@@ -55,10 +56,10 @@ class FrameworkModel:
 
     def simulator(
         self,
-        iteration: Iteration,
+        iteration: Iteration | RolledStep,
         *,
         waits: Mapping[str, Sequence[str]] = MappingProxyType({}),
-        host_s: Mapping[str, float] | None = None,
+        host_s: Sequence[float] | None = None,
     ) -> IterationSimulator:
         """Simulates a step with the framework's waits beyond its data flow; `host_s` is the model's own, if at hand."""
         limit = self._limited if self.constants.data_bytes_per_s else None
@@ -81,24 +82,39 @@ class FrameworkModel:
             known = self._alone[id(op.work)] = (op.work, self.model.kernel_seconds(self.model.kernel(op.work)))
         return known[1]
 
-    def host_s(self, iteration: Iteration) -> Mapping[str, float]:
-        """Seconds that each computation's stream waits for the host, by name."""
+    def host_s(self, iteration: Iteration | RolledStep) -> Sequence[float]:
+        """Seconds that each operator's stream waits for the host."""
+        waits = [0.0] * len(iteration.ops)
         if not self.constants.launch_s:
-            return {}
-        parts: dict[tuple[object, ...], list[CompOp]] = defaultdict(list)
-        for op in iteration.computations:
-            origin = op.origin
-            if op.stream == COMPUTE and origin.phase is not None and origin.phase is not Phase.OPTIMIZER:
-                parts[origin.microbatch, origin.layer, _part(origin.phase)].append(op)
-        waits: dict[str, float] = {}
-        for ops in parts.values():
-            compute_s = 0.0
-            for op in ops:
-                compute_s += self.alone_s(op)
-            launches = [_num_launches(op) for op in ops]
-            each_s = self._added_s(compute_s, sum(launches)) / max(1, sum(launches))
-            waits |= {op.name: each_s * count for op, count in zip(ops, launches, strict=True) if each_s and count}
+            return waits
+        part_of: dict[int, str] = {}
+        parts: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
+        for number, (op, batch, layer) in enumerate(
+            zip(iteration.ops, iteration.batches, iteration.layers, strict=True)
+        ):
+            part = part_of.get(id(op))
+            if part is None:
+                part = part_of[id(op)] = _part(op)
+            if part:
+                parts[batch, layer, part].append(number)
+        known: dict[tuple[int, ...], Sequence[float]] = {}
+        for numbers in parts.values():
+            ops = [iteration.ops[number] for number in numbers]
+            key = tuple([id(op) for op in ops])
+            if key not in known:
+                known[key] = self._waits_of([op for op in ops if isinstance(op, CompOp)])
+            for number, wait_s in zip(numbers, known[key], strict=True):
+                waits[number] = wait_s
         return waits
+
+    def _waits_of(self, ops: Sequence[CompOp]) -> Sequence[float]:
+        """What the computations of one part wait for the host."""
+        compute_s = 0.0
+        for op in ops:
+            compute_s += self.alone_s(op)
+        launches = [_num_launches(op) for op in ops]
+        each_s = self._added_s(compute_s, sum(launches)) / max(1, sum(launches))
+        return [each_s * count for count in launches]
 
     def _added_s(self, compute_s: float, num_launches: int) -> float:
         host_s, norm = self.constants.launch_s * num_launches, self.constants.launch_norm
@@ -106,7 +122,11 @@ class FrameworkModel:
         return float(longer * (1.0 + (shorter / longer) ** norm) ** (1.0 / norm)) - compute_s if longer else 0.0
 
 
-def _part(phase: Phase) -> str:
+def _part(op: Op) -> str:
+    """The part of a layer that an operator is launched in, "" where its launch is not waited for."""
+    phase = op.origin.phase
+    if isinstance(op, CommOp) or op.stream != COMPUTE or phase is None or phase is Phase.OPTIMIZER:
+        return ""
     if phase in _FORWARD:
         return "forward"
     return "recompute" if phase is Phase.RECOMPUTE else "backward"

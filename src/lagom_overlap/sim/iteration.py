@@ -13,7 +13,8 @@ from lagom_overlap.cost import CollectiveCost, ContentionModel
 from lagom_overlap.errors import SpaceError
 from lagom_overlap.sim.core import EventGraph
 from lagom_overlap.timeline import Span, SpanKind, Timeline
-from lagom_overlap.workload import CommOp, Iteration, Kernel, Work
+from lagom_overlap.workload import CommOp, Iteration, Kernel, Op, Work
+from lagom_overlap.workload.step.rolled import RolledStep
 
 _UNTOUCHED = CommConfig()
 
@@ -24,24 +25,25 @@ Limit = Callable[[CommOp, CollectiveCost], CollectiveCost]
 class IterationSimulator:
     """Simulates one iteration under any number of configurations; prices, rates and waits are computed once.
 
-    `waits` are the framework's waits beyond the operators' `deps` (`IssuedStep.waits`). `host_s` are seconds that an
-    operator's stream waits for the host in it, by name: nothing stretches them. `limit` is what the framework makes of
-    the cost of its collectives.
+    `waits` are the framework's waits beyond the operators' `deps` (`IssuedStep.waits`); a rolled step has its own.
+    `host_s` are seconds that each operator's stream waits for the host in it, none where it is empty: nothing stretches
+    them. `limit` is what the framework makes of the cost of its collectives.
     """
 
     def __init__(
         self,
-        iteration: Iteration,
+        iteration: Iteration | RolledStep,
         model: ContentionModel,
         *,
         waits: Mapping[str, Sequence[str]] = MappingProxyType({}),
-        host_s: Mapping[str, float] = MappingProxyType({}),
+        host_s: Sequence[float] = (),
         limit: Limit | None = None,
     ) -> None:
         self._iteration = iteration
         self._prices = _Prices(model, limit)
-        self._graph = EventGraph(_waits(iteration, waits), self._prices.set_times)
-        self._kinds = self._prices.kernel_kinds(iteration, host_s)
+        earlier = iteration.earlier() if isinstance(iteration, RolledStep) else _waits(iteration, waits)
+        self._graph = EventGraph(earlier, self._prices.set_times)
+        self._kinds = self._prices.kernel_kinds(iteration.ops, host_s or [0.0] * len(iteration.ops))
         self._comms = [(number, op) for number, op in enumerate(iteration.ops) if isinstance(op, CommOp)]
         self._comm_names = {op.name for _, op in self._comms}
 
@@ -63,16 +65,28 @@ class IterationSimulator:
         unknown = sorted(configs.keys() - self._comm_names)
         if unknown:
             raise ValueError(f"configs name {unknown[0]!r}, no collective of iteration {self._iteration.name!r}")
+        return self.run_as(lambda op: configs.get(op.name))
+
+    def run_as(self, config_of: Callable[[CommOp], CommConfig | None]) -> tuple["array[float]", "array[float]"]:
+        """The same with collectives as a function says, None for untouched.
+
+        Raises:
+            SpaceError: if a configuration cannot run.
+        """
         kinds = self._kinds[:]
+        known: dict[int, int] = {}  # by object: layers of a rolled step share their operators
         for number, op in self._comms:
-            try:
-                kinds[number] = self._prices.comm_kind(op, configs.get(op.name, _UNTOUCHED))
-            except SpaceError as error:
-                raise SpaceError(f"{op.name}: {error}") from error
+            kind = known.get(id(op))
+            if kind is None:
+                try:
+                    kind = known[id(op)] = self._prices.comm_kind(op, config_of(op) or _UNTOUCHED)
+                except SpaceError as error:
+                    raise SpaceError(f"{op.name}: {error}") from error
+            kinds[number] = kind
         return self._graph.run(kinds)
 
 
-def timeline_of(iteration: Iteration, starts_s: Sequence[float], ends_s: Sequence[float]) -> Timeline:
+def timeline_of(iteration: Iteration | RolledStep, starts_s: Sequence[float], ends_s: Sequence[float]) -> Timeline:
     """The operators as spans from `starts_s` to `ends_s`, in the order of the iteration."""
     return Timeline(
         tuple(
@@ -114,17 +128,15 @@ class _Prices:
             kind = self._comm_kinds[key] = len(self._costs) - 1
         return kind
 
-    def kernel_kinds(self, iteration: Iteration, host_s: Mapping[str, float]) -> "array[int]":
-        """The kind of every computation of an iteration; 0 for its collectives."""
+    def kernel_kinds(self, ops: Sequence[Op], host_s: Sequence[float]) -> "array[int]":
+        """The kind of every computation by its work and its wait for the host; 0 for collectives."""
         # Layers share their works as objects more often than not: an object's identity is found faster than its value.
         by_object: dict[tuple[int, float], int] = {}
         by_value: dict[tuple[Work, float], int] = {}
-        kinds = array("i")
-        for op in iteration.ops:
+        kinds = array("i", bytes(4 * len(ops)))
+        for number, (op, waited_s) in enumerate(zip(ops, host_s, strict=True)):
             if isinstance(op, CommOp):
-                kinds.append(0)
                 continue
-            waited_s = host_s.get(op.name, 0.0)
             kind = by_object.get((id(op.work), waited_s))
             if kind is None:
                 kind = by_value.get((op.work, waited_s))
@@ -133,7 +145,7 @@ class _Prices:
                     self._host_s.append(waited_s)
                     kind = by_value[op.work, waited_s] = -len(self._kernels)
                 by_object[id(op.work), waited_s] = kind
-            kinds.append(kind)
+            kinds[number] = kind
         return kinds
 
     def set_times(self, kinds: tuple[int, ...]) -> tuple[float, ...]:

@@ -6,15 +6,16 @@ have a stream of their own, count with the communicator that they serve.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
+from operator import attrgetter
 from typing import Final
 
 from lagom_overlap.sim.framework import FrameworkModel
-from lagom_overlap.workload import CommOp, Iteration, Op, Phase
+from lagom_overlap.workload import CommOp, Op, Phase
 from lagom_overlap.workload.parallel import ParallelLayout
 from lagom_overlap.workload.step.groups import PIPELINE, SHARDS
+from lagom_overlap.workload.step.rolled import RolledStep
 from lagom_overlap.workload.streams import COMPUTE
 
 _FORWARD = (Phase.FORWARD, Phase.LOSS)
@@ -84,83 +85,96 @@ class StepParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedStep:
-    """A built step with when its operators ran: start, end and launch gap (s, by name) of each, in issue order."""
+    """A step with when its operators ran: start, end and launch gap (s) of each, in issue order."""
 
-    iteration: Iteration
+    step: RolledStep
     starts_s: Sequence[float]
     ends_s: Sequence[float]
-    host_s: Mapping[str, float]
+    host_s: Sequence[float]
 
     @property
     def makespan_s(self) -> float:
         """From the first start, which is 0, to the last end."""
         return max(self.ends_s)
 
-    def rows(self) -> Iterable[tuple[Op, float, float]]:
-        """Operators with start and end (s)."""
-        return zip(self.iteration.ops, self.starts_s, self.ends_s, strict=True)
+    def rows(self) -> Iterator[tuple[Op, int, int | None, float, float]]:
+        """Operators with micro-batch, layer, start and end (s)."""
+        return zip(self.step.ops, self.step.batches, self.step.layers, self.starts_s, self.ends_s, strict=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Other:
+    """An operator next to the stream of computations: what it serves, where it counts, when it ran (s)."""
+
+    served: str
+    batch: _Batch
+    start_s: float
+    end_s: float
+    is_comm: bool
 
 
 def parts_of(step: SimulatedStep, price: FrameworkModel, layout: ParallelLayout) -> StepParts:
     """The parts of a simulated step."""
-    num_built = 1 + max(op.origin.microbatch for op in step.iteration.ops)
+    num_built = 1 + max(step.step.batches)
     batches = tuple(_Batch() for _ in range(num_built))
-    others = sorted([row for row in step.rows() if row[0].stream != COMPUTE], key=itemgetter(1))
+    others = [
+        _Other(
+            op.communicator if isinstance(op, CommOp) else SHARDS,
+            batches[-1 if op.origin.phase is Phase.OPTIMIZER else batch],
+            start_s,
+            end_s,
+            isinstance(op, CommOp),
+        )
+        for op, batch, _, start_s, end_s in step.rows()
+        if op.stream != COMPUTE
+    ]
+    others.sort(key=attrgetter("start_s"))
     optimizer_s = _computations(step, others, price, batches)
-    _communicators(step, others, batches)
+    _communicators(step, others)
     forward_s, backward_s = _slots(step, layout, num_built)
     return StepParts(
         num_built=num_built, forward_s=forward_s, backward_s=backward_s, optimizer_s=optimizer_s, batches=batches
     )
 
 
-def _batch_of(op: Op, batches: tuple[_Batch, ...]) -> _Batch:
-    return batches[-1] if op.origin.phase is Phase.OPTIMIZER else batches[op.origin.microbatch]
-
-
 def _computations(
-    step: SimulatedStep,
-    others: Sequence[tuple[Op, float, float]],
-    price: FrameworkModel,
-    batches: tuple[_Batch, ...],
+    step: SimulatedStep, others: Sequence[_Other], price: FrameworkModel, batches: tuple[_Batch, ...]
 ) -> float:
     """Adds computation, launch gaps and what others, by start, stretch it by; the optimizer's seconds."""
-    active: list[tuple[Op, float, float]] = []  # others that run while a computation does, which come one by one
+    active: list[_Other] = []  # others that run while a computation does, which come one by one
     coming, optimizer_s = 0, 0.0
-    for op, start_s, end_s in step.rows():
+    for (op, place, _, start_s, end_s), gap_s in zip(step.rows(), step.host_s, strict=True):
         if op.stream != COMPUTE or isinstance(op, CommOp):
             continue
         lasted_s = end_s - start_s
         if op.origin.phase is Phase.OPTIMIZER:
             optimizer_s += lasted_s
             continue
-        batch, alone_s, gap_s = batches[op.origin.microbatch], price.alone_s(op), step.host_s.get(op.name, 0.0)
+        batch, alone_s = batches[place], price.alone_s(op)
         batch.compute_s += alone_s
         batch.host_s += gap_s
-        active = [row for row in active if row[2] > start_s]
-        while coming < len(others) and others[coming][1] < end_s:
+        if active:
+            active = [other for other in active if other.end_s > start_s]
+        while coming < len(others) and others[coming].start_s < end_s:
             active.append(others[coming])
             coming += 1
+        if not active:
+            continue
         shares: dict[str, float] = {}
-        for other, begin_s, until_s in active:
-            both_s = min(end_s, until_s) - max(start_s, begin_s)
+        for other in active:
+            both_s = min(end_s, other.end_s) - max(start_s, other.start_s)
             if both_s > 0:
-                name = _served(other)
-                shares[name] = shares.get(name, 0.0) + both_s
+                shares[other.served] = shares.get(other.served, 0.0) + both_s
         whole_s = sum(shares.values())
         for name, share_s in shares.items():
             batch.comms[name][_STRETCHED] += (lasted_s - alone_s - gap_s) * share_s / whole_s
     return optimizer_s
 
 
-def _served(op: Op) -> str:
-    return op.communicator if isinstance(op, CommOp) else SHARDS
-
-
-def _communicators(step: SimulatedStep, others: Sequence[tuple[Op, float, float]], batches: tuple[_Batch, ...]) -> None:
+def _communicators(step: SimulatedStep, others: Sequence[_Other]) -> None:
     """Adds what communicators, by start, take, and what of it nothing hides."""
     idle, until = [], 0.0
-    for op, start_s, end_s in step.rows():
+    for op, _, _, start_s, end_s in step.rows():
         if op.stream == COMPUTE:
             if start_s > until:
                 idle.append((until, start_s))
@@ -168,8 +182,8 @@ def _communicators(step: SimulatedStep, others: Sequence[tuple[Op, float, float]
     idle.append((until, float("inf")))
     covered = 0.0  # what several hide at once counts once
     place = 0
-    for op, start_s, end_s in others:
-        exposed_s = 0.0
+    for other in others:
+        exposed_s, start_s, end_s = 0.0, other.start_s, other.end_s
         while place and idle[place][0] > start_s:
             place -= 1
         while idle[place][1] <= start_s:
@@ -180,8 +194,8 @@ def _communicators(step: SimulatedStep, others: Sequence[tuple[Op, float, float]
             exposed_s += max(0.0, end - begin)
             at += 1
         covered = max(covered, end_s)
-        times = _batch_of(op, batches).comms[_served(op)]
-        times[_TOTAL] += end_s - start_s if isinstance(op, CommOp) else 0.0
+        times = other.batch.comms[other.served]
+        times[_TOTAL] += end_s - start_s if other.is_comm else 0.0
         times[_EXPOSED] += exposed_s
 
 
@@ -190,23 +204,22 @@ def _slots(step: SimulatedStep, layout: ParallelLayout, num_built: int) -> tuple
 
     A slot lasts from the end of the one before to its last computation's, or to its transfer's where the stage waits.
     """
-    chunk_of = _chunks(step.iteration, layout.chunks)
+    chunk_of = _chunks(step.step.layers, layout.chunks)
     ends: dict[tuple[int, bool, int], float] = {}
-    begin, batch, forward, chunk = None, 0, True, 0
-    for op, start_s, end_s in step.rows():
+    begin, batch, chunk = None, 0, 0
+    for op, of_batch, layer, start_s, end_s in step.rows():
         sends = isinstance(op, CommOp) and op.communicator == PIPELINE
         if op.origin.phase is Phase.OPTIMIZER or (op.stream != COMPUTE and (not sends or layout.overlap_p2p)):
             continue
-        if op.origin.microbatch != batch:
-            batch, chunk, forward = op.origin.microbatch, 0, True
-        is_forward = op.origin.phase in _FORWARD
-        if op.origin.layer is not None and not sends:
-            chunk = chunk_of[op.origin.layer]
-        elif _is_of_head(op):  # its chunk may have no layers
+        if of_batch != batch:
+            batch, chunk = of_batch, 0
+        if layer is not None and not sends:
+            chunk = chunk_of[layer]
+        elif _is_of_head(op, layer):  # its chunk may have no layers
             chunk = layout.chunks - 1
-        forward = is_forward
         begin = start_s if begin is None else begin
-        ends[batch, forward, chunk] = max(ends.get((batch, forward, chunk), 0.0), end_s)
+        key = batch, op.origin.phase in _FORWARD, chunk
+        ends[key] = max(ends.get(key, 0.0), end_s)
     times: dict[tuple[int, bool, int], float] = {}
     before = begin or 0.0
     for key, end in ends.items():
@@ -217,14 +230,14 @@ def _slots(step: SimulatedStep, layout: ParallelLayout, num_built: int) -> tuple
     return forward_s, tuple(times[steady, False, chunk] for chunk in range(layout.chunks))
 
 
-def _is_of_head(op: Op) -> bool:
+def _is_of_head(op: Op, layer: int | None) -> bool:
     module = op.origin.module
-    return op.origin.layer is None and module.startswith("head.") and not module.startswith(_OF_EMBEDDING)
+    return layer is None and module.startswith("head.") and not module.startswith(_OF_EMBEDDING)
 
 
-def _chunks(iteration: Iteration, num_chunks: int) -> dict[int, int]:
+def _chunks(layers: Sequence[int | None], num_chunks: int) -> dict[int, int]:
     """The chunk of each layer: those of one follow each other, between two are the other stages'."""
     found: dict[int, int] = {}
-    for layer in sorted({op.origin.layer for op in iteration.ops if op.origin.layer is not None}):
+    for layer in sorted({layer for layer in layers if layer is not None}):
         found[layer] = 0 if num_chunks == 1 or not found else found.get(layer - 1, max(found.values()) + 1)
     return found

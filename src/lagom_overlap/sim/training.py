@@ -6,7 +6,7 @@ between and the last differ, those in between repeat. Its forwards and backwards
 stages' (`sim.pipeline`); what comes before the first slot and after the last one follows from the step.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,8 +26,9 @@ from lagom_overlap.workload.models import TransformerModel
 from lagom_overlap.workload.parallel import ParallelLayout, stage_slots
 from lagom_overlap.workload.parallel.stage import chunk_layers
 from lagom_overlap.workload.precision import Precision
-from lagom_overlap.workload.step import IssueRules, build_step, load_rules
+from lagom_overlap.workload.step import IssueRules, StepBuilder, load_rules
 from lagom_overlap.workload.step.groups import PIPELINE
+from lagom_overlap.workload.step.rolled import RolledStep
 
 Settings = Callable[[Collective], CommConfig | None]
 """How a collective is run; None: untouched."""
@@ -109,19 +110,16 @@ def mixer_flops(model: TransformerModel, mixer: Mixer, seq_len: int) -> float:
 class _Built:
     """A stage's step, its launch gaps, and what simulates it."""
 
-    step: IssuedStep
-    host_s: Mapping[str, float]
+    step: RolledStep
+    host_s: Sequence[float]
     simulator: IterationSimulator
 
     def simulated(self, settings: Settings | None) -> SimulatedStep:
-        configs = {}
-        if settings is not None:
-            for op in self.step.iteration.comms:
-                config = settings(op.collective)
-                if config is not None:
-                    configs[op.name] = config
-        starts_s, ends_s = self.simulator.run(configs)
-        return SimulatedStep(iteration=self.step.iteration, starts_s=starts_s, ends_s=ends_s, host_s=self.host_s)
+        def config_of(op: CommOp) -> CommConfig | None:
+            return None if settings is None else settings(op.collective)
+
+        starts_s, ends_s = self.simulator.run_as(config_of)
+        return SimulatedStep(step=self.step, starts_s=starts_s, ends_s=ends_s, host_s=self.host_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +151,14 @@ class TrainingSimulator:
         rank_skew_s: float = 0.0,
     ) -> None:
         self._model, self._layout, self._seq_len, self._cluster = model, layout, seq_len, cluster
-        self._rules = rules or load_rules(framework.name)
-        self._precision, self._clips = precision, clips
+        self._steps = StepBuilder(
+            model,
+            layout,
+            seq_len=seq_len,
+            rules=rules or load_rules(framework.name),
+            precision=precision,
+            clips=clips,
+        )
         self._built: dict[int, _Built] = {}
         self.price = FrameworkModel.of(
             cluster, profile, operators.in_training(), framework, sm_carveout, rank_skew_s=rank_skew_s
@@ -162,38 +166,35 @@ class TrainingSimulator:
 
     def step(self, rank: int = 0, num_micro_batches: int | None = None) -> IssuedStep:
         """The built step of a stage, placed on the cluster; by default with as many micro-batches as are simulated."""
-        layout = self._layout
-        num = min(MAX_BUILT, layout.num_micro_batches) if num_micro_batches is None else num_micro_batches
-        built = build_step(
-            self._model,
-            layout,
-            seq_len=self._seq_len,
-            rules=self._rules,
-            precision=self._precision,
-            clips=self._clips,
-            rank=rank,
-            num_micro_batches=num,
-        )
-        return built.placed_on(self._cluster)
+        return self._rolled(rank, num_micro_batches).unrolled()
+
+    def _rolled(self, rank: int, num_micro_batches: int | None = None) -> RolledStep:
+        num = min(MAX_BUILT, self._layout.num_micro_batches) if num_micro_batches is None else num_micro_batches
+        return self._steps.rolled(rank, num).placed_on(self._cluster)
+
+    @property
+    def collectives(self) -> set[Collective]:
+        """Those of the first stage in a micro-batch."""
+        return {op.collective for op in self._rolled(0, 1).ops if isinstance(op, CommOp)}
 
     def timeline(self, step: IssuedStep) -> Timeline:
         """Who runs when in a step, untouched."""
         return self.price.simulator(step.iteration, waits=step.waits).timeline({})
 
-    def _build(self, step: IssuedStep) -> "_Built":
-        host_s = self.price.host_s(step.iteration)
-        return _Built(step, host_s, self.price.simulator(step.iteration, waits=step.waits, host_s=host_s))
+    def _build(self, rank: int, num_micro_batches: int | None = None) -> _Built:
+        step = self._rolled(rank, num_micro_batches)
+        host_s = self.price.host_s(step)
+        return _Built(step, host_s, self.price.simulator(step, host_s=host_s))
 
     def _role(self, rank: int, settings: Settings | None) -> _Role:
         built = self._built.get(rank)
         if built is None:
-            built = self._built[rank] = self._build(self.step(rank))
+            built = self._built[rank] = self._build(rank)
         step = built.simulated(settings)
         transfer_s = 0.0
         if self._layout.overlap_p2p:
-            sends = [
-                end - start for op, start, end in step.rows() if isinstance(op, CommOp) and op.communicator == PIPELINE
-            ]
+            rows = zip(built.step.ops, step.starts_s, step.ends_s, strict=True)
+            sends = [end - start for op, start, end in rows if isinstance(op, CommOp) and op.communicator == PIPELINE]
             transfer_s = max(sends, default=0.0)
         return _Role(parts_of(step, self.price, self._layout), step.makespan_s, transfer_s)
 
@@ -239,7 +240,7 @@ class TrainingSimulator:
         if self._layout.pipeline == 1:
             return (times.iteration_s,)
         stages = [self._stage_like(rank) for rank in range(self._layout.pipeline)]
-        steps = {stage: self._build(self.step(stage, 1)).simulated(None).makespan_s for stage in dict.fromkeys(stages)}
+        steps = {stage: self._build(stage, 1).simulated(None).makespan_s for stage in dict.fromkeys(stages)}
         return tuple(steps[stage] for stage in stages)
 
     def _row(self, rank: int, role: _Role, end_s: float) -> StageTimes:

@@ -21,13 +21,14 @@ class Segment:
     """Operators that were recorded once, to be issued again in other layers and micro-batches.
 
     A place from 0 up is an operator of the segment; one below 0 is `outside[-1 - place]`: what was issued before it,
-    known when it is issued again. `open` are the operators that wait for such, with their waits. `clock` is what the
+    known when it is issued again. `open_waits` and `open_order` are the rows that have such. `clock` is what the
     segment changes in the state of streams, `together` the names that stand for several results.
     """
 
     ops: Sequence[Op]
     rows: Rows
-    open: Sequence[tuple[int, Distances, Distances, Distances]]
+    open_waits: Sequence[tuple[int, Distances]]
+    open_order: Sequence[tuple[int, Distances]]
     outside: Sequence[tuple[str, str]]
     clock: ClockState
     together: Mapping[str, tuple[str, ...]]
@@ -97,16 +98,23 @@ class StepGraph:
             self._together[names[-1]] = tuple(names)
         return names[-1]
 
-    def _places(self, names: Iterable[str]) -> list[int]:
-        """The operators behind names, each once; "" is none."""
-        together, place = self._together, self._place
-        return list(dict.fromkeys([place[each] for name in names if name for each in together.get(name, (name,))]))
+    def _read(self, names: Iterable[str]) -> tuple[str, ...]:
+        """What is read by these names, each once; "" is nothing."""
+        together = self._together
+        return tuple(dict.fromkeys([each for name in names if name for each in together.get(name, (name,))]))
+
+    def _stream_of(self, name: str) -> str:
+        """The stream of an operator, "" if it is not known."""
+        return self.ops[self._place[name]].stream
 
     def _add(self, op: Op, deps: Iterable[str], waits: Iterable[int], last: int | None) -> str:
         at = len(self.ops)
-        self._rows.deps.append(tuple([place - at for place in self._places(deps)]))
+        reads = self._read(deps)
+        order = [] if last is None else [last - at]
+        order += [self._place[name] - at for name in reads if self._stream_of(name) != op.stream]
+        self._rows.reads.append(reads)
         self._rows.waits.append(tuple([place - at for place in waits]))
-        self._rows.last.append(() if last is None else (last - at,))
+        self._rows.order.append(tuple(order))
         self._layers.append(op.origin.layer)
         self._batches.append(op.origin.microbatch)
         self._place[op.name] = at
@@ -115,19 +123,19 @@ class StepGraph:
 
     def repeat(self, segment: Segment, scope: Scope) -> None:
         """Issues a segment again."""
-        base, num = len(self.ops), len(segment.ops)
+        base, num, rows = len(self.ops), len(segment.ops), self._rows
         known = [self._outside(kind, name, scope) for kind, name in segment.outside]
 
         def places(place: int) -> Sequence[int]:
             return (base + place,) if place >= 0 else known[-1 - place]
 
-        for mine, more in zip(self._rows, segment.rows, strict=True):
-            mine.extend(more)
-        for number, *rows in segment.open:
-            at = base + number
-            for mine, row in zip(self._rows, rows, strict=True):
-                found = dict.fromkeys([place for distance in row for place in places(number + distance)])
-                mine[at] = tuple([place - at for place in found])
+        rows.reads.extend(segment.rows.reads)
+        rows.waits.extend(segment.rows.waits)
+        rows.order.extend(segment.rows.order)
+        for mine, opened in ((rows.waits, segment.open_waits), (rows.order, segment.open_order)):
+            for number, row in opened:
+                at = base + number
+                mine[at] = tuple([place - at for distance in row for place in places(number + distance)])
         self.clock.go_on(segment.clock, places)
         self._place |= {scope.prefix + op.name: at for at, op in enumerate(segment.ops, base)}
         for name, names in segment.together.items():
@@ -140,7 +148,7 @@ class StepGraph:
     def _outside(self, kind: str, name: str, scope: Scope) -> Sequence[int]:
         match kind:
             case "name":
-                return self._places([scope.name_of(name)])
+                return [self._place[each] for each in self._read([scope.name_of(name)])]
             case "last":
                 found = self.clock.last(name)
             case "communicator":
@@ -169,6 +177,7 @@ class StepGraph:
             batches=self._batches,
             scopes=self._scopes,
             gathered=frozenset(self._gathered),
+            together=self._together,
             num_ranks=num_ranks,
             groups=groups,
             resident_bytes=resident_bytes,

@@ -29,11 +29,14 @@ Distances = tuple[int, ...]
 
 
 class Rows(NamedTuple):
-    """Per operator what it reads, what it waits for beyond that, and the one before it on its stream."""
+    """Per operator the names of what it reads, what its stream waits for, and what else comes before it.
 
-    deps: list[Distances]
+    That is the operator before it on its stream, and what it reads from other streams: its own is in order.
+    """
+
+    reads: list[tuple[str, ...]]
     waits: list[Distances]
-    last: list[Distances]
+    order: list[Distances]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +66,8 @@ class Scope:
 class RolledStep:
     """One step of one rank; `scopes` are the ranges of operators that layers share, all others are whole.
 
-    `gathered` make gathered parameters. The other fields are those of `IssuedStep`.
+    `gathered` make gathered parameters; names of `together` stand for several results. The other fields are those of
+    `IssuedStep`.
     """
 
     name: str
@@ -73,6 +77,7 @@ class RolledStep:
     batches: Sequence[int]
     scopes: Sequence[tuple[range, Scope]]
     gathered: frozenset[str]
+    together: Mapping[str, tuple[str, ...]]
     num_ranks: int
     groups: Mapping[str, tuple[int, ...]]
     resident_bytes: int
@@ -88,8 +93,9 @@ class RolledStep:
 
     def earlier(self) -> tuple["array[int]", "array[int]"]:
         """Of each operator how many it waits for, and how far before it each of them was issued."""
-        numbers = [len(deps) + len(waits) + len(last) for deps, waits, last in zip(*self.rows, strict=True)]
-        return array("i", numbers), array("i", chain.from_iterable(chain.from_iterable(zip(*self.rows, strict=True))))
+        waits, order = self.rows.waits, self.rows.order
+        numbers = [len(one) + len(other) for one, other in zip(waits, order, strict=True)]
+        return array("i", numbers), array("i", chain.from_iterable(chain.from_iterable(zip(waits, order, strict=True))))
 
     def unrolled(self) -> IssuedStep:
         """The step with every operator of every layer."""
@@ -97,11 +103,11 @@ class RolledStep:
         for places, scope in self.scopes:
             for at in places:
                 names[at] = scope.prefix + names[at]
-        reads = [tuple([names[at + distance] for distance in deps]) for at, deps in enumerate(self.rows.deps)]
-        ops = list(self._whole(names, reads))
+        ops = list(self._whole(names))
         waits = {}
-        for at, (waited, read) in enumerate(zip(self.rows.waits, reads, strict=True)):
-            beyond = [name for name in [names[at + distance] for distance in sorted(waited)] if name not in read]
+        for at, (waited, op) in enumerate(zip(self.rows.waits, ops, strict=True)):
+            places = sorted({at + distance for distance in waited})
+            beyond = [name for name in [names[place] for place in places] if name not in op.deps]
             if beyond:
                 waits[names[at]] = tuple(beyond)
         return IssuedStep(
@@ -117,11 +123,13 @@ class RolledStep:
             waits=waits,
         )
 
-    def _whole(self, names: Sequence[str], reads: Sequence[tuple[str, ...]]) -> Iterator[Op]:
+    def _whole(self, names: Sequence[str]) -> Iterator[Op]:
         scope_of = {at: scope for places, scope in self.scopes for at in places}
-        for at, (op, name, deps) in enumerate(zip(self.ops, names, reads, strict=True)):
-            origin, shards, scope = op.origin, op.shards, scope_of.get(at)
+        for at, (op, name, reads) in enumerate(zip(self.ops, names, self.rows.reads, strict=True)):
+            deps, origin, shards, scope = reads, op.origin, op.shards, scope_of.get(at)
             if scope is not None:
+                read = [each for each in map(scope.name_of, reads) if each]
+                deps = tuple(dict.fromkeys([one for each in read for one in self.together.get(each, (each,))]))
                 module = scope.module + origin.module
                 origin = Origin(phase=origin.phase, layer=scope.layer, microbatch=scope.batch, module=module)
                 if shards is not None:

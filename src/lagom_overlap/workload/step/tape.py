@@ -5,13 +5,13 @@ operators read or wait for from outside has names that begin with `@`, and numbe
 says what they are there.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from lagom_overlap.workload.clock import ClockState, StreamClock
 from lagom_overlap.workload.layer_kinds import LayerKind, Mixer
-from lagom_overlap.workload.ops import Phase, Work
+from lagom_overlap.workload.ops import Op, Phase, Work
 from lagom_overlap.workload.parallel.layout import Recompute
 from lagom_overlap.workload.step.graph import Segment, StepGraph
 from lagom_overlap.workload.step.groups import CONTEXT, EXPERTS, TENSOR
@@ -19,7 +19,7 @@ from lagom_overlap.workload.step.latent import LatentOps
 from lagom_overlap.workload.step.layer import LayerOps
 from lagom_overlap.workload.step.mamba import MambaOps
 from lagom_overlap.workload.step.operators import StepShape
-from lagom_overlap.workload.step.rolled import EARLIER, Rows
+from lagom_overlap.workload.step.rolled import EARLIER, Distances, Rows
 from lagom_overlap.workload.step.units import Weight
 from lagom_overlap.workload.streams import COMPUTE
 
@@ -80,6 +80,7 @@ class _Recorder(StepGraph):
         self._cuts = cuts
         self._parts: list[Part] = []
         self._gradients: list[tuple[str, str]] = []
+        self._streams: dict[str, str] = {}  # of what was recorded
         self._begin()
 
     def _begin(self) -> None:
@@ -93,6 +94,13 @@ class _Recorder(StepGraph):
         )
         self.clock = StreamClock(self._begun)
 
+    def _add(self, op: Op, deps: Iterable[str], waits: Iterable[int], last: int | None) -> str:
+        self._streams[op.name] = op.stream
+        return super()._add(op, deps, waits, last)
+
+    def _stream_of(self, name: str) -> str:
+        return self._streams.get(name, "")
+
     def gradient(self, weight: Weight, made: str) -> None:
         """A matrix's gradient is ready: whoever listens may issue something here."""
         self._gradients.append((weight.name, made))
@@ -105,18 +113,22 @@ class _Recorder(StepGraph):
         def of(place: int) -> int:
             return place if place >= 0 else -1 - numbers.setdefault(place, len(numbers))
 
-        opened = []
-        for at, rows in enumerate(zip(*self._rows, strict=True)):
-            if any(at + distance < 0 for row in rows for distance in row):
-                deps, waits, last = (tuple([of(at + distance) - at for distance in row]) for row in rows)
-                opened.append((at, deps, waits, last))
+        def opened(rows: list[Distances]) -> list[tuple[int, Distances]]:
+            return [
+                (at, tuple([of(at + distance) - at for distance in row]))
+                for at, row in enumerate(rows)
+                if any(at + distance < 0 for distance in row)
+            ]
+
+        open_waits, open_order = opened(self._rows.waits), opened(self._rows.order)
         changed = self.clock.state().since(self._begun)
         assert {*changed.last, *changed.pending, *changed.communicators} <= {*_STREAMS}
         changed = replace(changed, pending={name: frozenset(map(of, waits)) for name, waits in changed.pending.items()})
         segment = Segment(
             ops=self.ops,
             rows=self._rows,
-            open=opened,
+            open_waits=open_waits,
+            open_order=open_order,
             outside=[self._known[-1 - place] for place in numbers],
             clock=changed,
             together={name: each for name, each in self._together.items() if self._place.get(name, -1) >= 0},
