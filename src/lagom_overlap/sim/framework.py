@@ -5,16 +5,19 @@ the host's time for all launches and the GPU's for all kernels blend by a p-norm
 launches. What that adds is spread over the part's kernels by their launches, as time in which their stream waits.
 """
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from lagom_overlap.cost import CollectiveCost, ContentionModel
 from lagom_overlap.cost.operators import FrameworkConstants, OperatorConstants
 from lagom_overlap.cost.profile import Profile
 from lagom_overlap.hardware import Cluster
+from lagom_overlap.sim.columns import Columns
 from lagom_overlap.sim.iteration import IterationSimulator
 from lagom_overlap.workload import CommOp, CompOp, Gemm, Iteration, MemoryBound, Op, Phase, Work
 from lagom_overlap.workload.step.groups import DATA
@@ -59,11 +62,11 @@ class FrameworkModel:
         iteration: Iteration | RolledStep,
         *,
         waits: Mapping[str, Sequence[str]] = MappingProxyType({}),
-        host_s: Sequence[float] | None = None,
+        host_s: NDArray[np.float64] | None = None,
     ) -> IterationSimulator:
         """Simulates a step with the framework's waits beyond its data flow; `host_s` is the model's own, if at hand."""
         limit = self._limited if self.constants.data_bytes_per_s else None
-        waited = self.host_s(iteration) if host_s is None else host_s
+        waited = self.host_s(Columns(iteration)) if host_s is None else host_s
         return IterationSimulator(iteration, self.model, waits=waits, host_s=waited, limit=limit)
 
     def _limited(self, op: CommOp, cost: CollectiveCost) -> CollectiveCost:
@@ -82,37 +85,32 @@ class FrameworkModel:
             known = self._alone[id(op.work)] = (op.work, self.model.kernel_seconds(self.model.kernel(op.work)))
         return known[1]
 
-    def host_s(self, iteration: Iteration | RolledStep) -> Sequence[float]:
+    def host_s(self, columns: Columns) -> NDArray[np.float64]:
         """Seconds that each operator's stream waits for the host."""
-        waits = [0.0] * len(iteration.ops)
+        waits = np.zeros(len(columns.of))
         if not self.constants.launch_s:
             return waits
-        part_of: dict[int, str] = {}
-        parts: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
-        for number, (op, batch, layer) in enumerate(
-            zip(iteration.ops, iteration.batches, iteration.layers, strict=True)
-        ):
-            part = part_of.get(id(op))
-            if part is None:
-                part = part_of[id(op)] = _part(op)
-            if part:
-                parts[batch, layer, part].append(number)
-        known: dict[tuple[int, ...], Sequence[float]] = {}
-        for numbers in parts.values():
-            ops = [iteration.ops[number] for number in numbers]
-            key = tuple([id(op) for op in ops])
+        part = columns.numbers(_part)
+        launched = np.flatnonzero(part)
+        parts = (columns.batches[launched] * (columns.layers.max() + 2) + columns.layers[launched] + 1) * 4 + part[
+            launched
+        ]
+        order = np.argsort(parts, kind="stable")
+        known: dict[bytes, list[float]] = {}
+        for numbers in np.split(launched[order], np.flatnonzero(np.diff(parts[order])) + 1):
+            key = columns.works[numbers].tobytes()
             if key not in known:
-                known[key] = self._waits_of([op for op in ops if isinstance(op, CompOp)])
-            for number, wait_s in zip(numbers, known[key], strict=True):
-                waits[number] = wait_s
+                known[key] = self._waits_of([columns.distinct[number] for number in columns.of[numbers].tolist()])
+            waits[numbers] = known[key]
         return waits
 
-    def _waits_of(self, ops: Sequence[CompOp]) -> Sequence[float]:
+    def _waits_of(self, ops: Sequence[Op]) -> list[float]:
         """What the computations of one part wait for the host."""
-        compute_s = 0.0
+        compute_s, launches = 0.0, []
         for op in ops:
+            assert isinstance(op, CompOp)
             compute_s += self.alone_s(op)
-        launches = [_num_launches(op) for op in ops]
+            launches.append(_num_launches(op))
         each_s = self._added_s(compute_s, sum(launches)) / max(1, sum(launches))
         return [each_s * count for count in launches]
 
@@ -122,14 +120,12 @@ class FrameworkModel:
         return float(longer * (1.0 + (shorter / longer) ** norm) ** (1.0 / norm)) - compute_s if longer else 0.0
 
 
-def _part(op: Op) -> str:
-    """The part of a layer that an operator is launched in, "" where its launch is not waited for."""
+def _part(op: Op) -> int:
+    """The part of a layer that an operator is launched in, 0 where its launch is not waited for."""
     phase = op.origin.phase
     if isinstance(op, CommOp) or op.stream != COMPUTE or phase is None or phase is Phase.OPTIMIZER:
-        return ""
-    if phase in _FORWARD:
-        return "forward"
-    return "recompute" if phase is Phase.RECOMPUTE else "backward"
+        return 0
+    return 1 if phase in _FORWARD else 2 if phase is Phase.RECOMPUTE else 3
 
 
 def _num_launches(op: CompOp) -> int:

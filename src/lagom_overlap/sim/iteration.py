@@ -8,12 +8,16 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
+import numpy as np
+from numpy.typing import NDArray
+
 from lagom_overlap.collective import Collective, CommConfig
 from lagom_overlap.cost import CollectiveCost, ContentionModel
 from lagom_overlap.errors import SpaceError
+from lagom_overlap.sim.columns import Columns
 from lagom_overlap.sim.core import EventGraph
 from lagom_overlap.timeline import Span, SpanKind, Timeline
-from lagom_overlap.workload import CommOp, Iteration, Kernel, Op, Work
+from lagom_overlap.workload import CommOp, Iteration, Kernel
 from lagom_overlap.workload.step.rolled import RolledStep
 
 _UNTOUCHED = CommConfig()
@@ -26,8 +30,8 @@ class IterationSimulator:
     """Simulates one iteration under any number of configurations; prices, rates and waits are computed once.
 
     `waits` are the framework's waits beyond the operators' `deps` (`IssuedStep.waits`); a rolled step has its own.
-    `host_s` are seconds that each operator's stream waits for the host in it, none where it is empty: nothing stretches
-    them. `limit` is what the framework makes of the cost of its collectives.
+    `host_s` are seconds that each operator's stream waits for the host in it: nothing stretches them. `limit` is what
+    the framework makes of the cost of its collectives.
     """
 
     def __init__(
@@ -36,14 +40,14 @@ class IterationSimulator:
         model: ContentionModel,
         *,
         waits: Mapping[str, Sequence[str]] = MappingProxyType({}),
-        host_s: Sequence[float] = (),
+        host_s: NDArray[np.float64] | None = None,
         limit: Limit | None = None,
     ) -> None:
         self._iteration = iteration
         self._prices = _Prices(model, limit)
         earlier = iteration.earlier() if isinstance(iteration, RolledStep) else _waits(iteration, waits)
         self._graph = EventGraph(earlier, self._prices.set_times)
-        self._kinds = self._prices.kernel_kinds(iteration.ops, host_s or [0.0] * len(iteration.ops))
+        self._kinds = self._prices.kernel_kinds(Columns(iteration), host_s)
         self._comms = [(number, op) for number, op in enumerate(iteration.ops) if isinstance(op, CommOp)]
         self._comm_names = {op.name for _, op in self._comms}
 
@@ -128,25 +132,16 @@ class _Prices:
             kind = self._comm_kinds[key] = len(self._costs) - 1
         return kind
 
-    def kernel_kinds(self, ops: Sequence[Op], host_s: Sequence[float]) -> "array[int]":
-        """The kind of every computation by its work and its wait for the host; 0 for collectives."""
-        # Layers share their works as objects more often than not: an object's identity is found faster than its value.
-        by_object: dict[tuple[int, float], int] = {}
-        by_value: dict[tuple[Work, float], int] = {}
-        kinds = array("i", bytes(4 * len(ops)))
-        for number, (op, waited_s) in enumerate(zip(ops, host_s, strict=True)):
-            if isinstance(op, CommOp):
-                continue
-            kind = by_object.get((id(op.work), waited_s))
-            if kind is None:
-                kind = by_value.get((op.work, waited_s))
-                if kind is None:
-                    self._kernels.append(self._model.kernel(op.work))
-                    self._host_s.append(waited_s)
-                    kind = by_value[op.work, waited_s] = -len(self._kernels)
-                by_object[id(op.work), waited_s] = kind
-            kinds[number] = kind
-        return kinds
+    def kernel_kinds(self, columns: Columns, host_s: NDArray[np.float64] | None) -> "array[int]":
+        """The kind of every computation by its work and its wait for the host; those of collectives are not used."""
+        waits_s, waited = np.unique(np.zeros(1) if host_s is None else host_s, return_inverse=True)
+        pairs, kinds = np.unique(columns.works * len(waits_s) + waited, return_inverse=True)
+        num_comms = int(np.searchsorted(pairs, 0))  # kinds of collectives, below those of computations
+        kernels = [self._model.kernel(work) for work in columns.distinct_works]
+        for pair in pairs[num_comms:].tolist():
+            self._kernels.append(kernels[pair // len(waits_s)])
+            self._host_s.append(float(waits_s[pair % len(waits_s)]))
+        return array("i", (num_comms - 1 - kinds).astype(np.int32).tobytes())
 
     def set_times(self, kinds: tuple[int, ...]) -> tuple[float, ...]:
         """One time (s) per running operator by its kind, the collectives first."""

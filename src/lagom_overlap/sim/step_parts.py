@@ -6,17 +6,23 @@ have a stream of their own, count with the communicator that they serve.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from operator import attrgetter
+from math import inf
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
+from lagom_overlap.sim.columns import Columns
 from lagom_overlap.sim.framework import FrameworkModel
 from lagom_overlap.workload import CommOp, Op, Phase
 from lagom_overlap.workload.parallel import ParallelLayout
 from lagom_overlap.workload.step.groups import PIPELINE, SHARDS
-from lagom_overlap.workload.step.rolled import RolledStep
 from lagom_overlap.workload.streams import COMPUTE
+
+Seconds = NDArray[np.float64]
+Numbers = NDArray[np.intp]
 
 _FORWARD = (Phase.FORWARD, Phase.LOSS)
 _OF_EMBEDDING: Final = ("head.embed", "head.positions")
@@ -85,105 +91,104 @@ class StepParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedStep:
-    """A step with when its operators ran: start, end and launch gap (s) of each, in issue order."""
+    """A step in columns with when its operators ran: start, end and launch gap (s) of each, in issue order."""
 
-    step: RolledStep
-    starts_s: Sequence[float]
-    ends_s: Sequence[float]
-    host_s: Sequence[float]
+    columns: Columns
+    starts_s: Seconds
+    ends_s: Seconds
+    host_s: Seconds
 
     @property
     def makespan_s(self) -> float:
         """From the first start, which is 0, to the last end."""
-        return max(self.ends_s)
-
-    def rows(self) -> Iterator[tuple[Op, int, int | None, float, float]]:
-        """Operators with micro-batch, layer, start and end (s)."""
-        return zip(self.step.ops, self.step.batches, self.step.layers, self.starts_s, self.ends_s, strict=True)
-
-
-@dataclass(frozen=True, slots=True)
-class _Other:
-    """An operator next to the stream of computations: what it serves, where it counts, when it ran (s)."""
-
-    served: str
-    batch: _Batch
-    start_s: float
-    end_s: float
-    is_comm: bool
+        return float(self.ends_s.max())
 
 
 def parts_of(step: SimulatedStep, price: FrameworkModel, layout: ParallelLayout) -> StepParts:
-    """The parts of a simulated step."""
-    num_built = 1 + max(step.step.batches)
-    batches = tuple(_Batch() for _ in range(num_built))
-    others = [
-        _Other(
-            op.communicator if isinstance(op, CommOp) else SHARDS,
-            batches[-1 if op.origin.phase is Phase.OPTIMIZER else batch],
-            start_s,
-            end_s,
-            isinstance(op, CommOp),
+    """The parts of a simulated step. Sums are made in the order of issue."""
+    columns = step.columns
+    num_built = 1 + int(columns.batches.max())
+    updates = columns.flags(lambda op: op.origin.phase is Phase.OPTIMIZER)
+    on_stream = columns.flags(lambda op: op.stream == COMPUTE)
+    computes = on_stream & ~columns.flags(_is_comm)
+    lasted_s = step.ends_s - step.starts_s
+    comps, optimizer = np.flatnonzero(computes & ~updates), np.flatnonzero(computes & updates)
+    others = np.flatnonzero(~on_stream)
+    others = others[np.argsort(step.starts_s[others], kind="stable")]
+    alone_s = columns.values(lambda op: 0.0 if isinstance(op, CommOp) else price.alone_s(op))
+    stretch_s = lasted_s - alone_s - step.host_s
+    batch_of = columns.batches[comps]
+    batches = tuple(
+        _Batch(*sums)
+        for sums in zip(
+            np.bincount(batch_of, alone_s[comps], num_built).tolist(),
+            np.bincount(batch_of, step.host_s[comps], num_built).tolist(),
+            strict=True,
         )
-        for op, batch, _, start_s, end_s in step.rows()
-        if op.stream != COMPUTE
-    ]
-    others.sort(key=attrgetter("start_s"))
-    optimizer_s = _computations(step, others, price, batches)
-    _communicators(step, others)
-    forward_s, backward_s = _slots(step, layout, num_built)
+    )
+    for batch, name, seconds in _stretched(step, comps, others, stretch_s):
+        batches[batch].comms[name][_STRETCHED] += seconds
+    _communicators(step, np.flatnonzero(on_stream), others, batches)
+    forward_s, backward_s = _slots(step, layout, num_built, on_stream & ~updates)
     return StepParts(
-        num_built=num_built, forward_s=forward_s, backward_s=backward_s, optimizer_s=optimizer_s, batches=batches
+        num_built=num_built,
+        forward_s=forward_s,
+        backward_s=backward_s,
+        optimizer_s=sum(lasted_s[optimizer].tolist()),
+        batches=batches,
     )
 
 
-def _computations(
-    step: SimulatedStep, others: Sequence[_Other], price: FrameworkModel, batches: tuple[_Batch, ...]
-) -> float:
-    """Adds computation, launch gaps and what others, by start, stretch it by; the optimizer's seconds."""
-    active: list[_Other] = []  # others that run while a computation does, which come one by one
-    coming, optimizer_s = 0, 0.0
-    for (op, place, _, start_s, end_s), gap_s in zip(step.rows(), step.host_s, strict=True):
-        if op.stream != COMPUTE or isinstance(op, CommOp):
-            continue
-        lasted_s = end_s - start_s
-        if op.origin.phase is Phase.OPTIMIZER:
-            optimizer_s += lasted_s
-            continue
-        batch, alone_s = batches[place], price.alone_s(op)
-        batch.compute_s += alone_s
-        batch.host_s += gap_s
-        if active:
-            active = [other for other in active if other.end_s > start_s]
-        while coming < len(others) and others[coming].start_s < end_s:
-            active.append(others[coming])
-            coming += 1
-        if not active:
-            continue
-        shares: dict[str, float] = {}
-        for other in active:
-            both_s = min(end_s, other.end_s) - max(start_s, other.start_s)
-            if both_s > 0:
-                shares[other.served] = shares.get(other.served, 0.0) + both_s
-        whole_s = sum(shares.values())
-        for name, share_s in shares.items():
-            batch.comms[name][_STRETCHED] += (lasted_s - alone_s - gap_s) * share_s / whole_s
-    return optimizer_s
+def _is_comm(op: Op) -> bool:
+    return isinstance(op, CommOp)
 
 
-def _communicators(step: SimulatedStep, others: Sequence[_Other]) -> None:
-    """Adds what communicators, by start, take, and what of it nothing hides."""
-    idle, until = [], 0.0
-    for op, _, _, start_s, end_s in step.rows():
-        if op.stream == COMPUTE:
-            if start_s > until:
-                idle.append((until, start_s))
-            until = max(until, end_s)
-    idle.append((until, float("inf")))
-    covered = 0.0  # what several hide at once counts once
-    place = 0
-    for other in others:
-        exposed_s, start_s, end_s = 0.0, other.start_s, other.end_s
+def _served(op: Op) -> str:
+    return op.communicator if isinstance(op, CommOp) else SHARDS
+
+
+def _stretched(
+    step: SimulatedStep, comps: Numbers, others: Numbers, stretch_s: Seconds
+) -> Iterator[tuple[int, str, float]]:
+    """What each computation was stretched by, shared out over those that ran next to it: micro-batch, name, seconds."""
+    starts_s, ends_s = step.starts_s[comps], step.ends_s[comps]
+    names = list(dict.fromkeys(map(_served, step.columns.distinct)))
+    served = step.columns.numbers(lambda op: names.index(_served(op)))[others]
+    # One after the other on their stream: what runs next to an operator follows each other.
+    first = np.searchsorted(ends_s, step.starts_s[others], side="right")
+    num = np.maximum(0, np.searchsorted(starts_s, step.ends_s[others]) - first)
+    pairs = np.repeat(np.arange(len(others)), num)
+    comp = np.arange(len(pairs)) + np.repeat(first - (np.cumsum(num) - num), num)
+    both_s = np.minimum(ends_s[comp], step.ends_s[others][pairs])
+    both_s -= np.maximum(starts_s[comp], step.starts_s[others][pairs])
+    keys, at, which = np.unique(comp * len(names) + served[pairs], return_index=True, return_inverse=True)
+    share_s = np.bincount(which, both_s, len(keys))
+    order = np.lexsort((at, keys // len(names)))  # by computation, then as their first one comes
+    comp, name, share_s = keys[order] // len(names), keys[order] % len(names), share_s[order]
+    whole_s = np.bincount(comp, share_s, len(comps))[comp]
+    seconds = stretch_s[comps][comp] * share_s / whole_s
+    of = step.columns.batches[comps][comp] * len(names) + name
+    sums = np.bincount(of, seconds)
+    for key in np.unique(of).tolist():
+        yield key // len(names), names[key % len(names)], float(sums[key])
+
+
+def _communicators(step: SimulatedStep, stream: Numbers, others: Numbers, batches: tuple[_Batch, ...]) -> None:
+    """Adds what communicators, by start, take, and what of it nothing on the stream of computations hides."""
+    until = np.maximum.accumulate(np.concatenate(([0.0], step.ends_s[stream])))
+    gaps = np.flatnonzero(step.starts_s[stream] > until[:-1])
+    idle = [*zip(until[gaps].tolist(), step.starts_s[stream[gaps]].tolist(), strict=True), (float(until[-1]), inf)]
+    covered, place = 0.0, 0  # what several hide at once counts once
+    columns = step.columns
+    rows = zip(
+        columns.of[others].tolist(),
+        columns.batches[others].tolist(),
+        step.starts_s[others].tolist(),
+        step.ends_s[others].tolist(),
+        strict=True,
+    )
+    for number, of_batch, start_s, end_s in rows:
+        op, exposed_s = columns.distinct[number], 0.0
         while place and idle[place][0] > start_s:
             place -= 1
         while idle[place][1] <= start_s:
@@ -194,50 +199,49 @@ def _communicators(step: SimulatedStep, others: Sequence[_Other]) -> None:
             exposed_s += max(0.0, end - begin)
             at += 1
         covered = max(covered, end_s)
-        times = other.batch.comms[other.served]
-        times[_TOTAL] += end_s - start_s if other.is_comm else 0.0
+        batch = batches[-1 if op.origin.phase is Phase.OPTIMIZER else of_batch]
+        times = batch.comms[_served(op)]
+        times[_TOTAL] += end_s - start_s if isinstance(op, CommOp) else 0.0
         times[_EXPOSED] += exposed_s
 
 
-def _slots(step: SimulatedStep, layout: ParallelLayout, num_built: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _slots(
+    step: SimulatedStep, layout: ParallelLayout, num_built: int, computes: NDArray[np.bool_]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Seconds of the forward and the backward of each chunk, of the micro-batch that repeats.
 
     A slot lasts from the end of the one before to its last computation's, or to its transfer's where the stage waits.
     """
-    chunk_of = _chunks(step.step.layers, layout.chunks)
-    ends: dict[tuple[int, bool, int], float] = {}
-    begin, batch, chunk = None, 0, 0
-    for op, of_batch, layer, start_s, end_s in step.rows():
-        sends = isinstance(op, CommOp) and op.communicator == PIPELINE
-        if op.origin.phase is Phase.OPTIMIZER or (op.stream != COMPUTE and (not sends or layout.overlap_p2p)):
-            continue
-        if of_batch != batch:
-            batch, chunk = of_batch, 0
-        if layer is not None and not sends:
-            chunk = chunk_of[layer]
-        elif _is_of_head(op, layer):  # its chunk may have no layers
-            chunk = layout.chunks - 1
-        begin = start_s if begin is None else begin
-        key = batch, op.origin.phase in _FORWARD, chunk
-        ends[key] = max(ends.get(key, 0.0), end_s)
-    times: dict[tuple[int, bool, int], float] = {}
-    before = begin or 0.0
-    for key, end in ends.items():
-        times[key] = end - before
-        before = end
+    columns, chunks = step.columns, layout.chunks
+    sends = columns.flags(lambda op: isinstance(op, CommOp) and op.communicator == PIPELINE)
+    counted = np.flatnonzero(computes if layout.overlap_p2p else computes | sends)
+    batch_of, layers = columns.batches[counted], columns.layers[counted]
+    # An operator's chunk is that of its layer, of the head the last one, else that of the operator before it.
+    chunk = np.full(len(counted), -1)
+    chunk[np.flatnonzero(np.diff(batch_of, prepend=-1))] = 0
+    in_layer = (layers >= 0) & ~sends[counted]
+    chunk[in_layer] = _chunks(columns.layers, chunks)[layers[in_layer]]
+    chunk[columns.flags(_is_of_head)[counted] & (layers < 0)] = chunks - 1  # it may have no layers
+    chunk = chunk[np.maximum.accumulate(np.where(chunk >= 0, np.arange(len(chunk)), 0))]
+    is_backward = ~columns.flags(lambda op: op.origin.phase in _FORWARD)[counted]
+    keys = (2 * batch_of + is_backward) * chunks + chunk
+    ends_s = np.zeros(2 * num_built * chunks)
+    np.maximum.at(ends_s, keys, step.ends_s[counted])
+    order = list(dict.fromkeys(keys.tolist()))
+    begins_s = dict(zip(order, [float(step.starts_s[counted[0]]), *ends_s[order].tolist()], strict=False))
     steady = min(1, max(0, num_built - 2))
-    forward_s = tuple(times[steady, True, chunk] for chunk in range(layout.chunks))
-    return forward_s, tuple(times[steady, False, chunk] for chunk in range(layout.chunks))
+    times = [float(ends_s[key]) - begins_s[key] for key in range(2 * steady * chunks, 2 * (steady + 1) * chunks)]
+    return tuple(times[:chunks]), tuple(times[chunks:])
 
 
-def _is_of_head(op: Op, layer: int | None) -> bool:
+def _is_of_head(op: Op) -> bool:
     module = op.origin.module
-    return layer is None and module.startswith("head.") and not module.startswith(_OF_EMBEDDING)
+    return module.startswith("head.") and not module.startswith(_OF_EMBEDDING)
 
 
-def _chunks(layers: Sequence[int | None], num_chunks: int) -> dict[int, int]:
-    """The chunk of each layer: those of one follow each other, between two are the other stages'."""
-    found: dict[int, int] = {}
-    for layer in sorted({layer for layer in layers if layer is not None}):
-        found[layer] = 0 if num_chunks == 1 or not found else found.get(layer - 1, max(found.values()) + 1)
+def _chunks(layers: Numbers, num_chunks: int) -> Numbers:
+    """The chunk of each layer: those of one follow each other, between two are the other stages'; the last is -1."""
+    held = np.unique(layers[layers >= 0])
+    found = np.full(held.max(initial=-1) + 2, -1)
+    found[held] = np.cumsum(np.diff(held, prepend=held[:1]) > 1) if num_chunks > 1 else 0
     return found

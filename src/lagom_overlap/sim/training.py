@@ -6,18 +6,21 @@ between and the last differ, those in between repeat. Its forwards and backwards
 stages' (`sim.pipeline`); what comes before the first slot and after the last one follows from the step.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
+
+import numpy as np
 
 from lagom_overlap.collective import Collective, CommConfig
 from lagom_overlap.cost.operators import FrameworkConstants, OperatorConstants
 from lagom_overlap.cost.profile import Profile
 from lagom_overlap.hardware import Cluster
+from lagom_overlap.sim.columns import Columns
 from lagom_overlap.sim.framework import FrameworkModel
 from lagom_overlap.sim.iteration import IterationSimulator
 from lagom_overlap.sim.pipeline import SlotRun, SlotTimes, run_pipeline
-from lagom_overlap.sim.step_parts import CommTimes, SimulatedStep, StepParts, parts_of
+from lagom_overlap.sim.step_parts import CommTimes, Seconds, SimulatedStep, StepParts, parts_of
 from lagom_overlap.timeline import Span, SpanKind, Timeline
 from lagom_overlap.workload import CommOp
 from lagom_overlap.workload.issued import IssuedStep
@@ -108,10 +111,10 @@ def mixer_flops(model: TransformerModel, mixer: Mixer, seq_len: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Built:
-    """A stage's step, its launch gaps, and what simulates it."""
+    """A stage's operators, their launch gaps, and what simulates them."""
 
-    step: RolledStep
-    host_s: Sequence[float]
+    columns: Columns
+    host_s: Seconds
     simulator: IterationSimulator
 
     def simulated(self, settings: Settings | None) -> SimulatedStep:
@@ -119,7 +122,9 @@ class _Built:
             return None if settings is None else settings(op.collective)
 
         starts_s, ends_s = self.simulator.run_as(config_of)
-        return SimulatedStep(step=self.step, starts_s=starts_s, ends_s=ends_s, host_s=self.host_s)
+        return SimulatedStep(
+            columns=self.columns, starts_s=np.array(starts_s), ends_s=np.array(ends_s), host_s=self.host_s
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +188,9 @@ class TrainingSimulator:
 
     def _build(self, rank: int, num_micro_batches: int | None = None) -> _Built:
         step = self._rolled(rank, num_micro_batches)
-        host_s = self.price.host_s(step)
-        return _Built(step, host_s, self.price.simulator(step, host_s=host_s))
+        columns = Columns(step)
+        host_s = self.price.host_s(columns)
+        return _Built(columns, host_s, self.price.simulator(step, host_s=host_s))
 
     def _role(self, rank: int, settings: Settings | None) -> _Role:
         built = self._built.get(rank)
@@ -193,9 +199,8 @@ class TrainingSimulator:
         step = built.simulated(settings)
         transfer_s = 0.0
         if self._layout.overlap_p2p:
-            rows = zip(built.step.ops, step.starts_s, step.ends_s, strict=True)
-            sends = [end - start for op, start, end in rows if isinstance(op, CommOp) and op.communicator == PIPELINE]
-            transfer_s = max(sends, default=0.0)
+            sends = built.columns.flags(lambda op: isinstance(op, CommOp) and op.communicator == PIPELINE)
+            transfer_s = float((step.ends_s - step.starts_s)[sends].max(initial=0.0))
         return _Role(parts_of(step, self.price, self._layout), step.makespan_s, transfer_s)
 
     def _stage_like(self, rank: int) -> int:

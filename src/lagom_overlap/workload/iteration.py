@@ -60,9 +60,9 @@ class Iteration:
         return f"{name!r} waits for {dep!r}, not issued before it: a cycle, or operators out of order"
 
     @property
-    def layers(self) -> tuple[int | None, ...]:
-        """The layer of every operator."""
-        return tuple([op.origin.layer for op in self.ops])
+    def layers(self) -> tuple[int, ...]:
+        """The layer of every operator, -1 where there is none."""
+        return tuple([-1 if op.origin.layer is None else op.origin.layer for op in self.ops])
 
     @property
     def batches(self) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ before it, which are the same in every layer: a part of a layer that was recorde
 lists.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -45,11 +46,12 @@ class StepGraph:
         self.clock = StreamClock()
         self.works: dict[Work, Work] = {} if works is None else works
         self._rows = Rows([], [], [])
-        self._layers: list[int | None] = []
+        self._layers: list[int] = []
         self._batches: list[int] = []
         self._scopes: list[tuple[range, Scope]] = []
         self._place: dict[str, int] = {}
         self._gathered: set[str] = set()
+        self._ordered: defaultdict[str, set[str]] = defaultdict(set)  # what streams have waited for to read
         self._together: dict[str, tuple[str, ...]] = {}
 
     def comp(
@@ -111,11 +113,15 @@ class StepGraph:
         at = len(self.ops)
         reads = self._read(deps)
         order = [] if last is None else [last - at]
-        order += [self._place[name] - at for name in reads if self._stream_of(name) != op.stream]
+        known = self._ordered[op.stream]
+        for name in reads:
+            if name not in known and self._stream_of(name) != op.stream:
+                known.add(name)
+                order.append(self._place[name] - at)
         self._rows.reads.append(reads)
         self._rows.waits.append(tuple([place - at for place in waits]))
         self._rows.order.append(tuple(order))
-        self._layers.append(op.origin.layer)
+        self._layers.append(-1 if op.origin.layer is None else op.origin.layer)
         self._batches.append(op.origin.microbatch)
         self._place[op.name] = at
         self.ops.append(op)

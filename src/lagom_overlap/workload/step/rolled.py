@@ -31,7 +31,7 @@ Distances = tuple[int, ...]
 class Rows(NamedTuple):
     """Per operator the names of what it reads, what its stream waits for, and what else comes before it.
 
-    That is the operator before it on its stream, and what it reads from other streams: its own is in order.
+    That is the operator before it on its stream, and what it is the first of its stream to read from others.
     """
 
     reads: list[tuple[str, ...]]
@@ -73,7 +73,7 @@ class RolledStep:
     name: str
     ops: Sequence[Op]
     rows: Rows
-    layers: Sequence[int | None]
+    layers: Sequence[int]
     batches: Sequence[int]
     scopes: Sequence[tuple[range, Scope]]
     gathered: frozenset[str]

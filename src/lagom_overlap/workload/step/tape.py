@@ -93,6 +93,7 @@ class _Recorder(StepGraph):
             {stream: _outside(self._known, "communicator", stream) for stream in _STREAMS},
         )
         self.clock = StreamClock(self._begun)
+        self._ordered.clear()
 
     def _add(self, op: Op, deps: Iterable[str], waits: Iterable[int], last: int | None) -> str:
         self._streams[op.name] = op.stream
