@@ -11,7 +11,7 @@ Several operators at once, beyond the paper's one kernel and one collective (dep
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from lagom_overlap.collective import (
@@ -35,6 +35,7 @@ from lagom_overlap.cost.kernels import persistent_of_time
 from lagom_overlap.cost.nccl.machines import default_choice
 from lagom_overlap.cost.nccl_algorithms import algorithms_of, largest_chunk_bytes
 from lagom_overlap.cost.operators import OperatorConstants, OperatorTimes, load_operators
+from lagom_overlap.cost.operators.times import OperatorWork
 from lagom_overlap.cost.persistent import TileGrid, as_persistent, hopper_grid, persistent_waves
 from lagom_overlap.cost.profile import Collectives, Profile
 from lagom_overlap.cost.space import collective_space
@@ -88,6 +89,7 @@ class ContentionModel:
     operators: OperatorConstants | None = None
     memory_efficiency: float = 1.0
     rank_skew_s: float = 0.0
+    _kernels: dict[Work, Kernel] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "profile", self.profile.on_gpu(self.cluster.gpu.name))
@@ -194,6 +196,12 @@ class ContentionModel:
         """The kernel of a computation on this cluster's GPU."""
         if isinstance(work, Kernel):
             return work
+        known = self._kernels.get(work)
+        if known is None:
+            known = self._kernels[work] = self._kernel(work)
+        return known
+
+    def _kernel(self, work: OperatorWork) -> Kernel:
         gpu = self.cluster.gpu
         kernel = OperatorTimes(gpu, self.operators or load_operators(gpu), self.memory_efficiency).kernel(
             work, self.profile

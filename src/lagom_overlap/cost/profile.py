@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cache
 from importlib import resources
 from math import isnan
 from typing import Any
@@ -193,8 +194,7 @@ class Profile:
 
     def for_gpu(self, gpu_name: str) -> GpuConstants:
         """The constants of the longest prefix of that name, else those of `any`."""
-        known = [prefix for prefix in self.gpus if gpu_name.upper().startswith(prefix.upper())]
-        return self.gpus[max(known, key=len)] if known else self.gpus["any"]
+        return self.gpus[_longest_prefix(tuple(self.gpus), gpu_name)]
 
     def on_gpu(self, gpu_name: str) -> "Profile":
         """The profile with what that GPU's constants say otherwise."""
@@ -202,6 +202,12 @@ class Profile:
         names = ("link_sharpness", "amplification", "load_sensitivity", "overlap_norm")
         changed = {name: value for name in names if (value := getattr(own, name)) is not None}
         return replace(self, **changed) if changed else self
+
+
+@cache
+def _longest_prefix(prefixes: tuple[str, ...], gpu_name: str) -> str:
+    known = [prefix for prefix in prefixes if gpu_name.upper().startswith(prefix.upper())]
+    return max(known, key=len) if known else "any"
 
 
 def profile_names() -> list[str]:
@@ -217,6 +223,7 @@ def _read(name: str) -> dict[str, Any]:
     return own if base is None else {**_read(base), **own}
 
 
+@cache
 def load_profile(name: str) -> Profile:
     """The profile of that name.
 

@@ -81,6 +81,8 @@ class Chunk:
 
     def silent_in(self, layer: int) -> frozenset[str]:
         """The same of a layer: all of one that an earlier prediction runs too, whose backward comes later."""
+        if not self.mtp_units:
+            return frozenset()
         numbers = [number for number, units in self.units.items() if units is self.units[layer]]
         return frozenset(self.weights[layer]) if layer != numbers[0] else frozenset()
 

@@ -13,7 +13,7 @@ from lagom_overlap.collective import Collective
 from lagom_overlap.workload.clock import ClockState, StreamClock
 from lagom_overlap.workload.ops import CommOp, CompOp, Op, Origin, Work
 from lagom_overlap.workload.sharding import ShardSpec
-from lagom_overlap.workload.step.rolled import Distances, RolledStep, Rows, Scope
+from lagom_overlap.workload.step.rolled import Distances, Own, RolledStep, Rows, Scope
 from lagom_overlap.workload.streams import COMPUTE
 
 
@@ -48,6 +48,8 @@ class StepGraph:
         self._rows = Rows([], [], [])
         self._layers: list[int] = []
         self._batches: list[int] = []
+        self._shared: dict[tuple[object, ...], Op] = {}
+        self._own: dict[int, Own] = {}
         self._scopes: list[tuple[range, Scope]] = []
         self._place: dict[str, int] = {}
         self._gathered: set[str] = set()
@@ -67,9 +69,17 @@ class StepGraph:
         """A computation that reads the sources of `shards` and waits for `deps`; its name."""
         sources = [] if shards is None else [use.source for use in shards.inputs]
         work = self.works.setdefault(work, work)
-        op = CompOp(name=name, work=work, stream=stream, origin=origin, shards=shards)
+        key = id(work), stream, origin.phase
+        op = self._alike(key, origin, shards)
+        if op is None:
+            op = self._shared[key] = CompOp(name=name, work=work, stream=stream, origin=origin, shards=shards)
         last = self.clock.last(stream)
-        return self._add(op, [*sources, *deps], self.clock.issue(len(self.ops), stream), last)
+        self._own[len(self.ops)] = name, origin, shards
+        return self._add(name, op, [*sources, *deps], self.clock.issue(len(self.ops), stream), last)
+
+    def _alike(self, key: tuple[object, ...], origin: Origin, shards: ShardSpec | None) -> Op | None:
+        """What was issued in another layer with the same work or collective, stream and phase, if anything was."""
+        return None if origin.layer is None or shards is not None else self._shared.get(key)
 
     def comm(
         self,
@@ -91,8 +101,14 @@ class StepGraph:
         stream = stream or group
         last = self.clock.last(stream)
         waits |= self.clock.issue(number, stream) | self.clock.communicate(number, group)
-        op = CommOp(name=name, collective=collective, stream=stream, communicator=group, origin=origin, shards=shards)
-        return self._add(op, deps, waits, last)
+        key = id(collective), group, stream, origin.phase
+        op = self._alike(key, origin, shards)
+        if op is None:
+            op = self._shared[key] = CommOp(
+                name=name, collective=collective, stream=stream, communicator=group, origin=origin, shards=shards
+            )
+        self._own[number] = name, origin, shards
+        return self._add(name, op, deps, waits, last)
 
     def together(self, names: Sequence[str]) -> str:
         """A name for the results of several operators of one stream: that of the last, whose readers read them all."""
@@ -109,23 +125,23 @@ class StepGraph:
         """The stream of an operator, "" if it is not known."""
         return self.ops[self._place[name]].stream
 
-    def _add(self, op: Op, deps: Iterable[str], waits: Iterable[int], last: int | None) -> str:
-        at = len(self.ops)
+    def _add(self, name: str, op: Op, deps: Iterable[str], waits: Iterable[int], last: int | None) -> str:
+        at, origin = len(self.ops), self._own[len(self.ops)][1]
         reads = self._read(deps)
         order = [] if last is None else [last - at]
         known = self._ordered[op.stream]
-        for name in reads:
-            if name not in known and self._stream_of(name) != op.stream:
-                known.add(name)
-                order.append(self._place[name] - at)
+        for read in reads:
+            if read not in known and self._stream_of(read) != op.stream:
+                known.add(read)
+                order.append(self._place[read] - at)
         self._rows.reads.append(reads)
         self._rows.waits.append(tuple([place - at for place in waits]))
         self._rows.order.append(tuple(order))
-        self._layers.append(-1 if op.origin.layer is None else op.origin.layer)
-        self._batches.append(op.origin.microbatch)
-        self._place[op.name] = at
+        self._layers.append(-1 if origin.layer is None else origin.layer)
+        self._batches.append(origin.microbatch)
+        self._place[name] = at
         self.ops.append(op)
-        return op.name
+        return name
 
     def repeat(self, segment: Segment, scope: Scope) -> None:
         """Issues a segment again."""
@@ -181,6 +197,7 @@ class StepGraph:
             rows=self._rows,
             layers=self._layers,
             batches=self._batches,
+            own=self._own,
             scopes=self._scopes,
             gathered=frozenset(self._gathered),
             together=self._together,

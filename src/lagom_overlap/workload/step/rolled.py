@@ -1,7 +1,8 @@
 """A step in which equal layers share their operators: what simulations read, from which the whole step can be written.
 
 An operator of a layer is one object in every layer and micro-batch; its name, the module of its origin and the sources
-of its shards are those within the layer. Layer and micro-batch are columns next to it. Waits are distances to operators
+of its shards are those within the layer. What a framework adds around layers is one object where work, stream and phase
+are the same; its own name and origin stand next to it, as layer and micro-batch do. Waits are distances to operators
 that were issued before, so that they are equal in equal layers too.
 """
 
@@ -26,6 +27,10 @@ EARLIER: Final = "@earlier."
 
 Distances = tuple[int, ...]
 """From an operator to others, in operators; negative ones were issued before it."""
+
+
+Own = tuple[str, Origin, ShardSpec | None]
+"""An operator's own name, origin and shards."""
 
 
 class Rows(NamedTuple):
@@ -64,7 +69,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolledStep:
-    """One step of one rank; `scopes` are the ranges of operators that layers share, all others are whole.
+    """One step of one rank; `scopes` are the ranges of layers' operators, `own` is what all others have for themselves.
 
     `gathered` make gathered parameters; names of `together` stand for several results. The other fields are those of
     `IssuedStep`.
@@ -75,6 +80,7 @@ class RolledStep:
     rows: Rows
     layers: Sequence[int]
     batches: Sequence[int]
+    own: Mapping[int, Own]
     scopes: Sequence[tuple[range, Scope]]
     gathered: frozenset[str]
     together: Mapping[str, tuple[str, ...]]
@@ -99,7 +105,7 @@ class RolledStep:
 
     def unrolled(self) -> IssuedStep:
         """The step with every operator of every layer."""
-        names = [op.name for op in self.ops]
+        names = [self.own[at][0] if at in self.own else op.name for at, op in enumerate(self.ops)]
         for places, scope in self.scopes:
             for at in places:
                 names[at] = scope.prefix + names[at]
@@ -126,8 +132,11 @@ class RolledStep:
     def _whole(self, names: Sequence[str]) -> Iterator[Op]:
         scope_of = {at: scope for places, scope in self.scopes for at in places}
         for at, (op, name, reads) in enumerate(zip(self.ops, names, self.rows.reads, strict=True)):
-            deps, origin, shards, scope = reads, op.origin, op.shards, scope_of.get(at)
-            if scope is not None:
+            deps, scope = reads, scope_of.get(at)
+            if scope is None:
+                _, origin, shards = self.own[at]
+            else:
+                origin, shards = op.origin, op.shards
                 read = [each for each in map(scope.name_of, reads) if each]
                 deps = tuple(dict.fromkeys([one for each in read for one in self.together.get(each, (each,))]))
                 module = scope.module + origin.module

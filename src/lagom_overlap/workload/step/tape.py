@@ -7,12 +7,14 @@ says what they are there.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Final
 
 from lagom_overlap.workload.clock import ClockState, StreamClock
 from lagom_overlap.workload.layer_kinds import LayerKind, Mixer
-from lagom_overlap.workload.ops import Op, Phase, Work
+from lagom_overlap.workload.ops import Op, Origin, Phase, Work
 from lagom_overlap.workload.parallel.layout import Recompute
+from lagom_overlap.workload.sharding import ShardSpec
 from lagom_overlap.workload.step.graph import Segment, StepGraph
 from lagom_overlap.workload.step.groups import CONTEXT, EXPERTS, TENSOR
 from lagom_overlap.workload.step.latent import LatentOps
@@ -95,9 +97,12 @@ class _Recorder(StepGraph):
         self.clock = StreamClock(self._begun)
         self._ordered.clear()
 
-    def _add(self, op: Op, deps: Iterable[str], waits: Iterable[int], last: int | None) -> str:
-        self._streams[op.name] = op.stream
-        return super()._add(op, deps, waits, last)
+    def _alike(self, key: tuple[object, ...], origin: Origin, shards: ShardSpec | None) -> None:
+        """A segment has operators of its own."""
+
+    def _add(self, name: str, op: Op, deps: Iterable[str], waits: Iterable[int], last: int | None) -> str:
+        self._streams[name] = op.stream
+        return super()._add(name, op, deps, waits, last)
 
     def _stream_of(self, name: str) -> str:
         return self._streams.get(name, "")
@@ -171,9 +176,11 @@ class LayerTapes:
 
         A layer's operators follow from its kind, the step's shape and what the key has.
         """
-        every_second = self._shape.layout.recompute is Recompute.LAYERS and layer % 2
-        states = tuple([(len(weight.gradients) > 0, len(weight.partial)) for weight in weights.values()])
-        key = kind, every_second, batch > 0, silent, cuts, states
+        layout, shape = self._shape.layout, self._shape
+        every_second = layout.recompute is Recompute.LAYERS and layer % 2
+        # Matrices are cast in the first micro-batch; from the second on all-to-alls wait for those of the one before.
+        is_later = batch > 0 and (shape.casts.keeps_weights or layout.overlap_experts)
+        key = kind, every_second, is_later, silent, cuts, tuple([len(weight.partial) for weight in weights.values()])
         found = self._found.get(key)
         if found is None:
             found = self._found[key] = self._record(kind, layer, batch, weights, silent=silent, cuts=cuts)
@@ -193,8 +200,10 @@ class LayerTapes:
         inside = {
             name: replace(
                 weight,
-                gathered={(phase, batch): f"@{name}.{phase}" for phase in (Phase.FORWARD, Phase.BACKWARD)},
-                gradients=[f"@{name}.before"] if weight.gradients else [],
+                gathered=dict(
+                    zip(((Phase.FORWARD, batch), (Phase.BACKWARD, batch)), _outside_names(name), strict=False)
+                ),
+                gradients=[_outside_names(name)[2]],
                 partial=[f"@{name}.partial{number}" for number in range(len(weight.partial))],
             )
             for name, weight in weights.items()
@@ -216,14 +225,20 @@ class LayerTapes:
         )
 
 
+@cache
+def _outside_names(name: str) -> tuple[str, str, str]:
+    """A matrix's parameters in forward and in backward, and its gradient so far."""
+    return f"@{name}.forward", f"@{name}.backward", f"@{name}.before"
+
+
 def outside_of(weights: Mapping[str, Weight], batch: int) -> dict[str, str]:
     """What the matrices of a layer in their present state are called within it; "" where there is nothing."""
     found = {}
     for name, weight in weights.items():
-        for phase in (Phase.FORWARD, Phase.BACKWARD):
-            found[f"@{name}.{phase}"] = weight.gathered.get((phase, batch), "")
-        if weight.gradients:
-            found[f"@{name}.before"] = weight.gradients[-1]
+        forward, backward, before = _outside_names(name)
+        found[forward] = weight.gathered.get((Phase.FORWARD, batch), "")
+        found[backward] = weight.gathered.get((Phase.BACKWARD, batch), "")
+        found[before] = weight.gradients[-1] if weight.gradients else ""
         for number, partial in enumerate(weight.partial):
             found[f"@{name}.partial{number}"] = partial
     return found
