@@ -51,7 +51,8 @@ def library() -> ctypes.PyDLL:
     found.lsim_rates_close.argtypes, found.lsim_rates_close.restype = [pointer], None
     found.lsim_rates_add.argtypes, found.lsim_rates_add.restype = [pointer, ctypes.c_int32, pointer, pointer], long
     found.lsim_followers.argtypes, found.lsim_followers.restype = [long, *[pointer] * 4], None
-    found.lsim_run.argtypes, found.lsim_run.restype = [pointer] * 7, long
+    found.lsim_run.argtypes, found.lsim_run.restype = [pointer] * 8, long
+    found.lsim_forget.argtypes, found.lsim_forget.restype = [pointer], None
     return found
 
 
@@ -109,14 +110,16 @@ class EventGraph:
         starts, ends = array("d", self._zeros), array("d", self._zeros)
         missing = array("i", self._zeros[: 4 * len(kinds)])
         addresses = [one.buffer_info()[0] for one in (kinds, starts, ends, missing)]
-        while True:
-            held = None if holds is None else holds.address
-            left = self._library.lsim_run(self._address, self._rates, held, *addresses)
-            if left == 0:
-                return starts, ends
-            if left < 0:
-                raise MemoryError(f"{LIBRARY_NAME}: error {-left}")
-            self._add(tuple(missing[:left]))
+        held, stopped = None if holds is None else holds.address, ctypes.c_void_p()
+        kept = ctypes.byref(stopped)
+        try:
+            while left := self._library.lsim_run(self._address, self._rates, held, *addresses, kept):
+                if left < 0:
+                    raise MemoryError(f"{LIBRARY_NAME}: error {-left}")
+                self._add(tuple(missing[:left]))
+        finally:
+            self._library.lsim_forget(stopped)
+        return starts, ends
 
     def _add(self, kinds: tuple[int, ...]) -> None:
         times = array("d", self._set_times(kinds))

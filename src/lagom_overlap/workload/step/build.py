@@ -151,7 +151,9 @@ class _Build:
 
     def _tape(self, chunk: Chunk, layer: int, batch: int) -> LayerTape:
         silent, cuts = chunk.silent_in(layer), self._issuer.listens(batch)
-        return self._tapes.of(chunk.kinds[layer], layer, batch, chunk.weights[layer], silent=silent, cuts=cuts)
+        return self._tapes.of(
+            chunk.kinds[layer], layer, batch, chunk.weights[layer], chunk.units[layer], silent=silent, cuts=cuts
+        )
 
     def _play(self, parts: Sequence[Part], chunk: Chunk, layer: int, batch: int, outside: dict[str, str]) -> Scope:
         """Issues what was recorded of a layer, and announces gradients where they are ready."""
@@ -163,7 +165,7 @@ class _Build:
             prefix=f"mb{batch}.layer{layer}.",
             earlier=f"mb{batch - 1}.layer{layer}.",
             module=f"layers.{layer}.",
-            outside=outside | outside_of(weights, batch),
+            outside=outside | outside_of(chunk.units[layer], batch),
         )
         for part in parts:
             self.graph.repeat(part.segment, scope)

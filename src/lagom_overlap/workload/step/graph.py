@@ -27,12 +27,29 @@ class Segment:
     """
 
     ops: Sequence[Op]
+    numbers: Mapping[str, int]
     rows: Rows
     open_waits: Sequence[tuple[int, Distances]]
     open_order: Sequence[tuple[int, Distances]]
     outside: Sequence[tuple[str, str]]
     clock: ClockState
     together: Mapping[str, tuple[str, ...]]
+
+
+class Places(dict[str, int]):
+    """The place of every operator by its name; those of repeated segments are looked up when they are asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.repeated: defaultdict[str, list[tuple[int, Mapping[str, int]]]] = defaultdict(list)
+
+    def __missing__(self, name: str) -> int:
+        batch, layer, local = name.split(".", 2)
+        for base, numbers in self.repeated[f"{batch}.{layer}."]:
+            if local in numbers:
+                self[name] = base + numbers[local]
+                return self[name]
+        raise KeyError(name)
 
 
 class StepGraph:
@@ -51,7 +68,7 @@ class StepGraph:
         self._shared: dict[tuple[object, ...], Op] = {}
         self._own: dict[int, Own] = {}
         self._scopes: list[tuple[range, Scope]] = []
-        self._place: dict[str, int] = {}
+        self._place = Places()
         self._gathered: set[str] = set()
         self._ordered: defaultdict[str, set[str]] = defaultdict(set)  # what streams have waited for to read
         self._together: dict[str, tuple[str, ...]] = {}
@@ -159,7 +176,7 @@ class StepGraph:
                 at = base + number
                 mine[at] = tuple([place - at for distance in row for place in places(number + distance)])
         self.clock.go_on(segment.clock, places)
-        self._place |= {scope.prefix + op.name: at for at, op in enumerate(segment.ops, base)}
+        self._place.repeated[scope.prefix].append((base, segment.numbers))
         for name, names in segment.together.items():
             self._together[scope.prefix + name] = tuple([scope.prefix + each for each in names])
         self._layers += [scope.layer] * num

@@ -15,14 +15,14 @@ from lagom_overlap.workload.layer_kinds import LayerKind, Mixer
 from lagom_overlap.workload.ops import Op, Origin, Phase, Work
 from lagom_overlap.workload.parallel.layout import Recompute
 from lagom_overlap.workload.sharding import ShardSpec
-from lagom_overlap.workload.step.graph import Segment, StepGraph
+from lagom_overlap.workload.step.graph import Places, Segment, StepGraph
 from lagom_overlap.workload.step.groups import CONTEXT, EXPERTS, TENSOR
 from lagom_overlap.workload.step.latent import LatentOps
 from lagom_overlap.workload.step.layer import LayerOps
 from lagom_overlap.workload.step.mamba import MambaOps
 from lagom_overlap.workload.step.operators import StepShape
 from lagom_overlap.workload.step.rolled import EARLIER, Distances, Rows
-from lagom_overlap.workload.step.units import Weight
+from lagom_overlap.workload.step.units import ParamUnit, Weight
 from lagom_overlap.workload.streams import COMPUTE
 
 _OPS: Final[dict[Mixer, type[LayerOps]]] = {Mixer.LATENT: LatentOps, Mixer.MAMBA: MambaOps}
@@ -57,7 +57,7 @@ class LayerTape:
     partial: Mapping[str, str]
 
 
-class _Names(dict[str, int]):
+class _Names(Places):
     """Places by name; a name that nothing of the segment has gets a place outside of it."""
 
     def __init__(self, outside: list[tuple[str, str]]) -> None:
@@ -82,7 +82,7 @@ class _Recorder(StepGraph):
         self._cuts = cuts
         self._parts: list[Part] = []
         self._gradients: list[tuple[str, str]] = []
-        self._streams: dict[str, str] = {}  # of what was recorded
+        self._streams: dict[str, str] = {}  # of what was recorded, and of gradients before
         self._begin()
 
     def _begin(self) -> None:
@@ -106,6 +106,10 @@ class _Recorder(StepGraph):
 
     def _stream_of(self, name: str) -> str:
         return self._streams.get(name, "")
+
+    def knows(self, names: Iterable[str]) -> None:
+        """Outside, these are computations."""
+        self._streams |= dict.fromkeys(names, COMPUTE)
 
     def gradient(self, weight: Weight, made: str) -> None:
         """A matrix's gradient is ready: whoever listens may issue something here."""
@@ -132,6 +136,7 @@ class _Recorder(StepGraph):
         changed = replace(changed, pending={name: frozenset(map(of, waits)) for name, waits in changed.pending.items()})
         segment = Segment(
             ops=self.ops,
+            numbers={op.name: number for number, op in enumerate(self.ops)},
             rows=self._rows,
             open_waits=open_waits,
             open_order=open_order,
@@ -168,6 +173,7 @@ class LayerTapes:
         layer: int,
         batch: int,
         weights: Mapping[str, Weight],
+        units: Sequence[ParamUnit],
         *,
         silent: frozenset[str],
         cuts: bool,
@@ -183,7 +189,7 @@ class LayerTapes:
         key = kind, every_second, is_later, silent, cuts, tuple([len(weight.partial) for weight in weights.values()])
         found = self._found.get(key)
         if found is None:
-            found = self._found[key] = self._record(kind, layer, batch, weights, silent=silent, cuts=cuts)
+            found = self._found[key] = self._record(kind, layer, batch, weights, units, silent=silent, cuts=cuts)
         return found
 
     def _record(
@@ -192,22 +198,22 @@ class LayerTapes:
         layer: int,
         batch: int,
         weights: Mapping[str, Weight],
+        units: Sequence[ParamUnit],
         *,
         silent: frozenset[str],
         cuts: bool,
     ) -> LayerTape:
         recorder = _Recorder(self.works, cuts=cuts)
-        inside = {
-            name: replace(
-                weight,
-                gathered=dict(
-                    zip(((Phase.FORWARD, batch), (Phase.BACKWARD, batch)), _outside_names(name), strict=False)
-                ),
-                gradients=[_outside_names(name)[2]],
-                partial=[f"@{name}.partial{number}" for number in range(len(weight.partial))],
-            )
-            for name, weight in weights.items()
-        }
+        inside = {}
+        for unit in units:
+            forward, backward = _gathered_names(unit)
+            for weight in unit.weights:
+                before = [_before(weight.name)]
+                partial = [f"@{weight.name}.partial{number}" for number in range(len(weight.partial))]
+                recorder.knows([*before, *partial])
+                gathered = {(Phase.FORWARD, batch): forward, (Phase.BACKWARD, batch): backward}
+                inside[weight.name] = replace(weight, gathered=gathered, gradients=before, partial=partial)
+        inside = {name: inside[name] for name in weights}  # in the order of the layer
         ops = _OPS.get(kind.mixer, LayerOps)(recorder, self._shape, layer=layer, batch=batch, weights=inside, kind=kind)
         ops.name_within("", EARLIER, "")
         ops.silent, ops.on_gradient = silent, recorder.gradient
@@ -225,20 +231,28 @@ class LayerTapes:
         )
 
 
+def _gathered_names(unit: ParamUnit) -> tuple[str, str]:
+    """What brings a unit's parameters in forward and in backward."""
+    first = unit.weights[0].name
+    return f"@{first}.forward", f"@{first}.backward"
+
+
 @cache
-def _outside_names(name: str) -> tuple[str, str, str]:
-    """A matrix's parameters in forward and in backward, and its gradient so far."""
-    return f"@{name}.forward", f"@{name}.backward", f"@{name}.before"
+def _before(name: str) -> str:
+    """A matrix's gradient so far."""
+    return f"@{name}.before"
 
 
-def outside_of(weights: Mapping[str, Weight], batch: int) -> dict[str, str]:
+def outside_of(units: Sequence[ParamUnit], batch: int) -> dict[str, str]:
     """What the matrices of a layer in their present state are called within it; "" where there is nothing."""
     found = {}
-    for name, weight in weights.items():
-        forward, backward, before = _outside_names(name)
-        found[forward] = weight.gathered.get((Phase.FORWARD, batch), "")
-        found[backward] = weight.gathered.get((Phase.BACKWARD, batch), "")
-        found[before] = weight.gradients[-1] if weight.gradients else ""
-        for number, partial in enumerate(weight.partial):
-            found[f"@{name}.partial{number}"] = partial
+    for unit in units:
+        gathered = unit.weights[0].gathered  # that of all matrices of a unit
+        forward, backward = _gathered_names(unit)
+        found[forward] = gathered.get((Phase.FORWARD, batch), "")
+        found[backward] = gathered.get((Phase.BACKWARD, batch), "")
+        for weight in unit.weights:
+            found[_before(weight.name)] = weight.gradients[-1] if weight.gradients else ""
+            for number, partial in enumerate(weight.partial):
+                found[f"@{weight.name}.partial{number}"] = partial
     return found
