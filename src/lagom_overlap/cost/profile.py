@@ -200,7 +200,7 @@ class Profile:
         """The profile with what that GPU's constants say otherwise."""
         own = self.for_gpu(gpu_name)
         names = ("link_sharpness", "amplification", "load_sensitivity", "overlap_norm")
-        changed = {name: value for name in names if (value := getattr(own, name)) is not None}
+        changed = {name: value for name in names if (value := getattr(own, name)) not in (None, getattr(self, name))}
         return replace(self, **changed) if changed else self
 
 

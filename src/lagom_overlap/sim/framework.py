@@ -62,12 +62,17 @@ class FrameworkModel:
         iteration: Iteration | RolledStep,
         *,
         waits: Mapping[str, Sequence[str]] = MappingProxyType({}),
+        columns: Columns | None = None,
         host_s: NDArray[np.float64] | None = None,
     ) -> IterationSimulator:
-        """Simulates a step with the framework's waits beyond its data flow; `host_s` is the model's own, if at hand."""
+        """Simulates a step with the framework's waits beyond its data flow.
+
+        `columns` are the step's and `host_s` is the model's own, if at hand.
+        """
         limit = self._limited if self.constants.data_bytes_per_s else None
-        waited = self.host_s(Columns(iteration)) if host_s is None else host_s
-        return IterationSimulator(iteration, self.model, waits=waits, host_s=waited, limit=limit)
+        columns = Columns(iteration) if columns is None else columns
+        waited = self.host_s(columns) if host_s is None else host_s
+        return IterationSimulator(iteration, self.model, waits=waits, host_s=waited, limit=limit, columns=columns)
 
     def _limited(self, op: CommOp, cost: CollectiveCost) -> CollectiveCost:
         """Data parallelism between nodes does not reach more than the framework's own rate."""

@@ -31,7 +31,7 @@ class IterationSimulator:
 
     `waits` are the framework's waits beyond the operators' `deps` (`IssuedStep.waits`); a rolled step has its own.
     `host_s` are seconds that each operator's stream waits for the host in it: nothing stretches them. `limit` is what
-    the framework makes of the cost of its collectives.
+    the framework makes of the cost of its collectives, `columns` are the operators', if at hand.
     """
 
     def __init__(
@@ -42,13 +42,15 @@ class IterationSimulator:
         waits: Mapping[str, Sequence[str]] = MappingProxyType({}),
         host_s: NDArray[np.float64] | None = None,
         limit: Limit | None = None,
+        columns: Columns | None = None,
     ) -> None:
         self._iteration = iteration
+        self._columns = Columns(iteration) if columns is None else columns
         self._prices = _Prices(model, limit)
         earlier = iteration.earlier() if isinstance(iteration, RolledStep) else _waits(iteration, waits)
         self._graph = EventGraph(earlier, self._prices.set_times)
-        self._kinds = self._prices.kernel_kinds(Columns(iteration), host_s)
-        self._comms = [(number, op) for number, op in enumerate(iteration.ops) if isinstance(op, CommOp)]
+        self._kinds = self._prices.kernel_kinds(self._columns, host_s)
+        self._comms = [(number, op) for number, op in enumerate(self._columns.distinct) if isinstance(op, CommOp)]
         self._comm_names = {op.name for _, op in self._comms}
 
     def makespan_s(self, configs: Mapping[str, CommConfig]) -> float:
@@ -77,17 +79,13 @@ class IterationSimulator:
         Raises:
             SpaceError: if a configuration cannot run.
         """
-        kinds = self._kinds[:]
-        known: dict[int, int] = {}  # by object: layers of a rolled step share their operators
+        kinds = np.zeros(len(self._columns.distinct), np.int32)
         for number, op in self._comms:
-            kind = known.get(id(op))
-            if kind is None:
-                try:
-                    kind = known[id(op)] = self._prices.comm_kind(op, config_of(op) or _UNTOUCHED)
-                except SpaceError as error:
-                    raise SpaceError(f"{op.name}: {error}") from error
-            kinds[number] = kind
-        return self._graph.run(kinds)
+            try:
+                kinds[number] = self._prices.comm_kind(op, config_of(op) or _UNTOUCHED)
+            except SpaceError as error:
+                raise SpaceError(f"{op.name}: {error}") from error
+        return self._graph.run(array("i", np.where(self._kinds < 0, self._kinds, kinds[self._columns.of]).tobytes()))
 
 
 def timeline_of(iteration: Iteration | RolledStep, starts_s: Sequence[float], ends_s: Sequence[float]) -> Timeline:
@@ -132,8 +130,8 @@ class _Prices:
             kind = self._comm_kinds[key] = len(self._costs) - 1
         return kind
 
-    def kernel_kinds(self, columns: Columns, host_s: NDArray[np.float64] | None) -> "array[int]":
-        """The kind of every computation by its work and its wait for the host; those of collectives are not used."""
+    def kernel_kinds(self, columns: Columns, host_s: NDArray[np.float64] | None) -> NDArray[np.int32]:
+        """The kind of every computation by its work and its wait for the host; 0 for collectives."""
         waits_s, waited = np.unique(np.zeros(1) if host_s is None else host_s, return_inverse=True)
         pairs, kinds = np.unique(columns.works * len(waits_s) + waited, return_inverse=True)
         num_comms = int(np.searchsorted(pairs, 0))  # kinds of collectives, below those of computations
@@ -141,7 +139,7 @@ class _Prices:
         for pair in pairs[num_comms:].tolist():
             self._kernels.append(kernels[pair // len(waits_s)])
             self._host_s.append(float(waits_s[pair % len(waits_s)]))
-        return array("i", (num_comms - 1 - kinds).astype(np.int32).tobytes())
+        return np.minimum(0, num_comms - 1 - kinds).astype(np.int32)
 
     def set_times(self, kinds: tuple[int, ...]) -> tuple[float, ...]:
         """One time (s) per running operator by its kind, the collectives first."""

@@ -190,7 +190,7 @@ class TrainingSimulator:
         step = self._rolled(rank, num_micro_batches)
         columns = Columns(step)
         host_s = self.price.host_s(columns)
-        return _Built(columns, host_s, self.price.simulator(step, host_s=host_s))
+        return _Built(columns, host_s, self.price.simulator(step, columns=columns, host_s=host_s))
 
     def _role(self, rank: int, settings: Settings | None) -> _Role:
         built = self._built.get(rank)
