@@ -12,6 +12,7 @@ Several operators at once, beyond the paper's one kernel and one collective (dep
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Final
 
 from lagom_overlap.collective import (
@@ -70,6 +71,12 @@ class RunningTimes:
     comm_s: tuple[float, ...]
 
 
+@lru_cache(maxsize=64)
+def _kernels_by(*priced_by: object) -> dict[Work, Kernel]:
+    """The kernels of works, by all that prices them: layouts of one model run the same ones."""
+    return {}
+
+
 @dataclass(frozen=True, slots=True)
 class ContentionModel:
     """Prices kernels and collectives of a cluster; pure, so results may be cached by arguments.
@@ -89,13 +96,15 @@ class ContentionModel:
     operators: OperatorConstants | None = None
     memory_efficiency: float = 1.0
     rank_skew_s: float = 0.0
-    _kernels: dict[Work, Kernel] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _kernels: dict[Work, Kernel] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "profile", self.profile.on_gpu(self.cluster.gpu.name))
         if not 0 <= self.rank_skew_s < float("inf"):
             raise JobError(f"cost.rank_skew is {self.rank_skew_s} s, must be finite and not negative")
         carved, gpu = self.persistent_carve_out_sms, self.cluster.gpu
+        priced_by = gpu, self.operators, self.profile, self.memory_efficiency, carved
+        object.__setattr__(self, "_kernels", _kernels_by(*priced_by))
         if carved is not None and not 0 <= carved < gpu.num_sms:
             raise JobError(f"cost.sm_carveout is {carved}, must lie in 0..{gpu.num_sms - 1} on {gpu.name}")
 

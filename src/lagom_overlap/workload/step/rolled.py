@@ -112,8 +112,8 @@ class RolledStep:
         ops = list(self._whole(names))
         waits = {}
         for at, (waited, op) in enumerate(zip(self.rows.waits, ops, strict=True)):
-            places = sorted({at + distance for distance in waited})
-            beyond = [name for name in [names[place] for place in places] if name not in op.deps]
+            earlier = [names[place] for place in sorted({at + distance for distance in waited})]
+            beyond = [name for name in earlier if name not in op.deps]
             if beyond:
                 waits[names[at]] = tuple(beyond)
         return IssuedStep(

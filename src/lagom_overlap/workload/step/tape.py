@@ -206,21 +206,23 @@ class LayerTapes:
         recorder = _Recorder(self.works, cuts=cuts)
         inside = {}
         for unit in units:
-            forward, backward = _gathered_names(unit)
+            phases = (Phase.FORWARD, batch), (Phase.BACKWARD, batch)
+            gathered = dict(zip(phases, _gathered_names(unit), strict=True))
             for weight in unit.weights:
                 before = [_before(weight.name)]
                 partial = [f"@{weight.name}.partial{number}" for number in range(len(weight.partial))]
                 recorder.knows([*before, *partial])
-                gathered = {(Phase.FORWARD, batch): forward, (Phase.BACKWARD, batch): backward}
-                inside[weight.name] = replace(weight, gathered=gathered, gradients=before, partial=partial)
+                inside[weight.name] = replace(weight, gathered=gathered.copy(), gradients=before, partial=partial)
         inside = {name: inside[name] for name in weights}  # in the order of the layer
         ops = _OPS.get(kind.mixer, LayerOps)(recorder, self._shape, layer=layer, batch=batch, weights=inside, kind=kind)
         ops.name_within("", EARLIER, "")
         ops.silent, ops.on_gradient = silent, recorder.gradient
-        output, forward = ops.forward(INPUT), recorder.parts()
+        output = ops.forward(INPUT)
+        forward = recorder.parts()
         ops.recompute()
         recompute = recorder.parts()
-        input_gradient, backward = ops.backward(GRADIENT), recorder.parts()
+        input_gradient = ops.backward(GRADIENT)
+        backward = recorder.parts()
         return LayerTape(
             forward=forward,
             recompute=recompute,
