@@ -193,11 +193,11 @@ class Profile:
             raise ValueError(f"profile {self.name!r}: gpus lacks 'any'")
 
     def for_gpu(self, gpu_name: str) -> GpuConstants:
-        """The terms of the longest prefix of that name, else those of `any`."""
+        """The constants of the longest prefix of that name, else those of `any`."""
         return self.gpus[_longest_prefix(tuple(self.gpus), gpu_name)]
 
     def on_gpu(self, gpu_name: str) -> "Profile":
-        """The profile with what that GPU's terms say otherwise."""
+        """The profile with what that GPU's constants say otherwise."""
         own = self.for_gpu(gpu_name)
         names = ("link_sharpness", "amplification", "load_sensitivity", "overlap_norm")
         changed = {name: value for name in names if (value := getattr(own, name)) not in (None, getattr(self, name))}

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from lagom_overlap.collective import Collective, CommConfig
 from lagom_overlap.cost import CollectiveCost, ContentionModel
+from lagom_overlap.cost.model import RunningTimes
 from lagom_overlap.errors import SpaceError
 from lagom_overlap.sim.columns import Columns
 from lagom_overlap.sim.core import EventGraph
@@ -114,6 +115,7 @@ class _Prices:
         self._costs: list[CollectiveCost] = []
         self._kernels: list[Kernel] = []
         self._host_s: list[float] = []
+        self._times: dict[tuple[int, ...], RunningTimes] = {}
         self._comm_kinds: dict[tuple[Collective, str, CommConfig], int] = {}
 
     def comm_kind(self, op: CommOp, config: CommConfig) -> int:
@@ -139,14 +141,16 @@ class _Prices:
         for pair in pairs[num_comms:].tolist():
             self._kernels.append(kernels[pair // len(waits_s)])
             self._host_s.append(float(waits_s[pair % len(waits_s)]))
-        return np.minimum(0, num_comms - 1 - kinds).astype(np.int32)
+        return np.array(np.minimum(0, num_comms - 1 - kinds), np.int32)
 
     def set_times(self, kinds: tuple[int, ...]) -> tuple[float, ...]:
         """One time (s) per running operator by its kind, the collectives first."""
         computing = [-1 - kind for kind in kinds if kind < 0]
-        times = self._model.running_times(
-            [self._kernels[place] for place in computing], [self._costs[kind] for kind in kinds if kind >= 0]
-        )
+        kernels, comms = [self._kernels[place] for place in computing], [kind for kind in kinds if kind >= 0]
+        key = *map(id, kernels), *comms  # of works that wait for the host for other times, the same
+        times = self._times.get(key)
+        if times is None:
+            times = self._times[key] = self._model.running_times(kernels, [self._costs[kind] for kind in comms])
         waited = (seconds + self._host_s[place] for seconds, place in zip(times.kernel_s, computing, strict=True))
         return *times.comm_s, *waited
 

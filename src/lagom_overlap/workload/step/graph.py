@@ -84,7 +84,7 @@ class StepGraph:
         stream: str = COMPUTE,
     ) -> str:
         """A computation that reads the sources of `shards` and waits for `deps`; its name."""
-        sources = [] if shards is None else [use.source for use in shards.inputs]
+        deps = deps if shards is None else [*[use.source for use in shards.inputs], *deps]
         work = self.works.setdefault(work, work)
         key = id(work), stream, origin.phase
         op = self._alike(key, origin, shards)
@@ -92,7 +92,7 @@ class StepGraph:
             op = self._shared[key] = CompOp(name=name, work=work, stream=stream, origin=origin, shards=shards)
         last = self.clock.last(stream)
         self._own[len(self.ops)] = name, origin, shards
-        return self._add(name, op, [*sources, *deps], self.clock.issue(len(self.ops), stream), last)
+        return self._add(name, op, deps, self.clock.issue(len(self.ops), stream), last)
 
     def _alike(self, key: tuple[object, ...], origin: Origin, shards: ShardSpec | None) -> Op | None:
         """What was issued in another layer with the same work or collective, stream and phase, if anything was."""
@@ -133,8 +133,10 @@ class StepGraph:
             self._together[names[-1]] = tuple(names)
         return names[-1]
 
-    def _read(self, names: Iterable[str]) -> tuple[str, ...]:
+    def _read(self, names: Sequence[str]) -> tuple[str, ...]:
         """What is read by these names, each once; "" is nothing."""
+        if not names:
+            return ()
         together = self._together
         return tuple(dict.fromkeys([each for name in names if name for each in together.get(name, (name,))]))
 
@@ -142,18 +144,18 @@ class StepGraph:
         """The stream of an operator, "" if it is not known."""
         return self.ops[self._place[name]].stream
 
-    def _add(self, name: str, op: Op, deps: Iterable[str], waits: Iterable[int], last: int | None) -> str:
-        at, origin = len(self.ops), self._own[len(self.ops)][1]
+    def _add(self, name: str, op: Op, deps: Sequence[str], waits: set[int], last: int | None) -> str:
+        at, origin, rows = len(self.ops), self._own[len(self.ops)][1], self._rows
         reads = self._read(deps)
-        order = [] if last is None else [last - at]
+        order = () if last is None else (last - at,)
         known = self._ordered[op.stream]
         for read in reads:
             if read not in known and self._stream_of(read) != op.stream:
                 known.add(read)
-                order.append(self._place[read] - at)
-        self._rows.reads.append(reads)
-        self._rows.waits.append(tuple([place - at for place in waits]))
-        self._rows.order.append(tuple(order))
+                order = (*order, self._place[read] - at)
+        rows.reads.append(reads)
+        rows.waits.append(tuple([place - at for place in waits]) if waits else ())
+        rows.order.append(order)
         self._layers.append(-1 if origin.layer is None else origin.layer)
         self._batches.append(origin.microbatch)
         self._place[name] = at

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from lagom_overlap.collective import CollectiveKind
-from lagom_overlap.workload.ops import MemoryBound, Origin, Phase
+from lagom_overlap.workload.ops import Origin, Phase
 from lagom_overlap.workload.sharding import ShardSpec
 from lagom_overlap.workload.step.axes import moved_axes
 from lagom_overlap.workload.step.graph import StepGraph
 from lagom_overlap.workload.step.groups import EXPERT_REPLICAS, REPLICAS, SHARDS
-from lagom_overlap.workload.step.operators import StepShape
+from lagom_overlap.workload.step.operators import StepShape, memory_bound
 from lagom_overlap.workload.step.rules import IssueRules
 from lagom_overlap.workload.step.units import ParamUnit, Unit, Weight
 from lagom_overlap.workload.streams import COMPUTE
@@ -166,4 +166,4 @@ class StepCollectives:
 
     def copy(self, name: str, num_bytes: int, origin: Origin, deps: Sequence[str], stream: str = COMPUTE) -> str:
         """A copy of memory."""
-        return self.graph.comp(name, MemoryBound(max(1, num_bytes)), origin, deps, stream=stream)
+        return self.graph.comp(name, memory_bound(max(1, num_bytes)), origin, deps, stream=stream)

@@ -333,7 +333,7 @@ class StepOps:
         moved = max(1, int(num_bytes * self._element_bytes) // 2)
         self.made[part] = self._graph.comp(
             self._name(part),
-            _memory_bound(moved, access, num_launches),
+            memory_bound(moved, access, num_launches),
             self._origin(phase, part),
             also,
             shards=elementwise_axes(sources, rows, columns if both else None),
@@ -440,7 +440,7 @@ class StepOps:
 
 # Layers and micro-batches repeat their works: each is checked and built once.
 _gemm = lru_cache(maxsize=4096)(Gemm)
-_memory_bound = lru_cache(maxsize=4096)(MemoryBound)
+memory_bound = lru_cache(maxsize=4096)(MemoryBound)
 
 
 def _parts(weight: Weight, outputs: int | None = None) -> list[tuple[str, int]]:

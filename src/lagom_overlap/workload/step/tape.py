@@ -100,7 +100,7 @@ class _Recorder(StepGraph):
     def _alike(self, key: tuple[object, ...], origin: Origin, shards: ShardSpec | None) -> None:
         """A segment has operators of its own."""
 
-    def _add(self, name: str, op: Op, deps: Iterable[str], waits: Iterable[int], last: int | None) -> str:
+    def _add(self, name: str, op: Op, deps: Sequence[str], waits: set[int], last: int | None) -> str:
         self._streams[name] = op.stream
         return super()._add(name, op, deps, waits, last)
 
