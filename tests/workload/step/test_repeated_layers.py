@@ -18,6 +18,7 @@ from lagom_overlap.workload.step.chunk import Chunk
 from lagom_overlap.workload.step.latent import LatentOps
 from lagom_overlap.workload.step.layer import LayerOps
 from lagom_overlap.workload.step.mamba import MambaOps
+from lagom_overlap.workload.step.stage_build import StageBuild
 
 FP8 = Precision(DType.BF16, DType.BF16, DType.FP32, ProductFormat.FP8)
 BATCHES = 4
@@ -66,7 +67,7 @@ CASES = {
 }  # fmt: skip
 
 
-class LayerByLayer(build._Build):
+class LayerByLayer(StageBuild):
     """Issues every layer's operators themselves, in every micro-batch."""
 
     def _layer_forward(self, chunk: Chunk, layer: int, batch: int, inputs: dict[int, str], x: str) -> str:
@@ -103,7 +104,7 @@ def test_layers_that_share_operators_make_the_step_of_layers_built_one_by_one(
 ) -> None:
     stages = {0, CASES[case][2].get("pipeline", 1) - 1}
     shared = [builder(case).rolled(rank).unrolled() for rank in stages]
-    monkeypatch.setattr(build, "_Build", LayerByLayer)
+    monkeypatch.setattr(build, "StageBuild", LayerByLayer)
     anew = [builder(case).rolled(rank).unrolled() for rank in stages]
     for one, other in zip(shared, anew, strict=True):
         assert one.iteration.ops == other.iteration.ops
