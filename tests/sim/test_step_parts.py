@@ -41,7 +41,7 @@ def test_parts_are_those_of_loops_over_all_pairs_of_operators(framework: str) ->
     layout, cluster = LAYOUTS[framework], load_preset("h100_dgx", 1)
     operators = load_operators(cluster.gpu).in_training()
     price = FrameworkModel.of(cluster, load_profile("plausible"), operators, load_framework(framework))
-    model = replace(load_model("llama-3-8b"), num_layers=8)
+    model = replace(load_model("llama-3-8b"), num_layers=2 * layout.pipeline)
     builder = StepBuilder(model, layout, seq_len=2048, rules=load_rules(framework))
     step = builder.rolled(layout.pipeline - 1, 3).placed_on(cluster)
     columns = Columns(step)
