@@ -22,15 +22,16 @@ class Segment:
     """Operators that were recorded once, to be issued again in other layers and micro-batches.
 
     A place from 0 up is an operator of the segment; one below 0 is `outside[-1 - place]`: what was issued before it,
-    known when it is issued again. `open_waits` and `open_order` are the rows that have such. `clock` is what the
-    segment changes in the state of streams, `together` the names that stand for several results.
+    known when it is issued again. `open_waits` and `open_order` are the rows that have such: whose, what is known of
+    the row, and which of `outside` belong to it. `clock` is what the segment changes in the state of streams,
+    `together` the names that stand for several results.
     """
 
     ops: Sequence[Op]
     numbers: Mapping[str, int]
     rows: Rows
-    open_waits: Sequence[tuple[int, Distances]]
-    open_order: Sequence[tuple[int, Distances]]
+    open_waits: Sequence[tuple[int, Distances, Sequence[int]]]
+    open_order: Sequence[tuple[int, Distances, Sequence[int]]]
     outside: Sequence[tuple[str, str]]
     clock: ClockState
     together: Mapping[str, tuple[str, ...]]
@@ -174,9 +175,9 @@ class StepGraph:
         rows.waits.extend(segment.rows.waits)
         rows.order.extend(segment.rows.order)
         for mine, opened in ((rows.waits, segment.open_waits), (rows.order, segment.open_order)):
-            for number, row in opened:
+            for number, row, others in opened:
                 at = base + number
-                mine[at] = tuple([place - at for distance in row for place in places(number + distance)])
+                mine[at] = (*row, *[place - at for other in others for place in known[other]])
         self.clock.go_on(segment.clock, places)
         self._place.repeated[scope.prefix].append((base, segment.numbers))
         for name, names in segment.together.items():

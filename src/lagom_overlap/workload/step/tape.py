@@ -123,9 +123,13 @@ class _Recorder(StepGraph):
         def of(place: int) -> int:
             return place if place >= 0 else -1 - numbers.setdefault(place, len(numbers))
 
-        def opened(rows: list[Distances]) -> list[tuple[int, Distances]]:
+        def opened(rows: list[Distances]) -> list[tuple[int, Distances, Sequence[int]]]:
             return [
-                (at, tuple([of(at + distance) - at for distance in row]))
+                (
+                    at,
+                    tuple([distance for distance in row if at + distance >= 0]),
+                    [-1 - of(at + distance) for distance in row if at + distance < 0],
+                )
                 for at, row in enumerate(rows)
                 if any(at + distance < 0 for distance in row)
             ]
