@@ -3,8 +3,8 @@
  * Between two events the same set runs, so what each of them takes as a whole is constant; the caller gives these times
  * once per set, as a table from the kinds of the running operators, collectives (kinds from 0 up) before computations
  * (below 0), each by number. Whatever of them ends first is the next event; what ends with it ends at the same time, and
- * what waited for it starts then. A set that the table lacks stops the simulation; the caller adds its times and starts
- * again. Nothing here knows what a rate comes from.
+ * what waited for it starts then. A set that the table lacks stops the simulation; the caller adds its times, and it
+ * goes on. Nothing here knows what a rate comes from.
  *
  * A collective can be held behind a computation that runs when it starts: it waits until that has been done to a share,
  * which `behind` gives per pair of kinds; meanwhile the rest run as if it was not there.
@@ -17,7 +17,7 @@
 
 #define API __attribute__((visibility("default")))
 
-enum { VERSION = 1, FIRST_SLOTS = 64 };
+enum { VERSION = 2, FIRST_SLOTS = 64 };
 
 /* Operators in order of issue: how many each waits for, and who waits for it (those of i are followers[begin[i]] ...). */
 struct lsim_graph {
@@ -71,6 +71,19 @@ static struct entry *find(const struct lsim_rates *rates, const int32_t *kinds, 
 }
 
 API int64_t lsim_version(void) { return VERSION; }
+
+/* Who waits for each operator, from whom each waits for: num_waits[i] operators, each `distances` from it, one operator
+ * after the other. `begin` has num_ops + 1 places. */
+API void lsim_followers(int64_t num_ops, const int32_t *num_waits, const int32_t *distances, int32_t *begin,
+                        int32_t *followers) {
+    memset(begin, 0, (size_t)(num_ops + 1) * sizeof *begin);
+    int64_t edge = 0;
+    for (int64_t i = 0; i < num_ops; i++)
+        for (int32_t n = 0; n < num_waits[i]; n++) begin[i + distances[edge++]]++;
+    for (int64_t i = 1; i <= num_ops; i++) begin[i] += begin[i - 1];
+    for (int64_t i = num_ops - 1; i >= 0; i--)
+        for (int32_t n = 0; n < num_waits[i]; n++) followers[--begin[i + distances[--edge]]] = (int32_t)i;
+}
 
 API void lsim_rates_close(struct lsim_rates *rates) {
     if (!rates) return;
@@ -248,36 +261,49 @@ static void advance(struct run *run, double step) {
     hold_from(run, num_left);
 }
 
-/* Starts and ends of all operators; 0, or how many kinds a set has whose times are missing (written to `missing`), or a
- * negative errno. Operators that wait for each other in a circle end at 0. */
-API int64_t lsim_run(const struct lsim_graph *graph, const struct lsim_rates *rates, const struct lsim_holds *holds,
-                     const int32_t *kinds, double *starts, double *ends, int32_t *missing) {
+/* A run with room for all operators, those that wait for nothing begun; NULL without memory. */
+static struct run *begin(const struct lsim_graph *graph, const struct lsim_holds *holds, const int32_t *kinds,
+                         double *starts, double *ends) {
     size_t num_ops = (size_t)graph->num_ops;
-    int32_t *lists = malloc((4 * num_ops + 1) * sizeof *lists);
-    struct op *ops = malloc((num_ops + 1) * sizeof *ops);
-    int64_t result = lists && ops ? 0 : -ENOMEM;
-    struct run run = {.graph = graph, .holds = holds, .kinds = kinds, .starts = starts, .ends = ends, .ops = ops,
-                      .waiting = lists, .running = lists + num_ops, .ended = lists + 2 * num_ops,
-                      .key = lists + 3 * num_ops};
-    for (size_t i = 0; !result && i < num_ops; i++) {
+    struct run *run = malloc(sizeof *run + (num_ops + 1) * sizeof *run->ops + 4 * num_ops * sizeof *run->key);
+    if (!run) return NULL;
+    struct op *ops = (struct op *)(run + 1);
+    int32_t *lists = (int32_t *)(ops + num_ops + 1);
+    *run = (struct run){.graph = graph, .holds = holds, .kinds = kinds, .starts = starts, .ends = ends, .ops = ops,
+                        .waiting = lists, .running = lists + num_ops, .ended = lists + 2 * num_ops,
+                        .key = lists + 3 * num_ops};
+    for (size_t i = 0; i < num_ops; i++) {
         ops[i] = (struct op){.left = 1.0, .held_by = -1};
         starts[i] = ends[i] = 0.0;
-        run.waiting[i] = graph->waits[i];
-        if (!run.waiting[i]) run.running[run.num_running++] = (int32_t)i;
+        run->waiting[i] = graph->waits[i];
+        if (!run->waiting[i]) run->running[run->num_running++] = (int32_t)i;
     }
-    if (!result) hold_from(&run, 0);
-    while (!result && run.num_running) {
-        sort_running(&run);
-        int32_t num = find_active(&run);
-        const struct entry *found = find(rates, run.key, num, hash_of(run.key, num));
+    hold_from(run, 0);
+    return run;
+}
+
+/* Forgets a run that stopped. */
+API void lsim_forget(struct run *stopped) { free(stopped); }
+
+/* Starts and ends of all operators; 0, or how many kinds a set has whose times are missing (written to `missing`), or a
+ * negative errno. A run that stopped for a set is kept in `stopped`, which is NULL at first; called again with the same
+ * arguments it goes on there. Operators that wait for each other in a circle end at 0. */
+API int64_t lsim_run(const struct lsim_graph *graph, const struct lsim_rates *rates, const struct lsim_holds *holds,
+                     const int32_t *kinds, double *starts, double *ends, int32_t *missing, struct run **stopped) {
+    struct run *run = *stopped ? *stopped : begin(graph, holds, kinds, starts, ends);
+    *stopped = NULL;
+    if (!run) return -ENOMEM;
+    while (run->num_running) {
+        sort_running(run);
+        int32_t num = find_active(run);
+        const struct entry *found = find(rates, run->key, num, hash_of(run->key, num));
         if (!found->num) {
-            memcpy(missing, run.key, (size_t)num * sizeof *missing);
-            result = num;
-            break;
+            memcpy(missing, run->key, (size_t)num * sizeof *missing);
+            *stopped = run;
+            return num;
         }
-        advance(&run, next_step(&run, rates->times_s + found->at));
+        advance(run, next_step(run, rates->times_s + found->at));
     }
-    free(lists);
-    free(ops);
-    return result;
+    free(run);
+    return 0;
 }

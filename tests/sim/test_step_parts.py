@@ -3,10 +3,12 @@
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lagom_overlap.collective import Collective, CollectiveKind
-from lagom_overlap.sim.step_parts import SimulatedStep, parts_of
+from lagom_overlap.sim.columns import Columns
+from lagom_overlap.sim.step_parts import SimulatedStep, Waits, parts_of
 from lagom_overlap.workload import CommOp, CompOp, Iteration, MemoryBound, Op, Origin, Phase
 from lagom_overlap.workload.parallel import ParallelLayout
 from lagom_overlap.workload.streams import COMPUTE
@@ -25,7 +27,20 @@ def comm(name: str, group: str, *deps: str) -> CommOp:
 
 def charged(rows: list[tuple[Op, float, float]], waits: dict[str, tuple[str, ...]] | None = None) -> dict[str, float]:
     ops, starts, ends = zip(*rows, strict=True)
-    step = SimulatedStep(iteration=Iteration("x", ops), waits=waits or {}, starts_s=starts, ends_s=ends, host_s={})
+    place, last, numbers, distances = {op.name: at for at, op in enumerate(ops)}, dict[str, int](), [], []
+    for at, op in enumerate(ops):
+        waited = [place[name] for name in (*op.deps, *(waits or {}).get(op.name, ()))]
+        waited += [last[op.stream]] if op.stream in last else []
+        last[op.stream] = at
+        numbers.append(len(waited))
+        distances += [one - at for one in waited]
+    step = SimulatedStep(
+        columns=Columns(Iteration("x", ops)),
+        waits=Waits(numbers, distances),
+        starts_s=np.array(starts, float),
+        ends_s=np.array(ends, float),
+        host_s=np.zeros(len(ops)),
+    )
     price: Any = SimpleNamespace(alone_s=lambda op: next(end - start for o, start, end in rows if o is op))
     return {name: times.exposed_s for name, times in parts_of(step, price, ParallelLayout()).comms(1).items()}
 

@@ -11,7 +11,8 @@ Several operators at once, beyond the paper's one kernel and one collective (dep
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Final
 
 from lagom_overlap.collective import (
@@ -35,6 +36,7 @@ from lagom_overlap.cost.kernels import persistent_of_time
 from lagom_overlap.cost.nccl.machines import default_choice
 from lagom_overlap.cost.nccl_algorithms import algorithms_of, largest_chunk_bytes
 from lagom_overlap.cost.operators import OperatorConstants, OperatorTimes, load_operators
+from lagom_overlap.cost.operators.times import OperatorWork
 from lagom_overlap.cost.persistent import TileGrid, as_persistent, hopper_grid, persistent_waves
 from lagom_overlap.cost.profile import Collectives, Profile
 from lagom_overlap.cost.space import collective_space
@@ -69,6 +71,12 @@ class RunningTimes:
     comm_s: tuple[float, ...]
 
 
+@lru_cache(maxsize=64)
+def _kernels_by(*priced_by: object) -> dict[Work, Kernel]:
+    """The kernels of works, by all that prices them: layouts of one model run the same ones."""
+    return {}
+
+
 @dataclass(frozen=True, slots=True)
 class ContentionModel:
     """Prices kernels and collectives of a cluster; pure, so results may be cached by arguments.
@@ -88,12 +96,15 @@ class ContentionModel:
     operators: OperatorConstants | None = None
     memory_efficiency: float = 1.0
     rank_skew_s: float = 0.0
+    _kernels: dict[Work, Kernel] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "profile", self.profile.on_gpu(self.cluster.gpu.name))
         if not 0 <= self.rank_skew_s < float("inf"):
             raise JobError(f"cost.rank_skew is {self.rank_skew_s} s, must be finite and not negative")
         carved, gpu = self.persistent_carve_out_sms, self.cluster.gpu
+        priced_by = gpu, self.operators, self.profile, self.memory_efficiency, carved
+        object.__setattr__(self, "_kernels", _kernels_by(*priced_by))
         if carved is not None and not 0 <= carved < gpu.num_sms:
             raise JobError(f"cost.sm_carveout is {carved}, must lie in 0..{gpu.num_sms - 1} on {gpu.name}")
 
@@ -194,6 +205,12 @@ class ContentionModel:
         """The kernel of a computation on this cluster's GPU."""
         if isinstance(work, Kernel):
             return work
+        known = self._kernels.get(work)
+        if known is None:
+            known = self._kernels[work] = self._kernel(work)
+        return known
+
+    def _kernel(self, work: OperatorWork) -> Kernel:
         gpu = self.cluster.gpu
         kernel = OperatorTimes(gpu, self.operators or load_operators(gpu), self.memory_efficiency).kernel(
             work, self.profile

@@ -6,8 +6,9 @@ docs/notation.md; which equation reads which constant is said in `contention.py`
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cache
 from importlib import resources
 from math import isnan
 from typing import Any
@@ -100,10 +101,10 @@ class GpuConstants:
     nvjet: bool = False
 
     def __post_init__(self) -> None:
-        for field in ("channel_bytes_per_s", "link_sharpness", "amplification", "load_sensitivity", "sm_flops"):
-            value = getattr(self, field)
+        for term in ("channel_bytes_per_s", "link_sharpness", "amplification", "load_sensitivity", "sm_flops"):
+            value = getattr(self, term)
             if value is not None and not 0 < value < float("inf"):
-                raise ValueError(f"{field} is {value}, must be positive and finite")
+                raise ValueError(f"{term} is {value}, must be positive and finite")
         if self.overlap_norm is not None and not self.overlap_norm >= 1:
             raise ValueError(f"overlap_norm is {self.overlap_norm}, must be at least 1")
         if not 1 <= self.overlap_factor < float("inf"):
@@ -167,21 +168,21 @@ class Profile:
     small_block_share: float
     """...with this share of them."""
 
-    gpus: Mapping[str, GpuConstants]
+    gpus: Mapping[str, GpuConstants] = field(hash=False)
     """By prefix of the GPU's name; `any` for all others."""
 
     def __post_init__(self) -> None:
         positive = ("thread_scale", "tree_efficiency", "link_sharpness", "l2_share")
-        for field in positive:
-            if not 0 < getattr(self, field) < float("inf"):
-                raise ValueError(f"profile {self.name!r}: {field} is {getattr(self, field)}, must be positive")
+        for term in positive:
+            if not 0 < getattr(self, term) < float("inf"):
+                raise ValueError(f"profile {self.name!r}: {term} is {getattr(self, term)}, must be positive")
         amounts = ("fill", "user_traffic", "fifo_traffic", "amplification", "pollution")
-        for field in amounts:
-            if not 0 <= getattr(self, field) < float("inf"):
-                raise ValueError(f"profile {self.name!r}: {field} is {getattr(self, field)}, must not be negative")
-        for field in ("quantisation", "small_block_share"):
-            if not 0 <= getattr(self, field) <= 1:
-                raise ValueError(f"profile {self.name!r}: {field} is {getattr(self, field)}, must lie in 0..1")
+        for term in amounts:
+            if not 0 <= getattr(self, term) < float("inf"):
+                raise ValueError(f"profile {self.name!r}: {term} is {getattr(self, term)}, must not be negative")
+        for term in ("quantisation", "small_block_share"):
+            if not 0 <= getattr(self, term) <= 1:
+                raise ValueError(f"profile {self.name!r}: {term} is {getattr(self, term)}, must lie in 0..1")
         if not 0 <= self.load_sensitivity < 2:  # half of it is taken off a channel's rate
             raise ValueError(f"profile {self.name!r}: load_sensitivity is {self.load_sensitivity}, must lie in 0..2")
         if not 0 < self.max_traffic_share < 1:
@@ -193,15 +194,20 @@ class Profile:
 
     def for_gpu(self, gpu_name: str) -> GpuConstants:
         """The constants of the longest prefix of that name, else those of `any`."""
-        known = [prefix for prefix in self.gpus if gpu_name.upper().startswith(prefix.upper())]
-        return self.gpus[max(known, key=len)] if known else self.gpus["any"]
+        return self.gpus[_longest_prefix(tuple(self.gpus), gpu_name)]
 
     def on_gpu(self, gpu_name: str) -> "Profile":
         """The profile with what that GPU's constants say otherwise."""
         own = self.for_gpu(gpu_name)
         names = ("link_sharpness", "amplification", "load_sensitivity", "overlap_norm")
-        changed = {name: value for name in names if (value := getattr(own, name)) is not None}
+        changed = {name: value for name in names if (value := getattr(own, name)) not in (None, getattr(self, name))}
         return replace(self, **changed) if changed else self
+
+
+@cache
+def _longest_prefix(prefixes: tuple[str, ...], gpu_name: str) -> str:
+    known = [prefix for prefix in prefixes if gpu_name.upper().startswith(prefix.upper())]
+    return max(known, key=len) if known else "any"
 
 
 def profile_names() -> list[str]:
@@ -217,6 +223,7 @@ def _read(name: str) -> dict[str, Any]:
     return own if base is None else {**_read(base), **own}
 
 
+@cache
 def load_profile(name: str) -> Profile:
     """The profile of that name.
 

@@ -13,14 +13,13 @@ import weakref
 from array import array
 from collections.abc import Callable, Sequence
 from functools import cache
-from itertools import accumulate, chain
 from typing import Final
 
 from lagom_overlap.errors import MissingDependencyError
 from lagom_overlap.nccl_plugin.library import installed_library
 
 LIBRARY_NAME: Final = "liblagom_simulation.so"
-VERSION: Final = 1
+VERSION: Final = 2
 
 SetTimes = Callable[[tuple[int, ...]], Sequence[float]]
 """What each operator of a set takes as a whole (s) while exactly these run, by their kinds, in the order given."""
@@ -51,7 +50,9 @@ def library() -> ctypes.PyDLL:
     found.lsim_rates_open.restype = pointer
     found.lsim_rates_close.argtypes, found.lsim_rates_close.restype = [pointer], None
     found.lsim_rates_add.argtypes, found.lsim_rates_add.restype = [pointer, ctypes.c_int32, pointer, pointer], long
-    found.lsim_run.argtypes, found.lsim_run.restype = [pointer] * 7, long
+    found.lsim_followers.argtypes, found.lsim_followers.restype = [long, *[pointer] * 4], None
+    found.lsim_run.argtypes, found.lsim_run.restype = [pointer] * 8, long
+    found.lsim_forget.argtypes, found.lsim_forget.restype = [pointer], None
     return found
 
 
@@ -83,43 +84,42 @@ class EventGraph:
     """Who waits for whom, and the times of the sets seen so far.
 
     Args:
-        waits: the operators that each one waits for, by number; they need not be distinct from one another's.
+        waits: the operators that each one waits for, by number; or flat, how many each waits for and how far from it
+            each of them is. They need not be distinct from one another.
         set_times: asked once per set of kinds.
     """
 
-    def __init__(self, waits: Sequence[Sequence[int]], set_times: SetTimes) -> None:
-        followers: list[list[int]] = [[] for _ in waits]
-        for number, earlier in enumerate(waits):
-            for other in earlier:
-                followers[other].append(number)
+    def __init__(self, waits: Sequence[Sequence[int]] | tuple["array[int]", "array[int]"], set_times: SetTimes) -> None:
+        numbers, distances = waits if isinstance(waits, tuple) else _flat(waits)
         self._set_times = set_times
-        self._arrays = (
-            array("i", map(len, waits)),
-            array("i", accumulate(map(len, followers), initial=0)),
-            array("i", chain.from_iterable(followers)),
-        )
-        self._graph = _Graph(len(waits), *(one.buffer_info()[0] for one in self._arrays))
+        begin, followers = array("i", bytes(4 * len(numbers) + 4)), array("i", bytes(4 * len(distances)))
+        self._arrays = (numbers, begin, followers)
+        addresses = [one.buffer_info()[0] for one in (numbers, distances, begin, followers)]
         self._library = library()
+        self._library.lsim_followers(len(numbers), *addresses)
+        self._graph = _Graph(len(numbers), *(one.buffer_info()[0] for one in self._arrays))
         self._rates = self._library.lsim_rates_open()
         if not self._rates:
             raise MemoryError(LIBRARY_NAME)
         weakref.finalize(self, self._library.lsim_rates_close, self._rates)
         self._address = ctypes.addressof(self._graph)
-        self._zeros = bytes(8 * len(waits))
+        self._zeros = bytes(8 * len(numbers))
 
     def run(self, kinds: "array[int]", holds: Holds | None = None) -> tuple["array[float]", "array[float]"]:
         """Start and end (s) of every operator of these kinds (`array("i")`)."""
         starts, ends = array("d", self._zeros), array("d", self._zeros)
         missing = array("i", self._zeros[: 4 * len(kinds)])
         addresses = [one.buffer_info()[0] for one in (kinds, starts, ends, missing)]
-        while True:
-            held = None if holds is None else holds.address
-            left = self._library.lsim_run(self._address, self._rates, held, *addresses)
-            if left == 0:
-                return starts, ends
-            if left < 0:
-                raise MemoryError(f"{LIBRARY_NAME}: error {-left}")
-            self._add(tuple(missing[:left]))
+        held, stopped = None if holds is None else holds.address, ctypes.c_void_p()
+        kept = ctypes.byref(stopped)
+        try:
+            while left := self._library.lsim_run(self._address, self._rates, held, *addresses, kept):
+                if left < 0:
+                    raise MemoryError(f"{LIBRARY_NAME}: error {-left}")
+                self._add(tuple(missing[:left]))
+        finally:
+            self._library.lsim_forget(stopped)
+        return starts, ends
 
     def _add(self, kinds: tuple[int, ...]) -> None:
         times = array("d", self._set_times(kinds))
@@ -128,3 +128,8 @@ class EventGraph:
         error = self._library.lsim_rates_add(self._rates, len(kinds), address.buffer_info()[0], times.buffer_info()[0])
         if error:
             raise MemoryError(f"{LIBRARY_NAME}: error {-error}")
+
+
+def _flat(waits: Sequence[Sequence[int]]) -> tuple["array[int]", "array[int]"]:
+    distances = [other - number for number, earlier in enumerate(waits) for other in earlier]
+    return array("i", map(len, waits)), array("i", distances)

@@ -8,12 +8,18 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
+import numpy as np
+from numpy.typing import NDArray
+
 from lagom_overlap.collective import Collective, CommConfig
 from lagom_overlap.cost import CollectiveCost, ContentionModel
+from lagom_overlap.cost.model import RunningTimes
 from lagom_overlap.errors import SpaceError
+from lagom_overlap.sim.columns import Columns
 from lagom_overlap.sim.core import EventGraph
 from lagom_overlap.timeline import Span, SpanKind, Timeline
-from lagom_overlap.workload import CommOp, Iteration, Kernel, Work
+from lagom_overlap.workload import CommOp, Iteration, Kernel
+from lagom_overlap.workload.step.rolled import RolledStep
 
 _UNTOUCHED = CommConfig()
 
@@ -24,25 +30,28 @@ Limit = Callable[[CommOp, CollectiveCost], CollectiveCost]
 class IterationSimulator:
     """Simulates one iteration under any number of configurations; prices, rates and waits are computed once.
 
-    `waits` are the framework's waits beyond the operators' `deps` (`IssuedStep.waits`). `host_s` are seconds that an
-    operator's stream waits for the host in it, by name: nothing stretches them. `limit` is what the framework makes of
-    the cost of its collectives.
+    `waits` are the framework's waits beyond the operators' `deps` (`IssuedStep.waits`); a rolled step has its own.
+    `host_s` are seconds that each operator's stream waits for the host in it: nothing stretches them. `limit` is what
+    the framework makes of the cost of its collectives, `columns` are the operators', if at hand.
     """
 
     def __init__(
         self,
-        iteration: Iteration,
+        iteration: Iteration | RolledStep,
         model: ContentionModel,
         *,
         waits: Mapping[str, Sequence[str]] = MappingProxyType({}),
-        host_s: Mapping[str, float] = MappingProxyType({}),
+        host_s: NDArray[np.float64] | None = None,
         limit: Limit | None = None,
+        columns: Columns | None = None,
     ) -> None:
         self._iteration = iteration
+        self._columns = Columns(iteration) if columns is None else columns
         self._prices = _Prices(model, limit)
-        self._graph = EventGraph(_waits(iteration, waits), self._prices.set_times)
-        self._kinds = self._prices.kernel_kinds(iteration, host_s)
-        self._comms = [(number, op) for number, op in enumerate(iteration.ops) if isinstance(op, CommOp)]
+        earlier = iteration.earlier() if isinstance(iteration, RolledStep) else _waits(iteration, waits)
+        self._graph = EventGraph(earlier, self._prices.set_times)
+        self._kinds = self._prices.kernel_kinds(self._columns, host_s)
+        self._comms = [(number, op) for number, op in enumerate(self._columns.distinct) if isinstance(op, CommOp)]
         self._comm_names = {op.name for _, op in self._comms}
 
     def makespan_s(self, configs: Mapping[str, CommConfig]) -> float:
@@ -63,16 +72,24 @@ class IterationSimulator:
         unknown = sorted(configs.keys() - self._comm_names)
         if unknown:
             raise ValueError(f"configs name {unknown[0]!r}, no collective of iteration {self._iteration.name!r}")
-        kinds = self._kinds[:]
+        return self.run_as(lambda op: configs.get(op.name))
+
+    def run_as(self, config_of: Callable[[CommOp], CommConfig | None]) -> tuple["array[float]", "array[float]"]:
+        """The same with collectives as a function says, None for untouched.
+
+        Raises:
+            SpaceError: if a configuration cannot run.
+        """
+        kinds = np.zeros(len(self._columns.distinct), np.int32)
         for number, op in self._comms:
             try:
-                kinds[number] = self._prices.comm_kind(op, configs.get(op.name, _UNTOUCHED))
+                kinds[number] = self._prices.comm_kind(op, config_of(op) or _UNTOUCHED)
             except SpaceError as error:
                 raise SpaceError(f"{op.name}: {error}") from error
-        return self._graph.run(kinds)
+        return self._graph.run(array("i", np.where(self._kinds < 0, self._kinds, kinds[self._columns.of]).tobytes()))
 
 
-def timeline_of(iteration: Iteration, starts_s: Sequence[float], ends_s: Sequence[float]) -> Timeline:
+def timeline_of(iteration: Iteration | RolledStep, starts_s: Sequence[float], ends_s: Sequence[float]) -> Timeline:
     """The operators as spans from `starts_s` to `ends_s`, in the order of the iteration."""
     return Timeline(
         tuple(
@@ -98,6 +115,7 @@ class _Prices:
         self._costs: list[CollectiveCost] = []
         self._kernels: list[Kernel] = []
         self._host_s: list[float] = []
+        self._times: dict[tuple[int, ...], RunningTimes] = {}
         self._comm_kinds: dict[tuple[Collective, str, CommConfig], int] = {}
 
     def comm_kind(self, op: CommOp, config: CommConfig) -> int:
@@ -114,34 +132,25 @@ class _Prices:
             kind = self._comm_kinds[key] = len(self._costs) - 1
         return kind
 
-    def kernel_kinds(self, iteration: Iteration, host_s: Mapping[str, float]) -> "array[int]":
-        """The kind of every computation of an iteration; 0 for its collectives."""
-        # Layers share their works as objects more often than not: an object's identity is found faster than its value.
-        by_object: dict[tuple[int, float], int] = {}
-        by_value: dict[tuple[Work, float], int] = {}
-        kinds = array("i")
-        for op in iteration.ops:
-            if isinstance(op, CommOp):
-                kinds.append(0)
-                continue
-            waited_s = host_s.get(op.name, 0.0)
-            kind = by_object.get((id(op.work), waited_s))
-            if kind is None:
-                kind = by_value.get((op.work, waited_s))
-                if kind is None:
-                    self._kernels.append(self._model.kernel(op.work))
-                    self._host_s.append(waited_s)
-                    kind = by_value[op.work, waited_s] = -len(self._kernels)
-                by_object[id(op.work), waited_s] = kind
-            kinds.append(kind)
-        return kinds
+    def kernel_kinds(self, columns: Columns, host_s: NDArray[np.float64] | None) -> NDArray[np.int32]:
+        """The kind of every computation by its work and its wait for the host; 0 for collectives."""
+        waits_s, waited = np.unique(np.zeros(1) if host_s is None else host_s, return_inverse=True)
+        pairs, kinds = np.unique(columns.works * len(waits_s) + waited, return_inverse=True)
+        num_comms = int(np.searchsorted(pairs, 0))  # kinds of collectives, below those of computations
+        kernels = [self._model.kernel(work) for work in columns.distinct_works]
+        for pair in pairs[num_comms:].tolist():
+            self._kernels.append(kernels[pair // len(waits_s)])
+            self._host_s.append(float(waits_s[pair % len(waits_s)]))
+        return np.array(np.minimum(0, num_comms - 1 - kinds), np.int32)
 
     def set_times(self, kinds: tuple[int, ...]) -> tuple[float, ...]:
         """One time (s) per running operator by its kind, the collectives first."""
         computing = [-1 - kind for kind in kinds if kind < 0]
-        times = self._model.running_times(
-            [self._kernels[place] for place in computing], [self._costs[kind] for kind in kinds if kind >= 0]
-        )
+        kernels, comms = [self._kernels[place] for place in computing], [kind for kind in kinds if kind >= 0]
+        key = *map(id, kernels), *comms  # of works that wait for the host for other times, the same
+        times = self._times.get(key)
+        if times is None:
+            times = self._times[key] = self._model.running_times(kernels, [self._costs[kind] for kind in comms])
         waited = (seconds + self._host_s[place] for seconds, place in zip(times.kernel_s, computing, strict=True))
         return *times.comm_s, *waited
 

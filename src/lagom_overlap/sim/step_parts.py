@@ -7,16 +7,23 @@ own, count with the communicator that they serve.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
+from itertools import accumulate
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
+from lagom_overlap.sim.columns import Columns
 from lagom_overlap.sim.framework import FrameworkModel
-from lagom_overlap.workload import CommOp, Iteration, Op, Phase
+from lagom_overlap.workload import CommOp, Op, Phase
 from lagom_overlap.workload.parallel import ParallelLayout
 from lagom_overlap.workload.step.groups import PIPELINE, SHARDS
 from lagom_overlap.workload.streams import COMPUTE
+
+Seconds = NDArray[np.float64]
+Numbers = NDArray[np.intp]
 
 _FORWARD = (Phase.FORWARD, Phase.LOSS)
 _OF_EMBEDDING: Final = ("head.embed", "head.positions")
@@ -83,175 +90,186 @@ class StepParts:
         return found
 
 
+class Waits:
+    """Of each operator how many it waits for, and how far before it each of them was issued, as negative distances."""
+
+    def __init__(self, numbers: Sequence[int], distances: Sequence[int]) -> None:
+        self._firsts, self._distances = list(accumulate(numbers, initial=0)), distances
+
+    def of(self, number: int) -> list[int]:
+        """Whom an operator waits for: what it reads, what its stream was held back for, the one before it there."""
+        first, end = self._firsts[number : number + 2]
+        return [number + distance for distance in self._distances[first:end]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedStep:
-    """A built step with when its operators ran: start, end and launch gap (s, by name) of each, in issue order.
+    """A step in columns with when its operators ran: start, end and launch gap (s) of each, in issue order."""
 
-    `waits` are the framework's waits beyond the operators' `deps`, by name.
-    """
-
-    iteration: Iteration
-    waits: Mapping[str, Sequence[str]]
-    starts_s: Sequence[float]
-    ends_s: Sequence[float]
-    host_s: Mapping[str, float]
+    columns: Columns
+    waits: Waits
+    starts_s: Seconds
+    ends_s: Seconds
+    host_s: Seconds
 
     @property
     def makespan_s(self) -> float:
         """From the first start, which is 0, to the last end."""
-        return max(self.ends_s)
+        return float(self.ends_s.max())
 
-    def rows(self) -> Iterable[tuple[Op, float, float]]:
-        """Operators with start and end (s)."""
-        return zip(self.iteration.ops, self.starts_s, self.ends_s, strict=True)
+    def op(self, number: int) -> Op:
+        """The operator of that place in issue order."""
+        return self.columns.distinct[self.columns.of[number]]
+
+    def lasted_s(self, number: int) -> float:
+        """From its start to its end."""
+        return float(self.ends_s[number] - self.starts_s[number])
 
 
 def parts_of(step: SimulatedStep, price: FrameworkModel, layout: ParallelLayout) -> StepParts:
-    """The parts of a simulated step."""
-    num_built = 1 + max(op.origin.microbatch for op in step.iteration.ops)
-    batches = tuple(_Batch() for _ in range(num_built))
-    others = sorted([row for row in step.rows() if row[0].stream != COMPUTE], key=itemgetter(1))
-    optimizer_s = _computations(step, others, price, batches)
-    _communicators(step, others, batches)
-    forward_s, backward_s = _slots(step, layout, num_built)
+    """The parts of a simulated step. Sums are made in the order of issue."""
+    columns = step.columns
+    num_built = 1 + int(columns.batches.max())
+    updates = columns.flags(lambda op: op.origin.phase is Phase.OPTIMIZER)
+    on_stream = columns.flags(lambda op: op.stream == COMPUTE)
+    computes = on_stream & ~columns.flags(_is_comm)
+    lasted_s = step.ends_s - step.starts_s
+    comps, optimizer = np.flatnonzero(computes & ~updates), np.flatnonzero(computes & updates)
+    others = np.flatnonzero(~on_stream)
+    others = others[np.argsort(step.starts_s[others], kind="stable")]
+    alone_s = columns.values(lambda op: 0.0 if isinstance(op, CommOp) else price.alone_s(op))
+    stretch_s = lasted_s - alone_s - step.host_s
+    batch_of = columns.batches[comps]
+    batches = tuple(
+        _Batch(*sums)
+        for sums in zip(
+            np.bincount(batch_of, alone_s[comps], num_built).tolist(),
+            np.bincount(batch_of, step.host_s[comps], num_built).tolist(),
+            strict=True,
+        )
+    )
+    for batch, name, seconds in _stretched(step, comps, others, stretch_s):
+        batches[batch].comms[name][_STRETCHED] += seconds
+    _communicators(step, np.flatnonzero(on_stream), others, batches)
+    forward_s, backward_s = _slots(step, layout, num_built, on_stream & ~updates)
     return StepParts(
-        num_built=num_built, forward_s=forward_s, backward_s=backward_s, optimizer_s=optimizer_s, batches=batches
+        num_built=num_built,
+        forward_s=forward_s,
+        backward_s=backward_s,
+        optimizer_s=sum(lasted_s[optimizer].tolist()),
+        batches=batches,
     )
 
 
-def _batch_of(op: Op, batches: tuple[_Batch, ...]) -> _Batch:
-    return batches[-1] if op.origin.phase is Phase.OPTIMIZER else batches[op.origin.microbatch]
-
-
-def _computations(
-    step: SimulatedStep,
-    others: Sequence[tuple[Op, float, float]],
-    price: FrameworkModel,
-    batches: tuple[_Batch, ...],
-) -> float:
-    """Adds computation, launch gaps and what others, by start, stretch it by; the optimizer's seconds."""
-    active: list[tuple[Op, float, float]] = []  # others that run while a computation does, which come one by one
-    coming, optimizer_s = 0, 0.0
-    for op, start_s, end_s in step.rows():
-        if op.stream != COMPUTE or isinstance(op, CommOp):
-            continue
-        lasted_s = end_s - start_s
-        if op.origin.phase is Phase.OPTIMIZER:
-            optimizer_s += lasted_s
-            continue
-        batch, alone_s, gap_s = batches[op.origin.microbatch], price.alone_s(op), step.host_s.get(op.name, 0.0)
-        batch.compute_s += alone_s
-        batch.host_s += gap_s
-        active = [row for row in active if row[2] > start_s]
-        while coming < len(others) and others[coming][1] < end_s:
-            active.append(others[coming])
-            coming += 1
-        shares: dict[str, float] = {}
-        for other, begin_s, until_s in active:
-            both_s = min(end_s, until_s) - max(start_s, begin_s)
-            if both_s > 0:
-                name = _served(other)
-                shares[name] = shares.get(name, 0.0) + both_s
-        whole_s = sum(shares.values())
-        for name, share_s in shares.items():
-            batch.comms[name][_STRETCHED] += (lasted_s - alone_s - gap_s) * share_s / whole_s
-    return optimizer_s
+def _is_comm(op: Op) -> bool:
+    return isinstance(op, CommOp)
 
 
 def _served(op: Op) -> str:
     return op.communicator if isinstance(op, CommOp) else SHARDS
 
 
-def _communicators(step: SimulatedStep, others: Sequence[tuple[Op, float, float]], batches: tuple[_Batch, ...]) -> None:
+def _stretched(
+    step: SimulatedStep, comps: Numbers, others: Numbers, stretch_s: Seconds
+) -> Iterator[tuple[int, str, float]]:
+    """What each computation was stretched by, shared out over those that ran next to it: micro-batch, name, seconds."""
+    starts_s, ends_s = step.starts_s[comps], step.ends_s[comps]
+    names = list(dict.fromkeys(map(_served, step.columns.distinct)))
+    served = step.columns.numbers(lambda op: names.index(_served(op)))[others]
+    # One after the other on their stream: what runs next to an operator follows each other.
+    first = np.searchsorted(ends_s, step.starts_s[others], side="right")
+    num = np.maximum(0, np.searchsorted(starts_s, step.ends_s[others]) - first)
+    pairs = np.repeat(np.arange(len(others)), num)
+    comp = np.arange(len(pairs)) + np.repeat(first - (np.cumsum(num) - num), num)
+    both_s = np.minimum(ends_s[comp], step.ends_s[others][pairs])
+    both_s -= np.maximum(starts_s[comp], step.starts_s[others][pairs])
+    keys, at, which = np.unique(comp * len(names) + served[pairs], return_index=True, return_inverse=True)
+    share_s = np.bincount(which, both_s, len(keys))
+    order = np.lexsort((at, keys // len(names)))  # by computation, then as their first one comes
+    comp, name, share_s = keys[order] // len(names), keys[order] % len(names), share_s[order]
+    whole_s = np.bincount(comp, share_s, len(comps))[comp]
+    seconds = stretch_s[comps][comp] * share_s / whole_s
+    of = step.columns.batches[comps][comp] * len(names) + name
+    sums = np.bincount(of, seconds)
+    for key in np.unique(of).tolist():
+        yield key // len(names), names[key % len(names)], float(sums[key])
+
+
+def _communicators(step: SimulatedStep, stream: Numbers, others: Numbers, batches: tuple[_Batch, ...]) -> None:
     """Adds what communicators take, and for how long the stream of computations stands still for them."""
-    for op, start_s, end_s in others:
+    for number in others.tolist():
+        op = step.op(number)
         if isinstance(op, CommOp):
-            _batch_of(op, batches).comms[op.communicator][_TOTAL] += end_s - start_s
-    waits = _Waits(step)
-    until_s = 0.0  # the end of what has computed so far
-    for number, (op, start_s, end_s) in enumerate(step.rows()):
-        if op.stream == COMPUTE:
-            if start_s > until_s:
-                waits.charge(waits.latest(number), until_s, start_s, batches)
-            until_s = max(until_s, end_s)
-    end_s = step.makespan_s
-    if end_s > until_s:
-        waits.charge(step.ends_s.index(end_s), until_s, end_s, batches)
+            _batch_of(step, number, batches).comms[op.communicator][_TOTAL] += step.lasted_s(number)
+    until_s = np.maximum.accumulate(np.concatenate(([0.0], step.ends_s[stream])))
+    for at in np.flatnonzero(step.starts_s[stream] > until_s[:-1]).tolist():
+        number = int(stream[at])
+        _charge(step, _latest(step, number), float(until_s[at]), float(step.starts_s[number]), batches)
+    if step.makespan_s > until_s[-1]:
+        _charge(step, int(step.ends_s.argmax()), float(until_s[-1]), step.makespan_s, batches)
 
 
-class _Waits:
-    """Whom the operators of a step wait for, and to whom time is charged in which computations wait.
+def _batch_of(step: SimulatedStep, number: int, batches: tuple[_Batch, ...]) -> _Batch:
+    return batches[-1 if step.op(number).origin.phase is Phase.OPTIMIZER else step.columns.batches[number]]
+
+
+def _latest(step: SimulatedStep, number: int) -> int | None:
+    """Of those that an operator waits for, the one that ends last."""
+    return max(step.waits.of(number), key=step.ends_s.__getitem__, default=None)
+
+
+def _charge(step: SimulatedStep, number: int | None, from_s: float, to_s: float, batches: tuple[_Batch, ...]) -> None:
+    """Shares out time in which computations wait, and which ends with the end of operator `number`.
 
     A computation starts when the last operator that it waits for ends. The time before is that operator's, as far back
     as it ran; before it started it waited itself, for one queued before it or for a copy, whose the time before is.
     What else runs meanwhile keeps nobody waiting.
     """
-
-    def __init__(self, step: SimulatedStep) -> None:
-        self._step, self._place = step, {op.name: number for number, op in enumerate(step.iteration.ops)}
-        self._before: list[int | None] = []
-        last: dict[str, int] = {}
-        for number, op in enumerate(step.iteration.ops):
-            self._before.append(last.get(op.stream))
-            last[op.stream] = number
-
-    def latest(self, number: int) -> int | None:
-        """Of those that an operator waits for, the one that ends last."""
-        op, before = self._step.iteration.ops[number], self._before[number]
-        named = (*op.deps, *self._step.waits.get(op.name, ()))
-        found = [self._place[name] for name in named] + ([] if before is None else [before])
-        return max(found, key=self._step.ends_s.__getitem__, default=None)
-
-    def charge(self, number: int | None, from_s: float, to_s: float, batches: tuple[_Batch, ...]) -> None:
-        """Shares out the time between, which ends with the end of operator `number`."""
-        while number is not None and to_s > from_s:
-            op, ends_s = self._step.iteration.ops[number], self._step.ends_s[number]
-            begins_s = max(from_s, self._step.starts_s[number])
-            if op.stream != COMPUTE:
-                _batch_of(op, batches).comms[_served(op)][_EXPOSED] += max(0.0, min(to_s, ends_s) - begins_s)
-            number, to_s = self.latest(number), begins_s
+    while number is not None and to_s > from_s:
+        op, begins_s = step.op(number), max(from_s, float(step.starts_s[number]))
+        if op.stream != COMPUTE:
+            waited_s = max(0.0, min(to_s, float(step.ends_s[number])) - begins_s)
+            _batch_of(step, number, batches).comms[_served(op)][_EXPOSED] += waited_s
+        number, to_s = _latest(step, number), begins_s
 
 
-def _slots(step: SimulatedStep, layout: ParallelLayout, num_built: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _slots(
+    step: SimulatedStep, layout: ParallelLayout, num_built: int, computes: NDArray[np.bool_]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Seconds of the forward and the backward of each chunk, of the micro-batch that repeats.
 
     A slot lasts from the end of the one before to its last computation's, or to its transfer's where the stage waits.
     """
-    chunk_of = _chunks(step.iteration, layout.chunks)
-    ends: dict[tuple[int, bool, int], float] = {}
-    begin, batch, forward, chunk = None, 0, True, 0
-    for op, start_s, end_s in step.rows():
-        sends = isinstance(op, CommOp) and op.communicator == PIPELINE
-        if op.origin.phase is Phase.OPTIMIZER or (op.stream != COMPUTE and (not sends or layout.overlap_p2p)):
-            continue
-        if op.origin.microbatch != batch:
-            batch, chunk, forward = op.origin.microbatch, 0, True
-        is_forward = op.origin.phase in _FORWARD
-        if op.origin.layer is not None and not sends:
-            chunk = chunk_of[op.origin.layer]
-        elif _is_of_head(op):  # its chunk may have no layers
-            chunk = layout.chunks - 1
-        forward = is_forward
-        begin = start_s if begin is None else begin
-        ends[batch, forward, chunk] = max(ends.get((batch, forward, chunk), 0.0), end_s)
-    times: dict[tuple[int, bool, int], float] = {}
-    before = begin or 0.0
-    for key, end in ends.items():
-        times[key] = end - before
-        before = end
+    columns, chunks = step.columns, layout.chunks
+    sends = columns.flags(lambda op: isinstance(op, CommOp) and op.communicator == PIPELINE)
+    counted = np.flatnonzero(computes if layout.overlap_p2p else computes | sends)
+    batch_of, layers = columns.batches[counted], columns.layers[counted]
+    # An operator's chunk is that of its layer, of the head the last one, else that of the operator before it.
+    chunk = np.full(len(counted), -1)
+    chunk[np.flatnonzero(np.diff(batch_of, prepend=-1))] = 0
+    in_layer = (layers >= 0) & ~sends[counted]
+    chunk[in_layer] = _chunks(columns.layers, chunks)[layers[in_layer]]
+    chunk[columns.flags(_is_of_head)[counted] & (layers < 0)] = chunks - 1  # it may have no layers
+    chunk = chunk[np.maximum.accumulate(np.where(chunk >= 0, np.arange(len(chunk)), 0))]
+    is_backward = ~columns.flags(lambda op: op.origin.phase in _FORWARD)[counted]
+    keys = (2 * batch_of + is_backward) * chunks + chunk
+    ends_s = np.zeros(2 * num_built * chunks)
+    np.maximum.at(ends_s, keys, step.ends_s[counted])
+    order = list(dict.fromkeys(keys.tolist()))
+    begins_s = dict(zip(order, [float(step.starts_s[counted[0]]), *ends_s[order].tolist()], strict=False))
     steady = min(1, max(0, num_built - 2))
-    forward_s = tuple(times[steady, True, chunk] for chunk in range(layout.chunks))
-    return forward_s, tuple(times[steady, False, chunk] for chunk in range(layout.chunks))
+    times = [float(ends_s[key]) - begins_s[key] for key in range(2 * steady * chunks, 2 * (steady + 1) * chunks)]
+    return tuple(times[:chunks]), tuple(times[chunks:])
 
 
 def _is_of_head(op: Op) -> bool:
     module = op.origin.module
-    return op.origin.layer is None and module.startswith("head.") and not module.startswith(_OF_EMBEDDING)
+    return module.startswith("head.") and not module.startswith(_OF_EMBEDDING)
 
 
-def _chunks(iteration: Iteration, num_chunks: int) -> dict[int, int]:
-    """The chunk of each layer: those of one follow each other, between two are the other stages'."""
-    found: dict[int, int] = {}
-    for layer in sorted({op.origin.layer for op in iteration.ops if op.origin.layer is not None}):
-        found[layer] = 0 if num_chunks == 1 or not found else found.get(layer - 1, max(found.values()) + 1)
+def _chunks(layers: Numbers, num_chunks: int) -> Numbers:
+    """The chunk of each layer: those of one follow each other, between two are the other stages'; the last is -1."""
+    held = np.unique(layers[layers >= 0])
+    found = np.full(held.max(initial=-1) + 2, -1)
+    found[held] = np.cumsum(np.diff(held, prepend=held[:1]) > 1) if num_chunks > 1 else 0
     return found

@@ -6,18 +6,21 @@ between and the last differ, those in between repeat. Its forwards and backwards
 stages' (`sim.pipeline`); what comes before the first slot and after the last one follows from the step.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
+
+import numpy as np
 
 from lagom_overlap.collective import Collective, CommConfig
 from lagom_overlap.cost.operators import FrameworkConstants, OperatorConstants
 from lagom_overlap.cost.profile import Profile
 from lagom_overlap.hardware import Cluster
+from lagom_overlap.sim.columns import Columns
 from lagom_overlap.sim.framework import FrameworkModel
 from lagom_overlap.sim.iteration import IterationSimulator
 from lagom_overlap.sim.pipeline import SlotRun, SlotTimes, run_pipeline
-from lagom_overlap.sim.step_parts import CommTimes, SimulatedStep, StepParts, parts_of
+from lagom_overlap.sim.step_parts import CommTimes, Seconds, SimulatedStep, StepParts, Waits, parts_of
 from lagom_overlap.timeline import Span, SpanKind, Timeline
 from lagom_overlap.workload import CommOp
 from lagom_overlap.workload.issued import IssuedStep
@@ -26,8 +29,9 @@ from lagom_overlap.workload.models import TransformerModel
 from lagom_overlap.workload.parallel import ParallelLayout, stage_slots
 from lagom_overlap.workload.parallel.stage import chunk_layers
 from lagom_overlap.workload.precision import Precision
-from lagom_overlap.workload.step import IssueRules, build_step, load_rules
+from lagom_overlap.workload.step import IssueRules, StepBuilder, load_rules
 from lagom_overlap.workload.step.groups import PIPELINE
+from lagom_overlap.workload.step.rolled import RolledStep
 
 Settings = Callable[[Collective], CommConfig | None]
 """How a collective is run; None: untouched."""
@@ -107,22 +111,24 @@ def mixer_flops(model: TransformerModel, mixer: Mixer, seq_len: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Built:
-    """A stage's step, its launch gaps, and what simulates it."""
+    """A stage's operators, their launch gaps, and what simulates them."""
 
-    step: IssuedStep
-    host_s: Mapping[str, float]
+    columns: Columns
+    waits: Waits
+    host_s: Seconds
     simulator: IterationSimulator
 
     def simulated(self, settings: Settings | None) -> SimulatedStep:
-        configs = {}
-        if settings is not None:
-            for op in self.step.iteration.comms:
-                config = settings(op.collective)
-                if config is not None:
-                    configs[op.name] = config
-        starts_s, ends_s = self.simulator.run(configs)
+        def config_of(op: CommOp) -> CommConfig | None:
+            return None if settings is None else settings(op.collective)
+
+        starts_s, ends_s = self.simulator.run_as(config_of)
         return SimulatedStep(
-            iteration=self.step.iteration, waits=self.step.waits, starts_s=starts_s, ends_s=ends_s, host_s=self.host_s
+            columns=self.columns,
+            waits=self.waits,
+            starts_s=np.array(starts_s),
+            ends_s=np.array(ends_s),
+            host_s=self.host_s,
         )
 
 
@@ -155,8 +161,14 @@ class TrainingSimulator:
         rank_skew_s: float = 0.0,
     ) -> None:
         self._model, self._layout, self._seq_len, self._cluster = model, layout, seq_len, cluster
-        self._rules = rules or load_rules(framework.name)
-        self._precision, self._clips = precision, clips
+        self._steps = StepBuilder(
+            model,
+            layout,
+            seq_len=seq_len,
+            rules=rules or load_rules(framework.name),
+            precision=precision,
+            clips=clips,
+        )
         self._built: dict[int, _Built] = {}
         self.price = FrameworkModel.of(
             cluster, profile, operators.in_training(), framework, sm_carveout, rank_skew_s=rank_skew_s
@@ -164,39 +176,38 @@ class TrainingSimulator:
 
     def step(self, rank: int = 0, num_micro_batches: int | None = None) -> IssuedStep:
         """The built step of a stage, placed on the cluster; by default with as many micro-batches as are simulated."""
-        layout = self._layout
-        num = min(MAX_BUILT, layout.num_micro_batches) if num_micro_batches is None else num_micro_batches
-        built = build_step(
-            self._model,
-            layout,
-            seq_len=self._seq_len,
-            rules=self._rules,
-            precision=self._precision,
-            clips=self._clips,
-            rank=rank,
-            num_micro_batches=num,
-        )
-        return built.placed_on(self._cluster)
+        return self._rolled(rank, num_micro_batches).unrolled()
+
+    def _rolled(self, rank: int, num_micro_batches: int | None = None) -> RolledStep:
+        num = min(MAX_BUILT, self._layout.num_micro_batches) if num_micro_batches is None else num_micro_batches
+        return self._steps.rolled(rank, num).placed_on(self._cluster)
+
+    @property
+    def collectives(self) -> set[Collective]:
+        """Those of the first stage in a micro-batch."""
+        return {op.collective for op in self._rolled(0, 1).ops if isinstance(op, CommOp)}
 
     def timeline(self, step: IssuedStep) -> Timeline:
         """Who runs when in a step, untouched."""
         return self.price.simulator(step.iteration, waits=step.waits).timeline({})
 
-    def _build(self, step: IssuedStep) -> "_Built":
-        host_s = self.price.host_s(step.iteration)
-        return _Built(step, host_s, self.price.simulator(step.iteration, waits=step.waits, host_s=host_s))
+    def _build(self, rank: int, num_micro_batches: int | None = None) -> _Built:
+        step = self._rolled(rank, num_micro_batches)
+        columns = Columns(step)
+        host_s = self.price.host_s(columns)
+        return _Built(
+            columns, Waits(*step.earlier()), host_s, self.price.simulator(step, columns=columns, host_s=host_s)
+        )
 
     def _role(self, rank: int, settings: Settings | None) -> _Role:
         built = self._built.get(rank)
         if built is None:
-            built = self._built[rank] = self._build(self.step(rank))
+            built = self._built[rank] = self._build(rank)
         step = built.simulated(settings)
         transfer_s = 0.0
         if self._layout.overlap_p2p:
-            sends = [
-                end - start for op, start, end in step.rows() if isinstance(op, CommOp) and op.communicator == PIPELINE
-            ]
-            transfer_s = max(sends, default=0.0)
+            sends = built.columns.flags(lambda op: isinstance(op, CommOp) and op.communicator == PIPELINE)
+            transfer_s = float((step.ends_s - step.starts_s)[sends].max(initial=0.0))
         return _Role(parts_of(step, self.price, self._layout), step.makespan_s, transfer_s)
 
     def _stage_like(self, rank: int) -> int:
@@ -242,7 +253,7 @@ class TrainingSimulator:
         if self._layout.pipeline == 1:
             return (times.iteration_s,)
         stages = [self._stage_like(rank) for rank in range(self._layout.pipeline)]
-        steps = {stage: self._build(self.step(stage, 1)).simulated(None).makespan_s for stage in dict.fromkeys(stages)}
+        steps = {stage: self._build(stage, 1).simulated(None).makespan_s for stage in dict.fromkeys(stages)}
         return tuple(steps[stage] for stage in stages)
 
     def _row(self, rank: int, role: _Role, end_s: float) -> StageTimes:

@@ -61,7 +61,7 @@ def spent(times: TrainingTimes) -> Spent:
 def simulated_what_ifs(job: JobStep, simulator: TrainingSimulator, times: TrainingTimes) -> tuple[WhatIf, ...]:
     """The answers for a job whose iteration is `times`, best first."""
     before, found = spent(times), []
-    collectives = {op.collective for op in simulator.step(0, 1).iteration.comms}
+    collectives = simulator.collectives
     for asked, settings in _of_collectives(simulator.price.model):
         if not any(settings(collective) is not None for collective in collectives):
             continue

@@ -5,17 +5,68 @@ for it holds back what it is told next. A communicator runs one collective at a 
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ClockState:
+    """What was issued last on streams and on communicators, and what streams wait for before their next operator."""
+
+    last: Mapping[str, int]
+    pending: Mapping[str, frozenset[int]]
+    communicators: Mapping[str, int]
+
+    def since(self, before: "ClockState") -> "ClockState":
+        """What is no longer as before; of the same streams and communicators, or more."""
+
+        def changed(now: Mapping[str, int], earlier: Mapping[str, int]) -> dict[str, int]:
+            return {name: last for name, last in now.items() if earlier.get(name) != last}
+
+        nothing: frozenset[int] = frozenset()
+        streams = dict.fromkeys([*before.pending, *self.pending])
+        waits = {name: self.pending.get(name, nothing) for name in streams}
+        return ClockState(
+            changed(self.last, before.last),
+            {name: waited for name, waited in waits.items() if waited != before.pending.get(name, nothing)},
+            changed(self.communicators, before.communicators),
+        )
 
 
 class StreamClock:
-    """Program order of streams, and the waits that each operator inherits."""
+    """Program order of streams, and the waits that each operator inherits; `state` is where it begins."""
 
-    def __init__(self) -> None:
-        self._last: dict[str, int] = {}
+    def __init__(self, state: ClockState | None = None) -> None:
+        begun = state or ClockState({}, {}, {})
+        self._last: dict[str, int] = dict(begun.last)
         self._pending: defaultdict[str, set[int]] = defaultdict(set)
+        self._pending |= {stream: set(waits) for stream, waits in begun.pending.items()}
         self._events: dict[int, frozenset[int]] = {}
-        self._last_of_communicator: dict[str, int] = {}
+        self._last_of_communicator: dict[str, int] = dict(begun.communicators)
+
+    def state(self) -> ClockState:
+        """What it knows but for events."""
+        pending = {stream: frozenset(waits) for stream, waits in self._pending.items()}
+        return ClockState(dict(self._last), pending, dict(self._last_of_communicator))
+
+    def last(self, stream: str) -> int | None:
+        """What `stream` was told last."""
+        return self._last.get(stream)
+
+    def last_of_communicator(self, communicator: str) -> int | None:
+        """The collective that was issued last on a communicator."""
+        return self._last_of_communicator.get(communicator)
+
+    def pending(self, stream: str) -> frozenset[int]:
+        """What `stream` waits for before its next operator."""
+        return frozenset(self._pending.get(stream, ()))
+
+    def go_on(self, changed: ClockState, places: Callable[[int], Sequence[int]]) -> None:
+        """Operators were issued that left this state, in other numbers: those of each are its `places` here."""
+        self._last |= {stream: places(last)[0] for stream, last in changed.last.items()}
+        self._last_of_communicator |= {name: places(last)[0] for name, last in changed.communicators.items()}
+        for stream, waits in changed.pending.items():
+            self._pending[stream] = {place for wait in waits for place in places(wait)}
 
     def so_far(self, stream: str) -> frozenset[int]:
         """What must have ended when all that `stream` was told so far has ended."""

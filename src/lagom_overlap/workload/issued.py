@@ -5,7 +5,7 @@ planner may change the order; `issued` holds, besides, what the framework waits 
 communicator at a time): simulated as it stands, it is the step before any plan.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -72,20 +72,30 @@ class IssuedStep:
 
     def on_nodes_of(self, gpus_per_node: int) -> "IssuedStep":
         """The same with nodes of `gpus_per_node` GPUs, as many as it takes."""
-        nodes = {name: _num_nodes(ranks, gpus_per_node) for name, ranks in self.groups.items()}
-        moved: dict[Collective, Collective] = {}
-        ops = list(self.iteration.ops)
-        for place, op in enumerate(ops):
-            if not isinstance(op, CommOp):
-                continue
-            call = op.collective
-            if call.copies:
-                call = call.merged_over(len({rank // gpus_per_node for rank in self.groups[op.communicator]}))
-            if call.num_nodes != nodes[op.communicator]:
-                call = replace(call, num_nodes=nodes[op.communicator])
-            if call is not op.collective:
-                ops[place] = replace(op, collective=moved.setdefault(call, call))
-        return replace(self, iteration=replace(self.iteration, ops=tuple(ops))) if moved else self
+        ops = ops_on_nodes(self.iteration.ops, self.groups, gpus_per_node)
+        if ops == self.iteration.ops:
+            return self
+        return replace(self, iteration=replace(self.iteration, ops=ops))
+
+
+def ops_on_nodes(ops: Sequence[Op], groups: Mapping[str, tuple[int, ...]], gpus_per_node: int) -> tuple[Op, ...]:
+    """The operators with each collective's number of nodes as the ranks of its group lie on nodes of that size."""
+    nodes = {name: _num_nodes(ranks, gpus_per_node) for name, ranks in groups.items()}
+    moved: dict[Collective, Collective] = {}
+    placed: dict[int, CommOp] = {}
+
+    def on_nodes(op: CommOp) -> CommOp:
+        call = op.collective
+        if call.copies:
+            call = call.merged_over(len({rank // gpus_per_node for rank in groups[op.communicator]}))
+        if call.num_nodes != nodes[op.communicator]:
+            call = replace(call, num_nodes=nodes[op.communicator])
+        return op if call is op.collective else replace(op, collective=moved.setdefault(call, call))
+
+    for op in ops:
+        if isinstance(op, CommOp) and id(op) not in placed:
+            placed[id(op)] = on_nodes(op)
+    return tuple([placed.get(id(op), op) for op in ops])
 
 
 def _num_nodes(ranks: tuple[int, ...], gpus_per_node: int) -> int | None:

@@ -60,6 +60,16 @@ class Iteration:
         return f"{name!r} waits for {dep!r}, not issued before it: a cycle, or operators out of order"
 
     @property
+    def layers(self) -> tuple[int, ...]:
+        """The layer of every operator, -1 where there is none."""
+        return tuple([-1 if op.origin.layer is None else op.origin.layer for op in self.ops])
+
+    @property
+    def batches(self) -> tuple[int, ...]:
+        """The micro-batch of every operator."""
+        return tuple([op.origin.microbatch for op in self.ops])
+
+    @property
     def computations(self) -> tuple[CompOp, ...]:
         """The computations in issue order."""
         return tuple(op for op in self.ops if isinstance(op, CompOp))

@@ -163,6 +163,7 @@ def operators_of_preset(preset: str) -> OperatorConstants | None:
         raise JobError(f"cluster file {preset!r}: operators: {error}") from None
 
 
+@cache
 def load_framework(name: str) -> FrameworkConstants:
     """The framework of that name.
 

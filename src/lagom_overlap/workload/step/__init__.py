@@ -1,6 +1,6 @@
 """Training steps of named models, as their frameworks issue them: one builder for every verb."""
 
-from lagom_overlap.workload.step.build import build_step, program_step
+from lagom_overlap.workload.step.build import StepBuilder, build_step, program_step
 from lagom_overlap.workload.step.rules import (
     DDP,
     DEEPSPEED,
@@ -27,6 +27,7 @@ __all__ = [
     "RULES",
     "Accumulation",
     "IssueRules",
+    "StepBuilder",
     "Unit",
     "build_step",
     "load_rules",

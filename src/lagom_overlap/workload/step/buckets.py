@@ -58,6 +58,10 @@ class Buckets:
     def after_forward(self, units: Sequence[ParamUnit]) -> None:
         """They stay so."""
 
+    def listens(self, batch: int) -> bool:
+        """Buckets fill in the last micro-batch."""
+        return batch == self._comms.num_batches - 1
+
     def gradient(self, unit: ParamUnit, weight: Weight, batch: int) -> None:
         """A gradient goes to the bucket of its ranks; the last matrix of a unit takes its small parameters along."""
         comms = self._comms

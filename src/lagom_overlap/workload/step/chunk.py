@@ -3,6 +3,7 @@
 Predictions and the head may be in different chunks: the losses of all are made where the head is.
 """
 
+from lagom_overlap.workload.parallel.stage import expert_params_per_gpu, layer_params_per_gpu
 from lagom_overlap.workload.step.operators import StepShape
 from lagom_overlap.workload.step.units import (
     ParamUnit,
@@ -34,6 +35,10 @@ class Chunk:
         first = model.num_layers
         self.mtp_layers = [range(first + depth * each, first + (depth + 1) * each) for depth in depths]
         self.own_layers = [layer for layer in layers if layer < first]
+        sizes = {
+            kind: (layer_params_per_gpu(model, shape.layout, kind), expert_params_per_gpu(model, shape.layout, kind))
+            for kind in set(self.kinds.values())
+        }
         self.weights: dict[int, dict[str, Weight]] = {}
         self.units: dict[int, list[ParamUnit]] = {}
         for layer, kind in self.kinds.items():
@@ -41,7 +46,7 @@ class Chunk:
                 self.weights[layer], self.units[layer] = self.weights[layer - each], self.units[layer - each]
                 continue
             self.weights[layer] = layer_weights(model, shape.layout, kind, joint=joint)
-            self.units[layer] = layer_units(model, shape.layout, layer, list(self.weights[layer].values()), shape.unit)
+            self.units[layer] = layer_units(layer, list(self.weights[layer].values()), shape.unit, *sizes[kind])
         held = [mtp_unit(model, shape.layout, depth) for depth in depths[: model.num_mtp_held]]
         self.mtp_units = held * len(depths) if model.mtp_repeats else held
         self.tables = table_units(
@@ -85,6 +90,8 @@ class Chunk:
 
     def silent_in(self, layer: int) -> frozenset[str]:
         """The same of a layer: all of one that an earlier prediction runs too, whose backward comes later."""
+        if not self.mtp_units:
+            return frozenset()
         numbers = [number for number, units in self.units.items() if units is self.units[layer]]
         return frozenset(self.weights[layer]) if layer != numbers[0] else frozenset()
 

@@ -102,7 +102,7 @@ class ExpertOps(StepOps):
             return name
         # Two micro-batches take turns: who reads this comes one turn later, with the other one's computations between.
         if self._batch:
-            self._graph.hold_back(COMPUTE, [f"mb{self._batch - 1}.{name.partition('.')[2]}"])
+            self._graph.hold_back(COMPUTE, [self._earlier + name.removeprefix(self._prefix)])
         return source
 
     def _over_tensor(self, part: str, kind: CollectiveKind, source: str, phase: Phase) -> str:

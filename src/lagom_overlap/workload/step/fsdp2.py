@@ -27,6 +27,7 @@ class Fsdp2:
     def __init__(self, comms: StepCollectives, order: Sequence[ParamUnit], *, explicit: int | None) -> None:
         self._comms, self._graph, self._explicit = comms, comms.graph, explicit
         self._order = [unit for unit in order if not unit.is_root]
+        self._places = {unit.key: place for place, unit in enumerate(self._order)}
         self._roots = [unit for unit in order if unit.is_root]
         self._pending: dict[str, str] = {}
         self._ready: dict[str, str] = {}
@@ -58,7 +59,7 @@ class Fsdp2:
         """What is unsharded after a unit's copy-out: nothing in forward, unless it is asked for."""
         backward = phase is Phase.BACKWARD
         count = (1 if backward else 0) if self._explicit is None else self._explicit
-        place = len(self._order) if unit.is_root else self._order.index(unit)
+        place = len(self._order) if unit.is_root else self._places[unit.key]
         for step in range(1, count + 1):
             other = place - step if backward else place + step
             if 0 <= other < len(self._order) and not (unit.is_root and not backward):
@@ -112,6 +113,10 @@ class Fsdp2:
         for unit in units:
             if not unit.is_root and self._comms.shape.layout.zero_stage == 3:
                 self._ready.pop(unit.key, None)
+
+    def listens(self, batch: int) -> bool:
+        """Gradients travel when the unit's backward has ended."""
+        return False
 
     def gradient(self, unit: ParamUnit, weight: Weight, batch: int) -> None:
         """Gradients travel when the unit's backward has ended."""

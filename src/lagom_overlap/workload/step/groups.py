@@ -1,6 +1,6 @@
 """The communicators of rank 0 and their ranks: tensor, context, data, pipeline, as Megatron lays them out."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from lagom_overlap.collective import Collective, CollectiveKind
@@ -34,15 +34,16 @@ class StepGroups:
     context: int = 1
     expert_tensor: int | None = None
     tied_stage: int | None = None
+    _sizes: dict[str, tuple[int, int]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _calls: dict[tuple[object, ...], Collective] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def _size_and_stride(self, group: str) -> tuple[int, int]:
-        if group == TENSOR:
-            return self.tensor, 1
+    def __post_init__(self) -> None:
         data = self.shard * self.replicas
         cut = self.tensor if self.expert_tensor is None else self.expert_tensor
         sharers = self.tensor // cut * data
         tied_stage = self.pipeline - 1 if self.tied_stage is None else self.tied_stage
-        return {
+        sizes = {  # with strides
+            TENSOR: (self.tensor, 1),
             SHARDS: (self.shard, self.tensor),
             REPLICAS: (self.replicas, self.tensor * self.shard),
             CONTEXT: (self.context, self.tensor),
@@ -50,17 +51,21 @@ class StepGroups:
             EXPERT_REPLICAS: (sharers // self.expert, cut * self.expert),
             PIPELINE: (self.pipeline, self.tensor * data),
             TIED: (2, self.tensor * data * max(1, tied_stage)),
-        }[group]
+        }
+        self._sizes.update(sizes)
 
     def size(self, group: str) -> int:
         """Ranks of a group."""
-        return self._size_and_stride(group)[0]
+        return self._sizes[group][0]
 
     def ranks(self, group: str) -> tuple[int, ...]:
         """The global ranks of the group that rank 0 is in."""
-        size, stride = self._size_and_stride(group)
+        size, stride = self._sizes[group]
         return tuple(range(0, size * stride, stride))
 
     def collective(self, kind: CollectiveKind, num_bytes: int, group: str, copies: int = 0) -> Collective:
         """A collective of `num_bytes` (as `Collective` counts them) over a group; a transfer is between neighbours."""
-        return Collective(kind, max(1, num_bytes), self.size(group), copies=copies)
+        key = kind, num_bytes, group, copies
+        if key not in self._calls:
+            self._calls[key] = Collective(kind, max(1, num_bytes), self.size(group), copies=copies)
+        return self._calls[key]

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from lagom_overlap.collective import CollectiveKind
-from lagom_overlap.workload.ops import MemoryBound, Origin, Phase
+from lagom_overlap.workload.ops import Origin, Phase
 from lagom_overlap.workload.sharding import ShardSpec
 from lagom_overlap.workload.step.axes import moved_axes
 from lagom_overlap.workload.step.graph import StepGraph
 from lagom_overlap.workload.step.groups import EXPERT_REPLICAS, REPLICAS, SHARDS
-from lagom_overlap.workload.step.operators import StepShape
+from lagom_overlap.workload.step.operators import StepShape, memory_bound
 from lagom_overlap.workload.step.rules import IssueRules
 from lagom_overlap.workload.step.units import ParamUnit, Unit, Weight
 from lagom_overlap.workload.streams import COMPUTE
@@ -32,6 +32,9 @@ class Issuer(Protocol):
 
     def after_forward(self, units: Sequence[ParamUnit]) -> None:
         """The forward of a layer or a table has been issued."""
+
+    def listens(self, batch: int) -> bool:
+        """Whether it is told of gradients in a micro-batch, and may issue something then."""
 
     def gradient(self, unit: ParamUnit, weight: Weight, batch: int) -> None:
         """A matrix's gradient has been issued."""
@@ -163,4 +166,4 @@ class StepCollectives:
 
     def copy(self, name: str, num_bytes: int, origin: Origin, deps: Sequence[str], stream: str = COMPUTE) -> str:
         """A copy of memory."""
-        return self.graph.comp(name, MemoryBound(max(1, num_bytes)), origin, deps, stream=stream)
+        return self.graph.comp(name, memory_bound(max(1, num_bytes)), origin, deps, stream=stream)

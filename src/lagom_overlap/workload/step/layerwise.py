@@ -19,6 +19,7 @@ class Layerwise:
     def __init__(self, comms: StepCollectives, order: Sequence[ParamUnit], *, prefetch: int) -> None:
         self._comms, self._graph = comms, comms.graph
         self._order, self._prefetch = [unit for unit in order if not unit.is_root], prefetch
+        self._places = {unit.key: place for place, unit in enumerate(self._order)}
         self._stage = comms.shape.layout.zero_stage
         self._ready: dict[str, str] = {}
         self._last = comms.num_batches - 1
@@ -42,7 +43,7 @@ class Layerwise:
     def _ahead(self, unit: ParamUnit, phase: Phase, batch: int) -> None:
         backward = phase is Phase.BACKWARD
         ends = len(self._order) if backward else -1
-        place = ends if unit.is_root else self._order.index(unit)
+        place = ends if unit.is_root else self._places[unit.key]
         for step in range(1, self._prefetch + 1):
             other = place - step if backward else place + step
             if 0 <= other < len(self._order):
@@ -64,6 +65,10 @@ class Layerwise:
             for unit in units:
                 if unit is not self._order[-1] and not unit.is_root:
                     self._ready.pop(unit.key, None)
+
+    def listens(self, batch: int) -> bool:
+        """Gradients travel when the unit's backward has ended."""
+        return False
 
     def gradient(self, unit: ParamUnit, weight: Weight, batch: int) -> None:
         """Gradients travel when the unit's backward has ended."""

@@ -23,7 +23,7 @@ class MtpOps(TableOps):
         self, graph: StepGraph, shape: StepShape, *, depth: int, layer: int, batch: int, weights: dict[str, Weight]
     ) -> None:
         super().__init__(graph, shape, layer=layer, batch=batch, weights=weights)
-        self._prefix, self._module = f"mb{batch}.mtp{depth}.", f"mtp.{depth}."
+        self.name_within(f"mb{batch}.mtp{depth}.", f"mb{batch - 1}.mtp{depth}.", f"mtp.{depth}.")
 
     def enter(self, hidden: str) -> str:
         """What the prediction's layers read, of the hidden state before them."""

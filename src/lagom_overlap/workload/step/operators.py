@@ -93,11 +93,15 @@ class StepOps:
         self._heads = max(1, shape.model.num_heads // tensor)
         self._kv_heads = max(1, shape.model.num_kv_heads // tensor)
         self._again = False
-        self._prefix = f"mb{batch}.{'head' if layer is None else f'layer{layer}'}."
-        self._module = "head." if layer is None else f"layers.{layer}."
+        key, module = ("head", "head") if layer is None else (f"layer{layer}", f"layers.{layer}")
+        self.name_within(f"mb{batch}.{key}.", f"mb{batch - 1}.{key}.", f"{module}.")
         self.made: dict[str, str] = {}
         self.on_gradient = _ignore
         self.silent: frozenset[str] = frozenset()
+
+    def name_within(self, prefix: str, earlier: str, module: str) -> None:
+        """What the names of operators begin with, here and in the micro-batch before, and their modules."""
+        self._prefix, self._earlier, self._module = prefix, earlier, module
 
     def _name(self, part: str) -> str:
         return f"{self._prefix}{part}_again" if self._again else self._prefix + part
@@ -329,7 +333,7 @@ class StepOps:
         moved = max(1, int(num_bytes * self._element_bytes) // 2)
         self.made[part] = self._graph.comp(
             self._name(part),
-            _memory_bound(moved, access, num_launches),
+            memory_bound(moved, access, num_launches),
             self._origin(phase, part),
             also,
             shards=elementwise_axes(sources, rows, columns if both else None),
@@ -436,7 +440,7 @@ class StepOps:
 
 # Layers and micro-batches repeat their works: each is checked and built once.
 _gemm = lru_cache(maxsize=4096)(Gemm)
-_memory_bound = lru_cache(maxsize=4096)(MemoryBound)
+memory_bound = lru_cache(maxsize=4096)(MemoryBound)
 
 
 def _parts(weight: Weight, outputs: int | None = None) -> list[tuple[str, int]]:

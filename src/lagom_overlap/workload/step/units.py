@@ -8,7 +8,7 @@ from lagom_overlap.workload.layer_kinds import LayerKind, Mixer, Mlp
 from lagom_overlap.workload.models import TransformerModel
 from lagom_overlap.workload.ops import Phase
 from lagom_overlap.workload.parallel.layout import ParallelLayout
-from lagom_overlap.workload.parallel.stage import expert_params_per_gpu, layer_params_per_gpu, mtp_params_per_gpu
+from lagom_overlap.workload.parallel.stage import mtp_params_per_gpu
 
 
 class Unit(StrEnum):
@@ -117,9 +117,9 @@ def _joined(name: str, inputs: int, columns: dict[str, int], *, joint: bool) -> 
 
 
 def layer_units(
-    model: TransformerModel, layout: ParallelLayout, layer: int, weights: Sequence[Weight], unit: Unit
+    layer: int, weights: Sequence[Weight], unit: Unit, num_params: int, num_expert_params: int
 ) -> list[ParamUnit]:
-    """The units of a layer; with units of a matrix the small parameters do not travel."""
+    """The units of a layer of so many parameters, of which experts'; units of a matrix have no small parameters."""
     module = f"layers.{layer}"
     if unit is Unit.MATRIX:
         return [
@@ -127,10 +127,8 @@ def layer_units(
             for w in weights
         ]
     experts = [weight for weight in weights if weight.is_expert]
-    kind = model.kind_of(layer)
-    num_expert_params = expert_params_per_gpu(model, layout, kind)
-    dense = layer_params_per_gpu(model, layout, kind) - num_expert_params
-    units = [ParamUnit(f"layer{layer}", module, layer, [w for w in weights if not w.is_expert], dense)]
+    dense = [weight for weight in weights if not weight.is_expert]
+    units = [ParamUnit(f"layer{layer}", module, layer, dense, num_params - num_expert_params)]
     if experts:
         units.append(
             ParamUnit(f"layer{layer}.experts", f"{module}.experts", layer, experts, num_expert_params, is_expert=True)
