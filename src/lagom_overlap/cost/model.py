@@ -63,6 +63,9 @@ SLOW_LINK_BYTES_PER_S: Final = 12 * GB_PER_S
 """NCCL 2.18.3, tuning.cc: 256 threads where the ring is no faster than PCI_BW = 12 GB/s, else 512."""
 
 
+_UNTOUCHED: Final = CommConfig()
+
+
 @dataclass(frozen=True, slots=True)
 class RunningTimes:
     """Whole-operator times (s) while a set of operators runs together: per kernel, per collective."""
@@ -74,6 +77,12 @@ class RunningTimes:
 @lru_cache(maxsize=64)
 def _kernels_by(*priced_by: object) -> dict[Work, Kernel]:
     """The kernels of works, by all that prices them: layouts of one model run the same ones."""
+    return {}
+
+
+@lru_cache(maxsize=64)
+def _untouched_by(*priced_by: object) -> dict[Collective, CollectiveCost]:
+    """The costs of collectives that nobody touched, by all that prices them."""
     return {}
 
 
@@ -97,6 +106,7 @@ class ContentionModel:
     memory_efficiency: float = 1.0
     rank_skew_s: float = 0.0
     _kernels: dict[Work, Kernel] = field(init=False, repr=False, compare=False)
+    _untouched: dict[Collective, CollectiveCost] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "profile", self.profile.on_gpu(self.cluster.gpu.name))
@@ -105,6 +115,7 @@ class ContentionModel:
         carved, gpu = self.persistent_carve_out_sms, self.cluster.gpu
         priced_by = gpu, self.operators, self.profile, self.memory_efficiency, carved
         object.__setattr__(self, "_kernels", _kernels_by(*priced_by))
+        object.__setattr__(self, "_untouched", _untouched_by(self.cluster, self.profile, self.rank_skew_s))
         if carved is not None and not 0 <= carved < gpu.num_sms:
             raise JobError(f"cost.sm_carveout is {carved}, must lie in 0..{gpu.num_sms - 1} on {gpu.name}")
 
@@ -232,8 +243,13 @@ class ContentionModel:
         Raises:
             SpaceError: if the configuration cannot run.
         """
-        cost = collective_cost(collective, self.effective(collective, config), self.cluster, self.profile)
-        return replace(cost, skew_s=self.rank_skew_s) if self.rank_skew_s else cost
+        known = self._untouched.get(collective) if config == _UNTOUCHED else None
+        if known is None:
+            known = collective_cost(collective, self.effective(collective, config), self.cluster, self.profile)
+            known = replace(known, skew_s=self.rank_skew_s) if self.rank_skew_s else known
+            if config == _UNTOUCHED:
+                self._untouched[collective] = known
+        return known
 
     def kernel_seconds(
         self, kernel: Kernel, *, num_channels: int = 0, traffic_bytes_per_s: float = 0.0, fifo_bytes: float = 0.0

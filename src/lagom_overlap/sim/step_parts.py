@@ -119,7 +119,8 @@ class SimulatedStep:
 
     def op(self, number: int) -> Op:
         """The operator of that place in issue order."""
-        return self.columns.distinct[self.columns.of[number]]
+        found: Op = self.columns.distinct[int(self.columns.of[number])]
+        return found
 
     def lasted_s(self, number: int) -> float:
         """From its start to its end."""

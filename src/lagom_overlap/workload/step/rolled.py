@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from operator import add
 from typing import Final, NamedTuple
 
 from lagom_overlap.hardware import Cluster
@@ -100,7 +101,7 @@ class RolledStep:
     def earlier(self) -> tuple["array[int]", "array[int]"]:
         """Of each operator how many it waits for, and how far before it each of them was issued."""
         waits, order = self.rows.waits, self.rows.order
-        numbers = [len(one) + len(other) for one, other in zip(waits, order, strict=True)]
+        numbers = map(add, map(len, waits), map(len, order))
         return array("i", numbers), array("i", chain.from_iterable(chain.from_iterable(zip(waits, order, strict=True))))
 
     def unrolled(self) -> IssuedStep:
