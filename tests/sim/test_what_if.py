@@ -122,7 +122,7 @@ MIXTURE = {"data": 8, "expert": 8, "global_batch": 16, "tensor": 2}
 @pytest.mark.parametrize(
     ("framework", "stage", "offered"),
     [
-        ("megatron", 1, {"overlap_experts", "dispatcher", "async_tensor"}),
+        ("megatron", 1, {"overlap_experts", "dispatcher", "overlap_tensor"}),
         ("torchtitan", 3, {"dispatcher", "prefetch"}),
         ("fsdp2", 3, {"prefetch"}),
         ("deepspeed", 3, {"prefetch"}),
@@ -133,7 +133,8 @@ def test_no_flag_is_offered_that_the_framework_lacks(framework: str, stage: int,
         "job": {"name": "toy"},
         "model": {"name": "mixtral-8x7b", "seq_len": 4096},
         "cluster": {"preset": "gb200"},
-        "parallel": MIXTURE | {"framework": framework, "zero_stage": stage},
+        "parallel": MIXTURE
+        | {"framework": framework, "zero_stage": stage, "sequence_parallel": framework == "megatron"},
     }
     answers = run_simulate(SimulateRequest(spec=parse_job(raw, "job.toml"))).what_ifs
     keys = {answer.setting.split()[1] for answer in answers if answer.setting.startswith("[parallel] ")}
