@@ -65,7 +65,7 @@ def test_unknown_keys_missing_files_and_broken_operators_are_named(tmp_path: Pat
     with pytest.raises(JobError, match="is not TOML"):
         load_preset(str(path))
     path.write_text("name = 3")
-    with pytest.raises(JobError, match="is no model"):
+    with pytest.raises(JobError, match="name is 3, must be text"):
         load_model(str(path))
     path.write_text("layers = 3")
     with pytest.raises(JobError, match="unknown key 'layers'"):

@@ -78,7 +78,7 @@ def test_zero_stage_2_is_captured_with_reduce_scatters_and_gathered_parameters(t
         ("auto = [4]\ntensor = 2", "", "parallel.tensor has no meaning with it"),
         ("auto = [1]", "", "auto"),
         ("auto = [2, 2, 2]", "", "auto"),
-        ("auto = [4]", '[plan]\nmemory_limit = "1 MiB"', "memory_limit is 1 MiB: the leanest sharding"),
+        ("auto = [4]", '[plan]\nmemory_limit = "1 MiB"', r"memory_limit is 1\.0 MB: the leanest sharding"),
         ("data = 4\nzero_stage = 1\ntensor = 2", "", "parallel.tensor must be 1"),
     ],
 )
