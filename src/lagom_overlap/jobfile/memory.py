@@ -77,7 +77,7 @@ def _advice(job: JobStep, limit: int) -> str:
         return "no key of [parallel] lessens that on as many GPUs: use more of them"
     if least <= limit:
         return f"it fits with all of {words(taken)} ({format_memory(least)})"
-    return f"{words(taken)} lessen that to {format_memory(least)}: use more GPUs too"
+    return f"with {words(taken)} it is still {format_memory(least)}: use more GPUs too"
 
 
 def _toml(value: object) -> str:
