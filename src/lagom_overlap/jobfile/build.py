@@ -248,6 +248,7 @@ _LATER_FIELDS: Final = {
     "access": ({"num_bytes"}, "stream"),
     "num_launches": ({"num_bytes", "m"}, 1),
     "result_bytes": ({"m"}, None),
+    "chunked": ({"m"}, False),
     "copies": ({"num_ranks"}, 0),
     "rank_bytes": ({"num_ranks"}, 0),
 }

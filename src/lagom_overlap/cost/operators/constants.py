@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
+from math import inf
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,7 +32,7 @@ class OperatorConstants:
     MFU refers to. `rearranged_share` is what kernels that rearrange reach of the stream's rate. `sustained_share` is
     what products keep of their rates through a whole training step, where power and heat hold the clock down and tiles
     are not always the fastest. Both are 1 where no step was measured. `chunk_flops` is what an SM reaches in the
-    products of a scan's chunks (`Gemm.chunked`), None where nothing holds them back.
+    products of a scan's chunks (`Gemm.chunked`), infinite where nothing holds them back.
     """
 
     name: str
@@ -45,7 +46,7 @@ class OperatorConstants:
     attention_rows: int = 128
     rearranged_share: float = 1.0
     sustained_share: float = 1.0
-    chunk_flops: float | None = None
+    chunk_flops: float = inf
 
     def __post_init__(self) -> None:
         if self.attention_rows < 1:
@@ -58,11 +59,12 @@ class OperatorConstants:
             "peak_flops",
             "rearranged_share",
             "sustained_share",
-            "chunk_flops",
         ):
             value = getattr(self, field)
-            if value is not None and not 0 < value < float("inf"):
+            if not 0 < value < float("inf"):
                 raise ValueError(f"operators of {self.name!r}: {field} is {value}, must be positive and finite")
+        if not self.chunk_flops > 0:
+            raise ValueError(f"operators of {self.name!r}: chunk_flops is {self.chunk_flops}, must be positive")
 
     def in_training(self) -> "OperatorConstants":
         """The same GPU in the middle of a training step."""

@@ -101,7 +101,7 @@ class OperatorTimes:
             l2_bytes=self.gpu.l2_bytes,
             constants=self.constants.gemm,
         )
-        if not gemm.chunked or self.constants.chunk_flops is None:
+        if not gemm.chunked:
             return time
         chunked_s = self.constants.gemm.launch_s + gemm.flops / (self.constants.chunk_flops * self.gpu.num_sms)
         return replace(time, alone_s=max(time.alone_s, chunked_s))

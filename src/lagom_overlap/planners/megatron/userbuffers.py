@@ -113,7 +113,7 @@ def contended(problem: PlanProblem, flags: MegatronFlags, price: FrameworkModel,
     """
     planned = _joined_in_place(Megatron(flags).step(problem))
     model = price.model
-    registered = RegisteredBuffers(*(getattr(model, field.name) for field in fields(model)))
+    registered = RegisteredBuffers(*(getattr(model, field.name) for field in fields(model) if field.init))
     settings = _settings(problem, planned, flags, registered, sharp)
     simulator = FrameworkModel(registered, price.constants).simulator(one_at_a_time(planned))
     return Contended(iteration=planned, configs=settings, timeline=simulator.timeline(settings))
