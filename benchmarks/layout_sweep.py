@@ -125,6 +125,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--one-round", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
+    if min(arguments.layouts, arguments.rounds) < 1:
+        parser.error("--layouts and --rounds must be at least 1")
     if arguments.one_round:
         print(json.dumps(one_round(arguments.framework, arguments.layouts)))
         return 0

@@ -138,7 +138,7 @@ static ncclResult_t init_job(void* argument) {
     bool denied[5][7][3];
     const char* unread = settings_deny(model_release(), denied);
     if (unread) return comm_fail(comm, ncclInvalidUsage, "%s=%s: unknown name or missing kind", unread, getenv(unread));
-    comm->decider = model_decider(comm->num_ranks, comm->num_nodes, comm->hash, comm->limits);
+    comm->decider = model_decider(comm->num_ranks, comm->num_nodes, comm->hash, comm->limits, denied);
     if (!comm->decider) return comm_fail(comm, ncclInternalError, "the tuner plug-in could not be initialized");
   }
   if (comm->num_ranks > 1) profiler_begin(comm);

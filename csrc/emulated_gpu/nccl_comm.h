@@ -97,7 +97,7 @@ void log_tuner_line(int level, unsigned long subsystems, const char* text);
 
 // nccl_model.c
 int model_release(void);
-fake_comm* model_decider(int num_ranks, int num_nodes, uint64_t comm_id, channel_limits limits);
+fake_comm* model_decider(int num_ranks, int num_nodes, uint64_t comm_id, channel_limits limits, const bool denied[5][7][3]);
 
 // nccl_settings.c. `settings_deny` returns the name of the variable that cannot be read, or NULL.
 const char* settings_deny(int release, bool denied[5][7][3]);

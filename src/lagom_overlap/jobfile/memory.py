@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Final
 
 from lagom_overlap.errors import JobError, LagomError
+from lagom_overlap.hardware import Gpu
 from lagom_overlap.jobfile.step import JobStep
 from lagom_overlap.units import format_memory
 from lagom_overlap.workload.parallel import ParallelLayout, Recompute
@@ -41,6 +42,12 @@ def check_memory(job: JobStep) -> None:
             f"parallel: stage {rank} needs {format_memory(worst.total_bytes)} per GPU, {gpu.name} has "
             f"{format_memory(gpu.memory_bytes)} ({words}); {_advice(job, gpu.memory_bytes)}"
         )
+
+
+def beyond_note(peak_bytes: int, gpu: Gpu) -> tuple[str, ...]:
+    """That a captured step holds more than its GPU has, which is told and not refused; nothing where it fits."""
+    more = peak_bytes - gpu.memory_bytes
+    return () if more <= 0 else (f"It does not fit: {format_memory(more)} more than {gpu.name} has.",)
 
 
 def frees_nothing(job: JobStep) -> bool:

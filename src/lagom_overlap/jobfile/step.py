@@ -12,7 +12,6 @@ from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import Cluster, Gpu, load_preset
 from lagom_overlap.jobfile.spec import JobSpec, ModelTable, ParallelTable, size_bytes
 from lagom_overlap.sim.training import TrainingSimulator
-from lagom_overlap.units import format_memory
 from lagom_overlap.workload.issued import IssuedStep
 from lagom_overlap.workload.models import TransformerModel, load_model
 from lagom_overlap.workload.parallel import Dispatcher, ParallelLayout, StageMemory, plan_stages, stage_memory
@@ -84,12 +83,6 @@ class JobStep:
     def fits(self) -> bool:
         """Whether every GPU has that much memory."""
         return self.most_bytes <= self.cluster.gpu.memory_bytes
-
-
-def beyond_note(peak_bytes: int, gpu: Gpu) -> tuple[str, ...]:
-    """That a captured step holds more than its GPU has, which is told and not refused; nothing where it fits."""
-    more = peak_bytes - gpu.memory_bytes
-    return () if more <= 0 else (f"It does not fit: {format_memory(more)} more than {gpu.name} has.",)
 
 
 def layout_of(parallel: ParallelTable) -> ParallelLayout:

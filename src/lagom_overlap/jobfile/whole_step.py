@@ -12,9 +12,9 @@ from typing import Final
 from lagom_overlap.collective import Collective, CommConfig, launch_of
 from lagom_overlap.errors import SpaceError
 from lagom_overlap.jobfile.build import cluster_of, contention_model_of, iteration_of
-from lagom_overlap.jobfile.memory import check_memory
+from lagom_overlap.jobfile.memory import beyond_note, check_memory
 from lagom_overlap.jobfile.spec import JobSpec
-from lagom_overlap.jobfile.step import beyond_note, job_step
+from lagom_overlap.jobfile.step import job_step
 from lagom_overlap.planners.memory import peak_of_spans
 from lagom_overlap.sim import IterationSimulator
 from lagom_overlap.tuners.base import Problems

@@ -14,8 +14,8 @@ from lagom_overlap.engines.fx.commands import PlanRun
 from lagom_overlap.engines.fx.fsdp2_settings import Fsdp2Settings
 from lagom_overlap.errors import BackendError, JobError, WrongResultError
 from lagom_overlap.interrupts import held_back
+from lagom_overlap.jobfile.memory import beyond_note
 from lagom_overlap.jobfile.registry import check_planner_name, make_planner
-from lagom_overlap.jobfile.step import beyond_note
 from lagom_overlap.planners.base import Plan
 from lagom_overlap.planners.carriers import SETTINGS_PLANNERS, Carrier
 from lagom_overlap.planners.deadline import Work, ended_by_ctrl_c

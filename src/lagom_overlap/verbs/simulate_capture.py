@@ -9,8 +9,9 @@ from lagom_overlap.cost.profile import load_profile
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import Cluster, load_preset
 from lagom_overlap.jobfile.build import contention_model_of
+from lagom_overlap.jobfile.memory import beyond_note
 from lagom_overlap.jobfile.spec import JobSpec
-from lagom_overlap.jobfile.step import beyond_note, capture_of
+from lagom_overlap.jobfile.step import capture_of
 from lagom_overlap.planners.memory import peak_of_spans
 from lagom_overlap.planners.simulated import stands_still_s
 from lagom_overlap.record import create_folder, describe_machine, package_versions, utc_now, write_private

@@ -20,7 +20,7 @@ from lagom_overlap.workload.step.operators import StepOps, StepShape
 from lagom_overlap.workload.step.rolled import Scope
 from lagom_overlap.workload.step.rules import IssueRules, Sharding
 from lagom_overlap.workload.step.tables import TableOps
-from lagom_overlap.workload.step.tape import GRADIENT, INPUT, LayerTape, LayerTapes, Part, outside_of
+from lagom_overlap.workload.step.tape import GRADIENT, INPUT, LayerTape, LayerTapes, LayerUse, Part, outside_of
 from lagom_overlap.workload.step.units import ParamUnit, Weight
 from lagom_overlap.workload.streams import COMPUTE
 
@@ -140,9 +140,16 @@ class StageBuild:
         return scope.name_of(tape.input_gradient)
 
     def _tape(self, chunk: Chunk, layer: int, batch: int) -> LayerTape:
-        silent, cuts = chunk.silent_in(layer), self._issuer.listens(batch)
         return self._tapes.of(
-            chunk.kinds[layer], layer, batch, chunk.weights[layer], chunk.units[layer], silent=silent, cuts=cuts
+            LayerUse(
+                kind=chunk.kinds[layer],
+                layer=layer,
+                batch=batch,
+                weights=chunk.weights[layer],
+                units=chunk.units[layer],
+                silent=chunk.silent_in(layer),
+                cuts=self._issuer.listens(batch),
+            )
         )
 
     def _play(self, parts: Sequence[Part], chunk: Chunk, layer: int, batch: int, outside: dict[str, str]) -> Scope:

@@ -160,6 +160,19 @@ class _Recorder(StepGraph):
         return found
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerUse:
+    """A layer in a micro-batch; with `cuts` something may be issued where a gradient is ready."""
+
+    kind: LayerKind
+    layer: int
+    batch: int
+    weights: Mapping[str, Weight]
+    units: Sequence[ParamUnit]
+    silent: frozenset[str]
+    cuts: bool
+
+
 class LayerTapes:
     """The tapes of a step's layers, each recorded when a layer first asks for it.
 
@@ -171,56 +184,39 @@ class LayerTapes:
         self._shape = shape
         self._found: dict[tuple[object, ...], LayerTape] = {}
 
-    def of(
-        self,
-        kind: LayerKind,
-        layer: int,
-        batch: int,
-        weights: Mapping[str, Weight],
-        units: Sequence[ParamUnit],
-        *,
-        silent: frozenset[str],
-        cuts: bool,
-    ) -> LayerTape:
-        """The tape of a layer in a micro-batch; with `cuts` something may be issued where a gradient is ready.
+    def of(self, use: LayerUse) -> LayerTape:
+        """The tape of a layer in a micro-batch.
 
         A layer's operators follow from its kind, the step's shape and what the key has.
         """
         layout, shape = self._shape.layout, self._shape
-        every_second = layout.recompute is Recompute.LAYERS and layer % 2
+        every_second = layout.recompute is Recompute.LAYERS and use.layer % 2
         # Matrices are cast in the first micro-batch; from the second on all-to-alls wait for those of the one before.
-        is_later = batch > 0 and (shape.casts.keeps_weights or layout.overlap_experts)
-        key = kind, every_second, is_later, silent, cuts, tuple([len(weight.partial) for weight in weights.values()])
+        is_later = use.batch > 0 and (shape.casts.keeps_weights or layout.overlap_experts)
+        partial = tuple([len(weight.partial) for weight in use.weights.values()])
+        key = use.kind, every_second, is_later, use.silent, use.cuts, partial
         found = self._found.get(key)
         if found is None:
-            found = self._found[key] = self._record(kind, layer, batch, weights, units, silent=silent, cuts=cuts)
+            found = self._found[key] = self._record(use)
         return found
 
-    def _record(
-        self,
-        kind: LayerKind,
-        layer: int,
-        batch: int,
-        weights: Mapping[str, Weight],
-        units: Sequence[ParamUnit],
-        *,
-        silent: frozenset[str],
-        cuts: bool,
-    ) -> LayerTape:
-        recorder = _Recorder(self.works, cuts=cuts)
+    def _record(self, use: LayerUse) -> LayerTape:
+        recorder = _Recorder(self.works, cuts=use.cuts)
         inside = {}
-        for unit in units:
-            phases = (Phase.FORWARD, batch), (Phase.BACKWARD, batch)
+        for unit in use.units:
+            phases = (Phase.FORWARD, use.batch), (Phase.BACKWARD, use.batch)
             gathered = dict(zip(phases, _gathered_names(unit), strict=True))
             for weight in unit.weights:
                 before = [_before(weight.name)]
                 partial = [f"@{weight.name}.partial{number}" for number in range(len(weight.partial))]
                 recorder.knows([*before, *partial])
                 inside[weight.name] = replace(weight, gathered=gathered.copy(), gradients=before, partial=partial)
-        inside = {name: inside[name] for name in weights}  # in the order of the layer
-        ops = _OPS.get(kind.mixer, LayerOps)(recorder, self._shape, layer=layer, batch=batch, weights=inside, kind=kind)
+        inside = {name: inside[name] for name in use.weights}  # in the order of the layer
+        ops = _OPS.get(use.kind.mixer, LayerOps)(
+            recorder, self._shape, layer=use.layer, batch=use.batch, weights=inside, kind=use.kind
+        )
         ops.name_within("", EARLIER, "")
-        ops.silent, ops.on_gradient = silent, recorder.gradient
+        ops.silent, ops.on_gradient = use.silent, recorder.gradient
         output = ops.forward(INPUT)
         forward = recorder.parts()
         ops.recompute()
@@ -233,7 +229,7 @@ class LayerTapes:
             backward=backward,
             output=output,
             input_gradient=input_gradient,
-            partial={name: inside[name].partial[-1] for name in sorted(silent)},
+            partial={name: inside[name].partial[-1] for name in sorted(use.silent)},
         )
 
 
