@@ -22,6 +22,7 @@ from lagom_overlap.workload.precision import DType, Precision, ProductFormat
 from measured_gpus import preset_of
 from measured_limits import check_forwards, check_step
 from measured_rows import BadRowError, NotModelledError, Row
+from training_steps import titan_pipelines
 from training_steps.case import StepCase
 from training_steps.recipes import Release, layout_of, recipe_of
 
@@ -183,6 +184,14 @@ def _torchtitan(row: Row) -> StepCase:
     data, context = _data(row, num_gpus), row.needed_count("cp", 1)
     if data * context % replicas:
         raise BadRowError(f"dp_replicate is {replicas}, must divide the {data * context} ranks that hold the same")
+    before_2025, schedule, chunks, micro_batch, laid_out = (
+        _is_before_2025(row), PipelineSchedule.ONE_F_ONE_B, 1, row.needed_count("micro_batch", 1), ""
+    )
+    if pipeline > 1:
+        schedule, chunks = titan_pipelines.schedule_of(row)
+        micro_batch = titan_pipelines.micro_batch_of(row, data, pipeline, before_2025=before_2025)
+        split = titan_pipelines.split_of(model.num_layers, pipeline * chunks, before_2025=before_2025)
+        laid_out = titan_pipelines.layout_text(split)
     layout = ParallelLayout(
         tensor=tensor,
         pipeline=pipeline,
@@ -190,12 +199,15 @@ def _torchtitan(row: Row) -> StepCase:
         context=context,
         expert=row.needed_count("ep", 1),
         whole_experts=model.num_experts > 0,
-        micro_batch=row.needed_count("micro_batch", 1),
+        micro_batch=micro_batch,
         global_batch=row.needed_count("global_batch"),
+        schedule=schedule,
+        chunks=chunks,
+        pipeline_layout=laid_out,
         recompute=_recompute(row),
         sequence_parallel=tensor > 1,
         overlap_tensor=tensor > 1 and row.text("async_tp").lower() == "yes",
-        zero_stage=3,
+        zero_stage=3 if pipeline == 1 else 2,
         replicate=replicas,
     )
     cluster = _cluster(row, num_gpus)
@@ -208,7 +220,7 @@ def _torchtitan(row: Row) -> StepCase:
         layout=layout,
         seq_len=row.needed_count("seq"),
         cluster=cluster,
-        framework=("torchtitan_blocks" if _is_before_2025(row) else "torchtitan_compiled")
+        framework=("torchtitan_blocks" if before_2025 else "torchtitan_compiled")
         if compiled
         else "torchtitan",
         precision=Precision(products=_products(row)),

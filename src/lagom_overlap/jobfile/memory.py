@@ -103,6 +103,8 @@ def _changes(job: JobStep, layout: ParallelLayout) -> Iterator[tuple[_Fields, Pa
             most = _most(job, other)
         except LagomError:
             continue
+        if other.zero_stage > job.rules.most_zero_stage(other.pipeline):
+            continue
         if other.tensor <= job.cluster.gpus_per_node and most < before:
             yield changed, other, most
 

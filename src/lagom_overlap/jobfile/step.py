@@ -68,9 +68,16 @@ class JobStep:
     def memories(self) -> Sequence[StageMemory]:
         """What one GPU of each stage holds at its peak."""
         stages = plan_stages(self.model, self.layout)
-        inside = self.rules.weighs_inside
         return [
-            stage_memory(self.model, self.layout, stage, self.seq_len, self.precision, weighs_inside=inside)
+            stage_memory(
+                self.model,
+                self.layout,
+                stage,
+                self.seq_len,
+                self.precision,
+                weighs_inside=self.rules.weighs_inside,
+                stays_whole=self.rules.stays_whole(self.layout),
+            )
             for stage in stages
         ]
 

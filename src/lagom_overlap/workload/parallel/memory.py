@@ -145,10 +145,15 @@ def stage_memory(
     precision: Precision = MIXED,
     *,
     weighs_inside: bool = False,
+    stays_whole: bool = False,
 ) -> StageMemory:
-    """The peak of one GPU of a stage."""
+    """The peak of one GPU of a stage.
+
+    `stays_whole`: between the first forward and the last backward gradients and parameters are whole under every
+    `zero_stage` (FSDP2 in a pipeline); only the optimizer is sharded then.
+    """
     element_bytes = precision.parameter.num_bytes
-    zero = layout.zero_stage
+    zero = min(layout.zero_stage, 1) if stays_whole else layout.zero_stage
     params, shard = stage.num_params, stage.shard_params(layout)
     in_flight = most_in_flight(stage_slots(layout, stage.rank))
     kinds = {model.kind_of(layer) for layers in stage.chunks for layer in layers}

@@ -87,6 +87,9 @@ class Buckets:
     def after_backward(self, units: Sequence[ParamUnit], batch: int) -> None:
         """Buckets close by their size alone."""
 
+    def after_chunk(self, units: Sequence[ParamUnit], batch: int) -> None:
+        """Buckets close by their size alone."""
+
     def _close(self, group: str, batch: int) -> None:
         comms, bucket = self._comms, self._open.pop(group)
         number = self._num_closed[group] = self._num_closed.get(group, 0) + 1

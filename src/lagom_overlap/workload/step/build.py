@@ -45,6 +45,12 @@ def _check(model: TransformerModel, layout: ParallelLayout, seq_len: int, rules:
     check_model(model, layout, seq_len)
     if rules.sharding is Sharding.FSDP2 and layout.replicas > 1 and layout.zero_stage < 2:
         raise JobError(f"parallel.zero_stage is {layout.zero_stage}: {rules.name} shards parameters, must be 2 or 3")
+    most = rules.most_zero_stage(layout.pipeline)
+    if layout.zero_stage > most:
+        raise JobError(
+            f"parallel.zero_stage is {layout.zero_stage}, must be at most {most} with pipeline = {layout.pipeline} and "
+            f"framework {rules.name}"
+        )
     if rules.sharding is Sharding.BUCKETS and layout.replicate > 1:
         raise JobError(
             f"parallel.replicate is {layout.replicate}, must be 1 with framework {rules.name}: hybrid sharding is "

@@ -6,6 +6,10 @@ this one. After a backward's copy-out the unit before it in forward's order is u
 reduction before, copy in, reduce on its own stream. With `prefetch` above 1, `set_modules_to_forward_prefetch` and
 `set_modules_to_backward_prefetch` name as many units; with explicit 1 the same is issued earlier.
 
+In a pipeline (`torch/distributed/pipelining/stage.py`, `backward_maybe_with_nosync`, `perform_reduce_grad`) backwards
+leave parameters whole and add whole gradients in the reductions' precision; behind a chunk's last backward its units
+are reduced one after the other.
+
 Departures: experts' units follow their layer's, as modules of their own would.
 """
 
@@ -33,6 +37,8 @@ class Fsdp2:
         self._ready: dict[str, str] = {}
         self._last_copy_out: str | None = None
         self._reductions: list[str] = []
+        self._stays_whole = comms.rules.stays_whole(comms.shape.layout)
+        self._sums: dict[str, str] = {}
 
     def begin(self, batch: int) -> None:
         """The root's pre-forward: gathers wait for all that was computed so far; its own parameters come first."""
@@ -124,16 +130,43 @@ class Fsdp2:
     def after_backward(self, units: Sequence[ParamUnit], batch: int) -> None:
         """A module's post-backward hook."""
         for unit in reversed(units):
-            self._ready.pop(unit.key, None)
-            self._reduce(unit, batch)
+            if self._stays_whole:
+                self._add(unit, batch)
+            else:
+                self._ready.pop(unit.key, None)
+                self._reduce(unit, batch)
+
+    def _add(self, unit: ParamUnit, batch: int) -> None:
+        """Whole gradients of micro-batches are added; the first one is cast where it is reduced in another format."""
+        comms, precision = self._comms, self._comms.shape.precision
+        made, summed = precision.gradient.num_bytes, precision.reduction.num_bytes
+        deps, before = unit.gradients, self._sums.get(unit.key)
+        if before is not None:
+            moved, deps = made + 2 * summed, [*deps, before]
+        elif made != summed:
+            moved = made + summed
+        else:
+            return
+        origin = comms.origin(unit, Phase.BACKWARD, batch, "accumulate")
+        self._sums[unit.key] = comms.copy(f"mb{batch}.{unit.key}.accumulate", unit.num_params * moved, origin, deps)
+
+    def after_chunk(self, units: Sequence[ParamUnit], batch: int) -> None:
+        """A stage's `perform_reduce_grad`, behind the last backward."""
+        if self._stays_whole and batch == self._comms.num_batches - 1:
+            for unit in units:
+                self._ready.pop(unit.key, None)
+                self._reduce(unit, batch)
 
     def _reduce(self, unit: ParamUnit, batch: int) -> None:
         comms, precision = self._comms, self._comms.shape.precision
         if self._reductions:
             self._graph.hold_back(COMPUTE, [self._reductions.pop()])
         origin = comms.origin(unit, Phase.BACKWARD, batch, "reduce_copy_in")
-        moved = unit.num_params * (precision.gradient.num_bytes + precision.reduction.num_bytes)
-        copied = comms.copy(f"mb{batch}.{unit.key}.reduce_copy_in", moved, origin, unit.gradients)
+        held = self._sums.get(unit.key)
+        read = precision.gradient if held is None else precision.reduction
+        moved = unit.num_params * (read.num_bytes + precision.reduction.num_bytes)
+        deps = unit.gradients if held is None else [held]
+        copied = comms.copy(f"mb{batch}.{unit.key}.reduce_copy_in", moved, origin, deps)
         self._graph.clock.wait_stream(REDUCE_SCATTER, COMPUTE)
         scattered = comms.scatter_unit(unit, [copied], batch)
         self._reductions.append(scattered[0])

@@ -42,6 +42,9 @@ class Issuer(Protocol):
     def after_backward(self, units: Sequence[ParamUnit], batch: int) -> None:
         """The backward of a layer or a table has been issued."""
 
+    def after_chunk(self, units: Sequence[ParamUnit], batch: int) -> None:
+        """The backward of a model chunk has been issued, `units` in the order of its forward."""
+
     def end(self) -> None:
         """The last backward has been issued."""
 

@@ -90,6 +90,9 @@ class Layerwise:
                 made = comms.sum_unit(unit, made, batch)
             comms.reduced.setdefault(unit.key, []).extend(made)
 
+    def after_chunk(self, units: Sequence[ParamUnit], batch: int) -> None:
+        """All has been issued with its layer."""
+
     def end(self) -> None:
         """The optimizer waits for the reductions."""
         if self._comms.rules.waits_for_use:

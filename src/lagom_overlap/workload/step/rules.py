@@ -30,6 +30,7 @@ from typing import Final
 
 from lagom_overlap.errors import UnknownNameError
 from lagom_overlap.units import MIB
+from lagom_overlap.workload.parallel.layout import MAX_ZERO_STAGE, ParallelLayout
 from lagom_overlap.workload.precision import HALF, MIXED, DType, Precision
 from lagom_overlap.workload.step.traffic import (
     COMPILED,
@@ -113,6 +114,17 @@ class IssueRules:
     optimizer_bytes: int = 28
     clip_bytes: int = 12
     clips: bool = False
+
+    def most_zero_stage(self, pipeline: int) -> int:
+        """The most that it shards in a pipeline of so many stages: DeepSpeed's (`runtime/pipe/engine.py`) refuse 2 and 3."""
+        return 1 if pipeline > 1 and "deepspeed" in self.name else MAX_ZERO_STAGE
+
+    def stays_whole(self, layout: ParallelLayout) -> bool:
+        """Whether parameters and gradients stay whole from the first forward to the last backward.
+
+        PyTorch's pipelines do so with FSDP2 (`torch/distributed/pipelining/stage.py`).
+        """
+        return self.sharding is Sharding.FSDP2 and layout.pipeline > 1
 
 
 _ADAMW_FOREACH_BYTES: Final = 84

@@ -245,6 +245,7 @@ class StageBuild:
             sent = [gradient, *arriving]
             states = self._num_states(chunk.place - 1)
             self._send(f"mb{batch}.chunk{chunk.place}.send_d", sent, Phase.BACKWARD, batch, states)
+        self._issuer.after_chunk(chunk.in_order(), batch)
 
     def _after(self, units: Sequence[ParamUnit], batch: int) -> None:
         if units:
@@ -309,11 +310,12 @@ class StageBuild:
     def resident_bytes(self) -> int:
         """Parameters, gradients and optimizer state that stay on the rank."""
         stage, precision = self.shape.layout.zero_stage, self.shape.precision
+        shards_gradients = stage >= 2 and not self._rules.stays_whole(self.shape.layout)
         total = 0
         for unit in self.units:
             share = -(-unit.num_params // self.comms.shards(unit))
             if self._rules.sharding is not Sharding.FSDP2:  # there the FP32 copy is the parameter
                 total += precision.parameter.num_bytes * (share if stage == 3 else unit.num_params)
-            total += precision.reduction.num_bytes * (share if stage >= 2 else unit.num_params)
+            total += precision.reduction.num_bytes * (share if shards_gradients else unit.num_params)
             total += OPTIMIZER_BYTES * share
         return total
