@@ -2,7 +2,8 @@
 
 torchtitan (`train_configs`, `parallelize_llama.py`, Dec 2024): parameters are sharded over data x context ranks;
 "selective" is operator mode; with tensor parallelism sequence parallelism is on; FP8 leaves out the output matrix;
-multi-token prediction is not trained.
+multi-token prediction is not trained; in a pipeline parameters stay whole between forward and backward
+(`titan_pipelines` has its stages and micro-batches).
 Megatron-Bridge and NeMo: distributed optimizer with overlapped reductions (`fsdp` of 0 or empty) or FSDP, sequence
 parallelism with tensor parallelism, user buffers hide it, nothing recomputed, interleaving by `vp`. Not in the tables:
 recomputation, CUDA graphs, layouts (`recipes`: by release), fused kernels. Racks of GB200 and GB300 are one NVLink
@@ -22,9 +23,9 @@ from lagom_overlap.workload.precision import DType, Precision, ProductFormat
 from measured_gpus import preset_of
 from measured_limits import check_forwards, check_step
 from measured_rows import BadRowError, NotModelledError, Row
-from training_steps import titan_pipelines
 from training_steps.case import StepCase
 from training_steps.recipes import Release, layout_of, recipe_of
+from training_steps.titan_pipelines import layout_text, micro_batch_of, schedule_of, split_of
 
 _RACKS: Final = ("gb200", "gb300")
 _RACK_GPUS: Final = 64
@@ -184,14 +185,13 @@ def _torchtitan(row: Row) -> StepCase:
     data, context = _data(row, num_gpus), row.needed_count("cp", 1)
     if data * context % replicas:
         raise BadRowError(f"dp_replicate is {replicas}, must divide the {data * context} ranks that hold the same")
-    before_2025, schedule, chunks, micro_batch, laid_out = (
-        _is_before_2025(row), PipelineSchedule.ONE_F_ONE_B, 1, row.needed_count("micro_batch", 1), ""
-    )
+    before_2025 = _is_before_2025(row)
+    schedule, chunks, laid_out = PipelineSchedule.ONE_F_ONE_B, 1, ""
+    micro_batch = row.needed_count("micro_batch", 1)
     if pipeline > 1:
-        schedule, chunks = titan_pipelines.schedule_of(row)
-        micro_batch = titan_pipelines.micro_batch_of(row, data, pipeline, before_2025=before_2025)
-        split = titan_pipelines.split_of(model.num_layers, pipeline * chunks, before_2025=before_2025)
-        laid_out = titan_pipelines.layout_text(split)
+        schedule, chunks = schedule_of(row)
+        micro_batch = micro_batch_of(row, data, pipeline, before_2025=before_2025)
+        laid_out = layout_text(split_of(model.num_layers, pipeline * chunks, before_2025=before_2025))
     layout = ParallelLayout(
         tensor=tensor,
         pipeline=pipeline,
@@ -214,18 +214,22 @@ def _torchtitan(row: Row) -> StepCase:
     return StepCase(
         line=row.line,
         group="torchtitan",
-        family=f"{cluster.gpu.name.split('-')[0]} {'tp' if tensor > 1 else 'cp' if context > 1 else 'fsdp'}",
+        family=f"{cluster.gpu.name.split('-')[0]} {_cut(layout)}",
         what=_words(row),
         model=model,
         layout=layout,
         seq_len=row.needed_count("seq"),
         cluster=cluster,
-        framework=("torchtitan_blocks" if before_2025 else "torchtitan_compiled")
-        if compiled
-        else "torchtitan",
+        framework=("torchtitan_blocks" if before_2025 else "torchtitan_compiled") if compiled else "torchtitan",
         precision=Precision(products=_products(row)),
         measured_s=_measured_s(row, model, num_gpus),
     )
+
+
+def _cut(layout: ParallelLayout) -> str:
+    """What a rank's part of the model is cut by, the strongest first."""
+    degrees = {"pp": layout.pipeline, "tp": layout.tensor, "cp": layout.context}
+    return next((name for name, degree in degrees.items() if degree > 1), "hsdp" if layout.replicate > 1 else "fsdp")
 
 
 def _is_before_2025(row: Row) -> bool:

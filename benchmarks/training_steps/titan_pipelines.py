@@ -40,7 +40,7 @@ def split_of(num_layers: int, num_stages: int, *, before_2025: bool) -> tuple[in
     sizes = [each] * num_stages
     first = 1 if before_2025 else 0
     for stage in range(first, first + left):
-        sizes[min(stage, num_stages - 1)] += 1
+        sizes[stage] += 1
     sizes[0] -= tables
     sizes[-1] -= tables
     if min(sizes) < 1:

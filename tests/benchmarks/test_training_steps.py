@@ -7,8 +7,9 @@ import pytest
 from iteration_time import evaluate, main
 from lagom_overlap.workload.models import load_model
 from measured_gpus import preset_of
-from measured_rows import Row
+from measured_rows import BadRowError, Row
 from training_steps.jobs import case_of, model_of, nemo_flops_per_token
+from training_steps.titan_pipelines import split_of
 
 HEADER = (
     "framework,model,gpu_type,gpus,fsdp,dp_replicate,tp,pp,cp,ep,vp,micro_batch,global_batch,seq,ac,compile,precision,"
@@ -205,3 +206,46 @@ def test_other_models_run_as_their_releases_recipes_say(model: str, job: str, la
     case = case_of(bridge(model, gpu, f"{release} NeMo Container", degrees))
     found = [*case.layout.recompute_modules, *["overlaps"] * case.layout.overlap_experts, *["graphed"] * case.graphed]
     assert (case.layout.pipeline_layout, " ".join(found)) == (layout, switches)
+
+
+TITAN_PIPELINE = {
+    "framework": "torchtitan", "version": "9dec370 (2024-12-26)", "model": "Llama3.1-405B", "gpu_type": "H100",
+    "gpus": "512", "tp": "8", "pp": "8", "cp": "1", "global_batch": "256", "seq": "8192", "ac": "full",
+    "compile": "yes", "precision": "float8", "tokens_per_s_per_gpu": "100", "schedule": "1F1B",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "num_stages", "before_2025", "sizes"),
+    [
+        (126, 8, True, (15, 16, 16, 16, 16, 16, 16, 15)),
+        (126, 16, True, (7, *(8,) * 14, 7)),
+        (7, 4, True, (1, 2, 2, 2)),
+        (126, 8, False, (15, *(16,) * 6, 15)),
+        (32, 4, False, (8, 9, 8, 7)),
+    ],
+)
+def test_layers_are_dealt_as_torchtitan_deals_them(
+    num_layers: int, num_stages: int, before_2025: bool, sizes: tuple[int, ...]
+) -> None:
+    """By hand after its `generate_split_points`: until 2025 the middle stages, then the first ones, have one more."""
+    assert split_of(num_layers, num_stages, before_2025=before_2025) == sizes
+
+
+def test_a_pipeline_of_torchtitans_has_the_micro_batches_and_stages_of_its_release() -> None:
+    def layout(**cells: str) -> tuple[int, int, int, int]:
+        case = case_of(Row(2, TITAN_PIPELINE | cells))
+        chosen = case.layout
+        return chosen.micro_batch, chosen.num_micro_batches, chosen.chunks, chosen.zero_stage
+
+    assert layout() == (4, 8, 1, 2)
+    assert layout(micro_batch="32") == (4, 8, 1, 2)  # torchtitan's name for a rank's whole batch
+    assert layout(micro_batch="2") == (2, 16, 1, 2)
+    assert layout(schedule="Interleaved 1F1B") == (4, 8, 2, 2)
+    assert layout(version="820504e (2025-06-13)") == (1, 32, 1, 2)
+    for cells, words in (
+        ({"schedule": "ZBVZeroBubble"}, "schedule is 'ZBVZeroBubble'; modelled: 1F1B"),
+        ({"global_batch": "24"}, "a rank's batch is 3, must be a multiple of pp = 8"),
+    ):
+        with pytest.raises(BadRowError, match=words):
+            layout(**cells)

@@ -1,0 +1,92 @@
+"""FSDP2 in a pipeline: what is gathered, added and reduced when, against PyTorch itself and by hand."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from forked_python import run_ranks
+from lagom_overlap.collective import CollectiveKind
+from lagom_overlap.errors import JobError
+from lagom_overlap.workload import CommOp, CompOp, Gemm
+from lagom_overlap.workload.issued import IssuedStep
+from lagom_overlap.workload.models import load_model
+from lagom_overlap.workload.parallel import ParallelLayout, PipelineSchedule
+from lagom_overlap.workload.parallel.memory import stage_memory
+from lagom_overlap.workload.parallel.stage import plan_stages
+from lagom_overlap.workload.step import build_step, load_rules
+
+LAYERS, BATCHES = 3, 3
+MODEL = load_model("llama-3-8b")
+INNER = ParallelLayout(data=2, pipeline=3, zero_stage=2, micro_batch=1, global_batch=2 * BATCHES)
+
+
+def inner_stage(layout: ParallelLayout, framework: str = "fsdp2") -> IssuedStep:
+    """The step of a stage without tables."""
+    model = replace(MODEL, num_layers=LAYERS * layout.pipeline * layout.chunks)
+    return build_step(model, layout, seq_len=2048, rules=load_rules(framework), rank=1)
+
+
+def collectives(step: IssuedStep) -> list[str]:
+    kinds = {CollectiveKind.ALL_GATHER: "gather", CollectiveKind.REDUCE_SCATTER: "scatter"}
+    return [kinds[op.collective.kind] for op in step.iteration.comms if op.collective.kind in kinds]
+
+
+@pytest.mark.torch
+@pytest.mark.gloo
+@pytest.mark.parametrize("zero_stage", [2, 3])
+def test_a_stage_gathers_and_reduces_as_often_as_in_pytorch(tmp_path: Path, zero_stage: int) -> None:
+    pytest.importorskip("torch")
+    script = Path(__file__).parent / "pipelined_fsdp2.py"
+    run_ranks(script, [str(tmp_path), "whole" if zero_stage == 2 else "freed"], 4)
+    ran = json.loads((tmp_path / "0.json").read_text(encoding="utf-8"))
+    counted = Counter(name for name in ran if name != "product")
+    step = inner_stage(replace(INNER, zero_stage=zero_stage))
+    assert Counter(collectives(step)) == counted
+    # Nothing is reduced before the last product, and nothing is computed between the reductions.
+    assert ran[-LAYERS:] == ["scatter"] * LAYERS
+    ops = list(step.iteration.ops)
+    last = max(place for place, op in enumerate(ops) if isinstance(op, CompOp) and isinstance(op.work, Gemm))
+    scatters = [place for place, op in enumerate(ops) if isinstance(op, CommOp) and op.name.endswith("scatter")]
+    assert min(scatters) > last
+
+
+def test_whole_gradients_are_cast_once_and_then_added_in_fp32() -> None:
+    """2 + 4 bytes per parameter for the first micro-batch, 2 + 4 + 4 for the others, 4 + 4 into the reduction."""
+    ops = inner_stage(INNER).iteration.computations
+    moved = Counter[str]()
+    for op in ops:
+        for part in ("accumulate", "reduce_copy_in"):
+            if op.name.endswith(part):
+                moved[part] += int(op.work.num_bytes)  # type: ignore[union-attr]
+    num_params = LAYERS * MODEL.layer_params
+    assert moved["accumulate"] == num_params * (6 + 10 * (BATCHES - 1))
+    assert moved["reduce_copy_in"] == num_params * 8
+
+
+def test_each_chunk_of_an_interleaved_stage_is_reduced_behind_its_own_last_backward() -> None:
+    layout = replace(INNER, schedule=PipelineSchedule.INTERLEAVED, chunks=2)
+    ops = list(inner_stage(layout).iteration.ops)
+    order = [op.origin.layer for op in ops if isinstance(op, CommOp) and op.name.endswith("scatter")]
+    own = [layer for layer in dict.fromkeys(op.origin.layer for op in ops) if layer is not None]
+    assert order == [*own[LAYERS:], *own[:LAYERS]]
+
+
+def test_one_gpu_holds_whole_parameters_and_gradients_in_a_pipeline() -> None:
+    """By hand for an inner stage: 2 and 4 bytes per parameter whole, 12 of the optimizer for a half of them."""
+    model = replace(MODEL, num_layers=LAYERS * INNER.pipeline)
+    for zero_stage in (2, 3):
+        layout, rules = replace(INNER, zero_stage=zero_stage), load_rules("fsdp2")
+        stage = plan_stages(model, layout)[1]
+        memory = stage_memory(model, layout, stage, 2048, rules.precision, stays_whole=rules.stays_whole(layout))
+        num_params = LAYERS * model.layer_params
+        assert (memory.parameter_bytes, memory.gradient_bytes) == (2 * num_params, 4 * num_params)
+        assert memory.optimizer_bytes == 12 * num_params // 2
+
+
+@pytest.mark.parametrize("framework", ["deepspeed", "megatron_deepspeed"])
+def test_deepspeeds_pipelines_shard_optimizers_alone(framework: str) -> None:
+    with pytest.raises(JobError, match=r"parallel.zero_stage is 2, must be at most 1 with pipeline = 3"):
+        inner_stage(INNER, framework)
