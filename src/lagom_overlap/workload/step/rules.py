@@ -116,7 +116,10 @@ class IssueRules:
     clips: bool = False
 
     def most_zero_stage(self, pipeline: int) -> int:
-        """The most that is sharded in a pipeline of so many stages: DeepSpeed (`runtime/pipe/engine.py`) refuses 2, 3."""
+        """The most that is sharded in a pipeline of that many stages.
+
+        DeepSpeed (`runtime/pipe/engine.py`) refuses 2 and 3 there.
+        """
         return 1 if pipeline > 1 and "deepspeed" in self.name else MAX_ZERO_STAGE
 
     def stays_whole(self, layout: ParallelLayout) -> bool:
