@@ -16,12 +16,21 @@ from lagom_overlap.workload.parallel import Slot
 class SlotTimes:
     """Seconds of one forward and one backward of a stage through each of its chunks, sending included if it blocks.
 
-    `transfer_s` passes between a slot's end and the arrival of what it sent; the sender goes on.
+    `transfer_s` passes between a slot's end and the arrival of what it sent; the sender goes on. `first_forward_s` are
+    the forwards of the first micro-batch where they take longer.
     """
 
     forward_s: tuple[float, ...]
     backward_s: tuple[float, ...]
     transfer_s: float = 0.0
+    first_forward_s: tuple[float, ...] | None = None
+
+    def of(self, slot: Slot) -> float:
+        """Seconds of a slot."""
+        if not slot.forward:
+            return self.backward_s[slot.chunk]
+        is_first = slot.micro_batch == 0 and self.first_forward_s is not None
+        return (self.first_forward_s if is_first else self.forward_s)[slot.chunk]  # type: ignore[index]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +71,7 @@ def run_pipeline(orders: Sequence[Sequence[Slot]], times: Sequence[SlotTimes]) -
                 break
             start = max(clocks[rank], ends[need] if need is not None else 0.0)
             own = times[rank]
-            end = start + (own.forward_s if slot.forward else own.backward_s)[slot.chunk]
+            end = start + own.of(slot)
             runs[rank].append(SlotRun(rank, slot, start, end))
             clocks[rank], places[rank] = end, places[rank] + 1
             key = (slot.forward, slot.micro_batch, chunk)

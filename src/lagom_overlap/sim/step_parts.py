@@ -63,9 +63,13 @@ class _Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepParts:
-    """The parts of a step that was built with `num_built` micro-batches; slots by chunk, of the one that repeats."""
+    """The parts of a step that was built with `num_built` micro-batches; slots by chunk, of the one that repeats.
+
+    `first_forward_s` are those of the first micro-batch, from the step's begin.
+    """
 
     num_built: int
+    first_forward_s: tuple[float, ...]
     forward_s: tuple[float, ...]
     backward_s: tuple[float, ...]
     optimizer_s: float
@@ -152,9 +156,10 @@ def parts_of(step: SimulatedStep, price: FrameworkModel, layout: ParallelLayout)
     for batch, name, seconds in _stretched(step, comps, others, stretch_s):
         batches[batch].comms[name][_STRETCHED] += seconds
     _communicators(step, np.flatnonzero(on_stream), others, batches)
-    forward_s, backward_s = _slots(step, layout, num_built, on_stream & ~updates)
+    first_forward_s, forward_s, backward_s = _slots(step, layout, num_built, on_stream & ~updates)
     return StepParts(
         num_built=num_built,
+        first_forward_s=first_forward_s,
         forward_s=forward_s,
         backward_s=backward_s,
         optimizer_s=sum(lasted_s[optimizer].tolist()),
@@ -236,8 +241,8 @@ def _charge(step: SimulatedStep, number: int | None, from_s: float, to_s: float,
 
 def _slots(
     step: SimulatedStep, layout: ParallelLayout, num_built: int, computes: NDArray[np.bool_]
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Seconds of the forward and the backward of each chunk, of the micro-batch that repeats.
+) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
+    """Seconds of each chunk's first forward, and of its forward and backward of the micro-batch that repeats.
 
     A slot lasts from the end of the one before to its last computation's, or to its transfer's where the stage waits.
     """
@@ -258,9 +263,10 @@ def _slots(
     np.maximum.at(ends_s, keys, step.ends_s[counted])
     order = list(dict.fromkeys(keys.tolist()))
     begins_s = dict(zip(order, [float(step.starts_s[counted[0]]), *ends_s[order].tolist()], strict=False))
+    first = [float(ends_s[key]) - (begins_s[key] if key != order[0] else 0.0) for key in range(chunks)]
     steady = min(1, max(0, num_built - 2))
     times = [float(ends_s[key]) - begins_s[key] for key in range(2 * steady * chunks, 2 * (steady + 1) * chunks)]
-    return tuple(times[:chunks]), tuple(times[chunks:])
+    return tuple(first), tuple(times[:chunks]), tuple(times[chunks:])
 
 
 def _is_of_head(op: Op) -> bool:

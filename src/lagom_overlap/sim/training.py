@@ -169,6 +169,7 @@ class TrainingSimulator:
             precision=precision,
             clips=clips,
         )
+        self._gathers_at_first = self._steps.rules.stays_whole(layout)
         self._built: dict[int, _Built] = {}
         self.price = FrameworkModel.of(
             cluster, profile, operators.in_training(), framework, sm_carveout, rank_skew_s=rank_skew_s
@@ -235,7 +236,15 @@ class TrainingSimulator:
         stages = [self._stage_like(rank) for rank in range(layout.pipeline)]
         simulated = {stage: self._role(stage, settings) for stage in dict.fromkeys(stages)}
         roles = [simulated[stage] for stage in stages]
-        slot_times = [SlotTimes(role.parts.forward_s, role.parts.backward_s, role.transfer_s) for role in roles]
+        slot_times = [
+            SlotTimes(
+                role.parts.forward_s,
+                role.parts.backward_s,
+                role.transfer_s,
+                role.parts.first_forward_s if self._gathers_at_first else None,
+            )
+            for role in roles
+        ]
         runs = run_pipeline([stage_slots(layout, rank) for rank in range(layout.pipeline)], slot_times)
         rows, iteration_s = [], 0.0
         for rank, (role, run) in enumerate(zip(roles, runs, strict=True)):
@@ -259,14 +268,15 @@ class TrainingSimulator:
     def _row(self, rank: int, role: _Role, end_s: float) -> StageTimes:
         parts, num = role.parts, self._layout.num_micro_batches
         slots_s = sum(parts.forward_s) + sum(parts.backward_s)
+        first_s = sum(parts.first_forward_s) - sum(parts.forward_s) if self._gathers_at_first else 0.0
         return StageTimes(
             rank=rank,
-            busy_s=num * slots_s,
+            busy_s=num * slots_s + first_s,
             end_s=end_s,
             compute_s=parts.over_batches(num, "compute_s"),
             host_s=parts.over_batches(num, "host_s"),
             comms=parts.comms(num),
-            gradients_s=role.makespan_s - parts.num_built * slots_s - parts.optimizer_s,
+            gradients_s=role.makespan_s - parts.num_built * slots_s - first_s - parts.optimizer_s,
             optimizer_s=parts.optimizer_s,
         )
 

@@ -93,7 +93,7 @@ class StepBuilder:
         clips: bool | None = None,
     ) -> None:
         _check(model, layout, seq_len, rules)
-        self._rules, self._clips = rules, rules.clips if clips is None else clips
+        self.rules, self._clips = rules, rules.clips if clips is None else clips
         self._shape = StepShape(
             model=model,
             layout=layout,
@@ -125,7 +125,7 @@ class StepBuilder:
         shape, layout = self._shape, self._shape.layout
         num = layout.num_micro_batches if num_micro_batches is None else num_micro_batches
         build = StageBuild(
-            shape, self._rules, self._tapes, rank=rank, num_batches=num, explicit_prefetch=explicit_prefetch
+            shape, self.rules, self._tapes, rank=rank, num_batches=num, explicit_prefetch=explicit_prefetch
         )
         build.run(clips=self._clips)
         used = dict.fromkeys(op.communicator for op in build.graph.ops if isinstance(op, CommOp))
