@@ -145,6 +145,14 @@ def test_keys_that_simulate_does_not_read_are_named() -> None:
     assert any(note.startswith("cost.noise = 0.1 is not read") for note in notes)
 
 
+def test_receives_that_wait_for_each_other_are_named_where_they_are_not_modelled() -> None:
+    parallel = {"fsdp": 2, "pipeline": 4, "recompute": "full", "micro_batch": 1, "global_batch": 8}
+    interleaved = parallel | {"schedule": "interleaved", "chunks": 2}
+    words = "PyTorch's interleaved schedules receive on the stream that they send on"
+    assert any(note.startswith(words) for note in simulate(interleaved).notes)
+    assert not any(note.startswith(words) for note in simulate(parallel).notes)
+
+
 def test_tune_takes_any_layout_but_a_pipeline() -> None:
     both = groups_of(parse_job(job({"fsdp": 8, "tensor": 2}), "job.toml"))
     assert {comm.communicator for group in both for comm in group.comms} == {"fsdp"}  # products wait for the others
