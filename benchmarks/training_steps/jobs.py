@@ -204,6 +204,7 @@ def _torchtitan(row: Row) -> StepCase:
         schedule=schedule,
         chunks=chunks,
         pipeline_layout=laid_out,
+        overlap_p2p=chunks > 1 and _exchanges_in_steps(row),
         recompute=_recompute(row),
         sequence_parallel=tensor > 1,
         overlap_tensor=tensor > 1 and row.text("async_tp").lower() == "yes",
@@ -232,10 +233,22 @@ def _cut(layout: ParallelLayout) -> str:
     return next((name for name, degree in degrees.items() if degree > 1), "hsdp" if layout.replicate > 1 else "fsdp")
 
 
+def _month(row: Row) -> tuple[int, int] | None:
+    """Year and month of a row's release, where it says them."""
+    found = re.search(r"\((20\d\d)-(\d\d)", row.text("version"))
+    return None if found is None else (int(found[1]), int(found[2]))
+
+
 def _is_before_2025(row: Row) -> bool:
     """Whether torchtitan compiled its blocks but not the loss."""
-    found = re.search(r"\((20\d\d)-", row.text("version"))
-    return found is not None and int(found[1]) < 2025
+    month = _month(row)
+    return month is not None and month < (2025, 1)
+
+
+def _exchanges_in_steps(row: Row) -> bool:
+    """Whether PyTorch's interleaved schedule was still the one before its runtime, whose transfers queue up."""
+    month = _month(row)
+    return month is not None and month < (2025, 9)
 
 
 def _megatron(row: Row) -> StepCase:

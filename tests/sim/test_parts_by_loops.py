@@ -49,7 +49,8 @@ def test_parts_are_those_of_loops_over_all_pairs_of_operators(framework: str) ->
     parts = parts_of(
         SimulatedStep(columns=columns, waits=Waits(*step.earlier()), starts_s=starts_s, ends_s=ends_s, host_s=host_s),
         price,
-        layout,
+        layout.chunks,
+        waits_for_sends=not layout.overlap_p2p,
     )
 
     rows = list(zip(step.unrolled().iteration.ops, starts_s.tolist(), ends_s.tolist(), host_s.tolist(), strict=True))

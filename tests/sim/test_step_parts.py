@@ -10,7 +10,6 @@ from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.sim.columns import Columns
 from lagom_overlap.sim.step_parts import SimulatedStep, Waits, parts_of
 from lagom_overlap.workload import CommOp, CompOp, Iteration, MemoryBound, Op, Origin, Phase
-from lagom_overlap.workload.parallel import ParallelLayout
 from lagom_overlap.workload.streams import COMPUTE
 
 FORWARD, BACKWARD = Origin(phase=Phase.FORWARD, microbatch=0), Origin(phase=Phase.BACKWARD, microbatch=0)
@@ -42,7 +41,8 @@ def charged(rows: list[tuple[Op, float, float]], waits: dict[str, tuple[str, ...
         host_s=np.zeros(len(ops)),
     )
     price: Any = SimpleNamespace(alone_s=lambda op: next(end - start for o, start, end in rows if o is op))
-    return {name: times.exposed_s for name, times in parts_of(step, price, ParallelLayout()).comms(1).items()}
+    parts = parts_of(step, price, 1, waits_for_sends=True)
+    return {name: times.exposed_s for name, times in parts.comms(1).items()}
 
 
 def test_time_that_computations_wait_is_that_of_what_they_wait_for_and_of_what_that_waited_for() -> None:

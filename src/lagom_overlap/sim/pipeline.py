@@ -82,3 +82,126 @@ def run_pipeline(orders: Sequence[Sequence[Slot]], times: Sequence[SlotTimes]) -
     if any(place < len(order) for place, order in zip(places, orders, strict=True)):
         raise ValueError("the stages' orders wait for each other in a circle")
     return tuple(tuple(run) for run in runs)
+
+
+def run_queued_pipeline(
+    orders: Sequence[Sequence[Slot]], times: Sequence[SlotTimes]
+) -> tuple[tuple[SlotRun, ...], ...]:
+    """The same where all that a stage sends and receives is in one queue, as in PyTorch's interleaved schedules.
+
+    A transfer begins when it is the first one at both ends and its result is there, and takes the sender's
+    `transfer_s`; computations go on meanwhile.
+
+    Raises:
+        ValueError: if the orders wait for each other in a circle.
+    """
+    num_stages, chunks = len(orders), len(times[0].forward_s)
+    last = num_stages * chunks - 1
+    queues = transfer_queues(orders, chunks)
+    computed: dict[_Pass, float] = {}
+    arrived: dict[_Pass, float] = {}
+    clocks, queue_clocks = [0.0] * num_stages, [0.0] * num_stages
+    places, heads = [0] * num_stages, [0] * num_stages
+    runs: list[list[SlotRun]] = [[] for _ in range(num_stages)]
+
+    def compute(rank: int) -> bool:
+        if places[rank] == len(orders[rank]):
+            return False
+        slot = orders[rank][places[rank]]
+        own = _Pass(slot.forward, slot.micro_batch, slot.chunk * num_stages + rank)
+        if own.forward or own.chunk < last:
+            before = arrived.get(own, 0.0 if own.forward and own.chunk == 0 else None)
+        else:
+            before = computed.get(_Pass(True, own.micro_batch, own.chunk))
+        if before is None:
+            return False
+        start = max(clocks[rank], before)
+        clocks[rank] = computed[own] = start + times[rank].of(slot)
+        runs[rank].append(SlotRun(rank, slot, start, clocks[rank]))
+        places[rank] += 1
+        return True
+
+    def transfer(rank: int) -> int | None:
+        """The other end of a transfer that could be made."""
+        if heads[rank] == len(queues[rank]):
+            return None
+        head = queues[rank][heads[rank]]
+        source, target = head.sent.chunk % num_stages, head.sent.after().chunk % num_stages
+        other = target if rank == source else source
+        if (
+            head.sent not in computed
+            or heads[other] == len(queues[other])
+            or queues[other][heads[other]].sent != head.sent
+        ):
+            return None
+        start = max(queue_clocks[rank], queue_clocks[other], computed[head.sent])
+        queue_clocks[rank] = queue_clocks[other] = arrived[head.sent.after()] = start + times[source].transfer_s
+        heads[rank] += 1
+        heads[other] += 1
+        return other
+
+    ready = list(range(num_stages))
+    while ready:
+        rank = ready.pop()
+        moved = compute(rank)
+        other = transfer(rank)
+        if moved or other is not None:
+            ready += {rank, (rank - 1) % num_stages, (rank + 1) % num_stages}
+        if other is not None:
+            ready += {other, (other - 1) % num_stages, (other + 1) % num_stages}
+    if any(place < len(order) for place, order in zip(places, orders, strict=True)):
+        raise ValueError("the stages' orders wait for each other in a circle")
+    return tuple(tuple(run) for run in runs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """A micro-batch's forward or backward through a model chunk, counted over all stages."""
+
+    forward: bool
+    micro_batch: int
+    chunk: int
+
+    def after(self) -> "_Pass":
+        """The one that needs its result."""
+        return _Pass(self.forward, self.micro_batch, self.chunk + (1 if self.forward else -1))
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """An end of a transfer in a stage's queue: whose result it is, and whether this end sends it."""
+
+    sent: _Pass
+    sends: bool
+
+
+def transfer_queues(orders: Sequence[Sequence[Slot]], chunks: int) -> list[list[Queued]]:
+    """Each stage's sends and receives in the order in which PyTorch issues them (`_add_send_recv`, 2.13 to 2.15).
+
+    Stages take turns, each with its next slot if what that needs has been sent; behind it it sends, and the other end
+    receives behind whatever it has issued by then. The schedule's idle places are gone before (`_add_unshard_reshard`),
+    so that a receive may stand far before its result.
+    """
+    num_stages = len(orders)
+    last = num_stages * chunks - 1
+    queues: list[list[Queued]] = [[] for _ in orders]
+    places = [0] * num_stages
+    sent: set[_Pass] = set()
+    moved = True
+    while moved:
+        moved = False
+        for rank, order in enumerate(orders):
+            if places[rank] == len(order):
+                continue
+            slot = order[places[rank]]
+            own = _Pass(slot.forward, slot.micro_batch, slot.chunk * num_stages + rank)
+            needs = own.chunk > 0 if own.forward else own.chunk < last
+            if needs and own not in sent:
+                continue
+            if 0 <= own.after().chunk <= last:
+                queues[rank].append(Queued(own, sends=True))
+                queues[own.after().chunk % num_stages].append(Queued(own, sends=False))
+                sent.add(own.after())
+            places[rank] += 1
+            moved = True
+    return queues

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from lagom_overlap.sim.columns import Columns
 from lagom_overlap.sim.framework import FrameworkModel
 from lagom_overlap.workload import CommOp, Op, Phase
-from lagom_overlap.workload.parallel import ParallelLayout
 from lagom_overlap.workload.step.groups import PIPELINE, SHARDS
 from lagom_overlap.workload.streams import COMPUTE
 
@@ -131,8 +130,8 @@ class SimulatedStep:
         return float(self.ends_s[number] - self.starts_s[number])
 
 
-def parts_of(step: SimulatedStep, price: FrameworkModel, layout: ParallelLayout) -> StepParts:
-    """The parts of a simulated step. Sums are made in the order of issue."""
+def parts_of(step: SimulatedStep, price: FrameworkModel, chunks: int, *, waits_for_sends: bool) -> StepParts:
+    """The parts of a simulated step of that many model chunks. Sums are made in the order of issue."""
     columns = step.columns
     num_built = 1 + int(columns.batches.max())
     updates = columns.flags(lambda op: op.origin.phase is Phase.OPTIMIZER)
@@ -156,7 +155,9 @@ def parts_of(step: SimulatedStep, price: FrameworkModel, layout: ParallelLayout)
     for batch, name, seconds in _stretched(step, comps, others, stretch_s):
         batches[batch].comms[name][_STRETCHED] += seconds
     _communicators(step, np.flatnonzero(on_stream), others, batches)
-    first_forward_s, forward_s, backward_s = _slots(step, layout, num_built, on_stream & ~updates)
+    first_forward_s, forward_s, backward_s = _slots(
+        step, chunks, num_built, on_stream & ~updates, waits_for_sends=waits_for_sends
+    )
     return StepParts(
         num_built=num_built,
         first_forward_s=first_forward_s,
@@ -240,15 +241,15 @@ def _charge(step: SimulatedStep, number: int | None, from_s: float, to_s: float,
 
 
 def _slots(
-    step: SimulatedStep, layout: ParallelLayout, num_built: int, computes: NDArray[np.bool_]
+    step: SimulatedStep, chunks: int, num_built: int, computes: NDArray[np.bool_], *, waits_for_sends: bool
 ) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
     """Seconds of each chunk's first forward, and of its forward and backward of the micro-batch that repeats.
 
     A slot lasts from the end of the one before to its last computation's, or to its transfer's where the stage waits.
     """
-    columns, chunks = step.columns, layout.chunks
+    columns = step.columns
     sends = columns.flags(lambda op: isinstance(op, CommOp) and op.communicator == PIPELINE)
-    counted = np.flatnonzero(computes if layout.overlap_p2p else computes | sends)
+    counted = np.flatnonzero(computes | sends if waits_for_sends else computes)
     batch_of, layers = columns.batches[counted], columns.layers[counted]
     # An operator's chunk is that of its layer, of the head the last one, else that of the operator before it.
     chunk = np.full(len(counted), -1)

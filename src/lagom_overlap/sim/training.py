@@ -19,7 +19,7 @@ from lagom_overlap.hardware import Cluster
 from lagom_overlap.sim.columns import Columns
 from lagom_overlap.sim.framework import FrameworkModel
 from lagom_overlap.sim.iteration import IterationSimulator
-from lagom_overlap.sim.pipeline import SlotRun, SlotTimes, run_pipeline
+from lagom_overlap.sim.pipeline import SlotRun, SlotTimes, run_pipeline, run_queued_pipeline
 from lagom_overlap.sim.step_parts import CommTimes, Seconds, SimulatedStep, StepParts, Waits, parts_of
 from lagom_overlap.timeline import Span, SpanKind, Timeline
 from lagom_overlap.workload import CommOp
@@ -169,7 +169,8 @@ class TrainingSimulator:
             precision=precision,
             clips=clips,
         )
-        self._gathers_at_first = self._steps.rules.stays_whole(layout)
+        rules = self._steps.rules
+        self._gathers_at_first, self._queues = rules.stays_whole(layout), rules.queues_transfers(layout)
         self._built: dict[int, _Built] = {}
         self.price = FrameworkModel.of(
             cluster, profile, operators.in_training(), framework, sm_carveout, rank_skew_s=rank_skew_s
@@ -205,11 +206,12 @@ class TrainingSimulator:
         if built is None:
             built = self._built[rank] = self._build(rank)
         step = built.simulated(settings)
-        transfer_s = 0.0
-        if self._layout.overlap_p2p:
+        transfer_s, goes_on = 0.0, self._layout.overlap_p2p or self._queues
+        if goes_on:
             sends = built.columns.flags(lambda op: isinstance(op, CommOp) and op.communicator == PIPELINE)
             transfer_s = float((step.ends_s - step.starts_s)[sends].max(initial=0.0))
-        return _Role(parts_of(step, self.price, self._layout), step.makespan_s, transfer_s)
+        parts = parts_of(step, self.price, self._layout.chunks, waits_for_sends=not goes_on)
+        return _Role(parts, step.makespan_s, transfer_s)
 
     def _stage_like(self, rank: int) -> int:
         """The stage that is simulated for this one: the first inner one with layers of the same kinds."""
@@ -245,7 +247,10 @@ class TrainingSimulator:
             )
             for role in roles
         ]
-        runs = run_pipeline([stage_slots(layout, rank) for rank in range(layout.pipeline)], slot_times)
+        is_pytorch = self._gathers_at_first
+        orders = [stage_slots(layout, rank, is_pytorch=is_pytorch) for rank in range(layout.pipeline)]
+        run_all = run_queued_pipeline if self._queues and not layout.overlap_p2p else run_pipeline
+        runs = run_all(orders, slot_times)
         rows, iteration_s = [], 0.0
         for rank, (role, run) in enumerate(zip(roles, runs, strict=True)):
             row = self._row(rank, role, run[-1].end_s)

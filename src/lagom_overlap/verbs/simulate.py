@@ -19,7 +19,7 @@ from lagom_overlap.sim.what_if import WhatIf
 from lagom_overlap.trace.chrome_writer import chrome_trace
 from lagom_overlap.units import format_seconds
 from lagom_overlap.verbs.simulate_what_if import simulated_what_ifs
-from lagom_overlap.workload.parallel import PipelineSchedule, StageMemory
+from lagom_overlap.workload.parallel import StageMemory
 from lagom_overlap.workload.step.switches import has_switch
 
 _FILES = ("run.json", "report.html", "timeline.json")
@@ -32,12 +32,6 @@ class SimulateRequest:
 
     spec: JobSpec
     out: Path | None = None
-
-
-_INTERLEAVED_NOTE = (
-    "PyTorch's interleaved schedules receive on the stream that they send on, and wait for each other there; that is "
-    "not modelled, and the step may take longer (15 % in an emulated one of uneven stages)."
-)
 
 
 def _unused(spec: JobSpec) -> list[str]:
@@ -95,8 +89,6 @@ def run_simulate(request: SimulateRequest) -> SimulateResult:
     ]
     if frees_nothing(job):
         notes.append(_freed_nothing(job))
-    if job.rules.stays_whole(job.layout) and job.layout.schedule is PipelineSchedule.INTERLEAVED:
-        notes.append(_INTERLEAVED_NOTE)
     notes += _carve_out_notes(spec, times.iteration_s, carve_outs)
     what_ifs = simulated_what_ifs(job, simulator, times)
     ran = _Ran(job, times, simulator.steps_s(times), memories, carve_outs, what_ifs)

@@ -30,7 +30,8 @@ from lagom_overlap.workload.step.switches import has_dispatcher, has_switch
 
 CARVE_OUTS: Final = (8, 16, 24)
 _MEGATRONS: Final = ("megatron", "megatron_deepspeed")
-_CUTS_TENSOR: Final = ("megatron", "fsdp2", "torchtitan", "torchtitan_blocks", "torchtitan_compiled")
+_FSDP2S: Final = ("fsdp2", "torchtitan", "torchtitan_blocks", "torchtitan_compiled")
+_CUTS_TENSOR: Final = ("megatron", *_FSDP2S)
 """Frameworks with Transformer Engine's user buffers, or with PyTorch's async TP."""
 _MERGED: Final = {
     True: "--moe-token-dispatcher-type flex (Megatron-LM: DeepEP, HybridEP)",
@@ -39,10 +40,15 @@ _MERGED: Final = {
 """By whether the framework is Megatron-LM."""
 _FSDP2_AHEAD: Final = "set_modules_to_forward_prefetch, set_modules_to_backward_prefetch"
 _GATHERS_AHEAD: Final = {
-    **dict.fromkeys(("fsdp2", "torchtitan", "torchtitan_blocks", "torchtitan_compiled"), _FSDP2_AHEAD),
+    **dict.fromkeys(_FSDP2S, _FSDP2_AHEAD),
     "deepspeed": "stage3_prefetch_bucket_size (DeepSpeed)",
 }
 """How a framework is told to gather another unit ahead under ZeRO-3."""
+_SENDS_APART: Final = {
+    **dict.fromkeys(_MEGATRONS, "without --no-overlap-p2p-communication (Megatron-LM)"),
+    **dict.fromkeys(_FSDP2S, "TORCH_DISTRIBUTED_PIPELINE_PER_EDGE_P2P=1 (PyTorch 2.15)"),
+}
+"""How a framework is told that an interleaved stage's transfers wait for nothing but their results."""
 _POINT_TO_POINT: Final = (CollectiveKind.SEND_RECV, CollectiveKind.ALL_TO_ALL)
 _MAX_SLOTS: Final = 4096
 """Forwards of all stages beyond which only collectives are varied: flags build every stage again."""
@@ -170,8 +176,8 @@ def _layouts(layout: ParallelLayout, framework: str) -> Iterator[tuple[str, str,
     if is_plain and has_switch(framework, "async_tensor"):
         change = "input gradients' all-reduce behind the weight gradients"
         yield change, "", "async_tensor = true", replace(layout, async_tensor=True)
-    if layout.schedule is PipelineSchedule.INTERLEAVED and not layout.overlap_p2p and framework in _MEGATRONS:
-        line = "without --no-overlap-p2p-communication (Megatron-LM)"
+    if layout.schedule is PipelineSchedule.INTERLEAVED and not layout.overlap_p2p and framework in _SENDS_APART:
+        line = _SENDS_APART[framework]
         other = replace(layout, overlap_p2p=True)
         yield "pipeline transfers behind computation", line, "overlap_p2p = true", other
     can_overlap = layout.expert > 1 and layout.num_micro_batches > 1 and has_switch(framework, "overlap_experts")

@@ -30,7 +30,7 @@ from typing import Final
 
 from lagom_overlap.errors import UnknownNameError
 from lagom_overlap.units import MIB
-from lagom_overlap.workload.parallel.layout import MAX_ZERO_STAGE, ParallelLayout
+from lagom_overlap.workload.parallel.layout import MAX_ZERO_STAGE, ParallelLayout, PipelineSchedule
 from lagom_overlap.workload.precision import HALF, MIXED, DType, Precision
 from lagom_overlap.workload.step.traffic import (
     COMPILED,
@@ -128,6 +128,13 @@ class IssueRules:
         PyTorch's pipelines do so with FSDP2 (`torch/distributed/pipelining/stage.py`).
         """
         return self.sharding is Sharding.FSDP2 and layout.pipeline > 1
+
+    def queues_transfers(self, layout: ParallelLayout) -> bool:
+        """Whether computations go on while stages exchange results, and all that a stage exchanges is in one queue.
+
+        PyTorch's interleaved schedules send and receive on one stream of one communicator (2.15; pytorch issue 188833).
+        """
+        return self.stays_whole(layout) and layout.schedule is PipelineSchedule.INTERLEAVED
 
 
 _ADAMW_FOREACH_BYTES: Final = 84

@@ -264,7 +264,7 @@ class StageBuild:
             origin=Origin(phase=phase, microbatch=batch, module="pipeline"),
             deps=sources,
         )
-        if not layout.overlap_p2p:
+        if not (layout.overlap_p2p or self._rules.queues_transfers(layout)):
             self.graph.hold_back(COMPUTE, [name])
 
     def _sum_tied(self) -> None:
