@@ -52,7 +52,7 @@ def expect_refusal(tmp_path: Path, capsys, text: str, words: list[str], *flags: 
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ('name = "toy"', 'name = "toy"\nrank = 2', ["job.rank", "allowed", "ranks"]),
+        ('name = "toy"', 'name = "toy"\nrank = 2', ["job.rank", "did you mean 'ranks'", "allowed", "ranks"]),
         ("a40_nvlink", "a40_nvlnk", ["'a40_nvlnk'", "did you mean 'a40_nvlink'", "h200"]),
         ('"8 MiB"', "-1", ["group[0].comm[0].bytes is -1", ">= 1"]),
         ('"8 MiB"', '"8 Mib/s"', ["group[0].comm[0].bytes", "MiB"]),

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from lagom_overlap.collective import Algorithm, CollectiveKind, LaunchOrder, Protocol, StreamPriority, Transport
-from lagom_overlap.errors import JobError, in_words
+from lagom_overlap.errors import JobError, did_you_mean, in_words
 from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.tuners.warm_start import WarmSource
 from lagom_overlap.units import GBIT_PER_S, format_bytes, parse_bytes
@@ -506,7 +506,8 @@ def _explain(message: str, raw: dict[str, Any]) -> str:
     key = path.lstrip(".")
     if unknown := _UNKNOWN.match(complaint):
         table = _struct_at(path)
-        allowed = f"; allowed: {', '.join(sorted(table.__struct_fields__))}" if table else ""
+        fields = sorted(table.__struct_fields__) if table else []
+        allowed = f"{did_you_mean(unknown[1], fields)}; allowed: {', '.join(fields)}" if table else ""
         return f"unknown key {f'{key}.{unknown[1]}'.lstrip('.')!r}{allowed}"
     if missing := _MISSING.match(complaint):
         return f"missing key {f'{key}.{missing[1]}'.lstrip('.')!r}"
