@@ -70,10 +70,10 @@ class ClusterTable(Spec, frozen=True):
 class ParallelTable(Spec, frozen=True):
     """`[parallel]`: fully sharded data parallelism over `fsdp` ranks, or degrees of their own.
 
-    `fsdp = N` is `data = N` with `zero_stage = 3` under FSDP2; with `replicate = R` there are R such groups, and `data`
-    is all of them. What the other keys mean:
-    `workload.parallel.ParallelLayout`. `framework` issues the step (`workload.step.rules`); by default FSDP2 for `fsdp`
-    and Megatron-LM otherwise. `clip_gradients` is by default what the framework does.
+    `fsdp = N` is `data = N` with `zero_stage = 3` under FSDP2 (2, if that is given); with `replicate = R` there are R
+    such groups, and `data` is all of them. What the other keys mean: `workload.parallel.ParallelLayout`.
+    `framework` issues the step (`workload.step.rules`); by default FSDP2 for `fsdp` and Megatron-LM otherwise.
+    `clip_gradients` is by default what the framework does.
     `auto = [2, 8]` gives no degrees but a mesh, over which `lagom capture` and `lagom plan` search for a sharding.
     """
 
@@ -470,9 +470,13 @@ def _check_parallel(parallel: ParallelTable, where: str) -> None:
                 )
     if parallel.fsdp is None:
         return
-    for name in ("data", "zero_stage"):
-        if getattr(parallel, name) is not None:
-            raise JobError(f"{where}: parallel.fsdp already says parallel.{name}: give one of the two")
+    if parallel.data is not None:
+        raise JobError(f"{where}: parallel.fsdp already says parallel.data: give one of the two")
+    if parallel.zero_stage not in (None, 2, 3):
+        raise JobError(
+            f"{where}: parallel.zero_stage is {parallel.zero_stage}: with parallel.fsdp, which shards parameters, "
+            "must be 3 or 2 (parameters kept after forward)"
+        )
 
 
 _PATH: Final = re.compile(r" - at `\$?(.*)`$")

@@ -25,25 +25,29 @@ from lagom_overlap.sim.what_if import (
     best_first,
     what_if,
 )
+from lagom_overlap.units import format_memory
 from lagom_overlap.workload.parallel import Dispatcher, ParallelLayout, PipelineSchedule
 from lagom_overlap.workload.step.switches import has_dispatcher, has_switch
 
 CARVE_OUTS: Final = (8, 16, 24)
 _MEGATRONS: Final = ("megatron", "megatron_deepspeed")
-_CUTS_TENSOR: Final = ("megatron", "fsdp2", "torchtitan", "torchtitan_blocks", "torchtitan_compiled")
-"""Frameworks with Transformer Engine's user buffers, or with PyTorch's async TP."""
 _MERGED: Final = {
     True: "--moe-token-dispatcher-type flex (Megatron-LM: DeepEP, HybridEP)",
     False: "expert_parallel_comm_backend = 'deepep' (torchtitan)",
 }
 """By whether the framework is Megatron-LM."""
+_FSDP2: Final = ("fsdp2", "torchtitan", "torchtitan_blocks", "torchtitan_compiled")
+_CUTS_TENSOR: Final = ("megatron", *_FSDP2)
+"""Frameworks with Transformer Engine's user buffers, or with PyTorch's async TP."""
 _FSDP2_AHEAD: Final = "set_modules_to_forward_prefetch, set_modules_to_backward_prefetch"
 _GATHERS_AHEAD: Final = {
-    **dict.fromkeys(("fsdp2", "torchtitan", "torchtitan_blocks", "torchtitan_compiled"), _FSDP2_AHEAD),
+    **dict.fromkeys(_FSDP2, _FSDP2_AHEAD),
     "deepspeed": "stage3_prefetch_bucket_size (DeepSpeed)",
 }
 """How a framework is told to gather another unit ahead under ZeRO-3."""
 _POINT_TO_POINT: Final = (CollectiveKind.SEND_RECV, CollectiveKind.ALL_TO_ALL)
+_SAME_MEMORY: Final = 0.01
+"""More of it than before that is worth a word."""
 _MAX_SLOTS: Final = 4096
 """Forwards of all stages beyond which only collectives are varied: flags build every stage again."""
 
@@ -147,24 +151,24 @@ def _of_the_job(job: JobStep) -> Iterator[tuple[Asked, JobStep]]:
     layout = job.layout
     if layout.num_micro_batches * layout.num_chunks > _MAX_SLOTS:
         return
-    for change, line, setting, other in _layouts(layout, job.rules.name):
-        yield (
-            Asked(change, f"{line}; {setting}".removeprefix("; "), f"[parallel] {setting}"),
-            replace(job, layout=other),
-        )
+    for change, line, setting, changed in _layouts(layout, job.rules.name):
+        other, key = replace(job, layout=changed), f"[parallel] {setting}"
+        takes_more = other.most_bytes > (1 + _SAME_MEMORY) * job.most_bytes
+        what = f"{change} ({format_memory(other.most_bytes)} per GPU)" if takes_more else change
+        yield Asked(what, f"{line}; in the job file {key}" if line else key, key), other
 
 
 def _layouts(layout: ParallelLayout, framework: str) -> Iterator[tuple[str, str, str, ParallelLayout]]:
     """The overlap flags that are off and that the framework has, each switched on alone.
 
-    They need no other degrees and no other memory. Each with the framework's own name for it and the job file's key.
+    They need no other degrees. Each with the framework's own name for it and the job file's key.
     """
     if layout.data > 1 and layout.zero_stage <= 1 and not layout.overlap_gradients:
         line = "--overlap-grad-reduce (Megatron-LM)"
         other = replace(layout, overlap_gradients=True)
         yield "gradients reduced during the last backward", line, "overlap_gradients = true", other
     if layout.sequence_parallel and not layout.overlap_tensor and framework in _CUTS_TENSOR:
-        line = "--tp-comm-overlap (Megatron-LM), async TP (torchtitan)"
+        line = "--tp-comm-overlap (Megatron-LM)" if framework in _MEGATRONS else "async TP (torchtitan)"
         yield "tensor parallelism in parts", line, "overlap_tensor = true", replace(layout, overlap_tensor=True)
     is_plain = layout.tensor > 1 and not layout.sequence_parallel and not layout.async_tensor
     if is_plain and has_switch(framework, "async_tensor"):
@@ -184,5 +188,8 @@ def _layouts(layout: ParallelLayout, framework: str) -> Iterator[tuple[str, str,
         line = _MERGED[framework in _MEGATRONS]
         other = replace(layout, dispatcher=Dispatcher.MERGED)
         yield "tokens sent once to each rank and node", line, 'dispatcher = "merged"', other
+    if layout.zero_stage == 3 and layout.replicas > 1 and framework in _FSDP2:
+        line = "fully_shard(..., reshard_after_forward=False)"
+        yield "parameters kept after forward", line, "zero_stage = 2", replace(layout, zero_stage=2)
     if layout.zero_stage == 3 and layout.prefetch == 1 and framework in _GATHERS_AHEAD:
         yield "one more unit gathered ahead", _GATHERS_AHEAD[framework], "prefetch = 2", replace(layout, prefetch=2)
