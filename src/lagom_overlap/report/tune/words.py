@@ -168,6 +168,8 @@ def next_step(result: TuneResult, folder: str = "RUN") -> str:
     """How what was found is used and undone; empty where there is nothing to use. `folder` is the run's."""
     if result.verdict is None or not result.verdict.adopted or result.changes_nothing:
         return ""
+    if result.step_s is not None and result.tuned_step_s is not None and result.tuned_step_s >= result.step_s:
+        return ""  # the whole step gains nothing
     proves = "lagom run --online -- COMMAND finds and proves settings in the job itself"
     if result.is_simulated:
         sets = f"lagom run --config {folder} -- COMMAND sets these unproven"
