@@ -143,6 +143,20 @@ def test_torch_missing_gives_the_pip_line(tmp_path, capsys, monkeypatch):
     expect_refusal(tmp_path, capsys, text, ["torch", "pip install"])
 
 
+def test_a_program_without_torch_gives_the_pip_line(tmp_path):
+    """In a process of its own: here torch may be loaded already."""
+    job = tmp_path / "job.toml"
+    job.write_text(
+        '[job]\nname = "p"\n[program]\nscript = "step.py"\nfunction = "step"\n[cluster]\npreset = "a40_nvlink"\n',
+        encoding="utf-8",
+    )
+    (tmp_path / "step.py").write_text("def step(): ...\n", encoding="utf-8")
+    without = "import sys; sys.modules['torch'] = None; from lagom_overlap.cli import main; sys.exit(main(['plan', 'job.toml']))"
+    done = subprocess.run([sys.executable, "-c", without], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == "lagom plan: a [program] needs the package 'torch': pip install 'lagom-overlap[torch]'\n"
+
+
 def test_an_extra_that_is_missing_gives_the_pip_line(monkeypatch):
     class Broken:
         name = "gloo"

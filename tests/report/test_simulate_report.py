@@ -12,7 +12,7 @@ from rich.console import Console
 from lagom_overlap.jobfile.spec import parse_job
 from lagom_overlap.report.simulate.page import render_simulation
 from lagom_overlap.report.simulate.terminal import MAX_STAGES, WIDTH, simulation_summary
-from lagom_overlap.report.simulate.words import stage_parts
+from lagom_overlap.report.simulate.words import stage_parts, summary
 from lagom_overlap.results.simulate import SimulatedStage, SimulateResult
 from lagom_overlap.sim.step_parts import CommTimes
 from lagom_overlap.timeline import Timeline
@@ -178,6 +178,12 @@ def test_the_bars_of_the_page_lie_where_the_intervals_do(tmp_path: Path) -> None
         for place, key in zip(places, ("low_s", "gain_s", "high_s"), strict=True):
             assert float(place or "nan") == pytest.approx(max(0.0, zero + per_s * answer[key]), abs=0.2)
     assert arrows >= 1
+
+
+def test_the_summary_of_a_result_answers_too() -> None:
+    said = run_simulate(SimulateRequest(spec=parse_job(ASKED, "job.toml"))).summary().splitlines()
+    assert said[2].startswith("Worth trying: ")
+    assert not any("Worth trying" in line or "is predicted" in line for line in summary(result(1)).splitlines())
 
 
 def test_a_page_without_answers_has_no_section() -> None:
