@@ -151,8 +151,14 @@ def test_a_program_without_torch_gives_the_pip_line(tmp_path):
         encoding="utf-8",
     )
     (tmp_path / "step.py").write_text("def step(): ...\n", encoding="utf-8")
-    without = "import sys; sys.modules['torch'] = None; from lagom_overlap.cli import main; sys.exit(main(['plan', 'job.toml']))"
-    done = subprocess.run([sys.executable, "-c", without], capture_output=True, text=True, check=False, cwd=tmp_path)
+    lines = (
+        "import sys",
+        "sys.modules['torch'] = None",
+        "from lagom_overlap.cli import main",
+        "sys.exit(main(sys.argv[1:]))",
+    )
+    command = [sys.executable, "-c", "; ".join(lines), "plan", "job.toml"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr == "lagom plan: a [program] needs the package 'torch': pip install 'lagom-overlap[torch]'\n"
 

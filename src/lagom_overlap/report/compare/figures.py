@@ -36,10 +36,10 @@ def figure(result: CompareResult) -> go.Figure:
         hovertext=[f"{label(row.tuner)}: {ratio:.3f}×, {row.num_measurements} measurements" for row, ratio in held],
         hoverinfo="text",
     )
-    near = [ratio for row, ratio in held for ratio in (ratio, *(row.speedup_interval or ()))]
     far = [(row, ratio) for row, ratio in held if ratio < _FAR_BELOW]
     if far and len(far) < len(held):
-        low, high = min(ratio for ratio in near if ratio >= _FAR_BELOW), max(1.0, *near)
+        near = [end for row, ratio in held if ratio >= _FAR_BELOW for end in (ratio, *(row.speedup_interval or ()))]
+        low, high = min(near), max(1.0, *near)
         margin = 0.06 * (high - low)
         drawn.update_xaxes(range=[min(low, 1.0) - 2 * margin, high + margin])
         for row, ratio in far:
