@@ -45,9 +45,8 @@ from lagom_overlap.results.plan import (
     Spread,
 )
 from lagom_overlap.results.plan_decisions import decisions_of
-from lagom_overlap.sim.what_if import Asked, Spent, Verdict, interval_text, what_if
+from lagom_overlap.sim.what_if import Asked, Verdict, interval_text, what_if
 from lagom_overlap.timeline import Timeline
-from lagom_overlap.timeline.metrics import overlap_metrics
 from lagom_overlap.trace.chrome_writer import chrome_trace
 from lagom_overlap.tuners.sequential import judged_pairs
 from lagom_overlap.units import format_memory, format_seconds
@@ -56,6 +55,7 @@ from lagom_overlap.verbs.plan_file import check_plan, check_plan_file, plan_toml
 from lagom_overlap.verbs.plan_fsdp2 import fsdp2_lines
 from lagom_overlap.verbs.plan_megatron import megatron_files, megatron_lines, megatron_plan
 from lagom_overlap.verbs.plan_problem import OURS, WHOLE, Check, PlanInput
+from lagom_overlap.verbs.simulate_what_if import spent_of
 from lagom_overlap.workload.digest import graph_digest
 from lagom_overlap.workload.rewrite.apply import rewritten
 
@@ -370,14 +370,9 @@ def _how_sure(found: Planned) -> tuple[str, ...]:
     """How far the model's own error may move a gain that was simulated with contention, as `lagom simulate` says it."""
     if found.plan.changes_nothing or found.after.simulation is not Simulation.CONTENTION:
         return ()
-    gain = what_if(Asked("the plan", ""), _spent(found.before), _spent(found.after))
+    gain = what_if(Asked("the plan", ""), spent_of(found.before.timeline), spent_of(found.after.timeline))
     none = "" if gain.verdict is Verdict.GAIN else ", so that it may be none"
     return (f"By the model's own error (docs/accuracy.md) the gain is {interval_text(gain)} of the step{none}.",)
-
-
-def _spent(step: SimulatedStep) -> Spent:
-    overlapped_s = overlap_metrics(step.timeline).overlapped_s
-    return Spent(step_s=step.makespan_s, overlapped_s=overlapped_s, exposed_s=step.exposed_s)
 
 
 def _executed(given: PlanInput, found: Planned, result: PlanResult) -> PlanResult:

@@ -12,8 +12,14 @@ from typing import Final
 
 from lagom_overlap.collective import Collective, CollectiveKind, CommConfig, Protocol, Transport
 from lagom_overlap.cost import ContentionModel
+from lagom_overlap.engines.fx.fsdp2_settings import Fsdp2Settings
 from lagom_overlap.errors import LagomError
 from lagom_overlap.jobfile.step import JobStep
+from lagom_overlap.planners.fsdp2.reissue import reissued
+from lagom_overlap.planners.fsdp2.visits import units_of, visits_of
+from lagom_overlap.planners.memory import peak_of_spans
+from lagom_overlap.planners.simulated import stands_still_s
+from lagom_overlap.sim.iteration import IterationSimulator
 from lagom_overlap.sim.training import Settings, TrainingSimulator, TrainingTimes
 from lagom_overlap.sim.what_if import (
     COPY_ENGINES,
@@ -25,7 +31,10 @@ from lagom_overlap.sim.what_if import (
     best_first,
     what_if,
 )
+from lagom_overlap.timeline import Timeline
+from lagom_overlap.timeline.metrics import overlap_metrics
 from lagom_overlap.units import format_memory
+from lagom_overlap.workload import Iteration
 from lagom_overlap.workload.parallel import Dispatcher, ParallelLayout, PipelineSchedule
 from lagom_overlap.workload.step.switches import has_dispatcher, has_switch
 
@@ -46,6 +55,8 @@ _GATHERS_AHEAD: Final = {
 }
 """How a framework is told to gather another unit ahead under ZeRO-3."""
 _POINT_TO_POINT: Final = (CollectiveKind.SEND_RECV, CollectiveKind.ALL_TO_ALL)
+_KEEPS: Final = "parameters kept after forward"
+_KEEP_LINE: Final = "fully_shard(..., reshard_after_forward=False)"
 _SAME_MEMORY: Final = 0.01
 """More of it than before that is worth a word."""
 _MAX_SLOTS: Final = 4096
@@ -83,6 +94,48 @@ def simulated_what_ifs(job: JobStep, simulator: TrainingSimulator, times: Traini
             continue
         found.append(what_if(asked, before, spent(after)))
     return best_first(found)
+
+
+def spent_of(timeline: Timeline) -> Spent:
+    """A simulated step, as the answers' errors need it."""
+    overlapped_s = overlap_metrics(timeline).overlapped_s
+    return Spent(step_s=timeline.makespan_s, overlapped_s=overlapped_s, exposed_s=stands_still_s(timeline))
+
+
+def captured_what_ifs(
+    flow: Iteration, issued: Iteration, model: ContentionModel, timeline: Timeline
+) -> tuple[WhatIf, ...]:
+    """The answers for a captured step that runs as `timeline`, best first: its collectives, and FSDP2's parameters.
+
+    `flow` holds the step's data dependences alone, `issued` what the framework waits for, too.
+    """
+    simulator, before, found = IterationSimulator(issued, model), spent_of(timeline), []
+    if (kept := _kept(flow, issued)) is not None:
+        after = IterationSimulator(kept, model).timeline({})
+        peak = peak_of_spans(kept, {span.name: (span.start_s, span.end_s) for span in after.spans})
+        if peak <= model.cluster.gpu.memory_bytes:
+            asked = Asked(f"{_KEEPS} ({format_memory(peak)} per GPU)", _KEEP_LINE)
+            found.append(what_if(asked, before, spent_of(after)))
+    for asked, settings in _of_collectives(model):
+        configs = {op.name: config for op in issued.comms if (config := settings(op.collective)) is not None}
+        if not configs:
+            continue
+        try:
+            after = simulator.timeline(configs)
+        except LagomError:
+            continue
+        found.append(what_if(asked, before, spent_of(after)))
+    return best_first(found)
+
+
+def _kept(flow: Iteration, issued: Iteration) -> Iteration | None:
+    """The step as FSDP2 issues it with all parameters kept after forward; None where none is gathered again."""
+    visits = visits_of(flow)
+    again = {visit.unit for visit in visits if not visit.is_forward}
+    units = units_of(visits)
+    if not again:
+        return None
+    return reissued(flow, issued, Fsdp2Settings(units=units, kept=tuple(unit for unit in units if unit in again)))
 
 
 def _of_collectives(model: ContentionModel) -> Iterator[tuple[Asked, Settings]]:
@@ -189,7 +242,6 @@ def _layouts(layout: ParallelLayout, framework: str) -> Iterator[tuple[str, str,
         other = replace(layout, dispatcher=Dispatcher.MERGED)
         yield "tokens sent once to each rank and node", line, 'dispatcher = "merged"', other
     if layout.zero_stage == 3 and layout.replicas > 1 and framework in _FSDP2:
-        line = "fully_shard(..., reshard_after_forward=False)"
-        yield "parameters kept after forward", line, "zero_stage = 2", replace(layout, zero_stage=2)
+        yield _KEEPS, _KEEP_LINE, "zero_stage = 2", replace(layout, zero_stage=2)
     if layout.zero_stage == 3 and layout.prefetch == 1 and framework in _GATHERS_AHEAD:
         yield "one more unit gathered ahead", _GATHERS_AHEAD[framework], "prefetch = 2", replace(layout, prefetch=2)
