@@ -163,6 +163,16 @@ def test_a_program_without_torch_gives_the_pip_line(tmp_path):
     assert done.stderr == "lagom plan: a [program] needs the package 'torch': pip install 'lagom-overlap[torch]'\n"
 
 
+@pytest.mark.parametrize("content", [b"\x1f\x8b\x08rest", b'{"format": "lagom-capture"}'])
+def test_a_capture_in_place_of_a_job_file_is_told_where_it_goes(tmp_path, capsys, content):
+    path = tmp_path / "step.json.gz"
+    path.write_bytes(content)
+    assert main(["simulate", str(path)]) == 2
+    said = capsys.readouterr().err
+    assert "is no job file; if it is a capture, a job file names it" in said
+    assert said.count("\n") == 1
+
+
 def test_an_extra_that_is_missing_gives_the_pip_line(monkeypatch):
     class Broken:
         name = "gloo"

@@ -367,6 +367,11 @@ def read_job(path: Path, *, is_emulated: bool = False) -> JobSpec:
         raise JobError(f"job file {str(path)!r} does not exist") from None
     except OSError as error:
         raise JobError(f"job file {str(path)!r} cannot be read: {error.strerror}") from None
+    if content.startswith(_CAPTURES):
+        raise JobError(
+            f"{str(path)!r} is no job file; if it is a capture, a job file names it: [job] name, [model] capture = "
+            f"{str(path)!r}, [cluster] preset (lagom plan takes one without, with --cluster)"
+        )
     if len(content) > MAX_JOB_BYTES:
         raise JobError(f"job file {str(path)!r} has more than {MAX_JOB_BYTES} bytes, the most that is allowed")
     try:
@@ -376,6 +381,10 @@ def read_job(path: Path, *, is_emulated: bool = False) -> JobSpec:
     except (ValueError, RecursionError) as error:  # TOMLDecodeError, or an integer of thousands of digits
         raise JobError(f"job file {str(path)!r} is not TOML: {error}") from None
     return _seen_from(parse_job(raw, str(path), is_emulated=is_emulated), path.parent)
+
+
+_CAPTURES: Final = (b"\x1f\x8b", b'{"')
+"""How gzip and JSON begin; no TOML does."""
 
 
 def _seen_from(spec: JobSpec, folder: Path) -> JobSpec:
