@@ -176,12 +176,11 @@ def main() -> None:
         losses.append(loss.item())
         states.append(str(tuner.state))
         if rank == 0 and step % 20 == 0:
-            print(
-                f"step {step:4d}  loss {losses[-1]:.4f}  {statistics.median(times[-20:]):.3f} s  {tuner.state}",
-                flush=True,
-            )
+            state = "" if args.no_tune else f"  {tuner.state}"
+            print(f"step {step:4d}  loss {losses[-1]:.4f}  {statistics.median(times[-20:]):.3f} s{state}", flush=True)
     if rank == 0:
-        print(f"{tuner.state}: {tuner.reason}")
+        if not args.no_tune:
+            print(f"{tuner.state}: {tuner.reason}")
         if args.record is not None:
             args.record.write_text(
                 json.dumps({"losses": losses, "times_s": times, "states": states, "reason": tuner.reason})

@@ -3,7 +3,7 @@ import inspect
 import pytest
 
 from lagom_overlap import errors
-from lagom_overlap.errors import BackendError, LagomError, UnknownNameError
+from lagom_overlap.errors import BackendError, LagomError, UnknownNameError, did_you_mean
 
 
 def error_classes() -> dict[str, type[Exception]]:
@@ -38,3 +38,17 @@ def test_an_unknown_name_lists_what_is_allowed_sorted_and_the_nearest() -> None:
 @pytest.mark.parametrize("name", ["", "zzz"])
 def test_a_name_like_no_other_gets_no_hint(name: str) -> None:
     assert str(UnknownNameError.among("model", name, ["phi-2"])) == f"unknown model {name!r}; allowed: phi-2"
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("h100", " (did you mean 'h100_dgx' or 'h100_hbm2e'?)"),
+        ("h10O_dgx", " (did you mean 'h100_dgx'?)"),
+        ("mi", ""),  # begins three names: too many to list again, and near to none
+        ("", ""),
+    ],
+)
+def test_a_shortened_name_stands_for_those_that_begin_so(name: str, hint: str) -> None:
+    presets = ["h100_dgx", "h100_hbm2e", "h200", "mi300x", "mi350x", "mi355x"]
+    assert did_you_mean(name, presets) == hint

@@ -23,6 +23,17 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Final
 
+_MAX_LONGER: Final = 2
+"""Names that a shortened one may stand for and that are worth listing again."""
+
+
+def did_you_mean(name: str, allowed: Iterable[str]) -> str:
+    """A hint at what was meant: the names that begin so if they are few, else the nearest one; "" where none is."""
+    names = sorted(allowed)
+    longer = [other for other in names if other.startswith(name)] if name else []
+    near = longer if 0 < len(longer) <= _MAX_LONGER else get_close_matches(name, names, n=1)
+    return f" (did you mean {' or '.join(map(repr, near))}?)" if near else ""
+
 
 class LagomError(Exception):
     """Raised for what a user can fix; the command line prints it as one line and exits with 2."""
@@ -39,9 +50,7 @@ class UnknownNameError(LagomError):
     def among(cls, what: str, name: str, allowed: Iterable[str]) -> "UnknownNameError":
         """The error for `name`, listing what is allowed and the nearest word."""
         names = sorted(allowed)
-        near = get_close_matches(name, names, n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        return cls(f"unknown {what} {name!r}{hint}; allowed: {', '.join(names)}")
+        return cls(f"unknown {what} {name!r}{did_you_mean(name, names)}; allowed: {', '.join(names)}")
 
 
 class SpaceError(LagomError):

@@ -52,7 +52,7 @@ def expect_refusal(tmp_path: Path, capsys, text: str, words: list[str], *flags: 
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ('name = "toy"', 'name = "toy"\nrank = 2', ["job.rank", "allowed", "ranks"]),
+        ('name = "toy"', 'name = "toy"\nrank = 2', ["job.rank", "did you mean 'ranks'", "allowed", "ranks"]),
         ("a40_nvlink", "a40_nvlnk", ["'a40_nvlnk'", "did you mean 'a40_nvlink'", "h200"]),
         ('"8 MiB"', "-1", ["group[0].comm[0].bytes is -1", ">= 1"]),
         ('"8 MiB"', '"8 Mib/s"', ["group[0].comm[0].bytes", "MiB"]),
@@ -141,6 +141,36 @@ def test_torch_missing_gives_the_pip_line(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name, *_: None if name == "torch" else object())
     text = SIMULATED.replace('name = "toy"', 'name = "toy"\nbackend = "gloo"')
     expect_refusal(tmp_path, capsys, text, ["torch", "pip install"])
+
+
+def test_a_program_without_torch_gives_the_pip_line(tmp_path):
+    """In a process of its own: here torch may be loaded already."""
+    job = tmp_path / "job.toml"
+    job.write_text(
+        '[job]\nname = "p"\n[program]\nscript = "step.py"\nfunction = "step"\n[cluster]\npreset = "a40_nvlink"\n',
+        encoding="utf-8",
+    )
+    (tmp_path / "step.py").write_text("def step(): ...\n", encoding="utf-8")
+    lines = (
+        "import sys",
+        "sys.modules['torch'] = None",
+        "from lagom_overlap.cli import main",
+        "sys.exit(main(sys.argv[1:]))",
+    )
+    command = [sys.executable, "-c", "; ".join(lines), "plan", "job.toml"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == "lagom plan: a [program] needs the package 'torch': pip install 'lagom-overlap[torch]'\n"
+
+
+@pytest.mark.parametrize("content", [b"\x1f\x8b\x08rest", b'{"format": "lagom-capture"}'])
+def test_a_capture_in_place_of_a_job_file_is_told_where_it_goes(tmp_path, capsys, content):
+    path = tmp_path / "step.json.gz"
+    path.write_bytes(content)
+    assert main(["simulate", str(path)]) == 2
+    said = capsys.readouterr().err
+    assert "is no job file; if it is a capture, a job file names it" in said
+    assert said.count("\n") == 1
 
 
 def test_an_extra_that_is_missing_gives_the_pip_line(monkeypatch):

@@ -298,7 +298,7 @@ def test_the_default_carrier_is_the_jobs_framework_and_its_plan_is_applied_again
     again = json.loads(lagom(tmp_path, capsys, FSDP2_JOB, "--json", "--apply", str(out / "plan.toml"))[1])
     assert again["iteration_s"]["after"] == found["iteration_s"]["after"]
     _, text, _ = lagom(tmp_path, capsys, FSDP2_JOB)
-    assert "carried by fsdp2" in " ".join(text.split())
+    assert "applied as settings of FSDP2" in " ".join(text.split())
     for_others = out / "plan.toml"
     flags = ("--apply", str(for_others), "--for", "megatron")
     refused(tmp_path, capsys, FSDP2_JOB, ["is for fsdp2", "asks for megatron"], *flags)

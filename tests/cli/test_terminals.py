@@ -188,3 +188,20 @@ def test_an_unknown_flag_points_to_the_help_of_its_verb(capsys):
         main(["doctor", "--gpu"])
     assert ended.value.code == 2
     assert capsys.readouterr().err == "lagom doctor: unrecognized arguments: --gpu; see 'lagom doctor --help'\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["simulat", "job.toml"], "lagom: unknown verb 'simulat' (did you mean 'simulate'?); allowed: analyze, "),
+        (["simulate", "job.toml", "--jsn"], "lagom simulate: unrecognized arguments: --jsn (did you mean '--json'?); "),
+        (["tune", "--ot=x"], "lagom tune: unrecognized arguments: --ot=x (did you mean '--out'?); "),
+    ],
+)
+def test_a_slip_of_the_keyboard_gets_the_word_that_was_meant(capsys, given, words):
+    with pytest.raises(SystemExit) as ended:
+        main(given)
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith(words)
+    assert said.count("\n") == 1

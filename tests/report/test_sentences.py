@@ -12,6 +12,7 @@ from lagom_overlap.report.tune.words import (
     fixed_sentence,
     headline,
     knob_text,
+    next_step,
     ratio_text,
     share_sentence,
 )
@@ -81,11 +82,33 @@ def test_a_gain_that_the_test_cannot_tell_is_said_not_to_be_adopted_and_why(repo
     )
     text = headline(changed(report, verdict=replace(verdict_of(ratio, adopted=False), judgement=unclear)))
     assert text == (
-        "Not adopted: tuned is 1.030× faster than the native PyTorch call "
+        "Not adopted: tuned is not separable from the native PyTorch call: 1.030× its speed "
         "(median of 11 shuffled pairs, quartiles 0.996–1.060, 7/11 wins). "
         "By the sequential test 1.030x, no difference above 7.0% can be seen in 11 pairs, noise 1.20%: "
         "the native PyTorch call stays."
     )
+
+
+@pytest.mark.parametrize(
+    ("backend", "description", "words"),
+    [
+        ("gloo", "gloo", ("This holds for the calls of this job file.", "lagom run --online -- COMMAND")),
+        ("nccl", "nccl", ("To use it: lagom run --config there -- COMMAND", "To undo it: start the job without")),
+        (
+            "simulated",
+            "simulated: A40",
+            ("To prove it on the machine: lagom run --online", "To undo either: start the job"),
+        ),
+        ("recorded", "replayed: simulated: A40", ("To prove it on the machine", "lagom run --config there")),
+    ],
+)
+def test_what_was_adopted_says_how_it_is_used_and_undone(report, backend, description, words):
+    adopted = verdict_of(EIGHTEEN, adopted=True)
+    found = changed(report, verdict=adopted, backend=backend, backend_description=description)
+    assert all(word in next_step(found, "there") for word in words)
+    assert next_step(changed(found, verdict=verdict_of(EIGHTEEN, adopted=False))) == ""
+    defaults = {problem.group.name: problem.default for problem in report.search.problems}
+    assert next_step(changed(found, recommended=defaults)) == ""
 
 
 def test_a_loss_is_called_slower(report):

@@ -126,7 +126,16 @@ def test_the_comparison_has_a_row_per_tuner_in_order():
     lines = lines_of(compare_table(rows))
     assert_fits(lines)
     assert sum(line.strip().startswith("t" * 10) for line in lines) > 1  # a long name wraps and is shown whole
-    assert lines[-1].startswith("Regret: ")
-    assert lines[0].split() == ["tuner", "meas.", "makespan", "over", "default", "95", "%", "interval", "regret"]
+    assert "Regret: the makespan over" in " ".join(" ".join(lines).split())
+    assert lines[0].split() == ["tuner", "meas.", "makespan", "speed", "95", "%", "regret"]
     assert lines[1].split() == ["default", "1", "12.3", "ms", "1.000×", "-", "18.0", "%"]
-    assert lines[2].split() == ["lagom", "33", "10.4", "ms", "1.183×", "1.100", "to", "1.250", "0.0", "%"]
+    assert lines[2].split() == ["lagom", "33", "10.4", "ms", "1.183×", "1.100–1.250", "0.0", "%"]
+
+
+def test_seven_tuners_and_the_whole_step_are_a_table_in_80_columns():
+    slow = compare_row("fixed_min", makespan_s=7.79, speedup_over_default=0.108, regret_over_best=8.691, step_s=7.87)
+    fast = compare_row("model_based", makespan_s=0.804, speedup_interval=(1.038, 1.056), step_s=0.913)
+    lines = lines_of(compare_table([slow, fast], step_s=0.948))
+    assert_fits(lines)
+    assert lines[1].split() == ["fixed_min", "1", "7.79", "s", "0.108×", "-", "869.1", "%", "7.87", "s", "+730.2", "%"]
+    assert lines[2].startswith("model_based")

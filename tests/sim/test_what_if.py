@@ -6,6 +6,7 @@ import tomllib
 import pytest
 from rich.console import Console
 
+import lagom_overlap
 from lagom_overlap.jobfile.spec import parse_job
 from lagom_overlap.jobfile.step import job_step
 from lagom_overlap.report.what_if import what_if_parts
@@ -21,6 +22,7 @@ from lagom_overlap.sim.what_if import (
     what_if,
     whether,
 )
+from lagom_overlap.units import format_memory
 from lagom_overlap.verbs.simulate import SimulateRequest, run_simulate
 
 BEFORE = Spent(step_s=1.0, overlapped_s=0.2, exposed_s=0.1)
@@ -60,7 +62,7 @@ def test_the_sentence_names_a_gain_and_says_no_where_there_is_none() -> None:
     assert whether([]) == ""
     assert whether([asked(1.0), asked(0.9)]).startswith("Worth trying: x, +10.0% of the step")
     assert whether([asked(0.99)]).startswith("No gain that the model can tell from its own error")
-    assert whether([asked(1.02), asked(1.0)]).startswith("No gain here")
+    assert whether([asked(1.02), asked(1.0)]).startswith('No change is predicted to pay: the best of 2 changes, "x", ')
     assert interval_text(asked(0.9)) == "+8.5% to +11.5%"
 
 
@@ -74,7 +76,7 @@ def channel_answers(model: str, seq_len: int, nodes: int, parallel: dict[str, ob
     result = run_simulate(SimulateRequest(spec=parse_job(job, "job.toml")))
     answers = [answer for answer in result.what_ifs if "channels" in answer.change]
     assert not any(answer.verdict is Verdict.GAIN for answer in answers)
-    assert whether(answers).startswith("No gain")
+    assert whether(answers).startswith(("No gain", "No change"))
     return answers
 
 
@@ -108,6 +110,30 @@ def test_a_flag_that_hides_what_shows_is_a_gain() -> None:
     assert all(abs(a.share) < LEAST for a in result.what_ifs if a.verdict is Verdict.NO_GAIN)
 
 
+def test_parameters_kept_after_forward_gain_what_the_planner_of_fsdp2_predicts() -> None:
+    """The planner runs FSDP2's hooks again on the recorded step; the question builds another step, under ZeRO 2."""
+    raw = {
+        "job": {"name": "kept"},
+        "model": {"name": "llama-2-7b", "seq_len": 2048},
+        "cluster": {"preset": "h100_dgx", "nodes": 8},
+        "parallel": {"fsdp": 64},
+    }
+    result = run_simulate(SimulateRequest(spec=parse_job(raw, "job.toml")))
+    found = next(answer for answer in result.what_ifs if answer.setting == "[parallel] zero_stage = 2")
+    planned = lagom_overlap.plan(parse_job(raw, "job.toml"), carrier="fsdp2")
+    assert planned.fsdp2 is not None
+    kept = next(switch for switch in planned.fsdp2.switches if "reshard_after_forward" in switch.switch)
+    assert found.gain_s == pytest.approx(kept.without_s - kept.with_s, rel=1e-9)
+    assert result.iteration_s == pytest.approx(kept.without_s, rel=1e-9)
+    assert found.verdict is Verdict.GAIN
+    assert "GB per GPU" in found.change
+    assert found.apply.startswith("fully_shard(..., reshard_after_forward=False)")
+    same = parse_job(raw | {"parallel": {"fsdp": 64, "zero_stage": 2}}, "job.toml")
+    changed = run_simulate(SimulateRequest(spec=same))
+    assert changed.iteration_s == pytest.approx(result.iteration_s - found.gain_s, rel=1e-12)
+    assert f"({format_memory(changed.memory_bytes)} per GPU)" in found.change
+
+
 @pytest.mark.parametrize(
     ("share", "text"),
     [(0.0, "0.0%"), (-0.0, "0.0%"), (-0.0004, "0.0%"), (0.0004, "0.0%"), (-0.0006, "-0.1%"), (0.123, "+12.3%")],
@@ -123,8 +149,8 @@ MIXTURE = {"data": 8, "expert": 8, "global_batch": 16, "tensor": 2}
     ("framework", "stage", "offered"),
     [
         ("megatron", 1, {"overlap_experts", "dispatcher", "overlap_tensor"}),
-        ("torchtitan", 3, {"dispatcher", "prefetch"}),
-        ("fsdp2", 3, {"prefetch"}),
+        ("torchtitan", 3, {"dispatcher", "prefetch", "zero_stage"}),
+        ("fsdp2", 3, {"prefetch", "zero_stage"}),
         ("deepspeed", 3, {"prefetch"}),
     ],
 )

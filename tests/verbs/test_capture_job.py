@@ -115,6 +115,25 @@ def test_a_captured_job_is_simulated(folder: Path, tmp_path: Path, capsys: pytes
     assert printed["exposed_comm_s"] == pytest.approx(step.exposed_s)
     assert printed["peak_memory_bytes"] > read_capture(folder / "step.json.gz").iteration.resident_bytes
     assert (tmp_path / "run" / "timeline.json").exists()
+    assert main(["simulate", str(folder / "job.toml")]) == 0
+    assert "To choose several settings together: lagom plan" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_captured_step_answers_what_the_planner_of_fsdp2_predicts(folder: Path, tmp_path: Path) -> None:
+    """The first layer's parameters are gathered again for backward; kept, they are not."""
+    spec = read_job(folder / "job.toml")
+    result = simulate_capture(spec, tmp_path / "run")
+    found = next(answer for answer in result.what_ifs if answer.change.startswith("parameters kept after forward"))
+    planned = run_plan(read_input(spec), PlanRequest())
+    assert planned.fsdp2 is not None
+    told = (*planned.fsdp2.switches, *planned.fsdp2.not_advised)
+    kept = next(one for one in told if one.switch == "reshard_after_forward=False for all units")
+    assert kept.without_s == pytest.approx(result.iteration_s)  # no other setting gains here
+    assert found.gain_s == pytest.approx(kept.without_s - kept.with_s)
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "Should I change something?" in page
+    assert found.change in page
+    assert f"{result.num_ops} operators" in page
 
 
 def test_a_captured_job_has_groups_to_tune(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """`lagom export`: from a run folder to files, through the command line."""
 
 import json
+import subprocess
 
 import pytest
 
@@ -194,3 +195,14 @@ def test_saved_settings_of_an_online_run_are_exported_like_a_run(tmp_path, capsy
     code, error = export(capsys, path, "--format", "plugin")
     assert code == 2
     assert "version 9" in error
+
+
+def test_the_line_that_says_how_to_use_the_variables_sets_them_in_a_shell(runs, capsys, tmp_path):
+    out = tmp_path / "with a space"
+    _, result = export(capsys, runs / "model", "--format", "env", "--format", "plugin", "--out", out)
+    env, plugin = result["files"]
+    assert plugin["use"] == f"lagom run --config '{out / 'lagom_table.bin'}' -- COMMAND"
+    line = env["use"].replace("COMMAND", "printenv NCCL_ALGO NCCL_PROTO")
+    shown = subprocess.run(["/bin/sh", "-c", line], capture_output=True, text=True, check=True).stdout.split()
+    wanted = dict(row.split("=", 1) for row in (out / "nccl.env").read_text().splitlines() if not row.startswith("#"))
+    assert shown == [wanted["NCCL_ALGO"], wanted["NCCL_PROTO"]]

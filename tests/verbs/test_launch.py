@@ -446,3 +446,4 @@ def test_a_python_without_lagom_runs_the_job_and_says_so():
     assert result.returncode == 0
     assert result.stdout == "ran\n"
     assert "the job runs without us: ModuleNotFoundError" in result.stderr
+    assert f"install lagom-overlap for {PYTHON}, which runs the command" in result.stderr

@@ -46,6 +46,8 @@ VERBS = {
     "phi2_fsdp_a40.toml": Verbs(),
     "both_sides_h100.toml": Verbs(),
     "gpt_175b_3d_a100.toml": Verbs(tune=r"parallel\.pipeline is 8, must be 1"),
+    "llama3_8b_fsdp2_h100.toml": Verbs(),
+    "qwen3_30b_moe_megatron_h100.toml": Verbs(),
     "gpt_fsdp_gloo.toml": GROUPS,
     "workers_ag_rs.toml": GROUPS,
     "overlaps/gloo_fsdp.toml": GROUPS,
@@ -124,9 +126,9 @@ def test_plan_begins_with_the_step_that_simulate_predicts(name: str) -> None:
     assert operators(given.issued) == operators(built.step().issued)
     before_s = simulated(given.problem, given.issued).makespan_s
     said = run_simulate(SimulateRequest(spec=job(name)))
-    assert before_s == said.stages[0].step_s
+    assert before_s == pytest.approx(said.stages[0].step_s, rel=1e-12)  # sums of layers that are repeated round apart
     if built.is_whole:
-        assert before_s == said.iteration_s
+        assert before_s == pytest.approx(said.iteration_s, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", TUNED)

@@ -1,7 +1,7 @@
 """A plan against its program on ranks: what is reported, what is not, and what is kept when the run fails."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -9,10 +9,12 @@ from lagom_overlap.cli import main
 from lagom_overlap.engines.fx.commands import ArmRuns, PlanRun
 from lagom_overlap.errors import WrongResultError
 from lagom_overlap.hardware import load_preset
-from lagom_overlap.planners.base import PlanProblem
-from lagom_overlap.verbs.plan import MAX_ERROR, PlanRequest, run_plan
+from lagom_overlap.planners.base import Plan, PlanProblem
+from lagom_overlap.planners.simulated import Simulation, simulated
+from lagom_overlap.verbs.plan import MAX_ERROR, Planned, PlanRequest, offered, run_plan
 from lagom_overlap.verbs.plan_problem import PlanInput
 from lagom_overlap.workload import CompOp, Gemm, Iteration
+from lagom_overlap.workload.rewrite.steps import Reorder
 
 
 class Times:
@@ -68,6 +70,28 @@ def watched(folder, stopped_by=None):
     ranks = Watched(0.0)
     ranks.folder, ranks.stopped_by = folder, stopped_by
     return ranks
+
+
+@pytest.mark.parametrize(
+    ("simulation", "is_run", "is_kept"),
+    [
+        (Simulation.ALONE, False, True),  # nothing says that it loses
+        (Simulation.MEASURED, False, False),
+        (Simulation.MEASURED, True, True),  # the ranks will tell
+        (Simulation.CONTENTION, True, False),
+    ],
+)
+def test_a_plan_that_loses_under_contention_is_offered_only_to_ranks_that_measure_it(simulation, is_run, is_kept):
+    given = small(Ranks(0.0))
+    other = Iteration("step", (*given.issued.ops, CompOp(name="b", work=Gemm(8, 8, 8))), is_dataflow=True)
+    plan = Plan(planner="ours", rewrites=(Reorder(("b", "a")),), iteration=other, lower_bound_s=1e-3)
+    before, after = (
+        replace(simulated(given.problem, iteration), simulation=simulation) for iteration in (given.issued, other)
+    )
+    assert after.makespan_s > before.makespan_s
+    found = offered(given, Planned(plan=plan, before=before, after=after, solve_s=0.0), is_run=is_run)
+    assert (found.plan is plan) is is_kept
+    assert is_kept or found.plan.notes[0].startswith("No gain: with contention the plan of ours takes 2.00 ms")
 
 
 FILES = {"run.json", "plan.toml", "report.html", "timeline.json"}

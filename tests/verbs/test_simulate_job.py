@@ -102,6 +102,11 @@ def test_a_run_folder_holds_record_report_and_timeline(tmp_path: Path) -> None:
         ({"data": 8, "global_batch": 12}, {}, "parallel.global_batch is 12, must be a multiple of"),
         ({"data": 8, "framework": "megatrn"}, {}, "unknown framework 'megatrn'"),
         ({"fsdp": 8, "data": 8}, {}, "parallel.fsdp already says parallel.data"),
+        (
+            {"fsdp": 8, "zero_stage": 1},
+            {},
+            "parallel.zero_stage is 1: with parallel.fsdp",
+        ),
         ({"data": 8, "schedule": "zigzag"}, {}, "allowed: gpipe, 1f1b, interleaved"),
         ({"data": 8}, {"job": {"name": "x", "backend": "gloo"}}, "job.backend is 'gloo'"),
         ({"data": 0}, {}, "parallel.data is 0"),

@@ -28,7 +28,8 @@ def _table(report: DoctorResult) -> Fitted:
         mark = Text("ok", style="green") if check.ok else Text("--", style="yellow")
         found = check.found + (f"\n{check.remedy}" if check.remedy else "")
         table.add_row(mark, Text(check.name), Text(found))
-    for name, values in (("tuners", report.tuners), ("backends", report.backends), ("presets", report.presets)):
+    for name in ("tuners", "backends", "presets", "models"):
+        values: tuple[str, ...] = getattr(report, name)
         table.add_row(Text(""), Text(name), Text(", ".join(values)))
     return Fitted(table)
 

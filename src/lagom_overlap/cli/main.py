@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -9,7 +10,7 @@ from typing import Final
 
 from lagom_overlap import __version__
 from lagom_overlap.cli.output import forget, say
-from lagom_overlap.errors import LagomError
+from lagom_overlap.errors import LagomError, UnknownNameError, did_you_mean
 from lagom_overlap.interrupts import as_interrupts, exit_code, received
 
 EXIT_BUG: Final = 1
@@ -44,14 +45,17 @@ class _Parser(argparse.ArgumentParser):
             _write(message)
 
 
-def _parser(wanted: str = "") -> argparse.ArgumentParser:
-    """The parser; of a verb that is named, that verb's alone: importing the others may take longer than running it."""
+_Verbs = argparse._SubParsersAction
+
+
+def _parser(wanted: str = "") -> "tuple[_Parser, _Verbs[_Parser]]":
+    """The parser and its verbs; of a verb that is named, that alone: importing all may take longer than running one."""
     parser = _Parser(prog="lagom", description="Give each collective just enough of the machine.")
     parser.add_argument("--version", action="version", version=f"lagom {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for name in (wanted,) if wanted in _VERBS else _VERBS:
         import_module(f"lagom_overlap.cli.{name}").add_parser(verbs)
-    return parser
+    return parser, verbs
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,9 +68,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(given: Sequence[str], verb: str, *, debug: bool) -> int:
     try:
-        arguments, unknown = _parser(verb).parse_known_args(given)
+        parser, verbs = _parser(verb)
+        if verb not in _VERBS and verb[:1] not in ("", "-"):
+            parser.error(str(UnknownNameError.among("verb", verb, _VERBS)))
+        arguments, unknown = parser.parse_known_args(given)
         if unknown:
-            _Parser(prog=f"lagom {arguments.verb}").error(f"unrecognized arguments: {' '.join(unknown)}")
+            _refuse(unknown, verbs.choices[arguments.verb])
         logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="lagom: %(message)s")
         return int(arguments.run(arguments))
     except KeyboardInterrupt:
@@ -75,6 +82,13 @@ def _run(given: Sequence[str], verb: str, *, debug: bool) -> int:
         if received():  # ranks that got the signal as well may have gone before we knew
             return _end_early(verb)
         return _fail(verb, error, debug=debug)
+
+
+def _refuse(unknown: Sequence[str], parser: argparse.ArgumentParser) -> None:
+    """Ends with what the verb does not know, and the flag that was probably meant."""
+    known = re.findall(r"(?<!\S)\[?(--[a-z][a-z-]*)", parser.format_usage())
+    wrong = next((word for word in unknown if word.startswith("-")), "")
+    parser.error(f"unrecognized arguments: {' '.join(unknown)}{did_you_mean(wrong.partition('=')[0], known)}")
 
 
 def _end_early(verb: str) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from lagom_overlap.cli.output import say, show
 from lagom_overlap.errors import JobError
 from lagom_overlap.jobfile.spec import JobSpec, read_job
-from lagom_overlap.report.simulate.terminal import simulation_summary
+from lagom_overlap.report.simulate.terminal import captured_summary, simulation_summary
 from lagom_overlap.verbs.simulate import SimulateRequest, run_simulate
 
 
@@ -43,9 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
         say(result.to_json())
         return 0
     show(simulation_summary(result))
-    files = {path.name: path for path in result.files}
-    if files:
-        say(f"\nReport: {files['report.html']}\nTimeline (Perfetto): {files['timeline.json']}")
+    _say_files(result.files)
     return 0
 
 
@@ -53,8 +51,18 @@ def _captured(spec: JobSpec, arguments: argparse.Namespace) -> int:
     from lagom_overlap.verbs.simulate_capture import simulate_capture  # noqa: PLC0415 - seldom asked for
 
     result = simulate_capture(spec, arguments.out)
-    say(result.to_json() if arguments.json else result.summary())
+    if arguments.json:
+        say(result.to_json())
+        return 0
+    show(captured_summary(result))
+    _say_files(result.files)
     return 0
+
+
+def _say_files(written: tuple[Path, ...]) -> None:
+    files = {path.name: path for path in written}
+    if files:
+        say(f"\nReport: {files['report.html']}\nTimeline (Perfetto): {files['timeline.json']}")
 
 
 def _profile(arguments: argparse.Namespace) -> int:

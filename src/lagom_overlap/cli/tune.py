@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from lagom_overlap.cli.output import EXIT_UNWRITTEN, say, show
 from lagom_overlap.cli.progress import PlainLines, is_terminal
@@ -15,6 +16,7 @@ from lagom_overlap.interrupts import exit_code
 from lagom_overlap.jobfile.build import join_launched
 from lagom_overlap.jobfile.spec import JobSpec, read_job
 from lagom_overlap.report.tune.terminal import changes, verdict_panel
+from lagom_overlap.report.tune.words import next_step
 from lagom_overlap.tuners.journal import StepKind
 from lagom_overlap.units import format_seconds
 from lagom_overlap.verbs.measure import Observer, RunProgress
@@ -121,6 +123,8 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         show(verdict_panel(result), changes(result, details=arguments.details))
         files = {path.name: path for path in result.files}
+        if use := next_step(result, str(result.files[0].parent) if result.files else "RUN"):
+            show(Text(f"\n{use}"))
         named = (("Report", "report.html"), ("Timeline (Perfetto)", "timeline.json"))
         say("\n" + "\n".join(f"{what}: {files[name]}" for what, name in named if name in files))
     if result.interrupted:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from lagom_overlap.errors import JobError, UnknownNameError
+from lagom_overlap.errors import JobError, UnknownNameError, did_you_mean
 from lagom_overlap.hardware.gpu import Gpu
 from lagom_overlap.hardware.link import Link
 
@@ -111,7 +111,8 @@ def load_preset(name: str, num_nodes: int | None = None) -> Cluster:
         unknown = sorted(set(tables) - set(Cluster.__slots__))
         if unknown:
             raise JobError(
-                f"cluster file {name!r}: unknown key {unknown[0]!r}; allowed: {', '.join(Cluster.__slots__)}"
+                f"cluster file {name!r}: unknown key {unknown[0]!r}{did_you_mean(unknown[0], Cluster.__slots__)}; "
+                f"allowed: {', '.join(Cluster.__slots__)}"
             )
     else:
         if name not in preset_names():

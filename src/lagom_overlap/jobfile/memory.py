@@ -119,7 +119,7 @@ def _settings(job: JobStep, layout: ParallelLayout) -> Iterator[_Fields]:
         yield {"sequence_parallel": True, "async_tensor": False}
     if layout.replicate > 1:
         yield {"replicate": 1}
-    if layout.replicas > 1 and not job.says_fsdp:
+    if layout.replicas > 1:
         for stage in range(layout.zero_stage + 1, _MOST_STAGE[job.rules.sharding] + 1):
             yield {"zero_stage": stage}
     if layout.recompute is not Recompute.FULL:

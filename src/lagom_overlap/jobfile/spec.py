@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from lagom_overlap.collective import Algorithm, CollectiveKind, LaunchOrder, Protocol, StreamPriority, Transport
-from lagom_overlap.errors import JobError, in_words
+from lagom_overlap.errors import JobError, did_you_mean, in_words
 from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.tuners.warm_start import WarmSource
 from lagom_overlap.units import GBIT_PER_S, format_bytes, parse_bytes
@@ -70,10 +70,10 @@ class ClusterTable(Spec, frozen=True):
 class ParallelTable(Spec, frozen=True):
     """`[parallel]`: fully sharded data parallelism over `fsdp` ranks, or degrees of their own.
 
-    `fsdp = N` is `data = N` with `zero_stage = 3` under FSDP2; with `replicate = R` there are R such groups, and `data`
-    is all of them. What the other keys mean:
-    `workload.parallel.ParallelLayout`. `framework` issues the step (`workload.step.rules`); by default FSDP2 for `fsdp`
-    and Megatron-LM otherwise. `clip_gradients` is by default what the framework does.
+    `fsdp = N` is `data = N` with `zero_stage = 3` under FSDP2 (2, if that is given); with `replicate = R` there are R
+    such groups, and `data` is all of them. What the other keys mean: `workload.parallel.ParallelLayout`.
+    `framework` issues the step (`workload.step.rules`); by default FSDP2 for `fsdp` and Megatron-LM otherwise.
+    `clip_gradients` is by default what the framework does.
     `auto = [2, 8]` gives no degrees but a mesh, over which `lagom capture` and `lagom plan` search for a sharding.
     """
 
@@ -367,6 +367,11 @@ def read_job(path: Path, *, is_emulated: bool = False) -> JobSpec:
         raise JobError(f"job file {str(path)!r} does not exist") from None
     except OSError as error:
         raise JobError(f"job file {str(path)!r} cannot be read: {error.strerror}") from None
+    if content.startswith(_CAPTURES):
+        raise JobError(
+            f"{str(path)!r} is no job file; if it is a capture, a job file names it: [job] name, [model] capture = "
+            f"{str(path)!r}, [cluster] preset (lagom plan takes one without, with --cluster)"
+        )
     if len(content) > MAX_JOB_BYTES:
         raise JobError(f"job file {str(path)!r} has more than {MAX_JOB_BYTES} bytes, the most that is allowed")
     try:
@@ -376,6 +381,10 @@ def read_job(path: Path, *, is_emulated: bool = False) -> JobSpec:
     except (ValueError, RecursionError) as error:  # TOMLDecodeError, or an integer of thousands of digits
         raise JobError(f"job file {str(path)!r} is not TOML: {error}") from None
     return _seen_from(parse_job(raw, str(path), is_emulated=is_emulated), path.parent)
+
+
+_CAPTURES: Final = (b"\x1f\x8b", b'{"')
+"""How gzip and JSON begin; no TOML does."""
 
 
 def _seen_from(spec: JobSpec, folder: Path) -> JobSpec:
@@ -470,9 +479,13 @@ def _check_parallel(parallel: ParallelTable, where: str) -> None:
                 )
     if parallel.fsdp is None:
         return
-    for name in ("data", "zero_stage"):
-        if getattr(parallel, name) is not None:
-            raise JobError(f"{where}: parallel.fsdp already says parallel.{name}: give one of the two")
+    if parallel.data is not None:
+        raise JobError(f"{where}: parallel.fsdp already says parallel.data: give one of the two")
+    if parallel.zero_stage not in (None, 2, 3):
+        raise JobError(
+            f"{where}: parallel.zero_stage is {parallel.zero_stage}: with parallel.fsdp, which shards parameters, "
+            "must be 3 or 2 (parameters kept after forward)"
+        )
 
 
 _PATH: Final = re.compile(r" - at `\$?(.*)`$")
@@ -506,7 +519,8 @@ def _explain(message: str, raw: dict[str, Any]) -> str:
     key = path.lstrip(".")
     if unknown := _UNKNOWN.match(complaint):
         table = _struct_at(path)
-        allowed = f"; allowed: {', '.join(sorted(table.__struct_fields__))}" if table else ""
+        fields = sorted(table.__struct_fields__) if table else []
+        allowed = f"{did_you_mean(unknown[1], fields)}; allowed: {', '.join(fields)}" if table else ""
         return f"unknown key {f'{key}.{unknown[1]}'.lstrip('.')!r}{allowed}"
     if missing := _MISSING.match(complaint):
         return f"missing key {f'{key}.{missing[1]}'.lstrip('.')!r}"

@@ -103,7 +103,7 @@ def layout_of(parallel: ParallelTable) -> ParallelLayout:
             "parallel.auto: a sharding is searched for by `lagom capture` and `lagom plan` only; give degrees"
         )
     data = parallel.fsdp * parallel.replicate if parallel.fsdp else parallel.data or 1
-    zero_stage = 3 if parallel.fsdp is not None else parallel.zero_stage or 0
+    zero_stage = parallel.zero_stage or (0 if parallel.fsdp is None else 3)
     return ParallelLayout(
         tensor=parallel.tensor,
         pipeline=parallel.pipeline,

@@ -86,8 +86,12 @@ def report_lines(shares: Shares, reason: str = "") -> list[str]:
         f"{where}: {per_step_s * 1e3:.2f} ms of collectives per step ({shares.num_steps} steps sampled): {words}",
         "share of that time which a setting could reach:",
     ]
-    for knob, ratio in shares.ratios().items():
-        lines.append(f"  {knob:22} {ratio:6.1%}  {_way(knob, shares.nccl)}".rstrip())
+    ratios = shares.ratios()
+    lines += [f"  {knob:22} {ratio:6.1%}  {_way(knob, shares.nccl)}".rstrip() for knob, ratio in ratios.items()]
+    if any(ratios.values()):
+        lines.append("how much of it is a gain only a trial can say: lagom run --online in place of --observe")
+    else:
+        lines.append("nothing to tune here")
     return lines
 
 

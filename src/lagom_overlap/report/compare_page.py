@@ -15,6 +15,7 @@ HEADS: Final = {
     "speedup_low": "95 % from",
     "speedup_high": "to",
     "regret_over_best": "regret",
+    "step_s": "whole step",
     "before_s": "before",
     "after_s": "after",
     "lower_bound_s": "lower bound",
@@ -28,7 +29,9 @@ HEADS: Final = {
 def render_comparison(result: CompareResult | ComparePlannersResult) -> str:
     """The whole page; the same result gives the same page."""
     headline, *said = result.summary().splitlines()
-    table = result.table()
+    table = [dict(row) for row in result.table()]
+    if all(row.get("failure") is None for row in table):
+        table = [{name: cell for name, cell in row.items() if name != "failure"} for row in table]
     figure = _figure(result)
     return render(
         "compare.html.j2",
@@ -44,7 +47,8 @@ def render_comparison(result: CompareResult | ComparePlannersResult) -> str:
 
 def _figure(result: CompareResult | ComparePlannersResult) -> EmbeddedFigure | None:
     try:
-        return embedded(result.figure(), "Every row against the default.")
+        is_of_tuners = isinstance(result, CompareResult)
+        return embedded(result.figure(), "Every row against the default." if is_of_tuners else "The step by planner.")
     except ValueError:  # the comparison ended before there was anything to draw
         return None
 

@@ -46,6 +46,7 @@ class DoctorResult(Result):
     tuners: tuple[str, ...]
     backends: tuple[str, ...]
     presets: tuple[str, ...]
+    models: tuple[str, ...]
     checks: tuple[DoctorCheck, ...]
     support: tuple[SupportRow, ...]
 

@@ -9,10 +9,11 @@ from lagom_overlap.results.base import Result, Row
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedFile:
-    """A file that was written, and what of the run it does not hold."""
+    """A file that was written, how a job reads it, and what of the run it does not hold."""
 
     format: str
     path: Path
+    use: str
     not_carried: tuple[str, ...]
 
 
@@ -32,6 +33,7 @@ class ExportResult(Result):
         lines = [f"{calls} of a step set by this run"]
         for file in self.files:
             lines.append(f"{file.format}: {file.path}")
+            lines.append(f"  use: {file.use}")
             lines += [f"  not carried: {note}" for note in file.not_carried]
         return "\n".join(lines)
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 from lagom_overlap import __version__
 from lagom_overlap.results.base import Drawn, Row
 from lagom_overlap.sim.step_parts import CommTimes
-from lagom_overlap.sim.what_if import WhatIf
+from lagom_overlap.sim.what_if import WhatIf, whether
 from lagom_overlap.timeline import Timeline
 from lagom_overlap.units import format_memory, format_seconds
 from lagom_overlap.workload.parallel import StageMemory
@@ -110,7 +110,10 @@ class SimulateResult(Simulated):
 
 @dataclass(frozen=True, kw_only=True)
 class SimulateCaptureResult(Simulated):
-    """One simulated step of a captured rank; `peak_memory_bytes` holds resident memory and live buffers."""
+    """One simulated step of a captured rank; `peak_memory_bytes` holds resident memory and live buffers.
+
+    `what_ifs` are changes to its collectives, best first.
+    """
 
     verb: ClassVar[str] = "simulate_capture"
 
@@ -128,18 +131,23 @@ class SimulateCaptureResult(Simulated):
     exposed_comm_s: float
     peak_memory_bytes: int
     memory_limit_bytes: int
+    what_ifs: tuple[WhatIf, ...] = ()
     notes: tuple[str, ...]
     files: tuple[Path, ...]
 
-    def summary(self) -> str:
-        """What the step takes, what is exposed, what it holds, and the caveats."""
+    def headline(self) -> tuple[str, str]:
+        """The step, and what it is spent on and holds."""
         memory = f"{format_memory(self.peak_memory_bytes)} of {format_memory(self.memory_limit_bytes)}"
-        lines = [
+        return (
             f"{self.capture} on {self.num_ranks} GPUs ({self.cluster}): {format_seconds(self.iteration_s)}",
-            f"  compute {format_seconds(self.compute_s)}, communication {format_seconds(self.comm_s)}, "
+            f"compute {format_seconds(self.compute_s)}, communication {format_seconds(self.comm_s)}, "
             f"exposed {format_seconds(self.exposed_comm_s)}; memory {memory}",
-            *self.notes,
-        ]
+        )
+
+    def summary(self) -> str:
+        """What the step takes, what is exposed, what it holds, whether a change would pay, and the caveats."""
+        step, parts = self.headline()
+        lines = [step, f"  {parts}", *filter(None, (whether(self.what_ifs),)), *self.notes]
         return "\n".join([*lines, *(f"Written: {path}" for path in self.files)])
 
     def table(self) -> list[Row]:

@@ -141,10 +141,10 @@ def whether(answers: Sequence[WhatIf]) -> str:
     if gains:
         return f"Worth trying: {gains[0].change}, {_words(gains[0])}."
     best = ordered[0]
-    tried = f"of {len(ordered)} changes asked, the best is {best.change}, {_words(best)}"
+    tried = f'the best of {len(ordered)} changes, "{best.change}", is predicted to give {_words(best)}'
     if best.verdict is Verdict.WITHIN_ERROR and best.gain_s > 0:
         return f"No gain that the model can tell from its own error: {tried}."
-    return f"No gain here: {tried}."
+    return f"No change is predicted to pay: {tried}."
 
 
 def _words(answer: WhatIf) -> str:

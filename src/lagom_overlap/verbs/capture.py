@@ -191,6 +191,8 @@ def _check_captured(spec: JobSpec) -> None:
         raise JobError(f"parallel.dispatcher is {spec.parallel.dispatcher}: named models are captured with all_to_all")
     if spec.precision.products is not ProductFormat.PARAMETER:
         raise JobError(f"precision.products is {spec.precision.products}: named models are captured with parameter")
+    if spec.parallel.fsdp is not None and spec.parallel.zero_stage == 2:
+        raise JobError("parallel.zero_stage is 2: FSDP2 is captured as it frees parameters after forward, with 3")
     if spec.model.mtp_layers is not None:
         raise JobError("model.mtp_layers: named models are captured as they are published")
 

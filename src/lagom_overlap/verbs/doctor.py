@@ -20,6 +20,7 @@ from lagom_overlap.nccl_plugin.loaded import installed_nccl
 from lagom_overlap.nccl_plugin.support import NCCL_OF_TORCH, Knob, Settable, best_route, support_of, tuner_version
 from lagom_overlap.record import describe_machine, package_versions
 from lagom_overlap.results.doctor import DoctorCheck, DoctorResult, KnobSupport, SupportRow
+from lagom_overlap.workload.models import model_names
 
 _OTHER_RELEASES: Final = ((2, 21, 5), (2, 23, 4), (2, 27, 7), (2, 31, 2), (2, 32, 6))
 """Releases besides those of PyTorch's wheels, one per change of what can be set."""
@@ -218,6 +219,7 @@ def run_doctor() -> DoctorResult:
         tuners=tuple(entry_point_names(TUNERS)),
         backends=tuple(entry_point_names(BACKENDS)),
         presets=tuple(preset_names()),
+        models=tuple(model_names()),
         checks=(
             _cores(),
             _torch(),

@@ -1,5 +1,6 @@
 """`lagom export RUN`: what a run found, written in the forms that a job, NCCL or a framework reads."""
 
+import shlex
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -45,6 +46,16 @@ class Format(StrEnum):
     ENV = "env"
     MEGATRON_YAML = "megatron_yaml"
     PERFETTO = "perfetto"
+
+
+_USES: Final = {
+    Format.PLUGIN: "lagom run --config {path} -- COMMAND",
+    Format.NVIDIA_CSV: "NCCL_TUNER_CONFIG_FILE={path}, with NVIDIA's example tuner in NCCL_TUNER_PLUGIN",
+    Format.ENV: "env $(grep -v '^#' {path}) COMMAND",
+    Format.MEGATRON_YAML: "--nccl-communicator-config-path {path}",
+    Format.PERFETTO: "open it at ui.perfetto.dev",
+}
+"""How each file is given to a job; leaving it out again is how it is undone."""
 
 
 class _Configs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -94,7 +105,9 @@ def run_export(request: ExportRequest) -> ExportResult:
         launch = deployment.launch
         if not launch.is_untouched and wanted not in (Format.ENV, Format.PERFETTO):
             notes.append(f"the computation's side ({launch}): export the form env too, or set it in the job")
-        files.append(ExportedFile(format=wanted, path=out / exported.name, not_carried=tuple(notes)))
+        path = out / exported.name
+        use = _USES[wanted].format(path=shlex.quote(str(path)))
+        files.append(ExportedFile(format=wanted, path=path, use=use, not_carried=tuple(notes)))
     return ExportResult(
         run=request.run,
         num_rows=len(deployment.table),

@@ -45,6 +45,7 @@ from lagom_overlap.results.plan import (
     Spread,
 )
 from lagom_overlap.results.plan_decisions import decisions_of
+from lagom_overlap.sim.what_if import Asked, Verdict, interval_text, what_if
 from lagom_overlap.timeline import Timeline
 from lagom_overlap.trace.chrome_writer import chrome_trace
 from lagom_overlap.tuners.sequential import judged_pairs
@@ -54,6 +55,7 @@ from lagom_overlap.verbs.plan_file import check_plan, check_plan_file, plan_toml
 from lagom_overlap.verbs.plan_fsdp2 import fsdp2_lines
 from lagom_overlap.verbs.plan_megatron import megatron_files, megatron_lines, megatron_plan
 from lagom_overlap.verbs.plan_problem import OURS, WHOLE, Check, PlanInput
+from lagom_overlap.verbs.simulate_what_if import spent_of
 from lagom_overlap.workload.digest import graph_digest
 from lagom_overlap.workload.rewrite.apply import rewritten
 
@@ -138,12 +140,16 @@ def own_order(given: PlanInput) -> str:
     return "program order" if framework is None else f"{framework}'s own order"
 
 
-def offered(given: PlanInput, found: Planned) -> Planned:
-    """What is offered of a plan: where it does not gain under contention, or fit the GPU as the step did, the step."""
+def offered(given: PlanInput, found: Planned, *, is_run: bool = False) -> Planned:
+    """What is offered of a plan: where it does not gain under contention, or fit the GPU as the step did, the step.
+
+    `is_run`: ranks measure it next, so that a loss is not for the rates of contention that were measured here to tell.
+    """
     before, after, gpu = found.before, found.after, given.problem.cluster.gpu
     gains = after.makespan_s < before.makespan_s
     fits = given.is_on_cores or after.peak_bytes <= max(gpu.memory_bytes, before.peak_bytes)
-    if found.plan.changes_nothing or (fits and (gains or after.simulation is not Simulation.CONTENTION)):
+    is_open = after.simulation is Simulation.ALONE or (is_run and after.simulation is Simulation.MEASURED)
+    if found.plan.changes_nothing or (fits and (gains or is_open)):
         return found  # what was not priced with contention, ranks can measure
     if fits:
         said = (
@@ -248,7 +254,7 @@ def _found(given: PlanInput, asked: Carried, request: PlanRequest) -> Planned:
     """The plan that is offered for a carrier."""
     if asked.carrier is Carrier.MEGATRON:
         return offered(given, _megatron(given, _wanted(given)))
-    return offered(given, planned(given, asked.planner, on_progress=request.on_progress))
+    return offered(given, planned(given, asked.planner, on_progress=request.on_progress), is_run=request.execute)
 
 
 def _only_order(given: PlanInput) -> PlanInput:
@@ -352,11 +358,21 @@ def plan_result(given: PlanInput, found: Planned, *, carrier: Carrier | None, fi
             *given.notes,
             *(() if given.is_on_cores else beyond_note(before.peak_bytes, given.problem.cluster.gpu)),
             *plan.notes,
+            *_how_sure(found),
             *(() if carrier is not None else (nobody(given),)),
         ),
         files=files,
         planned=PlannedStep(plan=plan, timelines={"before": before.timeline, "after": after.timeline}),
     )
+
+
+def _how_sure(found: Planned) -> tuple[str, ...]:
+    """How far the model's own error may move a gain that was simulated with contention, as `lagom simulate` says it."""
+    if found.plan.changes_nothing or found.after.simulation is not Simulation.CONTENTION:
+        return ()
+    gain = what_if(Asked("the plan", ""), spent_of(found.before.timeline), spent_of(found.after.timeline))
+    none = "" if gain.verdict is Verdict.GAIN else ", so that it may be none"
+    return (f"By the model's own error (docs/accuracy.md) the gain is {interval_text(gain)} of the step{none}.",)
 
 
 def _executed(given: PlanInput, found: Planned, result: PlanResult) -> PlanResult:

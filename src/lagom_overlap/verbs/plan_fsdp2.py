@@ -2,6 +2,7 @@
 
 from lagom_overlap.planners.base import Plan
 from lagom_overlap.planners.effects import SwitchAdvice
+from lagom_overlap.sim.what_if import percent_text
 from lagom_overlap.units import format_seconds
 
 
@@ -15,4 +16,4 @@ def fsdp2_lines(plan: Plan) -> tuple[str, ...]:
 
 
 def _line(one: SwitchAdvice) -> str:
-    return f"{one.gain:>+7.1%} {one.switch} ({format_seconds(one.without_s)} -> {format_seconds(one.with_s)})"
+    return f"{percent_text(one.gain):>7} {one.switch} ({format_seconds(one.without_s)} -> {format_seconds(one.with_s)})"

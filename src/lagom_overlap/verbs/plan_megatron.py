@@ -34,6 +34,7 @@ from lagom_overlap.planners.simulated import NO_CONFIGS, SimulatedStep, simulate
 from lagom_overlap.planners.times import ModelTimes
 from lagom_overlap.results.plan import MegatronEffects, PipelineEffects
 from lagom_overlap.sim.framework import FrameworkModel
+from lagom_overlap.sim.what_if import percent_text
 from lagom_overlap.units import format_seconds
 from lagom_overlap.workload import CommOp, Iteration, Phase
 from lagom_overlap.workload.step.groups import DATA, PIPELINE
@@ -291,4 +292,4 @@ def megatron_lines(advice: MegatronEffects) -> tuple[str, ...]:
 def _line(one: SwitchAdvice | PipelineAdvice) -> str:
     """How much longer the step is without the switch; below zero it is shorter."""
     verdict = "" if one.gain > MIN_GAIN else ": not advised"
-    return f"{one.without_s / one.with_s - 1:>+8.1%} {one.switch}{verdict}"
+    return f"{percent_text(one.without_s / one.with_s - 1):>8} {one.switch}{verdict}"

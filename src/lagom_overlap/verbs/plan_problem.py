@@ -11,7 +11,7 @@ import msgspec
 from lagom_overlap.backends.gloo.programs import ProgramRanks
 from lagom_overlap.capturing.file import read_capture
 from lagom_overlap.cost import ContentionModel, load_profile
-from lagom_overlap.errors import JobError
+from lagom_overlap.errors import JobError, MissingDependencyError
 from lagom_overlap.hardware import Cluster, load_preset
 from lagom_overlap.jobfile.build import contention_model_of
 from lagom_overlap.jobfile.memory import check_memory
@@ -324,8 +324,13 @@ def _of_program(spec: JobSpec, program: ProgramTable, wish: TimesWish, asked: As
 
 def _captured(script: Path, function: str, num_ranks: int) -> tuple[IssuedStep, Any]:
     """The step, and its graph (`FxCapture`); a framework's step has none, and takes settings."""
-    from lagom_overlap.capturing.fake_world import fake_world  # noqa: PLC0415  # needs torch, which other jobs do without
-    from lagom_overlap.engines.fx.program import TrainingStepError, load_program  # noqa: PLC0415
+    try:
+        from lagom_overlap.capturing.fake_world import fake_world  # noqa: PLC0415  # torch, which other jobs do without
+        from lagom_overlap.engines.fx.program import TrainingStepError, load_program  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(
+            f"a [program] needs the package {error.name!r}: pip install 'lagom-overlap[torch]'"
+        ) from None
 
     try:
         with fake_world(num_ranks):

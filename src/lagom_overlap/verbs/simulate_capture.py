@@ -20,9 +20,10 @@ from lagom_overlap.results.simulate import SimulateCaptureResult
 from lagom_overlap.sim.iteration import simulate_iteration
 from lagom_overlap.timeline.metrics import overlap_metrics
 from lagom_overlap.trace.chrome_writer import chrome_trace
+from lagom_overlap.verbs.simulate_what_if import captured_what_ifs
 from lagom_overlap.workload.issued import IssuedStep
 
-FILES = ("run.json", "timeline.json")
+FILES = ("run.json", "report.html", "timeline.json")
 _NOTE = "Simulated: no hardware was measured. How far the model is off: docs/accuracy.md."
 
 
@@ -36,7 +37,7 @@ def _cluster_for(spec: JobSpec, capture: IssuedStep) -> Cluster:
 
 
 def simulate_capture(spec: JobSpec, out: Path | None) -> SimulateCaptureResult:
-    """Simulates one step of the rank that the job's capture holds, and writes run.json and a timeline if asked to.
+    """Simulates one step of the rank that the job's capture holds, and writes the folder if asked to.
 
     Raises:
         JobError: if the job asks for what is not simulated, or its capture cannot be read.
@@ -70,6 +71,7 @@ def simulate_capture(spec: JobSpec, out: Path | None) -> SimulateCaptureResult:
         exposed_comm_s=stands_still_s(timeline),
         peak_memory_bytes=peak,
         memory_limit_bytes=limit,
+        what_ifs=captured_what_ifs(capture.iteration, issued, model, timeline),
         notes=tuple(notes),
         files=() if out is None else tuple(out / name for name in FILES),
         simulated=timeline,
@@ -80,6 +82,8 @@ def simulate_capture(spec: JobSpec, out: Path | None) -> SimulateCaptureResult:
 
 
 def _write(folder: Path, spec: JobSpec, result: SimulateCaptureResult) -> None:
+    from lagom_overlap.report.simulate_capture.page import render_captured  # noqa: PLC0415 - jinja2, for a page alone
+
     create_folder(folder)
     record = {
         "job": spec,
@@ -89,4 +93,5 @@ def _write(folder: Path, spec: JobSpec, result: SimulateCaptureResult) -> None:
         "date": utc_now(),
     }
     write_private(folder / "run.json", msgspec.json.format(encoded(record), indent=2) + b"\n")
+    write_private(folder / "report.html", render_captured(result).encode())
     write_private(folder / "timeline.json", chrome_trace({result.job: result.timeline}))

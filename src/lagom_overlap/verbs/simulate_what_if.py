@@ -12,8 +12,14 @@ from typing import Final
 
 from lagom_overlap.collective import Collective, CollectiveKind, CommConfig, Protocol, Transport
 from lagom_overlap.cost import ContentionModel
+from lagom_overlap.engines.fx.fsdp2_settings import Fsdp2Settings
 from lagom_overlap.errors import LagomError
 from lagom_overlap.jobfile.step import JobStep
+from lagom_overlap.planners.fsdp2.reissue import reissued
+from lagom_overlap.planners.fsdp2.visits import units_of, visits_of
+from lagom_overlap.planners.memory import peak_of_spans
+from lagom_overlap.planners.simulated import stands_still_s
+from lagom_overlap.sim.iteration import IterationSimulator
 from lagom_overlap.sim.training import Settings, TrainingSimulator, TrainingTimes
 from lagom_overlap.sim.what_if import (
     COPY_ENGINES,
@@ -25,33 +31,41 @@ from lagom_overlap.sim.what_if import (
     best_first,
     what_if,
 )
+from lagom_overlap.timeline import Timeline
+from lagom_overlap.timeline.metrics import overlap_metrics
+from lagom_overlap.units import format_memory
+from lagom_overlap.workload import Iteration
 from lagom_overlap.workload.parallel import Dispatcher, ParallelLayout, PipelineSchedule
 from lagom_overlap.workload.step.switches import has_dispatcher, has_switch
 
 CARVE_OUTS: Final = (8, 16, 24)
 _MEGATRONS: Final = ("megatron", "megatron_deepspeed")
-_FSDP2S: Final = ("fsdp2", "torchtitan", "torchtitan_blocks", "torchtitan_compiled")
-_CUTS_TENSOR: Final = ("megatron", *_FSDP2S)
-"""Frameworks with Transformer Engine's user buffers, or with PyTorch's async TP."""
 _MERGED: Final = {
     True: "--moe-token-dispatcher-type flex (Megatron-LM: DeepEP, HybridEP)",
     False: "expert_parallel_comm_backend = 'deepep' (torchtitan)",
 }
 """By whether the framework is Megatron-LM."""
+_FSDP2: Final = ("fsdp2", "torchtitan", "torchtitan_blocks", "torchtitan_compiled")
+_CUTS_TENSOR: Final = ("megatron", *_FSDP2)
+"""Frameworks with Transformer Engine's user buffers, or with PyTorch's async TP."""
 _FSDP2_AHEAD: Final = "set_modules_to_forward_prefetch, set_modules_to_backward_prefetch"
 _GATHERS_AHEAD: Final = {
-    **dict.fromkeys(_FSDP2S, _FSDP2_AHEAD),
+    **dict.fromkeys(_FSDP2, _FSDP2_AHEAD),
     "deepspeed": "stage3_prefetch_bucket_size (DeepSpeed)",
 }
 """How a framework is told to gather another unit ahead under ZeRO-3."""
 _SENDS_APART: Final = {
     **dict.fromkeys(_MEGATRONS, "without --no-overlap-p2p-communication (Megatron-LM)"),
-    **dict.fromkeys(_FSDP2S, "TORCH_DISTRIBUTED_PIPELINE_PER_EDGE_P2P=1 (PyTorch 2.15)"),
+    **dict.fromkeys(_FSDP2, "TORCH_DISTRIBUTED_PIPELINE_PER_EDGE_P2P=1 (PyTorch 2.15)"),
 }
 """How a framework is told that an interleaved stage's transfers wait for nothing but their results."""
 _QUEUES_ERROR: Final = 0.25
 """How far that gain may be off: one emulated step gained 109 ms where 87 were predicted."""
 _POINT_TO_POINT: Final = (CollectiveKind.SEND_RECV, CollectiveKind.ALL_TO_ALL)
+_KEEPS: Final = "parameters kept after forward"
+_KEEP_LINE: Final = "fully_shard(..., reshard_after_forward=False)"
+_SAME_MEMORY: Final = 0.01
+"""More of it than before that is worth a word."""
 _MAX_SLOTS: Final = 4096
 """Forwards of all stages beyond which only collectives are varied: flags build every stage again."""
 
@@ -89,6 +103,48 @@ def simulated_what_ifs(job: JobStep, simulator: TrainingSimulator, times: Traini
         more_s = _QUEUES_ERROR * abs(times.iteration_s - after.iteration_s) if queued else 0.0
         found.append(what_if(asked, before, spent(after), more_error_s=more_s))
     return best_first(found)
+
+
+def spent_of(timeline: Timeline) -> Spent:
+    """A simulated step, as the answers' errors need it."""
+    overlapped_s = overlap_metrics(timeline).overlapped_s
+    return Spent(step_s=timeline.makespan_s, overlapped_s=overlapped_s, exposed_s=stands_still_s(timeline))
+
+
+def captured_what_ifs(
+    flow: Iteration, issued: Iteration, model: ContentionModel, timeline: Timeline
+) -> tuple[WhatIf, ...]:
+    """The answers for a captured step that runs as `timeline`, best first: its collectives, and FSDP2's parameters.
+
+    `flow` holds the step's data dependences alone, `issued` what the framework waits for, too.
+    """
+    simulator, before, found = IterationSimulator(issued, model), spent_of(timeline), []
+    if (kept := _kept(flow, issued)) is not None:
+        after = IterationSimulator(kept, model).timeline({})
+        peak = peak_of_spans(kept, {span.name: (span.start_s, span.end_s) for span in after.spans})
+        if peak <= model.cluster.gpu.memory_bytes:
+            asked = Asked(f"{_KEEPS} ({format_memory(peak)} per GPU)", _KEEP_LINE)
+            found.append(what_if(asked, before, spent_of(after)))
+    for asked, settings in _of_collectives(model):
+        configs = {op.name: config for op in issued.comms if (config := settings(op.collective)) is not None}
+        if not configs:
+            continue
+        try:
+            after = simulator.timeline(configs)
+        except LagomError:
+            continue
+        found.append(what_if(asked, before, spent_of(after)))
+    return best_first(found)
+
+
+def _kept(flow: Iteration, issued: Iteration) -> Iteration | None:
+    """The step as FSDP2 issues it with all parameters kept after forward; None where none is gathered again."""
+    visits = visits_of(flow)
+    again = {visit.unit for visit in visits if not visit.is_forward}
+    units = units_of(visits)
+    if not again:
+        return None
+    return reissued(flow, issued, Fsdp2Settings(units=units, kept=tuple(unit for unit in units if unit in again)))
 
 
 def _of_collectives(model: ContentionModel) -> Iterator[tuple[Asked, Settings]]:
@@ -157,24 +213,24 @@ def _of_the_job(job: JobStep) -> Iterator[tuple[Asked, JobStep]]:
     layout = job.layout
     if layout.num_micro_batches * layout.num_chunks > _MAX_SLOTS:
         return
-    for change, line, setting, other in _layouts(layout, job.rules.name):
-        yield (
-            Asked(change, f"{line}; {setting}".removeprefix("; "), f"[parallel] {setting}"),
-            replace(job, layout=other),
-        )
+    for change, line, setting, changed in _layouts(layout, job.rules.name):
+        other, key = replace(job, layout=changed), f"[parallel] {setting}"
+        takes_more = other.most_bytes > (1 + _SAME_MEMORY) * job.most_bytes
+        what = f"{change} ({format_memory(other.most_bytes)} per GPU)" if takes_more else change
+        yield Asked(what, f"{line}; in the job file {key}" if line else key, key), other
 
 
 def _layouts(layout: ParallelLayout, framework: str) -> Iterator[tuple[str, str, str, ParallelLayout]]:
     """The overlap flags that are off and that the framework has, each switched on alone.
 
-    They need no other degrees and no other memory. Each with the framework's own name for it and the job file's key.
+    They need no other degrees. Each with the framework's own name for it and the job file's key.
     """
     if layout.data > 1 and layout.zero_stage <= 1 and not layout.overlap_gradients:
         line = "--overlap-grad-reduce (Megatron-LM)"
         other = replace(layout, overlap_gradients=True)
         yield "gradients reduced during the last backward", line, "overlap_gradients = true", other
     if layout.sequence_parallel and not layout.overlap_tensor and framework in _CUTS_TENSOR:
-        line = "--tp-comm-overlap (Megatron-LM), async TP (torchtitan)"
+        line = "--tp-comm-overlap (Megatron-LM)" if framework in _MEGATRONS else "async TP (torchtitan)"
         yield "tensor parallelism in parts", line, "overlap_tensor = true", replace(layout, overlap_tensor=True)
     is_plain = layout.tensor > 1 and not layout.sequence_parallel and not layout.async_tensor
     if is_plain and has_switch(framework, "async_tensor"):
@@ -194,5 +250,7 @@ def _layouts(layout: ParallelLayout, framework: str) -> Iterator[tuple[str, str,
         line = _MERGED[framework in _MEGATRONS]
         other = replace(layout, dispatcher=Dispatcher.MERGED)
         yield "tokens sent once to each rank and node", line, 'dispatcher = "merged"', other
+    if layout.zero_stage == 3 and layout.replicas > 1 and framework in _FSDP2:
+        yield _KEEPS, _KEEP_LINE, "zero_stage = 2", replace(layout, zero_stage=2)
     if layout.zero_stage == 3 and layout.prefetch == 1 and framework in _GATHERS_AHEAD:
         yield "one more unit gathered ahead", _GATHERS_AHEAD[framework], "prefetch = 2", replace(layout, prefetch=2)

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from lagom_overlap.errors import JobError, UnknownNameError, in_words
+from lagom_overlap.errors import JobError, UnknownNameError, did_you_mean, in_words
 from lagom_overlap.workload.layer_kinds import (
     MAX_LAYERS,
     LatentAttention,
@@ -366,7 +366,9 @@ def _check_keys(path: Path, table: dict[str, object], shapes: type, where: str) 
     allowed = tuple(field.name for field in fields(shapes))
     unknown = sorted(set(table) - set(allowed))
     if unknown:
-        raise JobError(f"model file {str(path)!r}: unknown key {where + unknown[0]!r}; allowed: {', '.join(allowed)}")
+        hint = did_you_mean(unknown[0], allowed)
+        what = f"unknown key {where + unknown[0]!r}{hint}; allowed: {', '.join(allowed)}"
+        raise JobError(f"model file {str(path)!r}: {what}")
 
 
 _PLACE: Final = re.compile(r"(.*) - at `\$\.(.*)`$")

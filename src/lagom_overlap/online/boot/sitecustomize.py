@@ -34,8 +34,11 @@ def _arm(module: str) -> None:
 
         import_module(module).arm()
     except Exception as error:
+        mend = ""
+        if isinstance(error, ModuleNotFoundError) and error.name == "lagom_overlap":
+            mend = f"; install lagom-overlap for {sys.executable}, which runs the command"
         with contextlib.suppress(Exception):  # stderr may be full or closed, and lagom_overlap.stderr out of reach
-            sys.stderr.write(f"lagom: the job runs without us: {type(error).__name__}: {error}\n")
+            sys.stderr.write(f"lagom: the job runs without us: {type(error).__name__}: {error}{mend}\n")
 
 
 _start()

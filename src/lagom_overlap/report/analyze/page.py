@@ -28,6 +28,7 @@ from lagom_overlap.report.analyze.words import (
     unreachable_sentence,
 )
 from lagom_overlap.report.render import EmbeddedFigure, embedded_if_any, render
+from lagom_overlap.report.what_if import WhatIfPart, what_if_section
 from lagom_overlap.results.analyze import AnalyzeResult
 
 MAX_RANK_PARTS: Final = 8
@@ -67,6 +68,7 @@ class _Page:
     contention: str
     contention_rows: tuple[tuple[str, ...], ...]
     kernel_rows: tuple[tuple[str, ...], ...]
+    what_if_part: WhatIfPart | None
     advice: tuple[tuple[str, ...], ...]
     unreachable: str
     waterfall: EmbeddedFigure | None
@@ -110,6 +112,7 @@ def _page(result: AnalyzeResult) -> _Page:
         contention=contention_sentence(result),
         contention_rows=tuple(contention_cells(result)),
         kernel_rows=_kernel_rows(result),
+        what_if_part=what_if_section(result.what_ifs),
         advice=tuple(advice_texts(result)),
         unreachable=unreachable_sentence(result),
         waterfall=embedded_if_any(waterfall_figure(findings)),

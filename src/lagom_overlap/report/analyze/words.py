@@ -176,7 +176,8 @@ def contention_sentence(result: AnalyzeResult) -> str:
     interval = ""
     if found.total.low is not None and found.total.high is not None:
         interval = f" (95 %: {found.total.low:.2f}–{found.total.high:.2f})"
-    without = f"; {time_text(found.uncovered_ns)} more has no uncontended twin" if found.uncovered_ns else ""
+    more = f"; another {time_text(found.uncovered_ns)} of it has no run alone to compare with"
+    without = more if found.uncovered_ns else ""
     return (
         f"During collectives the same kernels take {found.total.slowdown:.2f}×{interval} as long as alone, over "
         f"{time_text(found.covered_ns)} of computation{without}.{_too_few(found)}"

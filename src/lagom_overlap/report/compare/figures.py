@@ -6,6 +6,8 @@ from lagom_overlap.report.style import ACCENT, NEUTRAL, label, lay_out
 from lagom_overlap.results.compare import CompareResult
 
 _ROW_PX, _FRAME_PX = 34, 90
+_FAR_BELOW = 0.5
+"""Speeds below this are written at the edge: on one axis with them the others would be one point."""
 
 
 def figure(result: CompareResult) -> go.Figure:
@@ -34,6 +36,16 @@ def figure(result: CompareResult) -> go.Figure:
         hovertext=[f"{label(row.tuner)}: {ratio:.3f}×, {row.num_measurements} measurements" for row, ratio in held],
         hoverinfo="text",
     )
+    far = [(row, ratio) for row, ratio in held if ratio < _FAR_BELOW]
+    if far and len(far) < len(held):
+        near = [end for row, ratio in held if ratio >= _FAR_BELOW for end in (ratio, *(row.speedup_interval or ()))]
+        low, high = min(near), max(1.0, *near)
+        margin = 0.06 * (high - low)
+        drawn.update_xaxes(range=[min(low, 1.0) - 2 * margin, high + margin])
+        for row, ratio in far:
+            drawn.add_annotation(
+                x=0, xref="paper", xanchor="left", y=label(row.tuner), text=f"◂ {ratio:.3f}×", showarrow=False
+            )
     drawn.add_vline(x=1, line={"color": NEUTRAL, "width": 1.2, "dash": "dash"})
     drawn.update_xaxes(title_text="speed over the default (right of 1: faster)")
     return lay_out(drawn, _ROW_PX * len(held) + _FRAME_PX, showlegend=False)

@@ -10,9 +10,12 @@ from lagom_overlap.report.tune.words import change_text, printable
 from lagom_overlap.results.compare import CompareRow
 from lagom_overlap.units import format_seconds
 
-REGRET = "Regret: the makespan over that of the best tuner here, minus one."
+REGRET = (
+    "Speed: over the default, median of the pairs, with its 95 % interval. Regret: the makespan over that of the best "
+    "tuner here, minus one."
+)
 """What `compare_table` says below its rows."""
-STEP = "Step: the whole step with what was found, {step} untouched, both as lagom simulate prices them."
+STEP = "Step: the whole step with what was found, by lagom simulate; {step} untouched."
 
 
 def compare_table(rows: Sequence[CompareRow], step_s: float | None = None) -> Fitted:
@@ -20,8 +23,8 @@ def compare_table(rows: Sequence[CompareRow], step_s: float | None = None) -> Fi
     caption = REGRET if step_s is None else f"{REGRET} {STEP.format(step=format_seconds(step_s))}"
     table = Table(box=None, width=WIDTH, pad_edge=False, header_style="dim", caption=caption, caption_justify="left")
     table.add_column("tuner", overflow="fold", ratio=1)
-    names = ["meas.", "makespan", "over default", "95 % interval", "regret"]
-    for name in [*names, "step", "of it"] if step_s is not None else names:
+    names = ["meas.", "makespan", "speed", "95 %", "regret"]
+    for name in [*names, "step", "change"] if step_s is not None else names:
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
@@ -29,7 +32,7 @@ def compare_table(rows: Sequence[CompareRow], step_s: float | None = None) -> Fi
             Text(str(row.num_measurements)),
             Text("-" if row.makespan_s is None else format_seconds(row.makespan_s)),
             Text("-" if row.speedup_over_default is None else f"{row.speedup_over_default:.3f}×"),
-            Text("-" if row.speedup_interval is None else "{:.3f} to {:.3f}".format(*row.speedup_interval)),
+            Text("-" if row.speedup_interval is None else "{:.3f}–{:.3f}".format(*row.speedup_interval)),
             Text("-" if row.regret_over_best is None else f"{row.regret_over_best * 100:.1f} %"),
             *_step(row, step_s),
         )

@@ -1,7 +1,20 @@
 """An emulated job in words."""
 
+from typing import Final
+
+from lagom_overlap.emulation.prices import PriceSource
 from lagom_overlap.results.emulate import EmulateResult
 from lagom_overlap.units import format_memory, format_seconds
+
+_SOURCES: Final = {
+    PriceSource.SHAPE: "shapes of products and attention",
+    PriceSource.FRAMEWORK: "bytes and flops of PyTorch's operators",
+    PriceSource.SIZE: "bytes of copies and fills",
+    PriceSource.CONFIGURATION: "collectives as NCCL set them",
+    PriceSource.DEFAULT: "collectives as our model sets them",
+    PriceSource.NAME: "kernels known by name alone (the weakest)",
+    PriceSource.INSTANT: "operations without time",
+}
 
 
 def headline(result: EmulateResult) -> str:
@@ -29,8 +42,9 @@ def size_text(result: EmulateResult) -> str:
 
 
 def priced_text(result: EmulateResult) -> str:
-    """What the prices rest on."""
-    shares = ", ".join(f"{row.source} {100 * row.time_share:.1f} %" for row in result.priced)
+    """What the prices rest on, the largest share first."""
+    rows = sorted(result.priced, key=lambda row: -row.time_share)
+    shares = ", ".join(f"{_SOURCES[PriceSource(row.source)]} {100 * row.time_share:.1f} %" for row in rows)
     return f"Time by what its price rests on: {shares}." if shares else "Nothing was priced."
 
 

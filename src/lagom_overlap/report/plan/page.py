@@ -5,7 +5,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from lagom_overlap.report.plan.path import PathPart, critical_path, exposed_by
-from lagom_overlap.report.plan.words import carrier_text, decision_text, decisions_headline, headline, run_rows
+from lagom_overlap.report.plan.words import (
+    carrier_text,
+    decision_text,
+    decisions_headline,
+    headline,
+    run_rows,
+    solved_text,
+)
 from lagom_overlap.report.render import render
 from lagom_overlap.report.style import COMPUTE, colour_of
 from lagom_overlap.results.plan import PlanResult
@@ -106,6 +113,7 @@ def render_plan(result: PlanResult) -> str:
         run=result.execution,
         run_rows=() if result.execution is None else run_rows(result.execution),
         headline=headline(result),
+        solved=solved_text(result),
         carrier=carrier_text(result),
         figures=_figures(result),
         exposed=exposed_by(after, iteration),

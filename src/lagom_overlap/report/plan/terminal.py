@@ -10,7 +10,14 @@ from rich.text import Text
 
 from lagom_overlap.report.fitted import WIDTH, Fitted
 from lagom_overlap.report.plan.path import ExposedPart, exposed_by
-from lagom_overlap.report.plan.words import carrier_text, decision_text, decisions_headline, headline, run_rows
+from lagom_overlap.report.plan.words import (
+    carrier_text,
+    decision_text,
+    decisions_headline,
+    headline,
+    run_rows,
+    solved_text,
+)
 from lagom_overlap.results.plan import PlanExecution, PlanResult
 from lagom_overlap.results.plan_decisions import Decision
 from lagom_overlap.units import format_memory, format_seconds
@@ -26,7 +33,7 @@ def plan_summary(result: PlanResult) -> Group:
     parts: list[RenderableType] = [
         Text(title, style="dim"),
         Text(headline(result), style="bold"),
-        Text(f"{proof}planned in {format_seconds(result.solve_s)}; {carrier_text(result)}", style="dim"),
+        Text(f"{proof}{solved_text(result)}; {carrier_text(result)}", style="dim"),
         Text(),
         _quantities(result),
         Text(),

@@ -1,7 +1,9 @@
 """A plan in words; the same in the page and in the terminal."""
 
 from collections.abc import Sequence
+from typing import Final
 
+from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.planners.simulated import Simulation
 from lagom_overlap.results.plan import PlanExecution, PlanResult
 from lagom_overlap.results.plan_decisions import Decision
@@ -16,9 +18,24 @@ def summary(result: PlanResult) -> str:
     return "\n".join((f"{result.job}: {headline(result)}", *said, *result.notes))
 
 
+_CARRIERS: Final = {
+    Carrier.FSDP2: "applied as settings of FSDP2",
+    Carrier.MEGATRON: "applied as switches of Megatron-LM",
+    Carrier.PROGRAM: "run as a rewritten program",
+    Carrier.INDUCTOR: "applied as a pass of torch.compile",
+}
+
+
+def solved_text(result: PlanResult) -> str:
+    """How long planning took; nothing was planned where a file was applied."""
+    return f"planned in {format_seconds(result.solve_s)}" if result.solve_s else "read from a file"
+
+
 def carrier_text(result: PlanResult) -> str:
     """Who runs the plan."""
-    return "carried by nothing that runs today" if result.carrier is None else f"carried by {result.carrier}"
+    if result.carrier is None:
+        return "nothing that runs today can apply it"
+    return _CARRIERS[result.carrier]
 
 
 def headline(result: PlanResult) -> str:
@@ -26,8 +43,9 @@ def headline(result: PlanResult) -> str:
     times = result.iteration_s
     gain = times.before / times.after
     over = times.after / times.lower_bound - 1 if times.lower_bound else 0.0
-    where = "above the lower bound" if over >= 0 else "below the old step's lower bound"
-    unpriced = " of streams without contention" if result.simulation != Simulation.ALONE else ""
+    where = "above" if over >= 0 else "below"
+    bound = "the lower bound" if over >= 0 else "the lower bound of the step before"
+    unpriced = ", which knows no contention" if result.simulation != Simulation.ALONE else ""
     run, measured = result.execution, ""
     if run is not None:
         ratio = run.speedup
@@ -36,9 +54,9 @@ def headline(result: PlanResult) -> str:
             f"by the sequential test {run.judgement.sentence()}; "
         )
     return (
-        f"{result.planner}: {measured}{result.baseline}, simulated {result.simulation}: "
-        f"{format_seconds(times.before)} -> {format_seconds(times.after)} ({gain:.3f}x), "
-        f"{abs(over):.2%} {where} {format_seconds(times.lower_bound)}{unpriced}"
+        f"{result.planner}: {measured}{format_seconds(times.before)} -> {format_seconds(times.after)} ({gain:.3f}x) "
+        f"against {result.baseline}, simulated {result.simulation}; {abs(over):.2%} {where} {bound}, "
+        f"{format_seconds(times.lower_bound)}{unpriced}"
     )
 
 

@@ -6,6 +6,7 @@ from typing import Final
 from lagom_overlap.report.render import render
 from lagom_overlap.report.simulate.words import Part, headline, size_text, stage_parts
 from lagom_overlap.report.style import COMPUTE, colour_of
+from lagom_overlap.report.what_if import what_if_section
 from lagom_overlap.results.simulate import SimulateResult
 from lagom_overlap.timeline import SpanKind, Timeline
 from lagom_overlap.units import format_memory, format_seconds
@@ -62,6 +63,7 @@ def render_simulation(result: SimulateResult) -> str:
         size=size_text(result),
         bars=bars,
         legend=legend,
+        what_if_part=what_if_section(result.what_ifs, has_job=True),
         spans=_timeline_bars(result.timeline, result.iteration_s),
         num_left_out=max(0, len(result.timeline.spans) - MAX_SPANS),
         seconds=format_seconds,

@@ -7,7 +7,7 @@ from rich.text import Text
 from lagom_overlap.report.fitted import WIDTH, Fitted
 from lagom_overlap.report.simulate.words import headline, size_text
 from lagom_overlap.report.what_if import what_if_parts
-from lagom_overlap.results.simulate import SimulatedStage, SimulateResult
+from lagom_overlap.results.simulate import SimulateCaptureResult, SimulatedStage, SimulateResult
 from lagom_overlap.units import format_memory, format_seconds
 
 MAX_STAGES = 8
@@ -22,6 +22,14 @@ def simulation_summary(result: SimulateResult) -> Group:
     parts += [_stages(result), Text(), *what_if_parts(result.what_ifs, has_job=True)]
     parts += [Text(note, style="dim") for note in result.notes]
     return Group(*parts)
+
+
+def captured_summary(result: SimulateCaptureResult) -> Group:
+    """The same of a captured step."""
+    step, parts = result.headline()
+    said: list[RenderableType] = [Text(step, style="bold"), Text(parts), Text()]
+    said += what_if_parts(result.what_ifs, has_job=True)
+    return Group(*said, *(Text(note, style="dim") for note in result.notes))
 
 
 def _communicators(result: SimulateResult) -> Fitted:

@@ -6,6 +6,7 @@ from typing import Final
 
 from lagom_overlap.report.style import BAD, COMPUTE, NEUTRAL, colour_of
 from lagom_overlap.results.simulate import SimulatedStage, SimulateResult
+from lagom_overlap.sim.what_if import whether
 from lagom_overlap.units import format_memory
 
 _COLOURS: Final = {"compute": COMPUTE[0], "launch gaps": NEUTRAL, "bubble": "#C9CED6", "optimizer": COMPUTE[1]}
@@ -46,8 +47,10 @@ def _colour(name: str, communicators: Sequence[str]) -> str:
 
 
 def summary(result: SimulateResult) -> str:
-    """The iteration, what it runs on, and the caveats."""
-    return "\n".join((f"{result.job}: {headline(result)}", f"{size_text(result)}.", *result.notes))
+    """The iteration, what it runs on, whether a change would pay, and the caveats."""
+    answer = whether(result.what_ifs)
+    said = (f"{result.job}: {headline(result)}", f"{size_text(result)}.", *((answer,) if answer else ()), *result.notes)
+    return "\n".join(said)
 
 
 def size_text(result: SimulateResult) -> str:

@@ -27,6 +27,7 @@ from lagom_overlap.report.tune.words import (
     failure_sentences,
     headline,
     launch_text,
+    next_step,
     share_sentence,
     step_sentence,
 )
@@ -127,7 +128,7 @@ def _sentences(result: TuneResult) -> tuple[str, ...]:
     share = result.engine_share
     is_said = share is None or share.engine is not None or result.changes_nothing
     engines = "" if is_said else share_sentence(result)
-    found = (step_sentence(result), engines, *failure_sentences(result), busy_sentence(result))
+    found = (step_sentence(result), engines, *failure_sentences(result), busy_sentence(result), next_step(result))
     return tuple(text for text in found if text)
 
 

@@ -3,6 +3,7 @@
 from lagom_overlap.collective import CommConfig, launch_of
 from lagom_overlap.results.tune import ENGINE_DEFAULT, EngineShare, TuneResult
 from lagom_overlap.tuners.problem import Assignment, GroupProblem, Measurement
+from lagom_overlap.tuners.sequential import Decision
 from lagom_overlap.tuners.verdict import DEFAULT_ARM, TUNED_ARM, PairedRatio, Verdict
 from lagom_overlap.units import format_bytes, format_seconds
 
@@ -123,7 +124,10 @@ def headline(result: TuneResult) -> str:
     if TUNED_ARM in verdict.failures:
         return f"Not adopted: tuned failed in the A/B ({verdict.failures[TUNED_ARM]}). {_upper(than)} stays."
     ratio = verdict.over_default
-    claim = f"Tuned is {_speed_text(ratio, than)} ({_pairs_text(ratio)})"
+    judgement = verdict.judgement
+    is_even = judgement is not None and judgement.decision in (Decision.OPEN, Decision.NO_DIFFERENCE)
+    speed = f"not separable from {than}: {median_text(ratio)} its speed" if is_even else _speed_text(ratio, than)
+    claim = f"Tuned is {speed} ({_pairs_text(ratio)})"
     if verdict.adopted and result.is_simulated:
         return f"Predicted, not measured: {claim[0].lower()}{claim[1:]}. Only an A/B on the machine can adopt it."
     if verdict.adopted:
@@ -158,6 +162,24 @@ def _refusal(verdict: Verdict, than: str) -> str:
 
 def _upper(text: str) -> str:
     return text[:1].upper() + text[1:]
+
+
+def next_step(result: TuneResult, folder: str = "RUN") -> str:
+    """How what was found is used and undone; empty where there is nothing to use. `folder` is the run's."""
+    if result.verdict is None or not result.verdict.adopted or result.changes_nothing:
+        return ""
+    if result.step_s is not None and result.tuned_step_s is not None and result.tuned_step_s >= result.step_s:
+        return ""  # the whole step gains nothing
+    proves = "lagom run --online -- COMMAND finds and proves settings in the job itself"
+    if result.is_simulated:
+        sets = f"lagom run --config {folder} -- COMMAND sets these unproven"
+        return f"To prove it on the machine: {proves}; {sets}. To undo either: start the job without lagom run."
+    if result.backend == "gloo":
+        return f"This holds for the calls of this job file. Of a training job on gloo: {proves}."
+    if result.backend == "nccl":
+        sets = f"lagom run --config {folder} -- COMMAND; lagom export {folder} writes it for NCCL or Megatron-LM"
+        return f"To use it: {sets}. To undo it: start the job without lagom run."
+    return ""
 
 
 def share_sentence(result: TuneResult) -> str:
