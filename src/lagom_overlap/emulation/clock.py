@@ -81,7 +81,6 @@ class _Run:
     is_held: bool = False
     since_ns: float = 0.0
     whole_ns: float = inf
-    began_ns: float = -1.0
     parts: dict[int, float] = field(default_factory=dict)
     version: int = 0
 
@@ -234,10 +233,10 @@ class Clock:
         if run is None:
             run = operation.run = _Run([operation], operation.scale, work.kind)
         if not run.is_held:
-            run.since_ns = run.began_ns = self.now_ns
+            run.since_ns = self.now_ns
         elif len(run.members) == work.num_members and all(member.start_ns >= 0.0 for member in run.members):
             run.is_held = False
-            run.since_ns = run.began_ns = self.now_ns
+            run.since_ns = self.now_ns
             self._dirty.update(member.gpu for member in run.members)
         self._running.setdefault(operation.gpu, []).append(run)
         self._dirty.add(operation.gpu)

@@ -239,22 +239,6 @@ def search(
     return study
 
 
-def measure_rounds(
-    backend: Backend,
-    problems: Problems,
-    arms: Mapping[str, Mapping[str, Assignment]],
-    num_rounds: int,
-    seed: int,
-) -> dict[str, list[IterationTimes]]:
-    """The iteration's times of every arm in every round, arms shuffled within a round.
-
-    Raises:
-        BackendError: if an arm cannot run.
-    """
-    rounds = list(measured_rounds(backend, problems, arms, num_rounds, seed))
-    return {name: [held[name] for held in rounds] for name in arms}
-
-
 def measured_rounds(
     backend: Backend,
     problems: Problems,
@@ -262,7 +246,11 @@ def measured_rounds(
     num_rounds: int,
     seed: int,
 ) -> Iterator[dict[str, IterationTimes]]:
-    """The same, a round at a time as it is complete."""
+    """The iteration's times of every arm, arms shuffled within a round, a round at a time as it is complete.
+
+    Raises:
+        BackendError: if an arm cannot run.
+    """
     rng = random.Random(seed)
     order = list(arms)
     for _ in range(num_rounds):
