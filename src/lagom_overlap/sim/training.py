@@ -64,7 +64,7 @@ class StageTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingTimes:
-    """One iteration: its time, what each stage does with it, the slots in order, the first stage's built step."""
+    """One iteration: its time, what each stage does with it, the slots in order, what it computes."""
 
     iteration_s: float
     stages: tuple[StageTimes, ...]
@@ -186,10 +186,6 @@ class TrainingSimulator:
     def collectives(self) -> set[Collective]:
         """Those of the first stage in a micro-batch."""
         return {op.collective for op in self._rolled(0, 1).ops if isinstance(op, CommOp)}
-
-    def timeline(self, step: IssuedStep) -> Timeline:
-        """Who runs when in a step, untouched."""
-        return self.price.simulator(step.iteration, waits=step.waits).timeline({})
 
     def _build(self, rank: int, num_micro_batches: int | None = None) -> _Built:
         step = self._rolled(rank, num_micro_batches)

@@ -87,7 +87,6 @@ class Header(msgspec.Struct):
 
     device_properties: Any = msgspec.field(default=None, name="deviceProperties")
     distributed_info: Any = msgspec.field(default=None, name="distributedInfo")
-    base_time: Any = msgspec.field(default=None, name="baseTimeNanoseconds")
 
 
 class _Whole(Header):

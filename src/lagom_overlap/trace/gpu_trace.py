@@ -179,8 +179,8 @@ class StreamWait:
 class GpuTrace:
     """One rank's trace.
 
-    `base_ns` is what has to be added to its times to compare them with another rank's. `frameworks` are words found in
-    the CPU events that say which framework made them (`"FSDP"`, `"DDP"`). `format` names the file format in words.
+    `frameworks` are words found in the CPU events that say which framework made them (`"FSDP"`, `"DDP"`). `format`
+    names the file format in words.
     """
 
     file: str
@@ -189,7 +189,6 @@ class GpuTrace:
     events: GpuEvents
     calls: tuple[CommCall, ...]
     steps: tuple[ProfilerStep, ...] = ()
-    base_ns: int = 0
     world_size: int | None = None
     gpu_name: str = ""
     num_sms: int | None = None

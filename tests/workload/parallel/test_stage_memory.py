@@ -77,7 +77,6 @@ def test_parameters_of_all_stages_and_ranks_are_the_models() -> None:
     # Norms, biases and positions (0.02 %) are counted on every rank, a tied table on both ends.
     held = 8 * sum(stage.num_params for stage in stages)
     assert held == pytest.approx(GPT.num_params + GPT.vocab * GPT.hidden, rel=2e-3)
-    assert [stage.tied_params > 0 for stage in stages] == [True, *[False] * 10, True]
 
 
 def test_experts_are_sharded_over_the_ranks_that_share_them() -> None:

@@ -66,7 +66,7 @@ def chunk_of(work: MachineWork, pieces: int) -> MachineWork | None:
             return None if work.num_bytes < pieces else MemoryBound(work.num_bytes // pieces)
 
 
-def machine_gpu(constants: OperatorConstants, memory_bytes: int = 1 << 33) -> Gpu:
+def machine_gpu(constants: OperatorConstants) -> Gpu:
     """The machine as the contention model sees it; rates follow the constants."""
     return Gpu(
         name=constants.name,
@@ -74,7 +74,7 @@ def machine_gpu(constants: OperatorConstants, memory_bytes: int = 1 << 33) -> Gp
         gemm_flops=constants.gemm.tile_flops[0] * NUM_SLICES,
         hbm_bytes_per_s=constants.stream_bytes_per_s,
         l2_bytes=1 << 20,
-        memory_bytes=memory_bytes,
+        memory_bytes=1 << 33,
     )
 
 
