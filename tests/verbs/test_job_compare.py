@@ -1,5 +1,6 @@
 """`lagom compare` with made-up times: every figure of the table against one worked out by hand."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from stub_backend import (
     spy,
 )
 
+from lagom_overlap.api import load_job
 from lagom_overlap.errors import BackendError, JobError, SpaceError, UnknownNameError
 from lagom_overlap.jobfile.build import groups_of
 from lagom_overlap.jobfile.spec import JobSpec
@@ -175,6 +177,23 @@ def test_an_interrupted_comparison_keeps_the_searches_that_were_done(monkeypatch
     assert interrupted(monkeypatch, 8 + 1) == {"exhaustive": {"num_measurements": 5, **unknown}}
     both = {"exhaustive": {"num_measurements": 5, **unknown}, "fixed_min": {"num_measurements": 1, **unknown}}
     assert interrupted(monkeypatch, 8 + 2 + 5) == both  # in the middle of the first round
+
+
+def test_a_search_that_is_interrupted_leaves_the_priced_step_of_those_before(monkeypatch):
+    original = compare_module.search
+
+    def search_but_the_last(spec, name, *args, **named):
+        if name == "fixed_max":
+            raise KeyboardInterrupt
+        return original(spec, name, *args, **named)
+
+    monkeypatch.setattr(compare_module, "search", search_but_the_last)
+    spec = load_job(Path(__file__).parents[2] / "examples" / "phi2_fsdp_a40.toml")
+    result = run_compare(spec, ["fixed_min", "fixed_max"])
+    assert result.interrupted
+    (row,) = result.rows
+    assert (row.tuner, row.makespan_s) == ("fixed_min", None)
+    assert row.step_s > result.step_s  # one channel and small chunks
 
 
 def test_an_interrupted_comparison_keeps_the_rounds_that_were_complete(monkeypatch):

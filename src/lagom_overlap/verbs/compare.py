@@ -146,11 +146,16 @@ def run_compare(request: CompareRequest, note: Note = lambda _: None) -> Compare
         job=spec.job.name,
         backend=request.backend_name,
         seed=seed,
-        rows=_rows(studies, found, {name: step.seconds(problems, arms[name]) for name in studies} if step else {}),
+        rows=_rows(studies, found, _steps_s(step, problems, studies)),
         step_s=step.untouched_s if step else None,
         notes=tuple(notes),
         interrupted=interrupted,
     )
+
+
+def _steps_s(step: WholeStep | None, problems: Problems, studies: Mapping[str, Study]) -> dict[str, float | None]:
+    """The whole step under what each finished search ended with; empty where the step has no price."""
+    return {} if step is None else {name: step.seconds(problems, held.recommended) for name, held in studies.items()}
 
 
 @dataclass(slots=True)
