@@ -61,6 +61,11 @@ class StageTimes:
         """Waiting for other stages before the last backward."""
         return max(0.0, self.end_s - self.busy_s)
 
+    @property
+    def whole_s(self) -> float:
+        """Until its update is done."""
+        return self.end_s + self.gradients_s + self.optimizer_s
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingTimes:
@@ -70,6 +75,11 @@ class TrainingTimes:
     stages: tuple[StageTimes, ...]
     runs: tuple[tuple[SlotRun, ...], ...]
     model_flops: float
+
+    @property
+    def last_stage(self) -> StageTimes:
+        """The stage that is done last: what it waits for is what the iteration waits for."""
+        return max(self.stages, key=lambda stage: stage.whole_s)
 
     def mfu(self, num_gpus: int, peak_flops: float) -> float:
         """Model FLOPs per second over the GPUs' peak; recomputation does not count."""
@@ -236,7 +246,7 @@ class TrainingSimulator:
         rows, iteration_s = [], 0.0
         for rank, (role, run) in enumerate(zip(roles, runs, strict=True)):
             row = self._row(rank, role, run[-1].end_s)
-            whole_s = row.end_s + row.gradients_s + row.optimizer_s
+            whole_s = row.whole_s
             if layout.pipeline == 1 and layout.num_micro_batches <= MAX_BUILT:
                 whole_s = role.makespan_s  # the same without the rounding of differences
             iteration_s = max(iteration_s, whole_s)
