@@ -60,7 +60,6 @@ COLUMNS: Final = (
     "shape",
     "grid",
     "block",
-    "num_bytes",
     "correlation",
     "launch_ns",
 )
@@ -87,7 +86,6 @@ class GpuEvents:
     shape: Int64
     grid: Int64
     block: Int64
-    num_bytes: Int64
     correlation: Int64
     launch_ns: Int64
     names: tuple[str, ...]
@@ -218,7 +216,6 @@ def empty_events() -> GpuEvents:
         shape=none,
         grid=triple,
         block=triple,
-        num_bytes=none,
         correlation=none,
         launch_ns=none,
         names=(),
