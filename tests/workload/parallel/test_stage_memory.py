@@ -32,6 +32,16 @@ def test_flash_attention_keeps_no_scores() -> None:
     assert layer_activation_bytes(GPT, flash, S, Recompute.NONE) == selective
 
 
+def test_of_every_second_layer_that_is_kept_the_scores_are_kept_too() -> None:
+    """Half of the layers, and the one that is being computed again: 5 a s^2 b bytes each, over t."""
+    plain = replace(TP, recompute=Recompute.LAYERS)
+    (with_scores,), (without,) = (
+        [stage_memory(GPT, layout, stage, S).activation_bytes for stage in plan_stages(GPT, layout)]
+        for layout in (plain, replace(plain, flash_attention=True))
+    )
+    assert with_scores - without == (GPT.num_layers // 2 + 1) * 5 * A * S * S * B // 8
+
+
 @pytest.mark.parametrize(("zero_stage", "per_param"), [(0, 18.0), (1, 6 + 12 / 8), (2, 2 + 16 / 8)])
 def test_zero_shards_optimizer_then_gradients(zero_stage: int, per_param: float) -> None:
     model = load_model("llama-2-7b")
