@@ -10,7 +10,7 @@ Each sibling has buffers of its own, and two communicators that run at once both
 measured step, so that NCCL connects outside of it.
 
 Frameworks hand over the choice: FSDP2 by its custom communication, DDP by a hook, plain all-to-alls by name
-(`sibling_route_adapters`). Tested over gloo, where a sibling is just another process group; never tried on a GPU.
+(`sibling_adapters`). Tested over gloo, where a sibling is just another process group; never tried on a GPU.
 """
 
 import os
