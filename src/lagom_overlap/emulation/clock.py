@@ -100,6 +100,7 @@ class Clock:
         self._heap: list[tuple[float, int, int, _Run | Operation]] = []
         self._order = count()
         self._dirty: set[int] = set()
+        self._gone: set[int] = set()
 
     def submit(
         self,
@@ -179,6 +180,7 @@ class Clock:
 
     def leave(self, owner: int) -> None:
         """Forgets a process that has died: what it had not started never runs."""
+        self._gone.add(owner)
         for places in (self._tails, self._queued):
             for key in [key for key in places if key[0] == owner]:
                 del places[key]
@@ -210,7 +212,7 @@ class Clock:
     def _release(self, operation: Operation, ready: deque[Operation]) -> None:
         """One thing less that an operation waits for."""
         operation.num_waits -= 1
-        if operation.num_waits:
+        if operation.num_waits or operation.owner in self._gone:
             return
         if operation.issue_ns <= self.now_ns + TOGETHER_NS:
             ready.append(operation)
