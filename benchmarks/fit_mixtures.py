@@ -25,15 +25,13 @@ from lagom_overlap.cost.operators import load_framework, load_operators
 from measured_rows import Named, exit_code_of, interrupted, read, report_named, tried
 from training_steps.case import COLUMNS, StepCase
 from training_steps.jobs import case_of
+from training_steps.judge import FITTED_FAMILY
 from training_steps.predict import predicted
 
 _SHARES: Final = (0.3, 0.4, 0.5, 0.7, 1.0)
 _LAUNCHES_S: Final = (20e-6, 30e-6, 40e-6, 50e-6)
 _FINE: Final = 101
 """Points of each axis among which the best is looked for, interpolated between those that were priced."""
-
-FAMILY: Final = "qwen3-30b-a3b"
-"""The family that is fitted on; the others are left out."""
 
 Grid = NDArray[np.float64]
 Errors = Mapping[StepCase, Grid]
@@ -89,11 +87,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     every = [case for case in found if isinstance(case, StepCase)]
     report_named(arguments.file, [*bad, *(one for one in found if isinstance(one, Named))], num_judged=len(every))
     for case in every:
-        if case.family == FAMILY:
-            key = (case.family, case.layout, case.seq_len, case.cluster, case.precision, case.graphed)
-            jobs.setdefault(key, case)
+        if case.family == FITTED_FAMILY:
+            jobs.setdefault(case.job, case)
     if not jobs:
-        sys.stderr.write(f"fit_mixtures: no row of {FAMILY}\n")
+        sys.stderr.write(f"fit_mixtures: no row of {FITTED_FAMILY}\n")
         return 2
     families: dict[str, list[StepCase]] = defaultdict(list)
     errors: dict[StepCase, Grid] = {}

@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     report_named(arguments.file, [*bad, *(one for one in found if isinstance(one, Named))], num_judged=len(every))
     for case in every:
         if case.group == FITTED_GROUP and case.cluster.name == arguments.gpu:
-            jobs.setdefault((case.family, case.layout, case.seq_len, case.cluster.num_gpus), case)
+            jobs.setdefault(case.job, case)
     if not jobs:
         sys.stderr.write(f"fit_steps: no dense Megatron row of {arguments.gpu}\n")
         return 2

@@ -9,7 +9,7 @@ uses it: a capture is written and read back, a plan's rewrites are applied to a 
 replayed, a table is also given to the plug-in, which must take exactly the tables that our own reader takes.
 
 Half of the inputs are mutated as bytes, half as what they are: a value in a JSON or TOML document, a field of a record
-under a right checksum. `csrc/cover_table.c` does the same for the plug-in's own code.
+under a right checksum. `csrc/cover.c` and `fuzz_table.c` do the same for the plug-in's own code.
 """
 
 import argparse

@@ -39,7 +39,7 @@ from lagom_overlap.record import describe_machine, package_versions, utc_now
 from lagom_overlap.tuners.problem import GroupProblem
 from lagom_overlap.tuners.study import Study
 from lagom_overlap.tuners.verdict import PairedRatio
-from lagom_overlap.verbs.compare import measure_rounds
+from lagom_overlap.verbs.compare import measured_rounds
 from lagom_overlap.workload import OverlapGroup
 
 TUNERS: Final = ("model_based", "lagom", "autoccl")
@@ -165,10 +165,10 @@ def run(spec: JobSpec, kind: str, name: str, seed: int, num_pairs: int) -> tuple
         found = study.recommended[problem.group.name]
         at_end = longer_problem if kind == LATE_SHAPES else problem
         arms = {"default": {at_end.group.name: at_end.default}, "tuned": {at_end.group.name: found}}
-        times = measure_rounds(backend, (at_end,), arms, num_pairs, seed)
+        rounds = list(measured_rounds(backend, (at_end,), arms, num_pairs, seed))
     finally:
         backend.close()
-    ratio = PairedRatio.of(*([r.makespan_s for r in times[arm]] for arm in arms))
+    ratio = PairedRatio.of(*([held[arm].makespan_s for held in rounds] for arm in arms))
     return ratio.median_ratio, study.num_measurements, found == problem.default
 
 

@@ -9,7 +9,6 @@ from lagom_overlap.planners.base import OpTimes, PlanProblem
 from lagom_overlap.planners.deadline import Work
 from lagom_overlap.planners.megatron.advice import Trials, advise, recommended, scale_of
 from lagom_overlap.planners.megatron.flags import MegatronFlags, TensorOverlap
-from lagom_overlap.planners.megatron.notes_check import LLAMA_70B
 from lagom_overlap.planners.megatron.planner import Megatron
 from lagom_overlap.planners.megatron.roles import MegatronRole, Roles
 from lagom_overlap.planners.predict import predict
@@ -19,6 +18,7 @@ from lagom_overlap.workload import Op, load_model
 from lagom_overlap.workload.parallel import ParallelLayout
 from plan_papers.grid import Grid
 from plan_papers.judged import table
+from plan_papers.notes_table import LLAMA_70B
 
 SHARE_POINTS = 0.05
 """Slack of the notes' ranges of hidden shares."""

@@ -29,3 +29,8 @@ class StepCase:
     measured_s: float
     graphed: bool = False
     note: str = ""
+
+    @property
+    def job(self) -> tuple[object, ...]:
+        """What ran, whoever published it and under which release: rows that agree in it measure the same job."""
+        return self.framework, self.model, self.layout, self.seq_len, self.cluster, self.precision, self.graphed

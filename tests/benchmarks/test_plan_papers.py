@@ -15,6 +15,7 @@ from plan_papers.centauri import Row
 from plan_papers.concerto_experiments import WrongTimes, latency_saved
 from plan_papers.grid import sharded
 from plan_papers.judged import verdict
+from plan_papers.notes_table import LLAMA_70B
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
@@ -24,6 +25,14 @@ def test_algorithm_1_is_as_good_as_the_prototype_measured(number: int) -> None:
     best, regret, _ = algorithm_1.algorithm_1_regret((intra, inter, nodes, in_node), num_cases=1500)
     assert best == pytest.approx(stated_best, abs=0.04)
     assert regret == pytest.approx(stated_regret, abs=0.03)
+
+
+def test_the_notes_70b_table_states_a_step_that_no_machine_could_show() -> None:
+    assert LLAMA_70B.serial_s == pytest.approx(22.08)
+    assert LLAMA_70B.stated_s == pytest.approx(10.61)
+    assert [round(100 * row.hidden_share) for row in LLAMA_70B.rows.values()] == [71, 84, 88]
+    assert LLAMA_70B.least_s(links_run_together=False) == pytest.approx(14.08)
+    assert LLAMA_70B.least_s(links_run_together=True) == pytest.approx(11.28)
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,22 @@ def test_rows_of_two_frameworks_are_predicted_and_gathered_by_group_and_family(t
     assert found["torchtitan_without_compile"]["num_rows"] == 1  # type: ignore[index]
 
 
+def test_rows_that_a_constant_was_fitted_on_are_marked_dense_ones_and_the_mixture(tmp_path: Path) -> None:
+    qwen = DENSE.replace("LLAMA2-7B", "Qwen3_30B_a3B").replace(",1,1,1,,1,1,8,2048,", ",1,1,1,8,1,1,8,2048,")
+    found = evaluate(table(tmp_path, TITAN, DENSE, qwen))
+    assert [row["fitted"] for row in found["rows"]] == [False, True, True]  # type: ignore[attr-defined]
+    assert found["num_fitted"] == 2
+    unseen = abs(found["rows"][0]["error_pct"])  # type: ignore[index]
+    assert found["mean_abs_error_not_fitted_pct"] == pytest.approx(unseen)
+
+
+def test_a_job_measured_twice_has_a_floor_and_another_format_is_another_job(tmp_path: Path) -> None:
+    """Times of 10 and 20 s have the median 15: 50 and 25 % off."""
+    twice = DENSE.replace("16000", "8000")
+    assert evaluate(table(tmp_path, DENSE, twice))["release_floor_pct"] == pytest.approx(37.5)
+    assert evaluate(table(tmp_path, DENSE, twice.replace("FP8", "BF16")))["release_floor_pct"] is None
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [

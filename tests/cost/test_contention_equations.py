@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from lagom_overlap.cost.contention import (
     Waves,
     eq1_makespan,
-    eq4_kernel_time,
     eq5_dispatch,
     eq5_waves,
     eq6_kernel_time,
@@ -88,20 +87,6 @@ def test_one_more_channel_never_saves_a_wave(
         for n in (channels, channels + 1)
     )
     assert more >= fewer * (1 - 1e-12)
-
-
-def test_a_kernel_is_weighted_by_how_long_each_collective_runs() -> None:
-    """By hand: 2 s at 1/8 of the kernel per s, 1 s at 1/4, the last half alone at 1/4 per s takes 2 s."""
-    assert eq4_kernel_time([(2.0, 8.0), (1.0, 4.0)], alone_s=4.0) == pytest.approx(5.0)
-    assert eq4_kernel_time([(100.0, 8.0)], alone_s=4.0) == pytest.approx(8.0)
-    assert eq4_kernel_time([], alone_s=4.0) == 4.0
-
-
-def test_the_sixty_one_channels_of_autoccl_cost_less_than_their_waves_because_they_end_early() -> None:
-    """Untimed, 61 of 84 SMs mean 84/23 = 3.65x; over a tenth of the kernel they mean much less."""
-    whole = fluid(61, 84) / fluid(0, 84)
-    assert whole == pytest.approx(84 / 23)
-    assert eq4_kernel_time([(0.1, whole)], alone_s=1.0) == pytest.approx(1.0 + 0.1 * (1 - 23 / 84))
 
 
 def test_a_wave_adds_its_transfer_as_printed() -> None:

@@ -63,6 +63,26 @@ def test_operations_of_a_stream_follow_each_other_and_their_issue() -> None:
     ]
 
 
+def test_what_a_process_had_queued_behind_its_kernel_does_not_run_once_it_has_died() -> None:
+    """Its member of a collective never comes, and the peer's kernel waits for it, as on GPUs."""
+    clock = Clock(set_times)
+    kernel, member, peer = (
+        Operation(0, 1, 0, KERNEL, 0.0),
+        Operation(0, 2, 0, collective(2), 0.0),
+        Operation(1, 1, 1, collective(2), 0.0),
+    )
+    clock.submit(kernel)
+    clock.submit(member, instance=("dp", 0))
+    clock.submit(peer, instance=("dp", 0))
+    assert clock.step() == []
+    assert (kernel.start_ns, peer.start_ns) == (0.0, 0.0)
+    clock.leave(0)
+    while clock.next_ns() < inf:
+        clock.step()
+    assert kernel.end_ns == 100.0
+    assert (member.start_ns, peer.has_ended, clock.missing(peer)) == (-1.0, False, 1)
+
+
 def test_kernels_on_two_streams_take_turns() -> None:
     # Both at half rate until 200; the long one has done 100 of its 300 then and goes on alone.
     assert run([Given(0, 0, KERNEL), Given(0, 1, LONG_KERNEL)]) == [(0, 200), (0, 400)]

@@ -190,7 +190,7 @@ def test_a_table_is_put_in_place_whole_private_and_over_an_older_one(tmp_path):
 
 
 def test_a_folder_that_is_missing_is_said(tmp_path):
-    with pytest.raises(OutputError, match="cannot write the plug-in table"):
+    with pytest.raises(OutputError, match="cannot write"):
         write_table(tmp_path / "missing" / "table.bin", b"")
     with pytest.raises(TableError, match="cannot read"):
         read_table(tmp_path / "table.bin")

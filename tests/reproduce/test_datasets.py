@@ -5,7 +5,6 @@ import json
 import re
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
@@ -13,9 +12,9 @@ from typing import ClassVar
 import pytest
 
 from lagom_overlap.cli.main import main
-from lagom_overlap.errors import DataError, UnknownNameError
+from lagom_overlap.errors import DataError
 from lagom_overlap.reproduce import datasets as module
-from lagom_overlap.reproduce.datasets import Dataset, DatasetState, data_roots, dataset_path, datasets, fetch, look_up
+from lagom_overlap.reproduce.datasets import Dataset, DatasetState, data_roots, datasets, fetch, look_up
 
 CONTENT = b"size,ms\n1024,0.5\n"
 ONE = Dataset(
@@ -130,17 +129,6 @@ def test_a_file_of_the_name_with_another_content_is_named_and_not_used(
     path.parent.mkdir(parents=True)
     path.write_bytes(b"else")
     assert look_up(ONE).state is DatasetState.OTHER
-    monkeypatch.setattr(
-        module, "datasets", lambda: (ONE, replace(ONE, name="gone", path="gone", file=None, why="typed"))
-    )
-    with pytest.raises(DataError, match="is not the dataset 'one'"):
-        dataset_path("one")
-    with pytest.raises(DataError, match="typed"):
-        dataset_path("gone")
-    with pytest.raises(UnknownNameError, match="unknown dataset 'onne'"):
-        dataset_path("onne")
-    path.write_bytes(CONTENT)
-    assert dataset_path("one") == path
 
 
 def test_folders_are_searched_in_the_stated_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

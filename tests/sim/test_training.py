@@ -271,7 +271,8 @@ def test_one_simulation_of_every_micro_batch_takes_what_three_of_them_say() -> N
             framework=MEGATRON,
             profile=load_profile("plausible"),
         )
-        whole_s = simulator.timeline(simulator.step(num_micro_batches=7)).makespan_s
+        step = simulator.step(num_micro_batches=7)
+        whole_s = simulator.price.simulator(step.iteration, waits=step.waits).makespan_s({})
         assert simulator.times().iteration_s == pytest.approx(whole_s, rel=1e-9)
 
 

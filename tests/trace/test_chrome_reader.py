@@ -32,11 +32,11 @@ def test_any_block_size_gives_the_events_that_json_gives(texts, block, indent):
         {"name": text, "ph": "X", "ts": n, "args": {"name": text, "list": [{"a": 1}, {"b": text}]}}
         for n, text in enumerate(texts)
     ]
-    file = {"schemaVersion": 1, "traceEvents": events, "baseTimeNanoseconds": 5, "other": [{"x": 1}, {"y": [{}]}]}
+    file = {"schemaVersion": 1, "traceEvents": events, "distributedInfo": 5, "other": [{"x": 1}, {"y": [{}]}]}
     data = json.dumps(file, indent=indent).encode()
     reader = reader_of(data, block)
     assert [event.name for part in reader.blocks() for event in part] == texts
-    assert reader.header.base_time == 5
+    assert reader.header.distributed_info == 5
     assert reader.warnings == []
 
 

@@ -43,7 +43,8 @@ def test_processes_give_the_same_traces_in_the_same_order(tmp_path, monkeypatch)
     for one, other in zip(alone, together, strict=True):
         assert one.file == other.file
         assert np.array_equal(one.events.start_ns, other.events.start_ns)
-    assert (heard[-1].num_done, heard[-1].num_files, heard[-1].num_traces) == (3, 3, 3)
+    assert (heard[-1].num_done, heard[-1].num_files) == (3, 3)
+    assert sum(each.trace is not None for each in heard) == 3
 
 
 def test_an_error_in_a_process_is_raised_here():

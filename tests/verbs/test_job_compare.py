@@ -1,5 +1,6 @@
 """`lagom compare` with made-up times: every figure of the table against one worked out by hand."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,13 +22,14 @@ from stub_backend import (
     spy,
 )
 
+from lagom_overlap.api import load_job
 from lagom_overlap.errors import BackendError, JobError, SpaceError, UnknownNameError
 from lagom_overlap.jobfile.build import groups_of
 from lagom_overlap.jobfile.spec import JobSpec
 from lagom_overlap.results.compare import CompareResult
 from lagom_overlap.tuners.warm_start import WarmStart
 from lagom_overlap.verbs import compare as compare_module
-from lagom_overlap.verbs.compare import COLD, CompareRequest, IterationTimes, measure_rounds, search
+from lagom_overlap.verbs.compare import COLD, CompareRequest, IterationTimes, measured_rounds, search
 from lagom_overlap.verbs.compare import run_compare as run_request
 
 MINIMAL: Times = {
@@ -177,6 +179,23 @@ def test_an_interrupted_comparison_keeps_the_searches_that_were_done(monkeypatch
     assert interrupted(monkeypatch, 8 + 2 + 5) == both  # in the middle of the first round
 
 
+def test_a_search_that_is_interrupted_leaves_the_priced_step_of_those_before(monkeypatch):
+    original = compare_module.search
+
+    def search_but_the_last(spec, name, *args, **named):
+        if name == "fixed_max":
+            raise KeyboardInterrupt
+        return original(spec, name, *args, **named)
+
+    monkeypatch.setattr(compare_module, "search", search_but_the_last)
+    spec = load_job(Path(__file__).parents[2] / "examples" / "phi2_fsdp_a40.toml")
+    result = run_compare(spec, ["fixed_min", "fixed_max"])
+    assert result.interrupted
+    (row,) = result.rows
+    assert (row.tuner, row.makespan_s) == ("fixed_min", None)
+    assert row.step_s > result.step_s  # one channel and small chunks
+
+
 def test_an_interrupted_comparison_keeps_the_rounds_that_were_complete(monkeypatch):
     rows = interrupted(monkeypatch, 8 + 2 + 6 + 3)
     # The first round alone: 6 of the default, 8 of exhaustive's result, 20 of fixed_min's.
@@ -250,10 +269,11 @@ def arms_of(*settings: tuple[Setting, Setting]) -> dict[str, dict[str, tuple]]:
 def test_a_round_sums_every_time_over_the_groups_and_their_counts():
     stub = StubBackend({("g", (2, 2)): [8, 16], ("h", (2,)): [16, 32]})
     problems = tuple(stub.problem(group) for group in groups_of(job()))
-    times = measure_rounds(stub, problems, arms_of(((2, 2), (2,))), 2, seed=0)
+    rounds = list(measured_rounds(stub, problems, arms_of(((2, 2), (2,))), 2, seed=0))
     # g: Y 4, x 2 + 1; h: Y 8, x 4
     first = IterationTimes(makespan_s=2 * 8 + 3 * 16, comp_s=2 * 4 + 3 * 8, comm_s=2 * (2 + 1) + 3 * 4)
-    assert times == {"(2, 2)": [first, IterationTimes(2 * first.makespan_s, 2 * first.comp_s, 2 * first.comm_s)]}
+    second = IterationTimes(2 * first.makespan_s, 2 * first.comp_s, 2 * first.comm_s)
+    assert rounds == [{"(2, 2)": first}, {"(2, 2)": second}]
 
 
 def test_every_arm_runs_once_in_each_round_in_an_order_that_the_seed_shuffles():
@@ -263,7 +283,7 @@ def test_every_arm_runs_once_in_each_round_in_an_order_that_the_seed_shuffles():
     def rounds(seed: int) -> list[list[Setting]]:
         stub = StubBackend(times)
         problems = tuple(stub.problem(group) for group in groups_of(job()))
-        measure_rounds(stub, problems, arms_of(*settings), 6, seed)
+        list(measured_rounds(stub, problems, arms_of(*settings), 6, seed))
         ran = stub.settings_of("g")
         return [ran[start : start + 4] for start in range(0, 24, 4)]
 

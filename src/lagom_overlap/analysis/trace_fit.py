@@ -16,12 +16,10 @@ from dataclasses import dataclass, replace
 from math import log
 from typing import Final
 
-import numpy as np
-
 from lagom_overlap.analysis.traced_job import TracedGroup
 from lagom_overlap.collective import CommConfig
 from lagom_overlap.cost import ContentionModel
-from lagom_overlap.cost.fit import Constant, FittedConstant, fit_constants
+from lagom_overlap.cost.fit import Constant, Fit, fit_constants
 from lagom_overlap.cost.profile import ByLink, ByProtocol, Links
 from lagom_overlap.sim import GroupSimulator
 
@@ -32,22 +30,10 @@ _LEAST_AMPLIFICATION: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TraceFit:
-    """The fitted model; `log_residuals` are log(simulated / measured) of the makespans of all groups, in order."""
+class TraceFit(Fit):
+    """The fitted model; the residuals are the makespans' of all groups."""
 
     model: ContentionModel
-    table: tuple[FittedConstant, ...]
-    log_residuals: tuple[float, ...]
-
-    @property
-    def mean_abs_error(self) -> float:
-        """Mean of |simulated / measured - 1| over the groups' makespans."""
-        return float(np.mean(np.abs(np.expm1(self.log_residuals))))
-
-    @property
-    def unidentified(self) -> tuple[str, ...]:
-        """Names of the constants that the trace does not determine."""
-        return tuple(constant.name for constant in self.table if not constant.identified)
 
 
 def default_of(traced: TracedGroup, model: ContentionModel) -> tuple[CommConfig, ...]:

@@ -144,17 +144,6 @@ class Subspace:
             chunk_bytes=chunk_bytes,
         )
 
-    def indices_of(self, config: CommConfig) -> tuple[int, int, int]:
-        """The lattice position of a configuration of this subspace.
-
-        Raises:
-            SpaceError: if it does not lie in it.
-        """
-        found = self._find(config) if self.has_way_of(config) else None
-        if found is None:
-            raise SpaceError(f"{config} lies outside {self}")
-        return found
-
     def nearest(self, config: CommConfig) -> tuple[int, int, int]:
         """The lattice position nearest to a configuration in each knob; the largest value where the knob is None."""
         position = []

@@ -22,7 +22,8 @@ Departures from the paper:
 - Eqs 2 and 3 are the two arguments of that maximum; that the minimum of a sum is the sum of minima (Eq. 2) holds only
   where the x_j do not depend on each other.
 - Eq. 4 as printed counts the whole kernel once per collective. Here it is time-weighted: under collective j the kernel
-  advances at rate 1 / (g_ij f_ij), and y_i is the time at which the integral of the rate is 1; j = 0 means none.
+  advances at rate 1 / (g_ij f_ij), and y_i is the time at which the integral of the rate is 1; j = 0 means none. `sim`
+  plays that out, set after set of what runs together.
 - Eq. 5: Table 1 calls TB_i "the computation's threadblocks"; the grid is mu_i, TB_i what is resident on one SM. Small
   blocks that fit next to a communication block keep a share of its SM. The ceiling can be turned off (fluid).
 - Eq. 6 as printed charges the last, partial wave for a full one; here the kernel moves mu_i D_i bytes in all, wave by
@@ -34,7 +35,6 @@ Departures from the paper:
 - V is not an input: it follows from the collective's rate, the touches per byte and the L2 (`traffic_bytes_per_s`).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, floor, inf
 from typing import Final
@@ -46,21 +46,6 @@ _ROUNDING: Final = 1e-9
 def eq1_makespan(comp_end_s: float, comm_end_s: float) -> float:
     """Z = max(Y, X) (Eq. 1): the end of the later of two streams that started together."""
     return max(comp_end_s, comm_end_s)
-
-
-def eq4_kernel_time(phases: Sequence[tuple[float, float]], alone_s: float) -> float:
-    """y_i = sum_j Dt_ij with sum_j Dt_ij / (g_ij f_ij) = 1 (Eq. 4, time-weighted): the kernel's time.
-
-    `phases` lists what runs during the kernel in order: how long (s) and g_ij f_ij (s), the kernel's whole time under
-    it; afterwards it runs alone, in `alone_s` = g_i0 f_i0.
-    """
-    left, elapsed_s = 1.0, 0.0
-    for length_s, whole_s in phases:
-        if left * whole_s <= length_s:
-            return elapsed_s + left * whole_s
-        left -= length_s / whole_s
-        elapsed_s += length_s
-    return elapsed_s + left * alone_s
 
 
 def eq5_waves(

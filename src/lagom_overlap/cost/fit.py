@@ -54,6 +54,29 @@ class FittedConstant:
         return self.error < IDENTIFIED
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """Fitted constants, and log(predicted / measured) of what they were fitted to, in order."""
+
+    table: tuple[FittedConstant, ...]
+    log_residuals: tuple[float, ...]
+
+    @property
+    def errors(self) -> list[float]:
+        """Predicted / measured - 1, in order."""
+        return [float(value) for value in np.expm1(self.log_residuals)]
+
+    @property
+    def mean_abs_error(self) -> float:
+        """Mean of the errors' sizes."""
+        return float(np.mean(np.abs(self.errors)))
+
+    @property
+    def unidentified(self) -> tuple[str, ...]:
+        """Names of the constants that the measurements do not determine."""
+        return tuple(constant.name for constant in self.table if not constant.identified)
+
+
 def fit_constants(
     residuals: Callable[[Sequence[float]], Sequence[float]], constants: Sequence[Constant]
 ) -> tuple[FittedConstant, ...]:

@@ -23,10 +23,8 @@ from dataclasses import dataclass, replace
 from math import ceil, inf, log
 from typing import Final
 
-import numpy as np
-
 from lagom_overlap.collective import Collective, CollectiveKind, CommConfig
-from lagom_overlap.cost.fit import Constant, FittedConstant, fit_constants
+from lagom_overlap.cost.fit import Constant, Fit, fit_constants
 from lagom_overlap.units import GB_PER_S, MS
 
 _COMM_WEIGHT: Final = 0.3
@@ -239,22 +237,10 @@ def scaled(constants: OverlapConstants, scale: float) -> OverlapConstants:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OverlapFit:
-    """Fitted constants; `log_residuals` are log(predicted / measured) of the makespans, in order."""
+class OverlapFit(Fit):
+    """The fitted constants of a machine; the residuals are the makespans'."""
 
     constants: OverlapConstants
-    table: tuple[FittedConstant, ...]
-    log_residuals: tuple[float, ...]
-
-    @property
-    def mean_abs_error(self) -> float:
-        """Mean of |predicted / measured - 1| over the fitted makespans."""
-        return float(np.mean(np.abs(np.expm1(self.log_residuals))))
-
-    @property
-    def unidentified(self) -> tuple[str, ...]:
-        """Names of the constants that the runs do not determine."""
-        return tuple(constant.name for constant in self.table if not constant.identified)
 
 
 _FIELDS: Final = tuple(WayConstants.__slots__)

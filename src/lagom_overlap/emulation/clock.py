@@ -81,7 +81,6 @@ class _Run:
     is_held: bool = False
     since_ns: float = 0.0
     whole_ns: float = inf
-    began_ns: float = -1.0
     parts: dict[int, float] = field(default_factory=dict)
     version: int = 0
 
@@ -101,6 +100,7 @@ class Clock:
         self._heap: list[tuple[float, int, int, _Run | Operation]] = []
         self._order = count()
         self._dirty: set[int] = set()
+        self._gone: set[int] = set()
 
     def submit(
         self,
@@ -180,6 +180,7 @@ class Clock:
 
     def leave(self, owner: int) -> None:
         """Forgets a process that has died: what it had not started never runs."""
+        self._gone.add(owner)
         for places in (self._tails, self._queued):
             for key in [key for key in places if key[0] == owner]:
                 del places[key]
@@ -211,7 +212,7 @@ class Clock:
     def _release(self, operation: Operation, ready: deque[Operation]) -> None:
         """One thing less that an operation waits for."""
         operation.num_waits -= 1
-        if operation.num_waits:
+        if operation.num_waits or operation.owner in self._gone:
             return
         if operation.issue_ns <= self.now_ns + TOGETHER_NS:
             ready.append(operation)
@@ -234,10 +235,10 @@ class Clock:
         if run is None:
             run = operation.run = _Run([operation], operation.scale, work.kind)
         if not run.is_held:
-            run.since_ns = run.began_ns = self.now_ns
+            run.since_ns = self.now_ns
         elif len(run.members) == work.num_members and all(member.start_ns >= 0.0 for member in run.members):
             run.is_held = False
-            run.since_ns = run.began_ns = self.now_ns
+            run.since_ns = self.now_ns
             self._dirty.update(member.gpu for member in run.members)
         self._running.setdefault(operation.gpu, []).append(run)
         self._dirty.add(operation.gpu)

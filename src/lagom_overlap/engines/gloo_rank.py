@@ -16,7 +16,6 @@ from lagom_overlap.engines.gloo_group import GlooGroup
 from lagom_overlap.engines.messages import GroupMessage, Measure, Measured, RunTimes, Wrong
 from lagom_overlap.engines.overlap_run import CommStream, RankProgram, RankRunTimes
 from lagom_overlap.engines.verify import is_correct
-from lagom_overlap.timeline import Span, SpanKind
 from lagom_overlap.workload import OverlapGroup
 
 WARM_UP_RUNS: Final = 1
@@ -101,7 +100,7 @@ class RankSession:
             runs = [self._run(ready.program, native=native) for _ in range(warm_ups + command.repeats)][warm_ups:]
         finally:
             gc.enable()
-        return Measured(tuple(times for times, _ in runs), _spans(ready.group, runs[-1][1]))
+        return Measured(tuple(times for times, _ in runs), runs[-1][1].spans(ready.group))
 
     def _run(self, program: RankProgram, *, native: bool) -> tuple[RunTimes, RankRunTimes]:
         mine = self._stream.run(program, native=native, barrier=self._control.barrier)
@@ -142,15 +141,3 @@ class RankSession:
                 return Wrong(place, tuple(rank for rank, verdict in enumerate(verdicts) if not verdict))
             self._checked.add((comm.collective, config))
         return None
-
-
-def _spans(group: OverlapGroup, times: RankRunTimes) -> tuple[Span, ...]:
-    computed = [
-        Span(name=op.name, kind=SpanKind.COMP, stream="compute", start_s=start, end_s=end)
-        for op, (start, end) in zip(group.computations, times.computations, strict=True)
-    ]
-    communicated = [
-        Span(name=op.name, kind=SpanKind.COMM, stream="comm", start_s=start, end_s=end)
-        for op, (start, end) in zip(group.comms, times.calls, strict=True)
-    ]
-    return (*computed, *communicated)

@@ -20,6 +20,8 @@ from time import perf_counter
 from lagom_overlap.collective import ConfigKey
 from lagom_overlap.engines.base import Buffers, Engine, Handle
 from lagom_overlap.engines.compute import Computation
+from lagom_overlap.timeline import Span, SpanKind
+from lagom_overlap.workload import OverlapGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +61,18 @@ class RankRunTimes:
             self.computations[-1][1],
             *(end - start for start, end in self.calls),
         ]
+
+    def spans(self, group: OverlapGroup) -> tuple[Span, ...]:
+        """Who ran when, of the group that was run."""
+        computed = [
+            Span(name=op.name, kind=SpanKind.COMP, stream="compute", start_s=start, end_s=end)
+            for op, (start, end) in zip(group.computations, self.computations, strict=True)
+        ]
+        communicated = [
+            Span(name=op.name, kind=SpanKind.COMM, stream="comm", start_s=start, end_s=end)
+            for op, (start, end) in zip(group.comms, self.calls, strict=True)
+        ]
+        return (*computed, *communicated)
 
 
 @dataclass(frozen=True, slots=True)

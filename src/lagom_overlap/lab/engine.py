@@ -24,7 +24,7 @@ from lagom_overlap.engines.gloo_group import Store
 from lagom_overlap.errors import BackendError
 from lagom_overlap.lab.mesh import WorkersMesh
 from lagom_overlap.lab.space import CHANNELS, DEFAULT, PROTOCOLS, check_config, effective, workers_space
-from lagom_overlap.nccl_plugin.library import installed_library
+from lagom_overlap.nccl_plugin.library import load_library
 
 LIBRARY_NAME: Final = "liblagom_workers.so"
 VERSION: Final = 1
@@ -41,15 +41,12 @@ class WorkersLibrary:
     """One rank's worker threads; `sockets` are by channel, then by peer (this rank's own place is ignored).
 
     Raises:
-        MissingDependencyError: if the library is not built.
-        BackendError: if it is of another version or cannot start its threads.
+        MissingDependencyError: if the library is not built, or of another version.
+        BackendError: if it cannot start its threads.
     """
 
     def __init__(self, *, rank: int, num_ranks: int, sockets: Sequence[Sequence[int]]) -> None:
-        library = ctypes.CDLL(str(installed_library(LIBRARY_NAME)))
-        version = library.lw_version()
-        if version != VERSION:
-            raise BackendError(f"{LIBRARY_NAME} is version {version}, this package needs {VERSION}: install it again")
+        library = load_library(LIBRARY_NAME, "lw", VERSION, ctypes.CDLL)
         library.lw_open.restype = ctypes.c_void_p
         library.lw_open.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_int)]
         library.lw_close.argtypes = [ctypes.c_void_p]

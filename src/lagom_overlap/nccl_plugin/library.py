@@ -5,12 +5,13 @@ Opening a library twice by one path gives one instance, so what is called here i
 
 import ctypes
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import lagom_overlap
 from lagom_overlap.errors import MissingDependencyError, TableError
 
 LIBRARY_NAME: Final = "liblagom_tuner.so"
+_Library = TypeVar("_Library", bound=ctypes.CDLL)
 
 
 def installed_library(name: str = LIBRARY_NAME) -> Path:
@@ -24,6 +25,19 @@ def installed_library(name: str = LIBRARY_NAME) -> Path:
         if path.is_file():
             return path
     raise MissingDependencyError(f"{name} is not built; run: pip install lagom-overlap")
+
+
+def load_library(name: str, prefix: str, version: int, loader: type[_Library]) -> _Library:
+    """A shared object of ours, opened; its functions' names begin with `prefix`.
+
+    Raises:
+        MissingDependencyError: if it is not built, or of another version.
+    """
+    library = loader(str(installed_library(name)))
+    found = getattr(library, f"{prefix}_version")()
+    if found != version:
+        raise MissingDependencyError(f"{name} is version {found}, this package needs {version}: install it again")
+    return library
 
 
 class TunerPlugin:

@@ -1,7 +1,7 @@
 """Reads the ring of our NCCL profiler plug-in (`LAGOM_PROFILE`): when each collective started and ended on the GPU.
 
 GPU times are the `globaltimer` that each block of the kernel reads when it starts and when it ends; host times are
-CLOCK_MONOTONIC (`time.monotonic_ns` on Linux). The two clocks have different zeros: see `ProfileLog.gpu_ahead_ns`.
+CLOCK_MONOTONIC (`time.monotonic_ns` on Linux). The two clocks have different zeros.
 Points in time stay whole nanoseconds: globaltimer counts from 1970, and a float of seconds since then is 240 ns coarse.
 """
 
@@ -146,15 +146,6 @@ class ProfileLog:
     communicators: tuple[ProfiledCommunicator, ...]
     collectives: tuple[ProfiledCollective, ...]
     num_lost: int
-
-    def gpu_ahead_ns(self) -> int | None:
-        """How far the GPU's clock is ahead of the host's, by the end that was reported with the least delay.
-
-        Too small by that delay, a poll of NCCL's proxy thread. Ranks on several GPUs of one process have a clock each.
-        None: no collective has ended.
-        """
-        ends = [(c.end_ns, c.seen_ns) for c in self.collectives]
-        return max((end - seen for end, seen in ends if end is not None and seen is not None), default=None)
 
 
 class ProfileRing:

@@ -26,7 +26,6 @@ MAX_BYTES: Final = 1 << 48
 MAX_DESCRIPTION_BYTES: Final = 63
 """UTF-8 bytes of a description; the field has one more for the closing NUL."""
 ANY_OCCURRENCE: Final = 0xFFFFFFFF
-NO_COMMUNICATOR: Final = 0xFFFFFFFF
 
 KINDS: Final = (
     CollectiveKind.BROADCAST,

@@ -4,8 +4,6 @@ The plug-in knows a communicator by its ranks, its nodes and its place among thi
 ranks and nodes, so the writer needs *all* communicators of the process in the order they are made, tuned or not.
 """
 
-import os
-import tempfile
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -15,9 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from lagom_overlap.collective import CommConfig, CommunicatorId, ConfigKey, ConfigTable, class_range
-from lagom_overlap.errors import OutputError, TableError
+from lagom_overlap.errors import TableError
 from lagom_overlap.nccl_plugin import table_layout as layout
 from lagom_overlap.nccl_plugin.size_ranges import CallSite, site_ranges
+from lagom_overlap.record import write_private
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,19 +111,7 @@ def write_table(path: Path, data: bytes) -> None:
     Raises:
         OutputError: if the file cannot be written.
     """
-    try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise OutputError(f"cannot write the plug-in table {path}: {error.strerror}") from error
+    write_private(path, data)
 
 
 def table_checksum(data: bytes) -> int:

@@ -13,7 +13,6 @@ a rank that cannot know whether the others decide by the table (`agreed_table`),
 
 import atexit
 import functools
-import logging
 import os
 import sys
 from collections.abc import Callable
@@ -26,8 +25,6 @@ from lagom_overlap.errors import BackendError
 from lagom_overlap.online.guest import safely
 from lagom_overlap.online.replaced_ranks import REPLACED_RANKS
 from lagom_overlap.stderr import write_lines
-
-_log = logging.getLogger(__name__)
 
 GROUPS_MODULE: Final = "torch.distributed.distributed_c10d"
 Watch = Callable[[], None]

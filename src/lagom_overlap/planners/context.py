@@ -20,8 +20,6 @@ from lagom_overlap.workload.rewrite.steps import ChainLink
 class Context:
     """A collective's shard axis with the chains before and after it that can be cut along it."""
 
-    comm: str
-    axis: int
     before: tuple[ChainLink, ...]
     after: tuple[ChainLink, ...]
 
@@ -29,10 +27,8 @@ class Context:
 def context_of(index: StepIndex, comm: CommOp, axis: int, seconds: Callable[[Op], float], enough_s: float) -> Context:
     """The longest chains whose computations each take no more than needed to cover `enough_s`."""
     if comm.shards is None or not isinstance(comm.shards.combine[axis], Gather):
-        return Context(comm.name, axis, (), ())
+        return Context((), ())
     return Context(
-        comm.name,
-        axis,
         _before(index, comm, axis, seconds, enough_s),
         _after(index, comm, axis, seconds, enough_s),
     )

@@ -24,7 +24,7 @@ from typing import Final
 
 import msgspec
 
-from lagom_overlap.errors import DataError, OutputError, UnknownNameError
+from lagom_overlap.errors import DataError, OutputError
 from lagom_overlap.record import write_private
 
 TIMEOUT_S: Final = 30.0
@@ -123,25 +123,6 @@ def look_up(dataset: Dataset) -> FoundDataset:
     )
 
 
-def dataset_path(name: str) -> Path:
-    """The file of a dataset.
-
-    Raises:
-        UnknownNameError: if the manifest has none of that name.
-        DataError: if it is nowhere, or a file of that name holds something else.
-    """
-    named = {dataset.name: dataset for dataset in datasets()}
-    if name not in named:
-        raise UnknownNameError.among("dataset", name, named)
-    found = look_up(named[name])
-    if found.state is DatasetState.HERE and found.path is not None:
-        return found.path
-    if found.state is DatasetState.OTHER:
-        raise DataError(f"{str(found.path)!r} is not the dataset {name!r}: its SHA-256 is not the manifest's")
-    how = "`lagom reproduce data --fetch` gets it" if found.dataset.file else found.dataset.why
-    raise DataError(f"dataset {name!r} ({found.dataset.source}) is in none of {_listed(data_roots())}: {how}")
-
-
 def fetch(wanted: Sequence[Dataset], note: Callable[[str], None] = lambda _: None) -> tuple[FoundDataset, ...]:
     """Every dataset, those that were missing fetched into the cache.
 
@@ -193,7 +174,3 @@ def download(url: str, dataset: Dataset) -> bytes:
             f"({dataset.num_bytes} bytes, SHA-256 {dataset.sha256[:12]}...): nothing was kept"
         )
     return content
-
-
-def _listed(roots: Sequence[Path]) -> str:
-    return ", ".join(str(root) for root in roots)

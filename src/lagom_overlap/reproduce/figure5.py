@@ -1,7 +1,7 @@
 """Fig. 5 (section 3.3): two all-reduces overlapping seven products; channels of one of them go from 1 to 16.
 
 Departure: the paper gives neither sizes nor values. Here A has 16 MB and B 64 MB, during products of Phi-2's layer on
-PCIe, at 2048 tokens, where communication is the longer part, and at 4096 (`workload.papers.batch_fit`), where it is
+PCIe, at 2048 tokens, where communication is the longer part, and at 4096 (`benchmarks/batch_fit.py`), where it is
 not. The figure shows 2048. The lines check only what the text says, at both.
 """
 

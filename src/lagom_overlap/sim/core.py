@@ -15,8 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Final
 
-from lagom_overlap.errors import MissingDependencyError
-from lagom_overlap.nccl_plugin.library import installed_library
+from lagom_overlap.nccl_plugin.library import load_library
 
 LIBRARY_NAME: Final = "liblagom_simulation.so"
 VERSION: Final = 2
@@ -40,12 +39,7 @@ def library() -> ctypes.PyDLL:
     Raises:
         MissingDependencyError: if it is not built, or of another version.
     """
-    found = ctypes.PyDLL(str(installed_library(LIBRARY_NAME)))
-    version = found.lsim_version()
-    if version != VERSION:
-        raise MissingDependencyError(
-            f"{LIBRARY_NAME} is version {version}, this package needs {VERSION}: install it again"
-        )
+    found = load_library(LIBRARY_NAME, "lsim", VERSION, ctypes.PyDLL)
     pointer, long = ctypes.c_void_p, ctypes.c_int64
     found.lsim_rates_open.restype = pointer
     found.lsim_rates_close.argtypes, found.lsim_rates_close.restype = [pointer], None

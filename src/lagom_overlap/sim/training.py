@@ -61,15 +61,25 @@ class StageTimes:
         """Waiting for other stages before the last backward."""
         return max(0.0, self.end_s - self.busy_s)
 
+    @property
+    def whole_s(self) -> float:
+        """Until its update is done."""
+        return self.end_s + self.gradients_s + self.optimizer_s
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingTimes:
-    """One iteration: its time, what each stage does with it, the slots in order, the first stage's built step."""
+    """One iteration: its time, what each stage does with it, the slots in order, what it computes."""
 
     iteration_s: float
     stages: tuple[StageTimes, ...]
     runs: tuple[tuple[SlotRun, ...], ...]
     model_flops: float
+
+    @property
+    def last_stage(self) -> StageTimes:
+        """The stage that is done last: what it waits for is what the iteration waits for."""
+        return max(self.stages, key=lambda stage: stage.whole_s)
 
     def mfu(self, num_gpus: int, peak_flops: float) -> float:
         """Model FLOPs per second over the GPUs' peak; recomputation does not count."""
@@ -189,10 +199,6 @@ class TrainingSimulator:
         """Those of the first stage in a micro-batch."""
         return {op.collective for op in self._rolled(0, 1).ops if isinstance(op, CommOp)}
 
-    def timeline(self, step: IssuedStep) -> Timeline:
-        """Who runs when in a step, untouched."""
-        return self.price.simulator(step.iteration, waits=step.waits).timeline({})
-
     def _build(self, rank: int, num_micro_batches: int | None = None) -> _Built:
         step = self._rolled(rank, num_micro_batches)
         columns = Columns(step)
@@ -254,7 +260,7 @@ class TrainingSimulator:
         rows, iteration_s = [], 0.0
         for rank, (role, run) in enumerate(zip(roles, runs, strict=True)):
             row = self._row(rank, role, run[-1].end_s)
-            whole_s = row.end_s + row.gradients_s + row.optimizer_s
+            whole_s = row.whole_s
             if layout.pipeline == 1 and layout.num_micro_batches <= MAX_BUILT:
                 whole_s = role.makespan_s  # the same without the rounding of differences
             iteration_s = max(iteration_s, whole_s)

@@ -1,4 +1,4 @@
-"""What a timeline says about overlap: exposed communication, overlap ratio, slowdown of the computation."""
+"""What a timeline says about overlap: exposed communication, overlap ratio."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,17 +11,14 @@ class OverlapMetrics:
     """Times of one rank, in seconds; `comp_s` and `comm_s` are lengths of unions, so concurrent spans count once.
 
     `exposed_comm_s` is communication while nothing computes, `overlap_ratio` the share of communication that is hidden
-    (1 where there is none), `slowdown` the summed computation over the same work run alone (None if not known).
+    (1 where there is none).
     """
 
     makespan_s: float
     comp_s: float
     comm_s: float
-    overlapped_s: float
     exposed_comm_s: float
-    idle_s: float
     overlap_ratio: float
-    slowdown: float | None
 
 
 def merge_intervals(spans: Iterable[Span]) -> list[tuple[float, float]]:
@@ -51,27 +48,17 @@ def _intersection_s(a: list[tuple[float, float]], b: list[tuple[float, float]]) 
     return total
 
 
-def overlap_metrics(timeline: Timeline, *, rank: int = 0, comp_alone_s: float | None = None) -> OverlapMetrics:
-    """The metrics of one rank; `comp_alone_s` is the time of the same computations with no communication.
-
-    Raises:
-        ValueError: if `comp_alone_s` is not positive.
-    """
-    if comp_alone_s is not None and comp_alone_s <= 0:
-        raise ValueError(f"comp_alone_s is {comp_alone_s}, must be positive")
+def overlap_metrics(timeline: Timeline, *, rank: int = 0) -> OverlapMetrics:
+    """The metrics of one rank."""
     comps = timeline.of(SpanKind.COMP, rank)
     comms = timeline.of(SpanKind.COMM, rank)
     comp, comm, busy = merge_intervals(comps), merge_intervals(comms), merge_intervals((*comps, *comms))
     makespan_s = busy[-1][1] - busy[0][0] if busy else 0.0
     comm_s, overlapped_s = _length(comm), _intersection_s(comp, comm)
-    stretched = None if comp_alone_s is None else sum(s.duration_s for s in comps) / comp_alone_s
     return OverlapMetrics(
         makespan_s=makespan_s,
         comp_s=_length(comp),
         comm_s=comm_s,
-        overlapped_s=overlapped_s,
         exposed_comm_s=comm_s - overlapped_s,
-        idle_s=makespan_s - _length(busy),
         overlap_ratio=overlapped_s / comm_s if comm_s else 1.0,
-        slowdown=stretched,
     )

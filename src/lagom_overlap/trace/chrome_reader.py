@@ -49,7 +49,6 @@ class Args(CollectiveArgs, gc=False):
     stream: Any = None
     grid: Any = None
     block: Any = None
-    bytes: Any = None
     wait_on_stream: Any = None
     wait_on_event: Any = msgspec.field(default=None, name="wait_on_cuda_event_record_corr_id")
     external_id: Any = msgspec.field(default=None, name="External id")
@@ -87,7 +86,6 @@ class Header(msgspec.Struct):
 
     device_properties: Any = msgspec.field(default=None, name="deviceProperties")
     distributed_info: Any = msgspec.field(default=None, name="distributedInfo")
-    base_time: Any = msgspec.field(default=None, name="baseTimeNanoseconds")
 
 
 class _Whole(Header):

@@ -44,7 +44,6 @@ _COLUMNS: Final = (
     "correlation",
     "external_id",
     "shape",
-    "num_bytes",
 )
 _GEOMETRY: Final = len(_COLUMNS)
 _WIDTH: Final = _GEOMETRY + 6
@@ -82,7 +81,6 @@ class EventColumns:
         shape: int = UNKNOWN,
         grid: tuple[int, int, int] = (0, 0, 0),
         block: tuple[int, int, int] = (0, 0, 0),
-        num_bytes: int = 0,
     ) -> int:
         """Adds one event and returns its number in the order of adding."""
         number = self.names.setdefault(name, len(self.names))
@@ -98,7 +96,6 @@ class EventColumns:
                 correlation,
                 external_id,
                 shape,
-                num_bytes,
                 *grid,
                 *block,
             )
@@ -146,7 +143,6 @@ class EventColumns:
             shape=shape[order],
             grid=geometry[:, :3],
             block=geometry[:, 3:],
-            num_bytes=self.column("num_bytes")[order],
             correlation=self.column("correlation")[order],
             launch_ns=launch_ns[order],
             names=tuple(self.names),

@@ -60,7 +60,6 @@ COLUMNS: Final = (
     "shape",
     "grid",
     "block",
-    "num_bytes",
     "correlation",
     "launch_ns",
 )
@@ -87,7 +86,6 @@ class GpuEvents:
     shape: Int64
     grid: Int64
     block: Int64
-    num_bytes: Int64
     correlation: Int64
     launch_ns: Int64
     names: tuple[str, ...]
@@ -179,8 +177,8 @@ class StreamWait:
 class GpuTrace:
     """One rank's trace.
 
-    `base_ns` is what has to be added to its times to compare them with another rank's. `frameworks` are words found in
-    the CPU events that say which framework made them (`"FSDP"`, `"DDP"`). `format` names the file format in words.
+    `frameworks` are words found in the CPU events that say which framework made them (`"FSDP"`, `"DDP"`). `format`
+    names the file format in words.
     """
 
     file: str
@@ -189,7 +187,6 @@ class GpuTrace:
     events: GpuEvents
     calls: tuple[CommCall, ...]
     steps: tuple[ProfilerStep, ...] = ()
-    base_ns: int = 0
     world_size: int | None = None
     gpu_name: str = ""
     num_sms: int | None = None
@@ -219,7 +216,6 @@ def empty_events() -> GpuEvents:
         shape=none,
         grid=triple,
         block=triple,
-        num_bytes=none,
         correlation=none,
         launch_ns=none,
         names=(),

@@ -75,7 +75,7 @@ _STEP: Final = re.compile(r"ProfilerStep\s?#\s?(\d+)")
 _COMPUTE, _COMM, _MEMORY = (ROLE_CODES[role] for role in (EventRole.COMPUTE, EventRole.COMM, EventRole.MEMORY))
 _NUM_ROLES: Final = len(ROLE_CODES)
 _MAX_COMM_OP_DEPTH: Final = 8
-_NUMBERS: Final = attrgetter("device", "stream", "correlation", "external_id", "external_id_old", "bytes")
+_NUMBERS: Final = attrgetter("device", "stream", "correlation", "external_id", "external_id_old")
 _GEOMETRY: Final = attrgetter("grid", "block")
 
 
@@ -205,7 +205,7 @@ class KinetoEvents:
         memory_op = np.array([event.memory_op for event in gpu], dtype=np.int64)
         named = [at for at, a in enumerate(args) if type(a.collective_name) is str and a.collective_name]
         role[named] = np.where(memory_op[named] == 0, _COMM, role[named])
-        device, stream, correlation, external, external_old, num_bytes = numbers.reshape(-1, 6).T
+        device, stream, correlation, external, external_old = numbers.reshape(-1, 5).T
         return {
             "start_ns": start_ns,
             "end_ns": start_ns + length_ns,
@@ -216,7 +216,6 @@ class KinetoEvents:
             "memory_op": memory_op,
             "correlation": correlation,
             "external_id": np.where(external == UNKNOWN, external_old, external),
-            "num_bytes": np.maximum(num_bytes, 0),
             "geometry": geometry,
         }
 
@@ -413,7 +412,6 @@ class KinetoEvents:
             external_id=external,
             grid=to_triple(args.grid),
             block=to_triple(args.block),
-            num_bytes=max(0, to_int(args.bytes)),
         )
         if role == _COMM:
             self.comm_args[number] = args.kept()

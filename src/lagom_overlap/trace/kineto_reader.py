@@ -193,7 +193,6 @@ def read_kineto(
                 events=built,
                 calls=_calls(builder, built, added, world if world > 1 else None),
                 steps=tuple(sorted(builder.steps.values(), key=lambda step: step.start_ns)),
-                base_ns=max(0, to_int(reader.header.base_time)),
                 world_size=world if world > 0 else None,
                 gpu_name=gpu_name,
                 num_sms=num_sms,

@@ -136,8 +136,8 @@ class _Reader:
                 block=(sizes[3], sizes[4], sizes[5]),
             )
         for table, memory_op in ((_COPIES, 1), (_SETS, 2)):
-            for row in self._database.rows(table, (*fields, "bytes", "copyKind")):
-                start, end, device, stream, correlation, process, size, copy = row
+            for row in self._database.rows(table, (*fields, "copyKind")):
+                start, end, device, stream, correlation, process, copy = row
                 self._add(
                     process,
                     _interval(start, end),
@@ -146,7 +146,6 @@ class _Reader:
                     device=_number(device, 0),
                     stream=_number(stream),
                     correlation=_number(correlation),
-                    num_bytes=max(0, _number(size, 0)),
                 )
 
     def calls(self) -> dict[int, tuple[list[int], list[int]]]:

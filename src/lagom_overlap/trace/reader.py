@@ -107,11 +107,10 @@ def read_file(path: Path, options: ReadOptions) -> Iterator[GpuTrace]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadProgress:
-    """How far reading is: files done of all, traces found so far, the trace just read (None: a file is done)."""
+    """How far reading is: files done of all, the trace just read (None: a file is done)."""
 
     num_done: int
     num_files: int
-    num_traces: int
     trace: str | None
 
 
@@ -170,7 +169,6 @@ def read_traces(
                 ReadProgress(
                     num_done=num_done,
                     num_files=len(files),
-                    num_traces=len(found),
                     trace=None if trace is None else trace.file,
                 )
             )

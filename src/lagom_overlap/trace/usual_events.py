@@ -51,7 +51,6 @@ class _GpuArgs(CollectiveArgs, gc=False, kw_only=True):
     correlation: int
     grid: tuple[int, int, int] = (0, 0, 0)
     block: tuple[int, int, int] = (0, 0, 0)
-    bytes: int = 0
     external_id: int = msgspec.field(default=UNKNOWN, name="External id")
     external_id_old: int = msgspec.field(default=UNKNOWN, name="external id")
 

@@ -126,11 +126,6 @@ class Curves:
         """The noise of one measurement's times, as a share of them."""
         return self._sigma
 
-    @property
-    def slow(self) -> frozenset[int]:
-        """The measurements that were slow as a whole."""
-        return frozenset(np.flatnonzero(self._slowed).tolist())
-
     def slowed(self, number: int) -> float:
         """By what factor a measurement was slow as a whole; 1 for the others."""
         return float(np.exp(self._slowed[number]))

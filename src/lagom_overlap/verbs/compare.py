@@ -146,11 +146,16 @@ def run_compare(request: CompareRequest, note: Note = lambda _: None) -> Compare
         job=spec.job.name,
         backend=request.backend_name,
         seed=seed,
-        rows=_rows(studies, found, {name: step.seconds(problems, arms[name]) for name in studies} if step else {}),
+        rows=_rows(studies, found, _steps_s(step, problems, studies)),
         step_s=step.untouched_s if step else None,
         notes=tuple(notes),
         interrupted=interrupted,
     )
+
+
+def _steps_s(step: WholeStep | None, problems: Problems, studies: Mapping[str, Study]) -> dict[str, float | None]:
+    """The whole step under what each finished search ended with; empty where the step has no price."""
+    return {} if step is None else {name: step.seconds(problems, held.recommended) for name, held in studies.items()}
 
 
 @dataclass(slots=True)
@@ -239,22 +244,6 @@ def search(
     return study
 
 
-def measure_rounds(
-    backend: Backend,
-    problems: Problems,
-    arms: Mapping[str, Mapping[str, Assignment]],
-    num_rounds: int,
-    seed: int,
-) -> dict[str, list[IterationTimes]]:
-    """The iteration's times of every arm in every round, arms shuffled within a round.
-
-    Raises:
-        BackendError: if an arm cannot run.
-    """
-    rounds = list(measured_rounds(backend, problems, arms, num_rounds, seed))
-    return {name: [held[name] for held in rounds] for name in arms}
-
-
 def measured_rounds(
     backend: Backend,
     problems: Problems,
@@ -262,7 +251,11 @@ def measured_rounds(
     num_rounds: int,
     seed: int,
 ) -> Iterator[dict[str, IterationTimes]]:
-    """The same, a round at a time as it is complete."""
+    """The iteration's times of every arm, arms shuffled within a round, a round at a time as it is complete.
+
+    Raises:
+        BackendError: if an arm cannot run.
+    """
     rng = random.Random(seed)
     order = list(arms)
     for _ in range(num_rounds):

@@ -25,7 +25,7 @@ from lagom_overlap.emulation.launch import (
     refuse_real_gpus,
 )
 from lagom_overlap.emulation.prices import CostModelPrices
-from lagom_overlap.emulation.recorder import Recorder
+from lagom_overlap.emulation.recorder import MAX_SPANS, Recorder
 from lagom_overlap.emulation.server import EmulationServer
 from lagom_overlap.emulation.settings import EmulationSettings, PythonClock
 from lagom_overlap.errors import JobError
@@ -257,7 +257,10 @@ def _result(
             f"{ran.coordinator.num_late} operations came later than the simulation was; they began when they came."
         )
     if recorder.num_left_out:
-        notes.append(f"{recorder.num_left_out} operations are missing from the timeline: too many.")
+        notes.append(
+            f"No timeline and no figures of the last step: of {recorder.num_operations} operations the times of the "
+            f"first {MAX_SPANS} were kept."
+        )
     num_started = ran.server.num_processes
     num_ranks = num_started * (cluster.num_nodes if request.is_symmetric else 1)
     if request.is_symmetric and num_started:

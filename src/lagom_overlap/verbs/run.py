@@ -17,7 +17,6 @@ nothing of ours is left between the scheduler and the job. What is prepared befo
 With LAGOM_DISABLE set the command runs in the environment as it was.
 """
 
-import logging
 import os
 import shutil
 import tempfile
@@ -37,8 +36,6 @@ from lagom_overlap.jobfile.nccl_conf import with_conf_files
 from lagom_overlap.jobfile.online_settings import is_online_settings, read_online_deployment
 from lagom_overlap.jobfile.run_folder import RUNS_FOLDER, check_folder, create_run_folder
 from lagom_overlap.nccl_plugin import decode_table, installed_library, read_table, write_table
-
-_log = logging.getLogger(__name__)
 
 MODE_VARIABLE: Final = "LAGOM_RUN_MODE"
 FOLDER_VARIABLE: Final = "LAGOM_RUN_FOLDER"

@@ -137,7 +137,7 @@ def _result(request: SimulateRequest, ran: _Ran, notes: list[str]) -> SimulateRe
     assert request.spec.model is not None and request.spec.model.seq_len is not None  # noqa: PT018
     job, times, memories = ran.job, ran.times, ran.memories
     layout, peak_flops = job.layout, job.operators.peak_flops
-    critical = max(times.stages, key=lambda s: s.end_s + s.gradients_s + s.optimizer_s)
+    critical = times.last_stage
     tokens = layout.global_batch * request.spec.model.seq_len
     return SimulateResult(
         job=request.spec.job.name,

@@ -81,7 +81,7 @@ def run_profile(spec: JobSpec, out: Path, *, repeats: int = REPEATS) -> ProfileR
             for operator, residual, error in zip(operators, fit.errors, errors, strict=True)
         ),
         constants=fit.table,
-        unidentified=tuple(constant.name for constant in fit.table if not constant.identified),
+        unidentified=fit.unidentified,
         fit_mean_abs_error=fit.mean_abs_error,
         held_out_mean_abs_error=sum(known) / len(known) if known else None,
         num_not_held_out=sum(error is None for error in errors),

@@ -72,10 +72,8 @@ _MAX_SLOTS: Final = 4096
 
 def spent(times: TrainingTimes) -> Spent:
     """The stage that ends last, as the answers' errors need it."""
-    stage = max(times.stages, key=lambda s: s.end_s + s.gradients_s + s.optimizer_s)
-    total_s, exposed_s = (
-        sum(getattr(comm, name) for comm in stage.comms.values()) for name in ("total_s", "exposed_s")
-    )
+    comms = times.last_stage.comms.values()
+    total_s, exposed_s = sum(comm.total_s for comm in comms), sum(comm.exposed_s for comm in comms)
     overlapped_s = min(max(0.0, total_s - exposed_s), times.iteration_s)
     return Spent(step_s=times.iteration_s, overlapped_s=overlapped_s, exposed_s=min(exposed_s, times.iteration_s))
 
@@ -221,9 +219,9 @@ def _of_the_job(job: JobStep) -> Iterator[tuple[Asked, JobStep]]:
 
 
 def _layouts(layout: ParallelLayout, framework: str) -> Iterator[tuple[str, str, str, ParallelLayout]]:
-    """The overlap flags that are off and that the framework has, each switched on alone.
+    """The overlap flags that are off and that the framework has, each switched on alone, on the same degrees.
 
-    They need no other degrees. Each with the framework's own name for it and the job file's key.
+    Each with the framework's own name for it and the job file's key.
     """
     if layout.data > 1 and layout.zero_stage <= 1 and not layout.overlap_gradients:
         line = "--overlap-grad-reduce (Megatron-LM)"

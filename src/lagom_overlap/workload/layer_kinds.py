@@ -176,14 +176,13 @@ def repeated(kinds: tuple[LayerKind, ...], num_layers: int) -> tuple[LayerKind, 
     return (kinds * (-(-num_layers // len(kinds))))[:num_layers]
 
 
-def scan_flops(mamba: Mamba, heads: int | None = None) -> float:
-    """Forward FLOPs per token of Mamba-2's scan of `heads` heads (None: all), in chunks (arXiv 2405.21060, section 6).
+def scan_flops(mamba: Mamba) -> float:
+    """Forward FLOPs per token of Mamba-2's scan, in chunks (arXiv 2405.21060, section 6).
 
     Products: C B^T of a chunk's tokens, for each group; it times x, for each head; a chunk's state from B and x; what C
     reads of the state before it.
     """
-    share = 1.0 if heads is None else heads / mamba.num_heads
     scores = 2.0 * mamba.chunk * mamba.num_groups * mamba.state_dim
     within = 2.0 * mamba.chunk * mamba.inner
     states = 2.0 * 2.0 * mamba.inner * mamba.state_dim
-    return share * (scores + within + states)
+    return scores + within + states

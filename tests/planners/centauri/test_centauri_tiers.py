@@ -1,5 +1,7 @@
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import permutations
 from math import prod
 
 import pytest
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 
 from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.errors import JobError
-from lagom_overlap.planners.centauri.layer import FirstGradient, LayerCosts, best_order_s, first_gradient, t1_s, t2_s
+from lagom_overlap.planners.centauri.layer import FirstGradient, LayerCosts, first_gradient, t1_s, t2_s
 from lagom_overlap.planners.centauri.leaf import allowed_meshes, factorisations
 from lagom_overlap.planners.centauri.model_tier import (
     GradientLaunch,
@@ -131,6 +133,53 @@ def test_without_that_condition_the_claim_is_false() -> None:
     costs = LayerCosts(data_gradient_s=1.0, weight_scatter_s=5.0, others_s=4.0)
     assert t2_s(costs) > t1_s(costs)
     assert first_gradient(costs) is FirstGradient.DATA
+
+
+_COMPUTATIONS = ("data_gradient", "weight_gradient", "others")
+_COLLECTIVES = ("weight_gather", "activation_gather", "activation_scatter", "weight_scatter")
+_NEEDS = {
+    "data_gradient": ("weight_gather",),
+    "weight_gradient": ("activation_gather",),
+    "activation_scatter": ("data_gradient",),
+    "weight_scatter": ("weight_gradient",),
+    "others": ("activation_scatter",),
+}
+_PARAMETER_COLLECTIVES = ("weight_gather", "weight_scatter")
+
+
+def best_order_s(costs: LayerCosts, *, two_links: bool = False) -> float:
+    """The shortest order of a layer's operators on in-order streams: one for computations, one per link."""
+    seconds = {name: getattr(costs, f"{name}_s") for name in (*_COMPUTATIONS, *_COLLECTIVES)}
+    orders = [
+        _makespan(seconds, computations, collectives, two_links)
+        for computations in permutations(_COMPUTATIONS)
+        for collectives in permutations(_COLLECTIVES)
+    ]
+    return min(orders)
+
+
+def _makespan(
+    seconds: dict[str, float], computations: Sequence[str], collectives: Sequence[str], two_links: bool
+) -> float:
+    """Infinite where the streams wait for each other."""
+    queues = [list(computations)]
+    if two_links:
+        queues += [[name for name in collectives if name in _PARAMETER_COLLECTIVES]]
+        queues += [[name for name in collectives if name not in _PARAMETER_COLLECTIVES]]
+    else:
+        queues += [list(collectives)]
+    ends: dict[str, float] = {}
+    free = [0.0] * len(queues)
+    moved = True
+    while moved:
+        moved = False
+        for number, queue in enumerate(queues):
+            while queue and all(need in ends for need in _NEEDS.get(queue[0], ())):
+                name = queue.pop(0)
+                start = max([free[number], *(ends[need] for need in _NEEDS.get(name, ()))])
+                ends[name] = free[number] = start + seconds[name]
+                moved = True
+    return max(ends.values()) if not any(queues) else float("inf")
 
 
 @given(layers)

@@ -1,5 +1,6 @@
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import combinations, product
 
 import pytest
 from hypothesis import given, settings
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.planners.base import PlanProblem
-from lagom_overlap.planners.concerto.choice import choose, interaction_s, total_s, without_overlap
+from lagom_overlap.planners.concerto.choice import choose, interaction_s, without_overlap
 from lagom_overlap.planners.concerto.fusion import FusionLimits, fused
 from lagom_overlap.planners.concerto.planner import Independence, critical_communications
 from lagom_overlap.planners.concerto.strategies import (
@@ -227,10 +228,13 @@ def test_the_choice_is_the_best_of_all_combinations(costs: list[list[float]], ri
     step = Iteration("s", tuple(CompOp(name=name, work=MemoryBound(8)) for name in sorted(ops)), is_dataflow=True)
     seconds = {name: 1.0 + len(name) for name in ops}
     chosen = choose(options, StepIndex(step), Named(seconds), Deadline(3000.0))
-    best = min(
-        total_s(dict(zip(names, combination, strict=True)), seconds) for combination in product(*options.values())
-    )
-    assert total_s(chosen, seconds) == pytest.approx(best, abs=1e-6)
+
+    def objective_s(strategies: Sequence[ConcertoStrategy]) -> float:
+        pairs = combinations(strategies, 2)
+        return sum(s.cost_s for s in strategies) + sum(interaction_s(one, other, seconds) for one, other in pairs)
+
+    best = min(objective_s(combination) for combination in product(*options.values()))
+    assert objective_s(list(chosen.values())) == pytest.approx(best, abs=1e-6)
 
 
 def test_a_computation_is_cut_for_the_cheaper_communication_only() -> None:

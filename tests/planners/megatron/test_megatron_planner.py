@@ -17,7 +17,6 @@ from lagom_overlap.planners.megatron.advice import (
     worthwhile,
 )
 from lagom_overlap.planners.megatron.flags import MegatronFlags, TensorOverlap, default_bucket_elements
-from lagom_overlap.planners.megatron.notes_check import LLAMA_70B, OverlapRow, OverlapTable, check_table
 from lagom_overlap.planners.megatron.pipeline import (
     SlotSeconds,
     bubble_share,
@@ -289,29 +288,6 @@ def test_multiprocessors_are_megatrons_table() -> None:
     assert found == [4, 5, 16, 16, 6, 6, 1, 4, 1, 1]
     with pytest.raises(JobError, match="has none"):
         userbuffer_sms(gather, Fabric.NVLINK, sharp=True)
-
-
-def test_the_notes_70b_table_is_consistent_and_impossible() -> None:
-    assert LLAMA_70B.serial_s == pytest.approx(22.08)
-    assert LLAMA_70B.stated_s == pytest.approx(10.61)
-    assert [round(100 * row.hidden_share) for row in LLAMA_70B.rows.values()] == [71, 84, 88]
-    assert LLAMA_70B.least_s(links_run_together=False) == pytest.approx(14.08)
-    assert LLAMA_70B.least_s(links_run_together=True) == pytest.approx(11.28)
-    with pytest.raises(JobError, match=r"impossible table: states a step of 10.61 s.*shorter than 11.28 s"):
-        check_table(LLAMA_70B)
-
-
-def test_a_table_that_a_machine_could_show_passes() -> None:
-    check_table(OverlapTable(8.0, {"gradients": OverlapRow(8.0, 0.5, "network")}))
-
-
-def test_no_plan_reaches_the_impossible_step() -> None:
-    """The same loads on our simulator, perfectly divisible and independent: never below the longest link."""
-    ratio = LLAMA_70B.least_s(links_run_together=True) / LLAMA_70B.computation_s
-    found = problem(data=8, zero_stage=3, global_batch=8, times=Times(wire=2e9))
-    plan = predict(found, Megatron().plan(found).iteration).overlap
-    assert plan.makespan_s >= max(plan.computation_s, plan.communication_s)
-    assert ratio > 1
 
 
 def test_recommendations_follow_the_notes_scales() -> None:

@@ -35,7 +35,6 @@ from lagom_overlap.nccl_plugin import (
 from lagom_overlap.nccl_plugin.channel_limit import EVEN_GATHERS_ONLY
 from lagom_overlap.nccl_plugin.record_log import Flag
 from lagom_overlap.nccl_plugin.table_layout import KINDS as TUNER_KINDS
-from lagom_overlap.timeline import Span, SpanKind
 from lagom_overlap.workload import CommOp, OverlapGroup
 
 WARM_UP_RUNS: Final = 2
@@ -148,7 +147,7 @@ class NcclSession:
         warm_ups = 0 if assignment in ready.warm else WARM_UP_RUNS
         ready.warm.add(assignment)
         runs = [self._run(ready) for _ in range(warm_ups + repeats)][warm_ups:]
-        return Measured(tuple(times for times, _ in runs), _spans(group, runs[-1][1]))
+        return Measured(tuple(times for times, _ in runs), runs[-1][1].spans(group))
 
     def close(self) -> None:
         """Leaves the other ranks."""
@@ -252,18 +251,6 @@ class NcclSession:
         issue_collective(op.collective, ready.overlap.buffers[place], self._groups[op.communicator])
         if self._after_issue is not None:
             self._after_issue(op)
-
-
-def _spans(group: OverlapGroup, times: RankRunTimes) -> tuple[Span, ...]:
-    computed = [
-        Span(name=op.name, kind=SpanKind.COMP, stream="compute", start_s=start, end_s=end)
-        for op, (start, end) in zip(group.computations, times.computations, strict=True)
-    ]
-    communicated = [
-        Span(name=op.name, kind=SpanKind.COMM, stream="comm", start_s=start, end_s=end)
-        for op, (start, end) in zip(group.comms, times.calls, strict=True)
-    ]
-    return (*computed, *communicated)
 
 
 def _line(error: BaseException) -> str:

@@ -13,9 +13,7 @@ from dataclasses import dataclass, replace
 from math import log
 from typing import Final
 
-import numpy as np
-
-from lagom_overlap.cost.fit import Constant, FittedConstant, fit_constants
+from lagom_overlap.cost.fit import Constant, Fit, fit_constants
 from lagom_overlap.cost.operators.constants import OperatorConstants
 from lagom_overlap.cost.operators.gemm import GemmConstants
 from lagom_overlap.cost.operators.times import OperatorTimes
@@ -50,22 +48,10 @@ class ProfiledOperator:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MachineFit:
-    """Fitted constants, how well each is known, and log(predicted / measured) in the order of the operators."""
+class MachineFit(Fit):
+    """The fitted constants of a machine; the residuals are its operators'."""
 
     constants: OperatorConstants
-    table: tuple[FittedConstant, ...]
-    log_residuals: tuple[float, ...]
-
-    @property
-    def mean_abs_error(self) -> float:
-        """Mean of |predicted / measured - 1| over the fitted operators."""
-        return float(np.mean(np.abs(self.errors)))
-
-    @property
-    def errors(self) -> list[float]:
-        """Predicted / measured - 1 of the fitted operators."""
-        return [float(value) for value in np.expm1(self.log_residuals)]
 
 
 def chunk_of(work: MachineWork, pieces: int) -> MachineWork | None:
@@ -80,7 +66,7 @@ def chunk_of(work: MachineWork, pieces: int) -> MachineWork | None:
             return None if work.num_bytes < pieces else MemoryBound(work.num_bytes // pieces)
 
 
-def machine_gpu(constants: OperatorConstants, memory_bytes: int = 1 << 33) -> Gpu:
+def machine_gpu(constants: OperatorConstants) -> Gpu:
     """The machine as the contention model sees it; rates follow the constants."""
     return Gpu(
         name=constants.name,
@@ -88,7 +74,7 @@ def machine_gpu(constants: OperatorConstants, memory_bytes: int = 1 << 33) -> Gp
         gemm_flops=constants.gemm.tile_flops[0] * NUM_SLICES,
         hbm_bytes_per_s=constants.stream_bytes_per_s,
         l2_bytes=1 << 20,
-        memory_bytes=memory_bytes,
+        memory_bytes=1 << 33,
     )
 
 

@@ -49,8 +49,8 @@ class OperatorTimes:
             case Gemm():
                 return self._gemm(work, work.batch).alone_s
 
-    def kernel(self, work: OperatorWork, profile: Profile, *, alone_s: float | None = None) -> Kernel:
-        """The work as the contention model sees it: its time alone (or the one given), grid and memory traffic."""
+    def kernel(self, work: OperatorWork, profile: Profile) -> Kernel:
+        """The work as the contention model sees it: its time alone, grid and memory traffic."""
         blocks_per_sm = 1
         match work:
             case MemoryBound():
@@ -66,12 +66,12 @@ class OperatorTimes:
                     return product_of_time(
                         self.gpu,
                         profile,
-                        alone_s=time.alone_s if alone_s is None else alone_s,
+                        alone_s=time.alone_s,
                         flops=work.flops * work.element_bytes / 2,
                         num_blocks=work.batch * wide_tiles(work.m, work.n, self.gpu.num_sms),
                     )
                 num_blocks, total_bytes = time.num_blocks, time.total_bytes
-        alone_s = self.seconds(work) if alone_s is None else alone_s
+        alone_s = self.seconds(work)
         share = profile.for_gpu(self.gpu.name).product_share
         if share is not None and not isinstance(work, MemoryBound):
             total_bytes = share * self.gpu.hbm_bytes_per_s * alone_s

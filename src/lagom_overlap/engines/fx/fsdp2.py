@@ -44,7 +44,7 @@ SettingCall = Callable[[], object]
 """Tells FSDP2 one setting of one module."""
 
 
-def apply_settings(model: nn.Module, settings: Fsdp2Settings, units: Sequence[nn.Module] | None = None) -> None:
+def apply_settings(model: nn.Module, settings: Fsdp2Settings) -> None:
     """Tells FSDP2 the settings, before the first forward.
 
     Losses and gradients stay what they are, bit for bit, unless `reduce_in_param_dtype` is set.
@@ -52,7 +52,7 @@ def apply_settings(model: nn.Module, settings: Fsdp2Settings, units: Sequence[nn
     Raises:
         JobError: as `setting_calls`; nothing is set then.
     """
-    make_calls(setting_calls(model, settings, units))
+    make_calls(setting_calls(model, settings))
 
 
 def make_calls(calls: Iterable[SettingCall]) -> None:

@@ -216,12 +216,11 @@ class Editor:
         """The tensors one after the other along a dimension."""
         return self.call(torch.ops.aten.cat.default, list(parts), dim, name=name)
 
-    def summed(self, parts: Iterable[fx.Node], *, name: str | None = None) -> fx.Node:
+    def summed(self, parts: Iterable[fx.Node]) -> fx.Node:
         """The tensors added, the first two first."""
         first, *others = parts
-        for number, other in enumerate(others, start=1):
-            last = number == len(others)
-            first = self.call(torch.ops.aten.add.Tensor, first, other, name=name if last else None)
+        for other in others:
+            first = self.call(torch.ops.aten.add.Tensor, first, other)
         return first
 
 

@@ -65,14 +65,6 @@ def settled(value: Any) -> Any:
     return value.get() if isinstance(value, Arrival) else value
 
 
-def _stand_still(*arrivals: Arrival) -> float:
-    """Waits for all of them; seconds that it took."""
-    stopped = perf_counter()
-    for arrival in arrivals:
-        arrival.get()
-    return perf_counter() - stopped
-
-
 @dataclass(frozen=True, slots=True)
 class _Call:
     """A collective with the nodes that prepare its input."""
@@ -84,12 +76,11 @@ class _Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRun:
-    """One run: its outputs, who ran when (seconds since its start), the time the calling thread stood still."""
+    """One run: its outputs, who ran when (seconds since its start)."""
 
     outputs: tuple[Any, ...]
     spans: tuple[Span, ...]
     makespan_s: float
-    blocked_s: float
 
 
 @dataclass(slots=True)
@@ -101,7 +92,6 @@ class _Run:
     left: dict[fx.Node, int]
     comms: dict[str, Arrival] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
-    blocked_s: float = 0.0
     _lock: Lock = field(default_factory=Lock)
 
     def use(self, nodes: Iterable[fx.Node]) -> None:
@@ -170,7 +160,7 @@ class StreamedStep:
                 continue
             if node in self._aside:
                 if self._as_written and isinstance(arrival := run.values.get(node), Arrival):
-                    run.blocked_s += _stand_still(arrival)
+                    arrival.get()
                     start = None
                 continue
             start = self._compute(node, run, start)
@@ -179,7 +169,7 @@ class StreamedStep:
             outputs = torch.utils._pytree.tree_map(settled, outputs)
         flat = tuple(outputs) if isinstance(outputs, tuple | list) else (outputs,)
         makespan_s = perf_counter() - run.origin
-        return StepRun(outputs=flat, spans=tuple(run.spans), makespan_s=makespan_s, blocked_s=run.blocked_s)
+        return StepRun(outputs=flat, spans=tuple(run.spans), makespan_s=makespan_s)
 
     def close(self) -> None:
         """Ends the threads once they have run what they were given."""
@@ -217,7 +207,8 @@ class StreamedStep:
         awaited = [run.values[used] for used in node.all_input_nodes if isinstance(run.values[used], Arrival)]
         awaited += [run.comms[name] for name in node.meta.get(WAITS, ()) if name in run.comms]
         if any(not arrival.is_here for arrival in awaited):
-            run.blocked_s += _stand_still(*awaited)
+            for arrival in awaited:
+                arrival.get()
             start = None
         began = perf_counter() if start is None else start
         value = self._evaluate(node, run)

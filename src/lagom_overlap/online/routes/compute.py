@@ -8,7 +8,7 @@ settings asks for, and it changes where all settings change: between two steps, 
 simulated and exported, and refused here.
 
 Ranks of different roles may end up with different carve-outs; unlike a collective's setting that can hang nothing.
-Needs no torch; torch's own carve-out is `carve_out_route`.
+Needs no torch; torch's own carve-out is `carve_out`.
 """
 
 import logging

@@ -54,7 +54,7 @@ class _Group:
 class GlooRoute:
     """Implements `Route` for the gloo process groups of this process.
 
-    `install` and `uninstall` are the adapter's: what it does to the framework, and how it is taken back.
+    What is done to the framework, and how it is taken back, is the adapter's.
     """
 
     name = "gloo"

@@ -10,10 +10,9 @@ Each sibling has buffers of its own, and two communicators that run at once both
 measured step, so that NCCL connects outside of it.
 
 Frameworks hand over the choice: FSDP2 by its custom communication, DDP by a hook, plain all-to-alls by name
-(`sibling_route_adapters`). Tested over gloo, where a sibling is just another process group; never tried on a GPU.
+(`sibling_adapters`). Tested over gloo, where a sibling is just another process group; never tried on a GPU.
 """
 
-import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -38,8 +37,6 @@ from lagom_overlap.errors import BackendError, SpaceError
 from lagom_overlap.online.device import job_device
 from lagom_overlap.online.routes.base import LEAST_BYTES, CallCounts, StepRecord
 from lagom_overlap.online.routes.plugin_events import TimedCall, step_record
-
-_log = logging.getLogger(__name__)
 
 CHANNELS: Final = (2, 4, 8, 16)
 CHANNELS_WITH_THREADS: Final = (4, 16)

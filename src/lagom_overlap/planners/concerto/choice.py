@@ -59,15 +59,6 @@ def choose(
     return chosen
 
 
-def total_s(chosen: Mapping[str, ConcertoStrategy], seconds: Mapping[str, float]) -> float:
-    """The program's objective for a choice (s)."""
-    strategies = list(chosen.values())
-    pairs = (
-        interaction_s(one, other, seconds) for place, one in enumerate(strategies) for other in strategies[place + 1 :]
-    )
-    return sum(strategy.cost_s for strategy in strategies) + sum(pairs)
-
-
 def _neighbours(options: Options) -> dict[str, set[str]]:
     """Communications some of whose strategies share a computation."""
     users: dict[str, set[str]] = defaultdict(set)

@@ -37,7 +37,6 @@ class Solved:
     starts: Mapping[int, int]
     objective: int
     bound: int
-    is_optimal: bool
 
 
 def solve_block(
@@ -74,7 +73,6 @@ def solve_block(
         starts={task: solver.value(start) for task, start in starts.items()},
         objective=found,
         bound=bound,
-        is_optimal=found <= bound,
     )
 
 

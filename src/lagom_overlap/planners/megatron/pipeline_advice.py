@@ -70,7 +70,7 @@ def pipeline_advice(
         each = ChunkComms(gather_s=comms.gather_s / chunks, reduce_s=comms.reduce_s / chunks)
         tried = launched_together(interleaved, parts, each)
         least = least_launched(tried)
-        if least is not None and least.group > layout.pipeline:
+        if least.group > layout.pipeline:
             held = f"the first stage holds {least.held} chunks' activations for {tried[0].held}"
             found.append(
                 PipelineAdvice(

@@ -59,13 +59,10 @@ def launched_together(layout: ParallelLayout, seconds: SlotSeconds, comms: Chunk
     return tuple(found)
 
 
-def least_launched(tried: Sequence[LaunchedTogether], most_held: int | None = None) -> LaunchedTogether | None:
-    """The least L that is within `MIN_GAIN` of the shortest, of those that hold at most so much; None if none does."""
-    fitting = [one for one in tried if most_held is None or one.held <= most_held]
-    if not fitting:
-        return None
-    limit_s = (1.0 + MIN_GAIN) * min(one.iteration_s for one in fitting)
-    return next(one for one in sorted(fitting, key=lambda one: one.group) if one.iteration_s <= limit_s)
+def least_launched(tried: Sequence[LaunchedTogether]) -> LaunchedTogether:
+    """The least L that is within `MIN_GAIN` of the shortest."""
+    limit_s = (1.0 + MIN_GAIN) * min(one.iteration_s for one in tried)
+    return next(one for one in sorted(tried, key=lambda one: one.group) if one.iteration_s <= limit_s)
 
 
 def _reduced_s(run: Sequence[SlotRun], comms: ChunkComms) -> float:

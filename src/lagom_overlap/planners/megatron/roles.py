@@ -24,7 +24,6 @@ class MegatronRole(StrEnum):
 class Roles:
     """Roles of all collectives of an iteration."""
 
-    index: StepIndex
     of: dict[str, MegatronRole]
 
     @classmethod
@@ -40,7 +39,7 @@ class Roles:
                 found[op.name] = MegatronRole.PARAMETER
             else:
                 found[op.name] = _role(index, op)
-        return cls(index, found)
+        return cls(found)
 
     def names(self, role: MegatronRole) -> list[str]:
         """Collectives of a role, in program order."""

@@ -106,7 +106,7 @@ class RegisteredBuffers(ContentionModel):
         )
 
 
-def contended(problem: PlanProblem, flags: MegatronFlags, price: FrameworkModel, *, sharp: bool = False) -> Contended:
+def contended(problem: PlanProblem, flags: MegatronFlags, price: FrameworkModel) -> Contended:
     """The step that the switches mean, as every step is simulated: computations and collectives slow each other.
 
     A communicator runs one collective at a time, and the framework's launches are in it.
@@ -114,18 +114,18 @@ def contended(problem: PlanProblem, flags: MegatronFlags, price: FrameworkModel,
     planned = _joined_in_place(Megatron(flags).step(problem))
     model = price.model
     registered = RegisteredBuffers(*(getattr(model, field.name) for field in fields(model) if field.init))
-    settings = _settings(problem, planned, flags, registered, sharp)
+    settings = _settings(problem, planned, flags, registered)
     simulator = FrameworkModel(registered, price.constants).simulator(one_at_a_time(planned))
     return Contended(iteration=planned, configs=settings, timeline=simulator.timeline(settings))
 
 
-def contended_s(problem: PlanProblem, flags: MegatronFlags, price: FrameworkModel, *, sharp: bool = False) -> float:
+def contended_s(problem: PlanProblem, flags: MegatronFlags, price: FrameworkModel) -> float:
     """Seconds of that step."""
-    return contended(problem, flags, price, sharp=sharp).timeline.makespan_s
+    return contended(problem, flags, price).timeline.makespan_s
 
 
 def _settings(
-    problem: PlanProblem, planned: Iteration, flags: MegatronFlags, model: ContentionModel, sharp: bool
+    problem: PlanProblem, planned: Iteration, flags: MegatronFlags, model: ContentionModel
 ) -> Mapping[str, CommConfig]:
     """What runs from registered buffers: how many SMs each takes, or that a copy engine carries it."""
     roles = Roles.find(StepIndex(problem.iteration)).of
@@ -136,11 +136,11 @@ def _settings(
         if comm.collective.kind not in _REGISTERED_KINDS:
             continue
         if flags.nccl_userbuffers and role in _SHARDED:
-            found[comm.name] = CommConfig(num_channels=_sms(comm, model, sharp))
+            found[comm.name] = CommConfig(num_channels=_sms(comm, model))
         elif pipelined and role in _TENSOR:
             copied = CommConfig(transport=Transport.COPY_ENGINE)
             can_copy = comm.collective.kind is CollectiveKind.ALL_GATHER and _runs(model, comm, copied)
-            found[comm.name] = copied if can_copy else CommConfig(num_channels=_sms(comm, model, sharp))
+            found[comm.name] = copied if can_copy else CommConfig(num_channels=_sms(comm, model))
     return found
 
 
@@ -165,10 +165,10 @@ def _runs(model: ContentionModel, comm: CommOp, config: CommConfig) -> bool:
     return True
 
 
-def _sms(comm: CommOp, model: ContentionModel, sharp: bool) -> int:
-    """Of a gather or scatter; SHARP only where a network is crossed."""
+def _sms(comm: CommOp, model: ContentionModel) -> int:
+    """Of a gather or scatter, without SHARP."""
     fabric = fabric_of(comm.collective, model.cluster)
-    return userbuffer_sms(comm.collective.kind, fabric, sharp=sharp and fabric is not Fabric.NVLINK)
+    return userbuffer_sms(comm.collective.kind, fabric, sharp=False)
 
 
 def fabric_of(collective: Collective, cluster: Cluster) -> Fabric:

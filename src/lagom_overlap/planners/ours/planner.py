@@ -15,7 +15,6 @@ Where times are uncertain, the order of least regret under scaled communication 
 operators is harmless, a common error of all collectives is not.
 """
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -66,8 +65,6 @@ def most_robust(graph: TaskGraph, schedules: Sequence[Schedule]) -> Schedule:
 
     return min(schedules, key=regret)
 
-
-_log = logging.getLogger(__name__)
 
 TOLERANCE: Final = 0.0005
 """A schedule so near to the bound is not improved."""

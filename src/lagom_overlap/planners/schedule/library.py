@@ -8,8 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lagom_overlap.errors import MissingDependencyError
-from lagom_overlap.nccl_plugin.library import installed_library
+from lagom_overlap.nccl_plugin.library import load_library
 from lagom_overlap.planners.schedule.graph import Schedule, TaskGraph
 
 LIBRARY_NAME: Final = "liblagom_list_schedule.so"
@@ -31,12 +30,7 @@ def library() -> ctypes.CDLL:
     Raises:
         MissingDependencyError: if it is not built, or of another version.
     """
-    found = ctypes.CDLL(str(installed_library(LIBRARY_NAME)))
-    version = found.lls_version()
-    if version != VERSION:
-        raise MissingDependencyError(
-            f"{LIBRARY_NAME} is version {version}, this package needs {VERSION}: install it again"
-        )
+    found = load_library(LIBRARY_NAME, "lls", VERSION, ctypes.CDLL)
     pointer, integer, double, graph = ctypes.c_void_p, ctypes.c_int, ctypes.c_double, ctypes.POINTER(_Graph)
     long, short = ctypes.c_int64, ctypes.c_int32
     found.lls_generate.argtypes = [graph, integer, pointer, pointer]

@@ -109,11 +109,6 @@ class ScheduleOverlap:
         """Time in which no computation runs."""
         return self.makespan_s - self.computation_s
 
-    @property
-    def hidden_share(self) -> float:
-        """1 - exposed / all communication; 1 where there is none."""
-        return 1.0 - self.exposed_s / self.communication_s if self.communication_s else 1.0
-
 
 def overlap_of(graph: TaskGraph, schedule: Schedule) -> ScheduleOverlap:
     """The overlap of a schedule; the first resource is that of computations."""

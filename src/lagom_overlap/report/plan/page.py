@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from lagom_overlap.report.bars import WIDTH, Bar, span_bar
 from lagom_overlap.report.plan.path import PathPart, critical_path, exposed_by
 from lagom_overlap.report.plan.words import (
     carrier_text,
@@ -23,18 +24,6 @@ MAX_SPANS: Final = 6000
 """Spans of a timeline that are drawn; the page says so where there are more."""
 MAX_DECISIONS: Final = 200
 MAX_PATH_PARTS: Final = 60
-WIDTH: Final = 1000.0
-
-
-@dataclass(frozen=True, slots=True)
-class TimelineBar:
-    """One rectangle of a figure of `WIDTH` units."""
-
-    x: float
-    width: float
-    row: int
-    colour: str
-    title: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +32,7 @@ class Figure:
 
     title: str
     rows: tuple[str, ...]
-    bars: tuple[TimelineBar, ...]
+    bars: tuple[Bar, ...]
     num_left_out: int
 
 
@@ -64,9 +53,7 @@ def timeline_figure(
             if span.kind is SpanKind.COMP
             else colours.setdefault(kinds.get(span.name, span.stream), colour_of(len(colours)))
         )
-        text = f"{span.name}: {format_seconds(span.duration_s)} from {format_seconds(span.start_s)}"
-        width = max(0.1, WIDTH * span.duration_s / longest_s)
-        bars.append(TimelineBar(WIDTH * span.start_s / longest_s, width, place[span.stream], colour, text))
+        bars.append(span_bar(span, longest_s, place[span.stream], colour))
     left_out = max(0, len(timeline.spans) - MAX_SPANS)
     held: dict[str, set[str]] = {row: set() for row in rows}
     for span in timeline.of(SpanKind.COMM):
@@ -75,7 +62,7 @@ def timeline_figure(
     return Figure(f"{title}: {format_seconds(timeline.makespan_s)}", names, tuple(bars), left_out)
 
 
-def _path_bars(parts: tuple[PathPart, ...], colours: dict[str, str]) -> tuple[TimelineBar, ...]:
+def _path_bars(parts: tuple[PathPart, ...], colours: dict[str, str]) -> tuple[Bar, ...]:
     total = sum(part.seconds for part in parts) or 1.0
     bars, x = [], 0.0
     for number, part in enumerate(parts):
@@ -85,7 +72,7 @@ def _path_bars(parts: tuple[PathPart, ...], colours: dict[str, str]) -> tuple[Ti
             if part.kind is SpanKind.COMP
             else colours.setdefault(part.what, colour_of(len(colours)))
         )
-        bars.append(TimelineBar(x, width, 0, colour, f"{part.what}: {part.num_ops}, {format_seconds(part.seconds)}"))
+        bars.append(Bar(x, width, 0, colour, f"{part.what}: {part.num_ops}, {format_seconds(part.seconds)}"))
         x += width
     return tuple(bars)
 

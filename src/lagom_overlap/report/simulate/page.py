@@ -1,8 +1,8 @@
 """The page of one simulated iteration; its figures are inline SVG."""
 
-from dataclasses import dataclass
 from typing import Final
 
+from lagom_overlap.report.bars import WIDTH, Bar, span_bar
 from lagom_overlap.report.render import render
 from lagom_overlap.report.simulate.words import Part, headline, size_text, stage_parts
 from lagom_overlap.report.style import COMPUTE, colour_of
@@ -13,19 +13,9 @@ from lagom_overlap.units import format_memory, format_seconds
 
 MAX_SPANS: Final = 4000
 """Spans of the timeline that are drawn; the page says so where there are more."""
-WIDTH: Final = 1000.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Bar:
-    x: float
-    width: float
-    row: int
-    colour: str
-    title: str
-
-
-def _stage_bars(result: SimulateResult) -> tuple[list[_Bar], list[Part]]:
+def _stage_bars(result: SimulateResult) -> tuple[list[Bar], list[Part]]:
     """One stacked bar per stage, and every kind of part once for the legend."""
     bars, legend = [], dict[str, Part]()
     communicators = sorted({name for stage in result.stages for name in stage.communicators})
@@ -34,21 +24,19 @@ def _stage_bars(result: SimulateResult) -> tuple[list[_Bar], list[Part]]:
         for part in stage_parts(stage, result.iteration_s, communicators):
             width = WIDTH * part.seconds / result.iteration_s
             title = f"stage {stage.stage}: {part.name} {format_seconds(part.seconds)}"
-            bars.append(_Bar(x, width, row, part.colour, title))
+            bars.append(Bar(x, width, row, part.colour, title))
             legend.setdefault(part.name, part)
             x += width
     return bars, list(legend.values())
 
 
-def _timeline_bars(timeline: Timeline, iteration_s: float) -> list[_Bar]:
+def _timeline_bars(timeline: Timeline, iteration_s: float) -> list[Bar]:
     bars = []
     for span in timeline.spans[:MAX_SPANS]:
         colour = colour_of(2) if span.kind is SpanKind.COMM else COMPUTE[0]
         if span.name.startswith("B"):
             colour = colour_of(1)
-        title = f"{span.name}: {format_seconds(span.duration_s)} from {format_seconds(span.start_s)}"
-        x, width = WIDTH * span.start_s / iteration_s, WIDTH * span.duration_s / iteration_s
-        bars.append(_Bar(x, max(0.1, width), span.rank, colour, title))
+        bars.append(span_bar(span, iteration_s, span.rank, colour))
     return bars
 
 

@@ -7,8 +7,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from lagom_overlap.errors import BackendError
-from lagom_overlap.nccl_plugin.library import installed_library
+from lagom_overlap.nccl_plugin.library import load_library
 
 LIBRARY_NAME: Final = "liblagom_search.so"
 VERSION: Final = 2
@@ -80,10 +79,7 @@ _LETTERS: Final = np.dtype(np.float64).char + np.dtype(np.int64).char + np.dtype
 
 @cache
 def _library() -> ctypes.CDLL:
-    library = ctypes.CDLL(str(installed_library(LIBRARY_NAME)))
-    version = library.ls_version()
-    if version != VERSION:
-        raise BackendError(f"{LIBRARY_NAME} is version {version}, this package needs {VERSION}: install it again")
+    library = load_library(LIBRARY_NAME, "ls", VERSION, ctypes.CDLL)
     for name, letters in _ARGUMENTS.items():
         getattr(library, name).argtypes = [{"p": _POINTER, "i": _INT, "r": _REAL}[letter] for letter in letters]
     return library
@@ -93,8 +89,7 @@ def call(name: str, *arguments: Any) -> None:
     """Runs a function of the library.
 
     Raises:
-        MissingDependencyError: if the library is not built.
-        BackendError: if it is of another version.
+        MissingDependencyError: if the library is not built, or of another version.
         MemoryError: if memory is wanting.
     """
     if getattr(_library(), name)(*arguments):

@@ -54,11 +54,6 @@ class Surrogate:
         model.run("ls_computations", byref(evidence.struct), sm, address(body), byref(self.struct))
 
     @property
-    def evidence(self) -> Evidence:
-        """What it rests on."""
-        return self._evidence
-
-    @property
     def fronts(self) -> list[Ints]:
         """Per collective the places that no other beats in speed and in harmlessness, nearly; the fastest first."""
         return [self._fronts[m, : self._num_front[m]] for m in self.model.search_space.surface_of]

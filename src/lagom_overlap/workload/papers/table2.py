@@ -4,10 +4,11 @@ A step is one micro-batch's forward and backward; an iteration is `num_steps` of
 nothing: the reduction of gradients over data-parallel ranks and the optimizer. FSDP reduces in every step, so its tail
 is the optimizer alone.
 
-Departures: the paper gives no sequence length and no recomputation (4096 and none, inferred in `batch_fit`; full for
-DeepSeek-MoE, which does not fit otherwise), no precision (bf16, gradients too) and no optimizer (Adam: 28 bytes per own
-parameter read and written); gradients of tensor and expert parallelism are reduced after the last micro-batch,
-Megatron's default. Under expert parallelism all parameters but the experts' are reduced over its ranks.
+Departures: the paper gives no sequence length and no recomputation (4096 and none, inferred in
+`benchmarks/batch_fit.py`; full for DeepSeek-MoE, which does not fit otherwise), no precision (bf16, gradients too) and
+no optimizer (Adam: 28 bytes per own parameter read and written); gradients of tensor and expert parallelism are reduced
+after the last micro-batch, Megatron's default. Under expert parallelism all parameters but the experts' are reduced
+over its ranks.
 """
 
 import tomllib

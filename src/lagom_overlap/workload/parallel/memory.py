@@ -79,7 +79,7 @@ def layer_activation_bytes(
         back = tokens * model.experts_per_token * model.expert_width // t  # of the tokens that this rank sends
         inner += back * (layout.expert_tensor * operand_bytes + (0 if weighs_inside else element_bytes))
     scores = 0
-    keeps_scores = recompute is Recompute.NONE or (again and RecomputeModule.CORE_ATTN not in again)
+    keeps_scores = recompute in (Recompute.NONE, Recompute.LAYERS) or (again and RecomputeModule.CORE_ATTN not in again)
     if not layout.flash_attention and keeps_scores and kind.mixer is Mixer.ATTENTION:
         per_score = element_bytes + (element_bytes + 1 if model.dropout else 0)
         scores = per_score * layout.micro_batch * model.num_heads * seq_len * seq_len // t

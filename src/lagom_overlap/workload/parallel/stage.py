@@ -11,26 +11,20 @@ from lagom_overlap.workload.parallel.pipeline_layout import parse_pipeline_layou
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePlan:
-    """A pipeline stage: its layers, whether it begins with the embedding and ends with the head, parameters.
+    """A pipeline stage: its layers, whether it ends with the head, its parameters.
 
-    `layers_per_chunk` are those of its largest chunk, `num_layers` those of all its chunks; `chunks` are the layers of
-    each, multi-token prediction's behind the model's own; `num_predictions` are those that it has.
-    `num_params` and `num_expert_params` are per GPU; the latter are part of the former and are reduced over data /
-    expert ranks only. `layer_share` is the layers' share of the parameters, the rest are tables. `tied_params` are
-    embedding gradients summed between those stages that hold a copy.
+    `num_layers` are those of all its chunks; `chunks` are the layers of each, multi-token prediction's behind the
+    model's own; `num_predictions` are those that it has. `num_params` and `num_expert_params` are per GPU; the latter
+    are part of the former and are reduced over data / expert ranks only.
     """
 
     rank: int
-    layers_per_chunk: int
     num_layers: int
     chunks: tuple[range, ...]
-    has_embedding: bool
     has_head: bool
     num_predictions: int
     num_params: int
     num_expert_params: int
-    tied_params: int
-    layer_share: float
 
     def shard_params(self, layout: ParallelLayout) -> int:
         """Parameters per GPU when they are sharded: dense ones over a layout's `shard`, experts over data / expert."""
@@ -83,29 +77,22 @@ def plan_stages(model: TransformerModel, layout: ParallelLayout) -> tuple[StageP
         held = chunks[rank :: layout.pipeline]
         own_end = model.num_layers + model.num_mtp_held * len(model.mtp_kinds)
         kinds = [model.kind_of(layer) for layers in held for layer in layers if layer < own_end]
-        in_layers = sum(sizes[kind] for kind in kinds)
-        params = in_layers
+        params = sum(sizes[kind] for kind in kinds)
         predicts = model.mtp_layers > 0 and rank == layout.mtp_chunk % layout.pipeline
         if predicts:
             params += model.num_mtp_held * mtp_params_per_gpu(model, layout)
             params += 0 if first or model.tied_embeddings else table
         params += (table + model.learned_positions * model.hidden) * first
         params += (0 if model.tied_embeddings and first else table) * last
-        is_shared = layout.pipeline > 1 and (model.tied_embeddings or model.mtp_layers > 0)
-        tied = table if is_shared and (first or predicts or (last and model.tied_embeddings)) else 0
         stages.append(
             StagePlan(
                 rank=rank,
-                layers_per_chunk=max(len(layers) for layers in held),
                 num_layers=sum(len(layers) for layers in held),
                 chunks=held,
-                has_embedding=first,
                 has_head=last,
                 num_predictions=model.mtp_layers if predicts else 0,
                 num_params=params,
                 num_expert_params=sum(experts[kind] for kind in kinds),
-                tied_params=tied,
-                layer_share=in_layers / params,
             )
         )
     return tuple(stages)

@@ -76,9 +76,7 @@ class StepCollectives:
     def _name(self, key: str, batch: int, what: str) -> str:
         return f"mb{batch}.{key}{'_' if self.shape.unit is Unit.MATRIX else '.'}{what}"
 
-    def gather(
-        self, unit: ParamUnit, phase: Phase, batch: int, deps: Sequence[str] = (), stream: str | None = None
-    ) -> str:
+    def gather(self, unit: ParamUnit, phase: Phase, batch: int, deps: Sequence[str] = ()) -> str:
         """The gather of a unit's parameters."""
         backward = phase is Phase.BACKWARD
         what = "gather_d" if backward else "gather"
@@ -89,7 +87,7 @@ class StepCollectives:
             self.group(unit),
             origin=self.origin(unit, phase, batch, what),
             deps=deps,
-            stream=self.rules.gather_stream if stream is None else stream,
+            stream=self.rules.gather_stream,
             shards=self._cuttable(unit, deps, gathers=True),
         )
 

@@ -11,8 +11,6 @@ its sums and shares are right, and no machine could show it: it hides 11.47 s be
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lagom_overlap.errors import JobError
-
 
 @dataclass(frozen=True, slots=True)
 class OverlapRow:
@@ -62,18 +60,3 @@ LLAMA_70B = OverlapTable(
         "pipeline": OverlapRow(0.08, 0.01, "network"),
     },
 )
-
-
-def check_table(table: OverlapTable) -> None:
-    """Passes if the table is possible on some machine.
-
-    Raises:
-        JobError: if it is not: names what it states and what is possible.
-    """
-    least = table.least_s(links_run_together=True)
-    if table.stated_s < least:
-        hidden = table.serial_s - table.stated_s
-        raise JobError(
-            f"impossible table: states a step of {table.stated_s:.2f} s, but even with links that run together none is"
-            f" shorter than {least:.2f} s ({hidden:.2f} s hidden behind {table.computation_s:.2f} s of computation)"
-        )
