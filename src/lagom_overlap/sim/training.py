@@ -259,14 +259,18 @@ class TrainingSimulator:
     def _row(self, rank: int, role: _Role, end_s: float) -> StageTimes:
         parts, num = role.parts, self._layout.num_micro_batches
         slots_s = sum(parts.forward_s) + sum(parts.backward_s)
+        outside_s = role.makespan_s - parts.num_built * slots_s - parts.optimizer_s
+        # The first and the last micro-batch may take less than the one that repeats: nothing to wait for yet, or to reduce
+        # any more. Then nothing is outside of the slots, and they take that much less.
+        shorter_s = min(0.0, outside_s)
         return StageTimes(
             rank=rank,
-            busy_s=num * slots_s,
-            end_s=end_s,
+            busy_s=num * slots_s + shorter_s,
+            end_s=end_s + shorter_s,
             compute_s=parts.over_batches(num, "compute_s"),
             host_s=parts.over_batches(num, "host_s"),
             comms=parts.comms(num),
-            gradients_s=role.makespan_s - parts.num_built * slots_s - parts.optimizer_s,
+            gradients_s=max(0.0, outside_s),
             optimizer_s=parts.optimizer_s,
         )
 
@@ -278,7 +282,7 @@ def training_timeline(times: TrainingTimes) -> Timeline:
         for run in runs:
             chunk = f".{run.slot.chunk}" if run.slot.chunk else ""
             name = f"{'F' if run.slot.forward else 'B'}{run.slot.micro_batch}{chunk}"
-            spans.append(_compute(name, stage.rank, run.start_s, run.end_s))
+            spans.append(_compute(name, stage.rank, run.start_s, min(run.end_s, stage.end_s)))
         reduced_s = stage.end_s + stage.gradients_s
         if stage.gradients_s > 0:
             spans.append(
