@@ -260,8 +260,8 @@ class TrainingSimulator:
         parts, num = role.parts, self._layout.num_micro_batches
         slots_s = sum(parts.forward_s) + sum(parts.backward_s)
         outside_s = role.makespan_s - parts.num_built * slots_s - parts.optimizer_s
-        # The first and the last micro-batch may take less than the one that repeats: nothing to wait for yet, or to reduce
-        # any more. Then nothing is outside of the slots, and they take that much less.
+        # The first and the last micro-batch may take less than the one that repeats: nothing to wait for, or to reduce
+        # later. Then nothing is outside of the slots, and they take that much less.
         shorter_s = min(0.0, outside_s)
         return StageTimes(
             rank=rank,
