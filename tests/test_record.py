@@ -13,6 +13,7 @@ from lagom_overlap.record import (
     create_folder,
     describe_machine,
     package_versions,
+    read_regular,
     write_private,
 )
 
@@ -98,3 +99,24 @@ def test_a_full_disk_leaves_no_part_of_a_line(tmp_path: Path, monkeypatch: pytes
     monkeypatch.undo()
     append_line(path, "third")
     assert path.read_text() == "first\nthird\n"
+
+
+def test_only_a_regular_file_of_bounded_size_is_read(tmp_path: Path) -> None:
+    """A pipe would make us wait, a device would fill the memory; a link to a file is a file."""
+    (tmp_path / "file").write_bytes(b"four")
+    (tmp_path / "link").symlink_to("file")
+    assert read_regular(tmp_path / "link", 4) == b"four"
+    with pytest.raises(OSError, match="it has more than 3 bytes"):
+        read_regular(tmp_path / "file", 3)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    for name in ("pipe", "zero", "."):
+        with pytest.raises(OSError, match="no regular file"):
+            read_regular(tmp_path / name, 4)
+
+
+def test_a_name_that_the_file_system_refuses_is_an_output_error(tmp_path: Path) -> None:
+    long = tmp_path / ("x" * 300)
+    for refuse in (check_new_folder, create_folder):
+        with pytest.raises(OutputError, match="File name too long"):
+            refuse(long)

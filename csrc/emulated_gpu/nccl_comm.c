@@ -75,6 +75,15 @@ static int current_device(void) {
 
 static bool covers(const ncclConfig_t* config, size_t offset, size_t bytes) { return config && config->size >= offset + bytes; }
 
+// A configuration's limits of channels, as parseCommConfig reads them (init.cc, NCCL 2.21 to 2.30): a least without a most
+// is refused, too, because what is not said is the smallest number.
+static ncclResult_t check_limits(const ncclConfig_t* config) {
+  const bool is_new = covers(config, offsetof(ncclConfig_t, maxCTAs), 4);
+  const int least = is_new ? config->minCTAs : NCCL_CONFIG_UNDEF_INT, most = is_new ? config->maxCTAs : NCCL_CONFIG_UNDEF_INT;
+  const bool is_sound = (least == NCCL_CONFIG_UNDEF_INT || least > 0) && (most == NCCL_CONFIG_UNDEF_INT || most > 0) && least <= most;
+  return is_sound ? ncclSuccess : comm_fail(NULL, ncclInvalidArgument, "Invalid config min/max channels attribute value %d/%d", least, most);
+}
+
 static ncclComm_t new_comm(int num_ranks, int rank, const ncclConfig_t* config) {
   ncclComm_t comm = calloc(1, sizeof(*comm));
   comm->num_ranks = num_ranks, comm->rank = rank, comm->device = current_device();
@@ -171,6 +180,7 @@ API ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int num_ranks, ncclUniq
   }
   if (config && config->magic != NCCL_API_MAGIC) return comm_fail(NULL, ncclInvalidArgument, "ncclConfig_t argument not initialized via NCCL_CONFIG_INITIALIZER");
   if (memcmp(id.internal, ID_MAGIC, sizeof(ID_MAGIC))) return comm_fail(NULL, ncclInvalidArgument, "the unique id is not from ncclGetUniqueId of the emulated NCCL");
+  if (check_limits(config)) return ncclInvalidArgument;
   shared_key key;
   memcpy(key.bytes, id.internal + 8, sizeof(key));
   return begin(new_comm(num_ranks, rank, config), &key, out);
@@ -259,6 +269,7 @@ static bool is_usable(ncclComm_t comm) { return comm && comm->is_initialized && 
 
 API ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* out, ncclConfig_t* config) {
   if (!is_usable(comm) || !out || (color < 0 && color != NCCL_SPLIT_NOCOLOR)) return comm_fail(comm, ncclInvalidArgument, "ncclCommSplit: color %d", color);
+  if (check_limits(config)) return ncclInvalidArgument;
   split_request* q = calloc(1, sizeof(*q));
   *q = (split_request){.parent = comm, .color = color, .key = key, .out = out, .has_config = config != NULL};
   if (config) memcpy(&q->config, config, config->size < sizeof(q->config) ? config->size : sizeof(q->config));

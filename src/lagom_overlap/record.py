@@ -1,9 +1,11 @@
-"""What was run, on what: the machine, the versions, and files written whole or not at all."""
+"""What was run, on what: the machine, the versions, files written whole or not at all, and files read as data."""
 
 import contextlib
+import errno
 import os
 import platform
 import re
+import stat
 import sys
 import tempfile
 from datetime import UTC, datetime
@@ -41,6 +43,25 @@ def write_private(path: Path, content: bytes) -> None:
         raise
 
 
+def read_regular(path: Path, most_bytes: int) -> bytes:
+    """All of a file that somebody else may have made; its name never makes us wait for a pipe or read a device.
+
+    Raises:
+        OSError: if it cannot be read, is no regular file, or has more bytes than that.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        with os.fdopen(handle, "rb", closefd=False) as file:
+            content = file.read(most_bytes + 1)
+    finally:
+        os.close(handle)
+    if len(content) > most_bytes:
+        raise OSError(errno.EFBIG, f"it has more than {most_bytes} bytes, the most that is allowed", str(path))
+    return content
+
+
 def create_folder(path: Path) -> None:
     """Creates a new run folder, private to its owner, or takes over one in which a run of ours has written nothing.
 
@@ -49,11 +70,14 @@ def create_folder(path: Path) -> None:
     Raises:
         OutputError: if it exists already, or its parent does not exist or cannot be written.
     """
-    if _is_unwritten(path):
-        for leftover in path.iterdir():
-            if leftover.name != _MARK:
-                leftover.unlink(missing_ok=True)
-        return
+    try:
+        if _is_unwritten(path):
+            for leftover in path.iterdir():
+                if leftover.name != _MARK:
+                    leftover.unlink(missing_ok=True)
+            return
+    except OSError as error:
+        raise OutputError(f"cannot create output folder {str(path)!r}: {error.strerror}") from None
     make_folder(path)
     try:
         (path / _MARK).touch(mode=0o600)
@@ -121,9 +145,13 @@ def check_new_folder(path: Path) -> None:
         str(path).encode()
     except UnicodeEncodeError:
         raise OutputError(f"output folder {str(path)!r} has a name that is not UTF-8 text") from None
-    if _is_unwritten(path):
+    try:
+        is_ours, is_taken = _is_unwritten(path), path.is_symlink() or path.exists()
+    except OSError as error:  # a name that is too long, a parent that may not be entered
+        raise OutputError(f"cannot create output folder {str(path)!r}: {error.strerror}") from None
+    if is_ours:
         return
-    if path.exists() or path.is_symlink():
+    if is_taken:
         raise OutputError(f"output folder {str(path)!r} exists already; name one that does not")
     if not path.parent.is_dir():
         lacks = "is no folder" if path.parent.exists() else "does not exist"

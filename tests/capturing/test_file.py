@@ -1,7 +1,9 @@
 """Capture files: what is written is read, byte for byte the same; what is none ends in one line."""
 
+import errno
 import gzip
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -89,6 +91,19 @@ def test_an_existing_file_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="exists already"):
         write_capture(tmp_path / "a.json", WHOLE)
     assert (tmp_path / "a.json").read_text() == "mine"
+
+
+def test_a_capture_is_private_and_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_capture(tmp_path / "a.json", WHOLE)
+    assert (tmp_path / "a.json").stat().st_mode & 0o777 == 0o600
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OutputError, match="No space left"):
+        write_capture(tmp_path / "b.json", WHOLE)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
 
 def _changed(**changes: Any) -> bytes:

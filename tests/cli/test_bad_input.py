@@ -1,6 +1,8 @@
 """Bad input: one line that names the key or path, the value and what is allowed; exit code 2; nothing written."""
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -125,6 +127,88 @@ def test_what_a_file_calls_itself_does_not_command_the_terminal(tmp_path, capsys
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert said.rstrip("\n").isprintable()
+
+
+LONG = "x" * 300
+MODEL = """
+[job]
+name = "toy"
+[model]
+name = "phi-2"
+seq_len = 512
+[cluster]
+preset = "a40_nvlink"
+[parallel]
+fsdp = 8
+"""
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["simulate", "JOB", "--out", LONG],
+        ["tune", "JOB", "--out", LONG],
+        ["tune", "JOB", "--backend", "recorded", "--bundle", LONG],
+        ["tune", "--from-trace", LONG],
+        ["plan", "JOB", "--times", LONG],
+        ["plan", "JOB", "--apply", LONG],
+        ["capture", "JOB", "--out", LONG],
+        ["analyze", LONG],
+        ["export", LONG, "--format", "env"],
+        ["run", "--config", LONG, "--", "true"],
+        ["run", "--online", "--config", LONG, "--", "true"],
+        ["run", "--observe", "--out", LONG, "--", "true"],
+        ["emulate", "--job", LONG, "--", "true"],
+    ],
+)
+def test_a_name_that_no_file_can_have_is_the_users_mistake(flags, tmp_path, capsys, monkeypatch):
+    """The file system refuses it in calls that only ask whether there is such a file."""
+    monkeypatch.chdir(tmp_path)
+    Path("job.toml").write_text(MODEL, encoding="utf-8")
+    assert main(["job.toml" if flag == "JOB" else flag for flag in flags]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1, captured.err
+    assert LONG in captured.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["job.toml"]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["simulate", "pipe"],
+        ["analyze", "pipe"],
+        ["tune", "JOB", "--backend", "recorded", "--bundle", "pipe"],
+        ["tune", "--from-trace", "pipe"],
+        ["tune", "JOB", "--warm-start", "pipe"],
+        ["plan", "JOB", "--apply", "pipe"],
+        ["plan", "JOB", "--times", "pipe"],
+        ["export", "pipe", "--format", "env"],
+        ["run", "--config", "pipe", "--", "true"],
+        ["simulate", "model.toml"],
+        ["simulate", "cluster.toml"],
+    ],
+)
+def test_a_pipe_or_a_device_in_place_of_a_file_is_refused_and_not_waited_for(flags, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    os.mkfifo("pipe.toml")
+    Path("job.toml").write_text(MODEL, encoding="utf-8")
+    Path("model.toml").write_text(MODEL.replace("phi-2", "pipe.toml"), encoding="utf-8")
+    Path("cluster.toml").write_text(MODEL.replace("a40_nvlink", "pipe.toml"), encoding="utf-8")
+    assert main(["job.toml" if flag == "JOB" else flag for flag in flags]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1, captured.err
+
+
+def test_what_may_not_be_read_is_no_bug_of_ours(tmp_path, capsys, monkeypatch):
+    def denied(self, *args, **kwargs):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+
+    monkeypatch.setattr(Path, "stat", denied)
+    assert main(["analyze", str(tmp_path / "trace.json")]) == 2
+    assert capsys.readouterr().err == f"lagom analyze: '{tmp_path / 'trace.json'}': Permission denied\n"
 
 
 def test_a_wrong_flag_is_one_line_and_exit_code_2(tmp_path):

@@ -218,6 +218,18 @@ def limited(n: Nccl) -> None:
     n.call("ncclCommDestroy", comm)
 
 
+def refused_limits(n: Nccl) -> None:
+    """Limits of channels in a configuration that contradict each other; a least without a most does."""
+    undefined = -(2**31)
+    for least, most in ((4, 2), (0, undefined), (undefined, 0), (4, undefined)):
+        config, comm = Config(c.sizeof(Config), 0xCAFEBEEF, 22907), c.c_void_p()
+        config.blocking = config.cluster = undefined
+        config.min_ctas, config.max_ctas = least, most
+        unique_id = n.unique_id()
+        found = n.nccl.ncclCommInitRankConfig(c.byref(comm), n.num_ranks, unique_id, n.rank, c.byref(config))
+        assert found == 4, (least, most, found)  # ncclInvalidArgument
+
+
 def version(n: Nccl) -> None:
     code = c.c_int()
     n.call("ncclGetVersion", c.byref(code))

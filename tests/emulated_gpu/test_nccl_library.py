@@ -135,9 +135,17 @@ CHOICE = re.compile(r"(\w+): \d+ Bytes -> Algo (\w+) proto (\w+) channel\{Lo\.\.
         ({"NCCL_PROTO": "Simple"}, lambda *found: found[2] == "SIMPLE"),
         ({"NCCL_ALGO": "^NVLS"}, lambda *found: found[1] in ("RING", "TREE")),
         ({"NCCL_ALGO": "allreduce:tree"}, lambda kind, algorithm, *_: kind != "AllReduce" or algorithm == "TREE"),
+        ({"NCCL_MAX_NCHANNELS": "many"}, lambda _, algorithm, __, channels: channels == 1 or algorithm == "NVLS"),
+        ({"NCCL_MAX_NRINGS": "0x2"}, lambda _, algorithm, __, channels: channels <= 2 or algorithm == "NVLS"),
+        ({"NCCL_MAX_NCHANNELS": "4294967299"}, lambda _, algorithm, __, channels: channels <= 3 or algorithm == "NVLS"),
+        ({"NCCL_ALGO": ":ring"}, lambda _, algorithm, *__: algorithm == "RING"),
+        ({"NCCL_ALGO": "allreduce:tree:ring"}, lambda kind, algorithm, *_: kind != "AllReduce" or algorithm == "TREE"),
     ],
-    ids=["channels", "ctas", "protocol", "without", "by kind"],
-)
+    ids=[
+        "channels", "ctas", "protocol", "without", "by kind", "no number", "old name", "too large", "no kind",
+        "two colons",
+    ],
+)  # fmt: skip
 def test_a_jobs_environment_bounds_what_is_chosen(on_ranks, tmp_path, environment, obeyed):
     """As NCCL's documentation of its environment variables has it; the real library beside it: test_real_nccl.py."""
     tables = tmp_path / "tables"
@@ -151,11 +159,29 @@ def test_a_jobs_environment_bounds_what_is_chosen(on_ranks, tmp_path, environmen
 
 @pytest.mark.parametrize(
     "environment",
-    [{"NCCL_ALGO": "rign"}, {"NCCL_PROTO": "allreduce:LL;Simple"}, {"NCCL_ALGO": "allredcue:ring"}],
+    [
+        {"NCCL_ALGO": "rign"}, {"NCCL_PROTO": "allreduce:LL;Simple"}, {"NCCL_ALGO": "allredcue:ring"},
+        {"NCCL_ALGO": "allreduce:"}, {"NCCL_ALGO": ";ring"}, {"NCCL_ALGO": "ring;tree"}, {"NCCL_PROTO": " LL"},
+    ],
     ids=str,
-)
+)  # fmt: skip
 def test_an_unknown_name_in_the_environment_is_refused(on_ranks, environment):
+    """A list's kind without a list is taken for a list, as NCCL does (graph/tuning.cc: parseList, 2.24 to 2.30)."""
     on_ranks("refused_settings", 2, **environment)
+
+
+def test_limits_of_channels_that_contradict_each_other_are_refused(on_ranks):
+    on_ranks("refused_limits", 2)
+
+
+def test_before_2_24_an_unknown_name_is_passed_over(on_ranks, tmp_path):
+    """graph/tuning.cc: parseList of 2.21.5 and 2.23.4 compares names and minds none that it does not know."""
+    tables = tmp_path / "tables"
+    write_tables(tables, load_preset("h100_dgx"), "2.23.4")
+    given = {"LAGOM_EMULATION_NCCL": str(tables), "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "TUNING"}
+    logs = on_ranks("collectives", 2, **given, NCCL_ALGO="ring,allreduce:tree,x")[0]
+    found = re.findall(r"Algo (\d+) proto", logs)
+    assert set(found) == {"1"}  # ring
 
 
 def test_a_configurations_limits_of_channels_count_and_go_to_splits(on_ranks, tmp_path):

@@ -13,6 +13,7 @@ from lagom_overlap.sim.training import StageTimes, TrainingSimulator, TrainingTi
 from lagom_overlap.workload.layer_kinds import Mamba
 from lagom_overlap.workload.models import TransformerModel, load_model
 from lagom_overlap.workload.parallel import ParallelLayout, PipelineSchedule, Recompute
+from lagom_overlap.workload.step import load_rules
 from lagom_overlap.workload.step.groups import DATA
 
 MEGATRON = load_framework("megatron")
@@ -325,3 +326,24 @@ def test_traffic_to_experts_that_nothing_hides_is_exposed_in_full_whatever_else_
     comms = simulate(model, layout).stages[0].comms
     assert comms["ep"].exposed_s == pytest.approx(comms["ep"].total_s, rel=1e-9)
     assert 0 < comms["edp"].exposed_s < comms["edp"].total_s
+
+
+def test_micro_batches_that_wait_less_than_the_one_that_repeats_leave_no_time_below_zero() -> None:
+    """ZeRO-2 over a slow network: the first backward finds no reduction before it that it would have to wait for."""
+    layout = ParallelLayout(tensor=8, sequence_parallel=True, data=32, zero_stage=2, global_batch=96)
+    times = TrainingSimulator(
+        load_model("gpt-20b"),
+        layout,
+        seq_len=1000,
+        cluster=load_preset("a100_hdr1", 32),
+        operators=load_operators(load_preset("a100_hdr1").gpu),
+        framework=load_framework("fsdp2"),
+        profile=load_profile("plausible"),
+        rules=load_rules("fsdp2"),
+    ).times()
+    (stage,) = times.stages
+    assert stage.gradients_s == 0.0
+    assert stage.bubble_s == pytest.approx(0.0, abs=1e-9)
+    assert stage.busy_s + stage.optimizer_s == pytest.approx(times.iteration_s, rel=1e-12)
+    spans = training_timeline(times).spans
+    assert max(span.end_s for span in spans if span.name != "optimizer") <= stage.end_s

@@ -201,3 +201,12 @@ def test_a_budget_that_making_the_graph_exceeds_still_ends_in_a_plan(tmp_path: P
     found = planned(hurried, "ours")
     assert found.plan.rewrites
     assert found.after.makespan_s > 0
+
+
+def test_a_sequence_that_tensor_parallelism_does_not_divide_is_planned_without_that_advice(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    odd = JOB.replace("seq_len = 1024", "seq_len = 1023").replace("sequence_parallel = true\n", "zero_stage = 1\n")
+    path.write_text(odd)
+    found = run_plan(read_input(path), PlanRequest(planner="megatron")).megatron
+    assert isinstance(found, MegatronEffects)
+    assert "--sequence-parallel" not in {one.switch for one in (*found.switches, *found.not_advised)}

@@ -22,6 +22,7 @@ from lagom_overlap.backends.bundle import BundleHeader, parse_header
 from lagom_overlap.backends.recorded_space import check_recorded, launches_within, within_limits
 from lagom_overlap.collective import ConfigSpace
 from lagom_overlap.errors import BundleError, LagomError
+from lagom_overlap.record import read_regular
 from lagom_overlap.tuners.problem import Assignment, Failure, GroupProblem, Outcome
 from lagom_overlap.tuners.rows import GroupRow, assignment_of, outcome_of
 from lagom_overlap.workload import OverlapGroup
@@ -138,9 +139,7 @@ def _path_of(bundle: Path) -> Path:
 
 def _read(path: Path) -> list[str]:
     try:
-        if path.stat().st_size > MAX_BUNDLE_BYTES:
-            raise BundleError(f"{str(path)!r} has more than {MAX_BUNDLE_BYTES} bytes, the most that is allowed")
-        return path.read_text(encoding="utf-8").splitlines()
+        return read_regular(path, MAX_BUNDLE_BYTES).decode().splitlines()
     except OSError as error:
         raise BundleError(f"bundle {str(path)!r} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:

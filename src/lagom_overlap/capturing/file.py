@@ -5,6 +5,7 @@ valid `IssuedStep`; otherwise one line says what is wrong.
 """
 
 import gzip
+import os
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,6 +16,7 @@ from msgspec import Meta
 
 from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.errors import JobError, OutputError
+from lagom_overlap.record import write_private
 from lagom_overlap.units import format_bytes
 from lagom_overlap.workload import (
     Attention,
@@ -225,12 +227,16 @@ def write_capture(path: Path, capture: IssuedStep) -> None:
     if path.suffix == ".gz":
         content = gzip.compress(content, compresslevel=6, mtime=0)
     try:
-        with path.open("xb") as file:
-            file.write(content)
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))  # the name is ours
     except FileExistsError:
         raise OutputError(f"{str(path)!r} exists already; give another name or remove it") from None
     except OSError as error:
         raise OutputError(f"{str(path)!r} cannot be written: {error.strerror}") from None
+    try:
+        write_private(path, content)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
 
 
 # Reading.

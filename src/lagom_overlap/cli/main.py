@@ -1,7 +1,9 @@
 """`lagom VERB ...`: parses, runs the verb, turns a user's mistake into one line and exit code 2."""
 
 import argparse
+import errno
 import logging
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -16,6 +18,13 @@ from lagom_overlap.interrupts import as_interrupts, exit_code, received
 EXIT_BUG: Final = 1
 EXIT_INPUT: Final = 2
 EXIT_TERMINATED: Final = 143
+_REFUSALS: Final = frozenset(
+    {
+        errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.EROFS, errno.ENOSPC, errno.EDQUOT,
+        errno.EFBIG, errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE,
+    }
+)  # fmt: skip
+"""A file system's or the machine's, of a file that the user named or of where he stands: none of them is our bug."""
 
 _VERBS: Final = (
     "tune",
@@ -102,6 +111,9 @@ def _fail(verb: str, error: Exception, *, debug: bool) -> int:
         raise error
     if isinstance(error, LagomError):
         _complain(verb, str(error))
+        return EXIT_INPUT
+    if isinstance(error, OSError) and error.errno in _REFUSALS and error.filename is not None:
+        _complain(verb, f"{os.fsdecode(error.filename)!r}: {error.strerror}")
         return EXIT_INPUT
     _complain(verb, f"this is our bug: {type(error).__name__}: {error}; run again with --debug")
     return EXIT_BUG

@@ -15,6 +15,7 @@ import msgspec
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.cost.overlap_fit import OverlapConstants, Way, WayConstants
 from lagom_overlap.errors import JobError
+from lagom_overlap.record import read_regular
 
 FILE_NAME: Final = "calibration.json"
 _FORMAT: Final = "lagom-overlap-calibration"
@@ -57,8 +58,7 @@ def read_constants(path: Path) -> tuple[OverlapConstants, str]:
         JobError: if it cannot be read, or is no such file.
     """
     try:
-        with path.open("rb") as opened:
-            data = opened.read(_MAX_BYTES + 1)
+        data = read_regular(path, _MAX_BYTES)
     except OSError as error:
         raise JobError(f"calibration {str(path)!r} cannot be read: {error.strerror}") from None
     try:

@@ -14,6 +14,7 @@ import msgspec
 from lagom_overlap.errors import JobError, UnknownNameError, did_you_mean
 from lagom_overlap.hardware.gpu import Gpu
 from lagom_overlap.hardware.link import Link
+from lagom_overlap.record import read_regular
 
 MAX_PRESET_BYTES: Final = 1 << 20
 
@@ -129,13 +130,7 @@ def read_preset_file(path: Path) -> dict[str, Any]:  # any TOML value
         JobError: if it cannot be read, is oversized or no TOML.
     """
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_PRESET_BYTES + 1)
-        if len(content) > MAX_PRESET_BYTES:
-            raise JobError(
-                f"cluster file {str(path)!r} has more than {MAX_PRESET_BYTES} bytes, the most that is allowed"
-            )
-        return tomllib.loads(content.decode("utf-8"))
+        return tomllib.loads(read_regular(path, MAX_PRESET_BYTES).decode("utf-8"))
     except OSError as error:
         raise JobError(f"cluster file {str(path)!r} cannot be read: {error.strerror}") from None
     except ValueError as error:  # TOMLDecodeError and UnicodeDecodeError

@@ -22,6 +22,7 @@ from lagom_overlap.errors import BundleError, JobError, LagomError
 from lagom_overlap.export.deployment import Deployment
 from lagom_overlap.nccl_plugin import ProcessCommunicator
 from lagom_overlap.nccl_plugin.channel_limit import most_channels
+from lagom_overlap.record import read_regular
 
 FORMAT: Final = "lagom-online"
 VERSION: Final = 2
@@ -76,9 +77,7 @@ def read_online_deployment(path: Path) -> tuple[Deployment, str]:
         JobError: if the settings are not NCCL's.
     """
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise BundleError(f"{str(path)!r} has more than {_MAX_BYTES} bytes, the most that is allowed")
-        saved = msgspec.json.decode(path.read_bytes(), type=_Saved)
+        saved = msgspec.json.decode(read_regular(path, _MAX_BYTES), type=_Saved)
     except OSError as error:
         raise BundleError(f"cannot read the settings {str(path)!r}: {error.strerror}") from None
     except (msgspec.MsgspecError, LagomError, ValueError, RecursionError) as error:

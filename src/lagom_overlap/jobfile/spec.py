@@ -17,6 +17,7 @@ from msgspec import Meta
 from lagom_overlap.collective import Algorithm, CollectiveKind, LaunchOrder, Protocol, StreamPriority, Transport
 from lagom_overlap.errors import JobError, did_you_mean, in_words
 from lagom_overlap.planners.carriers import Carrier
+from lagom_overlap.record import read_regular
 from lagom_overlap.tuners.warm_start import WarmSource
 from lagom_overlap.units import GBIT_PER_S, format_bytes, parse_bytes
 from lagom_overlap.workload.parallel import Dispatcher, PipelineSchedule, Recompute, RecomputeModule
@@ -359,10 +360,7 @@ def read_job(path: Path, *, is_emulated: bool = False) -> JobSpec:
         JobError: if it is missing, unreadable, oversized, no TOML, or holds what is not allowed.
     """
     try:
-        if path.exists() and not path.is_file():
-            raise JobError(f"job file {str(path)!r} is no regular file")
-        with path.open("rb") as file:
-            content = file.read(MAX_JOB_BYTES + 1)
+        content = read_regular(path, MAX_JOB_BYTES)
     except FileNotFoundError:
         raise JobError(f"job file {str(path)!r} does not exist") from None
     except OSError as error:
@@ -372,8 +370,6 @@ def read_job(path: Path, *, is_emulated: bool = False) -> JobSpec:
             f"{str(path)!r} is no job file; if it is a capture, a job file names it: [job] name, [model] capture = "
             f"{str(path)!r}, [cluster] preset (lagom plan takes one without, with --cluster)"
         )
-    if len(content) > MAX_JOB_BYTES:
-        raise JobError(f"job file {str(path)!r} has more than {MAX_JOB_BYTES} bytes, the most that is allowed")
     try:
         raw = tomllib.loads(content.decode("utf-8"))
     except UnicodeDecodeError as error:

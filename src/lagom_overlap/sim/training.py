@@ -280,14 +280,18 @@ class TrainingSimulator:
         parts, num = role.parts, self._layout.num_micro_batches
         slots_s = sum(parts.forward_s) + sum(parts.backward_s)
         first_s = sum(parts.first_forward_s) - sum(parts.forward_s) if self._gathers_at_first else 0.0
+        outside_s = role.makespan_s - parts.num_built * slots_s - first_s - parts.optimizer_s
+        # The first and the last micro-batch may take less than the one that repeats: nothing to wait for, or to reduce
+        # later. Then nothing is outside of the slots, and they take that much less.
+        shorter_s = min(0.0, outside_s)
         return StageTimes(
             rank=rank,
-            busy_s=num * slots_s + first_s,
-            end_s=end_s,
+            busy_s=num * slots_s + first_s + shorter_s,
+            end_s=end_s + shorter_s,
             compute_s=parts.over_batches(num, "compute_s"),
             host_s=parts.over_batches(num, "host_s"),
             comms=parts.comms(num),
-            gradients_s=role.makespan_s - parts.num_built * slots_s - first_s - parts.optimizer_s,
+            gradients_s=max(0.0, outside_s),
             optimizer_s=parts.optimizer_s,
         )
 
@@ -299,7 +303,7 @@ def training_timeline(times: TrainingTimes) -> Timeline:
         for run in runs:
             chunk = f".{run.slot.chunk}" if run.slot.chunk else ""
             name = f"{'F' if run.slot.forward else 'B'}{run.slot.micro_batch}{chunk}"
-            spans.append(_compute(name, stage.rank, run.start_s, run.end_s))
+            spans.append(_compute(name, stage.rank, run.start_s, min(run.end_s, stage.end_s)))
         reduced_s = stage.end_s + stage.gradients_s
         if stage.gradients_s > 0:
             spans.append(

@@ -205,6 +205,8 @@ def trace_paths(path: Path) -> tuple[Path, ...]:
     if not path.exists():
         raise TraceError(f"{str(path)!r} does not exist")
     if not path.is_dir():
+        if not path.is_file():
+            raise TraceError(f"{str(path)!r} is no regular file")
         return (path,)
     found = tuple(sorted(p for p in path.iterdir() if p.is_file() and p.name.endswith(_TRACE_SUFFIXES)))
     if not found:

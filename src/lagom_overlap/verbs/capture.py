@@ -4,6 +4,7 @@ A script is the user's own Python and is run as it stands. Modules that need tor
 captured: reading a capture needs none.
 """
 
+import os
 import re
 import runpy
 import sys
@@ -70,6 +71,8 @@ def run_capture(request: CaptureRequest) -> CaptureResult:
         raise OutputError(f"{str(out)!r} exists already; give another name or remove it")
     if out is not None and not out.parent.is_dir():
         raise OutputError(f"{str(out)!r} cannot be written: its folder does not exist")
+    if out is not None and not os.access(out.parent, os.W_OK | os.X_OK):
+        raise OutputError(f"{str(out)!r} cannot be written: nor can its folder")
     started = time.perf_counter()
     capture = _captured(request)
     seconds = time.perf_counter() - started

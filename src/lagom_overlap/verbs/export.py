@@ -27,7 +27,7 @@ from lagom_overlap.nccl_plugin import ProcessCommunicator
 from lagom_overlap.nccl_plugin.capability import BoxMaps
 from lagom_overlap.nccl_plugin.loaded import installed_nccl
 from lagom_overlap.nccl_plugin.size_ranges import CallSite
-from lagom_overlap.record import make_folder, write_private
+from lagom_overlap.record import make_folder, read_regular, write_private
 from lagom_overlap.results.export import ExportedFile, ExportResult
 from lagom_overlap.tuners.problem import GroupProblem
 from lagom_overlap.verbs.own_trace import is_own_run, read_own_run
@@ -242,8 +242,7 @@ def _config(configs: _Configs, group: str, comm: str) -> CommConfig:
 
 def _configs(path: Path) -> _Configs:
     try:
-        with path.open("rb") as file:
-            raw = tomllib.loads(file.read(MAX_CONFIGS_BYTES).decode())
+        raw = tomllib.loads(read_regular(path, MAX_CONFIGS_BYTES).decode())
         return msgspec.convert(raw, _Configs)
     except OSError as error:
         raise BundleError(f"{str(path)!r} cannot be read: {error.strerror}") from None

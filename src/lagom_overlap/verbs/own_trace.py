@@ -24,6 +24,7 @@ from lagom_overlap.errors import BundleError, JobError
 from lagom_overlap.jobfile.build import groups_of, limits_of
 from lagom_overlap.jobfile.ground import Ground
 from lagom_overlap.jobfile.spec import JobSpec
+from lagom_overlap.record import read_regular
 from lagom_overlap.results.tune import PREDICTED
 from lagom_overlap.tuners.journal import Entry, StepKind, entries_from_json
 from lagom_overlap.tuners.problem import Assignment, GroupProblem, Measurement
@@ -96,10 +97,8 @@ def read_own_run(folder: Path) -> OwnRun:
     """
     path = folder / "measurements.jsonl"
     try:
-        spec = msgspec.json.decode((folder / "run.json").read_bytes(), type=_Record).job
-        if path.stat().st_size > _MAX_BYTES:
-            raise BundleError(f"{str(path)!r} has more than {_MAX_BYTES} bytes, the most that is allowed")
-        lines = path.read_text(encoding="utf-8").splitlines()
+        spec = msgspec.json.decode(read_regular(folder / "run.json", _MAX_BYTES), type=_Record).job
+        lines = read_regular(path, _MAX_BYTES).decode().splitlines()
     except (OSError, UnicodeDecodeError, msgspec.MsgspecError) as error:
         raise BundleError(f"run folder {str(folder)!r} cannot be read: {error}") from None
     header = parse_header(lines[0] if lines else "", f"bundle {str(path)!r}")

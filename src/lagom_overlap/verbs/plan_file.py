@@ -21,6 +21,7 @@ from lagom_overlap.planners.fsdp2.reissue import reissued
 from lagom_overlap.planners.fsdp2.visits import units_of, visits_of
 from lagom_overlap.planners.megatron.flags import MegatronFlags
 from lagom_overlap.planners.schedule import lower_bound, task_graph
+from lagom_overlap.record import read_regular
 from lagom_overlap.workload import Iteration
 from lagom_overlap.workload.digest import graph_digest
 from lagom_overlap.workload.rewrite.apply import rewritten
@@ -208,9 +209,7 @@ def _applied(
 
 def _decoded(path: Path) -> _File:
     try:
-        if path.stat().st_size > MAX_PLAN_BYTES:
-            raise JobError(f"plan {str(path)!r} has more than {MAX_PLAN_BYTES} bytes, the most that is allowed")
-        text = path.read_text(encoding="utf-8")
+        text = read_regular(path, MAX_PLAN_BYTES).decode()
     except FileNotFoundError:
         raise JobError(f"plan {str(path)!r} does not exist") from None
     except OSError as error:

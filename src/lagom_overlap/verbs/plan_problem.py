@@ -220,16 +220,21 @@ def _as_estimated(problem: PlanProblem, memory: StageMemory) -> PlanProblem:
 
 
 def _with_sequence(spec: JobSpec, job: JobStep, problem: PlanProblem) -> Callable[[], PlanProblem] | None:
-    """Makes the problem of the job with sequence parallelism; None where tensor parallelism is not, or it has it."""
+    """Makes the problem of the job with sequence parallelism.
+
+    None where tensor parallelism is not, has it already, or does not divide the sequence.
+    """
     assert spec.parallel is not None
     if job.layout.tensor == 1 or job.layout.sequence_parallel or not isinstance(problem.times, ModelTimes):
         return None
     parallel = msgspec.structs.replace(spec.parallel, sequence_parallel=True)
-    changed = msgspec.structs.replace(spec, parallel=parallel)
+    try:
+        other = job_step(msgspec.structs.replace(spec, parallel=parallel))
+    except JobError:
+        return None
+    assert other is not None
 
     def with_sequence() -> PlanProblem:
-        other = job_step(changed)
-        assert other is not None
         step = other.step()
         made = replace(problem, iteration=step.iteration, issued=replace(step.issued, is_dataflow=True))
         return _as_estimated(made, other.memories()[0])

@@ -105,7 +105,8 @@ def simulated_what_ifs(job: JobStep, simulator: TrainingSimulator, times: Traini
 
 def spent_of(timeline: Timeline) -> Spent:
     """A simulated step, as the answers' errors need it."""
-    overlapped_s = overlap_metrics(timeline).overlapped_s
+    metrics = overlap_metrics(timeline)
+    overlapped_s = metrics.comm_s - metrics.exposed_comm_s
     return Spent(step_s=timeline.makespan_s, overlapped_s=overlapped_s, exposed_s=stands_still_s(timeline))
 
 

@@ -27,6 +27,7 @@ from lagom_overlap.errors import BundleError, JobError, LagomError, SpaceError
 from lagom_overlap.hardware import Cluster
 from lagom_overlap.jobfile.build import cluster_of, contention_model_of
 from lagom_overlap.jobfile.spec import JobSpec
+from lagom_overlap.record import read_regular
 from lagom_overlap.sim import GroupSimulator
 from lagom_overlap.tuners.base import Problems
 from lagom_overlap.tuners.journal import entries_from_json
@@ -87,9 +88,7 @@ def _of_path(path: Path, spec: JobSpec, problems: Problems, seed: int) -> WarmSt
 def _of_run(path: Path, problems: Problems) -> WarmStart:
     where = f"warm start {str(path)!r}"
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise BundleError(f"{where} has more than {MAX_BYTES} bytes, the most that is allowed")
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        lines = read_regular(path, MAX_BYTES).decode().splitlines(keepends=True)
     except (OSError, UnicodeDecodeError) as error:
         raise BundleError(f"{where} cannot be read: {error}") from None
     if lines and not lines[-1].endswith("\n"):  # cut off by whatever ended the run
@@ -131,8 +130,7 @@ class _Configs(msgspec.Struct):
 def _of_configs(path: Path, problems: Problems) -> WarmStart:
     where = f"warm start {str(path)!r}"
     try:
-        with path.open("rb") as file:
-            held = msgspec.convert(tomllib.loads(file.read(MAX_CONFIGS_BYTES).decode()), _Configs)
+        held = msgspec.convert(tomllib.loads(read_regular(path, MAX_CONFIGS_BYTES).decode()), _Configs)
         earlier = []
         for problem in problems:
             table = held.groups.get(problem.group.name, {})

@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from lagom_overlap.errors import JobError, UnknownNameError, did_you_mean, in_words
+from lagom_overlap.record import read_regular
 from lagom_overlap.workload.layer_kinds import (
     MAX_LAYERS,
     LatentAttention,
@@ -346,9 +347,7 @@ def load_model(name: str) -> TransformerModel:
 
 def _model_of_file(path: Path) -> TransformerModel:
     try:
-        if path.stat().st_size > MAX_MODEL_BYTES:
-            raise JobError(f"model file {str(path)!r} has more than {MAX_MODEL_BYTES} bytes, the most that is allowed")
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(read_regular(path, MAX_MODEL_BYTES).decode("utf-8"))
         _check_keys(path, table, TransformerModel, "")
         for name, shapes in (("latent", LatentAttention), ("mamba", Mamba)):
             if isinstance(table.get(name), dict):

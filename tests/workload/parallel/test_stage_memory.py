@@ -158,3 +158,20 @@ def test_a_mamba_layer_keeps_projection_convolution_results_and_states() -> None
 
 def test_a_window_keeps_what_whole_attention_does() -> None:
     assert kept("gpt-oss-20b", 0) == kept("gpt-oss-20b", 1)
+
+
+@pytest.mark.parametrize("flash", [True, False])
+def test_the_attentions_core_made_again_needs_the_same_however_it_is_spelled(*, flash: bool) -> None:
+    """By itself or as a named module: the scores of one layer come back, and flash attention has none."""
+    held = []
+    for keys in (
+        {"recompute": Recompute.NONE},
+        {"recompute": Recompute.SELECTIVE},
+        {"recompute": Recompute.SELECTIVE, "recompute_modules": (RecomputeModule.CORE_ATTN,)},
+    ):
+        layout = replace(TP, flash_attention=flash, **keys)
+        (stage,) = plan_stages(GPT, layout)
+        held.append(stage_memory(GPT, layout, stage, S).activation_bytes)
+    scores = 0 if flash else 5 * A * S * S * B // 8
+    assert held[1] == held[2]
+    assert held[0] - held[1] == (GPT.num_layers - 1) * scores

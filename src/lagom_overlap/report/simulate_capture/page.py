@@ -1,6 +1,7 @@
 """The page of one simulated step of a captured rank."""
 
-from lagom_overlap.report.plan.page import WIDTH, timeline_figure
+from lagom_overlap.report.bars import WIDTH
+from lagom_overlap.report.plan.page import timeline_figure
 from lagom_overlap.report.render import render
 from lagom_overlap.report.what_if import what_if_section
 from lagom_overlap.results.simulate import SimulateCaptureResult

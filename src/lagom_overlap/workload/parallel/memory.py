@@ -175,7 +175,8 @@ def stage_memory(
 
     activations = in_flight * max(map(kept_by, stage.chunks))
     if layout.recompute is not Recompute.NONE:
-        spared = held if layout.recompute_modules else dict.fromkeys(kinds, 0)
+        # Parts of a layer are made again beside those that it keeps; a layer that is made again is made whole.
+        spared = held if layout.recompute is Recompute.SELECTIVE else dict.fromkeys(kinds, 0)
         activations += max((kept(kind, Recompute.NONE) - spared[kind] for kind in kinds), default=0)
     if stage.has_head:
         tokens = layout.micro_batch * seq_len // layout.context
