@@ -20,9 +20,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from collective_time import DGX_A100, DGX_H100
 from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, Protocol
 from lagom_overlap.cost.nccl import CpuVendor, Graph, PathType, Topology, candidates, choose
-from lagom_overlap.cost.nccl.search import NvswitchMachine, nvswitch_topology
+from lagom_overlap.cost.nccl.search import nvswitch_topology
 from lagom_overlap.reproduce.datasets import data_roots
 
 TARGET = 0.95
@@ -49,22 +50,8 @@ TABLE = re.compile(r"(\w+)/(\w+) lat (\S+) bw ([\d.]+)")
 SIZE_ROW = re.compile(r"\s+(\d+)KB (\w+)/(\w+) NC=(\d+) NT=(\d+) t=([\d.]+)us")
 CHANGE = re.compile(r"(\d+)([KM]):(\w+)/(\w+) nc(\d+) nt(\d+);")
 MACHINES = {
-    ("a100", "amd"): NvswitchMachine(
-        name="a100",
-        compute_capability=80,
-        cpu_vendor=CpuVendor.AMD,
-        nvlink_bytes_per_s=240e9,
-        num_nics=8,
-        nic_bytes_per_s=24e9,
-    ),
-    ("h100", "intel"): NvswitchMachine(
-        name="h100",
-        compute_capability=90,
-        cpu_vendor=CpuVendor.INTEL,
-        nvlink_bytes_per_s=370.8e9,
-        num_nics=8,
-        nic_bytes_per_s=48e9,
-    ),
+    ("a100", "amd"): replace(DGX_A100, name="a100"),
+    ("h100", "intel"): replace(DGX_H100, name="h100"),
 }
 
 

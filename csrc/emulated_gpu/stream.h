@@ -7,8 +7,6 @@
 #include "client.h"
 #include "effect.h"
 
-#define MAX_OPERATION_NAME 480
-
 enum operation_kind {
   OPERATION_KERNEL,
   OPERATION_COPY,

@@ -117,7 +117,7 @@ def append_line(path: Path, line: str) -> None:
     Raises:
         OutputError: if it cannot be written.
     """
-    data, done = line.encode() + b"\n", 0
+    data, done, before = line.encode() + b"\n", 0, -1
     try:
         handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
