@@ -101,6 +101,7 @@ def _dispatcher_of(model: str, release: Release, gpu: str) -> Dispatcher:
         or (model == "deepseek-v3" and (gpu == "h100" or release >= (26, 2, 0)))
         or model.startswith("nemotron-3")
         or (model.startswith("gpt-oss") and release >= (26, 4, 0) and gpu not in ("h100", "gb300"))
+        or (model.startswith("qwen3-235b") and gpu == "b300" and release >= (26, 4, 1))
         or (gpu.startswith("gb") and not model.startswith("gpt-oss"))
     )
     return Dispatcher.MERGED if merged else Dispatcher.ALL_TO_ALL

@@ -20,6 +20,7 @@ _REFERENCE_SMS: Final = 108
 _REFERENCE_SM_FLOPS: Final = 240e12 / _REFERENCE_SMS
 _REFERENCE_BYTES_PER_S: Final = 1.7e12
 """The A100 as its preset describes it: what a GPU without a file is compared with."""
+_WIDE_HEAD: Final = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +28,14 @@ class OperatorConstants:
     """What one GPU does with one operator at a time.
 
     `stream_bytes_per_s` and `reduction_bytes_per_s` are the bandwidths of memory-bound kernels by `Access`;
-    `touch_s` is what such a kernel costs without bytes. `attention_flops` is the rate of a flash attention;
-    `attention_rows` the query rows of one block of it; `peak_flops` the datasheet's dense 2-byte rate, which only the
-    MFU refers to. `rearranged_share` is what kernels that rearrange reach of the stream's rate. `sustained_share` is
-    what products keep of their rates through a whole training step, where power and heat hold the clock down and tiles
-    are not always the fastest. Both are 1 where no step was measured. `chunk_flops` is what an SM reaches in the
-    products of a scan's chunks (`Gemm.chunked`), infinite where nothing holds them back.
+    `touch_s` is what such a kernel costs without bytes. `attention_flops` is the rate of a flash attention with heads
+    of 128 columns and more; `attention_exp_width` the columns whose products take as long as the exponentials of the
+    scores, which make narrower heads slower; `attention_rows` the query rows of one block of it; `peak_flops` the
+    datasheet's dense 2-byte rate, which only the MFU refers to. `rearranged_share` is what kernels that rearrange
+    reach of the stream's rate. `sustained_share` is what products keep of their rates through a whole training step,
+    where power and heat hold the clock down and tiles are not always the fastest. Both are 1 where no step was
+    measured. `chunk_flops` is what an SM reaches in the products of a scan's chunks (`Gemm.chunked`), infinite where
+    nothing holds them back.
     """
 
     name: str
@@ -43,6 +46,7 @@ class OperatorConstants:
     touch_s: float
     attention_flops: float
     peak_flops: float
+    attention_exp_width: int = 0
     attention_rows: int = 128
     rearranged_share: float = 1.0
     sustained_share: float = 1.0
@@ -63,8 +67,22 @@ class OperatorConstants:
             value = getattr(self, field)
             if not 0 < value < float("inf"):
                 raise ValueError(f"operators of {self.name!r}: {field} is {value}, must be positive and finite")
+        if self.attention_exp_width < 0:
+            raise ValueError(f"operators of {self.name!r}: attention_exp_width must not be negative")
         if not self.chunk_flops > 0:
             raise ValueError(f"operators of {self.name!r}: chunk_flops is {self.chunk_flops}, must be positive")
+
+    def attention_rate(self, head_dim: int) -> float:
+        """Flops per second of a flash attention whose heads have so many columns.
+
+        A score costs its products, which grow with the columns, and two exponentials (forward and backward). Products
+        of 14 flops per score and column (4 and 10) over 16 exponentials a cycle give `attention_exp_width`. On a
+        GB200 heads of 64 columns with a window of 1,024 reach 0.66 of the rate of 128 (cuDNN 9.19, 4,096 tokens:
+        NVIDIA/cudnn-frontend @afa9f7c0, `benchmark/sdpa_benchmark_training/results`), this says 0.73.
+        """
+        width = min(head_dim, _WIDE_HEAD)
+        alone = self.attention_exp_width
+        return self.attention_flops * width * (_WIDE_HEAD + alone) / (_WIDE_HEAD * (width + alone))
 
     def in_training(self) -> "OperatorConstants":
         """The same GPU in the middle of a training step."""

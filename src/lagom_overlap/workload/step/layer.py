@@ -80,8 +80,7 @@ class LayerOps(AttentionOps, ExpertOps):
             if self._has_mlp:
                 self._mlp(norm2)
         elif RecomputeModule.MOE_ACT in modules and mlp is Mlp.EXPERTS:
-            width = self._weights["expert_down"].inputs
-            self._act("expert_act", (made["expert_up"],), self._met, width, FORWARD)
+            self._expert_act("expert_act", (made["expert_up"],), FORWARD)
 
     def _recompute_core(self) -> None:
         if self._kind.mixer in (Mixer.ATTENTION, Mixer.WINDOW):
