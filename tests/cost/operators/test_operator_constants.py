@@ -72,3 +72,12 @@ def test_narrow_heads_are_held_back_by_exponentials(preset: str, measured: float
     assert share == pytest.approx(measured, rel=0.15)
     h100 = load_operators(load_preset("h100_dgx").gpu)
     assert share < h100.attention_rate(64) / h100.attention_flops < 1.0  # half the products per exponential
+
+
+@pytest.mark.parametrize(("preset", "gain"), [("gb200", 4.0), ("gb300", 6.0)])
+def test_half_a_byte_multiplies_at_the_data_sheets_rate(preset: str, gain: float) -> None:
+    # Dense PFLOP/s in BF16 and FP4: GB200 2.5 and 10, GB300 2.5 and 15.
+    gpu = load_preset(preset).gpu
+    times = OperatorTimes(gpu, load_operators(gpu))
+    wide, packed = Gemm(16384, 16384, 16384), Gemm(16384, 16384, 16384, 1, result_bytes=2, packed=2)
+    assert times.seconds(wide) / times.seconds(packed) == pytest.approx(gain, rel=0.2)

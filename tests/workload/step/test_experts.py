@@ -223,6 +223,41 @@ def test_megatron_trains_no_experts_with_tensor_but_without_sequence_parallelism
         built(Dispatcher.ALL_TO_ALL, layout=ParallelLayout(data=4, tensor=2, expert=4, global_batch=4))
 
 
+def test_nvfp4_packs_two_elements_and_reads_for_two_greatest_elements() -> None:
+    # Read for the greatest elements, by rows and by columns: 2 bytes each; written twice with 4.5 bits.
+    nvfp4 = Precision(products=ProductFormat.NVFP4)
+    works = {
+        op.name.rpartition(".")[2]: op.work for op in built(Dispatcher.MERGED, nvfp4).iteration.computations
+    }  # of one micro-batch
+    cast, product = works["expert_up_cast_d"], works["expert_up_d"]
+    assert isinstance(cast, MemoryBound)
+    assert isinstance(product, Gemm)
+    assert cast.num_bytes == int(6 + 2 * 4.5 / 8) * ROWS * 2 * QWEN.ffn
+    assert (product.element_bytes, product.packed, product.result_bytes) == (1, 2, 2)
+    assert works["router"].packed == 1  # type: ignore[union-attr]
+    with pytest.raises(JobError, match="nvfp4"):
+        built(Dispatcher.MERGED, nvfp4, replace(LAYOUT, zero_stage=3), "torchtitan")
+
+
+def test_last_layers_and_named_matrices_multiply_in_other_formats() -> None:
+    precision = Precision(
+        products=ProductFormat.NVFP4,
+        others=(("qkv", ProductFormat.PARAMETER), ("out", ProductFormat.MXFP8)),
+        wide_layers=1,
+    )
+    model = replace(QWEN, num_layers=2)
+    step = build_step(model, LAYOUT, seq_len=SEQ, rules=load_rules("megatron"), precision=precision)
+    found = {op.name: op.work for op in step.iteration.computations if isinstance(op.work, Gemm)}
+    formats = {
+        name: (found[f"mb0.layer{name}"].element_bytes, found[f"mb0.layer{name}"].packed)
+        for name in ("0.qkv", "0.out", "0.expert_up", "1.qkv", "1.out", "1.expert_up")
+    }
+    assert formats == {
+        "0.qkv": (2, 1), "0.out": (1, 1), "0.expert_up": (1, 2),
+        "1.qkv": (2, 1), "1.out": (2, 1), "1.expert_up": (2, 1),
+    }  # fmt: skip
+
+
 def test_fused_experts_leave_out_the_activation_and_its_casts() -> None:
     def names(layout: ParallelLayout) -> set[str]:
         step = built(Dispatcher.MERGED, MXFP8, layout)

@@ -35,7 +35,7 @@ class OperatorConstants:
     reach of the stream's rate. `sustained_share` is what products keep of their rates through a whole training step,
     where power and heat hold the clock down and tiles are not always the fastest. Both are 1 where no step was
     measured. `chunk_flops` is what an SM reaches in the products of a scan's chunks (`Gemm.chunked`), infinite where
-    nothing holds them back.
+    nothing holds them back. `fp4_gain` is the datasheet's dense FP4 rate over twice its FP8 rate.
     """
 
     name: str
@@ -51,6 +51,7 @@ class OperatorConstants:
     rearranged_share: float = 1.0
     sustained_share: float = 1.0
     chunk_flops: float = inf
+    fp4_gain: float = 1.0
 
     def __post_init__(self) -> None:
         if self.attention_rows < 1:
@@ -63,6 +64,7 @@ class OperatorConstants:
             "peak_flops",
             "rearranged_share",
             "sustained_share",
+            "fp4_gain",
         ):
             value = getattr(self, field)
             if not 0 < value < float("inf"):
@@ -84,6 +86,12 @@ class OperatorConstants:
         alone = self.attention_exp_width
         return self.attention_flops * width * (_WIDE_HEAD + alone) / (_WIDE_HEAD * (width + alone))
 
+    @property
+    def packed_gemm(self) -> GemmConstants:
+        """The constants of products whose operands have half a byte per element."""
+        first, second, third = (rate * self.fp4_gain for rate in self.gemm.tile_flops)
+        return replace(self.gemm, tile_flops=(first, second, third))
+
     def in_training(self) -> "OperatorConstants":
         """The same GPU in the middle of a training step."""
         first, second, third = (rate * self.sustained_share for rate in self.gemm.tile_flops)
@@ -94,7 +102,8 @@ class OperatorConstants:
 class FrameworkConstants:
     """What a training framework adds to the kernels.
 
-    The host needs `launch_s` to issue one kernel; a pass that the GPU finishes earlier takes the host's time, blended
+    The host needs `launch_s` to issue one kernel, and `further_launch_s` for each further one that a library launches
+    in a loop (None: the same); a pass that the GPU finishes earlier takes the host's time, blended
     by `launch_norm` (p of a p-norm). `memory_efficiency` is what the framework's memory-bound kernels reach of the
     GPU's bandwidths. `data_bytes_per_s` limits what the framework's data-parallel collectives reach between nodes,
     where it is not the wire (0: the wire).
@@ -106,12 +115,17 @@ class FrameworkConstants:
     launch_norm: float
     memory_efficiency: float
     data_bytes_per_s: float
+    further_launch_s: float | None = None
 
     def __post_init__(self) -> None:
         for field in ("launch_s", "data_bytes_per_s"):
             value = getattr(self, field)
             if not 0 <= value < float("inf"):
                 raise ValueError(f"framework {self.name!r}: {field} is {value}, must be finite and not negative")
+        if self.further_launch_s is not None and not 0 <= self.further_launch_s < float("inf"):
+            raise ValueError(
+                f"framework {self.name!r}: further_launch_s is {self.further_launch_s}, must not be negative"
+            )
         if not 0 < self.memory_efficiency <= 1:
             raise ValueError(
                 f"framework {self.name!r}: memory_efficiency is {self.memory_efficiency}, must be in (0, 1]"
@@ -121,7 +135,12 @@ class FrameworkConstants:
 
     def graphed(self) -> "FrameworkConstants":
         """The same where a step is replayed as one CUDA graph: the host launches nothing."""
-        return replace(self, launch_s=0.0)
+        return replace(self, launch_s=0.0, further_launch_s=0.0)
+
+    @property
+    def looped_launch_s(self) -> float:
+        """What the host needs for each further kernel of a library's loop."""
+        return self.launch_s if self.further_launch_s is None else self.further_launch_s
 
 
 def _folder(kind: str) -> Traversable:

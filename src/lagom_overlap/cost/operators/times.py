@@ -67,7 +67,7 @@ class OperatorTimes:
                         self.gpu,
                         profile,
                         alone_s=time.alone_s if alone_s is None else alone_s,
-                        flops=work.flops * work.element_bytes / 2,
+                        flops=work.flops * work.element_bytes / work.packed / 2,
                         num_blocks=work.batch * wide_tiles(work.m, work.n, self.gpu.num_sms),
                     )
                 num_blocks, total_bytes = time.num_blocks, time.total_bytes
@@ -95,11 +95,11 @@ class OperatorTimes:
         time = gemm_time(
             (gemm.m, gemm.n, gemm.k),
             batch=batch,
-            element_bytes=gemm.element_bytes,
+            element_bytes=gemm.element_bytes / gemm.packed,
             result_bytes=gemm.result_bytes,
             num_sms=self.gpu.num_sms,
             l2_bytes=self.gpu.l2_bytes,
-            constants=self.constants.gemm,
+            constants=self.constants.packed_gemm if gemm.packed > 1 else self.constants.gemm,
         )
         if not gemm.chunked:
             return time

@@ -34,7 +34,7 @@ from typing import Final
 
 from lagom_overlap.collective import CollectiveKind, distinct
 from lagom_overlap.workload.ops import Access, Phase
-from lagom_overlap.workload.parallel.layout import Dispatcher
+from lagom_overlap.workload.parallel.layout import Dispatcher, GraphModule
 from lagom_overlap.workload.step.axes import moved_axes
 from lagom_overlap.workload.step.groups import EXPERTS, TENSOR
 from lagom_overlap.workload.step.operators import BACKWARD, FORWARD, WEIGHT, StepOps
@@ -231,7 +231,7 @@ class ExpertOps(StepOps):
     def _padded(self, part: str, source: str, phase: Phase) -> str:
         """Rows of each expert padded to what products in FP8 need, or the padding taken away."""
         pads = self._shape.mixture.fuses_moves and self._layout.dispatcher is Dispatcher.ALL_TO_ALL
-        if not pads or not self._shape.precision.products.is_fp8:
+        if not pads or not self._shape.precision.products.is_narrow:
             return source
         return self._moved_rows(part, (source,), _COPY_BYTES * self._met, phase, 2)
 
@@ -268,7 +268,10 @@ class ExpertOps(StepOps):
         """What the experts make of the tokens."""
         met = self._met
         router = self._top_k("top_k", self._product("router", norm2, self._rows), FORWARD)
-        rows = self._permuted("permute", (self._narrowed(norm2), router), FORWARD)
+        outside, narrowed = self._graph_module, self._narrowed(norm2)
+        self._graph_module = GraphModule.MOE_PREPROCESS
+        rows = self._permuted("permute", (narrowed, router), FORWARD)
+        self._graph_module = None
         arrived = self._arrived("dispatch", rows, FORWARD)
         sent = self._padded("pad", self._sorted("sort", arrived, FORWARD), FORWARD)
         up = self._product("expert_up", sent, met)
@@ -277,12 +280,15 @@ class ExpertOps(StepOps):
         down = self._padded("unpad", self._expert_bias(self._product("expert_down", act, met), FORWARD), FORWARD)
         back = self._returned("combine", self._sorted("unsort", down, FORWARD), FORWARD)
         self.made["sent"] = sent
-        return self._widened(self._unpermuted("unpermute", (back, router), FORWARD))
+        whole = self._widened(self._unpermuted("unpermute", (back, router), FORWARD))
+        self._graph_module = outside
+        return whole
 
     def _experts_backward(self, gradient: str) -> tuple[str, str]:
         """The gradients of the experts' and of the router's input."""
         made, met = self.made, self._met
-        norm2 = made.get("norm2") or made["norm"]
+        norm2, outside = made.get("norm2") or made["norm"], self._graph_module
+        self._graph_module = None
         spread = self._unpermuted("unpermute_d", (self._widened_backward(gradient), made["top_k"]), BACKWARD)
         arrived = self._arrived("combine_d", spread, BACKWARD)
         padded = self._padded("unpad_d", self._sorted("unsort_d", arrived, BACKWARD), BACKWARD)
@@ -299,7 +305,10 @@ class ExpertOps(StepOps):
         self._weight_gradient("expert_up", made["sent"], act_d, met)
         leaving = self._sorted("sort_d", self._padded("pad_d", up_d, BACKWARD), BACKWARD)
         back = self._returned("dispatch_d", leaving, BACKWARD)
-        merged = self._narrowed_backward(self._permuted("permute_d", (back,), BACKWARD), norm2)
+        self._graph_module = GraphModule.MOE_PREPROCESS
+        permuted = self._permuted("permute_d", (back,), BACKWARD)
+        self._graph_module = outside
+        merged = self._narrowed_backward(permuted, norm2)
         scores = self._top_k("top_k_d", spread, BACKWARD)
         router_d = self._data_gradient("router", scores, self._rows)
         self._weight_gradient("router", norm2, scores, self._rows)
