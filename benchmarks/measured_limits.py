@@ -80,7 +80,12 @@ def check_step(
     Raises:
         BadRowError: naming the time and what it must be.
     """
-    rate = num_gpus * gpu.gemm_flops * HEADROOM * (2.0 if precision.products.is_fp8 else 1.0)
+    rate = (
+        num_gpus
+        * gpu.gemm_flops
+        * HEADROOM
+        * (2.0 * precision.products.packed if precision.products.is_narrow else 1.0)
+    )
     check_possible("the measured value", measured_s, step_flops(model, num_tokens) / rate, f"a step of {model.name}")
     if measured_s > LONGEST_STEP_S:
         raise BadRowError(f"the measured value says {measured_s:.3g} s a step, must be at most {LONGEST_STEP_S:g} s")

@@ -19,12 +19,12 @@ from lagom_overlap.units import TFLOPS
 from lagom_overlap.workload.models import TransformerModel, load_model
 from lagom_overlap.workload.parallel import Dispatcher, ParallelLayout, PipelineSchedule, Recompute
 from lagom_overlap.workload.parallel.layout import check_layout
-from lagom_overlap.workload.precision import DType, Precision, ProductFormat
+from lagom_overlap.workload.precision import Precision, ProductFormat
 from measured_gpus import preset_of
 from measured_limits import check_forwards, check_step
 from measured_rows import BadRowError, NotModelledError, Row
 from training_steps.case import StepCase
-from training_steps.recipes import Release, layout_of, recipe_of
+from training_steps.recipes import Release, layout_of, precision_of, recipe_of
 from training_steps.titan_pipelines import layout_text, micro_batch_of, schedule_of, split_of
 
 _RACKS: Final = ("gb200", "gb300")
@@ -137,11 +137,17 @@ def _products(row: Row) -> ProductFormat:
         return ProductFormat.PARAMETER
     if text.startswith(("mxfp8", "fp8-mx")):
         return ProductFormat.MXFP8
+    if row.text("framework") == "Megatron-Bridge" and text.startswith("nvfp4"):
+        if not load_preset(preset_of(row.text("gpu_type"))).gpu.nvfp4:
+            raise BadRowError(f"precision is {text!r}, which {row.text('gpu_type')[:20]} does not multiply")
+        return ProductFormat.NVFP4
     if row.text("framework") == "Megatron-Bridge" and text.startswith("fp8"):
         return ProductFormat.FP8_CURRENT
     if text.startswith(("fp8", "float8")):
         return ProductFormat.FP8
-    raise BadRowError(f"precision is {row.text('precision')[:40]!r}; modelled: bf16, FP8 in every scaling")
+    raise BadRowError(
+        f"precision is {row.text('precision')[:40]!r}; modelled: bf16, FP8 in every scaling, NVFP4 of Megatron-Bridge"
+    )
 
 
 def _recompute(row: Row) -> Recompute:
@@ -266,7 +272,7 @@ def _megatron(row: Row) -> StepCase:
         row.text("framework") == "Megatron-LM CI",
         recipe_of(model, _release(row), gpu, precision, drops=_drops(row)),
     )
-    parts, tables = pipeline * chunks, model.num_layers + 2
+    parts, tables, products = pipeline * chunks, model.num_layers + 2, _products(row)
     laid_out = layout_of(model, parts) if pipeline > 1 else ""
     uneven = pipeline > 1 and model.num_layers % parts != 0 and not laid_out
     per_turn = row.needed_count("micro_batch", 1) * data
@@ -282,10 +288,12 @@ def _megatron(row: Row) -> StepCase:
         chunks=chunks,
         recompute=Recompute.SELECTIVE if recipe.again else _recompute(row),
         recompute_modules=recipe.again,
+        graph_modules=recipe.graphs,
+        fused_loss=row.text("framework") == "Megatron-Bridge",
         pipeline_layout=laid_out,
         whole_experts=model.num_experts > 0,
         sequence_parallel=tensor > 1,
-        overlap_tensor=tensor > 1 and not ci and recipe.overlaps_tensor,
+        overlap_tensor=tensor > 1 and not ci and recipe.overlaps_tensor and products is not ProductFormat.NVFP4,
         zero_stage=1,
         overlap_gradients=True,
         overlap_p2p=chunks > 1,
@@ -305,7 +313,7 @@ def _megatron(row: Row) -> StepCase:
         cluster=_cluster(row, num_gpus),
         framework="megatron",
         graphed=recipe.graphed,
-        precision=Precision(DType.BF16, DType.BF16, recipe.reduction, _products(row)),
+        precision=precision_of(model, products, recipe.reduction),
         measured_s=_measured_s(row, model, num_gpus),
     )
 

@@ -7,27 +7,30 @@ v0.3.1 (26.02, 21b02e0c; 26.02.01, 9c9dd848), v0.4.0 and v0.4.2 (26.04, 0fbfe7d3
 recipe's of a later commit (26.04.01: B200 5acef930, B300 7e29b8be), its switches are that commit's.
 
 Experts are whole (`expert_tensor_parallel_size` 1) in all of them. User buffers (`tp_comm_overlap`) are off for
-DeepSeek-V3, Kimi K2 and Nemotron 3 Super. DeepSeek-V3, Kimi K2, gpt-oss, Nemotron-H and Nemotron 3 reduce gradients in
-BF16 (`grad_reduce_in_fp32` False); so does Qwen3, whose rows are judged in FP32 as they were.
+DeepSeek-V3, Kimi K2 and Nemotron 3 Super. DeepSeek-V3, Kimi K2, gpt-oss, Qwen3, Nemotron-H and Nemotron 3 reduce
+gradients in BF16 (`grad_reduce_in_fp32` False).
 
 DeepSeek-V3's layers are laid out over model chunks by `set_deepseek_v3_pipeline_model_parallel_layout`, Kimi K2's by
 `_get_kimi_k2_pipeline_layout`; 8 chunks of a table without multi-token prediction have no entry there and are assumed
 to be those of the entry with it.
 
+The loss is Transformer Engine's cross entropy in all of them (`cross_entropy_fusion_impl` "te"; before 25.11 in the
+models' files of `scripts/performance/configs`).
+
 How tokens travel is `moe_flex_dispatcher_backend` (`flex_dispatcher_backend.py`: from 26.02 HybridEP is for every GPU
 from Ampere on): see `_dispatcher_of`. Where tokens are dropped (25.09, `apply_moe_token_drop`), experts have a
 capacity; Qwen3-30B's whole layers are then CUDA graphs on Blackwell (`cuda_graphs` of
-`qwen3_30b_a3b_llm_pretrain.yaml`). Qwen3-30B on H100 overlaps its all-to-alls up to 26.02.01. CUDA graphs of parts
-(`attn`, `moe_router`, `moe_preprocess`) are not modelled, graphs of whole iterations are. Where those are, experts are
-fused, too (`cutedsl_fused_grouped_mlp`); attention in FP8 (`fp8_dot_product_attention`) is not modelled.
+`qwen3_30b_a3b_llm_pretrain.yaml`). Qwen3-30B on H100 overlaps its all-to-alls up to 26.02.01. Parts that are CUDA
+graphs (`cuda_graph_scope`): see `_graphs_of`. Where whole iterations are, experts are fused, too
+(`cutedsl_fused_grouped_mlp`); attention in FP8 (`fp8_dot_product_attention`) is not modelled.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lagom_overlap.workload.models import TransformerModel
-from lagom_overlap.workload.parallel import Dispatcher, RecomputeModule
-from lagom_overlap.workload.precision import DType
+from lagom_overlap.workload.parallel import Dispatcher, GraphModule, RecomputeModule
+from lagom_overlap.workload.precision import DType, Precision, ProductFormat
 
 Release = tuple[int, int, int]
 
@@ -43,8 +46,11 @@ class Recipe:
     again: tuple[RecomputeModule, ...] = ()
     overlaps_tensor: bool = True
     reduction: DType = DType.FP32
+    graphs: tuple[GraphModule, ...] = ()
 
 
+_ATTN, _MAMBA = GraphModule.ATTN, GraphModule.MAMBA
+_ROUTER = (GraphModule.MOE_ROUTER, GraphModule.MOE_PREPROCESS)
 _UP, _MLP = RecomputeModule.MLA_UP_PROJ, RecomputeModule.MLP
 _NORM, _MOE, _ACT = RecomputeModule.LAYERNORM, RecomputeModule.MOE, RecomputeModule.MOE_ACT
 _DEEPSEEK: tuple[tuple[Release, tuple[str, ...], Recipe], ...] = (
@@ -76,10 +82,17 @@ _QWEN_235B: tuple[tuple[Release, tuple[str, ...], Recipe], ...] = (
     ((26, 2, 0), ("b300",), Recipe(overlaps_experts=True)),
     ((26, 2, 1), ("b300",), Recipe()),
 )
+_SUPER_WIDE = 14
+_SUPER_OTHERS = (
+    ("qkv", ProductFormat.PARAMETER), ("out", ProductFormat.PARAMETER), ("expert_enter", ProductFormat.PARAMETER),
+    ("expert_leave", ProductFormat.PARAMETER), ("mamba_out", ProductFormat.MXFP8),
+)  # fmt: skip
+"""Nemotron 3 Super in NVFP4 (`te_quant.cfg`, `num_layers_at_end_in_bf16`, v0.4.0); multi-token prediction is BF16."""
 _CHUNKS = {8: ("Et*8|(t*8|)*6t*5", "L"), 16: ("Et*4|(t*4|)*14t", "L"), 32: ("Et|(tt|)*30", "L")}
 _LAID_OUT = ("deepseek-v3", "kimi-k2")
 _QWEN_LATE: Release = (26, 6, 0)
 _MERGED_EVERYWHERE: Release = (26, 2, 1)
+_MX = ("mxfp8", "fp8-mx")
 _BRIDGE: Release = (25, 11, 0)
 """The first release whose recipes are files of presets."""
 
@@ -91,7 +104,38 @@ def recipe_of(model: TransformerModel, release: Release | None, gpu: str, precis
     if drops:
         found = replace(_switches(model, release, gpu, precision), dispatcher=Dispatcher.CAPACITY)
         return replace(found, graphed=model.name == "qwen3-30b-a3b" and gpu != "h100")
-    return replace(_switches(model, release, gpu, precision), dispatcher=_dispatcher_of(model.name, release, gpu))
+    found = replace(_switches(model, release, gpu, precision), dispatcher=_dispatcher_of(model.name, release, gpu))
+    return found if found.graphed else replace(found, graphs=_graphs_of(model.name, release, gpu, precision))
+
+
+def _graphs_of(model: str, release: Release, gpu: str, precision: str) -> tuple[GraphModule, ...]:
+    """The parts of layers that are CUDA graphs, from 25.11 on."""
+    is_rack, is_bf16 = gpu.startswith("gb"), precision == "bf16"
+    with_attention = (_ATTN, *_ROUTER)
+    if release < _BRIDGE:
+        return ()
+    if model == "qwen3-30b-a3b":
+        if gpu == "h100":
+            return _ROUTER if is_bf16 else ()
+        has = (gpu == "b200" and release >= _MERGED_EVERYWHERE) or (gpu == "gb200" and precision not in _MX)
+        return with_attention if has else _ROUTER
+    if model == "qwen3-235b-a22b":
+        late = gpu == "gb200" or release >= (26, 2, 0)
+        return (with_attention if late else _ROUTER) if is_rack else ()
+    if model == "deepseek-v3":
+        if release < (26, 2, 0):
+            return {"gb300": with_attention, "gb200": _ROUTER}.get(gpu, ())
+        has = gpu == "gb200" or (gpu == "gb300" and is_bf16) or (gpu in ("b200", "b300") and release >= (26, 4, 1))
+        return with_attention if has else ()
+    if model == "kimi-k2":
+        return _ROUTER if gpu == "gb200" else ()
+    if model == "gpt-oss-120b":
+        return with_attention if gpu in ("gb300", "b300") else ()
+    if model.startswith("nemotron-3"):
+        if gpu == "h100":
+            return (_ATTN, _MAMBA) if is_bf16 else (_MAMBA,)
+        return () if gpu == "b200" and "super" in model else (_ATTN, _MAMBA, *_ROUTER)
+    return ()
 
 
 def _dispatcher_of(model: str, release: Release, gpu: str) -> Dispatcher:
@@ -101,6 +145,7 @@ def _dispatcher_of(model: str, release: Release, gpu: str) -> Dispatcher:
         or (model == "deepseek-v3" and (gpu == "h100" or release >= (26, 2, 0)))
         or model.startswith("nemotron-3")
         or (model.startswith("gpt-oss") and release >= (26, 4, 0) and gpu not in ("h100", "gb300"))
+        or (model.startswith("qwen3-235b") and gpu == "b300" and release >= (26, 4, 1))
         or (gpu.startswith("gb") and not model.startswith("gpt-oss"))
     )
     return Dispatcher.MERGED if merged else Dispatcher.ALL_TO_ALL
@@ -111,9 +156,11 @@ def _switches(model: TransformerModel, release: Release | None, gpu: str, precis
     if release is None:
         return Recipe()
     if model.name.startswith("qwen3") and release >= _QWEN_LATE and precision in ("mxfp8", "fp8-mx"):
-        return Recipe(overlaps_experts=True, graphed=True, fused_experts=True)  # commit 55443cb3, June 2026
+        # commit 55443cb3, June 2026
+        return Recipe(overlaps_experts=True, graphed=True, fused_experts=True, reduction=DType.BF16)
     if model.name == "qwen3-30b-a3b":
-        return Recipe(overlaps_experts=gpu == "h100" and _BRIDGE <= release <= _MERGED_EVERYWHERE)
+        overlaps = gpu == "h100" and _BRIDGE <= release <= _MERGED_EVERYWHERE
+        return Recipe(overlaps_experts=overlaps, reduction=DType.BF16)
     if model.name in _LAID_OUT:
         found = _last(_DEEPSEEK if model.name == "deepseek-v3" else _KIMI, release, gpu)
         return replace(found, reduction=DType.BF16, overlaps_tensor=False)
@@ -124,7 +171,7 @@ def _switches(model: TransformerModel, release: Release | None, gpu: str, precis
         )
         return replace(found, reduction=DType.BF16)
     if model.name == "qwen3-235b-a22b":
-        return _last(_QWEN_235B, release, gpu)
+        return replace(_last(_QWEN_235B, release, gpu), reduction=DType.BF16)
     if model.name.startswith("nemotron-h"):
         return Recipe(reduction=DType.BF16)
     if model.name.startswith("nemotron-3"):
@@ -136,6 +183,14 @@ def _switches(model: TransformerModel, release: Release | None, gpu: str, precis
 def _last(lines: Sequence[tuple[Release, tuple[str, ...], Recipe]], release: Release, gpu: str) -> Recipe:
     found = [recipe for since, gpus, recipe in lines if release >= since and gpu in gpus]
     return found[-1] if found else Recipe()
+
+
+def precision_of(model: TransformerModel, products: ProductFormat, reduction: DType) -> Precision:
+    """The number formats of a row: in NVFP4 some of Nemotron 3 Super's matrices multiply in others."""
+    plain = Precision(DType.BF16, DType.BF16, reduction, products)
+    if products is not ProductFormat.NVFP4 or "super" not in model.name:
+        return plain
+    return replace(plain, others=_SUPER_OTHERS, wide_layers=_SUPER_WIDE)
 
 
 def layout_of(model: TransformerModel, num_chunks: int) -> str:

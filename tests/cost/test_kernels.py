@@ -59,7 +59,7 @@ def test_an_elementwise_operator_takes_the_time_of_its_bytes(nvlink_model: Conte
 
 
 def test_attention_runs_at_its_share_of_the_rate(nvlink_model: ContentionModel) -> None:
-    attention = Attention(batch=2, num_heads=32, seq_len=2048, head_dim=80)
+    attention = Attention(batch=2, num_heads=32, seq_len=2048, head_dim=128)
     assert attention.flops / alone_s(nvlink_model, attention) == pytest.approx(0.6 * 115e12, rel=0.02)
     backward = replace(attention, passes=2.5)
     assert alone_s(nvlink_model, backward) == pytest.approx(2.5 * alone_s(nvlink_model, attention), rel=0.02)

@@ -10,10 +10,11 @@ from lagom_overlap.cost.operators import FrameworkConstants, load_framework, loa
 from lagom_overlap.hardware import Cluster, load_preset
 from lagom_overlap.sim.step_parts import CommTimes
 from lagom_overlap.sim.training import StageTimes, TrainingSimulator, TrainingTimes, model_flops, training_timeline
+from lagom_overlap.workload import Issuer, MemoryBound, Phase
 from lagom_overlap.workload.layer_kinds import Mamba
 from lagom_overlap.workload.models import TransformerModel, load_model
-from lagom_overlap.workload.parallel import ParallelLayout, PipelineSchedule, Recompute
-from lagom_overlap.workload.step import load_rules
+from lagom_overlap.workload.parallel import GraphModule, ParallelLayout, PipelineSchedule, Recompute
+from lagom_overlap.workload.step import build_step, load_rules
 from lagom_overlap.workload.step.groups import DATA
 
 MEGATRON = load_framework("megatron")
@@ -296,7 +297,7 @@ def test_all_to_alls_behind_another_micro_batch_cost_no_more_than_the_longer_of_
 def test_an_expert_at_a_time_is_launched_an_expert_at_a_time() -> None:
     # Transformer Engine's GroupedLinear: with one sequence per micro-batch the host's launches take the step's time.
     def iteration_s(experts: int, launch_s: float) -> float:
-        framework = replace(MEGATRON, launch_s=launch_s)
+        framework = replace(MEGATRON, launch_s=launch_s, further_launch_s=launch_s)
         return simulate(MIXTURE, replace(SPREAD, expert=experts), seq_len=1024, framework=framework).iteration_s
 
     eight = iteration_s(8, 100e-6) - iteration_s(8, 0.0)
@@ -304,6 +305,61 @@ def test_an_expert_at_a_time_is_launched_an_expert_at_a_time() -> None:
     # 6 products of 8 or of 64 local experts per layer and micro-batch, and 14 launches that count several ranks' rows,
     # 3 of one; 16 layers, 8 micro-batches.
     assert all_of_them - eight == pytest.approx((6 * (64 - 8) + 3 - 14) * 16 * 8 * 100e-6, rel=0.1)
+
+
+def test_further_experts_cost_what_a_librarys_loop_does() -> None:
+    def iteration_s(launch_s: float, further_s: float) -> float:
+        framework = replace(MEGATRON, launch_s=launch_s, further_launch_s=further_s)
+        return simulate(MIXTURE, replace(SPREAD, expert=1), seq_len=1024, framework=framework).iteration_s
+
+    # 6 products of 64 experts per layer and micro-batch: 63 further launches each; 16 layers, 8 micro-batches.
+    assert iteration_s(1e-3, 1e-3) - iteration_s(1e-3, 0.0) == pytest.approx(6 * 63 * 16 * 8 * 1e-3, rel=0.01)
+
+
+def test_a_graph_of_a_part_is_launched_once() -> None:
+    def host_s(*modules: GraphModule) -> float:
+        framework = replace(MEGATRON, launch_s=1e-2, further_launch_s=0.0)
+        layout = replace(SPREAD, graph_modules=modules)
+        return simulate(MIXTURE, layout, seq_len=1024, framework=framework).stages[0].host_s / (16 * 8 * 1e-2)
+
+    attention, router = GraphModule.ATTN, (GraphModule.MOE_ROUTER, GraphModule.MOE_PREPROCESS)
+    whole, graphed = host_s(), host_s(attention, *router)
+
+    def issued(layout: ParallelLayout) -> dict[str, int]:
+        step = build_step(MIXTURE, layout, seq_len=1024, rules=load_rules("megatron"), num_micro_batches=1)
+        return {
+            op.name.rpartition(".")[2]: op.work.num_launches if isinstance(op.work, MemoryBound) else 1
+            for op in step.iteration.computations
+            if op.origin.layer == 3 and op.origin.issuer is Issuer.PROGRAM and op.origin.phase is not Phase.OPTIMIZER
+        }
+
+    before, left = issued(SPREAD), issued(replace(SPREAD, graph_modules=(attention, *router)))
+    assert set(left) == {
+        "sort", "unsort", "unpermute", "expert_act", "add2",
+        "unpermute_d", "unsort_d", "sort_d", "expert_act_d",
+    }  # fmt: skip
+    # One graph forward, of attention, norm and router; one backward.
+    assert whole - graphed == pytest.approx(sum(before.values()) - sum(left.values()) - 2, abs=0.1)
+
+
+def test_the_host_gets_ahead_in_layers_with_few_launches() -> None:
+    """Mixtures with a launch per expert between Mamba layers that are graphs: in backward they share the GPU's time."""
+    model = replace(load_model("nemotron-3-nano-30b-a3b"), num_layers=8, pattern="mamba experts")
+    layout = ParallelLayout(data=8, expert=8, global_batch=64, graph_modules=(GraphModule.MAMBA,), zero_stage=1)
+
+    def waits_s(launch_s: float) -> float:
+        framework = replace(MEGATRON, launch_s=launch_s, further_launch_s=launch_s)
+        return simulate(model, layout, seq_len=4096, framework=framework).stages[0].host_s
+
+    free = simulate(model, layout, seq_len=4096, framework=replace(MEGATRON, launch_s=0.0)).stages[0]
+    mixtures = replace(model, num_layers=4, pattern="experts", mamba=None)
+    alone = simulate(
+        mixtures, replace(layout, graph_modules=()), seq_len=4096, framework=replace(MEGATRON, launch_s=0.0)
+    )
+    assert alone.stages[0].compute_s < 0.8 * free.compute_s
+    framework = replace(MEGATRON, launch_s=20e-6, further_launch_s=20e-6)
+    without = simulate(mixtures, replace(layout, graph_modules=()), seq_len=4096, framework=framework).stages[0].host_s
+    assert waits_s(20e-6) < without
 
 
 def test_uneven_chunks_take_as_long_as_their_layers() -> None:

@@ -14,7 +14,8 @@ class Gpu:
     compute unit counts as an SM and the last-level cache (Infinity Cache) as the L2; `num_xcds` are the dies among
     which the hardware deals the workgroups of a kernel in turn. NVIDIA's GPUs are one.
 
-    `fp8` and `mxfp8` say whether products multiply one-byte operands with a scale per tensor, or one per 32 elements.
+    `fp8` and `mxfp8` say whether products multiply one-byte operands with a scale per tensor, or one per 32 elements,
+    `nvfp4` whether they do of half a byte.
 
     `gpc_sms` are the SMs of each GPC, inside which a thread-block cluster runs (empty: not known), and
     `gpc_first_sms` those of them that single blocks take before all others (`cost.placement`).
@@ -29,6 +30,7 @@ class Gpu:
     num_xcds: int = 1
     fp8: bool = False
     mxfp8: bool = False
+    nvfp4: bool = False
     gpc_sms: tuple[int, ...] = ()
     gpc_first_sms: tuple[int, ...] = ()
 

@@ -249,6 +249,8 @@ _LATER_FIELDS: Final = {
     "num_launches": ({"num_bytes", "m"}, 1),
     "result_bytes": ({"m"}, None),
     "chunked": ({"m"}, False),
+    "packed": ({"m"}, 1),
+    "issuer": ({"microbatch"}, "program"),
     "copies": ({"num_ranks"}, 0),
     "rank_bytes": ({"num_ranks"}, 0),
 }

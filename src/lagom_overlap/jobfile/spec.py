@@ -20,7 +20,7 @@ from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.record import read_regular
 from lagom_overlap.tuners.warm_start import WarmSource
 from lagom_overlap.units import GBIT_PER_S, format_bytes, parse_bytes
-from lagom_overlap.workload.parallel import Dispatcher, PipelineSchedule, Recompute, RecomputeModule
+from lagom_overlap.workload.parallel import Dispatcher, GraphModule, PipelineSchedule, Recompute, RecomputeModule
 from lagom_overlap.workload.precision import DType, ProductFormat
 
 MAX_JOB_BYTES: Final = 1 << 20
@@ -105,7 +105,9 @@ class ParallelTable(Spec, frozen=True):
     overlap_experts: bool = False
     dispatcher: Dispatcher = Dispatcher.ALL_TO_ALL
     fused_experts: bool = False
+    fused_loss: bool = False
     cuda_graph: bool = False
+    graph_modules: Annotated[list[GraphModule], Meta(max_length=8)] = []
     recompute_modules: Annotated[list[RecomputeModule], Meta(max_length=16)] = []
     pipeline_layout: Annotated[str, Meta(max_length=4096)] = ""
     whole_experts: bool = False
@@ -532,7 +534,17 @@ def _explain(message: str, raw: dict[str, Any]) -> str:
 def _enum_hint(path: str, table: type[Spec] | None) -> str:
     name = re.sub(r"\[\d+\]$", "", path.rpartition(".")[2])
     annotation = str(table.__annotations__.get(name, "")) if table else ""
-    enums = (CollectiveKind, Algorithm, Protocol, Transport, PipelineSchedule, RecomputeModule, Recompute, Dispatcher)
+    enums = (
+        CollectiveKind,
+        Algorithm,
+        Protocol,
+        Transport,
+        PipelineSchedule,
+        RecomputeModule,
+        GraphModule,
+        Recompute,
+        Dispatcher,
+    )
     for enum in (*enums, ProductFormat, DType):
         if enum.__name__ in annotation:
             return f"; allowed: {', '.join(enum)}"

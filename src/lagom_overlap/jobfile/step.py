@@ -130,7 +130,9 @@ def layout_of(parallel: ParallelTable) -> ParallelLayout:
         overlap_experts=parallel.overlap_experts,
         dispatcher=parallel.dispatcher,
         fused_experts=parallel.fused_experts,
+        fused_loss=parallel.fused_loss,
         recompute_modules=tuple(parallel.recompute_modules),
+        graph_modules=tuple(parallel.graph_modules),
         pipeline_layout=parallel.pipeline_layout,
         whole_experts=parallel.whole_experts,
     )
@@ -210,8 +212,10 @@ def _check_products(products: ProductFormat, gpu: Gpu) -> None:
     allowed = [ProductFormat.PARAMETER]
     allowed += [ProductFormat.FP8, ProductFormat.FP8_CURRENT] if gpu.fp8 else []
     allowed += [ProductFormat.MXFP8] if gpu.mxfp8 else []
+    allowed += [ProductFormat.NVFP4] if gpu.nvfp4 else []
     if products not in allowed:
-        raise JobError(f"precision.products is {products}; {gpu.name} has {', '.join(allowed)} (gpu.fp8, gpu.mxfp8)")
+        keys = "gpu.fp8, gpu.mxfp8, gpu.nvfp4"
+        raise JobError(f"precision.products is {products}; {gpu.name} has {', '.join(allowed)} ({keys})")
 
 
 def job_step(spec: JobSpec) -> JobStep | None:

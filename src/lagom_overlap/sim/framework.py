@@ -1,8 +1,12 @@
 """What a training framework adds to the operators of a step, in one place: launch gaps and what its kernels reach.
 
-The host needs time to launch every kernel. Within one part of a step (a layer's forward or backward in one micro-batch)
-the host's time for all launches and the GPU's for all kernels blend by a p-norm: a short part takes as long as its
-launches. What that adds is spread over the part's kernels by their launches, as time in which their stream waits.
+The host needs time to launch every kernel. Within one part of a step (a layer's forward, or the backward of layers that
+follow each other, in one micro-batch) the host's time for all launches and the GPU's for all kernels blend by a p-norm:
+a short part takes as long as its launches. In backward the host gets ahead of the GPU in layers with few launches (a
+Mamba layer replayed as a graph) and is caught up with in others (a mixture of many experts). In forward it does not: a
+mixture's dispatcher waits for the counts of rows, behind which everything is launched. What launches add is spread over
+the part's kernels by their launches, as time in which their stream waits. Kernels that a library launches in a loop
+cost `further_launch_s` from the second on; kernels that follow each other in a CUDA graph need one launch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,12 +23,14 @@ from lagom_overlap.cost.profile import Profile
 from lagom_overlap.hardware import Cluster
 from lagom_overlap.sim.columns import Columns
 from lagom_overlap.sim.iteration import IterationSimulator
-from lagom_overlap.workload import CommOp, CompOp, Gemm, Iteration, MemoryBound, Op, Phase, Work
+from lagom_overlap.workload import CommOp, CompOp, Gemm, Issuer, Iteration, MemoryBound, Op, Phase, Work
 from lagom_overlap.workload.step.groups import DATA
 from lagom_overlap.workload.step.rolled import RolledStep
 from lagom_overlap.workload.streams import COMPUTE
 
 _FORWARD = (Phase.FORWARD, Phase.LOSS)
+_ISSUERS: Final = tuple(Issuer)
+_BACKWARD_PART: Final = 3
 
 
 BARE: Final = FrameworkConstants(
@@ -95,15 +101,15 @@ class FrameworkModel:
         waits = np.zeros(len(columns.of))
         if not self.constants.launch_s:
             return waits
-        part = columns.numbers(_part)
+        part, issuers = columns.numbers(_part), columns.numbers(_issuer)
         launched = np.flatnonzero(part)
-        parts = (columns.batches[launched] * (columns.layers.max() + 2) + columns.layers[launched] + 1) * 4 + part[
-            launched
-        ]
+        layers = columns.layers.max() + 1
+        within = np.where(part == _BACKWARD_PART, layers + 1 + _runs(columns.layers), columns.layers + 1)[launched]
+        parts = (columns.batches[launched] * 2 * (layers + 1) + within) * 4 + part[launched]
         order = np.argsort(parts, kind="stable")
         known: dict[bytes, list[float]] = {}
         for numbers in np.split(launched[order], np.flatnonzero(np.diff(parts[order])) + 1):
-            key = columns.works[numbers].tobytes()
+            key = columns.works[numbers].tobytes() + issuers[numbers].tobytes()
             if key not in known:
                 known[key] = self._waits_of([columns.distinct[number] for number in columns.of[numbers].tolist()])
             waits[numbers] = known[key]
@@ -111,18 +117,37 @@ class FrameworkModel:
 
     def _waits_of(self, ops: Sequence[Op]) -> list[float]:
         """What the computations of one part wait for the host."""
-        compute_s, launches = 0.0, []
+        compute_s, launches_s, is_replayed = 0.0, [], False
         for op in ops:
             assert isinstance(op, CompOp)
             compute_s += self.alone_s(op)
-            launches.append(_num_launches(op))
-        each_s = self._added_s(compute_s, sum(launches)) / max(1, sum(launches))
-        return [each_s * count for count in launches]
+            is_begun, is_replayed = is_replayed, op.origin.issuer is Issuer.GRAPH
+            launches_s.append(self.constants.launch_s if is_replayed and not is_begun else self._launches_s(op))
+        host_s = sum(launches_s)
+        added = self._added_s(compute_s, host_s) / host_s if host_s else 0.0
+        return [added * each_s for each_s in launches_s]
 
-    def _added_s(self, compute_s: float, num_launches: int) -> float:
-        host_s, norm = self.constants.launch_s * num_launches, self.constants.launch_norm
-        longer, shorter = max(compute_s, host_s), min(compute_s, host_s)
+    def _launches_s(self, op: CompOp) -> float:
+        """What the host needs for an operator's launches, that of a graph left out."""
+        num, constants = _num_launches(op), self.constants
+        if not num or op.origin.issuer is Issuer.GRAPH:
+            return 0.0
+        further = constants.looped_launch_s if op.origin.issuer is Issuer.LIBRARY else constants.launch_s
+        return constants.launch_s + (num - 1) * further
+
+    def _added_s(self, compute_s: float, host_s: float) -> float:
+        norm, longer, shorter = self.constants.launch_norm, max(compute_s, host_s), min(compute_s, host_s)
         return float(longer * (1.0 + (shorter / longer) ** norm) ** (1.0 / norm)) - compute_s if longer else 0.0
+
+
+def _runs(layers: NDArray[np.intp]) -> NDArray[np.intp]:
+    """The number of each operator's run of layers that follow each other, 0 where it is in no layer."""
+    present = np.unique(layers)
+    begins = np.concatenate([[True], np.diff(present) > 1]) & (present >= 0)
+    if len(present) > 1 and present[0] < 0:
+        begins[1] = True
+    numbers = np.cumsum(begins, dtype=np.intp)
+    return numbers[np.searchsorted(present, layers)]
 
 
 def _part(op: Op) -> int:
@@ -130,7 +155,11 @@ def _part(op: Op) -> int:
     phase = op.origin.phase
     if isinstance(op, CommOp) or op.stream != COMPUTE or phase is None or phase is Phase.OPTIMIZER:
         return 0
-    return 1 if phase in _FORWARD else 2 if phase is Phase.RECOMPUTE else 3
+    return 1 if phase in _FORWARD else 2 if phase is Phase.RECOMPUTE else _BACKWARD_PART
+
+
+def _issuer(op: Op) -> int:
+    return _ISSUERS.index(op.origin.issuer)
 
 
 def _num_launches(op: CompOp) -> int:

@@ -73,7 +73,7 @@ class TransformerModel:
     token's embedding, the layers of `mtp_pattern` ("": one of the last kind), a norm, the head again; with
     `mtp_repeats` all of them are one and the same. Without `rotary` attention turns nothing by its position.
     `dropout` says whether it is trained with dropout, `learned_positions` is the length of a learned position table
-    (0: rotary or ALiBi).
+    (0: rotary or ALiBi). `clamped`: gate and up are cut to a range before they meet (gpt-oss).
     """
 
     name: str
@@ -101,6 +101,7 @@ class TransformerModel:
     latent: LatentAttention | None = None
     window: int = 0
     sinks: bool = False
+    clamped: bool = False
     mamba: Mamba | None = None
     rotary: bool = True
     mtp_layers: int = 0

@@ -46,7 +46,8 @@ class Gemm:
     """A matrix product (m x k) (k x n), or `batch` equal ones at once (experts, an attention not fused).
 
     The host launches `num_launches` kernels for them. `result_bytes` moves per element of the result: None where it is
-    written in the operands' format, 8 where the epilogue adds it to an FP32 buffer. `chunked` are products inside the
+    written in the operands' format, 8 where the epilogue adds it to an FP32 buffer. `packed` elements share a byte of
+    the operands, where they have less than one each. `chunked` are products inside the
     kernels of a scan (Mamba-2), which weigh their operands element by element on the way.
     """
 
@@ -58,6 +59,7 @@ class Gemm:
     num_launches: int = 1
     result_bytes: int | None = None
     chunked: bool = field(default=False, kw_only=True)
+    packed: int = field(default=1, kw_only=True)
 
     def __post_init__(self) -> None:
         sizes = {"m": self.m, "n": self.n, "k": self.k, "element_bytes": self.element_bytes, "batch": self.batch}
@@ -156,12 +158,20 @@ Work = Gemm | Attention | MemoryBound | Kernel
 """What a computation is: by shape, or as a kernel that was already reduced to the model's terms."""
 
 
+class Issuer(StrEnum):
+    """Who launches an operator's kernels: the program, call by call, a library in a loop, or a CUDA graph."""
+
+    PROGRAM = "program"
+    LIBRARY = "library"
+    GRAPH = "graph"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
     """Where in the model an operator comes from: what planners group and repeat by, and what a reader recognises.
 
     `module` is the fully qualified name of the module (`"layers.3.attention"`), `kernel` the framework's operator
-    (`"aten.mm"`); `layer` and `microbatch` count from 0, None and 0 where there is none.
+    (`"aten.mm"`); `layer` and `microbatch` count from 0, None and 0 where there is none. `issuer` launches its kernels.
     """
 
     phase: Phase | None = None
@@ -169,6 +179,7 @@ class Origin:
     microbatch: int = 0
     module: str = ""
     kernel: str = ""
+    issuer: Issuer = Issuer.PROGRAM
 
 
 NO_ORIGIN = Origin()

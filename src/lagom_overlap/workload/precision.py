@@ -19,21 +19,27 @@ class DType(StrEnum):
 
 
 class ProductFormat(StrEnum):
-    """In which format a layer's matrices multiply: as the parameters are, or in one byte with scales.
+    """In which format a layer's matrices multiply: as the parameters are, or in one byte or half of one with scales.
 
     One scale per tensor, from earlier steps (`fp8`) or from the tensor itself, which is read for it first
-    (`fp8_current`); one per 32 elements (`mxfp8`).
+    (`fp8_current`); one per 32 elements (`mxfp8`); half a byte with one per 16 elements and one per tensor (`nvfp4`).
     """
 
     PARAMETER = "parameter"
     FP8 = "fp8"
     FP8_CURRENT = "fp8_current"
     MXFP8 = "mxfp8"
+    NVFP4 = "nvfp4"
 
     @property
-    def is_fp8(self) -> bool:
-        """Whether the operands have one byte per element."""
+    def is_narrow(self) -> bool:
+        """Whether the operands are cast to one byte per element or less."""
         return self is not ProductFormat.PARAMETER
+
+    @property
+    def packed(self) -> int:
+        """Elements per byte of a narrow operand, its scales left out."""
+        return 2 if self is ProductFormat.NVFP4 else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +47,24 @@ class Precision:
     """`parameter`: gathered and computed with; `gradient`: as autograd makes it; `reduction`: what is reduced.
 
     `products` is what a layer's matrices multiply in; attention, router and head stay in the parameter's format.
+    `others` are matrices that multiply in another format, by their names in a step; the `wide_layers` last layers and
+    multi-token predictions, where there are any, multiply in the parameter's.
     """
 
     parameter: DType = DType.BF16
     gradient: DType = DType.BF16
     reduction: DType = DType.FP32
     products: ProductFormat = ProductFormat.PARAMETER
+    others: tuple[tuple[str, ProductFormat], ...] = ()
+    wide_layers: int = 0
+
+    def is_wide(self, layer: int | None, num_layers: int) -> bool:
+        """Whether a layer multiplies in the parameter's format whatever the others do."""
+        return self.wide_layers > 0 and layer is not None and layer >= num_layers - self.wide_layers
+
+    def format_of(self, matrix: str) -> ProductFormat:
+        """In which format a matrix of the other layers multiplies."""
+        return dict(self.others).get(matrix, self.products)
 
 
 MIXED: Final = Precision()

@@ -60,3 +60,24 @@ def test_the_contention_model_runs_a_step_alone_in_the_same_time(work: Gemm | Me
     alone = ContentionModel(cluster, profile).running_times([kernel], []).kernel_s[0]
     # Its traffic at the preset's copy bandwidth may take a little longer than the fitted time allows.
     assert alone == pytest.approx(times.seconds(work), rel=0.05)
+
+
+@pytest.mark.parametrize(("preset", "measured"), [("gb200", 0.66)])
+def test_narrow_heads_are_held_back_by_exponentials(preset: str, measured: float) -> None:
+    # cuDNN 9.19 on a GB200, 4,096 tokens, 64 heads, forward and backward: 0.696 ms for heads of 64 columns and a window
+    # of 1,024 (9 of 32 tiles in each direction), 1,184 TFLOP/s for causal heads of 128.
+    constants = load_operators(load_preset(preset).gpu)
+    assert constants.attention_rate(128) == constants.attention_rate(192) == constants.attention_flops
+    share = constants.attention_rate(64) / constants.attention_flops
+    assert share == pytest.approx(measured, rel=0.15)
+    h100 = load_operators(load_preset("h100_dgx").gpu)
+    assert share < h100.attention_rate(64) / h100.attention_flops < 1.0  # half the products per exponential
+
+
+@pytest.mark.parametrize(("preset", "gain"), [("gb200", 4.0), ("gb300", 6.0)])
+def test_half_a_byte_multiplies_at_the_data_sheets_rate(preset: str, gain: float) -> None:
+    # Dense PFLOP/s in BF16 and FP4: GB200 2.5 and 10, GB300 2.5 and 15.
+    gpu = load_preset(preset).gpu
+    times = OperatorTimes(gpu, load_operators(gpu))
+    wide, packed = Gemm(16384, 16384, 16384), Gemm(16384, 16384, 16384, 1, result_bytes=2, packed=2)
+    assert times.seconds(wide) / times.seconds(packed) == pytest.approx(gain, rel=0.2)

@@ -223,6 +223,41 @@ def test_megatron_trains_no_experts_with_tensor_but_without_sequence_parallelism
         built(Dispatcher.ALL_TO_ALL, layout=ParallelLayout(data=4, tensor=2, expert=4, global_batch=4))
 
 
+def test_nvfp4_packs_two_elements_and_reads_for_two_greatest_elements() -> None:
+    # Read for the greatest elements, by rows and by columns: 2 bytes each; written twice with 4.5 bits.
+    nvfp4 = Precision(products=ProductFormat.NVFP4)
+    works = {
+        op.name.rpartition(".")[2]: op.work for op in built(Dispatcher.MERGED, nvfp4).iteration.computations
+    }  # of one micro-batch
+    cast, product = works["expert_up_cast_d"], works["expert_up_d"]
+    assert isinstance(cast, MemoryBound)
+    assert isinstance(product, Gemm)
+    assert cast.num_bytes == int(6 + 2 * 4.5 / 8) * ROWS * 2 * QWEN.ffn
+    assert (product.element_bytes, product.packed, product.result_bytes) == (1, 2, 2)
+    assert works["router"].packed == 1  # type: ignore[union-attr]
+    with pytest.raises(JobError, match="nvfp4"):
+        built(Dispatcher.MERGED, nvfp4, replace(LAYOUT, zero_stage=3), "torchtitan")
+
+
+def test_last_layers_and_named_matrices_multiply_in_other_formats() -> None:
+    precision = Precision(
+        products=ProductFormat.NVFP4,
+        others=(("qkv", ProductFormat.PARAMETER), ("out", ProductFormat.MXFP8)),
+        wide_layers=1,
+    )
+    model = replace(QWEN, num_layers=2)
+    step = build_step(model, LAYOUT, seq_len=SEQ, rules=load_rules("megatron"), precision=precision)
+    found = {op.name: op.work for op in step.iteration.computations if isinstance(op.work, Gemm)}
+    formats = {
+        name: (found[f"mb0.layer{name}"].element_bytes, found[f"mb0.layer{name}"].packed)
+        for name in ("0.qkv", "0.out", "0.expert_up", "1.qkv", "1.out", "1.expert_up")
+    }
+    assert formats == {
+        "0.qkv": (2, 1), "0.out": (1, 1), "0.expert_up": (1, 2),
+        "1.qkv": (2, 1), "1.out": (2, 1), "1.expert_up": (2, 1),
+    }  # fmt: skip
+
+
 def test_fused_experts_leave_out_the_activation_and_its_casts() -> None:
     def names(layout: ParallelLayout) -> set[str]:
         step = built(Dispatcher.MERGED, MXFP8, layout)
@@ -259,3 +294,68 @@ def test_one_rank_counts_its_rows_by_three_launches() -> None:
         return work.num_launches
 
     assert (launches(LAYOUT), launches(ParallelLayout(global_batch=1))) == (4 + 14, 4 + 3)
+
+
+@pytest.mark.parametrize(("dispatcher", "fp32"), [(Dispatcher.MERGED, True), (Dispatcher.ALL_TO_ALL, False)])
+@pytest.mark.torch
+def test_biases_and_clamps_of_experts_move_what_eager_pytorch_does(dispatcher: Dispatcher, fp32: bool) -> None:
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    rows, columns, seen = 64, 512, [0.0, 0.0]
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            out = function(*args, **(kwargs or {}))
+            if not function.is_view:
+                tensors = [each for each in tree_leaves((args, kwargs, out)) if torch.is_tensor(each)]
+                whole = [each for each in tensors if each.numel() >= rows // 2 * columns and 0 not in each.stride()]
+                seen[0] += sum(each.numel() * each.element_size() for each in whole) / (rows * columns)
+                seen[1] += bool(whole)
+            return out
+
+    def counted(made: Any) -> tuple[float, float]:
+        seen[:] = [0.0, 0.0]
+        with Watch():
+            result = made()
+        return result, tuple(seen)  # type: ignore[return-value]
+
+    def clamped(x: torch.Tensor) -> torch.Tensor:
+        gate, up = x.chunk(2, -1)
+        return torch.cat((gate.clamp(max=7.0), up.clamp(min=-7.0, max=7.0)), -1)
+
+    def biased(x: torch.Tensor, weights: torch.Tensor, biases: list[torch.Tensor]) -> torch.Tensor:
+        parts = zip(x.split(rows // 2), biases, weights.split(rows // 2), strict=True)
+        return torch.cat([part + bias * weight for part, bias, weight in parts]).to(x.dtype)
+
+    half = torch.bfloat16
+    x = torch.randn(rows, 2 * columns, dtype=half, requires_grad=True)
+    y, forward = counted(lambda: clamped(x))
+    gradient = torch.ones_like(y)
+    _, backward = counted(lambda: y.backward(gradient))
+
+    wide = torch.randn(rows, columns, dtype=half, requires_grad=True)
+    weights = torch.rand(rows, 1, dtype=torch.float32 if fp32 else half, requires_grad=True)
+    biases = [torch.randn(columns, dtype=half, requires_grad=True) for _ in range(2)]
+    z, added = counted(lambda: biased(wide, weights, biases))
+    gradient = torch.ones_like(z)
+    _, added_d = counted(lambda: z.backward(gradient))
+
+    model = replace(load_model("gpt-oss-20b"), num_layers=1, pattern="attention+experts", window=0)
+    layout = replace(LAYOUT, dispatcher=dispatcher)
+    step = build_step(model, layout, seq_len=SEQ, rules=load_rules("megatron"), precision=BF16)
+    works = {op.name.rpartition(".")[2]: op.work for op in step.iteration.computations}
+    per_column = 4 * SEQ * model.ffn
+    expected = {
+        "expert_act_clamp": forward, "expert_act_d_clamp": backward, "expert_bias": added, "expert_bias_d": added_d,
+    }  # fmt: skip
+    for name, (num_bytes, _) in expected.items():
+        work = works[name]
+        assert isinstance(work, MemoryBound)
+        assert work.num_bytes == num_bytes * per_column, name
+    # Half of the experts were drawn: two of a rank's four.
+    assert works["expert_act_clamp"].num_launches == forward[1]  # type: ignore[union-attr]
+    assert works["expert_act_d_clamp"].num_launches == backward[1]  # type: ignore[union-attr]
+    fused = build_step(model, replace(layout, fused_experts=True), seq_len=SEQ, rules=load_rules("megatron"))
+    assert not [op for op in fused.iteration.computations if "clamp" in op.name or "expert_bias" in op.name]

@@ -53,7 +53,7 @@ def test_every_second_layer_is_windowed() -> None:
 
 
 def test_biases_of_experts_get_their_gradients_from_the_rows_that_visit_them() -> None:
-    built = step(OSS, 1024)
+    built = build_step(OSS, ParallelLayout(zero_stage=3), seq_len=1024, rules=FSDP2)
     works = {op.name: op.work for op in built.iteration.computations}
     up, down = works["mb0.layer0.expert_up_b"], works["mb0.layer0.expert_down_b"]
     assert isinstance(up, MemoryBound)

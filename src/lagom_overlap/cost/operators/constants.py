@@ -20,6 +20,7 @@ _REFERENCE_SMS: Final = 108
 _REFERENCE_SM_FLOPS: Final = 240e12 / _REFERENCE_SMS
 _REFERENCE_BYTES_PER_S: Final = 1.7e12
 """The A100 as its preset describes it: what a GPU without a file is compared with."""
+_WIDE_HEAD: Final = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +28,14 @@ class OperatorConstants:
     """What one GPU does with one operator at a time.
 
     `stream_bytes_per_s` and `reduction_bytes_per_s` are the bandwidths of memory-bound kernels by `Access`;
-    `touch_s` is what such a kernel costs without bytes. `attention_flops` is the rate of a flash attention;
-    `attention_rows` the query rows of one block of it; `peak_flops` the datasheet's dense 2-byte rate, which only the
-    MFU refers to. `rearranged_share` is what kernels that rearrange reach of the stream's rate. `sustained_share` is
-    what products keep of their rates through a whole training step, where power and heat hold the clock down and tiles
-    are not always the fastest. Both are 1 where no step was measured. `chunk_flops` is what an SM reaches in the
-    products of a scan's chunks (`Gemm.chunked`), infinite where nothing holds them back.
+    `touch_s` is what such a kernel costs without bytes. `attention_flops` is the rate of a flash attention with heads
+    of 128 columns and more; `attention_exp_width` the columns whose products take as long as the exponentials of the
+    scores, which make narrower heads slower; `attention_rows` the query rows of one block of it; `peak_flops` the
+    datasheet's dense 2-byte rate, which only the MFU refers to. `rearranged_share` is what kernels that rearrange
+    reach of the stream's rate. `sustained_share` is what products keep of their rates through a whole training step,
+    where power and heat hold the clock down and tiles are not always the fastest. Both are 1 where no step was
+    measured. `chunk_flops` is what an SM reaches in the products of a scan's chunks (`Gemm.chunked`), infinite where
+    nothing holds them back. `fp4_gain` is the datasheet's dense FP4 rate over twice its FP8 rate.
     """
 
     name: str
@@ -43,10 +46,12 @@ class OperatorConstants:
     touch_s: float
     attention_flops: float
     peak_flops: float
+    attention_exp_width: int = 0
     attention_rows: int = 128
     rearranged_share: float = 1.0
     sustained_share: float = 1.0
     chunk_flops: float = inf
+    fp4_gain: float = 1.0
 
     def __post_init__(self) -> None:
         if self.attention_rows < 1:
@@ -59,12 +64,33 @@ class OperatorConstants:
             "peak_flops",
             "rearranged_share",
             "sustained_share",
+            "fp4_gain",
         ):
             value = getattr(self, field)
             if not 0 < value < float("inf"):
                 raise ValueError(f"operators of {self.name!r}: {field} is {value}, must be positive and finite")
+        if self.attention_exp_width < 0:
+            raise ValueError(f"operators of {self.name!r}: attention_exp_width must not be negative")
         if not self.chunk_flops > 0:
             raise ValueError(f"operators of {self.name!r}: chunk_flops is {self.chunk_flops}, must be positive")
+
+    def attention_rate(self, head_dim: int) -> float:
+        """Flops per second of a flash attention whose heads have so many columns.
+
+        A score costs its products, which grow with the columns, and two exponentials (forward and backward). Products
+        of 14 flops per score and column (4 and 10) over 16 exponentials a cycle give `attention_exp_width`. On a
+        GB200 heads of 64 columns with a window of 1,024 reach 0.66 of the rate of 128 (cuDNN 9.19, 4,096 tokens:
+        NVIDIA/cudnn-frontend @afa9f7c0, `benchmark/sdpa_benchmark_training/results`), this says 0.73.
+        """
+        width = min(head_dim, _WIDE_HEAD)
+        alone = self.attention_exp_width
+        return self.attention_flops * width * (_WIDE_HEAD + alone) / (_WIDE_HEAD * (width + alone))
+
+    @property
+    def packed_gemm(self) -> GemmConstants:
+        """The constants of products whose operands have half a byte per element."""
+        first, second, third = (rate * self.fp4_gain for rate in self.gemm.tile_flops)
+        return replace(self.gemm, tile_flops=(first, second, third))
 
     def in_training(self) -> "OperatorConstants":
         """The same GPU in the middle of a training step."""
@@ -76,7 +102,8 @@ class OperatorConstants:
 class FrameworkConstants:
     """What a training framework adds to the kernels.
 
-    The host needs `launch_s` to issue one kernel; a pass that the GPU finishes earlier takes the host's time, blended
+    The host needs `launch_s` to issue one kernel, and `further_launch_s` for each further one that a library launches
+    in a loop (None: the same); a pass that the GPU finishes earlier takes the host's time, blended
     by `launch_norm` (p of a p-norm). `memory_efficiency` is what the framework's memory-bound kernels reach of the
     GPU's bandwidths. `data_bytes_per_s` limits what the framework's data-parallel collectives reach between nodes,
     where it is not the wire (0: the wire).
@@ -88,12 +115,17 @@ class FrameworkConstants:
     launch_norm: float
     memory_efficiency: float
     data_bytes_per_s: float
+    further_launch_s: float | None = None
 
     def __post_init__(self) -> None:
         for field in ("launch_s", "data_bytes_per_s"):
             value = getattr(self, field)
             if not 0 <= value < float("inf"):
                 raise ValueError(f"framework {self.name!r}: {field} is {value}, must be finite and not negative")
+        if self.further_launch_s is not None and not 0 <= self.further_launch_s < float("inf"):
+            raise ValueError(
+                f"framework {self.name!r}: further_launch_s is {self.further_launch_s}, must not be negative"
+            )
         if not 0 < self.memory_efficiency <= 1:
             raise ValueError(
                 f"framework {self.name!r}: memory_efficiency is {self.memory_efficiency}, must be in (0, 1]"
@@ -103,7 +135,12 @@ class FrameworkConstants:
 
     def graphed(self) -> "FrameworkConstants":
         """The same where a step is replayed as one CUDA graph: the host launches nothing."""
-        return replace(self, launch_s=0.0)
+        return replace(self, launch_s=0.0, further_launch_s=0.0)
+
+    @property
+    def looped_launch_s(self) -> float:
+        """What the host needs for each further kernel of a library's loop."""
+        return self.launch_s if self.further_launch_s is None else self.further_launch_s
 
 
 def _folder(kind: str) -> Traversable:

@@ -79,7 +79,7 @@ def gemm_time(
     shape: tuple[int, int, int],
     *,
     batch: int = 1,
-    element_bytes: int = 2,
+    element_bytes: float = 2,
     result_bytes: int | None = None,
     num_sms: int,
     l2_bytes: int,

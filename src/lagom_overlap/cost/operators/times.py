@@ -44,7 +44,7 @@ class OperatorTimes:
                 return self._touch(work.num_bytes, work.access) + further_s
             case Attention():
                 idle = max(1.0, self.gpu.num_sms / self._attention_blocks(work))
-                rate = self.constants.attention_flops * 2 / work.element_bytes
+                rate = self.constants.attention_rate(work.head_dim) * 2 / work.element_bytes
                 return self.constants.gemm.launch_s + work.flops / rate * idle
             case Gemm():
                 return self._gemm(work, work.batch).alone_s
@@ -67,7 +67,7 @@ class OperatorTimes:
                         self.gpu,
                         profile,
                         alone_s=time.alone_s,
-                        flops=work.flops * work.element_bytes / 2,
+                        flops=work.flops * work.element_bytes / work.packed / 2,
                         num_blocks=work.batch * wide_tiles(work.m, work.n, self.gpu.num_sms),
                     )
                 num_blocks, total_bytes = time.num_blocks, time.total_bytes
@@ -95,11 +95,11 @@ class OperatorTimes:
         time = gemm_time(
             (gemm.m, gemm.n, gemm.k),
             batch=batch,
-            element_bytes=gemm.element_bytes,
+            element_bytes=gemm.element_bytes / gemm.packed,
             result_bytes=gemm.result_bytes,
             num_sms=self.gpu.num_sms,
             l2_bytes=self.gpu.l2_bytes,
-            constants=self.constants.gemm,
+            constants=self.constants.packed_gemm if gemm.packed > 1 else self.constants.gemm,
         )
         if not gemm.chunked:
             return time

@@ -2,6 +2,7 @@
 
 from lagom_overlap.workload.parallel.layout import (
     Dispatcher,
+    GraphModule,
     ParallelLayout,
     PipelineSchedule,
     Recompute,
@@ -13,6 +14,7 @@ from lagom_overlap.workload.parallel.stage import StagePlan, plan_stages
 
 __all__ = [
     "Dispatcher",
+    "GraphModule",
     "ParallelLayout",
     "PipelineSchedule",
     "Recompute",

@@ -61,6 +61,21 @@ class RecomputeModule(StrEnum):
     MOE_ACT = "moe_act"
 
 
+class GraphModule(StrEnum):
+    """A part of a layer that is replayed as a CUDA graph (Megatron-Core's `--cuda-graph-scope`, Transformer Engine's).
+
+    Attention with its norm and residual; a Mamba layer; the MLP of a layer without experts; of a mixture the norm, the
+    router and the MLP next to the experts, and with `moe_preprocess` what counts and lays out rows before they are
+    sent. What experts do is in none of them.
+    """
+
+    ATTN = "attn"
+    MAMBA = "mamba"
+    MLP = "mlp"
+    MOE_ROUTER = "moe_router"
+    MOE_PREPROCESS = "moe_preprocess"
+
+
 MAX_ZERO_STAGE: Final = 3
 MAX_SLOTS: Final = 2_000_000
 """Forwards of all stages that an iteration may have; a simulation of more would not end."""
@@ -85,7 +100,9 @@ class ParallelLayout:
     `dispatcher` is how tokens reach their experts. `fused_experts`: one kernel for all experts, whose epilogue is the
     activation and its cast (Transformer Engine's grouped MLP).
     `recompute_modules` are what selective recomputation computes again (none: the attention's core, where it is not
-    flash attention). `pipeline_layout` says which layers each model chunk has (`pipeline_layout`; "": as many each).
+    flash attention), `graph_modules` what is replayed as CUDA graphs. `pipeline_layout` says which layers each model
+    chunk has (`pipeline_layout`; "": as many each).
+    `fused_loss`: Transformer Engine's cross entropy (--cross-entropy-fusion-impl te).
     `whole_experts`: tensor parallelism does not cut experts, its ranks are expert parallelism's too
     (--expert-tensor-parallel-size 1).
     """
@@ -116,8 +133,10 @@ class ParallelLayout:
     dispatcher: Dispatcher = Dispatcher.ALL_TO_ALL
     fused_experts: bool = False
     recompute_modules: tuple[RecomputeModule, ...] = ()
+    graph_modules: tuple[GraphModule, ...] = ()
     pipeline_layout: str = ""
     whole_experts: bool = False
+    fused_loss: bool = False
 
     def __post_init__(self) -> None:
         counts = (
@@ -158,9 +177,13 @@ class ParallelLayout:
             )
         if self.recompute_modules and self.recompute is not Recompute.SELECTIVE:
             raise JobError(f"parallel.recompute_modules needs recompute = 'selective', not {str(self.recompute)!r}")
-        for place, module in enumerate(self.recompute_modules):
-            if module in self.recompute_modules[:place]:
-                raise JobError(f"parallel.recompute_modules has {str(module)!r} twice, must name each module once")
+        for key in ("recompute_modules", "graph_modules"):
+            named = getattr(self, key)
+            for place, module in enumerate(named):
+                if module in named[:place]:
+                    raise JobError(f"parallel.{key} has {str(module)!r} twice, must name each module once")
+        if GraphModule.MOE_PREPROCESS in self.graph_modules and GraphModule.MOE_ROUTER not in self.graph_modules:
+            raise JobError("parallel.graph_modules has 'moe_preprocess', which needs 'moe_router' too")
         self._check_experts()
 
     def _check_experts(self) -> None:
@@ -400,9 +423,15 @@ def _check_kinds(model: TransformerModel, layout: ParallelLayout) -> None:
         RecomputeModule.MOE: (Mlp.EXPERTS in mlps, "experts"),
         RecomputeModule.MOE_ACT: (Mlp.EXPERTS in mlps, "experts"),
     }
-    for module in layout.recompute_modules:
-        found, what = needs.get(module, (True, ""))
-        if not found:
-            raise JobError(f"parallel.recompute_modules has {str(module)!r}, but model {model.name!r} has no {what}")
+    graphs = {
+        GraphModule.MAMBA: (Mixer.MAMBA in mixers, "Mamba layers"),
+        GraphModule.MLP: (Mlp.MLP in mlps, "layers without experts"),
+        GraphModule.MOE_ROUTER: (Mlp.EXPERTS in mlps, "experts"),
+    }
+    named = [("recompute_modules", str(one), needs.get(one)) for one in layout.recompute_modules]
+    named += [("graph_modules", str(one), graphs.get(one)) for one in layout.graph_modules]
+    for key, module, needed in named:
+        if needed is not None and not needed[0]:
+            raise JobError(f"parallel.{key} has {module!r}, but model {model.name!r} has no {needed[1]}")
     if layout.whole_experts and Mlp.EXPERTS not in mlps:
         raise JobError(f"parallel.whole_experts is true, must be false: model {model.name!r} has no experts")

@@ -57,7 +57,7 @@ def layer_activation_bytes(
     `weighs_inside`: the router's weights scale the experts' activations, so that what comes back is not kept.
     """
     element_bytes = precision.parameter.num_bytes
-    operand_bytes = 1 if precision.products.is_fp8 else element_bytes
+    operand_bytes = 1 if precision.products.is_narrow else element_bytes
     kind = kind or model.layer_kinds[-1]
     tokens, h, t = layout.micro_batch * seq_len // layout.context, model.hidden, layout.tensor
     around = t if layout.sequence_parallel else 1
@@ -96,7 +96,7 @@ def prediction_activation_bytes(
     input of the last norm. Fully recomputed, a prediction keeps the first two, and nothing of its layers.
     """
     element_bytes = precision.parameter.num_bytes
-    operand_bytes = 1 if precision.products.is_fp8 else element_bytes
+    operand_bytes = 1 if precision.products.is_narrow else element_bytes
     rows = layout.micro_batch * seq_len // layout.context
     each = 2 * element_bytes
     if layout.recompute is not Recompute.FULL:

@@ -18,7 +18,7 @@ from lagom_overlap.workload.iteration import Iteration
 from lagom_overlap.workload.models import TransformerModel
 from lagom_overlap.workload.ops import CommOp, Op
 from lagom_overlap.workload.parallel.layout import Dispatcher, ParallelLayout, check_model
-from lagom_overlap.workload.precision import Precision
+from lagom_overlap.workload.precision import Precision, ProductFormat
 from lagom_overlap.workload.step.groups import StepGroups
 from lagom_overlap.workload.step.operators import StepShape
 from lagom_overlap.workload.step.rolled import RolledStep
@@ -93,6 +93,10 @@ class StepBuilder:
         clips: bool | None = None,
     ) -> None:
         _check(model, layout, seq_len, rules)
+        if precision is not None and precision.products is ProductFormat.NVFP4 and rules.casts.by_columns:
+            raise JobError(
+                f"precision.products is nvfp4, which is modelled for Transformer Engine, not for {rules.name}"
+            )
         self.rules, self._clips = rules, rules.clips if clips is None else clips
         self._shape = StepShape(
             model=model,

@@ -15,6 +15,11 @@ Megatron-LM's dispatchers (core_v0.15.0 and v0.16.0, `transformer/moe/token_disp
 Transformer Engine's fused grouped MLP (`fused_experts`; CuTe DSL kernels, Megatron-Bridge's recipes from 26.06) makes
 the activation, its gradient and their casts in the epilogues of the products before them, of all experts at once.
 
+Experts with biases and clamped activations (gpt-oss) cost eager PyTorch's kernels around the fused ones, unless experts
+are fused (`TEGroupedMLP._apply_bias`, `weighted_bias_quick_geglu_impl`, core_v0.16.0): gate and up are cut and put
+together again; each expert's second bias, times each row's probability, is added and the results are put together, in
+FP32 where probabilities are, which DeepEP and HybridEP ask for. Other biases are part of the products.
+
 Where tensor parallelism cuts experts, its ranks gather their rows before them and scatter the sums after them.
 Without sequence parallelism tensor-parallel ranks have the same tokens. Megatron-LM refuses to train so (`moe_layer.py`
 since 28c8dd71, May 2024). Others do as DeepSpeed does (deepspeedai/DeepSpeed @0c691a52, `moe/sharded_moe.py`,
@@ -29,7 +34,7 @@ from typing import Final
 
 from lagom_overlap.collective import CollectiveKind, distinct
 from lagom_overlap.workload.ops import Access, Phase
-from lagom_overlap.workload.parallel.layout import Dispatcher
+from lagom_overlap.workload.parallel.layout import Dispatcher, GraphModule
 from lagom_overlap.workload.step.axes import moved_axes
 from lagom_overlap.workload.step.groups import EXPERTS, TENSOR
 from lagom_overlap.workload.step.operators import BACKWARD, FORWARD, WEIGHT, StepOps
@@ -39,6 +44,13 @@ _COPY_BYTES: Final = 4
 """Per element of a row that is copied: read 2, written 2."""
 _ADDED_BYTES: Final = 6
 """Per element of a row that is added to its token by atomics: read 2, the sum read and written."""
+_CLAMP_BYTES: Final = ((16, 3), (30, 7))
+"""Per gated column, and kernels, forward and backward: two cuts of half the columns 4 each, joined 8; back: three
+masks 3 each, what they combine to 3, two selections 5 each, joined 8."""
+_BIAS_BYTES: Final = {Dispatcher.MERGED: (28, 40)}
+_BIAS_BYTES_HALF: Final = (12, 16)
+"""Per element of a row. Probabilities in FP32: bias times probability 4, sum 10, joined 8, cast 6; back cast 6, cast 6,
+twice product 8 and sum 4, joined 4. In 2 bytes: 2, 6, 4; back twice 4 and 2, joined 4."""
 
 
 class ExpertOps(StepOps):
@@ -146,6 +158,35 @@ class ExpertOps(StepOps):
             shape, reduction = (rows, columns), Access.REDUCTION
             self._touch(f"{part}_b", (gradient,), 2 * rows * columns, shape, WEIGHT, access=reduction)
 
+    @property
+    def _is_eager_around(self) -> bool:
+        """Whether biases and clamps of experts are kernels of their own."""
+        return self._shape.mixture.fuses_moves and not self._layout.fused_experts
+
+    def _expert_act(self, part: str, sources: Sequence[str], phase: Phase) -> str:
+        """The experts' activation, its inputs cut to a range before it where the model does that."""
+        width, clamps = self._weights["expert_down"].inputs, self._model.clamped and self._is_eager_around
+        num_bytes, launches = _CLAMP_BYTES[phase is not FORWARD]
+        shape = (self._met, width)
+        if clamps and phase is FORWARD:
+            num_bytes *= self._met * width
+            sources = (self._touch(f"{part}_clamp", sources, num_bytes, shape, phase, num_launches=launches),)
+        made = self._act(part, sources, self._met, width, phase)
+        if clamps and phase is not FORWARD:
+            num_bytes *= self._met * width
+            made = self._touch(f"{part}_clamp", (made,), num_bytes, shape, phase, num_launches=launches)
+        return made
+
+    def _expert_bias(self, source: str, phase: Phase) -> str:
+        """The bias after the experts' second product, times each row's probability; in backward its gradients."""
+        if not (self._model.linear_bias and self._is_eager_around):
+            return source
+        shape, is_back = (self._met, self._model.expert_width), phase is not FORWARD
+        num_bytes = _BIAS_BYTES.get(self._layout.dispatcher, _BIAS_BYTES_HALF)[is_back] * shape[0] * shape[1]
+        launches = (4 if is_back else 2) * self._weights["expert_down"].num_matrices + 2
+        part = "expert_bias_d" if is_back else "expert_bias"
+        return self._touch(part, (source,), num_bytes, shape, phase, num_launches=launches)
+
     def _moved_rows(self, part: str, sources: Sequence[str], num_bytes: float, phase: Phase, num_launches: int) -> str:
         """Tokens made into rows, rows put into another order, or made into tokens: `num_bytes` per column in all."""
         h = self._model.expert_width
@@ -190,7 +231,7 @@ class ExpertOps(StepOps):
     def _padded(self, part: str, source: str, phase: Phase) -> str:
         """Rows of each expert padded to what products in FP8 need, or the padding taken away."""
         pads = self._shape.mixture.fuses_moves and self._layout.dispatcher is Dispatcher.ALL_TO_ALL
-        if not pads or not self._shape.precision.products.is_fp8:
+        if not pads or not self._shape.precision.products.is_narrow:
             return source
         return self._moved_rows(part, (source,), _COPY_BYTES * self._met, phase, 2)
 
@@ -225,38 +266,49 @@ class ExpertOps(StepOps):
 
     def _experts(self, norm2: str) -> str:
         """What the experts make of the tokens."""
-        met, width = self._met, self._weights["expert_down"].inputs
+        met = self._met
         router = self._top_k("top_k", self._product("router", norm2, self._rows), FORWARD)
-        rows = self._permuted("permute", (self._narrowed(norm2), router), FORWARD)
+        outside, narrowed = self._graph_module, self._narrowed(norm2)
+        self._graph_module = GraphModule.MOE_PREPROCESS
+        rows = self._permuted("permute", (narrowed, router), FORWARD)
+        self._graph_module = None
         arrived = self._arrived("dispatch", rows, FORWARD)
         sent = self._padded("pad", self._sorted("sort", arrived, FORWARD), FORWARD)
         up = self._product("expert_up", sent, met)
-        act = up if self._layout.fused_experts else self._act("expert_act", (up,), met, width, FORWARD)
+        act = up if self._layout.fused_experts else self._expert_act("expert_act", (up,), FORWARD)
         self.made["expert_act"] = act
-        down = self._padded("unpad", self._product("expert_down", act, met), FORWARD)
+        down = self._padded("unpad", self._expert_bias(self._product("expert_down", act, met), FORWARD), FORWARD)
         back = self._returned("combine", self._sorted("unsort", down, FORWARD), FORWARD)
         self.made["sent"] = sent
-        return self._widened(self._unpermuted("unpermute", (back, router), FORWARD))
+        whole = self._widened(self._unpermuted("unpermute", (back, router), FORWARD))
+        self._graph_module = outside
+        return whole
 
     def _experts_backward(self, gradient: str) -> tuple[str, str]:
         """The gradients of the experts' and of the router's input."""
         made, met = self.made, self._met
-        width, norm2 = self._weights["expert_down"].inputs, made.get("norm2") or made["norm"]
+        norm2, outside = made.get("norm2") or made["norm"], self._graph_module
+        self._graph_module = None
         spread = self._unpermuted("unpermute_d", (self._widened_backward(gradient), made["top_k"]), BACKWARD)
         arrived = self._arrived("combine_d", spread, BACKWARD)
-        sent = self._padded("unpad_d", self._sorted("unsort_d", arrived, BACKWARD), BACKWARD)
+        padded = self._padded("unpad_d", self._sorted("unsort_d", arrived, BACKWARD), BACKWARD)
+        sent = self._expert_bias(padded, BACKWARD)
         down_d = self._data_gradient("expert_down", sent, met)
         act_d = down_d
         if not self._layout.fused_experts:
-            act_d = self._act("expert_act_d", (down_d, made["expert_up"]), met, width, BACKWARD)
+            act_d = self._expert_act("expert_act_d", (down_d, made["expert_up"]), BACKWARD)
         up_d = self._data_gradient("expert_up", act_d, met)
-        self._bias_gradient("expert_down", sent, self._model.expert_width, met)
-        self._bias_gradient("expert_up", act_d, self._weights["expert_up"].outputs, met)
+        if not self._shape.mixture.fuses_moves:
+            self._bias_gradient("expert_down", sent, self._model.expert_width, met)
+            self._bias_gradient("expert_up", act_d, self._weights["expert_up"].outputs, met)
         self._weight_gradient("expert_down", made["expert_act"], sent, met)
         self._weight_gradient("expert_up", made["sent"], act_d, met)
         leaving = self._sorted("sort_d", self._padded("pad_d", up_d, BACKWARD), BACKWARD)
         back = self._returned("dispatch_d", leaving, BACKWARD)
-        merged = self._narrowed_backward(self._permuted("permute_d", (back,), BACKWARD), norm2)
+        self._graph_module = GraphModule.MOE_PREPROCESS
+        permuted = self._permuted("permute_d", (back,), BACKWARD)
+        self._graph_module = outside
+        merged = self._narrowed_backward(permuted, norm2)
         scores = self._top_k("top_k_d", spread, BACKWARD)
         router_d = self._data_gradient("router", scores, self._rows)
         self._weight_gradient("router", norm2, scores, self._rows)

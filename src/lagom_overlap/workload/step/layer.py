@@ -8,7 +8,7 @@ and that gradient's reduce-scatter runs during the product for the weight's (Meg
 from collections.abc import Sequence
 
 from lagom_overlap.workload.layer_kinds import Mixer, Mlp
-from lagom_overlap.workload.parallel.layout import Recompute, RecomputeModule
+from lagom_overlap.workload.parallel.layout import GraphModule, Recompute, RecomputeModule
 from lagom_overlap.workload.step.attention import AttentionOps
 from lagom_overlap.workload.step.experts import ExpertOps
 from lagom_overlap.workload.step.operators import BACKWARD, FORWARD, WEIGHT
@@ -24,18 +24,30 @@ class LayerOps(AttentionOps, ExpertOps):
         shape, elements = (rows, h), rows * h
         self.made["x"] = middle = x
         added = (7 if self._model.dropout else 6) * elements
+        self._graph_module = self._mixer_graph
         if self._kind.mixer is not Mixer.NONE:
             reduced = self._mixed(self._normed("norm", x))
             middle = self._touch("add1", (reduced, x), added, shape, FORWARD, both=True)
         if self._kind.mlp is Mlp.NONE:
             return middle
+        self._graph_module = self._mlp_graph
         norm2 = self.made["norm"] if self._model.norms_per_layer == 1 else self._normed("norm2", middle)
         if self._again and self._shape.stops_recompute and self._kind.mlp is Mlp.MLP:
             self._cast("down", self._mlp_act(norm2), self._tokens, FORWARD)
             return ""
         experts = (self._experts(norm2),) if self._kind.mlp is Mlp.EXPERTS else ()
         mlp = self._mlp(norm2) if self._has_mlp else ()
+        if experts:
+            self._graph_module = None
         return self._touch("add2", (*experts, *mlp, middle), added, shape, FORWARD, both=True)
+
+    @property
+    def _mixer_graph(self) -> GraphModule:
+        return GraphModule.MAMBA if self._kind.mixer is Mixer.MAMBA else GraphModule.ATTN
+
+    @property
+    def _mlp_graph(self) -> GraphModule:
+        return GraphModule.MOE_ROUTER if self._kind.mlp is Mlp.EXPERTS else GraphModule.MLP
 
     @property
     def _has_mlp(self) -> bool:
@@ -65,13 +77,14 @@ class LayerOps(AttentionOps, ExpertOps):
     def _recompute_modules(self, modules: Sequence[RecomputeModule]) -> None:
         """The parts that Megatron-Core's selective recomputation names, whole ones to their last product."""
         made, mlp = self.made, self._kind.mlp
-        if RecomputeModule.LAYERNORM in modules:
-            if self._kind.mixer is not Mixer.NONE:
-                self._normed("norm", made["x"])
-            if "norm2" in made:
-                self._normed("norm2", made.get("add1", made["x"]))
+        self._graph_module = self._mixer_graph
+        if RecomputeModule.LAYERNORM in modules and self._kind.mixer is not Mixer.NONE:
+            self._normed("norm", made["x"])
         if RecomputeModule.CORE_ATTN in modules:
             self._recompute_core()
+        self._graph_module = self._mlp_graph
+        if RecomputeModule.LAYERNORM in modules and "norm2" in made:
+            self._normed("norm2", made.get("add1", made["x"]))
         norm2 = made.get("norm2") or made.get("norm", "")
         if RecomputeModule.MLP in modules and mlp is Mlp.MLP:
             self._mlp(norm2)
@@ -80,8 +93,8 @@ class LayerOps(AttentionOps, ExpertOps):
             if self._has_mlp:
                 self._mlp(norm2)
         elif RecomputeModule.MOE_ACT in modules and mlp is Mlp.EXPERTS:
-            width = self._weights["expert_down"].inputs
-            self._act("expert_act", (made["expert_up"],), self._met, width, FORWARD)
+            self._graph_module = None
+            self._expert_act("expert_act", (made["expert_up"],), FORWARD)
 
     def _recompute_core(self) -> None:
         if self._kind.mixer in (Mixer.ATTENTION, Mixer.WINDOW):
@@ -128,6 +141,7 @@ class LayerOps(AttentionOps, ExpertOps):
         made, two = self.made, self._model.norms_per_layer == 2
         parts: tuple[str, ...] = ()
         middle = gradient
+        self._graph_module = self._mlp_graph
         if self._kind.mlp is not Mlp.NONE:
             branch = self._residual_backward("residual2", gradient)
             experts = self._experts_backward(branch) if self._kind.mlp is Mlp.EXPERTS else ()
@@ -136,6 +150,7 @@ class LayerOps(AttentionOps, ExpertOps):
                 middle = self._norm_backward("norm2", parts, gradient, made.get("add1", made["x"]))
         if self._kind.mixer is Mixer.NONE:
             return middle
+        self._graph_module = self._mixer_graph
         reduced = self._mixed_backward(self._residual_backward("residual1", middle))
         return self._norm_backward("norm", (reduced,) if two else (reduced, *parts), middle, made["x"])
 

@@ -49,6 +49,9 @@ class MambaOps(LayerOps):
         normed = self._run("mamba_norm", (out,), self._shape.traffic.norm[0], shape, FORWARD)
         return self._leaving("mamba_reduce", "out", normed)
 
+    def _matrix_name(self, name: str) -> str:
+        return "mamba_out" if name == "out" else name
+
     def _turned(self, part: str, source: str, columns: int, phase: Phase) -> str:
         """The copy between [sequence, batch] and [batch, sequence]; of one sequence they are the same."""
         if self._layout.micro_batch == 1:

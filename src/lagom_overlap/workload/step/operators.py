@@ -14,8 +14,8 @@ from typing import Final
 
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.workload.models import TransformerModel
-from lagom_overlap.workload.ops import Access, Gemm, MemoryBound, Origin, Phase
-from lagom_overlap.workload.parallel.layout import ParallelLayout, Recompute
+from lagom_overlap.workload.ops import Access, Gemm, Issuer, MemoryBound, Origin, Phase
+from lagom_overlap.workload.parallel.layout import GraphModule, ParallelLayout, Recompute
 from lagom_overlap.workload.precision import Precision, ProductFormat
 from lagom_overlap.workload.sharding import ShardSpec
 from lagom_overlap.workload.step.axes import (
@@ -26,7 +26,7 @@ from lagom_overlap.workload.step.axes import (
 )
 from lagom_overlap.workload.step.graph import StepGraph
 from lagom_overlap.workload.step.groups import TENSOR, StepGroups
-from lagom_overlap.workload.step.traffic import Accumulation, Casts, Kernels, Mixture, RingSteps, Traffic
+from lagom_overlap.workload.step.traffic import NVFP4_CASTS, Accumulation, Casts, Kernels, Mixture, RingSteps, Traffic
 from lagom_overlap.workload.step.units import Unit, Weight
 from lagom_overlap.workload.streams import COMPUTE
 
@@ -35,6 +35,10 @@ _GATHERED: Final = {Phase.FORWARD: ("qkv", "up", "mamba_in"), Phase.BACKWARD: ("
 """Matrices whose operand sequence parallelism gathers: inputs of column-parallel, gradients of row-parallel ones."""
 _CAST_BEFORE: Final = (("expert_down", Phase.FORWARD), ("expert_up", Phase.BACKWARD))
 """What fused experts get cast from the product before; the matrix, which is cast once a step, is left out with it."""
+_LOOPED: Final = ("expert_up", "expert_down")
+"""Products and casts of these matrices are launched expert by expert in loops of Transformer Engine's C++
+(`te_general_grouped_gemm`, `multi_tensor_quantize_impl`, v2.9 to v2.16)."""
+_NVFP4_KERNELS: Final = 3
 _TURN_BYTES: Final = 2
 """Per FP8 element of a copy by columns."""
 _MAIN_GRADIENT_BYTES: Final = 8
@@ -98,6 +102,7 @@ class StepOps:
         self.made: dict[str, str] = {}
         self.on_gradient = _ignore
         self.silent: frozenset[str] = frozenset()
+        self._graph_module: GraphModule | None = None
 
     def name_within(self, prefix: str, earlier: str, module: str) -> None:
         """What the names of operators begin with, here and in the micro-batch before, and their modules."""
@@ -109,7 +114,13 @@ class StepOps:
     def _origin(self, phase: Phase, part: str) -> Origin:
         if self._again and phase is FORWARD:
             phase = Phase.RECOMPUTE
-        return Origin(phase=phase, layer=self._layer, microbatch=self._batch, module=self._module + part)
+        module, issuer = self._module + part, self._issuer(part)
+        return Origin(phase=phase, layer=self._layer, microbatch=self._batch, module=module, issuer=issuer)
+
+    def _issuer(self, part: str) -> Issuer:
+        if self._graph_module in self._layout.graph_modules:
+            return Issuer.GRAPH
+        return Issuer.LIBRARY if part.startswith(_LOOPED) and self._shape.mixture.apart else Issuer.PROGRAM
 
     def _parameters(self, name: str, phase: Phase) -> str:
         """What brings the parameters around matrix `name` in this phase, "" if nothing must."""
@@ -131,7 +142,8 @@ class StepOps:
         width = 1 if self._casts(weight) else self._element_bytes
         if width != self._element_bytes and result_bytes is None:  # the operands are FP8, the result is not
             result_bytes = self._element_bytes
-        return _gemm(m, n, k, width, weight.num_matrices, self._kernels(weight), result_bytes)
+        packed = self._format(weight).packed
+        return _gemm(m, n, k, width, weight.num_matrices, self._kernels(weight), result_bytes, packed=packed)
 
     def _kernels(self, weight: Weight) -> int:
         """Launches of what every matrix of a weight or of one of its parts needs once: one, or one each."""
@@ -139,16 +151,30 @@ class StepOps:
 
     def _casts_launched(self, weight: Weight, phase: Phase, matrix_bytes: int) -> int:
         """Launches of casts: of each part's matrix, if it is cast, and operand; forward, parts read the same one."""
-        parts = max(1, len(weight.parts))
-        return self._kernels(weight) * ((parts if matrix_bytes else 0) + (1 if phase is FORWARD else parts))
+        parts, kernels = max(1, len(weight.parts)), self._kernels(weight)
+        operands = 1 if phase is FORWARD else parts
+        if self._format(weight) is ProductFormat.NVFP4:  # greatest elements, by rows, by columns; experts' at once
+            return _NVFP4_KERNELS * (operands + (kernels * parts if matrix_bytes else 0))
+        return kernels * ((parts if matrix_bytes else 0) + operands)
 
     def _casts(self, weight: Weight) -> bool:
-        """Whether the matrix multiplies in FP8: the router and the tables do not."""
-        return self._shape.precision.products.is_fp8 and weight.name not in _NEVER_CAST
+        """Whether the matrix's operands are cast: the router's and the tables' are not."""
+        return self._format(weight).is_narrow
+
+    def _format(self, weight: Weight) -> ProductFormat:
+        """In which format the matrix multiplies."""
+        precision = self._shape.precision
+        if weight.name in _NEVER_CAST or precision.is_wide(self._layer, self._model.num_layers):
+            return ProductFormat.PARAMETER
+        return precision.format_of(self._matrix_name(weight.name))
+
+    def _matrix_name(self, name: str) -> str:
+        """A matrix's name in a precision's exceptions."""
+        return name
 
     def _finds_scale(self, weight: Weight) -> bool:
         """Whether the operands of experts are read for their own greatest elements before they are cast."""
-        return weight.is_expert and self._shape.precision.products is ProductFormat.FP8_CURRENT
+        return weight.is_expert and self._format(weight) is ProductFormat.FP8_CURRENT
 
     def _cast(self, name: str, source: str, rows: int, phase: Phase) -> str:
         """The operand that meets matrix `name` in a phase and the matrix itself, scaled and cast to FP8."""
@@ -158,7 +184,7 @@ class StepOps:
         part, columns = (f"{name}_cast", weight.inputs) if phase is FORWARD else (f"{name}_cast_d", weight.outputs)
         if source == self.made.get(part):
             return source
-        operand, matrix = self._cast_bytes(phase)
+        operand, matrix = self._cast_bytes(weight, phase)
         if self._finds_scale(weight):
             operand += self._shape.casts.current_expert
         num_bytes = operand * rows * columns + matrix * weight.num_params
@@ -185,9 +211,9 @@ class StepOps:
         operand = 0 if self._again else elements
         return self._shape.casts.by_columns * (operand + (weight.num_params if matrix and phase is BACKWARD else 0))
 
-    def _cast_bytes(self, phase: Phase) -> tuple[int, int]:
+    def _cast_bytes(self, weight: Weight, phase: Phase) -> tuple[int, int]:
         """Bytes per element of an operand and of a matrix in a phase."""
-        casts = self._shape.casts
+        casts = NVFP4_CASTS if self._format(weight) is ProductFormat.NVFP4 else self._shape.casts
         saved = casts.maximum if self._again and self._layout.recompute is Recompute.PRODUCTS else 0
         operand = casts.operand_again if self._again else casts.operand
         matrix = casts.weight[1 if self._again else 0 if phase is FORWARD else 2]

@@ -141,7 +141,13 @@ class RolledStep:
                 read = [each for each in map(scope.name_of, reads) if each]
                 deps = tuple(dict.fromkeys([one for each in read for one in self.together.get(each, (each,))]))
                 module = scope.module + origin.module
-                origin = Origin(phase=origin.phase, layer=scope.layer, microbatch=scope.batch, module=module)
+                origin = Origin(
+                    phase=origin.phase,
+                    layer=scope.layer,
+                    microbatch=scope.batch,
+                    module=module,
+                    issuer=origin.issuer,
+                )
                 if shards is not None:
                     uses = tuple([TensorUse(scope.name_of(use.source), use.axes) for use in shards.inputs])
                     shards = ShardSpec(uses, shards.combine, shards.sizes)

@@ -1,9 +1,10 @@
 """Which frameworks have a switch for what a layout asks for; what is absent here, all of them do or can be told to.
 
-Megatron-LM: `--recompute-modules`, `--overlap-moe-expert-parallel-comm`, Transformer Engine's fused grouped MLP, whole
-iterations as CUDA graphs; the all-reduce of input gradients behind the weight gradient's product, and scatter-gather
-between stages, are in the copy that Megatron-DeepSpeed holds too. PyTorch documents whole-network capture for DDP
-(`docs/source/notes/cuda.rst`, "Usage with DistributedDataParallel"), not for FSDP.
+Megatron-LM: `--recompute-modules`, `--cuda-graph-scope`, `--overlap-moe-expert-parallel-comm`, Transformer Engine's
+fused grouped MLP and cross entropy, whole iterations as CUDA graphs; the all-reduce of input gradients behind the
+weight gradient's product, and scatter-gather between stages, are in the copy that Megatron-DeepSpeed holds too. PyTorch
+documents whole-network capture for DDP (`docs/source/notes/cuda.rst`, "Usage with DistributedDataParallel"), not for
+FSDP.
 
 Experts that tensor parallelism leaves whole are in all of them that cut experts: torchtitan
 (`expert_tensor_parallel_degree` 1) and DeepSpeed (`enable_expert_tensor_parallelism`, by default off). DeepEP and
@@ -21,8 +22,10 @@ _BOTH_MEGATRONS: Final = ("megatron", "megatron_deepspeed")
 
 SWITCHES: Final[Mapping[str, tuple[str, ...]]] = {
     "recompute_modules": _MEGATRON,
+    "graph_modules": _MEGATRON,
     "overlap_experts": _MEGATRON,
     "fused_experts": _MEGATRON,
+    "fused_loss": _MEGATRON,
     "async_tensor": _BOTH_MEGATRONS,
     "scatter_gather": _BOTH_MEGATRONS,
     "cuda_graph": ("megatron", "ddp"),

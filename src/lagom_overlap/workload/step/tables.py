@@ -4,6 +4,7 @@ from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.workload.ops import Phase
 from lagom_overlap.workload.step.groups import TENSOR
 from lagom_overlap.workload.step.operators import BACKWARD, FORWARD, WEIGHT, StepOps
+from lagom_overlap.workload.step.traffic import FUSED_LOSS, LOSS_LAUNCHES
 from lagom_overlap.workload.step.units import Unit
 from lagom_overlap.workload.streams import COMPUTE
 
@@ -45,7 +46,8 @@ class TableOps(StepOps):
         logits = self._product("logits", self._enter("head_tp_gather", norm, FORWARD))
         shape = (self._tokens, vocab)
         num_bytes = self._loss_bytes[0] * shape[0] * vocab
-        loss = self._touch("loss", (logits,), num_bytes, shape, Phase.LOSS, num_launches=10)
+        launches = len(FUSED_LOSS[0]) if self._layout.fused_loss else LOSS_LAUNCHES[0]
+        loss = self._touch("loss", (logits,), num_bytes, shape, Phase.LOSS, num_launches=launches)
         if self._layout.tensor > 1:
             call = self._shape.groups.collective(CollectiveKind.ALL_REDUCE, 3 * 4 * self._tokens, TENSOR)
             loss = self._graph.comm(
@@ -58,6 +60,8 @@ class TableOps(StepOps):
     @property
     def _loss_bytes(self) -> tuple[int, int]:
         traffic = self._shape.traffic
+        if self._layout.fused_loss:
+            return sum(FUSED_LOSS[0]), sum(FUSED_LOSS[1])
         return traffic.cut_loss if self._layout.tensor > 1 else traffic.loss
 
     def loss_backward(self) -> str:
@@ -66,7 +70,8 @@ class TableOps(StepOps):
         shape = (self._tokens, vocab)
         sources = (self.made["loss"], self.made["logits"])
         num_bytes = self._loss_bytes[1] * shape[0] * vocab
-        return self._touch("loss_d", sources, num_bytes, shape, BACKWARD, num_launches=4)
+        launches = len(FUSED_LOSS[1]) if self._layout.fused_loss else LOSS_LAUNCHES[1]
+        return self._touch("loss_d", sources, num_bytes, shape, BACKWARD, num_launches=launches)
 
     def head_backward(self, loss_d: str) -> str:
         """The gradient of the last layer's output, given that of the logits."""

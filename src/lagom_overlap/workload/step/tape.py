@@ -194,7 +194,8 @@ class LayerTapes:
         # Matrices are cast in the first micro-batch; from the second on all-to-alls wait for those of the one before.
         is_later = use.batch > 0 and (shape.casts.keeps_weights or layout.overlap_experts)
         partial = tuple([len(weight.partial) for weight in use.weights.values()])
-        key = use.kind, every_second, is_later, use.silent, use.cuts, partial
+        is_wide = shape.precision.is_wide(use.layer, shape.model.num_layers)
+        key = use.kind, every_second, is_later, use.silent, use.cuts, partial, is_wide
         found = self._found.get(key)
         if found is None:
             found = self._found[key] = self._record(use)

@@ -150,6 +150,11 @@ step's first micro-batch (`_Linear.forward`: `is_first_microbatch`, which Megatr
 after their first forward), and backward, recomputation and the other micro-batches read those. `GroupedLinear`
 quantizes expert by expert (`split_quantize`, v2.9): with current scaling each operand is read for its greatest element
 first, by kernels that C++ launches right before the cast and that are not counted as launches."""
+NVFP4_CASTS: Final = Casts(operand=7, operand_again=7, weight=(5, 0, 0), keeps_weights=True)
+"""Transformer Engine's NVFP4 (`NVFP4Quantizer::quantize_impl`, v2.9 to v2.14, and its kernels for all experts at once):
+an operand is read for its greatest elements, as it is and after its Hadamard transform, by rows, and by columns with
+the transform, 2 each, and written twice with 4.5 bits; a matrix has no transform and is read twice. v2.16 reads an
+operand once less."""
 DYNAMIC_CASTS: Final = Casts(operand=8, operand_again=5, weight=(5, 5, 3), maximum=2, by_columns=3)
 """torchao with one scale per tensor (Dec 2024 to Jun 2025): maximum 2, cast 2 + 1, by columns 2 + 1. The FP8 matrix is
 kept or computed again for backward, which reads it by columns."""
@@ -161,6 +166,11 @@ FUSED: Final = Traffic(norm=((4,), (6, 0)), rotary=((4,), (4,)), gated=((6,), (1
 """Megatron-LM's kernels. Its vocabulary-parallel cross entropy is not fused: cast to FP32 (6), maximum (4), subtraction
 (8), exponential (8), sum (2), quotient (8); backward: minus one hot (8), times the loss's gradient (8), cast (6). A
 norm's second backward kernel sums the few partial gradients of its scale."""
+FUSED_LOSS: Final = ((2, 4), (4,))
+"""Transformer Engine's cross entropy (`common/triton/cross_entropy.py`, v2.12), forward and backward: a pass for
+maximum and sum, one that writes the gradient over the logits; that times the loss's gradient."""
+LOSS_LAUNCHES: Final = (10, 4)
+"""Of the cross entropy that is not fused."""
 EAGER: Final = Traffic(
     norm=((6, 8, 4, 0, 0, 8, 6, 4), (6, 4, 2, 6, 12, 8, 4, 0, 0, 0, 4, 8, 8, 12, 12, 6)),
     rotary=((6, 8, 6), (6, 8, 6)),
