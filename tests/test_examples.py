@@ -10,6 +10,7 @@ import pytest
 from lagom_overlap.cli import main
 from lagom_overlap.jobfile.build import groups_of, limits_of
 from lagom_overlap.jobfile.spec import parse_job, read_job
+from lagom_overlap.verbs.simulate import SimulateRequest, run_simulate
 
 ROOT = Path(__file__).parent.parent
 TUNE_EXAMPLES = sorted(
@@ -65,3 +66,15 @@ def test_every_verb_has_a_help_page(capsys):
             main([verb, "--help"])
         assert ended.value.code == 0
         assert verb in capsys.readouterr().out
+
+
+def test_the_readme_shows_the_example_and_what_simulate_answers_of_it():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    example = read_job(ROOT / "examples" / "llama3_8b_fsdp2_h100.toml")
+    shown, *_ = (block for block in re.findall(r"```toml\n(.*?)```", readme, re.DOTALL) if "[model]" in block)
+    assert parse_job(tomllib.loads(shown), "README.md") == example
+    best = run_simulate(SimulateRequest(spec=example)).what_ifs[0]
+    assert best.change.startswith("parameters kept after forward")
+    share, low, high = (100 * gain_s * best.share / best.gain_s for gain_s in (best.gain_s, best.low_s, best.high_s))
+    said = f"keep parameters after forward, {share:+.1f} % ({low:+.1f} to {high:+.1f} by the model's own error)"
+    assert said in readme
