@@ -87,7 +87,7 @@ def test_a_switch_that_another_needs_is_said_to_be_kept_for_it(tmp_path: Path) -
     assert isinstance(found, MegatronEffects)
     little = SwitchAdvice(switch="--overlap-grad-reduce", without_s=1.007, with_s=1.0)
     both = replace(found, arguments=("--overlap-grad-reduce", "--overlap-param-gather"), switches=(little,))
-    assert "    +0.7% --overlap-grad-reduce: --overlap-param-gather needs it" in megatron_lines(both)
+    assert "   +0.7% --overlap-grad-reduce: --overlap-param-gather needs it" in megatron_lines(both)
 
 
 def test_sequence_parallelism_is_predicted_on_its_own_step_and_advised_if_it_gains(tmp_path: Path) -> None:
