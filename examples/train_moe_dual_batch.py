@@ -39,8 +39,10 @@ class _Sent(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        ctx.flight.back.wait()
-        return ctx.flight.gradient, None
+        flight = ctx.flight
+        flight.back.wait()
+        gradient, flight.back, flight.gradient = flight.gradient, None, None
+        return gradient, None
 
 
 class _Arrived(torch.autograd.Function):
@@ -50,6 +52,7 @@ class _Arrived(torch.autograd.Function):
     def forward(ctx: Any, arrived: torch.Tensor, flight: "Flight") -> torch.Tensor:
         ctx.flight = flight
         flight.work.wait()
+        flight.work = None  # it holds `arrived`, whose graph holds the flight: a cycle that nothing would free
         return arrived.view_as(arrived)
 
     @staticmethod
@@ -65,7 +68,7 @@ class Flight:
 
     work: Any
     back: Any
-    gradient: torch.Tensor
+    gradient: torch.Tensor | None
 
     def send(self, tokens: torch.Tensor) -> torch.Tensor:
         return _Sent.apply(tokens, self)

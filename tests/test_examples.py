@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 from lagom_overlap.cli import main
 from lagom_overlap.jobfile.build import groups_of, limits_of
 from lagom_overlap.jobfile.spec import parse_job, read_job
+from lagom_overlap.verbs.simulate import SimulateRequest, run_simulate
 
 ROOT = Path(__file__).parent.parent
 TUNE_EXAMPLES = sorted(
@@ -65,3 +68,45 @@ def test_every_verb_has_a_help_page(capsys):
             main([verb, "--help"])
         assert ended.value.code == 0
         assert verb in capsys.readouterr().out
+
+
+def test_the_readme_shows_the_example_and_what_simulate_answers_of_it():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    example = read_job(ROOT / "examples" / "llama3_8b_fsdp2_h100.toml")
+    shown, *_ = (block for block in re.findall(r"```toml\n(.*?)```", readme, re.DOTALL) if "[model]" in block)
+    assert parse_job(tomllib.loads(shown), "README.md") == example
+    best = run_simulate(SimulateRequest(spec=example)).what_ifs[0]
+    assert best.change.startswith("parameters kept after forward")
+    share, low, high = (100 * gain_s * best.share / best.gain_s for gain_s in (best.gain_s, best.low_s, best.high_s))
+    said = f"keep parameters after forward, {share:+.1f} % ({low:+.1f} to {high:+.1f} by the model's own error)"
+    assert said in readme
+
+
+FREED = """
+import gc, sys, weakref
+sys.path.insert(0, sys.argv[1])
+import torch
+from torch import distributed as dist
+from train_moe_dual_batch import Flight
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+seen = []
+for _ in range(3):
+    flight = Flight()
+    seen.append(weakref.ref(flight))
+    tokens = torch.ones(4, 4, requires_grad=True)
+    flight.arrive(flight.send(tokens)).sum().backward()
+    assert torch.equal(tokens.grad, torch.ones(4, 4))
+    del flight, tokens
+gc.collect()
+print(sum(ref() is not None for ref in seen))
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.gloo
+def test_the_example_with_experts_frees_what_it_sent():
+    """It kept every step's tokens: a work held its tensor, and that its graph."""
+    command = [sys.executable, "-c", FREED, str(ROOT / "examples")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "0"

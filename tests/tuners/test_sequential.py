@@ -85,7 +85,8 @@ def test_no_difference_says_what_could_not_be_seen() -> None:
     assert found.decision is Decision.NO_DIFFERENCE
     assert 0.005 < found.largest_unseen < 0.05
     words = found.sentence(steps_per_pair=6)
-    assert f"no difference above {found.largest_unseen:.1%} can be seen in 25 pairs of 6 steps, noise 2.00%" in words
+    limits = f"({found.low:.3f} to {found.high:.3f})"
+    assert f"{limits}, neither faster nor slower beyond doubt in 25 pairs of 6 steps, noise 2.00%" in words
 
 
 def test_it_ends_as_soon_as_nothing_can_be_won_any_more() -> None:

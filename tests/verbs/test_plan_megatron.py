@@ -12,7 +12,7 @@ from lagom_overlap.export.tp_overlap import tp_overlap_yaml
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.planners.base import PlanProblem
 from lagom_overlap.planners.deadline import Work
-from lagom_overlap.planners.effects import MIN_GAIN
+from lagom_overlap.planners.effects import MIN_GAIN, SwitchAdvice
 from lagom_overlap.planners.megatron.flags import MegatronFlags, TensorOverlap
 from lagom_overlap.planners.simulated import simulated
 from lagom_overlap.planners.times import ModelTimes
@@ -77,7 +77,17 @@ def test_the_advice_holds_no_switch_that_is_predicted_to_lose(tmp_path: Path) ->
         assert f"{one.switch}: not advised" in lines
         assert one.gain <= MIN_GAIN
         assert one.without_s == found.step_s
-    assert all(one.gain > MIN_GAIN or f"{one.switch}: not advised" in lines for one in found.switches)
+    for one in found.switches:
+        assert f"{one.switch}: not advised" not in lines  # it is among the arguments
+        assert one.gain > MIN_GAIN or f"{one.switch}: " in lines
+
+
+def test_a_switch_that_another_needs_is_said_to_be_kept_for_it(tmp_path: Path) -> None:
+    found, _ = advised(tmp_path, "zero_stage = 1\nglobal_batch = 4\n")
+    assert isinstance(found, MegatronEffects)
+    little = SwitchAdvice(switch="--overlap-grad-reduce", without_s=1.007, with_s=1.0)
+    both = replace(found, arguments=("--overlap-grad-reduce", "--overlap-param-gather"), switches=(little,))
+    assert "   +0.7% --overlap-grad-reduce: --overlap-param-gather needs it" in megatron_lines(both)
 
 
 def test_sequence_parallelism_is_predicted_on_its_own_step_and_advised_if_it_gains(tmp_path: Path) -> None:

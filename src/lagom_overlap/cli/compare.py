@@ -32,7 +32,8 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         "job", type=Path, metavar="JOB.toml|CAPTURE", help="a job file; with --planners also a captured step"
     )
     who = parser.add_mutually_exclusive_group()
-    who.add_argument("--tuners", default=",".join(DEFAULT_TUNERS), metavar="A,B", help="default: %(default)s")
+    words = ", ".join(DEFAULT_TUNERS)  # argparse breaks lines at blanks alone
+    who.add_argument("--tuners", default=",".join(DEFAULT_TUNERS), metavar="A,B", help=f"default: {words}")
     who.add_argument("--planners", metavar="A,B", help="compare plans of the step instead of tuned collectives")
     parser.add_argument("--backend", metavar="NAME", help="what runs the measurements, instead of the job's")
     parser.add_argument("--cluster", metavar="NAME", help="the machine, for a capture (with --planners)")

@@ -93,15 +93,15 @@ class Judgement:
         if steps_per_pair:
             num += f" of {steps_per_pair} steps"
         noise = "" if self.noise is None else f", noise {self.noise:.2%}"
+        limits = f"{self.low:.3f} to {'any' if not isfinite(self.high) else f'{self.high:.3f}'}"
         if self.decision in (Decision.FASTER, Decision.SLOWER):
-            limits = f"{self.low:.3f} to {'any' if not isfinite(self.high) else f'{self.high:.3f}'}"
             return f"{self.ratio:.3f}x ({limits}), {self.decision} in {num} at an error rate of {self.alpha:.0%}{noise}"
         if not isfinite(self.largest_unseen):
             if self.decision is Decision.NO_DIFFERENCE and self.ratio < 1:
                 return f"{self.ratio:.3f}x; ended after {num}, since it could no longer be proved faster{noise}"
             need = f"; no decision takes less than {LEAST_PAIRS}" if self.num_pairs < LEAST_PAIRS else ""
             return f"{self.ratio:.3f}x, nothing can be told from {num}{noise}{need}"
-        return f"{self.ratio:.3f}x, no difference above {self.largest_unseen:.1%} can be seen in {num}{noise}"
+        return f"{self.ratio:.3f}x ({limits}), neither faster nor slower beyond doubt in {num}{noise}"
 
 
 def judged_pairs(

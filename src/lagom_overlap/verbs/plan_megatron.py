@@ -1,6 +1,6 @@
 """`lagom plan --for megatron`: Megatron-LM's switches as a plan, and what each is predicted to bring on this job."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -275,8 +275,7 @@ def megatron_lines(advice: MegatronEffects) -> tuple[str, ...]:
         *(f"environment: {name}={value}" for name, value in advice.environment.items()),
         f"step {format_seconds(advice.step_s)}, everything off {format_seconds(advice.without_overlap_s)} ({how})",
     ]
-    found += map(_line, advice.switches)
-    found += map(_line, advice.not_advised)
+    found += (_line(one, advice.arguments) for one in (*advice.switches, *advice.not_advised))
     pipeline = advice.pipeline
     if pipeline is not None:
         check = pipeline.check
@@ -285,11 +284,15 @@ def megatron_lines(advice: MegatronEffects) -> tuple[str, ...]:
             f"pipeline: bubble {check.bubble:.1%} of the busy time, transfers {check.transfer_share:.1%} of the "
             f"pipeline; {check.num_micro_batches} micro-batches are {rule} (rule: {check.wanted_micro_batches})"
         )
-        found += map(_line, pipeline.switches)
+        found += (_line(one, ()) for one in pipeline.switches)
     return tuple(found)
 
 
-def _line(one: SwitchAdvice | PipelineAdvice) -> str:
-    """How much longer the step is without the switch; below zero it is shorter."""
-    verdict = "" if one.gain > MIN_GAIN else ": not advised"
+def _line(one: SwitchAdvice | PipelineAdvice, arguments: Sequence[str]) -> str:
+    """How much longer the step is without the switch (below zero it is shorter), and why it is or is not advised."""
+    verdict = ""
+    if one.gain <= MIN_GAIN:
+        is_needed = one.switch == "--overlap-grad-reduce" and "--overlap-param-gather" in arguments
+        reason = "--overlap-param-gather needs it" if is_needed else "gains little"
+        verdict = f": {reason if one.switch in arguments else 'not advised'}"
     return f"{percent_text(one.without_s / one.with_s - 1):>8} {one.switch}{verdict}"

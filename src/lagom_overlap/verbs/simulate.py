@@ -80,8 +80,8 @@ def run_simulate(request: SimulateRequest) -> SimulateResult:
     times = simulator.times()
     if not isfinite(times.iteration_s):
         raise JobError(f"the iteration takes {times.iteration_s} s: a rate of cluster {cluster.name!r} is too small")
-    notes = [_NOTE, _fitted("GPU operators", job.operators.fitted_on)]
-    notes.append(_fitted(f"Framework {job.framework.name}", job.framework.fitted_on))
+    notes = [_NOTE, _fitted("GPU operators: fitted on", job.operators.fitted_on)]
+    notes.append(_fitted(f"Framework {job.framework.name}: fitted", job.framework.fitted_on))
     notes += [f"Profile {job.profile.label}", *_unused(spec)]
     carve_outs = [
         SimulatedCarveOut(sm_carveout=carved, iteration_s=job.simulator(carved).times().iteration_s)
@@ -99,7 +99,7 @@ def run_simulate(request: SimulateRequest) -> SimulateResult:
 
 
 def _fitted(what: str, rows: str) -> str:
-    return f"{what}: no constant was fitted." if rows == "nothing" else f"{what}: constants fitted on {rows}."
+    return f"{what.partition(':')[0]}: no constant was fitted." if rows == "nothing" else f"{what} {rows}."
 
 
 @dataclass(frozen=True, slots=True)
