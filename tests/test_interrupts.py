@@ -29,7 +29,7 @@ class Clock:
         return self.now_s
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_the_first_signal_interrupts_and_names_the_exit_code(signum: signal.Signals, code: int) -> None:
     before = signal.getsignal(signum)
     with pytest.raises(KeyboardInterrupt), as_interrupts():

@@ -1,6 +1,7 @@
-"""Ctrl-C and SIGTERM, by which terminals, Slurm and Kubernetes end a run: what was found is kept, a second one kills.
+"""Ctrl-C, SIGTERM and SIGHUP end a run: what was found is kept, a second one kills.
 
-A verb runs within `as_interrupts`: either signal raises KeyboardInterrupt there, once. Launchers pass a signal on to
+Terminals, Slurm and Kubernetes send them; SIGHUP says that the terminal was closed, or its connection broke. A verb
+runs within `as_interrupts`: each signal raises KeyboardInterrupt there, once. Launchers pass a signal on to
 processes that the terminal has told already, so what follows within `GRACE_S` is the same wish; anything later ends the
 process at once, as if nobody had caught the signal. A signal that was ignored when we started stays ignored.
 """
@@ -14,7 +15,7 @@ from time import monotonic
 from types import FrameType
 from typing import Final, TypeAlias
 
-SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE_S: Final = 1.0
 _Handler: TypeAlias = Callable[[int, FrameType | None], object] | int | None
 
@@ -36,7 +37,7 @@ def received() -> bool:
 
 
 def exit_code() -> int:
-    """What a shell says of a program that the signal ended: 130 for Ctrl-C, 143 for SIGTERM."""
+    """What a shell says of a program that the signal ended: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP."""
     return 128 + (_WISH.signum or signal.SIGINT)
 
 
@@ -84,7 +85,7 @@ def noted(note: Callable[[], object]) -> Iterator[None]:
 
 
 def _ours() -> tuple[signal.Signals, ...]:
-    """SIGTERM is held back only where it would interrupt: elsewhere it is not ours to catch."""
+    """SIGTERM and SIGHUP are held back only where they would interrupt: elsewhere they are not ours to catch."""
     return tuple(each for each in SIGNALS if callable(signal.getsignal(each)))
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM keep the measurements made so far and leave no process behind."""
+"""Ctrl-C, SIGTERM and SIGHUP keep the measurements made so far and leave no process behind."""
 
 import json
 import os
@@ -60,7 +60,7 @@ def wait_until(condition) -> None:
 @pytest.mark.gloo
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_keeps_what_was_measured_and_ends_every_process(tmp_path: Path, signum: signal.Signals, code: int):
     job = tmp_path / "job.toml"
     job.write_text(JOB.format(size="4 MiB"), encoding="utf-8")

@@ -203,7 +203,7 @@ def test_a_rank_that_speaks_nonsense_is_refused(temporary: Path) -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_leaves_no_process_and_no_file(temporary: Path, number: signal.Signals) -> None:
     script = (
         "import os, sys\n"

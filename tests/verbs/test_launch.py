@@ -447,3 +447,10 @@ def test_a_python_without_lagom_runs_the_job_and_says_so():
     assert result.stdout == "ran\n"
     assert "the job runs without us: ModuleNotFoundError" in result.stderr
     assert f"install lagom-overlap for {PYTHON}, which runs the command" in result.stderr
+
+
+@pytest.mark.parametrize(("words", "nodes"), [("2", 2), ("1:4", 4), ("²", 1), ("", 1), ("-3", 1), ("0", 1)])
+def test_what_is_no_number_of_nodes_counts_as_one(words: str, nodes: int) -> None:
+    """Superscripts are digits to Python, and no number."""
+    assert launch.nodes_named(("torchrun", "--nnodes", words, "train.py"), {}) == nodes
+    assert launch.nodes_named(("torchrun", "train.py"), {"PET_NNODES": words}) == nodes

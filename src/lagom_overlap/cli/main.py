@@ -5,6 +5,7 @@ import errno
 import logging
 import os
 import re
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -17,7 +18,7 @@ from lagom_overlap.interrupts import as_interrupts, exit_code, received
 
 EXIT_BUG: Final = 1
 EXIT_INPUT: Final = 2
-EXIT_TERMINATED: Final = 143
+_ENDED: Final = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "the terminal was closed"}
 _REFUSALS: Final = frozenset(
     {
         errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.EROFS, errno.ENOSPC, errno.EDQUOT,
@@ -68,7 +69,7 @@ def _parser(wanted: str = "") -> "tuple[_Parser, _Verbs[_Parser]]":
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; the exit code: 0 done, 1 our bug, 2 your input, 130 interrupted, 143 terminated."""
+    """Runs the command line; the exit code: 0 done, 1 our bug, 2 your input, else 128 plus the signal that ended it."""
     given = sys.argv[1:] if argv is None else list(argv)
     verb, debug = given[0] if given else "", "--debug" in given
     with as_interrupts():
@@ -102,7 +103,7 @@ def _refuse(unknown: Sequence[str], parser: argparse.ArgumentParser) -> None:
 
 def _end_early(verb: str) -> int:
     code = exit_code()
-    _complain(verb, "terminated" if code == EXIT_TERMINATED else "interrupted")
+    _complain(verb, _ENDED[signal.Signals(code - 128)])
     return code
 
 

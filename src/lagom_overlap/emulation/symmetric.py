@@ -44,7 +44,7 @@ def enter_world(environment: MutableMapping[str, str]) -> None:
     if not num_hosts or not local or environment.get("WORLD_SIZE") != local:
         return
     for name in _WORLDS:
-        if environment.get(name, "").isdigit():
+        if environment.get(name, "").isdecimal():
             environment[name] = str(int(environment[name]) * int(num_hosts))
     # Or one rank in 128 would make a unique id, and all would wait for those that are absent.
     environment["TORCH_NCCL_RANKS_PER_ROOT"] = environment["WORLD_SIZE"]
@@ -57,7 +57,7 @@ def groups_of_job(torch: Any, device: SymmetricDevice) -> "SymmetricGroups | Non
         SymmetricRanksError: if something in its environment cannot be had with ranks that are not started.
     """
     local = os.environ.get("LOCAL_WORLD_SIZE", "")
-    if not os.environ.get(SYMMETRIC_HOSTS_VARIABLE) or not local.isdigit() or not torch.distributed.is_available():
+    if not os.environ.get(SYMMETRIC_HOSTS_VARIABLE) or not local.isdecimal() or not torch.distributed.is_available():
         return None
     groups = SymmetricGroups(device, import_module(_C10D), int(os.environ["RANK"]), int(local))
     groups.start(os.environ)

@@ -99,6 +99,6 @@ def _escaped(text: str) -> str:
 def rank_of(environment: Mapping[str, str] = os.environ) -> int:
     """This process's rank by the launcher's variables, as the plug-in reads them; 0 without any."""
     for name in ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"):
-        if (text := environment.get(name, "")).isdigit():
+        if (text := environment.get(name, "")).isdecimal():
             return int(text)
     return 0

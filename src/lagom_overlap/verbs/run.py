@@ -291,7 +291,7 @@ def _shared_folder(request: LaunchRequest, environment: Mapping[str, str]) -> Pa
         OutputError: if it cannot be made.
         JobError: if no name for it is known to all tasks.
     """
-    is_task = any(environment.get(name, "").isdigit() and int(environment[name]) > 1 for name in _SIZE_VARIABLES)
+    is_task = any(environment.get(name, "").isdecimal() and int(environment[name]) > 1 for name in _SIZE_VARIABLES)
     is_shared = request.out is not None and nodes_named(request.command, environment) > 1
     if not is_task and not is_shared:
         return None
@@ -318,7 +318,7 @@ def nodes_named(command: Sequence[str], environment: Mapping[str, str]) -> int:
         if name == "--nnodes":
             numbers = value or next_word
     most = numbers.rpartition(":")[2]
-    return max(1, int(most)) if most.isdigit() else 1
+    return max(1, int(most)) if most.isdecimal() else 1
 
 
 def command_of(words: Sequence[str]) -> tuple[str, ...]:

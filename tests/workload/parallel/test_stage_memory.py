@@ -160,6 +160,28 @@ def test_a_window_keeps_what_whole_attention_does() -> None:
     assert kept("gpt-oss-20b", 0) == kept("gpt-oss-20b", 1)
 
 
+@pytest.mark.parametrize(
+    ("recompute", "num_layers"),
+    [
+        (Recompute.FULL, 1), (Recompute.FULL, 4), (Recompute.PRODUCTS, 1), (Recompute.PRODUCTS, 2),
+        (Recompute.LAYERS, 2), (Recompute.LAYERS, 4),
+    ],
+)  # fmt: skip
+def test_recomputation_never_needs_more_than_none(recompute: Recompute, num_layers: int) -> None:
+    """Of one layer nothing is saved: it is made again from an input that is counted once."""
+    model = replace(load_model("llama-2-7b"), num_layers=num_layers)
+    held = {}
+    for each in (Recompute.NONE, recompute):
+        layout = ParallelLayout(recompute=each)
+        (stage,) = plan_stages(model, layout)
+        held[each] = stage_memory(model, layout, stage, S).activation_bytes
+    assert held[recompute] <= held[Recompute.NONE]
+    if recompute is Recompute.FULL:  # one layer whole, of the others their input: 2 s b h each
+        one = layer_activation_bytes(model, ParallelLayout(), S, Recompute.NONE)
+        logits = held[Recompute.NONE] - num_layers * one
+        assert held[recompute] == logits + one + (num_layers - 1) * 2 * S * model.hidden
+
+
 @pytest.mark.parametrize("flash", [True, False])
 def test_the_attentions_core_made_again_needs_the_same_however_it_is_spelled(*, flash: bool) -> None:
     """By itself or as a named module: the scores of one layer come back, and flash attention has none."""

@@ -108,7 +108,7 @@ def release_code(release: str) -> int:
         ValueError: if it is not two or three numbers from 2.18 on.
     """
     parts = release.split(".")
-    if len(parts) not in (2, 3) or not all(part.isdigit() for part in parts):
+    if len(parts) not in (2, 3) or not all(part.isdecimal() for part in parts):
         raise ValueError(f"NCCL release {release!r}: must be like 2.30.7")
     major, minor, patch = (*(int(part) for part in parts), 0)[:3]
     code = major * 10000 + minor * 100 + patch

@@ -2,8 +2,8 @@
 
 Activations follow Korthikanti et al. (arXiv 2205.05198, section 4): s b h (10 + 24/t + 5 a s / (h t)) per layer, all
 of it over t with sequence parallelism, without the scores under selective recomputation or flash attention, and only
-the layer's input under full recomputation (plus one layer that is being computed again). Here the terms are counted
-from the model's own shapes (gated MLPs, fewer key-value heads, experts); for a GPT they give the formula.
+the layer's input under full recomputation (plus the rest of one layer that is computed again). Here the terms are
+counted from the model's own shapes (gated MLPs, fewer key-value heads, experts); for a GPT they give the formula.
 
 Not counted: the CUDA context, communication buffers, fragmentation of the allocator.
 """
@@ -175,8 +175,9 @@ def stage_memory(
 
     activations = in_flight * max(map(kept_by, stage.chunks))
     if layout.recompute is not Recompute.NONE:
-        # Parts of a layer are made again beside those that it keeps; a layer that is made again is made whole.
-        spared = held if layout.recompute is Recompute.SELECTIVE else dict.fromkeys(kinds, 0)
+        # What is made again joins what is kept of the same layer; of a layer that is made again whole, its input.
+        is_whole = layout.recompute in (Recompute.FULL, Recompute.LAYERS)
+        spared = {kind: kept(kind, Recompute.FULL) for kind in kinds} if is_whole else held
         activations += max((kept(kind, Recompute.NONE) - spared[kind] for kind in kinds), default=0)
     if stage.has_head:
         tokens = layout.micro_batch * seq_len // layout.context
