@@ -149,6 +149,24 @@ def test_numbers_of_hosts_that_cannot_be_are_refused(
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("num_hosts", "is_symmetric", "words"),
+    [
+        (10**20, True, "at most 8191"), (8192, True, "at most 8191"), (10**6, False, "at most 8191"),
+        (65, False, "at most 64; with --symmetric"),
+    ],
+)  # fmt: skip
+def test_more_hosts_than_there_can_be_are_refused_before_any_is_started(
+    temporary: Path, num_hosts: int, is_symmetric: bool, words: str
+) -> None:
+    request = EmulateRequest(
+        command=command(1), cluster="h100_dgx", num_hosts=num_hosts, is_symmetric=is_symmetric, libraries=temporary
+    )
+    with pytest.raises(JobError, match=words):
+        run_emulate(request, os.environ)
+    assert not list(temporary.iterdir())
+
+
 def test_the_emulated_nccl_tells_hosts_apart(tmp_path: Path) -> None:
     """Two hosts of two ranks: sums and sends over the network, and memory that only the own host can open."""
     job = (sys.executable, str(Path(__file__).with_name("hosts_job.py")), "2", str(tmp_path), "nccl_ranks.py", "hosts")

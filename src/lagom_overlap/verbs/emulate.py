@@ -42,6 +42,12 @@ from lagom_overlap.trace.chrome_writer import chrome_trace
 from lagom_overlap.verbs.run import boot_folder, nodes_named
 
 _FILES: Final = ("run.json", "timeline.json")
+MAX_STARTED_HOSTS: Final = 64
+"""Each is the command and its ranks as processes of this machine."""
+MAX_GPUS: Final = 65_535
+"""Of all hosts: as many shapes of communicators has a file of NCCL's model (`csrc/emulated_gpu/nccl_model.c`)."""
+_MANY_HOSTS: Final = 256
+"""From here on NCCL's model of them takes seconds."""
 _NOTE: Final = (
     "Emulated: no GPU was measured; large kernels compute nothing, so losses are not the job's. "
     "How far: docs/accuracy.md."
@@ -94,6 +100,7 @@ def run_emulate(request: EmulateRequest, environment: Mapping[str, str]) -> Emul
     libraries = request.libraries or emulated_libraries()
     cluster, model = _model(request, environment)
     num_hosts, gpus_per_host = cluster.num_nodes, _gpus_per_host(request, cluster)
+    _check_hosts(cluster, is_symmetric=request.is_symmetric)
     check_folder(request.out)
     settings = settings_of(EmulateTable() if request.spec is None else request.spec.emulate or EmulateTable())
     if request.is_symmetric and num_hosts < 2:
@@ -104,6 +111,8 @@ def run_emulate(request: EmulateRequest, environment: Mapping[str, str]) -> Emul
     with job_folder() as folder:
         for host in range(num_started_hosts):
             folder.gpu(host).write_bytes(gpu_text(cluster, gpus_per_host, host))
+        if num_hosts > _MANY_HOSTS:
+            write_lines(f"lagom emulate: modelling NCCL on {num_hosts} hosts")
         write_tables(folder.nccl, cluster)
         prepared = job_environment(
             environment,
@@ -183,6 +192,24 @@ def _num_hosts(request: EmulateRequest, node: Cluster, environment: Mapping[str,
     if table is not None and table.nodes is not None:
         return table.nodes
     return -(-request.num_ranks // node.gpus_per_node) if request.num_ranks is not None else 1
+
+
+def _check_hosts(cluster: Cluster, *, is_symmetric: bool) -> None:
+    """Refuses more hosts than can be modelled, or started.
+
+    Raises:
+        JobError: with how many may be.
+    """
+    most = MAX_GPUS // cluster.gpus_per_node
+    if cluster.num_nodes > most:
+        raise JobError(
+            f"{cluster.num_nodes} hosts of {cluster.gpus_per_node} GPUs ({cluster.name}) are too many: at most {most}"
+        )
+    if cluster.num_nodes > MAX_STARTED_HOSTS and not is_symmetric:
+        raise JobError(
+            f"{cluster.num_nodes} hosts are too many to start on this machine: at most {MAX_STARTED_HOSTS}; with "
+            "--symmetric only the first is started"
+        )
 
 
 def _gpus_per_host(request: EmulateRequest, cluster: Cluster) -> int:
