@@ -12,7 +12,7 @@ def orders_of(pipeline: int, chunks: int, num: int) -> list[tuple[Slot, ...]]:
     layout = ParallelLayout(
         pipeline=pipeline, chunks=chunks, global_batch=num, schedule=PipelineSchedule.INTERLEAVED, zero_stage=2
     )
-    return [stage_slots(layout, rank, is_pytorch=True) for rank in range(pipeline)]
+    return [stage_slots(layout, rank) for rank in range(pipeline)]
 
 
 @pytest.mark.torch
@@ -77,7 +77,7 @@ def test_even_stages_take_turns_while_the_queue_fills() -> None:
 def test_a_queue_changes_nothing_where_every_transfer_is_the_next_one() -> None:
     """1F1B sends and receives in turn: the same to the digit."""
     layout = ParallelLayout(pipeline=3, global_batch=6, zero_stage=2)
-    slots = [stage_slots(layout, rank, is_pytorch=True) for rank in range(3)]
+    slots = [stage_slots(layout, rank) for rank in range(3)]
     assert run_queued_pipeline(slots, times(3, 1)) == run_pipeline(slots, times(3, 1))
 
 

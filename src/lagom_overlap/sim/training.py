@@ -253,8 +253,7 @@ class TrainingSimulator:
             )
             for role in roles
         ]
-        is_pytorch = self._gathers_at_first
-        orders = [stage_slots(layout, rank, is_pytorch=is_pytorch) for rank in range(layout.pipeline)]
+        orders = [stage_slots(layout, rank) for rank in range(layout.pipeline)]
         run_all = run_queued_pipeline if self._queues and not layout.overlap_p2p else run_pipeline
         runs = run_all(orders, slot_times)
         rows, iteration_s = [], 0.0

@@ -155,7 +155,7 @@ def stage_memory(
     element_bytes = precision.parameter.num_bytes
     zero = min(layout.zero_stage, 1) if stays_whole else layout.zero_stage
     params, shard = stage.num_params, stage.shard_params(layout)
-    in_flight = most_in_flight(stage_slots(layout, stage.rank, is_pytorch=stays_whole))
+    in_flight = most_in_flight(stage_slots(layout, stage.rank))
     kinds = {model.kind_of(layer) for layers in stage.chunks for layer in layers}
 
     def kept(kind: LayerKind, recompute: Recompute) -> int:

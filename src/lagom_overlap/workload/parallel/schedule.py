@@ -1,8 +1,9 @@
 """The order in which a pipeline stage runs forwards and backwards: GPipe, 1F1B, interleaved 1F1B.
 
 Sources: GPipe (arXiv 1811.06965); 1F1B with a flush (PipeDream-Flush, arXiv 2006.09503); interleaved: Megatron-LM
-(arXiv 2104.04473, section 2.2), whose warm-up holds 2 (p - rank - 1) + (chunks - 1) p forwards; with p micro-batches
-all forwards come first there, not in PyTorch (`torch/distributed/pipelining/schedules.py`).
+(arXiv 2104.04473, section 2.2), whose warm-up holds 2 (p - rank - 1) + (chunks - 1) p forwards, as PyTorch's does
+(`torch/distributed/pipelining/schedules.py`). Older Megatron-LM ran all forwards first where there are as many
+micro-batches as stages; the time is the same, and the first stage's memory.
 """
 
 from dataclasses import dataclass
@@ -19,19 +20,15 @@ class Slot:
     chunk: int = 0
 
 
-def stage_slots(
-    layout: ParallelLayout, rank: int, group: int | None = None, *, is_pytorch: bool = False
-) -> tuple[Slot, ...]:
+def stage_slots(layout: ParallelLayout, rank: int, group: int | None = None) -> tuple[Slot, ...]:
     """What stage `rank` runs, in order: every micro-batch once forward and once backward through every chunk.
 
     With interleaving `group` micro-batches go through a chunk before the next chunk's turn (None: as many as there are
-    stages, the fewest): Megatron-LM's `--microbatch-group-size-per-virtual-pipeline-stage`. `is_pytorch`: in the order
-    of PyTorch's schedules.
+    stages, the fewest): Megatron-LM's `--microbatch-group-size-per-virtual-pipeline-stage`.
     """
     num = layout.num_micro_batches
     if layout.schedule is PipelineSchedule.INTERLEAVED:
-        forwards_first = num == layout.pipeline and not is_pytorch
-        return _interleaved(layout, rank, group or layout.pipeline, forwards_first=forwards_first)
+        return _interleaved(layout, rank, group or layout.pipeline)
     warm_up = num if layout.schedule is PipelineSchedule.GPIPE else min(num, layout.pipeline - rank - 1)
     slots = [Slot(True, index) for index in range(warm_up)]
     for index in range(warm_up, num):
@@ -40,7 +37,7 @@ def stage_slots(
     return tuple(slots)
 
 
-def _interleaved(layout: ParallelLayout, rank: int, group: int, *, forwards_first: bool) -> tuple[Slot, ...]:
+def _interleaved(layout: ParallelLayout, rank: int, group: int) -> tuple[Slot, ...]:
     """Chunks take turns every `group` micro-batches; backwards go through them from the last."""
     pipeline, chunks, num = layout.pipeline, layout.chunks, layout.num_micro_batches
     total = num * chunks
@@ -55,7 +52,7 @@ def _interleaved(layout: ParallelLayout, rank: int, group: int, *, forwards_firs
         batch, chunk = turns[index]
         return Slot(forward, batch, chunk if forward else chunks - 1 - chunk)
 
-    warm_up = total if forwards_first else min(total, 2 * (pipeline - rank - 1) + (chunks - 1) * group)
+    warm_up = min(total, 2 * (pipeline - rank - 1) + (chunks - 1) * group)
     slots = [slot(index, True) for index in range(warm_up)]
     for index in range(warm_up, total):
         slots += [slot(index, True), slot(index - warm_up, False)]
