@@ -11,10 +11,11 @@ from lagom_overlap.interrupts import SIGNALS, as_interrupts, exit_code, held_bac
 
 
 @pytest.fixture(autouse=True)
-def handlers() -> Iterator[None]:
-    """Python's own, whatever the suite was started under."""
+def listening() -> Iterator[None]:
+    """Signals as in the foreground: they may arrive ignored (in the background, under nohup)."""
     before = {each: signal.getsignal(each) for each in SIGNALS}
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for each in SIGNALS:
+        signal.signal(each, signal.default_int_handler if each is signal.SIGINT else signal.SIG_DFL)
     yield
     for each, handler in before.items():
         signal.signal(each, handler)

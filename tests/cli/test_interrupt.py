@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from listening import LISTENING
+
 JOB = """
 [job]
 name = "long"
@@ -28,9 +30,6 @@ repeats = 3
 """
 
 ENVIRONMENT = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
-
-LISTENING = ("env", "--default-signal=INT")
-"""As a shell in the foreground starts its children: in the background they ignore Ctrl-C."""
 
 
 def children_of(pid: int) -> set[int]:

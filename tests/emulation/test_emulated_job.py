@@ -25,6 +25,7 @@ from lagom_overlap.jobfile.spec import parse_job
 from lagom_overlap.results.emulate import EmulateResult
 from lagom_overlap.verbs.emulate import EmulateRequest, run_emulate
 from lagom_overlap.workload import Gemm, MemoryBound
+from listening import LISTENING
 
 JOB = str(Path(__file__).with_name("client_job.py"))
 GENEROUS_S = 50.0
@@ -233,7 +234,9 @@ def test_a_signal_leaves_no_process_and_no_file(temporary: Path, number: signal.
         "libraries=Path(os.environ['TMPDIR'])), os.environ)\n"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", script], env=os.environ | {"TMPDIR": str(temporary)}, stderr=subprocess.DEVNULL
+        [*LISTENING, sys.executable, "-c", script],
+        env=os.environ | {"TMPDIR": str(temporary)},
+        stderr=subprocess.DEVNULL,
     )
     mark = f"LAGOM_EMULATION_SOCKET={temporary}".encode()
     until_s = monotonic() + GENEROUS_S
