@@ -1,6 +1,7 @@
 """Windows, groups and times of steps worked by hand."""
 
 from dataclasses import replace
+from random import Random
 
 import pytest
 
@@ -245,6 +246,25 @@ def test_what_a_later_window_waits_for_an_earlier_ones_call_is_the_earlier_ones(
     times = times_of(program, (first, second), record)
     assert (times[first.name].makespan_s, times[first.name].comp_s) == (8.0, 5.0)
     assert (times[second.name].makespan_s, times[second.name].comp_s) == (2.0, 1.0)
+
+
+def test_a_window_that_only_waits_computes_for_no_negative_time() -> None:
+    """Its waits, one behind the other, add up with rounding: one in five such windows was left with less than nothing."""
+    random = Random(1)
+    for _ in range(200):
+        begin, *turns, end = sorted(random.random() for _ in range(5))
+        first, second, third = turns
+        calls = (
+            call(GATHER, 0, 0.0, (0.0, begin / 2), (begin, begin)),
+            call(SCATTER, 0, begin / 8, (begin / 2, first), None),
+            call(SCATTER, 1, begin, (first, second), (begin, second)),
+            call(SCATTER, 2, begin, (second, third), (second, third)),
+            call(SCATTER, 3, begin, (third, end), (third, end)),
+        )
+        record = StepRecord(duration_s=end, calls=calls)
+        program = program_of([record], [SPACE] * len(calls))
+        times = times_of(program, groups_of(program), record)
+        assert min(each.comp_s for each in times.values()) >= 0
 
 
 def test_a_wait_is_the_windows_own_while_a_call_of_its_own_runs_or_none_does() -> None:

@@ -342,7 +342,9 @@ def _spans(program: StepProgram, record: StepRecord) -> list[tuple[float, float]
     for each in owed:
         for owner, seconds in each.items():
             waited_s[owner] += seconds
-    computed_s = [end - begin - sum(each.values()) for (begin, end), each in zip(pairwise(ends), owed, strict=True)]
+    computed_s = [  # of a window that only waits, rounding would leave less than nothing
+        max(0.0, end - begin - sum(each.values())) for (begin, end), each in zip(pairwise(ends), owed, strict=True)
+    ]
     return list(zip(computed_s, waited_s, strict=True))
 
 
