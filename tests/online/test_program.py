@@ -249,7 +249,7 @@ def test_what_a_later_window_waits_for_an_earlier_ones_call_is_the_earlier_ones(
 
 
 def test_a_window_that_only_waits_computes_for_no_negative_time() -> None:
-    """Its waits, one behind the other, add up with rounding: one in five such windows was left with less than nothing."""
+    """Its waits, one behind the other, add up with rounding: one in five was left with less than nothing."""
     random = Random(1)
     for _ in range(200):
         begin, *turns, end = sorted(random.random() for _ in range(5))
