@@ -16,6 +16,7 @@ from lagom_overlap.workload.models import load_model
 from lagom_overlap.workload.parallel import ParallelLayout, PipelineSchedule
 from lagom_overlap.workload.parallel.memory import stage_memory
 from lagom_overlap.workload.parallel.stage import plan_stages
+from lagom_overlap.workload.precision import DType, Precision
 from lagom_overlap.workload.step import build_step, load_rules
 
 LAYERS, BATCHES = 3, 3
@@ -23,10 +24,10 @@ MODEL = load_model("llama-3-8b")
 INNER = ParallelLayout(data=2, pipeline=3, zero_stage=2, micro_batch=1, global_batch=2 * BATCHES)
 
 
-def inner_stage(layout: ParallelLayout, framework: str = "fsdp2") -> IssuedStep:
+def inner_stage(layout: ParallelLayout, framework: str = "fsdp2", precision: Precision | None = None) -> IssuedStep:
     """The step of a stage without tables."""
     model = replace(MODEL, num_layers=LAYERS * layout.pipeline * layout.chunks)
-    return build_step(model, layout, seq_len=2048, rules=load_rules(framework), rank=1)
+    return build_step(model, layout, seq_len=2048, rules=load_rules(framework), rank=1, precision=precision)
 
 
 def collectives(step: IssuedStep) -> list[str]:
@@ -53,17 +54,21 @@ def test_a_stage_gathers_and_reduces_as_often_as_in_pytorch(tmp_path: Path, zero
     assert min(scatters) > last
 
 
-def test_whole_gradients_are_cast_once_and_then_added_in_fp32() -> None:
-    """2 + 4 bytes per parameter for the first micro-batch, 2 + 4 + 4 for the others, 4 + 4 into the reduction."""
-    ops = inner_stage(INNER).iteration.computations
+@pytest.mark.parametrize(
+    ("gradient", "added", "copied"),
+    [(DType.BF16, 6 + 10 * (BATCHES - 1), 8), (DType.FP32, 12 * (BATCHES - 1), 8)],
+)
+def test_whole_gradients_are_cast_once_and_then_added_in_fp32(gradient: DType, added: int, copied: int) -> None:
+    """Cast 2 + 4 bytes per parameter, added 2 + 4 + 4, copied 4 + 4; FP32 gradients need no cast and add 4 + 4 + 4."""
+    step = inner_stage(INNER, precision=Precision(gradient, gradient, DType.FP32))
     moved = Counter[str]()
-    for op in ops:
+    for op in step.iteration.computations:
         for part in ("accumulate", "reduce_copy_in"):
             if op.name.endswith(part):
                 moved[part] += int(op.work.num_bytes)  # type: ignore[union-attr]
     num_params = LAYERS * MODEL.layer_params
-    assert moved["accumulate"] == num_params * (6 + 10 * (BATCHES - 1))
-    assert moved["reduce_copy_in"] == num_params * 8
+    assert moved["accumulate"] == num_params * added
+    assert moved["reduce_copy_in"] == num_params * copied
 
 
 def test_each_chunk_of_an_interleaved_stage_is_reduced_behind_its_own_last_backward() -> None:

@@ -38,7 +38,7 @@ class Fsdp2:
         self._last_copy_out: str | None = None
         self._reductions: list[str] = []
         self._stays_whole = comms.rules.stays_whole(comms.shape.layout)
-        self._sums: dict[str, str] = {}
+        self._sums: dict[str, tuple[str, ...]] = {}
 
     def begin(self, batch: int) -> None:
         """The root's pre-forward: gathers wait for all that was computed so far; its own parameters come first."""
@@ -140,15 +140,14 @@ class Fsdp2:
         """Whole gradients of micro-batches are added; the first one is cast where it is reduced in another format."""
         comms, precision = self._comms, self._comms.shape.precision
         made, summed = precision.gradient.num_bytes, precision.reduction.num_bytes
-        deps, before = unit.gradients, self._sums.get(unit.key)
-        if before is not None:
-            moved, deps = made + 2 * summed, [*deps, before]
-        elif made != summed:
-            moved = made + summed
-        else:
+        before = self._sums.get(unit.key, ())
+        if not before and made == summed:
+            self._sums[unit.key] = tuple(unit.gradients)
             return
+        moved = made + 2 * summed if before else made + summed
         origin = comms.origin(unit, Phase.BACKWARD, batch, "accumulate")
-        self._sums[unit.key] = comms.copy(f"mb{batch}.{unit.key}.accumulate", unit.num_params * moved, origin, deps)
+        name = f"mb{batch}.{unit.key}.accumulate"
+        self._sums[unit.key] = (comms.copy(name, unit.num_params * moved, origin, (*unit.gradients, *before)),)
 
     def after_chunk(self, units: Sequence[ParamUnit], batch: int) -> None:
         """A stage's `perform_reduce_grad`, behind the last backward."""
@@ -162,11 +161,10 @@ class Fsdp2:
         if self._reductions:
             self._graph.hold_back(COMPUTE, [self._reductions.pop()])
         origin = comms.origin(unit, Phase.BACKWARD, batch, "reduce_copy_in")
-        held = self._sums.get(unit.key)
-        read = precision.gradient if held is None else precision.reduction
+        read = precision.reduction if self._stays_whole else precision.gradient
         moved = unit.num_params * (read.num_bytes + precision.reduction.num_bytes)
-        deps = unit.gradients if held is None else [held]
-        copied = comms.copy(f"mb{batch}.{unit.key}.reduce_copy_in", moved, origin, deps)
+        made_by = self._sums.get(unit.key, unit.gradients)
+        copied = comms.copy(f"mb{batch}.{unit.key}.reduce_copy_in", moved, origin, made_by)
         self._graph.clock.wait_stream(REDUCE_SCATTER, COMPUTE)
         scattered = comms.scatter_unit(unit, [copied], batch)
         self._reductions.append(scattered[0])
