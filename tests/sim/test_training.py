@@ -1,6 +1,7 @@
 """Whole iterations: laws that every layout obeys, and published times."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -403,3 +404,18 @@ def test_micro_batches_that_wait_less_than_the_one_that_repeats_leave_no_time_be
     assert stage.busy_s + stage.optimizer_s == pytest.approx(times.iteration_s, rel=1e-12)
     spans = training_timeline(times).spans
     assert max(span.end_s for span in spans if span.name != "optimizer") <= stage.end_s
+
+
+def test_a_stage_gathers_in_its_first_forward_behind_the_stage_before_it() -> None:
+    """FSDP2's first forward waits for its gathers, and the next stage's for it; Megatron-LM gathers before."""
+    layout = ParallelLayout(data=2, pipeline=4, zero_stage=2, global_batch=16, overlap_gradients=False)
+    stages = simulate(SMALL, layout, framework=load_framework("fsdp2")).runs
+    firsts = [run[0] for run in stages]
+    seconds = [next(each for each in run if each.slot.forward and each.slot.micro_batch == 1) for run in stages]
+    for first, second in zip(firsts, seconds, strict=True):
+        assert first.end_s - first.start_s > 1.05 * (second.end_s - second.start_s)
+    for before, after in pairwise(firsts):
+        assert after.start_s == before.end_s
+    for run in simulate(SMALL, replace(layout, zero_stage=1)).runs:
+        lengths = [each.end_s - each.start_s for each in run if each.slot.forward]
+        assert lengths[0] == pytest.approx(lengths[1])
