@@ -36,6 +36,7 @@ from lagom_overlap.timeline.metrics import overlap_metrics
 from lagom_overlap.units import format_memory
 from lagom_overlap.workload import Iteration
 from lagom_overlap.workload.parallel import Dispatcher, ParallelLayout, PipelineSchedule
+from lagom_overlap.workload.step.rules import RULES, Sharding
 from lagom_overlap.workload.step.switches import has_dispatcher, has_switch
 
 CARVE_OUTS: Final = (8, 16, 24)
@@ -45,7 +46,7 @@ _MERGED: Final = {
     False: "expert_parallel_comm_backend = 'deepep' (torchtitan)",
 }
 """By whether the framework is Megatron-LM."""
-_FSDP2: Final = ("fsdp2", "torchtitan", "torchtitan_blocks", "torchtitan_compiled")
+_FSDP2: Final = tuple(name for name, rules in RULES.items() if rules.sharding is Sharding.FSDP2)
 _CUTS_TENSOR: Final = ("megatron", *_FSDP2)
 """Frameworks with Transformer Engine's user buffers, or with PyTorch's async TP."""
 _FSDP2_AHEAD: Final = "set_modules_to_forward_prefetch, set_modules_to_backward_prefetch"
