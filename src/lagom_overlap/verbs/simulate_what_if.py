@@ -38,7 +38,7 @@ from lagom_overlap.units import format_memory
 from lagom_overlap.workload import Iteration
 from lagom_overlap.workload.parallel import Dispatcher, ParallelLayout, PipelineSchedule
 from lagom_overlap.workload.step.rules import IssueRules, Sharding
-from lagom_overlap.workload.step.switches import DISPATCHERS, SWITCHES
+from lagom_overlap.workload.step.switches import DISPATCHERS, SWITCHES, can_overlap_experts
 
 CARVE_OUTS: Final = (8, 16, 24)
 _POINT_TO_POINT: Final = (CollectiveKind.SEND_RECV, CollectiveKind.ALL_TO_ALL)
@@ -230,7 +230,7 @@ def _flags(layout: ParallelLayout) -> Iterator[tuple[str, bool | int, str]]:
         yield "async_tensor", True, "input gradients' all-reduce behind the weight gradients"
     if layout.schedule is PipelineSchedule.INTERLEAVED and not layout.overlap_p2p:
         yield "overlap_p2p", True, "pipeline transfers behind computation"
-    if layout.expert > 1 and layout.num_micro_batches > 1 and not layout.overlap_experts:
+    if can_overlap_experts(layout) and not layout.overlap_experts:
         yield "overlap_experts", True, "all-to-alls behind another micro-batch"
     if layout.zero_stage == 3 and layout.prefetch == 1:
         yield "prefetch", 2, "one more unit gathered ahead"

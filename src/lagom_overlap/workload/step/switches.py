@@ -15,7 +15,7 @@ HybridEP are in Megatron-Core and torchtitan (`expert_parallel_comm_backend`). D
 from collections.abc import Mapping
 from typing import Final
 
-from lagom_overlap.workload.parallel.layout import Dispatcher
+from lagom_overlap.workload.parallel.layout import Dispatcher, ParallelLayout, PipelineSchedule
 from lagom_overlap.workload.step.rules import RULES, Sharding
 
 _FSDP2: Final = tuple(name for name, rules in RULES.items() if rules.sharding is Sharding.FSDP2)
@@ -62,6 +62,15 @@ DISPATCHERS: Final[Mapping[Dispatcher, Mapping[str, str]]] = {
 def has_switch(framework: str, key: str) -> bool:
     """Whether the framework can do what the key says."""
     return framework in SWITCHES.get(key, (framework,))
+
+
+def can_overlap_experts(layout: ParallelLayout) -> bool:
+    """Whether Megatron-LM runs all-to-alls behind another micro-batch: of a pipeline, with virtual stages only.
+
+    NVIDIA/Megatron-LM at 002526d8, `core/transformer/transformer_config.py`.
+    """
+    is_interleaved = layout.pipeline == 1 or layout.schedule is PipelineSchedule.INTERLEAVED
+    return layout.expert > 1 and layout.num_micro_batches > 1 and is_interleaved
 
 
 def has_dispatcher(framework: str, dispatcher: Dispatcher) -> bool:
