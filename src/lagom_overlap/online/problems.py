@@ -13,8 +13,8 @@ import msgspec
 from msgspec import UNSET
 
 from lagom_overlap.collective import CommConfig, launch_of
+from lagom_overlap.collective.sites import Site, SiteSetting
 from lagom_overlap.online.program import StepGroup, StepProgram, groups_of
-from lagom_overlap.online.sites import Site, SiteSetting
 from lagom_overlap.tuners.base import Problems
 from lagom_overlap.tuners.problem import Assignment, GroupProblem
 from lagom_overlap.workload import CommOp, CompOp, MemoryBound, OverlapGroup

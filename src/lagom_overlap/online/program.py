@@ -23,8 +23,8 @@ from typing import Final
 import msgspec
 
 from lagom_overlap.collective import ConfigSpace
+from lagom_overlap.collective.sites import CallType, Site, site_of
 from lagom_overlap.online.routes.base import CallRecord, StepRecord
-from lagom_overlap.online.sites import CallType, Site, site_of
 from lagom_overlap.online.waits import owed_s, waits_of
 from lagom_overlap.tuners.problem import Measurement
 from lagom_overlap.units import format_bytes

@@ -21,6 +21,7 @@ from statistics import fmean
 from typing import Final
 
 from lagom_overlap.backends.bundle import header_line
+from lagom_overlap.collective.sites import SiteSetting
 from lagom_overlap.errors import BundleError
 from lagom_overlap.online.journal import entries_of, whole_lines
 from lagom_overlap.online.options import OnlineOptions
@@ -29,7 +30,6 @@ from lagom_overlap.online.problems import JobProblems, job_problems
 from lagom_overlap.online.program import StepProgram
 from lagom_overlap.online.ranks.check import Arm, Check
 from lagom_overlap.online.ranks.messages import SETTLED, UNLIKE, Report, SwitchState, WindowPlan
-from lagom_overlap.online.sites import SiteSetting
 from lagom_overlap.online.slow_phases import SlowPhases
 from lagom_overlap.online.warm import earlier_search, warm_start
 from lagom_overlap.online.watcher import Watcher

@@ -11,10 +11,10 @@ from typing import Annotated, Final, TypeVar
 import msgspec
 
 from lagom_overlap.collective import CommunicatorId
+from lagom_overlap.collective.sites import SiteSetting
 from lagom_overlap.errors import LagomError
 from lagom_overlap.online.program import StepProgram
 from lagom_overlap.online.routes.base import StepRecord
-from lagom_overlap.online.sites import SiteSetting
 from lagom_overlap.tuners.problem import Measurement
 
 
