@@ -15,7 +15,7 @@ from lagom_overlap.sim.training import TrainingSimulator
 from lagom_overlap.workload.issued import IssuedStep
 from lagom_overlap.workload.models import TransformerModel, load_model
 from lagom_overlap.workload.parallel import Dispatcher, ParallelLayout, StageMemory, plan_stages, stage_memory
-from lagom_overlap.workload.parallel.layout import check_layout
+from lagom_overlap.workload.parallel.check import check_layout
 from lagom_overlap.workload.precision import Precision, ProductFormat
 from lagom_overlap.workload.step import IssueRules, load_rules
 from lagom_overlap.workload.step.switches import DISPATCHERS, SWITCHES, TAKEN_ANYWHERE, has_dispatcher
