@@ -86,10 +86,10 @@ def run_pipeline(
         """Makes the first transfer of a stage's queue if it can be made; its other end."""
         if heads[rank] == len(queues[rank]):
             return None
-        sent = queues[rank][heads[rank]].sent
+        sent = queues[rank][heads[rank]]
         source, target = sent.chunk % num_stages, sent.after().chunk % num_stages
         other = target if rank == source else source
-        if sent not in computed or heads[other] == len(queues[other]) or queues[other][heads[other]].sent != sent:
+        if sent not in computed or heads[other] == len(queues[other]) or queues[other][heads[other]] != sent:
             return None
         start_s = max(queue_clocks[rank], queue_clocks[other], computed.pop(sent))
         queue_clocks[rank] = queue_clocks[other] = arrived[sent.after()] = start_s + times[source].transfer_s
@@ -128,16 +128,8 @@ def run_pipeline(
     return tuple(tuple(run) for run in runs)
 
 
-@dataclass(frozen=True, slots=True)
-class Queued:
-    """An end of a transfer in a stage's queue: whose result it is, and whether this end sends it."""
-
-    sent: Pass
-    sends: bool
-
-
-def transfer_queues(orders: Sequence[Sequence[Slot]], chunks: int) -> list[list[Queued]]:
-    """Each stage's sends and receives in the order in which PyTorch issues them (`_add_send_recv`, 2.13 to 2.15).
+def transfer_queues(orders: Sequence[Sequence[Slot]], chunks: int) -> list[list[Pass]]:
+    """Whose results each stage sends and receives, in PyTorch's order (`_add_send_recv`, 2.13 to 2.15).
 
     Stages take turns, each with its next slot if what that needs has been sent; behind it it sends, and the other end
     receives behind whatever it has issued by then. The schedule's idle places are gone before (`_add_unshard_reshard`),
@@ -145,7 +137,7 @@ def transfer_queues(orders: Sequence[Sequence[Slot]], chunks: int) -> list[list[
     """
     num_stages = len(orders)
     last = num_stages * chunks - 1
-    queues: list[list[Queued]] = [[] for _ in orders]
+    queues: list[list[Pass]] = [[] for _ in orders]
     places = [0] * num_stages
     sent: set[Pass] = set()
     moved = True
@@ -160,8 +152,8 @@ def transfer_queues(orders: Sequence[Sequence[Slot]], chunks: int) -> list[list[
             if needs and own not in sent:
                 continue
             if 0 <= own.after().chunk <= last:
-                queues[rank].append(Queued(own, sends=True))
-                queues[own.after().chunk % num_stages].append(Queued(own, sends=False))
+                queues[rank].append(own)
+                queues[own.after().chunk % num_stages].append(own)
                 sent.add(own.after())
             places[rank] += 1
             moved = True
