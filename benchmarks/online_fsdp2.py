@@ -24,11 +24,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 
 from lagom_overlap.collective import CommConfig, ConfigTable
+from lagom_overlap.collective.sites import SiteSetting, table_of
 from lagom_overlap.engines.gloo_space import MIN_SLICE_BYTES
+from lagom_overlap.export.saved import read_saved
 from lagom_overlap.online.adapters.fsdp2 import Fsdp2Adapter
 from lagom_overlap.online.routes.gloo import GlooRoute
-from lagom_overlap.online.saved import read_saved
-from lagom_overlap.online.sites import SiteSetting, table_of
 from lagom_overlap.record import describe_machine, package_versions
 from lagom_overlap.tuners.verdict import PairedRatio
 

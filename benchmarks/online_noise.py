@@ -46,6 +46,7 @@ from lagom_overlap.collective import (
     ConfigTable,
     Subspace,
 )
+from lagom_overlap.collective.sites import SiteSetting, site_of
 from lagom_overlap.online.options import OnlineOptions
 from lagom_overlap.online.ranks import exchange as exchange_module
 from lagom_overlap.online.ranks.exchange import Exchange
@@ -53,7 +54,6 @@ from lagom_overlap.online.ranks.leader import Leader
 from lagom_overlap.online.ranks.member import Member
 from lagom_overlap.online.ranks.messages import SETTLED, Report, SwitchState, WindowPlan
 from lagom_overlap.online.routes.base import CallRecord, StepRecord
-from lagom_overlap.online.sites import SiteSetting, site_of
 from lagom_overlap.online.tuner import _study_factory
 
 CHANNELS: Final = (1, 2, 4, 8)

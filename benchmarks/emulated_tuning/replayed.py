@@ -34,13 +34,13 @@ from lagom_overlap.emulation.settings import EmulationSettings
 from lagom_overlap.jobfile.registry import make_tuner
 from lagom_overlap.nccl_plugin.library import installed_library
 from lagom_overlap.online.options import OnlineOptions
-from lagom_overlap.online.problems import JobProblems, job_problems, measurement
-from lagom_overlap.online.program import StepGroupTimes, groups_of, median_times, program_of, times_of
+from lagom_overlap.online.problems import JobProblems, job_problems
+from lagom_overlap.online.program import groups_of, median_times, program_of, times_of
 from lagom_overlap.online.ranks.messages import Report, merged
 from lagom_overlap.online.routes.base import CallRecord, StepRecord
 from lagom_overlap.tuners.base import Problems
 from lagom_overlap.tuners.journal import StepKind
-from lagom_overlap.tuners.problem import Failure, Outcome
+from lagom_overlap.tuners.problem import Failure, Measurement, Outcome
 from lagom_overlap.tuners.study import Study
 from lagom_overlap.units import NS
 
@@ -114,7 +114,7 @@ class TapedJob:
 
     def window(
         self, settings: Mapping[Place, Ran], noise: EmulationSettings | None
-    ) -> tuple[float, dict[str, StepGroupTimes]]:
+    ) -> tuple[float, dict[str, Measurement]]:
         """The mean step of a window, and each group's times as rank 0 hears of them."""
         records = self._records(settings, noise)
         reports = []
@@ -231,12 +231,9 @@ def tune(job: TapedJob, tuner: str, options: Mapping[str, Any], *, seed: int, no
         took = PROBATION_STEPS if is_abandoned else OPTIONS.window_steps + (0 if is_default else PROBATION_STEPS - 1)
         num_steps += took
         spread += [step_s / default_s] * took
-        report = Report(rank=0, num_steps=0, times=times)
         outcomes: dict[str, Outcome] = {}
         for name in step.assignments:
-            found = measurement(report, name, NUM_MEASURED)
-            assert found is not None, "a group without times"
-            outcomes[name] = Failure("abandoned", found) if is_abandoned else found
+            outcomes[name] = Failure("abandoned", times[name]) if is_abandoned else times[name]
         study.report(step, outcomes)
     in_force = job.settings(study.chosen) if study.verdict is not None and study.verdict.adopted else {}
     step_s = job.replay.step_s(in_force)

@@ -33,10 +33,10 @@ from lagom_overlap.emulation.prices import CostModelPrices
 from lagom_overlap.emulation.recorder import Recorder
 from lagom_overlap.emulation.server import EmulationServer
 from lagom_overlap.emulation.settings import EmulationSettings
+from lagom_overlap.export.saved import read_saved
 from lagom_overlap.hardware import Cluster, load_preset
 from lagom_overlap.nccl_plugin.library import installed_library
 from lagom_overlap.online.options import OnlineOptions
-from lagom_overlap.online.saved import read_saved
 from lagom_overlap.record import describe_machine, package_versions
 from lagom_overlap.tuners.lagom import MODES
 from lagom_overlap.verbs.run import boot_folder

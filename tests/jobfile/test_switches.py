@@ -1,12 +1,18 @@
 """Keys of `[parallel]` that a framework has no switch for are refused by key, framework, and who has it."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lagom_overlap.errors import JobError
-from lagom_overlap.jobfile.spec import parse_job
+from lagom_overlap.jobfile.spec import ParallelTable, parse_job
 from lagom_overlap.jobfile.step import JobStep, job_step
+from lagom_overlap.workload.parallel import Dispatcher
+from lagom_overlap.workload.step.rules import RULES, Sharding
+from lagom_overlap.workload.step.switches import DISPATCHERS, SWITCHES
+
+FORMATS = Path(__file__).parents[2] / "docs" / "formats.md"
 
 LAYOUT = {"data": 8, "zero_stage": 3, "expert": 8, "global_batch": 16}
 
@@ -67,3 +73,29 @@ def test_whole_experts_are_in_all_of_them(framework: str) -> None:
 def test_a_module_that_is_named_twice_is_refused() -> None:
     with pytest.raises(JobError, match=r"recompute_modules has 'moe' twice, must name each module once"):
         step("megatron", recompute="selective", recompute_modules=["moe", "moe_act", "moe"])
+
+
+@pytest.mark.parametrize("key", SWITCHES)
+def test_the_documentation_names_the_frameworks_that_have_a_switch_and_what_they_call_it(key: str) -> None:
+    lines = FORMATS.read_text(encoding="utf-8").splitlines()
+    row = next(line for line in lines if line.startswith(f"| `{key}`"))
+    for framework, line in SWITCHES[key].items():
+        is_fsdp2 = RULES[framework].sharding is Sharding.FSDP2
+        assert f"`{framework}`" in row or (is_fsdp2 and "FSDP2" in row)
+        named = next((word for word in line.replace(",", " ").split() if set(word) & set("-_")), "")
+        assert named in row
+
+
+def test_every_switch_is_a_key_of_job_files_and_of_frameworks_that_there_are() -> None:
+    assert set(SWITCHES) <= set(ParallelTable.__struct_fields__)
+    for having in (*SWITCHES.values(), *DISPATCHERS.values()):
+        assert set(having) <= set(RULES)
+    assert Dispatcher.ALL_TO_ALL not in DISPATCHERS
+
+
+@pytest.mark.parametrize("framework", ["deepspeed", "fsdp1"])
+def test_parts_of_tensor_parallelism_need_user_buffers_or_async_tp(framework: str) -> None:
+    keys = {"tensor": 2, "data": 4, "expert": 4, "sequence_parallel": True, "overlap_tensor": True}
+    with pytest.raises(JobError, match=f"overlap_tensor is true, but framework {framework} has no such switch"):
+        step(framework, **keys)
+    assert step("torchtitan", **keys).layout.overlap_tensor

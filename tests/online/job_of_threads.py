@@ -21,6 +21,7 @@ from lagom_overlap.collective import (
     ConfigTable,
     Subspace,
 )
+from lagom_overlap.collective.sites import SiteSetting
 from lagom_overlap.errors import BackendError
 from lagom_overlap.online.journal import JournalFile
 from lagom_overlap.online.options import OnlineOptions
@@ -28,7 +29,6 @@ from lagom_overlap.online.ranks.exchange import Exchange
 from lagom_overlap.online.ranks.leader import Leader, StudyFactory
 from lagom_overlap.online.ranks.member import Member
 from lagom_overlap.online.routes.base import CallRecord, StepRecord
-from lagom_overlap.online.sites import SiteSetting
 from lagom_overlap.tuners.guard import Guarded
 from lagom_overlap.tuners.lagom import Lagom
 from lagom_overlap.tuners.study import Study

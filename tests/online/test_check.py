@@ -8,9 +8,9 @@ from job_of_threads import Job
 from test_online_loop import layer_s, options
 
 from lagom_overlap.collective import CollectiveKind, CommConfig
+from lagom_overlap.collective.sites import SiteSetting
 from lagom_overlap.online.ranks.check import Arm, Check
 from lagom_overlap.online.ranks.messages import SwitchState
-from lagom_overlap.online.sites import SiteSetting
 
 KINDS = (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER)
 

@@ -20,13 +20,13 @@ from lagom_overlap.collective import (
     LaunchSpace,
     StreamPriority,
 )
+from lagom_overlap.collective.sites import CallType, Site, SiteSetting, table_of
 from lagom_overlap.errors import BackendError, JobError
+from lagom_overlap.export.saved import SavedSettings, read_saved, write_saved
 from lagom_overlap.online.journal import JournalFile
 from lagom_overlap.online.options import OnlineOptions
 from lagom_overlap.online.ranks.messages import SwitchState, WindowPlan, decode, encode
 from lagom_overlap.online.routes.compute import BothSidesRoute, NoComputeRoute
-from lagom_overlap.online.saved import SavedSettings, read_saved, write_saved
-from lagom_overlap.online.sites import CallType, Site, SiteSetting, table_of
 from lagom_overlap.tuners.base import Problems
 from lagom_overlap.tuners.both_sides import BothSides
 from lagom_overlap.tuners.guard import Guarded

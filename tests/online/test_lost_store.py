@@ -8,9 +8,9 @@ from job_of_threads import BrokenBarrierError, FakeStore, Job
 from test_online_loop import options
 
 from lagom_overlap.collective import ConfigTable
+from lagom_overlap.collective.sites import SiteSetting
 from lagom_overlap.online.ranks.exchange import Exchange, InDoubt, StoreLost
 from lagom_overlap.online.ranks.messages import SwitchState, WindowPlan
-from lagom_overlap.online.sites import SiteSetting
 
 
 @pytest.fixture(scope="module")

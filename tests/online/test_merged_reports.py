@@ -5,8 +5,6 @@ from random import Random
 import pytest
 
 from lagom_overlap.collective import CollectiveKind, CommunicatorId, ConfigKey
-from lagom_overlap.online.problems import measurement
-from lagom_overlap.online.program import StepGroupTimes
 from lagom_overlap.online.ranks.messages import (
     MODULUS,
     MOST_CALLS,
@@ -20,6 +18,7 @@ from lagom_overlap.online.ranks.messages import (
     wires_of,
 )
 from lagom_overlap.online.routes.base import CallRecord, StepRecord
+from lagom_overlap.tuners.problem import Measurement
 
 
 def balance(name: str, digests: list[str], size: int | None = None) -> int:
@@ -39,7 +38,7 @@ def report(rank: int, num_ranks: int, *, digest: str = "same") -> Report:
         balance=sum(balance_of(name, place, size, digest) for name, (place, size) in names.items()) % MODULUS,
         programs=("first",) if rank < half else ("second",),
         shapes=shape_of(rank, "first" if rank < half else "second"),
-        times={"g": StepGroupTimes(makespan_s=rng.random(), comp_s=rng.random(), comm_s=(rng.random(), rng.random()))},
+        times={"g": Measurement(makespan_s=rng.random(), comp_s=rng.random(), comm_s=(rng.random(), rng.random()))},
         step_s=rng.random(),
         steps_s=(rng.random(), rng.random()),
         stepped_s=rng.random(),
@@ -160,11 +159,3 @@ def test_a_communicator_that_more_ranks_than_the_job_has_is_not_balanced() -> No
     record = by_wire("a")
     (wire,) = wires_of([record]).values()
     assert calls_of([record], 0, 2, {wire: 0})[1] == 0
-
-
-def test_the_spread_of_a_groups_makespans_reaches_the_tuner():
-    """Its slack for noise rests on it; a median alone looks exact."""
-    times = StepGroupTimes(makespan_s=2.0, comp_s=1.0, comm_s=(0.5,), makespan_iqr_s=0.3)
-    found = measurement(Report(rank=0, num_steps=4, times={"g": times}), "g", 3)
-    assert (found.makespan_s, found.makespan_iqr_s, found.num_repeats) == (2.0, 0.3, 3)
-    assert measurement(Report(rank=0, num_steps=4), "g", 3) is None

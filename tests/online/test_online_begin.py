@@ -15,7 +15,9 @@ from test_online_files import CALL, SAVED, SETTING
 from torch import distributed as dist
 
 from lagom_overlap.collective import CollectiveKind, CommConfig
+from lagom_overlap.collective.sites import CallType, Site, SiteSetting
 from lagom_overlap.errors import BundleError
+from lagom_overlap.export.saved import read_saved, write_saved
 from lagom_overlap.online import device
 from lagom_overlap.online import tuner as online
 from lagom_overlap.online.graph_captures import GraphCaptures
@@ -24,8 +26,6 @@ from lagom_overlap.online.ranks.exchange import Exchange
 from lagom_overlap.online.ranks.messages import SwitchState, WindowPlan
 from lagom_overlap.online.replaced_ranks import ReplacedRanks
 from lagom_overlap.online.routes.base import StepRecord
-from lagom_overlap.online.saved import read_saved, write_saved
-from lagom_overlap.online.sites import CallType, Site, SiteSetting
 from lagom_overlap.online.tuner import OnlineTuner
 
 pytestmark = pytest.mark.torch

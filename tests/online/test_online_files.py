@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from lagom_overlap.collective import CollectiveKind, CommConfig, CommunicatorId
+from lagom_overlap.collective.sites import CallType, Site, SiteSetting, table_of
 from lagom_overlap.errors import BundleError, OutputError
+from lagom_overlap.export.saved import SavedSettings, read_saved, write_saved
 from lagom_overlap.online.options import OnlineOptions, is_disabled
-from lagom_overlap.online.saved import SavedSettings, read_saved, write_saved
-from lagom_overlap.online.sites import CallType, Site, SiteSetting, table_of
 
 CALL = CallType(description="tp", num_ranks=2, creation_order=1, kind=CollectiveKind.ALL_GATHER, num_bytes=1 << 20)
 SETTING = SiteSetting(Site(CALL, 3), CommConfig(num_channels=4, chunk_bytes=1 << 19))

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 import torch
 from gloo_job import GlooJob
 
-from lagom_overlap.online.saved import read_saved
+from lagom_overlap.export.saved import read_saved
 
 ENGINE = f"ProcessGroupGloo of torch {'.'.join(torch.__version__.split('.')[:2])}"
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -10,13 +10,13 @@ import pytest
 from job_of_threads import Job
 from test_online_loop import options
 
+from lagom_overlap.collective.sites import SiteSetting
 from lagom_overlap.errors import BackendError
 from lagom_overlap.online.journal import JournalFile
 from lagom_overlap.online.ranks.exchange import Exchange
 from lagom_overlap.online.ranks.leader import MAX_VOID, WATCHED_WINDOWS, Leader
 from lagom_overlap.online.ranks.messages import SwitchState, WindowPlan
 from lagom_overlap.online.routes.base import StepRecord
-from lagom_overlap.online.sites import SiteSetting
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,9 @@ from random import Random
 import pytest
 
 from lagom_overlap.collective import CollectiveKind, CommConfig, CommunicatorId, ConfigKey, ConfigSpace, Subspace
-from lagom_overlap.online.problems import job_problems, measurement
+from lagom_overlap.online.problems import job_problems
 from lagom_overlap.online.program import (
     ProgramEvent,
-    StepGroupTimes,
     events_of,
     fingerprint,
     groups_of,
@@ -20,6 +19,7 @@ from lagom_overlap.online.program import (
 from lagom_overlap.online.ranks.messages import Report, decode, encode, merged
 from lagom_overlap.online.routes.base import CallRecord, StepRecord
 from lagom_overlap.online.waits import owed_s, waits_of
+from lagom_overlap.tuners.problem import Measurement
 
 SPACE = ConfigSpace((Subspace(num_channels=(1, 2)),))
 GATHER, SCATTER = CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER
@@ -287,15 +287,14 @@ def test_a_moment_in_which_several_calls_are_waited_for_counts_once() -> None:
 
 def test_the_spread_of_a_groups_makespan_reaches_the_search():
     """Makespans 1, 2, 3, 5 s: inclusive quartiles 1.75 and 3.5. Lagom's slack for noise rests on it."""
-    steps = [{"g": StepGroupTimes(makespan_s=m, comp_s=1.0, comm_s=(0.5,))} for m in (2.0, 1.0, 5.0, 3.0)]
+    steps = [{"g": Measurement(makespan_s=m, comp_s=1.0, comm_s=(0.5,))} for m in (2.0, 1.0, 5.0, 3.0)]
     found = median_times(steps)
     assert found["g"].makespan_iqr_s == 1.75
     report = merged(
         [
             Report(rank=0, num_steps=4, times=found),
-            Report(rank=1, num_steps=4, times=median_times(steps[:1])),
+            Report(rank=1, num_steps=4, times=median_times(steps[:1] * 4)),
         ]
     )
-    told = measurement(decode(encode(report).encode(), Report), "g", 4)
-    assert told is not None
+    told = decode(encode(report).encode(), Report).times["g"]
     assert (told.makespan_iqr_s, told.num_repeats) == (1.75, 4)

@@ -12,9 +12,9 @@ from job_of_threads import Job
 from test_online_loop import options
 
 from lagom_overlap.collective import ConfigTable
+from lagom_overlap.collective.sites import SiteSetting
+from lagom_overlap.export.saved import SavedSettings, read_saved
 from lagom_overlap.online.ranks.messages import SwitchState
-from lagom_overlap.online.saved import SavedSettings, read_saved
-from lagom_overlap.online.sites import SiteSetting
 from lagom_overlap.online.tuner import OnlineTuner
 
 pytestmark = pytest.mark.torch

@@ -22,6 +22,7 @@ import msgspec
 import pytest
 
 from lagom_overlap.collective import CommunicatorId
+from lagom_overlap.collective.sites import SiteSetting
 from lagom_overlap.errors import BackendError
 from lagom_overlap.online.ranks import exchange as exchange_module
 from lagom_overlap.online.ranks import member as member_module
@@ -29,7 +30,6 @@ from lagom_overlap.online.ranks.exchange import Exchange
 from lagom_overlap.online.ranks.in_force import InForce
 from lagom_overlap.online.ranks.member import Member
 from lagom_overlap.online.ranks.messages import KEPT, Report, SwitchState, WindowPlan
-from lagom_overlap.online.sites import SiteSetting
 
 NUM_RANKS = 3
 LOST, TIMEOUT, REFUSED, BROKEN = "lost", "timeout", "refused", "broken"

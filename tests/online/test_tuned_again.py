@@ -10,10 +10,10 @@ import pytest
 from job_of_threads import Job
 from test_online_loop import best_layer_s, options
 
+from lagom_overlap.collective.sites import SiteSetting
 from lagom_overlap.online.journal import JournalFile
 from lagom_overlap.online.options import OnlineOptions
 from lagom_overlap.online.ranks.messages import SwitchState
-from lagom_overlap.online.sites import SiteSetting
 from lagom_overlap.tuners.base import Problems
 from lagom_overlap.tuners.journal import StepKind
 from lagom_overlap.tuners.model_based import ModelBased

@@ -10,6 +10,7 @@ from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.errors import JobError
 from lagom_overlap.export.tp_overlap import tp_overlap_yaml
 from lagom_overlap.hardware import load_preset
+from lagom_overlap.jobfile.spec import read_job
 from lagom_overlap.planners.base import PlanProblem
 from lagom_overlap.planners.deadline import Work
 from lagom_overlap.planners.effects import MIN_GAIN, SwitchAdvice
@@ -18,8 +19,9 @@ from lagom_overlap.planners.simulated import simulated
 from lagom_overlap.planners.times import ModelTimes
 from lagom_overlap.results.plan import MegatronEffects
 from lagom_overlap.verbs.plan import PlanRequest, planned, run_plan
-from lagom_overlap.verbs.plan_megatron import UNTRIED, megatron_lines, megatron_plan
-from lagom_overlap.verbs.plan_problem import read_input
+from lagom_overlap.verbs.plan_megatron import EXPERTS_SWITCH, UNTRIED, megatron_lines, megatron_plan
+from lagom_overlap.verbs.plan_problem import PLAIN_PIPELINE, read_input
+from lagom_overlap.verbs.simulate import SimulateRequest, run_simulate
 from lagom_overlap.workload import CommOp, CompOp, Iteration, MemoryBound
 
 JOB = """
@@ -222,3 +224,59 @@ def test_a_sequence_that_tensor_parallelism_does_not_divide_is_planned_without_t
     found = run_plan(read_input(path), PlanRequest(planner="megatron")).megatron
     assert isinstance(found, MegatronEffects)
     assert "--sequence-parallel" not in {one.switch for one in (*found.switches, *found.not_advised)}
+
+
+MIXTURE = """
+[job]
+name = "mixture"
+[model]
+name = "mixtral-8x7b"
+seq_len = 2048
+[cluster]
+preset = "h100_dgx"
+[parallel]
+pipeline = 4
+data = 8
+expert = 8
+zero_stage = 1
+global_batch = 64
+"""
+INTERLEAVED = 'schedule = "interleaved"\nchunks = 4\noverlap_p2p = true\n'
+
+
+def test_a_pipelines_experts_gain_what_simulate_says_of_the_job_file_with_the_key(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(MIXTURE + INTERLEAVED)
+    given = read_input(path)
+    assert given.pipeline is not None
+    (advice,) = (one for one in given.pipeline.switches if one.switch == EXPERTS_SWITCH)
+    simulated_s = []
+    for more in ("", "overlap_experts = true\n"):
+        path.write_text(MIXTURE + INTERLEAVED + more)
+        simulated_s.append(run_simulate(SimulateRequest(spec=read_job(path))).iteration_s)
+    assert (advice.without_s, advice.with_s) == tuple(simulated_s)
+    assert advice.gain > MIN_GAIN
+    for wanted in (None, MegatronFlags(overlap_experts=True)):
+        found = megatron_plan(given.problem, given.num_ranks, pipeline=given.pipeline, wanted=wanted)
+        assert EXPERTS_SWITCH in found.effects.arguments
+        assert found.effects.environment == {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+        assert found.plan.settings == replace(found.plan.settings, overlap_experts=True)  # type: ignore[type-var]
+
+
+def test_what_a_pipeline_gains_is_said_where_one_stage_alone_gains_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(MIXTURE + INTERLEAVED)
+    notes = run_plan(read_input(path), PlanRequest()).notes
+    assert any("the step is left as it is" in note for note in notes)
+    assert any(note.endswith(EXPERTS_SWITCH) for note in notes)
+
+
+def test_a_plain_pipeline_says_why_its_experts_are_not_asked(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(MIXTURE)
+    found = run_plan(read_input(path), PlanRequest())
+    assert PLAIN_PIPELINE in found.notes
+    assert found.megatron is not None
+    assert found.megatron.pipeline is not None
+    assert EXPERTS_SWITCH not in [one.switch for one in found.megatron.pipeline.switches]
+    assert EXPERTS_SWITCH not in found.megatron.arguments

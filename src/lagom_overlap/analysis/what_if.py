@@ -36,6 +36,7 @@ from lagom_overlap.workload import CommOp
 
 _MAX_KERNELS: Final = 1000
 """Kernels of a group beyond which it is not simulated here: analyze answers in seconds."""
+_OF_GROUPS: Final = "as large a part of each overlap group's gain as it misses of the group as it ran"
 _Change = Callable[[CommOp, CommConfig, KnobReach], CommConfig]
 
 
@@ -128,7 +129,8 @@ def traced_what_ifs(findings: Findings, groups: Sequence[TraceGroup]) -> tuple[W
         if gains:
             gain_s = sum(gain for gain, _ in gains)
             after = replace(before, step_s=step_s - gain_s, exposed_s=max(exposed_s, exposed_s - gain_s))
-            answers.append(what_if(asked, before, after, more_error_s=sum(unsure for _, unsure in gains)))
+            more_s = sum(unsure for _, unsure in gains)
+            answers.append(what_if(asked, before, after, more_error_s=more_s, more_error=_OF_GROUPS))
     return best_first(answers)
 
 

@@ -40,7 +40,7 @@ from lagom_overlap.nccl_plugin import ProcessCommunicator, TunerPlugin, encode_t
 from lagom_overlap.nccl_plugin import fake_host as host
 from lagom_overlap.nccl_plugin.channel_limit import EVEN_GATHERS_ONLY
 from lagom_overlap.nccl_plugin.table_layout import ALGORITHMS, KINDS, MAX_CHANNELS, PROTOCOLS
-from lagom_overlap.tuners.problem import Assignment, Failure, GroupProblem, Outcome
+from lagom_overlap.tuners.problem import Assignment, Failure, GroupProblem, Outcome, corners
 from lagom_overlap.workload import CommOp, OverlapGroup
 
 NUM_CHANNELS: Final = 24
@@ -205,12 +205,7 @@ class FakeNcclBackend:
             group=group,
             spaces=spaces,
             default=(CommConfig(),) * len(group.comms),
-            baselines=MappingProxyType(
-                {
-                    "fixed_min": tuple(space.subspaces[0].minimum for space in spaces),
-                    "fixed_max": tuple(space.subspaces[0].maximum for space in spaces),
-                }
-            ),
+            baselines=corners([space.subspaces[0] for space in spaces]),
         )
 
     def measure(self, group: OverlapGroup, assignment: Assignment) -> Outcome:

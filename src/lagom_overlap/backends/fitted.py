@@ -5,14 +5,13 @@ model knows. Not an entry point: it needs constants and computations measured be
 """
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from lagom_overlap.backends.base import SpaceLimits
 from lagom_overlap.backends.gloo.space import space_within
 from lagom_overlap.collective import CommConfig
 from lagom_overlap.cost.overlap_fit import FittedOverlap, OverlapConstants, predict
 from lagom_overlap.engines.gloo_space import whole_message
-from lagom_overlap.tuners.problem import Assignment, Failure, GroupProblem, Measurement, Outcome
+from lagom_overlap.tuners.problem import Assignment, Failure, GroupProblem, Measurement, Outcome, corners
 from lagom_overlap.workload import OverlapGroup
 
 
@@ -35,13 +34,10 @@ class FittedBackend:
             group=group,
             spaces=spaces,
             default=(CommConfig(),) * len(group.comms),
-            baselines=MappingProxyType(
-                {
-                    "engine_default": tuple(whole_message(comm.collective) for comm in group.comms),
-                    "fixed_min": tuple(space.subspaces[0].minimum for space in spaces),
-                    "fixed_max": tuple(space.subspaces[0].maximum for space in spaces),
-                }
-            ),
+            baselines={
+                "engine_default": tuple(whole_message(comm.collective) for comm in group.comms),
+                **corners([space.subspaces[0] for space in spaces]),
+            },
         )
 
     def measure(self, group: OverlapGroup, assignment: Assignment) -> Outcome:

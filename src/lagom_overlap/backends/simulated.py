@@ -23,7 +23,7 @@ from lagom_overlap.collective import (
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.errors import JobError, SpaceError
 from lagom_overlap.sim import GroupSimulator
-from lagom_overlap.tuners.problem import Assignment, Failure, GroupProblem, Measurement, Outcome
+from lagom_overlap.tuners.problem import Assignment, Failure, GroupProblem, Measurement, Outcome, corners
 from lagom_overlap.workload import OverlapGroup
 
 _KEYS: Final = {
@@ -78,10 +78,7 @@ class SimulatedBackend:
             group=group,
             spaces=spaces,
             default=tuple(self._default(op.collective) for op in group.comms),
-            baselines={
-                "fixed_min": tuple(home.minimum for home in homes),
-                "fixed_max": tuple(home.maximum for home in homes),
-            },
+            baselines=corners(homes),
             launches=self._launches,
         )
 

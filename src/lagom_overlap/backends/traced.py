@@ -12,7 +12,7 @@ from lagom_overlap.collective import CommConfig, ConfigSpace, Subspace
 from lagom_overlap.cost import ContentionModel
 from lagom_overlap.nccl_plugin.support import Knob, NcclVersion, Settable, best_route, support_of
 from lagom_overlap.trace.gpu_trace import KnobReach
-from lagom_overlap.tuners.problem import Assignment, GroupProblem, Outcome
+from lagom_overlap.tuners.problem import Assignment, GroupProblem, Outcome, corners
 from lagom_overlap.workload import OverlapGroup
 
 
@@ -122,10 +122,7 @@ class TracedBackend:
             inner,
             spaces=spaces,
             default=held.configs,
-            baselines={
-                "fixed_min": tuple(home.minimum for home in homes),
-                "fixed_max": tuple(home.maximum for home in homes),
-            },
+            baselines=corners(homes),
         )
 
     def measure(self, group: OverlapGroup, assignment: Assignment) -> Outcome:

@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
@@ -239,36 +240,27 @@ def job_fingerprint(spec: JobSpec, groups: tuple[OverlapGroup, ...]) -> str:
         machine += (spec.cost.sm_carveout,)
     if spec.cost.rank_skew_s:
         machine += (f"rank_skew_s={spec.cost.rank_skew_s!r}",)
-    named = _without_defaults(msgspec.to_builtins(groups))
-    return hashlib.sha256(msgspec.json.encode((named, machine), order="sorted")).hexdigest()[:16]
+    return hashlib.sha256(msgspec.json.encode((_named(groups), machine), order="sorted")).hexdigest()[:16]
 
 
-_LATER_FIELDS: Final = {
-    "batch": ({"m"}, 1),
-    "access": ({"num_bytes"}, "stream"),
-    "num_launches": ({"num_bytes", "m"}, 1),
-    "result_bytes": ({"m"}, None),
-    "chunked": ({"m"}, False),
-    "packed": ({"m"}, 1),
-    "issuer": ({"microbatch"}, "program"),
-    "copies": ({"num_ranks"}, 0),
-    "rank_bytes": ({"num_ranks"}, 0),
-}
-"""Fields of works and calls that older recordings do not know, with a field of each such one and the default."""
+_FIRST_FIELDS: Final = frozenset(
+    (
+        *("deps", "origin", "shards", "stream", "communicator", "starts_after", "count", "occurrences"),
+        *("phase", "layer", "microbatch", "module", "kernel"),
+        *("element_bytes", "causal", "passes", "grid", "cluster", "own_tiles", "num_nodes"),
+    )
+)
+"""Fields with a default that the first recordings name, whatever they hold."""
 
 
-def _without_defaults(value: Any) -> Any:  # anything that msgspec makes of groups
-    """Works as recordings name them: fields that came later are left out where they say nothing."""
+def _named(value: Any) -> Any:  # a group, or anything in one
+    """Groups as recordings name them: a field that came later is left out where it says nothing."""
     if isinstance(value, list | tuple):
-        return [_without_defaults(part) for part in value]
-    if not isinstance(value, dict):
+        return [_named(part) for part in value]
+    if not is_dataclass(value):
         return value
-    kept = {}
-    for key, part in value.items():
-        works, default = _LATER_FIELDS.get(key, (frozenset(), None))
-        if works.isdisjoint(value) or part != default:
-            kept[key] = _without_defaults(part)
-    return kept
+    parts = ((each, getattr(value, each.name)) for each in fields(value))
+    return {each.name: _named(part) for each, part in parts if each.name in _FIRST_FIELDS or part != each.default}
 
 
 def request_of(

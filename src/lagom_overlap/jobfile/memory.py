@@ -9,7 +9,7 @@ from lagom_overlap.hardware import Gpu
 from lagom_overlap.jobfile.step import JobStep
 from lagom_overlap.units import format_memory
 from lagom_overlap.workload.parallel import ParallelLayout, Recompute
-from lagom_overlap.workload.parallel.layout import check_model
+from lagom_overlap.workload.parallel.check import check_model
 from lagom_overlap.workload.step.rules import Sharding
 
 _MOST_SHOWN: Final = 3

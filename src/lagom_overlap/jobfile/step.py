@@ -15,10 +15,10 @@ from lagom_overlap.sim.training import TrainingSimulator
 from lagom_overlap.workload.issued import IssuedStep
 from lagom_overlap.workload.models import TransformerModel, load_model
 from lagom_overlap.workload.parallel import Dispatcher, ParallelLayout, StageMemory, plan_stages, stage_memory
-from lagom_overlap.workload.parallel.layout import check_layout
+from lagom_overlap.workload.parallel.check import check_layout
 from lagom_overlap.workload.precision import Precision, ProductFormat
 from lagom_overlap.workload.step import IssueRules, load_rules
-from lagom_overlap.workload.step.switches import DISPATCHERS, SWITCHES, has_dispatcher
+from lagom_overlap.workload.step.switches import DISPATCHERS, SWITCHES, TAKEN_ANYWHERE, has_dispatcher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +193,7 @@ def check_switches(parallel: ParallelTable, framework: str) -> None:
     default = ParallelTable()
     for key, having in SWITCHES.items():
         value = getattr(parallel, key)
-        if value != getattr(default, key) and framework not in having:
+        if value != getattr(default, key) and framework not in having and key not in TAKEN_ANYWHERE:
             shown = "true" if value is True else [str(one) for one in value]
             raise JobError(
                 f"parallel.{key} is {shown}, but framework {framework} has no such switch; allowed with: "

@@ -20,6 +20,7 @@ from lagom_overlap.collective import LaunchConfig
 from lagom_overlap.errors import BackendError, JobError, LagomError, OutputError
 from lagom_overlap.export.env_file import CARVE_OUT_VARIABLE
 from lagom_overlap.export.plugin_table import CHECKSUM_VARIABLE
+from lagom_overlap.export.saved import other_engine
 from lagom_overlap.nccl_plugin import TunerPlugin, read_record
 from lagom_overlap.nccl_plugin.support import NcclVersion
 from lagom_overlap.online.agreed_table import apply_on_all, meet
@@ -37,7 +38,6 @@ from lagom_overlap.online.ranks.messages import SETTLED, SwitchState
 from lagom_overlap.online.routes.carve_out import open_compute_route
 from lagom_overlap.online.routes.compute import ComputeRoute
 from lagom_overlap.online.routes.nccl import expanded, nccl_in_use
-from lagom_overlap.online.saved import other_engine
 from lagom_overlap.online.tuner import OnlineTuner, store_of
 from lagom_overlap.stderr import write_lines
 

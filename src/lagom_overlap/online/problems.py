@@ -13,11 +13,10 @@ import msgspec
 from msgspec import UNSET
 
 from lagom_overlap.collective import CommConfig, launch_of
+from lagom_overlap.collective.sites import Site, SiteSetting
 from lagom_overlap.online.program import StepGroup, StepProgram, groups_of
-from lagom_overlap.online.ranks.messages import Report
-from lagom_overlap.online.sites import Site, SiteSetting
 from lagom_overlap.tuners.base import Problems
-from lagom_overlap.tuners.problem import Assignment, GroupProblem, Measurement
+from lagom_overlap.tuners.problem import Assignment, GroupProblem
 from lagom_overlap.workload import CommOp, CompOp, MemoryBound, OverlapGroup
 
 _UNKNOWN = CompOp(name="computation", work=MemoryBound(1))
@@ -116,18 +115,4 @@ def _problem(group: StepGroup) -> GroupProblem:
         ),
         spaces=group.spaces,
         default=(CommConfig(),) * len(comms),
-    )
-
-
-def measurement(report: Report, name: str, num_repeats: int) -> Measurement | None:
-    """A group's times in a report; None if no rank saw the group."""
-    times = report.times.get(name)
-    if times is None:
-        return None
-    return Measurement(
-        makespan_s=times.makespan_s,
-        comp_s=times.comp_s,
-        comm_s=times.comm_s,
-        num_repeats=num_repeats,
-        makespan_iqr_s=times.makespan_iqr_s,
     )

@@ -17,15 +17,16 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import fmean, median, quantiles
+from statistics import fmean
 from typing import Final
 
 import msgspec
 
 from lagom_overlap.collective import ConfigSpace
+from lagom_overlap.collective.sites import CallType, Site, site_of
 from lagom_overlap.online.routes.base import CallRecord, StepRecord
-from lagom_overlap.online.sites import CallType, Site, site_of
 from lagom_overlap.online.waits import owed_s, waits_of
+from lagom_overlap.tuners.problem import Measurement
 from lagom_overlap.units import format_bytes
 
 LATE_SHARE: Final = 0.1
@@ -86,19 +87,6 @@ class StepGroup:
     def count(self) -> int:
         """How often the group occurs in a step."""
         return len(self.windows)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepGroupTimes:
-    """One group in one step, means over its windows: Z, Y and each x_j, in seconds.
-
-    Of several steps these are medians, and `makespan_iqr_s` is the interquartile range of Z.
-    """
-
-    makespan_s: float
-    comp_s: float
-    comm_s: tuple[float, ...]
-    makespan_iqr_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -284,8 +272,8 @@ def _words(call: CallType) -> str:
     )
 
 
-def times_of(program: StepProgram, groups: Sequence[StepGroup], record: StepRecord) -> dict[str, StepGroupTimes]:
-    """Each group's times in a step of the program's shape, by group name.
+def times_of(program: StepProgram, groups: Sequence[StepGroup], record: StepRecord) -> dict[str, Measurement]:
+    """Each group's times in a step of the program's shape, by group name, means over its windows.
 
     What later windows wait for a group's calls is the group's (`waits`); all windows' makespans are the step still.
     """
@@ -297,7 +285,7 @@ def times_of(program: StepProgram, groups: Sequence[StepGroup], record: StepReco
             [record.calls[window[place]].ended_s - record.calls[window[place]].begun_s for window in group.members]
             for place in range(len(group.calls))
         ]
-        found[group.name] = StepGroupTimes(
+        found[group.name] = Measurement(
             makespan_s=fmean(comp_s + waited_s for comp_s, waited_s in spans),
             comp_s=fmean(comp_s for comp_s, _ in spans),
             comm_s=tuple(fmean(times) for times in lengths),
@@ -305,20 +293,9 @@ def times_of(program: StepProgram, groups: Sequence[StepGroup], record: StepReco
     return found
 
 
-def median_times(steps: Sequence[dict[str, StepGroupTimes]]) -> dict[str, StepGroupTimes]:
-    """Each group's times over several steps of one program, field by field, and how far its makespans are apart."""
-    return {name: _median_of([step[name] for step in steps]) for name in steps[0]}
-
-
-def _median_of(times: Sequence[StepGroupTimes]) -> StepGroupTimes:
-    makespans_s = [each.makespan_s for each in times]
-    low, _, high = quantiles(makespans_s, n=4, method="inclusive") if len(times) > 1 else (0.0, 0.0, 0.0)
-    return StepGroupTimes(
-        makespan_s=median(makespans_s),
-        comp_s=median(each.comp_s for each in times),
-        comm_s=tuple(median(lengths) for lengths in zip(*(each.comm_s for each in times), strict=True)),
-        makespan_iqr_s=high - low,
-    )
+def median_times(steps: Sequence[dict[str, Measurement]]) -> dict[str, Measurement]:
+    """Each group's times over several steps of one program."""
+    return {name: Measurement.from_runs([step[name] for step in steps]) for name in steps[0]}
 
 
 def _spans(program: StepProgram, record: StepRecord) -> list[tuple[float, float]]:

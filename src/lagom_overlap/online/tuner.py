@@ -31,8 +31,10 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from lagom_overlap import __version__
 from lagom_overlap.collective import ConfigKey, LaunchConfig, LaunchScope, LaunchSpace
+from lagom_overlap.collective.sites import SiteSetting, key_of
 from lagom_overlap.engines.bounded import BoundedCalls, Overdue
 from lagom_overlap.errors import BackendError, BundleError, LagomError, UnknownNameError
+from lagom_overlap.export.saved import SavedSettings, read_saved, write_saved
 from lagom_overlap.jobfile.registry import check_tuner_name, make_tuner, searches_launches, takes_warm_start
 from lagom_overlap.online.adapters.base import Adapter
 from lagom_overlap.online.adapters.calls import CallsAdapter
@@ -53,8 +55,6 @@ from lagom_overlap.online.routes.carve_out import open_compute_route
 from lagom_overlap.online.routes.compute import BothSidesRoute, ComputeRoute
 from lagom_overlap.online.routes.gloo import GlooRoute
 from lagom_overlap.online.routes.nccl import PLUGIN_OWNER, nccl_in_use, open_nccl_route
-from lagom_overlap.online.saved import SavedSettings, read_saved, write_saved
-from lagom_overlap.online.sites import SiteSetting, key_of
 from lagom_overlap.online.step_clock import EventClock
 from lagom_overlap.record import utc_now
 from lagom_overlap.tuners.base import Problems

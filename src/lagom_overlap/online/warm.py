@@ -8,8 +8,8 @@ have changed. The tuner must take a warm start; those that do not, begin cold.
 from collections.abc import Iterable, Mapping, Sequence
 
 from lagom_overlap.collective import CommConfig
+from lagom_overlap.collective.sites import Site, SiteSetting
 from lagom_overlap.online.problems import JobProblems, TunedGroup
-from lagom_overlap.online.sites import Site, SiteSetting
 from lagom_overlap.tuners.study import Study
 from lagom_overlap.tuners.warm_start import Earlier, WarmStart, earlier_of
 

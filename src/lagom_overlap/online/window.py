@@ -13,7 +13,6 @@ from typing import Final
 from lagom_overlap.collective import ConfigKey, ConfigSpace, common_space
 from lagom_overlap.collective.size_class import WIDTHS
 from lagom_overlap.online.program import (
-    StepGroupTimes,
     StepProgram,
     fingerprint,
     groups_of,
@@ -24,6 +23,7 @@ from lagom_overlap.online.program import (
 from lagom_overlap.online.ranks.exchange import Exchange, StoreLost
 from lagom_overlap.online.ranks.messages import UNLIKE, Report, WindowPlan, calls_of, shape_of, wires_of
 from lagom_overlap.online.routes.base import Route, StepRecord, by_class
+from lagom_overlap.tuners.problem import Measurement
 
 _log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class Observer:
                 self.programs[shape] = self._exchange.program(shape)
 
     def _summary(self, window: Window, totals: Totals, stop: str) -> Report:
-        records, times = window.records, dict[str, StepGroupTimes]()
+        records, times = window.records, dict[str, Measurement]()
         shapes = {fingerprint(record) for record in records}
         shape = shapes.pop() if len(shapes) == 1 else ""
         if shape and not stop:

@@ -10,12 +10,11 @@ from rich.text import Text
 
 from lagom_overlap.report.fitted import WIDTH, Fitted
 from lagom_overlap.sim.what_if import (
-    COLLECTIVE_ERROR,
     LEAST,
-    SLOWDOWN_ERROR,
     Verdict,
     WhatIf,
     best_first,
+    errors_text,
     interval_text,
     percent_text,
     whether,
@@ -102,10 +101,9 @@ def what_if_section(answers: Sequence[WhatIf], *, has_job: bool = False) -> What
     scale = BAR_WIDTH / ((most - least) or 1.0)
     how_sure = (
         "Predicted, each change alone, on the same step by the same model; nothing was measured or changed. The "
-        f"interval is the gain plus and minus what the model was found to miss: {SLOWDOWN_ERROR:.1%} of the "
-        f"computation that runs during communication and {COLLECTIVE_ERROR:.1%} of the exposed communication. Less "
-        f"than {LEAST:.1%} of the step is no gain. Compare a few hundred steps with and without a change before you "
-        "keep it; to undo it, take the setting away again."
+        f"interval is the gain plus and minus what the model was found to miss: {errors_text(answers)}. Less than "
+        f"{LEAST:.1%} of the step is no gain. Compare a few hundred steps with and without a change before you keep "
+        "it; to undo it, take the setting away again."
     )
     return WhatIfPart(
         sentence=whether(answers),

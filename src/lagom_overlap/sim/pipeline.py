@@ -8,6 +8,7 @@ schedule with `overlap_p2p_comm`; what the transfer takes from the concurrent pr
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from lagom_overlap.workload.parallel import Slot
 
@@ -43,99 +44,55 @@ class SlotRun:
     end_s: float
 
 
-def run_pipeline(orders: Sequence[Sequence[Slot]], times: Sequence[SlotTimes]) -> tuple[tuple[SlotRun, ...], ...]:
+class Pass(NamedTuple):
+    """A micro-batch's forward or backward through a model chunk, counted over all stages."""
+
+    forward: bool
+    micro_batch: int
+    chunk: int
+
+    @classmethod
+    def of(cls, slot: Slot, rank: int, num_stages: int) -> "Pass":
+        """A slot of a stage."""
+        return cls(slot.forward, slot.micro_batch, slot.chunk * num_stages + rank)
+
+    def after(self) -> "Pass":
+        """The one that needs its result; after the last chunk and before the first one there is none."""
+        return Pass(self.forward, self.micro_batch, self.chunk + (1 if self.forward else -1))
+
+
+def run_pipeline(
+    orders: Sequence[Sequence[Slot]], times: Sequence[SlotTimes], *, is_queued: bool = False
+) -> tuple[tuple[SlotRun, ...], ...]:
     """Who runs when, per stage; `orders` and `times` are by stage.
 
-    Raises:
-        ValueError: if the orders wait for each other in a circle.
-    """
-    num_stages, chunks = len(orders), len(times[0].forward_s)
-    last = num_stages * chunks - 1
-    ends: dict[tuple[bool, int, int], float] = {}  # where they are needed
-    clocks, places = [0.0] * num_stages, [0] * num_stages
-    runs: list[list[SlotRun]] = [[] for _ in range(num_stages)]
-    waiting: dict[tuple[bool, int, int], int] = {}
-    ready = list(range(num_stages))
-    while ready:
-        rank = ready.pop()
-        order = orders[rank]
-        while places[rank] < len(order):
-            slot = order[places[rank]]
-            chunk = slot.chunk * num_stages + rank
-            if slot.forward:
-                need = (True, slot.micro_batch, chunk - 1) if chunk else None
-            else:
-                need = (False, slot.micro_batch, chunk + 1) if chunk < last else (True, slot.micro_batch, chunk)
-            if need is not None and need not in ends:
-                waiting[need] = rank
-                break
-            start = max(clocks[rank], ends[need] if need is not None else 0.0)
-            own = times[rank]
-            end = start + own.of(slot)
-            runs[rank].append(SlotRun(rank, slot, start, end))
-            clocks[rank], places[rank] = end, places[rank] + 1
-            key = (slot.forward, slot.micro_batch, chunk)
-            is_sent = chunk < last if slot.forward else chunk > 0
-            ends[key] = end + (own.transfer_s if is_sent else 0.0)
-            if key in waiting:
-                ready.append(waiting.pop(key))
-    if any(place < len(order) for place, order in zip(places, orders, strict=True)):
-        raise ValueError("the stages' orders wait for each other in a circle")
-    return tuple(tuple(run) for run in runs)
-
-
-def run_queued_pipeline(
-    orders: Sequence[Sequence[Slot]], times: Sequence[SlotTimes]
-) -> tuple[tuple[SlotRun, ...], ...]:
-    """The same where all that a stage sends and receives is in one queue, as in PyTorch's interleaved schedules.
-
-    A transfer begins when it is the first one at both ends and its result is there, and takes the sender's
-    `transfer_s`; computations go on meanwhile.
+    A result begins to travel as soon as it is there. `is_queued`: all that a stage sends and receives is in one queue,
+    as in PyTorch's interleaved schedules; a transfer begins when it is the first one at both ends, too.
 
     Raises:
         ValueError: if the orders wait for each other in a circle.
     """
     num_stages, chunks = len(orders), len(times[0].forward_s)
     last = num_stages * chunks - 1
-    queues = transfer_queues(orders, chunks)
-    computed: dict[_Pass, float] = {}
-    arrived: dict[_Pass, float] = {}
+    queues = transfer_queues(orders, chunks) if is_queued else [[]] * num_stages
+    computed: dict[Pass, float] = {}  # and not sent
+    arrived: dict[Pass, float] = {}  # what a pass needs
     clocks, queue_clocks = [0.0] * num_stages, [0.0] * num_stages
     places, heads = [0] * num_stages, [0] * num_stages
+    wanted: list[Pass | None] = [None] * num_stages
     runs: list[list[SlotRun]] = [[] for _ in range(num_stages)]
 
-    def compute(rank: int) -> bool:
-        if places[rank] == len(orders[rank]):
-            return False
-        slot = orders[rank][places[rank]]
-        own = _Pass(slot.forward, slot.micro_batch, slot.chunk * num_stages + rank)
-        if own.forward or own.chunk < last:
-            before = arrived.get(own, 0.0 if own.forward and own.chunk == 0 else None)
-        else:
-            before = computed.get(_Pass(True, own.micro_batch, own.chunk))
-        if before is None:
-            return False
-        start = max(clocks[rank], before)
-        clocks[rank] = computed[own] = start + times[rank].of(slot)
-        runs[rank].append(SlotRun(rank, slot, start, clocks[rank]))
-        places[rank] += 1
-        return True
-
     def transfer(rank: int) -> int | None:
-        """The other end of a transfer that could be made."""
+        """Makes the first transfer of a stage's queue if it can be made; its other end."""
         if heads[rank] == len(queues[rank]):
             return None
-        head = queues[rank][heads[rank]]
-        source, target = head.sent.chunk % num_stages, head.sent.after().chunk % num_stages
+        sent = queues[rank][heads[rank]]
+        source, target = sent.chunk % num_stages, sent.after().chunk % num_stages
         other = target if rank == source else source
-        if (
-            head.sent not in computed
-            or heads[other] == len(queues[other])
-            or queues[other][heads[other]].sent != head.sent
-        ):
+        if sent not in computed or heads[other] == len(queues[other]) or queues[other][heads[other]] != sent:
             return None
-        start = max(queue_clocks[rank], queue_clocks[other], computed[head.sent])
-        queue_clocks[rank] = queue_clocks[other] = arrived[head.sent.after()] = start + times[source].transfer_s
+        start_s = max(queue_clocks[rank], queue_clocks[other], computed.pop(sent))
+        queue_clocks[rank] = queue_clocks[other] = arrived[sent.after()] = start_s + times[source].transfer_s
         heads[rank] += 1
         heads[other] += 1
         return other
@@ -143,40 +100,36 @@ def run_queued_pipeline(
     ready = list(range(num_stages))
     while ready:
         rank = ready.pop()
-        moved = compute(rank)
-        other = transfer(rank)
-        if moved or other is not None:
-            ready += {rank, (rank - 1) % num_stages, (rank + 1) % num_stages}
-        if other is not None:
-            ready += {other, (other - 1) % num_stages, (other + 1) % num_stages}
+        order, own = orders[rank], times[rank]
+        while places[rank] < len(order):
+            slot = order[places[rank]]
+            now = Pass.of(slot, rank, num_stages)
+            before_s = 0.0 if now.forward and now.chunk == 0 else arrived.get(now)
+            if before_s is None:
+                wanted[rank] = now
+                break
+            start_s = max(clocks[rank], before_s)
+            clocks[rank] = end_s = start_s + own.of(slot)
+            runs[rank].append(SlotRun(rank, slot, start_s, end_s))
+            places[rank] += 1
+            after = now.after()
+            if now.forward and now.chunk == last:
+                arrived[Pass(False, now.micro_batch, last)] = end_s
+            elif is_queued:
+                computed[now] = end_s
+            elif after.chunk >= 0:
+                arrived[after] = end_s + own.transfer_s
+                if wanted[other := after.chunk % num_stages] == after:
+                    ready.append(other)
+        while (met := transfer(rank)) is not None:
+            ready += (rank, met)
     if any(place < len(order) for place, order in zip(places, orders, strict=True)):
         raise ValueError("the stages' orders wait for each other in a circle")
     return tuple(tuple(run) for run in runs)
 
 
-@dataclass(frozen=True, slots=True)
-class _Pass:
-    """A micro-batch's forward or backward through a model chunk, counted over all stages."""
-
-    forward: bool
-    micro_batch: int
-    chunk: int
-
-    def after(self) -> "_Pass":
-        """The one that needs its result."""
-        return _Pass(self.forward, self.micro_batch, self.chunk + (1 if self.forward else -1))
-
-
-@dataclass(frozen=True, slots=True)
-class Queued:
-    """An end of a transfer in a stage's queue: whose result it is, and whether this end sends it."""
-
-    sent: _Pass
-    sends: bool
-
-
-def transfer_queues(orders: Sequence[Sequence[Slot]], chunks: int) -> list[list[Queued]]:
-    """Each stage's sends and receives in the order in which PyTorch issues them (`_add_send_recv`, 2.13 to 2.15).
+def transfer_queues(orders: Sequence[Sequence[Slot]], chunks: int) -> list[list[Pass]]:
+    """Whose results each stage sends and receives, in PyTorch's order (`_add_send_recv`, 2.13 to 2.15).
 
     Stages take turns, each with its next slot if what that needs has been sent; behind it it sends, and the other end
     receives behind whatever it has issued by then. The schedule's idle places are gone before (`_add_unshard_reshard`),
@@ -184,9 +137,9 @@ def transfer_queues(orders: Sequence[Sequence[Slot]], chunks: int) -> list[list[
     """
     num_stages = len(orders)
     last = num_stages * chunks - 1
-    queues: list[list[Queued]] = [[] for _ in orders]
+    queues: list[list[Pass]] = [[] for _ in orders]
     places = [0] * num_stages
-    sent: set[_Pass] = set()
+    sent: set[Pass] = set()
     moved = True
     while moved:
         moved = False
@@ -194,13 +147,13 @@ def transfer_queues(orders: Sequence[Sequence[Slot]], chunks: int) -> list[list[
             if places[rank] == len(order):
                 continue
             slot = order[places[rank]]
-            own = _Pass(slot.forward, slot.micro_batch, slot.chunk * num_stages + rank)
+            own = Pass.of(slot, rank, num_stages)
             needs = own.chunk > 0 if own.forward else own.chunk < last
             if needs and own not in sent:
                 continue
             if 0 <= own.after().chunk <= last:
-                queues[rank].append(Queued(own, sends=True))
-                queues[own.after().chunk % num_stages].append(Queued(own, sends=False))
+                queues[rank].append(own)
+                queues[own.after().chunk % num_stages].append(own)
                 sent.add(own.after())
             places[rank] += 1
             moved = True

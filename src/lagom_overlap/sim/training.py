@@ -19,7 +19,7 @@ from lagom_overlap.hardware import Cluster
 from lagom_overlap.sim.columns import Columns
 from lagom_overlap.sim.framework import FrameworkModel
 from lagom_overlap.sim.iteration import IterationSimulator
-from lagom_overlap.sim.pipeline import SlotRun, SlotTimes, run_pipeline, run_queued_pipeline
+from lagom_overlap.sim.pipeline import SlotRun, SlotTimes, run_pipeline
 from lagom_overlap.sim.step_parts import CommTimes, Seconds, SimulatedStep, StepParts, Waits, parts_of
 from lagom_overlap.timeline import Span, SpanKind, Timeline
 from lagom_overlap.workload import CommOp
@@ -254,8 +254,7 @@ class TrainingSimulator:
             for role in roles
         ]
         orders = [stage_slots(layout, rank) for rank in range(layout.pipeline)]
-        run_all = run_queued_pipeline if self._queues and not layout.overlap_p2p else run_pipeline
-        runs = run_all(orders, slot_times)
+        runs = run_pipeline(orders, slot_times, is_queued=self._queues and not layout.overlap_p2p)
         rows, iteration_s = [], 0.0
         for rank, (role, run) in enumerate(zip(roles, runs, strict=True)):
             row = self._row(rank, role, run[-1].end_s)

@@ -2,7 +2,8 @@
 
 The interval is the gain plus and minus what the model was measured to miss, on data that it was not fitted to
 (docs/accuracy.md): `SLOWDOWN_ERROR` of the computation that runs during communication, and `COLLECTIVE_ERROR` of the
-communication that nothing hides, before or after the change, whichever is more. A difference of two predictions is
+communication that nothing hides, before or after the change, whichever is more; what else
+it is known to miss of a change comes on top (`more_error`). A difference of two predictions is
 better than either where the same error is in both; nothing measured says by how much, so nothing is taken off.
 
 A change is a gain or a loss only where it is more than that and more than `LEAST` of the step. Anything smaller than
@@ -20,6 +21,8 @@ SLOWDOWN_ERROR: Final = 0.033
 """Of a kernel's time next to a collective: the H100's surface by left-out victims (3.3 %; MI300X by shape 5.4 %)."""
 COLLECTIVE_ERROR: Final = 0.087
 """Of a collective's time next to a kernel: MI300X by left-out shapes. No surface gives it for NVIDIA's GPUs."""
+QUEUE_ERROR: Final = 0.25
+"""Of what it gains that a pipeline's transfers no longer wait in one queue: 109 ms, of one emulated step, for 87."""
 LEAST: Final = 0.005
 """Of a step: tables of NVIDIA that repeat a configuration differ by 1 to 6 % (NeMo 24.07)."""
 
@@ -83,8 +86,9 @@ class Spent:
 class WhatIf:
     """One change and what it is predicted to do to a step: `gain_s` is negative where it loses.
 
-    `low_s` and `high_s` bound the gain by the model's own error; `share` is the gain over the step. `apply` is the
-    line that makes the change, `setting` the key of the job file or the variable in it.
+    `low_s` and `high_s` bound the gain by the model's own error, `more_error` names what is in it besides the errors of
+    every change; `share` is the gain over the step. `apply` is the line that makes the change, `setting` the key of the
+    job file or the variable in it.
     """
 
     change: str
@@ -95,6 +99,18 @@ class WhatIf:
     high_s: float
     share: float
     verdict: Verdict
+    more_error: str = ""
+
+
+def errors_text(answers: Sequence[WhatIf]) -> str:
+    """What the intervals hold, in words."""
+    more = dict.fromkeys(answer.more_error for answer in answers if answer.more_error)
+    errors = [
+        f"{SLOWDOWN_ERROR:.1%} of the computation that runs during communication",
+        f"{COLLECTIVE_ERROR:.1%} of the exposed communication",
+        *more,
+    ]
+    return f"{', '.join(errors[:-1])} and {errors[-1]}"
 
 
 def error_s(before: Spent, after: Spent) -> float:
@@ -104,8 +120,8 @@ def error_s(before: Spent, after: Spent) -> float:
     return SLOWDOWN_ERROR * overlapped + COLLECTIVE_ERROR * exposed
 
 
-def what_if(asked: Asked, before: Spent, after: Spent, *, more_error_s: float = 0.0) -> WhatIf:
-    """The answer to a change; `more_error_s` is what else is known of the model's error here."""
+def what_if(asked: Asked, before: Spent, after: Spent, *, more_error_s: float = 0.0, more_error: str = "") -> WhatIf:
+    """The answer to a change; `more_error_s` is what else is known of the model's error here, and what it is of."""
     gain_s = before.step_s - after.step_s
     unsure_s = error_s(before, after) + more_error_s
     share = gain_s / before.step_s
@@ -124,6 +140,7 @@ def what_if(asked: Asked, before: Spent, after: Spent, *, more_error_s: float = 
         high_s=gain_s + unsure_s,
         share=share,
         verdict=verdict,
+        more_error=more_error,
     )
 
 

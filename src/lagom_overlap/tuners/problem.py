@@ -11,7 +11,7 @@ from statistics import median, quantiles
 from types import MappingProxyType
 from typing import Final
 
-from lagom_overlap.collective import NO_LAUNCHES, CommConfig, ConfigSpace, LaunchSpace
+from lagom_overlap.collective import NO_LAUNCHES, CommConfig, ConfigSpace, LaunchSpace, Subspace
 from lagom_overlap.timeline import Timeline
 from lagom_overlap.workload import OverlapGroup
 
@@ -44,6 +44,14 @@ class GroupProblem:
         for name, assignment in {"default": self.default, **self.baselines}.items():
             if len(assignment) != num_comms:
                 raise ValueError(f"{name} has {len(assignment)} configurations for {num_comms} collectives")
+
+
+def corners(homes: Sequence[Subspace]) -> dict[str, Assignment]:
+    """The arms of fixed settings: all knobs of each collective's subspace minimal, and all maximal."""
+    return {
+        "fixed_min": tuple(home.minimum for home in homes),
+        "fixed_max": tuple(home.maximum for home in homes),
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,7 +53,7 @@ from lagom_overlap.units import format_memory, format_seconds
 from lagom_overlap.verbs.plan_carrier import Carried, carried, nobody
 from lagom_overlap.verbs.plan_file import check_plan, check_plan_file, plan_toml, read_plan
 from lagom_overlap.verbs.plan_fsdp2 import fsdp2_lines
-from lagom_overlap.verbs.plan_megatron import megatron_files, megatron_lines, megatron_plan
+from lagom_overlap.verbs.plan_megatron import megatron_files, megatron_lines, megatron_plan, pipeline_lines
 from lagom_overlap.verbs.plan_problem import OURS, WHOLE, Check, PlanInput
 from lagom_overlap.verbs.simulate_what_if import spent_of
 from lagom_overlap.workload.digest import graph_digest
@@ -166,7 +166,7 @@ def offered(given: PlanInput, found: Planned, *, is_run: bool = False) -> Planne
         rewrites=(),
         iteration=given.issued,
         is_optimal=False,
-        notes=(said,),
+        notes=(said, *(pipeline_lines(found.megatron) if found.megatron is not None else ())),
         configs=NO_CONFIGS,
         settings=None,
         effects=(),

@@ -38,8 +38,10 @@ from lagom_overlap.sim.what_if import percent_text
 from lagom_overlap.units import format_seconds
 from lagom_overlap.workload import CommOp, Iteration, Phase
 from lagom_overlap.workload.step.groups import DATA, PIPELINE
+from lagom_overlap.workload.step.switches import can_overlap_experts, has_switch
 
 ARGUMENTS_FILE: Final = "megatron_args.sh"
+EXPERTS_SWITCH: Final = "--overlap-moe-expert-parallel-comm"
 UNTRIED: Final = (
     "The planning budget ended before every switch was tried: one without a figure is Megatron's usual recommendation, "
     "not a prediction. [plan] budget_s allows more."
@@ -57,7 +59,19 @@ def pipeline_effects(job: JobStep, times: ModelTimes) -> PipelineEffects | None:
     if not layout.pipeline_layout:  # its switches say how many layers each chunk has
         each = job.model.num_layers // layout.pipeline
         switches = pipeline_advice(layout, seconds, each, _stage_comms(job, times))
+    switches += _expert_advice(job)
     return PipelineEffects(slot=seconds, check=check_micro_batches(layout, seconds), switches=switches)
+
+
+def _expert_advice(job: JobStep) -> tuple[PipelineAdvice, ...]:
+    """What it brings all stages together that all-to-alls run behind another micro-batch; nothing where they cannot."""
+    if not (has_switch(job.rules.name, "overlap_experts") and can_overlap_experts(job.layout)):
+        return ()
+    without, overlapped = (replace(job, layout=replace(job.layout, overlap_experts=each)) for each in (False, True))
+    if not overlapped.fits:
+        return ()
+    without_s, with_s = (each.simulator().times().iteration_s for each in (without, overlapped))
+    return (PipelineAdvice(switch=EXPERTS_SWITCH, without_s=without_s, with_s=with_s),)
 
 
 def _slot_seconds(job: JobStep, times: ModelTimes) -> SlotSeconds:
@@ -111,13 +125,13 @@ def megatron_plan(
     deadline, scale = problem.deadline(), scale_of(num_gpus)
     if wanted is None:
         found = _searched(problem, sequence, scale, price, deadline)
-        found = replace(found, flags=_interleaved(found.flags, pipeline))
+        flags = _of_all_stages(found.flags, pipeline)
     else:
-        found = _taken(problem, sequence, wanted, price, deadline)
-    trials, flags = found.trials, found.flags
+        found, flags = _taken(problem, sequence, _of_one_stage(problem, wanted), price, deadline), wanted
+    trials, of_step = found.trials, _of_one_stage(problem, flags)
     problem = trials.problem
-    switches = (*found.more, *advise(trials, flags))
-    step, iteration, configs = _simulated(problem, flags, price)
+    switches = (*found.more, *advise(trials, of_step))
+    step, iteration, configs = _simulated(problem, of_step, price)
     effects = MegatronEffects(
         scale=str(scale),
         num_gpus=num_gpus,
@@ -128,7 +142,7 @@ def megatron_plan(
             is_blackwell=problem.cluster.gpu.name.lower().startswith(_BLACKWELL),
         ),
         step_s=step.makespan_s,
-        without_overlap_s=without_overlap_s(trials, flags),
+        without_overlap_s=without_overlap_s(trials, of_step),
         switches=switches,
         not_advised=found.dropped,
         pipeline=pipeline,
@@ -217,9 +231,16 @@ def _chosen(trials: Trials, scale: Scale) -> _Found:
     return _Found(trials=trials, flags=flags, dropped=(*dropped, *sizes))
 
 
-def _interleaved(flags: MegatronFlags, pipeline: PipelineEffects | None) -> MegatronFlags:
-    """With the interleaved schedule where that shortens the pipeline most, and enough."""
+def _of_one_stage(problem: PlanProblem, flags: MegatronFlags) -> MegatronFlags:
+    """Without what the one micro-batch that stands for a pipeline's stage cannot show."""
+    return flags if problem.pipeline == 1 else replace(flags, overlap_experts=False, delay_weight_grad=False)
+
+
+def _of_all_stages(flags: MegatronFlags, pipeline: PipelineEffects | None) -> MegatronFlags:
+    """With the interleaved schedule where that shortens the pipeline most, and enough; with overlapped experts, too."""
     found = () if pipeline is None else pipeline.switches
+    if any(one.switch == EXPERTS_SWITCH and one.gain > MIN_GAIN for one in found):
+        flags = replace(flags, overlap_experts=True)
     interleaving = [one for one in found if one.virtual_layers is not None and one.group is None]
     best = max(interleaving, key=lambda one: one.gain, default=None)
     if best is None or best.gain <= MIN_GAIN:
@@ -276,16 +297,20 @@ def megatron_lines(advice: MegatronEffects) -> tuple[str, ...]:
         f"step {format_seconds(advice.step_s)}, everything off {format_seconds(advice.without_overlap_s)} ({how})",
     ]
     found += (_line(one, advice.arguments) for one in (*advice.switches, *advice.not_advised))
-    pipeline = advice.pipeline
-    if pipeline is not None:
-        check = pipeline.check
-        rule = "enough" if check.is_enough else "too few"
-        found.append(
-            f"pipeline: bubble {check.bubble:.1%} of the busy time, transfers {check.transfer_share:.1%} of the "
-            f"pipeline; {check.num_micro_batches} micro-batches are {rule} (rule: {check.wanted_micro_batches})"
-        )
-        found += (_line(one, ()) for one in pipeline.switches)
-    return tuple(found)
+    return (*found, *pipeline_lines(advice))
+
+
+def pipeline_lines(advice: MegatronEffects) -> tuple[str, ...]:
+    """What is advised for all stages together; nothing without a pipeline."""
+    if advice.pipeline is None:
+        return ()
+    check = advice.pipeline.check
+    rule = "enough" if check.is_enough else "too few"
+    said = (
+        f"pipeline: bubble {check.bubble:.1%} of the busy time, transfers {check.transfer_share:.1%} of the "
+        f"pipeline; {check.num_micro_batches} micro-batches are {rule} (rule: {check.wanted_micro_batches})"
+    )
+    return (said, *(_line(one, ()) for one in advice.pipeline.switches))
 
 
 def _line(one: SwitchAdvice | PipelineAdvice, arguments: Sequence[str]) -> str:

@@ -38,8 +38,9 @@ from lagom_overlap.verbs.plan_megatron import pipeline_effects
 from lagom_overlap.verbs.plan_times import FoundTimes, TimesWish, from_model, from_ranks, from_trace, from_training
 from lagom_overlap.workload import Iteration
 from lagom_overlap.workload.issued import IssuedStep
-from lagom_overlap.workload.parallel import StageMemory
+from lagom_overlap.workload.parallel import PipelineSchedule, StageMemory
 from lagom_overlap.workload.rewrite.steps import Reorder
+from lagom_overlap.workload.step.switches import has_switch
 
 _ANY_GPU: Final = "a40_nvlink"
 """Ranks on CPU cores are planned as if each were a GPU of this preset; its speed is not used, times are measured."""
@@ -54,6 +55,11 @@ WHOLE: Final = (
 ONE_STAGE: Final = (
     "This is one micro-batch through the first of {stages} stages; how stages wait for each other is not in the plan "
     "(see `lagom simulate`, and --planner megatron for advice on it)."
+)
+
+PLAIN_PIPELINE: Final = (
+    "All-to-alls behind another micro-batch (--overlap-moe-expert-parallel-comm) are not asked: in a pipeline "
+    'Megatron-LM has that with virtual stages only (parallel.schedule = "interleaved").'
 )
 
 
@@ -195,8 +201,11 @@ def _of_job(spec: JobSpec, wish: TimesWish, check: Check) -> PlanInput:
     )
     problem = replace(problem, pipeline=job.layout.pipeline, num_micro_batches=job.layout.num_micro_batches)
     problem = _as_estimated(problem, job.memories()[0])
-    notes = () if job.is_whole else (ONE_STAGE.format(stages=job.layout.pipeline),)
-    given = _input(spec, problem, problem.unplanned, job.layout.num_gpus, found, more=notes)
+    notes = [] if job.is_whole else [ONE_STAGE.format(stages=job.layout.pipeline)]
+    is_plain = job.layout.schedule is not PipelineSchedule.INTERLEAVED
+    if not job.is_whole and is_plain and job.layout.expert > 1 and has_switch(job.rules.name, "overlap_experts"):
+        notes.append(PLAIN_PIPELINE)
+    given = _input(spec, problem, problem.unplanned, job.layout.num_gpus, found, more=tuple(notes))
     return replace(
         given,
         pipeline=pipeline_effects(job, times),

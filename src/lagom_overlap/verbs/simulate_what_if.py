@@ -8,7 +8,7 @@ docs/formats.md.
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from lagom_overlap.collective import Collective, CollectiveKind, CommConfig, Protocol, Transport
 from lagom_overlap.cost import ContentionModel
@@ -25,6 +25,7 @@ from lagom_overlap.sim.what_if import (
     COPY_ENGINES,
     MOST_CHANNELS,
     PROTOCOLS,
+    QUEUE_ERROR,
     Asked,
     Spent,
     WhatIf,
@@ -36,35 +37,14 @@ from lagom_overlap.timeline.metrics import overlap_metrics
 from lagom_overlap.units import format_memory
 from lagom_overlap.workload import Iteration
 from lagom_overlap.workload.parallel import Dispatcher, ParallelLayout, PipelineSchedule
-from lagom_overlap.workload.step.rules import RULES, Sharding
-from lagom_overlap.workload.step.switches import has_dispatcher, has_switch
+from lagom_overlap.workload.step.rules import IssueRules, Sharding
+from lagom_overlap.workload.step.switches import DISPATCHERS, SWITCHES, can_overlap_experts
 
 CARVE_OUTS: Final = (8, 16, 24)
-_MEGATRONS: Final = ("megatron", "megatron_deepspeed")
-_MERGED: Final = {
-    True: "--moe-token-dispatcher-type flex (Megatron-LM: DeepEP, HybridEP)",
-    False: "expert_parallel_comm_backend = 'deepep' (torchtitan)",
-}
-"""By whether the framework is Megatron-LM."""
-_FSDP2: Final = tuple(name for name, rules in RULES.items() if rules.sharding is Sharding.FSDP2)
-_CUTS_TENSOR: Final = ("megatron", *_FSDP2)
-"""Frameworks with Transformer Engine's user buffers, or with PyTorch's async TP."""
-_FSDP2_AHEAD: Final = "set_modules_to_forward_prefetch, set_modules_to_backward_prefetch"
-_GATHERS_AHEAD: Final = {
-    **dict.fromkeys(_FSDP2, _FSDP2_AHEAD),
-    "deepspeed": "stage3_prefetch_bucket_size (DeepSpeed)",
-}
-"""How a framework is told to gather another unit ahead under ZeRO-3."""
-_SENDS_APART: Final = {
-    **dict.fromkeys(_MEGATRONS, "without --no-overlap-p2p-communication (Megatron-LM)"),
-    **dict.fromkeys(_FSDP2, "TORCH_DISTRIBUTED_PIPELINE_PER_EDGE_P2P=1 (PyTorch 2.15)"),
-}
-"""How a framework is told that an interleaved stage's transfers wait for nothing but their results."""
-_QUEUES_ERROR: Final = 0.25
-"""How far that gain may be off: one emulated step gained 109 ms where 87 were predicted."""
 _POINT_TO_POINT: Final = (CollectiveKind.SEND_RECV, CollectiveKind.ALL_TO_ALL)
 _KEEPS: Final = "parameters kept after forward"
 _KEEP_LINE: Final = "fully_shard(..., reshard_after_forward=False)"
+_OF_QUEUES: Final = f"{QUEUE_ERROR:.0%} of a gain by transfers that no longer wait in one queue"
 _SAME_MEMORY: Final = 0.01
 """More of it than before that is worth a word."""
 _MAX_SLOTS: Final = 4096
@@ -98,9 +78,11 @@ def simulated_what_ifs(job: JobStep, simulator: TrainingSimulator, times: Traini
             after = other.simulator().times()
         except LagomError:
             continue
-        queued = job.rules.queues_transfers(job.layout) and job.layout.overlap_p2p is not other.layout.overlap_p2p
-        more_s = _QUEUES_ERROR * abs(times.iteration_s - after.iteration_s) if queued else 0.0
-        found.append(what_if(asked, before, spent(after), more_error_s=more_s))
+        if job.rules.queues_transfers(job.layout) and job.layout.overlap_p2p is not other.layout.overlap_p2p:
+            more_s = QUEUE_ERROR * abs(times.iteration_s - after.iteration_s)
+            found.append(what_if(asked, before, spent(after), more_error_s=more_s, more_error=_OF_QUEUES))
+        else:
+            found.append(what_if(asked, before, spent(after)))
     return best_first(found)
 
 
@@ -213,44 +195,42 @@ def _of_the_job(job: JobStep) -> Iterator[tuple[Asked, JobStep]]:
     layout = job.layout
     if layout.num_micro_batches * layout.num_chunks > _MAX_SLOTS:
         return
-    for change, line, setting, changed in _layouts(layout, job.rules.name):
+    for change, line, setting, changed in _layouts(layout, job.rules):
         other, key = replace(job, layout=changed), f"[parallel] {setting}"
         takes_more = other.most_bytes > (1 + _SAME_MEMORY) * job.most_bytes
         what = f"{change} ({format_memory(other.most_bytes)} per GPU)" if takes_more else change
         yield Asked(what, f"{line}; in the job file {key}" if line else key, key), other
 
 
-def _layouts(layout: ParallelLayout, framework: str) -> Iterator[tuple[str, str, str, ParallelLayout]]:
+def _layouts(layout: ParallelLayout, rules: IssueRules) -> Iterator[tuple[str, str, str, ParallelLayout]]:
     """The overlap flags that are off and that the framework has, each switched on alone, on the same degrees.
 
     Each with the framework's own name for it and the job file's key.
     """
-    if layout.data > 1 and layout.zero_stage <= 1 and not layout.overlap_gradients:
-        line = "--overlap-grad-reduce (Megatron-LM)"
-        other = replace(layout, overlap_gradients=True)
-        yield "gradients reduced during the last backward", line, "overlap_gradients = true", other
-    if layout.sequence_parallel and not layout.overlap_tensor and framework in _CUTS_TENSOR:
-        line = "--tp-comm-overlap (Megatron-LM)" if framework in _MEGATRONS else "async TP (torchtitan)"
-        yield "tensor parallelism in parts", line, "overlap_tensor = true", replace(layout, overlap_tensor=True)
-    is_plain = layout.tensor > 1 and not layout.sequence_parallel and not layout.async_tensor
-    if is_plain and has_switch(framework, "async_tensor"):
-        change = "input gradients' all-reduce behind the weight gradients"
-        yield change, "", "async_tensor = true", replace(layout, async_tensor=True)
-    if layout.schedule is PipelineSchedule.INTERLEAVED and not layout.overlap_p2p and framework in _SENDS_APART:
-        line = _SENDS_APART[framework]
-        other = replace(layout, overlap_p2p=True)
-        yield "pipeline transfers behind computation", line, "overlap_p2p = true", other
-    can_overlap = layout.expert > 1 and layout.num_micro_batches > 1 and has_switch(framework, "overlap_experts")
-    if can_overlap and not layout.overlap_experts:
-        line = "--overlap-moe-expert-parallel-comm (Megatron-LM)"
-        other = replace(layout, overlap_experts=True)
-        yield "all-to-alls behind another micro-batch", line, "overlap_experts = true", other
-    can_merge = layout.expert > 1 and has_dispatcher(framework, Dispatcher.MERGED)
-    if can_merge and layout.dispatcher is Dispatcher.ALL_TO_ALL:
-        line = _MERGED[framework in _MEGATRONS]
+    for key, value, change in _flags(layout):
+        line = SWITCHES[key].get(rules.name)
+        if line is not None:
+            changed: dict[str, Any] = {key: value}
+            yield change, line, f"{key} = {str(value).lower()}", replace(layout, **changed)
+    merged = DISPATCHERS[Dispatcher.MERGED].get(rules.name)
+    if layout.expert > 1 and layout.dispatcher is Dispatcher.ALL_TO_ALL and merged is not None:
         other = replace(layout, dispatcher=Dispatcher.MERGED)
-        yield "tokens sent once to each rank and node", line, 'dispatcher = "merged"', other
-    if layout.zero_stage == 3 and layout.replicas > 1 and framework in _FSDP2:
+        yield "tokens sent once to each rank and node", merged, 'dispatcher = "merged"', other
+    if layout.zero_stage == 3 and layout.replicas > 1 and rules.sharding is Sharding.FSDP2:
         yield _KEEPS, _KEEP_LINE, "zero_stage = 2", replace(layout, zero_stage=2)
-    if layout.zero_stage == 3 and layout.prefetch == 1 and framework in _GATHERS_AHEAD:
-        yield "one more unit gathered ahead", _GATHERS_AHEAD[framework], "prefetch = 2", replace(layout, prefetch=2)
+
+
+def _flags(layout: ParallelLayout) -> Iterator[tuple[str, bool | int, str]]:
+    """Keys of switches that could do something here, the value to try, and what it does."""
+    if layout.data > 1 and layout.zero_stage <= 1 and not layout.overlap_gradients:
+        yield "overlap_gradients", True, "gradients reduced during the last backward"
+    if layout.sequence_parallel and not layout.overlap_tensor:
+        yield "overlap_tensor", True, "tensor parallelism in parts"
+    if layout.tensor > 1 and not layout.sequence_parallel and not layout.async_tensor:
+        yield "async_tensor", True, "input gradients' all-reduce behind the weight gradients"
+    if layout.schedule is PipelineSchedule.INTERLEAVED and not layout.overlap_p2p:
+        yield "overlap_p2p", True, "pipeline transfers behind computation"
+    if can_overlap_experts(layout) and not layout.overlap_experts:
+        yield "overlap_experts", True, "all-to-alls behind another micro-batch"
+    if layout.zero_stage == 3 and layout.prefetch == 1:
+        yield "prefetch", 2, "one more unit gathered ahead"

@@ -24,7 +24,7 @@ from lagom_overlap.nccl_plugin.record_log import Flag
 from lagom_overlap.nccl_plugin.space import tuner_space
 from lagom_overlap.nccl_plugin.table_layout import KINDS as TUNER_KINDS
 from lagom_overlap.timeline import Timeline
-from lagom_overlap.tuners.problem import Assignment, Failure, GroupProblem, Measurement, Outcome
+from lagom_overlap.tuners.problem import Assignment, Failure, GroupProblem, Measurement, Outcome, corners
 from lagom_overlap.workload import CommOp, OverlapGroup
 
 
@@ -115,12 +115,7 @@ class NcclBackend:
             group=group,
             spaces=spaces,
             default=(CommConfig(),) * len(group.comms),
-            baselines=MappingProxyType(
-                {
-                    "fixed_min": tuple(space.subspaces[0].minimum for space in spaces),
-                    "fixed_max": tuple(space.subspaces[0].maximum for space in spaces),
-                }
-            ),
+            baselines=corners([space.subspaces[0] for space in spaces]),
         )
 
     def measure(self, group: OverlapGroup, assignment: Assignment) -> Outcome:

@@ -37,11 +37,11 @@ settled and on how long w is; ranks whose steps differ in number are frozen by t
 import logging
 from typing import Final
 
+from lagom_overlap.collective.sites import SiteSetting, table_of
 from lagom_overlap.errors import BackendError
 from lagom_overlap.online.ranks.exchange import Exchange, InDoubt, StoreLost
 from lagom_overlap.online.ranks.messages import KEPT, SETTLED, SwitchState, WindowPlan
 from lagom_overlap.online.routes.base import Route
-from lagom_overlap.online.sites import SiteSetting, table_of
 
 _log = logging.getLogger(__name__)
 

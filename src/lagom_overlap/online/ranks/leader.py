@@ -21,15 +21,15 @@ from statistics import fmean
 from typing import Final
 
 from lagom_overlap.backends.bundle import header_line
+from lagom_overlap.collective.sites import SiteSetting
 from lagom_overlap.errors import BundleError
 from lagom_overlap.online.journal import entries_of, whole_lines
 from lagom_overlap.online.options import OnlineOptions
 from lagom_overlap.online.payback import Payback
-from lagom_overlap.online.problems import JobProblems, job_problems, measurement
+from lagom_overlap.online.problems import JobProblems, job_problems
 from lagom_overlap.online.program import StepProgram
 from lagom_overlap.online.ranks.check import Arm, Check
 from lagom_overlap.online.ranks.messages import SETTLED, UNLIKE, Report, SwitchState, WindowPlan
-from lagom_overlap.online.sites import SiteSetting
 from lagom_overlap.online.slow_phases import SlowPhases
 from lagom_overlap.online.warm import earlier_search, warm_start
 from lagom_overlap.online.watcher import Watcher
@@ -396,12 +396,11 @@ class Leader:
         assert self._trial is not None, "measured without a trial"
         assert self._study is not None, "measured without a study"
         assert self._job is not None, "measured without a job"
-        step, plan = self._trial.step, self._plan
-        num_repeats = sum(plan.measures(number) for number in range(plan.num_steps)) if plan else 1
-        measured = {name: measurement(report, name, num_repeats) for name in self._job.groups}
-        outcomes: dict[str, Outcome] = {
-            name: outcome for name, outcome in measured.items() if outcome is not None and name in step.assignments
-        }
+        step, measured = (
+            self._trial.step,
+            {name: report.times[name] for name in self._job.groups if name in report.times},
+        )
+        outcomes: dict[str, Outcome] = {name: outcome for name, outcome in measured.items() if name in step.assignments}
         if missing := step.assignments.keys() - outcomes.keys():
             return self._again(f"no rank measured {min(missing)!r}")
         self._num_void = 0
@@ -413,7 +412,7 @@ class Leader:
                 return self._give(self._state, self._reason, self._options.window_steps - 1, 0)
             outcomes |= self._abandoned(outcomes, step_s)
         elif dict(step.assignments) == self._job.default:
-            self._base = {name: outcome.makespan_s for name, outcome in measured.items() if outcome is not None}
+            self._base = {name: outcome.makespan_s for name, outcome in measured.items()}
             self._payback.saw_default(step_s)
         self._keep(Entry(step=step, outcomes=outcomes))
         return self._next_trial()

@@ -20,6 +20,7 @@ from time import monotonic, perf_counter
 
 from msgspec import structs
 
+from lagom_overlap.collective.sites import SiteSetting
 from lagom_overlap.errors import BackendError
 from lagom_overlap.online.journal import JournalFile, whole_lines
 from lagom_overlap.online.ranks.exchange import Exchange, ReportMissing, StoreLost
@@ -27,7 +28,6 @@ from lagom_overlap.online.ranks.in_force import InForce
 from lagom_overlap.online.ranks.leader import Leader
 from lagom_overlap.online.ranks.messages import Report, SwitchState, WindowPlan, merged
 from lagom_overlap.online.routes.base import Route, StepRecord
-from lagom_overlap.online.sites import SiteSetting
 from lagom_overlap.online.step_clock import HostClock, StepClock
 from lagom_overlap.online.window import Observer, Totals, Window
 

@@ -11,10 +11,11 @@ from typing import Annotated, Final, TypeVar
 import msgspec
 
 from lagom_overlap.collective import CommunicatorId
+from lagom_overlap.collective.sites import SiteSetting
 from lagom_overlap.errors import LagomError
-from lagom_overlap.online.program import StepGroupTimes, StepProgram
+from lagom_overlap.online.program import StepProgram
 from lagom_overlap.online.routes.base import StepRecord
-from lagom_overlap.online.sites import SiteSetting
+from lagom_overlap.tuners.problem import Measurement
 
 
 class SwitchState(StrEnum):
@@ -121,7 +122,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     programs: tuple[str, ...] = ()
     shapes: int = 0
     octaves: int = -1
-    times: dict[str, StepGroupTimes] = {}
+    times: dict[str, Measurement] = {}
     step_s: float = 0.0
     steps_s: tuple[float, ...] = ()
     stepped_s: float = 0.0
@@ -280,17 +281,18 @@ def _merged_calls(reports: Sequence[Report]) -> tuple[dict[str, Calls], str]:
     return dict(open_[:MOST_CALLS]), quarrel
 
 
-def _slowest(seen: Sequence[dict[str, StepGroupTimes]]) -> dict[str, StepGroupTimes]:
+def _slowest(seen: Sequence[dict[str, Measurement]]) -> dict[str, Measurement]:
     """Each group's times, each the largest that any rank saw."""
-    found: dict[str, list[StepGroupTimes]] = {}
+    found: dict[str, list[Measurement]] = {}
     for times in seen:
         for name, each in times.items():
             found.setdefault(name, []).append(each)
     return {
-        name: StepGroupTimes(
+        name: Measurement(
             makespan_s=max(times.makespan_s for times in each),
             comp_s=max(times.comp_s for times in each),
             comm_s=tuple(max(lengths) for lengths in zip(*(times.comm_s for times in each), strict=True)),
+            num_repeats=min(times.num_repeats for times in each),
             makespan_iqr_s=max(times.makespan_iqr_s for times in each),
         )
         for name, each in found.items()

@@ -28,7 +28,8 @@ from lagom_overlap.online.graph_captures import GRAPH_CAPTURES
 from lagom_overlap.online.replaced_ranks import REPLACED_RANKS
 from lagom_overlap.online.routes.base import LEAST_BYTES, Route
 from lagom_overlap.online.routes.connections import Connections, connects_at_start
-from lagom_overlap.online.routes.plugin import PluginRoute, StepTimer
+from lagom_overlap.online.routes.plugin import PluginRoute
+from lagom_overlap.online.routes.plugin_events import StepTimer
 from lagom_overlap.online.routes.plugin_timer import KernelTimer
 from lagom_overlap.online.routes.profile_timer import ProfileTimer, RingRecorder
 from lagom_overlap.online.routes.sibling import SiblingRoute, open_nccl_sibling

@@ -24,7 +24,7 @@ kinds, or one of unlike sizes whose kernel's size nobody tells), the step is not
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from lagom_overlap.collective import CollectiveKind, CommConfig, CommunicatorId, ConfigKey, ConfigSpace, ConfigTable
 from lagom_overlap.errors import SpaceError
@@ -42,7 +42,7 @@ from lagom_overlap.nccl_plugin.record_log import Flag, Implementation
 from lagom_overlap.nccl_plugin.space import tuner_space
 from lagom_overlap.online.routes.base import LEAST_BYTES, StepRecord
 from lagom_overlap.online.routes.connections import Connections
-from lagom_overlap.online.routes.plugin_events import TimedCall, step_record
+from lagom_overlap.online.routes.plugin_events import StepTimer, step_record
 
 _log = logging.getLogger(__name__)
 
@@ -61,19 +61,6 @@ class _Table:
     rows: ConfigTable
     data: bytes
     epoch: int
-
-
-class StepTimer(Protocol):
-    """What times a step's kernels."""
-
-    def begin(self) -> None:
-        """The measured step begins."""
-
-    def mark_end(self) -> None:
-        """The step's work is issued, unless it is said again or large calls follow; never waits."""
-
-    def end(self) -> tuple[float, tuple[TimedCall, ...] | None]:
-        """The step's length in seconds and its calls in the order of launch; None where they could not be told."""
 
 
 class PluginRoute:

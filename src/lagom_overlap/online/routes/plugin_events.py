@@ -12,6 +12,7 @@ steps on an H100 were told apart.
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
@@ -47,6 +48,19 @@ class TimedCall:
     resumed_s: float | None
     issue_place: int
     join_place: int | None
+
+
+class StepTimer(Protocol):
+    """What times a step's kernels."""
+
+    def begin(self) -> None:
+        """The measured step begins."""
+
+    def mark_end(self) -> None:
+        """The step's work is issued, unless it is said again or large calls follow; never waits."""
+
+    def end(self) -> tuple[float, tuple[TimedCall, ...] | None]:
+        """The step's length in seconds and its calls in the order of launch; None where they could not be told."""
 
 
 def timed_calls(trace: GpuTrace, reaches: Collection[KnobReach] = (KnobReach.TUNER,)) -> tuple[TimedCall, ...] | None:

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeAlias, cast
+from typing import Final, TypeAlias, cast
 
 import torch
 from torch import distributed as dist
@@ -36,7 +36,7 @@ from lagom_overlap.collective import (
 from lagom_overlap.errors import BackendError, SpaceError
 from lagom_overlap.online.device import job_device
 from lagom_overlap.online.routes.base import LEAST_BYTES, CallCounts, StepRecord
-from lagom_overlap.online.routes.plugin_events import TimedCall, step_record
+from lagom_overlap.online.routes.plugin_events import StepTimer, step_record
 
 CHANNELS: Final = (2, 4, 8, 16)
 CHANNELS_WITH_THREADS: Final = (4, 16)
@@ -50,19 +50,6 @@ Limits: TypeAlias = tuple[int | None, int | None]
 """Channels and threads of a sibling; None: NCCL's own."""
 OpenSibling: TypeAlias = Callable[[dist.ProcessGroup, Limits], dist.ProcessGroup]
 """Makes a sibling and uses it once: NCCL makes a communicator at its first use, which must not fall into a step."""
-
-
-class SiblingTimer(Protocol):
-    """What times a step's kernels, all-to-all among them."""
-
-    def begin(self) -> None:
-        """The measured step begins."""
-
-    def mark_end(self) -> None:
-        """The step's work is issued, unless it is said again or large calls follow; never waits."""
-
-    def end(self) -> tuple[float, tuple[TimedCall, ...] | None]:
-        """The step's length in seconds and its calls in the order of launch; None where they could not be told."""
 
 
 _SPLITTING: Final = ("ProcessGroupNCCL2", "ProcessGroupNCCLLazy")
@@ -85,7 +72,7 @@ class SiblingRoute:
     name = "sibling"
     description = "sibling communicators with their own channels (and threads, where NCCL reads them anew)"
 
-    def __init__(self, backend: str, timer: SiblingTimer, open_sibling: OpenSibling) -> None:
+    def __init__(self, backend: str, timer: StepTimer, open_sibling: OpenSibling) -> None:
         self._backend = backend
         # Settings are prepared in a thread of their own, and CUDA's current device is each thread's own.
         self._device = (job_device() if backend == "nccl" else None) or torch.device("cpu")

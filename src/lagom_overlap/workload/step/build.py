@@ -17,7 +17,8 @@ from lagom_overlap.workload.issued import IssuedStep
 from lagom_overlap.workload.iteration import Iteration
 from lagom_overlap.workload.models import TransformerModel
 from lagom_overlap.workload.ops import CommOp, Op
-from lagom_overlap.workload.parallel.layout import Dispatcher, ParallelLayout, check_model
+from lagom_overlap.workload.parallel.check import check_model
+from lagom_overlap.workload.parallel.layout import Dispatcher, ParallelLayout
 from lagom_overlap.workload.precision import Precision, ProductFormat
 from lagom_overlap.workload.step.groups import StepGroups
 from lagom_overlap.workload.step.operators import StepShape

@@ -11,15 +11,10 @@ from dataclasses import dataclass
 
 from msgspec import UNSET, UnsetType
 
-from lagom_overlap.collective import (
-    Collective,
-    CollectiveKind,
-    CommConfig,
-    CommunicatorId,
-    ConfigKey,
-    ConfigTable,
-    LaunchConfig,
-)
+from lagom_overlap.collective.call import Collective, CollectiveKind
+from lagom_overlap.collective.config import CommConfig
+from lagom_overlap.collective.launch import LaunchConfig
+from lagom_overlap.collective.space import CommunicatorId, ConfigKey, ConfigTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)

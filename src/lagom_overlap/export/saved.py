@@ -15,13 +15,19 @@ from typing import Final
 
 import msgspec
 
+from lagom_overlap.collective.sites import SiteSetting
 from lagom_overlap.collective.size_class import WIDTHS
 from lagom_overlap.errors import BundleError, LagomError
-from lagom_overlap.online.sites import SiteSetting
-from lagom_overlap.record import write_private
+from lagom_overlap.record import read_regular, write_private
 
 FORMAT: Final = "lagom-online"
 VERSION: Final = 2
+_MAX_BYTES: Final = 64 << 20
+
+
+class _Head(msgspec.Struct, frozen=True):
+    format: str = FORMAT
+    version: int = VERSION
 
 
 class SavedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,14 +65,16 @@ def read_saved(path: Path, *, world_size: int | None = None, engine: str | None 
         BundleError: if it cannot be read, is damaged, is of another version, number of ranks or engine.
     """
     try:
-        saved = msgspec.json.decode(path.read_bytes(), type=SavedSettings)
+        data = read_regular(path, _MAX_BYTES)
+        head = msgspec.json.decode(data, type=_Head)
+        saved = msgspec.json.decode(data, type=SavedSettings) if head == _Head() else None
     except OSError as error:
         raise BundleError(f"cannot read the settings {str(path)!r}: {error.strerror}") from error
     except (msgspec.MsgspecError, LagomError, ValueError, RecursionError) as error:
         raise BundleError(f"the settings {str(path)!r} are damaged: {error}") from None
-    if saved.format != FORMAT or saved.version != VERSION:
+    if saved is None:
         raise BundleError(
-            f"{str(path)!r} is of format {saved.format!r} version {saved.version}; "
+            f"{str(path)!r} is of format {head.format!r} version {head.version}; "
             f"this version reads {FORMAT!r} version {VERSION}"
         )
     if saved.size_octaves not in WIDTHS:
