@@ -100,7 +100,7 @@ class EmulationServer:
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._heard_s = self._said_s = self._began_s = self._moved_s = self._looked_s = monotonic()
         self._work = JobWork(os.getpid())
-        self._num_events = 0
+        self._num_events, self._searched = 0, (0, self._heard_s)
         self._world_size, self._has_begun = 1, False
         self._is_symmetric = is_symmetric
         self._ending: str | None = None
@@ -246,6 +246,9 @@ class EmulationServer:
     def _refuse(self, connection: _Connection, text: str) -> None:
         """Says why, and hears no more of the process."""
         self.refusals.append(f"rank {connection.rank}: {text}" if connection.rank is not None else text)
+        self._tell_to_close(connection, text)
+
+    def _tell_to_close(self, connection: _Connection, text: str) -> None:
         connection.is_closing = True
         connection.out += refused(text)
         if connection.rank is not None:
@@ -272,13 +275,21 @@ class EmulationServer:
             else:
                 is_awake = True
         num_events = self._coordinator.clock.num_events
+        if num_events == self._num_events and (num_events, self._heard_s) != self._searched:
+            self._searched = num_events, self._heard_s
+            if circle := self._coordinator.describe_circle():
+                self._refuse_all(circle)
         if is_awake or num_events != self._num_events or not self._coordinator.is_asked or self._work.is_busy(now_s):
             self._num_events, self._moved_s = num_events, now_s
         elif now_s - max(self._heard_s, self._moved_s) >= self._stall_s:
-            text = f"nobody has moved for {self._stall_s:.0f} s: {self._coordinator.describe_waits()}"
-            for connection in list(self._connections.values()):
-                if not connection.is_closing:
-                    self._refuse(connection, text)
+            self._refuse_all(f"nobody has moved for {self._stall_s:.0f} s: {self._coordinator.describe_waits()}")
+
+    def _refuse_all(self, text: str) -> None:
+        """Says the same to every process; once in the result."""
+        self.refusals.append(text)
+        for connection in list(self._connections.values()):
+            if not connection.is_closing:
+                self._tell_to_close(connection, text)
 
     def _end_where_nobody_comes(self, now_s: float) -> None:
         """Ranks that wait on a store or a socket for one that is not started never ask us."""
