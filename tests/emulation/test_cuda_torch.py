@@ -336,6 +336,28 @@ def test_experts_are_chosen_by_values_and_stages_tell_each_other_shapes() -> Non
     assert (found["exit_code"], found["refusals"]) == (0, [])
 
 
+@pytest.mark.cuda_torch
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("per_edge", [False, True])
+def test_deferred_receives_of_interleaved_stages_are_a_deadlock_on_one_communicator(
+    monkeypatch: pytest.MonkeyPatch, per_edge: bool
+) -> None:
+    """PyTorch 2.15 orders receives and sends of each two ranks; three ranks send in a circle all the same."""
+    if release() < (2, 15):
+        pytest.skip("needs PyTorch 2.15: defer_pp_recv")
+    monkeypatch.setenv("TORCH_DISTRIBUTED_PIPELINE_PER_EDGE_P2P", str(int(per_edge)))
+    done = emulation(*torchrun(3, str(ROOT / "tests/emulation/deferred_job.py")))
+    found = json.loads(done.stdout)
+    if per_edge:
+        assert (found["exit_code"], found["refusals"]) == (0, [])
+        return
+    assert found["exit_code"] != 0
+    assert found["refusals"] == [
+        "deadlock, none comes to its next call: rank 0 sends 2.1 MB to rank 1, rank 1 sends 2.1 MB to rank 2, "
+        "rank 2 sends 2.1 MB to rank 0"
+    ]
+
+
 COMPILED = """
 import torch
 

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -222,31 +222,95 @@ def test_a_rank_that_speaks_nonsense_is_refused(temporary: Path) -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_a_signal_leaves_no_process_and_no_file(temporary: Path, number: signal.Signals) -> None:
+    process = emulating(temporary, command(2, "sleep"))
+    mark = f"LAGOM_EMULATION_SOCKET={temporary}".encode()
+    await_(lambda: len(with_mark(mark)) == 3)  # the command and its two ranks
+    process.send_signal(number)
+    process.wait(GENEROUS_S)
+    if number is signal.SIGKILL:  # whoever is left needs a moment
+        await_(lambda: not with_mark(mark) and not list(temporary.iterdir()))
+    assert not with_mark(mark)
+    assert not list(temporary.iterdir())
+
+
+STRANGER = """
+import os, pathlib, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if len(sys.argv) == 2:
+    here = pathlib.Path(sys.argv[1])
+    script = [sys.executable, "-c", os.environ["STRANGER"]]
+    bare = {"STRANGER": os.environ["STRANGER"]}
+    pid = subprocess.run([*script, "", "parent"], env=bare, stdout=subprocess.PIPE, text=True, check=True).stdout
+    (here / "new").write_text(f"{os.getpid()} {pid}")
+    (here / "new").rename(here / "pids")
+if sys.argv[2:] == ["parent"]:
+    child = [sys.executable, "-c", "import time; time.sleep(1000)"]
+    print(subprocess.Popen(child, env={}, stdout=2, start_new_session=True).pid)
+else:
+    time.sleep(1000)
+"""
+"""A command that ignores SIGTERM, with an orphan that nothing connects to the job: no environment, its own session."""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("killed", ["verb", "keeper"])
+def test_nothing_that_a_command_hides_outlives_a_killed_verb(tmp_path: Path, temporary: Path, killed: str) -> None:
+    process = emulating(temporary, (sys.executable, "-c", STRANGER, str(tmp_path)), STRANGER=STRANGER)
+    await_((tmp_path / "pids").exists)
+    pids = [int(word) for word in (tmp_path / "pids").read_text().split()]
+    assert all(is_alive(pid) for pid in pids)
+    keeper = parent_of(pids[0])
+    assert parent_of(pids[1]) == keeper
+    assert parent_of(keeper) == process.pid
+    if killed == "verb":
+        process.kill()
+        await_(lambda: not is_alive(keeper))
+        assert not any(is_alive(pid) for pid in pids)
+    else:
+        os.kill(keeper, signal.SIGKILL)
+        await_(lambda: not is_alive(pids[0]))
+        os.kill(pids[1], signal.SIGKILL)  # the one case in which it has no parent that looks for it
+    process.wait(GENEROUS_S)
+    await_(lambda: not list(temporary.iterdir()))
+
+
+def emulating(temporary: Path, words: tuple[str, ...], **variables: str) -> subprocess.Popen[bytes]:
+    """`lagom emulate` of a command, as a process."""
     script = (
         "import os, sys\n"
         "from pathlib import Path\n"
+        "from lagom_overlap.emulation import launch\n"
         "from lagom_overlap.interrupts import as_interrupts\n"
         "from lagom_overlap.verbs.emulate import EmulateRequest, run_emulate\n"
+        "launch._GRACE_S = 1.0\n"
         "with as_interrupts():\n"
-        f"    run_emulate(EmulateRequest(command={command(2, 'sleep')!r}, cluster='h100_dgx', "
+        f"    run_emulate(EmulateRequest(command={words!r}, cluster='h100_dgx', "
         "libraries=Path(os.environ['TMPDIR'])), os.environ)\n"
     )
-    process = subprocess.Popen(
+    return subprocess.Popen(
         [*LISTENING, sys.executable, "-c", script],
-        env=os.environ | {"TMPDIR": str(temporary)},
+        env=os.environ | {"TMPDIR": str(temporary)} | variables,
         stderr=subprocess.DEVNULL,
     )
-    mark = f"LAGOM_EMULATION_SOCKET={temporary}".encode()
+
+
+def await_(has_come: Callable[[], bool]) -> None:
     until_s = monotonic() + GENEROUS_S
-    while len(with_mark(mark)) < 3 and monotonic() < until_s:  # the command and its two ranks
+    while not has_come() and monotonic() < until_s:
         sleep(0.05)
-    assert len(with_mark(mark)) == 3
-    process.send_signal(number)
-    process.wait(GENEROUS_S)
-    assert not with_mark(mark)
-    assert not list(temporary.iterdir())
+    assert has_come()
+
+
+def is_alive(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def with_mark(mark: bytes) -> list[int]:

@@ -13,8 +13,12 @@ from math import inf
 from typing import Final, Protocol
 
 from lagom_overlap.emulation.clock import INSTANT, Clock, Operation, SetTimes, Work
+from lagom_overlap.emulation.deadlock import circle_of
+from lagom_overlap.emulation.description import read_description
 from lagom_overlap.emulation.protocol import Ended, Host, Op, ProtocolError, Query, Wait
 
+_MAX_NAMED: Final = 8
+"""Calls of a deadlock that are named: a refusal is one line."""
 MAX_OPEN_OPERATIONS: Final = 200_000
 """Operations that wait for nobody to ask: beyond, time passes all the same, so that they can be let go."""
 
@@ -57,7 +61,7 @@ class _Process:
     is_idle: bool = False
     is_finished: bool = False
     is_gone: bool = False
-    descriptions: dict[int, tuple[Work, str]] = field(default_factory=dict)
+    descriptions: dict[int, tuple[Work, str, bytes]] = field(default_factory=dict)
     open: dict[int, Operation] = field(default_factory=dict)
     unsaid: list[Ended] = field(default_factory=list)
     waits: dict[int, list[Wait]] = field(default_factory=dict)
@@ -123,7 +127,7 @@ class Coordinator:
         process = self._processes[number]
         if desc_id in process.descriptions or not desc_id:
             raise ProtocolError(f"description {desc_id} is there already")
-        process.descriptions[desc_id] = self._prices.work(text), self._prices.communicator(text)
+        process.descriptions[desc_id] = self._prices.work(text), self._prices.communicator(text), text
 
     def submit(self, number: int, op: Op) -> None:
         """An operation.
@@ -142,7 +146,7 @@ class Coordinator:
         if op.desc_id:
             if op.desc_id not in process.descriptions:
                 raise ProtocolError(f"operation {op.op_id} has description {op.desc_id}, which is not there")
-            work, communicator = process.descriptions[op.desc_id]
+            work, communicator, _ = process.descriptions[op.desc_id]
         issue_ns = self._heard(process, op.issue_ns)
         if issue_ns < self.clock.now_ns - 1.0:
             self.num_late += 1
@@ -270,6 +274,18 @@ class Coordinator:
                 missing = self.clock.missing(operation) if operation.start_ns >= 0.0 else 0
                 if missing:
                     yield operation, missing
+
+    def describe_circle(self) -> str:
+        """Kernels that wait for each other, in one line; empty where there are none that can never go on."""
+        circle = circle_of(operation for operation, _ in self.open_collectives())
+        calls = [f"{self._call_of(blocked.kernel)} rank {blocked.awaits}" for blocked in circle[:_MAX_NAMED]]
+        if len(circle) > _MAX_NAMED:
+            calls.append(f"and {len(circle) - _MAX_NAMED} more up to rank {circle[0].kernel.owner}")
+        return f"deadlock, none comes to its next call: {', '.join(calls)}" if circle else ""
+
+    def _call_of(self, kernel: Operation) -> str:
+        _, communicator, text = self._processes[kernel.owner].descriptions[kernel.desc]
+        return f"rank {kernel.owner} {read_description(text).call or f'waits in communicator {communicator} for'}"
 
     @property
     def _all_are_done(self) -> bool:

@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.emulation.protocol import ProtocolError
+from lagom_overlap.units import format_memory
 from lagom_overlap.workload import Access
 
 _MOST: Final = 1 << 62
@@ -74,6 +75,17 @@ class Description(msgspec.Struct, frozen=True):
     access: Access | None = None
     op: Name | None = None
     part: Amount = 0
+
+    @property
+    def call(self) -> str:
+        """What a process does in a collective, up to the other's name: `sends 67.1 MB to`; empty for anything else."""
+        one = self.collective
+        if one is None:
+            return ""
+        size = format_memory(one.bytes)
+        if one.kind is not CollectiveKind.SEND_RECV:
+            return f"runs {one.kind} of {size} with"
+        return f"receives {size} from" if one.rank else f"sends {size} to"
 
     @property
     def label(self) -> str:

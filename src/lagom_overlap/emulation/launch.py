@@ -12,13 +12,13 @@ Of several hosts each runs the command, on this machine and under its name, with
     PET_NNODES, _NODE_RANK, _MASTER_ADDR, _MASTER_PORT   what torchrun takes for its options where they are not given
     NCCL_HOSTID                                          for a real NCCL, which tells hosts apart by their name
 
-The command runs in sessions of its own, and what it leaves is adopted by us (PR_SET_CHILD_SUBREAPER), so that also
-workers of a launcher that was killed are found and ended.
+On each host the command is the child of a keeper (`keeper.py`), which ends it and all that it started, also workers of
+a launcher that was killed, when the job ends or when we do: SIGKILL leaves us no time for it.
 """
 
 import contextlib
-import ctypes
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -33,12 +33,12 @@ from typing import Final
 import msgspec
 
 import lagom_overlap
+from lagom_overlap.emulation.keeper import Order, become_subreaper, keeper_command
 from lagom_overlap.emulation.processes import descendants
 from lagom_overlap.emulation.settings import SYMMETRIC_HOSTS_VARIABLE, EmulationSettings
 from lagom_overlap.errors import JobError, MissingDependencyError
 from lagom_overlap.hardware import Cluster, LinkKind
 
-_PR_SET_CHILD_SUBREAPER: Final = 36
 _GRACE_S: Final = 10.0
 """What a command has to end by itself: after SIGTERM, or after its failure on another host."""
 _REAL_DRIVERS: Final = ("/dev/nvidia0", "/proc/driver/nvidia")
@@ -194,31 +194,95 @@ def _joined(*parts: str) -> str:
     return os.pathsep.join(filter(None, parts))
 
 
+class _Kept:
+    """The command on one host, below a keeper of its own."""
+
+    def __init__(self, order: Order) -> None:
+        self.code: int | None = None
+        ours, theirs = os.pipe()
+        try:
+            self.keeper = subprocess.Popen(
+                keeper_command(theirs), stdin=subprocess.PIPE, pass_fds=(theirs,), start_new_session=True
+            )
+        finally:
+            os.close(theirs)
+        self._reports = os.fdopen(ours, "rb", buffering=0)
+        self._unread = b""
+        assert self.keeper.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.keeper.stdin.write(order.encoded())
+            self.keeper.stdin.flush()
+        word, number = self._report()
+        if word != "started":
+            self.end()
+            raise OSError(number, os.strerror(number))
+
+    def poll(self, timeout_s: float | None = 0.0) -> int | None:
+        """How the command ended; None: it has not, so far."""
+        has_report = b"\n" in self._unread
+        if self.code is None and (has_report or select.select([self._reports], [], [], timeout_s)[0]):
+            word, number = self._report()
+            self.code = number if word == "ended" else self.keeper.wait() or 1
+        return self.code
+
+    def tell_to_end(self) -> None:
+        """The keeper ends the command and itself."""
+        assert self.keeper.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.keeper.stdin.close()
+
+    def end(self) -> None:
+        """Waits for the keeper, which was told to end."""
+        self.tell_to_end()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.keeper.wait(3 * _GRACE_S)
+        self.keeper.kill()
+        self.keeper.wait()
+        self.poll()
+        self._reports.close()
+
+    def _report(self) -> tuple[str, int]:
+        """The next one; an empty word where the keeper has gone."""
+        while b"\n" not in self._unread:
+            data = self._reports.read(1 << 12)
+            if not data:
+                return "", 0
+            self._unread += data
+        line, _, self._unread = self._unread.partition(b"\n")
+        word, _, number = line.decode().partition(" ")
+        return word, int(number)
+
+
 class Job:
-    """The command as children, one for each host's environment; `end` leaves no process of it.
+    """The command as children, one for each host's environment; `end` leaves no process of it, nor does our own end.
 
     Where it has failed on a host, what is left of it there and on the others has some seconds to end by itself.
     """
 
     def __init__(
-        self, command: Sequence[str], environments: Sequence[Mapping[str, str]], *, quiet_stdout: bool
+        self,
+        command: Sequence[str],
+        environments: Sequence[Mapping[str, str]],
+        folder: JobFolder,
+        *,
+        quiet_stdout: bool,
     ) -> None:
         self._mark = f"LAGOM_EMULATION_SOCKET={environments[0]['LAGOM_EMULATION_SOCKET']}".encode()
         self._seen: set[int] = set()
         self._failure, self._failed_s = 0, inf
-        self._processes: list[subprocess.Popen[bytes]] = []
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._hosts: list[_Kept] = []
+        become_subreaper()
         try:
             for environment in environments:
-                self._processes.append(
-                    subprocess.Popen(
-                        command,
-                        env=dict(environment),
-                        stdin=subprocess.DEVNULL,
-                        stdout=2 if quiet_stdout else None,
-                        start_new_session=True,
-                    )
+                order = Order(
+                    verb=os.getpid(),
+                    command=list(command),
+                    environment=dict(environment),
+                    folder=str(folder.path),
+                    quiet_stdout=quiet_stdout,
+                    grace_s=_GRACE_S,
                 )
+                self._hosts.append(_Kept(order))
         except OSError as error:
             self.end()
             raise JobError(f"cannot run {command[0]!r}: {error.strerror}") from None
@@ -235,42 +299,35 @@ class Job:
     @property
     def exit_code(self) -> int:
         """The command's, of the host that failed first; negative for the signal that ended it. Waits for all."""
-        for process in self._processes:
-            process.wait()
+        for host in self._hosts:
+            host.poll(None)
         self._running()
         return self._failure
 
     def end(self) -> None:
         """Ends whatever is left of the command: asks, then kills."""
-        self._tell(self._running(), signal.SIGTERM)
-        until_s = monotonic() + _GRACE_S
-        while self._running() and monotonic() < until_s:
-            sleep(0.02)
-        self._tell(self._running(), signal.SIGKILL)
-        for process in self._processes:
-            process.wait()
-        # What it left, such as workers in sessions of their own, is ours since it has gone.
+        hosts = [host for host in self._hosts if host.keeper.returncode is None]
+        for host in hosts:
+            host.tell_to_end()
+        for host in hosts:
+            host.end()
+        # What a keeper left that was killed itself is ours, now that it has gone.
         until_s = monotonic() + _GRACE_S
         while (left := self._left()) and monotonic() < until_s:
             for pid in left:
-                _signal(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
             sleep(0.02)
 
-    def _running(self) -> list[subprocess.Popen[bytes]]:
-        """The hosts' commands that have not ended; notes the first failure among the others."""
-        running = [process for process in self._processes if process.poll() is None]
+    def _running(self) -> list[_Kept]:
+        """The hosts where the command has not ended; notes the first failure among the others."""
+        running = [host for host in self._hosts if host.poll() is None]
         if not self._failure:
-            codes = (process.returncode for process in self._processes)
-            self._failure = next((code for code in codes if code), 0)
+            self._failure = next((host.code for host in self._hosts if host.code), 0)
             self._failed_s = monotonic() if self._failure else inf
         return running
-
-    @staticmethod
-    def _tell(processes: Sequence[subprocess.Popen[bytes]], number: signal.Signals) -> None:
-        for process in processes:
-            _signal(process.pid, number, whole_group=True)
 
     def _left(self) -> list[int]:
         """Processes below us that have the job's socket in their environment, or have ended and had."""
@@ -280,11 +337,3 @@ class Job:
                     self._seen.add(pid)
         self._seen &= set(descendants(os.getpid()))
         return sorted(self._seen)
-
-
-def _signal(pid: int, number: signal.Signals, *, whole_group: bool = False) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        if whole_group:
-            os.killpg(pid, number)
-        else:
-            os.kill(pid, number)

@@ -7,6 +7,7 @@ only its owner can enter; whose process speaks is what the kernel says (SO_PEERC
 
 import contextlib
 import os
+import select
 import selectors
 import socket
 import struct
@@ -55,7 +56,13 @@ class _Connection:
     out: bytearray = field(default_factory=bytearray)
     rank: int | None = None
     activity: Activity | None = None
+    heard_s: float = 0.0
     is_closing: bool = False
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether something has come that nobody has read: it spoke while we were busy, or had no processor."""
+        return bool(select.select([self.socket], [], [], 0)[0])
 
 
 class EmulationServer:
@@ -100,7 +107,7 @@ class EmulationServer:
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._heard_s = self._said_s = self._began_s = self._moved_s = self._looked_s = monotonic()
         self._work = JobWork(os.getpid())
-        self._num_events = 0
+        self._num_events, self._searched = 0, (0, self._heard_s)
         self._world_size, self._has_begun = 1, False
         self._is_symmetric = is_symmetric
         self._ending: str | None = None
@@ -186,7 +193,7 @@ class EmulationServer:
     def _take(self, connection: _Connection, record: Record) -> None:
         rank = connection.rank
         if not isinstance(record, Query) or record.advances:  # a watchdog asks whether anybody lives or not
-            self._heard_s = monotonic()
+            self._heard_s = connection.heard_s = monotonic()
         if isinstance(record, Hello):
             self._greet(connection, record)
             return
@@ -246,6 +253,9 @@ class EmulationServer:
     def _refuse(self, connection: _Connection, text: str) -> None:
         """Says why, and hears no more of the process."""
         self.refusals.append(f"rank {connection.rank}: {text}" if connection.rank is not None else text)
+        self._tell_to_close(connection, text)
+
+    def _tell_to_close(self, connection: _Connection, text: str) -> None:
         connection.is_closing = True
         connection.out += refused(text)
         if connection.rank is not None:
@@ -266,19 +276,35 @@ class EmulationServer:
         is_awake = False
         silence_s = IDLE_S if self._coordinator.is_asked else WATCHED_S
         for rank in self._coordinator.silent():
-            activity = self._by_rank[rank].activity
-            if activity is not None and activity.has_slept(now_s, silence_s):
+            if self._is_silent(self._by_rank[rank], now_s, silence_s):
                 self._coordinator.sleep(rank)
             else:
                 is_awake = True
         num_events = self._coordinator.clock.num_events
+        if num_events == self._num_events and (num_events, self._heard_s) != self._searched:
+            self._searched = num_events, self._heard_s
+            if circle := self._coordinator.describe_circle():
+                self._refuse_all(circle)
         if is_awake or num_events != self._num_events or not self._coordinator.is_asked or self._work.is_busy(now_s):
             self._num_events, self._moved_s = num_events, now_s
         elif now_s - max(self._heard_s, self._moved_s) >= self._stall_s:
-            text = f"nobody has moved for {self._stall_s:.0f} s: {self._coordinator.describe_waits()}"
-            for connection in list(self._connections.values()):
-                if not connection.is_closing:
-                    self._refuse(connection, text)
+            self._refuse_all(f"nobody has moved for {self._stall_s:.0f} s: {self._coordinator.describe_waits()}")
+
+    @staticmethod
+    def _is_silent(connection: _Connection, now_s: float, at_least_s: float) -> bool:
+        """Whether a process has said nothing for so long, and has slept.
+
+        One that asks us again and again sleeps whenever we look, and takes less than a tick of the kernel between.
+        """
+        has_slept = connection.activity is not None and connection.activity.has_slept(now_s, at_least_s)
+        return has_slept and now_s - connection.heard_s >= at_least_s and not connection.has_unread
+
+    def _refuse_all(self, text: str) -> None:
+        """Says the same to every process; once in the result."""
+        self.refusals.append(text)
+        for connection in list(self._connections.values()):
+            if not connection.is_closing:
+                self._tell_to_close(connection, text)
 
     def _end_where_nobody_comes(self, now_s: float) -> None:
         """Ranks that wait on a store or a socket for one that is not started never ask us."""

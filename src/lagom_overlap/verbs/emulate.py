@@ -263,7 +263,7 @@ def _run(
         stall_s=settings.stall_s,
         is_symmetric=request.is_symmetric,
     ) as server:
-        job = Job(request.command, environments, quiet_stdout=request.is_quiet)
+        job = Job(request.command, environments, folder, quiet_stdout=request.is_quiet)
         try:
             server.serve()
             exit_code = job.exit_code
