@@ -17,6 +17,7 @@ from lagom_overlap.workload.parallel.layout import Recompute
 from lagom_overlap.workload.sharding import ShardSpec
 from lagom_overlap.workload.step.graph import Places, Segment, StepGraph
 from lagom_overlap.workload.step.groups import CONTEXT, EXPERTS, TENSOR
+from lagom_overlap.workload.step.joined import JoinedOps, joins
 from lagom_overlap.workload.step.latent import LatentOps
 from lagom_overlap.workload.step.layer import LayerOps
 from lagom_overlap.workload.step.mamba import MambaOps
@@ -213,7 +214,8 @@ class LayerTapes:
                 recorder.knows([*before, *partial])
                 inside[weight.name] = replace(weight, gathered=gathered.copy(), gradients=before, partial=partial)
         inside = {name: inside[name] for name in use.weights}  # in the order of the layer
-        ops = _OPS.get(use.kind.mixer, LayerOps)(
+        is_joined = joins(use.kind, self._shape, use.layer)
+        ops = (JoinedOps if is_joined else _OPS.get(use.kind.mixer, LayerOps))(
             recorder, self._shape, layer=use.layer, batch=use.batch, weights=inside, kind=use.kind
         )
         ops.name_within("", EARLIER, "")

@@ -99,7 +99,8 @@ class Casts:
     `keeps_weights`: that of a step's first micro-batch serves the others. `maximum`, a part of both that are done
     again, is what a saved greatest element spares. `by_columns` are those of the copy by columns
     where a kernel of its own makes it, which alone rearranges; 0: each cast writes both. `current_expert` is the read
-    for its own greatest element that an expert's operand costs more with current scaling.
+    for its own greatest element that an expert's operand costs more with current scaling. `joined`: a compiler makes
+    the casts of dense layers part of other kernels (`step/joined.py`).
     """
 
     operand: int
@@ -109,6 +110,7 @@ class Casts:
     maximum: int = 0
     by_columns: int = 0
     current_expert: int = 0
+    joined: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +160,7 @@ operand once less."""
 DYNAMIC_CASTS: Final = Casts(operand=8, operand_again=5, weight=(5, 5, 3), maximum=2, by_columns=3)
 """torchao with one scale per tensor (Dec 2024 to Jun 2025): maximum 2, cast 2 + 1, by columns 2 + 1. The FP8 matrix is
 kept or computed again for backward, which reads it by columns."""
+JOINED_CASTS: Final = replace(DYNAMIC_CASTS, joined=True)
 RING_EAGER: Final = RingSteps(merge_bytes=(36, 50), waits=False)
 RING_COMPILED: Final = RingSteps(merge_bytes=(11, 50), waits=True)
 _HALVES_BYTES: Final = 8
