@@ -76,9 +76,7 @@ class KernelSource:
             sizes=sizes,
             loads={name: tuple(each) for name, each in loads.items()},
             stores={name: tuple(each) for name, each in stores.items()},
-            turns=_turns(
-                parameters, [where for found in (loads, stores) for each in found.values() for _, where in each]
-            ),
+            turns=_turns(parameters, loads, stores),
         )
 
     def bytes_moved(self, args: Sequence[Any], residency: Residency | None = None) -> int:
@@ -134,17 +132,27 @@ def _points(where: str, sizes: dict[str, int] | None, held: int) -> int:
     return prod(sizes[axis] for axis in axes)
 
 
-def _turns(parameters: Sequence[str], expressions: Sequence[str]) -> bool:
-    """Whether tensors lie in different orders: along neighbours of some a kernel reduces, of others it does not."""
+def _turns(
+    parameters: Sequence[str],
+    loads: dict[str, list[tuple[int, str]]],
+    stores: dict[str, list[tuple[int, str]]],
+) -> bool:
+    """Whether tensors lie in different orders: neighbours of some follow each other in a reduction, of others not."""
     if not any(_SIZE_NAME.fullmatch(each) and each[0] == "r" for each in parameters):
         return "ynumel" in parameters
-    neighbours = set()
-    for where in expressions:
+    stored = _neighbours(stores)
+    return bool(stored) and len(stored | _neighbours(loads)) > 1
+
+
+def _neighbours(accesses: dict[str, list[tuple[int, str]]]) -> set[bool]:
+    """Whether neighbours are those of the reduction, of each tensor that has what is reduced and what is not."""
+    found = set()
+    for where in (where for each in accesses.values() for _, where in each):
         kinds = {bool(each["inner"]) for each in _AXIS.finditer(where)}
         near = [term for term in where.split(" + ") if _AXIS.search(term) and not _STRIDED.search(term.strip("() "))]
         if len(kinds) > 1 and near:
-            neighbours |= {bool(each["inner"]) for each in _AXIS.finditer(near[-1])}
-    return len(neighbours) > 1
+            found |= {bool(each["inner"]) for each in _AXIS.finditer(near[-1])}
+    return found
 
 
 def _by_loop(loads: Sequence[tuple[int, str]], *, apart: bool) -> list[frozenset[str]]:
