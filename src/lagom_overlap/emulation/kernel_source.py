@@ -19,7 +19,6 @@ _ACCESS: Final = re.compile(r"\bfor \w+ in |\btl\.(?P<what>load|store|atomic_\w+
 _POINTER: Final = re.compile(r"\b\w*ptr\d*\b")
 _AXIS: Final = re.compile(r"\b(?:(?P<outer>[xyz])\d+|(?P<inner>r\d+_)\d+)\b")
 _LOADED: Final = re.compile(r"\btmp\d+")
-_STRIDED: Final = re.compile(r"^\d+\*|\*\d+$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +35,7 @@ class KernelSource:
 
     `sizes` are those of its index space that the source states; None where it states several (kernels put together).
     `loads` and `stores` are expressions by pointer, with the number of the loop that they are in. `turns`: it
-    works on tiles, as Inductor makes it where tensors lie in different orders, or it reduces and stores in
-    another order than it loads.
+    works on tiles, as Inductor makes it where tensors lie in different orders.
     """
 
     parameters: tuple[str, ...]
@@ -76,7 +74,8 @@ class KernelSource:
             sizes=sizes,
             loads={name: tuple(each) for name, each in loads.items()},
             stores={name: tuple(each) for name, each in stores.items()},
-            turns=_turns(parameters, loads, stores),
+            turns="ynumel" in parameters
+            and not any(_SIZE_NAME.fullmatch(each) and each[0] == "r" for each in parameters),
         )
 
     def bytes_moved(self, args: Sequence[Any], residency: Residency | None = None) -> int:
@@ -130,29 +129,6 @@ def _points(where: str, sizes: dict[str, int] | None, held: int) -> int:
     if _LOADED.search(where) or not axes <= sizes.keys():
         return prod(sizes.values())
     return prod(sizes[axis] for axis in axes)
-
-
-def _turns(
-    parameters: Sequence[str],
-    loads: dict[str, list[tuple[int, str]]],
-    stores: dict[str, list[tuple[int, str]]],
-) -> bool:
-    """Whether tensors lie in different orders: neighbours of some follow each other in a reduction, of others not."""
-    if not any(_SIZE_NAME.fullmatch(each) and each[0] == "r" for each in parameters):
-        return "ynumel" in parameters
-    stored = _neighbours(stores)
-    return bool(stored) and len(stored | _neighbours(loads)) > 1
-
-
-def _neighbours(accesses: dict[str, list[tuple[int, str]]]) -> set[bool]:
-    """Whether neighbours are those of the reduction, of each tensor that has what is reduced and what is not."""
-    found = set()
-    for where in (where for each in accesses.values() for _, where in each):
-        kinds = {bool(each["inner"]) for each in _AXIS.finditer(where)}
-        near = [term for term in where.split(" + ") if _AXIS.search(term) and not _STRIDED.search(term.strip("() "))]
-        if len(kinds) > 1 and near:
-            found |= {bool(each["inner"]) for each in _AXIS.finditer(near[-1])}
-    return found
 
 
 def _by_loop(loads: Sequence[tuple[int, str]], *, apart: bool) -> list[frozenset[str]]:
