@@ -46,11 +46,11 @@ _GATHERS: Final = {"attention_gather": "qkv", "mlp_gather": "up", "attention_gat
 
 
 def joins(kind: LayerKind, shape: StepShape, layer: int | None) -> bool:
-    """Whether a layer is one of those that were counted: attention and a gated MLP, cast with one scale per tensor."""
+    """Whether a layer is one of those that were counted: attention and a gated MLP, all of it cast by torchao."""
     layout, model = shape.layout, shape.model
     return (
         shape.casts.joined
-        and shape.precision.products is ProductFormat.FP8
+        and shape.precision.products in (ProductFormat.FP8, ProductFormat.FP8_ROWWISE)
         and not shape.precision.others
         and not shape.precision.is_wide(layer, model.num_layers)
         and kind.mixer in (Mixer.ATTENTION, Mixer.WINDOW)
@@ -108,13 +108,17 @@ class JoinedOps(LayerOps):
         made["x"] = x
         made["reduced"] = self._mixed(self._normed("norm", x))
         sources = (made["reduced"], x)
-        norm2 = self._greatest("norm2", sources, _MADE_OF["up"], shape)
-        up = self._entering("mlp_gather", "up", norm2)
+        up = self._entering("mlp_gather", "up", self._second_norm(sources))
         if self._again and self._shape.stops_recompute:
             return ""
-        width = self._weights["down"].inputs
-        act = self._greatest("act", (up,), _MADE_OF["down"], (self._tokens, width))
+        act = self._acted(up)
         return self._run("add2", (self._leaving("mlp_reduce", "down", act), *sources), (8,), shape, FORWARD, both=True)
+
+    def _second_norm(self, sources: Sequence[str]) -> str:
+        return self._greatest("norm2", sources, _MADE_OF["up"], (self._rows, self._model.hidden))
+
+    def _acted(self, up: str) -> str:
+        return self._greatest("act", (up,), _MADE_OF["down"], (self._tokens, self._weights["down"].inputs))
 
     def _recompute_products(self) -> None:
         made = self.made
@@ -153,7 +157,8 @@ class JoinedOps(LayerOps):
         elif not is_forward or (self._again and (self._in_products or name != "qkv")):
             by_rows = name != "out" or not is_forward or self._layout.tensor == 1 or self._is_whole
             written, turns = by_rows + _COLUMN_COPIES.get(name, 1), True
-        access = Access.REARRANGE if turns else Access.STREAM
+        in_rows = name == "up" and is_forward and not self._is_whole  # a reduction that finds sums of squares, too
+        access = Access.REARRANGE if turns and not in_rows else Access.STREAM
         cast = self._touch(part, (source,), (read + written) * rows * columns, shape, phase, access=access)
         if turns and is_forward:
             self._columns[name] = cast
@@ -246,8 +251,14 @@ class JoinedOps(LayerOps):
         shape = (rows, self._weights["qkv"].outputs)
         turned = (6 + 8) * queries + (2 * repeated + 4 * keys) + 8 * keys
         rotary = self._touch("rotary_d", (whole,), turned, shape, BACKWARD, num_launches=4)
+        return self._gradients_cast(rotary, (queries, keys, repeated))
+
+    def _gradients_cast(self, source: str, elements: tuple[int, int, int]) -> str:
+        """The gradients of queries and keys, in FP32, and of values, of `repeated` elements that heads share."""
+        queries, keys, repeated = elements
+        shape = (self._tokens, self._weights["qkv"].outputs)
         found = 4 * (queries + keys) + 2 * repeated
-        source = self._touch("qkv_max_d", (rotary,), found, shape, BACKWARD, num_launches=3 * _FOUND)
+        source = self._touch("qkv_max_d", (source,), found, shape, BACKWARD, num_launches=3 * _FOUND)
         source = self._scaled("qkv_cast_d", source, BACKWARD, 3)
         num_bytes = 6 * (queries + keys) + 2 * (repeated + keys)
         cast = self._touch("qkv_cast_d", (source,), num_bytes, shape, BACKWARD, access=Access.REARRANGE, num_launches=3)
