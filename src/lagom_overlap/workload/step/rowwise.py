@@ -130,7 +130,7 @@ class RowwiseOps(JoinedOps):
                 source = self._greatest("out_max", (source,), 2, (rows, columns))
             source = self._found_by_all(part, source, phase, 1)
         cast = self._in_kernels(part, source, kernels, (rows, columns), phase)
-        if is_forward and self._again:
+        if is_forward and again:
             self._columns[name] = cast
         self._matrix_cast(name, phase)
         return cast
@@ -177,7 +177,8 @@ class RowwiseOps(JoinedOps):
             return self._in_kernels("out_columns", saved, _ATTENTION_D, shape, BACKWARD)
         if name not in self._columns:
             shape = (self._tokens, self._weights[name].inputs)
-            self._columns[name] = self._in_kernels(f"{name}_columns", saved, _CUT_AGAIN[name], shape, BACKWARD)
+            found, cast = 2, _CUT_AGAIN[name][1]
+            self._columns[name] = self._in_kernels(f"{name}_columns", saved, (found, cast), shape, BACKWARD)
         return self._columns[name]
 
     def _scaled(self, part: str, source: str, phase: Phase, num_tensors: int) -> str:
