@@ -143,6 +143,8 @@ def _products(row: Row) -> ProductFormat:
         return ProductFormat.NVFP4
     if row.text("framework") == "Megatron-Bridge" and text.startswith("fp8"):
         return ProductFormat.FP8_CURRENT
+    if row.text("framework").startswith("torchtitan") and "rowwise" in text:
+        return ProductFormat.FP8_ROWWISE
     if text.startswith(("fp8", "float8")):
         return ProductFormat.FP8
     raise BadRowError(

@@ -41,6 +41,20 @@ NORM = (
         tl.store(out_ptr0 + (r0_1 + 1024*x0), tmp1 * tmp2, r0_mask)
 """
 )
+CAST = (
+    HEAD
+    + """def triton_red_fused_cast_0(in_ptr0, in_ptr1, out_ptr0, out_ptr1, xnumel, r0_numel, XBLOCK : tl.constexpr):
+    xnumel = 16
+    r0_numel = 1024
+    tmp9 = tl.load(in_ptr1 + (x0), None)
+    for r0_offset in tl.range(0, r0_numel, R0_BLOCK):
+        tmp0 = tl.load(in_ptr0 + (r0_1 + 1024*x0), r0_mask, other=0.0)
+        tl.store(out_ptr0 + (r0_1 + 1024*x0), tmp0 * tmp9, r0_mask)
+    for r0_offset in tl.range(0, r0_numel, R0_BLOCK):
+        tmp1 = tl.load(out_ptr0 + (r0_1 + 1024*x0), r0_mask, other=0.0)
+        tl.store(out_ptr1 + (x0 + 16*r0_1), tmp1, r0_mask)
+"""
+)
 TABLE = (
     HEAD
     + """def triton_poi_fused_embedding_0(in_ptr0, in_ptr1, out_ptr0, xnumel, XBLOCK : tl.constexpr):
@@ -113,6 +127,14 @@ def test_rows_are_read_again_from_memory_only_where_the_cache_does_not_hold_them
     assert moved(NORM, *args, residency=Residency(8, 8 * 1024 * 2 - 1)) == once + 2 * (16 << 10)
     # No more rows are under way than there are.
     assert moved(NORM, *args, residency=Residency(1000, 16 * 1024 * 2)) == once
+
+
+def test_what_an_earlier_loop_stored_comes_from_the_cache_if_it_fits() -> None:
+    elements = 16 << 10
+    args = (tensor(elements), tensor(1 << 20, 4), tensor(elements, 4), tensor(elements, 1), 16, 1024)
+    once = 2 * elements + 4 * 16 + 4 * elements + elements  # of the larger buffer one scale for each row
+    assert moved(CAST, *args, residency=Residency(8, 8 * 1024 * 4)) == once
+    assert moved(CAST, *args, residency=Residency(8, 8 * 1024 * 4 - 1)) == once + 4 * elements
 
 
 def test_atomic_sums_are_read_and_written() -> None:

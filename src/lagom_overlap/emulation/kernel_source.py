@@ -1,9 +1,9 @@
 """What a Triton kernel of Inductor's moves, read off its source and the tensors that it is launched with.
 
-Each place of a tensor that is loaded or stored counts once: no more of it than the kernel's index space has points for
-each expression that addresses it (a part of a large buffer, rows of a table), and no more than the tensor has
-elements (what is broadcast). A value that a reduction loads again in a later loop comes from the L2 cache as long as
-the rows that all SMs work on at once fit there.
+Each place of a tensor that is loaded or stored counts once: no more of it than there are points along the axes in each
+expression that addresses it (a part of a large buffer, rows of a table, a scale for each row), and no more than the
+tensor has elements (what is broadcast). A value that a reduction loads again in a later loop, or stored in an earlier
+one, comes from the L2 cache as long as the rows that all SMs work on at once fit there.
 """
 
 import re
@@ -17,6 +17,8 @@ _SIZE: Final = re.compile(r"^\s+(?P<name>[xyz]numel|r\d+_numel) = (?P<size>\d+)\
 _SIZE_NAME: Final = re.compile(r"[xyz]numel|r\d+_numel")
 _ACCESS: Final = re.compile(r"\bfor \w+ in |\btl\.(?P<what>load|store|atomic_\w+)\(")
 _POINTER: Final = re.compile(r"\b\w*ptr\d*\b")
+_AXIS: Final = re.compile(r"\b(?:(?P<outer>[xyz])\d+|(?P<inner>r\d+_)\d+)\b")
+_LOADED: Final = re.compile(r"\btmp\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +34,14 @@ class KernelSource:
     """A kernel's parameters and accesses.
 
     `sizes` are those of its index space that the source states; None where it states several (kernels put together).
-    `loads` and `stores` are expressions by pointer, loads with the number of the loop that they are in. `turns`: it
+    `loads` and `stores` are expressions by pointer, with the number of the loop that they are in. `turns`: it
     works on tiles, as Inductor makes it where tensors lie in different orders.
     """
 
     parameters: tuple[str, ...]
     sizes: dict[str, int] | None
     loads: dict[str, tuple[tuple[int, str], ...]]
-    stores: dict[str, tuple[str, ...]]
+    stores: dict[str, tuple[tuple[int, str], ...]]
     turns: bool
 
     @classmethod
@@ -53,7 +55,7 @@ class KernelSource:
         found = {(each["name"], int(each["size"])) for each in _SIZE.finditer(body)}
         sizes = dict(found) if len(dict(found)) == len(found) else None
         loads: dict[str, list[tuple[int, str]]] = {}
-        stores: dict[str, list[str]] = {}
+        stores: dict[str, list[tuple[int, str]]] = {}
         loop = 0
         for access in _ACCESS.finditer(body):
             if access["what"] is None:
@@ -66,7 +68,7 @@ class KernelSource:
             if access["what"] != "store":
                 loads.setdefault(pointer[0], []).append((loop, where))
             if access["what"] != "load":
-                stores.setdefault(pointer[0], []).append(where)
+                stores.setdefault(pointer[0], []).append((loop, where))
         return cls(
             parameters=parameters,
             sizes=sizes,
@@ -80,7 +82,6 @@ class KernelSource:
         """Bytes of a launch with these arguments; where nothing is said of a GPU, rows fit into its cache."""
         given = dict(zip(self.parameters, args, strict=False))
         sizes = self._sizes(given)
-        points = None if sizes is None else prod(sizes.values())
         streams = sizes is not None and residency is not None and self._streams(given, sizes, residency)
         total = 0
         for name in self.loads.keys() | self.stores.keys():
@@ -89,8 +90,11 @@ class KernelSource:
                 continue
             held, width = int(tensor.numel()), int(tensor.element_size())
             loads, stores = self.loads.get(name, ()), self.stores.get(name, ())
-            places = [len(expressions) for expressions in (*_by_loop(loads, apart=streams), frozenset(stores))]
-            total += width * sum(held if points is None else min(held, points * each) for each in places if each)
+            if not streams:
+                loads = tuple([load for load in loads if not _is_own(load, stores)])
+            for expressions in (*_by_loop(loads, apart=streams), frozenset(where for _, where in stores)):
+                if expressions:
+                    total += width * min(held, sum(_points(where, sizes, held) for where in expressions))
         return total
 
     def _sizes(self, given: dict[str, Any]) -> dict[str, int] | None:
@@ -102,10 +106,29 @@ class KernelSource:
     def _streams(self, given: dict[str, Any], sizes: dict[str, int], residency: Residency) -> bool:
         """Whether rows that are loaded again have left the cache by then."""
         row = prod(size for name, size in sizes.items() if name[0] == "r")
-        again = [name for name, loads in self.loads.items() if len({loop for loop, _ in loads}) > 1]
+        again = [name for name, loads in self.loads.items() if self._is_read_again(name, loads)]
         widths = sum(int(given[name].element_size()) for name in again if hasattr(given.get(name), "element_size"))
         num_rows = min(residency.num_rows, prod(size for name, size in sizes.items() if name[0] != "r"))
         return num_rows * row * widths > residency.l2_bytes
+
+    def _is_read_again(self, name: str, loads: Sequence[tuple[int, str]]) -> bool:
+        stores = self.stores.get(name, ())
+        return len({loop for loop, _ in loads}) > 1 or any(_is_own(load, stores) for load in loads)
+
+
+def _is_own(load: tuple[int, str], stores: Sequence[tuple[int, str]]) -> bool:
+    """Whether an earlier loop stored what is loaded."""
+    return any(where == load[1] and loop < load[0] for loop, where in stores)
+
+
+def _points(where: str, sizes: dict[str, int] | None, held: int) -> int:
+    """Places that an expression can address: along its axes, or along all where it follows what was loaded."""
+    if sizes is None:
+        return held
+    axes = {f"{each['outer'] or each['inner']}numel" for each in _AXIS.finditer(where)}
+    if _LOADED.search(where) or not axes <= sizes.keys():
+        return prod(sizes.values())
+    return prod(sizes[axis] for axis in axes)
 
 
 def _by_loop(loads: Sequence[tuple[int, str]], *, apart: bool) -> list[frozenset[str]]:

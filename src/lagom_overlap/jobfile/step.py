@@ -210,7 +210,7 @@ def check_switches(parallel: ParallelTable, framework: str) -> None:
 def _check_products(products: ProductFormat, gpu: Gpu) -> None:
     """Refuses a format that the GPU does not multiply."""
     allowed = [ProductFormat.PARAMETER]
-    allowed += [ProductFormat.FP8, ProductFormat.FP8_CURRENT] if gpu.fp8 else []
+    allowed += [ProductFormat.FP8, ProductFormat.FP8_CURRENT, ProductFormat.FP8_ROWWISE] if gpu.fp8 else []
     allowed += [ProductFormat.MXFP8] if gpu.mxfp8 else []
     allowed += [ProductFormat.NVFP4] if gpu.nvfp4 else []
     if products not in allowed:

@@ -22,12 +22,14 @@ class ProductFormat(StrEnum):
     """In which format a layer's matrices multiply: as the parameters are, or in one byte or half of one with scales.
 
     One scale per tensor, from earlier steps (`fp8`) or from the tensor itself, which is read for it first
-    (`fp8_current`); one per 32 elements (`mxfp8`); half a byte with one per 16 elements and one per tensor (`nvfp4`).
+    (`fp8_current`); one per row of an operand (`fp8_rowwise`); one per 32 elements (`mxfp8`); half a byte with one per
+    16 elements and one per tensor (`nvfp4`).
     """
 
     PARAMETER = "parameter"
     FP8 = "fp8"
     FP8_CURRENT = "fp8_current"
+    FP8_ROWWISE = "fp8_rowwise"
     MXFP8 = "mxfp8"
     NVFP4 = "nvfp4"
 

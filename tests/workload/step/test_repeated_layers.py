@@ -1,5 +1,7 @@
 """Layers that share their operators, against every layer built anew and against the whole step simulated."""
 
+from dataclasses import replace
+
 import pytest
 
 from lagom_overlap.cost.operators import load_framework, load_operators
@@ -7,7 +9,6 @@ from lagom_overlap.cost.profile import load_profile
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.sim.columns import Columns
 from lagom_overlap.sim.framework import FrameworkModel
-from lagom_overlap.workload.layer_kinds import Mixer
 from lagom_overlap.workload.models import load_model
 from lagom_overlap.workload.ops import CommOp, Phase
 from lagom_overlap.workload.parallel import Dispatcher, ParallelLayout, PipelineSchedule, Recompute
@@ -15,10 +16,9 @@ from lagom_overlap.workload.parallel.layout import RecomputeModule
 from lagom_overlap.workload.precision import DType, Precision, ProductFormat
 from lagom_overlap.workload.step import StepBuilder, build, load_rules
 from lagom_overlap.workload.step.chunk import Chunk
-from lagom_overlap.workload.step.latent import LatentOps
 from lagom_overlap.workload.step.layer import LayerOps
-from lagom_overlap.workload.step.mamba import MambaOps
 from lagom_overlap.workload.step.stage_build import StageBuild
+from lagom_overlap.workload.step.tape import layer_ops
 
 FP8 = Precision(DType.BF16, DType.BF16, DType.FP32, ProductFormat.FP8)
 BATCHES = 4
@@ -31,6 +31,23 @@ CASES = {
     "torchtitan, parts of products, FP8": (
         "torchtitan", "llama-3-8b", {
             "data": 2, "tensor": 4, "zero_stage": 2, "sequence_parallel": True, "recompute": Recompute.PRODUCTS,
+        },
+    ),
+    "compiled, FP8": (
+        "torchtitan_compiled", "llama-3-8b", {"data": 8, "zero_stage": 3, "recompute": Recompute.PRODUCTS},
+    ),
+    "compiled, every second layer recomputed, FP8": (
+        "torchtitan_blocks", "llama-3-8b", {"data": 2, "zero_stage": 3, "recompute": Recompute.LAYERS},
+    ),
+    "compiled, parts of products, FP8": (
+        "torchtitan_compiled", "llama-3-8b", {
+            "data": 2, "tensor": 4, "zero_stage": 3, "sequence_parallel": True, "overlap_tensor": True,
+        },
+    ),
+    "compiled, FP8 by rows": ("torchtitan_compiled", "llama-3-8b", {"data": 8, "zero_stage": 3}),
+    "compiled, tensor parallelism, FP8 by rows": (
+        "torchtitan_compiled", "llama-3-8b", {
+            "data": 2, "tensor": 4, "zero_stage": 3, "sequence_parallel": True, "recompute": Recompute.PRODUCTS,
         },
     ),
     "every second layer recomputed, context parallelism": (
@@ -73,7 +90,7 @@ class LayerByLayer(StageBuild):
     def _layer_forward(self, chunk: Chunk, layer: int, batch: int, inputs: dict[int, str], x: str) -> str:
         units, kind = chunk.units[layer], chunk.kinds[layer]
         self._issuer.before(units, Phase.FORWARD, batch)
-        ops = {Mixer.LATENT: LatentOps, Mixer.MAMBA: MambaOps}.get(kind.mixer, LayerOps)(
+        ops = layer_ops(kind, self.shape, layer)(
             self.graph, self.shape, layer=layer, batch=batch, weights=chunk.weights[layer], kind=kind
         )
         ops.silent = chunk.silent_in(layer)
@@ -94,7 +111,9 @@ class LayerByLayer(StageBuild):
 def builder(case: str) -> StepBuilder:
     framework, name, degrees = CASES[case]
     layout = ParallelLayout(global_batch=BATCHES * degrees["data"], **degrees)
-    precision = FP8 if "FP8" in case else None
+    precision = None
+    if "FP8" in case:
+        precision = replace(FP8, products=ProductFormat.FP8_ROWWISE) if "by rows" in case else FP8
     return StepBuilder(load_model(name), layout, seq_len=2048, rules=load_rules(framework), precision=precision)
 
 

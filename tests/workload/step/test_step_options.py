@@ -220,7 +220,7 @@ def test_sums_of_gradients_are_kernels_in_eager_pytorch_and_a_part_of_the_reader
     ("framework", "expected"),
     [
         # A Linear each: forward one input and three or two matrices, backward as many gradients as matrices.
-        ("torchtitan_compiled", {"qkv": (4, 6), "out": (2, 2), "up": (3, 4), "down": (2, 2)}),
+        ("torchtitan", {"qkv": (4, 6), "out": (2, 2), "up": (3, 4), "down": (2, 2)}),
         # One product for all: its operand and, forward, its matrix with the transpose that backward reads.
         ("megatron", {"qkv": (2, 1), "out": (2, 1), "up": (2, 1), "down": (2, 1)}),
     ],

@@ -21,6 +21,7 @@ from lagom_overlap.workload.parallel.check import check_model
 from lagom_overlap.workload.parallel.layout import Dispatcher, ParallelLayout
 from lagom_overlap.workload.precision import Precision, ProductFormat
 from lagom_overlap.workload.step.groups import StepGroups
+from lagom_overlap.workload.step.joined import joins
 from lagom_overlap.workload.step.operators import StepShape
 from lagom_overlap.workload.step.rolled import RolledStep
 from lagom_overlap.workload.step.rules import PROGRAM_ORDER, IssueRules, Sharding
@@ -73,6 +74,16 @@ def _check(model: TransformerModel, layout: ParallelLayout, seq_len: int, rules:
         raise JobError(f"parallel.{key} is modelled for Megatron-LM; the framework is {rules.name}")
 
 
+def _check_rowwise(shape: StepShape, rules: IssueRules) -> None:
+    """Refuses row scales where their kernels were not counted."""
+    if not all(joins(kind, shape, None) for kind in shape.model.layer_kinds):
+        raise JobError(
+            f"precision.products is fp8_rowwise, which is modelled for torchao under torch.compile, in layers of "
+            f"attention and a gated MLP: frameworks torchtitan_blocks and torchtitan_compiled; the framework is "
+            f"{rules.name}, the model {shape.model.name!r}"
+        )
+
+
 class StepBuilder:
     """Builds steps of `model` under `layout`, as `rules` issue them; what stages have in common is recorded once.
 
@@ -117,6 +128,8 @@ class StepBuilder:
             stops_recompute=rules.stops_recompute,
             ring=rules.ring,
         )
+        if self._shape.precision.products is ProductFormat.FP8_ROWWISE:
+            _check_rowwise(self._shape, rules)
         self._tapes = LayerTapes(self._shape)
 
     def rolled(

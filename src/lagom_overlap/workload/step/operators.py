@@ -194,10 +194,7 @@ class StepOps:
             num_bytes += _TURN_BYTES * (self._tokens - rows) * columns
             turned += _TURN_BYTES * (self._tokens - rows) * columns
         launches = self._casts_launched(weight, phase, matrix)
-        if self._shape.casts_before_gathers and self._layout.tensor > 1:
-            num_scales = launches if phase is FORWARD else max(1, len(weight.parts))
-            for number in range(num_scales):
-                source = self._scale(f"{part}_scale{number or ''}", source, phase)
+        source = self._scaled(part, source, phase, launches if phase is FORWARD else max(1, len(weight.parts)))
         shape, at_once = (rows, columns), not self._shape.casts.by_columns
         if at_once:
             return self._touch(part, (source,), num_bytes, shape, phase, access=Access.REARRANGE, num_launches=launches)
@@ -218,6 +215,13 @@ class StepOps:
         operand = casts.operand_again if self._again else casts.operand
         matrix = casts.weight[1 if self._again else 0 if phase is FORWARD else 2]
         return operand - saved, 0 if casts.keeps_weights and self._batch else matrix - saved
+
+    def _scaled(self, part: str, source: str, phase: Phase, num_tensors: int) -> str:
+        """What is cast once the scales of so many tensors are known; `source` where each rank finds its own."""
+        if self._shape.casts_before_gathers and self._layout.tensor > 1:
+            for number in range(num_tensors):
+                source = self._scale(f"{part}_scale{number or ''}", source, phase)
+        return source
 
     def _scale(self, part: str, source: str, phase: Phase) -> str:
         """The greatest element of a tensor that ranks hold in parts, by which all of them scale it."""

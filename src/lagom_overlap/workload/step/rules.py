@@ -38,6 +38,7 @@ from lagom_overlap.workload.step.traffic import (
     DYNAMIC_CASTS,
     EAGER,
     FUSED,
+    JOINED_CASTS,
     MEGATRON_MIXTURE,
     PLAIN,
     PLAIN_MIXTURE,
@@ -167,7 +168,9 @@ TORCHTITAN: Final = replace(
     casts_before_gathers=True,
     clips=True,
 )
-TORCHTITAN_BLOCKS: Final = replace(TORCHTITAN, name="torchtitan_blocks", traffic=COMPILED_BLOCKS, ring=RING_COMPILED)
+TORCHTITAN_BLOCKS: Final = replace(
+    TORCHTITAN, name="torchtitan_blocks", traffic=COMPILED_BLOCKS, ring=RING_COMPILED, casts=JOINED_CASTS
+)
 TORCHTITAN_COMPILED: Final = replace(
     TORCHTITAN_BLOCKS, name="torchtitan_compiled", traffic=COMPILED, optimizer_bytes=_ADAMW_FUSED_BYTES
 )
