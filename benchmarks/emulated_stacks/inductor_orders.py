@@ -25,7 +25,8 @@ CHOOSE = memory.reorder_for_peak_memory
 
 def marks(nodes):
     """The order of what matters here; the first word that fits counts."""
-    names = [str(getattr(each.node, "op_overload", "")) for node in nodes for each in node.get_nodes()]
+    parts = [each.node for node in nodes for each in node.get_nodes()]
+    names = [f"{getattr(part, 'op_overload', '')} {getattr(part, 'python_kernel_name', '')}" for part in parts]
     found = (next((mark for word, mark in MARKS.items() if word in name), "") for name in names)
     return "".join(found)
 

@@ -16,7 +16,7 @@ torch.cuda.set_device(RANK)
 DEVICE = torch.device("cuda", RANK)
 dist.init_process_group("nccl", device_id=DEVICE)
 RANKS = dist.get_world_size()
-given = torch.empty(512, WIDTH, device=DEVICE)
+given = torch.empty(512, WIDTH, device=DEVICE, requires_grad=True)
 stages = [
     PipelineStage(nn.Linear(WIDTH, WIDTH).to(DEVICE), number, CHUNKS * RANKS, DEVICE, given, given)
     for number in range(RANK, CHUNKS * RANKS, RANKS)
