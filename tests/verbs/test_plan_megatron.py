@@ -280,3 +280,16 @@ def test_a_plain_pipeline_says_why_its_experts_are_not_asked(tmp_path: Path) -> 
     assert found.megatron.pipeline is not None
     assert EXPERTS_SWITCH not in [one.switch for one in found.megatron.pipeline.switches]
     assert EXPERTS_SWITCH not in found.megatron.arguments
+
+
+@pytest.mark.parametrize(("framework", "has_it"), [("megatron", True), ("megatron_deepspeed", False)])
+def test_overlapped_experts_are_tried_of_the_framework_that_has_them(
+    tmp_path: Path, framework: str, *, has_it: bool
+) -> None:
+    path = tmp_path / "job.toml"
+    text = MIXTURE.replace("pipeline = 4", f'framework = "{framework}"').replace("h100_dgx", "gb300")
+    path.write_text(text.replace("global_batch = 64", "global_batch = 16"))
+    given = read_input(path)
+    found = megatron_plan(given.problem, given.num_ranks).effects
+    tried = [*found.arguments, *(one.switch for one in (*found.switches, *found.not_advised))]
+    assert any(EXPERTS_SWITCH in switch for switch in tried) is has_it

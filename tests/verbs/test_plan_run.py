@@ -11,8 +11,9 @@ from lagom_overlap.errors import WrongResultError
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.planners.base import Plan, PlanProblem
 from lagom_overlap.planners.simulated import Simulation, simulated
-from lagom_overlap.verbs.plan import MAX_ERROR, Planned, PlanRequest, offered, run_plan
+from lagom_overlap.verbs.plan import Planned, PlanRequest, offered, run_plan
 from lagom_overlap.verbs.plan_problem import PlanInput
+from lagom_overlap.verbs.plan_run import MAX_ERROR
 from lagom_overlap.workload import CompOp, Gemm, Iteration
 from lagom_overlap.workload.rewrite.steps import Reorder
 

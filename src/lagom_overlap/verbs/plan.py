@@ -1,18 +1,15 @@
 """`lagom plan`: a step becomes a plan, the plan becomes files, and runs against the program if asked."""
 
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import quantiles
 from typing import Any, Final
 
 import msgspec
 
-from lagom_overlap.engines.fx.commands import PlanRun
 from lagom_overlap.engines.fx.fsdp2_settings import Fsdp2Settings
-from lagom_overlap.errors import BackendError, JobError, WrongResultError
+from lagom_overlap.errors import BackendError, JobError
 from lagom_overlap.interrupts import held_back
 from lagom_overlap.jobfile.memory import beyond_note
 from lagom_overlap.jobfile.registry import check_planner_name, make_planner
@@ -38,29 +35,23 @@ from lagom_overlap.results.plan import (
     Fsdp2Effects,
     MegatronEffects,
     PeakMemory,
-    PlanExecution,
     PlannedIteration,
     PlannedStep,
     PlanResult,
-    Spread,
 )
 from lagom_overlap.results.plan_decisions import decisions_of
 from lagom_overlap.sim.what_if import Asked, Verdict, interval_text, what_if
-from lagom_overlap.timeline import Timeline
 from lagom_overlap.trace.chrome_writer import chrome_trace
-from lagom_overlap.tuners.sequential import judged_pairs
 from lagom_overlap.units import format_memory, format_seconds
 from lagom_overlap.verbs.plan_carrier import Carried, carried, nobody
 from lagom_overlap.verbs.plan_file import check_plan, check_plan_file, plan_toml, read_plan
 from lagom_overlap.verbs.plan_fsdp2 import fsdp2_lines
 from lagom_overlap.verbs.plan_megatron import megatron_files, megatron_lines, megatron_plan, pipeline_lines
 from lagom_overlap.verbs.plan_problem import OURS, WHOLE, Check, PlanInput
+from lagom_overlap.verbs.plan_run import executed
 from lagom_overlap.verbs.simulate_what_if import spent_of
-from lagom_overlap.workload.digest import graph_digest
 from lagom_overlap.workload.rewrite.apply import rewritten
 
-MAX_ERROR: Final = 0.02
-"""The largest difference of results, relative to the largest value, that is rounding: five times that of bfloat16."""
 TORCHS_OWN: Final = "torch_overlap"
 """Named as the planner where PyTorch's own scheduler is shorter."""
 _FILES: Final = ("run.json", "plan.toml", "report.html", "timeline.json")
@@ -244,7 +235,7 @@ def run_plan(given: PlanInput, request: PlanRequest) -> PlanResult:
         create_folder(request.out)
         _write(request.out, given, result)
     if not is_unchanged and request.execute and not found.interrupted:
-        result = _executed(given, found, result)
+        result = executed(given, found.plan, result)
         if request.out is not None:
             _write(request.out, given, result)
     return result
@@ -373,56 +364,6 @@ def _how_sure(found: Planned) -> tuple[str, ...]:
     gain = what_if(Asked("the plan", ""), spent_of(found.before.timeline), spent_of(found.after.timeline))
     none = "" if gain.verdict is Verdict.GAIN else ", so that it may be none"
     return (f"By the model's own error (docs/accuracy.md) the gain is {interval_text(gain)} of the step{none}.",)
-
-
-def _executed(given: PlanInput, found: Planned, result: PlanResult) -> PlanResult:
-    """The result with what came of running the plan."""
-    run = _run(given, found.plan)
-    arms = {"before": run.before, "after": run.after}
-    measured = {name: Timeline(arm.spans) for name, arm in arms.items() if arm.spans}
-    return replace(result, execution=_execution(given, found, run), planned=replace(result.step, measured=measured))
-
-
-def _run(given: PlanInput, plan: Plan) -> PlanRun:
-    assert given.ranks is not None
-    if isinstance(plan.settings, Fsdp2Settings):
-        run = given.ranks.run_settings(plan.settings, rounds=given.rounds, seed=given.seed)
-        if plan.settings.reduce_in_param_dtype and run.max_error < sys.float_info.max:
-            return run  # the user allowed other results: how far losses are apart is reported, not judged
-    else:
-        digest = graph_digest(given.problem.iteration)
-        run = given.ranks.run(plan.rewrites, rounds=given.rounds, seed=given.seed, graph=digest)
-    if run.max_error > MAX_ERROR:
-        raise WrongResultError(
-            f"the plan's results differ from the program's by {run.max_error:.1e} of the largest value, or are not "
-            f"finite; {MAX_ERROR:g} is allowed for rounding: the run is not reported"
-        )
-    return run
-
-
-def _spread(values: list[float]) -> Spread:
-    low, middle, high = quantiles(values, n=4, method="inclusive")
-    return Spread(median=middle, q25=low, q75=high)
-
-
-def _execution(given: PlanInput, found: Planned, run: PlanRun) -> PlanExecution:
-    assert given.ranks is not None
-    ratios = [before / after for before, after in zip(run.before.makespan_s, run.after.makespan_s, strict=True)]
-    arms = {"before": run.before, "after": run.after}
-    return PlanExecution(
-        backend=given.ranks.description,
-        num_ranks=given.num_ranks,
-        rounds=len(run.before.makespan_s),
-        max_error=run.max_error,
-        is_bitwise_equal=run.max_error == 0,
-        order_digest=run.order_digest,
-        iteration_s={name: _spread(list(arm.makespan_s)) for name, arm in arms.items()},
-        exposed_comm_s={name: _spread(list(arm.exposed_s)) for name, arm in arms.items() if arm.exposed_s},
-        predicted_iteration_s=BeforeAfter(before=found.before.makespan_s, after=found.after.makespan_s),
-        predicted_exposed_comm_s=BeforeAfter(before=found.before.exposed_s, after=found.after.exposed_s),
-        speedup=_spread(ratios),
-        judgement=judged_pairs(run.before.makespan_s, run.after.makespan_s),
-    )
 
 
 def _fsdp2(found: Planned) -> Fsdp2Effects | None:

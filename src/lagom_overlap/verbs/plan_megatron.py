@@ -12,6 +12,7 @@ from lagom_overlap.planners.base import Plan, PlanProblem
 from lagom_overlap.planners.carriers import SETTINGS_PLANNERS, Carrier
 from lagom_overlap.planners.deadline import Deadline
 from lagom_overlap.planners.effects import MIN_GAIN, SwitchAdvice
+from lagom_overlap.planners.framework import FRAMEWORKS
 from lagom_overlap.planners.megatron.advice import (
     Scale,
     Trials,
@@ -46,6 +47,7 @@ UNTRIED: Final = (
     "The planning budget ended before every switch was tried: one without a figure is Megatron's usual recommendation, "
     "not a prediction. [plan] budget_s allows more."
 )
+_NO_COMBINED_SCHEDULE: Final = {name for rules, name in FRAMEWORKS.items() if not has_switch(rules, "overlap_experts")}
 _BLACKWELL: Final = ("b200", "gb200", "b300", "gb300")
 
 
@@ -224,7 +226,7 @@ def _chosen(trials: Trials, scale: Scale) -> _Found:
     sharded = any(phases[buffer.maker] is Phase.BACKWARD for buffer in parameter_gathers(problem.iteration))
     exchanges = any(op.collective.kind is CollectiveKind.ALL_TO_ALL for op in problem.iteration.comms)
     wanted = recommended(scale, fully_sharded=sharded)
-    if exchanges:
+    if exchanges and problem.framework not in _NO_COMBINED_SCHEDULE:
         wanted = _with_experts(problem, recommended(scale, has_experts=True, fully_sharded=sharded), wanted)
     flags, dropped = worthwhile(trials, wanted)
     flags, sizes = best_bucket(trials, flags)
