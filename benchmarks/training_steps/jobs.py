@@ -24,7 +24,8 @@ from measured_gpus import preset_of
 from measured_limits import check_forwards, check_step
 from measured_rows import BadRowError, NotModelledError, Row
 from training_steps.case import StepCase
-from training_steps.recipes import Release, layout_of, precision_of, recipe_of
+from training_steps.nemo_recipes import PACKED_TOKENS, nemo_model, nemo_recipe_of
+from training_steps.recipes import Recipe, Release, layout_of, precision_of, recipe_of
 from training_steps.titan_pipelines import layout_text, micro_batch_of, schedule_of, split_of
 
 _RACKS: Final = ("gb200", "gb300")
@@ -55,7 +56,9 @@ _NOT_MODELLED: Final = (
     ("qwen3vl", "a vision tower is not modelled"),
     ("mimo", "a vision tower and packed sequences of unknown lengths are not modelled"),
 )
-_RELEASE: Final = re.compile(r"(\d\d)\.(\d\d)(?:\.(\d\d))?")
+_RELEASE: Final = re.compile(r"(?:NeMo\s*)?(\d\d)\.(\d\d)(?:\.(\d\d))?")
+_LLAMA_70B_CHUNKS: Final = 5
+"""Llama 3 70B in pipelines, in every release of Megatron-Bridge."""
 _TWO_BYTE: Final = ("bf16", "bf16?")
 _RECOMPUTE: Final = {
     "": Recompute.NONE, "none": Recompute.NONE, "full": Recompute.FULL, "selective": Recompute.PRODUCTS,
@@ -262,40 +265,40 @@ def _megatron(row: Row) -> StepCase:
         raise NotModelledError(f"class is {row.text('class')}: host-bound toys and copies are not judged")
     if row.text("task") == "lora":
         raise NotModelledError("task is lora: frozen weights are not modelled")
-    model, tensor, pipeline = model_of(row), row.needed_count("tp"), row.needed_count("pp")
+    model, tensor, pipeline = _model_as_trained(row), row.needed_count("tp"), row.needed_count("pp")
     expert, context = row.needed_count("ep", 1), row.needed_count("cp", 1)
     num_gpus = row.needed_count("gpus")
-    chunks = 1 if row.text("vp").lower() in ("", "n/a") or pipeline == 1 else row.needed_count("vp")
-    data = _data(row, num_gpus)
-    gpu, precision = _letters(row.text("gpu_type")), row.text("precision").lower()
-    ci, recipe = (
-        row.text("framework") == "Megatron-LM CI",
-        recipe_of(model, _release(row), gpu, precision, drops=_drops(row)),
-    )
-    parts, tables, products = pipeline * chunks, model.num_layers + 2, _products(row)
+    data, chunks, ci = _data(row, num_gpus), _chunks(row, model, pipeline), row.text("framework") == "Megatron-LM CI"
+    recipe, products = _recipe(row, model), _products(row)
+    parts, tables = pipeline * chunks, model.num_layers + 2
     laid_out = layout_of(model, parts) if pipeline > 1 else ""
     uneven = pipeline > 1 and model.num_layers % parts != 0 and not laid_out
+    if uneven and tables == parts:  # embedding and head are a chunk each
+        laid_out, uneven = f"E|{'t|' * model.num_layers}L", False
     per_turn = row.needed_count("micro_batch", 1) * data
+    packed = _packed(row)
+    fsdp = (row.count_or_zero("fsdp") or 1) > 1 and pipeline == 1
     layout = ParallelLayout(
         tensor=tensor,
         pipeline=pipeline,
         data=data,
         context=context,
         expert=expert,
-        micro_batch=row.needed_count("micro_batch", 1),
-        global_batch=row.needed_count("global_batch"),
+        micro_batch=row.needed_count("micro_batch", 1) * packed,
+        global_batch=row.needed_count("global_batch") * packed,
         schedule=PipelineSchedule.INTERLEAVED if chunks > 1 else PipelineSchedule.ONE_F_ONE_B,
         chunks=chunks,
         recompute=Recompute.SELECTIVE if recipe.again else _recompute(row),
         recompute_modules=recipe.again,
         graph_modules=recipe.graphs,
-        fused_loss=row.text("framework") == "Megatron-Bridge",
+        fused_loss=recipe.fused_loss,
         pipeline_layout=laid_out,
         whole_experts=model.num_experts > 0,
         sequence_parallel=tensor > 1,
         overlap_tensor=tensor > 1 and not ci and recipe.overlaps_tensor and products is not ProductFormat.NVFP4,
-        zero_stage=1,
-        overlap_gradients=True,
+        zero_stage=3 if fsdp else 1,
+        overlap_gradients=recipe.overlaps_gradients,
+        overlap_parameters=recipe.overlaps_parameters and not fsdp,
         overlap_p2p=chunks > 1,
         tables_as_layers=uneven and tables % parts == 0,
         overlap_experts=expert > 1 and recipe.overlaps_experts and row.needed_count("global_batch") > per_turn,
@@ -309,13 +312,47 @@ def _megatron(row: Row) -> StepCase:
         what=_words(row),
         model=model,
         layout=layout,
-        seq_len=row.needed_count("seq"),
+        seq_len=row.needed_count("seq") // packed,
         cluster=_cluster(row, num_gpus),
         framework="megatron",
         graphed=recipe.graphed,
         precision=precision_of(model, products, recipe.reduction),
         measured_s=_measured_s(row, model, num_gpus),
     )
+
+
+def _model_as_trained(row: Row) -> TransformerModel:
+    model = model_of(row)
+    return nemo_model(model, _release(row)) if row.text("framework") == "NeMo/Megatron" else model
+
+
+def _recipe(row: Row, model: TransformerModel) -> Recipe:
+    """What the framework's release switches on for the row."""
+    gpu = preset_of(row.text("gpu_type")).removesuffix("_dgx")
+    if row.text("framework") == "NeMo/Megatron":
+        return nemo_recipe_of(model, _release(row), gpu)
+    return recipe_of(model, _release(row), gpu, row.text("precision").lower(), drops=_drops(row))
+
+
+def _chunks(row: Row, model: TransformerModel, pipeline: int) -> int:
+    """Model chunks of a stage: the row's, or where it prints none those of its recipe."""
+    if pipeline == 1:
+        return 1
+    if row.text("vp").lower() not in ("", "n/a"):
+        return row.needed_count("vp")
+    if row.text("framework") == "Megatron-Bridge" and model.name == "llama-3-70b":
+        return _LLAMA_70B_CHUNKS
+    return model.num_layers // pipeline if _is_tuned(row) and model.num_layers % pipeline == 0 else 1
+
+
+def _is_tuned(row: Row) -> bool:
+    return row.text("task").lower() in ("sft", "lora")
+
+
+def _packed(row: Row) -> int:
+    """How many sequences that attend to themselves alone are packed into one of the row's."""
+    seq = row.needed_count("seq")
+    return seq // PACKED_TOKENS if _is_tuned(row) and seq % PACKED_TOKENS == 0 else 1
 
 
 def _drops(row: Row) -> bool:

@@ -102,7 +102,8 @@ class ParallelLayout:
     `recompute_modules` are what selective recomputation computes again (none: the attention's core, where it is not
     flash attention), `graph_modules` what is replayed as CUDA graphs. `pipeline_layout` says which layers each model
     chunk has (`pipeline_layout`; "": as many each).
-    `fused_loss`: Transformer Engine's cross entropy (--cross-entropy-fusion-impl te).
+    `fused_loss`: Transformer Engine's cross entropy (--cross-entropy-fusion-impl te). `overlap_parameters`: with
+    stage 1, parameters are gathered behind the first forward instead of before it (--overlap-param-gather).
     `whole_experts`: tensor parallelism does not cut experts, its ranks are expert parallelism's too
     (--expert-tensor-parallel-size 1).
     """
@@ -137,6 +138,7 @@ class ParallelLayout:
     pipeline_layout: str = ""
     whole_experts: bool = False
     fused_loss: bool = False
+    overlap_parameters: bool = False
 
     def __post_init__(self) -> None:
         counts = (

@@ -1,7 +1,7 @@
 """Which frameworks have a switch for what a layout asks for; what is absent here, all of them do or can be told to.
 
 Megatron-LM: `--recompute-modules`, `--cuda-graph-scope`, `--overlap-moe-expert-parallel-comm`, Transformer Engine's
-fused grouped MLP and cross entropy, whole iterations as CUDA graphs; the all-reduce of input gradients behind the
+fused grouped MLP and cross entropy, `--overlap-param-gather`, whole iterations as CUDA graphs; the all-reduce of input gradients behind the
 weight gradient's product, and scatter-gather between stages, are in the copy that Megatron-DeepSpeed holds too. PyTorch
 documents whole-network capture for DDP (`docs/source/notes/cuda.rst`, "Usage with DistributedDataParallel"), not for
 FSDP.
@@ -26,6 +26,7 @@ SWITCHES: Final[Mapping[str, tuple[str, ...]]] = {
     "overlap_experts": _MEGATRON,
     "fused_experts": _MEGATRON,
     "fused_loss": _MEGATRON,
+    "overlap_parameters": _MEGATRON,
     "async_tensor": _BOTH_MEGATRONS,
     "scatter_gather": _BOTH_MEGATRONS,
     "cuda_graph": ("megatron", "ddp"),
