@@ -2,9 +2,10 @@
 
 NeMo 1.0 (24.03 to 24.09), NVIDIA/NeMo-Framework-Launcher @056a90e and @0da9ad9: Apex's distributed Adam with
 `overlap_grad_sync` and `overlap_param_sync`, gradients reduced in BF16 (`grad_sync_dtype`, in
-`conf/peft/llama/sft.yaml` and `examples/training`). NeMo 2.0 (from 24.12), NVIDIA/NeMo @8cfedd7: the same of
-Megatron-Core's (`pretrain_performance_optimizations` of each recipe: `grad_reduce_in_fp32` False), the loss is Transformer
-Engine's from 25.04 on (`scripts/performance/helpers.py`, 9657892, April 2025); Mixtral and Llama 4 drop tokens at a
+`conf/peft/llama/sft.yaml` and `examples/training`; Nemotron's scripts have none: FP32). Fine-tuning has no user buffers
+(`ub_tp_comm_overlap` False there). NeMo 2.0 (from 24.12), NVIDIA/NeMo @8cfedd7: the same of Megatron-Core's
+(`pretrain_performance_optimizations` of each recipe: `grad_reduce_in_fp32` False), the loss is Transformer Engine's
+from 25.04 on (`scripts/performance/helpers.py`, 9657892, April 2025); Mixtral and Llama 4 drop tokens at a
 capacity of 1 (`MegatronTokenDropCallback`) and send them by all-to-all. Layers are CUDA graphs on B200 and GB200 for
 Mixtral 8x7B and Llama 4 Scout (`recommended_model_configs`). GPT-3 175B has no dropout there (`GPTConfig175B`).
 
@@ -29,10 +30,12 @@ _FUSED_LOSS: Final[Release] = (25, 4, 0)
 _GRAPHED: Final = ("mixtral-8x7b", "llama-4-scout")
 
 
-def nemo_recipe_of(model: TransformerModel, release: Release | None, gpu: str) -> Recipe:
-    """The recipe of a row of NeMo's."""
+def nemo_recipe_of(model: TransformerModel, release: Release | None, gpu: str, *, tunes: bool = False) -> Recipe:
+    """The recipe of a row of NeMo's; `tunes`: of a fine-tuning."""
     late = release is not None and release >= _SECOND
-    plain = Recipe(reduction=DType.BF16, fused_loss=late and release is not None and release >= _FUSED_LOSS)
+    fused = late and release is not None and release >= _FUSED_LOSS
+    reduction = DType.FP32 if model.name.startswith("nemotron") and not late else DType.BF16
+    plain = Recipe(reduction=reduction, fused_loss=fused, overlaps_tensor=late or not tunes)
     if not (late and model.num_experts):
         return plain
     drops = model.name.startswith(("mixtral", "llama-4"))

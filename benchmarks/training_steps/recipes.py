@@ -9,9 +9,10 @@ recipe's of a later commit (26.04.01: B200 5acef930, B300 7e29b8be), its switche
 Experts are whole (`expert_tensor_parallel_size` 1) in all of them. User buffers (`tp_comm_overlap`) are off for
 DeepSeek-V3, Kimi K2 and Nemotron 3 Super, and with NVFP4. All of them reduce gradients in BF16 (`grad_reduce_in_fp32`
 False) and gather parameters behind the first forward (`overlap_param_gather`), but for Llama and DeepSeek in MXFP8 of
-25.11 (v0.2.0: "causes NaN grad norm") and Llama 3.1 405B in NVFP4 on GB200 from 26.06 on (`disable_param_gather_overlap`).
-DeepSeek-V3 and Kimi K2 on H100 reduce nothing during backward (`overlap_grad_reduce` False). Where a table prints no interleaving for
-Llama 3 70B in a pipeline (26.02.01, GB300), it is the 5 chunks that its recipe has in every release.
+25.11 (v0.2.0: NaN in the gradients' norm) and Llama 3.1 405B in NVFP4 on GB200 from 26.06 on
+(`disable_param_gather_overlap`); DeepSeek-V3 and Kimi K2 on H100 reduce nothing during backward
+(`overlap_grad_reduce` False). Where a table prints no interleaving for Llama 3 70B in a pipeline (26.02.01, GB300), it
+is the 5 chunks that its recipe has in every release.
 
 DeepSeek-V3's layers are laid out over model chunks by `set_deepseek_v3_pipeline_model_parallel_layout`, Kimi K2's by
 `_get_kimi_k2_pipeline_layout`; 8 chunks of a table without multi-token prediction have no entry there and are assumed
@@ -74,6 +75,9 @@ _DEEPSEEK: tuple[tuple[Release, tuple[str, ...], Recipe], ...] = (
 _NEMOTRON_NANO = {"h100": Recipe(again=(_MOE, _NORM, RecomputeModule.CORE_ATTN, _ACT))}
 _NEMOTRON_SUPER = {"b200": Recipe(again=(_ACT, _NORM))}
 """Nemotron 3 in MXFP8, and in FP8 with a scale per tensor on H100: the same from 26.02.01 to 26.08."""
+_NEMOTRON_ULTRA = Recipe(again=(_ACT,), fused_experts=True, overlaps_tensor=False)
+"""26.08: its loss is Megatron-Core's, its parameters are sharded within each rack (Megatron-FSDP): not modelled with
+multi-token prediction, parameters stay whole here."""
 _KIMI: tuple[tuple[Release, tuple[str, ...], Recipe], ...] = (
     ((26, 2, 0), ("gb300", "gb200", "b300", "b200"), Recipe(again=(_UP,))),
     ((26, 2, 0), ("h100",), Recipe(again=(_UP, _MLP))),
@@ -142,6 +146,8 @@ def _graphs_of(model: str, release: Release, gpu: str, precision: str) -> tuple[
     if model.startswith("nemotron-3"):
         if gpu == "h100":
             return (_ATTN, _MAMBA) if is_bf16 else (_MAMBA,)
+        if "ultra" in model:
+            return ()
         return () if gpu == "b200" and "super" in model else (_ATTN, _MAMBA, *_ROUTER)
     return ()
 
@@ -169,7 +175,7 @@ def _switches(model: TransformerModel, release: Release, gpu: str, precision: st
     return replace(
         _of_model(model, release, gpu, precision),
         reduction=DType.BF16,
-        fused_loss=True,
+        fused_loss="ultra" not in model.name,
         overlaps_parameters=not (exposed or late),
         overlaps_gradients=not late,
     )
@@ -187,12 +193,13 @@ def _of_model(model: TransformerModel, release: Release, gpu: str, precision: st
         return replace(found, overlaps_tensor=False)
     if model.name == "gpt-oss-120b":
         late = release >= _QWEN_LATE and precision in ("mxfp8", "fp8-mx") and gpu in ("gb200", "gb300")
-        found = (
+        return (
             Recipe(overlaps_experts=True, graphed=True, fused_experts=True) if late else _last(_GPT_OSS, release, gpu)
         )
-        return found
     if model.name == "qwen3-235b-a22b":
         return _last(_QWEN_235B, release, gpu)
+    if "ultra" in model.name:
+        return _NEMOTRON_ULTRA
     if model.name.startswith("nemotron-3"):
         known = _NEMOTRON_SUPER if "super" in model.name else _NEMOTRON_NANO
         return replace(known.get(gpu, Recipe()), overlaps_tensor="super" not in model.name)

@@ -250,6 +250,7 @@ _LATER_FIELDS: Final = {
     "result_bytes": ({"m"}, None),
     "chunked": ({"m"}, False),
     "packed": ({"m"}, 1),
+    "block_scaled": ({"m"}, False),
     "issuer": ({"microbatch"}, "program"),
     "copies": ({"num_ranks"}, 0),
     "rank_bytes": ({"num_ranks"}, 0),

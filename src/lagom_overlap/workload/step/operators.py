@@ -149,8 +149,11 @@ class StepOps:
         width = 1 if self._casts(weight) else self._element_bytes
         if width != self._element_bytes and result_bytes is None:  # the operands are FP8, the result is not
             result_bytes = self._element_bytes
-        packed = self._format(weight).packed
-        return _gemm(m, n, k, width, weight.num_matrices, self._kernels(weight), result_bytes, packed=packed)
+        form = self._format(weight)
+        return _gemm(
+            m, n, k, width, weight.num_matrices, self._kernels(weight), result_bytes,
+            packed=form.packed, block_scaled=form is ProductFormat.MXFP8,
+        )  # fmt: skip
 
     def _kernels(self, weight: Weight) -> int:
         """Launches of what every matrix of a weight or of one of its parts needs once: one, or one each."""
@@ -296,6 +299,8 @@ class StepOps:
         return self._touch(f"{name}_d_sum", products, num_bytes, shape, BACKWARD, both=True, num_launches=launches)
 
     def _weight_gradient(self, name: str, saved: str, gradient: str, rows: int | None = None) -> str:
+        if self._layout.frozen:
+            return ""
         weight, rows = self._weights[name], self._tokens if rows is None else rows
         before = self._before(weight)
         each = self._per_matrix(weight, rows)

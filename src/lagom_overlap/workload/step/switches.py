@@ -1,10 +1,10 @@
 """Which frameworks have a switch for what a layout asks for; what is absent here, all of them do or can be told to.
 
 Megatron-LM: `--recompute-modules`, `--cuda-graph-scope`, `--overlap-moe-expert-parallel-comm`, Transformer Engine's
-fused grouped MLP and cross entropy, `--overlap-param-gather`, whole iterations as CUDA graphs; the all-reduce of input gradients behind the
-weight gradient's product, and scatter-gather between stages, are in the copy that Megatron-DeepSpeed holds too. PyTorch
-documents whole-network capture for DDP (`docs/source/notes/cuda.rst`, "Usage with DistributedDataParallel"), not for
-FSDP.
+fused grouped MLP and cross entropy, `--overlap-param-gather`, frozen weights (Megatron-Bridge's LoRA), whole iterations
+as CUDA graphs; the all-reduce of input gradients behind the weight gradient's product, and scatter-gather between
+stages, are in the copy that Megatron-DeepSpeed holds too. PyTorch documents whole-network capture for DDP
+(`docs/source/notes/cuda.rst`, "Usage with DistributedDataParallel"), not for FSDP.
 
 Experts that tensor parallelism leaves whole are in all of them that cut experts: torchtitan
 (`expert_tensor_parallel_degree` 1) and DeepSpeed (`enable_expert_tensor_parallelism`, by default off). DeepEP and
@@ -27,6 +27,7 @@ SWITCHES: Final[Mapping[str, tuple[str, ...]]] = {
     "fused_experts": _MEGATRON,
     "fused_loss": _MEGATRON,
     "overlap_parameters": _MEGATRON,
+    "frozen": _MEGATRON,
     "async_tensor": _BOTH_MEGATRONS,
     "scatter_gather": _BOTH_MEGATRONS,
     "cuda_graph": ("megatron", "ddp"),
