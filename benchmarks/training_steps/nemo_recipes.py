@@ -2,7 +2,7 @@
 
 NeMo 1.0 (24.03 to 24.09), NVIDIA/NeMo-Framework-Launcher @056a90e and @0da9ad9: Apex's distributed Adam with
 `overlap_grad_sync` and `overlap_param_sync`, gradients reduced in BF16 (`grad_sync_dtype`, in
-`conf/peft/llama/sft.yaml` and `examples/training`; Nemotron's scripts have none: FP32). Fine-tuning has no user buffers
+`conf/peft/llama/sft.yaml` and `examples/training`; Nemotron 8B and 22B have none: FP32). Fine-tuning has no user buffers
 (`ub_tp_comm_overlap` False there). NeMo 2.0 (from 24.12), NVIDIA/NeMo @8cfedd7: the same of Megatron-Core's
 (`pretrain_performance_optimizations` of each recipe: `grad_reduce_in_fp32` False), the loss is Transformer Engine's
 from 25.04 on (`scripts/performance/helpers.py`, 9657892, April 2025); Mixtral and Llama 4 drop tokens at a
@@ -27,6 +27,7 @@ PACKED_TOKENS: Final = 256
 _SECOND: Final[Release] = (24, 12, 0)
 """The first release of NeMo 2.0 in such a table."""
 _FUSED_LOSS: Final[Release] = (25, 4, 0)
+_WIDE_GRADIENTS: Final = ("nemotron-3-8b", "nemotron-22b")
 _GRAPHED: Final = ("mixtral-8x7b", "llama-4-scout")
 
 
@@ -34,7 +35,7 @@ def nemo_recipe_of(model: TransformerModel, release: Release | None, gpu: str, *
     """The recipe of a row of NeMo's; `tunes`: of a fine-tuning."""
     late = release is not None and release >= _SECOND
     fused = late and release is not None and release >= _FUSED_LOSS
-    reduction = DType.FP32 if model.name.startswith("nemotron") and not late else DType.BF16
+    reduction = DType.FP32 if model.name in _WIDE_GRADIENTS and not late else DType.BF16
     plain = Recipe(reduction=reduction, fused_loss=fused, overlaps_tensor=late or not tunes)
     if not (late and model.num_experts):
         return plain
