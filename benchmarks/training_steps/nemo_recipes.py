@@ -2,8 +2,8 @@
 
 NeMo 1.0 (24.03 to 24.09), NVIDIA/NeMo-Framework-Launcher @056a90e and @0da9ad9: Apex's distributed Adam with
 `overlap_grad_sync` and `overlap_param_sync`, gradients reduced in BF16 (`grad_sync_dtype`, in
-`conf/peft/llama/sft.yaml` and `examples/training`; Nemotron 8B and 22B have none: FP32). Fine-tuning has no user buffers
-(`ub_tp_comm_overlap` False there). NeMo 2.0 (from 24.12), NVIDIA/NeMo @8cfedd7: the same of Megatron-Core's
+`conf/peft/llama/sft.yaml` and `examples/training`; Nemotron 8B and 22B have none: FP32). Fine-tuning has no user
+buffers (`ub_tp_comm_overlap` False there). NeMo 2.0 (from 24.12), NVIDIA/NeMo @8cfedd7: the same of Megatron-Core's
 (`pretrain_performance_optimizations` of each recipe: `grad_reduce_in_fp32` False), the loss is Transformer Engine's
 from 25.04 on (`scripts/performance/helpers.py`, 9657892, April 2025); Mixtral and Llama 4 drop tokens at a
 capacity of 1 (`MegatronTokenDropCallback`) and send them by all-to-all. Layers are CUDA graphs on B200 and GB200 for
