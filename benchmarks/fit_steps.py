@@ -1,10 +1,13 @@
 """Fits what a GPU keeps of its product rate in a whole step, and its attention rate, on published steps.
 
-    python benchmarks/fit_steps.py training_steps_shown.csv [--gpu h100_dgx]
+    python benchmarks/fit_steps.py training_steps_shown.csv [--gpu h100_dgx | --pairs]
 
 Two numbers per GPU (`sustained_share`, `attention_flops`), or the first alone where one sequence length was measured,
 on the dense Megatron rows, one per distinct job; then once more without each model family, and what its rows are off
-by. torchtitan's rows and every mixture of experts stay out.
+by. torchtitan's rows, fine-tuning on packed sequences and every mixture of experts stay out.
+
+`--pairs` fits what products in MXFP8 keep of FP8's rate (`block_share`, one number for all GPUs) on lines that follow
+each other and differ in the format alone.
 """
 
 import argparse
@@ -12,6 +15,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +24,7 @@ from numpy.typing import NDArray
 
 from lagom_overlap.cost.operators import load_operators
 from lagom_overlap.units import TFLOPS
+from lagom_overlap.workload.precision import ProductFormat
 from measured_rows import Named, exit_code_of, interrupted, read, report_named, tried
 from training_steps.case import COLUMNS, StepCase
 from training_steps.jobs import case_of
@@ -71,6 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Prints the fitted numbers, and every family's error under the fit without it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", type=Path, metavar="FILE.csv")
+    parser.add_argument("--pairs", action="store_true", help="MXFP8 against FP8 instead")
     parser.add_argument("--gpu", default="h100_dgx", help="the cluster preset (default: %(default)s)")
     arguments = parser.parse_args(argv)
     jobs: dict[object, StepCase] = {}
@@ -78,6 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = [tried(row, case_of) for row in rows]
     every = [case for case in found if isinstance(case, StepCase)]
     report_named(arguments.file, [*bad, *(one for one in found if isinstance(one, Named))], num_judged=len(every))
+    if arguments.pairs:
+        return _pairs(every)
     for case in every:
         if case.group == FITTED_GROUP and case.cluster.name == arguments.gpu:
             jobs.setdefault(case.job, case)
@@ -85,6 +93,36 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"fit_steps: no dense Megatron row of {arguments.gpu}\n")
         return 2
     return _printed(arguments.gpu, list(jobs.values()))
+
+
+def _pairs(every: Sequence[StepCase]) -> int:
+    """Fits the share with which MXFP8 is as much slower than FP8 as measured, in the mean of all pairs."""
+    formats = (ProductFormat.FP8_CURRENT, ProductFormat.MXFP8)
+    pairs = [
+        (one, other)
+        for one, other in pairwise(case for case in every if case.group == FITTED_GROUP)
+        if (one.what, one.line + 1) == (other.what, other.line)
+        and (one.precision.products, other.precision.products) == formats
+    ]
+    if not pairs:
+        sys.stderr.write("fit_steps: no dense Megatron row in MXFP8 follows the same in FP8\n")
+        return 2
+    measured = [other.measured_s / one.measured_s for one, other in pairs]
+    plain_s = [predicted(one).iteration_s for one, _ in pairs]
+
+    def off(share: float) -> float:
+        """By what pairs are off in the mean."""
+        found = [predicted(other, replace(load_operators(other.cluster.gpu), block_share=share)) for _, other in pairs]
+        ratios = [times.iteration_s / base_s for times, base_s in zip(found, plain_s, strict=True)]
+        return float(np.mean(np.log(ratios) - np.log(measured)))
+
+    share, before = 1.0, 0.95
+    for _ in range(_ROUNDS):
+        here, there = off(share), off(before)
+        share, before = share - here * (share - before) / (here - there), share
+    shown = ", ".join(f"{100.0 * (ratio - 1.0):+.1f}" for ratio in measured)
+    print(f"{len(pairs)} pairs, measured {shown} %: block_share = {share:.3f}")
+    return 0
 
 
 def _printed(gpu: str, every: Sequence[StepCase]) -> int:

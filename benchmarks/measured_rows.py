@@ -142,6 +142,14 @@ class Row:
             raise BadRowError(f"{column} is {self.text(column)[:40]}, must be a whole number")
         return None if value is None else int(value)
 
+    def count_or_zero(self, column: str) -> int | None:
+        """The cell as a whole number, which may be 0 where nothing is of that kind; None where it is empty.
+
+        Raises:
+            BadRowError: if it is none.
+        """
+        return 0 if self.text(column) in ("0", "0.0") else self.count(column)
+
     def needed(self, column: str) -> float:
         """The cell as a positive number.
 

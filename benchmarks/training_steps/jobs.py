@@ -24,7 +24,9 @@ from measured_gpus import preset_of
 from measured_limits import check_forwards, check_step
 from measured_rows import BadRowError, NotModelledError, Row
 from training_steps.case import StepCase
-from training_steps.recipes import Release, layout_of, precision_of, recipe_of
+from training_steps.megatron_models import check_sizes, has_argument, model_by_arguments, readme_model
+from training_steps.nemo_recipes import PACKED_TOKENS, nemo_model, nemo_recipe_of
+from training_steps.recipes import Recipe, Release, layout_of, precision_of, recipe_of
 from training_steps.titan_pipelines import layout_text, micro_batch_of, schedule_of, split_of
 
 _RACKS: Final = ("gb200", "gb300")
@@ -39,6 +41,13 @@ _MODELS: Final = {
     "qwen330ba3b": "qwen3-30b-a3b", "qwen3235ba22b": "qwen3-235b-a22b", "mixtral8x7b": "mixtral-8x7b",
     "mixtral8x22b": "mixtral-8x22b", "grok1": "grok-1", "deepseekv3": "deepseek-v3", "kimik2": "kimi-k2",
     "nemotron3nano": "nemotron-3-nano-30b-a3b", "nemotron3super": "nemotron-3-super-120b-a12b",
+    "nemotron3ultra": "nemotron-3-ultra-550b-a55b", "nemotron22b": "nemotron-22b", "nemotron322b": "nemotron-22b",
+    "qwen34b": "qwen3-4b", "qwen38b": "qwen3-8b", "qwen314b": "qwen3-14b", "qwen332b": "qwen3-32b",
+    "llama321b": "llama-3.2-1b", "llama323b": "llama-3.2-3b", "mistral7b": "mistral-7b", "deepseekv2": "deepseek-v2",
+    "olmoe": "olmoe-1b-7b", "deepseekmoe16b": "deepseek-moe-16b", "phi2": "phi-2", "gpt322b": "gpt-22b",
+    "gpt5b": "gpt-5b", "gpt20b": "gpt-20b", "gpt22b": "gpt-22b", "gpt175b": "gpt-175b", "gpt530b": "gpt-530b",
+    "nemotron5h56b": "nemotron-h-56b", "nemotron5h8b": "nemotron-h-8b", "gpt315b8t": "nemotron-4-15b",
+    "gpt3530b": "gpt-530b", "mtnlg530b": "gpt-530b", "llama3370b": "llama-3-70b",
     "nemotron35lightning": "nemotron-3.5-lightning-30b-a3b", "nemotronh8b": "nemotron-h-8b",
     "nemotronh56b": "nemotron-h-56b", "gptoss20b": "gpt-oss-20b", "gptoss120b": "gpt-oss-120b",
     "llama4scout": "llama-4-scout",
@@ -55,7 +64,12 @@ _NOT_MODELLED: Final = (
     ("qwen3vl", "a vision tower is not modelled"),
     ("mimo", "a vision tower and packed sequences of unknown lengths are not modelled"),
 )
-_RELEASE: Final = re.compile(r"(\d\d)\.(\d\d)(?:\.(\d\d))?")
+_MEGATRONS: Final = ("Megatron-Bridge", "NeMo/Megatron", "Megatron-LM", "Megatron-LM CI")
+_MAKERS: Final = ("meta", "nvidia", "openai", "mistralai", "moonshotai", "xai")
+"""Whose names may stand before a model's."""
+_RELEASE: Final = re.compile(r"(?:NeMo\s*)?(\d\d)\.(\d\d)(?:\.(\d\d))?")
+_LLAMA_70B_CHUNKS: Final = 5
+"""Llama 3 70B in pipelines, in every release of Megatron-Bridge."""
 _TWO_BYTE: Final = ("bf16", "bf16?")
 _RECOMPUTE: Final = {
     "": Recompute.NONE, "none": Recompute.NONE, "full": Recompute.FULL, "selective": Recompute.PRODUCTS,
@@ -78,12 +92,10 @@ def case_of(row: Row) -> StepCase:
     framework = row.text("framework")
     if framework.startswith("torchtitan"):
         case = _torchtitan(row)
-    elif framework in ("Megatron-Bridge", "NeMo/Megatron", "Megatron-LM CI"):
+    elif framework in _MEGATRONS:
         case = _megatron(row)
     else:
-        raise BadRowError(
-            f"framework is {framework[:40]!r}; known: torchtitan, Megatron-Bridge, NeMo/Megatron, Megatron-LM CI"
-        )
+        raise BadRowError(f"framework is {framework[:40]!r}; known: torchtitan, {', '.join(_MEGATRONS)}")
     check_layout(case.model, case.layout, case.cluster, case.seq_len)
     check_forwards(case.layout)
     check_step(
@@ -114,10 +126,20 @@ def model_of(row: Row) -> TransformerModel:
         if word in whole:
             raise NotModelledError(f"model is {text[:60]!r}: {why}")
     plain = _letters(text.partition("(")[0].rpartition("/")[2])
+    for maker in _MAKERS:
+        plain = plain.removeprefix(maker)
     known = [name for name in _MODELS if plain.startswith(name)]
     if known:
         model = load_model(_MODELS[max(known, key=len)])
+        check_sizes(row, model)
         return model.with_mtp(0) if "womtp" in whole else model
+    if row.text("framework") == "Megatron-LM CI" and (stated := model_by_arguments(row)) is not None:
+        return stated
+    if (
+        row.text("framework") == "Megatron-LM"
+        and (of_table := readme_model(plain, row.needed_count("seq"))) is not None
+    ):
+        return of_table
     raise BadRowError(f"model is {text[:60]!r}, whose sizes are not known here")
 
 
@@ -135,7 +157,8 @@ def _products(row: Row) -> ProductFormat:
     text = row.text("precision").lower()
     if text in _TWO_BYTE:
         return ProductFormat.PARAMETER
-    if text.startswith(("mxfp8", "fp8-mx")):
+    blackwell = preset_of(row.text("gpu_type")) in ("b200", "b300", *_RACKS)
+    if text.startswith(("mxfp8", "fp8-mx")) or (text.startswith("fp8 other") and blackwell):  # 32 x 32 of 25.09
         return ProductFormat.MXFP8
     if row.text("framework") == "Megatron-Bridge" and text.startswith("nvfp4"):
         if not load_preset(preset_of(row.text("gpu_type"))).gpu.nvfp4:
@@ -262,42 +285,45 @@ def _exchanges_in_steps(row: Row) -> bool:
 def _megatron(row: Row) -> StepCase:
     if row.text("class") in ("ci_small", "ci_copy"):
         raise NotModelledError(f"class is {row.text('class')}: host-bound toys and copies are not judged")
-    if row.text("task") == "lora":
-        raise NotModelledError("task is lora: frozen weights are not modelled")
-    model, tensor, pipeline = model_of(row), row.needed_count("tp"), row.needed_count("pp")
+    model, tensor, pipeline = _model_as_trained(row), row.needed_count("tp"), row.needed_count("pp")
     expert, context = row.needed_count("ep", 1), row.needed_count("cp", 1)
     num_gpus = row.needed_count("gpus")
-    chunks = 1 if row.text("vp").lower() in ("", "n/a") or pipeline == 1 else row.needed_count("vp")
-    data = _data(row, num_gpus)
-    gpu, precision = _letters(row.text("gpu_type")), row.text("precision").lower()
-    ci, recipe = (
-        row.text("framework") == "Megatron-LM CI",
-        recipe_of(model, _release(row), gpu, precision, drops=_drops(row)),
-    )
-    parts, tables, products = pipeline * chunks, model.num_layers + 2, _products(row)
+    data, chunks, ci = _data(row, num_gpus), _chunks(row, model, pipeline), row.text("framework") == "Megatron-LM CI"
+    recipe, products = _recipe(row, model), _products(row)
+    parts, tables = pipeline * chunks, model.num_layers + 2
     laid_out = layout_of(model, parts) if pipeline > 1 else ""
     uneven = pipeline > 1 and model.num_layers % parts != 0 and not laid_out
+    if uneven and tables == parts:  # embedding and head are a chunk each
+        laid_out, uneven = f"E|{'t|' * model.num_layers}L", False
     per_turn = row.needed_count("micro_batch", 1) * data
+    packed = _packed(row)
+    is_frozen = row.text("task").lower() == "lora"
+    zero_stage = 0 if is_frozen or (ci and not has_argument(row, "use-distributed-optimizer")) else 1
+    if zero_stage and (row.count_or_zero("fsdp") or 1) > 1 and pipeline == 1:
+        zero_stage = 3
     layout = ParallelLayout(
         tensor=tensor,
         pipeline=pipeline,
         data=data,
         context=context,
         expert=expert,
-        micro_batch=row.needed_count("micro_batch", 1),
-        global_batch=row.needed_count("global_batch"),
+        micro_batch=row.needed_count("micro_batch", 1) * packed,
+        global_batch=row.needed_count("global_batch") * packed,
         schedule=PipelineSchedule.INTERLEAVED if chunks > 1 else PipelineSchedule.ONE_F_ONE_B,
         chunks=chunks,
         recompute=Recompute.SELECTIVE if recipe.again else _recompute(row),
         recompute_modules=recipe.again,
         graph_modules=recipe.graphs,
-        fused_loss=row.text("framework") == "Megatron-Bridge",
+        fused_loss=recipe.fused_loss,
         pipeline_layout=laid_out,
         whole_experts=model.num_experts > 0,
-        sequence_parallel=tensor > 1,
+        sequence_parallel=tensor > 1 and (not ci or has_argument(row, "sequence-parallel")),
         overlap_tensor=tensor > 1 and not ci and recipe.overlaps_tensor and products is not ProductFormat.NVFP4,
-        zero_stage=1,
-        overlap_gradients=True,
+        zero_stage=zero_stage,
+        overlap_gradients=has_argument(row, "overlap-grad-reduce") if ci else recipe.overlaps_gradients,
+        overlap_parameters=zero_stage == 1
+        and (has_argument(row, "overlap-param-gather") if ci else recipe.overlaps_parameters),
+        frozen=is_frozen,
         overlap_p2p=chunks > 1,
         tables_as_layers=uneven and tables % parts == 0,
         overlap_experts=expert > 1 and recipe.overlaps_experts and row.needed_count("global_batch") > per_turn,
@@ -306,18 +332,55 @@ def _megatron(row: Row) -> StepCase:
     )
     return StepCase(
         line=row.line,
-        group="CI" if ci else _group(model),
+        group="CI" if ci else "fine-tuning" if _is_tuned(row) else _group(model),
         family=model.name,
         what=_words(row),
         model=model,
         layout=layout,
-        seq_len=row.needed_count("seq"),
+        seq_len=row.needed_count("seq") // packed,
         cluster=_cluster(row, num_gpus),
         framework="megatron",
         graphed=recipe.graphed,
         precision=precision_of(model, products, recipe.reduction),
         measured_s=_measured_s(row, model, num_gpus),
     )
+
+
+def _model_as_trained(row: Row) -> TransformerModel:
+    model = model_of(row)
+    return nemo_model(model, _release(row)) if row.text("framework") == "NeMo/Megatron" else model
+
+
+def _recipe(row: Row, model: TransformerModel) -> Recipe:
+    """What the framework's release switches on for the row."""
+    gpu = preset_of(row.text("gpu_type")).removesuffix("_dgx")
+    if row.text("framework") == "NeMo/Megatron":
+        return nemo_recipe_of(model, _release(row), gpu, tunes=_is_tuned(row))
+    return recipe_of(model, _release(row), gpu, row.text("precision").lower(), drops=_drops(row))
+
+
+def _chunks(row: Row, model: TransformerModel, pipeline: int) -> int:
+    """Model chunks of a stage: the row's, or where it prints none those of its recipe."""
+    if pipeline == 1:
+        return 1
+    if row.text("vp").lower() not in ("", "n/a"):
+        stated = row.needed_count("vp")
+        if row.text("framework") != "Megatron-LM CI":
+            return stated
+        return max(1, model.num_layers // (pipeline * stated))  # layers of a chunk there
+    if row.text("framework") == "Megatron-Bridge" and model.name == "llama-3-70b":
+        return _LLAMA_70B_CHUNKS
+    return model.num_layers // pipeline if _is_tuned(row) and model.num_layers % pipeline == 0 else 1
+
+
+def _is_tuned(row: Row) -> bool:
+    return row.text("task").lower() in ("sft", "lora")
+
+
+def _packed(row: Row) -> int:
+    """How many sequences that attend to themselves alone are packed into one of the row's."""
+    seq = row.needed_count("seq")
+    return seq // PACKED_TOKENS if _is_tuned(row) and seq % PACKED_TOKENS == 0 else 1
 
 
 def _drops(row: Row) -> bool:

@@ -7,8 +7,12 @@ v0.3.1 (26.02, 21b02e0c; 26.02.01, 9c9dd848), v0.4.0 and v0.4.2 (26.04, 0fbfe7d3
 recipe's of a later commit (26.04.01: B200 5acef930, B300 7e29b8be), its switches are that commit's.
 
 Experts are whole (`expert_tensor_parallel_size` 1) in all of them. User buffers (`tp_comm_overlap`) are off for
-DeepSeek-V3, Kimi K2 and Nemotron 3 Super. DeepSeek-V3, Kimi K2, gpt-oss, Qwen3, Nemotron-H and Nemotron 3 reduce
-gradients in BF16 (`grad_reduce_in_fp32` False).
+DeepSeek-V3, Kimi K2 and Nemotron 3 Super, and with NVFP4. All of them reduce gradients in BF16 (`grad_reduce_in_fp32`
+False) and gather parameters behind the first forward (`overlap_param_gather`), but for Llama and DeepSeek in MXFP8 of
+25.11 (v0.2.0: NaN in the gradients' norm) and Llama 3.1 405B in NVFP4 on GB200 from 26.06 on
+(`disable_param_gather_overlap`); DeepSeek-V3 and Kimi K2 on H100 reduce nothing during backward
+(`overlap_grad_reduce` False). Where a table prints no interleaving for Llama 3 70B in a pipeline (26.02.01, GB300), it
+is the 5 chunks that its recipe has in every release.
 
 DeepSeek-V3's layers are laid out over model chunks by `set_deepseek_v3_pipeline_model_parallel_layout`, Kimi K2's by
 `_get_kimi_k2_pipeline_layout`; 8 chunks of a table without multi-token prediction have no entry there and are assumed
@@ -46,6 +50,9 @@ class Recipe:
     again: tuple[RecomputeModule, ...] = ()
     overlaps_tensor: bool = True
     reduction: DType = DType.FP32
+    overlaps_parameters: bool = True
+    overlaps_gradients: bool = True
+    fused_loss: bool = False
     graphs: tuple[GraphModule, ...] = ()
 
 
@@ -68,6 +75,9 @@ _DEEPSEEK: tuple[tuple[Release, tuple[str, ...], Recipe], ...] = (
 _NEMOTRON_NANO = {"h100": Recipe(again=(_MOE, _NORM, RecomputeModule.CORE_ATTN, _ACT))}
 _NEMOTRON_SUPER = {"b200": Recipe(again=(_ACT, _NORM))}
 """Nemotron 3 in MXFP8, and in FP8 with a scale per tensor on H100: the same from 26.02.01 to 26.08."""
+_NEMOTRON_ULTRA = Recipe(again=(_ACT,), fused_experts=True, overlaps_tensor=False)
+"""26.08: its loss is Megatron-Core's, its parameters are sharded within each rack (Megatron-FSDP): not modelled with
+multi-token prediction, parameters stay whole here."""
 _KIMI: tuple[tuple[Release, tuple[str, ...], Recipe], ...] = (
     ((26, 2, 0), ("gb300", "gb200", "b300", "b200"), Recipe(again=(_UP,))),
     ((26, 2, 0), ("h100",), Recipe(again=(_UP, _MLP))),
@@ -79,8 +89,8 @@ _GPT_OSS: tuple[tuple[Release, tuple[str, ...], Recipe], ...] = (
 _QWEN_235B: tuple[tuple[Release, tuple[str, ...], Recipe], ...] = (
     ((25, 11, 0), ("h100", "b200"), Recipe(overlaps_experts=True)),
     ((26, 2, 0), ("b200",), Recipe()),
-    ((26, 2, 0), ("b300",), Recipe(overlaps_experts=True)),
-    ((26, 2, 1), ("b300",), Recipe()),
+    ((26, 2, 0), ("b300",), Recipe(overlaps_experts=True)),  # also of 26.02.01, whose table has its degrees
+    ((26, 4, 0), ("b300",), Recipe()),
 )
 _SUPER_WIDE = 14
 _SUPER_OTHERS = (
@@ -99,7 +109,9 @@ _BRIDGE: Release = (25, 11, 0)
 
 def recipe_of(model: TransformerModel, release: Release | None, gpu: str, precision: str, *, drops: bool) -> Recipe:
     """The recipe of a row; without a release, nothing but defaults. `drops`: experts have a capacity."""
-    if release is None or not model.num_experts:
+    if release is None:
+        return Recipe()
+    if not model.num_experts:
         return _switches(model, release, gpu, precision)
     if drops:
         found = replace(_switches(model, release, gpu, precision), dispatcher=Dispatcher.CAPACITY)
@@ -134,6 +146,8 @@ def _graphs_of(model: str, release: Release, gpu: str, precision: str) -> tuple[
     if model.startswith("nemotron-3"):
         if gpu == "h100":
             return (_ATTN, _MAMBA) if is_bf16 else (_MAMBA,)
+        if "ultra" in model:
+            return ()
         return () if gpu == "b200" and "super" in model else (_ATTN, _MAMBA, *_ROUTER)
     return ()
 
@@ -151,32 +165,44 @@ def _dispatcher_of(model: str, release: Release, gpu: str) -> Dispatcher:
     return Dispatcher.MERGED if merged else Dispatcher.ALL_TO_ALL
 
 
-def _switches(model: TransformerModel, release: Release | None, gpu: str, precision: str) -> Recipe:
+def _switches(model: TransformerModel, release: Release, gpu: str, precision: str) -> Recipe:
     """What is switched on, how tokens travel left out."""
-    if release is None:
-        return Recipe()
+    llama_or_deepseek = model.name.startswith(("llama-3", "deepseek"))
+    exposed = (release < (26, 2, 0) and release >= _BRIDGE and precision in _MX and llama_or_deepseek) or (
+        model.name == "llama-3-405b" and gpu == "gb200" and precision == "nvfp4" and release >= (26, 6, 0)
+    )
+    late = model.name in _LAID_OUT and gpu == "h100"  # Megatron-Core overlaps parameters' gathers with both or neither
+    return replace(
+        _of_model(model, release, gpu, precision),
+        reduction=DType.BF16,
+        fused_loss="ultra" not in model.name,
+        overlaps_parameters=not (exposed or late),
+        overlaps_gradients=not late,
+    )
+
+
+def _of_model(model: TransformerModel, release: Release, gpu: str, precision: str) -> Recipe:
     if model.name.startswith("qwen3") and release >= _QWEN_LATE and precision in ("mxfp8", "fp8-mx"):
         # commit 55443cb3, June 2026
-        return Recipe(overlaps_experts=True, graphed=True, fused_experts=True, reduction=DType.BF16)
+        return Recipe(overlaps_experts=True, graphed=True, fused_experts=True)
     if model.name == "qwen3-30b-a3b":
         overlaps = gpu == "h100" and _BRIDGE <= release <= _MERGED_EVERYWHERE
-        return Recipe(overlaps_experts=overlaps, reduction=DType.BF16)
+        return Recipe(overlaps_experts=overlaps)
     if model.name in _LAID_OUT:
         found = _last(_DEEPSEEK if model.name == "deepseek-v3" else _KIMI, release, gpu)
-        return replace(found, reduction=DType.BF16, overlaps_tensor=False)
+        return replace(found, overlaps_tensor=False)
     if model.name == "gpt-oss-120b":
         late = release >= _QWEN_LATE and precision in ("mxfp8", "fp8-mx") and gpu in ("gb200", "gb300")
-        found = (
+        return (
             Recipe(overlaps_experts=True, graphed=True, fused_experts=True) if late else _last(_GPT_OSS, release, gpu)
         )
-        return replace(found, reduction=DType.BF16)
     if model.name == "qwen3-235b-a22b":
-        return replace(_last(_QWEN_235B, release, gpu), reduction=DType.BF16)
-    if model.name.startswith("nemotron-h"):
-        return Recipe(reduction=DType.BF16)
+        return _last(_QWEN_235B, release, gpu)
+    if "ultra" in model.name:
+        return _NEMOTRON_ULTRA
     if model.name.startswith("nemotron-3"):
         known = _NEMOTRON_SUPER if "super" in model.name else _NEMOTRON_NANO
-        return replace(known.get(gpu, Recipe()), reduction=DType.BF16, overlaps_tensor="super" not in model.name)
+        return replace(known.get(gpu, Recipe()), overlaps_tensor="super" not in model.name)
     return Recipe()
 
 

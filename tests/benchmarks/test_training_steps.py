@@ -7,7 +7,7 @@ import pytest
 from iteration_time import evaluate, main
 from lagom_overlap.workload.models import load_model
 from measured_gpus import preset_of
-from measured_rows import BadRowError, Row
+from measured_rows import BadRowError, NotModelledError, Row
 from training_steps.jobs import case_of, model_of, nemo_flops_per_token
 from training_steps.titan_pipelines import split_of
 
@@ -56,8 +56,8 @@ def test_a_job_measured_twice_has_a_floor_and_another_format_is_another_job(tmp_
     [
         (TITAN.replace("A100-80GB", "TPUv4"), "unknown GPU 'TPUv4'"),
         (TITAN.replace("A100-80GB", ""), "unknown GPU ''"),
-        (TITAN.replace("A100-80GB", "A100-40GB"), "unknown GPU 'A100-40GB'"),
-        (TITAN.replace("A100-80GB", "H100 NVL"), "unknown GPU 'H100 NVL'"),
+        (TITAN.replace("A100-80GB", "A100-40GB"), "no preset for A100 40GB"),
+        (TITAN.replace("A100-80GB", "H100 NVL"), "no preset for H100 NVL"),
         (TITAN.replace("A100-80GB", "V100"), "no preset for V100"),
         (TITAN.replace(",8,8,,1,1,1,", ",,8,,1,1,1,"), "gpus is not printed"),
         (TITAN.replace(",8,8,,1,1,1,", ",8,8,,3,1,1,"), "must divide gpus = 8"),
@@ -66,7 +66,7 @@ def test_a_job_measured_twice_has_a_floor_and_another_format_is_another_job(tmp_
         (TITAN.replace("bf16", "nvfp4"), "precision is 'nvfp4'"),
         (TITAN.replace("Llama3-8B", "Qwen3-Next-80B"), "linear attention is not modelled"),
         (DENSE.replace("LLAMA2-7B", "GLM5"), "sparse attention is not modelled"),
-        (DENSE.replace("pretrain", "lora"), "frozen weights are not modelled"),
+        (DENSE.replace("LLAMA2-7B", "DeepSeekV4 Flash"), "its attention is not modelled"),
         (DENSE.replace("NeMo/Megatron", "Keras"), "framework is 'Keras'"),
         (TITAN.replace("3000", "1e300"), "beyond what any machine has"),
         (TITAN.replace("3000", "1e18"), "tokens_per_s_per_gpu is 1e18, beyond what any machine has"),
@@ -214,7 +214,7 @@ def test_a_row_says_whether_multi_token_prediction_was_trained() -> None:
         ("Nemotron_3_Nano", "H100 26.04 16 1 1 8 1 1", "", "moe layernorm core_attn moe_act"),
         ("Nemotron_3_Super", "B200 26.04 64 1 1 64 1 1", "", "moe_act layernorm"),
         ("Qwen3_235B_A22B", "B300 26.02 64 1 8 8 4 1", "", "overlaps"),
-        ("Qwen3_235B_A22B", "B300 26.02.01 64 1 8 8 4 1", "", ""),
+        ("Qwen3_235B_A22B", "B300 26.02.01 64 1 8 8 4 1", "", "overlaps"),
     ],
 )
 def test_other_models_run_as_their_releases_recipes_say(model: str, job: str, layout: str, switches: str) -> None:
@@ -265,3 +265,50 @@ def test_a_pipeline_of_torchtitans_has_the_micro_batches_and_stages_of_its_relea
     ):
         with pytest.raises(BadRowError, match=words):
             layout(**cells)
+
+
+def row_of(line: str, **cells: str) -> Row:
+    return Row(2, dict(zip(HEADER.split(","), line.split(","), strict=True)) | cells)
+
+
+def test_lora_freezes_weights_and_fine_tuning_attends_within_its_packed_questions() -> None:
+    case = case_of(row_of(DENSE.replace("pretrain", "lora")))
+    assert (case.group, case.layout.frozen, case.layout.zero_stage) == ("fine-tuning", True, 0)
+    assert (case.seq_len, case.layout.micro_batch, case.layout.global_batch) == (256, 8, 64)
+    assert not case_of(row_of(DENSE.replace("pretrain", "sft"))).layout.frozen
+
+
+def test_a_table_without_interleaving_has_its_recipes() -> None:
+    tuned = case_of(row_of(DENSE.replace("pretrain", "sft"), pp="4", vp="", gpus="16", global_batch="128"))
+    assert tuned.layout.chunks == 8  # 32 layers on 4 stages, one a chunk
+    row = row_of(DENSE, framework="Megatron-Bridge", version="26.02.01 NeMo Container", model="LLAMA3_70B")
+    cells = dict(row.cells) | {
+        "gpus": "64",
+        "pp": "4",
+        "vp": "n/a",
+        "global_batch": "256",
+        "tokens_per_s_per_gpu": "1500",
+    }
+    assert case_of(Row(2, cells)).layout.chunks == 5
+
+
+def test_embedding_and_head_may_be_a_chunk_each() -> None:
+    cells = {"model": "LLAMA3.1_405B", "gpus": "256", "tp": "4", "pp": "16", "vp": "8", "global_batch": "1536"}
+    case = case_of(row_of(DENSE, **cells, tokens_per_s_per_gpu="300"))
+    assert case.layout.pipeline_layout.startswith("E|t|t|")
+    assert case.layout.num_chunks == 128
+
+
+def test_fully_sharded_rows_of_megatron_gather_parameters() -> None:
+    assert case_of(row_of(DENSE, fsdp="8")).layout.zero_stage == 3
+    assert case_of(row_of(DENSE, fsdp="0")).layout.zero_stage == 1
+
+
+def test_a_test_of_megatrons_is_built_by_its_arguments_and_a_cut_down_model_is_refused() -> None:
+    note = "num-attention-heads=32; group-query-attention; num-query-groups=8; use-distributed-optimizer"
+    cells = {"framework": "Megatron-LM CI", "model": "gpt/gpt3_7b: L32 H4096", "class": "ci_large", "note": note}
+    case = case_of(row_of(DENSE, **cells, precision="bf16", pp="4", vp="1", tokens_per_s_per_gpu="900"))
+    assert (case.model.num_layers, case.model.ffn, case.model.num_kv_heads) == (32, 16384, 8)
+    assert (case.layout.chunks, case.layout.zero_stage, case.layout.overlap_gradients) == (8, 1, False)
+    with pytest.raises(NotModelledError, match="a cut-down deepseek-v3"):
+        model_of(row_of(DENSE, **cells | {"model": "mixtral/deepseekv3_proxy: L14 H7168"}))

@@ -260,3 +260,50 @@ def test_a_model_files_mistake_is_named_by_key_value_and_what_is_allowed(
         load_model(str(path))
     assert "\n" not in str(error.value)
     assert "Expected" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "published", "norms"),
+    # Counts of the published checkpoints (safetensors' metadata); `norms`: on queries and keys, which are not ours.
+    [
+        ("llama-2-13b", 13_015_864_320, 0),
+        ("llama-2-70b", 68_976_648_192, 0),
+        ("llama-3.2-1b", 1_235_814_400, 0),
+        ("llama-3.2-3b", 3_212_749_824, 0),
+        ("mistral-7b", 7_248_023_552, 0),
+        ("mixtral-8x7b", 46_702_792_704, 0),
+        ("qwen3-4b", 4_022_468_096, 36 * 256),
+        ("qwen3-8b", 8_190_735_360, 36 * 256),
+        ("qwen3-14b", 14_768_307_200, 40 * 256),
+        ("qwen3-32b", 32_762_123_264, 64 * 256),
+        ("qwen3-30b-a3b", 30_532_122_624, 48 * 256),
+        ("deepseek-v2", 235_741_434_880, 0),
+        ("deepseek-v2-lite", 15_706_484_224, 0),
+        ("gpt-oss-20b", 20_914_757_184, 0),
+        ("gpt-oss-120b", 116_829_156_672, 0),
+    ],
+)
+def test_models_have_the_parameters_of_their_checkpoints(name: str, published: int, norms: int) -> None:
+    assert load_model(name).num_params == published - norms
+
+
+@pytest.mark.parametrize(
+    ("name", "billions", "active"),
+    # As tables, cards and papers round them; active without the embedding's table.
+    [
+        ("nemotron-22b", 22, None),
+        ("nemotron-h-8b", 8.1, None),
+        ("nemotron-h-56b", 56, None),
+        ("nemotron-3-nano-30b-a3b", 31.6, 3.2),
+        ("nemotron-3-super-120b-a12b", 120.6, 12.2),
+        ("nemotron-3-ultra-550b-a55b", 550, 55),
+        ("llama-4-maverick", 400, 16.1),
+        ("deepseek-v2", 236, 21),
+    ],
+)
+def test_models_have_the_size_that_their_makers_state(name: str, billions: float, active: float | None) -> None:
+    model = load_model(name)
+    assert model.num_params / 1e9 == pytest.approx(billions, rel=0.035)
+    if active is not None:
+        used = model.num_active_params - model.vocab * model.hidden
+        assert used / 1e9 == pytest.approx(active, rel=0.01)

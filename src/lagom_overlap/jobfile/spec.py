@@ -106,6 +106,8 @@ class ParallelTable(Spec, frozen=True):
     dispatcher: Dispatcher = Dispatcher.ALL_TO_ALL
     fused_experts: bool = False
     fused_loss: bool = False
+    overlap_parameters: bool = False
+    frozen: bool = False
     cuda_graph: bool = False
     graph_modules: Annotated[list[GraphModule], Meta(max_length=8)] = []
     recompute_modules: Annotated[list[RecomputeModule], Meta(max_length=16)] = []

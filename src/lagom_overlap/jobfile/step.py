@@ -131,6 +131,8 @@ def layout_of(parallel: ParallelTable) -> ParallelLayout:
         dispatcher=parallel.dispatcher,
         fused_experts=parallel.fused_experts,
         fused_loss=parallel.fused_loss,
+        overlap_parameters=parallel.overlap_parameters,
+        frozen=parallel.frozen,
         recompute_modules=tuple(parallel.recompute_modules),
         graph_modules=tuple(parallel.graph_modules),
         pipeline_layout=parallel.pipeline_layout,

@@ -255,8 +255,12 @@ def _slots(
     chunk = np.full(len(counted), -1)
     chunk[np.flatnonzero(np.diff(batch_of, prepend=-1))] = 0
     in_layer = (layers >= 0) & ~sends[counted]
-    chunk[in_layer] = _chunks(columns.layers, chunks)[layers[in_layer]]
-    chunk[columns.flags(_is_of_head)[counted] & (layers < 0)] = chunks - 1  # it may have no layers
+    of_layer, heads = _chunks(columns.layers, chunks), columns.flags(_is_of_head)[counted] & (layers < 0)
+    chunk[in_layer] = of_layer[layers[in_layer]]
+    if not heads.any() and of_layer.max() < chunks - 1:  # the embedding's chunk has no layers
+        chunk[in_layer] += 1
+        chunk[columns.flags(_is_of_embedding)[counted] & (layers < 0)] = 0
+    chunk[heads] = chunks - 1  # nor need the head's
     chunk = chunk[np.maximum.accumulate(np.where(chunk >= 0, np.arange(len(chunk)), 0))]
     is_backward = ~columns.flags(lambda op: op.origin.phase in _FORWARD)[counted]
     keys = (2 * batch_of + is_backward) * chunks + chunk
@@ -273,6 +277,10 @@ def _slots(
 def _is_of_head(op: Op) -> bool:
     module = op.origin.module
     return module.startswith("head.") and not module.startswith(_OF_EMBEDDING)
+
+
+def _is_of_embedding(op: Op) -> bool:
+    return op.origin.module.startswith(_OF_EMBEDDING)
 
 
 def _chunks(layers: Numbers, num_chunks: int) -> Numbers:

@@ -47,7 +47,8 @@ class Gemm:
 
     The host launches `num_launches` kernels for them. `result_bytes` moves per element of the result: None where it is
     written in the operands' format, 8 where the epilogue adds it to an FP32 buffer. `packed` elements share a byte of
-    the operands, where they have less than one each. `chunked` are products inside the
+    the operands, where they have less than one each. `block_scaled`: operands have a scale per block of elements (MX).
+    `chunked` are products inside the
     kernels of a scan (Mamba-2), which weigh their operands element by element on the way.
     """
 
@@ -60,6 +61,7 @@ class Gemm:
     result_bytes: int | None = None
     chunked: bool = field(default=False, kw_only=True)
     packed: int = field(default=1, kw_only=True)
+    block_scaled: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         sizes = {"m": self.m, "n": self.n, "k": self.k, "element_bytes": self.element_bytes, "batch": self.batch}

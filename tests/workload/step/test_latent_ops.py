@@ -308,7 +308,7 @@ def test_frameworks_without_multi_token_prediction_refuse_it_by_one_line() -> No
         ("t*4|t*2L", "must have one E, at its start"),
         ("Et*4|xL", "allowed are E, t, m"),
         ("Et*4|mtL", "layers t come before predictions m"),
-        ("E|t*5mL", "chunk 0 has no t and no m"),
+        ("Et||t*4mL", "chunk 1 has no t and no m"),
         ("Et*4|mt|L", "layers t come before predictions m"),
         ("Et|m|mL", "predictions m must stand in one chunk"),
         ("Et*4|tmL|L", "must have one L"),

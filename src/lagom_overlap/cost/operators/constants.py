@@ -36,6 +36,7 @@ class OperatorConstants:
     where power and heat hold the clock down and tiles are not always the fastest. Both are 1 where no step was
     measured. `chunk_flops` is what an SM reaches in the products of a scan's chunks (`Gemm.chunked`), infinite where
     nothing holds them back. `fp4_gain` is the datasheet's dense FP4 rate over twice its FP8 rate.
+    `block_share` is what products whose operands have a scale per block (MXFP8) keep of the rate with one per tensor.
     """
 
     name: str
@@ -52,6 +53,7 @@ class OperatorConstants:
     sustained_share: float = 1.0
     chunk_flops: float = inf
     fp4_gain: float = 1.0
+    block_share: float = 1.0
 
     def __post_init__(self) -> None:
         if self.attention_rows < 1:
@@ -65,6 +67,7 @@ class OperatorConstants:
             "rearranged_share",
             "sustained_share",
             "fp4_gain",
+            "block_share",
         ):
             value = getattr(self, field)
             if not 0 < value < float("inf"):
@@ -89,13 +92,21 @@ class OperatorConstants:
     @property
     def packed_gemm(self) -> GemmConstants:
         """The constants of products whose operands have half a byte per element."""
-        first, second, third = (rate * self.fp4_gain for rate in self.gemm.tile_flops)
-        return replace(self.gemm, tile_flops=(first, second, third))
+        return _scaled(self.gemm, self.fp4_gain)
+
+    @property
+    def block_gemm(self) -> GemmConstants:
+        """The constants of products whose operands have a byte per element and a scale per block."""
+        return _scaled(self.gemm, self.block_share)
 
     def in_training(self) -> "OperatorConstants":
         """The same GPU in the middle of a training step."""
-        first, second, third = (rate * self.sustained_share for rate in self.gemm.tile_flops)
-        return replace(self, gemm=replace(self.gemm, tile_flops=(first, second, third)), sustained_share=1.0)
+        return replace(self, gemm=_scaled(self.gemm, self.sustained_share), sustained_share=1.0)
+
+
+def _scaled(gemm: GemmConstants, share: float) -> GemmConstants:
+    first, second, third = (rate * share for rate in gemm.tile_flops)
+    return replace(gemm, tile_flops=(first, second, third))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from typing import Final
 
 from lagom_overlap.cost.kernels import kernel_of_time, product_of_time
 from lagom_overlap.cost.operators.constants import OperatorConstants
-from lagom_overlap.cost.operators.gemm import GemmTime, gemm_time, wide_tiles
+from lagom_overlap.cost.operators.gemm import GemmConstants, GemmTime, gemm_time, wide_tiles
 from lagom_overlap.cost.profile import Profile
 from lagom_overlap.hardware import Gpu
 from lagom_overlap.workload import Access, Attention, Gemm, Kernel, MemoryBound
@@ -99,12 +99,17 @@ class OperatorTimes:
             result_bytes=gemm.result_bytes,
             num_sms=self.gpu.num_sms,
             l2_bytes=self.gpu.l2_bytes,
-            constants=self.constants.packed_gemm if gemm.packed > 1 else self.constants.gemm,
+            constants=self._gemm_constants(gemm),
         )
         if not gemm.chunked:
             return time
         chunked_s = self.constants.gemm.launch_s + gemm.flops / (self.constants.chunk_flops * self.gpu.num_sms)
         return replace(time, alone_s=max(time.alone_s, chunked_s))
+
+    def _gemm_constants(self, gemm: Gemm) -> GemmConstants:
+        if gemm.packed > 1:
+            return self.constants.packed_gemm
+        return self.constants.block_gemm if gemm.block_scaled else self.constants.gemm
 
     def _attention_blocks(self, work: Attention) -> int:
         return work.batch * work.num_heads * ceil(work.seq_len / self.constants.attention_rows)

@@ -98,7 +98,9 @@ class ParallelLayout:
     `recompute_modules` are what selective recomputation computes again (none: the attention's core, where it is not
     flash attention), `graph_modules` what is replayed as CUDA graphs. `pipeline_layout` says which layers each model
     chunk has (`pipeline_layout`; "": as many each).
-    `fused_loss`: Transformer Engine's cross entropy (--cross-entropy-fusion-impl te).
+    `fused_loss`: Transformer Engine's cross entropy (--cross-entropy-fusion-impl te). `overlap_parameters`: with
+    stage 1, parameters are gathered behind the first forward instead of before it (--overlap-param-gather). `frozen`:
+    weights have no gradients (LoRA, whose small adapters are left out): backward makes those of activations alone.
     `whole_experts`: tensor parallelism does not cut experts, its ranks are expert parallelism's too
     (--expert-tensor-parallel-size 1).
     """
@@ -133,6 +135,8 @@ class ParallelLayout:
     pipeline_layout: str = ""
     whole_experts: bool = False
     fused_loss: bool = False
+    overlap_parameters: bool = False
+    frozen: bool = False
 
     def __post_init__(self) -> None:
         counts = (
@@ -151,8 +155,10 @@ class ParallelLayout:
             value = getattr(self, field)
             if value < 1:
                 raise JobError(f"parallel.{field} is {value}, must be at least 1")
-        if not 0 <= self.zero_stage <= MAX_ZERO_STAGE:
-            raise JobError(f"parallel.zero_stage is {self.zero_stage}, must be 0 to {MAX_ZERO_STAGE}")
+        most = 0 if self.frozen else MAX_ZERO_STAGE
+        if not 0 <= self.zero_stage <= most:
+            with_frozen = " with frozen: there is nothing to shard" if self.frozen else ""
+            raise JobError(f"parallel.zero_stage is {self.zero_stage}, must be 0 to {most}{with_frozen}")
         self._check_batches()
         self._check_schedule()
         self._check_replicate()

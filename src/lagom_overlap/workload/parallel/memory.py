@@ -196,7 +196,7 @@ def stage_memory(
         gathered = min(layout.prefetch + 1, stage.num_layers) * whole
     return StageMemory(
         parameter_bytes=element_bytes * (shard + gathered if zero == MAX_ZERO_STAGE else params),
-        gradient_bytes=precision.reduction.num_bytes * (shard if zero >= 2 else params),
-        optimizer_bytes=OPTIMIZER_BYTES * (shard if zero >= 1 else params),
+        gradient_bytes=0 if layout.frozen else precision.reduction.num_bytes * (shard if zero >= 2 else params),
+        optimizer_bytes=0 if layout.frozen else OPTIMIZER_BYTES * (shard if zero >= 1 else params),
         activation_bytes=activations,
     )

@@ -5,7 +5,8 @@ the loss; `x*n` is n times x, `(...)*n` n times what stands in parentheses: `Et*
 
 Predictions stand in one chunk, behind the last layer: with the head, or in a chunk before it (`Et*3|(tt|)*29m|L`, the
 layout of NVIDIA's DeepSeek-V3), whose results travel to the head's. Rules: NVIDIA/Megatron-LM @d98e8a6,
-`core/transformer/pipeline_parallel_layer_layout.py`, which also allows chunks that hold nothing.
+`core/transformer/pipeline_parallel_layer_layout.py`, which also allows inner chunks that hold nothing. The ends may
+hold a table alone (`E|(t|)*126L`: 126 layers, embedding and head on 16 stages of 8 chunks).
 """
 
 import re
@@ -51,9 +52,9 @@ def parse_pipeline_layout(text: str) -> ChunkSizes:
     predicting = [number for number, chunk in enumerate(chunks) if "m" in chunk] or [len(chunks) - 1]
     if len(predicting) > 1:
         raise JobError(f"{where}: predictions m must stand in one chunk")
-    empty = [number for number, chunk in enumerate(chunks[:-1]) if not {"t", "m"} & set(chunk)]
-    if empty:
-        raise JobError(f"{where}: chunk {empty[0]} has no t and no m, every chunk but the last must have one")
+    inner = [number for number, chunk in enumerate(chunks[:-1]) if number and not {"t", "m"} & set(chunk)]
+    if inner:
+        raise JobError(f"{where}: chunk {inner[0]} has no t and no m, every chunk but the ends must have one")
     return ChunkSizes(tuple(chunk.count("t") for chunk in chunks), spelled.count("m"), predicting[0])
 
 

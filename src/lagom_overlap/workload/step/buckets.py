@@ -3,7 +3,8 @@
 A bucket closes when the gradients in it reach its size, in the order in which they are ready (DDP rebuilds its buckets
 so after the first step; Megatron's are cut from the end of the buffer). Without overlap there is one bucket, reduced
 after the last backward. ZeRO 1 scatters instead of reducing and gathers parameters before the next forward, with
-nothing with it; ZeRO 2 and 3 are not Megatron's: they are issued layerwise.
+nothing with it, or in forward's order behind it (`overlap_parameters`: Megatron-Core's `start_param_sync`); ZeRO 2
+and 3 are not Megatron's: they are issued layerwise.
 """
 
 from collections.abc import Sequence
@@ -41,7 +42,7 @@ class Buckets:
         self._ready: dict[str, str] = {}
 
     def begin(self, batch: int) -> None:
-        """With a sharded optimizer parameters are gathered first, and computations wait for all of them."""
+        """With a sharded optimizer parameters are gathered first; computations wait for all of them, or for theirs."""
         if batch:
             return
         for unit in self._order:
@@ -49,7 +50,8 @@ class Buckets:
                 made = self._comms.gather(unit, Phase.FORWARD, 0)
                 self._graph.gathered(made)
                 self._ready[unit.key] = made
-        self._graph.hold_back(COMPUTE, self._ready.values())
+        if not self._comms.shape.layout.overlap_parameters:
+            self._graph.hold_back(COMPUTE, self._ready.values())
 
     def before(self, units: Sequence[ParamUnit], phase: Phase, batch: int) -> None:
         """Parameters are whole."""

@@ -153,7 +153,7 @@ class ExpertOps(StepOps):
         return self._run(part, sources, kernels, (rows, width), phase, both=not gated)
 
     def _bias_gradient(self, part: str, gradient: str, columns: int, rows: int | None = None) -> None:
-        if self._model.linear_bias:
+        if self._model.linear_bias and not self._layout.frozen:
             rows = self._tokens if rows is None else rows
             shape, reduction = (rows, columns), Access.REDUCTION
             self._touch(f"{part}_b", (gradient,), 2 * rows * columns, shape, WEIGHT, access=reduction)

@@ -193,7 +193,9 @@ class LayerOps(AttentionOps, ExpertOps):
         """Backward of a column-parallel product: the input's gradient, its sum over ranks, the weight's gradient."""
         hides = self._shape.hides_tensor and (self._layout.sequence_parallel or self._layout.async_tensor)
         parts = self._layout.overlap_tensor and not self._shape.hides_tensor
-        again = self._enter(f"{name}_gather_w", saved, WEIGHT, is_async=True, columns=columns) if hides else saved
+        again = saved
+        if hides and not self._layout.frozen:
+            again = self._enter(f"{name}_gather_w", saved, WEIGHT, is_async=True, columns=columns, of=name)
         if parts:
             cast = self._cast(name, gradient, self._tokens, BACKWARD)
             reduced = self._leave(f"{name}_reduce_d", cast, BACKWARD, is_async=True, columns=columns)

@@ -31,8 +31,17 @@ from lagom_overlap.workload.step.units import Unit, Weight
 from lagom_overlap.workload.streams import COMPUTE
 
 _NEVER_CAST: Final = ("router", "logits")
-_GATHERED: Final = {Phase.FORWARD: ("qkv", "up", "mamba_in"), Phase.BACKWARD: ("out", "down")}
+_GATHERED: Final = {
+    Phase.FORWARD: ("qkv", "up", "mamba_in"), Phase.WEIGHT_GRAD: ("qkv", "up", "mamba_in"),
+    Phase.BACKWARD: ("out", "down"),
+}  # fmt: skip
 """Matrices whose operand sequence parallelism gathers: inputs of column-parallel, gradients of row-parallel ones."""
+_GATHERED_BYTES: Final = {ProductFormat.MXFP8: 1.03125, ProductFormat.NVFP4: 0.5625}
+"""Per element, with the scales of 32 and 16 elements; of the others, 1."""
+_BY_COLUMNS_GATHERED: Final = (ProductFormat.MXFP8, ProductFormat.NVFP4)
+"""Formats of which the copy by columns is gathered too, so that nothing is turned behind a gather."""
+_SHARED_SCALES: Final = (ProductFormat.FP8_CURRENT, ProductFormat.NVFP4)
+"""Formats with a scale per tensor that Transformer Engine finds over all ranks that a gathered operand comes from."""
 _CAST_BEFORE: Final = (("expert_down", Phase.FORWARD), ("expert_up", Phase.BACKWARD))
 """What fused experts get cast from the product before; the matrix, which is cast once a step, is left out with it."""
 _LOOPED: Final = ("expert_up", "expert_down")
@@ -41,8 +50,6 @@ _LOOPED: Final = ("expert_up", "expert_down")
 _NVFP4_KERNELS: Final = 3
 _TURN_BYTES: Final = 2
 """Per FP8 element of a copy by columns."""
-_MAIN_GRADIENT_BYTES: Final = 8
-"""Per element of an FP32 buffer that a product's epilogue adds to: read and written."""
 
 FORWARD, BACKWARD, WEIGHT = Phase.FORWARD, Phase.BACKWARD, Phase.WEIGHT_GRAD
 
@@ -142,8 +149,11 @@ class StepOps:
         width = 1 if self._casts(weight) else self._element_bytes
         if width != self._element_bytes and result_bytes is None:  # the operands are FP8, the result is not
             result_bytes = self._element_bytes
-        packed = self._format(weight).packed
-        return _gemm(m, n, k, width, weight.num_matrices, self._kernels(weight), result_bytes, packed=packed)
+        form = self._format(weight)
+        return _gemm(
+            m, n, k, width, weight.num_matrices, self._kernels(weight), result_bytes,
+            packed=form.packed, block_scaled=form is ProductFormat.MXFP8,
+        )  # fmt: skip
 
     def _kernels(self, weight: Weight) -> int:
         """Launches of what every matrix of a weight or of one of its parts needs once: one, or one each."""
@@ -190,11 +200,12 @@ class StepOps:
         num_bytes = operand * rows * columns + matrix * weight.num_params
         turned = self._turned_bytes(weight, rows * columns, phase, matrix)
         # What the weight's gradient reads by columns comes after the gather, once.
-        if self._is_cast_before_gather(name, phase) and not self._again:
+        turns = self._format(weight) not in _BY_COLUMNS_GATHERED
+        if self._is_cast_before_gather(name, phase) and turns and not self._again:
             num_bytes += _TURN_BYTES * (self._tokens - rows) * columns
             turned += _TURN_BYTES * (self._tokens - rows) * columns
         launches = self._casts_launched(weight, phase, matrix)
-        source = self._scaled(part, source, phase, launches if phase is FORWARD else max(1, len(weight.parts)))
+        source = self._scaled(part, source, phase, self._num_scales(name, launches, phase))
         shape, at_once = (rows, columns), not self._shape.casts.by_columns
         if at_once:
             return self._touch(part, (source,), num_bytes, shape, phase, access=Access.REARRANGE, num_launches=launches)
@@ -202,6 +213,13 @@ class StepOps:
         if turned:  # the launches of both are counted above
             self._touch(f"{part}_turn", (cast,), turned, shape, phase, access=Access.REARRANGE, num_launches=0)
         return cast
+
+    def _num_scales(self, name: str, launches: int, phase: Phase) -> int:
+        """Scales of a cast that all ranks of tensor parallelism find together."""
+        weight = self._weights[name]
+        if self._shape.casts.by_columns:  # torchao: of the matrix's part and of every operand
+            return launches if phase is FORWARD else max(1, len(weight.parts))
+        return int(self._is_cast_before_gather(name, phase) and self._format(weight) in _SHARED_SCALES)
 
     def _turned_bytes(self, weight: Weight, elements: int, phase: Phase, matrix: int) -> int:
         """Bytes of copies by columns that are kernels of their own: an operand's once, a matrix's in backward."""
@@ -286,14 +304,17 @@ class StepOps:
         return self._touch(f"{name}_d_sum", products, num_bytes, shape, BACKWARD, both=True, num_launches=launches)
 
     def _weight_gradient(self, name: str, saved: str, gradient: str, rows: int | None = None) -> str:
+        if self._layout.frozen:
+            return ""
         weight, rows = self._weights[name], self._tokens if rows is None else rows
         before = self._before(weight)
         each = self._per_matrix(weight, rows)
         fused, added = (self._shape.accumulation is kind for kind in (Accumulation.FUSED, Accumulation.ADDED))
+        main_bytes = 2 * self._shape.precision.reduction.num_bytes  # read and written by the product's epilogue
         products = [
             self._graph.comp(
                 self._name(f"{name}_w{part}"),
-                self._gemm(weight, columns, weight.inputs, each, _MAIN_GRADIENT_BYTES if fused else None),
+                self._gemm(weight, columns, weight.inputs, each, main_bytes if fused else None),
                 self._origin(WEIGHT, name),
                 (saved, gradient, *(() if added else before)),
                 shards=self._cuttable(weight, weight_gradient_axes(saved, gradient, (weight.inputs, each, columns))),
@@ -378,7 +399,7 @@ class StepOps:
         phase: Phase,
         *,
         is_async: bool,
-        element_bytes: int,
+        element_bytes: float,
         columns: int = 0,
     ) -> str:
         if self._layout.tensor == 1:
@@ -390,7 +411,7 @@ class StepOps:
             source = self._moved_axis(part, source, phase, element_bytes, columns)
         name = self._graph.comm(
             self._name(part),
-            self._shape.groups.collective(kind, self._tokens * hidden * element_bytes, TENSOR),
+            self._shape.groups.collective(kind, int(self._tokens * hidden * element_bytes), TENSOR),
             TENSOR,
             origin=self._origin(phase, part),
             deps=(source,),
@@ -402,7 +423,7 @@ class StepOps:
                 return self._moved_axis(part, name, phase, element_bytes, columns)
         return name
 
-    def _moved_axis(self, part: str, source: str, phase: Phase, element_bytes: int, columns: int = 0) -> str:
+    def _moved_axis(self, part: str, source: str, phase: Phase, element_bytes: float, columns: int = 0) -> str:
         """The copy of a gathered or scattered tensor whose sequence axis is not the first."""
         shape = (self._tokens, columns or self._model.hidden)
         num_bytes = 4 * shape[0] * shape[1] * element_bytes / self._element_bytes
@@ -428,8 +449,10 @@ class StepOps:
             columns=columns,
         )
 
-    def _gathered_bytes(self, name: str, phase: Phase) -> int:
-        return 1 if name and self._is_cast_before_gather(name, phase) else self._element_bytes
+    def _gathered_bytes(self, name: str, phase: Phase) -> float:
+        if not name or not self._is_cast_before_gather(name, phase):
+            return self._element_bytes
+        return _GATHERED_BYTES.get(self._format(self._weights[name]), 1)
 
     def _own_rows(self, name: str, source: str, phase: Phase) -> str:
         """What matrix `name` will meet, on this rank's rows: cast where that is done before the gather."""

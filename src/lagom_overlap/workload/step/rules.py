@@ -19,7 +19,10 @@ Facts, each from the framework's own source:
   gradients are ready, the first one of 1 MiB; gradients are copied into them and out again.
 - Megatron-LM (`core/distributed`): buckets of max(40 M, 1 M x data ranks) FP32 gradients, views of one buffer; without
   --overlap-grad-reduce one reduction after the last backward. The distributed optimizer scatters gradients and gathers
-  parameters before the next forward.
+  parameters before the next forward. Transformer Engine casts what sequence parallelism gathers before it is gathered
+  (v2.9 to v2.16, `gather_along_first_dim` with a quantizer in `layernorm_linear.py` and `linear.py`;
+  `grad_output_preprocess` in `base.py`), also behind user buffers; one scale per tensor is found over all ranks
+  (`set_quantizer_amax_reduction_group`); with block scales both copies are gathered when each is needed.
 - DeepSpeed (`runtime/zero`): ZeRO-3 gathers ahead on a stream of its own and reduces during every backward, ZeRO-2
   reduces during every backward and keeps parameters whole.
 """
@@ -196,6 +199,7 @@ MEGATRON: Final = IssueRules(
     sharding=Sharding.BUCKETS,
     accumulation=Accumulation.FUSED,
     mixture=MEGATRON_MIXTURE,
+    casts_before_gathers=True,
     trains_mtp=True,
     weighs_inside=True,
     clip_bytes=_CLIP_MEGATRON_BYTES,

@@ -77,6 +77,8 @@ class StageBuild:
             ops = [self._forward(chunk, batch) for chunk in self.chunks]
             for chunk, made in zip(reversed(self.chunks), reversed(ops), strict=True):
                 self._backward(chunk, batch, made)
+        if self.shape.layout.frozen:
+            return
         self._issuer.end()
         self._sum_tied()
         reduced = tuple(name for unit in self.units for name in self._issuer.updated(unit)[1])
@@ -316,6 +318,7 @@ class StageBuild:
             share = -(-unit.num_params // self.comms.shards(unit))
             if self._rules.sharding is not Sharding.FSDP2:  # there the FP32 copy is the parameter
                 total += precision.parameter.num_bytes * (share if stage == 3 else unit.num_params)
-            total += precision.reduction.num_bytes * (share if shards_gradients else unit.num_params)
-            total += OPTIMIZER_BYTES * share
+            if not self.shape.layout.frozen:
+                total += precision.reduction.num_bytes * (share if shards_gradients else unit.num_params)
+                total += OPTIMIZER_BYTES * share
         return total

@@ -1,7 +1,8 @@
 """Which frameworks have a switch for what a layout asks for, and what they call it; what is not here, all of them do.
 
 Megatron-LM: `--recompute-modules`, `--cuda-graph-scope`, `--overlap-moe-expert-parallel-comm`, Transformer Engine's
-fused grouped MLP and cross entropy, whole iterations as CUDA graphs; the all-reduce of input gradients behind the
+fused grouped MLP and cross entropy, `--overlap-param-gather`, frozen weights (Megatron-Bridge's LoRA), whole
+iterations as CUDA graphs; the all-reduce of input gradients behind the
 weight gradient's product, and scatter-gather between stages, are in the copy that Megatron-DeepSpeed holds too. PyTorch
 documents whole-network capture for DDP (`docs/source/notes/cuda.rst`, "Usage with DistributedDataParallel"), not for
 FSDP. DDP reduces during backward whatever one says; Megatron-DeepSpeed's switch depends on its ZeRO stage.
@@ -28,6 +29,8 @@ SWITCHES: Final[Mapping[str, Mapping[str, str]]] = {
     "overlap_experts": {"megatron": "--overlap-moe-expert-parallel-comm (Megatron-LM)"},
     "fused_experts": {"megatron": ""},
     "fused_loss": {"megatron": "--cross-entropy-fusion-impl te (Megatron-LM)"},
+    "overlap_parameters": {"megatron": "--overlap-param-gather (Megatron-LM)"},
+    "frozen": {"megatron": ""},
     "async_tensor": dict.fromkeys(_MEGATRONS, ""),
     "scatter_gather": dict.fromkeys(_MEGATRONS, ""),
     "cuda_graph": dict.fromkeys(("megatron", "ddp"), ""),

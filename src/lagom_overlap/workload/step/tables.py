@@ -93,6 +93,8 @@ class TableOps(StepOps):
 
     def embed_backward(self, gradient: str) -> None:
         """The table's gradient."""
+        if self._layout.frozen:
+            return
         entered = self._enter("embed_tp_gather_d", gradient, BACKWARD)
         weight = self._weights["embed"]
         before = self._before(weight)
