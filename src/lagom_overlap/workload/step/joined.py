@@ -196,7 +196,7 @@ class JoinedOps(LayerOps):
             weight.name, 0
         )
 
-    def _moved_axis(self, part: str, source: str, phase: Phase, element_bytes: int, columns: int = 0) -> str:
+    def _moved_axis(self, part: str, source: str, phase: Phase, element_bytes: float, columns: int = 0) -> str:
         name = _GATHERS.get(part, "")
         if not name or element_bytes != 1 or not (self._again or phase is BACKWARD):
             return super()._moved_axis(part, source, phase, element_bytes, columns)

@@ -94,7 +94,7 @@ class RowwiseOps(JoinedOps):
 
     # Casts.
 
-    def _moved_axis(self, part: str, source: str, phase: Phase, element_bytes: int, columns: int = 0) -> str:
+    def _moved_axis(self, part: str, source: str, phase: Phase, element_bytes: float, columns: int = 0) -> str:
         """Of gathers a part of the casts that read them."""
         if "gather" in part:
             return source
