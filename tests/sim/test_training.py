@@ -419,3 +419,27 @@ def test_a_stage_gathers_in_its_first_forward_behind_the_stage_before_it() -> No
     for run in simulate(SMALL, replace(layout, zero_stage=1)).runs:
         lengths = [each.end_s - each.start_s for each in run if each.slot.forward]
         assert lengths[0] == pytest.approx(lengths[1])
+
+
+def test_a_chunk_of_the_embedding_alone_takes_as_long_as_the_embedding() -> None:
+    model = replace(SMALL, num_layers=6)
+    layout = ParallelLayout(
+        pipeline=4, chunks=2, global_batch=8, schedule=PipelineSchedule.INTERLEAVED, overlap_p2p=True,
+        pipeline_layout="E|(t|)*6L",
+    )  # fmt: skip
+    runs = simulate(model, layout, cluster=replace(load_preset("a100_dgx"), num_nodes=1, gpus_per_node=4)).runs
+    times = [
+        [run.end_s - run.start_s for run in runs[rank] if (run.slot.micro_batch, run.slot.forward) == (4, True)]
+        for rank in (0, 1)
+    ]
+    embedding, layer = sorted(times[0])
+    assert embedding < 0.1 * layer
+    assert times[1] == pytest.approx([layer, layer], rel=0.05)
+
+
+def test_gathers_behind_the_first_forward_take_less_than_before_it() -> None:
+    layout = ParallelLayout(data=8, global_batch=16, zero_stage=1, overlap_gradients=True)
+    before, behind = simulate(SMALL, layout), simulate(SMALL, replace(layout, overlap_parameters=True))
+    gathered = data_of(before.stages[0]).exposed_s - data_of(behind.stages[0]).exposed_s
+    # What runs next to the first forward stretches it by less than it held it up.
+    assert 0 < before.iteration_s - behind.iteration_s < gathered
