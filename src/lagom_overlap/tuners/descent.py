@@ -14,7 +14,8 @@ here the default is the start, the makespan Z is the judge, and all collectives 
     4. up to `MOST_MEASURED` measurements, what two curves through all of them (`curves.py`) expect to gain most: any
        setting for all, or for the first or the last collectives of the stream. More channels, other algorithms and
        protocols only where communication was exposed; nothing that may well be much slower, and nothing further from
-       what was measured than a step;
+       what was measured than a step. Where collectives wait for kernels (`waiting.py`), also a setting of each one's
+       own: there the makespan depends on which of them fits in front of which kernel;
     5. what is recommended is the fastest of the measured by these curves, which even out the noise of single
        measurements and what made some slow as a whole; the default, unless that is faster by `LEAST_GAIN` and was
        measured so.

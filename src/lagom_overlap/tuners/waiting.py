@@ -3,7 +3,7 @@
 A kernel that was launched first and fills the GPU leaves a collective no SM before its blocks end (8 A100: sequential
 and overlapped runs differ by less than half a millisecond). A collective's time then contains its wait, and the
 makespan jumps where one collective more fits in front of a kernel. Kernels run one after the other, at `1 - lost` of
-their speed next to a collective that moves; a collective takes `slowed` times as long next to a kernel.
+their speed next to a collective that moves; a collective takes `nearby` times as long next to a kernel.
 """
 
 from collections.abc import Sequence
@@ -19,10 +19,11 @@ from lagom_overlap.workload import Kernel, OverlapGroup
 SM_COUNTS: Final = (56, 68, 72, 78, 80, 84, 108, 114, 128, 132, 142, 148, 160)
 """SMs of GPUs that run collectives, P100 to B200; the group does not say which it is."""
 END_ERROR: Final = 0.06
-"""Standard deviation of a kernel's end, where kernels of that length are a whole step."""
+"""Standard deviation of when a kernel ends, over the geometric mean of that time and the kernel's own."""
 MOST_KERNELS: Final = 64
 MOST_COMMS: Final = 16
 LEAST_LIKELY: Final = 20.0
+"""Of the logarithm of a likelihood: what is further below the best is not looked at again."""
 MOST_LAUNCHES: Final = 4
 LEAST_MOVED: Final = 0.05
 """Of a collective's time, what is left of it whatever it waited for."""
