@@ -4,6 +4,7 @@ import pytest
 
 import measured_generator
 import regret_oracle
+import regret_policies
 import regret_sources
 from measured_generator import TAIL, draw_group
 
@@ -27,3 +28,13 @@ def test_who_knows_the_family_is_no_better_than_the_best_equal_setting_and_bette
     found, equal = regret_oracle.regret(group, *known)
     default = group.exact(group.problem.default).makespan_s / group.oracle()[1] - 1
     assert equal <= found <= max(default, equal + 0.1)
+
+
+def test_more_settings_leave_less_and_one_setting_is_the_exhaustive_best() -> None:
+    group = draw_group(4, 2, 3)
+    row = regret_policies.row_of(group)
+    assert -0.01 <= row["three"] <= row["two"] <= row["one setting"]
+    assert -0.01 <= row["own channels"] <= row["one setting"]
+    best_s = min(regret_sources.alike(group))
+    assert row["one setting"] == pytest.approx(best_s / group.oracle()[1] - 1)
+    assert regret_policies.along(4, (1, 3)) == [0, 1, 1, 2]

@@ -15,12 +15,19 @@ by one factor of `LEAST_SLOW` and more. Which were is found by the likelihood wi
 other; it must be seen in the computation's times by themselves. Its other times still tell how they compare with each
 other, and the makespan counts without the factor.
 
+Where the group's kernels are known (a trace, a job of kernels), collectives may also wait for kernels to end
+(`waiting.py`): whichever start is likelier counts. f is then learned from what is left of a time without its wait, and
+Z is played through kernel by kernel. A makespan is read twice where the other times agree with it: where communication
+ends last, their sum is less noisy than Z.
+
 The widths of the priors are round numbers for any GPU and network: twice the channels take 0.73 of the time, give or
-take a factor of 1.3; a computation loses up to a third to the most channels. They are no fit.
+take a factor of 1.3; a computation loses up to a third to the most channels (0.25, give or take 0.2; 20 products on an
+MI300X lose 0.07 on average to 32 of its CUs, with a deviation of 0.11 between them). They are no fit.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import log
 from types import EllipsisType
 from typing import Final
@@ -30,16 +37,13 @@ import numpy.typing as npt
 
 from lagom_overlap.collective import CommConfig
 from lagom_overlap.tuners.problem import Assignment, Measurement
+from lagom_overlap.tuners.slow import JITTER, NUM_DRAWS, Data, Root, Slow
+from lagom_overlap.tuners.waiting import Replayed, Stream, makespans, replay
 
 Floats = npt.NDArray[np.float64]
 Places = npt.NDArray[np.intp]
 """(assignments, collectives) into the settings."""
 
-NUM_DRAWS: Final = 32
-LEAST_SLOW: Final = 0.15
-SLOW_SIGMA: Final = 0.3
-SLOW_COST: Final = 2.3
-"""Of the log likelihood: one measurement in ten is slow."""
 SIGMAS: Final = (0.005, 0.02)
 """Of one measurement's times, where no repeats tell."""
 MISSED: Final = (0.01, 0.03, 0.08)
@@ -51,10 +55,16 @@ MOST_AT_ONCE: Final = 1 << 20
 MISFITS: Final = (0.003, 0.03, 0.1)
 """By how much a collective's time is off its curve for what the others are set to; the likeliest is taken."""
 LEVEL_SIGMA: Final = 1.0
-FEWEST_SLOW: Final = 3
-MOST_RAMP: Final = 6
-"""Measurements of a ramp. Raw lists: 9 to 25 iterations, of which a measurement takes three to ten."""
-JITTER: Final = 1e-7
+OWN_LEVEL: Final = 0.1
+"""Of a collective, off its share of the bytes on the wire."""
+NEARBY: Final = (0.12, 0.1)
+"""Mean and deviation of the logarithm by which a collective is slower next to a kernel than alone."""
+WAITING_COST: Final = 3.0
+"""Of the log likelihood: that collectives wait must be clear."""
+MOST_LOST: Final = 0.8
+"""Of a kernel's speed."""
+AGREEING: Final = 6.0
+"""Standard errors of one time, within which two readings of a makespan are of the same thing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +77,17 @@ class Setting:
     is_known: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """Both curves' observations, how likely they are, and with what noise."""
+
+    likely: float
+    sigma: float
+    slow: Slow
+    comm: Data
+    comp: Data
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
     """One measurement in units of the shortest makespan."""
@@ -77,37 +98,23 @@ class _Row:
     comm: Floats
 
 
-@dataclass(frozen=True, slots=True)
-class _Data:
-    """Linear observations of a process: values less the prior's mean, and the prior."""
-
-    weights: Floats
-    values: Floats
-    mean: Floats
-    kernel: Floats
-    rows: npt.NDArray[np.intp]
-
-    @property
-    def covariance(self) -> Floats:
-        """Of the values, without noise."""
-        return np.asarray(self.weights @ self.kernel @ self.weights.T)
-
-    def fitted(self, noise: Floats) -> Floats:
-        """The process's mean, given the values."""
-        solved = np.linalg.solve(self.covariance + noise, self.values)
-        return np.asarray(self.mean + self.kernel @ (self.weights.T @ solved))
-
-
 class Curves:
     """The fit to a group's measurements, the first of which is the default's."""
 
     def __init__(
-        self, settings: Sequence[Setting], measured: Sequence[tuple[Assignment, Measurement]], sigma: float | None
+        self,
+        settings: Sequence[Setting],
+        measured: Sequence[tuple[Assignment, Measurement]],
+        sigma: float | None,
+        *,
+        stream: Stream | None = None,
+        slowed: Sequence[float] = (),
     ) -> None:
+        """`slowed` is what an earlier fit said of the first measurements."""
         self.settings = {setting.config: setting for setting in settings}
         self._index = {config: place for place, config in enumerate(self.settings)}
         self._size = len(settings)
-        unit_s = min(each.makespan_s for _, each in measured) or 1.0
+        self._unit_s = unit_s = min(each.makespan_s for _, each in measured) or 1.0
         self._rows = [
             _Row(
                 places=tuple(self._index[config] for config in assignment),
@@ -118,6 +125,9 @@ class Curves:
             for assignment, each in measured
         ]
         self._told = np.array([row.places for row in self._rows], dtype=np.intp)
+        self._begun = np.array([*slowed, *[1.0] * (len(measured) - len(slowed))])
+        self._stream = stream
+        self._kernels: Floats | None = None
         self._priors(settings)
         self._fit(SIGMAS if sigma is None else (sigma,))
 
@@ -146,6 +156,11 @@ class Curves:
         result: Floats = makespans * np.exp(mean[:, None] + np.sqrt(variance)[:, None] * self._offsets[None])
         return result
 
+    def expected(self, places: Places, draw: int) -> Floats:
+        """Makespans over the shortest told, by the curves of one draw; draw 0 are their means."""
+        solved = np.linalg.solve(self._missed_root, self._missed_of(self._told, places, self._missed))
+        return np.asarray(self._by_curves(places, slice(draw, draw + 1))[:, 0] * np.exp(solved.T @ self._missed_values))
+
     def _priors(self, settings: Sequence[Setting]) -> None:
         channels = np.log2([setting.num_channels for setting in settings])
         chunks = np.log2([setting.chunk_bytes for setting in settings])
@@ -173,38 +188,49 @@ class Curves:
         self._f_kernel += same * of_kind + JITTER * np.eye(self._size)
         share = 2.0**channels / max(2.0**channels)
         self._share = share
-        self._rho_kernel = trend(share, 0.3) + trend(np.sqrt(share), 0.1) + 0.06**2 * smooth(1.0, 3.0)
+        self._rho_kernel = trend(share, 0.2) + trend(np.sqrt(share), 0.1) + 0.06**2 * smooth(1.0, 3.0)
         self._rho_kernel += 0.03**2 * smooth(0.5, 5.0) + 0.02**2 * same
         self._missed_kernel = smooth(1.5, 3.0) * (0.5 + 0.5 * same)
 
-    def _comm_data(self) -> tuple[_Data, Floats]:
-        """Logarithms of times; the collectives that had the same settings in all measurements count as one."""
-        told = np.array([row.comm for row in self._rows])
+    def _comm_data(self, played: Replayed, kernels: Floats | None) -> tuple[Data, Floats]:
+        """Logarithms of times without waits; and the variances of what one part of noise does to them.
+
+        Where the stream is not known, collectives that had the same settings in all measurements count as one.
+        """
+        moved, known = played.moved, None if self._stream is None else np.log(self._stream.shares)
         members: dict[tuple[int, ...], list[int]] = {}
         for j, column in enumerate(self._told.T):
-            members.setdefault(tuple(column.tolist()), []).append(j)
+            members.setdefault((*column.tolist(), -1 if known is None else j), []).append(j)
         classes = list(members.values())
-        sums = np.stack([told[:, each].sum(axis=1) for each in classes], axis=1)
-        errors = np.stack([(told[:, each] ** 2).sum(axis=1) for each in classes], axis=1) / sums**2
+        num, firsts = len(classes), [each[0] for each in classes]
+        sums = np.stack([moved[:, each].sum(axis=1) for each in classes], axis=1)
+        noise = np.stack([(played.took[:, each] ** 2).sum(axis=1) for each in classes], axis=1) / sums**2
         self._class_of = np.empty(self._told.shape[1], dtype=np.intp)
         for number, each in enumerate(classes):
             self._class_of[each] = number
-        self._log_share = np.log(told / sums[:, self._class_of]).mean(axis=0)
-        rows, of = (np.repeat(np.arange(len(told)), len(classes)), np.tile(np.arange(len(classes)), len(told)))
-        weights = np.zeros((len(rows), self._size + len(classes)))
-        at = np.arange(len(rows))
-        weights[at, [self._told[row, classes[number][0]] for row, number in zip(rows, of, strict=True)]] = 1.0
+        self._log_share = np.log(moved / sums[:, self._class_of]).mean(axis=0)
+        rows, of = (np.repeat(np.arange(len(moved)), num), np.tile(np.arange(num), len(moved)))
+        size, at = self._size + num + 1, np.arange(len(rows))
+        weights, kernel = np.zeros((len(rows), size)), np.zeros((size, size))
+        weights[at, self._told[rows, np.array(firsts)[of]]] = 1.0
         weights[at, self._size + of] = 1.0
-        size = self._size + len(classes)
-        kernel = np.zeros((size, size))
         kernel[: self._size, : self._size] = self._f_kernel
-        kernel[self._size :, self._size :] = LEVEL_SIGMA**2 * np.eye(len(classes))
         values = np.log(sums)
-        levels = (values - self._f_mean[self._told[:, [each[0] for each in classes]]]).mean(axis=0)
-        mean = np.append(self._f_mean, levels)
-        return _Data(weights, values.ravel() - weights @ mean, mean, kernel, rows), errors.ravel()
+        levels = values - self._f_mean[self._told[:, firsts]]
+        nearby = 0.0
+        if known is None:
+            kernel[self._size : -1, self._size : -1] = LEVEL_SIGMA**2 * np.eye(num)
+            means = levels.mean(axis=0)
+        else:
+            kernel[self._size : -1, self._size : -1] = LEVEL_SIGMA**2 + OWN_LEVEL**2 * np.eye(num)
+            sure = 1 / (noise + (played.error / moved) ** 2 + OWN_LEVEL**2)
+            means = known + float(((levels - known) * sure).sum() / sure.sum())
+        if kernels is not None:
+            weights[:, -1], kernel[-1, -1], nearby = (played.beside / moved).ravel(), NEARBY[1] ** 2, NEARBY[0]
+        mean = np.concatenate([self._f_mean, means, [nearby]])
+        return Data(weights, values.ravel() - weights @ mean, mean, kernel, rows), noise.ravel()
 
-    def _comp_data(self, rate: Floats) -> _Data:
+    def _comp_data(self, rate: Floats, beside: Floats) -> Data:
         """Computations over what ran next to them, with rho and Y_0."""
         least = min(row.comp for row in self._rows)
         size = self._size + 1
@@ -215,17 +241,67 @@ class Curves:
         weights = np.zeros((len(self._rows), size))
         weights[:, -1] = 1.0
         for number, row in enumerate(self._rows):
+            np.add.at(weights[number], list(row.places), beside[number])
+        values = np.array([row.comp for row in self._rows]) - weights @ mean
+        return Data(weights, values, mean, kernel, np.arange(len(self._rows)))
+
+    def _at_once(self) -> Replayed:
+        """All of a collective's time is its own; the last ones are what is exposed."""
+        took = np.array([row.comm for row in self._rows])
+        beside = np.zeros_like(took)
+        for number, row in enumerate(self._rows):
             exposed = max(0.0, row.makespan - row.comp)
             for j in reversed(range(len(row.places))):
-                weights[number, row.places[j]] += max(0.0, row.comm[j] - exposed)
+                beside[number, j] = max(0.0, row.comm[j] - exposed)
                 exposed = max(0.0, exposed - row.comm[j])
-        values = np.array([row.comp for row in self._rows]) - weights @ mean
-        return _Data(weights, values, mean, kernel, np.arange(len(self._rows)))
+        return Replayed(took, took, beside, np.zeros_like(took))
 
     def _fit(self, sigmas: Sequence[float]) -> None:
-        comm, errors = self._comm_data()
-        rough = comm.fitted(np.diag(errors * 0.02**2 + MISFITS[0] ** 2))[: self._size]
-        comp = self._comp_data(np.exp(rough.min() - rough))
+        misfits = MISFITS if self._told.shape[1] > 1 else MISFITS[:1]
+        if self._stream is not None:
+            launches, middle = self._stream.launches, misfits[len(misfits) // 2]
+            likely = [self._fit_launch(launch, sigmas[-1:], (middle,)).likely for launch in launches]
+            likely = [each - (0.0 if one is None else WAITING_COST) for each, one in zip(likely, launches, strict=True)]
+            self._kernels = launches[int(np.argmax(likely))]
+            self._stream = self._stream.narrowed(likely)
+        fit = self._fit_launch(self._kernels, sigmas, misfits)
+        self._sigma = fit.sigma
+        self._slowed, self._slowed_variance = fit.slow.factors()
+        random = np.random.default_rng(len(self._rows))
+        first = len(fit.comm.values)
+        drawn = fit.slow.draws(fit.comm, slice(0, first), random)
+        self._f, self._levels, self._nearby = drawn[: self._size], drawn[self._size : -1], np.exp(drawn[-1])
+        self._rho = fit.slow.draws(fit.comp, slice(first, first + len(self._rows)), random)
+        self._offsets = np.append(0.0, random.standard_normal(NUM_DRAWS - 1))
+        self._fit_missed()
+
+    def _fit_launch(self, launch: Floats | None, sigmas: Sequence[float], misfits: Sequence[float]) -> "_Fit":
+        """Where collectives wait for kernels, twice: how long depends on what the kernels lose."""
+        fit = None
+        for _ in range(1 if launch is None else 2):
+            fit = self._fit_played(
+                self._at_once() if launch is None else self._waiting(launch, fit), launch, sigmas, misfits
+            )
+        assert fit is not None, "at least one fit"
+        return fit
+
+    def _waiting(self, launch: Floats, fit: "_Fit | None") -> Replayed:
+        """The measured collectives between the kernels, these as an earlier fit has them."""
+        told = np.array([row.comp for row in self._rows])
+        slowed, lost, alone = self._begun, 0.25 * self._share, 0.87 * (told / self._begun).min()
+        if fit is not None:
+            mean = fit.slow.mean(fit.comp, slice(len(fit.comm.values), None))
+            slowed, lost, alone = np.exp(fit.slow.factors()[0]), np.clip(mean[:-1], 0.0, MOST_LOST), mean[-1]
+        took = np.array([row.comm for row in self._rows]) / slowed[:, None]
+        return replay(launch * max(alone, 1e-9) / launch.sum(), lost[self._told], took).times(slowed)
+
+    def _fit_played(
+        self, played: Replayed, kernels: Floats | None, sigmas: Sequence[float], misfits: Sequence[float]
+    ) -> "_Fit":
+        comm, errors = self._comm_data(played, kernels)
+        waited = (played.error / played.moved).ravel() ** 2 if kernels is not None else 0.0
+        rough = comm.fitted(np.diag(errors * 0.02**2 + waited + MISFITS[0] ** 2))[: self._size]
+        comp = self._comp_data(np.exp(rough.min() - rough), played.beside)
         told = np.array([row.comp for row in self._rows])
         first = len(comm.values)
         size = first + len(told)
@@ -236,36 +312,60 @@ class Curves:
         wholes = np.zeros((len(told), size))
         wholes[comm.rows, np.arange(first)] = 1.0
         wholes[np.arange(len(told)), first + np.arange(len(told))] = told
-        best: tuple[float, float, _Slow] | None = None
-        for sigma in sigmas:
-            for misfit in MISFITS if self._told.shape[1] > 1 else MISFITS[:1]:
-                noise = np.concatenate([errors * sigma**2 + misfit**2, (sigma * told) ** 2 + 0.005**2])
-                slow = _Slow(covariance + np.diag(noise), values, wholes)
-                likely = slow.log_likelihood - 0.3 * abs(log(sigma / 0.02))
-                if best is None or likely > best[0]:
-                    best = likely, sigma, slow
-        assert best is not None, "at least one sigma"
-        _, self._sigma, slow = best
-        self._slowed, self._slowed_variance = slow.factors()
-        random = np.random.default_rng(len(self._rows))
-        drawn = slow.draws(comm, slice(0, first), random)
-        self._f, self._levels = drawn[: self._size], drawn[self._size :]
-        self._rho = slow.draws(comp, slice(first, size), random)
-        self._offsets = np.append(0.0, random.standard_normal(NUM_DRAWS - 1))
-        self._fit_missed()
+        # Of what was told, the logarithm of the time without its wait: the likelihood is of the time with it.
+        wait = float(np.log(played.took / played.moved).sum()) if kernels is not None else 0.0
+        fits = []
+        for sigma, misfit in product(sigmas, misfits):
+            noise = np.concatenate([errors * sigma**2 + waited + misfit**2, (sigma * told) ** 2 + 0.005**2])
+            slow = Slow(covariance + np.diag(noise), values, wholes)
+            fits.append(_Fit(slow.log_likelihood - 0.3 * abs(log(sigma / 0.02)) + wait, sigma, slow, comm, comp))
+        return max(fits, key=lambda each: each.likely)
 
     def _fit_missed(self) -> None:
         kept = [row for number, row in enumerate(self._rows) if not self._slowed[number]]
-        exposed = [max(0.0, row.makespan - float(row.comm.sum())) for row in kept if row.makespan > 1.02 * row.comp]
-        self._gap = float(np.median(exposed)) if exposed else 0.0
+        least = 1 + max(0.02, 3 * self._sigma)
+        exposed = [row.makespan - float(row.comm.sum()) for row in kept if row.makespan > least * row.comp]
+        self._gap = max(0.0, float(np.median(exposed))) if exposed else 0.0
+        readings = [self._reading(row) for row in self._rows]
+        self._readings = np.array([value for value, _ in readings]) - self._slowed
+        variances = np.array([variance for _, variance in readings])
         expected = self._by_curves(self._told, slice(0, 1))[:, 0]
-        values = np.log([row.makespan for row in self._rows]) - np.log(expected) - self._slowed
-        noise = np.diag(self._sigma**2 + 1e-5 + self._slowed_variance)
-        kernels = [self._missed_of(self._told, self._told, missed) for missed in MISSED]
-        fits = [_Root(kernel + noise, values) for kernel in kernels]
-        likeliest = max(range(len(MISSED)), key=lambda number: fits[number].log_likelihood)
+        values = self._readings - np.log(expected)
+        noise = np.diag(variances + 1e-5 + self._slowed_variance)
+        kernels = [self._missed_of(self._told, self._told, missed) for missed in (MISSED[:2] if self.waits else MISSED)]
+        fits = [Root(kernel + noise, values) for kernel in kernels]
+        likeliest = max(range(len(fits)), key=lambda number: fits[number].log_likelihood)
         self._missed = MISSED[likeliest]
         self._missed_root, self._missed_values = fits[likeliest].root, fits[likeliest].whitened
+
+    def _reading(self, row: _Row) -> tuple[float, float]:
+        """The logarithm of a makespan by all that a measurement tells of it, and its variance.
+
+        Where communication ends last its times add up to the makespan; where it does not, the computation's is one.
+        What does not agree within the noise (collectives that were issued later) is left out.
+        """
+        told, end = log(row.makespan), float(row.comm.sum()) + self._gap
+        other, variance = log(max(row.comp, end, 1e-9)), self._sigma**2
+        if end > row.comp:
+            variance *= float((row.comm**2).sum()) / end**2
+        if abs(told - other) > AGREEING * self._sigma:
+            return told, self._sigma**2
+        weight = self._sigma**2 / (self._sigma**2 + variance)
+        return told + weight * (other - told), self._sigma**2 * (1 - weight)
+
+    def makespan(self, number: int) -> float:
+        """Of a measurement, by all that it tells and without what made it slow as a whole."""
+        return float(np.exp(self._readings[number]) * self._unit_s)
+
+    @property
+    def waits(self) -> bool:
+        """Whether collectives seem to wait for kernels to end."""
+        return self._kernels is not None
+
+    @property
+    def stream(self) -> Stream | None:
+        """The stream, without what is unlikely by now."""
+        return self._stream
 
     def _kernel_of(self, one: Places, other: Places) -> Floats:
         """The mean over the collectives."""
@@ -283,6 +383,9 @@ class Curves:
         f, rho, levels = self._f[:, which], self._rho[:, which], self._levels[:, which]
         logs = f[places] + (levels[self._class_of] + self._log_share[:, None])[None]
         comm = np.exp(np.clip(logs, -20.0, 8.0))
+        if self._kernels is not None:
+            alone = self._kernels[:, None] * np.maximum(rho[-1], 1e-9) / self._kernels.sum()
+            return makespans(alone, np.clip(rho[places], 0.0, MOST_LOST), comm, self._nearby[which])
         total = comm.sum(axis=1)
         lost = (comm * np.clip(rho[places], 0.0, 3.0)).sum(axis=1)
         alone = np.maximum(rho[-1][None], 0.0)
@@ -291,72 +394,6 @@ class Curves:
         covered = np.maximum((alone - self._gap * share) / np.maximum(1.0 - share, 0.2), alone)
         comp = np.where(end <= hidden, hidden, np.minimum(hidden, covered))
         return np.asarray(np.maximum(comp, end))
-
-
-class _Root:
-    """Values with a covariance: what its Cholesky root tells."""
-
-    def __init__(self, covariance: Floats, values: Floats) -> None:
-        self.root = np.linalg.cholesky(covariance)
-        self.whitened = np.linalg.solve(self.root, values)
-        self.log_likelihood = float(-(self.whitened @ self.whitened) / 2 - np.log(np.diag(self.root)).sum())
-
-
-class _Slow:
-    """All that was told, with the measurements that were slow as a whole: those without which it would be unlikely.
-
-    A measurement by itself (a late rank), or the first ones by one factor (a clock ramp), one after the other as long
-    as the likelihood rises by more than that costs.
-    """
-
-    def __init__(self, covariance: Floats, values: Floats, wholes: Floats) -> None:
-        num = len(wholes)
-        self._values, self._wholes = values, wholes
-        self._factors: list[tuple[int, ...]] = []
-        candidates: list[tuple[int, ...]] = [(number,) for number in range(num)]
-        candidates += [tuple(range(most + 1)) for most in range(1, min(MOST_RAMP, num - 1))]
-        shapes = np.array([wholes[list(each)].sum(axis=0) for each in candidates])
-        root = _Root(covariance, values)
-        cost = 0.0
-        while num >= FEWEST_SLOW and len(self._factors) <= num // 3:
-            bent = np.linalg.solve(root.root, shapes.T)
-            size = (bent**2).sum(axis=0)
-            along = bent.T @ root.whitened
-            gain = SLOW_SIGMA**2 * along**2 / (1 + SLOW_SIGMA**2 * size) / 2 - np.log1p(SLOW_SIGMA**2 * size) / 2
-            factor = SLOW_SIGMA**2 * along / (1 + SLOW_SIGMA**2 * size)
-            taken = np.array([each in self._factors for each in candidates])
-            comp = covariance[-num:, -num:]
-            bent = np.linalg.solve(comp, shapes[:, -num:].T)
-            alone = (
-                SLOW_SIGMA**2 * (values[-num:] @ bent) / (1 + SLOW_SIGMA**2 * (shapes[:, -num:].T * bent).sum(axis=0))
-            )
-            gain[(factor < LEAST_SLOW) | (alone < LEAST_SLOW) | taken] = -np.inf
-            found = int(np.argmax(gain))
-            if gain[found] <= SLOW_COST:
-                break
-            self._factors.append(candidates[found])
-            covariance = covariance + SLOW_SIGMA**2 * np.outer(shapes[found], shapes[found])
-            root, cost = _Root(covariance, values), cost + SLOW_COST
-        self._root, self.log_likelihood = root, root.log_likelihood - cost
-
-    def factors(self) -> tuple[Floats, Floats]:
-        """The logarithms of the measurements' factors, 0 for those that were not slow, and their variances."""
-        mean, variance = np.zeros(len(self._wholes)), np.zeros(len(self._wholes))
-        for members in self._factors:
-            bent = np.linalg.solve(self._root.root, self._wholes[list(members)].sum(axis=0))
-            mean[list(members)] += SLOW_SIGMA**2 * float(bent @ self._root.whitened)
-            variance[list(members)] += SLOW_SIGMA**2 * (1 - SLOW_SIGMA**2 * float(bent @ bent))
-        return mean, np.maximum(variance, 0.0)
-
-    def draws(self, data: _Data, part: slice, random: np.random.Generator) -> Floats:
-        """(size, draws) of a process given all values, of which `part` are its observations; its mean first."""
-        towards = np.zeros((len(self._values), len(data.mean)))
-        towards[part] = data.weights @ data.kernel
-        solved = np.linalg.solve(self._root.root, towards)
-        mean, kernel = data.mean + solved.T @ self._root.whitened, data.kernel - solved.T @ solved
-        root = np.linalg.cholesky(kernel + 10 * JITTER * np.eye(len(mean)))
-        drawn = np.column_stack([np.zeros(len(mean)), random.standard_normal((len(mean), NUM_DRAWS - 1))])
-        return np.asarray(mean[:, None] + root @ drawn)
 
 
 def expected_gain(candidates: Floats, incumbent: Floats) -> Floats:

@@ -14,7 +14,8 @@ here the default is the start, the makespan Z is the judge, and all collectives 
     4. up to `MOST_MEASURED` measurements, what two curves through all of them (`curves.py`) expect to gain most: any
        setting for all, or for the first or the last collectives of the stream. More channels, other algorithms and
        protocols only where communication was exposed; nothing that may well be much slower, and nothing further from
-       what was measured than a step;
+       what was measured than a step. Where collectives wait for kernels (`waiting.py`), also a setting of each one's
+       own: there the makespan depends on which of them fits in front of which kernel;
     5. what is recommended is the fastest of the measured by these curves, which even out the noise of single
        measurements and what made some slow as a whole; the default, unless that is faster by `LEAST_GAIN` and was
        measured so.
@@ -39,12 +40,14 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from lagom_overlap.collective import ConfigSpace, Subspace
+from lagom_overlap.collective import CommConfig, ConfigSpace, Subspace
 from lagom_overlap.tuners.base import Problems
-from lagom_overlap.tuners.curves import FEWEST_SLOW, Curves, Setting, expected_gain
+from lagom_overlap.tuners.curves import Curves, Setting, expected_gain
 from lagom_overlap.tuners.groupwise import GroupwiseTuner, Probe, Search
 from lagom_overlap.tuners.places import Place, in_way, is_near, setting_of, settings_of, start_of
 from lagom_overlap.tuners.problem import IQR_OF_SIGMA, Assignment, GroupProblem, Measurement, Outcome
+from lagom_overlap.tuners.slow import FEWEST_SLOW
+from lagom_overlap.tuners.waiting import Stream
 
 LEAST_GAIN: Final = 0.002
 """A share of the makespan."""
@@ -74,6 +77,8 @@ MOST_MEASURED: Final = 12
 """With the default. Steps down may take more."""
 LEAST_EXPECTED: Final = 0.0003
 """A share of the makespan: an expected gain below it is not worth a measurement."""
+NUM_DESCENTS: Final = 4
+"""Of the curves and draws of them, in which each collective's own setting is looked for."""
 RISKS: Final = ((0.5, 1.05), (0.9, 1.5))
 """Nothing is asked for whose makespan, at these quantiles, is that many times the best one."""
 
@@ -99,6 +104,9 @@ class _Descent:
         self._problem = problem
         self._starts = [start_of(space, own) for space, own in zip(problem.spaces, problem.default, strict=True)]
         self._known: dict[Assignment, Outcome] = {problem.default: measured}
+        self._stream = Stream.of(problem.group)
+        self._slowed: list[float] = []
+        self._fit: tuple[tuple[int, tuple[CommConfig, ...]], Curves] | None = None
         self.places = list(self._starts)
         self.now = self._first = measured
         self._fitted: Assignment | None = None
@@ -171,6 +179,8 @@ class _Descent:
             if _gains(now, outcome):
                 self.places, self.now = tried, outcome
         tried = [place for place, _ in fastest]
+        if self._curves(self._choices(), self._told()).waits:  # their times contain their waits
+            return
         if self._assignment(tried) not in self._known:
             outcome = yield from self._measure(tried, "for every collective what was fastest")
             if isinstance(outcome, Measurement):
@@ -186,7 +196,8 @@ class _Descent:
         if len(told) < FEWEST_SLOW:
             return outcome
         curves = self._curves(self._choices(), told)
-        return _evened(outcome, curves.slowed([each for each, _ in told].index(asked)))
+        number = [each for each, _ in told].index(asked)
+        return _evened(outcome, curves, number)
 
     def _refine(self) -> Generator[Probe, Outcome, None]:
         """Asks what the curves expect most of; at the end, what is recommended is the fastest by them."""
@@ -194,7 +205,7 @@ class _Descent:
         while (told := self._told()) and len(told) >= FEWEST_FITTED:
             curves = self._curves(choices, told)
             known = curves.draws(curves.places([assignment for assignment, _ in told]))
-            evened = [_evened(each, curves.slowed(number)) for number, (_, each) in enumerate(told)]
+            evened = [_evened(each, curves, number) for number, (_, each) in enumerate(told)]
             best = _fastest(curves, known[:, 0], evened)
             self._fitted = told[best][0]
             if len(self._known) >= MOST_MEASURED:
@@ -218,7 +229,12 @@ class _Descent:
             _sigma_s(each) / each.makespan_s / sqrt(each.num_repeats) for _, each in told if each.num_repeats > 1
         ]
         sigma = max(LEAST_SIGMA, MEDIAN_TO_MEAN * median(repeats)) if repeats else None
-        return Curves(list(settings.values()), told, sigma)
+        key = len(told), tuple(settings)
+        if self._fit is None or self._fit[0] != key:
+            curves = Curves(list(settings.values()), told, sigma, stream=self._stream, slowed=self._slowed)
+            self._stream, self._slowed = curves.stream, [curves.slowed(number) for number in range(len(told))]
+            self._fit = key, curves
+        return self._fit[1]
 
     def _choices(self) -> list[list[Setting]]:
         """Of each collective, what may be asked for."""
@@ -252,6 +268,8 @@ class _Descent:
                 for j in members:
                     tried[j] = config
                 candidates[tuple(tried)] = None
+        if curves.waits:
+            candidates |= self._own_settings(curves, choices, near, list(candidates))
         asked = [candidate for candidate in candidates if candidate not in self._known]
         if not asked:
             return None
@@ -261,6 +279,27 @@ class _Descent:
             gains[np.quantile(draws, quantile, axis=1) > most * incumbent[0]] = 0.0
         best = int(np.argmax(gains))
         return asked[best] if gains[best] > LEAST_EXPECTED else None
+
+    def _own_settings(
+        self,
+        curves: Curves,
+        choices: Sequence[Sequence[Setting]],
+        near: Sequence[Setting],
+        starts: Sequence[Assignment],
+    ) -> dict[Assignment, None]:
+        """From the best start, the best setting of one collective after the other, by the curves and draws of them."""
+        own = [[each.config for each in held if any(is_near(each, one) for one in near)] for held in choices]
+        found: dict[Assignment, None] = {}
+        for draw in range(NUM_DESCENTS):
+            expected = curves.expected(curves.places(starts), draw)
+            at, best = starts[int(np.argmin(expected))], float(expected.min())
+            for j in (j for _ in range(2) for j, configs in enumerate(own) if configs):
+                tried = [(*at[:j], config, *at[j + 1 :]) for config in own[j]]
+                values = curves.expected(curves.places(tried), draw)
+                if values.min() < best * (1 - LEAST_EXPECTED):
+                    at, best = tried[int(np.argmin(values))], float(values.min())
+                    found[at] = None
+        return found
 
     def _num_hidden(self) -> int:
         """The collectives before those at the end that the default leaves exposed."""
@@ -292,13 +331,12 @@ def _fastest(curves: Curves, expected: npt.NDArray[np.float64], told: Sequence[M
     return next(number for number in others if expected[number] <= (1 + LEAST_GAIN) * least)
 
 
-def _evened(measured: Measurement, factor: float) -> Measurement:
-    """The times without a factor on all of them; to the bit where there was none."""
-    if factor == 1:
-        return measured
+def _evened(measured: Measurement, curves: Curves, number: int) -> Measurement:
+    """The times without what made the measurement slow as a whole, the makespan by all that was told."""
+    factor = curves.slowed(number)
     return replace(
         measured,
-        makespan_s=measured.makespan_s / factor,
+        makespan_s=curves.makespan(number),
         comp_s=measured.comp_s / factor,
         comm_s=tuple(each / factor for each in measured.comm_s),
     )

@@ -51,12 +51,9 @@ from lagom_overlap.tuners.model_based.library import (
     call,
 )
 from lagom_overlap.tuners.model_based.search_space import Floats, Implementation, Ints, Lattice, Record, SearchSpace
+from lagom_overlap.tuners.waiting import SM_COUNTS
 from lagom_overlap.units import KIB, MIB
 from lagom_overlap.workload import Kernel, OverlapGroup
-
-SM_COUNTS: Final = (56, 68, 72, 78, 80, 84, 108, 114, 128, 132, 142, 148, 160)
-"""SMs of GPUs that run collectives, P100 to B200; the group does not say which it is."""
-
 
 UNKNOWN_SMS: Final = 108
 

@@ -15,7 +15,6 @@ from typing import Final
 import numpy as np
 
 from lagom_overlap.tuners.model_based.model import (
-    SM_COUNTS,
     ComputeModel,
     Evidence,
     Fit,
@@ -28,6 +27,7 @@ from lagom_overlap.tuners.model_based.model import (
 from lagom_overlap.tuners.model_based.search_space import LEAST_S, Floats, Ints, Record, SearchSpace, is_made_by_host
 from lagom_overlap.tuners.model_based.surrogate import Surrogate
 from lagom_overlap.tuners.problem import GroupProblem, Measurement
+from lagom_overlap.tuners.waiting import SM_COUNTS
 
 BETWEEN_GROUPS: Final = 0.25
 """Spread of a constant between groups, over its prior's standard deviation."""

@@ -1,0 +1,154 @@
+"""A stream whose collectives wait behind kernels: each starts where the kernel that runs when its turn comes has ended.
+
+A kernel that was launched first and fills the GPU leaves a collective no SM before its blocks end (8 A100: sequential
+and overlapped runs differ by less than half a millisecond). A collective's time then contains its wait, and the
+makespan jumps where one collective more fits in front of a kernel. Kernels run one after the other, at `1 - lost` of
+their speed next to a collective that moves; a collective takes `nearby` times as long next to a kernel.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, sqrt
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from lagom_overlap.workload import Kernel, OverlapGroup
+
+SM_COUNTS: Final = (56, 68, 72, 78, 80, 84, 108, 114, 128, 132, 142, 148, 160)
+"""SMs of GPUs that run collectives, P100 to B200; the group does not say which it is."""
+END_ERROR: Final = 0.06
+"""Standard deviation of when a kernel ends, over the geometric mean of that time and the kernel's own."""
+MOST_KERNELS: Final = 64
+MOST_COMMS: Final = 16
+LEAST_LIKELY: Final = 20.0
+"""Of the logarithm of a likelihood: what is further below the best is not looked at again."""
+MOST_LAUNCHES: Final = 4
+LEAST_MOVED: Final = 0.05
+"""Of a collective's time, what is left of it whatever it waited for."""
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """What is known of a group's two streams before anything is measured.
+
+    `shares` are the collectives' shares of the bytes on the wire. `launches` holds the ways in which they may start: at
+    once (None), or behind kernels, whose times alone it is, in some unit, for one SM count.
+    """
+
+    shares: tuple[float, ...]
+    launches: tuple[Floats | None, ...]
+
+    @classmethod
+    def of(cls, group: OverlapGroup) -> "Stream | None":
+        """None where not all kernels are known, or where there are too many of anything to look at each by itself."""
+        kernels = [op.work for op in group.computations if isinstance(op.work, Kernel)]
+        is_known = len(kernels) == len(group.computations) and not any(group.starts_after)
+        if not is_known or not 1 < len(kernels) <= MOST_KERNELS or len(group.comms) > MOST_COMMS:
+            return None
+        times = {
+            tuple(ceil(kernel.num_blocks / (kernel.blocks_per_sm * count)) * kernel.wave_s for kernel in kernels)
+            for count in SM_COUNTS
+        }
+        sizes = [comm.collective.wire_bytes for comm in group.comms]
+        shares = tuple(size / sum(sizes) for size in sizes)
+        return cls(shares, (None, *(np.array(each) / sum(each) for each in sorted(times))))
+
+    def narrowed(self, likely: Sequence[float]) -> "Stream":
+        """Without the unlikely ways, given the logarithms of their likelihoods, and with the best few SM counts."""
+        least = max(max(likely) - LEAST_LIKELY, sorted(likely)[-MOST_LAUNCHES:][0])
+        return Stream(self.shares, tuple(each for each, one in zip(self.launches, likely, strict=True) if one >= least))
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """Of each measurement and collective, in seconds: its time, what of that it moved, what of that next to a kernel.
+
+    `error` is the standard deviation of its wait.
+    """
+
+    took: Floats
+    moved: Floats
+    beside: Floats
+    error: Floats
+
+    def times(self, factors: Floats) -> "Replayed":
+        """The same in measurements that are longer by these factors."""
+        by = factors[:, None]
+        return Replayed(self.took * by, self.moved * by, self.beside * by, self.error * by)
+
+
+def replay(kernels: Floats, lost: Floats, took: Floats) -> Replayed:
+    """Where measured collectives waited, given what kernels lose next to them; (measurements, collectives).
+
+    A wait that began close to a kernel's end may be one kernel shorter or longer. A collective that ended before the
+    kernel it should have waited for is taken not to have waited.
+    """
+    last = len(kernels) - 1
+    moved, beside, error = took.copy(), np.zeros_like(took), np.zeros_like(took)
+    for row, times in enumerate(took):
+        i, left, now, end = 0, float(kernels[0]), 0.0, 0.0
+        for j, took_s in enumerate(times):
+            end += took_s
+            if i <= last:
+                sd = END_ERROR * sqrt((now + left) * kernels[i])
+                is_close = (left < 2 * sd and i < last) or (kernels[i] - left < 2 * sd and i > 0)
+                wait = min(left, max(0.0, end - LEAST_MOVED * took_s - now))
+                if wait < left:
+                    error[row, j] = kernels[i]
+                    left -= wait
+                else:
+                    error[row, j] = kernels[min(i + 1, last)] if is_close else sd
+                    i += 1
+                    left = float(kernels[i]) if i <= last else 0.0
+                now += wait
+            moved[row, j] = end - now
+            rate = 1 - lost[row, j]
+            while i <= last and now < end:
+                step = min(left / rate, end - now)
+                beside[row, j] += step
+                now, left = now + step, left - step * rate
+                if left <= 1e-12:
+                    i += 1
+                    left = float(kernels[i]) if i <= last else 0.0
+            now = end
+    return Replayed(took, moved, beside, error)
+
+
+def makespans(kernels: Floats, lost: Floats, alone: Floats, nearby: Floats) -> Floats:
+    """(assignments, draws): when all has ended.
+
+    `kernels` are their times alone (kernels, draws), `lost` what they lose next to each collective, `alone` its time
+    (both: assignments, collectives, draws), `nearby` by how much that is longer next to a kernel (draws).
+    """
+    count, num, num_draws = alone.shape
+    shape, last = (count * num_draws, num), len(kernels) - 1
+    alone, lost = (np.moveaxis(each, 2, 1).reshape(shape) for each in (alone, lost))
+    slower, draw = np.tile(nearby, count), np.tile(np.arange(num_draws), count)
+    nothing = np.zeros((len(alone), 2))
+    tail = np.concatenate([np.cumsum(alone[:, ::-1], axis=1)[:, ::-1], nothing], axis=1)
+    work_of = np.concatenate([alone * slower[:, None], nothing[:, :1]], axis=1)
+    rate_of = np.concatenate([1 - lost, nothing[:, :1] + 1], axis=1)
+    result, rows = np.empty(len(alone)), np.arange(len(alone))
+    i, j = np.zeros(len(rows), dtype=np.intp), np.zeros(len(rows), dtype=np.intp)
+    now, left, work = np.zeros(len(rows)), kernels[0, draw], work_of[:, 0]
+    waits = np.ones(len(rows), dtype=bool)
+    while len(rows):
+        moves = ~waits & (j < num)
+        rate = np.where(moves, rate_of[rows, j], 1.0)
+        to_kernel_end, to_comm_end = left / rate, np.where(moves, work, np.inf)
+        step = np.minimum(to_kernel_end, to_comm_end)
+        kernel_ends, comm_ends = to_kernel_end <= to_comm_end, to_comm_end <= to_kernel_end
+        now = now + step
+        i, j = i + kernel_ends, j + comm_ends
+        left = np.where(kernel_ends, kernels[np.minimum(i, last), draw[rows]], left - step * rate)
+        work = np.where(comm_ends, work_of[rows, j], np.where(moves, work - step, work))
+        waits = comm_ends | (waits & ~kernel_ends)
+        done = i > last
+        if done.any():  # what is left of the stream has nothing next to it
+            at, kept = rows[done], ~done
+            result[at] = now[done] + work[done] / slower[at] + tail[at, j[done] + 1]
+            rows, i, j, now, left, work, waits = (each[kept] for each in (rows, i, j, now, left, work, waits))
+    return result.reshape(count, num_draws)
