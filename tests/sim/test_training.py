@@ -112,6 +112,18 @@ def test_model_flops_of_frozen_weights_are_those_of_the_products_that_run() -> N
     assert simulate(SMALL, layout).model_flops == model_flops(SMALL, 1, 2048, frozen=True)
 
 
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_a_frozen_embedding_alone_in_its_chunk_has_no_backward(chunks: int) -> None:
+    layers, schedules = ("E|t*32L", "E|t*12|t*12|t*8L"), (PipelineSchedule.ONE_F_ONE_B, PipelineSchedule.INTERLEAVED)
+    layout = ParallelLayout(
+        pipeline=2, global_batch=8, chunks=chunks, schedule=schedules[chunks - 1], pipeline_layout=layers[chunks - 1]
+    )
+    trained, frozen = simulate(SMALL, layout), simulate(SMALL, replace(layout, frozen=True))
+    embedding = [run.end_s - run.start_s for run in frozen.runs[0] if not run.slot.forward and run.slot.chunk == 0]
+    assert embedding == pytest.approx([0.0] * 8)
+    assert 0.5 * trained.iteration_s < frozen.iteration_s < 0.8 * trained.iteration_s
+
+
 def test_more_micro_batches_cost_the_slowest_stages_time_each() -> None:
     layout = ParallelLayout(tensor=2, pipeline=4, global_batch=8, recompute=Recompute.FULL)
     times = [simulate(SMALL, replace(layout, global_batch=num)).iteration_s for num in (8, 16, 24)]
