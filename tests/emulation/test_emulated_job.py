@@ -235,6 +235,17 @@ def test_a_signal_leaves_no_process_and_no_file(temporary: Path, number: signal.
     assert not list(temporary.iterdir())
 
 
+@pytest.mark.timeout(120)
+def test_a_parent_that_ignores_the_end_of_children_changes_nothing(temporary: Path) -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # which a command inherits
+    try:
+        process = emulating(temporary, (sys.executable, "-c", "raise SystemExit(3)"))
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    process.wait(GENEROUS_S)
+    assert not list(temporary.iterdir())
+
+
 STRANGER = """
 import os, pathlib, signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -11,7 +11,7 @@ from lagom_overlap.cost.operators import FrameworkConstants, load_framework, loa
 from lagom_overlap.hardware import Cluster, load_preset
 from lagom_overlap.sim.step_parts import CommTimes
 from lagom_overlap.sim.training import StageTimes, TrainingSimulator, TrainingTimes, model_flops, training_timeline
-from lagom_overlap.workload import Issuer, MemoryBound, Phase
+from lagom_overlap.workload import Gemm, Issuer, MemoryBound, Phase
 from lagom_overlap.workload.layer_kinds import Mamba
 from lagom_overlap.workload.models import TransformerModel, load_model
 from lagom_overlap.workload.parallel import GraphModule, ParallelLayout, PipelineSchedule, Recompute
@@ -101,6 +101,27 @@ def test_model_flops_are_narayanan_et_als_without_recomputation() -> None:
     layers, h, s, batch = model.num_layers, model.hidden, 2048, 1536
     by_hand = 72 * batch * s * layers * h**2 * (1 + s / (6 * h) + model.vocab / (12 * layers * h))
     assert model_flops(model, batch, s) == pytest.approx(by_hand)
+
+
+def test_model_flops_of_frozen_weights_are_those_of_the_products_that_run() -> None:
+    layout = ParallelLayout(global_batch=1, frozen=True)
+    step = build_step(SMALL, layout, seq_len=2048, rules=load_rules("megatron"))
+    products = sum(op.work.flops for op in step.iteration.computations if isinstance(op.work, Gemm))
+    attention = 3 * 4 * 2048 * SMALL.attention_columns * SMALL.num_layers * 2048
+    assert model_flops(SMALL, 1, 2048, frozen=True) == pytest.approx(products + attention)
+    assert simulate(SMALL, layout).model_flops == model_flops(SMALL, 1, 2048, frozen=True)
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_a_frozen_embedding_alone_in_its_chunk_has_no_backward(chunks: int) -> None:
+    layers, schedules = ("E|t*32L", "E|t*12|t*12|t*8L"), (PipelineSchedule.ONE_F_ONE_B, PipelineSchedule.INTERLEAVED)
+    layout = ParallelLayout(
+        pipeline=2, global_batch=8, chunks=chunks, schedule=schedules[chunks - 1], pipeline_layout=layers[chunks - 1]
+    )
+    trained, frozen = simulate(SMALL, layout), simulate(SMALL, replace(layout, frozen=True))
+    embedding = [run.end_s - run.start_s for run in frozen.runs[0] if not run.slot.forward and run.slot.chunk == 0]
+    assert embedding == pytest.approx([0.0] * 8)
+    assert 0.5 * trained.iteration_s < frozen.iteration_s < 0.8 * trained.iteration_s
 
 
 def test_more_micro_batches_cost_the_slowest_stages_time_each() -> None:

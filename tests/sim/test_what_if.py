@@ -110,6 +110,24 @@ def test_a_flag_that_hides_what_shows_is_a_gain() -> None:
     assert all(abs(a.share) < LEAST for a in result.what_ifs if a.verdict is Verdict.NO_GAIN)
 
 
+def test_parameters_are_asked_for_behind_forward_where_megatron_can_gather_them_so() -> None:
+    def asked(**keys: object) -> set[str]:
+        raw = {
+            "job": {"name": "dp"},
+            "model": {"name": "llama-3.2-1b", "seq_len": 2048},
+            "cluster": {"preset": "h100_dgx"},
+            "parallel": {"data": 8, "global_batch": 8, "zero_stage": 1, "overlap_gradients": True} | keys,
+        }
+        return {answer.setting for answer in run_simulate(SimulateRequest(spec=parse_job(raw, "job.toml"))).what_ifs}
+
+    parameters, gradients = "[parallel] overlap_parameters = true", "[parallel] overlap_gradients = true"
+    assert parameters in asked()
+    assert parameters not in asked(overlap_parameters=True)
+    assert parameters not in asked(overlap_gradients=False)  # Megatron-LM refuses one without the other
+    assert gradients in asked(overlap_gradients=False)
+    assert not {parameters, gradients} & asked(frozen=True, zero_stage=0, overlap_gradients=False)
+
+
 def test_parameters_kept_after_forward_gain_what_the_planner_of_fsdp2_predicts() -> None:
     """The planner runs FSDP2's hooks again on the recorded step; the question builds another step, under ZeRO 2."""
     raw = {
@@ -148,7 +166,7 @@ MIXTURE = {"data": 8, "expert": 8, "global_batch": 16, "tensor": 2}
 @pytest.mark.parametrize(
     ("framework", "stage", "offered"),
     [
-        ("megatron", 1, {"overlap_experts", "dispatcher", "overlap_tensor"}),
+        ("megatron", 1, {"overlap_experts", "dispatcher", "overlap_tensor", "overlap_parameters"}),
         ("torchtitan", 3, {"dispatcher", "prefetch", "zero_stage"}),
         ("fsdp2", 3, {"prefetch", "zero_stage"}),
         ("deepspeed", 3, {"prefetch"}),

@@ -67,7 +67,8 @@ def become_subreaper() -> None:
 def keep(report: int) -> None:
     """Starts the command, reports its end, and leaves nothing of it once stdin has ended."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
-        if signal.getsignal(number) is not signal.SIG_IGN:
+        # Whoever started us may ignore SIGCHLD: then the kernel would take our children, and nobody hear of their end.
+        if number == signal.SIGCHLD or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda *_: None)  # a handler, which the command does not inherit as it would SIG_IGN
     become_subreaper()
     order = _read_order()

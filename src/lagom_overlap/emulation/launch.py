@@ -215,7 +215,7 @@ class _Kept:
         word, number = self._report()
         if word != "started":
             self.end()
-            raise OSError(number, os.strerror(number))
+            raise OSError(number, os.strerror(number) if word else f"its keeper ended with code {self.code}")
 
     def poll(self, timeout_s: float | None = 0.0) -> int | None:
         """How the command ended; None: it has not, so far."""

@@ -62,7 +62,9 @@ class _Connection:
     @property
     def has_unread(self) -> bool:
         """Whether something has come that nobody has read: it spoke while we were busy, or had no processor."""
-        return bool(select.select([self.socket], [], [], 0)[0])
+        waiting = select.poll()  # `select.select` refuses descriptors from 1024 on
+        waiting.register(self.socket, select.POLLIN)
+        return bool(waiting.poll(0))
 
 
 class EmulationServer:

@@ -270,7 +270,9 @@ def _slots(
     begins_s = dict(zip(order, [float(step.starts_s[counted[0]]), *ends_s[order].tolist()], strict=False))
     first = [float(ends_s[key]) - (begins_s[key] if key != order[0] else 0.0) for key in range(chunks)]
     steady = min(1, max(0, num_built - 2))
-    times = [float(ends_s[key]) - begins_s[key] for key in range(2 * steady * chunks, 2 * (steady + 1) * chunks)]
+    # The backward of an embedding that is alone in its chunk, and frozen, has no operator.
+    steady_keys = range(2 * steady * chunks, 2 * (steady + 1) * chunks)
+    times = [float(ends_s[key]) - begins_s[key] if key in begins_s else 0.0 for key in steady_keys]
     return tuple(first), tuple(times[:chunks]), tuple(times[chunks:])
 
 

@@ -222,8 +222,11 @@ def _layouts(layout: ParallelLayout, rules: IssueRules) -> Iterator[tuple[str, s
 
 def _flags(layout: ParallelLayout) -> Iterator[tuple[str, bool | int, str]]:
     """Keys of switches that could do something here, the value to try, and what it does."""
-    if layout.data > 1 and layout.zero_stage <= 1 and not layout.overlap_gradients:
+    if layout.data > 1 and layout.zero_stage <= 1 and not (layout.overlap_gradients or layout.frozen):
         yield "overlap_gradients", True, "gradients reduced during the last backward"
+    # Megatron-LM refuses it where gradients are not reduced so, too (`megatron/training/arguments.py`).
+    if layout.shard > 1 and layout.zero_stage == 1 and layout.overlap_gradients and not layout.overlap_parameters:
+        yield "overlap_parameters", True, "parameters gathered behind the first forward"
     if layout.sequence_parallel and not layout.overlap_tensor:
         yield "overlap_tensor", True, "tensor parallelism in parts"
     if layout.tensor > 1 and not layout.sequence_parallel and not layout.async_tensor:

@@ -80,6 +80,12 @@ def test_parameters_gathered_behind_the_first_forward_hold_up_their_own_layer_al
     assert "layer0" in next(iter(behind))
 
 
+@pytest.mark.parametrize("zero_stage", [0, 2, 3])
+def test_only_parameters_that_stage_1_shards_are_gathered_behind_forward(zero_stage: int) -> None:
+    with pytest.raises(JobError, match=f"overlap_parameters needs zero_stage = 1, not {zero_stage}"):
+        ParallelLayout(data=8, global_batch=8, zero_stage=zero_stage, overlap_parameters=True)
+
+
 def test_frozen_weights_have_no_gradients_and_nothing_is_reduced_or_updated() -> None:
     trained, frozen = built(data=8, global_batch=8), built(data=8, global_batch=8, frozen=True)
     phases = {op.origin.phase for op in frozen.iteration.ops}
@@ -90,7 +96,7 @@ def test_frozen_weights_have_no_gradients_and_nothing_is_reduced_or_updated() ->
         return sum(op.work.flops for op in step.iteration.computations if isinstance(op.work, Gemm))
 
     assert flops(frozen) == pytest.approx(flops(trained) * 2 / 3)  # forward and the gradients of activations
-    with pytest.raises(JobError, match="zero_stage is 1, must be 0 to 0 with frozen"):
+    with pytest.raises(JobError, match="zero_stage is 1, must be 0 with frozen"):
         ParallelLayout(data=8, global_batch=8, zero_stage=1, frozen=True)
 
 

@@ -155,10 +155,7 @@ class ParallelLayout:
             value = getattr(self, field)
             if value < 1:
                 raise JobError(f"parallel.{field} is {value}, must be at least 1")
-        most = 0 if self.frozen else MAX_ZERO_STAGE
-        if not 0 <= self.zero_stage <= most:
-            with_frozen = " with frozen: there is nothing to shard" if self.frozen else ""
-            raise JobError(f"parallel.zero_stage is {self.zero_stage}, must be 0 to {most}{with_frozen}")
+        self._check_zero_stage()
         self._check_batches()
         self._check_schedule()
         self._check_replicate()
@@ -204,6 +201,18 @@ class ParallelLayout:
             raise JobError(
                 f"parallel.expert is {self.expert}, must divide parallel.data = {self.data}{context}{tensor}: "
                 f"experts are spread over data-parallel ranks{' and those of tensor' if tensor else ''}"
+            )
+
+    def _check_zero_stage(self) -> None:
+        most = 0 if self.frozen else MAX_ZERO_STAGE
+        if not 0 <= self.zero_stage <= most:
+            allowed = f"0 to {most}" if most else "0"
+            with_frozen = " with frozen: there is nothing to shard" if self.frozen else ""
+            raise JobError(f"parallel.zero_stage is {self.zero_stage}, must be {allowed}{with_frozen}")
+        if self.overlap_parameters and self.zero_stage != 1:
+            raise JobError(
+                f"parallel.overlap_parameters needs zero_stage = 1, not {self.zero_stage}: it is about the parameters "
+                "that a sharded optimizer has updated"
             )
 
     def _check_batches(self) -> None:

@@ -79,8 +79,9 @@ def _check_rowwise(shape: StepShape, rules: IssueRules) -> None:
     if not all(joins(kind, shape, None) for kind in shape.model.layer_kinds):
         raise JobError(
             f"precision.products is fp8_rowwise, which is modelled for torchao under torch.compile, in layers of "
-            f"attention and a gated MLP: frameworks torchtitan_blocks and torchtitan_compiled; the framework is "
-            f"{rules.name}, the model {shape.model.name!r}"
+            f"attention and a gated MLP: frameworks torchtitan_blocks and torchtitan_compiled, with flash_attention, "
+            f"and with sequence_parallel where tensor is at least 2; the framework is {rules.name}, the model "
+            f"{shape.model.name!r}"
         )
 
 
