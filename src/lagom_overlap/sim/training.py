@@ -86,8 +86,10 @@ class TrainingTimes:
         return self.model_flops / (self.iteration_s * num_gpus * peak_flops)
 
 
-def model_flops(model: TransformerModel, global_batch: int, seq_len: int) -> float:
+def model_flops(model: TransformerModel, global_batch: int, seq_len: int, *, frozen: bool = False) -> float:
     """FLOPs of one iteration without recomputation: 6 per matrix parameter and token, 12 s per attention column.
+
+    Frozen weights have no gradients: 4 per matrix parameter and token.
 
     For a GPT this is Narayanan et al. (arXiv 2104.04473, Eq. 3) with a factor 72 instead of 96; attention counts in
     full, causal or not. Multi-token prediction counts, its head too.
@@ -99,7 +101,7 @@ def model_flops(model: TransformerModel, global_batch: int, seq_len: int) -> flo
     matrices = sum(model.params_of(kind).active * count for kind, count in kinds.items())
     matrices += heads * model.vocab * model.hidden + 2 * model.mtp_layers * model.hidden**2
     mixing = sum(mixer_flops(model, kind.mixer, seq_len) * count for kind, count in kinds.items())
-    return tokens * (6.0 * matrices + 3.0 * mixing)
+    return tokens * ((4.0 if frozen else 6.0) * matrices + 3.0 * mixing)
 
 
 def mixer_flops(model: TransformerModel, mixer: Mixer, seq_len: int) -> float:
@@ -263,7 +265,7 @@ class TrainingSimulator:
                 whole_s = role.makespan_s  # the same without the rounding of differences
             iteration_s = max(iteration_s, whole_s)
             rows.append(row)
-        flops = model_flops(self._model, layout.global_batch, self._seq_len)
+        flops = model_flops(self._model, layout.global_batch, self._seq_len, frozen=layout.frozen)
         return TrainingTimes(iteration_s=iteration_s, stages=tuple(rows), runs=runs, model_flops=flops)
 
     def steps_s(self, times: TrainingTimes) -> tuple[float, ...]:
