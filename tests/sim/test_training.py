@@ -101,6 +101,9 @@ def test_model_flops_are_narayanan_et_als_without_recomputation() -> None:
     layers, h, s, batch = model.num_layers, model.hidden, 2048, 1536
     by_hand = 72 * batch * s * layers * h**2 * (1 + s / (6 * h) + model.vocab / (12 * layers * h))
     assert model_flops(model, batch, s) == pytest.approx(by_hand)
+    # Frozen weights: matrices multiply two of three times (forward, gradients of activations), attention as before.
+    frozen = batch * s * (48 * layers * h**2 + 12 * layers * h * s + 4 * model.vocab * h)
+    assert model_flops(model, batch, s, frozen=True) == pytest.approx(frozen)
 
 
 def test_model_flops_of_frozen_weights_are_those_of_the_products_that_run() -> None:

@@ -217,7 +217,7 @@ def _check_products(products: ProductFormat, gpu: Gpu) -> None:
     allowed += [ProductFormat.NVFP4] if gpu.nvfp4 else []
     if products not in allowed:
         keys = "gpu.fp8, gpu.mxfp8, gpu.nvfp4"
-        raise JobError(f"precision.products is {products}; {gpu.name} has {', '.join(allowed)} ({keys})")
+        raise JobError(f"precision.products is {products}, must be {', '.join(allowed)} on {gpu.name} ({keys})")
 
 
 def job_step(spec: JobSpec) -> JobStep | None:

@@ -26,6 +26,10 @@ def test_the_degrees_multiply_to_gpus_and_the_batches_divide_to_micro_batches() 
         ({"tensor": 0}, "parallel.tensor is 0, must be at least 1"),
         ({"global_batch": 15}, "parallel.global_batch is 15, must be a multiple of micro_batch x data = 1 x 2 = 2"),
         ({"zero_stage": 4}, "parallel.zero_stage is 4, must be 0 to 3"),
+        ({"overlap_parameters": True}, "overlap_parameters needs zero_stage = 1 and overlap_gradients = true"),
+        ({"overlap_parameters": True, "zero_stage": 2}, "as Megatron-LM does, not 2 and false"),
+        ({"overlap_parameters": True, "zero_stage": 1, "overlap_gradients": False}, "not 1 and false"),
+        ({"data": 1 << 16, "global_batch": 1 << 16}, "are 2097152 GPUs, at most 1048576"),
         ({"schedule": PipelineSchedule.INTERLEAVED}, "pipeline = 4 and chunks = 1; both must be at least 2"),
         (
             {"schedule": PipelineSchedule.INTERLEAVED, "chunks": 2, "global_batch": 12},

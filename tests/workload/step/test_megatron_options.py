@@ -70,7 +70,7 @@ def test_gradients_in_bf16_are_added_to_a_buffer_of_half_the_bytes() -> None:
 
 def test_parameters_gathered_behind_the_first_forward_hold_up_their_own_layer_alone() -> None:
     def waits(overlaps: bool) -> set[str]:
-        step = built(data=8, global_batch=8, zero_stage=1, overlap_parameters=overlaps)
+        step = built(data=8, global_batch=8, zero_stage=1, overlap_gradients=True, overlap_parameters=overlaps)
         ops = {op.name: op for op in step.iteration.ops}
         first = next(op for op in step.iteration.computations if op.origin.module == "layers.0.qkv")
         return {name for name in first.deps if isinstance(ops[name], CommOp)}

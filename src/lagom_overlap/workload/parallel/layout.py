@@ -75,6 +75,8 @@ class GraphModule(StrEnum):
 MAX_ZERO_STAGE: Final = 3
 MAX_SLOTS: Final = 2_000_000
 """Forwards of all stages that an iteration may have; a simulation of more would not end."""
+MAX_GPUS: Final = 1 << 20
+"""GPUs of a job: the members of its groups are listed one by one, and 10^9 of them fill a memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +157,7 @@ class ParallelLayout:
             value = getattr(self, field)
             if value < 1:
                 raise JobError(f"parallel.{field} is {value}, must be at least 1")
-        self._check_zero_stage()
+        self._check_sharing()
         self._check_batches()
         self._check_schedule()
         self._check_replicate()
@@ -185,6 +187,25 @@ class ParallelLayout:
             raise JobError("parallel.graph_modules has 'moe_preprocess', which needs 'moe_router' too")
         self._check_experts()
 
+    def _check_sharing(self) -> None:
+        if self.num_gpus > MAX_GPUS:
+            raise JobError(
+                f"parallel: tensor x pipeline x data x context are {self.num_gpus} GPUs, "
+                f"at most {MAX_GPUS} are simulated"
+            )
+        if self.frozen and self.zero_stage:
+            raise JobError(
+                f"parallel.zero_stage is {self.zero_stage}, must be 0 with frozen: there is nothing to shard"
+            )
+        if not 0 <= self.zero_stage <= MAX_ZERO_STAGE:
+            raise JobError(f"parallel.zero_stage is {self.zero_stage}, must be 0 to {MAX_ZERO_STAGE}")
+        if self.overlap_parameters and (self.zero_stage != 1 or not self.overlap_gradients):
+            # NVIDIA/Megatron-LM at d98e8a64, `megatron/training/arguments.py`: asserted of --overlap-param-gather
+            raise JobError(
+                "parallel.overlap_parameters needs zero_stage = 1 and overlap_gradients = true, as Megatron-LM does, "
+                f"not {self.zero_stage} and {str(self.overlap_gradients).lower()}"
+            )
+
     def _check_experts(self) -> None:
         if self.whole_experts and self.tensor > 1 and self.expert == 1:
             raise JobError(
@@ -201,18 +222,6 @@ class ParallelLayout:
             raise JobError(
                 f"parallel.expert is {self.expert}, must divide parallel.data = {self.data}{context}{tensor}: "
                 f"experts are spread over data-parallel ranks{' and those of tensor' if tensor else ''}"
-            )
-
-    def _check_zero_stage(self) -> None:
-        most = 0 if self.frozen else MAX_ZERO_STAGE
-        if not 0 <= self.zero_stage <= most:
-            allowed = f"0 to {most}" if most else "0"
-            with_frozen = " with frozen: there is nothing to shard" if self.frozen else ""
-            raise JobError(f"parallel.zero_stage is {self.zero_stage}, must be {allowed}{with_frozen}")
-        if self.overlap_parameters and self.zero_stage != 1:
-            raise JobError(
-                f"parallel.overlap_parameters needs zero_stage = 1, not {self.zero_stage}: it is about the parameters "
-                "that a sharded optimizer has updated"
             )
 
     def _check_batches(self) -> None:
