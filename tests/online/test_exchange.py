@@ -21,9 +21,9 @@ def report(rank: int) -> Report:
     return Report(rank=rank, num_steps=1)
 
 
-def test_ten_thousand_switches_under_load_are_the_same_on_all_ranks() -> None:
+def test_thousands_of_switches_under_load_are_the_same_on_all_ranks() -> None:
     """Four ranks at their own pace during a thread that computes; each switch is a plan and an agreement."""
-    ranks, num_switches = exchanges(4, timeout_s=300.0), 10_000
+    ranks, num_switches = exchanges(4, timeout_s=300.0), 4_000
     is_over = threading.Event()
 
     def load() -> None:
@@ -55,7 +55,7 @@ def test_ten_thousand_switches_under_load_are_the_same_on_all_ranks() -> None:
     is_over.set()
     assert all(one == seen[0] for one in seen)
     assert [epoch for epoch, _, _ in seen[0]] == list(range(1, num_switches + 1))
-    assert sum(refused == "full disk" for _, _, refused in seen[0]) == 10
+    assert sum(refused == "full disk" for _, _, refused in seen[0]) == 4
 
 
 def test_a_plan_that_does_not_come_in_time_is_off_for_everybody_also_for_a_late_leader() -> None:
