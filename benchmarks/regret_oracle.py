@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from measured_generator import MeasuredGroup, draw_group
 from overlap_generator import CONFIGS, DEFAULT, PLACE
+from search_quality import count, numbers
 
 NOISE = 0.02
 NUM_MEASURED = 12
@@ -82,12 +83,12 @@ def main() -> None:
     """Prints a row for each number of collectives."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1001)
-    parser.add_argument("--groups", type=int, default=40)
-    parser.add_argument("--trained", type=int, default=400)
-    parser.add_argument("--num-comms", default="1,4,8")
+    parser.add_argument("--groups", type=count, default=40)
+    parser.add_argument("--trained", type=count, default=400)
+    parser.add_argument("--num-comms", type=numbers(int, 1), default=[1, 4, 8])
     parser.add_argument("--json", action="store_true")
     chosen = parser.parse_args()
-    for num_comms in (int(part) for part in chosen.num_comms.split(",")):
+    for num_comms in chosen.num_comms:
         known = family(num_comms, chosen.trained)
         rows = [regret(draw_group(chosen.seed, index, num_comms), *known) for index in range(chosen.groups)]
         found, equal = (fmean(column) for column in zip(*rows, strict=True))

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from lagom_overlap.units import KIB
 from measured_generator import MeasuredGroup, draw_group
 from overlap_generator import CONFIGS
+from search_quality import count, numbers
 
 SIZE = len(CONFIGS)
 EVERY = np.arange(SIZE)
@@ -93,11 +94,11 @@ def main() -> None:
     """Prints a row for each number of collectives."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1001)
-    parser.add_argument("--groups", type=int, default=20)
-    parser.add_argument("--num-comms", default="4,8")
+    parser.add_argument("--groups", type=count, default=20)
+    parser.add_argument("--num-comms", type=numbers(int, 1), default=[4, 8])
     parser.add_argument("--json", action="store_true")
     chosen = parser.parse_args()
-    for num_comms in (int(part) for part in chosen.num_comms.split(",")):
+    for num_comms in chosen.num_comms:
         groups = [draw_group(chosen.seed, index, num_comms) for index in range(chosen.groups)]
         rows = [row_of(group) for group in groups]
         defaults = [group.exact(group.problem.default) for group in groups]

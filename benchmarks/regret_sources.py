@@ -26,7 +26,7 @@ import measured_generator
 from lagom_overlap.tuners.problem import Assignment
 from measured_generator import MeasuredGroup, draw_group
 from overlap_generator import CHANNELS, CHUNKS, CONFIGS, DEFAULT, PLACE
-from search_quality import build_tuner
+from search_quality import build_tuner, count, numbers
 
 NOISE = 0.02
 NUM_MEASURED = 12
@@ -131,12 +131,12 @@ def main() -> None:
     """Prints a row for each number of collectives."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1001)
-    parser.add_argument("--groups", type=int, default=40)
-    parser.add_argument("--num-comms", default="1,4,8")
+    parser.add_argument("--groups", type=count, default=40)
+    parser.add_argument("--num-comms", type=numbers(int, 1), default=[1, 4, 8])
     parser.add_argument("--tuner", default="descent")
     parser.add_argument("--json", action="store_true")
     chosen = parser.parse_args()
-    for num_comms in (int(part) for part in chosen.num_comms.split(",")):
+    for num_comms in chosen.num_comms:
         family = family_list(num_comms, chosen.groups)
         rows = [row_of(chosen.tuner, draw_group(chosen.seed, i, num_comms), family) for i in range(chosen.groups)]
         means = {words: fmean(row[words] for row in rows) for words in rows[0]}

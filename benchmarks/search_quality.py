@@ -254,17 +254,20 @@ def print_table(rows: list[dict[str, object]], generator: str) -> None:
     Console().print(table)
 
 
-def _numbers(kind: type[int] | type[float], least: float) -> Callable[[str], list[float]]:
-    def parse(text: str) -> list[float]:
+def numbers(kind: type[int] | type[float], least: float) -> Callable[[str], list[float]]:
+    """The type of a flag that takes numbers by comma."""
+
+    def number_list(text: str) -> list[float]:
         values = [kind(part) for part in text.split(",")]
         if any(value < least for value in values):
             raise argparse.ArgumentTypeError(f"{text!r}: each value must be at least {least}")
         return values
 
-    return parse
+    return number_list
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
+    """The type of a flag that takes a positive whole number."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} must be at least 1")
@@ -274,13 +277,13 @@ def _count(text: str) -> int:
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     """The command line; exits with 2 on a bad one."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--groups", type=_count, default=200, help="groups per number of collectives")
+    parser.add_argument("--groups", type=count, default=200, help="groups per number of collectives")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--generator", choices=sorted(GENERATORS), default="formula", help="whose groups")
-    parser.add_argument("--noise", type=_numbers(float, 0.0), default=[0.0, 0.02, 0.05], help="sigmas, by comma")
-    parser.add_argument("--num-comms", type=_numbers(int, 1), default=[1, 2, 4, 8], help="collectives, by comma")
+    parser.add_argument("--noise", type=numbers(float, 0.0), default=[0.0, 0.02, 0.05], help="sigmas, by comma")
+    parser.add_argument("--num-comms", type=numbers(int, 1), default=[1, 2, 4, 8], help="collectives, by comma")
     parser.add_argument("--tuners", default="all", help="all, or names by comma")
-    parser.add_argument("--workers", type=_count, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--workers", type=count, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout, nothing else")
     args = parser.parse_args(argv)
     known = all_tuners()

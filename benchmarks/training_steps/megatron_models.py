@@ -12,10 +12,11 @@ import re
 from typing import Final
 
 from lagom_overlap.workload.models import TransformerModel
-from measured_rows import BadRowError, NotModelledError, Row
+from measured_rows import BadRowError, NotModelledError, Row, whole
 
 _SIZES: Final = re.compile(r"\bL(\d{1,4}) H(\d{1,6})\b")
 _MOCK_VOCAB: Final = 131_200
+_COUNTS: Final = ("num-attention-heads", "num-query-groups", "kv-channels", "ffn-hidden-size")
 _README: Final = {
     "17b": (24, 2048, 16), "71b": (30, 4096, 32), "16b": (32, 6144, 48), "32b": (48, 7168, 56), "70b": (84, 8192, 64),
     "119b": (92, 10240, 80), "177b": (96, 12288, 96), "314b": (96, 16384, 128), "462b": (112, 18432, 144),
@@ -47,7 +48,7 @@ def model_by_arguments(row: Row) -> TransformerModel | None:
 
     Raises:
         NotModelledError: if it is no dense GPT.
-        BadRowError: if its heads are not printed.
+        BadRowError: if its heads are not printed, or an argument is no number.
     """
     sizes = stated_sizes(row)
     if sizes is None:
@@ -56,18 +57,18 @@ def model_by_arguments(row: Row) -> TransformerModel | None:
     name = row.text("model").partition(":")[0]
     if not name.startswith("gpt/") or "num-experts" in said or "multi-latent-attention" in said:
         raise NotModelledError(f"model is {name[:60]!r}: no dense GPT, whose other parts are not printed")
-    if not said.get("num-attention-heads", "").isdigit():
+    if not said.get("num-attention-heads"):
         raise BadRowError("note says no num-attention-heads, which decides the model")
-    (layers, hidden), heads, gated = sizes, int(said["num-attention-heads"]), "swiglu" in said
-    ffn = int(said.get("ffn-hidden-size") or (hidden * 8 // 3 // 64 * 64 if gated else 4 * hidden))
+    given = {name: whole(said[name], f"note's {name}") for name in _COUNTS if said.get(name)}
+    (layers, hidden), heads, gated = sizes, given["num-attention-heads"], "swiglu" in said
     return TransformerModel(
         name=f"gpt-l{layers}-h{hidden}",
         num_layers=layers,
         hidden=hidden,
-        ffn=ffn,
+        ffn=given.get("ffn-hidden-size", hidden * 8 // 3 // 64 * 64 if gated else 4 * hidden),
         num_heads=heads,
-        num_kv_heads=int(said.get("num-query-groups") or heads),
-        head_dim=int(said.get("kv-channels") or hidden // heads),
+        num_kv_heads=given.get("num-query-groups", heads),
+        head_dim=given.get("kv-channels", hidden // heads),
         vocab=_MOCK_VOCAB,
         gated=gated,
         linear_bias="disable-bias-linear" not in said,

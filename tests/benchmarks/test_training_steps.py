@@ -310,5 +310,11 @@ def test_a_test_of_megatrons_is_built_by_its_arguments_and_a_cut_down_model_is_r
     case = case_of(row_of(DENSE, **cells, precision="bf16", pp="4", vp="1", tokens_per_s_per_gpu="900"))
     assert (case.model.num_layers, case.model.ffn, case.model.num_kv_heads) == (32, 16384, 8)
     assert (case.layout.chunks, case.layout.zero_stage, case.layout.overlap_gradients) == (8, 1, False)
+    for text, why in (
+        ("", "no num-attention-heads"),
+        ("num-attention-heads=32; num-query-groups=x", "is 'x', must be a n"),
+    ):
+        with pytest.raises(BadRowError, match=why):
+            model_of(row_of(DENSE, **cells | {"note": text}))
     with pytest.raises(NotModelledError, match="a cut-down deepseek-v3"):
         model_of(row_of(DENSE, **cells | {"model": "mixtral/deepseekv3_proxy: L14 H7168"}))

@@ -74,7 +74,7 @@ def keep(report: int) -> None:
     order = _read_order()
     if order is None:
         return
-    kept = _Kept(order, report)
+    kept = _Command(order, report)
     while kept.is_started and not kept.is_told_to_end():
         pass
     kept.end()
@@ -92,7 +92,7 @@ def _read_order() -> Order | None:
     return Order(**json.loads(line))
 
 
-class _Kept:
+class _Command:
     """The command as a child in a session of its own."""
 
     def __init__(self, order: Order, report: int) -> None:

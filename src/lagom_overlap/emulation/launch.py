@@ -194,7 +194,7 @@ def _joined(*parts: str) -> str:
     return os.pathsep.join(filter(None, parts))
 
 
-class _Kept:
+class _Host:
     """The command on one host, below a keeper of its own."""
 
     def __init__(self, order: Order) -> None:
@@ -270,7 +270,7 @@ class Job:
         self._mark = f"LAGOM_EMULATION_SOCKET={environments[0]['LAGOM_EMULATION_SOCKET']}".encode()
         self._seen: set[int] = set()
         self._failure, self._failed_s = 0, inf
-        self._hosts: list[_Kept] = []
+        self._hosts: list[_Host] = []
         become_subreaper()
         try:
             for environment in environments:
@@ -282,7 +282,7 @@ class Job:
                     quiet_stdout=quiet_stdout,
                     grace_s=_GRACE_S,
                 )
-                self._hosts.append(_Kept(order))
+                self._hosts.append(_Host(order))
         except OSError as error:
             self.end()
             raise JobError(f"cannot run {command[0]!r}: {error.strerror}") from None
@@ -321,7 +321,7 @@ class Job:
                     os.waitpid(pid, os.WNOHANG)
             sleep(0.02)
 
-    def _running(self) -> list[_Kept]:
+    def _running(self) -> list[_Host]:
         """The hosts where the command has not ended; notes the first failure among the others."""
         running = [host for host in self._hosts if host.poll() is None]
         if not self._failure:

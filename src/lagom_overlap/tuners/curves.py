@@ -36,8 +36,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lagom_overlap.collective import CommConfig
+from lagom_overlap.tuners.gaussian_process import JITTER, NUM_DRAWS, Data, Root, Slow
 from lagom_overlap.tuners.problem import Assignment, Measurement
-from lagom_overlap.tuners.slow import JITTER, NUM_DRAWS, Data, Root, Slow
 from lagom_overlap.tuners.waiting import Replayed, Stream, makespans, replay
 
 Floats = npt.NDArray[np.float64]

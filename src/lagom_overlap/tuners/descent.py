@@ -43,10 +43,10 @@ import numpy.typing as npt
 from lagom_overlap.collective import CommConfig, ConfigSpace, Subspace
 from lagom_overlap.tuners.base import Problems
 from lagom_overlap.tuners.curves import Curves, Setting, expected_gain
+from lagom_overlap.tuners.gaussian_process import FEWEST_SLOW
 from lagom_overlap.tuners.groupwise import GroupwiseTuner, Probe, Search
 from lagom_overlap.tuners.places import Place, in_way, is_near, setting_of, settings_of, start_of
 from lagom_overlap.tuners.problem import IQR_OF_SIGMA, Assignment, GroupProblem, Measurement, Outcome
-from lagom_overlap.tuners.slow import FEWEST_SLOW
 from lagom_overlap.tuners.waiting import Stream
 
 LEAST_GAIN: Final = 0.002

@@ -84,6 +84,16 @@ class JoinedOps(LayerOps):
         self._is_whole = recompute is Recompute.FULL or every_second
         self._in_products = recompute is Recompute.PRODUCTS
 
+    @property
+    def _times_found(self) -> int:
+        """How often the gradients of queries, keys and values are read for greatest elements."""
+        return 1
+
+    @property
+    def _turns_gradients(self) -> bool:
+        """Whether these are cast by kernels that rearrange."""
+        return True
+
     def _greatest(
         self,
         part: str,
@@ -175,14 +185,17 @@ class JoinedOps(LayerOps):
         elif phase is not FORWARD:
             streamed = 2 * elements if self._is_whole and name == "down" else 0
             turned = 3 * (elements if self._is_whole and name == "qkv" else elements - again)
-        part, shape = f"{name}_matrix" + ("_d" if phase is not FORWARD else ""), (weight.inputs, weight.outputs)
-        num = max(1, len(weight.parts))
-        also, launches = (self._parameters(name, phase),), num * (_FOUND + (turned == 0))
+        self._matrix_kernels(weight, phase, streamed, turned, _FOUND + (turned == 0))
+
+    def _matrix_kernels(self, weight: Weight, phase: Phase, streamed: int, turned: int, launches: int = 1) -> None:
+        """What a matrix's kernels move, those that stream, in `launches` for each part, and those that turn."""
+        part, shape = f"{weight.name}_matrix" + ("_d" if phase is not FORWARD else ""), (weight.inputs, weight.outputs)
+        also, num = (self._parameters(weight.name, phase),), max(1, len(weight.parts))
         if streamed:
-            self._touch(part, (), streamed, shape, phase, also=also, num_launches=launches)
+            self._touch(part, (), streamed, shape, phase, also=also, num_launches=num * launches)
         if turned:
-            rearranged = Access.REARRANGE
-            self._touch(f"{part}_turn", (), turned, shape, phase, also=also, access=rearranged, num_launches=num)
+            access = Access.REARRANGE
+            self._touch(f"{part}_turn", (), turned, shape, phase, also=also, access=access, num_launches=num)
 
     def _computed_again(self, weight: Weight) -> int:
         """Elements of a matrix whose product is recomputed."""
@@ -232,14 +245,18 @@ class JoinedOps(LayerOps):
     def _mlp_backward(self, gradient: str) -> tuple[str, ...]:
         made, shape = self.made, (self._tokens, self._weights["down"].inputs)
         entered, down_d = self._entering_d("mlp_gather_d", "down", gradient)
-        act_d = self._greatest("act_d", (down_d, made["up"]), 6, shape, phase=BACKWARD)
-        act_d = self._scaled("act_d", act_d, BACKWARD, 3)
-        num_bytes = 11 * shape[0] * shape[1]
-        cast = self._touch("up_cast_d", (act_d,), num_bytes, shape, BACKWARD, access=Access.REARRANGE)
+        cast = self._act_backward(down_d, shape)
         self._matrix_cast("up", BACKWARD)
         self._columns["down"] = cast
         self._weight_gradient("down", cast, entered)
         return (self._column_backward("up", cast, made["norm2"]),)
+
+    def _act_backward(self, down_d: str, shape: tuple[int, int]) -> str:
+        """SwiGLU's gradients, cast."""
+        act_d = self._greatest("act_d", (down_d, self.made["up"]), 6, shape, phase=BACKWARD)
+        act_d = self._scaled("act_d", act_d, BACKWARD, 3)
+        num_bytes = 11 * shape[0] * shape[1]
+        return self._touch("up_cast_d", (act_d,), num_bytes, shape, BACKWARD, access=Access.REARRANGE)
 
     def _core_backward(self, out_d: str) -> str:
         made, rows, head = self.made, self._tokens, self._model.head_dim
@@ -257,10 +274,11 @@ class JoinedOps(LayerOps):
         """The gradients of queries and keys, in FP32, and of values, of `repeated` elements that heads share."""
         queries, keys, repeated = elements
         shape = (self._tokens, self._weights["qkv"].outputs)
-        found = 4 * (queries + keys) + 2 * repeated
+        found = self._times_found * (4 * (queries + keys) + 2 * repeated)
         source = self._touch("qkv_max_d", (source,), found, shape, BACKWARD, num_launches=3 * _FOUND)
         source = self._scaled("qkv_cast_d", source, BACKWARD, 3)
         num_bytes = 6 * (queries + keys) + 2 * (repeated + keys)
-        cast = self._touch("qkv_cast_d", (source,), num_bytes, shape, BACKWARD, access=Access.REARRANGE, num_launches=3)
+        access = Access.REARRANGE if self._turns_gradients else Access.STREAM
+        cast = self._touch("qkv_cast_d", (source,), num_bytes, shape, BACKWARD, access=access, num_launches=3)
         self._matrix_cast("qkv", BACKWARD)
         return cast

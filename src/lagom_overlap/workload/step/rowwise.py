@@ -66,6 +66,14 @@ class RowwiseOps(JoinedOps):
     def _is_cut(self) -> bool:
         return self._layout.tensor > 1
 
+    @property
+    def _times_found(self) -> int:
+        return 2 if self._is_cut else 1  # of columns, and where rows are cut of those before
+
+    @property
+    def _turns_gradients(self) -> bool:
+        return self._is_cut
+
     def _is_cast_before_gather(self, name: str, phase: Phase) -> bool:
         return False
 
@@ -160,13 +168,7 @@ class RowwiseOps(JoinedOps):
         else:
             found, cast = _MATRIX_D[self._is_cut][name]
             streamed, turned = found * elements, cast * elements
-        part, shape = f"{name}_matrix" + ("_d" if phase is not FORWARD else ""), (weight.inputs, weight.outputs)
-        also, num = (self._parameters(name, phase),), max(1, len(weight.parts))
-        if streamed:
-            self._touch(part, (), streamed, shape, phase, also=also, num_launches=num)
-        if turned:
-            access = Access.REARRANGE
-            self._touch(f"{part}_turn", (), turned, shape, phase, also=also, access=access, num_launches=num)
+        self._matrix_kernels(weight, phase, streamed, turned)
 
     def _by_columns(self, name: str, saved: str) -> str:
         """What a matrix's gradient reads; without tensor parallelism all but attention's result is cast elsewhere."""
@@ -211,27 +213,7 @@ class RowwiseOps(JoinedOps):
             f"{part}_d", (*gradients, residual, saved), num_bytes, shape, BACKWARD, also=also, num_launches=4
         )
 
-    def _mlp_backward(self, gradient: str) -> tuple[str, ...]:
-        made, shape = self.made, (self._tokens, self._weights["down"].inputs)
-        entered, down_d = self._entering_d("mlp_gather_d", "down", gradient)
+    def _act_backward(self, down_d: str, shape: tuple[int, int]) -> str:
         source = self._scaled("act_d", down_d, BACKWARD, 2)
-        cast = self._in_kernels(
-            "up_cast_d", source, _CUT_ACT_D if self._is_cut else _ACT_D, shape, BACKWARD, launches=4
-        )
-        self._matrix_cast("up", BACKWARD)
-        self._columns["down"] = cast
-        self._weight_gradient("down", cast, entered)
-        return (self._column_backward("up", cast, made["norm2"]),)
-
-    def _gradients_cast(self, source: str, elements: tuple[int, int, int]) -> str:
-        """Columns found, then by kernels of rows cast; where rows are cut, those found before and tiles cast."""
-        queries, keys, repeated = elements
-        shape = (self._tokens, self._weights["qkv"].outputs)
-        found = (4 * (queries + keys) + 2 * repeated) * (2 if self._is_cut else 1)
-        source = self._touch("qkv_max_d", (source,), found, shape, BACKWARD, num_launches=6)
-        source = self._scaled("qkv_cast_d", source, BACKWARD, 3)
-        num_bytes = 6 * (queries + keys) + 2 * (repeated + keys)
-        access = Access.REARRANGE if self._is_cut else Access.STREAM
-        cast = self._touch("qkv_cast_d", (source,), num_bytes, shape, BACKWARD, access=access, num_launches=3)
-        self._matrix_cast("qkv", BACKWARD)
-        return cast
+        kernels = _CUT_ACT_D if self._is_cut else _ACT_D
+        return self._in_kernels("up_cast_d", source, kernels, shape, BACKWARD, launches=4)

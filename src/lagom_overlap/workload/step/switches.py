@@ -1,11 +1,11 @@
 """Which frameworks have a switch for what a layout asks for, and what they call it; what is not here, all of them do.
 
 Megatron-LM: `--recompute-modules`, `--cuda-graph-scope`, `--overlap-moe-expert-parallel-comm`, Transformer Engine's
-fused grouped MLP and cross entropy, `--overlap-param-gather`, frozen weights (Megatron-Bridge's LoRA), whole
-iterations as CUDA graphs; the all-reduce of input gradients behind the
-weight gradient's product, and scatter-gather between stages, are in the copy that Megatron-DeepSpeed holds too. PyTorch
-documents whole-network capture for DDP (`docs/source/notes/cuda.rst`, "Usage with DistributedDataParallel"), not for
-FSDP. DDP reduces during backward whatever one says; Megatron-DeepSpeed's switch depends on its ZeRO stage.
+fused grouped MLP and cross entropy, `--overlap-param-gather`, frozen weights (Megatron-Bridge's LoRA), whole iterations
+as CUDA graphs; the all-reduce of input gradients behind the weight gradient's product, and scatter-gather between
+stages, are in the copy that Megatron-DeepSpeed holds too. PyTorch documents whole-network capture for DDP
+(`docs/source/notes/cuda.rst`, "Usage with DistributedDataParallel"), not for FSDP. DDP reduces during backward whatever
+one says; Megatron-DeepSpeed's switch depends on its ZeRO stage.
 
 Experts that tensor parallelism leaves whole are in all of them that cut experts: torchtitan
 (`expert_tensor_parallel_degree` 1) and DeepSpeed (`enable_expert_tensor_parallelism`, by default off). DeepEP and
