@@ -287,6 +287,21 @@ def test_nothing_that_a_command_hides_outlives_a_killed_verb(tmp_path: Path, tem
     await_(lambda: not list(temporary.iterdir()))
 
 
+@pytest.mark.timeout(120)
+def test_a_command_hears_of_the_end_where_verb_and_keeper_are_killed_at_once(tmp_path: Path, temporary: Path) -> None:
+    named = "import os, pathlib, sys, time; p = pathlib.Path(sys.argv[1]); (p / 'new').write_text(str(os.getpid())); "
+    code = named + "(p / 'new').rename(p / 'pid'); time.sleep(1000)"
+    process = emulating(temporary, (sys.executable, "-c", code, str(tmp_path)))
+    await_((tmp_path / "pid").exists)
+    pid = int((tmp_path / "pid").read_text())
+    keeper = parent_of(pid)
+    os.kill(keeper, signal.SIGSTOP)  # it is to do nothing more
+    process.kill()
+    process.wait(GENEROUS_S)
+    os.kill(keeper, signal.SIGKILL)
+    await_(lambda: not is_alive(pid))
+
+
 def emulating(temporary: Path, words: tuple[str, ...], **variables: str) -> subprocess.Popen[bytes]:
     """`lagom emulate` of a command, as a process."""
     script = (
