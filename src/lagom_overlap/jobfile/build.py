@@ -16,7 +16,7 @@ from lagom_overlap.collective import Collective, LaunchSpace, chunk_bytes_of_sli
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.cost.operators import load_operators, operators_of_preset
 from lagom_overlap.errors import JobError
-from lagom_overlap.hardware import Cluster, load_preset
+from lagom_overlap.hardware import Cluster
 from lagom_overlap.jobfile.registry import backend_factory
 from lagom_overlap.jobfile.spec import (
     BlockTable,
@@ -29,7 +29,7 @@ from lagom_overlap.jobfile.spec import (
     link_bytes_per_s,
     size_bytes,
 )
-from lagom_overlap.jobfile.step import capture_of, cluster_for, job_step, layout_of
+from lagom_overlap.jobfile.step import capture_of, cluster_for, job_step, layout_of, stated_cluster
 from lagom_overlap.workload import (
     Attention,
     CommOp,
@@ -61,7 +61,7 @@ def cluster_of(spec: JobSpec) -> Cluster | None:
         return None
     if spec.parallel is not None and spec.parallel.auto is None:
         return cluster_for(spec, layout_of(spec.parallel))
-    return load_preset(spec.cluster.preset, spec.cluster.nodes)
+    return stated_cluster(spec.cluster)
 
 
 def _block_ops(block: BlockTable, element_bytes: int) -> list[CompOp]:

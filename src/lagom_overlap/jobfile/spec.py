@@ -62,10 +62,11 @@ class ModelTable(Spec, frozen=True):
 
 
 class ClusterTable(Spec, frozen=True):
-    """`[cluster]`: a preset by name or a file of one (`*.toml`), with another number of nodes if given."""
+    """`[cluster]`: a preset by name or a file of one (`*.toml`), with other nodes if given."""
 
     preset: Name
     nodes: Count | None = None
+    gpus_per_node: Count | None = None
 
 
 class ParallelTable(Spec, frozen=True):

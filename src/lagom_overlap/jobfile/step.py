@@ -10,7 +10,7 @@ from lagom_overlap.cost.operators import operators_of_preset as operators_of
 from lagom_overlap.cost.profile import Profile, load_profile
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import Cluster, Gpu, load_preset
-from lagom_overlap.jobfile.spec import JobSpec, ModelTable, ParallelTable, size_bytes
+from lagom_overlap.jobfile.spec import ClusterTable, JobSpec, ModelTable, ParallelTable, size_bytes
 from lagom_overlap.sim.training import TrainingSimulator
 from lagom_overlap.workload.issued import IssuedStep
 from lagom_overlap.workload.models import TransformerModel, load_model
@@ -156,6 +156,33 @@ def model_of(table: ModelTable) -> TransformerModel:
     return model.with_mtp(table.mtp_layers)
 
 
+def stated_cluster(table: ClusterTable) -> Cluster:
+    """The cluster that `[cluster]` states.
+
+    Raises:
+        UnknownNameError: if there is no such preset.
+        JobError: if it is a file that describes no cluster, or its nodes cannot have so many GPUs.
+    """
+    return load_preset(table.preset, table.nodes, table.gpus_per_node)
+
+
+def small_nodes_note(spec: JobSpec, cluster: Cluster) -> list[str]:
+    """One line where a job on several nodes did not say that its nodes could be larger, as in racks of NVLink."""
+    most = cluster.max_gpus_per_node
+    if (
+        spec.cluster is None
+        or spec.cluster.gpus_per_node is not None
+        or most is None
+        or cluster.num_nodes == 1
+        or most == cluster.gpus_per_node
+    ):
+        return []
+    return [
+        f"Nodes of {cluster.gpus_per_node} GPUs, joined by the network. The links inside a node could join "
+        f"{most} (cluster.gpus_per_node)."
+    ]
+
+
 def cluster_for(spec: JobSpec, layout: ParallelLayout) -> Cluster:
     """The job's cluster; without a number of nodes, as many as the layout fills.
 
@@ -163,7 +190,7 @@ def cluster_for(spec: JobSpec, layout: ParallelLayout) -> Cluster:
         UnknownNameError: if there is no such preset.
     """
     assert spec.cluster is not None
-    cluster = load_preset(spec.cluster.preset, spec.cluster.nodes)
+    cluster = stated_cluster(spec.cluster)
     if spec.cluster.nodes is not None:
         return cluster
     per_node = min(cluster.gpus_per_node, layout.num_gpus)
