@@ -1,6 +1,7 @@
 """Constants of operators and of training frameworks, as data: TOML files in `data/`, each with how it was fitted."""
 
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
@@ -14,6 +15,7 @@ import msgspec
 from lagom_overlap.cost.operators.gemm import GemmConstants
 from lagom_overlap.errors import JobError, UnknownNameError
 from lagom_overlap.hardware import Gpu, read_preset_file
+from lagom_overlap.workload.parallel import AttentionKernel
 
 _REFERENCE: Final = "a100"
 _REFERENCE_SMS: Final = 108
@@ -21,6 +23,41 @@ _REFERENCE_SM_FLOPS: Final = 240e12 / _REFERENCE_SMS
 _REFERENCE_BYTES_PER_S: Final = 1.7e12
 """The A100 as its preset describes it: what a GPU without a file is compared with."""
 _WIDE_HEAD: Final = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionRates:
+    """What a kernel of flash attention reached in its authors' benchmark, with heads of 128 columns.
+
+    Half the greatest rate is reached at a causal sequence of `half` tokens, as Hockney's half-performance length has it
+    (Parallel Computers 2, 1988): time = flops / rate * (1 + half / length). What does not grow with the square of the
+    length is loads and stores of a row of tiles, the masked half of the diagonal's, and sums beside the kernel.
+    """
+
+    kernel: AttentionKernel
+    forward_flops: float
+    forward_half: float
+    backward_flops: float
+    backward_half: float
+
+    def __post_init__(self) -> None:
+        for field in ("forward_flops", "backward_flops"):
+            if not 0 < getattr(self, field) < inf:
+                raise ValueError(f"attention of {self.kernel}: {field} is {getattr(self, field)}, must be positive")
+        for field in ("forward_half", "backward_half"):
+            if not 0 <= getattr(self, field) < inf:
+                raise ValueError(f"attention of {self.kernel}: {field} is {getattr(self, field)}, must not be negative")
+
+    def at(self, reach: float, *, backward: bool) -> float:
+        """Flops per second where queries see as many keys as in a causal sequence of that length."""
+        flops, half = (
+            (self.backward_flops, self.backward_half) if backward else (self.forward_flops, self.forward_half)
+        )
+        return flops * reach / (reach + half)
+
+    def scaled(self, share: float) -> "AttentionRates":
+        """The same at that share of the rates."""
+        return replace(self, forward_flops=self.forward_flops * share, backward_flops=self.backward_flops * share)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +91,9 @@ class OperatorConstants:
     chunk_flops: float = inf
     fp4_gain: float = 1.0
     block_share: float = 1.0
+    attention_share: float = 1.0
+    attention: tuple[AttentionRates, ...] = ()
+    attention_kernel: AttentionKernel | None = None
 
     def __post_init__(self) -> None:
         if self.attention_rows < 1:
@@ -68,6 +108,7 @@ class OperatorConstants:
             "sustained_share",
             "fp4_gain",
             "block_share",
+            "attention_share",
         ):
             value = getattr(self, field)
             if not 0 < value < float("inf"):
@@ -77,8 +118,8 @@ class OperatorConstants:
         if not self.chunk_flops > 0:
             raise ValueError(f"operators of {self.name!r}: chunk_flops is {self.chunk_flops}, must be positive")
 
-    def attention_rate(self, head_dim: int) -> float:
-        """Flops per second of a flash attention whose heads have so many columns.
+    def attention_rate(self, head_dim: int, reach: float = inf, *, backward: bool = False) -> float:
+        """Flops per second of the chosen kernel at such heads and such a reach (`Attention.reach`).
 
         A score costs its products, which grow with the columns, and two exponentials (forward and backward). Products
         of 14 flops per score and column (4 and 10) over 16 exponentials a cycle give `attention_exp_width`. On a
@@ -87,7 +128,14 @@ class OperatorConstants:
         """
         width = min(head_dim, _WIDE_HEAD)
         alone = self.attention_exp_width
-        return self.attention_flops * width * (_WIDE_HEAD + alone) / (_WIDE_HEAD * (width + alone))
+        rates = next((one for one in self.attention if one.kernel is self.attention_kernel), None)
+        flops = self.attention_flops if rates is None else rates.at(reach, backward=backward)
+        return flops * width * (_WIDE_HEAD + alone) / (_WIDE_HEAD * (width + alone))
+
+    def running(self, kernels: Sequence[AttentionKernel]) -> "OperatorConstants":
+        """The same with the first of these kernels that the GPU's file has; without any, `attention_flops`."""
+        known = {one.kernel for one in self.attention}
+        return replace(self, attention_kernel=next((kernel for kernel in kernels if kernel in known), None))
 
     @property
     def packed_gemm(self) -> GemmConstants:
@@ -101,7 +149,13 @@ class OperatorConstants:
 
     def in_training(self) -> "OperatorConstants":
         """The same GPU in the middle of a training step."""
-        return replace(self, gemm=_scaled(self.gemm, self.sustained_share), sustained_share=1.0)
+        return replace(
+            self,
+            gemm=_scaled(self.gemm, self.sustained_share),
+            sustained_share=1.0,
+            attention=tuple(rates.scaled(self.attention_share) for rates in self.attention),
+            attention_share=1.0,
+        )
 
 
 def _scaled(gemm: GemmConstants, share: float) -> GemmConstants:
@@ -127,6 +181,7 @@ class FrameworkConstants:
     memory_efficiency: float
     data_bytes_per_s: float
     further_launch_s: float | None = None
+    attention: tuple[AttentionKernel, ...] = ()
 
     def __post_init__(self) -> None:
         for field in ("launch_s", "data_bytes_per_s"):
@@ -147,6 +202,10 @@ class FrameworkConstants:
     def graphed(self) -> "FrameworkConstants":
         """The same where a step is replayed as one CUDA graph: the host launches nothing."""
         return replace(self, launch_s=0.0, further_launch_s=0.0)
+
+    def attention_kernels(self, asked: AttentionKernel | None) -> tuple[AttentionKernel, ...]:
+        """Which kernels of attention run, the first that the GPU has: the one that a job asks for, or its own."""
+        return self.attention if asked is None else (asked,)
 
     @property
     def looped_launch_s(self) -> float:
