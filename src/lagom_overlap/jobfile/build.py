@@ -14,7 +14,7 @@ from lagom_overlap.backends.base import Backend, BackendRequest, SpaceLimits
 from lagom_overlap.backends.gloo import join_if_launched_by_torchrun
 from lagom_overlap.collective import Collective, LaunchSpace, chunk_bytes_of_slice
 from lagom_overlap.cost import ContentionModel, load_profile
-from lagom_overlap.cost.operators import load_operators, operators_of_preset
+from lagom_overlap.cost.operators import load_framework, load_operators, operators_of_preset
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import Cluster, load_preset
 from lagom_overlap.jobfile.registry import backend_factory
@@ -29,7 +29,7 @@ from lagom_overlap.jobfile.spec import (
     link_bytes_per_s,
     size_bytes,
 )
-from lagom_overlap.jobfile.step import capture_of, cluster_for, job_step, layout_of
+from lagom_overlap.jobfile.step import capture_of, cluster_for, framework_of, job_step, layout_of
 from lagom_overlap.workload import (
     Attention,
     CommOp,
@@ -298,6 +298,10 @@ def contention_model_of(spec: JobSpec, cluster: Cluster) -> ContentionModel:
     """The cost model of the job's profile, operators and carve-out on this cluster, at the rates of a whole step."""
     operators = None if spec.cluster is None else operators_of_preset(spec.cluster.preset)
     in_step = (operators or load_operators(cluster.gpu)).in_training()
+    if spec.parallel is not None:
+        in_step = in_step.running(
+            load_framework(framework_of(spec.parallel)).attention_kernels, spec.parallel.attention_kernel
+        )
     cost = spec.cost
     return ContentionModel(cluster, load_profile(cost.profile), cost.sm_carveout, in_step, rank_skew_s=cost.rank_skew_s)
 

@@ -137,6 +137,7 @@ def layout_of(parallel: ParallelTable) -> ParallelLayout:
         graph_modules=tuple(parallel.graph_modules),
         pipeline_layout=parallel.pipeline_layout,
         whole_experts=parallel.whole_experts,
+        attention_kernel=parallel.attention_kernel,
     )
 
 

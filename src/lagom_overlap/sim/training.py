@@ -185,7 +185,7 @@ class TrainingSimulator:
         self.price = FrameworkModel.of(
             cluster,
             profile,
-            operators.in_training().running(framework.attention_kernels(layout.attention_kernel)),
+            operators.in_training().running(framework.attention_kernels, layout.attention_kernel),
             framework,
             sm_carveout,
             rank_skew_s=rank_skew_s,

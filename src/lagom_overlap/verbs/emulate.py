@@ -162,13 +162,17 @@ def _model(request: EmulateRequest, environment: Mapping[str, str]) -> tuple[Clu
     preset = request.cluster or (spec.cluster.preset if spec is not None and spec.cluster is not None else "")
     cluster = load_preset(preset, 1)
     cluster = replace(cluster, num_nodes=_num_hosts(request, cluster, environment))
-    operators = operators_of_preset(preset) or load_operators(cluster.gpu)
+    operators = (operators_of_preset(preset) or load_operators(cluster.gpu)).in_training()
     efficiency = 1.0
     if spec is not None and spec.parallel is not None:
-        efficiency = load_framework(framework_of(spec.parallel)).memory_efficiency
+        framework = load_framework(framework_of(spec.parallel))
+        efficiency = framework.memory_efficiency
+        operators = operators.running(framework.attention_kernels, spec.parallel.attention_kernel)
+    else:
+        operators = operators.running(load_framework("fsdp2").attention_kernels)  # stock PyTorch
     profile = load_profile(spec.cost.profile if spec is not None else "plausible")
     carved = None if spec is None else spec.cost.sm_carveout
-    return cluster, ContentionModel(cluster, profile, carved, operators.in_training(), efficiency)
+    return cluster, ContentionModel(cluster, profile, carved, operators, efficiency)
 
 
 def _num_hosts(request: EmulateRequest, node: Cluster, environment: Mapping[str, str]) -> int:

@@ -22,7 +22,8 @@ _REFERENCE_SMS: Final = 108
 _REFERENCE_SM_FLOPS: Final = 240e12 / _REFERENCE_SMS
 _REFERENCE_BYTES_PER_S: Final = 1.7e12
 """The A100 as its preset describes it: what a GPU without a file is compared with."""
-_WIDE_HEAD: Final = 128
+WIDE_HEAD: Final = 128
+"""Columns of a head from which on attention is not slower for its exponentials."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +51,8 @@ class AttentionRates:
 
     def at(self, reach: float, *, backward: bool) -> float:
         """Flops per second where queries see as many keys as in a causal sequence of that length."""
-        flops, half = (
-            (self.backward_flops, self.backward_half) if backward else (self.forward_flops, self.forward_half)
-        )
-        return flops * reach / (reach + half)
+        flops, half = (self.backward_flops, self.backward_half) if backward else (self.forward_flops, self.forward_half)
+        return flops / (1.0 + half / reach)
 
     def scaled(self, share: float) -> "AttentionRates":
         """The same at that share of the rates."""
@@ -65,12 +64,14 @@ class OperatorConstants:
     """What one GPU does with one operator at a time.
 
     `stream_bytes_per_s` and `reduction_bytes_per_s` are the bandwidths of memory-bound kernels by `Access`;
-    `touch_s` is what such a kernel costs without bytes. `attention_flops` is the rate of a flash attention with heads
-    of 128 columns and more; `attention_exp_width` the columns whose products take as long as the exponentials of the
-    scores, which make narrower heads slower; `attention_rows` the query rows of one block of it; `peak_flops` the
-    datasheet's dense 2-byte rate, which only the MFU refers to. `rearranged_share` is what kernels that rearrange
-    reach of the stream's rate. `sustained_share` is what products keep of their rates through a whole training step,
-    where power and heat hold the clock down and tiles are not always the fastest. Both are 1 where no step was
+    `touch_s` is what such a kernel costs without bytes. `attention` are the published rates of kernels of flash
+    attention with heads of 128 columns, of which `attention_kernel` is chosen; `attention_share` is what they keep in a
+    whole step. `attention_flops` is the rate of any other, at any length; `attention_exp_width` the columns whose
+    products take as long as the exponentials of the scores, which make narrower heads slower; `attention_rows` the
+    query rows of one block of it; `peak_flops` the datasheet's dense 2-byte rate, which only the MFU refers to.
+    `rearranged_share` is what kernels that rearrange reach of the stream's rate. `sustained_share` is what products
+    keep of their rates through a whole training step, where power and heat hold the clock down and tiles are not always
+    the fastest. All shares are 1 where nothing was
     measured. `chunk_flops` is what an SM reaches in the products of a scan's chunks (`Gemm.chunked`), infinite where
     nothing holds them back. `fp4_gain` is the datasheet's dense FP4 rate over twice its FP8 rate.
     `block_share` is what products whose operands have a scale per block (MXFP8) keep of the rate with one per tensor.
@@ -126,16 +127,28 @@ class OperatorConstants:
         GB200 heads of 64 columns with a window of 1,024 reach 0.66 of the rate of 128 (cuDNN 9.19, 4,096 tokens:
         NVIDIA/cudnn-frontend @afa9f7c0, `benchmark/sdpa_benchmark_training/results`), this says 0.73.
         """
-        width = min(head_dim, _WIDE_HEAD)
+        width = min(head_dim, WIDE_HEAD)
         alone = self.attention_exp_width
         rates = next((one for one in self.attention if one.kernel is self.attention_kernel), None)
         flops = self.attention_flops if rates is None else rates.at(reach, backward=backward)
-        return flops * width * (_WIDE_HEAD + alone) / (_WIDE_HEAD * (width + alone))
+        return flops * width * (WIDE_HEAD + alone) / (WIDE_HEAD * (width + alone))
 
-    def running(self, kernels: Sequence[AttentionKernel]) -> "OperatorConstants":
-        """The same with the first of these kernels that the GPU's file has; without any, `attention_flops`."""
-        known = {one.kernel for one in self.attention}
-        return replace(self, attention_kernel=next((kernel for kernel in kernels if kernel in known), None))
+    def running(self, kernels: Sequence[AttentionKernel], asked: AttentionKernel | None = None) -> "OperatorConstants":
+        """The same with the kernel of attention that a job asks for, or the first of these that the GPU has.
+
+        Without any of them attention has `attention_flops`.
+
+        Raises:
+            JobError: if the GPU has no rates of the one asked for.
+        """
+        known = [one.kernel for one in self.attention]
+        if asked is not None and asked not in known:
+            raise JobError(
+                f"parallel.attention_kernel is {str(asked)!r}, whose rates on {self.name} are not known; known: "
+                f"{', '.join(known) or 'none'}"
+            )
+        chosen = asked or next((kernel for kernel in kernels if kernel in known), None)
+        return replace(self, attention_kernel=chosen)
 
     @property
     def packed_gemm(self) -> GemmConstants:
@@ -171,7 +184,8 @@ class FrameworkConstants:
     in a loop (None: the same); a pass that the GPU finishes earlier takes the host's time, blended
     by `launch_norm` (p of a p-norm). `memory_efficiency` is what the framework's memory-bound kernels reach of the
     GPU's bandwidths. `data_bytes_per_s` limits what the framework's data-parallel collectives reach between nodes,
-    where it is not the wire (0: the wire).
+    where it is not the wire (0: the wire). `attention_kernels` are whose flash attention it takes, the first that the
+    GPU has rates of.
     """
 
     name: str
@@ -181,7 +195,7 @@ class FrameworkConstants:
     memory_efficiency: float
     data_bytes_per_s: float
     further_launch_s: float | None = None
-    attention: tuple[AttentionKernel, ...] = ()
+    attention_kernels: tuple[AttentionKernel, ...] = ()
 
     def __post_init__(self) -> None:
         for field in ("launch_s", "data_bytes_per_s"):
@@ -202,10 +216,6 @@ class FrameworkConstants:
     def graphed(self) -> "FrameworkConstants":
         """The same where a step is replayed as one CUDA graph: the host launches nothing."""
         return replace(self, launch_s=0.0, further_launch_s=0.0)
-
-    def attention_kernels(self, asked: AttentionKernel | None) -> tuple[AttentionKernel, ...]:
-        """Which kernels of attention run, the first that the GPU has: the one that a job asks for, or its own."""
-        return self.attention if asked is None else (asked,)
 
     @property
     def looped_launch_s(self) -> float:
