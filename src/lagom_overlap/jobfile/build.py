@@ -299,9 +299,10 @@ def contention_model_of(spec: JobSpec, cluster: Cluster) -> ContentionModel:
     operators = None if spec.cluster is None else operators_of_preset(spec.cluster.preset)
     in_step = (operators or load_operators(cluster.gpu)).in_training()
     if spec.parallel is not None:
-        in_step = in_step.running(
-            load_framework(framework_of(spec.parallel)).attention_kernels, spec.parallel.attention_kernel
-        )
+        kernels = load_framework(framework_of(spec.parallel)).attention_kernels
+        in_step = in_step.running(kernels, spec.parallel.attention_kernel)
+    elif spec.model is not None:  # a captured step, which is PyTorch's
+        in_step = in_step.running(load_framework("fsdp2").attention_kernels)
     cost = spec.cost
     return ContentionModel(cluster, load_profile(cost.profile), cost.sm_carveout, in_step, rank_skew_s=cost.rank_skew_s)
 
