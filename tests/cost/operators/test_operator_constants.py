@@ -25,6 +25,9 @@ def test_a_gpu_without_a_file_follows_the_a100_by_its_rates_and_says_so() -> Non
     assert derived.fitted_on.startswith("nothing: X1 has no file")
     assert derived.gemm.tile_flops[0] == pytest.approx(2 * base.gemm.tile_flops[0])
     assert derived.stream_bytes_per_s == pytest.approx(3 * base.stream_bytes_per_s)
+    for kernels in ((), (AttentionKernel.FLASH_2,)):
+        rates = [constants.running(kernels).attention_rate(128, 4096) for constants in (derived, base)]
+        assert rates[0] == pytest.approx(2 * rates[1])
 
 
 def test_an_unknown_framework_names_those_that_exist() -> None:

@@ -249,6 +249,7 @@ def load_operators(gpu: Gpu) -> OperatorConstants:
     per_sm = gpu.gemm_flops / gpu.num_sms / _REFERENCE_SM_FLOPS
     memory = gpu.hbm_bytes_per_s / _REFERENCE_BYTES_PER_S
     first, second, third = known.gemm.tile_flops
+    products = per_sm * gpu.num_sms / _REFERENCE_SMS
     return replace(
         known,
         name=gpu.name,
@@ -260,7 +261,8 @@ def load_operators(gpu: Gpu) -> OperatorConstants:
         ),
         stream_bytes_per_s=known.stream_bytes_per_s * memory,
         reduction_bytes_per_s=known.reduction_bytes_per_s * memory,
-        attention_flops=known.attention_flops * per_sm * gpu.num_sms / _REFERENCE_SMS,
+        attention_flops=known.attention_flops * products,
+        attention=tuple(rates.scaled(products) for rates in known.attention),
         peak_flops=gpu.gemm_flops,
     )
 
