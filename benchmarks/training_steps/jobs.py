@@ -313,6 +313,7 @@ def _megatron(row: Row) -> StepCase:
         recompute_modules=recipe.again,
         graph_modules=recipe.graphs,
         fused_loss=recipe.fused_loss,
+        attention_kernel=recipe.attention,
         pipeline_layout=laid_out,
         whole_experts=model.num_experts > 0,
         sequence_parallel=tensor > 1 and (not ci or has_argument(row, "sequence-parallel")),

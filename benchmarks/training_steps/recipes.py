@@ -33,7 +33,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lagom_overlap.workload.models import TransformerModel
-from lagom_overlap.workload.parallel import Dispatcher, GraphModule, RecomputeModule
+from lagom_overlap.workload.parallel import AttentionKernel, Dispatcher, GraphModule, RecomputeModule
 from lagom_overlap.workload.precision import DType, Precision, ProductFormat
 
 Release = tuple[int, int, int]
@@ -53,6 +53,7 @@ class Recipe:
     overlaps_parameters: bool = True
     overlaps_gradients: bool = True
     fused_loss: bool = False
+    attention: AttentionKernel | None = None
     graphs: tuple[GraphModule, ...] = ()
 
 

@@ -137,6 +137,7 @@ def layout_of(parallel: ParallelTable) -> ParallelLayout:
         graph_modules=tuple(parallel.graph_modules),
         pipeline_layout=parallel.pipeline_layout,
         whole_experts=parallel.whole_experts,
+        attention_kernel=parallel.attention_kernel,
     )
 
 
@@ -195,6 +196,14 @@ def cluster_for(spec: JobSpec, layout: ParallelLayout) -> Cluster:
         return cluster
     per_node = min(cluster.gpus_per_node, layout.num_gpus)
     return replace(cluster, num_nodes=-(-layout.num_gpus // per_node), gpus_per_node=per_node)
+
+
+def step_operators(preset: str, gpu: Gpu, parallel: ParallelTable | None) -> OperatorConstants:
+    """What operators cost in a whole step; without a framework, the attention kernels that stock PyTorch takes."""
+    framework = load_framework("fsdp2" if parallel is None else framework_of(parallel))
+    asked = None if parallel is None else parallel.attention_kernel
+    operators = operators_of(preset) or load_operators(gpu)
+    return operators.in_training().running(framework.attention_kernels, asked)
 
 
 def framework_of(parallel: ParallelTable) -> str:

@@ -79,7 +79,11 @@ FLASH_BACKWARD_PASSES: Final = 2.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """Scaled dot-product attention, forward; `passes` scales it (`FLASH_BACKWARD_PASSES` for a backward)."""
+    """Scaled dot-product attention, forward; `passes` scales it (`FLASH_BACKWARD_PASSES` for a `backward`).
+
+    `reach` is the length of the causal sequence whose queries see as many keys in a call as these do in the mean (0:
+    `seq_len`, twice that without a mask): of a window, or of a step of context parallelism's ring, shorter.
+    """
 
     batch: int
     num_heads: int
@@ -88,6 +92,8 @@ class Attention:
     causal: bool = True
     passes: float = 1.0
     element_bytes: int = 2
+    backward: bool = False
+    reach: float = 0.0
 
     def __post_init__(self) -> None:
         _check_positive(

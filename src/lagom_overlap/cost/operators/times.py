@@ -44,7 +44,9 @@ class OperatorTimes:
                 return self._touch(work.num_bytes, work.access) + further_s
             case Attention():
                 idle = max(1.0, self.gpu.num_sms / self._attention_blocks(work))
-                rate = self.constants.attention_rate(work.head_dim) * 2 / work.element_bytes
+                reach = work.reach or work.seq_len * (1 if work.causal else 2)
+                rate = self.constants.attention_rate(work.head_dim, reach, backward=work.backward)
+                rate *= 2 / work.element_bytes
                 return self.constants.gemm.launch_s + work.flops / rate * idle
             case Gemm():
                 return self._gemm(work, work.batch).alone_s

@@ -65,6 +65,8 @@ class AttentionOps(StepOps):
             head_dim=self._head_dim,
             passes=passes * self._share_seen / self._layout.context,
             element_bytes=self._element_bytes,
+            backward=phase is BACKWARD,
+            reach=self._shape.seq_len * self._share_seen / self._layout.context,
         )
         moved = self._travel(part, sources[0], phase)
         spec = attention_axes(sources, self._heads, batch, not self._layout.sequence_parallel)
