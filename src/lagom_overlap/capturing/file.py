@@ -61,6 +61,8 @@ class _AttentionDoc(_Doc, frozen=True, kw_only=True):
     causal: bool
     passes: float = 1.0
     element_bytes: _Count = 2
+    window: _Count = 0
+    narrow: bool = False
 
 
 class _KernelDoc(_Doc, frozen=True, kw_only=True):

@@ -74,6 +74,45 @@ def test_narrow_heads_are_held_back_by_exponentials(preset: str, measured: float
     assert share < h100.attention_rate(64) / h100.attention_flops < 1.0  # half the products per exponential
 
 
+@pytest.mark.parametrize(("preset", "forward_ms", "backward_ms"), [("gb200", 0.210, 0.465), ("gb300", 0.202, 0.442)])
+def test_a_narrow_window_is_no_faster_than_kernels_make_it(preset: str, forward_ms: float, backward_ms: float) -> None:
+    # cuDNN 9.22, 128 heads of 64, 4,096 tokens, a window of 128 (NVIDIA/cudnn-frontend @fb682ce): two tiles of keys, of
+    # which the products alone would take a third of that. Rates in training are lower than in the benchmark.
+    gpu = load_preset(preset).gpu
+    times = OperatorTimes(gpu, load_operators(gpu))
+    of_tiles = 2 * 256 / 4096
+    whole = Attention(batch=1, num_heads=128, seq_len=4096, head_dim=64)
+    narrow = [replace(whole, window=128, passes=passes * of_tiles) for passes in (1.0, 2.5)]
+    found = [times.seconds(work) for work in narrow]
+    assert found == pytest.approx([forward_ms / 1e3, backward_ms / 1e3], rel=0.35)
+    assert sum(found) == pytest.approx((forward_ms + backward_ms) / 1e3, rel=0.2)
+    wide = replace(whole, window=1024, passes=2 * 9 * 128 / 4096)
+    assert found[0] == times.seconds(wide)
+    hopper = load_preset("h100_dgx").gpu  # of which no such time is known
+    seconds = OperatorTimes(hopper, load_operators(hopper)).seconds
+    assert seconds(narrow[0]) < 0.3 * seconds(wide)
+
+
+@pytest.mark.parametrize(
+    ("preset", "head_dim", "gain"), [("gb200", 128, 1.0), ("gb200", 160, 1.3), ("gb300", 160, 1.4)]
+)
+def test_attention_in_mxfp8_gains_where_heads_are_wide(preset: str, head_dim: int, gain: float) -> None:
+    constants = load_operators(load_preset(preset).gpu)
+    found = constants.attention_rate(head_dim, narrow=True) / constants.attention_rate(head_dim)
+    assert found == pytest.approx(gain, abs=0.01)
+
+
+def test_products_of_two_bytes_stay_below_what_was_measured_of_them_alone() -> None:
+    # cuBLAS on a GB300, 8192 x 8192 x 8192 in BF16: 1.717 PFLOP/s (facebookexperimental/triton, pull 740).
+    gpu = load_preset("gb300").gpu
+    constants = load_operators(gpu)
+    seconds = OperatorTimes(gpu, constants.in_training()).seconds(Gemm(8192, 8192, 8192))
+    assert 2 * 8192**3 / seconds == pytest.approx(1.717e15, rel=0.05)
+    narrow = OperatorTimes(gpu, constants.in_training()).seconds(Gemm(8192, 8192, 8192, 1, result_bytes=2))
+    assert 2 * 8192**3 / narrow > 1.9 * 1.757e15
+    assert load_operators(load_preset("gb200").gpu).wide_gemm == load_operators(load_preset("gb200").gpu).gemm
+
+
 @pytest.mark.parametrize(("preset", "gain"), [("gb200", 4.0), ("gb300", 6.0)])
 def test_half_a_byte_multiplies_at_the_data_sheets_rate(preset: str, gain: float) -> None:
     # Dense PFLOP/s in BF16 and FP4: GB200 2.5 and 10, GB300 2.5 and 15.
