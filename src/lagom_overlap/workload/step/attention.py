@@ -57,7 +57,7 @@ class AttentionOps(StepOps):
             return source
         columns = (self._heads + self._kv_heads) * self._model.head_dim
         shape, traffic = (self._tokens, columns), self._shape.traffic
-        if not self._model.scaled_rotary or traffic.scaled_rotary is None:
+        if traffic.scaled_rotary is None or not self._turns_unfused:
             return self._run(part, (source,), traffic.rotary[phase is not FORWARD], shape, phase)
         streamed, rearranged = traffic.scaled_rotary[phase is not FORWARD]
         num_bytes = sum(rearranged) * shape[0] * shape[1]

@@ -46,9 +46,8 @@ _CAST_BEFORE: Final = (("expert_down", Phase.FORWARD), ("expert_up", Phase.BACKW
 _LOOPED: Final = ("expert_up", "expert_down")
 """Products and casts of these matrices are launched expert by expert in loops of Transformer Engine's C++
 (`te_general_grouped_gemm`, `multi_tensor_quantize_impl`, v2.9 to v2.16)."""
-_EAGER: Final = ("expert_bias", "expert_act_clamp", "expert_act_d_clamp", "rotary")
-"""What Megatron-LM leaves to PyTorch's operators where it is more than a kernel: expert biases, clamps, rotary angles
-that are scaled."""
+_EAGER: Final = ("expert_bias", "expert_act_clamp", "expert_act_d_clamp")
+"""What Megatron-LM leaves to PyTorch's operators: expert biases and clamps."""
 _NVFP4_KERNELS: Final = 3
 _TURN_BYTES: Final = 2
 """Per FP8 element of a copy by columns."""
@@ -131,7 +130,13 @@ class StepOps:
             return Issuer.GRAPH
         if part.startswith(_LOOPED) and self._shape.mixture.apart:
             return Issuer.LIBRARY
-        return Issuer.EAGER if part.startswith(_EAGER) else Issuer.PROGRAM
+        is_unfused = part.startswith("rotary") and self._turns_unfused
+        return Issuer.EAGER if is_unfused or part.startswith(_EAGER) else Issuer.PROGRAM
+
+    @property
+    def _turns_unfused(self) -> bool:
+        """Whether rotary positions are PyTorch's operators because YaRN scales them."""
+        return self._model.scaled_rotary and self._shape.traffic.scaled_rotary is not None
 
     def _parameters(self, name: str, phase: Phase) -> str:
         """What brings the parameters around matrix `name` in this phase, "" if nothing must."""
