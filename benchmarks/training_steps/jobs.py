@@ -340,7 +340,7 @@ def _megatron(row: Row) -> StepCase:
         cluster=_cluster(row, num_gpus),
         framework="megatron",
         graphed=recipe.graphed,
-        precision=precision_of(model, products, recipe.reduction),
+        precision=precision_of(model, products, recipe),
         measured_s=_measured_s(row, model, num_gpus),
     )
 

@@ -136,6 +136,8 @@ class PrecisionTable(Spec, frozen=True):
     gradient: DType | None = None
     reduction: DType | None = None
     products: ProductFormat = ProductFormat.PARAMETER
+    attention: ProductFormat = ProductFormat.PARAMETER
+    head: ProductFormat = ProductFormat.PARAMETER
 
 
 class CostTable(Spec, frozen=True):

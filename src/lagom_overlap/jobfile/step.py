@@ -219,6 +219,8 @@ def precision_of(spec: JobSpec, rules: IssueRules) -> Precision:
         table.gradient or default.gradient,
         table.reduction or default.reduction,
         table.products,
+        others=() if table.head is ProductFormat.PARAMETER else (("logits", table.head),),
+        attention=table.attention,
     )
 
 
@@ -256,6 +258,20 @@ def _check_products(products: ProductFormat, gpu: Gpu) -> None:
         raise JobError(f"precision.products is {products}, must be {', '.join(allowed)} on {gpu.name} ({keys})")
 
 
+def _check_block_scaled(spec: JobSpec, framework: str, gpu: Gpu) -> None:
+    """Refuses attention and heads in formats that Transformer Engine does not multiply them in, or the GPU."""
+    for key in ("attention", "head"):
+        found = getattr(spec.precision, key)
+        can = framework == "megatron" and gpu.mxfp8
+        if found is ProductFormat.PARAMETER or (found is ProductFormat.MXFP8 and can):
+            continue
+        allowed = "parameter, mxfp8" if can else "parameter"
+        raise JobError(
+            f"precision.{key} is {found}, must be {allowed} on {gpu.name} with framework {framework}; "
+            f"mxfp8 takes megatron and gpu.mxfp8"
+        )
+
+
 def job_step(spec: JobSpec) -> JobStep | None:
     """The step of a job's named model; None for groups given by shapes, captures and programs.
 
@@ -273,6 +289,7 @@ def job_step(spec: JobSpec) -> JobStep | None:
     check_layout(model, layout, cluster, spec.model.seq_len)
     framework, precision = load_framework(rules.name), precision_of(spec, rules)
     _check_products(precision.products, cluster.gpu)
+    _check_block_scaled(spec, rules.name, cluster.gpu)
     return JobStep(
         model=model,
         layout=layout,

@@ -178,6 +178,39 @@ def test_rates_of_attention_are_refused_where_they_mean_nothing(field: str, valu
         replace(rates, **{field: value})
 
 
+@pytest.mark.parametrize(("preset", "forward_ms", "backward_ms"), [("gb200", 0.210, 0.465), ("gb300", 0.202, 0.442)])
+def test_a_narrow_window_is_no_faster_than_kernels_make_it(preset: str, forward_ms: float, backward_ms: float) -> None:
+    # cuDNN 9.22, 128 heads of 64, 4,096 tokens, a window of 128 (NVIDIA/cudnn-frontend @fb682ce): two tiles of keys,
+    # whose products alone would take half of that.
+    operators = load_operators(load_preset(preset).gpu).running((AttentionKernel.CUDNN,))
+    share = 2 * 256 / 4096
+    whole = Attention(batch=1, num_heads=128, seq_len=4096, head_dim=64)
+    forward = attention_s(operators, replace(whole, passes=share, reach=4096 * share, window=128))
+    backward = attention_s(operators, replace(whole, passes=2.5 * share, reach=4096 * share, window=128, backward=True))
+    assert backward == pytest.approx(backward_ms / 1e3, rel=0.2)
+    assert forward + backward == pytest.approx((forward_ms + backward_ms) / 1e3, rel=0.12)
+
+
+@pytest.mark.parametrize(
+    ("preset", "head_dim", "gain"), [("gb200", 128, 1.0), ("gb200", 160, 1.3), ("gb300", 160, 1.4)]
+)
+def test_attention_in_mxfp8_gains_where_heads_are_wide(preset: str, head_dim: int, gain: float) -> None:
+    constants = load_operators(load_preset(preset).gpu)
+    found = constants.attention_rate(head_dim, narrow=True) / constants.attention_rate(head_dim)
+    assert found == pytest.approx(gain, abs=0.01)
+
+
+def test_products_of_two_bytes_stay_below_what_was_measured_of_them_alone() -> None:
+    # cuBLAS on a GB300, 8192 x 8192 x 8192 in BF16: 1.717 PFLOP/s (facebookexperimental/triton, pull 740).
+    gpu = load_preset("gb300").gpu
+    constants = load_operators(gpu)
+    seconds = OperatorTimes(gpu, constants.in_training()).seconds(Gemm(8192, 8192, 8192))
+    assert 2 * 8192**3 / seconds == pytest.approx(1.717e15, rel=0.05)
+    narrow = OperatorTimes(gpu, constants.in_training()).seconds(Gemm(8192, 8192, 8192, 1, result_bytes=2))
+    assert 2 * 8192**3 / narrow > 1.9 * 1.757e15
+    assert load_operators(load_preset("gb200").gpu).wide_gemm == load_operators(load_preset("gb200").gpu).gemm
+
+
 @pytest.mark.parametrize(("preset", "gain"), [("gb200", 4.0), ("gb300", 6.0)])
 def test_half_a_byte_multiplies_at_the_data_sheets_rate(preset: str, gain: float) -> None:
     # Dense PFLOP/s in BF16 and FP4: GB200 2.5 and 10, GB300 2.5 and 15.

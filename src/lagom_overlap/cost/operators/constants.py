@@ -15,6 +15,7 @@ import msgspec
 from lagom_overlap.cost.operators.gemm import GemmConstants
 from lagom_overlap.errors import JobError, UnknownNameError
 from lagom_overlap.hardware import Gpu, read_preset_file
+from lagom_overlap.workload import Issuer
 from lagom_overlap.workload.parallel import AttentionKernel
 
 _REFERENCE: Final = "a100"
@@ -68,13 +69,16 @@ class OperatorConstants:
     attention with heads of 128 columns, of which `attention_kernel` is chosen; `attention_share` is what they keep in a
     whole step. `attention_flops` is the rate of any other, at any length; `attention_exp_width` the columns whose
     products take as long as the exponentials of the scores, which make narrower heads slower; `attention_rows` the
-    query rows of one block of it; `peak_flops` the datasheet's dense 2-byte rate, which only the MFU refers to.
+    query rows of one block of it; `narrow_attention_gain` what MXFP8 makes of the rate where heads are wider than 128
+    columns (others gain nothing). `peak_flops` is the datasheet's dense 2-byte rate, which only the MFU refers to.
     `rearranged_share` is what kernels that rearrange reach of the stream's rate. `sustained_share` is what products
     keep of their rates through a whole training step, where power and heat hold the clock down and tiles are not always
-    the fastest. All shares are 1 where nothing was
-    measured. `chunk_flops` is what an SM reaches in the products of a scan's chunks (`Gemm.chunked`), infinite where
-    nothing holds them back. `fp4_gain` is the datasheet's dense FP4 rate over twice its FP8 rate.
-    `block_share` is what products whose operands have a scale per block (MXFP8) keep of the rate with one per tensor.
+    the fastest. All shares are 1 where nothing was measured. `chunk_flops` is what an SM reaches in the products of a
+    scan's chunks (`Gemm.chunked`), infinite where nothing holds them back. `fp4_gain` is the datasheet's dense FP4 rate
+    over twice its FP8 rate. `block_share` is what products whose operands have a scale per block (MXFP8) keep of the
+    rate with one per tensor. `wide_flops` is what an SM reaches at most in products of 2-byte operands, infinite where
+    no rate was fitted in FP8 alone. `least_window` are the keys below which a narrower window makes attention no
+    faster.
     """
 
     name: str
@@ -92,6 +96,9 @@ class OperatorConstants:
     chunk_flops: float = inf
     fp4_gain: float = 1.0
     block_share: float = 1.0
+    wide_flops: float = inf
+    narrow_attention_gain: float = 1.0
+    least_window: int = 0
     attention_share: float = 1.0
     attention: tuple[AttentionRates, ...] = ()
     attention_kernel: AttentionKernel | None = None
@@ -110,17 +117,24 @@ class OperatorConstants:
             "fp4_gain",
             "block_share",
             "attention_share",
+            "narrow_attention_gain",
         ):
             value = getattr(self, field)
             if not 0 < value < float("inf"):
                 raise ValueError(f"operators of {self.name!r}: {field} is {value}, must be positive and finite")
         if self.attention_exp_width < 0:
             raise ValueError(f"operators of {self.name!r}: attention_exp_width must not be negative")
+        if not self.wide_flops > 0:
+            raise ValueError(f"operators of {self.name!r}: wide_flops is {self.wide_flops}, must be positive")
+        if self.least_window < 0:
+            raise ValueError(f"operators of {self.name!r}: least_window must not be negative")
         if not self.chunk_flops > 0:
             raise ValueError(f"operators of {self.name!r}: chunk_flops is {self.chunk_flops}, must be positive")
 
-    def attention_rate(self, head_dim: int, reach: float = inf, *, backward: bool = False) -> float:
-        """Flops per second of the chosen kernel at such heads and such a reach (`Attention.reach`).
+    def attention_rate(
+        self, head_dim: int, reach: float = inf, *, backward: bool = False, narrow: bool = False
+    ) -> float:
+        """Flops per second of the chosen kernel at such heads and such a reach (`Attention.reach`), `narrow` in MXFP8.
 
         A score costs its products, which grow with the columns, and two exponentials (forward and backward). Products
         of 14 flops per score and column (4 and 10) over 16 exponentials a cycle give `attention_exp_width`. On a
@@ -131,7 +145,8 @@ class OperatorConstants:
         alone = self.attention_exp_width
         rates = next((one for one in self.attention if one.kernel is self.attention_kernel), None)
         flops = self.attention_flops if rates is None else rates.at(reach, backward=backward)
-        return flops * width * (WIDE_HEAD + alone) / (WIDE_HEAD * (width + alone))
+        gain = self.narrow_attention_gain if narrow and head_dim > WIDE_HEAD else 1.0
+        return gain * flops * width * (WIDE_HEAD + alone) / (WIDE_HEAD * (width + alone))
 
     def running(self, kernels: Sequence[AttentionKernel], asked: AttentionKernel | None = None) -> "OperatorConstants":
         """The same with the kernel of attention that a job asks for, or the first of these that the GPU has.
@@ -160,6 +175,11 @@ class OperatorConstants:
         """The constants of products whose operands have a byte per element and a scale per block."""
         return _scaled(self.gemm, self.block_share)
 
+    @property
+    def wide_gemm(self) -> GemmConstants:
+        """The constants of products of 2-byte operands."""
+        return _scaled(self.gemm, min(1.0, self.wide_flops / self.gemm.tile_flops[0]))
+
     def in_training(self) -> "OperatorConstants":
         """The same GPU in the middle of a training step."""
         return replace(
@@ -181,11 +201,11 @@ class FrameworkConstants:
     """What a training framework adds to the kernels.
 
     The host needs `launch_s` to issue one kernel, and `further_launch_s` for each further one that a library launches
-    in a loop (None: the same); a pass that the GPU finishes earlier takes the host's time, blended
-    by `launch_norm` (p of a p-norm). `memory_efficiency` is what the framework's memory-bound kernels reach of the
-    GPU's bandwidths. `data_bytes_per_s` limits what the framework's data-parallel collectives reach between nodes,
-    where it is not the wire (0: the wire). `attention_kernels` are whose flash attention it takes, the first that the
-    GPU has rates of.
+    in a loop, `eager_launch_s` for each further operator of PyTorch (None: the same); a pass that the GPU finishes
+    earlier takes the host's time, blended by `launch_norm` (p of a p-norm). `memory_efficiency` is what the framework's
+    memory-bound kernels reach of the GPU's bandwidths. `data_bytes_per_s` limits what the framework's data-parallel
+    collectives reach between nodes, where it is not the wire (0: the wire). `attention_kernels` are whose flash
+    attention it takes, the first that the GPU has rates of.
     """
 
     name: str
@@ -196,16 +216,17 @@ class FrameworkConstants:
     data_bytes_per_s: float
     further_launch_s: float | None = None
     attention_kernels: tuple[AttentionKernel, ...] = ()
+    eager_launch_s: float | None = None
 
     def __post_init__(self) -> None:
         for field in ("launch_s", "data_bytes_per_s"):
             value = getattr(self, field)
             if not 0 <= value < float("inf"):
                 raise ValueError(f"framework {self.name!r}: {field} is {value}, must be finite and not negative")
-        if self.further_launch_s is not None and not 0 <= self.further_launch_s < float("inf"):
-            raise ValueError(
-                f"framework {self.name!r}: further_launch_s is {self.further_launch_s}, must not be negative"
-            )
+        for field in ("further_launch_s", "eager_launch_s"):
+            value = getattr(self, field)
+            if value is not None and not 0 <= value < float("inf"):
+                raise ValueError(f"framework {self.name!r}: {field} is {value}, must not be negative")
         if not 0 < self.memory_efficiency <= 1:
             raise ValueError(
                 f"framework {self.name!r}: memory_efficiency is {self.memory_efficiency}, must be in (0, 1]"
@@ -215,12 +236,12 @@ class FrameworkConstants:
 
     def graphed(self) -> "FrameworkConstants":
         """The same where a step is replayed as one CUDA graph: the host launches nothing."""
-        return replace(self, launch_s=0.0, further_launch_s=0.0)
+        return replace(self, launch_s=0.0, further_launch_s=0.0, eager_launch_s=0.0)
 
-    @property
-    def looped_launch_s(self) -> float:
-        """What the host needs for each further kernel of a library's loop."""
-        return self.launch_s if self.further_launch_s is None else self.further_launch_s
+    def next_launch_s(self, issuer: Issuer) -> float:
+        """What the host needs for each kernel of an operator but the first."""
+        further_s = {Issuer.LIBRARY: self.further_launch_s, Issuer.EAGER: self.eager_launch_s}.get(issuer)
+        return self.launch_s if further_s is None else further_s
 
 
 def _folder(kind: str) -> Traversable:
