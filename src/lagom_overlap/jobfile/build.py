@@ -14,7 +14,7 @@ from lagom_overlap.backends.base import Backend, BackendRequest, SpaceLimits
 from lagom_overlap.backends.gloo import join_if_launched_by_torchrun
 from lagom_overlap.collective import Collective, LaunchSpace, chunk_bytes_of_slice
 from lagom_overlap.cost import ContentionModel, load_profile
-from lagom_overlap.cost.operators import operators_of_preset
+from lagom_overlap.cost.operators import load_operators, operators_of_preset
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import Cluster
 from lagom_overlap.jobfile.registry import backend_factory
@@ -296,7 +296,11 @@ def join_launched(backend: str) -> int | None:
 
 def contention_model_of(spec: JobSpec, cluster: Cluster) -> ContentionModel:
     """The cost model of the job's profile, operators and carve-out on this cluster, at the rates of a whole step."""
-    operators = step_operators("" if spec.cluster is None else spec.cluster.preset, cluster.gpu, spec.parallel)
+    preset = "" if spec.cluster is None else spec.cluster.preset
+    if spec.parallel is None and spec.model is None:  # groups by shapes, of nobody's kernels
+        operators = (operators_of_preset(preset) or load_operators(cluster.gpu)).in_training()
+    else:
+        operators = step_operators(preset, cluster.gpu, spec.parallel)
     cost = spec.cost
     return ContentionModel(
         cluster, load_profile(cost.profile), cost.sm_carveout, operators, rank_skew_s=cost.rank_skew_s

@@ -199,7 +199,7 @@ def cluster_for(spec: JobSpec, layout: ParallelLayout) -> Cluster:
 
 
 def step_operators(preset: str, gpu: Gpu, parallel: ParallelTable | None) -> OperatorConstants:
-    """What operators cost in a whole step; without a framework, the attention kernels that stock PyTorch takes."""
+    """What operators cost in a whole step; where no framework is told, stock PyTorch's kernels of attention."""
     framework = load_framework("fsdp2" if parallel is None else framework_of(parallel))
     asked = None if parallel is None else parallel.attention_kernel
     operators = operators_of(preset) or load_operators(gpu)
