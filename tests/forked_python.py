@@ -183,8 +183,8 @@ def run_ranks(
     *,
     cwd: Path | str | None = None,
     imports: Sequence[str] = (),
-) -> None:
-    """Runs a script on ranks of one machine, with what torchrun would tell them, to the end.
+) -> list[str]:
+    """Runs a script on ranks of one machine, with what torchrun would tell them, to the end; what each wrote.
 
     Raises:
         subprocess.CalledProcessError: if a rank fails; with the last words of that rank.
@@ -213,10 +213,13 @@ def run_ranks(
         finally:
             for rank in ranks:
                 rank.kill()
+        written = []
         for code, log in zip(codes, logs, strict=True):
+            log.seek(0)
+            written.append(log.read())
             if code:
-                log.seek(0)
-                raise subprocess.CalledProcessError(code, [str(script), *arguments], log.read()[-12_000:])
+                raise subprocess.CalledProcessError(code, [str(script), *arguments], written[-1][-12_000:])
+        return written
 
 
 def _serve(connection: socket.socket) -> list[str]:
