@@ -91,6 +91,14 @@ class ForkServer:
 _server: ForkServer | None = None
 
 
+def server() -> ForkServer:
+    """The one of this process; a test that says where temporary files go has it started before."""
+    global _server  # noqa: PLW0603 - one for all tests of this process
+    if _server is None:
+        _server = ForkServer()
+    return _server
+
+
 class ForkedPython:
     """A `subprocess.Popen` of `python SCRIPT ARGUMENTS`, as far as tests use one.
 
@@ -112,9 +120,6 @@ class ForkedPython:
         machine: int | None = None,
         imports: Sequence[str] = (),
     ) -> None:
-        global _server  # noqa: PLW0603 - one for all tests of this process
-        if _server is None:
-            _server = ForkServer()
         self.args = [str(script), *arguments]
         self.returncode: int | None = None
         self.stdin, source = self._pipe(stdin, subprocess.DEVNULL, "w" if text else "wb")
@@ -127,7 +132,7 @@ class ForkedPython:
             "machine": machine,
             "imports": list(imports),
         }
-        self.pid = _server.fork(request, [source, out, out if stderr == subprocess.STDOUT else error])
+        self.pid = server().fork(request, [source, out, out if stderr == subprocess.STDOUT else error])
         for end in (source, out, error):
             os.close(end)
 
@@ -161,8 +166,7 @@ class ForkedPython:
 
     def _wait(self, timeout_s: float | None) -> int | None:
         if self.returncode is None:
-            assert _server is not None
-            self.returncode = _server.exit_code(self.pid, timeout_s)
+            self.returncode = server().exit_code(self.pid, timeout_s)
         return self.returncode
 
     def send_signal(self, number: int) -> None:
