@@ -1,7 +1,7 @@
 """The parent of a job's command on one host: whatever ends the verb, SIGKILL included, ends the command with it.
 
 A verb that is killed can end nothing. So the command is a child of this small process, whose stdin is a pipe that only
-the verb writes to: end of file is the verb's end, or its wish. Nothing of the command escapes, whatever session,
+the verb writes to: a further line is its wish, end of file without one its end. Nothing of the command escapes, whatever session,
 environment or parent it gives itself: the keeper is a subreaper (PR_SET_CHILD_SUBREAPER), so that all orphans below it
 become its children. Should the keeper be killed, the kernel sends the command SIGTERM (PR_SET_PDEATHSIG: its first
 process only, and a launcher ends its workers), and the verb ends what is left.
@@ -37,7 +37,7 @@ _KILLED_S: Final = 10.0
 class Order:
     """A command and its environment. `grace_s` is what it has to end after SIGTERM.
 
-    `folder` is the verb's own, which the keeper removes where process `verb` can no longer do so.
+    `folder` is the verb's own, which the keeper removes where the verb, process `verb`, can no longer do so.
     """
 
     verb: int
@@ -65,7 +65,7 @@ def become_subreaper() -> None:
 
 
 def keep(report: int) -> None:
-    """Starts the command, reports its end, and leaves nothing of it once stdin has ended."""
+    """Starts the command, reports its end, and leaves nothing of it once the verb wishes so or has gone."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
         # Whoever started us may ignore SIGCHLD: then the kernel would take our children, and nobody hear of their end.
         if number == signal.SIGCHLD or signal.getsignal(number) is not signal.SIG_IGN:
@@ -78,7 +78,7 @@ def keep(report: int) -> None:
     while kept.is_started and not kept.is_told_to_end():
         pass
     kept.end()
-    if os.getppid() != order.verb:
+    if not kept.is_wished or os.getppid() != order.verb:  # the parent changes a moment after its files are closed
         shutil.rmtree(order.folder, ignore_errors=True)
 
 
@@ -97,7 +97,7 @@ class _Command:
 
     def __init__(self, order: Order, report: int) -> None:
         self._report, self._grace_s = report, order.grace_s
-        self._pid, self._has_ended = 0, False
+        self._pid, self._has_ended, self.is_wished = 0, False, False
         self._wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
         libc, keeper = ctypes.CDLL(None), os.getpid()
@@ -129,9 +129,11 @@ class _Command:
         return self._pid != 0
 
     def is_told_to_end(self) -> bool:
-        """Whether stdin has ended. Waits until something happens, and takes the processes that have ended."""
-        readable = self._reap(0)
-        return 0 in readable and not os.read(0, 1 << 12)
+        """Whether the verb wishes so or has gone. Waits until something happens; takes the processes that have ended."""
+        if 0 not in self._reap(0):
+            return False
+        self.is_wished = bool(os.read(0, 1 << 12))
+        return True
 
     def end(self) -> None:
         """Asks the command to end, then kills it and all below us."""

@@ -228,6 +228,10 @@ class _Host:
     def tell_to_end(self) -> None:
         """The keeper ends the command and itself."""
         assert self.keeper.stdin is not None
+        if not self.keeper.stdin.closed:
+            with contextlib.suppress(BrokenPipeError):
+                self.keeper.stdin.write(b"end\n")
+                self.keeper.stdin.flush()
         with contextlib.suppress(BrokenPipeError):
             self.keeper.stdin.close()
 

@@ -14,7 +14,7 @@ from lagom_overlap.backends.base import Backend, BackendRequest, SpaceLimits
 from lagom_overlap.backends.gloo import join_if_launched_by_torchrun
 from lagom_overlap.collective import Collective, LaunchSpace, chunk_bytes_of_slice
 from lagom_overlap.cost import ContentionModel, load_profile
-from lagom_overlap.cost.operators import load_operators, operators_of_preset
+from lagom_overlap.cost.operators import OperatorConstants, load_operators, operators_of_preset
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import Cluster
 from lagom_overlap.jobfile.registry import backend_factory
@@ -267,17 +267,18 @@ def request_of(
     spec: JobSpec, groups: tuple[OverlapGroup, ...], *, seed: int | None = None, bundle: Path | None = None
 ) -> BackendRequest:
     """What the job asks of its backend; `seed` overrides the job's."""
+    cluster = cluster_of(spec)
     return BackendRequest(
         job_fingerprint=job_fingerprint(spec, groups),
         seed=spec.tune.seed if seed is None else seed,
         repeats=spec.tune.repeats,
         limits=limits_of(spec.tune.space),
-        cluster=cluster_of(spec),
+        cluster=cluster,
         profile=spec.cost.profile,
         noise=spec.cost.noise,
         sm_carveout=spec.cost.sm_carveout,
         rank_skew_s=spec.cost.rank_skew_s,
-        operators=None if spec.cluster is None else operators_of_preset(spec.cluster.preset),
+        operators=None if cluster is None else _operators(spec, cluster),
         bundle=bundle,
         num_ranks=spec.job.ranks,
         link_bytes_per_s=link_bytes_per_s(spec.job.link),
@@ -294,14 +295,17 @@ def join_launched(backend: str) -> int | None:
     return None if join is None else join()
 
 
+def _operators(spec: JobSpec, cluster: Cluster) -> OperatorConstants:
+    """What operators cost: those of a model in its whole step, groups by shapes alone and in nobody's kernels."""
+    preset = "" if spec.cluster is None else spec.cluster.preset
+    if spec.parallel is None and spec.model is None:
+        return operators_of_preset(preset) or load_operators(cluster.gpu)
+    return step_operators(preset, cluster.gpu, spec.parallel)
+
+
 def contention_model_of(spec: JobSpec, cluster: Cluster) -> ContentionModel:
     """The cost model of the job's profile, operators and carve-out on this cluster, at the rates of a whole step."""
-    preset = "" if spec.cluster is None else spec.cluster.preset
-    if spec.parallel is None and spec.model is None:  # groups by shapes, of nobody's kernels
-        operators = (operators_of_preset(preset) or load_operators(cluster.gpu)).in_training()
-    else:
-        operators = step_operators(preset, cluster.gpu, spec.parallel)
-    cost = spec.cost
+    cost, operators = spec.cost, _operators(spec, cluster).in_training()
     return ContentionModel(
         cluster, load_profile(cost.profile), cost.sm_carveout, operators, rank_skew_s=cost.rank_skew_s
     )

@@ -7,11 +7,12 @@ since nothing was sent.
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import tomli_w
 
+from lagom_overlap.cost.operators import OperatorConstants
 from lagom_overlap.cost.operators.machine_fit import (
     PIECES,
     MachineFit,
@@ -115,6 +116,11 @@ def _works(spec: JobSpec) -> list[MachineWork]:
     return list(found)
 
 
+def _stated(constants: OperatorConstants) -> dict[str, Any]:  # any TOML value
+    """TOML has no null: what is not stated is left out."""
+    return {key: value for key, value in asdict(constants).items() if value is not None}
+
+
 def _cluster_file(fit: MachineFit, result: ProfileResult) -> bytes:
     wire = Link(kind=LinkKind.NETWORK, bytes_per_s=ASSUMED_BYTES_PER_S, hop_s=_ASSUMED_HOP_S, host_fifo=True)
     cluster = Cluster(
@@ -126,7 +132,7 @@ def _cluster_file(fit: MachineFit, result: ProfileResult) -> bytes:
         intra=wire,
         inter=wire,
     )
-    tables = msgspec.to_builtins({**asdict(cluster), "operators": asdict(fit.constants)})
+    tables = msgspec.to_builtins({**asdict(cluster), "operators": _stated(fit.constants)})
     held = "unknown" if result.held_out_mean_abs_error is None else f"{result.held_out_mean_abs_error:.1%}"
     words = [
         f"Written by {result.tool} {result.version}, {result.date}, job {result.job!r}.",
