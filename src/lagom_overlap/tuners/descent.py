@@ -212,7 +212,7 @@ class _Descent:
         choices = self._choices()
         while (told := self._told()) and len(told) >= FEWEST_FITTED:
             curves = self._curves(choices, told)
-            arms = list(dict.fromkeys(assignment for assignment, _ in told))
+            arms = self._clean(curves)
             draws = curves.draws(curves.places(arms))
             best = _fastest(curves, draws[:, 0], [self._mean_evened(curves, arm) for arm in arms])
             self._fitted = arms[best]
@@ -229,9 +229,16 @@ class _Descent:
     def _told(self) -> list[tuple[Assignment, Measurement]]:
         return [(asked, told) for asked, told in self._asked if isinstance(told, Measurement)]
 
+    def _clean(self, curves: Curves) -> list[Assignment]:
+        """The default, and what was measured without being slow as a whole: the others are only predicted."""
+        told = [asked for number, (asked, _) in enumerate(self._told()) if curves.slowed(number) == 1]
+        return list(dict.fromkeys((self._problem.default, *told)))
+
     def _mean_evened(self, curves: Curves, arm: Assignment) -> Measurement:
-        """The first of an assignment's measurements, with the mean makespan of all of them."""
-        evened = [_evened(told, curves, number) for number, (asked, told) in enumerate(self._told()) if asked == arm]
+        """The first of an assignment's clean measurements, with the mean makespan of these; of the default, of all."""
+        told = [(number, each) for number, (asked, each) in enumerate(self._told()) if asked == arm]
+        clean = [(number, each) for number, each in told if curves.slowed(number) == 1]
+        evened = [_evened(each, curves, number) for number, each in clean or told]
         return replace(evened[0], makespan_s=fmean(each.makespan_s for each in evened))
 
     def _most_doubtful(
@@ -296,7 +303,7 @@ class _Descent:
                 candidates[tuple(tried)] = None
         if 1 < len(self._starts) <= MOST_COMMS:
             candidates |= self._own_settings(curves, choices, near, list(candidates))
-        known = self._known
+        known = {*self._clean(curves), *(one for one, told in self._asked if not isinstance(told, Measurement))}
         asked = [candidate for candidate in candidates if candidate not in known]
         if not asked:
             return None
