@@ -13,10 +13,11 @@ here the default is the start, the makespan Z is the judge, and all collectives 
        default's are not known. Each step once there, and nobody stays behind: the curves take it further in fewer
        measurements;
     4. up to `MOST_MEASURED` measurements, what two curves through all of them (`curves.py`) expect to gain most: any
-       setting for all, for the first or the last collectives of the stream, or a setting of each one's own. More
-       channels, other algorithms and protocols only where communication was exposed; nothing that may well be twice
-       as slow, and nothing further from what was measured than a step. Where nothing new promises anything, what is
-       left goes to repeats of the best and of those that may still be better;
+       setting for all, or for the first or the last collectives of the stream. More channels, other algorithms and
+       protocols only where communication was exposed; nothing that may well be twice as slow, and nothing further from
+       what was measured than a step. Where collectives wait for kernels (`waiting.py`), also a setting of each one's
+       own: there the makespan depends on which of them fits in front of which kernel. Where nothing new promises
+       anything, what is left goes to repeats of the best and of those that may still be better;
     5. what is recommended is the fastest of the measured by these curves, which even out the noise of single
        measurements and what made some slow as a whole; the default, unless that is faster by `LEAST_GAIN` and was
        measured so.
@@ -49,7 +50,7 @@ from lagom_overlap.tuners.gaussian_process import FEWEST_SLOW
 from lagom_overlap.tuners.groupwise import GroupwiseTuner, Probe, Search
 from lagom_overlap.tuners.places import Place, in_way, is_near, setting_of, settings_of, start_of
 from lagom_overlap.tuners.problem import IQR_OF_SIGMA, Assignment, GroupProblem, Measurement, Outcome
-from lagom_overlap.tuners.waiting import MOST_COMMS, Stream
+from lagom_overlap.tuners.waiting import Stream
 
 LEAST_GAIN: Final = 0.002
 """A share of the makespan."""
@@ -288,7 +289,7 @@ class _Descent:
     def _most_promising(
         self, curves: Curves, choices: Sequence[Sequence[Setting]], incumbent: npt.NDArray[np.float64]
     ) -> Assignment | None:
-        """One setting for all collectives that have it, for the first or last of them, or for each its own."""
+        """One setting for all collectives that have it, or for the first or last of them, the others as they are."""
         candidates: dict[Assignment, None] = {}
         measured = {config for assignment, _ in self._told() for config in assignment}
         settings = {setting.config: setting for own in choices for setting in own}
@@ -301,7 +302,7 @@ class _Descent:
                 for j in members:
                     tried[j] = config
                 candidates[tuple(tried)] = None
-        if 1 < len(self._starts) <= MOST_COMMS:
+        if curves.waits:
             candidates |= self._own_settings(curves, choices, near, list(candidates))
         known = {*self._clean(curves), *(one for one, told in self._asked if not isinstance(told, Measurement))}
         asked = [candidate for candidate in candidates if candidate not in known]
