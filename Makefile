@@ -49,6 +49,9 @@ types: venv
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Kept bytecode: hundreds of processes that the tests start import the package, each compiling it anew without.
+tests tests-with-ranks: export PYTHONDONTWRITEBYTECODE =
+
 tests: venv
 	$(BIN)/pytest -n 2 -m "not gloo"
 

@@ -1,10 +1,11 @@
-"""Fits what a GPU keeps of its product rate in a whole step, and its attention rate, on published steps.
+"""Fits what a GPU keeps of its product rate in a whole step, and of attention's, on published steps.
 
-    python benchmarks/fit_steps.py training_steps_shown.csv [--gpu h100_dgx | --pairs]
+    python benchmarks/fit_steps.py training_steps_shown.csv [--gpu h100_dgx [--attention] | --pairs]
 
-Two numbers per GPU (`sustained_share`, `attention_flops`), or the first alone where one sequence length was measured,
-on the dense Megatron rows, one per distinct job; then once more without each model family, and what its rows are off
-by. torchtitan's rows, fine-tuning on packed sequences and every mixture of experts stay out.
+One number per GPU (`sustained_share`) on the dense Megatron rows, one per distinct job; then once more without each
+model family, and what its rows are off by. `--attention` fits `attention_share` too: what attention keeps of the rates
+of its own benchmarks (`benchmarks/fit_attention.py`), where those ran at other clocks than steps do. torchtitan's rows,
+fine-tuning on packed sequences and every mixture of experts stay out.
 
 `--pairs` fits what products in MXFP8 keep of FP8's rate (`block_share`, one number for all GPUs) on lines that follow
 each other and differ in the format alone.
@@ -23,7 +24,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lagom_overlap.cost.operators import load_operators
-from lagom_overlap.units import TFLOPS
 from lagom_overlap.workload.precision import ProductFormat
 from measured_rows import Named, exit_code_of, interrupted, read, report_named, tried
 from training_steps.case import COLUMNS, StepCase
@@ -42,8 +42,8 @@ def _ratios(cases: Sequence[StepCase], point: Point) -> Point:
     found = []
     for case in cases:
         base = load_operators(case.cluster.gpu)
-        flops = point[1] * TFLOPS if len(point) > 1 else base.attention_flops
-        operators = replace(base, sustained_share=float(point[0]), attention_flops=float(flops))
+        share = point[1] if len(point) > 1 else base.attention_share
+        operators = replace(base, sustained_share=float(point[0]), attention_share=float(share))
         found.append(predicted(case, operators).iteration_s / case.measured_s)
     return np.asarray(np.log(found))
 
@@ -68,7 +68,7 @@ def _fit(cases: Sequence[StepCase], start: Point, rounds: list[Point] | None = N
 
 
 def _words(point: Point) -> str:
-    names = ("sustained_share", "attention_flops in TFLOP/s")
+    names = ("sustained_share", "attention_share")
     return ", ".join(f"{name} = {value:.4g}" for name, value in zip(names, point, strict=False))
 
 
@@ -77,6 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", type=Path, metavar="FILE.csv")
     parser.add_argument("--pairs", action="store_true", help="MXFP8 against FP8 instead")
+    parser.add_argument("--attention", action="store_true", help="fit attention_share too")
     parser.add_argument("--gpu", default="h100_dgx", help="the cluster preset (default: %(default)s)")
     arguments = parser.parse_args(argv)
     jobs: dict[object, StepCase] = {}
@@ -92,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not jobs:
         sys.stderr.write(f"fit_steps: no dense Megatron row of {arguments.gpu}\n")
         return 2
-    return _printed(arguments.gpu, list(jobs.values()))
+    return _printed(arguments.gpu, list(jobs.values()), 2 if arguments.attention else 1)
 
 
 def _pairs(every: Sequence[StepCase]) -> int:
@@ -125,14 +126,13 @@ def _pairs(every: Sequence[StepCase]) -> int:
     return 0
 
 
-def _printed(gpu: str, every: Sequence[StepCase]) -> int:
+def _printed(gpu: str, every: Sequence[StepCase], num_numbers: int) -> int:
     """Fits and prints; what is known where Ctrl-C ends it."""
     families: dict[str, list[StepCase]] = defaultdict(list)
     for case in every:
         families[case.family].append(case)
     operators = load_operators(every[0].cluster.gpu)
-    num_numbers = 1 if len({case.seq_len for case in every}) == 1 else 2
-    start = np.array([operators.sustained_share, operators.attention_flops / TFLOPS][:num_numbers])
+    start = np.array([operators.sustained_share, operators.attention_share][:num_numbers])
     rounds: list[Point] = []
     left_out: list[float] = []
     is_printed = False

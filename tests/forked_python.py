@@ -21,6 +21,7 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
@@ -37,6 +38,11 @@ PRELOADED = (
 )
 """Nothing of ours: what it notes of its process as it is imported has to be true of the rank."""
 
+COMPILER = ("torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.codegen.cpp", "torch.utils.cpp_extension")
+"""What torch.compile imports at its first graph."""
+ONE_COMPILER = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
+"""For ranks that compile: otherwise each starts processes that compile for it, and imports PyTorch in them."""
+
 NAMESPACES = {"user": 0x10000000, "net": 0x40000000, "uts": 0x04000000, "mnt": 0x00020000}
 """CLONE_NEW... of <linux/sched.h>; the user's first, which gives the right to enter the others."""
 
@@ -48,7 +54,7 @@ class ForkServer:
 
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+        one_thread = ONE_COMPILER | dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         command = [sys.executable, __file__, str(theirs.fileno())]
         self._process = subprocess.Popen(command, env=os.environ | one_thread, pass_fds=[theirs.fileno()])
         theirs.close()
@@ -85,10 +91,19 @@ class ForkServer:
 _server: ForkServer | None = None
 
 
+def server() -> ForkServer:
+    """The one of this process; a test that says where temporary files go has it started before."""
+    global _server  # noqa: PLW0603 - one for all tests of this process
+    if _server is None:
+        _server = ForkServer()
+    return _server
+
+
 class ForkedPython:
     """A `subprocess.Popen` of `python SCRIPT ARGUMENTS`, as far as tests use one.
 
-    `stdin` is the null device if not given; `machine` is the id of a process whose namespaces it enters.
+    `stdin` is the null device if not given; `machine` is the id of a process whose namespaces it enters; `imports` are
+    modules of PyTorch's that most scripts do without: from the first that asks for one on, it is there in all.
     """
 
     def __init__(
@@ -103,10 +118,8 @@ class ForkedPython:
         stderr: Stream | None = None,
         text: bool = True,
         machine: int | None = None,
+        imports: Sequence[str] = (),
     ) -> None:
-        global _server  # noqa: PLW0603 - one for all tests of this process
-        if _server is None:
-            _server = ForkServer()
         self.args = [str(script), *arguments]
         self.returncode: int | None = None
         self.stdin, source = self._pipe(stdin, subprocess.DEVNULL, "w" if text else "wb")
@@ -117,8 +130,9 @@ class ForkedPython:
             "environment": dict(os.environ if env is None else env),
             "folder": str(cwd or Path.cwd()),
             "machine": machine,
+            "imports": list(imports),
         }
-        self.pid = _server.fork(request, [source, out, out if stderr == subprocess.STDOUT else error])
+        self.pid = server().fork(request, [source, out, out if stderr == subprocess.STDOUT else error])
         for end in (source, out, error):
             os.close(end)
 
@@ -152,8 +166,7 @@ class ForkedPython:
 
     def _wait(self, timeout_s: float | None) -> int | None:
         if self.returncode is None:
-            assert _server is not None
-            self.returncode = _server.exit_code(self.pid, timeout_s)
+            self.returncode = server().exit_code(self.pid, timeout_s)
         return self.returncode
 
     def send_signal(self, number: int) -> None:
@@ -167,21 +180,36 @@ class ForkedPython:
         self.send_signal(signal.SIGKILL)
 
 
-def run_ranks(script: Path | str, arguments: Sequence[str], num_ranks: int, *, cwd: Path | str | None = None) -> None:
-    """Runs a script on ranks of one machine, with what torchrun would tell them, to the end.
+def run_ranks(
+    script: Path | str,
+    arguments: Sequence[str],
+    num_ranks: int,
+    *,
+    cwd: Path | str | None = None,
+    imports: Sequence[str] = (),
+) -> list[str]:
+    """Runs a script on ranks of one machine, with what torchrun would tell them, to the end; what each wrote.
 
     Raises:
         subprocess.CalledProcessError: if a rank fails; with the last words of that rank.
     """
     world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
-    world |= {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks)}
+    world |= ONE_COMPILER | {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks)}
     ranks, logs = [], []
     with contextlib.ExitStack() as stack:
         for rank in range(num_ranks):
             own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             logs.append(stack.enter_context(tempfile.TemporaryFile("w+")))
             ranks.append(
-                ForkedPython(script, arguments, env=os.environ | world | own, cwd=cwd, stdout=logs[-1], stderr=logs[-1])
+                ForkedPython(
+                    script,
+                    arguments,
+                    env=os.environ | world | own,
+                    cwd=cwd,
+                    stdout=logs[-1],
+                    stderr=logs[-1],
+                    imports=imports,
+                )
             )
         try:
             while None in (codes := [rank.poll() for rank in ranks]) and not any(codes):
@@ -189,10 +217,13 @@ def run_ranks(script: Path | str, arguments: Sequence[str], num_ranks: int, *, c
         finally:
             for rank in ranks:
                 rank.kill()
+        written = []
         for code, log in zip(codes, logs, strict=True):
+            log.seek(0)
+            written.append(log.read())
             if code:
-                log.seek(0)
-                raise subprocess.CalledProcessError(code, [str(script), *arguments], log.read()[-12_000:])
+                raise subprocess.CalledProcessError(code, [str(script), *arguments], written[-1][-12_000:])
+        return written
 
 
 def _serve(connection: socket.socket) -> list[str]:
@@ -221,13 +252,15 @@ def _serve(connection: socket.socket) -> list[str]:
             for pid in running:
                 os.kill(pid, signal.SIGKILL)
             os._exit(0)
+        request = json.loads(words)
+        _import(request["imports"])
         pid = os.fork()
         if pid == 0:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, before)
             for end in (ended, wake, connection):
                 end.close()
-            return _become(json.loads(words), streams)
+            return _become(request, streams)
         running.add(pid)
         for stream in streams:
             os.close(stream)
@@ -283,13 +316,22 @@ def _run(script: str) -> int:
     return code
 
 
-if __name__ == "__main__":
-    for module in (*PRELOADED, *os.environ.get("FORKED_PYTHON_PRELOADS", "").split()):
-        __import__(module)
+def _import(names: Sequence[str]) -> None:
+    """Imports what is not there yet, for good."""
+    if all(name in sys.modules for name in names):
+        return
+    gc.disable()
+    for name in names:
+        import_module(name)
     threads = [entry.name for entry in Path("/proc/self/task").iterdir()]
     assert len(threads) == 1, f"{len(threads)} threads: a child would lack all but one"
     gc.collect()
     gc.freeze()  # a collection in a rank leaves these objects, and so the pages that it shares with us, alone
+    gc.enable()
+
+
+if __name__ == "__main__":
+    _import((*PRELOADED, *os.environ.get("FORKED_PYTHON_PRELOADS", "").split()))
     sys.argv = _serve(socket.socket(fileno=int(sys.argv[1])))
     sys.path.insert(0, str(Path(sys.argv[0]).parent))
     os._exit(_run(sys.argv[0]))

@@ -11,7 +11,6 @@ domain.
 """
 
 import re
-from dataclasses import replace
 from typing import Final
 
 from lagom_overlap.hardware import Cluster, load_preset
@@ -149,8 +148,7 @@ def _cluster(row: Row, num_gpus: int) -> Cluster:
     per_node = min(_RACK_GPUS if preset in _RACKS else cluster.gpus_per_node, num_gpus)
     if num_gpus % per_node:
         raise BadRowError(f"gpus is {num_gpus}, must be a multiple of a node's {per_node}")
-    inter = replace(cluster.inter, bytes_per_s=cluster.inter.bytes_per_s / cluster.gpus_per_node * per_node)
-    return replace(cluster, num_nodes=num_gpus // per_node, gpus_per_node=per_node, inter=inter)
+    return load_preset(preset, num_gpus // per_node, per_node)
 
 
 def _products(row: Row) -> ProductFormat:
@@ -315,6 +313,7 @@ def _megatron(row: Row) -> StepCase:
         recompute_modules=recipe.again,
         graph_modules=recipe.graphs,
         fused_loss=recipe.fused_loss,
+        attention_kernel=recipe.attention,
         pipeline_layout=laid_out,
         whole_experts=model.num_experts > 0,
         sequence_parallel=tensor > 1 and (not ci or has_argument(row, "sequence-parallel")),
@@ -341,7 +340,7 @@ def _megatron(row: Row) -> StepCase:
         cluster=_cluster(row, num_gpus),
         framework="megatron",
         graphed=recipe.graphed,
-        precision=precision_of(model, products, recipe.reduction),
+        precision=precision_of(model, products, recipe),
         measured_s=_measured_s(row, model, num_gpus),
     )
 

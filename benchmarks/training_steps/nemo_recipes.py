@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Final
 
 from lagom_overlap.workload.models import TransformerModel
-from lagom_overlap.workload.parallel import Dispatcher
+from lagom_overlap.workload.parallel import AttentionKernel, Dispatcher
 from lagom_overlap.workload.precision import DType
 from training_steps.recipes import Recipe, Release
 
@@ -27,6 +27,7 @@ PACKED_TOKENS: Final = 256
 _SECOND: Final[Release] = (24, 12, 0)
 """The first release of NeMo 2.0 in such a table."""
 _FUSED_LOSS: Final[Release] = (25, 4, 0)
+_FUSED_ATTENTION: Final[Release] = (24, 9, 0)
 _WIDE_GRADIENTS: Final = ("nemotron-3-8b", "nemotron-22b")
 _GRAPHED: Final = ("mixtral-8x7b", "llama-4-scout")
 
@@ -36,7 +37,13 @@ def nemo_recipe_of(model: TransformerModel, release: Release | None, gpu: str, *
     late = release is not None and release >= _SECOND
     fused = late and release is not None and release >= _FUSED_LOSS
     reduction = DType.FP32 if model.name in _WIDE_GRADIENTS and not late else DType.BF16
-    plain = Recipe(reduction=reduction, fused_loss=fused, overlaps_tensor=late or not tunes)
+    early = release is not None and release < _FUSED_ATTENTION
+    plain = Recipe(
+        reduction=reduction,
+        fused_loss=fused,
+        overlaps_tensor=late or not tunes,
+        attention=AttentionKernel.FLASH_2 if early else None,
+    )
     if not (late and model.num_experts):
         return plain
     drops = model.name.startswith(("mixtral", "llama-4"))

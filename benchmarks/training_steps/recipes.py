@@ -26,14 +26,16 @@ from Ampere on): see `_dispatcher_of`. Where tokens are dropped (25.09, `apply_m
 capacity; Qwen3-30B's whole layers are then CUDA graphs on Blackwell (`cuda_graphs` of
 `qwen3_30b_a3b_llm_pretrain.yaml`). Qwen3-30B on H100 overlaps its all-to-alls up to 26.02.01. Parts that are CUDA
 graphs (`cuda_graph_scope`): see `_graphs_of`. Where whole iterations are, experts are fused, too
-(`cutedsl_fused_grouped_mlp`); attention in FP8 (`fp8_dot_product_attention`) is not modelled.
+(`cutedsl_fused_grouped_mlp`), attention multiplies in MXFP8 (`fp8_dot_product_attention`; DeepSeek-V3's on GB200 does
+not), and so does the head of DeepSeek-V3 and gpt-oss (`fp8_output_proj`). gpt-oss on B200 and GB200 has HybridEP in
+26.04 alone (taken out by 1513a102 and 14b537ea).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lagom_overlap.workload.models import TransformerModel
-from lagom_overlap.workload.parallel import Dispatcher, GraphModule, RecomputeModule
+from lagom_overlap.workload.parallel import AttentionKernel, Dispatcher, GraphModule, RecomputeModule
 from lagom_overlap.workload.precision import DType, Precision, ProductFormat
 
 Release = tuple[int, int, int]
@@ -53,13 +55,18 @@ class Recipe:
     overlaps_parameters: bool = True
     overlaps_gradients: bool = True
     fused_loss: bool = False
+    attention: AttentionKernel | None = None
     graphs: tuple[GraphModule, ...] = ()
+    narrow_attention: bool = False
+    narrow_head: bool = False
 
 
 _ATTN, _MAMBA = GraphModule.ATTN, GraphModule.MAMBA
 _ROUTER = (GraphModule.MOE_ROUTER, GraphModule.MOE_PREPROCESS)
 _UP, _MLP = RecomputeModule.MLA_UP_PROJ, RecomputeModule.MLP
 _NORM, _MOE, _ACT = RecomputeModule.LAYERNORM, RecomputeModule.MOE, RecomputeModule.MOE_ACT
+_FULL_ITERATION = Recipe(overlaps_experts=True, graphed=True, fused_experts=True, narrow_attention=True)
+"""Whole iterations as CUDA graphs, in MXFP8."""
 _DEEPSEEK: tuple[tuple[Release, tuple[str, ...], Recipe], ...] = (
     ((25, 9, 0), ("gb200", "b200"), Recipe(again=(_UP,))),
     ((25, 9, 0), ("h100",), Recipe(again=(_UP, _MLP), overlaps_experts=True)),
@@ -68,8 +75,8 @@ _DEEPSEEK: tuple[tuple[Release, tuple[str, ...], Recipe], ...] = (
     ((26, 2, 0), ("gb300", "gb200", "b300", "b200"), Recipe(again=(_UP,))),
     ((26, 4, 0), ("gb200",), Recipe(again=(_MLP,))),
     ((26, 4, 1), ("b200",), Recipe(again=(_UP, _MLP), overlaps_experts=True)),
-    ((26, 6, 0), ("gb300",), Recipe(overlaps_experts=True, graphed=True, fused_experts=True)),
-    ((26, 6, 0), ("gb200",), Recipe(again=(_UP,), overlaps_experts=True, graphed=True, fused_experts=True)),
+    ((26, 6, 0), ("gb300",), replace(_FULL_ITERATION, narrow_head=True)),
+    ((26, 6, 0), ("gb200",), replace(_FULL_ITERATION, again=(_UP,), narrow_attention=False, narrow_head=True)),
 )
 """From a release on, until a later line of the same GPU."""
 _NEMOTRON_NANO = {"h100": Recipe(again=(_MOE, _NORM, RecomputeModule.CORE_ATTN, _ACT))}
@@ -158,7 +165,8 @@ def _dispatcher_of(model: str, release: Release, gpu: str) -> Dispatcher:
         (model.startswith("qwen3-30b") and (gpu == "b300" or release >= _MERGED_EVERYWHERE))
         or (model == "deepseek-v3" and (gpu == "h100" or release >= (26, 2, 0)))
         or model.startswith("nemotron-3")
-        or (model.startswith("gpt-oss") and release >= (26, 4, 0) and gpu not in ("h100", "gb300"))
+        or (model.startswith("gpt-oss") and gpu == "b300" and release >= (26, 4, 0))
+        or (model.startswith("gpt-oss") and gpu in ("b200", "gb200") and release == (26, 4, 0))
         or (model.startswith("qwen3-235b") and gpu == "b300" and release >= (26, 4, 1))
         or (gpu.startswith("gb") and not model.startswith("gpt-oss"))
     )
@@ -183,8 +191,7 @@ def _switches(model: TransformerModel, release: Release, gpu: str, precision: st
 
 def _of_model(model: TransformerModel, release: Release, gpu: str, precision: str) -> Recipe:
     if model.name.startswith("qwen3") and release >= _QWEN_LATE and precision in ("mxfp8", "fp8-mx"):
-        # commit 55443cb3, June 2026
-        return Recipe(overlaps_experts=True, graphed=True, fused_experts=True)
+        return _FULL_ITERATION  # commit 55443cb3, June 2026
     if model.name == "qwen3-30b-a3b":
         overlaps = gpu == "h100" and _BRIDGE <= release <= _MERGED_EVERYWHERE
         return Recipe(overlaps_experts=overlaps)
@@ -193,9 +200,7 @@ def _of_model(model: TransformerModel, release: Release, gpu: str, precision: st
         return replace(found, overlaps_tensor=False)
     if model.name == "gpt-oss-120b":
         late = release >= _QWEN_LATE and precision in ("mxfp8", "fp8-mx") and gpu in ("gb200", "gb300")
-        return (
-            Recipe(overlaps_experts=True, graphed=True, fused_experts=True) if late else _last(_GPT_OSS, release, gpu)
-        )
+        return replace(_FULL_ITERATION, narrow_head=True) if late else _last(_GPT_OSS, release, gpu)
     if model.name == "qwen3-235b-a22b":
         return _last(_QWEN_235B, release, gpu)
     if "ultra" in model.name:
@@ -211,9 +216,12 @@ def _last(lines: Sequence[tuple[Release, tuple[str, ...], Recipe]], release: Rel
     return found[-1] if found else Recipe()
 
 
-def precision_of(model: TransformerModel, products: ProductFormat, reduction: DType) -> Precision:
+def precision_of(model: TransformerModel, products: ProductFormat, recipe: Recipe) -> Precision:
     """The number formats of a row: in NVFP4 some of Nemotron 3 Super's matrices multiply in others."""
-    plain = Precision(DType.BF16, DType.BF16, reduction, products)
+    plain = Precision(DType.BF16, DType.BF16, recipe.reduction, products)
+    if products is ProductFormat.MXFP8:
+        attention = products if recipe.narrow_attention else ProductFormat.PARAMETER
+        return replace(plain, attention=attention, others=(("logits", products),) if recipe.narrow_head else ())
     if products is not ProductFormat.NVFP4 or "super" not in model.name:
         return plain
     return replace(plain, others=_SUPER_OTHERS, wide_layers=_SUPER_WIDE)

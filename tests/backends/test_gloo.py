@@ -12,11 +12,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
+
+from forked_ranks import forked_ranks
 
 import lagom_overlap
 from lagom_overlap.backends import BackendRequest, SpaceLimits
@@ -41,6 +44,7 @@ from lagom_overlap.tuners.problem import Failure, Measurement
 from lagom_overlap.units import KIB, MIB
 from lagom_overlap.workload import Attention, CommOp, CompOp, Gemm, Kernel, MemoryBound, OverlapGroup
 
+__all__ = ["forked_ranks"]
 pytestmark = [pytest.mark.torch, pytest.mark.gloo]
 
 KINDS = (
@@ -274,7 +278,7 @@ def test_ctrl_c_in_the_controller_leaves_no_rank_and_no_backend(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ranks.select, "select", interrupted)
+    monkeypatch.setattr(ranks, "select", SimpleNamespace(select=interrupted))
     with pytest.raises(KeyboardInterrupt):
         opened.measure(small_group(), (sliced(2),))
     assert all_gone(pids)

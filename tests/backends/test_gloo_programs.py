@@ -1,6 +1,7 @@
 """Programs on two gloo ranks: operators timed alone, a plan against the program, refusals that leave ranks alive."""
 
 import pytest
+from forked_ranks import forked_ranks
 
 from lagom_overlap.backends.gloo.programs import ProgramRanks
 from lagom_overlap.capturing.fake_world import fake_world
@@ -10,6 +11,7 @@ from lagom_overlap.errors import JobError
 from lagom_overlap.workload.digest import graph_digest
 from lagom_overlap.workload.rewrite.steps import ChainLink, Fuse, Reorder, Split
 
+__all__ = ["forked_ranks"]
 pytestmark = [pytest.mark.torch, pytest.mark.gloo, pytest.mark.slow]
 
 PROGRAM = """

@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from forked_ranks import forked_ranks
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # public, but not marked as re-exported
 
 from lagom_overlap.backends import BackendRequest, SpaceLimits
@@ -24,6 +25,7 @@ from lagom_overlap.tuners.problem import Failure, Measurement
 from lagom_overlap.units import KIB, MIB
 from lagom_overlap.workload import CommOp, CompOp, Gemm, OverlapGroup
 
+__all__ = ["forked_ranks"]
 pytestmark = [pytest.mark.torch, pytest.mark.gloo]
 
 KINDS = (

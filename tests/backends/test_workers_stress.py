@@ -17,6 +17,6 @@ def test_random_collectives_are_right_and_a_cut_connection_fails_them_all(tmp_pa
     source = CSRC / "stress_workers.c"
     subprocess.run([compiler, "-std=c11", "-O2", "-o", str(driver), str(source), "-lpthread"], check=True)
     for num_ranks in (2, 3):
-        ran = subprocess.run([str(driver), "300", str(num_ranks), "7"], capture_output=True, text=True, check=False)
+        ran = subprocess.run([str(driver), "150", str(num_ranks), "7"], capture_output=True, text=True, check=False)
         assert ran.returncode == 0, ran.stdout
         assert f"{10 * num_ranks} failed after the cut" in ran.stdout

@@ -10,6 +10,7 @@ from test_contention_points import GOOD as PRODUCT
 from test_iteration_time import VTRAIN
 from test_training_steps import DENSE, HEADER
 
+import fit_attention
 import fit_contention
 import fit_framework
 import fit_mixtures
@@ -141,3 +142,22 @@ def test_the_fit_of_operators_prints_its_least_loss(
     assert "tile_flops=" in out
     assert f"{table}:3: time_stats.mlp_down_proj.median says 1e-06 s, impossible" in err
     assert f"{table}:4: num_tensor_parallel_workers is 3, must divide n_embd (2560)" in err
+
+
+def test_the_law_of_attention_is_found_again_in_its_own_times() -> None:
+    points = {length: 500e12 / (1 + 800 / length) for length in (512, 2048, 8192)}
+    found = fit_attention.fit(points)
+    assert (found.flops, found.half) == (pytest.approx(500e12), pytest.approx(800))
+    assert max(map(abs, found.errors_pct)) < 1e-6
+
+
+def test_the_fit_of_attention_names_wrong_rows_and_judges_the_rest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [f"H100,flash_attention_2,both,{length},{rate}" for length, rate in ((512, 163), (2048, 265), (16384, 328))]
+    table = write(tmp_path, "gpu,kernel,pass,seq,tflops", *rows, "H100,cudnn,sideways,512,1", "H100,cudnn,both,512,300")
+    assert fit_attention.main([table]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("H100, flash_attention_2, both: flops = 3.3")
+    assert "H100, cudnn, both: 1 lengths, 3 are needed" in out
+    assert f"{table}:5: pass is 'sideways'; known: forward, backward, both" in err

@@ -6,6 +6,8 @@ import pytest
 
 from iteration_time import evaluate, main
 from lagom_overlap.workload.models import load_model
+from lagom_overlap.workload.parallel import Dispatcher
+from lagom_overlap.workload.precision import ProductFormat
 from measured_gpus import preset_of
 from measured_rows import BadRowError, NotModelledError, Row
 from training_steps.jobs import case_of, model_of, nemo_flops_per_token
@@ -16,6 +18,11 @@ HEADER = (
     "async_tp,task,tokens_per_s_per_gpu,tflops_per_gpu,step_time_s,class,note"
 )
 TITAN = "torchtitan,Llama3-8B,A100-80GB,8,8,,1,1,1,,,1,8,2048,selective op,no,bf16,,pretrain,3000,,,full,"
+OSS = {
+    "framework": "Megatron-Bridge", "version": "26.04 NeMo", "model": "GPT OSS 120B", "gpu_type": "GB200", "gpus": "64",
+    "tp": "1", "pp": "1", "ep": "64", "micro_batch": "4", "global_batch": "1280", "seq": "4096", "precision": "BF16",
+    "tokens_per_s_per_gpu": "15000",
+}  # fmt: skip
 DENSE = "NeMo/Megatron,LLAMA2-7B,H100,8,,,1,1,1,,1,1,8,2048,,,FP8,,pretrain,16000,,,full,"
 
 
@@ -127,6 +134,36 @@ def test_a_recipe_of_a_late_release_overlaps_experts_and_an_uneven_pipeline_is_c
     big = qwen | {"model": "Qwen3_235B_a22B", "gpus": "256", "pp": "8", "vp": "4", "ep": "32", "global_batch": "2048"}
     assert case_of(Row(2, big)).layout.tables_as_layers  # 94 layers and two tables on 32 chunks
     assert not late.layout.tables_as_layers
+
+
+@pytest.mark.parametrize(
+    ("version", "gpu", "merged"),
+    [("26.02", "GB200", False), ("26.04", "GB200", True), ("26.04.01", "GB200", False), ("26.04.01", "B300", True)],
+)
+def test_gpt_oss_sends_tokens_as_its_releases_recipe_says(version: str, gpu: str, merged: bool) -> None:
+    case = case_of(Row(2, OSS | {"version": f"{version} NeMo", "gpu_type": gpu}))
+    assert (case.layout.dispatcher is Dispatcher.MERGED) is merged
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "version", "attention", "head"),
+    [
+        ("GPT OSS 120B", "GB300", "26.06", True, True),
+        ("GPT OSS 120B", "B300", "26.06", False, False),
+        ("DeepSeekV3", "GB300", "26.06", True, True),
+        ("DeepSeekV3", "GB200", "26.06", False, True),
+        ("DeepSeekV3", "GB300", "26.04", False, False),
+        ("Qwen3_30B_a3B", "GB200", "26.08", True, False),
+    ],
+)
+def test_recipes_of_whole_iterations_multiply_attention_and_heads_in_mxfp8(
+    model: str, gpu: str, version: str, attention: bool, head: bool
+) -> None:
+    row = OSS | {"model": model, "gpu_type": gpu, "version": f"{version} NeMo", "precision": "MXFP8"}
+    precision = case_of(Row(2, row)).precision
+    assert (precision.attention is ProductFormat.MXFP8) is attention
+    assert (precision.format_of("logits") is ProductFormat.MXFP8) is head
+    assert precision.format_of("router") is ProductFormat.PARAMETER
 
 
 def test_a_column_that_is_missing_reads_as_empty_and_what_must_be_there_is_named(

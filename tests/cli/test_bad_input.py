@@ -211,14 +211,20 @@ def test_what_may_not_be_read_is_no_bug_of_ours(tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().err == f"lagom analyze: '{tmp_path / 'trace.json'}': Permission denied\n"
 
 
-def test_a_wrong_flag_is_one_line_and_exit_code_2(tmp_path):
-    for flags in (["tune"], ["tune", "x.toml", "--sed", "1"], ["tune", "x.toml", "--seed", "-1"], ["tone"], []):
-        done = subprocess.run(
-            [sys.executable, "-m", "lagom_overlap", *flags], capture_output=True, text=True, check=False, cwd=tmp_path
-        )
-        assert done.returncode == 2
-        assert done.stdout == ""
-        assert done.stderr.count("\n") == 1, done.stderr
+@pytest.mark.parametrize(
+    "flags", [["tune"], ["tune", "x.toml", "--sed", "1"], ["tune", "x.toml", "--seed", "-1"], ["tone"], []]
+)
+def test_a_wrong_flag_is_one_line_and_exit_code_2(flags, tmp_path, capsys, monkeypatch):
+    """Of a process's own exit code: test_terminals.py."""
+    monkeypatch.chdir(tmp_path)
+    try:
+        code: object = main(flags)
+    except SystemExit as ended:
+        code = ended.code
+    assert code == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1, captured.err
 
 
 def test_torch_missing_gives_the_pip_line(tmp_path, capsys, monkeypatch):

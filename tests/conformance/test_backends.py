@@ -2,12 +2,11 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import msgspec
 import pytest
-from c_build import NCCL_HOST, PLUGIN, compile_c
+from c_build import build_libraries
 
 from lagom_overlap.backends import Backend, BackendRequest, gloo, recorded, simulated
 from lagom_overlap.backends.bundle import header_line
@@ -45,37 +44,36 @@ def simulated_request() -> BackendRequest:
     return BackendRequest(job_fingerprint="job", repeats=REPEATS, cluster=load_preset("a40_nvlink", 1))
 
 
-def open_simulated(folder: Path) -> Backend:
+def open_simulated(factory: pytest.TempPathFactory) -> Backend:
     return simulated.open_backend(simulated_request())
 
 
-def open_recorded(folder: Path) -> Backend:
+def open_recorded(factory: pytest.TempPathFactory) -> Backend:
     """A recording of the simulated backend: every group's default and baselines."""
-    source = open_simulated(folder)
+    source = open_simulated(factory)
     problems = tuple(map(source.problem, GROUPS))
     lines = [header_line("job", "simulated", problems, description=source.description)]
     for problem in problems:
         for assignment in (problem.default, *problem.baselines.values()):
             row = group_row(problem, assignment, source.measure(problem.group, assignment))
             lines.append(msgspec.json.encode({"groups": {problem.group.name: row}}).decode())
-    path = folder / "measurements.jsonl"
+    path = factory.mktemp("bundle") / "measurements.jsonl"
     path.write_text("\n".join(lines), encoding="utf-8")
     return recorded.open_backend(BackendRequest(job_fingerprint="job", bundle=path))
 
 
-def open_fake_nccl(folder: Path) -> Backend:
+def open_fake_nccl(factory: pytest.TempPathFactory) -> Backend:
     """The real tuner plug-in, compiled here, under the fake NCCL."""
-    plugin = compile_c(folder / "liblagom_tuner.so", *PLUGIN, link=("-Wl,-z,nodelete",))
-    fake = compile_c(folder / "libfake_nccl.so", *NCCL_HOST)
+    plugin, fake = build_libraries(factory)
     return FakeNcclBackend(simulated_request(), fake_library=fake, plugin_library=plugin)
 
 
-def open_gloo(folder: Path) -> Backend:
+def open_gloo(factory: pytest.TempPathFactory) -> Backend:
     pytest.importorskip("torch")
     return gloo.open_backend(BackendRequest(job_fingerprint="job", repeats=REPEATS))
 
 
-Open = Callable[[Path], Backend]
+Open = Callable[[pytest.TempPathFactory], Backend]
 BACKENDS: Final = [
     pytest.param(open_simulated, id="simulated"),
     pytest.param(open_recorded, id="recorded"),
@@ -94,7 +92,7 @@ class Opened:
 
 @pytest.fixture(scope="module", params=BACKENDS)
 def opened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
-    backend = request.param(tmp_path_factory.mktemp("bundle"))
+    backend = request.param(tmp_path_factory)
     yield Opened(backend, tuple(map(backend.problem, GROUPS)))
     backend.close()
 
@@ -147,7 +145,7 @@ def test_an_impossible_configuration_is_a_failure_with_a_reason_and_the_search_g
 
 
 @pytest.mark.parametrize("open_backend", BACKENDS)
-def test_it_may_be_closed_twice(open_backend: Open, tmp_path: Path) -> None:
-    backend = open_backend(tmp_path)
+def test_it_may_be_closed_twice(open_backend: Open, tmp_path_factory: pytest.TempPathFactory) -> None:
+    backend = open_backend(tmp_path_factory)
     backend.close()
     backend.close()

@@ -53,6 +53,28 @@ def test_calls_of_a_communicator_run_one_after_another_on_any_stream(on_ranks):
     on_ranks("two_streams", 2)
 
 
+@pytest.fixture(scope="module")
+def sanitized(libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment that loads the library compiled with the sanitizers, and their own libraries."""
+    found = [
+        subprocess.run(
+            ["cc", f"-print-file-name=lib{name}.so"], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        for name in ("asan", "ubsan")
+    ]
+    if not all(Path(path).is_file() for path in found):
+        pytest.skip("the compiler has no shared sanitizers")
+    library = tmp_path_factory.mktemp("sanitized") / "libnccl.so.2"
+    sources = sorted((CSRC / "emulated_gpu").glob("nccl_*.c"))
+    flags = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-Wno-unused-parameter")
+    compile_c(library, *sources, link=(*flags, f"-L{libraries}", "-l:libcuda.so.1"))
+    return {
+        "LAGOM_TEST_NCCL": str(library),
+        "LD_PRELOAD": " ".join(found),
+        "ASAN_OPTIONS": "detect_leaks=0:protect_shadow_gap=0",
+    }
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
@@ -66,29 +88,10 @@ def test_calls_of_a_communicator_run_one_after_another_on_any_stream(on_ranks):
         ("symmetric_ranks.py", "refusals", 2),
     ],
 )
-def test_ranks_under_the_address_and_undefined_behaviour_sanitizers(on_ranks, libraries, tmp_path, case):
+def test_ranks_under_the_address_and_undefined_behaviour_sanitizers(on_ranks, sanitized, case):
     program, function, num_ranks = case
-    found = [
-        subprocess.run(
-            ["cc", f"-print-file-name=lib{name}.so"], capture_output=True, text=True, check=True
-        ).stdout.strip()
-        for name in ("asan", "ubsan")
-    ]
-    if not all(Path(path).is_file() for path in found):
-        pytest.skip("the compiler has no shared sanitizers")
-    sanitized = tmp_path / "libnccl.so.2"
-    sources = sorted((CSRC / "emulated_gpu").glob("nccl_*.c"))
-    flags = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-Wno-unused-parameter")
-    compile_c(sanitized, *sources, link=(*flags, f"-L{libraries}", "-l:libcuda.so.1"))
-    on_ranks(
-        function,
-        num_ranks,
-        program,
-        **({"LAGOM_EMULATION_SYMMETRIC_HOSTS": "4"} if program == "symmetric_ranks.py" else {}),
-        LAGOM_TEST_NCCL=str(sanitized),
-        LD_PRELOAD=" ".join(found),
-        ASAN_OPTIONS="detect_leaks=0:protect_shadow_gap=0",
-    )
+    hosts = {"LAGOM_EMULATION_SYMMETRIC_HOSTS": "4"} if program == "symmetric_ranks.py" else {}
+    on_ranks(function, num_ranks, program, **hosts, **sanitized)
 
 
 def test_communicators_come_and_go(on_ranks):

@@ -104,6 +104,8 @@ def test_causal_attention_has_half_the_flops(mode) -> None:
     assert half is not None
     assert full["flops"] == 4 * 8 * 4096**2 * 128
     assert half["flops"] == full["flops"] / 2
+    # Without a mask a query sees as many keys as in a causal sequence of twice the length.
+    assert [(one["head_dim"], one["reach"]) for one in (full, half)] == [(128, 8192), (128, 4096)]
 
 
 def test_queries_that_share_keys_count_by_their_own_heads(mode) -> None:
@@ -117,6 +119,7 @@ def test_queries_that_share_keys_count_by_their_own_heads(mode) -> None:
     backward = described(aten._scaled_dot_product_flash_attention_backward.default, *counted, 0.0, True, empty, empty)
     assert backward is not None
     assert backward["flops"] == 2.5 * forward["flops"]
+    assert (backward["head_dim"], backward["reach"]) == (128, 4096)
 
 
 def test_products_and_views_are_left_to_others(mode) -> None:

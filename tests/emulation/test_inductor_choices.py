@@ -40,12 +40,14 @@ def test_flex_attention_takes_its_products_over_half_of_the_scores(name: str, pr
     assert found is not None
     assert found["flops"] == products * 2 * 128 * 32 * 8192**2 / 2
     assert found["bytes"] == factor * 2 * 128 * 8192 * (32 + 8 + 8 + 32)
+    assert (found["head_dim"], found["reach"]) == (128, 8192)
 
 
 def test_queries_at_other_places_than_keys_see_all_of_them() -> None:
     found = inductor.fields_of(FORWARD, (tensor(1, 8, 64, 128), tensor(1, 8, 8192, 128), tensor(1, 8, 8192, 128)))
     assert found is not None
     assert found["flops"] == 2 * 2 * 128 * 8 * 64 * 8192
+    assert found["reach"] == 2 * 8192
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,13 @@ import pytest
 
 from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, CommConfig, Protocol
 from lagom_overlap.cost import ContentionModel, load_profile
-from lagom_overlap.cost.operators.constants import load_operators
+from lagom_overlap.cost.operators.constants import load_framework, load_operators
 from lagom_overlap.emulation.clock import Clock, Operation
 from lagom_overlap.emulation.prices import HOST_COPY_BYTES_PER_S, HOST_COPY_S, CostModelPrices, PriceSource
 from lagom_overlap.emulation.protocol import ProtocolError
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.sim import simulate_iteration
-from lagom_overlap.workload import Access, CommOp, CompOp, Gemm, Iteration, MemoryBound
+from lagom_overlap.workload import Access, Attention, CommOp, CompOp, Gemm, Iteration, MemoryBound
 
 GEMM = {"gemm": {"m": 4096, "n": 4096, "k": 8192, "batch": 1, "dtype": "bf16"}}
 
@@ -137,6 +137,37 @@ def test_attention_is_priced_by_its_flops(prices: CostModelPrices) -> None:
     assert two.alone_ns == pytest.approx(2 * one.alone_ns, rel=0.01)
     rate = load_operators(load_preset("h100_dgx").gpu).attention_flops
     assert one.alone_ns == pytest.approx(4e12 / rate * 1e9, rel=0.01)
+
+
+@pytest.mark.parametrize(("backward", "op"), [(False, "flash_attention"), (True, "flash_attention_backward")])
+@pytest.mark.parametrize(("seq_len", "head_dim"), [(1024, 128), (8192, 128), (8192, 64)])
+def test_attention_costs_what_a_simulated_step_has_it_cost(
+    seq_len: int, head_dim: int, backward: bool, op: str
+) -> None:
+    """The framework that simulates and the operator that runs name one kernel, one length and one pass."""
+    cluster = load_preset("h100_dgx")
+    kernels = load_framework("torchtitan").attention_kernels
+    operators = load_operators(cluster.gpu).in_training().running(kernels)
+    model = ContentionModel(cluster, load_profile("plausible"), None, operators)
+    work = Attention(
+        batch=2,
+        num_heads=32,
+        seq_len=seq_len,
+        head_dim=head_dim,
+        passes=2.5 if backward else 1.0,
+        backward=backward,
+    )
+    described = {
+        "kernel": "pytorch_flash::kernel",
+        "grid": [seq_len // 128, 2, 32],
+        "block": [128, 1, 1],
+        "op": f"aten::_scaled_dot_product_{op}",
+        "flops": work.flops,
+        "head_dim": head_dim,
+        "reach": float(seq_len),
+    }
+    found = priced(CostModelPrices(model), described)
+    assert found.alone_ns == pytest.approx(1e9 * model.kernel_seconds(model.kernel(work)), rel=1e-3)
 
 
 def test_a_kernel_that_nobody_describes_is_priced_by_name(prices: CostModelPrices, model: ContentionModel) -> None:

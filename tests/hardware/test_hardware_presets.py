@@ -116,6 +116,28 @@ def test_the_number_of_nodes_can_be_asked_for() -> None:
         load_preset("a40_nvlink", num_nodes=0)
 
 
+@pytest.mark.parametrize(("name", "most"), [("gb200", 72), ("gb300", 72), ("h100_dgx", 8), ("a10g_g5", 1)])
+def test_a_node_has_at_most_the_gpus_that_its_links_join(name: str, most: int) -> None:
+    plain, whole = load_preset(name), load_preset(name, 2, most)
+    assert (whole.gpus_per_node, whole.num_nodes, whole.intra) == (most, 2, plain.intra)
+    with pytest.raises(JobError, match=rf"gpus_per_node is {most + 1}, must be 1 to {most}$"):
+        load_preset(name, 1, most + 1)
+
+
+def test_network_cards_of_a_rack_are_as_many_per_gpu_as_a_trays() -> None:
+    rack = load_preset("gb200", 2, 64)
+    assert rack.inter.bytes_per_s == 16 * load_preset("gb200").inter.bytes_per_s
+    assert rack.link_between(128).bytes_per_s == rack.inter.bytes_per_s
+    assert rack.link_between(64).kind is LinkKind.NVLINK
+
+
+def test_a_cluster_that_states_no_most_has_full_nodes() -> None:
+    own = replace(load_preset("h100_dgx"), max_gpus_per_node=None)
+    assert own.with_gpus_per_node(4).with_gpus_per_node(8).inter == own.inter
+    with pytest.raises(JobError, match="must be 1 to 8"):
+        own.with_gpus_per_node(16)
+
+
 def test_an_unknown_preset_names_the_nearest_one() -> None:
     with pytest.raises(UnknownNameError, match=r"'a40_nvlnk'.*did you mean 'a40_nvlink'.*allowed: a100_dgx"):
         load_preset("a40_nvlnk")

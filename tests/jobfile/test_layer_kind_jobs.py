@@ -6,7 +6,7 @@ import pytest
 
 from lagom_overlap.errors import JobError
 from lagom_overlap.jobfile.spec import parse_job
-from lagom_overlap.jobfile.step import job_step
+from lagom_overlap.jobfile.step import JobStep, job_step
 from lagom_overlap.workload import Phase
 from lagom_overlap.workload.issued import IssuedStep
 from lagom_overlap.workload.parallel import RecomputeModule
@@ -31,10 +31,14 @@ pipeline_layout = "Et*4|(t*4|)*14tmL"
 """
 
 
-def _built(text: str) -> IssuedStep:
+def _step(text: str) -> JobStep:
     step = job_step(parse_job(tomllib.loads(text), "job"))
     assert step is not None
-    return step.step()
+    return step
+
+
+def _built(text: str) -> IssuedStep:
+    return _step(text).step()
 
 
 def test_a_job_of_a_pipeline_with_named_recomputation_and_a_prediction_is_read() -> None:
@@ -126,6 +130,21 @@ def test_a_format_that_the_gpu_does_not_multiply_is_refused(preset: str, product
 @pytest.mark.parametrize(("preset", "products"), [("h100_dgx", "fp8_current"), ("b200", "mxfp8")])
 def test_a_format_that_the_gpu_has_is_taken(preset: str, products: str) -> None:
     assert _built(_dense(preset, products)).iteration.ops
+
+
+@pytest.mark.parametrize("key", ["attention", "head"])
+def test_attention_and_heads_in_mxfp8_take_megatron_on_blackwell(key: str) -> None:
+    def job(preset: str, found: str, extra: str = "") -> str:
+        return f'{_dense(preset, "parameter", extra)}{key} = "{found}"\n'
+
+    assert "mxfp8" in repr(_step(job("b200", "mxfp8")).precision)
+    for text, allowed in (
+        (job("b200", "fp8"), "parameter, mxfp8"),
+        (job("h100_dgx", "mxfp8"), "parameter"),
+        (job("b200", "mxfp8", 'framework = "megatron_deepspeed"'), "parameter"),
+    ):
+        with pytest.raises(JobError, match=rf"precision\.{key} is .*, must be {allowed} on .* with framework "):
+            _step(text)
 
 
 @pytest.mark.parametrize("extra", ['recompute = "full"', 'zero_stage = 3\nframework = "deepspeed"'])

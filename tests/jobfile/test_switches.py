@@ -8,7 +8,7 @@ import pytest
 from lagom_overlap.errors import JobError
 from lagom_overlap.jobfile.spec import ParallelTable, parse_job
 from lagom_overlap.jobfile.step import JobStep, job_step
-from lagom_overlap.workload.parallel import Dispatcher
+from lagom_overlap.workload.parallel import AttentionKernel, Dispatcher
 from lagom_overlap.workload.step.rules import RULES, Sharding
 from lagom_overlap.workload.step.switches import DISPATCHERS, SWITCHES
 
@@ -99,3 +99,9 @@ def test_parts_of_tensor_parallelism_need_user_buffers_or_async_tp(framework: st
     with pytest.raises(JobError, match=f"overlap_tensor is true, but framework {framework} has no such switch"):
         step(framework, **keys)
     assert step("torchtitan", **keys).layout.overlap_tensor
+
+
+def test_a_job_asks_for_a_kernel_of_attention() -> None:
+    plain, asked = step("megatron"), step("megatron", attention_kernel="flash_attention_2")
+    assert plain.layout.attention_kernel is None
+    assert asked.layout.attention_kernel is AttentionKernel.FLASH_2

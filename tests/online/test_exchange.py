@@ -1,4 +1,4 @@
-"""Agreement: one word per decision, whoever is late; ten thousand switches under load."""
+"""Agreement: one word per decision, whoever is late; thousands of switches under load."""
 
 import random
 import threading
@@ -23,7 +23,7 @@ def report(rank: int) -> Report:
 
 def test_thousands_of_switches_under_load_are_the_same_on_all_ranks() -> None:
     """Four ranks at their own pace during a thread that computes; each switch is a plan and an agreement."""
-    ranks, num_switches = exchanges(4, timeout_s=300.0), 4_000
+    ranks, num_switches = exchanges(4, timeout_s=300.0), 2_000
     is_over = threading.Event()
 
     def load() -> None:
@@ -40,7 +40,7 @@ def test_thousands_of_switches_under_load_are_the_same_on_all_ranks() -> None:
                     WindowPlan(window=window, state=SwitchState.SEARCH, reason=str(window % 7), epoch=window + 1)
                 )
             plan = exchange.plan(window)
-            refusal = "full disk" if window % 1000 == 999 and exchange.rank == window // 1000 % 4 else ""
+            refusal = "full disk" if window % 500 == 499 and exchange.rank == window // 500 % 4 else ""
             refused = exchange.agree(plan.epoch, refusal=refusal)
             seen.append((plan.epoch, plan.reason, refused))
             if window > 1:

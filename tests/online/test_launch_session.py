@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from forked_python import run_ranks
 from ports import free_port
 
 pytest.importorskip("torch")
@@ -60,16 +61,27 @@ sys.exit(code)
 """
 
 
+LAUNCH = """
+import os, subprocess, sys
+port, command, codes = sys.argv[1], [sys.executable, *sys.argv[2:]], []
+world = os.environ | {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+ranks = [subprocess.Popen(command, env=world | {"RANK": rank, "LOCAL_RANK": rank}) for rank in "01"]
+sys.exit(max(abs(rank.wait()) for rank in ranks))
+"""
+"""Starts the ranks where nothing of torchrun's is asked for, which itself imports PyTorch."""
+
 ABORTED = "terminate called without an active exception"
 """A thread of PyTorch's own was still there at a process's exit: seen in a job without us, so it says nothing of us."""
 
 
-def run(folder, *arguments, kind="fsdp", steps=12, code=0, prefix=True, **more):
+def run(folder, *arguments, kind="fsdp", steps=12, code=0, by_torchrun=True, **more):
     """(exit code, the printed losses, stderr)"""
     (folder / "train.py").write_text(TRAIN)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
-    job = [*torchrun[:-2], "--standalone", "train.py", kind, str(steps), str(code)]
-    lagom = [sys.executable, "-m", "lagom_overlap", "run", *arguments, "--"] if prefix else []
+    (folder / "launch.py").write_text(LAUNCH)
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    launcher = [sys.executable, *(torchrun if by_torchrun else ["launch.py", str(free_port())])]
+    job = [*launcher, "train.py", kind, str(steps), str(code)]
+    lagom = [sys.executable, "-m", "lagom_overlap", "run", *arguments, "--"]
     own = {name: value for name, value in os.environ.items() if not name.startswith(("LAGOM", "NCCL"))}
     result = subprocess.run(
         lagom + job,
@@ -88,9 +100,10 @@ def losses(tmp_path_factory):
     """The lines that rank 0 prints in the first steps without us."""
     lines = {}
     for kind, steps in (("ddp", 12), ("fsdp", 30)):
-        code, printed, error = run(tmp_path_factory.mktemp(kind), kind=kind, steps=steps, prefix=False)
-        assert code == 0, error
-        lines[kind] = printed.splitlines(keepends=True)
+        folder = tmp_path_factory.mktemp(kind)
+        (folder / "train.py").write_text(TRAIN)
+        printed, _ = run_ranks("train.py", [kind, str(steps), "0"], 2, cwd=folder)
+        lines[kind] = re.findall(r"^\d+ \S+\n", printed, re.MULTILINE)
         assert len(lines[kind]) == steps
     return lambda kind, steps: "".join(lines[kind][:steps])
 
@@ -129,7 +142,7 @@ def test_tuning_without_a_line_of_code_keeps_every_loss_and_saves_what_it_found(
 
 
 def test_a_rank_that_is_disabled_alone_takes_all_ranks_off_at_one_step(tmp_path, losses):
-    code, tuned, error = run(tmp_path, "--online", "--out", "tuned", steps=30, DISABLED_AT="9")
+    code, tuned, error = run(tmp_path, "--online", "--out", "tuned", steps=30, by_torchrun=False, DISABLED_AT="9")
     assert code == 0, error
     assert tuned == losses("fsdp", 30)
     for rank in range(2):
@@ -140,7 +153,7 @@ def test_a_rank_that_is_disabled_alone_takes_all_ranks_off_at_one_step(tmp_path,
 
 @pytest.mark.parametrize("way", ["--observe", "--online"])
 def test_a_child_that_the_job_forks_ends_without_a_word_of_ours(tmp_path, losses, way):
-    code, watched, error = run(tmp_path, way, "--out", "seen", steps=16, FORKS_AT="6")
+    code, watched, error = run(tmp_path, way, "--out", "seen", steps=16, by_torchrun=False, FORKS_AT="6")
     assert code == 0, error
     assert watched == losses("fsdp", 16)
     for rank in range(2):
@@ -166,7 +179,7 @@ def test_a_stderr_that_cannot_be_written_costs_the_job_nothing(tmp_path, stderr)
 
 def test_observing_leaves_the_profiling_to_a_job_that_profiles_itself(tmp_path):
     """Its profiler warms up during our samples; two of them would end the job."""
-    code, watched, error = run(tmp_path, "--observe", "--out", "seen", kind="ddp", PROFILES="1")
+    code, watched, error = run(tmp_path, "--observe", "--out", "seen", kind="ddp", by_torchrun=False, PROFILES="1")
     assert code == 0, error
     assert watched.count("\n") == 12
     assert "the job has a profiler of its own" in error

@@ -10,6 +10,7 @@ Each step of the job has one collective, which needs all ranks, all under the sa
 """
 
 import itertools
+import logging
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -37,6 +38,15 @@ LOST, TIMEOUT, REFUSED, BROKEN = "lost", "timeout", "refused", "broken"
 DEAD = "dead"
 """In place of a rank's further answers."""
 FAULTS = ("", "lost for good", "lost and found", "late", "refused", "broken", "dead")
+
+
+@pytest.fixture(autouse=True)
+def no_log() -> Iterator[None]:
+    """A traceback in the log for each of tens of thousands of faults is most of what a search would take."""
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)
+
 
 Question = tuple[Any, ...]
 Answers = tuple[Any, ...]

@@ -341,6 +341,20 @@ def test_further_experts_cost_what_a_librarys_loop_does() -> None:
     assert iteration_s(1e-3, 1e-3) - iteration_s(1e-3, 0.0) == pytest.approx(6 * 63 * 16 * 8 * 1e-3, rel=0.01)
 
 
+def test_further_operators_of_pytorch_cost_what_eager_pytorch_does() -> None:
+    model = replace(load_model("gpt-oss-20b"), num_layers=2, pattern="attention+experts", window=0)
+    layout = ParallelLayout(data=8, expert=8, global_batch=8, zero_stage=1)
+
+    def host_s(eager_s: float) -> float:
+        framework = replace(MEGATRON, launch_s=1e-2, eager_launch_s=eager_s)
+        return simulate(model, layout, seq_len=1024, framework=framework).stages[0].host_s
+
+    # Rotary 6 and 7 kernels of queries and of keys, in two works each; clamps 3 and 7; biases of 4 experts, 2 each and
+    # two more, 4 each and two more: all but the first of each work. 2 layers.
+    further = (6 - 1) + (6 - 1) + (10 - 1) + (4 - 1) + (3 - 1) + (7 - 1) + (10 - 1) + (18 - 1)
+    assert host_s(1e-2) - host_s(0.0) == pytest.approx(2 * further * 1e-2, rel=0.02)
+
+
 def test_a_graph_of_a_part_is_launched_once() -> None:
     def host_s(*modules: GraphModule) -> float:
         framework = replace(MEGATRON, launch_s=1e-2, further_launch_s=0.0)

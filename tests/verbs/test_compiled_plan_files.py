@@ -7,7 +7,7 @@ import tomllib
 import pytest
 import tomli_w
 
-from forked_python import run_ranks
+from forked_python import COMPILER, run_ranks
 
 pytestmark = [pytest.mark.torch, pytest.mark.gloo, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -89,7 +89,7 @@ def planned(tmp_path_factory):
 
 def trained(folder, use, depth):
     """What the two ranks of a job of the user's found."""
-    run_ranks("train.py", [use, str(depth)], 2, cwd=folder)
+    run_ranks("train.py", [use, str(depth)], 2, cwd=folder, imports=COMPILER)
     return [json.loads((folder / f"found_{rank}.json").read_text()) for rank in (0, 1)]
 
 

@@ -7,6 +7,7 @@ verb says of a named model is compared to the digit.
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -22,8 +23,8 @@ from lagom_overlap.jobfile.whole_step import WholeStep
 from lagom_overlap.planners.simulated import simulated
 from lagom_overlap.planners.times import ModelTimes
 from lagom_overlap.verbs.compare import CompareRequest, run_compare
-from lagom_overlap.verbs.plan_problem import read_input
-from lagom_overlap.verbs.simulate import SimulateRequest, run_simulate
+from lagom_overlap.verbs.plan_problem import PlanInput, read_input
+from lagom_overlap.verbs.simulate import SimulateRequest, SimulateResult, run_simulate
 from lagom_overlap.verbs.tune import TuneRequest, run_tune
 from lagom_overlap.workload import Gemm, Iteration, find_overlap_groups
 from lagom_overlap.workload.step import DDP, DEEPSPEED, FSDP2, MEGATRON, IssueRules
@@ -74,6 +75,18 @@ def job(name: str) -> JobSpec:
     return read_job(EXAMPLES / name)
 
 
+@cache
+def said_of(name: str) -> SimulateResult:
+    """What `simulate` says of an example."""
+    return run_simulate(SimulateRequest(spec=job(name)))
+
+
+@cache
+def given_of(name: str) -> PlanInput:
+    """What `plan` makes of an example."""
+    return read_input(EXAMPLES / name)
+
+
 def operators(step: Iteration) -> list[tuple[object, ...]]:
     """Every operator: name, stream, what it computes or moves, what it waits for."""
     return [
@@ -90,10 +103,10 @@ def test_every_example_is_listed() -> None:
 def test_a_verb_takes_an_example_or_says_why_not(name: str) -> None:
     expected, spec = VERBS[name], job(name)
     if expected.simulate is None:
-        assert run_simulate(SimulateRequest(spec=spec)).iteration_s > 0
+        assert said_of(name).iteration_s > 0
     else:
         with pytest.raises(JobError, match=expected.simulate):
-            run_simulate(SimulateRequest(spec=spec))
+            said_of(name)
     if expected.tune is None:
         assert groups_of(spec)
     else:
@@ -101,9 +114,9 @@ def test_a_verb_takes_an_example_or_says_why_not(name: str) -> None:
             groups_of(spec)
     if expected.plan is not None:
         with pytest.raises(JobError, match=expected.plan):
-            read_input(EXAMPLES / name)
+            given_of(name)
     elif spec.program is None:  # a program is captured and timed on real ranks: tests of plan run those
-        assert read_input(EXAMPLES / name).problem.iteration.ops
+        assert given_of(name).problem.iteration.ops
 
 
 @pytest.mark.parametrize("preset", ["a40_nvlink", "h100_dgx"])
@@ -121,11 +134,11 @@ def test_a_product_of_a_captured_step_has_the_price_of_a_built_one(tmp_path: Pat
 
 @pytest.mark.parametrize("name", MODELS)
 def test_plan_begins_with_the_step_that_simulate_predicts(name: str) -> None:
-    built, given = job_step(job(name)), read_input(EXAMPLES / name)
+    built, given = job_step(job(name)), given_of(name)
     assert built is not None
     assert operators(given.issued) == operators(built.step().issued)
     before_s = simulated(given.problem, given.issued).makespan_s
-    said = run_simulate(SimulateRequest(spec=job(name)))
+    said = said_of(name)
     assert before_s == pytest.approx(said.stages[0].step_s, rel=1e-12)  # sums of layers that are repeated round apart
     if built.is_whole:
         assert before_s == pytest.approx(said.iteration_s, rel=1e-12)
@@ -140,7 +153,7 @@ def test_tune_finds_its_groups_in_that_step_and_predicts_the_same(name: str, tmp
     assert built is not None
     assert operators(step) == operators(built.step().issued)
     assert groups_of(spec) == find_overlap_groups(step)
-    said = run_simulate(SimulateRequest(spec=spec)).iteration_s
+    said = said_of(name).iteration_s
     found = run_tune(TuneRequest(spec=spec, tuner="default", out=tmp_path / "run"))
     assert found.step_s == said
 
@@ -148,7 +161,7 @@ def test_tune_finds_its_groups_in_that_step_and_predicts_the_same(name: str, tmp
 @pytest.mark.parametrize("name", TUNED)
 def test_compare_speaks_of_that_step_too(name: str, tmp_path: Path) -> None:
     spec = job(name)
-    said = run_simulate(SimulateRequest(spec=spec)).iteration_s
+    said = said_of(name).iteration_s
     found = run_compare(CompareRequest(spec=spec, tuners=("default", "fixed_min")))
     assert found.step_s == found.rows[0].step_s == said
     unguarded = msgspec.structs.replace(spec, tune=msgspec.structs.replace(spec.tune, guard=False))
@@ -160,7 +173,7 @@ def test_compare_speaks_of_that_step_too(name: str, tmp_path: Path) -> None:
 def test_the_step_with_settings_is_simulates_with_every_call_of_a_group_set_by_name(tmp_path: Path) -> None:
     """Group 1 is the forward's gathers of layers 1 to 31, group 7 the last of backward (counted by hand)."""
     name, config = "phi2_fsdp_a40.toml", CommConfig(num_channels=2)
-    spec, given = job(name), read_input(EXAMPLES / name)
+    spec, given = job(name), given_of(name)
     groups = groups_of(spec)
     backend = open_backend(spec, "simulated", request_of(spec, groups))
     problems = tuple(backend.problem(group) for group in groups)
@@ -177,7 +190,7 @@ def test_the_step_with_settings_is_simulates_with_every_call_of_a_group_set_by_n
         key: simulated(given.problem, given.issued, configs).makespan_s
         for key, configs in (("both", first | second), (groups[1].name, first), (groups[7].name, second))
     }
-    assert step.seconds(problems, {}) == run_simulate(SimulateRequest(spec=spec)).iteration_s
+    assert step.seconds(problems, {}) == said_of(name).iteration_s
     assert step.seconds(problems, found) == by_hand.pop("both")
     assert step.alone(problems, found) == by_hand
     assert step.seconds(problems, {groups[0].name: launched((config,), LaunchConfig(sm_carveout=8))}) is None
@@ -208,7 +221,7 @@ def test_every_verb_refuses_a_job_that_does_not_fit_in_the_same_words(tmp_path: 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_plan_begins_with_the_memory_and_the_exposed_time_that_simulate_counts(name: str) -> None:
-    given, said = read_input(EXAMPLES / name), run_simulate(SimulateRequest(spec=job(name)))
+    given, said = given_of(name), said_of(name)
     before = simulated(given.problem, given.issued)
     assert before.peak_bytes == said.stages[0].memory.total_bytes
     if given.problem.pipeline == 1:

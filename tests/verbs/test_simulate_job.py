@@ -130,6 +130,21 @@ def test_a_cluster_on_which_nothing_ends_is_refused(tmp_path: Path, parallel: di
         simulate({**parallel, "recompute": "full"}, cluster={"preset": str(path)})
 
 
+def test_all_to_alls_of_a_rack_stay_on_its_nvlink() -> None:
+    experts = {"data": 8, "expert": 8, "global_batch": 8, "micro_batch": 1}
+    model = {"name": "olmoe-1b-7b", "seq_len": 1024}
+    trays = simulate(experts, model=model, cluster={"preset": "gb200"})
+    rack = simulate(experts, model=model, cluster={"preset": "gb200", "gpus_per_node": 8})
+    assert rack.iteration_s < trays.iteration_s
+    assert any("could join 72 (cluster.gpus_per_node)" in note for note in trays.notes)
+    assert not any("gpus_per_node" in note for note in rack.notes)
+    stated = simulate(experts, model=model, cluster={"preset": "gb200", "gpus_per_node": 4})
+    assert stated.iteration_s == trays.iteration_s
+    assert not any("gpus_per_node" in note for note in stated.notes)
+    with pytest.raises(JobError, match=r"gpus_per_node is 73, must be 1 to 72$"):
+        simulate(experts, model=model, cluster={"preset": "gb200", "gpus_per_node": 73})
+
+
 def test_every_exposed_collective_waits_for_the_last_rank() -> None:
     """Tensor parallelism over 8 GPUs: 32 layers of 4 all-reduces, and those of the vocabulary, 1 ms of wait each."""
     together, apart = simulate({"tensor": 8}), simulate({"tensor": 8}, cost={"rank_skew_s": 1e-3})

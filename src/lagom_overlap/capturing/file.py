@@ -61,6 +61,10 @@ class _AttentionDoc(_Doc, frozen=True, kw_only=True):
     causal: bool
     passes: float = 1.0
     element_bytes: _Count = 2
+    backward: bool = False
+    reach: float = 0.0
+    window: _Count = 0
+    narrow: bool = False
 
 
 class _KernelDoc(_Doc, frozen=True, kw_only=True):

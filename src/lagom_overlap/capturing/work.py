@@ -58,6 +58,7 @@ def _attention(passes: float) -> Callable[[Arguments], Work | None]:
             causal=bool(arguments.get("is_causal", False)),
             passes=passes,
             element_bytes=query.element_size(),
+            backward=passes == FLASH_BACKWARD_PASSES,
         )
 
     return work

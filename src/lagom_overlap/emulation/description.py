@@ -74,6 +74,8 @@ class Description(msgspec.Struct, frozen=True):
     flops: Float | None = None
     access: Access | None = None
     op: Name | None = None
+    head_dim: Size | None = None
+    reach: Annotated[float, Meta(gt=0)] | None = None
     part: Amount = 0
 
     @property

@@ -257,6 +257,8 @@ class Hook:
                 # PyTorch's counter takes attention in full; a causal kernel skips half of it.
                 share = 0.5 if _is_causal(func, args, kwargs) else 1.0
                 fields["flops"] = int(share * count(*counted, **kwargs, out_val=None))
+                if "attention" in name:
+                    fields |= _attention_sizes(func, args, kwargs, share)
             return fields
         except Exception as error:
             self._is_broken = True
@@ -330,6 +332,17 @@ def _with_all_heads(torch: Any, args: Sequence[Any]) -> list[Any]:
         torch.Size((each.shape[0], heads, *each.shape[2:])) if any(each is one for one in tensors) else each
         for each in args
     ]
+
+
+def _attention_sizes(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], share: float) -> dict[str, float]:
+    """What the rate of an attention depends on: a head's columns, and how far its queries reach (`Attention.reach`)."""
+    names = [argument.name for argument in func._schema.arguments]
+    values = {**dict(zip(names, args, strict=False)), **kwargs}
+    query, key = values.get("query"), values.get("key")
+    if query is None or key is None or query.dim() != 4 or not key.numel():
+        return {}
+    keys = key.shape[2] if "scaled_dot_product" in func._schema.name else key.shape[1]
+    return {"head_dim": query.shape[-1], "reach": 2 * share * keys}
 
 
 def _is_causal(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -118,4 +118,10 @@ def fields_of(name: str, args: Sequence[Any]) -> dict[str, Any] | None:
     moved = sum(prod(shape) for shape in shapes) + prod(shapes[0])
     num_bytes = moved * args[0].element_size() * (2 if is_backward else 1)
     flops = int(2 * width * scores * _PRODUCTS[is_backward])
-    return {"op": "flex_attention_backward" if is_backward else "flex_attention", "bytes": num_bytes, "flops": flops}
+    return {
+        "op": "flex_attention_backward" if is_backward else "flex_attention",
+        "bytes": num_bytes,
+        "flops": flops,
+        "head_dim": width,
+        "reach": 2 * share * num_keys,
+    }

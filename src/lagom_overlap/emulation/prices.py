@@ -19,14 +19,14 @@ import re
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
-from math import prod
+from math import inf, prod
 from typing import Final, TypeVar
 
 from lagom_overlap.analysis.kernel_class import KernelClass, kernel_class
 from lagom_overlap.collective import Algorithm, Collective, CommConfig, Protocol
 from lagom_overlap.cost import CollectiveCost, ContentionModel
 from lagom_overlap.cost.kernels import kernel_of_time
-from lagom_overlap.cost.operators import OperatorConstants, load_operators
+from lagom_overlap.cost.operators import WIDE_HEAD, OperatorConstants, load_operators
 from lagom_overlap.emulation.clock import INSTANT, SetTimes, Work
 from lagom_overlap.emulation.description import CollectiveText, Description, GemmText, read_description
 from lagom_overlap.errors import JobError, SpaceError
@@ -178,7 +178,10 @@ class CostModelPrices:
         """Attention and convolutions: flops at the rate of the class, on the launch's own grid."""
         constants, gpu = self._operators, self._model.cluster.gpu
         is_attention = "attention" in (one.op or "") or kernel_class(one.kernel or "") is KernelClass.ATTENTION
-        rate = constants.attention_flops if is_attention else gpu.gemm_flops
+        rate = gpu.gemm_flops
+        if is_attention:
+            backward = "backward" in (one.op or "")
+            rate = constants.attention_rate(one.head_dim or WIDE_HEAD, one.reach or inf, backward=backward)
         num_blocks = max(1, prod(one.grid))
         idle = max(1.0, gpu.num_sms / num_blocks)
         kernel = kernel_of_time(

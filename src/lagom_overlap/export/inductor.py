@@ -142,4 +142,6 @@ def _cluster(name: str | None) -> Cluster:
     on_node = os.environ.get("LOCAL_WORLD_SIZE", str(num_ranks))
     if not on_node.isdecimal() or not int(on_node) or num_ranks % int(on_node):
         raise JobError(f"LOCAL_WORLD_SIZE is {on_node!r}, must divide the {num_ranks} ranks")
-    return replace(load_preset(_ANY_GPU), gpus_per_node=int(on_node), num_nodes=num_ranks // int(on_node))
+    return replace(
+        load_preset(_ANY_GPU), gpus_per_node=int(on_node), num_nodes=num_ranks // int(on_node), max_gpus_per_node=None
+    )

@@ -27,7 +27,11 @@ def preset_names() -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """`num_nodes` nodes of `gpus_per_node` equal GPUs."""
+    """`num_nodes` nodes of `gpus_per_node` equal GPUs.
+
+    `max_gpus_per_node` is how many GPUs the links inside a node can join at most: a rack's NVLink domain where a node
+    is one of its trays. A cluster that does not say has full nodes.
+    """
 
     name: str
     gpu: Gpu
@@ -35,17 +39,36 @@ class Cluster:
     num_nodes: int
     intra: Link
     inter: Link
+    max_gpus_per_node: int | None = None
 
     def __post_init__(self) -> None:
         for field in ("gpus_per_node", "num_nodes"):
             value = getattr(self, field)
             if value < 1:
                 raise JobError(f"cluster {self.name!r}: {field} is {value}, must be at least 1")
+        most = self.max_gpus_per_node
+        if most is not None and self.gpus_per_node > most:
+            raise JobError(f"cluster {self.name!r}: gpus_per_node is {self.gpus_per_node}, must be 1 to {most}")
 
     @property
     def num_gpus(self) -> int:
         """GPUs in all."""
         return self.num_nodes * self.gpus_per_node
+
+    def with_gpus_per_node(self, gpus_per_node: int) -> "Cluster":
+        """The same with nodes of another size, whose network cards are as many per GPU.
+
+        Raises:
+            JobError: if the links inside a node do not join so many GPUs.
+        """
+        per_gpu = self.inter.bytes_per_s / self.gpus_per_node
+        inter = replace(self.inter, bytes_per_s=per_gpu * gpus_per_node)
+        return replace(
+            self,
+            gpus_per_node=gpus_per_node,
+            inter=inter,
+            max_gpus_per_node=self.gpus_per_node if self.max_gpus_per_node is None else self.max_gpus_per_node,
+        )
 
     def num_nodes_of(self, num_ranks: int, num_nodes: int | None = None) -> int:
         """Nodes that `num_ranks` ranks cover: `num_nodes` evenly, else as many as consecutive ranks fill.
@@ -93,14 +116,16 @@ class Cluster:
         return replace(self, gpus_per_node=per_node, num_nodes=nodes, inter=inter)
 
 
-def load_preset(name: str, num_nodes: int | None = None) -> Cluster:
-    """The cluster of that name, or of that file where the name ends in `.toml`; with `num_nodes` nodes if given.
+def load_preset(name: str, num_nodes: int | None = None, gpus_per_node: int | None = None) -> Cluster:
+    """The cluster of that name, or of that file where the name ends in `.toml`.
+
+    With `num_nodes` nodes, and `gpus_per_node` GPUs in each, if given.
 
     A file has the keys of a preset; an `[operators]` table next to them is for the cost model.
 
     Raises:
         UnknownNameError: if there is no such preset.
-        JobError: if the file cannot be read or describes no cluster.
+        JobError: if the file cannot be read or describes no cluster, or its nodes cannot have so many GPUs.
     """
     if name.endswith(".toml"):
         tables = read_preset_file(Path(name))
@@ -120,6 +145,8 @@ def load_preset(name: str, num_nodes: int | None = None) -> Cluster:
             raise UnknownNameError.among("cluster preset", name, preset_names())
         text = (resources.files(__package__) / "data" / f"{name}.toml").read_text(encoding="utf-8")
         cluster = msgspec.convert(tomllib.loads(text), Cluster)
+    if gpus_per_node is not None:
+        cluster = cluster.with_gpus_per_node(gpus_per_node)
     return cluster if num_nodes is None else replace(cluster, num_nodes=num_nodes)
 
 

@@ -16,7 +16,7 @@ from lagom_overlap.collective import Collective, LaunchSpace, chunk_bytes_of_sli
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.cost.operators import load_operators, operators_of_preset
 from lagom_overlap.errors import JobError
-from lagom_overlap.hardware import Cluster, load_preset
+from lagom_overlap.hardware import Cluster
 from lagom_overlap.jobfile.registry import backend_factory
 from lagom_overlap.jobfile.spec import (
     BlockTable,
@@ -29,7 +29,7 @@ from lagom_overlap.jobfile.spec import (
     link_bytes_per_s,
     size_bytes,
 )
-from lagom_overlap.jobfile.step import capture_of, cluster_for, job_step, layout_of
+from lagom_overlap.jobfile.step import capture_of, cluster_for, job_step, layout_of, stated_cluster, step_operators
 from lagom_overlap.workload import (
     Attention,
     CommOp,
@@ -61,7 +61,7 @@ def cluster_of(spec: JobSpec) -> Cluster | None:
         return None
     if spec.parallel is not None and spec.parallel.auto is None:
         return cluster_for(spec, layout_of(spec.parallel))
-    return load_preset(spec.cluster.preset, spec.cluster.nodes)
+    return stated_cluster(spec.cluster)
 
 
 def _block_ops(block: BlockTable, element_bytes: int) -> list[CompOp]:
@@ -296,10 +296,15 @@ def join_launched(backend: str) -> int | None:
 
 def contention_model_of(spec: JobSpec, cluster: Cluster) -> ContentionModel:
     """The cost model of the job's profile, operators and carve-out on this cluster, at the rates of a whole step."""
-    operators = None if spec.cluster is None else operators_of_preset(spec.cluster.preset)
-    in_step = (operators or load_operators(cluster.gpu)).in_training()
+    preset = "" if spec.cluster is None else spec.cluster.preset
+    if spec.parallel is None and spec.model is None:  # groups by shapes, of nobody's kernels
+        operators = (operators_of_preset(preset) or load_operators(cluster.gpu)).in_training()
+    else:
+        operators = step_operators(preset, cluster.gpu, spec.parallel)
     cost = spec.cost
-    return ContentionModel(cluster, load_profile(cost.profile), cost.sm_carveout, in_step, rank_skew_s=cost.rank_skew_s)
+    return ContentionModel(
+        cluster, load_profile(cost.profile), cost.sm_carveout, operators, rank_skew_s=cost.rank_skew_s
+    )
 
 
 def unused_keys(spec: JobSpec, backend: str) -> tuple[str, ...]:

@@ -20,7 +20,14 @@ from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.record import read_regular
 from lagom_overlap.tuners.warm_start import WarmSource
 from lagom_overlap.units import GBIT_PER_S, format_bytes, parse_bytes
-from lagom_overlap.workload.parallel import Dispatcher, GraphModule, PipelineSchedule, Recompute, RecomputeModule
+from lagom_overlap.workload.parallel import (
+    AttentionKernel,
+    Dispatcher,
+    GraphModule,
+    PipelineSchedule,
+    Recompute,
+    RecomputeModule,
+)
 from lagom_overlap.workload.precision import DType, ProductFormat
 
 MAX_JOB_BYTES: Final = 1 << 20
@@ -62,10 +69,11 @@ class ModelTable(Spec, frozen=True):
 
 
 class ClusterTable(Spec, frozen=True):
-    """`[cluster]`: a preset by name or a file of one (`*.toml`), with another number of nodes if given."""
+    """`[cluster]`: a preset by name or a file of one (`*.toml`), with other nodes if given."""
 
     preset: Name
     nodes: Count | None = None
+    gpus_per_node: Count | None = None
 
 
 class ParallelTable(Spec, frozen=True):
@@ -113,6 +121,7 @@ class ParallelTable(Spec, frozen=True):
     recompute_modules: Annotated[list[RecomputeModule], Meta(max_length=16)] = []
     pipeline_layout: Annotated[str, Meta(max_length=4096)] = ""
     whole_experts: bool = False
+    attention_kernel: AttentionKernel | None = None
     framework: Name | None = None
     clip_gradients: bool | None = None
 
@@ -127,6 +136,8 @@ class PrecisionTable(Spec, frozen=True):
     gradient: DType | None = None
     reduction: DType | None = None
     products: ProductFormat = ProductFormat.PARAMETER
+    attention: ProductFormat = ProductFormat.PARAMETER
+    head: ProductFormat = ProductFormat.PARAMETER
 
 
 class CostTable(Spec, frozen=True):

@@ -10,7 +10,7 @@ from lagom_overlap.cost.operators import operators_of_preset as operators_of
 from lagom_overlap.cost.profile import Profile, load_profile
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import Cluster, Gpu, load_preset
-from lagom_overlap.jobfile.spec import JobSpec, ModelTable, ParallelTable, size_bytes
+from lagom_overlap.jobfile.spec import ClusterTable, JobSpec, ModelTable, ParallelTable, size_bytes
 from lagom_overlap.sim.training import TrainingSimulator
 from lagom_overlap.workload.issued import IssuedStep
 from lagom_overlap.workload.models import TransformerModel, load_model
@@ -137,6 +137,7 @@ def layout_of(parallel: ParallelTable) -> ParallelLayout:
         graph_modules=tuple(parallel.graph_modules),
         pipeline_layout=parallel.pipeline_layout,
         whole_experts=parallel.whole_experts,
+        attention_kernel=parallel.attention_kernel,
     )
 
 
@@ -156,6 +157,33 @@ def model_of(table: ModelTable) -> TransformerModel:
     return model.with_mtp(table.mtp_layers)
 
 
+def stated_cluster(table: ClusterTable) -> Cluster:
+    """The cluster that `[cluster]` states.
+
+    Raises:
+        UnknownNameError: if there is no such preset.
+        JobError: if it is a file that describes no cluster, or its nodes cannot have so many GPUs.
+    """
+    return load_preset(table.preset, table.nodes, table.gpus_per_node)
+
+
+def small_nodes_note(spec: JobSpec, cluster: Cluster) -> list[str]:
+    """One line where a job on several nodes did not say that its nodes could be larger, as in racks of NVLink."""
+    most = cluster.max_gpus_per_node
+    if (
+        spec.cluster is None
+        or spec.cluster.gpus_per_node is not None
+        or most is None
+        or cluster.num_nodes == 1
+        or most == cluster.gpus_per_node
+    ):
+        return []
+    return [
+        f"Nodes of {cluster.gpus_per_node} GPUs, joined by the network. The links inside a node could join "
+        f"{most} (cluster.gpus_per_node)."
+    ]
+
+
 def cluster_for(spec: JobSpec, layout: ParallelLayout) -> Cluster:
     """The job's cluster; without a number of nodes, as many as the layout fills.
 
@@ -163,11 +191,19 @@ def cluster_for(spec: JobSpec, layout: ParallelLayout) -> Cluster:
         UnknownNameError: if there is no such preset.
     """
     assert spec.cluster is not None
-    cluster = load_preset(spec.cluster.preset, spec.cluster.nodes)
+    cluster = stated_cluster(spec.cluster)
     if spec.cluster.nodes is not None:
         return cluster
     per_node = min(cluster.gpus_per_node, layout.num_gpus)
     return replace(cluster, num_nodes=-(-layout.num_gpus // per_node), gpus_per_node=per_node)
+
+
+def step_operators(preset: str, gpu: Gpu, parallel: ParallelTable | None) -> OperatorConstants:
+    """What operators cost in a whole step; where no framework is told, stock PyTorch's kernels of attention."""
+    framework = load_framework("fsdp2" if parallel is None else framework_of(parallel))
+    asked = None if parallel is None else parallel.attention_kernel
+    operators = operators_of(preset) or load_operators(gpu)
+    return operators.in_training().running(framework.attention_kernels, asked)
 
 
 def framework_of(parallel: ParallelTable) -> str:
@@ -183,6 +219,8 @@ def precision_of(spec: JobSpec, rules: IssueRules) -> Precision:
         table.gradient or default.gradient,
         table.reduction or default.reduction,
         table.products,
+        others=() if table.head is ProductFormat.PARAMETER else (("logits", table.head),),
+        attention=table.attention,
     )
 
 
@@ -220,6 +258,20 @@ def _check_products(products: ProductFormat, gpu: Gpu) -> None:
         raise JobError(f"precision.products is {products}, must be {', '.join(allowed)} on {gpu.name} ({keys})")
 
 
+def _check_block_scaled(spec: JobSpec, framework: str, gpu: Gpu) -> None:
+    """Refuses attention and heads in formats that Transformer Engine does not multiply them in, or the GPU."""
+    for key in ("attention", "head"):
+        found = getattr(spec.precision, key)
+        can = framework == "megatron" and gpu.mxfp8
+        if found is ProductFormat.PARAMETER or (found is ProductFormat.MXFP8 and can):
+            continue
+        allowed = "parameter, mxfp8" if can else "parameter"
+        raise JobError(
+            f"precision.{key} is {found}, must be {allowed} on {gpu.name} with framework {framework}; "
+            f"mxfp8 takes megatron and gpu.mxfp8"
+        )
+
+
 def job_step(spec: JobSpec) -> JobStep | None:
     """The step of a job's named model; None for groups given by shapes, captures and programs.
 
@@ -237,6 +289,7 @@ def job_step(spec: JobSpec) -> JobStep | None:
     check_layout(model, layout, cluster, spec.model.seq_len)
     framework, precision = load_framework(rules.name), precision_of(spec, rules)
     _check_products(precision.products, cluster.gpu)
+    _check_block_scaled(spec, rules.name, cluster.gpu)
     return JobStep(
         model=model,
         layout=layout,

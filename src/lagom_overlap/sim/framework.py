@@ -6,7 +6,8 @@ a short part takes as long as its launches. In backward the host gets ahead of t
 Mamba layer replayed as a graph) and is caught up with in others (a mixture of many experts). In forward it does not: a
 mixture's dispatcher waits for the counts of rows, behind which everything is launched. What launches add is spread over
 the part's kernels by their launches, as time in which their stream waits. Kernels that a library launches in a loop
-cost `further_launch_s` from the second on; kernels that follow each other in a CUDA graph need one launch.
+cost `further_launch_s` from the second on, PyTorch's own operators `eager_launch_s`; kernels that follow each other in
+a CUDA graph need one launch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -132,8 +133,7 @@ class FrameworkModel:
         num, constants = _num_launches(op), self.constants
         if not num or op.origin.issuer is Issuer.GRAPH:
             return 0.0
-        further = constants.looped_launch_s if op.origin.issuer is Issuer.LIBRARY else constants.launch_s
-        return constants.launch_s + (num - 1) * further
+        return constants.launch_s + (num - 1) * constants.next_launch_s(op.origin.issuer)
 
     def _added_s(self, compute_s: float, host_s: float) -> float:
         norm, longer, shorter = self.constants.launch_norm, max(compute_s, host_s), min(compute_s, host_s)

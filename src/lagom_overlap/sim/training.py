@@ -183,7 +183,12 @@ class TrainingSimulator:
         self._gathers_at_first, self._queues = rules.stays_whole(layout), rules.queues_transfers(layout)
         self._built: dict[int, _Built] = {}
         self.price = FrameworkModel.of(
-            cluster, profile, operators.in_training(), framework, sm_carveout, rank_skew_s=rank_skew_s
+            cluster,
+            profile,
+            operators.in_training().running(framework.attention_kernels, layout.attention_kernel),
+            framework,
+            sm_carveout,
+            rank_skew_s=rank_skew_s,
         )
 
     def step(self, rank: int = 0, num_micro_batches: int | None = None) -> IssuedStep:

@@ -12,7 +12,7 @@ import msgspec
 
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.cost.nccl.tables import write_tables
-from lagom_overlap.cost.operators import load_framework, load_operators, operators_of_preset
+from lagom_overlap.cost.operators import load_framework
 from lagom_overlap.emulation.coordinator import Coordinator
 from lagom_overlap.emulation.launch import (
     Job,
@@ -29,10 +29,10 @@ from lagom_overlap.emulation.recorder import MAX_SPANS, Recorder
 from lagom_overlap.emulation.server import EmulationServer
 from lagom_overlap.emulation.settings import EmulationSettings, PythonClock
 from lagom_overlap.errors import JobError
-from lagom_overlap.hardware import Cluster, load_preset
+from lagom_overlap.hardware import Cluster
 from lagom_overlap.jobfile.run_folder import check_folder, create_run_folder
-from lagom_overlap.jobfile.spec import EmulateTable, JobSpec
-from lagom_overlap.jobfile.step import framework_of
+from lagom_overlap.jobfile.spec import ClusterTable, EmulateTable, JobSpec
+from lagom_overlap.jobfile.step import framework_of, stated_cluster, step_operators
 from lagom_overlap.record import describe_machine, package_versions, utc_now, write_private
 from lagom_overlap.results.base import encoded
 from lagom_overlap.results.emulate import EmulateResult, PricedShare
@@ -159,16 +159,23 @@ class _Ran:
 def _model(request: EmulateRequest, environment: Mapping[str, str]) -> tuple[Cluster, ContentionModel]:
     """The hosts as a cluster, and the price that `lagom simulate` has of it."""
     spec = request.spec
-    preset = request.cluster or (spec.cluster.preset if spec is not None and spec.cluster is not None else "")
-    cluster = load_preset(preset, 1)
+    table = _cluster_table(request)
+    cluster = stated_cluster(table)
     cluster = replace(cluster, num_nodes=_num_hosts(request, cluster, environment))
-    operators = operators_of_preset(preset) or load_operators(cluster.gpu)
-    efficiency = 1.0
-    if spec is not None and spec.parallel is not None:
-        efficiency = load_framework(framework_of(spec.parallel)).memory_efficiency
+    parallel = spec.parallel if spec is not None else None
+    operators = step_operators(table.preset, cluster.gpu, parallel)
+    efficiency = 1.0 if parallel is None else load_framework(framework_of(parallel)).memory_efficiency
     profile = load_profile(spec.cost.profile if spec is not None else "plausible")
     carved = None if spec is None else spec.cost.sm_carveout
-    return cluster, ContentionModel(cluster, profile, carved, operators.in_training(), efficiency)
+    return cluster, ContentionModel(cluster, profile, carved, operators, efficiency)
+
+
+def _cluster_table(request: EmulateRequest) -> ClusterTable:
+    """What names the hosts: the flag, else the job file."""
+    if request.cluster is not None:
+        return ClusterTable(preset=request.cluster)
+    assert request.spec is not None and request.spec.cluster is not None  # noqa: PT018  checked by the only caller
+    return request.spec.cluster
 
 
 def _num_hosts(request: EmulateRequest, node: Cluster, environment: Mapping[str, str]) -> int:

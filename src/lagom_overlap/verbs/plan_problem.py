@@ -25,7 +25,7 @@ from lagom_overlap.jobfile.spec import (
     read_job,
     size_bytes,
 )
-from lagom_overlap.jobfile.step import JobStep, capture_of, job_step
+from lagom_overlap.jobfile.step import JobStep, capture_of, job_step, stated_cluster
 from lagom_overlap.planners.base import OpTimes, PlanProblem
 from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.planners.deadline import Work
@@ -256,7 +256,7 @@ def _of_captured_job(spec: JobSpec, wish: TimesWish, check: Check) -> PlanInput:
     assert spec.model is not None and spec.model.capture is not None  # noqa: PT018  asked by the only caller
     if spec.cluster is None:
         raise JobError("a capture says nothing of a machine: give [cluster] preset = ... in the job file")
-    cluster = load_preset(spec.cluster.preset, spec.cluster.nodes)
+    cluster = stated_cluster(spec.cluster)
     captured = capture_of(spec, cluster)
     assert captured is not None
     return _placed(spec, _checked(captured), cluster, wish, check)
@@ -290,7 +290,7 @@ def _of_program(spec: JobSpec, program: ProgramTable, wish: TimesWish, asked: As
     if spec.job.backend == "simulated":
         if spec.cluster is None:
             raise JobError("the simulated backend needs a cluster: give [cluster] preset = ... in the job file")
-        cluster = load_preset(spec.cluster.preset, spec.cluster.nodes)
+        cluster = stated_cluster(spec.cluster)
         given = _placed(spec, capture.placed_on(cluster), cluster, wish, asked.check)
         return replace(given, is_program=is_graph, torchs_order=_torchs_order(graph, given.problem))
     if not is_graph and framework_of(capture.iteration) != FSDP2:
@@ -299,7 +299,11 @@ def _of_program(spec: JobSpec, program: ProgramTable, wish: TimesWish, asked: As
             'ranks only FSDP2 can be told a plan. With backend = "simulated" it is planned for its framework'
         )
     cluster = replace(
-        load_preset(_ANY_GPU), name="cpu_ranks", gpus_per_node=num_ranks // program.nodes, num_nodes=program.nodes
+        load_preset(_ANY_GPU),
+        name="cpu_ranks",
+        gpus_per_node=num_ranks // program.nodes,
+        num_nodes=program.nodes,
+        max_gpus_per_node=None,
     )
     if wish.source is TimesSource.MODEL:
         raise JobError(

@@ -7,11 +7,11 @@ import msgspec
 
 from lagom_overlap.cost.profile import load_profile
 from lagom_overlap.errors import JobError
-from lagom_overlap.hardware import Cluster, load_preset
+from lagom_overlap.hardware import Cluster
 from lagom_overlap.jobfile.build import contention_model_of
 from lagom_overlap.jobfile.memory import beyond_note
 from lagom_overlap.jobfile.spec import JobSpec
-from lagom_overlap.jobfile.step import capture_of
+from lagom_overlap.jobfile.step import capture_of, small_nodes_note, stated_cluster
 from lagom_overlap.planners.memory import peak_of_spans
 from lagom_overlap.planners.simulated import stands_still_s
 from lagom_overlap.record import create_folder, describe_machine, package_versions, utc_now, write_private
@@ -30,7 +30,7 @@ _NOTE = "Simulated: no hardware was measured. How far the model is off: docs/acc
 def _cluster_for(spec: JobSpec, capture: IssuedStep) -> Cluster:
     """The job's cluster; without a number of nodes, as many as the capture's ranks fill."""
     assert spec.cluster is not None
-    cluster = load_preset(spec.cluster.preset, spec.cluster.nodes)
+    cluster = stated_cluster(spec.cluster)
     if spec.cluster.nodes is not None:
         return cluster
     return replace(cluster, num_nodes=-(-capture.num_ranks // cluster.gpus_per_node))
@@ -58,6 +58,7 @@ def simulate_capture(spec: JobSpec, out: Path | None) -> SimulateCaptureResult:
     spans = {span.name: (span.start_s, span.end_s) for span in timeline.spans}
     peak, limit = peak_of_spans(issued, spans), cluster.gpu.memory_bytes
     notes = [_NOTE, f"Profile {profile.label}", *capture.notes, *beyond_note(peak, cluster.gpu)]
+    notes += small_nodes_note(spec, cluster)
     result = SimulateCaptureResult(
         job=spec.job.name,
         capture=issued.name,

@@ -118,7 +118,13 @@ def _works(spec: JobSpec) -> list[MachineWork]:
 def _cluster_file(fit: MachineFit, result: ProfileResult) -> bytes:
     wire = Link(kind=LinkKind.NETWORK, bytes_per_s=ASSUMED_BYTES_PER_S, hop_s=_ASSUMED_HOP_S, host_fifo=True)
     cluster = Cluster(
-        name="this machine", gpu=machine_gpu(fit.constants), gpus_per_node=8, num_nodes=1, intra=wire, inter=wire
+        name="this machine",
+        gpu=machine_gpu(fit.constants),
+        gpus_per_node=8,
+        max_gpus_per_node=8,
+        num_nodes=1,
+        intra=wire,
+        inter=wire,
     )
     tables = msgspec.to_builtins({**asdict(cluster), "operators": asdict(fit.constants)})
     held = "unknown" if result.held_out_mean_abs_error is None else f"{result.held_out_mean_abs_error:.1%}"

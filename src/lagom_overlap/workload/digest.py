@@ -8,8 +8,8 @@ import msgspec
 from lagom_overlap.workload.iteration import Iteration
 from lagom_overlap.workload.ops import CommOp, Op
 
-_SAY_NOTHING: Final = (", packed=1", ", block_scaled=False")
-"""What digests of before do not have: elements of whole bytes, one scale per tensor."""
+_SAY_NOTHING: Final = (", packed=1", ", block_scaled=False", ", window=0", ", narrow=False")
+"""What digests of before do not have: elements of whole bytes, one scale per tensor, no window, wide attention."""
 
 
 def graph_digest(iteration: Iteration) -> str:

@@ -71,9 +71,10 @@ class TransformerModel:
     without experts have MLPs of width `dense_ffn` (0: `ffn`). `window` is how many keys attention in a window sees.
     `mtp_layers` predict one further token each, as Megatron-Core builds them: a projection of hidden state and next
     token's embedding, the layers of `mtp_pattern` ("": one of the last kind), a norm, the head again; with
-    `mtp_repeats` all of them are one and the same. Without `rotary` attention turns nothing by its position.
-    `dropout` says whether it is trained with dropout, `learned_positions` is the length of a learned position table
-    (0: rotary or ALiBi). `clamped`: gate and up are cut to a range before they meet (gpt-oss).
+    `mtp_repeats` all of them are one and the same. Without `rotary` attention turns nothing by its position;
+    `scaled_rotary`: what it turns by is scaled (YaRN's attention factor is not 1). `dropout` says whether it is trained
+    with dropout, `learned_positions` is the length of a learned position table (0: rotary or ALiBi). `clamped`: gate
+    and up are cut to a range before they meet (gpt-oss).
     """
 
     name: str
@@ -104,6 +105,7 @@ class TransformerModel:
     clamped: bool = False
     mamba: Mamba | None = None
     rotary: bool = True
+    scaled_rotary: bool = False
     mtp_layers: int = 0
     mtp_pattern: str = ""
     mtp_repeats: bool = False

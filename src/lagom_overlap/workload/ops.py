@@ -75,11 +75,19 @@ class Gemm:
 
 FLASH_BACKWARD_PASSES: Final = 2.5
 """Products of a flash attention's backward over its forward's: five against two."""
+WINDOW_TILE: Final = 128
+"""Keys of a tile of flash attention: a tile of as many queries meets those of its window and one further tile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """Scaled dot-product attention, forward; `passes` scales it (`FLASH_BACKWARD_PASSES` for a backward)."""
+    """Scaled dot-product attention, forward; `passes` scales it (`FLASH_BACKWARD_PASSES` for a `backward`).
+
+    `reach` is the length of the causal sequence whose queries see as many keys in a call as these do in the mean (0:
+    `seq_len`, twice that without a mask): of a window, or of a step of context parallelism's ring, shorter.
+    Of the products of a window of `window` keys (0: none) `passes` counts those that whole tiles have. `narrow`: it
+    multiplies in a byte per element with a scale per block (MXFP8).
+    """
 
     batch: int
     num_heads: int
@@ -88,6 +96,10 @@ class Attention:
     causal: bool = True
     passes: float = 1.0
     element_bytes: int = 2
+    backward: bool = False
+    reach: float = 0.0
+    window: int = 0
+    narrow: bool = False
 
     def __post_init__(self) -> None:
         _check_positive(
@@ -105,6 +117,18 @@ class Attention:
         """Floating-point operations: 4 b h s^2 d, half of it where causal, times `passes`."""
         full = 4.0 * self.batch * self.num_heads * self.seq_len**2 * self.head_dim
         return full * (0.5 if self.causal else 1.0) * self.passes
+
+    def widened(self, window: int) -> float:
+        """By how much the products grow where a kernel makes those of a window of at least so many keys."""
+        if not self.window or window <= self.window:
+            return 1.0
+        return share_in_window(self.seq_len, window) / share_in_window(self.seq_len, self.window)
+
+
+def share_in_window(seq_len: int, window: int) -> float:
+    """Of the products of causal attention those that a window of keys leaves, in whole tiles."""
+    tiles = -(-window // WINDOW_TILE) + 1
+    return min(1.0, 2 * tiles * WINDOW_TILE / seq_len)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +185,13 @@ Work = Gemm | Attention | MemoryBound | Kernel
 
 
 class Issuer(StrEnum):
-    """Who launches an operator's kernels: the program, call by call, a library in a loop, or a CUDA graph."""
+    """Who launches an operator's kernels.
+
+    The program, call by call; PyTorch, one of its operators each; a library in a loop; a CUDA graph.
+    """
 
     PROGRAM = "program"
+    EAGER = "eager"
     LIBRARY = "library"
     GRAPH = "graph"
 

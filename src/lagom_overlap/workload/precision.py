@@ -44,11 +44,15 @@ class ProductFormat(StrEnum):
         return 2 if self is ProductFormat.NVFP4 else 1
 
 
+_NEVER_CAST: Final = ("router", "logits")
+
+
 @dataclass(frozen=True, slots=True)
 class Precision:
     """`parameter`: gathered and computed with; `gradient`: as autograd makes it; `reduction`: what is reduced.
 
-    `products` is what a layer's matrices multiply in; attention, router and head stay in the parameter's format.
+    `products` is what a layer's matrices multiply in, `attention` what its attention does (the parameter's format, or
+    `mxfp8`); router and head stay in the parameter's format, but for a head among the `others`.
     `others` are matrices that multiply in another format, by their names in a step; the `wide_layers` last layers and
     multi-token predictions, where there are any, multiply in the parameter's.
     """
@@ -59,6 +63,7 @@ class Precision:
     products: ProductFormat = ProductFormat.PARAMETER
     others: tuple[tuple[str, ProductFormat], ...] = ()
     wide_layers: int = 0
+    attention: ProductFormat = ProductFormat.PARAMETER
 
     def is_wide(self, layer: int | None, num_layers: int) -> bool:
         """Whether a layer multiplies in the parameter's format whatever the others do."""
@@ -66,7 +71,8 @@ class Precision:
 
     def format_of(self, matrix: str) -> ProductFormat:
         """In which format a matrix of the other layers multiplies."""
-        return dict(self.others).get(matrix, self.products)
+        plain = ProductFormat.PARAMETER if matrix in _NEVER_CAST else self.products
+        return dict(self.others).get(matrix, plain)
 
 
 MIXED: Final = Precision()

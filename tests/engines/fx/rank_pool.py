@@ -6,7 +6,7 @@ import pickle
 import subprocess
 import sys
 
-from forked_python import ForkedPython
+from forked_python import COMPILER, ONE_COMPILER, ForkedPython
 
 
 class RankPool:
@@ -25,7 +25,8 @@ class RankPool:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=False,
-                env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
+                env={**os.environ, **ONE_COMPILER, "GLOO_SOCKET_IFNAME": "lo"},
+                imports=COMPILER,
             )
             self._ranks.append(process)
             if rank == 0:

@@ -138,3 +138,28 @@ def test_half_of_a_product_along_an_axis_is_half_of_the_axis_in_the_product(mode
             assert isinstance(half, Gemm), op.name
             dims = {name: (getattr(op.work, name), getattr(half, name)) for name in ("m", "n", "k")}
             assert [whole for whole, part in dims.values() if whole != part] == [size], (op.name, axis, dims)
+
+
+@pytest.mark.parametrize("context", [1, 2, 4])
+def test_a_ring_of_context_parallelism_sees_the_keys_of_its_steps(context: int) -> None:
+    """Brute force over ranks that hold two of 2 x context parts of a sequence, the n-th from both ends.
+
+    A rank meets one other's keys in a step. Where those came earlier half of them count for all its queries, where they
+    came later all of them for half its queries; its own are causal. `reach` is twice the keys of a query in a call.
+    """
+    layout = ParallelLayout(data=1, context=context, global_batch=1)
+    built = step(GPT, layout)
+    for part, passes in (("attention", 1.0), ("attention_d", 2.5)):
+        work = next(op.work for op in built.iteration.computations if op.name == f"mb0.layer0.{part}")
+        assert isinstance(work, Attention)
+        assert work.backward == (part == "attention_d")
+        size, pairs, least = SEQ // (2 * context), 0.0, float("inf")
+        for other in range(context):
+            mine = [*range(size), *range(SEQ - size, SEQ)]  # rank 0
+            theirs = [*range(other * size, (other + 1) * size), *range(SEQ - (other + 1) * size, SEQ - other * size)]
+            seen = [sum(key <= query for key in theirs) for query in mine]
+            rows = sum(count > 0 for count in seen)
+            pairs += sum(seen)
+            least = min(least, 2 * sum(seen) / rows)
+        assert work.flops == pytest.approx(4 * work.num_heads * work.head_dim * pairs * passes, rel=2e-3)
+        assert work.reach == pytest.approx(least, rel=2e-3)

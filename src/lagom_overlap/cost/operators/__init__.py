@@ -1,6 +1,7 @@
 """How long single operators take alone: matrix products, attention, memory-bound kernels."""
 
 from lagom_overlap.cost.operators.constants import (
+    WIDE_HEAD,
     FrameworkConstants,
     OperatorConstants,
     load_framework,
@@ -10,6 +11,7 @@ from lagom_overlap.cost.operators.constants import (
 from lagom_overlap.cost.operators.times import OperatorTimes
 
 __all__ = [
+    "WIDE_HEAD",
     "FrameworkConstants",
     "OperatorConstants",
     "OperatorTimes",

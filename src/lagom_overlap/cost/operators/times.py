@@ -44,8 +44,11 @@ class OperatorTimes:
                 return self._touch(work.num_bytes, work.access) + further_s
             case Attention():
                 idle = max(1.0, self.gpu.num_sms / self._attention_blocks(work))
-                rate = self.constants.attention_rate(work.head_dim) * 2 / work.element_bytes
-                return self.constants.gemm.launch_s + work.flops / rate * idle
+                wider = work.widened(self.constants.least_window)
+                reach = wider * (work.reach or work.seq_len * (1 if work.causal else 2))
+                rate = self.constants.attention_rate(work.head_dim, reach, backward=work.backward, narrow=work.narrow)
+                rate *= 2 / work.element_bytes
+                return self.constants.gemm.launch_s + wider * work.flops / rate * idle
             case Gemm():
                 return self._gemm(work, work.batch).alone_s
 
@@ -109,7 +112,9 @@ class OperatorTimes:
     def _gemm_constants(self, gemm: Gemm) -> GemmConstants:
         if gemm.packed > 1:
             return self.constants.packed_gemm
-        return self.constants.block_gemm if gemm.block_scaled else self.constants.gemm
+        if gemm.block_scaled:
+            return self.constants.block_gemm
+        return self.constants.wide_gemm if gemm.element_bytes == 2 else self.constants.gemm
 
     def _attention_blocks(self, work: Attention) -> int:
         return work.batch * work.num_heads * ceil(work.seq_len / self.constants.attention_rows)

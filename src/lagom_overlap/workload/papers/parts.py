@@ -61,6 +61,7 @@ class LayerParts:
             seq_len=self.seq_len,
             head_dim=self.model.head_dim,
             passes=passes,
+            backward=passes == FLASH_BACKWARD_PASSES,
         )
 
     def attention(self) -> Works:

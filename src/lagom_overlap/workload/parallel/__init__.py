@@ -1,6 +1,7 @@
 """How a model is cut over GPUs: degrees, pipeline stages and their schedule, what one GPU must hold."""
 
 from lagom_overlap.workload.parallel.layout import (
+    AttentionKernel,
     Dispatcher,
     GraphModule,
     ParallelLayout,
@@ -13,6 +14,7 @@ from lagom_overlap.workload.parallel.schedule import Slot, stage_slots
 from lagom_overlap.workload.parallel.stage import StagePlan, plan_stages
 
 __all__ = [
+    "AttentionKernel",
     "Dispatcher",
     "GraphModule",
     "ParallelLayout",

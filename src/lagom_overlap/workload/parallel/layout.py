@@ -72,6 +72,14 @@ class GraphModule(StrEnum):
     MOE_PREPROCESS = "moe_preprocess"
 
 
+class AttentionKernel(StrEnum):
+    """Whose kernel of flash attention runs: the flash-attn package's, PyTorch's build of it, cuDNN's."""
+
+    FLASH_2 = "flash_attention_2"
+    SDPA_FLASH = "sdpa_flash"
+    CUDNN = "cudnn"
+
+
 MAX_ZERO_STAGE: Final = 3
 MAX_SLOTS: Final = 2_000_000
 """Forwards of all stages that an iteration may have; a simulation of more would not end."""
@@ -104,7 +112,7 @@ class ParallelLayout:
     stage 1, parameters are gathered behind the first forward instead of before it (--overlap-param-gather). `frozen`:
     weights have no gradients (LoRA, whose small adapters are left out): backward makes those of activations alone.
     `whole_experts`: tensor parallelism does not cut experts, its ranks are expert parallelism's too
-    (--expert-tensor-parallel-size 1).
+    (--expert-tensor-parallel-size 1). `attention_kernel`: where it is not the one that the framework takes.
     """
 
     tensor: int = 1
@@ -139,6 +147,7 @@ class ParallelLayout:
     fused_loss: bool = False
     overlap_parameters: bool = False
     frozen: bool = False
+    attention_kernel: AttentionKernel | None = None
 
     def __post_init__(self) -> None:
         counts = (

@@ -3,6 +3,14 @@
 Bytes are counted as in `operators`, dropout's 1-byte mask among them. Without flash attention the scores exist in
 memory: Megatron's fused scale-mask-softmax needs batch x heads per GPU to be a multiple of 4 (`fused_softmax.py`);
 otherwise five kernels in FP32 take its place.
+
+In MXFP8 (Transformer Engine @4220403e, cuDNN from 9.21, on Blackwell) queries, keys and values are cast before, the
+output's gradient before backward, and of a window cuDNN's backward makes the products of all pairs: on a GB200 it takes
+2.08 ms of 4,096 tokens, 7.43 of 8,192 and 27.9 of 16,384, where BF16 takes 0.47, 0.91 and 1.82 (128 heads of 64, a
+window of 128, cuDNN 9.22; NVIDIA/cudnn-frontend @fb682ce, `benchmark/sdpa_benchmark_training/results/gpt_oss`).
+
+A learned logit per head leaves attention fused: Transformer Engine takes cuDNN's kernels for it from cuDNN 9.13.1 on
+(`nvte_get_fused_attn_backend`, v2.12), in FP8 from 9.21 on, on Blackwell as on Hopper.
 """
 
 from collections.abc import Sequence
@@ -10,7 +18,7 @@ from typing import Final
 
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.workload.layer_kinds import LayerKind, Mixer
-from lagom_overlap.workload.ops import FLASH_BACKWARD_PASSES, Attention, Gemm, Phase
+from lagom_overlap.workload.ops import FLASH_BACKWARD_PASSES, Access, Attention, Gemm, Phase, share_in_window
 from lagom_overlap.workload.step.axes import attention_axes
 from lagom_overlap.workload.step.graph import StepGraph
 from lagom_overlap.workload.step.groups import CONTEXT
@@ -19,8 +27,10 @@ from lagom_overlap.workload.step.units import Weight
 from lagom_overlap.workload.streams import COMPUTE
 
 SOFTMAX_FUSION_MULTIPLE: Final = 4
-WINDOW_TILE: Final = 128
-"""Keys of a tile of flash attention: a tile of as many queries meets those of its window and one further tile."""
+_SQUARE: Final = 2
+"""Over the products of causal attention those of all pairs: what cuDNN's backward in MXFP8 makes of a window."""
+_CAST_BYTES: Final = 4
+"""Per element of queries, keys, values and of the output's gradient: read 2, written by rows and by columns."""
 
 
 class AttentionOps(StepOps):
@@ -46,8 +56,22 @@ class AttentionOps(StepOps):
         if self._model.learned_positions or not self._model.rotary:
             return source
         columns = (self._heads + self._kv_heads) * self._model.head_dim
-        kernels = self._shape.traffic.rotary[phase is not FORWARD]
-        return self._run(part, (source,), kernels, (self._tokens, columns), phase)
+        shape, traffic = (self._tokens, columns), self._shape.traffic
+        if traffic.scaled_rotary is None or not self._turns_unfused:
+            return self._run(part, (source,), traffic.rotary[phase is not FORWARD], shape, phase)
+        streamed, rearranged = traffic.scaled_rotary[phase is not FORWARD]
+        num_bytes = sum(rearranged) * shape[0] * shape[1]
+        cut = self._touch(
+            f"{part}_halves",
+            (source,),
+            num_bytes,
+            shape,
+            phase,
+            access=Access.REARRANGE,
+            num_launches=2 * len(rearranged),
+        )
+        num_bytes = sum(streamed) * shape[0] * shape[1]
+        return self._touch(part, (cut,), num_bytes, shape, phase, num_launches=2 * len(streamed))
 
     def _repeated(self, part: str, source: str, phase: Phase) -> str:
         """Keys and values repeated for every head, their gradients summed, where the model's code does that."""
@@ -57,14 +81,33 @@ class AttentionOps(StepOps):
         return self._run(part, (source,), (2, 2), (self._tokens, columns), phase)
 
     def _attention(self, part: str, sources: Sequence[str], passes: float, phase: Phase) -> str:
-        batch = self._layout.micro_batch
+        batch, narrow = self._layout.micro_batch, self._is_narrow
+        whole = narrow and phase is BACKWARD and self._window
+        seen = (_SQUARE if whole else self._share_seen) / self._layout.context
+        if narrow:
+            columns = self._heads * self._value_dim if phase is BACKWARD else self._all_columns
+            sources = (
+                self._touch(
+                    f"{part}_cast",
+                    sources,
+                    _CAST_BYTES * self._tokens * columns,
+                    (self._tokens, columns),
+                    phase,
+                    access=Access.REARRANGE,
+                ),
+                *sources[1:],
+            )
         work = Attention(
             batch=batch,
             num_heads=self._heads,
             seq_len=self._shape.seq_len,
             head_dim=self._head_dim,
-            passes=passes * self._share_seen / self._layout.context,
+            passes=passes * seen,
             element_bytes=self._element_bytes,
+            backward=phase is BACKWARD,
+            reach=self._shape.seq_len * seen,
+            window=0 if whole else self._window,
+            narrow=narrow,
         )
         moved = self._travel(part, sources[0], phase)
         spec = attention_axes(sources, self._heads, batch, not self._layout.sequence_parallel)
@@ -73,13 +116,25 @@ class AttentionOps(StepOps):
         return self._merged(part, phase)
 
     @property
+    def _is_narrow(self) -> bool:
+        """Whether attention multiplies in MXFP8."""
+        return self._shape.precision.attention.is_narrow
+
+    @property
+    def _all_columns(self) -> int:
+        """Of queries, keys and values."""
+        key_dim = 2 * self._head_dim - self._value_dim
+        return (self._heads + self._kv_heads) * key_dim + self._kv_heads * self._value_dim
+
+    @property
     def _share_seen(self) -> float:
         """Of the products of causal attention those that are made: kernels run whole tiles of keys in a window."""
-        seq_len = self._shape.seq_len
-        if self._kind.mixer is not Mixer.WINDOW:
-            return 1.0
-        tiles = -(-self._model.window // WINDOW_TILE) + 1
-        return min(1.0, 2 * tiles * WINDOW_TILE / seq_len)
+        return share_in_window(self._shape.seq_len, self._window) if self._window else 1.0
+
+    @property
+    def _window(self) -> int:
+        """Keys that a query of this layer sees at most, 0 for all."""
+        return self._model.window if self._kind.mixer is Mixer.WINDOW else 0
 
     def _merged(self, part: str, phase: Phase) -> str:
         """The sum of a ring's steps, where each is an attention of its own."""

@@ -16,9 +16,10 @@ Transformer Engine's fused grouped MLP (`fused_experts`; CuTe DSL kernels, Megat
 the activation, its gradient and their casts in the epilogues of the products before them, of all experts at once.
 
 Experts with biases and clamped activations (gpt-oss) cost eager PyTorch's kernels around the fused ones, unless experts
-are fused (`TEGroupedMLP._apply_bias`, `weighted_bias_quick_geglu_impl`, core_v0.16.0): gate and up are cut and put
-together again; each expert's second bias, times each row's probability, is added and the results are put together, in
-FP32 where probabilities are, which DeepEP and HybridEP ask for. Other biases are part of the products.
+are fused (`TEGroupedMLP._apply_bias`, `weighted_bias_quick_geglu_impl`, core_v0.16.0): gate and up, halves of each row,
+are cut and put together again, by kernels that rearrange; each expert's second bias, times each row's probability, is
+added and the results are put together, in FP32 where probabilities are, which DeepEP and HybridEP ask for. Other biases
+are part of the products.
 
 Where tensor parallelism cuts experts, its ranks gather their rows before them and scatter the sums after them.
 Without sequence parallelism tensor-parallel ranks have the same tokens. Megatron-LM refuses to train so (`moe_layer.py`
@@ -170,11 +171,17 @@ class ExpertOps(StepOps):
         shape = (self._met, width)
         if clamps and phase is FORWARD:
             num_bytes *= self._met * width
-            sources = (self._touch(f"{part}_clamp", sources, num_bytes, shape, phase, num_launches=launches),)
+            sources = (
+                self._touch(
+                    f"{part}_clamp", sources, num_bytes, shape, phase, access=Access.REARRANGE, num_launches=launches
+                ),
+            )
         made = self._act(part, sources, self._met, width, phase)
         if clamps and phase is not FORWARD:
             num_bytes *= self._met * width
-            made = self._touch(f"{part}_clamp", (made,), num_bytes, shape, phase, num_launches=launches)
+            made = self._touch(
+                f"{part}_clamp", (made,), num_bytes, shape, phase, access=Access.REARRANGE, num_launches=launches
+            )
         return made
 
     def _expert_bias(self, source: str, phase: Phase) -> str:

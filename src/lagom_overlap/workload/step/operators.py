@@ -30,7 +30,6 @@ from lagom_overlap.workload.step.traffic import NVFP4_CASTS, Accumulation, Casts
 from lagom_overlap.workload.step.units import Unit, Weight
 from lagom_overlap.workload.streams import COMPUTE
 
-_NEVER_CAST: Final = ("router", "logits")
 _GATHERED: Final = {
     Phase.FORWARD: ("qkv", "up", "mamba_in"), Phase.WEIGHT_GRAD: ("qkv", "up", "mamba_in"),
     Phase.BACKWARD: ("out", "down"),
@@ -47,6 +46,8 @@ _CAST_BEFORE: Final = (("expert_down", Phase.FORWARD), ("expert_up", Phase.BACKW
 _LOOPED: Final = ("expert_up", "expert_down")
 """Products and casts of these matrices are launched expert by expert in loops of Transformer Engine's C++
 (`te_general_grouped_gemm`, `multi_tensor_quantize_impl`, v2.9 to v2.16)."""
+_EAGER: Final = ("expert_bias", "expert_act_clamp", "expert_act_d_clamp")
+"""What Megatron-LM leaves to PyTorch's operators: expert biases and clamps."""
 _NVFP4_KERNELS: Final = 3
 _TURN_BYTES: Final = 2
 """Per FP8 element of a copy by columns."""
@@ -127,7 +128,15 @@ class StepOps:
     def _issuer(self, part: str) -> Issuer:
         if self._graph_module in self._layout.graph_modules:
             return Issuer.GRAPH
-        return Issuer.LIBRARY if part.startswith(_LOOPED) and self._shape.mixture.apart else Issuer.PROGRAM
+        if part.startswith(_LOOPED) and self._shape.mixture.apart:
+            return Issuer.LIBRARY
+        is_unfused = part.startswith("rotary") and self._turns_unfused
+        return Issuer.EAGER if is_unfused or part.startswith(_EAGER) else Issuer.PROGRAM
+
+    @property
+    def _turns_unfused(self) -> bool:
+        """Whether rotary positions are PyTorch's operators because YaRN scales them."""
+        return self._model.scaled_rotary and self._shape.traffic.scaled_rotary is not None
 
     def _parameters(self, name: str, phase: Phase) -> str:
         """What brings the parameters around matrix `name` in this phase, "" if nothing must."""
@@ -174,7 +183,7 @@ class StepOps:
     def _format(self, weight: Weight) -> ProductFormat:
         """In which format the matrix multiplies."""
         precision = self._shape.precision
-        if weight.name in _NEVER_CAST or precision.is_wide(self._layer, self._model.num_layers):
+        if precision.is_wide(self._layer, self._model.num_layers):
             return ProductFormat.PARAMETER
         return precision.format_of(self._matrix_name(weight.name))
 

@@ -49,11 +49,12 @@ Kernels = tuple[int, ...]
 class Traffic:
     """What kernels move forward and backward; `gated` per column of a gated activation, `loss` in all, per logit.
 
-    `cut_loss` is `loss` where tensor parallelism cuts the vocabulary. `fuses_latent`: one kernel turns
-    latent attention's queries in place and one makes its keys and values; otherwise all are turned and then copied.
-    `repeats_keys`: keys and values are repeated for every head before attention. `joins_sums` says that a sum of
-    gradients is a part of the kernel that reads it, as inductor makes it: of the norm's backward, or of the copy
-    before a reduction along the second axis.
+    `cut_loss` is `loss` where tensor parallelism cuts the vocabulary. `fuses_latent`: one kernel turns latent
+    attention's queries in place and one makes its keys and values; otherwise all are turned and then copied.
+    `scaled_rotary` is `rotary` of angles that YaRN scales, where the fused kernel cannot (None: it can): what
+    streams, then what cuts rows into halves and joins them. `repeats_keys`: keys and values are repeated for every
+    head before attention. `joins_sums` says that a sum of gradients is a part of the kernel that reads it, as
+    inductor makes it: of the norm's backward, or of the copy before a reduction along the second axis.
     """
 
     norm: tuple[Kernels, Kernels]
@@ -62,6 +63,7 @@ class Traffic:
     loss: tuple[int, int]
     cut_loss: tuple[int, int]
     fuses_latent: bool = True
+    scaled_rotary: tuple[tuple[Kernels, Kernels], tuple[Kernels, Kernels]] | None = None
     repeats_keys: bool = False
     joins_sums: bool = False
 
@@ -170,6 +172,13 @@ FUSED: Final = Traffic(norm=((4,), (6, 0)), rotary=((4,), (4,)), gated=((6,), (1
 """Megatron-LM's kernels. Its vocabulary-parallel cross entropy is not fused: cast to FP32 (6), maximum (4), subtraction
 (8), exponential (8), sum (2), quotient (8); backward: minus one hot (8), times the loss's gradient (8), cast (6). A
 norm's second backward kernel sums the few partial gradients of its scale."""
+UNFUSED_ROTARY: Final = (((4, 4, 6), (2, 4, 4)), ((4, 4, 6, 2, 6), (2, 4)))
+"""Megatron-LM's rotary kernels where YaRN scales the angles: Transformer Engine's fused kernel takes no scale, and
+PyTorch's operators stand in (`_apply_rotary_pos_emb_bshd` in `rope_utils.py`, NVIDIA/Megatron-LM @0d8e0714 to
+@cd4afffa, the commits of Megatron-Bridge 25.11 to 26.08). Forward: times cosines 4, times sines 4, their sum 6; half
+negated 2, joined 4, and joined once more with the columns that are not turned, of which there are none, 4. Backward:
+the two products 8, gradients added 6, zeros for those columns 2, added 6; half negated 2, joined 4. Queries and keys
+apart."""
 FUSED_LOSS: Final = ((2, 4), (4,))
 """Transformer Engine's cross entropy (`common/triton/cross_entropy.py`, v2.12), forward and backward: a pass for
 maximum and sum, one that writes the gradient over the logits; that times the loss's gradient."""
