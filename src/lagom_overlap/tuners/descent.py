@@ -9,13 +9,15 @@ here the default is the start, the makespan Z is the judge, and all collectives 
     2. where Z does not fall because what is exposed, E = Z - Y, rises by more than the computation Y gains, the last
        collectives stay behind, as many as took that much longer: an in-order stream ends with what is exposed;
     3. where communication is exposed: other algorithms and protocols, each once, the fastest of them for every
-       collective by its own time x_j; after the steps down, more channels and larger chunks. Each step once there,
-       and nobody stays behind: the curves take it further in fewer measurements;
+       collective by its own time x_j; after the steps down, the most channels and the largest chunk where the
+       default's are not known. Each step once there, and nobody stays behind: the curves take it further in fewer
+       measurements;
     4. up to `MOST_MEASURED` measurements, what two curves through all of them (`curves.py`) expect to gain most: any
        setting for all, or for the first or the last collectives of the stream. More channels, other algorithms and
-       protocols only where communication was exposed; nothing that may well be much slower, and nothing further from
+       protocols only where communication was exposed; nothing that may well be twice as slow, and nothing further from
        what was measured than a step. Where collectives wait for kernels (`waiting.py`), also a setting of each one's
-       own: there the makespan depends on which of them fits in front of which kernel;
+       own: there the makespan depends on which of them fits in front of which kernel. Where nothing new promises
+       anything, what is left goes to repeats of the best and of those that may still be better;
     5. what is recommended is the fastest of the measured by these curves, which even out the noise of single
        measurements and what made some slow as a whole; the default, unless that is faster by `LEAST_GAIN` and was
        measured so.
@@ -31,10 +33,11 @@ needs something else is left where steps of all, first or last ones end. Unguard
 """
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from math import hypot, sqrt
-from statistics import median
+from statistics import fmean, median
 from typing import Final
 
 import numpy as np
@@ -79,8 +82,11 @@ LEAST_EXPECTED: Final = 0.0003
 """A share of the makespan: an expected gain below it is not worth a measurement."""
 NUM_DESCENTS: Final = 4
 """Of the curves and draws of them, in which each collective's own setting is looked for."""
-RISKS: Final = ((0.5, 1.05), (0.9, 1.5))
-"""Nothing is asked for whose makespan, at these quantiles, is that many times the best one."""
+RISK: Final = 0.9
+MOST_SLOWER: Final = 2.0
+"""Nothing is asked for whose makespan, at the quantile `RISK`, is that many times the best one."""
+MOST_READINGS: Final = 3
+"""Of one assignment."""
 
 
 Move = Callable[[Place], Place]
@@ -92,8 +98,6 @@ FASTER: Final[tuple[tuple[str, Move], ...]] = (
     ("slices of a quarter, twice the channels", Place.sliced),
     ("the most channels", Place.most_channels),
     ("the largest chunk", Place.largest_chunk),
-    ("twice the channels", lambda place: place.channels_times(2)),
-    ("four times the chunk", lambda place: place.chunk_times(4)),
 )
 
 
@@ -103,7 +107,7 @@ class _Descent:
     def __init__(self, problem: GroupProblem, measured: Measurement) -> None:
         self._problem = problem
         self._starts = [start_of(space, own) for space, own in zip(problem.spaces, problem.default, strict=True)]
-        self._known: dict[Assignment, Outcome] = {problem.default: measured}
+        self._asked: list[tuple[Assignment, Outcome]] = [(problem.default, measured)]
         self._stream = Stream.of(problem.group)
         self._slowed: list[float] = []
         self._fit: tuple[tuple[int, tuple[CommConfig, ...]], Curves] | None = None
@@ -122,6 +126,11 @@ class _Descent:
         for words, move in (*STEPS, *(FASTER if self._exposed_share > EXPOSED else ())):
             yield from self._go(words, move)
         yield from self._refine()
+
+    @property
+    def _known(self) -> dict[Assignment, Outcome]:
+        """The latest outcome of all that was asked."""
+        return dict(self._asked)
 
     @property
     def _exposed_share(self) -> float:
@@ -204,21 +213,46 @@ class _Descent:
         choices = self._choices()
         while (told := self._told()) and len(told) >= FEWEST_FITTED:
             curves = self._curves(choices, told)
-            known = curves.draws(curves.places([assignment for assignment, _ in told]))
-            evened = [_evened(each, curves, number) for number, (_, each) in enumerate(told)]
-            best = _fastest(curves, known[:, 0], evened)
-            self._fitted = told[best][0]
-            if len(self._known) >= MOST_MEASURED:
+            arms = self._clean(curves)
+            draws = curves.draws(curves.places(arms))
+            best = _fastest(curves, draws[:, 0], [self._mean_evened(curves, arm) for arm in arms])
+            self._fitted = arms[best]
+            if len(self._asked) >= MOST_MEASURED:
                 return
-            asked = self._most_promising(curves, choices, known[best])
+            asked, reason = self._most_promising(curves, choices, draws[best]), "what the measurements so far promise"
+            if asked is None:
+                asked, reason = self._most_doubtful(arms, draws, best), "again: which of the measured is the fastest"
             if asked is None:
                 return
-            self._known[asked] = yield Probe(
-                assignment=asked, reason="what the measurements so far promise", incumbent=self._fitted
-            )
+            outcome = yield Probe(assignment=asked, reason=reason, incumbent=self._fitted)
+            self._asked.append((asked, outcome))
 
     def _told(self) -> list[tuple[Assignment, Measurement]]:
-        return [(asked, told) for asked, told in self._known.items() if isinstance(told, Measurement)]
+        return [(asked, told) for asked, told in self._asked if isinstance(told, Measurement)]
+
+    def _clean(self, curves: Curves) -> list[Assignment]:
+        """The default, and what was measured without being slow as a whole: the others are only predicted."""
+        told = [asked for number, (asked, _) in enumerate(self._told()) if curves.slowed(number) == 1]
+        return list(dict.fromkeys((self._problem.default, *told)))
+
+    def _mean_evened(self, curves: Curves, arm: Assignment) -> Measurement:
+        """The first of an assignment's clean measurements, with the mean makespan of these; of the default, of all."""
+        told = [(number, each) for number, (asked, each) in enumerate(self._told()) if asked == arm]
+        clean = [(number, each) for number, each in told if curves.slowed(number) == 1]
+        evened = [_evened(each, curves, number) for number, each in clean or told]
+        return replace(evened[0], makespan_s=fmean(each.makespan_s for each in evened))
+
+    def _most_doubtful(
+        self, arms: Sequence[Assignment], draws: npt.NDArray[np.float64], best: int
+    ) -> Assignment | None:
+        """Of the best and the one that may be faster by most, the one with fewer readings; none where none may be."""
+        readings = Counter(asked for asked, _ in self._told())
+        gains = expected_gain(draws, draws[best]) / draws[best, 0]
+        gains[[readings[arm] >= MOST_READINGS for arm in arms]] = 0.0
+        rival = int(np.argmax(gains))
+        if gains[rival] <= LEAST_EXPECTED:
+            return None
+        return arms[best] if readings[arms[best]] <= readings[arms[rival]] else arms[rival]
 
     def _curves(self, choices: Sequence[Sequence[Setting]], told: Sequence[tuple[Assignment, Measurement]]) -> Curves:
         settings = {setting.config: setting for own in choices for setting in own}
@@ -270,13 +304,13 @@ class _Descent:
                 candidates[tuple(tried)] = None
         if curves.waits:
             candidates |= self._own_settings(curves, choices, near, list(candidates))
-        asked = [candidate for candidate in candidates if candidate not in self._known]
+        known = {*self._clean(curves), *(one for one, told in self._asked if not isinstance(told, Measurement))}
+        asked = [candidate for candidate in candidates if candidate not in known]
         if not asked:
             return None
         draws = curves.draws(curves.places(asked))
         gains = expected_gain(draws, incumbent) / incumbent[0]
-        for quantile, most in RISKS:
-            gains[np.quantile(draws, quantile, axis=1) > most * incumbent[0]] = 0.0
+        gains[np.quantile(draws, RISK, axis=1) > MOST_SLOWER * incumbent[0]] = 0.0
         best = int(np.argmax(gains))
         return asked[best] if gains[best] > LEAST_EXPECTED else None
 
@@ -312,7 +346,8 @@ class _Descent:
     def _measure(self, places: Sequence[Place], reason: str) -> Generator[Probe, Outcome, Outcome]:
         assignment = self._assignment(places)
         if assignment not in self._known:
-            self._known[assignment] = yield Probe(assignment=assignment, reason=reason, incumbent=self.assignment)
+            outcome = yield Probe(assignment=assignment, reason=reason, incumbent=self.assignment)
+            self._asked.append((assignment, outcome))
         return self._known[assignment]
 
 
