@@ -1,10 +1,10 @@
 """The parent of a job's command on one host: whatever ends the verb, SIGKILL included, ends the command with it.
 
 A verb that is killed can end nothing. So the command is a child of this small process, whose stdin is a pipe that only
-the verb writes to: a further line is its wish, end of file without one its end. Nothing of the command escapes, whatever session,
-environment or parent it gives itself: the keeper is a subreaper (PR_SET_CHILD_SUBREAPER), so that all orphans below it
-become its children. Should the keeper be killed, the kernel sends the command SIGTERM (PR_SET_PDEATHSIG: its first
-process only, and a launcher ends its workers), and the verb ends what is left.
+the verb writes to: a further line is its wish, end of file without one its end. Nothing of the command escapes,
+whatever session, environment or parent it gives itself: the keeper is a subreaper (PR_SET_CHILD_SUBREAPER), so that all
+orphans below it become its children. Should the keeper be killed, the kernel sends the command SIGTERM
+(PR_SET_PDEATHSIG: its first process only, and a launcher ends its workers), and the verb ends what is left.
 
 `keeper_command` starts it with the standard library alone. Its order comes as a line of JSON on stdin; what it reports
 goes to a pipe of its own, a line each: `started PID` or `failed ERRNO`, then `ended CODE`.
@@ -129,7 +129,7 @@ class _Command:
         return self._pid != 0
 
     def is_told_to_end(self) -> bool:
-        """Whether the verb wishes so or has gone. Waits until something happens; takes the processes that have ended."""
+        """Whether the verb wishes so or has gone. Waits for anything to happen; takes the processes that have ended."""
         if 0 not in self._reap(0):
             return False
         self.is_wished = bool(os.read(0, 1 << 12))
