@@ -203,7 +203,7 @@ def step_operators(preset: str, gpu: Gpu, parallel: ParallelTable | None) -> Ope
     framework = load_framework("fsdp2" if parallel is None else framework_of(parallel))
     asked = None if parallel is None else parallel.attention_kernel
     operators = operators_of(preset) or load_operators(gpu)
-    return operators.in_training().running(framework.attention_kernels, asked)
+    return operators.in_training().running(framework, asked)
 
 
 def framework_of(parallel: ParallelTable) -> str:
@@ -259,7 +259,11 @@ def _check_products(products: ProductFormat, gpu: Gpu) -> None:
 
 
 def _check_block_scaled(spec: JobSpec, framework: str, gpu: Gpu) -> None:
-    """Refuses attention and heads in formats that Transformer Engine does not multiply them in, or the GPU."""
+    """Refuses attention and heads in formats that Transformer Engine does not multiply them in, or the GPU.
+
+    Both are switches of the recipe that layers multiply by: without it they do nothing (`fp8_dpa` in `attention.py`,
+    `is_fp8_enabled`, Transformer Engine @4220403e).
+    """
     for key in ("attention", "head"):
         found = getattr(spec.precision, key)
         can = framework == "megatron" and gpu.mxfp8
