@@ -261,19 +261,32 @@ def _check_products(products: ProductFormat, gpu: Gpu) -> None:
 def _check_block_scaled(spec: JobSpec, framework: str, gpu: Gpu) -> None:
     """Refuses attention and heads in formats that Transformer Engine does not multiply them in, or the GPU.
 
-    Both are switches of the recipe that layers multiply by: without it they do nothing (`fp8_dpa` in `attention.py`,
-    `is_fp8_enabled`, Transformer Engine @4220403e).
+    Both are switches of the recipe that the layers have: Megatron-LM refuses `fp8_output_proj` without the MXFP8 recipe
+    (`transformer_config.py`, @d98e8a64), and without a recipe Transformer Engine's attention heeds no `fp8_dpa`.
     """
+    precision, can = spec.precision, framework == "megatron" and gpu.mxfp8
     for key in ("attention", "head"):
-        found = getattr(spec.precision, key)
-        can = framework == "megatron" and gpu.mxfp8
-        if found is ProductFormat.PARAMETER or (found is ProductFormat.MXFP8 and can):
+        found = getattr(precision, key)
+        if found is ProductFormat.PARAMETER:
             continue
-        allowed = "parameter, mxfp8" if can else "parameter"
-        raise JobError(
-            f"precision.{key} is {found}, must be {allowed} on {gpu.name} with framework {framework}; "
-            f"mxfp8 takes megatron and gpu.mxfp8"
-        )
+        if found is not ProductFormat.MXFP8 or not can:
+            allowed = "parameter, mxfp8" if can else "parameter"
+            raise JobError(
+                f"precision.{key} is {found}, must be {allowed} on {gpu.name} with framework {framework}; "
+                f"mxfp8 takes megatron and gpu.mxfp8"
+            )
+        if precision.products is not ProductFormat.MXFP8:
+            raise JobError(f"precision.{key} is mxfp8, needs precision.products = mxfp8, not {precision.products}")
+
+
+def _check_attention(spec: JobSpec, parallel: ParallelTable) -> None:
+    """Refuses what is said of a flash attention where there is none."""
+    if parallel.flash_attention:
+        return
+    if parallel.attention_kernel is not None:
+        raise JobError(f"parallel.attention_kernel is {str(parallel.attention_kernel)!r}, needs flash_attention = true")
+    if spec.precision.attention is not ProductFormat.PARAMETER:
+        raise JobError(f"precision.attention is {spec.precision.attention}, needs parallel.flash_attention = true")
 
 
 def job_step(spec: JobSpec) -> JobStep | None:
@@ -294,6 +307,7 @@ def job_step(spec: JobSpec) -> JobStep | None:
     framework, precision = load_framework(rules.name), precision_of(spec, rules)
     _check_products(precision.products, cluster.gpu)
     _check_block_scaled(spec, rules.name, cluster.gpu)
+    _check_attention(spec, parallel)
     return JobStep(
         model=model,
         layout=layout,
