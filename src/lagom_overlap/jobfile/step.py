@@ -5,8 +5,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lagom_overlap.capturing.file import read_capture
-from lagom_overlap.cost.operators import FrameworkConstants, OperatorConstants, load_framework, load_operators
-from lagom_overlap.cost.operators import operators_of_preset as operators_of
+from lagom_overlap.cost.operators import (
+    FrameworkConstants,
+    OperatorConstants,
+    load_framework,
+    load_operators,
+    operators_of_preset,
+)
 from lagom_overlap.cost.profile import Profile, load_profile
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import Cluster, Gpu, load_preset
@@ -198,12 +203,16 @@ def cluster_for(spec: JobSpec, layout: ParallelLayout) -> Cluster:
     return replace(cluster, num_nodes=-(-layout.num_gpus // per_node), gpus_per_node=per_node)
 
 
+def operators_alone(preset: str, gpu: Gpu) -> OperatorConstants:
+    """What operators cost one at a time: those of the preset's file, else the package's for its GPU."""
+    return operators_of_preset(preset) or load_operators(gpu)
+
+
 def step_operators(preset: str, gpu: Gpu, parallel: ParallelTable | None) -> OperatorConstants:
     """What operators cost in a whole step; where no framework is told, stock PyTorch's kernels of attention."""
     framework = load_framework("fsdp2" if parallel is None else framework_of(parallel))
     asked = None if parallel is None else parallel.attention_kernel
-    operators = operators_of(preset) or load_operators(gpu)
-    return operators.in_training().running(framework, asked)
+    return operators_alone(preset, gpu).in_training().running(framework, asked)
 
 
 def framework_of(parallel: ParallelTable) -> str:
@@ -317,7 +326,7 @@ def job_step(spec: JobSpec) -> JobStep | None:
         precision=precision,
         clips=rules.clips if parallel.clip_gradients is None else parallel.clip_gradients,
         framework=framework.graphed() if parallel.cuda_graph else framework,
-        operators=operators_of(spec.cluster.preset) or load_operators(cluster.gpu),
+        operators=operators_alone(spec.cluster.preset, cluster.gpu),
         profile=load_profile(spec.cost.profile),
         sm_carveout=spec.cost.sm_carveout,
         rank_skew_s=spec.cost.rank_skew_s,

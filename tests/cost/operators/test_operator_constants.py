@@ -164,6 +164,8 @@ def test_the_framework_chooses_among_the_kernels_that_a_gpu_has() -> None:
     assert chosen("torchtitan_compiled", "h100_dgx") is AttentionKernel.SDPA_FLASH
     assert chosen("torchtitan_compiled", "b200") is AttentionKernel.CUDNN
     assert chosen("megatron", "a40_pcie") is None
+    # Megatron-DeepSpeed calls the flash-attn package, and nothing else.
+    assert chosen("megatron_deepspeed", "h100_dgx") is AttentionKernel.FLASH_2
     h100 = load_operators(load_preset("h100_dgx").gpu)
     megatron = load_framework("megatron")
     assert h100.running(megatron, AttentionKernel.FLASH_2).attention_kernel is AttentionKernel.FLASH_2
