@@ -57,8 +57,9 @@ class AttentionOps(StepOps):
             return source
         columns = (self._heads + self._kv_heads) * self._model.head_dim
         shape, traffic = (self._tokens, columns), self._shape.traffic
-        if traffic.scaled_rotary is None or not self._turns_unfused:
+        if not self._turns_unfused:
             return self._run(part, (source,), traffic.rotary[phase is not FORWARD], shape, phase)
+        assert traffic.scaled_rotary is not None
         streamed, rearranged = traffic.scaled_rotary[phase is not FORWARD]
         num_bytes = sum(rearranged) * shape[0] * shape[1]
         cut = self._touch(
