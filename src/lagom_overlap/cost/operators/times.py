@@ -113,7 +113,7 @@ class OperatorTimes:
             return self.constants.packed_gemm
         if gemm.block_scaled:
             return self.constants.block_gemm
-        return self.constants.wide_gemm if gemm.element_bytes == 2 else self.constants.gemm
+        return self.constants.wide_gemm if gemm.element_bytes >= 2 else self.constants.gemm
 
     def _attention_blocks(self, work: Attention) -> int:
         return work.batch * work.num_heads * ceil(work.seq_len / self.constants.attention_rows)
