@@ -94,8 +94,8 @@ def prices_of(setup: Setup, *, is_toy: bool) -> tuple[Cluster, CostModelPrices]:
     """As `lagom emulate` prices a job without a job file's [parallel]."""
     cluster = load_preset(setup.cluster)
     operators = operators_of_preset(setup.cluster) or load_operators(cluster.gpu)
-    in_step = operators.in_training().running(load_framework("fsdp2").attention_kernels)
-    model = ContentionModel(cluster, load_profile("plausible"), None, in_step, 1.0)
+    in_step = operators.in_training().running(load_framework("fsdp2"))
+    model = ContentionModel(cluster, load_profile("plausible"), None, in_step)
     return cluster, (ToyPrices if is_toy else CostModelPrices)(model)
 
 

@@ -146,8 +146,7 @@ def test_attention_costs_what_a_simulated_step_has_it_cost(
 ) -> None:
     """The framework that simulates and the operator that runs name one kernel, one length and one pass."""
     cluster = load_preset("h100_dgx")
-    kernels = load_framework("torchtitan").attention_kernels
-    operators = load_operators(cluster.gpu).in_training().running(kernels)
+    operators = load_operators(cluster.gpu).in_training().running(load_framework("torchtitan"))
     model = ContentionModel(cluster, load_profile("plausible"), None, operators)
     work = Attention(
         batch=2,

@@ -134,17 +134,31 @@ def test_a_format_that_the_gpu_has_is_taken(preset: str, products: str) -> None:
 
 @pytest.mark.parametrize("key", ["attention", "head"])
 def test_attention_and_heads_in_mxfp8_take_megatron_on_blackwell(key: str) -> None:
-    def job(preset: str, found: str, extra: str = "") -> str:
-        return f'{_dense(preset, "parameter", extra)}{key} = "{found}"\n'
+    def job(preset: str, found: str, extra: str = "", products: str = "mxfp8") -> str:
+        return f'{_dense(preset, products, extra)}{key} = "{found}"\n'
 
     assert "mxfp8" in repr(_step(job("b200", "mxfp8")).precision)
     for text, allowed in (
         (job("b200", "fp8"), "parameter, mxfp8"),
-        (job("h100_dgx", "mxfp8"), "parameter"),
-        (job("b200", "mxfp8", 'framework = "megatron_deepspeed"'), "parameter"),
+        (job("h100_dgx", "mxfp8", products="fp8"), "parameter"),
+        (job("b200", "mxfp8", 'framework = "megatron_deepspeed"', products="fp8"), "parameter"),
     ):
         with pytest.raises(JobError, match=rf"precision\.{key} is .*, must be {allowed} on .* with framework "):
             _step(text)
+    for products in ("parameter", "fp8"):
+        with pytest.raises(JobError, match=f"{key} is mxfp8, needs precision.products = mxfp8, not {products}"):
+            _step(job("b200", "mxfp8", products=products))
+
+
+@pytest.mark.parametrize(
+    ("extra", "key", "found"), [("", "attention", "mxfp8"), ('attention_kernel = "cudnn"', "products", "mxfp8")]
+)
+def test_what_is_said_of_a_flash_attention_needs_one(extra: str, key: str, found: str) -> None:
+    text = _dense("b200", "mxfp8", f"flash_attention = false\n{extra}")
+    if key != "products":
+        text += f'{key} = "{found}"\n'
+    with pytest.raises(JobError, match=r"attention(_kernel)? is .*, needs (parallel\.)?flash_attention = true"):
+        _step(text)
 
 
 @pytest.mark.parametrize("extra", ['recompute = "full"', 'zero_stage = 3\nframework = "deepspeed"'])

@@ -105,6 +105,26 @@ def test_a_model_named_in_a_job_file_is_captured(
     assert {op.origin.microbatch for op in read_capture(tmp_path / "step.json.gz").iteration.ops} == {0, 1}
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('attention_kernel = "sdpa_flash"', "parallel.attention_kernel: named models are captured without it"),
+        ('[precision]\nattention = "mxfp8"', "precision.attention is mxfp8: named models are captured with parameter"),
+        ('[precision]\nhead = "mxfp8"', "precision.head is mxfp8: named models are captured with parameter"),
+        ('[precision]\nproducts = "fp8"', "precision.products is fp8: named models are captured with parameter"),
+    ],
+)
+def test_a_capture_does_not_leave_out_what_a_job_says_of_attention_and_formats(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, words: str
+) -> None:
+    (tmp_path / "job.toml").write_text(
+        '[job]\nname = "x"\n[model]\nname = "phi-2"\nseq_len = 8\n[cluster]\npreset = "b200"\n'
+        f"[parallel]\nfsdp = 2\n{line}\n"
+    )
+    assert main(["capture", str(tmp_path / "job.toml"), "--out", str(tmp_path / "step.json.gz")]) == 2
+    assert words in capsys.readouterr().err
+
+
 def test_a_captured_job_is_simulated(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", str(folder / "job.toml"), "--json", "--out", str(tmp_path / "run")]) == 0
     printed = json.loads(capsys.readouterr().out)

@@ -13,8 +13,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from lagom_overlap.capturing.file import write_capture
 from lagom_overlap.cli.main import main
 from lagom_overlap.collective import CommConfig, LaunchConfig, launched
+from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.errors import JobError
 from lagom_overlap.jobfile.build import contention_model_of, groups_of, iteration_of, open_backend, request_of
 from lagom_overlap.jobfile.spec import JobSpec, read_job
@@ -23,10 +25,10 @@ from lagom_overlap.jobfile.whole_step import WholeStep
 from lagom_overlap.planners.simulated import simulated
 from lagom_overlap.planners.times import ModelTimes
 from lagom_overlap.verbs.compare import CompareRequest, run_compare
-from lagom_overlap.verbs.plan_problem import PlanInput, read_input
+from lagom_overlap.verbs.plan_problem import Asked, PlanInput, read_input
 from lagom_overlap.verbs.simulate import SimulateRequest, SimulateResult, run_simulate
 from lagom_overlap.verbs.tune import TuneRequest, run_tune
-from lagom_overlap.workload import Gemm, Iteration, find_overlap_groups
+from lagom_overlap.workload import Attention, Gemm, Iteration, MemoryBound, find_overlap_groups
 from lagom_overlap.workload.step import DDP, DEEPSPEED, FSDP2, MEGATRON, IssueRules
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -130,6 +132,45 @@ def test_a_product_of_a_captured_step_has_the_price_of_a_built_one(tmp_path: Pat
     assert isinstance(given.times, ModelTimes)
     built, captured = given.times.price.model, contention_model_of(read_job(path), given.cluster)
     assert captured.kernel_seconds(captured.kernel(product)) == built.kernel_seconds(built.kernel(product))
+
+
+@pytest.mark.parametrize("framework", ["megatron", "megatron_deepspeed", "torchtitan"])
+@pytest.mark.parametrize(
+    "work", [MemoryBound(10**9), Attention(batch=2, num_heads=32, seq_len=4096, head_dim=128), Gemm(4096, 4096, 4096)]
+)
+def test_a_search_prices_an_operator_as_the_step_of_its_framework_does(
+    tmp_path: Path, framework: str, work: MemoryBound | Attention | Gemm
+) -> None:
+    """Megatron-DeepSpeed's memory-bound kernels are slower than others', and each has its kernel of attention."""
+    path = tmp_path / "job.toml"
+    path.write_text(
+        f'[job]\nname = "x"\n[model]\nname = "llama-2-7b"\nseq_len = 1024\n[cluster]\npreset = "h100_dgx"\n'
+        f'[parallel]\ntensor = 8\nframework = "{framework}"\n'
+    )
+    spec = read_job(path)
+    built = job_step(spec)
+    assert built is not None
+    request, stepped = request_of(spec, ()), built.simulator().price.model
+    searched = ContentionModel(built.cluster, load_profile(request.profile), operators=request.operators)
+    for model in (searched, contention_model_of(spec, built.cluster)):
+        assert model.kernel_seconds(model.kernel(work)) == stepped.kernel_seconds(stepped.kernel(work))
+
+
+def test_a_capture_on_a_named_cluster_is_priced_as_in_a_job(tmp_path: Path) -> None:
+    built = job_step(job("llama3_8b_fsdp2_h100.toml"))
+    assert built is not None
+    step = built.step()
+    write_capture(tmp_path / "step.json.gz", replace(step, iteration=replace(step.iteration, is_dataflow=True)))
+    (tmp_path / "job.toml").write_text(
+        f'[job]\nname = "x"\n[model]\ncapture = "{tmp_path}/step.json.gz"\n[cluster]\npreset = "h100_dgx"\nnodes = 8\n'
+    )
+    work = Attention(batch=2, num_heads=32, seq_len=4096, head_dim=128)
+    found = []
+    for source, asked in (("step.json.gz", Asked(cluster="h100_dgx")), ("job.toml", None)):
+        times = read_input(tmp_path / source, asked).problem.times
+        assert isinstance(times, ModelTimes)
+        found.append(times.price.model.kernel_seconds(times.price.model.kernel(work)))
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("name", MODELS)

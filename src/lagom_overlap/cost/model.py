@@ -92,8 +92,7 @@ class ContentionModel:
 
     With `persistent_carve_out_sms` matrix products are persistent kernels that leave that many SMs free
     (`persistent.py`); None: they are plain ones, whose blocks go wherever there is room. `operators` are what single
-    operators take on this GPU; None: those of the package's file for it. `memory_efficiency` is the share of the GPU's
-    bandwidths that the framework's memory-bound kernels reach.
+    operators take on this GPU; None: those of the package's file for it.
 
     `rank_skew_s` is how much later the last rank reaches every collective than the rank that is priced: its blocks hold
     their SMs for the transfer and for the wait, and move nothing while they wait. Copy engines wait without SMs.
@@ -103,7 +102,6 @@ class ContentionModel:
     profile: Profile
     persistent_carve_out_sms: int | None = None
     operators: OperatorConstants | None = None
-    memory_efficiency: float = 1.0
     rank_skew_s: float = 0.0
     _kernels: dict[Work, Kernel] = field(init=False, repr=False, compare=False)
     _untouched: dict[Collective, CollectiveCost] = field(init=False, repr=False, compare=False)
@@ -113,7 +111,7 @@ class ContentionModel:
         if not 0 <= self.rank_skew_s < float("inf"):
             raise JobError(f"cost.rank_skew is {self.rank_skew_s} s, must be finite and not negative")
         carved, gpu = self.persistent_carve_out_sms, self.cluster.gpu
-        priced_by = gpu, self.operators, self.profile, self.memory_efficiency, carved
+        priced_by = gpu, self.operators, self.profile, carved
         object.__setattr__(self, "_kernels", _kernels_by(*priced_by))
         object.__setattr__(self, "_untouched", _untouched_by(self.cluster, self.profile, self.rank_skew_s))
         if carved is not None and not 0 <= carved < gpu.num_sms:
@@ -223,9 +221,7 @@ class ContentionModel:
 
     def _kernel(self, work: OperatorWork) -> Kernel:
         gpu = self.cluster.gpu
-        kernel = OperatorTimes(gpu, self.operators or load_operators(gpu), self.memory_efficiency).kernel(
-            work, self.profile
-        )
+        kernel = OperatorTimes(gpu, self.operators or load_operators(gpu)).kernel(work, self.profile)
         carved = self.persistent_carve_out_sms
         if carved is None or not isinstance(work, Gemm):
             return kernel

@@ -75,7 +75,7 @@ def keep(report: int) -> None:
     if order is None:
         return
     kept = _Command(order, report)
-    while kept.is_started and not kept.is_told_to_end():
+    while not kept.is_told_to_end():
         pass
     kept.end()
     if not kept.is_wished or os.getppid() != order.verb:  # the parent changes a moment after its files are closed
@@ -122,11 +122,6 @@ class _Command:
         process.returncode = 0  # `_reap` waits for it
         self._pid = process.pid
         self._say(f"started {process.pid}")
-
-    @property
-    def is_started(self) -> bool:
-        """Whether there is a command at all."""
-        return self._pid != 0
 
     def is_told_to_end(self) -> bool:
         """Whether the verb wishes so or has gone. Waits for anything to happen; takes the processes that have ended."""

@@ -14,7 +14,7 @@ from lagom_overlap.backends.base import Backend, BackendRequest, SpaceLimits
 from lagom_overlap.backends.gloo import join_if_launched_by_torchrun
 from lagom_overlap.collective import Collective, LaunchSpace, chunk_bytes_of_slice
 from lagom_overlap.cost import ContentionModel, load_profile
-from lagom_overlap.cost.operators import OperatorConstants, load_operators, operators_of_preset
+from lagom_overlap.cost.operators import OperatorConstants
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import Cluster
 from lagom_overlap.jobfile.registry import backend_factory
@@ -29,7 +29,15 @@ from lagom_overlap.jobfile.spec import (
     link_bytes_per_s,
     size_bytes,
 )
-from lagom_overlap.jobfile.step import capture_of, cluster_for, job_step, layout_of, stated_cluster, step_operators
+from lagom_overlap.jobfile.step import (
+    capture_of,
+    cluster_for,
+    job_step,
+    layout_of,
+    operators_alone,
+    stated_cluster,
+    step_operators,
+)
 from lagom_overlap.workload import (
     Attention,
     CommOp,
@@ -299,7 +307,7 @@ def _operators(spec: JobSpec, cluster: Cluster) -> OperatorConstants:
     """What operators cost: those of a model in its whole step, groups by shapes alone and in nobody's kernels."""
     preset = "" if spec.cluster is None else spec.cluster.preset
     if spec.parallel is None and spec.model is None:
-        return operators_of_preset(preset) or load_operators(cluster.gpu)
+        return operators_alone(preset, cluster.gpu)
     return step_operators(preset, cluster.gpu, spec.parallel)
 
 

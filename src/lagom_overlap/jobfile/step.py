@@ -5,8 +5,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lagom_overlap.capturing.file import read_capture
-from lagom_overlap.cost.operators import FrameworkConstants, OperatorConstants, load_framework, load_operators
-from lagom_overlap.cost.operators import operators_of_preset as operators_of
+from lagom_overlap.cost.operators import (
+    FrameworkConstants,
+    OperatorConstants,
+    load_framework,
+    load_operators,
+    operators_of_preset,
+)
 from lagom_overlap.cost.profile import Profile, load_profile
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import Cluster, Gpu, load_preset
@@ -198,12 +203,16 @@ def cluster_for(spec: JobSpec, layout: ParallelLayout) -> Cluster:
     return replace(cluster, num_nodes=-(-layout.num_gpus // per_node), gpus_per_node=per_node)
 
 
+def operators_alone(preset: str, gpu: Gpu) -> OperatorConstants:
+    """What operators cost one at a time: those of the preset's file, else the package's for its GPU."""
+    return operators_of_preset(preset) or load_operators(gpu)
+
+
 def step_operators(preset: str, gpu: Gpu, parallel: ParallelTable | None) -> OperatorConstants:
     """What operators cost in a whole step; where no framework is told, stock PyTorch's kernels of attention."""
     framework = load_framework("fsdp2" if parallel is None else framework_of(parallel))
     asked = None if parallel is None else parallel.attention_kernel
-    operators = operators_of(preset) or load_operators(gpu)
-    return operators.in_training().running(framework.attention_kernels, asked)
+    return operators_alone(preset, gpu).in_training().running(framework, asked)
 
 
 def framework_of(parallel: ParallelTable) -> str:
@@ -259,17 +268,34 @@ def _check_products(products: ProductFormat, gpu: Gpu) -> None:
 
 
 def _check_block_scaled(spec: JobSpec, framework: str, gpu: Gpu) -> None:
-    """Refuses attention and heads in formats that Transformer Engine does not multiply them in, or the GPU."""
+    """Refuses attention and heads in formats that Transformer Engine does not multiply them in, or the GPU.
+
+    Both are switches of the recipe that the layers have: Megatron-LM refuses `fp8_output_proj` without the MXFP8 recipe
+    (`transformer_config.py`, @d98e8a64), and without a recipe Transformer Engine's attention heeds no `fp8_dpa`.
+    """
+    precision, can = spec.precision, framework == "megatron" and gpu.mxfp8
     for key in ("attention", "head"):
-        found = getattr(spec.precision, key)
-        can = framework == "megatron" and gpu.mxfp8
-        if found is ProductFormat.PARAMETER or (found is ProductFormat.MXFP8 and can):
+        found = getattr(precision, key)
+        if found is ProductFormat.PARAMETER:
             continue
-        allowed = "parameter, mxfp8" if can else "parameter"
-        raise JobError(
-            f"precision.{key} is {found}, must be {allowed} on {gpu.name} with framework {framework}; "
-            f"mxfp8 takes megatron and gpu.mxfp8"
-        )
+        if found is not ProductFormat.MXFP8 or not can:
+            allowed = "parameter, mxfp8" if can else "parameter"
+            raise JobError(
+                f"precision.{key} is {found}, must be {allowed} on {gpu.name} with framework {framework}; "
+                f"mxfp8 takes megatron and gpu.mxfp8"
+            )
+        if precision.products is not ProductFormat.MXFP8:
+            raise JobError(f"precision.{key} is mxfp8, needs precision.products = mxfp8, not {precision.products}")
+
+
+def _check_attention(spec: JobSpec, parallel: ParallelTable) -> None:
+    """Refuses what is said of a flash attention where there is none."""
+    if parallel.flash_attention:
+        return
+    if parallel.attention_kernel is not None:
+        raise JobError(f"parallel.attention_kernel is {str(parallel.attention_kernel)!r}, needs flash_attention = true")
+    if spec.precision.attention is not ProductFormat.PARAMETER:
+        raise JobError(f"precision.attention is {spec.precision.attention}, needs parallel.flash_attention = true")
 
 
 def job_step(spec: JobSpec) -> JobStep | None:
@@ -290,6 +316,7 @@ def job_step(spec: JobSpec) -> JobStep | None:
     framework, precision = load_framework(rules.name), precision_of(spec, rules)
     _check_products(precision.products, cluster.gpu)
     _check_block_scaled(spec, rules.name, cluster.gpu)
+    _check_attention(spec, parallel)
     return JobStep(
         model=model,
         layout=layout,
@@ -299,7 +326,7 @@ def job_step(spec: JobSpec) -> JobStep | None:
         precision=precision,
         clips=rules.clips if parallel.clip_gradients is None else parallel.clip_gradients,
         framework=framework.graphed() if parallel.cuda_graph else framework,
-        operators=operators_of(spec.cluster.preset) or load_operators(cluster.gpu),
+        operators=operators_alone(spec.cluster.preset, cluster.gpu),
         profile=load_profile(spec.cost.profile),
         sm_carveout=spec.cost.sm_carveout,
         rank_skew_s=spec.cost.rank_skew_s,

@@ -25,6 +25,7 @@ from lagom_overlap.hardware import Cluster
 from lagom_overlap.sim.columns import Columns
 from lagom_overlap.sim.iteration import IterationSimulator
 from lagom_overlap.workload import CommOp, CompOp, Gemm, Issuer, Iteration, MemoryBound, Op, Phase, Work
+from lagom_overlap.workload.parallel import AttentionKernel
 from lagom_overlap.workload.step.groups import DATA
 from lagom_overlap.workload.step.rolled import RolledStep
 from lagom_overlap.workload.streams import COMPUTE
@@ -58,11 +59,12 @@ class FrameworkModel:
         constants: FrameworkConstants,
         sm_carveout: int | None = None,
         *,
+        attention_kernel: AttentionKernel | None = None,
         rank_skew_s: float = 0.0,
     ) -> "FrameworkModel":
-        """The GPU's operators as the framework's kernels run them."""
-        efficiency = constants.memory_efficiency
-        return cls(ContentionModel(cluster, profile, sm_carveout, operators, efficiency, rank_skew_s), constants)
+        """The GPU's operators as the framework's kernels run them, attention by another kernel if one is named."""
+        running = operators.running(constants, attention_kernel)
+        return cls(ContentionModel(cluster, profile, sm_carveout, running, rank_skew_s), constants)
 
     def simulator(
         self,

@@ -185,9 +185,10 @@ class TrainingSimulator:
         self.price = FrameworkModel.of(
             cluster,
             profile,
-            operators.in_training().running(framework.attention_kernels, layout.attention_kernel),
+            operators.in_training(),
             framework,
             sm_carveout,
+            attention_kernel=layout.attention_kernel,
             rank_skew_s=rank_skew_s,
         )
 

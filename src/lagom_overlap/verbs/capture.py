@@ -187,13 +187,22 @@ def _check_captured(spec: JobSpec) -> None:
     """Refuses what no capture of a named model has."""
     assert spec.parallel is not None
     assert spec.model is not None
-    for key in ("recompute_modules", "pipeline_layout", "whole_experts", "fused_experts", "cuda_graph"):
+    for key in (
+        "recompute_modules",
+        "pipeline_layout",
+        "whole_experts",
+        "fused_experts",
+        "cuda_graph",
+        "attention_kernel",
+    ):
         if getattr(spec.parallel, key):
             raise JobError(f"parallel.{key}: named models are captured without it")
     if spec.parallel.dispatcher is not Dispatcher.ALL_TO_ALL:
         raise JobError(f"parallel.dispatcher is {spec.parallel.dispatcher}: named models are captured with all_to_all")
-    if spec.precision.products is not ProductFormat.PARAMETER:
-        raise JobError(f"precision.products is {spec.precision.products}: named models are captured with parameter")
+    for key in ("products", "attention", "head"):
+        found = getattr(spec.precision, key)
+        if found is not ProductFormat.PARAMETER:
+            raise JobError(f"precision.{key} is {found}: named models are captured with parameter")
     if spec.parallel.fsdp is not None and spec.parallel.zero_stage == 2:
         raise JobError("parallel.zero_stage is 2: FSDP2 is captured as it frees parameters after forward, with 3")
     if spec.model.mtp_layers is not None:

@@ -12,7 +12,6 @@ import msgspec
 
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.cost.nccl.tables import write_tables
-from lagom_overlap.cost.operators import load_framework
 from lagom_overlap.emulation.coordinator import Coordinator
 from lagom_overlap.emulation.launch import (
     Job,
@@ -32,7 +31,7 @@ from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import Cluster
 from lagom_overlap.jobfile.run_folder import check_folder, create_run_folder
 from lagom_overlap.jobfile.spec import ClusterTable, EmulateTable, JobSpec
-from lagom_overlap.jobfile.step import framework_of, stated_cluster, step_operators
+from lagom_overlap.jobfile.step import stated_cluster, step_operators
 from lagom_overlap.record import describe_machine, package_versions, utc_now, write_private
 from lagom_overlap.results.base import encoded
 from lagom_overlap.results.emulate import EmulateResult, PricedShare
@@ -164,10 +163,9 @@ def _model(request: EmulateRequest, environment: Mapping[str, str]) -> tuple[Clu
     cluster = replace(cluster, num_nodes=_num_hosts(request, cluster, environment))
     parallel = spec.parallel if spec is not None else None
     operators = step_operators(table.preset, cluster.gpu, parallel)
-    efficiency = 1.0 if parallel is None else load_framework(framework_of(parallel)).memory_efficiency
     profile = load_profile(spec.cost.profile if spec is not None else "plausible")
     carved = None if spec is None else spec.cost.sm_carveout
-    return cluster, ContentionModel(cluster, profile, carved, operators, efficiency)
+    return cluster, ContentionModel(cluster, profile, carved, operators)
 
 
 def _cluster_table(request: EmulateRequest) -> ClusterTable:

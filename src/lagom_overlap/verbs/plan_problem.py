@@ -25,7 +25,7 @@ from lagom_overlap.jobfile.spec import (
     read_job,
     size_bytes,
 )
-from lagom_overlap.jobfile.step import JobStep, capture_of, job_step, stated_cluster
+from lagom_overlap.jobfile.step import JobStep, capture_of, job_step, stated_cluster, step_operators
 from lagom_overlap.planners.base import OpTimes, PlanProblem
 from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.planners.deadline import Work
@@ -148,7 +148,8 @@ def _of_capture(capture: IssuedStep, cluster_name: str, wish: TimesWish, check: 
     cluster = replace(preset, num_nodes=nodes)
     placed = _checked(capture.placed_on(cluster))
     check(placed.iteration, capture.num_ranks)
-    model = ModelTimes(ContentionModel(cluster, load_profile(_PROFILE)))
+    operators = step_operators(cluster_name, cluster.gpu, None)
+    model = ModelTimes(ContentionModel(cluster, load_profile(_PROFILE), operators=operators))
     found = _modelled(wish, placed.iteration, model, _PROFILE)
     problem = _problem(PlanTable(), placed.iteration, cluster, found.times, step=placed)
     return PlanInput(

@@ -8,8 +8,14 @@ import msgspec
 from lagom_overlap.workload.iteration import Iteration
 from lagom_overlap.workload.ops import CommOp, Op
 
-_SAY_NOTHING: Final = (", packed=1", ", block_scaled=False", ", window=0", ", narrow=False")
-"""What digests of before do not have: elements of whole bytes, one scale per tensor, no window, wide attention."""
+_SAY_NOTHING: Final = (
+    ", packed=1", ", block_scaled=False", ", backward=False", ", backward=True", ", reach=0.0", ", window=0",
+    ", narrow=False",
+)  # fmt: skip
+"""What digests of before do not have, so that plans of before fit their graphs.
+
+Elements of whole bytes, one scale per tensor; attention's pass, which its `passes` tell, all keys, two bytes.
+"""
 
 
 def graph_digest(iteration: Iteration) -> str:

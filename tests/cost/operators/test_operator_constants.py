@@ -4,11 +4,22 @@ from dataclasses import replace
 
 import pytest
 
-from lagom_overlap.cost.operators import OperatorConstants, OperatorTimes, load_framework, load_operators
+from lagom_overlap.cost.operators import (
+    FrameworkConstants,
+    OperatorConstants,
+    OperatorTimes,
+    load_framework,
+    load_operators,
+)
 from lagom_overlap.errors import JobError, UnknownNameError
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.workload import Attention, Gemm, MemoryBound
 from lagom_overlap.workload.parallel import AttentionKernel
+
+
+def framework_of(*kernels: str) -> FrameworkConstants:
+    """A framework that runs these kernels of attention."""
+    return replace(load_framework("megatron"), attention_kernels=tuple(map(AttentionKernel, kernels)))
 
 
 @pytest.mark.parametrize(
@@ -25,8 +36,8 @@ def test_a_gpu_without_a_file_follows_the_a100_by_its_rates_and_says_so() -> Non
     assert derived.fitted_on.startswith("nothing: X1 has no file")
     assert derived.gemm.tile_flops[0] == pytest.approx(2 * base.gemm.tile_flops[0])
     assert derived.stream_bytes_per_s == pytest.approx(3 * base.stream_bytes_per_s)
-    for kernels in ((), (AttentionKernel.FLASH_2,)):
-        rates = [constants.running(kernels).attention_rate(128, 4096) for constants in (derived, base)]
+    for kernels in ((), ("flash_attention_2",)):
+        rates = [constants.running(framework_of(*kernels)).attention_rate(128, 4096) for constants in (derived, base)]
         assert rates[0] == pytest.approx(2 * rates[1])
 
 
@@ -39,7 +50,8 @@ def test_memory_bound_work_takes_its_bytes_and_a_share_where_the_framework_is_sl
     gpu = load_preset("a100_dgx").gpu
     constants = load_operators(gpu)
     work = MemoryBound(10**9)
-    fast, slow = OperatorTimes(gpu, constants), OperatorTimes(gpu, constants, memory_efficiency=0.5)
+    half = replace(load_framework("megatron"), memory_efficiency=0.5)
+    fast, slow = OperatorTimes(gpu, constants), OperatorTimes(gpu, constants.running(half))
     moving = 1e9 / constants.stream_bytes_per_s
     assert fast.seconds(work) == pytest.approx(constants.touch_s + moving)
     assert slow.seconds(work) == pytest.approx(constants.touch_s + 2 * moving)
@@ -112,7 +124,7 @@ def causal(length: int, *, backward: bool) -> Attention:
 def test_attention_reaches_what_its_authors_measured(
     preset: str, kernel: str, which: str, table: dict[int, float]
 ) -> None:
-    operators = load_operators(load_preset(preset).gpu).running((AttentionKernel(kernel),))
+    operators = load_operators(load_preset(preset).gpu).running(framework_of(kernel))
     works = {"forward": (False,), "backward": (True,), "both": (False, True)}[which]
     for length, tflops in table.items():
         calls = [causal(length, backward=backward) for backward in works]
@@ -124,7 +136,7 @@ def test_attention_reaches_what_its_authors_measured(
 def test_a_window_has_the_rate_of_a_short_sequence() -> None:
     # cuDNN 9.19 on an H200, heads of 64, 4,096 tokens, a window of 1,024: 336 and 289 TFLOP/s of its 3,670,016 pairs of
     # a query and a key (NVIDIA/cudnn-frontend @3929da2e, results/h200_919_only_cudnn); kernels run 9 whole tiles.
-    operators = load_operators(load_preset("h200").gpu).running((AttentionKernel.CUDNN,))
+    operators = load_operators(load_preset("h200").gpu).running(framework_of("cudnn"))
     share = 2 * 9 * 128 / 4096
     for backward, tflops in ((False, 336), (True, 289)):
         passes = 2.5 if backward else 1.0
@@ -144,7 +156,7 @@ def test_a_window_has_the_rate_of_a_short_sequence() -> None:
 def test_the_framework_chooses_among_the_kernels_that_a_gpu_has() -> None:
     def chosen(framework: str, preset: str) -> AttentionKernel | None:
         operators = load_operators(load_preset(preset).gpu)
-        return operators.running(load_framework(framework).attention_kernels).attention_kernel
+        return operators.running(load_framework(framework)).attention_kernel
 
     # Transformer Engine takes cuDNN from compute capability 9.0 on; PyTorch FlashAttention, torchtitan cuDNN on 10.0.
     assert chosen("megatron", "h100_dgx") is AttentionKernel.CUDNN
@@ -152,10 +164,17 @@ def test_the_framework_chooses_among_the_kernels_that_a_gpu_has() -> None:
     assert chosen("torchtitan_compiled", "h100_dgx") is AttentionKernel.SDPA_FLASH
     assert chosen("torchtitan_compiled", "b200") is AttentionKernel.CUDNN
     assert chosen("megatron", "a40_pcie") is None
+    # Megatron-DeepSpeed calls the flash-attn package, and nothing else.
+    assert chosen("megatron_deepspeed", "h100_dgx") is AttentionKernel.FLASH_2
     h100 = load_operators(load_preset("h100_dgx").gpu)
-    assert h100.running((), AttentionKernel.FLASH_2).attention_kernel is AttentionKernel.FLASH_2
+    megatron = load_framework("megatron")
+    assert h100.running(megatron, AttentionKernel.FLASH_2).attention_kernel is AttentionKernel.FLASH_2
     with pytest.raises(JobError, match=r"parallel.attention_kernel is 'cudnn', whose rates on A100 are not known"):
-        load_operators(load_preset("a100_dgx").gpu).running((), AttentionKernel.CUDNN)
+        load_operators(load_preset("a100_dgx").gpu).running(megatron, AttentionKernel.CUDNN)
+    with pytest.raises(
+        JobError, match=r"is 'sdpa_flash', which framework megatron does not run; it runs: cudnn, flash"
+    ):
+        h100.running(megatron, AttentionKernel.SDPA_FLASH)
 
 
 def test_an_attention_without_a_kernel_has_one_rate() -> None:
@@ -164,7 +183,7 @@ def test_an_attention_without_a_kernel_has_one_rate() -> None:
 
 
 def test_steps_keep_a_share_of_the_published_rates() -> None:
-    operators = load_operators(load_preset("b200").gpu).running((AttentionKernel.CUDNN,))
+    operators = load_operators(load_preset("b200").gpu).running(framework_of("cudnn"))
     in_step = operators.in_training()
     ratio = in_step.attention_rate(128, 8192) / operators.attention_rate(128, 8192)
     assert ratio == pytest.approx(operators.attention_share)
@@ -182,7 +201,7 @@ def test_rates_of_attention_are_refused_where_they_mean_nothing(field: str, valu
 def test_a_narrow_window_is_no_faster_than_kernels_make_it(preset: str, forward_ms: float, backward_ms: float) -> None:
     # cuDNN 9.22, 128 heads of 64, 4,096 tokens, a window of 128 (NVIDIA/cudnn-frontend @fb682ce): two tiles of keys,
     # whose products alone would take half of that.
-    operators = load_operators(load_preset(preset).gpu).running((AttentionKernel.CUDNN,))
+    operators = load_operators(load_preset(preset).gpu).running(framework_of("cudnn"))
     share = 2 * 256 / 4096
     whole = Attention(batch=1, num_heads=128, seq_len=4096, head_dim=64)
     forward = attention_s(operators, replace(whole, passes=share, reach=4096 * share, window=128))

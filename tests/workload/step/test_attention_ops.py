@@ -131,3 +131,15 @@ def test_a_head_in_mxfp8_is_cast_and_others_leave_it_alone() -> None:
 
     assert logits(plain) == [("logits", 2), ("logits_d", 2), ("logits_w", 2)]
     assert logits(head) == [("logits_cast", 0), ("logits", 1), ("logits_cast_d", 0), ("logits_d", 1), ("logits_w", 1)]
+
+
+def test_a_window_is_as_wide_on_each_rank_of_a_ring() -> None:
+    def first(context: int) -> list[Attention]:
+        layout = ParallelLayout(context=context)
+        step = build_step(OSS, layout, seq_len=SEQ, rules=load_rules("megatron"), precision=MIXED)
+        return [attention(step, "attention", layer) for layer in (0, 1)]
+
+    (window, every), (window_of_two, every_of_two) = first(1), first(2)
+    assert window_of_two.reach == window.reach == 2 * 2 * 128  # two tiles, twice the keys of a query
+    assert (every.reach, every_of_two.reach) == (SEQ, SEQ / 2)
+    assert window_of_two.flops == window.flops / 2

@@ -1,7 +1,6 @@
 """Constants of operators and of training frameworks, as data: TOML files in `data/`, each with how it was fitted."""
 
 import tomllib
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
@@ -148,22 +147,32 @@ class OperatorConstants:
         gain = self.narrow_attention_gain if narrow and head_dim > WIDE_HEAD else 1.0
         return gain * flops * width * (WIDE_HEAD + alone) / (WIDE_HEAD * (width + alone))
 
-    def running(self, kernels: Sequence[AttentionKernel], asked: AttentionKernel | None = None) -> "OperatorConstants":
-        """The same with the kernel of attention that a job asks for, or the first of these that the GPU has.
+    def running(self, framework: "FrameworkConstants", asked: AttentionKernel | None = None) -> "OperatorConstants":
+        """The same as a framework's kernels have it.
 
-        Without any of them attention has `attention_flops`.
+        Attention is that of the kernel that a job asks for, or of the framework's first that the GPU has; without any
+        of them it has `attention_flops`.
 
         Raises:
-            JobError: if the GPU has no rates of the one asked for.
+            JobError: if the framework does not run the kernel asked for, or the GPU has no rates of it.
         """
         known = [one.kernel for one in self.attention]
+        if asked is not None and asked not in framework.attention_kernels:
+            raise JobError(
+                f"parallel.attention_kernel is {str(asked)!r}, which framework {framework.name} does not run; it runs: "
+                f"{', '.join(framework.attention_kernels) or 'none'}"
+            )
         if asked is not None and asked not in known:
             raise JobError(
                 f"parallel.attention_kernel is {str(asked)!r}, whose rates on {self.name} are not known; known: "
                 f"{', '.join(known) or 'none'}"
             )
-        chosen = asked or next((kernel for kernel in kernels if kernel in known), None)
-        return replace(self, attention_kernel=chosen)
+        return replace(
+            self,
+            attention_kernel=asked or next((kernel for kernel in framework.attention_kernels if kernel in known), None),
+            stream_bytes_per_s=self.stream_bytes_per_s * framework.memory_efficiency,
+            reduction_bytes_per_s=self.reduction_bytes_per_s * framework.memory_efficiency,
+        )
 
     @property
     def packed_gemm(self) -> GemmConstants:

@@ -34,7 +34,6 @@ class OperatorTimes:
 
     gpu: Gpu
     constants: OperatorConstants
-    memory_efficiency: float = 1.0
 
     def seconds(self, work: OperatorWork) -> float:
         """The GPU's time for a work; further launches cost what an empty kernel does."""
@@ -92,7 +91,7 @@ class OperatorTimes:
         rate = c.reduction_bytes_per_s if access is Access.REDUCTION else c.stream_bytes_per_s
         if access is Access.REARRANGE:
             rate *= c.rearranged_share
-        return c.touch_s + num_bytes / (rate * self.memory_efficiency)
+        return c.touch_s + num_bytes / rate
 
     def _gemm(self, gemm: Gemm, batch: int) -> GemmTime:
         time = gemm_time(
@@ -114,7 +113,7 @@ class OperatorTimes:
             return self.constants.packed_gemm
         if gemm.block_scaled:
             return self.constants.block_gemm
-        return self.constants.wide_gemm if gemm.element_bytes == 2 else self.constants.gemm
+        return self.constants.wide_gemm if gemm.element_bytes >= 2 else self.constants.gemm
 
     def _attention_blocks(self, work: Attention) -> int:
         return work.batch * work.num_heads * ceil(work.seq_len / self.constants.attention_rows)

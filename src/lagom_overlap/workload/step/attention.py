@@ -57,8 +57,9 @@ class AttentionOps(StepOps):
             return source
         columns = (self._heads + self._kv_heads) * self._model.head_dim
         shape, traffic = (self._tokens, columns), self._shape.traffic
-        if traffic.scaled_rotary is None or not self._turns_unfused:
+        if not self._turns_unfused:
             return self._run(part, (source,), traffic.rotary[phase is not FORWARD], shape, phase)
+        assert traffic.scaled_rotary is not None
         streamed, rearranged = traffic.scaled_rotary[phase is not FORWARD]
         num_bytes = sum(rearranged) * shape[0] * shape[1]
         cut = self._touch(
@@ -83,7 +84,7 @@ class AttentionOps(StepOps):
     def _attention(self, part: str, sources: Sequence[str], passes: float, phase: Phase) -> str:
         batch, narrow = self._layout.micro_batch, self._is_narrow
         whole = narrow and phase is BACKWARD and self._window
-        seen = (_SQUARE if whole else self._share_seen) / self._layout.context
+        seen, context = _SQUARE if whole else self._share_seen, self._layout.context
         if narrow:
             columns = self._heads * self._value_dim if phase is BACKWARD else self._all_columns
             sources = (
@@ -102,10 +103,10 @@ class AttentionOps(StepOps):
             num_heads=self._heads,
             seq_len=self._shape.seq_len,
             head_dim=self._head_dim,
-            passes=passes * seen,
+            passes=passes * seen / context,
             element_bytes=self._element_bytes,
             backward=phase is BACKWARD,
-            reach=self._shape.seq_len * seen,
+            reach=self._shape.seq_len * (min(seen, 1 / context) if seen < 1 else seen / context),
             window=0 if whole else self._window,
             narrow=narrow,
         )
