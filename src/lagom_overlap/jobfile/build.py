@@ -29,7 +29,15 @@ from lagom_overlap.jobfile.spec import (
     link_bytes_per_s,
     size_bytes,
 )
-from lagom_overlap.jobfile.step import capture_of, cluster_for, job_step, layout_of, stated_cluster, step_operators
+from lagom_overlap.jobfile.step import (
+    capture_of,
+    captured_cluster,
+    cluster_for,
+    job_step,
+    layout_of,
+    stated_cluster,
+    step_operators,
+)
 from lagom_overlap.workload import (
     Attention,
     CommOp,
@@ -56,9 +64,12 @@ _FP32_BYTES: Final = 4
 
 
 def cluster_of(spec: JobSpec) -> Cluster | None:
-    """The job's cluster, or None if it names none; for a named model as many nodes as its layout fills."""
+    """The job's cluster, or None if it names none; for a model as many nodes as its layout or its capture fills."""
     if spec.cluster is None:
         return None
+    captured = capture_of(spec)
+    if captured is not None:
+        return captured_cluster(spec, captured)
     if spec.parallel is not None and spec.parallel.auto is None:
         return cluster_for(spec, layout_of(spec.parallel))
     return stated_cluster(spec.cluster)

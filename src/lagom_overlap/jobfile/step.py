@@ -16,7 +16,7 @@ from lagom_overlap.workload.issued import IssuedStep
 from lagom_overlap.workload.models import TransformerModel, load_model
 from lagom_overlap.workload.parallel import Dispatcher, ParallelLayout, StageMemory, plan_stages, stage_memory
 from lagom_overlap.workload.parallel.check import check_layout
-from lagom_overlap.workload.precision import Precision, ProductFormat
+from lagom_overlap.workload.precision import ATTENTION_FORMATS, Precision, ProductFormat
 from lagom_overlap.workload.step import IssueRules, load_rules
 from lagom_overlap.workload.step.switches import DISPATCHERS, SWITCHES, TAKEN_ANYWHERE, has_dispatcher
 
@@ -198,6 +198,19 @@ def cluster_for(spec: JobSpec, layout: ParallelLayout) -> Cluster:
     return replace(cluster, num_nodes=-(-layout.num_gpus // per_node), gpus_per_node=per_node)
 
 
+def captured_cluster(spec: JobSpec, capture: IssuedStep) -> Cluster:
+    """The cluster of a job that names a capture; without a number of nodes, as many as the capture's ranks fill.
+
+    Raises:
+        UnknownNameError: if there is no such preset.
+    """
+    assert spec.cluster is not None
+    cluster = stated_cluster(spec.cluster)
+    if spec.cluster.nodes is not None:
+        return cluster
+    return replace(cluster, num_nodes=-(-capture.num_ranks // cluster.gpus_per_node))
+
+
 def step_operators(preset: str, gpu: Gpu, parallel: ParallelTable | None) -> OperatorConstants:
     """What operators cost in a whole step; where no framework is told, stock PyTorch's kernels of attention."""
     framework = load_framework("fsdp2" if parallel is None else framework_of(parallel))
@@ -265,7 +278,7 @@ def _check_block_scaled(spec: JobSpec, framework: str, gpu: Gpu) -> None:
         can = framework == "megatron" and gpu.mxfp8
         if found is ProductFormat.PARAMETER or (found is ProductFormat.MXFP8 and can):
             continue
-        allowed = "parameter, mxfp8" if can else "parameter"
+        allowed = ", ".join(ATTENTION_FORMATS if can else ATTENTION_FORMATS[:1])
         raise JobError(
             f"precision.{key} is {found}, must be {allowed} on {gpu.name} with framework {framework}; "
             f"mxfp8 takes megatron and gpu.mxfp8"

@@ -87,6 +87,10 @@ def check_model(model: TransformerModel, layout: ParallelLayout, seq_len: int) -
         )
     if layout.context > 1 and not layout.flash_attention:
         raise JobError(f"parallel.context is {layout.context}, must be 1 without flash_attention")
+    if layout.attention_kernel is not None and not layout.flash_attention:
+        raise JobError(
+            f"parallel.attention_kernel is {layout.attention_kernel}, must be absent without flash_attention"
+        )
     if seq_len % layout.context:
         raise JobError(f"parallel.context is {layout.context}, must divide seq_len ({seq_len})")
     if layout.sequence_parallel and seq_len // layout.context % layout.tensor:
