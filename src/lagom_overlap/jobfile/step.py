@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lagom_overlap.capturing.file import read_capture
+from lagom_overlap.cost.nccl.machines import is_guessed
 from lagom_overlap.cost.operators import FrameworkConstants, OperatorConstants, load_framework, load_operators
 from lagom_overlap.cost.operators import operators_of_preset as operators_of
 from lagom_overlap.cost.profile import Profile, load_profile
@@ -167,8 +168,13 @@ def stated_cluster(table: ClusterTable) -> Cluster:
     return load_preset(table.preset, table.nodes, table.gpus_per_node)
 
 
-def small_nodes_note(spec: JobSpec, cluster: Cluster) -> list[str]:
-    """One line where a job on several nodes did not say that its nodes could be larger, as in racks of NVLink."""
+def nodes_notes(spec: JobSpec, cluster: Cluster) -> list[str]:
+    """What a job on several nodes should know: that they could be larger, as in racks; that their graph is a guess."""
+    if is_guessed(cluster):
+        return [
+            f"Between nodes of {cluster.gpu.name} one ring of few channels is assumed: how its library joins them is "
+            "not known here, and communication may be several times too slow."
+        ]
     most = cluster.max_gpus_per_node
     if (
         spec.cluster is None

@@ -9,7 +9,7 @@ from lagom_overlap.errors import JobError
 from lagom_overlap.jobfile.build import contention_model_of
 from lagom_overlap.jobfile.memory import beyond_note
 from lagom_overlap.jobfile.spec import JobSpec
-from lagom_overlap.jobfile.step import capture_of, captured_cluster, small_nodes_note
+from lagom_overlap.jobfile.step import capture_of, captured_cluster, nodes_notes
 from lagom_overlap.planners.memory import peak_of_spans
 from lagom_overlap.planners.simulated import stands_still_s
 from lagom_overlap.record import create_folder, describe_machine, package_versions, utc_now, write_private
@@ -46,7 +46,7 @@ def simulate_capture(spec: JobSpec, out: Path | None) -> SimulateCaptureResult:
     spans = {span.name: (span.start_s, span.end_s) for span in timeline.spans}
     peak, limit = peak_of_spans(issued, spans), cluster.gpu.memory_bytes
     notes = [_NOTE, f"Profile {profile.label}", *capture.notes, *beyond_note(peak, cluster.gpu)]
-    notes += small_nodes_note(spec, cluster)
+    notes += nodes_notes(spec, cluster)
     result = SimulateCaptureResult(
         job=spec.job.name,
         capture=issued.name,

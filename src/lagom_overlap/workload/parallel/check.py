@@ -56,9 +56,7 @@ def _check_chunks(model: TransformerModel, layout: ParallelLayout) -> None:
     cut = f"parallel.pipeline x chunks = {layout.pipeline} x {layout.chunks} = {layout.num_chunks}"
     if (model.num_layers + tables) % layout.num_chunks:
         more = " and 2 for tables_as_layers" if tables else ""
-        raise JobError(
-            f"{cut}, must divide the model's layers ({model.num_layers}){more}; or pipeline_layout names each chunk's"
-        )
+        raise JobError(f"{cut}, must divide the model's layers ({model.num_layers}){more}; or give pipeline_layout")
     if tables and (model.num_layers + tables) // layout.num_chunks < 2:
         raise JobError(f"{cut}: with tables_as_layers the first and last chunk would have no layer")
 
