@@ -36,6 +36,12 @@ def check_layout(model: TransformerModel, layout: ParallelLayout, cluster: Clust
             f"parallel.tensor is {layout.tensor}, must be at most a node's {cluster.gpus_per_node} GPUs "
             "or a multiple of them"
         )
+    is_uneven = cluster.num_nodes > 1 and cluster.gpus_per_node % min(layout.tensor, cluster.gpus_per_node)
+    if is_uneven and layout.data > 1 and layout.pipeline == 1:
+        raise JobError(
+            f"parallel.tensor is {layout.tensor}, must divide a node's {cluster.gpus_per_node} GPUs "
+            "(cluster.gpus_per_node) or be a multiple of them: a data-parallel group has as many ranks on each node"
+        )
 
 
 def _check_chunks(model: TransformerModel, layout: ParallelLayout) -> None:
