@@ -287,7 +287,7 @@ def _check_block_scaled(spec: JobSpec, framework: str, gpu: Gpu) -> None:
         allowed = ", ".join(ATTENTION_FORMATS if can else ATTENTION_FORMATS[:1])
         raise JobError(
             f"precision.{key} is {found}, must be {allowed} on {gpu.name} with framework {framework}; "
-            f"mxfp8 takes megatron and gpu.mxfp8"
+            "mxfp8 needs framework megatron and a GPU that has it (gpu.mxfp8)"
         )
 
 
