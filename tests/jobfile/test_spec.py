@@ -67,6 +67,14 @@ def test_a_minimal_job_is_accepted():
         (("tune",), {"pairs": 2}, ["tune.pairs is 2", ">= 3"]),
         (("tune",), {"budget": {"seconds": 0}}, ["tune.budget.seconds is 0", "> 0"]),
         (("cost",), {"noise": float("nan")}, ["cost.noise is nan"]),
+        (
+            ("parallel",),
+            {"attention_kernel": "fa3"},
+            ["attention_kernel is 'fa3'", "allowed: flash_attention_2, sdpa_"],
+        ),
+        (("precision",), {"attention": "fp8x"}, ["precision.attention is 'fp8x'", "allowed: parameter, mxfp8"]),
+        (("tune",), {"space": {"launch_order": ["x"]}}, ["launch_order[0] is 'x'", "allowed: collective_first"]),
+        (("plan",), {"for": "x"}, ["plan.for is 'x'", "allowed: "]),
     ],
 )
 def test_a_mistake_is_named_with_its_value_and_what_is_allowed(path, value, words):

@@ -105,3 +105,8 @@ def test_a_job_asks_for_a_kernel_of_attention() -> None:
     plain, asked = step("megatron"), step("megatron", attention_kernel="flash_attention_2")
     assert plain.layout.attention_kernel is None
     assert asked.layout.attention_kernel is AttentionKernel.FLASH_2
+
+
+def test_a_kernel_of_flash_attention_is_refused_without_flash_attention() -> None:
+    with pytest.raises(JobError, match=r"parallel\.attention_kernel is cudnn, must be absent without flash_attention"):
+        step("megatron", attention_kernel="cudnn", flash_attention=False)

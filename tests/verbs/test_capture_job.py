@@ -194,6 +194,16 @@ def test_more_ranks_than_gpus_are_refused(folder: Path, tmp_path: Path) -> None:
         simulate_capture(read_job(tmp_path / "job.toml"), None)
 
 
+def test_a_capture_over_more_ranks_than_a_node_is_the_same_step_to_every_verb(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "step.json.gz").write_bytes((folder / "step.json.gz").read_bytes())
+    (tmp_path / "job.toml").write_text(JOB + "gpus_per_node = 2\n")  # two nodes of two: no number of nodes is given
+    spec = read_job(tmp_path / "job.toml")
+    step_s = simulate_capture(spec, None).iteration_s
+    assert run_tune(TuneRequest(spec=spec, tuner="default", out=tmp_path / "run")).step_s == step_s
+    assert run_compare(CompareRequest(spec=spec, tuners=("default",))).step_s == step_s
+    assert run_plan(read_input(spec), PlanRequest(planner="program_order")).iteration_s.before == step_s
+
+
 @pytest.mark.parametrize(
     ("target", "more", "words"),
     [

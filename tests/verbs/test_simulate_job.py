@@ -130,6 +130,23 @@ def test_a_cluster_on_which_nothing_ends_is_refused(tmp_path: Path, parallel: di
         simulate({**parallel, "recompute": "full"}, cluster={"preset": str(path)})
 
 
+def test_a_graph_between_nodes_that_nobody_knows_is_said_to_be_a_guess() -> None:
+    model = {"name": "llama-3.2-1b", "seq_len": 1024}
+    for preset, data, is_guess in (("mi300x", 16, True), ("mi300x", 8, False), ("h100_dgx", 16, False)):
+        found = simulate({"data": data, "zero_stage": 1}, model=model, cluster={"preset": preset})
+        assert any("one ring of few channels is assumed" in note for note in found.notes) is is_guess
+
+
+def test_tensor_parallelism_that_does_not_divide_a_node_is_refused_by_its_key() -> None:
+    model = {"name": "llama-3.2-1b", "seq_len": 1024}
+    layout = {"tensor": 4, "data": 3, "zero_stage": 1, "global_batch": 3}
+    with pytest.raises(
+        JobError, match=r"parallel\.tensor is 4, must divide a node's 6 GPUs \(cluster\.gpus_per_node\)"
+    ):
+        simulate(layout, model=model, cluster={"preset": "gb200", "gpus_per_node": 6})
+    assert simulate(layout, model=model, cluster={"preset": "gb200", "gpus_per_node": 12}).num_gpus == 12
+
+
 def test_all_to_alls_of_a_rack_stay_on_its_nvlink() -> None:
     experts = {"data": 8, "expert": 8, "global_batch": 8, "micro_batch": 1}
     model = {"name": "olmoe-1b-7b", "seq_len": 1024}

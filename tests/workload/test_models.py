@@ -307,3 +307,8 @@ def test_models_have_the_size_that_their_makers_state(name: str, billions: float
     if active is not None:
         used = model.num_active_params - model.vocab * model.hidden
         assert used / 1e9 == pytest.approx(active, rel=0.01)
+
+
+def test_positions_that_are_scaled_need_positions() -> None:
+    with pytest.raises(JobError, match="scaled_rotary is true, must be false where rotary is"):
+        replace(load_model("gpt-oss-20b"), rotary=False)

@@ -11,10 +11,11 @@ from typing import Any, Final
 
 import msgspec
 
-from lagom_overlap.errors import JobError, UnknownNameError, did_you_mean
+from lagom_overlap.errors import JobError, UnknownNameError
 from lagom_overlap.hardware.gpu import Gpu
 from lagom_overlap.hardware.link import Link
 from lagom_overlap.record import read_regular
+from lagom_overlap.toml_tables import from_table
 
 MAX_PRESET_BYTES: Final = 1 << 20
 
@@ -42,9 +43,9 @@ class Cluster:
     max_gpus_per_node: int | None = None
 
     def __post_init__(self) -> None:
-        for field in ("gpus_per_node", "num_nodes"):
+        for field in ("gpus_per_node", "num_nodes", "max_gpus_per_node"):
             value = getattr(self, field)
-            if value < 1:
+            if value is not None and value < 1:
                 raise JobError(f"cluster {self.name!r}: {field} is {value}, must be at least 1")
         most = self.max_gpus_per_node
         if most is not None and self.gpus_per_node > most:
@@ -130,16 +131,7 @@ def load_preset(name: str, num_nodes: int | None = None, gpus_per_node: int | No
     if name.endswith(".toml"):
         tables = read_preset_file(Path(name))
         tables.pop("operators", None)
-        try:
-            cluster = msgspec.convert(tables, Cluster)
-        except msgspec.ValidationError as error:
-            raise JobError(f"cluster file {name!r}: {error}") from None
-        unknown = sorted(set(tables) - set(Cluster.__slots__))
-        if unknown:
-            raise JobError(
-                f"cluster file {name!r}: unknown key {unknown[0]!r}{did_you_mean(unknown[0], Cluster.__slots__)}; "
-                f"allowed: {', '.join(Cluster.__slots__)}"
-            )
+        cluster = from_table(tables, Cluster, f"cluster file {name!r}")
     else:
         if name not in preset_names():
             raise UnknownNameError.among("cluster preset", name, preset_names())
@@ -160,5 +152,5 @@ def read_preset_file(path: Path) -> dict[str, Any]:  # any TOML value
         return tomllib.loads(read_regular(path, MAX_PRESET_BYTES).decode("utf-8"))
     except OSError as error:
         raise JobError(f"cluster file {str(path)!r} cannot be read: {error.strerror}") from None
-    except ValueError as error:  # TOMLDecodeError and UnicodeDecodeError
+    except (ValueError, RecursionError) as error:  # no TOML, no UTF-8, tables in tables
         raise JobError(f"cluster file {str(path)!r} is not TOML: {error}") from None

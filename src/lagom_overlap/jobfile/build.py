@@ -31,6 +31,7 @@ from lagom_overlap.jobfile.spec import (
 )
 from lagom_overlap.jobfile.step import (
     capture_of,
+    captured_cluster,
     cluster_for,
     job_step,
     layout_of,
@@ -64,9 +65,12 @@ _FP32_BYTES: Final = 4
 
 
 def cluster_of(spec: JobSpec) -> Cluster | None:
-    """The job's cluster, or None if it names none; for a named model as many nodes as its layout fills."""
+    """The job's cluster, or None if it names none; for a model as many nodes as its layout or its capture fills."""
     if spec.cluster is None:
         return None
+    captured = capture_of(spec)
+    if captured is not None:
+        return captured_cluster(spec, captured)
     if spec.parallel is not None and spec.parallel.auto is None:
         return cluster_for(spec, layout_of(spec.parallel))
     return stated_cluster(spec.cluster)

@@ -28,7 +28,7 @@ from lagom_overlap.workload.parallel import (
     Recompute,
     RecomputeModule,
 )
-from lagom_overlap.workload.precision import DType, ProductFormat
+from lagom_overlap.workload.precision import ATTENTION_FORMATS, DType, ProductFormat
 
 MAX_JOB_BYTES: Final = 1 << 20
 """A job file above 1 MiB is refused: it is not one that a person wrote."""
@@ -546,7 +546,8 @@ def _explain(message: str, raw: dict[str, Any]) -> str:
 
 def _enum_hint(path: str, table: type[Spec] | None) -> str:
     name = re.sub(r"\[\d+\]$", "", path.rpartition(".")[2])
-    annotation = str(table.__annotations__.get(name, "")) if table else ""
+    written = dict(zip(table.__struct_encode_fields__, table.__struct_fields__, strict=True)) if table else {}
+    annotation = str(table.__annotations__.get(written.get(name, name), "")) if table else ""
     enums = (
         CollectiveKind,
         Algorithm,
@@ -557,7 +558,13 @@ def _enum_hint(path: str, table: type[Spec] | None) -> str:
         GraphModule,
         Recompute,
         Dispatcher,
+        AttentionKernel,
+        LaunchOrder,
+        StreamPriority,
+        Carrier,
     )
+    if table is PrecisionTable and name in ("attention", "head"):
+        return f"; allowed: {', '.join(ATTENTION_FORMATS)}"
     for enum in (*enums, ProductFormat, DType):
         if enum.__name__ in annotation:
             return f"; allowed: {', '.join(enum)}"

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lagom_overlap.capturing.file import read_capture
+from lagom_overlap.cost.nccl.machines import is_guessed
 from lagom_overlap.cost.operators import (
     FrameworkConstants,
     OperatorConstants,
@@ -21,7 +22,7 @@ from lagom_overlap.workload.issued import IssuedStep
 from lagom_overlap.workload.models import TransformerModel, load_model
 from lagom_overlap.workload.parallel import Dispatcher, ParallelLayout, StageMemory, plan_stages, stage_memory
 from lagom_overlap.workload.parallel.check import check_layout
-from lagom_overlap.workload.precision import Precision, ProductFormat
+from lagom_overlap.workload.precision import ATTENTION_FORMATS, Precision, ProductFormat
 from lagom_overlap.workload.step import IssueRules, load_rules
 from lagom_overlap.workload.step.switches import DISPATCHERS, SWITCHES, TAKEN_ANYWHERE, has_dispatcher
 
@@ -172,8 +173,13 @@ def stated_cluster(table: ClusterTable) -> Cluster:
     return load_preset(table.preset, table.nodes, table.gpus_per_node)
 
 
-def small_nodes_note(spec: JobSpec, cluster: Cluster) -> list[str]:
-    """One line where a job on several nodes did not say that its nodes could be larger, as in racks of NVLink."""
+def nodes_notes(spec: JobSpec, cluster: Cluster) -> list[str]:
+    """What a job on several nodes should know: that they could be larger, as in racks; that their graph is a guess."""
+    if is_guessed(cluster):
+        return [
+            f"Between nodes of {cluster.gpu.name} one ring of few channels is assumed: how its library joins them is "
+            "not known here, and communication may be several times too slow."
+        ]
     most = cluster.max_gpus_per_node
     if (
         spec.cluster is None
@@ -201,6 +207,19 @@ def cluster_for(spec: JobSpec, layout: ParallelLayout) -> Cluster:
         return cluster
     per_node = min(cluster.gpus_per_node, layout.num_gpus)
     return replace(cluster, num_nodes=-(-layout.num_gpus // per_node), gpus_per_node=per_node)
+
+
+def captured_cluster(spec: JobSpec, capture: IssuedStep) -> Cluster:
+    """The cluster of a job that names a capture; without a number of nodes, as many as the capture's ranks fill.
+
+    Raises:
+        UnknownNameError: if there is no such preset.
+    """
+    assert spec.cluster is not None
+    cluster = stated_cluster(spec.cluster)
+    if spec.cluster.nodes is not None:
+        return cluster
+    return replace(cluster, num_nodes=-(-capture.num_ranks // cluster.gpus_per_node))
 
 
 def operators_alone(preset: str, gpu: Gpu) -> OperatorConstants:
@@ -279,22 +298,18 @@ def _check_block_scaled(spec: JobSpec, framework: str, gpu: Gpu) -> None:
         if found is ProductFormat.PARAMETER:
             continue
         if found is not ProductFormat.MXFP8 or not can:
-            allowed = "parameter, mxfp8" if can else "parameter"
+            allowed = ", ".join(ATTENTION_FORMATS if can else ATTENTION_FORMATS[:1])
             raise JobError(
                 f"precision.{key} is {found}, must be {allowed} on {gpu.name} with framework {framework}; "
-                f"mxfp8 takes megatron and gpu.mxfp8"
+                "mxfp8 needs framework megatron and a GPU that has it (gpu.mxfp8)"
             )
         if precision.products is not ProductFormat.MXFP8:
             raise JobError(f"precision.{key} is mxfp8, needs precision.products = mxfp8, not {precision.products}")
 
 
 def _check_attention(spec: JobSpec, parallel: ParallelTable) -> None:
-    """Refuses what is said of a flash attention where there is none."""
-    if parallel.flash_attention:
-        return
-    if parallel.attention_kernel is not None:
-        raise JobError(f"parallel.attention_kernel is {str(parallel.attention_kernel)!r}, needs flash_attention = true")
-    if spec.precision.attention is not ProductFormat.PARAMETER:
+    """Refuses a format of a flash attention where there is none."""
+    if not parallel.flash_attention and spec.precision.attention is not ProductFormat.PARAMETER:
         raise JobError(f"precision.attention is {spec.precision.attention}, needs parallel.flash_attention = true")
 
 

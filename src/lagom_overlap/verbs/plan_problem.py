@@ -25,7 +25,7 @@ from lagom_overlap.jobfile.spec import (
     read_job,
     size_bytes,
 )
-from lagom_overlap.jobfile.step import JobStep, capture_of, job_step, stated_cluster, step_operators
+from lagom_overlap.jobfile.step import JobStep, capture_of, captured_cluster, job_step, stated_cluster, step_operators
 from lagom_overlap.planners.base import OpTimes, PlanProblem
 from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.planners.deadline import Work
@@ -257,10 +257,10 @@ def _of_captured_job(spec: JobSpec, wish: TimesWish, check: Check) -> PlanInput:
     assert spec.model is not None and spec.model.capture is not None  # noqa: PT018  asked by the only caller
     if spec.cluster is None:
         raise JobError("a capture says nothing of a machine: give [cluster] preset = ... in the job file")
-    cluster = stated_cluster(spec.cluster)
-    captured = capture_of(spec, cluster)
+    captured = capture_of(spec)
     assert captured is not None
-    return _placed(spec, _checked(captured), cluster, wish, check)
+    cluster = captured_cluster(spec, captured)
+    return _placed(spec, _checked(captured.placed_on(cluster)), cluster, wish, check)
 
 
 def _placed(spec: JobSpec, placed: IssuedStep, cluster: Cluster, wish: TimesWish, check: Check) -> PlanInput:

@@ -1,17 +1,15 @@
 """`lagom simulate` of a captured step: the operators as the framework issues them, under the contention model."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
 from lagom_overlap.cost.profile import load_profile
 from lagom_overlap.errors import JobError
-from lagom_overlap.hardware import Cluster
 from lagom_overlap.jobfile.build import contention_model_of
 from lagom_overlap.jobfile.memory import beyond_note
 from lagom_overlap.jobfile.spec import JobSpec
-from lagom_overlap.jobfile.step import capture_of, small_nodes_note, stated_cluster
+from lagom_overlap.jobfile.step import capture_of, captured_cluster, nodes_notes
 from lagom_overlap.planners.memory import peak_of_spans
 from lagom_overlap.planners.simulated import stands_still_s
 from lagom_overlap.record import create_folder, describe_machine, package_versions, utc_now, write_private
@@ -21,19 +19,9 @@ from lagom_overlap.sim.iteration import simulate_iteration
 from lagom_overlap.timeline.metrics import overlap_metrics
 from lagom_overlap.trace.chrome_writer import chrome_trace
 from lagom_overlap.verbs.simulate_what_if import captured_what_ifs
-from lagom_overlap.workload.issued import IssuedStep
 
 FILES = ("run.json", "report.html", "timeline.json")
 _NOTE = "Simulated: no hardware was measured. How far the model is off: docs/accuracy.md."
-
-
-def _cluster_for(spec: JobSpec, capture: IssuedStep) -> Cluster:
-    """The job's cluster; without a number of nodes, as many as the capture's ranks fill."""
-    assert spec.cluster is not None
-    cluster = stated_cluster(spec.cluster)
-    if spec.cluster.nodes is not None:
-        return cluster
-    return replace(cluster, num_nodes=-(-capture.num_ranks // cluster.gpus_per_node))
 
 
 def simulate_capture(spec: JobSpec, out: Path | None) -> SimulateCaptureResult:
@@ -48,7 +36,7 @@ def simulate_capture(spec: JobSpec, out: Path | None) -> SimulateCaptureResult:
     found = capture_of(spec)
     if found is None:
         raise JobError("the job names no capture")
-    cluster = _cluster_for(spec, found)
+    cluster = captured_cluster(spec, found)
     capture = found.placed_on(cluster)
     profile = load_profile(spec.cost.profile)
     issued = capture.issued
@@ -58,7 +46,7 @@ def simulate_capture(spec: JobSpec, out: Path | None) -> SimulateCaptureResult:
     spans = {span.name: (span.start_s, span.end_s) for span in timeline.spans}
     peak, limit = peak_of_spans(issued, spans), cluster.gpu.memory_bytes
     notes = [_NOTE, f"Profile {profile.label}", *capture.notes, *beyond_note(peak, cluster.gpu)]
-    notes += small_nodes_note(spec, cluster)
+    notes += nodes_notes(spec, cluster)
     result = SimulateCaptureResult(
         job=spec.job.name,
         capture=issued.name,

@@ -111,6 +111,10 @@ class Attention:
             passes=self.passes,
             element_bytes=self.element_bytes,
         )
+        if not 0 <= self.reach < inf:
+            raise JobError(f"Attention: reach is {self.reach}, must be finite and not negative")
+        if self.window < 0:
+            raise JobError(f"Attention: window is {self.window}, must not be negative")
 
     @property
     def flops(self) -> float:

@@ -44,6 +44,8 @@ class ProductFormat(StrEnum):
         return 2 if self is ProductFormat.NVFP4 else 1
 
 
+ATTENTION_FORMATS: Final = (ProductFormat.PARAMETER, ProductFormat.MXFP8)
+"""What attention and the output matrix may multiply in."""
 _NEVER_CAST: Final = ("router", "logits")
 
 

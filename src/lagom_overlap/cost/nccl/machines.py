@@ -79,6 +79,13 @@ def topology_of(cluster: Cluster, num_ranks: int, num_nodes: int | None = None) 
     return replace(ring, num_nodes=nodes, ring=graph, tree=graph)
 
 
+def is_guessed(cluster: Cluster) -> bool:
+    """Whether nobody knows the graph between the cluster's nodes: GPUs with links of their own, without a switch."""
+    machine = _machine_of(cluster.gpu.name)
+    is_known = machine.nvswitch or str(cluster.gpus_per_node) in machine.graphs_of_several_nodes
+    return cluster.num_nodes > 1 and cluster.intra.kind is LinkKind.NVLINK and not is_known
+
+
 def on_topology(collective: Collective, cluster: Cluster) -> tuple[Collective, Topology]:
     """The topology that a collective sees, and the collective with as many ranks as the topology has.
 

@@ -14,6 +14,7 @@ import msgspec
 from lagom_overlap.cost.operators.gemm import GemmConstants
 from lagom_overlap.errors import JobError, UnknownNameError
 from lagom_overlap.hardware import Gpu, read_preset_file
+from lagom_overlap.toml_tables import from_table
 from lagom_overlap.workload import Issuer
 from lagom_overlap.workload.parallel import AttentionKernel
 
@@ -43,11 +44,13 @@ class AttentionRates:
 
     def __post_init__(self) -> None:
         for field in ("forward_flops", "backward_flops"):
-            if not 0 < getattr(self, field) < inf:
-                raise ValueError(f"attention of {self.kernel}: {field} is {getattr(self, field)}, must be positive")
+            value = getattr(self, field)
+            if not 0 < value < inf:
+                raise ValueError(f"attention of {self.kernel}: {field} is {value}, must be positive and finite")
         for field in ("forward_half", "backward_half"):
-            if not 0 <= getattr(self, field) < inf:
-                raise ValueError(f"attention of {self.kernel}: {field} is {getattr(self, field)}, must not be negative")
+            value = getattr(self, field)
+            if not 0 <= value < inf:
+                raise ValueError(f"attention of {self.kernel}: {field} is {value}, must be finite and not negative")
 
     def at(self, reach: float, *, backward: bool) -> float:
         """Flops per second where queries see as many keys as in a causal sequence of that length."""
@@ -129,6 +132,10 @@ class OperatorConstants:
             raise ValueError(f"operators of {self.name!r}: least_window must not be negative")
         if not self.chunk_flops > 0:
             raise ValueError(f"operators of {self.name!r}: chunk_flops is {self.chunk_flops}, must be positive")
+        kernels = [str(rates.kernel) for rates in self.attention]
+        twice = sorted(kernel for kernel in set(kernels) if kernels.count(kernel) > 1)
+        if twice:
+            raise ValueError(f"operators of {self.name!r}: attention has {twice[0]} twice, must have it once")
 
     def attention_rate(
         self, head_dim: int, reach: float = inf, *, backward: bool = False, narrow: bool = False
@@ -308,10 +315,16 @@ def operators_of_preset(preset: str) -> OperatorConstants | None:
     table = read_preset_file(Path(preset)).get("operators")
     if table is None:
         return None
-    try:
-        return msgspec.convert(table, OperatorConstants)
-    except (msgspec.ValidationError, ValueError) as error:
-        raise JobError(f"cluster file {preset!r}: operators: {error}") from None
+    source = f"cluster file {preset!r}"
+    if isinstance(table, dict) and "attention_kernel" in table:
+        raise JobError(f"{source}: unknown key 'operators.attention_kernel'; a job has parallel.attention_kernel")
+    operators = from_table(table, OperatorConstants, source, "operators.")
+    try:  # what a step makes of them: two finite numbers may have a product that is none
+        trained = operators.in_training()
+        _ = trained.packed_gemm, trained.block_gemm, trained.wide_gemm
+    except ValueError as error:
+        raise JobError(f"{source}: operators: rates times their shares: {error}") from None
+    return operators
 
 
 @cache

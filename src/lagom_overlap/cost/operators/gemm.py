@@ -58,11 +58,14 @@ class GemmConstants:
     l2_speedup: float
 
     def __post_init__(self) -> None:
-        values = (*self.tile_flops, self.launch_s, self.split_s, self.bytes_per_s, self.l2_share, self.l2_speedup)
-        if not all(0 < value < float("inf") for value in values):
-            raise ValueError(f"{self} must hold positive, finite numbers")
-        if not (self.norm >= 1 and 0 <= self.quantisation <= 1):
-            raise ValueError(f"norm is {self.norm} (at least 1), quantisation {self.quantisation} (0 to 1)")
+        for field in ("tile_flops", "launch_s", "split_s", "bytes_per_s", "l2_share", "l2_speedup"):
+            value = getattr(self, field)
+            if not all(0 < one < float("inf") for one in (value if isinstance(value, tuple) else (value,))):
+                raise ValueError(f"gemm: {field} is {value}, must be positive and finite")
+        if not self.norm >= 1:
+            raise ValueError(f"gemm: norm is {self.norm}, must be at least 1")
+        if not 0 <= self.quantisation <= 1:
+            raise ValueError(f"gemm: quantisation is {self.quantisation}, must be 0 to 1")
 
 
 @dataclass(frozen=True, slots=True)

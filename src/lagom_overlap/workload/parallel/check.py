@@ -36,6 +36,12 @@ def check_layout(model: TransformerModel, layout: ParallelLayout, cluster: Clust
             f"parallel.tensor is {layout.tensor}, must be at most a node's {cluster.gpus_per_node} GPUs "
             "or a multiple of them"
         )
+    is_uneven = cluster.num_nodes > 1 and cluster.gpus_per_node % min(layout.tensor, cluster.gpus_per_node)
+    if is_uneven and layout.data > 1 and layout.pipeline == 1:
+        raise JobError(
+            f"parallel.tensor is {layout.tensor}, must divide a node's {cluster.gpus_per_node} GPUs "
+            "(cluster.gpus_per_node) or be a multiple of them: a data-parallel group has as many ranks on each node"
+        )
 
 
 def _check_chunks(model: TransformerModel, layout: ParallelLayout) -> None:
@@ -56,9 +62,7 @@ def _check_chunks(model: TransformerModel, layout: ParallelLayout) -> None:
     cut = f"parallel.pipeline x chunks = {layout.pipeline} x {layout.chunks} = {layout.num_chunks}"
     if (model.num_layers + tables) % layout.num_chunks:
         more = " and 2 for tables_as_layers" if tables else ""
-        raise JobError(
-            f"{cut}, must divide the model's layers ({model.num_layers}){more}; or pipeline_layout names each chunk's"
-        )
+        raise JobError(f"{cut}, must divide the model's layers ({model.num_layers}){more}; or give pipeline_layout")
     if tables and (model.num_layers + tables) // layout.num_chunks < 2:
         raise JobError(f"{cut}: with tables_as_layers the first and last chunk would have no layer")
 
@@ -87,6 +91,10 @@ def check_model(model: TransformerModel, layout: ParallelLayout, seq_len: int) -
         )
     if layout.context > 1 and not layout.flash_attention:
         raise JobError(f"parallel.context is {layout.context}, must be 1 without flash_attention")
+    if layout.attention_kernel is not None and not layout.flash_attention:
+        raise JobError(
+            f"parallel.attention_kernel is {layout.attention_kernel}, must be absent without flash_attention"
+        )
     if seq_len % layout.context:
         raise JobError(f"parallel.context is {layout.context}, must divide seq_len ({seq_len})")
     if layout.sequence_parallel and seq_len // layout.context % layout.tensor:

@@ -1,0 +1,81 @@
+"""A table of a user's TOML file as a dataclass: what is wrong is told by its key, its value and what is allowed."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from enum import StrEnum
+from typing import Any, Final, TypeVar, get_args, get_type_hints
+
+import msgspec
+
+from lagom_overlap.errors import JobError, did_you_mean, in_words
+
+_PLACE: Final = re.compile(r"(.*) - at `\$\.(.*)`$", re.DOTALL)
+_MISSING: Final = re.compile(r"Object missing required field `([^`]*)`$")
+_NOT_AN_ENUM: Final = "Invalid enum value "
+Shape = TypeVar("Shape")
+_STEP: Final = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
+
+
+def from_table(table: Any, shape: type[Shape], source: str, where: str = "") -> Shape:  # any TOML value
+    """The table as that dataclass; `where` is what stands before its keys, such as `operators.`.
+
+    Raises:
+        JobError: naming the source, and a key that is unknown or missing, or its value and what is allowed.
+    """
+    if not isinstance(table, dict):
+        raise JobError(f"{source}: {where.rstrip('.')} is {repr(table)[:80]}, must be a table")
+    unknown = next(_unknown_keys(table, shape, where), None)
+    if unknown is not None:
+        raise JobError(f"{source}: {unknown}")
+    try:
+        return msgspec.convert(table, shape)
+    except msgspec.ValidationError as error:
+        raise JobError(f"{source}: {_explained(str(error), table, shape, where)}") from None
+
+
+def _unknown_keys(table: dict[str, Any], shape: type, where: str) -> Iterator[str]:
+    allowed = [field.name for field in fields(shape)]
+    for name in sorted(set(table) - set(allowed)):
+        yield f"unknown key {where + name!r}{did_you_mean(name, allowed)}; allowed: {', '.join(allowed)}"
+    for name, hint in get_type_hints(shape).items():
+        inner = next((one for one in _types_in(hint) if is_dataclass(one)), None)
+        found = table.get(name)
+        if inner is None:
+            continue
+        if isinstance(found, dict):
+            yield from _unknown_keys(found, inner, f"{where}{name}.")
+        elif isinstance(found, list):
+            for index, one in enumerate(found):
+                if isinstance(one, dict):
+                    yield from _unknown_keys(one, inner, f"{where}{name}[{index}].")
+
+
+def _types_in(hint: Any) -> list[type]:  # any annotation
+    """The classes that an annotation is made of: of `tuple[X, ...] | None` the class X among them."""
+    inner = [one for argument in get_args(hint) for one in _types_in(argument)]
+    return inner if inner else [hint] if isinstance(hint, type) else []
+
+
+def _explained(message: str, table: dict[str, Any], shape: type, where: str) -> str:
+    """A decoder's complaint in one line; those of a dataclass about itself are whole as they are."""
+    found = _PLACE.match(message)
+    complaint, place = (found[1], found[2]) if found else (message, "")
+    if missing := _MISSING.match(complaint):
+        return f"missing key {where + f'{place}.{missing[1]}'.lstrip('.')!r}"
+    is_enum = complaint.startswith(_NOT_AN_ENUM)
+    if not place or not (is_enum or complaint.startswith("Expected ")):
+        return complaint
+    value: Any = table
+    types: list[type] = [shape]
+    for index, name in _STEP.findall(place):
+        value = value[int(index)] if index else value[name]
+        if name:
+            outer = next(one for one in types if is_dataclass(one))
+            types = _types_in(get_type_hints(outer)[name])
+    words = f"must be {' or '.join(_words_of(types))}" if is_enum else in_words(complaint)
+    return f"{where}{place} is {repr(value)[:80]}, {words}"
+
+
+def _words_of(types: list[type]) -> list[str]:
+    return [str(word) for one in types if issubclass(one, StrEnum) for word in one]
