@@ -150,14 +150,9 @@ def test_attention_and_heads_in_mxfp8_take_megatron_on_blackwell(key: str) -> No
             _step(job("b200", "mxfp8", products=products))
 
 
-@pytest.mark.parametrize(
-    ("extra", "key", "found"), [("", "attention", "mxfp8"), ('attention_kernel = "cudnn"', "products", "mxfp8")]
-)
-def test_what_is_said_of_a_flash_attention_needs_one(extra: str, key: str, found: str) -> None:
-    text = _dense("b200", "mxfp8", f"flash_attention = false\n{extra}")
-    if key != "products":
-        text += f'{key} = "{found}"\n'
-    with pytest.raises(JobError, match=r"attention(_kernel)? is .*, needs (parallel\.)?flash_attention = true"):
+def test_a_format_of_flash_attention_needs_one() -> None:
+    text = _dense("b200", "mxfp8", "flash_attention = false") + 'attention = "mxfp8"\n'
+    with pytest.raises(JobError, match=r"precision.attention is mxfp8, needs parallel.flash_attention = true"):
         _step(text)
 
 
