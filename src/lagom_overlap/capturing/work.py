@@ -41,7 +41,9 @@ def _grouped_mm(arguments: Arguments) -> Work | None:
     return _gemm(rows, b.shape[-1], a.shape[-1], a)
 
 
-def _attention(passes: float) -> Callable[[Arguments], Work | None]:
+def _attention(*, backward: bool = False) -> Callable[[Arguments], Work | None]:
+    passes = FLASH_BACKWARD_PASSES if backward else 1.0
+
     def work(arguments: Arguments) -> Work | None:
         query, key, value = arguments["query"], arguments["key"], arguments["value"]
         batch, heads, queries, width = query.shape
@@ -58,7 +60,7 @@ def _attention(passes: float) -> Callable[[Arguments], Work | None]:
             causal=bool(arguments.get("is_causal", False)),
             passes=passes,
             element_bytes=query.element_size(),
-            backward=passes == FLASH_BACKWARD_PASSES,
+            backward=backward,
         )
 
     return work
@@ -82,12 +84,12 @@ _SHAPED: Final[Mapping[str, Callable[[Arguments], Work | None]]] = {
     "baddbmm": _mm("batch1", "batch2"),
     "_grouped_mm": _grouped_mm,
     "convolution_backward": _convolution_backward,
-    **{f"_scaled_dot_product_{kind}": _attention(1.0) for kind in ("flash_attention_for_cpu", "flash_attention")},
-    **{f"_scaled_dot_product_{kind}_attention": _attention(1.0) for kind in ("efficient", "cudnn")},
-    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention(FLASH_BACKWARD_PASSES),
-    "_scaled_dot_product_flash_attention_backward": _attention(FLASH_BACKWARD_PASSES),
-    "_scaled_dot_product_efficient_attention_backward": _attention(FLASH_BACKWARD_PASSES),
-    "_scaled_dot_product_cudnn_attention_backward": _attention(FLASH_BACKWARD_PASSES),
+    **{f"_scaled_dot_product_{kind}": _attention() for kind in ("flash_attention_for_cpu", "flash_attention")},
+    **{f"_scaled_dot_product_{kind}_attention": _attention() for kind in ("efficient", "cudnn")},
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention(backward=True),
+    "_scaled_dot_product_flash_attention_backward": _attention(backward=True),
+    "_scaled_dot_product_efficient_attention_backward": _attention(backward=True),
+    "_scaled_dot_product_cudnn_attention_backward": _attention(backward=True),
 }
 
 _GATHERING: Final = frozenset({"embedding", "gather", "index", "index_select", "index_put", "index_put_"})

@@ -336,8 +336,7 @@ def _with_all_heads(torch: Any, args: Sequence[Any]) -> list[Any]:
 
 def _attention_sizes(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], share: float) -> dict[str, float]:
     """What the rate of an attention depends on: a head's columns, and how far its queries reach (`Attention.reach`)."""
-    names = [argument.name for argument in func._schema.arguments]
-    values = {**dict(zip(names, args, strict=False)), **kwargs}
+    values = _by_name(func, args, kwargs)
     query, key = values.get("query"), values.get("key")
     if query is None or key is None or query.dim() != 4 or not key.numel():
         return {}
@@ -346,8 +345,12 @@ def _attention_sizes(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], 
 
 
 def _is_causal(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    return bool(_by_name(func, args, kwargs).get("is_causal"))
+
+
+def _by_name(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     names = [argument.name for argument in func._schema.arguments]
-    return bool({**dict(zip(names, args, strict=False)), **kwargs}.get("is_causal"))
+    return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
 def bytes_of(torch: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:

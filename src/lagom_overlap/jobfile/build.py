@@ -31,8 +31,8 @@ from lagom_overlap.jobfile.spec import (
 )
 from lagom_overlap.jobfile.step import (
     capture_of,
-    captured_cluster,
     cluster_for,
+    filled_cluster,
     job_step,
     layout_of,
     operators_alone,
@@ -70,7 +70,7 @@ def cluster_of(spec: JobSpec) -> Cluster | None:
         return None
     captured = capture_of(spec)
     if captured is not None:
-        return captured_cluster(spec, captured)
+        return filled_cluster(spec.cluster, captured.num_ranks)
     if spec.parallel is not None and spec.parallel.auto is None:
         return cluster_for(spec, layout_of(spec.parallel))
     return stated_cluster(spec.cluster)

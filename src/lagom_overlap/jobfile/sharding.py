@@ -4,7 +4,6 @@ The step is traced on one rank with the whole batch; the search needs the job's 
 by `plan.memory_limit`, or by what a GPU has. Torch and OR-Tools are imported when a search is asked for.
 """
 
-from dataclasses import replace
 from importlib import import_module
 from math import prod
 from typing import Any, Final
@@ -13,7 +12,7 @@ from lagom_overlap.errors import JobError, MissingDependencyError
 from lagom_overlap.hardware import Cluster
 from lagom_overlap.jobfile.build import contention_model_of
 from lagom_overlap.jobfile.spec import JobSpec, ParallelTable, size_bytes
-from lagom_overlap.jobfile.step import stated_cluster
+from lagom_overlap.jobfile.step import filled_cluster
 from lagom_overlap.planners.times import ModelTimes
 from lagom_overlap.workload.issued import IssuedStep
 
@@ -58,9 +57,7 @@ def _found(spec: JobSpec, mesh_shape: tuple[int, ...], zero_stage: int | None) -
     if spec.model is None or spec.model.name is None or spec.model.seq_len is None or spec.cluster is None:
         raise JobError("a search for a sharding needs [model] with name and seq_len, and [cluster]")
     num_ranks = prod(mesh_shape)
-    cluster = stated_cluster(spec.cluster)
-    if spec.cluster.nodes is None:
-        cluster = replace(cluster, num_nodes=-(-num_ranks // cluster.gpus_per_node))
+    cluster = filled_cluster(spec.cluster, num_ranks)
     cluster.num_nodes_of(num_ranks)
     search, named, programs = (
         _part(f"lagom_overlap.{module}")

@@ -195,31 +195,30 @@ def nodes_notes(spec: JobSpec, cluster: Cluster) -> list[str]:
     ]
 
 
+def filled_cluster(table: ClusterTable, num_ranks: int) -> Cluster:
+    """The cluster that `[cluster]` states; without a number of nodes, as many as so many ranks fill.
+
+    Raises:
+        UnknownNameError: if there is no such preset.
+        JobError: if it is a file that describes no cluster, or its nodes cannot have so many GPUs.
+    """
+    cluster = stated_cluster(table)
+    if table.nodes is not None:
+        return cluster
+    return replace(cluster, num_nodes=-(-num_ranks // cluster.gpus_per_node))
+
+
 def cluster_for(spec: JobSpec, layout: ParallelLayout) -> Cluster:
-    """The job's cluster; without a number of nodes, as many as the layout fills.
+    """The job's cluster; without a number of nodes, as many as the layout fills, one of them no larger than it.
 
     Raises:
         UnknownNameError: if there is no such preset.
     """
     assert spec.cluster is not None
-    cluster = stated_cluster(spec.cluster)
+    cluster = filled_cluster(spec.cluster, layout.num_gpus)
     if spec.cluster.nodes is not None:
         return cluster
-    per_node = min(cluster.gpus_per_node, layout.num_gpus)
-    return replace(cluster, num_nodes=-(-layout.num_gpus // per_node), gpus_per_node=per_node)
-
-
-def captured_cluster(spec: JobSpec, capture: IssuedStep) -> Cluster:
-    """The cluster of a job that names a capture; without a number of nodes, as many as the capture's ranks fill.
-
-    Raises:
-        UnknownNameError: if there is no such preset.
-    """
-    assert spec.cluster is not None
-    cluster = stated_cluster(spec.cluster)
-    if spec.cluster.nodes is not None:
-        return cluster
-    return replace(cluster, num_nodes=-(-capture.num_ranks // cluster.gpus_per_node))
+    return replace(cluster, gpus_per_node=min(cluster.gpus_per_node, layout.num_gpus))
 
 
 def operators_alone(preset: str, gpu: Gpu) -> OperatorConstants:

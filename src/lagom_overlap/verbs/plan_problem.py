@@ -17,6 +17,7 @@ from lagom_overlap.jobfile.build import contention_model_of
 from lagom_overlap.jobfile.memory import check_memory
 from lagom_overlap.jobfile.sharding import searched_step
 from lagom_overlap.jobfile.spec import (
+    ClusterTable,
     JobSpec,
     PlanTable,
     ProgramTable,
@@ -25,7 +26,7 @@ from lagom_overlap.jobfile.spec import (
     read_job,
     size_bytes,
 )
-from lagom_overlap.jobfile.step import JobStep, capture_of, captured_cluster, job_step, stated_cluster, step_operators
+from lagom_overlap.jobfile.step import JobStep, capture_of, filled_cluster, job_step, stated_cluster, step_operators
 from lagom_overlap.planners.base import OpTimes, PlanProblem
 from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.planners.deadline import Work
@@ -143,9 +144,7 @@ def read_input(source: Path | JobSpec | IssuedStep, asked: Asked | None = None) 
 
 def _of_capture(capture: IssuedStep, cluster_name: str, wish: TimesWish, check: Check) -> PlanInput:
     """The problem of a captured step on a preset, on as many nodes as its ranks fill."""
-    preset = load_preset(cluster_name)
-    nodes = -(-capture.num_ranks // preset.gpus_per_node)
-    cluster = replace(preset, num_nodes=nodes)
+    cluster = filled_cluster(ClusterTable(preset=cluster_name), capture.num_ranks)
     placed = _checked(capture.placed_on(cluster))
     check(placed.iteration, capture.num_ranks)
     operators = step_operators(cluster_name, cluster.gpu, None)
@@ -259,7 +258,7 @@ def _of_captured_job(spec: JobSpec, wish: TimesWish, check: Check) -> PlanInput:
         raise JobError("a capture says nothing of a machine: give [cluster] preset = ... in the job file")
     captured = capture_of(spec)
     assert captured is not None
-    cluster = captured_cluster(spec, captured)
+    cluster = filled_cluster(spec.cluster, captured.num_ranks)
     return _placed(spec, _checked(captured.placed_on(cluster)), cluster, wish, check)
 
 

@@ -9,7 +9,7 @@ from lagom_overlap.errors import JobError
 from lagom_overlap.jobfile.build import contention_model_of
 from lagom_overlap.jobfile.memory import beyond_note
 from lagom_overlap.jobfile.spec import JobSpec
-from lagom_overlap.jobfile.step import capture_of, captured_cluster, nodes_notes
+from lagom_overlap.jobfile.step import capture_of, filled_cluster, nodes_notes
 from lagom_overlap.planners.memory import peak_of_spans
 from lagom_overlap.planners.simulated import stands_still_s
 from lagom_overlap.record import create_folder, describe_machine, package_versions, utc_now, write_private
@@ -36,7 +36,8 @@ def simulate_capture(spec: JobSpec, out: Path | None) -> SimulateCaptureResult:
     found = capture_of(spec)
     if found is None:
         raise JobError("the job names no capture")
-    cluster = captured_cluster(spec, found)
+    assert spec.cluster is not None
+    cluster = filled_cluster(spec.cluster, found.num_ranks)
     capture = found.placed_on(cluster)
     profile = load_profile(spec.cost.profile)
     issued = capture.issued

@@ -54,14 +54,14 @@ class LayerParts:
     def _moved(self, tensors: float, columns: int) -> MemoryBound:
         return MemoryBound(int(tensors * self.tokens * columns * ELEMENT_BYTES))
 
-    def _attention(self, passes: float) -> Attention:
+    def _attention(self, *, backward: bool = False) -> Attention:
         return Attention(
             batch=self.batch,
             num_heads=self.model.num_heads // self.tensor,
             seq_len=self.seq_len,
             head_dim=self.model.head_dim,
-            passes=passes,
-            backward=passes == FLASH_BACKWARD_PASSES,
+            passes=FLASH_BACKWARD_PASSES if backward else 1.0,
+            backward=backward,
         )
 
     def attention(self) -> Works:
@@ -70,7 +70,7 @@ class LayerParts:
         return (
             ("norm", self._moved(5, m.hidden)),
             ("qkv", Gemm(t, m.qkv_columns // self.tensor, m.hidden)),
-            ("attention", self._attention(1.0)),
+            ("attention", self._attention()),
             ("out", Gemm(t, m.hidden, m.attention_columns // self.tensor)),
             *self._shared(),
         )
@@ -83,7 +83,7 @@ class LayerParts:
             inputs=(
                 *self._shared_backward(),
                 ("out_d", Gemm(t, columns, m.hidden)),
-                ("attention_d", self._attention(FLASH_BACKWARD_PASSES)),
+                ("attention_d", self._attention(backward=True)),
                 ("qkv_d", Gemm(t, m.hidden, qkv)),
             ),
             weights=(
