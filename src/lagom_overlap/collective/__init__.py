@@ -2,6 +2,7 @@
 
 from lagom_overlap.collective.call import Collective, CollectiveKind, distinct
 from lagom_overlap.collective.config import Algorithm, CommConfig, Protocol, Transport
+from lagom_overlap.collective.cycle import CallCycle
 from lagom_overlap.collective.launch import (
     NO_LAUNCHES,
     UNTOUCHED_LAUNCH,
@@ -21,6 +22,7 @@ __all__ = [
     "NO_LAUNCHES",
     "UNTOUCHED_LAUNCH",
     "Algorithm",
+    "CallCycle",
     "Collective",
     "CollectiveKind",
     "CommConfig",

@@ -62,17 +62,27 @@ class ConfigTable:
     `launches` says how the computation during a call is launched, where that is not left untouched. Where
     `size_octaves` is not 0, a key's size stands for its class (`size_class`), and its occurrence counts the calls of
     the class.
+
+    `cycles` are the calls of one step on a communicator in the order of their issue, those of `LEAST_BYTES` and more;
+    by them a running job finds which call of the step a call is (`CallCycle`). Of a communicator without a cycle no
+    occurrence is known, and rows of single occurrences do not apply there. With `lease_steps` the table counts for so
+    many cycles of each communicator, and then for none of its calls any more.
     """
 
     rows: Mapping[ConfigKey, CommConfig]
     launches: Mapping[ConfigKey, LaunchConfig] = field(default_factory=lambda: MappingProxyType({}))
     size_octaves: int = 0
+    cycles: Mapping[CommunicatorId, tuple[ConfigKey, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    lease_steps: int | None = None
 
     def __post_init__(self) -> None:
         if self.size_octaves not in WIDTHS:
             raise ValueError(f"size_octaves is {self.size_octaves}, must be one of {', '.join(map(str, WIDTHS))}")
+        if self.lease_steps is not None and self.lease_steps < 1:
+            raise ValueError(f"lease_steps is {self.lease_steps}, must be at least 1, or None for good")
         object.__setattr__(self, "rows", MappingProxyType(dict(self.rows)))
         object.__setattr__(self, "launches", MappingProxyType(dict(self.launches)))
+        object.__setattr__(self, "cycles", MappingProxyType(dict(self.cycles)))
 
     def __len__(self) -> int:
         return len(self.rows)
