@@ -28,7 +28,7 @@ from lagom_overlap.online.options import OnlineOptions
 from lagom_overlap.online.ranks.exchange import Exchange
 from lagom_overlap.online.ranks.leader import Leader, StudyFactory
 from lagom_overlap.online.ranks.member import Member
-from lagom_overlap.online.routes.base import CallRecord, StepRecord
+from lagom_overlap.online.routes.base import CallCount, CallRecord, StepRecord, TableInForce
 from lagom_overlap.tuners.guard import Guarded
 from lagom_overlap.tuners.lagom import Lagom
 from lagom_overlap.tuners.study import Study
@@ -120,17 +120,17 @@ class Meeting:
     timeout_s: float = 20.0
     mismatches: list[str] = field(default_factory=list)
     used: Counter[tuple[str, CommConfig]] = field(default_factory=Counter)
-    seen: dict[tuple[int, int], tuple[ConfigKey, CommConfig]] = field(default_factory=dict)
+    seen: dict[int, tuple[ConfigKey, CommConfig]] = field(default_factory=dict)
     lock: Lock = field(default_factory=Lock)
 
     def __post_init__(self) -> None:
         self.barrier = Barrier(self.num_ranks)
 
-    def call(self, step: int, place: int, key: ConfigKey, config: CommConfig) -> None:
+    def call(self, number: int, key: ConfigKey, config: CommConfig) -> None:
         with self.lock:
-            other = self.seen.setdefault((step, place), (key, config))
+            other = self.seen.setdefault(number, (key, config))
             if other != (key, config):
-                self.mismatches.append(f"step {step} call {place}: {other} and {(key, config)}")
+                self.mismatches.append(f"call {number}: {other} and {(key, config)}")
             self.used[str(key.kind), config] += 1
 
     def step_done(self) -> None:
@@ -161,7 +161,9 @@ class SimulatedRoute:
         self.fails_at = fails_at
         self.table = ConfigTable({})
         self.prepared: ConfigTable | None = None
-        self.before = (0, self.table)
+        self.in_force = TableInForce(self.table, self.communicator)
+        self.before = (0, self.table, self.in_force)
+        self.num_calls = 0
         self.epochs: list[int] = []
         self.step = -1
         self.is_closed = False
@@ -184,12 +186,16 @@ class SimulatedRoute:
 
     def commit(self, epoch: int) -> None:
         assert self.prepared is not None
-        self.before, self.table, self.prepared = (epoch, self.table), self.prepared, None
+        self.before, self.table, self.prepared = (epoch, self.table, self.in_force), self.prepared, None
+        self.in_force = TableInForce(self.table, self.communicator)
         self.epochs.append(epoch)
 
     def take_back(self, epoch: int) -> None:
         if self.before[0] == epoch:
-            self.table = self.before[1]
+            _, self.table, self.in_force = self.before
+
+    def counts(self) -> dict[CommunicatorId, CallCount]:
+        return {self.communicator: CallCount("all", self.num_calls)}
 
     def begin_step(self, *, is_measured: bool) -> None:
         pass
@@ -206,12 +212,22 @@ class SimulatedRoute:
 
     def close(self) -> None:
         self.is_closed = True
-        self.table = ConfigTable({})
+        if self.table.lease_steps is None:
+            self.table = ConfigTable({})
+            self.in_force = TableInForce(self.table, self.communicator)
+
+    def call(self, key: ConfigKey) -> CommConfig:
+        """A call of the job: checked against those that the other ranks make at its place in the sequence."""
+        row = self.in_force.next_row(key.kind, key.num_bytes)
+        config = CommConfig() if row is None else row[1]
+        self.meeting.call(self.num_calls, key, config)
+        self.num_calls += 1
+        return config
 
     def run(self) -> StepRecord:
         """One step of the job: the calls, checked against the other ranks, and their times."""
         self.step += 1
-        now, calls, place = 0.0, [], 0
+        now, calls = 0.0, []
         for layer in range(self.num_layers):
             keys = [
                 ConfigKey(communicator=self.communicator, kind=kind, num_bytes=num_bytes, occurrence=layer)
@@ -220,10 +236,7 @@ class SimulatedRoute:
                     (CollectiveKind.REDUCE_SCATTER, SCATTERED),
                 )
             ]
-            configs = [self.table.get(key) or CommConfig() for key in keys]
-            for key, config in zip(keys, configs, strict=True):
-                self.meeting.call(self.step, place, key, config)
-                place += 1
+            configs = [self.call(key) for key in keys]
             slower = self.delay(self.step)
             took = [slower * comm_s(key.kind, key.num_bytes, config) for key, config in zip(keys, configs, strict=True)]
             joined = now + slower * comp_s(self.alone_s, configs)

@@ -163,7 +163,7 @@ def test_a_table_that_the_loader_took_before_is_let_go_where_a_rank_has_none(ran
 def test_without_a_rank_the_others_wait_no_longer_than_they_must_and_use_none(ranks):
     refusals, generations = ranks.begin(without=(2,), timeout_s=0.5)
     assert generations == [0, 0]
-    assert all("waited 0.5 s for the others" in refusal for refusal in refusals)
+    assert all("nothing came within 0.5 s" in refusal for refusal in refusals)
 
 
 def test_a_rank_whose_store_is_gone_uses_none(ranks):

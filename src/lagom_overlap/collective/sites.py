@@ -5,15 +5,18 @@ communicators of one role (each tensor-parallel pair its own), and all of a role
 saved names the role: description, number of ranks, creation order.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
 
 from msgspec import UNSET, UnsetType
 
 from lagom_overlap.collective.call import Collective, CollectiveKind
 from lagom_overlap.collective.config import CommConfig
 from lagom_overlap.collective.launch import LaunchConfig
+from lagom_overlap.collective.size_class import LEAST_BYTES
 from lagom_overlap.collective.space import CommunicatorId, ConfigKey, ConfigTable
 
 
@@ -39,6 +42,21 @@ class Site:
 
     call: CallType
     occurrence: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleCycle:
+    """The calls of one step on communicators of one role: kind and bytes, in the order of issue."""
+
+    description: str
+    num_ranks: int
+    creation_order: int
+    calls: tuple[tuple[CollectiveKind, int], ...]
+
+
+Cycles = Mapping[CommunicatorId, tuple[ConfigKey, ...]]
+"""One rank's communicators, and the calls of one step on each in the order of issue."""
+NO_CYCLES: Final[Cycles] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +91,12 @@ def key_of(site: Site) -> ConfigKey:
 
 
 def table_of(
-    settings: Iterable[SiteSetting], communicators: Iterable[CommunicatorId], size_octaves: int = 0
+    settings: Iterable[SiteSetting],
+    communicators: Iterable[CommunicatorId],
+    size_octaves: int = 0,
+    *,
+    cycles: Cycles = NO_CYCLES,
+    lease_steps: int | None = None,
 ) -> ConfigTable:
     """The settings as a table of this rank: each site is set alike on every communicator that it has of the role."""
     mine: dict[tuple[str, int, int], list[CommunicatorId]] = defaultdict(list)
@@ -89,4 +112,45 @@ def table_of(
                 rows[key] = setting.config
             if isinstance(setting.launch, LaunchConfig) and not setting.launch.is_untouched:
                 launches[key] = setting.launch
-    return ConfigTable(rows, launches, size_octaves)
+    return ConfigTable(rows, launches, size_octaves, cycles, lease_steps)
+
+
+def cycles_of(calls: Iterable[ConfigKey]) -> Cycles:
+    """The cycles of one rank's step, given its calls in the order of issue; small calls are part of none."""
+    found: dict[CommunicatorId, list[ConfigKey]] = defaultdict(list)
+    for key in calls:
+        if key.num_bytes >= LEAST_BYTES:
+            found[key.communicator].append(key)
+    return {name: tuple(keys) for name, keys in found.items()}
+
+
+def role_cycles(cycles: Cycles) -> tuple[RoleCycle, ...]:
+    """The cycles as another rank, or a later run, can read them: of each role the first."""
+    found: dict[tuple[str, int, int], RoleCycle] = {}
+    for name, keys in cycles.items():
+        role = name.description, len(name.ranks), name.creation_order
+        calls = tuple((key.kind, key.num_bytes) for key in keys)
+        found.setdefault(role, RoleCycle(description=role[0], num_ranks=role[1], creation_order=role[2], calls=calls))
+    return tuple(found.values())
+
+
+def cycles_for(roles: Sequence[RoleCycle], communicators: Iterable[CommunicatorId]) -> Cycles:
+    """The cycles of this rank's communicators, by their roles."""
+    by_role = {(role.description, role.num_ranks, role.creation_order): role.calls for role in roles}
+    found: dict[CommunicatorId, tuple[ConfigKey, ...]] = {}
+    for name in communicators:
+        calls = by_role.get((name.description, len(name.ranks), name.creation_order))
+        if calls is not None:
+            found[name] = keys_of(name, calls)
+    return found
+
+
+def keys_of(communicator: CommunicatorId, calls: Iterable[tuple[CollectiveKind, int]]) -> tuple[ConfigKey, ...]:
+    """The keys of a step's calls on one communicator, given kind and bytes of each in the order of issue."""
+    seen: Counter[tuple[CollectiveKind, int]] = Counter()
+    keys = []
+    for kind, num_bytes in calls:
+        occurrence = seen[kind, num_bytes]
+        keys.append(ConfigKey(communicator=communicator, kind=kind, num_bytes=num_bytes, occurrence=occurrence))
+        seen[kind, num_bytes] += 1
+    return tuple(keys)

@@ -41,6 +41,17 @@ def _device_of_model() -> torch.device | None:
     return devices.pop() if len(devices) == 1 else None
 
 
+def backend_of(group: dist.ProcessGroup, device_type: str) -> str:
+    """What runs a group's collectives of that device's tensors (`"gloo"`, `"nccl"`); empty where nothing does.
+
+    `get_backend` is of no use: it says "undefined" of a group made without naming a backend.
+    """
+    try:
+        return str(_unwrapped(group._get_backend(torch.device(device_type))).name()).lower()
+    except RuntimeError:  # the group has none for this device
+        return ""
+
+
 def engine_in_use() -> str:
     """What makes the communicators of the default process group, and so decides in which order: engine and release.
 

@@ -102,10 +102,13 @@ def _routed(route: GlooRoute, original: Original, function: _Function) -> Origin
 
     @functools.wraps(original)
     def collective(*args: Any, **kwargs: Any) -> dist.Work | None:
-        if torch.compiler.is_compiling() or not route.is_active:
+        if torch.compiler.is_compiling() or route.is_off:
             return original(*args, **kwargs)
         call = _read(signature, function, args, kwargs)
-        if call is None or not route.takes(function.kind, call.target, call.source, call.group):
+        if call is None:
+            return original(*args, **kwargs)
+        if not route.takes(function.kind, call.target, call.source, call.group):
+            route.note(function.kind, call.target, call.source, call.group)
             return original(*args, **kwargs)
         bound = signature.bind(*args, **kwargs)
         bound.arguments["async_op"] = True

@@ -8,6 +8,7 @@ words, however late one of them is, and nobody waits longer than the timeout. Th
 
     plan/<w>        what to do in window w: the leader's plan, or the last word of a rank
     report/<w>/<r>  what rank r, and those who report to it (`tree`), saw in window w
+    at/<w>/<c>      where communicator c stands when window w begins, as the first of its ranks says (`stand_alike`)
     met/<w>         "yes" by the last rank that is ready for what window w changes, or somebody's "no"
     go/<w>          the answer: "yes" by the last rank that has made the change, or somebody's "no"
     program/<f>     the step of fingerprint f, as the first rank saw it
@@ -25,6 +26,9 @@ the second all ranks have changed, so it takes as long as they need to say so: a
 store there cannot know the answer; it asks over new connections until the timeout, and then raises `InDoubt`: no
 protocol can spare the last messenger that (two generals).
 
+Nobody waits out the timeout for a rank that will not come: who is gone, or has gone on, is known over connections
+between the ranks themselves (`Presence`), and a wait ends with its word.
+
 What a rank does to get ready may itself wait for other ranks, who may have been refused. It does so while it listens
 for a "no" (`get_ready`), and so leaves with all others, however long that work would wait.
 
@@ -32,7 +36,7 @@ If the store itself is lost there is nothing to agree by: `StoreLost`. A store t
 its machine or the link to it is gone, counts as lost after the timeout. What a rank then does by itself: `in_force`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import wait
 from contextlib import suppress
 from datetime import timedelta
@@ -51,7 +55,7 @@ Result = TypeVar("Result")
 ASK_AGAIN_S: Final = 0.2
 """Between two attempts to reach a lost store."""
 HEAR_AGAIN_S: Final = 0.2
-"""Between two looks for somebody's "no" while getting ready."""
+"""Between two looks for somebody's "no" while getting ready, and for a reason not to wait any longer."""
 
 
 class Store(Protocol):
@@ -95,10 +99,20 @@ class InDoubt(BackendError):  # noqa: N818
 
 
 class Exchange:
-    """One rank's end. `timeout_s` is the longest that one call waits; `reopen` makes a new connection to the store."""
+    """One rank's end. `timeout_s` is the longest that one call waits; `reopen` makes a new connection to the store.
+
+    `trouble` says why nobody should wait for the others any longer; it is empty as long as one may.
+    """
 
     def __init__(
-        self, store: Store, *, rank: int, num_ranks: int, timeout_s: float, reopen: Callable[[], Store] | None = None
+        self,
+        store: Store,
+        *,
+        rank: int,
+        num_ranks: int,
+        timeout_s: float,
+        reopen: Callable[[], Store] | None = None,
+        trouble: Callable[[], str] = str,
     ) -> None:
         if timeout_s <= 0:
             raise ValueError(f"timeout_s is {timeout_s}, must be positive")
@@ -107,6 +121,8 @@ class Exchange:
         self.num_ranks = num_ranks
         self.timeout_s = timeout_s
         self._reopen = reopen
+        self._trouble = trouble
+        self._placed: dict[int, list[str]] = {}
         self._promised = -1
         self._calls = BoundedCalls("lagom-store")
         self.post = post_of(rank, num_ranks)
@@ -127,8 +143,8 @@ class Exchange:
             StoreLost: if the store does not answer.
         """
         key = f"plan/{window}"
-        if not self._appears([key], self.timeout_s):
-            reason = f"rank {self.rank} waited {self.timeout_s:g} s for rank 0's decision on window {window}"
+        if why := self._why_missing([key], self.timeout_s):
+            reason = f"rank {self.rank} waited for rank 0's decision on window {window}: {why}"
             return self.miss(window, reason, keeps=keeps)
         return self._plan(self._ask(lambda: self._store.get(key)), window)
 
@@ -176,11 +192,31 @@ class Exchange:
             return []
         allowed_s = self.timeout_s * self.post.height / self._most_height
         keys = {rank: f"report/{window}/{rank}" for rank in self.post.children}
-        if not self._appears([*keys.values()], allowed_s):
+        if why := self._why_missing([*keys.values()], allowed_s):
             missing = [rank for rank, key in keys.items() if not self._ask(partial(self._store.check, [key]))]
             if missing:
-                raise ReportMissing(f"rank {', '.join(map(str, missing))} did not report within {allowed_s:g} s")
+                raise ReportMissing(f"rank {', '.join(map(str, missing))} did not report: {why}")
         return [decode(data, Report) for data in self._ask(partial(self._store.multi_get, [*keys.values()]))]
+
+    def stand_alike(self, window: int, places: Mapping[str, str]) -> str:
+        """Whether all ranks of each communicator begin the window at one place of its calls; else how they differ.
+
+        `places` says it in words by communicator. Each is written by the first of its ranks and compared by the others.
+
+        Raises:
+            StoreLost: if the store does not answer.
+        """
+        for name, place in places.items():
+            key = f"at/{window}/{name}"
+            mine = f"{self.rank} {place}"
+            said = self._ask(partial(self._store.compare_set, key, "", mine)).decode(errors="replace")
+            if said == mine:
+                self._placed.setdefault(window, []).append(key)
+                continue
+            other, _, theirs = said.partition(" ")
+            if theirs != place:
+                return f"rank {other} has made other calls than rank {self.rank}: {theirs}, and {place}"
+        return ""
 
     def get_ready(self, window: int, work: Callable[[], None]) -> str:
         """Does what this rank needs to be ready for what a window changes; its refusal, empty if it is ready.
@@ -197,6 +233,8 @@ class Exchange:
             while not wait([done], HEAR_AGAIN_S).done:
                 if self._ask(lambda: self._store.check([met])):  # no "yes" without this rank
                     return self._said(self._ask(lambda: self._store.get(met)))
+                if trouble := self._trouble():
+                    return f"rank {self.rank} was not ready to switch: {trouble}"
                 if monotonic() - began > self.timeout_s:
                     return f"rank {self.rank} was not ready to switch within {self.timeout_s:g} s"
         finally:
@@ -245,20 +283,18 @@ class Exchange:
         sure, go = f"sure/{window}", f"go/{window}"
         if self._ask(lambda: self._store.add(sure, 1)) == self.num_ranks:
             return self._settle(go, "yes")
-        if self._appears([go], self.timeout_s):
-            return self._said(self._ask(lambda: self._store.get(go)))
-        return self._refused(window, f"rank {self.rank} waited {self.timeout_s:g} s for the last word of all")
+        if why := self._why_missing([go], self.timeout_s):
+            return self._refused(window, f"rank {self.rank} waited for the last word of all: {why}")
+        return self._said(self._ask(lambda: self._store.get(go)))
 
     def _meet(self, window: int) -> str:
         """The first round: empty if all are ready."""
         ready, met = f"ready/{window}", f"met/{window}"
         if self._ask(lambda: self._store.add(ready, 1)) == self.num_ranks:
             return self._settle(met, "yes")
-        if self._appears([met], self.timeout_s):
-            return self._said(self._ask(lambda: self._store.get(met)))
-        return self._settle(
-            met, f"no rank {self.rank} waited {self.timeout_s:g} s for the others to be ready to switch"
-        )
+        if why := self._why_missing([met], self.timeout_s):
+            return self._settle(met, f"no rank {self.rank} waited for the others to be ready to switch: {why}")
+        return self._said(self._ask(lambda: self._store.get(met)))
 
     def _refused(self, window: int, refusal: str) -> str:
         """The answer, which is "no" unless it is out already; whoever is still in the first round hears of it."""
@@ -322,6 +358,8 @@ class Exchange:
 
     def forget_agreement(self, window: int) -> None:
         """Removes what was agreed on a window that every rank has left behind."""
+        for key in self._placed.pop(window, ()):
+            self._ask(partial(self._store.delete_key, key))
         if self.rank == 0:
             for name in ("ready", "met", "sure", "go"):
                 self._ask(partial(self._store.delete_key, f"{name}/{window}"))
@@ -348,13 +386,31 @@ class Exchange:
             )
         return plan
 
-    def _appears(self, keys: list[str], timeout_s: float) -> bool:
-        """Whether all keys are there within the time; False also where the wait failed, as the next call will tell."""
-        try:
-            self._calls.call(lambda: self._store.wait(keys, timedelta(seconds=timeout_s)), timeout_s + self.timeout_s)
-        except Exception:
-            return False
-        return True
+    def _why_missing(self, keys: list[str], timeout_s: float) -> str:
+        """Empty once all keys are there; else why this rank waits no longer.
+
+        A wait that failed is no more than that: whether the store is lost, the next call will tell.
+        """
+        began = monotonic()
+        waiting = self._calls.start(lambda: self._store.wait(keys, timedelta(seconds=timeout_s)))
+        while not wait([waiting], HEAR_AGAIN_S).done:
+            if trouble := self._trouble():
+                self._leave_waiting()
+                return trouble
+            if monotonic() - began > timeout_s + self.timeout_s:
+                self._calls.close()  # later calls need not wait behind this one
+                break
+        else:
+            if waiting.exception() is None:
+                return ""
+        return f"nothing came within {timeout_s:g} s"
+
+    def _leave_waiting(self) -> None:
+        """A connection that waits answers nothing else: the next question has another one."""
+        self._calls.close()
+        if self._reopen is not None:
+            with suppress(Exception):  # without one, the next question says that the store is lost
+                self._store = self._calls.call(self._reopen, self.timeout_s)
 
     def _ask(self, question: Callable[[], Result]) -> Result:
         try:

@@ -1,43 +1,42 @@
-"""What is set on one rank, and how that changes: only so that no two ranks ever run a step under different settings.
+"""What is set on one rank, and how that changes: only so that a collective has one setting on all of its ranks.
 
-Ranks that cannot hear each other cannot act together, and collectives whose settings differ can hang or go wrong. So
-whatever may be lost, and whenever, a rank must do by itself what the others do without it. Three rules:
+Ranks count their steps each by itself: one may skip an update that the others make. And ranks that cannot hear each
+other cannot act together. So a setting never depends on either, but on what all ranks of a communicator share before
+they issue a call: how many calls it has had, and what this one is. Four rules:
 
-1. *Settings of a trial are a lease for one window.* They count to the window's end, a step that all ranks know from
-   its plan. A further window under them, even under the same ones, takes the word of all ranks (`Exchange.agree`).
-   Without it every rank goes back to the untouched job at that step, by itself, with `Route.close`, which cannot fail.
-2. *Settled settings stay.* They were better than the untouched job, so they hold until all ranks agree to change them;
-   "off" is such a change, too. Without the word of all, every rank keeps them, for good.
-3. *To the untouched job from a trial or from itself nobody needs to be asked.*
+1. *A switch happens where all stand alike.* Before it, ranks compare how many calls each of their communicators has had
+   and which calls its step is made of (`Exchange.stand_alike`); where any differ, nobody switches. They stand still
+   until all have switched, so the next call of a communicator is the first under the new settings, on all its ranks.
+2. *From there on a call's row follows from the communicator's calls since the switch* (`routes.base.TableInForce`).
+3. *Settings of a trial are a lease*: they hold for as many calls of a communicator as the steps of one window have, and
+   then for none. Nobody has to be told, or to agree, that a trial is over. A further window under the same settings is
+   a switch like any other.
+4. *Settled settings stay.* They were better than the untouched job, so they hold until all ranks agree to change them,
+   standing alike; "off" is such a change, too. Without the word of all, every rank keeps them, for good.
 
-Why that holds for a rank R that loses the store in window w, while others may not. Every step up to the end of w was
-agreed on, so until then R counts steps and changes nothing. At the end of w
+Why no two ranks ever issue a call under different settings, whoever loses the store, dies, or counts steps otherwise
+than the others. Between two switches nothing that a rank does by itself changes what a call gets (rule 2): not the end
+of a window (3), not "off" (3 and 4: a route that is closed holds a lease in force to its end), not the loss of the
+store. And a switch needs the word of every rank, given while it stands where the others stand (1).
 
-- R has a lease: it goes untouched. The others cannot set anything without R's word, so whatever the plan of w + 1 says,
-  or if R's report is missed and there is none, they are untouched from the same step on: rules 1 and 3.
-- R runs untouched: it stays so. The same holds of the others.
-- R is settled: it keeps what is set. The others cannot change it without R's word, nor can a rank that wants to stop:
-  rule 2. They go on under the same settings, miss R's next report, and keep them for good.
+When a rank loses the store within the agreement, its last word is missing and the answer is "no"; or it is given and
+the rank may not guess: `InDoubt` ends the job, because a job that ends is better than one that hangs or computes
+nonsense. It takes a store that is lost within the last round trips of a switch, and not found again within the
+timeout.
 
-When R loses the store within the agreement at the begin of w + 1, its last word is missing and the answer is "no", as
-above; or it is given and R may not guess: `InDoubt` ends the job, because a job that ends is better than one that hangs
-or computes nonsense. It takes a store that is lost within the last round trips of a switch, and not found again within
-the timeout.
-
-A switch that fails on one rank is a "no", too: each rank commits before its last word, between the same two steps, and
+A switch that fails on one rank is a "no", too: each rank commits before its last word, between the same two calls, and
 takes the commit back where the answer is "no" (`Route.take_back`). Only a rank that cannot do even that, with settled
 settings before, ends the job.
-
-Ranks are at most one window apart (a plan needs the reports of all), and settings belong to a step's number, not to a
-moment: a rank that is a step ahead issues its calls under the settings of that step, as the others will when they get
-there, and on a device in the same order. All ranks entered w under the same plan, so all agree on whether they are
-settled and on how long w is; ranks whose steps differ in number are frozen by the leader's check of their reports.
 """
 
 import logging
+from hashlib import sha256
 from typing import Final
 
-from lagom_overlap.collective.sites import SiteSetting, table_of
+from msgspec import structs
+
+from lagom_overlap.collective import ConfigTable
+from lagom_overlap.collective.sites import NO_CYCLES, Cycles, RoleCycle, SiteSetting, cycles_for, table_of
 from lagom_overlap.errors import BackendError
 from lagom_overlap.online.ranks.exchange import Exchange, InDoubt, StoreLost
 from lagom_overlap.online.ranks.messages import KEPT, SETTLED, SwitchState, WindowPlan
@@ -47,13 +46,19 @@ _log = logging.getLogger(__name__)
 
 
 class InForce:
-    """The settings in force on one rank, `size_octaves` as in the plan; `is_settled` says that they are no trial's."""
+    """The settings in force on one rank, `size_octaves` as in the plan; `is_settled` says that they are no trial's.
+
+    `cycles` are the calls of this rank's step, as it was last recorded untouched.
+    """
 
     def __init__(self, exchange: Exchange, route: Route) -> None:
         self._exchange: Final = exchange
         self._route: Final = route
         self._epoch = 0
+        self._num_switches = 0
         self._agreed: list[int] = []
+        self._saved_cycles: tuple[RoleCycle, ...] = ()
+        self.cycles: Cycles = NO_CYCLES
         self.settings: tuple[SiteSetting, ...] = ()
         self.size_octaves = 0
         self.is_settled = False
@@ -66,12 +71,13 @@ class InForce:
             BackendError: if this rank cannot know whether all switch, or not go back: the job has to end.
         """
         refused = ""
+        self._saved_cycles = plan.cycles or self._saved_cycles
         if plan.state is SwitchState.OFF:
-            refused = self._agree(plan.window) if self.is_settled and self.settings else ""
+            refused = self._agree(plan.window, self._standing(plan)) if self.is_settled and self.settings else ""
         elif plan.epoch not in (KEPT, self._epoch):
             refused = self._switch(plan)
-        elif self.settings and not self.is_settled:
-            refused = self._agree(plan.window)
+        elif self.settings and plan.epoch != KEPT and not (self.is_settled and plan.state in SETTLED):
+            refused = self._switch(structs.replace(plan, settings=self.settings))
         if refused:
             _log.info("no rank switches: %s", refused)
             return self._last_word(plan.window, refused)
@@ -101,17 +107,39 @@ class InForce:
 
     def _switch(self, plan: WindowPlan) -> str:
         """All ranks switch, or none; then why, the same on all."""
+        table = self._table(plan)
+        self._num_switches += 1
 
         def prepare() -> None:
-            self._route.prepare(table_of(plan.settings, self._route.communicators(), plan.size_octaves), plan.epoch)
+            self._route.prepare(table, self._num_switches)
 
-        try:
-            refusal = self._exchange.get_ready(plan.window, prepare)
-        except StoreLost:
-            raise
-        except Exception as error:  # ours: no rank switches
-            refusal = f"rank {self._exchange.rank} failed: {error}"
+        refusal = self._standing(plan, table)
+        if not refusal:
+            try:
+                refusal = self._exchange.get_ready(plan.window, prepare)
+            except StoreLost:
+                raise
+            except Exception as error:  # ours: no rank switches
+                refusal = f"rank {self._exchange.rank} failed: {error}"
         return self._agree(plan.window, refusal, plan)
+
+    def _table(self, plan: WindowPlan) -> ConfigTable:
+        """What a plan sets, for good or as a lease of its window."""
+        names = self._route.communicators()
+        cycles = {**cycles_for(self._saved_cycles, names), **self.cycles}
+        lease_steps = None if plan.state in SETTLED or not plan.settings else plan.num_steps
+        return table_of(plan.settings, names, plan.size_octaves, cycles=cycles, lease_steps=lease_steps)
+
+    def _standing(self, plan: WindowPlan, table: ConfigTable | None = None) -> str:
+        """Why this rank may not switch where it stands; empty if it may, as far as the others have come here yet."""
+        self._route.communicators()  # groups that the job has made since are counted, too
+        places = {}
+        for name, count in self._route.counts().items():
+            keys = () if table is None else table.cycles.get(name, ())
+            role = f"{name.description}#{name.creation_order}"
+            step = sha256(f"{role} {[(str(key.kind), key.num_bytes) for key in keys]}".encode()).hexdigest()[:16]
+            places[count.wire] = f"{count.num_calls} calls on {role}, {len(keys)} in a step ({step})"
+        return self._exchange.stand_alike(plan.window, places)
 
     def _agree(self, window: int, refusal: str = "", switch: WindowPlan | None = None) -> str:
         """The answer of all; an interrupt that comes meanwhile has to wait, for all others act on the answer."""
@@ -149,7 +177,7 @@ class InForce:
 
     def _commit(self, plan: WindowPlan | None) -> None:
         if plan is not None:
-            self._route.commit(plan.epoch)
+            self._route.commit(self._num_switches)
 
     def _take_back(self, plan: WindowPlan | None) -> None:
         """What was in force before a switch is so again; nothing to do where this rank had not come so far.
@@ -159,7 +187,7 @@ class InForce:
         """
         try:
             if plan is not None:
-                self._route.take_back(plan.epoch)
+                self._route.take_back(self._num_switches)
         except Exception as error:
             if not self.is_settled:  # the route is closed next, which cannot fail
                 _log.warning("could not go back to the settings before: %s", error)

@@ -6,11 +6,14 @@
     last step              who has reports to read merges them and reports in turn; rank 0 publishes the next plan;
                            in long windows that only time the steps, both one step earlier (`WindowPlan.decided_after`)
 
-Whatever fails here is this rank's wish to stop, written where the next plan would stand, so that all ranks stop at the
-same step; the job itself is never disturbed. Only a switch that all agreed on and this rank cannot do, or cannot know
-of, ends the job, because its collectives would hang. A rank that is not heard is no wish: it may have lost the store
-and run on with what is set, so settled settings then stay, for good; those of a trial end with their window. No torch;
-the clock and the route are given.
+Steps are counted by each rank alone; what a collective gets depends on no such count (`in_force`). Where counts differ
+the ranks come to their windows' ends at different calls, and find it out there: nobody switches any more.
+
+Whatever fails here is this rank's wish to stop, written where the next plan would stand, so that all ranks stop
+measuring at the same window; the job itself is never disturbed. Only a switch that all agreed on and this rank cannot
+do, or cannot know of, ends the job, because its collectives would hang. A rank that is not heard is no wish: it may
+have lost the store and run on with what is set, so settled settings then stay, for good; those of a trial end with
+their lease. No torch; the clock and the route are given.
 """
 
 import logging
@@ -20,7 +23,7 @@ from time import monotonic, perf_counter
 
 from msgspec import structs
 
-from lagom_overlap.collective.sites import SiteSetting
+from lagom_overlap.collective.sites import SiteSetting, cycles_of
 from lagom_overlap.errors import BackendError
 from lagom_overlap.online.journal import JournalFile, whole_lines
 from lagom_overlap.online.ranks.exchange import Exchange, ReportMissing, StoreLost
@@ -331,6 +334,8 @@ class Member:
             self.stop(why)
         self._guarded(self._time_steps)
         self._window.own = self._observer.report(self._window, self._totals, self._stop)
+        if self._window.plan.state is SwitchState.RECORD and self._window.own.programs:
+            self._in_force.cycles = cycles_of(call.key for call in self._window.records[-1].calls)
         if not self._exchange.post.children:
             self._exchange.report(self._window.plan.window, self._window.own)
 

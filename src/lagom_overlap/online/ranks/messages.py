@@ -11,7 +11,7 @@ from typing import Annotated, Final, TypeVar
 import msgspec
 
 from lagom_overlap.collective import CommunicatorId
-from lagom_overlap.collective.sites import SiteSetting
+from lagom_overlap.collective.sites import RoleCycle, SiteSetting
 from lagom_overlap.errors import LagomError
 from lagom_overlap.online.program import StepProgram
 from lagom_overlap.online.routes.base import StepRecord
@@ -49,7 +49,8 @@ class WindowPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     one are measured (none in a window that is only run). `epoch` names the settings: a new one other than `KEPT` is a
     switch, and only then `settings` are told; `is_adopted` says that they are settled by a verdict of this job,
     `is_overturned` that what one adopted has lost since. `size_octaves` is the width of the classes by which calls of
-    different sizes are one (0: none); it changes only with nothing set. DONE and OFF are the last word: the former
+    different sizes are one (0: none); it changes only with nothing set. `cycles` are those of saved settings, in the
+    first plan, for ranks that never come to record a step of their own. DONE and OFF are the last word: the former
     keeps its settings for good, the latter takes everything away. `journal` holds lines that those who keep a journal
     add to theirs, or with `journal_is_new` begin it with.
     """
@@ -62,6 +63,7 @@ class WindowPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     steps_apart: Annotated[int, msgspec.Meta(ge=1)] = 1
     epoch: int = 0
     settings: tuple[SiteSetting, ...] = ()
+    cycles: tuple[RoleCycle, ...] = ()
     size_octaves: int = 0
     is_adopted: bool = False
     is_overturned: bool = False

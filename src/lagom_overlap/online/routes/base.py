@@ -2,10 +2,11 @@
 
 A route lives in every rank's process. The tuner drives all routes of a job in lock-step:
 
-    begin_step(is_measured=False)  the job's step                              every step: occurrences count from 0
+    begin_step(is_measured=False)  the job's step                              every step
     begin_step(is_measured=True)   the job's step   end_step() -> StepRecord   a step that is measured
     mark_end()                     within either, after each update: what follows until the step ends is not its work
-    prepare(table, epoch)  agreement of all ranks   commit(epoch) or nothing   between two steps, to switch
+    counts()  compared on all ranks, then  prepare(table, epoch)  agreement of all ranks  commit(epoch) or nothing
+                                                                               between two steps, to switch
 
 Everything that can fail (opening channels, writing a table, a full disk) belongs into `prepare`: if it raises on one
 rank, no rank commits. `commit` only flips to what was prepared; a commit that raises ends the job, because its
@@ -21,7 +22,16 @@ from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Final, Protocol
 
-from lagom_overlap.collective import CollectiveKind, CommunicatorId, ConfigKey, ConfigSpace, ConfigTable, class_bytes
+from lagom_overlap.collective import (
+    CallCycle,
+    CollectiveKind,
+    CommConfig,
+    CommunicatorId,
+    ConfigKey,
+    ConfigSpace,
+    ConfigTable,
+    class_bytes,
+)
 from lagom_overlap.units import MIB
 
 LEAST_BYTES: Final = MIB
@@ -76,8 +86,48 @@ class StepRecord:
             raise ValueError(f"duration_s is {self.duration_s}, must be finite and not negative")
 
 
+@dataclass(frozen=True, slots=True)
+class CallCount:
+    """How many calls of `LEAST_BYTES` and more a rank has issued on a communicator.
+
+    All ranks of the communicator, and no others in this run, call it `wire`.
+    """
+
+    wire: str
+    num_calls: int
+
+
+class TableInForce:
+    """A table as the calls of one communicator go through it: nothing else tells which row a call has.
+
+    Every rank of the communicator issues the same calls on it in the same order, so all find the same rows, and the end
+    of a lease at the same call, however each counts its steps.
+    """
+
+    def __init__(self, table: ConfigTable, communicator: CommunicatorId) -> None:
+        keys = table.cycles.get(communicator, ())
+        self._table: Final = table
+        self._cycle: Final = CallCycle(keys, table.size_octaves)
+        self._num_left = None if table.lease_steps is None else table.lease_steps * len(keys)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no call to come can have a row."""
+        return self._num_left == 0 or len(self._table) == 0
+
+    def next_row(self, kind: CollectiveKind, num_bytes: int) -> tuple[ConfigKey, CommConfig] | None:
+        """The row of the communicator's next call of `LEAST_BYTES` and more; None: it is left alone."""
+        if self._num_left is not None:
+            if self._num_left == 0:
+                return None
+            self._num_left -= 1
+        key = self._cycle.next_key(kind, num_bytes)
+        config = None if key is None else self._table.get(key)
+        return None if key is None or config is None else (key, config)
+
+
 class CallCounts:
-    """Numbers the calls of a step on one communicator, by their sizes or by the classes of their sizes."""
+    """Numbers the calls of a measured step on one communicator, by their sizes; nothing is decided by it."""
 
     def __init__(self, communicator: CommunicatorId) -> None:
         self._communicator: Final = communicator
@@ -121,6 +171,9 @@ class Route(Protocol):
     def communicators(self) -> tuple[CommunicatorId, ...]:
         """All communicators of this process, in the order of their creation; asked whenever a table is made."""
 
+    def counts(self) -> Mapping[CommunicatorId, CallCount]:
+        """What this rank has issued so far, on each communicator of this process; may be asked by another thread."""
+
     def space(self, key: ConfigKey) -> ConfigSpace | None:
         """What may be tried for this call; None if no setting reaches it: it is left alone."""
 
@@ -130,7 +183,8 @@ class Route(Protocol):
     def prepare(self, table: ConfigTable, epoch: int) -> None:
         """Makes ready to switch to the table; nothing changes yet. A call without a row is left untouched.
 
-        Where the table's sizes are classes (`ConfigTable.size_octaves`), calls are looked up and counted by class; what
+        A call's row is found by the table's cycles (`TableInForce`), which begin with the switch, and only within its
+        lease. Where the table's sizes are classes (`ConfigTable.size_octaves`), calls are looked up by class; what
         `end_step` records has the calls' own sizes all the same.
         `epoch` grows with every switch; a prepared table that is not committed is dropped by the next `prepare`.
 
@@ -139,7 +193,7 @@ class Route(Protocol):
         """
 
     def commit(self, epoch: int) -> None:
-        """Switches to what was prepared under this epoch, between two steps; every rank does so between the same two.
+        """Switches to what was prepared under this epoch, where all ranks have issued the same calls.
 
         Raises:
             LagomError: if that is impossible after all; all ranks then take it back.
@@ -152,7 +206,7 @@ class Route(Protocol):
         """
 
     def begin_step(self, *, is_measured: bool) -> None:
-        """The job's next step begins: occurrences count from 0 again. Cheap where nothing is measured."""
+        """The job's next step begins, by this rank's own count. Cheap where nothing is measured."""
 
     def mark_end(self) -> None:
         """The step's work is issued, unless it is said again or `goes_on`: data and checkpoints follow. Never waits."""
@@ -164,4 +218,7 @@ class Route(Protocol):
         """The measured step is over: what was called, and how long it took, up to its last mark."""
 
     def close(self) -> None:
-        """Takes the route's hands off the job: every later call runs as if we had never been there; safe twice."""
+        """Takes the route's hands off the job: every later call runs as if we had never been there; safe twice.
+
+        Calls that a lease in force still holds for are made under it: the other ranks may make theirs so.
+        """

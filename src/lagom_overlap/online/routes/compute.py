@@ -12,6 +12,7 @@ Needs no torch; torch's own carve-out is `carve_out`.
 """
 
 import logging
+from collections.abc import Mapping
 from typing import Final, Protocol
 
 from lagom_overlap.collective import (
@@ -24,7 +25,7 @@ from lagom_overlap.collective import (
     one_launch,
 )
 from lagom_overlap.errors import BackendError
-from lagom_overlap.online.routes.base import Route, StepRecord
+from lagom_overlap.online.routes.base import CallCount, Route, StepRecord
 
 _log = logging.getLogger(__name__)
 
@@ -87,6 +88,10 @@ class BothSidesRoute:
     def communicators(self) -> tuple[CommunicatorId, ...]:
         """The collectives' route's."""
         return self._route.communicators()
+
+    def counts(self) -> Mapping[CommunicatorId, CallCount]:
+        """The collectives' route's."""
+        return self._route.counts()
 
     def space(self, key: ConfigKey) -> ConfigSpace | None:
         """The collectives' route's."""

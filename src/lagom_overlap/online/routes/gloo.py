@@ -4,12 +4,17 @@ An adapter hands every collective of its framework to `call`, with the native ca
 engine runs fp32 sums, and gathers and exchanges of fp32, in equal parts; everything else is native and not counted.
 Each process group has an engine of its own, whose channels open in `prepare`.
 
+Whether a call is counted, and what it gets, depends on what all ranks of its group share: the kind, the size, the
+numbers' type and how many such calls the group has had. What one rank's tensors have of their own (a subclass, a
+layout with gaps, memory of inference mode) is made up for by copies.
+
 Results are those of the native calls bit by bit, but for an all-reduce over more than two ranks, whose slices gloo sums
 in another order (`is_exact`).
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -23,6 +28,7 @@ from torch.distributed import distributed_c10d as c10d
 from lagom_overlap.collective import (
     Collective,
     CollectiveKind,
+    CommConfig,
     CommunicatorId,
     ConfigKey,
     ConfigSpace,
@@ -33,7 +39,15 @@ from lagom_overlap.engines.gloo_engine import GlooEngine
 from lagom_overlap.engines.gloo_group import PrefixStore, Store, device_like
 from lagom_overlap.engines.gloo_space import check_config, gloo_space
 from lagom_overlap.errors import BackendError
-from lagom_overlap.online.routes.base import LEAST_BYTES, CallCounts, CallRecord, StepRecord
+from lagom_overlap.online.device import backend_of
+from lagom_overlap.online.routes.base import (
+    LEAST_BYTES,
+    CallCount,
+    CallCounts,
+    CallRecord,
+    StepRecord,
+    TableInForce,
+)
 from lagom_overlap.online.routes.gloo_clock import CallClock, ClockMark
 from lagom_overlap.online.routes.gloo_work import RunWork
 
@@ -48,6 +62,9 @@ class _Group:
     id: CommunicatorId
     engine: GlooEngine
     counts: CallCounts
+    in_force: TableInForce
+    num_calls: int = 0
+    """Of those that could be set, since this process met the group."""
     clock: CallClock | None = None
 
 
@@ -66,8 +83,8 @@ class GlooRoute:
         self._groups: dict[str, _Group] = {}
         self._table = NOTHING
         self._prepared: tuple[int, ConfigTable] | None = None
-        self._before: tuple[int, ConfigTable] | None = None
-        """The last epoch that was committed, and what was in force before."""
+        self._before: tuple[int, ConfigTable, Mapping[str, TableInForce]] | None = None
+        """The last epoch that was committed, and what was in force before, by group how far it had come."""
         self._engine_epoch = 0
         self._is_measuring = False
         self._is_closed = False
@@ -83,13 +100,18 @@ class GlooRoute:
     @property
     def is_active(self) -> bool:
         """Whether a call may be other than native: something is set, or measured."""
-        return not self._is_closed and (self._is_measuring or len(self._table) > 0)
+        return self._is_measuring or len(self._table) > 0
+
+    @property
+    def is_off(self) -> bool:
+        """Whether it is closed, and no lease holds any more: nothing is counted from then on."""
+        return self._is_closed and not self.is_active
 
     def communicators(self) -> tuple[CommunicatorId, ...]:
         """See `Route`: the gloo process groups of two or more ranks that this rank is in."""
         seen: Counter[tuple[str, tuple[int, ...]]] = Counter()
         for group in c10d._world.pg_map:
-            if group.size() < 2 or dist.get_backend(group) != "gloo":
+            if group.size() < 2 or backend_of(group, "cpu") != "gloo":
                 continue
             ranks = tuple(dist.get_process_group_ranks(group))
             role = (group.group_desc, ranks)
@@ -98,6 +120,10 @@ class GlooRoute:
             if group.group_name not in self._groups:
                 self._groups[group.group_name] = self._open(group, name)
         return tuple(known.id for known in self._groups.values())
+
+    def counts(self) -> Mapping[CommunicatorId, CallCount]:
+        """See `Route`; a group's own name is that on all of its ranks."""
+        return {group.id: CallCount(name, group.num_calls) for name, group in list(self._groups.items())}
 
     def space(self, key: ConfigKey) -> ConfigSpace | None:
         """See `Route`."""
@@ -125,14 +151,18 @@ class GlooRoute:
         """See `Route`."""
         if self._prepared is None or self._prepared[0] != epoch:
             raise BackendError(f"epoch {epoch} was not prepared")
-        self._before = (epoch, self._table)
+        self._before = (epoch, self._table, {name: group.in_force for name, group in self._groups.items()})
         self._table, self._prepared = self._prepared[1], None
+        for group in self._groups.values():
+            group.in_force = TableInForce(self._table, group.id)
         self._apply()
 
     def take_back(self, epoch: int) -> None:
         """See `Route`."""
         if self._before is not None and self._before[0] == epoch:
-            self._table = self._before[1]
+            _, self._table, in_force = self._before
+            for name, group in self._groups.items():
+                group.in_force = in_force.get(name) or TableInForce(NOTHING, group.id)
             self._apply()
 
     def _apply(self) -> None:
@@ -170,12 +200,21 @@ class GlooRoute:
         """See `Route`."""
         self._is_closed = True
         self._is_measuring = False
-        self._table = NOTHING
-        while self._on_close:
-            self._on_close.pop()()
         for group in self._groups.values():
             if group.clock is not None:
                 group.clock.close()
+                group.clock = None
+        if self._table.lease_steps is None:  # all ranks have agreed to take it away, or nothing was set
+            self._table = NOTHING
+        self._end_if_over()
+
+    def _end_if_over(self) -> None:
+        """Once closed, and the last call is made that a lease held for: as if we had never been there."""
+        if self._is_closed and all(group.in_force.is_over for group in self._groups.values()):
+            self._table = NOTHING
+        if self.is_off:
+            while self._on_close:
+                self._on_close.pop()()
 
     def call(
         self,
@@ -191,37 +230,59 @@ class GlooRoute:
 
         `is_mean` divides the sum by the number of ranks, as gloo's own mean does.
         """
-        known = self._known(group or c10d._get_default_group()) if self.is_active else None
-        if known is None or not _can_run(kind, target, source, len(known.id.ranks)):
+        known = self._eligible(kind, target, source, group)
+        if known is None:
             return cast("dist.Work", native())  # an asynchronous call of a member always returns its handle
-        whole = target if kind is CollectiveKind.ALL_GATHER else source
-        num_bytes = whole.numel() * whole.element_size()
-        self._goes_on = self._goes_on or num_bytes >= LEAST_BYTES
-        key, octaves = known.counts.next_key(kind, num_bytes), self._table.size_octaves
-        row = known.counts.next_key(kind, num_bytes, octaves) if octaves else key
-        config = self._table.get(row)
+        num_bytes = _num_bytes(kind, target, source)
+        row = self._next_row(known, kind, num_bytes)
         mark = ClockMark() if self._is_measuring else None
         issued_s = perf_counter()
-        if config is None:
+        if row is None:
             work = cast("dist.Work", native())
             if mark is None:
                 return work
             handle: Handle = work
             finish = None
         else:
-            handle, finish = _run(known.engine, row, (target, source), is_mean=is_mean)
+            handle, finish = _run(known.engine, row[0], (target, source), is_mean=is_mean)
         if mark is not None:
             known.clock = known.clock or CallClock()
             handle = known.clock.watch(handle, mark, issued_s)
-            self._marks.append((key, mark))
+            self._marks.append((known.counts.next_key(kind, num_bytes), mark))
         return RunWork(handle, mark, finish, results=_results_of(kind, target, len(known.id.ranks)))
+
+    def note(
+        self, kind: CollectiveKind, target: torch.Tensor, source: torch.Tensor, group: dist.ProcessGroup | None
+    ) -> None:
+        """Counts a call that the caller makes natively, because nothing is set or measured now."""
+        if (known := self._eligible(kind, target, source, group)) is not None:
+            self._next_row(known, kind, _num_bytes(kind, target, source))
+
+    def _eligible(
+        self, kind: CollectiveKind, target: torch.Tensor, source: torch.Tensor, group: dist.ProcessGroup | None
+    ) -> _Group | None:
+        """The group of a call that the engine could run, the same answer on all of its ranks; else None."""
+        known = None if self.is_off else self._known(group or c10d._get_default_group())
+        return known if known is not None and _can_run(kind, target, source, len(known.id.ranks)) else None
+
+    def _next_row(self, known: _Group, kind: CollectiveKind, num_bytes: int) -> tuple[ConfigKey, CommConfig] | None:
+        """What is set for a group's next call; it is counted."""
+        if num_bytes < LEAST_BYTES:
+            return None
+        self._goes_on = True
+        known.num_calls += 1
+        if len(self._table) == 0:
+            return None
+        row = known.in_force.next_row(kind, num_bytes)
+        if self._is_closed:
+            self._end_if_over()
+        return row
 
     def takes(
         self, kind: CollectiveKind, target: torch.Tensor, source: torch.Tensor, group: dist.ProcessGroup | None
     ) -> bool:
         """Whether `call` may make these tensors' collective other than natively now."""
-        known = self._known(group or c10d._get_default_group()) if self.is_active else None
-        return known is not None and _can_run(kind, target, source, len(known.id.ranks))
+        return self.is_active and self._eligible(kind, target, source, group) is not None
 
     def _record(self, key: ConfigKey, mark: ClockMark) -> CallRecord:
         """Times since the step's begin."""
@@ -260,29 +321,57 @@ class GlooRoute:
             keeps_plans=False,
             sums_as_native=True,
         )
-        return _Group(group, name, engine, CallCounts(name))
+        return _Group(group, name, engine, CallCounts(name), TableInForce(NOTHING, name))
 
     @staticmethod
     def _rows(table: ConfigTable, group: _Group) -> ConfigTable:
         return replace(table, rows={key: config for key, config in table if key.communicator == group.id})
 
 
+def _num_bytes(kind: CollectiveKind, target: torch.Tensor, source: torch.Tensor) -> int:
+    whole = target if kind is CollectiveKind.ALL_GATHER else source
+    return whole.numel() * whole.element_size()
+
+
 def _run(
     engine: GlooEngine, key: ConfigKey, tensors: tuple[torch.Tensor, torch.Tensor], *, is_mean: bool
 ) -> tuple[Handle, Callable[[], object] | None]:
     """Starts a call under its setting; (what to wait for, what to do then)."""
-    target = tensors[0].detach().view(-1)  # a collective is no part of autograd's graph
-    source = target if tensors[0] is tensors[1] else tensors[1].detach().view(-1)
+    target, is_in_place = _flat(tensors[0]), _is_plain(tensors[0])
+    if tensors[0] is tensors[1]:
+        source = target
+    else:
+        source = _flat(tensors[1])
+        if source.data_ptr() == target.data_ptr():  # gloo would read what it has written already
+            source = source.clone()
     handle = engine.execute(key, Buffers(source, target))
-    return handle, partial(target.div_, len(key.communicator.ranks)) if is_mean else None
+    if not is_mean and is_in_place:
+        return handle, None
+
+    def finish() -> None:
+        if is_mean:
+            target.div_(len(key.communicator.ranks))
+        if not is_in_place:
+            with torch.no_grad(), torch.inference_mode() if tensors[0].is_inference() else nullcontext():
+                tensors[0].detach().copy_(target.view(tensors[0].shape))
+
+    return handle, finish
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """The numbers in one row: the tensor's own memory where that can be, or a copy."""
+    if _is_plain(tensor):
+        return tensor.detach().view(-1)  # a collective is no part of autograd's graph
+    with torch.no_grad():
+        return torch.empty(tensor.numel(), dtype=tensor.dtype).copy_(tensor.detach().reshape(-1))
 
 
 def _can_run(kind: CollectiveKind, target: torch.Tensor, source: torch.Tensor, num_ranks: int) -> bool:
-    """Whether the engine can take these tensors: plain dense fp32 on the CPU, of sizes that belong together.
+    """Whether the engine can take such a call: dense fp32 on the CPU, of sizes that belong together.
 
     What torch itself would refuse is refused here, too, so that torch says why.
     """
-    if not (_is_plain(target) and _is_plain(source)):
+    if not (_is_dense_fp32(target) and _is_dense_fp32(source)):
         return False
     match kind:
         case CollectiveKind.ALL_REDUCE:
@@ -293,19 +382,25 @@ def _can_run(kind: CollectiveKind, target: torch.Tensor, source: torch.Tensor, n
             return source.numel() == target.numel() * num_ranks
         case CollectiveKind.ALL_TO_ALL:
             is_even = all(tensor.dim() > 0 and tensor.size(0) % num_ranks == 0 for tensor in (target, source))
-            return is_even and target.numel() == source.numel() and target.data_ptr() != source.data_ptr()
+            return is_even and target.numel() == source.numel()
         case _:
             return False
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
+def _is_dense_fp32(tensor: torch.Tensor) -> bool:
     return (
-        type(tensor) in {torch.Tensor, torch.nn.Parameter}
-        and tensor.dtype is torch.float32
+        tensor.dtype is torch.float32
         and tensor.device.type == "cpu"
         and tensor.layout is torch.strided
-        and tensor.is_contiguous()
         and tensor.numel() > 0
+    )
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether the engine can work in the tensor's own memory."""
+    return (
+        type(tensor) in {torch.Tensor, torch.nn.Parameter}
+        and tensor.is_contiguous()
         and not tensor.is_inference()  # our view of it could not be written
     )
 

@@ -15,7 +15,7 @@ Frameworks hand over the choice: FSDP2 by its custom communication, DDP by a hoo
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Final, TypeAlias, cast
@@ -34,8 +34,8 @@ from lagom_overlap.collective import (
     Subspace,
 )
 from lagom_overlap.errors import BackendError, SpaceError
-from lagom_overlap.online.device import job_device
-from lagom_overlap.online.routes.base import LEAST_BYTES, CallCounts, StepRecord
+from lagom_overlap.online.device import backend_of, job_device
+from lagom_overlap.online.routes.base import LEAST_BYTES, CallCount, CallCounts, StepRecord, TableInForce
 from lagom_overlap.online.routes.plugin_events import StepTimer, step_record
 
 CHANNELS: Final = (2, 4, 8, 16)
@@ -43,6 +43,7 @@ CHANNELS_WITH_THREADS: Final = (4, 16)
 THREADS: Final = (128, 512)
 MAX_SIBLINGS: Final = 4
 """Per process group: as many as a search can ask for, with or without threads."""
+NOTHING: Final = ConfigTable({})
 _EXACT: Final = (CollectiveKind.ALL_GATHER, CollectiveKind.BROADCAST, CollectiveKind.ALL_TO_ALL)
 _NO_CACHE: Final = "NCCL_NO_CACHE"
 
@@ -64,6 +65,8 @@ class _Base:
     id: CommunicatorId
     siblings: dict[Limits, dist.ProcessGroup]
     counts: CallCounts
+    in_force: TableInForce
+    num_calls: int = 0
 
 
 class SiblingRoute:
@@ -80,10 +83,10 @@ class SiblingRoute:
         self._open_sibling = open_sibling
         self._bases: dict[str, _Base] = {}
         self._made: set[str] = set()
-        self._table = ConfigTable({})
+        self._table = NOTHING
         self._prepared: tuple[int, ConfigTable] | None = None
-        self._before: tuple[int, ConfigTable] | None = None
-        """The last epoch that was committed, and what was in force before."""
+        self._before: tuple[int, ConfigTable, Mapping[str, TableInForce]] | None = None
+        """The last epoch that was committed, and what was in force before, by group how far it had come."""
         self._calls: list[ConfigKey] = []
         self._is_measured = False
         self._goes_on = True
@@ -98,15 +101,21 @@ class SiblingRoute:
         """See `Route`: the job's own process groups of two or more ranks, not our siblings."""
         seen: Counter[tuple[str, tuple[int, ...]]] = Counter()
         for group in list(c10d._world.pg_map):
-            if group.size() < 2 or group.group_name in self._made or self._backend not in str(dist.get_backend(group)):
+            if group.size() < 2 or group.group_name in self._made:
+                continue
+            if self._backend not in backend_of(group, self._device.type):
                 continue
             ranks = tuple(dist.get_process_group_ranks(group))
             role = (group.group_desc, ranks)
             name = CommunicatorId(description=group.group_desc, ranks=ranks, creation_order=seen[role])
             seen[role] += 1
             if group.group_name not in self._bases:
-                self._bases[group.group_name] = _Base(group, name, {}, CallCounts(name))
+                self._bases[group.group_name] = _Base(group, name, {}, CallCounts(name), TableInForce(NOTHING, name))
         return tuple(base.id for base in self._bases.values())
+
+    def counts(self) -> Mapping[CommunicatorId, CallCount]:
+        """See `Route`; a group's own name is that on all of its ranks."""
+        return {base.id: CallCount(name, base.num_calls) for name, base in list(self._bases.items())}
 
     def space(self, key: ConfigKey) -> ConfigSpace | None:
         """See `Route`."""
@@ -152,13 +161,17 @@ class SiblingRoute:
         """See `Route`."""
         if self._prepared is None or self._prepared[0] != epoch:
             raise BackendError(f"epoch {epoch} was not prepared")
-        self._before = (epoch, self._table)
+        self._before = (epoch, self._table, {name: base.in_force for name, base in self._bases.items()})
         self._table, self._prepared = self._prepared[1], None
+        for base in self._bases.values():
+            base.in_force = TableInForce(self._table, base.id)
 
     def take_back(self, epoch: int) -> None:
         """See `Route`."""
         if self._before is not None and self._before[0] == epoch:
-            self._table = self._before[1]
+            _, self._table, in_force = self._before
+            for name, base in self._bases.items():
+                base.in_force = in_force.get(name) or TableInForce(NOTHING, base.id)
 
     def begin_step(self, *, is_measured: bool) -> None:
         """See `Route`."""
@@ -191,9 +204,17 @@ class SiblingRoute:
     def close(self) -> None:
         """See `Route`; siblings stay until the job destroys its process groups, because calls may be in flight."""
         self._is_closed = True
-        self._table = ConfigTable({})
-        while self._on_close:
-            self._on_close.pop()()
+        if self._table.lease_steps is None:  # all ranks have agreed to take it away, or nothing was set
+            self._table = NOTHING
+        self._end_if_over()
+
+    def _end_if_over(self) -> None:
+        """Once closed, and the last call is made that a lease held for: as if we had never been there."""
+        if self._is_closed and all(base.in_force.is_over for base in self._bases.values()):
+            self._table = NOTHING
+        if self._is_closed and len(self._table) == 0:
+            while self._on_close:
+                self._on_close.pop()()
 
     def group_for(self, kind: CollectiveKind, num_bytes: int, group: dist.ProcessGroup | None) -> dist.ProcessGroup:
         """The process group to issue the next call of this kind and size on: the job's own, or its sibling."""
@@ -202,20 +223,24 @@ class SiblingRoute:
         if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return own
         # torch has a number for groups that this rank is not in; calls that it coalesces stay together.
-        if self._is_closed or not isinstance(own, dist.ProcessGroup) or own in c10d._world.pg_coalesce_state:
+        is_off = self._is_closed and len(self._table) == 0
+        if is_off or not isinstance(own, dist.ProcessGroup) or own in c10d._world.pg_coalesce_state:
             return own
         if own.group_name not in self._bases:
             self.communicators()
         base = self._bases.get(own.group_name)
         if base is None or base.group not in c10d._world.pg_map:  # names start anew when all groups were destroyed
             return own
-        self._goes_on = self._goes_on or num_bytes >= LEAST_BYTES
-        key, octaves = base.counts.next_key(kind, num_bytes), self._table.size_octaves
         if self._is_measured:
-            self._calls.append(key)
-        row = base.counts.next_key(kind, num_bytes, octaves) if octaves else key
-        config = self._table.get(row)
-        return own if config is None else base.siblings[_limits(config)]
+            self._calls.append(base.counts.next_key(kind, num_bytes))
+        if num_bytes < LEAST_BYTES:
+            return own
+        self._goes_on = True
+        base.num_calls += 1
+        row = base.in_force.next_row(kind, num_bytes) if len(self._table) else None
+        if self._is_closed:
+            self._end_if_over()
+        return own if row is None else base.siblings[_limits(row[1])]
 
     def _opened(self, group: dist.ProcessGroup, limits: Limits) -> dist.ProcessGroup:
         try:
