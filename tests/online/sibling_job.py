@@ -14,12 +14,14 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from lagom_overlap.collective import CollectiveKind, CommConfig, ConfigTable
+from lagom_overlap.collective.sites import cycles_of
 from lagom_overlap.errors import LagomError
 from lagom_overlap.online.routes.sibling import SiblingRoute
 from lagom_overlap.online.routes.sibling_adapters import attach, attach_all_to_all
 
 RANK, WORLD, PORT = map(int, sys.argv[1:])
-WIDTH = 512
+WIDTH = 512  # a layer has 2 MiB: what is smaller is left alone
+UNIT = 1 << 15
 
 
 class Unmeasured:
@@ -72,11 +74,12 @@ def train(kind, num_steps, route=None, tables=()):
 
 
 def few(keys):
-    return ConfigTable({key: CommConfig(num_channels=2) for key in keys})
+    return ConfigTable({key: CommConfig(num_channels=2) for key in keys}, cycles=cycles_of(keys))
 
 
 def mixed(keys):
-    return ConfigTable({key: CommConfig(num_channels=(2, 4)[i % 2]) for i, key in enumerate(keys)})
+    rows = {key: CommConfig(num_channels=(2, 4)[i % 2]) for i, key in enumerate(keys)}
+    return ConfigTable(rows, cycles=cycles_of(keys))
 
 
 opened = []
@@ -101,12 +104,12 @@ for kind in ("fsdp", "ddp"):
 route = SiblingRoute("gloo", Unmeasured(), open_sibling)
 original = dist.all_to_all_single
 attach_all_to_all(route)
-source, target = torch.arange(8.0) + 10 * RANK, torch.empty(8)
+source, target = torch.arange(8.0 * UNIT) + 10 * RANK, torch.empty(8 * UNIT)
 keys, results = [], []
 for step in range(2):
     route.begin_step(is_measured=True)
     dist.all_to_all_single(target, source)
-    results.append(target.tolist())
+    results.append(target.clone())
     keys = [call.key for call in route.end_step().calls]
     if step == 0:
         route.prepare(few(keys), 1)
@@ -115,27 +118,29 @@ route.prepare(ConfigTable({}), 2)
 route.commit(2)
 route.take_back(2)
 route.begin_step(is_measured=False)
-found["taken_back"] = route.group_for(CollectiveKind.ALL_TO_ALL, 32, None).group_desc
+found["taken_back"] = route.group_for(CollectiveKind.ALL_TO_ALL, 32 * UNIT, None).group_desc
 route.end_step()
 # Rank 0 sends as many bytes as the exchange of which the table speaks, rank 1 another number.
-splits = [[3, 5], [4, 2]]
+splits = [[3 * UNIT, 5 * UNIT], [4 * UNIT, 2 * UNIT]]
 sent, received = splits[RANK], [peer[RANK] for peer in splits]
 route.begin_step(is_measured=False)
 uneven = torch.empty(sum(received))
 # As numbers of numpy, which PyTorch takes too and whose truth is ambiguous.
 dist.all_to_all_single(uneven, torch.arange(float(sum(sent))) + 10 * RANK, np.array(received), np.array(sent))
-found["uneven"] = uneven.tolist() == [[0, 1, 2, 10, 11, 12, 13], [3, 4, 5, 6, 7, 14, 15]][RANK]
+sources = [torch.arange(float(sum(each))) + 10 * rank for rank, each in enumerate(splits)]
+expected = torch.cat([whole.split(each)[RANK] for whole, each in zip(sources, splits, strict=True)])
+found["uneven"] = torch.equal(uneven, expected)
 route.end_step()
 route.begin_step(is_measured=False)
-chosen = route.group_for(CollectiveKind.ALL_TO_ALL, 32, None)
-found["all_to_all"] = {"same": results[0] == results[1], "group": chosen.group_desc}
+chosen = route.group_for(CollectiveKind.ALL_TO_ALL, 32 * UNIT, None)
+found["all_to_all"] = {"same": torch.equal(*results), "group": chosen.group_desc}
 try:
     route.prepare(ConfigTable({keys[0]: CommConfig(chunk_bytes=1 << 20)}), 3)
     found["refused"] = ""
 except LagomError as error:
     found["refused"] = str(error)
 route.close()
-left = route.group_for(CollectiveKind.ALL_TO_ALL, 32, None)
+left = route.group_for(CollectiveKind.ALL_TO_ALL, 32 * UNIT, None)
 found["undone"] = dist.all_to_all_single is original and left is dist.group.WORLD
 sys.stdout.write(json.dumps(found) + "\n")
 sys.stdout.flush()

@@ -32,21 +32,21 @@ def test_an_interrupt_while_ranks_agree_waits_until_this_rank_has_done_as_all(ha
     job = Job(options=options())
     job.start()
     exchange, first, original = job.members[1]._exchange, job.members[0]._exchange, Job.one_step
-    appears, settle, meet, interrupted, waits = (
-        exchange._appears,
+    why_missing, settle, meet, interrupted, waits = (
+        exchange._why_missing,
         exchange._settle,
         first._meet,
         [],
         threading.Event(),
     )
 
-    def interrupt(keys: list[str], timeout_s: float) -> bool:
+    def interrupt(keys: list[str], timeout_s: float) -> str:
         if keys[0].startswith("go/") and not interrupted:
             if has_answer:
                 waits.set()
-            interrupted.append(has_answer and appears(keys, timeout_s))
+            interrupted.append(has_answer and not why_missing(keys, timeout_s))
             raise KeyboardInterrupt
-        return appears(keys, timeout_s)
+        return why_missing(keys, timeout_s)
 
     def settled(key: str, word: str) -> str:
         said = settle(key, word)
@@ -66,7 +66,7 @@ def test_an_interrupt_while_ranks_agree_waits_until_this_rank_has_done_as_all(ha
         except KeyboardInterrupt:  # as of a user who goes on
             return original(job, rank)
 
-    exchange._appears, exchange._settle, first._meet, job.one_step = interrupt, settled, last, one_step
+    exchange._why_missing, exchange._settle, first._meet, job.one_step = interrupt, settled, last, one_step
     job.run(40)
     assert interrupted == [has_answer]
     assert not job.meeting.mismatches
@@ -234,7 +234,7 @@ def test_a_journal_that_several_ranks_wrote_is_read_once(tmp_path: Path) -> None
 
 
 _OF_RANK_0, _OF_RANK_1 = ("reports", "propose", "is_decided"), ("report",)
-_OF_BOTH = ("plan", "get_ready", "_meet", "_settle", "_appears", "forget")
+_OF_BOTH = ("plan", "get_ready", "_meet", "_settle", "_why_missing", "forget")
 
 
 @pytest.mark.parametrize("number", [0, 2])
@@ -292,7 +292,7 @@ def test_a_route_that_fails_between_two_steps_ends_the_tuning_and_not_the_job(na
 def test_a_bug_of_ours_before_the_first_plan_is_out_keeps_no_rank_waiting(
     is_leaders: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job, propose, appears, calls, waits = Job(options=options()), Exchange.propose, Exchange._appears, [], []
+    job, propose, why_missing, calls, waits = Job(options=options()), Exchange.propose, Exchange._why_missing, [], []
 
     def fail(*words: object) -> WindowPlan:
         calls.append(words)
@@ -300,14 +300,14 @@ def test_a_bug_of_ours_before_the_first_plan_is_out_keeps_no_rank_waiting(
             raise AttributeError("a bug")
         return propose(*words)
 
-    def appear(*words: object) -> bool:
-        waits.append(appears(*words))
+    def appear(*words: object) -> str:
+        waits.append(why_missing(*words))
         return waits[-1]
 
     monkeypatch.setattr(*((Leader, "first") if is_leaders else (Exchange, "propose")), fail)
-    monkeypatch.setattr(Exchange, "_appears", appear)
+    monkeypatch.setattr(Exchange, "_why_missing", appear)
     job.run(10)
-    assert waits == [True, True], "each rank asked for the first plan, and it was there"
+    assert waits == ["", ""], "each rank asked for the first plan, and it was there"
     assert not job.meeting.mismatches
     assert {plan for plans in job.plans for plan in plans} == {("off", 0)}
     assert all("a bug" in member.plan.reason for member in job.members)

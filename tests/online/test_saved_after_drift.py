@@ -15,6 +15,7 @@ from lagom_overlap.collective import ConfigTable
 from lagom_overlap.collective.sites import SiteSetting
 from lagom_overlap.export.saved import SavedSettings, read_saved
 from lagom_overlap.online.ranks.messages import SwitchState
+from lagom_overlap.online.routes.base import TableInForce
 from lagom_overlap.online.tuner import OnlineTuner
 
 pytestmark = pytest.mark.torch
@@ -31,11 +32,11 @@ def drifting(*, is_deaf: bool = False, started: tuple[SiteSetting, ...] = ()) ->
         def run(route: object = route, original: object = original) -> object:
             is_late = route.step + 1 >= DRIFT_AT
             route.alone_s = 0.065 if is_late else 0.05
-            table = route.table
+            in_force = route.in_force
             if is_late and is_deaf:
-                route.table = ConfigTable({})
+                route.in_force = TableInForce(ConfigTable({}), route.communicator)
             record = original()
-            route.table = table
+            route.in_force = in_force
             return record
 
         route.run = run

@@ -79,7 +79,7 @@ def test_a_call_that_a_cuda_graph_captures_stays_on_the_jobs_own_group(world, mo
     route = SiblingRoute("fake", None, lambda group, limits: distributed.new_group([0, 1]))
     (name,) = route.communicators()
     key = ConfigKey(communicator=name, kind=CollectiveKind.ALL_GATHER, num_bytes=8 * MIB)
-    route.prepare(ConfigTable({key: CommConfig(num_channels=2)}), 1)
+    route.prepare(ConfigTable({key: CommConfig(num_channels=2)}, cycles={name: (key,)}), 1)
     route.commit(1)
     route._device = sibling.job_device()  # as of an NCCL job
     captures = True

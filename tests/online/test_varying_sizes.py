@@ -3,7 +3,7 @@
 import pytest
 from job_of_threads import Job, Meeting, SimulatedRoute, comm_s
 
-from lagom_overlap.collective import CollectiveKind, CommConfig, ConfigKey
+from lagom_overlap.collective import CollectiveKind, ConfigKey
 from lagom_overlap.online.options import OnlineOptions
 from lagom_overlap.online.ranks.messages import SwitchState
 from lagom_overlap.online.routes.base import CallCounts, CallRecord, StepRecord
@@ -21,11 +21,10 @@ class VaryingRoute(SimulatedRoute):
     def run(self) -> StepRecord:
         self.step += 1
         counts, now, calls = CallCounts(self.communicator), 0.0, []
-        for place, kind in enumerate((AG, RS)):
-            size, octaves = self.size_of(self.step, kind), self.table.size_octaves
+        for kind in (AG, RS):
+            size = self.size_of(self.step, kind)
             key = counts.next_key(kind, size)
-            config = self.table.get(counts.next_key(kind, size, octaves) if octaves else key) or CommConfig()
-            self.meeting.call(self.step, place, key, config)
+            config = self.call(key)
             joined = now + self.alone_s
             ended = now + comm_s(kind, size, config)
             resumed = max(joined, ended)
@@ -60,7 +59,7 @@ def test_sizes_that_vary_within_an_octave_are_searched_by_classes_and_adopted() 
     assert member.size_octaves == 1
     assert "search" in states(job)
     assert "frozen" not in states(job)
-    settled = [config for (_, _), (_, config) in list(job.meeting.seen.items())[-40:]]
+    settled = [config for _, config in list(job.meeting.seen.values())[-40:]]
     assert all(not config.is_untouched for config in settled)  # whatever size a call has
 
 

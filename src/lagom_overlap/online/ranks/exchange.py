@@ -208,14 +208,10 @@ class Exchange:
         """
         for name, place in places.items():
             key = f"at/{window}/{name}"
-            mine = f"{self.rank} {place}"
-            said = self._ask(partial(self._store.compare_set, key, "", mine)).decode(errors="replace")
-            if said == mine:
-                self._placed.setdefault(window, []).append(key)
-                continue
-            other, _, theirs = said.partition(" ")
-            if theirs != place:
-                return f"rank {other} has made other calls than rank {self.rank}: {theirs}, and {place}"
+            self._placed.setdefault(window, []).append(key)
+            first = self._ask(partial(self._store.compare_set, key, "", place)).decode(errors="replace")
+            if first != place:
+                return f"rank {self.rank} stands at {place}, where another rank stands at {first}"
         return ""
 
     def get_ready(self, window: int, work: Callable[[], None]) -> str:

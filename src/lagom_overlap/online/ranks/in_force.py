@@ -30,6 +30,7 @@ settings before, ends the job.
 """
 
 import logging
+from collections.abc import Callable
 from hashlib import sha256
 from typing import Final
 
@@ -43,6 +44,7 @@ from lagom_overlap.online.ranks.messages import KEPT, SETTLED, SwitchState, Wind
 from lagom_overlap.online.routes.base import Route
 
 _log = logging.getLogger(__name__)
+NOTHING: Final = ConfigTable({})
 
 
 class InForce:
@@ -73,7 +75,8 @@ class InForce:
         refused = ""
         self._saved_cycles = plan.cycles or self._saved_cycles
         if plan.state is SwitchState.OFF:
-            refused = self._agree(plan.window, self._standing(plan)) if self.is_settled and self.settings else ""
+            if self.is_settled and self.settings:
+                refused = self._agree(plan.window, self._refusal(lambda: self._standing(plan.window)))
         elif plan.epoch not in (KEPT, self._epoch):
             refused = self._switch(plan)
         elif self.settings and plan.epoch != KEPT and not (self.is_settled and plan.state in SETTLED):
@@ -107,21 +110,25 @@ class InForce:
 
     def _switch(self, plan: WindowPlan) -> str:
         """All ranks switch, or none; then why, the same on all."""
-        table = self._table(plan)
         self._num_switches += 1
+        number = self._num_switches
 
-        def prepare() -> None:
-            self._route.prepare(table, self._num_switches)
+        def get_ready() -> str:
+            table = self._table(plan)
+            return self._standing(plan.window, table) or self._exchange.get_ready(
+                plan.window, lambda: self._route.prepare(table, number)
+            )
 
-        refusal = self._standing(plan, table)
-        if not refusal:
-            try:
-                refusal = self._exchange.get_ready(plan.window, prepare)
-            except StoreLost:
-                raise
-            except Exception as error:  # ours: no rank switches
-                refusal = f"rank {self._exchange.rank} failed: {error}"
-        return self._agree(plan.window, refusal, plan)
+        return self._agree(plan.window, self._refusal(get_ready), plan)
+
+    def _refusal(self, look: Callable[[], str]) -> str:
+        """What this rank has against a change; where it cannot even look, nobody makes the change."""
+        try:
+            return look()
+        except StoreLost:
+            raise
+        except Exception as error:  # ours
+            return f"rank {self._exchange.rank} failed: {error}"
 
     def _table(self, plan: WindowPlan) -> ConfigTable:
         """What a plan sets, for good or as a lease of its window."""
@@ -130,16 +137,16 @@ class InForce:
         lease_steps = None if plan.state in SETTLED or not plan.settings else plan.num_steps
         return table_of(plan.settings, names, plan.size_octaves, cycles=cycles, lease_steps=lease_steps)
 
-    def _standing(self, plan: WindowPlan, table: ConfigTable | None = None) -> str:
+    def _standing(self, window: int, table: ConfigTable = NOTHING) -> str:
         """Why this rank may not switch where it stands; empty if it may, as far as the others have come here yet."""
         self._route.communicators()  # groups that the job has made since are counted, too
         places = {}
         for name, count in self._route.counts().items():
-            keys = () if table is None else table.cycles.get(name, ())
+            keys = table.cycles.get(name, ())
             role = f"{name.description}#{name.creation_order}"
             step = sha256(f"{role} {[(str(key.kind), key.num_bytes) for key in keys]}".encode()).hexdigest()[:16]
             places[count.wire] = f"{count.num_calls} calls on {role}, {len(keys)} in a step ({step})"
-        return self._exchange.stand_alike(plan.window, places)
+        return self._exchange.stand_alike(window, places)
 
     def _agree(self, window: int, refusal: str = "", switch: WindowPlan | None = None) -> str:
         """The answer of all; an interrupt that comes meanwhile has to wait, for all others act on the answer."""
