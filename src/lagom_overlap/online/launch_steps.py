@@ -4,9 +4,13 @@ The model: the first module called with gradients on that has parameters to trai
 (gloo), is, or holds, an FSDP2 module or is DDP. Below a tuner plug-in any framework will do. A hook on all modules
 finds it and removes itself before that call goes on, so later calls cost nothing and a compiled model sees no hook.
 
-A step begins with the first call of the model after an optimizer has worked since the last beginning: several forwards
-of gradient accumulation are one step, chained optimizers count once, and a step whose update was skipped joins the next
-one. A loop without any optimizer step never begins a second one: nothing is measured then, and nothing is changed.
+A step begins with the first call of the model after its optimizer has worked since the last beginning: several
+forwards of gradient accumulation are one step, chained optimizers count once, and a step whose update was skipped joins
+the next one. An optimizer of other parameters than the model's counts only as long as none of the model's own has
+worked: Megatron's and DeepSpeed's work on copies, and then all of them do. A loop without any optimizer step never
+begins a second one: nothing is measured then, and nothing is changed.
+
+Each rank counts by itself, and ranks may come to count differently. What a collective gets never depends on it.
 
 In a pipeline the later stages receive what the earlier ones send before their model is called: a first stage that
 waited in its own call for the others to agree on a step would wait for good. There a step begins with the first update
@@ -62,6 +66,8 @@ class TrainingSteps:
         self._has_run = False  # the model, since the last update
         self._is_pipelined = False
         self._model: nn.Module | None = None
+        self._parameters: set[int] = set()
+        self._has_own_optimizer = False
         self._compiled: nn.Module | None = None  # what ran compiled since the last update, the outermost module of it
         # The outermost module is the first to be entered and the last to be left.
         self._search = (
@@ -100,7 +106,21 @@ class TrainingSteps:
         for hook in self._search:
             hook.remove()
 
-    def _after_update(self, *_: Any) -> None:
+    def _is_of_model(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether an update is one of the model's, as far as can be told."""
+        if self._model is None:
+            return True
+        mine = [group["params"][0] for group in optimizer.param_groups if group["params"]]
+        if not any(id(parameter) in self._parameters for parameter in mine):
+            # Again, for some are exchanged while the model is trained.
+            self._parameters = {id(parameter) for parameter in self._model.parameters()}
+        is_own = any(id(parameter) in self._parameters for parameter in mine)
+        self._has_own_optimizer = self._has_own_optimizer or is_own
+        return is_own or not self._has_own_optimizer
+
+    def _after_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if not self._is_of_model(optimizer):
+            return
         self._on_update()
         ran, self._compiled = self._compiled, None
         if ran is not None and self._model is None:

@@ -28,6 +28,7 @@ import torch
 from torch import distributed as dist
 from torch import nn
 from torch.distributed.distributed_c10d import _get_default_store
+from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817 - as everybody calls it
 
 from lagom_overlap import __version__
 from lagom_overlap.collective import ConfigKey, LaunchConfig, LaunchScope, LaunchSpace
@@ -269,6 +270,8 @@ class OnlineTuner:
             is_exact_only=self.options.deterministic,
             why_stop=_why_stop,
             why_not=_why_not if is_profiled else why_not_now,
+            why_hold=why_hold,
+            why_alone=partial(_why_alone, [part for part in self.model.modules() if isinstance(part, DDP)]),
             steps=EventClock(partial(DeviceEvent, device)) if device is not None else None,
         )
 
@@ -334,6 +337,22 @@ def _why_stop() -> str:
     if is_disabled():
         return f"{DISABLE_VARIABLE} is set"
     return f"{REPLACED_RANKS.by} replaces ranks while the others run on" if REPLACED_RANKS.by else ""
+
+
+def why_hold() -> str:
+    """Why nothing may be switched now; empty if it may.
+
+    A dispatch mode of the job's (CommDebugMode, a counter of flops) sees what PyTorch is asked to run: other
+    collectives, where ours take their place. So it sees the same in all of its steps.
+    """
+    count = getattr(torch._C, "_len_torch_dispatch_stack", int)  # without that private name nothing is held
+    return "a dispatch mode of the job's is active" if count() else ""
+
+
+def _why_alone(models: Sequence[DDP]) -> str:
+    """Why ranks may make unequal numbers of steps; empty where they do not, as far as the job says."""
+    is_uneven = any(getattr(getattr(model, "_join_config", None), "enable", False) for model in models)
+    return "its inputs may be uneven (DDP's join)" if is_uneven else ""
 
 
 def _why_not() -> str:

@@ -30,7 +30,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Window:
-    """The window under way: what it is to do, how far it is, what was measured, why its times mean nothing."""
+    """The window under way: what it is to do, how far it is, what was measured.
+
+    `void` says why its times mean nothing, `hold` why nothing may be switched after it.
+    """
 
     plan: WindowPlan
     step: int = 0
@@ -40,6 +43,7 @@ class Window:
     """The same by the plan's classes of sizes."""
     steps_s: list[float] = field(default_factory=list)
     void: str = ""
+    hold: str = ""
     own: Report | None = None
     reported_after: int = field(init=False)
     """Steps after which this rank reports, and from which on a step may have more to do than to be timed."""
@@ -129,6 +133,7 @@ class Observer:
             stepped_s=totals.stepped_s,
             exchange_s=totals.exchange_s,
             void=void and f"rank {rank}: {void}",
+            hold=window.hold and f"rank {rank}: {window.hold}",
             stop=stop and f"rank {rank}: {stop}",
             journal_lines=totals.num_journal_lines,
             journal_rank=rank,

@@ -21,7 +21,7 @@ from statistics import fmean
 from typing import Final
 
 from lagom_overlap.backends.bundle import header_line
-from lagom_overlap.collective.sites import SiteSetting
+from lagom_overlap.collective.sites import RoleCycle, SiteSetting
 from lagom_overlap.errors import BundleError
 from lagom_overlap.online.journal import entries_of, whole_lines
 from lagom_overlap.online.options import OnlineOptions
@@ -85,9 +85,9 @@ class _Trial:
 class Leader:
     """Tunes one job; `steps_apart` as in `WindowPlan`.
 
-    `started` are settings that were found before, by classes of sizes `size_octaves` wide: they take the place of a
-    search if the job has all of their sites and is faster with them. A search that comes all the same may begin with
-    them, as it may with what an earlier one measured (`warm`).
+    `started` are settings that were found before, by classes of sizes `size_octaves` wide, in a job of these `cycles`:
+    they take the place of a search if the job has all of their sites and is faster with them. A search that comes all
+    the same may begin with them, as it may with what an earlier one measured (`warm`).
     """
 
     def __init__(
@@ -98,6 +98,7 @@ class Leader:
         num_ranks: int,
         route_name: str,
         started: tuple[SiteSetting, ...] = (),
+        cycles: tuple[RoleCycle, ...] = (),
         size_octaves: int = 0,
         steps_apart: int = 1,
     ) -> None:
@@ -106,6 +107,7 @@ class Leader:
         self._num_ranks = num_ranks
         self._route_name = route_name
         self._started = self._saved = started
+        self._cycles = cycles
         self._searched: tuple[Earlier, ...] = ()
         self._octaves = size_octaves
         self._varied: list[int] = []
@@ -179,6 +181,8 @@ class Leader:
             return self._freeze(report.disagreement)
         if report.balance and not report.void:
             return self._freeze("ranks made different calls on a communicator")
+        if report.hold:
+            return self._held(report.hold)
         if self._sizes_vary(report):
             return self._record(f"the sizes of its calls vary: sizes within {self._octaves} octaves are taken as one")
         match self._state:
@@ -192,6 +196,13 @@ class Leader:
                 return self._round_ran(report)
             case _:
                 return self._measured_window(report, programs)
+
+    def _held(self, reason: str) -> WindowPlan:
+        """The same once more, whatever the window told: nothing is switched now."""
+        assert self._plan is not None, "nothing to hold"
+        if self._state in (SwitchState.RECORD, SwitchState.FROZEN):
+            return self._again(reason)
+        return self._give(self._state, self._reason, self._plan.num_steps, self._plan.first_measured)
 
     def _sizes_vary(self, report: Report) -> bool:
         """Whether the job cannot be told from step to step by its calls' sizes, but by wider classes of them.
@@ -241,6 +252,7 @@ class Leader:
             steps_apart=self._steps_apart,
             epoch=self._epoch,
             settings=self._settings if self._plan is None or self._plan.epoch != self._epoch else (),
+            cycles=self._cycles if self._plan is None else (),
             size_octaves=self._octaves,
             is_adopted=bool(self._adopted) and state in SETTLED and self._settings == self._adopted,
             is_overturned=self._is_overturned,

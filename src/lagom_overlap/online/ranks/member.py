@@ -51,6 +51,8 @@ class Member:
 
     `why_stop` says, before this rank reports, why all are to go back to the untouched job, and is empty otherwise;
     `why_not` says, before a step is measured, why it must not be (another profiler runs), and is empty otherwise;
+    `why_hold` says in a step why nothing may be switched now, `why_alone` before one why this rank must not wait for
+    others any more (they may make fewer steps), and each is empty otherwise;
     `clock` counts what steps and agreement cost; `steps` times the steps that verdicts rest on, by the host's clock if
     not given.
     """
@@ -65,6 +67,8 @@ class Member:
         is_exact_only: bool = False,
         why_stop: Callable[[], str] = str,
         why_not: Callable[[], str] = str,
+        why_hold: Callable[[], str] = str,
+        why_alone: Callable[[], str] = str,
         clock: Callable[[], float] = perf_counter,
         steps: StepClock | None = None,
     ) -> None:
@@ -74,6 +78,8 @@ class Member:
         self._journal = journal or JournalFile(None)
         self._why_stop = why_stop
         self._why_not = why_not
+        self._why_hold = why_hold
+        self._why_alone = why_alone
         self._clock = clock
         self._steps = steps or HostClock(clock)
         self._is_timed = True
@@ -137,6 +143,9 @@ class Member:
         if self._is_cut_off:
             self._is_cut_off = False
             self._guarded(self._end_measured)
+        if not (self._is_over or self._lost) and (why := self._why_alone()):
+            self.leave(why)
+            self._lost = why
         if not self._is_over and self._window.step == 0:
             self._timed(self._enter)
         window = self._window
@@ -176,6 +185,7 @@ class Member:
         if self._is_measuring:
             self._guarded(self._steps.wait)
         window, totals = self._window, self._totals
+        window.hold = window.hold or self._why_hold()
         totals.stepped_s += self._clock() - self._step_began
         totals.num_steps += 1
         if self._is_measuring:

@@ -104,16 +104,17 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """What one rank saw in one window, or, merged, what a range of ranks did: its size does not grow with the ranks.
 
     `num_steps` counts steps since the tuner began, of the first rank. `disagreement` says how ranks differ in steps or
-    calls, `void` why times mean nothing, `stop` why a rank wants no more tuning, `unheard` whose report is missing;
-    each names one rank, all are empty where all is well. `calls` are those of communicators that not all ranks of the
-    range share, `MOST_CALLS` at most; `balance` is 0 for all ranks together if, and very nearly only if, all calls
-    agree (`balance_of`); both are left out where the window is void. `programs` are the fingerprints of the measured
-    steps in order of rank, `shapes` says which rank had which. `octaves` is the least width of classes of sizes by
-    which these steps and the one measured before them are alike on every rank, `UNLIKE` if none does, -1 where nothing
-    was measured. `times` are the largest that any rank saw, so are `step_s` (median measured step, 0: none), `steps_s`
-    (each step of the window but the last, or the last two: `WindowPlan.decided_after`), `stepped_s` (all steps so far)
-    and `exchange_s` (spent on agreement and on measuring so far). `journal_lines` is the length of the longest journal
-    that a rank found, `journal_rank` that rank (first window only).
+    calls, `void` why times mean nothing, `hold` why nothing may be switched now, `stop` why a rank wants no more
+    tuning, `unheard` whose report is missing; each names one rank, all are empty where all is well. `calls` are those
+    of communicators that not all ranks of the range share, `MOST_CALLS` at most; `balance` is 0 for all ranks together
+    if, and very nearly only if, all calls agree (`balance_of`); both are left out where the window is void. `programs`
+    are the fingerprints of the measured steps in order of rank, `shapes` says which rank had which. `octaves` is the
+    least width of classes of sizes by which these steps and the one measured before them are alike on every rank,
+    `UNLIKE` if none does, -1 where nothing was measured. `times` are the largest that any rank saw, so are `step_s`
+    (median measured step, 0: none), `steps_s` (each step of the window but the last, or the last two:
+    `WindowPlan.decided_after`), `stepped_s` (all steps so far) and `exchange_s` (spent on agreement and on measuring so
+    far). `journal_lines` is the length of the longest journal that a rank found, `journal_rank` that rank (first window
+    only).
     """
 
     rank: int
@@ -131,6 +132,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     exchange_s: float = 0.0
     disagreement: str = ""
     void: str = ""
+    hold: str = ""
     stop: str = ""
     unheard: str = ""
     journal_lines: int = 0
@@ -260,6 +262,7 @@ def merged(reports: Sequence[Report]) -> Report:
         exchange_s=max(report.exchange_s for report in reports),
         disagreement=next((report.disagreement for report in reports if report.disagreement), quarrel),
         void=next((report.void for report in reports if report.void), ""),
+        hold=next((report.hold for report in reports if report.hold), ""),
         stop=next((report.stop for report in reports if report.stop), ""),
         unheard=next((report.unheard for report in reports if report.unheard), ""),
         journal_lines=longest.journal_lines,

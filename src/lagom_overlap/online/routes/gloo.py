@@ -235,7 +235,9 @@ class GlooRoute:
             return cast("dist.Work", native())  # an asynchronous call of a member always returns its handle
         num_bytes = _num_bytes(kind, target, source)
         row = self._next_row(known, kind, num_bytes)
-        mark = ClockMark() if self._is_measuring else None
+        # The clock waits in a thread of its own, where torch refuses to finish what was begun in inference mode.
+        is_watched = self._is_measuring and not (target.is_inference() or source.is_inference())
+        mark = ClockMark() if is_watched else None
         issued_s = perf_counter()
         if row is None:
             work = cast("dist.Work", native())
