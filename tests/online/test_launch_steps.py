@@ -66,6 +66,27 @@ def test_chained_optimizers_count_once_and_a_skipped_update_joins_the_next_step(
     assert watched.num_steps == 3
 
 
+def test_an_optimizer_of_something_else_begins_no_step_of_the_model(watched):
+    model, (optimizer, _) = parts()
+    other = torch.nn.Linear(2, 2)
+    others = torch.optim.SGD(other.parameters(), lr=0.1)
+    for number in range(3):
+        for _ in range(2):
+            model(torch.ones(2, 4)).sum().backward()
+            others.step()
+        assert watched.num_steps == number + 1
+        optimizer.step()
+
+
+def test_an_optimizer_of_copies_counts_where_the_model_has_none_of_its_own(watched):
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    copies = torch.optim.SGD([parameter.detach().clone() for parameter in model.parameters()], lr=0.1)
+    for number in range(3):
+        model(torch.ones(2, 4)).sum().backward()
+        assert watched.num_steps == number + 1
+        copies.step()
+
+
 def stages_of_megatron(count):
     module = ModuleType("megatron.core.parallel_state")
     module.get_pipeline_model_parallel_world_size = lambda: count

@@ -6,8 +6,8 @@ finds it and removes itself before that call goes on, so later calls cost nothin
 
 A step begins with the first call of the model after its optimizer has worked since the last beginning: several
 forwards of gradient accumulation are one step, chained optimizers count once, and a step whose update was skipped joins
-the next one. An optimizer of other parameters than the model's counts only as long as none of the model's own has
-worked: Megatron's and DeepSpeed's work on copies, and then all of them do. A loop without any optimizer step never
+the next one. An optimizer of other parameters counts only where there is none of the model's own: Megatron's and
+DeepSpeed's work on copies. A loop without any optimizer step never
 begins a second one: nothing is measured then, and nothing is changed.
 
 Each rank counts by itself, and ranks may come to count differently. What a collective gets never depends on it.
@@ -67,7 +67,7 @@ class TrainingSteps:
         self._is_pipelined = False
         self._model: nn.Module | None = None
         self._parameters: set[int] = set()
-        self._has_own_optimizer = False
+        self._has_own_optimizer: bool | None = None  # nobody has looked yet
         self._compiled: nn.Module | None = None  # what ran compiled since the last update, the outermost module of it
         # The outermost module is the first to be entered and the last to be left.
         self._search = (
@@ -110,13 +110,22 @@ class TrainingSteps:
         """Whether an update is one of the model's, as far as can be told."""
         if self._model is None:
             return True
-        mine = [group["params"][0] for group in optimizer.param_groups if group["params"]]
-        if not any(id(parameter) in self._parameters for parameter in mine):
+        if not self._holds_some(optimizer):
             # Again, for some are exchanged while the model is trained.
             self._parameters = {id(parameter) for parameter in self._model.parameters()}
-        is_own = any(id(parameter) in self._parameters for parameter in mine)
-        self._has_own_optimizer = self._has_own_optimizer or is_own
-        return is_own or not self._has_own_optimizer
+        if self._holds_some(optimizer):
+            self._has_own_optimizer = True
+            return True
+        if self._has_own_optimizer is None:
+            # Looks at all objects, once in a job, and only in one that has an optimizer of something else.
+            theirs = [each for each in gc.get_objects() if issubclass(type(each), torch.optim.Optimizer)]
+            self._has_own_optimizer = any(self._holds_some(each) for each in theirs)
+        return not self._has_own_optimizer
+
+    def _holds_some(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether it works on parameters of the model: the first of a group speaks for the group."""
+        groups = getattr(optimizer, "param_groups", ())  # one that is just being made has none
+        return any(id(group["params"][0]) in self._parameters for group in groups if group["params"])
 
     def _after_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if not self._is_of_model(optimizer):
