@@ -48,8 +48,9 @@ from lagom_overlap.online.journal import JournalFile
 from lagom_overlap.online.options import DISABLE_VARIABLE, OnlineOptions, is_disabled
 from lagom_overlap.online.ranks.exchange import Exchange, Store, StoreLost
 from lagom_overlap.online.ranks.leader import Leader, StudyFactory
-from lagom_overlap.online.ranks.member import Adopted, Member
+from lagom_overlap.online.ranks.member import Adopted, Member, calls_so_far
 from lagom_overlap.online.ranks.messages import SETTLED, SwitchState
+from lagom_overlap.online.ranks.presence import Presence
 from lagom_overlap.online.replaced_ranks import REPLACED_RANKS
 from lagom_overlap.online.routes.base import Route
 from lagom_overlap.online.routes.carve_out import open_compute_route
@@ -127,12 +128,17 @@ class OnlineTuner:
             return
         name = str(next(_instances))
         store = store_of(name, chosen.timeout_s)
+        # Connections of their own: what waits at one holds up nobody who speaks to the others.
+        presence = Presence(
+            store_of(name, chosen.timeout_s), rank=self._rank, num_ranks=self._world_size, counts=self._calls_so_far
+        )
         exchange = Exchange(
             store,
             rank=self._rank,
             num_ranks=self._world_size,
             timeout_s=chosen.timeout_s,
             reopen=partial(store_of, name, chosen.timeout_s),
+            trouble=presence.trouble,
         )
         if why := self._why_off(exchange, enabled=enabled):
             self._refuse(exchange, why)
@@ -142,12 +148,13 @@ class OnlineTuner:
             self._engine = engine_in_use()
             computation = compute or open_compute_route()
             self.options = chosen = _settable(chosen, computation)
-            # Connections of its own: what waits there holds up nobody who speaks to the others.
             own_store = store_of(name, chosen.timeout_s)
             self._collectives = route or _nccl_route(model, chosen) or _gloo_route(model, own_store, chosen, adapters)
             self._route: Route = BothSidesRoute(self._collectives, computation)
             undo.callback(self._route.close)
-            self._member = self._join(exchange, self._route, config, journal or chosen.journal)
+            undo.callback(presence.close)
+            presence.start()
+            self._member = self._join(exchange, presence, config, journal or chosen.journal)
             undo.pop_all()  # all went well
         atexit.register(_leave, weakref.ref(self))
 
@@ -241,7 +248,13 @@ class OnlineTuner:
         if (member := self._own) is not None:
             member.leave("the job closed its tuner")
 
-    def _join(self, exchange: Exchange, route: Route, config: str | Path | None, journal: str | Path | None) -> Member:
+    def _calls_so_far(self) -> dict[str, int]:
+        return {} if self._collectives is None else calls_so_far(self._collectives)
+
+    def _join(
+        self, exchange: Exchange, presence: Presence, config: str | Path | None, journal: str | Path | None
+    ) -> Member:
+        route = self._route
         is_profiled = route.name != GlooRoute.name
         if is_profiled:
             OWN_PROFILER.watch()
@@ -271,6 +284,7 @@ class OnlineTuner:
             why_stop=_why_stop,
             why_not=_why_not if is_profiled else why_not_now,
             why_hold=why_hold,
+            presence=presence,
             why_alone=partial(_why_alone, [part for part in self.model.modules() if isinstance(part, DDP)]),
             steps=EventClock(partial(DeviceEvent, device)) if device is not None else None,
         )

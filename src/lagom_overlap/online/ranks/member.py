@@ -17,7 +17,8 @@ their lease. No torch; the clock and the route are given.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic, perf_counter
 
@@ -30,6 +31,7 @@ from lagom_overlap.online.ranks.exchange import Exchange, ReportMissing, StoreLo
 from lagom_overlap.online.ranks.in_force import InForce
 from lagom_overlap.online.ranks.leader import Leader
 from lagom_overlap.online.ranks.messages import Report, SwitchState, WindowPlan, merged
+from lagom_overlap.online.ranks.presence import Presence
 from lagom_overlap.online.routes.base import Route, StepRecord
 from lagom_overlap.online.step_clock import HostClock, StepClock
 from lagom_overlap.online.window import Observer, Totals, Window
@@ -53,6 +55,7 @@ class Member:
     `why_not` says, before a step is measured, why it must not be (another profiler runs), and is empty otherwise;
     `why_hold` says in a step why nothing may be switched now, `why_alone` before one why this rank must not wait for
     others any more (they may make fewer steps), and each is empty otherwise;
+    `presence` says who need not be waited for; None: only time does;
     `clock` counts what steps and agreement cost; `steps` times the steps that verdicts rest on, by the host's clock if
     not given.
     """
@@ -69,6 +72,7 @@ class Member:
         why_not: Callable[[], str] = str,
         why_hold: Callable[[], str] = str,
         why_alone: Callable[[], str] = str,
+        presence: Presence | None = None,
         clock: Callable[[], float] = perf_counter,
         steps: StepClock | None = None,
     ) -> None:
@@ -80,6 +84,7 @@ class Member:
         self._why_not = why_not
         self._why_hold = why_hold
         self._why_alone = why_alone
+        self._presence = presence
         self._clock = clock
         self._steps = steps or HostClock(clock)
         self._is_timed = True
@@ -210,6 +215,8 @@ class Member:
                 self._exchange.miss(window + 2, words, keeps=next_.state is SwitchState.WATCH)
         except Exception as error:  # the store's, or ours: nobody is left to tell
             _log.debug("could not tell the others: %s", error)
+        if self._presence is not None:
+            self._presence.leave()
 
     def fail_step(self, reason: str) -> None:
         """In place of `end_step` where the job's step raised: nobody waits, and the step counts all the same.
@@ -259,7 +266,8 @@ class Member:
         """The next window: its plan, and the switch if it brings other settings."""
         number = self._num_windows
         try:
-            self._window = Window(self._next_plan(number))
+            with self._waiting(2 * number):
+                self._window = Window(self._next_plan(number))
         except BackendError:
             self._is_over = True
             raise
@@ -300,6 +308,8 @@ class Member:
         """Settled for good, or off: from now on a step costs nothing."""
         self._is_over = True
         self._exchange.close()
+        if self._presence is not None:
+            self._presence.close()
         if plan.state is SwitchState.OFF:
             self._in_force.end(plan)
             self._is_closed = True
@@ -347,7 +357,8 @@ class Member:
         if self._window.plan.state is SwitchState.RECORD and self._window.own.programs:
             self._in_force.cycles = cycles_of(call.key for call in self._window.records[-1].calls)
         if not self._exchange.post.children:
-            self._exchange.report(self._window.plan.window, self._window.own)
+            with self._waiting(2 * self._window.plan.window + 1):  # it does not wait, but it has come so far
+                self._exchange.report(self._window.plan.window, self._window.own)
 
     def _time_steps(self) -> None:
         self._window.steps_s = self._steps.times_s()
@@ -355,7 +366,21 @@ class Member:
     def _merged(self) -> Report:
         """What this rank and all that report to it saw; waits for them."""
         assert self._window.own is not None, "merged before its own report"
-        return merged([self._window.own, *self._exchange.reports(self._window.plan.window)])
+        window = self._window.plan.window
+        with self._waiting(2 * window + 1):
+            return merged([self._window.own, *self._exchange.reports(window)])
+
+    @contextmanager
+    def _waiting(self, boundary: int) -> Iterator[None]:
+        """This rank may wait for others: at the begin of window w (boundary 2w), or for its reports (2w + 1)."""
+        if self._presence is None:
+            yield
+            return
+        self._presence.wait_at(boundary, calls_so_far(self._route))
+        try:
+            yield
+        finally:
+            self._presence.go_on(boundary)
 
     def _relay(self) -> None:
         """Between the leaves and rank 0: reports for all below; without one of them, that is what it reports."""
@@ -424,6 +449,11 @@ class Member:
             work()
         finally:
             self._totals.exchange_s += perf_counter() - began
+
+
+def calls_so_far(route: Route) -> dict[str, int]:
+    """How many calls this rank has issued, by what all ranks of the communicator call it."""
+    return {count.wire: count.num_calls for count in route.counts().values()}
 
 
 def _line(error: BaseException) -> str:
