@@ -10,7 +10,8 @@ def test_every_rank_but_the_root_reports_to_one_rank_before_it(num_ranks: int) -
     posts = [post_of(rank, num_ranks) for rank in range(num_ranks)]
     children = [child for post in posts for child in post.children]
     assert sorted(children) == list(range(1, num_ranks))
-    assert all(child > post.rank for post in posts for child in post.children)
+    assert all(posts[child].parent == post.rank < child for post in posts for child in post.children)
+    assert posts[0].parent == -1
     assert max(len(post.children) for post in posts) <= MOST_CHILDREN
     for post in posts:
         assert post.height == max((posts[child].height + 1 for child in post.children), default=0)

@@ -14,9 +14,13 @@ MOST_CHILDREN: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """A rank's place: it leads the ranks from itself to before `end`; `height` levels are below it (0: a leaf)."""
+    """A rank's place: it leads the ranks from itself to before `end`; `height` levels are below it (0: a leaf).
+
+    `parent` is whom it reports to, -1 for the root.
+    """
 
     rank: int
+    parent: int
     end: int
     children: tuple[int, ...]
     height: int
@@ -30,11 +34,12 @@ def post_of(rank: int, num_ranks: int) -> Post:
     """
     if not 0 <= rank < num_ranks:
         raise ValueError(f"rank is {rank}, must be from 0 to {num_ranks - 1}")
-    first, end = 0, num_ranks
+    parent, first, end = -1, 0, num_ranks
     while first != rank:
         bounds = [*_parts(first, end), end]
+        parent = first
         first, end = next((a, b) for a, b in pairwise(bounds) if a <= rank < b)
-    return Post(rank=rank, end=end, children=_parts(first, end), height=_height(end - first))
+    return Post(rank=rank, parent=parent, end=end, children=_parts(first, end), height=_height(end - first))
 
 
 def _parts(first: int, end: int) -> tuple[int, ...]:

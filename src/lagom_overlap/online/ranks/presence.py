@@ -1,0 +1,332 @@
+"""Who is still there: a thread of each rank tells one that waits for the others when it waits in vain.
+
+The store does not say that a rank was killed, nor that it sits in a collective which the waiting ones have not issued;
+whoever waits for it there does so for the whole timeout. So ranks speak to their neighbours in the tree (`links`), who
+pass on what is news:
+
+    Gone     a connection ended without a goodbye: that rank was killed, or its machine is away
+    Left     a goodbye: that rank comes to no boundary (window) beyond the one that it has reached
+    Waits    how many collectives ranks had issued, by communicator, that have long waited at a boundary
+    Beyond   a rank that is not there has issued more: it can never come there with the same counts
+
+What is no news goes no further: one rank that is gone is enough for all, of those that left the one that is missed
+first, of those that wait at a boundary the least count of each communicator. So nobody hears of every rank. A rank that
+is only slow, even one that is stopped, is no trouble.
+
+All this only shortens waits. Where sockets cannot be had, a neighbour runs without us or has closed its end, nothing is
+heard from there and the timeout remains. Nothing here raises into the job. No torch.
+"""
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from threading import Thread
+from time import monotonic
+from typing import Final, TypeAlias, TypeVar
+
+from lagom_overlap.online.ranks.exchange import Store
+from lagom_overlap.online.ranks.links import Links, Message, Natural, Word
+
+_log = logging.getLogger(__name__)
+
+PATIENCE_S: Final = 0.25
+"""Only a wait this long is told: at most boundaries the ranks arrive within milliseconds of each other."""
+AGAIN_S: Final = 0.1
+"""Between two looks at this rank's own counts, and between two bundles of others' counts that it passes on."""
+CLOSE_S: Final = 1.0
+"""The longest that `close` waits for the thread, which is late only where the store or a name server hangs."""
+MOST_CALLS: Final = 1024
+"""In a message: 50 bytes each at most, so that it is within `links.MOST_BYTES`."""
+MOST_BOUNDARIES: Final = 4
+"""Kept at a time: ranks are at most one window apart."""
+MOST_COMMUNICATORS: Final = 1 << 16
+FAR: Final = 1 << 62
+"""The boundary that a rank says it has reached if it can tell no more, but goes on: nobody misses it."""
+
+Calls: TypeAlias = dict[Word, tuple[Natural, Natural]]
+"""By communicator (`_short`): the least number of collectives issued, and a rank that stopped there."""
+
+
+class Gone(Message, frozen=True):
+    """See above."""
+
+    rank: Natural
+
+
+class Left(Message, frozen=True):
+    """See above; -1 for a rank that has reached no boundary."""
+
+    rank: Natural
+    reached: int
+
+
+class Waits(Message, frozen=True):
+    """See above."""
+
+    boundary: Natural
+    calls: Calls
+
+
+class Beyond(Message, frozen=True):
+    """Rank `ahead` has issued more than rank `behind`, which waits."""
+
+    boundary: Natural
+    ahead: Natural
+    behind: Natural
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    """Where the training thread waits."""
+
+    boundary: int
+    counts: Mapping[str, int]
+    since_s: float
+
+
+class Presence:
+    """One rank's end. The training thread says where it waits and asks for trouble.
+
+    `counts` says how many collectives this rank has issued so far on each communicator, by a name that all its members
+    share; the thread calls it. `store` is for the thread alone, so it should be a connection of its own. The two
+    threads share single fields, each of which one of them writes: neither waits for the other.
+    """
+
+    def __init__(self, store: Store, *, rank: int, num_ranks: int, counts: Callable[[], Mapping[str, int]]) -> None:
+        self._store = store
+        self._rank = rank
+        self._num_ranks = num_ranks
+        self._counts = counts
+        # Written by the training thread.
+        self._thread: Thread | None = None
+        self._links: Links | None = None
+        self._at: _Stop | None = None
+        self._reached = -1
+        self._leaves: Left | None = None
+        self._is_closing = False
+        # Written by the thread.
+        self._gone = -1
+        self._left: Left | None = None
+        self._beyond: dict[int, Beyond] = {}
+        self._waits: dict[int, Calls] = {}
+        self._news: dict[int, Calls] = {}
+        self._goodbyes: set[int] = set()
+        self._told: object = None
+        self._has_left = False
+        self._compared_s = self._passed_on_s = 0.0
+
+    def start(self) -> None:
+        """Begins; a connection comes about when the neighbour has begun, too."""
+        if self._num_ranks == 1:
+            return
+        try:
+            kinds = Gone | Left | Waits | Beyond
+            links = Links(self._store, self, kinds=kinds, rank=self._rank, num_ranks=self._num_ranks)
+            self._links = links
+            self._thread = Thread(target=self._run, args=(links,), name="lagom-presence", daemon=True)
+            self._thread.start()
+        except Exception as error:
+            self._say_deaf(error)
+            self._thread = None
+            if self._links is not None:
+                self._links.close()
+
+    def wait_at(self, boundary: int, counts: Mapping[str, int]) -> None:
+        """The training thread begins to wait at a boundary, having issued so many collectives (not to be changed)."""
+        self._reached = max(self._reached, boundary)
+        self._at = _Stop(boundary, counts, monotonic())
+        self._rouse()
+
+    def go_on(self, boundary: int) -> None:
+        """It has left that boundary."""
+        if self._at is not None and self._at.boundary <= boundary:
+            self._at = None
+
+    def trouble(self) -> str:
+        """Why nobody need wait any longer at the boundary where the training thread is; empty without a reason.
+
+        A rank that is gone is trouble everywhere.
+        """
+        if self._gone >= 0:
+            return f"rank {self._gone} is gone"
+        if (at := self._at) is None:
+            return ""
+        if (left := self._left) is not None and left.reached < at.boundary:
+            return f"rank {left.rank} takes no further part"
+        if (beyond := self._beyond.get(at.boundary)) is not None:
+            went = f"rank {beyond.ahead} went on beyond the calls that rank {beyond.behind} stopped at"
+            return f"{went}: their steps differ"
+        return ""
+
+    def leave(self) -> None:
+        """This rank comes to no further boundary; it still passes on what others say."""
+        self._leaves = self._leaves or Left(self._rank, self._reached)
+        self._rouse()
+
+    def close(self) -> None:
+        """Leaves, and ends the thread and all connections."""
+        self.leave()
+        self._is_closing = True
+        self._rouse()
+        if self._thread is not None:
+            self._thread.join(CLOSE_S)
+        self._thread = None
+
+    def _rouse(self) -> None:
+        if self._links is not None:
+            self._links.rouse()
+
+    # The thread. ------------------------------------------------------------------------------------------------------
+
+    def _run(self, links: Links) -> None:
+        try:
+            links.meet()
+            while not self._is_closing:
+                links.work(self._do_what_is_due())
+        except Exception as error:
+            self._say_deaf(error)
+        finally:
+            with suppress(Exception):
+                self._say_goodbye(self._leaves or Left(self._rank, FAR))
+            links.close()
+
+    def _say_deaf(self, error: Exception) -> None:
+        """No sockets, no store, or an error of ours."""
+        _log.debug("rank %d does not hear whether others are gone: %s", self._rank, error, exc_info=True)
+
+    def _do_what_is_due(self) -> float | None:
+        """Does it, and returns in how many seconds something is due again; None for never."""
+        now, dues = monotonic(), []
+        if self._leaves is not None:
+            self._say_goodbye(self._leaves)
+        if (at := self._at) is not None and at is not self._told:
+            if now >= at.since_s + PATIENCE_S:
+                self._told = at
+                calls = {name: (count, self._rank) for name, count in self._named(lambda: at.counts).items()}
+                self._hear_waits(Waits(at.boundary, calls))
+            else:
+                dues.append(at.since_s + PATIENCE_S)
+        if self._awaited():
+            if now >= self._compared_s + AGAIN_S:
+                self._compared_s = now
+                self._compare()
+            dues.append(self._compared_s + AGAIN_S)
+        if self._news:
+            if now >= self._passed_on_s + AGAIN_S:
+                self._passed_on_s, news, self._news = now, self._news, {}
+                self._tell(*_bundles(news))
+            else:
+                dues.append(self._passed_on_s + AGAIN_S)
+        return max(0.0, min(dues) - now) if dues else None
+
+    def _awaited(self) -> list[int]:
+        """Boundaries at which others wait, this rank is not, and may still come."""
+        if self._gone >= 0 or self._leaves is not None:
+            return []
+        return [boundary for boundary in self._waits if boundary > self._reached and boundary not in self._beyond]
+
+    def _compare(self) -> None:
+        """Whether this rank has issued more than one that waits for it."""
+        own = self._named(self._counts)
+        for boundary in self._awaited():  # after the counts: a rank that has come there meanwhile is not beyond
+            waits = self._waits[boundary]
+            behind = (waits[name][1] for name, count in own.items() if name in waits and count > waits[name][0])
+            if (rank := next(behind, None)) is not None:
+                self._hear_beyond(Beyond(boundary, ahead=self._rank, behind=rank))
+
+    def _named(self, counts: Callable[[], Mapping[str, int]]) -> dict[str, int]:
+        try:
+            return {_short(name): count for name, count in counts().items()}
+        except Exception as error:  # changed while it was read, perhaps: there is a next time
+            _log.debug("no counts on rank %d: %s", self._rank, error)
+            return {}
+
+    def hear(self, rank: int, message: Gone | Left | Waits | Beyond) -> None:
+        """See `Hearer`."""
+        match message:
+            case Gone():
+                self._hear_gone(message)
+            case Left():
+                if message.rank == rank:
+                    self._goodbyes.add(rank)
+                if self._left is None or message.reached < self._left.reached:
+                    self._left = message
+                    self._tell(message)
+            case Waits():
+                self._hear_waits(message)
+            case Beyond():
+                self._hear_beyond(message)
+
+    def lose(self, rank: int) -> None:
+        """See `Hearer`."""
+        if rank not in self._goodbyes:
+            self._hear_gone(Gone(rank))
+
+    def catch_up(self) -> Iterator[Message]:
+        """See `Hearer`."""
+        if self._gone >= 0:
+            yield Gone(self._gone)
+        if self._left is not None:
+            yield self._left
+        if self._has_left and self._leaves is not None:
+            yield self._leaves
+        yield from self._beyond.values()
+        yield from _bundles(self._waits)
+
+    def _hear_gone(self, message: Gone) -> None:
+        if self._gone < 0:
+            self._gone = message.rank
+            self._tell(message)
+
+    def _hear_beyond(self, message: Beyond) -> None:
+        if message.boundary not in self._beyond and _has_room(self._beyond, message.boundary):
+            self._beyond[message.boundary] = message
+            self._tell(message)
+
+    def _hear_waits(self, message: Waits) -> None:
+        if not _has_room(self._waits, message.boundary):
+            return
+        waits = self._waits.setdefault(message.boundary, {})
+        for name, waiting in message.calls.items():
+            known = waits.get(name)
+            if (known is None and len(waits) < MOST_COMMUNICATORS) or (known is not None and waiting[0] < known[0]):
+                waits[name] = waiting
+                self._news.setdefault(message.boundary, {})[name] = waiting
+
+    def _tell(self, *messages: Message) -> None:
+        if self._links is not None:
+            self._links.tell(*messages)
+
+    def _say_goodbye(self, left: Left) -> None:
+        if not self._has_left:
+            self._has_left = True
+            self._tell(left)
+
+
+_Kept = TypeVar("_Kept")
+
+
+def _has_room(by_boundary: dict[int, _Kept], boundary: int) -> bool:
+    """Whether a boundary is kept; the lowest makes room for it where there are too many."""
+    if boundary in by_boundary or len(by_boundary) < MOST_BOUNDARIES:
+        return True
+    lowest = min(by_boundary)
+    if boundary > lowest:
+        del by_boundary[lowest]
+    return boundary > lowest
+
+
+def _bundles(by_boundary: Mapping[int, Calls]) -> Iterator[Waits]:
+    for boundary, calls in by_boundary.items():
+        rows = [*calls.items()]
+        for first in range(0, len(rows), MOST_CALLS):
+            yield Waits(boundary, dict(rows[first : first + MOST_CALLS]))
+
+
+@lru_cache(maxsize=4096)
+def _short(name: str) -> str:
+    """A communicator's name, of whatever length, in 16 characters."""
+    return hashlib.blake2b(name.encode(errors="replace"), digest_size=8).hexdigest()
