@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from programs import Program
 from torch import distributed as dist
+from unequal import unlike_call
 
 OPS = {
     "sum": dist.ReduceOp.SUM,
@@ -62,6 +63,8 @@ class Calls:
                 found.append(wait_for())
             except (RuntimeError, ValueError) as error:
                 found.append(words(error))
+        for rank, what, kind in self._program.all("unlike") if when == "before" else ():
+            results += unlike_call(rank, what, kind, step)
         coalesced = self._program.get("coalesce")
         if coalesced is not None and when == "after":
             ours = [torch.full((2304,), float(number + dist.get_rank())) for number in range(coalesced[0])]

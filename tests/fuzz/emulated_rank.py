@@ -21,10 +21,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
 from fuzz_rank import first_difference
-from jobs import run
+from jobs import Stock, run
 from programs import FAMILIES, Program, drawn
 from torch import distributed as dist
-from watches import LEAST_BYTES, Stock, Tuned, make_small
+from watches import LEAST_BYTES, Tuned, make_small
 
 from lagom_overlap.online.routes import nccl, plugin, plugin_timer
 

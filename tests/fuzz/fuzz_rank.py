@@ -17,7 +17,6 @@ import tempfile
 import threading
 import time
 import warnings
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -30,11 +29,11 @@ if len(sys.argv) > 4 and sys.argv[4]:
     mutants.put_in(sys.argv[4])
 
 import torch
-from jobs import run
+from jobs import Stock, run
 from programs import Program, program_of
 from torch import distributed as dist
 from torch.profiler import ProfilerActivity, profile
-from watches import Launched, Route, Siblings, Stock, Tuned, make_small, save_settings
+from watches import Launched, Route, Siblings, Tuned, make_small, save_settings
 
 
 def census() -> dict[str, int]:
@@ -81,9 +80,9 @@ class Runner:
     def run(self, program: Program) -> dict[str, Any]:
         """What came of it."""
         found: dict[str, Any] = {"seed": program.seed, "mode": program.mode, "equal": True, "left": {}, "stats": {}}
-        began = time.process_time()
+        began, began_s = time.process_time(), time.monotonic()
         stock = run(program, Stock())
-        say({"seed": program.seed, "phase": "with us"})
+        say({"seed": program.seed, "phase": "with us", "stock_s": time.monotonic() - began_s})
         found["raised"] = next((value for label, value in stock if label == "raised"), None)
         found["num_records"] = len(stock)
         gc.collect()
@@ -91,7 +90,7 @@ class Runner:
         folder = Path(tempfile.mkdtemp(prefix="fuzz"))
         try:
             for name, watch in self._watches(program, folder, found):
-                ours = run(program if name != "learning" else replace(program, num_steps=2), watch)
+                ours = run(program if name != "learning" else program.equal(2), watch)
                 found["stats"][name] = watch.stats
                 difference = None if name == "learning" else first_difference(stock, ours)
                 if difference is not None and found["equal"]:
@@ -116,12 +115,15 @@ class Runner:
                 yield "stock", Stock()
             case "route":
                 yield "route", Route(program)
-            case "saved":
+            case "saved" | "relaunched":
                 learning = Route(program)
                 yield "learning", learning
                 path = folder / "settings.json"
                 found["stats"]["num_saved"] = save_settings(path, program, learning.keys)
-                yield "saved", Tuned(program, path)
+                if program.mode == "saved":
+                    yield "saved", Tuned(program, path)
+                else:
+                    yield "relaunched", Launched(program, "online", folder, path)
             case "online":
                 yield "online", Tuned(program)
             case "launched":

@@ -31,6 +31,16 @@ os.environ["FORKED_PYTHON_PRELOADS"] = (
 )
 
 
+STOCK_LIMIT_S = 150.0
+ALLOWED_S = 25.0
+"""What a program may take longer with us than six times what stock took here: far less than a stall of a minute."""
+
+
+def limit_s(stock_s: float, allowed_s: float = ALLOWED_S) -> float:
+    """How long a program may take with us, which is up to two runs and what reaches agreement."""
+    return 6 * stock_s + allowed_s
+
+
 @dataclass(frozen=True, kw_only=True)
 class Result:
     """What became of a program."""
@@ -59,8 +69,10 @@ class Result:
 class Ranks:
     """Some ranks and their conversation; started anew after each program that they did not come through unharmed."""
 
-    def __init__(self, num_ranks: int, *, mutant: str = "", limit_s: float = 150.0, programs: int = 150) -> None:
-        self._num_ranks, self._mutant, self._limit_s, self._programs = num_ranks, mutant, limit_s, programs
+    def __init__(
+        self, num_ranks: int, *, mutant: str = "", allowed_s: float = ALLOWED_S, programs: int = 150
+    ) -> None:
+        self._num_ranks, self._mutant, self._allowed_s, self._programs = num_ranks, mutant, allowed_s, programs
         self._folder = Path(tempfile.mkdtemp(prefix="fuzzranks"))
         self._processes: list[ForkedPython] = []
         self._buffers: list[bytes] = []
@@ -112,12 +124,14 @@ class Ranks:
             with contextlib.suppress(OSError):
                 process.stdin.write(f"{program.text()}\n".encode())
                 process.stdin.flush()
-        give_up = time.monotonic() + self._limit_s
+        give_up = time.monotonic() + STOCK_LIMIT_S
         died: list[int] = []
         while len(answers) < self._num_ranks and time.monotonic() < give_up and not died:
             for rank, line in self._lines(1.0):
                 if "phase" in line:
                     phases[rank] = line["phase"]
+                    if "stock" not in phases:
+                        give_up = time.monotonic() + limit_s(line["stock_s"], self._allowed_s)
                 else:
                     answers[rank] = line
             died = [
@@ -189,7 +203,9 @@ def minimised(ranks: Ranks, result: Result, *, limit_s: float = 240.0, tries: in
                 if time.monotonic() > give_up:
                     break
                 if program.num_ranks not in others:
-                    others[program.num_ranks] = Ranks(program.num_ranks, mutant=ranks._mutant, limit_s=ranks._limit_s)
+                    others[program.num_ranks] = Ranks(
+                        program.num_ranks, mutant=ranks._mutant, allowed_s=ranks._allowed_s
+                    )
                 found = next(
                     (
                         r

@@ -25,6 +25,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import DataLoader, TensorDataset
+from unequal import Unequal
 
 ERRORS = {
     error.__name__: error for error in (ValueError, ArithmeticError, KeyboardInterrupt, StopIteration, RuntimeError)
@@ -42,8 +43,30 @@ class Watch(Protocol):
     def step(self, number: int) -> contextlib.AbstractContextManager[None]:
         """Around each step."""
 
+    def extra_step(self) -> contextlib.AbstractContextManager[None]:
+        """Around a step that this rank makes and others do not."""
+
     def close(self) -> None:
         """The job ends, or wants no more of it."""
+
+
+class Stock:
+    """The job alone."""
+
+    def __init__(self) -> None:
+        self.stats: dict[str, Any] = {}
+
+    def on_model(self, model: nn.Module, optimizer: Any) -> None:
+        pass
+
+    def step(self, number: int) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def extra_step(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def close(self) -> None:
+        pass
 
 
 class Job:
@@ -70,6 +93,7 @@ class Job:
         self.optimizers = [self._optimizer(model) for model in self.models]
         self.watch.on_model(self.models[0], self.optimizers[0])
         self._add_hooks()
+        self.unequal = Unequal(program, self._note)
         self.saved: Any = None
         try:
             with contextlib.ExitStack() as stack:
@@ -77,7 +101,10 @@ class Job:
                     stack.enter_context(torch.autograd.set_detect_anomaly(True))
                 loader = program.get("loader")
                 self._batches = self._loaded(loader[0]) if loader is not None else None
-                for number in range(program.num_steps):
+                stack.enter_context(self.unequal.joined(self.models[0]))
+                for number in range(self.unequal.num_steps):
+                    if self.unequal.has_left(number):
+                        break
                     self._one(number)
         finally:
             for number, model in enumerate(self.models):
@@ -105,7 +132,7 @@ class Job:
 
     def _one(self, number: int) -> None:
         """A step, and what is done after it."""
-        raised = self.program.get("raise")
+        raised = self.unequal.raises()
         is_raising = raised is not None and raised[0] == number
         if self.program.get("close") == (number,):
             self.watch.close()
@@ -113,6 +140,7 @@ class Job:
             os.environ["LAGOM_DISABLE"] = "1"
         profiled = self.program.get("profile")
         with contextlib.ExitStack() as stack:
+            stack.enter_context(self.unequal.mode(number))
             if profiled is not None and profiled[0] == number:
                 stack.enter_context(profile(activities=[ProfilerActivity.CPU]))
             if not is_raising:
@@ -155,6 +183,7 @@ class Job:
             layers.step = number
             if hasattr(layers.b, "step"):
                 layers.b.step = number  # type: ignore[union-attr]
+        self.unequal.at("before", number)
         self._note(f"step {number}: calls before", self.calls.run(number, "before"))
         unshard = program.get("unshard")
         if unshard is not None and isinstance(model, FSDPModule):
@@ -179,8 +208,9 @@ class Job:
             skips = program.get("no_update")
             if skips is None or number % skips[0]:
                 if not program.has("optimizer_in_backward"):
-                    optimizer.step()
+                    self.unequal.update(number, optimizer)
                 optimizer.zero_grad(set_to_none=not program.has("keep_grads"))
+            self.unequal.at("after", number)
             self._note(f"step {number}: calls after", self.calls.run(number, "after"))
             if where == "between" and error is not None:
                 raise error
@@ -206,6 +236,7 @@ class Job:
             return
         for batch in range(count):
             is_synced = {"last": batch + 1 == count, "all": True, "odd": batch % 2 == 1 or count == 1}[syncs]
+            is_synced &= not self.unequal.is_alone(number)
             with contextlib.ExitStack() as stack:
                 if isinstance(model, DistributedDataParallel) and not is_synced:
                     stack.enter_context(model.no_sync())
@@ -230,8 +261,9 @@ class Job:
         if loss.requires_grad:
             if self.program.has("retain"):
                 loss.backward(retain_graph=True)
-            loss.backward()
+            self.unequal.loss(loss).backward()
         self._note(f"step {number}: loss of batch {batch}", loss.item())
+        self.unequal.at("micro", number)
 
     def _batch(self, number: int, batch: int, rows: int = ROWS) -> torch.Tensor:
         if self._batches is not None and batch == 0:
@@ -333,6 +365,8 @@ class Job:
 
     def _between(self, number: int) -> None:  # noqa: PLR0912 - one branch a feature
         program = self.program
+        self.unequal.at("between", number)
+        self.unequal.extra_steps(number, self.models[0], self.optimizers[0], self.watch.extra_step)
         for every, how, weights in program.all("evaluate"):
             if number % every == 0:
                 self._evaluate(number, how, weights)
@@ -488,4 +522,4 @@ def run(program: Program, watch: Watch, *, catches: bool = True, records: list[R
     return job.records
 
 
-__all__ = ["WIDTH", "Job", "Watch", "bits", "run"]
+__all__ = ["WIDTH", "Job", "Stock", "Watch", "bits", "run"]

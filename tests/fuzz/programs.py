@@ -11,9 +11,15 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 Feature = tuple[Any, ...]
-MODES = ("route",) * 8 + ("saved",) * 3 + ("observe",) * 2 + ("sibling",) * 2 + ("online", "launched")
-"""How the job is run with us; `saved` is two runs with us, the first of which learns what there is to set."""
-STEPS = {"route": 7, "saved": 7, "online": 70, "launched": 70, "observe": 8, "sibling": 7, "stock": 7}
+MODES = ("route",) * 6 + ("saved", "sibling", "online", "launched", "relaunched") * 2 + ("observe",)
+"""How the job is run with us; `saved` and `relaunched` are two runs, the first of which learns what there is to set."""
+STEPS = {"online": 70, "launched": 70, "relaunched": 14, "observe": 8}
+"""Enough to search, or to watch and check what is saved; 7 in other modes."""
+BY_HAND = frozenset({"route", "sibling"})
+"""Modes that switch at steps with numbers, which all ranks have to come to."""
+LEAVING = frozenset({"join_all", "leaves"})
+UNEQUAL = LEAVING | {"skips", "repeats", "scaler", "local", "extra", "raise_alone", "mode"}
+"""Features of one rank: its steps are not those of the others."""
 FAMILIES = ("fsdp2",) * 6 + ("ddp",) * 4 + ("calls",) * 3 + ("hsdp",) * 2 + ("tp", "moe", "moe", "pipeline")
 NAMES = "abc"
 
@@ -40,6 +46,11 @@ class Program:
     def has(self, name: str) -> bool:
         """Whether there is one."""
         return self.get(name) is not None
+
+    def equal(self, num_steps: int) -> "Program":
+        """So many steps of it, the same on all ranks."""
+        kept = tuple(feature for feature in self.features if feature[0] not in UNEQUAL)
+        return replace(self, num_steps=num_steps, features=kept)
 
     def text(self) -> str:
         """On one line."""
@@ -78,8 +89,13 @@ def drawn(seed: int, num_ranks: int, *, mode: str | None = None, family: str | N
     family = family or rng.choice(FAMILIES)
     if family == "pipeline" and num_ranks == 1:
         family = "fsdp2"
-    num_steps = STEPS[mode]
-    features = [*_FEATURES_OF.get(family, _of_nothing)(rng, num_ranks), *_of_any(rng, num_ranks, num_steps, family)]
+    num_steps = STEPS.get(mode, 7)
+    features = [*_FEATURES_OF.get(family, _of_nothing)(rng, num_ranks)]
+    if mode in BY_HAND:
+        features = [feature for feature in features if feature[0] not in LEAVING]
+    if not any(feature[0] in LEAVING for feature in features):
+        features += _of_any(rng, num_ranks, num_steps, family)
+        features += _of_one_rank(rng, num_ranks, num_steps, family, mode)
     if family == "calls" and not any(feature[0] == "call" for feature in features):
         features.append(("call", "all_reduce", "float32", 2304, "world", "sum", "wait", "before"))
     return Program(
@@ -95,7 +111,16 @@ def drawn(seed: int, num_ranks: int, *, mode: str | None = None, family: str | N
 def _is_wrong_alone(feature: Feature, features: Sequence[Feature], family: str) -> bool:
     """What hangs in stock PyTorch (PowerSGD of odd sizes, pipelines in anomaly mode) or ends its parent's workers."""
     names = {each[0] for each in features}
+    is_scaled = "scaler" in names
     match feature:
+        case ("raise_alone", *_):  # what the others do in the step, this rank does not
+            return bool(names & {"raise", "join", "coalesce", "wrong"}) or any("after" in each for each in features)
+        case ("extra", *_):  # which exchange buffers, or hold what a rank does in a graph for all
+            return bool(names & {"join", "norm", "second_model"}) or ("ddp", "static_graph", True) in features
+        case ("clip" | "optimizer_in_backward" | "raise" | "no_update" | "retain" | "second_model", *_) if is_scaled:
+            return True
+        case ("hook", _) if is_scaled:
+            return True
         case ("comm_hook", "powersgd", _):
             return "odd" in names
         case ("anomaly",):
@@ -228,12 +253,20 @@ def _hsdp(rng: random.Random, num_ranks: int) -> Iterator[Feature]:
     yield from _fsdp2(rng, num_ranks)
 
 
-def _ddp(rng: random.Random, _num_ranks: int) -> Iterator[Feature]:
-    if rng.random() < 0.1:
-        # What else the ranks do in a step, or may raise, must not come to ranks that have no batch.
-        yield ("join", rng.random() < 0.5)
+def _ddp(rng: random.Random, num_ranks: int) -> Iterator[Feature]:
+    drawn = rng.random()
+    if drawn < 0.25:
+        # What else the ranks do in a step, or may raise, must not come to ranks that have no batch, or have left.
+        if drawn < 0.1:
+            yield ("join", rng.random() < 0.5)
+        elif drawn < 0.18:
+            yield ("join_all", rng.randrange(num_ranks), rng.choice([1, 3, 9]), rng.random() < 0.5)
+        else:
+            yield ("leaves", rng.randrange(num_ranks), rng.randint(1, 6))
         if rng.random() < 0.3:
             yield ("ddp", "gradient_as_bucket_view", True)
+        if rng.random() < 0.3:
+            yield ("adam",)
         return
     found = [*_of_layers(rng)]
     yield from found
@@ -330,6 +363,68 @@ def _of_any(rng: random.Random, num_ranks: int, num_steps: int, family: str) -> 
         yield ("anomaly",)
     if rng.random() < 0.05:
         yield ("profile", rng.randint(0, num_steps - 2))
+
+
+def _of_one_rank(
+    rng: random.Random, num_ranks: int, num_steps: int, family: str, mode: str
+) -> Iterator[Feature]:
+    """What one rank does and the others do not, or not as often; what is of all ranks stands above."""
+    if rng.random() < 0.5:
+        return
+    kinds = ["skips", "skips", "repeats", "local", "local", "raise_alone", "mode"]
+    if family == "ddp":
+        kinds += ["extra", "scaler"]
+    if family in {"calls", "moe"}:
+        kinds += ["unlike"] * 4
+    for kind in rng.sample(kinds, rng.choice([1, 1, 2])):
+        rank, step = rng.randrange(num_ranks), rng.randint(1, min(num_steps, 30) - 1)
+        match kind:
+            case "skips" | "repeats" | "scaler":
+                yield (kind, rank, step)
+            case "local":
+                when = rng.choice(["before", "micro", "micro", "after", "between"])
+                yield (kind, rank, when, rng.randint(1, 5), rng.choice(["plain", "plain", "ddp"]))
+            case "extra":
+                yield (kind, rank, max(2, step), rng.randint(1, 9))
+            case "raise_alone":
+                # A route that is driven by hand is closed by what leaves a step, which is no job's doing.
+                where = ["inside", "inside", "outside"] if mode in {"online", "launched", "relaunched"} else ["inside"]
+                what = rng.choice(["ValueError", "KeyboardInterrupt", "RuntimeError"])
+                yield (kind, rank, step, rng.choice(["optimizer", "between"]), what, rng.choice(where), "resets")
+            case "mode":
+                first, last = rng.choice([(0, num_steps), (step, num_steps), (step, step + rng.randint(1, 20))])
+                yield (kind, rng.choice(["comm", "dispatch"]), rng.choice([-1, -1, rank]), first, last)
+            case _:
+                what = rng.choice(["transposed", "gaps", "subclass", "inference", "uneven", "alone"])
+                calls = {
+                    "transposed": ["all_reduce", "all_gather", "reduce_scatter"],
+                    "gaps": ["all_gather", "reduce_scatter"],
+                    "uneven": ["splits"],
+                    "alone": ["splits"],
+                }
+                others = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+                yield (kind, rank, what, rng.choice(calls.get(what, others)))
+
+
+def drawn_fresh(seed: int, num_ranks: int, mode: str, family: str | None = None) -> Program:
+    """The program of a number, with what only processes can have that are started for it: once in two programs."""
+    rng = random.Random(f"fresh {seed}")
+    program = drawn(seed, num_ranks, mode=mode, family=family)
+    rank, step = rng.randrange(num_ranks), rng.randint(1, min(program.num_steps, 30) - 1)
+    kinds: list[Feature] = [
+        ("no_backend",),
+        ("spawned",),
+        ("launches", rank, step),
+        ("again",),
+        ("dies", rank, step),
+        ("without", rank, rng.choice(["LAGOM_DISABLE", "observe", "stock"])),
+    ]
+    if rng.random() < 0.5:
+        return program
+    feature = rng.choice(kinds)
+    if feature[0] == "dies":  # what else is under way then may or may not arrive
+        program = replace(drawn(seed, num_ranks, mode=mode, family="ddp"), features=())
+    return replace(program, features=(*program.features, feature))
 
 
 _FEATURES_OF: dict[str, Callable[[random.Random, int], Iterator[Feature]]] = {

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from jobs import Stock
 from programs import Program
 from torch import distributed as dist
 from torch import nn
@@ -48,20 +49,11 @@ def new_store() -> Any:
     return dist.PrefixStore(f"fuzz{next(_numbers)}", dist.distributed_c10d._get_default_store())
 
 
-class Stock:
-    """The job alone."""
-
-    def __init__(self) -> None:
-        self.stats: dict[str, Any] = {}
-
-    def on_model(self, model: nn.Module, optimizer: Any) -> None:
-        pass
-
-    def step(self, number: int) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-    def close(self) -> None:
-        pass
+def options_of(program: Program) -> dict[str, Any]:
+    """Windows as short as can be, each with other settings; saved ones are trusted, or judged at once."""
+    rng = random.Random(program.seed)
+    options = {**ONLINE, "tuner": rng.choice(TUNERS), "seed": program.seed % 1000, "deterministic": True}
+    return options | {"check_share": rng.choice([0.0, 0.0, 0.5])}
 
 
 def adapters_of(program: Program, model: nn.Module) -> list[str]:
@@ -135,13 +127,9 @@ class Tuned(Stock):
         self.num_set = 0
 
     def on_model(self, model: nn.Module, optimizer: Any) -> None:
-        rng = random.Random(self._program.seed)
-        options = {**ONLINE, "tuner": rng.choice(TUNERS), "seed": self._program.seed % 1000, "deterministic": True}
-        if self._config is not None:
-            options |= {"check_share": rng.choice([0.0, 0.0, 0.5])}
-        self._tuner = OnlineTuner(
-            model, optimizer, config=self._config, adapters=adapters_of(self._program, model), **options
-        )
+        adapters = adapters_of(self._program, model)
+        options = options_of(self._program)
+        self._tuner = OnlineTuner(model, optimizer, config=self._config, adapters=adapters, **options)
 
     @contextlib.contextmanager
     def step(self, number: int) -> Iterator[None]:
@@ -151,6 +139,10 @@ class Tuned(Stock):
         self.states.add(str(self._tuner.state))
         self.reason = self._tuner.reason
         self.num_set = max(self.num_set, len(self._tuner.settings))
+
+    def extra_step(self) -> contextlib.AbstractContextManager[None]:
+        assert self._tuner is not None
+        return self._tuner.step()
 
     def close(self) -> None:
         if self._tuner is not None:
@@ -165,11 +157,13 @@ class Tuned(Stock):
 class Launched(Stock):
     """What `lagom run --online` and `--observe` do in a rank."""
 
-    def __init__(self, program: Program, mode: str, folder: Path) -> None:
+    def __init__(self, program: Program, mode: str, folder: Path, config: Path | None = None) -> None:
         super().__init__()
         rank = str(dist.get_rank())
         environment = {"LAGOM_RUN_MODE": mode, "LAGOM_RUN_FOLDER": str(folder), "RANK": rank}
-        options = {**ONLINE, "deterministic": True, "seed": program.seed % 1000}
+        if config is not None:
+            environment["LAGOM_RUN_CONFIG"] = str(config)
+        options = options_of(program)
         launch_session.OnlineTuner = partial(OnlineTuner, **options)  # type: ignore[misc, assignment]
         self._events = folder / f"events.{rank}.jsonl"
         self._rank = launch_session.begin_session(os.environ | environment)
