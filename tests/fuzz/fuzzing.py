@@ -69,9 +69,7 @@ class Result:
 class Ranks:
     """Some ranks and their conversation; started anew after each program that they did not come through unharmed."""
 
-    def __init__(
-        self, num_ranks: int, *, mutant: str = "", allowed_s: float = ALLOWED_S, programs: int = 150
-    ) -> None:
+    def __init__(self, num_ranks: int, *, mutant: str = "", allowed_s: float = ALLOWED_S, programs: int = 150) -> None:
         self._num_ranks, self._mutant, self._allowed_s, self._programs = num_ranks, mutant, allowed_s, programs
         self._folder = Path(tempfile.mkdtemp(prefix="fuzzranks"))
         self._processes: list[ForkedPython] = []

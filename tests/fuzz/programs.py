@@ -20,6 +20,8 @@ BY_HAND = frozenset({"route", "sibling"})
 LEAVING = frozenset({"join_all", "leaves"})
 UNEQUAL = LEAVING | {"skips", "repeats", "scaler", "local", "extra", "raise_alone", "mode"}
 """Features of one rank: its steps are not those of the others."""
+OF_PROCESSES = frozenset({"no_backend", "spawned", "launches", "again", "dies", "without"})
+"""Features that only ranks can have that are started for the program."""
 FAMILIES = ("fsdp2",) * 6 + ("ddp",) * 4 + ("calls",) * 3 + ("hsdp",) * 2 + ("tp", "moe", "moe", "pipeline")
 NAMES = "abc"
 
@@ -51,6 +53,10 @@ class Program:
         """So many steps of it, the same on all ranks."""
         kept = tuple(feature for feature in self.features if feature[0] not in UNEQUAL)
         return replace(self, num_steps=num_steps, features=kept)
+
+    def alone(self) -> "Program":
+        """Without what is about processes."""
+        return replace(self, features=tuple(feature for feature in self.features if feature[0] not in OF_PROCESSES))
 
     def text(self) -> str:
         """On one line."""
@@ -254,19 +260,8 @@ def _hsdp(rng: random.Random, num_ranks: int) -> Iterator[Feature]:
 
 
 def _ddp(rng: random.Random, num_ranks: int) -> Iterator[Feature]:
-    drawn = rng.random()
-    if drawn < 0.25:
-        # What else the ranks do in a step, or may raise, must not come to ranks that have no batch, or have left.
-        if drawn < 0.1:
-            yield ("join", rng.random() < 0.5)
-        elif drawn < 0.18:
-            yield ("join_all", rng.randrange(num_ranks), rng.choice([1, 3, 9]), rng.random() < 0.5)
-        else:
-            yield ("leaves", rng.randrange(num_ranks), rng.randint(1, 6))
-        if rng.random() < 0.3:
-            yield ("ddp", "gradient_as_bucket_view", True)
-        if rng.random() < 0.3:
-            yield ("adam",)
+    if rng.random() < 0.25:
+        yield from _of_uneven_batches(rng, num_ranks)
         return
     found = [*_of_layers(rng)]
     yield from found
@@ -295,6 +290,21 @@ def _ddp(rng: random.Random, num_ranks: int) -> Iterator[Feature]:
     if rng.random() < 0.1:
         yield ("calls_too",)
     yield from _of_training(rng)
+
+
+def _of_uneven_batches(rng: random.Random, num_ranks: int) -> Iterator[Feature]:
+    """What else ranks do in a step, or may raise, must not come to those that have no batch, or have left."""
+    match rng.choice(["join", "join_all", "leaves"]):
+        case "join":
+            yield ("join", rng.random() < 0.5)
+        case "join_all":
+            yield ("join_all", rng.randrange(num_ranks), rng.choice([1, 3, 9]), rng.random() < 0.5)
+        case _:
+            yield ("leaves", rng.randrange(num_ranks), rng.randint(1, 6))
+    if rng.random() < 0.3:
+        yield ("ddp", "gradient_as_bucket_view", True)
+    if rng.random() < 0.3:
+        yield ("adam",)
 
 
 def _tp(rng: random.Random, num_ranks: int) -> Iterator[Feature]:
@@ -365,9 +375,7 @@ def _of_any(rng: random.Random, num_ranks: int, num_steps: int, family: str) -> 
         yield ("profile", rng.randint(0, num_steps - 2))
 
 
-def _of_one_rank(
-    rng: random.Random, num_ranks: int, num_steps: int, family: str, mode: str
-) -> Iterator[Feature]:
+def _of_one_rank(rng: random.Random, num_ranks: int, num_steps: int, family: str, mode: str) -> Iterator[Feature]:
     """What one rank does and the others do not, or not as often; what is of all ranks stands above."""
     if rng.random() < 0.5:
         return

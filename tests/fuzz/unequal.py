@@ -1,4 +1,4 @@
-"""What one rank of a random program does and the others do not, or not as often; stock PyTorch goes on with all of it."""
+"""What one rank of a random program does and the others do not, or not as often; stock PyTorch goes on with it."""
 
 import contextlib
 import os
@@ -186,7 +186,9 @@ def unlike_call(rank: int, what: str, kind: str, step: int) -> list[torch.Tensor
     whole = torch.arange(WIDTH * WIDTH, dtype=torch.float32).view(WIDTH, WIDTH) + 100 * me + step
     if kind == "splits":
         # Even on all ranks but for what `rank` keeps to itself; or given by it alone where all are even.
-        counts = [[64 if what != "uneven" or i != j or i != min(rank, n - 1) else 7 for j in range(n)] for i in range(n)]
+        counts = [
+            [64 if what != "uneven" or i != j or i != min(rank, n - 1) else 7 for j in range(n)] for i in range(n)
+        ]
         sent = whole.flatten()[: sum(counts[me])].clone()
         arrived = torch.empty(sum(row[me] for row in counts))
         gives = what == "uneven" or is_me
