@@ -63,8 +63,8 @@ class Calls:
                 found.append(wait_for())
             except (RuntimeError, ValueError) as error:
                 found.append(words(error))
-        for rank, what, kind in self._program.all("unlike") if when == "before" else ():
-            results += unlike_call(rank, what, kind, step)
+        for feature in self._program.all("unlike") if when == "before" else ():
+            results += unlike_call(*feature, step)
         coalesced = self._program.get("coalesce")
         if coalesced is not None and when == "after":
             ours = [torch.full((2304,), float(number + dist.get_rank())) for number in range(coalesced[0])]

@@ -411,7 +411,7 @@ def _of_one_rank(rng: random.Random, num_ranks: int, num_steps: int, family: str
                     "alone": ["splits"],
                 }
                 others = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
-                yield (kind, rank, what, rng.choice(calls.get(what, others)))
+                yield (kind, rank, what, rng.choice(calls.get(what, others)), max(3, step))
 
 
 def drawn_fresh(seed: int, num_ranks: int, mode: str, family: str | None = None) -> Program:

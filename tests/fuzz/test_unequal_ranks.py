@@ -47,16 +47,16 @@ UNEQUAL_STEPS = {
     "rank 1 looks at operators in some steps": job("ddp", ("mode", "dispatch", 1, 5, 15)),
 }
 UNLIKE_CALLS = {
-    f"{what}, {kind}": job("calls", ("unlike", rank, what, kind), mode=mode, num_steps=7)
-    for rank, what, kind, mode in (
-        (1, "transposed", "all_reduce", "route"),
-        (0, "transposed", "all_gather", "saved"),
-        (1, "gaps", "reduce_scatter", "route"),
-        (0, "subclass", "all_reduce", "saved"),
-        (1, "subclass", "all_to_all", "route"),
-        (1, "inference", "all_gather", "route"),
-        (1, "uneven", "splits", "route"),
-        (0, "alone", "splits", "route"),
+    f"{what}, {kind}": job("calls", ("unlike", rank, what, kind, first), mode=mode, num_steps=7)
+    for rank, what, kind, first, mode in (
+        (1, "transposed", "all_reduce", 3, "route"),
+        (0, "transposed", "all_gather", 5, "saved"),
+        (1, "gaps", "reduce_scatter", 3, "route"),
+        (0, "subclass", "all_reduce", 5, "saved"),
+        (1, "subclass", "all_to_all", 3, "route"),
+        (1, "inference", "all_gather", 3, "route"),
+        (1, "uneven", "splits", 3, "route"),
+        (0, "alone", "splits", 3, "route"),
     )
 }
 """By name: what kind of tensor, or of split sizes, one rank has, and in which call."""

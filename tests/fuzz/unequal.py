@@ -179,23 +179,24 @@ class Subclass(torch.Tensor):
     """As a library may have one."""
 
 
-def unlike_call(rank: int, what: str, kind: str, step: int) -> list[torch.Tensor]:
-    """A call that `rank` makes with a tensor, or split sizes, of another kind than the other ranks; what it gave."""
+def unlike_call(rank: int, what: str, kind: str, first: int, step: int) -> list[torch.Tensor]:
+    """A call that `rank`, from a step on, makes with a tensor, or split sizes, of another kind; what it gave."""
     n, me = dist.get_world_size(), dist.get_rank()
-    is_me = me == min(rank, n - 1)
+    rank, is_unlike = min(rank, n - 1), step >= first
     whole = torch.arange(WIDTH * WIDTH, dtype=torch.float32).view(WIDTH, WIDTH) + 100 * me + step
     if kind == "splits":
-        # Even on all ranks but for what `rank` keeps to itself; or given by it alone where all are even.
-        counts = [
-            [64 if what != "uneven" or i != j or i != min(rank, n - 1) else 7 for j in range(n)] for i in range(n)
-        ]
-        sent = whole.flatten()[: sum(counts[me])].clone()
-        arrived = torch.empty(sum(row[me] for row in counts))
-        gives = what == "uneven" or is_me
-        splits = ([row[me] for row in counts], counts[me]) if gives else ()
-        dist.all_to_all_single(arrived, sent, *splits)
+        # Even on all ranks, but for what `rank` keeps to itself; or given by it alone where all are even.
+        least = WIDTH * WIDTH // n
+        counts = [[least] * n for _ in range(n)]
+        if is_unlike and what == "uneven":
+            counts[rank][rank] -= 5
+        arriving, leaving = [row[me] for row in counts], counts[me]
+        is_given = is_unlike and (what == "uneven" or me == rank)
+        arrived = torch.empty(sum(arriving))
+        splits = (arriving, leaving) if is_given else ()
+        dist.all_to_all_single(arrived, whole.flatten()[: sum(leaving)], *splits)
         return [arrived]
-    x = _as_it_is_there(whole, what) if is_me else whole
+    x = _as_it_is_there(whole, what) if is_unlike and me == rank else whole
     match kind:
         case "all_reduce":
             dist.all_reduce(x)
