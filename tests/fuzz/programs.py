@@ -121,8 +121,11 @@ def _is_wrong_alone(feature: Feature, features: Sequence[Feature], family: str) 
     match feature:
         case ("raise_alone", *_):  # what the others do in the step, this rank does not
             return bool(names & {"raise", "join", "coalesce", "wrong"}) or any("after" in each for each in features)
-        case ("extra", *_):  # which exchange buffers, or hold what a rank does in a graph for all
-            return bool(names & {"join", "norm", "second_model"}) or ("ddp", "static_graph", True) in features
+        case ("skips", *_):  # or it would not raise where the others do
+            return any(each[0] == "raise" and each[2] == "optimizer" for each in features)
+        case ("extra", *_):  # where DDP exchanges more than gradients, or holds what all have to do alike
+            options = {each[1] for each in features if each[0] == "ddp"}
+            return bool(names & {"join", "norm", "second_model"} | options & {"static_graph", "find_unused_parameters"})
         case ("clip" | "optimizer_in_backward" | "raise" | "no_update" | "retain" | "second_model", *_) if is_scaled:
             return True
         case ("hook", _) if is_scaled:
