@@ -63,7 +63,7 @@ def test_a_plan_that_does_not_come_in_time_is_off_for_everybody_also_for_a_late_
     assert other.plan(3).state is SwitchState.OFF
     assert leader.propose(WindowPlan(window=3, state=SwitchState.SEARCH, reason="late")).state is SwitchState.OFF
     assert third.plan(3).state is SwitchState.OFF
-    assert "rank 1 waited 0.05 s for rank 0's decision" in third.plan(3).reason
+    assert third.plan(3).reason == ("rank 1 waited for rank 0's decision on window 3: nothing came within 0.05 s")
 
 
 def test_a_plan_that_is_out_cannot_be_vetoed() -> None:
@@ -89,7 +89,7 @@ def test_the_last_rank_that_is_ready_reads_the_refusal_of_one_that_gave_up() -> 
 def test_missing_reports_are_named_and_waited_for_no_longer_than_the_timeout() -> None:
     leader, other, _ = exchanges(3, timeout_s=0.1)
     other.report(0, report(1))
-    with pytest.raises(ReportMissing, match=r"rank 2 did not report within 0\.1 s"):
+    with pytest.raises(ReportMissing, match=r"rank 2 did not report: nothing came within 0\.1 s"):
         leader.reports(0)
 
 

@@ -348,6 +348,7 @@ class Histories:
 
     def __init__(self, script: tuple[WindowPlan, ...], fault: str, shape: dict[int, tuple[int, int]]) -> None:
         self._script, self._fault, self._shape = script, fault, shape
+        self.is_uneven = bool(shape)
         self._answers: list[Answers] = [()]
         self._numbers: dict[tuple[int, Any], int] = {}
         self._lives: dict[tuple[int, int], Life] = {}
@@ -386,7 +387,8 @@ def successors(state: State, fault: str, lives: tuple[Life, ...], histories: His
         if life.asks is None:
             continue
         usual = [(rank, *option, state.fault) for option in answered(state, life.asks, lives)]
-        faulty = [(rank, answer, state.store, fault) for answer in faults_at(life.asks, fault) if not state.fault]
+        may_fail = not state.fault and (rank < 2 or histories.is_uneven)  # the third is as the second
+        faulty = [(rank, answer, state.store, fault) for answer in faults_at(life.asks, fault) if may_fail]
         if usual and is_alone(life.asks, state):
             moves = usual + faulty
             break
@@ -405,6 +407,9 @@ def is_alone(asks: Question, state: State) -> bool:
     """Whether the answer, now that there is one, will stay the same, and makes no difference to what others hear."""
     if asks[0] == "compare_set":
         return (asks[1], asks[2]) in state.store
+    if asks[0] == "add" and asks[1].startswith("come/"):
+        # Who comes last to the first of three equal rounds is left open in the two others.
+        return dict(state.store).get(asks[1], 0) + 1 < NUM_RANKS
     return asks[0] in ("collective", "prepare", "commit", "wait", "get", "multi_get", "delete_key") or (
         asks[0] in ("check", "set") and (not state.fault or asks[0] == "set")
     )

@@ -246,7 +246,7 @@ class OnlineTuner:
         """Ends the tuning on all ranks, after this window if they go on. Done by itself when the process ends."""
         PLUGIN_OWNER.release(self._collectives)
         if (member := self._own) is not None:
-            member.leave("the job closed its tuner")
+            member.close("the job closed its tuner")
 
     def _calls_so_far(self) -> dict[str, int]:
         return {} if self._collectives is None else calls_so_far(self._collectives)

@@ -9,6 +9,7 @@ words, however late one of them is, and nobody waits longer than the timeout. Th
     plan/<w>        what to do in window w: the leader's plan, or the last word of a rank
     report/<w>/<r>  what rank r, and those who report to it (`tree`), saw in window w
     at/<w>/<c>      where communicator c stands when window w begins, as the first of its ranks says (`stand_alike`)
+    alike/<w>       "yes" by the last rank that has come to window w and stands where the others stand, or a "no"
     met/<w>         "yes" by the last rank that is ready for what window w changes, or somebody's "no"
     go/<w>          the answer: "yes" by the last rank that has made the change, or somebody's "no"
     program/<f>     the step of fingerprint f, as the first rank saw it
@@ -199,9 +200,10 @@ class Exchange:
         return [decode(data, Report) for data in self._ask(partial(self._store.multi_get, [*keys.values()]))]
 
     def stand_alike(self, window: int, places: Mapping[str, str]) -> str:
-        """Whether all ranks of each communicator begin the window at one place of its calls; else how they differ.
+        """Empty once all ranks are here, those of each communicator at one place of its calls; else why they are not.
 
         `places` says it in words by communicator. Each is written by the first of its ranks and compared by the others.
+        Until all have come nobody begins what needs the others, such as connecting to them.
 
         Raises:
             StoreLost: if the store does not answer.
@@ -212,7 +214,7 @@ class Exchange:
             first = self._ask(partial(self._store.compare_set, key, "", place)).decode(errors="replace")
             if first != place:
                 return f"rank {self.rank} stands at {place}, where another rank stands at {first}"
-        return ""
+        return self._all_come(f"come/{window}", f"alike/{window}", "for the others to come to a switch")
 
     def get_ready(self, window: int, work: Callable[[], None]) -> str:
         """Does what this rank needs to be ready for what a window changes; its refusal, empty if it is ready.
@@ -285,18 +287,22 @@ class Exchange:
 
     def _meet(self, window: int) -> str:
         """The first round: empty if all are ready."""
-        ready, met = f"ready/{window}", f"met/{window}"
-        if self._ask(lambda: self._store.add(ready, 1)) == self.num_ranks:
-            return self._settle(met, "yes")
-        if why := self._why_missing([met], self.timeout_s):
-            return self._settle(met, f"no rank {self.rank} waited for the others to be ready to switch: {why}")
-        return self._said(self._ask(lambda: self._store.get(met)))
+        return self._all_come(f"ready/{window}", f"met/{window}", "for the others to be ready to switch")
+
+    def _all_come(self, counter: str, answer: str, what_for: str) -> str:
+        """Empty once every rank has come here; else what the first said that would not wait any longer."""
+        if self._ask(lambda: self._store.add(counter, 1)) == self.num_ranks:
+            return self._settle(answer, "yes")
+        if why := self._why_missing([answer], self.timeout_s):
+            return self._settle(answer, f"no rank {self.rank} waited {what_for}: {why}")
+        return self._said(self._ask(lambda: self._store.get(answer)))
 
     def _refused(self, window: int, refusal: str) -> str:
         """The answer, which is "no" unless it is out already; whoever is still in the first round hears of it."""
         said = self._settle(f"go/{window}", f"no {refusal}")
         if said:
             self._settle(f"met/{window}", f"no {said}")
+            self._settle(f"alike/{window}", f"no {said}")
         return said
 
     def _answer_after_all(self, window: int, lost: StoreLost) -> str:
@@ -357,7 +363,7 @@ class Exchange:
         for key in self._placed.pop(window, ()):
             self._ask(partial(self._store.delete_key, key))
         if self.rank == 0:
-            for name in ("ready", "met", "sure", "go"):
+            for name in ("come", "alike", "ready", "met", "sure", "go"):
                 self._ask(partial(self._store.delete_key, f"{name}/{window}"))
 
     def _settle(self, go: str, word: str) -> str:

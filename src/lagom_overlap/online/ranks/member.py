@@ -218,6 +218,13 @@ class Member:
         if self._presence is not None:
             self._presence.leave()
 
+    def close(self, reason: str) -> None:
+        """Leaves, and keeps no thread or connection; a rank that makes steps all the same has others."""
+        self.leave(reason)
+        self._exchange.close()
+        if self._presence is not None:
+            self._presence.close()
+
     def fail_step(self, reason: str) -> None:
         """In place of `end_step` where the job's step raised: nobody waits, and the step counts all the same.
 
