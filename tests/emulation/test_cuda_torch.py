@@ -329,6 +329,15 @@ def test_small_values_are_those_of_the_cpu_and_large_ones_are_refused_where_they
 
 
 @pytest.mark.cuda_torch
+@pytest.mark.timeout(300)
+def test_checkpoints_are_saved_with_their_copies_times_and_say_that_they_hold_zeros(tmp_path: Path) -> None:
+    """torch.save, DCP at once and in the background; what the job itself asserts is in its file."""
+    found = emulate(*torchrun(1, str(ROOT / "tests/emulation/cuda_saving_job.py"), str(tmp_path)))
+    assert (found["exit_code"], found["refusals"]) == (0, [])
+    assert sum("checkpoints" in note for note in found["notes"]) == 1
+
+
+@pytest.mark.cuda_torch
 @pytest.mark.timeout(1000)
 def test_experts_are_chosen_by_values_and_stages_tell_each_other_shapes() -> None:
     """The job itself asserts that what a rank sends to an expert is what the expert's rank receives."""

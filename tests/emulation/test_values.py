@@ -36,7 +36,7 @@ class Device:
 
 class OnHost(Values):
     def _on_gpu(self, tensor) -> bool:
-        return True
+        return not hasattr(tensor, "is_hosts")
 
     def _is_capturing(self) -> bool:
         return False
@@ -48,11 +48,17 @@ def device() -> Device:
 
 
 @pytest.fixture
-def run(device: Device) -> Callable[..., object]:
+def saves() -> list[str]:
+    """What was said of checkpoints."""
+    return []
+
+
+@pytest.fixture
+def run(device: Device, saves: list[str]) -> Callable[..., object]:
     def fail(error: BaseException) -> None:
         raise error
 
-    values = OnHost(torch, device, fail)
+    values = OnHost(torch, device, fail, lambda: saves.append("zeros"))
 
     def launch(func, *args, **kwargs):
         def call():
@@ -119,6 +125,34 @@ def test_whole_numbers_that_nobody_computed_are_not_read_but_floats_are(run) -> 
     with pytest.raises(UncomputedValueError, match=r"aten::sort"):
         run(aten._local_scalar_dense.default, large[1][:1])
     run(aten._local_scalar_dense.default, large[0][:1])
+
+
+def test_a_flag_that_nobody_computed_says_no(run) -> None:
+    """DeepSpeed's: whether any gradient is infinite, as a byte."""
+    large = run(aten.sort.default, torch.randn(MAX_ELEMENTS))[0]
+    flag = run(aten._to_copy.default, run(aten.any.default, large), dtype=torch.uint8)
+    assert flag.item() == 1
+    assert run(aten._local_scalar_dense.default, flag) == 0
+
+
+def test_a_checkpoint_of_what_nobody_computed_has_zeros_and_says_so_once(run, saves) -> None:
+    large = run(aten.sort.default, torch.randn(MAX_ELEMENTS))
+    saver = eval("lambda save: save()", {"__name__": "safetensors.torch"})
+    for uncomputed in large:
+        kept = torch.ones_like(uncomputed)
+        kept.is_hosts = True
+        saver(lambda kept=kept, uncomputed=uncomputed: run(aten.copy_.default, kept, uncomputed))
+        assert kept.count_nonzero() == 0
+        assert (uncomputed == 9).all()  # the job goes on with what it has
+    assert saves == ["zeros"]
+
+
+def test_a_checkpoint_has_what_was_computed(run, saves) -> None:
+    kept, small = torch.zeros(30), run(aten.neg.default, torch.ones(30))
+    kept.is_hosts = True
+    eval("lambda save: save()", {"__name__": "torch.serialization"})(lambda: run(aten.copy_.default, kept, small))
+    assert torch.equal(kept, torch.full((30,), -1.0))
+    assert not saves
 
 
 def test_memory_that_is_written_anew_is_known_again(run) -> None:

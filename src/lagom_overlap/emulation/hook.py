@@ -82,7 +82,8 @@ def _begin(torch: ModuleType) -> None:
         if os.environ.get("LAGOM_EMULATION_PYTHON_CLOCK") == "virtual":
             _read_virtual_time(device)
         groups = groups_of_job(torch, device)
-        Hook(torch, device, Values(torch, device, _complain_of_values), groups).start()
+        values = Values(torch, device, _complain_of_values, lambda: device.mark({"saved": "zeros"}))
+        Hook(torch, device, values, groups).start()
     except SymmetricRanksError:
         raise
     except Exception as error:

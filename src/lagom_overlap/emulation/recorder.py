@@ -50,6 +50,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.num_left_out = 0
+        self.has_saved_zeros = False
         self.num_operations = 0
         self._ranks: dict[int, _Rank] = defaultdict(_Rank)
         self._priced: list[Priced] = []
@@ -138,6 +139,7 @@ class Recorder:
     def _mark(self, rank: _Rank, mark: Mapping[str, Any], at_ns: float) -> None:
         if mark.get("step") == "begin":
             rank.steps.append(at_ns)
+        self.has_saved_zeros |= mark.get("saved") == "zeros"
         peak = mark.get("peak_bytes")
         if isinstance(peak, int):
             rank.peak_bytes = max(rank.peak_bytes, peak)

@@ -2,9 +2,9 @@
 
 The device runs few kernels itself (fills, copies, index arithmetic). Every other operator of PyTorch whose tensors are
 small, or whole numbers of moderate size, is computed here by PyTorch's own CPU operator, on the GPU's memory, which is
-this process's. Outputs of the rest are marked as not computed, and so is what follows from them. Such floats may be
-read (a loss is printed); whole numbers and sizes decide what a job does next, so reading them is refused, by the name
-of the operator that they rest on.
+this process's. Outputs of the rest are marked as not computed, and so is what follows from them. The host reads zeros
+there: a loss that is printed, an overflow flag, a checkpoint. Whole numbers beyond bytes, and sizes, decide what a job
+does next, so reading them is refused, by the name of the operator that they rest on, unless they are saved.
 
 Marks are kept by the address of a tensor's storage. What writes memory without a dispatched operator (Triton's kernels)
 neither sets nor clears them.
@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from lagom_overlap.emulation.saving import is_saving
 from lagom_overlap.errors import LagomError
 
 MAX_ELEMENTS: Final = 1 << 18
@@ -80,14 +81,23 @@ class _OwedError(Exception):
 
 
 class Values:
-    """The contents of one process's GPU tensors, operator by operator. `complain` is told of an error of ours, once."""
+    """The contents of one process's GPU tensors, operator by operator.
 
-    def __init__(self, torch: Any, memory: Memory, complain: Callable[[BaseException], None]) -> None:
-        self._torch, self._memory, self._complain = torch, memory, complain
+    `complain` is told of an error of ours, and `note_saved` that zeros were saved for what nobody computed, once each.
+    """
+
+    def __init__(
+        self,
+        torch: Any,
+        memory: Memory,
+        complain: Callable[[BaseException], None],
+        note_saved: Callable[[], None],
+    ) -> None:
+        self._torch, self._memory, self._complain, self._note_saved = torch, memory, complain, note_saved
         self._plain = (torch.Tensor, torch.nn.Parameter)
         self._marks: dict[int, str] = {}
         self._hopeless: set[tuple[Any, Any]] = set()
-        self._is_broken = False
+        self._is_broken = self._has_saved = False
         self._decides = False  # the job has asked for sizes or counts
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], call: Callable[[], Any]) -> Any:
@@ -111,12 +121,11 @@ class Values:
             return self._mapped(begun.early.result, lambda tensor: self._placed(tensor, begun))
         out = call()
         try:
-            self._finish(func, args, kwargs, begun, out)
+            return self._finish(func, args, kwargs, begun, out)
         except UncomputedValueError:
             raise
         except Exception as error:
-            self._break(error, lambda: None)
-        return out
+            return self._break(error, lambda: out)
 
     def _on_gpu(self, tensor: Any) -> bool:
         return bool(tensor.is_cuda)
@@ -177,20 +186,21 @@ class Values:
         self._note([placed], begun.mark, may_clear=True)
         return placed
 
-    def _finish(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], begun: _Begun, out: Any) -> None:
+    def _finish(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], begun: _Begun, out: Any) -> Any:
+        """Keeps the marks; gives what the caller gets."""
         namespace, _, name = func._schema.name.partition("::")
         made = list(self._tensors((out,), {}))
         if name == "lift_fresh":  # torch.tensor's, which copies what the host has where nobody is told of it
             self._note(begun.given, None, may_clear=True)
-            return
+            return out
         if begun.mark is not None and name in _READS:
-            self._check_read(func, args, made, begun.mark)
+            out = self._read(func, args, out, begun.mark)
         if func.is_view:
-            return
+            return out
         if namespace in COLLECTIVES:
             # Which of its tensors it writes, the schemas do not say; ranks do alike.
             self._note([*begun.given, *made], begun.mark, may_clear=True)
-            return
+            return out
         is_exact = self._memory.inexact_launches() == begun.launches
         if not is_exact and begun.written:
             is_exact = self._store(begun.early, out)
@@ -198,19 +208,30 @@ class Values:
             is_exact = self._store(self._computed(func, args, kwargs, [*begun.given, *made], ()), out)
         mark = begun.mark if is_exact else func._schema.name
         self._note([*begun.written, *made], mark, may_clear=not begun.written or name in _OVERWRITES)
+        return out
 
-    def _check_read(self, func: Any, args: Sequence[Any], made: Sequence[Any], mark: str) -> None:
-        """Refuses a host that reads marked whole numbers."""
-        source = args[0]
-        if func._schema.name.endswith("::copy_"):
-            if self._on_gpu(args[0]) or not self._on_gpu(args[1]):
-                return
-            source = args[1]
-        elif made and self._on_gpu(made[0]):
-            return
+    def _read(self, func: Any, args: Sequence[Any], out: Any, mark: str) -> Any:
+        """What the host gets where it reads what nobody computed: zeros.
+
+        Bytes are contents (a storage that is saved, an image) or flags, of which zero says no.
+
+        Raises:
+            UncomputedValueError: for other whole numbers, unless they are saved.
+        """
+        torch = self._torch
+        source, target = (args[1], args[0]) if func._schema.name.endswith("::copy_") else (args[0], out)
+        is_tensor = isinstance(target, torch.Tensor)
+        if not self._on_gpu(source) or (is_tensor and self._on_gpu(target)):
+            return out
+        is_kept = is_tensor and is_saving()
         dtype = source.dtype
-        if not dtype.is_floating_point and not dtype.is_complex and dtype is not self._torch.bool:
+        may_decide = not dtype.is_floating_point and not dtype.is_complex and dtype not in (torch.bool, torch.uint8)
+        if may_decide and not is_kept:
             raise UncomputedValueError(_refusal(func, mark))
+        if is_kept and not self._has_saved:
+            self._has_saved = True
+            self._note_saved()
+        return target.zero_() if is_tensor else type(out)()
 
     def _mark_of(self, tensors: Sequence[Any]) -> str | None:
         marks = self._marks

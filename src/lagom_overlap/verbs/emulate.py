@@ -288,6 +288,8 @@ def _result(
         notes.append(
             f"{ran.coordinator.num_late} operations came later than the simulation was; they began when they came."
         )
+    if recorder.has_saved_zeros:
+        notes.append("The job saved checkpoints: they hold zeros for what large kernels would have computed.")
     if recorder.num_left_out:
         notes.append(
             f"No timeline and no figures of the last step: of {recorder.num_operations} operations the times of the "
