@@ -84,6 +84,24 @@ def test_small_all_reduces_under_ddp_ask_for_larger_buckets():
     assert found.predicted_gain_s == pytest.approx(8 * (50e-6 - 1e-3 / 512))
 
 
+def test_buckets_of_ddp_that_nothing_hides_ask_for_the_engine_before():
+    """Four of 1 ms, each between computations; all but the last could be hidden."""
+    rows = [
+        (kind, 2_000_000 * n + at, 2_000_000 * n + at + 1_000_000)
+        for n in range(4)
+        for kind, at in ((COMP, 0), (COMM, 1_000_000))
+    ]
+    calls = [{"num_bytes": 32 << 20}] * 4
+    waiting = gpu_trace(rows, calls=calls, frameworks=frozenset({"DDP"}))
+    found = advice(waiting)["waiting_buckets"]
+    assert found.apply.startswith("TORCH_DIST_USE_NCCL2=0")
+    assert found.predicted_gain_s == pytest.approx(3e-3)
+    for frameworks in ({"DDP", "ProcessGroupNCCL"}, {"FSDP"}):  # the engine before annotates its collectives
+        assert "waiting_buckets" not in advice(gpu_trace(rows, calls=calls, frameworks=frozenset(frameworks)))
+    hidden = [*rows, (COMP, 1_000_000, 2_000_000)]
+    assert "waiting_buckets" not in advice(gpu_trace(hidden, calls=calls, frameworks=frozenset({"DDP"})))
+
+
 def test_a_reduce_scatter_queued_behind_an_all_gather_asks_for_its_own_communicator():
     rows = [(COMM, 0, 500_000), (COMM, 501_000, 900_000), (COMP, 900_000, 1_000_000)]
     queued = gpu_trace(rows, calls=[AG, RS], launches=[0, 100_000, 890_000], frameworks=frozenset({"FSDP"}))

@@ -113,6 +113,24 @@ def test_the_engines_of_pytorch_2_15_are_told_apart_with_their_devices_siblings_
 
 
 @pytest.mark.cuda_torch
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("uses_its_own_engine", [True, False])
+def test_ddp_overlaps_under_our_hook_and_as_released_only_with_the_engine_before_2_15s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uses_its_own_engine: bool
+) -> None:
+    """What `workload/step/data/releases.toml` has of PyTorch 2.15 is what this PyTorch does."""
+    if release() < (2, 15):
+        pytest.skip("PyTorch 2.15 brought its own engine")
+    monkeypatch.setenv("TORCH_DIST_USE_NCCL2", str(int(uses_its_own_engine)))
+    shares = {}
+    for how in ("released", "hooked"):
+        step = emulate(*torchrun(2, str(Path(__file__).with_name("ddp_job.py")), how))["last_step"]
+        shares[how] = step["exposed_comm_s"] / step["comm_s"]
+    assert shares["released"] == pytest.approx(1.0) if uses_its_own_engine else shares["released"] < 0.3
+    assert shares["hooked"] < 0.3  # the last bucket of eight, which nothing can hide
+
+
+@pytest.mark.cuda_torch
 @pytest.mark.timeout(1000)
 @pytest.mark.parametrize("rendezvous", [(), ("--rdzv-backend", "c10d", "--rdzv-endpoint")], ids=["static", "c10d"])
 def test_torchrun_of_two_hosts_pays_the_network(tmp_path: Path, rendezvous: tuple[str, ...]) -> None:

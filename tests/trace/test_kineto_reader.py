@@ -82,6 +82,14 @@ def test_old_traces_name_the_collective_through_the_cpu_event_around_the_launch(
     assert call.communicator == "stream 9"
 
 
+@pytest.mark.parametrize(("name", "is_known"), [("nccl:all_reduce", True), ("nccl2:all_reduce", False)])
+def test_the_engine_before_pytorch_2_15s_own_is_known_by_its_annotations(tmp_path, name, is_known):
+    file = KinetoFile(distributedInfo={"rank": 0, "world_size": 2})
+    file.add(ph="X", cat="user_annotation", name=name, pid=10, tid=1, ts=90, dur=20, args={})
+    file.kernel("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(args)", 200, 50, launch=95.0)
+    assert ("ProcessGroupNCCL" in read(file, tmp_path).frameworks) is is_known
+
+
 def test_send_receive_kernels_of_an_all_to_all_are_known_by_their_cpu_event(tmp_path):
     file = KinetoFile(distributedInfo={"rank": 0, "world_size": 2})
     file.add(

@@ -110,6 +110,22 @@ def test_a_pytorch_beyond_the_matrix_is_said(monkeypatch, capsys, version, ok, w
     assert ok or found["PyTorch tested"]["remedy"]
 
 
+@pytest.mark.parametrize(
+    ("version", "engine", "is_said"),
+    [("2.15.0+cu132", None, True), ("2.15.0+cu132", "1", True), ("2.15.0+cu132", "0", False), ("2.14.1", None, False)],
+)
+def test_a_pytorch_whose_engine_lets_ddp_overlap_nothing_is_said(monkeypatch, capsys, version, engine, is_said):
+    monkeypatch.setattr(doctor, "package_versions", lambda: {"torch": version})
+    monkeypatch.setattr(doctor, "installed_nccl", lambda: (2, 30, 7))
+    monkeypatch.delenv("TORCH_DIST_USE_NCCL2", raising=False)
+    if engine is not None:
+        monkeypatch.setenv("TORCH_DIST_USE_NCCL2", engine)
+    found, _ = checks(capsys)
+    assert ("overlap" in found) is is_said
+    if is_said:
+        assert found["overlap"]["remedy"] == "TORCH_DIST_USE_NCCL2=0"
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize(
     ("has", "own", "bindings", "words"),

@@ -205,3 +205,17 @@ def test_tune_takes_any_layout_but_a_pipeline() -> None:
 @pytest.mark.parametrize("example", ["gpt_175b_3d_a100.toml", "phi2_fsdp_a40.toml"])
 def test_the_examples_run(example: str) -> None:
     assert run_simulate(SimulateRequest(spec=read_job(EXAMPLES / example))).iteration_s > 0
+
+
+def test_ddp_of_pytorch_2_15_hides_no_reduction_and_is_told_what_would() -> None:
+    parallel = {"data": 8, "framework": "ddp"}
+    changes = {"model": {"name": "llama-3.2-1b", "seq_len": 2048}, "cluster": {"preset": "h100_dgx"}}
+    before, since = (simulate(parallel | keys, **changes) for keys in ({}, {"framework_release": "2.15"}))
+    (hidden,), (shown,) = (result.stages[0].communicators.values() for result in (before, since))
+    assert hidden.exposed_s < 0.05 * hidden.total_s
+    assert shown.exposed_s == pytest.approx(shown.total_s, rel=1e-6)  # nothing else runs, so nothing is stretched
+    assert any('framework_release = "2.15"' in note for note in before.notes)
+    assert not any("framework_release" in note for note in since.notes)
+    (answer,) = [answer for answer in since.what_ifs if answer.setting == "TORCH_DIST_USE_NCCL2=0"]
+    assert answer.gain_s == pytest.approx(since.iteration_s - before.iteration_s)
+    assert not any(answer.setting == "TORCH_DIST_USE_NCCL2=0" for answer in before.what_ifs)

@@ -20,11 +20,14 @@ from lagom_overlap.analysis.kernel_class import KernelClass
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.trace.gpu_trace import NO_TIME, NS_PER_S, UNKNOWN, KnobReach
 from lagom_overlap.units import MIB, format_bytes, format_seconds
+from lagom_overlap.workload.step.releases import changes_of
 
 _MIN_GAIN: Final = 0.002
 """Advice worth less than this part of a step is left out."""
 _HIDDEN: Final = 0.25
 """A collective counts as hidden if at most this part of it is exposed."""
+_WHOLLY: Final = 0.95
+"""Of what nothing hides; the rest is what a stray small kernel may cover."""
 _NEAR_NS: Final = 20_000
 """A kernel that starts this soon after its cause followed it at once."""
 _LARGE: Final = 4 * MIB
@@ -168,6 +171,31 @@ def _larger_buckets(findings: Findings) -> Iterator[Advice]:
             f"exposed for {_time(findings, sum(row.exposed_ns for row in small))}; "
             f"large ones reach {best / 1e9:.1f} GB/s",
             predicted_gain_s=_per_step(findings, gain),
+        )
+
+
+def _waiting_buckets(findings: Findings) -> Iterator[Advice]:
+    """DDP hides all buckets but the last where its engine lets it; without the engine's annotations it is another."""
+    if "DDP" not in findings.frameworks or "ProcessGroupNCCL" in findings.frameworks:
+        return
+    reduces = [
+        row
+        for row in findings.rows
+        if row.kind is CollectiveKind.ALL_REDUCE and row.key.reach is KnobReach.TUNER and row.key.num_bytes >= _SMALL
+    ]
+    count, total_ns = sum(row.count for row in reduces), sum(row.total_ns for row in reduces)
+    exposed_ns = sum(row.exposed_ns for row in reduces)
+    if count < 2 * findings.num_windows or exposed_ns < _WHOLLY * total_ns:
+        return
+    for change in changes_of("ddp"):
+        yield Advice(
+            rule="waiting_buckets",
+            what=f"Let DDP's buckets overlap. From {change.software} {change.since} on, {change.what}",
+            apply=f"{change.avoided_by}  # in the environment of all ranks",
+            evidence=f"{count / findings.num_windows:.0f} all-reduces per step, of which "
+            f"{100 * exposed_ns / total_ns:.0f} % is exposed, by an engine without annotations in the trace; at most "
+            "all but the last of them can be hidden",
+            predicted_gain_s=_per_step(findings, exposed_ns * (1 - findings.num_windows / count)),
         )
 
 
@@ -368,6 +396,7 @@ _RULES: Final[tuple[Callable[[Findings], Iterator[Advice]], ...]] = (
     _fewer_channels,
     _more_channels,
     _larger_buckets,
+    _waiting_buckets,
     _separate_reduce_scatter,
     _prefetch,
     _carve_out,

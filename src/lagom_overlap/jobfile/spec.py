@@ -82,6 +82,7 @@ class ParallelTable(Spec, frozen=True):
     `fsdp = N` is `data = N` with `zero_stage = 3` under FSDP2 (2, if that is given); with `replicate = R` there are R
     such groups, and `data` is all of them. What the other keys mean: `workload.parallel.ParallelLayout`.
     `framework` issues the step (`workload.step.rules`); by default FSDP2 for `fsdp` and Megatron-LM otherwise.
+    `framework_release` is its release, where that makes a difference (`workload.step.releases`).
     `clip_gradients` is by default what the framework does.
     `auto = [2, 8]` gives no degrees but a mesh, over which `lagom capture` and `lagom plan` search for a sharding.
     """
@@ -123,6 +124,7 @@ class ParallelTable(Spec, frozen=True):
     whole_experts: bool = False
     attention_kernel: AttentionKernel | None = None
     framework: Name | None = None
+    framework_release: Annotated[str, Meta(pattern=r"^\d{1,4}\.\d{1,4}(\.\d{1,4})?$")] | None = None
     clip_gradients: bool | None = None
 
 

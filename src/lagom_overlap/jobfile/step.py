@@ -23,7 +23,7 @@ from lagom_overlap.workload.models import TransformerModel, load_model
 from lagom_overlap.workload.parallel import Dispatcher, ParallelLayout, StageMemory, plan_stages, stage_memory
 from lagom_overlap.workload.parallel.check import check_layout
 from lagom_overlap.workload.precision import ATTENTION_FORMATS, Precision, ProductFormat
-from lagom_overlap.workload.step import IssueRules, load_rules
+from lagom_overlap.workload.step import IssueRules, changes_of, load_rules, rules_in_release
 from lagom_overlap.workload.step.switches import DISPATCHERS, SWITCHES, TAKEN_ANYWHERE, has_dispatcher
 
 
@@ -195,6 +195,17 @@ def nodes_notes(spec: JobSpec, cluster: Cluster) -> list[str]:
     ]
 
 
+def release_notes(parallel: ParallelTable, layout: ParallelLayout) -> list[str]:
+    """That newer releases of the framework issue the step otherwise, where the job does not say which it runs."""
+    if parallel.framework_release is not None or layout.data == 1:
+        return []
+    return [
+        f"The step of releases before {change.software} {change.since}: from then on {change.what} "
+        f'(parallel.framework_release = "{change.since}"), unless {change.avoided_by} is set.'
+        for change in changes_of(framework_of(parallel))
+    ]
+
+
 def filled_cluster(table: ClusterTable, num_ranks: int) -> Cluster:
     """The cluster that `[cluster]` states; without a number of nodes, as many as so many ranks fill.
 
@@ -322,7 +333,7 @@ def job_step(spec: JobSpec) -> JobStep | None:
         return None
     assert spec.model.seq_len is not None  # checked when the file was read
     parallel = spec.parallel
-    rules = load_rules(framework_of(parallel))
+    rules = rules_in_release(load_rules(framework_of(parallel)), parallel.framework_release)
     check_switches(parallel, rules.name)
     model, layout = model_of(spec.model), layout_of(parallel)
     cluster = cluster_for(spec, layout)

@@ -177,7 +177,8 @@ class StreamWait:
 class GpuTrace:
     """One rank's trace.
 
-    `frameworks` are words found in the CPU events that say which framework made them (`"FSDP"`, `"DDP"`). `format`
+    `frameworks` are words found in the CPU events that say which framework made them (`"FSDP"`, `"DDP"`), and
+    `"ProcessGroupNCCL"` where that engine annotated its collectives: PyTorch 2.15's own one does not. `format`
     names the file format in words.
     """
 

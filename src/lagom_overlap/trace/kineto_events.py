@@ -363,6 +363,8 @@ class KinetoEvents:
         """A CPU event whose name says what it is; almost none does, so the others are passed over at once."""
         if name.startswith((*NCCL_PREFIXES, "record_param_comms")):
             self._take_comm_op(event, name)
+            if name.startswith(NCCL_PREFIXES[0]):
+                self.frameworks.add("ProcessGroupNCCL")
         elif name.startswith("ProfilerStep"):
             self._take_step(event, name)
         else:

@@ -4,6 +4,7 @@ import ctypes
 import importlib.util
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +22,7 @@ from lagom_overlap.nccl_plugin.support import NCCL_OF_TORCH, Knob, Settable, bes
 from lagom_overlap.record import describe_machine, package_versions
 from lagom_overlap.results.doctor import DoctorCheck, DoctorResult, KnobSupport, SupportRow
 from lagom_overlap.workload.models import model_names
+from lagom_overlap.workload.step.releases import release_changes
 
 _OTHER_RELEASES: Final = ((2, 21, 5), (2, 23, 4), (2, 27, 7), (2, 31, 2), (2, 32, 6))
 """Releases besides those of PyTorch's wheels, one per change of what can be set."""
@@ -62,6 +64,18 @@ def _tested_torch() -> DoctorCheck:
         found=f"{version} is {where} what was tested, {oldest} to {newest}",
         remedy="compare losses with and without LAGOM_DISABLE=1 first; docs/support.md has what was tested",
     )
+
+
+def _engines_waits(environment: Mapping[str, str]) -> list[DoctorCheck]:
+    """What the PyTorch found here does otherwise than releases before, where its build has NCCL."""
+    version = package_versions().get("torch")
+    if version is None or not installed_nccl():
+        return []
+    return [
+        DoctorCheck(name="overlap", ok=False, found=f"{version}: {change.what}", remedy=change.avoided_by)
+        for change in release_changes()
+        if change.software == "PyTorch" and change.is_in(version) and not change.is_avoided(environment)
+    ]
 
 
 def _cuda() -> DoctorCheck:
@@ -224,6 +238,7 @@ def run_doctor() -> DoctorResult:
             _cores(),
             _torch(),
             _tested_torch(),
+            *_engines_waits(os.environ),
             _link_emulation(),
             _plugin(),
             _nccl(),

@@ -10,7 +10,7 @@ import msgspec
 from lagom_overlap.errors import JobError
 from lagom_overlap.jobfile.memory import check_memory, frees_nothing
 from lagom_overlap.jobfile.spec import JobSpec
-from lagom_overlap.jobfile.step import JobStep, job_step, nodes_notes
+from lagom_overlap.jobfile.step import JobStep, job_step, nodes_notes, release_notes
 from lagom_overlap.record import create_folder, describe_machine, package_versions, utc_now, write_private
 from lagom_overlap.results.base import encoded
 from lagom_overlap.results.simulate import SimulatedCarveOut, SimulatedStage, SimulateResult
@@ -83,6 +83,7 @@ def run_simulate(request: SimulateRequest) -> SimulateResult:
     notes = [_NOTE, _fitted("GPU operators: fitted on", job.operators.fitted_on)]
     notes.append(_fitted(f"Framework {job.framework.name}: fitted", job.framework.fitted_on))
     notes += [f"Profile {job.profile.label}", *_unused(spec), *nodes_notes(spec, cluster)]
+    notes += release_notes(spec.parallel, job.layout)
     carve_outs = [
         SimulatedCarveOut(sm_carveout=carved, iteration_s=job.simulator(carved).times().iteration_s)
         for carved in carve_outs_to_try(spec)

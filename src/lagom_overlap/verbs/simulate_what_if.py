@@ -37,6 +37,7 @@ from lagom_overlap.timeline.metrics import overlap_metrics
 from lagom_overlap.units import format_memory
 from lagom_overlap.workload import Iteration
 from lagom_overlap.workload.parallel import Dispatcher, ParallelLayout, PipelineSchedule
+from lagom_overlap.workload.step import changes_of
 from lagom_overlap.workload.step.rules import IssueRules, Sharding
 from lagom_overlap.workload.step.switches import DISPATCHERS, SWITCHES, can_overlap_experts
 
@@ -193,6 +194,11 @@ def _of_the_job(job: JobStep) -> Iterator[tuple[Asked, JobStep]]:
             asked = Asked(f"products leave {carved} SMs free", line, f"[cost] sm_carveout = {carved}")
             yield asked, replace(job, sm_carveout=carved)
     layout = job.layout
+    for found in changes_of(job.rules.name):
+        undone: dict[str, Any] = {key: not value for key, value in found.rules.items()}
+        if layout.data > 1 and any(getattr(job.rules, key) is value for key, value in found.rules.items()):
+            asked = Asked(f"as before {found.software} {found.since}", found.avoided_by, found.avoided_by)
+            yield asked, replace(job, rules=replace(job.rules, **undone))
     if layout.num_micro_batches * layout.num_chunks > _MAX_SLOTS:
         return
     for change, line, setting, changed in _layouts(layout, job.rules):

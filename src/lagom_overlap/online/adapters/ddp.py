@@ -6,6 +6,8 @@ the whole step counts as one window. Settings that scale in a way that a hook ca
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -56,7 +58,7 @@ class DdpHook:
             )
         # Ranks that have joined make no steps: they would not count the calls as the others do.
         if self.reduce is None or is_joinable or buffer.layout is not torch.strided:
-            return first_result(self.group.allreduce([buffer]))
+            return first_result(self.group.allreduce([buffer]), buffer)
         return self.reduce(buffer)
 
     def _scale(self, buffer: torch.Tensor, num_ranks: int) -> None:
@@ -98,7 +100,7 @@ class DdpAdapter:
         def reduce(buffer: torch.Tensor) -> Future[torch.Tensor]:
             # Not by dist.all_reduce, which the adapter "calls" may have routed, too.
             return first_result(
-                route.call(CollectiveKind.ALL_REDUCE, buffer, buffer, group, lambda: group.allreduce([buffer]))
+                route.call(CollectiveKind.ALL_REDUCE, buffer, buffer, group, lambda: group.allreduce([buffer])), buffer
             )
 
         hook.reduce = reduce
@@ -184,7 +186,19 @@ _BUILTIN = {
 """What DDP's hooks in C++ do, in Python."""
 
 
-def first_result(work: dist.Work) -> Future[torch.Tensor]:
-    """The reduced bucket, when it is there."""
-    future: Future[torch.Tensor] = work.get_future().then(lambda done: done.value()[0])
+def first_result(work: dist.Work, bucket: torch.Tensor) -> Future[torch.Tensor]:
+    """The reduced bucket, when it is there.
+
+    PyTorch 2.15's own NCCL engine has the current stream wait for the collective where its future is asked for, so that
+    nothing would hide it: here that is a stream of ours. DDP waits for the future in the end, as always.
+    """
+    aside = torch.cuda.stream(_stream_aside(bucket.device)) if bucket.is_cuda else nullcontext()
+    with aside:
+        future: Future[torch.Tensor] = work.get_future().then(lambda done: done.value()[0])
     return future
+
+
+@cache
+def _stream_aside(device: torch.device) -> torch.cuda.Stream:
+    """A stream on which nothing but such waits lies; one of PyTorch's pool."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch has no types there

@@ -115,7 +115,7 @@ def _attach_ddp(model: DistributedDataParallel, route: SiblingRoute) -> int:
 
     def reduce(buffer: torch.Tensor) -> Future[torch.Tensor]:
         chosen = route.group_for(CollectiveKind.ALL_REDUCE, _num_bytes(buffer), own)
-        return first_result(chosen.allreduce([buffer]))
+        return first_result(chosen.allreduce([buffer]), buffer)
 
     def undo() -> None:
         if hook.reduce is reduce:

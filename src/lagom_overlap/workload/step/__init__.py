@@ -1,6 +1,7 @@
 """Training steps of named models, as their frameworks issue them: one builder for every verb."""
 
 from lagom_overlap.workload.step.build import StepBuilder, build_step, program_step
+from lagom_overlap.workload.step.releases import changes_of, rules_in_release
 from lagom_overlap.workload.step.rules import (
     DDP,
     DEEPSPEED,
@@ -30,6 +31,8 @@ __all__ = [
     "StepBuilder",
     "Unit",
     "build_step",
+    "changes_of",
     "load_rules",
     "program_step",
+    "rules_in_release",
 ]

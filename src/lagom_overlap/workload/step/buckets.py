@@ -105,6 +105,8 @@ class Buckets:
         kind = CollectiveKind.REDUCE_SCATTER if scatters else CollectiveKind.ALL_REDUCE
         self._graph.clock.wait_stream(comms.rules.reduce_stream, COMPUTE)
         reduced = comms.reduce(bucket.units, kind, group, bucket.num_elements, batch=batch, deps=made, key=key)
+        if comms.rules.waits_for_buckets:
+            self._graph.hold_back(COMPUTE, [reduced])
         self._issued.append((key, reduced, moved, bucket.units))
 
     def end(self) -> None:

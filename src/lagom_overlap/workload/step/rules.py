@@ -16,7 +16,8 @@ Facts, each from the framework's own source:
   tensor parallelism through DTensor, whose gathers and scatters run along the second axis of [batch, sequence, hidden].
 - FSDP1 (PyTorch 2.3): gathers in place, one unit ahead, and reduces on one stream.
 - DDP (`nn/parallel/distributed.py`, `csrc/distributed/c10d/reducer.cpp`): buckets of 25 MiB in the order in which
-  gradients are ready, the first one of 1 MiB; gradients are copied into them and out again.
+  gradients are ready, the first one of 1 MiB; gradients are copied into them and out again. From PyTorch 2.15 on it
+  hides none of their reductions, unless one says so (`releases.py`).
 - Megatron-LM (`core/distributed`): buckets of max(40 M, 1 M x data ranks) FP32 gradients, views of one buffer; without
   --overlap-grad-reduce one reduction after the last backward. The distributed optimizer scatters gradients and gathers
   parameters before the next forward. Transformer Engine casts what sequence parallelism gathers before it is gathered
@@ -74,7 +75,8 @@ class IssueRules:
     `sum_stream` where sums over the replicas of hybrid sharding are (None: with the reductions). Without
     `waits_for_use` a gather is issued just before its first use and waits for nothing, as a program says it before any
     framework has issued it. `first_bucket_bytes` and `bucket_bytes` are for buckets (None: the layout's);
-    `copies_buckets` says that gradients are copied into them and out again. `reduces_shards_at_once`: with ZeRO 2
+    `copies_buckets` says that gradients are copied into them and out again, `waits_for_buckets` that computations wait
+    for each bucket's reduction as soon as it is issued. `reduces_shards_at_once`: with ZeRO 2
     gradients are reduced during every backward, not only the last. `accumulation` is how weight gradients
     of several micro-batches are added. `traffic` is what memory-bound kernels move. `casts` are what scaling
     and casting for products in FP8 move. `hides_tensor`: backward gathers a
@@ -102,6 +104,7 @@ class IssueRules:
     first_bucket_bytes: int | None = None
     bucket_bytes: int | None = None
     copies_buckets: bool = False
+    waits_for_buckets: bool = False
     precision: Precision = MIXED
     accumulation: Accumulation = Accumulation.FREE
     reduces_shards_at_once: bool = True
