@@ -357,9 +357,10 @@ def test_checkpoints_are_saved_with_their_copies_times_and_say_that_they_hold_ze
 
 @pytest.mark.cuda_torch
 @pytest.mark.timeout(1000)
-def test_experts_are_chosen_by_values_and_stages_tell_each_other_shapes() -> None:
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_experts_are_chosen_by_values_and_stages_tell_each_other_shapes(num_ranks: int) -> None:
     """The job itself asserts that what a rank sends to an expert is what the expert's rank receives."""
-    found = emulate(*torchrun(2, str(ROOT / "tests/emulation/cuda_routing_job.py")))
+    found = emulate(*torchrun(num_ranks, str(ROOT / "tests/emulation/cuda_routing_job.py")))
     assert (found["exit_code"], found["refusals"]) == (0, [])
 
 

@@ -170,6 +170,28 @@ def test_floats_that_a_collective_owes_are_waited_for_only_if_they_are_few(run, 
     assert torch.equal(run(aten.neg.default, few), -few)
 
 
+def test_what_a_collective_owes_to_memory_that_was_taken_again_does_not_come_over_what_is_written(device) -> None:
+    """PyTorch frees a tensor whose all-reduce nobody waited for, and has the next operator's result there."""
+    taken, x = torch.zeros((), dtype=torch.int64), torch.tensor([163])
+    owed = [taken.data_ptr()]
+
+    def settle(address: int, num_bytes: int, *, may_wait: bool) -> bool:
+        if address in owed and may_wait:
+            owed.remove(address)
+            taken.fill_(7)
+        return address not in owed
+
+    def launch():
+        device.num_launches += 1
+        return taken
+
+    device.settle = settle
+    values = OnHost(torch, device, pytest.fail, pytest.fail)
+    result = values.run(aten.sum.default, (x,), {}, launch)
+    settle(result.data_ptr(), 8, may_wait=True)  # as whoever reads it does
+    assert result.item() == 163
+
+
 def test_random_numbers_leave_the_cpus_sequence_alone(run, monkeypatch) -> None:
     class Generator:
         initial_seed, get_offset = (lambda self: 5), (lambda self: 8)

@@ -347,8 +347,10 @@ class Values:
             return torch.empty(size, dtype=tensor.dtype)
         span = 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
         num_bytes = span * tensor.element_size()
-        may_wait = self._decides or not tensor.dtype.is_floating_point or tensor.numel() <= MAX_OWED
-        if is_read and not self._memory.settle(tensor.data_ptr(), num_bytes, may_wait=may_wait):
+        # What an earlier collective owes to memory that was freed and taken again would come over what is written now.
+        few = not tensor.dtype.is_floating_point or tensor.numel() <= MAX_OWED
+        may_wait = not is_read or self._decides or few
+        if not self._memory.settle(tensor.data_ptr(), num_bytes, may_wait=may_wait) and is_read:
             raise _OwedError
         buffer = (ctypes.c_char * num_bytes).from_address(tensor.data_ptr())
         return torch.frombuffer(buffer, dtype=tensor.dtype, count=span).as_strided(size, stride)
