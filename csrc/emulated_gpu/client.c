@@ -43,7 +43,7 @@ static pthread_mutex_t state_lock = PTHREAD_MUTEX_INITIALIZER;  // times, replie
 static pthread_cond_t replied = PTHREAD_COND_INITIALIZER;
 static pthread_cond_t flush_wanted = PTHREAD_COND_INITIALIZER;
 
-enum client_state { UNOPENED, STAND_ALONE, CONNECTED, REFUSED, FORKED };
+enum client_state { UNOPENED, STAND_ALONE, CONNECTED, REFUSED, FORKED, EXITING };
 static _Atomic int state;
 static int descriptor = -1;
 static unsigned char send_buffer[SEND_ROOM];
@@ -70,6 +70,7 @@ static _Thread_local bool has_submitted;
 static _Thread_local uint64_t polls_since_ns = UINT64_MAX;  // the host's clock when this thread began to do nothing but poll
 
 static void refuse(const char *text) {
+  if (state == EXITING) return;
   if (state != REFUSED) fprintf(stderr, "lagom emulate: %s\n", text);
   state = REFUSED;
 }
@@ -130,7 +131,7 @@ static void say_finished(void) {
     flush();
     shutdown(descriptor, SHUT_WR);
     pthread_mutex_lock(&state_lock);
-    if (state == CONNECTED) state = REFUSED;  // what libraries still ask while they are unloaded fails without a word
+    if (state == CONNECTED) state = EXITING;  // what libraries still ask while they are unloaded fails without a word
     pthread_cond_broadcast(&replied);
     pthread_mutex_unlock(&state_lock);
   }
@@ -479,10 +480,13 @@ enum client_result client_query(uint64_t op_id) {
   if (has_submitted) client_advance(CLIENT_QUERY_COST_NS);
   // A thread that never submits (a watchdog) does not move the clock, so what it once saw ended must stay so.
   if (is_known && is_usable()) return answered(!has_submitted || end_ns <= now_ns, now_ns);
+  // Threads of libraries go on while a process exits. On a GPU nothing has ended for them then; an error they would take for the
+  // job's, as PyTorch's watchdogs do, and end it by a signal.
+  if (state == EXITING) return is_known ? CLIENT_DONE : CLIENT_PENDING;
   if (state != CONNECTED) return CLIENT_FAILED;
   reply_slot mine = {.op_id = op_id, .is_query = true};
   protocol_query record = {{PROTOCOL_QUERY, sizeof record}, op_id, now_ns, has_submitted, 0};
-  if (!ask(&record, sizeof record, &mine)) return CLIENT_FAILED;
+  if (!ask(&record, sizeof record, &mine)) return state == EXITING ? CLIENT_PENDING : CLIENT_FAILED;
   if (has_submitted) move_host_to(mine.now_ns);
   return answered(mine.is_done, now_ns);
 }

@@ -47,6 +47,23 @@ def test_a_refusal_is_one_line_and_every_later_call_fails(tmp_path, on_device):
     assert len(coordinator.ops) == 2
 
 
+def test_nothing_more_has_ended_for_who_asks_while_the_process_exits(tmp_path, on_device):
+    """As PyTorch's watchdogs do, which take an error for the job's and end it by a signal."""
+    with Coordinator(tmp_path / "socket"):
+        done = on_device(
+            """
+    import ctypes
+    c = ctypes.CDLL(None)
+    asked = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: print(gpu.query(third), gpu.query(first), flush=True))
+    c.__cxa_atexit(asked, None, None)  # before the device's own, so that it runs after it
+    """
+            + SUBMIT_TWO
+            + "    gpu.wait(second)\n    third = gpu.submit_op(Op(2, 3, kernel, -1, 0, 6), 4000)\n    c.exit(3)",
+            LAGOM_EMULATION_SOCKET=str(tmp_path / "socket"),
+        )
+    assert (done.stdout, done.stderr, done.returncode) == ("1 0\n", "", 3)
+
+
 def test_operations_of_a_silent_host_are_sent_in_time(tmp_path, on_device):
     with Coordinator(tmp_path / "socket", mark_at_op=2) as coordinator:
         done = on_device(

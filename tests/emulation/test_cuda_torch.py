@@ -386,6 +386,17 @@ def test_deferred_receives_of_interleaved_stages_are_a_deadlock_on_one_communica
     ]
 
 
+@pytest.mark.cuda_torch
+@pytest.mark.timeout(600)
+def test_a_rank_that_fails_ends_by_its_own_error_though_a_watchdog_still_asks() -> None:
+    """PyTorch 2.15's watchdog ended one in three by SIGSEGV: it took the device's farewell for an error."""
+    for _ in range(3):
+        done = emulation(*torchrun(2, str(ROOT / "tests/emulation/failing_job.py")))
+        assert done.returncode == 1
+        assert "ValueError: the job's own error" in done.stderr
+        assert not re.search(r"SIGSEGV|SIGABRT|watchdog detected", done.stderr), done.stderr[-4000:]
+
+
 COMPILED = """
 import torch
 
