@@ -121,6 +121,8 @@ def _is_wrong_alone(feature: Feature, features: Sequence[Feature], family: str) 
     match feature:
         case ("raise_alone", *_):  # what the others do in the step, this rank does not
             return bool(names & {"raise", "join", "coalesce", "wrong"}) or any("after" in each for each in features)
+        case ("skips" | "repeats" | "raise_alone", *_) if family == "tp":  # gradients of norms are summed in the update
+            return True
         case ("skips", *_):  # or it would not raise where the others do
             return any(each[0] == "raise" and each[2] == "optimizer" for each in features)
         case ("extra", *_):  # where DDP exchanges more than gradients, or holds what all have to do alike
