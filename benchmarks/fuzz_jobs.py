@@ -47,6 +47,8 @@ Run = Callable[[argparse.Namespace, int], tuple[Program, Line, str]]
 
 def run(arguments: argparse.Namespace) -> int:
     """Programs in persistent ranks, then in fresh processes; the number of finds."""
+    if not (arguments.persistent or arguments.fresh):
+        sys.exit("how many programs? give --persistent N, --fresh N, or both")
     arguments.folder.mkdir(parents=True, exist_ok=True)
     num_finds = 0
     if arguments.persistent:

@@ -403,7 +403,7 @@ def _of_one_rank(rng: random.Random, num_ranks: int, num_steps: int, family: str
                 # A route that is driven by hand is closed by what leaves a step, which is no job's doing.
                 where = ["inside", "inside", "outside"] if mode in {"online", "launched", "relaunched"} else ["inside"]
                 what = rng.choice(["ValueError", "KeyboardInterrupt", "RuntimeError"])
-                yield (kind, rank, step, rng.choice(["optimizer", "between"]), what, rng.choice(where), "resets")
+                yield (kind, rank, step, rng.choice(["optimizer", "between"]), what, rng.choice(where), "goes on")
             case "mode":
                 first, last = rng.choice([(0, num_steps), (step, num_steps), (step, step + rng.randint(1, 20))])
                 yield (kind, rng.choice(["comm", "dispatch"]), rng.choice([-1, -1, rank]), first, last)
