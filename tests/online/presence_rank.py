@@ -1,4 +1,4 @@
-"""One rank of the processes of `test_presence`: it does as lines on its stdin say, and answers each with a line."""
+"""One rank of the processes of `presence_job`: it does as lines on its stdin say, and answers each with a line."""
 
 import os
 import signal

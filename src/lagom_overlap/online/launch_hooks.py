@@ -13,9 +13,11 @@ a rank that cannot know whether the others decide by the table (`agreed_table`),
 
 import atexit
 import functools
+import logging
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -25,6 +27,8 @@ from lagom_overlap.errors import BackendError
 from lagom_overlap.online.guest import safely
 from lagom_overlap.online.replaced_ranks import REPLACED_RANKS
 from lagom_overlap.stderr import write_lines
+
+_log = logging.getLogger(__name__)
 
 GROUPS_MODULE: Final = "torch.distributed.distributed_c10d"
 Watch = Callable[[], None]
@@ -107,10 +111,33 @@ def _begin() -> None:
     """In a rank whose process group is there."""
     # Not at the top: torch is the job's, and only a rank of it pays for the rest.
     from lagom_overlap.online.launch_session import begin_session  # noqa: PLC0415
+    from lagom_overlap.online.ranks.presence import say_here, say_off  # noqa: PLC0415
 
-    session = begin_session(os.environ)
+    _tell_others(say_here)  # first, because the session may wait for them
+    try:
+        session = begin_session(os.environ)
+    except BaseException as error:
+        _tell_others(partial(say_off, why=str(error)))
+        raise
     _sessions.append(session.close)
     atexit.register(_end, session.close, os.getpid())
+
+
+def _tell_others(say: Callable[..., None]) -> None:
+    """By the job's store, for whoever asks why a rank does not come; a job whose store is lost has other worries."""
+    from torch import distributed as dist  # noqa: PLC0415 - as above
+    from torch.distributed.distributed_c10d import _get_default_store  # noqa: PLC0415
+
+    from lagom_overlap import __version__  # noqa: PLC0415
+    from lagom_overlap.online.launch_session import MODE_VARIABLE  # noqa: PLC0415
+    from lagom_overlap.online.options import DISABLE_VARIABLE, is_disabled  # noqa: PLC0415
+
+    mode = f"off ({DISABLE_VARIABLE} is set)" if is_disabled() else os.environ[MODE_VARIABLE]
+    try:
+        store = dist.PrefixStore("lagom/here", _get_default_store())  # type: ignore[attr-defined]  # torch exports it so
+        say(store, dist.get_rank(), mode, __version__)
+    except Exception as error:
+        _log.debug("the others do not hear that this rank is here: %s", error)
 
 
 def _end(close: Watch, pid: int) -> None:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from threading import Thread
 from time import monotonic
 from typing import Final, TypeAlias, TypeVar
@@ -43,6 +44,9 @@ MOST_CALLS: Final = 1024
 MOST_BOUNDARIES: Final = 4
 """Kept at a time: ranks are at most one window apart."""
 MOST_COMMUNICATORS: Final = 1 << 16
+AT_ONCE: Final = 1024
+"""Ranks whose words are read at once: some 20 KB."""
+MOST_NAMED: Final = 4
 FAR: Final = 1 << 62
 """The boundary that a rank says it has reached if it can tell no more, but goes on: nobody misses it."""
 
@@ -330,3 +334,61 @@ def _bundles(by_boundary: Mapping[int, Calls]) -> Iterator[Waits]:
 def _short(name: str) -> str:
     """A communicator's name, of whatever length, in 16 characters."""
     return hashlib.blake2b(name.encode(errors="replace"), digest_size=8).hexdigest()
+
+
+# Who takes part at all: ranks write it into the store at their start. -------------------------------------------------
+
+
+def say_here(store: Store, rank: int, mode: str, release: str) -> None:
+    """Says, once, that a rank takes part, how, and by which release; a mode that begins with "off" says why not.
+
+    A rank where nothing of ours is loaded says nothing.
+    """
+    store.set(f"here/{rank}", f"{release} {mode}")
+    store.add(_class(mode, release), 1)  # behind the word: whoever is counted can be read
+
+
+def say_off(store: Store, rank: int, mode: str, release: str, why: str) -> None:
+    """Takes back what a rank has said."""
+    store.set(f"here/{rank}", f"{release} off ({why})")
+    store.add(_class(mode, release), -1)
+
+
+def absent(store: Store, num_ranks: int, mode: str, release: str) -> str:
+    """Which ranks take no part, or another one, in a line; empty if all do the same. Does not wait.
+
+    One round trip, if all do; else a hundred or so, and the words of `AT_ONCE` ranks at a time, until `MOST_NAMED` are
+    found: so one rank should ask for all, once all have had time to say it (after their first collective).
+    """
+    if store.add(_class(mode, release), 0) >= num_ranks:  # more, where process groups were made again on one store
+        return ""
+    named: list[str] = []
+    for first in range(0, num_ranks, AT_ONCE):
+        named += islice(_odd(store, range(first, min(first + AT_ONCE, num_ranks)), mode, release), MOST_NAMED + 1)
+        if len(named) > MOST_NAMED:
+            return ", ".join(named[:MOST_NAMED]) + ", and more"
+    return ", ".join(named)
+
+
+def _odd(store: Store, ranks: range, mode: str, release: str) -> Iterator[str]:
+    """Those that take another part, in words; by halves where words are missing, since a store says only "not all"."""
+    keys = [f"here/{rank}" for rank in ranks]
+    if store.check(keys):
+        for rank, word in zip(ranks, store.multi_get(keys), strict=True):
+            its_release, _, its_mode = " ".join(word.decode(errors="replace").split())[:200].partition(" ")
+            if its_mode.startswith("off"):
+                yield f"rank {rank} is {its_mode}"
+            elif its_release != release:
+                yield f"rank {rank} runs lagom-overlap {its_release}, not {release}"
+            elif its_mode != mode:
+                yield f"rank {rank} runs in mode {its_mode}, not {mode}"
+    elif len(ranks) == 1:
+        yield f"rank {ranks[0]} does not run lagom"
+    else:
+        half = len(ranks) // 2
+        yield from _odd(store, ranks[:half], mode, release)
+        yield from _odd(store, ranks[half:], mode, release)
+
+
+def _class(mode: str, release: str) -> str:
+    return f"num_here/{release}/{mode}"
