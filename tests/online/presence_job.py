@@ -11,7 +11,7 @@ import pytest
 from job_of_threads import FakeStore
 
 from forked_python import ForkedPython
-from lagom_overlap.online.ranks.presence import Presence
+from lagom_overlap.online.ranks.presence import Beyond, Gone, Left, Presence, Waits
 from lagom_overlap.online.ranks.tree import post_of
 from ports import free_port
 
@@ -29,17 +29,22 @@ def until(holds: Callable[[], object]) -> None:
 
 
 class Rank(Presence):
-    """One whose counts the test sets, and which notes how often it was asked for them."""
+    """One whose counts the test sets, and which notes how often it was asked for them, and told something."""
 
     def __init__(self, store: FakeStore, rank: int, num_ranks: int) -> None:
         self.issued = {"dp": 0}
         self.num_asked = 0
+        self.num_heard = 0
         super().__init__(store, rank=rank, num_ranks=num_ranks, counts=self._issued)
         self.start()
 
     def _issued(self) -> dict[str, int]:
         self.num_asked += 1
         return self.issued
+
+    def hear(self, rank: int, message: Gone | Left | Waits | Beyond) -> None:
+        self.num_heard += 1
+        super().hear(rank, message)
 
     def waits(self, boundary: int) -> None:
         self.wait_at(boundary, dict(self.issued))
