@@ -170,7 +170,10 @@ def test_where_the_middle_of_the_tree_is_lost_both_parts_hear_of_it(worlds: Call
     assert {world[rank].trouble() for rank in range(70) if rank != lost} == {f"rank {lost} is gone"}
 
 
-def test_70_ranks_that_all_wait_and_close_at_once_are_told_it_a_few_times_and_none_is_gone(worlds: Callable[..., World]) -> None:
+def test_70_ranks_that_all_wait_and_close_at_once_are_told_it_a_few_times_and_none_is_gone(
+    worlds: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(presence_module, "AGAIN_S", 0.0)
     world = worlds(70)
     for rank in range(70):
         world[rank].waits(8)
