@@ -10,11 +10,16 @@ import sys
 import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import BinaryIO
 
 from lagom_overlap.errors import OutputError
 
 _MARK = ".lagom-unwritten"
 _HALF_WRITTEN = re.compile(r"\..+\.[a-z0-9_]{8}")
+_NOT_REGULAR = "it is no regular file"
+OTHERS_MAY_WRITE = 0o022
+"""The mode bits by which others than its owner may write a file; the plug-in refuses a table that has one."""
+_APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _VERSIONED = ("lagom-overlap", "numpy", "scipy", "torch")
 
 
@@ -43,23 +48,66 @@ def write_private(path: Path, content: bytes) -> None:
         raise
 
 
-def read_regular(path: Path, most_bytes: int) -> bytes:
-    """All of a file that somebody else may have made; its name never makes us wait for a pipe or read a device.
+def open_regular(path: Path, *, is_own: bool = False) -> BinaryIO:
+    """A file that somebody else may have made, for reading; its name never makes us wait for a pipe or read a device.
+
+    With `is_own` it is one of ours: no link, no other user's.
 
     Raises:
-        OSError: if it cannot be read, is no regular file, or has more bytes than that.
+        OSError: if it cannot be read or is no such file.
     """
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    follow = os.O_NOFOLLOW if is_own else 0
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | follow)
     try:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file", str(path))
-        with os.fdopen(handle, "rb", closefd=False) as file:
-            content = file.read(most_bytes + 1)
-    finally:
+        if is_own:
+            _check_own(handle, path)
+        elif not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, _NOT_REGULAR, str(path))
+        return os.fdopen(handle, "rb")
+    except BaseException:
         os.close(handle)
-    if len(content) > most_bytes:
+        raise
+
+
+def read_regular(path: Path, most_bytes: int, *, is_own: bool = False) -> bytes:
+    """All of a file, opened by `open_regular`; one that is too large is refused before it is read.
+
+    Raises:
+        OSError: if it cannot be read, is no such file, or has more bytes than that.
+    """
+    with open_regular(path, is_own=is_own) as file:
+        is_larger = os.fstat(file.fileno()).st_size > most_bytes
+        content = b"" if is_larger else file.read(most_bytes + 1)
+    if is_larger or len(content) > most_bytes:  # it may have grown, and some files say that they have no size
         raise OSError(errno.EFBIG, f"it has more than {most_bytes} bytes, the most that is allowed", str(path))
     return content
+
+
+def starts_with(path: Path, *words: bytes) -> bool:
+    """Whether a regular file begins with one of these; not if it cannot be read."""
+    try:
+        with open_regular(path) as file:
+            return file.read(max(map(len, words))).startswith(words)
+    except OSError:
+        return False
+
+
+def _check_own(handle: int, path: Path) -> None:
+    """Refuses what is no file that this user made: a pipe, a device, another user's file, a second name of one.
+
+    A file system may give all that is made on it to one user (root-squashed NFS, EFS); the folder then is that user's,
+    too, and whoever owns the folder can do with the file as he likes.
+
+    Raises:
+        OSError: saying what it is.
+    """
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, _NOT_REGULAR, str(path))
+    if status.st_uid != os.geteuid() and status.st_uid != path.parent.stat().st_uid:
+        raise OSError(errno.EPERM, f"it belongs to user {status.st_uid}, must be user {os.geteuid()}'s", str(path))
+    if status.st_nlink > 1:  # a hard link to a file of this user's that somebody wants to see damaged
+        raise OSError(errno.EMLINK, f"it is one of {status.st_nlink} names of a file, must be the only one", str(path))
 
 
 def create_folder(path: Path) -> None:
@@ -104,9 +152,40 @@ def make_folder(path: Path) -> None:
         raise OutputError(f"cannot create output folder {str(path)!r}: {error.strerror}") from error
 
 
+def check_own_folder(path: Path) -> None:
+    """Refuses a folder that is there and that somebody else could write to, or has put there.
+
+    Where the file system decides who owns what is made on it, or who may write it, a file that is made tells so, and
+    the folder may be like that file.
+
+    Raises:
+        OutputError: if it is a link, another user's, or can be written by others.
+    """
+    where = f"output folder {str(path)!r}"
+    try:
+        status = path.lstat()
+        if stat.S_ISLNK(status.st_mode):
+            raise OutputError(f"{where} is a symbolic link; name the folder itself, or one that does not exist")
+        if not stat.S_ISDIR(status.st_mode):
+            raise OutputError(f"{where} is no folder; name one that does not exist")
+        is_foreign, is_open = status.st_uid != os.geteuid(), bool(status.st_mode & OTHERS_MAY_WRITE)
+        if is_foreign or is_open:
+            with tempfile.NamedTemporaryFile(dir=path, prefix=".lagom-") as file:  # mode 0600
+                made = os.fstat(file.fileno())
+            is_foreign = is_foreign and made.st_uid != status.st_uid
+            is_open = is_open and not made.st_mode & OTHERS_MAY_WRITE
+    except OSError as error:
+        raise OutputError(f"{where} cannot be used: {error.strerror}") from None
+    if is_foreign:
+        raise OutputError(f"{where} belongs to user {status.st_uid}, must be user {os.geteuid()}'s; name another")
+    if is_open:
+        mode = f"{stat.S_IMODE(status.st_mode):o}"
+        raise OutputError(f"{where} can be written by others (mode {mode}), must be by its owner alone: chmod go-w")
+
+
 def _is_unwritten(path: Path) -> bool:
     """Whether a run of ours created the folder and ended before it had written a file."""
-    if path.is_symlink() or not (path / _MARK).is_file():
+    if path.is_symlink() or not (path / _MARK).is_file() or path.stat().st_uid != os.geteuid():
         return False
     return all(held.name == _MARK or _HALF_WRITTEN.fullmatch(held.name) for held in path.iterdir())
 
@@ -115,12 +194,13 @@ def append_line(path: Path, line: str) -> None:
     """Adds a line to a file in one write; a new file is readable by its owner alone. A full disk leaves no part of it.
 
     Raises:
-        OutputError: if it cannot be written.
+        OutputError: if it cannot be written, or is a link, a pipe, a device or another user's.
     """
     data, done, before = line.encode() + b"\n", 0, -1
     try:
-        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        handle = os.open(path, _APPEND, 0o600)
         try:
+            _check_own(handle, path)
             before = os.fstat(handle).st_size
             while done < len(data):
                 done += os.write(handle, data[done:])
@@ -132,7 +212,9 @@ def append_line(path: Path, line: str) -> None:
         finally:
             os.close(handle)
     except OSError as error:
-        raise OutputError(f"cannot write {str(path)!r}: {error.strerror}") from error
+        # What opening says of a link (ELOOP), and of a pipe that nobody reads (ENXIO).
+        why = {errno.ELOOP: "it is a symbolic link", errno.ENXIO: _NOT_REGULAR}.get(error.errno or 0, error.strerror)
+        raise OutputError(f"cannot write {str(path)!r}: {why}") from error
 
 
 def check_new_folder(path: Path) -> None:

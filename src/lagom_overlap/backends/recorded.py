@@ -13,12 +13,11 @@ from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
 
 import msgspec
 
 from lagom_overlap.backends.base import BackendRequest, SpaceLimits
-from lagom_overlap.backends.bundle import BundleHeader, parse_header
+from lagom_overlap.backends.bundle import MAX_BUNDLE_BYTES, BundleHeader, parse_header
 from lagom_overlap.backends.recorded_space import check_recorded, launches_within, within_limits
 from lagom_overlap.collective import ConfigSpace
 from lagom_overlap.errors import BundleError, LagomError
@@ -26,10 +25,6 @@ from lagom_overlap.record import read_regular
 from lagom_overlap.tuners.problem import Assignment, Failure, GroupProblem, Outcome
 from lagom_overlap.tuners.rows import GroupRow, assignment_of, outcome_of
 from lagom_overlap.workload import OverlapGroup
-
-MAX_BUNDLE_BYTES: Final = 1 << 30
-"""A bundle above 1 GiB is refused."""
-
 
 Visit = tuple[str, int]
 """When an assignment was measured: a verdict's round, or the how-manieth time outside of one: a surface's pass."""

@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.errors import JobError, OutputError
-from lagom_overlap.record import write_private
+from lagom_overlap.record import open_regular, write_private
 from lagom_overlap.units import format_bytes
 from lagom_overlap.workload import (
     Attention,
@@ -247,13 +247,11 @@ def write_capture(path: Path, capture: IssuedStep) -> None:
 
 
 def _unpacked(path: Path) -> bytes:
-    with path.open("rb") as raw:
-        is_packed = raw.read(2) == b"\x1f\x8b"
-    if not is_packed:
-        with path.open("rb") as raw:
-            return raw.read(MAX_FILE_BYTES + 1)
-    with gzip.open(path, "rb") as packed:
-        return packed.read(MAX_FILE_BYTES + 1)
+    with open_regular(path) as file:
+        is_packed = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
+        source = gzip.GzipFile(fileobj=file) if is_packed else file
+        return source.read(MAX_FILE_BYTES + 1)
 
 
 def read_capture(path: Path) -> IssuedStep:
@@ -264,8 +262,6 @@ def read_capture(path: Path) -> IssuedStep:
     """
     where = f"capture {str(path)!r}"
     try:
-        if path.exists() and not path.is_file():
-            raise JobError(f"{where} is no regular file")
         content = _unpacked(path)
     except FileNotFoundError:
         raise JobError(f"{where} does not exist") from None

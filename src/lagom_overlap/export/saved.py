@@ -18,11 +18,35 @@ import msgspec
 from lagom_overlap.collective.sites import SiteSetting
 from lagom_overlap.collective.size_class import WIDTHS
 from lagom_overlap.errors import BundleError, LagomError
+from lagom_overlap.nccl_plugin.table_layout import (
+    GRAIN_BYTES,
+    MAX_BYTES,
+    MAX_CHANNELS,
+    MAX_CHUNK_BYTES,
+    MAX_RANKS,
+    MAX_ROWS,
+)
 from lagom_overlap.record import read_regular, write_private
 
 FORMAT: Final = "lagom-online"
 VERSION: Final = 2
 _MAX_BYTES: Final = 64 << 20
+MAX_WORLD: Final = 1 << 20
+"""Ranks of a job: five times the largest that anybody has trained on."""
+MAX_LISTED_RANKS: Final = 1 << 24
+"""Ranks of the settings' communicators in all, which are listed one by one: 1,000 settings of 16,384 ranks each."""
+_SITE_RANGES: Final = {
+    "num_bytes": (1, MAX_BYTES),
+    "creation_order": (0, MAX_RANKS),
+    "occurrence": (0, MAX_ROWS),
+}
+_KNOB_RANGES: Final = {
+    "num_channels": (1, MAX_CHANNELS),
+    "num_threads": (1, 1024),  # of a block, on every GPU there is
+    "chunk_bytes": (min(GRAIN_BYTES.values()), MAX_CHUNK_BYTES),
+    "sm_carveout": (0, 4096),
+}
+"""What numbers may be, first and last: they say how much is allocated, and how often is gone around."""
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -77,15 +101,46 @@ def read_saved(path: Path, *, world_size: int | None = None, engine: str | None 
             f"{str(path)!r} is of format {head.format!r} version {head.version}; "
             f"this version reads {FORMAT!r} version {VERSION}"
         )
-    if saved.size_octaves not in WIDTHS:
-        raise BundleError(f"the settings {str(path)!r} are damaged: size_octaves is {saved.size_octaves}")
-    if world_size is not None and saved.world_size != world_size:
-        raise BundleError(
-            f"the settings {str(path)!r} were found with {saved.world_size} ranks, this job has {world_size}"
-        )
+    try:
+        _check_numbers(saved)
+    except ValueError as error:
+        raise BundleError(f"the settings {str(path)!r} are damaged: {error}") from None
+    if world_size is not None and (refusal := other_world(str(path), saved.world_size, world_size)):
+        raise BundleError(refusal)
     if engine is not None and (refusal := other_engine(str(path), saved.engine, engine)):
         raise BundleError(refusal)
     return saved
+
+
+def _check_numbers(saved: SavedSettings) -> None:
+    if saved.size_octaves not in WIDTHS:
+        raise ValueError(f"size_octaves is {saved.size_octaves}, must be one of {', '.join(map(str, WIDTHS))}")
+    _check_range("world_size", saved.world_size, 1, MAX_WORLD)
+    num_listed = 0
+    for place, setting in enumerate(saved.settings):
+        where, site = f"settings[{place}]", setting.site
+        _check_range(f"{where}: num_ranks", site.call.num_ranks, 2, max(2, saved.world_size))
+        for name, (least, most) in _SITE_RANGES.items():
+            _check_range(f"{where}: {name}", getattr(site if name == "occurrence" else site.call, name), least, most)
+        for name, (least, most) in _KNOB_RANGES.items():
+            value = getattr(setting.launch if name == "sm_carveout" else setting.config, name, None)
+            if value is not None:
+                _check_range(f"{where}: {name}", value, least, most)
+        num_listed += site.call.num_ranks
+    if num_listed > MAX_LISTED_RANKS:
+        raise ValueError(f"its communicators have {num_listed} ranks in all, at most {MAX_LISTED_RANKS} are read")
+
+
+def _check_range(what: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise ValueError(f"{what} is {value}, must be {least} to {most}")
+
+
+def other_world(path: str, found_with: int, world_size: int) -> str:
+    """Why settings that were found with some ranks are not for a job of others; empty where they are."""
+    if found_with == world_size:
+        return ""
+    return f"the settings {path!r} were found with {found_with} ranks, this job has {world_size}"
 
 
 def other_engine(path: str, found_under: str, engine: str) -> str:

@@ -15,7 +15,7 @@ from lagom_overlap.errors import JobError, UnknownNameError
 from lagom_overlap.hardware.gpu import Gpu
 from lagom_overlap.hardware.link import Link
 from lagom_overlap.record import read_regular
-from lagom_overlap.toml_tables import from_table
+from lagom_overlap.toml_tables import from_table, parse_toml
 
 MAX_PRESET_BYTES: Final = 1 << 20
 
@@ -149,8 +149,8 @@ def read_preset_file(path: Path) -> dict[str, Any]:  # any TOML value
         JobError: if it cannot be read, is oversized or no TOML.
     """
     try:
-        return tomllib.loads(read_regular(path, MAX_PRESET_BYTES).decode("utf-8"))
+        return parse_toml(read_regular(path, MAX_PRESET_BYTES))
     except OSError as error:
         raise JobError(f"cluster file {str(path)!r} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # no TOML, no UTF-8, tables in tables
+    except ValueError as error:  # no TOML, no UTF-8, tables in tables
         raise JobError(f"cluster file {str(path)!r} is not TOML: {error}") from None

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count
 from typing import Final
 
 from lagom_overlap.errors import JobError, LagomError
@@ -110,9 +111,10 @@ def _changes(job: JobStep, layout: ParallelLayout) -> Iterator[tuple[_Fields, Pa
 
 
 def _settings(job: JobStep, layout: ParallelLayout) -> Iterator[_Fields]:
-    smaller = [size for size in range(layout.micro_batch - 1, 0, -1) if layout.micro_batch % size == 0]
-    for size in dict.fromkeys(smaller[:1] + smaller[-1:]):
-        yield {"micro_batch": size}
+    if layout.micro_batch > 1:
+        least = next(part for part in count(2) if layout.micro_batch % part == 0)
+        for size in dict.fromkeys((layout.micro_batch // least, 1)):
+            yield {"micro_batch": size}
     if not layout.flash_attention:
         yield {"flash_attention": True}
     if layout.tensor > 1 and not layout.sequence_parallel:

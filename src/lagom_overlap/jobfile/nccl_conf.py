@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from lagom_overlap.record import read_regular
+
+_MAX_BYTES: Final = 1 << 20
 SYSTEM_FILE: Final = Path("/etc/nccl.conf")
 
 
@@ -22,7 +25,7 @@ def with_conf_files(environment: Mapping[str, str], system: Path = SYSTEM_FILE) 
     found = dict(environment)
     for path in files:
         try:
-            lines = path.read_text(errors="replace").split("\n")
+            lines = read_regular(path, _MAX_BYTES).decode(errors="replace").split("\n")
         except OSError:
             continue
         for line in lines:

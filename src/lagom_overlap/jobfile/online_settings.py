@@ -6,22 +6,19 @@ from lagom_overlap.collective import ConfigTable, LaunchConfig, one_launch
 from lagom_overlap.collective.sites import key_of
 from lagom_overlap.errors import JobError
 from lagom_overlap.export.deployment import Deployment
-from lagom_overlap.export.saved import read_saved
+from lagom_overlap.export.saved import SavedSettings, read_saved
 from lagom_overlap.nccl_plugin import ProcessCommunicator
 from lagom_overlap.nccl_plugin.channel_limit import most_channels
+from lagom_overlap.record import starts_with
 
 
 def is_online_settings(path: Path) -> bool:
     """Whether a file looks like saved settings: JSON, not a binary table."""
-    try:
-        with path.open("rb") as file:
-            return file.read(1) == b"{"
-    except OSError:
-        return False
+    return starts_with(path, b"{")
 
 
-def read_online_deployment(path: Path) -> tuple[Deployment, str]:
-    """What the settings deploy, and the engine under which they were found.
+def read_online_deployment(path: Path) -> tuple[Deployment, SavedSettings]:
+    """What the settings deploy, and the settings, which say under which engine and in which world they were found.
 
     Occurrences start over at each step, so how often a site is called need not be known.
 
@@ -46,4 +43,4 @@ def read_online_deployment(path: Path) -> tuple[Deployment, str]:
         calls_per_step=calls,
         launch=one_launch(setting.launch for setting in settings if isinstance(setting.launch, LaunchConfig)),
     )
-    return deployment, saved.engine
+    return deployment, saved

@@ -6,7 +6,6 @@ format is described in docs/formats.md.
 
 import os
 import re
-import tomllib
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -18,8 +17,10 @@ from lagom_overlap.collective import Algorithm, CollectiveKind, LaunchOrder, Pro
 from lagom_overlap.errors import JobError, did_you_mean, in_words
 from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.record import read_regular
+from lagom_overlap.toml_tables import parse_toml
 from lagom_overlap.tuners.warm_start import WarmSource
 from lagom_overlap.units import GBIT_PER_S, format_bytes, parse_bytes
+from lagom_overlap.workload.layer_kinds import MAX_LAYERS
 from lagom_overlap.workload.parallel import (
     AttentionKernel,
     Dispatcher,
@@ -34,6 +35,8 @@ MAX_JOB_BYTES: Final = 1 << 20
 """A job file above 1 MiB is refused: it is not one that a person wrote."""
 
 MAX_SIZE_BYTES: Final = 1 << 48
+MAX_MICRO_BATCH: Final = 1 << 20
+"""Sequences of a micro-batch: no GPU holds as many of one token each."""
 
 Name = Annotated[str, Meta(min_length=1, max_length=120)]
 Count = Annotated[int, Meta(ge=1, le=MAX_SIZE_BYTES)]
@@ -90,9 +93,9 @@ class ParallelTable(Spec, frozen=True):
     auto: Annotated[list[Annotated[int, Meta(ge=2, le=1 << 20)]], Meta(min_length=1, max_length=2)] | None = None
     fsdp: Annotated[int, Meta(ge=2)] | None = None
     replicate: Count = 1
-    micro_batch: Count = 1
+    micro_batch: Annotated[int, Meta(ge=1, le=MAX_MICRO_BATCH)] = 1
     global_batch: Count | None = None
-    prefetch: Count = 1
+    prefetch: Annotated[int, Meta(ge=1, le=MAX_LAYERS)] = 1
     data: Count | None = None
     tensor: Count = 1
     pipeline: Count = 1
@@ -388,10 +391,10 @@ def read_job(path: Path, *, is_emulated: bool = False) -> JobSpec:
             f"{str(path)!r}, [cluster] preset (lagom plan takes one without, with --cluster)"
         )
     try:
-        raw = tomllib.loads(content.decode("utf-8"))
+        raw = parse_toml(content)
     except UnicodeDecodeError as error:
         raise JobError(f"job file {str(path)!r} is not UTF-8 text (byte {error.start})") from None
-    except (ValueError, RecursionError) as error:  # TOMLDecodeError, or an integer of thousands of digits
+    except ValueError as error:  # TOMLDecodeError, or an integer of thousands of digits
         raise JobError(f"job file {str(path)!r} is not TOML: {error}") from None
     return _seen_from(parse_job(raw, str(path), is_emulated=is_emulated), path.parent)
 

@@ -20,6 +20,7 @@ from lagom_overlap.nccl_plugin.record_log import (
     read_record,
 )
 from lagom_overlap.nccl_plugin.table_reader import (
+    MAX_TABLE_BYTES,
     DecodedTable,
     TableCommunicator,
     TableDecision,
@@ -29,6 +30,7 @@ from lagom_overlap.nccl_plugin.table_reader import (
 from lagom_overlap.nccl_plugin.table_writer import EncodedTable, LeftOut, ProcessCommunicator, encode_table, write_table
 
 __all__ = [
+    "MAX_TABLE_BYTES",
     "DecodedTable",
     "EncodedTable",
     "LeftOut",

@@ -23,7 +23,7 @@ from lagom_overlap.errors import OutputError, TableError
 from lagom_overlap.nccl_plugin.box import Box, this_box
 from lagom_overlap.nccl_plugin.support import NcclVersion
 from lagom_overlap.nccl_plugin.table_layout import GRAIN_BYTES, MAX_BYTES, MAX_CHANNELS, MAX_CHUNK_BYTES
-from lagom_overlap.record import write_private
+from lagom_overlap.record import read_regular, write_private
 
 _log = logging.getLogger(__name__)
 
@@ -211,12 +211,9 @@ def read_map(path: Path) -> CapabilityMap:
         TableError: if it cannot be read, is too large, or holds anything that a map does not.
     """
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
+        data = read_regular(path, MAX_FILE_BYTES)
     except OSError as error:
         raise TableError(f"cannot read the capability map {path}: {error.strerror}") from error
-    if len(data) > MAX_FILE_BYTES:
-        raise TableError(f"{path}: more than the {MAX_FILE_BYTES} bytes that a capability map has at most")
     try:
         return msgspec.json.decode(data, type=CapabilityMap)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -16,6 +16,7 @@ from lagom_overlap.collective import Algorithm, CollectiveKind, Protocol
 from lagom_overlap.errors import TableError
 from lagom_overlap.nccl_plugin import table_layout as layout
 from lagom_overlap.nccl_plugin.ring_file import RingEntries, RingFile, RingFormat, read_ring
+from lagom_overlap.record import starts_with
 from lagom_overlap.units import NS
 
 _FORMAT: Final = RingFormat("profile", layout.PROFILE_MAGIC, layout.PROFILE_VERSION, layout.PROFILE_ENTRY)
@@ -191,10 +192,7 @@ class ProfileRing:
 
 def is_profile(path: Path) -> bool:
     """Whether a file begins as a profile does, of whatever version."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(8) == layout.PROFILE_MAGIC.to_bytes(8, "little")
+    return starts_with(path, layout.PROFILE_MAGIC.to_bytes(8, "little"))
 
 
 def read_profile(path: Path) -> ProfileLog:

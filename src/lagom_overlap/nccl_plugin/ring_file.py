@@ -6,7 +6,6 @@ mapping ends the process (SIGBUS).
 """
 
 import os
-import stat
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from lagom_overlap.errors import TableError
 from lagom_overlap.nccl_plugin.table_layout import RING_HEADER
+from lagom_overlap.record import open_regular
 
 _START: Final = RING_HEADER.itemsize
 
@@ -49,15 +49,13 @@ class RingFile:
             TableError: if it is not a ring of this kind, or not a regular file of this user.
         """
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            file = open_regular(path, is_own=True)
         except OSError as error:
             raise TableError(f"cannot read the {layout.name} {path}: {error.strerror}") from error
-        self._path, self._layout, self._descriptor = path, layout, descriptor
-        weakref.finalize(self, os.close, descriptor)
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_uid not in (os.geteuid(), 0):
-            raise TableError(f"{path}: not a regular file of this user")
-        self._num_entries = _checked(path, os.pread(descriptor, _START, 0), status.st_size, layout)
+        self._path, self._layout, self._descriptor = path, layout, file.fileno()
+        weakref.finalize(self, file.close)
+        size = os.fstat(self._descriptor).st_size
+        self._num_entries = _checked(path, os.pread(self._descriptor, _START, 0), size, layout)
         self._num_seen = 0
 
     @property
@@ -135,10 +133,14 @@ def read_ring(path: Path, layout: RingFormat) -> RingEntries:
         TableError: if the file cannot be read or is not a ring of this kind.
     """
     try:
-        data = path.read_bytes()
+        with open_regular(path) as file:
+            data, size = file.read(_START), os.fstat(file.fileno()).st_size
+            num_entries = _checked(path, data, size, layout)
+            data += file.read(size - _START)
     except OSError as error:
         raise TableError(f"cannot read the {layout.name} {path}: {error.strerror}") from error
-    num_entries = _checked(path, data, len(data), layout)
+    if len(data) < size:
+        raise TableError(f"{path}: the {layout.name} was truncated while it was read")
     ring = np.frombuffer(data, layout.entry, num_entries, _START)
     written = ring[ring["sequence"] > 0]
     written = written[np.argsort(written["sequence"], kind="stable")]

@@ -4,6 +4,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from lagom_overlap.collective import CollectiveKind, CommConfig
 from lagom_overlap.errors import TableError
 from lagom_overlap.nccl_plugin import table_layout as layout
 from lagom_overlap.nccl_plugin.table_writer import table_checksum
+from lagom_overlap.record import read_regular
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,14 @@ class DecodedTable:
     decisions: tuple[TableDecision, ...]
 
 
+MAX_TABLE_BYTES: Final = (
+    layout.HEADER.itemsize
+    + layout.MAX_COMMUNICATORS * layout.COMMUNICATOR.itemsize
+    + layout.MAX_DECISIONS * layout.DECISION.itemsize
+)
+"""The bytes of the largest table that the plug-in reads."""
+
+
 def read_table(path: Path) -> DecodedTable:
     """The table in a file.
 
@@ -55,7 +65,7 @@ def read_table(path: Path) -> DecodedTable:
         TableError: if it cannot be read or is not a sound table.
     """
     try:
-        data = path.read_bytes()
+        data = read_regular(path, MAX_TABLE_BYTES)
     except OSError as error:
         raise TableError(f"cannot read the plug-in table {path}: {error.strerror}") from error
     try:

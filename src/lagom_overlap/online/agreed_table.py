@@ -13,9 +13,10 @@ from pathlib import Path
 from lagom_overlap.engines.bounded import BoundedCalls, Overdue
 from lagom_overlap.errors import LagomError, TableError
 from lagom_overlap.export.plugin_table import CHECKSUM_VARIABLE, checksum_of
-from lagom_overlap.nccl_plugin import TunerPlugin
+from lagom_overlap.nccl_plugin import MAX_TABLE_BYTES, TunerPlugin
 from lagom_overlap.online.options import DISABLE_VARIABLE, is_disabled
 from lagom_overlap.online.ranks.exchange import Exchange, Store, StoreLost
+from lagom_overlap.record import read_regular
 
 
 def apply_on_all(plugin: TunerPlugin, exchange: Exchange, environment: Mapping[str, str]) -> str:
@@ -64,7 +65,7 @@ def _prepared(plugin: TunerPlugin, environment: Mapping[str, str]) -> str:
         return f"{DISABLE_VARIABLE} is set"
     path = Path(environment["LAGOM_TABLE"])
     try:
-        data = path.read_bytes()
+        data = read_regular(path, MAX_TABLE_BYTES)
         if checksum_of(data) != environment[CHECKSUM_VARIABLE]:
             raise TableError(f"{path} is not the table that was written at the start")
         plugin.prepare(data, 0)

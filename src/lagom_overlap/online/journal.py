@@ -10,9 +10,9 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from lagom_overlap.backends.bundle import parse_header
+from lagom_overlap.backends.bundle import MAX_BUNDLE_BYTES, parse_header
 from lagom_overlap.errors import BundleError, OutputError
-from lagom_overlap.record import append_line, write_private
+from lagom_overlap.record import append_line, read_regular, write_private
 from lagom_overlap.tuners.base import Problems
 from lagom_overlap.tuners.journal import Entry, entries_from_json
 
@@ -30,7 +30,7 @@ class JournalFile:
         if self._path is None:
             return ""
         try:
-            return self._path.read_text(encoding="utf-8", errors="replace")
+            return read_regular(self._path, MAX_BUNDLE_BYTES, is_own=True).decode(errors="replace")
         except FileNotFoundError:
             return ""
         except OSError as error:

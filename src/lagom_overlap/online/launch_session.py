@@ -20,7 +20,7 @@ from lagom_overlap.collective import LaunchConfig
 from lagom_overlap.errors import BackendError, JobError, LagomError, OutputError
 from lagom_overlap.export.env_file import CARVE_OUT_VARIABLE
 from lagom_overlap.export.plugin_table import CHECKSUM_VARIABLE
-from lagom_overlap.export.saved import other_engine
+from lagom_overlap.export.saved import other_engine, other_world
 from lagom_overlap.nccl_plugin import TunerPlugin, read_record
 from lagom_overlap.nccl_plugin.support import NcclVersion
 from lagom_overlap.online.agreed_table import apply_on_all, meet
@@ -46,6 +46,8 @@ FOLDER_VARIABLE: Final = "LAGOM_RUN_FOLDER"
 CONFIG_VARIABLE: Final = "LAGOM_RUN_CONFIG"
 ENGINE_VARIABLE: Final = "LAGOM_RUN_ENGINE"
 """The engine under which settings were found, as the launcher read it: what ranks decide by must be the same on all."""
+WORLD_VARIABLE: Final = "LAGOM_RUN_WORLD"
+"""With how many ranks they were found."""
 SETTINGS_NAME: Final = "settings.json"
 CHECKED_STEPS: Final = 2
 """Steps after which a table that fits nothing is said to."""
@@ -377,10 +379,11 @@ def _refusal(environment: Mapping[str, str]) -> str:
     All ranks run the same PyTorch, and this is before the job's own first call. The file is not read again here: what
     one rank could not read, or another had replaced meanwhile, would part the ranks.
     """
-    found_under = environment.get(ENGINE_VARIABLE)
-    return (
-        "" if found_under is None else other_engine(environment.get(CONFIG_VARIABLE, ""), found_under, engine_in_use())
-    )
+    config, found_under = environment.get(CONFIG_VARIABLE, ""), environment.get(ENGINE_VARIABLE)
+    found_with = environment.get(WORLD_VARIABLE, "")
+    if found_with.isdecimal() and (refusal := other_world(config, int(found_with), dist.get_world_size())):
+        return refusal
+    return "" if found_under is None else other_engine(config, found_under, engine_in_use())
 
 
 def _apply(plugin: TunerPlugin, environment: Mapping[str, str]) -> str:

@@ -25,9 +25,10 @@ from typing import Final
 import msgspec
 
 from lagom_overlap.errors import DataError, OutputError
-from lagom_overlap.record import write_private
+from lagom_overlap.record import read_regular, write_private
 
 TIMEOUT_S: Final = 30.0
+_MAX_BYTES: Final = 1 << 30
 _RAW: Final = "https://raw.githubusercontent.com"
 _CODE_HOST: Final = "https://github.com/"
 
@@ -110,7 +111,7 @@ def look_up(dataset: Dataset) -> FoundDataset:
     for root in data_roots():
         path = root / dataset.path
         try:
-            content = path.read_bytes()
+            content = read_regular(path, _MAX_BYTES)
         except OSError:
             continue
         if dataset.is_of(content):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Final, Protocol
 
 from lagom_overlap.errors import TraceError
+from lagom_overlap.record import open_regular
 from lagom_overlap.trace.gpu_trace import short_name
 from lagom_overlap.units import GIB, KIB, MIB, format_bytes
 
@@ -190,7 +191,7 @@ def is_sqlite(path: Path) -> bool:
         TraceError: if it cannot be read.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return file.read(len(_SQLITE_MAGIC)) == _SQLITE_MAGIC
     except OSError as error:
         raise TraceError(f"cannot read {str(path)!r}: {error.strerror}") from error
@@ -257,7 +258,7 @@ def open_streams(path: Path, limits: Limits = DEFAULT_LIMITS) -> Iterator[Iterat
         TraceError: if the file cannot be read, is empty, or is of a kind that is not a trace.
     """
     try:
-        file = path.open("rb")
+        file = open_regular(path)
     except OSError as error:
         raise TraceError(f"cannot read {str(path)!r}: {error.strerror}") from error
     name = short_name(path)

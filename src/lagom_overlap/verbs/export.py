@@ -1,7 +1,6 @@
 """`lagom export RUN`: what a run found, written in the forms that a job, NCCL or a framework reads."""
 
 import shlex
-import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,13 +26,15 @@ from lagom_overlap.nccl_plugin import ProcessCommunicator
 from lagom_overlap.nccl_plugin.capability import BoxMaps
 from lagom_overlap.nccl_plugin.loaded import installed_nccl
 from lagom_overlap.nccl_plugin.size_ranges import CallSite
-from lagom_overlap.record import make_folder, read_regular, write_private
+from lagom_overlap.record import make_folder, open_regular, read_regular, write_private
 from lagom_overlap.results.export import ExportedFile, ExportResult
+from lagom_overlap.toml_tables import parse_toml
 from lagom_overlap.tuners.problem import GroupProblem
 from lagom_overlap.verbs.own_trace import is_own_run, read_own_run
 from lagom_overlap.workload import CommOp
 
 MAX_CONFIGS_BYTES: Final = 16 << 20
+_MAX_TIMELINE_BYTES: Final = 1 << 30
 _NOT_NCCL: Final = ("gloo", "workers")
 """Backends whose channels and chunks are their own engine's, not NCCL's."""
 
@@ -132,7 +133,7 @@ def _export(wanted: Format, deployment: Deployment, request: ExportRequest) -> E
 def _timeline(run: Path) -> Exported:
     path = run / "timeline.json"
     try:
-        content = path.read_bytes()
+        content = read_regular(path, _MAX_TIMELINE_BYTES)
         msgspec.json.decode(content, type=dict[str, msgspec.Raw])["traceEvents"]
     except OSError as error:
         raise BundleError(f"timeline {str(path)!r} cannot be read: {error.strerror}") from None
@@ -159,7 +160,9 @@ def read_deployment(run: Path) -> ExportSource:
         raise JobError(f"{str(run)!r} {lacks}")
     if not is_own_run(run):
         raise JobError(f"{str(run)!r} is no run folder of lagom tune: run.json or measurements.jsonl is missing")
-    if b'"from_trace"' in (run / "run.json").read_bytes()[:4096]:
+    with open_regular(run / "run.json") as file:
+        is_predicted = b'"from_trace"' in file.read(4096)
+    if is_predicted:
         raise JobError(f"{str(run)!r} was predicted from traces, which do not tell call sites apart: nothing to export")
     own = read_own_run(run)
     foreign = next((name for name in (own.spec.job.backend, own.recorded_on) if name in _NOT_NCCL), None)
@@ -242,7 +245,7 @@ def _config(configs: _Configs, group: str, comm: str) -> CommConfig:
 
 def _configs(path: Path) -> _Configs:
     try:
-        raw = tomllib.loads(read_regular(path, MAX_CONFIGS_BYTES).decode())
+        raw = parse_toml(read_regular(path, MAX_CONFIGS_BYTES))
         return msgspec.convert(raw, _Configs)
     except OSError as error:
         raise BundleError(f"{str(path)!r} cannot be read: {error.strerror}") from None

@@ -3,7 +3,6 @@
 Format: docs/formats_plan.md.
 """
 
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Final
@@ -22,6 +21,7 @@ from lagom_overlap.planners.fsdp2.visits import units_of, visits_of
 from lagom_overlap.planners.megatron.flags import MegatronFlags
 from lagom_overlap.planners.schedule import lower_bound, task_graph
 from lagom_overlap.record import read_regular
+from lagom_overlap.toml_tables import parse_toml
 from lagom_overlap.workload import Iteration
 from lagom_overlap.workload.digest import graph_digest
 from lagom_overlap.workload.rewrite.apply import rewritten
@@ -209,16 +209,16 @@ def _applied(
 
 def _decoded(path: Path) -> _File:
     try:
-        text = read_regular(path, MAX_PLAN_BYTES).decode()
+        content = read_regular(path, MAX_PLAN_BYTES)
     except FileNotFoundError:
         raise JobError(f"plan {str(path)!r} does not exist") from None
     except OSError as error:
         raise JobError(f"plan {str(path)!r} cannot be read: {error.strerror}") from None
+    try:
+        held = msgspec.convert(parse_toml(content), _File)
     except UnicodeDecodeError as error:
         raise JobError(f"plan {str(path)!r} is not UTF-8 text (byte {error.start})") from None
-    try:
-        held = msgspec.convert(tomllib.loads(text), _File)
-    except (msgspec.ValidationError, ValueError, RecursionError) as error:
+    except (msgspec.ValidationError, ValueError) as error:
         raise JobError(f"plan {str(path)!r} is no plan: {str(error).replace('`', '')}") from None
     if held.plan.version != VERSION:
         raise JobError(f"plan {str(path)!r} has version {held.plan.version}; this lagom reads version {VERSION}")

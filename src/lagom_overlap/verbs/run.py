@@ -31,16 +31,19 @@ from lagom_overlap.errors import JobError, MissingDependencyError, OutputError
 from lagom_overlap.export.deployment import Deployment
 from lagom_overlap.export.env_file import CARVE_OUT_VARIABLE
 from lagom_overlap.export.plugin_table import CHECKSUM_VARIABLE, FILE_NAME, checksum_of, plugin_table
+from lagom_overlap.export.saved import read_saved
 from lagom_overlap.jobfile.conflicts import conflicts
 from lagom_overlap.jobfile.nccl_conf import with_conf_files
 from lagom_overlap.jobfile.online_settings import is_online_settings, read_online_deployment
 from lagom_overlap.jobfile.run_folder import RUNS_FOLDER, check_folder, create_run_folder
-from lagom_overlap.nccl_plugin import decode_table, installed_library, read_table, write_table
+from lagom_overlap.nccl_plugin import MAX_TABLE_BYTES, decode_table, installed_library, read_table, write_table
+from lagom_overlap.record import check_own_folder, read_regular
 
 MODE_VARIABLE: Final = "LAGOM_RUN_MODE"
 FOLDER_VARIABLE: Final = "LAGOM_RUN_FOLDER"
 CONFIG_VARIABLE: Final = "LAGOM_RUN_CONFIG"
 ENGINE_VARIABLE: Final = "LAGOM_RUN_ENGINE"
+WORLD_VARIABLE: Final = "LAGOM_RUN_WORLD"
 RECORD_NAME: Final = "record.%r.bin"
 PROFILE_NAME: Final = "profile.%r.bin"
 _PROFILER_NAME: Final = "libnccl-profiler.so"
@@ -136,6 +139,8 @@ def prepare(request: LaunchRequest, environment: Mapping[str, str]) -> PreparedL
         prepared[CARVE_OUT_VARIABLE] = str(fixed.sm_carveout)
     if fixed is not None and fixed.engine is not None:
         prepared[ENGINE_VARIABLE] = fixed.engine
+    if fixed is not None and fixed.world_size is not None:
+        prepared[WORLD_VARIABLE] = str(fixed.world_size)
     prepared |= {
         MODE_VARIABLE: request.mode,
         FOLDER_VARIABLE: str(folder),
@@ -212,13 +217,15 @@ def _library() -> tuple[Path | None, str]:
 class _Fixed:
     """What --config sets: the plug-in's table, and SMs that the computation leaves free; `notes` say what it lacks.
 
-    `engine` is what made the communicators where online tuning found the settings; None: nobody went by their order.
+    `engine` is what made the communicators where online tuning found the settings, `world_size` how many ranks there
+    were; None: nobody went by the communicators' order, or ranks.
     """
 
     table: bytes
     sm_carveout: int | None = None
     notes: tuple[str, ...] = ()
     engine: str | None = None
+    world_size: int | None = None
 
     @classmethod
     def of(cls, deployment: Deployment, notes: tuple[str, ...] = ()) -> "_Fixed":
@@ -231,6 +238,7 @@ def _check_online_settings(config: Path) -> None:
         raise JobError(f"--config {str(config)!r} does not exist; --online takes settings that online tuning saved")
     if not is_online_settings(config):
         raise JobError(f"--online starts from settings that online tuning saved; {str(config)!r} is none")
+    read_saved(config)
 
 
 def _fixed(config: Path) -> _Fixed:
@@ -244,10 +252,10 @@ def _fixed(config: Path) -> _Fixed:
     if not config.is_file():
         raise JobError(f"--config {str(config)!r} does not exist; give a run folder, saved settings or a plug-in table")
     if is_online_settings(config):
-        deployment, engine = read_online_deployment(config)
-        return replace(_Fixed.of(deployment), engine=engine)
+        deployment, saved = read_online_deployment(config)
+        return replace(_Fixed.of(deployment), engine=saved.engine, world_size=saved.world_size)
     read_table(config)
-    data = config.read_bytes()
+    data = read_regular(config, MAX_TABLE_BYTES)
     decode_table(data)
     return _Fixed(data)
 

@@ -11,7 +11,6 @@
 None of it is believed without measurements of this run (`tuners/model_based/tuner.py`).
 """
 
-import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +28,7 @@ from lagom_overlap.jobfile.build import cluster_of, contention_model_of
 from lagom_overlap.jobfile.spec import JobSpec
 from lagom_overlap.record import read_regular
 from lagom_overlap.sim import GroupSimulator
+from lagom_overlap.toml_tables import parse_toml
 from lagom_overlap.tuners.base import Problems
 from lagom_overlap.tuners.journal import entries_from_json
 from lagom_overlap.tuners.model_based import ModelBased
@@ -130,7 +130,7 @@ class _Configs(msgspec.Struct):
 def _of_configs(path: Path, problems: Problems) -> WarmStart:
     where = f"warm start {str(path)!r}"
     try:
-        held = msgspec.convert(tomllib.loads(read_regular(path, MAX_CONFIGS_BYTES).decode()), _Configs)
+        held = msgspec.convert(parse_toml(read_regular(path, MAX_CONFIGS_BYTES)), _Configs)
         earlier = []
         for problem in problems:
             table = held.groups.get(problem.group.name, {})
@@ -140,7 +140,7 @@ def _of_configs(path: Path, problems: Problems) -> WarmStart:
                     msgspec.convert(table[name], CommConfig) if table.get(name) else default for name, default in rows
                 )
                 earlier.append(Earlier(problem=problem, best=best))
-    except (OSError, ValueError, RecursionError, msgspec.MsgspecError, LagomError) as error:
+    except (OSError, ValueError, msgspec.MsgspecError, LagomError) as error:
         raise BundleError(f"{where} is no configs.toml of lagom tune: {error}") from None
     return WarmStart(source=f"settings of {len(earlier)} groups in {str(path)!r}", earlier=tuple(earlier))
 

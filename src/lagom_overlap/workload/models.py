@@ -11,7 +11,7 @@ import msgspec
 
 from lagom_overlap.errors import JobError, UnknownNameError
 from lagom_overlap.record import read_regular
-from lagom_overlap.toml_tables import from_table
+from lagom_overlap.toml_tables import from_table, parse_toml
 from lagom_overlap.workload.layer_kinds import (
     MAX_LAYERS,
     LatentAttention,
@@ -352,9 +352,9 @@ def load_model(name: str) -> TransformerModel:
 
 def _model_of_file(path: Path) -> TransformerModel:
     try:
-        table = tomllib.loads(read_regular(path, MAX_MODEL_BYTES).decode("utf-8"))
+        table = parse_toml(read_regular(path, MAX_MODEL_BYTES))
     except OSError as error:
         raise JobError(f"model file {str(path)!r} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # no TOML, no UTF-8, tables in tables
+    except ValueError as error:  # no TOML, no UTF-8, tables in tables
         raise JobError(f"model file {str(path)!r} is no model: {error}") from None
     return from_table(table, TransformerModel, f"model file {str(path)!r}")

@@ -27,8 +27,10 @@ from lagom_overlap.capturing.models.parallelize import (
     spread_experts,
 )
 from lagom_overlap.errors import JobError, UnknownNameError
+from lagom_overlap.record import read_regular
 
 PREFIX: Final = "hf:"
+_MAX_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,7 @@ def _published(name: str) -> _Published:
     if not path.is_file():
         raise UnknownNameError.among("model", PREFIX + name, [*hugging_face_names(), f"{PREFIX}PATH/config.json"])
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        fields = json.loads(read_regular(path, _MAX_BYTES))
         config = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise JobError(
