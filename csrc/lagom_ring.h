@@ -51,7 +51,14 @@ typedef struct {
   uint64_t mask;
 } lagom_ring;
 
+// LAGOM_RANK is PROCESS:RANK, set where the process group says the rank and no launcher's variable; a child that
+// inherits it is another process.
 static inline const char* rank_text(void) {
+  const char* noted = getenv("LAGOM_RANK");
+  char* rest = NULL;
+  if (noted && *noted && strtol(noted, &rest, 10) == (long)getpid() && *rest == ':' && rest[1] && strlen(rest) < 13) {
+    return rest + 1;
+  }
   static const char* const names[] = {"RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"};
   for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++) {
     const char* value = getenv(names[i]);

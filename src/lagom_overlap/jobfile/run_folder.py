@@ -1,6 +1,7 @@
 """Where a run is written: the folder that the user names, or a fresh one below `lagom-runs/`."""
 
 import logging
+import os
 import re
 from dataclasses import dataclass, field
 from itertools import count
@@ -8,7 +9,15 @@ from pathlib import Path
 from typing import Final
 
 from lagom_overlap.errors import OutputError
-from lagom_overlap.record import append_line, check_new_folder, create_folder, make_folder, utc_now, write_private
+from lagom_overlap.record import (
+    append_line,
+    check_new_folder,
+    check_own_folder,
+    create_folder,
+    make_folder,
+    utc_now,
+    write_private,
+)
 from lagom_overlap.tuners.base import Problems
 from lagom_overlap.tuners.journal import Entry, entry_to_json
 
@@ -27,7 +36,9 @@ def check_folder(out: Path | None) -> None:
     runs = Path(RUNS_FOLDER)
     if out is not None:
         check_new_folder(out)
-    elif not runs.is_dir():
+    elif os.path.lexists(runs):
+        check_own_folder(runs)
+    else:
         check_new_folder(runs)
 
 
@@ -41,8 +52,9 @@ def create_run_folder(out: Path | None, job_name: str) -> Path:
         create_folder(out)
         return out
     runs = Path(RUNS_FOLDER)
-    if not runs.is_dir():
+    if not os.path.lexists(runs):
         make_folder(runs)
+    check_own_folder(runs)
     safe = re.sub(r"[^A-Za-z0-9._-]+", "-", job_name).strip(".-")[:80] or "job"
     stamp = utc_now().replace(":", "").replace("-", "")
     numbers = (f"-{number}" if number > 1 else "" for number in count(1))

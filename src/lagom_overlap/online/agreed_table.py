@@ -16,6 +16,7 @@ from lagom_overlap.export.plugin_table import CHECKSUM_VARIABLE, checksum_of
 from lagom_overlap.nccl_plugin import MAX_TABLE_BYTES, TunerPlugin
 from lagom_overlap.online.options import DISABLE_VARIABLE, is_disabled
 from lagom_overlap.online.ranks.exchange import Exchange, Store, StoreLost
+from lagom_overlap.online.run_jobs import FIRST_WORLD_VARIABLE
 from lagom_overlap.record import read_regular
 
 
@@ -27,7 +28,7 @@ def apply_on_all(plugin: TunerPlugin, exchange: Exchange, environment: Mapping[s
     Raises:
         InDoubt: if the store is lost so late that this rank cannot know whether the others have it.
     """
-    refusal, checksum = _prepared(plugin, environment), environment[CHECKSUM_VARIABLE]
+    refusal, checksum = _prepared(plugin, environment, exchange.num_ranks), environment[CHECKSUM_VARIABLE]
     try:
         if exchange.greet(checksum) != checksum:
             refusal = refusal or "it was started with another table than the others"
@@ -59,10 +60,13 @@ def meet(open_store: Callable[[str], Store], *, rank: int, num_ranks: int, timeo
     return Exchange(reopen(), rank=rank, num_ranks=num_ranks, timeout_s=timeout_s, reopen=reopen)
 
 
-def _prepared(plugin: TunerPlugin, environment: Mapping[str, str]) -> str:
+def _prepared(plugin: TunerPlugin, environment: Mapping[str, str], num_ranks: int) -> str:
     """Hands the table to the plug-in, which decides by it from the commit on; why not, empty if it is done."""
     if is_disabled():
         return f"{DISABLE_VARIABLE} is set"
+    first_world = environment.get(FIRST_WORLD_VARIABLE)
+    if first_world is not None and first_world != str(num_ranks):
+        return f"it is for the run's first job, of {first_world or 'other'} ranks, and this one has {num_ranks}"
     path = Path(environment["LAGOM_TABLE"])
     try:
         data = read_regular(path, MAX_TABLE_BYTES)

@@ -17,6 +17,8 @@ from lagom_overlap.record import append_line, utc_now, write_private
 
 _log = logging.getLogger(__name__)
 
+RANK_VARIABLE: Final = "LAGOM_RANK"
+"""PROCESS:RANK, of a process whose rank its process group says and no launcher's variable."""
 Value: TypeAlias = str | int | float | bool | None
 HELP: Final[Mapping[str, str]] = {
     "lagom_steps": "Training steps seen since the job began.",
@@ -97,7 +99,10 @@ def _escaped(text: str) -> str:
 
 
 def rank_of(environment: Mapping[str, str] = os.environ) -> int:
-    """This process's rank by the launcher's variables, as the plug-in reads them; 0 without any."""
+    """This process's rank as the plug-in reads it: noted by us, else by the launcher's variables; 0 without any."""
+    process, _, noted = environment.get(RANK_VARIABLE, "").partition(":")
+    if noted.isdecimal() and process == str(os.getpid()):
+        return int(noted)
     for name in ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"):
         if (text := environment.get(name, "")).isdecimal():
             return int(text)

@@ -1,7 +1,6 @@
 """We are a guest in the job: a failure of ours is one line, and never the job's."""
 
 import logging
-import os
 from collections.abc import Callable
 
 from lagom_overlap.errors import LagomError
@@ -24,5 +23,6 @@ def safely(work: Callable[[], None], *, ends_the_job: type[LagomError] | None = 
 
 
 def _complain(text: str) -> None:
-    rank = os.environ.get("RANK", "0")
-    write_lines(f"lagom: the job runs without us (rank {rank}): {' '.join(text.split())}")
+    from lagom_overlap.online.events import rank_of  # noqa: PLC0415 - a process without a word of ours needs none of it
+
+    write_lines(f"lagom: the job runs without us (rank {rank_of()}): {' '.join(text.split())}")

@@ -13,6 +13,7 @@ a rank that cannot know whether the others decide by the table (`agreed_table`),
 
 import atexit
 import functools
+import inspect
 import logging
 import os
 import sys
@@ -79,6 +80,7 @@ def _wrap_groups(module: ModuleType) -> None:
             if is_again:
                 safely(_begin, ends_the_job=BackendError)
             return result
+        has_files = _settled(original, args, kwargs)
         result = original(*args, **kwargs)
         has_begun = True
         if _has_table():
@@ -87,10 +89,25 @@ def _wrap_groups(module: ModuleType) -> None:
         for holder in (module, sys.modules.get("torch.distributed")):
             if holder is not None and getattr(holder, "init_process_group", None) is init_process_group:
                 holder.init_process_group = original  # type: ignore[attr-defined]  # a module of the job's torch
-        safely(_begin)
+        if has_files:
+            safely(_begin)
         return result
 
     module.init_process_group = init_process_group  # type: ignore[attr-defined]  # the same
+
+
+def _settled(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether this process knows its rank and its files, which NCCL may make within the call that follows."""
+    done = []
+
+    def settle_here() -> None:
+        from lagom_overlap.online.run_jobs import meeting_of, settle  # noqa: PLC0415
+
+        settle(meeting_of(inspect.signature(original).bind_partial(*args, **kwargs).arguments, os.environ))
+        done.append(True)
+
+    safely(settle_here)
+    return bool(done)
 
 
 _sessions: list[Watch] = []
@@ -110,9 +127,10 @@ def _restart() -> None:
 def _begin() -> None:
     """In a rank whose process group is there."""
     # Not at the top: torch is the job's, and only a rank of it pays for the rest.
-    from lagom_overlap.online.launch_session import begin_session  # noqa: PLC0415
+    from lagom_overlap.online.launch_session import begin_session, note_job  # noqa: PLC0415
     from lagom_overlap.online.ranks.presence import say_here, say_off  # noqa: PLC0415
 
+    note_job(os.environ)
     _tell_others(say_here)  # first, because the session may wait for them
     try:
         session = begin_session(os.environ)

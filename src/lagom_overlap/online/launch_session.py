@@ -7,7 +7,7 @@ a switch that all ranks agreed on and this one cannot make ends the job, whose c
 import contextlib
 import os
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -38,11 +38,11 @@ from lagom_overlap.online.ranks.messages import SETTLED, SwitchState
 from lagom_overlap.online.routes.carve_out import open_compute_route
 from lagom_overlap.online.routes.compute import ComputeRoute
 from lagom_overlap.online.routes.nccl import expanded, nccl_in_use
+from lagom_overlap.online.run_jobs import FIRST_WORLD_VARIABLE, FOLDER_VARIABLE, note_rank
 from lagom_overlap.online.tuner import OnlineTuner, store_of
 from lagom_overlap.stderr import write_lines
 
 MODE_VARIABLE: Final = "LAGOM_RUN_MODE"
-FOLDER_VARIABLE: Final = "LAGOM_RUN_FOLDER"
 CONFIG_VARIABLE: Final = "LAGOM_RUN_CONFIG"
 ENGINE_VARIABLE: Final = "LAGOM_RUN_ENGINE"
 """The engine under which settings were found, as the launcher read it: what ranks decide by must be the same on all."""
@@ -276,6 +276,13 @@ class Tuning:
             tuner.save(self._folder / SETTINGS_NAME)
         except OutputError as error:
             say([f"the settings are not saved: {error}"])
+
+
+def note_job(environment: MutableMapping[str, str]) -> None:
+    """Notes the rank as the process group has it, and says where the files of a job that is not the first are."""
+    note_rank(dist.get_rank(), environment)
+    if FIRST_WORLD_VARIABLE in environment and dist.get_rank() == 0:
+        say([f"this is not the first job of its lagom run; its files are in {environment[FOLDER_VARIABLE]}"])
 
 
 def begin_session(environment: Mapping[str, str]) -> Rank:

@@ -18,6 +18,7 @@ With LAGOM_DISABLE set the command runs in the environment as it was.
 """
 
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -37,10 +38,11 @@ from lagom_overlap.jobfile.nccl_conf import with_conf_files
 from lagom_overlap.jobfile.online_settings import is_online_settings, read_online_deployment
 from lagom_overlap.jobfile.run_folder import RUNS_FOLDER, check_folder, create_run_folder
 from lagom_overlap.nccl_plugin import MAX_TABLE_BYTES, decode_table, installed_library, read_table, write_table
-from lagom_overlap.record import check_own_folder, read_regular
+from lagom_overlap.record import OTHERS_MAY_WRITE, check_own_folder, read_regular
 
 MODE_VARIABLE: Final = "LAGOM_RUN_MODE"
 FOLDER_VARIABLE: Final = "LAGOM_RUN_FOLDER"
+RUN_VARIABLE: Final = "LAGOM_RUN_ID"
 CONFIG_VARIABLE: Final = "LAGOM_RUN_CONFIG"
 ENGINE_VARIABLE: Final = "LAGOM_RUN_ENGINE"
 WORLD_VARIABLE: Final = "LAGOM_RUN_WORLD"
@@ -144,6 +146,7 @@ def prepare(request: LaunchRequest, environment: Mapping[str, str]) -> PreparedL
     prepared |= {
         MODE_VARIABLE: request.mode,
         FOLDER_VARIABLE: str(folder),
+        RUN_VARIABLE: secrets.token_hex(8),
         "PYTHONPATH": os.pathsep.join(filter(None, (str(boot_folder()), environment.get("PYTHONPATH", "")))),
     }
     if request.mode is not RunMode.FIXED:
@@ -177,7 +180,7 @@ def _files_folder(folder: Path) -> tuple[Path, list[str]]:
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".lagom-") as file:  # mode 0600
             status = os.fstat(file.fileno())
-        if status.st_uid == os.geteuid() and not status.st_mode & 0o022:
+        if status.st_uid == os.geteuid() and not status.st_mode & OTHERS_MAY_WRITE:
             return folder, []
         local = Path(tempfile.mkdtemp(prefix="lagom-run-"))
     except OSError as error:
@@ -312,9 +315,13 @@ def _shared_folder(request: LaunchRequest, environment: Mapping[str, str]) -> Pa
     try:
         if request.out is None:
             folder.parent.mkdir(mode=0o700, exist_ok=True)
-        folder.mkdir(mode=0o700, exist_ok=True)
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        pass  # a sibling task's, or somebody else's
     except OSError as error:
         raise OutputError(f"cannot create output folder {str(folder)!r}: {error.strerror}") from None
+    for path in (folder,) if request.out is not None else (folder.parent, folder):
+        check_own_folder(path)
     return folder
 
 

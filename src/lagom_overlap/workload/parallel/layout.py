@@ -81,8 +81,8 @@ class AttentionKernel(StrEnum):
 
 
 MAX_ZERO_STAGE: Final = 3
-MAX_SLOTS: Final = 2_000_000
-"""Forwards of all stages that an iteration may have; a simulation of more would not end."""
+MAX_SLOTS: Final = 1 << 18
+"""Forwards of all stages that an iteration may have: as many take 20 s, and real jobs have a hundredth of it."""
 MAX_GPUS: Final = 1 << 20
 """GPUs of a job: the members of its groups are listed one by one, and 10^9 of them fill a memory."""
 
