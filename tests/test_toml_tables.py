@@ -10,6 +10,7 @@ import pytest
 from lagom_overlap.cost.operators import operators_of_preset
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import load_preset
+from lagom_overlap.toml_tables import MAX_KEY_DEPTH, parse_toml
 
 
 def _cluster() -> str:
@@ -92,3 +93,39 @@ def _written(tmp_path: Path, text: str) -> str:
     path = tmp_path / "good.toml"
     path.write_text(text)
     return str(path)
+
+
+DEEP = [
+    *(".".join([name] * 20_000) for name in ("a", '"a"', "'a'", "1", "a b".replace(" ", " . "))),
+    *(f"{before}{'.'.join(['a'] * 20_000)}" for before in ("[", "[[", "x = {", "x = 1\n[a]\n", 'x = """.\n"""\n')),
+]
+
+
+@pytest.mark.parametrize("text", DEEP, ids=range(len(DEEP)))
+def test_a_key_of_many_names_is_refused_before_it_is_read(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tomllib.loads", lambda _: pytest.fail("20,000 names take it 41 s and 1.6 GB"))
+    with pytest.raises(ValueError, match="names joined by dots"):
+        parse_toml(text.encode())
+
+
+def test_dots_of_values_texts_and_comments_are_no_key() -> None:
+    dots = "a." * 200
+    text = f"""
+{".".join(["k"] * MAX_KEY_DEPTH)} = 1
+floats = [{", ".join(["1.5"] * 200)}]
+text = "{dots}\\"{dots}" # {dots}
+more = '{dots}"'
+lines = \"\"\"
+{dots} "" '{dots}
+\"\"\"
+raw = '''{dots} " '' {dots}'''
+""".replace('\\"\\"\\"', '"' * 3)
+    found = parse_toml(text.encode())
+    assert len(found) == 6
+    assert found["raw"].count(".") == 400
+
+
+def test_tables_in_tables_are_refused_in_a_line() -> None:
+    for text in ("x = " + "[" * 100_000, "x = " + "{a = " * 100_000):
+        with pytest.raises(ValueError, match="nested too deep"):
+            parse_toml(text.encode())

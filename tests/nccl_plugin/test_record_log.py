@@ -9,6 +9,7 @@ from lagom_overlap.errors import TableError
 from lagom_overlap.nccl_plugin import RecordRing, read_record
 from lagom_overlap.nccl_plugin.fake_host import RELEASES, WITH_CHUNKS, HostCall, HostMode
 from lagom_overlap.nccl_plugin.record_log import Flag
+from lagom_overlap.online.events import rank_of
 from lagom_overlap.online.routes.base import LEAST_BYTES
 
 MIB = 1 << 20
@@ -118,6 +119,18 @@ def test_each_process_may_have_its_own_record_by_a_pattern(open_nccl, tmp_path, 
     monkeypatch.setenv("SLURM_PROCID", "12")
     open_nccl("2.30").comm()
     assert len(read_record(tmp_path / f"record-12-{os.getpid()}").communicators) == 1
+
+
+@pytest.mark.parametrize(("noted", "rank"), [("{}:3", "3"), ("1{}:3", "7"), ("{}:", "7"), ("{}", "7"), ("", "7")])
+def test_a_rank_that_python_noted_for_this_process_goes_before_the_launchers(
+    open_nccl, tmp_path, monkeypatch, noted, rank
+):
+    monkeypatch.setenv("LAGOM_RECORD", str(tmp_path / "record-%r"))
+    monkeypatch.setenv("RANK", "7")
+    monkeypatch.setenv("LAGOM_RANK", noted.format(os.getpid()))
+    open_nccl("2.30").comm()
+    assert [path.name for path in tmp_path.glob("record-*")] == [f"record-{rank}"]
+    assert rank_of(os.environ) == int(rank)
 
 
 @pytest.mark.parametrize("damage", [b"", b"x" * 64, "short"])

@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.errors import JobError, OutputError
-from lagom_overlap.record import open_regular, write_private
+from lagom_overlap.record import open_regular, read_regular, write_private
 from lagom_overlap.units import format_bytes
 from lagom_overlap.workload import (
     Attention,
@@ -250,8 +250,9 @@ def _unpacked(path: Path) -> bytes:
     with open_regular(path) as file:
         is_packed = file.read(2) == b"\x1f\x8b"
         file.seek(0)
-        source = gzip.GzipFile(fileobj=file) if is_packed else file
-        return source.read(MAX_FILE_BYTES + 1)
+        if is_packed:
+            return gzip.GzipFile(fileobj=file).read(MAX_FILE_BYTES + 1)
+    return read_regular(path, MAX_FILE_BYTES)
 
 
 def read_capture(path: Path) -> IssuedStep:

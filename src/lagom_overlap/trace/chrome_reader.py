@@ -195,8 +195,8 @@ class EventReader:
             return b"", head[1:]
         found = _EVENTS_KEY.search(data)
         while found is None:
-            more = self._stream.read(self._block)
-            if not more or len(data) > _MAX_HEADER:
+            more = self._stream.read(max(self._block, len(data)))  # all of it is searched again
+            if not more or len(data) > _MAX_HEADER or (head and not head.startswith(b"{")):
                 raise self._no_events()
             data += more
             found = _EVENTS_KEY.search(data)
