@@ -83,7 +83,7 @@ def test_the_first_job_has_the_folder_and_others_have_all_of_their_files_below_i
 
 def test_a_restart_goes_on_in_the_files_and_the_next_torchrun_at_the_same_port_does_not(folder):
     def torchrun(logs: str, attempt: int, rank: int) -> str:
-        error = f"/tmp/torchelastic_x/{logs}/attempt_{attempt}/{rank}/error.json"  # noqa: S108 - nothing is made there
+        error = f"/tmp/torchelastic_x/{logs}/attempt_{attempt}/{rank}/error.json"
         return joined(folder, "29500", rank=rank, TORCHELASTIC_ERROR_FILE=error)["LAGOM_RUN_FOLDER"]
 
     assert {torchrun("none_a", attempt, rank) for attempt in (0, 1) for rank in (0, 1)} == {str(folder)}
@@ -167,8 +167,10 @@ def test_spawned_ranks_and_a_job_that_one_of_them_starts_have_files_of_their_own
     (tmp_path / "train.py").write_text(TRAIN)
     own = {name: value for name, value in os.environ.items() if not name.startswith(("LAGOM", "NCCL"))}
     result = subprocess.run(
-        [sys.executable, "-m", "lagom_overlap", "run", mode, "--out", "run", "--"]
-        + [sys.executable, "train.py", str(free_port()), str(free_port()), "2"],
+        [
+            *(sys.executable, "-m", "lagom_overlap", "run", mode, "--out", "run", "--"),
+            *(sys.executable, "train.py", str(free_port()), str(free_port()), "2"),
+        ],
         cwd=tmp_path,
         env=own | {"OMP_NUM_THREADS": "1"},
         capture_output=True,

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from lagom_overlap.capturing.file import read_capture
 from lagom_overlap.cost.nccl.machines import is_guessed
@@ -25,6 +26,9 @@ from lagom_overlap.workload.parallel.check import check_layout
 from lagom_overlap.workload.precision import ATTENTION_FORMATS, Precision, ProductFormat
 from lagom_overlap.workload.step import IssueRules, changes_of, load_rules, rules_in_release
 from lagom_overlap.workload.step.switches import DISPATCHERS, SWITCHES, TAKEN_ANYWHERE, has_dispatcher
+
+MAX_PASSES: Final = 1 << 14
+"""Layers of all micro-batches of a step that is written out: as many are 600,000 operations, 20 s and 0.8 GB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +67,19 @@ class JobStep:
         )
 
     def step(self) -> IssuedStep:
-        """One rank's whole step; of a pipeline, the first stage's, with one micro-batch."""
-        return self.simulator().step(num_micro_batches=self.layout.num_micro_batches if self.is_whole else 1)
+        """One rank's whole step; of a pipeline, the first stage's, with one micro-batch.
+
+        Raises:
+            JobError: if that is too long.
+        """
+        num = self.layout.num_micro_batches if self.is_whole else 1
+        layers = self.model.num_layers
+        if num * layers > MAX_PASSES:
+            raise JobError(
+                f"parallel: {num} micro-batches through {layers} layers are too many operations to write out one by "
+                f"one, at most {MAX_PASSES // layers} are (lagom simulate takes more); lessen parallel.global_batch"
+            )
+        return self.simulator().step(num_micro_batches=num)
 
     @property
     def is_whole(self) -> bool:
