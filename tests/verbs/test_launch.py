@@ -14,7 +14,7 @@ import pytest
 
 from lagom_overlap.cli import main
 from lagom_overlap.collective import CollectiveKind, CommConfig, CommunicatorId, ConfigKey, ConfigTable
-from lagom_overlap.errors import BundleError, LagomError
+from lagom_overlap.errors import BundleError, LagomError, OutputError
 from lagom_overlap.nccl_plugin import encode_table, read_table
 from lagom_overlap.verbs import run as launch
 from lagom_overlap.verbs.run import LaunchRequest, RunMode, command_of, prepare
@@ -98,6 +98,44 @@ def test_saved_settings_of_a_class_of_sizes_set_all_of_its_sizes(tmp_path, plugi
     damaged = saved_settings(tmp_path / "damaged.json", size_octaves=3)
     with pytest.raises(BundleError, match="size_octaves is 3"):
         prepare(request(tmp_path, RunMode.FIXED, config=damaged), environment())
+
+
+TASK = {"SLURM_NTASKS": "2", "SLURM_JOB_ID": "7"}
+"""Of a launcher's task: its siblings may have made the folder."""
+
+
+@pytest.mark.parametrize("kind", ["link", "open", "sticky", "file", "nobody's"])
+@pytest.mark.parametrize("named", [True, False])
+def test_tasks_share_no_folder_that_is_not_theirs(tmp_path, plugin_library, monkeypatch, kind, named):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / ("run" if named else "lagom-runs")
+    other = tmp_path / "other"
+    other.mkdir(mode=0o700)
+    match kind:
+        case "link":
+            folder.symlink_to(other)
+        case "file":
+            folder.touch()
+        case "nobody's":
+            if os.geteuid() != 0:
+                pytest.skip("only root can give a folder to another user")
+            folder.mkdir(mode=0o700)
+            os.chown(folder, 65_534, 65_534)
+        case _:
+            folder.mkdir()
+            folder.chmod(0o777 if kind == "open" else 0o1777)
+    asked = LaunchRequest(command=(PYTHON, "train.py"), mode=RunMode.ONLINE, out=folder if named else None)
+    with pytest.raises(OutputError, match="output folder") as refusal:
+        prepare(asked, environment(**TASK))
+    assert "\n" not in str(refusal.value)
+    with pytest.raises(OutputError, match="output folder"):
+        prepare(asked, environment())
+    assert not any(other.iterdir())
+
+
+def test_tasks_share_the_folder_that_the_first_of_them_makes(tmp_path, plugin_library):
+    folders = {prepare(request(tmp_path, RunMode.ONLINE), environment(**TASK)).folder for _ in range(2)}
+    assert folders == {tmp_path / "run"}
 
 
 def test_observing_loads_the_plug_in_with_a_record_and_no_table(tmp_path, plugin_library):

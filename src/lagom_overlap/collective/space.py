@@ -99,6 +99,10 @@ RESOURCE_KNOBS = ("num_channels", "num_threads", "chunk_bytes")
 """The knobs that span the lattice of a subspace, in AutoCCL's descent order."""
 
 
+MAX_CONFIGS = 1 << 20
+"""Of one subspace: some tuners list them all. The largest of any engine, 64 x 20 x 64, has a thirteenth."""
+
+
 def _check_axis(name: str, values: tuple[int | None, ...]) -> None:
     if not values:
         raise SpaceError(f"{name} allows no value")
@@ -126,6 +130,12 @@ class Subspace:
     def __post_init__(self) -> None:
         for knob in RESOURCE_KNOBS:
             _check_axis(knob, getattr(self, knob))
+        if len(self) > MAX_CONFIGS:
+            sizes = " x ".join(str(len(axis)) for axis in self.axes)
+            raise SpaceError(
+                f"num_channels, num_threads and chunk_bytes allow {sizes} = {len(self)} settings, at most {MAX_CONFIGS} "
+                "may be: name fewer values"
+            )
 
     @property
     def axes(self) -> tuple[tuple[int | None, ...], ...]:

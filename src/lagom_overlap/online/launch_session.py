@@ -214,6 +214,7 @@ class Tuning:
         self._tuner: OnlineTuner | None = None
         self._open: contextlib.AbstractContextManager[None] | None = None
         self._last: tuple[SwitchState, str, int] | None = None
+        self._is_unsaved = False
 
     def on_model(self, model: nn.Module) -> None:
         """Makes the tuner, on all ranks at the same call of the model."""
@@ -275,7 +276,9 @@ class Tuning:
         try:
             tuner.save(self._folder / SETTINGS_NAME)
         except OutputError as error:
-            say([f"the settings are not saved: {error}"])
+            if not self._is_unsaved:
+                say([f"the settings are not saved: {error}"])
+            self._is_unsaved = True
 
 
 def note_job(environment: MutableMapping[str, str]) -> None:

@@ -109,6 +109,8 @@ def settle(meeting: Meeting, environment: MutableMapping[str, str] = os.environ)
         OutputError: if there is no such folder to be had; the environment then names no file of the other job's.
     """
     note_rank(meeting.rank, environment)
+    if FOLDER_VARIABLE not in environment:
+        return  # no run of `lagom run`
     rings = {name: Path(environment[name]) for name in _RING_VARIABLES if environment.get(name)}
     try:
         folder, below = _own_folder(meeting, environment)

@@ -312,16 +312,13 @@ def _shared_folder(request: LaunchRequest, environment: Mapping[str, str]) -> Pa
             raise JobError("several tasks were started at once: name a folder for all of them with --out DIR")
         step = environment.get("SLURM_STEP_ID", "0")
         folder = Path(RUNS_FOLDER) / f"{request.mode}-job{environment['SLURM_JOB_ID']}.{step}"
-    try:
-        if request.out is None:
-            folder.parent.mkdir(mode=0o700, exist_ok=True)
-        folder.mkdir(mode=0o700)
-    except FileExistsError:
-        pass  # a sibling task's, or somebody else's
-    except OSError as error:
-        raise OutputError(f"cannot create output folder {str(folder)!r}: {error.strerror}") from None
     for path in (folder,) if request.out is not None else (folder.parent, folder):
-        check_own_folder(path)
+        try:
+            path.mkdir(mode=0o700)
+        except FileExistsError:
+            check_own_folder(path)  # a sibling task's, or somebody else's
+        except OSError as error:
+            raise OutputError(f"cannot create output folder {str(path)!r}: {error.strerror}") from None
     return folder
 
 
