@@ -81,21 +81,27 @@ def test_the_first_job_has_the_folder_and_others_have_all_of_their_files_below_i
     assert (folder / "nested-1").stat().st_mode & 0o777 == 0o700
 
 
+def of_an_ended_process(claim: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    claim.write_text(json.dumps(json.loads(claim.read_text()) | {"process_id": gone.pid}))
+
+
 def test_a_restart_goes_on_in_the_files_and_the_next_torchrun_at_the_same_port_does_not(folder):
     def torchrun(logs: str, attempt: int, rank: int) -> str:
         error = f"/tmp/torchelastic_x/{logs}/attempt_{attempt}/{rank}/error.json"
         return joined(folder, "29500", rank=rank, TORCHELASTIC_ERROR_FILE=error)["LAGOM_RUN_FOLDER"]
 
-    assert {torchrun("none_a", attempt, rank) for attempt in (0, 1) for rank in (0, 1)} == {str(folder)}
+    assert torchrun("none_a", 0, 0) == str(folder)
+    assert torchrun("none_c", 0, 1) == str(folder), "at once: another torchrun of one job, on this host"
+    of_an_ended_process(folder / ".job.0")
+    assert {torchrun("none_a", 1, rank) for rank in (0, 1)} == {str(folder)}
     assert {torchrun("none_b", 0, rank) for rank in (0, 1)} == {str(folder / "nested-1")}
 
 
 def test_a_requeued_job_takes_over_the_folder_that_its_tasks_share(folder):
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
     joined(folder, "29500")
-    claim = json.loads((folder / ".job.0").read_text())
-    (folder / ".job.0").write_text(json.dumps(claim | {"process_id": gone.pid}))
+    of_an_ended_process(folder / ".job.0")
     assert joined(folder, "31000")["LAGOM_RUN_FOLDER"] == str(folder / "nested-1"), "of the same run: another job"
     assert joined(folder, "31001", LAGOM_RUN_ID="two")["LAGOM_RUN_FOLDER"] == str(folder)
     assert joined(folder, "31001", LAGOM_RUN_ID="three")["LAGOM_RUN_FOLDER"] == str(folder), "a task of another node"

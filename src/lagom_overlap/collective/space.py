@@ -133,8 +133,8 @@ class Subspace:
         if len(self) > MAX_CONFIGS:
             sizes = " x ".join(str(len(axis)) for axis in self.axes)
             raise SpaceError(
-                f"num_channels, num_threads and chunk_bytes allow {sizes} = {len(self)} settings, at most {MAX_CONFIGS} "
-                "may be: name fewer values"
+                f"num_channels, num_threads and chunk_bytes allow {sizes} = {len(self)} settings, "
+                f"at most {MAX_CONFIGS} may be: name fewer values"
             )
 
     @property

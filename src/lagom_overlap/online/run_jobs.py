@@ -58,11 +58,17 @@ class _Claim(msgspec.Struct, frozen=True, kw_only=True):
 
     def is_same_job(self, other: "_Claim") -> bool:
         """Whether the other is a rank of this job, or of its restart."""
-        return self.place == other.place and (self.run != other.run or self.agent == other.agent)
+        return self.place == other.place and not (
+            self.run == other.run and self.agent != other.agent and self._is_gone(other.host)
+        )
 
     def is_left(self, other: "_Claim") -> bool:
         """Whether an earlier run left it in a folder that several tasks share, as a requeued job finds it."""
-        return self.run != other.run and self.host == other.host and not Path(f"/proc/{self.process_id}").exists()
+        return self.run != other.run and self._is_gone(other.host)
+
+    def _is_gone(self, host: str) -> bool:
+        """Whether the process ended that put it there, as far as another of that host can tell."""
+        return self.host == host and not Path(f"/proc/{self.process_id}").exists()
 
 
 def meeting_of(arguments: Mapping[str, Any], environment: Mapping[str, str]) -> Meeting:
