@@ -85,9 +85,20 @@ static slot pool[LAGOM_PROFILE_POOL];
 static _Atomic uint32_t next_slot;
 static _Atomic uint32_t next_launch = 1;
 static lagom_ring ring;
+static pthread_mutex_t flush_lock = PTHREAD_MUTEX_INITIALIZER;
 static bool with_channels, with_network;
 
 static void count(uint64_t* counter) { __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED); }
+
+// Writes to the profile's file what is not there yet; before it is read. Not for a callback of NCCL's.
+EXPORT void lagom_profile_flush(void) {
+  if (!ring_is_own(&ring)) return;  // asked before the lock, which a forked child may have found taken
+  pthread_mutex_lock(&flush_lock);
+  ring_flush(&ring);
+  pthread_mutex_unlock(&flush_lock);
+}
+
+__attribute__((destructor)) static void flush_at_exit(void) { lagom_profile_flush(); }
 
 static uint32_t num_bits(uint64_t word) { return (uint32_t)__builtin_popcountll(word); }
 
@@ -496,6 +507,7 @@ static COLD nccl_result finish(void* ctx) {
   c->next = past;
   past = c;
   pthread_mutex_unlock(&lock);
+  lagom_profile_flush();
   return NCCL_SUCCESS;
 }
 

@@ -1,7 +1,9 @@
 // The rings that the plug-ins write: a header, then num_entries entries, overwritten from the oldest on.
 //
 // Little endian, fixed size, no pointers. The first word of an entry is its sequence number: 0 while it is being written,
-// 1 + number once it is whole. Written through a mapping, by any number of threads, without lock or system call.
+// 1 + number once it is whole. Appended to private memory, by any number of threads, without lock or system call, and
+// written to the file where nothing waits for it: at a step, before a read, when a communicator ends, at exit. Nothing of
+// the file is mapped: what becomes of it (truncated, deleted, no room left) is never the job's end.
 // nccl_plugin/table_layout.py holds the same numbers; a test compares both.
 #ifndef LAGOM_RING_H
 #define LAGOM_RING_H
@@ -15,9 +17,16 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
-enum { MAX_PATH = 4096, RING_DEFAULT_ENTRIES = 65536, RING_MOST_ENTRIES = 1 << 24, RING_MOST_WORDS = 32 };
+enum {
+  MAX_PATH = 4096,
+  RING_DEFAULT_ENTRIES = 65536,
+  RING_MOST_ENTRIES = 1 << 24,
+  RING_MOST_WORDS = 32,
+  RING_COPIED_WORDS = 4096,  // of a flush's copy: 32 KiB at a time
+};
 
 typedef struct {
   uint64_t magic;
@@ -49,6 +58,10 @@ typedef struct {
   lagom_ring_header* header;  // NULL: nothing is recorded
   uint64_t* words;
   uint64_t mask;
+  uint64_t num_flushed;  // entries that are whole in the file
+  int file;
+  dev_t device;  // these two: which file that is
+  ino_t inode;
 } lagom_ring;
 
 // LAGOM_RANK is PROCESS:RANK, set where the process group says the rank and no launcher's variable; a child that
@@ -91,8 +104,8 @@ static inline bool expand_path(const char* pattern, char path[MAX_PATH]) {
   return used > 0;
 }
 
-// A fresh file each time, so that a process that still maps an older one keeps it; blocks are reserved, so that a full
-// disk fails here and not with SIGBUS in an append. `wanted` is the text of the least number of entries, or NULL.
+// A fresh file each time, so that who reads an older one keeps it; blocks are reserved, so that a full disk is known here.
+// `wanted` is the text of the least number of entries, or NULL.
 static inline bool ring_create(lagom_ring* ring, const char* pattern, const char* wanted, uint64_t magic,
                                uint32_t version, size_t entry_bytes, char path[MAX_PATH]) {
   uint64_t count = RING_DEFAULT_ENTRIES;
@@ -101,29 +114,31 @@ static inline bool ring_create(lagom_ring* ring, const char* pattern, const char
     for (count = 16; count < least && count < RING_MOST_ENTRIES;) count *= 2;
   }
   size_t size = sizeof(lagom_ring_header) + count * entry_bytes;
+  struct stat st;
   int fd = -1;
-  void* map = MAP_FAILED;
+  void* memory = MAP_FAILED;
   if (expand_path(pattern, path) && (unlink(path) == 0 || errno == ENOENT)) {
     fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
   }
-  if (fd >= 0 && posix_fallocate(fd, 0, (off_t)size) == 0) {
-    map = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+  if (fd >= 0 && fstat(fd, &st) == 0 && posix_fallocate(fd, 0, (off_t)size) == 0) {
+    memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
   }
-  if (fd >= 0) close(fd);
-  if (map == MAP_FAILED) {
+  if (memory == MAP_FAILED) {
     if (fd >= 0) unlink(path);
+    if (fd >= 0) close(fd);
     return false;
   }
-  lagom_ring_header* header = map;
-  header->version = version;
-  header->entry_bytes = (uint32_t)entry_bytes;
-  header->num_entries = count;
-  header->process_id = (uint64_t)getpid();
+  lagom_ring_header* header = memory;
+  *header = (lagom_ring_header){.magic = magic, .version = version, .entry_bytes = (uint32_t)entry_bytes,
+                                .num_entries = count, .process_id = (uint64_t)getpid()};
   ring->words = (uint64_t*)(header + 1);
   ring->mask = count - 1;
+  ring->num_flushed = 0;
+  ring->file = fd;
+  ring->device = st.st_dev;
+  ring->inode = st.st_ino;
   ring->header = header;
-  header->magic = magic;
-  return true;
+  return pwrite(fd, header, sizeof(*header), 0) == sizeof(*header);
 }
 
 // `entry` is entry_bytes long, a multiple of 8; its first word is written here.
@@ -136,6 +151,58 @@ static inline void ring_append(lagom_ring* ring, const void* entry, size_t entry
   __atomic_thread_fence(__ATOMIC_RELEASE);
   for (size_t i = 1; i < entry_bytes / 8; i++) __atomic_store_n(&to[i], words[i], __ATOMIC_RELAXED);
   __atomic_store_n(&to[0], n + 1, __ATOMIC_RELEASE);
+}
+
+// Copies an entry; false, and sequence 0 in the copy, where it is being written or written anew.
+static inline bool ring_copy(const uint64_t* from, uint64_t* to, size_t num_words, uint64_t sequence) {
+  to[0] = __atomic_load_n(&from[0], __ATOMIC_ACQUIRE);
+  for (size_t i = 1; i < num_words; i++) to[i] = __atomic_load_n(&from[i], __ATOMIC_RELAXED);
+  __atomic_thread_fence(__ATOMIC_ACQUIRE);
+  if (to[0] != sequence || __atomic_load_n(&from[0], __ATOMIC_RELAXED) != sequence) to[0] = 0;
+  return to[0] != 0;
+}
+
+// Whether there is a file of this process's: a forked child has its parent's.
+static inline bool ring_is_own(const lagom_ring* ring) {
+  return ring->header && ring->header->process_id == (uint64_t)getpid();
+}
+
+// Writes what was appended since the last flush to the file. One thread at a time; appends go on meanwhile. A failure
+// leaves the file as it is: the next flush begins where this one did.
+static inline void ring_flush(lagom_ring* ring) {
+  static uint64_t copy[RING_COPIED_WORDS];
+  const lagom_ring_header* from = ring->header;
+  struct stat st;
+  // A job that closes what it does not know may have given the number to a file of its own.
+  if (fstat(ring->file, &st) || st.st_dev != ring->device || st.st_ino != ring->inode) return;
+  lagom_ring_header header = {.magic = from->magic, .version = from->version, .entry_bytes = from->entry_bytes,
+                              .num_entries = from->num_entries, .process_id = from->process_id};
+  // What is open is counted first: an entry is written before it is counted off, so 0 says that the file has all.
+  header.num_open = __atomic_load_n(&from->num_open, __ATOMIC_ACQUIRE);
+  header.num_dropped = __atomic_load_n(&from->num_dropped, __ATOMIC_RELAXED);
+  header.num_late = __atomic_load_n(&from->num_late, __ATOMIC_RELAXED);
+  header.num_written = __atomic_load_n(&from->num_written, __ATOMIC_ACQUIRE);
+  const uint64_t end = header.num_written, num_entries = ring->mask + 1;
+  const size_t num_words = header.entry_bytes / 8;
+  uint64_t n = end > num_entries && ring->num_flushed < end - num_entries ? end - num_entries : ring->num_flushed;
+  uint64_t whole = n;
+  bool is_whole = true;
+  while (n < end) {
+    uint64_t count = RING_COPIED_WORDS / num_words;
+    const uint64_t at = n & ring->mask;
+    if (count > end - n) count = end - n;
+    if (count > num_entries - at) count = num_entries - at;  // up to the ring's edge
+    for (uint64_t i = 0; i < count; i++) {
+      // One that is under way is written again by the next flush; one that was overtaken meanwhile never is.
+      is_whole = ring_copy(ring->words + (at + i) * num_words, copy + i * num_words, num_words, n + i + 1) && is_whole;
+      whole += is_whole;
+    }
+    const size_t num_bytes = count * header.entry_bytes;
+    if (pwrite(ring->file, copy, num_bytes, (off_t)(sizeof(header) + at * header.entry_bytes)) != (ssize_t)num_bytes) return;
+    n += count;
+  }
+  ring->num_flushed = whole;
+  (void)!pwrite(ring->file, &header, sizeof(header), 0);
 }
 
 #endif

@@ -14,11 +14,11 @@
 #define LAGOM_RECORD_MAGIC 0x4345524D4F47414CULL  // "LAGOMREC"
 
 enum {
-  LAGOM_TABLE_VERSION = 2,
-  LAGOM_RECORD_VERSION = 1,
+  LAGOM_TABLE_VERSION = 3,
+  LAGOM_RECORD_VERSION = 2,
   LAGOM_MAX_COMMUNICATORS = 1024,
   LAGOM_MAX_DECISIONS = 16384,
-  LAGOM_MAX_ROWS = 65536,  // sum over call sites of the highest occurrence with a row, plus one
+  LAGOM_MAX_CALLS = 65536,  // of all cycles together
   LAGOM_DESCRIPTION_BYTES = 64,
   LAGOM_COST_ENTRIES = 21,
 };
@@ -27,7 +27,9 @@ enum {
 #define LAGOM_MAX_CHUNK_BYTES (1ULL << 30)
 #define LAGOM_MAX_BYTES (1ULL << 48)
 
-// File: one header, num_communicators communicators, num_decisions decisions, nothing else.
+enum { LAGOM_LEAST_BYTES = 1 << 20 };  // smaller calls are part of no step: online/routes/base.py
+
+// File: one header, num_communicators communicators, num_decisions decisions, num_calls calls, nothing else.
 typedef struct {
   uint64_t magic;
   uint32_t version;
@@ -40,7 +42,8 @@ typedef struct {
   uint32_t num_communicators;
   uint32_t num_decisions;
   uint32_t flags;       // 0
-  uint64_t reserved;    // 0
+  uint32_t num_calls;
+  uint32_t call_bytes;
 } lagom_table_header;
 
 // A communicator as it is known in every run: NCCL's own id is drawn anew each time.
@@ -50,6 +53,7 @@ typedef struct {
   uint32_t num_nodes;       // 0: not known; the order then counts communicators with the same number of ranks
   uint32_t creation_order;  // 0 for the first communicator of this process with these ranks and nodes
   uint32_t max_channels;    // no decision is given more; 0: not known
+  uint64_t lease_calls;     // after so many calls of LAGOM_LEAST_BYTES and more nothing is decided here; 0: for good
 } lagom_communicator;
 
 // A call site is (communicator, kind, range of bytes); ranges of one communicator and kind do not overlap.
@@ -58,14 +62,21 @@ typedef struct {
   uint64_t last_bytes;    // inclusive; equal on all rows of a site
   uint32_t communicator;  // index into the communicators
   uint32_t kind;          // enum nccl_kind
-  uint32_t occurrence;    // n-th call of the site in a marked step, or LAGOM_ANY_OCCURRENCE
+  uint32_t occurrence;    // n-th call of the site in its communicator's cycle, or LAGOM_ANY_OCCURRENCE
   int32_t algorithm;      // enum nccl_algorithm, -1: NCCL's choice
   int32_t protocol;       // enum nccl_protocol, -1: NCCL's choice
   uint32_t num_channels;  // 0: NCCL's choice
   uint64_t chunk_bytes;   // 0: NCCL's choice
 } lagom_decision;
 
-enum { LAGOM_LEAST_BYTES = 1 << 20 };  // smaller calls are part of no step: online/routes/base.py
+// A call of a cycle, which is the calls of one step on a communicator: those of LAGOM_LEAST_BYTES and more, in the order
+// of issue, set or not. By it the plug-in follows the sequence of calls, all that ranks are sure to share. The cycles lie
+// in the order of their communicators.
+typedef struct {
+  uint64_t num_bytes;  // of a site of the table
+  uint32_t communicator;
+  uint32_t kind;
+} lagom_cycle_call;
 
 enum lagom_event { LAGOM_EVENT_INIT = 1, LAGOM_EVENT_DECISION = 2, LAGOM_EVENT_CHUNK = 3 };
 
@@ -84,7 +95,7 @@ typedef struct {
   uint64_t chunk_offered;  // chunk: NCCL's default
   uint64_t chunk_set;      // chunk: after us
   uint32_t step;
-  uint32_t occurrence;     // init: creation order among equal ranks and nodes
+  uint32_t occurrence;     // decision: the call's in the cycle, that it was decided by; init: creation order among equal ranks and nodes
   uint32_t communicator;   // index in the table, 0xFFFFFFFF if it has none
   uint32_t event;          // enum lagom_event
   uint32_t kind;
@@ -111,14 +122,16 @@ LAGOM_AT(lagom_table_header, decision_bytes, 40);
 LAGOM_AT(lagom_table_header, num_communicators, 44);
 LAGOM_AT(lagom_table_header, num_decisions, 48);
 LAGOM_AT(lagom_table_header, flags, 52);
-LAGOM_AT(lagom_table_header, reserved, 56);
+LAGOM_AT(lagom_table_header, num_calls, 56);
+LAGOM_AT(lagom_table_header, call_bytes, 60);
 
-_Static_assert(sizeof(lagom_communicator) == 80, "communicator");
+_Static_assert(sizeof(lagom_communicator) == 88, "communicator");
 LAGOM_AT(lagom_communicator, description, 0);
 LAGOM_AT(lagom_communicator, num_ranks, 64);
 LAGOM_AT(lagom_communicator, num_nodes, 68);
 LAGOM_AT(lagom_communicator, creation_order, 72);
 LAGOM_AT(lagom_communicator, max_channels, 76);
+LAGOM_AT(lagom_communicator, lease_calls, 80);
 
 _Static_assert(sizeof(lagom_decision) == 48, "decision");
 LAGOM_AT(lagom_decision, first_bytes, 0);
@@ -130,6 +143,11 @@ LAGOM_AT(lagom_decision, algorithm, 28);
 LAGOM_AT(lagom_decision, protocol, 32);
 LAGOM_AT(lagom_decision, num_channels, 36);
 LAGOM_AT(lagom_decision, chunk_bytes, 40);
+
+_Static_assert(sizeof(lagom_cycle_call) == 16, "call of a cycle");
+LAGOM_AT(lagom_cycle_call, num_bytes, 0);
+LAGOM_AT(lagom_cycle_call, communicator, 8);
+LAGOM_AT(lagom_cycle_call, kind, 12);
 
 _Static_assert(sizeof(lagom_record_entry) == 184, "record entry");
 LAGOM_AT(lagom_record_entry, sequence, 0);

@@ -63,10 +63,8 @@ static void answer(context* c, const question* q) {
   if (q->cost && (q->num_algorithms < 1 || q->num_algorithms > 32 || q->num_protocols < 1 || q->num_protocols > 8)) return;
   float offered[LAGOM_COST_ENTRIES];
   if (record.header) keep_offer(q, offered);
-  const uint32_t step = LOAD(current_step), kind = (uint32_t)q->kind;
-  origin from = {.communicator = (uint32_t)NO_COMMUNICATOR};
+  origin from = {.communicator = (uint32_t)NO_COMMUNICATOR, .occurrence = LAGOM_ANY_OCCURRENCE};
   uint64_t word = 0;
-  int64_t occurrence = -1;
   uint32_t flags = 0;
   if (is_query(q)) {
     flags = LAGOM_FLAG_NOT_COUNTED;
@@ -75,20 +73,14 @@ static void answer(context* c, const question* q) {
     flags = LAGOM_FLAG_NOT_COUNTED;
     if (word && apply_v2(c, word, q)) flags |= LAGOM_FLAG_MATCHED | LAGOM_FLAG_APPLIED;
   } else {
-    int32_t place;
     if (LOAD(capturing) && !decides()) atomic_fetch_add_explicit(&num_captured, 1, memory_order_relaxed);
-    const uint64_t counted = counted_as(c, kind, q->num_bytes, &place);
-    pending_call* p = c->version >= 6 ? pending_of(c, q, counted, place >= 0, step) : NULL;
-    int k = p ? p->counter : -1;
-    if (c->version < 6) k = counter_of(c, kind, counted, place >= 0, step);
-    if (k >= 0) occurrence = (int64_t)c->counters[k].count + (p ? p->earlier : 0);
-    if (k >= 0 && c->version < 6) c->counters[k].count++;
-    // Without step marks nothing tells where a step begins: one call too many, of an evaluation say, would shift every
-    // later decision for good. So the row for every call decides until the first mark. The step is read once: a mark
-    // that comes meanwhile must not make an occurrence that was counted without steps one of the new step.
-    const call_place at = {.kind = kind, .num_bytes = q->num_bytes, .occurrence = step ? occurrence : -1, .hint = place,
+    pending_call* p = NULL;
+    if (c->version >= 6) p = pending_of(c, q);
+    else STORE(c->num_large, LOAD(c->num_large) + (q->num_bytes >= LAGOM_LEAST_BYTES));
+    const call_place at = {.kind = (uint32_t)q->kind, .num_bytes = q->num_bytes, .asked = p,
                            .keeps_channels = may_be_uneven_gather(c, q)};
     word = look_up(c, &at, &from);
+    follow(c, p, &from);
     if (word) flags = apply(c, word, q) ? LAGOM_FLAG_MATCHED | LAGOM_FLAG_APPLIED : LAGOM_FLAG_MATCHED;
     uint64_t applied = flags & LAGOM_FLAG_APPLIED ? word : 0;
     if (p) p->applied = applied;
@@ -105,9 +97,8 @@ static void answer(context* c, const question* q) {
   if (!(flags & LAGOM_FLAG_NOT_COUNTED)) {
     STORE(c->num_asked, LOAD(c->num_asked) + 1);
     STORE(c->num_matched, LOAD(c->num_matched) + (flags & LAGOM_FLAG_MATCHED ? 1 : 0));
-    STORE(c->num_large, LOAD(c->num_large) + (q->num_bytes >= LAGOM_LEAST_BYTES ? 1 : 0));
   }
-  if (record.header) record_decision(c, q, word, &from, offered, step, occurrence, flags);
+  if (record.header) record_decision(c, q, word, &from, offered, flags);
 }
 
 // Chunk the decision asks for, made safe: a multiple of the protocol's grain, never below one, and for NVLS and CollNet
@@ -251,6 +242,21 @@ EXPORT void lagom_counts(uint64_t* num_asked, uint64_t* num_matched) {
   pthread_mutex_unlock(&swap_lock);
 }
 
+// How many calls of LAGOM_LEAST_BYTES and more were made or asked about on each communicator of this process, for as many
+// of them as there is room for; returns how many there are. Ranks that have made the same calls count the same.
+EXPORT size_t lagom_calls(uint64_t* comm_ids, uint64_t* num_ranks, uint64_t* num_calls, size_t room) {
+  pthread_mutex_lock(&swap_lock);
+  size_t n = 0;
+  for (context* c = contexts; c; c = c->next, n++) {
+    if (n >= room) continue;
+    comm_ids[n] = c->comm_id;
+    num_ranks[n] = c->num_ranks;
+    num_calls[n] = LOAD(c->num_large);
+  }
+  pthread_mutex_unlock(&swap_lock);
+  return n;
+}
+
 // How many of the calls on communicators of several ranks had LAGOM_LEAST_BYTES and more.
 EXPORT uint64_t lagom_num_large(void) {
   pthread_mutex_lock(&swap_lock);
@@ -345,6 +351,7 @@ static COLD nccl_result finish(void* ctx) {
   }
   pthread_mutex_unlock(&swap_lock);
   free(c);
+  lagom_record_flush();
   return NCCL_SUCCESS;
 }
 

@@ -24,8 +24,6 @@
 #define STORE(x, value) atomic_store_explicit(&(x), (value), memory_order_relaxed)
 
 enum {
-  NUM_COUNTERS = 1024,  // call sites of the table that one communicator can count in a step, less one
-  MAX_COUNTERS_USED = NUM_COUNTERS * 3 / 4,  // with sizes that have no row
   MAX_PENDING = 32,
   MAX_TRIES = 64,
   NO_COMMUNICATOR = -1,
@@ -52,6 +50,7 @@ enum table_error {
   TABLE_BAD_HEADER,
   TABLE_BAD_COMMUNICATOR,
   TABLE_BAD_DECISION,
+  TABLE_BAD_CYCLE,
   TABLE_DUPLICATE,
   TABLE_NO_MEMORY,
   TABLE_NOT_PREPARED,
@@ -60,29 +59,44 @@ enum table_error {
 
 // --------------------------------------------------------------------------------------------------- a table in memory
 
-// The call sites in the order of their keys (communicator, kind, first bytes), found by bisection; each points to one
-// word for each occurrence. The keys lie apart and close together, because the cost of a decision is its cache misses:
-// 1,024 sites are 8 KiB.
+// The call sites in the order of their keys (communicator, kind, first bytes), found by bisection. The keys lie apart and
+// close together, because the cost of a decision is its cache misses: 1,024 sites are 8 KiB.
 typedef struct {
   _Atomic uint64_t last_bytes;
-  _Atomic uint32_t first_row;
-  _Atomic uint32_t num_rows;  // 0: no occurrence has a row of its own
-  _Atomic uint64_t any;       // for calls beyond those rows, and for all while no step was marked; 0: none
+  _Atomic uint64_t any;          // for calls that take no place in a cycle; 0: none
+  _Atomic uint32_t first_place;  // in `places`: where it stands in its communicator's cycle, ascending
+  _Atomic uint32_t num_places;
 } site;
+
+// A place of a cycle: the site whose call stands there, and the word of its decision. A job that goes on as it did finds
+// each call where the one before left off, without a search.
+typedef struct {
+  _Atomic uint64_t word;
+  _Atomic uint32_t site;
+  _Atomic uint32_t occurrence;
+} cycle_place;
+
+typedef struct {
+  _Atomic uint64_t lease_calls;  // 0: for good
+  _Atomic uint32_t max_channels;
+  _Atomic uint32_t first_call;  // in `cycle`
+  _Atomic uint32_t num_calls;   // 0: it has no cycle
+} role;
 
 // A decision in a word: chunk | channels, protocol + 1, algorithm + 1, "there is one". 0: none.
 enum { NOTHING_SET = 1, WORD_ALGORITHM = 1, WORD_PROTOCOL = 5, WORD_CHANNELS = 8, WORD_CHUNK = 16 };
 
 typedef struct {
-  _Atomic uint32_t sequence;  // odd while being written
+  _Atomic uint32_t sequence;  // odd while being written; not the same for two tables that this buffer has held
   _Atomic uint32_t num_sites;
   _Atomic uint64_t generation;
   uint32_t num_communicators;  // these two: under `swap_lock` only
   lagom_communicator communicators[LAGOM_MAX_COMMUNICATORS];
-  _Atomic uint32_t max_channels[LAGOM_MAX_COMMUNICATORS];
+  role roles[LAGOM_MAX_COMMUNICATORS];
   _Alignas(64) _Atomic uint64_t keys[LAGOM_MAX_DECISIONS];
   _Alignas(64) site sites[LAGOM_MAX_DECISIONS];
-  _Atomic uint64_t rows[LAGOM_MAX_ROWS];
+  _Alignas(64) cycle_place cycle[LAGOM_MAX_CALLS];
+  _Atomic uint32_t places[LAGOM_MAX_CALLS];
 } table;
 
 // Below 2^62: 1,024 communicators, 8 kinds, 2^48 bytes and one more.
@@ -107,37 +121,40 @@ static inline size_t grain_of(int protocol) {
 
 // ------------------------------------------------------------------------------------------------------ a communicator
 
-// Where a decision came from: for the record only.
+// How far a communicator's calls have come since a table came into force. Of a table with another sequence: not at all.
 typedef struct {
-  uint64_t generation;
-  uint32_t communicator;
-} origin;
-
-typedef struct {
-  uint64_t key;  // bytes, kind, whether the table has them; 0: free
-  uint32_t step;
-  uint32_t count;
-} counter;
-
-// Which call a decision is wanted for.
-typedef struct {
-  uint32_t kind;
-  uint64_t num_bytes;
-  int64_t occurrence;   // -1: not known, or no step was marked
-  int32_t hint;         // the place of its site, or -1
-  bool keeps_channels;  // NCCL might take more channels than the communicator has
-} call_place;
+  uint32_t sequence;   // the table's; 0: none
+  uint32_t place;      // of its cycle, where the next call is looked for
+  uint64_t num_calls;  // of LAGOM_LEAST_BYTES and more
+} progress;
 
 // A call that was asked about but not yet seen launched (v6 on).
 typedef struct {
   uint64_t num_bytes;
   int kind;
-  int counter;
-  uint64_t counted;  // that counter's key
-  uint32_t earlier;  // calls of the same site asked about before it in this batch
+  uint32_t buffer;  // of the table that it was asked about under
+  progress before;  // what it found, if it and those before it in the batch are launched
   bool launched;
   uint64_t applied;  // the decision's word, 0: none, or not on offer
 } pending_call;
+
+// Which call a decision is wanted for.
+typedef struct {
+  uint32_t kind;
+  uint64_t num_bytes;
+  const pending_call* asked;  // NULL, or the same call, which may have been asked about before
+  bool keeps_channels;        // NCCL might take more channels than the communicator has
+} call_place;
+
+// Where a decision came from: for the record, and to follow the communicator's calls.
+typedef struct {
+  uint64_t generation;
+  uint32_t communicator;
+  uint32_t occurrence;
+  uint32_t buffer;
+  progress before;  // sequence 0: there is no table
+  progress after;
+} origin;
 
 typedef struct context {
   struct context* next;
@@ -152,11 +169,11 @@ typedef struct context {
   _Atomic int32_t communicator[2];  // index in each table buffer
   _Atomic uint64_t num_asked;       // calls, and those for which the table had a decision
   _Atomic uint64_t num_matched;
-  _Atomic uint64_t num_large;       // calls of LAGOM_LEAST_BYTES and more
-  uint32_t num_counters;
+  _Atomic uint64_t num_large;       // calls of LAGOM_LEAST_BYTES and more, those asked about and not launched yet included
+  progress ahead[2];                // under the table of each buffer, what is pending taken as launched
+  progress launched[2];             // v6 on: what was
   // v6 on: the batch of calls between two launches
   uint32_t num_pending;
-  uint32_t batch_step;
   bool is_launching;
   bool is_overfull;
   pending_call pending[MAX_PENDING];
@@ -164,7 +181,6 @@ typedef struct context {
   size_t members_bytes;
   int members_kind;
   uint64_t members_applied;
-  _Alignas(64) counter counters[NUM_COUNTERS];
 } context;
 
 // ------------------------------------------------------------------------------------------------------ what NCCL asks
@@ -216,18 +232,19 @@ void start_locked(void);
 void load_first_table(nccl_logger log);
 int32_t find_communicator(const table* t, const context* c);
 
+int32_t find_site(table* t, uint32_t communicator, uint32_t kind, uint64_t num_bytes, int32_t hint);
 uint64_t look_up(context* c, const call_place* at, origin* from);
-uint64_t counted_as(context* c, uint32_t kind, uint64_t num_bytes, int32_t* place);
-int counter_of(context* c, uint32_t kind, uint64_t num_bytes, bool is_known, uint32_t step);
-pending_call* pending_of(context* c, const question* q, uint64_t counted, bool is_known, uint32_t step);
+pending_call* pending_of(context* c, const question* q);
+void follow(context* c, pending_call* p, const origin* from);
 
 bool apply(const context* c, uint64_t word, const question* q);
 bool apply_v2(const context* c, uint64_t word, const question* q);
 
 void start_record(nccl_logger log);
 void record_entry(const lagom_record_entry* entry);
+void lagom_record_flush(void);
 COLD void record_decision(const context* c, const question* q, uint64_t word, const origin* from, const float* offered,
-                          uint32_t step, int64_t occurrence, uint32_t flags);
+                          uint32_t flags);
 void keep_offer(const question* q, float* offered);
 
 void start_chain(nccl_logger log, int host_version);

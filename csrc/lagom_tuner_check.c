@@ -18,6 +18,7 @@ static const char* const TABLE_ERROR_TEXT[NUM_TABLE_ERRORS] = {
     "has an impossible header",
     "has an impossible communicator",
     "has an impossible decision",
+    "has a step with a call that is out of order, too small or without a row",
     "names a communicator or call twice",
     "does not fit into memory",
     "was not prepared, or another one since",
@@ -69,7 +70,12 @@ static bool is_sound_decision(const lagom_decision* d, uint32_t num_communicator
   if (d->num_channels > NCCL_MAX_CHANNELS) return false;
   if (d->chunk_bytes && (d->chunk_bytes < NCCL_GRAIN_LL || d->chunk_bytes > LAGOM_MAX_CHUNK_BYTES)) return false;
   if (d->chunk_bytes && d->protocol >= 0 && d->chunk_bytes < grain_of(d->protocol)) return false;
-  return d->occurrence == LAGOM_ANY_OCCURRENCE || d->occurrence < LAGOM_MAX_ROWS;
+  return d->occurrence == LAGOM_ANY_OCCURRENCE || d->occurrence < LAGOM_MAX_CALLS;
+}
+
+static bool is_sound_call(const lagom_cycle_call* call, uint32_t least_communicator, uint32_t num_communicators) {
+  if (call->communicator < least_communicator || call->communicator >= num_communicators) return false;
+  return call->kind < NCCL_NUM_KINDS && call->num_bytes >= LAGOM_LEAST_BYTES && call->num_bytes <= LAGOM_MAX_BYTES;
 }
 
 static int by_place(const void* left, const void* right) {
@@ -95,7 +101,8 @@ static enum table_error check_communicators(const uint8_t* data, uint32_t count)
   return error;
 }
 
-// Trusts no byte of `data`. Duplicate decisions and overlapping ranges are found when the buffer is filled.
+// Trusts no byte of `data`. Duplicate decisions, overlapping ranges and calls without a site are found when the buffer is
+// filled.
 enum table_error check_table(const uint8_t* data, size_t size) {
   lagom_table_header h;
   if (size < sizeof(h)) return TABLE_WRONG_SIZE;
@@ -103,21 +110,29 @@ enum table_error check_table(const uint8_t* data, size_t size) {
   if (h.magic != LAGOM_TABLE_MAGIC) return TABLE_WRONG_MAGIC;
   if (h.version != LAGOM_TABLE_VERSION) return TABLE_WRONG_VERSION;
   if (h.header_bytes != sizeof(h) || h.communicator_bytes != sizeof(lagom_communicator) ||
-      h.decision_bytes != sizeof(lagom_decision) || h.flags || h.reserved || h.generation == 0 ||
-      h.num_communicators > LAGOM_MAX_COMMUNICATORS || h.num_decisions > LAGOM_MAX_DECISIONS) {
+      h.decision_bytes != sizeof(lagom_decision) || h.call_bytes != sizeof(lagom_cycle_call) || h.flags ||
+      h.generation == 0 || h.num_communicators > LAGOM_MAX_COMMUNICATORS || h.num_decisions > LAGOM_MAX_DECISIONS ||
+      h.num_calls > LAGOM_MAX_CALLS) {
     return TABLE_BAD_HEADER;
   }
   uint64_t expected = sizeof(h) + (uint64_t)h.num_communicators * sizeof(lagom_communicator) +
-                      (uint64_t)h.num_decisions * sizeof(lagom_decision);
+                      (uint64_t)h.num_decisions * sizeof(lagom_decision) + (uint64_t)h.num_calls * sizeof(lagom_cycle_call);
   if (h.file_bytes != size || expected != size) return TABLE_WRONG_SIZE;
   if (table_checksum(data, size) != h.checksum) return TABLE_WRONG_CHECKSUM;
   enum table_error error = check_communicators(data, h.num_communicators);
   if (error) return error;
-  const uint8_t* row = data + size - (size_t)h.num_decisions * sizeof(lagom_decision);
+  const uint8_t* row = data + sizeof(h) + (size_t)h.num_communicators * sizeof(lagom_communicator);
   for (uint32_t i = 0; i < h.num_decisions; i++, row += sizeof(lagom_decision)) {
     lagom_decision d;
     memcpy(&d, row, sizeof(d));
     if (!is_sound_decision(&d, h.num_communicators)) return TABLE_BAD_DECISION;
+  }
+  uint32_t least = 0;
+  for (uint32_t i = 0; i < h.num_calls; i++, row += sizeof(lagom_cycle_call)) {
+    lagom_cycle_call call;
+    memcpy(&call, row, sizeof(call));
+    if (!is_sound_call(&call, least, h.num_communicators)) return TABLE_BAD_CYCLE;
+    least = call.communicator;
   }
   return TABLE_OK;
 }

@@ -5,6 +5,7 @@
 #include "lagom_tuner.h"
 
 lagom_ring record;
+static pthread_mutex_t flush_lock = PTHREAD_MUTEX_INITIALIZER;
 
 void start_record(nccl_logger log) {
   const char* pattern = getenv("LAGOM_RECORD");
@@ -18,19 +19,29 @@ void start_record(nccl_logger log) {
   }
 }
 
+// Writes to the record's file what is not there yet; before it is read. Not for the decision path.
+EXPORT void lagom_record_flush(void) {
+  if (!ring_is_own(&record)) return;  // asked before the lock, which a forked child may have found taken
+  pthread_mutex_lock(&flush_lock);
+  ring_flush(&record);
+  pthread_mutex_unlock(&flush_lock);
+}
+
+__attribute__((destructor)) static void flush_at_exit(void) { lagom_record_flush(); }
+
 void record_entry(const lagom_record_entry* entry) {
   if (record.header) ring_append(&record, entry, sizeof(*entry));
 }
 _Static_assert(sizeof(lagom_record_entry) % 8 == 0 && offsetof(lagom_record_entry, sequence) == 0, "word copies");
 
 void record_decision(const context* c, const question* q, uint64_t word, const origin* from, const float* offered,
-                     uint32_t step, int64_t occurrence, uint32_t flags) {
+                     uint32_t flags) {
   lagom_record_entry e = {
       .comm_id = c->comm_id,
       .num_bytes = q->num_bytes,
       .generation = from->generation,
-      .step = step,
-      .occurrence = occurrence < 0 ? LAGOM_ANY_OCCURRENCE : (uint32_t)occurrence,
+      .step = LOAD(current_step),
+      .occurrence = from->occurrence,
       .communicator = from->communicator,
       .event = LAGOM_EVENT_DECISION,
       .kind = (uint32_t)q->kind,

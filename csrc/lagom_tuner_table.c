@@ -18,7 +18,9 @@ _Atomic uint64_t num_captured;
 pthread_mutex_t swap_lock = PTHREAD_MUTEX_INITIALIZER;
 context* contexts;
 
-static uint32_t prepared;  // under `swap_lock`; 0: none, else 1 + index of the one that a commit would flip to
+// Under `swap_lock`, both like `active`: what a commit would flip to, 0: none; and what was decided by before the last one.
+static uint32_t prepared, earlier;
+static bool has_earlier;  // as it was: no table has been prepared since
 static bool is_started;
 static char table_path[MAX_PATH];
 
@@ -52,31 +54,63 @@ static int by_site(const void* left, const void* right) {
   return (a->occurrence > b->occurrence) - (a->occurrence < b->occurrence);  // the row for every call comes last
 }
 
-// The rows of one site, from `d` on: `count` of them with equal keys. Words of occurrences go to `used` and after.
-static enum table_error fill_site(table* t, site* s, const lagom_decision* d, uint32_t count, uint32_t used) {
-  uint32_t num_rows = 0;
+// The rows of one site, from `d` on: `count` of them with equal keys.
+static enum table_error fill_site(site* s, const lagom_decision* d, uint32_t count) {
   uint64_t any = 0;
   for (uint32_t i = 0; i < count; i++) {
     if (d[i].last_bytes != d[0].last_bytes) return TABLE_BAD_DECISION;  // rows of one site disagree on its range
     if (i && d[i].occurrence == d[i - 1].occurrence) return TABLE_DUPLICATE;
     if (d[i].occurrence == LAGOM_ANY_OCCURRENCE) any = pack(&d[i]);
-    else num_rows = d[i].occurrence + 1;
-  }
-  if (num_rows > LAGOM_MAX_ROWS - used) return TABLE_BAD_DECISION;  // occurrences too far apart
-  for (uint32_t n = 0; n < num_rows; n++) STORE(t->rows[used + n], 0);
-  for (uint32_t i = 0; i < count; i++) {
-    if (d[i].occurrence != LAGOM_ANY_OCCURRENCE) STORE(t->rows[used + d[i].occurrence], pack(&d[i]));
   }
   STORE(s->last_bytes, d[0].last_bytes);
-  STORE(s->first_row, used);
-  STORE(s->num_rows, num_rows);
   STORE(s->any, any);
+  STORE(s->first_place, 0);
+  STORE(s->num_places, 0);
+  return TABLE_OK;
+}
+
+// The cycles, once the sites are in place: `calls` are in the order of their communicators.
+static enum table_error fill_cycles(table* t, const lagom_decision* rows, uint32_t num_rows, const uint8_t* calls,
+                                    uint32_t num_calls) {
+  const uint32_t num_sites = LOAD(t->num_sites);
+  for (uint32_t i = 0; i < num_calls; i++) {
+    lagom_cycle_call call;
+    memcpy(&call, calls + (size_t)i * sizeof(call), sizeof(call));
+    role* r = &t->roles[call.communicator];
+    if (LOAD(r->num_calls) == 0) STORE(r->first_call, i);
+    STORE(r->num_calls, LOAD(r->num_calls) + 1);
+    const int32_t found = find_site(t, call.communicator, call.kind, call.num_bytes, -1);
+    if (found < 0) return TABLE_BAD_CYCLE;
+    site* s = &t->sites[found];
+    STORE(t->cycle[i].word, LOAD(s->any));
+    STORE(t->cycle[i].site, (uint32_t)found);
+    STORE(t->cycle[i].occurrence, LOAD(s->num_places));
+    STORE(s->num_places, LOAD(s->num_places) + 1);
+  }
+  uint32_t used = 0;
+  for (uint32_t i = 0; i < num_sites; i++) {
+    STORE(t->sites[i].first_place, used);
+    used += LOAD(t->sites[i].num_places);
+  }
+  for (uint32_t i = 0; i < num_calls; i++) {
+    const uint32_t at = LOAD(t->cycle[i].site);
+    const uint32_t first_call = LOAD(t->roles[LOAD(t->keys[at]) >> KEY_COMMUNICATOR].first_call);
+    STORE(t->places[LOAD(t->sites[at].first_place) + LOAD(t->cycle[i].occurrence)], i - first_call);
+  }
+  for (uint32_t i = 0, at = 0; i < num_rows; i++) {
+    const lagom_decision* d = &rows[i];
+    while (LOAD(t->keys[at]) != site_key(d->communicator, d->kind, d->first_bytes)) at++;
+    const site* s = &t->sites[at];
+    if (d->occurrence >= LOAD(s->num_places)) continue;  // no call ever is that one
+    const uint32_t place = LOAD(t->places[LOAD(s->first_place) + d->occurrence]);
+    STORE(t->cycle[LOAD(t->roles[d->communicator].first_call) + place].word, pack(d));
+  }
   return TABLE_OK;
 }
 
 // Fills a table that no one decides by, from rows in the order of `by_site`.
-static enum table_error fill(table* t, const lagom_decision* rows, uint32_t count) {
-  uint32_t num_sites = 0, used = 0;
+static enum table_error fill_sites(table* t, const lagom_decision* rows, uint32_t count) {
+  uint32_t num_sites = 0;
   STORE(t->num_sites, 0);
   for (uint32_t i = 0, n; i < count; i += n) {
     const lagom_decision* d = &rows[i];
@@ -86,15 +120,25 @@ static enum table_error fill(table* t, const lagom_decision* rows, uint32_t coun
     }
     const bool is_of_same_kind = i && d[-1].communicator == d->communicator && d[-1].kind == d->kind;
     if (is_of_same_kind && d[-1].last_bytes >= d->first_bytes) return TABLE_DUPLICATE;
-    site* s = &t->sites[num_sites];
-    enum table_error error = fill_site(t, s, d, n, used);
+    enum table_error error = fill_site(&t->sites[num_sites], d, n);
     if (error) return error;
     STORE(t->keys[num_sites], key);
-    used += LOAD(s->num_rows);
     num_sites++;
   }
   STORE(t->num_sites, num_sites);
   return TABLE_OK;
+}
+
+static enum table_error fill(table* t, const lagom_table_header* h, const lagom_decision* rows, const uint8_t* calls) {
+  for (uint32_t i = 0; i < t->num_communicators; i++) {
+    role* r = &t->roles[i];
+    STORE(r->lease_calls, t->communicators[i].lease_calls);
+    STORE(r->max_channels, t->communicators[i].max_channels);
+    STORE(r->first_call, 0);
+    STORE(r->num_calls, 0);
+  }
+  const enum table_error error = fill_sites(t, rows, h->num_decisions);
+  return error ? error : fill_cycles(t, rows, h->num_decisions, calls, h->num_calls);
 }
 
 int32_t find_communicator(const table* t, const context* c) {
@@ -111,6 +155,7 @@ int32_t find_communicator(const table* t, const context* c) {
 // Fills the buffer that is not decided by: all of a switch that can fail.
 static enum table_error prepare_locked(const uint8_t* data, size_t size, uint64_t generation) {
   prepared = 0;
+  has_earlier = false;
   enum table_error error = check_table(data, size);
   if (error) return error;
   lagom_table_header h;
@@ -119,7 +164,9 @@ static enum table_error prepare_locked(const uint8_t* data, size_t size, uint64_
   const size_t num_row_bytes = (size_t)h.num_decisions * sizeof(lagom_decision);
   lagom_decision* rows = malloc(num_row_bytes + 1);
   if (!rows) return TABLE_NO_MEMORY;
-  memcpy(rows, data + size - num_row_bytes, num_row_bytes);
+  const uint8_t* communicators = data + sizeof(h);
+  const uint8_t* decisions = communicators + (size_t)h.num_communicators * sizeof(lagom_communicator);
+  memcpy(rows, decisions, num_row_bytes);
   qsort(rows, h.num_decisions, sizeof(*rows), by_site);
 
   uint32_t now = LOAD(active);
@@ -129,11 +176,11 @@ static enum table_error prepare_locked(const uint8_t* data, size_t size, uint64_
   STORE(t->sequence, sequence + 1);
   atomic_thread_fence(memory_order_release);
   STORE(t->generation, h.generation);
-  error = fill(t, rows, h.num_decisions);
+  t->num_communicators = h.num_communicators;
+  memcpy(t->communicators, communicators, (size_t)h.num_communicators * sizeof(lagom_communicator));
+  error = fill(t, &h, rows, decisions + num_row_bytes);
   free(rows);
-  t->num_communicators = error ? 0 : h.num_communicators;
-  memcpy(t->communicators, data + sizeof(h), (size_t)t->num_communicators * sizeof(lagom_communicator));
-  for (uint32_t i = 0; i < t->num_communicators; i++) STORE(t->max_channels[i], t->communicators[i].max_channels);
+  if (error) t->num_communicators = 0;
   for (context* c = contexts; c; c = c->next) STORE(c->communicator[index], find_communicator(t, c));
   atomic_store_explicit(&t->sequence, sequence + 2, memory_order_release);
   if (!error) prepared = index + 1;
@@ -143,6 +190,8 @@ static enum table_error prepare_locked(const uint8_t* data, size_t size, uint64_
 static enum table_error commit_locked(uint64_t generation) {
   if (!prepared) return TABLE_NOT_PREPARED;
   if (generation && LOAD(tables[prepared - 1].generation) != generation) return TABLE_WRONG_GENERATION;
+  earlier = LOAD(active);
+  has_earlier = true;
   atomic_store_explicit(&active, prepared, memory_order_release);
   prepared = 0;
   return TABLE_OK;
@@ -159,7 +208,7 @@ static enum table_error load_locked(uint64_t generation) {
   if (fd < 0) return TABLE_UNREADABLE;
   struct stat st;
   const size_t most = sizeof(lagom_table_header) + LAGOM_MAX_COMMUNICATORS * sizeof(lagom_communicator) +
-                      LAGOM_MAX_DECISIONS * sizeof(lagom_decision);
+                      LAGOM_MAX_DECISIONS * sizeof(lagom_decision) + LAGOM_MAX_CALLS * sizeof(lagom_cycle_call);
   enum table_error error = TABLE_OK;
   uint8_t* data = NULL;
   if (fstat(fd, &st)) error = TABLE_UNREADABLE;
@@ -210,8 +259,13 @@ void load_first_table(nccl_logger log) {
 
 // ------------------------------------------------------------------------- what the training process calls, at a step
 
-// Marks a step boundary: the next call of each kind and size is occurrence 0 again. Returns the new step's number.
-EXPORT uint32_t lagom_step(void) { return atomic_fetch_add_explicit(&current_step, 1, memory_order_relaxed) + 1; }
+// Marks a step boundary for who reads the record, and writes that to its file; nothing is decided by it, because each rank
+// counts its steps by itself. Returns the new step's number.
+EXPORT uint32_t lagom_step(void) {
+  const uint32_t step = atomic_fetch_add_explicit(&current_step, 1, memory_order_relaxed) + 1;
+  lagom_record_flush();
+  return step;
+}
 
 // Reads LAGOM_TABLE again and, if it is sound and of `generation` (0: any), decides by it from the next call on. Returns
 // 0, or an error for lagom_error_text, and then the old table stays. Ranks agree first, then all call it at one step.
@@ -245,6 +299,21 @@ EXPORT int lagom_prepare(const void* data, size_t size, uint64_t generation) {
 EXPORT int lagom_commit(uint64_t generation) {
   pthread_mutex_lock(&swap_lock);
   enum table_error error = commit_locked(generation);
+  pthread_mutex_unlock(&swap_lock);
+  return (int)error;
+}
+
+// Undoes the commit of a generation: what was decided by before is so again, as far as its calls had come. Nothing to do
+// where another one is in force.
+EXPORT int lagom_take_back(uint64_t generation) {
+  pthread_mutex_lock(&swap_lock);
+  const uint32_t now = LOAD(active);
+  enum table_error error = TABLE_OK;
+  if (now && LOAD(tables[now - 1].generation) == generation) {
+    if (has_earlier) atomic_store_explicit(&active, earlier, memory_order_release);
+    else error = TABLE_NOT_PREPARED;
+    has_earlier = false;
+  }
   pthread_mutex_unlock(&swap_lock);
   return (int)error;
 }

@@ -57,7 +57,7 @@ class Driver:
         began = time.monotonic()
         self.ranks = LocalRanks(nccl, num_gpus=1, ranks_per_gpu=2, num_channels=num_channels)
         self.start_s = time.monotonic() - began
-        self._ring = ProfileRing(profile) if profile else None
+        self._ring = ProfileRing(profile, TunerPlugin(installed_library()).flush_profile) if profile else None
         self._buffers: dict[tuple[int, CollectiveKind], Buffers] = {}
 
     def enqueue(self, num_bytes: int, kind: CollectiveKind) -> None:

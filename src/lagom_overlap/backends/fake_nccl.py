@@ -1,6 +1,6 @@
 """The tuner plug-in rehearsed without a GPU: the real `liblagom_tuner.so`, driven by a fake NCCL, with simulated times.
 
-A measurement writes the assignment as a plug-in table, swaps it in, marks a step and issues the group's collectives to
+A measurement writes the assignment as a plug-in table, swaps it in and issues the group's collectives to
 the NCCL host (`csrc/emulated_gpu/nccl_host.c`), which asks the plug-in as a release of NCCL does. The simulator then
 runs what *came out* (algorithm, protocol, grid, chunk), not what was asked for, so a setting that does not take effect
 gains nothing. One process stands for every rank. Threads are NCCL's own, as no tuner sets them.
@@ -34,6 +34,7 @@ from lagom_overlap.collective import (
     Protocol,
     Subspace,
 )
+from lagom_overlap.collective.sites import cycles_of
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.errors import BackendError, JobError, SpaceError, TableError
 from lagom_overlap.nccl_plugin import ProcessCommunicator, TunerPlugin, encode_table, installed_library, write_table
@@ -216,7 +217,6 @@ class FakeNcclBackend:
             self._deploy(group, assignment)
         except (TableError, SpaceError) as error:
             return Failure(str(error))
-        self._rehearsal.plugin.step()
         effective = []
         for op in group.comms:
             ran = self._rehearsal.run(op)
@@ -251,8 +251,9 @@ class FakeNcclBackend:
             seen[site] += 1
         self._generation += 1
         communicators = self._rehearsal.communicators()
-        table = encode_table(ConfigTable(rows), generation=self._generation, communicators=communicators)
-        write_table(self._rehearsal.table, table.data)
+        table = ConfigTable(rows, cycles=cycles_of(rows))
+        encoded = encode_table(table, generation=self._generation, communicators=communicators)
+        write_table(self._rehearsal.table, encoded.data)
         self._rehearsal.plugin.swap(self._generation)
 
     def _space(self, op: CommOp, modelled: ConfigSpace) -> ConfigSpace:

@@ -4,6 +4,7 @@ Opening a library twice by one path gives one instance, so what is called here i
 """
 
 import ctypes
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -40,6 +41,15 @@ def load_library(name: str, prefix: str, version: int, loader: type[_Library]) -
     return library
 
 
+@dataclass(frozen=True, slots=True)
+class CommunicatorCalls:
+    """How many calls of 1 MiB and more were made, or asked about, on a communicator; `comm_id` is this run's."""
+
+    comm_id: int
+    num_ranks: int
+    num_calls: int
+
+
 class TunerPlugin:
     """Steps, swaps and the switches of the plug-in in this process. No call of it waits on a collective."""
 
@@ -55,6 +65,8 @@ class TunerPlugin:
         self._prepare.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_uint64]
         self._commit = library.lagom_commit
         self._commit.argtypes = [ctypes.c_uint64]
+        self._take_back = library.lagom_take_back
+        self._take_back.argtypes = [ctypes.c_uint64]
         self._generation = library.lagom_generation
         self._generation.restype = ctypes.c_uint64
         self._enable = library.lagom_enable
@@ -64,18 +76,25 @@ class TunerPlugin:
         self._counts = library.lagom_counts
         self._counts.argtypes = [ctypes.POINTER(ctypes.c_uint64)] * 2
         self._counts.restype = None
+        self._calls = library.lagom_calls
+        self._calls.argtypes = [*[ctypes.POINTER(ctypes.c_uint64)] * 3, ctypes.c_size_t]
+        self._calls.restype = ctypes.c_size_t
         self._num_large = library.lagom_num_large
         self._num_large.restype = ctypes.c_uint64
         self._restart = library.lagom_restart
         self._restart.restype = None
         self._capture = library.lagom_capture
         self._capture.restype = ctypes.c_uint64
+        self._flush_record = library.lagom_record_flush
+        self._flush_record.restype = None
+        self._flush_profile = library.lagom_profile_flush
+        self._flush_profile.restype = None
         self._profile_enable = library.lagom_profile_enable
         self._error_text = library.lagom_error_text
         self._error_text.restype = ctypes.c_char_p
 
     def step(self) -> int:
-        """Marks a step boundary: occurrences count from 0 again. Returns the number of the step that begins."""
+        """Marks a step boundary for who reads the record. Returns the number of the step that begins."""
         return int(self._step())
 
     def swap(self, generation: int = 0) -> None:
@@ -109,6 +128,14 @@ class TunerPlugin:
         """
         self._check(self._commit(generation))
 
+    def take_back(self, generation: int) -> None:
+        """Undoes the commit of this generation, before the next `prepare`; nothing to do where it is not in force.
+
+        Raises:
+            TableError: if what was in force before is gone.
+        """
+        self._check(self._take_back(generation))
+
     @property
     def generation(self) -> int:
         """The generation that is decided by; 0: none, or switched off."""
@@ -139,6 +166,24 @@ class TunerPlugin:
         asked, matched = ctypes.c_uint64(), ctypes.c_uint64()
         self._counts(ctypes.byref(asked), ctypes.byref(matched))
         return asked.value, matched.value
+
+    def calls(self) -> tuple[CommunicatorCalls, ...]:
+        """What was called so far on each communicator of this process; may be asked by any thread."""
+        room = 64
+        while True:
+            found = [(ctypes.c_uint64 * room)() for _ in range(3)]
+            num = int(self._calls(*found, room))
+            if num <= room:
+                return tuple(CommunicatorCalls(*(int(each[i]) for each in found)) for i in range(num))
+            room = num
+
+    def flush_record(self) -> None:
+        """Writes to the record's file what is not there yet: before it is read."""
+        self._flush_record()
+
+    def flush_profile(self) -> None:
+        """The same for the profile."""
+        self._flush_profile()
 
     def num_large(self) -> int:
         """How many of those calls had 1 MiB and more."""

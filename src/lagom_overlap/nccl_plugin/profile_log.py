@@ -5,6 +5,7 @@ CLOCK_MONOTONIC (`time.monotonic_ns` on Linux). The two clocks have different ze
 Points in time stay whole nanoseconds: globaltimer counts from 1970, and a float of seconds since then is 240 ns coarse.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from pathlib import Path
@@ -152,14 +153,14 @@ class ProfileLog:
 class ProfileRing:
     """A ring that is being written, read piece by piece: what was added since the last look."""
 
-    def __init__(self, path: Path) -> None:
-        """Opens the file.
+    def __init__(self, path: Path, flush: Callable[[], None] = lambda: None) -> None:
+        """Opens the file; `flush` writes to it what is not there yet, if this is the process whose ring it is.
 
         Raises:
             TableError: if the file is not a profile of this version, or not this user's.
         """
         self._path = path
-        self._ring = RingFile(path, _FORMAT)
+        self._ring = RingFile(path, _FORMAT, flush)
 
     @property
     def process_id(self) -> int:

@@ -4,7 +4,7 @@ The offered cost table is NCCL's own prediction for every algorithm and protocol
 the true call sites of a job and the implementations that may be chosen for each.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from pathlib import Path
@@ -58,7 +58,7 @@ class RecordedDecision:
 
     `offered_s` is NCCL's predicted time per available implementation (empty under NCCL 2.21, which tells none),
     `algorithm`, `protocol` and `chunk_bytes` what the table asked for, `num_channels` what was answered; None: left to
-    NCCL. `occurrence` is None for a call that is not counted.
+    NCCL. `occurrence` is the call's in its communicator's cycle, None where that did not decide.
     """
 
     comm_id: int
@@ -112,14 +112,14 @@ class RecordLog:
 class RecordRing:
     """A ring that is being written, read piece by piece: what was added since the last look."""
 
-    def __init__(self, path: Path) -> None:
-        """Maps the file.
+    def __init__(self, path: Path, flush: Callable[[], None] = lambda: None) -> None:
+        """Opens the file; `flush` writes to it what is not there yet, if this is the process whose ring it is.
 
         Raises:
             TableError: if the file is not a record of this version, or not this user's.
         """
         self._path = path
-        self._ring = RingFile(path, _FORMAT)
+        self._ring = RingFile(path, _FORMAT, flush)
 
     def take(self) -> RecordLog:
         """The entries since the last call, oldest first; those still being written are left for the next.

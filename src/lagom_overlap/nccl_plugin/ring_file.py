@@ -1,12 +1,14 @@
 """The rings that the plug-ins write (`csrc/lagom_ring.h`): whole, or piece by piece while a process writes on.
 
 A header, then entries of one size, overwritten from the oldest on. The first word of an entry is its number in the
-order of writing, plus one; 0 while it is being written. They are read, never mapped: a file that is truncated under a
-mapping ends the process (SIGBUS).
+order of writing, plus one; 0 while it is being written. Neither end maps the file: one that is truncated under a mapping
+ends the process (SIGBUS). The plug-in keeps a ring in memory and writes it to the file now and then; who reads the ring
+of its own process has that done before each look.
 """
 
 import os
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -42,8 +44,8 @@ class RingEntries:
 class RingFile:
     """A ring that is being written; each entry is taken once."""
 
-    def __init__(self, path: Path, layout: RingFormat) -> None:
-        """Opens the file.
+    def __init__(self, path: Path, layout: RingFormat, flush: Callable[[], None]) -> None:
+        """Opens the file, which `flush` brings up to date.
 
         Raises:
             TableError: if it is not a ring of this kind, or not a regular file of this user.
@@ -52,7 +54,7 @@ class RingFile:
             file = open_regular(path, is_own=True)
         except OSError as error:
             raise TableError(f"cannot read the {layout.name} {path}: {error.strerror}") from error
-        self._path, self._layout, self._descriptor = path, layout, file.fileno()
+        self._path, self._layout, self._descriptor, self._flush = path, layout, file.fileno(), flush
         weakref.finalize(self, file.close)
         size = os.fstat(self._descriptor).st_size
         self._num_entries = _checked(path, os.pread(self._descriptor, _START, 0), size, layout)
@@ -107,6 +109,7 @@ class RingFile:
         return RingEntries(whole, num_lost)
 
     def _header(self) -> np.void:
+        self._flush()
         header: np.void = np.frombuffer(self._read(0, _START), RING_HEADER)[0]
         return header
 

@@ -12,13 +12,13 @@ from lagom_overlap.collective import Algorithm, CollectiveKind, Protocol
 TABLE_MAGIC: Final = int.from_bytes(b"LAGOMTBL", "little")
 RECORD_MAGIC: Final = int.from_bytes(b"LAGOMREC", "little")
 PROFILE_MAGIC: Final = int.from_bytes(b"LAGOMPRF", "little")
-TABLE_VERSION: Final = 2
-RECORD_VERSION: Final = 1
+TABLE_VERSION: Final = 3
+RECORD_VERSION: Final = 2
 PROFILE_VERSION: Final = 3
 MAX_COMMUNICATORS: Final = 1024
 MAX_DECISIONS: Final = 16384
-MAX_ROWS: Final = 65536
-"""Sum over call sites of the highest occurrence that has a row of its own, plus one."""
+MAX_CALLS: Final = 65536
+"""Calls of all cycles together; every occurrence is below it."""
 MAX_CHANNELS: Final = 64
 MAX_RANKS: Final = 1 << 24
 MAX_CHUNK_BYTES: Final = 1 << 30
@@ -53,7 +53,8 @@ HEADER: Final = np.dtype(
         ("num_communicators", "<u4"),
         ("num_decisions", "<u4"),
         ("flags", "<u4"),
-        ("reserved", "<u8"),
+        ("num_calls", "<u4"),
+        ("call_bytes", "<u4"),
     ]
 )
 COMMUNICATOR: Final = np.dtype(
@@ -63,6 +64,7 @@ COMMUNICATOR: Final = np.dtype(
         ("num_nodes", "<u4"),
         ("creation_order", "<u4"),
         ("max_channels", "<u4"),
+        ("lease_calls", "<u8"),
     ]
 )
 DECISION: Final = np.dtype(
@@ -76,6 +78,13 @@ DECISION: Final = np.dtype(
         ("protocol", "<i4"),
         ("num_channels", "<u4"),
         ("chunk_bytes", "<u8"),
+    ]
+)
+CYCLE_CALL: Final = np.dtype(
+    [
+        ("num_bytes", "<u8"),
+        ("communicator", "<u4"),
+        ("kind", "<u4"),
     ]
 )
 RING_HEADER: Final = np.dtype(

@@ -1,5 +1,6 @@
 """Reads a plug-in table back: to compare it with what was meant, and to show it. Refuses what the plug-in refuses."""
 
+from bisect import bisect_right
 from collections import defaultdict
 from dataclasses import dataclass
 from itertools import pairwise
@@ -11,26 +12,31 @@ import numpy as np
 from lagom_overlap.collective import CollectiveKind, CommConfig
 from lagom_overlap.errors import TableError
 from lagom_overlap.nccl_plugin import table_layout as layout
+from lagom_overlap.nccl_plugin.size_ranges import LEAST_BYTES
 from lagom_overlap.nccl_plugin.table_writer import table_checksum
 from lagom_overlap.record import read_regular
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableCommunicator:
-    """A communicator as the plug-in knows it; `num_nodes` None: any; `max_channels` None: not known."""
+    """A communicator as the plug-in knows it; `num_nodes` None: any; `max_channels` None: not known.
+
+    `lease_calls` None: the table counts for good.
+    """
 
     description: str
     num_ranks: int
     num_nodes: int | None
     creation_order: int
     max_channels: int | None
+    lease_calls: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableDecision:
     """One row for calls of `first_bytes` to `last_bytes`.
 
-    `occurrence` None: every call, where none has a row of its own or no step was marked.
+    `occurrence` None: every call that has no row of its own.
     """
 
     communicator: TableCommunicator
@@ -41,13 +47,23 @@ class TableDecision:
     config: CommConfig
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableCall:
+    """One call of a step on a communicator."""
+
+    communicator: TableCommunicator
+    kind: CollectiveKind
+    num_bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class DecodedTable:
-    """What a plug-in table says."""
+    """What a plug-in table says; `calls` are the communicators' cycles, one after the other."""
 
     generation: int
     communicators: tuple[TableCommunicator, ...]
     decisions: tuple[TableDecision, ...]
+    calls: tuple[TableCall, ...]
 
 
 MAX_TABLE_BYTES: Final = (
@@ -82,33 +98,41 @@ def decode_table(data: bytes) -> DecodedTable:
     """
     header = _header(data)
     start = layout.HEADER.itemsize
-    num_communicators, num_decisions = int(header["num_communicators"]), int(header["num_decisions"])
+    num_communicators, num_decisions, num_calls = (
+        int(header[field]) for field in ("num_communicators", "num_decisions", "num_calls")
+    )
     names = np.frombuffer(data, layout.COMMUNICATOR, num_communicators, start)
     rows = np.frombuffer(data, layout.DECISION, num_decisions, start + names.nbytes)
+    steps = np.frombuffer(data, layout.CYCLE_CALL, num_calls, start + names.nbytes + rows.nbytes)
     communicators = tuple(_communicator(name) for name in names)
     places = [(held.num_ranks, held.num_nodes, held.creation_order) for held in communicators]
     if len(set(places)) != len(places):
         raise TableError("a communicator is named twice")
     decisions = tuple(_decision(row, communicators) for row in rows)
-    _check_sites(decisions)
-    return DecodedTable(int(header["generation"]), communicators, decisions)
+    calls = tuple(_call(call, communicators) for call in steps)
+    if (np.diff(steps["communicator"].astype(np.int64)) < 0).any():
+        raise TableError("its cycles are not in the order of the communicators")
+    _check_sites(decisions, calls)
+    return DecodedTable(int(header["generation"]), communicators, decisions, calls)
 
 
-def _check_sites(decisions: tuple[TableDecision, ...]) -> None:
-    """Refuses a call that is named twice: by two equal rows, or by two ranges of bytes that overlap."""
+def _check_sites(decisions: tuple[TableDecision, ...], calls: tuple[TableCall, ...]) -> None:
+    """Refuses a call that is named twice, by two equal rows or two ranges that overlap, or in a cycle and by no row."""
     if len({(d.communicator, d.kind, d.first_bytes, d.occurrence) for d in decisions}) != len(decisions):
         raise TableError("a call is named twice")
-    ranges: dict[tuple[TableCommunicator, CollectiveKind], dict[tuple[int, int], int]] = defaultdict(dict)
+    named: dict[tuple[TableCommunicator, CollectiveKind], set[tuple[int, int]]] = defaultdict(set)
     for d in decisions:
-        places = ranges[d.communicator, d.kind]
-        site, num_rows = (d.first_bytes, d.last_bytes), 0 if d.occurrence is None else d.occurrence + 1
-        places[site] = max(places.get(site, 0), num_rows)
+        named[d.communicator, d.kind].add((d.first_bytes, d.last_bytes))
+    ranges = {pair: sorted(found) for pair, found in named.items()}
     for found in ranges.values():
-        for (_, last), (first, _) in pairwise(sorted(found)):
+        for (_, last), (first, _) in pairwise(found):
             if last >= first:
                 raise TableError(f"calls of {first} bytes are named by two ranges")
-    if sum(num_rows for found in ranges.values() for num_rows in found.values()) > layout.MAX_ROWS:
-        raise TableError(f"its rows are for more than {layout.MAX_ROWS} calls")
+    for call in set(calls):
+        found = ranges.get((call.communicator, call.kind), [])
+        at = bisect_right(found, (call.num_bytes, layout.MAX_BYTES)) - 1
+        if at < 0 or call.num_bytes > found[at][1]:
+            raise TableError(f"a step calls {call.kind} of {call.num_bytes} bytes, for which there is no row")
 
 
 def _header(data: bytes) -> np.void:
@@ -119,18 +143,26 @@ def _header(data: bytes) -> np.void:
         raise TableError("not a lagom plug-in table")
     if header["version"] != layout.TABLE_VERSION:
         raise TableError(f"plug-in table of version {header['version']}, this program reads {layout.TABLE_VERSION}")
-    sizes = tuple(int(header[field]) for field in ("header_bytes", "communicator_bytes", "decision_bytes"))
+    sizes = tuple(
+        int(header[field]) for field in ("header_bytes", "communicator_bytes", "decision_bytes", "call_bytes")
+    )
     expected_bytes = (
         layout.HEADER.itemsize
         + int(header["num_communicators"]) * layout.COMMUNICATOR.itemsize
         + int(header["num_decisions"]) * layout.DECISION.itemsize
+        + int(header["num_calls"]) * layout.CYCLE_CALL.itemsize
     )
-    if sizes != (layout.HEADER.itemsize, layout.COMMUNICATOR.itemsize, layout.DECISION.itemsize):
+    own = (layout.HEADER, layout.COMMUNICATOR, layout.DECISION, layout.CYCLE_CALL)
+    if sizes != tuple(each.itemsize for each in own):
         raise TableError(f"records of {sizes} bytes, which no version had")
-    if header["flags"] or header["reserved"] or not header["generation"]:
+    if header["flags"] or not header["generation"]:
         raise TableError("an impossible header")
-    if header["num_communicators"] > layout.MAX_COMMUNICATORS or header["num_decisions"] > layout.MAX_DECISIONS:
-        raise TableError("more communicators or rows than a table may have")
+    if (
+        header["num_communicators"] > layout.MAX_COMMUNICATORS
+        or header["num_decisions"] > layout.MAX_DECISIONS
+        or header["num_calls"] > layout.MAX_CALLS
+    ):
+        raise TableError("more communicators, rows or calls than a table may have")
     if len(data) != header["file_bytes"] or len(data) != expected_bytes:
         raise TableError(f"{len(data)} bytes, but the header says {header['file_bytes']}")
     if table_checksum(data) != header["checksum"]:
@@ -153,7 +185,16 @@ def _communicator(name: np.void) -> TableCommunicator:
         num_nodes=num_nodes or None,
         creation_order=order,
         max_channels=most or None,
+        lease_calls=int(name["lease_calls"]) or None,
     )
+
+
+def _call(call: np.void, communicators: tuple[TableCommunicator, ...]) -> TableCall:
+    communicator, kind, num_bytes = (int(call[field]) for field in ("communicator", "kind", "num_bytes"))
+    is_named = communicator < len(communicators) and kind < len(layout.KINDS)
+    if not (is_named and LEAST_BYTES <= num_bytes <= layout.MAX_BYTES):
+        raise TableError(f"not a sound plug-in table: a call of {num_bytes} bytes that no step may have")
+    return TableCall(communicator=communicators[communicator], kind=layout.KINDS[kind], num_bytes=num_bytes)
 
 
 def _decision(row: np.void, communicators: tuple[TableCommunicator, ...]) -> TableDecision:
@@ -179,7 +220,7 @@ def _decision(row: np.void, communicators: tuple[TableCommunicator, ...]) -> Tab
         1 <= first <= last <= layout.MAX_BYTES
         and channels <= layout.MAX_CHANNELS
         and (not chunk or grain <= chunk <= layout.MAX_CHUNK_BYTES)
-        and (occurrence == layout.ANY_OCCURRENCE or occurrence < layout.MAX_ROWS)
+        and (occurrence == layout.ANY_OCCURRENCE or occurrence < layout.MAX_CALLS)
     )
     if not (is_named and is_sized):
         raise TableError(f"not a sound plug-in table: a row for calls of {first} to {last} bytes says what none may")

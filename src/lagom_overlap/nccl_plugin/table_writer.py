@@ -9,13 +9,14 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
-from lagom_overlap.collective import CommConfig, CommunicatorId, ConfigKey, ConfigTable, class_range
+from lagom_overlap.collective import CollectiveKind, CommConfig, CommunicatorId, ConfigKey, ConfigTable, class_range
 from lagom_overlap.errors import TableError
 from lagom_overlap.nccl_plugin import table_layout as layout
-from lagom_overlap.nccl_plugin.size_ranges import CallSite, site_ranges
+from lagom_overlap.nccl_plugin.size_ranges import LEAST_BYTES, CallSite, site_ranges
 from lagom_overlap.record import write_private
 
 
@@ -64,11 +65,11 @@ def encode_table(
 ) -> EncodedTable:
     """The plug-in's table for one process.
 
-    Without `communicators`, those of the rows are taken to be all, made in the order of the rows. `calls_per_step` says
-    how often a call site is called in a step; where it is missing, the rows are taken to name every call; 0 says that
-    it is not known. A site whose calls all share one configuration becomes one row that needs no counting. Of others
-    the configuration that more than half of the calls have is written, too: it decides while no step is marked, and for
-    calls beyond those that are known.
+    Without `communicators`, those of the rows are taken to be all, made in the order of the rows. The table's cycles
+    say how often and in which order a communicator's sites are called in a step. Of one without a cycle,
+    `calls_per_step` says how often; where that is missing, the rows are taken to name every call; 0 says that it is not
+    known. A site whose calls all share one configuration becomes one row for whichever call. Others need the cycle to
+    tell their calls apart, and so does a lease, which is counted in its calls: what lacks one is left out.
 
     With `known_sites`, all that the process calls, tuned or not, a row stands for its neighbours' sizes, too
     (`size_ranges`). Without, and where it is not known how often a site is called, it stands for its very size: a call
@@ -81,28 +82,50 @@ def encode_table(
     if not 0 < generation < 1 << 64:
         raise ValueError(f"generation is {generation}, must be from 1 to 2**64 - 1")
     if communicators is None:
-        communicators = [ProcessCommunicator(name) for name in dict.fromkeys(key.communicator for key, _ in table)]
+        names = dict.fromkeys((*(key.communicator for key, _ in table), *table.cycles))
+        communicators = [ProcessCommunicator(name) for name in names]
     places = {communicator.id: i for i, communicator in enumerate(communicators)}
     if len(places) != len(communicators):
         raise ValueError("a communicator is listed twice")
     left_out: list[LeftOut] = []
+    cycles = {name: keys for name in places if (keys := _followed(table.cycles.get(name, ())))}
+    followed = Counter((key.communicator, key.kind, key.num_bytes) for keys in cycles.values() for key in keys)
     sites: dict[CallSite, dict[int, CommConfig]] = defaultdict(dict)
     for key, config in table:
         if key.communicator not in places:
             raise ValueError(f"{key.communicator} is not among the process's communicators")
         carried = _carried(key, config, left_out)
-        if carried is not None:
+        if carried is None:
+            continue
+        if table.lease_steps is not None and key.communicator not in cycles:
+            left_out.append(LeftOut(key, "it is to hold for some steps, and what a step calls there is not known"))
+        else:
             sites[key.communicator, key.kind, key.num_bytes][key.occurrence] = carried
-    ranges = {site: class_range(site[2], table.size_octaves) for site in sites}
+    calls = {
+        site: followed[site] if site[0] in cycles and site[2] >= LEAST_BYTES else (calls_per_step or {}).get(site)
+        for site in sites
+    }
+    ranges = {site: class_range(site[2], table.size_octaves) for site in (*sites, *followed)}
     if known_sites is not None and not table.size_octaves:
-        found = site_ranges({site: frozenset(rows.items()) for site, rows in sites.items()}, known_sites)
-        ranges |= {site: found[site] for site in sites if (calls_per_step or {}).get(site) != 0}
-    rows = [
-        row
+        found = site_ranges({site: frozenset(rows.items()) for site, rows in sites.items()}, {*known_sites, *followed})
+        ranges |= {site: found[site] for site in sites if calls[site] != 0}
+    rows = {
+        site: _site_rows(site, configs, calls[site], left_out, is_followed=site in followed)
         for site, configs in sites.items()
-        for row in _site_rows(site, configs, ranges[site], places[site[0]], (calls_per_step or {}).get(site))
+    }
+    # A call that nothing is set for has its place in the step, too.
+    rows |= {site: {layout.ANY_OCCURRENCE: CommConfig()} for site in followed if not rows.get(site)}
+    decisions = [
+        _decision_record(ranges[site], places[site[0]], site[1], occurrence, config)
+        for site, configs in rows.items()
+        for occurrence, config in sorted(configs.items())
     ]
-    return EncodedTable(_assemble(generation, _communicator_records(communicators), rows), tuple(left_out))
+    leases = {name: len(keys) * (table.lease_steps or 0) for name, keys in cycles.items()}
+    records = _communicator_records(communicators, leases)
+    steps = [
+        (key.num_bytes, places[name], layout.KINDS.index(key.kind)) for name, keys in cycles.items() for key in keys
+    ]
+    return EncodedTable(_assemble(generation, records, decisions, steps), tuple(left_out))
 
 
 def write_table(path: Path, data: bytes) -> None:
@@ -118,6 +141,11 @@ def table_checksum(data: bytes) -> int:
     """CRC-32 of a whole table with its checksum field zero."""
     _, at = layout.HEADER.fields["checksum"][:2]  # type: ignore[index]  # a structured dtype has fields
     return zlib.crc32(data[at + 4 :], zlib.crc32(bytes(4), zlib.crc32(data[:at])))
+
+
+def _followed(keys: Iterable[ConfigKey]) -> tuple[ConfigKey, ...]:
+    """The calls of a step that the plug-in follows: large ones that NCCL asks a tuner about."""
+    return tuple(key for key in keys if key.kind in layout.KINDS and key.num_bytes >= LEAST_BYTES)
 
 
 def _carried(key: ConfigKey, config: CommConfig, left_out: list[LeftOut]) -> CommConfig | None:
@@ -152,38 +180,52 @@ def _check_knobs(key: ConfigKey, config: CommConfig) -> None:
 
 
 def _site_rows(
-    site: CallSite, configs: Mapping[int, CommConfig], sizes: tuple[int, int], place: int, num_calls: int | None
-) -> list[tuple[int, ...]]:
-    """The decision records of one call site; untouched calls have none, unless the others are most."""
+    site: CallSite,
+    configs: Mapping[int, CommConfig],
+    num_calls: int | None,
+    left_out: list[LeftOut],
+    *,
+    is_followed: bool,
+) -> dict[int, CommConfig]:
+    """The configurations of one call site by occurrence; untouched calls have none."""
+    if not is_followed and num_calls and max(configs) >= num_calls:
+        raise TableError(f"{site}: a row for occurrence {max(configs)}, but {num_calls} calls per step")
     num_occurrences = max(configs) + 1 if num_calls is None else num_calls
-    if num_occurrences and max(configs) >= num_occurrences:
-        raise TableError(f"{site}: a row for occurrence {max(configs)}, but {num_occurrences} calls per step")
-    counts = Counter(configs.get(n, CommConfig()) for n in range(num_occurrences))
-    rows = dict(configs)
-    if counts:
-        [(common, count)] = counts.most_common(1)
-        if count == num_occurrences:
-            rows = {} if common.is_untouched else {layout.ANY_OCCURRENCE: common}
-        elif 2 * count > num_occurrences and not common.is_untouched:
-            # Untouched calls need rows of their own: they are not to have what most have.
-            rows = {n: configs.get(n, CommConfig()) for n in range(num_occurrences)} | {layout.ANY_OCCURRENCE: common}
-    return [
-        (
-            *sizes,
-            place,
-            layout.KINDS.index(site[1]),
-            occurrence,
-            -1 if config.algorithm is None else layout.ALGORITHMS.index(config.algorithm),
-            -1 if config.protocol is None else layout.PROTOCOLS.index(config.protocol),
-            config.num_channels or 0,
-            config.chunk_bytes or 0,
-        )
-        for occurrence, config in sorted(rows.items())
-        if layout.ANY_OCCURRENCE in rows or not config.is_untouched
-    ]
+    common = {configs.get(n, CommConfig()) for n in range(num_occurrences)}
+    if len(common) == 1:
+        [config] = common
+        return {} if config.is_untouched else {layout.ANY_OCCURRENCE: config}
+    kept = {n: config for n, config in configs.items() if not config.is_untouched}
+    for occurrence in list(kept):
+        if not is_followed or occurrence >= num_occurrences:
+            del kept[occurrence]
+            communicator, kind, num_bytes = site
+            key = ConfigKey(communicator=communicator, kind=kind, num_bytes=num_bytes, occurrence=occurrence)
+            left_out.append(LeftOut(key, "no step is known in which it is told from the site's other calls"))
+    return kept
 
 
-def _communicator_records(communicators: Iterable[ProcessCommunicator]) -> list[tuple[bytes, int, int, int, int]]:
+def _decision_record(
+    sizes: tuple[int, int], place: int, kind: CollectiveKind, occurrence: int, config: CommConfig
+) -> tuple[int, ...]:
+    return (
+        *sizes,
+        place,
+        layout.KINDS.index(kind),
+        occurrence,
+        -1 if config.algorithm is None else layout.ALGORITHMS.index(config.algorithm),
+        -1 if config.protocol is None else layout.PROTOCOLS.index(config.protocol),
+        config.num_channels or 0,
+        config.chunk_bytes or 0,
+    )
+
+
+_CommunicatorRecord: TypeAlias = tuple[bytes, int, int, int, int, int]
+
+
+def _communicator_records(
+    communicators: Iterable[ProcessCommunicator], leases: Mapping[CommunicatorId, int]
+) -> list[_CommunicatorRecord]:
     """One record each, with its place among the communicators that the plug-in cannot tell from it otherwise."""
     made: Counter[tuple[int, int]] = Counter()
     records = []
@@ -195,7 +237,8 @@ def _communicator_records(communicators: Iterable[ProcessCommunicator]) -> list[
                 f"description {description!r}: must be printable and at most {layout.MAX_DESCRIPTION_BYTES} bytes"
             )
         num_ranks, num_nodes = len(communicator.id.ranks), communicator.num_nodes or 0
-        records.append((encoded, num_ranks, num_nodes, made[num_ranks, num_nodes], communicator.max_channels or 0))
+        order, most = made[num_ranks, num_nodes], communicator.max_channels or 0
+        records.append((encoded, num_ranks, num_nodes, order, most, leases.get(communicator.id, 0)))
         made[num_ranks, 0] += 1
         if num_nodes:
             made[num_ranks, num_nodes] += 1
@@ -203,20 +246,25 @@ def _communicator_records(communicators: Iterable[ProcessCommunicator]) -> list[
 
 
 def _assemble(
-    generation: int, communicators: list[tuple[bytes, int, int, int, int]], rows: list[tuple[int, ...]]
+    generation: int,
+    communicators: list[_CommunicatorRecord],
+    decisions: list[tuple[int, ...]],
+    calls: list[tuple[int, ...]],
 ) -> bytes:
-    if len(communicators) > layout.MAX_COMMUNICATORS or len(rows) > layout.MAX_DECISIONS:
+    if (
+        len(communicators) > layout.MAX_COMMUNICATORS
+        or len(decisions) > layout.MAX_DECISIONS
+        or len(calls) > layout.MAX_CALLS
+    ):
         raise TableError(
-            f"{len(communicators)} communicators and {len(rows)} rows; the plug-in holds at most"
-            f" {layout.MAX_COMMUNICATORS} and {layout.MAX_DECISIONS}"
+            f"{len(communicators)} communicators, {len(decisions)} rows and {len(calls)} calls; the plug-in holds at"
+            f" most {layout.MAX_COMMUNICATORS}, {layout.MAX_DECISIONS} and {layout.MAX_CALLS}"
         )
-    highest = Counter[tuple[int, ...]]()
-    for first_bytes, _, place, kind, occurrence, *_ in rows:
-        if occurrence != layout.ANY_OCCURRENCE:
-            highest[first_bytes, place, kind] = max(highest[first_bytes, place, kind], occurrence + 1)
-    if highest.total() > layout.MAX_ROWS:
-        raise TableError(f"{highest.total()} occurrences to tell apart; the plug-in holds at most {layout.MAX_ROWS}")
-    body = np.array(communicators, layout.COMMUNICATOR).tobytes() + np.array(rows, layout.DECISION).tobytes()
+    body = (
+        np.array(communicators, layout.COMMUNICATOR).tobytes()
+        + np.array(decisions, layout.DECISION).tobytes()
+        + np.array(calls, layout.CYCLE_CALL).tobytes()
+    )
     header = np.zeros((), layout.HEADER)
     header["magic"] = layout.TABLE_MAGIC
     header["version"] = layout.TABLE_VERSION
@@ -225,7 +273,9 @@ def _assemble(
     header["generation"] = generation
     header["communicator_bytes"] = layout.COMMUNICATOR.itemsize
     header["decision_bytes"] = layout.DECISION.itemsize
+    header["call_bytes"] = layout.CYCLE_CALL.itemsize
     header["num_communicators"] = len(communicators)
-    header["num_decisions"] = len(rows)
+    header["num_decisions"] = len(decisions)
+    header["num_calls"] = len(calls)
     header["checksum"] = table_checksum(header.tobytes() + body)
     return header.tobytes() + body

@@ -147,12 +147,13 @@ class Observing:
         *,
         rank: int,
         record: Path | None = None,
+        plugin: TunerPlugin | None = None,
     ) -> None:
         OWN_PROFILER.watch()
         self._shares = Shares(nccl)
         self._sampler = Sampler(self._shares, ProfiledStep.begin, ProfiledStep.end, OWN_PROFILER.why_not)
         self._events, self._metrics, self._rank = events, metrics, rank
-        self._record = record
+        self._record, self._plugin = record, plugin
         self._is_said = False
 
     def on_model(self, model: nn.Module) -> None:
@@ -193,7 +194,8 @@ class Observing:
         self._metrics.flush()
         if self._rank == 0:
             say(report_lines(shares, self._sampler.reason))
-            if self._record is not None and self._record.exists():
+            if self._record is not None and self._plugin is not None and self._record.exists():
+                self._plugin.flush_record()
                 say(record_lines(read_record(self._record)))
 
 
@@ -296,7 +298,8 @@ def begin_session(environment: Mapping[str, str]) -> Rank:
     """
     mode, folder, rank = environment[MODE_VARIABLE], Path(environment[FOLDER_VARIABLE]), rank_of(environment)
     nccl = nccl_in_use()
-    plugin = plugin_of(environment) if mode == "fixed" and nccl is not None else None
+    has_plugin = nccl is not None and (mode == "fixed" or (mode == "observe" and bool(environment.get("LAGOM_RECORD"))))
+    plugin = plugin_of(environment) if has_plugin else None
     events = JsonLines(folder / f"events.{rank}.jsonl", rank=rank)
     metrics = PrometheusFile(folder / f"metrics.{rank}.prom", rank=rank)
     events.write("begin", mode=mode, world_size=dist.get_world_size(), backend=dist.get_backend())
@@ -304,20 +307,21 @@ def begin_session(environment: Mapping[str, str]) -> Rank:
         case "observe":
             pattern = environment.get("LAGOM_RECORD")
             record = expanded(pattern, rank) if pattern else None
-            return Rank(Observing(nccl, events, metrics, rank=rank, record=record), events, metrics)
+            observing = Observing(nccl, events, metrics, rank=rank, record=record, plugin=plugin)
+            return Rank(observing, events, metrics)
         case "online":
             config = environment.get(CONFIG_VARIABLE)
             tuning = Tuning(events, metrics, folder=folder, config=Path(config) if config else None, rank=rank)
             # On gloo an adapter has to fit the model; below the plug-in any framework will do.
             return Rank(tuning, events, metrics, is_trained_in_parallel if nccl is None else is_trained)
         case "fixed":
-            return Rank(Marking(plugin, environment), events, metrics)
+            return Rank(Fixed(plugin, environment), events, metrics)
         case _:
             raise JobError(f"{MODE_VARIABLE} is {mode!r}; allowed: observe, online, fixed")
 
 
-class Marking:
-    """Tells the plug-in where steps begin, so that occurrences count from 0 in each; the table does the rest.
+class Fixed:
+    """Puts the launcher's table in force, which does the rest by itself; says if it fits nothing.
 
     Torch's SM carve-out, if the environment names one, is set once for the whole job.
     """
@@ -337,19 +341,18 @@ class Marking:
         """Nothing to do."""
 
     def on_step(self) -> None:
-        """Marks the step."""
-        if self._plugin is not None:
-            self._num_steps += 1
-            if self._num_steps > CHECKED_STEPS:
-                self._say_misfit()
-            self._plugin.step()
+        """Says once what the first steps showed."""
+        self._num_steps += 1
+        if self._num_steps > CHECKED_STEPS:
+            self._say_misfit()
 
     def on_update(self) -> None:
         """Nothing."""
 
-    def may_end(self) -> bool:
-        """Not where the plug-in counts calls: the table stays in force, and the other ranks go on marking steps."""
-        return self._plugin is None
+    @staticmethod
+    def may_end() -> bool:
+        """Always: a table in force stays so, and needs no word of this rank's."""
+        return True
 
     def close(self) -> None:
         """Launches as before us again."""

@@ -19,6 +19,7 @@ from torch import distributed as dist
 from lagom_overlap.backends.nccl.device import Device
 from lagom_overlap.backends.nccl.overlap import HeadStart, NcclOverlap, issue_collective, make_ready, run_overlap
 from lagom_overlap.collective import Collective, CommConfig, CommunicatorId, ConfigKey, ConfigTable
+from lagom_overlap.collective.sites import cycles_of
 from lagom_overlap.engines.buffers import clear, expected, fill
 from lagom_overlap.engines.gloo_group import GlooGroup
 from lagom_overlap.engines.gloo_rank import Control
@@ -123,7 +124,7 @@ class NcclSession:
         if self._ring is None:
             if not self._files.record.exists():
                 return []
-            self._ring = RecordRing(self._files.record)
+            self._ring = RecordRing(self._files.record, self._plugin.flush_record)
         log = self._ring.take()
         for communicator in log.communicators:
             self._tuner_version = communicator.abi_version
@@ -207,14 +208,14 @@ class NcclSession:
             elif not config.is_untouched:
                 raise SpaceError(f"{key.kind} never reaches a tuner; leave it untouched")
         communicators = [ProcessCommunicator(self._name(name)) for name in self._groups]
-        return encode_table(ConfigTable(rows), generation=self._generation, communicators=communicators).data
+        table = ConfigTable(rows, cycles=cycles_of(ready.keys))
+        return encode_table(table, generation=self._generation, communicators=communicators).data
 
     def _check(self, ready: _Ready, assignment: tuple[CommConfig, ...]) -> Wrong | None:
         """Runs each collective whose configuration is new and compares; all ranks learn the same verdict."""
         comms = ready.overlap.group.comms
         if all((op.collective, config) in self._checked for op, config in zip(comms, assignment, strict=True)):
             return None
-        self._plugin.step()
         for place, op in enumerate(comms):
             buffers = ready.overlap.buffers[place]
             fill(op.collective, self._rank, buffers)
@@ -229,7 +230,6 @@ class NcclSession:
         return None
 
     def _run(self, ready: _Ready) -> tuple[RunTimes, RankRunTimes]:
-        self._plugin.step()
         mine = run_overlap(
             ready.overlap,
             self._device,

@@ -95,8 +95,8 @@ class PluginBench:
         self.ranks = LocalRanks(nccl, num_gpus=num_gpus, ranks_per_gpu=ranks_per_gpu)
         if not record.exists():
             raise BackendError("NCCL did not load the tuner plug-in: its log is " + str(log_path))
-        self._ring, self._log = RecordRing(record), _LogTail(log_path)
         self._plugin, self._generation = TunerPlugin(installed_library()), 0
+        self._ring, self._log = RecordRing(record, self._plugin.flush_record), _LogTail(log_path)
         self._name = CommunicatorId(description="selftest", ranks=tuple(range(len(self.ranks.devices))))
         self._buffers: dict[tuple[CollectiveKind, int], Buffers] = {}
         known, said = self._ring.take().communicators, self._log.take()
@@ -201,7 +201,6 @@ class PluginBench:
         table = encode_table(ConfigTable({key: config}), generation=self._generation, communicators=members)
         self._plugin.prepare(table.data, self._generation)
         self._plugin.commit(self._generation)
-        self._plugin.step()
 
     def enqueue(self, kind: CollectiveKind, num_bytes: int) -> None:
         """One call on every rank; does not wait."""

@@ -1,7 +1,7 @@
 """The route of jobs on NCCL 2.21 and later: decisions by the tuner plug-in, times by profilers (`StepTimer`).
 
-What a step calls is told by the plug-in's own record: what NCCL asked, on which communicator, with which bytes, as
-which occurrence. So the keys of a table are those that the plug-in will look up. A communicator is named by what NCCL
+What a step calls is told by the plug-in's own record: what NCCL asked, on which communicator, with which bytes, in
+which order. The plug-in decides by that order alone (`collective.cycle`), alike on all ranks of a communicator. A communicator is named by what NCCL
 tells a tuner: its ranks, its nodes and its place among the equal ones of this process, the same in every run of a job.
 That is a role, which several communicators have: the tensor-parallel ones of two pipeline stages, say, whose calls may
 differ. From interface version 5 on (NCCL 2.28) NCCL also tells an id of the communicator itself, equal on all of its
@@ -22,6 +22,7 @@ kinds, or one of unlike sizes whose kernel's size nobody tells), the step is not
 """
 
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -40,7 +41,7 @@ from lagom_overlap.nccl_plugin.capability import BoxMaps
 from lagom_overlap.nccl_plugin.channel_limit import channels_within, may_be_uneven, most_channels
 from lagom_overlap.nccl_plugin.record_log import Flag, Implementation
 from lagom_overlap.nccl_plugin.space import tuner_space
-from lagom_overlap.online.routes.base import LEAST_BYTES, StepRecord
+from lagom_overlap.online.routes.base import LEAST_BYTES, CallCount, CallCounts, StepRecord
 from lagom_overlap.online.routes.connections import Connections
 from lagom_overlap.online.routes.plugin_events import StepTimer, step_record
 
@@ -56,10 +57,9 @@ _EXACT: Final = (CollectiveKind.ALL_GATHER, CollectiveKind.BROADCAST)
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """A table, and as the plug-in was given it."""
+    """A table, and the generation that the plug-in knows it by."""
 
     rows: ConfigTable
-    data: bytes
     epoch: int
 
 
@@ -89,7 +89,7 @@ class PluginRoute:
         self._known: dict[int, RecordedCommunicator] = {}
         self._offered: dict[ConfigKey, frozenset[Implementation]] = {}
         self._grids: dict[ConfigKey, int] = {}
-        untouched = _Table(ConfigTable({}), _UNTOUCHED, 0)
+        untouched = _Table(ConfigTable({}), 0)
         self._in_force = self._before = self._prepared = self._stepped = untouched
         self._is_measured = False
         self._is_closed = False
@@ -99,6 +99,18 @@ class PluginRoute:
         """See `Route`."""
         self._take()
         return tuple(communicator.id for communicator in self._process())
+
+    def counts(self) -> Mapping[CommunicatorId, CallCount]:
+        """See `Route`; without NCCL's ids, all communicators of a role go by one name, and make the same calls."""
+        known = dict(self._known)
+        found: dict[CommunicatorId, CallCount] = {}
+        for calls in self._plugin.calls():
+            if calls.num_ranks > 1 and calls.comm_id in known:
+                name, wire = _name(known[calls.comm_id]), _wire(known[calls.comm_id])
+                # Of several ranks of a communicator in this process, the one that has come least far.
+                num_calls = min(calls.num_calls, found[name].num_calls) if name in found else calls.num_calls
+                found[name] = CallCount(wire, num_calls)
+        return found
 
     def space(self, key: ConfigKey) -> ConfigSpace | None:
         """See `Route`: None for what NCCL has not offered yet or run by its own choice, or if nothing is left."""
@@ -138,13 +150,13 @@ class PluginRoute:
             table,
             generation=epoch,
             communicators=[replace(known, max_channels=most.get(known.id)) for known in self._process()],
-            # Only what all ranks agree on: one that saw other calls in its last step must not decide otherwise.
+            # Of a communicator without a cycle nothing is known that all of its ranks know.
             calls_per_step={(key.communicator, key.kind, key.num_bytes): 0 for key, _ in table},
         )
         for lost in encoded.left_out:
             _log.warning("%s of %d bytes: %s", lost.key.kind, lost.key.num_bytes, lost.what)
         self._plugin.prepare(encoded.data, epoch)
-        self._prepared = _Table(table, encoded.data, epoch)
+        self._prepared = _Table(table, epoch)
 
     def commit(self, epoch: int) -> None:
         """See `Route`: flips to the other buffer, which cannot fail after its `prepare`."""
@@ -154,10 +166,10 @@ class PluginRoute:
         self._connections.committed()
 
     def take_back(self, epoch: int) -> None:
-        """See `Route`: the plug-in is given the very bytes of the table before."""
+        """See `Route`: flips back to the buffer before, which no `prepare` has touched since."""
         if self._in_force.epoch == epoch:
             self._in_force = self._before
-            self._plugin.install(self._in_force.data)
+            self._plugin.take_back(epoch)
             self._connections.taken_back()
 
     def begin_step(self, *, is_measured: bool) -> None:
@@ -189,7 +201,10 @@ class PluginRoute:
         duration_s, timed = self._timer.end() if self._is_measured else (0.0, None)
         self._is_measured = False
         decisions = self._take()
-        keys = [self._key(decision) for decision in decisions]
+        keys = self._keys(decisions)
+        for key, decision in zip(keys, decisions, strict=True):
+            offered = frozenset(decision.offered_s)
+            self._offered[key] = self._offered.get(key, offered) & offered
         record = replace(step_record(keys, duration_s, timed, LEAST_BYTES), wires=self._wires())
         for call in record.calls:
             if call.num_channels and self._is_default(call.key):
@@ -204,7 +219,8 @@ class PluginRoute:
     def close(self) -> None:
         """See `Route`."""
         self._is_closed = True
-        self._plugin.enable(is_enabled=False)
+        if self._in_force.rows.lease_steps is None:  # a lease ends by itself, at one call on all ranks
+            self._plugin.enable(is_enabled=False)
 
     @property
     def is_closed(self) -> bool:
@@ -229,15 +245,13 @@ class PluginRoute:
         if self._ring is None:
             if not self._record.exists():  # NCCL has made no communicator
                 return []
-            self._ring = RecordRing(self._record)
+            self._ring = RecordRing(self._record, self._plugin.flush_record)
         log = self._ring.take()
         self._known |= {communicator.comm_id: communicator for communicator in log.communicators}
-        counted = [d for d in log.decisions if d.occurrence is not None and Flag.NOT_COUNTED not in d.flags]
+        counted = [d for d in log.decisions if Flag.NOT_COUNTED not in d.flags]
         known = [d for d in counted if d.comm_id in self._known and self._known[d.comm_id].num_ranks > 1]
         for decision in known:
-            key, offered = self._key(decision), frozenset(decision.offered_s)
-            self._offered[key] = self._offered.get(key, offered) & offered
-            self._connections.note(key.communicator, decision)
+            self._connections.note(_name(self._known[decision.comm_id]), decision)
         return known
 
     def _process(self) -> list[ProcessCommunicator]:
@@ -250,15 +264,24 @@ class PluginRoute:
 
     def _wires(self) -> dict[CommunicatorId, str]:
         """NCCL's ids of this run, where it tells them: equal on all ranks of a communicator, and on no others."""
-        return {_name(k): f"{k.comm_id:016x}" for k in self._known.values() if k.abi_version >= FIRST_WITH_IDS}
+        return {_name(k): _wire(k) for k in self._known.values() if k.abi_version >= FIRST_WITH_IDS}
 
-    def _key(self, decision: RecordedDecision) -> ConfigKey:
-        return ConfigKey(
-            communicator=_name(self._known[decision.comm_id]),
-            kind=decision.kind,
-            num_bytes=decision.num_bytes,
-            occurrence=decision.occurrence or 0,
-        )
+    def _keys(self, decisions: Sequence[RecordedDecision]) -> list[ConfigKey]:
+        """A step's calls, numbered in the order in which NCCL asked about them."""
+        counts: dict[int, CallCounts] = {}
+        keys = []
+        for decision in decisions:
+            name = _name(self._known[decision.comm_id])
+            counted = counts.setdefault(decision.comm_id, CallCounts(name))
+            keys.append(counted.next_key(decision.kind, decision.num_bytes))
+        return keys
+
+
+def _wire(known: RecordedCommunicator) -> str:
+    """What all ranks of a communicator call it in this run."""
+    if known.abi_version >= FIRST_WITH_IDS:
+        return f"{known.comm_id:016x}"
+    return f"{known.num_ranks}/{known.num_nodes}/{known.creation_order}"
 
 
 def _name(known: RecordedCommunicator) -> CommunicatorId:

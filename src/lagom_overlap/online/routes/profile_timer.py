@@ -117,7 +117,7 @@ class RingRecorder:
     def begin(self) -> None:
         """See `Recorder`."""
         if self._ring is None:
-            ring = ProfileRing(self._path)
+            ring = ProfileRing(self._path, self._plugin.flush_profile)
             if ring.process_id != getpid():
                 raise TableError(f"{self._path} is the profile of process {ring.process_id}, not of this one")
             self._ring = ring
