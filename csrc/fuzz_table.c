@@ -15,6 +15,8 @@
 #include "lagom_tuner_chain.c"
 #include "lagom_tuner.c"
 
+enum { MIB = 1 << 20 };
+
 static context* fuzz_context(void) {
   static context* c;
   if (!c) {
@@ -36,13 +38,18 @@ static void require(bool condition, const char* what) {
 static void decide_some(const uint8_t* data, size_t size) {
   context* c = fuzz_context();
   for (int n = 0; n < 8; n++) {
-    uint64_t num_bytes = 4096 * ((uint64_t)n + 1);
+    uint64_t num_bytes = MIB * ((uint64_t)n + 1);
     size_t row = sizeof(lagom_table_header) + sizeof(lagom_communicator) + (size_t)n * sizeof(lagom_decision);
-    if (n < 6 && size >= row + sizeof(lagom_decision)) memcpy(&num_bytes, data + row, 8);
+    int kind = n % NCCL_NUM_KINDS;
+    if (n < 6 && size >= row + sizeof(lagom_decision)) {
+      lagom_decision d;
+      memcpy(&d, data + row, sizeof(d));
+      num_bytes = d.first_bytes;
+      kind = (int)(d.kind % NCCL_NUM_KINDS);
+    }
     float before[21], costs[21];
     for (int i = 0; i < 21; i++) before[i] = costs[i] = (i * 7 + n) % 3 ? 5.0F + (float)i : -1.0F;
     int channels = 0;
-    int kind = n % NCCL_NUM_KINDS;
     nccl_result result = get_coll_info(c, kind, num_bytes, 1, (float**)(void*)costs, 7, 3, 0, &channels);
     require(result == NCCL_SUCCESS, "always success");
     require(channels >= 0 && channels <= NCCL_MAX_CHANNELS, "channels in range");
@@ -57,7 +64,17 @@ static void decide_some(const uint8_t* data, size_t size) {
     require(chunk >= grain_of(cheapest % 3), "at least one grain");
     require(chunk % grain_of(cheapest % 3) == 0 || chunk == 131072, "a multiple of the grain");
     require(cheapest / 3 != NCCL_NVLS || chunk <= 131072, "NVLS chunks are not raised");
-    lagom_step();
+  }
+}
+
+// What the fuzzed communicator's calls have come to is within its cycle.
+static void require_followed(void) {
+  const context* c = fuzz_context();
+  for (int i = 0; i < 2; i++) {
+    const int32_t communicator = LOAD(c->communicator[i]);
+    if (communicator < 0 || c->ahead[i].sequence != LOAD(tables[i].sequence)) continue;
+    const uint32_t num_calls = LOAD(tables[i].roles[communicator].num_calls);
+    require(c->ahead[i].place < (num_calls ? num_calls : 1), "a place of the cycle");
   }
 }
 
@@ -78,6 +95,7 @@ static void try_table(uint8_t* data, size_t size, bool is_mended) {
   require(error >= 0 && error < NUM_TABLE_ERRORS, "a known error");
   num_accepted += error == TABLE_OK;
   decide_some(data, size);
+  require_followed();
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t* input, size_t size);
@@ -104,19 +122,33 @@ static uint32_t below(uint32_t n) {
 static size_t make_sound(uint8_t* data, uint32_t num_communicators, uint32_t num_decisions) {
   lagom_table_header h = {.magic = LAGOM_TABLE_MAGIC, .version = LAGOM_TABLE_VERSION, .header_bytes = sizeof(h), .generation = 1 + below(9),
                           .communicator_bytes = sizeof(lagom_communicator), .decision_bytes = sizeof(lagom_decision),
-                          .num_communicators = num_communicators, .num_decisions = num_decisions};
+                          .num_communicators = num_communicators, .num_decisions = num_decisions,
+                          .call_bytes = sizeof(lagom_cycle_call)};
   uint8_t* p = data + sizeof(h);
+  const uint8_t* rows = p + num_communicators * sizeof(lagom_communicator);
   for (uint32_t i = 0; i < num_communicators; i++, p += sizeof(lagom_communicator)) {
-    lagom_communicator c = {.description = "fuzz", .num_ranks = 8, .num_nodes = below(2), .creation_order = i};
+    lagom_communicator c = {.description = "fuzz", .num_ranks = 8, .num_nodes = below(2), .creation_order = i,
+                            .lease_calls = below(2) ? 0 : below(20)};
     memcpy(p, &c, sizeof(c));
   }
   for (uint32_t i = 0; i < num_decisions; i++, p += sizeof(lagom_decision)) {
-    const uint64_t first = 4096 * (1 + below(8));
+    const uint64_t first = (below(8) ? MIB : 4096) * (uint64_t)(1 + below(8));
     lagom_decision d = {.first_bytes = first, .last_bytes = first + (below(4) ? 0 : 5000), .communicator = num_communicators ? below(num_communicators) : 0,
                         .kind = below(5), .occurrence = below(2) ? LAGOM_ANY_OCCURRENCE : below(3),
                         .algorithm = (int)below(8) - 1, .protocol = (int)below(4) - 1, .num_channels = below(65),
                         .chunk_bytes = below(2) ? 0 : 1920 * (1 + below(500))};
     memcpy(p, &d, sizeof(d));
+  }
+  for (uint32_t c = 0; num_decisions && c < num_communicators; c++) {
+    for (uint32_t i = below(8); i > 0; i--) {
+      lagom_decision d;
+      memcpy(&d, rows + below(num_decisions) * sizeof(d), sizeof(d));
+      if (d.communicator != c || d.last_bytes < LAGOM_LEAST_BYTES) continue;
+      const lagom_cycle_call call = {.num_bytes = below(2) ? d.first_bytes : d.last_bytes, .communicator = c, .kind = d.kind};
+      memcpy(p, &call, sizeof(call));
+      p += sizeof(call);
+      h.num_calls++;
+    }
   }
   size_t size = (size_t)(p - data);
   h.file_bytes = size;

@@ -2,9 +2,10 @@
 //
 //   lagom_stress PLUGIN.so [decisions = 1000000] [threads = 4] [keys = 256]
 //
-// Each cell of the table is a function of (generation, key, occurrence), so an answer tells its generation; it must be
-// one that was current at some time during the call. Steps are marked while all threads wait for one another. Exit 0 if no
-// answer was torn, missing or out of turn.
+// Each cell of the table is a function of (generation, key, occurrence). An answer must be that of a generation which was
+// current at some time during the call, at the place that the calls since its first one lead to: the driver follows every
+// generation that the answers so far allow. Steps are marked at random. Exit 0 if no answer was torn, missing or out of
+// turn.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -18,11 +19,10 @@
 #include "lagom_table.h"
 #include "nccl_tuner_abi.h"
 
-enum { MAX_KEYS = 256, NUM_OCCURRENCES = 4, CYCLE = 60, GRAINS = 7680, MAX_THREADS = 16 };
+enum { MAX_KEYS = 256, NUM_OCCURRENCES = 4, NUM_CELLS = 60, GRAINS = 7680, MAX_THREADS = 16, MAX_GUESSES = 4096, UNIT = 1 << 20 };
 
 static int (*install)(const void*, size_t, uint64_t);
 static uint32_t (*mark_step)(void);
-static pthread_barrier_t end_of_step;
 static fake_host* host;
 static int num_threads = 4;
 static uint32_t num_keys = MAX_KEYS;
@@ -52,8 +52,13 @@ static uint32_t crc32_of(const uint8_t* data, size_t size) {
 }
 
 static uint32_t cell(uint64_t generation, uint32_t key, uint32_t occurrence) {
-  return (uint32_t)((generation + key + 7 * occurrence) % CYCLE);
+  return (uint32_t)((generation + key + 7 * occurrence) % NUM_CELLS);
 }
+
+static uint64_t bytes_of(uint32_t key) { return (uint64_t)UNIT * (key + 1); }
+
+// A step calls each key in turn, and all of them again.
+static uint32_t num_places(void) { return num_keys * NUM_OCCURRENCES; }
 
 static size_t make_table(uint8_t* data, uint64_t generation) {
   lagom_table_header* h = (lagom_table_header*)data;
@@ -65,24 +70,29 @@ static size_t make_table(uint8_t* data, uint64_t generation) {
     for (uint32_t k = 0; k < num_keys; k++) {
       for (uint32_t n = 0; n < NUM_OCCURRENCES; n++, d++) {
         uint32_t x = cell(generation, k, n);
-        *d = (lagom_decision){.first_bytes = 4096 * (k + 1), .last_bytes = 4096 * (k + 1), .communicator = (uint32_t)t, .kind = NCCL_ALL_REDUCE,
+        *d = (lagom_decision){.first_bytes = bytes_of(k), .last_bytes = bytes_of(k), .communicator = (uint32_t)t, .kind = NCCL_ALL_REDUCE,
                               .occurrence = n, .algorithm = (int)(x % 2),
                               .protocol = (int)(x % 3), .num_channels = 1 + x, .chunk_bytes = (uint64_t)GRAINS * (1 + x)};
       }
     }
   }
-  size_t size = (size_t)((uint8_t*)d - data);
+  lagom_cycle_call* call = (lagom_cycle_call*)d;
+  for (uint32_t i = 0; i < (uint32_t)num_threads * num_places(); i++, call++) {
+    *call = (lagom_cycle_call){.num_bytes = bytes_of(i % num_keys), .communicator = i / num_places(), .kind = NCCL_ALL_REDUCE};
+  }
+  size_t size = (size_t)((uint8_t*)call - data);
   *h = (lagom_table_header){.magic = LAGOM_TABLE_MAGIC, .version = LAGOM_TABLE_VERSION, .header_bytes = sizeof(*h),
                             .file_bytes = size, .generation = generation, .communicator_bytes = sizeof(*c),
                             .decision_bytes = sizeof(*d), .num_communicators = (uint32_t)num_threads,
-                            .num_decisions = (uint32_t)num_threads * num_keys * NUM_OCCURRENCES};
+                            .num_decisions = (uint32_t)num_threads * num_places(),
+                            .num_calls = (uint32_t)num_threads * num_places(), .call_bytes = sizeof(lagom_cycle_call)};
   h->checksum = crc32_of(data, size);
   return size;
 }
 
 static void* swap_tables(void* unused) {
   (void)unused;
-  uint8_t* data = malloc(1 << 22);
+  uint8_t* data = malloc(1 << 23);
   for (uint64_t generation = 2; num_running > 0; generation++) {
     size_t size = make_table(data, generation);
     begun = generation;
@@ -115,35 +125,55 @@ static int read_cell(const float* costs, int channels, uint64_t chunk) {
     if (costs[i] == 0) chosen = chosen < 0 ? i : -2;
   }
   int x = channels - 1;
-  if (chosen < 0 || x < 0 || x >= CYCLE) return -1;
+  if (chosen < 0 || x < 0 || x >= NUM_CELLS) return -1;
   if (chosen / 3 != x % 2 || chosen % 3 != x % 3 || chunk != (uint64_t)GRAINS * (uint64_t)(1 + x)) return -1;
   return x;
 }
 
-static bool is_possible(int x, uint32_t key, uint32_t occurrence, uint64_t first, uint64_t last) {
+// A generation that may be in force, and the place at which its cycle goes on.
+typedef struct {
+  uint64_t generation;
+  uint32_t place;
+} guess;
+
+// The guesses that an answer leaves, after a call of `key`; none: it is out of turn. `first` to `last` may have been in
+// force; those up to `before` were so at the call before.
+static size_t follow(guess* guesses, size_t num, uint32_t key, int x, uint64_t before, uint64_t first, uint64_t last) {
+  guess kept[MAX_GUESSES];
+  size_t num_kept = 0;
   for (uint64_t g = first; g <= last; g++) {
-    if (cell(g, key, occurrence) == (uint32_t)x) return true;
+    for (size_t i = 0; i <= num; i++) {
+      if (i < num ? guesses[i].generation != g : g <= before) continue;
+      const uint32_t from = i < num ? guesses[i].place : 0;
+      const uint32_t place = from + (key + num_keys - from % num_keys) % num_keys;  // the key's next one
+      const uint32_t taken = place % num_places();
+      if (cell(g, key, taken / num_keys) != (uint32_t)x || num_kept == MAX_GUESSES) continue;
+      const guess next = {g, (taken + 1) % num_places()};
+      bool is_new = true;
+      for (size_t k = num_kept; k > 0 && kept[k - 1].generation == g; k--) is_new = is_new && kept[k - 1].place != next.place;
+      if (is_new) kept[num_kept++] = next;
+    }
   }
-  return false;
+  memcpy(guesses, kept, num_kept * sizeof(*kept));
+  return num_kept;
 }
 
 static void* decide(void* argument) {
   fake_comm* comm = argument;
-  uint32_t counts[MAX_KEYS] = {0};
+  guess guesses[MAX_GUESSES];
+  size_t num_guesses = 0;
   uint64_t random = 0x1234567 + (uint64_t)(uintptr_t)comm;
+  uint64_t before = 0;
+  uint32_t next = 0;
   for (uint64_t n = 0; n < decisions_each; n++) {
-    if (n % (num_keys * NUM_OCCURRENCES) == 0) {
-      if (pthread_barrier_wait(&end_of_step) == PTHREAD_BARRIER_SERIAL_THREAD) mark_step();
-      pthread_barrier_wait(&end_of_step);
-      memset(counts, 0, sizeof(counts));
-    }
     uint64_t r = next_random(&random);
-    uint32_t key = r % num_keys;
+    uint32_t key = (r >> 40) % 4 ? next % num_keys : r % num_keys;
+    if ((r >> 32) % 64 == 0) mark_step();
     bool is_foreign = (r >> 20) % 16 == 0, is_query = (r >> 24) % 16 == 0;
     float costs[21];
     for (int i = 0; i < 21; i++) costs[i] = i < 6 && !is_query ? 50.0F + (float)i : -1.0F;
     int channels = 0;
-    uint64_t bytes = 4096 * (uint64_t)(key + 1) + (is_foreign ? 1 : 0), chunk = 2 << 20;
+    uint64_t bytes = bytes_of(key) + (is_foreign ? 1 : 0), chunk = 2 << 20;
     uint64_t first = done;
     fake_raw_coll_info(comm, NCCL_ALL_REDUCE, bytes, is_query ? 0 : 1, costs, 7, 3, 0, &channels);
     uint64_t last = begun;
@@ -163,12 +193,11 @@ static void* decide(void* argument) {
       chunk = 2 << 20;
       fake_raw_chunk_size(comm, NCCL_ALL_REDUCE, bytes / 4, algorithm, protocol, 1, &chunk);
     }
-    uint32_t occurrence = counts[key]++;
-    int x = read_cell(costs, channels, chunk);
-    if (occurrence >= NUM_OCCURRENCES) {
-      if (channels) num_foreign++;
-    } else if (channels == 0) num_missing++;
-    else if (x < 0 || !is_possible(x, key, occurrence, first, last)) num_torn++;
+    next = key + 1;
+    const int x = channels ? read_cell(costs, channels, chunk) : -1;
+    if (channels == 0) num_missing++;
+    else if (x < 0 || (num_guesses = follow(guesses, num_guesses, key, x, before, first, last)) == 0) num_torn++;
+    before = first;
   }
   num_running--;
   return NULL;
@@ -191,8 +220,7 @@ int main(int argc, char** argv) {
   }
   *(void**)&install = dlsym(library, "lagom_install");
   *(void**)&mark_step = dlsym(library, "lagom_step");
-  pthread_barrier_init(&end_of_step, NULL, (unsigned)num_threads);
-  uint8_t* data = malloc(1 << 22);
+  uint8_t* data = malloc(1 << 23);
   begun = done = 1;
   if (!install || !mark_step || install(data, make_table(data, 1), 1)) return 2;
   free(data);

@@ -11,6 +11,7 @@ from lagom_overlap.nccl_plugin.library import TunerPlugin
 
 sys.path.insert(0, str(Path(__file__).parent))  # the helpers next to the tests
 
+import own_rings
 from c_build import build_libraries
 from tuner_rows import Rows, encode_rows
 
@@ -36,6 +37,7 @@ def plugin_path(plugin_library: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     path = tmp_path / "liblagom_tuner.so"
     shutil.copy(plugin_library, path)
     monkeypatch.setenv("NCCL_TUNER_PLUGIN", str(path))
+    own_rings.LIBRARY[:] = [path]
     return path
 
 

@@ -80,15 +80,19 @@ def test_only_tuners_profilers_and_our_own_calls_are_exported(plugin_library):
         "install",
         "prepare",
         "commit",
+        "take_back",
         "error_text",
         "generation",
         "enable",
         "bind",
         "restart",
         "counts",
+        "calls",
         "num_large",
         "capture",
         "profile_enable",
+        "record_flush",
+        "profile_flush",
     )
     own = {f"lagom_{n}" for n in calls} | {f"ncclProfiler_v{v}" for v in range(4, 8)}
     assert names == {f"ncclTunerPlugin_v{v}" for v in range(2, 8)} | own

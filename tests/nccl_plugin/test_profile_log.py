@@ -5,11 +5,12 @@ import threading
 
 import numpy as np
 import pytest
+from own_rings import flushed, profile_ring, read_profile
 from played_profiler import CHANNEL, COLLECTIVE, COLLECTIVE_CALL, PlayedComm
 
+from lagom_overlap import nccl_plugin
 from lagom_overlap.collective import Algorithm, CollectiveKind, Protocol
 from lagom_overlap.errors import TableError
-from lagom_overlap.nccl_plugin import ProfileRing, read_profile
 from lagom_overlap.nccl_plugin import table_layout as layout
 from lagom_overlap.nccl_plugin.profile_log import ProfileFlag
 from lagom_overlap.nccl_plugin.ring_file import RingFile
@@ -160,7 +161,7 @@ def test_a_collective_without_all_its_ends_is_written_when_its_communicator_goes
     comm.end_channel(late, 99)  # NCCL's threads may outlive the communicator
     other.run(untouched, {0: (1, 2)})
     assert [c.comm_id for c in read_profile(profile).collectives] == [1, 2]
-    assert ProfileRing(profile).num_late == 1
+    assert profile_ring(profile).num_late == 1
 
 
 def test_what_a_shared_proxy_thread_calls_after_the_end_of_a_communicator_is_harmless(make_comm, profile):
@@ -193,7 +194,7 @@ def test_a_full_pool_gives_up_the_oldest_and_ignores_what_comes_for_it_later(mak
     assert (found.kind, found.call, found.is_complete, found.start_ns, found.end_ns) == (AR, 0, False, 3, None)
     comm.end_channel(started, 9)
     assert comm.start_channel(first, 1, 4) is None
-    ring = ProfileRing(profile)
+    ring = profile_ring(profile)
     assert (ring.num_late, ring.num_dropped) == (2, 0)
     comm.finalize()
     assert len(ring.take().collectives) == 1 + POOL
@@ -238,7 +239,7 @@ def test_the_ring_is_private_and_each_process_may_have_its_own(make_comm, tmp_pa
     make_comm()
     path = tmp_path / f"p-3-{os.getpid()}"
     assert path.stat().st_mode & 0o777 == 0o600
-    assert len(ProfileRing(path).take().communicators) == 1
+    assert len(profile_ring(path).take().communicators) == 1
 
 
 def test_a_ring_that_cannot_be_made_profiles_nothing(make_comm, tmp_path, profile, monkeypatch):
@@ -248,11 +249,11 @@ def test_a_ring_that_cannot_be_made_profiles_nothing(make_comm, tmp_path, profil
 
 def test_a_ring_is_read_piece_by_piece_and_an_entry_under_way_is_left_for_later(make_comm, profile):
     comm = make_comm()
-    ring = ProfileRing(profile)
+    ring = profile_ring(profile)
     assert len(ring.take().communicators) == 1
     for _ in range(3):
         comm.run(comm.launch("AllReduce", 4, "ncclInt8", 1), {0: (1, 2)})
-    file = np.memmap(profile, layout.PROFILE_ENTRY, "r+", layout.RING_HEADER.itemsize)
+    file = np.memmap(flushed(profile), layout.PROFILE_ENTRY, "r+", layout.RING_HEADER.itemsize)
     file[2]["sequence"] = 0  # the second collective is being written
     assert [c.call for c in ring.take().collectives] == [0]
     assert ring.take().collectives == ()
@@ -263,7 +264,7 @@ def test_a_ring_is_read_piece_by_piece_and_an_entry_under_way_is_left_for_later(
 
 def test_an_entry_that_is_completed_between_two_looks_is_taken_later(make_comm, profile, monkeypatch):
     comm = make_comm()
-    ring = ProfileRing(profile)
+    ring = profile_ring(profile)
     for _ in range(3):
         comm.run(comm.launch("AllReduce", 4, "ncclInt8", 1), {0: (1, 2)})
     read, looks = RingFile._entries, []
@@ -285,7 +286,7 @@ def test_an_entry_that_is_completed_between_two_looks_is_taken_later(make_comm, 
 def test_a_ring_that_was_overrun_says_how_many_entries_are_lost(make_comm, profile, monkeypatch):
     monkeypatch.setenv("LAGOM_PROFILE_ENTRIES", "16")
     comm = make_comm()
-    ring = ProfileRing(profile)
+    ring = profile_ring(profile)
     for _ in range(40):
         comm.run(comm.launch("AllReduce", 4, "ncclInt8", 1), {0: (1, 2)})
     log = ring.take()
@@ -298,9 +299,9 @@ def test_a_ring_that_is_truncated_while_it_is_read_is_an_error_and_not_the_end_o
     comm = make_comm()
     for _ in range(40):
         comm.run(comm.launch("AllReduce", 4, "ncclInt8", 1), {0: (1, 2)})
-    copy = tmp_path / "copy"  # the plug-in maps its own
-    copy.write_bytes(profile.read_bytes())
-    ring = ProfileRing(copy)
+    copy = tmp_path / "copy"  # the plug-in would mend its own
+    copy.write_bytes(flushed(profile).read_bytes())
+    ring = nccl_plugin.ProfileRing(copy)
     assert ring.process_id == os.getpid()
     for num_bytes in (layout.RING_HEADER.itemsize + 10 * layout.PROFILE_ENTRY.itemsize, 8, 0):
         os.truncate(copy, num_bytes)
@@ -311,11 +312,11 @@ def test_a_ring_that_is_truncated_while_it_is_read_is_an_error_and_not_the_end_o
 def test_a_ring_that_begins_anew_in_the_same_file_is_an_error(make_comm, profile, tmp_path):
     """As a process leaves it that was started in the place of another, with the same file."""
     comm, copy = make_comm(), tmp_path / "copy"
-    few = profile.read_bytes()
+    few = flushed(profile).read_bytes()
     for _ in range(40):
         comm.run(comm.launch("AllReduce", 4, "ncclInt8", 1), {0: (1, 2)})
-    copy.write_bytes(profile.read_bytes())
-    ring = ProfileRing(copy)
+    copy.write_bytes(flushed(profile).read_bytes())
+    ring = nccl_plugin.ProfileRing(copy)
     assert len(ring.take().collectives) == 40
     copy.write_bytes(few)
     with pytest.raises(TableError, match="was begun anew"):
@@ -325,7 +326,7 @@ def test_a_ring_that_begins_anew_in_the_same_file_is_an_error(make_comm, profile
 def test_a_ring_is_read_over_its_edge(make_comm, profile, monkeypatch):
     monkeypatch.setenv("LAGOM_PROFILE_ENTRIES", "16")
     comm = make_comm()
-    ring = ProfileRing(profile)
+    ring = profile_ring(profile)
     ring.take()
     seen = []
     for num in (10, 10, 3):
@@ -340,8 +341,8 @@ def test_what_is_no_ring_or_not_ours_alone_is_refused(make_comm, profile, tmp_pa
     link = tmp_path / "link"
     link.symlink_to(profile)
     os.mkfifo(tmp_path / "fifo")
-    (tmp_path / "short").write_bytes(profile.read_bytes()[:-1])
+    (tmp_path / "short").write_bytes(flushed(profile).read_bytes()[:-1])
     (tmp_path / "zeros").write_bytes(bytes(4096))
     for name in ("link", "fifo", "short", "zeros", "missing"):
         with pytest.raises(TableError):
-            ProfileRing(tmp_path / name)
+            nccl_plugin.ProfileRing(tmp_path / name)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from c_build import CSRC, compile_c
+from own_rings import profile_ring, read_profile
 from played_profiler import (
     IN_PROGRESS,
     PROXY_OP,
@@ -18,7 +19,6 @@ from played_profiler import (
     PlayedComm,
 )
 
-from lagom_overlap.nccl_plugin import ProfileRing, read_profile
 from lagom_overlap.nccl_plugin.profile_log import ProfileFlag
 
 VERSIONS = (4, 5, 6, 7)
@@ -83,7 +83,7 @@ def test_sends_that_outlive_the_kernel_are_waited_for_and_then_it_is_written(mak
     comm.state(step, SEND_GPU_WAIT)
     comm.state(step, SEND_WAIT, 4)
     comm.run(handle, {0: (1, 9)})
-    ring = ProfileRing(profile)
+    ring = profile_ring(profile)
     assert (ring.take().collectives, ring.num_open) == ((), 1)
     comm.stop(step)
     assert ring.take().collectives == ()
@@ -114,7 +114,7 @@ def test_a_communicator_that_goes_leaves_what_was_under_way_as_incomplete(make_c
     assert (found.network.sent_bytes, found.flags) == (5, ProfileFlag.NETWORK_INCOMPLETE)
     assert found.is_complete  # its kernel was
     comm.stop(op)  # harmless
-    assert ProfileRing(profile).num_late == 0
+    assert profile_ring(profile).num_late == 0
 
 
 @every_version

@@ -3,10 +3,11 @@
 import os
 
 import pytest
+from own_rings import flushed, read_record, record_ring
 
+from lagom_overlap import nccl_plugin
 from lagom_overlap.collective import Algorithm, CollectiveKind, CommConfig, Protocol
 from lagom_overlap.errors import TableError
-from lagom_overlap.nccl_plugin import RecordRing, read_record
 from lagom_overlap.nccl_plugin.fake_host import RELEASES, WITH_CHUNKS, HostCall, HostMode
 from lagom_overlap.nccl_plugin.record_log import Flag
 from lagom_overlap.online.events import rank_of
@@ -39,7 +40,7 @@ def test_large_calls_are_counted_apart_those_of_communicators_that_are_gone_too(
 @pytest.mark.parametrize("release", RELEASES)
 def test_a_step_is_recorded_as_it_happened(open_nccl, use_table, plugin, record, release):
     config = CommConfig(algorithm=Algorithm.TREE, protocol=Protocol.LL, num_channels=5, chunk_bytes=4096)
-    use_table({(AR, 64 * MIB, 1): config}, generation=6, calls_per_step={(AR, 64 * MIB): 2})
+    use_table({(AR, 64 * MIB, 1): config}, generation=6, cycle=[(AR, 64 * MIB)] * 2)
     comm = open_nccl(release).comm(8, 1, comm_id=99)
     plugin.step()
     outcomes = [comm.run(AR, 64 * MIB), comm.run(AG, 32 * MIB), comm.run(AR, 64 * MIB)]
@@ -48,7 +49,7 @@ def test_a_step_is_recorded_as_it_happened(open_nccl, use_table, plugin, record,
     counted = [d for d in log.decisions if Flag.NOT_COUNTED not in d.flags]
     assert [(d.kind, d.num_bytes, d.occurrence, d.step) for d in counted] == [
         (AR, 64 * MIB, 0, 1),
-        (AG, 32 * MIB, 0, 1),
+        (AG, 32 * MIB, None, 1),
         (AR, 64 * MIB, 1, 1),
     ]
     assert [d.flags for d in counted] == [Flag(0), Flag(0), Flag.MATCHED | Flag.APPLIED]
@@ -85,7 +86,7 @@ def test_queries_are_recorded_as_not_counted(open_nccl, record):
     first, second, third = read_record(record).decisions
     assert (first.flags, first.num_pipe_ops, first.occurrence) == (Flag.NOT_COUNTED, 0, None)
     assert first.offered_s == {}
-    assert second.occurrence == third.occurrence == 0
+    assert [Flag.NOT_COUNTED in d.flags for d in (second, third)] == [False, False]
 
 
 def test_the_ring_keeps_the_newest_entries_and_says_how_many_are_lost(open_nccl, record):
@@ -136,15 +137,15 @@ def test_a_rank_that_python_noted_for_this_process_goes_before_the_launchers(
 @pytest.mark.parametrize("damage", [b"", b"x" * 64, "short"])
 def test_a_file_that_is_no_record_is_refused(open_nccl, record, damage):
     open_nccl("2.30").comm()
-    record.write_bytes(record.read_bytes()[:-1] if damage == "short" else damage)
+    record.write_bytes(flushed(record).read_bytes()[:-1] if damage == "short" else damage)
     with pytest.raises(TableError):
-        read_record(record)
+        nccl_plugin.read_record(record)
 
 
 def test_a_ring_is_read_piece_by_piece_each_entry_once(open_nccl, use_table, record):
     use_table({(AR, 64 * MIB, 0): CommConfig(num_channels=3)})
     comm = open_nccl("2.28").comm()
-    ring = RecordRing(record)
+    ring = record_ring(record)
     assert [c.num_ranks for c in ring.take().communicators] == [8]
     for _ in range(2):
         sizes = [64 * MIB, 32 * MIB, MIB]
@@ -161,7 +162,7 @@ def test_a_ring_that_was_overrun_says_how_many_entries_are_lost(open_nccl, use_t
     monkeypatch.setenv("LAGOM_RECORD_ENTRIES", "16")
     use_table({(AR, 64 * MIB, 0): CommConfig(num_channels=3)})
     comm = open_nccl("2.28").comm()
-    ring = RecordRing(record)
+    ring = record_ring(record)
     ring.take()
     for size in range(1, 41):
         comm.run(AR, size * MIB)

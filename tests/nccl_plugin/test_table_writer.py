@@ -1,5 +1,8 @@
 """From a `ConfigTable` to the plug-in's bytes and back."""
 
+from collections import Counter
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +17,7 @@ from lagom_overlap.collective import (
     Protocol,
     Transport,
 )
+from lagom_overlap.collective.sites import NO_CYCLES, cycles_of, keys_of
 from lagom_overlap.errors import OutputError, TableError
 from lagom_overlap.nccl_plugin import ProcessCommunicator, decode_table, encode_table, read_table, write_table
 from lagom_overlap.nccl_plugin.table_layout import GRAIN_BYTES, KINDS
@@ -21,14 +25,15 @@ from lagom_overlap.nccl_plugin.table_layout import GRAIN_BYTES, KINDS
 FSDP = CommunicatorId(description="fsdp", ranks=(0, 1, 2, 3))
 TP = CommunicatorId(description="tp", ranks=(0, 1))
 AR = CollectiveKind.ALL_REDUCE
+MIB = 1 << 20
 
 
 def key(num_bytes=1024, occurrence=0, communicator=FSDP, kind=AR):
     return ConfigKey(communicator=communicator, kind=kind, num_bytes=num_bytes, occurrence=occurrence)
 
 
-def decoded(rows, **options):
-    return decode_table(encode_table(ConfigTable(rows), generation=1, **options).data)
+def decoded(rows, cycles=NO_CYCLES, **options):
+    return decode_table(encode_table(ConfigTable(rows, cycles=cycles), generation=1, **options).data)
 
 
 def configs():
@@ -50,7 +55,7 @@ def configs():
     st.dictionaries(
         st.builds(
             key,
-            num_bytes=st.integers(1, 1 << 40),
+            num_bytes=st.integers(MIB, 1 << 40),
             occurrence=st.integers(0, 5),
             communicator=st.sampled_from([FSDP, TP]),
             kind=st.sampled_from(KINDS),
@@ -59,50 +64,81 @@ def configs():
         max_size=30,
     ),
     st.integers(1, 2**64 - 1),
+    st.none() | st.integers(1, 50),
+    st.randoms(use_true_random=False),
 )
-def test_what_is_written_decides_every_call_as_the_table_does(rows, generation):
-    encoded = encode_table(ConfigTable(rows), generation=generation)
+def test_what_is_written_decides_every_call_as_the_table_does(rows, generation, lease_steps, chance):
+    """The steps' calls, those of sites without a row among them, in any order: each has what its row says."""
+    calls = [(k.kind, k.num_bytes) for k in rows for _ in range(chance.randint(0, 3))] + [(AR, 3 * MIB)] * 2
+    chance.shuffle(calls)
+    cycles = {name: keys_of(name, calls) for name in (FSDP, TP)}
+    encoded = encode_table(ConfigTable(rows, cycles=cycles, lease_steps=lease_steps), generation=generation)
     table = decode_table(encoded.data)
-    assert (table.generation, encoded.left_out) == (generation, ())
-    for k, config in rows.items():
-        of_site = {
-            d.occurrence: d.config
-            for d in table.decisions
-            if (d.communicator.description, d.kind) == (k.communicator.description, k.kind)
-            and d.first_bytes <= k.num_bytes <= d.last_bytes
-        }
-        own = {n: found for n, found in of_site.items() if n is not None}
-        assert (own.get(k.occurrence, CommConfig()) if own else of_site.get(None, CommConfig())) == config
+    assert table.generation == generation
+    ranks = {len(name.ranks): name for name in (FSDP, TP)}
+    assert {c.lease_calls for c in table.communicators} == {lease_steps and lease_steps * len(calls)}
+    found, seen = [], Counter()
+    for call in table.calls:
+        mine = {d.occurrence: d.config for d in table.decisions if _is_of(d, call)}
+        site = ranks[call.communicator.num_ranks], call.kind, call.num_bytes
+        config = mine.get(seen[site], mine.get(None, CommConfig()))
+        found.append((site, seen[site], config))
+        seen[site] += 1
+    wanted = [
+        ((k.communicator, k.kind, k.num_bytes), k.occurrence, rows.get(k, CommConfig()))
+        for c in table.communicators
+        for k in cycles[ranks[c.num_ranks]]
+    ]
+    assert found == wanted
+    left_out = {left.key for left in encoded.left_out}
+    assert left_out == {
+        k for k, config in rows.items() if not config.is_untouched and k not in {*cycles[FSDP], *cycles[TP]}
+    }
+
+
+def _is_of(decision, call):
+    return (decision.communicator, decision.kind) == (call.communicator, call.kind) and (
+        decision.first_bytes <= call.num_bytes <= decision.last_bytes
+    )
 
 
 def test_one_row_stands_for_all_calls_only_if_all_are_configured_alike():
     same, other = CommConfig(num_channels=2), CommConfig(num_channels=3)
     alike = decoded({key(occurrence=n): same for n in range(3)}).decisions
     assert [(d.occurrence, d.config) for d in alike] == [(None, same)]
-    differing = decoded({key(occurrence=0): same, key(occurrence=1): other}).decisions
-    assert [(d.occurrence, d.config) for d in differing] == [(0, same), (1, other)]
-    partial = decoded({key(occurrence=0): same}, calls_per_step={(FSDP, AR, 1024): 3}).decisions
+    unlike = {key(MIB, occurrence=0): same, key(MIB, occurrence=1): other}
+    assert [(d.occurrence, d.config) for d in decoded(unlike, cycles=cycles_of(unlike)).decisions] == [
+        (0, same),
+        (1, other),
+    ]
+    partial = decoded({key(MIB): same}, cycles={FSDP: keys_of(FSDP, [(AR, MIB)] * 3)}).decisions
     assert [(d.occurrence, d.config) for d in partial] == [(0, same)]
 
 
-def test_what_more_than_half_of_the_calls_have_is_written_for_jobs_without_step_marks():
-    most, other = CommConfig(num_channels=2), CommConfig(num_channels=3)
-    rows = {key(occurrence=0): most, key(occurrence=1): other, key(occurrence=2): most}
-    assert [(d.occurrence, d.config) for d in decoded(rows).decisions] == [
-        (0, most),
-        (1, other),
-        (2, most),
-        (None, most),
+def test_calls_that_nothing_tells_apart_are_left_out_and_said():
+    """No step is known, or they are too small for one, or the step has no such call."""
+    rows = {key(size, n): CommConfig(num_channels=2 + n) for size in (1024, MIB) for n in range(2)}
+    table = ConfigTable(rows)
+    encoded = encode_table(table, generation=1)
+    assert decode_table(encoded.data).decisions == ()
+    assert [left.key for left in encoded.left_out] == list(rows)
+    known = encode_table(replace(table, cycles={FSDP: keys_of(FSDP, [(AR, MIB), (AR, 2 * MIB)])}), generation=1)
+    assert [left.key for left in known.left_out] == [key(1024, 0), key(1024, 1), key(MIB, 1)]
+    decisions = decode_table(known.data).decisions
+    assert [(d.first_bytes, d.occurrence, d.config.num_channels) for d in decisions] == [
+        (MIB, None, 2),
+        (2 * MIB, None, None),
     ]
-    with_others = decoded({key(occurrence=n): most for n in (0, 2)}, calls_per_step={(FSDP, AR, 1024): 3}).decisions
-    assert [(d.occurrence, d.config) for d in with_others] == [(0, most), (1, CommConfig()), (2, most), (None, most)]
-    unknown = decoded(rows, calls_per_step={(FSDP, AR, 1024): 0}).decisions
-    assert [d.occurrence for d in unknown] == [0, 1, 2]  # nobody knows of how many
 
 
-def test_an_untouched_call_has_no_row_and_is_not_covered_by_the_others():
-    rows = {key(occurrence=0): CommConfig(num_channels=2), key(occurrence=1): CommConfig()}
-    assert [d.occurrence for d in decoded(rows).decisions] == [0]
+def test_a_lease_needs_the_steps_calls():
+    rows = {key(MIB): CommConfig(num_channels=2), key(MIB, communicator=TP): CommConfig(num_channels=2)}
+    table = ConfigTable(rows, cycles={TP: keys_of(TP, [(AR, MIB)])}, lease_steps=7)
+    encoded = encode_table(table, generation=1)
+    assert [left.key for left in encoded.left_out] == [key(MIB)]
+    found = decode_table(encoded.data)
+    assert [(c.description, c.lease_calls) for c in found.communicators] == [("fsdp", None), ("tp", 7)]
+    assert [d.communicator.description for d in found.decisions] == ["tp"]
 
 
 def test_communicators_are_numbered_among_those_the_plug_in_cannot_tell_apart():

@@ -193,16 +193,17 @@ def _site_rows(
     num_occurrences = max(configs) + 1 if num_calls is None else num_calls
     common = {configs.get(n, CommConfig()) for n in range(num_occurrences)}
     if len(common) == 1:
-        [config] = common
-        return {} if config.is_untouched else {layout.ANY_OCCURRENCE: config}
-    kept = {n: config for n, config in configs.items() if not config.is_untouched}
-    for occurrence in list(kept):
-        if not is_followed or occurrence >= num_occurrences:
-            del kept[occurrence]
-            communicator, kind, num_bytes = site
+        rows = {layout.ANY_OCCURRENCE: config for config in common if not config.is_untouched}
+        num_told = num_occurrences
+    else:
+        num_told = num_occurrences if is_followed else 0
+        rows = {n: config for n, config in configs.items() if n < num_told and not config.is_untouched}
+    communicator, kind, num_bytes = site
+    for occurrence, config in configs.items():
+        if occurrence >= num_told and not config.is_untouched:
             key = ConfigKey(communicator=communicator, kind=kind, num_bytes=num_bytes, occurrence=occurrence)
-            left_out.append(LeftOut(key, "no step is known in which it is told from the site's other calls"))
-    return kept
+            left_out.append(LeftOut(key, "no step is known that tells it from the site's other calls"))
+    return rows
 
 
 def _decision_record(
