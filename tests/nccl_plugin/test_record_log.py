@@ -1,8 +1,12 @@
 """What the plug-in records: NCCL's offer and the choice, per decision."""
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+from c_build import build_libraries
 from own_rings import flushed, read_record, record_ring
 
 from lagom_overlap import nccl_plugin
@@ -169,3 +173,75 @@ def test_a_ring_that_was_overrun_says_how_many_entries_are_lost(open_nccl, use_t
     log = ring.take()
     assert [d.num_bytes // MIB for d in log.decisions] == list(range(25, 41))
     assert log.num_lost == 24
+
+
+@pytest.mark.parametrize("harm", ["truncated", "halved", "grown", "overwritten", "deleted", "replaced"])
+def test_no_file_operation_of_an_outsider_ends_the_job(plugin_path, record, tmp_path, tmp_path_factory, harm):
+    """Both rings, between two calls of NCCL's; a ring that is mapped ends the process with SIGBUS in the next one."""
+    child = Path(__file__).with_name("harmed_rings.py")
+    environment = {**os.environ, "LAGOM_PROFILE": str(tmp_path / "profile.bin"), "LAGOM_RECORD_ENTRIES": "1024"}
+    command = [sys.executable, child, plugin_path, build_libraries(tmp_path_factory)[1], harm]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+
+
+def test_what_was_lost_by_a_truncation_is_lost_alone(open_nccl, plugin, record):
+    comm = open_nccl("2.30").comm()
+    ring = record_ring(record)
+    comm.run(AR, MIB)
+    assert len(ring.take().decisions) == 1
+    os.truncate(record, 0)
+    comm.run(AR, 2 * MIB)
+    assert [d.num_bytes for d in ring.take().decisions] == [2 * MIB]
+
+
+def test_a_process_that_ends_leaves_its_record_whole_and_a_forked_child_leaves_it_alone(
+    plugin_path, fake_library, record, tmp_path
+):
+    child = tmp_path / "child.py"
+    child.write_text(ENDING)
+    command = [sys.executable, child, fake_library._name]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    log = nccl_plugin.read_record(record)
+    assert [d.num_bytes for d in log.decisions] == [MIB, 2 * MIB]
+
+
+def test_a_file_that_has_taken_the_rings_number_is_left_alone(open_nccl, plugin, record, tmp_path):
+    """A job that closes every descriptor it does not know, and opens files of its own."""
+    comm = open_nccl("2.30").comm()
+    [descriptor] = [n for n in range(3, 4096) if _names(n, record)]
+    own = tmp_path / "own"
+    own.write_bytes(b"the job's")
+    file = os.open(own, os.O_RDWR)
+    os.dup2(file, descriptor)
+    comm.run(AR, MIB)
+    plugin.step()
+    assert own.read_bytes() == b"the job's"
+    os.close(descriptor)
+    os.close(file)
+
+
+def _names(descriptor, path):
+    try:
+        return Path(f"/proc/self/fd/{descriptor}").readlink() == path
+    except OSError:
+        return False
+
+
+ENDING = """
+import os
+import sys
+from lagom_overlap.collective import CollectiveKind
+from lagom_overlap.nccl_plugin.fake_host import FakeNccl, load_fake_library
+
+comm = FakeNccl(load_fake_library(sys.argv[1]), "2.30").comm()
+comm.run(CollectiveKind.ALL_REDUCE, 1 << 20)
+pid = os.fork()
+if pid == 0:
+    for _ in range(9):
+        comm.run(CollectiveKind.ALL_REDUCE, 1 << 22)
+    sys.exit(0)
+os.waitpid(pid, 0)
+comm.run(CollectiveKind.ALL_REDUCE, 2 << 20)
+"""
