@@ -10,9 +10,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tuner_rows import encode_rows
 
-from lagom_overlap.collective import CollectiveKind, CommConfig
+from lagom_overlap.collective import CollectiveKind, CommConfig, CommunicatorId, ConfigTable
+from lagom_overlap.collective.sites import keys_of
 from lagom_overlap.errors import TableError
-from lagom_overlap.nccl_plugin import decode_table, write_table
+from lagom_overlap.nccl_plugin import decode_table, encode_table, write_table
 from lagom_overlap.nccl_plugin import table_layout as layout
 from lagom_overlap.nccl_plugin.fake_host import HostMode
 from lagom_overlap.nccl_plugin.table_writer import table_checksum
@@ -20,7 +21,7 @@ from lagom_overlap.nccl_plugin.table_writer import table_checksum
 MIB = 1 << 20
 AR = CollectiveKind.ALL_REDUCE
 ROWS = {(AR, 64 * MIB, n): CommConfig(num_channels=n + 1) for n in range(3)}
-HEADER, ROW = layout.HEADER, layout.DECISION
+HEADER, ROW, CALL = layout.HEADER, layout.DECISION, layout.CYCLE_CALL
 
 
 def edit(data, dtype, at, **fields):
@@ -48,6 +49,11 @@ def edit_row(**fields):
     return lambda data: edit(data, ROW, HEADER.itemsize + layout.COMMUNICATOR.itemsize, **fields)
 
 
+def edit_call(**fields):
+    """The last call of the step."""
+    return lambda data: edit(data, CALL, len(data) - CALL.itemsize, **fields)
+
+
 DAMAGES = {
     "empty": lambda data: b"",
     "a header cut short": lambda data: data[:40],
@@ -60,6 +66,15 @@ DAMAGES = {
     "generation 0": edit_header(generation=0),
     "another header size": edit_header(header_bytes=128),
     "another row size": edit_header(decision_bytes=47),
+    "another call size": edit_header(call_bytes=24),
+    "more calls than there are": edit_header(num_calls=4),
+    "far more calls": edit_header(num_calls=0xFFFFFFFF),
+    "a call of no communicator": edit_call(communicator=1),
+    "a call of an unknown kind": edit_call(kind=5),
+    "a call of another kind than any row": edit_call(kind=0),
+    "a call of a size that no row has": edit_call(num_bytes=256 * MIB),
+    "a call that is too small for a step": edit_call(num_bytes=MIB - 1),
+    "a call of too many bytes": edit_call(num_bytes=2**63),
     "more rows than there are": edit_header(num_decisions=4),
     "far more rows": edit_header(num_decisions=0xFFFFFFFF, num_communicators=0xFFFFFFFF),
     "a size that wraps": edit_header(file_bytes=2**64 - 1),
@@ -105,7 +120,11 @@ def test_a_damaged_table_is_refused_with_one_line_and_touches_nothing(open_nccl,
 
 
 @pytest.mark.parametrize(
-    "damage", ["a row cut short", "a flipped bit", "another version", "more rows than there are", "ranges that overlap"]
+    "damage",
+    [
+        *("a row cut short", "a flipped bit", "another version", "more rows than there are", "ranges that overlap"),
+        *(name for name in DAMAGES if "call" in name),
+    ],
 )
 def test_the_python_reader_refuses_it_too(damage):
     with pytest.raises(TableError):
@@ -223,6 +242,30 @@ def test_the_largest_table_is_taken_and_one_row_more_is_not_written(plugin, open
         encode_rows({**rows, (AR, 1, 0): CommConfig(num_channels=1)})
 
 
+def test_cycles_out_of_the_order_of_their_communicators_are_refused(plugin):
+    names = [CommunicatorId(description=f"c{n}", ranks=(n, n + 1)) for n in range(2)]
+    cycles = {name: keys_of(name, [(AR, MIB)]) for name in names}
+    data = encode_table(ConfigTable({}, cycles=cycles), generation=1).data
+    plugin.install(data)
+    turned = edit(edit_call(communicator=0)(data), CALL, len(data) - 2 * CALL.itemsize, communicator=1)
+    for take in (plugin.install, decode_table):
+        with pytest.raises(TableError):
+            take(turned)
+
+
+def test_the_longest_cycle_is_taken_followed_to_its_end_and_one_call_more_is_not_written(plugin, open_nccl):
+    rows = {(AR, MIB, layout.MAX_CALLS - 2): CommConfig(num_channels=7), (AR, MIB, 0): CommConfig(num_channels=5)}
+    step = [(AR, MIB)] * (layout.MAX_CALLS - 1)
+    plugin.install(encode_rows(rows, cycle=[*step, (AR, 2 * MIB)]))
+    comm = open_nccl("2.28").comm()
+    assert comm.run(AR, MIB).tuner_channels == 5
+    for _ in range(layout.MAX_CALLS - 3):
+        comm.ask_raw(AR, MIB, num_pipe_ops=1, costs_us=[5.0] * 21)
+    assert [comm.run(AR, size).tuner_channels for size in (MIB, 2 * MIB, MIB)] == [7, 0, 5]
+    with pytest.raises(TableError, match="65537 calls"):
+        encode_rows(rows, cycle=[*step, *step[:2]])
+
+
 def test_a_communicator_made_between_prepare_and_commit_decides_by_the_new_table(open_nccl, plugin):
     nccl = open_nccl("2.30")
     nccl.comm(2)
@@ -239,11 +282,12 @@ def with_fields(data, changes):
     """Fields of any record set to any bits, under a right checksum."""
     header = np.frombuffer(data, HEADER, 1)[0]
     kinds = [HEADER] + [layout.COMMUNICATOR] * int(header["num_communicators"]) + [ROW] * int(header["num_decisions"])
+    kinds += [CALL] * int(header["num_calls"])
     starts = [sum(kind.itemsize for kind in kinds[:number]) for number in range(len(kinds))]
     for place, field, value in changes:
         number = place % len(kinds)
         name = kinds[number].names[field % len(kinds[number].names)]
-        if name in ("checksum", "num_communicators", "num_decisions"):
+        if name in ("checksum", "num_communicators", "num_decisions", "num_calls"):
             continue
         width = kinds[number][name].itemsize
         bits = np.frombuffer((value % (1 << 8 * width)).to_bytes(width, "little"), kinds[number][name])[0]
@@ -256,6 +300,7 @@ VALUES = st.sampled_from([0, 1, 2, 3, 6, 7, 63, 64, 65, 511, 512, 4096, 65535, 6
 
 @settings(max_examples=300)
 @given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 12), VALUES), max_size=3))
+@example([(5, 0, 1 << 20)])  # a call of a step that no row is for
 @example([(1, 1, 0)])  # a communicator of no rank: found by the fuzzer
 @example([(1, 0, (1 << 512) - 1), (3, 2, 1)])  # a description of 64 bytes
 @example([(2, 4, 65536)])

@@ -23,6 +23,7 @@ def test_python_and_c_agree_on_every_offset_and_size():
         "lagom_table_header": layout.HEADER,
         "lagom_communicator": layout.COMMUNICATOR,
         "lagom_decision": layout.DECISION,
+        "lagom_cycle_call": layout.CYCLE_CALL,
         "lagom_ring_header": layout.RING_HEADER,
         "lagom_record_entry": layout.RECORD_ENTRY,
         "lagom_profile_entry": layout.PROFILE_ENTRY,
@@ -31,6 +32,9 @@ def test_python_and_c_agree_on_every_offset_and_size():
         assert offsets, name
         assert {field: dtype.fields[field][1] for field in offsets} == offsets
         assert int(re.search(rf"sizeof\({name}\) == (\d+)", header)[1]) == dtype.itemsize
+    limits = {"MAX_COMMUNICATORS", "MAX_DECISIONS", "MAX_CALLS", "TABLE_VERSION", "RECORD_VERSION", "PROFILE_VERSION"}
+    for limit in limits:
+        assert int(re.search(rf"LAGOM_{limit} = (\d+)", header)[1]) == getattr(layout, limit)
     magics = dict(re.findall(r"#define LAGOM_(TABLE|RECORD|PROFILE)_MAGIC 0x(\w+)ULL", header))
     assert int(magics["TABLE"], 16) == layout.TABLE_MAGIC
     assert int(magics["RECORD"], 16) == layout.RECORD_MAGIC

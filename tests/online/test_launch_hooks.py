@@ -123,8 +123,8 @@ def test_what_replaces_ranks_and_was_made_before_us_or_is_of_another_release_cou
     assert replaced.by == "nvidia_resiliency_ext.inprocess"
 
 
-def begin_marking(environment):
-    return launch_session.Marking(launch_session.plugin_of(environment), environment)
+def begin_fixed(environment):
+    return launch_session.Fixed(launch_session.plugin_of(environment), environment)
 
 
 @pytest.mark.parametrize("saved_under", ["ours", "another", ""])
@@ -133,7 +133,7 @@ def test_settings_saved_under_another_engine_are_not_applied(nccl, tmp_path, mon
     monkeypatch.setattr(launch_session, "carved_out", lambda environment, rank: None)
     comm = nccl.comm()
     environment = {"NCCL_TUNER_PLUGIN": os.environ["NCCL_TUNER_PLUGIN"], "RANK": "0"}
-    begin_marking(environment | {"LAGOM_RUN_ENGINE": saved_under})
+    begin_fixed(environment | {"LAGOM_RUN_ENGINE": saved_under})
     assert channels(comm) == (7 if saved_under == "ours" else 0)
     assert ("--config is not applied" in capsys.readouterr().err) == (saved_under != "ours")
 
@@ -155,7 +155,7 @@ def test_a_job_of_one_rank_and_each_rank_of_more_takes_the_table_from_memory_or_
     assert channels(comm) == 0
     if lacks:
         path.unlink()
-    begin_marking(environment)
+    begin_fixed(environment)
     assert channels(comm) == (0 if lacks else 7)
     assert ("--config is not applied: rank 0: cannot read the table" in capsys.readouterr().err) == lacks
 
@@ -203,7 +203,7 @@ def test_a_table_that_fits_nothing_the_job_calls_is_said_once(nccl, monkeypatch,
     monkeypatch.setattr(launch_session, "carved_out", lambda environment, rank: None)
     comm = nccl.comm()
     environment = {"NCCL_TUNER_PLUGIN": os.environ["NCCL_TUNER_PLUGIN"], "RANK": "0"}
-    marking = begin_marking(environment)
+    marking = begin_fixed(environment)
     for step in range(5):
         marking.on_step()
         if size and step < 3:

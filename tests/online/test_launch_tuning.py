@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 from lagom_overlap.errors import OutputError  # noqa: E402
 from lagom_overlap.online import launch_session  # noqa: E402
 from lagom_overlap.online.events import JsonLines, PrometheusFile  # noqa: E402
-from lagom_overlap.online.launch_session import Marking, Rank, Tuning  # noqa: E402
+from lagom_overlap.online.launch_session import Fixed, Rank, Tuning  # noqa: E402
 from lagom_overlap.online.launch_steps import is_trained  # noqa: E402
 from lagom_overlap.online.ranks.messages import SwitchState  # noqa: E402
 
@@ -110,6 +110,6 @@ def test_a_rank_that_is_disabled_alone_goes_on_until_all_ranks_are_off(start, mo
     assert tuner.is_closed
 
 
-def test_steps_are_marked_to_the_end_where_the_plug_in_counts_by_them():
-    assert Marking(None, {}).may_end()
-    assert not Marking(object(), {}).may_end()
+def test_a_rank_may_leave_a_table_to_itself_which_goes_by_the_calls_alone():
+    assert Fixed(None, {}).may_end()
+    assert Fixed(object(), {}).may_end()

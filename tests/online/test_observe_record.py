@@ -20,6 +20,7 @@ def lines_of(tmp_path_factory, release, calls, **options):
     for communicator, kind, num_bytes, num_ranks in calls:
         collective = Collective(CollectiveKind(kind), num_bytes, num_ranks)
         rehearsal.run(CommOp(name="call", collective=collective, communicator=communicator))
+    rehearsal.plugin.flush_record()
     lines = record_lines(read_record(rehearsal.record), **options)
     rehearsal.close()
     return lines

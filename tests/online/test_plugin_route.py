@@ -18,6 +18,7 @@ from lagom_overlap.collective import (
     ConfigTable,
     Protocol,
 )
+from lagom_overlap.collective.sites import cycles_of
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.errors import TableError
 from lagom_overlap.hardware import load_preset
@@ -69,6 +70,12 @@ def measured_step(job, route):
     return route.end_step()
 
 
+def table_of(keys, channels, **options):
+    """Channels by the place of the call in the step."""
+    rows = {keys[place]: CommConfig(num_channels=n) for place, n in channels.items()}
+    return ConfigTable(rows, cycles=cycles_of(keys), **options)
+
+
 def test_the_keys_of_a_step_are_what_nccl_asked_for_in_its_order(start):
     job, route = start()
     record = measured_step(job, route)
@@ -116,8 +123,7 @@ def test_a_committed_table_is_decided_by_from_the_next_step_on_and_a_prepared_on
     job, route = start()
     keys = [call.key for call in measured_step(job, route).calls]
     untouched = job.effective
-    table = ConfigTable({key: CommConfig(num_channels=n) for key, n in zip(keys, (3, 5, 2), strict=True)})
-    route.prepare(table, 1)
+    route.prepare(table_of(keys, {0: 3, 1: 5, 2: 2}), 1)
     measured_step(job, route)
     assert job.effective == untouched
     route.commit(1)
@@ -127,19 +133,63 @@ def test_a_committed_table_is_decided_by_from_the_next_step_on_and_a_prepared_on
     assert not job.rehearsal.table.exists()  # a file could be refused when the ranks have agreed (root-squashed NFS)
 
 
-def test_calls_beyond_the_marked_step_are_left_to_nccl_and_never_take_another_calls_setting(start):
+def test_calls_that_are_none_of_a_steps_shift_no_later_step_however_steps_are_marked(start):
+    """An evaluation, a step cut short, a rank that marks more or fewer steps than the others."""
+    job, route = start()
+    keys = [call.key for call in measured_step(job, route).calls]
+    default = job.effective[1].num_channels
+    route.prepare(table_of(keys, {0: 3, 2: 2}), 1)
+    route.commit(1)
+    for extra in ((), (0,), (0, 1), (1, 0), (0, 0, 1)):
+        for place in extra:
+            job.rehearsal.run(job.comms[place])
+        job.step()  # by its reduction, which is alone in the step, the place is found again
+        for _ in range(3):
+            if len(extra) == 2:
+                route.begin_step(is_measured=False)
+            job.step()
+            assert [config.num_channels for config in job.effective] == [3, default, 2]
+
+
+def test_a_trial_ends_by_itself_at_one_call_and_goes_on_to_it_when_the_route_is_closed(start):
     job, route = start()
     keys = [call.key for call in measured_step(job, route).calls]
     untouched = job.effective
-    route.prepare(ConfigTable({keys[0]: CommConfig(num_channels=3), keys[2]: CommConfig(num_channels=2)}), 1)
+    route.prepare(table_of(keys, {0: 3, 1: 5, 2: 2}, lease_steps=3), 1)
     route.commit(1)
-    for _ in range(2):
-        route.begin_step(is_measured=False)
+    ran = []
+    for step in range(5):
+        if step == 1:
+            route.close()
         job.step()
-        assert (job.effective[0].num_channels, job.effective[2].num_channels) == (3, 2)
-        for _ in range(2):  # an evaluation, or a job that opens no steps any more
-            job.step()
-            assert job.effective == untouched
+        ran.append([config.num_channels for config in job.effective])
+    assert ran == [[3, 5, 2]] * 3 + [[config.num_channels for config in untouched]] * 2
+
+
+def test_what_is_set_for_good_ends_with_the_route(start):
+    job, route = start()
+    keys = [call.key for call in measured_step(job, route).calls]
+    untouched = job.effective
+    route.prepare(table_of(keys, {0: 3, 1: 5, 2: 2}), 1)
+    route.commit(1)
+    route.close()
+    job.step()
+    assert job.effective == untouched
+
+
+@pytest.mark.parametrize("release", ["2.21", "2.28", "2.30"])
+def test_calls_are_counted_by_what_all_ranks_call_the_communicator(start, release):
+    job, route = start(release)
+    assert route.counts() == {}
+    for _ in range(2):
+        measured_step(job, route)
+    ((name, count),) = route.counts().items()
+    assert (route.communicators(), count.num_calls) == ((name,), 6)
+    (wire,) = {known.comm_id for known in route._known.values()}
+    assert count.wire == (f"{wire:016x}" if release != "2.21" else "8/1/0")
+    route.begin_step(is_measured=False)
+    job.rehearsal.run(CommOp(name="small", collective=Collective(AR, 256 * KIB, 8), communicator="fsdp"))
+    assert route.counts()[name].num_calls == 6
 
 
 def test_a_commit_without_its_prepare_is_refused(start):
@@ -147,7 +197,7 @@ def test_a_commit_without_its_prepare_is_refused(start):
     keys = [call.key for call in measured_step(job, route).calls]
     with pytest.raises(TableError, match="was not prepared"):
         route.commit(1)
-    route.prepare(ConfigTable({keys[0]: CommConfig(num_channels=3)}), 1)
+    route.prepare(table_of(keys, {0: 3}), 1)
     with pytest.raises(TableError, match="another generation"):
         route.commit(2)
 
@@ -155,16 +205,16 @@ def test_a_commit_without_its_prepare_is_refused(start):
 def test_a_table_that_the_plug_in_refuses_is_found_out_when_it_is_prepared_and_the_old_one_stays(start, monkeypatch):
     job, route = start()
     keys = [call.key for call in measured_step(job, route).calls]
-    route.prepare(ConfigTable({keys[1]: CommConfig(num_channels=3)}), 1)
+    route.prepare(table_of(keys, {1: 3}), 1)
     route.commit(1)
     with monkeypatch.context() as patched:
         patched.setattr(plugin, "encode_table", lambda *_, **__: EncodedTable(b"half a table", ()))
         with pytest.raises(TableError, match="another size"):
-            route.prepare(ConfigTable({keys[1]: CommConfig(num_channels=5)}), 2)
+            route.prepare(table_of(keys, {1: 5}), 2)
     with pytest.raises(TableError, match="was not prepared"):
         route.commit(2)
     assert measured_step(job, route).calls[1].num_channels == 3
-    route.prepare(ConfigTable({keys[1]: CommConfig(num_channels=4)}), 3)
+    route.prepare(table_of(keys, {1: 4}), 3)
     route.commit(3)
     assert measured_step(job, route).calls[1].num_channels == 4
 
@@ -173,7 +223,7 @@ def test_a_commit_that_is_taken_back_leaves_what_was_in_force_before(start, monk
     job, route = start()
     keys = [call.key for call in measured_step(job, route).calls]
     untouched = job.effective
-    tables = [ConfigTable({keys[1]: CommConfig(num_channels=channels)}) for channels in (3, 5, 4)]
+    tables = [table_of(keys, {1: channels}) for channels in (3, 5, 4)]
     route.prepare(tables[0], 1)
     route.take_back(1)  # not committed: nothing to do
     route.commit(1)
@@ -199,7 +249,7 @@ def test_a_prepared_table_that_no_rank_commits_is_dropped_by_the_next(start):
     job, route = start()
     keys = [call.key for call in measured_step(job, route).calls]
     for epoch, channels in ((1, 2), (2, 3)):
-        route.prepare(ConfigTable({keys[1]: CommConfig(num_channels=channels)}), epoch)
+        route.prepare(table_of(keys, {1: channels}), epoch)
     with pytest.raises(TableError, match="another generation"):
         route.commit(1)
     route.commit(2)
@@ -213,8 +263,9 @@ def test_no_more_channels_are_tried_than_the_call_had_by_nccls_own_choice(start)
     for call in record.calls:
         assert {max(s.num_channels) for s in route.space(call.key).subspaces} == {call.num_channels}
     default = record.calls[0].num_channels
-    key = record.calls[0].key
-    route.prepare(ConfigTable({key: CommConfig(num_channels=2)}), 1)
+    keys = [call.key for call in record.calls]
+    key = keys[0]
+    route.prepare(table_of(keys, {0: 2}), 1)
     route.commit(1)
     assert measured_step(job, route).calls[0].num_channels == 2
     assert max(route.space(key).subspaces[0].num_channels) == default  # a trial is no proof
@@ -314,8 +365,8 @@ def test_a_table_of_classes_sets_calls_of_any_size_within_by_their_place_in_the_
     job, route = start(release)
     keys = [call.key for call in measured_step(job, route).calls]
     class_keys = [replace(keys[1], num_bytes=32 * MIB, occurrence=n) for n in (0, 1)]
-    rows = {key: CommConfig(num_channels=n + 1) for n, key in enumerate(class_keys)}
-    route.prepare(ConfigTable(rows, size_octaves=1), 1)
+    class_keys.append(replace(keys[1], num_bytes=64 * MIB, occurrence=0))
+    route.prepare(table_of(class_keys, {0: 1, 1: 2}, size_octaves=1), 1)
     route.commit(1)
     for sizes in ((40, 33), (63, 32), (50, 50)):
         job.comms = tuple(

@@ -12,6 +12,7 @@ from test_plugin_route import AG, RS, start  # noqa: F401 - a fixture
 
 from lagom_overlap.backends.fake_nccl import _environment, communicator_of
 from lagom_overlap.collective import Collective, CommConfig, ConfigTable
+from lagom_overlap.collective.sites import cycles_of
 from lagom_overlap.online.options import OnlineOptions
 from lagom_overlap.online.ranks.exchange import Exchange
 from lagom_overlap.online.ranks.leader import Leader
@@ -134,10 +135,11 @@ def test_a_stage_that_calls_a_site_less_often_takes_the_rows_that_it_has(start):
     job, route = start("2.28", STAGES[1])
     route.begin_step(is_measured=True)
     job.step()
-    key = next(call.key for call in route.end_step().calls if call.key.kind is AG)
+    keys = [call.key for call in route.end_step().calls]
+    key = next(key for key in keys if key.kind is AG)
     later = type(key)(communicator=key.communicator, kind=key.kind, num_bytes=key.num_bytes, occurrence=1)
     for rows in ((key, later), (later, key)):
-        route.prepare(ConfigTable(dict.fromkeys(rows, CommConfig(num_channels=3))), 1)
+        route.prepare(ConfigTable(dict.fromkeys(rows, CommConfig(num_channels=3)), cycles=cycles_of(keys)), 1)
         route.commit(1)
         route.begin_step(is_measured=False)
         job.step()

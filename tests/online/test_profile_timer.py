@@ -11,7 +11,7 @@ from played_profiler import COLLECTIVE_CALL, PlayedComm
 
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.errors import TableError
-from lagom_overlap.nccl_plugin import ProfiledCollective, ProfileRing, TunerPlugin
+from lagom_overlap.nccl_plugin import ProfiledCollective, TunerPlugin
 from lagom_overlap.nccl_plugin import table_layout as layout
 from lagom_overlap.nccl_plugin.profile_log import ProfileFlag
 from lagom_overlap.online.routes.plugin_events import ended, step_length_s, timed_calls
@@ -390,13 +390,13 @@ def test_calls_that_do_not_come_are_waited_for_no_longer_than_the_limit(played):
 
 def test_a_step_of_fewer_calls_than_expected_is_waited_for_no_longer_than_its_own_take(played):
     """An evaluation must not cost the second that NCCL's proxy thread may take for the calls of a whole step."""
-    comm, recorder, path = played(clock=lambda: 0.0)
+    comm, recorder, _ = played(clock=lambda: 0.0)
     recorder.begin()
     ran(comm, 3)
     assert len(recorder.end(lambda calls: len(calls) == 9)) == 3
     recorder.begin()
     handle = comm.launch("AllReduce", 4, "ncclInt8", 1)
-    assert ProfileRing(path).num_open == 1
+    assert recorder._ring.num_open == 1
     seen = []
 
     def ends_while_it_is_waited_for(calls):
@@ -407,7 +407,7 @@ def test_a_step_of_fewer_calls_than_expected_is_waited_for_no_longer_than_its_ow
 
     assert len(recorder.end(ends_while_it_is_waited_for)) == 1
     assert seen == [0, 0, 0]
-    assert ProfileRing(path).num_open == 0
+    assert recorder._ring.num_open == 0
 
 
 def test_a_ring_that_is_not_there_of_another_process_or_no_ring_is_refused(played):
@@ -454,10 +454,10 @@ def test_a_ring_that_was_overrun_in_a_step_is_refused(played, monkeypatch):
 
 def test_a_call_whose_events_came_too_late_in_a_step_is_refused(played):
     """The plug-in has given it up for newer ones: what it took is not known."""
-    comm, recorder, path = played()
+    comm, recorder, _ = played()
     recorder.begin()
     started = comm.start_channel(comm.launch("AllReduce", 4, "ncclInt8", 1), 0, 3)
-    while ProfileRing(path).num_open == comm.num_launched:  # until its place is taken
+    while recorder._ring.num_open == comm.num_launched:  # until its place is taken
         comm.launch("AllGather", 4, "ncclInt8", 1)
     comm.end_channel(started, 9)
     with pytest.raises(TableError, match="has lost calls of the step"):

@@ -1,9 +1,9 @@
 """The rings that the plug-ins write (`csrc/lagom_ring.h`): whole, or piece by piece while a process writes on.
 
 A header, then entries of one size, overwritten from the oldest on. The first word of an entry is its number in the
-order of writing, plus one; 0 while it is being written. Neither end maps the file: one that is truncated under a mapping
-ends the process (SIGBUS). The plug-in keeps a ring in memory and writes it to the file now and then; who reads the ring
-of its own process has that done before each look.
+order of writing, plus one; 0 while it is being written. Neither end maps the file: one that is truncated under a
+mapping ends the process (SIGBUS). The plug-in keeps a ring in memory and writes it to the file now and then; who reads
+the ring of its own process has that done before each look.
 """
 
 import os

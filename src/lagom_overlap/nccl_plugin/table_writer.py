@@ -192,12 +192,10 @@ def _site_rows(
         raise TableError(f"{site}: a row for occurrence {max(configs)}, but {num_calls} calls per step")
     num_occurrences = max(configs) + 1 if num_calls is None else num_calls
     common = {configs.get(n, CommConfig()) for n in range(num_occurrences)}
-    if len(common) == 1:
-        rows = {layout.ANY_OCCURRENCE: config for config in common if not config.is_untouched}
-        num_told = num_occurrences
-    else:
-        num_told = num_occurrences if is_followed else 0
-        rows = {n: config for n, config in configs.items() if n < num_told and not config.is_untouched}
+    num_told = num_occurrences if is_followed or len(common) == 1 else 0
+    rows = {n: config for n, config in configs.items() if n < num_told and not config.is_untouched}
+    if rows and len(common) == 1:
+        rows = {layout.ANY_OCCURRENCE: common.pop()}
     communicator, kind, num_bytes = site
     for occurrence, config in configs.items():
         if occurrence >= num_told and not config.is_untouched:

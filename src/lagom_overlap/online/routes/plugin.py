@@ -1,8 +1,9 @@
 """The route of jobs on NCCL 2.21 and later: decisions by the tuner plug-in, times by profilers (`StepTimer`).
 
 What a step calls is told by the plug-in's own record: what NCCL asked, on which communicator, with which bytes, in
-which order. The plug-in decides by that order alone (`collective.cycle`), alike on all ranks of a communicator. A communicator is named by what NCCL
-tells a tuner: its ranks, its nodes and its place among the equal ones of this process, the same in every run of a job.
+which order. The plug-in decides by that order alone (`collective.cycle`), alike on all ranks of a communicator. One is
+named by what NCCL tells a tuner: its ranks, its nodes and its place among the equal ones of this process, the same in
+every run of a job.
 That is a role, which several communicators have: the tensor-parallel ones of two pipeline stages, say, whose calls may
 differ. From interface version 5 on (NCCL 2.28) NCCL also tells an id of the communicator itself, equal on all of its
 ranks and new in every run: it is no name to save, but it tells which ranks must make the same calls, and must know
@@ -154,7 +155,7 @@ class PluginRoute:
             calls_per_step={(key.communicator, key.kind, key.num_bytes): 0 for key, _ in table},
         )
         for lost in encoded.left_out:
-            _log.warning("%s of %d bytes: %s", lost.key.kind, lost.key.num_bytes, lost.what)
+            _log.info("%s of %d bytes: %s", lost.key.kind, lost.key.num_bytes, lost.what)
         self._plugin.prepare(encoded.data, epoch)
         self._prepared = _Table(table, epoch)
 
