@@ -215,8 +215,8 @@ def main() -> None:
             f"{NUM_ROUNDS} rounds of {CALLS_PER_ROUND - NUM_WARM_UP} calls after {NUM_WARM_UP} untimed ones, all"
             " plug-ins in turns; every call timed singly (time stamp counter, fenced), less the clock's own cost.",
             f"Cold: {COLD_ROUNDS} rounds of {COLD_CALLS} calls, 16 MiB of other data written before each.",
-            f"Target: getCollInfo in the step's order, with a row for each call, at most {TARGET_MEDIAN_NS:.0f} ns median"
-            f" and {TARGET_P99_NS:.0f} ns at the 99th percentile.",
+            f"Target: getCollInfo in the step's order, with a row for each call, at most {TARGET_MEDIAN_NS:.0f} ns"
+            f" median and {TARGET_P99_NS:.0f} ns at the 99th percentile.",
             "",
             "| call | plug-in | median ns | median per round, min - max | p99 ns | p99.9 ns | target |",
             "|---|---|---|---|---|---|---|",

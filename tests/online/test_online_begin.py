@@ -259,9 +259,9 @@ def test_deterministic_holds_for_saved_settings_too(
     path = tmp_path / "lagom.json"
     saved = msgspec.structs.replace(SAVED, world_size=2, engine=ENGINE)
     write_saved(path, msgspec.structs.replace(saved, settings=settings))
-    assert online._started(path, 2, ENGINE, None) == (settings, 0)
-    assert online._started(path, 2, ENGINE, SimulatedRoute(0, 2).is_exact) == ((SETTING,), 0)
-    assert online._started(path, 2, "ProcessGroupNCCL2 of torch 9.9", None) == ((), 0)
+    assert online._started(path, 2, ENGINE, None) == (settings, (), 0)
+    assert online._started(path, 2, ENGINE, SimulatedRoute(0, 2).is_exact) == ((SETTING,), (), 0)
+    assert online._started(path, 2, "ProcessGroupNCCL2 of torch 9.9", None) == ((), (), 0)
     assert "were found under ProcessGroupGloo of torch 9.9, this job runs ProcessGroupNCCL2" in caplog.text
     World(monkeypatch, 0)
     started = OnlineTuner(online.nn.Linear(1, 1), route=SimulatedRoute(0, 2), config=path, deterministic=True)
@@ -269,7 +269,7 @@ def test_deterministic_holds_for_saved_settings_too(
     assert "1 of 2 saved settings are left out, they could reorder a reduction" in caplog.text
     alone = SiteSetting(Site(replace(scatter, num_ranks=1), 0), CommConfig(num_channels=8))
     write_saved(path, msgspec.structs.replace(saved, settings=(alone,)))
-    assert online._started(path, 2, ENGINE, SimulatedRoute(0, 2).is_exact) == ((), 0)
+    assert online._started(path, 2, ENGINE, SimulatedRoute(0, 2).is_exact) == ((), (), 0)
     assert "searching as if there were none" in caplog.text
 
 

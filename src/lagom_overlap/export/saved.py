@@ -1,13 +1,16 @@
 """What a job was tuned to, as a file with which the next run starts.
 
-    {"format": "lagom-online", "version": 2, "world_size": 2, "route": "gloo", "is_adopted": true,
+    {"format": "lagom-online", "version": 3, "world_size": 2, "route": "gloo", "is_adopted": true,
      "settings": [{"site": {"call": {"description": "fsdp", "num_ranks": 2, "creation_order": 0,
                                      "kind": "all_gather", "num_bytes": 8388608}, "occurrence": 1},
                    "config": {"num_channels": 4, "chunk_bytes": 2097152, ...}}],
+     "cycles": [{"description": "fsdp", "num_ranks": 2, "creation_order": 0,
+                 "calls": [["all_gather", 8388608], ["all_gather", 8388608], ["reduce_scatter", 8388608]]}],
      "size_octaves": 0, "engine": "ProcessGroupGloo of torch 2.13", "verdict": "...", "date": "..."}
 
 Where `size_octaves` is not 0, a size stands for its class, so many octaves wide (`collective.size_class`).
-Communicators stand by their role, so the file fits every rank. It is data: nothing in it is run.
+Communicators stand by their role, so the file fits every rank. Its cycles are the calls of a step in their order, by
+which a job that has the settings finds which of its calls is which. It is data: nothing in it is run.
 """
 
 from pathlib import Path
@@ -15,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from lagom_overlap.collective.sites import SiteSetting
+from lagom_overlap.collective.sites import RoleCycle, SiteSetting
 from lagom_overlap.collective.size_class import WIDTHS
 from lagom_overlap.errors import BundleError, LagomError
 from lagom_overlap.nccl_plugin.table_layout import (
@@ -29,7 +32,7 @@ from lagom_overlap.nccl_plugin.table_layout import (
 from lagom_overlap.record import read_regular, write_private
 
 FORMAT: Final = "lagom-online"
-VERSION: Final = 2
+VERSION: Final = 3
 _MAX_BYTES: Final = 64 << 20
 MAX_WORLD: Final = 1 << 20
 """Ranks of a job: five times the largest that anybody has trained on."""
@@ -67,6 +70,7 @@ class SavedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     route: str
     is_adopted: bool
     settings: tuple[SiteSetting, ...]
+    cycles: tuple[RoleCycle, ...] = ()
     size_octaves: int = 0
     engine: str = ""
     verdict: str

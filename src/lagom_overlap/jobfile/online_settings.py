@@ -1,14 +1,16 @@
 """What `OnlineTuner.save` wrote (`export.saved`), as a deployment that the tuner plug-in reads."""
 
+from dataclasses import replace
 from pathlib import Path
 
-from lagom_overlap.collective import ConfigTable, LaunchConfig, one_launch
-from lagom_overlap.collective.sites import key_of
+from lagom_overlap.collective import CommunicatorId, ConfigTable, LaunchConfig, one_launch
+from lagom_overlap.collective.sites import RoleCycle, cycles_for, key_of
 from lagom_overlap.errors import JobError
 from lagom_overlap.export.deployment import Deployment
 from lagom_overlap.export.saved import SavedSettings, read_saved
 from lagom_overlap.nccl_plugin import ProcessCommunicator
 from lagom_overlap.nccl_plugin.channel_limit import most_channels
+from lagom_overlap.nccl_plugin.table_layout import MAX_COMMUNICATORS
 from lagom_overlap.record import starts_with
 
 
@@ -20,11 +22,12 @@ def is_online_settings(path: Path) -> bool:
 def read_online_deployment(path: Path) -> tuple[Deployment, SavedSettings]:
     """What the settings deploy, and the settings, which say under which engine and in which world they were found.
 
-    Occurrences start over at each step, so how often a site is called need not be known.
+    The settings go by the cycles that were saved with them. Sizes are not stretched to their neighbours: the cycles are
+    those of one rank, and others may call more.
 
     Raises:
         BundleError: if the file cannot be read, is damaged or of another version.
-        JobError: if the settings are not NCCL's.
+        JobError: if the settings are not NCCL's, or name more communicators than a table holds.
     """
     saved = read_saved(path)
     if saved.route == "gloo":
@@ -34,13 +37,23 @@ def read_online_deployment(path: Path) -> tuple[Deployment, SavedSettings]:
         )
     settings = saved.settings if saved.is_adopted else ()
     rows = {key_of(setting.site): setting.config for setting in settings if not setting.config.is_untouched}
-    names = dict.fromkeys(key.communicator for key in rows)
+    roles = (*(key.communicator for key in rows), *(_communicator(role) for role in saved.cycles))
+    if any(name.creation_order >= MAX_COMMUNICATORS for name in roles):
+        raise JobError(f"{str(path)!r} names more than the {MAX_COMMUNICATORS} communicators that a table holds")
+    # The plug-in goes by places, so those before a communicator of the file have theirs, too.
+    names = dict.fromkeys(replace(name, creation_order=n) for name in roles for n in range(name.creation_order + 1))
     calls = {(key.communicator, key.kind, key.num_bytes): 0 for key in rows}
     most = most_channels(rows.items())  # online tuning asked for no more than NCCL's own choice ran with
     deployment = Deployment(
-        table=ConfigTable(rows, size_octaves=saved.size_octaves),
+        table=ConfigTable(rows, size_octaves=saved.size_octaves, cycles=cycles_for(saved.cycles, names)),
         communicators=tuple(ProcessCommunicator(name, max_channels=most.get(name)) for name in names),
         calls_per_step=calls,
         launch=one_launch(setting.launch for setting in settings if isinstance(setting.launch, LaunchConfig)),
     )
     return deployment, saved
+
+
+def _communicator(role: RoleCycle) -> CommunicatorId:
+    return CommunicatorId(
+        description=role.description, ranks=tuple(range(role.num_ranks)), creation_order=role.creation_order
+    )

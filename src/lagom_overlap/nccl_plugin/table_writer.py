@@ -72,8 +72,8 @@ def encode_table(
     tell their calls apart, and so does a lease, which is counted in its calls: what lacks one is left out.
 
     With `known_sites`, all that the process calls, tuned or not, a row stands for its neighbours' sizes, too
-    (`size_ranges`). Without, and where it is not known how often a site is called, it stands for its very size: a call
-    that nobody knows of would be counted as another. Where the table's sizes are classes, a row stands for its class.
+    (`size_ranges`). Without, and where `calls_per_step` is 0, it stands for its very size: a call that nobody knows of
+    would be counted as another. Where the table's sizes are classes, a row stands for its class.
 
     Raises:
         TableError: if the table does not fit: too many rows, a knob outside the plug-in's range, a bad description.
@@ -108,7 +108,7 @@ def encode_table(
     ranges = {site: class_range(site[2], table.size_octaves) for site in (*sites, *followed)}
     if known_sites is not None and not table.size_octaves:
         found = site_ranges({site: frozenset(rows.items()) for site, rows in sites.items()}, {*known_sites, *followed})
-        ranges |= {site: found[site] for site in sites if calls[site] != 0}
+        ranges |= {site: found[site] for site in sites if (calls_per_step or {}).get(site) != 0}
     rows = {
         site: _site_rows(site, configs, calls[site], left_out, is_followed=site in followed)
         for site, configs in sites.items()
@@ -248,7 +248,7 @@ def _assemble(
     generation: int,
     communicators: list[_CommunicatorRecord],
     decisions: list[tuple[int, ...]],
-    calls: list[tuple[int, ...]],
+    calls: list[tuple[int, int, int]],
 ) -> bytes:
     if (
         len(communicators) > layout.MAX_COMMUNICATORS

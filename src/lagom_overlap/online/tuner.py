@@ -32,7 +32,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817 - as 
 
 from lagom_overlap import __version__
 from lagom_overlap.collective import ConfigKey, LaunchConfig, LaunchScope, LaunchSpace
-from lagom_overlap.collective.sites import SiteSetting, key_of
+from lagom_overlap.collective.sites import RoleCycle, SiteSetting, key_of, role_cycles
 from lagom_overlap.engines.bounded import BoundedCalls, Overdue
 from lagom_overlap.errors import BackendError, BundleError, LagomError, UnknownNameError
 from lagom_overlap.export.saved import SavedSettings, read_saved, write_saved
@@ -213,6 +213,7 @@ class OnlineTuner:
                 route=self._route.name,
                 is_adopted=bool(found.settings),
                 settings=found.settings,
+                cycles=role_cycles(self._member.cycles) if self._member is not None else (),
                 size_octaves=found.size_octaves,
                 engine=self._engine,
                 verdict=found.verdict,
@@ -260,7 +261,7 @@ class OnlineTuner:
             OWN_PROFILER.watch()
         leader = None
         if exchange.rank == 0:
-            started, octaves = _started(
+            started, cycles, octaves = _started(
                 config, self._world_size, self._engine, route.is_exact if self.options.deterministic else None
             )
             leader = Leader(
@@ -269,6 +270,7 @@ class OnlineTuner:
                 num_ranks=self._world_size,
                 route_name=route.name,
                 started=started,
+                cycles=cycles,
                 size_octaves=octaves,
                 steps_apart=PROFILED_APART if is_profiled else 1,
             )
@@ -454,8 +456,10 @@ def _study_factory(options: OnlineOptions) -> StudyFactory:
 
 def _started(
     config: str | Path | None, world_size: int, engine: str, is_exact: Callable[[ConfigKey], bool] | None
-) -> tuple[tuple[SiteSetting, ...], int]:
-    """The settings in a file, and how wide its classes of sizes are; none, with a warning, if it is not of this job.
+) -> tuple[tuple[SiteSetting, ...], tuple[RoleCycle, ...], int]:
+    """The settings in a file, a step's calls and how wide its classes of sizes are.
+
+    There are none, with a warning, if it is not of this job.
 
     The job is then tuned as if without.
 
@@ -465,7 +469,7 @@ def _started(
         BundleError: if there is no such file: a slip at the start of a job, which a search would only hide.
     """
     if config is None:
-        return (), 0
+        return (), (), 0
     if not Path(config).is_file():
         raise BundleError(f"config {str(config)!r} is no file; give one that OnlineTuner.save wrote, or None to search")
     try:
@@ -474,11 +478,11 @@ def _started(
         kept = tuple(s for s in settings if is_exact is None or is_exact(key_of(s.site)))
     except (BundleError, ValueError) as error:  # a site may be none that there can be
         _log.warning("%s; searching as if there were none", error)
-        return (), 0
+        return (), (), 0
     if len(kept) < len(settings):
         words = "deterministic: %d of %d saved settings are left out, they could reorder a reduction"
         _log.warning(words, len(settings) - len(kept), len(settings))
-    return kept, saved.size_octaves if kept else 0
+    return (kept, saved.cycles, saved.size_octaves) if kept else ((), (), 0)
 
 
 __all__ = ["LagomError", "OnlineOptions", "OnlineTuner"]

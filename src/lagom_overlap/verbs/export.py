@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from lagom_overlap.collective import CommConfig, CommunicatorId, ConfigKey, ConfigTable, LaunchConfig, one_launch
+from lagom_overlap.collective.sites import NO_CYCLES, Cycles, cycles_of
 from lagom_overlap.errors import BundleError, JobError, LagomError
 from lagom_overlap.export.deployment import Deployment, Exported, site_words, within_maps
 from lagom_overlap.export.env_file import env_file
@@ -153,8 +154,7 @@ def read_deployment(run: Path) -> ExportSource:
         BundleError: if a file of it is damaged.
     """
     if run.is_file() and is_online_settings(run):
-        mark = "occurrences start over at each step mark: lagom run --config sets them"
-        return ExportSource(read_online_deployment(run)[0], (mark,))
+        return ExportSource(read_online_deployment(run)[0], ())
     if not run.is_dir():
         lacks = "is neither a run folder nor settings of online tuning" if run.exists() else "does not exist"
         raise JobError(f"{str(run)!r} {lacks}")
@@ -171,7 +171,7 @@ def read_deployment(run: Path) -> ExportSource:
     configs = _configs(run / "configs.toml")
     notes = [] if configs.adopted else ["the verdict did not adopt the configuration: nothing is set"]
     cluster = cluster_of(own.spec)
-    rows, calls, unclear = _rows(own.spec, own.problems, configs)
+    rows, calls, cycles, unclear = _rows(own.spec, own.problems, configs)
     ordered = tuple(dict.fromkeys(_communicator(op) for problem in own.problems for op in problem.group.comms))
     notes += [
         f"{site_words(site)}: its calls differ, and the job does not tell their order; left out" for site in unclear
@@ -182,7 +182,7 @@ def read_deployment(run: Path) -> ExportSource:
             f"the order {', '.join(name.description for name in ordered)}"
         )
     deployment = Deployment(
-        table=ConfigTable(rows),
+        table=ConfigTable(rows, cycles=cycles),
         communicators=tuple(ProcessCommunicator(name, _num_nodes(cluster, name)) for name in ordered),
         calls_per_step=calls,
         launch=one_launch(configs.launches.values()),
@@ -204,8 +204,8 @@ def _site(op: CommOp) -> CallSite:
 
 def _rows(
     spec: JobSpec, problems: tuple[GroupProblem, ...], configs: _Configs
-) -> tuple[dict[ConfigKey, CommConfig], dict[CallSite, int], list[CallSite]]:
-    """The rows that set something, the calls per step, and the sites whose calls cannot be told apart.
+) -> tuple[dict[ConfigKey, CommConfig], dict[CallSite, int], Cycles, list[CallSite]]:
+    """The rows that set something, the calls per step and in their order, and the sites that cannot be told apart.
 
     A job that gives its groups by their shapes does not say how often and in what order a site is called: one row then
     holds for every call, if all of the site's collectives share a configuration.
@@ -221,8 +221,14 @@ def _rows(
     if iteration is None:
         unclear = [site for site, found in every.items() if len(found) > 1]
         sites = {site: {0: found.pop()} for site, found in every.items() if len(found) == 1}
-        return _keyed(sites), dict.fromkeys(sites, 1), unclear
-    return _keyed(sites), dict(Counter(_site(op) for op in iteration.comms)), []
+        return _keyed(sites), dict.fromkeys(sites, 1), NO_CYCLES, unclear
+    calls = Counter[CallSite]()
+    keys = []
+    for communicator, kind, num_bytes in map(_site, iteration.comms):
+        occurrence = calls[communicator, kind, num_bytes]
+        keys.append(ConfigKey(communicator=communicator, kind=kind, num_bytes=num_bytes, occurrence=occurrence))
+        calls[communicator, kind, num_bytes] += 1
+    return _keyed(sites), dict(calls), cycles_of(keys), []
 
 
 def _keyed(sites: Mapping[CallSite, Mapping[int, CommConfig]]) -> dict[ConfigKey, CommConfig]:

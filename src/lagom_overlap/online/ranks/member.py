@@ -24,7 +24,7 @@ from time import monotonic, perf_counter
 
 from msgspec import structs
 
-from lagom_overlap.collective.sites import SiteSetting, cycles_of
+from lagom_overlap.collective.sites import Cycles, SiteSetting, cycles_of
 from lagom_overlap.errors import BackendError
 from lagom_overlap.online.journal import JournalFile, whole_lines
 from lagom_overlap.online.ranks.exchange import Exchange, ReportMissing, StoreLost
@@ -112,6 +112,11 @@ class Member:
     def settings(self) -> tuple[SiteSetting, ...]:
         """The settings in force."""
         return self._in_force.settings
+
+    @property
+    def cycles(self) -> Cycles:
+        """The calls of this rank's step on each communicator, as the settings in force go by them."""
+        return self._in_force.cycles
 
     @property
     def size_octaves(self) -> int:
