@@ -13,6 +13,7 @@ from lagom_overlap.collective import (
     ConfigTable,
     Protocol,
 )
+from lagom_overlap.collective.sites import keys_of
 from lagom_overlap.errors import JobError
 from lagom_overlap.export.deployment import Deployment, within_maps
 from lagom_overlap.export.env_file import env_file
@@ -35,14 +36,14 @@ TP = CommunicatorId(description="tp", ranks=tuple(range(4)))
 RING = {"algorithm": Algorithm.RING, "protocol": Protocol.SIMPLE}
 
 
-def deployment(rows, *, calls=None, num_nodes=1, max_channels=None):
+def deployment(rows, *, calls=None, num_nodes=1, max_channels=None, step=()):
     table = {
         ConfigKey(communicator=name, kind=kind, num_bytes=num_bytes, occurrence=n): CommConfig(**knobs)
         for (name, kind, num_bytes, n), knobs in rows.items()
     }
     names = dict.fromkeys(key.communicator for key in table)
     return Deployment(
-        table=ConfigTable(table),
+        table=ConfigTable(table, cycles={name: keys_of(name, step) for name in names} if step else {}),
         communicators=tuple(ProcessCommunicator(name, num_nodes, max_channels) for name in names),
         calls_per_step=calls or {},
     )
@@ -96,11 +97,17 @@ def test_the_plug_in_table_holds_every_row_and_says_what_a_tuner_cannot_set():
                 (FSDP, A2A, MIB, 0): {"num_channels": 8},
             },
             calls={(FSDP, AG, 8 * MIB): 3},
+            step=[(AG, 8 * MIB), (AR, MIB), (AG, 8 * MIB), (AG, 8 * MIB)],
         )
     )
     read = decode_table(exported.content)
+    assert len(read.calls) == 2 * 4
     assert all(d.first_bytes <= (8 * MIB if d.kind is AG else MIB) <= d.last_bytes for d in read.decisions)
-    rows = {(d.communicator.description, d.kind, d.occurrence): d.config for d in read.decisions}
+    rows = {
+        (d.communicator.description, d.kind, d.occurrence): d.config
+        for d in read.decisions
+        if not d.config.is_untouched
+    }
     assert rows == {
         ("fsdp", AG, 0): CommConfig(**RING, num_channels=4, chunk_bytes=256 * KIB),
         ("fsdp", AG, 1): CommConfig(num_channels=2),

@@ -6,6 +6,7 @@ import subprocess
 import pytest
 
 from lagom_overlap.cli import main
+from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.nccl_plugin import read_table
 
 PHI2 = """
@@ -177,7 +178,15 @@ def test_saved_settings_of_an_online_run_are_exported_like_a_run(tmp_path, capsy
     ]
     saved = {
         "format": "lagom-online",
-        "version": 2,
+        "version": 3,
+        "cycles": [
+            {
+                "description": "nccl on 1 node",
+                "num_ranks": 8,
+                "creation_order": 0,
+                "calls": [["all_gather", 1 << 20], ["reduce_scatter", 1 << 21], ["all_gather", 1 << 20]],
+            }
+        ],
         "size_octaves": 0,
         "world_size": 8,
         "route": "plugin",
@@ -188,7 +197,12 @@ def test_saved_settings_of_an_online_run_are_exported_like_a_run(tmp_path, capsy
     code, result = export(capsys, path, "--format", "plugin", "--format", "env")
     assert (code, result["num_rows"]) == (0, 2)
     table = read_table(tmp_path / "lagom_table.bin")
-    assert [(d.occurrence, d.config.num_channels) for d in table.decisions] == [(0, 4), (1, 4)]
+    assert [(d.num_bytes, d.kind) for d in table.calls] == [
+        (1 << 20, CollectiveKind.ALL_GATHER),
+        (1 << 21, CollectiveKind.REDUCE_SCATTER),
+        (1 << 20, CollectiveKind.ALL_GATHER),
+    ]
+    assert [(d.occurrence, d.config.num_channels) for d in table.decisions] == [(None, 4), (None, None)]
     assert [known.max_channels for known in table.communicators] == [4]
     assert "NCCL_MAX_CTAS=4" in (tmp_path / "nccl.env").read_text()
     path.write_text(json.dumps(saved | {"settings": settings, "version": 9}))

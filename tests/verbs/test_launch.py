@@ -14,7 +14,7 @@ import pytest
 
 from lagom_overlap.cli import main
 from lagom_overlap.collective import CollectiveKind, CommConfig, CommunicatorId, ConfigKey, ConfigTable
-from lagom_overlap.errors import BundleError, LagomError, OutputError
+from lagom_overlap.errors import BundleError, JobError, LagomError, OutputError
 from lagom_overlap.nccl_plugin import encode_table, read_table
 from lagom_overlap.verbs import run as launch
 from lagom_overlap.verbs.run import LaunchRequest, RunMode, command_of, prepare
@@ -78,9 +78,11 @@ def saved_settings(path, route="plugin", **more):
     call = {"description": "fsdp", "num_ranks": 2, "creation_order": 0, "kind": "all_gather", "num_bytes": 1 << 20}
     config = dict.fromkeys(("algorithm", "protocol", "transport", "num_threads", "chunk_bytes"))
     setting = {"site": {"call": call, "occurrence": 1}, "config": config | {"num_channels": 4}}
+    role = {name: call[name] for name in ("description", "num_ranks", "creation_order")}
     saved = {
         "format": "lagom-online",
-        "version": 2,
+        "version": 3,
+        "cycles": [role | {"calls": [["all_gather", 1 << 20]] * 3}],
         "size_octaves": 0,
         "world_size": 2,
         "route": route,
@@ -136,6 +138,19 @@ def test_tasks_share_no_folder_that_is_not_theirs(tmp_path, plugin_library, monk
 def test_tasks_share_the_folder_that_the_first_of_them_makes(tmp_path, plugin_library):
     folders = {prepare(request(tmp_path, RunMode.ONLINE), environment(**TASK)).folder for _ in range(2)}
     assert folders == {tmp_path / "run"}
+
+
+def test_a_communicator_keeps_its_place_though_nothing_is_known_of_those_before_it(tmp_path, plugin_library):
+    path = saved_settings(tmp_path / "lagom.json")
+    text = path.read_text().replace('"creation_order": 0', '"creation_order": 2')
+    path.write_text(text)
+    made = prepare(request(tmp_path, RunMode.FIXED, config=path), environment())
+    table = read_table(Path(made.environment["LAGOM_TABLE"]))
+    assert [known.creation_order for known in table.communicators] == [0, 1, 2]
+    assert {row.communicator.creation_order for row in (*table.decisions, *table.calls)} == {2}
+    path.write_text(text.replace('"creation_order": 2', '"creation_order": 999999999999'))
+    with pytest.raises(JobError, match="more than the 1024 communicators"):
+        prepare(request(tmp_path, RunMode.FIXED, config=path), environment())
 
 
 def test_observing_loads_the_plug_in_with_a_record_and_no_table(tmp_path, plugin_library):
@@ -288,10 +303,12 @@ def test_where_files_are_not_this_users_own_the_plug_ins_are_kept_on_this_machin
     assert words in line
 
 
-def test_settings_that_online_tuning_saved_become_a_table_counted_by_step_marks(tmp_path, plugin_library):
+def test_settings_that_online_tuning_saved_become_a_table_with_the_steps_calls(tmp_path, plugin_library):
     made = prepare(request(tmp_path, RunMode.FIXED, config=saved_settings(tmp_path / "s.json")), environment())
-    (decision,) = read_table(Path(made.environment["LAGOM_TABLE"])).decisions
+    table = read_table(Path(made.environment["LAGOM_TABLE"]))
+    (decision,) = table.decisions
     assert (decision.occurrence, decision.config.num_channels) == (1, 4)
+    assert [(call.communicator.description, call.num_bytes) for call in table.calls] == [("fsdp", 1 << 20)] * 3
     assert made.environment["LAGOM_RUN_ENGINE"] == ""  # the file notes none; ranks refuse it
 
 

@@ -24,10 +24,10 @@ from lagom_overlap.errors import BundleError, LagomError
 from lagom_overlap.nccl_plugin.table_layout import (
     GRAIN_BYTES,
     MAX_BYTES,
+    MAX_CALLS,
     MAX_CHANNELS,
     MAX_CHUNK_BYTES,
     MAX_RANKS,
-    MAX_ROWS,
 )
 from lagom_overlap.record import read_regular, write_private
 
@@ -41,7 +41,7 @@ MAX_LISTED_RANKS: Final = 1 << 24
 _SITE_RANGES: Final = {
     "num_bytes": (1, MAX_BYTES),
     "creation_order": (0, MAX_RANKS),
-    "occurrence": (0, MAX_ROWS),
+    "occurrence": (0, MAX_CALLS),
 }
 _KNOB_RANGES: Final = {
     "num_channels": (1, MAX_CHANNELS),
@@ -131,6 +131,13 @@ def _check_numbers(saved: SavedSettings) -> None:
             if value is not None:
                 _check_range(f"{where}: {name}", value, least, most)
         num_listed += site.call.num_ranks
+    for place, cycle in enumerate(saved.cycles):
+        where = f"cycles[{place}]"
+        _check_range(f"{where}: num_ranks", cycle.num_ranks, 2, max(2, saved.world_size))
+        _check_range(f"{where}: creation_order", cycle.creation_order, 0, MAX_RANKS)
+        for _, num_bytes in cycle.calls:
+            _check_range(f"{where}: num_bytes", num_bytes, 1, MAX_BYTES)
+        num_listed += cycle.num_ranks
     if num_listed > MAX_LISTED_RANKS:
         raise ValueError(f"its communicators have {num_listed} ranks in all, at most {MAX_LISTED_RANKS} are read")
 
