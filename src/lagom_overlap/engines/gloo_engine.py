@@ -95,6 +95,7 @@ class GlooEngine:
     keeps_plans: bool = True
     sums_as_native: bool = False
     _channels: list[GlooGroup] = field(default_factory=list)
+    _num_opened: int = 0
     _table: ConfigTable = field(default_factory=lambda: ConfigTable({}))
     _epoch: int = -1
     _plans: dict[ConfigKey, _Plan] = field(default_factory=dict)
@@ -121,18 +122,28 @@ class GlooEngine:
         Raises:
             RuntimeError: if the ranks do not meet.
         """
-        needed = max((config.num_channels or 1 for _, config in table if not config.is_untouched), default=0)
-        while len(self._channels) < needed:
-            number = len(self._channels)
+        while len(self._channels) < _num_channels(table):
+            # In the store a channel's number is never given again: a closed one's addresses stay there.
+            number, self._num_opened = self._num_opened, self._num_opened + 1
             channel = open_group(
                 PrefixStore(f"channel{number}", self.store),
                 self.rank,
                 self.num_ranks,
-                self.make_device(number),
+                self.make_device(len(self._channels)),
                 meeting_timeout=self.meeting_timeout,
                 call_timeout=self.call_timeout,
             )
             self._channels.append(channel)
+
+    def close_channels(self) -> None:
+        """Closes the channels that the table in force does not need, and with them their threads and connections.
+
+        No call may be in flight. Every rank calls it under the same table, and before it opens others: ranks that have
+        different channels open would wait for each other in vain.
+        """
+        if len(self._channels) > (needed := _num_channels(self._table)):
+            self._plans.clear()  # they hold channels
+            del self._channels[needed:]
 
     def execute(self, key: ConfigKey, buffers: Buffers) -> Handle:
         """See `Engine`."""
@@ -197,6 +208,11 @@ class GlooEngine:
 def _reduce_scatter_as_native(channel: GlooGroup, target: torch.Tensor, parts: list[torch.Tensor]) -> Handle:
     """A slice from one tensor: beyond two ranks gloo's list form sums in another order than its single form."""
     return channel._reduce_scatter_base(target, torch.cat(parts), dist.ReduceScatterOptions())
+
+
+def _num_channels(table: ConfigTable) -> int:
+    """The channels that a table needs."""
+    return max((config.num_channels or 1 for _, config in table if not config.is_untouched), default=0)
 
 
 def slice_bounds(num_elements: int, step: int) -> list[tuple[int, int]]:
