@@ -2,8 +2,8 @@
 //
 // Little endian, fixed size, no pointers. The first word of an entry is its sequence number: 0 while it is being written,
 // 1 + number once it is whole. Appended to private memory, by any number of threads, without lock or system call, and
-// written to the file where nothing waits for it: at a step, before a read, when a communicator ends, at exit. Nothing of
-// the file is mapped: what becomes of it (truncated, deleted, no room left) is never the job's end.
+// written to the file where nothing waits for it: at a step now and then, before a read, when a communicator ends, at exit.
+// Nothing of the file is mapped: what becomes of it (truncated, deleted, no room left) is never the job's end.
 // nccl_plugin/table_layout.py holds the same numbers; a test compares both.
 #ifndef LAGOM_RING_H
 #define LAGOM_RING_H
@@ -153,6 +153,13 @@ static inline void ring_append(lagom_ring* ring, const void* entry, size_t entry
   __atomic_store_n(&to[0], n + 1, __ATOMIC_RELEASE);
 }
 
+// Whether so much is not in the file that it is worth a system call: a sixteenth of the ring.
+static inline bool ring_is_due(const lagom_ring* ring) {
+  if (!ring->header) return false;
+  const uint64_t num_written = __atomic_load_n(&ring->header->num_written, __ATOMIC_RELAXED);
+  return num_written - __atomic_load_n(&ring->num_flushed, __ATOMIC_RELAXED) > ring->mask / 16;
+}
+
 // Copies an entry; false, and sequence 0 in the copy, where it is being written or written anew.
 static inline bool ring_copy(const uint64_t* from, uint64_t* to, size_t num_words, uint64_t sequence) {
   to[0] = __atomic_load_n(&from[0], __ATOMIC_ACQUIRE);
@@ -201,7 +208,7 @@ static inline void ring_flush(lagom_ring* ring) {
     if (pwrite(ring->file, copy, num_bytes, (off_t)(sizeof(header) + at * header.entry_bytes)) != (ssize_t)num_bytes) return;
     n += count;
   }
-  ring->num_flushed = whole;
+  __atomic_store_n(&ring->num_flushed, whole, __ATOMIC_RELAXED);
   (void)!pwrite(ring->file, &header, sizeof(header), 0);
 }
 

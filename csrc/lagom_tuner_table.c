@@ -259,11 +259,11 @@ void load_first_table(nccl_logger log) {
 
 // ------------------------------------------------------------------------- what the training process calls, at a step
 
-// Marks a step boundary for who reads the record, and writes that to its file; nothing is decided by it, because each rank
-// counts its steps by itself. Returns the new step's number.
+// Marks a step boundary for who reads the record, and now and then writes that to its file; nothing is decided by it,
+// because each rank counts its steps by itself. Returns the new step's number.
 EXPORT uint32_t lagom_step(void) {
   const uint32_t step = atomic_fetch_add_explicit(&current_step, 1, memory_order_relaxed) + 1;
-  lagom_record_flush();
+  if (ring_is_due(&record)) lagom_record_flush();
   return step;
 }
 

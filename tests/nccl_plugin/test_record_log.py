@@ -185,6 +185,18 @@ def test_no_file_operation_of_an_outsider_ends_the_job(plugin_path, record, tmp_
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
 
 
+def test_a_step_writes_what_is_new_once_it_is_a_sixteenth_of_the_ring(open_nccl, plugin, record):
+    comm = open_nccl("2.28").comm()
+    plugin.flush_record()
+    seen = []
+    for _ in range(3):
+        for _ in range(2):
+            comm.run(AR, MIB)
+        plugin.step()
+        seen.append(len(nccl_plugin.read_record(record).decisions))
+    assert seen == [0, 4, 4]  # of 64 entries
+
+
 def test_what_was_lost_by_a_truncation_is_lost_alone(open_nccl, plugin, record):
     comm = open_nccl("2.30").comm()
     ring = record_ring(record)
@@ -216,7 +228,7 @@ def test_a_file_that_has_taken_the_rings_number_is_left_alone(open_nccl, plugin,
     file = os.open(own, os.O_RDWR)
     os.dup2(file, descriptor)
     comm.run(AR, MIB)
-    plugin.step()
+    plugin.flush_record()
     assert own.read_bytes() == b"the job's"
     os.close(descriptor)
     os.close(file)

@@ -222,6 +222,7 @@ class PluginRoute:
         self._is_closed = True
         if self._in_force.rows.lease_steps is None:  # a lease ends by itself, at one call on all ranks
             self._plugin.enable(is_enabled=False)
+        self._ring = None  # its descriptor is closed
 
     @property
     def is_closed(self) -> bool:
