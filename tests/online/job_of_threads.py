@@ -197,6 +197,9 @@ class SimulatedRoute:
     def counts(self) -> dict[CommunicatorId, CallCount]:
         return {self.communicator: CallCount("all", self.num_calls)}
 
+    def settle(self) -> None:
+        pass
+
     def begin_step(self, *, is_measured: bool) -> None:
         pass
 

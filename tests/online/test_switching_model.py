@@ -243,6 +243,9 @@ class Player:
         if self.before[0] == epoch:
             self.in_force, self.is_leased = self.before[1]
 
+    def settle(self) -> None:
+        pass
+
     def begin_step(self, *, is_measured: bool) -> None:
         pass
 

@@ -37,9 +37,10 @@ Post = Callable[[], Handle | None]
 
 @dataclass(frozen=True, slots=True)
 class SlicesInFlight:
-    """A handle over every piece of a sliced call."""
+    """A handle over every piece of a sliced call; `channels` are kept for as long as it may be waited for."""
 
     handles: tuple[Handle, ...]
+    channels: tuple[GlooGroup, ...] = ()
 
     def wait(self) -> None:
         """Returns when the last piece is complete."""
@@ -156,7 +157,7 @@ class GlooEngine:
             if self.keeps_plans:
                 self._plans[key] = plan
         handles = (post() for post in plan.posts)
-        return SlicesInFlight(tuple(handle for handle in handles if handle is not None))
+        return SlicesInFlight(tuple(handle for handle in handles if handle is not None), tuple(self._channels))
 
     def _plan(self, key: ConfigKey, config: CommConfig, buffers: Buffers) -> tuple[Post, ...]:
         channels = self._channels[: config.num_channels or 1]

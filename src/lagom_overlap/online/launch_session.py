@@ -32,7 +32,7 @@ from lagom_overlap.online.launch_steps import TrainingSteps, is_trained, is_trai
 from lagom_overlap.online.observe import Sampler, Shares, report_lines
 from lagom_overlap.online.observe_profiler import ProfiledStep
 from lagom_overlap.online.observe_record import record_lines
-from lagom_overlap.online.options import OnlineOptions, is_disabled
+from lagom_overlap.online.options import MODE_VARIABLE, OnlineOptions, is_disabled
 from lagom_overlap.online.ranks.exchange import StoreLost
 from lagom_overlap.online.ranks.messages import SETTLED, SwitchState
 from lagom_overlap.online.routes.carve_out import open_compute_route
@@ -42,7 +42,6 @@ from lagom_overlap.online.run_jobs import FIRST_WORLD_VARIABLE, FOLDER_VARIABLE,
 from lagom_overlap.online.tuner import OnlineTuner, store_of
 from lagom_overlap.stderr import write_lines
 
-MODE_VARIABLE: Final = "LAGOM_RUN_MODE"
 CONFIG_VARIABLE: Final = "LAGOM_RUN_CONFIG"
 ENGINE_VARIABLE: Final = "LAGOM_RUN_ENGINE"
 """The engine under which settings were found, as the launcher read it: what ranks decide by must be the same on all."""

@@ -8,6 +8,8 @@ from typing import Final
 
 from lagom_overlap.tuners.study import MAX_PAIRS, MIN_PAIRS
 
+MODE_VARIABLE: Final = "LAGOM_RUN_MODE"
+"""What `lagom run` does in the ranks that it has started: observe, online, fixed."""
 DISABLE_VARIABLE: Final = "LAGOM_DISABLE"
 LEAST_WINDOW: Final = 4
 """One step to settle, one to measure, one while the reports travel, and the rest is what `median` can use."""

@@ -45,12 +45,12 @@ from lagom_overlap.online.device import DeviceEvent, engine_in_use, job_device, 
 from lagom_overlap.online.graph_captures import GRAPH_CAPTURES
 from lagom_overlap.online.job_profiler import OWN_PROFILER, why_not_now
 from lagom_overlap.online.journal import JournalFile
-from lagom_overlap.online.options import DISABLE_VARIABLE, OnlineOptions, is_disabled
+from lagom_overlap.online.options import DISABLE_VARIABLE, MODE_VARIABLE, OnlineOptions, is_disabled
 from lagom_overlap.online.ranks.exchange import Exchange, Store, StoreLost
 from lagom_overlap.online.ranks.leader import Leader, StudyFactory
 from lagom_overlap.online.ranks.member import Adopted, Member, calls_so_far
 from lagom_overlap.online.ranks.messages import SETTLED, SwitchState
-from lagom_overlap.online.ranks.presence import Presence
+from lagom_overlap.online.ranks.presence import Presence, RollCall
 from lagom_overlap.online.replaced_ranks import REPLACED_RANKS
 from lagom_overlap.online.routes.base import Route
 from lagom_overlap.online.routes.carve_out import open_compute_route
@@ -132,13 +132,14 @@ class OnlineTuner:
         presence = Presence(
             store_of(name, chosen.timeout_s), rank=self._rank, num_ranks=self._world_size, counts=self._calls_so_far
         )
+        who_is_here = _roll_call(self._world_size, chosen.timeout_s)
         exchange = Exchange(
             store,
             rank=self._rank,
             num_ranks=self._world_size,
             timeout_s=chosen.timeout_s,
             reopen=partial(store_of, name, chosen.timeout_s),
-            trouble=presence.trouble,
+            trouble=lambda: presence.trouble() or who_is_here(),
         )
         if why := self._why_off(exchange, enabled=enabled):
             self._refuse(exchange, why)
@@ -380,6 +381,12 @@ def _leave(reference: "weakref.ref[OnlineTuner]") -> None:
     tuner = reference()
     if tuner is not None:
         tuner.close()
+
+
+def _roll_call(num_ranks: int, timeout_s: float) -> Callable[[], str]:
+    """Who takes no part, for a rank that waits; empty outside of `lagom run`, whose ranks alone say that they are here."""
+    mode = os.environ.get(MODE_VARIABLE)
+    return str if mode is None else RollCall(partial(store_of, "here", timeout_s), num_ranks, mode, __version__).trouble
 
 
 def store_of(name: str, timeout_s: float) -> Store:

@@ -84,6 +84,8 @@ class InForce:
         if refused:
             _log.info("no rank switches: %s", refused)
             return self._last_word(plan.window, refused)
+        if plan.state in SETTLED and not self.is_settled:
+            self._route.settle()
         self.is_settled = plan.state in SETTLED
         return plan
 

@@ -44,6 +44,9 @@ MOST_CALLS: Final = 1024
 MOST_BOUNDARIES: Final = 4
 """Kept at a time: ranks are at most one window apart."""
 MOST_COMMUNICATORS: Final = 1 << 16
+ROLL_CALL_S: Final = 2.0
+"""How long a rank waits for others before it asks who is here, and asks again: ranks say so as soon as their process
+group is there, which comes about on all of them within moments."""
 AT_ONCE: Final = 1024
 """Ranks whose words are read at once: some 20 KB."""
 MOST_NAMED: Final = 4
@@ -368,6 +371,39 @@ def absent(store: Store, num_ranks: int, mode: str, release: str) -> str:
         if len(named) > MOST_NAMED:
             return ", ".join(named[:MOST_NAMED]) + ", and more"
     return ", ".join(named)
+
+
+class RollCall:
+    """Asks whether all ranks take part (`absent`) while this one waits for them, until all do.
+
+    `open_store` makes a connection of its own to where the ranks say so.
+    """
+
+    def __init__(self, open_store: Callable[[], Store], num_ranks: int, mode: str, release: str) -> None:
+        self._open_store = open_store
+        self._what = num_ranks, mode, release
+        self._store: Store | None = None
+        self._next_s: float | None = None
+        self._is_complete = False
+
+    def trouble(self) -> str:
+        """Who takes no part; empty as long as it is too early to say so, and once all do."""
+        if self._is_complete:
+            return ""
+        now = monotonic()
+        if self._next_s is None:
+            self._next_s = now + ROLL_CALL_S
+        if now < self._next_s:
+            return ""
+        self._next_s = now + ROLL_CALL_S
+        try:
+            self._store = self._store or self._open_store()
+            missing = absent(self._store, *self._what)
+        except Exception as error:  # whoever waits finds out about the store by itself
+            _log.debug("no roll call: %s", error)
+            return ""
+        self._is_complete = not missing
+        return missing
 
 
 def _odd(store: Store, ranks: range, mode: str, release: str) -> Iterator[str]:

@@ -205,6 +205,9 @@ class Route(Protocol):
         Nothing to do where it did not begin; it may have failed half-way.
         """
 
+    def settle(self) -> None:
+        """What is in force is no trial's any more: what a search has opened beside it may be closed."""
+
     def begin_step(self, *, is_measured: bool) -> None:
         """The job's next step begins, by this rank's own count. Cheap where nothing is measured."""
 

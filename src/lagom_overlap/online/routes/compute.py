@@ -137,6 +137,10 @@ class BothSidesRoute:
         except Exception as error:  # a carve-out concerns this rank alone: it must not end a job of many
             _log.warning("the computation's side stays as it was: %s", error)
 
+    def settle(self) -> None:
+        """The collectives' route's."""
+        self._route.settle()
+
     def begin_step(self, *, is_measured: bool) -> None:
         """The collectives' route's."""
         self._route.begin_step(is_measured=is_measured)

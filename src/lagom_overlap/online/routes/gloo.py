@@ -52,6 +52,8 @@ from lagom_overlap.online.routes.gloo_clock import CallClock, ClockMark
 from lagom_overlap.online.routes.gloo_work import RunWork
 
 NOTHING: Final = ConfigTable({})
+STEPS_UNTIL_CLOSED: Final = 2
+"""The step that begins when a search ends, and a whole one."""
 
 
 @dataclass(slots=True)
@@ -86,6 +88,8 @@ class GlooRoute:
         self._before: tuple[int, ConfigTable, Mapping[str, TableInForce]] | None = None
         """The last epoch that was committed, and what was in force before, by group how far it had come."""
         self._engine_epoch = 0
+        self._steps_settled: int | None = None
+        """Steps since `settle`; None while a search is on."""
         self._is_measuring = False
         self._is_closed = False
         self._began = self._ended = 0.0
@@ -143,6 +147,9 @@ class GlooRoute:
         for _, config in table:
             check_config(config)
         self.communicators()
+        if self._steps_settled is not None:  # as the others, whose steps may have been enough for it already
+            self._close_channels()
+        self._steps_settled = None
         for group in self._groups.values():
             group.engine.open_channels(self._rows(table, group))
         self._prepared = (epoch, table)
@@ -170,8 +177,20 @@ class GlooRoute:
         for group in self._groups.values():
             group.engine.apply(self._rows(self._table, group), self._engine_epoch)
 
+    def settle(self) -> None:
+        """See `Route`: channels are closed once a whole step has passed, so that no call of the search is under way."""
+        self._steps_settled = 0
+
+    def _close_channels(self) -> None:
+        for group in self._groups.values():
+            group.engine.close_channels()
+
     def begin_step(self, *, is_measured: bool) -> None:
         """See `Route`."""
+        if self._steps_settled is not None and self._steps_settled < STEPS_UNTIL_CLOSED:
+            self._steps_settled += 1
+            if self._steps_settled == STEPS_UNTIL_CLOSED:
+                self._close_channels()
         for group in self._groups.values():
             group.counts.clear()
         self._marks = []
@@ -215,6 +234,8 @@ class GlooRoute:
         if self.is_off:
             while self._on_close:
                 self._on_close.pop()()
+            self._apply()
+            self._close_channels()
 
     def call(
         self,
@@ -240,13 +261,14 @@ class GlooRoute:
         mark = ClockMark() if is_watched else None
         issued_s = perf_counter()
         if row is None:
-            work = cast("dist.Work", native())
-            if mark is None:
-                return work
-            handle: Handle = work
+            handle: Handle = cast("dist.Work", native())
             finish = None
         else:
             handle, finish = _run(known.engine, row[0], (target, source), is_mean=is_mean)
+        if self._is_closed:
+            self._end_if_over()
+        if row is None and mark is None:
+            return cast("dist.Work", handle)
         if mark is not None:
             known.clock = known.clock or CallClock()
             handle = known.clock.watch(handle, mark, issued_s)
@@ -259,6 +281,8 @@ class GlooRoute:
         """Counts a call that the caller makes natively, because nothing is set or measured now."""
         if (known := self._eligible(kind, target, source, group)) is not None:
             self._next_row(known, kind, _num_bytes(kind, target, source))
+            if self._is_closed:
+                self._end_if_over()
 
     def _eligible(
         self, kind: CollectiveKind, target: torch.Tensor, source: torch.Tensor, group: dist.ProcessGroup | None
@@ -275,10 +299,7 @@ class GlooRoute:
         known.num_calls += 1
         if len(self._table) == 0:
             return None
-        row = known.in_force.next_row(kind, num_bytes)
-        if self._is_closed:
-            self._end_if_over()
-        return row
+        return known.in_force.next_row(kind, num_bytes)
 
     def takes(
         self, kind: CollectiveKind, target: torch.Tensor, source: torch.Tensor, group: dist.ProcessGroup | None

@@ -173,6 +173,9 @@ class PluginRoute:
             self._plugin.take_back(epoch)
             self._connections.taken_back()
 
+    def settle(self) -> None:
+        """See `Route`: a prepared table keeps nothing open."""
+
     def begin_step(self, *, is_measured: bool) -> None:
         """See `Route`."""
         self._plugin.step()

@@ -173,6 +173,9 @@ class SiblingRoute:
             for name, base in self._bases.items():
                 base.in_force = in_force.get(name) or TableInForce(NOTHING, base.id)
 
+    def settle(self) -> None:
+        """See `Route`: siblings stay until the job destroys its process groups."""
+
     def begin_step(self, *, is_measured: bool) -> None:
         """See `Route`."""
         for base in self._bases.values():
