@@ -1,4 +1,4 @@
-"""One rank of a job of `test_presence` under the hooks of `lagom run`, or without; it prints who is absent.
+"""One rank of a job of `test_rank_presence` under the hooks of `lagom run`, or without; it prints who is absent.
 
 Its arguments: what is to be absent of (a mode), and by rank what it does itself (`armed`, `bare`, `off`).
 """

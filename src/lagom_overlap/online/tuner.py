@@ -384,7 +384,7 @@ def _leave(reference: "weakref.ref[OnlineTuner]") -> None:
 
 
 def _roll_call(num_ranks: int, timeout_s: float) -> Callable[[], str]:
-    """Who takes no part, for a rank that waits; empty outside of `lagom run`, whose ranks alone say that they are here."""
+    """Who takes no part, for a rank that waits; empty outside of `lagom run`, whose ranks alone say they are here."""
     mode = os.environ.get(MODE_VARIABLE)
     return str if mode is None else RollCall(partial(store_of, "here", timeout_s), num_ranks, mode, __version__).trouble
 
