@@ -13,12 +13,12 @@
 #endif
 
 static gpu_preset preset = {
-    // NVIDIA H100 SXM5 80 GB: datasheet and whitepaper, 2022
+    // NVIDIA H100 SXM5 80 GB: datasheet and whitepaper, 2022; memory as torch's total_memory shows it
     .name = "NVIDIA H100 80GB HBM3",
     .num_sms = 132,
     .num_devices = 8,
     .capability_major = 9,
-    .memory_bytes = 80ull * 1000 * 1000 * 1000,
+    .memory_bytes = 85017493504,
     .l2_bytes = 50ull << 20,
     .clock_hz = 1980000000,
     .link = PRESET_NVSWITCH,

@@ -97,7 +97,7 @@ def test_a_run_folder_holds_record_report_and_timeline(tmp_path: Path) -> None:
         ({"tensor": 3}, {}, "parallel.tensor is 3, must divide the model's heads (32)"),
         ({"pipeline": 5}, {}, "must divide the model's layers (32)"),
         ({"tensor": 8}, {"cluster": {"preset": "a100_dgx", "nodes": 2}}, "8 x 1 x 1 = 8 GPUs, but cluster"),
-        ({"tensor": 1}, {"model": {"name": "gpt-22b", "seq_len": 2048}}, "A100-SXM4-80GB has 80.0 GB (parameters 44."),
+        ({"tensor": 1}, {"model": {"name": "gpt-22b", "seq_len": 2048}}, "A100-SXM4-80GB has 85.0 GB (parameters 44."),
         ({"tensor": 8}, {"model": {"name": "gpt-22", "seq_len": 2048}}, "did you mean 'gpt-22b'"),
         ({"data": 8, "global_batch": 12}, {}, "parallel.global_batch is 12, must be a multiple of"),
         ({"data": 8, "framework": "megatrn"}, {}, "unknown framework 'megatrn'"),
