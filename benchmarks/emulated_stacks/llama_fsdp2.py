@@ -3,10 +3,14 @@
 Embedding, layers and head are each a unit; bf16 parameters are gathered, gradients reduced and the loss taken in fp32;
 AdamW is PyTorch's default. Rotary positions are one multiplication, as a fused kernel takes; EAGER_ROTARY=1 has them in
 PyTorch's own operators, and EAGER_NORM=1 norms as torchtitan wrote them in December 2024. RECOMPUTE=1 keeps attention
-and every second product, as torchtitan's selective mode by operators does. JOINT=1 has one product for query, key and
-value and one for gate and up, as the model of `simulate` and Megatron-LM. BATCH is 1. REPLICAS=2 shards over half of
-the ranks and adds the halves' gradients (HSDP); TENSOR=2 has tensor parallelism over neighbours, with sequence
-parallelism and a loss that is never gathered, as torchtitan does.
+and every second product, as torchtitan's selective mode by operators does, RECOMPUTE=full nothing of a layer but its
+input. JOINT=1 has one product for query, key and value and one for gate and up, as the model of `simulate` and
+Megatron-LM. BATCH is 1, micro-batches are MICRO_BATCHES. REPLICAS=2 shards over half of the ranks and adds the halves'
+gradients (HSDP); TENSOR=2 has tensor parallelism over neighbours, with sequence parallelism and a loss that is never
+gathered, as torchtitan does. RESHARD=0 keeps parameters whole between forward and backward. DDP=1 is
+DistributedDataParallel under autocast in FSDP2's place. SHAPE has another model's sizes, SEQUENCE another length, and
+FUSED=1 AdamW in one kernel. At the end each rank's peak of allocated and reserved memory stands in PEAKS.RANK, if
+PEAKS is given.
 
     torchrun --nproc-per-node 8 llama_fsdp2.py LAYERS STEPS
 """
@@ -32,11 +36,16 @@ from torch.distributed.tensor.parallel import (
 from torch.nn import functional
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-BATCH, RECOMPUTES = int(os.environ.get("BATCH", "1")), bool(os.environ.get("RECOMPUTE"))
+BATCH, RECOMPUTE = int(os.environ.get("BATCH", "1")), os.environ.get("RECOMPUTE", "")
+MICRO_BATCHES = int(os.environ.get("MICRO_BATCHES", "1"))
+IS_DDP, RESHARDS = bool(os.environ.get("DDP")), os.environ.get("RESHARD", "1") == "1"
 IS_JOINT = bool(os.environ.get("JOINT"))
 REPLICAS, TENSOR = (int(os.environ.get(name, "1")) for name in ("REPLICAS", "TENSOR"))
 LAYERS, STEPS = map(int, sys.argv[1:])
-HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY, SEQUENCE = 4096, 14336, 32, 8, 128, 128256, 8192
+HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = map(
+    int, os.environ.get("SHAPE", "4096,14336,32,8,128,128256").split(",")
+)
+SEQUENCE = int(os.environ.get("SEQUENCE", "8192"))
 
 
 class EagerNorm(nn.Module):
@@ -129,8 +138,9 @@ class Llama(nn.Module):
         """Tokens to logits."""
         x = self.embedding(tokens)
         for layer in self.layers:
-            if RECOMPUTES:
-                x = checkpoint(layer, x, cosine, sine, use_reentrant=False, context_fn=kept)
+            if RECOMPUTE:
+                policy = {} if RECOMPUTE == "full" else {"context_fn": kept}
+                x = checkpoint(layer, x, cosine, sine, use_reentrant=False, **policy)
             else:
                 x = layer(x, cosine, sine)
         return self.head(self.norm(x))
@@ -166,21 +176,31 @@ if TENSOR > 1:
     mesh = both["data"]
 elif REPLICAS > 1:
     mesh = init_device_mesh("cuda", (REPLICAS, dist.get_world_size() // REPLICAS), mesh_dim_names=("copy", "shard"))
-for unit in (model.embedding, *model.layers, [model.norm, model.head]):
-    fully_shard(unit, mesh=mesh, mp_policy=policy)
-fully_shard(model, mesh=mesh, mp_policy=policy)
+if not IS_DDP:
+    for unit in (model.embedding, *model.layers, [model.norm, model.head]):
+        fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=RESHARDS)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
 model.to_empty(device="cuda")  # values do not matter here, and no rank holds all of them
-optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+if IS_DDP:
+    model = nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=bool(os.environ.get("FUSED")) or None)
 tokens = torch.randint(0, VOCABULARY, (BATCH, SEQUENCE + 1), device="cuda")
 angles = torch.outer(torch.arange(SEQUENCE), 5e5 ** (-torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)).repeat(1, 2)
 cosine, sine = (each.to("cuda", torch.bfloat16) for each in (angles.cos(), angles.sin()))
 for step in range(STEPS):
-    logits = model(tokens[:, :-1], cosine, sine)
-    with loss_parallel() if TENSOR > 1 else nullcontext():
-        functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten()).backward()
-    del logits
+    for number in range(MICRO_BATCHES):
+        if IS_DDP:
+            model.require_backward_grad_sync = number + 1 == MICRO_BATCHES
+        with torch.autocast("cuda", torch.bfloat16, enabled=IS_DDP):
+            logits = model(tokens[:, :-1], cosine, sine)
+        with loss_parallel() if TENSOR > 1 else nullcontext():
+            functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten()).backward()
+        del logits
     optimizer.step()
     optimizer.zero_grad()
     if dist.get_rank() == 0:
         print("step", step, flush=True)
+if "PEAKS" in os.environ:
+    with open(f"{os.environ['PEAKS']}.{dist.get_rank()}", "w") as file:
+        print(torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), file=file)
 dist.destroy_process_group()

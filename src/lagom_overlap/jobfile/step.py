@@ -98,6 +98,7 @@ class JobStep:
                 self.precision,
                 weighs_inside=self.rules.weighs_inside,
                 stays_whole=self.rules.stays_whole(self.layout),
+                eager=self.rules.eager,
             )
             for stage in stages
         ]

@@ -4,8 +4,9 @@ Activations follow Korthikanti et al. (arXiv 2205.05198, section 4): s b h (10 +
 of it over t with sequence parallelism, without the scores under selective recomputation or flash attention, and only
 the layer's input under full recomputation (plus the rest of one layer that is computed again). Here the terms are
 counted from the model's own shapes (gated MLPs, fewer key-value heads, experts); for a GPT they give the formula.
+Where PyTorch itself runs the step (`eager_memory`), what it holds besides is counted, at the fullest moment.
 
-Not counted: the CUDA context, communication buffers, fragmentation of the allocator.
+Not counted: the CUDA context, NCCL's buffers, fragmentation of the allocator.
 """
 
 from collections.abc import Sequence
@@ -13,6 +14,14 @@ from dataclasses import dataclass
 
 from lagom_overlap.workload.layer_kinds import LayerKind, Mixer, Mlp
 from lagom_overlap.workload.models import TransformerModel
+from lagom_overlap.workload.parallel.eager_memory import (
+    MASTER_BYTES,
+    MOMENT_BYTES,
+    EagerStep,
+    StepSizes,
+    extra_layer_bytes,
+    moments,
+)
 from lagom_overlap.workload.parallel.layout import MAX_ZERO_STAGE, ParallelLayout, Recompute, RecomputeModule
 from lagom_overlap.workload.parallel.schedule import most_in_flight, stage_slots
 from lagom_overlap.workload.parallel.stage import StagePlan, expert_params_per_gpu, layer_params_per_gpu
@@ -28,17 +37,23 @@ STATE_BYTES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageMemory:
-    """Bytes on one GPU of a stage at its peak."""
+    """Bytes on one GPU of a stage at its peak.
+
+    `transient_bytes`, known where PyTorch itself runs the step, comes and goes: gathered parameters, what is reduced, what
+    the loss, a layer's backward or the update makes.
+    """
 
     parameter_bytes: int
     gradient_bytes: int
     optimizer_bytes: int
     activation_bytes: int
+    transient_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
         """All of it."""
-        return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes + self.activation_bytes
+        held = self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes + self.activation_bytes
+        return held + self.transient_bytes
 
 
 def layer_activation_bytes(
@@ -146,8 +161,9 @@ def stage_memory(
     *,
     weighs_inside: bool = False,
     stays_whole: bool = False,
+    eager: EagerStep | None = None,
 ) -> StageMemory:
-    """The peak of one GPU of a stage.
+    """The peak of one GPU of a stage; where PyTorch itself runs the step, at its fullest moment.
 
     `stays_whole`: between the first forward and the last backward gradients and parameters are whole under every
     `zero_stage` (FSDP2 in a pipeline); only the optimizer is sharded then.
@@ -159,9 +175,10 @@ def stage_memory(
     kinds = {model.kind_of(layer) for layers in stage.chunks for layer in layers}
 
     def kept(kind: LayerKind, recompute: Recompute) -> int:
-        return layer_activation_bytes(
+        found = layer_activation_bytes(
             model, layout, seq_len, recompute, precision=precision, kind=kind, weighs_inside=weighs_inside
         )
+        return found + (0 if eager is None else extra_layer_bytes(model, layout, seq_len, eager, kind, recompute))
 
     held = {kind: kept(kind, layout.recompute) for kind in kinds}
     if layout.recompute is Recompute.LAYERS:  # every second one keeps all of it, the others their input
@@ -174,11 +191,16 @@ def stage_memory(
         return around + sum(held[model.kind_of(layer)] for layer in inside)
 
     activations = in_flight * max(map(kept_by, stage.chunks))
+    again = 0
     if layout.recompute is not Recompute.NONE:
         # What is made again joins what is kept of the same layer; of a layer that is made again whole, its input.
         is_whole = layout.recompute in (Recompute.FULL, Recompute.LAYERS)
         spared = {kind: kept(kind, Recompute.FULL) for kind in kinds} if is_whole else held
-        activations += max((kept(kind, Recompute.NONE) - spared[kind] for kind in kinds), default=0)
+        again = max((kept(kind, Recompute.NONE) - spared[kind] for kind in kinds), default=0)
+    if eager is not None:
+        layer = max((layer_params_per_gpu(model, layout, kind) for kind in kinds), default=0)
+        return _eager_memory(model, layout, stage, seq_len, precision, eager, zero, activations, max(held.values(), default=0), again, layer, stays_whole)
+    activations += again
     if stage.has_head:
         tokens = layout.micro_batch * seq_len // layout.context
         activations += (1 + model.mtp_layers) * LOGIT_BYTES * tokens * model.vocab // layout.tensor
@@ -199,4 +221,40 @@ def stage_memory(
         gradient_bytes=0 if layout.frozen else precision.reduction.num_bytes * (shard if zero >= 2 else params),
         optimizer_bytes=0 if layout.frozen else OPTIMIZER_BYTES * (shard if zero >= 1 else params),
         activation_bytes=activations,
+    )
+
+
+def _eager_memory(
+    model: TransformerModel, layout: ParallelLayout, stage: StagePlan, seq_len: int, precision: Precision,
+    eager: EagerStep, zero: int, kept_bytes: int, layer_bytes: int, again_bytes: int, layer: int, stays_whole: bool,
+) -> StageMemory:
+    tokens, t = layout.micro_batch * seq_len // layout.context, layout.tensor
+    own = stage.shard_params(layout) if zero >= 1 else stage.num_params
+    table = model.vocab * model.hidden // t
+    sizes = StepSizes(
+        params=stage.num_params,
+        own=own,
+        element_bytes=precision.parameter.num_bytes,
+        reduced_bytes=precision.reduction.num_bytes,
+        kept_bytes=kept_bytes,
+        layer_bytes=layer_bytes,
+        again_bytes=again_bytes,
+        layer=layer,
+        head=table if stage.has_head else 0,
+        embedding=table if stage.rank == 0 else 0,
+        logits=tokens * model.vocab // t if stage.has_head else 0,
+        rows=tokens * model.hidden if stage.has_head else 0,
+        inside_bytes=precision.parameter.num_bytes * tokens * (3 * model.dense_width // t + 2 * model.hidden),
+        accumulates=layout.num_micro_batches > 1,
+        is_gathered=zero == MAX_ZERO_STAGE,
+        holds_gradients_whole=stays_whole,
+        is_trained=not layout.frozen,
+    )
+    peak = max(moments(sizes, eager), key=lambda moment: moment.num_bytes)
+    return StageMemory(
+        parameter_bytes=MASTER_BYTES * (stage.num_params if eager.in_buckets else own),
+        gradient_bytes=peak.gradients,
+        optimizer_bytes=0 if layout.frozen else MOMENT_BYTES * own,
+        activation_bytes=peak.activations,
+        transient_bytes=peak.transient,
     )

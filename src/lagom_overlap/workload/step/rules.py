@@ -34,6 +34,7 @@ from typing import Final
 
 from lagom_overlap.errors import UnknownNameError
 from lagom_overlap.units import MIB
+from lagom_overlap.workload.parallel.eager_memory import EagerStep
 from lagom_overlap.workload.parallel.layout import MAX_ZERO_STAGE, ParallelLayout, PipelineSchedule
 from lagom_overlap.workload.precision import HALF, MIXED, DType, Precision
 from lagom_overlap.workload.step.traffic import (
@@ -92,7 +93,8 @@ class IssueRules:
     `trains_mtp`: it builds multi-token prediction (transformers leaves it out of DeepSeek-V3). `weighs_inside`: the
     router's weights scale the experts' activations, not what they make (Megatron-LM since 26596307, April 2025).
     `optimizer_bytes` is the optimizer's memory traffic per parameter, `clip_bytes` that of checking and clipping
-    gradients, `clips` whether that is done by default.
+    gradients, `clips` whether that is done by default. `eager` is what PyTorch's allocator holds where PyTorch itself runs
+    the step (None: not known; formulas count).
     """
 
     name: str
@@ -122,6 +124,7 @@ class IssueRules:
     optimizer_bytes: int = 28
     clip_bytes: int = 12
     clips: bool = False
+    eager: EagerStep | None = None
 
     def most_zero_stage(self, pipeline: int) -> int:
         """The most that is sharded in a pipeline of that many stages.
@@ -162,6 +165,7 @@ FSDP2: Final = IssueRules(
     traffic=PLAIN,
     stops_recompute=True,
     optimizer_bytes=_ADAMW_FOREACH_BYTES,
+    eager=EagerStep(),
 )
 TORCHTITAN: Final = replace(
     FSDP2,
@@ -174,13 +178,16 @@ TORCHTITAN: Final = replace(
     joint_products=False,
     casts_before_gathers=True,
     clips=True,
+    eager=EagerStep(is_joint=False, keeps_logits=False),  # train.py deletes its logits before backward
 )
 TORCHTITAN_BLOCKS: Final = replace(
-    TORCHTITAN, name="torchtitan_blocks", traffic=COMPILED_BLOCKS, ring=RING_COMPILED, casts=JOINED_CASTS
-)
+    TORCHTITAN, name="torchtitan_blocks", traffic=COMPILED_BLOCKS, ring=RING_COMPILED, casts=JOINED_CASTS,
+    eager=EagerStep(is_joint=False, keeps_logits=False, runs_blocks=False),
+)  # fmt: skip
 TORCHTITAN_COMPILED: Final = replace(
-    TORCHTITAN_BLOCKS, name="torchtitan_compiled", traffic=COMPILED, optimizer_bytes=_ADAMW_FUSED_BYTES
-)
+    TORCHTITAN_BLOCKS, name="torchtitan_compiled", traffic=COMPILED, optimizer_bytes=_ADAMW_FUSED_BYTES,
+    eager=EagerStep(is_joint=False, keeps_logits=False, runs_blocks=False, runs_loss=False, runs_update=False),
+)  # fmt: skip
 FSDP1: Final = IssueRules(
     name="fsdp1",
     sharding=Sharding.LAYERWISE,
@@ -197,6 +204,7 @@ DDP: Final = IssueRules(
     precision=Precision(DType.BF16, DType.FP32, DType.FP32),  # FP32 parameters under autocast
     traffic=PLAIN,
     optimizer_bytes=_ADAMW_FOREACH_BYTES,
+    eager=EagerStep(autocasts=True, in_buckets=True),
 )
 MEGATRON: Final = IssueRules(
     name="megatron",

@@ -1,0 +1,169 @@
+"""What PyTorch holds at the fullest moment of a training step that it runs operator by operator.
+
+Formulas of activations (`memory`) count what backward reads at the least. Eager PyTorch holds more, and the fullest
+moment need not be the one with all activations. Counted, per GPU, from PyTorch 2.15's own code:
+
+    layers'  what an operator saves: both halves of a gated product and what SiLU made of one (Inductor makes that again),
+    results  queries and keys before and after they are turned, where one product made them with the values; the input
+             that sequence parallelism gathered; FP32 residuals under autocast.
+    loss     `cross_entropy` on FP32 logits saves their log-softmax (4 bytes a logit); its backward makes the gradient
+             of the log-softmax (4) and of the logits (4) while the saved one is there, and a job that keeps its logits
+             in a variable has them too (2). All activations are there, nothing is gathered.
+    head     its gradient, the fp32 copy that is reduced, and what is gathered next to it.
+    layers   of FSDP2 (`_fsdp_param_group.py`, `_fsdp_collectives.py`): the layer's whole parameters, the next one's
+             gather, its gradients, the reduction's input of this layer and of the unit before it, which is held until
+             its own is over; and what backward makes inside the layer.
+    update   multi-tensor AdamW makes one temporary for all parameters of a group (4 bytes each).
+
+The largest of them is the peak. cuBLAS's workspace is PyTorch's own memory, too. Not counted: the CUDA context and
+NCCL's buffers, which are in no figure of PyTorch's; fragmentation, of which `RESERVED` tells what was seen.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from lagom_overlap.units import MIB
+from lagom_overlap.workload.layer_kinds import LayerKind, Mixer, Mlp
+from lagom_overlap.workload.models import TransformerModel
+from lagom_overlap.workload.parallel.layout import ParallelLayout, Recompute
+
+MASTER_BYTES: Final = 4
+MOMENT_BYTES: Final = 8
+"""Per parameter: FP32 weights, and AdamW's two moments of them."""
+WORKSPACE_BYTES: Final = 32 * MIB
+"""cuBLAS's on Hopper (`CUDABlas.cpp`: 4096 KiB eight times); elsewhere it is 8 MiB, which changes nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EagerStep:
+    """What a framework holds, or does not, of what eager PyTorch would.
+
+    `keeps_logits`: the job's own variable holds them during backward. `runs_blocks`: layers run operator by operator;
+    compiled ones compute pointwise results again. `runs_loss`, `runs_update`: so do the loss and AdamW's update.
+    `is_joint`: one product makes q, k and v. `keeps_gathered`: a product keeps the input that sequence parallelism
+    gathered. `autocasts`: parameters and residuals are FP32 and products take copies, which live as long as a forward.
+    `in_buckets`: gradients are copied into buckets (DDP) and parameters are whole.
+    """
+
+    keeps_logits: bool = True
+    runs_blocks: bool = True
+    runs_loss: bool = True
+    runs_update: bool = True
+    is_joint: bool = True
+    keeps_gathered: bool = True
+    autocasts: bool = False
+    in_buckets: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSizes:
+    """What the moments of a step are made of, on one GPU.
+
+    `params` of them are whole or gathered, `own` are its share of each update. `kept_bytes` is what all layers keep
+    until the loss, `layer_bytes` what one of them does, `again_bytes` what of one is made again. `layer`, `head` and
+    `embedding` are the parameters that travel together. `logits` are elements, `rows` those of the head's input,
+    `inside_bytes` what backward makes in a layer. `accumulates`: gradients of an earlier micro-batch are there.
+    `is_gathered`: parameters are gathered for each layer; otherwise they are whole.
+    """
+
+    params: int
+    own: int
+    element_bytes: int
+    reduced_bytes: int
+    kept_bytes: int
+    layer_bytes: int
+    again_bytes: int
+    layer: int
+    head: int
+    embedding: int
+    logits: int
+    rows: int
+    inside_bytes: int
+    accumulates: bool
+    is_gathered: bool
+    holds_gradients_whole: bool
+    is_trained: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What is there at one moment besides weights and the optimizer's moments."""
+
+    gradients: int
+    activations: int
+    transient: int
+
+    @property
+    def num_bytes(self) -> int:
+        """All of it."""
+        return self.gradients + self.activations + self.transient
+
+
+def extra_layer_bytes(
+    model: TransformerModel,
+    layout: ParallelLayout,
+    seq_len: int,
+    facts: EagerStep,
+    kind: LayerKind,
+    recompute: Recompute,
+) -> int:
+    """What a layer keeps beyond `layer_activation_bytes` where PyTorch itself runs it."""
+    tokens, t = layout.micro_batch * seq_len // layout.context, layout.tensor
+    around = t if layout.sequence_parallel else 1
+    cut = whole = 0
+    if recompute is Recompute.FULL:
+        return 0
+    if recompute is Recompute.PRODUCTS:
+        # The first and every second product after it: of joint ones all of q, k and v, and of gate and up; of seven
+        # apart the last one's result, too, though nothing is computed from it again.
+        if facts.is_joint:
+            cut += 2 * model.num_kv_heads * model.head_dim + 2 * model.dense_width * model.gated
+        else:
+            whole += 2 * model.hidden * model.gated
+        return tokens * (cut + 4 * model.num_heads) // t + tokens * whole // around
+    if facts.runs_blocks:
+        if kind.mixer in (Mixer.ATTENTION, Mixer.WINDOW):
+            cut += 2 * (model.num_heads + model.num_kv_heads) * model.head_dim * (model.rotary and facts.is_joint)
+            cut += 4 * model.num_heads * layout.flash_attention  # the softmax's sums, FP32
+        if kind.mlp is Mlp.MLP and model.gated:
+            cut += 2 * model.dense_width
+    if facts.keeps_gathered:
+        whole += 2 * kind.num_parts * model.hidden * (around - 1)
+    if facts.autocasts:
+        whole += 2 * kind.num_parts * model.hidden
+    return tokens * cut // t + tokens * whole // around
+
+
+def loss_bytes(facts: EagerStep) -> int:
+    """Bytes per logit that are there while the loss's backward runs."""
+    # Compiled, the loss reads the logits again and writes their gradient: nothing in FP32 reaches memory.
+    return (14 if facts.runs_loss else 4) - (0 if facts.keeps_logits or not facts.runs_loss else 2)
+
+
+def moments(sizes: StepSizes, facts: EagerStep) -> tuple[Moment, ...]:
+    """The moments of which one is the fullest."""
+    s, b = sizes, sizes.element_bytes
+    logits = 2 * s.logits * facts.keeps_logits
+    shard = 4 * (s.params if s.holds_gradients_whole or facts.in_buckets else s.own) * s.is_trained
+    early = shard if s.accumulates else 0
+    whole = 0 if s.is_gathered or facts.in_buckets else b * s.params
+    if facts.in_buckets:
+        whole = s.reduced_bytes * s.params + (b * (s.params - s.embedding) if facts.autocasts else 0)
+    gathers = b if s.is_gathered else 0
+    scatters = 0 if facts.in_buckets else s.reduced_bytes
+    made = b if not facts.in_buckets else 0
+    normed = 2 * b * s.rows
+    loss = Moment(early, s.kept_bytes, whole + loss_bytes(facts) * s.logits + normed + WORKSPACE_BYTES)
+    head = Moment(
+        early, s.kept_bytes,
+        whole + logits + max(2 * s.logits + gathers * s.head, scatters * s.head) + made * s.head + gathers * s.layer
+        + normed + WORKSPACE_BYTES,
+    )  # fmt: skip
+    moving = (2 * gathers + made + scatters) * s.layer
+    inside = logits + whole + s.inside_bytes + WORKSPACE_BYTES
+    first = Moment(early, s.kept_bytes + s.again_bytes, inside + moving + scatters * max(s.head, s.layer))
+    last = Moment(shard, s.layer_bytes + s.again_bytes, inside + moving + scatters * s.layer)
+    embedding = Moment(shard, 0, logits + whole + (made + scatters) * s.embedding + scatters * s.layer + WORKSPACE_BYTES)
+    buckets = s.reduced_bytes * s.params if facts.in_buckets else 0
+    update = Moment(shard, 0, (buckets or whole) + 4 * s.own * facts.runs_update * s.is_trained + WORKSPACE_BYTES)
+    return loss, head, first, last, embedding, update
