@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median
 
@@ -49,6 +49,9 @@ LLAMA_7B = Shape(hidden=4096, ffn=11008, heads=32, kv_heads=32, head_dim=128, vo
 LLAMA_3B = Shape(hidden=3072, ffn=8192, heads=24, kv_heads=8, head_dim=128, vocab=128256)
 LLAMA_1B = Shape(hidden=2048, ffn=8192, heads=32, kv_heads=8, head_dim=64, vocab=128256)
 QWEN_8B = Shape(hidden=4096, ffn=12288, heads=32, kv_heads=8, head_dim=128, vocab=151936)
+LLAMA_13B = Shape(hidden=5120, ffn=13824, heads=40, kv_heads=40, head_dim=128, vocab=32000)
+LLAMA_70B = Shape(hidden=8192, ffn=28672, heads=64, kv_heads=8, head_dim=128, vocab=128256)
+QWEN_4B = Shape(hidden=2560, ffn=9728, heads=32, kv_heads=8, head_dim=128, vocab=151936)
 SMALL = Shape(hidden=1024, ffn=4096, heads=16, kv_heads=16, head_dim=64, vocab=50304)
 
 
@@ -70,31 +73,49 @@ class Job:
     is_left_out: bool = False
 
 
-DDP = {"zero_stage": 0, "framework": "ddp"}
-FULL = {"recompute": "full"}
+DDP, COPIES = {"zero_stage": 0, "framework": "ddp"}, {"DDP": "1"}
+WHOLE, STAYS = {"zero_stage": 2}, {"RESHARD": "0"}
+FULL, AGAIN = {"recompute": "full"}, {"RECOMPUTE": "full"}
+PRODUCTS, CHOSEN = {"recompute": "products"}, {"RECOMPUTE": "1"}
+TITAN, APART = {"framework": "torchtitan"}, {"JOINT": "", "FREE_LOGITS": "1"}
 JOBS = (
     Job(name="8b_8", shape=LLAMA_8B, layers=32, hosts=8),
     Job(name="8b_64", shape=LLAMA_8B, layers=32, hosts=64),
     Job(name="8b_4_layers", shape=LLAMA_8B, layers=4, hosts=8),
     Job(name="8b_short", shape=LLAMA_8B, layers=8, hosts=8, seq_len=2048, micro_batch=4),
-    Job(name="8b_whole", shape=LLAMA_8B, layers=8, hosts=8, parallel={"zero_stage": 2}, switches={"RESHARD": "0"}),
-    Job(name="8b_full", shape=LLAMA_8B, layers=32, hosts=8, micro_batch=2, parallel=FULL, switches={"RECOMPUTE": "full"}),
-    Job(name="8b_products", shape=LLAMA_8B, layers=32, hosts=8, parallel={"recompute": "products"}, switches={"RECOMPUTE": "1"}),
-    Job(name="8b_long_full", shape=LLAMA_8B, layers=32, hosts=16, seq_len=16384, parallel=FULL, switches={"RECOMPUTE": "full"}),
+    Job(name="8b_whole", shape=LLAMA_8B, layers=8, hosts=8, parallel=WHOLE, switches=STAYS),
+    Job(name="8b_full", shape=LLAMA_8B, layers=32, hosts=8, micro_batch=2, parallel=FULL, switches=AGAIN),
+    Job(name="8b_products", shape=LLAMA_8B, layers=32, hosts=8, parallel=PRODUCTS, switches=CHOSEN),
+    Job(name="8b_long_full", shape=LLAMA_8B, layers=32, hosts=16, seq_len=16384, parallel=FULL, switches=AGAIN),
     Job(name="7b", shape=LLAMA_7B, layers=32, hosts=16, seq_len=4096, micro_batch=2),
-    Job(name="7b_full", shape=LLAMA_7B, layers=32, hosts=8, seq_len=4096, micro_batch=4, parallel=FULL, switches={"RECOMPUTE": "full"}),
+    Job(name="7b_full", shape=LLAMA_7B, layers=32, hosts=8, seq_len=4096, micro_batch=4, parallel=FULL, switches=AGAIN),
     Job(name="3b", shape=LLAMA_3B, layers=28, hosts=4, seq_len=4096, micro_batch=2),
     Job(name="1b_2", shape=LLAMA_1B, layers=16, hosts=2, seq_len=4096),
-    Job(name="1b_ddp", shape=LLAMA_1B, layers=16, hosts=4, seq_len=4096, parallel=DDP, switches={"DDP": "1"}),
-    Job(name="1b_ddp_2", shape=LLAMA_1B, layers=16, hosts=4, seq_len=2048, micro_batches=2, parallel=DDP, switches={"DDP": "1"}),
-    Job(name="small_ddp", shape=SMALL, layers=24, hosts=8, seq_len=1024, micro_batch=8, parallel=DDP, switches={"DDP": "1"}),
-    Job(name="8b_tp2", shape=LLAMA_8B, layers=16, hosts=4, tensor=2),
-    Job(name="8b_tp4_full", shape=LLAMA_8B, layers=32, hosts=2, tensor=4, micro_batch=2, parallel=FULL, switches={"RECOMPUTE": "full"}),
+    Job(name="1b_ddp", shape=LLAMA_1B, layers=16, hosts=4, seq_len=4096, parallel=DDP, switches=COPIES),
+    Job(name="1b_ddp_2", shape=LLAMA_1B, layers=16, hosts=4, seq_len=2048, micro_batches=2, parallel=DDP, switches=COPIES),
+    Job(name="small_ddp", shape=SMALL, layers=24, hosts=8, seq_len=1024, micro_batch=8, parallel=DDP, switches=COPIES),
+    Job(name="8b_tp2", shape=LLAMA_8B, layers=16, hosts=4, tensor=2, parallel=TITAN, switches=APART),
+    Job(name="8b_tp4_full", shape=LLAMA_8B, layers=32, hosts=2, tensor=4, micro_batch=2, parallel=TITAN | FULL,
+        switches=APART | AGAIN),
     Job(name="3b_hsdp", shape=LLAMA_3B, layers=28, hosts=8, seq_len=4096, replicate=2),
     Job(name="3b_2_micro", shape=LLAMA_3B, layers=28, hosts=8, seq_len=4096, micro_batches=2),
     Job(name="8b_update", shape=LLAMA_8B, layers=32, hosts=4, seq_len=1024),
     Job(name="qwen", shape=QWEN_8B, layers=36, hosts=16, seq_len=4096),
-    Job(name="8b_apart", shape=LLAMA_8B, layers=16, hosts=8, parallel={"framework": "torchtitan"}, switches={"JOINT": ""}),
+    Job(name="8b_apart", shape=LLAMA_8B, layers=16, hosts=8, parallel=TITAN, switches=APART),
+    Job(name="8b_apart_products", shape=LLAMA_8B, layers=32, hosts=8, parallel=TITAN | PRODUCTS, switches=APART | CHOSEN),
+    Job(name="qwen_4b_full", shape=QWEN_4B, layers=36, hosts=2, seq_len=4096, parallel=FULL, switches=AGAIN, is_left_out=True),
+    Job(name="13b_products", shape=LLAMA_13B, layers=40, hosts=32, seq_len=4096, parallel=PRODUCTS, switches=CHOSEN,
+        is_left_out=True),
+    Job(name="small_ddp_full", shape=SMALL, layers=24, hosts=4, seq_len=4096, micro_batch=2, parallel=DDP | FULL,
+        switches=COPIES | AGAIN, is_left_out=True),
+    Job(name="8b_whole_3", shape=LLAMA_8B, layers=12, hosts=8, seq_len=2048, micro_batches=3, parallel=WHOLE, switches=STAYS,
+        is_left_out=True),
+    Job(name="3b_tp2_2", shape=LLAMA_3B, layers=28, hosts=4, tensor=2, micro_batches=2, seq_len=4096, parallel=TITAN,
+        switches=APART, is_left_out=True),
+    Job(name="70b_8_layers", shape=LLAMA_70B, layers=8, hosts=16, seq_len=4096, is_left_out=True),
+    Job(name="1b_hsdp_full", shape=LLAMA_1B, layers=16, hosts=8, replicate=4, seq_len=8192, micro_batch=2, parallel=FULL,
+        switches=AGAIN, is_left_out=True),
+    Job(name="7b_short", shape=LLAMA_7B, layers=32, hosts=8, seq_len=512, micro_batch=2, is_left_out=True),
 )  # fmt: skip
 
 
@@ -113,7 +134,17 @@ def measured(job: Job, python: str) -> tuple[int, int]:
             "PEAKS": f"{folder}/peak",
             **job.switches,
         }
-        emulate = [python, "-m", "lagom_overlap", "emulate", "--cluster", "h200", "--nodes", str(job.hosts), "--symmetric"]
+        emulate = [
+            python,
+            "-m",
+            "lagom_overlap",
+            "emulate",
+            "--cluster",
+            "h200",
+            "--nodes",
+            str(job.hosts),
+            "--symmetric",
+        ]
         torchrun = [python, "-m", "torch.distributed.run", "--nproc-per-node", str(job.tensor), str(SCRIPT)]
         command = [*emulate, "--", *torchrun, str(job.layers), str(STEPS)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -129,7 +160,10 @@ def counted(job: Job) -> tuple[int, int]:
     data = job.hosts
     sizes = {"hidden": s.hidden, "ffn": s.ffn, "num_heads": s.heads, "num_kv_heads": s.kv_heads, "head_dim": s.head_dim}
     model = {"name": job.name, "num_layers": job.layers, **sizes, "vocab": s.vocab, "gated": True}
-    parallel: dict[str, object] = {"micro_batch": job.micro_batch, "global_batch": job.micro_batch * job.micro_batches * data}
+    parallel: dict[str, object] = {
+        "micro_batch": job.micro_batch,
+        "global_batch": job.micro_batch * job.micro_batches * data,
+    }
     parallel |= {"framework": "fsdp2", "data": data, "zero_stage": 3, "replicate": job.replicate, "tensor": job.tensor}
     parallel |= {"sequence_parallel": job.tensor > 1} | job.parallel
     with tempfile.TemporaryDirectory() as folder:
@@ -165,11 +199,15 @@ def report(jobs: Iterable[Job], peaks: Mapping[str, tuple[int, int]]) -> None:
         errors[job.is_left_out].append(found / allocated - 1)
         shares.append(reserved / allocated)
         mark = " (left out)" if job.is_left_out else ""
-        print(f"| {job.name}{mark} | {allocated / GIB:.2f} GiB | {found / GIB:.2f} GiB | {found / allocated - 1:+.1%} | {shares[-1]:.2f} |")
+        print(
+            f"| {job.name}{mark} | {allocated / GIB:.2f} GiB | {found / GIB:.2f} GiB | {found / allocated - 1:+.1%} | {shares[-1]:.2f} |"
+        )
     for is_left_out, found in errors.items():
         if found:
             sizes = [abs(error) for error in found]
-            print(f"\n{'left out' if is_left_out else 'others'}: {len(sizes)} jobs, mean {fmean(sizes):.1%}, worst {max(sizes):.1%}")
+            print(
+                f"\n{'left out' if is_left_out else 'others'}: {len(sizes)} jobs, mean {fmean(sizes):.1%}, worst {max(sizes):.1%}"
+            )
     print(f"reserved over allocated: median {median(shares):.2f}, {min(shares):.2f} to {max(shares):.2f}")
 
 

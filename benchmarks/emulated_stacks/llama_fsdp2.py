@@ -8,9 +8,9 @@ input. JOINT=1 has one product for query, key and value and one for gate and up,
 Megatron-LM. BATCH is 1, micro-batches are MICRO_BATCHES. REPLICAS=2 shards over half of the ranks and adds the halves'
 gradients (HSDP); TENSOR=2 has tensor parallelism over neighbours, with sequence parallelism and a loss that is never
 gathered, as torchtitan does. RESHARD=0 keeps parameters whole between forward and backward. DDP=1 is
-DistributedDataParallel under autocast in FSDP2's place. SHAPE has another model's sizes, SEQUENCE another length, and
-FUSED=1 AdamW in one kernel. At the end each rank's peak of allocated and reserved memory stands in PEAKS.RANK, if
-PEAKS is given.
+DistributedDataParallel under autocast in FSDP2's place. FREE_LOGITS=1 drops them before backward, as torchtitan does.
+SHAPE has another model's sizes, SEQUENCE another length. At the end each rank's peaks of allocated and reserved memory
+stand in PEAKS.RANK, if PEAKS is given.
 
     torchrun --nproc-per-node 8 llama_fsdp2.py LAYERS STEPS
 """
@@ -18,6 +18,7 @@ PEAKS is given.
 import os
 import sys
 from contextlib import nullcontext
+from pathlib import Path
 
 import torch
 from torch import distributed as dist
@@ -38,6 +39,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 BATCH, RECOMPUTE = int(os.environ.get("BATCH", "1")), os.environ.get("RECOMPUTE", "")
 MICRO_BATCHES = int(os.environ.get("MICRO_BATCHES", "1"))
+FREES_LOGITS = bool(os.environ.get("FREE_LOGITS"))
 IS_DDP, RESHARDS = bool(os.environ.get("DDP")), os.environ.get("RESHARD", "1") == "1"
 IS_JOINT = bool(os.environ.get("JOINT"))
 REPLICAS, TENSOR = (int(os.environ.get(name, "1")) for name in ("REPLICAS", "TENSOR"))
@@ -183,7 +185,7 @@ if not IS_DDP:
 model.to_empty(device="cuda")  # values do not matter here, and no rank holds all of them
 if IS_DDP:
     model = nn.parallel.DistributedDataParallel(model)
-optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=bool(os.environ.get("FUSED")) or None)
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
 tokens = torch.randint(0, VOCABULARY, (BATCH, SEQUENCE + 1), device="cuda")
 angles = torch.outer(torch.arange(SEQUENCE), 5e5 ** (-torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)).repeat(1, 2)
 cosine, sine = (each.to("cuda", torch.bfloat16) for each in (angles.cos(), angles.sin()))
@@ -194,13 +196,16 @@ for step in range(STEPS):
         with torch.autocast("cuda", torch.bfloat16, enabled=IS_DDP):
             logits = model(tokens[:, :-1], cosine, sine)
         with loss_parallel() if TENSOR > 1 else nullcontext():
-            functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten()).backward()
-        del logits
+            loss = functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+            if FREES_LOGITS:
+                del logits
+            loss.backward()
+        logits = loss = None
     optimizer.step()
     optimizer.zero_grad()
     if dist.get_rank() == 0:
         print("step", step, flush=True)
 if "PEAKS" in os.environ:
-    with open(f"{os.environ['PEAKS']}.{dist.get_rank()}", "w") as file:
-        print(torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), file=file)
+    peaks = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    Path(f"{os.environ['PEAKS']}.{dist.get_rank()}").write_text("{} {}".format(*peaks))
 dist.destroy_process_group()

@@ -9,14 +9,18 @@ from lagom_overlap.errors import JobError, LagomError
 from lagom_overlap.hardware import Gpu
 from lagom_overlap.jobfile.step import JobStep
 from lagom_overlap.units import format_memory
+from lagom_overlap.workload.layer_kinds import LayerKind, Mixer, Mlp
 from lagom_overlap.workload.parallel import ParallelLayout, Recompute
 from lagom_overlap.workload.parallel.check import check_model
+from lagom_overlap.workload.parallel.eager_memory import NUM_JOBS, RESERVED, WORST_ERROR
 from lagom_overlap.workload.step.rules import Sharding
 
 _MOST_SHOWN: Final = 3
 _MOST_TOGETHER: Final = 4
 _MOST_STAGE: Final = {Sharding.BUCKETS: 1, Sharding.LAYERWISE: 3, Sharding.FSDP2: 3}
 """The furthest ZeRO stage of frameworks that share parameters out that way."""
+
+_COMPARED: Final = ("fsdp2", "ddp", "torchtitan")
 
 _Fields = dict[str, object]
 """Keys of `[parallel]` as the layout has them, with other values."""
@@ -37,12 +41,49 @@ def check_memory(job: JobStep) -> None:
             "gradients": worst.gradient_bytes,
             "optimizer": worst.optimizer_bytes,
             "activations": worst.activation_bytes,
+            **({"buffers and temporaries": worst.transient_bytes} if worst.transient_bytes else {}),
         }
         words = ", ".join(f"{name} {format_memory(num_bytes)}" for name, num_bytes in parts.items())
         raise JobError(
             f"parallel: stage {rank} needs {format_memory(worst.total_bytes)} per GPU, {gpu.name} has "
             f"{format_memory(gpu.memory_bytes)} ({words}); {_advice(job, gpu.memory_bytes)}"
         )
+
+
+def accuracy_note(job: JobStep) -> str:
+    """What the count of a job's memory is worth, and what a GPU holds beyond it."""
+    if job.rules.eager is None:
+        return (
+            f"Memory is counted by formulas: what framework {job.rules.name} holds for itself is not in it, and "
+            "nothing of it was compared with an allocator."
+        )
+    most, (least_times, usual_times, most_times) = job.most_bytes, RESERVED
+    known = (
+        f"within {WORST_ERROR:.0%} of its allocator's peak on {NUM_JOBS} emulated jobs"
+        if _is_compared(job)
+        else "of a kind of job that was not compared with its allocator"
+    )
+    said = (
+        f"Memory: PyTorch allocates {format_memory(most)}, {known}, and reserves {least_times:g} to {most_times:g} "
+        f"times that ({usual_times:g} in the middle: {format_memory(usual_times * most)}); the CUDA context and NCCL's "
+        "buffers come on top."
+    )
+    if most_times * most > job.cluster.gpu.memory_bytes:
+        said += " Where that is not there, PyTorch gives back what it keeps and waits (num_alloc_retries)."
+    return said
+
+
+def _is_compared(job: JobStep) -> bool:
+    """Whether jobs of this kind were among those that `benchmarks/memory_accuracy.py` ran."""
+    layout, dense = job.layout, LayerKind(Mixer.ATTENTION, Mlp.MLP)
+    return (
+        job.rules.name in _COMPARED
+        and layout.pipeline == layout.context == 1
+        and layout.flash_attention
+        and layout.recompute in (Recompute.NONE, Recompute.FULL, Recompute.PRODUCTS)
+        and not job.precision.products.is_narrow
+        and all(kind == dense for kind in job.model.layer_kinds)
+    )
 
 
 def beyond_note(peak_bytes: int, gpu: Gpu) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from lagom_overlap.errors import JobError
-from lagom_overlap.jobfile.memory import check_memory, frees_nothing
+from lagom_overlap.jobfile.memory import accuracy_note, check_memory, frees_nothing
 from lagom_overlap.jobfile.spec import JobSpec
 from lagom_overlap.jobfile.step import JobStep, job_step, nodes_notes, release_notes
 from lagom_overlap.record import create_folder, describe_machine, package_versions, utc_now, write_private
@@ -82,7 +82,7 @@ def run_simulate(request: SimulateRequest) -> SimulateResult:
         raise JobError(f"the iteration takes {times.iteration_s} s: a rate of cluster {cluster.name!r} is too small")
     notes = [_NOTE, _fitted("GPU operators: fitted on", job.operators.fitted_on)]
     notes.append(_fitted(f"Framework {job.framework.name}: fitted", job.framework.fitted_on))
-    notes += [f"Profile {job.profile.label}", *_unused(spec), *nodes_notes(spec, cluster)]
+    notes += [accuracy_note(job), f"Profile {job.profile.label}", *_unused(spec), *nodes_notes(spec, cluster)]
     notes += release_notes(spec.parallel, job.layout)
     carve_outs = [
         SimulatedCarveOut(sm_carveout=carved, iteration_s=job.simulator(carved).times().iteration_s)

@@ -39,8 +39,8 @@ STATE_BYTES = 4
 class StageMemory:
     """Bytes on one GPU of a stage at its peak.
 
-    `transient_bytes`, known where PyTorch itself runs the step, comes and goes: gathered parameters, what is reduced, what
-    the loss, a layer's backward or the update makes.
+    `transient_bytes`, known where PyTorch itself runs the step, comes and goes: gathered parameters, what is reduced,
+    what the loss, a layer's backward or the update makes.
     """
 
     parameter_bytes: int
@@ -178,7 +178,9 @@ def stage_memory(
         found = layer_activation_bytes(
             model, layout, seq_len, recompute, precision=precision, kind=kind, weighs_inside=weighs_inside
         )
-        return found + (0 if eager is None else extra_layer_bytes(model, layout, seq_len, eager, kind, recompute))
+        return found + (
+            0 if eager is None else extra_layer_bytes(model, layout, seq_len, kind, facts=eager, recompute=recompute)
+        )
 
     held = {kind: kept(kind, layout.recompute) for kind in kinds}
     if layout.recompute is Recompute.LAYERS:  # every second one keeps all of it, the others their input
@@ -198,8 +200,36 @@ def stage_memory(
         spared = {kind: kept(kind, Recompute.FULL) for kind in kinds} if is_whole else held
         again = max((kept(kind, Recompute.NONE) - spared[kind] for kind in kinds), default=0)
     if eager is not None:
-        layer = max((layer_params_per_gpu(model, layout, kind) for kind in kinds), default=0)
-        return _eager_memory(model, layout, stage, seq_len, precision, eager, zero, activations, max(held.values(), default=0), again, layer, stays_whole)
+        own = shard if zero >= 1 else params
+        tokens, table = layout.micro_batch * seq_len // layout.context, model.vocab * model.hidden // layout.tensor
+        sizes = StepSizes(
+            params=params,
+            own=own,
+            element_bytes=element_bytes,
+            reduced_bytes=precision.reduction.num_bytes,
+            kept_bytes=activations,
+            layer_bytes=max(held.values(), default=0),
+            again_bytes=again,
+            layer=max((layer_params_per_gpu(model, layout, kind) for kind in kinds), default=0),
+            head=table if stage.has_head else 0,
+            embedding=table if stage.rank == 0 else 0,
+            logits=tokens * model.vocab // layout.tensor if stage.has_head else 0,
+            rows=tokens * model.hidden if stage.has_head else 0,
+            inside_bytes=element_bytes * tokens * (3 * model.dense_width // layout.tensor + 2 * model.hidden),
+            accumulates=layout.num_micro_batches > 1,
+            is_gathered=zero == MAX_ZERO_STAGE,
+            holds_gradients_whole=stays_whole,
+            is_trained=not layout.frozen,
+            is_loss_cut=layout.tensor > 1,
+        )
+        peak = max(moments(sizes, eager), key=lambda moment: moment.num_bytes)
+        return StageMemory(
+            parameter_bytes=MASTER_BYTES * (params if eager.in_buckets else own),
+            gradient_bytes=peak.gradients,
+            optimizer_bytes=0 if layout.frozen else MOMENT_BYTES * own,
+            activation_bytes=peak.activations,
+            transient_bytes=peak.transient,
+        )
     activations += again
     if stage.has_head:
         tokens = layout.micro_batch * seq_len // layout.context
@@ -221,40 +251,4 @@ def stage_memory(
         gradient_bytes=0 if layout.frozen else precision.reduction.num_bytes * (shard if zero >= 2 else params),
         optimizer_bytes=0 if layout.frozen else OPTIMIZER_BYTES * (shard if zero >= 1 else params),
         activation_bytes=activations,
-    )
-
-
-def _eager_memory(
-    model: TransformerModel, layout: ParallelLayout, stage: StagePlan, seq_len: int, precision: Precision,
-    eager: EagerStep, zero: int, kept_bytes: int, layer_bytes: int, again_bytes: int, layer: int, stays_whole: bool,
-) -> StageMemory:
-    tokens, t = layout.micro_batch * seq_len // layout.context, layout.tensor
-    own = stage.shard_params(layout) if zero >= 1 else stage.num_params
-    table = model.vocab * model.hidden // t
-    sizes = StepSizes(
-        params=stage.num_params,
-        own=own,
-        element_bytes=precision.parameter.num_bytes,
-        reduced_bytes=precision.reduction.num_bytes,
-        kept_bytes=kept_bytes,
-        layer_bytes=layer_bytes,
-        again_bytes=again_bytes,
-        layer=layer,
-        head=table if stage.has_head else 0,
-        embedding=table if stage.rank == 0 else 0,
-        logits=tokens * model.vocab // t if stage.has_head else 0,
-        rows=tokens * model.hidden if stage.has_head else 0,
-        inside_bytes=precision.parameter.num_bytes * tokens * (3 * model.dense_width // t + 2 * model.hidden),
-        accumulates=layout.num_micro_batches > 1,
-        is_gathered=zero == MAX_ZERO_STAGE,
-        holds_gradients_whole=stays_whole,
-        is_trained=not layout.frozen,
-    )
-    peak = max(moments(sizes, eager), key=lambda moment: moment.num_bytes)
-    return StageMemory(
-        parameter_bytes=MASTER_BYTES * (stage.num_params if eager.in_buckets else own),
-        gradient_bytes=peak.gradients,
-        optimizer_bytes=0 if layout.frozen else MOMENT_BYTES * own,
-        activation_bytes=peak.activations,
-        transient_bytes=peak.transient,
     )

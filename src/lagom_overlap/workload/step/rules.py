@@ -93,8 +93,8 @@ class IssueRules:
     `trains_mtp`: it builds multi-token prediction (transformers leaves it out of DeepSeek-V3). `weighs_inside`: the
     router's weights scale the experts' activations, not what they make (Megatron-LM since 26596307, April 2025).
     `optimizer_bytes` is the optimizer's memory traffic per parameter, `clip_bytes` that of checking and clipping
-    gradients, `clips` whether that is done by default. `eager` is what PyTorch's allocator holds where PyTorch itself runs
-    the step (None: not known; formulas count).
+    gradients, `clips` whether that is done by default. `eager` is what PyTorch's allocator holds where PyTorch itself
+    runs the step (None: not known; formulas count).
     """
 
     name: str
