@@ -67,7 +67,8 @@ class StepSizes:
 
     `params` of them are whole or gathered, `own` are its share of each update. `kept_bytes` is what all layers keep
     until the loss, `layer_bytes` what one of them does, `again_bytes` what of one is made again. `layer`, `head` and
-    `embedding` are the parameters that travel together. `logits` are elements, `rows` those of the head's input,
+    `embedding` are the parameters that travel together, `made` those of a layer whose gradients are there first,
+    `copied` those of which autocast's copies are kept for backward. `logits` are elements, `rows` those of the head's input,
     `inside_bytes` what backward makes in a layer. `accumulates`: gradients of an earlier micro-batch are there.
     `is_gathered`: parameters are gathered for each layer; otherwise they are whole.
     """
@@ -80,6 +81,8 @@ class StepSizes:
     layer_bytes: int
     again_bytes: int
     layer: int
+    made: int
+    copied: int
     head: int
     embedding: int
     logits: int
@@ -119,8 +122,10 @@ def extra_layer_bytes(
     tokens, t = layout.micro_batch * seq_len // layout.context, layout.tensor
     around = t if layout.sequence_parallel else 1
     cut = whole = 0
+    if facts.autocasts:
+        whole += 2 * model.hidden * (1 if recompute is Recompute.FULL else kind.num_parts)
     if recompute is Recompute.FULL:
-        return 0
+        return tokens * whole // around
     if recompute is Recompute.PRODUCTS:
         # The first and every second product after it: of joint ones all of q, k and v, and of gate and up; of seven
         # apart the last one's result, too, though nothing is computed from it again.
@@ -137,8 +142,6 @@ def extra_layer_bytes(
             cut += 2 * model.dense_width
     if facts.keeps_gathered:
         whole += 2 * kind.num_parts * model.hidden * (around - 1)
-    if facts.autocasts:
-        whole += 2 * kind.num_parts * model.hidden
     return tokens * cut // t + tokens * whole // around
 
 
@@ -156,31 +159,32 @@ def loss_bytes(facts: EagerStep, *, is_cut: bool) -> int:
 def moments(sizes: StepSizes, facts: EagerStep) -> tuple[Moment, ...]:
     """The moments of which one is the fullest."""
     s, b = sizes, sizes.element_bytes
-    logits = 2 * s.logits * facts.keeps_logits
-    shard = 4 * (s.params if s.holds_gradients_whole or facts.in_buckets else s.own) * s.is_trained
-    early = shard if s.accumulates else 0
-    whole = 0 if s.is_gathered or facts.in_buckets else b * s.params
+    logits = 2 * s.logits * facts.keeps_logits + WORKSPACE_BYTES
+    update = 4 * s.own * facts.runs_update * s.is_trained
     if facts.in_buckets:
-        whole = s.reduced_bytes * s.params + (b * (s.params - s.embedding) if facts.autocasts else 0)
-    gathers = b if s.is_gathered else 0
-    scatters = 0 if facts.in_buckets else s.reduced_bytes
-    made = b if not facts.in_buckets else 0
+        shard = 4 * s.params * s.is_trained
+        always = s.reduced_bytes * s.params
+        # Copies for products live as long as autograd or the forward that made them.
+        whole = always + (b * s.copied if facts.autocasts else 0)
+        gathers = scatters = made = 0
+    else:
+        shard = 4 * (s.params if s.holds_gradients_whole else s.own) * s.is_trained
+        always, whole = 0, 0 if s.is_gathered else b * s.params
+        gathers, scatters, made = b if s.is_gathered else 0, s.reduced_bytes, b
+    early = shard if s.accumulates else 0
     normed = 2 * b * s.rows
-    loss = Moment(
-        early, s.kept_bytes, whole + loss_bytes(facts, is_cut=s.is_loss_cut) * s.logits + normed + WORKSPACE_BYTES
+    loss = loss_bytes(facts, is_cut=s.is_loss_cut) * s.logits + normed + WORKSPACE_BYTES
+    head = max(2 * s.logits + gathers * s.head, scatters * s.head) + made * s.head + gathers * s.layer + normed
+    # A layer is fullest when the gradients of its MLP are made and what they were made of is not yet gone.
+    layer = 2 * gathers * s.layer + made * s.made + s.inside_bytes
+    behind = 0 if s.accumulates else shard * (s.head + s.layer) // max(1, s.params)
+    kept = s.kept_bytes + s.again_bytes
+    return (
+        Moment(early, s.kept_bytes, whole + loss),
+        Moment(early, s.kept_bytes, whole + logits + head),
+        Moment(early, kept, whole + logits + layer + scatters * s.head),
+        Moment(early + behind, kept - s.layer_bytes, whole + logits + layer + scatters * s.layer),
+        Moment(shard, s.layer_bytes + s.again_bytes, whole + logits + layer + scatters * s.layer),
+        Moment(shard, 0, whole + logits + (made + scatters) * s.embedding + scatters * s.layer),
+        Moment(4 * s.own * s.is_trained if not facts.in_buckets else shard, 0, always + update + WORKSPACE_BYTES),
     )
-    head = Moment(
-        early, s.kept_bytes,
-        whole + logits + max(2 * s.logits + gathers * s.head, scatters * s.head) + made * s.head + gathers * s.layer
-        + normed + WORKSPACE_BYTES,
-    )  # fmt: skip
-    moving = (2 * gathers + made + scatters) * s.layer
-    inside = logits + whole + s.inside_bytes + WORKSPACE_BYTES
-    first = Moment(early, s.kept_bytes + s.again_bytes, inside + moving + scatters * max(s.head, s.layer))
-    last = Moment(shard, s.layer_bytes + s.again_bytes, inside + moving + scatters * s.layer)
-    embedding = Moment(
-        shard, 0, logits + whole + (made + scatters) * s.embedding + scatters * s.layer + WORKSPACE_BYTES
-    )
-    buckets = s.reduced_bytes * s.params if facts.in_buckets else 0
-    update = Moment(shard, 0, (buckets or whole) + 4 * s.own * facts.runs_update * s.is_trained + WORKSPACE_BYTES)
-    return loss, head, first, last, embedding, update

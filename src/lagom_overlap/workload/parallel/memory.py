@@ -11,6 +11,7 @@ Not counted: the CUDA context, NCCL's buffers, fragmentation of the allocator.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from lagom_overlap.workload.layer_kinds import LayerKind, Mixer, Mlp
 from lagom_overlap.workload.models import TransformerModel
@@ -31,6 +32,8 @@ OPTIMIZER_BYTES = 12
 """Adam in mixed precision, per parameter: FP32 copy and two moments."""
 LOGIT_BYTES = 6
 """Per logit of the last stage: 2-byte logits and their FP32 softmax."""
+_MADE_AGAIN: Final = (Recompute.FULL, Recompute.PRODUCTS)
+"""Of these ways every layer runs inside a checkpoint, which keeps no copy of its parameters."""
 STATE_BYTES = 4
 """Per element of a state that Mamba's scan hands from chunk to chunk."""
 
@@ -152,6 +155,13 @@ def _acted_columns(model: TransformerModel, kind: LayerKind, again: Sequence[Rec
     return visited + model.shared_ffn
 
 
+def _made_first(model: TransformerModel, layout: ParallelLayout, kind: LayerKind) -> int:
+    """Parameters of a layer whose gradients are there when backward has passed its MLP."""
+    if kind.mlp is not Mlp.MLP:
+        return layer_params_per_gpu(model, layout, kind)
+    return (3 if model.gated else 2) * model.hidden * model.dense_width // layout.tensor
+
+
 def stage_memory(
     model: TransformerModel,
     layout: ParallelLayout,
@@ -211,11 +221,13 @@ def stage_memory(
             layer_bytes=max(held.values(), default=0),
             again_bytes=again,
             layer=max((layer_params_per_gpu(model, layout, kind) for kind in kinds), default=0),
+            made=max((_made_first(model, layout, kind) for kind in kinds), default=0),
+            copied=table if layout.recompute in _MADE_AGAIN else params - (table if stage.rank == 0 else 0),
             head=table if stage.has_head else 0,
             embedding=table if stage.rank == 0 else 0,
             logits=tokens * model.vocab // layout.tensor if stage.has_head else 0,
             rows=tokens * model.hidden if stage.has_head else 0,
-            inside_bytes=element_bytes * tokens * (3 * model.dense_width // layout.tensor + 2 * model.hidden),
+            inside_bytes=element_bytes * tokens * 2 * model.hidden,
             accumulates=layout.num_micro_batches > 1,
             is_gathered=zero == MAX_ZERO_STAGE,
             holds_gradients_whole=stays_whole,
