@@ -33,9 +33,9 @@ MOMENT_BYTES: Final = 8
 """Per parameter: FP32 weights, and AdamW's two moments of them."""
 WORKSPACE_BYTES: Final = 32 * MIB
 """cuBLAS's on Hopper (`CUDABlas.cpp`: 4096 KiB eight times); elsewhere it is 8 MiB, which changes nothing."""
-NUM_JOBS: Final = 23
+NUM_JOBS: Final = 37
 WORST_ERROR: Final = 0.02
-RESERVED: Final = (1.02, 1.2, 1.37)
+RESERVED: Final = (1.02, 1.2, 1.44)
 """Of `benchmarks/memory_accuracy.py`: jobs, the worst error rounded up, and what was reserved over what was allocated:
 the least, the median, the most."""
 
@@ -67,10 +67,10 @@ class StepSizes:
 
     `params` of them are whole or gathered, `own` are its share of each update. `kept_bytes` is what all layers keep
     until the loss, `layer_bytes` what one of them does, `again_bytes` what of one is made again. `layer`, `head` and
-    `embedding` are the parameters that travel together, `made` those of a layer whose gradients are there first,
-    `copied` those of which autocast's copies are kept for backward. `logits` are elements, `rows` those of the head's input,
-    `inside_bytes` what backward makes in a layer. `accumulates`: gradients of an earlier micro-batch are there.
-    `is_gathered`: parameters are gathered for each layer; otherwise they are whole.
+    `embedding` are the parameters that travel together; `in_flight` layers are gathered at once. `made` are those of a
+    layer whose gradients are there first, `copied` those of which autocast's copies are kept for backward. `logits` are
+    elements, `rows` those of the head's input, `inside_bytes` what backward makes in a layer. `accumulates`: gradients
+    of an earlier micro-batch are there. `is_gathered`: each layer's parameters are gathered; otherwise they are whole.
     """
 
     params: int
@@ -81,6 +81,7 @@ class StepSizes:
     layer_bytes: int
     again_bytes: int
     layer: int
+    in_flight: int
     made: int
     copied: int
     head: int
@@ -174,9 +175,14 @@ def moments(sizes: StepSizes, facts: EagerStep) -> tuple[Moment, ...]:
     early = shard if s.accumulates else 0
     normed = 2 * b * s.rows
     loss = loss_bytes(facts, is_cut=s.is_loss_cut) * s.logits + normed + WORKSPACE_BYTES
-    head = max(2 * s.logits + gathers * s.head, scatters * s.head) + made * s.head + gathers * s.layer + normed
+    head = (
+        max(2 * s.logits + gathers * s.head, scatters * s.head)
+        + made * s.head
+        + gathers * (s.in_flight - 1) * s.layer
+        + normed
+    )
     # A layer is fullest when the gradients of its MLP are made and what they were made of is not yet gone.
-    layer = 2 * gathers * s.layer + made * s.made + s.inside_bytes
+    layer = gathers * s.in_flight * s.layer + made * s.made + s.inside_bytes
     behind = 0 if s.accumulates else shard * (s.head + s.layer) // max(1, s.params)
     kept = s.kept_bytes + s.again_bytes
     return (

@@ -221,6 +221,7 @@ def stage_memory(
             layer_bytes=max(held.values(), default=0),
             again_bytes=again,
             layer=max((layer_params_per_gpu(model, layout, kind) for kind in kinds), default=0),
+            in_flight=max(1, min(layout.prefetch + 1, stage.num_layers)),
             made=max((_made_first(model, layout, kind) for kind in kinds), default=0),
             copied=table if layout.recompute in _MADE_AGAIN else params - (table if stage.rank == 0 else 0),
             head=table if stage.has_head else 0,
