@@ -12,7 +12,7 @@ from lagom_overlap.units import format_memory
 from lagom_overlap.workload.layer_kinds import LayerKind, Mixer, Mlp
 from lagom_overlap.workload.parallel import ParallelLayout, Recompute
 from lagom_overlap.workload.parallel.check import check_model
-from lagom_overlap.workload.parallel.eager_memory import NUM_JOBS, RESERVED, WORST_ERROR
+from lagom_overlap.workload.parallel.eager_memory import NUM_JOBS, WORST_ALLOCATED, WORST_RESERVED
 from lagom_overlap.workload.step.rules import Sharding
 
 _MOST_SHOWN: Final = 3
@@ -57,19 +57,21 @@ def accuracy_note(job: JobStep) -> str:
             f"Memory is counted by formulas: what framework {job.rules.name} holds for itself is not in it, and "
             "nothing of it was compared with an allocator."
         )
-    most, (least_times, usual_times, most_times) = job.most_bytes, RESERVED
+    fullest = max(job.memories(), key=lambda memory: memory.total_bytes)
+    reserved, limit = fullest.reserved_bytes, job.cluster.gpu.memory_bytes
     known = (
-        f"within {WORST_ERROR:.0%} of its allocator's peak on {NUM_JOBS} emulated jobs"
+        f"{WORST_ALLOCATED:.0%} and {WORST_RESERVED:.0%} are the worst errors on {NUM_JOBS} emulated jobs"
         if _is_compared(job)
-        else "of a kind of job that was not compared with its allocator"
+        else "no job of this kind was compared with its allocator"
     )
     said = (
-        f"Memory: PyTorch allocates {format_memory(most)}, {known}, and reserves {least_times:g} to {most_times:g} "
-        f"times that ({usual_times:g} in the middle: {format_memory(usual_times * most)}); the CUDA context and NCCL's "
-        "buffers come on top."
+        f"Memory: PyTorch allocates {format_memory(fullest.total_bytes)} and reserves up to {format_memory(reserved)}; "
+        f"{known}. The CUDA context and NCCL's buffers come on top."
     )
-    if most_times * most > job.cluster.gpu.memory_bytes:
-        said += " Where that is not there, PyTorch gives back what it keeps and waits (num_alloc_retries)."
+    if reserved > limit:
+        said += (
+            f" {format_memory(limit)} is less than it would reserve: it gives back what it keeps, and waits each time."
+        )
     return said
 
 

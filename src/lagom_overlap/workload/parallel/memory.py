@@ -20,6 +20,7 @@ from lagom_overlap.workload.parallel.eager_memory import (
     MOMENT_BYTES,
     EagerStep,
     StepSizes,
+    cached_bytes,
     extra_layer_bytes,
     moments,
 )
@@ -43,7 +44,7 @@ class StageMemory:
     """Bytes on one GPU of a stage at its peak.
 
     `transient_bytes`, known where PyTorch itself runs the step, comes and goes: gathered parameters, what is reduced,
-    what the loss, a layer's backward or the update makes.
+    what the loss, a layer's backward or the update makes. `cached_bytes` is what PyTorch reserves beyond all of it.
     """
 
     parameter_bytes: int
@@ -51,12 +52,18 @@ class StageMemory:
     optimizer_bytes: int
     activation_bytes: int
     transient_bytes: int = 0
+    cached_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
-        """All of it."""
+        """All that is allocated."""
         held = self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes + self.activation_bytes
         return held + self.transient_bytes
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What PyTorch's allocator has asked the driver for by the end of a step."""
+        return self.total_bytes + self.cached_bytes
 
 
 def layer_activation_bytes(
@@ -242,6 +249,7 @@ def stage_memory(
             optimizer_bytes=0 if layout.frozen else MOMENT_BYTES * own,
             activation_bytes=peak.activations,
             transient_bytes=peak.transient,
+            cached_bytes=cached_bytes(sizes, eager),
         )
     activations += again
     if stage.has_head:
