@@ -219,3 +219,20 @@ def test_ddp_of_pytorch_2_15_hides_no_reduction_and_is_told_what_would() -> None
     (answer,) = [answer for answer in since.what_ifs if answer.setting == "TORCH_DIST_USE_NCCL2=0"]
     assert answer.gain_s == pytest.approx(since.iteration_s - before.iteration_s)
     assert not any(answer.setting == "TORCH_DIST_USE_NCCL2=0" for answer in before.what_ifs)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "words"),
+    [
+        (
+            {"fsdp": 8},
+            "allocates 23.2 GB and reserves up to 28.8 GB; 6% and 8% are the worst errors on 37 emulated jobs",
+        ),
+        ({"fsdp": 8, "framework": "torchtitan_compiled"}, "no job of this kind was compared with its allocator"),
+        ({"tensor": 8}, "what framework megatron holds for itself is not in it"),
+    ],
+)
+def test_simulate_says_what_its_memory_is_worth(parallel: dict[str, Any], words: str) -> None:
+    notes = [note for note in simulate(parallel).notes if note.startswith("Memory")]
+    assert len(notes) == 1
+    assert words in notes[0]
