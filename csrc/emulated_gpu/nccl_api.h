@@ -58,7 +58,23 @@ typedef struct {
   const char* netName;
   int splitShare, trafficClass;
   const char* commName;
+  int collnetEnable, CTAPolicy, shrinkShare, nvlsCTAs, nChannelsPerNetPeer, nvlinkCentricSched, graphUsageMode, numRmaCtx;
+  int maxP2pPeers, graphStreamOrdering, launchOrderImplicit, numRmaSig, rmaEagerInit, hostCftMode, nvlsHostMode;
 } ncclConfig_t;
+_Static_assert(sizeof(ncclConfig_t) == 120 && offsetof(ncclConfig_t, nvlsCTAs) == 68, "the layout of NCCL 2.32");
+
+// Of one collective, from 2.32 on.
+typedef struct {
+  size_t size;
+  unsigned magic, version;
+  const void* ext;  // options of other vendors' libraries, which NCCL's ignores
+  int minCTAs, maxCTAs, nvlsCTAs, cgaClusterSize;
+  const char* algSelection;
+  int forceAlgSelection, CTAPolicy;
+  uint64_t userProfilerTag;
+  void* launchCompletionEvent;
+} ncclCollConfig_t;
+_Static_assert(sizeof(ncclCollConfig_t) == 72 && offsetof(ncclCollConfig_t, launchCompletionEvent) == 64, "the layout of NCCL 2.32");
 
 typedef struct {
   size_t size;

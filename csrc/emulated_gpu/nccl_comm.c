@@ -80,6 +80,8 @@ static bool covers(const ncclConfig_t* config, size_t offset, size_t bytes) { re
 static ncclResult_t check_limits(const ncclConfig_t* config) {
   const bool is_new = covers(config, offsetof(ncclConfig_t, maxCTAs), 4);
   const int least = is_new ? config->minCTAs : NCCL_CONFIG_UNDEF_INT, most = is_new ? config->maxCTAs : NCCL_CONFIG_UNDEF_INT;
+  const bool has_nvls = covers(config, offsetof(ncclConfig_t, nvlsCTAs), 4) && config->nvlsCTAs != NCCL_CONFIG_UNDEF_INT;
+  if (has_nvls && config->nvlsCTAs <= 0) return comm_fail(NULL, ncclInvalidArgument, "Invalid config nvlsCTAs attribute value %d", config->nvlsCTAs);
   const bool is_sound = (least == NCCL_CONFIG_UNDEF_INT || least > 0) && (most == NCCL_CONFIG_UNDEF_INT || most > 0) && least <= most;
   return is_sound ? ncclSuccess : comm_fail(NULL, ncclInvalidArgument, "Invalid config min/max channels attribute value %d/%d", least, most);
 }
@@ -90,9 +92,10 @@ static ncclComm_t new_comm(int num_ranks, int rank, const ncclConfig_t* config) 
   comm->physical_device = (int)lagom_emulated_gpu.physical_device((uint32_t)comm->device);
   comm->host = (int)lagom_emulated_gpu.preset()->host_index;
   comm->is_blocking = !(covers(config, offsetof(ncclConfig_t, blocking), 4) && config->blocking == 0);
-  channel_limits asked = {0, 0};
+  channel_limits asked = {0, 0, 0};
   if (covers(config, offsetof(ncclConfig_t, minCTAs), 4) && config->minCTAs > 0) asked.least = config->minCTAs;
   if (covers(config, offsetof(ncclConfig_t, maxCTAs), 4) && config->maxCTAs > 0) asked.most = config->maxCTAs;
+  if (covers(config, offsetof(ncclConfig_t, nvlsCTAs), 4) && config->nvlsCTAs > 0) asked.nvls = config->nvlsCTAs;
   comm->limits = settings_limits(asked);
   if (covers(config, offsetof(ncclConfig_t, commName), 8) && config->commName) snprintf(comm->name, sizeof(comm->name), "%s", config->commName);
   comm->sequence = calloc(1, sizeof(*comm->sequence));

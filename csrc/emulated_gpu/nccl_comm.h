@@ -14,7 +14,7 @@
 enum { MAX_USER_OPS = 64, NCCL_INFO = 3, NCCL_WARN = 2, NCCL_SUBSYS_INIT = 1, NCCL_SUBSYS_COLL = 2, NCCL_SUBSYS_TUNING = 64 };
 
 typedef struct {
-  int least, most;  // of channels, as a configuration has them (minCTAs, maxCTAs); 0: not said
+  int least, most, nvls;  // of channels, as a configuration has them (minCTAs, maxCTAs, nvlsCTAs); 0: not said
 } channel_limits;
 
 struct ncclComm {
@@ -66,6 +66,8 @@ typedef struct {
   reduction how;
   int root;  // or the peer
   void* stream;
+  channel_limits limits;  // of this call alone
+  void* launched;         // an event of the caller's, recorded where the kernel is launched; may be NULL
   fake_result decided;
   uint64_t given;  // number of the part in the exchange
   void* call_handle;  // the profiler plug-in's

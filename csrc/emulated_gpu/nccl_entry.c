@@ -26,40 +26,51 @@ static ncclResult_t add(task t, const char* name, ncclRedOp_t op) {
   return group_add_task(&t);
 }
 
-API ncclResult_t ncclAllReduce(const void* send, void* receive, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
-  return add((task){.kind = TASK_ALL_REDUCE, .comm = comm, .send = send, .receive = receive, .count = count, .type = type, .stream = stream}, "AllReduce", op);
+// A call's own configuration. Its cluster size and policy choose among kernels of NCCL's own, which are one here.
+static ncclResult_t configure(task* t, const ncclCollConfig_t* config, const char* name) {
+  if (!config) return ncclSuccess;
+  if (config->magic != NCCL_API_MAGIC || config->size < sizeof(*config)) {
+    return comm_fail(t->comm, ncclInvalidArgument, "%s: ncclCollConfig_t argument not initialized via NCCL_COLLCONFIG_INITIALIZER", name);
+  }
+  const int least = config->minCTAs, most = config->maxCTAs, unset = NCCL_CONFIG_UNDEF_INT;
+  const bool is_sound = (least == unset || least > 0) && (most == unset || (most > 0 && least <= most));
+  if (!is_sound || (t->comm && most > t->comm->limits.most)) {
+    return comm_fail(t->comm, ncclInvalidArgument, "%s: minCTAs/maxCTAs %d/%d", name, least, most);
+  }
+  if (config->algSelection && *config->algSelection && config->forceAlgSelection) {
+    fprintf(stderr, "lagom emulate: %s: algSelection \"%s\" is not there on the emulated NCCL\n", name, config->algSelection);
+    return comm_fail(t->comm, ncclInvalidUsage, "%s: algSelection is not there on the emulated NCCL", name);
+  }
+  t->limits = (channel_limits){least > 0 ? least : 0, most > 0 ? most : 0, config->nvlsCTAs > 0 ? config->nvlsCTAs : 0};
+  t->launched = config->launchCompletionEvent;
+  return ncclSuccess;
 }
 
-API ncclResult_t ncclReduce(const void* send, void* receive, size_t count, ncclDataType_t type, ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream) {
-  return add((task){.kind = TASK_REDUCE, .comm = comm, .send = send, .receive = receive, .count = count, .type = type, .root = root, .stream = stream}, "Reduce", op);
-}
+// Each collective plain, and with a configuration (2.32).
+#define COLLECTIVE(name, parameters, arguments, fields, op)                                                        \
+  API ncclResult_t nccl##name##Config(parameters, ncclComm_t comm, cudaStream_t stream, const ncclCollConfig_t* config) { \
+    task t = {fields, .comm = comm, .send = send, .receive = receive, .count = count, .type = type, .stream = stream}; \
+    const ncclResult_t result = configure(&t, config, #name);                                                      \
+    return result ? result : add(t, #name, op);                                                                    \
+  }                                                                                                                \
+  API ncclResult_t nccl##name(parameters, ncclComm_t comm, cudaStream_t stream) {                                  \
+    return nccl##name##Config(arguments, comm, stream, NULL);                                                      \
+  }
+#define WITH(...) __VA_ARGS__
+#define BUFFERS const void *send, void *receive, size_t count, ncclDataType_t type
+#define GIVEN send, receive, count, type
 
-API ncclResult_t ncclBroadcast(const void* send, void* receive, size_t count, ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t stream) {
-  return add((task){.kind = TASK_BROADCAST, .comm = comm, .send = send, .receive = receive, .count = count, .type = type, .root = root, .stream = stream}, "Broadcast", ncclSum);
-}
+COLLECTIVE(AllReduce, WITH(BUFFERS, ncclRedOp_t op), WITH(GIVEN, op), .kind = TASK_ALL_REDUCE, op)
+COLLECTIVE(Reduce, WITH(BUFFERS, ncclRedOp_t op, int root), WITH(GIVEN, op, root), WITH(.kind = TASK_REDUCE, .root = root), op)
+COLLECTIVE(Broadcast, WITH(BUFFERS, int root), WITH(GIVEN, root), WITH(.kind = TASK_BROADCAST, .root = root), ncclSum)
+COLLECTIVE(ReduceScatter, WITH(BUFFERS, ncclRedOp_t op), WITH(GIVEN, op), .kind = TASK_REDUCE_SCATTER, op)
+COLLECTIVE(AllGather, WITH(BUFFERS), WITH(GIVEN), .kind = TASK_ALL_GATHER, ncclSum)
+COLLECTIVE(AlltoAll, WITH(BUFFERS), WITH(GIVEN), .kind = TASK_ALL_TO_ALL, ncclSum)
+COLLECTIVE(Gather, WITH(BUFFERS, int root), WITH(GIVEN, root), WITH(.kind = TASK_GATHER, .root = root), ncclSum)
+COLLECTIVE(Scatter, WITH(BUFFERS, int root), WITH(GIVEN, root), WITH(.kind = TASK_SCATTER, .root = root), ncclSum)
 
 API ncclResult_t ncclBcast(void* buffer, size_t count, ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t stream) {
   return ncclBroadcast(buffer, buffer, count, type, root, comm, stream);
-}
-
-API ncclResult_t ncclReduceScatter(const void* send, void* receive, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
-  return add((task){.kind = TASK_REDUCE_SCATTER, .comm = comm, .send = send, .receive = receive, .count = count, .type = type, .stream = stream}, "ReduceScatter", op);
-}
-
-API ncclResult_t ncclAllGather(const void* send, void* receive, size_t count, ncclDataType_t type, ncclComm_t comm, cudaStream_t stream) {
-  return add((task){.kind = TASK_ALL_GATHER, .comm = comm, .send = send, .receive = receive, .count = count, .type = type, .stream = stream}, "AllGather", ncclSum);
-}
-
-API ncclResult_t ncclAlltoAll(const void* send, void* receive, size_t count, ncclDataType_t type, ncclComm_t comm, cudaStream_t stream) {
-  return add((task){.kind = TASK_ALL_TO_ALL, .comm = comm, .send = send, .receive = receive, .count = count, .type = type, .stream = stream}, "AlltoAll", ncclSum);
-}
-
-API ncclResult_t ncclGather(const void* send, void* receive, size_t count, ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t stream) {
-  return add((task){.kind = TASK_GATHER, .comm = comm, .send = send, .receive = receive, .count = count, .type = type, .root = root, .stream = stream}, "Gather", ncclSum);
-}
-
-API ncclResult_t ncclScatter(const void* send, void* receive, size_t count, ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t stream) {
-  return add((task){.kind = TASK_SCATTER, .comm = comm, .send = send, .receive = receive, .count = count, .type = type, .root = root, .stream = stream}, "Scatter", ncclSum);
 }
 
 API ncclResult_t ncclSend(const void* send, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {
@@ -180,3 +191,4 @@ REFUSED(ncclGetPeerDevicePointer)
 REFUSED(ncclPutSignal)
 REFUSED(ncclSignal)
 REFUSED(ncclWaitSignal)
+REFUSED(ncclSetEncryption)

@@ -42,6 +42,17 @@ static int limits_of(const task* t) {
   return (by_switch ? 0 : FAKE_NOT_NVLS) | (is_scaled ? FAKE_SCALED : 0);
 }
 
+// A call's own limits (ncclCollConfig_t), on what was chosen without them: the algorithm that fits fewer channels best is not
+// looked for again.
+static void bound_channels(task* t) {
+  fake_result* r = &t->decided;
+  const channel_limits l = t->limits;
+  const bool by_switch = r->algorithm == NCCL_NVLS || r->algorithm == NCCL_NVLS_TREE;
+  if (by_switch && l.nvls > 0 && r->num_channels > l.nvls) r->num_channels = l.nvls;
+  if (l.most > 0 && r->num_channels > l.most) r->num_channels = l.most;
+  if (l.least > r->num_channels) r->num_channels = l.least;
+}
+
 static ncclResult_t decide(ncclComm_t comm, task** tasks, int num_tasks, bool is_simulated) {
   fake_call* calls = calloc((size_t)num_tasks + 1, sizeof(*calls));
   fake_result* results = calloc((size_t)num_tasks + 1, sizeof(*results));
@@ -59,7 +70,9 @@ static ncclResult_t decide(ncclComm_t comm, task** tasks, int num_tasks, bool is
   int faults = 0;
   if (num_calls) faults = fake_group(comm->decider, calls, num_calls, is_simulated ? FAKE_SIMULATE : 0, results);
   for (int i = 0, k = 0; i < num_tasks; i++) {
-    if (is_tuned(tasks[i])) tasks[i]->decided = results[k++];
+    if (!is_tuned(tasks[i])) continue;
+    tasks[i]->decided = results[k++];
+    bound_channels(tasks[i]);
   }
   free(calls);
   free(results);
@@ -191,6 +204,7 @@ static ncclResult_t note_launched(ncclComm_t comm, void* stream, uint64_t op_id)
 static ncclResult_t submit(task* t, bool is_exact) {
   const ncclResult_t ready = follow_previous(t->comm, t->stream);
   if (ready) return ready;
+  if (t->launched && cuEventRecord(t->launched, t->stream)) return comm_fail(t->comm, ncclUnhandledCudaError, "launchCompletionEvent was not recorded");
   const uint32_t desc_id = describe(t, is_exact);
   const emulated_shape shape = {(unsigned)t->decided.num_channels, (unsigned)t->decided.num_threads};  // a block a channel
   uint64_t op_id = 0;

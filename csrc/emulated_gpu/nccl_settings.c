@@ -119,5 +119,5 @@ void settings_bound(channel_limits limits, uint32_t* channels, uint32_t* nvls_ch
   if (bound < least) bound = least;
   if (bound < limits.least) bound = limits.least;
   *channels = (uint32_t)bound;
-  if (*nvls_channels) *nvls_channels = (uint32_t)between((int)*nvls_channels, limits.least, limits.most);
+  if (*nvls_channels) *nvls_channels = (uint32_t)(limits.nvls > 0 ? limits.nvls : between((int)*nvls_channels, limits.least, limits.most));
 }

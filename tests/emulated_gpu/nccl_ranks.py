@@ -218,6 +218,93 @@ def limited(n: Nccl) -> None:
     n.call("ncclCommDestroy", comm)
 
 
+class FullConfig(Config):
+    """`ncclConfig_t` of NCCL 2.32."""
+
+    _fields_ = (
+        ("net_name", c.c_char_p), ("split_share", c.c_int), ("traffic_class", c.c_int), ("comm_name", c.c_char_p),
+        ("collnet", c.c_int), ("policy", c.c_int), ("shrink_share", c.c_int), ("nvls_ctas", c.c_int),
+        ("others", c.c_int * 11),
+    )  # fmt: skip
+
+
+def limited_by_switch(n: Nccl) -> None:
+    """A large all-reduce through the switch, of a communicator that says how many channels that may have."""
+    undefined, comm, at = -(2**31), c.c_void_p(), n.buffer(64 << 20)
+    config = FullConfig(c.sizeof(FullConfig), 0xCAFEBEEF, 23203, *[undefined] * 4, None, undefined, undefined, None)
+    assert c.sizeof(config) == 120
+    config.collnet = config.policy = config.shrink_share = undefined
+    config.others[:] = [undefined] * 11
+    for channels, result in ((0, 4), (5, 0)):
+        config.nvls_ctas = channels
+        unique_id = n.unique_id(f"id{channels}")
+        found = n.nccl.ncclCommInitRankConfig(c.byref(comm), n.num_ranks, unique_id, n.rank, c.byref(config))
+        assert found == result
+    n.call("ncclAllReduce", at, at, c.c_size_t(16 << 20), FLOAT32, SUM, comm, n.stream)
+    n.call("ncclCommDestroy", comm)
+
+
+class CallConfig(c.Structure):
+    """`ncclCollConfig_t` of NCCL 2.32."""
+
+    _fields_ = (
+        ("size", c.c_size_t), ("magic", c.c_uint), ("version", c.c_uint), ("ext", c.c_void_p), ("min_ctas", c.c_int),
+        ("max_ctas", c.c_int), ("nvls_ctas", c.c_int), ("cluster", c.c_int), ("selection", c.c_char_p),
+        ("is_forced", c.c_int), ("policy", c.c_int), ("tag", c.c_uint64), ("launched", c.c_void_p),
+    )  # fmt: skip
+
+    @classmethod
+    def unset(cls) -> "CallConfig":
+        u = -(2**31)
+        return cls(c.sizeof(cls), 0xCAFEBEEF, 23203, None, u, u, u, u, None, 1, u, 0, None)
+
+
+def configured(n: Nccl) -> None:
+    """Each collective with a configuration of its own, as without; limits of channels; what is refused."""
+    comm, r, size, config = n.init(), n.rank, n.num_ranks, CallConfig.unset()
+    total = size * (size - 1) // 2
+    event = c.c_void_p()
+    assert n.cuda.cuEventCreate(c.byref(event), 2) == 0
+    config.launched = event.value
+    own, all_, by = (
+        n.buffer(4 * size, struct.pack(f"{size}i", *(100 * r + k for k in range(size)))),
+        n.buffer(4 * size),
+        c.byref(config),
+    )
+    one, end = c.c_size_t(1), (comm, n.stream, by)
+    n.call("ncclReduceScatterConfig", own, all_, one, INT32, SUM, *end)
+    assert n.read(all_, "i") == (100 * total + size * r,)
+    assert n.cuda.cuEventQuery(event) == 0
+    n.call("ncclAlltoAllConfig", own, all_, one, INT32, *end)
+    assert n.read(all_, f"{size}i") == tuple(100 * k + r for k in range(size))
+    n.call("ncclAllGatherConfig", own, all_, one, INT32, *end)
+    assert n.read(all_, f"{size}i") == tuple(100 * k for k in range(size))
+    n.call("ncclAllReduceConfig", own, all_, one, INT32, SUM, *end)
+    assert n.read(all_, "i") == (100 * total,)
+    n.call("ncclBroadcastConfig", own, all_, one, INT32, 1, *end)
+    assert n.read(all_, "i") == (100,)
+    n.call("ncclReduceConfig", own, all_, one, INT32, MAX, 0, *end)
+    n.call("ncclGatherConfig", own, all_, one, INT32, 0, *end)
+    if r == 0:
+        assert n.read(all_, f"{size}i") == tuple(100 * k for k in range(size))
+    n.call("ncclScatterConfig", own, all_, one, INT32, 0, *end)
+    assert n.read(all_, "i") == (r,)
+    large = n.buffer(64 << 20)
+    config.launched, config.max_ctas = None, 3
+    n.call("ncclAllReduceConfig", large, large, c.c_size_t(16 << 20), FLOAT32, SUM, *end)
+    n.call("ncclAllReduceConfig", large, large, c.c_size_t(16 << 20), FLOAT32, SUM, comm, n.stream, None)
+    for field, value, result in (
+        ("magic", 0, 4), ("min_ctas", 4, 4), ("max_ctas", 0, 4), ("max_ctas", 65, 4), ("selection", b"ring", 5),
+    ):  # fmt: skip
+        wrong = CallConfig.unset()
+        wrong.max_ctas = 3
+        setattr(wrong, field, value)
+        assert n.nccl.ncclAllReduceConfig(large, large, one, INT32, SUM, comm, n.stream, c.byref(wrong)) == result, (
+            field
+        )
+    n.call("ncclCommDestroy", comm)
+
+
 def refused_limits(n: Nccl) -> None:
     """Limits of channels in a configuration that contradict each other; a least without a most does."""
     undefined = -(2**31)

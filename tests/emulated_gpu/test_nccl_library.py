@@ -195,6 +195,25 @@ def test_a_configurations_limits_of_channels_count_and_go_to_splits(on_ranks, tm
     assert [int(high) + 1 for *_, high in found] == [2, 2]
 
 
+def test_a_collective_takes_a_configuration_of_its_own(on_ranks, tmp_path):
+    """NCCL 2.32's `nccl*Config` calls: the same values, its own limit of channels, and what it refuses."""
+    tables = tmp_path / "tables"
+    write_tables(tables, load_preset("h100_dgx"), "2.30.7")
+    given = {"LAGOM_EMULATION_NCCL": str(tables), "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "TUNING"}
+    *_, limited, free = CHOICE.findall(on_ranks("configured", 2, **given)[0])
+    assert int(limited[4]) + 1 == 3
+    assert int(free[4]) + 1 > 3
+
+
+def test_a_configuration_says_how_many_channels_the_switch_has(on_ranks, tmp_path):
+    tables = tmp_path / "tables"
+    write_tables(tables, load_preset("h100_dgx"), "2.30.7")
+    given = {"LAGOM_EMULATION_NCCL": str(tables), "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "TUNING"}
+    logs = on_ranks("limited_by_switch", 8, **given, NCCL_ALGO="NVLS")
+    ((_, algorithm, _, low, high),) = CHOICE.findall(logs[0])
+    assert (algorithm, int(high) - int(low) + 1) == ("NVLS", 5)
+
+
 def test_the_library_exports_nccl_only(libraries):
     names = subprocess.run(
         ["nm", "-D", "--defined-only", libraries / "libnccl.so.2"], capture_output=True, text=True, check=True
