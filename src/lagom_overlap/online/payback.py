@@ -12,10 +12,12 @@ from lagom_overlap.units import format_seconds
 class Payback:
     """Counts from the moment a job was recorded untouched; `base_s` is the latest time of its default step.
 
-    `steps_per_pair` are the steps whose times make a pair of the verdict.
+    `steps_per_pair` are the steps whose times make a pair of the verdict. `has_one_clock`: the host's time is the
+    device's. On emulated GPUs steps are virtual and what tuning takes is real, so that no sum of them means anything.
     """
 
     steps_per_pair: int = 0
+    has_one_clock: bool = True
     base_s: float = 0.0
     num_steps: int = 0
     elapsed_s: float = 0.0
@@ -52,7 +54,9 @@ class Payback:
 
     def sentence(self, verdict: Verdict | None) -> str:
         """The outcome for people: adopted or not, gain, cost, payback."""
-        cost = f"tuning took {self.num_steps} steps and cost {format_seconds(self.cost_s)}"
+        cost = f"tuning took {self.num_steps} steps"
+        if self.has_one_clock:
+            cost += f" and cost {format_seconds(self.cost_s)}"
         if verdict is None:
             return f"no verdict, the default stays; {cost}"
         if verdict.judgement is None:
@@ -63,5 +67,6 @@ class Payback:
         gain_s = median(verdict.makespans_s["default"]) - median(verdict.makespans_s["tuned"])
         if gain_s <= 0:  # the pairs say otherwise all the same
             return f"tuned ({compared}); {cost}"
-        steps = f"paid back after {self.cost_s / gain_s:.0f} steps"
-        return f"tuned ({compared}), saves {format_seconds(gain_s)} a step; {cost}, {steps}"
+        if self.has_one_clock:
+            cost += f", paid back after {self.cost_s / gain_s:.0f} steps"
+        return f"tuned ({compared}), saves {format_seconds(gain_s)} a step; {cost}"

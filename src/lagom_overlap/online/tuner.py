@@ -15,7 +15,7 @@ import contextlib
 import logging
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -274,6 +274,7 @@ class OnlineTuner:
                 cycles=cycles,
                 size_octaves=octaves,
                 steps_apart=PROFILED_APART if is_profiled else 1,
+                has_one_clock=not is_profiled or not _has_virtual_steps(os.environ),
             )
         # On a GPU the host's clock does not tell how long a step takes.
         device = job_device() if is_profiled else None
@@ -375,6 +376,12 @@ def _why_alone(models: Sequence[DDP]) -> str:
 def _why_not() -> str:
     """Why a step on a GPU cannot be measured; empty if it can."""
     return GRAPH_CAPTURES.why_not() or OWN_PROFILER.why_not()
+
+
+def _has_virtual_steps(environment: Mapping[str, str]) -> bool:
+    """Whether steps take an emulated GPU's time, and the host's clock tells another one's."""
+    is_emulated = bool(environment.get("LAGOM_EMULATION_SOCKET"))
+    return is_emulated and environment.get("LAGOM_EMULATION_PYTHON_CLOCK") != "virtual"
 
 
 def _leave(reference: "weakref.ref[OnlineTuner]") -> None:

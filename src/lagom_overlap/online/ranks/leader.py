@@ -101,6 +101,7 @@ class Leader:
         cycles: tuple[RoleCycle, ...] = (),
         size_octaves: int = 0,
         steps_apart: int = 1,
+        has_one_clock: bool = True,
     ) -> None:
         self._options = options
         self._make_study = make_study
@@ -126,7 +127,9 @@ class Leader:
         self._assignments: dict[str, Assignment] = {}
         self._trial: _Trial | None = None
         self._base: dict[str, float] = {}
-        self._payback = Payback(steps_per_pair=2 * len(_timed([0.0] * (options.window_steps - 1))))
+        self._payback = Payback(
+            steps_per_pair=2 * len(_timed([0.0] * (options.window_steps - 1))), has_one_clock=has_one_clock
+        )
         self._found_journal = ""
         self._journal: list[str] = []
         self._journal_is_new = False
