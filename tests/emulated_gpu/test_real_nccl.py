@@ -35,7 +35,11 @@ PROTOCOLS = ("LL", "LL128", "SIMPLE")
 def real_library() -> Path:
     path = os.environ.get("LAGOM_NCCL_LIBRARY")
     if not path:
-        pytest.skip("LAGOM_NCCL_LIBRARY is not set: no real libnccl.so.2 to compare with")
+        pytest.skip(
+            "LAGOM_NCCL_LIBRARY is not set: it names a real libnccl.so.2 that is linked to the shared CUDA runtime "
+            "(ldd shows libcudart), to compare the stand-in with; NCCL_TOPO_FILE describes eight H100 where the "
+            "machine has none"
+        )
     return Path(path)
 
 
